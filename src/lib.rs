@@ -1,0 +1,32 @@
+//! Fine-tunes language models with LoRA on very long sequences, with the KV-cache policy in the loop.
+//!
+//! `docs/ARCHITECTURE.md` is the map of the rooms below; `tests/layering.rs` is the same map in code.
+
+pub mod cache;
+pub mod checkpoint;
+pub mod cli;
+pub mod data;
+pub mod engine;
+pub mod error;
+pub mod eval;
+pub mod files;
+pub mod head;
+pub mod model;
+pub mod native;
+pub mod ops;
+pub mod optim;
+pub mod recipe;
+pub mod report;
+pub mod store;
+pub mod train;
+pub mod units;
+pub mod verify;
+
+#[cfg(test)]
+mod sabotage;
+
+pub use error::Error;
+
+// The factory of the proofs belongs to the integration tests, which speak of the library from outside.
+#[cfg(test)]
+extern crate self as kvtune;
