@@ -1,0 +1,37 @@
+# The two commands are `make demo` and `make test`; both set up all they need. `make help` lists the rest.
+
+CARGO ?= cargo
+
+.PHONY: help setup build test demo lint clean
+
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+
+## make setup   find or install libtorch 2.11 (LIBTORCH, the active Python's, or the CPU part of the wheel)
+setup:
+	@sh .cargo/setup-libtorch.sh
+
+## make build   build the optimised binary, target/release/kvtune
+build: setup
+	$(CARGO) build --release --locked
+
+## make test    run all tests
+test: setup
+	$(CARGO) test --locked
+
+## make demo    train, stop, resume, evaluate and verify a small model on documents found on this machine
+# The binary of the tests: libtorch does the arithmetic, so an optimised one is hardly faster, and this one is built once.
+demo: setup
+	$(CARGO) build --locked
+	@sh .cargo/demo.sh
+
+## make lint    formatting, clippy and documentation, warnings being errors
+lint: setup
+	$(CARGO) fmt --check
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --lib
+
+## make clean   remove what was built and the demo's files; libtorch stays in third_party
+clean:
+	$(CARGO) clean
+	rm -rf data/demo
