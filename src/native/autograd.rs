@@ -1,0 +1,222 @@
+//! Autograd nodes whose backward is a Rust closure, and backward from explicit output gradients.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+/// What libtorch, or a backward closure, said when a backward failed.
+#[derive(Debug, thiserror::Error)]
+#[error("libtorch: {0}")]
+pub struct BackwardError(pub String);
+
+/// Gradients of the outputs in (`None` where undefined), gradients of the inputs out (`None` where not needed).
+type Backward = Box<dyn FnOnce(Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>, String> + Send>;
+
+unsafe extern "C" {
+    fn kvtune_last_error() -> *const c_char;
+    fn kvtune_attach_node(
+        inputs: *const *mut C_tensor,
+        num_inputs: usize,
+        outputs: *const *mut C_tensor,
+        num_outputs: usize,
+        callback: extern "C" fn(*mut c_void, *const *mut C_tensor, usize, *mut *mut C_tensor, usize, *mut c_char, usize) -> c_int,
+        drop: extern "C" fn(*mut c_void),
+        user: *mut c_void,
+    ) -> c_int;
+    fn kvtune_backward(roots: *const *mut C_tensor, grads: *const *mut C_tensor, count: usize) -> c_int;
+    fn kvtune_grad(
+        roots: *const *mut C_tensor,
+        grads: *const *mut C_tensor,
+        count: usize,
+        inputs: *const *mut C_tensor,
+        results: *mut *mut C_tensor,
+        num_inputs: usize,
+    ) -> c_int;
+}
+
+/// What the node owns: the closure until it has run.
+struct Closure(Option<Backward>);
+
+fn pointers(tensors: &[&Tensor]) -> Vec<*mut C_tensor> {
+    tensors.iter().map(|t| t.as_ptr().cast_mut()).collect()
+}
+
+fn check(rc: c_int) -> Result<(), BackwardError> {
+    if rc == 0 {
+        return Ok(());
+    }
+    // SAFETY: the shim returns a NUL-terminated string owned by this thread, valid until its next error.
+    let message = unsafe { CStr::from_ptr(kvtune_last_error()) };
+    Err(BackwardError(message.to_string_lossy().into_owned()))
+}
+
+/// Makes `outputs`, which were computed without autograd, depend on `inputs` through `backward`; without an input that requires
+/// grad they stay constants, and the closure is dropped.
+///
+/// The closure runs at most once, possibly on another thread, and is dropped as soon as backward has passed. It must own
+/// detached tensors only, else the graph would own itself. An `Err` or a panic inside it fails the backward.
+///
+/// # Shapes
+/// The closure receives one gradient per output, of the output's shape, and returns one per input, of the input's shape.
+pub fn attach_backward<F>(inputs: &[&Tensor], outputs: &[&Tensor], backward: F) -> Result<(), BackwardError>
+where
+    F: FnOnce(Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>, String> + Send + 'static,
+{
+    let (inputs, outputs) = (pointers(inputs), pointers(outputs));
+    let user = Box::into_raw(Box::new(Closure(Some(Box::new(backward))))).cast();
+    // SAFETY: all pointers are live `at::Tensor`s; the shim takes ownership of `user` and frees it through `drop_closure`.
+    check(unsafe {
+        kvtune_attach_node(inputs.as_ptr(), inputs.len(), outputs.as_ptr(), outputs.len(), run_closure, drop_closure, user)
+    })
+}
+
+/// Runs backward from `roots`, whose gradients are `grads`, into the `.grad` of the leaves.
+///
+/// # Shapes
+/// `grads[i]` has the shape of `roots[i]`.
+pub fn run_backward(roots: &[&Tensor], grads: &[&Tensor]) -> Result<(), BackwardError> {
+    let (roots, grads) = (pointers(roots), pointers(grads));
+    // SAFETY: both lists hold live tensors and have the same length.
+    check(unsafe { kvtune_backward(roots.as_ptr(), grads.as_ptr(), roots.len().min(grads.len())) })
+}
+
+/// The gradients of `inputs`, given those of `roots`; `None` where the roots do not depend on an input.
+///
+/// # Shapes
+/// `grads[i]` has the shape of `roots[i]`, each result that of its input.
+pub fn gradients_of(roots: &[&Tensor], grads: &[&Tensor], inputs: &[&Tensor]) -> Result<Vec<Option<Tensor>>, BackwardError> {
+    let (roots, grads, inputs) = (pointers(roots), pointers(grads), pointers(inputs));
+    let mut results = vec![std::ptr::null_mut(); inputs.len()];
+    let count = roots.len().min(grads.len());
+    // SAFETY: all lists hold live tensors; `results` has room for one pointer per input.
+    check(unsafe { kvtune_grad(roots.as_ptr(), grads.as_ptr(), count, inputs.as_ptr(), results.as_mut_ptr(), inputs.len()) })?;
+    // SAFETY: each non-null result is a new `at::Tensor` that is ours to own.
+    Ok(results.into_iter().map(|t| if t.is_null() { None } else { Some(unsafe { Tensor::from_ptr(t) }) }).collect())
+}
+
+extern "C" fn drop_closure(user: *mut c_void) {
+    // SAFETY: `user` came from `Box::into_raw` in `attach_backward` and the node drops it exactly once.
+    let closure = unsafe { Box::from_raw(user.cast::<Closure>()) };
+    // A panic must not cross into C++; what a destructor could not free is lost, nothing else.
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(closure)));
+}
+
+extern "C" fn run_closure(
+    user: *mut c_void,
+    grads_in: *const *mut C_tensor,
+    num_in: usize,
+    grads_out: *mut *mut C_tensor,
+    num_out: usize,
+    message: *mut c_char,
+    len: usize,
+) -> c_int {
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the node owns the closure and holds its lock while it calls.
+        let closure = unsafe { &mut *user.cast::<Closure>() };
+        // SAFETY: the shim passes `num_in` pointers, null or to live tensors.
+        let incoming = unsafe { std::slice::from_raw_parts(grads_in, num_in) };
+        let grads = incoming
+            .iter()
+            // SAFETY: non-null pointers are live tensors; `clone_from_ptr` makes a new reference to the same storage.
+            .map(|&t| if t.is_null() { None } else { Some(unsafe { Tensor::clone_from_ptr(t) }) })
+            .collect();
+        let backward = closure.0.take().ok_or_else(|| "backward ran twice".to_owned())?;
+        let outgoing = backward(grads)?;
+        if outgoing.len() != num_out {
+            return Err(format!("the closure returned {} gradients for {num_out} inputs", outgoing.len()));
+        }
+        Ok(outgoing)
+    }));
+    let text = match result {
+        Ok(Ok(outgoing)) => {
+            for (i, grad) in outgoing.into_iter().enumerate() {
+                if let Some(grad) = grad {
+                    let mut shallow = std::mem::ManuallyDrop::new(grad);
+                    // SAFETY: `grads_out` has room for `num_out` pointers; ownership of the tensor passes to the shim.
+                    unsafe { *grads_out.add(i) = shallow.as_mut_ptr() };
+                }
+            }
+            return 0;
+        }
+        Ok(Err(text)) => text,
+        Err(panic) => panic_text(panic.as_ref()),
+    };
+    let bytes = &text.as_bytes()[..text.len().min(len)];
+    // SAFETY: the buffer has `len` bytes and one more for the terminating zero, which the shim has set.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), message.cast::<u8>(), bytes.len()) };
+    1
+}
+
+/// The text of a caught panic.
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    panic
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
+        .unwrap_or_else(|| "the closure panicked".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tch::{Device, Kind, Tensor, no_grad};
+
+    use super::*;
+
+    fn leaf(values: &[f64]) -> Tensor {
+        Tensor::from_slice(values).set_requires_grad(true)
+    }
+
+    #[test]
+    fn a_closure_differentiates_and_is_dropped_after_backward() {
+        let x = leaf(&[1.0, 2.0]);
+        let alive = Arc::new(());
+        let kept = alive.clone();
+        let y = no_grad(|| x.square());
+        let saved = x.detach();
+        attach_backward(&[&x], &[&y], move |grads| {
+            drop(kept);
+            Ok(vec![grads[0].as_ref().map(|g| g * &saved * 2.0)])
+        })
+        .unwrap();
+        let seed = Tensor::ones([2], (Kind::Double, Device::Cpu));
+        run_backward(&[&y], &[&seed]).unwrap();
+        assert_eq!(Vec::<f64>::try_from(x.grad()).unwrap(), [2.0, 4.0]);
+        assert_eq!(Arc::strong_count(&alive), 1);
+    }
+
+    #[test]
+    fn errors_and_panics_in_a_closure_fail_the_backward() {
+        let seed = Tensor::ones([1], (Kind::Double, Device::Cpu));
+        for panics in [false, true] {
+            let x = leaf(&[1.0]);
+            let y = no_grad(|| &x * 1.0);
+            attach_backward(&[&x], &[&y], move |_| if panics { panic!("no good") } else { Err("no good".to_owned()) }).unwrap();
+            let error = run_backward(&[&y], &[&seed]).unwrap_err();
+            assert!(error.0.contains("no good"), "{error}");
+        }
+    }
+
+    #[test]
+    fn without_an_input_that_requires_grad_there_is_no_node() {
+        let alive = Arc::new(());
+        let (x, kept) = (Tensor::from_slice(&[1.0]), alive.clone());
+        let y = &x * 2.0;
+        attach_backward(&[&x], &[&y], move |_| Err(format!("ran with {kept:?}"))).unwrap();
+        assert!(!y.requires_grad());
+        assert_eq!(Arc::strong_count(&alive), 1);
+    }
+
+    #[test]
+    fn gradients_of_unrelated_inputs_are_none() {
+        let (x, z) = (leaf(&[3.0]), leaf(&[1.0]));
+        let y = &x * 2.0;
+        let seed = Tensor::ones([1], (Kind::Double, Device::Cpu));
+        let grads = gradients_of(&[&y], &[&seed], &[&x, &z]).unwrap();
+        assert_eq!(grads[0].as_ref().map(|g| g.double_value(&[0])), Some(2.0));
+        assert!(grads[1].is_none());
+    }
+}

@@ -1,0 +1,66 @@
+//! Builds the C++ shim and tells every binary of the package where libtorch lies.
+
+use std::env;
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const SHIM: &str = "src/native/shim";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let lib = env::var("DEP_TCH_LIBTORCH_LIB").map_err(|_| "torch-sys did not say where libtorch is: run `make setup`")?;
+    // Absolute, but with its links kept: third_party/torch is one, and `make setup` may point it elsewhere later.
+    let lib = std::path::absolute(lib)?;
+    if !lib.join("libtorch_cpu.so").exists() {
+        return Err(format!("no `libtorch_cpu.so` in `{}`: run `make setup`", lib.display()).into());
+    }
+    let root = lib.parent().ok_or("libtorch's lib folder has no parent")?;
+
+    compile_shim(root)?;
+    println!("cargo:rustc-link-search=native={}", lib.display());
+    for library in ["torch_cpu", "c10"] {
+        println!("cargo:rustc-link-lib=dylib={library}");
+    }
+
+    // A libtorch shipped beside the binary comes first, then the one of this build. They end up as DT_RUNPATH, so
+    // LD_LIBRARY_PATH wins over both. Flags of the package only: in RUSTFLAGS a new path would rebuild torch-sys.
+    println!("cargo:rustc-link-arg=-Wl,-rpath,$ORIGIN/torch/lib:$ORIGIN/../lib/torch/lib");
+    println!("cargo:rustc-link-arg=-Wl,-rpath,{}", lib.display());
+    Ok(())
+}
+
+/// Compiles whatever lies in the shim's folder into one static library.
+fn compile_shim(libtorch: &Path) -> Result<(), Box<dyn Error>> {
+    // Watching a missing folder would run this script on every build.
+    let watched = if Path::new(SHIM).exists() { SHIM } else { "src/native" };
+    println!("cargo:rerun-if-changed={watched}");
+    let mut sources = Vec::new();
+    if watched == SHIM {
+        for entry in fs::read_dir(SHIM)? {
+            let path: PathBuf = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "cpp") {
+                sources.push(path);
+            }
+        }
+    }
+    if sources.is_empty() {
+        return Ok(());
+    }
+    sources.sort();
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .pic(true)
+        // The warnings would be libtorch's headers', not ours.
+        .warnings(false)
+        // The shim only passes tensors on; more optimisation buys nothing and doubles the time to compile.
+        .opt_level(1)
+        .debug(false)
+        .include(SHIM)
+        .include(libtorch.join("include"))
+        .include(libtorch.join("include/torch/csrc/api/include"))
+        .define("_GLIBCXX_USE_CXX11_ABI", "1")
+        .files(&sources)
+        .try_compile("kvtune_shim")?;
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! Finds CUDA at run time: the binary links only libtorch's CPU half, so that it starts on any machine.
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+/// What came of looking for CUDA.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CudaSupport {
+    /// libtorch's CUDA half is loaded; whether a device answers is for `tch::Cuda` to say.
+    Loaded,
+    /// The machine shows no NVIDIA device, so nothing was loaded.
+    NoDevice,
+    /// There is a device, but libtorch's CUDA half could not be loaded, for this reason.
+    Unavailable(String),
+}
+
+/// Loads libtorch's CUDA half where there is a device for it.
+///
+/// Must run before any other call into libtorch: the first question about CUDA caches "there is none", and a library loaded
+/// after that is never looked at.
+pub fn load_cuda() -> CudaSupport {
+    if !has_device(Path::new("/dev")) {
+        return CudaSupport::NoDevice;
+    }
+    let maps = match fs::read_to_string("/proc/self/maps") {
+        Ok(maps) => maps,
+        Err(error) => return CudaSupport::Unavailable(format!("`/proc/self/maps` cannot be read: {error}")),
+    };
+    let Some(folder) = libtorch_folder(&maps) else {
+        return CudaSupport::Unavailable("`libtorch_cpu.so` is not mapped into this process".to_owned());
+    };
+    let path = folder.join("libtorch_cuda.so");
+    if !path.exists() {
+        return CudaSupport::Unavailable(format!("libtorch is installed without CUDA: `{}` does not exist", path.display()));
+    }
+    // SAFETY: loading runs the library's initialisers. They are libtorch's own, of the same release as the half that is
+    // mapped already, made to run at this moment when a process starts with both.
+    match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
+        Ok(library) => {
+            // Never unloaded: its initialisers have registered kernels with libtorch_cpu for the life of the process.
+            let _handle = library.into_raw();
+            CudaSupport::Loaded
+        }
+        Err(error) => CudaSupport::Unavailable(format!("`{}` cannot be loaded: {error}", path.display())),
+    }
+}
+
+/// Whether the driver has made a device node: `nvidia0`, `nvidiactl`, …, or `dxg` under WSL.
+fn has_device(dev: &Path) -> bool {
+    fs::read_dir(dev).is_ok_and(|entries| {
+        entries.flatten().any(|entry| {
+            let name = entry.file_name();
+            name.as_encoded_bytes().starts_with(b"nvidia") || name == "dxg"
+        })
+    })
+}
+
+/// The folder that `libtorch_cpu.so` was mapped from: its CUDA half must be of the same installation.
+fn libtorch_folder(maps: &str) -> Option<PathBuf> {
+    // 7f3a0000-7f3b0000 r--p 00000000 fe:00 1234    /opt/my torch/lib/libtorch_cpu.so
+    let path =
+        maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..])).find(|path| path.ends_with("/libtorch_cpu.so"))?;
+    Path::new(path).parent().map(Path::to_path_buf)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_is_read_from_the_memory_map() {
+        let maps = "55d0-55d1 r-xp 00000000 fe:00 77   /usr/bin/kvtune\n7f00-7f01 rw-p 00000000 00:00 0 \n\
+                    7f3a-7f3b r--p 00000000 fe:00 12   /opt/my torch/lib/libtorch_cpu.so\n";
+        assert_eq!(libtorch_folder(maps), Some(PathBuf::from("/opt/my torch/lib")));
+        assert_eq!(libtorch_folder("7f00-7f01 rw-p 00000000 00:00 0 [heap]\n"), None);
+    }
+
+    #[test]
+    fn a_device_is_a_node_of_the_driver() {
+        let dev = tempfile::tempdir().unwrap();
+        fs::write(dev.path().join("null"), "").unwrap();
+        assert!(!has_device(dev.path()));
+        fs::write(dev.path().join("nvidia0"), "").unwrap();
+        assert!(has_device(dev.path()));
+        assert!(!has_device(&dev.path().join("missing")));
+    }
+
+    #[test]
+    fn this_process_has_libtorch_mapped() {
+        // A call that needs libtorch, so that the linker keeps it.
+        let _one = tch::Tensor::from(1_i64);
+        let folder = libtorch_folder(&fs::read_to_string("/proc/self/maps").unwrap());
+        assert!(folder.is_some_and(|folder| folder.join("libtorch_cpu.so").exists()));
+    }
+}

@@ -1,0 +1,118 @@
+//! Files as memory, and tensors that lie in it without a copy.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fs::File;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use memmap2::{MmapMut, MmapOptions};
+use tch::{Kind, Tensor};
+use torch_sys::C_tensor;
+
+unsafe extern "C" {
+    fn kvtune_libtorch_version() -> *const c_char;
+    fn kvtune_tensor_over(
+        data: *mut c_void,
+        size: *const i64,
+        ndim: usize,
+        kind: c_int,
+        drop: extern "C" fn(*mut c_void),
+        user: *mut c_void,
+    ) -> *mut C_tensor;
+}
+
+/// A whole file as memory. Writes to it stay in this process; the file is never changed.
+#[derive(Debug)]
+pub struct FileMap(MmapMut);
+
+impl FileMap {
+    /// Maps a file, which must not be empty.
+    pub fn new(file: &File) -> io::Result<Self> {
+        // SAFETY: the mapping is private, so nobody sees our writes. Another process that shortens the file while it is mapped
+        // ends this one with SIGBUS; programs that replace model files do so by renaming, which leaves the mapping intact.
+        unsafe { MmapOptions::new().map_copy(file) }.map(Self)
+    }
+
+    /// The bytes of the file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A tensor that lies in the map at `offset` and keeps it alive; `None` if it would be misaligned or reach beyond the end.
+///
+/// Treat it as read-only: another tensor, or a reader of the bytes, may lie over the same memory.
+///
+/// # Shapes
+/// Returns a contiguous tensor of `size`.
+pub fn tensor_over(map: &Arc<FileMap>, offset: usize, size: &[i64], kind: Kind) -> Option<Tensor> {
+    let width = kind.elt_size_in_bytes();
+    let length = size.iter().try_fold(width, |n, &d| n.checked_mul(usize::try_from(d).ok()?))?;
+    let span = map.bytes().get(offset..offset.checked_add(length)?)?;
+    let data = span.as_ptr().cast_mut().cast::<c_void>();
+    if length == 0 || !(data as usize).is_multiple_of(width) {
+        return None;
+    }
+    let user = Box::into_raw(Box::new(Arc::clone(map))).cast();
+    // SAFETY: the span lies in the map, which `user` keeps alive until the storage is freed; the memory is private and writable.
+    let tensor = unsafe { kvtune_tensor_over(data, size.as_ptr(), size.len(), scalar_type(kind)?, drop_map, user) };
+    // SAFETY: a non-null result is a new `at::Tensor` that is ours to own.
+    (!tensor.is_null()).then(|| unsafe { Tensor::from_ptr(tensor) })
+}
+
+/// The version of libtorch this program was built for.
+pub fn libtorch_version() -> String {
+    // SAFETY: a string literal of the shim.
+    unsafe { CStr::from_ptr(kvtune_libtorch_version()) }.to_string_lossy().into_owned()
+}
+
+/// libtorch's number of a kind that files hold.
+fn scalar_type(kind: Kind) -> Option<c_int> {
+    Some(match kind {
+        Kind::Uint8 => 0,
+        Kind::Int8 => 1,
+        Kind::Int16 => 2,
+        Kind::Int => 3,
+        Kind::Int64 => 4,
+        Kind::Half => 5,
+        Kind::Float => 6,
+        Kind::Double => 7,
+        Kind::BFloat16 => 15,
+        _ => return None,
+    })
+}
+
+extern "C" fn drop_map(user: *mut c_void) {
+    // SAFETY: `user` came from `Box::into_raw` in `tensor_over` and is dropped exactly once.
+    let map = unsafe { Box::from_raw(user.cast::<Arc<FileMap>>()) };
+    // A panic must not cross into C++.
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(map)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_over_a_map_outlives_it_and_never_changes_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        std::fs::write(&path, [1.0f32, 2.0, 3.0, 4.0].map(f32::to_le_bytes).concat()).unwrap();
+        let map = Arc::new(FileMap::new(&File::open(&path).unwrap()).unwrap());
+        let x = tensor_over(&map, 0, &[2, 2], Kind::Float).unwrap();
+        assert_eq!(x.data_ptr().cast_const().cast::<u8>(), map.bytes().as_ptr());
+        assert!(tensor_over(&map, 2, &[1], Kind::Float).is_none(), "misaligned");
+        assert!(tensor_over(&map, 0, &[5], Kind::Float).is_none(), "beyond the end");
+        drop(map);
+        let mut y = x.shallow_clone();
+        let _ = y.fill_(7.0);
+        assert_eq!(Vec::<f32>::try_from(x.view([4])).unwrap(), [7.0; 4]);
+        assert_eq!(std::fs::read(&path).unwrap()[..4], 1.0f32.to_le_bytes());
+    }
+
+    #[test]
+    fn libtorch_says_its_version() {
+        assert!(libtorch_version().starts_with("2."), "{}", libtorch_version());
+    }
+}

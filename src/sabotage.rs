@@ -1,0 +1,35 @@
+//! Faults that tests switch on, to prove that the proof of exactness sees them; absent from every other build.
+
+use std::cell::Cell;
+
+/// One way of getting the method wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sabotage {
+    /// Unwinding leaves the evicted entries out.
+    UndoDropped,
+    /// The gradient of an evicted slot is not reset.
+    GradientNotZeroed,
+    /// The parts of attention are added without their log-sum-exps.
+    MergeMissing,
+    /// A layer's operators are not chained.
+    ChainRemoved,
+    /// A move takes the value along but not the key.
+    ValueMovedWithoutKey,
+}
+
+thread_local! {
+    static ACTIVE: Cell<Option<Sabotage>> = const { Cell::new(None) };
+}
+
+/// Whether this thread runs under `fault`.
+pub(crate) fn is_active(fault: Sabotage) -> bool {
+    ACTIVE.get() == Some(fault)
+}
+
+/// Runs `body` under `fault`. The CPU's backward runs on the calling thread, so a thread-local flag reaches all of it.
+pub(crate) fn under<T>(fault: Sabotage, body: impl FnOnce() -> T) -> T {
+    ACTIVE.set(Some(fault));
+    let result = body();
+    ACTIVE.set(None);
+    result
+}
