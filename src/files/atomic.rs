@@ -1,0 +1,205 @@
+//! Files and directories that appear whole or not at all, also when the machine stops in between.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
+
+use super::{FilesError, failpoint};
+
+const MARK: &str = ".tmp-";
+const DIGITS: usize = 16;
+
+/// Writes a file whole: into a temporary neighbour, which is made durable and then takes the place of `path`.
+pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), FilesError> {
+    write_atomic_with(path, |file| file.write_all(bytes))
+}
+
+/// As [`write_atomic`], for contents that are produced piece by piece.
+pub(super) fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), FilesError> {
+    let temporary = Temporary(temporary_beside(path));
+    write_new(&temporary.0, fill)?;
+    failpoint::pass("file.rename").and_then(|()| fs::rename(&temporary.0, path)).map_err(FilesError::io("rename to", path))?;
+    sync_dir(parent(path))
+}
+
+/// Removes what was not renamed.
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // After a rename nothing is left to remove; after an error there is already something to report.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn write_new(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), FilesError> {
+    let create = || OpenOptions::new().write(true).create_new(true).open(path);
+    let file = failpoint::pass("file.create").and_then(|()| create()).map_err(FilesError::io("create", path))?;
+    let mut buffer = BufWriter::with_capacity(1 << 20, Torn { file: &file, begun: false });
+    fill(&mut buffer).and_then(|()| buffer.flush()).map_err(FilesError::io("write", path))?;
+    drop(buffer);
+    // Never again on the same file: after a failed fsync the kernel may have dropped the pages, and the next one would succeed.
+    failpoint::pass("file.sync").and_then(|()| file.sync_all()).map_err(FilesError::io("sync", path))
+}
+
+/// Lets the failpoint `file.write` strike in the middle of a file, where it does most harm.
+struct Torn<'a> {
+    file: &'a File,
+    begun: bool,
+}
+
+impl Write for Torn<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.begun {
+            return self.file.write(bytes);
+        }
+        let half = self.file.write(&bytes[..bytes.len().div_ceil(2)])?;
+        self.begun = true;
+        failpoint::pass("file.write")?;
+        Ok(half)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Makes names in a directory durable.
+pub fn sync_dir(dir: &Path) -> Result<(), FilesError> {
+    let sync = || File::open(dir).and_then(|file| file.sync_all());
+    failpoint::pass("dir.sync").and_then(|()| sync()).map_err(FilesError::io("sync", dir))
+}
+
+/// Puts the directory `staged` in the place of `target`, atomically; the new name is durable after [`sync_dir`] of the parent.
+///
+/// Returns where the directory now lies that stood there before, if one did. Both must have the same parent.
+pub fn replace_dir(staged: &Path, target: &Path) -> Result<Option<PathBuf>, FilesError> {
+    let before = target.symlink_metadata().is_ok();
+    let rename = || if before { exchange(staged, target) } else { fs::rename(staged, target).map(|()| None) };
+    failpoint::pass("dir.rename").and_then(|()| rename()).map_err(FilesError::io("rename to", target))
+}
+
+fn exchange(staged: &Path, target: &Path) -> io::Result<Option<PathBuf>> {
+    match rustix::fs::renameat_with(CWD, staged, CWD, target, RenameFlags::EXCHANGE) {
+        Ok(()) => Ok(Some(staged.to_path_buf())),
+        // Network file systems cannot exchange. Between the two renames the name is missing, never the data.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            let aside = temporary_beside(target);
+            fs::rename(target, &aside)?;
+            if let Err(error) = fs::rename(staged, target) {
+                fs::rename(&aside, target)?;
+                return Err(error);
+            }
+            Ok(Some(aside))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A free name beside `path`, which [`is_temporary`] knows again.
+pub fn temporary_beside(path: &Path) -> PathBuf {
+    // Every `RandomState` has keys of its own; seeded from the operating system.
+    let random = RandomState::new().hash_one(std::process::id());
+    let mut name = path.file_name().map_or_else(|| OsString::from("file"), OsString::from);
+    name.push(format!("{MARK}{random:0DIGITS$x}"));
+    path.with_file_name(name)
+}
+
+/// Whether a name is one of a write that has not ended.
+pub fn is_temporary(name: &str) -> bool {
+    name.rsplit_once(MARK).is_some_and(|(before, digits)| {
+        !before.is_empty() && digits.len() == DIGITS && digits.bytes().all(|b| b.is_ascii_hexdigit())
+    })
+}
+
+/// Refuses a directory that is a symbolic link: what is written must land where the user said.
+pub fn refuse_symlink(dir: &Path) -> Result<(), FilesError> {
+    if dir.symlink_metadata().is_ok_and(|found| found.is_symlink()) {
+        return Err(FilesError::Symlink { path: dir.to_path_buf() });
+    }
+    Ok(())
+}
+
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::failpoint::tests::with;
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_file_is_the_old_or_the_new_one_wherever_a_write_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.json");
+        for action in ["error", "enospc"] {
+            write_atomic(&path, b"old").unwrap();
+            for n in 1.. {
+                let (result, reached) = with(&format!("any={action}:{n}"), || write_atomic(&path, b"newer"));
+                let found = fs::read(&path).unwrap();
+                assert_eq!(names(dir.path()), ["x.json"], "{n}");
+                if !reached {
+                    result.unwrap();
+                    assert_eq!(found, b"newer");
+                    assert_eq!(n, 6, "create, write, sync, rename, sync of the directory");
+                    break;
+                }
+                assert!(result.is_err() && (found == b"old" || n == 5), "{n}");
+                write_atomic(&path, b"old").unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn directories_are_replaced_and_the_old_one_is_handed_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("final");
+        for round in 0..2 {
+            let staged = temporary_beside(&target);
+            fs::create_dir(&staged).unwrap();
+            fs::write(staged.join("round"), round.to_string()).unwrap();
+            let old = replace_dir(&staged, &target).unwrap();
+            assert_eq!(old.is_some(), round == 1);
+            assert_eq!(fs::read_to_string(target.join("round")).unwrap(), round.to_string());
+            if let Some(old) = old {
+                assert_eq!(fs::read_to_string(old.join("round")).unwrap(), "0");
+            }
+        }
+    }
+
+    #[test]
+    fn temporary_names_are_known_again_and_others_are_not() {
+        let name = temporary_beside(Path::new("run/step-000001"));
+        assert!(is_temporary(name.file_name().unwrap().to_str().unwrap()), "{name:?}");
+        for other in
+            ["step-000001", "x.tmp-", "x.tmp-0123", ".tmp-0123456789abcdef", "x.tmp-0123456789abcdefg", "x.tmp-0123456789abcdeg"]
+        {
+            assert!(!is_temporary(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn links_are_refused_as_a_place_to_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+        assert!(matches!(refuse_symlink(&link), Err(FilesError::Symlink { .. })));
+        refuse_symlink(dir.path()).unwrap();
+        refuse_symlink(&dir.path().join("new")).unwrap();
+    }
+}

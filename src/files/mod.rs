@@ -1,0 +1,59 @@
+//! Bytes on disk: files written whole, safetensors, PEFT adapters, hashes and locks.
+
+pub mod failpoint;
+
+mod atomic;
+mod error;
+mod hash;
+mod json;
+mod lock;
+mod peft;
+mod peft_config;
+mod tensors;
+
+pub use atomic::{is_temporary, refuse_symlink, replace_dir, sync_dir, temporary_beside, write_atomic};
+pub use error::FilesError;
+pub use hash::{hash_bytes, hash_ends, hash_file};
+pub use json::{parse_json, read_json, to_json};
+pub use lock::RunLock;
+pub use peft::{ADAPTER_CONFIG, ADAPTER_TENSORS, PeftFiles, read_peft, write_peft};
+pub use peft_config::{PeftConfig, PeftTargets};
+pub use tensors::{Dtype, RawTensor, TensorFile, TensorView, write_tensors};
+
+use std::path::Path;
+
+use crate::units::Bytes;
+
+/// Makes a directory and those above it, where they do not exist.
+pub fn make_dir(path: &Path) -> Result<(), FilesError> {
+    std::fs::create_dir_all(path).map_err(FilesError::io("make", path))
+}
+
+/// The room that is left for this user on the file system of `path`.
+pub fn free_space(path: &Path) -> Result<Bytes, FilesError> {
+    let found = rustix::fs::statvfs(path).map_err(|e| FilesError::io("look at", path)(e.into()))?;
+    Ok(Bytes(found.f_bavail.saturating_mul(found.f_frsize)))
+}
+
+/// Fails with both figures if less than `needed` is free on the file system of `path`.
+pub fn require_space(path: &Path, needed: Bytes) -> Result<(), FilesError> {
+    let free = free_space(path)?;
+    if free < needed {
+        return Err(FilesError::NoSpace { path: path.to_path_buf(), needed, free });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn space_is_counted_and_missing_space_is_told_with_both_figures() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(free_space(dir.path()).unwrap() > Bytes(0));
+        require_space(dir.path(), Bytes(1)).unwrap();
+        let error = require_space(dir.path(), Bytes(u64::MAX)).unwrap_err();
+        assert!(matches!(error, FilesError::NoSpace { .. }), "{error}");
+    }
+}

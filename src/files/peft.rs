@@ -1,0 +1,117 @@
+//! An adapter on disk as `peft` writes and reads it: two files in a directory.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::{FilesError, PeftConfig, RawTensor, TensorFile, write_atomic, write_tensors};
+
+/// The settings' file.
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+/// The weights' file.
+pub const ADAPTER_TENSORS: &str = "adapter_model.safetensors";
+
+/// An adapter that was opened.
+#[derive(Debug)]
+pub struct PeftFiles {
+    /// Its settings.
+    pub config: PeftConfig,
+    /// Its weights, by PEFT's names (`base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`).
+    pub tensors: TensorFile,
+    /// Keys of the settings that are not known here and were ignored.
+    pub unknown_keys: Vec<String>,
+}
+
+/// Opens the adapter in `dir`.
+pub fn read_peft(dir: &Path) -> Result<PeftFiles, FilesError> {
+    let file = |name: &'static str| -> Result<PathBuf, FilesError> {
+        let path = dir.join(name);
+        if path.exists() { Ok(path) } else { Err(FilesError::NoAdapter { dir: dir.to_path_buf(), missing: name }) }
+    };
+    let (config, unknown_keys) = PeftConfig::read(&file(ADAPTER_CONFIG)?)?;
+    let tensors = TensorFile::open(&file(ADAPTER_TENSORS)?)?;
+    Ok(PeftFiles { config, tensors, unknown_keys })
+}
+
+/// Writes an adapter into an existing directory.
+pub fn write_peft(dir: &Path, config: &PeftConfig, tensors: &[RawTensor<'_>]) -> Result<(), FilesError> {
+    let metadata = BTreeMap::from([("format".into(), "pt".into())]);
+    write_tensors(&dir.join(ADAPTER_TENSORS), tensors, &metadata)?;
+    write_atomic(&dir.join(ADAPTER_CONFIG), &config.to_json())
+}
+
+impl PeftFiles {
+    /// Checks that the file holds exactly the tensors a model expects; the error lists all that are missing, left over or of
+    /// another shape.
+    pub fn check(&self, expected: &[(String, Vec<usize>)]) -> Result<(), FilesError> {
+        let by_name: BTreeMap<&str, &[usize]> = expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())).collect();
+        let mut differences = Vec::new();
+        for (name, shape) in expected {
+            match self.tensors.get(name) {
+                Err(_) => differences.push(format!("missing `{name}`")),
+                Ok(found) if found.shape != shape => {
+                    differences.push(format!("shape of `{name}`: expected {shape:?}, found {:?}", found.shape));
+                }
+                Ok(_) => {}
+            }
+        }
+        let extra = self.tensors.names().into_iter().filter(|name| !by_name.contains_key(name.as_str()));
+        differences.extend(extra.map(|name| format!("unexpected `{name}`")));
+        if differences.is_empty() {
+            return Ok(());
+        }
+        Err(FilesError::AdapterTensors { path: self.tensors.path().to_path_buf(), differences })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Dtype, PeftTargets};
+    use super::*;
+
+    fn adapter(dir: &Path) -> PeftFiles {
+        let names = PeftTargets::Names(vec!["q_proj".into()]);
+        let config = PeftConfig { r: 1, lora_alpha: 2.0, lora_dropout: 0.0, target_modules: names, base_model: None };
+        let raw = |name: &str, shape: Vec<usize>| RawTensor {
+            name: name.into(),
+            dtype: Dtype::F32,
+            bytes: vec![0; shape.iter().product::<usize>() * 4].into(),
+            shape,
+        };
+        write_peft(dir, &config, &[raw("a.lora_A.weight", vec![1, 3]), raw("a.lora_B.weight", vec![2, 1])]).unwrap();
+        read_peft(dir).unwrap()
+    }
+
+    #[test]
+    fn an_adapter_is_read_back_as_it_was_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = adapter(dir.path());
+        assert_eq!(files.tensors.metadata(), BTreeMap::from([("format".into(), "pt".into())]));
+        assert_eq!(files.config.r, 1);
+        files.check(&[("a.lora_A.weight".into(), vec![1, 3]), ("a.lora_B.weight".into(), vec![2, 1])]).unwrap();
+    }
+
+    #[test]
+    fn all_differences_are_listed_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = adapter(dir.path());
+        let error = files.check(&[("a.lora_A.weight".into(), vec![4, 3]), ("b.lora_A.weight".into(), vec![1])]).unwrap_err();
+        let FilesError::AdapterTensors { differences, .. } = error else { panic!("{error}") };
+        assert_eq!(
+            differences,
+            [
+                "shape of `a.lora_A.weight`: expected [4, 3], found [1, 3]",
+                "missing `b.lora_A.weight`",
+                "unexpected `a.lora_B.weight`"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(read_peft(dir.path()), Err(FilesError::NoAdapter { missing: ADAPTER_CONFIG, .. })));
+        adapter(dir.path());
+        std::fs::remove_file(dir.path().join(ADAPTER_TENSORS)).unwrap();
+        assert!(matches!(read_peft(dir.path()), Err(FilesError::NoAdapter { missing: ADAPTER_TENSORS, .. })));
+    }
+}

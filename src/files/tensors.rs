@@ -1,0 +1,287 @@
+//! Safetensors: opened as memory, checked before anything in it is believed, written whole.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use super::atomic::write_atomic_with;
+use super::{FilesError, json};
+use crate::native::FileMap;
+
+/// The length field at the start of the file.
+const LENGTH: usize = 8;
+/// The format's own limit for the header.
+const MAX_HEADER: u64 = 100_000_000;
+/// Key of the text pairs in the header.
+const METADATA: &str = "__metadata__";
+
+/// An open safetensors file; its tensors are views into memory that the system reads when they are looked at.
+#[derive(Clone, Debug)]
+pub struct TensorFile {
+    path: PathBuf,
+    map: Arc<FileMap>,
+    /// Where the tensors' bytes begin.
+    start: usize,
+    header: Metadata,
+}
+
+/// One tensor of a file.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a> {
+    /// The element type.
+    pub dtype: Dtype,
+    /// The lengths of its axes.
+    pub shape: &'a [usize],
+    /// Its elements, little-endian, the last axis innermost.
+    pub bytes: &'a [u8],
+    /// Where the bytes begin in the map.
+    pub offset: usize,
+    /// The whole file as memory.
+    pub map: &'a Arc<FileMap>,
+}
+
+/// One tensor to write, or read without knowing a tensor library.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RawTensor<'a> {
+    /// Its name.
+    pub name: String,
+    /// The element type.
+    pub dtype: Dtype,
+    /// The lengths of its axes.
+    pub shape: Vec<usize>,
+    /// Its elements, little-endian, the last axis innermost.
+    pub bytes: Cow<'a, [u8]>,
+}
+
+impl TensorFile {
+    /// Opens and checks a file: header length, keys given twice, shapes, holes, overlaps, missing and trailing bytes.
+    pub fn open(path: &Path) -> Result<Self, FilesError> {
+        let file = File::open(path).map_err(FilesError::io("open", path))?;
+        let found = file.metadata().map_err(FilesError::io("look at", path))?;
+        if !found.is_file() {
+            return Err(wrong(path, "it is not a regular file"));
+        }
+        let size = found.len();
+        if size < LENGTH as u64 {
+            return Err(FilesError::Truncated { path: path.to_path_buf(), expected: LENGTH as u64, found: size });
+        }
+        let map = Arc::new(FileMap::new(&file).map_err(FilesError::io("map", path))?);
+        let (header, start) = read_header(path, map.bytes())?;
+        let expected = (start + header.data_len()) as u64;
+        match size {
+            size if size < expected => Err(FilesError::Truncated { path: path.to_path_buf(), expected, found: size }),
+            size if size > expected => Err(wrong(path, format!("expected {expected} bytes, found {size}"))),
+            _ => Ok(Self { path: path.to_path_buf(), map, start, header }),
+        }
+    }
+
+    /// Where it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The tensors' names, in the order of their bytes.
+    pub fn names(&self) -> Vec<String> {
+        self.header.offset_keys()
+    }
+
+    /// Whether the file has a tensor of that name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.header.info(name).is_some()
+    }
+
+    /// A tensor, without reading or copying it.
+    pub fn get(&self, name: &str) -> Result<TensorView<'_>, FilesError> {
+        let missing = || FilesError::NoTensor { path: self.path.clone(), name: name.into() };
+        let info = self.header.info(name).ok_or_else(missing)?;
+        let (from, to) = (self.start + info.data_offsets.0, self.start + info.data_offsets.1);
+        Ok(TensorView { dtype: info.dtype, shape: &info.shape, bytes: &self.map.bytes()[from..to], offset: from, map: &self.map })
+    }
+
+    /// The text pairs of the header.
+    pub fn metadata(&self) -> BTreeMap<String, String> {
+        self.header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect()
+    }
+}
+
+fn wrong(path: &Path, reason: impl Into<String>) -> FilesError {
+    FilesError::NotSafetensors { path: path.to_path_buf(), reason: reason.into() }
+}
+
+/// The header, and where the tensors begin.
+fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), FilesError> {
+    let mut field = [0; LENGTH];
+    field.copy_from_slice(&bytes[..LENGTH]);
+    let length = u64::from_le_bytes(field);
+    if length > MAX_HEADER {
+        return Err(wrong(path, format!("its header claims {length} bytes, expected at most {MAX_HEADER}")));
+    }
+    let start = LENGTH + length as usize;
+    let Some(text) = bytes.get(LENGTH..start) else {
+        return Err(FilesError::Truncated { path: path.to_path_buf(), expected: start as u64, found: bytes.len() as u64 });
+    };
+    if text.first() != Some(&b'{') {
+        return Err(wrong(path, "its header does not begin with `{`"));
+    }
+    // The parser below would let the last of two equal names win, others the first.
+    json::check_keys(text).map_err(|e| wrong(path, format!("header: {e}")))?;
+    let header = serde_json::from_slice::<Metadata>(text).map_err(|e| wrong(path, format!("header: {e}")))?;
+    Ok((header, start))
+}
+
+/// Writes a safetensors file, atomically. The same tensors and text pairs give the same bytes.
+pub fn write_tensors(path: &Path, tensors: &[RawTensor<'_>], metadata: &BTreeMap<String, String>) -> Result<(), FilesError> {
+    // Wide types first, so that every tensor is aligned; then by name, whatever order the caller has.
+    let mut order: Vec<&RawTensor<'_>> = tensors.iter().collect();
+    order.sort_by(|a, b| (b.dtype, &a.name).cmp(&(a.dtype, &b.name)));
+    let header = encode_header(&order, metadata).map_err(|reason| wrong(path, reason))?;
+    write_atomic_with(path, |file| {
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(&header)?;
+        order.iter().try_for_each(|tensor| file.write_all(&tensor.bytes))
+    })
+}
+
+fn encode_header(tensors: &[&RawTensor<'_>], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, String> {
+    let mut header = serde_json::Map::new();
+    if !metadata.is_empty() {
+        header.insert(METADATA.into(), serde_json::json!(metadata));
+    }
+    let (mut start, mut names) = (0, HashSet::from([METADATA]));
+    for tensor in tensors {
+        let end = start + tensor.bytes.len();
+        if !names.insert(&tensor.name) {
+            return Err(format!("two tensors would be called `{}`", tensor.name));
+        }
+        let elements: usize = tensor.shape.iter().product();
+        if elements * tensor.dtype.bitsize() != tensor.bytes.len() * 8 {
+            let (shape, found) = (&tensor.shape, tensor.bytes.len());
+            return Err(format!("`{}` of shape {shape:?} and type {} has {found} bytes", tensor.name, tensor.dtype));
+        }
+        let info = TensorInfo { dtype: tensor.dtype, shape: tensor.shape.clone(), data_offsets: (start, end) };
+        header.insert(tensor.name.clone(), serde_json::json!(info));
+        start = end;
+    }
+    let mut text = serde_json::to_vec(&header).map_err(|e| e.to_string())?;
+    text.resize(text.len().next_multiple_of(LENGTH), b' ');
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn raw(name: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) -> RawTensor<'static> {
+        RawTensor { name: name.into(), dtype, shape: shape.into(), bytes: bytes.to_vec().into() }
+    }
+
+    fn file_of(dir: &Path, header: &str, data: &[u8]) -> PathBuf {
+        let path = dir.join("x.safetensors");
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat();
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    fn sample(dir: &Path) -> PathBuf {
+        let path = dir.join("x.safetensors");
+        let tensors = [
+            raw("flag", Dtype::BOOL, &[1], &[1]),
+            raw("b", Dtype::F32, &[2, 1], &[0, 0, 128, 63, 0, 0, 0, 64]),
+            raw("a", Dtype::F32, &[], &[0, 0, 64, 64]),
+            raw("empty", Dtype::I64, &[0, 3], &[]),
+        ];
+        write_tensors(&path, &tensors, &BTreeMap::from([("format".into(), "pt".into())])).unwrap();
+        path
+    }
+
+    #[test]
+    fn what_is_written_is_read_back_and_others_can_read_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = sample(dir.path());
+        let file = TensorFile::open(&path).unwrap();
+        assert_eq!(file.names().len(), 4);
+        assert_eq!(file.metadata()["format"], "pt");
+        let b = file.get("b").unwrap();
+        assert_eq!((b.dtype, b.shape, b.bytes), (Dtype::F32, &[2, 1][..], &[0, 0, 128, 63, 0, 0, 0, 64][..]));
+        assert_eq!(&b.map.bytes()[b.offset..b.offset + 8], b.bytes);
+        assert!(file.contains("empty") && file.get("a").unwrap().offset.is_multiple_of(4));
+        assert!(matches!(file.get("c"), Err(FilesError::NoTensor { .. })));
+        let bytes = std::fs::read(&path).unwrap();
+        assert_eq!(safetensors::SafeTensors::deserialize(&bytes).unwrap().len(), 4);
+    }
+
+    #[test]
+    fn every_truncation_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = sample(dir.path());
+        let whole = std::fs::read(&path).unwrap();
+        for length in 0..whole.len() {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            let error = TensorFile::open(&path).unwrap_err();
+            assert!(matches!(error, FilesError::Truncated { .. }), "{length}: {error}");
+        }
+        std::fs::write(&path, [&whole[..], &[0]].concat()).unwrap();
+        assert!(TensorFile::open(&path).unwrap_err().to_string().contains("found"));
+    }
+
+    #[test]
+    fn malformed_headers_are_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let u8 = |from: usize, to: usize| format!(r#"{{"dtype":"U8","shape":[{}],"data_offsets":[{from},{to}]}}"#, to - from);
+        let cases = [
+            (format!(r#"{{"w":{},"w":{}}}"#, u8(0, 4), u8(0, 4)), "`w` stands twice"),
+            (r#"{"w":{"dtype":"U8","shape":[4],"shape":[4],"data_offsets":[0,4]}}"#.into(), "`shape` stands twice"),
+            (format!(r#"{{"a":{},"b":{}}}"#, u8(0, 2), u8(1, 4)), "offset"),
+            (format!(r#"{{"a":{},"b":{}}}"#, u8(0, 1), u8(2, 4)), "offset"),
+            (r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#.into(), "header"),
+            (r#"{"w":{"dtype":"F32","shape":[4611686018427387904,8],"data_offsets":[0,4]}}"#.into(), "overflow"),
+            (r#"{"w":{"dtype":"Q7","shape":[4],"data_offsets":[0,4]}}"#.into(), "Q7"),
+            ("[1]".into(), "`{`"),
+            ("{".into(), "header"),
+        ];
+        for (header, expected) in cases {
+            let error = TensorFile::open(&file_of(dir.path(), &header, &[0; 4])).unwrap_err().to_string();
+            assert!(error.contains(expected) && error.contains("x.safetensors"), "{header}: {error}");
+        }
+        let huge = dir.path().join("huge");
+        std::fs::write(&huge, u64::MAX.to_le_bytes()).unwrap();
+        assert!(TensorFile::open(&huge).unwrap_err().to_string().contains("at most"));
+        assert!(TensorFile::open(dir.path()).unwrap_err().to_string().contains("regular file"));
+    }
+
+    #[test]
+    fn tensors_that_cannot_be_read_back_are_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        let (a, short) = (raw("a", Dtype::U8, &[1], &[1]), raw("b", Dtype::F32, &[1], &[1]));
+        for wrong in [vec![a.clone(), a.clone()], vec![short], vec![raw(METADATA, Dtype::U8, &[1], &[1])]] {
+            assert!(write_tensors(&path, &wrong, &BTreeMap::new()).is_err());
+        }
+        assert!(!path.exists());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn damaged_files_never_crash(at in 0usize..300, value: u8) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = sample(dir.path());
+            let mut bytes = std::fs::read(&path).unwrap();
+            let at = at % bytes.len();
+            bytes[at] = value;
+            std::fs::write(&path, bytes).unwrap();
+            if let Ok(file) = TensorFile::open(&path) {
+                for name in file.names() {
+                    file.get(&name).unwrap();
+                }
+            }
+        }
+    }
+}

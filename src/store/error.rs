@@ -1,0 +1,42 @@
+//! What can go wrong between files and tensors.
+
+use std::path::PathBuf;
+
+use crate::files::FilesError;
+use crate::units::Hint;
+
+/// An error of the room `store`.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A file could not be read or written.
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    /// A tensor of a type that is not used here.
+    #[error("`{name}` in `{}` is {found}, expected one of F64, F32, F16, BF16, I64, I32, U8, BOOL", path.display())]
+    Dtype {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its type.
+        found: String,
+    },
+    /// libtorch refused.
+    #[error("libtorch, with `{name}`: {reason}")]
+    Torch {
+        /// The tensor.
+        name: String,
+        /// What it said.
+        reason: String,
+    },
+}
+
+impl Hint for StoreError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Files(error) => error.hint(),
+            Self::Dtype { .. } => Some("save the tensor as one of these types; quantised models are not read".into()),
+            Self::Torch { .. } => None,
+        }
+    }
+}

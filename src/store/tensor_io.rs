@@ -1,0 +1,166 @@
+//! Tensors from safetensors files and back.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use tch::{Device, Kind, TchError, Tensor};
+
+use super::StoreError;
+use crate::files::{self, Dtype, RawTensor, TensorFile};
+use crate::native;
+
+/// A tensor of a file, on the host, in the file's type. Where alignment allows it lies in the file's memory: read it, move it or
+/// copy it, but do not write to it in place.
+///
+/// # Shapes
+/// The shape that the file gives.
+pub fn load_tensor(file: &TensorFile, name: &str) -> Result<Tensor, StoreError> {
+    let view = file.get(name)?;
+    let kind = kind_of(view.dtype).ok_or_else(|| StoreError::Dtype {
+        path: file.path().to_path_buf(),
+        name: name.into(),
+        found: view.dtype.to_string(),
+    })?;
+    let size: Vec<i64> = view.shape.iter().map(|&n| n as i64).collect();
+    // A byte that is neither 0 nor 1 is no `bool` to libtorch's kernels; the comparison makes it one.
+    if kind == Kind::Bool {
+        let bytes = Tensor::f_from_data_size(view.bytes, &size, Kind::Uint8).map_err(|e| torch(name, &e))?;
+        return Ok(bytes.ne(0));
+    }
+    if let Some(tensor) = native::tensor_over(view.map, view.offset, &size, kind) {
+        return Ok(tensor);
+    }
+    Tensor::f_from_data_size(view.bytes, &size, kind).map_err(|e| torch(name, &e))
+}
+
+/// All tensors of a file, as [`load_tensor`] gives them, in the order of the file.
+///
+/// # Shapes
+/// The shapes that the file gives.
+pub fn load_tensors(file: &TensorFile) -> Result<Vec<(String, Tensor)>, StoreError> {
+    file.names().into_iter().map(|name| load_tensor(file, &name).map(|tensor| (name, tensor))).collect()
+}
+
+/// Writes tensors, from any device, as one safetensors file, atomically.
+///
+/// # Shapes
+/// Any.
+pub fn save_tensors(path: &Path, tensors: &[(String, Tensor)], metadata: &BTreeMap<String, String>) -> Result<(), StoreError> {
+    Ok(files::write_tensors(path, &raw_tensors(path, tensors)?, metadata)?)
+}
+
+/// The metadata that HF's programs expect of a file with tensors.
+pub fn pt_metadata() -> BTreeMap<String, String> {
+    BTreeMap::from([("format".to_owned(), "pt".to_owned())])
+}
+
+/// The bytes of tensors that are to be written to `path`.
+///
+/// # Shapes
+/// Any.
+pub fn raw_tensors(path: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<RawTensor<'static>>, StoreError> {
+    tensors.iter().map(|(name, tensor)| raw_tensor(path, name, tensor)).collect()
+}
+
+fn raw_tensor(path: &Path, name: &str, tensor: &Tensor) -> Result<RawTensor<'static>, StoreError> {
+    let kind = tensor.kind();
+    let dtype = dtype_of(kind).ok_or_else(|| StoreError::Dtype {
+        path: path.to_path_buf(),
+        name: name.into(),
+        found: format!("{kind:?}"),
+    })?;
+    let host = tensor.detach().to_device(Device::Cpu);
+    let mut bytes = vec![0; host.numel() * kind.elt_size_in_bytes()];
+    host.f_copy_data_u8(&mut bytes, host.numel()).map_err(|e| torch(name, &e))?;
+    let shape = host.size().into_iter().map(|n| n as usize).collect();
+    Ok(RawTensor { name: name.into(), dtype, shape, bytes: bytes.into() })
+}
+
+fn torch(name: &str, error: &TchError) -> StoreError {
+    StoreError::Torch { name: name.into(), reason: error.to_string() }
+}
+
+const KINDS: [(Dtype, Kind); 8] = [
+    (Dtype::F64, Kind::Double),
+    (Dtype::F32, Kind::Float),
+    (Dtype::F16, Kind::Half),
+    (Dtype::BF16, Kind::BFloat16),
+    (Dtype::I64, Kind::Int64),
+    (Dtype::I32, Kind::Int),
+    (Dtype::U8, Kind::Uint8),
+    (Dtype::BOOL, Kind::Bool),
+];
+
+fn kind_of(dtype: Dtype) -> Option<Kind> {
+    KINDS.iter().find(|(d, _)| *d == dtype).map(|(_, kind)| *kind)
+}
+
+fn dtype_of(kind: Kind) -> Option<Dtype> {
+    KINDS.iter().find(|(_, k)| *k == kind).map(|(dtype, _)| *dtype)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round_trip(tensors: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.safetensors");
+        save_tensors(&path, tensors, &BTreeMap::new()).unwrap();
+        load_tensors(&TensorFile::open(&path).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn every_type_and_shape_comes_back_exactly() {
+        let base = Tensor::arange(24, (Kind::Float, Device::Cpu)).view([2, 3, 4]) - 7.5;
+        let mut tensors: Vec<(String, Tensor)> =
+            KINDS.iter().map(|(dtype, kind)| (dtype.to_string(), base.abs().to_kind(*kind))).collect();
+        tensors.push(("scalar".into(), Tensor::from(1.25f64)));
+        tensors.push(("empty".into(), Tensor::zeros([0, 3], (Kind::Float, Device::Cpu))));
+        tensors.push(("transposed".into(), base.transpose(0, 2)));
+        tensors.push(("leaf".into(), base.copy().set_requires_grad(true)));
+        let found = round_trip(&tensors);
+        assert_eq!(found.len(), tensors.len());
+        for (name, expected) in &tensors {
+            let (_, tensor) = found.iter().find(|(n, _)| n == name).unwrap();
+            assert_eq!((tensor.kind(), tensor.size()), (expected.kind(), expected.size()), "{name}");
+            assert!(tensor.equal(&expected.detach()), "{name}");
+        }
+    }
+
+    #[test]
+    fn tensors_are_not_copied_and_outlive_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.safetensors");
+        let x = Tensor::randn([64, 64], (Kind::Float, Device::Cpu));
+        save_tensors(&path, &[("x".into(), x.shallow_clone())], &BTreeMap::new()).unwrap();
+        let file = TensorFile::open(&path).unwrap();
+        let found = load_tensor(&file, "x").unwrap();
+        assert_eq!(found.data_ptr().cast_const().cast::<u8>(), file.get("x").unwrap().bytes.as_ptr());
+        drop(file);
+        std::fs::remove_file(&path).unwrap();
+        assert!(found.equal(&x));
+    }
+
+    #[test]
+    fn a_hostile_boolean_is_made_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.safetensors");
+        let raw = RawTensor { name: "b".into(), dtype: Dtype::BOOL, shape: vec![3], bytes: vec![0, 1, 200].into() };
+        files::write_tensors(&path, &[raw], &BTreeMap::new()).unwrap();
+        let found = load_tensor(&TensorFile::open(&path).unwrap(), "b").unwrap();
+        assert_eq!(Vec::<i64>::try_from(found.to_kind(Kind::Int64)).unwrap(), [0, 1, 1]);
+    }
+
+    #[test]
+    fn types_that_are_not_used_are_refused_with_their_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.safetensors");
+        let raw = RawTensor { name: "q".into(), dtype: Dtype::U16, shape: vec![1], bytes: vec![0, 0].into() };
+        files::write_tensors(&path, &[raw], &BTreeMap::new()).unwrap();
+        let error = load_tensor(&TensorFile::open(&path).unwrap(), "q").unwrap_err();
+        assert!(error.to_string().contains("`q`") && error.to_string().contains("U16"), "{error}");
+        let complex = Tensor::zeros([1], (Kind::ComplexFloat, Device::Cpu));
+        assert!(matches!(save_tensors(&path, &[("c".into(), complex)], &BTreeMap::new()), Err(StoreError::Dtype { .. })));
+    }
+}
