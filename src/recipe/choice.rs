@@ -1,0 +1,97 @@
+//! A choice by name whose parameters are read by the file that owns it: `policy = "h2o"` or `policy.h2o = { … }`.
+
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+
+use super::diagnose::{RecipeError, suggest};
+use super::read::read;
+use super::tree::{Document, Node, Source, Spot, Value};
+
+/// A name and its parameters, with the places where they were written.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// As in the recipe; whether it exists is for its owner to say.
+    pub name: String,
+    params: Node,
+    spot: Spot,
+    /// The dotted key of the choice.
+    key: &'static str,
+    source: Arc<Source>,
+}
+
+impl Choice {
+    /// A choice without parameters, made by a program.
+    pub fn named(name: &str) -> Self {
+        Self::with_params(name, toml::Table::new())
+    }
+
+    /// A choice made by a program.
+    pub fn with_params(name: &str, params: toml::Table) -> Self {
+        let params = Node::from(toml::Value::Table(params));
+        Self { name: name.to_owned(), params, spot: Spot::Code, key: "kv_cache.policy", source: Arc::default() }
+    }
+
+    /// Reads the choice at `key`, a name or a table with one.
+    pub(super) fn read(document: &Document, key: &'static str, default: &str) -> Result<Self, RecipeError> {
+        let mut choice = Self { key, source: document.source.clone(), ..Self::named(default) };
+        let Some(entry) = document.root.entry(key) else { return Ok(choice) };
+        let hint = format!("write `{key} = \"{default}\"` or `{key}.{default} = {{ … }}`");
+        let refuse = |spot, found: String| {
+            document.source.reject(
+                spot,
+                format!("`{key}` must be a name, or a table with exactly one, found {found}"),
+                hint.clone(),
+            )
+        };
+        match &entry.node.value {
+            Value::String(name) => (choice.name, choice.spot) = (name.clone(), entry.node.spot),
+            Value::Table(entries) => match entries.as_slice() {
+                [only] if matches!(only.node.value, Value::Table(_)) => {
+                    (choice.name, choice.spot, choice.params) = (only.key.clone(), only.spot, only.node.clone());
+                }
+                [only] => return Err(refuse(only.spot, format!("`{}` without a table of parameters", only.key))),
+                [] => return Err(refuse(entry.spot, "an empty table".to_owned())),
+                [first, second, ..] => return Err(refuse(second.spot, format!("`{}` and `{}`", first.key, second.key))),
+            },
+            _ => return Err(refuse(entry.node.spot, format!("`{}`", entry.node.to_value()))),
+        }
+        Ok(choice)
+    }
+
+    /// The parameters. What `P` does not know is refused where it stands in the recipe, if `P` denies unknown fields.
+    pub fn params<P: DeserializeOwned>(&self) -> Result<P, RecipeError> {
+        read(&self.params, &self.path(), &self.source)
+    }
+
+    /// The error for a name that is not among the known ones.
+    pub fn unknown(&self, known: &[&str]) -> RecipeError {
+        let message = format!("unknown value `{}` for `{}`", self.name, self.key);
+        self.source.reject(self.spot, message, suggest(&self.name, known))
+    }
+
+    /// The error for a parameter (or for the choice as a whole) that its owner refuses.
+    pub fn reject(&self, key: Option<&str>, message: String, hint: String) -> RecipeError {
+        let entry = key.and_then(|key| self.params.entry(key));
+        self.source.reject(entry.map_or(self.spot, |entry| entry.spot), message, hint)
+    }
+
+    /// As the recipe would have it: the name alone, or a table.
+    pub(super) fn to_value(&self) -> toml::Value {
+        if self.params.entries().is_empty() {
+            return toml::Value::String(self.name.clone());
+        }
+        toml::Value::Table([(self.name.clone(), self.params.to_value())].into_iter().collect())
+    }
+
+    fn path(&self) -> String {
+        format!("{}.{}", self.key, self.name)
+    }
+}
+
+/// Where a choice was written does not matter.
+impl PartialEq for Choice {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && self.params.to_value() == other.params.to_value()
+    }
+}

@@ -1,0 +1,175 @@
+//! What a refused recipe looks like: the message, the place with a caret, and the nearest spelling that exists.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::units::Hint;
+
+/// Why a recipe is refused. Prints the message, and below it the place as it stands in the recipe.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}{place}")]
+pub struct RecipeError {
+    /// What is wrong: what was expected and what was found.
+    pub message: String,
+    /// Where it was written.
+    pub place: Box<Place>,
+    /// The way out.
+    pub hint: Option<String>,
+}
+
+/// Where something of a recipe was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In a file.
+    Text {
+        /// The recipe, as the user named it.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// Counted from 1, in characters.
+        column: usize,
+        /// The whole line.
+        text: String,
+        /// How many characters are meant.
+        width: usize,
+    },
+    /// The file as a whole.
+    File(PathBuf),
+    /// An override, as given behind `--set`.
+    Override(String),
+    /// Nowhere: the value was made by a program.
+    Code,
+}
+
+impl RecipeError {
+    /// The line in the recipe, counted from 1.
+    pub fn line(&self) -> Option<usize> {
+        match &*self.place {
+            Place::Text { line, .. } => Some(*line),
+            _ => None,
+        }
+    }
+
+    /// The column in the recipe, counted from 1.
+    pub fn column(&self) -> Option<usize> {
+        match &*self.place {
+            Place::Text { column, .. } => Some(*column),
+            _ => None,
+        }
+    }
+}
+
+impl Hint for RecipeError {
+    fn hint(&self) -> Option<String> {
+        self.hint.clone()
+    }
+}
+
+impl Place {
+    /// In one word, for notes: `quickstart.toml:14` or `--set lora.rank=8`.
+    pub(super) fn short(&self) -> String {
+        match self {
+            Self::Text { path, line, .. } => format!("{}:{line}", path.display()),
+            Self::File(path) => path.display().to_string(),
+            Self::Override(text) => format!("--set {text}"),
+            Self::Code => "code".to_owned(),
+        }
+    }
+}
+
+/// Begins with a line feed, so that it can follow a message; empty where there is no place.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (path, line, column, text, width) = match self {
+            Self::Text { path, line, column, text, width } => (path, *line, *column, text, *width),
+            Self::Code => return Ok(()),
+            Self::File(_) | Self::Override(_) => return write!(f, "\n  --> {}", self.short()),
+        };
+        let gutter = " ".repeat(line.to_string().len());
+        // Tabs stay tabs, so that the caret stands below its key whatever a tab's width is.
+        let indent: String = text.chars().take(column - 1).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
+        write!(f, "\n{gutter}--> {}:{line}:{column}\n{gutter} |\n{line} | {text}\n", path.display())?;
+        write!(f, "{gutter} | {indent}{}", "^".repeat(width))
+    }
+}
+
+/// The candidate that was most likely meant by `written`, if any is near enough.
+pub(super) fn nearest<'a>(written: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let typed = bare(written);
+    let near = candidates.into_iter().filter_map(|candidate| {
+        let known = bare(candidate);
+        let distance = edits(&typed, &known);
+        let is_beginning = typed.len() >= 3 && known.starts_with(&typed);
+        let allowed = (typed.len().max(known.len()) / 3).max(1);
+        ((distance <= allowed && distance < typed.len()) || is_beginning).then_some((distance, candidate))
+    });
+    near.min_by_key(|(distance, _)| *distance).map(|(_, candidate)| candidate)
+}
+
+/// `cacheLength`, `cache-length` and `cache_length` differ in nothing that a person means.
+fn bare(word: &str) -> Vec<char> {
+    word.chars().filter(|c| !matches!(c, '_' | '-')).flat_map(char::to_lowercase).collect()
+}
+
+/// Insertions, deletions, substitutions and swaps of neighbours that lead from one word to the other.
+fn edits(a: &[char], b: &[char]) -> usize {
+    let mut before: Vec<usize> = vec![0; b.len() + 1];
+    let mut last: Vec<usize> = (0..=b.len()).collect();
+    for i in 1..=a.len() {
+        let mut row = vec![i; b.len() + 1];
+        for j in 1..=b.len() {
+            row[j] = (last[j] + 1).min(row[j - 1] + 1).min(last[j - 1] + usize::from(a[i - 1] != b[j - 1]));
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                row[j] = row[j].min(before[j - 2] + 1);
+            }
+        }
+        before = std::mem::replace(&mut last, row);
+    }
+    last[b.len()]
+}
+
+/// `` `a`, `b` or `c` ``.
+pub(super) fn listed<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+    let quoted: Vec<String> = words.into_iter().map(|word| format!("`{word}`")).collect();
+    match quoted.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => quoted.concat(),
+    }
+}
+
+/// The way out of a word that is not among the known ones.
+pub(super) fn suggest(written: &str, known: &[&str]) -> String {
+    match nearest(written, known.iter().copied()) {
+        Some(word) => format!("did you mean `{word}`?"),
+        None => format!("choose {}", listed(known.iter().copied())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_as_far_apart_as_a_person_would_say() {
+        let distance = |a: &str, b: &str| edits(&bare(a), &bare(b));
+        assert_eq!(distance("chunk_sise", "chunk_size"), 1);
+        assert_eq!(distance("hcunk_size", "chunk_size"), 1);
+        assert_eq!(distance("cacheLength", "cache_length"), 0);
+        assert_eq!(distance("", "abc"), 3);
+    }
+
+    #[test]
+    fn far_words_are_not_suggested() {
+        assert_eq!(nearest("x", ["r", "alpha"]), None);
+        assert_eq!(nearest("temperature", ["r", "alpha", "dropout"]), None);
+        assert_eq!(nearest("drop", ["r", "alpha", "dropout"]), Some("dropout"));
+        assert_eq!(suggest("h20", &["dense", "h2o", "lastrec"]), "did you mean `h2o`?");
+        assert_eq!(suggest("snapkv", &["dense", "h2o", "lastrec"]), "choose `dense`, `h2o` or `lastrec`");
+    }
+
+    #[test]
+    fn the_caret_stands_below_the_key() {
+        let place = Place::Text { path: "a.toml".into(), line: 14, column: 2, text: "\tchunk = 8".into(), width: 5 };
+        assert_eq!(place.to_string(), "\n  --> a.toml:14:2\n   |\n14 | \tchunk = 8\n   | \t^^^^^");
+    }
+}

@@ -1,0 +1,68 @@
+//! The recipe: a TOML file becomes a checked, complete plan, or an error that points at the place.
+//!
+//! The way: `tree` (text with places) → `overrides` (`--set`) → `alias` (other spellings) → `schema` (types) → `resolve`
+//! (defaults, contradictions) → `plan` (the [`Recipe`]). No tensor, and no look at the files that a recipe names.
+
+mod alias;
+mod choice;
+mod diagnose;
+mod overrides;
+mod plan;
+mod read;
+mod resolve;
+mod schema;
+mod tree;
+mod write;
+
+use std::path::Path;
+
+pub use choice::Choice;
+pub use diagnose::{Place, RecipeError};
+pub use plan::{
+    BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, DataFormat, DataRecipe, Dtype, EvalRecipe, GradRecipe,
+    HeadRecipe, Labels, LayerCheckpoints, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnTooLong, OptimizerRecipe, Recipe,
+    Schedule, Storage, TargetModules, TrainRecipe, ValidationSource, Warmup,
+};
+pub use write::Difference;
+
+use tree::{Document, Source};
+
+/// A recipe that was loaded.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// The checked form.
+    pub recipe: Recipe,
+    /// One line for each spelling that is another program's, with its place.
+    pub notes: Vec<String>,
+    document: Document,
+}
+
+impl Recipe {
+    /// Loads a recipe. `overrides` are as given behind `--set`: `kv_cache.chunk_size=8`.
+    pub fn load(path: &Path, overrides: &[String]) -> Result<Resolved, RecipeError> {
+        let text = std::fs::read_to_string(path).map_err(|error| RecipeError {
+            message: format!("the recipe cannot be read: {error}"),
+            place: Box::new(Place::File(path.to_owned())),
+            hint: Some("name a recipe in TOML, as `recipes/quickstart.toml`".to_owned()),
+        })?;
+        Self::parse(text, path, overrides)
+    }
+
+    /// Loads a recipe from its text; `path` says where its relative paths begin.
+    pub fn parse(text: String, path: &Path, overrides: &[String]) -> Result<Resolved, RecipeError> {
+        let source = Source { path: path.to_owned(), text, overrides: overrides.to_vec() };
+        let mut document = Document::parse(source)?;
+        overrides::apply(&mut document)?;
+        let notes = alias::apply(&mut document)?;
+        let recipe = resolve::resolve(&mut document)?;
+        Ok(Resolved { recipe, notes, document })
+    }
+}
+
+impl Resolved {
+    /// The error for a value that shows itself to be wrong only beside the model or the data: it points at `key` (dotted) in
+    /// the recipe.
+    pub fn reject(&self, key: &str, message: String, hint: String) -> RecipeError {
+        self.document.reject(key, message, hint)
+    }
+}

@@ -1,0 +1,80 @@
+//! `--set a.b=c`: single values on top of a recipe. An override wins over whatever the recipe says about the same thing.
+
+use super::diagnose::RecipeError;
+use super::tree::{Document, Node, Source, Spot, Value, convert};
+
+/// Puts all overrides of the source into the tree, in their order.
+pub(super) fn apply(document: &mut Document) -> Result<(), RecipeError> {
+    let source = document.source.clone();
+    for (index, text) in source.overrides.iter().enumerate() {
+        let spot = Spot::Override(index);
+        let (key, node) = parse(&source, text, spot)?;
+        make_room(&mut document.root, &key);
+        if !document.root.put(&key, spot, node) {
+            let message = format!("`{key}` cannot be set: a part of it is a value and not a table");
+            return Err(source.reject(spot, message, "name a table and a key, as `kv_cache.chunk_size=8`"));
+        }
+    }
+    Ok(())
+}
+
+fn parse(source: &Source, text: &str, spot: Spot) -> Result<(String, Node), RecipeError> {
+    let hint = "write `--set table.key=value`, as `--set kv_cache.chunk_size=8`";
+    let Some((key, value)) = text.split_once('=') else {
+        return Err(source.reject(spot, format!("the override `{text}` has no `=`"), hint));
+    };
+    let parts: Vec<&str> = key.split('.').map(str::trim).collect();
+    if parts.iter().any(|part| part.is_empty()) {
+        return Err(source.reject(spot, format!("the override `{text}` has an empty key"), hint));
+    }
+    let value = value.trim();
+    // What is not TOML is a string: `data.train=train.jsonl` needs no quotes inside the shell's.
+    let node = match toml::de::DeValue::parse(value) {
+        Ok(parsed) => {
+            convert(&parsed, &|_| spot).map_err(|(_, message)| source.reject(spot, message, "choose a smaller number"))?
+        }
+        Err(_) => Node { value: Value::String(value.to_owned()), spot },
+    };
+    Ok((parts.join("."), node))
+}
+
+/// `kv_cache.policy.h2o.grace_period=4` chooses `h2o`, whatever was chosen before, and keeps the parameters of an `h2o`
+/// that was.
+fn make_room(root: &mut Node, key: &str) {
+    let Some(name) = key.strip_prefix("kv_cache.policy.").and_then(|rest| rest.split('.').next()) else { return };
+    let Some(policy) = root.get_mut("kv_cache.policy") else { return };
+    match policy.entries_mut() {
+        Some(entries) => entries.retain(|entry| entry.key == name),
+        None => policy.value = Value::Table(Vec::new()),
+    }
+}
+
+/// Of two things that exclude each other, drops the recipe's where only the other is an override.
+pub(super) fn settle(document: &mut Document, one: &str, other: &str, why: &str) -> Result<(), RecipeError> {
+    let (Some(a), Some(b)) = (document.root.entry(one), document.root.entry(other)) else { return Ok(()) };
+    match winner(a.spot, b.spot) {
+        Some(Winner::First) => drop(document.root.take(other)),
+        Some(Winner::Second) => drop(document.root.take(one)),
+        None => {
+            let later = if a.spot > b.spot { one } else { other };
+            let message = format!("`{one}` and `{other}` contradict each other: {why}");
+            return Err(document.reject(later, message, format!("keep one of the two, as `{one}`")));
+        }
+    }
+    Ok(())
+}
+
+pub(super) enum Winner {
+    First,
+    Second,
+}
+
+/// Overrides win over the recipe; within either nobody does.
+pub(super) fn winner(first: Spot, second: Spot) -> Option<Winner> {
+    match (first, second) {
+        (Spot::Override(_), Spot::Override(_)) => None,
+        (Spot::Override(_), _) => Some(Winner::First),
+        (_, Spot::Override(_)) => Some(Winner::Second),
+        _ => None,
+    }
+}

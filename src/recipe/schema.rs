@@ -1,0 +1,248 @@
+//! The recipe as it is written: which tables and keys there are, and of which type. Nothing is checked or filled in here.
+
+use std::fmt;
+
+use serde::de::{DeserializeOwned, Error, IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::diagnose::{listed, nearest};
+use super::plan::{
+    BatchOrder, BufferKind, CacheLength, DataFormat, Dtype, LayerCheckpoints, Metric, Mode, OnTooLong, Schedule, Storage,
+    TargetModules,
+};
+use super::{alias, read};
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Schema {
+    pub(super) model: Model,
+    pub(super) lora: Lora,
+    pub(super) data: Data,
+    pub(super) head: Head,
+    pub(super) kv_cache: KvCache,
+    pub(super) grad: Grad,
+    pub(super) train: Train,
+    pub(super) optimizer: Optimizer,
+    pub(super) eval: Eval,
+    pub(super) checkpoint: Checkpoint,
+    pub(super) log: Log,
+    pub(super) output_dir: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Model {
+    pub(super) path: Option<String>,
+    pub(super) adapter: Option<String>,
+    pub(super) dtype: Option<Dtype>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Lora {
+    pub(super) r: Option<usize>,
+    pub(super) alpha: Option<f64>,
+    pub(super) dropout: Option<f64>,
+    pub(super) target_modules: Option<TargetModules>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Data {
+    pub(super) format: Option<DataFormat>,
+    pub(super) train: Option<String>,
+    pub(super) validation: Option<String>,
+    pub(super) validation_fraction: Option<f64>,
+    pub(super) max_seq_length: Option<usize>,
+    pub(super) on_too_long: Option<OnTooLong>,
+    pub(super) order: Option<BatchOrder>,
+    pub(super) train_on_prompt: Option<bool>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Head {
+    pub(super) kind: Option<HeadKind>,
+    pub(super) labels: Option<Vec<String>>,
+    pub(super) label_tokens: Option<Vec<u32>>,
+}
+
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum HeadKind {
+    NextToken,
+    SeqClassificationOnLogits,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct KvCache {
+    /// A name, or a table with one: read by [`super::choice`].
+    pub(super) policy: Option<IgnoredAny>,
+    pub(super) buffer: Option<BufferKind>,
+    pub(super) cache_length: Option<CacheLength>,
+    pub(super) chunk_size: Option<usize>,
+    pub(super) storage: Option<Storage>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Grad {
+    pub(super) layers_per_cell: Option<usize>,
+    pub(super) chunks_per_cell_multiplier: Option<f64>,
+    pub(super) chunks_per_cell: Option<usize>,
+    pub(super) layer_checkpoints: Option<LayerCheckpoints>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Train {
+    pub(super) micro_batch_size: Option<usize>,
+    pub(super) gradient_accumulation_steps: Option<usize>,
+    pub(super) max_steps: Option<u64>,
+    pub(super) epochs: Option<u64>,
+    pub(super) max_grad_norm: Option<f64>,
+    pub(super) seed: Option<u64>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Optimizer {
+    pub(super) learning_rate: Option<f64>,
+    pub(super) weight_decay: Option<f64>,
+    pub(super) betas: Option<(f64, f64)>,
+    pub(super) eps: Option<f64>,
+    pub(super) schedule: Option<Schedule>,
+    pub(super) warmup_steps: Option<u64>,
+    pub(super) warmup_ratio: Option<f64>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Eval {
+    pub(super) interval: Option<u64>,
+    pub(super) initial: Option<bool>,
+    pub(super) metric: Option<Metric>,
+    pub(super) mode: Option<Mode>,
+    pub(super) micro_batch_size: Option<usize>,
+    pub(super) max_batches: Option<usize>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Checkpoint {
+    pub(super) save_interval: Option<u64>,
+    pub(super) intermediate_save_interval: Option<u64>,
+    pub(super) intermediate_save_keep: Option<usize>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Log {
+    pub(super) interval: Option<u64>,
+}
+
+/// The tables and their keys.
+fn tables() -> [(&'static str, &'static [&'static str]); 11] {
+    fn keys<T: DeserializeOwned>() -> &'static [&'static str] {
+        read::keys_of::<T>()
+    }
+    [
+        ("model", keys::<Model>()),
+        ("lora", keys::<Lora>()),
+        ("data", keys::<Data>()),
+        ("head", keys::<Head>()),
+        ("kv_cache", keys::<KvCache>()),
+        ("grad", keys::<Grad>()),
+        ("train", keys::<Train>()),
+        ("optimizer", keys::<Optimizer>()),
+        ("eval", keys::<Eval>()),
+        ("checkpoint", keys::<Checkpoint>()),
+        ("log", keys::<Log>()),
+    ]
+}
+
+/// The way out of a key that `table` (dotted; empty at the top level) does not know: one of its own keys, else one of
+/// another table, else a list of what it knows.
+pub(super) fn suggest_key(table: &str, written: &str, known: &[&str]) -> String {
+    if let Some(advice) = alias::advice_for(written) {
+        return advice.to_owned();
+    }
+    if let Some(key) = nearest(written, known.iter().copied()) {
+        return format!("did you mean `{key}`?");
+    }
+    if let Some(key) = nearest(written, alias::spellings_in(table)) {
+        return format!("did you mean `{key}`?");
+    }
+    let exact = |keys: &'static [&'static str]| keys.iter().copied().find(|key| *key == written);
+    let near = |keys: &'static [&'static str]| nearest(written, keys.iter().copied());
+    let elsewhere = tables()
+        .into_iter()
+        .find_map(|(name, keys)| Some((name, exact(keys)?)))
+        .or_else(|| tables().into_iter().find_map(|(name, keys)| Some((name, near(keys)?))));
+    match elsewhere {
+        Some((name, key)) => format!("did you mean `{name}.{key}`?"),
+        None if known.is_empty() => "it has no keys: leave it out".to_owned(),
+        None => format!("choose {}", listed(known.iter().copied())),
+    }
+}
+
+impl<'de> Deserialize<'de> for CacheLength {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NumberOrList;
+
+        impl<'de> Visitor<'de> for NumberOrList {
+            type Value = CacheLength;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number of slots, or an array of one per layer")
+            }
+
+            fn visit_i64<E: Error>(self, number: i64) -> Result<CacheLength, E> {
+                let slots = usize::try_from(number).map_err(|_| E::invalid_type(serde::de::Unexpected::Signed(number), &self))?;
+                Ok(CacheLength::Uniform(slots))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<CacheLength, A::Error> {
+                let mut slots = Vec::new();
+                while let Some(number) = sequence.next_element()? {
+                    slots.push(number);
+                }
+                Ok(CacheLength::PerLayer(slots))
+            }
+        }
+
+        deserializer.deserialize_any(NumberOrList)
+    }
+}
+
+impl<'de> Deserialize<'de> for TargetModules {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct WordOrList;
+
+        impl<'de> Visitor<'de> for WordOrList {
+            type Value = TargetModules;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("`\"all-linear\"` or an array of module names")
+            }
+
+            fn visit_str<E: Error>(self, word: &str) -> Result<TargetModules, E> {
+                match word {
+                    "all-linear" => Ok(TargetModules::AllLinear),
+                    _ => Err(E::unknown_variant(word, &["all-linear", "[\"q_proj\", …]"])),
+                }
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<TargetModules, A::Error> {
+                let mut names = Vec::new();
+                while let Some(name) = sequence.next_element()? {
+                    names.push(name);
+                }
+                Ok(TargetModules::Names(names))
+            }
+        }
+
+        deserializer.deserialize_any(WordOrList)
+    }
+}

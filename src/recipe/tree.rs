@@ -1,0 +1,257 @@
+//! The recipe as a tree whose every key and value remembers where it was written.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::diagnose::{Place, RecipeError};
+
+/// Where a key or value was written, as an address into a [`Source`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Spot {
+    /// By a program.
+    #[default]
+    Code,
+    /// In the recipe: its bytes from, to.
+    Text(usize, usize),
+    /// In the n-th override.
+    Override(usize),
+}
+
+/// What the user wrote: the recipe's text, and the overrides.
+#[derive(Debug, Default)]
+pub(super) struct Source {
+    pub(super) path: PathBuf,
+    pub(super) text: String,
+    pub(super) overrides: Vec<String>,
+}
+
+/// A value.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) value: Value,
+    pub(super) spot: Spot,
+}
+
+/// What a value is.
+#[derive(Clone, Debug)]
+pub(super) enum Value {
+    String(String),
+    Integer(i64),
+    Float(f64),
+    Boolean(bool),
+    Datetime(String),
+    Array(Vec<Node>),
+    Table(Vec<Entry>),
+}
+
+/// A key of a table, and its value.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) key: String,
+    pub(super) spot: Spot,
+    pub(super) node: Node,
+}
+
+/// The tree and the source that it came from.
+#[derive(Clone, Debug)]
+pub(super) struct Document {
+    pub(super) source: Arc<Source>,
+    pub(super) root: Node,
+}
+
+impl Source {
+    pub(super) fn place(&self, spot: Spot) -> Place {
+        match spot {
+            Spot::Code if self.path.as_os_str().is_empty() => Place::Code,
+            Spot::Code => Place::File(self.path.clone()),
+            Spot::Override(index) => Place::Override(self.overrides[index].clone()),
+            Spot::Text(start, end) => {
+                let before = &self.text[..start];
+                let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+                let line = self.text[line_start..].lines().next().unwrap_or_default();
+                let column = self.text[line_start..start].chars().count() + 1;
+                let meant = self.text[start..end].lines().next().unwrap_or_default().chars().count();
+                let text = line.to_owned();
+                Place::Text { path: self.path.clone(), line: before.matches('\n').count() + 1, column, text, width: meant.max(1) }
+            }
+        }
+    }
+
+    pub(super) fn reject(&self, spot: Spot, message: String, hint: impl Into<String>) -> RecipeError {
+        RecipeError { message, place: Box::new(self.place(spot)), hint: Some(hint.into()) }
+    }
+}
+
+impl Document {
+    /// Reads the recipe's text; overrides and aliases come later.
+    pub(super) fn parse(source: Source) -> Result<Self, RecipeError> {
+        let spot_of = |span: Range<usize>| Spot::Text(span.start, span.end);
+        let parsed = DeTable::parse(&source.text).map_err(|e| {
+            let hint = "strings stand in quotes, tables begin with `[name]`, and each key stands once, on a line of its own";
+            source.reject(e.span().map_or(Spot::Code, spot_of), format!("this is not valid TOML: {}", e.message()), hint)
+        })?;
+        let (span, table) = (parsed.span(), parsed.into_inner());
+        let root = convert(&Spanned::new(span, DeValue::Table(table)), &spot_of)
+            .map_err(|(spot, message)| source.reject(spot, message, "choose a smaller number"))?;
+        Ok(Self { source: Arc::new(source), root })
+    }
+
+    /// Refuses what stands at `key` (dotted); the caret stands below it, or below the table that it is missing from.
+    pub(super) fn reject(&self, key: &str, message: String, hint: impl Into<String>) -> RecipeError {
+        self.source.reject(self.root.spot_near(key), message, hint)
+    }
+}
+
+impl Node {
+    pub(super) fn table() -> Self {
+        Self { value: Value::Table(Vec::new()), spot: Spot::Code }
+    }
+
+    pub(super) fn entries(&self) -> &[Entry] {
+        match &self.value {
+            Value::Table(entries) => entries,
+            _ => &[],
+        }
+    }
+
+    pub(super) fn entries_mut(&mut self) -> Option<&mut Vec<Entry>> {
+        match &mut self.value {
+            Value::Table(entries) => Some(entries),
+            _ => None,
+        }
+    }
+
+    pub(super) fn as_str(&self) -> Option<&str> {
+        match &self.value {
+            Value::String(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The entry at a dotted key.
+    pub(super) fn entry(&self, key: &str) -> Option<&Entry> {
+        let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
+        let entry = self.entries().iter().find(|entry| entry.key == first)?;
+        rest.map_or(Some(entry), |rest| entry.node.entry(rest))
+    }
+
+    /// The value at a dotted key.
+    pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Node> {
+        let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
+        let node = &mut self.entries_mut()?.iter_mut().find(|entry| entry.key == first)?.node;
+        match rest {
+            Some(rest) => node.get_mut(rest),
+            None => Some(node),
+        }
+    }
+
+    /// Where `key` (dotted) was written, or the innermost table of it that was.
+    pub(super) fn spot_near(&self, key: &str) -> Spot {
+        let mut key = key;
+        loop {
+            if let Some(entry) = self.entry(key) {
+                return entry.spot;
+            }
+            let Some((outer, _)) = key.rsplit_once('.') else { return Spot::Code };
+            key = outer;
+        }
+    }
+
+    /// Removes the entry at a dotted key; a table that this leaves empty goes too.
+    pub(super) fn take(&mut self, key: &str) -> Option<Entry> {
+        let entries = self.entries_mut()?;
+        let Some((first, rest)) = key.split_once('.') else {
+            let at = entries.iter().position(|entry| entry.key == key)?;
+            return Some(entries.remove(at));
+        };
+        let at = entries.iter().position(|entry| entry.key == first)?;
+        let taken = entries[at].node.take(rest)?;
+        if entries[at].node.entries().is_empty() {
+            entries.remove(at);
+        }
+        Some(taken)
+    }
+
+    /// Puts a value at a dotted key, whose last part becomes the entry's key; what stood there goes. False where something
+    /// on the way is not a table.
+    pub(super) fn put(&mut self, key: &str, spot: Spot, node: Node) -> bool {
+        let Some(entries) = self.entries_mut() else { return false };
+        let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
+        let at = entries.iter().position(|entry| entry.key == first);
+        match (rest, at) {
+            (Some(rest), Some(at)) => return entries[at].node.put(rest, spot, node),
+            (Some(rest), None) => {
+                let mut table = Node::table();
+                table.put(rest, spot, node);
+                entries.push(Entry { key: first.to_owned(), spot, node: table });
+            }
+            (None, Some(at)) => entries[at] = Entry { key: first.to_owned(), spot, node },
+            (None, None) => entries.push(Entry { key: first.to_owned(), spot, node }),
+        }
+        true
+    }
+
+    /// The same value without the places.
+    pub(super) fn to_value(&self) -> toml::Value {
+        match &self.value {
+            Value::String(v) | Value::Datetime(v) => toml::Value::String(v.clone()),
+            Value::Integer(v) => toml::Value::Integer(*v),
+            Value::Float(v) => toml::Value::Float(*v),
+            Value::Boolean(v) => toml::Value::Boolean(*v),
+            Value::Array(items) => toml::Value::Array(items.iter().map(Node::to_value).collect()),
+            Value::Table(entries) => {
+                toml::Value::Table(entries.iter().map(|entry| (entry.key.clone(), entry.node.to_value())).collect())
+            }
+        }
+    }
+}
+
+/// A value made by a program.
+impl From<toml::Value> for Node {
+    fn from(value: toml::Value) -> Self {
+        let value = match value {
+            toml::Value::String(v) => Value::String(v),
+            toml::Value::Integer(v) => Value::Integer(v),
+            toml::Value::Float(v) => Value::Float(v),
+            toml::Value::Boolean(v) => Value::Boolean(v),
+            toml::Value::Datetime(v) => Value::Datetime(v.to_string()),
+            toml::Value::Array(items) => Value::Array(items.into_iter().map(Node::from).collect()),
+            toml::Value::Table(table) => Value::Table(
+                table.into_iter().map(|(key, value)| Entry { key, spot: Spot::Code, node: Node::from(value) }).collect(),
+            ),
+        };
+        Self { value, spot: Spot::Code }
+    }
+}
+
+/// Takes over what the TOML parser read; `spot_of` says what its spans mean.
+pub(super) fn convert(from: &Spanned<DeValue<'_>>, spot_of: &dyn Fn(Range<usize>) -> Spot) -> Result<Node, (Spot, String)> {
+    let spot = spot_of(from.span());
+    let value = match from.get_ref() {
+        DeValue::String(text) => Value::String(text.to_string()),
+        DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
+            .map(Value::Integer)
+            .map_err(|_| (spot, format!("the integer {number} does not fit in 64 bits")))?,
+        DeValue::Float(number) => match number.as_str().parse::<f64>() {
+            Ok(value) if value.is_finite() || !number.as_str().contains(|c: char| c.is_ascii_digit()) => Value::Float(value),
+            _ => return Err((spot, format!("the number {number} does not fit in 64 bits"))),
+        },
+        DeValue::Boolean(value) => Value::Boolean(*value),
+        DeValue::Datetime(value) => Value::Datetime(value.to_string()),
+        DeValue::Array(items) => Value::Array(items.iter().map(|item| convert(item, spot_of)).collect::<Result<_, _>>()?),
+        DeValue::Table(table) => {
+            let mut entries = Vec::with_capacity(table.len());
+            for (key, value) in table {
+                entries.push(Entry { key: key.get_ref().to_string(), spot: spot_of(key.span()), node: convert(value, spot_of)? });
+            }
+            // The parser sorts by name; a reader meets the first mistake first.
+            entries.sort_by_key(|entry| entry.spot);
+            Value::Table(entries)
+        }
+    };
+    Ok(Node { value, spot })
+}

@@ -1,0 +1,231 @@
+//! From the recipe back to TOML and to words, and what differs between two recipes.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use toml::Value;
+
+use super::plan::{CacheLength, HeadRecipe, Labels, Recipe, TargetModules, ValidationSource, Warmup};
+
+/// A key whose value a resumed run may not change, but would.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Dotted, as `kv_cache.chunk_size`.
+    pub key: String,
+    /// The value of the run, in TOML; `not set` where it has none.
+    pub before: String,
+    /// The value that was asked for.
+    pub after: String,
+}
+
+type Section = (&'static str, Vec<(&'static str, Value)>);
+
+impl Recipe {
+    /// The complete recipe. Loading it again gives an equal one.
+    pub fn to_toml(&self) -> String {
+        let top = self.output_dir.iter().map(|path| format!("output_dir = {}\n", path_value(path)));
+        let tables = self.sections().into_iter().map(|(name, entries)| {
+            let lines: Vec<String> = entries.into_iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
+            format!("[{name}]\n{}", lines.concat())
+        });
+        top.chain(tables).collect::<Vec<_>>().join("\n")
+    }
+
+    /// What stands in the way of continuing this recipe's run with `resumed`: everything that differs, but for the lengths
+    /// of the run, logging, saving, the tiling of the gradient, and where it is written.
+    pub fn changes_refused_on_resume(&self, resumed: &Self) -> Vec<Difference> {
+        let (before, after) = (self.flat(), resumed.flat());
+        let mut keys: Vec<&String> = before.keys().chain(after.keys()).collect();
+        keys.sort();
+        keys.dedup();
+        let show = |value: Option<&String>| value.cloned().unwrap_or_else(|| "not set".to_owned());
+        keys.into_iter()
+            .filter(|key| !may_change(key) && before.get(*key) != after.get(*key))
+            .map(|key| Difference { key: key.clone(), before: show(before.get(key)), after: show(after.get(key)) })
+            .collect()
+    }
+
+    /// All values in TOML by their dotted keys.
+    fn flat(&self) -> BTreeMap<String, String> {
+        let sections = self.sections().into_iter();
+        sections
+            .flat_map(|(name, entries)| entries.into_iter().map(move |(key, value)| (format!("{name}.{key}"), value.to_string())))
+            .collect()
+    }
+
+    fn sections(&self) -> [Section; 11] {
+        let (model, lora, grad) = (&self.model, &self.lora, &self.grad);
+        let (eval, checkpoint) = (&self.eval, &self.checkpoint);
+        let targets = match &lora.target_modules {
+            TargetModules::AllLinear => word("all-linear"),
+            TargetModules::Names(names) => Value::from(names.clone()),
+        };
+        let model = [
+            Some(("path", path_value(&model.path))),
+            model.adapter.as_deref().map(|path| ("adapter", path_value(path))),
+            Some(("dtype", word(model.dtype.name()))),
+        ];
+        let grad = [
+            Some(("layers_per_cell", whole(grad.layers_per_cell as u64))),
+            Some(("chunks_per_cell_multiplier", Value::Float(grad.chunks_per_cell_multiplier))),
+            grad.chunks_per_cell.map(|chunks| ("chunks_per_cell", whole(chunks as u64))),
+            Some(("layer_checkpoints", word(grad.layer_checkpoints.name()))),
+        ];
+        let eval = [
+            Some(("interval", whole(eval.interval))),
+            Some(("initial", Value::Boolean(eval.initial))),
+            Some(("metric", word(eval.metric.name()))),
+            Some(("mode", word(eval.mode.name()))),
+            eval.micro_batch_size.map(|size| ("micro_batch_size", whole(size as u64))),
+            eval.max_batches.map(|batches| ("max_batches", whole(batches as u64))),
+        ];
+        let checkpoint = [
+            Some(("save_interval", whole(checkpoint.save_interval))),
+            checkpoint.intermediate_save_interval.map(|steps| ("intermediate_save_interval", whole(steps))),
+            Some(("intermediate_save_keep", whole(checkpoint.intermediate_save_keep as u64))),
+        ];
+        let lora = vec![
+            ("r", whole(lora.r as u64)),
+            ("alpha", Value::Float(lora.alpha)),
+            ("dropout", Value::Float(lora.dropout)),
+            ("target_modules", targets),
+        ];
+        [
+            ("model", model.into_iter().flatten().collect()),
+            ("lora", lora),
+            ("data", self.data_entries()),
+            ("head", self.head_entries()),
+            ("kv_cache", self.cache_entries()),
+            ("grad", grad.into_iter().flatten().collect()),
+            ("train", self.train_entries()),
+            ("optimizer", self.optimizer_entries()),
+            ("eval", eval.into_iter().flatten().collect()),
+            ("checkpoint", checkpoint.into_iter().flatten().collect()),
+            ("log", vec![("interval", whole(self.log.interval))]),
+        ]
+    }
+
+    fn data_entries(&self) -> Vec<(&'static str, Value)> {
+        let data = &self.data;
+        let validation = match &data.validation {
+            ValidationSource::File(path) => ("validation", path_value(path)),
+            ValidationSource::Fraction(part) => ("validation_fraction", Value::Float(*part)),
+        };
+        let entries = [
+            Some(("format", word(data.format.name()))),
+            Some(("train", path_value(&data.train))),
+            Some(validation),
+            data.max_seq_length.map(|length| ("max_seq_length", whole(length as u64))),
+            Some(("on_too_long", word(data.on_too_long.name()))),
+            Some(("order", word(data.order.name()))),
+            Some(("train_on_prompt", Value::Boolean(data.train_on_prompt))),
+        ];
+        entries.into_iter().flatten().collect()
+    }
+
+    fn head_entries(&self) -> Vec<(&'static str, Value)> {
+        let HeadRecipe::SeqClassificationOnLogits(labels) = &self.head else { return vec![("kind", word("next_token"))] };
+        let labels = match labels {
+            Labels::Tokens(tokens) => ("label_tokens", Value::from(tokens.clone())),
+            Labels::Texts(texts) => ("labels", Value::from(texts.clone())),
+        };
+        vec![("kind", word("seq_classification_on_logits")), labels]
+    }
+
+    fn cache_entries(&self) -> Vec<(&'static str, Value)> {
+        let cache = &self.kv_cache;
+        let length = match &cache.cache_length {
+            CacheLength::Uniform(slots) => whole(*slots as u64),
+            CacheLength::PerLayer(slots) => Value::Array(slots.iter().map(|slots| whole(*slots as u64)).collect()),
+        };
+        vec![
+            ("policy", cache.policy.to_value()),
+            ("buffer", word(cache.buffer.name())),
+            ("cache_length", length),
+            ("chunk_size", whole(cache.chunk_size as u64)),
+            ("storage", word(cache.storage.name())),
+        ]
+    }
+
+    fn train_entries(&self) -> Vec<(&'static str, Value)> {
+        let train = &self.train;
+        let entries = [
+            Some(("micro_batch_size", whole(train.micro_batch_size as u64))),
+            Some(("gradient_accumulation_steps", whole(train.gradient_accumulation_steps as u64))),
+            train.max_steps.map(|steps| ("max_steps", whole(steps))),
+            Some(("epochs", whole(train.epochs))),
+            Some(("max_grad_norm", Value::Float(train.max_grad_norm))),
+            Some(("seed", whole(train.seed))),
+        ];
+        entries.into_iter().flatten().collect()
+    }
+
+    fn optimizer_entries(&self) -> Vec<(&'static str, Value)> {
+        let optimizer = &self.optimizer;
+        let warmup = match optimizer.warmup {
+            Warmup::Steps(steps) => ("warmup_steps", whole(steps)),
+            Warmup::Ratio(part) => ("warmup_ratio", Value::Float(part)),
+        };
+        vec![
+            ("learning_rate", Value::Float(optimizer.learning_rate)),
+            ("weight_decay", Value::Float(optimizer.weight_decay)),
+            ("betas", Value::from(vec![optimizer.betas.0, optimizer.betas.1])),
+            ("eps", Value::Float(optimizer.eps)),
+            ("schedule", word(optimizer.schedule.name())),
+            warmup,
+        ]
+    }
+}
+
+/// `1024`, or `[1024, 512]`.
+impl fmt::Display for CacheLength {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uniform(slots) => slots.fmt(f),
+            Self::PerLayer(slots) => write!(f, "{slots:?}"),
+        }
+    }
+}
+
+/// `all-linear`, or `q_proj, v_proj`.
+impl fmt::Display for TargetModules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AllLinear => f.write_str("all-linear"),
+            Self::Names(names) => f.write_str(&names.join(", ")),
+        }
+    }
+}
+
+/// `A, B, C, D`, or `tokens 32, 33`.
+impl fmt::Display for Labels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tokens(tokens) => {
+                let numbers: Vec<String> = tokens.iter().map(ToString::to_string).collect();
+                write!(f, "tokens {}", numbers.join(", "))
+            }
+            Self::Texts(texts) => f.write_str(&texts.join(", ")),
+        }
+    }
+}
+
+fn may_change(key: &str) -> bool {
+    let (table, _) = key.split_once('.').unwrap_or((key, ""));
+    matches!(table, "log" | "checkpoint" | "grad") || matches!(key, "train.epochs" | "train.max_steps")
+}
+
+fn word(text: &str) -> Value {
+    Value::String(text.to_owned())
+}
+
+/// TOML's integers end at 2^63 - 1; a recipe that was loaded has none beyond.
+fn whole(number: u64) -> Value {
+    Value::Integer(number as i64)
+}
+
+/// The resolver has seen to it that the path is UTF-8.
+fn path_value(path: &Path) -> Value {
+    word(&path.to_string_lossy())
+}

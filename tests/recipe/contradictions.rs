@@ -1,0 +1,114 @@
+//! What cannot be, one line each: the message, and the line that the caret stands on.
+
+use super::{refused, with};
+
+/// Lines that are added, the key that must be marked, and a part of the message.
+const REFUSED: &[(&str, &str, &str)] = &[
+    ("[model]\ndtype = \"f16\"", "dtype", "`model.dtype = \"f16\"` cannot be trained in"),
+    ("[model]\ndtype = \"float16\"", "dtype", "cannot be trained in"),
+    ("[model]\nadapter = \"\"", "adapter", "`model.adapter` must be a path"),
+    ("[lora]\nr = 0", "r", "`lora.r` must be at least 1, found 0"),
+    ("[lora]\nr = -1", "-1", "`lora.r` must be a whole number, 0 or more, found `-1`"),
+    ("[lora]\nr = 4.0", "4.0", "found `4.0`"),
+    ("[lora]\nr = \"4\"", "\"4\"", "found the string \"4\""),
+    ("[lora]\nalpha = 0", "alpha", "`lora.alpha` must be more than 0, and finite, found 0.0"),
+    ("[lora]\nalpha = -1.0", "alpha", "more than 0"),
+    ("[lora]\nalpha = nan", "alpha", "more than 0"),
+    ("[lora]\nalpha = inf", "alpha", "and finite"),
+    ("[lora]\ndropout = 1.0", "dropout", "at least 0 and less than 1, found 1.0"),
+    ("[lora]\ndropout = -0.1", "dropout", "at least 0 and less than 1"),
+    ("[lora]\ntarget_modules = []", "target_modules", "must list at least 1, found 0"),
+    ("[lora]\ntarget_modules = [\"q_proj\", \"q_proj\"]", "target_modules", "lists \"q_proj\" twice"),
+    ("[lora]\ntarget_modules = 3", "3", "or an array of module names, found `3`"),
+    ("[data]\nvalidation = \"v\"\nvalidation_fraction = 0.2", "validation_fraction", "contradict each other"),
+    ("[data]\nvalidation_fraction = 1.0", "validation_fraction", "less than 1"),
+    ("[data]\nvalidation_fraction = -0.5", "validation_fraction", "at least 0"),
+    ("[data]\nmax_seq_length = 1", "max_seq_length", "at least 2"),
+    ("[data]\ntrain_on_prompt = true", "train_on_prompt", "says nothing"),
+    ("[data]\ntrain_on_prompt = 1", "1", "must be `true` or `false`, found `1`"),
+    ("[head]\nlabels = [\"A\", \"B\"]", "labels", "says nothing where `head.kind` is `next_token`"),
+    ("[head]\nkind = \"next_token\"\nlabel_tokens = [1, 2]", "label_tokens", "says nothing"),
+    ("[head]\nkind = \"seq_classification_on_logits\"", "kind", "needs classes"),
+    (
+        "[head]\nkind = \"seq_classification_on_logits\"\nlabels = [\"A\", \"B\"]\nlabel_tokens = [1, 2]",
+        "label_tokens",
+        "contradict each other",
+    ),
+    ("[head]\nkind = \"seq_classification_on_logits\"\nlabels = [\"A\"]", "labels", "at least 2, found 1"),
+    ("[head]\nkind = \"seq_classification_on_logits\"\nlabel_tokens = [7, 7]", "label_tokens", "lists 7 twice"),
+    ("[kv_cache]\nchunk_size = 0", "chunk_size", "`kv_cache.chunk_size` must be at least 1, found 0"),
+    ("[kv_cache]\ncache_length = 0", "cache_length", "must be at least 1, found 0"),
+    ("[kv_cache]\ncache_length = [8, 0]", "cache_length", "at least 1 in every layer, found [8, 0]"),
+    ("[kv_cache]\ncache_length = []", "cache_length", "at least 1 in every layer"),
+    ("[kv_cache]\ncache_length = \"8\"", "\"8\"", "or an array of one per layer"),
+    ("[kv_cache]\ncache_length = -8", "-8", "found `-8`"),
+    ("[kv_cache]\nstorage = \"growing\"", "storage", "contradicts the policy `h2o`"),
+    ("[kv_cache]\npolicy = { h2o = {}, dense = {} }", "dense", "a table with exactly one, found `h2o` and `dense`"),
+    ("[kv_cache]\npolicy = {}", "policy", "found an empty table"),
+    ("[kv_cache]\npolicy = 3", "3", "found `3`"),
+    ("[kv_cache]\npolicy = { h2o = 3 }", "h2o", "`h2o` without a table of parameters"),
+    ("[kv_cache]\nname = \"h2o-torch-quantized8\"", "name", "the buffer `torch-quantized8`, which is not there"),
+    ("[kv_cache]\nname = 3", "3", "`kv_cache.name` must be a string"),
+    ("[grad]\nlayers_per_cell = 0", "layers_per_cell", "at least 1"),
+    ("[grad]\nchunks_per_cell_multiplier = 0.05", "chunks_per_cell_multiplier", "at least 0.1, found 0.05"),
+    ("[grad]\nchunks_per_cell_multiplier = nan", "chunks_per_cell_multiplier", "at least 0.1"),
+    ("[grad]\nchunks_per_cell = 0", "chunks_per_cell", "at least 1"),
+    ("[train]\nmicro_batch_size = 0", "micro_batch_size", "at least 1"),
+    ("[train]\ngradient_accumulation_steps = 0", "gradient_accumulation_steps", "at least 1"),
+    ("[train]\nmax_steps = 0", "max_steps", "at least 1"),
+    ("[train]\nepochs = 0", "epochs", "at least 1"),
+    ("[train]\nmax_grad_norm = 0", "max_grad_norm", "more than 0"),
+    ("[train]\nseed = -1", "-1", "a whole number, 0 or more"),
+    ("[optimizer]\nlearning_rate = 0.0", "learning_rate", "more than 0"),
+    ("[optimizer]\nlearning_rate = -1e-4", "learning_rate", "more than 0"),
+    ("[optimizer]\nweight_decay = -0.1", "weight_decay", "0 or more"),
+    ("[optimizer]\nbetas = [1.0, 0.999]", "betas", "less than 1"),
+    ("[optimizer]\nbetas = [0.9, -0.1]", "betas", "at least 0"),
+    ("[optimizer]\nbetas = [0.9]", "[0.9]", "an array of length 2, found one of length 1"),
+    ("[optimizer]\nbetas = [0.9, 0.9, 0.9]", "[0.9, 0.9, 0.9]", "length 3"),
+    ("[optimizer]\neps = 0", "eps", "more than 0"),
+    ("[optimizer]\nwarmup_steps = 3\nwarmup_ratio = 0.1", "warmup_ratio", "contradict each other"),
+    ("[optimizer]\nwarmup_ratio = 1.5", "warmup_ratio", "less than 1"),
+    ("[eval]\nmetric = \"accuracy\"", "metric", "contradicts the head `next_token`"),
+    ("[eval]\ninterval = 0", "interval", "at least 1"),
+    ("[eval]\nmicro_batch_size = 0", "micro_batch_size", "at least 1"),
+    ("[eval]\nmax_batches = 0", "max_batches", "at least 1"),
+    ("[checkpoint]\nsave_interval = 0", "save_interval", "at least 1"),
+    ("[checkpoint]\nintermediate_save_interval = 0", "intermediate_save_interval", "at least 1"),
+    ("[checkpoint]\nintermediate_save_keep = 0", "intermediate_save_keep", "at least 1"),
+    ("[log]\ninterval = 0", "interval", "at least 1"),
+    ("output_dir = \"\"", "output_dir", "must be a path"),
+    ("lora = 3", "3", "`lora` must be a table, found `3`"),
+    ("[[lora]]\nr = 3", "[[lora]]", "`lora` must be a table, found an array"),
+];
+
+#[test]
+fn each_is_refused_where_it_stands() {
+    for (lines, marked, message) in REFUSED {
+        let text = with(lines);
+        let error = refused(&text);
+        assert!(error.message.contains(message), "{lines}: {error}");
+        let (line, column) = (error.line().expect(lines), error.column().expect(lines));
+        let written = text.lines().nth(line - 1).unwrap();
+        assert!(written[column - 1..].starts_with(marked), "{lines}: {error}");
+        assert_eq!(error.to_string().matches('^').count(), marked.len(), "{lines}: {error}");
+    }
+}
+
+#[test]
+fn a_prompt_cannot_be_trained_on_by_a_classification() {
+    let text = with("[data]\ntrain_on_prompt = true").replace("\"tokens\"", "\"longbench-v2\"");
+    let error = refused(&format!("{text}[head]\nkind = \"seq_classification_on_logits\"\nlabels = [\"A\", \"B\"]\n"));
+    assert!(error.message.contains("contradicts"), "{error}");
+}
+
+#[test]
+fn what_has_no_default_is_missed_by_name() {
+    let error = refused("[model]\ndtype = \"f32\"\n[data]\nformat = \"tokens\"\ntrain = \"t\"\n");
+    assert_eq!((error.message.as_str(), error.line()), ("`model.path` is missing: the directory of the model", Some(1)));
+    let error = refused("[data]\nformat = \"tokens\"\n");
+    assert_eq!((error.message.as_str(), error.line()), ("`data.train` is missing: the file of training examples", Some(1)));
+    let error = refused("");
+    assert!(error.message.starts_with("`data.format` is missing") && error.line().is_none(), "{error}");
+    assert!(error.to_string().ends_with("\n  --> /nowhere/a.toml"), "{error}");
+}

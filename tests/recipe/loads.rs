@@ -1,0 +1,120 @@
+//! Recipes that load: the one that the project was asked for, those that come with it, and the defaults.
+
+use std::path::Path;
+
+use kvtune::recipe::{
+    BatchOrder, CacheLength, DataFormat, Dtype, HeadRecipe, Labels, LayerCheckpoints, Metric, Mode, OnTooLong, Recipe, Schedule,
+    Storage, TargetModules, ValidationSource, Warmup,
+};
+
+use super::{SMALL, parse, with};
+
+const ASKED_FOR: &str = r#"
+[model]
+path = "../shared/golden/model-qwen2"      # a directory
+adapter = "../shared/golden/adapter-qwen2" # optional: start from a PEFT adapter
+dtype = "f32"
+[lora]
+r = 4
+alpha = 8
+target_modules = "all-linear"
+[data]
+format = "tokens"                # longbench-v2 | prompt-completion | tokens
+train = "tokens.jsonl"           # see below
+[head]
+kind = "next_token"              # or kind = "seq_classification_on_logits"
+[kv_cache]
+policy = "h2o"                   # or: policy.h2o = { grace_period = 64 }
+buffer = "plain"
+cache_length = 32
+chunk_size = 8
+[grad]
+layers_per_cell = 1
+chunks_per_cell_multiplier = 1.0
+layer_checkpoints = "plain"      # plain | int8
+[train]
+micro_batch_size = 2
+max_steps = 1
+seed = 1
+"#;
+
+#[test]
+fn the_recipe_that_was_asked_for_loads_as_it_stands() {
+    let resolved = parse(ASKED_FOR).unwrap();
+    assert_eq!(resolved.notes, Vec::<String>::new());
+    let recipe = resolved.recipe;
+    assert_eq!(recipe.model.path, Path::new("/shared/golden/model-qwen2"));
+    assert_eq!(recipe.model.adapter.as_deref(), Some(Path::new("/shared/golden/adapter-qwen2")));
+    assert_eq!(recipe.data.train, Path::new("/nowhere/tokens.jsonl"));
+    assert_eq!((recipe.lora.r, recipe.lora.alpha), (4, 8.0));
+    assert_eq!(recipe.kv_cache.policy.name, "h2o");
+    assert_eq!(recipe.kv_cache.cache_length, CacheLength::Uniform(32));
+    assert_eq!((recipe.train.micro_batch_size, recipe.train.max_steps), (2, Some(1)));
+}
+
+#[test]
+fn what_is_left_out_has_its_default() {
+    let recipe = parse(SMALL).unwrap().recipe;
+    assert_eq!((recipe.model.dtype, recipe.model.adapter), (Dtype::F32, None));
+    assert_eq!((recipe.lora.r, recipe.lora.alpha, recipe.lora.dropout), (8, 16.0, 0.0));
+    assert_eq!(recipe.lora.target_modules, TargetModules::AllLinear);
+    assert_eq!(recipe.data.validation, ValidationSource::Fraction(0.1));
+    assert_eq!((recipe.data.on_too_long, recipe.data.order), (OnTooLong::Error, BatchOrder::Shuffled));
+    assert_eq!((recipe.data.max_seq_length, recipe.data.train_on_prompt), (None, false));
+    assert_eq!(recipe.head, HeadRecipe::NextToken);
+    assert_eq!(recipe.kv_cache.storage, Storage::Preallocated);
+    assert_eq!((recipe.grad.layers_per_cell, recipe.grad.chunks_per_cell_multiplier), (1, 1.0));
+    assert_eq!((recipe.grad.chunks_per_cell, recipe.grad.layer_checkpoints), (None, LayerCheckpoints::Plain));
+    assert_eq!((recipe.train.epochs, recipe.train.gradient_accumulation_steps, recipe.train.max_grad_norm), (1, 1, 1.0));
+    let optimizer = recipe.optimizer;
+    assert_eq!((optimizer.learning_rate, optimizer.weight_decay, optimizer.eps), (2e-4, 0.01, 1e-8));
+    assert_eq!((optimizer.betas, optimizer.schedule, optimizer.warmup), ((0.9, 0.999), Schedule::Cosine, Warmup::Ratio(0.05)));
+    assert_eq!(
+        (recipe.eval.interval, recipe.eval.initial, recipe.eval.metric, recipe.eval.mode),
+        (100, false, Metric::Loss, Mode::Min)
+    );
+    let checkpoint = recipe.checkpoint;
+    assert_eq!(
+        (checkpoint.save_interval, checkpoint.intermediate_save_interval, checkpoint.intermediate_save_keep),
+        (50, None, 2)
+    );
+    assert_eq!((recipe.log.interval, recipe.output_dir), (1, None));
+}
+
+#[test]
+fn classification_takes_labels_or_tokens_and_accuracy_wants_the_larger() {
+    let head = |line: &str| parse(&with(&format!("[head]\nkind = \"seq_classification_on_logits\"\n{line}"))).unwrap().recipe;
+    let texts = head("labels = [\"A\", \"B\"]\n[eval]\nmetric = \"accuracy\"");
+    assert_eq!(texts.head, HeadRecipe::SeqClassificationOnLogits(Labels::Texts(vec!["A".into(), "B".into()])));
+    assert_eq!(texts.eval.mode, Mode::Max);
+    let tokens = head("label_tokens = [40, 41, 42, 43]");
+    assert_eq!(tokens.head, HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![40, 41, 42, 43])));
+}
+
+#[test]
+fn the_recipes_that_come_along_load() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes");
+    let load = |name: &str| {
+        let resolved = Recipe::load(&folder.join(name), &[]).unwrap();
+        assert_eq!(resolved.notes, Vec::<String>::new());
+        resolved.recipe
+    };
+    let quick = load("quickstart.toml");
+    assert_eq!((quick.kv_cache.cache_length, quick.kv_cache.chunk_size), (CacheLength::Uniform(1024), 256));
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).canonicalize().unwrap().join("data/demo");
+    assert_eq!(quick.model.path, data.join("model"));
+    assert_eq!(quick.data.validation, ValidationSource::File(data.join("validation.json")));
+    let long = load("longbench.toml");
+    assert_eq!((long.data.format, long.data.max_seq_length), (DataFormat::LongBenchV2, Some(32768)));
+}
+
+#[test]
+fn a_recipe_that_cannot_be_read_says_so() {
+    let error = Recipe::load(Path::new("/nowhere/none.toml"), &[]).map(|r| r.recipe).unwrap_err();
+    assert!(error.message.starts_with("the recipe cannot be read: "), "{error}");
+    assert!(error.to_string().ends_with("\n  --> /nowhere/none.toml"), "{error}");
+    let folder = tempfile::tempdir().unwrap();
+    let latin = folder.path().join("latin.toml");
+    std::fs::write(&latin, b"# \xe9\n").unwrap();
+    assert!(Recipe::load(&latin, &[]).is_err());
+}

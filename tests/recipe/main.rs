@@ -1,0 +1,42 @@
+//! The room `recipe`: what loads, what is refused and where the caret stands, and that nothing is lost on the way to disk.
+
+mod aliases;
+mod contradictions;
+mod loads;
+mod overrides;
+mod policies;
+mod round_trip;
+mod typos;
+
+use std::path::Path;
+
+use kvtune::recipe::{Recipe, RecipeError, Resolved};
+use kvtune::units::Hint;
+
+/// A recipe of the fewest keys.
+const SMALL: &str = "[model]\npath = \"model\"\n[data]\nformat = \"tokens\"\ntrain = \"t.jsonl\"\n";
+
+fn parse(text: &str) -> Result<Resolved, RecipeError> {
+    parse_with(text, &[])
+}
+
+fn parse_with(text: &str, overrides: &[&str]) -> Result<Resolved, RecipeError> {
+    let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+    Recipe::parse(text.to_owned(), Path::new("/nowhere/a.toml"), &overrides)
+}
+
+/// The small recipe with lines appended, or put into a table that it has.
+fn with(lines: &str) -> String {
+    for table in ["[model]\n", "[data]\n"] {
+        if let Some(rest) = lines.strip_prefix(table) {
+            return SMALL.replace(table, &format!("{table}{rest}\n"));
+        }
+    }
+    if lines.starts_with('[') { format!("{SMALL}{lines}\n") } else { format!("{lines}\n{SMALL}") }
+}
+
+fn refused(text: &str) -> RecipeError {
+    let error = parse(text).map(|r| r.recipe).expect_err(text);
+    assert!(error.hint().is_some(), "no hint: {error}");
+    error
+}

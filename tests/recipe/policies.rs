@@ -1,0 +1,101 @@
+//! A choice by name, whose parameters a file outside this room reads: its errors point into the recipe all the same.
+
+use kvtune::recipe::Choice;
+use kvtune::units::Hint;
+use serde::Deserialize;
+
+use super::{parse, parse_with, with};
+
+#[derive(Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+struct Params {
+    #[serde(default)]
+    grace_period: usize,
+    #[serde(default = "half")]
+    keep: f64,
+}
+
+fn half() -> f64 {
+    0.5
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Needs {
+    #[allow(dead_code)]
+    width: usize,
+}
+
+fn choice(lines: &str) -> Choice {
+    parse(&with(&format!("[kv_cache]\n{lines}"))).expect("a recipe that loads").recipe.kv_cache.policy
+}
+
+#[test]
+fn parameters_come_from_every_way_to_write_them() {
+    let written = [
+        "policy = { h2o = { grace_period = 64 } }",
+        "policy.h2o = { grace_period = 64 }",
+        "policy.h2o.grace_period = 64",
+        "[kv_cache.policy.h2o]\ngrace_period = 64",
+    ];
+    for lines in written {
+        let choice = choice(lines);
+        assert_eq!(choice.name, "h2o");
+        assert_eq!(choice.params::<Params>().unwrap(), Params { grace_period: 64, keep: 0.5 }, "{lines}");
+    }
+    let in_their_order = parse(&with("[kv_cache]\npolicy.h2o = [64, 0.5]")).map(|r| r.recipe);
+    assert!(in_their_order.is_err());
+    for lines in ["policy = \"h2o\"", "policy.h2o = {}", ""] {
+        assert_eq!(choice(lines).params::<Params>().unwrap(), Params { grace_period: 0, keep: 0.5 }, "{lines}");
+    }
+}
+
+#[test]
+fn parameters_that_do_not_exist_or_fit_are_shown_where_they_stand() {
+    let error = choice("policy.h2o = { grace_perod = 64 }").params::<Params>().unwrap_err();
+    assert_eq!(error.message, "unknown key `grace_perod` in `[kv_cache.policy.h2o]`");
+    assert_eq!((error.line(), error.column()), (Some(7), Some(16)));
+    assert_eq!(error.hint().unwrap(), "did you mean `grace_period`?");
+    let error = choice("policy.h2o = { grace_period = \"a\" }").params::<Params>().unwrap_err();
+    assert_eq!(error.message, "`kv_cache.policy.h2o.grace_period` must be a whole number, 0 or more, found the string \"a\"");
+    let error = choice("policy.h2o = { chunk_size = 4 }").params::<Params>().unwrap_err();
+    assert_eq!(error.hint().unwrap(), "did you mean `kv_cache.chunk_size`?");
+    let error = choice("policy = \"h2o\"").params::<Needs>().unwrap_err();
+    assert_eq!(error.message, "`kv_cache.policy.h2o` lacks `width`");
+    let text = with("[kv_cache]\npolicy = \"h2o\"");
+    let set = parse_with(&text, &["kv_cache.policy.h2o.graceperiod=3"]).unwrap().recipe.kv_cache.policy;
+    let error = set.params::<Params>().unwrap_err();
+    assert!(error.to_string().ends_with("\n  --> --set kv_cache.policy.h2o.graceperiod=3"), "{error}");
+}
+
+#[test]
+fn an_unknown_name_and_a_refused_parameter_are_shown_where_they_stand() {
+    let known = ["dense", "h2o", "lastrec"];
+    for (lines, column) in [("policy = \"h20\"", 10), ("policy.h20 = {}", 8), ("policy = { h20 = {} }", 12)] {
+        let error = choice(lines).unknown(&known);
+        assert_eq!(error.message, "unknown value `h20` for `kv_cache.policy`");
+        assert_eq!((error.line(), error.column()), (Some(7), Some(column)), "{error}");
+        assert_eq!(error.hint().unwrap(), "did you mean `h2o`?");
+    }
+    let error = choice("policy.h2o = { grace_period = 64 }").reject(Some("grace_period"), "too long".into(), "shorten it".into());
+    assert_eq!((error.line(), error.column(), error.hint().as_deref()), (Some(7), Some(16), Some("shorten it")));
+    let error = choice("policy = \"h2o\"").reject(Some("grace_period"), "too long".into(), "shorten it".into());
+    assert_eq!((error.line(), error.column()), (Some(7), Some(10)));
+}
+
+#[test]
+fn a_choice_made_by_a_program_has_no_place() {
+    let table: toml::Table = "grace_period = 3".parse().unwrap();
+    let choice = Choice::with_params("h2o", table);
+    assert_eq!(choice.params::<Params>().unwrap().grace_period, 3);
+    assert_eq!(Choice::named("h20").unknown(&["h2o"]).to_string(), "unknown value `h20` for `kv_cache.policy`");
+    assert_eq!(choice, self::choice("policy.h2o.grace_period = 3"));
+}
+
+#[test]
+fn values_that_prove_wrong_later_can_still_be_shown() {
+    let resolved = parse(&with("[kv_cache]\nchunk_size = 999")).unwrap();
+    let error = resolved.reject("kv_cache.chunk_size", "too large".into(), "choose 8".into());
+    assert_eq!((error.line(), error.column()), (Some(7), Some(1)));
+    assert_eq!(resolved.reject("lora.r", "too large".into(), "choose 8".into()).line(), None);
+}

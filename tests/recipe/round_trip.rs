@@ -1,0 +1,237 @@
+//! A resolved recipe that is written and read again is the same, and two recipes differ exactly where they do.
+
+use std::path::{Path, PathBuf};
+
+use kvtune::recipe::{
+    BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Choice, DataFormat, DataRecipe, Dtype, EvalRecipe,
+    GradRecipe, HeadRecipe, Labels, LayerCheckpoints, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnTooLong,
+    OptimizerRecipe, Recipe, Schedule, Storage, TargetModules, TrainRecipe, ValidationSource, Warmup,
+};
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::{SMALL, parse, parse_with};
+
+fn path() -> impl Strategy<Value = PathBuf> {
+    "[^/\\x00]{1,12}"
+        .prop_filter("not a step up", |name| !matches!(name.as_str(), "." | ".."))
+        .prop_map(|name| Path::new("/x").join(name))
+}
+
+fn number() -> impl Strategy<Value = f64> {
+    (1e-12..1e12_f64).prop_union(1e-3..1e3_f64)
+}
+
+fn large() -> impl Strategy<Value = u64> {
+    1..=i64::MAX as u64
+}
+
+fn small() -> impl Strategy<Value = usize> {
+    1..100_000_usize
+}
+
+prop_compose! {
+    fn lora()(r in small(), alpha in number(), dropout in 0.0..1.0_f64,
+              names in prop::collection::btree_set("[a-z_.\"]{1,8}", 0..4)) -> LoraRecipe {
+        let names: Vec<String> = names.into_iter().collect();
+        let target_modules = if names.is_empty() { TargetModules::AllLinear } else { TargetModules::Names(names) };
+        LoraRecipe { r, alpha, dropout, target_modules }
+    }
+}
+
+fn head() -> impl Strategy<Value = HeadRecipe> {
+    let tokens = prop::collection::btree_set(any::<u32>(), 2..5).prop_map(|set| Labels::Tokens(set.into_iter().collect()));
+    let texts = prop::collection::btree_set(".{0,4}", 2..5).prop_map(|set| Labels::Texts(set.into_iter().collect()));
+    prop_oneof![
+        Just(HeadRecipe::NextToken),
+        tokens.prop_map(HeadRecipe::SeqClassificationOnLogits),
+        texts.prop_map(HeadRecipe::SeqClassificationOnLogits),
+    ]
+}
+
+prop_compose! {
+    fn data(head: HeadRecipe)(format in select(DataFormat::ALL), train in path(), file in option::of(path()),
+            part in 0.0..1.0_f64, max_seq_length in option::of(2..1_000_000_usize), on_too_long in select(OnTooLong::ALL),
+            order in select(BatchOrder::ALL), prompt in any::<bool>()) -> DataRecipe {
+        let validation = file.map_or(ValidationSource::Fraction(part), ValidationSource::File);
+        let train_on_prompt = prompt && format != DataFormat::Tokens && head == HeadRecipe::NextToken;
+        DataRecipe { format, train, validation, max_seq_length, on_too_long, order, train_on_prompt }
+    }
+}
+
+fn policy() -> impl Strategy<Value = Choice> {
+    let value = prop_oneof![
+        any::<i64>().prop_map(toml::Value::Integer),
+        any::<bool>().prop_map(toml::Value::Boolean),
+        number().prop_map(toml::Value::Float),
+        ".{0,6}".prop_map(toml::Value::String),
+    ];
+    let params = prop::collection::btree_map("[a-z_]{1,6}", value, 0..3);
+    ("[a-z][a-z0-9-]{0,8}", params).prop_map(|(name, params)| Choice::with_params(&name, params.into_iter().collect()))
+}
+
+prop_compose! {
+    fn kv_cache()(policy in policy(), lengths in prop::collection::vec(small(), 1..4), uniform in any::<bool>(),
+                  chunk_size in small(), grow in any::<bool>()) -> CacheRecipe {
+        let cache_length = if uniform { CacheLength::Uniform(lengths[0]) } else { CacheLength::PerLayer(lengths) };
+        let policy = if grow { Choice::named("dense") } else { policy };
+        let storage = if grow { Storage::Growing } else { Storage::Preallocated };
+        CacheRecipe { policy, buffer: BufferKind::Plain, cache_length, chunk_size, storage }
+    }
+}
+
+prop_compose! {
+    fn train()(micro_batch_size in small(), gradient_accumulation_steps in small(), max_steps in option::of(large()),
+               epochs in large(), norm in option::of(number()), seed in 0..=i64::MAX as u64) -> TrainRecipe {
+        let max_grad_norm = norm.unwrap_or(f64::INFINITY);
+        TrainRecipe { micro_batch_size, gradient_accumulation_steps, max_steps, epochs, max_grad_norm, seed }
+    }
+}
+
+prop_compose! {
+    fn optimizer()(learning_rate in number(), weight_decay in 0.0..1e3_f64, betas in (0.0..1.0_f64, 0.0..1.0_f64), eps in number(),
+                   schedule in select(Schedule::ALL), steps in option::of(large()), ratio in 0.0..1.0_f64) -> OptimizerRecipe {
+        let warmup = steps.map_or(Warmup::Ratio(ratio), Warmup::Steps);
+        OptimizerRecipe { learning_rate, weight_decay, betas, eps, schedule, warmup }
+    }
+}
+
+prop_compose! {
+    fn eval(head: HeadRecipe)(interval in large(), initial in any::<bool>(), accuracy in any::<bool>(), mode in select(Mode::ALL),
+            micro_batch_size in option::of(small()), max_batches in option::of(small())) -> EvalRecipe {
+        let metric = if accuracy && head != HeadRecipe::NextToken { Metric::Accuracy } else { Metric::Loss };
+        EvalRecipe { interval, initial, metric, mode, micro_batch_size, max_batches }
+    }
+}
+
+prop_compose! {
+    fn rest()(model in (path(), option::of(path()), select(Dtype::ALL)),
+              grad in (small(), 0.1..1e3_f64, option::of(small()), select(LayerCheckpoints::ALL)),
+              checkpoint in (large(), option::of(large()), small()), interval in large(), output_dir in option::of(path()))
+             -> (ModelRecipe, GradRecipe, CheckpointRecipe, LogRecipe, Option<PathBuf>) {
+        let (layers_per_cell, chunks_per_cell_multiplier, chunks_per_cell, layer_checkpoints) = grad;
+        let (save_interval, intermediate_save_interval, intermediate_save_keep) = checkpoint;
+        (
+            ModelRecipe { path: model.0, adapter: model.1, dtype: model.2 },
+            GradRecipe { layers_per_cell, chunks_per_cell_multiplier, chunks_per_cell, layer_checkpoints },
+            CheckpointRecipe { save_interval, intermediate_save_interval, intermediate_save_keep },
+            LogRecipe { interval },
+            output_dir,
+        )
+    }
+}
+
+fn recipe() -> impl Strategy<Value = Recipe> {
+    head().prop_flat_map(|head| {
+        let parts = (rest(), lora(), data(head.clone()), kv_cache(), train(), optimizer(), eval(head.clone()));
+        parts.prop_map(move |((model, grad, checkpoint, log, output_dir), lora, data, kv_cache, train, optimizer, eval)| {
+            let head = head.clone();
+            Recipe { model, lora, data, head, kv_cache, grad, train, optimizer, eval, checkpoint, log, output_dir }
+        })
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read_again(recipe in recipe()) {
+        let text = recipe.to_toml();
+        let resolved = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        prop_assert_eq!(&resolved.recipe, &recipe, "{}", text);
+        prop_assert!(resolved.notes.is_empty(), "{:?}", resolved.notes);
+        prop_assert!(recipe.changes_refused_on_resume(&resolved.recipe).is_empty());
+    }
+
+    #[test]
+    fn no_text_breaks_the_reader(text in "[\\[\\]a-z_.=\"'{},#0-9 \n\t\u{e9}]{0,60}", set in "[a-z_.=\\[{\"0-9]{0,16}") {
+        let _ = parse_with(&text, &[&set]).map_err(|e| e.to_string());
+        let _ = parse_with(&format!("{SMALL}{text}"), &[]).map_err(|e| e.to_string());
+    }
+}
+
+#[test]
+fn a_resolved_recipe_does_not_depend_on_where_it_lies() {
+    let recipe = parse_with(SMALL, &["output_dir=../runs/./a", "model.adapter=/abs/b"]).unwrap().recipe;
+    assert_eq!(recipe.output_dir.as_deref(), Some(Path::new("/runs/a")));
+    assert_eq!(recipe.model.adapter.as_deref(), Some(Path::new("/abs/b")));
+    let elsewhere = Recipe::parse(recipe.to_toml(), Path::new("/some/where/else.toml"), &[]).unwrap();
+    assert_eq!(elsewhere.recipe, recipe);
+}
+
+#[test]
+fn what_has_two_forms_prints_in_words() {
+    let words = [
+        (CacheLength::Uniform(8).to_string(), "8"),
+        (CacheLength::PerLayer(vec![8, 4]).to_string(), "[8, 4]"),
+        (TargetModules::AllLinear.to_string(), "all-linear"),
+        (TargetModules::Names(vec!["q_proj".into(), "v_proj".into()]).to_string(), "q_proj, v_proj"),
+        (Labels::Texts(vec!["A".into(), "B".into()]).to_string(), "A, B"),
+        (Labels::Tokens(vec![32, 33]).to_string(), "tokens 32, 33"),
+        (DataFormat::LongBenchV2.to_string(), "longbench-v2"),
+    ];
+    for (shown, expected) in words {
+        assert_eq!(shown, expected);
+    }
+}
+
+#[test]
+fn a_resumed_run_may_change_its_length_logging_saving_and_tiling_only() {
+    let run = parse(SMALL).unwrap().recipe;
+    let differences = |set: &[&str]| {
+        let resumed = parse_with(SMALL, set).unwrap().recipe;
+        assert_ne!(run, resumed, "{set:?}");
+        run.changes_refused_on_resume(&resumed)
+    };
+    let free = [
+        "train.epochs=7",
+        "train.max_steps=7",
+        "log.interval=7",
+        "checkpoint.save_interval=7",
+        "checkpoint.intermediate_save_interval=7",
+        "checkpoint.intermediate_save_keep=7",
+        "grad.layers_per_cell=7",
+        "grad.chunks_per_cell_multiplier=7",
+        "grad.chunks_per_cell=7",
+        "grad.layer_checkpoints=int8",
+        "output_dir=other",
+    ];
+    assert_eq!(differences(&free), []);
+    let bound = [
+        ("model.path", "other"),
+        ("model.adapter", "a"),
+        ("model.dtype", "bf16"),
+        ("lora.r", "7"),
+        ("lora.alpha", "7"),
+        ("lora.dropout", "0.7"),
+        ("lora.target_modules", "[\"q_proj\"]"),
+        ("data.format", "longbench-v2"),
+        ("data.train", "other"),
+        ("data.validation_fraction", "0.7"),
+        ("data.max_seq_length", "7"),
+        ("data.on_too_long", "drop"),
+        ("data.order", "longest_first"),
+        ("kv_cache.policy", "dense"),
+        ("kv_cache.cache_length", "7"),
+        ("kv_cache.chunk_size", "7"),
+        ("train.micro_batch_size", "7"),
+        ("train.gradient_accumulation_steps", "7"),
+        ("train.max_grad_norm", "7"),
+        ("train.seed", "7"),
+        ("eval.interval", "7"),
+        ("eval.mode", "max"),
+        ("eval.max_batches", "7"),
+        ("optimizer.learning_rate", "7"),
+        ("optimizer.weight_decay", "7"),
+        ("optimizer.betas", "[0.7, 0.7]"),
+        ("optimizer.eps", "7"),
+        ("optimizer.schedule", "linear"),
+        ("optimizer.warmup_ratio", "0.7"),
+    ];
+    for (key, value) in bound {
+        let found = differences(&[&format!("{key}={value}")]);
+        assert_eq!(found.iter().map(|d| d.key.as_str()).collect::<Vec<_>>(), [key]);
+    }
+    let found = differences(&["lora.r=7", "data.max_seq_length=64"]);
+    let shown: Vec<_> = found.iter().map(|d| (d.key.as_str(), d.before.as_str(), d.after.as_str())).collect();
+    assert_eq!(shown, [("data.max_seq_length", "not set", "64"), ("lora.r", "8", "7")]);
+}
