@@ -1,0 +1,71 @@
+//! What the engine takes per micro-batch: ragged rows of token ids with their targets.
+
+/// The target of an input after which nothing is predicted.
+pub const IGNORE: i64 = -100;
+
+/// Samples that are run together. Row `i` is the `i`-th sample asked for; rows keep their own lengths.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// One row per sample, never none.
+    pub rows: Vec<Row>,
+}
+
+/// One sample as the model runs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Index of the sample in its file, counted from 0: does not depend on split, order or batch.
+    pub sample: u64,
+    /// The tokens that are run.
+    pub inputs: Vec<u32>,
+    /// What must come out.
+    pub targets: Targets,
+}
+
+/// What a row is trained towards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Targets {
+    /// As long as the inputs: entry `i` is what input `i` must predict, or [`IGNORE`].
+    NextToken(Vec<i64>),
+    /// Index of the class, read at the last input.
+    Class(usize),
+}
+
+impl Batch {
+    /// Inputs of the longest row.
+    pub fn max_len(&self) -> usize {
+        self.rows.iter().map(|row| row.inputs.len()).max().unwrap_or(0)
+    }
+
+    /// Inputs of all rows, padding not counted.
+    pub fn num_tokens(&self) -> usize {
+        self.rows.iter().map(|row| row.inputs.len()).sum()
+    }
+
+    /// Positions (or classes) that the loss is summed over.
+    pub fn num_targets(&self) -> usize {
+        self.rows.iter().map(|row| row.targets.count()).sum()
+    }
+}
+
+impl Targets {
+    /// How many targets there are, [`IGNORE`] not counted.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::NextToken(targets) => targets.iter().filter(|&&target| target != IGNORE).count(),
+            Self::Class(_) => 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_leave_out_what_is_ignored() {
+        let next = Row { sample: 0, inputs: vec![5, 6, 7], targets: Targets::NextToken(vec![IGNORE, 7, 0]) };
+        let class = Row { sample: 1, inputs: vec![5], targets: Targets::Class(2) };
+        let batch = Batch { rows: vec![next, class] };
+        assert_eq!((batch.max_len(), batch.num_tokens(), batch.num_targets()), (3, 4, 3));
+    }
+}

@@ -1,0 +1,110 @@
+//! The samples of a split: their lengths at once, their tokens when a batch asks for them.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::batch::{Batch, Row};
+use super::encode::Encoder;
+use super::error::DataError;
+use super::example::{Content, Example, Place};
+use super::on_too_long::{Fit, Length};
+
+/// Samples to train on or to validate with, in file order.
+#[derive(Clone)]
+pub struct Dataset {
+    samples: Arc<Samples>,
+    /// Indices of this split's samples in the file.
+    chosen: Vec<usize>,
+    lengths: Vec<usize>,
+}
+
+/// All samples of a file: two splits can share one.
+pub(super) struct Samples {
+    pub(super) path: PathBuf,
+    pub(super) hash: String,
+    pub(super) examples: Vec<Example>,
+    pub(super) lengths: Vec<Length>,
+    pub(super) fits: Vec<Fit>,
+    pub(super) encoder: Encoder,
+    /// Empty without a classification head.
+    pub(super) label_tokens: Vec<u32>,
+}
+
+impl Dataset {
+    pub(super) fn new(samples: Arc<Samples>, chosen: Vec<usize>) -> Self {
+        let lengths = chosen.iter().map(|&index| samples.num_inputs(index)).collect();
+        Self { samples, chosen, lengths }
+    }
+
+    /// Number of samples, at least one.
+    pub fn len(&self) -> usize {
+        self.chosen.len()
+    }
+
+    /// Never true for an opened data set; here because `len` is.
+    pub fn is_empty(&self) -> bool {
+        self.chosen.is_empty()
+    }
+
+    /// Tokens that are run, per sample.
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    /// Tokenises these samples (indices from 0 to `len` - 1) and cuts what is too long; row `i` is `samples[i]`.
+    pub fn batch(&self, samples: &[usize]) -> Result<Batch, DataError> {
+        let bad = |found: &dyn fmt::Display| DataError::BadBatch { found: found.to_string(), len: self.len() };
+        if samples.is_empty() {
+            return Err(bad(&"no samples"));
+        }
+        let row = |&sample: &usize| {
+            let index = self.chosen.get(sample).ok_or_else(|| bad(&format_args!("sample {sample}")))?;
+            self.samples.row(*index)
+        };
+        Ok(Batch { rows: samples.iter().map(row).collect::<Result<_, _>>()? })
+    }
+
+    /// The token of each class where the head classifies.
+    pub fn label_tokens(&self) -> Option<&[u32]> {
+        Some(self.samples.label_tokens.as_slice()).filter(|tokens| !tokens.is_empty())
+    }
+
+    /// The file which the samples come from.
+    pub fn path(&self) -> &Path {
+        &self.samples.path
+    }
+
+    /// Hash of that file's content: a resumed run must find the same.
+    pub fn hash(&self) -> &str {
+        &self.samples.hash
+    }
+}
+
+impl fmt::Debug for Dataset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dataset").field("path", &self.samples.path).field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl Samples {
+    fn num_inputs(&self, index: usize) -> usize {
+        let cut = if let Fit::Cut(range) = &self.fits[index] { range.len() } else { 0 };
+        let is_classified = matches!(self.examples[index].content, Content::TextClass { .. } | Content::TokensClass { .. });
+        self.lengths[index].total - cut - usize::from(!is_classified)
+    }
+
+    fn row(&self, index: usize) -> Result<Row, DataError> {
+        let example = &self.examples[index];
+        let place = || Place { path: self.path.clone(), at: example.at };
+        let mut sequence = self.encoder.encode(&example.content, &place)?;
+        if sequence.length() != self.lengths[index] {
+            let (found, recorded) = (sequence.length().total, self.lengths[index].total);
+            return Err(DataError::LengthChanged { place: place(), found, recorded });
+        }
+        if let Fit::Cut(range) = &self.fits[index] {
+            sequence.cut(range.clone());
+        }
+        Ok(sequence.into_row(index))
+    }
+}

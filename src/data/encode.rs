@@ -1,0 +1,113 @@
+//! From a sample to its token ids: what is prompt, what is target, where BOS and EOS stand.
+
+use std::ops::Range;
+
+use super::batch::{IGNORE, Row, Targets};
+use super::error::DataError;
+use super::example::{Content, Place};
+use super::on_too_long::Length;
+use super::tokenizer::Tokenizer;
+
+/// Makes token ids of samples.
+#[derive(Clone, Debug)]
+pub(super) struct Encoder {
+    pub(super) tokenizer: Option<Tokenizer>,
+    pub(super) trains_on_prompt: bool,
+    pub(super) vocab_size: usize,
+}
+
+/// A sample as token ids.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Sequence {
+    ids: Vec<u32>,
+    /// Leading tokens that may be cut.
+    prompt: usize,
+    aim: Aim,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Aim {
+    /// Whether each token is a target.
+    Tokens(Vec<bool>),
+    Class(usize),
+}
+
+impl Encoder {
+    /// Encodes a whole sample, however long.
+    pub(super) fn encode(&self, content: &Content, place: &dyn Fn() -> Place) -> Result<Sequence, DataError> {
+        let sequence = match content {
+            Content::Tokens { ids, is_trained } => {
+                let prompt = is_trained.iter().take_while(|&&trained| !trained).count();
+                Sequence { ids: ids.clone(), prompt, aim: Aim::Tokens(is_trained.clone()) }
+            }
+            Content::TokensClass { ids, class } => Sequence { ids: ids.clone(), prompt: ids.len() - 1, aim: Aim::Class(*class) },
+            Content::Text { prompt, completion } => self.encode_text(prompt, completion)?,
+            Content::TextClass { prompt, class } => {
+                // The class is read at the EOS behind the prompt.
+                let tokenizer = self.tokenizer()?;
+                let mut ids = tokenizer.encode_prompt(prompt)?;
+                let prompt = ids.len();
+                ids.push(tokenizer.eos()?);
+                Sequence { ids, prompt, aim: Aim::Class(*class) }
+            }
+        };
+        sequence.check(self.vocab_size, place)?;
+        Ok(sequence)
+    }
+
+    fn encode_text(&self, prompt: &str, completion: &str) -> Result<Sequence, DataError> {
+        let tokenizer = self.tokenizer()?;
+        let mut ids = tokenizer.encode_prompt(prompt)?;
+        let prompt = ids.len();
+        ids.extend(tokenizer.encode(completion)?);
+        ids.push(tokenizer.eos()?);
+        let is_trained = (0..ids.len()).map(|index| index >= prompt || self.trains_on_prompt).collect();
+        Ok(Sequence { ids, prompt, aim: Aim::Tokens(is_trained) })
+    }
+
+    fn tokenizer(&self) -> Result<&Tokenizer, DataError> {
+        self.tokenizer.as_ref().ok_or(DataError::NoTokenizer { what: "text data" })
+    }
+}
+
+impl Sequence {
+    pub(super) fn length(&self) -> Length {
+        Length { total: self.ids.len(), prompt: self.prompt }
+    }
+
+    /// Cuts a part of the prompt out.
+    pub(super) fn cut(&mut self, range: Range<usize>) {
+        self.prompt -= range.len();
+        self.ids.drain(range.clone());
+        if let Aim::Tokens(is_trained) = &mut self.aim {
+            is_trained.drain(range);
+        }
+    }
+
+    /// The row to run. A classified sequence runs whole; else its last token is only ever a target.
+    pub(super) fn into_row(self, sample: usize) -> Row {
+        let Self { ids: mut inputs, aim, .. } = self;
+        let targets = match aim {
+            Aim::Class(class) => Targets::Class(class),
+            Aim::Tokens(is_trained) => {
+                let target = |(&id, &trained): (&u32, &bool)| if trained { i64::from(id) } else { IGNORE };
+                let targets = inputs.iter().zip(&is_trained).skip(1).map(target).collect();
+                inputs.pop();
+                Targets::NextToken(targets)
+            }
+        };
+        Row { sample: sample as u64, inputs, targets }
+    }
+
+    fn check(&self, vocab_size: usize, place: &dyn Fn() -> Place) -> Result<(), DataError> {
+        if let Some(&id) = self.ids.iter().find(|&&id| id as usize >= vocab_size) {
+            return Err(DataError::OutOfVocabulary { what: place().to_string(), id: u64::from(id), vocab_size });
+        }
+        // The first token has nothing before it that could predict it.
+        let has_target = match &self.aim {
+            Aim::Class(_) => true,
+            Aim::Tokens(is_trained) => is_trained.iter().skip(1).any(|&trained| trained),
+        };
+        if has_target { Ok(()) } else { Err(DataError::NoTarget { place: place(), length: self.ids.len() }) }
+    }
+}

@@ -1,0 +1,263 @@
+//! What can be wrong with data and tokenizers, and the way out of each case.
+
+use std::path::PathBuf;
+
+use super::example::Place;
+use crate::files::FilesError;
+use crate::units::Hint;
+
+/// What can be wrong with data files, tokenizers and labels.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// A file could not be written or hashed.
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    /// A file or folder could not be read.
+    #[error("cannot read `{}`", path.display())]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A folder could not be made.
+    #[error("cannot make `{}`", path.display())]
+    Write {
+        /// The folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A data file without a single sample.
+    #[error("`{}` holds no samples, expected at least 1", path.display())]
+    Empty {
+        /// The data file.
+        path: PathBuf,
+    },
+    /// No sample is left after those that are too long were dropped.
+    #[error("none of the {read} samples of `{}` fits into {limit} tokens, the shortest has {shortest}", path.display())]
+    NothingFits {
+        /// The data file.
+        path: PathBuf,
+        /// Samples in the file.
+        read: usize,
+        /// Tokens that a sample may have.
+        limit: usize,
+        /// Tokens of the shortest sample.
+        shortest: usize,
+    },
+    /// A line or a file that is not JSON.
+    #[error("`{place}` is not JSON: {message}")]
+    NotJson {
+        /// Where: `file:line`, or the file.
+        place: String,
+        /// What the parser said.
+        message: String,
+    },
+    /// A JSON value of another shape than the format asks for.
+    #[error("{place}: expected {expected}, found {found}")]
+    Shape {
+        /// Where it stands.
+        place: Place,
+        /// What the format asks for.
+        expected: &'static str,
+        /// What is there.
+        found: String,
+    },
+    /// A sample lacks a field.
+    #[error("{place}: field `{field}` is missing")]
+    MissingField {
+        /// The sample.
+        place: Place,
+        /// The field.
+        field: &'static str,
+    },
+    /// A field holds something that the format does not allow.
+    #[error("{place}: field `{field}`: expected {expected}, found {found}")]
+    BadField {
+        /// The sample.
+        place: Place,
+        /// The field.
+        field: &'static str,
+        /// What the format asks for.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// A Parquet file that cannot be read, or lacks a column.
+    #[error("cannot read `{}` as Parquet: {message}", path.display())]
+    Parquet {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+    /// A tokenizer that cannot be loaded, or that failed on a text.
+    #[error("tokenizer `{}`: {message}", path.display())]
+    Tokenizer {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+    /// A model directory that names no end-of-sequence token.
+    #[error("no `eos_token_id` in generation_config.json or config.json and no known `eos_token` in tokenizer_config.json of `{}`", dir.display())]
+    NoEos {
+        /// The model directory.
+        dir: PathBuf,
+    },
+    /// Text data and no tokenizer to read it with.
+    #[error("{what} needs a tokenizer, found none")]
+    NoTokenizer {
+        /// What asked for one.
+        what: &'static str,
+    },
+    /// A token id that the model has no embedding for.
+    #[error("{what}: token id {id} is not below the model's `vocab_size` {vocab_size}")]
+    OutOfVocabulary {
+        /// Where the id comes from.
+        what: String,
+        /// The id.
+        id: u64,
+        /// Rows of the model's embedding.
+        vocab_size: usize,
+    },
+    /// A sample longer than allowed, where the recipe says that this is an error.
+    #[error("{place}: {length} tokens, expected at most {limit}")]
+    TooLong {
+        /// The sample.
+        place: Place,
+        /// Its tokens.
+        length: usize,
+        /// Tokens that a sample may have.
+        limit: usize,
+    },
+    /// A sample with no token to predict.
+    #[error("{place}: {length} tokens and none to predict, expected at least 1 target")]
+    NoTarget {
+        /// The sample.
+        place: Place,
+        /// Its tokens.
+        length: usize,
+    },
+    /// A label that is not exactly one token.
+    #[error("label `{label}` is {} tokens {tokens:?}, expected exactly 1", tokens.len())]
+    LabelTokens {
+        /// The label.
+        label: String,
+        /// Its tokens.
+        tokens: Vec<u32>,
+    },
+    /// Two labels that are the same token.
+    #[error("labels {first} and {second} are both token {token}, expected distinct tokens")]
+    DuplicateLabel {
+        /// Index of the first.
+        first: usize,
+        /// Index of the second.
+        second: usize,
+        /// The token.
+        token: u32,
+    },
+    /// Too few labels to classify.
+    #[error("{found} labels, expected {expected}")]
+    LabelCount {
+        /// What the head or the format asks for.
+        expected: &'static str,
+        /// How many there are.
+        found: usize,
+    },
+    /// A batch of no samples, or an index beyond the data set.
+    #[error("a batch of {found}, expected sample indices below {len}")]
+    BadBatch {
+        /// What was asked for.
+        found: String,
+        /// Samples in the data set.
+        len: usize,
+    },
+    /// A sample's length differs from the recorded one.
+    #[error("{place}: {found} tokens, but {recorded} were recorded when the data was opened")]
+    LengthChanged {
+        /// The sample.
+        place: Place,
+        /// Tokens now.
+        found: usize,
+        /// Tokens recorded.
+        recorded: usize,
+    },
+    /// Texts too small for a vocabulary of the wanted size.
+    #[error("the texts give a vocabulary of {found} tokens, expected {expected}")]
+    Vocabulary {
+        /// The wanted size.
+        expected: usize,
+        /// The size that could be reached, or the smallest that is possible.
+        found: usize,
+    },
+    /// Too little text on this machine to make the demo's data from.
+    #[error("the documents on this machine hold {found} characters, expected at least {expected}")]
+    TooLittleText {
+        /// Characters needed.
+        expected: usize,
+        /// Characters found.
+        found: usize,
+    },
+    /// Options that contradict each other.
+    #[error("{what}: expected {expected}, found {found}")]
+    Options {
+        /// The option.
+        what: &'static str,
+        /// What is allowed.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+}
+
+impl DataError {
+    /// For `map_err`: a failed read of `path`.
+    pub(super) fn read(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::Read { path, source }
+    }
+}
+
+impl Hint for DataError {
+    fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::Files(_) | Self::Write { .. } => "check that the folder exists, is writable and has space left",
+            Self::Read { .. } => "check the path; paths in a recipe are relative to the recipe's folder",
+            Self::Empty { .. } => "put at least one sample into the file, or name another file",
+            Self::NothingFits { .. } => {
+                "raise `data.max_seq_length` as far as the model allows, or set `data.on_too_long = \"truncate\"`"
+            }
+            Self::NotJson { .. } => {
+                "repair it, or check `data.format`: `prompt-completion` and `tokens` are one JSON object per line, `longbench-v2` is one JSON array or a Parquet file"
+            }
+            Self::Shape { .. } | Self::MissingField { .. } => "check `data.format` against what the file holds",
+            Self::BadField { .. } => "correct the field, or remove the sample",
+            Self::Parquet { .. } => "fetch the file again; its columns must be those of LongBench v2, as strings",
+            Self::Tokenizer { .. } => "fetch `tokenizer.json` again, or save it anew with the `tokenizers` library",
+            Self::NoEos { .. } => "add `\"eos_token_id\": N` to the model's generation_config.json",
+            Self::NoTokenizer { .. } => {
+                "put `tokenizer.json` into the model directory, or use `data.format = \"tokens\"` with `head.label_tokens`"
+            }
+            Self::OutOfVocabulary { .. } => "use token ids of the model's own tokenizer",
+            Self::TooLong { .. } => {
+                "set `data.on_too_long` to \"drop\" or \"truncate\", or raise `data.max_seq_length` as far as the model's \
+                 `max_position_embeddings` allows"
+            }
+            Self::NoTarget { .. } => "remove the sample, or give it a label that is not -100 behind its first token",
+            Self::LabelTokens { .. } => "choose labels that are one token each, or give token ids in `head.label_tokens`",
+            Self::DuplicateLabel { .. } => "give each class a token of its own",
+            Self::LabelCount { .. } => "list one entry per class in `head.labels` or `head.label_tokens`",
+            Self::BadBatch { .. } => "ask for at least one sample, each within the data set",
+            Self::LengthChanged { .. } => {
+                "the file changed while it was in use, or its `.lengths.json` is stale: start again without it"
+            }
+            Self::Vocabulary { .. } => "give more text, or ask for a smaller vocabulary (at least 260)",
+            Self::TooLittleText { .. } => "ask for fewer or shorter samples, or install documents (on Debian: `man-db manpages`)",
+            Self::Options { .. } => "correct the option",
+        };
+        Some(hint.to_owned())
+    }
+}

@@ -1,0 +1,70 @@
+//! What the tests of this room share: a tokenizer, a recipe to vary, files in a temporary folder.
+
+use std::path::{Path, PathBuf};
+
+use super::{DataError, Limits, Splits, Tokenizer, open};
+use crate::recipe::{BatchOrder, DataFormat, DataRecipe, HeadRecipe, Labels, OnTooLong, ValidationSource};
+
+pub(super) const LIMITS: Limits = Limits { vocab_size: 512, max_positions: 32_768 };
+
+pub(super) fn tokenizer() -> Tokenizer {
+    Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2")).unwrap()
+}
+
+pub(super) fn letters() -> HeadRecipe {
+    HeadRecipe::SeqClassificationOnLogits(Labels::Texts(["A", "B", "C", "D"].map(str::to_owned).to_vec()))
+}
+
+/// A data file in a folder of its own, and a recipe that reads it whole.
+pub(super) struct Fixture {
+    pub(super) dir: tempfile::TempDir,
+    pub(super) recipe: DataRecipe,
+    pub(super) head: HeadRecipe,
+}
+
+impl Fixture {
+    pub(super) fn new(format: DataFormat, content: impl AsRef<[u8]>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let train = dir.path().join("train.jsonl");
+        std::fs::write(&train, content).unwrap();
+        let recipe = DataRecipe {
+            format,
+            train,
+            validation: ValidationSource::Fraction(0.0),
+            max_seq_length: None,
+            on_too_long: OnTooLong::Error,
+            order: BatchOrder::Shuffled,
+            train_on_prompt: false,
+        };
+        Self { dir, recipe, head: HeadRecipe::NextToken }
+    }
+
+    pub(super) fn classify(mut self) -> Self {
+        self.head = letters();
+        self
+    }
+
+    pub(super) fn limit(mut self, length: usize, on_too_long: OnTooLong) -> Self {
+        self.recipe.max_seq_length = Some(length);
+        self.recipe.on_too_long = on_too_long;
+        self
+    }
+
+    pub(super) fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.dir.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    pub(super) fn open(&self) -> Result<Splits, DataError> {
+        open(&self.recipe, &self.head, Some(&tokenizer()), LIMITS, 1)
+    }
+
+    /// The error's text, the folder left out; every error that data can cause has a hint.
+    pub(super) fn error(&self) -> String {
+        use crate::units::Hint;
+        let error = self.open().unwrap_err();
+        assert!(error.hint().is_some_and(|hint| !hint.is_empty()));
+        error.to_string().replace(&format!("{}/", self.dir.path().display()), "")
+    }
+}

@@ -1,0 +1,101 @@
+//! The classes of a classification head: one token each.
+
+use super::error::DataError;
+use super::tokenizer::Tokenizer;
+use crate::recipe::Labels;
+
+/// The token of each class, in the order of the labels; the loss is taken over the logits of these.
+///
+/// A label given as text is encoded without special tokens and must be exactly one token; no two may be the same.
+pub fn label_tokens(labels: &Labels, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, DataError> {
+    let tokens = match labels {
+        Labels::Tokens(tokens) => tokens.clone(),
+        Labels::Texts(texts) => {
+            let tokenizer = tokenizer.ok_or(DataError::NoTokenizer { what: "`head.labels`" })?;
+            texts.iter().map(|label| single_token(label, tokenizer)).collect::<Result<_, _>>()?
+        }
+    };
+    if tokens.len() < 2 {
+        return Err(DataError::LabelCount { expected: "at least 2", found: tokens.len() });
+    }
+    for (second, &token) in tokens.iter().enumerate() {
+        if let Some(first) = tokens[..second].iter().position(|&earlier| earlier == token) {
+            return Err(DataError::DuplicateLabel { first, second, token });
+        }
+    }
+    Ok(tokens)
+}
+
+fn single_token(label: &str, tokenizer: &Tokenizer) -> Result<u32, DataError> {
+    let tokens = tokenizer.encode(label)?;
+    match tokens[..] {
+        [token] => Ok(token),
+        _ => Err(DataError::LabelTokens { label: label.to_owned(), tokens }),
+    }
+}
+
+/// Labels as the readers of files need them: to find a sample's class.
+#[derive(Clone, Debug)]
+pub(super) struct Classes {
+    pub(super) tokens: Vec<u32>,
+    texts: Option<Vec<String>>,
+}
+
+impl Classes {
+    pub(super) fn new(labels: &Labels, tokenizer: Option<&Tokenizer>) -> Result<Self, DataError> {
+        let texts = if let Labels::Texts(texts) = labels { Some(texts.clone()) } else { None };
+        Ok(Self { tokens: label_tokens(labels, tokenizer)?, texts })
+    }
+
+    /// The class whose label is `text`: by its text, or by its one token where labels are given as tokens.
+    pub(super) fn find(&self, text: &str, tokenizer: &Tokenizer) -> Result<Option<usize>, DataError> {
+        match &self.texts {
+            Some(texts) => Ok(texts.iter().position(|label| label.trim() == text)),
+            None => match tokenizer.encode(text)?[..] {
+                [token] => Ok(self.tokens.iter().position(|&label| label == token)),
+                _ => Ok(None),
+            },
+        }
+    }
+
+    /// Whether the labels were given as token ids.
+    pub(super) fn are_tokens(&self) -> bool {
+        self.texts.is_none()
+    }
+
+    /// For messages: `A`, `B`, `C`.
+    pub(super) fn describe(&self) -> String {
+        let shown: Vec<String> = match &self.texts {
+            Some(texts) => texts.iter().map(|text| format!("`{text}`")).collect(),
+            None => self.tokens.iter().map(|token| format!("token {token}")).collect(),
+        };
+        shown.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn texts(labels: &[&str]) -> Labels {
+        Labels::Texts(labels.iter().map(|&label| label.to_owned()).collect())
+    }
+
+    #[test]
+    fn each_label_is_one_token() {
+        let tokenizer = Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2")).unwrap();
+        let tokens = label_tokens(&texts(&["A", "B", "C", "D"]), Some(&tokenizer)).unwrap();
+        assert_eq!(tokens.iter().map(|&t| tokenizer.decode(&[t]).unwrap()).collect::<String>(), "ABCD");
+        assert_eq!(label_tokens(&Labels::Tokens(vec![40, 41]), None).unwrap(), [40, 41]);
+
+        let error = label_tokens(&texts(&["A", "Zürich"]), Some(&tokenizer)).unwrap_err();
+        let expected = tokenizer.encode("Zürich").unwrap();
+        assert_eq!(error.to_string(), format!("label `Zürich` is {} tokens {expected:?}, expected exactly 1", expected.len()));
+        assert!(matches!(label_tokens(&texts(&["A", ""]), Some(&tokenizer)), Err(DataError::LabelTokens { .. })));
+        let error = label_tokens(&Labels::Tokens(vec![40, 41, 40]), None).unwrap_err();
+        assert_eq!(error.to_string(), "labels 0 and 2 are both token 40, expected distinct tokens");
+        assert!(matches!(label_tokens(&Labels::Tokens(vec![7]), None), Err(DataError::LabelCount { found: 1, .. })));
+        assert!(matches!(label_tokens(&texts(&["A", "B"]), None), Err(DataError::NoTokenizer { .. })));
+    }
+}

@@ -1,0 +1,40 @@
+//! Files of examples become batches of token ids: formats, tokenizer, split, length limits, order.
+//!
+//! [`open`] reads the files that a recipe names and returns [`Splits`]; a [`Dataset`] tokenises its samples only when
+//! [`Dataset::batch`] asks for them, and knows their lengths beforehand, so that [`epoch_batches`] can group samples of
+//! similar length.
+
+mod batch;
+mod by_length;
+mod dataset;
+pub mod demo;
+mod encode;
+mod error;
+mod example;
+#[cfg(test)]
+mod fixtures;
+mod guard;
+mod jsonl;
+mod label_tokens;
+mod length_cache;
+mod load_report;
+mod longbench_v2;
+mod on_too_long;
+mod open;
+mod parquet_rows;
+mod prompt_completion;
+mod split;
+mod tokenizer;
+mod tokens;
+mod train_bpe;
+
+pub use batch::{Batch, IGNORE, Row, Targets};
+pub use by_length::epoch_batches;
+pub use dataset::Dataset;
+pub use error::DataError;
+pub use example::{At, Place};
+pub use label_tokens::label_tokens;
+pub use load_report::{FileReport, LengthSource, LoadReport};
+pub use open::{Limits, Splits, open};
+pub use tokenizer::Tokenizer;
+pub use train_bpe::{SPECIAL_TOKENS, train_bpe};

@@ -1,0 +1,87 @@
+//! What becomes of a sample that is longer than the limit.
+
+use std::ops::Range;
+
+use super::error::DataError;
+use super::example::Place;
+use crate::recipe::OnTooLong;
+
+/// Tokens of a sample, before anything is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Length {
+    /// All of its tokens.
+    pub(super) total: usize,
+    /// The leading ones that may be cut.
+    pub(super) prompt: usize,
+}
+
+/// What happens to a sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fit {
+    /// It fits.
+    Whole,
+    /// This part of the prompt is cut out.
+    Cut(Range<usize>),
+    /// It is left out because the recipe says so.
+    Dropped,
+    /// It is left out because what may not be cut is too long already.
+    NothingToCut,
+}
+
+/// Decides for one sample.
+pub(super) fn fit(length: Length, limit: usize, on_too_long: OnTooLong, place: impl FnOnce() -> Place) -> Result<Fit, DataError> {
+    if length.total <= limit {
+        return Ok(Fit::Whole);
+    }
+    match on_too_long {
+        OnTooLong::Drop => Ok(Fit::Dropped),
+        OnTooLong::Error => Err(DataError::TooLong { place: place(), length: length.total, limit }),
+        OnTooLong::Truncate => {
+            let kept = limit.saturating_sub(length.total - length.prompt);
+            if kept == 0 {
+                return Ok(Fit::NothingToCut);
+            }
+            // Example: 10 of 14 prompt tokens stay: 5 at the front and 5 at the back, 5..9 goes.
+            Ok(Fit::Cut(kept.div_ceil(2)..length.prompt - kept / 2))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::example::At;
+    use proptest::prelude::*;
+
+    fn place() -> Place {
+        Place { path: "train.jsonl".into(), at: At::Line(3) }
+    }
+
+    proptest! {
+        #[test]
+        fn a_cut_sample_is_exactly_as_long_as_allowed(prompt in 0usize..50, rest in 1usize..20, limit in 1usize..60) {
+            let length = Length { total: prompt + rest, prompt };
+            match fit(length, limit, OnTooLong::Truncate, place).unwrap() {
+                Fit::Whole => prop_assert!(length.total <= limit),
+                Fit::Cut(range) => {
+                    prop_assert_eq!(length.total - range.len(), limit);
+                    prop_assert!(range.start >= 1 && range.end <= prompt);
+                    let (front, back) = (range.start, prompt - range.end);
+                    prop_assert!(front == back || front == back + 1);
+                }
+                Fit::NothingToCut => prop_assert!(rest >= limit),
+                Fit::Dropped => prop_assert!(false),
+            }
+        }
+    }
+
+    #[test]
+    fn the_recipe_decides() {
+        let length = Length { total: 16, prompt: 14 };
+        assert_eq!(fit(length, 12, OnTooLong::Drop, place).unwrap(), Fit::Dropped);
+        assert_eq!(fit(length, 12, OnTooLong::Truncate, place).unwrap(), Fit::Cut(5..9));
+        assert_eq!(fit(length, 16, OnTooLong::Error, place).unwrap(), Fit::Whole);
+        let error = fit(length, 12, OnTooLong::Error, place).unwrap_err();
+        assert_eq!(error.to_string(), "`train.jsonl:3`: 16 tokens, expected at most 12");
+    }
+}

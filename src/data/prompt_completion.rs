@@ -1,0 +1,86 @@
+//! The format `prompt-completion`: JSONL with `prompt` and `completion`; further columns are ignored.
+
+use std::path::Path;
+
+use super::error::DataError;
+use super::example::{Content, Example, Task};
+use super::jsonl;
+use super::tokenizer::Tokenizer;
+
+/// Reads the file. With a classification head the completion, without space around it, must be one of the labels.
+pub(super) fn read(path: &Path, task: &Task, tokenizer: &Tokenizer) -> Result<Vec<Example>, DataError> {
+    jsonl::read(path, |object| {
+        let prompt = object.text("prompt")?;
+        let completion = object.text("completion")?;
+        let Task::Classify(classes) = task else {
+            return Ok(Content::Text { prompt, completion });
+        };
+        let answer = completion.trim();
+        match classes.find(answer, tokenizer)? {
+            Some(class) => Ok(Content::TextClass { prompt, class }),
+            None => Err(object.bad("completion", format!("one of the labels {}", classes.describe()), format!("`{answer}`"))),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::data::fixtures::{Fixture, tokenizer};
+    use crate::data::{IGNORE, Targets};
+    use crate::recipe::DataFormat::PromptCompletion;
+
+    const LINES: &str = "{\"prompt\": \"the cache\", \"completion\": \" holds\", \"extra\": [1]}\n\n{\"completion\": \"B\", \"prompt\": \"key\"}\n";
+
+    #[test]
+    fn trains_on_the_completion_and_its_end() {
+        let splits = Fixture::new(PromptCompletion, LINES).open().unwrap();
+        let tokenizer = tokenizer();
+        let (prompt, completion) = (tokenizer.encode("the cache").unwrap(), tokenizer.encode(" holds").unwrap());
+        let row = splits.train.batch(&[0]).unwrap().rows.swap_remove(0);
+        assert_eq!(row.inputs, [prompt.clone(), completion.clone()].concat());
+        let Targets::NextToken(targets) = row.targets else { panic!("a class") };
+        let trained: Vec<i64> = completion.iter().map(|&id| i64::from(id)).chain([0]).collect();
+        assert_eq!(targets, [vec![IGNORE; prompt.len() - 1], trained].concat());
+        assert_eq!(splits.train.lengths()[0], row.inputs.len());
+        assert_eq!(splits.train.batch(&[1]).unwrap().rows[0].sample, 1);
+    }
+
+    #[test]
+    fn trains_on_the_prompt_where_asked_to() {
+        let mut fixture = Fixture::new(PromptCompletion, LINES);
+        fixture.recipe.train_on_prompt = true;
+        let batch = fixture.open().unwrap().train.batch(&[1, 0]).unwrap();
+        assert_eq!(batch.num_targets(), batch.num_tokens());
+        assert_eq!(batch.rows.iter().map(|row| row.sample).collect::<Vec<_>>(), [1, 0]);
+    }
+
+    #[test]
+    fn a_completion_can_be_a_class() {
+        let lines = "{\"prompt\": \"key\", \"completion\": \" C\\n\"}\n";
+        let splits = Fixture::new(PromptCompletion, lines).classify().open().unwrap();
+        let row = splits.train.batch(&[0]).unwrap().rows.swap_remove(0);
+        assert_eq!(row.targets, Targets::Class(2));
+        assert_eq!(row.inputs, [tokenizer().encode("key").unwrap(), vec![0]].concat());
+        assert_eq!(splits.train.lengths(), [row.inputs.len()]);
+        assert_eq!(splits.train.label_tokens().unwrap().len(), 4);
+        let error = Fixture::new(PromptCompletion, LINES).classify().error();
+        assert_eq!(error, "`train.jsonl:1`: field `completion`: expected one of the labels `A`, `B`, `C`, `D`, found `holds`");
+    }
+
+    #[test]
+    fn says_where_a_file_is_wrong() {
+        let error = |content: &str| Fixture::new(PromptCompletion, content).error();
+        let good = "{\"prompt\": \"a\", \"completion\": \"b\"}\n";
+        assert_eq!(error(&format!("{good}\nnot json\n")), "`train.jsonl:3` is not JSON: expected ident at column 2");
+        assert_eq!(error("{\"prompt\": \"a\"}"), "`train.jsonl:1`: field `completion` is missing");
+        assert_eq!(error("{\"completion\": \"a\", \"prompt\": null}"), "`train.jsonl:1`: field `prompt` is missing");
+        assert_eq!(error("[1]\n"), "`train.jsonl:1`: expected a JSON object, found an array");
+        let chat = "{\"prompt\": [{\"role\": \"user\"}], \"completion\": \"a\"}";
+        assert_eq!(error(chat), "`train.jsonl:1`: field `prompt`: expected a string, found an array");
+        assert_eq!(error(""), "`train.jsonl` holds no samples, expected at least 1");
+        assert_eq!(error(" \n\n"), "`train.jsonl` holds no samples, expected at least 1");
+        assert!(Fixture::new(PromptCompletion, [0xff, 0xfe, b'\n']).error().starts_with("`train.jsonl:1` is not JSON"));
+        let nothing = "{\"prompt\": \"\", \"completion\": \"\"}";
+        assert_eq!(error(nothing), "`train.jsonl:1`: 1 tokens and none to predict, expected at least 1 target");
+    }
+}

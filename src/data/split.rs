@@ -1,0 +1,51 @@
+//! Which samples are held out for validation when one file serves both purposes.
+
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha12Rng;
+
+/// Divides `samples` into training and validation, each in its old order.
+///
+/// A positive fraction of two or more samples holds out at least one; at least one stays for training.
+pub(super) fn split(samples: &[usize], fraction: f64, seed: u64) -> (Vec<usize>, Vec<usize>) {
+    let most = samples.len().saturating_sub(1);
+    let held_out = if fraction > 0.0 { ((samples.len() as f64 * fraction).round() as usize).clamp(most.min(1), most) } else { 0 };
+    let mut drawn: Vec<usize> = (0..samples.len()).collect();
+    drawn.shuffle(&mut ChaCha12Rng::seed_from_u64(seed));
+    let mut is_held_out = vec![false; samples.len()];
+    for &index in &drawn[..held_out] {
+        is_held_out[index] = true;
+    }
+    let pick = |wanted| samples.iter().zip(&is_held_out).filter(|&(_, &out)| out == wanted).map(|(&sample, _)| sample).collect();
+    (pick(false), pick(true))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn each_sample_is_on_one_side(n in 1usize..200, fraction in 0.0f64..1.0, seed: u64) {
+            let samples: Vec<usize> = (0..n).map(|i| i * 3).collect();
+            let (train, validation) = split(&samples, fraction, seed);
+            prop_assert!(!train.is_empty());
+            prop_assert!(train.is_sorted() && validation.is_sorted());
+            let mut all = [train.clone(), validation].concat();
+            all.sort_unstable();
+            prop_assert_eq!(&all, &samples);
+            prop_assert_eq!(train, split(&samples, fraction, seed).0);
+        }
+    }
+
+    #[test]
+    fn sizes_follow_the_fraction() {
+        let samples: Vec<usize> = (0..100).collect();
+        assert_eq!(split(&samples, 0.1, 1).1.len(), 10);
+        assert_eq!(split(&samples, 0.0, 1).1.len(), 0);
+        assert_eq!(split(&samples[..2], 0.1, 1).1.len(), 1);
+        assert_eq!(split(&samples[..1], 0.5, 1), (vec![0], vec![]));
+        assert_ne!(split(&samples, 0.1, 1).1, split(&samples, 0.1, 2).1);
+    }
+}

@@ -1,0 +1,238 @@
+//! A model's own tokenizer: text to token ids, and which id ends a sequence.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::error::DataError;
+use super::guard::guarded;
+
+/// The `tokenizer.json` of a model directory. Cheap to clone.
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    encoder: tokenizers::Tokenizer,
+    path: PathBuf,
+    hash: String,
+    eos: Option<u32>,
+    /// Special tokens which the post-processor puts behind a text (some tokenizers end every text with EOS).
+    num_appended: usize,
+}
+
+impl Tokenizer {
+    /// Loads `tokenizer.json` from a model directory, and the EOS id from the files beside it.
+    ///
+    /// The first of these that names one counts: `generation_config.json`, `config.json` (an id, or a list whose first
+    /// counts), `tokenizer_config.json` (a token).
+    pub fn load(dir: &Path) -> Result<Self, DataError> {
+        let path = dir.join("tokenizer.json");
+        let bytes = std::fs::read(&path).map_err(DataError::read(&path))?;
+        let fail = |message| DataError::Tokenizer { path: path.clone(), message };
+        let mut encoder = guarded(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(fail)?;
+        // What a file carries over from its last use would shorten or pad samples without a word.
+        guarded(|| encoder.with_truncation(None).map(|_| ())).map_err(fail)?;
+        encoder.with_padding(None);
+        let eos = eos_id(dir, &encoder)?;
+        let num_appended = guarded(|| num_appended(&encoder)).map_err(fail)?;
+        let hash = blake3::hash(&bytes).to_hex().to_string();
+        Ok(Self { inner: Arc::new(Inner { encoder, path, hash, eos, num_appended }) })
+    }
+
+    /// As [`Tokenizer::load`], but `None` where the directory has no `tokenizer.json`: pre-tokenised data needs none.
+    pub fn load_if_present(dir: &Path) -> Result<Option<Self>, DataError> {
+        if dir.join("tokenizer.json").exists() { Self::load(dir).map(Some) } else { Ok(None) }
+    }
+
+    /// The ids of `text` alone, without any special token around it.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        self.run(text, false)
+    }
+
+    /// The ids of `text` at the beginning of a sequence: with BOS where the tokenizer's post-processor puts one, without
+    /// what it puts behind a text.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        let mut ids = self.run(text, true)?;
+        ids.truncate(ids.len().saturating_sub(self.inner.num_appended));
+        Ok(ids)
+    }
+
+    /// The text of `ids`; special tokens are left out.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
+        guarded(|| self.inner.encoder.decode(ids, true)).map_err(|message| self.error(message))
+    }
+
+    /// The token that ends a sequence.
+    pub fn eos(&self) -> Result<u32, DataError> {
+        let dir = || self.inner.path.parent().unwrap_or(Path::new("")).to_path_buf();
+        self.inner.eos.ok_or_else(|| DataError::NoEos { dir: dir() })
+    }
+
+    /// Number of tokens, added ones included.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.encoder.get_vocab_size(true)
+    }
+
+    /// Hash of `tokenizer.json`'s content.
+    pub fn hash(&self) -> &str {
+        &self.inner.hash
+    }
+
+    fn run(&self, text: &str, with_special_tokens: bool) -> Result<Vec<u32>, DataError> {
+        let encoding = guarded(|| self.inner.encoder.encode_fast(text, with_special_tokens));
+        Ok(encoding.map_err(|message| self.error(message))?.get_ids().to_vec())
+    }
+
+    fn error(&self, message: String) -> DataError {
+        DataError::Tokenizer { path: self.inner.path.clone(), message }
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer").field("path", &self.inner.path).field("eos", &self.inner.eos).finish_non_exhaustive()
+    }
+}
+
+/// Compares a text with and without special tokens: `[bos] + text + [eos]` against `text` leaves one behind it.
+fn num_appended(encoder: &tokenizers::Tokenizer) -> tokenizers::Result<usize> {
+    let plain = encoder.encode_fast("a", false)?;
+    let full = encoder.encode_fast("a", true)?;
+    let (plain, full) = (plain.get_ids(), full.get_ids());
+    if plain.is_empty() {
+        return Ok(0);
+    }
+    let start = full.windows(plain.len()).position(|window| window == plain);
+    Ok(start.map_or(0, |start| full.len() - start - plain.len()))
+}
+
+fn eos_id(dir: &Path, encoder: &tokenizers::Tokenizer) -> Result<Option<u32>, DataError> {
+    for name in ["generation_config.json", "config.json"] {
+        let id = match json_field(&dir.join(name), "eos_token_id")? {
+            Some(Value::Array(ids)) => ids.first().and_then(Value::as_u64),
+            other => other.as_ref().and_then(Value::as_u64),
+        };
+        if let Some(id) = id.and_then(|id| u32::try_from(id).ok()) {
+            return Ok(Some(id));
+        }
+    }
+    let token = json_field(&dir.join("tokenizer_config.json"), "eos_token")?;
+    // Either the token itself or an object that describes it.
+    let text = token.as_ref().and_then(|token| token.as_str().or_else(|| token.get("content").and_then(Value::as_str)));
+    Ok(text.and_then(|text| encoder.token_to_id(text)))
+}
+
+/// A top-level field of a JSON file; `None` where the file or the field is missing.
+fn json_field(path: &Path, field: &str) -> Result<Option<Value>, DataError> {
+    let bytes = match std::fs::read(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        bytes => bytes.map_err(DataError::read(path))?,
+    };
+    let mut value: Value = serde_json::from_slice(&bytes)
+        .map_err(|error| DataError::NotJson { place: path.display().to_string(), message: error.to_string() })?;
+    Ok(value.get_mut(field).map(Value::take))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Hint;
+
+    fn golden() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2")
+    }
+
+    /// The golden tokenizer with another post-processor, and these further files.
+    fn dir_with(processor: &Value, files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let mut json: Value = serde_json::from_slice(&std::fs::read(golden().join("tokenizer.json")).unwrap()).unwrap();
+        json["post_processor"] = processor.clone();
+        std::fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+        for (name, content) in files {
+            std::fs::write(dir.path().join(name), content).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn encodes_and_decodes() {
+        let tokenizer = Tokenizer::load(&golden()).unwrap();
+        let text = "the policy of a cache\n\n  é";
+        let ids = tokenizer.encode(text).unwrap();
+        assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+        assert_eq!(tokenizer.encode_prompt(text).unwrap(), ids);
+        assert_eq!((tokenizer.eos().unwrap(), tokenizer.vocab_size()), (0, 512));
+        assert_eq!(tokenizer.hash().len(), 64);
+    }
+
+    #[test]
+    fn keeps_the_post_processors_bos_but_not_its_eos() {
+        let special = |token: &str, id: u32| serde_json::json!({"id": token, "ids": [id], "tokens": [token]});
+        let template = serde_json::json!({
+            "type": "TemplateProcessing",
+            "single": [
+                {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+                {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+            ],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<|im_start|>": special("<|im_start|>", 1), "<|endoftext|>": special("<|endoftext|>", 0)}
+        });
+        let dir = dir_with(&template, &[("config.json", r#"{"eos_token_id": 0}"#)]);
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        let plain = tokenizer.encode("some text").unwrap();
+        let prompt = tokenizer.encode_prompt("some text").unwrap();
+        assert_eq!(prompt, [vec![1], plain].concat());
+        assert_eq!(tokenizer.encode_prompt("").unwrap(), [1]);
+    }
+
+    #[test]
+    fn eos_comes_from_the_first_file_that_names_it() {
+        let generation = ("generation_config.json", r#"{"eos_token_id": [2, 0]}"#);
+        let config = ("config.json", r#"{"eos_token_id": 3}"#);
+        let object = ("tokenizer_config.json", r#"{"eos_token": {"content": "<|im_end|>", "special": true}}"#);
+        let eos = |files: &[(&str, &str)]| Tokenizer::load(dir_with(&Value::Null, files).path()).unwrap().eos();
+        assert_eq!(eos(&[generation, config, object]).unwrap(), 2);
+        assert_eq!(eos(&[("generation_config.json", "{}"), config, object]).unwrap(), 3);
+        assert_eq!(eos(&[("config.json", r#"{"eos_token_id": null}"#), object]).unwrap(), 2);
+        assert_eq!(eos(&[("tokenizer_config.json", r#"{"eos_token": "<|endoftext|>"}"#)]).unwrap(), 0);
+        let error = eos(&[]).unwrap_err();
+        assert!(error.to_string().contains("no `eos_token_id`"), "{error}");
+        assert!(error.hint().unwrap().contains("eos_token_id"));
+    }
+
+    #[test]
+    fn a_file_that_makes_the_crate_panic_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let crafted = r###"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,
+            "pre_tokenizer":null,"post_processor":null,"decoder":null,"model":{"type":"BPE","dropout":null,"unk_token":null,
+            "continuing_subword_prefix":"##","end_of_word_suffix":null,"fuse_unk":false,"byte_fallback":false,
+            "vocab":{"a":0,"b":1},"merges":["a b"]}}"###;
+        std::fs::write(dir.path().join("tokenizer.json"), crafted).unwrap();
+        let error = Tokenizer::load(dir.path()).unwrap_err();
+        assert!(error.to_string().contains("tokenizer.json`: its reader broke down"), "{error}");
+        assert!(error.hint().is_some());
+        std::fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
+        assert!(matches!(Tokenizer::load(dir.path()), Err(DataError::Tokenizer { .. })));
+        std::fs::remove_file(dir.path().join("tokenizer.json")).unwrap();
+        assert!(matches!(Tokenizer::load(dir.path()), Err(DataError::Read { .. })));
+        assert!(Tokenizer::load_if_present(dir.path()).unwrap().is_none());
+    }
+
+    #[test]
+    fn truncation_and_padding_of_the_file_are_ignored() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut json: Value = serde_json::from_slice(&std::fs::read(golden().join("tokenizer.json")).unwrap()).unwrap();
+        json["truncation"] = serde_json::json!({"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0});
+        json["padding"] = serde_json::json!({"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": null,
+            "pad_id": 3, "pad_type_id": 0, "pad_token": "<|pad|>"});
+        std::fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+        let text = "a text of more than three tokens";
+        let expected = Tokenizer::load(&golden()).unwrap().encode(text).unwrap();
+        assert_eq!(Tokenizer::load(dir.path()).unwrap().encode(text).unwrap(), expected);
+    }
+}

@@ -1,0 +1,146 @@
+//! The format `tokens`: JSONL of token ids with `labels` per token, or one class `label`.
+//!
+//! `labels` follow Hugging Face's convention: entry `i` is `input_ids[i]` or -100, and the shift by one is ours.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::batch::IGNORE;
+use super::error::DataError;
+use super::example::{Content, Example, Task};
+use super::jsonl::{self, Object, kind};
+
+/// Reads the file and checks every id against the model's vocabulary.
+pub(super) fn read(path: &Path, task: &Task, vocab_size: usize) -> Result<Vec<Example>, DataError> {
+    jsonl::read(path, |object| {
+        let ids = ids(object, vocab_size)?;
+        match task {
+            Task::NextToken => Ok(Content::Tokens { is_trained: labels(object, &ids)?, ids }),
+            Task::Classify(classes) => Ok(Content::TokensClass { class: class(object, classes.tokens.len())?, ids }),
+        }
+    })
+}
+
+fn array(object: &mut Object, field: &'static str) -> Result<Vec<Value>, DataError> {
+    match object.require(field)? {
+        Value::Array(values) => Ok(values),
+        other => Err(object.bad(field, "an array of integers", kind(&other))),
+    }
+}
+
+fn ids(object: &mut Object, vocab_size: usize) -> Result<Vec<u32>, DataError> {
+    let values = array(object, "input_ids")?;
+    if values.is_empty() {
+        return Err(object.bad("input_ids", "at least 1 token id", "an empty array"));
+    }
+    let convert = |(index, value): (usize, &Value)| {
+        let id =
+            value.as_u64().ok_or_else(|| object.bad("input_ids", "integers from 0 up", format!("{value} at index {index}")))?;
+        if id >= vocab_size as u64 || id > u64::from(u32::MAX) {
+            let what = format!("{}, index {index} of `input_ids`", object.place());
+            return Err(DataError::OutOfVocabulary { what, id, vocab_size });
+        }
+        Ok(id as u32)
+    };
+    values.iter().enumerate().map(convert).collect()
+}
+
+fn labels(object: &mut Object, ids: &[u32]) -> Result<Vec<bool>, DataError> {
+    if let Some(class) = object.take("label") {
+        let found = format!("the class `label` {class}");
+        return Err(object.bad("label", "`labels` (one per token), as the head `next_token` needs them", found));
+    }
+    let values = array(object, "labels")?;
+    if values.len() != ids.len() {
+        return Err(object.bad("labels", format!("{} entries, one per token", ids.len()), values.len().to_string()));
+    }
+    let convert = |(index, (value, &id)): (usize, (&Value, &u32))| match value.as_i64() {
+        Some(IGNORE) => Ok(false),
+        Some(label) if label == i64::from(id) => Ok(true),
+        _ => Err(object.bad("labels", format!("{id} (`input_ids[{index}]`) or {IGNORE}"), format!("{value} at index {index}"))),
+    };
+    values.iter().zip(ids).enumerate().map(convert).collect()
+}
+
+fn class(object: &mut Object, num_classes: usize) -> Result<usize, DataError> {
+    let value = object.require("label")?;
+    let class = value.as_u64().filter(|&class| class < num_classes as u64);
+    class
+        .map(|class| class as usize)
+        .ok_or_else(|| object.bad("label", format!("a class from 0 to {}", num_classes - 1), value.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::data::fixtures::{Fixture, LIMITS};
+    use crate::data::{IGNORE, Targets, open};
+    use crate::recipe::{DataFormat, HeadRecipe, Labels};
+
+    fn fixture(content: &str) -> Fixture {
+        Fixture::new(DataFormat::Tokens, content)
+    }
+
+    #[test]
+    fn the_shift_is_ours() {
+        let fixture = fixture(
+            "{\"input_ids\": [5, 6, 7, 8], \"labels\": [-100, -100, 7, 8]}\n{\"input_ids\": [9, 9], \"labels\": [9, 9]}\n",
+        );
+        let splits = open(&fixture.recipe, &fixture.head, None, LIMITS, 1).unwrap();
+        assert_eq!(splits.train.lengths(), [3, 1]);
+        let batch = splits.train.batch(&[0, 1]).unwrap();
+        assert_eq!(batch.rows[0].inputs, [5, 6, 7]);
+        assert_eq!(batch.rows[0].targets, Targets::NextToken(vec![IGNORE, 7, 8]));
+        assert_eq!(batch.rows[1].targets, Targets::NextToken(vec![9]));
+        assert!(!splits.report.has_tokenised());
+    }
+
+    #[test]
+    fn a_classified_row_runs_whole() {
+        let mut fixture = fixture("{\"input_ids\": [5, 6, 7], \"label\": 2}\n");
+        fixture.head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![40, 41, 42]));
+        let splits = open(&fixture.recipe, &fixture.head, None, LIMITS, 1).unwrap();
+        let batch = splits.train.batch(&[0]).unwrap();
+        assert_eq!((batch.rows[0].inputs.as_slice(), &batch.rows[0].targets), ([5, 6, 7].as_slice(), &Targets::Class(2)));
+        assert_eq!(splits.train.lengths(), [3]);
+        assert_eq!(splits.train.label_tokens(), Some([40, 41, 42].as_slice()));
+        fixture.head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![40, 41]));
+        assert_eq!(fixture.error(), "`train.jsonl:1`: field `label`: expected a class from 0 to 1, found 2");
+        fixture.head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![40, 512]));
+        assert_eq!(fixture.error(), "a label of the head: token id 512 is not below the model's `vocab_size` 512");
+    }
+
+    #[test]
+    fn says_where_a_file_is_wrong() {
+        let error = |content: &str| fixture(content).error();
+        assert_eq!(
+            error("{\"input_ids\": [1, 512], \"labels\": [1, 512]}"),
+            "`train.jsonl:1`, index 1 of `input_ids`: token id 512 is not below the model's `vocab_size` 512"
+        );
+        assert_eq!(
+            error("{\"input_ids\": [1, -1], \"labels\": [1, -1]}"),
+            "`train.jsonl:1`: field `input_ids`: expected integers from 0 up, found -1 at index 1"
+        );
+        assert_eq!(
+            error("{\"input_ids\": [1, 2], \"labels\": [1]}"),
+            "`train.jsonl:1`: field `labels`: expected 2 entries, one per token, found 1"
+        );
+        assert_eq!(
+            error("{\"input_ids\": [1, 2], \"labels\": [1, 3]}"),
+            "`train.jsonl:1`: field `labels`: expected 2 (`input_ids[1]`) or -100, found 3 at index 1"
+        );
+        assert_eq!(error("{\"input_ids\": [1, 2]}"), "`train.jsonl:1`: field `labels` is missing");
+        assert_eq!(
+            error("{\"input_ids\": [], \"labels\": []}"),
+            "`train.jsonl:1`: field `input_ids`: expected at least 1 token id, found an empty array"
+        );
+        assert_eq!(
+            error("{\"input_ids\": [1, 2], \"label\": 1}"),
+            "`train.jsonl:1`: field `label`: expected `labels` (one per token), as the head `next_token` needs them, found the class `label` 1"
+        );
+        assert_eq!(
+            error("{\"input_ids\": [1, 2], \"labels\": [1, -100]}"),
+            "`train.jsonl:1`: 2 tokens and none to predict, expected at least 1 target"
+        );
+    }
+}
