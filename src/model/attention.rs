@@ -1,0 +1,82 @@
+//! A layer's attention but for the past: projections, head norms and positions; whoever remembers the past does the rest.
+
+use tch::Tensor;
+
+use super::ModelError;
+use super::attend::{Attend, AttendError, Qkv};
+use super::config::ModelConfig;
+use super::families::layer_tensor;
+use super::linear::{Linear, Projection};
+use super::lora::LayerLora;
+use super::weights::Weights;
+use crate::ops::rms_norm::rms_norm;
+use crate::ops::rope::Rotation;
+use crate::units::LayerIdx;
+
+#[derive(Debug)]
+pub(super) struct Attention {
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
+    /// Norms over the channels of each head of queries and keys, in the families that have them.
+    head_norms: Option<[Tensor; 2]>,
+    layer: LayerIdx,
+    head_dim: i64,
+    scale: f64,
+    eps: f64,
+}
+
+impl Attention {
+    pub(super) fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, ModelError> {
+        let linear = |projection| Linear::load(weights, config, layer, projection);
+        let norm = |name: &str| weights.load(&layer_tensor(layer.0, name));
+        let head_norms = if config.variant.has_qk_norm {
+            Some([norm("self_attn.q_norm.weight")?, norm("self_attn.k_norm.weight")?])
+        } else {
+            None
+        };
+        Ok(Self {
+            query: linear(Projection::Query)?,
+            key: linear(Projection::Key)?,
+            value: linear(Projection::Value)?,
+            output: linear(Projection::Output)?,
+            head_norms,
+            layer,
+            head_dim: config.head_dim as i64,
+            scale: config.scale(),
+            eps: config.rms_norm_eps,
+        })
+    }
+
+    /// # Shapes
+    /// `(B, n, E)` in and out.
+    pub(super) fn forward(
+        &self,
+        x_bne: &Tensor,
+        rotation: &Rotation,
+        lora: Option<&LayerLora<'_>>,
+        attend: &mut dyn Attend,
+    ) -> Result<Tensor, AttendError> {
+        let norm_of = |i: usize| self.head_norms.as_ref().map(|norms| &norms[i]);
+        let q_bhnd = rotation.apply(&self.heads(&self.query.forward(x_bne, lora), norm_of(0)));
+        let k_bgnd = rotation.apply(&self.heads(&self.key.forward(x_bne, lora), norm_of(1)));
+        let v_bgnd = self.heads(&self.value.forward(x_bne, lora), None);
+        let qkv = Qkv { q_bhnd: &q_bhnd, k_bgnd: &k_bgnd, v_bgnd: &v_bgnd, scale: self.scale };
+        let out_bhnd = attend.attend(self.layer, qkv)?;
+        let joined_bni = out_bhnd.transpose(1, 2).flatten(2, 3);
+        Ok(self.output.forward(&joined_bni, lora))
+    }
+
+    /// `(B, n, heads · D)` to `(B, heads, n, D)`.
+    fn heads(&self, x_bni: &Tensor, norm_d: Option<&Tensor>) -> Tensor {
+        let size = x_bni.size();
+        let x_bnhd = x_bni.view([size[0], size[1], -1, self.head_dim]);
+        norm_d.map_or_else(|| x_bnhd.shallow_clone(), |norm_d| rms_norm(&x_bnhd, norm_d, self.eps)).transpose(1, 2)
+    }
+
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let linears = [&self.query, &self.key, &self.value, &self.output];
+        linears.into_iter().flat_map(Linear::tensors).chain(self.head_norms.iter().flatten())
+    }
+}

@@ -1,0 +1,199 @@
+//! What can be wrong with a model directory, an adapter, or a request to make one.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::config::ConfigFault;
+use crate::files::FilesError;
+use crate::store::StoreError;
+use crate::units::Hint;
+
+/// An error of the model.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A key of `config.json` is missing, out of bounds or asks for what isn't built.
+    #[error("`{path}`: {fault}", path = path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with which key.
+        fault: ConfigFault,
+    },
+    /// There are no safetensors in the directory.
+    #[error("no `model.safetensors` and no `model.safetensors.index.json` in `{dir}`", dir = dir.display())]
+    NoWeights {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The index names a file that it must not name.
+    #[error("`{index}` puts `{tensor}` into `{file}`: expected {expected}", index = index.display())]
+    Shard {
+        /// The index file.
+        index: PathBuf,
+        /// The first tensor which the index puts there.
+        tensor: String,
+        /// The file as the index names it.
+        file: String,
+        /// What would be allowed.
+        expected: &'static str,
+    },
+    /// Tensors are missing, too many, or of the wrong shape or dtype.
+    #[error("the tensors in `{dir}` don't fit {what}: {problems}", dir = dir.display())]
+    Tensors {
+        /// The directory.
+        dir: PathBuf,
+        /// What they should fit: `its config.json`, say.
+        what: &'static str,
+        /// All of them.
+        problems: Problems,
+    },
+    /// A file can't be read or written, or isn't what it should be.
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    /// A tensor can't be read or written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A target of LoRA that no layer has.
+    #[error("unknown name `{name}` in `target_modules`: the layers have {known}")]
+    UnknownTarget {
+        /// As the user wrote it.
+        name: String,
+        /// The names that are known, in backticks.
+        known: String,
+    },
+    /// No target, a zero `r` or the like.
+    #[error("`lora.{key}` is {found}, expected {expected}")]
+    Lora {
+        /// The key.
+        key: &'static str,
+        /// What stands there.
+        found: String,
+        /// What may stand there.
+        expected: &'static str,
+    },
+    /// A new model would be written over something.
+    #[error("`{dir}` exists and is not empty", dir = dir.display())]
+    NotEmpty {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// A tokenizer from which no vocabulary can be read.
+    #[error("the tokenizer is not usable: {message}")]
+    Tokenizer {
+        /// What is wrong.
+        message: String,
+    },
+}
+
+impl Hint for ModelError {
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Config { fault, .. } => return fault.hint(),
+            Self::NoWeights { .. } => "only safetensors are read: convert `.bin` or `.pt` weights to them first".into(),
+            Self::Shard { .. } => "the index may be damaged or hostile: take the model from its source again".into(),
+            Self::Tensors { .. } => "check that weights and configuration belong together and that all files are complete".into(),
+            Self::UnknownTarget { .. } => "use names from that list, or `target_modules = \"all-linear\"`".into(),
+            Self::Lora { key, .. } => format!("correct `lora.{key}` in the recipe"),
+            Self::NotEmpty { .. } => "choose another `--out`, or empty the directory".into(),
+            Self::Tokenizer { .. } => "give the contents of a `tokenizer.json` that has a vocabulary".into(),
+            Self::Files(e) => return e.hint(),
+            Self::Store(e) => return e.hint(),
+        })
+    }
+}
+
+/// One tensor that isn't as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// It isn't there.
+    Missing {
+        /// Its name.
+        name: String,
+    },
+    /// Nothing asks for it.
+    Extra {
+        /// Its name.
+        name: String,
+    },
+    /// It has another shape.
+    Shape {
+        /// Its name.
+        name: String,
+        /// The shape it should have.
+        expected: Vec<usize>,
+        /// The shape it has.
+        found: Vec<usize>,
+    },
+    /// It has a dtype that can't be read.
+    Dtype {
+        /// Its name.
+        name: String,
+        /// The dtype it has.
+        found: String,
+    },
+}
+
+/// All problems of a file or directory; prints the first of each kind and how many there are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Problems(pub Vec<Problem>);
+
+/// How many tensors of one kind of problem are named.
+const NAMED: usize = 8;
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kinds = ["missing", "extra", "wrong shape", "unreadable dtype"];
+        let mut separator = "";
+        for (kind, title) in kinds.iter().enumerate() {
+            let of_kind: Vec<&Problem> = self.0.iter().filter(|problem| problem.kind() == kind).collect();
+            if of_kind.is_empty() {
+                continue;
+            }
+            write!(f, "{separator}{} {title} (", of_kind.len())?;
+            for (i, problem) in of_kind.iter().take(NAMED).enumerate() {
+                write!(f, "{}{problem}", if i == 0 { "" } else { ", " })?;
+            }
+            if of_kind.len() > NAMED {
+                write!(f, " and {} more", of_kind.len() - NAMED)?;
+            }
+            f.write_str(")")?;
+            separator = "; ";
+        }
+        Ok(())
+    }
+}
+
+impl Problem {
+    fn kind(&self) -> usize {
+        match self {
+            Self::Missing { .. } => 0,
+            Self::Extra { .. } => 1,
+            Self::Shape { .. } => 2,
+            Self::Dtype { .. } => 3,
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing { name } | Self::Extra { name } => write!(f, "`{name}`"),
+            Self::Shape { name, expected, found } => write!(f, "`{name}` expected {expected:?}, found {found:?}"),
+            Self::Dtype { name, found } => write!(f, "`{name}` is {found}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lists_are_cut_and_counted() {
+        let missing = (0..20).map(|i| Problem::Missing { name: format!("m{i}") });
+        let shape = Problem::Shape { name: "s".into(), expected: vec![2, 3], found: vec![3, 2] };
+        let text = Problems(missing.chain([shape]).collect()).to_string();
+        assert!(text.starts_with("20 missing (`m0`, `m1`, "), "{text}");
+        assert!(text.ends_with("`m7` and 12 more); 1 wrong shape (`s` expected [2, 3], found [3, 2])"), "{text}");
+    }
+}

@@ -1,0 +1,173 @@
+//! New models with random weights, for tests, demonstrations and benchmarks.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+use tch::{Device, Kind, Tensor};
+
+use super::ModelError;
+use super::config::ModelConfig;
+use super::families;
+use super::layout::{self, Role};
+use super::random;
+use crate::files::{FilesError, read_json, to_json, write_atomic};
+use crate::store::save_tensors;
+
+/// Contents of the token that ends a text, the most usual first.
+const END_TOKENS: [&str; 4] = ["<|endoftext|>", "</s>", "<eos>", "<|im_end|>"];
+const PAD_TOKENS: [&str; 3] = ["<|pad|>", "<pad>", "[PAD]"];
+
+/// Writes a model directory with random weights: `config` is the path of a `config.json`, whose `vocab_size` and special tokens
+/// are made to fit the tokenizer, and whose `dtype` says how the weights are stored (f32 where it doesn't say).
+///
+/// A tensor's numbers depend on `seed` and its name alone: matrices are normal with `initializer_range`, norms 1, biases 0.
+pub fn init_model(config: &Path, tokenizer_json: &[u8], out_dir: &Path, seed: u64) -> Result<ModelConfig, ModelError> {
+    let mut object: Map<String, Value> = read_json(config)?;
+    let tokenizer = TokenizerFacts::read(tokenizer_json)?;
+    tokenizer.fit(&mut object);
+    let checked = ModelConfig::from_object(&object).map_err(|fault| ModelError::Config { path: config.into(), fault })?;
+    if let Some(family) = families::find(checked.model_type) {
+        object.entry("architectures").or_insert_with(|| json!([family.architecture]));
+    }
+    prepare(out_dir)?;
+
+    let metadata = BTreeMap::from([("format".into(), "pt".into())]);
+    let kind = checked.weight_kind.unwrap_or(Kind::Float);
+    save_tensors(&out_dir.join("model.safetensors"), &draw(&checked, kind, seed), &metadata)?;
+    write_atomic(&out_dir.join("tokenizer.json"), tokenizer_json)?;
+    let write = |name: &str, value: &Value| write_atomic(&out_dir.join(name), &to_json(value));
+    write("tokenizer_config.json", &tokenizer.config(checked.max_position_embeddings))?;
+    write("generation_config.json", &json!({"_from_model_config": true, "eos_token_id": object["eos_token_id"]}))?;
+    // Last, so that a directory which wasn't finished is no model.
+    write("config.json", &Value::Object(object))?;
+    Ok(checked)
+}
+
+/// The tensors of a model with random weights.
+pub(super) fn draw(config: &ModelConfig, kind: Kind, seed: u64) -> Vec<(String, Tensor)> {
+    let fill = |entry: layout::Entry| {
+        let shape: Vec<i64> = entry.shape.iter().map(|&size| size as i64).collect();
+        let tensor = match entry.role {
+            Role::Matrix => random::normal(seed, &entry.name, &shape, config.initializer_range).to_kind(kind),
+            Role::Norm => Tensor::ones(&shape, (kind, Device::Cpu)),
+            Role::Bias => Tensor::zeros(&shape, (kind, Device::Cpu)),
+        };
+        (entry.name, tensor)
+    };
+    layout::entries(config).into_iter().map(fill).collect()
+}
+
+/// Makes the directory, or refuses one that holds anything.
+fn prepare(dir: &Path) -> Result<(), ModelError> {
+    fs::create_dir_all(dir).map_err(FilesError::io("create", dir))?;
+    if fs::read_dir(dir).map_err(FilesError::io("read", dir))?.next().is_some() {
+        return Err(ModelError::NotEmpty { dir: dir.into() });
+    }
+    Ok(())
+}
+
+/// What a model must know of its tokenizer.
+#[derive(Debug)]
+struct TokenizerFacts {
+    vocab_size: u64,
+    end: Option<(String, u64)>,
+    pad: Option<(String, u64)>,
+}
+
+impl TokenizerFacts {
+    fn read(tokenizer_json: &[u8]) -> Result<Self, ModelError> {
+        let fault = |message: String| ModelError::Tokenizer { message };
+        let value: Value = serde_json::from_slice(tokenizer_json).map_err(|error| fault(error.to_string()))?;
+        let vocab = match &value["model"]["vocab"] {
+            Value::Object(ids) => ids.values().filter_map(Value::as_u64).max(),
+            // Unigram lists its tokens, and the place in the list is the id.
+            Value::Array(list) => (list.len() as u64).checked_sub(1),
+            _ => None,
+        };
+        let none = Vec::new();
+        let added = value["added_tokens"].as_array().unwrap_or(&none);
+        let added: Vec<(&str, u64)> = added.iter().filter_map(|t| Some((t["content"].as_str()?, t["id"].as_u64()?))).collect();
+        let largest = vocab.into_iter().chain(added.iter().map(|(_, id)| *id)).max();
+        let largest = largest.ok_or_else(|| fault("no token in `model.vocab` or `added_tokens`".into()))?;
+        let find = |contents: &[&str]| {
+            let of = |content: &&str| added.iter().find(|(added, _)| added == content);
+            contents.iter().find_map(of).map(|(content, id)| ((*content).to_owned(), *id))
+        };
+        Ok(Self { vocab_size: largest + 1, end: find(&END_TOKENS), pad: find(&PAD_TOKENS) })
+    }
+
+    /// Puts the vocabulary and the special tokens into a `config.json`.
+    fn fit(&self, object: &mut Map<String, Value>) {
+        let id = |token: &Option<(String, u64)>| token.as_ref().map_or(Value::Null, |(_, id)| json!(id));
+        object.insert("vocab_size".into(), json!(self.vocab_size));
+        object.insert("bos_token_id".into(), Value::Null);
+        object.insert("eos_token_id".into(), id(&self.end));
+        object.insert("pad_token_id".into(), id(&self.pad));
+    }
+
+    fn config(&self, max_positions: usize) -> Value {
+        let content = |token: &Option<(String, u64)>| token.as_ref().map(|(content, _)| content.clone());
+        json!({
+            "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": null, "eos_token": content(&self.end),
+            "pad_token": content(&self.pad), "model_max_length": max_positions, "clean_up_tokenization_spaces": false,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Model;
+    use crate::recipe::Dtype;
+    use crate::units::Hint;
+
+    fn fixture(name: &str) -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2").join(name)
+    }
+
+    #[test]
+    fn a_new_model_loads_and_fits_its_tokenizer() {
+        let home = tempfile::tempdir().unwrap();
+        let tokenizer = fs::read(fixture("tokenizer.json")).unwrap();
+        let mut object: Map<String, Value> = read_json(&fixture("config.json")).unwrap();
+        object.extend(json!({"vocab_size": 7, "tie_word_embeddings": false, "dtype": "bfloat16"}).as_object().unwrap().clone());
+        let config_path = home.path().join("config.json");
+        fs::write(&config_path, Value::Object(object).to_string()).unwrap();
+
+        let out = home.path().join("new/model");
+        let config = init_model(&config_path, &tokenizer, &out, 1).unwrap();
+        assert_eq!(config.vocab_size, 512);
+        let model = Model::load(&out, Dtype::F32, Device::Cpu).unwrap();
+        assert_eq!(*model.config(), config);
+        // 3 layers of attention, MLP and two norms; embedding, output projection, final norm.
+        let layer = 2 * 64 * 64 + 2 * 32 * 64 + 64 + 2 * 32 + 3 * 64 * 176 + 2 * 64;
+        assert_eq!(config.num_parameters(), 3 * layer + 2 * 512 * 64 + 64);
+        assert_eq!(model.weight_bytes().0, 4 * config.num_parameters() as u64);
+        for (name, key, expected) in [
+            ("generation_config.json", "eos_token_id", json!(0)),
+            ("tokenizer_config.json", "eos_token", json!("<|endoftext|>")),
+            ("tokenizer_config.json", "pad_token", json!("<|pad|>")),
+            ("config.json", "vocab_size", json!(512)),
+            ("config.json", "pad_token_id", json!(3)),
+        ] {
+            assert_eq!(read_json::<Value>(&out.join(name)).unwrap()[key], expected, "{name} {key}");
+        }
+
+        let error = init_model(&config_path, &tokenizer, &out, 1).unwrap_err();
+        assert!(matches!(error, ModelError::NotEmpty { .. }) && error.hint().is_some());
+        let again = home.path().join("again");
+        init_model(&config_path, &tokenizer, &again, 1).unwrap();
+        let bytes = |dir: &Path| fs::read(dir.join("model.safetensors")).unwrap();
+        assert!(bytes(&out) == bytes(&again), "one seed, two models");
+    }
+
+    #[test]
+    fn a_tokenizer_without_tokens_is_refused() {
+        for text in ["{}", "no json", "{\"model\": {\"vocab\": {}}}", "{\"model\": {\"vocab\": []}}"] {
+            let error = init_model(&fixture("config.json"), text.as_bytes(), Path::new("unused"), 1).unwrap_err();
+            assert!(matches!(error, ModelError::Tokenizer { .. }), "{text}: {error}");
+        }
+    }
+}

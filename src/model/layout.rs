@@ -1,0 +1,57 @@
+//! Which tensors a model has: their names in checkpoints, their shapes, and what they are for.
+
+use super::config::ModelConfig;
+use super::families::{EMBEDDING, FINAL_NORM, OUTPUT, layer_tensor};
+use super::linear::Projection;
+
+/// What a tensor is for, which is how a new one is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Matrix,
+    Norm,
+    Bias,
+}
+
+/// One tensor of a checkpoint.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) shape: Vec<usize>,
+    pub(super) role: Role,
+}
+
+/// All tensors of a model, bottom to top. With tied embeddings the output projection is none of them.
+pub(super) fn entries(config: &ModelConfig) -> Vec<Entry> {
+    let matrix = |name: &str, shape: [usize; 2]| Entry { name: name.into(), shape: shape.into(), role: Role::Matrix };
+    let embedding = [config.vocab_size, config.hidden_size];
+    let mut all = vec![matrix(EMBEDDING, embedding)];
+    for layer in 0..config.num_layers {
+        all.extend(layer_entries(config).into_iter().map(|entry| Entry { name: layer_tensor(layer, &entry.name), ..entry }));
+    }
+    all.push(norm(FINAL_NORM, config.hidden_size));
+    if !config.tie_word_embeddings {
+        all.push(matrix(OUTPUT, embedding));
+    }
+    all
+}
+
+/// The tensors of one layer, by their names inside it.
+fn layer_entries(config: &ModelConfig) -> Vec<Entry> {
+    let mut all =
+        vec![norm("input_layernorm.weight", config.hidden_size), norm("post_attention_layernorm.weight", config.hidden_size)];
+    for projection in Projection::ALL {
+        let (path, [out, inner]) = (projection.path(), projection.shape(config));
+        all.push(Entry { name: format!("{path}.weight"), shape: vec![out, inner], role: Role::Matrix });
+        if config.variant.biased.contains(&projection) {
+            all.push(Entry { name: format!("{path}.bias"), shape: vec![out], role: Role::Bias });
+        }
+    }
+    if config.variant.has_qk_norm {
+        all.extend(["self_attn.q_norm.weight", "self_attn.k_norm.weight"].map(|name| norm(name, config.head_dim)));
+    }
+    all
+}
+
+fn norm(name: &str, size: usize) -> Entry {
+    Entry { name: name.into(), shape: vec![size], role: Role::Norm }
+}

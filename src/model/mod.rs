@@ -1,0 +1,32 @@
+//! Learned weights and how they act on hidden states; knows no cache and no tokenizer.
+//!
+//! A [`Model`] is read from a directory in Hugging Face's layout and stays frozen; an [`Adapter`] (LoRA) is what is trained. What
+//! remembers the past plugs in through [`Attend`], so that the same layers serve plain attention, caches and their backward.
+
+mod attend;
+mod attention;
+mod causal_lm;
+mod config;
+mod decoder;
+mod embedding;
+mod error;
+mod families;
+mod fingerprint;
+mod init;
+mod layout;
+mod linear;
+mod lora;
+mod mlp;
+mod peft;
+mod random;
+mod weights;
+
+pub use attend::{Attend, AttendError, Qkv};
+pub use causal_lm::Model;
+pub use config::{ConfigFault, ModelConfig};
+pub use error::{ModelError, Problem, Problems};
+pub use families::Variant;
+pub use fingerprint::fingerprint;
+pub use init::init_model;
+pub use linear::Projection;
+pub use lora::{Adapter, DropoutKey, Place};

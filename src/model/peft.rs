@@ -1,0 +1,132 @@
+//! Adapters as files in PEFT's format, and the matrices of a model.
+
+use std::path::Path;
+
+use tch::{Device, Kind};
+
+use super::ModelError;
+use super::config::ModelConfig;
+use super::linear::Projection;
+use super::lora::{Adapter, Pair, master_kind, matrix_name, named_targets};
+use crate::files::{PeftConfig, PeftTargets, read_peft, write_peft};
+use crate::recipe::{LoraRecipe, TargetModules};
+use crate::store::{load_tensor, raw_tensors};
+
+impl Adapter {
+    /// Reads a PEFT adapter for a model that computes in `kind`. Its `r`, `alpha`, dropout and targets are the adapter's own;
+    /// whether they agree with a recipe is the caller's to decide.
+    pub fn load_peft(dir: &Path, config: &ModelConfig, kind: Kind, device: Device) -> Result<Self, ModelError> {
+        let files = read_peft(dir)?;
+        let targets = match &files.config.target_modules {
+            PeftTargets::AllLinear => Projection::ALL.into(),
+            PeftTargets::Names(names) => named_targets(names)?,
+        };
+        files.check(&expected(config, files.config.r, &targets))?;
+        // Copied, because training writes into the matrices, and a file's memory must not be written to.
+        let pair = |layer: usize, target: Projection| {
+            let matrix = |ab: &str| load_tensor(&files.tensors, &matrix_name(layer, target, ab));
+            let [a_ri, b_or] = [matrix("A")?, matrix("B")?].map(|tensor| tensor.to_kind(master_kind(kind)).copy());
+            Ok(Pair { a_ri, b_or })
+        };
+        let lora = LoraRecipe {
+            r: files.config.r,
+            alpha: files.config.lora_alpha,
+            dropout: files.config.lora_dropout,
+            target_modules: TargetModules::AllLinear,
+        };
+        Ok(Self::from_pairs(config, &lora, targets, pair)?.moved_to(kind, device))
+    }
+
+    /// Writes the adapter into a directory that exists, in PEFT's format. `base_model` is the name or path of the model.
+    pub fn save_peft(&self, dir: &Path, base_model: &str) -> Result<(), ModelError> {
+        let config = PeftConfig {
+            r: self.r(),
+            lora_alpha: self.alpha(),
+            lora_dropout: self.dropout(),
+            target_modules: PeftTargets::Names(self.targets().iter().map(|target| target.name().into()).collect()),
+            base_model: Some(base_model.into()),
+        };
+        Ok(write_peft(dir, &config, &raw_tensors(dir, &self.parameters())?)?)
+    }
+}
+
+/// Names and shapes of an adapter's matrices.
+fn expected(config: &ModelConfig, r: usize, targets: &[Projection]) -> Vec<(String, Vec<usize>)> {
+    let of_target = |layer: usize, target: Projection| {
+        let [out, inner] = target.shape(config);
+        [(matrix_name(layer, target, "A"), vec![r, inner]), (matrix_name(layer, target, "B"), vec![out, r])]
+    };
+    (0..config.num_layers).flat_map(|layer| targets.iter().flat_map(move |&target| of_target(layer, target))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use serde_json::{Map, Value, json};
+
+    use super::*;
+    use crate::files::{ADAPTER_CONFIG, ADAPTER_TENSORS, FilesError, TensorFile, read_json};
+
+    fn fixture(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    }
+
+    fn load(dir: &Path) -> Result<Adapter, ModelError> {
+        let config = ModelConfig::load(&fixture("model-qwen2")).unwrap();
+        Adapter::load_peft(dir, &config, Kind::Float, Device::Cpu)
+    }
+
+    /// A copy of the fixture with some keys of its configuration changed.
+    fn changed(changes: &Value) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::copy(fixture("adapter-qwen2").join(ADAPTER_TENSORS), dir.path().join(ADAPTER_TENSORS)).unwrap();
+        let mut object: Map<String, Value> = read_json(&fixture("adapter-qwen2").join(ADAPTER_CONFIG)).unwrap();
+        object.extend(changes.as_object().unwrap().clone());
+        fs::write(dir.path().join(ADAPTER_CONFIG), Value::Object(object).to_string()).unwrap();
+        dir
+    }
+
+    #[test]
+    fn what_is_written_is_read_again_with_the_names_shapes_and_keys_of_peft() {
+        let dir = tempfile::tempdir().unwrap();
+        let adapter = load(&fixture("adapter-qwen2")).unwrap();
+        assert_eq!((adapter.r(), adapter.alpha().to_string(), adapter.targets().len()), (4, "8".into(), 7));
+        adapter.save_peft(dir.path(), "model-qwen2").unwrap();
+        for ((name, written), (other, read)) in adapter.parameters().iter().zip(load(dir.path()).unwrap().parameters()) {
+            assert_eq!((name, written), (&other, &read));
+        }
+        let headers = |dir: &Path| {
+            let file = TensorFile::open(&dir.join(ADAPTER_TENSORS)).unwrap();
+            let entry = |name: &String| file.get(name).map(|view| (name.clone(), view.dtype, view.shape.to_vec())).unwrap();
+            let mut entries: Vec<_> = file.names().iter().map(entry).collect();
+            entries.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+            entries
+        };
+        assert_eq!(headers(dir.path()), headers(&fixture("adapter-qwen2")));
+        let theirs: Value = read_json(&fixture("adapter-qwen2").join(ADAPTER_CONFIG)).unwrap();
+        for (key, value) in read_json::<Map<String, Value>>(&dir.path().join(ADAPTER_CONFIG)).unwrap() {
+            if key != "target_modules" {
+                assert_eq!(value, theirs[&key], "{key}");
+            }
+        }
+    }
+
+    #[test]
+    fn all_misfits_are_reported_at_once() {
+        let error = load(changed(&json!({"r": 8})).path()).unwrap_err();
+        let ModelError::Files(FilesError::AdapterTensors { differences, .. }) = error else { panic!("{error}") };
+        assert_eq!(differences.len(), 42);
+        assert!(differences[0].contains("layers.0.self_attn.q_proj.lora_A.weight`: expected [8, 64], found [4, 64]"));
+        let error = load(changed(&json!({"target_modules": ["q_proj"]})).path()).unwrap_err();
+        assert!(matches!(&error, ModelError::Files(FilesError::AdapterTensors { differences, .. }) if differences.len() == 36));
+        let error = load(changed(&json!({"target_modules": ["wq"]})).path()).unwrap_err();
+        assert!(matches!(&error, ModelError::UnknownTarget { name, .. } if name == "wq"), "{error}");
+    }
+
+    #[test]
+    fn all_linear_is_every_projection() {
+        assert_eq!(load(changed(&json!({"target_modules": "all-linear"})).path()).unwrap().targets(), Projection::ALL);
+    }
+}

@@ -1,0 +1,378 @@
+//! Finds a model's tensors, in one safetensors file or in many with an index, checks them all, and reads them in one dtype.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
+
+use serde::Deserialize;
+use tch::{Device, Kind, Tensor};
+
+use super::error::{ModelError, Problem, Problems};
+use super::families::OUTPUT;
+use super::layout::Entry;
+use crate::files::{Dtype as FileDtype, FilesError, TensorFile, read_json};
+use crate::store::load_tensor;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const EXTENSION: &str = ".safetensors";
+
+/// Where a model's tensors come from, and how they are wanted.
+#[derive(Debug)]
+pub(super) struct Weights {
+    source: Source,
+    kind: Kind,
+    device: Device,
+}
+
+#[derive(Debug)]
+enum Source {
+    Files(Files),
+    Memory(BTreeMap<String, Tensor>),
+}
+
+/// The safetensors files of a directory.
+#[derive(Debug)]
+struct Files {
+    dir: PathBuf,
+    opened: Vec<TensorFile>,
+    /// Which file a tensor is read from.
+    places: BTreeMap<String, usize>,
+    /// Tensors in files to which the index doesn't assign them.
+    strays: BTreeSet<String>,
+}
+
+/// Dtypes and shapes by name.
+type Found<'a> = BTreeMap<&'a str, (FileDtype, &'a [usize])>;
+
+impl Weights {
+    /// Opens the files of a directory and reads their headers.
+    pub(super) fn open(dir: &Path, kind: Kind, device: Device) -> Result<Self, ModelError> {
+        Ok(Self { source: Source::Files(Files::open(dir)?), kind, device })
+    }
+
+    /// Tensors that lie in memory.
+    pub(super) fn in_memory(tensors: Vec<(String, Tensor)>, kind: Kind, device: Device) -> Self {
+        Self { source: Source::Memory(tensors.into_iter().collect()), kind, device }
+    }
+
+    /// Compares names, shapes and dtypes with what a model needs, and reports all differences at once. A tied model's file may
+    /// or may not hold an output projection.
+    pub(super) fn check(&self, entries: &[Entry], is_tied: bool) -> Result<(), ModelError> {
+        let Source::Files(files) = &self.source else { return Ok(()) };
+        let mut expected: Vec<(&str, &[usize])> =
+            entries.iter().map(|entry| (entry.name.as_str(), entry.shape.as_slice())).collect();
+        if is_tied && files.places.contains_key(OUTPUT) {
+            // Of the embedding's shape, which comes first.
+            expected.extend(entries.first().map(|embedding| (OUTPUT, embedding.shape.as_slice())));
+        }
+        let mut problems = compare(&files.found()?, &expected);
+        problems.0.extend(files.strays.iter().map(|name| Problem::Extra { name: name.clone() }));
+        if problems.0.is_empty() {
+            return Ok(());
+        }
+        Err(ModelError::Tensors { dir: files.dir.clone(), what: "its `config.json`", problems })
+    }
+
+    /// Reads a tensor, converted to the wanted dtype, on the wanted device.
+    pub(super) fn load(&self, name: &str) -> Result<Tensor, ModelError> {
+        let tensor = match &self.source {
+            Source::Files(files) => files.load(name)?,
+            Source::Memory(tensors) => {
+                tensors.get(name).map(Tensor::shallow_clone).ok_or_else(|| missing(Path::new(""), name))?
+            }
+        };
+        // Converted where it is going to lie: on an accelerator that costs nothing.
+        Ok(tensor.to_device(self.device).to_kind(self.kind))
+    }
+}
+
+impl Files {
+    fn open(dir: &Path) -> Result<Self, ModelError> {
+        let single = dir.join(SINGLE);
+        if single.exists() {
+            let file = TensorFile::open(&single)?;
+            let places = file.names().into_iter().map(|name| (name, 0)).collect();
+            return Ok(Self { dir: dir.into(), opened: vec![file], places, strays: BTreeSet::new() });
+        }
+        let index = dir.join(INDEX);
+        if !index.exists() {
+            return Err(ModelError::NoWeights { dir: dir.into() });
+        }
+        Self::open_shards(dir, &index)
+    }
+
+    fn open_shards(dir: &Path, index: &Path) -> Result<Self, ModelError> {
+        let Index { weight_map } = read_json(index)?;
+        // The first tensor of each file, for the error that may name it.
+        let mut shards: BTreeMap<&str, &str> = BTreeMap::new();
+        for (tensor, shard) in &weight_map {
+            shards.entry(shard).or_insert(tensor);
+        }
+        let mut all = Self { dir: dir.into(), opened: Vec::new(), places: BTreeMap::new(), strays: BTreeSet::new() };
+        for (shard, tensor) in shards {
+            let file = TensorFile::open(&shard_path(dir, index, tensor, shard)?)?;
+            for name in file.names() {
+                if weight_map.get(&name).is_some_and(|assigned| assigned == shard) {
+                    all.places.insert(name, all.opened.len());
+                } else {
+                    all.strays.insert(name);
+                }
+            }
+            all.opened.push(file);
+        }
+        Ok(all)
+    }
+
+    fn found(&self) -> Result<Found<'_>, FilesError> {
+        let mut found = Found::new();
+        for (name, file) in &self.places {
+            let view = self.opened[*file].get(name)?;
+            found.insert(name, (view.dtype, view.shape));
+        }
+        Ok(found)
+    }
+
+    fn load(&self, name: &str) -> Result<Tensor, ModelError> {
+        let file = self.places.get(name).ok_or_else(|| missing(&self.dir, name))?;
+        Ok(load_tensor(&self.opened[*file], name)?)
+    }
+}
+
+/// All differences between the tensors that are there and those that a model needs.
+fn compare(found: &Found<'_>, expected: &[(&str, &[usize])]) -> Problems {
+    let wanted: BTreeMap<&str, &[usize]> = expected.iter().copied().collect();
+    let missing = expected.iter().filter(|(name, _)| !found.contains_key(name));
+    let mut problems: Vec<Problem> = missing.map(|(name, _)| Problem::Missing { name: (*name).into() }).collect();
+    for (&name, &(dtype, shape)) in found {
+        let wanted = wanted.get(name);
+        let name = name.to_owned();
+        match wanted {
+            None => problems.push(Problem::Extra { name }),
+            Some(expected) if *expected != shape => {
+                problems.push(Problem::Shape { name, expected: expected.to_vec(), found: shape.to_vec() });
+            }
+            Some(_) if !is_readable(dtype) => problems.push(Problem::Dtype { name, found: dtype.to_string() }),
+            Some(_) => {}
+        }
+    }
+    Problems(problems)
+}
+
+fn is_readable(dtype: FileDtype) -> bool {
+    matches!(dtype, FileDtype::F16 | FileDtype::BF16 | FileDtype::F32 | FileDtype::F64)
+}
+
+fn missing(dir: &Path, name: &str) -> ModelError {
+    let problems = Problems(vec![Problem::Missing { name: name.into() }]);
+    ModelError::Tensors { dir: dir.into(), what: "the model", problems }
+}
+
+/// The part of an index that is looked at.
+#[derive(Deserialize)]
+struct Index {
+    /// The file of each tensor.
+    weight_map: BTreeMap<String, String>,
+}
+
+/// The path of a shard. An index is data from elsewhere: it must not make us read a file outside the model.
+fn shard_path(dir: &Path, index: &Path, tensor: &str, file: &str) -> Result<PathBuf, ModelError> {
+    let refuse = |expected| ModelError::Shard { index: index.into(), tensor: tensor.into(), file: file.into(), expected };
+    let mut components = Path::new(file).components();
+    let is_plain = matches!((components.next(), components.next()), (Some(Component::Normal(name)), None) if name == file);
+    if !is_plain || !file.ends_with(EXTENSION) || file.contains('\\') {
+        return Err(refuse("a plain file name that ends in `.safetensors`"));
+    }
+    let path = dir.join(file);
+    let real = path.canonicalize().map_err(FilesError::io("open", &path))?;
+    let home = dir.canonicalize().map_err(FilesError::io("open", dir))?;
+    if real.starts_with(&home) || blobs(&home).is_some_and(|blobs| real.parent() == Some(&blobs)) {
+        return Ok(real);
+    }
+    Err(refuse("a file inside the model's directory"))
+}
+
+/// In the hub's cache a snapshot is full of links: `snapshots/COMMIT/file` points to `blobs/HASH` of the same repository.
+fn blobs(home: &Path) -> Option<PathBuf> {
+    let snapshots = home.parent().filter(|parent| parent.file_name().is_some_and(|name| name == "snapshots"))?;
+    Some(snapshots.parent()?.join("blobs"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::model::{Model, ModelConfig};
+    use crate::recipe::Dtype;
+    use crate::store::{load_tensors, save_tensors};
+    use serde_json::Value;
+
+    fn fixture() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2")
+    }
+
+    /// All tensors of the fixture.
+    fn tensors() -> Vec<(String, Tensor)> {
+        load_tensors(&TensorFile::open(&fixture().join(SINGLE)).unwrap()).unwrap()
+    }
+
+    /// A model directory without weights.
+    fn bare() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::copy(fixture().join("config.json"), dir.path().join("config.json")).unwrap();
+        dir
+    }
+
+    fn save(path: &Path, tensors: &[(String, Tensor)]) {
+        save_tensors(path, tensors, &BTreeMap::new()).unwrap();
+    }
+
+    fn error(dir: &Path) -> ModelError {
+        use crate::units::Hint;
+        let error = Model::load(dir, Dtype::F32, Device::Cpu).unwrap_err();
+        assert!(error.hint().is_some(), "no hint for: {error}");
+        error
+    }
+
+    /// Splits the fixture into two shards; `rename` says how the index names the second.
+    fn sharded(second: &str) -> tempfile::TempDir {
+        let dir = bare();
+        let tensors = tensors();
+        let (a, b) = tensors.split_at(10);
+        save(&dir.path().join("a.safetensors"), a);
+        save(&dir.path().join("b.safetensors"), b);
+        let named = |tensors: &[(String, Tensor)], file: &str| -> Vec<(String, Value)> {
+            tensors.iter().map(|(name, _)| (name.clone(), file.into())).collect()
+        };
+        let map: serde_json::Map<_, _> = named(a, "a.safetensors").into_iter().chain(named(b, second)).collect();
+        let index = serde_json::json!({"metadata": {"total_size": 1}, "weight_map": map});
+        fs::write(dir.path().join(INDEX), index.to_string()).unwrap();
+        dir
+    }
+
+    #[test]
+    fn shards_are_one_model() {
+        let dir = sharded("b.safetensors");
+        let ids = Tensor::from_slice(&[5i64, 6]).view([1, 2]);
+        let embedded = |dir: &Path| Model::load(dir, Dtype::F32, Device::Cpu).unwrap().embed(&ids);
+        assert_eq!(embedded(dir.path()), embedded(&fixture()));
+    }
+
+    #[test]
+    fn an_index_reaches_no_file_outside_the_model() {
+        let elsewhere = tempfile::tempdir().unwrap();
+        save(&elsewhere.path().join("b.safetensors"), &tensors()[10..]);
+        let absolute = elsewhere.path().join("b.safetensors").display().to_string();
+        for name in [absolute.as_str(), "../b.safetensors", "sub/b.safetensors", "b.bin", "..", "./b.safetensors", ""] {
+            let error = error(sharded(name).path());
+            assert!(matches!(&error, ModelError::Shard { file, .. } if file == name), "{name}: {error}");
+        }
+        let dir = sharded("link.safetensors");
+        std::os::unix::fs::symlink(&absolute, dir.path().join("link.safetensors")).unwrap();
+        let error = error(dir.path());
+        assert!(error.to_string().ends_with("expected a file inside the model's directory"), "{error}");
+    }
+
+    #[test]
+    fn links_into_the_blobs_of_the_hubs_cache_are_followed() {
+        let cache = tempfile::tempdir().unwrap();
+        let (blobs, snapshot) = (cache.path().join("blobs"), cache.path().join("snapshots/0123abcd"));
+        fs::create_dir_all(&blobs).unwrap();
+        fs::create_dir_all(&snapshot).unwrap();
+        let dir = sharded("b.safetensors");
+        for (blob, entry) in fs::read_dir(dir.path()).unwrap().enumerate() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), blobs.join(blob.to_string())).unwrap();
+            std::os::unix::fs::symlink(format!("../../blobs/{blob}"), snapshot.join(entry.file_name())).unwrap();
+        }
+        Model::load(&snapshot, Dtype::F32, Device::Cpu).unwrap();
+    }
+
+    #[test]
+    fn all_misfits_are_reported_at_once() {
+        let dir = bare();
+        let mut tensors = tensors();
+        tensors.retain(|(name, _)| name != "model.norm.weight" && !name.ends_with("layers.1.self_attn.q_proj.bias"));
+        tensors.push(("model.layers.3.mlp.up_proj.weight".into(), Tensor::zeros([2, 2], (Kind::Float, Device::Cpu))));
+        for (name, tensor) in &mut tensors {
+            match name.as_str() {
+                "model.layers.0.mlp.down_proj.weight" => *tensor = tensor.transpose(0, 1).contiguous(),
+                "model.layers.2.input_layernorm.weight" => *tensor = tensor.to_kind(Kind::Int64),
+                _ => {}
+            }
+        }
+        save(&dir.path().join(SINGLE), &tensors);
+        let ModelError::Tensors { problems, .. } = error(dir.path()) else { panic!("another error") };
+        assert_eq!(
+            problems.to_string(),
+            "2 missing (`model.layers.1.self_attn.q_proj.bias`, `model.norm.weight`); \
+             1 extra (`model.layers.3.mlp.up_proj.weight`); \
+             1 wrong shape (`model.layers.0.mlp.down_proj.weight` expected [64, 176], found [176, 64]); \
+             1 unreadable dtype (`model.layers.2.input_layernorm.weight` is I64)"
+        );
+    }
+
+    #[test]
+    fn a_tied_model_may_bring_an_output_projection_of_the_right_shape() {
+        let (dir, mut tensors) = (bare(), tensors());
+        tensors.push((OUTPUT.into(), Tensor::zeros([512, 64], (Kind::Float, Device::Cpu))));
+        save(&dir.path().join(SINGLE), &tensors);
+        Model::load(dir.path(), Dtype::F32, Device::Cpu).unwrap();
+        tensors.last_mut().unwrap().1 = Tensor::zeros([512, 63], (Kind::Float, Device::Cpu));
+        save(&dir.path().join(SINGLE), &tensors);
+        assert!(error(dir.path()).to_string().contains("`lm_head.weight` expected [512, 64], found [512, 63]"));
+    }
+
+    #[test]
+    fn a_model_that_is_not_tied_needs_its_output_projection() {
+        let dir = bare();
+        let config = fs::read_to_string(fixture().join("config.json")).unwrap();
+        let config = config.replace("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
+        fs::write(dir.path().join("config.json"), config).unwrap();
+        assert!(!ModelConfig::load(dir.path()).unwrap().tie_word_embeddings);
+        save(&dir.path().join(SINGLE), &tensors());
+        assert!(error(dir.path()).to_string().contains("1 missing (`lm_head.weight`)"));
+    }
+
+    #[test]
+    fn half_precision_files_load_in_any_dtype() {
+        let dir = bare();
+        let halves: Vec<_> = tensors().into_iter().map(|(name, tensor)| (name, tensor.to_kind(Kind::Half))).collect();
+        save(&dir.path().join(SINGLE), &halves);
+        for (dtype, kind) in [(Dtype::F32, Kind::Float), (Dtype::Bf16, Kind::BFloat16), (Dtype::F64, Kind::Double)] {
+            let model = Model::load(dir.path(), dtype, Device::Cpu).unwrap();
+            let embedded = model.embed(&Tensor::from_slice(&[7i64]).view([1, 1]));
+            let (_, expected) = halves.iter().find(|(name, _)| name == "model.embed_tokens.weight").unwrap();
+            assert_eq!(embedded.view([-1]), expected.get(7).to_kind(kind));
+        }
+    }
+
+    #[test]
+    fn missing_and_truncated_files_are_named() {
+        let dir = bare();
+        assert!(matches!(error(dir.path()), ModelError::NoWeights { .. }));
+        let whole = fs::read(fixture().join(SINGLE)).unwrap();
+        for length in [0, 4, 8, 1000, whole.len() / 2, whole.len() - 1] {
+            fs::write(dir.path().join(SINGLE), &whole[..length]).unwrap();
+            let error = error(dir.path());
+            assert!(matches!(error, ModelError::Files(_)) && error.to_string().contains(SINGLE), "{length} bytes: {error}");
+        }
+        let sharded = sharded("gone.safetensors");
+        assert!(error(sharded.path()).to_string().contains("gone.safetensors"));
+        fs::write(sharded.path().join(INDEX), "{\"weight_map\": [1]}").unwrap();
+        assert!(error(sharded.path()).to_string().contains("invalid type: sequence, expected a map"));
+        assert!(matches!(error(&dir.path().join("nowhere")), ModelError::Files(FilesError::Io { .. })));
+    }
+
+    #[test]
+    fn a_header_with_a_key_twice_is_refused() {
+        let dir = bare();
+        let header =
+            br#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(header);
+        bytes.extend_from_slice(&[0; 4]);
+        fs::write(dir.path().join(SINGLE), bytes).unwrap();
+        assert!(error(dir.path()).to_string().contains("`w` stands twice"));
+    }
+}

@@ -1,0 +1,8 @@
+//! Pure functions on tensors: no state, no configuration.
+
+pub mod attention;
+pub mod dropout;
+mod flash;
+pub mod rms_norm;
+pub mod rope;
+pub mod swiglu;
