@@ -1,0 +1,67 @@
+//! The gradient of a cache: one buffer pair in the layout of the current chunk, unwound together with the cache.
+
+use tch::{Device, Kind, Tensor};
+
+use super::layer::Undo;
+use super::moves::{put, take};
+
+/// dK and dV of one layer, `(B, G, C, D)`, in the accumulation kind.
+#[derive(Debug)]
+pub struct CacheGrads {
+    dk_bgcd: Tensor,
+    dv_bgcd: Tensor,
+}
+
+impl CacheGrads {
+    /// Zeros for a cache of shape `(B, G, C, D)`.
+    pub fn zeros(size: &[i64], kind: Kind, device: Device) -> Self {
+        Self { dk_bgcd: Tensor::zeros(size, (kind, device)), dv_bgcd: Tensor::zeros(size, (kind, device)) }
+    }
+
+    /// Adds one chunk's attention gradients.
+    ///
+    /// # Shapes
+    /// `own`: of the region `(B, G, n, D)`; `past`: of the slots below it `(B, G, P, D)`.
+    pub fn add(&mut self, own: (&Tensor, &Tensor), past: Option<&(Tensor, Tensor)>) {
+        let len = own.0.size()[2];
+        let below = past.map_or(0, |(k, _)| k.size()[2]);
+        for (total, own, past) in [(&self.dk_bgcd, own.0, past.map(|(k, _)| k)), (&self.dv_bgcd, own.1, past.map(|(_, v)| v))] {
+            let _ = total.narrow(2, below, len).g_add_(own);
+            if let Some(past) = past {
+                let _ = total.narrow(2, 0, below).g_add_(past);
+            }
+        }
+    }
+
+    /// Takes the chunk's own gradients out and moves the rest to where the entries stood before the chunk was written: an
+    /// evicted entry has no later gradient, a retained one takes its column's along.
+    ///
+    /// # Shapes
+    /// Two `(B, G, n, D)`, by columns of the region.
+    pub fn unwind(&mut self, undo: &Undo) -> (Tensor, Tensor) {
+        (unwind_one(&self.dk_bgcd, undo), unwind_one(&self.dv_bgcd, undo))
+    }
+}
+
+fn unwind_one(total: &Tensor, undo: &Undo) -> Tensor {
+    let mut region = total.narrow(2, undo.at.region(), undo.at.len);
+    let own = region.copy();
+    let Some(moves) = &undo.moves else {
+        let _ = region.zero_();
+        return own;
+    };
+    let moved = take(total, &moves.to);
+    let _ = region.zero_();
+    put(total, &moves.from, &moved);
+    let mut evicted = moved.zeros_like();
+    #[cfg(test)]
+    if crate::sabotage::is_active(crate::sabotage::Sabotage::GradientNotZeroed) {
+        evicted = moved.copy();
+    }
+    if let Some(retained) = &moves.retained {
+        let kept = own.where_self(&retained.mask_b1n.unsqueeze(-1), &own.zeros_like());
+        let _ = evicted.index_add_(0, &retained.saved, &kept.reshape([-1, own.size()[3]]));
+    }
+    put(total, &moves.to, &evicted);
+    own
+}

@@ -1,0 +1,144 @@
+//! The tail-resident move: what leaves, what moves into its place, and the way back.
+//!
+//! After a write the chunk stands in the last of the filled slots, in order. Example: 8 slots, all filled, 2 new tokens, victims
+//! {1, 7}: the region is [6, 8); slot 6 survives and moves to slot 1, slot 7 is dropped, the new tokens take 6 and 7. So
+//! destinations are [1, 7] and sources [6, 7]: a victim inside the region "moves" onto itself.
+
+use tch::{Device, Kind, Tensor};
+
+use super::{ChunkSpan, Victims};
+
+/// Where a write happens: which slots there were, and which the chunk takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Geometry {
+    pub(super) batch: i64,
+    pub(super) groups: i64,
+    /// Slots allocated, the stride between heads.
+    pub(super) slots: i64,
+    /// Slots filled before the write.
+    pub(super) filled: i64,
+    /// Slots filled after it.
+    pub(super) top: i64,
+    /// Columns of the chunk.
+    pub(super) len: i64,
+}
+
+impl Geometry {
+    /// First slot of the chunk's region.
+    pub(super) fn region(&self) -> i64 {
+        self.top - self.len
+    }
+}
+
+/// The moves of one write, as indices into a buffer seen as `(B·G·slots, …)`.
+#[derive(Debug)]
+pub(super) struct Moves {
+    /// Evicted slots, those inside the region last; `(B·G·e)`.
+    pub(super) to: Tensor,
+    /// The region's old slots in matching order; `(B·G·e)`.
+    pub(super) from: Tensor,
+    /// For a chunk in which some row keeps candidates.
+    pub(super) retained: Option<Retained>,
+}
+
+/// Columns at the front of the region that keep candidates which their row does not evict.
+#[derive(Debug)]
+pub(super) struct Retained {
+    /// `(B, 1, n)`, bool: the column keeps an old entry.
+    pub(super) mask_b1n: Tensor,
+    /// `(B·G·n)`: which of the saved entries, seen as `(B·G·e, …)`.
+    pub(super) saved: Tensor,
+}
+
+/// Plans the moves for `victims`, of which row `b` keeps the last `retained[b]`.
+pub(super) fn plan(at: Geometry, victims: &Victims, span: &ChunkSpan, retained: &[usize], device: Device) -> Moves {
+    let e = victims.len() as i64;
+    let (to, order, from) = match victims {
+        Victims::Shared(slots) => shared(at, slots, device),
+        Victims::PerHead(_) => per_head(at, &victims.slots(at.batch, at.groups, device), e),
+    };
+    // Every row keeps something only where the chunk is ragged.
+    let retained = (span.is_ragged() && retained.iter().any(|&r| r > 0)).then(|| keep(at, &order, retained, e));
+    let flat = |slot_bge: &Tensor| (slot_bge + head_offsets(at, at.slots, device)).reshape([-1]);
+    Moves { to: flat(&to), from: flat(&from), retained }
+}
+
+/// `(B, G, 1)`: where each head begins in a buffer with `stride` entries a head.
+fn head_offsets(at: Geometry, stride: i64, device: Device) -> Tensor {
+    (Tensor::arange(at.batch * at.groups, (Kind::Int64, device)) * stride).view([at.batch, at.groups, 1])
+}
+
+/// Host arithmetic for victims that all heads share: `(to, order, from)`, each `(B, G, e)`.
+fn shared(at: Geometry, slots: &[i64], device: Device) -> (Tensor, Tensor, Tensor) {
+    let region = at.region();
+    let mut order: Vec<i64> = (0..slots.len() as i64).collect();
+    order.sort_by_key(|&i| (slots[i as usize] >= region, slots[i as usize]));
+    let to: Vec<i64> = order.iter().map(|&i| slots[i as usize]).collect();
+    let mut from: Vec<i64> = (region..at.filled).collect();
+    from.sort_by_cached_key(|slot| (slots.contains(slot), *slot));
+    let spread =
+        |values: &[i64]| Tensor::from_slice(values).to_device(device).expand([at.batch, at.groups, values.len() as i64], false);
+    (spread(&to), spread(&order), spread(&from))
+}
+
+/// The same with tensors, for victims of each head.
+fn per_head(at: Geometry, victim_bge: &Tensor, e: i64) -> (Tensor, Tensor, Tensor) {
+    let (region, device) = (at.region(), victim_bge.device());
+    // What lies below the region sorts before what lies inside it; within both, by slot.
+    let order = (victim_bge - victim_bge.lt(region).to_kind(Kind::Int64) * at.slots).argsort(-1, false);
+    let to = victim_bge.gather(2, &order, false);
+    let tail =
+        Tensor::arange_start(region, (region + e).max(region), (Kind::Int64, device)).expand([at.batch, at.groups, e], false);
+    let is_victim = Tensor::zeros([at.batch, at.groups, at.slots], (Kind::Int64, device)).scatter_value(2, victim_bge, 1).gather(
+        2,
+        &tail.contiguous(),
+        false,
+    );
+    let from = tail.gather(2, &(&tail + is_victim * at.slots).argsort(-1, false), false);
+    (to, order, from)
+}
+
+/// Column `c` of row `b` keeps candidate number `e − retained[b] + c`, found through the inverse of the order of saving.
+fn keep(at: Geometry, order_bge: &Tensor, retained: &[usize], e: i64) -> Retained {
+    let device = order_bge.device();
+    let (mut mask, mut rank) = (Vec::new(), Vec::new());
+    for &kept in retained {
+        for column in 0..at.len {
+            mask.push(column < kept as i64);
+            rank.push((e - kept as i64 + column).clamp(0, e - 1));
+        }
+    }
+    let mask_b1n = Tensor::from_slice(&mask).view([at.batch, 1, at.len]).to_device(device);
+    let rank_bgn =
+        Tensor::from_slice(&rank).view([at.batch, 1, at.len]).to_device(device).expand([at.batch, at.groups, at.len], false);
+    let saved = order_bge.argsort(-1, false).gather(2, &rank_bgn, false) + head_offsets(at, e, device);
+    Retained { mask_b1n, saved: saved.reshape([-1]) }
+}
+
+/// Sees `(B, G, C, …)` as `(B·G·C, …)`.
+pub(super) fn rows(x: &Tensor) -> Tensor {
+    let size = x.size();
+    let mut flat = vec![size[0] * size[1] * size[2]];
+    flat.extend_from_slice(&size[3..]);
+    x.view(&flat[..])
+}
+
+/// The entries at `index`, `(B·G·e, …)`.
+pub(super) fn take(x: &Tensor, index: &Tensor) -> Tensor {
+    rows(x).index_select(0, index)
+}
+
+/// Writes entries at `index`.
+pub(super) fn put(x: &Tensor, index: &Tensor, entries: &Tensor) {
+    let _ = rows(x).index_copy_(0, index, entries);
+}
+
+/// Puts retained entries into the front columns of a chunk's region; elsewhere the chunk's own stay.
+///
+/// # Shapes
+/// `chunk (B, G, n, …)`, `saved (B·G·e, …)`.
+pub(super) fn with_retained(chunk: &Tensor, saved: &Tensor, retained: &Retained) -> Tensor {
+    let kept = saved.index_select(0, &retained.saved).view(&chunk.size()[..]);
+    let mask = if chunk.dim() == 4 { retained.mask_b1n.unsqueeze(-1) } else { retained.mask_b1n.shallow_clone() };
+    kept.where_self(&mask, chunk)
+}

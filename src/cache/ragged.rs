@@ -1,0 +1,96 @@
+//! Rows of different length: where a chunk's tokens stand in its region when some rows have fewer of them.
+
+use tch::{Device, Kind, Tensor};
+
+use super::ChunkSpan;
+
+/// Moves tokens between their own columns (left-aligned, pads on the right) and those of the chunk's region (after the entries
+/// that the row keeps). Without ragged rows both are the same and nothing is moved.
+#[derive(Debug)]
+pub struct Placement(Option<Columns>);
+
+#[derive(Debug)]
+struct Columns {
+    /// `(B, n)`: the token at each column of the region, and whether there is one.
+    token: Tensor,
+    has_token: Tensor,
+    /// `(B, n)`: the column of each token, and whether it is real.
+    column: Tensor,
+    is_real: Tensor,
+}
+
+impl Placement {
+    /// The placement of `span`, whose row `b` keeps `retained[b]` old entries in front of its tokens.
+    pub fn new(span: &ChunkSpan, retained: &[usize], device: Device) -> Self {
+        if !span.is_ragged() {
+            return Self(None);
+        }
+        let (n, batch) = (span.len as i64, span.real.len() as i64);
+        let (mut token, mut has_token, mut column, mut is_real) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (&real, &kept) in span.real.iter().zip(retained) {
+            let (real, kept) = (real as i64, kept as i64);
+            for c in 0..n {
+                has_token.push((kept..kept + real).contains(&c));
+                token.push((c - kept).clamp(0, n - 1));
+                is_real.push(c < real);
+                column.push((c + kept).clamp(0, n - 1));
+            }
+        }
+        let ints = |values: &[i64]| Tensor::from_slice(values).view([batch, n]).to_device(device);
+        let bools = |values: &[bool]| Tensor::from_slice(values).view([batch, n]).to_device(device);
+        Self(Some(Columns { token: ints(&token), has_token: bools(&has_token), column: ints(&column), is_real: bools(&is_real) }))
+    }
+
+    /// From the tokens' own columns to those of the region, zero where a column has no token.
+    ///
+    /// # Shapes
+    /// `x (B, heads, n, D)` in and out.
+    pub fn place(&self, x: &Tensor) -> Tensor {
+        match &self.0 {
+            None => x.contiguous(),
+            Some(c) => moved(x, &c.token, &c.has_token),
+        }
+    }
+
+    /// From the region's columns back to the tokens' own, zero for pads.
+    ///
+    /// # Shapes
+    /// `x (B, heads, n, D)` in and out.
+    pub fn unplace(&self, x: &Tensor) -> Tensor {
+        match &self.0 {
+            None => x.shallow_clone(),
+            Some(c) => moved(x, &c.column, &c.is_real),
+        }
+    }
+
+    /// Positions of the region's columns, −1 where a column has no token.
+    ///
+    /// # Shapes
+    /// `(B, 1, n)`, or `(1, 1, n)` where all rows agree.
+    pub(super) fn positions(&self, span: &ChunkSpan, device: Device) -> Tensor {
+        let start = span.start as i64;
+        match &self.0 {
+            None => Tensor::arange_start(start, start + span.len as i64, (Kind::Int64, device)).view([1, 1, -1]),
+            Some(c) => (&c.token + start).where_scalarother(&c.has_token, -1).unsqueeze(1),
+        }
+    }
+
+    /// Log-sum-exps in which columns without a token count for nothing: `+inf` there.
+    ///
+    /// # Shapes
+    /// `(B, H, n)` in and out.
+    pub fn silence(&self, lse_bhn: &Tensor) -> Tensor {
+        match &self.0 {
+            None => lse_bhn.shallow_clone(),
+            Some(c) => lse_bhn.masked_fill(&c.has_token.logical_not().unsqueeze(1), f64::INFINITY),
+        }
+    }
+}
+
+fn moved(x: &Tensor, index_bn: &Tensor, mask_bn: &Tensor) -> Tensor {
+    let (b, h, n, d) = x.size4().unwrap_or_default();
+    let index = index_bn.view([b, 1, n, 1]).expand([b, h, n, d], false);
+    let mask = mask_bn.view([b, 1, n, 1]);
+    // A product with the mask would let a pad's infinity through.
+    x.gather(2, &index, false).where_self(&mask, &x.zeros_like())
+}

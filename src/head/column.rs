@@ -1,0 +1,141 @@
+//! Loss and gradient of one column of tokens, in blocks of places that have a target: never tokens × vocabulary.
+
+use tch::{Kind, Tensor, no_grad, with_grad};
+
+use super::{Head, HeadError, Logits, Pick};
+use crate::native::gradients_of;
+use crate::ops::attention::accumulation_kind;
+
+/// What one row has lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RowLoss {
+    /// Sum of cross-entropies, nats.
+    pub loss_sum: f64,
+    /// Number of targets.
+    pub targets: usize,
+    /// Targets that had the largest score of all choices.
+    pub correct: usize,
+}
+
+/// Loss of a column of tokens.
+#[derive(Debug)]
+pub struct ColumnLoss {
+    /// Losses at the picks, in their order.
+    pub picks: Vec<(Pick, f64, bool)>,
+    /// Gradient of `weight · Σ losses` with respect to the hidden states `(B, n, E)`; `None` without targets or weight.
+    pub hidden_gradient: Option<Tensor>,
+}
+
+/// Places whose logits are held at a time, as a bound on `places × vocabulary`.
+const BLOCK_LOGITS: i64 = 1 << 22;
+
+/// Evaluates `head` on the column that begins at position `start`; with `weight`, its gradient too.
+///
+/// # Shapes
+/// `hidden_bne (B, n, E)`, before the model's final norm.
+pub fn column_loss(
+    head: &dyn Head,
+    hidden_bne: &Tensor,
+    start: usize,
+    picks: &[Pick],
+    (logits, vocab_size): (&dyn Logits, usize),
+    weight: Option<f64>,
+) -> Result<ColumnLoss, HeadError> {
+    let (_, n, e) = hidden_bne.size3().unwrap_or_default();
+    let flat = hidden_bne.reshape([-1, e]);
+    let mut gradient = (weight.is_some() && !picks.is_empty()).then(|| flat.zeros_like());
+    let mut done = Vec::with_capacity(picks.len());
+    let block = (BLOCK_LOGITS / vocab_size.max(1) as i64).max(1) as usize;
+    for picks in picks.chunks(block) {
+        let place: Vec<i64> = picks.iter().map(|p| p.row as i64 * n + (p.position - start) as i64).collect();
+        let place = Tensor::from_slice(&place).to_device(flat.device());
+        let hidden_ne = flat.index_select(0, &place);
+        let (losses, correct, block_gradient) = block_loss(head, &hidden_ne, picks, logits, weight)?;
+        if let (Some(total), Some(part)) = (&mut gradient, block_gradient) {
+            let _ = total.index_add_(0, &place, &part);
+        }
+        done.extend(picks.iter().zip(losses.into_iter().zip(correct)).map(|(&p, (l, c))| (p, l, c)));
+    }
+    Ok(ColumnLoss { picks: done, hidden_gradient: gradient.map(|g| g.view(&hidden_bne.size()[..])) })
+}
+
+type BlockLoss = (Vec<f64>, Vec<bool>, Option<Tensor>);
+
+fn block_loss(
+    head: &dyn Head,
+    hidden_ne: &Tensor,
+    picks: &[Pick],
+    logits: &dyn Logits,
+    weight: Option<f64>,
+) -> Result<BlockLoss, HeadError> {
+    let targets: Vec<i64> = picks.iter().map(|p| p.target).collect();
+    let target_n = Tensor::from_slice(&targets).to_device(hidden_ne.device());
+    let evaluate = |hidden_ne: &Tensor| {
+        let scores = head.choices(&logits.logits(hidden_ne)).to_kind(accumulation_kind(hidden_ne.kind()));
+        let loss_n = scores.cross_entropy_loss::<Tensor>(&target_n, None, tch::Reduction::None, -100, 0.0);
+        let correct_n = no_grad(|| scores.argmax(-1, false).eq_tensor(&target_n));
+        (loss_n, correct_n)
+    };
+    let (loss_n, correct_n, gradient) = match weight {
+        None => {
+            let (loss_n, correct_n) = no_grad(|| evaluate(hidden_ne));
+            (loss_n, correct_n, None)
+        }
+        Some(weight) => {
+            let leaf = hidden_ne.detach().set_requires_grad(true);
+            let (loss_n, correct_n) = with_grad(|| evaluate(&leaf));
+            let seed = Tensor::full(loss_n.size(), weight, (loss_n.kind(), loss_n.device()));
+            let gradient = gradients_of(&[&loss_n], &[&seed], &[&leaf])?.pop().flatten();
+            (loss_n.detach(), correct_n, gradient)
+        }
+    };
+    let host = |t: &Tensor, kind: Kind| t.to_device(tch::Device::Cpu).to_kind(kind);
+    let losses = Vec::<f64>::try_from(host(&loss_n, Kind::Double))?;
+    let correct = Vec::<bool>::try_from(host(&correct_n, Kind::Bool))?;
+    Ok((losses, correct, gradient))
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+    use crate::head::{ClassifyOnLogits, NextToken, RowTargets};
+
+    struct Linear(Tensor);
+
+    impl Logits for Linear {
+        fn logits(&self, hidden_ne: &Tensor) -> Tensor {
+            hidden_ne.matmul(&self.0)
+        }
+    }
+
+    #[test]
+    fn loss_and_gradient_equal_autograd_over_the_whole_column() {
+        let opts = (Kind::Double, Device::Cpu);
+        let (hidden, linear) = (Tensor::randn([2, 5, 4], opts), Linear(Tensor::randn([4, 7], opts)));
+        let labels = [vec![-100, 3, 6, -100, 0], vec![1, -100, -100, -100, 2]];
+        let mut picks = Vec::new();
+        for (row, tokens) in labels.iter().enumerate() {
+            picks.extend(NextToken.picks(row, RowTargets::Tokens(tokens)).unwrap());
+        }
+        let ours = column_loss(&NextToken, &hidden, 0, &picks, (&linear, 7), Some(0.2)).unwrap();
+        let leaf = hidden.copy().set_requires_grad(true);
+        let target = Tensor::from_slice(&labels.concat());
+        let loss =
+            leaf.view([-1, 4]).matmul(&linear.0).cross_entropy_loss::<Tensor>(&target, None, tch::Reduction::Sum, -100, 0.0);
+        (&loss * 0.2).backward();
+        let sum: f64 = ours.picks.iter().map(|p| p.1).sum();
+        assert!((sum - loss.double_value(&[])).abs() < 1e-12);
+        assert!(ours.hidden_gradient.unwrap().allclose(&leaf.grad(), 0.0, 1e-13, false));
+    }
+
+    #[test]
+    fn classification_reads_the_last_input_and_refuses_labels() {
+        let head = ClassifyOnLogits::new(&[5, 2]);
+        assert_eq!(head.picks(1, RowTargets::Class { len: 9, class: 1 }).unwrap(), [Pick { row: 1, position: 8, target: 1 }]);
+        assert!(head.picks(0, RowTargets::Tokens(&[1])).is_err());
+        let logits = Tensor::arange(7, (Kind::Float, Device::Cpu)).view([1, 7]);
+        assert_eq!(Vec::<f32>::try_from(head.choices(&logits).view(-1)).unwrap(), [5.0, 2.0]);
+    }
+}
