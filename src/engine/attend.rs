@@ -1,0 +1,146 @@
+//! How a column's layers reach their caches: choosing (forward phase), replaying, and replaying under autograd.
+
+use tch::{Kind, Tensor, no_grad};
+
+use super::layer_run::{SharedRun, Tokens, link, lock};
+use crate::cache::{CacheError, ChunkSpan, Policy};
+use crate::model::{Attend, AttendError, Qkv};
+use crate::native::attach_backward;
+use crate::units::LayerIdx;
+
+/// A column's chunks; attention goes chunk by chunk, everything else of a layer runs over the whole column.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Column<'a> {
+    pub(super) spans: &'a [ChunkSpan],
+    pub(super) runs: &'a [SharedRun],
+}
+
+impl Column<'_> {
+    /// Calls `attend` for each chunk with its part of q, k, v and joins the outputs.
+    fn by_chunk(
+        &self,
+        qkv: &Qkv<'_>,
+        mut attend: impl FnMut(&ChunkSpan, [Tensor; 3]) -> Result<Tensor, AttendError>,
+    ) -> Result<Tensor, AttendError> {
+        let first = self.spans[0].start;
+        let mut outs = Vec::with_capacity(self.spans.len());
+        for span in self.spans {
+            let part = |x: &Tensor| x.narrow(2, (span.start - first) as i64, span.len as i64);
+            outs.push(attend(span, [part(qkv.q_bhnd), part(qkv.k_bgnd), part(qkv.v_bgnd)])?);
+        }
+        Ok(if outs.len() == 1 { outs.remove(0) } else { Tensor::cat(&outs, 2) })
+    }
+}
+
+/// Forward phase: policies choose, and what they choose is recorded.
+pub(super) struct Deciding<'a> {
+    pub(super) column: Column<'a>,
+    pub(super) policies: &'a [Box<dyn Policy>],
+    /// The lowest layer whose undo log is kept.
+    pub(super) keep_undo_from: usize,
+    /// Length of the prefill span, which is not scored.
+    pub(super) prefill: usize,
+}
+
+impl Attend for Deciding<'_> {
+    fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+        let (policy, run) = (&*self.policies[layer.0], &self.column.runs[layer.0]);
+        let keep_undo = layer.0 >= self.keep_undo_from;
+        self.column.by_chunk(&qkv, |span, [q, k, v]| {
+            let tokens = Tokens { q: &q, k: &k, v: &v, scale: qkv.scale };
+            let is_scored = policy.needs_attention() && span.start >= self.prefill;
+            lock(run).decide(policy, span, tokens, keep_undo, is_scored).map_err(refused)
+        })
+    }
+}
+
+/// A row's second forward: makes its undo log and its final caches.
+pub(super) struct Replaying<'a> {
+    pub(super) column: Column<'a>,
+}
+
+impl Attend for Replaying<'_> {
+    fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+        let run = &self.column.runs[layer.0];
+        self.column.by_chunk(&qkv, |span, [q, k, v]| {
+            lock(run).replay(span, Tokens { q: &q, k: &k, v: &v, scale: qkv.scale }).map_err(refused)
+        })
+    }
+}
+
+/// A cell's recomputation with autograd: one custom node per layer and chunk, over the shared buffers.
+pub(super) struct Differentiating<'a> {
+    pub(super) column: Column<'a>,
+    /// The leaf at which every layer's chain begins.
+    pub(super) chain: &'a Tensor,
+    /// The ends of the chains, which are roots of the backward.
+    pub(super) chain_ends: Vec<Tensor>,
+}
+
+impl<'a> Differentiating<'a> {
+    pub(super) fn new(column: Column<'a>, chain: &'a Tensor) -> Self {
+        Self { column, chain, chain_ends: Vec::new() }
+    }
+}
+
+impl Attend for Differentiating<'_> {
+    fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+        let run = &self.column.runs[layer.0];
+        let mut chain = self.chain.shallow_clone();
+        #[cfg(test)]
+        if crate::sabotage::is_active(crate::sabotage::Sabotage::ChainRemoved) {
+            chain = chain.detach();
+        }
+        let out = self.column.by_chunk(&qkv, |span, [q, k, v]| {
+            let (out, next) = cached_attention(run, span, [&q, &k, &v], qkv.scale, &chain)?;
+            chain = next;
+            Ok(out)
+        })?;
+        #[cfg(test)]
+        if crate::sabotage::is_active(crate::sabotage::Sabotage::ChainRemoved) {
+            return Ok(out);
+        }
+        self.chain_ends.push(chain);
+        Ok(out)
+    }
+}
+
+/// The fused operator: writes the chunk into the shared buffers and attends; its backward attends backward over the buffers as
+/// they stand, adds to their gradient, and unwinds both.
+///
+/// The node must exist and run whatever is trained, and in reverse order of the chunks: so it takes and returns a one-element
+/// tensor that requires grad. Without that chain, LoRA on the MLP alone would leave layer 0's cache wound up.
+fn cached_attention(
+    run: &SharedRun,
+    span: &ChunkSpan,
+    [q, k, v]: [&Tensor; 3],
+    scale: f64,
+    chain: &Tensor,
+) -> Result<(Tensor, Tensor), AttendError> {
+    let needs = [q.requires_grad(), k.requires_grad(), v.requires_grad()];
+    let detached = [q.detach(), k.detach(), v.detach()];
+    let (out, saved, next) = no_grad(|| {
+        let tokens = Tokens { q: &detached[0], k: &detached[1], v: &detached[2], scale };
+        let (out, saved) = lock(run).recompute(span, tokens).map_err(refused)?;
+        // The output must be a tensor of its own, for autograd to hang its history on.
+        Ok::<_, AttendError>((out.copy(), saved, link(chain)))
+    })?;
+    let (shared, here) = (run.clone(), span.clone());
+    attach_backward(&[q, k, v, chain], &[&out, &next], move |grads| {
+        let (dq, dk, dv) = no_grad(|| lock(&shared).backward(&here, &saved, grads[0].as_ref())).map_err(|e| e.to_string())?;
+        let given = |needed: bool, grad: Tensor| needed.then_some(grad);
+        let end = Tensor::zeros([1], (dq.kind(), dq.device()));
+        Ok(vec![given(needs[0], dq), given(needs[1], dk), given(needs[2], dv), Some(end)])
+    })
+    .map_err(|e| AttendError::new(e.to_string()))?;
+    Ok((out, next))
+}
+
+fn refused(error: CacheError) -> AttendError {
+    AttendError::caused_by(error)
+}
+
+/// The leaf of the chains: requires grad, whatever is trained.
+pub(super) fn chain_leaf(kind: Kind, device: tch::Device) -> Tensor {
+    Tensor::zeros([1], (kind, device)).set_requires_grad(true)
+}

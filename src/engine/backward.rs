@@ -1,0 +1,143 @@
+//! The backward phase: rows of cells top-down, cells from right to left, the choices replayed, caches and gradients unwound.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use tch::{Tensor, no_grad, with_grad};
+
+use super::attend::{Column, Differentiating, Replaying, chain_leaf};
+use super::forward::{ForwardTrace, hand_back_log};
+use super::layer_run::{link, lock, to_host};
+use super::{Engine, EngineError, Event, Observer, StepContext, StepGradients, chunks};
+use crate::cache::LayerLog;
+use crate::model::Model;
+use crate::native::run_backward;
+use crate::units::LayerIdx;
+
+/// Runs the backward phase.
+pub(super) fn run(
+    engine: &Engine,
+    model: &Model,
+    mut trace: ForwardTrace,
+    context: StepContext,
+    observer: &mut dyn Observer,
+) -> Result<StepGradients, EngineError> {
+    hand_back_log(&mut trace);
+    let rows = chunks::rows(model.config().num_layers, engine.settings.layers_per_cell);
+    // The gradient that travels from row to row, by column; never quantised.
+    let mut travelling = std::mem::take(&mut trace.top);
+    for (depth, layers) in rows.iter().rev().enumerate() {
+        let row = Row { model, trace: &trace, layers: layers.clone(), context };
+        if depth > 0 {
+            observer.observe(Event::Replay { row: (depth, rows.len()) });
+            no_grad(|| row.replay())?;
+        }
+        for c in (0..trace.plan.columns.len()).rev() {
+            observer.observe(Event::Cell { row: (depth, rows.len()), column: (c, trace.plan.columns.len()) });
+            travelling[c] = row.cell(c, travelling[c].take())?;
+        }
+        trace.checkpoints.drop_border(layers.start);
+        for run in &trace.runs[layers.clone()] {
+            lock(run).reset(trace.plan.prefill);
+        }
+    }
+    let layers = trace.runs.iter().map(|r| std::mem::take::<LayerLog>(&mut lock(r).log)).collect();
+    trace.log.layers = layers;
+    Ok(StepGradients { rows: trace.rows, gradients: collect(model), log: trace.log })
+}
+
+/// A row of cells: some consecutive layers.
+struct Row<'a> {
+    model: &'a Model,
+    trace: &'a ForwardTrace,
+    layers: Range<usize>,
+    context: StepContext,
+}
+
+impl Row<'_> {
+    /// The hidden states that enter the row at column `c`.
+    fn input(&self, c: usize) -> Tensor {
+        let at = self.trace.plan.tokens(&self.trace.plan.columns[c]);
+        let parked = self.trace.checkpoints.get(self.layers.start, c, self.model.device());
+        parked.unwrap_or_else(|| no_grad(|| self.trace.tokens.embed(self.model, at)))
+    }
+
+    fn column(&self, c: usize) -> Column<'_> {
+        Column { spans: &self.trace.plan.spans[self.trace.plan.columns[c].clone()], runs: &self.trace.runs }
+    }
+
+    fn layers(&self, c: usize, hidden: Tensor, attend: &mut dyn crate::model::Attend) -> Result<Tensor, EngineError> {
+        let positions = self.trace.tokens.positions(self.trace.plan.tokens(&self.trace.plan.columns[c]));
+        let place = self.trace.tokens.place(Some(self.context));
+        let mut hidden = hidden;
+        for layer in self.layers.clone() {
+            hidden = self.model.layer(LayerIdx(layer), &hidden, &positions, &place, attend)?;
+        }
+        Ok(hidden)
+    }
+
+    /// Runs the row over all columns with the recorded choices, to make its undo log and its final caches.
+    fn replay(&self) -> Result<(), EngineError> {
+        for run in &self.trace.runs[self.layers.clone()] {
+            lock(run).reset(self.trace.plan.prefill);
+        }
+        for c in 0..self.trace.plan.columns.len() {
+            let _ = self.layers(c, self.input(c), &mut Replaying { column: self.column(c) })?;
+        }
+        Ok(())
+    }
+
+    /// One cell: unwinds to its left border, recomputes it with autograd and runs backward from the gradient of its output.
+    /// Returns the gradient of its input.
+    fn cell(&self, c: usize, gradient: Option<Tensor>) -> Result<Option<Tensor>, EngineError> {
+        let spans = self.column(c).spans;
+        // A one-chunk cell stands in the cache already and attends again.
+        if spans.len() > 1 {
+            for run in &self.trace.runs[self.layers.clone()] {
+                for span in spans.iter().rev() {
+                    lock(run).unwind(span)?;
+                }
+            }
+        }
+        let has_input_gradient = self.layers.start > 0;
+        let input = self.input(c).detach().set_requires_grad(has_input_gradient);
+        let chain = chain_leaf(input.kind(), input.device());
+        let mut attend = Differentiating::new(self.column(c), &chain);
+        let output = with_grad(|| self.layers(c, input.shallow_clone(), &mut attend))?;
+        let gradient = gradient.map_or_else(|| output.zeros_like(), |g| g.to_device(output.device()));
+        let end = link(&chain);
+        let (mut roots, mut seeds): (Vec<&Tensor>, Vec<&Tensor>) = attend.chain_ends.iter().map(|t| (t, &end)).unzip();
+        // Without any trained parameter below, and no gradient wanted, the output has no history.
+        if output.requires_grad() {
+            roots.push(&output);
+            seeds.push(&gradient);
+        }
+        run_backward(&roots, &seeds)?;
+        self.check_left_border(spans[0].index)?;
+        let below = input.grad();
+        Ok((has_input_gradient && below.defined()).then(|| to_host(&below)))
+    }
+
+    /// After a cell, each cache and its gradient must stand at the cell's left border.
+    fn check_left_border(&self, expected: usize) -> Result<(), EngineError> {
+        for layer in self.layers.clone() {
+            let stands = lock(&self.trace.runs[layer]).cache.stands();
+            if stands != expected {
+                return Err(EngineError::Misplaced { layer, stands, expected });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Takes the gradients out of the adapter's masters.
+fn collect(model: &Model) -> BTreeMap<String, Tensor> {
+    let mut gradients = BTreeMap::new();
+    for (name, mut parameter) in model.adapter().map(crate::model::Adapter::parameters).unwrap_or_default() {
+        let grad = parameter.grad();
+        let taken = if grad.defined() { grad.copy() } else { parameter.zeros_like() };
+        parameter.zero_grad();
+        gradients.insert(name, taken.detach());
+    }
+    gradients
+}

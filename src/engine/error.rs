@@ -1,0 +1,62 @@
+//! What can go wrong in a step.
+
+use crate::cache::CacheError;
+use crate::head::HeadError;
+use crate::native::BackwardError;
+use crate::units::Hint;
+
+/// An error of the engine.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A cache refused.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// The head refused.
+    #[error(transparent)]
+    Head(#[from] HeadError),
+    /// A layer refused.
+    #[error(transparent)]
+    Attend(#[from] crate::model::AttendError),
+    /// Autograd failed.
+    #[error(transparent)]
+    Backward(#[from] BackwardError),
+    /// The batch has no rows, or a row has no tokens.
+    #[error("the batch has a row without tokens")]
+    EmptyRow,
+    /// The batch has no target at all.
+    #[error("no token of the batch has a target")]
+    NoTargets,
+    /// libtorch could not allocate.
+    #[error("out of memory: {0}")]
+    OutOfMemory(String),
+    /// libtorch failed in another way.
+    #[error("libtorch: {0}")]
+    Torch(String),
+    /// After a cell a cache did not stand at the cell's left border: a defect of the engine.
+    #[error("layer {layer}: after its cell the cache stands after {stands} chunks, expected {expected}")]
+    Misplaced {
+        /// The layer.
+        layer: usize,
+        /// Where it stands.
+        stands: usize,
+        /// Where it should.
+        expected: usize,
+    },
+}
+
+impl Hint for EngineError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Cache(e) => e.hint(),
+            Self::Head(e) => e.hint(),
+            Self::Attend(_) | Self::Backward(_) | Self::Torch(_) => None,
+            Self::EmptyRow | Self::NoTargets => Some("look at the data: every sample needs tokens, every batch a target".into()),
+            Self::OutOfMemory(_) => Some(
+                "lower `train.micro_batch_size`, `grad.layers_per_cell` or `grad.chunks_per_cell_multiplier`, or set \
+                 `grad.layer_checkpoints = \"int8\"`"
+                    .into(),
+            ),
+            Self::Misplaced { .. } => Some("this is a defect of kvtune: please report it".into()),
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The forward phase: column by column through all layers, without autograd; choices, undo entries, layer checkpoints and the
+//! head's gradient are written down.
+
+use std::ops::Range;
+
+use tch::{Device, Kind, Tensor, no_grad};
+
+use super::attend::{Column, Deciding};
+use super::layer_checkpoints::LayerCheckpoints;
+use super::layer_run::{SharedRun, fresh, lock, to_host};
+use super::{ChunkPlan, Engine, EngineError, Event, Observer, StepContext, chunks};
+use crate::cache::{LayerLog, ReplayLog, Shape};
+use crate::data::{Batch, Targets};
+use crate::head::{Logits, Pick, RowLoss, RowTargets, column_loss};
+use crate::model::{Model, Place};
+use crate::units::LayerIdx;
+
+/// Receives the position of a column's first token and its hidden states `(B, n, E)` before the final norm.
+pub type HiddenSink<'a> = &'a mut dyn FnMut(usize, &Tensor);
+
+/// Everything the backward phase needs of the forward phase.
+pub struct ForwardTrace {
+    /// Losses by row.
+    pub rows: Vec<RowLoss>,
+    /// The choices.
+    pub log: ReplayLog,
+    pub(super) plan: ChunkPlan,
+    pub(super) tokens: Tokens,
+    pub(super) runs: Vec<SharedRun>,
+    pub(super) checkpoints: LayerCheckpoints,
+    /// Gradient of the hidden states above the last layer, by column; `None` where no token has a target.
+    pub(super) top: Vec<Option<Tensor>>,
+}
+
+/// The ids of a batch, padded on the right.
+pub(super) struct Tokens {
+    ids_bt: Tensor,
+    samples: Vec<u64>,
+    device: Device,
+}
+
+impl Tokens {
+    fn new(batch: &Batch, device: Device) -> Self {
+        let total = batch.max_len();
+        let padded = |row: &crate::data::Row| {
+            let ids = row.inputs.iter().map(|&id| i64::from(id));
+            ids.chain(std::iter::repeat(0)).take(total).collect::<Vec<i64>>()
+        };
+        let ids: Vec<i64> = batch.rows.iter().flat_map(padded).collect();
+        let ids_bt = Tensor::from_slice(&ids).view([batch.rows.len() as i64, total as i64]);
+        Self { ids_bt, samples: batch.rows.iter().map(|r| r.sample).collect(), device }
+    }
+
+    /// The embeddings of a column `(B, n, E)`.
+    pub(super) fn embed(&self, model: &Model, (start, len): (usize, usize)) -> Tensor {
+        model.embed(&self.ids_bt.narrow(1, start as i64, len as i64).to_device(self.device))
+    }
+
+    /// Positions of a column `(1, n)`: pads count on, so that all rows share them.
+    pub(super) fn positions(&self, (start, len): (usize, usize)) -> Tensor {
+        Tensor::arange_start(start as i64, (start + len) as i64, (Kind::Int64, self.device)).view([1, -1])
+    }
+
+    /// What makes randomness independent of the chunking.
+    pub(super) fn place(&self, context: Option<StepContext>) -> Place<'_> {
+        Place { dropout: context.and_then(|c| c.dropout), samples: &self.samples }
+    }
+}
+
+struct Head<'a>(&'a Model);
+
+impl Logits for Head<'_> {
+    fn logits(&self, hidden_ne: &Tensor) -> Tensor {
+        self.0.logits(&self.0.final_norm(hidden_ne))
+    }
+}
+
+/// Runs the forward phase; without a context, losses only.
+pub(super) fn run(
+    engine: &Engine,
+    model: &Model,
+    batch: &Batch,
+    context: Option<StepContext>,
+    (observer, mut sink): (&mut dyn Observer, Option<HiddenSink<'_>>),
+) -> Result<ForwardTrace, EngineError> {
+    let lengths: Vec<usize> = batch.rows.iter().map(|r| r.inputs.len()).collect();
+    let plan = engine.settings().plan(&lengths)?;
+    let picks = picks(engine, batch)?;
+    let tokens = Tokens::new(batch, model.device());
+    let runs = fresh(&shapes(engine, model, &plan, lengths.len()), plan.prefill);
+    let rows = chunks::rows(model.config().num_layers, engine.settings.layers_per_cell);
+    let mut trace = ForwardTrace {
+        rows: vec![RowLoss::default(); lengths.len()],
+        log: empty_log(&plan, &runs),
+        top: Vec::with_capacity(plan.columns.len()),
+        checkpoints: LayerCheckpoints::new(engine.settings.checkpoints),
+        plan,
+        tokens,
+        runs,
+    };
+    for (c, column) in trace.plan.columns.clone().into_iter().enumerate() {
+        observer.observe(Event::ForwardColumn { column: (c, trace.plan.columns.len()) });
+        let borders = context.is_some().then_some(&rows[..]);
+        let hidden = no_grad(|| run_column(engine, model, &mut trace, (c, &column), context, borders))?;
+        let (start, len) = trace.plan.tokens(&column);
+        if let Some(sink) = &mut sink {
+            sink(start, &hidden);
+        }
+        let here: Vec<Pick> = picks.iter().filter(|p| (start..start + len).contains(&p.position)).copied().collect();
+        let logits = (&Head(model) as &dyn Logits, model.config().vocab_size);
+        let loss = column_loss(&*engine.head, &hidden, start, &here, logits, context.map(|x| x.weight))?;
+        for (pick, value, correct) in loss.picks {
+            let row = &mut trace.rows[pick.row];
+            row.loss_sum += value;
+            row.targets += 1;
+            row.correct += usize::from(correct);
+        }
+        trace.top.push(loss.hidden_gradient.map(|g| to_host(&g)));
+    }
+    observer.observe(Event::LayerCheckpoints(trace.checkpoints.bytes()));
+    collect_log(&mut trace);
+    Ok(trace)
+}
+
+/// One column through all layers. `borders` are the rows of cells whose inputs are to be kept.
+fn run_column(
+    engine: &Engine,
+    model: &Model,
+    trace: &mut ForwardTrace,
+    (c, column): (usize, &Range<usize>),
+    context: Option<StepContext>,
+    borders: Option<&[Range<usize>]>,
+) -> Result<Tensor, EngineError> {
+    let at = trace.plan.tokens(column);
+    let mut hidden = trace.tokens.embed(model, at);
+    let positions = trace.tokens.positions(at);
+    let mut attend = Deciding {
+        column: Column { spans: &trace.plan.spans[column.clone()], runs: &trace.runs },
+        policies: &engine.settings.policies,
+        keep_undo_from: borders.and_then(<[_]>::last).map_or(usize::MAX, |top| top.start),
+        prefill: trace.plan.prefill,
+    };
+    for layer in 0..model.config().num_layers {
+        // The input of the lowest row is the embedding, which is cheaper to look up again than to keep.
+        if layer > 0 && borders.is_some_and(|rows| rows.iter().any(|r| r.start == layer)) {
+            trace.checkpoints.put(layer, c, &hidden);
+        }
+        hidden = model.layer(LayerIdx(layer), &hidden, &positions, &trace.tokens.place(context), &mut attend)?;
+    }
+    Ok(hidden)
+}
+
+fn picks(engine: &Engine, batch: &Batch) -> Result<Vec<Pick>, EngineError> {
+    let mut all = Vec::new();
+    for (index, row) in batch.rows.iter().enumerate() {
+        let targets = match &row.targets {
+            Targets::NextToken(labels) => RowTargets::Tokens(labels),
+            Targets::Class(class) => RowTargets::Class { len: row.inputs.len(), class: *class },
+        };
+        all.extend(engine.head.picks(index, targets)?);
+    }
+    Ok(all)
+}
+
+fn shapes(engine: &Engine, model: &Model, plan: &ChunkPlan, batch: usize) -> Vec<Shape> {
+    let config = model.config();
+    let shape = |&length: &usize| {
+        let cache_length = length.min(plan.len());
+        Shape {
+            batch: batch as i64,
+            groups: config.num_kv_heads as i64,
+            head_dim: config.head_dim as i64,
+            cache_length,
+            allocated: if engine.settings.grows { plan.spans[0].len } else { cache_length },
+            kind: model.kind(),
+            device: model.device(),
+        }
+    };
+    engine.settings.cache_lengths.iter().map(shape).collect()
+}
+
+fn empty_log(plan: &ChunkPlan, runs: &[SharedRun]) -> ReplayLog {
+    let cache_lengths = runs.iter().map(|r| lock(r).cache.shape().cache_length).collect();
+    ReplayLog { spans: plan.spans.clone(), cache_lengths, layers: Vec::new() }
+}
+
+/// Hands the choices over from the layers to the trace.
+fn collect_log(trace: &mut ForwardTrace) {
+    let take = |run: &SharedRun| std::mem::take::<LayerLog>(&mut lock(run).log);
+    trace.log.layers = trace.runs.iter().map(take).collect();
+}
+
+/// Hands the choices back to the layers, for replaying.
+pub(super) fn hand_back_log(trace: &mut ForwardTrace) {
+    for (run, log) in trace.runs.iter().zip(trace.log.layers.drain(..)) {
+        lock(run).log = log;
+    }
+}

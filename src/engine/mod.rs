@@ -1,0 +1,96 @@
+//! Loss and gradients of one batch: forward phase, backward phase. The story of a step is [`Engine::gradients`].
+
+mod attend;
+mod backward;
+mod chunks;
+mod error;
+mod events;
+mod forward;
+mod guard;
+mod layer_checkpoints;
+mod layer_run;
+mod settings;
+mod step;
+
+pub use chunks::{ChunkPlan, ColumnWidth};
+pub use error::EngineError;
+pub use events::{Event, Observer, Silent};
+pub use forward::{ForwardTrace, HiddenSink};
+pub use guard::{error_of_panic, guarded};
+pub use settings::Settings;
+pub use step::{StepContext, StepGradients};
+
+use crate::cache::ReplayLog;
+use crate::data::Batch;
+use crate::head::{Head, RowLoss};
+use crate::model::Model;
+
+/// Runs batches through one model's shape, cache and head.
+pub struct Engine {
+    settings: Settings,
+    head: Box<dyn Head>,
+}
+
+impl Engine {
+    /// An engine for `settings` and `head`.
+    pub fn new(settings: Settings, head: Box<dyn Head>) -> Self {
+        Self { settings, head }
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The head.
+    pub fn head(&self) -> &dyn Head {
+        &*self.head
+    }
+
+    /// Loss and gradients of a batch: forward phase, then backward phase.
+    pub fn gradients(
+        &self,
+        model: &Model,
+        batch: &Batch,
+        context: StepContext,
+        observer: &mut dyn Observer,
+    ) -> Result<StepGradients, EngineError> {
+        let trace = self.forward(model, batch, context, observer)?;
+        self.backward(model, trace, context, observer)
+    }
+
+    /// The forward phase alone, with what the backward phase needs.
+    pub fn forward(
+        &self,
+        model: &Model,
+        batch: &Batch,
+        context: StepContext,
+        observer: &mut dyn Observer,
+    ) -> Result<ForwardTrace, EngineError> {
+        guarded(|| forward::run(self, model, batch, Some(context), (observer, None)))
+    }
+
+    /// The backward phase. The trace is consumed: its caches are unwound on the way.
+    pub fn backward(
+        &self,
+        model: &Model,
+        trace: ForwardTrace,
+        context: StepContext,
+        observer: &mut dyn Observer,
+    ) -> Result<StepGradients, EngineError> {
+        guarded(|| backward::run(self, model, trace, context, observer))
+    }
+
+    /// Losses alone, by row.
+    pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<RowLoss>, EngineError> {
+        guarded(|| Ok(forward::run(self, model, batch, None, (observer, None))?.rows))
+    }
+
+    /// Losses and choices, with every column's last hidden states handed to `sink`.
+    pub fn inspect(&self, model: &Model, batch: &Batch, sink: HiddenSink<'_>) -> Result<(Vec<RowLoss>, ReplayLog), EngineError> {
+        guarded(|| {
+            let trace = forward::run(self, model, batch, None, (&mut Silent, Some(sink)))?;
+            Ok((trace.rows, trace.log))
+        })
+    }
+}

@@ -1,0 +1,29 @@
+//! What goes into a step beside the batch, and what comes out.
+
+use std::collections::BTreeMap;
+
+use tch::Tensor;
+
+use crate::cache::ReplayLog;
+use crate::head::RowLoss;
+use crate::model::DropoutKey;
+
+/// What a micro-batch contributes to a step.
+#[derive(Clone, Copy, Debug)]
+pub struct StepContext {
+    /// The gradient is that of `Σ losses · weight`: one over the targets of the global batch.
+    pub weight: f64,
+    /// Seed and step of the dropout masks; `None` outside training.
+    pub dropout: Option<DropoutKey>,
+}
+
+/// Loss and gradients of one micro-batch.
+#[derive(Debug)]
+pub struct StepGradients {
+    /// By row of the batch.
+    pub rows: Vec<RowLoss>,
+    /// By PEFT name, in the kind of the masters; zero where a matrix had no influence.
+    pub gradients: BTreeMap<String, Tensor>,
+    /// The choices that were replayed.
+    pub log: ReplayLog,
+}

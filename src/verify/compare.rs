@@ -1,0 +1,142 @@
+//! The two roads side by side.
+
+use std::collections::BTreeMap;
+
+use tch::{Kind, Tensor};
+
+use super::{VerifyError, reference_gradients};
+use crate::data::Batch;
+use crate::engine::{Engine, Silent, StepContext};
+use crate::head::RowLoss;
+use crate::model::Model;
+
+/// The difference in one matrix.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MatrixError {
+    /// PEFT name.
+    pub name: String,
+    /// Frobenius norm of the reference gradient; a matrix whose reference is zero is untested.
+    pub reference_norm: f64,
+    /// Frobenius norm of the engine's gradient.
+    pub norm: f64,
+    /// Norm of the difference, relative to the reference's.
+    pub relative_error: f64,
+    /// Cosine between the two.
+    pub cosine: f64,
+}
+
+/// What a proof found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Comparison {
+    /// Mean loss of the engine, nats per target.
+    pub loss: f64,
+    /// The same through the reference.
+    pub reference_loss: f64,
+    /// By matrix.
+    pub matrices: Vec<MatrixError>,
+}
+
+impl Comparison {
+    /// Compares two sets of gradients.
+    pub fn new(
+        (rows, ours): (&[RowLoss], &BTreeMap<String, Tensor>),
+        (reference_rows, theirs): (&[RowLoss], &BTreeMap<String, Tensor>),
+    ) -> Self {
+        let matrices = theirs.iter().map(|(name, reference)| difference(name, ours.get(name), reference)).collect();
+        Self { loss: mean(rows), reference_loss: mean(reference_rows), matrices }
+    }
+
+    /// The largest relative error of all matrices and of the loss; infinite if nothing was tested, or not finite.
+    ///
+    /// Where the reference is zero, ours counts relative to the whole gradient. Example: the only query of a sequence of one token
+    /// has the weight 1 whatever q and k are, so their gradients are zero, and ours are what is left of `do · v − do · o`.
+    pub fn worst(&self) -> f64 {
+        let whole = self.matrices.iter().map(|m| m.reference_norm.powi(2)).sum::<f64>().sqrt();
+        let relative = |m: &MatrixError| if m.reference_norm > 0.0 { m.relative_error } else { m.norm / whole };
+        let loss = (self.loss - self.reference_loss).abs() / self.reference_loss.abs().max(1e-30);
+        let all: Vec<f64> = self.matrices.iter().map(relative).chain([loss]).collect();
+        let is_proof = whole > 0.0 && all.iter().all(|e| e.is_finite());
+        if is_proof { all.into_iter().fold(0.0, f64::max) } else { f64::INFINITY }
+    }
+
+    /// The smallest cosine of all tested matrices.
+    pub fn smallest_cosine(&self) -> f64 {
+        self.matrices.iter().filter(|m| m.reference_norm > 0.0).map(|m| m.cosine).fold(1.0, f64::min)
+    }
+
+    /// Cosine and relative error of the whole gradient, all matrices taken as one vector.
+    pub fn whole(&self) -> (f64, f64) {
+        let (mut product, mut ours, mut theirs, mut apart) = (0.0, 0.0, 0.0, 0.0);
+        for m in &self.matrices {
+            let error = if m.reference_norm > 0.0 { m.relative_error * m.reference_norm } else { m.relative_error };
+            product += m.cosine * m.norm * m.reference_norm;
+            ours += m.norm.powi(2);
+            theirs += m.reference_norm.powi(2);
+            apart += error.powi(2);
+        }
+        (product / (ours * theirs).sqrt(), (apart / theirs).sqrt())
+    }
+
+    /// Names of the matrices whose reference gradient is zero.
+    pub fn untested(&self) -> Vec<&str> {
+        self.matrices.iter().filter(|m| m.reference_norm == 0.0).map(|m| m.name.as_str()).collect()
+    }
+}
+
+fn mean(rows: &[RowLoss]) -> f64 {
+    rows.iter().map(|r| r.loss_sum).sum::<f64>() / rows.iter().map(|r| r.targets).sum::<usize>().max(1) as f64
+}
+
+fn difference(name: &str, ours: Option<&Tensor>, reference: &Tensor) -> MatrixError {
+    let norm = |t: &Tensor| t.square().sum(Kind::Double).sqrt().double_value(&[]);
+    let reference = reference.to_kind(Kind::Double);
+    let ours = ours.map_or_else(|| reference.zeros_like(), |o| o.to_kind(Kind::Double));
+    let (reference_norm, our_norm) = (norm(&reference), norm(&ours));
+    let apart = norm(&(&ours - &reference));
+    let relative_error = if reference_norm > 0.0 { apart / reference_norm } else { apart };
+    let product = (&ours * &reference).sum(Kind::Double).double_value(&[]);
+    let cosine = if reference_norm * our_norm > 0.0 { product / (reference_norm * our_norm) } else { 0.0 };
+    MatrixError { name: name.to_owned(), reference_norm, norm: our_norm, relative_error, cosine }
+}
+
+/// Fails on a row whose loss is not finite.
+pub fn check_finite(batch: &Batch, rows: &[RowLoss]) -> Result<(), VerifyError> {
+    let mut losses = batch.rows.iter().zip(rows);
+    match losses.find(|(_, loss)| !loss.loss_sum.is_finite()) {
+        Some((row, _)) => Err(VerifyError::NotFinite { sample: row.sample }),
+        None => Ok(()),
+    }
+}
+
+/// Runs a batch on both roads.
+pub fn compare(engine: &Engine, model: &Model, batch: &Batch, context: StepContext) -> Result<Comparison, VerifyError> {
+    let ours = engine.gradients(model, batch, context, &mut Silent)?;
+    check_finite(batch, &ours.rows)?;
+    let (rows, theirs) = reference_gradients(engine, model, batch, &ours.log, context)?;
+    Ok(Comparison::new((&ours.rows, &ours.gradients), (&rows, &theirs)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The error of one matrix whose reference gradient is zero, beside another that agrees.
+    fn worst_of(ours_where_zero: f64) -> f64 {
+        let named = |q: f64| {
+            let tensors = [("q", q), ("v", 2.0)];
+            tensors.map(|(name, value)| (name.to_owned(), Tensor::from_slice(&[value]))).into_iter().collect()
+        };
+        let rows = [RowLoss { loss_sum: 1.0, targets: 1, correct: 0 }];
+        let comparison = Comparison::new((&rows, &named(ours_where_zero)), (&rows, &named(0.0)));
+        assert_eq!(comparison.untested(), ["q"]);
+        comparison.worst()
+    }
+
+    #[test]
+    fn where_the_reference_is_zero_rounding_is_none_of_our_faults_and_a_gradient_is() {
+        assert!(worst_of(0.0) <= 0.0);
+        assert!((worst_of(2e-16) - 1e-16).abs() < 1e-20);
+        assert!((worst_of(0.02) - 0.01).abs() < 1e-12);
+        assert!(worst_of(f64::NAN).is_infinite());
+    }
+}

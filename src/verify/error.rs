@@ -1,0 +1,52 @@
+//! What can go wrong in a proof.
+
+use crate::engine::EngineError;
+use crate::head::HeadError;
+use crate::model::AttendError;
+use crate::native::BackwardError;
+use crate::units::Hint;
+
+/// An error of the proof itself, not a difference that it found.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// The engine refused.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The head refused.
+    #[error(transparent)]
+    Head(#[from] HeadError),
+    /// A layer refused.
+    #[error(transparent)]
+    Attend(#[from] AttendError),
+    /// Autograd through the reference failed.
+    #[error(transparent)]
+    Backward(#[from] BackwardError),
+    /// The loss is not finite, so that there is nothing to compare.
+    #[error("the loss is not finite, in sample {sample} (counted from 0)")]
+    NotFinite {
+        /// The first such sample, as an index in its file from 0.
+        sample: u64,
+    },
+    /// The walk met a choice that no cache could make.
+    #[error("layer {layer}, chunk {chunk}: the replay log evicts {what}")]
+    ImpossibleChoice {
+        /// The layer.
+        layer: usize,
+        /// Index of the chunk.
+        chunk: usize,
+        /// `slot 40 of 32`, or `slot 7 twice`.
+        what: String,
+    },
+}
+
+impl Hint for VerifyError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Engine(e) => e.hint(),
+            Self::Head(e) => e.hint(),
+            Self::Attend(_) | Self::Backward(_) => None,
+            Self::NotFinite { .. } => Some("look at this sample and at the model's weights".into()),
+            Self::ImpossibleChoice { .. } => Some("this is a defect of kvtune: please report it".into()),
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! Whether the reference fits into memory in f64.
+
+use crate::data::Batch;
+use crate::model::ModelConfig;
+
+/// Whether weights and the reference's activations in f64 take at most half of the memory that is available.
+pub fn fits_in_f64(config: &ModelConfig, batch: &Batch) -> bool {
+    let tokens = batch.rows.len() * batch.max_len();
+    // Per layer autograd keeps about a dozen tensors of the hidden width, six of the MLP's, and the attention's.
+    let per_token =
+        config.num_layers * (14 * config.hidden_size + 6 * config.intermediate_size + 6 * config.num_heads * config.head_dim);
+    let layer = 4 * config.hidden_size * config.hidden_size + 3 * config.hidden_size * config.intermediate_size;
+    let weights = config.num_layers * layer + 2 * config.vocab_size * config.hidden_size;
+    // A block of 512 queries against all keys, a few times over.
+    let scores = 4 * batch.rows.len() * config.num_heads * batch.max_len().min(512) * batch.max_len();
+    let needed = 8 * (tokens * per_token + weights + scores);
+    available_memory().is_none_or(|available| needed as u64 <= available / 2)
+}
+
+/// `MemAvailable` of Linux, bytes.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
+    Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
+}

@@ -1,0 +1,89 @@
+//! A walk over the replay log with plain vectors: which position each slot holds after each chunk, and when each token leaves.
+
+use tch::{Device, TchError};
+
+use super::VerifyError;
+use crate::cache::{ChunkSpan, ReplayLog, Victims};
+
+/// What the walk over one layer found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Walk {
+    /// `held[event][row][head]`: the position in each filled slot after each cache event (the prefill span is event 0), −1 where
+    /// a row has none.
+    pub held: Vec<Vec<Vec<Vec<i64>>>>,
+    /// `gone[row][head][position]`: the first query that does not see the token any more.
+    pub gone: Vec<Vec<Vec<i64>>>,
+}
+
+/// Never gone.
+const STAYS: i64 = i64::MAX;
+
+/// Walks over the choices of one layer with `groups` KV heads.
+pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<Walk, VerifyError> {
+    let (capacity, batch) = (log.cache_lengths[layer], log.spans.first().map_or(0, |s| s.real.len()));
+    let tokens = log.spans.last().map_or(0, |s| s.start + s.len);
+    let mut slots = vec![vec![Vec::<i64>::new(); groups]; batch];
+    let mut gone = vec![vec![vec![STAYS; tokens]; groups]; batch];
+    let mut held: Vec<Vec<Vec<Vec<i64>>>> = Vec::new();
+    for span in &log.spans {
+        let victims = log.layers[layer].victims(span.index);
+        for b in 0..batch {
+            for g in 0..groups {
+                let impossible = |what| VerifyError::ImpossibleChoice { layer, chunk: span.index, what };
+                let leaving = of_head(victims, b, g).map_err(|e| impossible(e.to_string()))?;
+                step(&mut slots[b][g], &mut gone[b][g], (span, b), capacity, &leaving).map_err(impossible)?;
+            }
+        }
+        held.truncate(span.chunk.0);
+        held.push(slots.clone());
+    }
+    Ok(Walk { held, gone })
+}
+
+fn of_head(victims: Option<&Victims>, row: usize, head: usize) -> Result<Vec<i64>, TchError> {
+    match victims {
+        None => Ok(Vec::new()),
+        Some(Victims::Shared(slots)) => Ok(slots.clone()),
+        Some(Victims::PerHead(slot_bge)) => Vec::try_from(slot_bge.get(row as i64).get(head as i64).to_device(Device::Cpu)),
+    }
+}
+
+/// One chunk, one row, one head: the row's own victims leave, the region's survivors move into the holes, candidates that the row
+/// keeps stand in front of its new tokens.
+fn step(
+    slots: &mut Vec<i64>,
+    gone: &mut [i64],
+    (span, row): (&ChunkSpan, usize),
+    capacity: usize,
+    leaving: &[i64],
+) -> Result<(), String> {
+    let filled = slots.len();
+    let top = capacity.min(filled + span.len);
+    let region = top - span.len;
+    for (i, &slot) in leaving.iter().enumerate() {
+        if slot < 0 || slot as usize >= filled {
+            return Err(format!("slot {slot} of {filled}"));
+        }
+        if leaving[..i].contains(&slot) {
+            return Err(format!("slot {slot} twice"));
+        }
+    }
+    let needed = (filled + span.real[row]).saturating_sub(capacity);
+    let positions: Vec<i64> = leaving.iter().map(|&s| slots[s as usize]).collect();
+    for &position in &positions[..needed.min(positions.len())] {
+        if position >= 0 {
+            gone[position as usize] = span.start as i64;
+        }
+    }
+    let mut holes: Vec<usize> = leaving.iter().map(|&s| s as usize).filter(|&s| s < region).collect();
+    holes.sort_unstable();
+    let survivors = (region.min(filled)..filled).filter(|&s| !leaving.contains(&(s as i64)));
+    for (hole, survivor) in holes.into_iter().zip(survivors) {
+        slots[hole] = slots[survivor];
+    }
+    slots.truncate(region);
+    slots.extend(&positions[needed.min(positions.len())..]);
+    slots.extend((span.start..span.start + span.real[row]).map(|p| p as i64));
+    slots.resize(top, -1);
+    Ok(())
+}
