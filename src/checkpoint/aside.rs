@@ -1,0 +1,42 @@
+//! A run that goes on from an earlier checkpoint leaves the later ones behind: they belong to a future that is made anew.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::CheckpointError;
+use super::commit::set_latest;
+use super::find::candidates;
+use crate::files::{self, FilesError};
+
+/// Moves the checkpoints of `run` with more than `step` steps into a directory of their own, `abandoned-N`, where no resume
+/// looks for them; `from` becomes the newest. Returns that directory, if there was anything to move.
+pub fn set_aside(run: &Path, from: &str, step: u64) -> Result<Option<PathBuf>, CheckpointError> {
+    let later = || -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+        Ok(candidates(run)?.into_iter().filter(|(other, _)| *other > step).collect())
+    };
+    if later()?.is_empty() {
+        return Ok(None);
+    }
+    let place = free_place(run);
+    files::make_dir(&place)?;
+    // From the newest down: a crash in between leaves the newest of the rest, and nothing with a gap before it.
+    for (_, dir) in later()? {
+        if let Some(name) = dir.file_name() {
+            fs::rename(&dir, place.join(name)).map_err(FilesError::io("move", &dir))?;
+        }
+    }
+    files::sync_dir(&place)?;
+    set_latest(run, from)?;
+    Ok(Some(place))
+}
+
+fn free_place(run: &Path) -> PathBuf {
+    let mut number = 1u64;
+    loop {
+        let place = run.join(format!("abandoned-{number}"));
+        if place.symlink_metadata().is_err() {
+            return place;
+        }
+        number += 1;
+    }
+}

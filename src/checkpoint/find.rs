@@ -1,0 +1,145 @@
+//! Checkpoints are found again: the newest valid one of a run, and what saves that were cut short have left.
+
+use std::cmp::Reverse;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tch::Tensor;
+
+use super::commit::{OPTIMIZER, STATE};
+use super::manifest::{self, Manifest};
+use super::state::{BEST, FINAL, FORMAT_VERSION};
+use super::{CheckpointError, SaveKind, Saved, TrainState};
+use crate::files::{self, ADAPTER_TENSORS, FilesError, TensorFile};
+use crate::store;
+
+/// A checkpoint read back.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The adapter's matrices by PEFT name.
+    pub adapter: Vec<(String, Tensor)>,
+    /// The optimiser's tensors.
+    pub optimizer: Vec<(String, Tensor)>,
+    /// The rest.
+    pub state: TrainState,
+}
+
+/// The newest valid checkpoint of a run.
+#[derive(Debug)]
+pub struct Found {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Newer ones that do not count, and why.
+    pub skipped: Vec<(PathBuf, String)>,
+}
+
+/// Reads a checkpoint whose manifest verifies.
+pub fn load(dir: &Path) -> Result<Loaded, CheckpointError> {
+    let state = verified_state(dir)?;
+    let adapter = store::load_tensors(&TensorFile::open(&dir.join(ADAPTER_TENSORS))?)?;
+    let optimizer = store::load_tensors(&TensorFile::open(&dir.join(OPTIMIZER))?)?;
+    Ok(Loaded { adapter, optimizer, state })
+}
+
+/// The names of a run's checkpoints, finished or not.
+pub fn names(run: &Path) -> Result<Vec<String>, CheckpointError> {
+    let name = |dir: PathBuf| Some(dir.file_name()?.to_str()?.to_owned());
+    let named = directories(run)?.into_iter().filter(|dir| dir.join(STATE).exists()).filter_map(name);
+    Ok(named.filter(|name| !files::is_temporary(name)).collect())
+}
+
+/// Checks a directory against its manifest. An adapter that another program saved has none, and passes.
+pub fn check(dir: &Path) -> Result<(), CheckpointError> {
+    if dir.join(manifest::NAME).exists() { Manifest::verify(dir).map(drop) } else { Ok(()) }
+}
+
+/// The valid checkpoint of `run` with the most steps; those that are not valid are reported, never removed.
+pub fn newest(run: &Path) -> Result<Found, CheckpointError> {
+    let mut skipped = Vec::new();
+    for (_, dir) in candidates(run)? {
+        match verified_state(&dir) {
+            Ok(_) => return Ok(Found { dir, skipped }),
+            Err(why) => skipped.push((dir, why.to_string())),
+        }
+    }
+    Err(CheckpointError::None { run: run.to_owned(), skipped })
+}
+
+/// The directories of `run` that may be checkpoints and the steps they claim, those with the most first.
+pub(super) fn candidates(run: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+    let mut found: Vec<(u64, PathBuf)> = directories(run)?.into_iter().filter_map(|dir| Some((step_hint(&dir)?, dir))).collect();
+    found.sort_by_cached_key(|(step, dir)| (Reverse(*step), rank(dir)));
+    Ok(found)
+}
+
+/// Removes what saves have left that were cut short, and returns the names.
+pub fn clean_leftovers(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+    let mut removed = Vec::new();
+    for entry in fs::read_dir(run).map_err(FilesError::io("read", run))?.flatten() {
+        let path = entry.path();
+        if !entry.file_name().to_str().is_some_and(files::is_temporary) {
+            continue;
+        }
+        // Not `is_dir`, which would follow a link.
+        let remove =
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        remove.map_err(FilesError::io("remove", &path))?;
+        removed.push(path);
+    }
+    Ok(removed)
+}
+
+/// The checkpoints of a run whose state can be read, for retention.
+pub(super) fn saved_in(run: &Path) -> Vec<(PathBuf, Saved)> {
+    let saved = |dir: PathBuf| {
+        let state = state(&dir).ok()?;
+        let is_step = matches!(state.kind, SaveKind::Regular | SaveKind::Intermediate);
+        is_step.then_some((dir, Saved { step: state.step, kind: state.kind }))
+    };
+    directories(run).unwrap_or_default().into_iter().filter_map(saved).collect()
+}
+
+fn directories(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+    let entries = fs::read_dir(run).map_err(FilesError::io("read", run))?;
+    Ok(entries.flatten().map(|e| e.path()).filter(|p| p.is_dir()).collect())
+}
+
+/// The step of a directory that may be a checkpoint: by its name, or for `best` and `final` by its state.
+fn step_hint(dir: &Path) -> Option<u64> {
+    let name = dir.file_name()?.to_str()?;
+    match name.strip_prefix("step-") {
+        Some(digits) => digits.parse().ok(),
+        // One that cannot be read is looked at first, so that it is reported.
+        None if [BEST, FINAL].contains(&name) => Some(state(dir).map_or(u64::MAX, |s| s.step)),
+        None => None,
+    }
+}
+
+/// Of one step all are the same state. `final` goes first, because it tells that the run has ended, and `best` last, because the
+/// save that was due at its step may be missing.
+fn rank(dir: &Path) -> u8 {
+    match dir.file_name().and_then(|name| name.to_str()) {
+        Some(FINAL) => 0,
+        Some(BEST) => 2,
+        _ => 1,
+    }
+}
+
+fn state(dir: &Path) -> Result<TrainState, CheckpointError> {
+    /// Read before the rest, which another format may not have.
+    #[derive(serde::Deserialize)]
+    struct Version {
+        format_version: u32,
+    }
+    let path = dir.join(STATE);
+    let Version { format_version: found } = files::read_json(&path)?;
+    if found != FORMAT_VERSION {
+        return Err(CheckpointError::Format { dir: dir.to_owned(), found, expected: FORMAT_VERSION });
+    }
+    Ok(files::read_json(&path)?)
+}
+
+fn verified_state(dir: &Path) -> Result<TrainState, CheckpointError> {
+    Manifest::verify(dir)?;
+    state(dir)
+}

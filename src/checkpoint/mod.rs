@@ -1,0 +1,20 @@
+//! What a run leaves on disk: checkpoints committed whole, read back exactly, found again after a crash.
+//!
+//! A checkpoint is a directory: the adapter in PEFT's format, `optimizer.safetensors`, `state.json`, and `MANIFEST.json` with the
+//! size and hash of every file. It counts only if its manifest verifies.
+
+mod aside;
+mod commit;
+mod error;
+mod find;
+mod manifest;
+mod retention;
+mod state;
+
+pub use aside::set_aside;
+pub use commit::{Snapshot, latest, retain, save};
+pub use error::CheckpointError;
+pub use find::{Found, Loaded, check, clean_leftovers, load, names, newest};
+pub use manifest::Manifest;
+pub use retention::{Saved, superseded};
+pub use state::{Best, FINAL, ParameterInfo, SaveKind, TrainState};

@@ -1,0 +1,113 @@
+//! What a run knows of itself at a step, beside its tensors.
+
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
+
+use crate::native;
+
+/// The format of a checkpoint directory.
+pub(super) const FORMAT_VERSION: u32 = 1;
+
+/// Directory of the best checkpoint.
+pub(super) const BEST: &str = "best";
+/// Directory of the last checkpoint of a run.
+pub const FINAL: &str = "final";
+
+/// Why a checkpoint was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SaveKind {
+    /// At the save interval: stays.
+    Regular,
+    /// At the interval of intermediate saves: only the last few stay.
+    Intermediate,
+    /// The best validation so far.
+    Best,
+    /// The end of the run.
+    Final,
+}
+
+/// The best validation so far.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// `loss` or `accuracy`.
+    pub metric: String,
+    /// Its value.
+    pub value: f64,
+    /// Steps made then.
+    pub step: u64,
+}
+
+/// One matrix that is trained.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParameterInfo {
+    /// PEFT name.
+    pub name: String,
+    /// Its size.
+    pub shape: Vec<i64>,
+    /// As libtorch calls it.
+    pub dtype: String,
+}
+
+/// `state.json`. The order of the data and all randomness are functions of the seed and the step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainState {
+    /// Of the directory.
+    pub format_version: u32,
+    /// Optimiser steps made.
+    pub step: u64,
+    /// Tokens run in training.
+    pub total_tokens: u64,
+    /// The run's seed.
+    pub seed: u64,
+    /// Why it was written.
+    pub kind: SaveKind,
+    /// The best validation so far.
+    pub best: Option<Best>,
+    /// Fingerprint of the model directory.
+    pub model_hash: String,
+    /// Hash of the training file's content: the data position is one in this file.
+    pub data_hash: String,
+    /// Hash of the content of the file that the validation samples come from.
+    pub validation_hash: Option<String>,
+    /// What is trained.
+    pub parameters: Vec<ParameterInfo>,
+    /// Who wrote it.
+    pub kvtune_version: String,
+    /// With which libtorch.
+    pub libtorch_version: String,
+}
+
+impl TrainState {
+    /// The state after `step` steps.
+    pub fn new(step: u64, seed: u64, kind: SaveKind, parameters: &[(String, Tensor)]) -> Self {
+        let info = |(name, t): &(String, Tensor)| ParameterInfo {
+            name: name.clone(),
+            shape: t.size(),
+            dtype: format!("{:?}", t.kind()).to_lowercase(),
+        };
+        Self {
+            format_version: FORMAT_VERSION,
+            step,
+            total_tokens: 0,
+            seed,
+            kind,
+            best: None,
+            model_hash: String::new(),
+            data_hash: String::new(),
+            validation_hash: None,
+            parameters: parameters.iter().map(info).collect(),
+            kvtune_version: env!("CARGO_PKG_VERSION").to_owned(),
+            libtorch_version: native::libtorch_version(),
+        }
+    }
+
+    /// The name of the directory.
+    pub(super) fn directory(&self) -> String {
+        match self.kind {
+            SaveKind::Regular | SaveKind::Intermediate => format!("step-{:06}", self.step),
+            SaveKind::Best => BEST.to_owned(),
+            SaveKind::Final => FINAL.to_owned(),
+        }
+    }
+}

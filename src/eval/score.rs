@@ -1,0 +1,141 @@
+//! Runs a dataset forward and sums up: every target weighs the same, whatever its batch.
+
+use serde::Serialize;
+
+use crate::data::{DataError, Dataset};
+use crate::engine::{Engine, EngineError, Observer};
+use crate::head::RowLoss;
+use crate::model::Model;
+use crate::units::Hint;
+
+/// What can go wrong in an evaluation.
+#[derive(Debug, thiserror::Error)]
+pub enum EvalError {
+    /// A batch could not be made.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The engine refused.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// There is nothing to evaluate.
+    #[error("there is no sample to evaluate")]
+    Empty,
+    /// A loss was not finite.
+    #[error("the loss of sample {sample} (counted from 0) is {value}")]
+    NotFinite {
+        /// Index in its file.
+        sample: u64,
+        /// What it was.
+        value: f64,
+    },
+}
+
+impl Hint for EvalError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Data(e) => e.hint(),
+            Self::Engine(e) => e.hint(),
+            Self::Empty => Some("check the split and `data.on_too_long`: every sample may have been dropped".into()),
+            Self::NotFinite { .. } => Some("the weights or the adapter may be damaged, or the dtype too narrow for them".into()),
+        }
+    }
+}
+
+/// Sums over some samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Score {
+    /// Samples.
+    pub samples: usize,
+    /// Tokens that were run.
+    pub tokens: usize,
+    /// Places with a target.
+    pub targets: usize,
+    /// Mean cross-entropy, nats per target.
+    pub loss: f64,
+    /// `exp(loss)`.
+    pub perplexity: f64,
+    /// Share of targets that had the largest score of all choices.
+    pub accuracy: f64,
+    #[serde(skip)]
+    sum: (f64, usize),
+}
+
+/// Samples of similar length.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Bucket {
+    /// Samples of at most so many tokens, and more than the bucket before.
+    pub up_to: usize,
+    /// Their score.
+    pub score: Score,
+}
+
+/// The result of an evaluation.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Scores {
+    /// All samples.
+    pub overall: Score,
+    /// By powers of two of the length; empty buckets are left out.
+    pub by_length: Vec<Bucket>,
+}
+
+impl Score {
+    fn add(&mut self, row: RowLoss, tokens: usize) {
+        self.samples += 1;
+        self.tokens += tokens;
+        self.targets += row.targets;
+        self.sum = (self.sum.0 + row.loss_sum, self.sum.1 + row.correct);
+        let targets = self.targets.max(1) as f64;
+        self.loss = self.sum.0 / targets;
+        self.perplexity = self.loss.exp();
+        self.accuracy = self.sum.1 as f64 / targets;
+    }
+}
+
+/// Evaluates the first `max_batches` batches (all, if `None`) of `dataset`, shortest samples first.
+pub fn score(
+    (engine, model): (&Engine, &Model),
+    dataset: &Dataset,
+    micro_batch_size: usize,
+    max_batches: Option<usize>,
+    observer: &mut dyn Observer,
+) -> Result<Scores, EvalError> {
+    if dataset.is_empty() {
+        return Err(EvalError::Empty);
+    }
+    let mut order: Vec<usize> = (0..dataset.len()).collect();
+    order.sort_by_key(|&i| (dataset.lengths()[i], i));
+    let mut overall = Score::default();
+    let mut by_length: Vec<Bucket> = Vec::new();
+    for samples in order.chunks(micro_batch_size.max(1)).take(max_batches.unwrap_or(usize::MAX)) {
+        let batch = dataset.batch(samples)?;
+        let rows = engine.losses(model, &batch, observer)?;
+        for (row, loss) in batch.rows.iter().zip(rows) {
+            if !loss.loss_sum.is_finite() {
+                return Err(EvalError::NotFinite { sample: row.sample, value: loss.loss_sum });
+            }
+            let (tokens, up_to) = (row.inputs.len(), row.inputs.len().next_power_of_two());
+            overall.add(loss, tokens);
+            if by_length.last().is_none_or(|b| b.up_to != up_to) {
+                by_length.push(Bucket { up_to, score: Score::default() });
+            }
+            if let Some(bucket) = by_length.last_mut() {
+                bucket.score.add(loss, tokens);
+            }
+        }
+    }
+    Ok(Scores { overall, by_length })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_target_weighs_the_same() {
+        let mut score = Score::default();
+        score.add(RowLoss { loss_sum: 2.0, targets: 1, correct: 1 }, 10);
+        score.add(RowLoss { loss_sum: 4.0, targets: 3, correct: 0 }, 30);
+        assert_eq!((score.samples, score.tokens, score.targets), (2, 40, 4));
+        assert!((score.loss - 1.5).abs() < 1e-15 && (score.accuracy - 0.25).abs() < 1e-15);
+    }
+}

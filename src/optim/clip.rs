@@ -1,0 +1,33 @@
+//! Clipping by the global norm.
+
+use tch::{Kind, Tensor, no_grad};
+
+/// Scales all gradients so that their common norm is at most `max_norm`; returns the norm before. Summed in f64.
+pub fn clip_grad_norm(gradients: &mut [(String, Tensor)], max_norm: f64) -> f64 {
+    no_grad(|| {
+        let square = |t: &Tensor| t.to_kind(Kind::Double).square().sum(Kind::Double).double_value(&[]);
+        let norm = gradients.iter().map(|(_, g)| square(g)).sum::<f64>().sqrt();
+        if norm > max_norm {
+            for (_, gradient) in gradients {
+                let _ = gradient.g_mul_scalar_(max_norm / norm);
+            }
+        }
+        norm
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_gradient_is_cut_to_length_and_a_short_one_is_left() {
+        let make = || vec![("a".to_owned(), Tensor::from_slice(&[3.0f32])), ("b".to_owned(), Tensor::from_slice(&[4.0f32]))];
+        let mut gradients = make();
+        assert!((clip_grad_norm(&mut gradients, 1.0) - 5.0).abs() < 1e-12);
+        assert!((gradients[1].1.double_value(&[0]) - 0.8).abs() < 1e-6);
+        let mut gradients = make();
+        clip_grad_norm(&mut gradients, 5.5);
+        assert!((gradients[0].1.double_value(&[0]) - 3.0).abs() < 1e-12);
+    }
+}

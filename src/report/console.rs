@@ -1,0 +1,42 @@
+//! The one door to the terminal: results on standard output, everything else on standard error.
+
+use std::error::Error;
+use std::io::{self, Write};
+
+use super::ReportError;
+
+/// A result, which may be piped on. It matters: one that can't be written is an error, unless the reader has seen enough.
+pub fn result(text: &str) -> Result<(), ReportError> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(source) if source.kind() != io::ErrorKind::BrokenPipe => Err(ReportError::Output { source }),
+        _ => Ok(()),
+    }
+}
+
+/// A remark.
+pub fn note(text: &str) {
+    say(text);
+}
+
+/// Something to look at.
+pub fn warning(text: &str) {
+    say(&format!("warning: {text}"));
+}
+
+/// An error with its chain of causes and its hint.
+pub fn error(error: &dyn Error, hint: Option<&str>) {
+    let mut lines = vec![format!("error: {error}")];
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        lines.push(format!("cause: {inner}"));
+        cause = inner.source();
+    }
+    lines.extend(hint.map(|hint| format!("\nhint: {hint}")));
+    say(&lines.join("\n"));
+}
+
+/// A run goes on where nobody can read its remarks, so a failure is let pass.
+fn say(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}

@@ -1,0 +1,137 @@
+//! `metrics.jsonl`: one line per step, appended and flushed; the source of truth for curves.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::ReportError;
+use crate::files::{self, failpoint};
+
+/// One line.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepMetrics {
+    /// Optimiser steps made so far; 0 for the validation before the first.
+    pub step: u64,
+    /// Epoch of the step, from 0.
+    pub epoch: u64,
+    /// Mean loss, nats per target.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
+    /// Share of targets with the largest score.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
+    /// Norm of the gradient before clipping.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grad_norm: Option<f64>,
+    /// Learning rate of the update.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub learning_rate: Option<f64>,
+    /// Tokens of the step.
+    pub tokens: u64,
+    /// Targets of the step.
+    pub targets: u64,
+    /// Tokens of the run so far.
+    pub total_tokens: u64,
+    /// Validation loss.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_loss: Option<f64>,
+    /// Validation accuracy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_accuracy: Option<f64>,
+    /// Duration of the step, validation apart.
+    pub seconds: f64,
+    /// Tokens per second of the step.
+    pub tokens_per_second: f64,
+    /// Peak memory of the process so far, bytes.
+    pub peak_memory: u64,
+}
+
+/// The file, open for appending.
+#[derive(Debug)]
+pub struct Metrics {
+    path: PathBuf,
+    file: File,
+}
+
+impl Metrics {
+    /// Opens the metrics of a run that goes on after `step`: later lines, and a last one that was cut short, are removed. Returns
+    /// the lines that stay as well.
+    pub fn open_after(path: &Path, step: Option<u64>) -> Result<(Self, Vec<StepMetrics>), ReportError> {
+        let kept = match (step, path.exists()) {
+            (Some(step), true) => lines_up_to(path, step)?,
+            _ => Vec::new(),
+        };
+        let text = kept.iter().flat_map(|(line, _)| [line.as_str(), "\n"]).collect::<String>();
+        files::write_atomic(path, text.as_bytes())?;
+        let failed = |source| ReportError::Io { action: "open", path: path.to_owned(), source };
+        let file = OpenOptions::new().append(true).open(path).map_err(failed)?;
+        Ok((Self { path: path.to_owned(), file }, kept.into_iter().map(|(_, metrics)| metrics).collect()))
+    }
+
+    /// Appends one line and makes it durable: the checkpoint of its step may be the next thing on disk.
+    pub fn append(&mut self, metrics: &StepMetrics) -> Result<(), ReportError> {
+        let failed = |source| ReportError::Io { action: "write", path: self.path.clone(), source };
+        let mut line = serde_json::to_string(metrics).map_err(|e| failed(e.into()))?;
+        line.push('\n');
+        let (half, rest) = line.as_bytes().split_at(line.len() / 2);
+        let mut write = || {
+            self.file.write_all(half)?;
+            failpoint::pass("metrics.append")?;
+            self.file.write_all(rest)?;
+            self.file.sync_data()
+        };
+        write().map_err(failed)
+    }
+}
+
+/// The lines of steps up to `step`. A broken line is forgiven at the end only: there a crash may have cut it.
+fn lines_up_to(path: &Path, step: u64) -> Result<Vec<(String, StepMetrics)>, ReportError> {
+    let failed = |source| ReportError::Io { action: "read", path: path.to_owned(), source };
+    // Bytes: what a power cut leaves at the end need not be text.
+    let bytes = std::fs::read(path).map_err(failed)?;
+    let lines: Vec<&[u8]> = bytes.split(|&b| b == b'\n').filter(|line| !line.is_empty()).collect();
+    let mut kept = Vec::new();
+    for (index, line) in lines.iter().enumerate() {
+        match serde_json::from_slice::<StepMetrics>(line) {
+            Ok(metrics) if metrics.step <= step => kept.push((String::from_utf8_lossy(line).into_owned(), metrics)),
+            Ok(_) => {}
+            Err(_) if index + 1 == lines.len() => {}
+            Err(_) => return Err(ReportError::BrokenLine { path: path.to_owned(), line: index + 1 }),
+        }
+    }
+    Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_resume_no_step_stands_twice() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut metrics = Metrics::open_after(&path, None).unwrap().0;
+        for step in 1..=5 {
+            metrics.append(&StepMetrics { step, loss: Some(0.1 * step as f64), ..StepMetrics::default() }).unwrap();
+        }
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"step\":6,\"lo\xff\0").unwrap();
+        let kept = Metrics::open_after(&path, Some(3)).unwrap().1;
+        assert_eq!(kept.iter().map(|m| m.step).collect::<Vec<_>>(), [1, 2, 3]);
+        let steps: Vec<u64> = std::fs::read_to_string(&path)
+            .unwrap()
+            .lines()
+            .map(|l| serde_json::from_str::<StepMetrics>(l).unwrap().step)
+            .collect();
+        assert_eq!(steps, [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_broken_line_in_the_middle_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        std::fs::write(&path, "nonsense\n{}\n").unwrap();
+        assert!(matches!(Metrics::open_after(&path, Some(3)), Err(ReportError::BrokenLine { line: 1, .. })));
+    }
+}

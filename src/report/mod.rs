@@ -1,0 +1,59 @@
+//! Everything that a person reads: console, tables, progress, metrics, event files, summary.
+
+pub mod console;
+pub mod memory;
+pub mod metrics;
+pub mod progress;
+pub mod summary;
+pub mod table;
+pub mod tensorboard;
+
+use std::path::PathBuf;
+
+use crate::files::FilesError;
+use crate::units::Hint;
+
+/// What can go wrong when something is to be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// A file could not be written or read.
+    #[error("cannot {action} `{path}`", path = path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file could not be written whole.
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    /// A result could not be handed over.
+    #[error("cannot write to standard output")]
+    Output {
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A line of the metrics is not what was written.
+    #[error("`{path}`, line {line}: not a line of metrics", path = path.display())]
+    BrokenLine {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+    },
+}
+
+impl Hint for ReportError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Io { .. } => {
+                Some("check the free space and the permissions of the run's directory, then go on with `kvtune resume`".into())
+            }
+            Self::Files(e) => e.hint(),
+            Self::Output { .. } => Some("look at where the output goes, as that disk may be full, and ask again".into()),
+            Self::BrokenLine { .. } => Some("restore the file, or remove it to begin a new one".into()),
+        }
+    }
+}

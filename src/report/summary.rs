@@ -1,0 +1,61 @@
+//! `summary.md`: a run on one page.
+
+use std::path::Path;
+
+use super::ReportError;
+use super::table::Table;
+use crate::files;
+use crate::units::{Bytes, Seconds};
+
+/// The figures of a finished or interrupted run.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// `finished`, or `interrupted after step 12`.
+    pub state: String,
+    /// Steps made and planned.
+    pub steps: (u64, u64),
+    /// Tokens trained on.
+    pub tokens: u64,
+    /// Training loss of the first and of the last step.
+    pub train_loss: Option<(f64, f64)>,
+    /// Validation loss: first and last known.
+    pub eval_loss: Option<(f64, f64)>,
+    /// Best value of the watched metric, and its step.
+    pub best: Option<(String, f64, u64)>,
+    /// Duration of this start.
+    pub seconds: f64,
+    /// Peak memory of the process.
+    pub peak_memory: u64,
+    /// What the model, the cache and the data were.
+    pub setting: Vec<(String, String)>,
+}
+
+impl Summary {
+    /// The page.
+    pub fn to_markdown(&self) -> String {
+        let mut table = Table::new(&["figure", "value"]);
+        let mut add = |name: &str, value: String| table.row(&[name, &value]);
+        add("steps", format!("{} of {}", self.steps.0, self.steps.1));
+        add("tokens", self.tokens.to_string());
+        if let Some((first, last)) = self.train_loss {
+            add("training loss, first and last step", format!("{first:.4} → {last:.4}"));
+        }
+        if let Some((first, last)) = self.eval_loss {
+            add("validation loss, first and last", format!("{first:.4} → {last:.4}"));
+        }
+        if let Some((metric, value, step)) = &self.best {
+            add(&format!("best {metric}"), format!("{value:.4} (step {step})"));
+        }
+        add("time of this start", Seconds(self.seconds).to_string());
+        add("peak memory", Bytes(self.peak_memory).to_string());
+        for (name, value) in &self.setting {
+            add(name, value.clone());
+        }
+        format!("# kvtune run: {}\n\n{table}\n", self.state)
+    }
+
+    /// Writes the page.
+    pub fn write(&self, path: &Path) -> Result<(), ReportError> {
+        Ok(files::write_atomic(path, self.to_markdown().as_bytes())?)
+    }
+}

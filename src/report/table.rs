@@ -1,0 +1,47 @@
+//! Tables for people.
+
+use std::fmt;
+
+use comfy_table::{CellAlignment, ContentArrangement, presets};
+
+/// A table with a header; numbers stand on the right.
+#[derive(Debug)]
+pub struct Table(comfy_table::Table);
+
+impl Table {
+    /// An empty table.
+    pub fn new(header: &[&str]) -> Self {
+        let mut table = comfy_table::Table::new();
+        table
+            .load_style(presets::ASCII_MARKDOWN)
+            .set_content_arrangement(ContentArrangement::Disabled)
+            .set_header(header.to_vec());
+        for (index, column) in table.column_iter_mut().enumerate() {
+            column.set_cell_alignment(if index == 0 { CellAlignment::Left } else { CellAlignment::Right });
+        }
+        Self(table)
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: &[&str]) {
+        self.0.add_row(cells.to_vec());
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_markdown() {
+        let mut table = Table::new(&["length", "loss"]);
+        table.row(&["all", "1.25"]);
+        assert_eq!(table.to_string(), "| length | loss |\n|--------|------|\n| all    | 1.25 |");
+    }
+}
