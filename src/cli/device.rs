@@ -1,0 +1,70 @@
+//! `--device` and `--threads`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use tch::{Cuda, Device};
+
+use crate::error::Error;
+use crate::native::cuda::{CudaSupport, load_cuda};
+use crate::report::console;
+
+/// The device that is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// CUDA where there is one.
+    Auto,
+    Cpu,
+    Cuda(usize),
+}
+
+impl FromStr for Wanted {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let unknown = "expected `auto`, `cpu`, `cuda` or `cuda:1`";
+        match text.split_once(':') {
+            None if text == "auto" => Ok(Self::Auto),
+            None if text == "cpu" => Ok(Self::Cpu),
+            None if text == "cuda" => Ok(Self::Cuda(0)),
+            Some(("cuda", index)) => index.parse().map(Self::Cuda).map_err(|_| unknown),
+            _ => Err(unknown),
+        }
+    }
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+/// Loads CUDA where it is wanted, sets the number of threads, and returns the device.
+pub(super) fn prepare(wanted: Wanted, threads: Option<u16>) -> Result<Device, Error> {
+    // Before any other call into libtorch, which would remember that there is no CUDA.
+    let state = if wanted == Wanted::Cpu { CudaSupport::NoDevice } else { load_cuda() };
+    if let Some(threads) = threads {
+        tch::set_num_threads(i32::from(threads));
+    }
+    let index = match (wanted, &state) {
+        (Wanted::Cpu, _) | (Wanted::Auto, CudaSupport::NoDevice) => return Ok(Device::Cpu),
+        (Wanted::Auto, _) => 0,
+        (Wanted::Cuda(index), _) => index,
+    };
+    let why = match state {
+        CudaSupport::Loaded if Cuda::is_available() && (index as i64) < Cuda::device_count() => return Ok(Device::Cuda(index)),
+        CudaSupport::Loaded => format!("libtorch finds {} CUDA devices", Cuda::device_count()),
+        CudaSupport::NoDevice => "this machine has no NVIDIA device".to_owned(),
+        CudaSupport::Unavailable(reason) => reason,
+    };
+    if wanted == Wanted::Auto {
+        console::note(&format!("no CUDA ({why}): running on the CPU"));
+        return Ok(Device::Cpu);
+    }
+    let hint = "install the full set of torch 2.11 wheels and point `LD_LIBRARY_PATH` at its `torch/lib`, or use `--device cpu`";
+    Err(Error::Usage { message: format!("`--device {wanted}` can't be had: {why}"), hint: hint.to_owned() })
+}

@@ -1,0 +1,64 @@
+//! `kvtune verify --dump`: loss, gradients, logits and evictions, for comparison with other programs.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use tch::{Device, Kind, Tensor, no_grad};
+
+use crate::cache::ReplayLog;
+use crate::data::Batch;
+use crate::engine::{Engine, Silent, StepContext};
+use crate::error::Error;
+use crate::files;
+use crate::model::Model;
+use crate::store;
+use crate::verify::{check_finite, walk};
+
+/// Logits are written up to so many values.
+const MAX_LOGITS: usize = 1 << 27;
+
+/// Writes `loss.json`, `gradients.safetensors`, `logits.safetensors` and `evictions.safetensors`.
+pub(super) fn write(dir: &Path, (engine, model): (&Engine, &Model), batch: &Batch, context: StepContext) -> Result<(), Error> {
+    let step = engine.gradients(model, batch, context, &mut Silent)?;
+    check_finite(batch, &step.rows)?;
+    files::make_dir(dir)?;
+    let targets: usize = step.rows.iter().map(|r| r.targets).sum();
+    let loss = step.rows.iter().map(|r| r.loss_sum).sum::<f64>() / targets.max(1) as f64;
+    files::write_atomic(&dir.join("loss.json"), format!("{}\n", serde_json::json!({ "loss": loss })).as_bytes())?;
+    let save = |name: &str, tensors: &[(String, Tensor)]| store::save_tensors(&dir.join(name), tensors, &BTreeMap::new());
+    save("gradients.safetensors", &step.gradients.into_iter().collect::<Vec<_>>())?;
+    save("evictions.safetensors", &evictions(&step.log, engine, model)?)?;
+    if batch.rows.len() * batch.max_len() * model.config().vocab_size <= MAX_LOGITS {
+        save("logits.safetensors", &[("logits".to_owned(), logits(engine, model, batch)?)])?;
+    }
+    Ok(())
+}
+
+fn logits(engine: &Engine, model: &Model, batch: &Batch) -> Result<Tensor, Error> {
+    let mut parts: Vec<Tensor> = Vec::new();
+    engine.inspect(model, batch, &mut |_start, hidden| {
+        parts.push(no_grad(|| model.logits(&model.final_norm(hidden))).to_device(Device::Cpu));
+    })?;
+    Ok(Tensor::cat(&parts, 1))
+}
+
+/// `layer.{l}.chunk.{c}`: the positions held after the write of chunk `c`, `(B, G, C_l)`, −1 for empty.
+fn evictions(log: &ReplayLog, engine: &Engine, model: &Model) -> Result<Vec<(String, Tensor)>, Error> {
+    let groups = model.config().num_kv_heads;
+    let tokens = log.spans.last().map_or(0, |s| s.start + s.len);
+    let mut all = Vec::new();
+    for layer in 0..model.config().num_layers {
+        let slots = engine.settings().cache_length(layer).unwrap_or(tokens);
+        for (chunk, held) in walk(log, layer, groups)?.held.into_iter().enumerate() {
+            let batch = held.len();
+            let padded = held.into_iter().flatten().flat_map(|mut head| {
+                head.resize(slots, -1);
+                head
+            });
+            let flat: Vec<i64> = padded.collect();
+            let shaped = Tensor::from_slice(&flat).view([batch as i64, groups as i64, slots as i64]).to_kind(Kind::Int);
+            all.push((format!("layer.{layer}.chunk.{chunk}"), shaped));
+        }
+    }
+    Ok(all)
+}

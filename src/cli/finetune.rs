@@ -1,0 +1,79 @@
+//! `kvtune finetune-lora` and `kvtune resume`.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use tch::Device;
+
+use super::Ending;
+use crate::error::Error;
+use crate::recipe::Recipe;
+use crate::report::console;
+use crate::train::{self, Interrupt, Outcome};
+
+#[derive(Debug, Args)]
+pub(super) struct Finetune {
+    /// The recipe.
+    #[arg(long, value_name = "FILE")]
+    recipe: PathBuf,
+    /// Directory of the run; must be empty or not exist. Default: the recipe's `output_dir`.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Override a key of the recipe.
+    #[arg(long = "set", value_name = "a.b=c")]
+    set: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Resume {
+    /// Directory of the run.
+    #[arg(value_name = "RUN")]
+    run: PathBuf,
+    /// Checkpoint to go on from; the newest valid one, if left out.
+    #[arg(long, value_name = "step-000100")]
+    from: Option<String>,
+    /// Override a key of the recipe: length of the run, logging, saving, `grad.*`.
+    #[arg(long = "set", value_name = "a.b=c")]
+    set: Vec<String>,
+}
+
+impl Finetune {
+    pub(super) fn run(&self, device: Device) -> Result<Ending, Error> {
+        let resolved = Recipe::load(&self.recipe, &self.set)?;
+        resolved.notes.iter().for_each(|note| console::note(note));
+        let recipe = resolved.recipe;
+        let out = self.out.clone().or_else(|| recipe.output_dir.clone()).ok_or_else(|| Error::Usage {
+            message: "the run has no output directory".into(),
+            hint: "give `--out DIR`, or `output_dir` at the top of the recipe".into(),
+        })?;
+        let interrupt = install()?;
+        end(train::run(recipe, &out, device, &interrupt)?, &out)
+    }
+}
+
+impl Resume {
+    pub(super) fn run(&self, device: Device) -> Result<Ending, Error> {
+        let interrupt = install()?;
+        end(train::resume(&self.run, self.from.as_deref(), &self.set, device, &interrupt)?, &self.run)
+    }
+}
+
+fn install() -> Result<Interrupt, Error> {
+    Interrupt::install().map_err(|e| Error::Usage {
+        message: format!("can't watch for signals: {e}"),
+        hint: "a run must be able to save when it is interrupted".into(),
+    })
+}
+
+fn end(outcome: Outcome, run: &Path) -> Result<Ending, Error> {
+    match outcome {
+        Outcome::Finished => {
+            console::result(&format!("finished: {}", run.join("final").display()))?;
+            Ok(Ending::Done)
+        }
+        Outcome::Interrupted(signal) => {
+            console::note(&format!("interrupted; go on with `kvtune resume {}`", run.display()));
+            Ok(Ending::Interrupted(signal))
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! `kvtune init-model`: a random checkpoint with a tokenizer trained on given texts.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::data::{SPECIAL_TOKENS, train_bpe};
+use crate::error::Error;
+use crate::model::{self, ModelConfig};
+use crate::report::console;
+
+#[derive(Debug, Args)]
+pub(super) struct InitModel {
+    /// Hugging Face `config.json` of the model to make.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Texts to train the byte-level BPE tokenizer on; its size is the config's `vocab_size`.
+    #[arg(long, value_name = "TEXT", num_args = 1.., required = true)]
+    tokenizer_from: Vec<PathBuf>,
+    /// Directory to write; must be empty or not exist.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Seed of the weights.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+impl InitModel {
+    pub(super) fn run(&self) -> Result<(), Error> {
+        let wanted = ModelConfig::load_file(&self.config)?;
+        let tokenizer = train_bpe(&self.tokenizer_from, wanted.vocab_size)?;
+        let config = model::init_model(&self.config, tokenizer.as_bytes(), &self.out, self.seed)?;
+        let special = SPECIAL_TOKENS.join(" ");
+        let made = format!("wrote {} (vocabulary of {}, special tokens {special})", self.out.display(), config.vocab_size);
+        Ok(console::result(&made)?)
+    }
+}

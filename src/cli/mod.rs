@@ -1,0 +1,91 @@
+//! Arguments become one call, and a result becomes words and an exit code.
+
+mod check;
+mod demo_data;
+mod device;
+mod dump;
+mod evaluate;
+mod finetune;
+mod init_model;
+mod panics;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Parser, Subcommand};
+
+use crate::error::Error;
+use crate::report::console;
+use crate::units::Hint;
+
+/// Fine-tunes language models with LoRA on very long sequences, with the KV-cache policy in the loop.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true)]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+    /// Where to compute: `auto`, `cpu`, `cuda` or `cuda:1`.
+    #[arg(long, global = true, default_value_t = device::Wanted::Auto, value_name = "DEVICE")]
+    device: device::Wanted,
+    /// Threads of the CPU's tensor operations; results are bit-identical for the same number.
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Train a LoRA adapter.
+    FinetuneLora(finetune::Finetune),
+    /// Go on with a run.
+    Resume(finetune::Resume),
+    /// Loss, perplexity and accuracy of a run, a checkpoint or a model.
+    Evaluate(evaluate::Evaluate),
+    /// Prove the gradients on your model and data against plain autograd.
+    Verify(verify::Verify),
+    /// Look at a recipe, its model and its data, and print what would run.
+    Check(check::Check),
+    /// Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations.
+    InitModel(init_model::InitModel),
+    /// Make long documents with questions from texts that are on this machine.
+    MakeDemoData(demo_data::MakeDemoData),
+}
+
+/// For counts: refuses 0 with the other mistakes of the command line, and what no machine can hold.
+fn at_least_one() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=1 << 24)
+}
+
+/// What a verb ended with.
+enum Ending {
+    Done,
+    /// Interrupted by a signal, after saving.
+    Interrupted(i32),
+}
+
+/// Runs the binary.
+pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    panics::silence();
+    match panics::caught(|| run(&arguments)) {
+        Ok(Ending::Done) => ExitCode::SUCCESS,
+        Ok(Ending::Interrupted(signal)) => ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX)),
+        Err(error) => {
+            console::error(&error, error.hint().as_deref());
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<Ending, Error> {
+    let on = || device::prepare(arguments.device, arguments.threads);
+    match &arguments.verb {
+        Verb::FinetuneLora(verb) => verb.run(on()?),
+        Verb::Resume(verb) => verb.run(on()?),
+        Verb::Evaluate(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Verify(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Check(verb) => verb.run().map(|()| Ending::Done),
+        Verb::InitModel(verb) => verb.run().map(|()| Ending::Done),
+        Verb::MakeDemoData(verb) => verb.run().map(|()| Ending::Done),
+    }
+}

@@ -1,0 +1,49 @@
+//! A panic ends as an error: what a guard caught is the guard's to report, any other is a defect, and none is printed raw.
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
+use std::sync::{Mutex, PoisonError};
+
+use crate::engine::{EngineError, error_of_panic};
+use crate::error::Error;
+
+/// Where the latest panic of any thread happened; printed only if no guard catches it.
+static LATEST: Mutex<Option<String>> = Mutex::new(None);
+
+/// Keeps panics off the terminal. A message is not lost: guards and [`caught`] make errors of it.
+pub(super) fn silence() {
+    set_hook(Box::new(|info| {
+        let mut place = info.location().map_or_else(|| "an unknown place".to_owned(), ToString::to_string);
+        let backtrace = Backtrace::capture();
+        if backtrace.status() == BacktraceStatus::Captured {
+            place = format!("{place}\n{backtrace}");
+        }
+        *LATEST.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
+    }));
+}
+
+/// Runs a verb; a panic that no guard caught becomes an error, with its place.
+pub(super) fn caught<T>(verb: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(verb)).unwrap_or_else(|panic| {
+        let place = LATEST.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
+        Err(match error_of_panic(&*panic) {
+            EngineError::Torch(message) => Error::Defect { message, place },
+            memory => memory.into(),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_error_that_says_what_it_is() {
+        let defect = caught::<()>(|| panic!("index 3 of 2")).unwrap_err();
+        assert!(matches!(&defect, Error::Defect { message, .. } if message == "index 3 of 2"), "{defect}");
+        assert_eq!(defect.exit_code(), 1);
+        let memory = caught::<()>(|| panic!("CUDA out of memory. Tried to allocate 2 GiB")).unwrap_err();
+        assert_eq!(memory.exit_code(), 4, "{memory}");
+        assert!(matches!(caught(|| Ok(5)), Ok(5)));
+    }
+}

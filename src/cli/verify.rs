@@ -1,0 +1,131 @@
+//! `kvtune verify`: the proof on the user's own model and data.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tch::Device;
+
+use super::{at_least_one, dump};
+use crate::data::{Batch, Dataset};
+use crate::engine::StepContext;
+use crate::error::Error;
+use crate::model::Model;
+use crate::recipe::{Dtype, LayerCheckpoints, Recipe, ValidationSource};
+use crate::report::console;
+use crate::report::table::Table;
+use crate::train;
+use crate::verify::{Comparison, compare, fits_in_f64};
+
+#[derive(Debug, Args)]
+pub(super) struct Verify {
+    /// The recipe.
+    #[arg(long, value_name = "FILE")]
+    recipe: PathBuf,
+    /// Override a key of the recipe.
+    #[arg(long = "set", value_name = "a.b=c")]
+    set: Vec<String>,
+    /// Samples to prove, from the start of the training file, in one batch. Default: `train.micro_batch_size`; with `--dump`,
+    /// all samples of the file.
+    #[arg(long, value_name = "K", value_parser = at_least_one())]
+    samples: Option<usize>,
+    /// Write loss, gradients, logits and evictions to this directory.
+    #[arg(long, value_name = "DIR")]
+    dump: Option<PathBuf>,
+}
+
+/// More samples than this in one dumped batch must be asked for.
+const MAX_DUMPED: usize = 64;
+/// Spread of the proof's B matrices where no adapter is given: at zero, half of the gradients would be zero.
+const PROOF_B: f64 = 0.02;
+/// Of the gradient through layer checkpoints in 8 bits with the exact one.
+const SMALLEST_COSINE: f64 = 0.9999;
+
+impl Verify {
+    pub(super) fn run(&self, device: Device) -> Result<(), Error> {
+        let resolved = Recipe::load(&self.recipe, &self.set)?;
+        resolved.notes.iter().for_each(|note| console::note(note));
+        let mut recipe = resolved.recipe;
+        // The proof takes the rows of the file in their order.
+        recipe.data.validation = ValidationSource::Fraction(0.0);
+        let model = proof_model(&recipe, recipe.model.dtype, device)?;
+        let tokenizer = train::tokenizer(&recipe.model.path)?;
+        let engine = train::engine(&recipe, model.config(), tokenizer.as_ref())?;
+        let data = train::open_data(&recipe, model.config(), tokenizer.as_ref())?;
+        console::note(&data.report.to_string());
+        let batch = self.batch(&data.train, recipe.train.micro_batch_size)?;
+        let context = StepContext { weight: 1.0 / batch.num_targets().max(1) as f64, dropout: None };
+        if let Some(dir) = &self.dump {
+            dump::write(dir, (&engine, &model), &batch, context)?;
+            console::note(&format!("wrote the dump to {}", dir.display()));
+        }
+        let dtype = if fits_in_f64(model.config(), &batch) { Dtype::F64 } else { Dtype::F32 };
+        let model = if recipe.model.dtype == dtype { model } else { proof_model(&recipe, dtype, device)? };
+        let comparison = compare(&engine, &model, &batch, context)?;
+        judge(&comparison, &recipe, dtype, &batch)
+    }
+
+    fn batch(&self, data: &Dataset, micro_batch_size: usize) -> Result<Batch, Error> {
+        let default = if self.dump.is_some() { data.len() } else { micro_batch_size };
+        if self.samples.is_none() && default > MAX_DUMPED {
+            let message = format!("the file has {default} samples, which would be dumped as one batch");
+            return Err(Error::Usage { message, hint: "say how many with `--samples`".into() });
+        }
+        let count = self.samples.unwrap_or(default).min(data.len());
+        Ok(data.batch(&(0..count).collect::<Vec<_>>())?)
+    }
+}
+
+fn proof_model(recipe: &Recipe, dtype: Dtype, device: Device) -> Result<Model, Error> {
+    let mut recipe = recipe.clone();
+    recipe.model.dtype = dtype;
+    let mut model = train::model(&recipe, device)?;
+    if let (None, Some(adapter)) = (&recipe.model.adapter, model.adapter_mut()) {
+        adapter.set_b_normal(PROOF_B, recipe.train.seed);
+    }
+    Ok(model)
+}
+
+/// With layer checkpoints in 8 bits the gradient is not exact, but must point the same way.
+fn judge_direction(comparison: &Comparison) -> Result<(), Error> {
+    let (cosine, error) = comparison.whole();
+    console::result(&format!(
+        "int8 layer checkpoints: cosine of the whole gradient {cosine:.6} (at least {SMALLEST_COSINE}), relative error {error:.2e}"
+    ))?;
+    if cosine >= SMALLEST_COSINE {
+        console::result("near enough; for a proof to rounding, verify with `--set grad.layer_checkpoints=plain`")?;
+        return Ok(());
+    }
+    Err(Error::Imprecise { cosine, smallest: SMALLEST_COSINE })
+}
+
+/// Prints the table and fails beyond the tolerance.
+fn judge(comparison: &Comparison, recipe: &Recipe, dtype: Dtype, batch: &Batch) -> Result<(), Error> {
+    let mut table = Table::new(&["matrix", "|reference|", "relative error", "cosine"]);
+    for m in &comparison.matrices {
+        let (error, cosine) = if m.reference_norm > 0.0 {
+            (format!("{:.2e}", m.relative_error), format!("{:.9}", m.cosine))
+        } else {
+            ("untested".to_owned(), "–".to_owned())
+        };
+        table.row(&[&m.name, &format!("{:.3e}", m.reference_norm), &error, &cosine]);
+    }
+    console::result(&table.to_string())?;
+    if recipe.grad.layer_checkpoints == LayerCheckpoints::Int8 {
+        return judge_direction(comparison);
+    }
+    let tolerance = if dtype == Dtype::F64 { 1e-12 } else { 2e-5 };
+    let (worst, untested) = (comparison.worst(), comparison.untested().len());
+    let (rows, tokens) = (batch.rows.len(), batch.num_tokens());
+    console::result(&format!(
+        "{rows} samples, {tokens} tokens, in {dtype}: loss {:.9}, reference {:.9}\nworst relative error {worst:.2e} (tolerance \
+         {tolerance:.0e}), {} matrices tested, {untested} untested",
+        comparison.loss,
+        comparison.reference_loss,
+        comparison.matrices.len() - untested,
+    ))?;
+    if worst <= tolerance {
+        let verdict = if untested == 0 { "proved" } else { "proved, except for the untested matrices" };
+        return Ok(console::result(verdict)?);
+    }
+    Err(Error::Disproved { worst, tolerance })
+}

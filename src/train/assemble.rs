@@ -1,0 +1,114 @@
+//! From a recipe to what a run, an evaluation or a proof works with: model, adapter, data and engine.
+
+use std::path::Path;
+
+use tch::{Device, Kind, Tensor, no_grad};
+
+use super::TrainError;
+use crate::data::{self, Limits, Splits, Tokenizer};
+use crate::engine::{Engine, Settings};
+use crate::head::{ClassifyOnLogits, Head, NextToken};
+use crate::model::{Adapter, Model, ModelConfig};
+use crate::recipe::{HeadRecipe, LoraRecipe, Recipe};
+
+/// The tokenizer of a model directory; `None` where it has none.
+pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, TrainError> {
+    Ok(Tokenizer::load_if_present(model)?)
+}
+
+/// Opens the data of a recipe for a model.
+pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Result<Splits, TrainError> {
+    let limits = Limits { vocab_size: config.vocab_size, max_positions: config.max_position_embeddings };
+    Ok(data::open(&recipe.data, &recipe.head, tokenizer, limits, recipe.train.seed)?)
+}
+
+/// The engine of a recipe for a model.
+pub fn engine(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Result<Engine, TrainError> {
+    let head: Box<dyn Head> = match &recipe.head {
+        HeadRecipe::NextToken => Box::new(NextToken),
+        HeadRecipe::SeqClassificationOnLogits(labels) => Box::new(ClassifyOnLogits::new(&data::label_tokens(labels, tokenizer)?)),
+    };
+    Ok(Engine::new(Settings::new(config, &recipe.kv_cache, &recipe.grad)?, head))
+}
+
+/// Fails before anything has run if a sample, trained on or held out, is too long for the caches.
+pub fn check_lengths(engine: &Engine, data: &Splits) -> Result<(), TrainError> {
+    let held_out = data.validation.iter().flat_map(data::Dataset::lengths);
+    let longest = data.train.lengths().iter().chain(held_out).copied().max().unwrap_or(0);
+    Ok(engine.settings().check_fits(longest)?)
+}
+
+/// The recipe's model without an adapter.
+pub fn base_model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
+    Ok(Model::load(&recipe.model.path, recipe.model.dtype, device)?)
+}
+
+/// The recipe's model with its adapter.
+pub fn model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
+    let mut model = base_model(recipe, device)?;
+    model.set_adapter(adapter(recipe, model.config(), model.kind(), device)?);
+    Ok(model)
+}
+
+/// The adapter that the recipe starts from, or a new one, for a model that computes in `kind`.
+pub fn adapter(recipe: &Recipe, config: &ModelConfig, kind: Kind, device: Device) -> Result<Adapter, TrainError> {
+    let Some(path) = &recipe.model.adapter else {
+        return Ok(Adapter::new(config, &recipe.lora, recipe.train.seed, kind, device)?);
+    };
+    let mut adapter = Adapter::load_peft(path, config, kind, device)?;
+    check_agreement(&recipe.lora, &adapter, path)?;
+    adapter.set_dropout(recipe.lora.dropout);
+    Ok(adapter)
+}
+
+/// Puts the PEFT adapter in `dir` into the model.
+pub fn load_adapter(model: &mut Model, dir: &Path) -> Result<(), TrainError> {
+    let adapter = Adapter::load_peft(dir, model.config(), model.kind(), model.device())?;
+    model.set_adapter(adapter);
+    Ok(())
+}
+
+/// The matrices that are trained, by PEFT name.
+pub(super) fn parameters(model: &Model) -> Vec<(String, Tensor)> {
+    model.adapter().map(Adapter::parameters).unwrap_or_default()
+}
+
+/// Copies saved matrices over the model's, which must be the same by name and shape.
+pub(super) fn take_adapter(model: &Model, saved: &[(String, Tensor)], dir: &Path) -> Result<(), TrainError> {
+    let own = parameters(model);
+    let other = |difference: String| TrainError::OtherModel { path: dir.to_owned(), difference };
+    if own.len() != saved.len() {
+        return Err(other(format!("the run trains {} matrices, the checkpoint holds {}", own.len(), saved.len())));
+    }
+    for (name, mut tensor) in own {
+        let Some((_, values)) = saved.iter().find(|(n, _)| *n == name) else {
+            return Err(other(format!("`{name}` is missing")));
+        };
+        if values.size() != tensor.size() {
+            return Err(other(format!("`{name}`: expected {:?}, found {:?}", tensor.size(), values.size())));
+        }
+        no_grad(|| tensor.copy_(values));
+    }
+    Ok(())
+}
+
+/// An adapter brings its own numbers: a recipe that says otherwise is a mistake.
+fn check_agreement(lora: &LoraRecipe, adapter: &Adapter, path: &Path) -> Result<(), TrainError> {
+    let differs =
+        |key, recipe: String, adapter: String| Err(TrainError::OtherAdapter { key, recipe, adapter, path: path.to_owned() });
+    if lora.r != adapter.r() {
+        return differs("r", lora.r.to_string(), adapter.r().to_string());
+    }
+    if (lora.alpha - adapter.alpha()).abs() > 0.0 {
+        return differs("alpha", lora.alpha.to_string(), adapter.alpha().to_string());
+    }
+    if !adapter.has_targets(&lora.target_modules)? {
+        return differs("target_modules", lora.target_modules.to_string(), target_names(adapter).join(", "));
+    }
+    Ok(())
+}
+
+/// The names of an adapter's targets, as PEFT writes them.
+pub(super) fn target_names(adapter: &Adapter) -> Vec<String> {
+    adapter.targets().iter().map(|t| t.name().to_owned()).collect()
+}

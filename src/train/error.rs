@@ -1,0 +1,165 @@
+//! What can go wrong in a run.
+
+use std::path::PathBuf;
+
+use crate::checkpoint::CheckpointError;
+use crate::data::DataError;
+use crate::engine::EngineError;
+use crate::eval::EvalError;
+use crate::files::FilesError;
+use crate::model::ModelError;
+use crate::optim::OptimError;
+use crate::recipe::{Difference, RecipeError};
+use crate::report::ReportError;
+use crate::units::Hint;
+
+/// An error of training.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// The recipe is wrong.
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
+    /// Data can't be read or used.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A file can't be read or written.
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    /// The model or the adapter can't be loaded.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A step failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// Validation failed.
+    #[error(transparent)]
+    Eval(#[from] EvalError),
+    /// The optimiser refused.
+    #[error(transparent)]
+    Optim(#[from] OptimError),
+    /// A checkpoint can't be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A checkpoint could not be written; those before it are intact.
+    #[error(transparent)]
+    NotSaved(CheckpointError),
+    /// Metrics or the like could not be written.
+    #[error(transparent)]
+    Report(#[from] ReportError),
+    /// A directory that no run wrote.
+    #[error("`{path}` is not the directory of a run: it has no `recipe.resolved.toml`", path = path.display())]
+    NoRun {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The checkpoint to resume from is none of the run's.
+    #[error("the run `{run}` has no checkpoint `{name}`: expected {expected}", run = run.display())]
+    NoCheckpoint {
+        /// The run's directory.
+        run: PathBuf,
+        /// As the user named it.
+        name: String,
+        /// Those that it has.
+        expected: String,
+    },
+    /// The recipe's LoRA and the adapter it starts from contradict each other.
+    #[error("`lora.{key}` is {recipe} in the recipe, but {adapter} in the adapter `{path}`", path = path.display())]
+    OtherAdapter {
+        /// `r`, `alpha` or `target_modules`.
+        key: &'static str,
+        /// As in the recipe.
+        recipe: String,
+        /// As in the adapter.
+        adapter: String,
+        /// Its directory.
+        path: PathBuf,
+    },
+    /// The output directory has something in it.
+    #[error("the output directory `{path}` is not empty", path = path.display())]
+    OutputInTheWay {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A resumed run may not change this.
+    #[error("a resumed run must go on as it began, but the recipe differs:{}", listed(differences))]
+    ChangedRecipe {
+        /// What differs.
+        differences: Vec<Difference>,
+    },
+    /// A data file is not the one that the run began with.
+    #[error("`{path}` has changed since the checkpoint was written", path = path.display())]
+    OtherData {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A model without an adapter has nothing to save.
+    #[error("the model has no adapter to save")]
+    NoAdapter,
+    /// The checkpoint belongs to a model with other matrices.
+    #[error("the checkpoint `{path}` belongs to another model or adapter: {difference}", path = path.display())]
+    OtherModel {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The first differences.
+        difference: String,
+    },
+    /// A loss or a gradient is not finite; the optimiser is untouched.
+    #[error("step {step}: {what} is not finite, in {}", listed_samples(samples))]
+    NotFinite {
+        /// The step that was being made.
+        step: u64,
+        /// The loss, or the gradient of the first matrix by name that has one.
+        what: String,
+        /// Samples whose loss is not finite, else all of the step, as indices in their file from 0.
+        samples: Vec<u64>,
+    },
+}
+
+fn listed_samples(samples: &[u64]) -> String {
+    let numbers: Vec<String> = samples.iter().take(8).map(ToString::to_string).collect();
+    let more = if samples.len() > 8 { format!(" and {} more", samples.len() - 8) } else { String::new() };
+    format!("sample{} {}{more} (counted from 0)", if samples.len() == 1 { "" } else { "s" }, numbers.join(", "))
+}
+
+fn listed(differences: &[Difference]) -> String {
+    let line = |d: &Difference| format!("\n  `{}`: was {}, is {}", d.key, d.before, d.after);
+    differences.iter().map(line).collect()
+}
+
+impl Hint for TrainError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Recipe(e) => e.hint(),
+            Self::Data(e) => e.hint(),
+            Self::Files(e) => e.hint(),
+            Self::Model(e) => e.hint(),
+            Self::Engine(e) => e.hint(),
+            Self::Eval(e) => e.hint(),
+            Self::Optim(e) => e.hint(),
+            Self::Checkpoint(e) | Self::NotSaved(e) => e.hint(),
+            Self::Report(e) => e.hint(),
+            Self::OtherAdapter { .. } => Some("make `[lora]` agree with the adapter, or leave `model.adapter` out".into()),
+            Self::NoRun { .. } => {
+                Some("name a directory that `kvtune finetune-lora --out` has written; `evaluate` takes `--recipe` too".into())
+            }
+            Self::NoCheckpoint { .. } => Some("name one of these, or leave `--from` out for the newest".into()),
+            Self::OutputInTheWay { path } if path.join(super::RESOLVED_RECIPE).exists() => {
+                Some(format!("choose another `--out`, or go on with `kvtune resume {}`", path.display()))
+            }
+            Self::OutputInTheWay { .. } => Some("choose another `--out`, or empty the directory".into()),
+            Self::ChangedRecipe { .. } => {
+                Some("only the length of the run, logging, saving and `grad.*` may change on resume".into())
+            }
+            Self::OtherData { .. } => {
+                Some("restore the file, or begin a new run: a resumed run goes on at the same place of the same data".into())
+            }
+            Self::NoAdapter => None,
+            Self::OtherModel { .. } => Some("resume with the model and the LoRA settings that the run began with".into()),
+            Self::NotFinite { .. } => Some(
+                "what was saved before is intact: look at these samples and at the model's weights, or begin again with a lower \
+                 `optimizer.learning_rate`"
+                    .into(),
+            ),
+        }
+    }
+}

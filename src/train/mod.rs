@@ -1,0 +1,19 @@
+//! The loop: steps, validation, saving, resuming.
+
+mod assemble;
+mod error;
+mod interrupt;
+mod resume;
+mod run;
+mod schedule;
+mod step;
+mod trainer;
+mod watch;
+
+pub use assemble::{adapter, base_model, check_lengths, engine, load_adapter, model, open_data, tokenizer};
+pub use error::TrainError;
+pub use interrupt::Interrupt;
+pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe, resume};
+pub use run::{Outcome, run};
+pub use schedule::Schedule;
+pub use trainer::{RESOLVED_RECIPE, Trainer};

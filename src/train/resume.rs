@@ -1,0 +1,129 @@
+//! Going on with a run: the checkpoint, and what may differ in the recipe.
+
+use std::path::{Path, PathBuf};
+
+use tch::Device;
+
+use super::run::{begin, go_on};
+use super::watch::Watch;
+use super::{Interrupt, Outcome, RESOLVED_RECIPE, TrainError, Trainer};
+use crate::checkpoint::{self, CheckpointError, FINAL, SaveKind};
+use crate::files::{self, ADAPTER_CONFIG, RunLock};
+use crate::recipe::Recipe;
+use crate::report::console;
+
+/// A checkpoint and the run it belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundCheckpoint {
+    /// The run's directory.
+    pub run: PathBuf,
+    /// The checkpoint's.
+    pub dir: PathBuf,
+}
+
+/// The checkpoint that `path` means: itself, or the newest of a run.
+pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint, TrainError> {
+    if path.join(ADAPTER_CONFIG).exists() {
+        checkpoint::check(path)?;
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let run = absolute.parent().unwrap_or(path).to_owned();
+        return Ok(FoundCheckpoint { run, dir: path.to_owned() });
+    }
+    resolved_recipe(path)?;
+    Ok(FoundCheckpoint { run: path.to_owned(), dir: newest(path)? })
+}
+
+/// The recipe of the run in `dir`.
+pub fn resolved_recipe(dir: &Path) -> Result<PathBuf, TrainError> {
+    let path = dir.join(RESOLVED_RECIPE);
+    if path.exists() { Ok(path) } else { Err(TrainError::NoRun { path: dir.to_owned() }) }
+}
+
+/// The checkpoint of a run that the user names: one of its own, not a path to somewhere else.
+fn named(run: &Path, name: &str) -> Result<PathBuf, TrainError> {
+    let mut known = checkpoint::names(run)?;
+    if known.iter().any(|k| k == name) {
+        return Ok(run.join(name));
+    }
+    known.sort();
+    let expected = if known.is_empty() { "none, as nothing is saved yet".to_owned() } else { known.join(", ") };
+    Err(TrainError::NoCheckpoint { run: run.to_owned(), name: name.to_owned(), expected })
+}
+
+fn newest(run: &Path) -> Result<PathBuf, CheckpointError> {
+    let found = checkpoint::newest(run)?;
+    for (dir, why) in &found.skipped {
+        console::warning(&format!("skipped `{}`: {why}", dir.display()));
+    }
+    Ok(found.dir)
+}
+
+/// Goes on with the run in `dir`, from the newest checkpoint or the one named `from`.
+pub fn resume(
+    dir: &Path,
+    from: Option<&str>,
+    overrides: &[String],
+    device: Device,
+    interrupt: &Interrupt,
+) -> Result<Outcome, TrainError> {
+    let path = resolved_recipe(dir)?;
+    let _lock = RunLock::acquire(dir)?;
+    let began = Recipe::load(&path, &[])?.recipe;
+    let recipe = Recipe::load(&path, overrides)?.recipe;
+    let differences = began.changes_refused_on_resume(&recipe);
+    if !differences.is_empty() {
+        return Err(TrainError::ChangedRecipe { differences });
+    }
+    for leftover in checkpoint::clean_leftovers(dir)? {
+        console::note(&format!("removed `{}`, left by a save that was cut short", leftover.display()));
+    }
+    let from = from.map(|name| name.trim_end_matches('/'));
+    let start = start(dir, from)?;
+    let mut trainer = Trainer::new(recipe, dir, device)?;
+    let kind = start.as_ref().map(|start| trainer.load(start)).transpose()?;
+    if kind == Some(SaveKind::Final) && is_complete(&trainer) {
+        checkpoint::retain(dir, trainer.recipe.checkpoint.intermediate_save_keep)?;
+        let (made, asked) = (trainer.step(), trainer.schedule.num_steps());
+        console::note(&format!("nothing to do: {made} steps are made, the recipe asks for {asked}"));
+        return Ok(Outcome::Finished);
+    }
+    if !overrides.is_empty() {
+        files::write_atomic(&path, trainer.recipe.to_toml().as_bytes())?;
+    }
+    let Some(start) = start else {
+        console::note("no checkpoint was written yet: beginning again");
+        return begin(&mut trainer, interrupt);
+    };
+    if let Some(name) = from
+        && let Some(aside) = checkpoint::set_aside(dir, name, trainer.step())?
+    {
+        console::note(&format!("moved the later checkpoints to `{}`", aside.display()));
+    }
+    console::note(&format!("resuming after step {} from `{}`", trainer.step(), start.display()));
+    let mut watch = Watch::begin(&trainer)?;
+    // The best is saved first: a crash may have come between it and the save that was due at the same step.
+    if kind == Some(SaveKind::Best)
+        && let Some(due) = trainer.save_due()
+    {
+        watch.saved(&trainer.save(due)?);
+    }
+    go_on(&mut trainer, &mut watch, interrupt)
+}
+
+/// The checkpoint to start from; none if the run ended before its first was written.
+fn start(run: &Path, from: Option<&str>) -> Result<Option<PathBuf>, TrainError> {
+    if let Some(name) = from {
+        return named(run, name).map(Some);
+    }
+    match newest(run) {
+        Ok(dir) => Ok(Some(dir)),
+        Err(CheckpointError::None { skipped, .. }) if skipped.is_empty() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether a run whose `final` was loaded has ended in good order, so that there is nothing left to write.
+fn is_complete(trainer: &Trainer) -> bool {
+    let has_all_steps = trainer.step() >= trainer.schedule.num_steps();
+    has_all_steps && checkpoint::latest(&trainer.dir).is_some_and(|name| name == FINAL)
+}

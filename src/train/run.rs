@@ -1,0 +1,89 @@
+//! The story of a run: steps, validation, saving, and an end in good order.
+
+use std::fs;
+use std::path::Path;
+
+use tch::Device;
+
+use super::watch::Watch;
+use super::{Interrupt, RESOLVED_RECIPE, TrainError, Trainer};
+use crate::checkpoint::SaveKind;
+use crate::files::{self, RunLock};
+use crate::recipe::Recipe;
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All steps are made.
+    Finished,
+    /// A signal arrived; the last step is saved.
+    Interrupted(i32),
+}
+
+/// Begins a run in `dir`, which must be empty or not exist.
+pub fn run(recipe: Recipe, dir: &Path, device: Device, interrupt: &Interrupt) -> Result<Outcome, TrainError> {
+    // Before anything is loaded or made: what is wrong with the place or the recipe leaves nothing behind.
+    require_unused(dir)?;
+    let mut trainer = Trainer::new(recipe, dir, device)?;
+    files::make_dir(dir)?;
+    let _lock = RunLock::acquire(dir)?;
+    // Again: another run may have begun here while this one was loading.
+    require_unused_by_others(dir)?;
+    files::write_atomic(&dir.join(RESOLVED_RECIPE), trainer.recipe.to_toml().as_bytes())?;
+    begin(&mut trainer, interrupt)
+}
+
+/// From before the first step to the end.
+pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<Outcome, TrainError> {
+    let mut watch = Watch::begin(trainer)?;
+    if trainer.recipe.eval.initial {
+        let scores = trainer.validate(&mut watch)?;
+        watch.validated_first(scores.as_ref().map(|(s, _)| s))?;
+    }
+    go_on(trainer, &mut watch, interrupt)
+}
+
+/// Refuses a directory with anything in it; says so if another process is at work there.
+fn require_unused(dir: &Path) -> Result<(), TrainError> {
+    files::refuse_symlink(dir)?;
+    RunLock::refuse_held(dir)?;
+    require_unused_by_others(dir)
+}
+
+/// A lock, and files that were never finished, are what is left of a start that was ended before it had anything to keep.
+fn require_unused_by_others(dir: &Path) -> Result<(), TrainError> {
+    let Ok(entries) = fs::read_dir(dir) else { return Ok(()) };
+    let counts = |name: &str| name != RunLock::NAME && !files::is_temporary(name);
+    if entries.flatten().any(|entry| entry.file_name().to_str().is_none_or(counts)) {
+        return Err(TrainError::OutputInTheWay { path: dir.to_owned() });
+    }
+    Ok(())
+}
+
+/// The loop.
+pub(super) fn go_on(trainer: &mut Trainer, watch: &mut Watch, interrupt: &Interrupt) -> Result<Outcome, TrainError> {
+    while trainer.step() < trainer.schedule.num_steps() {
+        let metrics = trainer.advance(watch)?;
+        let scores = if trainer.is_eval_due() { trainer.validate(watch)? } else { None };
+        // The line is on disk before the checkpoint: after a crash in between, the resume takes it back.
+        watch.stepped(metrics, scores.as_ref().map(|(s, _)| s))?;
+        if scores.is_some_and(|(_, is_best)| is_best) {
+            trainer.save(SaveKind::Best)?;
+        }
+        let due = trainer.save_due();
+        if let Some(kind) = due {
+            watch.saved(&trainer.save(kind)?);
+        }
+        if let Some(signal) = interrupt.signal() {
+            if due.is_none() {
+                watch.saved(&trainer.save(SaveKind::Intermediate)?);
+            }
+            watch.end(trainer, &format!("interrupted after step {}", trainer.step()))?;
+            return Ok(Outcome::Interrupted(signal));
+        }
+    }
+    // `final` comes last: where it is, nothing is missing.
+    watch.end(trainer, "finished")?;
+    watch.saved(&trainer.save(SaveKind::Final)?);
+    Ok(Outcome::Finished)
+}

@@ -1,0 +1,76 @@
+//! One optimiser step: micro-batches through the engine, their gradients summed, checked, clipped and applied.
+
+use std::collections::BTreeMap;
+
+use tch::Tensor;
+
+use super::TrainError;
+use crate::data::Batch;
+use crate::engine::{Engine, EngineError, Observer, StepContext};
+use crate::model::{DropoutKey, Model};
+
+/// What a step has to show.
+#[derive(Debug)]
+pub(super) struct StepGradients {
+    /// Mean loss, nats per target.
+    pub(super) loss: f64,
+    pub(super) targets: usize,
+    pub(super) tokens: usize,
+    pub(super) correct: usize,
+    /// By PEFT name, of the mean loss of the global batch.
+    pub(super) gradients: Vec<(String, Tensor)>,
+}
+
+/// The gradient of the mean loss over the targets of all `batches` together, so that 8 × 1 = 1 × 8.
+pub(super) fn gradients(
+    (engine, model): (&Engine, &Model),
+    batches: &[Batch],
+    step: u64,
+    dropout: Option<DropoutKey>,
+    observer: &mut dyn Observer,
+) -> Result<StepGradients, TrainError> {
+    let targets: usize = batches.iter().map(Batch::num_targets).sum();
+    if targets == 0 {
+        return Err(EngineError::NoTargets.into());
+    }
+    let context = StepContext { weight: 1.0 / targets as f64, dropout };
+    let mut total: BTreeMap<String, Tensor> = BTreeMap::new();
+    let (mut loss, mut correct, mut suspects) = (0.0, 0, Vec::new());
+    for batch in batches {
+        let part = engine.gradients(model, batch, context, observer)?;
+        let losses = batch.rows.iter().zip(&part.rows);
+        suspects.extend(losses.filter(|(_, loss)| !loss.loss_sum.is_finite()).map(|(row, _)| row.sample));
+        loss += part.rows.iter().map(|r| r.loss_sum).sum::<f64>();
+        correct += part.rows.iter().map(|r| r.correct).sum::<usize>();
+        for (name, gradient) in part.gradients {
+            match total.get_mut(&name) {
+                Some(sum) => drop(sum.g_add_(&gradient)),
+                None => drop(total.insert(name, gradient)),
+            }
+        }
+    }
+    refuse_not_finite(step, batches, (loss, suspects), &total)?;
+    let tokens = batches.iter().map(Batch::num_tokens).sum();
+    Ok(StepGradients { loss: loss / targets as f64, targets, tokens, correct, gradients: total.into_iter().collect() })
+}
+
+/// Names the samples whose loss isn't finite, else all of them, and the first matrix whose gradient isn't.
+fn refuse_not_finite(
+    step: u64,
+    batches: &[Batch],
+    (loss, mut samples): (f64, Vec<u64>),
+    gradients: &BTreeMap<String, Tensor>,
+) -> Result<(), TrainError> {
+    let is_finite = |t: &Tensor| t.isfinite().all().int64_value(&[]) == 1;
+    let matrix = gradients.iter().find(|(_, t)| !is_finite(t)).map(|(name, _)| format!("the gradient of `{name}`"));
+    let what = match (loss.is_finite(), matrix) {
+        (true, None) => return Ok(()),
+        (true, Some(matrix)) => matrix,
+        (false, None) => "the loss".to_owned(),
+        (false, Some(matrix)) => format!("the loss (and {matrix})"),
+    };
+    if samples.is_empty() {
+        samples = batches.iter().flat_map(|b| b.rows.iter().map(|r| r.sample)).collect();
+    }
+    Err(TrainError::NotFinite { step, what, samples })
+}

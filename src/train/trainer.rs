@@ -1,0 +1,216 @@
+//! A run in memory: everything that the loop moves forward, built from a recipe.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use tch::Device;
+
+use super::{Schedule, TrainError, assemble, step};
+use crate::checkpoint::{self, Best, SaveKind, Snapshot, TrainState};
+use crate::data::{Batch, Splits};
+use crate::engine::{Engine, Observer};
+use crate::eval::{self, Scores};
+use crate::model::{DropoutKey, Model, fingerprint};
+use crate::optim::{self, Optimizer, clip_grad_norm, learning_rate};
+use crate::recipe::{Metric, Mode, Recipe};
+use crate::report::memory::peak_resident;
+use crate::report::metrics::StepMetrics;
+
+/// Name of the recipe in a run's directory.
+pub const RESOLVED_RECIPE: &str = "recipe.resolved.toml";
+
+/// A run in memory.
+pub struct Trainer {
+    pub(super) recipe: Recipe,
+    pub(super) dir: PathBuf,
+    pub(super) model: Model,
+    pub(super) data: Splits,
+    pub(super) schedule: Schedule,
+    pub(super) best: Option<Best>,
+    model_hash: String,
+    engine: Engine,
+    optimizer: Box<dyn Optimizer>,
+    step: u64,
+    total_tokens: u64,
+}
+
+impl Trainer {
+    /// A run at its beginning.
+    pub fn new(recipe: Recipe, dir: &Path, device: Device) -> Result<Self, TrainError> {
+        let model = assemble::model(&recipe, device)?;
+        let tokenizer = assemble::tokenizer(&recipe.model.path)?;
+        let engine = assemble::engine(&recipe, model.config(), tokenizer.as_ref())?;
+        let data = assemble::open_data(&recipe, model.config(), tokenizer.as_ref())?;
+        assemble::check_lengths(&engine, &data)?;
+        let schedule = Schedule::new(&recipe, data.train.lengths());
+        let optimizer = optim::build(&recipe.optimizer, &assemble::parameters(&model));
+        let (dir, model_hash) = (dir.to_owned(), fingerprint(&recipe.model.path)?);
+        Ok(Self { recipe, dir, model, data, schedule, best: None, model_hash, engine, optimizer, step: 0, total_tokens: 0 })
+    }
+
+    /// Steps made.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Tokens trained on.
+    pub(super) fn total_tokens(&self) -> u64 {
+        self.total_tokens
+    }
+
+    /// What the data looked like when it was opened.
+    pub fn data_report(&self) -> String {
+        self.data.report.to_string()
+    }
+
+    /// Takes a checkpoint over; returns why it was written.
+    pub(super) fn load(&mut self, dir: &Path) -> Result<SaveKind, TrainError> {
+        let checkpoint::Loaded { adapter, optimizer, state } = checkpoint::load(dir)?;
+        self.check_data(&state)?;
+        if state.model_hash != self.model_hash {
+            let difference = format!("`{}` is not as it was when the run began", self.recipe.model.path.display());
+            return Err(TrainError::OtherModel { path: dir.to_owned(), difference });
+        }
+        assemble::take_adapter(&self.model, &adapter, dir)?;
+        self.optimizer.load_state(&optimizer)?;
+        (self.step, self.total_tokens, self.best) = (state.step, state.total_tokens, state.best);
+        Ok(state.kind)
+    }
+
+    /// The position in the data is one in these files, and the best validation one of these samples.
+    fn check_data(&self, state: &TrainState) -> Result<(), TrainError> {
+        let validation = self.data.validation.as_ref();
+        for (hash, data) in [(Some(&state.data_hash), Some(&self.data.train)), (state.validation_hash.as_ref(), validation)] {
+            if let Some(data) = data
+                && hash.is_none_or(|hash| hash != data.hash())
+            {
+                return Err(TrainError::OtherData { path: data.path().to_owned() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes one step.
+    pub(super) fn advance(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, TrainError> {
+        let began = Instant::now();
+        let samples = self.schedule.micro_batches(self.step);
+        let batches = samples.iter().map(|s| self.data.train.batch(s)).collect::<Result<Vec<Batch>, _>>()?;
+        let seed = (self.recipe.lora.dropout > 0.0).then_some(DropoutKey { seed: self.recipe.train.seed, step: self.step });
+        let mut made = step::gradients((&self.engine, &self.model), &batches, self.step + 1, seed, observer)?;
+        let norm = clip_grad_norm(&mut made.gradients, self.recipe.train.max_grad_norm);
+        let rate = learning_rate(&self.recipe.optimizer, self.step, self.schedule.num_steps());
+        self.optimizer.step(&assemble::parameters(&self.model), &made.gradients, rate);
+        let epoch = self.schedule.epoch(self.step);
+        self.step += 1;
+        self.total_tokens += made.tokens as u64;
+        let seconds = began.elapsed().as_secs_f64();
+        Ok(StepMetrics {
+            step: self.step,
+            epoch,
+            loss: Some(made.loss),
+            accuracy: Some(made.correct as f64 / made.targets as f64),
+            grad_norm: Some(norm),
+            learning_rate: Some(rate),
+            tokens: made.tokens as u64,
+            targets: made.targets as u64,
+            total_tokens: self.total_tokens,
+            seconds,
+            tokens_per_second: made.tokens as f64 / seconds,
+            peak_memory: peak_resident().0,
+            ..StepMetrics::default()
+        })
+    }
+
+    /// Whether the step just made is followed by a validation.
+    pub(super) fn is_eval_due(&self) -> bool {
+        self.data.validation.is_some()
+            && (self.step == self.schedule.num_steps() || self.step.is_multiple_of(self.recipe.eval.interval))
+    }
+
+    /// Scores the validation split, and notes whether it is the best so far.
+    pub(super) fn validate(&mut self, observer: &mut dyn Observer) -> Result<Option<(Scores, bool)>, TrainError> {
+        let Some(validation) = &self.data.validation else { return Ok(None) };
+        let options = &self.recipe.eval;
+        let batch = options.micro_batch_size.unwrap_or(self.recipe.train.micro_batch_size);
+        let scores = eval::score((&self.engine, &self.model), validation, batch, options.max_batches, observer)?;
+        let value = match options.metric {
+            Metric::Loss => scores.overall.loss,
+            Metric::Accuracy => scores.overall.accuracy,
+        };
+        let is_better = |best: &Best| match options.mode {
+            Mode::Min => value < best.value,
+            Mode::Max => value > best.value,
+        };
+        let is_best = self.step > 0 && self.best.as_ref().is_none_or(is_better);
+        if is_best {
+            self.best = Some(Best { metric: options.metric.name().to_owned(), value, step: self.step });
+        }
+        Ok(Some((scores, is_best)))
+    }
+
+    /// Why the step just made is saved, if it is.
+    pub(super) fn save_due(&self) -> Option<SaveKind> {
+        let saving = &self.recipe.checkpoint;
+        if self.step.is_multiple_of(saving.save_interval) {
+            return Some(SaveKind::Regular);
+        }
+        saving.intermediate_save_interval.filter(|i| self.step.is_multiple_of(*i)).map(|_| SaveKind::Intermediate)
+    }
+
+    /// Writes a checkpoint.
+    pub(super) fn save(&self, kind: SaveKind) -> Result<PathBuf, TrainError> {
+        let parameters = assemble::parameters(&self.model);
+        let mut state = TrainState::new(self.step, self.recipe.train.seed, kind, &parameters);
+        state.total_tokens = self.total_tokens;
+        state.best.clone_from(&self.best);
+        state.model_hash.clone_from(&self.model_hash);
+        self.data.train.hash().clone_into(&mut state.data_hash);
+        state.validation_hash = self.data.validation.as_ref().map(|data| data.hash().to_owned());
+        let base_model = self.recipe.model.path.display().to_string();
+        let adapter = self.model.adapter().ok_or(TrainError::NoAdapter)?;
+        let snapshot = Snapshot { adapter, base_model: &base_model, optimizer: &self.optimizer.state(), state: &state };
+        let keep = self.recipe.checkpoint.intermediate_save_keep;
+        checkpoint::save(&self.dir, &snapshot, keep).map_err(TrainError::NotSaved)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Tensor, no_grad};
+
+    use super::*;
+    use crate::engine::Silent;
+
+    fn copied(tensors: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
+        tensors.into_iter().map(|(name, tensor)| (name, tensor.detach().copy())).collect()
+    }
+
+    #[test]
+    fn a_step_that_is_not_finite_leaves_optimiser_and_adapter_untouched() {
+        let dir = tempfile::tempdir().unwrap();
+        let ids: Vec<usize> = (1..30).collect();
+        let row = format!("{{\"input_ids\": {ids:?}, \"labels\": {ids:?}}}\n");
+        std::fs::write(dir.path().join("t.jsonl"), row.repeat(3)).unwrap();
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
+        let text = format!(
+            "[model]\npath = {model:?}\n[data]\nformat = \"tokens\"\ntrain = \"t.jsonl\"\nvalidation_fraction = 0\n\
+             [kv_cache]\ncache_length = 16\nchunk_size = 8\n"
+        );
+        let recipe = Recipe::parse(text, &dir.path().join("r.toml"), &[]).unwrap().recipe;
+        let mut trainer = Trainer::new(recipe, dir.path(), Device::Cpu).unwrap();
+        trainer.advance(&mut Silent).unwrap();
+        let (_, first) = assemble::parameters(&trainer.model).swap_remove(0);
+        drop(no_grad(|| first.get(0).fill_(f64::NAN)));
+        let before = (copied(trainer.optimizer.state()), copied(assemble::parameters(&trainer.model)));
+
+        let error = trainer.advance(&mut Silent).unwrap_err();
+        assert!(matches!(&error, TrainError::NotFinite { step: 2, samples, .. } if samples.len() == 1), "{error}");
+        let after = (copied(trainer.optimizer.state()), copied(assemble::parameters(&trainer.model)));
+        for (before, after) in [(before.0, after.0), (before.1, after.1)] {
+            for ((name, before), (_, after)) in before.iter().zip(&after) {
+                assert!(before.allclose(after, 0.0, 0.0, true), "{name}");
+            }
+        }
+        assert_eq!((trainer.step(), trainer.total_tokens), (1, 28));
+    }
+}

@@ -1,0 +1,103 @@
+//! Connects the engine's events and the loop's figures to what people read.
+
+use std::path::Path;
+use std::time::Instant;
+
+use super::{TrainError, Trainer};
+use crate::engine::{Event, Observer};
+use crate::eval::Scores;
+use crate::report::memory::peak_resident;
+use crate::report::metrics::{Metrics, StepMetrics};
+use crate::report::progress::Progress;
+use crate::report::summary::Summary;
+use crate::report::tensorboard::{self, TensorBoard};
+
+/// The reports of one start of a run; the losses are those of the whole run, first and last.
+pub(super) struct Watch {
+    progress: Progress,
+    metrics: Metrics,
+    board: TensorBoard,
+    began: Instant,
+    train_loss: Option<(f64, f64)>,
+    eval_loss: Option<(f64, f64)>,
+}
+
+impl Watch {
+    /// Opens metrics and events after the steps that are made already.
+    pub(super) fn begin(trainer: &Trainer) -> Result<Self, TrainError> {
+        let step = trainer.step();
+        let (metrics, before) = Metrics::open_after(&trainer.dir.join("metrics.jsonl"), (step > 0).then_some(step))?;
+        let progress = Progress::new(trainer.schedule.num_steps(), step, trainer.recipe.log.interval);
+        progress.note(&trainer.data_report());
+        progress.note(&format!("steps: {}", trainer.schedule));
+        let board = TensorBoard::start(&tensorboard::dir_of(&trainer.dir));
+        let mut watch = Self { progress, metrics, board, began: Instant::now(), train_loss: None, eval_loss: None };
+        for line in &before {
+            watch.note_losses(line);
+        }
+        Ok(watch)
+    }
+
+    /// The validation before the first step.
+    pub(super) fn validated_first(&mut self, scores: Option<&Scores>) -> Result<(), TrainError> {
+        let metrics = StepMetrics { peak_memory: peak_resident().0, ..StepMetrics::default() };
+        self.stepped(metrics, scores)
+    }
+
+    /// A step, and the validation after it.
+    pub(super) fn stepped(&mut self, mut metrics: StepMetrics, scores: Option<&Scores>) -> Result<(), TrainError> {
+        metrics.eval_loss = scores.map(|s| s.overall.loss);
+        metrics.eval_accuracy = scores.map(|s| s.overall.accuracy);
+        self.note_losses(&metrics);
+        self.metrics.append(&metrics)?;
+        self.board.send(&metrics);
+        self.progress.stepped(&metrics);
+        Ok(())
+    }
+
+    fn note_losses(&mut self, metrics: &StepMetrics) {
+        let first_and = |old: Option<(f64, f64)>, new: Option<f64>| new.map_or(old, |n| Some((old.map_or(n, |o| o.0), n)));
+        self.train_loss = first_and(self.train_loss, metrics.loss);
+        self.eval_loss = first_and(self.eval_loss, metrics.eval_loss);
+    }
+
+    /// A checkpoint is on disk.
+    pub(super) fn saved(&self, dir: &Path) {
+        self.progress.note(&format!("saved {}", dir.display()));
+    }
+
+    /// The run ends here.
+    pub(super) fn end(&self, trainer: &Trainer, state: &str) -> Result<(), TrainError> {
+        let summary = Summary {
+            state: state.to_owned(),
+            steps: (trainer.step(), trainer.schedule.num_steps()),
+            tokens: trainer.total_tokens(),
+            train_loss: self.train_loss,
+            eval_loss: self.eval_loss,
+            best: trainer.best.as_ref().map(|b| (b.metric.clone(), b.value, b.step)),
+            seconds: self.began.elapsed().as_secs_f64(),
+            peak_memory: peak_resident().0,
+            setting: vec![
+                ("model".into(), trainer.recipe.model.path.display().to_string()),
+                ("policy".into(), trainer.recipe.kv_cache.policy.name.clone()),
+                ("cache length".into(), trainer.recipe.kv_cache.cache_length.to_string()),
+                ("chunk size".into(), trainer.recipe.kv_cache.chunk_size.to_string()),
+            ],
+        };
+        summary.write(&trainer.dir.join("summary.md"))?;
+        Ok(())
+    }
+}
+
+impl Observer for Watch {
+    fn observe(&mut self, event: Event) {
+        match event {
+            Event::ForwardColumn { column: (c, n) } => self.progress.inside(&format!("forward, column {} of {n}", c + 1)),
+            Event::Replay { row: (r, n) } => self.progress.inside(&format!("replay, row {} of {n}", r + 1)),
+            Event::Cell { row: (r, rows), column: (c, columns) } => {
+                self.progress.inside(&format!("backward, row {} of {rows}, cell {} of {columns}", r + 1, columns - c));
+            }
+            Event::LayerCheckpoints(_) => {}
+        }
+    }
+}
