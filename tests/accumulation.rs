@@ -1,0 +1,33 @@
+//! A step is the same whatever micro-batches its samples come in.
+#![allow(clippy::unwrap_used)]
+
+mod life;
+
+use life::Workshop;
+
+#[test]
+fn four_at_once_are_one_four_times() {
+    // Four samples are one step of each epoch, so every step has the same samples in all three runs, in different company.
+    let workshop = Workshop::new(4);
+    let set = |micro, accumulation| {
+        [micro, accumulation, "train.max_steps=3", "data.order=shortest_first", "checkpoint.save_interval=3"]
+    };
+    let whole = workshop.finished("whole", &set("train.micro_batch_size=4", "train.gradient_accumulation_steps=1"));
+    let shared = [
+        ("halves", set("train.micro_batch_size=2", "train.gradient_accumulation_steps=2")),
+        ("thirds", set("train.micro_batch_size=3", "train.gradient_accumulation_steps=2")),
+        ("quarters", set("train.micro_batch_size=1", "train.gradient_accumulation_steps=4")),
+    ];
+    for (run, set) in shared {
+        let found = workshop.finished(run, &set);
+        let difference = workshop.difference("whole", run);
+        assert!(difference <= 1e-5, "{run}: {difference:e}");
+        for (a, b) in whole.metrics.iter().zip(&found.metrics).skip(1) {
+            assert_eq!((&a["step"], &a["tokens"], &a["targets"]), (&b["step"], &b["tokens"], &b["targets"]));
+            for key in ["loss", "grad_norm"] {
+                let (a, b) = (a[key].as_f64().unwrap(), b[key].as_f64().unwrap());
+                assert!((a - b).abs() <= 1e-6 * a, "{run}, {key}: {a} and {b}");
+            }
+        }
+    }
+}

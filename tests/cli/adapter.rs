@@ -1,0 +1,82 @@
+//! Adapters that don't fit the recipe or the model.
+
+use insta::assert_snapshot;
+use serde_json::json;
+
+use super::place::Place;
+
+#[test]
+fn other_numbers_than_the_recipe() {
+    let place = Place::new();
+    place.check(&["model.adapter=adapter"]).done();
+    assert_snapshot!(place.check(&["model.adapter=adapter", "lora.r=8"]).refused(2), @r"
+    error: `lora.r` is 8 in the recipe, but 4 in the adapter `<dir>/adapter`
+
+    hint: make `[lora]` agree with the adapter, or leave `model.adapter` out
+    ");
+    assert_snapshot!(place.check(&["model.adapter=adapter", "lora.alpha=16"]).refused(2), @r"
+    error: `lora.alpha` is 16 in the recipe, but 8 in the adapter `<dir>/adapter`
+
+    hint: make `[lora]` agree with the adapter, or leave `model.adapter` out
+    ");
+    assert_snapshot!(place.check(&["model.adapter=adapter", "lora.target_modules=[\"q_proj\"]"]).refused(2), @r"
+    error: `lora.target_modules` is q_proj in the recipe, but q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj in the adapter `<dir>/adapter`
+
+    hint: make `[lora]` agree with the adapter, or leave `model.adapter` out
+    ");
+    let error = place.finetune(&["model.adapter=adapter", "lora.r=8"]).refused(2);
+    assert!(error.contains("`lora.r` is 8 in the recipe") && !place.path("run").exists());
+}
+
+#[test]
+fn other_matrices_than_its_configuration() {
+    let place = Place::new();
+    place.edit_json("adapter/adapter_config.json", json!({"r": 8}));
+    assert_snapshot!(place.check(&["model.adapter=adapter", "lora.r=8"]).refused(3), @r"
+    error: `<dir>/adapter/adapter_model.safetensors` does not fit the model:
+      shape of `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`: expected [8, 64], found [4, 64]
+      shape of `base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight`: expected [64, 8], found [64, 4]
+      shape of `base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight`: expected [8, 64], found [4, 64]
+      shape of `base_model.model.model.layers.0.self_attn.k_proj.lora_B.weight`: expected [32, 8], found [32, 4]
+      shape of `base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight`: expected [8, 64], found [4, 64]
+      shape of `base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight`: expected [32, 8], found [32, 4]
+      shape of `base_model.model.model.layers.0.self_attn.o_proj.lora_A.weight`: expected [8, 64], found [4, 64]
+      shape of `base_model.model.model.layers.0.self_attn.o_proj.lora_B.weight`: expected [64, 8], found [64, 4]
+      shape of `base_model.model.model.layers.0.mlp.gate_proj.lora_A.weight`: expected [8, 64], found [4, 64]
+      shape of `base_model.model.model.layers.0.mlp.gate_proj.lora_B.weight`: expected [176, 8], found [176, 4]
+      shape of `base_model.model.model.layers.0.mlp.up_proj.lora_A.weight`: expected [8, 64], found [4, 64]
+      shape of `base_model.model.model.layers.0.mlp.up_proj.lora_B.weight`: expected [176, 8], found [176, 4]
+      and 30 more
+
+    hint: check that the adapter was trained for this model
+    ");
+}
+
+#[test]
+fn features_that_are_not_built() {
+    let place = Place::new();
+    place.edit_json("adapter/adapter_config.json", json!({"use_dora": true}));
+    assert_snapshot!(place.check(&["model.adapter=adapter"]).refused(3), @r#"
+    error: `<dir>/adapter/adapter_config.json` asks for what is not supported: `use_dora = true`
+
+    hint: only plain LoRA is supported: one `r` and `lora_alpha` for a list of modules, or "all-linear"
+    "#);
+}
+
+#[test]
+fn none_there() {
+    assert_snapshot!(Place::new().check(&["model.adapter=nowhere"]).refused(3), @r"
+    error: `<dir>/nowhere` holds no PEFT adapter: `adapter_config.json` is missing
+
+    hint: give the directory that holds `adapter_config.json` and `adapter_model.safetensors`; pickled `.bin` adapters are not read: load and save them once with a current `peft`
+    ");
+}
+
+#[test]
+fn a_target_that_no_layer_has() {
+    assert_snapshot!(Place::new().check(&["lora.target_modules=[\"q_pro\"]"]).refused(2), @r#"
+    error: unknown name `q_pro` in `target_modules`: the layers have `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`
+
+    hint: use names from that list, or `target_modules = "all-linear"`
+    "#);
+}

@@ -1,0 +1,175 @@
+//! Data files that can't be used: the error names the file, and the line where there is one.
+
+use insta::assert_snapshot;
+use serde_json::json;
+
+use super::place::{Place, row};
+
+/// The error for a training file of this content.
+fn refused(content: impl AsRef<[u8]>) -> String {
+    let place = Place::new();
+    place.write("train.jsonl", content);
+    place.check(&[]).refused(3)
+}
+
+#[test]
+fn empty() {
+    assert_snapshot!(refused(""), @r"
+    error: `<dir>/train.jsonl` holds no samples, expected at least 1
+
+    hint: put at least one sample into the file, or name another file
+    ");
+    assert_snapshot!(refused("\n\n"), @r"
+    error: `<dir>/train.jsonl` holds no samples, expected at least 1
+
+    hint: put at least one sample into the file, or name another file
+    ");
+}
+
+#[test]
+fn missing_or_a_directory() {
+    let place = Place::new();
+    assert_snapshot!(place.check(&["data.train=nowhere.jsonl"]).refused(3), @r"
+    error: cannot read `<dir>/nowhere.jsonl`
+    cause: No such file or directory (os error 2)
+
+    hint: check the path; paths in a recipe are relative to the recipe's folder
+    ");
+    assert_snapshot!(place.check(&["data.train=model"]).refused(3), @r"
+    error: cannot read `<dir>/model`
+    cause: Is a directory (os error 21)
+
+    hint: check the path; paths in a recipe are relative to the recipe's folder
+    ");
+    assert_snapshot!(place.check(&["data.validation=nowhere.jsonl"]).refused(3), @r"
+    error: cannot read `<dir>/nowhere.jsonl`
+    cause: No such file or directory (os error 2)
+
+    hint: check the path; paths in a recipe are relative to the recipe's folder
+    ");
+}
+
+#[test]
+fn a_line_that_is_not_json() {
+    assert_snapshot!(refused(format!("{}{{oops\n{}", row(0), row(1))), @r"
+    error: `<dir>/train.jsonl:2` is not JSON: key must be a string at column 2
+
+    hint: repair it, or check `data.format`: `prompt-completion` and `tokens` are one JSON object per line, `longbench-v2` is one JSON array or a Parquet file
+    ");
+    assert_snapshot!(refused([row(0).as_bytes(), b"\xff\xfe\n"].concat()), @r"
+    error: `<dir>/train.jsonl:2` is not JSON: expected value at column 1
+
+    hint: repair it, or check `data.format`: `prompt-completion` and `tokens` are one JSON object per line, `longbench-v2` is one JSON array or a Parquet file
+    ");
+    assert_snapshot!(refused("[".repeat(100_000)), @r"
+    error: `<dir>/train.jsonl:1` is not JSON: recursion limit exceeded at column 128
+
+    hint: repair it, or check `data.format`: `prompt-completion` and `tokens` are one JSON object per line, `longbench-v2` is one JSON array or a Parquet file
+    ");
+}
+
+#[test]
+fn a_line_of_another_shape() {
+    assert_snapshot!(refused("[1, 2]\n"), @r"
+    error: `<dir>/train.jsonl:1`: expected a JSON object, found an array
+
+    hint: check `data.format` against what the file holds
+    ");
+    assert_snapshot!(refused("{\"input_ids\": [1, 2]}\n"), @r"
+    error: `<dir>/train.jsonl:1`: field `labels` is missing
+
+    hint: check `data.format` against what the file holds
+    ");
+    assert_snapshot!(refused("{\"input_ids\": [1, 2], \"labels\": [1]}\n"), @r"
+    error: `<dir>/train.jsonl:1`: field `labels`: expected 2 entries, one per token, found 1
+
+    hint: correct the field, or remove the sample
+    ");
+    assert_snapshot!(refused("{\"input_ids\": [1, 2.5], \"labels\": [1, 2]}\n"), @r"
+    error: `<dir>/train.jsonl:1`: field `input_ids`: expected integers from 0 up, found 2.5 at index 1
+
+    hint: correct the field, or remove the sample
+    ");
+}
+
+#[test]
+fn a_token_beyond_the_vocabulary() {
+    assert_snapshot!(refused(format!("{}{{\"input_ids\": [1, 512], \"labels\": [1, 512]}}\n", row(0))), @r"
+    error: `<dir>/train.jsonl:2`, index 1 of `input_ids`: token id 512 is not below the model's `vocab_size` 512
+
+    hint: use token ids of the model's own tokenizer
+    ");
+}
+
+#[test]
+fn a_sample_without_a_target() {
+    assert_snapshot!(refused(format!("{}{{\"input_ids\": [1, 2, 3], \"labels\": [1, -100, -100]}}\n", row(0))), @r"
+    error: `<dir>/train.jsonl:2`: 3 tokens and none to predict, expected at least 1 target
+
+    hint: remove the sample, or give it a label that is not -100 behind its first token
+    ");
+}
+
+#[test]
+fn longer_than_the_model_allows() {
+    let place = Place::new();
+    place.edit_json("model/config.json", json!({"max_position_embeddings": 40}));
+    assert_snapshot!(place.check(&[]).refused(3), @r#"
+    error: `<dir>/train.jsonl:1`: 41 tokens, expected at most 40
+
+    hint: set `data.on_too_long` to "drop" or "truncate", or raise `data.max_seq_length` as far as the model's `max_position_embeddings` allows
+    "#);
+    assert_snapshot!(place.check(&["data.on_too_long=drop"]).refused(3), @r#"
+    error: none of the 6 samples of `<dir>/train.jsonl` fits into 40 tokens, the shortest has 41
+
+    hint: raise `data.max_seq_length` as far as the model allows, or set `data.on_too_long = "truncate"`
+    "#);
+    place.edit_json("model/config.json", json!({"max_position_embeddings": 41}));
+    assert_snapshot!(place.check(&["data.max_seq_length=20"]).refused(3), @r#"
+    error: `<dir>/train.jsonl:1`: 41 tokens, expected at most 20
+
+    hint: set `data.on_too_long` to "drop" or "truncate", or raise `data.max_seq_length` as far as the model's `max_position_embeddings` allows
+    "#);
+    place.check(&["data.max_seq_length=100"]).done();
+}
+
+#[test]
+fn longbench_that_is_none() {
+    let place = Place::new();
+    let refused = |name: &str, content: &[u8]| {
+        place.write(name, content);
+        place.check(&["data.format=longbench-v2", &format!("data.train={name}")]).refused(3)
+    };
+    let record = json!({"_id": "a", "domain": "d", "sub_domain": "s", "difficulty": "easy", "length": "short", "question": "q?",
+        "choice_A": "1", "choice_B": "2", "choice_C": "3", "choice_D": "4", "answer": "A", "context": "some words"});
+    let with = |key: &str, value: serde_json::Value| {
+        let mut other = record.clone();
+        other[key] = value;
+        json!([record, other]).to_string()
+    };
+    assert_snapshot!(refused("e.json", with("answer", json!("E")).as_bytes()), @r"
+    error: record 1 (from 0) of `<dir>/e.json`: field `answer`: expected one of `A`, `B`, `C`, `D`, found `E`
+
+    hint: correct the field, or remove the sample
+    ");
+    assert_snapshot!(refused("n.json", with("context", json!(null)).as_bytes()), @r"
+    error: record 1 (from 0) of `<dir>/n.json`: field `context` is missing
+
+    hint: check `data.format` against what the file holds
+    ");
+    assert_snapshot!(refused("o.json", b"{\"a\": 1}"), @r"
+    error: `<dir>/o.json:1`: expected an array of LongBench v2 records, all fields strings, found invalid type: map, expected a sequence at line 1 column 0
+
+    hint: check `data.format` against what the file holds
+    ");
+    assert_snapshot!(refused("t.json", &with("answer", json!("B")).as_bytes()[..200]), @r"
+    error: `<dir>/t.json` is not JSON: EOF while parsing a string at line 1 column 200
+
+    hint: repair it, or check `data.format`: `prompt-completion` and `tokens` are one JSON object per line, `longbench-v2` is one JSON array or a Parquet file
+    ");
+    assert_snapshot!(refused("b.parquet", b"PAR1junkPAR1"), @r"
+    error: cannot read `<dir>/b.parquet` as Parquet: EOF: Parquet file too small. Size is 12 but need 1802401138
+
+    hint: fetch the file again; its columns must be those of LongBench v2, as strings
+    ");
+}

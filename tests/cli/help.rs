@@ -1,0 +1,191 @@
+//! `--help` and `--version`: every verb says what it is for, and every option what it does.
+
+use insta::assert_snapshot;
+
+use super::place::Place;
+
+fn help(verb: &str) -> String {
+    let place = Place::new();
+    let said = place.run(&[verb, "--help"]).done();
+    assert_eq!(said.err, "");
+    said.out.trim_end().to_owned()
+}
+
+#[test]
+fn version() {
+    let said = Place::new().run(&["--version"]).done();
+    assert_eq!(said.out, format!("kvtune {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn the_verbs() {
+    let said = Place::new().run(&["--help"]).done();
+    assert_snapshot!(said.out.trim_end(), @r"
+    Fine-tunes language models with LoRA on very long sequences, with the KV-cache policy in the loop
+
+    Usage: kvtune [OPTIONS] <COMMAND>
+
+    Commands:
+      finetune-lora   Train a LoRA adapter
+      resume          Go on with a run
+      evaluate        Loss, perplexity and accuracy of a run, a checkpoint or a model
+      verify          Prove the gradients on your model and data against plain autograd
+      check           Look at a recipe, its model and its data, and print what would run
+      init-model      Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations
+      make-demo-data  Make long documents with questions from texts that are on this machine
+      help            Print this message or the help of the given subcommand(s)
+
+    Options:
+          --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help             Print help
+      -V, --version          Print version
+    ");
+}
+
+#[test]
+fn finetune_lora() {
+    assert_snapshot!(help("finetune-lora"), @r"
+    Train a LoRA adapter
+
+    Usage: kvtune finetune-lora [OPTIONS] --recipe <FILE>
+
+    Options:
+          --recipe <FILE>    The recipe
+          --out <DIR>        Directory of the run; must be empty or not exist. Default: the recipe's `output_dir`
+          --set <a.b=c>      Override a key of the recipe
+          --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help             Print help
+      -V, --version          Print version
+    ");
+}
+
+#[test]
+fn resume() {
+    assert_snapshot!(help("resume"), @r"
+    Go on with a run
+
+    Usage: kvtune resume [OPTIONS] <RUN>
+
+    Arguments:
+      <RUN>  Directory of the run
+
+    Options:
+          --from <step-000100>  Checkpoint to go on from; the newest valid one, if left out
+          --set <a.b=c>         Override a key of the recipe: length of the run, logging, saving, `grad.*`
+          --device <DEVICE>     Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>         Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help                Print help
+      -V, --version             Print version
+    ");
+}
+
+#[test]
+fn evaluate() {
+    assert_snapshot!(help("evaluate"), @r"
+    Loss, perplexity and accuracy of a run, a checkpoint or a model
+
+    Usage: kvtune evaluate [OPTIONS] [RUN|CHECKPOINT]
+
+    Arguments:
+      [RUN|CHECKPOINT]  A run (its best known end: `final`, else its newest checkpoint) or one checkpoint
+
+    Options:
+          --base <MODEL>     Evaluate this model without an adapter
+          --recipe <FILE>    The recipe to evaluate with; a run's own, if left out
+          --set <a.b=c>      Override a key of the recipe
+          --split <SPLIT>    Which samples [default: validation] [possible values: train, validation]
+          --format <FORMAT>  How to print [default: table] [possible values: table, json]
+          --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help             Print help
+      -V, --version          Print version
+    ");
+}
+
+#[test]
+fn verify() {
+    assert_snapshot!(help("verify"), @r"
+    Prove the gradients on your model and data against plain autograd
+
+    Usage: kvtune verify [OPTIONS] --recipe <FILE>
+
+    Options:
+          --recipe <FILE>    The recipe
+          --set <a.b=c>      Override a key of the recipe
+          --samples <K>      Samples to prove, from the start of the training file, in one batch. Default: `train.micro_batch_size`; with `--dump`, all samples of the file
+          --dump <DIR>       Write loss, gradients, logits and evictions to this directory
+          --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help             Print help
+      -V, --version          Print version
+    ");
+}
+
+#[test]
+fn check() {
+    assert_snapshot!(help("check"), @r"
+    Look at a recipe, its model and its data, and print what would run
+
+    Usage: kvtune check [OPTIONS] --recipe <FILE>
+
+    Options:
+          --recipe <FILE>    The recipe
+          --set <a.b=c>      Override a key of the recipe
+          --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help             Print help
+      -V, --version          Print version
+    ");
+}
+
+#[test]
+fn init_model() {
+    assert_snapshot!(help("init-model"), @r"
+    Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations
+
+    Usage: kvtune init-model [OPTIONS] --config <FILE> --tokenizer-from <TEXT>... --out <DIR>
+
+    Options:
+          --config <FILE>             Hugging Face `config.json` of the model to make
+          --tokenizer-from <TEXT>...  Texts to train the byte-level BPE tokenizer on; its size is the config's `vocab_size`
+          --out <DIR>                 Directory to write; must be empty or not exist
+          --seed <SEED>               Seed of the weights [default: 1]
+          --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help                      Print help
+      -V, --version                   Print version
+    ");
+}
+
+#[test]
+fn make_demo_data() {
+    assert_snapshot!(help("make-demo-data"), @r"
+    Make long documents with questions from texts that are on this machine
+
+    Usage: kvtune make-demo-data [OPTIONS] --out <DIR>
+
+    Options:
+          --out <DIR>
+              Directory to write `train.json`, `validation.json` and `corpus/` to
+          --train-samples <TRAIN_SAMPLES>
+              Documents to train on [default: 24]
+          --validation-samples <VALIDATION_SAMPLES>
+              Documents held out [default: 6]
+          --min-tokens <MIN_TOKENS>
+              Shortest document, in tokens [default: 8192]
+          --max-tokens <MAX_TOKENS>
+              Longest document, in tokens [default: 32768]
+          --seed <SEED>
+              Seed of the choice of texts, questions and places [default: 1]
+          --device <DEVICE>
+              Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>
+              Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help
+              Print help
+      -V, --version
+              Print version
+    ");
+}

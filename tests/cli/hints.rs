@@ -1,0 +1,215 @@
+//! Every error that a user can cause has a way out: a walk over the variants of all rooms, counted against the source.
+
+use std::collections::BTreeSet;
+use std::fmt::{Debug, Display};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use kvtune::Error;
+use kvtune::cache::CacheError;
+use kvtune::checkpoint::CheckpointError;
+use kvtune::data::{At, DataError, Place};
+use kvtune::engine::EngineError;
+use kvtune::eval::EvalError;
+use kvtune::head::HeadError;
+use kvtune::model::{ConfigFault, ModelError, Problem, Problems};
+use kvtune::optim::OptimError;
+use kvtune::report::ReportError;
+use kvtune::store::StoreError;
+use kvtune::train::TrainError;
+use kvtune::units::{Hint, LayerIdx};
+use kvtune::verify::VerifyError;
+
+/// Names of an enum's variants as the source has them, without those that pass another room's error on.
+fn variants(file: &str, name: &str) -> BTreeSet<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file);
+    let source = syn::parse_file(&fs::read_to_string(path).unwrap()).unwrap();
+    let found = source.items.iter().find_map(|item| match item {
+        syn::Item::Enum(item) if item.ident == name => Some(item),
+        _ => None,
+    });
+    let is_own = |variant: &&syn::Variant| {
+        let mut errors = variant.attrs.iter().filter(|attribute| attribute.path().is_ident("error"));
+        !errors.any(|attribute| attribute.parse_args::<syn::Ident>().is_ok_and(|word| word == "transparent"))
+    };
+    found.unwrap_or_else(|| panic!("{name} in {file}")).variants.iter().filter(is_own).map(|v| v.ident.to_string()).collect()
+}
+
+/// Every variant is among the samples, which have a hint, or among those that no user can cause.
+fn walk<E: Debug + Display + Hint>(place: (&str, &str), not_the_users: &[&str], samples: &[E]) {
+    let mut seen: BTreeSet<String> = not_the_users.iter().map(ToString::to_string).collect();
+    for sample in samples {
+        let debug = format!("{sample:?}");
+        seen.insert(debug.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned());
+        let hint = sample.hint().unwrap_or_else(|| panic!("no hint: {sample}"));
+        assert!(!hint.is_empty() && !hint.ends_with('.') && !hint.contains('\n'), "{hint}");
+        assert!(!hint.starts_with(char::is_uppercase), "{hint}");
+        let text = sample.to_string();
+        assert!(!text.is_empty() && !text.ends_with('.') && !text.starts_with(char::is_uppercase), "{text}");
+    }
+    assert_eq!(seen, variants(place.0, place.1), "{}: each variant needs a sample here", place.1);
+}
+
+fn path() -> PathBuf {
+    "x".into()
+}
+
+fn text() -> String {
+    "x".into()
+}
+
+#[test]
+fn cache() {
+    let too_large = |largest| CacheError::ChunkTooLarge {
+        chunk_size: 8,
+        layer: "every layer".into(),
+        cache_length: 4,
+        sinks: 1,
+        grace: 1,
+        largest,
+    };
+    let layer = LayerIdx(0);
+    let samples = [
+        too_large(0),
+        too_large(2),
+        CacheError::Full { tokens: 3, layer, cache_length: 2 },
+        CacheError::WrongNumberOfLengths { found: 1, expected: 2 },
+        CacheError::OutOfOrder { layer, action: "write", chunk: 1, stands: 0 },
+        CacheError::LogMismatch { layer, chunk: 1, expected: 2, found: 3 },
+    ];
+    walk(("cache/error.rs", "CacheError"), &[], &samples);
+}
+
+#[test]
+fn checkpoint() {
+    let samples = [
+        CheckpointError::Unfinished { dir: path() },
+        CheckpointError::Damaged { path: path(), what: text() },
+        CheckpointError::Format { dir: path(), found: 2, expected: 1 },
+        CheckpointError::None { run: path(), skipped: vec![(path(), text())] },
+    ];
+    walk(("checkpoint/error.rs", "CheckpointError"), &[], &samples);
+}
+
+/// Errors of files, tokenizers and models.
+fn of_files() -> Vec<DataError> {
+    let source = || io::ErrorKind::NotFound.into();
+    vec![
+        DataError::Read { path: path(), source: source() },
+        DataError::Write { path: path(), source: source() },
+        DataError::Empty { path: path() },
+        DataError::NothingFits { path: path(), read: 2, limit: 3, shortest: 4 },
+        DataError::NotJson { place: text(), message: text() },
+        DataError::Parquet { path: path(), message: text() },
+        DataError::Tokenizer { path: path(), message: text() },
+        DataError::NoEos { dir: path() },
+        DataError::NoTokenizer { what: "text" },
+        DataError::Vocabulary { expected: 512, found: 300 },
+        DataError::TooLittleText { expected: 2, found: 1 },
+        DataError::Options { what: "samples", expected: text(), found: text() },
+    ]
+}
+
+#[test]
+fn data() {
+    let place = || Place { path: path(), at: At::Line(1) };
+    let mut samples = of_files();
+    samples.extend([
+        DataError::Shape { place: place(), expected: "an object", found: text() },
+        DataError::MissingField { place: place(), field: "labels" },
+        DataError::BadField { place: place(), field: "labels", expected: text(), found: text() },
+        DataError::OutOfVocabulary { what: text(), id: 600, vocab_size: 512 },
+        DataError::TooLong { place: place(), length: 5, limit: 4 },
+        DataError::NoTarget { place: place(), length: 5 },
+        DataError::LabelTokens { label: text(), tokens: vec![1, 2] },
+        DataError::DuplicateLabel { first: 0, second: 1, token: 40 },
+        DataError::LabelCount { expected: "2 or more", found: 1 },
+        DataError::BadBatch { found: text(), len: 3 },
+        DataError::LengthChanged { place: place(), found: 1, recorded: 2 },
+    ]);
+    walk(("data/error.rs", "DataError"), &[], &samples);
+}
+
+#[test]
+fn engine() {
+    let samples = [
+        EngineError::EmptyRow,
+        EngineError::NoTargets,
+        EngineError::OutOfMemory(text()),
+        EngineError::Misplaced { layer: 0, stands: 1, expected: 2 },
+    ];
+    walk(("engine/error.rs", "EngineError"), &["Torch"], &samples);
+}
+
+#[test]
+fn evaluation_and_proof() {
+    walk(("eval/score.rs", "EvalError"), &[], &[EvalError::Empty, EvalError::NotFinite { sample: 1, value: f64::NAN }]);
+    let impossible = VerifyError::ImpossibleChoice { layer: 0, chunk: 1, what: text() };
+    walk(("verify/error.rs", "VerifyError"), &[], &[impossible, VerifyError::NotFinite { sample: 1 }]);
+}
+
+#[test]
+fn model() {
+    let problems = Problems(vec![Problem::Missing { name: text() }]);
+    let faults = [
+        ConfigFault::UnknownFamily { found: None, known: vec!["qwen2"] },
+        ConfigFault::Missing { key: "vocab_size", expected: "a number" },
+        ConfigFault::OutOfRange { key: "vocab_size", expected: text(), found: text() },
+        ConfigFault::Unsupported { key: "hidden_act", found: text(), supported: text() },
+    ];
+    let samples = [
+        ModelError::Config { path: path(), fault: faults[0].clone() },
+        ModelError::NoWeights { dir: path() },
+        ModelError::Shard { index: path(), tensor: text(), file: text(), expected: "a file" },
+        ModelError::Tensors { dir: path(), what: "its `config.json`", problems },
+        ModelError::UnknownTarget { name: text(), known: text() },
+        ModelError::Lora { key: "r", found: text(), expected: "a number" },
+        ModelError::NotEmpty { dir: path() },
+        ModelError::Tokenizer { message: text() },
+    ];
+    walk(("model/error.rs", "ModelError"), &[], &samples);
+    walk(("model/config.rs", "ConfigFault"), &[], &faults);
+}
+
+#[test]
+fn head_optimiser_report_and_store() {
+    let wrong = HeadError::WrongTargets { head: "next_token", expected: "labels", found: "a class" };
+    walk(("head/mod.rs", "HeadError"), &["Torch"], &[wrong]);
+    walk(("optim/mod.rs", "OptimError"), &[], &[OptimError::OtherState(text())]);
+    let source = || io::ErrorKind::StorageFull.into();
+    let samples = [
+        ReportError::Io { action: "write", path: path(), source: source() },
+        ReportError::Output { source: source() },
+        ReportError::BrokenLine { path: path(), line: 1 },
+    ];
+    walk(("report/mod.rs", "ReportError"), &[], &samples);
+    let dtype = StoreError::Dtype { path: path(), name: text(), found: text() };
+    walk(("store/error.rs", "StoreError"), &["Torch"], &[dtype]);
+}
+
+#[test]
+fn training() {
+    let samples = [
+        TrainError::NoRun { path: path() },
+        TrainError::NoCheckpoint { run: path(), name: text(), expected: text() },
+        TrainError::OtherAdapter { key: "r", recipe: text(), adapter: text(), path: path() },
+        TrainError::OutputInTheWay { path: path() },
+        TrainError::ChangedRecipe { differences: Vec::new() },
+        TrainError::OtherData { path: path() },
+        TrainError::OtherModel { path: path(), difference: text() },
+        TrainError::NotFinite { step: 1, what: "the loss".into(), samples: vec![1] },
+    ];
+    walk(("train/error.rs", "TrainError"), &["NoAdapter"], &samples);
+}
+
+#[test]
+fn the_program() {
+    let samples = [
+        Error::Disproved { worst: 1.0, tolerance: 1e-12 },
+        Error::Imprecise { cosine: 0.5, smallest: 0.999 },
+        Error::Defect { message: text(), place: text() },
+        Error::Usage { message: text(), hint: text() },
+    ];
+    walk(("error.rs", "Error"), &[], &samples);
+}

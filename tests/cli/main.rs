@@ -1,0 +1,20 @@
+//! The words of the command line: every mistake a person can make gets an error that says what and where, a way out and the
+//! right exit code, and loses nothing.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod adapter;
+mod arguments;
+mod cache;
+mod checkpoint;
+mod config;
+mod data;
+mod head;
+mod help;
+mod hints;
+mod made;
+mod not_finite;
+mod output;
+mod place;
+mod recipe;
+mod tokenizer;
+mod weights;

@@ -1,0 +1,55 @@
+//! Losses that aren't finite: step and sample are named, and nothing is changed.
+
+use insta::assert_snapshot;
+
+use super::place::Place;
+
+const FILE: &str = "model/model.safetensors";
+
+/// Puts a NaN into the final norm's weights.
+fn spoil(place: &Place) {
+    let mut bytes = place.read(FILE);
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let offset = 8 + length + header["model.norm.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[offset..offset + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    place.write(FILE, bytes);
+}
+
+#[test]
+fn the_first_step_leaves_no_checkpoint() {
+    let place = Place::new();
+    spoil(&place);
+    let error = place.finetune(&["train.micro_batch_size=1"]).refused(5);
+    assert!(
+        error.starts_with("error: step 1: the loss (and the gradient of `") && error.contains("is not finite, in sample "),
+        "{error}"
+    );
+    assert!(!place.names("run").iter().any(|name| name.starts_with("step") || name == "final"));
+}
+
+#[test]
+fn evaluations_and_proofs_say_so_too() {
+    let place = Place::new();
+    spoil(&place);
+    let evaluate = ["evaluate", "--base", "model", "--recipe", "recipe.toml", "--split", "train", "--device", "cpu"];
+    assert_snapshot!(place.run(&evaluate).refused(5), @r"
+    error: the loss of sample 0 (counted from 0) is NaN
+
+    hint: the weights or the adapter may be damaged, or the dtype too narrow for them
+    ");
+    assert_snapshot!(place.on_cpu("verify", &[]).refused(5), @r"
+    error: the loss is not finite, in sample 0 (counted from 0)
+
+    hint: look at this sample and at the model's weights
+    ");
+    let dump = ["verify", "--recipe", "recipe.toml", "--device", "cpu", "--dump", "dump"];
+    place.run(&dump).refused(5);
+    assert!(!place.path("dump").exists());
+}
+
+#[test]
+fn a_rate_that_blows_up() {
+    let error = Place::new().finetune(&["optimizer.learning_rate=1e30", "optimizer.warmup_steps=0"]).refused(5);
+    assert!(error.starts_with("error: step 2: "), "{error}");
+}

@@ -1,0 +1,191 @@
+//! Recipes that are refused, with file, line and caret.
+
+use insta::assert_snapshot;
+
+use super::place::Place;
+
+/// The error when a line of the recipe is another.
+fn refused(line: &str, new: &str) -> String {
+    let place = Place::new();
+    place.edit_recipe(line, new);
+    place.check(&[]).refused(2)
+}
+
+#[test]
+fn unknown_keys() {
+    assert_snapshot!(refused("chunk_size = 8", "chunk_sise = 8"), @r"
+    error: unknown key `chunk_sise` in `[kv_cache]`
+      --> recipe.toml:13:1
+       |
+    13 | chunk_sise = 8
+       | ^^^^^^^^^^
+
+    hint: did you mean `chunk_size`?
+    ");
+    assert_snapshot!(refused("[lora]", "[loar]"), @r"
+    error: unknown key `loar` at the top level
+     --> recipe.toml:3:2
+      |
+    3 | [loar]
+      |  ^^^^
+
+    hint: did you mean `lora`?
+    ");
+    assert_snapshot!(refused("[model]", "colour = 3\n[model]"), @r"
+    error: unknown key `colour` at the top level
+     --> recipe.toml:1:1
+      |
+    1 | colour = 3
+      | ^^^^^^
+
+    hint: choose `model`, `lora`, `data`, `head`, `kv_cache`, `grad`, `train`, `optimizer`, `eval`, `checkpoint`, `log` or `output_dir`
+    ");
+}
+
+#[test]
+fn values_of_another_kind() {
+    assert_snapshot!(refused("chunk_size = 8", "chunk_size = \"eight\""), @r#"
+    error: `kv_cache.chunk_size` must be a whole number, 0 or more, found the string "eight"
+      --> recipe.toml:13:14
+       |
+    13 | chunk_size = "eight"
+       |              ^^^^^^^
+
+    hint: write a whole number, 0 or more
+    "#);
+    assert_snapshot!(refused("chunk_size = 8", "chunk_size = 0"), @r"
+    error: `kv_cache.chunk_size` must be at least 1, found 0
+      --> recipe.toml:13:1
+       |
+    13 | chunk_size = 0
+       | ^^^^^^^^^^
+
+    hint: write 1 or more; to have the default, leave the key out
+    ");
+    assert_snapshot!(refused("format = \"tokens\"", "format = \"parquet\""), @r#"
+    error: unknown value `parquet` for `data.format`
+     --> recipe.toml:7:10
+      |
+    7 | format = "parquet"
+      |          ^^^^^^^^^
+
+    hint: choose `longbench-v2`, `prompt-completion` or `tokens`
+    "#);
+}
+
+#[test]
+fn contradictions() {
+    assert_snapshot!(refused("[train]", "[eval]\nmetric = \"accuracy\"\n[train]"), @r#"
+    error: `eval.metric = "accuracy"` contradicts the head `next_token`, which has no classes
+      --> recipe.toml:15:1
+       |
+    15 | metric = "accuracy"
+       | ^^^^^^
+
+    hint: write `metric = "loss"`, or choose `head.kind = "seq_classification_on_logits"`
+    "#);
+    assert_snapshot!(refused("format = \"tokens\"", "format = \"tokens\"\ntrain_on_prompt = true"), @r"
+    error: `data.train_on_prompt` says nothing where `data.format` is `tokens`: the rows bring their labels
+     --> recipe.toml:8:1
+      |
+    8 | train_on_prompt = true
+      | ^^^^^^^^^^^^^^^
+
+    hint: leave it out, and label the tokens in the file
+    ");
+}
+
+#[test]
+fn half_precision() {
+    assert_snapshot!(refused("path = \"model\"", "path = \"model\"\ndtype = \"f16\""), @r#"
+    error: `model.dtype = "f16"` cannot be trained in: gradients fall below its smallest number
+     --> recipe.toml:3:1
+      |
+    3 | dtype = "f16"
+      | ^^^^^
+
+    hint: use `bf16` or `f32`; weights stored in f16 load as either
+    "#);
+}
+
+#[test]
+fn no_toml() {
+    assert_snapshot!(refused("[model]", "[model"), @r"
+    error: this is not valid TOML: unclosed table, expected `]`
+     --> recipe.toml:1:7
+      |
+    1 | [model
+      |       ^
+
+    hint: strings stand in quotes, tables begin with `[name]`, and each key stands once, on a line of its own
+    ");
+}
+
+#[test]
+fn missing_keys() {
+    assert_snapshot!(refused("train = \"train.jsonl\"", ""), @r"
+    error: `data.train` is missing: the file of training examples
+     --> recipe.toml:6:2
+      |
+    6 | [data]
+      |  ^^^^
+
+    hint: add `data.train`, or give `--set data.train=…`
+    ");
+}
+
+#[test]
+fn no_recipe() {
+    let place = Place::new();
+    assert_snapshot!(place.run(&["check", "--recipe", "nowhere.toml"]).refused(2), @r"
+    error: the recipe cannot be read: No such file or directory (os error 2)
+      --> nowhere.toml
+
+    hint: name a recipe in TOML, as `recipes/quickstart.toml`
+    ");
+    assert_snapshot!(place.run(&["check", "--recipe", "model"]).refused(2), @r"
+    error: the recipe cannot be read: Is a directory (os error 21)
+      --> model
+
+    hint: name a recipe in TOML, as `recipes/quickstart.toml`
+    ");
+    place.write("binary.toml", b"a = \xff");
+    assert_snapshot!(place.run(&["check", "--recipe", "binary.toml"]).refused(2), @r"
+    error: the recipe cannot be read: stream did not contain valid UTF-8
+      --> binary.toml
+
+    hint: name a recipe in TOML, as `recipes/quickstart.toml`
+    ");
+}
+
+#[test]
+fn overrides() {
+    let place = Place::new();
+    assert_snapshot!(place.check(&["lora.rnak=4"]).refused(2), @r"
+    error: unknown key `rnak` in `[lora]`
+      --> --set lora.rnak=4
+
+    hint: did you mean `rank`?
+    ");
+    assert_snapshot!(place.check(&["lora.r"]).refused(2), @r"
+    error: the override `lora.r` has no `=`
+      --> --set lora.r
+
+    hint: write `--set table.key=value`, as `--set kv_cache.chunk_size=8`
+    ");
+    assert_snapshot!(place.check(&["optimizer.learning_rate=nan"]).refused(2), @r"
+    error: `optimizer.learning_rate` must be more than 0, and finite, found NaN
+      --> --set optimizer.learning_rate=nan
+
+    hint: usual values for LoRA are 5e-5 to 5e-4
+    ");
+}
+
+#[test]
+fn numbers_that_no_machine_can_hold_overflow_nowhere() {
+    let huge = "9223372036854775807";
+    let all = ["epochs", "gradient_accumulation_steps", "micro_batch_size"].map(|key| format!("train.{key}={huge}"));
+    Place::new().check(&all.each_ref().map(String::as_str)).done();
+    let error = Place::new().check(&[&format!("lora.r={huge}")]).refused(2);
+    assert!(error.starts_with("error: `lora.r` is 9223372036854775807, expected a number from 1"), "{error}");
+}

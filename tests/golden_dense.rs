@@ -1,0 +1,122 @@
+//! Logits, loss and gradients of a model with its adapter, through plain attention, as another program computed them.
+
+#![expect(clippy::unwrap_used, reason = "a failed test is what it is for")]
+
+use std::path::{Path, PathBuf};
+
+use kvtune::files::TensorFile;
+use kvtune::model::{Adapter, Attend, AttendError, Model, Place, Qkv};
+use kvtune::recipe::Dtype;
+use kvtune::store::load_tensor;
+use kvtune::units::LayerIdx;
+use tch::{Device, Kind, Tensor, no_grad};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// Causal softmax attention over the whole sequence, with nothing clever about it.
+struct Dense;
+
+impl Attend for Dense {
+    fn attend(&mut self, _: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+        let groups = qkv.q_bhnd.size()[1] / qkv.k_bgnd.size()[1];
+        let by_head = |x: &Tensor| x.repeat_interleave_self_int(groups, 1, None);
+        let (k, v) = (by_head(qkv.k_bgnd), by_head(qkv.v_bgnd));
+        let score = qkv.q_bhnd.matmul(&k.transpose(2, 3)) * qkv.scale;
+        let length = score.size()[3];
+        let future = Tensor::ones([length, length], (Kind::Bool, score.device())).triu(1);
+        Ok(score.masked_fill(&future, f64::NEG_INFINITY).softmax(-1, None).matmul(&v))
+    }
+}
+
+fn logits(model: &Model, ids_bn: &Tensor) -> Tensor {
+    let position = Tensor::arange(ids_bn.size()[1], (Kind::Int64, ids_bn.device()));
+    let mut hidden = model.embed(ids_bn);
+    for layer in 0..model.config().num_layers {
+        hidden = model.layer(LayerIdx(layer), &hidden, &position, &Place::default(), &mut Dense).unwrap();
+    }
+    model.logits(&model.final_norm(&hidden))
+}
+
+fn loss(logits_bnv: &Tensor, targets_bn: &Tensor) -> Tensor {
+    logits_bnv.to_kind(Kind::Double).flatten(0, 1).cross_entropy_for_logits(&targets_bn.flatten(0, 1))
+}
+
+fn furthest(found: &Tensor, expected: &Tensor) -> f64 {
+    f64::try_from((found - expected).abs().max()).unwrap()
+}
+
+struct Golden {
+    file: TensorFile,
+    ids_bn: Tensor,
+    targets_bn: Tensor,
+}
+
+impl Golden {
+    fn read() -> Self {
+        let tokens = load_tensor(&TensorFile::open(&fixture("golden/tokens.safetensors")).unwrap(), "tokens").unwrap();
+        let file = TensorFile::open(&fixture("golden/dense-qwen2.safetensors")).unwrap();
+        Self { file, ids_bn: tokens.narrow(1, 0, 96), targets_bn: tokens.narrow(1, 1, 96) }
+    }
+
+    fn get(&self, name: &str) -> Tensor {
+        load_tensor(&self.file, name).unwrap()
+    }
+}
+
+fn adapted(dtype: Dtype) -> Model {
+    let model = Model::load(&fixture("model-qwen2"), dtype, Device::Cpu).unwrap();
+    let adapter = Adapter::load_peft(&fixture("adapter-qwen2"), model.config(), model.kind(), Device::Cpu).unwrap();
+    model.with_adapter(adapter)
+}
+
+fn assert_gradients(model: &Model, golden: &Golden, tolerance: f64) {
+    let parameters = model.adapter().unwrap().parameters();
+    assert_eq!(parameters.len(), 3 * 7 * 2);
+    for (name, parameter) in parameters {
+        let (found, expected) =
+            (parameter.grad().to_kind(Kind::Double), golden.get(&format!("grad.{name}")).to_kind(Kind::Double));
+        let error = f64::try_from((&found - &expected).norm() / expected.norm()).unwrap();
+        assert!(error <= tolerance, "{name}: {error:e}");
+    }
+}
+
+#[test]
+fn logits_loss_and_gradients_are_the_other_programs() {
+    let golden = Golden::read();
+    let base = Model::load(&fixture("model-qwen2"), Dtype::F32, Device::Cpu).unwrap();
+    let logits_base = no_grad(|| logits(&base, &golden.ids_bn));
+    assert!(furthest(&logits_base, &golden.get("logits_base")) <= 1e-4);
+
+    let model = adapted(Dtype::F32);
+    let logits_lora = logits(&model, &golden.ids_bn);
+    assert!(furthest(&logits_lora, &golden.get("logits_lora")) <= 1e-4);
+    let loss = loss(&logits_lora, &golden.targets_bn);
+    assert!(furthest(&loss, &golden.get("loss").to_kind(Kind::Double)) <= 1e-5);
+    loss.backward();
+    assert_gradients(&model, &golden, 1e-4);
+}
+
+#[test]
+fn in_f64_the_same_numbers_come_out() {
+    let golden = Golden::read();
+    let model = adapted(Dtype::F64);
+    assert!(model.adapter().unwrap().parameters().iter().all(|(_, matrix)| matrix.kind() == Kind::Double));
+    loss(&logits(&model, &golden.ids_bn), &golden.targets_bn).backward();
+    assert_gradients(&model, &golden, 1e-5);
+}
+
+#[test]
+fn in_bf16_the_matrices_stay_f32_and_the_loss_is_near() {
+    let golden = Golden::read();
+    let model = adapted(Dtype::Bf16);
+    let logits = logits(&model, &golden.ids_bn);
+    assert_eq!(logits.kind(), Kind::BFloat16);
+    let loss = loss(&logits, &golden.targets_bn);
+    assert!(furthest(&loss, &golden.get("loss").to_kind(Kind::Double)) < 0.1);
+    loss.backward();
+    for (name, matrix) in model.adapter().unwrap().parameters() {
+        assert_eq!((matrix.kind(), matrix.grad().kind()), (Kind::Float, Kind::Float), "{name}");
+    }
+}

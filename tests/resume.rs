@@ -1,0 +1,160 @@
+//! A run that is resumed ends as the uninterrupted one, to the bit; what would change it is refused.
+#![allow(clippy::unwrap_used)]
+
+mod life;
+
+use std::fs;
+use std::path::Path;
+
+use life::{Left, Workshop, copy_dir, names, tree};
+/// 13 samples make 7 micro-batches, the first of one row, and 4 steps an epoch, the last of one micro-batch.
+fn workshop() -> Workshop {
+    Workshop::new(13)
+}
+
+fn steps(left: &Left) -> Vec<u64> {
+    left.metrics.iter().map(|line| line["step"].as_u64().unwrap()).collect()
+}
+
+/// Two small steps, each saved.
+fn two_steps() -> Workshop {
+    let workshop = Workshop::new(4);
+    workshop.finetune("", "run", &["train.max_steps=2", "train.gradient_accumulation_steps=1"]).with(0);
+    workshop
+}
+
+#[test]
+fn from_every_step_to_the_bit() {
+    let workshop = workshop();
+    let whole = workshop.finished("whole", &[]);
+    assert_eq!(steps(&whole), (0..=12).collect::<Vec<_>>());
+    let evaluated = |step: usize| whole.metrics[step].get("eval_loss").is_some();
+    assert_eq!((0..=12).filter(|&step| evaluated(step)).collect::<Vec<_>>(), [0, 5, 10, 12]);
+    assert!(whole.metrics[12]["loss"].as_f64() < whole.metrics[1]["loss"].as_f64(), "it learns");
+    for k in 1..=12 {
+        let (run, from) = (format!("from-{k}"), format!("step-{k:06}"));
+        workshop.copy("whole", &run);
+        let words = workshop.resume("", &run, &["--from", &from]).with(0);
+        assert!(words.contains(&format!("resuming after step {k} from")), "{words}");
+        workshop.assert_left(&run, &whole);
+        let aside = workshop.path(&run).join("abandoned-1");
+        assert_eq!(aside.exists(), k < 12, "what came after step {k} is moved out of the way");
+        assert_eq!(names(&workshop.path(&run).join("tensorboard")).len(), 2, "a new event file");
+    }
+}
+
+#[test]
+fn again_and_again() {
+    let workshop = workshop();
+    let whole = workshop.finished("run", &[]);
+    for (round, from) in ["step-000009", "step-000004", "step-000011"].iter().enumerate() {
+        let words = workshop.resume("", "run", &["--from", from]).with(0);
+        assert!(words.contains(&format!("abandoned-{}", round + 1)), "{words}");
+    }
+    workshop.assert_left("run", &whole);
+    assert_eq!(steps(&workshop.left("run")), (0..=12).collect::<Vec<_>>());
+    assert_eq!(names(&workshop.path("run").join("tensorboard")).len(), 4);
+    let gone: Vec<String> = (10..=12).map(|step| format!("step-{step:06}")).collect();
+    let aside = names(&workshop.path("run").join("abandoned-1"));
+    assert_eq!(aside.into_iter().filter(|name| name.starts_with("step-")).collect::<Vec<_>>(), gone);
+    let summary = fs::read_to_string(workshop.path("run").join("summary.md")).unwrap();
+    let first_loss = format!("{:.4} →", whole.metrics[1]["loss"].as_f64().unwrap());
+    assert!(summary.contains("finished") && summary.contains(&first_loss), "the whole run: {summary}");
+}
+
+#[test]
+fn a_longer_run_is_the_one_that_was_longer_from_the_start() {
+    let workshop = workshop();
+    let set =
+        |steps| [steps, "optimizer.schedule=constant", "optimizer.warmup_steps=2", "eval.interval=2", "grad.layers_per_cell=2"];
+    let long = workshop.finished("long", &set("train.max_steps=6"));
+    workshop.finetune("", "run", &set("train.max_steps=4")).with(0);
+    // `final` alone is enough to go on.
+    let dir = workshop.path("run");
+    for name in names(&dir).iter().filter(|name| name.starts_with("step-")) {
+        fs::remove_dir_all(dir.join(name)).unwrap();
+    }
+    workshop.resume("", "run", &["--set", "train.max_steps=6"]).with(0);
+    let found = workshop.left("run");
+    assert_eq!(found.metrics, long.metrics);
+    for name in found.files.keys() {
+        assert!(found.files[name] == long.files[name], "`{name}` differs");
+    }
+    assert_eq!(workshop.checkpoints("run"), ["best", "final", "step-000005", "step-000006"]);
+    // Written down, so that a further resume asks for six steps, too.
+    assert!(workshop.resume("", "run", &[]).with(0).contains("the recipe asks for 6"));
+}
+
+#[test]
+fn a_finished_run_is_left_alone() {
+    let workshop = two_steps();
+    let before = tree(&workshop.path("run"));
+    let ended = workshop.resume("", "run", &[]);
+    assert!(ended.stdout.contains("finished"), "{}", ended.stdout);
+    assert!(ended.with(0).contains("nothing to do: 2 steps are made, the recipe asks for 2"));
+    assert!(tree(&workshop.path("run")) == before, "not a file is touched");
+}
+
+#[test]
+fn what_would_change_the_run_is_refused_with_a_diff() {
+    let workshop = two_steps();
+    let before = tree(&workshop.path("run"));
+    let refused = [
+        ("optimizer.learning_rate=0.5", "`optimizer.learning_rate`: was 0.01, is 0.5"),
+        ("kv_cache.cache_length=20", "`kv_cache.cache_length`: was 16, is 20"),
+        ("train.seed=8", "`train.seed`: was 7, is 8"),
+        ("lora.dropout=0", "`lora.dropout`: was 0.1, is 0"),
+        ("eval.interval=3", "`eval.interval`: was 5, is 3"),
+    ];
+    for (set, expected) in refused {
+        let words = workshop.resume("", "run", &["--set", set]).with(2);
+        assert!(words.contains(expected) && words.contains("hint:"), "{words}");
+    }
+    let words = workshop.resume("", "run", &["--from", "step-000009"]).with(2);
+    assert!(words.contains("has no checkpoint `step-000009`"), "{words}");
+    let words = workshop.resume("", "run", &["--from", "../run/step-000001"]).with(2);
+    assert!(words.contains("has no checkpoint"), "{words}");
+    let words = workshop.resume("", ".", &[]).with(2);
+    assert!(words.contains("not the directory of a run"), "{words}");
+    assert!(tree(&workshop.path("run")) == before, "not a file is touched");
+    assert!(!workshop.path(".lock").exists());
+}
+
+#[test]
+fn changed_data_is_refused() {
+    let workshop = two_steps();
+    for file in ["train.jsonl", "validation.jsonl"] {
+        let path = workshop.path(file);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replacen("[1", "[2", 1) + "\n").unwrap();
+        let words = workshop.resume("", "run", &["--from", "step-000001"]).with(3);
+        assert!(words.contains(&format!("{file}` has changed since the checkpoint")), "{words}");
+        fs::write(&path, text).unwrap();
+    }
+    workshop.resume("", "run", &["--from", "step-000001"]).with(0);
+}
+
+#[test]
+fn another_model_in_the_same_place_is_refused() {
+    let workshop = Workshop::new(4);
+    copy_dir(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2"), &workshop.path("model"));
+    workshop.finetune("", "run", &["train.max_steps=1", "model.path=model"]).with(0);
+    let path = workshop.path("model/model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let words = workshop.resume("", "run", &["--set", "train.max_steps=2"]).with(3);
+    assert!(words.contains("belongs to another model") && words.contains("model` is not as it was"), "{words}");
+}
+
+#[test]
+fn another_tiling_goes_on_to_rounding() {
+    let workshop = workshop();
+    let whole = workshop.finished("whole", &["train.max_steps=4"]);
+    workshop.copy("whole", "run");
+    let tiling = ["--set", "grad.layers_per_cell=3", "--set", "grad.chunks_per_cell=2"];
+    workshop.resume("", "run", &[&["--from", "step-000001"], &tiling[..]].concat()).with(0);
+    let difference = workshop.difference("whole", "run");
+    assert!(difference <= 1e-5, "{difference:e}");
+    assert_eq!(steps(&workshop.left("run")), steps(&whole));
+}

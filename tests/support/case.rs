@@ -1,0 +1,126 @@
+//! One line of a proof's table: everything that a loss and its gradient may depend on.
+
+use kvtune::recipe::Storage;
+use kvtune::verify::{Comparison, compare};
+use tch::Kind;
+
+use super::{ALL_LINEAR, batch, context, engine, model};
+
+/// A model, a batch, a cache and a tiling.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// What fails is named by it.
+    pub name: &'static str,
+    /// Recipe name of the policy.
+    pub policy: &'static str,
+    /// Its parameters, as TOML.
+    pub params: &'static str,
+    /// Query heads and KV heads.
+    pub heads: (usize, usize),
+    /// Tokens by row.
+    pub lengths: &'static [usize],
+    /// Slots: one number for all layers, or one per layer.
+    pub cache: &'static [usize],
+    /// Columns of a chunk.
+    pub chunk: usize,
+    /// Of a dense cache.
+    pub storage: Storage,
+    /// Layers of a cell.
+    pub layers_per_cell: usize,
+    /// Chunks of a cell.
+    pub width: Width,
+    /// Linear layers with an adapter.
+    pub lora: &'static [&'static str],
+    /// Of the adapter.
+    pub dropout: f64,
+    /// Where the losses are.
+    pub targets: TargetsAt,
+    /// What they are.
+    pub head: HeadKind,
+    /// Whether layer checkpoints are quantised.
+    pub is_int8: bool,
+    /// One residual channel is 1000 times the others.
+    pub has_loud_channel: bool,
+    /// dtype of the model.
+    pub kind: Kind,
+    /// How many matrices have no gradient, by the nature of the case.
+    pub untested: usize,
+}
+
+/// How wide a cell is.
+#[derive(Clone, Copy, Debug)]
+pub enum Width {
+    /// So many chunks.
+    Chunks(usize),
+    /// By the rule of the recipe's multiplier.
+    Multiplier(f64),
+}
+
+/// Which positions have a target, under the head `next_token`.
+#[derive(Clone, Copy, Debug)]
+pub enum TargetsAt {
+    /// Each.
+    All,
+    /// So many first ones of every row.
+    First(usize),
+    /// So many last ones of every row.
+    Last(usize),
+    /// One of row 0.
+    Only(usize),
+}
+
+/// The head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadKind {
+    /// `next_token`.
+    NextToken,
+    /// `seq_classification_on_logits`.
+    Classify,
+}
+
+/// The case that others vary: ragged, with GQA, of several cells each way; its chunks fit no border evenly.
+pub const PLAIN: Case = Case {
+    name: "plain",
+    policy: "h2o",
+    params: "",
+    heads: (6, 2),
+    lengths: &[44, 37, 9],
+    cache: &[18],
+    chunk: 5,
+    storage: Storage::Preallocated,
+    layers_per_cell: 1,
+    width: Width::Chunks(3),
+    lora: ALL_LINEAR,
+    dropout: 0.0,
+    targets: TargetsAt::All,
+    head: HeadKind::NextToken,
+    is_int8: false,
+    has_loud_channel: false,
+    kind: Kind::Double,
+    untested: 0,
+};
+
+/// The bound of exactness in f64.
+pub const EXACT: f64 = 1e-12;
+/// The bound of exactness in f32.
+pub const EXACT_F32: f64 = 2e-5;
+
+/// Runs a case on both roads.
+pub fn run(case: &Case) -> Comparison {
+    let model = model(case);
+    compare(&engine(case, &model), &model, &batch(case), context(case)).unwrap_or_else(|e| panic!("{case:?}: {e}"))
+}
+
+/// Asserts that every case is exact, and that each of its matrices was tested; prints and returns the worst error.
+pub fn prove(group: &str, cases: &[Case]) -> f64 {
+    let mut worst: f64 = 0.0;
+    for case in cases {
+        let found = run(case);
+        let bound = if case.kind == Kind::Double { EXACT } else { EXACT_F32 };
+        assert!(found.worst() <= bound, "{case:?}: worst error {:.2e}\n{found:#?}", found.worst());
+        assert_eq!(found.untested().len(), case.untested, "{case:?}: untested {:?}", found.untested());
+        worst = worst.max(found.worst());
+    }
+    println!("{group}: {} cases, worst error {worst:.2e}", cases.len());
+    worst
+}

@@ -1,0 +1,222 @@
+//! What the proofs run on: tiny random models, batches and engines, each from a few numbers and a seed.
+//!
+//! Every test binary takes what it needs of this, and leaves the rest; what is public here is so for the tests beside it.
+#![allow(dead_code, unreachable_pub)]
+
+pub mod case;
+
+use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
+use kvtune::data::{Batch, Row, Targets};
+use kvtune::engine::{Engine, Settings, StepContext};
+use kvtune::head::{ClassifyOnLogits, Head, NextToken};
+use kvtune::model::{Adapter, DropoutKey, Model};
+use kvtune::recipe::{
+    BufferKind, CacheLength, CacheRecipe, Choice, Dtype, GradRecipe, LayerCheckpoints, LoraRecipe, TargetModules,
+};
+use kvtune::units::ChunkIdx;
+use rand::RngExt;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use tch::{Device, Kind, Tensor};
+
+use case::{Case, HeadKind, TargetsAt, Width};
+
+/// Layers of every model here: a bottom, a middle and a top row of cells.
+pub const NUM_LAYERS: usize = 3;
+/// Small, yet more than one block's padding would hide.
+pub const VOCAB: usize = 50;
+const HIDDEN: i64 = 24;
+const HEAD_DIM: i64 = 8;
+/// A channel that is not the first of a block.
+const LOUD_CHANNEL: i64 = 17;
+const LOUD: f64 = 1000.0;
+/// Label tokens of the classification head.
+pub const LABELS: [u32; 4] = [40, 41, 42, 43];
+/// PEFT's names of the linear layers, in the order of the decoder layer.
+pub const ALL_LINEAR: &[&str] = &["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+
+/// Normally distributed numbers: the same for the same seed, whatever other threads draw.
+pub fn normal(seed: u64, shape: &[i64], deviation: f64) -> Tensor {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let count = shape.iter().product::<i64>() as usize;
+    let mut one = || {
+        let (u, v): (f64, f64) = (rng.random(), rng.random());
+        deviation * (-2.0 * (1.0 - u).ln()).sqrt() * (std::f64::consts::TAU * v).cos()
+    };
+    let values: Vec<f64> = (0..count).map(|_| one()).collect();
+    Tensor::from_slice(&values).view(shape)
+}
+
+/// The model of a case, written to a directory and read back. No bias is zero, no norm is one, and the adapter's B
+/// is drawn too.
+pub fn model(case: &Case) -> Model {
+    // The tests are the parallelism; and a reduction split over threads would not repeat to the bit.
+    tch::set_num_threads(1);
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("config.json"), config(case).to_string()).unwrap();
+    Tensor::write_safetensors(&weights(case), dir.path().join("model.safetensors")).unwrap();
+    let dtype = if case.kind == Kind::Double { Dtype::F64 } else { Dtype::F32 };
+    let mut model = Model::load(dir.path(), dtype, CPU).unwrap();
+    let names = case.lora.iter().map(|&name| name.to_owned()).collect();
+    let lora = LoraRecipe { r: 4, alpha: 8.0, dropout: case.dropout, target_modules: TargetModules::Names(names) };
+    let adapter = Adapter::new(model.config(), &lora, 1, case.kind, CPU).unwrap();
+    for (name, mut parameter) in adapter.parameters() {
+        let size = parameter.size();
+        let deviation = if name.contains("lora_A") { 1.0 / (size[1] as f64).sqrt() } else { 0.1 };
+        tch::no_grad(|| parameter.copy_(&normal(seed_of(&name), &size, deviation)));
+    }
+    model.set_adapter(adapter);
+    model
+}
+
+fn config(case: &Case) -> serde_json::Value {
+    serde_json::json!({
+        "model_type": "qwen2", "hidden_size": HIDDEN, "num_hidden_layers": NUM_LAYERS, "intermediate_size": 40,
+        "num_attention_heads": case.heads.0, "num_key_value_heads": case.heads.1, "head_dim": HEAD_DIM,
+        "vocab_size": VOCAB, "max_position_embeddings": 4096, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
+        "hidden_act": "silu", "tie_word_embeddings": false,
+    })
+}
+
+/// All weights by their names in a checkpoint.
+fn weights(case: &Case) -> Vec<(String, Tensor)> {
+    let (heads, groups) = (case.heads.0 as i64 * HEAD_DIM, case.heads.1 as i64 * HEAD_DIM);
+    let mut all = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![VOCAB as i64, HIDDEN]),
+        ("model.norm.weight".to_owned(), vec![HIDDEN]),
+        ("lm_head.weight".to_owned(), vec![VOCAB as i64, HIDDEN]),
+    ];
+    for layer in 0..NUM_LAYERS {
+        let mut add = |name: &str, shape: &[i64]| all.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
+        for norm in ["input_layernorm.weight", "post_attention_layernorm.weight"] {
+            add(norm, &[HIDDEN]);
+        }
+        for (name, out) in [("q_proj", heads), ("k_proj", groups), ("v_proj", groups)] {
+            add(&format!("self_attn.{name}.weight"), &[out, HIDDEN]);
+            add(&format!("self_attn.{name}.bias"), &[out]);
+        }
+        for (name, shape) in [
+            ("self_attn.o_proj.weight", [HIDDEN, heads]),
+            ("mlp.gate_proj.weight", [40, HIDDEN]),
+            ("mlp.up_proj.weight", [40, HIDDEN]),
+            ("mlp.down_proj.weight", [HIDDEN, 40]),
+        ] {
+            add(name, &shape);
+        }
+    }
+    all.into_iter().map(|(name, shape)| (name.clone(), drawn(case, &name, &shape))).collect()
+}
+
+fn drawn(case: &Case, name: &str, shape: &[i64]) -> Tensor {
+    let seed = seed_of(name);
+    let drawn = match shape {
+        [_] if name.ends_with("norm.weight") => normal(seed, shape, 0.2) + 1.0,
+        [_] => normal(seed, shape, 0.3),
+        _ if name.contains("embed") => normal(seed, shape, 1.0),
+        [_, inner, ..] => normal(seed, shape, 1.0 / (*inner as f64).sqrt()),
+        [] => Tensor::from(0.0),
+    };
+    if case.has_loud_channel {
+        make_loud(name, &drawn);
+    }
+    drawn
+}
+
+/// One residual channel becomes [`LOUD`] times the others, as in real models, and the norms make up for it: without that it would
+/// leave the other channels no influence, and there would be nothing to measure.
+fn make_loud(name: &str, weight: &Tensor) {
+    if name.contains("embed_tokens") {
+        // The same sign for all tokens, and nearly the same size.
+        let mut channel = weight.narrow(1, LOUD_CHANNEL, 1);
+        channel.copy_(&((&channel * 0.1 + 1.0) * LOUD));
+    } else if name.ends_with("norm.weight") {
+        // The root mean square is about LOUD / sqrt(E) at any depth, while the others grow from 1 at the bottom to 2 at the top.
+        let depth = ["0.input", "0.post", "1.input", "1.post", "2.input", "2.post", "model.norm"];
+        let depth = depth.iter().position(|part| name.contains(part)).unwrap() as f64;
+        let _ = weight.shallow_clone().g_mul_scalar_(LOUD / (HIDDEN as f64).sqrt() / (1.0 + 0.2 * depth));
+        let _ = weight.narrow(0, LOUD_CHANNEL, 1).g_mul_scalar_(1.0 / LOUD);
+    } else if name.contains("o_proj") || name.contains("down_proj") {
+        // Norms that no longer see the others do not hold them in check either.
+        let _ = weight.shallow_clone().g_mul_scalar_(0.4);
+    }
+}
+
+/// A seed of its own for each name (FNV-1a).
+fn seed_of(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The batch of a case: tokens and targets that depend on the row and the position alone.
+pub fn batch(case: &Case) -> Batch {
+    Batch { rows: case.lengths.iter().enumerate().map(|(i, &len)| row(case, i, len)).collect() }
+}
+
+/// Row `i` of a case's batch, alone.
+pub fn single(case: &Case, i: usize) -> Batch {
+    Batch { rows: vec![row(case, i, case.lengths[i])] }
+}
+
+fn row(case: &Case, i: usize, len: usize) -> Row {
+    let inputs = (0..len).map(|j| ((j * 7 + i * 13 + j * j) % VOCAB) as u32).collect();
+    let target = |j: usize| {
+        let has_target = match case.targets {
+            TargetsAt::All => true,
+            TargetsAt::First(count) => j < count,
+            TargetsAt::Last(count) => j + count >= len,
+            TargetsAt::Only(position) => i == 0 && j == position,
+        };
+        if has_target { ((j * 5 + i + 1) % VOCAB) as i64 } else { -100 }
+    };
+    let targets = match case.head {
+        HeadKind::NextToken => Targets::NextToken((0..len).map(target).collect()),
+        HeadKind::Classify => Targets::Class((i + 1) % LABELS.len()),
+    };
+    Row { sample: 70 + i as u64, inputs, targets }
+}
+
+/// The engine of a case for `model`.
+pub fn engine(case: &Case, model: &Model) -> Engine {
+    let params = toml::from_str(case.params).unwrap();
+    let cache_length = match case.cache {
+        [uniform] => CacheLength::Uniform(*uniform),
+        per_layer => CacheLength::PerLayer(per_layer.to_vec()),
+    };
+    let kv = CacheRecipe {
+        policy: Choice::with_params(case.policy, params),
+        buffer: BufferKind::Plain,
+        cache_length,
+        chunk_size: case.chunk,
+        storage: case.storage,
+    };
+    let (chunks_per_cell, chunks_per_cell_multiplier) = match case.width {
+        Width::Chunks(chunks) => (Some(chunks), 1.0),
+        Width::Multiplier(multiplier) => (None, multiplier),
+    };
+    let layer_checkpoints = if case.is_int8 { LayerCheckpoints::Int8 } else { LayerCheckpoints::Plain };
+    let grad =
+        GradRecipe { layers_per_cell: case.layers_per_cell, chunks_per_cell_multiplier, chunks_per_cell, layer_checkpoints };
+    let head: Box<dyn Head> = match case.head {
+        HeadKind::NextToken => Box::new(NextToken),
+        HeadKind::Classify => Box::new(ClassifyOnLogits::new(&LABELS)),
+    };
+    Engine::new(Settings::new(model.config(), &kv, &grad).unwrap(), head)
+}
+
+/// The weight and the randomness of a case.
+pub fn context(case: &Case) -> StepContext {
+    StepContext { weight: 0.01, dropout: (case.dropout > 0.0).then_some(DropoutKey { seed: 3, step: 11 }) }
+}
+
+/// The log of one chunk that holds every token and evicts none: what plain full attention sees.
+pub fn full_attention(batch: &Batch) -> ReplayLog {
+    let len = batch.max_len();
+    let real = batch.rows.iter().map(|row| row.inputs.len()).collect();
+    let span = ChunkSpan { index: 0, chunk: ChunkIdx(0), start: 0, len, real };
+    let layers = (0..NUM_LAYERS).map(|_| LayerLog::default()).collect();
+    ReplayLog { spans: vec![span], cache_lengths: vec![len; NUM_LAYERS], layers }
+}
+
+/// Where the proofs run.
+pub const CPU: Device = Device::Cpu;
+/// Tensors of the exact proofs.
+pub const F64: (Kind, Device) = (Kind::Double, Device::Cpu);
