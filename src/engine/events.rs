@@ -1,7 +1,5 @@
 //! What the engine tells whoever watches: where it is.
 
-use crate::units::Bytes;
-
 /// A point of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -22,8 +20,6 @@ pub enum Event {
         /// Index from the left, and number of columns.
         column: (usize, usize),
     },
-    /// Layer checkpoints of the forward phase take so much host memory.
-    LayerCheckpoints(Bytes),
 }
 
 /// Receives the events of a step.

@@ -106,9 +106,9 @@ pub(super) fn run(
         if let Some(sink) = &mut sink {
             sink(start, &hidden);
         }
-        let here: Vec<Pick> = picks.iter().filter(|p| (start..start + len).contains(&p.position)).copied().collect();
+        let here = &picks[first_from(&picks, start)..first_from(&picks, start + len)];
         let logits = (&Head(model) as &dyn Logits, model.config().vocab_size);
-        let loss = column_loss(&*engine.head, &hidden, start, &here, logits, context.map(|x| x.weight))?;
+        let loss = column_loss(&*engine.head, &hidden, start, here, logits, context.map(|x| x.weight))?;
         for (pick, value, correct) in loss.picks {
             let row = &mut trace.rows[pick.row];
             row.loss_sum += value;
@@ -117,7 +117,6 @@ pub(super) fn run(
         }
         trace.top.push(loss.hidden_gradient.map(|g| to_host(&g)));
     }
-    observer.observe(Event::LayerCheckpoints(trace.checkpoints.bytes()));
     collect_log(&mut trace);
     Ok(trace)
 }
@@ -150,6 +149,11 @@ fn run_column(
     Ok(hidden)
 }
 
+/// Index of the first pick at `position` or behind it.
+fn first_from(picks: &[Pick], position: usize) -> usize {
+    picks.partition_point(|p| p.position < position)
+}
+
 fn picks(engine: &Engine, batch: &Batch) -> Result<Vec<Pick>, EngineError> {
     let mut all = Vec::new();
     for (index, row) in batch.rows.iter().enumerate() {
@@ -159,6 +163,8 @@ fn picks(engine: &Engine, batch: &Batch) -> Result<Vec<Pick>, EngineError> {
         };
         all.extend(engine.head.picks(index, targets)?);
     }
+    // A column takes a range of them; within a position, rows keep their order.
+    all.sort_by_key(|p| p.position);
     Ok(all)
 }
 

@@ -6,7 +6,6 @@ use tch::{Device, Tensor};
 
 use crate::recipe::LayerCheckpoints as Form;
 use crate::store::Parked;
-use crate::units::Bytes;
 
 /// Hidden states by (border, column).
 #[derive(Debug)]
@@ -37,10 +36,5 @@ impl LayerCheckpoints {
     /// Frees a border that is done with.
     pub(super) fn drop_border(&mut self, border: usize) {
         self.parked.retain(|(b, _), _| *b != border);
-    }
-
-    /// Host memory in use.
-    pub(super) fn bytes(&self) -> Bytes {
-        Bytes(self.parked.values().map(|p| p.bytes().0).sum())
     }
 }

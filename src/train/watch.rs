@@ -97,7 +97,6 @@ impl Observer for Watch {
             Event::Cell { row: (r, rows), column: (c, columns) } => {
                 self.progress.inside(&format!("backward, row {} of {rows}, cell {} of {columns}", r + 1, columns - c));
             }
-            Event::LayerCheckpoints(_) => {}
         }
     }
 }
