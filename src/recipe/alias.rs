@@ -58,7 +58,9 @@ const RENAMES: &[(&str, &[&str])] = &[
     ("data.train_on_prompt", &["data.train_on_inputs", "data.train_on_input", "train_on_inputs", "train_on_prompt"]),
     ("kv_cache.cache_length", &["cache_length"]),
     ("kv_cache.chunk_size", &["chunk_size"]),
+    ("kv_cache.randomize_chunk_sizes", &["randomize_chunk_sizes"]),
     ("grad.layer_checkpoints", &["grad.layercp_qname"]),
+    ("grad.single_tokens_for_targets", &["single_tokens_for_targets"]),
     (
         "train.micro_batch_size",
         &[
@@ -186,13 +188,27 @@ const VALUES: &[(&str, &str, &[&str])] = &[
     ("head.kind", "next_token", &["next-token", "next_token_prediction"]),
     ("head.kind", "seq_classification_on_logits", &["seq-classification-on-logits"]),
     ("kv_cache.buffer", "plain", &["default"]),
+    ("kv_cache.buffer", "int8", &["torch-quantized8"]),
+    ("kv_cache.buffer", "int4", &["torch-quantized4"]),
     ("grad.layer_checkpoints", "plain", &["default"]),
     ("grad.layer_checkpoints", "int8", &["torch-quantized8"]),
     ("eval.metric", "loss", &["eval_loss"]),
 ];
 
 /// Parameters of policies that may stand beside `policy` instead of inside it.
-const FLAT: &[&str] = &["grace_period", "init_grace_tokens", "sink_tokens", "keep_initial_fraction", "normalize_scores"];
+const FLAT: &[&str] = &[
+    "grace_period",
+    "init_grace_tokens",
+    "sink_tokens",
+    "keep_initial_fraction",
+    "normalize_scores",
+    "combination_constant",
+    "score_prefill",
+    "end_initial_regex",
+    "max_initial_fraction",
+    "include_end_string",
+    "range_is_prefix",
+];
 
 /// Keys of other programs that have no counterpart of the same meaning, and what to do instead.
 const ADVICE: &[(&str, &str)] = &[
@@ -271,27 +287,31 @@ fn move_to(document: &mut Document, name: &str, to: &str, entry: Entry) -> Resul
     Err(document.source.reject(entry.spot, message, format!("write `{to}` inside its table")))
 }
 
-/// `kv_cache.name = "h2o-default"` is a policy and a buffer.
+/// `kv_cache.name = "h2o-torch-quantized8"` is a policy and a buffer.
 fn split_cache_name(document: &mut Document, notes: &mut Vec<(Spot, String)>) -> Result<(), RecipeError> {
-    const OTHER_BUFFERS: [&str; 4] = ["-torch-quantized4", "-torch-quantized8", "-bnb-quantized4", "-bnb-quantized8"];
+    const BUFFERS: [(&str, &str); 3] = [("-default", "plain"), ("-torch-quantized8", "int8"), ("-torch-quantized4", "int4")];
+    const CODE_BOOKS: [(&str, &str); 2] = [("-bnb-quantized8", "int8"), ("-bnb-quantized4", "int4")];
     let Some(entry) = document.root.take("kv_cache.name") else { return Ok(()) };
     let Some(name) = entry.node.as_str().map(str::to_owned) else {
         let hint = "write `policy = \"h2o\"` and `buffer = \"plain\"`";
         return Err(document.source.reject(entry.node.spot, "`kv_cache.name` must be a string".to_owned(), hint));
     };
-    if let Some(buffer) = OTHER_BUFFERS.iter().find(|buffer| name.ends_with(*buffer)) {
-        let policy = name.trim_end_matches(buffer);
-        let message = format!("`kv_cache.name = \"{name}\"` asks for the buffer `{}`, which is not there", &buffer[1..]);
-        return Err(document.source.reject(
-            entry.spot,
-            message,
-            format!("write `policy = \"{policy}\"` and `buffer = \"plain\"`"),
-        ));
+    let ending = |known: &[(&'static str, &'static str)]| known.iter().copied().find(|(ending, _)| name.ends_with(ending));
+    if let Some((other, buffer)) = ending(&CODE_BOOKS) {
+        let policy = name.trim_end_matches(other);
+        let message = format!("`kv_cache.name = \"{name}\"` asks for the buffer `{}`, which is not there", &other[1..]);
+        let hint = format!("write `policy = \"{policy}\"` and `buffer = \"{buffer}\"`");
+        return Err(document.source.reject(entry.spot, message, hint));
     }
-    let policy = name.strip_suffix("-default").unwrap_or(&name).to_owned();
-    notes.push((entry.spot, format!("`kv_cache.name = \"{name}\"` is read as `policy = \"{policy}\"`, `buffer = \"plain\"`")));
-    let node = Node { value: Value::String(policy), spot: entry.node.spot };
-    move_to(document, "kv_cache.name", "kv_cache.policy", Entry { node, ..entry })
+    let (other, buffer) = ending(&BUFFERS).unwrap_or(("", "plain"));
+    let policy = name.strip_suffix(other).unwrap_or(&name).to_owned();
+    notes.push((entry.spot, format!("`kv_cache.name = \"{name}\"` is read as `policy = \"{policy}\"`, `buffer = \"{buffer}\"`")));
+    let word = |word: &str| Node { value: Value::String(word.to_owned()), spot: entry.node.spot };
+    let part = |node| Entry { node, ..entry.clone() };
+    if !other.is_empty() {
+        move_to(document, "kv_cache.name", "kv_cache.buffer", part(word(buffer)))?;
+    }
+    move_to(document, "kv_cache.name", "kv_cache.policy", part(word(&policy)))
 }
 
 /// `kv_cache.grace_period = 64` beside `policy = "h2o"` is `policy.h2o.grace_period`, and `sink_tokens` is `init_grace_tokens`.

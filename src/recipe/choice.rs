@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use super::diagnose::{RecipeError, suggest};
 use super::read::read;
-use super::tree::{Document, Node, Source, Spot, Value};
+use super::tree::{Document, Entry, Node, Source, Spot, Value};
 
 /// A name and its parameters, with the places where they were written.
 #[derive(Clone, Debug)]
@@ -35,20 +35,27 @@ impl Choice {
     /// Reads the choice at `key`, a name or a table with one.
     pub(super) fn read(document: &Document, key: &'static str, default: &str) -> Result<Self, RecipeError> {
         let mut choice = Self { key, source: document.source.clone(), ..Self::named(default) };
-        let Some(entry) = document.root.entry(key) else { return Ok(choice) };
-        let hint = format!("write `{key} = \"{default}\"` or `{key}.{default} = {{ … }}`");
+        if let Some(entry) = document.root.entry(key) {
+            choice.fill(entry, default)?;
+        }
+        Ok(choice)
+    }
+
+    /// Takes name and parameters from what is written.
+    fn fill(&mut self, entry: &Entry, default: &str) -> Result<(), RecipeError> {
+        let key = self.key;
         let refuse = |spot, found: String| {
-            document.source.reject(
+            self.source.reject(
                 spot,
                 format!("`{key}` must be a name, or a table with exactly one, found {found}"),
-                hint.clone(),
+                format!("write `{key} = \"{default}\"` or `{key}.{default} = {{ … }}`"),
             )
         };
         match &entry.node.value {
-            Value::String(name) => (choice.name, choice.spot) = (name.clone(), entry.node.spot),
+            Value::String(name) => (self.name, self.spot) = (name.clone(), entry.node.spot),
             Value::Table(entries) => match entries.as_slice() {
                 [only] if matches!(only.node.value, Value::Table(_)) => {
-                    (choice.name, choice.spot, choice.params) = (only.key.clone(), only.spot, only.node.clone());
+                    (self.name, self.spot, self.params) = (only.key.clone(), only.spot, only.node.clone());
                 }
                 [only] => return Err(refuse(only.spot, format!("`{}` without a table of parameters", only.key))),
                 [] => return Err(refuse(entry.spot, "an empty table".to_owned())),
@@ -56,12 +63,20 @@ impl Choice {
             },
             _ => return Err(refuse(entry.node.spot, format!("`{}`", entry.node.to_value()))),
         }
-        Ok(choice)
+        Ok(())
     }
 
     /// The parameters. What `P` does not know is refused where it stands in the recipe, if `P` denies unknown fields.
     pub fn params<P: DeserializeOwned>(&self) -> Result<P, RecipeError> {
         read(&self.params, &self.path(), &self.source)
+    }
+
+    /// A choice within the parameters of this one: a name, or a table with one.
+    pub fn inner(&self, key: &'static str, default: &str) -> Result<Self, RecipeError> {
+        let mut inner = Self { key, source: self.source.clone(), ..Self::named(default) };
+        let Some(entry) = self.params.entry(key) else { return Ok(inner) };
+        inner.fill(entry, default)?;
+        Ok(inner)
     }
 
     /// The error for a name that is not among the known ones.

@@ -4,24 +4,31 @@
 //! (defaults, contradictions) → `plan` (the [`Recipe`]). No tensor, and no look at the files that a recipe names.
 
 mod alias;
+mod cache_length;
 mod choice;
 mod diagnose;
+mod initial_part;
+mod kv_cache;
 mod overrides;
 mod plan;
 mod read;
 mod resolve;
 mod schema;
 mod tree;
+mod words;
 mod write;
 
 use std::path::Path;
 
+pub use cache_length::{CacheLength, Pyramid};
 pub use choice::Choice;
 pub use diagnose::{Place, RecipeError};
+pub use initial_part::{EndRegex, InitialPart};
+pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 pub use plan::{
-    BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, DataFormat, DataRecipe, Dtype, EvalRecipe, GradRecipe,
-    HeadRecipe, Labels, LayerCheckpoints, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnTooLong, OptimizerRecipe, Recipe,
-    Schedule, Storage, TargetModules, TrainRecipe, ValidationSource, Warmup,
+    BatchOrder, CheckpointRecipe, DataFormat, DataRecipe, Dtype, EvalRecipe, GradRecipe, HeadRecipe, Labels, LayerCheckpoints,
+    LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnTooLong, OptimizerRecipe, Recipe, Schedule, TargetModules, TrainRecipe,
+    ValidationSource, Warmup, Weights,
 };
 pub use write::Difference;
 
@@ -40,21 +47,33 @@ pub struct Resolved {
 impl Recipe {
     /// Loads a recipe. `overrides` are as given behind `--set`: `kv_cache.chunk_size=8`.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Resolved, RecipeError> {
-        let text = std::fs::read_to_string(path).map_err(|error| RecipeError {
+        Self::parse(Self::read(path)?, path, overrides)
+    }
+
+    /// Loads a recipe to train `weights`, as if it said so; one that says otherwise is refused.
+    pub fn load_to_train(path: &Path, overrides: &[String], weights: Weights) -> Result<Resolved, RecipeError> {
+        Self::resolve(Self::read(path)?, path, overrides, Some(weights))
+    }
+
+    fn read(path: &Path) -> Result<String, RecipeError> {
+        std::fs::read_to_string(path).map_err(|error| RecipeError {
             message: format!("the recipe cannot be read: {error}"),
             place: Box::new(Place::File(path.to_owned())),
             hint: Some("name a recipe in TOML, as `recipes/quickstart.toml`".to_owned()),
-        })?;
-        Self::parse(text, path, overrides)
+        })
     }
 
     /// Loads a recipe from its text; `path` says where its relative paths begin.
     pub fn parse(text: String, path: &Path, overrides: &[String]) -> Result<Resolved, RecipeError> {
+        Self::resolve(text, path, overrides, None)
+    }
+
+    fn resolve(text: String, path: &Path, overrides: &[String], weights: Option<Weights>) -> Result<Resolved, RecipeError> {
         let source = Source { path: path.to_owned(), text, overrides: overrides.to_vec() };
         let mut document = Document::parse(source)?;
         overrides::apply(&mut document)?;
         let notes = alias::apply(&mut document)?;
-        let recipe = resolve::resolve(&mut document)?;
+        let recipe = resolve::resolve(&mut document, weights)?;
         Ok(Resolved { recipe, notes, document })
     }
 }

@@ -2,44 +2,16 @@
 
 use std::path::PathBuf;
 
-use super::choice::Choice;
-
-/// An enum of words that the recipe uses, with its spelling in one place.
-macro_rules! words {
-    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
-        pub enum $name {
-            $($(#[$doc])* #[serde(rename = $word)] $variant),+
-        }
-
-        impl $name {
-            /// All of them.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
-
-            /// As the recipe spells it.
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $word),+
-                }
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.name())
-            }
-        }
-    };
-}
+use super::kv_cache::CacheRecipe;
+use super::words::words;
 
 /// A recipe: checked, complete, with absolute paths.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recipe {
     /// The model that is trained.
     pub model: ModelRecipe,
-    /// The adapter.
-    pub lora: LoraRecipe,
+    /// The adapter; `None` where all weights are trained.
+    pub lora: Option<LoraRecipe>,
     /// The examples.
     pub data: DataRecipe,
     /// What the loss is.
@@ -62,6 +34,13 @@ pub struct Recipe {
     pub output_dir: Option<PathBuf>,
 }
 
+impl Recipe {
+    /// Which weights are trained.
+    pub fn weights(&self) -> Weights {
+        if self.lora.is_some() { Weights::Adapter } else { Weights::All }
+    }
+}
+
 words! {
     /// The element type of weights and activations.
     Dtype {
@@ -71,6 +50,16 @@ words! {
         Bf16 = "bf16",
         /// 64-bit floats, for checks.
         F64 = "f64",
+    }
+}
+
+words! {
+    /// Which weights are trained.
+    Weights {
+        /// Those of an adapter, which is LoRA.
+        Adapter = "adapter",
+        /// All of the model's.
+        All = "all",
     }
 }
 
@@ -189,48 +178,6 @@ pub enum Labels {
     Texts(Vec<String>),
 }
 
-/// `[kv_cache]`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CacheRecipe {
-    /// Which slots are overwritten, default `h2o`. The room `cache` knows which there are.
-    pub policy: Choice,
-    /// Default `plain`.
-    pub buffer: BufferKind,
-    /// Slots, default 16384.
-    pub cache_length: CacheLength,
-    /// Tokens that are run in one call, default 1024.
-    pub chunk_size: usize,
-    /// Default `preallocated`.
-    pub storage: Storage,
-}
-
-words! {
-    /// How slots are stored.
-    BufferKind {
-        /// As they are.
-        Plain = "plain",
-    }
-}
-
-/// How many slots the layers' caches have.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CacheLength {
-    /// The same in every layer.
-    Uniform(usize),
-    /// One per layer.
-    PerLayer(Vec<usize>),
-}
-
-words! {
-    /// When the slots' memory is taken.
-    Storage {
-        /// At the start.
-        Preallocated = "preallocated",
-        /// As the sequence grows; for the policy `dense`.
-        Growing = "growing",
-    }
-}
-
 /// `[grad]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GradRecipe {
@@ -242,6 +189,10 @@ pub struct GradRecipe {
     pub chunks_per_cell: Option<usize>,
     /// Default `plain`.
     pub layer_checkpoints: LayerCheckpoints,
+    /// Whether tokens from the first target on are run one by one, as they would be generated; default false. The first target of
+    /// any row counts for the whole batch, so that rows of a batch depend on each other: a row is what it is alone in batches of
+    /// one row only.
+    pub single_tokens_for_targets: bool,
 }
 
 words! {

@@ -4,13 +4,15 @@ use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
 use super::alias::DEFAULT_POLICY;
+use super::cache_length::{CacheLength, Pyramid};
 use super::choice::Choice;
 use super::diagnose::{RecipeError, listed};
+use super::kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 use super::overrides::settle;
 use super::plan::{
-    BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, DataFormat, DataRecipe, Dtype, EvalRecipe, GradRecipe,
-    HeadRecipe, Labels, LayerCheckpoints, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnTooLong, OptimizerRecipe, Recipe,
-    Schedule, Storage, TargetModules, TrainRecipe, ValidationSource, Warmup,
+    BatchOrder, CheckpointRecipe, DataFormat, DataRecipe, Dtype, EvalRecipe, GradRecipe, HeadRecipe, Labels, LayerCheckpoints,
+    LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnTooLong, OptimizerRecipe, Recipe, Schedule, TargetModules, TrainRecipe,
+    ValidationSource, Warmup, Weights,
 };
 use super::read::read;
 use super::schema::{self, HeadKind, Schema};
@@ -19,7 +21,7 @@ use super::tree::Document;
 type Checked<T> = Result<T, RecipeError>;
 
 /// Checks a document whose spellings are kvtune's own.
-pub(super) fn resolve(document: &mut Document) -> Checked<Recipe> {
+pub(super) fn resolve(document: &mut Document, weights: Option<Weights>) -> Checked<Recipe> {
     settle(document, "data.validation", "data.validation_fraction", "the validation examples come from one of them")?;
     settle(document, "head.label_tokens", "head.labels", "they are two ways to name the same classes")?;
     settle(document, "optimizer.warmup_steps", "optimizer.warmup_ratio", "they are two ways to say how long the warm-up is")?;
@@ -30,9 +32,9 @@ pub(super) fn resolve(document: &mut Document) -> Checked<Recipe> {
     let head = at.head(schema.head, &data)?;
     Ok(Recipe {
         model: at.model(schema.model)?,
-        lora: at.lora(schema.lora)?,
+        lora: at.trained(schema.train.weights, weights, schema.lora)?,
         kv_cache: at.kv_cache(&schema.kv_cache)?,
-        grad: at.grad(&schema.grad)?,
+        grad: at.grad(&schema.grad, &head)?,
         train: at.train(&schema.train)?,
         optimizer: at.optimizer(&schema.optimizer)?,
         eval: at.eval(&schema.eval, &head)?,
@@ -137,6 +139,27 @@ impl At<'_> {
         })
     }
 
+    /// The adapter, if one is trained: as the recipe has it `written`, or as the verb has `asked`.
+    fn trained(&self, written: Option<Weights>, asked: Option<Weights>, lora: schema::Lora) -> Checked<Option<LoraRecipe>> {
+        let key = "train.weights";
+        if let (Some(written), Some(asked)) = (written, asked)
+            && written != asked
+        {
+            let message = format!("`{key} = \"{written}\"` contradicts the command, which trains `{asked}`");
+            return self.refuse(key, message, "remove the key, or use the other of `finetune-lora` and `finetune-full`; `check` and `verify` say it with `--full`");
+        }
+        if written.or(asked).unwrap_or(Weights::Adapter) == Weights::Adapter {
+            return self.lora(lora).map(Some);
+        }
+        for (key, shown) in [("lora", "`[lora]`"), ("model.adapter", "`model.adapter`")] {
+            if self.document.root.entry(key).is_some() {
+                let message = format!("{shown} says nothing where all weights are trained: there is no adapter");
+                return self.refuse(key, message, "remove it, or train the adapter with `kvtune finetune-lora`");
+            }
+        }
+        Ok(None)
+    }
+
     fn lora(&self, schema: schema::Lora) -> Checked<LoraRecipe> {
         let target_modules = schema.target_modules.unwrap_or(TargetModules::AllLinear);
         if let TargetModules::Names(names) = &target_modules {
@@ -230,12 +253,13 @@ impl At<'_> {
                 let hint = "write one number for all layers, or one per layer";
                 return self.refuse(key, format!("`{key}` must be at least 1 in every layer, found {slots:?}"), hint);
             }
+            CacheLength::Pyramid(pyramid) => self.pyramid(*pyramid)?,
             CacheLength::PerLayer(_) => {}
         }
         let storage = schema.storage.unwrap_or(Storage::Preallocated);
-        if storage == Storage::Growing && policy.name != "dense" {
+        if storage != Storage::Preallocated && policy.name != "dense" {
             let message = format!(
-                "`kv_cache.storage = \"growing\"` contradicts the policy `{}`, which has a fixed number of slots",
+                "`kv_cache.storage = \"{storage}\"` contradicts the policy `{}`, which has a fixed number of slots",
                 policy.name
             );
             return self.refuse("kv_cache.storage", message, "write `storage = \"preallocated\"`, or `policy = \"dense\"`");
@@ -245,11 +269,35 @@ impl At<'_> {
             buffer: schema.buffer.unwrap_or(BufferKind::Plain),
             cache_length,
             chunk_size: self.count("kv_cache.chunk_size", schema.chunk_size.unwrap_or(1024))?,
+            chunking: schema.chunking.unwrap_or(Chunking::Plain),
+            randomize_chunk_sizes: schema.randomize_chunk_sizes.unwrap_or(false),
             storage,
+            cpu_offload: schema.cpu_offload.unwrap_or(false),
         })
     }
 
-    fn grad(&self, schema: &schema::Grad) -> Checked<GradRecipe> {
+    fn pyramid(&self, Pyramid { mean, top }: Pyramid) -> Checked<()> {
+        let key = "kv_cache.cache_length.pyramid.top";
+        self.count("kv_cache.cache_length.pyramid.mean", mean)?;
+        self.count(key, top)?;
+        if top > mean {
+            let message = format!("`{key}` must be at most the mean, {mean}, found {top}");
+            return self.refuse(
+                key,
+                message,
+                "a pyramid grows narrower towards the top: write less, or list one length per layer",
+            );
+        }
+        Ok(())
+    }
+
+    fn grad(&self, schema: &schema::Grad, head: &HeadRecipe) -> Checked<GradRecipe> {
+        let single_tokens_for_targets = schema.single_tokens_for_targets.unwrap_or(false);
+        if single_tokens_for_targets && *head != HeadRecipe::NextToken {
+            let key = "grad.single_tokens_for_targets";
+            let message = format!("`{key}` contradicts the head, which has one target per row, and no token behind it");
+            return self.refuse(key, message, "remove it, or write `head.kind = \"next_token\"`");
+        }
         let multiplier = schema.chunks_per_cell_multiplier.unwrap_or(1.0);
         let is_fine = multiplier >= 0.1 && multiplier.is_finite();
         let hint = "1.0 makes a layer checkpoint of a cell weigh as much as one cache; less saves memory and costs time";
@@ -264,6 +312,7 @@ impl At<'_> {
             )?,
             chunks_per_cell: self.optional_count("grad.chunks_per_cell", schema.chunks_per_cell)?,
             layer_checkpoints: schema.layer_checkpoints.unwrap_or(LayerCheckpoints::Plain),
+            single_tokens_for_targets,
         })
     }
 
@@ -290,7 +339,11 @@ impl At<'_> {
         };
         let rate = schema.learning_rate.unwrap_or(2e-4);
         Ok(OptimizerRecipe {
-            learning_rate: self.positive("optimizer.learning_rate", rate, "usual values for LoRA are 5e-5 to 5e-4")?,
+            learning_rate: self.positive(
+                "optimizer.learning_rate",
+                rate,
+                "usual values for LoRA are 5e-5 to 5e-4, for all weights a tenth of that",
+            )?,
             weight_decay: self.check(
                 "optimizer.weight_decay",
                 decay,

@@ -5,11 +5,10 @@ use std::fmt;
 use serde::de::{DeserializeOwned, Error, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::cache_length::CacheLength;
 use super::diagnose::{listed, nearest};
-use super::plan::{
-    BatchOrder, BufferKind, CacheLength, DataFormat, Dtype, LayerCheckpoints, Metric, Mode, OnTooLong, Schedule, Storage,
-    TargetModules,
-};
+use super::kv_cache::{BufferKind, Chunking, Storage};
+use super::plan::{BatchOrder, DataFormat, Dtype, LayerCheckpoints, Metric, Mode, OnTooLong, Schedule, TargetModules, Weights};
 use super::{alias, read};
 
 #[derive(Deserialize, Default)]
@@ -82,7 +81,10 @@ pub(super) struct KvCache {
     pub(super) buffer: Option<BufferKind>,
     pub(super) cache_length: Option<CacheLength>,
     pub(super) chunk_size: Option<usize>,
+    pub(super) chunking: Option<Chunking>,
+    pub(super) randomize_chunk_sizes: Option<bool>,
     pub(super) storage: Option<Storage>,
+    pub(super) cpu_offload: Option<bool>,
 }
 
 #[derive(Deserialize, Default)]
@@ -92,6 +94,7 @@ pub(super) struct Grad {
     pub(super) chunks_per_cell_multiplier: Option<f64>,
     pub(super) chunks_per_cell: Option<usize>,
     pub(super) layer_checkpoints: Option<LayerCheckpoints>,
+    pub(super) single_tokens_for_targets: Option<bool>,
 }
 
 #[derive(Deserialize, Default)]
@@ -103,6 +106,7 @@ pub(super) struct Train {
     pub(super) epochs: Option<u64>,
     pub(super) max_grad_norm: Option<f64>,
     pub(super) seed: Option<u64>,
+    pub(super) weights: Option<Weights>,
 }
 
 #[derive(Deserialize, Default)]
@@ -184,35 +188,6 @@ pub(super) fn suggest_key(table: &str, written: &str, known: &[&str]) -> String 
         Some((name, key)) => format!("did you mean `{name}.{key}`?"),
         None if known.is_empty() => "it has no keys: leave it out".to_owned(),
         None => format!("choose {}", listed(known.iter().copied())),
-    }
-}
-
-impl<'de> Deserialize<'de> for CacheLength {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct NumberOrList;
-
-        impl<'de> Visitor<'de> for NumberOrList {
-            type Value = CacheLength;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a whole number of slots, or an array of one per layer")
-            }
-
-            fn visit_i64<E: Error>(self, number: i64) -> Result<CacheLength, E> {
-                let slots = usize::try_from(number).map_err(|_| E::invalid_type(serde::de::Unexpected::Signed(number), &self))?;
-                Ok(CacheLength::Uniform(slots))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<CacheLength, A::Error> {
-                let mut slots = Vec::new();
-                while let Some(number) = sequence.next_element()? {
-                    slots.push(number);
-                }
-                Ok(CacheLength::PerLayer(slots))
-            }
-        }
-
-        deserializer.deserialize_any(NumberOrList)
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use toml::Value;
 
-use super::plan::{CacheLength, HeadRecipe, Labels, Recipe, TargetModules, ValidationSource, Warmup};
+use super::plan::{HeadRecipe, Labels, LoraRecipe, Recipe, TargetModules, ValidationSource, Warmup};
 
 /// A key whose value a resumed run may not change, but would.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,13 +54,8 @@ impl Recipe {
             .collect()
     }
 
-    fn sections(&self) -> [Section; 11] {
-        let (model, lora, grad) = (&self.model, &self.lora, &self.grad);
-        let (eval, checkpoint) = (&self.eval, &self.checkpoint);
-        let targets = match &lora.target_modules {
-            TargetModules::AllLinear => word("all-linear"),
-            TargetModules::Names(names) => Value::from(names.clone()),
-        };
+    fn sections(&self) -> Vec<Section> {
+        let (model, grad, eval, checkpoint) = (&self.model, &self.grad, &self.eval, &self.checkpoint);
         let model = [
             Some(("path", path_value(&model.path))),
             model.adapter.as_deref().map(|path| ("adapter", path_value(path))),
@@ -71,6 +66,7 @@ impl Recipe {
             Some(("chunks_per_cell_multiplier", Value::Float(grad.chunks_per_cell_multiplier))),
             grad.chunks_per_cell.map(|chunks| ("chunks_per_cell", whole(chunks as u64))),
             Some(("layer_checkpoints", word(grad.layer_checkpoints.name()))),
+            Some(("single_tokens_for_targets", Value::Boolean(grad.single_tokens_for_targets))),
         ];
         let eval = [
             Some(("interval", whole(eval.interval))),
@@ -85,15 +81,8 @@ impl Recipe {
             checkpoint.intermediate_save_interval.map(|steps| ("intermediate_save_interval", whole(steps))),
             Some(("intermediate_save_keep", whole(checkpoint.intermediate_save_keep as u64))),
         ];
-        let lora = vec![
-            ("r", whole(lora.r as u64)),
-            ("alpha", Value::Float(lora.alpha)),
-            ("dropout", Value::Float(lora.dropout)),
-            ("target_modules", targets),
-        ];
-        [
-            ("model", model.into_iter().flatten().collect()),
-            ("lora", lora),
+        let lora = self.lora.as_ref().map(|lora| ("lora", lora_entries(lora)));
+        let rest = [
             ("data", self.data_entries()),
             ("head", self.head_entries()),
             ("kv_cache", self.cache_entries()),
@@ -103,7 +92,8 @@ impl Recipe {
             ("eval", eval.into_iter().flatten().collect()),
             ("checkpoint", checkpoint.into_iter().flatten().collect()),
             ("log", vec![("interval", whole(self.log.interval))]),
-        ]
+        ];
+        std::iter::once(("model", model.into_iter().flatten().collect())).chain(lora).chain(rest).collect()
     }
 
     fn data_entries(&self) -> Vec<(&'static str, Value)> {
@@ -135,16 +125,15 @@ impl Recipe {
 
     fn cache_entries(&self) -> Vec<(&'static str, Value)> {
         let cache = &self.kv_cache;
-        let length = match &cache.cache_length {
-            CacheLength::Uniform(slots) => whole(*slots as u64),
-            CacheLength::PerLayer(slots) => Value::Array(slots.iter().map(|slots| whole(*slots as u64)).collect()),
-        };
         vec![
             ("policy", cache.policy.to_value()),
             ("buffer", word(cache.buffer.name())),
-            ("cache_length", length),
+            ("cache_length", cache.cache_length.to_value()),
             ("chunk_size", whole(cache.chunk_size as u64)),
+            ("chunking", word(cache.chunking.name())),
+            ("randomize_chunk_sizes", Value::Boolean(cache.randomize_chunk_sizes)),
             ("storage", word(cache.storage.name())),
+            ("cpu_offload", Value::Boolean(cache.cpu_offload)),
         ]
     }
 
@@ -157,6 +146,7 @@ impl Recipe {
             Some(("epochs", whole(train.epochs))),
             Some(("max_grad_norm", Value::Float(train.max_grad_norm))),
             Some(("seed", whole(train.seed))),
+            Some(("weights", word(self.weights().name()))),
         ];
         entries.into_iter().flatten().collect()
     }
@@ -175,16 +165,6 @@ impl Recipe {
             ("schedule", word(optimizer.schedule.name())),
             warmup,
         ]
-    }
-}
-
-/// `1024`, or `[1024, 512]`.
-impl fmt::Display for CacheLength {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Uniform(slots) => slots.fmt(f),
-            Self::PerLayer(slots) => write!(f, "{slots:?}"),
-        }
     }
 }
 
@@ -211,9 +191,25 @@ impl fmt::Display for Labels {
     }
 }
 
+fn lora_entries(lora: &LoraRecipe) -> Vec<(&'static str, Value)> {
+    let targets = match &lora.target_modules {
+        TargetModules::AllLinear => word("all-linear"),
+        TargetModules::Names(names) => Value::from(names.clone()),
+    };
+    vec![
+        ("r", whole(lora.r as u64)),
+        ("alpha", Value::Float(lora.alpha)),
+        ("dropout", Value::Float(lora.dropout)),
+        ("target_modules", targets),
+    ]
+}
+
 fn may_change(key: &str) -> bool {
     let (table, _) = key.split_once('.').unwrap_or((key, ""));
-    matches!(table, "log" | "checkpoint" | "grad") || matches!(key, "train.epochs" | "train.max_steps")
+    // The one key of `grad` that says what is computed, not how.
+    key != "grad.single_tokens_for_targets"
+        && (matches!(table, "log" | "checkpoint" | "grad")
+            || matches!(key, "train.epochs" | "train.max_steps" | "kv_cache.cpu_offload"))
 }
 
 fn word(text: &str) -> Value {

@@ -1,0 +1,158 @@
+//! How many slots the layers' caches have: one number, one per layer, or a pyramid.
+
+use std::cmp::Ordering;
+use std::fmt;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer};
+use toml::Value;
+
+/// How many slots the layers' caches have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CacheLength {
+    /// The same in every layer.
+    Uniform(usize),
+    /// One per layer.
+    PerLayer(Vec<usize>),
+    /// Falling from the bottom to the top.
+    Pyramid(Pyramid),
+}
+
+/// Lengths that fall along a line (`PyramidKV`, arXiv 2406.02069): lower layers spread their attention wider than upper ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pyramid {
+    /// Over all layers.
+    pub mean: usize,
+    /// Of the last layer, at most the mean; the first has `2 · mean − top`.
+    pub top: usize,
+}
+
+impl Pyramid {
+    fn length(self, layer: usize, num_layers: usize) -> usize {
+        let mirror = num_layers - 1 - layer;
+        match layer.cmp(&mirror) {
+            // Wide, as a recipe may name any number.
+            Ordering::Less => {
+                let (steps, fall) = (num_layers as u128 - 1, 2 * (self.mean - self.top) as u128 * layer as u128);
+                2 * self.mean - self.top - ((fall + steps / 2) / steps) as usize
+            }
+            Ordering::Equal => self.mean,
+            Ordering::Greater => 2 * self.mean - self.length(mirror, num_layers),
+        }
+    }
+}
+
+impl CacheLength {
+    /// Slots of each of `num_layers` layers; of a list, all that it has.
+    ///
+    /// Layer `i` and its mirror image `L − 1 − i` of a pyramid have `2 · mean` slots together, so that rounding does not change the
+    /// mean. Example: mean 10, top 5 and four layers give 15, 12, 8, 5.
+    pub fn by_layer(&self, num_layers: usize) -> Vec<usize> {
+        match self {
+            Self::Uniform(length) => vec![*length; num_layers],
+            Self::PerLayer(lengths) => lengths.clone(),
+            Self::Pyramid(pyramid) => (0..num_layers).map(|layer| pyramid.length(layer, num_layers)).collect(),
+        }
+    }
+
+    /// As the recipe would have it.
+    pub(super) fn to_value(&self) -> Value {
+        let whole = |slots: &usize| Value::Integer(*slots as i64);
+        match self {
+            Self::Uniform(slots) => whole(slots),
+            Self::PerLayer(slots) => Value::Array(slots.iter().map(whole).collect()),
+            Self::Pyramid(Pyramid { mean, top }) => {
+                let pyramid = [("mean".to_owned(), whole(mean)), ("top".to_owned(), whole(top))].into_iter().collect();
+                Value::Table([("pyramid".to_owned(), Value::Table(pyramid))].into_iter().collect())
+            }
+        }
+    }
+}
+
+/// `1024`, `[1024, 512]`, or `1024 on average, 512 at the top`.
+impl fmt::Display for CacheLength {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uniform(slots) => slots.fmt(f),
+            Self::PerLayer(slots) => write!(f, "{slots:?}"),
+            Self::Pyramid(Pyramid { mean, top }) => write!(f, "{mean} on average, {top} at the top"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for CacheLength {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Shape {
+            pyramid: Pyramid,
+        }
+
+        struct OneOfThree;
+
+        impl<'de> Visitor<'de> for OneOfThree {
+            type Value = CacheLength;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number of slots, an array of one per layer, or `{ pyramid = { mean = …, top = … } }`")
+            }
+
+            fn visit_i64<E: Error>(self, number: i64) -> Result<CacheLength, E> {
+                let slots = usize::try_from(number).map_err(|_| E::invalid_type(Unexpected::Signed(number), &self))?;
+                Ok(CacheLength::Uniform(slots))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<CacheLength, A::Error> {
+                let mut slots = Vec::new();
+                while let Some(number) = sequence.next_element()? {
+                    slots.push(number);
+                }
+                Ok(CacheLength::PerLayer(slots))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<CacheLength, A::Error> {
+                Ok(CacheLength::Pyramid(Shape::deserialize(MapAccessDeserializer::new(map))?.pyramid))
+            }
+        }
+
+        deserializer.deserialize_any(OneOfThree)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pyramid(mean: usize, top: usize, num_layers: usize) -> Vec<usize> {
+        CacheLength::Pyramid(Pyramid { mean, top }).by_layer(num_layers)
+    }
+
+    #[test]
+    fn a_pyramid_falls_along_a_line() {
+        assert_eq!(pyramid(4096, 1024, 4), [7168, 5120, 3072, 1024]);
+        assert_eq!(pyramid(10, 5, 4), [15, 12, 8, 5]);
+        assert_eq!(pyramid(10, 5, 3), [15, 10, 5]);
+        assert_eq!((pyramid(10, 5, 1), pyramid(10, 5, 2), pyramid(7, 7, 3)), (vec![10], vec![15, 5], vec![7; 3]));
+    }
+
+    proptest! {
+        #[test]
+        fn a_pyramid_has_its_mean_and_its_top(mean in 1usize..10_000, part in 0.0..1.0_f64, num_layers in 2usize..90) {
+            let top = ((mean as f64 * part) as usize).max(1);
+            let lengths = pyramid(mean, top, num_layers);
+            prop_assert_eq!(lengths.len(), num_layers);
+            prop_assert_eq!(lengths.iter().sum::<usize>(), mean * num_layers);
+            prop_assert_eq!((lengths[0], lengths[num_layers - 1]), (2 * mean - top, top));
+            prop_assert!(lengths.is_sorted_by(|a, b| a >= b));
+            let slope = 2.0 * (mean - top) as f64 / (num_layers - 1) as f64;
+            for (i, &length) in lengths.iter().enumerate() {
+                let line = (2 * mean - top) as f64 - slope * i as f64;
+                prop_assert!((length as f64 - line).abs() <= 0.5 + 1e-9, "{}: {} of {}", i, length, line);
+            }
+        }
+    }
+}
