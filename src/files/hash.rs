@@ -32,6 +32,16 @@ pub fn hash_bytes(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex().to_string()
 }
 
+/// The hash of several pieces, each with its length: where one ends and the next begins counts.
+pub fn hash_parts<Part: AsRef<[u8]>>(parts: impl IntoIterator<Item = Part>) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        let part = part.as_ref();
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -61,6 +71,14 @@ mod tests {
         assert_eq!(hash(b"0123__6789"), whole);
         for other in [&b"1123456789"[..], b"0123456788", b"01234556789", b"012", b""] {
             assert_ne!(hash(other), whole);
+        }
+    }
+
+    #[test]
+    fn pieces_are_told_apart() {
+        assert_eq!(hash_parts(["ab", "c"]), hash_parts([&b"ab"[..], b"c"]));
+        for other in [&["a", "bc"][..], &["abc"], &["c", "ab"], &["ab", "c", ""]] {
+            assert_ne!(hash_parts(other), hash_parts(["ab", "c"]));
         }
     }
 }

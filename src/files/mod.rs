@@ -13,7 +13,7 @@ mod tensors;
 
 pub use atomic::{is_temporary, refuse_symlink, replace_dir, sync_dir, temporary_beside, write_atomic};
 pub use error::FilesError;
-pub use hash::{hash_bytes, hash_ends, hash_file};
+pub use hash::{hash_bytes, hash_ends, hash_file, hash_parts};
 pub use json::{parse_json, read_json, to_json};
 pub use lock::RunLock;
 pub use peft::{ADAPTER_CONFIG, ADAPTER_TENSORS, PeftFiles, read_peft, write_peft};
