@@ -2,9 +2,11 @@
 //!
 //! Flash attention in the sense of Dao 2023 (arXiv 2307.08691): forward keeps the log-sum-exp, backward recomputes the weights.
 
+use std::f64::consts::LOG2_E;
+
 use tch::{Kind, Tensor};
 
-use super::flash;
+use super::flash::{self, Sight};
 
 /// An attention output and the log-sum-exp of the scores behind it.
 #[derive(Debug)]
@@ -15,13 +17,21 @@ pub struct Attended {
     pub lse_bhn: Tensor,
 }
 
-/// The slots below the chunk's region: older than every query of the chunk.
+/// Slots below the chunk's region, or a page of them: older than every query of the chunk.
 #[derive(Debug, Clone, Copy)]
 pub struct Past<'a> {
     /// Keys `(B, G, P, D)`.
     pub k_bgpd: &'a Tensor,
     /// Values `(B, G, P, D)`.
     pub v_bgpd: &'a Tensor,
+    /// Which slots are in use `(B, G, P)`, bool, where not all of them are.
+    pub in_use_bgp: Option<&'a Tensor>,
+}
+
+impl Past<'_> {
+    fn sight(&self) -> Sight<'_> {
+        self.in_use_bgp.map_or(Sight::All, Sight::InUse)
+    }
 }
 
 /// The gradients of one chunk's attention.
@@ -33,8 +43,8 @@ pub struct AttentionGrads {
     pub dk_bgnd: Tensor,
     /// Of the chunk's own values `(B, G, n, D)`.
     pub dv_bgnd: Tensor,
-    /// Of the past's keys and values `(B, G, P, D)`.
-    pub past: Option<(Tensor, Tensor)>,
+    /// Of the past's keys and values `(B, G, P, D)`, part by part.
+    pub past: Vec<(Tensor, Tensor)>,
 }
 
 /// The chunk's queries, keys and values, and the softmax scale.
@@ -48,74 +58,129 @@ pub struct Chunk<'a> {
     pub v_bgnd: &'a Tensor,
     /// The factor on `q · k`.
     pub scale: f64,
+    /// Which of the keys count `(B, G, n)`, bool, where not all of them do.
+    pub in_use_bgn: Option<&'a Tensor>,
 }
 
-/// Attends a chunk to its past (all of it) and causally to itself.
+impl Chunk<'_> {
+    fn sight(&self) -> Sight<'_> {
+        self.in_use_bgn.map_or(Sight::Causal, Sight::CausalInUse)
+    }
+}
+
+/// Attends a chunk to its past (all of it, part by part) and causally to itself.
 ///
 /// # Shapes
-/// As in [`Chunk`] and [`Past`]; `past` is `None` where there are no older slots.
-pub fn attend(chunk: Chunk<'_>, past: Option<Past<'_>>) -> Attended {
-    let own = flash::forward(chunk.q_bhnd, chunk.k_bgnd, chunk.v_bgnd, true, chunk.scale);
-    let Some(past) = past else { return own };
+/// As in [`Chunk`] and [`Past`].
+pub fn attend(chunk: Chunk<'_>, past: &[Past<'_>]) -> Attended {
+    let own = flash::forward(chunk.q_bhnd, chunk.k_bgnd, chunk.v_bgnd, chunk.sight(), chunk.scale);
+    if past.is_empty() {
+        return own;
+    }
     let folded = fold(chunk.q_bhnd, num_kv_heads(&chunk));
-    let old = flash::forward(&folded, past.k_bgpd, past.v_bgpd, false, chunk.scale);
-    merge(&unfold(&old, chunk.q_bhnd), &own)
+    past.iter().fold(own, |merged, past| {
+        let old = flash::forward(&folded, past.k_bgpd, past.v_bgpd, past.sight(), chunk.scale);
+        merge(&unfold(&old, chunk.q_bhnd), &merged)
+    })
 }
 
 /// The backward of [`attend`]: each part's flash backward, with the *merged* output and log-sum-exp, so that the parts add up.
 ///
 /// # Shapes
 /// `dout_bhnd (B, H, n, D)`; the rest as in [`AttentionGrads`].
-pub fn attend_backward(dout_bhnd: &Tensor, chunk: Chunk<'_>, past: Option<Past<'_>>, merged: &Attended) -> AttentionGrads {
-    let own = Chunk { ..chunk };
-    let (dq, dk_bgnd, dv_bgnd) = flash::backward(dout_bhnd, own, merged, true);
-    let Some(past) = past else { return AttentionGrads { dq_bhnd: dq, dk_bgnd, dv_bgnd, past: None } };
-    let groups = num_kv_heads(&chunk);
-    let folded = Attended { out_bhnd: fold(&merged.out_bhnd, groups), lse_bhn: fold_lse(&merged.lse_bhn, groups) };
-    let q = fold(chunk.q_bhnd, groups);
-    let old = Chunk { q_bhnd: &q, k_bgnd: past.k_bgpd, v_bgnd: past.v_bgpd, scale: chunk.scale };
-    let (dq_old, dk_old, dv_old) = flash::backward(&fold(dout_bhnd, groups), old, &folded, false);
-    let dq_bhnd = dq + dq_old.reshape(chunk.q_bhnd.size());
-    AttentionGrads { dq_bhnd, dk_bgnd, dv_bgnd, past: Some((dk_old, dv_old)) }
+pub fn attend_backward(dout_bhnd: &Tensor, chunk: Chunk<'_>, past: &[Past<'_>], merged: &Attended) -> AttentionGrads {
+    let (mut dq_bhnd, dk_bgnd, dv_bgnd) = flash::backward(dout_bhnd, chunk, merged, chunk.sight());
+    let mut grads = Vec::with_capacity(past.len());
+    if !past.is_empty() {
+        let groups = num_kv_heads(&chunk);
+        let folded = Attended { out_bhnd: fold(&merged.out_bhnd, groups), lse_bhn: fold_lse(&merged.lse_bhn, groups) };
+        let (q, dout) = (fold(chunk.q_bhnd, groups), fold(dout_bhnd, groups));
+        for past in past {
+            let old = Chunk { q_bhnd: &q, k_bgnd: past.k_bgpd, v_bgnd: past.v_bgpd, in_use_bgn: None, ..chunk };
+            let (dq, dk, dv) = flash::backward(&dout, old, &folded, past.sight());
+            dq_bhnd += dq.reshape(chunk.q_bhnd.size());
+            grads.push((dk, dv));
+        }
+    }
+    AttentionGrads { dq_bhnd, dk_bgnd, dv_bgnd, past: grads }
 }
 
-/// The attention paid to each slot by a chunk: `(1/R) Σ_heads Σ_i exp(q_i · k_c · scale − lse_i)`, past slots first, then the
-/// chunk's own. Queries are taken in blocks, so that no `(n × slots)` matrix is kept.
+/// The attention paid to each slot by the `last` queries of a chunk, or by all of them: `(1/R) Σ_heads Σ_i exp(q_i · k_c · scale −
+/// lse_i)`, past slots first, then the chunk's own. Queries are taken in blocks, so that no `(n × slots)` matrix is kept.
 ///
 /// # Shapes
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; result `(B, G, P + n)` in f32 (f64 for f64 inputs).
-pub fn attention_paid(chunk: Chunk<'_>, past: Option<Past<'_>>, lse_bhn: &Tensor) -> Tensor {
-    let own = paid_by_blocks(&chunk, chunk.k_bgnd, lse_bhn, true);
-    match past {
-        None => own,
-        Some(past) => Tensor::cat(&[paid_by_blocks(&chunk, past.k_bgpd, lse_bhn, false), own], 2),
-    }
+pub fn attention_paid(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, last: Option<usize>) -> Tensor {
+    let (groups, heads) = (num_kv_heads(&chunk), chunk.q_bhnd.size()[1]);
+    let payers = Payers::new(&chunk, lse_bhn, last);
+    // A slot that is not in use is paid nothing, whatever stands in it.
+    let to_past = |past: &Past<'_>| {
+        let paid = payers.pay(past.k_bgpd, false);
+        let Some(in_use) = past.in_use_bgp else { return paid };
+        paid.masked_fill(&in_use.logical_not().view(&paid.size()[..]), 0.0)
+    };
+    let mut parts: Vec<Tensor> = past.iter().map(to_past).collect();
+    parts.push(payers.pay(chunk.k_bgnd, true));
+    let paid = Tensor::cat(&parts, 1) / (heads / groups) as f64;
+    paid.view([-1, groups, paid.size()[1]])
 }
 
-/// Queries per block of [`attention_paid`]: 64 was the best of 32 to 512 on a CPU.
-const PAID_BLOCK: i64 = 64;
+/// Scores per block of [`Payers::pay`], which should stay in a core's cache between the product, the power and the sum.
+const PAID_SCORES: i64 = 1 << 18;
+/// Queries per block, at least and at most: fewer make the product slow, and more waste it above the diagonal.
+const PAID_BLOCKS: (i64, i64) = (16, 64);
 
-fn paid_by_blocks(chunk: &Chunk<'_>, keys_bgcd: &Tensor, lse_bhn: &Tensor, causal: bool) -> Tensor {
-    let (b, h, n, d) = chunk.q_bhnd.size4().unwrap_or_default();
-    let (groups, slots) = (keys_bgcd.size()[1], keys_bgcd.size()[2]);
-    let per_group = h / groups;
-    let kind = lse_bhn.kind();
-    let keys_t = keys_bgcd.to_kind(kind).transpose(-1, -2);
-    let paid = Tensor::zeros([b, groups, slots], (kind, lse_bhn.device()));
-    for start in (0..n).step_by(PAID_BLOCK as usize) {
-        let len = PAID_BLOCK.min(n - start);
-        // A causal block sees the keys up to its own last query only.
-        let width = if causal { start + len } else { slots };
-        let q = chunk.q_bhnd.narrow(2, start, len).to_kind(kind).reshape([b, groups, per_group * len, d]);
-        let lse = lse_bhn.narrow(2, start, len).reshape([b, groups, per_group * len, 1]);
-        let mut weight = (q * chunk.scale).matmul(&keys_t.narrow(3, 0, width)).subtract_(&lse).exp_();
-        if causal {
-            weight = weight.view([b, groups, per_group, len, width]).tril(start).view([b, groups, per_group * len, width]);
-        }
-        let mut target = paid.narrow(2, 0, width);
-        let _ = target.g_add_(&weight.sum_dim_intlist(&[2i64][..], false, kind));
+/// The queries that pay: one product with a key gives `(q · k · scale − lse) log₂ e`, as the query has one more number, −lse, and each
+/// key a 1. Weights are powers of 2: libtorch leaves those of e to a library that is three times slower on some CPUs.
+struct Payers {
+    /// `(B·G, n·R, D + 1)`: a token's heads stand together, so that a block of tokens is a range.
+    query: Tensor,
+    per_group: i64,
+    /// Index in the chunk of the first token that pays, and how many do.
+    first: i64,
+    count: i64,
+}
+
+impl Payers {
+    fn new(chunk: &Chunk<'_>, lse_bhn: &Tensor, last: Option<usize>) -> Self {
+        let (b, h, n, d) = chunk.q_bhnd.size4().unwrap_or_default();
+        let (groups, count) = (num_kv_heads(chunk), last.map_or(n, |last| n.min(last as i64)));
+        let per_group = h / groups;
+        let q = chunk.q_bhnd.narrow(2, n - count, count).to_kind(lse_bhn.kind()) * (chunk.scale * LOG2_E);
+        let minus_lse = lse_bhn.narrow(2, n - count, count).unsqueeze(-1) * -LOG2_E;
+        let query = Tensor::cat(&[q, minus_lse], -1).view([b * groups, per_group, count, d + 1]).transpose(1, 2);
+        Self { query: query.reshape([b * groups, count * per_group, d + 1]), per_group, first: n - count, count }
     }
-    paid / per_group as f64
+
+    /// What they pay to a part's keys, the sum over the heads of a group `(B·G, slots)`.
+    fn pay(&self, keys_bgcd: &Tensor, causal: bool) -> Tensor {
+        let (b, g, slots, d) = keys_bgcd.size4().unwrap_or_default();
+        let options = (self.query.kind(), self.query.device());
+        let keys = Tensor::ones([b, g, slots, d + 1], options);
+        keys.narrow(3, 0, d).copy_(keys_bgcd);
+        let keys = keys.view([b * g, slots, d + 1]).transpose(-1, -2);
+        let rows = b * g * self.per_group;
+        let block = (PAID_SCORES / (rows * slots).max(1)).clamp(PAID_BLOCKS.0, PAID_BLOCKS.1).min(self.count);
+        // One buffer for all blocks: new memory from the system would cost as much as the sums.
+        let buffer = Tensor::empty([rows * block * slots], options);
+        let paid = Tensor::zeros([b * g, slots], options);
+        for start in (0..self.count).step_by(block.max(1) as usize) {
+            let len = block.min(self.count - start);
+            // A causal block sees the keys up to its own last query only.
+            let width = if causal { self.first + start + len } else { slots };
+            let scores = buffer.narrow(0, 0, rows * len * width).view([b * g, len * self.per_group, width]);
+            let query = self.query.narrow(1, start * self.per_group, len * self.per_group);
+            let weight = query.bmm_out(&scores, &keys.narrow(2, 0, width)).exp2_();
+            if causal {
+                let mut own = weight.narrow(2, width - len, len).view([b * g, len, self.per_group, len]);
+                // What a query does not see may be infinitely more than it sees, and no product would make it nothing.
+                let later = Tensor::ones([len, len], (Kind::Bool, options.1)).triu(1).unsqueeze(1);
+                let _ = own.masked_fill_(&later, 0.0);
+            }
+            let _ = paid.narrow(1, 0, width).g_add_(&weight.sum_dim_intlist(&[1i64][..], false, options.0));
+        }
+        paid
+    }
 }
 
 fn num_kv_heads(chunk: &Chunk<'_>) -> i64 {
@@ -192,34 +257,97 @@ mod tests {
             let (q0, k0, v0) = (q.detach(), k.detach(), v.detach());
             let (ko, vo) = (k0.narrow(2, 0, past).contiguous(), v0.narrow(2, 0, past).contiguous());
             let (kn, vn) = (k0.narrow(2, past, n).contiguous(), v0.narrow(2, past, n).contiguous());
-            let old = (past > 0).then_some(Past { k_bgpd: &ko, v_bgpd: &vo });
-            let chunk = Chunk { q_bhnd: &q0, k_bgnd: &kn, v_bgnd: &vn, scale };
-            let merged = attend(chunk, old);
+            // The past as one part, and as two pages.
+            let cut = past / 2;
+            let pages = [(0, cut), (cut, past - cut)].map(|(start, len)| (ko.narrow(2, start, len), vo.narrow(2, start, len)));
+            let pages: Vec<Past<'_>> = pages
+                .iter()
+                .filter(|p| p.0.size()[2] > 0)
+                .map(|(k, v)| Past { k_bgpd: k, v_bgpd: v, in_use_bgp: None })
+                .collect();
+            let chunk = Chunk { q_bhnd: &q0, k_bgnd: &kn, v_bgnd: &vn, scale, in_use_bgn: None };
+            let merged = attend(chunk, &pages);
             assert!(worst(&merged.out_bhnd, &expected) < 1e-13);
 
-            let grads = attend_backward(&dout, chunk, old, &merged);
-            let join =
-                |old: Option<&Tensor>, new: &Tensor| old.map_or_else(|| new.shallow_clone(), |o| Tensor::cat(&[o, new], 2));
-            let (dk_old, dv_old) = grads.past.as_ref().map_or((None, None), |(k, v)| (Some(k), Some(v)));
+            let grads = attend_backward(&dout, chunk, &pages, &merged);
+            let all = |old: fn(&(Tensor, Tensor)) -> &Tensor, new| {
+                Tensor::cat(&grads.past.iter().map(old).chain([new]).collect::<Vec<_>>(), 2)
+            };
             assert!(worst(&grads.dq_bhnd, &q.grad()) < 1e-12);
-            assert!(worst(&join(dk_old, &grads.dk_bgnd), &k.grad()) < 1e-12);
-            assert!(worst(&join(dv_old, &grads.dv_bgnd), &v.grad()) < 1e-12);
+            assert!(worst(&all(|p| &p.0, &grads.dk_bgnd), &k.grad()) < 1e-12);
+            assert!(worst(&all(|p| &p.1, &grads.dv_bgnd), &v.grad()) < 1e-12);
 
-            let paid = attention_paid(chunk, old, &merged.lse_bhn);
-            let sums = weights.sum_dim_intlist(&[2i64][..], false, Kind::Double).view([b, g, h / g, past + n]);
-            let mean = sums.mean_dim(&[2i64][..], false, Kind::Double);
-            assert!(worst(&paid, &mean) < 1e-12);
+            for last in [None, Some(1), Some(3), Some(100)] {
+                let paid = attention_paid(chunk, &pages, &merged.lse_bhn, last);
+                let queries = last.map_or(n, |last| n.min(last as i64));
+                let weights = weights.narrow(2, n - queries, queries);
+                let sums = weights.sum_dim_intlist(&[2i64][..], false, Kind::Double).view([b, g, h / g, past + n]);
+                let mean = sums.mean_dim(&[2i64][..], false, Kind::Double);
+                assert!(worst(&paid, &mean) < 1e-12);
+            }
         }
+    }
+
+    /// As a projection leaves it: tokens before heads in memory, so that `(B, heads, tokens, D)` is a view.
+    fn scattered(b: i64, heads: i64, tokens: i64, d: i64) -> Tensor {
+        Tensor::randn([b, tokens, heads, d], (Kind::Float, Device::Cpu)).transpose(1, 2)
+    }
+
+    #[test]
+    fn attention_paid_in_single_precision_is_that_of_a_dense_softmax_without_the_pads() {
+        tch::manual_seed(5);
+        // Past slots, columns, and how many of them are pads in the second row; blocks of 64 queries end evenly or not.
+        for (past, n, pads, h, g) in [(0, 9, 0, 4, 2), (40, 7, 3, 8, 1), (33, 64, 64, 6, 2), (300, 130, 61, 4, 4)] {
+            let (b, d, scale) = (2, 16, 0.25);
+            let (q, k, v) = (scattered(b, h, n, d), scattered(b, g, past + n, d), scattered(b, g, past + n, d));
+            let double = |x: &Tensor| x.to_kind(Kind::Double);
+            let (_, weights) = naive(&double(&q), &double(&k), &double(&v), scale);
+            let _ = weights.get(1).narrow(1, n - pads, pads).zero_();
+
+            let (kn, vn) = (k.narrow(2, past, n), v.narrow(2, past, n));
+            let page = Past { k_bgpd: &k.narrow(2, 0, past), v_bgpd: &v.narrow(2, 0, past), in_use_bgp: None };
+            let pages = if past > 0 { vec![page] } else { Vec::new() };
+            let chunk = Chunk { q_bhnd: &q, k_bgnd: &kn, v_bgnd: &vn, scale, in_use_bgn: None };
+            let lse = attend(chunk, &pages).lse_bhn;
+            let _ = lse.get(1).narrow(1, n - pads, pads).fill_(f64::INFINITY);
+            for last in [None, Some(1), Some(5), Some(100)] {
+                let paid = attention_paid(chunk, &pages, &lse, last);
+                let queries = last.map_or(n, |last| n.min(last as i64));
+                let sums = weights.narrow(2, n - queries, queries).sum_dim_intlist(&[2i64][..], false, Kind::Double);
+                let expected = sums.view([b, g, h / g, past + n]).mean_dim(&[2i64][..], false, Kind::Double);
+                assert_eq!(paid.kind(), Kind::Float);
+                let error = ((double(&paid) - &expected).abs() / expected.clamp_min(1.0)).max().double_value(&[]);
+                assert!(error <= 1e-6, "{past} slots, {n} columns, {pads} pads, the last {last:?}: {error:.1e}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_head_that_uses_no_slot_sees_its_chunk_alone() {
+        let (q, own) = (Tensor::randn([1, 4, 3, 8], OPTS), Tensor::randn([1, 2, 3, 8], OPTS));
+        let (old, dout) = (Tensor::randn([1, 2, 5, 8], OPTS), Tensor::randn([1, 4, 3, 8], OPTS));
+        let in_use = Tensor::from_slice(&[true, false]).view([1, 2, 1]).expand([1, 2, 5], false);
+        let chunk = Chunk { q_bhnd: &q, k_bgnd: &own, v_bgnd: &own, scale: 0.5, in_use_bgn: None };
+        let past = [Past { k_bgpd: &old, v_bgpd: &old, in_use_bgp: Some(&in_use) }];
+        let (with, without) = (attend(chunk, &past), attend(chunk, &[]));
+        let alone = |x: &Tensor| x.narrow(1, 2, 2);
+        assert!(worst(&alone(&with.out_bhnd), &alone(&without.out_bhnd)) < 1e-15);
+        assert!(worst(&alone(&with.lse_bhn), &alone(&without.lse_bhn)) < 1e-15);
+        let (with, without) = (attend_backward(&dout, chunk, &past, &with), attend_backward(&dout, chunk, &[], &without));
+        assert!(worst(&alone(&with.dq_bhnd), &alone(&without.dq_bhnd)) < 1e-14);
+        assert!(with.past[0].0.get(0).get(1).abs().max().double_value(&[]) == 0.0);
+        let lse = attend(chunk, &past).lse_bhn;
+        assert!(attention_paid(chunk, &past, &lse, None).get(0).get(1).narrow(0, 0, 5).abs().max().double_value(&[]) == 0.0);
     }
 
     #[test]
     fn a_query_with_infinite_log_sum_exp_pays_nothing() {
         let q = Tensor::randn([1, 2, 3, 4], OPTS);
         let k = Tensor::randn([1, 1, 3, 4], OPTS);
-        let chunk = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &k, scale: 0.5 };
-        let lse = attend(chunk, None).lse_bhn;
+        let chunk = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &k, scale: 0.5, in_use_bgn: None };
+        let lse = attend(chunk, &[]).lse_bhn;
         let _ = lse.narrow(2, 1, 2).fill_(f64::INFINITY);
-        let paid = attention_paid(chunk, None, &lse);
+        let paid = attention_paid(chunk, &[], &lse, None);
         assert!((paid.sum(Kind::Double).double_value(&[]) - 1.0).abs() < 1e-12);
     }
 }

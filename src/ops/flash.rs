@@ -4,16 +4,47 @@ use tch::{Device, Kind, Tensor};
 
 use super::attention::{Attended, Chunk, accumulation_kind};
 
+/// Which keys the queries of a part see.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Sight<'a> {
+    /// All.
+    All,
+    /// Those up to their own.
+    Causal,
+    /// Those of slots in use, `(B, G, P)` bool; as many KV heads as query heads.
+    InUse(&'a Tensor),
+    /// Of those up to their own the ones in use, `(B, G, P)` bool. The vendor's kernel would want a mask of `n × n` for each head.
+    CausalInUse(&'a Tensor),
+}
+
+/// So far below every score that nothing is left of its weight; not minus infinity, as a head may see nothing at all.
+const HIDDEN: f64 = -1e30;
+
+impl Sight<'_> {
+    fn is_causal(self) -> bool {
+        matches!(self, Self::Causal)
+    }
+
+    /// What the vendor's kernel adds to the scores `(B, H, n, P)`.
+    fn mask(self, q: &Tensor, kind: Kind) -> Option<Tensor> {
+        let Self::InUse(slot_bgp) = self else { return None };
+        let mask = slot_bgp.logical_not().to_kind(kind) * HIDDEN;
+        let (b, h, n, _) = q.size4().unwrap_or_default();
+        Some(mask.unsqueeze(2).expand([b, h, n, slot_bgp.size()[2]], false))
+    }
+}
+
 /// One part forward.
 ///
 /// # Shapes
 /// `q (B, H, n, D)`, `k`, `v (B, G, P, D)` with `P > 0`; a causal part has `P = n`.
-pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: f64) -> Attended {
-    if q.device() != Device::Cpu {
-        return blocks_forward(q, k, v, causal, scale);
+pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, sight: Sight<'_>, scale: f64) -> Attended {
+    if q.device() != Device::Cpu || matches!(sight, Sight::CausalInUse(_)) {
+        return blocks_forward(q, k, v, sight, scale);
     }
-    let mask: Option<&Tensor> = None;
-    let (out, lse) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, mask, scale);
+    let mask = sight.mask(q, q.kind());
+    let (out, lse) =
+        Tensor::internal_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, sight.is_causal(), mask.as_ref(), scale);
     // The kernel lays the log-sum-exp out as (B, n, H): the rest of us wants it dense.
     Attended { out_bhnd: out.contiguous(), lse_bhn: lse.contiguous() }
 }
@@ -22,15 +53,15 @@ pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: f
 ///
 /// # Shapes
 /// As in [`forward`]; `dk`, `dv` have the KV heads of `k`, in the accumulation kind.
-pub(super) fn backward(dout: &Tensor, part: Chunk<'_>, merged: &Attended, causal: bool) -> (Tensor, Tensor, Tensor) {
-    if part.q_bhnd.device() != Device::Cpu {
-        return blocks_backward(dout, part, merged, causal);
+pub(super) fn backward(dout: &Tensor, part: Chunk<'_>, merged: &Attended, sight: Sight<'_>) -> (Tensor, Tensor, Tensor) {
+    if part.q_bhnd.device() != Device::Cpu || matches!(sight, Sight::CausalInUse(_)) {
+        return blocks_backward(dout, part, merged, sight);
     }
     // CPUs without matrix units for bf16 emulate its products, at a tenth of the speed of f32.
     let kind = accumulation_kind(part.q_bhnd.kind());
     let (q, k, v) = (part.q_bhnd.to_kind(kind), part.k_bgnd.to_kind(kind), part.v_bgnd.to_kind(kind));
     let (dout, out) = (dout.to_kind(kind), merged.out_bhnd.to_kind(kind));
-    let mask: Option<&Tensor> = None;
+    let mask = sight.mask(part.q_bhnd, kind);
     let (dq, dk, dv) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
         &dout,
         &q,
@@ -39,8 +70,8 @@ pub(super) fn backward(dout: &Tensor, part: Chunk<'_>, merged: &Attended, causal
         &out,
         &merged.lse_bhn,
         0.0,
-        causal,
-        mask,
+        sight.is_causal(),
+        mask.as_ref(),
         part.scale,
     );
     (dq.to_kind(part.q_bhnd.kind()), dk, dv)
@@ -50,37 +81,44 @@ pub(super) fn backward(dout: &Tensor, part: Chunk<'_>, merged: &Attended, causal
 const BLOCK: i64 = 512;
 
 /// Scores of a block of queries against all keys, `(B, G, R, m, P)`, in the accumulation kind.
-fn block_scores(q: &Tensor, k: &Tensor, rows: (i64, i64), causal: bool, scale: f64) -> Tensor {
+fn block_scores(q: &Tensor, k: &Tensor, rows: (i64, i64), sight: Sight<'_>, scale: f64) -> Tensor {
     let (start, len) = rows;
     let (b, h, _, d) = q.size4().unwrap_or_default();
     let (g, p) = (k.size()[1], k.size()[2]);
     let kind = accumulation_kind(q.kind());
     let block = q.narrow(2, start, len).to_kind(kind).reshape([b, g, h / g * len, d]);
     let scores = (block * scale).matmul(&k.to_kind(kind).transpose(-1, -2)).view([b, g, h / g, len, p]);
-    if !causal {
-        return scores;
+    let only_in_use = |slot_bgp: &Tensor| scores.masked_fill(&slot_bgp.logical_not().view([b, g, 1, 1, p]), HIDDEN);
+    let causal = |scores: &Tensor| {
+        let later = Tensor::ones([len, p], (Kind::Bool, q.device())).tril(start).logical_not();
+        scores.masked_fill(&later, f64::NEG_INFINITY)
+    };
+    match sight {
+        Sight::All => scores,
+        Sight::Causal => causal(&scores),
+        Sight::InUse(slot_bgp) => only_in_use(slot_bgp),
+        Sight::CausalInUse(slot_bgp) => causal(&only_in_use(slot_bgp)),
     }
-    let hidden = Tensor::ones([len, p], (Kind::Bool, q.device())).tril(start).logical_not();
-    scores.masked_fill(&hidden, f64::NEG_INFINITY)
 }
 
-fn blocks_forward(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: f64) -> Attended {
+fn blocks_forward(q: &Tensor, k: &Tensor, v: &Tensor, sight: Sight<'_>, scale: f64) -> Attended {
     let (b, h, n, d) = q.size4().unwrap_or_default();
     let kind = accumulation_kind(q.kind());
     let (mut outs, mut lses) = (Vec::new(), Vec::new());
+    let (k, v) = (k.to_kind(kind), v.to_kind(kind).unsqueeze(2));
     for start in (0..n).step_by(BLOCK as usize) {
         let len = BLOCK.min(n - start);
-        let scores = block_scores(q, k, (start, len), causal, scale);
+        let scores = block_scores(q, &k, (start, len), sight, scale);
         let lse = scores.logsumexp(&[-1i64][..], false);
         let weight = (scores - lse.unsqueeze(-1)).exp();
-        let out = weight.matmul(&v.to_kind(kind).unsqueeze(2));
+        let out = weight.matmul(&v);
         outs.push(out.reshape([b, h, len, d]).to_kind(q.kind()));
         lses.push(lse.reshape([b, h, len]));
     }
     Attended { out_bhnd: Tensor::cat(&outs, 2), lse_bhn: Tensor::cat(&lses, 2) }
 }
 
-fn blocks_backward(dout: &Tensor, part: Chunk<'_>, merged: &Attended, causal: bool) -> (Tensor, Tensor, Tensor) {
+fn blocks_backward(dout: &Tensor, part: Chunk<'_>, merged: &Attended, sight: Sight<'_>) -> (Tensor, Tensor, Tensor) {
     let (q, k, v) = (part.q_bhnd, part.k_bgnd, part.v_bgnd);
     let (b, h, n, d) = q.size4().unwrap_or_default();
     let (g, p) = (k.size()[1], k.size()[2]);
@@ -92,7 +130,7 @@ fn blocks_backward(dout: &Tensor, part: Chunk<'_>, merged: &Attended, causal: bo
         let len = BLOCK.min(n - start);
         let grouped = |x: &Tensor| x.narrow(2, start, len).to_kind(kind).reshape([b, g, h / g, len, -1]);
         let lse = merged.lse_bhn.narrow(2, start, len).reshape([b, g, h / g, len, 1]);
-        let weight = (block_scores(q, &k, (start, len), causal, part.scale) - lse).exp();
+        let weight = (block_scores(q, &k, (start, len), sight, part.scale) - lse).exp();
         let (go, out) = (grouped(dout), grouped(&merged.out_bhnd));
         let delta = (&go * out).sum_dim_intlist(&[-1i64][..], true, kind);
         let dweight = go.matmul(&v.unsqueeze(2).transpose(-1, -2));
@@ -113,17 +151,36 @@ mod tests {
     #[test]
     fn the_blockwise_form_equals_the_vendor_kernel() {
         let opts = (Kind::Double, Device::Cpu);
-        for (n, p, causal) in [(6, 6, true), (5, 9, false), (600, 600, true)] {
+        let in_use = Tensor::rand([2, 4, 9], opts).gt(0.4);
+        let _ = in_use.narrow(2, 3, 1).fill_(1);
+        for (n, p, g, sight) in [
+            (6, 6, 2, Sight::Causal),
+            (5, 9, 2, Sight::All),
+            (600, 600, 2, Sight::Causal),
+            (5, 9, 4, Sight::InUse(&in_use)),
+            (600, 9, 4, Sight::InUse(&in_use)),
+        ] {
             let (q, dout) = (Tensor::randn([2, 4, n, 8], opts), Tensor::randn([2, 4, n, 8], opts));
-            let (k, v) = (Tensor::randn([2, 2, p, 8], opts), Tensor::randn([2, 2, p, 8], opts));
-            let (kernel, blocks) = (forward(&q, &k, &v, causal, 0.4), blocks_forward(&q, &k, &v, causal, 0.4));
+            let (k, v) = (Tensor::randn([2, g, p, 8], opts), Tensor::randn([2, g, p, 8], opts));
+            let (kernel, blocks) = (forward(&q, &k, &v, sight, 0.4), blocks_forward(&q, &k, &v, sight, 0.4));
             assert!(kernel.out_bhnd.allclose(&blocks.out_bhnd, 0.0, 1e-12, false));
-            assert!(kernel.lse_bhn.allclose(&blocks.lse_bhn, 0.0, 1e-12, false));
-            let part = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale: 0.4 };
-            let (a, b) = (backward(&dout, part, &kernel, causal), blocks_backward(&dout, part, &kernel, causal));
+            assert!(kernel.lse_bhn.allclose(&blocks.lse_bhn, 1e-12, 1e-12, false));
+            let part = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale: 0.4, in_use_bgn: None };
+            let (a, b) = (backward(&dout, part, &kernel, sight), blocks_backward(&dout, part, &kernel, sight));
             for (a, b) in [(a.0, b.0), (a.1, b.1), (a.2, b.2)] {
                 assert!(a.allclose(&b, 0.0, 1e-11, false));
             }
         }
+    }
+
+    #[test]
+    fn slots_that_are_not_in_use_do_not_count() {
+        let opts = (Kind::Double, Device::Cpu);
+        let (q, k, v) = (Tensor::randn([1, 2, 5, 8], opts), Tensor::randn([1, 2, 7, 8], opts), Tensor::randn([1, 2, 7, 8], opts));
+        let in_use = Tensor::from_slice(&[true, true, true, true, false, false, false]).view([1, 1, 7]).expand([1, 2, 7], false);
+        let masked = forward(&q, &k, &v, Sight::InUse(&in_use), 0.4);
+        let shorter = forward(&q, &k.narrow(2, 0, 4), &v.narrow(2, 0, 4), Sight::All, 0.4);
+        assert!(masked.out_bhnd.allclose(&shorter.out_bhnd, 0.0, 1e-13, false));
+        assert!(masked.lse_bhn.allclose(&shorter.lse_bhn, 0.0, 1e-13, false));
     }
 }
