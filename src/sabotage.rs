@@ -15,6 +15,10 @@ pub(crate) enum Sabotage {
     ChainRemoved,
     /// A move takes the value along but not the key.
     ValueMovedWithoutKey,
+    /// The head's parameters keep no gradient.
+    HeadGradientDropped,
+    /// What has travelled through the lowest row does not reach the embedding.
+    EmbeddingGradientDropped,
 }
 
 thread_local! {

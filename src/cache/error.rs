@@ -1,5 +1,8 @@
 //! What can go wrong with a cache.
 
+use std::path::PathBuf;
+
+use crate::files::FilesError;
 use crate::recipe::RecipeError;
 use crate::units::{Hint, LayerIdx};
 
@@ -9,10 +12,30 @@ pub enum CacheError {
     /// The recipe names a policy that does not exist, or parameters that it does not have.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
+    /// A replay log could not be read or written.
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    /// A file holds no replay log, or one that no cache could have made.
+    #[error("`{}` is not a valid replay log: {reason}", path.display())]
+    NotALog {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A replay log that is to be followed was made elsewhere.
+    #[error("the replay log belongs to another model or batch: expected {expected}, found {found}")]
+    OtherLog {
+        /// Of this model, recipe and batch.
+        expected: String,
+        /// Of the log's.
+        found: String,
+    },
     /// A chunk would evict its own tokens, or protected ones.
     #[error(
-        "`kv_cache.chunk_size` = {chunk_size} is too large for {layer}: with `cache_length` = {cache_length}, {sinks} first and {grace} \
-         youngest tokens that are never evicted, the largest that works is {largest}"
+        "`kv_cache.chunk_size` = {chunk_size} is too large for {layer}: with `cache_length` = {cache_length}, {}{sinks} first and \
+         {grace} youngest tokens that are never evicted, the largest that works is {largest}",
+        further(*share, *initial)
     )]
     ChunkTooLarge {
         /// As in the recipe.
@@ -25,6 +48,10 @@ pub enum CacheError {
         sinks: usize,
         /// Youngest tokens that stay.
         grace: usize,
+        /// The smallest share of a head, where slots are shared out.
+        share: Option<usize>,
+        /// Tokens of a prompt's initial part that stay.
+        initial: usize,
         /// The largest chunk that works; 0 where none does.
         largest: usize,
     },
@@ -39,6 +66,12 @@ pub enum CacheError {
         layer: LayerIdx,
         /// Its slots.
         cache_length: usize,
+    },
+    /// The policy weighs what quantisation costs, and the buffer costs nothing.
+    #[error("the policy `{policy}` weighs the errors of quantisation, and `kv_cache.buffer = \"plain\"` makes none")]
+    NothingQuantised {
+        /// As in the recipe.
+        policy: String,
     },
     /// A list of cache lengths does not have one per layer.
     #[error("`kv_cache.cache_length` lists {found} lengths, the model has {expected} layers")]
@@ -74,17 +107,38 @@ pub enum CacheError {
     },
 }
 
+/// What some policies promise beside first and youngest tokens.
+fn further(share: Option<usize>, initial: usize) -> String {
+    let share = share.map(|share| format!("a smallest share of {share}, ")).unwrap_or_default();
+    if initial == 0 { share } else { format!("{share}{initial} tokens of an initial part, ") }
+}
+
 impl Hint for CacheError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Recipe(e) => e.hint(),
-            Self::ChunkTooLarge { largest: 0, .. } => Some("raise `kv_cache.cache_length`, or protect fewer tokens".into()),
-            Self::ChunkTooLarge { largest, .. } => {
-                Some(format!("set `kv_cache.chunk_size = {largest}`, or raise `kv_cache.cache_length`"))
+            Self::Files(e) => e.hint(),
+            Self::NotALog { .. } => {
+                Some("write it again with `kvtune verify --dump`; the file is damaged or something else".into())
+            }
+            Self::OtherLog { .. } => {
+                Some("take the recipe, the data and the number of samples with which the log was written".into())
+            }
+            Self::ChunkTooLarge { largest, share, .. } => {
+                let floor = if share.is_some() { " or the policy's `floor`" } else { "" };
+                Some(match largest {
+                    0 => format!("raise `kv_cache.cache_length`{floor}, or protect fewer tokens"),
+                    _ => format!("set `kv_cache.chunk_size = {largest}`, or raise `kv_cache.cache_length`{floor}"),
+                })
             }
             Self::Full { tokens, .. } => Some(format!(
                 "set `kv_cache.storage = \"growing\"`, or `kv_cache.cache_length = {tokens}`, or a policy that evicts such as \"h2o\""
             )),
+            Self::NothingQuantised { policy } => {
+                let quantise = "set `kv_cache.buffer = \"int8\"` or `\"int4\"`";
+                let plain = policy.strip_prefix('q').map(|plain| format!(", or write `policy = \"{plain}\"`"));
+                Some(format!("{quantise}{}", plain.unwrap_or_default()))
+            }
             Self::WrongNumberOfLengths { .. } => Some("give one number for all layers, or one per layer".into()),
             Self::OutOfOrder { .. } | Self::LogMismatch { .. } => Some("this is a defect of kvtune: please report it".into()),
         }

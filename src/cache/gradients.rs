@@ -21,15 +21,14 @@ impl CacheGrads {
     /// Adds one chunk's attention gradients.
     ///
     /// # Shapes
-    /// `own`: of the region `(B, G, n, D)`; `past`: of the slots below it `(B, G, P, D)`.
-    pub fn add(&mut self, own: (&Tensor, &Tensor), past: Option<&(Tensor, Tensor)>) {
-        let len = own.0.size()[2];
-        let below = past.map_or(0, |(k, _)| k.size()[2]);
-        for (total, own, past) in [(&self.dk_bgcd, own.0, past.map(|(k, _)| k)), (&self.dv_bgcd, own.1, past.map(|(_, v)| v))] {
-            let _ = total.narrow(2, below, len).g_add_(own);
-            if let Some(past) = past {
-                let _ = total.narrow(2, 0, below).g_add_(past);
-            }
+    /// `own`: of the region `(B, G, n, D)`; `past`: of the slots below it, part by part `(B, G, ·, D)`.
+    pub fn add(&mut self, own: (&Tensor, &Tensor), past: &[(Tensor, Tensor)]) {
+        let mut start = 0;
+        for (dk, dv) in past.iter().map(|(dk, dv)| (dk, dv)).chain([own]) {
+            let len = dk.size()[2];
+            let _ = self.dk_bgcd.narrow(2, start, len).g_add_(dk);
+            let _ = self.dv_bgcd.narrow(2, start, len).g_add_(dv);
+            start += len;
         }
     }
 

@@ -2,12 +2,16 @@
 
 use tch::{Device, Kind, Tensor};
 
+use super::buffer::{Buffer, Stored};
 use super::moves::{self, Geometry, Moves, put, take, with_retained};
-use super::victims::choose;
-use super::{CacheError, ChunkSpan, Entries, LayerLog, Placement, Policy, Victims};
+use super::notes::Notes;
+use super::quota::Divided;
+use super::victims::Agreement;
+use super::{CacheError, ChunkSpan, LayerLog, Placement, Quota, Victims};
+use crate::recipe::BufferKind;
 use crate::units::LayerIdx;
 
-/// The dimensions of a cache for one batch.
+/// The dimensions of a cache for one batch, and how it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Rows.
@@ -20,6 +24,12 @@ pub struct Shape {
     pub cache_length: usize,
     /// Slots to allocate at once; fewer than `cache_length` for a cache that grows, or a sequence that is shorter.
     pub allocated: usize,
+    /// Whether a cache that grows does so by further pages of `allocated` slots instead of doubling.
+    pub is_paged: bool,
+    /// How an entry is stored.
+    pub buffer: BufferKind,
+    /// Whether keys and values wait on the host between [`LayerCache::park`] and [`LayerCache::bring`].
+    pub is_offloaded: bool,
     /// dtype of keys and values.
     pub kind: Kind,
     /// Where they live.
@@ -31,14 +41,22 @@ pub struct Shape {
 pub struct Undo {
     pub(super) at: Geometry,
     pub(super) moves: Option<Moves>,
-    /// Keys and values `(B·G·e, D)` and positions `(B·G·e)` of the candidates, on the host.
-    saved: Option<(Tensor, Tensor, Tensor)>,
+    /// The candidates as they were stored, and their positions `(B·G·e)`.
+    saved: Option<(Stored, Tensor)>,
 }
 
-/// A written chunk: its entries as the region holds them, and what they overwrote.
+impl Undo {
+    /// The same with what was saved on the host, where it waits for the backward phase.
+    pub fn on_host(self) -> Self {
+        let saved = self.saved.map(|(stored, position)| (stored.to(Device::Cpu), position.to_device(Device::Cpu)));
+        Self { saved, ..self }
+    }
+}
+
+/// A written chunk: its entries as its own queries see them, and what they overwrote.
 #[derive(Debug)]
 pub struct Written {
-    /// Keys of the region's columns `(B, G, n, D)`: kept entries, then tokens.
+    /// Keys of the region's columns `(B, G, n, D)`: kept entries as they are stored, then tokens, exact.
     pub k_bgnd: Tensor,
     /// Values likewise.
     pub v_bgnd: Tensor,
@@ -46,45 +64,53 @@ pub struct Written {
     pub undo: Undo,
 }
 
-/// Keys, values, positions and scores of one layer.
+/// Keys, values, positions and a policy's notes of one layer.
 #[derive(Debug)]
 pub struct LayerCache {
     layer: LayerIdx,
-    shape: Shape,
-    k_bgcd: Tensor,
-    v_bgcd: Tensor,
-    position_bgc: Tensor,
-    /// Positions by slot while every choice so far was the same for all rows and heads.
-    host_positions: Option<Vec<i64>>,
-    score_bgc: Option<Tensor>,
-    filled: usize,
+    pub(super) shape: Shape,
+    pub(super) buffer: Buffer,
+    pub(super) position_bgc: Tensor,
+    pub(super) agreement: Agreement,
+    pub(super) notes: Notes,
+    /// Begin and end of the positions that never leave, by row; empty where there are none.
+    pub(super) protected: Vec<(usize, usize)>,
+    pub(super) divided: Option<Divided>,
+    pub(super) filled: usize,
     stands: usize,
-    prefill: usize,
+    pub(super) prefill: usize,
 }
 
 impl LayerCache {
     /// An empty cache. `prefill` is the length of the prefill span.
     pub fn new(layer: LayerIdx, shape: Shape, prefill: usize) -> Self {
-        let size = [shape.batch, shape.groups, shape.allocated.max(1) as i64, shape.head_dim];
-        let opts = (shape.kind, shape.device);
+        let buffer = Buffer::new(shape);
+        let size = [shape.batch, shape.groups, buffer.slots()];
         Self {
             layer,
             shape,
-            k_bgcd: Tensor::zeros(size, opts),
-            v_bgcd: Tensor::zeros(size, opts),
-            position_bgc: Tensor::full(&size[..3], -1, (Kind::Int64, shape.device)),
-            host_positions: Some(Vec::new()),
-            score_bgc: None,
+            buffer,
+            position_bgc: Tensor::full(size, -1, (Kind::Int64, shape.device)),
+            agreement: Agreement::All(Vec::new()),
+            notes: Notes::default(),
+            protected: Vec::new(),
+            divided: None,
             filled: 0,
             stands: 0,
             prefill,
         }
     }
 
+    /// The cache with ranges of positions (begin and end, by row) that never leave.
+    pub fn protecting(mut self, protected: Vec<(usize, usize)>) -> Self {
+        self.protected = protected;
+        self
+    }
+
     /// Empties the cache; the buffers stay.
     pub fn reset(&mut self, prefill: usize) {
-        self.host_positions = Some(Vec::new());
-        (self.score_bgc, self.filled, self.stands, self.prefill) = (None, 0, 0, prefill);
+        (self.agreement, self.notes, self.divided) = (Agreement::All(Vec::new()), Notes::default(), None);
+        (self.filled, self.stands, self.prefill) = (0, 0, prefill);
     }
 
     /// The dimensions.
@@ -97,9 +123,9 @@ impl LayerCache {
         self.stands
     }
 
-    /// Size of the buffers `(B, G, C, D)`.
+    /// Size of the cache as attention sees it `(B, G, slots, D)`.
     pub fn size(&self) -> Vec<i64> {
-        self.k_bgcd.size()
+        vec![self.shape.batch, self.shape.groups, self.buffer.slots(), self.shape.head_dim]
     }
 
     /// Positions held by the filled slots `(B, G, filled)`, −1 where a row has none.
@@ -107,19 +133,28 @@ impl LayerCache {
         self.position_bgc.narrow(2, 0, self.filled as i64)
     }
 
-    /// Keys and values of the filled slots `(B, G, filled, D)`.
+    /// Keys and values of the filled slots `(B, G, filled, D)`, restored where they are quantised.
     pub fn entries(&self) -> (Tensor, Tensor) {
-        self.past(self.filled as i64)
+        join(&self.past(self.filled as i64), &self.shape)
     }
 
-    /// Cumulative scores of the filled slots `(B, G, filled)`.
-    pub fn scores(&self) -> Option<Tensor> {
-        self.score_bgc.as_ref().map(|s| s.narrow(2, 0, self.filled as i64))
+    /// Keys of the filled slots `(B, G, filled, D)`, restored where they are quantised.
+    pub(super) fn keys(&self) -> Tensor {
+        match &self.buffer.read_keys(self.filled as i64)[..] {
+            [] => no_entries(&self.shape),
+            [keys] => keys.shallow_clone(),
+            pages => Tensor::cat(pages, 2),
+        }
     }
 
-    /// The first `count` slots, `(B, G, count, D)` each: the past of a chunk whose region begins there.
-    pub fn past(&self, count: i64) -> (Tensor, Tensor) {
-        (self.k_bgcd.narrow(2, 0, count), self.v_bgcd.narrow(2, 0, count))
+    /// What the policy made of the attention so far, by filled slot `(B, G, filled)`.
+    pub fn observed(&self) -> Option<Tensor> {
+        self.notes.observed(self.filled as i64)
+    }
+
+    /// The first `count` slots by page, `(B, G, ·, D)` each: the past of a chunk whose region begins there.
+    pub fn past(&self, count: i64) -> Vec<(Tensor, Tensor)> {
+        self.buffer.read(0, count)
     }
 
     /// The first slot of the region of the chunk that was written last.
@@ -127,25 +162,49 @@ impl LayerCache {
         (self.filled - span.len) as i64
     }
 
-    /// What `policy` evicts for the next chunk; `None` where everything fits.
-    pub fn decide(&self, policy: &dyn Policy, span: &ChunkSpan) -> Option<Victims> {
-        let num_evicted = span.evictions(self.filled, self.shape.cache_length);
-        let score_bgc = self.scores();
-        let entries = Entries {
-            filled: self.filled,
-            cache_length: self.shape.cache_length,
-            num_evicted,
-            prefill: self.prefill,
-            next_position: span.start,
-            position_bgc: self.positions(),
-            score_bgc: score_bgc.as_ref(),
-        };
-        (num_evicted > 0).then(|| choose(policy, &entries, self.host_positions.as_deref()))
+    /// Brings keys and values to the device, ahead of their use.
+    pub fn bring(&mut self) {
+        self.buffer.bring();
+    }
+
+    /// Lets keys and values wait on the host, where the cache is offloaded.
+    pub fn park(&mut self) {
+        self.buffer.park();
+    }
+
+    /// Slots of a head's buffer: the cache length, until they are shared out.
+    pub(super) fn capacity(&self) -> usize {
+        self.divided.as_ref().map_or(self.shape.cache_length, |divided| divided.slots)
+    }
+
+    /// Which of the first `count` slots are in use `(B, G, count)`, bool, where heads have shares of different size.
+    pub fn in_use(&self, count: i64) -> Option<Tensor> {
+        self.divided.as_ref().map(|_| self.position_bgc.narrow(2, 0, count).ge(0))
+    }
+
+    /// Which columns of the chunk written last hold an entry `(B, G, n)`, bool, where rows that end in it keep empty slots.
+    pub fn region_in_use(&self, span: &ChunkSpan) -> Option<Tensor> {
+        let keeps_empty = self.divided.is_some() && span.is_ragged();
+        keeps_empty.then(|| self.position_bgc.narrow(2, self.region(span), span.len as i64).ge(0))
+    }
+
+    /// Brings a quota into force: what exceeds a head's share leaves, and all buffers get as long as the largest share.
+    pub fn divide(&mut self, quota: &Quota) {
+        if self.divided.is_some() {
+            return;
+        }
+        self.divided = Some(Divided::new(quota, self.filled, &self.position_bgc));
+        let leaving = quota.leaving_bgc.to_device(self.shape.device);
+        let _ = self.position_bgc.narrow(2, 0, self.filled as i64).masked_fill_(&leaving, -1);
+        self.reserve(quota.slots as i64);
+        // Another sequence may have left its positions there.
+        let _ = self.position_bgc.narrow(2, self.filled as i64, (quota.slots - self.filled) as i64).fill_(-1);
+        (self.filled, self.agreement) = (quota.slots, Agreement::Nothing);
     }
 
     /// The choice recorded in `log` for `span`.
     pub fn recall<'a>(&self, log: &'a LayerLog, span: &ChunkSpan) -> Result<Option<&'a Victims>, CacheError> {
-        log.expect(self.layer, span, span.evictions(self.filled, self.shape.cache_length))
+        log.expect(self.layer, span, span.evictions(self.filled, self.capacity()))
     }
 
     /// Writes a chunk over its victims.
@@ -154,24 +213,31 @@ impl LayerCache {
     /// `k`, `v (B, G, n, D)` by the tokens' own columns.
     pub fn write(&mut self, span: &ChunkSpan, victims: Option<&Victims>, k: &Tensor, v: &Tensor) -> Result<Written, CacheError> {
         self.check_order("write", span, self.stands == span.index)?;
-        self.grow(span);
+        self.reserve((self.filled + span.len).min(self.capacity()) as i64);
         let at = self.geometry(span);
-        let kept = span.retained(self.filled, self.shape.cache_length);
+        let kept = span.retained(self.filled, self.capacity());
         let moves = victims.map(|x| moves::plan(at, x, span, &kept, self.shape.device));
         let saved = moves.as_ref().map(|m| self.move_entries(m));
         let placement = Placement::new(span, &kept, self.shape.device);
-        let positions = placement.positions(span, self.shape.device).expand([at.batch, at.groups, at.len], false);
-        let (k, v, positions) = compose(&placement, moves.as_ref(), saved.as_ref(), (k, v, &positions));
-        for (buffer, chunk) in [(&self.k_bgcd, &k), (&self.v_bgcd, &v), (&self.position_bgc, &positions)] {
-            buffer.narrow(2, at.region(), at.len).copy_(chunk);
+        let (k, v) = (placement.place(k), placement.place(v));
+        let mut positions = placement.positions(span, self.shape.device).expand([at.batch, at.groups, at.len], false);
+        let mut chunk = self.buffer.encode(&k, &v);
+        if let (Some(moves), Some((saved, saved_position))) = (&moves, &saved)
+            && let Some(retained) = &moves.retained
+        {
+            chunk = chunk.with_retained(saved, moves);
+            positions = with_retained(&positions, saved_position, retained);
         }
-        if let Some(score) = &self.score_bgc {
-            let _ = score.narrow(2, at.region(), at.len).zero_();
+        self.buffer.write(at.region(), &chunk);
+        self.position_bgc.narrow(2, at.region(), at.len).copy_(&positions);
+        self.notes.clear(at.region(), at.len);
+        self.write_agreement(span, at, victims);
+        if let Some(divided) = &mut self.divided {
+            divided.take(span.len);
         }
-        self.write_host_positions(span, at, victims);
         (self.filled, self.stands) = (at.top as usize, self.stands + 1);
-        let to_host = |(k, v, p): (Tensor, Tensor, Tensor)| (k.to(Device::Cpu), v.to(Device::Cpu), p.to(Device::Cpu));
-        Ok(Written { k_bgnd: k, v_bgnd: v, undo: Undo { at, moves, saved: saved.map(to_host) } })
+        let (k_bgnd, v_bgnd) = self.composed((k, v), moves.as_ref(), saved.as_ref().map(|(stored, _)| stored));
+        Ok(Written { k_bgnd, v_bgnd, undo: Undo { at, moves, saved } })
     }
 
     /// The region's entries for a chunk that stands in the cache already, from its tokens and what it overwrote.
@@ -179,54 +245,52 @@ impl LayerCache {
     /// # Shapes
     /// `k`, `v (B, G, n, D)` by the tokens' own columns; out by the region's.
     pub fn recompose(&self, span: &ChunkSpan, undo: &Undo, k: &Tensor, v: &Tensor) -> (Tensor, Tensor) {
-        let kept = span.retained(undo.at.filled as usize, self.shape.cache_length);
-        let placement = Placement::new(span, &kept, self.shape.device);
-        let saved = undo.saved_on(self.shape.device);
-        let positions = self.position_bgc.narrow(2, undo.at.region(), undo.at.len);
-        let (k, v, _) = compose(&placement, undo.moves.as_ref(), saved.as_ref(), (k, v, &positions));
-        (k, v)
+        let placement = self.placement(span, undo);
+        let saved = undo.saved.as_ref().map(|(stored, _)| stored.to(self.shape.device));
+        self.composed((placement.place(k), placement.place(v)), undo.moves.as_ref(), saved.as_ref())
+    }
+
+    /// The region's columns as its own queries see them: the tokens exact, in front of them what the rows keep, as it is stored.
+    fn composed(&self, (k, v): (Tensor, Tensor), moves: Option<&Moves>, saved: Option<&Stored>) -> (Tensor, Tensor) {
+        match (moves.and_then(|m| m.retained.as_ref()), saved) {
+            (Some(retained), Some(saved)) => {
+                let (saved_k, saved_v) = self.buffer.decode(saved);
+                (with_retained(&k, &saved_k, retained), with_retained(&v, &saved_v, retained))
+            }
+            _ => (k, v),
+        }
     }
 
     /// How the tokens of the chunk written last stand in its region.
     pub fn placement(&self, span: &ChunkSpan, undo: &Undo) -> Placement {
-        Placement::new(span, &span.retained(undo.at.filled as usize, self.shape.cache_length), self.shape.device)
+        Placement::new(span, &span.retained(undo.at.filled as usize, self.capacity()), self.shape.device)
     }
 
     /// Restores the cache to what it was before `span` was written.
     pub fn unwind(&mut self, span: &ChunkSpan, undo: &Undo) -> Result<(), CacheError> {
         self.check_order("unwind", span, self.stands == span.index + 1)?;
-        // Scores and host positions are not needed backwards: choices are replayed.
-        (self.score_bgc, self.host_positions) = (None, None);
-        if let (Some(moves), Some((k, v, position))) = (&undo.moves, undo.saved_on(self.shape.device)) {
-            for (buffer, saved) in [(&self.k_bgcd, k), (&self.v_bgcd, v), (&self.position_bgc, position)] {
-                put(buffer, &moves.from, &take(buffer, &moves.to));
-                #[cfg(test)]
-                if crate::sabotage::is_active(crate::sabotage::Sabotage::UndoDropped) {
-                    continue;
-                }
-                put(buffer, &moves.to, &saved);
-            }
+        // Notes and agreement are not needed backwards: choices are replayed.
+        (self.notes, self.agreement) = (Notes::default(), Agreement::Nothing);
+        if let (Some(moves), Some((stored, position))) = (&undo.moves, &undo.saved) {
+            self.buffer.restore(moves, &stored.to(self.shape.device));
+            moves::restore(&self.position_bgc, moves, &position.to_device(self.shape.device));
         }
         (self.filled, self.stands) = (undo.at.filled as usize, self.stands - 1);
+        if let Some(divided) = self.divided.take_if(|divided| divided.index == span.index) {
+            let (filled, positions) = divided.before;
+            let _ = self.position_bgc.fill_(-1);
+            self.position_bgc.narrow(2, 0, filled as i64).copy_(&positions);
+            self.filled = filled;
+        }
         Ok(())
     }
 
-    /// Adds what the policy makes of the attention paid by the chunk written last.
-    ///
-    /// # Shapes
-    /// `paid_bgc (B, G, filled)`.
-    pub fn observe(&mut self, policy: &dyn Policy, paid_bgc: Tensor) {
-        let like = &self.position_bgc;
-        let score = self.score_bgc.get_or_insert_with(|| like.zeros_like().to_kind(Kind::Float));
-        let _ = score.narrow(2, 0, self.filled as i64).g_add_(&policy.observe(paid_bgc).to_kind(Kind::Float));
-    }
-
     fn geometry(&self, span: &ChunkSpan) -> Geometry {
-        let top = (self.filled + span.len).min(self.shape.cache_length);
+        let top = (self.filled + span.len).min(self.capacity());
         Geometry {
             batch: self.shape.batch,
             groups: self.shape.groups,
-            slots: self.k_bgcd.size()[2],
+            slots: self.buffer.slots(),
             filled: self.filled as i64,
             top: top as i64,
             len: span.len as i64,
@@ -234,61 +298,38 @@ impl LayerCache {
     }
 
     /// Moves the region's survivors into the victims' slots and returns what stood there.
-    fn move_entries(&self, moves: &Moves) -> (Tensor, Tensor, Tensor) {
-        let replace = |buffer: &Tensor| {
-            let (old, moved) = (take(buffer, &moves.to), take(buffer, &moves.from));
-            put(buffer, &moves.to, &moved);
-            old
+    fn move_entries(&mut self, moves: &Moves) -> (Stored, Tensor) {
+        let stored = self.buffer.move_entries(moves);
+        self.notes.move_entries(moves);
+        let position = take(&self.position_bgc, &moves.to);
+        put(&self.position_bgc, &moves.to, &take(&self.position_bgc, &moves.from));
+        (stored, position)
+    }
+
+    /// Keeps the host's copy of the positions in step, or gives it up when rows or heads begin to differ.
+    fn write_agreement(&mut self, span: &ChunkSpan, at: Geometry, victims: Option<&Victims>) {
+        let shared = victims.map(Victims::shared);
+        let by_row = victims.is_none_or(Victims::is_by_row);
+        self.agreement = match (std::mem::replace(&mut self.agreement, Agreement::Nothing), shared) {
+            (Agreement::All(positions), None) => Agreement::All(moved(positions, span, at, &[])),
+            (Agreement::All(positions), Some(Some(slots))) => Agreement::All(moved(positions, span, at, &slots)),
+            (Agreement::All(_) | Agreement::Heads, _) if by_row => Agreement::Heads,
+            _ => Agreement::Nothing,
         };
-        #[cfg(test)]
-        if crate::sabotage::is_active(crate::sabotage::Sabotage::ValueMovedWithoutKey) {
-            return (take(&self.k_bgcd, &moves.to), replace(&self.v_bgcd), replace(&self.position_bgc));
-        }
-        if let Some(score) = &self.score_bgc {
-            let _ = replace(score);
-        }
-        (replace(&self.k_bgcd), replace(&self.v_bgcd), replace(&self.position_bgc))
     }
 
-    /// Keeps the host's copy of the positions in step, or gives it up when heads begin to differ.
-    fn write_host_positions(&mut self, span: &ChunkSpan, at: Geometry, victims: Option<&Victims>) {
-        let Some(mut positions) = self.host_positions.take() else { return };
-        if let Some(Victims::PerHead(_)) = victims {
-            return;
-        }
-        if let Some(Victims::Shared(slots)) = victims {
-            let (region, filled) = (at.region() as usize, at.filled as usize);
-            let mut to: Vec<usize> = slots.iter().map(|&s| s as usize).filter(|&s| s < region).collect();
-            to.sort_unstable();
-            let survivors = (region..filled).filter(|&s| !slots.contains(&(s as i64)));
-            for (to, from) in to.into_iter().zip(survivors) {
-                positions[to] = positions[from];
-            }
-        }
-        positions.truncate(at.region() as usize);
-        positions.extend(span.start as i64..(span.start + span.len) as i64);
-        self.host_positions = Some(positions);
-    }
-
-    /// Doubles the buffers until the chunk fits, for a cache that grows.
-    fn grow(&mut self, span: &ChunkSpan) {
-        let needed = (self.filled + span.len).min(self.shape.cache_length);
-        let have = self.k_bgcd.size()[2] as usize;
+    /// Makes room for so many slots in a cache that grows.
+    fn reserve(&mut self, needed: i64) {
+        let have = self.buffer.slots();
         if needed <= have {
             return;
         }
-        let want = needed.max(2 * have).min(self.shape.cache_length);
-        let enlarge = |x: &Tensor, fill: f64| {
-            let mut size = x.size();
-            size[2] = want as i64;
-            let larger = Tensor::full(&size[..], fill, (x.kind(), x.device()));
-            larger.narrow(2, 0, have as i64).copy_(x);
-            larger
-        };
-        self.k_bgcd = enlarge(&self.k_bgcd, 0.0);
-        self.v_bgcd = enlarge(&self.v_bgcd, 0.0);
-        self.position_bgc = enlarge(&self.position_bgc, -1.0);
-        self.score_bgc = self.score_bgc.as_ref().map(|s| enlarge(s, 0.0));
+        self.buffer.reserve(needed);
+        let slots = self.buffer.slots();
+        self.notes.reserve(slots);
+        let larger = Tensor::full([self.shape.batch, self.shape.groups, slots], -1, (Kind::Int64, self.shape.device));
+        larger.narrow(2, 0, have).copy_(&self.position_bgc);
+        self.position_bgc = larger;
     }
 
     /// The error for an undo entry that is not there.
@@ -304,26 +345,32 @@ impl LayerCache {
     }
 }
 
-impl Undo {
-    fn saved_on(&self, device: Device) -> Option<(Tensor, Tensor, Tensor)> {
-        self.saved.as_ref().map(|(k, v, p)| (k.to(device), v.to(device), p.to(device)))
+/// Positions by slot after a write: survivors of the region stand in the victims' slots, the chunk at the end.
+fn moved(mut positions: Vec<i64>, span: &ChunkSpan, at: Geometry, victims: &[i64]) -> Vec<i64> {
+    let (region, filled) = (at.region() as usize, at.filled as usize);
+    let leaves = moves::membership(victims, filled);
+    let holes = (0..region.min(filled)).filter(|&slot| leaves[slot]);
+    let survivors = (region..filled).filter(|&slot| !leaves[slot]);
+    for (to, from) in holes.zip(survivors) {
+        positions[to] = positions[from];
+    }
+    positions.truncate(region);
+    positions.extend(span.start as i64..(span.start + span.len) as i64);
+    positions
+}
+
+/// Pages as one pair of tensors.
+pub(super) fn join(pages: &[(Tensor, Tensor)], shape: &Shape) -> (Tensor, Tensor) {
+    match pages {
+        [] => (no_entries(shape), no_entries(shape)),
+        [(k, v)] => (k.shallow_clone(), v.shallow_clone()),
+        _ => {
+            let of = |part: fn(&(Tensor, Tensor)) -> &Tensor| Tensor::cat(&pages.iter().map(part).collect::<Vec<_>>(), 2);
+            (of(|page| &page.0), of(|page| &page.1))
+        }
     }
 }
 
-/// The region's columns: the tokens in their places, and what the rows keep in front of them.
-fn compose(
-    placement: &Placement,
-    moves: Option<&Moves>,
-    saved: Option<&(Tensor, Tensor, Tensor)>,
-    (k, v, positions): (&Tensor, &Tensor, &Tensor),
-) -> (Tensor, Tensor, Tensor) {
-    let (k, v) = (placement.place(k), placement.place(v));
-    match (moves.and_then(|m| m.retained.as_ref()), saved) {
-        (Some(retained), Some((saved_k, saved_v, saved_position))) => (
-            with_retained(&k, saved_k, retained),
-            with_retained(&v, saved_v, retained),
-            with_retained(positions, saved_position, retained),
-        ),
-        _ => (k, v, positions.shallow_clone()),
-    }
+fn no_entries(shape: &Shape) -> Tensor {
+    Tensor::zeros([shape.batch, shape.groups, 0, shape.head_dim], (shape.kind, shape.device))
 }

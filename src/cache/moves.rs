@@ -53,9 +53,9 @@ pub(super) struct Retained {
 /// Plans the moves for `victims`, of which row `b` keeps the last `retained[b]`.
 pub(super) fn plan(at: Geometry, victims: &Victims, span: &ChunkSpan, retained: &[usize], device: Device) -> Moves {
     let e = victims.len() as i64;
-    let (to, order, from) = match victims {
-        Victims::Shared(slots) => shared(at, slots, device),
-        Victims::PerHead(_) => per_head(at, &victims.slots(at.batch, at.groups, device), e),
+    let (to, order, from) = match victims.shared() {
+        Some(slots) => shared(at, &slots, device),
+        None => per_head(at, &victims.slots(at.batch, at.groups, device), e),
     };
     // Every row keeps something only where the chunk is ragged.
     let retained = (span.is_ragged() && retained.iter().any(|&r| r > 0)).then(|| keep(at, &order, retained, e));
@@ -74,11 +74,24 @@ fn shared(at: Geometry, slots: &[i64], device: Device) -> (Tensor, Tensor, Tenso
     let mut order: Vec<i64> = (0..slots.len() as i64).collect();
     order.sort_by_key(|&i| (slots[i as usize] >= region, slots[i as usize]));
     let to: Vec<i64> = order.iter().map(|&i| slots[i as usize]).collect();
+    let leaves = membership(slots, at.filled as usize);
     let mut from: Vec<i64> = (region..at.filled).collect();
-    from.sort_by_cached_key(|slot| (slots.contains(slot), *slot));
+    from.sort_by_key(|&slot| (leaves[slot as usize], slot));
     let spread =
         |values: &[i64]| Tensor::from_slice(values).to_device(device).expand([at.batch, at.groups, values.len() as i64], false);
     (spread(&to), spread(&order), spread(&from))
+}
+
+/// Of each slot below `filled`, whether it is among `slots`.
+pub(super) fn membership(slots: &[i64], filled: usize) -> Vec<bool> {
+    let mut is_member = vec![false; filled];
+    for &slot in slots {
+        // A log that was tampered with may name any slot.
+        if let Some(member) = usize::try_from(slot).ok().and_then(|slot| is_member.get_mut(slot)) {
+            *member = true;
+        }
+    }
+    is_member
 }
 
 /// The same with tensors, for victims of each head.
@@ -131,6 +144,16 @@ pub(super) fn take(x: &Tensor, index: &Tensor) -> Tensor {
 /// Writes entries at `index`.
 pub(super) fn put(x: &Tensor, index: &Tensor, entries: &Tensor) {
     let _ = rows(x).index_copy_(0, index, entries);
+}
+
+/// Moves entries back to where they came from, and what was saved to where it stood.
+pub(super) fn restore(x: &Tensor, moves: &Moves, saved: &Tensor) {
+    put(x, &moves.from, &take(x, &moves.to));
+    #[cfg(test)]
+    if crate::sabotage::is_active(crate::sabotage::Sabotage::UndoDropped) {
+        return;
+    }
+    put(x, &moves.to, saved);
 }
 
 /// Puts retained entries into the front columns of a chunk's region; elsewhere the chunk's own stay.

@@ -1,14 +1,13 @@
-//! What a policy is: an order in which entries leave the cache.
+//! What a policy is: a score for every entry; the lowest leave the cache.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 
 use tch::Tensor;
 
 use super::{CacheError, policies};
-use crate::recipe::Choice;
+use crate::recipe::{Choice, InitialPart};
 
-/// What a policy may look at when it ranks the entries of one layer.
-#[derive(Debug)]
+/// What a policy may look at when it scores the entries of one layer.
 pub struct Entries<'a> {
     /// Slots in use.
     pub filled: usize,
@@ -21,28 +20,145 @@ pub struct Entries<'a> {
     /// Position of the next token, which is the number of tokens seen.
     pub next_position: usize,
     /// Position of each entry `(B, G, filled)`, i64; −1 where a row has none.
-    pub position_bgc: Tensor,
-    /// Cumulative score `(B, G, filled)`, for policies with [`Policy::needs_attention`], once a chunk has been observed.
-    pub score_bgc: Option<&'a Tensor>,
+    pub position_bgc: &'a Tensor,
+    /// What [`Policy::observe`] made of the attention so far `(B, G, filled)`, f32; `None` until it has made something.
+    pub observed_bgc: Option<&'a Tensor>,
+    /// What [`Policy::describe`] said of each entry `(B, G, filled, F)`, f32.
+    pub features_bgcf: Option<&'a Tensor>,
+    pub(super) keys: &'a dyn Fn() -> Tensor,
+    pub(super) candidates: &'a dyn Fn() -> Tensor,
+}
+
+impl Entries<'_> {
+    /// The keys as later chunks see them `(B, G, filled, D)`: turned to their positions, and restored where the buffer is quantised.
+    pub fn keys(&self) -> Tensor {
+        (self.keys)()
+    }
+
+    /// Which entries may leave `(B, G, filled)`, bool: not the young ones, nor the first and the protected ones that stay, nor slots
+    /// that hold nothing.
+    pub fn candidates(&self) -> Tensor {
+        (self.candidates)()
+    }
+
+    /// Feature `index` of each entry `(B, G, filled)`.
+    pub fn feature(&self, index: i64) -> Option<Tensor> {
+        self.features_bgcf.map(|f| f.select(3, index))
+    }
+}
+
+impl Debug for Entries<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { filled, cache_length, num_evicted, prefill, next_position, .. } = self;
+        write!(f, "Entries({filled} of {cache_length}, {num_evicted} leave, prefill {prefill}, next {next_position})")
+    }
 }
 
 /// The order in which entries leave.
 #[derive(Debug)]
-pub enum Rank {
+pub enum Score {
     /// Smallest positions first, the same for all rows and heads. The `keep_first` first tokens follow last, from the youngest of
     /// them down. It is an order, not a set: a row that ends in the chunk evicts fewer, and must lose what it would lose alone.
     ByPosition {
         /// Tokens at the start of the sequence that stay as long as others can leave.
         keep_first: usize,
     },
-    /// Lowest score first, ties by smaller position; `(B, G, filled)` in f32.
-    ByScore(Tensor),
+    /// Lowest score first, ties by smaller position; `(B, G, filled)` in f32, or `(B, 1, filled)` for all heads of a layer. NaN
+    /// ranks as the largest.
+    ByEntry(Tensor),
 }
 
-/// Picks the slots which the next chunk overwrites. A further policy is one file with [`Policy::rank`] and a line in the registry.
+/// How many one choice serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All rows and KV heads of a batch.
+    Batch,
+    /// All KV heads of a row.
+    Row,
+    /// One KV head of a row.
+    Head,
+}
+
+/// The entries that a chunk just wrote, as a policy may describe them.
+pub struct NewEntries<'a> {
+    /// Keys `(B, G, n, D)`, exact.
+    pub k_bgnd: &'a Tensor,
+    /// Values `(B, G, n, D)`, exact.
+    pub v_bgnd: &'a Tensor,
+    pub(super) stored: &'a dyn Fn() -> (Tensor, Tensor),
+}
+
+impl NewEntries<'_> {
+    /// Keys and values as later chunks will see them: restored where the buffer is quantised.
+    pub fn stored(&self) -> (Tensor, Tensor) {
+        (self.stored)()
+    }
+}
+
+impl Debug for NewEntries<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NewEntries({:?})", self.k_bgnd.size())
+    }
+}
+
+/// The attention of the chunk that was written last. Nothing is computed until a policy asks.
+pub trait Attention {
+    /// Attention paid to each entry `(B, G, filled)`: summed over the `last` queries of the chunk (over all of them for `None`), the
+    /// mean over the query heads of a KV head. Pads pay nothing.
+    fn paid(&self, last: Option<usize>) -> Tensor;
+
+    /// The chunk's queries `(B, H, n, D)`, turned to their positions, and the factor on `q · k`.
+    fn queries(&self) -> (Tensor, f64);
+
+    /// Keys and values of all entries `(B, G, filled, D)`, as the chunk saw them.
+    fn entries(&self) -> (Tensor, Tensor);
+}
+
+/// What a policy may look at when a chunk has attended.
+pub struct Observed<'a> {
+    /// The chunk's attention.
+    pub attention: &'a dyn Attention,
+    /// Position of each entry `(B, G, filled)`, i64; −1 where a row has none.
+    pub position_bgc: &'a Tensor,
+    /// What earlier observations made `(B, G, filled)`, f32; zero for new entries.
+    pub previous_bgc: Option<&'a Tensor>,
+    /// What [`Policy::describe`] said of each entry `(B, G, filled, F)`, f32.
+    pub features_bgcf: Option<&'a Tensor>,
+    /// Columns of the chunk.
+    pub num_queries: usize,
+    /// Position of the next token, which is the number of tokens seen, those of the chunk among them.
+    pub next_position: usize,
+    /// Whether the chunk is a piece of the prefill span.
+    pub is_prefill: bool,
+}
+
+impl Observed<'_> {
+    /// Feature `index` of each entry `(B, G, filled)`.
+    pub fn feature(&self, index: i64) -> Option<Tensor> {
+        self.features_bgcf.map(|f| f.select(3, index))
+    }
+
+    /// The earlier observations with `more` added.
+    pub fn plus(&self, more: Tensor) -> Tensor {
+        match self.previous_bgc {
+            Some(previous) => previous + more,
+            None => more,
+        }
+    }
+}
+
+impl Debug for Observed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Observed({} queries, prefill {})", self.num_queries, self.is_prefill)
+    }
+}
+
+/// Picks the slots which the next chunk overwrites. A further policy is one file with [`Policy::score`] and a line in the registry.
+///
+/// All it knows of an entry lies in the cache and moves with it: a policy has parameters, and no state.
 pub trait Policy: Debug + Send {
     /// The order in which the entries of a layer leave.
-    fn rank(&self, entries: &Entries<'_>) -> Rank;
+    fn score(&self, entries: &Entries<'_>) -> Score;
 
     /// Youngest tokens that are not yet evictable.
     fn grace(&self) -> usize {
@@ -54,14 +170,27 @@ pub trait Policy: Debug + Send {
         0
     }
 
-    /// Whether the cache must sum up the attention paid to each slot.
-    fn needs_attention(&self) -> bool {
-        false
+    /// The positions, begin and end, that are never evicted in a row whose initial part is `initial`.
+    fn protects(&self, initial: (usize, usize)) -> (usize, usize) {
+        let _ = initial;
+        (0, 0)
     }
 
-    /// What a chunk adds to the scores, from the attention its queries paid `(B, G, filled)`.
-    fn observe(&self, paid_bgc: Tensor) -> Tensor {
-        paid_bgc
+    /// What the initial part of a prompt is, for a policy that protects it.
+    fn initial_part(&self) -> Option<&InitialPart> {
+        None
+    }
+
+    /// Numbers that stay with each entry of a chunk from its writing on: one tensor `(B, G, n)` per feature.
+    fn describe(&self, new: &NewEntries<'_>) -> Vec<Tensor> {
+        let _ = new;
+        Vec::new()
+    }
+
+    /// What is to be remembered after a chunk has attended, `(B, G, filled)`; `None` leaves what was.
+    fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
+        let _ = seen;
+        None
     }
 
     /// Whether entries may leave at all; without it a sequence longer than the cache is an error.
@@ -69,10 +198,41 @@ pub trait Policy: Debug + Send {
         true
     }
 
+    /// Whether the choices of one row of a batch depend on the others.
+    fn couples_rows(&self) -> bool {
+        false
+    }
+
+    /// Whether scores of different heads can be compared when the first entries must leave.
+    fn compares_heads(&self) -> bool {
+        false
+    }
+
+    /// The part of the cache length that every head keeps, for a policy that shares out the slots of a layer by head.
+    fn shares_out(&self) -> Option<f64> {
+        None
+    }
+
+    /// How many a choice serves at least: so much is the replay log smaller than one that keeps a choice for each.
+    fn scope(&self) -> Scope {
+        Scope::Head
+    }
+
+    /// Whether the score is about quantisation, so that a plain buffer gives it nothing to go by.
+    fn needs_quantised(&self) -> bool {
+        false
+    }
+
     /// The largest chunk that never evicts itself or a protected token.
     fn max_chunk_size(&self, cache_length: usize) -> usize {
         cache_length.saturating_sub(self.sinks() + self.grace())
     }
+}
+
+/// What the initial part of a prompt is for the policy that a recipe names, if that protects it.
+pub fn initial_part(choice: &Choice) -> Result<Option<InitialPart>, CacheError> {
+    // It does not depend on the length.
+    Ok(build(choice, usize::MAX)?.initial_part().cloned())
 }
 
 /// Builds the policy that a recipe names, for a layer of `cache_length` slots.

@@ -1,12 +1,13 @@
 //! The replay log: every choice of the forward phase, to be repeated in the backward phase and walked over by the proof.
 
-use super::{CacheError, ChunkSpan, Victims};
-use crate::units::LayerIdx;
+use super::{CacheError, ChunkSpan, Quota, Scope, Victims};
+use crate::units::{Bytes, LayerIdx};
 
 /// The choices of one layer, by the index of the chunk.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct LayerLog {
     victims: Vec<Option<Victims>>,
+    quota: Option<Quota>,
 }
 
 impl LayerLog {
@@ -15,28 +16,37 @@ impl LayerLog {
         self.victims.push(victims);
     }
 
+    /// Records how the layer's slots are shared out.
+    pub fn record_quota(&mut self, quota: Quota) {
+        self.quota = Some(quota);
+    }
+
+    /// How the layer's slots are shared out, once they are.
+    pub fn quota(&self) -> Option<&Quota> {
+        self.quota.as_ref()
+    }
+
     /// What chunk `index` evicted.
     pub fn victims(&self, index: usize) -> Option<&Victims> {
         self.victims.get(index).and_then(Option::as_ref)
     }
 
+    /// All choices, in the order of the chunks.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Victims> {
+        self.victims.iter().flatten()
+    }
+
     /// Replaces the first victim of chunk `index` by its neighbour: a fault for tests.
     #[cfg(test)]
     pub(crate) fn shift_first_victim(&mut self, index: usize) {
-        let mut slots: Vec<i64> = match &self.victims[index] {
-            Some(Victims::Shared(slots)) => slots.clone(),
-            Some(Victims::PerHead(slots)) => Vec::try_from(slots.reshape([-1])).unwrap(),
-            None => panic!("chunk {index} evicts nothing"),
-        };
+        let old = self.victims[index].take().unwrap();
+        let size = old.packed().size();
+        let mut slots: Vec<i64> = Vec::try_from(old.slots(size[0], size[1], tch::Device::Cpu).reshape([-1])).unwrap();
         // A head's own victims come first in the flat list; its neighbour below is filled, and so is the next one up.
-        let own = &slots[..self.victims[index].as_ref().map_or(0, Victims::len)];
+        let own = &slots[..old.len()];
         let free = |slot: &i64| !own.contains(slot);
         slots[0] = (0..slots[0]).rev().find(free).or_else(|| (slots[0] + 1..=slots[0] + own.len() as i64).find(free)).unwrap();
-        let shifted = tch::Tensor::from_slice(&slots);
-        self.victims[index] = Some(match self.victims[index].take().unwrap() {
-            Victims::Shared(_) => Victims::Shared(slots),
-            Victims::PerHead(old) => Victims::PerHead(shifted.view(&old.size()[..])),
-        });
+        self.victims[index] = Some(Victims::new(&tch::Tensor::from_slice(&slots).view(&size[..]), 1 << 20));
     }
 
     /// The choice for `span`, checked to have the number of evictions that the cache needs.
@@ -48,7 +58,7 @@ impl LayerLog {
 }
 
 /// The choices of all layers, with the chunks they belong to.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ReplayLog {
     /// The chunks in the order of writing.
     pub spans: Vec<ChunkSpan>,
@@ -56,4 +66,61 @@ pub struct ReplayLog {
     pub cache_lengths: Vec<usize>,
     /// Choices by layer.
     pub layers: Vec<LayerLog>,
+}
+
+impl ReplayLog {
+    /// What the choices take in memory.
+    pub fn bytes(&self) -> Bytes {
+        let quotas = self.layers.iter().filter_map(LayerLog::quota).map(|quota| quota.leaving_bgc.numel() as u64);
+        Bytes(self.layers.iter().flat_map(LayerLog::all).map(Victims::bytes).chain(quotas).sum())
+    }
+
+    /// Fails if the log was made on another batch, with other caches, or by a model with another number of heads.
+    pub fn check_fits(&self, spans: &[ChunkSpan], cache_lengths: &[usize], num_kv_heads: usize) -> Result<(), CacheError> {
+        same(&cache_lengths.len(), &self.layers.len(), |n| format!("{n} layers"))?;
+        same(&num_rows(spans), &num_rows(&self.spans), |n| format!("a batch of {n}"))?;
+        for (expected, found) in spans.iter().zip(&self.spans) {
+            let words = |s: &ChunkSpan| {
+                let ChunkSpan { index, chunk, start, len, real } = s;
+                format!("chunk {index} (event {chunk}) of {len} columns from position {start}, with {real:?} tokens by row")
+            };
+            same(expected, found, words)?;
+        }
+        same(&spans.len(), &self.spans.len(), |n| format!("{n} chunks"))?;
+        for (layer, (expected, found)) in cache_lengths.iter().zip(&self.cache_lengths).enumerate() {
+            same(expected, found, |n| format!("{n} slots in layer {layer}"))?;
+        }
+        self.head_counts().try_for_each(|heads| same(&num_kv_heads, &heads, |n| format!("{n} KV heads")))
+    }
+
+    /// The number of heads of each choice that heads made for themselves.
+    pub(super) fn head_counts(&self) -> impl Iterator<Item = usize> {
+        let of_layer = |log: &LayerLog| {
+            let chosen: Vec<usize> = log.all().map(Victims::num_heads).filter(|&heads| heads > 1).collect();
+            let shared = log.quota().and_then(|quota| quota.shares.first()).map(Vec::len);
+            chosen.into_iter().chain(shared)
+        };
+        self.layers.iter().flat_map(of_layer)
+    }
+}
+
+/// Bytes that the log keeps of one evicted column of a batch in one layer, at most: so many choices of a slot below `cache_length`.
+pub fn log_bytes_per_token(scope: Scope, cache_length: usize, (batch, num_kv_heads): (usize, usize)) -> Bytes {
+    let choices = match scope {
+        Scope::Batch => 1,
+        Scope::Row => batch,
+        Scope::Head => batch * num_kv_heads,
+    };
+    Bytes((choices * Victims::kind(cache_length).elt_size_in_bytes()) as u64)
+}
+
+fn num_rows(spans: &[ChunkSpan]) -> usize {
+    spans.first().map_or(0, |s| s.real.len())
+}
+
+fn same<T: PartialEq>(expected: &T, found: &T, words: impl Fn(&T) -> String) -> Result<(), CacheError> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(CacheError::OtherLog { expected: words(expected), found: words(found) })
 }

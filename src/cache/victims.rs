@@ -1,25 +1,78 @@
-//! The slots that leave, in the order of their rank, and how they are found.
+//! The slots that leave, in the order of their score, and how they are found.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
-use super::{Entries, Policy, Rank};
+use super::quota::{Divided, order_empty};
+use super::{Entries, Policy, Score};
 
-/// Slots to evict, lowest rank first: a row that needs fewer takes them from the front.
+/// Slots to evict, lowest score first: a row that needs fewer takes them from the front. Kept on the host, in integers of the
+/// smallest width that serves.
 #[derive(Debug)]
-pub enum Victims {
-    /// The same for all rows and heads, known on the host.
-    Shared(Vec<i64>),
-    /// `(B, G, e)`, i64.
-    PerHead(Tensor),
+pub struct Victims {
+    /// `(1, 1, e)` where all rows and heads agree, `(B, 1, e)` where the heads of a row do, else `(B, G, e)`.
+    packed: Tensor,
 }
 
 impl Victims {
+    /// Whether the heads of a row agree.
+    pub(super) fn is_by_row(&self) -> bool {
+        self.packed.size()[1] == 1
+    }
+
+    /// Packs slots below `cache_length`.
+    ///
+    /// # Shapes
+    /// `(1 or B, 1 or G, e)`, i64.
+    pub fn new(slot_bge: &Tensor, cache_length: usize) -> Self {
+        let kind = Self::kind(cache_length);
+        Self { packed: (slot_bge - offset(kind)).to_device(Device::Cpu).to_kind(kind).contiguous() }
+    }
+
+    /// The slots as they are kept.
+    #[cfg(test)]
+    pub(super) fn packed(&self) -> &Tensor {
+        &self.packed
+    }
+
+    /// Rows that chose for themselves: 1 where one choice serves all.
+    pub(super) fn num_rows(&self) -> usize {
+        self.packed.size()[0] as usize
+    }
+
+    /// Heads that chose for themselves: 1 where one choice serves all of a row.
+    pub(super) fn num_heads(&self) -> usize {
+        self.packed.size()[1] as usize
+    }
+
+    /// Bytes of a slot.
+    pub(super) fn width(&self) -> usize {
+        self.packed.kind().elt_size_in_bytes()
+    }
+
+    /// Bytes of all slots.
+    pub(super) fn bytes(&self) -> u64 {
+        (self.packed.numel() * self.width()) as u64
+    }
+
+    /// The slots on the host, those of each row and head together.
+    pub(super) fn flat(&self) -> Vec<i64> {
+        let mut slots = vec![0; self.packed.numel()];
+        self.unpacked().copy_data(&mut slots, self.packed.numel());
+        slots
+    }
+
+    /// The narrowest integers for slots below `cache_length`: bytes, 16 bits (counted from −32768), or 32.
+    pub fn kind(cache_length: usize) -> Kind {
+        match cache_length {
+            0..=0x100 => Kind::Uint8,
+            0x101..=0x1_0000 => Kind::Int16,
+            _ => Kind::Int,
+        }
+    }
+
     /// How many slots leave per row and head.
     pub fn len(&self) -> usize {
-        match self {
-            Self::Shared(slots) => slots.len(),
-            Self::PerHead(slots) => slots.size()[2] as usize,
-        }
+        self.packed.size()[2] as usize
     }
 
     /// Whether nothing leaves.
@@ -27,39 +80,157 @@ impl Victims {
         self.len() == 0
     }
 
+    /// The slots on the host, where all rows and heads agree on them.
+    pub fn shared(&self) -> Option<Vec<i64>> {
+        let agreed = self.packed.size()[..2] == [1, 1];
+        agreed.then(|| Vec::try_from(self.unpacked().reshape([-1])).ok()).flatten()
+    }
+
     /// The slots as one tensor `(B, G, e)`, i64.
-    pub fn slots(&self, batch: i64, groups: i64, device: tch::Device) -> Tensor {
-        match self {
-            Self::Shared(slots) => Tensor::from_slice(slots).to_device(device).expand([batch, groups, slots.len() as i64], false),
-            Self::PerHead(slots) => slots.to_device(device).to_kind(Kind::Int64),
-        }
+    pub fn slots(&self, batch: i64, groups: i64, device: Device) -> Tensor {
+        self.unpacked().to_device(device).expand([batch, groups, self.len() as i64], false)
+    }
+
+    /// The slots of one row and head, on the host.
+    pub fn of_head(&self, row: usize, head: usize) -> Result<Vec<i64>, TchError> {
+        let size = self.packed.size();
+        let at = |index: usize, dim: usize| (index as i64).min(size[dim] - 1);
+        Vec::try_from(self.unpacked().get(at(row, 0)).get(at(head, 1)).contiguous())
+    }
+
+    fn unpacked(&self) -> Tensor {
+        self.packed.to_kind(Kind::Int64) + offset(self.packed.kind())
     }
 }
 
-/// Chooses the victims of one layer. `host_positions` are the positions by slot where all rows and heads agree on them.
-pub(super) fn choose(policy: &dyn Policy, entries: &Entries<'_>, host_positions: Option<&[i64]>) -> Victims {
-    let (count, young) = (entries.num_evicted, entries.next_position as i64 - policy.grace() as i64);
-    match (policy.rank(entries), host_positions) {
-        (Rank::ByPosition { keep_first }, Some(positions)) => {
-            let mut slots: Vec<i64> = (0..positions.len() as i64).filter(|&s| positions[s as usize] < young).collect();
-            slots.sort_unstable_by_key(|&s| leaves_at(positions[s as usize], keep_first));
-            slots.truncate(count);
-            Victims::Shared(slots)
-        }
-        (Rank::ByPosition { keep_first }, None) => {
-            let position = &entries.position_bgc;
-            // An ended row may hold -1: its candidates are all retained, so that any slot serves.
-            let kept = position.ge(0).logical_and(&position.lt(keep_first as i64));
-            let key = (position.neg() + LAST).where_self(&kept, position);
-            lowest(&key.masked_fill(&position.ge(young), i64::MAX), count)
-        }
-        (Rank::ByScore(score_bgc), _) => {
-            let position = &entries.position_bgc;
-            let sinks = position.ge(0).logical_and(&position.lt(policy.sinks() as i64));
-            let key = ordered(&score_bgc).bitwise_left_shift_tensor_scalar(32) + position.clamp_min(0);
-            lowest(&key.masked_fill(&sinks.logical_or(&position.ge(young)), i64::MAX), count)
-        }
+impl Clone for Victims {
+    /// The slots are never written to, so that both may lie in the same memory.
+    fn clone(&self) -> Self {
+        Self { packed: self.packed.shallow_clone() }
     }
+}
+
+/// What a packed zero stands for.
+fn offset(kind: Kind) -> i64 {
+    if kind == Kind::Int16 { 0x8000 } else { 0 }
+}
+
+/// Which slots hold the same position.
+#[derive(Clone, Debug)]
+pub(super) enum Agreement {
+    /// Those of all rows and heads, and the host knows which positions they are.
+    All(Vec<i64>),
+    /// Those of the heads of a row.
+    Heads,
+    /// Any.
+    Nothing,
+}
+
+/// What the choice of victims depends on, beside the policy and the entries.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held<'a> {
+    pub(super) agreement: &'a Agreement,
+    /// Begin and end of the positions that stay, by row, or nothing.
+    pub(super) protected: &'a [(usize, usize)],
+    pub(super) divided: Option<&'a Divided>,
+}
+
+/// Chooses the victims of one layer.
+pub(super) fn choose(policy: &dyn Policy, entries: &Entries<'_>, held: Held<'_>) -> Victims {
+    let score = policy.score(entries);
+    if let Some(victims) = on_host(policy, entries, &score, held) {
+        return victims;
+    }
+    let mut key = keys(policy, entries, &score, held);
+    if let Some(divided) = held.divided {
+        let empty_first = divided.empty_first(entries.num_evicted, key.device());
+        key = order_empty(&key, entries.position_bgc, &empty_first);
+    }
+    lowest(&key, entries.num_evicted, entries.cache_length)
+}
+
+/// The choice where only positions count and the host knows them all.
+fn on_host(policy: &dyn Policy, entries: &Entries<'_>, score: &Score, held: Held<'_>) -> Option<Victims> {
+    let (Score::ByPosition { keep_first }, Agreement::All(positions)) = (score, held.agreement) else { return None };
+    if held.protected.windows(2).any(|pair| pair[0] != pair[1]) {
+        return None;
+    }
+    let young = entries.next_position as i64 - policy.grace() as i64;
+    let keep_first = (*keep_first).max(policy.sinks());
+    let (start, end) = held.protected.first().map_or((0, 0), |&(start, end)| (start as i64, end as i64));
+    let is_candidate = |p: i64| p < young && !(start..end).contains(&p);
+    let mut slots: Vec<i64> = (0..positions.len() as i64).filter(|&s| is_candidate(positions[s as usize])).collect();
+    // Those that leave are few among all, and only they need an order.
+    let at = |slot: &i64| leaves_at(positions[*slot as usize], keep_first);
+    if entries.num_evicted < slots.len() {
+        slots.select_nth_unstable_by_key(entries.num_evicted, at);
+        slots.truncate(entries.num_evicted);
+    }
+    slots.sort_unstable_by_key(at);
+    Some(Victims::new(&Tensor::from_slice(&slots).view([1, 1, -1]), entries.cache_length))
+}
+
+/// The order of the entries as integers, lowest first; what may not leave has the largest.
+///
+/// # Shapes
+/// `(B, G, filled)`, or `(B, 1, filled)` where one choice serves all heads of a row.
+pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &Score, held: Held<'_>) -> Tensor {
+    let heads = if matches!(held.agreement, Agreement::Nothing) { entries.position_bgc.size()[1] } else { 1 };
+    let young = entries.next_position as i64 - policy.grace() as i64;
+    let (key, position) = match score {
+        Score::ByPosition { keep_first } => {
+            let position = entries.position_bgc.narrow(1, 0, heads);
+            // An ended row may hold -1: its candidates are all retained, so that any slot serves.
+            let kept = position.ge(0).logical_and(&position.lt((*keep_first).max(policy.sinks()) as i64));
+            ((position.neg() + LAST).where_self(&kept, &position), position)
+        }
+        Score::ByEntry(score_bgc) => {
+            let position = entries.position_bgc.narrow(1, 0, heads.max(score_bgc.size()[1]));
+            let sinks = position.ge(0).logical_and(&position.lt(policy.sinks() as i64));
+            let key = ordered(score_bgc).bitwise_left_shift_tensor_scalar(32) + position.clamp_min(0);
+            (key.masked_fill(&sinks, i64::MAX), position)
+        }
+    };
+    protect(key.masked_fill(&position.ge(young), i64::MAX), entries.position_bgc, held.protected)
+}
+
+/// Which entries may leave before the token `next_position` comes.
+///
+/// # Shapes
+/// `position_bgc (B, G, filled)` in, bool of the same size out.
+pub(super) fn candidates(
+    policy: &dyn Policy,
+    next_position: usize,
+    position_bgc: &Tensor,
+    protected: &[(usize, usize)],
+) -> Tensor {
+    let young = next_position as i64 - policy.grace() as i64;
+    // A slot that holds nothing has -1.
+    let may_leave = position_bgc.ge(policy.sinks() as i64).logical_and(&position_bgc.lt(young));
+    match is_protected(position_bgc, protected) {
+        Some(stays) => may_leave.logical_and(&stays.logical_not()),
+        None => may_leave,
+    }
+}
+
+/// Puts what is protected behind everything else.
+fn protect(key_bgc: Tensor, position_bgc: &Tensor, protected: &[(usize, usize)]) -> Tensor {
+    match is_protected(&position_bgc.narrow(1, 0, key_bgc.size()[1]), protected) {
+        Some(stays) => key_bgc.masked_fill(&stays, i64::MAX),
+        None => key_bgc,
+    }
+}
+
+/// Which positions lie in the range of their row; `None` where no row has one.
+fn is_protected(position_bgc: &Tensor, protected: &[(usize, usize)]) -> Option<Tensor> {
+    if protected.iter().all(|(start, end)| start == end) {
+        return None;
+    }
+    let bounds = |of: fn(&(usize, usize)) -> usize| {
+        let all: Vec<i64> = protected.iter().map(|range| of(range) as i64).collect();
+        Tensor::from_slice(&all).view([-1, 1, 1]).to_device(position_bgc.device())
+    };
+    Some(position_bgc.ge_tensor(&bounds(|r| r.0)).logical_and(&position_bgc.lt_tensor(&bounds(|r| r.1))))
 }
 
 /// Above every position.
@@ -70,16 +241,17 @@ fn leaves_at(position: i64, keep_first: usize) -> i64 {
     if position < keep_first as i64 { LAST - position } else { position }
 }
 
-fn lowest(key_bgc: &Tensor, count: usize) -> Victims {
-    Victims::PerHead(key_bgc.topk(count as i64, 2, false, true).1)
+fn lowest(key_bgc: &Tensor, count: usize, cache_length: usize) -> Victims {
+    Victims::new(&key_bgc.topk(count as i64, 2, false, true).1, cache_length)
 }
 
 /// Maps f32 to i64 so that order is kept, and with 32 bits to spare below for the position: comparing keys compares scores
 /// first and positions second, and all keys differ. Example: 1.0 has the bits 0x3f800000, 2.0 has 0x40000000; a negative
 /// number has the sign bit set and grows downwards, so its other 31 bits are flipped.
 fn ordered(score_bgc: &Tensor) -> Tensor {
-    // Adding zero turns -0.0 into 0.0, which would otherwise rank below it.
-    let bits = (score_bgc.to_kind(Kind::Float) + 0.0).view_dtype(Kind::Int).to_kind(Kind::Int64);
+    // Adding zero turns -0.0 into 0.0, which would otherwise rank below it. The sign of a NaN is an accident.
+    let score = (score_bgc.to_kind(Kind::Float) + 0.0).nan_to_num(f64::INFINITY, f64::INFINITY, f64::NEG_INFINITY);
+    let bits = score.contiguous().view_dtype(Kind::Int).to_kind(Kind::Int64);
     bits.bitwise_xor_tensor(&bits.bitwise_right_shift_tensor_scalar(63).bitwise_and(0x7fff_ffff))
 }
 
@@ -89,14 +261,64 @@ mod tests {
 
     #[test]
     fn keys_order_scores_first_and_positions_second() {
-        let scores = [-2.0f32, -1.0, -0.0, 0.0, 1e-30, 0.5, 2.0, 1e30];
+        let scores = [f32::NEG_INFINITY, -2.0f32, -1.0, -0.0, 0.0, 1e-30, 0.5, 2.0, 1e30, -f32::NAN];
         let keys = Vec::<i64>::try_from(ordered(&Tensor::from_slice(&scores))).unwrap();
         assert!(keys.windows(2).all(|w| w[0] <= w[1]), "{keys:?}");
-        assert_eq!(keys[2], keys[3]);
+        assert_eq!(keys[3], keys[4]);
         let score = Tensor::from_slice(&[1.0f32, 0.5, 0.5, 3.0]).view([1, 1, 4]);
         let position = Tensor::from_slice(&[4i64, 9, 2, 0]).view([1, 1, 4]);
         let key = ordered(&score).bitwise_left_shift_tensor_scalar(32) + position;
-        let Victims::PerHead(slots) = lowest(&key, 3) else { panic!("per head") };
-        assert_eq!(Vec::<i64>::try_from(slots.view(-1)).unwrap(), [2, 1, 0]);
+        assert_eq!(lowest(&key, 3, 4).shared().unwrap(), [2, 1, 0]);
+    }
+
+    /// Promises that its order does not keep by itself.
+    #[derive(Debug)]
+    struct Careless;
+
+    impl Policy for Careless {
+        fn score(&self, _entries: &Entries<'_>) -> Score {
+            Score::ByPosition { keep_first: 0 }
+        }
+
+        fn grace(&self) -> usize {
+            1
+        }
+
+        fn sinks(&self) -> usize {
+            2
+        }
+    }
+
+    #[test]
+    fn an_order_by_position_spares_the_sinks_that_are_promised() {
+        let positions = [5i64, 1, 4, 0, 3, 2];
+        let position_bgc = Tensor::from_slice(&positions).view([1, 1, 6]);
+        let keys = || Tensor::zeros([1, 1, 6, 4], (Kind::Float, Device::Cpu));
+        let entries = Entries {
+            filled: 6,
+            cache_length: 6,
+            num_evicted: 3,
+            prefill: 6,
+            next_position: 6,
+            position_bgc: &position_bgc,
+            observed_bgc: None,
+            features_bgcf: None,
+            keys: &keys,
+            candidates: &|| position_bgc.ge(0),
+        };
+        for agreement in [Agreement::All(positions.to_vec()), Agreement::Heads, Agreement::Nothing] {
+            let left =
+                choose(&Careless, &entries, Held { agreement: &agreement, protected: &[], divided: None }).shared().unwrap();
+            assert_eq!(left.iter().map(|&slot| positions[slot as usize]).collect::<Vec<_>>(), [2, 3, 4], "{agreement:?}");
+        }
+    }
+
+    #[test]
+    fn slots_are_packed_into_the_narrowest_integers() {
+        for (cache_length, kind) in [(256, Kind::Uint8), (257, Kind::Int16), (65_536, Kind::Int16), (65_537, Kind::Int)] {
+            let slots = [0, cache_length as i64 / 2, cache_length as i64 - 1];
+            let victims = Victims::new(&Tensor::from_slice(&slots).view([1, 1, 3]), cache_length);
+            assert_eq!((victims.packed().kind(), victims.shared().unwrap()), (kind, slots.to_vec()));
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::cache::{CacheError, Entries, Policy, Rank};
+use crate::cache::{CacheError, Entries, Policy, Score};
 use crate::recipe::Choice;
 
 #[derive(Debug, Deserialize)]
@@ -19,8 +19,8 @@ pub(super) fn build(choice: &Choice, _cache_length: usize) -> Result<Box<dyn Pol
 
 impl Policy for Dense {
     /// Never asked: nothing leaves a dense cache.
-    fn rank(&self, _entries: &Entries<'_>) -> Rank {
-        Rank::ByPosition { keep_first: 0 }
+    fn score(&self, _entries: &Entries<'_>) -> Score {
+        Score::ByPosition { keep_first: 0 }
     }
 
     fn evicts(&self) -> bool {

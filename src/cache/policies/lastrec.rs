@@ -2,7 +2,8 @@
 
 use serde::Deserialize;
 
-use crate::cache::{CacheError, Entries, Policy, Rank};
+use super::params::staying;
+use crate::cache::{CacheError, Entries, Policy, Scope, Score};
 use crate::recipe::Choice;
 
 #[derive(Debug, Deserialize)]
@@ -18,26 +19,26 @@ struct Lastrec {
 }
 
 pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+    with_default(choice, cache_length, (cache_length / 8).clamp(1, 16))
+}
+
+/// The policy, which keeps `default` first tokens unless the recipe says how many.
+pub(super) fn with_default(choice: &Choice, cache_length: usize, default: usize) -> Result<Box<dyn Policy>, CacheError> {
     let params: Params = choice.params()?;
-    let sinks = params.init_grace_tokens.unwrap_or_else(|| (cache_length / 8).clamp(1, 16));
-    if sinks >= cache_length {
-        return Err(choice
-            .reject(
-                Some("init_grace_tokens"),
-                format!("`init_grace_tokens` = {sinks} leaves no slot to evict: `cache_length` is {cache_length}"),
-                format!("choose fewer than {cache_length}"),
-            )
-            .into());
-    }
+    let sinks = staying(choice, "init_grace_tokens", params.init_grace_tokens.unwrap_or(default), cache_length)?;
     Ok(Box::new(Lastrec { sinks }))
 }
 
 impl Policy for Lastrec {
-    fn rank(&self, _entries: &Entries<'_>) -> Rank {
-        Rank::ByPosition { keep_first: self.sinks }
+    fn score(&self, _entries: &Entries<'_>) -> Score {
+        Score::ByPosition { keep_first: self.sinks }
     }
 
     fn sinks(&self) -> usize {
         self.sinks
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Batch
     }
 }

@@ -1,0 +1,274 @@
+//! Where the keys and values of a layer lie: in one page of slots or several, plain or quantised, on the device or waiting on the
+//! host. What is written is encoded once; nothing that stays is touched.
+
+use tch::{Device, Kind, Tensor};
+
+use super::Shape;
+use super::moves::{Moves, put, restore, take, with_retained};
+use crate::recipe::BufferKind;
+use crate::store::Bits;
+
+/// Entries in their stored form: the tensors that make up the keys, and those that make up the values.
+#[derive(Debug)]
+pub(super) struct Stored {
+    k: Vec<Tensor>,
+    v: Vec<Tensor>,
+}
+
+impl Stored {
+    fn map(&self, f: impl Fn(&Tensor) -> Tensor) -> Self {
+        let all = |planes: &[Tensor]| planes.iter().map(&f).collect();
+        Self { k: all(&self.k), v: all(&self.v) }
+    }
+
+    fn zip(&self, other: &Self, mut f: impl FnMut(&Tensor, &Tensor)) {
+        for (mine, theirs) in [(&self.k, &other.k), (&self.v, &other.v)] {
+            mine.iter().zip(theirs).for_each(|(mine, theirs)| f(mine, theirs));
+        }
+    }
+
+    /// The same on another device.
+    pub(super) fn to(&self, device: Device) -> Self {
+        self.map(|x| x.to_device(device))
+    }
+
+    /// A chunk's entries with the retained ones of `saved` in front.
+    pub(super) fn with_retained(&self, saved: &Self, moves: &Moves) -> Self {
+        let Some(retained) = &moves.retained else { return self.map(Tensor::shallow_clone) };
+        let join = |mine: &[Tensor], theirs: &[Tensor]| {
+            mine.iter().zip(theirs).map(|(mine, theirs)| with_retained(mine, theirs, retained)).collect()
+        };
+        Self { k: join(&self.k, &saved.k), v: join(&self.v, &saved.v) }
+    }
+}
+
+/// How an entry is stored.
+#[derive(Clone, Copy, Debug)]
+struct Codec {
+    bits: Option<Bits>,
+    head_dim: i64,
+    kind: Kind,
+}
+
+impl Codec {
+    fn new(buffer: BufferKind, head_dim: i64, kind: Kind) -> Self {
+        let bits = match buffer {
+            BufferKind::Plain => None,
+            BufferKind::Int8 => Some(Bits::Eight),
+            BufferKind::Int4 => Some(Bits::Four),
+        };
+        Self { bits, head_dim, kind }
+    }
+
+    /// Empty planes for so many slots, zero throughout.
+    fn planes(self, shape: &Shape, slots: i64, device: Device) -> Vec<Tensor> {
+        let plane = |width, kind| Tensor::zeros([shape.batch, shape.groups, slots, width], (kind, device));
+        match self.bits {
+            None => vec![plane(self.head_dim, self.kind)],
+            Some(bits) => vec![plane(bits.level_bytes(self.head_dim), Kind::Uint8), plane(2, Kind::Int16)],
+        }
+    }
+
+    fn encode(self, x: &Tensor) -> Vec<Tensor> {
+        match self.bits {
+            None => vec![x.shallow_clone()],
+            Some(bits) => {
+                let quantised = bits.quantise(x);
+                vec![quantised.level, quantised.range]
+            }
+        }
+    }
+
+    fn decode(self, planes: &[Tensor]) -> Tensor {
+        match (self.bits, planes) {
+            (Some(bits), [level, range]) => bits.restore(level, range, self.head_dim, self.kind),
+            _ => planes[0].shallow_clone(),
+        }
+    }
+}
+
+/// Keys or values as chunks after their own see them.
+///
+/// # Shapes
+/// `(…, D)` in and out.
+pub fn as_stored(buffer: BufferKind, x: &Tensor) -> Tensor {
+    let codec = Codec::new(buffer, x.size().last().copied().unwrap_or(0), x.kind());
+    codec.decode(&codec.encode(x))
+}
+
+/// Keys and values of one layer.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    shape: Shape,
+    codec: Codec,
+    /// Each of `(B, G, slots, width)` planes; more than one only where no entry ever leaves.
+    pages: Vec<Stored>,
+    /// The pages' place on the host, for a buffer that waits there between its uses.
+    home: Vec<Stored>,
+    is_away: bool,
+}
+
+impl Buffer {
+    pub(super) fn new(shape: Shape) -> Self {
+        let codec = Codec::new(shape.buffer, shape.head_dim, shape.kind);
+        let mut buffer = Self { shape, codec, pages: Vec::new(), home: Vec::new(), is_away: shape.is_offloaded };
+        let first = shape.allocated.max(1) as i64;
+        // A cache that waits on the host begins there: the caches of all layers need not fit on the device for a moment either.
+        if shape.is_offloaded {
+            buffer.home.push(buffer.page(first, Device::Cpu).map(|plane| buffer.pinned(plane.shallow_clone())));
+        } else {
+            buffer.pages.push(buffer.page(first, shape.device));
+        }
+        buffer
+    }
+
+    fn page(&self, slots: i64, device: Device) -> Stored {
+        let planes = || self.codec.planes(&self.shape, slots, device);
+        Stored { k: planes(), v: planes() }
+    }
+
+    fn lengths(&self) -> impl Iterator<Item = i64> {
+        self.held().iter().map(|page| page.k[0].size()[2])
+    }
+
+    fn held(&self) -> &[Stored] {
+        if self.is_away { &self.home } else { &self.pages }
+    }
+
+    /// Slots of all pages.
+    pub(super) fn slots(&self) -> i64 {
+        self.lengths().sum()
+    }
+
+    /// Makes room for `top` slots: by further pages, or by doubling the only one.
+    pub(super) fn reserve(&mut self, top: i64) {
+        self.bring();
+        while self.slots() < top {
+            let page = self.lengths().next().unwrap_or(1);
+            if self.shape.is_paged {
+                self.pages.push(self.page(page, self.shape.device));
+                continue;
+            }
+            let larger = self.page(top.max((page * 2).min(self.shape.cache_length as i64)), self.shape.device);
+            larger.zip(&self.pages[0], |larger, old| larger.narrow(2, 0, page).copy_(old));
+            self.pages = vec![larger];
+        }
+    }
+
+    /// Brings the pages to the device, where they stay until they are parked.
+    pub(super) fn bring(&mut self) {
+        if self.is_away {
+            self.pages =
+                self.home.iter().map(|page| page.map(|x| x.to_device_(self.shape.device, x.kind(), true, true))).collect();
+            self.is_away = false;
+        }
+    }
+
+    /// Sends the pages to wait on the host, for a buffer that does so.
+    pub(super) fn park(&mut self) {
+        if !self.shape.is_offloaded || self.is_away {
+            return;
+        }
+        let is_same = self.home.len() == self.pages.len() && self.lengths().eq(self.home.iter().map(|p| p.k[0].size()[2]));
+        if is_same {
+            for (home, page) in self.home.iter().zip(&self.pages) {
+                home.zip(page, |home, page| home.shallow_clone().copy_(page));
+            }
+        } else {
+            self.home = self.pages.iter().map(|page| page.map(|x| self.waiting(x))).collect();
+        }
+        self.pages.clear();
+        self.is_away = true;
+    }
+
+    /// A copy on the host, in memory that a GPU can read by itself where there is one.
+    fn waiting(&self, plane: &Tensor) -> Tensor {
+        self.pinned(plane.to_device_(Device::Cpu, plane.kind(), false, true))
+    }
+
+    fn pinned(&self, host: Tensor) -> Tensor {
+        if self.shape.device == Device::Cpu { host } else { host.pin_memory(self.shape.device) }
+    }
+
+    /// Where entries can be moved: the only page.
+    fn single(&mut self) -> &Stored {
+        self.bring();
+        &self.pages[0]
+    }
+
+    /// Moves the region's survivors into the victims' slots and returns what stood there.
+    pub(super) fn move_entries(&mut self, moves: &Moves) -> Stored {
+        let page = self.single();
+        let saved = page.map(|plane| take(plane, &moves.to));
+        #[cfg(test)]
+        if crate::sabotage::is_active(crate::sabotage::Sabotage::ValueMovedWithoutKey) {
+            page.v.iter().for_each(|plane| put(plane, &moves.to, &take(plane, &moves.from)));
+            return saved;
+        }
+        page.zip(page, |plane, _| put(plane, &moves.to, &take(plane, &moves.from)));
+        saved
+    }
+
+    /// The inverse of [`Self::move_entries`].
+    pub(super) fn restore(&mut self, moves: &Moves, saved: &Stored) {
+        self.single().zip(saved, |plane, saved| restore(plane, moves, saved));
+    }
+
+    /// Keys and values in their stored form.
+    ///
+    /// # Shapes
+    /// `(B, G, n, D)` each.
+    pub(super) fn encode(&self, k: &Tensor, v: &Tensor) -> Stored {
+        Stored { k: self.codec.encode(k), v: self.codec.encode(v) }
+    }
+
+    /// Keys and values `(…, D)` as they are read.
+    pub(super) fn decode(&self, stored: &Stored) -> (Tensor, Tensor) {
+        (self.codec.decode(&stored.k), self.codec.decode(&stored.v))
+    }
+
+    /// Writes a chunk's entries to the slots from `start` on.
+    pub(super) fn write(&mut self, start: i64, chunk: &Stored) {
+        self.bring();
+        let len = chunk.k[0].size()[2];
+        for (page, slots, from) in parts(self.pages.iter(), start, len) {
+            page.zip(chunk, |plane, new| {
+                plane.narrow(2, slots, from.1).copy_(&new.narrow(2, from.0, from.1));
+            });
+        }
+    }
+
+    /// Keys and values of the slots from `start` on, `(B, G, ·, D)` by page.
+    pub(super) fn read(&self, start: i64, len: i64) -> Vec<(Tensor, Tensor)> {
+        let read = |(page, slots, (_, len)): (&Stored, i64, (i64, i64))| {
+            (self.read_planes(&page.k, slots, len), self.read_planes(&page.v, slots, len))
+        };
+        parts(self.held().iter(), start, len).map(read).collect()
+    }
+
+    /// The keys alone of the first `len` slots, `(B, G, ·, D)` by page: who looks at keys does not pay for restoring values.
+    pub(super) fn read_keys(&self, len: i64) -> Vec<Tensor> {
+        let parts = parts(self.held().iter(), 0, len);
+        parts.map(|(page, slots, (_, len))| self.read_planes(&page.k, slots, len)).collect()
+    }
+
+    fn read_planes(&self, planes: &[Tensor], start: i64, len: i64) -> Tensor {
+        let planes: Vec<Tensor> = planes.iter().map(|plane| plane.narrow(2, start, len)).collect();
+        self.codec.decode(&planes).to_device(self.shape.device)
+    }
+}
+
+/// The pages that hold the slots `start .. start + len`: first slot within the page, and which of the `len` it holds (from, count).
+fn parts<'a>(
+    pages: impl Iterator<Item = &'a Stored>,
+    start: i64,
+    len: i64,
+) -> impl Iterator<Item = (&'a Stored, i64, (i64, i64))> {
+    let mut first = 0;
+    pages.filter_map(move |page| {
+        let (begin, end) = (first, first + page.k[0].size()[2]);
+        first = end;
+        let (from, to) = (start.max(begin), (start + len).min(end));
+        (from < to).then_some((page, from - begin, (from - start, to - from)))
+    })
+}

@@ -1,0 +1,75 @@
+//! What a policy gets to see of a layer's cache, and what it says: shares, victims, notes.
+
+use super::layer::{LayerCache, join};
+use super::policy::{Attention, NewEntries, Observed};
+use super::victims::{self, Agreement, Held};
+use super::{ChunkSpan, Entries, Policy, Quota, Victims};
+use tch::Tensor;
+
+impl LayerCache {
+    /// How `policy` shares out the slots before the next chunk, if it does and the time has come.
+    pub fn allot(&self, policy: &dyn Policy, span: &ChunkSpan) -> Option<Quota> {
+        let floor = policy.shares_out()?;
+        let is_due = self.divided.is_none() && span.evictions(self.filled, self.shape.cache_length) > 0;
+        is_due.then(|| {
+            let key = self.judge(policy, span, |entries, held| {
+                // Each head has an order of its own, also while all hold the same.
+                let held = Held { agreement: &Agreement::Nothing, ..held };
+                victims::keys(policy, entries, &policy.score(entries), held)
+            });
+            Quota::new(&key, span, self.shape.cache_length, floor)
+        })
+    }
+
+    /// What `policy` evicts for the next chunk; `None` where everything fits.
+    pub fn decide(&self, policy: &dyn Policy, span: &ChunkSpan) -> Option<Victims> {
+        let is_full = span.evictions(self.filled, self.capacity()) > 0;
+        is_full.then(|| self.judge(policy, span, |entries, held| victims::choose(policy, entries, held)))
+    }
+
+    /// Shows the entries to `judge` as they are before `span`.
+    fn judge<T>(&self, policy: &dyn Policy, span: &ChunkSpan, judge: impl FnOnce(&Entries<'_>, Held<'_>) -> T) -> T {
+        let filled = self.filled as i64;
+        let (observed_bgc, features_bgcf) = (self.notes.observed(filled), self.notes.features(filled));
+        let position_bgc = self.positions();
+        let entries = Entries {
+            filled: self.filled,
+            cache_length: self.capacity(),
+            num_evicted: span.evictions(self.filled, self.capacity()),
+            prefill: self.prefill,
+            next_position: span.start,
+            position_bgc: &position_bgc,
+            observed_bgc: observed_bgc.as_ref(),
+            features_bgcf: features_bgcf.as_ref(),
+            keys: &|| self.keys(),
+            candidates: &|| victims::candidates(policy, span.start, &position_bgc, &self.protected),
+        };
+        judge(&entries, Held { agreement: &self.agreement, protected: &self.protected, divided: self.divided.as_ref() })
+    }
+
+    /// Lets the policy describe the entries of the chunk written last, and observe its attention.
+    ///
+    /// # Shapes
+    /// `k`, `v (B, G, n, D)` by the region's columns, as in [`super::Written`].
+    pub fn note(&mut self, policy: &dyn Policy, span: &ChunkSpan, (k, v): (&Tensor, &Tensor), attention: &dyn Attention) {
+        let (region, len) = (self.region(span), span.len as i64);
+        let size = self.position_bgc.size();
+        let stored = || join(&self.buffer.read(region, len), &self.shape);
+        let features = policy.describe(&NewEntries { k_bgnd: k, v_bgnd: v, stored: &stored });
+        self.notes.set_features(&size, region, &features);
+        let filled = self.filled as i64;
+        let (previous_bgc, features_bgcf) = (self.notes.observed(filled), self.notes.features(filled));
+        let observed = policy.observe(&Observed {
+            attention,
+            position_bgc: &self.positions(),
+            previous_bgc: previous_bgc.as_ref(),
+            features_bgcf: features_bgcf.as_ref(),
+            num_queries: span.len,
+            next_position: span.start + span.len,
+            is_prefill: span.start < self.prefill,
+        });
+        if let Some(observed) = observed {
+            self.notes.set_observed(&size, &observed);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! What a policy has noted of the entries: features from their writing, and what it made of the attention since. Both lie by slot
+//! and move with their entries; they serve the choices alone, so that the way back needs none of them.
+
+use tch::{Device, Kind, Tensor};
+
+use super::moves::{Moves, put, take};
+
+/// Notes by slot.
+#[derive(Debug, Default)]
+pub(super) struct Notes {
+    /// `(B, G, slots)`, f32.
+    observed: Option<Tensor>,
+    /// `(B, G, slots, F)`, f32.
+    features: Option<Tensor>,
+}
+
+impl Notes {
+    fn all(&self) -> impl Iterator<Item = &Tensor> {
+        self.observed.iter().chain(&self.features)
+    }
+
+    /// Moves the notes of a write's survivors.
+    pub(super) fn move_entries(&self, moves: &Moves) {
+        self.all().for_each(|notes| put(notes, &moves.to, &take(notes, &moves.from)));
+    }
+
+    /// Empties the notes of a region.
+    pub(super) fn clear(&self, start: i64, len: i64) {
+        self.all().for_each(|notes| drop(notes.narrow(2, start, len).zero_()));
+    }
+
+    /// Makes room for `slots`.
+    pub(super) fn reserve(&mut self, slots: i64) {
+        for notes in self.observed.iter_mut().chain(&mut self.features) {
+            let mut size = notes.size();
+            let old = std::mem::replace(&mut size[2], slots);
+            let larger = Tensor::zeros(&size[..], (notes.kind(), notes.device()));
+            larger.narrow(2, 0, old).copy_(notes);
+            *notes = larger;
+        }
+    }
+
+    /// What was observed of the first slots `(B, G, filled)`.
+    pub(super) fn observed(&self, filled: i64) -> Option<Tensor> {
+        self.observed.as_ref().map(|notes| notes.narrow(2, 0, filled))
+    }
+
+    /// The features of the first slots `(B, G, filled, F)`.
+    pub(super) fn features(&self, filled: i64) -> Option<Tensor> {
+        self.features.as_ref().map(|notes| notes.narrow(2, 0, filled))
+    }
+
+    /// Replaces what was observed.
+    ///
+    /// # Shapes
+    /// `observed_bgc (B, G, filled)`; `size` is `[B, G, slots]`.
+    pub(super) fn set_observed(&mut self, size: &[i64], observed_bgc: &Tensor) {
+        let notes = self.observed.get_or_insert_with(|| empty(size, observed_bgc.device()));
+        notes.narrow(2, 0, observed_bgc.size()[2]).copy_(observed_bgc);
+    }
+
+    /// Notes the features of a region.
+    ///
+    /// # Shapes
+    /// `(B, G, n)` each; `size` is `[B, G, slots]`.
+    pub(super) fn set_features(&mut self, size: &[i64], start: i64, features: &[Tensor]) {
+        let Some(first) = features.first() else { return };
+        let size = [size, &[features.len() as i64]].concat();
+        let notes = self.features.get_or_insert_with(|| empty(&size, first.device()));
+        notes.narrow(2, start, first.size()[2]).copy_(&Tensor::stack(features, -1));
+    }
+}
+
+fn empty(size: &[i64], device: Device) -> Tensor {
+    Tensor::zeros(size, (Kind::Float, device))
+}

@@ -1,0 +1,67 @@
+//! `h2o-orig`: `h2o` as it was published (arXiv 2306.14048): attention is summed over the rows of the batch too, so that all rows lose
+//! the same tokens. Departs from the paper in having no half of the cache reserved for recent tokens, and in what `h2o`
+//! says of the prefill span.
+
+use serde::Deserialize;
+use tch::{Kind, Tensor};
+
+use super::heavy_hitters::{self, HeavyHitters, default_keep};
+use crate::cache::{CacheError, Entries, Observed, Policy, Score};
+use crate::recipe::Choice;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Params {
+    #[serde(default = "default_keep")]
+    keep_initial_fraction: f64,
+    #[serde(default)]
+    score_prefill: bool,
+}
+
+#[derive(Debug)]
+struct H2oOrig(HeavyHitters);
+
+pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+    let Params { keep_initial_fraction, score_prefill } = choice.params()?;
+    let params = heavy_hitters::Params {
+        grace_period: 0,
+        keep_initial_fraction,
+        normalize_scores: false,
+        reference_counts: false,
+        score_prefill,
+    };
+    Ok(Box::new(H2oOrig(HeavyHitters::new(choice, &params, cache_length)?)))
+}
+
+impl Policy for H2oOrig {
+    fn score(&self, entries: &Entries<'_>) -> Score {
+        self.0.order(entries, |score| score)
+    }
+
+    fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
+        self.0.add(seen, || summed_over_rows(seen.attention.paid(None).to_kind(Kind::Float), seen))
+    }
+
+    fn couples_rows(&self) -> bool {
+        true
+    }
+
+    fn compares_heads(&self) -> bool {
+        self.0.scores_early()
+    }
+}
+
+/// For each entry, what its position was paid in all rows. By position, not by slot: a row that ends in the chunk keeps its entries
+/// elsewhere.
+fn summed_over_rows(paid_bgc: Tensor, seen: &Observed<'_>) -> Tensor {
+    let (batch, groups, _) = paid_bgc.size3().unwrap_or_default();
+    if batch == 1 {
+        return paid_bgc;
+    }
+    let is_held = seen.position_bgc.ge(0);
+    let (position, tokens) = (seen.position_bgc.clamp_min(0), seen.next_position as i64);
+    let by_position = Tensor::zeros([batch, groups, tokens], (Kind::Float, paid_bgc.device()));
+    let held = paid_bgc.where_self(&is_held, &paid_bgc.zeros_like());
+    let total = by_position.scatter_add(2, &position, &held).sum_dim_intlist(&[0i64][..], true, Kind::Float);
+    total.expand([batch, groups, tokens], false).gather(2, &position, false)
+}

@@ -1,0 +1,125 @@
+//! What the policies of the h2o family have in common: scores that add up over the chunks, and a rule for the time before there
+//! are any.
+
+use serde::Deserialize;
+use tch::{Kind, Tensor};
+
+use super::params::{fraction, staying};
+use crate::cache::{CacheError, Entries, Observed, Score};
+use crate::ops::attention::accumulation_kind;
+use crate::recipe::Choice;
+
+/// The parameters of the family.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Params {
+    #[serde(default)]
+    pub(super) grace_period: usize,
+    #[serde(default = "default_keep")]
+    pub(super) keep_initial_fraction: f64,
+    #[serde(default)]
+    pub(super) normalize_scores: bool,
+    #[serde(default)]
+    pub(super) reference_counts: bool,
+    #[serde(default)]
+    pub(super) score_prefill: bool,
+}
+
+pub(super) fn default_keep() -> f64 {
+    0.05
+}
+
+/// Scores that add up.
+#[derive(Debug)]
+pub(super) struct HeavyHitters {
+    pub(super) grace: usize,
+    /// Of the cache: the first tokens that stay at an eviction before anything has been scored.
+    keep_initial: f64,
+    /// Whether a score is divided by the number of queries that gave it.
+    normalize: bool,
+    /// Count one scoring query too many for tokens of the prefill span, as the reference implementation does.
+    reference_counts: bool,
+    /// Whether the queries of the prefill span score too.
+    score_prefill: bool,
+}
+
+impl HeavyHitters {
+    pub(super) fn new(choice: &Choice, params: &Params, cache_length: usize) -> Result<Self, CacheError> {
+        if params.reference_counts && params.score_prefill {
+            let message =
+                "`reference_counts` contradicts `score_prefill`: the reference does not score the prefill span".to_owned();
+            return Err(choice.reject(Some("reference_counts"), message, "remove one of them".into()).into());
+        }
+        Ok(Self {
+            grace: staying(choice, "grace_period", params.grace_period, cache_length)?,
+            keep_initial: fraction(choice, "keep_initial_fraction", params.keep_initial_fraction)?,
+            normalize: params.normalize_scores,
+            reference_counts: params.reference_counts,
+            score_prefill: params.score_prefill,
+        })
+    }
+
+    /// The order by the scores so far, as `modify` changes them.
+    pub(super) fn order(&self, entries: &Entries<'_>, modify: impl Fn(Tensor) -> Tensor) -> Score {
+        let Some(score_bgc) = entries.observed_bgc else {
+            // Nothing has been scored: the first tokens stay, the next oldest leave.
+            let keep_first = (self.keep_initial * entries.cache_length as f64) as usize;
+            return Score::ByPosition { keep_first };
+        };
+        let score_bgc = if self.normalize { score_bgc / self.num_scorers(entries) } else { score_bgc.shallow_clone() };
+        Score::ByEntry(modify(score_bgc))
+    }
+
+    /// Number of queries that have scored each entry: those since it was written, the prefill span's if they count.
+    fn num_scorers(&self, entries: &Entries<'_>) -> Tensor {
+        let first = if self.score_prefill { 0 } else { entries.prefill as i64 - i64::from(self.reference_counts) };
+        (entries.next_position as i64 - entries.position_bgc.clamp_min(first)).to_kind(Kind::Float)
+    }
+
+    /// Whether there are scores at the first eviction.
+    pub(super) fn scores_early(&self) -> bool {
+        self.score_prefill
+    }
+
+    /// Adds what a chunk's queries give.
+    pub(super) fn add(&self, seen: &Observed<'_>, given: impl FnOnce() -> Tensor) -> Option<Tensor> {
+        (self.score_prefill || !seen.is_prefill).then(|| seen.plus(given()))
+    }
+}
+
+/// The Euclidean norm of each head vector `(B, G, n)`, f32.
+pub(super) fn norm(x_bgnd: &Tensor) -> Tensor {
+    // In bf16 many norms would be the same.
+    x_bgnd.to_kind(accumulation_kind(x_bgnd.kind())).norm_scalaropt_dim(2.0, [-1i64], false).to_kind(Kind::Float)
+}
+
+/// Attention paid times the norm of the value, scaled so that a chunk of `n` queries gives `n` to all entries together. The norm is
+/// the entry's feature 0.
+pub(super) fn value_weighted(seen: &Observed<'_>) -> Tensor {
+    let paid = seen.attention.paid(None).to_kind(Kind::Float);
+    let weighted = match seen.feature(0) {
+        Some(norm) => paid * norm,
+        None => paid,
+    };
+    // A row without queries has paid nothing, and its sum is 0.
+    let sum = weighted.sum_dim_intlist(&[2i64][..], true, Kind::Float).clamp_min(f64::from(f32::MIN_POSITIVE));
+    weighted * (seen.num_queries as f64) / sum
+}
+
+/// How quantisation enters the score: `a · mm(score) − (1 − a)/2 · mm(error) + (1 − a)`, where `mm` maps to 0..1 over the candidates
+/// of a row, and what is constant to 0.
+pub(super) fn with_error(score_bgc: &Tensor, error_bgc: &Tensor, entries: &Entries<'_>, a: f64) -> Tensor {
+    let others = entries.candidates().logical_not();
+    let unit = |x: &Tensor| {
+        let low = x.masked_fill(&others, f64::INFINITY).amin([1i64, 2], true);
+        let high = x.masked_fill(&others, f64::NEG_INFINITY).amax([1i64, 2], true);
+        (x - &low) / (high - &low).clamp_min(f64::from(f32::MIN_POSITIVE))
+    };
+    unit(score_bgc) * a + unit(error_bgc) * ((a - 1.0) / 2.0) + (1.0 - a)
+}
+
+/// What quantisation costs an entry: the norms of the errors of key and value `(B, G, n)`.
+pub(super) fn quantisation_error(new: &crate::cache::NewEntries<'_>) -> Tensor {
+    let (k, v) = new.stored();
+    norm(&(k - new.k_bgnd)) + norm(&(v - new.v_bgnd))
+}

@@ -1,0 +1,54 @@
+//! `keydiff`: keys that resemble the others leave. The score is minus the cosine of a key with the mean of all directions (Park et al.
+//! 2025, arXiv 2504.15364). Departs from the paper in that keys are compared after the rotation to their positions, as they are kept.
+
+use serde::Deserialize;
+use tch::Kind;
+
+use super::params::staying;
+use crate::cache::{CacheError, Entries, Policy, Score};
+use crate::ops::attention::accumulation_kind;
+use crate::recipe::Choice;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Params {
+    #[serde(default)]
+    grace_period: usize,
+}
+
+#[derive(Debug)]
+struct Keydiff {
+    grace: usize,
+}
+
+pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+    let params: Params = choice.params()?;
+    Ok(Box::new(Keydiff { grace: staying(choice, "grace_period", params.grace_period, cache_length)? }))
+}
+
+/// Below every norm that matters.
+const TINY: f64 = 1e-12;
+
+impl Policy for Keydiff {
+    fn score(&self, entries: &Entries<'_>) -> Score {
+        let keys = entries.keys();
+        // In bf16 most cosines near 1 would be the same.
+        let keys = keys.to_kind(accumulation_kind(keys.kind()));
+        let norm_bgc1 = keys.norm_scalaropt_dim(2.0, [-1i64], true).clamp_min(TINY);
+        // The sum of the directions k/|k|, as a product: the directions themselves are never written down.
+        // What stands in a slot that is not in use has no say.
+        let weight_bgc1 = norm_bgc1.reciprocal().masked_fill(&entries.position_bgc.lt(0).unsqueeze(-1), 0.0);
+        let anchor_bg1d = weight_bgc1.transpose(-1, -2).matmul(&keys);
+        let length = anchor_bg1d.norm_scalaropt_dim(2.0, [-1i64], true).clamp_min(TINY);
+        let cosine = keys.matmul(&(anchor_bg1d / length).transpose(-1, -2)) / norm_bgc1;
+        Score::ByEntry(cosine.squeeze_dim(-1).neg().to_kind(Kind::Float))
+    }
+
+    fn grace(&self) -> usize {
+        self.grace
+    }
+
+    fn compares_heads(&self) -> bool {
+        true
+    }
+}

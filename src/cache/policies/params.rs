@@ -1,0 +1,22 @@
+//! Checks of the parameters that several policies have.
+
+use crate::cache::CacheError;
+use crate::recipe::Choice;
+
+/// A number of tokens that stay; some slot must be left to evict.
+pub(super) fn staying(choice: &Choice, key: &'static str, count: usize, cache_length: usize) -> Result<usize, CacheError> {
+    if count < cache_length {
+        return Ok(count);
+    }
+    let message = format!("`{key}` = {count} leaves no slot to evict: `cache_length` is {cache_length}");
+    Err(choice.reject(Some(key), message, format!("choose less than {cache_length}")).into())
+}
+
+/// A number from 0 to 1.
+pub(super) fn fraction(choice: &Choice, key: &'static str, value: f64) -> Result<f64, CacheError> {
+    if (0.0..=1.0).contains(&value) {
+        return Ok(value);
+    }
+    let message = format!("`{key}` = {value} is not a fraction");
+    Err(choice.reject(Some(key), message, "choose a number from 0 to 1".into()).into())
+}

@@ -1,0 +1,45 @@
+//! The parameters of `qh2o` and `qh2o-vlen`: those of the family, and how much the error of quantisation weighs.
+
+use serde::Deserialize;
+
+use super::heavy_hitters::{self, HeavyHitters, default_keep};
+use super::params::fraction;
+use crate::cache::CacheError;
+use crate::recipe::Choice;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Params {
+    #[serde(default)]
+    grace_period: usize,
+    #[serde(default = "default_keep")]
+    keep_initial_fraction: f64,
+    #[serde(default)]
+    normalize_scores: bool,
+    #[serde(default)]
+    reference_counts: bool,
+    #[serde(default)]
+    score_prefill: bool,
+    #[serde(default = "default_combination")]
+    combination_constant: f64,
+}
+
+fn default_combination() -> f64 {
+    0.5
+}
+
+impl Params {
+    /// The scores of the family, and the part of the attention in them.
+    pub(super) fn read(choice: &Choice, cache_length: usize) -> Result<(HeavyHitters, f64), CacheError> {
+        let p: Self = choice.params()?;
+        let family = heavy_hitters::Params {
+            grace_period: p.grace_period,
+            keep_initial_fraction: p.keep_initial_fraction,
+            normalize_scores: p.normalize_scores,
+            reference_counts: p.reference_counts,
+            score_prefill: p.score_prefill,
+        };
+        let attention = fraction(choice, "combination_constant", p.combination_constant)?;
+        Ok((HeavyHitters::new(choice, &family, cache_length)?, attention))
+    }
+}

@@ -1,0 +1,74 @@
+//! `smart-lastrec`: the most recent tokens, and the initial part of the prompt: what stands before the end that a regular expression
+//! finds, up to a part of the cache.
+
+use serde::Deserialize;
+
+use crate::cache::{CacheError, Entries, Policy, Scope, Score};
+use crate::recipe::{Choice, EndRegex, InitialPart};
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Params {
+    end_initial_regex: EndRegex,
+    #[serde(default = "default_fraction")]
+    max_initial_fraction: f64,
+    #[serde(default = "yes")]
+    include_end_string: bool,
+    #[serde(default)]
+    pad_id: u32,
+    #[serde(default = "yes")]
+    range_is_prefix: bool,
+}
+
+fn default_fraction() -> f64 {
+    0.1
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[derive(Debug)]
+struct SmartLastrec {
+    initial: InitialPart,
+    /// Tokens of the initial part that stay.
+    most: usize,
+}
+
+pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+    let p: Params = choice.params()?;
+    if !(p.max_initial_fraction > 0.0 && p.max_initial_fraction < 1.0) {
+        let message = format!("`max_initial_fraction` = {} is not between 0 and 1", p.max_initial_fraction);
+        return Err(choice.reject(Some("max_initial_fraction"), message, "choose a part of the cache, as 0.1".into()).into());
+    }
+    let initial = InitialPart {
+        end_regex: p.end_initial_regex,
+        include_end_string: p.include_end_string,
+        pad_id: p.pad_id,
+        range_is_prefix: p.range_is_prefix,
+    };
+    let most = ((cache_length as f64 * p.max_initial_fraction) as usize).max(1);
+    Ok(Box::new(SmartLastrec { initial, most }))
+}
+
+impl Policy for SmartLastrec {
+    fn score(&self, _entries: &Entries<'_>) -> Score {
+        Score::ByPosition { keep_first: 0 }
+    }
+
+    fn protects(&self, (start, end): (usize, usize)) -> (usize, usize) {
+        (start, end.min(start + self.most))
+    }
+
+    fn initial_part(&self) -> Option<&InitialPart> {
+        Some(&self.initial)
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Row
+    }
+
+    fn max_chunk_size(&self, cache_length: usize) -> usize {
+        cache_length.saturating_sub(self.most)
+    }
+}

@@ -1,0 +1,101 @@
+//! `snapkv`: what the last few queries look at stays, together with its neighbours (Li et al. 2024, arXiv 2404.14469). Departs from the
+//! paper in that it decides anew for each chunk, not once for a prompt (the first time by the last piece of the prefill span alone);
+//! neighbours are those by position among the tokens still held, the window's own among them; and the query heads of a KV head decide
+//! together.
+
+use serde::Deserialize;
+use tch::{Kind, Tensor};
+
+use super::params::staying;
+use crate::cache::{CacheError, Entries, Observed, Policy, Score};
+use crate::recipe::Choice;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Params {
+    window_size: Option<usize>,
+    #[serde(default = "default_kernel")]
+    kernel_size: usize,
+    #[serde(default)]
+    pooling: Pooling,
+}
+
+fn default_kernel() -> usize {
+    5
+}
+
+/// As the paper's code.
+const WINDOW: usize = 32;
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Pooling {
+    #[default]
+    Max,
+    Mean,
+}
+
+#[derive(Debug)]
+struct Snapkv {
+    window: usize,
+    kernel: usize,
+    pooling: Pooling,
+}
+
+pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+    let params: Params = choice.params()?;
+    let window = params.window_size.unwrap_or_else(|| (cache_length / 8).clamp(1, WINDOW));
+    if window == 0 {
+        let message = "`window_size` = 0 leaves no query to decide".to_owned();
+        return Err(choice.reject(Some("window_size"), message, "choose at least 1".into()).into());
+    }
+    if params.kernel_size.is_multiple_of(2) {
+        let message = format!("`kernel_size` = {} has no middle", params.kernel_size);
+        return Err(choice.reject(Some("kernel_size"), message, "choose an odd number; 1 pools nothing".into()).into());
+    }
+    let window = staying(choice, "window_size", window, cache_length)?;
+    staying(choice, "kernel_size", params.kernel_size, cache_length.max(WINDOW))?;
+    Ok(Box::new(Snapkv { window, kernel: params.kernel_size, pooling: params.pooling }))
+}
+
+impl Policy for Snapkv {
+    fn score(&self, entries: &Entries<'_>) -> Score {
+        entries.observed_bgc.map_or(Score::ByPosition { keep_first: 0 }, |score| Score::ByEntry(score.shallow_clone()))
+    }
+
+    /// The window itself stays.
+    fn grace(&self) -> usize {
+        self.window
+    }
+
+    fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
+        let paid = seen.attention.paid(Some(self.window)).to_kind(Kind::Float);
+        Some(self.pool(&paid, seen.position_bgc))
+    }
+
+    fn compares_heads(&self) -> bool {
+        true
+    }
+}
+
+impl Snapkv {
+    /// Each entry takes the largest (or the mean) of itself and its neighbours in the order of positions.
+    fn pool(&self, paid_bgc: &Tensor, position_bgc: &Tensor) -> Tensor {
+        let order = position_bgc.argsort(-1, false);
+        let sorted = paid_bgc.gather(2, &order, false);
+        // An empty slot is nobody's neighbour.
+        let held = position_bgc.ge(0).to_kind(Kind::Float).gather(2, &order, false);
+        let (kernel, half) = (self.kernel as i64, self.kernel as i64 / 2);
+        let pooled = match self.pooling {
+            Pooling::Max => sorted.max_pool1d([kernel], [1], [half], [1], false),
+            // The ends have fewer neighbours, and the mean is that of those they have.
+            Pooling::Mean => {
+                let sum = |x: &Tensor| {
+                    x.constant_pad_nd([half, half]).unfold(2, kernel, 1).sum_dim_intlist(&[-1i64][..], false, Kind::Float)
+                };
+                sum(&(sorted * &held)) / sum(&held).clamp_min(1.0)
+            }
+        };
+        pooled.zeros_like().scatter(2, &order, &pooled)
+    }
+}

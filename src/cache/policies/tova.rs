@@ -1,0 +1,48 @@
+//! `tova`: what the last query looks at stays, the mean over all heads of the layer deciding for all of them (Oren et al. 2024, arXiv
+//! 2401.06104). Departs from the paper in that the last query of a chunk (or of the
+//! prefill span) decides, not every single one.
+
+use serde::Deserialize;
+use tch::{Kind, Tensor};
+
+use super::params::staying;
+use crate::cache::{CacheError, Entries, Observed, Policy, Scope, Score};
+use crate::recipe::Choice;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Params {
+    #[serde(default)]
+    grace_period: usize,
+}
+
+#[derive(Debug)]
+struct Tova {
+    grace: usize,
+}
+
+pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+    let params: Params = choice.params()?;
+    Ok(Box::new(Tova { grace: staying(choice, "grace_period", params.grace_period, cache_length)? }))
+}
+
+impl Policy for Tova {
+    fn score(&self, entries: &Entries<'_>) -> Score {
+        // All heads have noted the same.
+        entries.observed_bgc.map_or(Score::ByPosition { keep_first: 0 }, |score| Score::ByEntry(score.narrow(1, 0, 1)))
+    }
+
+    fn grace(&self) -> usize {
+        self.grace
+    }
+
+    fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
+        let paid = seen.attention.paid(Some(1));
+        let size = paid.size();
+        Some(paid.mean_dim(&[1i64][..], true, Kind::Float).expand(&size[..], false))
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Row
+    }
+}

@@ -1,0 +1,174 @@
+//! Shares of a layer's slots by row and KV head, chosen once, before the first entries leave (as in `AdaKV`, arXiv 2407.11550).
+//!
+//! All heads have buffers as long as the largest share; a head with a smaller one leaves slots empty. A share is what the scores
+//! give: of the better half of a row's entries, each head counts its own. So a share is at most twice the cache length.
+
+use std::cmp::Reverse;
+
+use tch::{Device, Kind, Tensor};
+
+use super::ChunkSpan;
+
+/// How the slots of a layer are shared out.
+#[derive(Debug)]
+pub struct Quota {
+    /// Index of the chunk before whose writing it comes into force.
+    pub index: usize,
+    /// Slots of the largest share, which all buffers have from then on.
+    pub slots: usize,
+    /// By row and head.
+    pub shares: Vec<Vec<usize>>,
+    /// `(B, G, filled)`, bool, on the host: entries that leave at once, as their head holds more than its share.
+    pub leaving_bgc: Tensor,
+}
+
+impl Clone for Quota {
+    fn clone(&self) -> Self {
+        Self {
+            index: self.index,
+            slots: self.slots,
+            shares: self.shares.clone(),
+            // It is written once and never changed.
+            leaving_bgc: self.leaving_bgc.shallow_clone(),
+        }
+    }
+}
+
+impl Quota {
+    /// A quota that was written down: `filled` entries a head when it comes into force, of which `leaving` leave, head by head.
+    pub(super) fn recorded(index: usize, filled: usize, shares: Vec<Vec<usize>>, leaving: &[bool]) -> Self {
+        let slots = shares.iter().flatten().copied().max().unwrap_or(0).max(filled);
+        let size = [shares.len() as i64, shares.first().map_or(0, Vec::len) as i64, filled as i64];
+        Self { index, slots, leaving_bgc: Tensor::from_slice(leaving).view(size), shares }
+    }
+
+    /// Which entries leave at once, head by head.
+    pub(super) fn leaving(&self) -> Vec<bool> {
+        Vec::try_from(self.leaving_bgc.contiguous().view(-1)).unwrap_or_default()
+    }
+
+    /// Shares out `cache_length` slots per head, each head keeping `floor` of its own whatever the scores. `key_bgc` orders a head's
+    /// entries and those of different heads of a row.
+    pub(super) fn new(key_bgc: &Tensor, span: &ChunkSpan, cache_length: usize, floor: f64) -> Self {
+        let (batch, groups, filled) = key_bgc.size3().unwrap_or_default();
+        let (groups, filled) = (groups as usize, filled as usize);
+        let keys: Vec<i64> = Vec::try_from(key_bgc.to_device(Device::Cpu).contiguous().view(-1)).unwrap_or_default();
+        let mut shares = Vec::with_capacity(batch as usize);
+        let mut leaving = vec![false; keys.len()];
+        for (row, keys) in keys.chunks(groups * filled).enumerate() {
+            // Alone, a row that ends before its first eviction would lose nothing, and share out nothing.
+            if filled + span.real[row] <= cache_length {
+                shares.push(vec![cache_length; groups]);
+                continue;
+            }
+            let own = share_out(keys, (groups, filled), cache_length, floor);
+            for (head, keys) in keys.chunks(filled).enumerate() {
+                let mut slots: Vec<usize> = (0..filled).collect();
+                slots.sort_by_key(|&slot| keys[slot]);
+                for &slot in &slots[..filled.saturating_sub(own[head])] {
+                    leaving[(row * groups + head) * filled + slot] = true;
+                }
+            }
+            shares.push(own);
+        }
+        Self::recorded(span.index, filled, shares, &leaving)
+    }
+}
+
+/// The shares of one row: `floor` of the cache length for each head, the rest by how many of the better half of all entries are its
+/// own; together exactly `groups · cache_length`.
+fn share_out(keys: &[i64], (groups, filled): (usize, usize), cache_length: usize, floor: f64) -> Vec<usize> {
+    let mut entries: Vec<usize> = (0..keys.len()).collect();
+    // Of equals, every head gets its part.
+    entries.sort_by_key(|&i| (Reverse(keys[i]), i % filled, i / filled));
+    let mut counts = vec![0usize; groups];
+    let better = keys.len().div_ceil(2);
+    entries[..better].iter().for_each(|&i| counts[i / filled] += 1);
+    let (least, total) = ((floor * cache_length as f64) as usize, groups * cache_length);
+    let free = total - groups * least;
+    let mut shares: Vec<usize> = counts.iter().map(|&count| least + count * free / better.max(1)).collect();
+    // Rounding down leaves a few; the heads that lost most by it get one each, in turns where there was nothing to count.
+    let mut order: Vec<usize> = (0..groups).collect();
+    order.sort_by_key(|&head| (Reverse(counts[head] * free % better.max(1)), head));
+    let left = total - shares.iter().sum::<usize>();
+    (0..left).for_each(|i| shares[order[i % groups]] += 1);
+    shares
+}
+
+/// A quota in force.
+#[derive(Debug)]
+pub(super) struct Divided {
+    pub(super) index: usize,
+    pub(super) slots: usize,
+    shares: Vec<Vec<usize>>,
+    /// Entries by row and head.
+    held: Vec<Vec<usize>>,
+    /// Slots that were filled before, and their positions `(B, G, filled)`.
+    pub(super) before: (usize, Tensor),
+}
+
+impl Divided {
+    pub(super) fn new(quota: &Quota, filled: usize, position_bgc: &Tensor) -> Self {
+        let held = quota.shares.iter().map(|row| row.iter().map(|&share| share.min(filled)).collect()).collect();
+        let before = (filled, position_bgc.narrow(2, 0, filled as i64).copy());
+        Self { index: quota.index, slots: quota.slots, shares: quota.shares.clone(), held, before }
+    }
+
+    /// Of the next `count` slots that a chunk takes, how many each head takes from its empty ones `(B, G, 1)`: as many as are missing
+    /// to its share.
+    pub(super) fn empty_first(&self, count: usize, device: Device) -> Tensor {
+        let missing = |(shares, held): (&Vec<usize>, &Vec<usize>)| {
+            shares.iter().zip(held).map(|(share, held)| (share - held).min(count) as i64).collect::<Vec<_>>()
+        };
+        let all: Vec<i64> = self.shares.iter().zip(&self.held).flat_map(missing).collect();
+        Tensor::from_slice(&all).view([self.shares.len() as i64, -1, 1]).to_device(device)
+    }
+
+    /// Notes that every head has taken `count` more, or is full.
+    pub(super) fn take(&mut self, count: usize) {
+        for (shares, held) in self.shares.iter().zip(&mut self.held) {
+            shares.iter().zip(held).for_each(|(share, held)| *held = (*held + count).min(*share));
+        }
+    }
+}
+
+/// Puts the empty slots which a chunk takes before everything else, and those which it does not behind it.
+///
+/// # Shapes
+/// `key_bgc`, `position_bgc (B, G, filled)`, `empty_first (B, G, 1)`.
+pub(super) fn order_empty(key_bgc: &Tensor, position_bgc: &Tensor, empty_first: &Tensor) -> Tensor {
+    let is_empty = position_bgc.lt(0);
+    let number = is_empty.cumsum(2, Kind::Int64);
+    let taken = is_empty.logical_and(&number.le_tensor(empty_first));
+    let first = &number + i64::MIN;
+    first.where_self(&taken, &key_bgc.masked_fill(&is_empty, i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_head_with_all_the_better_entries_gets_twice_the_length() {
+        let keys: Vec<i64> = (0..10).map(|i| if i < 5 { 100 + i } else { i }).collect();
+        assert_eq!(share_out(&keys, (2, 5), 5, 0.0), [10, 0]);
+        assert_eq!(share_out(&keys, (2, 5), 5, 0.2), [9, 1]);
+        assert_eq!(share_out(&[7; 10], (2, 5), 5, 0.0), [6, 4]);
+    }
+
+    proptest! {
+        #[test]
+        fn shares_add_up_and_keep_their_bounds(
+            keys in prop::collection::vec(-50i64..50, 1..120), groups in 1usize..6, extra in 0usize..9, floor in 0.0f64..1.0,
+        ) {
+            let filled = keys.len().div_ceil(groups);
+            let keys: Vec<i64> = keys.iter().copied().cycle().take(filled * groups).collect();
+            let cache_length = filled + extra;
+            let shares = share_out(&keys, (groups, filled), cache_length, floor);
+            prop_assert_eq!(shares.iter().sum::<usize>(), groups * cache_length);
+            prop_assert!(shares.iter().all(|&s| s >= (floor * cache_length as f64) as usize && s <= 2 * cache_length));
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! The replay log as bytes: one safetensors file, checked before anything in it is believed, and the hash of what stands in it.
+//!
+//! `docs/reference/replay-log.md` describes the file.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use tch::Tensor;
+
+use super::{CacheError, ChunkSpan, LayerLog, Quota, ReplayLog, Victims};
+use crate::files::{self, Dtype, RawTensor, TensorFile};
+use crate::units::ChunkIdx;
+
+/// What the file says that it is.
+const FORMAT: &str = "kvtune replay log";
+const VERSION: &str = "1";
+/// Above every position and every length: sums of what a file claims do not overflow.
+const LIMIT: i64 = 1 << 31;
+
+impl ReplayLog {
+    /// BLAKE3 of everything that [`Self::save`] would write, in hex.
+    pub fn hash(&self) -> String {
+        let parts = |RawTensor { name, dtype, shape, bytes }| [format!("{name} {dtype} {shape:?}").into_bytes().into(), bytes];
+        files::hash_parts(self.tensors().flat_map(parts))
+    }
+
+    /// Writes the log as one file, atomically.
+    pub fn save(&self, path: &Path) -> Result<(), CacheError> {
+        Ok(files::write_tensors(path, &self.tensors().collect::<Vec<_>>(), &metadata())?)
+    }
+
+    /// Reads a file of [`Self::save`]. What it holds is a log that some cache could have made: chunks that follow each other, and of
+    /// each as many different filled slots as it has to evict.
+    pub fn load(path: &Path) -> Result<Self, CacheError> {
+        Reader(&TensorFile::open(path)?).log()
+    }
+
+    fn tensors(&self) -> impl Iterator<Item = RawTensor<'static>> {
+        let batch = self.spans.first().map_or(0, |s| s.real.len());
+        let spans = self.spans.iter().flat_map(|s| [s.chunk.0, s.start, s.len]);
+        let real = self.spans.iter().flat_map(|s| s.real.iter().copied());
+        let whole = [
+            numbers("spans".into(), vec![self.spans.len(), 3], spans),
+            numbers("real".into(), vec![self.spans.len(), batch], real),
+            numbers("cache_lengths".into(), vec![self.cache_lengths.len()], self.cache_lengths.iter().copied()),
+        ];
+        let by_layer = |(layer, log)| layer_tensors(layer, log, self.cache_lengths[layer], self.spans.len());
+        let quotas =
+            |(layer, log): (usize, &LayerLog)| log.quota().map(|quota| quota_tensors(layer, quota)).into_iter().flatten();
+        let layers = || self.layers.iter().enumerate();
+        whole.into_iter().chain(layers().flat_map(by_layer)).chain(layers().flat_map(quotas))
+    }
+}
+
+fn metadata() -> BTreeMap<String, String> {
+    BTreeMap::from([("format".to_owned(), FORMAT.to_owned()), ("version".to_owned(), VERSION.to_owned())])
+}
+
+fn deciders(layer: usize) -> String {
+    format!("layer.{layer}.deciders")
+}
+
+fn slots(layer: usize) -> String {
+    format!("layer.{layer}.slots")
+}
+
+fn shares(layer: usize) -> String {
+    format!("layer.{layer}.shares")
+}
+
+fn leaving(layer: usize) -> String {
+    format!("layer.{layer}.leaving")
+}
+
+fn numbers(name: String, shape: Vec<usize>, values: impl Iterator<Item = usize>) -> RawTensor<'static> {
+    let bytes: Vec<u8> = values.flat_map(|v| (v as i64).to_le_bytes()).collect();
+    RawTensor { name, dtype: Dtype::I64, shape, bytes: bytes.into() }
+}
+
+/// How many rows and heads decided for themselves, by chunk, and the slots of all chunks one after the other.
+fn layer_tensors(layer: usize, log: &LayerLog, cache_length: usize, num_chunks: usize) -> [RawTensor<'static>; 2] {
+    let counts = (0..num_chunks).flat_map(|c| log.victims(c).map_or([0, 0], |v| [v.num_rows(), v.num_heads()]));
+    let narrowest = Victims::kind(cache_length).elt_size_in_bytes();
+    let width = log.all().map(Victims::width).fold(narrowest, usize::max);
+    let mut bytes = Vec::new();
+    for victims in (0..num_chunks).filter_map(|c| log.victims(c)) {
+        victims.flat().iter().for_each(|slot| bytes.extend_from_slice(&slot.to_le_bytes()[..width]));
+    }
+    let dtype = match width {
+        1 => Dtype::U8,
+        2 => Dtype::U16,
+        _ => Dtype::U32,
+    };
+    let shape = vec![bytes.len() / width];
+    [numbers(deciders(layer), vec![num_chunks, 2], counts), RawTensor { name: slots(layer), dtype, shape, bytes: bytes.into() }]
+}
+
+/// The shares of rows and heads, and which entries leave at once; they come into force before the first chunk that evicts.
+fn quota_tensors(layer: usize, quota: &Quota) -> [RawTensor<'static>; 2] {
+    let (rows, heads) = (quota.shares.len(), quota.shares.first().map_or(0, Vec::len));
+    let bytes: Vec<u8> = quota.leaving().into_iter().map(u8::from).collect();
+    let shape = vec![rows, heads, bytes.len() / (rows * heads).max(1)];
+    let flat = quota.shares.iter().flatten().copied();
+    let leaving = RawTensor { name: leaving(layer), dtype: Dtype::U8, shape, bytes: bytes.into() };
+    [numbers(shares(layer), vec![rows, heads], flat), leaving]
+}
+
+/// A file whose tensors are asked for one by one.
+struct Reader<'a>(&'a TensorFile);
+
+impl Reader<'_> {
+    fn wrong(&self, reason: impl Into<String>) -> CacheError {
+        CacheError::NotALog { path: self.0.path().to_path_buf(), reason: reason.into() }
+    }
+
+    fn log(&self) -> Result<ReplayLog, CacheError> {
+        if self.0.metadata() != metadata() {
+            return Err(self.wrong(format!("its metadata does not say `{FORMAT}`, version {VERSION}")));
+        }
+        let spans = self.spans()?;
+        let (_, cache_lengths) = self.numbers("cache_lengths", &[None])?;
+        let found = self.0.names().len();
+        // Whoever claims more layers than the file can hold is not believed any further.
+        let layers = cache_lengths.len().min(found);
+        let divided = (0..layers).filter(|&l| self.is_divided(l)).count();
+        let expected = 3 + 2 * (cache_lengths.len() + divided);
+        if expected != found {
+            return Err(self.wrong(format!("expected {expected} tensors for {} layers, found {found}", cache_lengths.len())));
+        }
+        let layers = cache_lengths.iter().enumerate().map(|(l, &c)| self.layer(l, c, &spans)).collect::<Result<_, _>>()?;
+        let log = ReplayLog { spans, cache_lengths, layers };
+        let heads: Vec<usize> = log.head_counts().collect();
+        if heads.windows(2).any(|pair| pair[0] != pair[1]) {
+            return Err(self.wrong(format!("some of its choices are of {} KV heads, others of another number", heads[0])));
+        }
+        Ok(log)
+    }
+
+    /// Numbers below [`LIMIT`], of a shape in which `None` is any length.
+    fn numbers(&self, name: &str, shape: &[Option<usize>]) -> Result<(Vec<usize>, Vec<usize>), CacheError> {
+        let view = self.0.get(name)?;
+        let fits = |(n, expected): (&usize, &Option<usize>)| expected.is_none_or(|e| e == *n);
+        if view.dtype != Dtype::I64 || view.shape.len() != shape.len() || !view.shape.iter().zip(shape).all(fits) {
+            let shape: Vec<String> = shape.iter().map(|n| n.map_or("any".to_owned(), |n| n.to_string())).collect();
+            let (expected, found, dtype) = (shape.join(", "), view.shape, view.dtype);
+            return Err(self.wrong(format!("`{name}` is {dtype} of shape {found:?}, expected I64 of shape [{expected}]")));
+        }
+        let all = view.bytes.as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes));
+        let checked = |v: i64| match v {
+            0..LIMIT => Ok(v as usize),
+            _ => Err(self.wrong(format!("`{name}` holds {v}, expected 0 to {LIMIT}"))),
+        };
+        Ok((view.shape.to_vec(), all.map(checked).collect::<Result<_, _>>()?))
+    }
+
+    /// Chunks that cover the tokens of every row once.
+    fn spans(&self) -> Result<Vec<ChunkSpan>, CacheError> {
+        let (shape, flat) = self.numbers("spans", &[None, Some(3)])?;
+        let (real_shape, real) = self.numbers("real", &[Some(shape[0]), None])?;
+        if real.is_empty() {
+            return Err(self.wrong("it has no chunks"));
+        }
+        let batch = real_shape[1];
+        let lengths: Vec<usize> = (0..batch).map(|b| real[b..].iter().step_by(batch).sum()).collect();
+        let (mut spans, mut next, mut event) = (Vec::<ChunkSpan>::with_capacity(shape[0]), 0, 0);
+        for (index, (numbers, real)) in flat.chunks(3).zip(real.chunks(batch)).enumerate() {
+            let &[chunk, start, len] = numbers else { break };
+            // The prefill span is event 0 in any number of pieces; after it every chunk is one.
+            let follows = start == next && len > 0 && (chunk == event + usize::from(index > 0) || chunk == 0 && event == 0);
+            let is_whole = lengths.iter().zip(real).all(|(&t, &real)| real == t.saturating_sub(start).min(len));
+            if !follows || !is_whole {
+                return Err(self.wrong(format!("chunk {index} does not follow from those before it")));
+            }
+            spans.push(ChunkSpan { index, chunk: ChunkIdx(chunk), start, len, real: real.to_vec() });
+            (next, event) = (start + len, chunk);
+        }
+        if lengths.iter().max() != Some(&next) {
+            return Err(self.wrong(format!("its chunks have {next} columns, and no row as many tokens")));
+        }
+        Ok(spans)
+    }
+
+    fn is_divided(&self, layer: usize) -> bool {
+        self.0.contains(&shares(layer))
+    }
+
+    /// The quota of a layer whose heads hold `filled` entries each before chunk `span`.
+    fn quota(&self, layer: usize, span: &ChunkSpan, filled: usize, cache_length: usize) -> Result<Quota, CacheError> {
+        let rows = span.real.len();
+        let (shape, flat) = self.numbers(&shares(layer), &[Some(rows), None])?;
+        let view = self.0.get(&leaving(layer))?;
+        if shape[1] == 0 {
+            return Err(self.wrong(format!("`{}` is of no heads", shares(layer))));
+        }
+        if view.dtype != Dtype::U8 || view.shape != [rows, shape[1], filled] || view.bytes.iter().any(|&b| b > 1) {
+            let (dtype, found) = (view.dtype, view.shape);
+            let expected = format!("zeros and ones, U8 of shape [{rows}, {}, {filled}]", shape[1]);
+            return Err(self.wrong(format!("`{}` is {dtype} of shape {found:?}, expected {expected}", leaving(layer))));
+        }
+        for (share, own) in flat.iter().zip(view.bytes.chunks(filled.max(1))) {
+            let leave: usize = own.iter().map(|&b| usize::from(b)).sum();
+            if *share == 0 || *share > 2 * cache_length || leave > filled.saturating_sub(*share) {
+                return Err(self.wrong(format!("layer {layer}: {leave} of {filled} entries leave for a share of {share} slots")));
+            }
+        }
+        let shares = flat.chunks(shape[1].max(1)).map(<[usize]>::to_vec).collect();
+        let leaving: Vec<bool> = view.bytes.iter().map(|&b| b == 1).collect();
+        Ok(Quota::recorded(span.index, filled, shares, &leaving))
+    }
+
+    fn layer(&self, layer: usize, cache_length: usize, spans: &[ChunkSpan]) -> Result<LayerLog, CacheError> {
+        let (_, deciders) = self.numbers(&deciders(layer), &[Some(spans.len()), Some(2)])?;
+        let view = self.0.get(&slots(layer))?;
+        let width = match view.dtype {
+            Dtype::U8 => 1,
+            Dtype::U16 => 2,
+            Dtype::U32 => 4,
+            other => return Err(self.wrong(format!("`{}` is {other}, expected U8, U16 or U32", slots(layer)))),
+        };
+        let (mut rest, mut filled, mut log) = (view.bytes, 0, LayerLog::default());
+        let mut capacity = cache_length;
+        for (span, decided) in spans.iter().zip(deciders.chunks(2)) {
+            if log.quota().is_none() && span.evictions(filled, cache_length) > 0 && self.is_divided(layer) {
+                let quota = self.quota(layer, span, filled, cache_length)?;
+                (capacity, filled) = (quota.slots, quota.slots);
+                log.record_quota(quota);
+            }
+            let wrong = |reason: String| self.wrong(format!("layer {layer}, chunk {}: {reason}", span.index));
+            let (rows, heads, e) = (decided[0], decided[1], span.evictions(filled, capacity));
+            let is_one_of = if e == 0 { rows == 0 && heads == 0 } else { [1, span.real.len()].contains(&rows) && heads > 0 };
+            if span.len > cache_length || !is_one_of {
+                return Err(wrong(format!("{rows} rows and {heads} heads decide which {e} of {filled} entries leave")));
+            }
+            // The product may overflow; what it asks for is compared with what is there before any of it is taken.
+            let size = [rows, heads, e, width].into_iter().try_fold(1usize, usize::checked_mul);
+            let Some((here, behind)) = size.and_then(|size| rest.split_at_checked(size)) else {
+                return Err(wrong(format!("expected {rows} × {heads} × {e} slots, found {}", rest.len() / width)));
+            };
+            rest = behind;
+            let slots: Vec<i64> = here.chunks(width).map(number).collect();
+            if !slots.chunks(e.max(1)).all(|own| are_different(own, filled)) {
+                return Err(wrong(format!("expected {e} different slots below {filled}")));
+            }
+            let size = [rows as i64, heads as i64, e as i64];
+            log.record((e > 0).then(|| Victims::new(&Tensor::from_slice(&slots).view(size), capacity)));
+            filled += span.len - e;
+        }
+        if rest.is_empty() { Ok(log) } else { Err(self.wrong(format!("layer {layer}: {} slots too many", rest.len() / width))) }
+    }
+}
+
+fn number(bytes: &[u8]) -> i64 {
+    bytes.iter().rev().fold(0, |n, &byte| n << 8 | i64::from(byte))
+}
+
+fn are_different(slots: &[i64], limit: usize) -> bool {
+    let mut sorted = slots.to_vec();
+    sorted.sort_unstable();
+    sorted.windows(2).all(|pair| pair[0] != pair[1]) && sorted.last().is_none_or(|&slot| slot < limit as i64)
+}
