@@ -19,6 +19,8 @@ pub struct Row {
     pub inputs: Vec<u32>,
     /// What must come out.
     pub targets: Targets,
+    /// The first position of the prompt's initial part, and the one behind it; `None` where nobody asked.
+    pub initial: Option<(usize, usize)>,
 }
 
 /// What a row is trained towards.
@@ -63,8 +65,8 @@ mod tests {
 
     #[test]
     fn counts_leave_out_what_is_ignored() {
-        let next = Row { sample: 0, inputs: vec![5, 6, 7], targets: Targets::NextToken(vec![IGNORE, 7, 0]) };
-        let class = Row { sample: 1, inputs: vec![5], targets: Targets::Class(2) };
+        let next = Row { sample: 0, inputs: vec![5, 6, 7], targets: Targets::NextToken(vec![IGNORE, 7, 0]), initial: None };
+        let class = Row { sample: 1, inputs: vec![5], targets: Targets::Class(2), initial: None };
         let batch = Batch { rows: vec![next, class] };
         assert_eq!((batch.max_len(), batch.num_tokens(), batch.num_targets()), (3, 4, 3));
     }

@@ -102,6 +102,7 @@ impl Samples {
             let (found, recorded) = (sequence.length().total, self.lengths[index].total);
             return Err(DataError::LengthChanged { place: place(), found, recorded });
         }
+        self.encoder.mark_initial(&example.content, &mut sequence)?;
         if let Fit::Cut(range) = &self.fits[index] {
             sequence.cut(range.clone());
         }

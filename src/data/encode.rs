@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::batch::{IGNORE, Row, Targets};
 use super::error::DataError;
 use super::example::{Content, Place};
+use super::initial_part::{Finder, after_cut};
 use super::on_too_long::Length;
 use super::tokenizer::Tokenizer;
 
@@ -14,6 +15,8 @@ pub(super) struct Encoder {
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) trains_on_prompt: bool,
     pub(super) vocab_size: usize,
+    /// Finds the initial part of rows, where that is asked for.
+    pub(super) initial: Option<Finder>,
 }
 
 /// A sample as token ids.
@@ -23,6 +26,7 @@ pub(super) struct Sequence {
     /// Leading tokens that may be cut.
     prompt: usize,
     aim: Aim,
+    initial: Option<Range<usize>>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -38,9 +42,11 @@ impl Encoder {
         let sequence = match content {
             Content::Tokens { ids, is_trained } => {
                 let prompt = is_trained.iter().take_while(|&&trained| !trained).count();
-                Sequence { ids: ids.clone(), prompt, aim: Aim::Tokens(is_trained.clone()) }
+                Sequence { ids: ids.clone(), prompt, aim: Aim::Tokens(is_trained.clone()), initial: None }
             }
-            Content::TokensClass { ids, class } => Sequence { ids: ids.clone(), prompt: ids.len() - 1, aim: Aim::Class(*class) },
+            Content::TokensClass { ids, class } => {
+                Sequence { ids: ids.clone(), prompt: ids.len() - 1, aim: Aim::Class(*class), initial: None }
+            }
             Content::Text { prompt, completion } => self.encode_text(prompt, completion)?,
             Content::TextClass { prompt, class } => {
                 // The class is read at the EOS behind the prompt.
@@ -48,11 +54,24 @@ impl Encoder {
                 let mut ids = tokenizer.encode_prompt(prompt)?;
                 let prompt = ids.len();
                 ids.push(tokenizer.eos()?);
-                Sequence { ids, prompt, aim: Aim::Class(*class) }
+                Sequence { ids, prompt, aim: Aim::Class(*class), initial: None }
             }
         };
         sequence.check(self.vocab_size, place)?;
         Ok(sequence)
+    }
+
+    /// Marks the initial part of a sequence that nothing has been cut from.
+    pub(super) fn mark_initial(&self, content: &Content, sequence: &mut Sequence) -> Result<(), DataError> {
+        let Some(finder) = &self.initial else { return Ok(()) };
+        let found = match content {
+            Content::Text { prompt, .. } | Content::TextClass { prompt, .. } => {
+                finder.in_text(prompt, &sequence.ids[..sequence.prompt])?
+            }
+            Content::Tokens { .. } | Content::TokensClass { .. } => finder.in_tokens(&sequence.ids)?,
+        };
+        sequence.initial = Some(found);
+        Ok(())
     }
 
     fn encode_text(&self, prompt: &str, completion: &str) -> Result<Sequence, DataError> {
@@ -62,7 +81,7 @@ impl Encoder {
         ids.extend(tokenizer.encode(completion)?);
         ids.push(tokenizer.eos()?);
         let is_trained = (0..ids.len()).map(|index| index >= prompt || self.trains_on_prompt).collect();
-        Ok(Sequence { ids, prompt, aim: Aim::Tokens(is_trained) })
+        Ok(Sequence { ids, prompt, aim: Aim::Tokens(is_trained), initial: None })
     }
 
     fn tokenizer(&self) -> Result<&Tokenizer, DataError> {
@@ -79,6 +98,7 @@ impl Sequence {
     pub(super) fn cut(&mut self, range: Range<usize>) {
         self.prompt -= range.len();
         self.ids.drain(range.clone());
+        self.initial = self.initial.take().map(|initial| after_cut(&initial, &range));
         if let Aim::Tokens(is_trained) = &mut self.aim {
             is_trained.drain(range);
         }
@@ -86,7 +106,7 @@ impl Sequence {
 
     /// The row to run. A classified sequence runs whole; else its last token is only ever a target.
     pub(super) fn into_row(self, sample: usize) -> Row {
-        let Self { ids: mut inputs, aim, .. } = self;
+        let Self { ids: mut inputs, aim, initial, .. } = self;
         let targets = match aim {
             Aim::Class(class) => Targets::Class(class),
             Aim::Tokens(is_trained) => {
@@ -96,7 +116,8 @@ impl Sequence {
                 Targets::NextToken(targets)
             }
         };
-        Row { sample: sample as u64, inputs, targets }
+        let initial = initial.map(|range| (range.start.min(inputs.len()), range.end.min(inputs.len())));
+        Row { sample: sample as u64, inputs, targets, initial }
     }
 
     fn check(&self, vocab_size: usize, place: &dyn Fn() -> Place) -> Result<(), DataError> {

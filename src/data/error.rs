@@ -6,6 +6,9 @@ use super::example::Place;
 use crate::files::FilesError;
 use crate::units::Hint;
 
+/// What asks for a tokenizer even where rows are token ids already.
+pub(super) const INITIAL_PART: &str = "the initial part of a prompt";
+
 /// What can be wrong with data files, tokenizers and labels.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -238,6 +241,9 @@ impl Hint for DataError {
             Self::Parquet { .. } => "fetch the file again; its columns must be those of LongBench v2, as strings",
             Self::Tokenizer { .. } => "fetch `tokenizer.json` again, or save it anew with the `tokenizers` library",
             Self::NoEos { .. } => "add `\"eos_token_id\": N` to the model's generation_config.json",
+            Self::NoTokenizer { what: INITIAL_PART } => {
+                "put `tokenizer.json` into the model directory, or choose a policy that does not look for an initial part"
+            }
             Self::NoTokenizer { .. } => {
                 "put `tokenizer.json` into the model directory, or use `data.format = \"tokens\"` with `head.label_tokens`"
             }

@@ -9,6 +9,7 @@ use super::dataset::{Dataset, Samples};
 use super::encode::Encoder;
 use super::error::DataError;
 use super::example::{Example, Place, Task};
+use super::initial_part::Finder;
 use super::label_tokens::Classes;
 use super::length_cache::{self, Key};
 use super::load_report::{FileReport, LengthSource, LoadReport};
@@ -17,7 +18,7 @@ use super::split::split;
 use super::tokenizer::Tokenizer;
 use super::{longbench_v2, prompt_completion, tokens};
 use crate::files;
-use crate::recipe::{DataFormat, DataRecipe, HeadRecipe, ValidationSource};
+use crate::recipe::{DataFormat, DataRecipe, HeadRecipe, InitialPart, ValidationSource};
 
 /// What the model allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,15 +43,17 @@ pub struct Splits {
 /// Reads the recipe's files, finds the samples that fit, and splits them by `seed` where there is no validation file.
 ///
 /// `ValidationSource::Fraction(0.0)` gives all samples, in file order, to `train`. `tokenizer` may be `None` for the
-/// format `tokens` with labels given as token ids.
+/// format `tokens` with labels given as token ids. With a rule for the `initial` part of prompts, each row says where it stands.
 pub fn open(
     recipe: &DataRecipe,
     head: &HeadRecipe,
     tokenizer: Option<&Tokenizer>,
     limits: Limits,
+    initial: Option<&InitialPart>,
     seed: u64,
 ) -> Result<Splits, DataError> {
-    let opener = Opener::new(recipe, head, tokenizer, limits)?;
+    let mut opener = Opener::new(recipe, head, tokenizer, limits)?;
+    opener.encoder.initial = initial.map(|rule| Finder::new(rule, tokenizer)).transpose()?;
     let (samples, fitting, report) = opener.read_file(&recipe.train)?;
     let mut files = vec![report];
     let (train, validation) = match &recipe.validation {
@@ -89,8 +92,12 @@ impl<'a> Opener<'a> {
                 return Err(DataError::OutOfVocabulary { what, id: u64::from(token), vocab_size: limits.vocab_size });
             }
         }
-        let encoder =
-            Encoder { tokenizer: tokenizer.cloned(), trains_on_prompt: recipe.train_on_prompt, vocab_size: limits.vocab_size };
+        let encoder = Encoder {
+            tokenizer: tokenizer.cloned(),
+            trains_on_prompt: recipe.train_on_prompt,
+            vocab_size: limits.vocab_size,
+            initial: None,
+        };
         let limit = recipe.max_seq_length.unwrap_or(usize::MAX).min(limits.max_positions);
         Ok(Self { recipe, task, encoder, limit })
     }
@@ -280,7 +287,7 @@ mod tests {
     #[test]
     fn the_models_positions_limit_too() {
         let fixture = Fixture::new(DataFormat::Tokens, "{\"input_ids\": [1, 2, 3, 4], \"labels\": [1, 2, 3, 4]}\n");
-        let open = |max_positions| open(&fixture.recipe, &fixture.head, None, Limits { max_positions, ..LIMITS }, 1);
+        let open = |max_positions| open(&fixture.recipe, &fixture.head, None, Limits { max_positions, ..LIMITS }, None, 1);
         assert!(open(4).is_ok());
         assert!(matches!(open(3), Err(DataError::TooLong { length: 4, limit: 3, .. })));
     }
@@ -316,17 +323,17 @@ mod tests {
     #[test]
     fn text_needs_a_tokenizer_that_fits_the_model() {
         let fixture = Fixture::new(DataFormat::PromptCompletion, texts(2));
-        let error = open(&fixture.recipe, &fixture.head, None, LIMITS, 1).unwrap_err();
+        let error = open(&fixture.recipe, &fixture.head, None, LIMITS, None, 1).unwrap_err();
         assert_eq!(error.to_string(), "text data needs a tokenizer, found none");
         let small = Limits { vocab_size: 40, ..LIMITS };
-        let error = open(&fixture.recipe, &fixture.head, Some(&tokenizer()), small, 1).unwrap_err();
+        let error = open(&fixture.recipe, &fixture.head, Some(&tokenizer()), small, None, 1).unwrap_err();
         assert!(matches!(error, DataError::OutOfVocabulary { vocab_size: 40, .. }), "{error}");
         let labels = HeadRecipe::SeqClassificationOnLogits(Labels::Texts(vec!["yes".into(), "two words".into()]));
-        let error = open(&fixture.recipe, &labels, Some(&tokenizer()), LIMITS, 1).unwrap_err();
+        let error = open(&fixture.recipe, &labels, Some(&tokenizer()), LIMITS, None, 1).unwrap_err();
         assert!(matches!(error, DataError::LabelTokens { .. }), "{error}");
         let mut missing = fixture.recipe.clone();
         missing.train = "no/such/file".into();
-        let error = open(&missing, &fixture.head, Some(&tokenizer()), LIMITS, 1).unwrap_err();
+        let error = open(&missing, &fixture.head, Some(&tokenizer()), LIMITS, None, 1).unwrap_err();
         assert_eq!(error.to_string(), "cannot read `no/such/file`");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 
@@ -20,6 +20,8 @@ struct Inner {
     path: PathBuf,
     hash: String,
     eos: Option<u32>,
+    /// Made when it is asked for.
+    without_post_processor: OnceLock<tokenizers::Tokenizer>,
     /// Special tokens which the post-processor puts behind a text (some tokenizers end every text with EOS).
     num_appended: usize,
 }
@@ -40,7 +42,7 @@ impl Tokenizer {
         let eos = eos_id(dir, &encoder)?;
         let num_appended = guarded(|| num_appended(&encoder)).map_err(fail)?;
         let hash = blake3::hash(&bytes).to_hex().to_string();
-        Ok(Self { inner: Arc::new(Inner { encoder, path, hash, eos, num_appended }) })
+        Ok(Self { inner: Arc::new(Inner { encoder, path, hash, eos, without_post_processor: OnceLock::new(), num_appended }) })
     }
 
     /// As [`Tokenizer::load`], but `None` where the directory has no `tokenizer.json`: pre-tokenised data needs none.
@@ -59,6 +61,18 @@ impl Tokenizer {
         let mut ids = self.run(text, true)?;
         ids.truncate(ids.len().saturating_sub(self.inner.num_appended));
         Ok(ids)
+    }
+
+    /// The ids of `text` alone and where in it each begins, in bytes; a character that is split over tokens begins in all of them.
+    pub(super) fn encode_with_starts(&self, text: &str) -> Result<(Vec<u32>, Vec<usize>), DataError> {
+        // Some post-processors take spaces away from the tokens' ends.
+        let plain = self.inner.without_post_processor.get_or_init(|| {
+            let mut plain = self.inner.encoder.clone();
+            plain.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
+            plain
+        });
+        let encoding = guarded(|| plain.encode(text, false)).map_err(|message| self.error(message))?;
+        Ok((encoding.get_ids().to_vec(), encoding.get_offsets().iter().map(|&(start, _)| start).collect()))
     }
 
     /// The text of `ids`; special tokens are left out.
@@ -87,7 +101,7 @@ impl Tokenizer {
         Ok(encoding.map_err(|message| self.error(message))?.get_ids().to_vec())
     }
 
-    fn error(&self, message: String) -> DataError {
+    pub(super) fn error(&self, message: String) -> DataError {
         DataError::Tokenizer { path: self.inner.path.clone(), message }
     }
 }
@@ -167,6 +181,23 @@ mod tests {
         assert_eq!(tokenizer.encode_prompt(text).unwrap(), ids);
         assert_eq!((tokenizer.eos().unwrap(), tokenizer.vocab_size()), (0, 512));
         assert_eq!(tokenizer.hash().len(), 64);
+    }
+
+    #[test]
+    fn knows_where_tokens_begin_even_if_the_post_processor_takes_their_spaces_away() {
+        let trimming =
+            serde_json::json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+        let dir = dir_with(&trimming, &[]);
+        let text = "the cache  of\n\n 日本 é";
+        for tokenizer in [Tokenizer::load(&golden()).unwrap(), Tokenizer::load(dir.path()).unwrap()] {
+            let (ids, starts) = tokenizer.encode_with_starts(text).unwrap();
+            assert_eq!(ids, tokenizer.encode(text).unwrap());
+            assert!(ids.len() == starts.len() && starts.is_sorted() && starts[0] == 0);
+            for (count, &start) in starts.iter().enumerate().filter(|(_, start)| !text[**start..].starts_with(['日', '本', 'é']))
+            {
+                assert_eq!(tokenizer.decode(&ids[..count]).unwrap(), text[..start]);
+            }
+        }
     }
 
     #[test]

@@ -1,0 +1,344 @@
+//! Three long-range tasks of RULER's kinds (Hsieh et al. 2024, arXiv 2404.06654) in a language of 512 words, as data of the format
+//! `tokens`: facts scattered over noise, and questions at the end. Deterministic in the seed.
+//!
+//! | task | facts | a question |
+//! |---|---|---|
+//! | `needle` | 4 of `note key value` | `ask key` → value, once |
+//! | `keys` | 16 of `note key value` | `ask key` → value, four different keys |
+//! | `variables` | 2 chains of `set a value`, `set b a`, `set c b` | `ask c` → value, for one end of a chain |
+//!
+//! The words: 0 ends, 1 `note`, 2 `ask`, 3 `set`; 16 to 111 are keys, 112 to 207 values, 208 to 271 variables, 272 to 511 noise.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha12Rng;
+use serde_json::json;
+
+use super::{DataError, IGNORE};
+use crate::files;
+
+/// Words of the language: the vocabulary that a model needs.
+const NUM_WORDS: usize = 512;
+
+const NOTE: u32 = 1;
+const ASK: u32 = 2;
+const SET: u32 = 3;
+const KEYS: Range<u32> = 16..112;
+const VALUES: Range<u32> = 112..208;
+const VARIABLES: Range<u32> = 208..272;
+const NOISE: Range<u32> = 272..512;
+
+/// One of the tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LongRangeTask {
+    /// One key is asked for.
+    Needle,
+    /// Several keys are asked for.
+    Keys,
+    /// The value at the end of a chain of assignments is asked for.
+    Variables,
+}
+
+impl LongRangeTask {
+    /// All of them.
+    const ALL: [Self; 3] = [Self::Needle, Self::Keys, Self::Variables];
+
+    /// As its file is called.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Needle => "needle",
+            Self::Keys => "keys",
+            Self::Variables => "variables",
+        }
+    }
+
+    fn draw(self, rng: &mut ChaCha12Rng) -> Drawn {
+        match self {
+            Self::Needle => pairs(rng, 4, 1),
+            Self::Keys => pairs(rng, 16, 4),
+            Self::Variables => chains(rng),
+        }
+    }
+}
+
+/// What a sample is about.
+struct Drawn {
+    /// Facts; those of a chain must appear in their order.
+    chains: Vec<Vec<[u32; 3]>>,
+    /// All that can be asked, with the answer.
+    known: Vec<(u32, u32)>,
+    /// How many of these, from the front, the task asks.
+    questions: usize,
+}
+
+/// Independent facts, of which some are asked for.
+fn pairs(rng: &mut ChaCha12Rng, facts: usize, questions: usize) -> Drawn {
+    let (keys, values) = (distinct(rng, KEYS, facts), distinct(rng, VALUES, facts));
+    let known: Vec<(u32, u32)> = keys.into_iter().zip(values).collect();
+    let chains = known.iter().map(|&(key, value)| vec![[NOTE, key, value]]).collect();
+    Drawn { chains, known, questions }
+}
+
+/// Two chains of three assignments, of which one is asked for.
+fn chains(rng: &mut ChaCha12Rng) -> Drawn {
+    let (names, values) = (distinct(rng, VARIABLES, 6), distinct(rng, VALUES, 2));
+    let chain = |c: usize| {
+        vec![[SET, names[3 * c], values[c]], [SET, names[3 * c + 1], names[3 * c]], [SET, names[3 * c + 2], names[3 * c + 1]]]
+    };
+    // The end of the first chain stands first.
+    let known = [2, 5, 1, 4, 0, 3].into_iter().map(|name| (names[name], values[name / 3])).collect();
+    Drawn { chains: vec![chain(0), chain(1)], known, questions: 1 }
+}
+
+fn distinct(rng: &mut ChaCha12Rng, range: Range<u32>, count: usize) -> Vec<u32> {
+    let mut all: Vec<u32> = range.collect();
+    all.shuffle(rng);
+    all.truncate(count);
+    all
+}
+
+/// Tokens of the shortest sample: 16 facts with a word between them, and 4 questions, or 16 where all that is known is asked.
+fn least_tokens(asks_all: bool) -> usize {
+    3 * 16 + 15 + 3 * if asks_all { 16 } else { 4 }
+}
+
+/// Words of the shortest passage that is copied.
+const SHORTEST_PASSAGE: usize = 8;
+
+/// What to make.
+#[derive(Clone, Debug)]
+pub struct LongRangeOptions {
+    /// Tokens of a sample.
+    pub tokens: usize,
+    /// Training samples of each task.
+    pub train_samples: usize,
+    /// Test samples of each task.
+    pub test_samples: usize,
+    /// Whether the training file is made for a model that knows nothing yet: samples ask all that they know, and between them stand
+    /// as many copies, a passage over and over, whose repetitions are to be predicted. Looking up is learnt from copying.
+    pub from_scratch: bool,
+    /// Of everything random.
+    pub seed: u64,
+}
+
+/// What was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LongRangeReport {
+    /// The files, the training file first.
+    pub files: Vec<PathBuf>,
+    /// Tokens of all samples together.
+    pub tokens: usize,
+}
+
+impl fmt::Display for LongRangeReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<String> = self.files.iter().map(|file| format!("`{}`", file.display())).collect();
+        write!(f, "wrote {} tokens of {NUM_WORDS} words to {}", self.tokens, names.join(", "))
+    }
+}
+
+/// Writes `train.jsonl`, which mixes the tasks, and `test-TASK.jsonl` for each of them.
+pub fn make_long_range(out: &Path, options: &LongRangeOptions) -> Result<LongRangeReport, DataError> {
+    let least = least_tokens(options.from_scratch);
+    if options.tokens < least {
+        let (what, expected) = ("`--tokens`", format!("at least {least}"));
+        return Err(DataError::Options { what, expected, found: options.tokens.to_string() });
+    }
+    let taken =
+        std::iter::once("train.jsonl".to_owned()).chain(LongRangeTask::ALL.map(test_file)).find(|name| out.join(name).exists());
+    if let Some(name) = taken {
+        let (what, expected) = ("`--out`", "a directory without files of these names".to_owned());
+        return Err(DataError::Options { what, expected, found: format!("`{}`", out.join(name).display()) });
+    }
+    files::make_dir(out)?;
+    let mut report = LongRangeReport { files: Vec::new(), tokens: 0 };
+    let mut write = |name: String, lines: Vec<String>| {
+        let path = out.join(name);
+        files::write_atomic(&path, (lines.join("\n") + "\n").as_bytes())?;
+        report.tokens += lines.len() * options.tokens;
+        report.files.push(path);
+        Ok::<(), DataError>(())
+    };
+    // Every file has a seed of its own, so that none depends on how many samples the others have.
+    let rng = |stream| {
+        let mut rng = ChaCha12Rng::seed_from_u64(options.seed);
+        rng.set_stream(stream);
+        rng
+    };
+    let mut training = rng(0);
+    let mut lines = Vec::new();
+    for task in (0..options.train_samples).flat_map(|_| LongRangeTask::ALL) {
+        lines.push(sample(task, options.tokens, options.from_scratch, &mut training));
+        if options.from_scratch {
+            lines.push(copy(options.tokens, &mut training));
+        }
+    }
+    write("train.jsonl".to_owned(), lines)?;
+    for (task, stream) in LongRangeTask::ALL.into_iter().zip(1..) {
+        let mut testing = rng(stream);
+        let lines = (0..options.test_samples).map(|_| sample(task, options.tokens, false, &mut testing)).collect();
+        write(test_file(task), lines)?;
+    }
+    Ok(report)
+}
+
+fn test_file(task: LongRangeTask) -> String {
+    format!("test-{}.jsonl", task.name())
+}
+
+/// One line: noise with the facts in it, then the questions; the answers are the targets.
+fn sample(task: LongRangeTask, tokens: usize, asks_all: bool, rng: &mut ChaCha12Rng) -> String {
+    let Drawn { chains, known: mut questions, questions: asked } = task.draw(rng);
+    if asks_all {
+        questions.shuffle(rng);
+    } else {
+        questions.truncate(asked);
+    }
+    let room = tokens - 3 * questions.len();
+    let num_facts: usize = chains.iter().map(Vec::len).sum();
+    // Facts are drawn onto places between noise words; a chain takes its places in their order.
+    let mut places: Vec<usize> = (0..=room - 3 * num_facts).collect();
+    places.shuffle(rng);
+    let mut facts: Vec<(usize, [u32; 3])> = Vec::with_capacity(num_facts);
+    let mut taken = places.into_iter();
+    for chain in chains {
+        let mut own: Vec<usize> = taken.by_ref().take(chain.len()).collect();
+        own.sort_unstable();
+        facts.extend(own.into_iter().zip(chain));
+    }
+    facts.sort_unstable();
+    let mut ids = Vec::with_capacity(tokens);
+    let mut facts = facts.into_iter().peekable();
+    for place in 0..=room - 3 * num_facts {
+        while let Some((_, fact)) = facts.next_if(|(at, _)| *at == place) {
+            ids.extend(fact);
+        }
+        if place < room - 3 * num_facts {
+            ids.push(rng.random_range(NOISE));
+        }
+    }
+    let mut labels = vec![IGNORE; ids.len()];
+    for (asked, answer) in questions {
+        ids.extend([ASK, asked, answer]);
+        labels.extend([IGNORE, IGNORE, i64::from(answer)]);
+    }
+    json!({ "task": task.name(), "input_ids": ids, "labels": labels }).to_string()
+}
+
+/// A passage of any words, over and over; from its second word on, the repetition is the target. Its length is drawn, or the distance
+/// would do to find the next word, and nothing would be learnt about looking up.
+fn copy(tokens: usize, rng: &mut ChaCha12Rng) -> String {
+    let length = rng.random_range(SHORTEST_PASSAGE..=tokens / 2);
+    let passage: Vec<u32> = (0..length).map(|_| rng.random_range(KEYS.start..NOISE.end)).collect();
+    let ids: Vec<u32> = passage.iter().copied().cycle().take(tokens).collect();
+    let label = |(i, &id): (usize, &u32)| if i > passage.len() { i64::from(id) } else { IGNORE };
+    let labels: Vec<i64> = ids.iter().enumerate().map(label).collect();
+    json!({ "task": "copy", "input_ids": ids, "labels": labels }).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn options() -> LongRangeOptions {
+        LongRangeOptions { tokens: 128, train_samples: 20, test_samples: 10, from_scratch: false, seed: 7 }
+    }
+
+    fn rows(path: &Path) -> Vec<(Vec<u32>, Vec<i64>)> {
+        let numbers = |value: &Value| value.as_array().unwrap().iter().map(|x| x.as_i64().unwrap()).collect::<Vec<_>>();
+        let text = std::fs::read_to_string(path).unwrap();
+        let row = |line: &str| {
+            let value: Value = serde_json::from_str(line).unwrap();
+            (numbers(&value["input_ids"]).into_iter().map(|id| id as u32).collect(), numbers(&value["labels"]))
+        };
+        text.lines().map(row).collect()
+    }
+
+    /// The answer as a reader finds it: looking the name up until it leads to a value.
+    fn look_up(ids: &[u32], mut name: u32) -> u32 {
+        while !VALUES.contains(&name) {
+            let fact = ids.windows(3).find(|w| [NOTE, SET].contains(&w[0]) && w[1] == name).unwrap();
+            name = fact[2];
+        }
+        name
+    }
+
+    #[test]
+    fn every_answer_can_be_found_and_only_answers_are_targets() {
+        let dir = tempfile::tempdir().unwrap();
+        let report = make_long_range(dir.path(), &options()).unwrap();
+        assert!(report.to_string().contains(&NUM_WORDS.to_string()));
+        assert_eq!((report.files.len(), report.tokens), (4, 128 * (60 + 30)));
+        for (file, questions) in report.files[1..].iter().zip([1, 4, 1]) {
+            for (ids, labels) in rows(file) {
+                assert_eq!((ids.len(), labels.len()), (128, 128));
+                assert!(ids.iter().all(|&id| (id as usize) < NUM_WORDS));
+                let targets: Vec<usize> = (0..128).filter(|&i| labels[i] != IGNORE).collect();
+                assert_eq!(targets.len(), questions);
+                for i in targets {
+                    assert_eq!((ids[i - 2], i64::from(ids[i])), (ASK, labels[i]));
+                    assert_eq!(look_up(&ids[..i - 2], ids[i - 1]), ids[i]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn training_from_scratch_asks_all_and_copies() {
+        let dir = tempfile::tempdir().unwrap();
+        let report = make_long_range(dir.path(), &LongRangeOptions { from_scratch: true, ..options() }).unwrap();
+        let rows = rows(&report.files[0]);
+        let questions: Vec<usize> =
+            rows.iter().map(|(_, labels)| labels.iter().filter(|&&label| label != IGNORE).count()).collect();
+        assert_eq!([questions[0], questions[2], questions[4]], [4, 16, 6]);
+        for (ids, labels) in rows.iter().step_by(2) {
+            let mut asked = (0..ids.len()).filter(|&i| labels[i] != IGNORE);
+            assert!(asked.all(|i| look_up(&ids[..i - 2], ids[i - 1]) == ids[i]));
+        }
+        for (ids, labels) in rows.iter().skip(1).step_by(2) {
+            let first = labels.iter().position(|&label| label != IGNORE).unwrap();
+            assert!((8..=64).contains(&(first - 1)));
+            assert!((first..128).all(|i| labels[i] == i64::from(ids[i - (first - 1)])));
+        }
+    }
+
+    #[test]
+    fn the_shortest_samples_hold_all_their_facts() {
+        for from_scratch in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let tokens = least_tokens(from_scratch);
+            let short = LongRangeOptions { tokens, from_scratch, ..options() };
+            assert!(make_long_range(dir.path(), &LongRangeOptions { tokens: tokens - 1, ..short.clone() }).is_err());
+            let report = make_long_range(dir.path(), &short).unwrap();
+            for file in &report.files {
+                for (ids, labels) in rows(file) {
+                    assert_eq!((ids.len(), labels.len()), (tokens, tokens));
+                    for i in (2..tokens).filter(|&i| labels[i] != IGNORE && ids[i - 2] == ASK) {
+                        assert_eq!(look_up(&ids[..i - 2], ids[i - 1]), ids[i]);
+                    }
+                }
+            }
+            assert!(make_long_range(dir.path(), &short).unwrap_err().to_string().contains("train.jsonl"));
+        }
+    }
+
+    #[test]
+    fn the_same_seed_makes_the_same_files_and_another_seed_others() {
+        let make = |options: LongRangeOptions| {
+            let dir = tempfile::tempdir().unwrap();
+            let report = make_long_range(dir.path(), &options).unwrap();
+            report.files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect::<Vec<_>>()
+        };
+        let first = make(options());
+        assert_eq!(first, make(options()));
+        assert!(first.iter().zip(make(LongRangeOptions { seed: 8, ..options() })).all(|(a, b)| *a != b));
+        // A test file is the same whatever the training file holds.
+        assert_eq!(first[1..], make(LongRangeOptions { train_samples: 3, ..options() })[1..]);
+    }
+}
