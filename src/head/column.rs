@@ -24,6 +24,8 @@ pub struct ColumnLoss {
     pub picks: Vec<(Pick, f64, bool)>,
     /// Gradient of `weight · Σ losses` with respect to the hidden states `(B, n, E)`; `None` without targets or weight.
     pub hidden_gradient: Option<Tensor>,
+    /// The same with respect to [`Logits::parameters`], in their order; empty without targets or weight.
+    pub parameter_gradients: Vec<Tensor>,
 }
 
 /// Places whose logits are held at a time, as a bound on `places × vocabulary`.
@@ -44,22 +46,35 @@ pub fn column_loss(
     let (_, n, e) = hidden_bne.size3().unwrap_or_default();
     let flat = hidden_bne.reshape([-1, e]);
     let mut gradient = (weight.is_some() && !picks.is_empty()).then(|| flat.zeros_like());
+    let parameters = if gradient.is_some() { logits.parameters() } else { &[] };
+    let mut parameter_gradients: Vec<Tensor> = parameters.iter().map(|p| p.detach().zeros_like()).collect();
     let mut done = Vec::with_capacity(picks.len());
     let block = (BLOCK_LOGITS / vocab_size.max(1) as i64).max(1) as usize;
     for picks in picks.chunks(block) {
         let place: Vec<i64> = picks.iter().map(|p| p.row as i64 * n + (p.position - start) as i64).collect();
         let place = Tensor::from_slice(&place).to_device(flat.device());
         let hidden_ne = flat.index_select(0, &place);
-        let (losses, correct, block_gradient) = block_loss(head, &hidden_ne, picks, logits, weight)?;
-        if let (Some(total), Some(part)) = (&mut gradient, block_gradient) {
+        let part = block_loss(head, &hidden_ne, picks, logits, weight)?;
+        let mut parts = part.gradients.into_iter();
+        if let (Some(total), Some(Some(part))) = (&mut gradient, parts.next()) {
             let _ = total.index_add_(0, &place, &part);
         }
-        done.extend(picks.iter().zip(losses.into_iter().zip(correct)).map(|(&p, (l, c))| (p, l, c)));
+        for (total, part) in parameter_gradients.iter_mut().zip(parts) {
+            if let Some(part) = part {
+                let _ = total.g_add_(&part);
+            }
+        }
+        done.extend(picks.iter().zip(part.losses.into_iter().zip(part.correct)).map(|(&p, (l, c))| (p, l, c)));
     }
-    Ok(ColumnLoss { picks: done, hidden_gradient: gradient.map(|g| g.view(&hidden_bne.size()[..])) })
+    Ok(ColumnLoss { picks: done, hidden_gradient: gradient.map(|g| g.view(&hidden_bne.size()[..])), parameter_gradients })
 }
 
-type BlockLoss = (Vec<f64>, Vec<bool>, Option<Tensor>);
+struct BlockLoss {
+    losses: Vec<f64>,
+    correct: Vec<bool>,
+    /// Of the hidden states, then of the parameters; none without a weight.
+    gradients: Vec<Option<Tensor>>,
+}
 
 fn block_loss(
     head: &dyn Head,
@@ -76,23 +91,24 @@ fn block_loss(
         let correct_n = no_grad(|| scores.argmax(-1, false).eq_tensor(&target_n));
         (loss_n, correct_n)
     };
-    let (loss_n, correct_n, gradient) = match weight {
+    let (loss_n, correct_n, gradients) = match weight {
         None => {
             let (loss_n, correct_n) = no_grad(|| evaluate(hidden_ne));
-            (loss_n, correct_n, None)
+            (loss_n, correct_n, Vec::new())
         }
         Some(weight) => {
             let leaf = hidden_ne.detach().set_requires_grad(true);
             let (loss_n, correct_n) = with_grad(|| evaluate(&leaf));
             let seed = Tensor::full(loss_n.size(), weight, (loss_n.kind(), loss_n.device()));
-            let gradient = gradients_of(&[&loss_n], &[&seed], &[&leaf])?.pop().flatten();
-            (loss_n.detach(), correct_n, gradient)
+            let leaves: Vec<&Tensor> = std::iter::once(&leaf).chain(logits.parameters()).collect();
+            let gradients = gradients_of(&[&loss_n], &[&seed], &leaves)?;
+            (loss_n.detach(), correct_n, gradients)
         }
     };
     let host = |t: &Tensor, kind: Kind| t.to_device(tch::Device::Cpu).to_kind(kind);
     let losses = Vec::<f64>::try_from(host(&loss_n, Kind::Double))?;
     let correct = Vec::<bool>::try_from(host(&correct_n, Kind::Bool))?;
-    Ok((losses, correct, gradient))
+    Ok(BlockLoss { losses, correct, gradients })
 }
 
 #[cfg(test)]
@@ -102,32 +118,40 @@ mod tests {
     use super::*;
     use crate::head::{ClassifyOnLogits, NextToken, RowTargets};
 
-    struct Linear(Tensor);
+    struct Linear([Tensor; 1]);
 
     impl Logits for Linear {
         fn logits(&self, hidden_ne: &Tensor) -> Tensor {
-            hidden_ne.matmul(&self.0)
+            hidden_ne.matmul(&self.0[0])
+        }
+
+        fn parameters(&self) -> &[Tensor] {
+            if self.0[0].requires_grad() { &self.0 } else { &[] }
         }
     }
 
     #[test]
     fn loss_and_gradient_equal_autograd_over_the_whole_column() {
         let opts = (Kind::Double, Device::Cpu);
-        let (hidden, linear) = (Tensor::randn([2, 5, 4], opts), Linear(Tensor::randn([4, 7], opts)));
+        let (hidden, linear) = (Tensor::randn([2, 5, 4], opts), Linear([Tensor::randn([4, 7], opts)]));
         let labels = [vec![-100, 3, 6, -100, 0], vec![1, -100, -100, -100, 2]];
         let mut picks = Vec::new();
         for (row, tokens) in labels.iter().enumerate() {
             picks.extend(NextToken.picks(row, RowTargets::Tokens(tokens)).unwrap());
         }
+        let frozen = column_loss(&NextToken, &hidden, 0, &picks, (&linear, 7), Some(0.2)).unwrap();
+        let linear = Linear(linear.0.map(|weight| weight.set_requires_grad(true)));
         let ours = column_loss(&NextToken, &hidden, 0, &picks, (&linear, 7), Some(0.2)).unwrap();
+        assert!(frozen.parameter_gradients.is_empty() && frozen.hidden_gradient == ours.hidden_gradient);
         let leaf = hidden.copy().set_requires_grad(true);
         let target = Tensor::from_slice(&labels.concat());
         let loss =
-            leaf.view([-1, 4]).matmul(&linear.0).cross_entropy_loss::<Tensor>(&target, None, tch::Reduction::Sum, -100, 0.0);
+            leaf.view([-1, 4]).matmul(&linear.0[0]).cross_entropy_loss::<Tensor>(&target, None, tch::Reduction::Sum, -100, 0.0);
         (&loss * 0.2).backward();
         let sum: f64 = ours.picks.iter().map(|p| p.1).sum();
         assert!((sum - loss.double_value(&[])).abs() < 1e-12);
         assert!(ours.hidden_gradient.unwrap().allclose(&leaf.grad(), 0.0, 1e-13, false));
+        assert!(ours.parameter_gradients[0].allclose(&linear.0[0].grad(), 0.0, 1e-13, false));
     }
 
     #[test]

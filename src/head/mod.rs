@@ -47,6 +47,11 @@ pub trait Logits {
     /// # Shapes
     /// `hidden_ne (N, E)` in, `(N, V)` out.
     fn logits(&self, hidden_ne: &Tensor) -> Tensor;
+
+    /// The leaves behind the logits that are trained; of a model with an adapter there are none.
+    fn parameters(&self) -> &[Tensor] {
+        &[]
+    }
 }
 
 /// The targets of one row.

@@ -1,9 +1,10 @@
-//! The whole model: embedding, decoder layers, final norm, output projection, and the adapter that is trained.
+//! The whole model: embedding, decoder layers, final norm, output projection, and what of it is trained.
 
 use std::path::Path;
 
 use tch::{Device, Kind, Tensor};
 
+use super::all_weights::{self, AllWeights};
 use super::attend::{Attend, AttendError};
 use super::config::ModelConfig;
 use super::decoder::DecoderLayer;
@@ -18,16 +19,24 @@ use crate::ops::rope::Rotation;
 use crate::recipe::Dtype;
 use crate::units::{Bytes, LayerIdx};
 
-/// A decoder-only language model with frozen weights; knows no cache and no tokenizer.
+/// A decoder-only language model; knows no cache and no tokenizer.
 #[derive(Debug)]
 pub struct Model {
     config: ModelConfig,
     embedding: Embedding,
     layers: Vec<DecoderLayer>,
     final_norm_e: Tensor,
-    adapter: Option<Adapter>,
+    trained: Trained,
     kind: Kind,
     device: Device,
+}
+
+/// What of a model is trained.
+#[derive(Debug)]
+enum Trained {
+    Nothing,
+    Adapter(Adapter),
+    AllWeights(AllWeights),
 }
 
 impl Model {
@@ -50,6 +59,21 @@ impl Model {
         Self::assemble(config, &weights, kind, device)
     }
 
+    /// As [`Self::load`], with every weight a parameter that is trained; a tied matrix is one.
+    pub fn load_to_train(dir: &Path, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
+        Self::check_dtype_to_train(dtype)?;
+        let kind = kind_of(dtype);
+        let (config, weights) = Self::open(dir, kind, device)?;
+        let all = AllWeights::load(dir, &config, &weights)?;
+        let model = Self::assemble(config, &all.weights(kind, device), kind, device)?;
+        Ok(Self { trained: Trained::AllWeights(all), ..model })
+    }
+
+    /// Refuses a dtype in which [`Self::load_to_train`] does not load: weights are their own masters.
+    pub fn check_dtype_to_train(dtype: Dtype) -> Result<(), ModelError> {
+        all_weights::check_dtype(dtype)
+    }
+
     /// A model with newly drawn weights that never were on a disk.
     pub fn random(config: ModelConfig, dtype: Dtype, device: Device, seed: u64) -> Result<Self, ModelError> {
         let kind = kind_of(dtype);
@@ -62,7 +86,7 @@ impl Model {
         let layers = (0..config.num_layers).map(layer).collect::<Result<_, _>>()?;
         let embedding = Embedding::load(weights, &config)?;
         let final_norm_e = weights.load(FINAL_NORM)?;
-        Ok(Self { config, embedding, layers, final_norm_e, adapter: None, kind, device })
+        Ok(Self { config, embedding, layers, final_norm_e, trained: Trained::Nothing, kind, device })
     }
 
     /// What the model is.
@@ -80,7 +104,7 @@ impl Model {
         self.device
     }
 
-    /// The bytes of all frozen weights.
+    /// The bytes of all weights, without an adapter.
     pub fn weight_bytes(&self) -> Bytes {
         let layers = self.layers.iter().flat_map(DecoderLayer::tensors);
         let numbers: usize = layers.chain(self.embedding.tensors()).chain([&self.final_norm_e]).map(Tensor::numel).sum();
@@ -93,19 +117,62 @@ impl Model {
         self
     }
 
-    /// Puts an adapter in place of the one it had; its matrices move to the model's device, and to f64 in an f64 model.
+    /// Puts an adapter in place of what was trained; its matrices move to the model's device, and to f64 in an f64 model.
     pub fn set_adapter(&mut self, adapter: Adapter) {
-        self.adapter = Some(adapter.moved_to(self.kind, self.device));
+        if let Trained::AllWeights(all) = &self.trained {
+            all.freeze();
+        }
+        self.trained = Trained::Adapter(adapter.moved_to(self.kind, self.device));
     }
 
-    /// The adapter that is trained.
+    /// The adapter, where one is trained.
     pub fn adapter(&self) -> Option<&Adapter> {
-        self.adapter.as_ref()
+        if let Trained::Adapter(adapter) = &self.trained { Some(adapter) } else { None }
     }
 
     /// The adapter, to be changed.
     pub fn adapter_mut(&mut self) -> Option<&mut Adapter> {
-        self.adapter.as_mut()
+        if let Trained::Adapter(adapter) = &mut self.trained { Some(adapter) } else { None }
+    }
+
+    fn all_weights(&self) -> Option<&AllWeights> {
+        if let Trained::AllWeights(all) = &self.trained { Some(all) } else { None }
+    }
+
+    /// What is trained, by the names in files: PEFT's of an adapter, or those of all weights. The tensors are the leaves
+    /// themselves.
+    pub fn parameters(&self) -> Vec<(String, Tensor)> {
+        match &self.trained {
+            Trained::Nothing => Vec::new(),
+            Trained::Adapter(adapter) => adapter.parameters(),
+            Trained::AllWeights(all) => all.parameters(),
+        }
+    }
+
+    /// The parameters behind the last layer, in final norm and output projection; none where an adapter is trained.
+    pub fn head_parameters(&self) -> Vec<(String, Tensor)> {
+        self.all_weights().map(AllWeights::head).unwrap_or_default()
+    }
+
+    /// The embedding `(V, E)`, where it is trained; of a tied model it is among the [`Self::head_parameters`], too.
+    pub fn embedding_parameter(&self) -> Option<(String, Tensor)> {
+        self.all_weights().and_then(AllWeights::embedding)
+    }
+
+    /// Writes what is trained into a directory that exists: an adapter in PEFT's format, which names `base_model`, or all
+    /// weights as a model of their own.
+    pub fn save_trained(&self, dir: &Path, base_model: &str) -> Result<(), ModelError> {
+        match &self.trained {
+            Trained::Nothing => Err(ModelError::NothingTrained),
+            Trained::Adapter(adapter) => adapter.save_peft(dir, base_model),
+            Trained::AllWeights(all) => all.save(dir),
+        }
+    }
+
+    /// About as much as [`Self::save_trained`] writes.
+    pub fn trained_bytes(&self) -> Bytes {
+        let bytes = |tensors: Vec<(String, Tensor)>| tensors.iter().map(|(_, t)| t.numel() * t.kind().elt_size_in_bytes()).sum();
+        Bytes(self.all_weights().map_or_else(|| bytes(self.parameters()), AllWeights::saved_bytes) as u64)
     }
 
     /// Hidden states of tokens.
@@ -114,6 +181,14 @@ impl Model {
     /// `(B, n)` int64 in, `(B, n, E)` out.
     pub fn embed(&self, ids_bn: &Tensor) -> Tensor {
         self.embedding.embed(ids_bn)
+    }
+
+    /// The backward of [`Self::embed`] over pieces of a sequence: ids, and the gradients of their hidden states.
+    ///
+    /// # Shapes
+    /// `(B, n)` int64 and `(B, n, E)` by piece; the embedding's gradient `(V, E)` out.
+    pub fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Tensor {
+        self.embedding.embed_backward(pieces)
     }
 
     /// One decoder layer with its part of the adapter.
@@ -130,7 +205,7 @@ impl Model {
         attend: &mut dyn Attend,
     ) -> Result<Tensor, AttendError> {
         let rotation = Rotation::at(position_bn, self.config.head_dim, self.config.rope_theta, self.kind);
-        let lora = self.adapter.as_ref().map(|adapter| LayerLora { adapter, layer: idx, position_bn, place });
+        let lora = self.adapter().map(|adapter| LayerLora { adapter, layer: idx, position_bn, place });
         self.layers[idx.0].forward(hidden_bne, &rotation, lora.as_ref(), attend)
     }
 

@@ -102,7 +102,7 @@ impl ModelConfig {
         1.0 / (self.head_dim as f64).sqrt()
     }
 
-    /// How many frozen weights the model has.
+    /// How many weights the model has.
     pub fn num_parameters(&self) -> usize {
         layout::entries(self).iter().map(|entry| entry.shape.iter().product::<usize>()).sum()
     }

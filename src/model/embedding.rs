@@ -27,6 +27,18 @@ impl Embedding {
         Tensor::embedding(&self.input_ve, ids_bn, -1, false, false)
     }
 
+    /// The backward of [`Self::embed`] over pieces of a sequence: ids, and the gradients of what they were turned into.
+    ///
+    /// # Shapes
+    /// `(B, n)` int64 and `(B, n, E)` by piece, `(V, E)` out.
+    pub(super) fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Tensor {
+        let mut gradient_ve = self.input_ve.detach().zeros_like();
+        for (ids_bn, gradient_bne) in pieces {
+            let _ = gradient_ve.index_add_(0, &ids_bn.flatten(0, 1), &gradient_bne.flatten(0, 1));
+        }
+        gradient_ve
+    }
+
     /// # Shapes
     /// `(…, E)` in, `(…, V)` out.
     pub(super) fn logits(&self, normed: &Tensor) -> Tensor {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::config::ConfigFault;
 use crate::files::FilesError;
+use crate::recipe::Dtype;
 use crate::store::StoreError;
 use crate::units::Hint;
 
@@ -71,6 +72,15 @@ pub enum ModelError {
         /// What may stand there.
         expected: &'static str,
     },
+    /// A dtype that is too coarse to train weights in.
+    #[error("all weights can't be trained in `{dtype}`: most updates are smaller than the steps between its numbers")]
+    TrainedDtype {
+        /// As in the recipe.
+        dtype: Dtype,
+    },
+    /// A model of which nothing is trained has nothing to save.
+    #[error("nothing of the model is trained, so there is nothing to save")]
+    NothingTrained,
     /// A new model would be written over something.
     #[error("`{dir}` exists and is not empty", dir = dir.display())]
     NotEmpty {
@@ -94,6 +104,10 @@ impl Hint for ModelError {
             Self::Tensors { .. } => "check that weights and configuration belong together and that all files are complete".into(),
             Self::UnknownTarget { .. } => "use names from that list, or `target_modules = \"all-linear\"`".into(),
             Self::Lora { key, .. } => format!("correct `lora.{key}` in the recipe"),
+            Self::TrainedDtype { .. } => {
+                "write `model.dtype = \"f32\"`, in which `bf16` weights load too; an adapter can be trained in `bf16`".into()
+            }
+            Self::NothingTrained => return None,
             Self::NotEmpty { .. } => "choose another `--out`, or empty the directory".into(),
             Self::Tokenizer { .. } => "give the contents of a `tokenizer.json` that has a vocabulary".into(),
             Self::Files(e) => return e.hint(),

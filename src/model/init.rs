@@ -20,13 +20,15 @@ const END_TOKENS: [&str; 4] = ["<|endoftext|>", "</s>", "<eos>", "<|im_end|>"];
 const PAD_TOKENS: [&str; 3] = ["<|pad|>", "<pad>", "[PAD]"];
 
 /// Writes a model directory with random weights: `config` is the path of a `config.json`, whose `vocab_size` and special tokens
-/// are made to fit the tokenizer, and whose `dtype` says how the weights are stored (f32 where it doesn't say).
+/// are made to fit the tokenizer where there is one, and whose `dtype` says how the weights are stored (f32 where it doesn't say).
 ///
 /// A tensor's numbers depend on `seed` and its name alone: matrices are normal with `initializer_range`, norms 1, biases 0.
-pub fn init_model(config: &Path, tokenizer_json: &[u8], out_dir: &Path, seed: u64) -> Result<ModelConfig, ModelError> {
+pub fn init_model(config: &Path, tokenizer_json: Option<&[u8]>, out_dir: &Path, seed: u64) -> Result<ModelConfig, ModelError> {
     let mut object: Map<String, Value> = read_json(config)?;
-    let tokenizer = TokenizerFacts::read(tokenizer_json)?;
-    tokenizer.fit(&mut object);
+    let tokenizer = tokenizer_json.map(|json| Ok::<_, ModelError>((json, TokenizerFacts::read(json)?))).transpose()?;
+    if let Some((_, facts)) = &tokenizer {
+        facts.fit(&mut object);
+    }
     let checked = ModelConfig::from_object(&object).map_err(|fault| ModelError::Config { path: config.into(), fault })?;
     if let Some(family) = families::find(checked.model_type) {
         object.entry("architectures").or_insert_with(|| json!([family.architecture]));
@@ -36,10 +38,14 @@ pub fn init_model(config: &Path, tokenizer_json: &[u8], out_dir: &Path, seed: u6
     let metadata = BTreeMap::from([("format".into(), "pt".into())]);
     let kind = checked.weight_kind.unwrap_or(Kind::Float);
     save_tensors(&out_dir.join("model.safetensors"), &draw(&checked, kind, seed), &metadata)?;
-    write_atomic(&out_dir.join("tokenizer.json"), tokenizer_json)?;
     let write = |name: &str, value: &Value| write_atomic(&out_dir.join(name), &to_json(value));
-    write("tokenizer_config.json", &tokenizer.config(checked.max_position_embeddings))?;
-    write("generation_config.json", &json!({"_from_model_config": true, "eos_token_id": object["eos_token_id"]}))?;
+    if let Some((json, facts)) = &tokenizer {
+        write_atomic(&out_dir.join("tokenizer.json"), json)?;
+        write("tokenizer_config.json", &facts.config(checked.max_position_embeddings))?;
+    }
+    if let Some(eos) = object.get("eos_token_id") {
+        write("generation_config.json", &json!({"_from_model_config": true, "eos_token_id": eos}))?;
+    }
     // Last, so that a directory which wasn't finished is no model.
     write("config.json", &Value::Object(object))?;
     Ok(checked)
@@ -137,7 +143,7 @@ mod tests {
         fs::write(&config_path, Value::Object(object).to_string()).unwrap();
 
         let out = home.path().join("new/model");
-        let config = init_model(&config_path, &tokenizer, &out, 1).unwrap();
+        let config = init_model(&config_path, Some(&tokenizer), &out, 1).unwrap();
         assert_eq!(config.vocab_size, 512);
         let model = Model::load(&out, Dtype::F32, Device::Cpu).unwrap();
         assert_eq!(*model.config(), config);
@@ -155,10 +161,10 @@ mod tests {
             assert_eq!(read_json::<Value>(&out.join(name)).unwrap()[key], expected, "{name} {key}");
         }
 
-        let error = init_model(&config_path, &tokenizer, &out, 1).unwrap_err();
+        let error = init_model(&config_path, Some(&tokenizer), &out, 1).unwrap_err();
         assert!(matches!(error, ModelError::NotEmpty { .. }) && error.hint().is_some());
         let again = home.path().join("again");
-        init_model(&config_path, &tokenizer, &again, 1).unwrap();
+        init_model(&config_path, Some(&tokenizer), &again, 1).unwrap();
         let bytes = |dir: &Path| fs::read(dir.join("model.safetensors")).unwrap();
         assert!(bytes(&out) == bytes(&again), "one seed, two models");
     }
@@ -166,7 +172,7 @@ mod tests {
     #[test]
     fn a_tokenizer_without_tokens_is_refused() {
         for text in ["{}", "no json", "{\"model\": {\"vocab\": {}}}", "{\"model\": {\"vocab\": []}}"] {
-            let error = init_model(&fixture("config.json"), text.as_bytes(), Path::new("unused"), 1).unwrap_err();
+            let error = init_model(&fixture("config.json"), Some(text.as_bytes()), Path::new("unused"), 1).unwrap_err();
             assert!(matches!(error, ModelError::Tokenizer { .. }), "{text}: {error}");
         }
     }

@@ -1,4 +1,4 @@
-//! The projections of a layer: frozen weights, with or without a trained addition of low rank.
+//! The projections of a layer, with or without a trained addition of low rank.
 
 use tch::Tensor;
 
@@ -69,7 +69,7 @@ impl Projection {
     }
 }
 
-/// A frozen projection.
+/// A projection.
 #[derive(Debug)]
 pub(super) struct Linear {
     projection: Projection,
@@ -89,7 +89,7 @@ impl Linear {
         Ok(Self { projection, weight_oi: tensor("weight")?, bias_o })
     }
 
-    /// `x W^T + b`, and the adapter's addition where there is one. As the weight needs no gradient, autograd keeps no `x` for it.
+    /// `x W^T + b`, and the adapter's addition where there is one. Where the weight is frozen, autograd keeps no `x` for it.
     ///
     /// # Shapes
     /// `(B, n, in)` in, `(B, n, out)` out.

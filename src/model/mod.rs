@@ -1,8 +1,10 @@
 //! Learned weights and how they act on hidden states; knows no cache and no tokenizer.
 //!
-//! A [`Model`] is read from a directory in Hugging Face's layout and stays frozen; an [`Adapter`] (LoRA) is what is trained. What
+//! A [`Model`] is read from a directory in Hugging Face's layout. What is trained is an [`Adapter`] (LoRA) beside its frozen
+//! weights, or the weights themselves; [`Model::parameters`] are either. What
 //! remembers the past plugs in through [`Attend`], so that the same layers serve plain attention, caches and their backward.
 
+mod all_weights;
 mod attend;
 mod attention;
 mod causal_lm;
@@ -30,3 +32,4 @@ pub use fingerprint::fingerprint;
 pub use init::init_model;
 pub use linear::Projection;
 pub use lora::{Adapter, DropoutKey, Place};
+pub use weights::MODEL_TENSORS;

@@ -12,7 +12,8 @@ use super::layout::Entry;
 use crate::files::{Dtype as FileDtype, FilesError, TensorFile, read_json};
 use crate::store::load_tensor;
 
-const SINGLE: &str = "model.safetensors";
+/// Name of a model's tensors where they are one file.
+pub const MODEL_TENSORS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const EXTENSION: &str = ".safetensors";
 
@@ -88,7 +89,7 @@ impl Weights {
 
 impl Files {
     fn open(dir: &Path) -> Result<Self, ModelError> {
-        let single = dir.join(SINGLE);
+        let single = dir.join(MODEL_TENSORS);
         if single.exists() {
             let file = TensorFile::open(&single)?;
             let places = file.names().into_iter().map(|name| (name, 0)).collect();
@@ -213,7 +214,7 @@ mod tests {
 
     /// All tensors of the fixture.
     fn tensors() -> Vec<(String, Tensor)> {
-        load_tensors(&TensorFile::open(&fixture().join(SINGLE)).unwrap()).unwrap()
+        load_tensors(&TensorFile::open(&fixture().join(MODEL_TENSORS)).unwrap()).unwrap()
     }
 
     /// A model directory without weights.
@@ -301,7 +302,7 @@ mod tests {
                 _ => {}
             }
         }
-        save(&dir.path().join(SINGLE), &tensors);
+        save(&dir.path().join(MODEL_TENSORS), &tensors);
         let ModelError::Tensors { problems, .. } = error(dir.path()) else { panic!("another error") };
         assert_eq!(
             problems.to_string(),
@@ -316,10 +317,10 @@ mod tests {
     fn a_tied_model_may_bring_an_output_projection_of_the_right_shape() {
         let (dir, mut tensors) = (bare(), tensors());
         tensors.push((OUTPUT.into(), Tensor::zeros([512, 64], (Kind::Float, Device::Cpu))));
-        save(&dir.path().join(SINGLE), &tensors);
+        save(&dir.path().join(MODEL_TENSORS), &tensors);
         Model::load(dir.path(), Dtype::F32, Device::Cpu).unwrap();
         tensors.last_mut().unwrap().1 = Tensor::zeros([512, 63], (Kind::Float, Device::Cpu));
-        save(&dir.path().join(SINGLE), &tensors);
+        save(&dir.path().join(MODEL_TENSORS), &tensors);
         assert!(error(dir.path()).to_string().contains("`lm_head.weight` expected [512, 64], found [512, 63]"));
     }
 
@@ -330,7 +331,7 @@ mod tests {
         let config = config.replace("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
         fs::write(dir.path().join("config.json"), config).unwrap();
         assert!(!ModelConfig::load(dir.path()).unwrap().tie_word_embeddings);
-        save(&dir.path().join(SINGLE), &tensors());
+        save(&dir.path().join(MODEL_TENSORS), &tensors());
         assert!(error(dir.path()).to_string().contains("1 missing (`lm_head.weight`)"));
     }
 
@@ -338,7 +339,7 @@ mod tests {
     fn half_precision_files_load_in_any_dtype() {
         let dir = bare();
         let halves: Vec<_> = tensors().into_iter().map(|(name, tensor)| (name, tensor.to_kind(Kind::Half))).collect();
-        save(&dir.path().join(SINGLE), &halves);
+        save(&dir.path().join(MODEL_TENSORS), &halves);
         for (dtype, kind) in [(Dtype::F32, Kind::Float), (Dtype::Bf16, Kind::BFloat16), (Dtype::F64, Kind::Double)] {
             let model = Model::load(dir.path(), dtype, Device::Cpu).unwrap();
             let embedded = model.embed(&Tensor::from_slice(&[7i64]).view([1, 1]));
@@ -351,11 +352,14 @@ mod tests {
     fn missing_and_truncated_files_are_named() {
         let dir = bare();
         assert!(matches!(error(dir.path()), ModelError::NoWeights { .. }));
-        let whole = fs::read(fixture().join(SINGLE)).unwrap();
+        let whole = fs::read(fixture().join(MODEL_TENSORS)).unwrap();
         for length in [0, 4, 8, 1000, whole.len() / 2, whole.len() - 1] {
-            fs::write(dir.path().join(SINGLE), &whole[..length]).unwrap();
+            fs::write(dir.path().join(MODEL_TENSORS), &whole[..length]).unwrap();
             let error = error(dir.path());
-            assert!(matches!(error, ModelError::Files(_)) && error.to_string().contains(SINGLE), "{length} bytes: {error}");
+            assert!(
+                matches!(error, ModelError::Files(_)) && error.to_string().contains(MODEL_TENSORS),
+                "{length} bytes: {error}"
+            );
         }
         let sharded = sharded("gone.safetensors");
         assert!(error(sharded.path()).to_string().contains("gone.safetensors"));
@@ -372,7 +376,7 @@ mod tests {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
         bytes.extend_from_slice(header);
         bytes.extend_from_slice(&[0; 4]);
-        fs::write(dir.path().join(SINGLE), bytes).unwrap();
+        fs::write(dir.path().join(MODEL_TENSORS), bytes).unwrap();
         assert!(error(dir.path()).to_string().contains("`w` stands twice"));
     }
 }

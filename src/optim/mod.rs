@@ -17,13 +17,13 @@ use crate::units::Hint;
 #[derive(Debug, thiserror::Error)]
 pub enum OptimError {
     /// Saved state does not belong to these parameters.
-    #[error("the optimiser's state does not fit the adapter: {0}")]
+    #[error("the optimiser's state does not fit what is trained: {0}")]
     OtherState(String),
 }
 
 impl Hint for OptimError {
     fn hint(&self) -> Option<String> {
-        Some("resume with the LoRA settings that the run began with".into())
+        Some("resume with the settings that the run began with".into())
     }
 }
 

@@ -1,0 +1,194 @@
+//! All weights of a model as what is trained: leaves by their names in checkpoints, saved as a directory that loads as a model.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+use tch::{Device, Kind, Tensor};
+
+use super::ModelError;
+use super::config::ModelConfig;
+use super::families::{EMBEDDING, FINAL_NORM, OUTPUT};
+use super::layout;
+use super::weights::{MODEL_TENSORS, Weights};
+use crate::files::{FilesError, read_json, to_json, write_atomic};
+use crate::recipe::Dtype;
+use crate::store::{pt_metadata, save_tensors};
+
+/// What a model directory may hold beside configuration and weights: whatever of it the base has goes into each checkpoint.
+const COMPANIONS: [&str; 9] = [
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+];
+
+/// Every weight of a model, as a leaf that requires a gradient.
+#[derive(Debug)]
+pub(super) struct AllWeights {
+    /// Bottom to top; a tied matrix stands here once, as the embedding.
+    leaves: Vec<(String, Tensor)>,
+    /// Name of the matrix behind the logits.
+    output: &'static str,
+    config: Map<String, Value>,
+    /// Read when the weights are, so that a run can save itself whatever becomes of its base.
+    companions: Vec<(&'static str, Vec<u8>)>,
+}
+
+/// Refuses a dtype whose steps are wider than most updates of a weight.
+pub(super) fn check_dtype(dtype: Dtype) -> Result<(), ModelError> {
+    if dtype == Dtype::Bf16 { Err(ModelError::TrainedDtype { dtype }) } else { Ok(()) }
+}
+
+impl AllWeights {
+    pub(super) fn load(dir: &Path, config: &ModelConfig, weights: &Weights) -> Result<Self, ModelError> {
+        // Copied, because training writes into the weights, and a file's memory must not be written to.
+        let leaf = |entry: layout::Entry| {
+            let tensor = weights.load(&entry.name)?.copy().set_requires_grad(true);
+            Ok((entry.name, tensor))
+        };
+        let present = COMPANIONS.into_iter().filter(|name| dir.join(name).exists());
+        let read = |name| Ok((name, fs::read(dir.join(name)).map_err(FilesError::io("read", &dir.join(name)))?));
+        Ok(Self {
+            leaves: layout::entries(config).into_iter().map(leaf).collect::<Result<_, ModelError>>()?,
+            output: if config.tie_word_embeddings { EMBEDDING } else { OUTPUT },
+            config: read_json(&dir.join("config.json"))?,
+            companions: present.map(read).collect::<Result<_, ModelError>>()?,
+        })
+    }
+
+    /// The leaves themselves, for the layers to compute with.
+    pub(super) fn weights(&self, kind: Kind, device: Device) -> Weights {
+        Weights::in_memory(self.parameters(), kind, device)
+    }
+
+    pub(super) fn parameters(&self) -> Vec<(String, Tensor)> {
+        self.leaves.iter().map(|(name, leaf)| (name.clone(), leaf.shallow_clone())).collect()
+    }
+
+    /// The weights of the final norm and of the output projection.
+    pub(super) fn head(&self) -> Vec<(String, Tensor)> {
+        [FINAL_NORM, self.output].into_iter().filter_map(|name| self.find(name)).collect()
+    }
+
+    pub(super) fn embedding(&self) -> Option<(String, Tensor)> {
+        self.find(EMBEDDING)
+    }
+
+    fn find(&self, name: &str) -> Option<(String, Tensor)> {
+        self.leaves.iter().find(|(n, _)| n == name).map(|(name, leaf)| (name.clone(), leaf.shallow_clone()))
+    }
+
+    /// Makes constants of the leaves.
+    pub(super) fn freeze(&self) {
+        for (_, leaf) in &self.leaves {
+            let _ = leaf.set_requires_grad(false);
+        }
+    }
+
+    /// Writes a model directory, in the dtype that is trained in; `dir` exists.
+    pub(super) fn save(&self, dir: &Path) -> Result<(), ModelError> {
+        save_tensors(&dir.join(MODEL_TENSORS), &self.leaves, &pt_metadata())?;
+        for (name, bytes) in &self.companions {
+            write_atomic(&dir.join(name), bytes)?;
+        }
+        let kind = self.leaves.first().map(|(_, leaf)| leaf.kind());
+        let dtype = if kind == Some(Kind::Double) { "float64" } else { "float32" };
+        let mut config = self.config.clone();
+        // `torch_dtype` is the older spelling; of two, programs differ on which counts.
+        let spelling = if config.contains_key("torch_dtype") && !config.contains_key("dtype") { "torch_dtype" } else { "dtype" };
+        config.remove("torch_dtype");
+        config.insert(spelling.into(), json!(dtype));
+        Ok(write_atomic(&dir.join("config.json"), &to_json(&config))?)
+    }
+
+    /// The bytes of what [`Self::save`] writes, but for the headers.
+    pub(super) fn saved_bytes(&self) -> usize {
+        let tensors = self.leaves.iter().map(|(_, leaf)| leaf.numel() * leaf.kind().elt_size_in_bytes());
+        tensors.chain(self.companions.iter().map(|(_, bytes)| bytes.len())).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Adapter, Model};
+    use crate::recipe::{LoraRecipe, TargetModules};
+    use crate::units::Hint;
+
+    /// A copy of the fixture with some keys of its configuration changed.
+    fn changed(changes: &Value) -> tempfile::TempDir {
+        let (home, dir) =
+            (Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2"), tempfile::tempdir().unwrap());
+        for file in fs::read_dir(home).unwrap() {
+            let file = file.unwrap();
+            fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
+        }
+        let mut object: Map<String, Value> = read_json(&dir.path().join("config.json")).unwrap();
+        object.extend(changes.as_object().unwrap().clone());
+        fs::write(dir.path().join("config.json"), Value::Object(object).to_string()).unwrap();
+        dir
+    }
+
+    #[test]
+    fn what_is_saved_is_a_model_with_all_that_its_base_had() {
+        let base = changed(&json!({"torch_dtype": "bfloat16", "dtype": null}));
+        for (dtype, word) in [(Dtype::F32, "float32"), (Dtype::F64, "float64")] {
+            let model = Model::load_to_train(base.path(), dtype, Device::Cpu).unwrap();
+            let (_, mut embedding) = model.embedding_parameter().unwrap();
+            tch::no_grad(|| drop(embedding.g_add_scalar_(1.0)));
+            let out = tempfile::tempdir().unwrap();
+            model.save_trained(out.path(), "unused").unwrap();
+            let read = Model::load_to_train(out.path(), dtype, Device::Cpu).unwrap();
+            for ((name, ours), (other, theirs)) in model.parameters().into_iter().zip(read.parameters()) {
+                assert!(name == other && ours.equal(&theirs), "{name}");
+            }
+            for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+                assert!(fs::read(out.path().join(name)).unwrap() == fs::read(base.path().join(name)).unwrap(), "{name}");
+            }
+            let config: Map<String, Value> = read_json(&out.path().join("config.json")).unwrap();
+            assert_eq!((&config["dtype"], config.get("torch_dtype")), (&json!(word), None));
+            assert!(fs::metadata(out.path().join(MODEL_TENSORS)).unwrap().len() < model.trained_bytes().0);
+        }
+    }
+
+    #[test]
+    fn a_tied_matrix_is_one_parameter() {
+        let base = changed(&json!({"tie_word_embeddings": true}));
+        let model = Model::load_to_train(base.path(), Dtype::F32, Device::Cpu).unwrap();
+        let names: Vec<String> = model.parameters().into_iter().map(|(name, _)| name).collect();
+        assert!(names.iter().any(|name| name == EMBEDDING) && !names.iter().any(|name| name == OUTPUT));
+        let numbers: usize = model.parameters().iter().map(|(_, leaf)| leaf.numel()).sum();
+        assert_eq!(numbers, model.config().num_parameters());
+        let [(norm, _), (output, ours)] = &model.head_parameters()[..] else { panic!("two parameters") };
+        assert_eq!((norm.as_str(), output.as_str()), (FINAL_NORM, EMBEDDING));
+        assert_eq!(ours.data_ptr(), model.embedding_parameter().unwrap().1.data_ptr());
+    }
+
+    #[test]
+    fn an_adapter_in_their_place_freezes_the_weights() {
+        let mut model = Model::load_to_train(changed(&json!({})).path(), Dtype::F32, Device::Cpu).unwrap();
+        let weights = model.parameters();
+        assert!(weights.iter().all(|(_, leaf)| leaf.requires_grad() && leaf.is_leaf()));
+        let lora = LoraRecipe { r: 2, alpha: 4.0, dropout: 0.0, target_modules: TargetModules::AllLinear };
+        model.set_adapter(Adapter::new(model.config(), &lora, 1, Kind::Float, Device::Cpu).unwrap());
+        assert!(!weights.iter().any(|(_, leaf)| leaf.requires_grad()));
+        assert!(model.head_parameters().is_empty() && model.parameters().iter().all(|(name, _)| name.contains("lora_")));
+        let ids = Tensor::from_slice(&[3i64]).view([1, 1]);
+        assert!(!model.logits(&model.embed(&ids)).requires_grad());
+    }
+
+    #[test]
+    fn what_can_not_be_trained_or_saved_is_refused() {
+        let base = changed(&json!({}));
+        let error = Model::load_to_train(base.path(), Dtype::Bf16, Device::Cpu).unwrap_err();
+        assert!(error.to_string().contains("`bf16`") && error.hint().is_some_and(|hint| hint.contains("f32")), "{error}");
+        let frozen = Model::load(base.path(), Dtype::F32, Device::Cpu).unwrap();
+        assert!(matches!(frozen.save_trained(base.path(), "m"), Err(ModelError::NothingTrained)));
+    }
+}
