@@ -13,9 +13,34 @@ use crate::units::LayerIdx;
 pub(super) struct Column<'a> {
     pub(super) spans: &'a [ChunkSpan],
     pub(super) runs: &'a [SharedRun],
+    /// First layer, and the one behind the last, of those that take turns.
+    pub(super) layers: (usize, usize),
 }
 
 impl Column<'_> {
+    /// Lets one layer work: its cache is brought to the device, the next one's set out on its way, and its own sent back when it
+    /// is done, unless its turn comes again at once. Without offloading all of this is nothing.
+    fn turn<T>(&self, layer: LayerIdx, next: usize, work: impl FnOnce() -> Result<T, AttendError>) -> Result<T, AttendError> {
+        for layer in [layer.0, next] {
+            lock(&self.runs[layer]).cache.bring();
+        }
+        let done = work()?;
+        if self.takes_turns() && next != layer.0 {
+            lock(&self.runs[layer.0]).cache.park();
+        }
+        Ok(done)
+    }
+
+    /// Whether there are layers that wait while one works and one is on its way.
+    pub(super) fn takes_turns(&self) -> bool {
+        self.layers.1 - self.layers.0 > 2
+    }
+
+    /// The layer whose turn is next on the way up.
+    fn above(&self, layer: LayerIdx) -> usize {
+        if layer.0 + 1 < self.layers.1 { layer.0 + 1 } else { self.layers.0 }
+    }
+
     /// Calls `attend` for each chunk with its part of q, k, v and joins the outputs.
     fn by_chunk(
         &self,
@@ -38,32 +63,37 @@ pub(super) struct Deciding<'a> {
     pub(super) policies: &'a [Box<dyn Policy>],
     /// The lowest layer whose undo log is kept.
     pub(super) keep_undo_from: usize,
-    /// Length of the prefill span, which is not scored.
-    pub(super) prefill: usize,
 }
 
 impl Attend for Deciding<'_> {
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
         let (policy, run) = (&*self.policies[layer.0], &self.column.runs[layer.0]);
         let keep_undo = layer.0 >= self.keep_undo_from;
-        self.column.by_chunk(&qkv, |span, [q, k, v]| {
-            let tokens = Tokens { q: &q, k: &k, v: &v, scale: qkv.scale };
-            let is_scored = policy.needs_attention() && span.start >= self.prefill;
-            lock(run).decide(policy, span, tokens, keep_undo, is_scored).map_err(refused)
+        self.column.turn(layer, self.column.above(layer), || {
+            self.column.by_chunk(&qkv, |span, [q, k, v]| {
+                let tokens = Tokens { q: &q, k: &k, v: &v, scale: qkv.scale };
+                lock(run).decide(policy, span, tokens, keep_undo).map_err(refused)
+            })
         })
     }
 }
 
-/// A row's second forward: makes its undo log and its final caches.
+/// Follows recorded choices: in a forward phase that is given its log, and in a row's second forward, which makes the row's undo log
+/// and its final caches.
 pub(super) struct Replaying<'a> {
     pub(super) column: Column<'a>,
+    /// The lowest layer whose undo log is kept.
+    pub(super) keep_undo_from: usize,
 }
 
 impl Attend for Replaying<'_> {
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
         let run = &self.column.runs[layer.0];
-        self.column.by_chunk(&qkv, |span, [q, k, v]| {
-            lock(run).replay(span, Tokens { q: &q, k: &k, v: &v, scale: qkv.scale }).map_err(refused)
+        let keep_undo = layer.0 >= self.keep_undo_from;
+        self.column.turn(layer, self.column.above(layer), || {
+            self.column.by_chunk(&qkv, |span, [q, k, v]| {
+                lock(run).replay(span, Tokens { q: &q, k: &k, v: &v, scale: qkv.scale }, keep_undo).map_err(refused)
+            })
         })
     }
 }
@@ -91,10 +121,16 @@ impl Attend for Differentiating<'_> {
         if crate::sabotage::is_active(crate::sabotage::Sabotage::ChainRemoved) {
             chain = chain.detach();
         }
-        let out = self.column.by_chunk(&qkv, |span, [q, k, v]| {
-            let (out, next) = cached_attention(run, span, [&q, &k, &v], qkv.scale, &chain)?;
-            chain = next;
-            Ok(out)
+        let column = self.column;
+        // The backward comes from above: the uppermost layer's next turn is its own.
+        let next = if layer.0 + 1 < column.layers.1 { layer.0 + 1 } else { layer.0 };
+        let out = column.turn(layer, next, || {
+            column.by_chunk(&qkv, |span, [q, k, v]| {
+                let turn = Turn::of(column, layer, span);
+                let (out, next) = cached_attention((run, turn), span, [&q, &k, &v], qkv.scale, &chain)?;
+                chain = next;
+                Ok(out)
+            })
         })?;
         #[cfg(test)]
         if crate::sabotage::is_active(crate::sabotage::Sabotage::ChainRemoved) {
@@ -105,13 +141,28 @@ impl Attend for Differentiating<'_> {
     }
 }
 
+/// What a chunk's backward does for offloaded caches beside its own: the column's last chunk comes first, and sets the layer below on
+/// its way; the first chunk comes last, and sends its own layer back.
+struct Turn {
+    below: Option<SharedRun>,
+    parks: bool,
+}
+
+impl Turn {
+    fn of(column: Column<'_>, layer: LayerIdx, span: &ChunkSpan) -> Self {
+        let is = |edge: Option<&ChunkSpan>| edge.is_some_and(|edge| edge.index == span.index);
+        let below = is(column.spans.last()) && layer.0 > column.layers.0;
+        Self { below: below.then(|| column.runs[layer.0 - 1].clone()), parks: is(column.spans.first()) && column.takes_turns() }
+    }
+}
+
 /// The fused operator: writes the chunk into the shared buffers and attends; its backward attends backward over the buffers as
 /// they stand, adds to their gradient, and unwinds both.
 ///
 /// The node must exist and run whatever is trained, and in reverse order of the chunks: so it takes and returns a one-element
 /// tensor that requires grad. Without that chain, LoRA on the MLP alone would leave layer 0's cache wound up.
 fn cached_attention(
-    run: &SharedRun,
+    (run, turn): (&SharedRun, Turn),
     span: &ChunkSpan,
     [q, k, v]: [&Tensor; 3],
     scale: f64,
@@ -127,7 +178,14 @@ fn cached_attention(
     })?;
     let (shared, here) = (run.clone(), span.clone());
     attach_backward(&[q, k, v, chain], &[&out, &next], move |grads| {
+        lock(&shared).cache.bring();
+        if let Some(below) = &turn.below {
+            lock(below).cache.bring();
+        }
         let (dq, dk, dv) = no_grad(|| lock(&shared).backward(&here, &saved, grads[0].as_ref())).map_err(|e| e.to_string())?;
+        if turn.parks {
+            lock(&shared).cache.park();
+        }
         let given = |needed: bool, grad: Tensor| needed.then_some(grad);
         let end = Tensor::zeros([1], (dq.kind(), dq.device()));
         Ok(vec![given(needs[0], dq), given(needs[1], dk), given(needs[2], dv), Some(end)])

@@ -43,7 +43,29 @@ pub(super) fn run(
     }
     let layers = trace.runs.iter().map(|r| std::mem::take::<LayerLog>(&mut lock(r).log)).collect();
     trace.log.layers = layers;
-    Ok(StepGradients { rows: trace.rows, gradients: collect(model), log: trace.log })
+    let ends = ends(model, &mut trace, travelling);
+    Ok(StepGradients { rows: trace.rows, gradients: collect(model, ends), log: trace.log })
+}
+
+/// The gradients that no cell makes, where all weights are trained: of the head's parameters, made in the forward phase, and of
+/// the embedding, from the gradients that have travelled through the lowest row. A tied matrix has both.
+fn ends(model: &Model, trace: &mut ForwardTrace, travelled: Vec<Option<Tensor>>) -> Vec<(String, Tensor)> {
+    let head = model.head_parameters().into_iter().zip(std::mem::take(&mut trace.head));
+    let mut ends: Vec<_> = head.map(|((name, _), gradient)| (name, gradient)).collect();
+    #[cfg(test)]
+    if crate::sabotage::is_active(crate::sabotage::Sabotage::HeadGradientDropped) {
+        ends.clear();
+    }
+    if let Some((name, _)) = model.embedding_parameter() {
+        let columns = trace.plan.columns.iter().zip(travelled);
+        let pieces = columns.filter_map(|(c, g)| Some((trace.tokens.ids(trace.plan.tokens(c)), g?.to_device(model.device()))));
+        ends.push((name, model.embed_backward(pieces)));
+        #[cfg(test)]
+        if crate::sabotage::is_active(crate::sabotage::Sabotage::EmbeddingGradientDropped) {
+            ends.pop();
+        }
+    }
+    ends
 }
 
 /// A row of cells: some consecutive layers.
@@ -63,7 +85,11 @@ impl Row<'_> {
     }
 
     fn column(&self, c: usize) -> Column<'_> {
-        Column { spans: &self.trace.plan.spans[self.trace.plan.columns[c].clone()], runs: &self.trace.runs }
+        Column {
+            spans: &self.trace.plan.spans[self.trace.plan.columns[c].clone()],
+            runs: &self.trace.runs,
+            layers: (self.layers.start, self.layers.end),
+        }
     }
 
     fn layers(&self, c: usize, hidden: Tensor, attend: &mut dyn crate::model::Attend) -> Result<Tensor, EngineError> {
@@ -82,7 +108,7 @@ impl Row<'_> {
             lock(run).reset(self.trace.plan.prefill);
         }
         for c in 0..self.trace.plan.columns.len() {
-            let _ = self.layers(c, self.input(c), &mut Replaying { column: self.column(c) })?;
+            let _ = self.layers(c, self.input(c), &mut Replaying { column: self.column(c), keep_undo_from: 0 })?;
         }
         Ok(())
     }
@@ -94,12 +120,16 @@ impl Row<'_> {
         // A one-chunk cell stands in the cache already and attends again.
         if spans.len() > 1 {
             for run in &self.trace.runs[self.layers.clone()] {
+                let mut run = lock(run);
                 for span in spans.iter().rev() {
-                    lock(run).unwind(span)?;
+                    run.unwind(span)?;
+                }
+                if self.column(c).takes_turns() {
+                    run.cache.park();
                 }
             }
         }
-        let has_input_gradient = self.layers.start > 0;
+        let has_input_gradient = self.layers.start > 0 || self.model.embedding_parameter().is_some();
         let input = self.input(c).detach().set_requires_grad(has_input_gradient);
         let chain = chain_leaf(input.kind(), input.device());
         let mut attend = Differentiating::new(self.column(c), &chain);
@@ -130,14 +160,17 @@ impl Row<'_> {
     }
 }
 
-/// Takes the gradients out of the adapter's masters.
-fn collect(model: &Model) -> BTreeMap<String, Tensor> {
+/// Takes the gradients out of the parameters, and adds those from the model's ends.
+fn collect(model: &Model, ends: Vec<(String, Tensor)>) -> BTreeMap<String, Tensor> {
     let mut gradients = BTreeMap::new();
-    for (name, mut parameter) in model.adapter().map(crate::model::Adapter::parameters).unwrap_or_default() {
+    for (name, mut parameter) in model.parameters() {
         let grad = parameter.grad();
         let taken = if grad.defined() { grad.copy() } else { parameter.zeros_like() };
         parameter.zero_grad();
         gradients.insert(name, taken.detach());
+    }
+    for (name, gradient) in ends {
+        gradients.entry(name).and_modify(|total| drop(total.g_add_(&gradient)));
     }
     gradients
 }

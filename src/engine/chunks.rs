@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::RandomSizes;
 use crate::cache::ChunkSpan;
 use crate::units::ChunkIdx;
 
@@ -25,18 +26,58 @@ pub enum ColumnWidth {
     Chunks(usize),
 }
 
+/// Where a sequence is cut into chunks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cuts {
+    /// Longest prefill span: the slots of the smallest cache.
+    pub span: usize,
+    /// Tokens of a piece of the prefill span, and of a chunk whose size is not drawn.
+    pub chunk_size: usize,
+    /// Sizes of the chunks behind the prefill span, where they are drawn.
+    pub sizes: Option<RandomSizes>,
+    /// Positions at which a layer's cache becomes full, ascending: no chunk goes beyond one, or ends just before. Empty where
+    /// chunks are not bent.
+    pub full_at: Vec<usize>,
+    /// From this position on, tokens are run one by one.
+    pub singles_from: Option<usize>,
+}
+
+/// A chunk that would end so many tokens before a cache is full, or less, ends where it is full.
+pub(super) const BENT_BY: usize = 4;
+
+impl Cuts {
+    /// Where the chunk that begins at `start`, and has the number `chunk`, ends; `end` is where the last one does.
+    pub(super) fn end(&self, start: usize, chunk: usize, end: usize) -> usize {
+        let size = self.sizes.as_ref().map_or(self.chunk_size, |sizes| sizes.of_chunk(chunk));
+        let straight = start + size.min(end - start);
+        let next = self.full_at.iter().copied().find(|&full| full > start && full <= end);
+        next.filter(|&full| straight + BENT_BY >= full).unwrap_or(straight)
+    }
+}
+
 impl ChunkPlan {
     /// Plans rows of `lengths` tokens. The prefill span, the first `span` tokens, evicts nothing and is chunk 0 whatever its
     /// pieces; after it come chunks of `chunk_size`, and what remains.
     pub fn new(lengths: &[usize], span: usize, chunk_size: usize, width: ColumnWidth) -> Self {
+        Self::cut(lengths, &Cuts { span, chunk_size, ..Cuts::default() }, width)
+    }
+
+    /// Plans rows of `lengths` tokens by `cuts`.
+    pub fn cut(lengths: &[usize], cuts: &Cuts, width: ColumnWidth) -> Self {
         let total = lengths.iter().copied().max().unwrap_or(0);
-        let prefill = span.min(total);
+        // The first token has nothing before it: one by one or not, it is a prefill span.
+        let singles_from = cuts.singles_from.map_or(total, |from| from.clamp(1, total.max(1)));
+        let prefill = cuts.span.min(singles_from);
         let mut spans: Vec<ChunkSpan> = Vec::new();
         let mut start = 0;
         while start < total {
-            let border = if start < prefill { prefill } else { total };
-            let len = chunk_size.min(border - start);
-            let chunk = if start < prefill { ChunkIdx(0) } else { ChunkIdx(spans.last().map_or(0, |s| s.chunk.0) + 1) };
+            let number = if start < prefill { 0 } else { spans.last().map_or(0, |s| s.chunk.0) + 1 };
+            let end = match start {
+                _ if start < prefill => start + cuts.chunk_size.min(prefill - start),
+                _ if start < singles_from => cuts.end(start, number, singles_from),
+                _ => start + 1,
+            };
+            let (chunk, len) = (ChunkIdx(number), end - start);
             let real = lengths.iter().map(|&t| t.saturating_sub(start).min(len)).collect();
             spans.push(ChunkSpan { index: spans.len(), chunk, start, len, real });
             start += len;
@@ -95,6 +136,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::engine::ChunkKey;
 
     #[test]
     fn the_prefill_span_is_one_chunk_in_pieces() {
@@ -106,7 +148,93 @@ mod tests {
         assert_eq!(rows(7, 3), [0..3, 3..6, 6..7]);
     }
 
+    fn lengths_of(cuts: &Cuts, total: usize) -> Vec<usize> {
+        ChunkPlan::cut(&[total], cuts, ColumnWidth::Chunks(1)).spans.iter().map(|s| s.len).collect()
+    }
+
+    #[test]
+    fn a_chunk_is_bent_to_where_a_cache_becomes_full() {
+        let cuts = Cuts { span: 24, chunk_size: 8, full_at: vec![24, 32, 44], ..Cuts::default() };
+        assert_eq!(lengths_of(&cuts, 60), [8, 8, 8, 8, 12, 8, 8], "44 would have been missed by 4");
+        let cuts = Cuts { full_at: vec![24, 45], ..cuts };
+        assert_eq!(lengths_of(&cuts, 60), [8, 8, 8, 8, 8, 5, 8, 7]);
+        assert_eq!(lengths_of(&cuts, 44), [8, 8, 8, 8, 8, 4], "a cache that does not become full bends nothing");
+    }
+
+    #[test]
+    fn single_tokens_begin_at_the_first_target() {
+        let cuts = Cuts { span: 16, chunk_size: 5, singles_from: Some(24), ..Cuts::default() };
+        assert_eq!(lengths_of(&cuts, 27), [5, 5, 5, 1, 5, 3, 1, 1, 1]);
+        let plan = ChunkPlan::cut(&[14], &Cuts { singles_from: Some(11), ..cuts.clone() }, ColumnWidth::Chunks(1));
+        assert_eq!(
+            plan.spans.iter().map(|s| (s.chunk.0, s.len)).collect::<Vec<_>>(),
+            [(0, 5), (0, 5), (0, 1), (1, 1), (2, 1), (3, 1)]
+        );
+        assert_eq!(plan.prefill, 11, "what is run one by one is scored");
+        assert_eq!(lengths_of(&Cuts { singles_from: Some(0), ..cuts }, 3), [1, 1, 1]);
+    }
+
+    fn cuts() -> impl Strategy<Value = Cuts> {
+        let key = (any::<bool>(), any::<u64>(), 0u64..100)
+            .prop_map(|(is_drawn, seed, step)| is_drawn.then_some(ChunkKey { seed, step }));
+        let places = (prop::collection::btree_set(1usize..200, 0..4), proptest::option::of(0usize..300));
+        (1usize..100, 1usize..40, key, places).prop_map(|(span, chunk_size, key, (places, singles_from))| {
+            let full_at = std::iter::once(span).chain(places.into_iter().map(|more| span + more)).collect();
+            let sizes = key.map(|key| RandomSizes::new(key, chunk_size, span));
+            Cuts { span, chunk_size, sizes, full_at, singles_from }
+        })
+    }
+
     proptest! {
+        #[test]
+        fn however_it_is_cut_chunks_cover_the_tokens_once(cuts in cuts(), lengths in prop::collection::vec(1usize..300, 1..4)) {
+            let plan = ChunkPlan::cut(&lengths, &cuts, ColumnWidth::Chunks(3));
+            let (total, range) = (*lengths.iter().max().unwrap(), RandomSizes::range(cuts.chunk_size, cuts.span));
+            let singles_from = cuts.singles_from.map_or(total, |from| from.clamp(1, total));
+            let largest = if cuts.sizes.is_some() { *range.end() } else { cuts.chunk_size };
+            let mut next = 0;
+            for s in &plan.spans {
+                let end = s.start + s.len;
+                prop_assert!(s.start == next && s.len >= 1);
+                next = end;
+                prop_assert!((s.chunk.0 == 0) == (s.start < plan.prefill));
+                if s.start < plan.prefill {
+                    prop_assert!(end <= plan.prefill && s.len <= cuts.chunk_size);
+                    continue;
+                }
+                if s.start >= singles_from {
+                    prop_assert_eq!(s.len, 1);
+                    continue;
+                }
+                let is_bent = cuts.full_at.contains(&end);
+                // No chunk goes beyond the point where a cache is full, or ends just before it, but where another one is full.
+                for &full in cuts.full_at.iter().filter(|&&full| full <= singles_from) {
+                    prop_assert!(s.start >= full || end <= full, "{:?}: {:?}", cuts, s);
+                    prop_assert!(is_bent || end >= full || end + BENT_BY < full, "{:?}: {:?}", cuts, s);
+                }
+                prop_assert!(s.len <= largest + BENT_BY);
+                prop_assert!(is_bent || end == singles_from || s.len <= largest);
+                prop_assert!(is_bent || end == singles_from || cuts.sizes.is_none() || range.contains(&s.len));
+            }
+            prop_assert_eq!(next, total);
+            for (row, &length) in lengths.iter().enumerate() {
+                prop_assert_eq!(plan.spans.iter().map(|s| s.real[row]).sum::<usize>(), length);
+            }
+        }
+
+        #[test]
+        fn a_shorter_row_sees_the_borders_of_a_longer_one(cuts in cuts(), short in 1usize..300, more in 1usize..100) {
+            let cuts = Cuts { full_at: Vec::new(), singles_from: None, ..cuts };
+            let alone = ChunkPlan::cut(&[short], &cuts, ColumnWidth::Chunks(1));
+            let beside = ChunkPlan::cut(&[short, short + more], &cuts, ColumnWidth::Chunks(1));
+            // How the prefill span is cut into pieces makes no difference.
+            let events = |plan: &ChunkPlan| {
+                let behind = plan.spans.iter().filter(|s| s.start >= plan.prefill && s.real[0] > 0);
+                behind.map(|s| (s.chunk, s.start, s.real[0])).collect::<Vec<_>>()
+            };
+            prop_assert_eq!(events(&alone), events(&beside));
+        }
+
         #[test]
         fn chunks_cover_the_tokens_once_and_columns_tile_the_chunks_once(
             lengths in prop::collection::vec(1usize..300, 1..4), span in 1usize..200, chunk in 1usize..40, limit in 1usize..100,

@@ -20,6 +20,25 @@ pub enum EngineError {
     /// Autograd failed.
     #[error(transparent)]
     Backward(#[from] BackwardError),
+    /// Chunks whose size is drawn or bent would evict their own tokens, or protected ones.
+    #[error(
+        "`kv_cache.chunk_size` = {chunk_size} makes chunks of up to {longest} tokens, as their sizes vary; layer {layer} with \
+         `cache_length` = {cache_length} takes at most {allowed}"
+    )]
+    LongestChunk {
+        /// As in the recipe.
+        chunk_size: usize,
+        /// Tokens of the longest chunk that can come.
+        longest: usize,
+        /// The first layer that is too small.
+        layer: usize,
+        /// Its slots.
+        cache_length: usize,
+        /// Its longest chunk that evicts neither itself nor a protected token.
+        allowed: usize,
+        /// The largest `chunk_size` that works; 0 where none does.
+        largest: usize,
+    },
     /// The batch has no rows, or a row has no tokens.
     #[error("the batch has a row without tokens")]
     EmptyRow,
@@ -50,6 +69,12 @@ impl Hint for EngineError {
             Self::Cache(e) => e.hint(),
             Self::Head(e) => e.hint(),
             Self::Attend(_) | Self::Backward(_) | Self::Torch(_) => None,
+            Self::LongestChunk { largest: 0, .. } => {
+                Some("raise `kv_cache.cache_length`, or set `randomize_chunk_sizes = false` and `chunking = \"plain\"`".into())
+            }
+            Self::LongestChunk { largest, .. } => {
+                Some(format!("set `kv_cache.chunk_size = {largest}`, or raise `kv_cache.cache_length`"))
+            }
             Self::EmptyRow | Self::NoTargets => Some("look at the data: every sample needs tokens, every batch a target".into()),
             Self::OutOfMemory(_) => Some(
                 "lower `train.micro_batch_size`, `grad.layers_per_cell` or `grad.chunks_per_cell_multiplier`, or set \

@@ -5,14 +5,15 @@ use std::ops::Range;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::attend::{Column, Deciding};
+use super::attend::{Column, Deciding, Replaying};
 use super::layer_checkpoints::LayerCheckpoints;
 use super::layer_run::{SharedRun, fresh, lock, to_host};
 use super::{ChunkPlan, Engine, EngineError, Event, Observer, StepContext, chunks};
-use crate::cache::{LayerLog, ReplayLog, Shape};
+use crate::cache::{LayerCache, LayerLog, ReplayLog, Shape};
 use crate::data::{Batch, Targets};
 use crate::head::{Logits, Pick, RowLoss, RowTargets, column_loss};
-use crate::model::{Model, Place};
+use crate::model::{Attend, Model, Place};
+use crate::recipe::Storage;
 use crate::units::LayerIdx;
 
 /// Receives the position of a column's first token and its hidden states `(B, n, E)` before the final norm.
@@ -30,6 +31,8 @@ pub struct ForwardTrace {
     pub(super) checkpoints: LayerCheckpoints,
     /// Gradient of the hidden states above the last layer, by column; `None` where no token has a target.
     pub(super) top: Vec<Option<Tensor>>,
+    /// Gradients of the model's head parameters, in their order.
+    pub(super) head: Vec<Tensor>,
 }
 
 /// The ids of a batch, padded on the right.
@@ -51,9 +54,14 @@ impl Tokens {
         Self { ids_bt, samples: batch.rows.iter().map(|r| r.sample).collect(), device }
     }
 
+    /// The ids of a column `(B, n)`.
+    pub(super) fn ids(&self, (start, len): (usize, usize)) -> Tensor {
+        self.ids_bt.narrow(1, start as i64, len as i64).to_device(self.device)
+    }
+
     /// The embeddings of a column `(B, n, E)`.
-    pub(super) fn embed(&self, model: &Model, (start, len): (usize, usize)) -> Tensor {
-        model.embed(&self.ids_bt.narrow(1, start as i64, len as i64).to_device(self.device))
+    pub(super) fn embed(&self, model: &Model, at: (usize, usize)) -> Tensor {
+        model.embed(&self.ids(at))
     }
 
     /// Positions of a column `(1, n)`: pads count on, so that all rows share them.
@@ -67,11 +75,32 @@ impl Tokens {
     }
 }
 
-struct Head<'a>(&'a Model);
+struct Head<'a> {
+    model: &'a Model,
+    parameters: Vec<Tensor>,
+}
+
+impl<'a> Head<'a> {
+    fn new(model: &'a Model) -> Self {
+        Self { model, parameters: model.head_parameters().into_iter().map(|(_, leaf)| leaf).collect() }
+    }
+}
 
 impl Logits for Head<'_> {
     fn logits(&self, hidden_ne: &Tensor) -> Tensor {
-        self.0.logits(&self.0.final_norm(hidden_ne))
+        self.model.logits(&self.model.final_norm(hidden_ne))
+    }
+
+    fn parameters(&self) -> &[Tensor] {
+        &self.parameters
+    }
+}
+
+impl Engine {
+    /// The engine with choices to follow instead of its policies'; it refuses every batch but the one that they were made for.
+    pub fn following(mut self, log: ReplayLog) -> Self {
+        self.log = Some(log);
+        self
     }
 }
 
@@ -84,20 +113,27 @@ pub(super) fn run(
     (observer, mut sink): (&mut dyn Observer, Option<HiddenSink<'_>>),
 ) -> Result<ForwardTrace, EngineError> {
     let lengths: Vec<usize> = batch.rows.iter().map(|r| r.inputs.len()).collect();
-    let plan = engine.settings().plan(&lengths)?;
+    let plan = engine.settings().plan(batch, context.and_then(|c| c.chunk_sizes))?;
     let picks = picks(engine, batch)?;
     let tokens = Tokens::new(batch, model.device());
-    let runs = fresh(&shapes(engine, model, &plan, lengths.len()), plan.prefill);
+    let runs = fresh(caches(engine, model, &plan, batch));
     let rows = chunks::rows(model.config().num_layers, engine.settings.layers_per_cell);
+    let head = Head::new(model);
     let mut trace = ForwardTrace {
         rows: vec![RowLoss::default(); lengths.len()],
         log: empty_log(&plan, &runs),
         top: Vec::with_capacity(plan.columns.len()),
+        head: head.parameters.iter().map(|leaf| leaf.detach().zeros_like()).collect(),
         checkpoints: LayerCheckpoints::new(engine.settings.checkpoints),
         plan,
         tokens,
         runs,
     };
+    if let Some(log) = &engine.log {
+        log.check_fits(&trace.plan.spans, &trace.log.cache_lengths, model.config().num_kv_heads)?;
+        trace.log.layers.clone_from(&log.layers);
+        hand_back_log(&mut trace);
+    }
     for (c, column) in trace.plan.columns.clone().into_iter().enumerate() {
         observer.observe(Event::ForwardColumn { column: (c, trace.plan.columns.len()) });
         let borders = context.is_some().then_some(&rows[..]);
@@ -107,7 +143,7 @@ pub(super) fn run(
             sink(start, &hidden);
         }
         let here = &picks[first_from(&picks, start)..first_from(&picks, start + len)];
-        let logits = (&Head(model) as &dyn Logits, model.config().vocab_size);
+        let logits = (&head as &dyn Logits, model.config().vocab_size);
         let loss = column_loss(&*engine.head, &hidden, start, here, logits, context.map(|x| x.weight))?;
         for (pick, value, correct) in loss.picks {
             let row = &mut trace.rows[pick.row];
@@ -116,6 +152,7 @@ pub(super) fn run(
             row.correct += usize::from(correct);
         }
         trace.top.push(loss.hidden_gradient.map(|g| to_host(&g)));
+        trace.head.iter_mut().zip(&loss.parameter_gradients).for_each(|(total, part)| drop(total.g_add_(part)));
     }
     collect_log(&mut trace);
     Ok(trace)
@@ -133,18 +170,17 @@ fn run_column(
     let at = trace.plan.tokens(column);
     let mut hidden = trace.tokens.embed(model, at);
     let positions = trace.tokens.positions(at);
-    let mut attend = Deciding {
-        column: Column { spans: &trace.plan.spans[column.clone()], runs: &trace.runs },
-        policies: &engine.settings.policies,
-        keep_undo_from: borders.and_then(<[_]>::last).map_or(usize::MAX, |top| top.start),
-        prefill: trace.plan.prefill,
-    };
+    let keep_undo_from = borders.and_then(<[_]>::last).map_or(usize::MAX, |top| top.start);
+    let column = Column { spans: &trace.plan.spans[column.clone()], runs: &trace.runs, layers: (0, trace.runs.len()) };
+    let mut deciding = Deciding { column, policies: &engine.settings.policies, keep_undo_from };
+    let mut replaying = Replaying { column, keep_undo_from };
+    let attend: &mut dyn Attend = if engine.log.is_some() { &mut replaying } else { &mut deciding };
     for layer in 0..model.config().num_layers {
         // The input of the lowest row is the embedding, which is cheaper to look up again than to keep.
         if layer > 0 && borders.is_some_and(|rows| rows.iter().any(|r| r.start == layer)) {
             trace.checkpoints.put(layer, c, &hidden);
         }
-        hidden = model.layer(LayerIdx(layer), &hidden, &positions, &trace.tokens.place(context), &mut attend)?;
+        hidden = model.layer(LayerIdx(layer), &hidden, &positions, &trace.tokens.place(context), attend)?;
     }
     Ok(hidden)
 }
@@ -168,21 +204,28 @@ fn picks(engine: &Engine, batch: &Batch) -> Result<Vec<Pick>, EngineError> {
     Ok(all)
 }
 
-fn shapes(engine: &Engine, model: &Model, plan: &ChunkPlan, batch: usize) -> Vec<Shape> {
-    let config = model.config();
-    let shape = |&length: &usize| {
-        let cache_length = length.min(plan.len());
-        Shape {
-            batch: batch as i64,
+/// An empty cache for each layer.
+fn caches(engine: &Engine, model: &Model, plan: &ChunkPlan, batch: &Batch) -> Vec<LayerCache> {
+    let (config, settings) = (model.config(), &engine.settings);
+    let longest_chunk = plan.spans.iter().map(|span| span.len).max().unwrap_or(1);
+    let cache = |layer: usize| {
+        let (cache_length, policy) = (settings.cache_lengths[layer].min(plan.len()), &*settings.policies[layer]);
+        let shape = Shape {
+            batch: batch.rows.len() as i64,
             groups: config.num_kv_heads as i64,
             head_dim: config.head_dim as i64,
             cache_length,
-            allocated: if engine.settings.grows { plan.spans[0].len } else { cache_length },
+            allocated: settings.allocated(cache_length, longest_chunk),
+            is_paged: settings.storage == Storage::Paged,
+            buffer: settings.buffer,
+            is_offloaded: settings.is_offloaded,
             kind: model.kind(),
             device: model.device(),
-        }
+        };
+        let protected = batch.rows.iter().map(|row| row.initial.map_or((0, 0), |initial| policy.protects(initial)));
+        LayerCache::new(LayerIdx(layer), shape, plan.prefill).protecting(protected.collect())
     };
-    engine.settings.cache_lengths.iter().map(shape).collect()
+    (0..config.num_layers).map(cache).collect()
 }
 
 fn empty_log(plan: &ChunkPlan, runs: &[SharedRun]) -> ReplayLog {

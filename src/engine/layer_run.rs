@@ -4,9 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tch::{Device, Tensor};
 
-use crate::cache::{CacheError, CacheGrads, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Shape, Undo};
+use crate::cache::{Attention, CacheError, CacheGrads, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Undo};
 use crate::ops::attention::{self, Attended, Chunk, Past, accumulation_kind, attention_paid};
-use crate::units::LayerIdx;
 
 /// The state of one layer.
 #[derive(Debug)]
@@ -44,43 +43,45 @@ pub(super) struct Saved {
     attended: Attended,
     placement: Placement,
     scale: f64,
+    /// Which of the region's columns hold an entry `(B, G, n)`, where rows end in the chunk and heads have empty slots.
+    in_use_bgn: Option<Tensor>,
 }
 
 impl LayerRun {
-    pub(super) fn new(layer: LayerIdx, shape: Shape, prefill: usize) -> Self {
-        Self { cache: LayerCache::new(layer, shape, prefill), log: LayerLog::default(), undo: Vec::new(), grads: None }
+    fn new(cache: LayerCache) -> Self {
+        Self { cache, log: LayerLog::default(), undo: Vec::new(), grads: None }
     }
 
     /// Begins again at the first chunk; the replay log stays.
     pub(super) fn reset(&mut self, prefill: usize) {
         self.cache.reset(prefill);
+        self.cache.park();
         self.undo.clear();
         self.grads = None;
     }
 
-    /// Forward phase: chooses the victims, writes, attends, lets the policy observe.
+    /// Forward phase: chooses the victims, writes, attends, lets the policy take notes.
     pub(super) fn decide(
         &mut self,
         policy: &dyn Policy,
         span: &ChunkSpan,
         tokens: Tokens<'_>,
         keep_undo: bool,
-        is_scored: bool,
     ) -> Result<Tensor, CacheError> {
+        if let Some(quota) = self.cache.allot(policy, span) {
+            self.log.record_quota(quota);
+        }
+        self.divide(span);
         let victims = self.cache.decide(policy, span);
         self.log.record(victims);
-        let saved = self.write_and_attend(span, tokens, keep_undo)?;
-        if is_scored {
-            let (k, v) = self.cache.past(self.cache.region(span));
-            let lse = saved.placement.silence(&saved.attended.lse_bhn);
-            self.cache.observe(policy, attention_paid(saved.chunk(), past(&k, &v), &lse));
-        }
+        let (saved, past) = self.write_and_attend(span, tokens, keep_undo)?;
+        self.cache.note(policy, span, (&saved.k, &saved.v), &Seen { saved: &saved, past: &past });
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
     }
 
     /// Replays the recorded choice.
-    pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: Tokens<'_>) -> Result<Tensor, CacheError> {
-        let saved = self.write_and_attend(span, tokens, true)?;
+    pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: Tokens<'_>, keep_undo: bool) -> Result<Tensor, CacheError> {
+        let (saved, _) = self.write_and_attend(span, tokens, keep_undo)?;
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
     }
 
@@ -90,9 +91,9 @@ impl LayerRun {
             let undo = self.undo_of(span)?;
             let (k, v) = self.cache.recompose(span, undo, tokens.k, tokens.v);
             let placement = self.cache.placement(span, undo);
-            self.attend(span, tokens, (k, v), placement)
+            self.attend(span, tokens, (k, v), placement).0
         } else {
-            self.write_and_attend(span, tokens, true)?
+            self.write_and_attend(span, tokens, true)?.0
         };
         Ok((saved.placement.unplace(&saved.attended.out_bhnd), saved))
     }
@@ -105,12 +106,11 @@ impl LayerRun {
         dout: Option<&Tensor>,
     ) -> Result<(Tensor, Tensor, Tensor), CacheError> {
         let kind = accumulation_kind(saved.q.kind());
-        let size = self.cache.size();
+        let (size, past) = (self.cache.size(), self.past(span));
         let grads = self.grads.get_or_insert_with(|| CacheGrads::zeros(&size, kind, saved.q.device()));
         let dq = dout.map(|dout| {
-            let (k, v) = self.cache.past(self.cache.region(span));
-            let part = attention::attend_backward(&saved.placement.place(dout), saved.chunk(), past(&k, &v), &saved.attended);
-            grads.add((&part.dk_bgnd, &part.dv_bgnd), part.past.as_ref());
+            let part = attention::attend_backward(&saved.placement.place(dout), saved.chunk(), &past.parts(), &saved.attended);
+            grads.add((&part.dk_bgnd, &part.dv_bgnd), &part.past);
             saved.placement.unplace(&part.dq_bhnd)
         });
         let undo = self.undo.get_mut(span.index).and_then(Option::take).ok_or_else(|| self.cache.missing_undo(span))?;
@@ -130,41 +130,89 @@ impl LayerRun {
         self.undo.get(span.index).and_then(Option::as_ref).ok_or_else(|| self.cache.missing_undo(span))
     }
 
-    fn write_and_attend(&mut self, span: &ChunkSpan, tokens: Tokens<'_>, keep_undo: bool) -> Result<Saved, CacheError> {
+    /// Brings the layer's quota into force where its chunk has come.
+    fn divide(&mut self, span: &ChunkSpan) {
+        if let Some(quota) = self.log.quota().filter(|quota| quota.index == span.index) {
+            self.cache.divide(quota);
+        }
+    }
+
+    fn write_and_attend(&mut self, span: &ChunkSpan, tokens: Tokens<'_>, keep_undo: bool) -> Result<(Saved, Pages), CacheError> {
+        self.divide(span);
         let victims = self.cache.recall(&self.log, span)?;
         let written = self.cache.write(span, victims, tokens.k, tokens.v)?;
         let placement = self.cache.placement(span, &written.undo);
-        let saved = self.attend(span, tokens, (written.k_bgnd, written.v_bgnd), placement);
+        let attended = self.attend(span, tokens, (written.k_bgnd, written.v_bgnd), placement);
         if self.undo.len() <= span.index {
             self.undo.resize_with(span.index + 1, || None);
         }
-        self.undo[span.index] = keep_undo.then_some(written.undo);
-        Ok(saved)
+        self.undo[span.index] = keep_undo.then(|| written.undo.on_host());
+        Ok(attended)
     }
 
-    fn attend(&self, span: &ChunkSpan, tokens: Tokens<'_>, (k, v): (Tensor, Tensor), placement: Placement) -> Saved {
+    /// What the chunk written last sees beside itself.
+    fn past(&self, span: &ChunkSpan) -> Pages {
+        let region = self.cache.region(span);
+        Pages { pages: self.cache.past(region), in_use_bgp: self.cache.in_use(region) }
+    }
+
+    fn attend(&self, span: &ChunkSpan, tokens: Tokens<'_>, (k, v): (Tensor, Tensor), placement: Placement) -> (Saved, Pages) {
         let q = placement.place(tokens.q);
-        let (past_k, past_v) = self.cache.past(self.cache.region(span));
-        let chunk = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale: tokens.scale };
-        let attended = attention::attend(chunk, past(&past_k, &past_v));
-        Saved { q, k, v, attended, placement, scale: tokens.scale }
+        let past = self.past(span);
+        let in_use_bgn = self.cache.region_in_use(span);
+        let chunk = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale: tokens.scale, in_use_bgn: in_use_bgn.as_ref() };
+        let attended = attention::attend(chunk, &past.parts());
+        (Saved { q, k, v, attended, placement, scale: tokens.scale, in_use_bgn }, past)
     }
 }
 
 impl Saved {
     fn chunk(&self) -> Chunk<'_> {
-        Chunk { q_bhnd: &self.q, k_bgnd: &self.k, v_bgnd: &self.v, scale: self.scale }
+        Chunk { q_bhnd: &self.q, k_bgnd: &self.k, v_bgnd: &self.v, scale: self.scale, in_use_bgn: self.in_use_bgn.as_ref() }
     }
 }
 
-fn past<'a>(k: &'a Tensor, v: &'a Tensor) -> Option<Past<'a>> {
-    (k.size()[2] > 0).then_some(Past { k_bgpd: k, v_bgpd: v })
+/// The slots below a chunk's region.
+struct Pages {
+    /// Keys and values by page.
+    pages: Vec<(Tensor, Tensor)>,
+    /// Of the only page, where heads have shares of different size.
+    in_use_bgp: Option<Tensor>,
 }
 
-/// One empty run per layer.
-pub(super) fn fresh(layers: &[Shape], prefill: usize) -> Vec<SharedRun> {
-    let run = |(l, shape): (usize, &Shape)| Arc::new(Mutex::new(LayerRun::new(LayerIdx(l), *shape, prefill)));
-    layers.iter().enumerate().map(run).collect()
+impl Pages {
+    fn parts(&self) -> Vec<Past<'_>> {
+        self.pages.iter().map(|(k, v)| Past { k_bgpd: k, v_bgpd: v, in_use_bgp: self.in_use_bgp.as_ref() }).collect()
+    }
+}
+
+/// The attention of a chunk that has just attended, for the policy to ask about.
+struct Seen<'a> {
+    saved: &'a Saved,
+    past: &'a Pages,
+}
+
+impl Attention for Seen<'_> {
+    fn paid(&self, last: Option<usize>) -> Tensor {
+        let lse = self.saved.placement.silence(&self.saved.attended.lse_bhn);
+        attention_paid(self.saved.chunk(), &self.past.parts(), &lse, last)
+    }
+
+    fn queries(&self) -> (Tensor, f64) {
+        (self.saved.q.shallow_clone(), self.saved.scale)
+    }
+
+    fn entries(&self) -> (Tensor, Tensor) {
+        let all = |of: fn(&(Tensor, Tensor)) -> &Tensor, own| {
+            Tensor::cat(&self.past.pages.iter().map(of).chain([own]).collect::<Vec<_>>(), 2)
+        };
+        (all(|page| &page.0, &self.saved.k), all(|page| &page.1, &self.saved.v))
+    }
+}
+
+/// One run per layer, with an empty cache.
+pub(super) fn fresh(caches: Vec<LayerCache>) -> Vec<SharedRun> {
+    caches.into_iter().map(|cache| Arc::new(Mutex::new(LayerRun::new(cache)))).collect()
 }
 
 /// A one-element tensor that carries the order of a layer's operators.

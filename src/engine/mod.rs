@@ -2,6 +2,7 @@
 
 mod attend;
 mod backward;
+mod chunk_sizes;
 mod chunks;
 mod error;
 mod events;
@@ -12,7 +13,8 @@ mod layer_run;
 mod settings;
 mod step;
 
-pub use chunks::{ChunkPlan, ColumnWidth};
+pub use chunk_sizes::{ChunkKey, RandomSizes};
+pub use chunks::{ChunkPlan, ColumnWidth, Cuts};
 pub use error::EngineError;
 pub use events::{Event, Observer, Silent};
 pub use forward::{ForwardTrace, HiddenSink};
@@ -29,12 +31,14 @@ use crate::model::Model;
 pub struct Engine {
     settings: Settings,
     head: Box<dyn Head>,
+    /// What the forward phase follows instead of choosing.
+    log: Option<ReplayLog>,
 }
 
 impl Engine {
     /// An engine for `settings` and `head`.
     pub fn new(settings: Settings, head: Box<dyn Head>) -> Self {
-        Self { settings, head }
+        Self { settings, head, log: None }
     }
 
     /// The settings.

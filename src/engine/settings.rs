@@ -1,10 +1,12 @@
 //! What an engine is built from, checked once: policies and lengths by layer, chunk size, cells.
 
-use super::{ChunkPlan, ColumnWidth, EngineError};
-use crate::cache::{self, CacheError, Policy};
+use super::chunks::BENT_BY;
+use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, EngineError, RandomSizes};
+use crate::cache::{self, CacheError, Policy, Scope, log_bytes_per_token};
+use crate::data::{Batch, IGNORE, Targets};
 use crate::model::ModelConfig;
-use crate::recipe::{CacheLength, CacheRecipe, GradRecipe, LayerCheckpoints, Storage};
-use crate::units::LayerIdx;
+use crate::recipe::{BufferKind, CacheRecipe, Chunking, GradRecipe, LayerCheckpoints, Storage};
+use crate::units::{Bytes, LayerIdx};
 
 /// Checked settings of an engine.
 #[derive(Debug)]
@@ -12,11 +14,22 @@ pub struct Settings {
     pub(super) policies: Vec<Box<dyn Policy>>,
     /// Slots of each layer; `usize::MAX` for a cache that grows.
     pub(super) cache_lengths: Vec<usize>,
-    pub(super) chunk_size: usize,
-    pub(super) grows: bool,
+    sizes: Sizes,
+    single_tokens_for_targets: bool,
+    pub(super) storage: Storage,
+    pub(super) buffer: BufferKind,
+    pub(super) is_offloaded: bool,
     pub(super) layers_per_cell: usize,
     pub(super) checkpoints: LayerCheckpoints,
     width: Width,
+}
+
+/// What decides how long chunks are.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    chunk_size: usize,
+    chunking: Chunking,
+    randomizes: bool,
 }
 
 #[derive(Debug)]
@@ -26,27 +39,77 @@ enum Width {
     TokensPerSlot(f64),
 }
 
+/// Attention runs once for each page, so that pages should not be small.
+const CHUNKS_OF_A_PAGE: usize = 4;
+
 impl Settings {
     /// Checks a recipe's cache and gradient sections against the model.
     pub fn new(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<Self, EngineError> {
-        let recipe_lengths = match &kv.cache_length {
-            CacheLength::Uniform(length) => vec![*length; config.num_layers],
-            CacheLength::PerLayer(lengths) if lengths.len() == config.num_layers => lengths.clone(),
-            CacheLength::PerLayer(lengths) => {
-                return Err(CacheError::WrongNumberOfLengths { found: lengths.len(), expected: config.num_layers }.into());
-            }
-        };
+        let recipe_lengths = kv.cache_length.by_layer(config.num_layers);
+        if recipe_lengths.len() != config.num_layers {
+            return Err(CacheError::WrongNumberOfLengths { found: recipe_lengths.len(), expected: config.num_layers }.into());
+        }
         let policies = recipe_lengths.iter().map(|&c| cache::build(&kv.policy, c)).collect::<Result<Vec<_>, _>>()?;
-        check_chunk_size(kv.chunk_size, &recipe_lengths, &policies)?;
-        let grows = kv.storage == Storage::Growing;
+        let grows = kv.storage != Storage::Preallocated;
         let cache_lengths = if grows { vec![usize::MAX; config.num_layers] } else { recipe_lengths };
         let per_slot = 2.0 * (config.num_kv_heads * config.head_dim) as f64 / config.hidden_size as f64;
         let width = match grad.chunks_per_cell {
             Some(chunks) => Width::Chunks(chunks),
             None => Width::TokensPerSlot(grad.chunks_per_cell_multiplier * per_slot),
         };
-        let (layers_per_cell, checkpoints) = (grad.layers_per_cell.min(config.num_layers), grad.layer_checkpoints);
-        Ok(Self { policies, cache_lengths, chunk_size: kv.chunk_size, grows, layers_per_cell, checkpoints, width })
+        let settings = Self {
+            policies,
+            cache_lengths,
+            sizes: Sizes { chunk_size: kv.chunk_size, chunking: kv.chunking, randomizes: kv.randomize_chunk_sizes },
+            storage: kv.storage,
+            buffer: kv.buffer,
+            is_offloaded: kv.cpu_offload,
+            single_tokens_for_targets: grad.single_tokens_for_targets,
+            layers_per_cell: grad.layers_per_cell.min(config.num_layers),
+            checkpoints: grad.layer_checkpoints,
+            width,
+        };
+        settings.check_policies(|_| kv.policy.name.clone())?;
+        Ok(settings)
+    }
+
+    /// Whether the policies get along with chunks and buffer; `name` says what one is called.
+    fn check_policies(&self, name: impl Fn(&dyn Policy) -> String) -> Result<(), EngineError> {
+        check_chunk_size(self.sizes.chunk_size, &self.cache_lengths, &self.policies)?;
+        check_longest_chunk(self.sizes, &self.cache_lengths, &self.policies)?;
+        match self.policies.iter().find(|policy| policy.needs_quantised()) {
+            Some(policy) if self.buffer == BufferKind::Plain => {
+                Err(CacheError::NothingQuantised { policy: name(&**policy) }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// How entries are stored.
+    pub fn buffer(&self) -> BufferKind {
+        self.buffer
+    }
+
+    /// Whether the choices of one row of a batch depend on the others.
+    pub fn couples_rows(&self) -> bool {
+        self.policies.iter().any(|policy| policy.couples_rows())
+    }
+
+    /// The settings with a policy of the caller's own, which no recipe names; `build` makes it for a layer of so many slots.
+    pub fn with_policy(mut self, build: impl Fn(usize) -> Result<Box<dyn Policy>, CacheError>) -> Result<Self, EngineError> {
+        self.policies = self.cache_lengths.iter().map(|&c| build(c)).collect::<Result<Vec<_>, _>>()?;
+        // No recipe names it: its type does.
+        self.check_policies(|policy| format!("{policy:?}").split([' ', '(']).next().unwrap_or_default().to_owned())?;
+        Ok(self)
+    }
+
+    /// Slots to allocate at once of a cache of `cache_length`, for chunks of at most `chunk` tokens.
+    pub(super) fn allocated(&self, cache_length: usize, chunk: usize) -> usize {
+        match self.storage {
+            Storage::Preallocated => cache_length,
+            Storage::Growing => chunk,
+            Storage::Paged => chunk * CHUNKS_OF_A_PAGE,
+        }
     }
 
     /// Slots of a layer; `None` for a cache that grows.
@@ -64,8 +127,32 @@ impl Settings {
         Ok(())
     }
 
-    /// The chunks and columns of a batch whose rows have so many tokens.
-    pub fn plan(&self, lengths: &[usize]) -> Result<ChunkPlan, EngineError> {
+    /// How many a choice serves at least; `None` where nothing ever leaves.
+    pub fn scope(&self) -> Option<Scope> {
+        self.policies.first().filter(|policy| policy.evicts()).map(|policy| policy.scope())
+    }
+
+    /// Bytes of the replay log at most: for one evicted column of the batch in every layer, and for a whole batch planned as `plan`.
+    pub fn log_bytes(&self, plan: &ChunkPlan, num_kv_heads: usize) -> (Bytes, Bytes) {
+        let rows = plan.spans.first().map_or(0, |s| s.real.len());
+        let (mut per_token, mut whole) = (0, 0);
+        for (policy, &length) in self.policies.iter().zip(&self.cache_lengths).filter(|(policy, _)| policy.evicts()) {
+            let length = length.min(plan.len());
+            // A share may be twice the cache length.
+            let slots = if policy.shares_out().is_some() { 2 * length } else { length };
+            let bytes = log_bytes_per_token(policy.scope(), slots, (rows, num_kv_heads)).0;
+            per_token += bytes;
+            // And says once of each entry whether it leaves when the shares are made.
+            let leaving = if policy.shares_out().is_some() { rows * num_kv_heads * length } else { 0 };
+            let evicted = plan.len() - length + if leaving > 0 { self.sizes.chunk_size } else { 0 };
+            whole += bytes * evicted as u64 + leaving as u64;
+        }
+        (Bytes(per_token), Bytes(whole))
+    }
+
+    /// The chunks and columns of a batch. Without a key no size is drawn: all are `chunk_size`.
+    pub fn plan(&self, batch: &Batch, key: Option<ChunkKey>) -> Result<ChunkPlan, EngineError> {
+        let lengths: Vec<usize> = batch.rows.iter().map(|row| row.inputs.len()).collect();
         if lengths.is_empty() || lengths.contains(&0) {
             return Err(EngineError::EmptyRow);
         }
@@ -77,9 +164,80 @@ impl Settings {
             // The rule of the reference: one layer checkpoint of a cell weighs as much as one cache.
             Width::TokensPerSlot(factor) => ColumnWidth::Tokens((factor * longest as f64) as usize),
         };
-        let span = self.cache_lengths.iter().copied().min().unwrap_or(tokens);
-        Ok(ChunkPlan::new(lengths, span, self.chunk_size, width))
+        Ok(ChunkPlan::cut(&lengths, &self.cuts(batch, key), width))
     }
+
+    fn cuts(&self, batch: &Batch, key: Option<ChunkKey>) -> Cuts {
+        let span = self.cache_lengths.iter().copied().min().unwrap_or(usize::MAX);
+        let key = key.filter(|_| self.sizes.randomizes);
+        Cuts {
+            span,
+            chunk_size: self.sizes.chunk_size,
+            sizes: key.map(|key| RandomSizes::new(key, self.sizes.chunk_size, span)),
+            full_at: full_at(self.sizes.chunking, &self.cache_lengths),
+            singles_from: if self.single_tokens_for_targets { first_target(batch) } else { None },
+        }
+    }
+}
+
+/// The first position with a target in any row.
+fn first_target(batch: &Batch) -> Option<usize> {
+    let of_row = |row: &crate::data::Row| match &row.targets {
+        Targets::NextToken(targets) => targets.iter().position(|&target| target != IGNORE),
+        Targets::Class(_) => row.inputs.len().checked_sub(1),
+    };
+    batch.rows.iter().filter_map(of_row).min()
+}
+
+/// The longest chunk that reaches the cache of a layer while that is full.
+fn longest_chunk(sizes: Sizes, lengths: &[usize], layer: usize) -> usize {
+    let Sizes { chunk_size, chunking, randomizes } = sizes;
+    let cuts = Cuts { chunk_size, full_at: full_at(chunking, lengths), ..Cuts::default() };
+    let smallest = lengths.iter().copied().min().unwrap_or(usize::MAX);
+    let largest = cuts.full_at.last().copied().unwrap_or(0);
+    if randomizes {
+        let drawn = chunk_size.max(*RandomSizes::range(chunk_size, smallest).end());
+        // Where the last cache is full nothing is bent any more, and the first chunk stands before all that are.
+        let bent = if lengths[layer] < largest { (drawn + BENT_BY).min(largest - smallest) } else { 0 };
+        return drawn.max(bent);
+    }
+    let (mut start, mut longest) = (smallest, chunk_size);
+    while start < largest {
+        let end = cuts.end(start, 1, usize::MAX);
+        if start >= lengths[layer] {
+            longest = longest.max(end - start);
+        }
+        start = end;
+    }
+    longest
+}
+
+/// Where chunks are bent to: the lengths at which caches become full.
+fn full_at(chunking: Chunking, lengths: &[usize]) -> Vec<usize> {
+    if chunking == Chunking::Plain {
+        return Vec::new();
+    }
+    let mut full_at = lengths.to_vec();
+    full_at.sort_unstable();
+    full_at.dedup();
+    full_at
+}
+
+/// Chunks that are drawn or bent can be longer than `chunk_size`, and must not evict themselves or a protected token either.
+fn check_longest_chunk(sizes: Sizes, lengths: &[usize], policies: &[Box<dyn Policy>]) -> Result<(), EngineError> {
+    let evicting: Vec<usize> = (0..lengths.len()).filter(|&layer| policies[layer].evicts()).collect();
+    let allowed = |layer: usize| policies[layer].max_chunk_size(lengths[layer]);
+    let fits = |size: usize, layer: usize| longest_chunk(Sizes { chunk_size: size, ..sizes }, lengths, layer) <= allowed(layer);
+    let Some(&layer) = evicting.iter().find(|&&layer| !fits(sizes.chunk_size, layer)) else { return Ok(()) };
+    let most = evicting.iter().map(|&layer| allowed(layer)).min().unwrap_or(0).min(sizes.chunk_size);
+    Err(EngineError::LongestChunk {
+        chunk_size: sizes.chunk_size,
+        longest: longest_chunk(sizes, lengths, layer),
+        layer,
+        cache_length: lengths[layer],
+        allowed: allowed(layer),
+        largest: (1..=most).rev().find(|&size| evicting.iter().all(|&layer| fits(size, layer))).unwrap_or(0),
+    })
 }
 
 fn check_chunk_size(chunk_size: usize, lengths: &[usize], policies: &[Box<dyn Policy>]) -> Result<(), CacheError> {
@@ -94,5 +252,38 @@ fn check_chunk_size(chunk_size: usize, lengths: &[usize], policies: &[Box<dyn Po
     let is_uniform = lengths.iter().all(|&c| c == cache_length);
     let layer = if is_uniform { "every layer".to_owned() } else { format!("layer {layer}") };
     let (sinks, grace) = (policy.sinks(), policy.grace());
-    Err(CacheError::ChunkTooLarge { chunk_size, layer, cache_length, sinks, grace, largest })
+    let share = policy.shares_out().map(|floor| (floor * cache_length as f64) as usize);
+    let initial = policy.initial_part().map_or(0, |_| cache_length.saturating_sub(largest + sinks + grace));
+    Err(CacheError::ChunkTooLarge { chunk_size, layer, cache_length, sinks, grace, share, initial, largest })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// The bound holds for every plan, and is reached where no size is drawn.
+        #[test]
+        fn no_chunk_that_reaches_a_full_cache_is_longer_than_was_checked(
+            lengths in prop::collection::vec(1usize..60, 1..4), chunk_size in 1usize..20, total in 1usize..120,
+            (is_bent, is_drawn, seed) in (any::<bool>(), any::<bool>(), any::<u64>()),
+        ) {
+            let chunking = if is_bent { Chunking::Reference } else { Chunking::Plain };
+            let checked = Sizes { chunk_size, chunking, randomizes: is_drawn };
+            let span = *lengths.iter().min().unwrap();
+            let sizes = is_drawn.then(|| RandomSizes::new(ChunkKey { seed, step: 1 }, chunk_size, span));
+            let cuts = Cuts { span, chunk_size, sizes, full_at: full_at(chunking, &lengths), singles_from: None };
+            let longest_of = |total: usize, cache_length: usize| {
+                let spans = ChunkPlan::cut(&[total], &cuts, ColumnWidth::Chunks(1)).spans.into_iter();
+                spans.filter(|s| s.start >= cache_length).map(|s| s.len).max().unwrap_or(0)
+            };
+            for (layer, &cache_length) in lengths.iter().enumerate() {
+                let longest = longest_chunk(checked, &lengths, layer);
+                prop_assert!(longest >= chunk_size && longest_of(total, cache_length) <= longest);
+                prop_assert!(is_drawn || longest_of(200, cache_length) == longest);
+            }
+        }
+    }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use tch::Tensor;
 
+use super::ChunkKey;
 use crate::cache::ReplayLog;
 use crate::head::RowLoss;
 use crate::model::DropoutKey;
@@ -15,6 +16,8 @@ pub struct StepContext {
     pub weight: f64,
     /// Seed and step of the dropout masks; `None` outside training.
     pub dropout: Option<DropoutKey>,
+    /// What the sizes of chunks are drawn from where the recipe randomises them; `None` outside training.
+    pub chunk_sizes: Option<ChunkKey>,
 }
 
 /// Loss and gradients of one micro-batch.
@@ -22,7 +25,7 @@ pub struct StepContext {
 pub struct StepGradients {
     /// By row of the batch.
     pub rows: Vec<RowLoss>,
-    /// By PEFT name, in the kind of the masters; zero where a matrix had no influence.
+    /// By the names of the model's parameters, in their kind; zero where one had no influence.
     pub gradients: BTreeMap<String, Tensor>,
     /// The choices that were replayed.
     pub log: ReplayLog,
