@@ -10,10 +10,10 @@ use crate::engine::{Engine, Silent, StepContext};
 use crate::head::RowLoss;
 use crate::model::Model;
 
-/// The difference in one matrix.
+/// The difference in one parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MatrixError {
-    /// PEFT name.
+    /// Name of the parameter.
     pub name: String,
     /// Frobenius norm of the reference gradient; a matrix whose reference is zero is untested.
     pub reference_norm: f64,

@@ -6,7 +6,7 @@
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
-use support::case::{Case, EXACT, PLAIN, TargetsAt, Width};
+use support::case::{Case, EXACT, PLAIN, TargetsAt, Trains, Width};
 
 use super::{Comparison, VerifyError, reference_gradients};
 use crate::engine::Silent;
@@ -83,6 +83,16 @@ fn a_removed_chain_is_noticed() {
 fn a_value_that_moves_without_its_key_is_noticed() {
     for case in [LASTREC, PLAIN, Case { heads: (4, 4), lengths: &[44], ..PLAIN }] {
         assert_noticed(&case, Sabotage::ValueMovedWithoutKey);
+    }
+}
+
+/// Where the matrix is tied, each half of its gradient would pass for the whole.
+#[test]
+fn a_dropped_gradient_of_either_end_is_noticed() {
+    for trains in [Trains::All, Trains::AllTied] {
+        let case = Case { trains, lora: &[], ..LASTREC };
+        assert_noticed(&case, Sabotage::HeadGradientDropped);
+        assert_noticed(&case, Sabotage::EmbeddingGradientDropped);
     }
 }
 

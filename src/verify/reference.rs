@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor, no_grad, with_grad};
 
 use super::{VerifyError, walk};
-use crate::cache::ReplayLog;
+use crate::cache::{self, ReplayLog};
 use crate::data::{Batch, Targets};
 use crate::engine::{Engine, StepContext};
-use crate::head::{Logits, Pick, RowLoss, RowTargets, column_loss};
+use crate::head::{HeadError, Logits, Pick, RowLoss, RowTargets, column_loss};
 use crate::model::{Attend, AttendError, Model, Place, Qkv};
 use crate::native::{attach_backward, gradients_of, run_backward};
+use crate::recipe::BufferKind;
 use crate::units::LayerIdx;
 
 /// Queries whose scores are held at a time; longer sequences recompute each block in the backward.
@@ -27,7 +28,11 @@ pub fn reference_gradients(
     let groups = model.config().num_kv_heads;
     // One layer at a time: what each slot held after each chunk is far larger than when each token left.
     let gone = |layer| walk(log, layer, groups).map(|w| gone_tensor(&w.gone, model.device()));
-    let mut attend = MaskedDense { gone: (0..model.config().num_layers).map(gone).collect::<Result<_, _>>()? };
+    let mut attend = MaskedDense {
+        gone: (0..model.config().num_layers).map(gone).collect::<Result<_, _>>()?,
+        chunk_t: chunks(log, model.device()),
+        buffer: engine.settings().buffer(),
+    };
     let hidden = with_grad(|| forward(model, batch, context, &mut attend))?;
 
     let mut picks: Vec<Pick> = Vec::new();
@@ -38,18 +43,24 @@ pub fn reference_gradients(
         };
         picks.extend(engine.head().picks(index, targets)?);
     }
-    let logits = (&WholeHead(model) as &dyn Logits, model.config().vocab_size);
-    let loss = column_loss(engine.head(), &hidden.detach(), 0, &picks, logits, Some(context.weight))?;
+    // With an adapter the head is frozen, and differentiated in blocks: a vocabulary may be large.
+    let losses = if model.head_parameters().is_empty() {
+        let logits = (&WholeHead(model) as &dyn Logits, model.config().vocab_size);
+        let loss = column_loss(engine.head(), &hidden.detach(), 0, &picks, logits, Some(context.weight))?;
+        if let (Some(gradient), true) = (&loss.hidden_gradient, hidden.requires_grad()) {
+            run_backward(&[&hidden], &[gradient])?;
+        }
+        loss.picks
+    } else {
+        through_the_head(engine, model, &hidden, &picks, context.weight)?
+    };
     let mut rows = vec![RowLoss::default(); batch.rows.len()];
-    for (pick, value, correct) in loss.picks {
+    for (pick, value, correct) in losses {
         let row = &mut rows[pick.row];
         (row.loss_sum, row.targets, row.correct) = (row.loss_sum + value, row.targets + 1, row.correct + usize::from(correct));
     }
-    if let (Some(gradient), true) = (&loss.hidden_gradient, hidden.requires_grad()) {
-        run_backward(&[&hidden], &[gradient])?;
-    }
     let mut gradients = BTreeMap::new();
-    for (name, mut parameter) in model.adapter().map(crate::model::Adapter::parameters).unwrap_or_default() {
+    for (name, mut parameter) in model.parameters() {
         let grad = parameter.grad();
         gradients.insert(name, if grad.defined() { grad.copy() } else { parameter.zeros_like() }.detach());
         parameter.zero_grad();
@@ -74,6 +85,33 @@ fn forward(model: &Model, batch: &Batch, context: StepContext, attend: &mut Mask
     Ok(hidden)
 }
 
+/// Losses at the picks, and backward from their weighted sum through the whole model at once: with a trained head, blocks with
+/// gradients of their own would be the engine's road.
+fn through_the_head(
+    engine: &Engine,
+    model: &Model,
+    hidden_bte: &Tensor,
+    picks: &[Pick],
+    weight: f64,
+) -> Result<Vec<(Pick, f64, bool)>, VerifyError> {
+    let (_, total, e) = hidden_bte.size3().unwrap_or_default();
+    let device = hidden_bte.device();
+    let column =
+        |value: &dyn Fn(&Pick) -> i64| Tensor::from_slice(&picks.iter().map(value).collect::<Vec<_>>()).to_device(device);
+    let (place_n, target_n) = (column(&|p| p.row as i64 * total + p.position as i64), column(&|p| p.target));
+    let (loss_n, correct_n) = with_grad(|| {
+        let hidden_ne = hidden_bte.reshape([-1, e]).index_select(0, &place_n);
+        let score_nk = engine.head().choices(&model.logits(&model.final_norm(&hidden_ne)));
+        let wide = if score_nk.kind() == Kind::Double { Kind::Double } else { Kind::Float };
+        let loss_n = -score_nk.log_softmax(-1, wide).gather(1, &target_n.unsqueeze(1), false).squeeze_dim(1);
+        (loss_n, score_nk.detach().argmax(-1, false).eq_tensor(&target_n))
+    });
+    run_backward(&[&loss_n], &[&loss_n.full_like(weight)])?;
+    let losses = Vec::<f64>::try_from(loss_n.detach().to_device(Device::Cpu).to_kind(Kind::Double)).map_err(HeadError::from)?;
+    let correct = Vec::<bool>::try_from(correct_n.to_device(Device::Cpu)).map_err(HeadError::from)?;
+    Ok(picks.iter().zip(losses.into_iter().zip(correct)).map(|(&pick, (loss, correct))| (pick, loss, correct)).collect())
+}
+
 struct WholeHead<'a>(&'a Model);
 
 impl Logits for WholeHead<'_> {
@@ -88,54 +126,89 @@ fn gone_tensor(gone: &[Vec<Vec<i64>>], device: Device) -> Tensor {
     Tensor::from_slice(&flat).view([b as i64, g as i64, t as i64]).to_device(device)
 }
 
-/// Dense attention of the whole sequence, in which query `i` sees token `j ≤ i` as long as `i < gone[j]`.
+/// The chunk of each token.
+fn chunks(log: &ReplayLog, device: Device) -> Tensor {
+    let of_tokens: Vec<i64> = log.spans.iter().flat_map(|span| vec![span.index as i64; span.len]).collect();
+    Tensor::from_slice(&of_tokens).to_device(device)
+}
+
+/// Dense attention of the whole sequence, in which query `i` sees token `j ≤ i` as long as `i < gone[j]`: exactly in its own chunk, and
+/// as the buffer stores it later.
 struct MaskedDense {
     /// By layer `(B, G, T)`.
     gone: Vec<Tensor>,
+    /// `(T)`.
+    chunk_t: Tensor,
+    buffer: BufferKind,
 }
 
 impl Attend for MaskedDense {
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
         let total = qkv.q_bhnd.size()[2];
+        // What storing changes is a constant: quantisation is differentiated as the identity.
+        let change = |x: &Tensor| no_grad(|| cache::as_stored(self.buffer, &x.detach()) - x.detach());
+        let changes = (self.buffer != BufferKind::Plain).then(|| (change(qkv.k_bgnd), change(qkv.v_bgnd)));
         let mut outs = Vec::new();
         for start in (0..total).step_by(BLOCK as usize) {
             let len = BLOCK.min(total - start);
             let q = qkv.q_bhnd.narrow(2, start, len);
-            let (k, v) = (qkv.k_bgnd.narrow(2, 0, start + len), qkv.v_bgnd.narrow(2, 0, start + len));
-            let gone = self.gone[layer.0].narrow(2, 0, start + len);
-            outs.push(if total <= BLOCK {
-                masked(&q, &k, &v, &gone, start, qkv.scale)
-            } else {
-                recomputed([q, k, v], gone, start, qkv.scale)?
-            });
+            let before = |x: &Tensor| x.narrow(2, 0, start + len);
+            let (k, v) = (before(qkv.k_bgnd), before(qkv.v_bgnd));
+            let view = View {
+                gone_bgt: before(&self.gone[layer.0]),
+                chunk_t: self.chunk_t.narrow(0, 0, start + len),
+                changes: changes.as_ref().map(|(k, v)| (before(k), before(v))),
+                start,
+                scale: qkv.scale,
+            };
+            outs.push(if total <= BLOCK { view.attend(&q, &k, &v) } else { recomputed([q, k, v], view)? });
         }
         Ok(Tensor::cat(&outs, 2))
     }
 }
 
-/// Softmax attention of the queries from position `start` on, as in a textbook.
-fn masked(q: &Tensor, k: &Tensor, v: &Tensor, gone_bgt: &Tensor, start: i64, scale: f64) -> Tensor {
-    let (repeat, len, total) = (q.size()[1] / k.size()[1], q.size()[2], k.size()[2]);
-    let wide = |x: &Tensor| x.repeat_interleave_self_int(repeat, 1, None);
-    let query = Tensor::arange_start(start, start + len, (Kind::Int64, q.device())).view([1, 1, -1, 1]);
-    let key = Tensor::arange(total, (Kind::Int64, q.device())).view([1, 1, 1, -1]);
-    let seen = key.le_tensor(&query).logical_and(&query.lt_tensor(&wide(gone_bgt).unsqueeze(2)));
-    let scores = (q.matmul(&wide(k).transpose(-1, -2)) * scale).masked_fill(&seen.logical_not(), f64::NEG_INFINITY);
-    scores.softmax(-1, None).matmul(&wide(v))
+/// What the queries from position `start` on see.
+struct View {
+    gone_bgt: Tensor,
+    chunk_t: Tensor,
+    /// What storing adds to keys and values `(B, G, T, D)`, where entries are quantised.
+    changes: Option<(Tensor, Tensor)>,
+    start: i64,
+    scale: f64,
+}
+
+impl View {
+    /// Softmax attention, as in a textbook.
+    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
+        let (repeat, len, total) = (q.size()[1] / k.size()[1], q.size()[2], k.size()[2]);
+        let wide = |x: &Tensor| x.repeat_interleave_self_int(repeat, 1, None);
+        let products = |k: &Tensor| q.matmul(&wide(k).transpose(-1, -2)) * self.scale;
+        let query = Tensor::arange_start(self.start, self.start + len, (Kind::Int64, q.device())).view([1, 1, -1, 1]);
+        let key = Tensor::arange(total, (Kind::Int64, q.device())).view([1, 1, 1, -1]);
+        let seen = key.le_tensor(&query).logical_and(&query.lt_tensor(&wide(&self.gone_bgt).unsqueeze(2)));
+        let hide = |scores: Tensor| scores.masked_fill(&seen.logical_not(), f64::NEG_INFINITY);
+        let Some((change_k, change_v)) = &self.changes else {
+            return hide(products(k)).softmax(-1, None).matmul(&wide(v));
+        };
+        let own = self.chunk_t.narrow(0, self.start, len).unsqueeze(1).eq_tensor(&self.chunk_t.unsqueeze(0));
+        let weights = hide(products(k).where_self(&own, &products(&(k + change_k)))).softmax(-1, None);
+        let (exact, stored) = (&weights * own.to_kind(q.kind()), &weights * own.logical_not().to_kind(q.kind()));
+        exact.matmul(&wide(v)) + stored.matmul(&wide(&(v + change_v)))
+    }
 }
 
 /// The same, with the scores recomputed in the backward instead of kept.
-fn recomputed([q, k, v]: [Tensor; 3], gone: Tensor, start: i64, scale: f64) -> Result<Tensor, AttendError> {
+fn recomputed([q, k, v]: [Tensor; 3], view: View) -> Result<Tensor, AttendError> {
     let needs = [&q, &k, &v].map(Tensor::requires_grad);
     let detached = [&q, &k, &v].map(Tensor::detach);
-    let out = no_grad(|| masked(&detached[0], &detached[1], &detached[2], &gone, start, scale));
+    let out = no_grad(|| view.attend(&detached[0], &detached[1], &detached[2]));
     if !needs.contains(&true) {
         return Ok(out);
     }
     let backward = move |grads: Vec<Option<Tensor>>| {
         let Some(seed) = grads.into_iter().next().flatten() else { return Ok(vec![None, None, None]) };
         let leaves = detached.map(|x| x.set_requires_grad(true));
-        let out = with_grad(|| masked(&leaves[0], &leaves[1], &leaves[2], &gone, start, scale));
+        let out = with_grad(|| view.attend(&leaves[0], &leaves[1], &leaves[2]));
         gradients_of(&[&out], &[&seed], &[&leaves[0], &leaves[1], &leaves[2]])
             .map(|grads| grads.into_iter().zip(needs).map(|(g, needed)| g.filter(|_| needed)).collect())
             .map_err(|e| e.to_string())

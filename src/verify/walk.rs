@@ -1,9 +1,9 @@
 //! A walk over the replay log with plain vectors: which position each slot holds after each chunk, and when each token leaves.
 
-use tch::{Device, TchError};
+use tch::TchError;
 
 use super::VerifyError;
-use crate::cache::{ChunkSpan, ReplayLog, Victims};
+use crate::cache::{ChunkSpan, Quota, ReplayLog, Victims};
 
 /// What the walk over one layer found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,13 +20,21 @@ const STAYS: i64 = i64::MAX;
 
 /// Walks over the choices of one layer with `groups` KV heads.
 pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<Walk, VerifyError> {
-    let (capacity, batch) = (log.cache_lengths[layer], log.spans.first().map_or(0, |s| s.real.len()));
+    let (mut capacity, batch) = (log.cache_lengths[layer], log.spans.first().map_or(0, |s| s.real.len()));
     let tokens = log.spans.last().map_or(0, |s| s.start + s.len);
     let mut slots = vec![vec![Vec::<i64>::new(); groups]; batch];
     let mut gone = vec![vec![vec![STAYS; tokens]; groups]; batch];
     let mut held: Vec<Vec<Vec<Vec<i64>>>> = Vec::new();
     for span in &log.spans {
         let victims = log.layers[layer].victims(span.index);
+        if let Some(quota) = log.layers[layer].quota().filter(|quota| quota.index == span.index) {
+            divide(&mut slots, &mut gone, quota, span.start).map_err(|e| VerifyError::ImpossibleChoice {
+                layer,
+                chunk: span.index,
+                what: e.to_string(),
+            })?;
+            capacity = quota.slots;
+        }
         for b in 0..batch {
             for g in 0..groups {
                 let impossible = |what| VerifyError::ImpossibleChoice { layer, chunk: span.index, what };
@@ -40,11 +48,25 @@ pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<Walk, Verify
     Ok(Walk { held, gone })
 }
 
+/// Slots are shared out: what exceeds a head's share leaves, and all heads get as many slots as the largest share.
+fn divide(slots: &mut [Vec<Vec<i64>>], gone: &mut [Vec<Vec<i64>>], quota: &Quota, start: usize) -> Result<(), TchError> {
+    for (b, row) in slots.iter_mut().enumerate() {
+        for (g, head) in row.iter_mut().enumerate() {
+            let leaving: Vec<bool> = Vec::try_from(quota.leaving_bgc.get(b as i64).get(g as i64).contiguous())?;
+            for (position, _) in head.iter_mut().zip(leaving).filter(|(position, leaves)| *leaves && **position >= 0) {
+                gone[b][g][*position as usize] = start as i64;
+                *position = -1;
+            }
+            head.resize(quota.slots, -1);
+        }
+    }
+    Ok(())
+}
+
 fn of_head(victims: Option<&Victims>, row: usize, head: usize) -> Result<Vec<i64>, TchError> {
     match victims {
         None => Ok(Vec::new()),
-        Some(Victims::Shared(slots)) => Ok(slots.clone()),
-        Some(Victims::PerHead(slot_bge)) => Vec::try_from(slot_bge.get(row as i64).get(head as i64).to_device(Device::Cpu)),
+        Some(victims) => victims.of_head(row, head),
     }
 }
 
