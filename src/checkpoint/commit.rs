@@ -9,7 +9,7 @@ use super::find::saved_in;
 use super::manifest::{self, Manifest};
 use super::{CheckpointError, TrainState, superseded};
 use crate::files::{self, FilesError, failpoint};
-use crate::model::Adapter;
+use crate::model::Model;
 use crate::store;
 use crate::units::Bytes;
 
@@ -23,9 +23,9 @@ const LATEST: &str = "latest";
 /// What is saved.
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot<'a> {
-    /// The adapter.
-    pub adapter: &'a Adapter,
-    /// Name or path of the model it belongs to.
+    /// The model, of which what is trained is saved: its adapter, or all weights as a model directory.
+    pub model: &'a Model,
+    /// Name or path of the model that an adapter belongs to.
     pub base_model: &'a str,
     /// The optimiser's tensors.
     pub optimizer: &'a [(String, Tensor)],
@@ -82,7 +82,7 @@ pub(super) fn set_latest(run: &Path, name: &str) -> Result<(), CheckpointError> 
 fn stage(staged: &Path, snapshot: &Snapshot<'_>) -> Result<(), CheckpointError> {
     files::require_space(staged.parent().unwrap_or(staged), estimate(snapshot))?;
     failpoint::pass("checkpoint.stage").and_then(|()| fs::create_dir(staged)).map_err(FilesError::io("make", staged))?;
-    snapshot.adapter.save_peft(staged, snapshot.base_model)?;
+    snapshot.model.save_trained(staged, snapshot.base_model)?;
     store::save_tensors(&staged.join(OPTIMIZER), snapshot.optimizer, &store::pt_metadata())?;
     files::write_atomic(&staged.join(STATE), &files::to_json(snapshot.state))?;
     let manifest = Manifest::of(staged)?;
@@ -90,12 +90,11 @@ fn stage(staged: &Path, snapshot: &Snapshot<'_>) -> Result<(), CheckpointError> 
     Ok(files::sync_dir(staged)?)
 }
 
-/// A tenth more than the tensors take.
+/// A tenth more than tensors and copied files take.
 fn estimate(snapshot: &Snapshot<'_>) -> Bytes {
-    let adapter = snapshot.adapter.parameters();
-    let tensors = adapter.iter().chain(snapshot.optimizer);
-    let bytes: usize = tensors.map(|(_, t)| t.numel() * t.kind().elt_size_in_bytes()).sum();
-    Bytes((bytes + bytes / 10) as u64 + (1 << 16))
+    let optimizer: usize = snapshot.optimizer.iter().map(|(_, t)| t.numel() * t.kind().elt_size_in_bytes()).sum();
+    let bytes = optimizer as u64 + snapshot.model.trained_bytes().0;
+    Bytes(bytes + bytes / 10 + (1 << 16))
 }
 
 /// Removes the intermediate checkpoints beyond the last `keep_intermediate`, when a newer one is known to be good.
@@ -120,34 +119,39 @@ mod tests {
     use super::super::{Loaded, SaveKind, clean_leftovers, load, newest, set_aside};
     use super::*;
     use crate::files::failpoint::tests::with;
-    use crate::model::ModelConfig;
+    use crate::model::Adapter;
+    use crate::recipe::Dtype;
 
-    /// An adapter and an optimiser's state which tell the step.
+    /// A model with an adapter, and an optimiser's state which tells the step.
     struct Trained {
-        adapter: Adapter,
+        model: Model,
         optimizer: Vec<(String, Tensor)>,
     }
 
     impl Trained {
         fn new() -> Self {
             let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-            let config = ModelConfig::load(&fixtures.join("model-qwen2")).unwrap();
-            let adapter = Adapter::load_peft(&fixtures.join("adapter-qwen2"), &config, Kind::Float, Device::Cpu).unwrap();
-            Self { adapter, optimizer: vec![("m".into(), Tensor::zeros([3], (Kind::Float, Device::Cpu)))] }
+            let model = Model::load(&fixtures.join("model-qwen2"), Dtype::F32, Device::Cpu).unwrap();
+            let adapter = fixtures.join("adapter-qwen2");
+            let adapter = Adapter::load_peft(&adapter, model.config(), Kind::Float, Device::Cpu).unwrap();
+            Self {
+                model: model.with_adapter(adapter),
+                optimizer: vec![("m".into(), Tensor::zeros([3], (Kind::Float, Device::Cpu)))],
+            }
         }
 
         fn save(&mut self, run: &Path, step: u64, kind: SaveKind, keep: usize) -> Result<PathBuf, CheckpointError> {
             let _ = self.optimizer[0].1.fill_(step as f64);
-            let state = TrainState::new(step, 7, kind, &self.adapter.parameters());
-            let snapshot = Snapshot { adapter: &self.adapter, base_model: "m", optimizer: &self.optimizer, state: &state };
+            let state = TrainState::new(step, 7, kind, &self.model.parameters());
+            let snapshot = Snapshot { model: &self.model, base_model: "m", optimizer: &self.optimizer, state: &state };
             save(run, &snapshot, keep)
         }
     }
 
     /// The step that a checkpoint's state and its tensors agree on.
     fn step_of(dir: &Path) -> u64 {
-        let Loaded { adapter, optimizer, state } = load(dir).unwrap();
-        assert_eq!(adapter.len(), 42);
+        let Loaded { parameters, optimizer, state } = load(dir).unwrap();
+        assert_eq!(parameters.len(), 42);
         assert!((optimizer[0].1.double_value(&[1]) - state.step as f64).abs() < 1e-9);
         state.step
     }

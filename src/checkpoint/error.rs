@@ -16,7 +16,7 @@ pub enum CheckpointError {
     /// A tensor could not be written or read.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The adapter could not be written or read.
+    /// What is trained could not be written or read.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// A directory has no manifest, so that its save has not ended.
@@ -66,9 +66,7 @@ impl Hint for CheckpointError {
             Self::Model(e) => e.hint(),
             Self::Unfinished { .. } | Self::Damaged { .. } => Some("use another checkpoint of the run, as `step-000100`".into()),
             Self::Format { .. } => Some("read it with the version of kvtune that wrote it".into()),
-            Self::None { .. } => {
-                Some("begin the run again with `kvtune finetune-lora` and another `--out`, or remove this directory first".into())
-            }
+            Self::None { .. } => Some("begin the run again with another `--out`, or remove this directory first".into()),
         }
     }
 }

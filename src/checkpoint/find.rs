@@ -10,14 +10,16 @@ use super::commit::{OPTIMIZER, STATE};
 use super::manifest::{self, Manifest};
 use super::state::{BEST, FINAL, FORMAT_VERSION};
 use super::{CheckpointError, SaveKind, Saved, TrainState};
-use crate::files::{self, ADAPTER_TENSORS, FilesError, TensorFile};
+use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FilesError, TensorFile};
+use crate::model::MODEL_TENSORS;
+use crate::recipe::Weights;
 use crate::store;
 
 /// A checkpoint read back.
 #[derive(Debug)]
 pub struct Loaded {
-    /// The adapter's matrices by PEFT name.
-    pub adapter: Vec<(String, Tensor)>,
+    /// What is trained, by the names of its file.
+    pub parameters: Vec<(String, Tensor)>,
     /// The optimiser's tensors.
     pub optimizer: Vec<(String, Tensor)>,
     /// The rest.
@@ -36,9 +38,19 @@ pub struct Found {
 /// Reads a checkpoint whose manifest verifies.
 pub fn load(dir: &Path) -> Result<Loaded, CheckpointError> {
     let state = verified_state(dir)?;
-    let adapter = store::load_tensors(&TensorFile::open(&dir.join(ADAPTER_TENSORS))?)?;
-    let optimizer = store::load_tensors(&TensorFile::open(&dir.join(OPTIMIZER))?)?;
-    Ok(Loaded { adapter, optimizer, state })
+    let tensors = |name: &str| store::load_tensors(&TensorFile::open(&dir.join(name))?);
+    let parameters = tensors(if holds(dir) == Some(Weights::All) { MODEL_TENSORS } else { ADAPTER_TENSORS })?;
+    Ok(Loaded { parameters, optimizer: tensors(OPTIMIZER)?, state })
+}
+
+/// Which weights a directory holds: those of an adapter, whoever saved it, or all, as a checkpoint of a run; `None` where it is
+/// neither.
+pub fn holds(dir: &Path) -> Option<Weights> {
+    if dir.join(ADAPTER_CONFIG).exists() {
+        return Some(Weights::Adapter);
+    }
+    // A model directory is a checkpoint only with what a run leaves beside it.
+    (dir.join(MODEL_TENSORS).exists() && dir.join(STATE).exists()).then_some(Weights::All)
 }
 
 /// The names of a run's checkpoints, finished or not.

@@ -1,6 +1,6 @@
 //! What a run leaves on disk: checkpoints committed whole, read back exactly, found again after a crash.
 //!
-//! A checkpoint is a directory: the adapter in PEFT's format, `optimizer.safetensors`, `state.json`, and `MANIFEST.json` with the
+//! A checkpoint is a directory: the adapter in PEFT's format or a complete model, `optimizer.safetensors`, `state.json`, and `MANIFEST.json` with the
 //! size and hash of every file. It counts only if its manifest verifies.
 
 mod aside;
@@ -14,7 +14,7 @@ mod state;
 pub use aside::set_aside;
 pub use commit::{Snapshot, latest, retain, save};
 pub use error::CheckpointError;
-pub use find::{Found, Loaded, check, clean_leftovers, load, names, newest};
+pub use find::{Found, Loaded, check, clean_leftovers, holds, load, names, newest};
 pub use manifest::Manifest;
 pub use retention::{Saved, superseded};
 pub use state::{Best, FINAL, ParameterInfo, SaveKind, TrainState};

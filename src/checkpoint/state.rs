@@ -38,10 +38,10 @@ pub struct Best {
     pub step: u64,
 }
 
-/// One matrix that is trained.
+/// One tensor that is trained.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParameterInfo {
-    /// PEFT name.
+    /// As in its file.
     pub name: String,
     /// Its size.
     pub shape: Vec<i64>,

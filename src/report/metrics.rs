@@ -40,6 +40,9 @@ pub struct StepMetrics {
     /// Validation accuracy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_accuracy: Option<f64>,
+    /// Hash of what the caches evicted in the step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replay_log: Option<String>,
     /// Duration of the step, validation apart.
     pub seconds: f64,
     /// Tokens per second of the step.

@@ -1,12 +1,13 @@
-//! From a recipe to what a run, an evaluation or a proof works with: model, adapter, data and engine.
+//! From a recipe to what a run, an evaluation or a proof works with: model, what of it is trained, data and engine.
 
 use std::path::Path;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::TrainError;
+use crate::cache;
 use crate::data::{self, Limits, Splits, Tokenizer};
-use crate::engine::{Engine, Settings};
+use crate::engine::{Engine, EngineError, Settings};
 use crate::head::{ClassifyOnLogits, Head, NextToken};
 use crate::model::{Adapter, Model, ModelConfig};
 use crate::recipe::{HeadRecipe, LoraRecipe, Recipe};
@@ -19,7 +20,8 @@ pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, TrainError> {
 /// Opens the data of a recipe for a model.
 pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Result<Splits, TrainError> {
     let limits = Limits { vocab_size: config.vocab_size, max_positions: config.max_position_embeddings };
-    Ok(data::open(&recipe.data, &recipe.head, tokenizer, limits, recipe.train.seed)?)
+    let initial = cache::initial_part(&recipe.kv_cache.policy).map_err(EngineError::from)?;
+    Ok(data::open(&recipe.data, &recipe.head, tokenizer, limits, initial.as_ref(), recipe.train.seed)?)
 }
 
 /// The engine of a recipe for a model.
@@ -38,26 +40,42 @@ pub fn check_lengths(engine: &Engine, data: &Splits) -> Result<(), TrainError> {
     Ok(engine.settings().check_fits(longest)?)
 }
 
-/// The recipe's model without an adapter.
+/// The recipe's model, of which nothing is trained.
 pub fn base_model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
     Ok(Model::load(&recipe.model.path, recipe.model.dtype, device)?)
 }
 
-/// The recipe's model with its adapter.
+/// The recipe's model with its adapter, or all weights of which are trained.
 pub fn model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
+    let Some(lora) = &recipe.lora else {
+        return Ok(Model::load_to_train(&recipe.model.path, recipe.model.dtype, device)?);
+    };
     let mut model = base_model(recipe, device)?;
-    model.set_adapter(adapter(recipe, model.config(), model.kind(), device)?);
+    model.set_adapter(adapter((recipe, lora), model.config(), model.kind(), device)?);
     Ok(model)
 }
 
+/// Fails where [`model`] would, but for the weights, which are not read.
+pub fn check_trained(recipe: &Recipe, config: &ModelConfig) -> Result<(), TrainError> {
+    match &recipe.lora {
+        Some(lora) => adapter((recipe, lora), config, Kind::Float, Device::Cpu).map(drop),
+        None => Ok(Model::check_dtype_to_train(recipe.model.dtype)?),
+    }
+}
+
 /// The adapter that the recipe starts from, or a new one, for a model that computes in `kind`.
-pub fn adapter(recipe: &Recipe, config: &ModelConfig, kind: Kind, device: Device) -> Result<Adapter, TrainError> {
+fn adapter(
+    (recipe, lora): (&Recipe, &LoraRecipe),
+    config: &ModelConfig,
+    kind: Kind,
+    device: Device,
+) -> Result<Adapter, TrainError> {
     let Some(path) = &recipe.model.adapter else {
-        return Ok(Adapter::new(config, &recipe.lora, recipe.train.seed, kind, device)?);
+        return Ok(Adapter::new(config, lora, recipe.train.seed, kind, device)?);
     };
     let mut adapter = Adapter::load_peft(path, config, kind, device)?;
-    check_agreement(&recipe.lora, &adapter, path)?;
-    adapter.set_dropout(recipe.lora.dropout);
+    check_agreement(lora, &adapter, path)?;
+    adapter.set_dropout(lora.dropout);
     Ok(adapter)
 }
 
@@ -68,17 +86,12 @@ pub fn load_adapter(model: &mut Model, dir: &Path) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// The matrices that are trained, by PEFT name.
-pub(super) fn parameters(model: &Model) -> Vec<(String, Tensor)> {
-    model.adapter().map(Adapter::parameters).unwrap_or_default()
-}
-
-/// Copies saved matrices over the model's, which must be the same by name and shape.
-pub(super) fn take_adapter(model: &Model, saved: &[(String, Tensor)], dir: &Path) -> Result<(), TrainError> {
-    let own = parameters(model);
+/// Copies saved parameters over the model's, which must be the same by name and shape.
+pub(super) fn take_parameters(model: &Model, saved: &[(String, Tensor)], dir: &Path) -> Result<(), TrainError> {
+    let own = model.parameters();
     let other = |difference: String| TrainError::OtherModel { path: dir.to_owned(), difference };
     if own.len() != saved.len() {
-        return Err(other(format!("the run trains {} matrices, the checkpoint holds {}", own.len(), saved.len())));
+        return Err(other(format!("the run trains {} tensors, the checkpoint holds {}", own.len(), saved.len())));
     }
     for (name, mut tensor) in own {
         let Some((_, values)) = saved.iter().find(|(n, _)| *n == name) else {

@@ -92,10 +92,7 @@ pub enum TrainError {
         /// The file.
         path: PathBuf,
     },
-    /// A model without an adapter has nothing to save.
-    #[error("the model has no adapter to save")]
-    NoAdapter,
-    /// The checkpoint belongs to a model with other matrices.
+    /// The checkpoint belongs to a model with other parameters.
     #[error("the checkpoint `{path}` belongs to another model or adapter: {difference}", path = path.display())]
     OtherModel {
         /// The checkpoint.
@@ -108,7 +105,7 @@ pub enum TrainError {
     NotFinite {
         /// The step that was being made.
         step: u64,
-        /// The loss, or the gradient of the first matrix by name that has one.
+        /// The loss, or the gradient of the first parameter by name that has one.
         what: String,
         /// Samples whose loss is not finite, else all of the step, as indices in their file from 0.
         samples: Vec<u64>,
@@ -139,9 +136,10 @@ impl Hint for TrainError {
             Self::Checkpoint(e) | Self::NotSaved(e) => e.hint(),
             Self::Report(e) => e.hint(),
             Self::OtherAdapter { .. } => Some("make `[lora]` agree with the adapter, or leave `model.adapter` out".into()),
-            Self::NoRun { .. } => {
-                Some("name a directory that `kvtune finetune-lora --out` has written; `evaluate` takes `--recipe` too".into())
-            }
+            Self::NoRun { .. } => Some(
+                "name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too"
+                    .into(),
+            ),
             Self::NoCheckpoint { .. } => Some("name one of these, or leave `--from` out for the newest".into()),
             Self::OutputInTheWay { path } if path.join(super::RESOLVED_RECIPE).exists() => {
                 Some(format!("choose another `--out`, or go on with `kvtune resume {}`", path.display()))
@@ -153,8 +151,7 @@ impl Hint for TrainError {
             Self::OtherData { .. } => {
                 Some("restore the file, or begin a new run: a resumed run goes on at the same place of the same data".into())
             }
-            Self::NoAdapter => None,
-            Self::OtherModel { .. } => Some("resume with the model and the LoRA settings that the run began with".into()),
+            Self::OtherModel { .. } => Some("resume with the model and the settings that the run began with".into()),
             Self::NotFinite { .. } => Some(
                 "what was saved before is intact: look at these samples and at the model's weights, or begin again with a lower \
                  `optimizer.learning_rate`"

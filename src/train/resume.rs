@@ -8,8 +8,8 @@ use super::run::{begin, go_on};
 use super::watch::Watch;
 use super::{Interrupt, Outcome, RESOLVED_RECIPE, TrainError, Trainer};
 use crate::checkpoint::{self, CheckpointError, FINAL, SaveKind};
-use crate::files::{self, ADAPTER_CONFIG, RunLock};
-use crate::recipe::Recipe;
+use crate::files::{self, RunLock};
+use crate::recipe::{Recipe, Weights};
 use crate::report::console;
 
 /// A checkpoint and the run it belongs to.
@@ -19,18 +19,23 @@ pub struct FoundCheckpoint {
     pub run: PathBuf,
     /// The checkpoint's.
     pub dir: PathBuf,
+    /// What it holds.
+    pub holds: Weights,
 }
 
 /// The checkpoint that `path` means: itself, or the newest of a run.
 pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint, TrainError> {
-    if path.join(ADAPTER_CONFIG).exists() {
+    if let Some(holds) = checkpoint::holds(path) {
         checkpoint::check(path)?;
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let run = absolute.parent().unwrap_or(path).to_owned();
-        return Ok(FoundCheckpoint { run, dir: path.to_owned() });
+        return Ok(FoundCheckpoint { run, dir: path.to_owned(), holds });
     }
     resolved_recipe(path)?;
-    Ok(FoundCheckpoint { run: path.to_owned(), dir: newest(path)? })
+    let dir = newest(path)?;
+    // One that holds neither is looked at as an adapter, which says what is missing.
+    let holds = checkpoint::holds(&dir).unwrap_or(Weights::Adapter);
+    Ok(FoundCheckpoint { run: path.to_owned(), dir, holds })
 }
 
 /// The recipe of the run in `dir`.

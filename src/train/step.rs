@@ -6,7 +6,8 @@ use tch::Tensor;
 
 use super::TrainError;
 use crate::data::Batch;
-use crate::engine::{Engine, EngineError, Observer, StepContext};
+use crate::engine::{ChunkKey, Engine, EngineError, Observer, StepContext};
+use crate::files;
 use crate::model::{DropoutKey, Model};
 
 /// What a step has to show.
@@ -17,8 +18,10 @@ pub(super) struct StepGradients {
     pub(super) targets: usize,
     pub(super) tokens: usize,
     pub(super) correct: usize,
-    /// By PEFT name, of the mean loss of the global batch.
+    /// By parameter, of the mean loss of the global batch.
     pub(super) gradients: Vec<(String, Tensor)>,
+    /// Hash of the choices, those of the micro-batches in their order.
+    pub(super) replay_log: String,
 }
 
 /// The gradient of the mean loss over the targets of all `batches` together, so that 8 × 1 = 1 × 8.
@@ -26,22 +29,23 @@ pub(super) fn gradients(
     (engine, model): (&Engine, &Model),
     batches: &[Batch],
     step: u64,
-    dropout: Option<DropoutKey>,
+    (dropout, chunk_sizes): (Option<DropoutKey>, ChunkKey),
     observer: &mut dyn Observer,
 ) -> Result<StepGradients, TrainError> {
     let targets: usize = batches.iter().map(Batch::num_targets).sum();
     if targets == 0 {
         return Err(EngineError::NoTargets.into());
     }
-    let context = StepContext { weight: 1.0 / targets as f64, dropout };
+    let context = StepContext { weight: 1.0 / targets as f64, dropout, chunk_sizes: Some(chunk_sizes) };
     let mut total: BTreeMap<String, Tensor> = BTreeMap::new();
-    let (mut loss, mut correct, mut suspects) = (0.0, 0, Vec::new());
+    let (mut loss, mut correct, mut suspects, mut logs) = (0.0, 0, Vec::new(), Vec::new());
     for batch in batches {
         let part = engine.gradients(model, batch, context, observer)?;
         let losses = batch.rows.iter().zip(&part.rows);
         suspects.extend(losses.filter(|(_, loss)| !loss.loss_sum.is_finite()).map(|(row, _)| row.sample));
         loss += part.rows.iter().map(|r| r.loss_sum).sum::<f64>();
         correct += part.rows.iter().map(|r| r.correct).sum::<usize>();
+        logs.push(part.log.hash());
         for (name, gradient) in part.gradients {
             match total.get_mut(&name) {
                 Some(sum) => drop(sum.g_add_(&gradient)),
@@ -51,7 +55,16 @@ pub(super) fn gradients(
     }
     refuse_not_finite(step, batches, (loss, suspects), &total)?;
     let tokens = batches.iter().map(Batch::num_tokens).sum();
-    Ok(StepGradients { loss: loss / targets as f64, targets, tokens, correct, gradients: total.into_iter().collect() })
+    // As many digits as tell the steps of any run apart.
+    let replay_log = files::hash_parts(&logs)[..16].to_owned();
+    Ok(StepGradients {
+        loss: loss / targets as f64,
+        targets,
+        tokens,
+        correct,
+        gradients: total.into_iter().collect(),
+        replay_log,
+    })
 }
 
 /// Names the samples whose loss isn't finite, else all of them, and the first matrix whose gradient isn't.

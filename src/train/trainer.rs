@@ -8,7 +8,7 @@ use tch::Device;
 use super::{Schedule, TrainError, assemble, step};
 use crate::checkpoint::{self, Best, SaveKind, Snapshot, TrainState};
 use crate::data::{Batch, Splits};
-use crate::engine::{Engine, Observer};
+use crate::engine::{ChunkKey, Engine, Observer};
 use crate::eval::{self, Scores};
 use crate::model::{DropoutKey, Model, fingerprint};
 use crate::optim::{self, Optimizer, clip_grad_norm, learning_rate};
@@ -43,7 +43,7 @@ impl Trainer {
         let data = assemble::open_data(&recipe, model.config(), tokenizer.as_ref())?;
         assemble::check_lengths(&engine, &data)?;
         let schedule = Schedule::new(&recipe, data.train.lengths());
-        let optimizer = optim::build(&recipe.optimizer, &assemble::parameters(&model));
+        let optimizer = optim::build(&recipe.optimizer, &model.parameters());
         let (dir, model_hash) = (dir.to_owned(), fingerprint(&recipe.model.path)?);
         Ok(Self { recipe, dir, model, data, schedule, best: None, model_hash, engine, optimizer, step: 0, total_tokens: 0 })
     }
@@ -65,13 +65,13 @@ impl Trainer {
 
     /// Takes a checkpoint over; returns why it was written.
     pub(super) fn load(&mut self, dir: &Path) -> Result<SaveKind, TrainError> {
-        let checkpoint::Loaded { adapter, optimizer, state } = checkpoint::load(dir)?;
+        let checkpoint::Loaded { parameters, optimizer, state } = checkpoint::load(dir)?;
         self.check_data(&state)?;
         if state.model_hash != self.model_hash {
             let difference = format!("`{}` is not as it was when the run began", self.recipe.model.path.display());
             return Err(TrainError::OtherModel { path: dir.to_owned(), difference });
         }
-        assemble::take_adapter(&self.model, &adapter, dir)?;
+        assemble::take_parameters(&self.model, &parameters, dir)?;
         self.optimizer.load_state(&optimizer)?;
         (self.step, self.total_tokens, self.best) = (state.step, state.total_tokens, state.best);
         Ok(state.kind)
@@ -95,11 +95,13 @@ impl Trainer {
         let began = Instant::now();
         let samples = self.schedule.micro_batches(self.step);
         let batches = samples.iter().map(|s| self.data.train.batch(s)).collect::<Result<Vec<Batch>, _>>()?;
-        let seed = (self.recipe.lora.dropout > 0.0).then_some(DropoutKey { seed: self.recipe.train.seed, step: self.step });
-        let mut made = step::gradients((&self.engine, &self.model), &batches, self.step + 1, seed, observer)?;
+        let (seed, step) = (self.recipe.train.seed, self.step);
+        let has_dropout = self.recipe.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
+        let keys = (has_dropout.then_some(DropoutKey { seed, step }), ChunkKey { seed, step });
+        let mut made = step::gradients((&self.engine, &self.model), &batches, self.step + 1, keys, observer)?;
         let norm = clip_grad_norm(&mut made.gradients, self.recipe.train.max_grad_norm);
         let rate = learning_rate(&self.recipe.optimizer, self.step, self.schedule.num_steps());
-        self.optimizer.step(&assemble::parameters(&self.model), &made.gradients, rate);
+        self.optimizer.step(&self.model.parameters(), &made.gradients, rate);
         let epoch = self.schedule.epoch(self.step);
         self.step += 1;
         self.total_tokens += made.tokens as u64;
@@ -114,6 +116,7 @@ impl Trainer {
             tokens: made.tokens as u64,
             targets: made.targets as u64,
             total_tokens: self.total_tokens,
+            replay_log: Some(made.replay_log),
             seconds,
             tokens_per_second: made.tokens as f64 / seconds,
             peak_memory: peak_resident().0,
@@ -159,7 +162,7 @@ impl Trainer {
 
     /// Writes a checkpoint.
     pub(super) fn save(&self, kind: SaveKind) -> Result<PathBuf, TrainError> {
-        let parameters = assemble::parameters(&self.model);
+        let parameters = self.model.parameters();
         let mut state = TrainState::new(self.step, self.recipe.train.seed, kind, &parameters);
         state.total_tokens = self.total_tokens;
         state.best.clone_from(&self.best);
@@ -167,8 +170,8 @@ impl Trainer {
         self.data.train.hash().clone_into(&mut state.data_hash);
         state.validation_hash = self.data.validation.as_ref().map(|data| data.hash().to_owned());
         let base_model = self.recipe.model.path.display().to_string();
-        let adapter = self.model.adapter().ok_or(TrainError::NoAdapter)?;
-        let snapshot = Snapshot { adapter, base_model: &base_model, optimizer: &self.optimizer.state(), state: &state };
+        let snapshot =
+            Snapshot { model: &self.model, base_model: &base_model, optimizer: &self.optimizer.state(), state: &state };
         let keep = self.recipe.checkpoint.intermediate_save_keep;
         checkpoint::save(&self.dir, &snapshot, keep).map_err(TrainError::NotSaved)
     }
@@ -199,13 +202,13 @@ mod tests {
         let recipe = Recipe::parse(text, &dir.path().join("r.toml"), &[]).unwrap().recipe;
         let mut trainer = Trainer::new(recipe, dir.path(), Device::Cpu).unwrap();
         trainer.advance(&mut Silent).unwrap();
-        let (_, first) = assemble::parameters(&trainer.model).swap_remove(0);
+        let (_, first) = trainer.model.parameters().swap_remove(0);
         drop(no_grad(|| first.get(0).fill_(f64::NAN)));
-        let before = (copied(trainer.optimizer.state()), copied(assemble::parameters(&trainer.model)));
+        let before = (copied(trainer.optimizer.state()), copied(trainer.model.parameters()));
 
         let error = trainer.advance(&mut Silent).unwrap_err();
         assert!(matches!(&error, TrainError::NotFinite { step: 2, samples, .. } if samples.len() == 1), "{error}");
-        let after = (copied(trainer.optimizer.state()), copied(assemble::parameters(&trainer.model)));
+        let after = (copied(trainer.optimizer.state()), copied(trainer.model.parameters()));
         for (before, after) in [(before.0, after.0), (before.1, after.1)] {
             for ((name, before), (_, after)) in before.iter().zip(&after) {
                 assert!(before.allclose(after, 0.0, 0.0, true), "{name}");
