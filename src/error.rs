@@ -32,6 +32,9 @@ pub enum Error {
     /// The model can't be loaded or made.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// A replay log can't be read or written.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     /// A step failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -101,6 +104,7 @@ impl Error {
             Self::Model(e) => of_model(e),
             Self::Store(e) => of_store(e),
             Self::Files(e) => of_files(e),
+            Self::Cache(e) => of_cache(e),
             Self::Engine(e) | Self::Verify(VerifyError::Engine(e)) => of_engine(e),
             Self::Train(e) => of_train(e),
             Self::Eval(e) => of_eval(e),
@@ -137,16 +141,28 @@ fn of_model(error: &ModelError) -> u8 {
     match error {
         ModelError::Files(e) => of_files(e),
         ModelError::Store(e) => of_store(e),
-        ModelError::UnknownTarget { .. } | ModelError::Lora { .. } | ModelError::NotEmpty { .. } => USAGE,
+        ModelError::UnknownTarget { .. }
+        | ModelError::Lora { .. }
+        | ModelError::TrainedDtype { .. }
+        | ModelError::NotEmpty { .. } => USAGE,
         _ => DATA,
+    }
+}
+
+fn of_cache(error: &CacheError) -> u8 {
+    match error {
+        CacheError::Files(e) => of_files(e),
+        CacheError::NotALog { .. } | CacheError::OtherLog { .. } => DATA,
+        CacheError::OutOfOrder { .. } | CacheError::LogMismatch { .. } => FAILED,
+        _ => USAGE,
     }
 }
 
 fn of_engine(error: &EngineError) -> u8 {
     match error {
         EngineError::OutOfMemory(_) => MEMORY,
-        EngineError::Cache(CacheError::OutOfOrder { .. } | CacheError::LogMismatch { .. }) => FAILED,
-        EngineError::Cache(_) => USAGE,
+        EngineError::Cache(e) => of_cache(e),
+        EngineError::LongestChunk { .. } => USAGE,
         EngineError::Head(crate::head::HeadError::WrongTargets { .. }) | EngineError::EmptyRow | EngineError::NoTargets => DATA,
         _ => FAILED,
     }
@@ -198,6 +214,7 @@ impl Hint for Error {
             Self::Files(e) => e.hint(),
             Self::Store(e) => e.hint(),
             Self::Model(e) => e.hint(),
+            Self::Cache(e) => e.hint(),
             Self::Engine(e) => e.hint(),
             Self::Checkpoint(e) => e.hint(),
             Self::Train(e) => e.hint(),

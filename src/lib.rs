@@ -1,4 +1,4 @@
-//! Fine-tunes language models with LoRA on very long sequences, with the KV-cache policy in the loop.
+//! Fine-tunes language models on very long sequences, with the KV-cache policy in the loop.
 //!
 //! `docs/ARCHITECTURE.md` is the map of the rooms below; `tests/layering.rs` is the same map in code.
 

@@ -3,15 +3,17 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use tch::{Device, Kind};
 
-use crate::engine::ChunkPlan;
+use super::finetune::load;
+use crate::cache::Scope;
+use crate::engine::{ChunkPlan, Settings};
 use crate::error::Error;
 use crate::model::{Model, ModelConfig};
-use crate::recipe::{HeadRecipe, Recipe};
+use crate::recipe::{BufferKind, CacheLength, Chunking, HeadRecipe, Recipe, Storage};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::train::{self, Schedule, TrainError};
+use crate::units::Bytes;
 
 #[derive(Debug, Args)]
 pub(super) struct Check {
@@ -21,28 +23,91 @@ pub(super) struct Check {
     /// Override a key of the recipe.
     #[arg(long = "set", value_name = "a.b=c")]
     set: Vec<String>,
+    /// As for `finetune-full`: all weights are trained, and there is no adapter.
+    #[arg(long)]
+    full: bool,
 }
 
 impl Check {
     pub(super) fn run(&self) -> Result<(), Error> {
-        let resolved = Recipe::load(&self.recipe, &self.set)?;
+        let resolved = load(&self.recipe, &self.set, self.full)?;
         resolved.notes.iter().for_each(|note| console::note(note));
         let recipe = resolved.recipe;
         let config = Model::check(&recipe.model.path)?;
-        train::adapter(&recipe, &config, Kind::Float, Device::Cpu)?;
+        train::check_trained(&recipe, &config)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
         let engine = train::engine(&recipe, &config, tokenizer.as_ref())?;
         let data = train::open_data(&recipe, &config, tokenizer.as_ref())?;
         console::result(&data.report.to_string())?;
-        let longest = data.train.lengths().iter().copied().max().unwrap_or(0);
-        let plan = engine.settings().plan(&[longest]).map_err(TrainError::from)?;
         train::check_lengths(&engine, &data)?;
+        let longest = (0..data.train.len()).max_by_key(|&sample| data.train.lengths()[sample]).unwrap_or(0);
+        let plan = engine.settings().plan(&data.train.batch(&[longest])?, None).map_err(TrainError::from)?;
         let schedule = Schedule::new(&recipe, data.train.lengths());
-        Ok(console::result(&table(&recipe, &config, &plan, longest, &schedule).to_string())?)
+        for note in notes(&recipe, engine.settings()) {
+            console::note(&note);
+        }
+        let mut table = table(&recipe, &config, &plan, &schedule);
+        table.row(&["replay log", &replay_log(engine.settings(), &config, &plan)]);
+        Ok(console::result(&table.to_string())?)
     }
 }
 
-fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, longest: usize, schedule: &Schedule) -> Table {
+/// What a reader of the recipe might not expect.
+fn notes(recipe: &Recipe, settings: &Settings) -> Vec<String> {
+    let mut notes = Vec::new();
+    if settings.couples_rows() {
+        let policy = &recipe.kv_cache.policy.name;
+        let words = "the rows of a batch decide together: a row is what it is alone in batches of one row only";
+        notes.push(format!("the policy `{policy}`: {words}"));
+    }
+    if recipe.kv_cache.cpu_offload {
+        let words = "spares the memory of a GPU; where the CPU computes, slots are copied for nothing";
+        notes.push(format!("`kv_cache.cpu_offload`: {words}"));
+    }
+    if recipe.grad.single_tokens_for_targets {
+        let words =
+            "the first target of any row counts for its whole batch: a row is what it is alone in batches of one row only";
+        notes.push(format!("`grad.single_tokens_for_targets`: {words}"));
+    }
+    let lengths_differ = !matches!(recipe.kv_cache.cache_length, CacheLength::Uniform(_));
+    if recipe.kv_cache.chunking == Chunking::Reference && lengths_differ {
+        let words = "where layers have caches of different length, the borders of chunks follow the longest row of a batch";
+        notes.push(format!("`kv_cache.chunking = \"reference\"`: {words}"));
+    }
+    if recipe.kv_cache.chunking == Chunking::Reference && !lengths_differ {
+        let words = "changes nothing where all layers have caches of one length";
+        notes.push(format!("`kv_cache.chunking = \"reference\"`: {words}"));
+    }
+    if recipe.kv_cache.randomize_chunk_sizes {
+        notes.push("`kv_cache.randomize_chunk_sizes`: in training only; the chunks below are of `chunk_size`".to_owned());
+    }
+    notes
+}
+
+/// The cache in words, and the slots of each layer where they differ.
+fn cache(recipe: &Recipe, config: &ModelConfig) -> (String, Option<String>) {
+    let kv = &recipe.kv_cache;
+    let lengths = kv.cache_length.by_layer(config.num_layers);
+    let is_uniform = lengths.iter().all(|length| *length == lengths[0]);
+    let slots = if is_uniform { format!("{} slots", lengths[0]) } else { format!("slots {}", kv.cache_length) };
+    let listed: Vec<String> = lengths.iter().map(ToString::to_string).collect();
+    let is_bounded = kv.storage == Storage::Preallocated;
+    let slots = if is_bounded { slots } else { "as many slots as tokens".to_owned() };
+    let mut words = vec![kv.policy.name.clone(), slots];
+    if kv.buffer != BufferKind::Plain {
+        words.push(format!("in {}", kv.buffer));
+    }
+    if kv.storage != Storage::Preallocated {
+        words.push(kv.storage.to_string());
+    }
+    if kv.cpu_offload {
+        words.push("waiting on the host".to_owned());
+    }
+    words.push(format!("chunks of {}", kv.chunk_size));
+    (words.join(", "), (!is_uniform).then(|| listed.join(", ")))
+}
+
+fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Schedule) -> Table {
     let head = match &recipe.head {
         HeadRecipe::NextToken => "next_token".to_owned(),
         HeadRecipe::SeqClassificationOnLogits(labels) => format!("seq_classification_on_logits, {labels}"),
@@ -55,15 +120,34 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, longest: usize
     );
     table.row(&["model", &recipe.model.path.display().to_string()]);
     table.row(&["shape", &shape]);
-    table.row(&["adapter", &format!("LoRA r {} alpha {}, {}", recipe.lora.r, recipe.lora.alpha, recipe.lora.target_modules)]);
+    match &recipe.lora {
+        Some(lora) => table.row(&["adapter", &format!("LoRA r {} alpha {}, {}", lora.r, lora.alpha, lora.target_modules)]),
+        None => table.row(&["weights", &format!("all {} are trained", config.num_parameters())]),
+    }
     table.row(&["head", &head]);
-    let cache = format!(
-        "{}, {} slots, chunks of {}",
-        recipe.kv_cache.policy.name, recipe.kv_cache.cache_length, recipe.kv_cache.chunk_size
-    );
+    let (cache, by_layer) = cache(recipe, config);
     table.row(&["KV cache", &cache]);
-    table.row(&["longest sample", &format!("{longest} tokens in {} chunks", plan.spans.len())]);
+    if let Some(by_layer) = by_layer {
+        table.row(&["slots by layer", &by_layer]);
+    }
+    table.row(&["longest sample", &format!("{} tokens in {} chunks", plan.len(), plan.spans.len())]);
     table.row(&["cells", &format!("{num_rows} rows × {} columns", plan.columns.len())]);
     table.row(&["steps", &schedule.to_string()]);
     table
+}
+
+/// What the choices take on the host.
+fn replay_log(settings: &Settings, config: &ModelConfig, plan: &ChunkPlan) -> String {
+    let (layers, heads) = (config.num_layers, config.num_kv_heads);
+    let (Bytes(per_token), whole) = settings.log_bytes(plan, heads);
+    let (at_most, choices, agreed) = match settings.scope() {
+        None => return "empty: nothing is evicted".to_owned(),
+        Some(Scope::Batch) => ("", 1, " for all rows and KV heads together"),
+        Some(Scope::Row) => ("at most ", 1, " for all KV heads together"),
+        Some(Scope::Head) => ("at most ", heads, ""),
+    };
+    let mean = per_token as f64 / (layers * choices) as f64;
+    let heads = if choices == 1 { String::new() } else { format!(" × {heads} KV heads") };
+    let product = format!("{layers} layers{heads} × {} B", (mean * 100.0).round() / 100.0);
+    format!("{at_most}{per_token} bytes per evicted token{agreed} ({product}), {whole} for the longest sample")
 }

@@ -17,7 +17,8 @@ use crate::verify::{check_finite, walk};
 /// Logits are written up to so many values.
 const MAX_LOGITS: usize = 1 << 27;
 
-/// Writes `loss.json`, `gradients.safetensors`, `logits.safetensors` and `evictions.safetensors`.
+/// Writes `loss.json`, `gradients.safetensors`, `logits.safetensors`, `evictions.safetensors` and
+/// `replay_log.safetensors`.
 pub(super) fn write(dir: &Path, (engine, model): (&Engine, &Model), batch: &Batch, context: StepContext) -> Result<(), Error> {
     let step = engine.gradients(model, batch, context, &mut Silent)?;
     check_finite(batch, &step.rows)?;
@@ -27,6 +28,7 @@ pub(super) fn write(dir: &Path, (engine, model): (&Engine, &Model), batch: &Batc
     files::write_atomic(&dir.join("loss.json"), format!("{}\n", serde_json::json!({ "loss": loss })).as_bytes())?;
     let save = |name: &str, tensors: &[(String, Tensor)]| store::save_tensors(&dir.join(name), tensors, &BTreeMap::new());
     save("gradients.safetensors", &step.gradients.into_iter().collect::<Vec<_>>())?;
+    step.log.save(&dir.join("replay_log.safetensors"))?;
     save("evictions.safetensors", &evictions(&step.log, engine, model)?)?;
     if batch.rows.len() * batch.max_len() * model.config().vocab_size <= MAX_LOGITS {
         save("logits.safetensors", &[("logits".to_owned(), logits(engine, model, batch)?)])?;

@@ -9,7 +9,7 @@ use crate::data::Dataset;
 use crate::engine::Silent;
 use crate::error::Error;
 use crate::eval::{self, Score, Scores};
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, Weights};
 use crate::report::table::Table;
 use crate::report::{ReportError, console};
 use crate::train;
@@ -65,8 +65,12 @@ impl Evaluate {
             recipe.model.path = std::path::absolute(base).unwrap_or_else(|_| base.clone());
             recipe.model.adapter = None;
         }
+        if let Some(found) = checkpoint.as_ref().filter(|found| found.holds == Weights::All) {
+            refuse_other_model(&found.dir, &recipe_path, &recipe)?;
+            recipe.model.path.clone_from(&found.dir);
+        }
         let mut model = train::base_model(&recipe, device)?;
-        if let Some(found) = &checkpoint {
+        if let Some(found) = checkpoint.as_ref().filter(|found| found.holds == Weights::Adapter) {
             train::load_adapter(&mut model, &found.dir)?;
         }
         let tokenizer = train::tokenizer(&recipe.model.path)?;
@@ -107,6 +111,18 @@ impl Evaluate {
         add(&mut table, "all", &scores.overall);
         console::result(&table.to_string())
     }
+}
+
+/// A checkpoint of all weights is a model of its own: another one that is asked for would go unheard.
+fn refuse_other_model(checkpoint: &Path, recipe_path: &Path, recipe: &Recipe) -> Result<(), Error> {
+    let is_set = Recipe::load(recipe_path, &[]).is_ok_and(|written| written.recipe.model.path != recipe.model.path);
+    if !is_set {
+        return Ok(());
+    }
+    Err(Error::Usage {
+        message: format!("`model.path` is set, but the checkpoint `{}` holds a whole model", checkpoint.display()),
+        hint: "leave it out, or evaluate that model with `--base`".into(),
+    })
 }
 
 fn add(table: &mut Table, name: &str, score: &Score) {

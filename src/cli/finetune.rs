@@ -1,4 +1,4 @@
-//! `kvtune finetune-lora` and `kvtune resume`.
+//! `kvtune finetune-lora`, `kvtune finetune-full` and `kvtune resume`.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use tch::Device;
 
 use super::Ending;
 use crate::error::Error;
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, RecipeError, Resolved, Weights};
 use crate::report::console;
 use crate::train::{self, Interrupt, Outcome};
 
@@ -32,14 +32,14 @@ pub(super) struct Resume {
     /// Checkpoint to go on from; the newest valid one, if left out.
     #[arg(long, value_name = "step-000100")]
     from: Option<String>,
-    /// Override a key of the recipe: length of the run, logging, saving, `grad.*`.
+    /// Override a key of the recipe: length of the run, logging, saving, tiling (`grad.*`), `kv_cache.cpu_offload`.
     #[arg(long = "set", value_name = "a.b=c")]
     set: Vec<String>,
 }
 
 impl Finetune {
-    pub(super) fn run(&self, device: Device) -> Result<Ending, Error> {
-        let resolved = Recipe::load(&self.recipe, &self.set)?;
+    pub(super) fn run(&self, weights: Weights, device: Device) -> Result<Ending, Error> {
+        let resolved = Recipe::load_to_train(&self.recipe, &self.set, weights)?;
         resolved.notes.iter().for_each(|note| console::note(note));
         let recipe = resolved.recipe;
         let out = self.out.clone().or_else(|| recipe.output_dir.clone()).ok_or_else(|| Error::Usage {
@@ -56,6 +56,11 @@ impl Resume {
         let interrupt = install()?;
         end(train::resume(&self.run, self.from.as_deref(), &self.set, device, &interrupt)?, &self.run)
     }
+}
+
+/// Loads a recipe as it stands, or with `--full` to train all weights.
+pub(super) fn load(recipe: &Path, set: &[String], is_full: bool) -> Result<Resolved, RecipeError> {
+    if is_full { Recipe::load_to_train(recipe, set, Weights::All) } else { Recipe::load(recipe, set) }
 }
 
 fn install() -> Result<Interrupt, Error> {

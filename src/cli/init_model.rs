@@ -14,8 +14,9 @@ pub(super) struct InitModel {
     /// Hugging Face `config.json` of the model to make.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Texts to train the byte-level BPE tokenizer on; its size is the config's `vocab_size`.
-    #[arg(long, value_name = "TEXT", num_args = 1.., required = true)]
+    /// Texts to train the byte-level BPE tokenizer on; its size is the config's `vocab_size`. Without any the model has no tokenizer,
+    /// for data of token ids.
+    #[arg(long, value_name = "TEXT", num_args = 1..)]
     tokenizer_from: Vec<PathBuf>,
     /// Directory to write; must be empty or not exist.
     #[arg(long, value_name = "DIR")]
@@ -28,10 +29,11 @@ pub(super) struct InitModel {
 impl InitModel {
     pub(super) fn run(&self) -> Result<(), Error> {
         let wanted = ModelConfig::load_file(&self.config)?;
-        let tokenizer = train_bpe(&self.tokenizer_from, wanted.vocab_size)?;
-        let config = model::init_model(&self.config, tokenizer.as_bytes(), &self.out, self.seed)?;
-        let special = SPECIAL_TOKENS.join(" ");
-        let made = format!("wrote {} (vocabulary of {}, special tokens {special})", self.out.display(), config.vocab_size);
-        Ok(console::result(&made)?)
+        let texts = Some(&self.tokenizer_from).filter(|texts| !texts.is_empty());
+        let tokenizer = texts.map(|texts| train_bpe(texts, wanted.vocab_size)).transpose()?;
+        let config = model::init_model(&self.config, tokenizer.as_ref().map(String::as_bytes), &self.out, self.seed)?;
+        let special =
+            if tokenizer.is_some() { format!("special tokens {}", SPECIAL_TOKENS.join(" ")) } else { "no tokenizer".into() };
+        Ok(console::result(&format!("wrote {} (vocabulary of {}, {special})", self.out.display(), config.vocab_size))?)
     }
 }

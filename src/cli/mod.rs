@@ -7,6 +7,7 @@ mod dump;
 mod evaluate;
 mod finetune;
 mod init_model;
+mod long_range_data;
 mod panics;
 mod verify;
 
@@ -16,10 +17,11 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Parser, Subcommand};
 
 use crate::error::Error;
+use crate::recipe::Weights;
 use crate::report::console;
 use crate::units::Hint;
 
-/// Fine-tunes language models with LoRA on very long sequences, with the KV-cache policy in the loop.
+/// Fine-tunes language models on very long sequences, with the KV-cache policy in the loop.
 #[derive(Debug, Parser)]
 #[command(version, propagate_version = true)]
 struct Arguments {
@@ -37,6 +39,8 @@ struct Arguments {
 enum Verb {
     /// Train a LoRA adapter.
     FinetuneLora(finetune::Finetune),
+    /// Train all weights of a model.
+    FinetuneFull(finetune::Finetune),
     /// Go on with a run.
     Resume(finetune::Resume),
     /// Loss, perplexity and accuracy of a run, a checkpoint or a model.
@@ -49,6 +53,8 @@ enum Verb {
     InitModel(init_model::InitModel),
     /// Make long documents with questions from texts that are on this machine.
     MakeDemoData(demo_data::MakeDemoData),
+    /// Make three long-range tasks in a language of 512 words.
+    MakeLongRangeData(long_range_data::MakeLongRangeData),
 }
 
 /// For counts: refuses 0 with the other mistakes of the command line, and what no machine can hold.
@@ -80,12 +86,14 @@ pub fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<Ending, Error> {
     let on = || device::prepare(arguments.device, arguments.threads);
     match &arguments.verb {
-        Verb::FinetuneLora(verb) => verb.run(on()?),
+        Verb::FinetuneLora(verb) => verb.run(Weights::Adapter, on()?),
+        Verb::FinetuneFull(verb) => verb.run(Weights::All, on()?),
         Verb::Resume(verb) => verb.run(on()?),
         Verb::Evaluate(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Verify(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Check(verb) => verb.run().map(|()| Ending::Done),
         Verb::InitModel(verb) => verb.run().map(|()| Ending::Done),
         Verb::MakeDemoData(verb) => verb.run().map(|()| Ending::Done),
+        Verb::MakeLongRangeData(verb) => verb.run().map(|()| Ending::Done),
     }
 }

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use clap::Args;
 use tch::Device;
 
+use super::finetune::load;
 use super::{at_least_one, dump};
+use crate::cache::ReplayLog;
 use crate::data::{Batch, Dataset};
-use crate::engine::StepContext;
+use crate::engine::{ChunkKey, StepContext};
 use crate::error::Error;
 use crate::model::Model;
 use crate::recipe::{Dtype, LayerCheckpoints, Recipe, ValidationSource};
@@ -24,13 +26,19 @@ pub(super) struct Verify {
     /// Override a key of the recipe.
     #[arg(long = "set", value_name = "a.b=c")]
     set: Vec<String>,
+    /// As for `finetune-full`: all weights are trained, and there is no adapter.
+    #[arg(long)]
+    full: bool,
     /// Samples to prove, from the start of the training file, in one batch. Default: `train.micro_batch_size`; with `--dump`,
     /// all samples of the file.
     #[arg(long, value_name = "K", value_parser = at_least_one())]
     samples: Option<usize>,
-    /// Write loss, gradients, logits and evictions to this directory.
+    /// Write loss, gradients, logits, evictions and the replay log to this directory.
     #[arg(long, value_name = "DIR")]
     dump: Option<PathBuf>,
+    /// Evict what this replay log of an earlier dump says, instead of asking the policy.
+    #[arg(long, value_name = "FILE")]
+    replay_log: Option<PathBuf>,
 }
 
 /// More samples than this in one dumped batch must be asked for.
@@ -42,23 +50,28 @@ const SMALLEST_COSINE: f64 = 0.9999;
 
 impl Verify {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
-        let resolved = Recipe::load(&self.recipe, &self.set)?;
+        let resolved = load(&self.recipe, &self.set, self.full)?;
         resolved.notes.iter().for_each(|note| console::note(note));
         let mut recipe = resolved.recipe;
         // The proof takes the rows of the file in their order.
         recipe.data.validation = ValidationSource::Fraction(0.0);
         let model = proof_model(&recipe, recipe.model.dtype, device)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
-        let engine = train::engine(&recipe, model.config(), tokenizer.as_ref())?;
+        let mut engine = train::engine(&recipe, model.config(), tokenizer.as_ref())?;
+        if let Some(path) = &self.replay_log {
+            engine = engine.following(ReplayLog::load(path)?);
+        }
         let data = train::open_data(&recipe, model.config(), tokenizer.as_ref())?;
         console::note(&data.report.to_string());
         let batch = self.batch(&data.train, recipe.train.micro_batch_size)?;
-        let context = StepContext { weight: 1.0 / batch.num_targets().max(1) as f64, dropout: None };
+        // The sizes of the first training step, where they are drawn.
+        let key = ChunkKey { seed: recipe.train.seed, step: 0 };
+        let context = StepContext { weight: 1.0 / batch.num_targets().max(1) as f64, dropout: None, chunk_sizes: Some(key) };
         if let Some(dir) = &self.dump {
             dump::write(dir, (&engine, &model), &batch, context)?;
             console::note(&format!("wrote the dump to {}", dir.display()));
         }
-        let dtype = if fits_in_f64(model.config(), &batch) { Dtype::F64 } else { Dtype::F32 };
+        let dtype = if fits_in_f64(&model, &batch) { Dtype::F64 } else { Dtype::F32 };
         let model = if recipe.model.dtype == dtype { model } else { proof_model(&recipe, dtype, device)? };
         let comparison = compare(&engine, &model, &batch, context)?;
         judge(&comparison, &recipe, dtype, &batch)
