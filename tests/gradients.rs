@@ -3,14 +3,17 @@
 
 mod support;
 
-use kvtune::recipe::Storage;
+use kvtune::recipe::{BufferKind, Storage};
 use support::case::{Case, HeadKind, PLAIN, TargetsAt, Width, prove, run};
 use tch::Kind;
+
+const SMART: &str = "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4";
 
 /// Every policy, each with the parameters that change what it does.
 const POLICIES: &[Case] = &[
     Case { name: "dense", policy: "dense", cache: &[50], ..PLAIN },
     Case { name: "dense, growing", policy: "dense", cache: &[16], storage: Storage::Growing, ..PLAIN },
+    Case { name: "dense, paged", policy: "dense", cache: &[16], chunk: 3, storage: Storage::Paged, ..PLAIN },
     Case { name: "lastrec", policy: "lastrec", ..PLAIN },
     Case { name: "lastrec without sinks", policy: "lastrec", params: "init_grace_tokens = 0", ..PLAIN },
     Case { name: "lastrec with sinks", policy: "lastrec", params: "init_grace_tokens = 4", ..PLAIN },
@@ -22,10 +25,74 @@ const POLICIES: &[Case] = &[
     Case { name: "h2o, grace 12", params: "grace_period = 12", ..PLAIN },
     Case { name: "h2o, normalised", params: "normalize_scores = true", ..PLAIN },
     Case { name: "h2o, normalised as the reference counts", params: "normalize_scores = true\nreference_counts = true", ..PLAIN },
+    Case { name: "h2o, prefill scored", params: "score_prefill = true", ..PLAIN },
+    Case { name: "h2o-vlen", policy: "h2o-vlen", ..PLAIN },
+    Case { name: "h2o-vlen, grace 3", policy: "h2o-vlen", params: "grace_period = 3\nscore_prefill = true", ..PLAIN },
+    Case { name: "h2o-vlen, normalised", policy: "h2o-vlen", params: "normalize_scores = true", ..PLAIN },
+    Case { name: "h2o-orig", policy: "h2o-orig", ..PLAIN },
+    Case { name: "h2o-orig, prefill scored", policy: "h2o-orig", params: "score_prefill = true", ..PLAIN },
+    Case { name: "streaming-llm", policy: "streaming-llm", ..PLAIN },
+    Case { name: "streaming-llm, one sink", policy: "streaming-llm", params: "init_grace_tokens = 1", ..PLAIN },
+    Case { name: "keydiff", policy: "keydiff", ..PLAIN },
+    Case { name: "keydiff, grace 3", policy: "keydiff", params: "grace_period = 3", ..PLAIN },
+    Case { name: "knorm", policy: "knorm", ..PLAIN },
+    Case { name: "knorm, grace 3", policy: "knorm", params: "grace_period = 3", ..PLAIN },
+    Case { name: "tova", policy: "tova", ..PLAIN },
+    Case { name: "tova, grace 3", policy: "tova", params: "grace_period = 3", ..PLAIN },
+    Case { name: "snapkv", policy: "snapkv", ..PLAIN },
+    Case { name: "snapkv, wide", policy: "snapkv", params: "window_size = 6\nkernel_size = 7", ..PLAIN },
+    Case { name: "snapkv, mean", policy: "snapkv", params: "kernel_size = 3\npooling = \"mean\"", ..PLAIN },
+    Case { name: "expected-attention", policy: "expected-attention", ..PLAIN },
+    Case {
+        name: "expected-attention, grace 3",
+        policy: "expected-attention",
+        params: "init_grace_tokens = 0\ngrace_period = 3",
+        ..PLAIN
+    },
+    Case { name: "qh2o", policy: "qh2o", buffer: BufferKind::Int8, params: "combination_constant = 0.3", ..PLAIN },
+    Case { name: "qh2o-vlen", policy: "qh2o-vlen", buffer: BufferKind::Int4, params: "combination_constant = 0.3", ..PLAIN },
+    Case {
+        name: "smart-lastrec, one range",
+        params: SMART,
+        policy: "smart-lastrec",
+        initial: &[(0, 6), (0, 6), (0, 6)],
+        ..PLAIN
+    },
+    Case {
+        name: "smart-lastrec, a range per row",
+        params: SMART,
+        policy: "smart-lastrec",
+        initial: &[(0, 30), (3, 7), (0, 9)],
+        ..PLAIN
+    },
+    Case { name: "smart-lastrec, late ranges", params: SMART, policy: "smart-lastrec", initial: &[(12, 40), (17, 25)], ..PLAIN },
+    Case { name: "adakv over snapkv", policy: "adakv", params: "floor = 0.5\npolicy.snapkv = { window_size = 2 }", ..PLAIN },
+    Case { name: "adakv over h2o", policy: "adakv", params: "floor = 0.3\npolicy.h2o = { score_prefill = true }", ..PLAIN },
+    Case {
+        name: "adakv, unequal layers",
+        policy: "adakv",
+        params: "floor = 0.4\npolicy = \"keydiff\"",
+        cache: &[18, 25, 31],
+        ..PLAIN
+    },
+    Case {
+        name: "adakv over knorm",
+        policy: "adakv",
+        params: "floor = 0.28\npolicy = \"knorm\"",
+        lengths: &[44, 19, 20, 30],
+        ..PLAIN
+    },
 ];
 
-/// Three that behave differently: nothing leaves, one choice for all heads, a choice per head.
-const KINDS: [Case; 3] = [POLICIES[0], POLICIES[4], POLICIES[9]];
+/// Four that behave differently: nothing leaves, one choice for all, one for each head, one for each row.
+const KINDS: [Case; 4] = [POLICIES[0], POLICIES[5], POLICIES[10], POLICIES[26]];
+
+#[test]
+fn every_registered_policy_has_a_case() {
+    for name in kvtune::cache::policies::names() {
+        assert!(POLICIES.iter().any(|case| case.policy == name), "`{name}` is not in this file's table");
+    }
+}
 
 fn varied<const N: usize>(variations: [fn(Case) -> Case; N]) -> Vec<Case> {
     KINDS.iter().flat_map(|&case| variations.iter().map(move |vary| vary(case))).collect()
@@ -42,6 +109,7 @@ fn every_ratio_of_query_heads_to_kv_heads() {
         |c| Case { name: "one to one", heads: (4, 4), ..c },
         |c| Case { name: "two to one", heads: (4, 2), ..c },
         |c| Case { name: "one KV head", heads: (4, 1), ..c },
+        |c| Case { name: "eight to one", heads: (8, 1), ..c },
     ]);
     prove("GQA", &cases);
 }

@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use kvtune::data::Batch;
 use kvtune::engine::{Silent, StepGradients};
 use kvtune::model::Model;
+use kvtune::recipe::{BufferKind, Storage};
 use support::case::{Case, EXACT, PLAIN, Width};
 use tch::{Kind, Tensor};
 
 /// All that make decisions of their own, and dropout, on rows that end inside a chunk, inside the prefill span, and long before both.
-const POLICIES: [Case; 8] = [
+const POLICIES: &[Case] = &[
     Case { policy: "dense", cache: &[50], ..PLAIN },
     Case { policy: "lastrec", params: "init_grace_tokens = 3", ..PLAIN },
     PLAIN,
@@ -21,8 +22,26 @@ const POLICIES: [Case; 8] = [
     // More first tokens to keep than the first eviction of the longest row leaves room for.
     Case { params: "grace_period = 4\nkeep_initial_fraction = 0.4", chunk: 11, ..PLAIN },
     Case { cache: &[11, 18, 14], ..PLAIN },
+    // What is drawn follows the number of the chunk, not the length of a row or its batch.
+    Case { is_randomized: true, ..PLAIN },
     // Masks follow the sample and the position, not the place in a batch or a chunk.
     Case { dropout: 0.1, ..PLAIN },
+    Case { policy: "h2o-vlen", params: "score_prefill = true\nnormalize_scores = true", ..PLAIN },
+    Case { policy: "qh2o-vlen", params: "grace_period = 3", buffer: BufferKind::Int8, ..PLAIN },
+    Case { policy: "keydiff", buffer: BufferKind::Int4, ..PLAIN },
+    Case { policy: "knorm", params: "grace_period = 2", is_offloaded: true, ..PLAIN },
+    Case { policy: "tova", ..PLAIN },
+    Case {
+        policy: "smart-lastrec",
+        params: "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4",
+        initial: &[(0, 30), (3, 7), (1, 9), (0, 4)],
+        ..PLAIN
+    },
+    Case { policy: "snapkv", params: "window_size = 3\nkernel_size = 3\npooling = \"mean\"", ..PLAIN },
+    Case { policy: "expected-attention", params: "init_grace_tokens = 2", ..PLAIN },
+    Case { policy: "adakv", params: "floor = 0.4\npolicy.snapkv = { window_size = 2 }", ..PLAIN },
+    Case { policy: "adakv", params: "floor = 0.4\npolicy = \"knorm\"", cache: &[14, 25, 31], ..PLAIN },
+    Case { policy: "dense", storage: Storage::Paged, buffer: BufferKind::Int8, ..PLAIN },
 ];
 
 fn gradients(case: &Case, model: &Model, batch: &Batch) -> StepGradients {
@@ -43,7 +62,7 @@ fn worst(a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Tensor>) -> f64 {
 #[test]
 fn the_tiling_changes_nothing() {
     let mut largest: f64 = 0.0;
-    for case in POLICIES {
+    for &case in POLICIES {
         let (model, batch) = (support::model(&case), support::batch(&case));
         let one = gradients(&Case { layers_per_cell: 3, width: Width::Chunks(100), ..case }, &model, &batch);
         for layers_per_cell in [1, 2, 3] {
@@ -62,7 +81,7 @@ fn the_tiling_changes_nothing() {
 
 #[test]
 fn two_runs_are_identical_to_the_bit() {
-    for case in POLICIES {
+    for &case in POLICIES {
         for kind in [Kind::Double, Kind::Float] {
             let case = Case { kind, layers_per_cell: 2, ..case };
             let (model, batch) = (support::model(&case), support::batch(&case));
@@ -76,8 +95,8 @@ fn two_runs_are_identical_to_the_bit() {
 #[test]
 fn a_padded_batch_is_its_rows_alone() {
     let mut largest: f64 = 0.0;
-    for case in POLICIES {
-        for lengths in [&[44, 37, 9][..], &[1, 44, 18, 28], &[23, 40]] {
+    for &case in POLICIES {
+        for lengths in [&[44, 37, 9][..], &[1, 44, 18, 28], &[23, 40], &[44, 31, 25]] {
             let case = Case { lengths, ..case };
             let model = support::model(&case);
             let together = gradients(&case, &model, &support::batch(&case));
@@ -99,10 +118,23 @@ fn a_padded_batch_is_its_rows_alone() {
     println!("padding: worst difference {largest:.2e}");
 }
 
+/// The one policy whose rows decide together, which is its definition: its rows are not what they would be alone.
+#[test]
+fn the_published_h2o_couples_its_rows() {
+    let case = Case { policy: "h2o-orig", lengths: &[44, 41], ..PLAIN };
+    let model = support::model(&case);
+    assert!(support::engine(&case, &model).settings().couples_rows());
+    let together = gradients(&case, &model, &support::batch(&case));
+    let alone = gradients(&case, &model, &support::single(&case, 0));
+    assert!((alone.rows[0].loss_sum - together.rows[0].loss_sum).abs() > 1e-6);
+    let other = Case { policy: "h2o", ..case };
+    assert!(!support::engine(&other, &model).settings().couples_rows());
+}
+
 #[test]
 fn micro_batches_add_up_to_the_batch() {
     let mut largest: f64 = 0.0;
-    for case in POLICIES {
+    for &case in POLICIES {
         let case = Case { lengths: &[44, 37, 9, 30], ..case };
         let (model, batch) = (support::model(&case), support::batch(&case));
         let whole = gradients(&case, &model, &batch);

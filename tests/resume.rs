@@ -3,6 +3,7 @@
 
 mod life;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -28,6 +29,8 @@ fn from_every_step_to_the_bit() {
     let workshop = workshop();
     let whole = workshop.finished("whole", &[]);
     assert_eq!(steps(&whole), (0..=12).collect::<Vec<_>>());
+    let hashes: BTreeSet<_> = whole.metrics.iter().filter_map(|line| line.get("replay_log")?.as_str()).collect();
+    assert!(hashes.len() == 12 && hashes.iter().all(|hash| hash.len() == 16), "each step has choices of its own: {hashes:?}");
     let evaluated = |step: usize| whole.metrics[step].get("eval_loss").is_some();
     assert_eq!((0..=12).filter(|&step| evaluated(step)).collect::<Vec<_>>(), [0, 5, 10, 12]);
     assert!(whole.metrics[12]["loss"].as_f64() < whole.metrics[1]["loss"].as_f64(), "it learns");
@@ -41,6 +44,26 @@ fn from_every_step_to_the_bit() {
         assert_eq!(aside.exists(), k < 12, "what came after step {k} is moved out of the way");
         assert_eq!(names(&workshop.path(&run).join("tensorboard")).len(), 2, "a new event file");
     }
+}
+
+/// Chunks of 2 to 6 tokens, others in each step.
+#[test]
+fn with_chunk_sizes_that_are_drawn_to_the_bit() {
+    let workshop = workshop();
+    let set = ["kv_cache.randomize_chunk_sizes=true", "train.max_steps=5"];
+    let whole = workshop.finished("whole", &set);
+    for k in [1, 3] {
+        let (run, from) = (format!("from-{k}"), format!("step-{k:06}"));
+        workshop.copy("whole", &run);
+        workshop.resume("", &run, &["--from", &from]).with(0);
+        workshop.assert_left(&run, &whole);
+    }
+    let plain = workshop.finished("plain", &set[1..]);
+    assert!(plain.metrics[1]["loss"] != whole.metrics[1]["loss"], "other chunks, other evictions");
+    // Before the first step nothing is drawn.
+    assert_eq!(plain.metrics[0], whole.metrics[0]);
+    let words = workshop.resume("", "plain", &["--set", set[0]]).with(2);
+    assert!(words.contains("`kv_cache.randomize_chunk_sizes`: was false, is true"), "{words}");
 }
 
 #[test]

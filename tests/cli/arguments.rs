@@ -60,7 +60,7 @@ fn a_verb_that_does_not_exist() {
     assert_snapshot!(Place::new().run(&["finetune"]).misused(), @r"
     error: unrecognized subcommand 'finetune'
 
-      tip: a similar subcommand exists: 'finetune-lora'
+      tip: some similar subcommands exist: 'finetune-lora', 'finetune-full'
 
     Usage: kvtune [OPTIONS] <COMMAND>
 

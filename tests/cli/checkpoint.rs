@@ -41,7 +41,7 @@ fn of_another_model() {
     assert_snapshot!(resume(&place, &["--set", "train.max_steps=4", "--set", "train.epochs=2"]).refused(3), @r"
     error: the checkpoint `run/final` belongs to another model or adapter: `<dir>/model` is not as it was when the run began
 
-    hint: resume with the model and the LoRA settings that the run began with
+    hint: resume with the model and the settings that the run began with
     ");
 }
 
@@ -88,17 +88,17 @@ fn that_is_no_run() {
     assert_snapshot!(resume(&place, &[]).refused(2), @r"
     error: `run` is not the directory of a run: it has no `recipe.resolved.toml`
 
-    hint: name a directory that `kvtune finetune-lora --out` has written; `evaluate` takes `--recipe` too
+    hint: name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too
     ");
     assert_snapshot!(place.run(&["evaluate", "model", "--device", "cpu"]).refused(2), @r"
     error: `model` is not the directory of a run: it has no `recipe.resolved.toml`
 
-    hint: name a directory that `kvtune finetune-lora --out` has written; `evaluate` takes `--recipe` too
+    hint: name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too
     ");
     assert_snapshot!(place.run(&["evaluate", "nowhere", "--device", "cpu"]).refused(2), @r"
     error: `nowhere` is not the directory of a run: it has no `recipe.resolved.toml`
 
-    hint: name a directory that `kvtune finetune-lora --out` has written; `evaluate` takes `--recipe` too
+    hint: name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too
     ");
     assert!(!place.path("run").exists());
 }
@@ -143,7 +143,7 @@ fn none_of_which_is_valid() {
       skipped `run/step-000002`: `run/step-000002` is not a finished checkpoint: it has no `MANIFEST.json`
       skipped `run/step-000001`: `run/step-000001` is not a finished checkpoint: it has no `MANIFEST.json`
 
-    hint: begin the run again with `kvtune finetune-lora` and another `--out`, or remove this directory first
+    hint: begin the run again with another `--out`, or remove this directory first
     ");
     assert_eq!(place.names("run").iter().filter(|name| name.starts_with("step-")).count(), 3, "nothing is removed");
 }

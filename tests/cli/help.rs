@@ -21,19 +21,21 @@ fn version() {
 fn the_verbs() {
     let said = Place::new().run(&["--help"]).done();
     assert_snapshot!(said.out.trim_end(), @r"
-    Fine-tunes language models with LoRA on very long sequences, with the KV-cache policy in the loop
+    Fine-tunes language models on very long sequences, with the KV-cache policy in the loop
 
     Usage: kvtune [OPTIONS] <COMMAND>
 
     Commands:
-      finetune-lora   Train a LoRA adapter
-      resume          Go on with a run
-      evaluate        Loss, perplexity and accuracy of a run, a checkpoint or a model
-      verify          Prove the gradients on your model and data against plain autograd
-      check           Look at a recipe, its model and its data, and print what would run
-      init-model      Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations
-      make-demo-data  Make long documents with questions from texts that are on this machine
-      help            Print this message or the help of the given subcommand(s)
+      finetune-lora         Train a LoRA adapter
+      finetune-full         Train all weights of a model
+      resume                Go on with a run
+      evaluate              Loss, perplexity and accuracy of a run, a checkpoint or a model
+      verify                Prove the gradients on your model and data against plain autograd
+      check                 Look at a recipe, its model and its data, and print what would run
+      init-model            Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations
+      make-demo-data        Make long documents with questions from texts that are on this machine
+      make-long-range-data  Make three long-range tasks in a language of 512 words
+      help                  Print this message or the help of the given subcommand(s)
 
     Options:
           --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
@@ -62,6 +64,14 @@ fn finetune_lora() {
 }
 
 #[test]
+fn finetune_full() {
+    let options = |help: &str| help.split_once("Options:").map(|(_, options)| options.to_owned());
+    let (full, lora) = (help("finetune-full"), help("finetune-lora"));
+    assert!(full.starts_with("Train all weights of a model\n\nUsage: kvtune finetune-full [OPTIONS] --recipe <FILE>"), "{full}");
+    assert_eq!(options(&full), options(&lora), "the same options");
+}
+
+#[test]
 fn resume() {
     assert_snapshot!(help("resume"), @r"
     Go on with a run
@@ -73,7 +83,7 @@ fn resume() {
 
     Options:
           --from <step-000100>  Checkpoint to go on from; the newest valid one, if left out
-          --set <a.b=c>         Override a key of the recipe: length of the run, logging, saving, `grad.*`
+          --set <a.b=c>         Override a key of the recipe: length of the run, logging, saving, tiling (`grad.*`), `kv_cache.cpu_offload`
           --device <DEVICE>     Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>         Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help                Print help
@@ -112,14 +122,16 @@ fn verify() {
     Usage: kvtune verify [OPTIONS] --recipe <FILE>
 
     Options:
-          --recipe <FILE>    The recipe
-          --set <a.b=c>      Override a key of the recipe
-          --samples <K>      Samples to prove, from the start of the training file, in one batch. Default: `train.micro_batch_size`; with `--dump`, all samples of the file
-          --dump <DIR>       Write loss, gradients, logits and evictions to this directory
-          --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
-      -h, --help             Print help
-      -V, --version          Print version
+          --recipe <FILE>      The recipe
+          --set <a.b=c>        Override a key of the recipe
+          --full               As for `finetune-full`: all weights are trained, and there is no adapter
+          --samples <K>        Samples to prove, from the start of the training file, in one batch. Default: `train.micro_batch_size`; with `--dump`, all samples of the file
+          --dump <DIR>         Write loss, gradients, logits, evictions and the replay log to this directory
+          --replay-log <FILE>  Evict what this replay log of an earlier dump says, instead of asking the policy
+          --device <DEVICE>    Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>        Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help               Print help
+      -V, --version            Print version
     ");
 }
 
@@ -133,6 +145,7 @@ fn check() {
     Options:
           --recipe <FILE>    The recipe
           --set <a.b=c>      Override a key of the recipe
+          --full             As for `finetune-full`: all weights are trained, and there is no adapter
           --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help             Print help
@@ -145,11 +158,11 @@ fn init_model() {
     assert_snapshot!(help("init-model"), @r"
     Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations
 
-    Usage: kvtune init-model [OPTIONS] --config <FILE> --tokenizer-from <TEXT>... --out <DIR>
+    Usage: kvtune init-model [OPTIONS] --config <FILE> --out <DIR>
 
     Options:
           --config <FILE>             Hugging Face `config.json` of the model to make
-          --tokenizer-from <TEXT>...  Texts to train the byte-level BPE tokenizer on; its size is the config's `vocab_size`
+          --tokenizer-from <TEXT>...  Texts to train the byte-level BPE tokenizer on; its size is the config's `vocab_size`. Without any the model has no tokenizer, for data of token ids
           --out <DIR>                 Directory to write; must be empty or not exist
           --seed <SEED>               Seed of the weights [default: 1]
           --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]

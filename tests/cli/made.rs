@@ -93,3 +93,28 @@ fn lengths_that_contradict_each_other() {
     hint: correct the option
     ");
 }
+
+#[test]
+fn three_tasks_and_a_model_without_a_tokenizer_that_learns_them() {
+    let place = Place::new();
+    let make = ["make-long-range-data", "--out", "tasks", "--tokens", "96", "--train-samples", "3", "--test-samples", "2"];
+    assert!(place.run(&make).done().out.starts_with("wrote 1440 tokens of 512 words to `tasks/train.jsonl`"));
+    assert_snapshot!(place.run(&make).refused(2), @r"
+    error: `--out`: expected a directory without files of these names, found `tasks/train.jsonl`
+
+    hint: correct the option
+    ");
+    assert_snapshot!(place.run(&["make-long-range-data", "--out", "others", "--tokens", "74"]).refused(2), @r"
+    error: `--tokens`: expected at least 75, found 74
+
+    hint: correct the option
+    ");
+    place.run(&["init-model", "--config", "model/config.json", "--out", "new"]).done();
+    assert_eq!(place.names("new"), ["config.json", "generation_config.json", "model.safetensors"]);
+    place.edit_recipe("path = \"model\"", "path = \"new\"");
+    let data = ["data.train=tasks/train.jsonl", "data.validation=tasks/test-keys.jsonl"];
+    let mut run = vec!["finetune-lora", "--recipe", "recipe.toml", "--out", "run", "--set", "train.max_steps=1"];
+    run.extend(data.iter().flat_map(|set| ["--set", *set]));
+    place.run(&run).done();
+    assert!(place.run(&["evaluate", "run"]).done().out.contains("accuracy"));
+}

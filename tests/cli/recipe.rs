@@ -177,7 +177,7 @@ fn overrides() {
     error: `optimizer.learning_rate` must be more than 0, and finite, found NaN
       --> --set optimizer.learning_rate=nan
 
-    hint: usual values for LoRA are 5e-5 to 5e-4
+    hint: usual values for LoRA are 5e-5 to 5e-4, for all weights a tenth of that
     ");
 }
 

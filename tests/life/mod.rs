@@ -113,6 +113,20 @@ impl Workshop {
         self.kvtune(failpoint, &finetune_arguments(run, set))
     }
 
+    /// Begins a run that trains all weights.
+    pub fn finetune_full(&self, run: &str, set: &[&str]) -> Ended {
+        self.kvtune("", &finetune_full_arguments(run, set))
+    }
+
+    /// Takes `[lora]` out of the recipe.
+    pub fn without_adapter(self) -> Self {
+        let path = self.path("recipe.toml");
+        let text = fs::read_to_string(&path).unwrap();
+        let (before, rest) = text.split_once("[lora]\n").unwrap();
+        fs::write(path, format!("{before}[data]{}", rest.split_once("[data]").unwrap().1)).unwrap();
+        self
+    }
+
     /// A run to its end; returns what it left.
     pub fn finished(&self, run: &str, set: &[&str]) -> Left {
         self.finetune("", run, set).with(0);
@@ -187,6 +201,13 @@ pub fn finetune_arguments<'a>(run: &'a str, set: &[&'a str]) -> Vec<&'a str> {
     for set in set {
         arguments.extend(["--set", set]);
     }
+    arguments
+}
+
+/// The same for all weights.
+pub fn finetune_full_arguments<'a>(run: &'a str, set: &[&'a str]) -> Vec<&'a str> {
+    let mut arguments = finetune_arguments(run, set);
+    arguments[0] = "finetune-full";
     arguments
 }
 

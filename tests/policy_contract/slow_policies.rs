@@ -1,85 +1,166 @@
-//! lastrec and h2o as anyone would write them who need not be fast: one dictionary per row and head.
+//! Every policy as anyone would write it who need not be fast: one dictionary per row and head, each row as if it were alone.
 
 use std::collections::BTreeMap;
 
 use kvtune::cache::{ChunkSpan, Policy};
 
-use super::Scene;
+use super::content::{Content, Head};
+use super::scene::Scene;
 
-/// The policies as dictionaries from position to score, per row and head, each row as if it were alone.
-pub(super) struct SlowPolicy<'a> {
-    scene: &'a Scene,
-    prefill: usize,
+/// What is noted of each position that one head holds.
+pub(crate) type Notes = BTreeMap<usize, f32>;
+
+/// The attention that a slow policy goes by.
+pub(crate) trait SlowAttention {
+    /// What the `last` columns of a chunk (or all of them) pay to `position`, one of those that a head of a row holds.
+    fn paid(&self, at: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize, held: &Notes) -> f32;
+
+    /// The query of a row, query head and position.
+    fn query(&self, at: [usize; 3]) -> Head;
+
+    /// Query heads of a KV head, and the factor on `q · k`.
+    fn shape(&self) -> (usize, f64);
+}
+
+/// The positions that every row and head holds.
+pub(crate) struct SlowPolicy<'a> {
+    pub(super) scene: &'a Scene,
+    pub(super) content: &'a Content,
+    pub(super) attention: &'a dyn SlowAttention,
+    pub(super) prefill: usize,
+    /// The policy whose scores count, and its parameters.
+    pub(super) rule: String,
     params: toml::Table,
+    /// Of a policy that shares out slots.
+    pub(super) floor: Option<f64>,
+    /// By row, once its slots are shared out: those of each head.
+    pub(super) shares: Vec<Option<Vec<usize>>>,
+    evicts: bool,
+    grace: usize,
+    sinks: usize,
     /// By row and head.
-    scores: Vec<Vec<BTreeMap<i64, f32>>>,
-    is_scored: bool,
+    pub(super) notes: Vec<Vec<Notes>>,
+    pub(super) is_scored: bool,
+    /// Rows in which a choice hung on the last digits: from then on nothing can be said of them.
+    pub(super) unclear: Vec<bool>,
 }
 
 impl<'a> SlowPolicy<'a> {
-    pub(super) fn new(scene: &'a Scene, prefill: usize) -> Self {
-        let scores = vec![vec![BTreeMap::new(); scene.groups as usize]; scene.lengths.len()];
-        Self { scene, prefill, params: toml::from_str(&scene.params).unwrap(), scores, is_scored: false }
+    pub(crate) fn new(
+        scene: &'a Scene,
+        (content, attention): (&'a Content, &'a dyn SlowAttention),
+        prefill: usize,
+        policy: &dyn Policy,
+    ) -> Self {
+        let rows = scene.lengths.len();
+        let (rule, params, floor) = scene.rule();
+        Self {
+            scene,
+            content,
+            attention,
+            prefill,
+            rule,
+            params,
+            floor,
+            shares: vec![None; rows],
+            evicts: policy.evicts(),
+            grace: policy.grace(),
+            sinks: policy.sinks(),
+            notes: vec![vec![Notes::new(); scene.groups as usize]; rows],
+            is_scored: false,
+            unclear: vec![false; rows],
+        }
     }
 
-    pub(super) fn held(&self, row: usize, head: usize) -> Vec<i64> {
-        self.scores[row][head].keys().copied().collect()
+    /// The positions that a head holds; `None` where that cannot be foreseen.
+    pub(crate) fn held(&self, row: usize, head: usize) -> Option<Vec<i64>> {
+        (!self.unclear[row]).then(|| self.notes[row][head].keys().map(|&p| p as i64).collect())
     }
 
-    fn count(&self, key: &str) -> Option<usize> {
+    /// What is noted of a position; `None` where nothing is, or it cannot be foreseen.
+    pub(crate) fn noted(&self, [row, head]: [usize; 2], position: usize) -> Option<f32> {
+        (self.is_scored && !self.unclear[row]).then(|| self.notes[row][head].get(&position).copied()).flatten()
+    }
+
+    /// Whether any row could not be foreseen.
+    pub(crate) fn is_unclear(&self) -> bool {
+        self.unclear.contains(&true)
+    }
+
+    pub(super) fn count(&self, key: &str) -> Option<usize> {
         self.params.get(key).and_then(toml::Value::as_integer).map(|x| x as usize)
     }
 
-    fn flag(&self, key: &str) -> bool {
+    pub(super) fn flag(&self, key: &str) -> bool {
         self.params.get(key).and_then(toml::Value::as_bool).unwrap_or(false)
     }
 
-    /// One chunk: evict, insert, and (after the prefill span) add up the attention.
-    pub(super) fn step(&mut self, span: &ChunkSpan, policy: &dyn Policy) {
-        let is_scored = span.start >= self.prefill;
-        for row in 0..self.scores.len() {
-            for head in 0..self.scores[row].len() {
-                let excess = (self.scores[row][head].len() + span.real[row]).saturating_sub(self.scene.capacity);
-                let excess = if policy.evicts() { excess } else { 0 };
-                for position in self.leaving(row, head, span.start, excess) {
-                    self.scores[row][head].remove(&position);
-                }
-                let entries = &mut self.scores[row][head];
-                entries.extend((span.start..span.start + span.real[row]).map(|p| (p as i64, 0.0)));
-                if is_scored && span.real[row] > 0 {
-                    for (&p, score) in entries.iter_mut() {
-                        *score += self.scene.paid(row, head, span.index, p);
-                    }
-                }
-            }
-        }
-        self.is_scored |= is_scored;
+    pub(super) fn fraction(&self, key: &str, default: f64) -> f64 {
+        self.params.get(key).and_then(toml::Value::as_float).unwrap_or(default)
     }
 
-    fn leaving(&self, row: usize, head: usize, start: usize, count: usize) -> Vec<i64> {
-        let capacity = self.scene.capacity;
-        let entries = &self.scores[row][head];
-        let mut order: Vec<i64> = if self.scene.policy == "lastrec" {
-            let sinks = self.count("init_grace_tokens").unwrap_or((capacity / 8).clamp(1, 16)) as i64;
-            entries.keys().copied().filter(|&p| p >= sinks).collect()
-        } else {
-            let grace = self.count("grace_period").unwrap_or(0);
-            entries.keys().copied().filter(|&p| p < start as i64 - grace as i64).collect()
+    pub(super) fn word(&self, key: &str) -> Option<&str> {
+        self.params.get(key).and_then(toml::Value::as_str)
+    }
+
+    /// Tokens below `next` that are old enough to leave, and no first tokens.
+    pub(super) fn candidates(&self, [row, head]: [usize; 2], next: usize) -> Vec<usize> {
+        let may_leave = |p: &usize| p + self.grace < next && *p >= self.sinks && !self.scene.protects(row, *p);
+        self.notes[row][head].keys().copied().filter(may_leave).collect()
+    }
+
+    /// What does not fit leaves, and the chunk comes in. All heads choose before any loses something.
+    pub(crate) fn take(&mut self, span: &ChunkSpan) {
+        self.share_out(span);
+        let heads: Vec<[usize; 2]> =
+            (0..self.notes.len()).flat_map(|row| (0..self.notes[row].len()).map(move |head| [row, head])).collect();
+        let leaving: Vec<Vec<usize>> = heads.iter().map(|&at| self.leaving(at, span)).collect();
+        for ([row, head], leaving) in heads.into_iter().zip(leaving) {
+            let notes = &mut self.notes[row][head];
+            notes.retain(|p, _| !leaving.contains(p));
+            notes.extend((span.start..span.start + span.real[row]).map(|p| (p, 0.0)));
+        }
+    }
+
+    /// Slots that a head may fill.
+    fn capacity(&self, [row, head]: [usize; 2]) -> usize {
+        self.shares[row].as_ref().map_or(self.scene.capacity, |shares| shares[head])
+    }
+
+    /// How many entries a head must lose for its tokens of a chunk to fit.
+    pub(super) fn excess(&self, at: [usize; 2], span: &ChunkSpan) -> usize {
+        let held = self.notes[at[0]][at[1]].len();
+        if self.evicts { (held + span.real[at[0]]).saturating_sub(self.capacity(at)) } else { 0 }
+    }
+
+    fn leaving(&mut self, at: [usize; 2], span: &ChunkSpan) -> Vec<usize> {
+        let count = self.excess(at, span);
+        self.lowest(at, span.start, count)
+    }
+
+    /// The `count` entries of a head that leave first.
+    pub(super) fn lowest(&mut self, at: [usize; 2], next: usize, count: usize) -> Vec<usize> {
+        if count == 0 {
+            return Vec::new();
+        }
+        let mut order = self.candidates(at, next);
+        assert!(order.len() >= count, "{:?}: {count} of {order:?}", self.scene);
+        let Some(scores) = self.scores(at, next) else {
+            // No score yet, or never any: the oldest leave, and some first ones only when nothing else is left.
+            let (first, rest): (Vec<usize>, Vec<usize>) = order.into_iter().partition(|&p| p < self.first_that_stay());
+            return rest.into_iter().chain(first.into_iter().rev()).take(count).collect();
         };
-        if self.scene.policy == "h2o" && !self.is_scored {
-            let fraction = self.params.get("keep_initial_fraction").and_then(toml::Value::as_float).unwrap_or(0.05);
-            let keep = ((fraction * capacity as f64).floor() as usize).min(order.len().saturating_sub(count));
-            order.drain(..keep);
-        } else if self.scene.policy == "h2o" {
-            let first = self.prefill as i64 - i64::from(self.flag("reference_counts"));
-            let value = |p: &i64| {
-                let scorers = if self.flag("normalize_scores") { (start as i64 - (*p).max(first)) as f32 } else { 1.0 };
-                entries[p] / scorers
-            };
-            order.sort_by(|a, b| value(a).total_cmp(&value(b)).then(a.cmp(b)));
+        // Adding zero makes -0.0 a zero like the other.
+        order.sort_by(|p, q| (scores[p] + 0.0).total_cmp(&(scores[q] + 0.0)).then(p.cmp(q)));
+        if let (Some(last), Some(stays)) = (order.get(count - 1), order.get(count)) {
+            self.unclear[at[0]] |= self.is_close(scores[last], scores[stays]);
         }
         order.truncate(count);
-        assert_eq!(order.len(), count);
         order
+    }
+
+    /// Whether roundings may have ordered two scores.
+    pub(super) fn is_close(&self, low: f32, high: f32) -> bool {
+        low < high && high - low < self.tolerance() * low.abs().max(high.abs())
     }
 }

@@ -47,6 +47,8 @@ const SAME: &[(&str, &str)] = &[
     ("[kv_cache]\npolicy.lastrec.init_grace_tokens = 4", "[kv_cache]\npolicy.lastrec.sink_tokens = 4"),
     ("[kv_cache]\npolicy.lastrec.init_grace_tokens = 4", "[kv_cache]\npolicy = \"lastrec\"\nsink_tokens = 4"),
     ("[kv_cache]\npolicy.lastrec.init_grace_tokens = 4", "[kv_cache]\npolicy = \"lastrec\"\ninit_grace_tokens = 4"),
+    ("[kv_cache]\nrandomize_chunk_sizes = true", "randomize_chunk_sizes = true"),
+    ("[grad]\nsingle_tokens_for_targets = true", "single_tokens_for_targets = true"),
     ("[grad]\nlayer_checkpoints = \"int8\"", "[grad]\nlayercp_qname = \"torch-quantized8\""),
     ("[grad]\nlayer_checkpoints = \"plain\"", "[grad]\nlayercp_qname = \"default\""),
     ("[train]\nmicro_batch_size = 3", "[train]\nbatch_size = 3"),

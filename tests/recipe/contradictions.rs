@@ -1,5 +1,7 @@
 //! What cannot be, one line each: the message, and the line that the caret stands on.
 
+use kvtune::recipe::{Recipe, Weights};
+
 use super::{refused, with};
 
 /// Lines that are added, the key that must be marked, and a part of the message.
@@ -40,14 +42,28 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("[kv_cache]\ncache_length = 0", "cache_length", "must be at least 1, found 0"),
     ("[kv_cache]\ncache_length = [8, 0]", "cache_length", "at least 1 in every layer, found [8, 0]"),
     ("[kv_cache]\ncache_length = []", "cache_length", "at least 1 in every layer"),
-    ("[kv_cache]\ncache_length = \"8\"", "\"8\"", "or an array of one per layer"),
+    ("[kv_cache]\ncache_length = \"8\"", "\"8\"", "a whole number of slots, an array of one per layer, or"),
     ("[kv_cache]\ncache_length = -8", "-8", "found `-8`"),
+    ("[kv_cache]\ncache_length = {}", "{}", "lacks `pyramid`"),
+    ("[kv_cache]\ncache_length.pyramid = { mean = 8, top = 9 }", "top", "must be at most the mean, 8, found 9"),
+    ("[kv_cache]\ncache_length.pyramid = { mean = 8, top = 0 }", "top", "at least 1, found 0"),
+    ("[kv_cache]\ncache_length.pyramid = { mean = 0, top = 0 }", "mean", "at least 1, found 0"),
+    ("[kv_cache]\ncache_length.pyramid = { mean = 8 }", "{ mean = 8 }", "`kv_cache.cache_length.pyramid` lacks `top`"),
+    ("[kv_cache]\ncache_length.pyramid = { mean = 8, tip = 4 }", "tip", "unknown key `tip`"),
+    ("[kv_cache]\ncache_length.pyramids = { mean = 8, top = 4 }", "pyramids", "unknown key `pyramids`"),
+    ("[kv_cache]\nchunking = \"bent\"", "\"bent\"", "unknown value `bent`"),
+    ("[kv_cache]\nrandomize_chunk_sizes = 1", "1", "must be `true` or `false`"),
+    (
+        "[grad]\nsingle_tokens_for_targets = true\n[head]\nkind = \"seq_classification_on_logits\"\nlabel_tokens = [1, 2]",
+        "single_tokens_for_targets",
+        "contradicts the head",
+    ),
     ("[kv_cache]\nstorage = \"growing\"", "storage", "contradicts the policy `h2o`"),
     ("[kv_cache]\npolicy = { h2o = {}, dense = {} }", "dense", "a table with exactly one, found `h2o` and `dense`"),
     ("[kv_cache]\npolicy = {}", "policy", "found an empty table"),
     ("[kv_cache]\npolicy = 3", "3", "found `3`"),
     ("[kv_cache]\npolicy = { h2o = 3 }", "h2o", "`h2o` without a table of parameters"),
-    ("[kv_cache]\nname = \"h2o-torch-quantized8\"", "name", "the buffer `torch-quantized8`, which is not there"),
+    ("[kv_cache]\nname = \"h2o-bnb-quantized8\"", "name", "the buffer `bnb-quantized8`, which is not there"),
     ("[kv_cache]\nname = 3", "3", "`kv_cache.name` must be a string"),
     ("[grad]\nlayers_per_cell = 0", "layers_per_cell", "at least 1"),
     ("[grad]\nchunks_per_cell_multiplier = 0.05", "chunks_per_cell_multiplier", "at least 0.1, found 0.05"),
@@ -59,6 +75,9 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("[train]\nepochs = 0", "epochs", "at least 1"),
     ("[train]\nmax_grad_norm = 0", "max_grad_norm", "more than 0"),
     ("[train]\nseed = -1", "-1", "a whole number, 0 or more"),
+    ("[train]\nweights = \"full\"", "\"full\"", "unknown value `full` for `train.weights`"),
+    ("[train]\nweights = \"all\"\n[lora]\nr = 4", "lora", "`[lora]` says nothing where all weights are trained"),
+    ("[lora]\n[train]\nweights = \"all\"", "lora", "there is no adapter"),
     ("[optimizer]\nlearning_rate = 0.0", "learning_rate", "more than 0"),
     ("[optimizer]\nlearning_rate = -1e-4", "learning_rate", "more than 0"),
     ("[optimizer]\nweight_decay = -0.1", "weight_decay", "0 or more"),
@@ -100,6 +119,33 @@ fn a_prompt_cannot_be_trained_on_by_a_classification() {
     let text = with("[data]\ntrain_on_prompt = true").replace("\"tokens\"", "\"longbench-v2\"");
     let error = refused(&format!("{text}[head]\nkind = \"seq_classification_on_logits\"\nlabels = [\"A\", \"B\"]\n"));
     assert!(error.message.contains("contradicts"), "{error}");
+}
+
+#[test]
+fn an_adapter_to_start_from_needs_one_that_is_trained() {
+    let error = refused(&format!("{}[train]\nweights = \"all\"\n", with("[model]\nadapter = \"a\"")));
+    assert!(error.message.starts_with("`model.adapter` says nothing where all weights are trained"), "{error}");
+    assert_eq!(error.line(), Some(2));
+}
+
+#[test]
+fn what_is_trained_is_what_the_command_asks_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.toml");
+    let load = |text: &str, weights: Weights| {
+        std::fs::write(&path, text).unwrap();
+        Recipe::load_to_train(&path, &[], weights).map(|resolved| resolved.recipe)
+    };
+    for &weights in Weights::ALL {
+        let recipe = load(&with(""), weights).unwrap();
+        assert_eq!((recipe.weights(), recipe.lora.is_some()), (weights, weights == Weights::Adapter));
+        assert_eq!(load(&recipe.to_toml(), weights).unwrap(), recipe);
+        let other = if weights == Weights::All { Weights::Adapter } else { Weights::All };
+        let error = load(&recipe.to_toml(), other).unwrap_err();
+        let expected = format!("`train.weights = \"{weights}\"` contradicts the command, which trains `{other}`");
+        assert!(error.message == expected && error.hint.is_some() && error.line().is_some(), "{error}");
+    }
+    assert!(load(&with("[lora]\nr = 4"), Weights::All).unwrap_err().message.starts_with("`[lora]` says nothing"));
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use kvtune::recipe::{
-    BatchOrder, CacheLength, DataFormat, Dtype, HeadRecipe, Labels, LayerCheckpoints, Metric, Mode, OnTooLong, Recipe, Schedule,
-    Storage, TargetModules, ValidationSource, Warmup,
+    BatchOrder, CacheLength, Chunking, DataFormat, Dtype, HeadRecipe, Labels, LayerCheckpoints, Metric, Mode, OnTooLong, Pyramid,
+    Recipe, Schedule, Storage, TargetModules, ValidationSource, Warmup, Weights,
 };
 
 use super::{SMALL, parse, with};
@@ -46,7 +46,8 @@ fn the_recipe_that_was_asked_for_loads_as_it_stands() {
     assert_eq!(recipe.model.path, Path::new("/shared/golden/model-qwen2"));
     assert_eq!(recipe.model.adapter.as_deref(), Some(Path::new("/shared/golden/adapter-qwen2")));
     assert_eq!(recipe.data.train, Path::new("/nowhere/tokens.jsonl"));
-    assert_eq!((recipe.lora.r, recipe.lora.alpha), (4, 8.0));
+    let lora = recipe.lora.unwrap();
+    assert_eq!((lora.r, lora.alpha), (4, 8.0));
     assert_eq!(recipe.kv_cache.policy.name, "h2o");
     assert_eq!(recipe.kv_cache.cache_length, CacheLength::Uniform(32));
     assert_eq!((recipe.train.micro_batch_size, recipe.train.max_steps), (2, Some(1)));
@@ -55,14 +56,18 @@ fn the_recipe_that_was_asked_for_loads_as_it_stands() {
 #[test]
 fn what_is_left_out_has_its_default() {
     let recipe = parse(SMALL).unwrap().recipe;
+    assert_eq!(recipe.weights(), Weights::Adapter);
     assert_eq!((recipe.model.dtype, recipe.model.adapter), (Dtype::F32, None));
-    assert_eq!((recipe.lora.r, recipe.lora.alpha, recipe.lora.dropout), (8, 16.0, 0.0));
-    assert_eq!(recipe.lora.target_modules, TargetModules::AllLinear);
+    let lora = recipe.lora.unwrap();
+    assert_eq!((lora.r, lora.alpha, lora.dropout), (8, 16.0, 0.0));
+    assert_eq!(lora.target_modules, TargetModules::AllLinear);
     assert_eq!(recipe.data.validation, ValidationSource::Fraction(0.1));
     assert_eq!((recipe.data.on_too_long, recipe.data.order), (OnTooLong::Error, BatchOrder::Shuffled));
     assert_eq!((recipe.data.max_seq_length, recipe.data.train_on_prompt), (None, false));
     assert_eq!(recipe.head, HeadRecipe::NextToken);
     assert_eq!(recipe.kv_cache.storage, Storage::Preallocated);
+    assert_eq!((recipe.kv_cache.chunking, recipe.kv_cache.randomize_chunk_sizes), (Chunking::Plain, false));
+    assert!(!recipe.grad.single_tokens_for_targets);
     assert_eq!((recipe.grad.layers_per_cell, recipe.grad.chunks_per_cell_multiplier), (1, 1.0));
     assert_eq!((recipe.grad.chunks_per_cell, recipe.grad.layer_checkpoints), (None, LayerCheckpoints::Plain));
     assert_eq!((recipe.train.epochs, recipe.train.gradient_accumulation_steps, recipe.train.max_grad_norm), (1, 1, 1.0));
@@ -79,6 +84,19 @@ fn what_is_left_out_has_its_default() {
         (50, None, 2)
     );
     assert_eq!((recipe.log.interval, recipe.output_dir), (1, None));
+}
+
+#[test]
+fn a_pyramid_is_written_inside_or_below_its_table() {
+    let pyramid = CacheLength::Pyramid(Pyramid { mean: 4096, top: 1024 });
+    let written = [
+        "[kv_cache]\ncache_length.pyramid = { mean = 4096, top = 1024 }",
+        "[kv_cache]\ncache_length = { pyramid = { mean = 4096, top = 1024 } }",
+        "[kv_cache.cache_length.pyramid]\nmean = 4096\ntop = 1024",
+    ];
+    for lines in written {
+        assert_eq!(parse(&with(lines)).unwrap().recipe.kv_cache.cache_length, pyramid, "{lines}");
+    }
 }
 
 #[test]

@@ -18,17 +18,17 @@ fn values_are_toml_or_else_strings() {
     ];
     let recipe = parse_with(SMALL, &set).unwrap().recipe;
     assert_eq!(recipe.kv_cache.cache_length, CacheLength::PerLayer(vec![8, 16]));
-    assert_eq!((recipe.lora.alpha, recipe.eval.initial), (3.0, true));
+    assert_eq!((recipe.lora.unwrap().alpha, recipe.eval.initial), (3.0, true));
     assert_eq!(recipe.data.train, Path::new("/nowhere/other file.jsonl"));
     let recipe = parse_with(SMALL, &["lora.target_modules=[\"q_proj\"]", "data.train='a=b.jsonl'"]).unwrap().recipe;
-    assert_eq!(recipe.lora.target_modules, TargetModules::Names(vec!["q_proj".into()]));
+    assert_eq!(recipe.lora.unwrap().target_modules, TargetModules::Names(vec!["q_proj".into()]));
     assert_eq!(recipe.data.train, Path::new("/nowhere/a=b.jsonl"));
 }
 
 #[test]
 fn an_override_wins_over_the_recipe_and_the_last_over_the_first() {
     let recipe = parse_with(&with("[lora]\nr = 4"), &["lora.r=5", "lora.r=6"]).unwrap().recipe;
-    assert_eq!(recipe.lora.r, 6);
+    assert_eq!(recipe.lora.unwrap().r, 6);
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn an_override_wins_over_another_spelling_of_the_same() {
     for (written, set) in [("r = 4", "lora.rank=6"), ("rank = 4", "lora.r=6"), ("lora_r = 4", "lora.rank=6")] {
         let resolved =
             parse_with(&with(&format!("[lora]\n{written}")), &[set]).unwrap_or_else(|e| panic!("{written} {set}: {e}"));
-        assert_eq!(resolved.recipe.lora.r, 6, "{written} {set}");
+        assert_eq!(resolved.recipe.lora.unwrap().r, 6, "{written} {set}");
     }
     let notes = parse_with(SMALL, &["lora.rank=6"]).unwrap().notes;
     assert_eq!(notes, ["--set lora.rank=6: `lora.rank` is read as `lora.r`"]);
@@ -77,7 +77,7 @@ fn what_is_wrong_with_an_override_is_shown_at_it() {
     ];
     for (set, message) in cases {
         match parse_with(SMALL, &[set]).map(|r| r.recipe) {
-            Ok(recipe) => assert_eq!((recipe.lora.r, message), (3, "")),
+            Ok(recipe) => assert_eq!((recipe.lora.unwrap().r, message), (3, "")),
             Err(error) => {
                 assert!(error.message.contains(message) && !message.is_empty(), "{set}: {error}");
                 assert!(error.to_string().ends_with(&format!("\n  --> --set {set}")), "{error}");

@@ -1,6 +1,7 @@
 //! A choice by name, whose parameters a file outside this room reads: its errors point into the recipe all the same.
 
-use kvtune::recipe::Choice;
+use kvtune::cache::CacheError;
+use kvtune::recipe::{Choice, EndRegex, InitialPart};
 use kvtune::units::Hint;
 use serde::Deserialize;
 
@@ -98,4 +99,32 @@ fn values_that_prove_wrong_later_can_still_be_shown() {
     let error = resolved.reject("kv_cache.chunk_size", "too large".into(), "choose 8".into());
     assert_eq!((error.line(), error.column()), (Some(7), Some(1)));
     assert_eq!(resolved.reject("lora.r", "too large".into(), "choose 8".into()).line(), None);
+}
+
+#[test]
+fn the_initial_part_of_prompts_has_defaults_and_a_regular_expression_that_is_one() {
+    let read = |lines: &str| match kvtune::cache::initial_part(&choice(lines)) {
+        Ok(part) => Ok(part.unwrap()),
+        Err(CacheError::Recipe(error)) => Err(error),
+        Err(error) => panic!("{error}"),
+    };
+    let expected = InitialPart::until(EndRegex::new("<text>").unwrap());
+    assert_eq!(read("policy.smart-lastrec = { end_initial_regex = '<text>' }").unwrap(), expected);
+    let all = "end_initial_regex = '<text>', include_end_string = false, pad_id = 3, range_is_prefix = false";
+    let expected = InitialPart { include_end_string: false, pad_id: 3, range_is_prefix: false, ..expected };
+    assert_eq!(read(&format!("policy.smart-lastrec = {{ {all} }}")).unwrap(), expected);
+    for (written, marked, message) in [
+        ("end_initial_regex = '###('", "'###('", "`###(` is not a regular expression: unclosed group"),
+        ("end_initial_regex = 3", "3", "`kv_cache.policy.smart-lastrec.end_initial_regex` must be a regular expression"),
+        ("end_initial_regexp = 'a'", "end_initial_regexp", "unknown key `end_initial_regexp`"),
+        ("pad_id = 3", "{ pad_id = 3 }", "lacks `end_initial_regex`"),
+        ("end_initial_regex = 'a', max_initial_fraction = nan", "max_initial_fraction", "`max_initial_fraction` = NaN"),
+        ("end_initial_regex = 'a', max_initial_fraction = 1.0", "max_initial_fraction", "`max_initial_fraction` = 1 is not"),
+    ] {
+        let lines = format!("policy.smart-lastrec = {{ {written} }}");
+        let error = read(&lines).unwrap_err();
+        assert!(error.message.contains(message), "{error}");
+        assert!(lines[error.column().unwrap() - 1..].starts_with(marked) && error.line() == Some(7), "{error}");
+        assert!(error.hint().is_some());
+    }
 }

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use kvtune::recipe::{
-    BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Choice, DataFormat, DataRecipe, Dtype, EvalRecipe,
-    GradRecipe, HeadRecipe, Labels, LayerCheckpoints, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnTooLong,
-    OptimizerRecipe, Recipe, Schedule, Storage, TargetModules, TrainRecipe, ValidationSource, Warmup,
+    BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Choice, Chunking, DataFormat, DataRecipe, Dtype,
+    EvalRecipe, GradRecipe, HeadRecipe, Labels, LayerCheckpoints, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnTooLong,
+    OptimizerRecipe, Pyramid, Recipe, Schedule, Storage, TargetModules, TrainRecipe, ValidationSource, Warmup,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -73,11 +73,18 @@ fn policy() -> impl Strategy<Value = Choice> {
 
 prop_compose! {
     fn kv_cache()(policy in policy(), lengths in prop::collection::vec(small(), 1..4), uniform in any::<bool>(),
-                  chunk_size in small(), grow in any::<bool>()) -> CacheRecipe {
-        let cache_length = if uniform { CacheLength::Uniform(lengths[0]) } else { CacheLength::PerLayer(lengths) };
+                  chunk_size in small(), grow in any::<bool>(), buffer in select(BufferKind::ALL),
+                   cpu_offload in any::<bool>(), pyramid in option::of((small(), small())),
+                  chunking in select(Chunking::ALL), randomize_chunk_sizes in any::<bool>()) -> CacheRecipe {
+        let cache_length = match pyramid {
+            Some((a, b)) => CacheLength::Pyramid(Pyramid { mean: a.max(b), top: a.min(b) }),
+            None if uniform => CacheLength::Uniform(lengths[0]),
+            None => CacheLength::PerLayer(lengths),
+        };
         let policy = if grow { Choice::named("dense") } else { policy };
-        let storage = if grow { Storage::Growing } else { Storage::Preallocated };
-        CacheRecipe { policy, buffer: BufferKind::Plain, cache_length, chunk_size, storage }
+        let growing = if chunk_size % 2 == 0 { Storage::Growing } else { Storage::Paged };
+        let storage = if grow { growing } else { Storage::Preallocated };
+        CacheRecipe { policy, buffer, cache_length, chunk_size, chunking, randomize_chunk_sizes, storage, cpu_offload }
     }
 }
 
@@ -106,15 +113,22 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn rest()(model in (path(), option::of(path()), select(Dtype::ALL)),
-              grad in (small(), 0.1..1e3_f64, option::of(small()), select(LayerCheckpoints::ALL)),
+    fn rest(head: HeadRecipe)(model in (path(), option::of(path()), select(Dtype::ALL)),
+              grad in (small(), 0.1..1e3_f64, option::of(small()), select(LayerCheckpoints::ALL), any::<bool>()),
               checkpoint in (large(), option::of(large()), small()), interval in large(), output_dir in option::of(path()))
              -> (ModelRecipe, GradRecipe, CheckpointRecipe, LogRecipe, Option<PathBuf>) {
-        let (layers_per_cell, chunks_per_cell_multiplier, chunks_per_cell, layer_checkpoints) = grad;
+        let (layers_per_cell, chunks_per_cell_multiplier, chunks_per_cell, layer_checkpoints, singles) = grad;
+        let single_tokens_for_targets = singles && head == HeadRecipe::NextToken;
         let (save_interval, intermediate_save_interval, intermediate_save_keep) = checkpoint;
         (
             ModelRecipe { path: model.0, adapter: model.1, dtype: model.2 },
-            GradRecipe { layers_per_cell, chunks_per_cell_multiplier, chunks_per_cell, layer_checkpoints },
+            GradRecipe {
+                layers_per_cell,
+                chunks_per_cell_multiplier,
+                chunks_per_cell,
+                layer_checkpoints,
+                single_tokens_for_targets,
+            },
             CheckpointRecipe { save_interval, intermediate_save_interval, intermediate_save_keep },
             LogRecipe { interval },
             output_dir,
@@ -124,9 +138,12 @@ prop_compose! {
 
 fn recipe() -> impl Strategy<Value = Recipe> {
     head().prop_flat_map(|head| {
-        let parts = (rest(), lora(), data(head.clone()), kv_cache(), train(), optimizer(), eval(head.clone()));
+        let lora = option::weighted(0.8, lora());
+        let parts = (rest(head.clone()), lora, data(head.clone()), kv_cache(), train(), optimizer(), eval(head.clone()));
         parts.prop_map(move |((model, grad, checkpoint, log, output_dir), lora, data, kv_cache, train, optimizer, eval)| {
             let head = head.clone();
+            let adapter = model.adapter.filter(|_| lora.is_some());
+            let model = ModelRecipe { adapter, ..model };
             Recipe { model, lora, data, head, kv_cache, grad, train, optimizer, eval, checkpoint, log, output_dir }
         })
     })
@@ -163,6 +180,7 @@ fn what_has_two_forms_prints_in_words() {
     let words = [
         (CacheLength::Uniform(8).to_string(), "8"),
         (CacheLength::PerLayer(vec![8, 4]).to_string(), "[8, 4]"),
+        (CacheLength::Pyramid(Pyramid { mean: 8, top: 4 }).to_string(), "8 on average, 4 at the top"),
         (TargetModules::AllLinear.to_string(), "all-linear"),
         (TargetModules::Names(vec!["q_proj".into(), "v_proj".into()]).to_string(), "q_proj, v_proj"),
         (Labels::Texts(vec!["A".into(), "B".into()]).to_string(), "A, B"),
@@ -172,6 +190,52 @@ fn what_has_two_forms_prints_in_words() {
     for (shown, expected) in words {
         assert_eq!(shown, expected);
     }
+}
+
+/// Keys that a resumed run may not change, with other values than those of the small recipe.
+const BOUND: &[(&str, &str)] = &[
+    ("model.path", "other"),
+    ("model.adapter", "a"),
+    ("model.dtype", "bf16"),
+    ("lora.r", "7"),
+    ("lora.alpha", "7"),
+    ("lora.dropout", "0.7"),
+    ("lora.target_modules", "[\"q_proj\"]"),
+    ("data.format", "longbench-v2"),
+    ("data.train", "other"),
+    ("data.validation_fraction", "0.7"),
+    ("data.max_seq_length", "7"),
+    ("data.on_too_long", "drop"),
+    ("data.order", "longest_first"),
+    ("kv_cache.policy", "dense"),
+    ("kv_cache.cache_length", "7"),
+    ("kv_cache.cache_length", "{ pyramid = { mean = 7, top = 3 } }"),
+    ("kv_cache.chunk_size", "7"),
+    ("kv_cache.chunking", "reference"),
+    ("kv_cache.buffer", "int8"),
+    ("kv_cache.randomize_chunk_sizes", "true"),
+    ("grad.single_tokens_for_targets", "true"),
+    ("train.micro_batch_size", "7"),
+    ("train.gradient_accumulation_steps", "7"),
+    ("train.max_grad_norm", "7"),
+    ("train.seed", "7"),
+    ("eval.interval", "7"),
+    ("eval.mode", "max"),
+    ("eval.max_batches", "7"),
+    ("optimizer.learning_rate", "7"),
+    ("optimizer.weight_decay", "7"),
+    ("optimizer.betas", "[0.7, 0.7]"),
+    ("optimizer.eps", "7"),
+    ("optimizer.schedule", "linear"),
+    ("optimizer.warmup_ratio", "0.7"),
+];
+
+#[test]
+fn a_resumed_run_trains_the_same_weights() {
+    let all = parse_with(SMALL, &["train.weights=all"]).unwrap().recipe;
+    let found = parse(SMALL).unwrap().recipe.changes_refused_on_resume(&all);
+    let keys: Vec<_> = found.iter().map(|d| d.key.as_str()).collect();
+    assert_eq!(keys, ["lora.alpha", "lora.dropout", "lora.r", "lora.target_modules", "train.weights"]);
 }
 
 #[test]
@@ -196,40 +260,9 @@ fn a_resumed_run_may_change_its_length_logging_saving_and_tiling_only() {
         "output_dir=other",
     ];
     assert_eq!(differences(&free), []);
-    let bound = [
-        ("model.path", "other"),
-        ("model.adapter", "a"),
-        ("model.dtype", "bf16"),
-        ("lora.r", "7"),
-        ("lora.alpha", "7"),
-        ("lora.dropout", "0.7"),
-        ("lora.target_modules", "[\"q_proj\"]"),
-        ("data.format", "longbench-v2"),
-        ("data.train", "other"),
-        ("data.validation_fraction", "0.7"),
-        ("data.max_seq_length", "7"),
-        ("data.on_too_long", "drop"),
-        ("data.order", "longest_first"),
-        ("kv_cache.policy", "dense"),
-        ("kv_cache.cache_length", "7"),
-        ("kv_cache.chunk_size", "7"),
-        ("train.micro_batch_size", "7"),
-        ("train.gradient_accumulation_steps", "7"),
-        ("train.max_grad_norm", "7"),
-        ("train.seed", "7"),
-        ("eval.interval", "7"),
-        ("eval.mode", "max"),
-        ("eval.max_batches", "7"),
-        ("optimizer.learning_rate", "7"),
-        ("optimizer.weight_decay", "7"),
-        ("optimizer.betas", "[0.7, 0.7]"),
-        ("optimizer.eps", "7"),
-        ("optimizer.schedule", "linear"),
-        ("optimizer.warmup_ratio", "0.7"),
-    ];
-    for (key, value) in bound {
+    for (key, value) in BOUND {
         let found = differences(&[&format!("{key}={value}")]);
-        assert_eq!(found.iter().map(|d| d.key.as_str()).collect::<Vec<_>>(), [key]);
+        assert_eq!(found.iter().map(|d| d.key.as_str()).collect::<Vec<_>>(), [*key]);
     }
     let found = differences(&["lora.r=7", "data.max_seq_length=64"]);
     let shown: Vec<_> = found.iter().map(|d| (d.key.as_str(), d.before.as_str(), d.after.as_str())).collect();

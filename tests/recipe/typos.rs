@@ -31,11 +31,14 @@ policy = "h2o"
 buffer = "plain"
 cache_length = 32
 chunk_size = 8
+chunking = "reference"
+randomize_chunk_sizes = false
 storage = "preallocated"
 [grad]
 layers_per_cell = 1
 chunks_per_cell_multiplier = 1.0
 layer_checkpoints = "plain"
+single_tokens_for_targets = false
 [train]
 micro_batch_size = 2
 gradient_accumulation_steps = 2
@@ -95,10 +98,14 @@ const TYPOS: &[(&str, &str, &str)] = &[
     ("cache_length =", "cacheLength =", "cache_length"),
     ("chunk_size =", "chunk_sise =", "chunk_size"),
     ("chunk_size =", "chunksize =", "chunk_size"),
+    ("chunking =", "chunkin =", "chunking"),
+    ("\"reference\"", "\"refrence\"", "reference"),
+    ("randomize_chunk_sizes =", "randomise_chunk_sizes =", "randomize_chunk_sizes"),
     ("\"preallocated\"", "\"pre-alocated\"", "preallocated"),
     ("layers_per_cell =", "layer_per_cell =", "layers_per_cell"),
     ("chunks_per_cell_multiplier =", "chunks_per_cell_mulitplier =", "chunks_per_cell_multiplier"),
     ("layer_checkpoints =", "layer_checkpoint =", "layer_checkpoints"),
+    ("single_tokens_for_targets =", "single_token_for_targets =", "single_tokens_for_targets"),
     ("micro_batch_size =", "microbatch_size =", "micro_batch_size"),
     ("gradient_accumulation_steps =", "gradient_acumulation_steps =", "gradient_accumulation_steps"),
     ("max_steps =", "max_step =", "max_steps"),
@@ -175,7 +182,7 @@ fn text_that_is_not_toml_is_refused_where_it_stands() {
         ("r = 4", "r = 4\nr = 5", 8),
         ("dtype = \"f32\"", "dtype = f32", 5),
         ("[lora]", "[lora", 6),
-        ("seed = 1", "seed = 99999999999999999999", 38),
+        ("seed = 1", "seed = 99999999999999999999", 41),
         ("alpha = 8", "alpha = 1e999", 8),
     ];
     for (right, wrong, line) in cases {

@@ -1,6 +1,6 @@
 //! One line of a proof's table: everything that a loss and its gradient may depend on.
 
-use kvtune::recipe::Storage;
+use kvtune::recipe::{BufferKind, Chunking, Storage};
 use kvtune::verify::{Comparison, compare};
 use tch::Kind;
 
@@ -8,6 +8,7 @@ use super::{ALL_LINEAR, batch, context, engine, model};
 
 /// A model, a batch, a cache and a tiling.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a switch of its own, and a case names those that it turns")]
 pub struct Case {
     /// What fails is named by it.
     pub name: &'static str,
@@ -23,8 +24,20 @@ pub struct Case {
     pub cache: &'static [usize],
     /// Columns of a chunk.
     pub chunk: usize,
+    /// Where chunks end.
+    pub chunking: Chunking,
+    /// Whether their sizes are drawn.
+    pub is_randomized: bool,
+    /// How tokens from the first target on are run.
+    pub tail: Tail,
+    /// Begin and end of each row's initial part, where it has one.
+    pub initial: &'static [(usize, usize)],
     /// Of a dense cache.
     pub storage: Storage,
+    /// How an entry is stored.
+    pub buffer: BufferKind,
+    /// Whether entries wait on the host between their uses.
+    pub is_offloaded: bool,
     /// Layers of a cell.
     pub layers_per_cell: usize,
     /// Chunks of a cell.
@@ -33,6 +46,8 @@ pub struct Case {
     pub lora: &'static [&'static str],
     /// Of the adapter.
     pub dropout: f64,
+    /// What is trained.
+    pub trains: Trains,
     /// Where the losses are.
     pub targets: TargetsAt,
     /// What they are.
@@ -45,6 +60,26 @@ pub struct Case {
     pub kind: Kind,
     /// How many matrices have no gradient, by the nature of the case.
     pub untested: usize,
+}
+
+/// How tokens from the first target on are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tail {
+    /// As those before.
+    InChunks,
+    /// One by one.
+    OneByOne,
+}
+
+/// What is trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trains {
+    /// LoRA beside a model whose output projection is its own.
+    Adapter,
+    /// All weights of such a model.
+    All,
+    /// All weights of a model whose output projection is the embedding.
+    AllTied,
 }
 
 /// How wide a cell is.
@@ -87,11 +122,18 @@ pub const PLAIN: Case = Case {
     lengths: &[44, 37, 9],
     cache: &[18],
     chunk: 5,
+    chunking: Chunking::Plain,
+    is_randomized: false,
+    tail: Tail::InChunks,
+    initial: &[],
     storage: Storage::Preallocated,
+    buffer: BufferKind::Plain,
+    is_offloaded: false,
     layers_per_cell: 1,
     width: Width::Chunks(3),
     lora: ALL_LINEAR,
     dropout: 0.0,
+    trains: Trains::Adapter,
     targets: TargetsAt::All,
     head: HeadKind::NextToken,
     is_int8: false,

@@ -7,19 +7,17 @@ pub mod case;
 
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
 use kvtune::data::{Batch, Row, Targets};
-use kvtune::engine::{Engine, Settings, StepContext};
+use kvtune::engine::{ChunkKey, Engine, Settings, StepContext};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, DropoutKey, Model};
-use kvtune::recipe::{
-    BufferKind, CacheLength, CacheRecipe, Choice, Dtype, GradRecipe, LayerCheckpoints, LoraRecipe, TargetModules,
-};
+use kvtune::recipe::{CacheLength, CacheRecipe, Choice, Dtype, GradRecipe, LayerCheckpoints, LoraRecipe, TargetModules};
 use kvtune::units::ChunkIdx;
 use rand::RngExt;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use tch::{Device, Kind, Tensor};
 
-use case::{Case, HeadKind, TargetsAt, Width};
+use case::{Case, HeadKind, Tail, TargetsAt, Trains, Width};
 
 /// Layers of every model here: a bottom, a middle and a top row of cells.
 pub const NUM_LAYERS: usize = 3;
@@ -47,7 +45,7 @@ pub fn normal(seed: u64, shape: &[i64], deviation: f64) -> Tensor {
     Tensor::from_slice(&values).view(shape)
 }
 
-/// The model of a case, written to a directory and read back. No bias is zero, no norm is one, and the adapter's B
+/// The model of a case, written to a directory and read back. No bias is zero, no norm is one, and the B of an adapter
 /// is drawn too.
 pub fn model(case: &Case) -> Model {
     // The tests are the parallelism; and a reduction split over threads would not repeat to the bit.
@@ -56,6 +54,9 @@ pub fn model(case: &Case) -> Model {
     std::fs::write(dir.path().join("config.json"), config(case).to_string()).unwrap();
     Tensor::write_safetensors(&weights(case), dir.path().join("model.safetensors")).unwrap();
     let dtype = if case.kind == Kind::Double { Dtype::F64 } else { Dtype::F32 };
+    if case.trains != Trains::Adapter {
+        return Model::load_to_train(dir.path(), dtype, CPU).unwrap();
+    }
     let mut model = Model::load(dir.path(), dtype, CPU).unwrap();
     let names = case.lora.iter().map(|&name| name.to_owned()).collect();
     let lora = LoraRecipe { r: 4, alpha: 8.0, dropout: case.dropout, target_modules: TargetModules::Names(names) };
@@ -74,7 +75,7 @@ fn config(case: &Case) -> serde_json::Value {
         "model_type": "qwen2", "hidden_size": HIDDEN, "num_hidden_layers": NUM_LAYERS, "intermediate_size": 40,
         "num_attention_heads": case.heads.0, "num_key_value_heads": case.heads.1, "head_dim": HEAD_DIM,
         "vocab_size": VOCAB, "max_position_embeddings": 4096, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
-        "hidden_act": "silu", "tie_word_embeddings": false,
+        "hidden_act": "silu", "tie_word_embeddings": case.trains == Trains::AllTied,
     })
 }
 
@@ -86,6 +87,7 @@ fn weights(case: &Case) -> Vec<(String, Tensor)> {
         ("model.norm.weight".to_owned(), vec![HIDDEN]),
         ("lm_head.weight".to_owned(), vec![VOCAB as i64, HIDDEN]),
     ];
+    all.retain(|(name, _)| case.trains != Trains::AllTied || name != "lm_head.weight");
     for layer in 0..NUM_LAYERS {
         let mut add = |name: &str, shape: &[i64]| all.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
         for norm in ["input_layernorm.weight", "post_attention_layernorm.weight"] {
@@ -171,11 +173,16 @@ fn row(case: &Case, i: usize, len: usize) -> Row {
         HeadKind::NextToken => Targets::NextToken((0..len).map(target).collect()),
         HeadKind::Classify => Targets::Class((i + 1) % LABELS.len()),
     };
-    Row { sample: 70 + i as u64, inputs, targets }
+    Row { sample: 70 + i as u64, inputs, targets, initial: case.initial.get(i).copied() }
 }
 
 /// The engine of a case for `model`.
 pub fn engine(case: &Case, model: &Model) -> Engine {
+    engine_with(case, settings(case, model))
+}
+
+/// What the engine of a case is built from.
+pub fn settings(case: &Case, model: &Model) -> Settings {
     let params = toml::from_str(case.params).unwrap();
     let cache_length = match case.cache {
         [uniform] => CacheLength::Uniform(*uniform),
@@ -183,28 +190,42 @@ pub fn engine(case: &Case, model: &Model) -> Engine {
     };
     let kv = CacheRecipe {
         policy: Choice::with_params(case.policy, params),
-        buffer: BufferKind::Plain,
+        buffer: case.buffer,
         cache_length,
         chunk_size: case.chunk,
+        chunking: case.chunking,
+        randomize_chunk_sizes: case.is_randomized,
         storage: case.storage,
+        cpu_offload: case.is_offloaded,
     };
     let (chunks_per_cell, chunks_per_cell_multiplier) = match case.width {
         Width::Chunks(chunks) => (Some(chunks), 1.0),
         Width::Multiplier(multiplier) => (None, multiplier),
     };
     let layer_checkpoints = if case.is_int8 { LayerCheckpoints::Int8 } else { LayerCheckpoints::Plain };
-    let grad =
-        GradRecipe { layers_per_cell: case.layers_per_cell, chunks_per_cell_multiplier, chunks_per_cell, layer_checkpoints };
+    let grad = GradRecipe {
+        layers_per_cell: case.layers_per_cell,
+        chunks_per_cell_multiplier,
+        chunks_per_cell,
+        layer_checkpoints,
+        single_tokens_for_targets: case.tail == Tail::OneByOne,
+    };
+    Settings::new(model.config(), &kv, &grad).unwrap()
+}
+
+/// The engine of a case with other settings.
+pub fn engine_with(case: &Case, settings: Settings) -> Engine {
     let head: Box<dyn Head> = match case.head {
         HeadKind::NextToken => Box::new(NextToken),
         HeadKind::Classify => Box::new(ClassifyOnLogits::new(&LABELS)),
     };
-    Engine::new(Settings::new(model.config(), &kv, &grad).unwrap(), head)
+    Engine::new(settings, head)
 }
 
 /// The weight and the randomness of a case.
 pub fn context(case: &Case) -> StepContext {
-    StepContext { weight: 0.01, dropout: (case.dropout > 0.0).then_some(DropoutKey { seed: 3, step: 11 }) }
+    let dropout = (case.dropout > 0.0).then_some(DropoutKey { seed: 3, step: 11 });
+    StepContext { weight: 0.01, dropout, chunk_sizes: Some(ChunkKey { seed: 3, step: 11 }) }
 }
 
 /// The log of one chunk that holds every token and evicts none: what plain full attention sees.

@@ -1,0 +1,112 @@
+//! Training all weights: what would run, what contradicts it, and what is evaluated.
+
+use insta::assert_snapshot;
+
+use super::place::{Place, Said};
+
+/// With a recipe that has no `[lora]`.
+fn place() -> Place {
+    let place = Place::new();
+    place.edit_recipe("[lora]\nr = 4\nalpha = 8\n", "");
+    place
+}
+
+fn run(place: &Place, verb: &str, arguments: &[&str]) -> Said {
+    place.run(&[&[verb, "--device", "cpu", "--recipe", "recipe.toml"][..], arguments].concat())
+}
+
+fn finetune(place: &Place, overrides: &[&str]) -> Said {
+    let overrides: Vec<&str> = overrides.iter().flat_map(|o| ["--set", o]).collect();
+    run(place, "finetune-full", &[&["--out", "run"][..], &overrides].concat())
+}
+
+#[test]
+fn what_would_run() {
+    let said = run(&place(), "check", &["--full"]).done();
+    assert!(said.out.contains("all 171840 are trained"), "{}", said.out);
+    assert!(!said.out.contains("LoRA"), "{}", said.out);
+}
+
+#[test]
+fn the_proof() {
+    let said = run(&place(), "verify", &["--full"]).done();
+    assert!(
+        said.out.contains("model.embed_tokens.weight") && said.out.contains("model.layers.2.mlp.down_proj.weight"),
+        "{}",
+        said.out
+    );
+    assert!(said.out.trim_end().ends_with("proved"), "{}", said.out);
+}
+
+#[test]
+fn an_adapter_in_the_recipe() {
+    let place = Place::new();
+    assert_snapshot!(finetune(&place, &[]).refused(2), @r"
+    error: `[lora]` says nothing where all weights are trained: there is no adapter
+     --> recipe.toml:3:2
+      |
+    3 | [lora]
+      |  ^^^^
+
+    hint: remove it, or train the adapter with `kvtune finetune-lora`
+    ");
+    assert_snapshot!(run(&self::place(), "check", &["--full", "--set", "model.adapter=adapter"]).refused(2), @r"
+    error: `model.adapter` says nothing where all weights are trained: there is no adapter
+      --> --set model.adapter=adapter
+
+    hint: remove it, or train the adapter with `kvtune finetune-lora`
+    ");
+    assert!(!place.path("run").exists());
+}
+
+#[test]
+fn the_other_verb() {
+    let place = place();
+    place.edit_recipe("[train]\n", "[train]\nweights = \"all\"\n");
+    assert_snapshot!(place.finetune(&[]).refused(2), @r#"
+    error: `train.weights = "all"` contradicts the command, which trains `adapter`
+      --> recipe.toml:12:1
+       |
+    12 | weights = "all"
+       | ^^^^^^^
+
+    hint: remove the key, or use the other of `finetune-lora` and `finetune-full`; `check` and `verify` say it with `--full`
+    "#);
+    assert!(!place.path("run").exists());
+    run(&place, "check", &[]).done();
+}
+
+#[test]
+fn half_precision() {
+    let place = place();
+    assert_snapshot!(finetune(&place, &["model.dtype=bf16"]).refused(2), @r#"
+    error: all weights can't be trained in `bf16`: most updates are smaller than the steps between its numbers
+
+    hint: write `model.dtype = "f32"`, in which `bf16` weights load too; an adapter can be trained in `bf16`
+    "#);
+    let check = run(&place, "check", &["--full", "--set", "model.dtype=bf16"]).refused(2);
+    assert!(check.contains("can't be trained in `bf16`"), "{check}");
+    assert!(!place.path("run").exists());
+}
+
+#[test]
+fn a_checkpoint_is_a_model_of_its_own() {
+    let place = place();
+    finetune(&place, &[]).done();
+    let evaluate =
+        |arguments: &[&str]| place.run(&[&["evaluate", "--device", "cpu", "--split", "train"][..], arguments].concat());
+    evaluate(&["run"]).done();
+    evaluate(&["run/step-000002", "--set", "model.dtype=bf16"]).done();
+    assert_snapshot!(evaluate(&["run", "--set", "model.path=../adapter"]).refused(2), @r"
+    error: `model.path` is set, but the checkpoint `run/final` holds a whole model
+
+    hint: leave it out, or evaluate that model with `--base`
+    ");
+    let mut bytes = place.read("run/final/model.safetensors");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    place.write("run/final/model.safetensors", bytes);
+    let damaged = evaluate(&["run/final"]).refused(3);
+    assert!(damaged.starts_with("error: `run/final/model.safetensors` is damaged"), "{damaged}");
+    assert!(evaluate(&["run"]).done().err.contains("warning: skipped `run/final`"));
+}

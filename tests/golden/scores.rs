@@ -1,0 +1,162 @@
+//! The scores behind the choices: what each policy has noted of each position after each chunk, beside another program's.
+
+use std::collections::BTreeMap;
+
+use kvtune::cache::{self, Attention, ChunkSpan, LayerCache, LayerLog, Policy, Shape};
+use kvtune::engine::{ChunkPlan, ColumnWidth};
+use kvtune::model::{Attend, AttendError, Model, Place, Qkv};
+use kvtune::ops::attention::{self, Chunk, Past};
+use kvtune::recipe::BufferKind;
+use kvtune::units::LayerIdx;
+use tch::{Device, Kind, Tensor, no_grad};
+
+use super::{Golden, model};
+
+/// The bound of the golden numbers' readme.
+const BOUND: f64 = 1e-4;
+
+/// Attention over caches, one per layer, whose policies may be looked at between the chunks.
+struct Listening {
+    caches: Vec<LayerCache>,
+    policies: Vec<Box<dyn Policy>>,
+    logs: Vec<LayerLog>,
+    span: ChunkSpan,
+}
+
+/// A chunk's attention, for the policy to ask about.
+struct Seen<'a> {
+    chunk: Chunk<'a>,
+    past: &'a [Past<'a>],
+    lse_bhn: Tensor,
+}
+
+impl Attention for Seen<'_> {
+    fn paid(&self, last: Option<usize>) -> Tensor {
+        attention::attention_paid(self.chunk, self.past, &self.lse_bhn, last)
+    }
+
+    fn queries(&self) -> (Tensor, f64) {
+        (self.chunk.q_bhnd.shallow_clone(), self.chunk.scale)
+    }
+
+    fn entries(&self) -> (Tensor, Tensor) {
+        let all = |past: fn(&Past<'_>) -> Tensor, own: &Tensor| {
+            Tensor::cat(&self.past.iter().map(past).chain([own.shallow_clone()]).collect::<Vec<_>>(), 2)
+        };
+        let keys = all(|past| past.k_bgpd.shallow_clone(), self.chunk.k_bgnd);
+        (keys, all(|past| past.v_bgpd.shallow_clone(), self.chunk.v_bgnd))
+    }
+}
+
+impl Listening {
+    fn new(golden: &Golden, model: &Model, plan: &ChunkPlan) -> Self {
+        let lengths = golden.cache_lengths(model);
+        let config = model.config();
+        let cache = |(layer, &cache_length): (usize, &usize)| {
+            let shape = Shape {
+                batch: 2,
+                groups: config.num_kv_heads as i64,
+                head_dim: config.head_dim as i64,
+                cache_length,
+                allocated: cache_length,
+                is_paged: false,
+                buffer: BufferKind::Plain,
+                is_offloaded: false,
+                kind: Kind::Float,
+                device: Device::Cpu,
+            };
+            LayerCache::new(LayerIdx(layer), shape, plan.prefill)
+        };
+        Self {
+            caches: lengths.iter().enumerate().map(cache).collect(),
+            policies: lengths.iter().map(|&length| cache::build(&golden.policy(), length).unwrap()).collect(),
+            logs: lengths.iter().map(|_| LayerLog::default()).collect(),
+            span: plan.spans[0].clone(),
+        }
+    }
+}
+
+impl Attend for Listening {
+    fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+        let (cache, log, span) = (&mut self.caches[layer.0], &mut self.logs[layer.0], &self.span);
+        let policy = &*self.policies[layer.0];
+        log.record(cache.decide(policy, span));
+        let victims = cache.recall(log, span).map_err(AttendError::caused_by)?;
+        let written = cache.write(span, victims, qkv.k_bgnd, qkv.v_bgnd).map_err(AttendError::caused_by)?;
+        let pages = cache.past(cache.region(span));
+        let past: Vec<Past<'_>> = pages.iter().map(|(k, v)| Past { k_bgpd: k, v_bgpd: v, in_use_bgp: None }).collect();
+        let chunk =
+            Chunk { q_bhnd: qkv.q_bhnd, k_bgnd: &written.k_bgnd, v_bgnd: &written.v_bgnd, scale: qkv.scale, in_use_bgn: None };
+        let attended = attention::attend(chunk, &past);
+        let seen = Seen { chunk, past: &past, lse_bhn: attended.lse_bhn };
+        cache.note(policy, span, (&written.k_bgnd, &written.v_bgnd), &seen);
+        Ok(attended.out_bhnd)
+    }
+}
+
+/// Scores by row, head and position.
+fn by_position(position_bgc: &Tensor, score_bgc: &Tensor) -> BTreeMap<(usize, i64), f64> {
+    let positions = Vec::<i64>::try_from(position_bgc.to_kind(Kind::Int64).contiguous().view(-1)).unwrap();
+    let scores = Vec::<f64>::try_from(score_bgc.to_kind(Kind::Double).contiguous().view(-1)).unwrap();
+    let slots = position_bgc.size()[2] as usize;
+    positions.into_iter().zip(scores).enumerate().map(|(i, (position, score))| ((i / slots, position), score)).collect()
+}
+
+/// Runs a case chunk by chunk and compares what has been noted after each; returns the worst difference.
+fn worst(name: &'static str) -> f64 {
+    let (golden, model) = (Golden::read(name), model());
+    let ids_bt = &golden.tensors["input_ids"];
+    let tokens = ids_bt.size()[1];
+    let lengths = golden.cache_lengths(&model);
+    let span = lengths.iter().copied().min().unwrap();
+    let plan = ChunkPlan::new(&[tokens as usize; 2], span, golden.number("chunk_size") as usize, ColumnWidth::Chunks(1));
+    let mut listening = Listening::new(&golden, &model, &plan);
+    let (mut worst, mut compared): (f64, usize) = (0.0, 0);
+    for span in &plan.spans {
+        listening.span = span.clone();
+        let (start, len) = (span.start as i64, span.len as i64);
+        let mut hidden = model.embed(&ids_bt.narrow(1, start, len));
+        let position_bn = Tensor::arange_start(start, start + len, (Kind::Int64, Device::Cpu)).view([1, -1]);
+        for layer in 0..lengths.len() {
+            hidden = model.layer(LayerIdx(layer), &hidden, &position_bn, &Place::default(), &mut listening).unwrap();
+        }
+        // The prefill span is scored by nobody.
+        if span.start < plan.prefill {
+            assert!(listening.caches.iter().all(|cache| cache.observed().is_none()), "{name}");
+            continue;
+        }
+        for (layer, cache) in listening.caches.iter().enumerate() {
+            let key = |what: &str| format!("{what}.layer{layer}.chunk{}", span.chunk.0);
+            let expected = by_position(&golden.tensors[&key("token_pos")], &golden.tensors[&key("scores")]);
+            let found = by_position(&cache.positions(), &cache.observed().unwrap());
+            assert!(found.keys().eq(expected.keys()), "{name}: other positions in layer {layer}, chunk {}", span.chunk.0);
+            worst = found.iter().map(|(at, score)| (score - expected[at]).abs()).fold(worst, f64::max);
+            compared += 1;
+        }
+    }
+    let zero = &golden.tensors["scores.layer0.chunk0"];
+    assert!(zero.equal(&zero.zeros_like()), "{name}");
+    let files = golden.tensors.keys().filter(|key| key.starts_with("scores.") && !key.ends_with("chunk0")).count();
+    assert_eq!(compared, files, "{name}: a file of scores was not read");
+    worst
+}
+
+#[test]
+fn what_is_noted_of_every_position_is_what_another_program_noted() {
+    let names = [
+        "h2o",
+        "h2o-keep0",
+        "h2o-topk",
+        "h2o-norm",
+        "h2o-grace4-fixed",
+        "h2o-grace12-fixed",
+        "h2o-mixed",
+        "h2o-vlen",
+        "h2o-orig",
+    ];
+    for name in names {
+        let worst = no_grad(|| worst(name));
+        println!("{name}: scores {worst:.1e}");
+        assert!(worst <= BOUND, "{name}: scores differ by {worst:.2e}");
+    }
+}

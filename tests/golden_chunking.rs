@@ -1,0 +1,68 @@
+//! Chunks beside those of another program: its rule for bending them to the points where caches become full, 455 times.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use kvtune::data::{Batch, Row, Targets};
+use kvtune::engine::Settings;
+use kvtune::model::ModelConfig;
+use kvtune::recipe::{BufferKind, CacheLength, CacheRecipe, Choice, Chunking, GradRecipe, LayerCheckpoints, Storage};
+use serde_json::{Value, json};
+
+fn config(num_layers: usize) -> ModelConfig {
+    let config = json!({
+        "model_type": "qwen2", "hidden_size": 24, "num_hidden_layers": num_layers, "intermediate_size": 40,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "vocab_size": 50, "max_position_embeddings": 4096,
+        "rope_theta": 10000.0, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": false,
+    });
+    ModelConfig::from_object(config.as_object().unwrap()).unwrap()
+}
+
+fn settings(cache_lengths: &[usize], chunk_size: usize, chunking: Chunking) -> Settings {
+    let kv = CacheRecipe {
+        policy: Choice::with_params("lastrec", toml::from_str("init_grace_tokens = 0").unwrap()),
+        buffer: BufferKind::Plain,
+        cache_length: CacheLength::PerLayer(cache_lengths.to_vec()),
+        chunk_size,
+        chunking,
+        randomize_chunk_sizes: false,
+        storage: Storage::Preallocated,
+        cpu_offload: false,
+    };
+    let grad = GradRecipe {
+        layers_per_cell: 1,
+        chunks_per_cell_multiplier: 1.0,
+        chunks_per_cell: None,
+        layer_checkpoints: LayerCheckpoints::Plain,
+        single_tokens_for_targets: false,
+    };
+    Settings::new(&config(cache_lengths.len()), &kv, &grad).unwrap()
+}
+
+/// Sizes of the cache's events; no piece of the first is longer than a chunk.
+fn events(settings: &Settings, tokens: usize, chunk_size: usize) -> Vec<usize> {
+    let row = Row { sample: 0, inputs: vec![1; tokens], targets: Targets::NextToken(vec![1; tokens]), initial: None };
+    let plan = settings.plan(&Batch { rows: vec![row] }, None).unwrap();
+    let mut sizes = Vec::new();
+    for span in &plan.spans {
+        assert!(span.chunk.0 > 0 || span.len <= chunk_size);
+        sizes.resize(span.chunk.0 + 1, 0);
+        sizes[span.chunk.0] += span.len;
+    }
+    sizes
+}
+
+#[test]
+fn every_row_is_equal() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/golden/chunking.json");
+    let rows: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    assert_eq!(rows.len(), 455);
+    let mut bent = 0;
+    for row in &rows {
+        let numbers = |key: &str| row[key].as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as usize).collect::<Vec<_>>();
+        let (cache_lengths, expected) = (numbers("cache_lengths"), numbers("chunk_sizes"));
+        let [chunk_size, tokens] = ["chunk", "seq"].map(|key| row[key].as_u64().unwrap() as usize);
+        let found = events(&settings(&cache_lengths, chunk_size, Chunking::Reference), tokens, chunk_size);
+        assert_eq!(found, expected, "{row}");
+        bent += usize::from(events(&settings(&cache_lengths, chunk_size, Chunking::Plain), tokens, chunk_size) != expected);
+    }
+    assert!(bent >= 50, "only {bent} rows tell the rules apart");
+}

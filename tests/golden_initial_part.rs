@@ -1,0 +1,72 @@
+//! The initial part of prompts beside that of another program, which keeps it in its cache.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::path::{Path, PathBuf};
+
+use kvtune::data::{Limits, Tokenizer, open};
+use kvtune::recipe::{BatchOrder, DataFormat, DataRecipe, EndRegex, HeadRecipe, InitialPart, OnTooLong, ValidationSource};
+use serde_json::{Value, json};
+use tch::Tensor;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// A JSONL file of the case's rows: the inputs, and the last target behind them.
+fn rows(name: &str, dir: &Path) -> PathBuf {
+    let tensors = Tensor::read_safetensors(fixture(&format!("golden/{name}.safetensors"))).unwrap();
+    let rows = |key: &str| {
+        let tensor = &tensors.iter().find(|(name, _)| name == key).unwrap().1;
+        (0..tensor.size()[0]).map(|row| Vec::<i64>::try_from(tensor.get(row)).unwrap()).collect::<Vec<_>>()
+    };
+    let line = |(mut ids, targets): (Vec<i64>, Vec<i64>)| {
+        ids.push(*targets.last().unwrap());
+        format!("{}\n", json!({"input_ids": ids, "labels": ids}))
+    };
+    let path = dir.join(format!("{name}.jsonl"));
+    std::fs::write(&path, rows("input_ids").into_iter().zip(rows("targets")).map(line).collect::<String>()).unwrap();
+    path
+}
+
+fn check(name: &str) {
+    let how: Value = serde_json::from_str(&std::fs::read_to_string(fixture(&format!("golden/{name}.json"))).unwrap()).unwrap();
+    let rule = InitialPart {
+        end_regex: EndRegex::new(how["regex"].as_str().unwrap()).unwrap(),
+        include_end_string: how["include_end_string"].as_bool().unwrap(),
+        pad_id: how["pad_id"].as_u64().unwrap() as u32,
+        range_is_prefix: how["range_is_prefix"].as_bool().unwrap(),
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let data = DataRecipe {
+        format: DataFormat::Tokens,
+        train: rows(name, dir.path()),
+        validation: ValidationSource::Fraction(0.0),
+        max_seq_length: None,
+        on_too_long: OnTooLong::Error,
+        order: BatchOrder::Shuffled,
+        train_on_prompt: false,
+    };
+    let tokenizer = Tokenizer::load(&fixture("model-qwen2")).unwrap();
+    let limits = Limits { vocab_size: 512, max_positions: 4096 };
+    let splits = open(&data, &HeadRecipe::NextToken, Some(&tokenizer), limits, Some(&rule), 1).unwrap();
+    let batch = splits.train.batch(&[0, 1]).unwrap();
+    assert!(batch.rows.iter().all(|row| row.inputs.len() == 96));
+
+    let slots = how["cache_length"].as_u64().unwrap() as usize;
+    let cap = ((slots as f64 * how["max_initial_fraction"].as_f64().unwrap()) as usize).max(1);
+    let found: Vec<_> =
+        batch.rows.iter().map(|row| row.initial.map(|(start, end)| (start, end.min(start + cap))).unwrap()).collect();
+    let expected = how["protected_ranges_start_end_layer0"].as_array().unwrap();
+    let number = |side: usize, row: usize| expected[side][row].as_u64().unwrap() as usize;
+    assert_eq!(found, [0, 1].map(|row| (number(0, row), number(1, row))), "{name}");
+}
+
+#[test]
+fn pads_belong_to_it() {
+    check("smart-lastrec-prefix1-frac75");
+}
+
+#[test]
+fn it_begins_behind_the_pads() {
+    check("smart-lastrec-prefix0-frac75");
+}

@@ -1,0 +1,98 @@
+//! The crown, with all weights trained: embedding, norms, projections, biases and output matrix, tied or not.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on fails, and says what it saw")]
+
+mod support;
+
+use kvtune::engine::Silent;
+use kvtune::recipe::Storage;
+use support::case::{Case, HeadKind, PLAIN, TargetsAt, Trains, Width, prove};
+use tch::Kind;
+
+const FULL: Case = Case { trains: Trains::All, lora: &[], ..PLAIN };
+const TIED: Case = Case { trains: Trains::AllTied, ..FULL };
+const ONE_CELL: Case = Case { layers_per_cell: 3, width: Width::Chunks(100), ..FULL };
+
+/// Three that behave differently: nothing leaves, one choice for all heads, a choice per head.
+const POLICIES: [Case; 3] = [
+    Case { policy: "dense", cache: &[50], ..FULL },
+    Case { policy: "lastrec", params: "init_grace_tokens = 3", ..FULL },
+    Case { params: "grace_period = 2", ..FULL },
+];
+
+fn varied<const N: usize>(variations: [fn(Case) -> Case; N]) -> Vec<Case> {
+    POLICIES.iter().flat_map(|&case| variations.iter().map(move |vary| vary(case))).collect()
+}
+
+#[test]
+fn tied_and_untied_under_both_heads() {
+    let cases = varied([
+        |c| Case { name: "untied", ..c },
+        |c| Case { name: "tied", trains: Trains::AllTied, ..c },
+        |c| Case { name: "untied classification", head: HeadKind::Classify, ..c },
+        |c| Case { name: "tied classification", head: HeadKind::Classify, trains: Trains::AllTied, ..c },
+    ]);
+    prove("all weights, ends and heads", &cases);
+}
+
+#[test]
+fn every_shape_of_cell() {
+    let mut cases = Vec::new();
+    for case in varied([|c| c, |c| Case { trains: Trains::AllTied, ..c }]) {
+        for layers_per_cell in [1, 2, 3] {
+            for width in [Width::Chunks(1), Width::Chunks(2), Width::Chunks(100)] {
+                cases.push(Case { name: "cells", layers_per_cell, width, ..case });
+            }
+        }
+    }
+    prove("all weights, cells", &cases);
+}
+
+#[test]
+fn batches_targets_and_storage() {
+    let cases = varied([
+        |c| Case { name: "a single row", lengths: &[44], ..c },
+        |c| Case { name: "a row shorter than the cache", lengths: &[44, 11], trains: Trains::AllTied, ..c },
+        |c| Case { name: "a row of one token", lengths: &[1, 44], ..c },
+        |c| Case { name: "one KV head", heads: (4, 1), trains: Trains::AllTied, ..c },
+        |c| Case { name: "in the first chunk only", targets: TargetsAt::First(5), trains: Trains::AllTied, ..c },
+        |c| Case { name: "at the end only", targets: TargetsAt::Last(3), ..c },
+        |c| Case { name: "a single one in the middle", targets: TargetsAt::Only(20), trains: Trains::AllTied, ..c },
+    ]);
+    prove("all weights, batches", &cases);
+    let growing = Case { policy: "dense", cache: &[16], storage: Storage::Growing, ..TIED };
+    let by_layer = Case { cache: &[11, 18, 14], layers_per_cell: 2, width: Width::Chunks(2), ..FULL };
+    prove("all weights, caches", &[growing, by_layer]);
+}
+
+#[test]
+fn single_precision() {
+    let cases = varied([|c| Case { kind: Kind::Float, ..c }, |c| Case { kind: Kind::Float, trains: Trains::AllTied, ..c }]);
+    prove("all weights, f32", &cases);
+}
+
+/// Each weight of the file has a gradient, under its own name; a tied matrix has one.
+#[test]
+fn by_the_names_of_the_file() {
+    for (case, num_ends) in [(FULL, 3), (TIED, 2)] {
+        let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
+        let step = support::engine(&case, &model).gradients(&model, &batch, context, &mut Silent).unwrap();
+        assert_eq!(step.gradients.len(), num_ends + 12 * support::NUM_LAYERS);
+        for (name, parameter) in model.parameters() {
+            assert_eq!(step.gradients[&name].size(), parameter.size(), "{name}");
+            assert!(!parameter.grad().defined() || parameter.grad().count_nonzero(None).int64_value(&[]) == 0, "{name}");
+        }
+        assert_eq!(step.gradients.contains_key("lm_head.weight"), case.trains != Trains::AllTied);
+    }
+}
+
+/// A forward phase whose backward never runs, as before an error, leaves nothing behind for the next step.
+#[test]
+fn an_abandoned_step_is_forgotten() {
+    let case = Case { trains: Trains::AllTied, ..ONE_CELL };
+    let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
+    let engine = support::engine(&case, &model);
+    let clean = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
+    drop(engine.forward(&model, &batch, context, &mut Silent).unwrap());
+    let again = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
+    assert!(clean.gradients.iter().all(|(name, gradient)| *gradient == again.gradients[name]));
+}

@@ -1,0 +1,340 @@
+//! A scene played through: forward with every assertion on the way, again from the log, and back.
+
+use kvtune::cache::{ChunkSpan, LayerCache, LayerLog, Policy, Quota, ReplayLog, Shape, Undo, Victims};
+use kvtune::units::LayerIdx;
+use kvtune::verify::walk;
+use tch::Tensor;
+
+use super::content::{Content, Drawn, HEAD_DIM, mixed};
+use super::scene::Scene;
+use super::slow_policies::SlowPolicy;
+use super::synthetic_attention::{SyntheticAttention, by_head};
+
+/// Keys, values and positions of the filled slots.
+type Snapshot = [Tensor; 3];
+
+/// A scene with what came of it, chunk by chunk.
+pub(crate) struct Played<'a> {
+    scene: &'a Scene,
+    content: &'a Content,
+    shape: Shape,
+    pub(crate) spans: Vec<ChunkSpan>,
+    pub(crate) cache: LayerCache,
+    log: LayerLog,
+    pub(crate) undo: Vec<Undo>,
+    /// Keys and values of each chunk's region as its own queries saw them.
+    composed: Vec<(Tensor, Tensor)>,
+    snapshots: Vec<Snapshot>,
+    /// How often the policy has asked for attention.
+    pub(crate) asked: usize,
+    /// Whether some choice hung on the last digits of a score.
+    pub(crate) is_unclear: bool,
+}
+
+/// Plays a scene with every assertion; what it leaves tells how often attention was asked for, and whether all was foreseen.
+pub(crate) fn check(scene: &Scene) -> (usize, bool) {
+    let content = Content::new(scene);
+    let mut played = Played::forward(scene, &content);
+    let found = (played.asked, played.is_unclear);
+    played.check_replay();
+    played.check_unwinding();
+    played.check_replay_after_unwinding();
+    played.check_walk();
+    found
+}
+
+impl<'a> Played<'a> {
+    /// Plays all chunks forward.
+    pub(crate) fn forward(scene: &'a Scene, content: &'a Content) -> Self {
+        let policy = scene.build();
+        let plan = scene.plan(policy.evicts());
+        let shape = scene.shape(policy.evicts());
+        let mut played = Self {
+            scene,
+            content,
+            shape,
+            cache: LayerCache::new(LayerIdx(0), shape, plan.prefill).protecting(scene.told(&*policy)),
+            spans: plan.spans.clone(),
+            log: LayerLog::default(),
+            undo: Vec::new(),
+            composed: Vec::new(),
+            snapshots: Vec::new(),
+            asked: 0,
+            is_unclear: false,
+        };
+        let mut reference = SlowPolicy::new(scene, (content, scene), plan.prefill, &*policy);
+        for span in &plan.spans {
+            played.step(span, &*policy, &mut reference);
+        }
+        played.is_unclear = reference.is_unclear();
+        played
+    }
+
+    fn step(&mut self, span: &ChunkSpan, policy: &dyn Policy, reference: &mut SlowPolicy<'_>) {
+        wander(&mut self.cache, span, 0);
+        if let Some(quota) = self.cache.allot(policy, span) {
+            assert!(self.log.quota().is_none(), "{:?}, chunk {}: shared out twice", self.scene, span.index);
+            self.log.record_quota(quota);
+        }
+        divide(&mut self.cache, &self.log, span);
+        let victims = self.cache.decide(policy, span);
+        self.check_victims(span, victims.as_ref());
+        self.log.record(victims);
+        wander(&mut self.cache, span, 1);
+        let (k, v) = self.content.chunk(span.start, &span.real, span.len);
+        let victims = self.cache.recall(&self.log, span).unwrap();
+        let written = self.cache.write(span, victims, &k, &v).unwrap();
+        self.undo.push(written.undo);
+        self.composed.push((written.k_bgnd, written.v_bgnd));
+        wander(&mut self.cache, span, 2);
+        self.snapshots.push(snapshot(&self.cache));
+        reference.take(span);
+        self.check_shares(span, reference);
+        self.check_entries(span, reference);
+        self.check_promises(span, policy);
+        self.check_composed(span);
+        let attention = SyntheticAttention::new(self.scene, self.content, span, &self.cache);
+        let (k, v) = &self.composed[span.index];
+        self.cache.note(policy, span, (k, v), &attention);
+        self.asked += attention.asked.get();
+        reference.observe(span);
+        self.check_notes(span, reference);
+    }
+
+    fn what(&self, span: &ChunkSpan, row: usize, head: usize, positions: &[i64]) -> String {
+        format!("{:?}, chunk {}, row {row}, head {head}: {positions:?}", self.scene, span.index)
+    }
+
+    /// The quota in force when a chunk is written.
+    fn quota(&self, span: &ChunkSpan) -> Option<&Quota> {
+        self.log.quota().filter(|quota| quota.index <= span.index)
+    }
+
+    /// Slots of a head that may hold something.
+    fn share(&self, span: &ChunkSpan, row: usize, head: usize) -> usize {
+        self.quota(span).map_or(self.shape.cache_length, |quota| quota.shares[row][head])
+    }
+
+    /// Together what the heads would have had anyway, each at least its floor, no buffer longer than twice the cache.
+    fn check_shares(&self, span: &ChunkSpan, reference: &SlowPolicy<'_>) {
+        let Some(quota) = self.quota(span) else { return };
+        let (scene, capacity, groups) = (self.scene, self.shape.cache_length, self.shape.groups as usize);
+        let floor = (scene.rule().2.unwrap() * capacity as f64) as usize;
+        assert!((capacity..=2 * capacity).contains(&quota.slots), "{scene:?}: {quota:?}");
+        for (row, shares) in quota.shares.iter().enumerate() {
+            assert_eq!(shares.iter().sum::<usize>(), groups * capacity, "{scene:?}, row {row}: {shares:?}");
+            assert!(shares.iter().all(|share| (floor..=quota.slots).contains(share)), "{scene:?}, row {row}: {shares:?}");
+            if let Some(expected) = reference.shares(row) {
+                assert_eq!(shares, expected, "{scene:?}, row {row}");
+            }
+        }
+    }
+
+    /// As many as the chunk needs, all different, all of slots in use.
+    fn check_victims(&self, span: &ChunkSpan, victims: Option<&Victims>) {
+        let (scene, filled) = (self.scene, self.cache.positions().size()[2]);
+        let slots = self.quota(span).map_or(self.shape.cache_length, |quota| quota.slots);
+        let needed = span.evictions(filled as usize, slots);
+        assert_eq!(victims.map_or(0, Victims::len), needed, "{scene:?}, chunk {}", span.index);
+        let Some(victims) = victims else { return };
+        for (row, head, mut slots) in by_head(&victims.slots(self.shape.batch, self.shape.groups, self.shape.device)) {
+            slots.sort_unstable();
+            slots.dedup();
+            assert_eq!(slots.len(), needed, "{}: a slot twice", self.what(span, row, head, &slots));
+            assert!(slots.iter().all(|s| (0..filled).contains(s)), "{}: {filled} slots", self.what(span, row, head, &slots));
+        }
+    }
+
+    /// After a write: what the slow reference holds, once each, with the content of its position, the chunk last.
+    fn check_entries(&self, span: &ChunkSpan, reference: &SlowPolicy<'_>) {
+        let (k, v) = self.cache.entries();
+        let (keys, values) = (flat(&k), flat(&v));
+        let mut slot = 0;
+        for (row, head, positions) in by_head(&self.cache.positions()) {
+            let what = || self.what(span, row, head, &positions);
+            if let Some(held) = reference.held(row, head) {
+                assert_eq!(live(&positions), held, "{}", what());
+            }
+            if span.real[row] == span.len {
+                let chunk: Vec<i64> = (span.start..span.start + span.len).map(|p| p as i64).collect();
+                assert!(positions.ends_with(&chunk), "{}: the chunk does not stand at the end", what());
+            }
+            for &position in &positions {
+                if let Ok(position) = usize::try_from(position) {
+                    let (key, value) = self.content.stored([row, head, position]);
+                    assert_eq!(&keys[slot..slot + key.len()], key, "{}: key of {position}", what());
+                    assert_eq!(&values[slot..slot + value.len()], value, "{}: value of {position}", what());
+                }
+                slot += self.shape.head_dim as usize;
+            }
+        }
+    }
+
+    /// Each position once, as many as there can be; first, young and protected tokens among them.
+    fn check_promises(&self, span: &ChunkSpan, policy: &dyn Policy) {
+        for (row, head, positions) in by_head(&self.cache.positions()) {
+            let (live, what) = (live(&positions), || self.what(span, row, head, &positions));
+            assert!(live.windows(2).all(|w| w[0] < w[1]), "{}: a position twice", what());
+            let seen = (span.start + span.real[row]).min(self.scene.lengths[row]);
+            assert_eq!(live.len(), seen.min(self.share(span, row, head)), "{}", what());
+            let is_young = |p: usize| p + policy.grace() >= span.start;
+            let is_promised = |p: &usize| *p < policy.sinks() || is_young(*p) || self.scene.protects(row, *p);
+            if span.real[row] > 0 {
+                assert!((0..seen).filter(is_promised).all(|p| live.contains(&(p as i64))), "{}: a promise broken", what());
+            }
+        }
+    }
+
+    /// A chunk sees its own tokens exactly, what stands in front of them as it is stored, and nothing where nothing is.
+    fn check_composed(&self, span: &ChunkSpan) {
+        let (k, v) = &self.composed[span.index];
+        let (keys, values) = (flat(k), flat(v));
+        let (width, region) = (self.shape.head_dim as usize, self.cache.region(span));
+        let of_region = by_head(&self.cache.positions().narrow(2, region, span.len as i64));
+        // What stands where nothing is in use is masked.
+        let is_masked = self.cache.region_in_use(span).is_some_and(|in_use| {
+            let held = self.cache.positions().narrow(2, region, span.len as i64).ge(0);
+            assert!(in_use.equal(&held), "{:?}, chunk {}", self.scene, span.index);
+            true
+        });
+        let columns = of_region.iter().flat_map(|(row, head, positions)| positions.iter().map(move |&p| (*row, *head, p)));
+        for ((key, value), (row, head, position)) in keys.chunks(width).zip(values.chunks(width)).zip(columns) {
+            let at = |p: usize| [row, head, p];
+            let seen = match usize::try_from(position) {
+                Ok(p) if p >= span.start => self.content.exact(at(p)),
+                Ok(p) => self.content.stored(at(p)),
+                Err(_) if is_masked => continue,
+                Err(_) => (&[0.0; HEAD_DIM], &[0.0; HEAD_DIM]),
+            };
+            assert_eq!((key, value), (&seen.0[..], &seen.1[..]), "{}", self.what(span, row, head, &[position]));
+        }
+    }
+
+    /// What is noted of each entry, in rows that go on.
+    fn check_notes(&self, span: &ChunkSpan, reference: &SlowPolicy<'_>) {
+        let Some(observed) = self.cache.observed() else { return };
+        let observed = Vec::<f32>::try_from(observed.contiguous().view(-1)).unwrap();
+        let mut observed = observed.into_iter();
+        let tolerance = reference.tolerance();
+        for (row, head, positions) in by_head(&self.cache.positions()) {
+            for (&position, found) in positions.iter().zip(observed.by_ref()) {
+                if position < 0 || span.real[row] < span.len {
+                    continue;
+                }
+                if let Some(expected) = reference.noted([row, head], position as usize) {
+                    let what = || self.what(span, row, head, &positions);
+                    let is_same = (found - expected).abs() <= tolerance * expected.abs();
+                    assert!(is_same, "{}: {found} is noted of {position}, expected {expected}", what());
+                }
+            }
+        }
+    }
+
+    /// The recorded choices, on a fresh cache, make the same cache to the bit at every chunk.
+    pub(crate) fn check_replay(&self) {
+        let mut cache = LayerCache::new(LayerIdx(0), self.shape, 0);
+        for (span, expected) in self.spans.iter().zip(&self.snapshots) {
+            self.replay(&mut cache, span);
+            self.assert_same(&cache, expected, || format!("replay of chunk {}", span.index));
+        }
+    }
+
+    /// The same in the cache that was unwound, where slots that hold nothing have seen better days.
+    pub(crate) fn check_replay_after_unwinding(&mut self) {
+        let mut cache = std::mem::replace(&mut self.cache, LayerCache::new(LayerIdx(0), self.shape, 0));
+        for (span, expected) in self.spans.iter().zip(&self.snapshots) {
+            self.replay(&mut cache, span);
+            let is_same = held_alone(&snapshot(&cache)).iter().zip(&held_alone(expected)).all(|(a, b)| a.equal(b));
+            assert!(is_same, "{:?}: second replay of chunk {}", self.scene, span.index);
+        }
+    }
+
+    fn replay(&self, cache: &mut LayerCache, span: &ChunkSpan) {
+        let (k, v) = self.content.chunk(span.start, &span.real, span.len);
+        wander(cache, span, 3);
+        divide(cache, &self.log, span);
+        cache.write(span, cache.recall(&self.log, span).unwrap(), &k, &v).unwrap();
+    }
+
+    /// Backwards, each chunk's undo entry restores what stood before it, to the bit; and the chunk is composed again as it was.
+    pub(crate) fn check_unwinding(&mut self) {
+        for span in self.spans.clone().iter().rev() {
+            self.assert_same(&self.cache, &self.snapshots[span.index], || format!("before chunk {} is unwound", span.index));
+            wander(&mut self.cache, span, 4);
+            let (k, v) = self.content.chunk(span.start, &span.real, span.len);
+            let (k, v) = self.cache.recompose(span, &self.undo[span.index], &k, &v);
+            let (own_k, own_v) = &self.composed[span.index];
+            assert!(k.equal(own_k) && v.equal(own_v), "{:?}: chunk {} composed again", self.scene, span.index);
+            self.cache.unwind(span, &self.undo[span.index]).unwrap();
+            assert_eq!(self.cache.stands(), span.index);
+        }
+        assert_eq!(self.cache.positions().size()[2], 0);
+    }
+
+    fn assert_same(&self, cache: &LayerCache, expected: &Snapshot, what: impl Fn() -> String) {
+        let is_same = |(a, b): (&Tensor, &Tensor)| a.size() == b.size() && a.equal(b);
+        assert!(snapshot(cache).iter().zip(expected).all(is_same), "{:?}: {}", self.scene, what());
+    }
+
+    /// The proof's own walk over the log holds the same positions after every event.
+    pub(crate) fn check_walk(self) {
+        let groups = self.shape.groups as usize;
+        let log = ReplayLog { spans: self.spans, cache_lengths: vec![self.shape.cache_length], layers: vec![self.log] };
+        let walk = walk(&log, 0, groups).unwrap();
+        for (span, [_, _, positions]) in log.spans.iter().zip(&self.snapshots) {
+            // A piece of the prefill span is not yet an event.
+            if log.spans.get(span.index + 1).is_some_and(|next| next.chunk == span.chunk) {
+                continue;
+            }
+            for (row, head, held) in by_head(positions) {
+                assert_eq!(sorted(&held), sorted(&walk.held[span.chunk.0][row][head]), "{:?}, chunk {}", self.scene, span.index);
+            }
+        }
+    }
+}
+
+/// Sends an offloaded buffer to the host, or brings it back, at moments that mean nothing.
+fn wander(cache: &mut LayerCache, span: &ChunkSpan, moment: usize) {
+    match mixed(&[11, span.index, span.start, moment]) % 3 {
+        0 => cache.park(),
+        1 => cache.bring(),
+        _ => {}
+    }
+}
+
+/// Brings the quota into force where its chunk has come, as the engine does.
+fn divide(cache: &mut LayerCache, log: &LayerLog, span: &ChunkSpan) {
+    if let Some(quota) = log.quota().filter(|quota| quota.index == span.index) {
+        cache.divide(quota);
+    }
+}
+
+fn flat(x: &Tensor) -> Vec<f64> {
+    Vec::try_from(x.contiguous().view(-1)).unwrap()
+}
+
+fn snapshot(cache: &LayerCache) -> Snapshot {
+    let (k, v) = cache.entries();
+    [k.copy(), v.copy(), cache.positions().copy()]
+}
+
+/// A snapshot in which slots that hold nothing are zero.
+fn held_alone([k, v, positions]: &Snapshot) -> Snapshot {
+    let held = positions.ge(0).unsqueeze(-1);
+    [k.where_self(&held, &k.zeros_like()), v.where_self(&held, &v.zeros_like()), positions.shallow_clone()]
+}
+
+fn sorted(positions: &[i64]) -> Vec<i64> {
+    let mut positions = positions.to_vec();
+    positions.sort_unstable();
+    positions
+}
+
+fn live(positions: &[i64]) -> Vec<i64> {
+    sorted(positions).into_iter().filter(|&p| p >= 0).collect()
+}
+
+/// Whether all sums of a scene are exact, so that nothing may be left unforeseen.
+pub(crate) fn is_exact(scene: &Scene) -> bool {
+    Content::new(scene).drawn != Drawn::Real
+}

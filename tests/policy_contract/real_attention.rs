@@ -1,0 +1,161 @@
+//! The engine's own attention: what a policy is told in the forward phase makes it choose what the slow rule chooses from a softmax
+//! over the entries that a head holds. In the lowest layer, whose queries and keys depend on no earlier choice.
+
+use kvtune::cache::ChunkSpan;
+use kvtune::data::Batch;
+use kvtune::model::{Attend, AttendError, Model, Place, Qkv};
+use kvtune::recipe::{BufferKind, Storage};
+use kvtune::units::LayerIdx;
+use kvtune::verify::walk;
+use tch::{Kind, Tensor, no_grad};
+
+use super::content::{Content, Head, heads_of};
+use super::scene::Scene;
+use super::scenes::POLICIES;
+use super::slow_policies::{Notes, SlowAttention, SlowPolicy};
+use super::slow_scores::dot;
+use super::support::case::{Case, PLAIN};
+use super::support::{CPU, batch, engine, model};
+
+/// Takes a layer's queries, keys and values away.
+#[derive(Default)]
+struct Taken(Option<[Tensor; 3]>, f64);
+
+impl Attend for Taken {
+    fn attend(&mut self, _: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+        *self = Self(Some([qkv.q_bhnd, qkv.k_bgnd, qkv.v_bgnd].map(Tensor::copy)), qkv.scale);
+        Ok(qkv.q_bhnd.zeros_like())
+    }
+}
+
+/// Queries, keys and values of the lowest layer for a batch, and the scale.
+fn lowest_layer(model: &Model, batch: &Batch) -> ([Tensor; 3], f64) {
+    let tokens = batch.max_len();
+    let padded = batch.rows.iter().flat_map(|row| (0..tokens).map(|i| row.inputs.get(i).map_or(0, |&id| i64::from(id))));
+    let ids_bt = Tensor::from_slice(&padded.collect::<Vec<_>>()).view([batch.rows.len() as i64, tokens as i64]);
+    let position_bn = Tensor::arange(tokens as i64, (Kind::Int64, CPU)).view([1, -1]);
+    let mut taken = Taken::default();
+    let _ = no_grad(|| model.layer(LayerIdx(0), &model.embed(&ids_bt), &position_bn, &Place::default(), &mut taken).unwrap());
+    (taken.0.unwrap(), taken.1)
+}
+
+/// Softmax over what a head holds, query by query.
+struct Softmax<'a> {
+    content: &'a Content,
+    queries: Vec<Head>,
+    /// Query heads, query heads of a KV head, and tokens.
+    shape: (usize, usize, usize),
+    scale: f64,
+}
+
+impl Softmax<'_> {
+    /// What one query gives to `position`.
+    fn weight(
+        &self,
+        [row, head]: [usize; 2],
+        (query, at): (&Head, usize),
+        start: usize,
+        (position, held): (usize, &Notes),
+    ) -> f64 {
+        let exp = |p: usize| {
+            let key = if p >= start { self.content.exact([row, head, p]).0 } else { self.content.stored([row, head, p]).0 };
+            (dot(query, key) * self.scale).exp()
+        };
+        if position > at { 0.0 } else { exp(position) / held.keys().filter(|&&p| p <= at).map(|&p| exp(p)).sum::<f64>() }
+    }
+}
+
+impl SlowAttention for Softmax<'_> {
+    fn paid(&self, [row, head]: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize, held: &Notes) -> f32 {
+        let per_group = self.shape.1;
+        let first = last.map_or(0, |last| span.len.saturating_sub(last));
+        let mut sum = 0.0;
+        for at in (first..span.real[row]).map(|column| span.start + column) {
+            for query_head in head * per_group..(head + 1) * per_group {
+                let query = self.query([row, query_head, at]);
+                sum += self.weight([row, head], (&query, at), span.start, (position, held));
+            }
+        }
+        (sum / per_group as f64) as f32
+    }
+
+    fn query(&self, [row, head, position]: [usize; 3]) -> Head {
+        let (heads, _, tokens) = self.shape;
+        self.queries[(row * heads + head) * tokens + position]
+    }
+
+    fn shape(&self) -> (usize, f64) {
+        (self.shape.1, self.scale)
+    }
+}
+
+/// The case of the crown as a scene.
+fn scene(case: &Case) -> Scene {
+    Scene {
+        policy: case.policy,
+        params: case.params.to_owned(),
+        buffer: case.buffer,
+        is_offloaded: case.is_offloaded,
+        storage: Storage::Preallocated,
+        groups: case.heads.1 as i64,
+        lengths: case.lengths.to_vec(),
+        capacity: case.cache[0],
+        chunk: case.chunk,
+        levels: 1,
+        first: case.cache[0],
+        protected: case.initial.to_vec(),
+    }
+}
+
+/// Compares what the engine holds after every event with what the slow rule holds; whether all could be foreseen.
+fn is_as_foreseen(case: &Case) -> bool {
+    let (model, batch, scene) = (model(case), batch(case), scene(case));
+    let (_, log) = engine(case, &model).inspect(&model, &batch, &mut |_, _| ()).unwrap();
+    let walk = walk(&log, 0, case.heads.1).unwrap();
+
+    let ([q, k, v], scale) = lowest_layer(&model, &batch);
+    let content = Content::of_tensors(case.buffer, k, v);
+    let shape = (case.heads.0, case.heads.0 / case.heads.1, batch.max_len());
+    let softmax = Softmax { content: &content, queries: heads_of(&q), shape, scale };
+    let policy = scene.build();
+    let prefill = scene.plan(policy.evicts()).prefill;
+    let mut reference = SlowPolicy::new(&scene, (&content, &softmax), prefill, &*policy);
+    for span in &log.spans {
+        reference.take(span);
+        reference.observe(span);
+        // A piece of the prefill span is not yet an event.
+        if log.spans.get(span.index + 1).is_some_and(|next| next.chunk == span.chunk) {
+            continue;
+        }
+        for (row, heads) in walk.held[span.chunk.0].iter().enumerate() {
+            for (head, held) in heads.iter().enumerate() {
+                let mut held: Vec<i64> = held.iter().copied().filter(|&p| p >= 0).collect();
+                held.sort_unstable();
+                if let Some(expected) = reference.held(row, head) {
+                    assert_eq!(held, expected, "{case:?}: chunk {}, row {row}, head {head}", span.index);
+                }
+            }
+        }
+    }
+    !reference.is_unclear()
+}
+
+#[test]
+fn the_engine_tells_policies_what_a_softmax_over_their_entries_would() {
+    let (mut played, mut foreseen) = (0, 0);
+    for (i, &(policy, params)) in POLICIES.iter().enumerate().filter(|(_, (policy, _))| *policy != "dense") {
+        let heads = [(6, 2), (8, 1), (4, 4)][i % 3];
+        let buffer = if params.contains("qh2o") || policy.starts_with("qh2o") || i % 2 == 0 {
+            BufferKind::Int8
+        } else {
+            BufferKind::Plain
+        };
+        let initial: &[(usize, usize)] = if policy == "smart-lastrec" { &[(0, 5), (3, 20), (1, 2)] } else { &[] };
+        let case = Case { name: "choices", policy, params, heads, buffer, initial, ..PLAIN };
+        let case = Case { chunk: case.chunk.min(scene(&case).largest_chunk()), ..case };
+        played += 1;
+        foreseen += usize::from(is_as_foreseen(&case));
+    }
+    println!("{foreseen} of {played} could be foreseen to the end");
+    assert!(played - foreseen <= 2, "{foreseen} of {played} could be foreseen to the end");
+}

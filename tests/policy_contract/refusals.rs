@@ -1,0 +1,33 @@
+//! What a cache refuses.
+
+use kvtune::recipe::{BufferKind, Storage};
+
+use super::content::Content;
+use super::played::Played;
+use super::scene::Scene;
+
+#[test]
+fn writing_and_unwinding_out_of_order_is_refused() {
+    let scene = Scene {
+        policy: "lastrec",
+        params: String::new(),
+        buffer: BufferKind::Plain,
+        is_offloaded: false,
+        storage: Storage::Preallocated,
+        groups: 2,
+        lengths: vec![30],
+        capacity: 18,
+        chunk: 5,
+        levels: 9,
+        first: 18,
+        protected: Vec::new(),
+    };
+    let content = Content::new(&scene);
+    let mut played = Played::forward(&scene, &content);
+    let first = played.spans[0].clone();
+    let (k, v) = content.chunk(first.start, &first.real, first.len);
+    let refusal = played.cache.write(&first, None, &k, &v).unwrap_err().to_string();
+    assert!(refusal.contains("layer 0: write chunk 0, but the cache stands after 7 chunks"), "{refusal}");
+    let refusal = played.cache.unwind(&first, &played.undo[0]).unwrap_err().to_string();
+    assert!(refusal.contains("layer 0: unwind chunk 0"), "{refusal}");
+}

@@ -1,0 +1,155 @@
+//! A scene: one policy, one buffer, one batch; and the attention that its chunks pay.
+
+use kvtune::cache::{self, ChunkSpan, Policy, Shape};
+use kvtune::engine::{ChunkPlan, ColumnWidth};
+use kvtune::recipe::{BufferKind, Choice, Storage};
+use tch::{Device, Kind};
+
+use super::content::{HEAD_DIM, Head, PER_GROUP, SCALE, mixed, query};
+use super::shelf::{self, EXAMPLE};
+use super::slow_policies::{Notes, SlowAttention};
+
+/// One policy on one batch.
+#[derive(Clone, Debug)]
+pub(crate) struct Scene {
+    /// Recipe name.
+    pub(crate) policy: &'static str,
+    /// As TOML.
+    pub(crate) params: String,
+    /// How an entry is stored.
+    pub(crate) buffer: BufferKind,
+    /// Whether the buffer is sent to the host and back at odd moments.
+    pub(crate) is_offloaded: bool,
+    /// Caches that grow begin with a few slots.
+    pub(crate) storage: Storage,
+    /// KV heads.
+    pub(crate) groups: i64,
+    /// Tokens by row.
+    pub(crate) lengths: Vec<usize>,
+    /// Slots.
+    pub(crate) capacity: usize,
+    /// Columns of a chunk.
+    pub(crate) chunk: usize,
+    /// How many different amounts of attention there are: few make many ties.
+    pub(crate) levels: u64,
+    /// Tokens of the prefill span, at most: the slots of the smallest layer, if that is not this one.
+    pub(crate) first: usize,
+    /// Begin and end of the positions that never leave, by row, or of each row's initial part for a policy that looks for one; empty
+    /// where there are none.
+    pub(crate) protected: Vec<(usize, usize)>,
+}
+
+/// Slots that a cache which grows has at first, and of which its pages are.
+const FIRST_SLOTS: usize = 3;
+
+impl Scene {
+    /// The policy.
+    pub(crate) fn build(&self) -> Box<dyn Policy> {
+        let choice = Choice::with_params(self.policy, toml::from_str(&self.params).unwrap());
+        let build = if self.policy == EXAMPLE { shelf::build } else { cache::build };
+        build(&choice, self.capacity).unwrap_or_else(|e| panic!("{self:?}: {e}"))
+    }
+
+    /// The policy whose scores count and its parameters, and the floor of one that shares out slots by them.
+    pub(crate) fn rule(&self) -> (String, toml::Table, Option<f64>) {
+        let params: toml::Table = toml::from_str(&self.params).unwrap();
+        if self.policy != "adakv" {
+            return (self.policy.to_owned(), params, None);
+        }
+        let floor = params.get("floor").map_or(0.2, |floor| floor.as_float().unwrap());
+        let (name, inner) = match params.get("policy") {
+            None => ("snapkv".to_owned(), toml::Table::new()),
+            Some(toml::Value::String(name)) => (name.clone(), toml::Table::new()),
+            Some(table) => {
+                let (name, inner) = table.as_table().unwrap().iter().next().unwrap();
+                (name.clone(), inner.as_table().unwrap().clone())
+            }
+        };
+        (name, inner, Some(floor))
+    }
+
+    /// Of a row's initial part, so many tokens stay; of any other range, all.
+    fn most_protected(&self) -> usize {
+        if self.policy != "smart-lastrec" {
+            return usize::MAX;
+        }
+        let fraction = self.rule().1.get("max_initial_fraction").map_or(0.1, |fraction| fraction.as_float().unwrap());
+        ((fraction * self.capacity as f64) as usize).max(1)
+    }
+
+    /// Whether a position of a row is protected.
+    pub(crate) fn protects(&self, row: usize, position: usize) -> bool {
+        let stays =
+            |&(start, end): &(usize, usize)| (start..end.min(start.saturating_add(self.most_protected()))).contains(&position);
+        self.protected.get(row).is_some_and(stays)
+    }
+
+    /// What the cache is told of it.
+    pub(crate) fn told(&self, policy: &dyn Policy) -> Vec<(usize, usize)> {
+        let told = |&range: &(usize, usize)| if policy.initial_part().is_some() { policy.protects(range) } else { range };
+        self.protected.iter().map(told).collect()
+    }
+
+    /// The largest chunk that never evicts itself or what is protected.
+    pub(crate) fn largest_chunk(&self) -> usize {
+        let policy = self.build();
+        let longest = self.protected.iter().map(|(start, end)| end - start).max().unwrap_or(0);
+        // A policy that looks for an initial part allows for it.
+        let beside = if policy.initial_part().is_some() { 0 } else { longest };
+        policy.max_chunk_size(self.capacity).saturating_sub(beside)
+    }
+
+    /// Tokens of the longest row.
+    pub(crate) fn total(&self) -> usize {
+        self.lengths.iter().copied().max().unwrap()
+    }
+
+    /// The chunks. A cache that evicts nothing holds the whole batch.
+    pub(crate) fn plan(&self, evicts: bool) -> ChunkPlan {
+        let span = if evicts { self.capacity.min(self.first) } else { self.total() };
+        ChunkPlan::new(&self.lengths, span, self.chunk, ColumnWidth::Chunks(1))
+    }
+
+    /// The dimensions of the cache.
+    pub(crate) fn shape(&self, evicts: bool) -> Shape {
+        let cache_length = if evicts { self.capacity.min(self.total()) } else { self.total() };
+        Shape {
+            batch: self.lengths.len() as i64,
+            groups: self.groups,
+            head_dim: HEAD_DIM as i64,
+            cache_length,
+            allocated: if self.storage == Storage::Preallocated { cache_length } else { FIRST_SLOTS },
+            is_paged: self.storage == Storage::Paged,
+            buffer: self.buffer,
+            is_offloaded: self.is_offloaded,
+            kind: Kind::Double,
+            device: Device::Cpu,
+        }
+    }
+
+    /// What the token at `query` pays to the one at `position`: multiples of 1/8, which sum without rounding.
+    fn pays(&self, [row, head]: [usize; 2], query: usize, position: usize) -> f32 {
+        let level = mixed(&[7, row, head, query, position]) % self.levels;
+        if position <= query { level as f32 / 8.0 } else { 0.0 }
+    }
+
+    /// What the `last` columns of a chunk (or all of them) pay to `position`. Pads pay nothing.
+    pub(crate) fn paid_at(&self, [row, head]: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize) -> f32 {
+        let first = last.map_or(0, |last| span.len.saturating_sub(last));
+        (first..span.real[row]).map(|column| self.pays([row, head], span.start + column, position)).sum()
+    }
+}
+
+impl SlowAttention for Scene {
+    fn paid(&self, at: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize, _: &Notes) -> f32 {
+        self.paid_at(at, span, last, position)
+    }
+
+    fn query(&self, at: [usize; 3]) -> Head {
+        query(at)
+    }
+
+    fn shape(&self) -> (usize, f64) {
+        (PER_GROUP, SCALE)
+    }
+}

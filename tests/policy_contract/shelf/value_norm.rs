@@ -1,0 +1,44 @@
+//! `value-norm`: tokens of short values leave, as they move the output least; the first few stay.
+
+use serde::Deserialize;
+use tch::{Kind, Tensor};
+
+use super::params::staying;
+use crate::cache::{CacheError, Entries, NewEntries, Policy, Score};
+use crate::recipe::Choice;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Params {
+    #[serde(default = "default_sinks")]
+    init_grace_tokens: usize,
+}
+
+fn default_sinks() -> usize {
+    4
+}
+
+#[derive(Debug)]
+struct ValueNorm {
+    sinks: usize,
+}
+
+pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+    let params: Params = choice.params()?;
+    Ok(Box::new(ValueNorm { sinks: staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)? }))
+}
+
+impl Policy for ValueNorm {
+    fn score(&self, entries: &Entries<'_>) -> Score {
+        // Nothing is described before the first chunk is written, and nothing leaves before it either.
+        entries.feature(0).map_or(Score::ByPosition { keep_first: 0 }, Score::ByEntry)
+    }
+
+    fn sinks(&self) -> usize {
+        self.sinks
+    }
+
+    fn describe(&self, new: &NewEntries<'_>) -> Vec<Tensor> {
+        vec![new.v_bgnd.norm_scalaropt_dim(2.0, [-1i64], false).to_kind(Kind::Float)]
+    }
+}

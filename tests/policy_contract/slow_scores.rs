@@ -1,0 +1,199 @@
+//! The scores of the slow policies, each by the rule of its paper.
+
+use std::collections::BTreeMap;
+
+use kvtune::cache::ChunkSpan;
+
+use super::content::{Drawn, HEAD_DIM, Head};
+use super::shelf::EXAMPLE;
+use super::slow_policies::{Notes, SlowPolicy};
+
+impl SlowPolicy<'_> {
+    /// Scores closer than this, in relation to their size, may be ordered either way.
+    pub(crate) fn tolerance(&self) -> f32 {
+        if self.content.drawn == Drawn::Real { 2e-5 } else { 0.0 }
+    }
+
+    /// First tokens that stay while there are no scores, as far as others can leave.
+    pub(super) fn first_that_stay(&self) -> usize {
+        let is_hitter = self.rule.contains("h2o");
+        let fraction = if is_hitter { self.fraction("keep_initial_fraction", 0.05) } else { 0.0 };
+        (fraction * self.scene.capacity as f64).floor() as usize
+    }
+
+    /// The score of each position that a head holds, the lowest leaving first; `None` where the policy goes by position.
+    pub(super) fn scores(&self, at: [usize; 2], next: usize) -> Option<Notes> {
+        let notes = &self.notes[at[0]][at[1]];
+        match self.rule.as_str() {
+            "dense" | "lastrec" | "smart-lastrec" | "streaming-llm" => None,
+            "knorm" => Some(notes.keys().map(|&p| (p, -length(self.content.exact([at[0], at[1], p]).0) as f32)).collect()),
+            EXAMPLE => Some(notes.keys().map(|&p| (p, length(self.content.exact([at[0], at[1], p]).1) as f32)).collect()),
+            "keydiff" => Some(self.unlike_the_others(at)),
+            _ if !self.is_scored => None,
+            "qh2o" | "qh2o-vlen" => Some(self.with_error(at, next)),
+            "h2o" | "h2o-vlen" | "h2o-orig" => Some(self.per_query(at, next)),
+            "tova" | "snapkv" | "expected-attention" => Some(notes.clone()),
+            other => panic!("no slow rule for `{other}`"),
+        }
+    }
+
+    /// Attention so far, divided by the number of queries that paid it where the recipe says so.
+    fn per_query(&self, [row, head]: [usize; 2], next: usize) -> Notes {
+        let counted = if self.flag("score_prefill") { 0 } else { self.prefill - usize::from(self.flag("reference_counts")) };
+        let scorers = |p: usize| if self.flag("normalize_scores") { (next - p.max(counted)) as f32 } else { 1.0 };
+        self.notes[row][head].iter().map(|(&p, &score)| (p, score / scorers(p))).collect()
+    }
+
+    /// Minus the cosine of each key with the mean of the directions of all.
+    fn unlike_the_others(&self, [row, head]: [usize; 2]) -> Notes {
+        let positions: Vec<usize> = self.notes[row][head].keys().copied().collect();
+        let directions: Vec<Head> = positions
+            .iter()
+            .map(|&p| {
+                let key = self.content.stored([row, head, p]).0;
+                key.map(|x| x / length(key))
+            })
+            .collect();
+        let mut mean: Head = [0.0; HEAD_DIM];
+        for direction in &directions {
+            (0..HEAD_DIM).for_each(|i| mean[i] += direction[i] / positions.len() as f64);
+        }
+        let size = length(&mean);
+        // Directions along axes make the product a count: rounded, so that what ties is seen to tie.
+        let exact = |x: f64| if self.content.drawn == Drawn::Axes { (x * positions.len() as f64).round() } else { x / size };
+        positions.iter().zip(&directions).map(|(&p, d)| (p, -exact(dot(d, &mean)) as f32)).collect()
+    }
+
+    /// Attention and the error of quantisation, both mapped to 0..1 over the candidates of all heads of a row.
+    fn with_error(&self, [row, head]: [usize; 2], next: usize) -> Notes {
+        let error = |head: usize, p: usize| {
+            let ((k, v), (stored_k, stored_v)) = (self.content.exact([row, head, p]), self.content.stored([row, head, p]));
+            length(&std::array::from_fn(|i| stored_k[i] - k[i])) as f32
+                + length(&std::array::from_fn(|i| stored_v[i] - v[i])) as f32
+        };
+        let mut both: Vec<(f32, f32)> = Vec::new();
+        for other in 0..self.notes[row].len() {
+            let scores = self.per_query([row, other], next);
+            both.extend(self.candidates([row, other], next).iter().map(|&p| (scores[&p], error(other, p))));
+        }
+        let score_unit = unit(both.iter().map(|x| x.0));
+        let error_unit = unit(both.iter().map(|x| x.1));
+        let a = self.fraction("combination_constant", 0.5);
+        let scores = self.per_query([row, head], next);
+        let combined = |(p, score): (usize, f32)| {
+            (p, score_unit(score) * a as f32 + error_unit(error(head, p)) * ((a - 1.0) / 2.0) as f32 + (1.0 - a) as f32)
+        };
+        scores.into_iter().map(combined).collect()
+    }
+
+    /// After a chunk's attention.
+    pub(crate) fn observe(&mut self, span: &ChunkSpan) {
+        let is_hitter = self.rule.contains("h2o");
+        let is_observed = match self.rule.as_str() {
+            "tova" | "snapkv" | "expected-attention" => true,
+            _ => is_hitter && (span.start >= self.prefill || self.flag("score_prefill")),
+        };
+        if !is_observed {
+            return;
+        }
+        self.is_scored = true;
+        let rows: Vec<usize> = (0..self.notes.len()).filter(|&row| span.real[row] > 0).collect();
+        let given: Vec<Vec<Notes>> = rows
+            .iter()
+            .map(|&row| (0..self.notes[row].len()).map(|head| self.given([row, head], span, &rows)).collect())
+            .collect();
+        for (&row, heads) in rows.iter().zip(given) {
+            for (notes, given) in self.notes[row].iter_mut().zip(heads) {
+                for (p, score) in given {
+                    *notes.get_mut(&p).unwrap() = if is_hitter { notes[&p] + score } else { score };
+                }
+            }
+        }
+    }
+
+    fn paid(&self, [row, head]: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize) -> f32 {
+        self.attention.paid([row, head], span, last, position, &self.notes[row][head])
+    }
+
+    /// What a chunk gives to each position of a head; `rows` are those that have queries in it.
+    fn given(&self, at: [usize; 2], span: &ChunkSpan, rows: &[usize]) -> Notes {
+        let notes = &self.notes[at[0]][at[1]];
+        let by_position = |of: &dyn Fn(usize) -> f32| notes.keys().map(|&p| (p, of(p))).collect::<Notes>();
+        match self.rule.as_str() {
+            "h2o" | "qh2o" => by_position(&|p| self.paid(at, span, None, p)),
+            "h2o-orig" => by_position(&|p| {
+                let holders = rows.iter().filter(|&&row| self.notes[row][at[1]].contains_key(&p));
+                holders.map(|&row| self.paid([row, at[1]], span, None, p)).sum()
+            }),
+            "h2o-vlen" | "qh2o-vlen" => {
+                let norm = |p: usize| length(self.content.exact([at[0], at[1], p]).1) as f32;
+                let weighted = by_position(&|p| self.paid(at, span, None, p) * norm(p));
+                let sum = weighted.values().sum::<f32>().max(f32::MIN_POSITIVE);
+                weighted.into_iter().map(|(p, x)| (p, x * span.len as f32 / sum)).collect()
+            }
+            "tova" => by_position(&|p| {
+                let heads = 0..self.scene.groups as usize;
+                let holders = heads.clone().filter(|&head| self.notes[at[0]][head].contains_key(&p));
+                holders.map(|head| self.paid([at[0], head], span, Some(1), p)).sum::<f32>() / heads.len() as f32
+            }),
+            "snapkv" => self.pooled(at, span),
+            _ => self.expected(at, span),
+        }
+    }
+
+    /// What the window pays to each position and to its neighbours: the largest, or the mean.
+    fn pooled(&self, at: [usize; 2], span: &ChunkSpan) -> Notes {
+        let window = self.count("window_size").unwrap_or((self.scene.capacity / 8).clamp(1, 32));
+        let half = self.count("kernel_size").unwrap_or(5) / 2;
+        let positions: Vec<usize> = self.notes[at[0]][at[1]].keys().copied().collect();
+        let paid: Vec<f32> = positions.iter().map(|&p| self.paid(at, span, Some(window), p)).collect();
+        let around = |i: usize| &paid[i.saturating_sub(half)..(i + half + 1).min(paid.len())];
+        let pool = |near: &[f32]| match self.word("pooling") {
+            Some("mean") => near.iter().sum::<f32>() / near.len() as f32,
+            _ => near.iter().copied().fold(0.0, f32::max),
+        };
+        positions.iter().enumerate().map(|(i, &p)| (p, pool(around(i)))).collect()
+    }
+
+    /// The softmax of `log E exp(q · k · scale)` for queries distributed as those of the chunk, times the norm of the value.
+    fn expected(&self, [row, head]: [usize; 2], span: &ChunkSpan) -> Notes {
+        let seen = |p: usize| {
+            let at = [row, head, p];
+            if p >= span.start { self.content.exact(at) } else { self.content.stored(at) }
+        };
+        let mut sum: BTreeMap<usize, f64> = BTreeMap::new();
+        let (per_group, scale) = self.attention.shape();
+        for query_head in head * per_group..(head + 1) * per_group {
+            let query = |p| self.attention.query([row, query_head, p]).map(|x| x * scale);
+            let queries: Vec<Head> = (span.start..span.start + span.len).map(query).collect();
+            let n = queries.len() as f64;
+            // Mean and variance of q · k, which are those of a normal distribution.
+            let logit = |k: &Head| {
+                let products: Vec<f64> = queries.iter().map(|q| dot(q, k)).collect();
+                let mean = products.iter().sum::<f64>() / n;
+                mean + products.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n / 2.0
+            };
+            let logits: Vec<(usize, f64)> = self.notes[row][head].keys().map(|&p| (p, logit(seen(p).0))).collect();
+            let total: f64 = logits.iter().map(|(_, x)| x.exp()).sum();
+            for (p, logit) in logits {
+                *sum.entry(p).or_default() += logit.exp() / total / per_group as f64;
+            }
+        }
+        sum.into_iter().map(|(p, weight)| (p, (weight * length(seen(p).1)) as f32)).collect()
+    }
+}
+
+/// The map of `values` to 0..1; of a constant to 0.
+fn unit(values: impl Iterator<Item = f32> + Clone) -> impl Fn(f32) -> f32 {
+    let low = values.clone().fold(f32::INFINITY, f32::min);
+    let high = values.fold(f32::NEG_INFINITY, f32::max);
+    move |x| if high > low { (x - low) / (high - low) } else { 0.0 }
+}
+
+pub(crate) fn dot(a: &Head, b: &Head) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn length(x: &Head) -> f64 {
+    dot(x, x).sqrt()
+}

@@ -1,0 +1,76 @@
+//! Attention as a scene has it, made up from positions instead of queries and keys.
+
+use std::cell::Cell;
+
+use kvtune::cache::{Attention, ChunkSpan, LayerCache};
+use tch::Tensor;
+
+use super::content::{Content, HEAD_DIM, PER_GROUP, SCALE, query};
+use super::scene::Scene;
+
+/// The attention of the chunk that a cache took last.
+pub(crate) struct SyntheticAttention<'a> {
+    pub(crate) scene: &'a Scene,
+    pub(crate) content: &'a Content,
+    pub(crate) span: &'a ChunkSpan,
+    pub(crate) position_bgc: Tensor,
+    /// How often a policy has asked.
+    pub(crate) asked: Cell<usize>,
+}
+
+impl<'a> SyntheticAttention<'a> {
+    pub(crate) fn new(scene: &'a Scene, content: &'a Content, span: &'a ChunkSpan, cache: &LayerCache) -> Self {
+        Self { scene, content, span, position_bgc: cache.positions(), asked: Cell::new(0) }
+    }
+
+    /// One value per slot, from row, head and position; `default` where a row has no token there.
+    fn by_slot<T: Clone>(&self, default: &T, of: impl Fn([usize; 2], usize) -> T) -> Vec<T> {
+        self.asked.set(self.asked.get() + 1);
+        by_head(&self.position_bgc)
+            .into_iter()
+            .flat_map(|(row, head, positions)| {
+                let of = &of;
+                positions.into_iter().map(move |p| usize::try_from(p).map_or_else(|_| default.clone(), |p| of([row, head], p)))
+            })
+            .collect()
+    }
+}
+
+impl Attention for SyntheticAttention<'_> {
+    fn paid(&self, last: Option<usize>) -> Tensor {
+        let paid = self.by_slot(&0.0, |head, position| self.scene.paid_at(head, self.span, last, position));
+        Tensor::from_slice(&paid).view(&self.position_bgc.size()[..])
+    }
+
+    fn queries(&self) -> (Tensor, f64) {
+        let heads = self.scene.groups as usize * PER_GROUP;
+        let mut all = Vec::new();
+        for row in 0..self.scene.lengths.len() {
+            for head in 0..heads {
+                all.extend((self.span.start..self.span.start + self.span.len).flat_map(|p| query([row, head, p])));
+            }
+        }
+        let size = [self.scene.lengths.len() as i64, heads as i64, self.span.len as i64, HEAD_DIM as i64];
+        (Tensor::from_slice(&all).view(size), SCALE)
+    }
+
+    fn entries(&self) -> (Tensor, Tensor) {
+        let seen = |[row, head]: [usize; 2], position: usize| {
+            let at = [row, head, position];
+            let (k, v) = if position >= self.span.start { self.content.exact(at) } else { self.content.stored(at) };
+            (*k, *v)
+        };
+        let entries = self.by_slot(&([0.0; HEAD_DIM], [0.0; HEAD_DIM]), seen);
+        let size = [self.position_bgc.size(), vec![HEAD_DIM as i64]].concat();
+        let (k, v): (Vec<_>, Vec<_>) = entries.into_iter().unzip();
+        (Tensor::from_slice(&k.concat()).view(&size[..]), Tensor::from_slice(&v.concat()).view(&size[..]))
+    }
+}
+
+/// The positions of the filled slots by row and head.
+pub(crate) fn by_head(position_bgc: &Tensor) -> Vec<(usize, usize, Vec<i64>)> {
+    let size = position_bgc.size();
+    let flat = Vec::<i64>::try_from(position_bgc.contiguous().view(-1)).unwrap();
+    let of = |(i, head): (usize, &[i64])| (i / size[1] as usize, i % size[1] as usize, head.to_vec());
+    if flat.is_empty() { Vec::new() } else { flat.chunks(size[2] as usize).enumerate().map(of).collect() }
+}

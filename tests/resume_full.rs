@@ -1,0 +1,74 @@
+//! A run that trains all weights is resumed to the bit, and what it leaves is a model.
+#![allow(clippy::unwrap_used)]
+
+mod life;
+
+use std::fs;
+use std::path::Path;
+
+use life::{Workshop, names};
+
+const SIX_STEPS: &[&str] = &["train.max_steps=6", "eval.interval=2"];
+const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/model-qwen2");
+
+/// 13 ragged samples, and a recipe without `[lora]`.
+fn workshop() -> Workshop {
+    Workshop::new(13).without_adapter()
+}
+
+#[test]
+fn from_some_steps_to_the_bit() {
+    let workshop = workshop();
+    workshop.finetune_full("whole", SIX_STEPS).with(0);
+    let whole = workshop.left("whole");
+    assert!(whole.metrics[6]["loss"].as_f64() < whole.metrics[1]["loss"].as_f64(), "it learns");
+    for k in [1, 3, 5] {
+        let (run, from) = (format!("from-{k}"), format!("step-{k:06}"));
+        workshop.copy("whole", &run);
+        let words = workshop.resume("", &run, &["--from", &from]).with(0);
+        assert!(words.contains(&format!("resuming after step {k} from")), "{words}");
+        workshop.assert_left(&run, &whole);
+    }
+    let words = workshop.resume("", "whole", &["--set", "lora.r=4", "--set", "train.max_steps=7"]).with(2);
+    assert!(words.contains("`[lora]` says nothing where all weights are trained"), "{words}");
+}
+
+#[test]
+fn what_is_left_is_a_model() {
+    let workshop = workshop();
+    workshop.finetune_full("run", SIX_STEPS).with(0);
+    let left = names(&workshop.path("run/final"));
+    let mut expected = names(Path::new(FIXTURE));
+    expected.extend(["MANIFEST.json", "optimizer.safetensors", "state.json"].map(str::to_owned));
+    expected.sort();
+    assert_eq!(left, expected);
+    let scores = |arguments: &[&str]| {
+        let said = workshop.kvtune("", &[&["evaluate", "--format", "json"][..], arguments].concat());
+        assert_eq!(said.code, Ok(0), "{}", said.stderr);
+        let value: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+        value["scores"]["overall"]["loss"].clone()
+    };
+    let of_run = scores(&["run"]);
+    let metrics = workshop.left("run").metrics;
+    assert!(of_run.is_f64() && of_run == metrics[6]["eval_loss"], "{of_run}");
+    assert_eq!(of_run, scores(&["run/final"]));
+    assert_eq!(of_run, scores(&["--base", "run/final", "--recipe", "recipe.toml"]));
+    assert_ne!(of_run, scores(&["--base", FIXTURE, "--recipe", "recipe.toml"]));
+    assert_ne!(of_run, scores(&["run/step-000001"]));
+    // An adapter is trained on it, and all of it once more.
+    workshop.finetune("", "adapter", &["model.path=run/final", "train.max_steps=1"]).with(0);
+    workshop.finetune_full("again", &["model.path=run/final", "train.max_steps=1"]).with(0);
+    assert!(fs::exists(workshop.path("adapter/final/adapter_config.json")).unwrap());
+}
+
+#[test]
+fn intermediate_saves_go_and_a_base_that_is_gone_hinders_no_save() {
+    let workshop = workshop();
+    life::copy_dir(Path::new(FIXTURE), &workshop.path("model"));
+    let set = ["model.path=model", "train.max_steps=6", "checkpoint.intermediate_save_keep=1"];
+    let child = workshop.command("", &life::finetune_full_arguments("run", &set)).spawn().unwrap();
+    workshop.wait_for_lines("run", 1);
+    fs::remove_dir_all(workshop.path("model")).unwrap();
+    life::ended(child).with(0);
+    assert_eq!(workshop.checkpoints("run"), ["best", "final", "step-000004", "step-000006"]);
+}
