@@ -1,0 +1,212 @@
+//! What a policy costs: a chunk through its cache, against attention of the same shape with no cache around it.
+//!
+//! `cargo bench --bench policies` prints ratios, by part of the work. The two are measured in turns in one run, on one thread, and the
+//! median of the pairs counts: a machine that is busy with other things slows both. A word after `--` chooses policies by their name.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a bench that cannot go on fails")]
+
+use std::time::Instant;
+
+use kvtune::cache::{self, Attention, ChunkSpan, LayerCache, Policy, Shape};
+use kvtune::ops::attention::{self, Attended, Chunk, Past, attention_paid};
+use kvtune::recipe::{BufferKind, Choice};
+use kvtune::report::table::Table;
+use kvtune::units::{ChunkIdx, LayerIdx};
+use tch::{Device, Kind, Tensor, no_grad};
+
+/// Pairs of measurements by line.
+const REPETITIONS: usize = 25;
+/// Chunks before the first that counts.
+const WARM_UP: usize = 2;
+
+/// The shape of a layer and of a chunk.
+struct Layer {
+    heads: i64,
+    groups: i64,
+    head_dim: i64,
+    cache_length: i64,
+    chunk: i64,
+}
+
+const LAYERS: [Layer; 2] = [
+    Layer { heads: 8, groups: 2, head_dim: 32, cache_length: 1024, chunk: 256 },
+    Layer { heads: 14, groups: 2, head_dim: 64, cache_length: 4096, chunk: 512 },
+];
+
+/// Name, buffer, and the ratio that is the goal.
+const LINES: [(&str, BufferKind, f64); 13] = [
+    ("lastrec", BufferKind::Plain, 1.05),
+    ("streaming-llm", BufferKind::Plain, 1.05),
+    ("knorm", BufferKind::Plain, 1.05),
+    ("keydiff", BufferKind::Plain, 1.05),
+    ("tova", BufferKind::Plain, 1.05),
+    ("snapkv", BufferKind::Plain, 1.05),
+    ("expected-attention", BufferKind::Plain, 1.6),
+    ("h2o", BufferKind::Plain, 1.6),
+    ("h2o-vlen", BufferKind::Plain, 1.6),
+    ("h2o-orig", BufferKind::Plain, 1.6),
+    ("lastrec", BufferKind::Int8, 1.3),
+    ("lastrec", BufferKind::Int4, 1.3),
+    ("qh2o", BufferKind::Int8, 1.9),
+];
+
+/// The parts of the work on a chunk.
+const PARTS: [&str; 4] = ["decide", "write", "attend", "note"];
+
+impl Layer {
+    fn randn(&self, heads: i64, tokens: i64) -> Tensor {
+        Tensor::randn([1, heads, tokens, self.head_dim], (Kind::Float, Device::Cpu))
+    }
+
+    fn scale(&self) -> f64 {
+        1.0 / (self.head_dim as f64).sqrt()
+    }
+
+    /// A full cache of the policy, and attention to as many slots without one.
+    fn bench(&self, name: &str, buffer: BufferKind) -> [f64; 5] {
+        let policy = cache::build(&Choice::with_params(name, toml::Table::new()), self.cache_length as usize).unwrap();
+        let mut run = Run::new(self, policy, buffer);
+        let (k, v) = (self.randn(self.groups, self.cache_length), self.randn(self.groups, self.cache_length));
+        let past = self.cache_length - self.chunk;
+        let (old_k, old_v) = (k.narrow(2, 0, past), v.narrow(2, 0, past));
+        let plain = |[q, k, v]: &[Tensor; 3]| {
+            let chunk = Chunk { q_bhnd: q, k_bgnd: k, v_bgnd: v, scale: self.scale(), in_use_bgn: None };
+            let began = Instant::now();
+            let _ = attention::attend(chunk, &[Past { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }]);
+            began.elapsed().as_secs_f64()
+        };
+        let mut ratios: [Vec<f64>; 5] = Default::default();
+        for repetition in 0..WARM_UP + REPETITIONS {
+            let qkv = [self.heads, self.groups, self.groups].map(|heads| self.randn(heads, self.chunk));
+            // The one that comes second finds its memory warm: they take turns in that as well.
+            let is_first = repetition % 2 == 0;
+            let before = if is_first { plain(&qkv) } else { 0.0 };
+            let parts = run.chunk(&qkv, self.scale());
+            let unit = if is_first { before } else { plain(&qkv) };
+            if repetition >= WARM_UP {
+                let whole: f64 = parts.iter().sum();
+                ratios.iter_mut().zip(parts.into_iter().chain([whole])).for_each(|(all, part)| all.push(part / unit));
+            }
+        }
+        ratios.map(median)
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// A cache that goes on for as long as it is asked to.
+struct Run {
+    policy: Box<dyn Policy>,
+    cache: LayerCache,
+    index: usize,
+    start: usize,
+}
+
+impl Run {
+    fn new(layer: &Layer, policy: Box<dyn Policy>, buffer: BufferKind) -> Self {
+        let cache_length = layer.cache_length as usize;
+        let shape = Shape {
+            batch: 1,
+            groups: layer.groups,
+            head_dim: layer.head_dim,
+            cache_length,
+            allocated: cache_length,
+            is_paged: false,
+            buffer,
+            is_offloaded: false,
+            kind: Kind::Float,
+            device: Device::Cpu,
+        };
+        let mut run = Self { policy, cache: LayerCache::new(LayerIdx(0), shape, cache_length), index: 0, start: 0 };
+        while run.start < cache_length {
+            let qkv = [layer.heads, layer.groups, layer.groups].map(|heads| layer.randn(heads, layer.chunk));
+            run.chunk(&qkv, layer.scale());
+        }
+        run
+    }
+
+    /// A chunk as the engine runs it in the forward phase; seconds by part.
+    fn chunk(&mut self, [q, k, v]: &[Tensor; 3], scale: f64) -> [f64; 4] {
+        let len = q.size()[2] as usize;
+        let span = ChunkSpan { index: self.index, chunk: ChunkIdx(self.index), start: self.start, len, real: vec![len] };
+        let mut times = [Instant::now(); 5];
+        times[0] = Instant::now();
+        let victims = self.cache.decide(&*self.policy, &span);
+        times[1] = Instant::now();
+        let written = self.cache.write(&span, victims.as_ref(), k, v).unwrap();
+        let placement = self.cache.placement(&span, &written.undo);
+        times[2] = Instant::now();
+        let q = placement.place(q);
+        let past = self.cache.past(self.cache.region(&span));
+        let mut seen = Seen { q, k: written.k_bgnd, v: written.v_bgnd, past, scale, attended: None };
+        let attended = attention::attend(seen.chunk(), &seen.parts());
+        let _ = placement.unplace(&attended.out_bhnd);
+        times[3] = Instant::now();
+        seen.attended = Some(attended);
+        self.cache.note(&*self.policy, &span, (&seen.k, &seen.v), &seen);
+        times[4] = Instant::now();
+        (self.index, self.start) = (self.index + 1, self.start + len);
+        [0, 1, 2, 3].map(|part| (times[part + 1] - times[part]).as_secs_f64())
+    }
+}
+
+/// The attention of a chunk, as the engine shows it to a policy.
+struct Seen {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    past: Vec<(Tensor, Tensor)>,
+    scale: f64,
+    attended: Option<Attended>,
+}
+
+impl Seen {
+    fn chunk(&self) -> Chunk<'_> {
+        Chunk { q_bhnd: &self.q, k_bgnd: &self.k, v_bgnd: &self.v, scale: self.scale, in_use_bgn: None }
+    }
+
+    fn parts(&self) -> Vec<Past<'_>> {
+        self.past.iter().map(|(k, v)| Past { k_bgpd: k, v_bgpd: v, in_use_bgp: None }).collect()
+    }
+}
+
+impl Attention for Seen {
+    fn paid(&self, last: Option<usize>) -> Tensor {
+        attention_paid(self.chunk(), &self.parts(), &self.attended.as_ref().unwrap().lse_bhn, last)
+    }
+
+    fn queries(&self) -> (Tensor, f64) {
+        (self.q.shallow_clone(), self.scale)
+    }
+
+    fn entries(&self) -> (Tensor, Tensor) {
+        let all = |of: fn(&(Tensor, Tensor)) -> &Tensor, own: &Tensor| {
+            Tensor::cat(&self.past.iter().map(of).chain([own]).collect::<Vec<_>>(), 2)
+        };
+        (all(|page| &page.0, &self.k), all(|page| &page.1, &self.v))
+    }
+}
+
+fn main() {
+    tch::set_num_threads(1);
+    // `cargo bench` itself passes `--bench`.
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+    for layer in &LAYERS {
+        let Layer { heads, groups, head_dim, cache_length, chunk } = layer;
+        println!(
+            "\n{heads} query heads, {groups} KV heads of {head_dim}, {cache_length} slots, chunks of {chunk}, f32, one thread:"
+        );
+        let mut table = Table::new(&[&["policy", "buffer"], &PARTS[..], &["whole", "goal"]].concat());
+        for (name, buffer, goal) in LINES {
+            if !wanted.is_empty() && !wanted.iter().any(|word| name.contains(word.as_str())) {
+                continue;
+            }
+            let ratios = no_grad(|| layer.bench(name, buffer)).map(|ratio| format!("{ratio:.3}"));
+            let cells = [&[name.to_owned(), buffer.to_string()], &ratios[..], &[goal.to_string()]].concat();
+            table.row(&cells.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+        println!("{table}");
+    }
+}
