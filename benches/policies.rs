@@ -161,7 +161,7 @@ impl Run {
         let victims = self.cache.decide(&*self.policy, &span);
         times[1] = Instant::now();
         let written = self.cache.write(&span, victims.as_ref(), k, v).unwrap();
-        let placement = self.cache.placement(&span, &written.undo);
+        let placement = written.placement;
         times[2] = Instant::now();
         let q = placement.place(q);
         let region = self.cache.region(&span);

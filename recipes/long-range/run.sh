@@ -2,7 +2,7 @@
 # Does training with the policy in the loop pay? A base is trained with full attention; then each policy evicts, (a) from the base as
 # it is, and (b) after LoRA training with the policy in the loop. Prints a line of accuracies for each.
 #
-#   KVTUNE=target/release/kvtune SEEDS="1 2 3" JOBS=2 sh recipes/long-range/run.sh
+#   KVTUNE=target/release/kvtune SEEDS="1 2 3" LENGTHS="128 64" sh recipes/long-range/run.sh
 #
 # Everything is written to data/long-range, and what is there already is not made again. The base takes about four minutes on one core.
 set -eu

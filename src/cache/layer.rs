@@ -60,6 +60,8 @@ pub struct Written {
     pub k_bgnd: Tensor,
     /// Values likewise.
     pub v_bgnd: Tensor,
+    /// How the chunk's tokens stand in the region.
+    pub placement: Placement,
     /// For the way back.
     pub undo: Undo,
 }
@@ -237,7 +239,7 @@ impl LayerCache {
         }
         (self.filled, self.stands) = (at.top as usize, self.stands + 1);
         let (k_bgnd, v_bgnd) = self.composed((k, v), moves.as_ref(), saved.as_ref().map(|(stored, _)| stored));
-        Ok(Written { k_bgnd, v_bgnd, undo: Undo { at, moves, saved } })
+        Ok(Written { k_bgnd, v_bgnd, placement, undo: Undo { at, moves, saved } })
     }
 
     /// The region's entries for a chunk that stands in the cache already, from its tokens and what it overwrote.

@@ -141,8 +141,7 @@ impl LayerRun {
         self.divide(span);
         let victims = self.cache.recall(&self.log, span)?;
         let written = self.cache.write(span, victims, tokens.k, tokens.v)?;
-        let placement = self.cache.placement(span, &written.undo);
-        let attended = self.attend(span, tokens, (written.k_bgnd, written.v_bgnd), placement);
+        let attended = self.attend(span, tokens, (written.k_bgnd, written.v_bgnd), written.placement);
         if self.undo.len() <= span.index {
             self.undo.resize_with(span.index + 1, || None);
         }

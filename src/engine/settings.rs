@@ -69,20 +69,18 @@ impl Settings {
             checkpoints: grad.layer_checkpoints,
             width,
         };
-        settings.check_policies(|_| kv.policy.name.clone())?;
+        settings.check_policies(&kv.policy.name)?;
         Ok(settings)
     }
 
-    /// Whether the policies get along with chunks and buffer; `name` says what one is called.
-    fn check_policies(&self, name: impl Fn(&dyn Policy) -> String) -> Result<(), EngineError> {
+    /// Whether the policies, which errors call `name`, get along with chunks and buffer.
+    fn check_policies(&self, name: &str) -> Result<(), EngineError> {
         check_chunk_size(self.sizes.chunk_size, &self.cache_lengths, &self.policies)?;
         check_longest_chunk(self.sizes, &self.cache_lengths, &self.policies)?;
-        match self.policies.iter().find(|policy| policy.needs_quantised()) {
-            Some(policy) if self.buffer == BufferKind::Plain => {
-                Err(CacheError::NothingQuantised { policy: name(&**policy) }.into())
-            }
-            _ => Ok(()),
+        if self.buffer == BufferKind::Plain && self.policies.iter().any(|policy| policy.needs_quantised()) {
+            return Err(CacheError::NothingQuantised { policy: name.to_owned() }.into());
         }
+        Ok(())
     }
 
     /// How entries are stored.
@@ -95,11 +93,14 @@ impl Settings {
         self.policies.iter().any(|policy| policy.couples_rows())
     }
 
-    /// The settings with a policy of the caller's own, which no recipe names; `build` makes it for a layer of so many slots.
-    pub fn with_policy(mut self, build: impl Fn(usize) -> Result<Box<dyn Policy>, CacheError>) -> Result<Self, EngineError> {
+    /// The settings with a policy of the caller's own; `build` makes it for a layer of so many slots, errors call it `name`.
+    pub fn with_policy(
+        mut self,
+        name: &str,
+        build: impl Fn(usize) -> Result<Box<dyn Policy>, CacheError>,
+    ) -> Result<Self, EngineError> {
         self.policies = self.cache_lengths.iter().map(|&c| build(c)).collect::<Result<Vec<_>, _>>()?;
-        // No recipe names it: its type does.
-        self.check_policies(|policy| format!("{policy:?}").split([' ', '(']).next().unwrap_or_default().to_owned())?;
+        self.check_policies(name)?;
         Ok(self)
     }
 

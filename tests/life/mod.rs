@@ -1,7 +1,7 @@
 //! Runs of the binary on a tiny model, and what they leave on disk.
 //!
 //! Every test binary takes what it needs of this, and leaves the rest; what is public here is so for the tests beside it.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "every test binary takes what it needs of this")]
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -71,7 +71,7 @@ fn the_guides_policy_is_proved() {
         let case = Case { name, lengths: &[44, 37, 9], cache: &[18, 15, 22], ..PLAIN };
         let model = model(&case);
         let choice = Choice::with_params(EXAMPLE, toml::from_str(params).unwrap());
-        let settings = settings(&case, &model).with_policy(|length| shelf::build(&choice, length)).unwrap();
+        let settings = settings(&case, &model).with_policy(EXAMPLE, |length| shelf::build(&choice, length)).unwrap();
         let found = compare(&engine_with(&case, settings), &model, &batch(&case), context(&case)).unwrap();
         assert!(found.worst() <= EXACT, "{name}: {:.2e}", found.worst());
         assert!(found.untested().is_empty(), "{name}");
@@ -85,15 +85,16 @@ fn the_guides_policy_refuses_what_it_says() {
     assert!(error.contains("`init_grace_tokens` = 18 leaves no slot to evict: `cache_length` is 18"), "{error}");
     // The engine checks a policy that it is given as one that it builds.
     let (case, choice) = (PLAIN, Choice::with_params(EXAMPLE, toml::from_str("init_grace_tokens = 14").unwrap()));
-    let error = settings(&case, &model(&case)).with_policy(|length| shelf::build(&choice, length)).unwrap_err().to_string();
+    let error =
+        settings(&case, &model(&case)).with_policy(EXAMPLE, |length| shelf::build(&choice, length)).unwrap_err().to_string();
     assert!(error.contains("the largest that works is 4"), "{error}");
     let longer = Case { name: "chunks that are drawn", is_randomized: true, cache: &[18], chunk: 4, ..PLAIN };
-    let error = settings(&longer, &model(&longer)).with_policy(|length| shelf::build(&choice, length)).unwrap_err().to_string();
+    let error =
+        settings(&longer, &model(&longer)).with_policy(EXAMPLE, |length| shelf::build(&choice, length)).unwrap_err().to_string();
     assert!(error.contains("makes chunks of up to 6 tokens, as their sizes vary; layer 0 with `cache_length` = 18"), "{error}");
-    // As for a policy that a recipe names, but a type has no name there.
     let quantised = |length| cache::build(&Choice::named("qh2o"), length);
-    let error = settings(&case, &model(&case)).with_policy(quantised).unwrap_err();
-    assert!(error.to_string().contains("the policy `Qh2o` weighs the errors of quantisation"), "{error}");
+    let error = settings(&case, &model(&case)).with_policy("mine", quantised).unwrap_err();
+    assert!(error.to_string().contains("the policy `mine` weighs the errors of quantisation"), "{error}");
 }
 
 #[test]

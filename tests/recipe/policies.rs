@@ -23,7 +23,7 @@ fn half() -> f64 {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Needs {
-    #[allow(dead_code)]
+    #[allow(dead_code, reason = "it is there to be missing")]
     width: usize,
 }
 

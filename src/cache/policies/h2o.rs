@@ -3,31 +3,10 @@
 //! prefill span is scored only if `score_prefill` says so; before there are scores, a part of the first tokens stays.
 
 use super::heavy_hitters::{HeavyHitters, Params};
-use crate::cache::{CacheError, Entries, Observed, Policy, Score};
+use crate::cache::{CacheError, Policy};
 use crate::recipe::Choice;
-
-#[derive(Debug)]
-struct H2o(HeavyHitters);
 
 pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
     let params: Params = choice.params()?;
-    Ok(Box::new(H2o(HeavyHitters::new(choice, &params, cache_length)?)))
-}
-
-impl Policy for H2o {
-    fn score(&self, entries: &Entries<'_>) -> Score {
-        self.0.order(entries, |score| score)
-    }
-
-    fn grace(&self) -> usize {
-        self.0.grace
-    }
-
-    fn observe(&self, seen: &Observed<'_>) -> Option<tch::Tensor> {
-        self.0.add(seen, || seen.attention.paid(None))
-    }
-
-    fn compares_heads(&self) -> bool {
-        self.0.scores_early()
-    }
+    Ok(Box::new(HeavyHitters::new(choice, &params, cache_length)?))
 }

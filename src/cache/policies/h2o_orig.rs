@@ -35,7 +35,7 @@ pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Poli
 
 impl Policy for H2oOrig {
     fn score(&self, entries: &Entries<'_>) -> Score {
-        self.0.order(entries, |score| score)
+        self.0.score(entries)
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
@@ -47,7 +47,7 @@ impl Policy for H2oOrig {
     }
 
     fn compares_heads(&self) -> bool {
-        self.0.scores_early()
+        self.0.compares_heads()
     }
 }
 

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::{fraction, staying};
-use crate::cache::{CacheError, Entries, Observed, Score};
+use crate::cache::{CacheError, Entries, NewEntries, Observed, Policy, Score};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::Choice;
 
@@ -29,10 +29,19 @@ pub(super) fn default_keep() -> f64 {
     0.05
 }
 
-/// Scores that add up.
+/// What a query gives to an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gives {
+    /// Its attention.
+    Attention,
+    /// Its attention weighted with the norm of the value.
+    ValueWeighted,
+}
+
+/// Scores that add up: attention as it was paid, or weighted with the norms of values, and what quantisation costs if that counts.
 #[derive(Debug)]
 pub(super) struct HeavyHitters {
-    pub(super) grace: usize,
+    grace: usize,
     /// Of the cache: the first tokens that stay at an eviction before anything has been scored.
     keep_initial: f64,
     /// Whether a score is divided by the number of queries that gave it.
@@ -41,6 +50,9 @@ pub(super) struct HeavyHitters {
     reference_counts: bool,
     /// Whether the queries of the prefill span score too.
     score_prefill: bool,
+    gives: Gives,
+    /// The part of the attention in a score whose rest is the error of quantisation.
+    beside_error: Option<f64>,
 }
 
 impl HeavyHitters {
@@ -56,18 +68,19 @@ impl HeavyHitters {
             normalize: params.normalize_scores,
             reference_counts: params.reference_counts,
             score_prefill: params.score_prefill,
+            gives: Gives::Attention,
+            beside_error: None,
         })
     }
 
-    /// The order by the scores so far, as `modify` changes them.
-    pub(super) fn order(&self, entries: &Entries<'_>, modify: impl Fn(Tensor) -> Tensor) -> Score {
-        let Some(score_bgc) = entries.observed_bgc else {
-            // Nothing has been scored: the first tokens stay, the next oldest leave.
-            let keep_first = (self.keep_initial * entries.cache_length as f64) as usize;
-            return Score::ByPosition { keep_first };
-        };
-        let score_bgc = if self.normalize { score_bgc / self.num_scorers(entries) } else { score_bgc.shallow_clone() };
-        Score::ByEntry(modify(score_bgc))
+    /// The same by attention weighted with the norms of values.
+    pub(super) fn by_value(self) -> Self {
+        Self { gives: Gives::ValueWeighted, ..self }
+    }
+
+    /// The same with the error of quantisation beside the attention, whose part is `attention`.
+    pub(super) fn beside_error(self, attention: f64) -> Self {
+        Self { beside_error: Some(attention), ..self }
     }
 
     /// Number of queries that have scored each entry: those since it was written, the prefill span's if they count.
@@ -76,14 +89,52 @@ impl HeavyHitters {
         (entries.next_position as i64 - entries.position_bgc.clamp_min(first)).to_kind(Kind::Float)
     }
 
-    /// Whether there are scores at the first eviction.
-    pub(super) fn scores_early(&self) -> bool {
-        self.score_prefill
-    }
-
     /// Adds what a chunk's queries give.
     pub(super) fn add(&self, seen: &Observed<'_>, given: impl FnOnce() -> Tensor) -> Option<Tensor> {
         (self.score_prefill || !seen.is_prefill).then(|| seen.plus(given()))
+    }
+}
+
+impl Policy for HeavyHitters {
+    fn score(&self, entries: &Entries<'_>) -> Score {
+        let Some(score_bgc) = entries.observed_bgc else {
+            // Nothing has been scored: the first tokens stay, the next oldest leave.
+            let keep_first = (self.keep_initial * entries.cache_length as f64) as usize;
+            return Score::ByPosition { keep_first };
+        };
+        let score_bgc = if self.normalize { score_bgc / self.num_scorers(entries) } else { score_bgc.shallow_clone() };
+        // The last of what `describe` said.
+        let index = i64::from(self.gives == Gives::ValueWeighted);
+        match self.beside_error.and_then(|a| Some((a, entries.feature(index)?))) {
+            Some((a, error)) => Score::ByEntry(with_error(&score_bgc, &error, entries, a)),
+            None => Score::ByEntry(score_bgc),
+        }
+    }
+
+    fn grace(&self) -> usize {
+        self.grace
+    }
+
+    fn describe(&self, new: &NewEntries<'_>) -> Vec<Tensor> {
+        let value = (self.gives == Gives::ValueWeighted).then(|| norm(new.v_bgnd));
+        let error = self.beside_error.map(|_| quantisation_error(new));
+        value.into_iter().chain(error).collect()
+    }
+
+    fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
+        self.add(seen, || match self.gives {
+            Gives::Attention => seen.attention.paid(None),
+            Gives::ValueWeighted => value_weighted(seen),
+        })
+    }
+
+    fn needs_quantised(&self) -> bool {
+        self.beside_error.is_some()
+    }
+
+    /// Only if there are scores at the first eviction.
+    fn compares_heads(&self) -> bool {
+        self.score_prefill
     }
 }
 
@@ -95,7 +146,7 @@ pub(super) fn norm(x_bgnd: &Tensor) -> Tensor {
 
 /// Attention paid times the norm of the value, scaled so that a chunk of `n` queries gives `n` to all entries together. The norm is
 /// the entry's feature 0.
-pub(super) fn value_weighted(seen: &Observed<'_>) -> Tensor {
+fn value_weighted(seen: &Observed<'_>) -> Tensor {
     let paid = seen.attention.paid(None).to_kind(Kind::Float);
     let weighted = match seen.feature(0) {
         Some(norm) => paid * norm,
@@ -108,7 +159,7 @@ pub(super) fn value_weighted(seen: &Observed<'_>) -> Tensor {
 
 /// How quantisation enters the score: `a · mm(score) − (1 − a)/2 · mm(error) + (1 − a)`, where `mm` maps to 0..1 over the candidates
 /// of a row, and what is constant to 0.
-pub(super) fn with_error(score_bgc: &Tensor, error_bgc: &Tensor, entries: &Entries<'_>, a: f64) -> Tensor {
+fn with_error(score_bgc: &Tensor, error_bgc: &Tensor, entries: &Entries<'_>, a: f64) -> Tensor {
     let others = entries.candidates().logical_not();
     let unit = |x: &Tensor| {
         let low = x.masked_fill(&others, f64::INFINITY).amin([1i64, 2], true);
@@ -119,7 +170,7 @@ pub(super) fn with_error(score_bgc: &Tensor, error_bgc: &Tensor, entries: &Entri
 }
 
 /// What quantisation costs an entry: the norms of the errors of key and value `(B, G, n)`.
-pub(super) fn quantisation_error(new: &crate::cache::NewEntries<'_>) -> Tensor {
+fn quantisation_error(new: &NewEntries<'_>) -> Tensor {
     let (k, v) = new.stored();
     norm(&(k - new.k_bgnd)) + norm(&(v - new.v_bgnd))
 }

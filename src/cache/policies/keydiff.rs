@@ -1,20 +1,12 @@
 //! `keydiff`: keys that resemble the others leave. The score is minus the cosine of a key with the mean of all directions (Park et al.
 //! 2025, arXiv 2504.15364). Departs from the paper in that keys are compared after the rotation to their positions, as they are kept.
 
-use serde::Deserialize;
 use tch::Kind;
 
-use super::params::staying;
+use super::params::grace_period;
 use crate::cache::{CacheError, Entries, Policy, Score};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::Choice;
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Params {
-    #[serde(default)]
-    grace_period: usize,
-}
 
 #[derive(Debug)]
 struct Keydiff {
@@ -22,8 +14,7 @@ struct Keydiff {
 }
 
 pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
-    let params: Params = choice.params()?;
-    Ok(Box::new(Keydiff { grace: staying(choice, "grace_period", params.grace_period, cache_length)? }))
+    Ok(Box::new(Keydiff { grace: grace_period(choice, cache_length)? }))
 }
 
 /// Below every norm that matters.

@@ -1,20 +1,12 @@
 //! `knorm`: keys of small norm stay, as they tend to attract attention (Devoto et al. 2024, arXiv 2406.11430). Departs from the paper
 //! in that no layer is spared.
 
-use serde::Deserialize;
 use tch::Tensor;
 
 use super::heavy_hitters::norm;
-use super::params::staying;
+use super::params::grace_period;
 use crate::cache::{CacheError, Entries, NewEntries, Policy, Score};
 use crate::recipe::Choice;
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Params {
-    #[serde(default)]
-    grace_period: usize,
-}
 
 #[derive(Debug)]
 struct Knorm {
@@ -22,8 +14,7 @@ struct Knorm {
 }
 
 pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
-    let params: Params = choice.params()?;
-    Ok(Box::new(Knorm { grace: staying(choice, "grace_period", params.grace_period, cache_length)? }))
+    Ok(Box::new(Knorm { grace: grace_period(choice, cache_length)? }))
 }
 
 impl Policy for Knorm {

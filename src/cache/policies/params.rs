@@ -1,7 +1,22 @@
 //! Checks of the parameters that several policies have.
 
+use serde::Deserialize;
+
 use crate::cache::CacheError;
 use crate::recipe::Choice;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GracePeriod {
+    #[serde(default)]
+    grace_period: usize,
+}
+
+/// The youngest tokens that stay, for a policy whose only parameter is `grace_period`; default none.
+pub(super) fn grace_period(choice: &Choice, cache_length: usize) -> Result<usize, CacheError> {
+    let GracePeriod { grace_period } = choice.params()?;
+    staying(choice, "grace_period", grace_period, cache_length)
+}
 
 /// A number of tokens that stay; some slot must be left to evict.
 pub(super) fn staying(choice: &Choice, key: &'static str, count: usize, cache_length: usize) -> Result<usize, CacheError> {

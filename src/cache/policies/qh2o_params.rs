@@ -29,8 +29,8 @@ fn default_combination() -> f64 {
 }
 
 impl Params {
-    /// The scores of the family, and the part of the attention in them.
-    pub(super) fn read(choice: &Choice, cache_length: usize) -> Result<(HeavyHitters, f64), CacheError> {
+    /// The scores of the family, with the error of quantisation in them.
+    pub(super) fn read(choice: &Choice, cache_length: usize) -> Result<HeavyHitters, CacheError> {
         let p: Self = choice.params()?;
         let family = heavy_hitters::Params {
             grace_period: p.grace_period,
@@ -40,6 +40,6 @@ impl Params {
             score_prefill: p.score_prefill,
         };
         let attention = fraction(choice, "combination_constant", p.combination_constant)?;
-        Ok((HeavyHitters::new(choice, &family, cache_length)?, attention))
+        Ok(HeavyHitters::new(choice, &family, cache_length)?.beside_error(attention))
     }
 }

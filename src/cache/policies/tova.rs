@@ -1,20 +1,11 @@
 //! `tova`: what the last query looks at stays, the mean over all heads of the layer deciding for all of them (Oren et al. 2024, arXiv
-//! 2401.06104). Departs from the paper in that the last query of a chunk (or of the
-//! prefill span) decides, not every single one.
+//! 2401.06104). Departs from the paper in that the last query of a chunk (or of the prefill span) decides, not every single one.
 
-use serde::Deserialize;
 use tch::{Kind, Tensor};
 
-use super::params::staying;
+use super::params::grace_period;
 use crate::cache::{CacheError, Entries, Observed, Policy, Scope, Score};
 use crate::recipe::Choice;
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Params {
-    #[serde(default)]
-    grace_period: usize,
-}
 
 #[derive(Debug)]
 struct Tova {
@@ -22,8 +13,7 @@ struct Tova {
 }
 
 pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
-    let params: Params = choice.params()?;
-    Ok(Box::new(Tova { grace: staying(choice, "grace_period", params.grace_period, cache_length)? }))
+    Ok(Box::new(Tova { grace: grace_period(choice, cache_length)? }))
 }
 
 impl Policy for Tova {
