@@ -81,6 +81,28 @@ impl Model {
         Self::assemble(config, &weights, kind, device)
     }
 
+    /// A model from the `config.json` of a directory alone: its weights are drawn on the device, by libtorch's generator.
+    pub fn drawn(dir: &Path, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
+        let config = ModelConfig::load(dir)?;
+        let (weights, kind) = Self::draw_weights(&config, dtype, device);
+        Self::assemble(config, &weights, kind, device)
+    }
+
+    /// As [`Self::drawn`], with every weight a parameter that is trained.
+    pub fn drawn_to_train(dir: &Path, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
+        Self::check_dtype_to_train(dtype)?;
+        let config = ModelConfig::load(dir)?;
+        let (weights, kind) = Self::draw_weights(&config, dtype, device);
+        let all = AllWeights::load(dir, &config, &weights)?;
+        let model = Self::assemble(config, &all.weights(kind, device), kind, device)?;
+        Ok(Self { trained: Trained::AllWeights(all), ..model })
+    }
+
+    fn draw_weights(config: &ModelConfig, dtype: Dtype, device: Device) -> (Weights, Kind) {
+        let kind = kind_of(dtype);
+        (Weights::drawn(layout::entries(config), config.initializer_range, kind, device), kind)
+    }
+
     fn assemble(config: ModelConfig, weights: &Weights, kind: Kind, device: Device) -> Result<Self, ModelError> {
         let layer = |idx| DecoderLayer::load(weights, &config, LayerIdx(idx));
         let layers = (0..config.num_layers).map(layer).collect::<Result<_, _>>()?;

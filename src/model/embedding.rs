@@ -6,6 +6,7 @@ use super::ModelError;
 use super::config::ModelConfig;
 use super::families::{EMBEDDING, OUTPUT};
 use super::weights::Weights;
+use crate::ops::linear::linear;
 
 #[derive(Debug)]
 pub(super) struct Embedding {
@@ -42,7 +43,7 @@ impl Embedding {
     /// # Shapes
     /// `(…, E)` in, `(…, V)` out.
     pub(super) fn logits(&self, normed: &Tensor) -> Tensor {
-        normed.linear(self.output_ve.as_ref().unwrap_or(&self.input_ve), None::<&Tensor>)
+        linear(normed, self.output_ve.as_ref().unwrap_or(&self.input_ve), None, None)
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {

@@ -7,6 +7,7 @@ use super::config::ModelConfig;
 use super::families::layer_tensor;
 use super::lora::LayerLora;
 use super::weights::Weights;
+use crate::ops::linear::{LowRank, linear};
 use crate::units::LayerIdx;
 
 /// A projection of a decoder layer.
@@ -94,11 +95,12 @@ impl Linear {
     /// # Shapes
     /// `(B, n, in)` in, `(B, n, out)` out.
     pub(super) fn forward(&self, x_bni: &Tensor, lora: Option<&LayerLora<'_>>) -> Tensor {
-        let y_bno = x_bni.linear(&self.weight_oi, self.bias_o.as_ref());
-        match lora.and_then(|lora| lora.addition(self.projection, x_bni)) {
-            Some(addition_bno) => y_bno + addition_bno,
-            None => y_bno,
-        }
+        let Some((lora, pair)) = lora.and_then(|lora| Some((lora, lora.pair(self.projection)?))) else {
+            return linear(x_bni, &self.weight_oi, self.bias_o.as_ref(), None);
+        };
+        let dropped_bni = lora.dropped(self.projection, x_bni);
+        let addition = LowRank { x_bni: dropped_bni.as_ref(), ..pair };
+        linear(x_bni, &self.weight_oi, self.bias_o.as_ref(), Some(addition))
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {

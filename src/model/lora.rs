@@ -8,6 +8,7 @@ use super::families::layer_tensor;
 use super::linear::Projection;
 use super::random;
 use crate::ops::dropout::{Stream, dropout};
+use crate::ops::linear::LowRank;
 use crate::recipe::{LoraRecipe, TargetModules};
 use crate::units::LayerIdx;
 
@@ -179,21 +180,17 @@ pub(super) struct LayerLora<'a> {
 }
 
 impl LayerLora<'_> {
-    /// What the adapter adds to a projection's output; `None` where it isn't trained.
-    ///
-    /// # Shapes
-    /// `(B, n, in)` in, `(B, n, out)` out.
-    pub(super) fn addition(&self, projection: Projection, x_bni: &Tensor) -> Option<Tensor> {
-        let pair = self.adapter.pair(self.layer, projection)?;
-        let kind = x_bni.kind();
-        let dropped = self.dropped(projection, x_bni);
-        let x_bni = dropped.as_ref().unwrap_or(x_bni);
-        // The scale goes where the tensor is smallest.
-        let inner_bnr = x_bni.linear(&pair.a_ri.to_kind(kind), None::<&Tensor>) * (self.adapter.alpha / self.adapter.r as f64);
-        Some(inner_bnr.linear(&pair.b_or.to_kind(kind), None::<&Tensor>))
+    /// What the adapter adds to a projection's output, from the projection's input; `None` where it isn't trained.
+    pub(super) fn pair(&self, projection: Projection) -> Option<LowRank<'_>> {
+        let Pair { a_ri, b_or } = self.adapter.pair(self.layer, projection)?;
+        Some(LowRank { a_ri, b_or, scale: self.adapter.alpha / self.adapter.r as f64, x_bni: None })
     }
 
-    fn dropped(&self, projection: Projection, x_bni: &Tensor) -> Option<Tensor> {
+    /// The addition's input where dropout changes it.
+    ///
+    /// # Shapes
+    /// `(B, n, in)` in and out.
+    pub(super) fn dropped(&self, projection: Projection, x_bni: &Tensor) -> Option<Tensor> {
         let key = self.place.dropout.filter(|_| self.adapter.dropout > 0.0)?;
         let stream = Stream { seed: key.seed, step: key.step, layer: self.layer.0 as u64, module: projection as u64 };
         Some(dropout(x_bni, self.adapter.dropout, stream, self.place.samples, self.position_bn))

@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::error::{ModelError, Problem, Problems};
 use super::families::OUTPUT;
-use super::layout::Entry;
+use super::layout::{Entry, Role};
 use crate::files::{Dtype as FileDtype, FilesError, TensorFile, read_json};
 use crate::store::load_tensor;
 
@@ -29,6 +29,8 @@ pub(super) struct Weights {
 enum Source {
     Files(Files),
     Memory(BTreeMap<String, Tensor>),
+    /// Drawn as they are asked for, with this spread.
+    Drawn(Vec<Entry>, f64),
 }
 
 /// The safetensors files of a directory.
@@ -56,6 +58,11 @@ impl Weights {
         Self { source: Source::Memory(tensors.into_iter().collect()), kind, device }
     }
 
+    /// Tensors that libtorch's generator draws where they are wanted, one by one, so that no second copy of a model is needed.
+    pub(super) fn drawn(entries: Vec<Entry>, std: f64, kind: Kind, device: Device) -> Self {
+        Self { source: Source::Drawn(entries, std), kind, device }
+    }
+
     /// Compares names, shapes and dtypes with what a model needs, and reports all differences at once. A tied model's file may
     /// or may not hold an output projection.
     pub(super) fn check(&self, entries: &[Entry], is_tied: bool) -> Result<(), ModelError> {
@@ -81,9 +88,23 @@ impl Weights {
             Source::Memory(tensors) => {
                 tensors.get(name).map(Tensor::shallow_clone).ok_or_else(|| missing(Path::new(""), name))?
             }
+            Source::Drawn(entries, std) => {
+                let entry = entries.iter().find(|entry| entry.name == name).ok_or_else(|| missing(Path::new(""), name))?;
+                return Ok(draw(entry, *std, (self.kind, self.device)));
+            }
         };
         // Converted where it is going to lie: on an accelerator that costs nothing.
         Ok(tensor.to_device(self.device).to_kind(self.kind))
+    }
+}
+
+/// A new tensor: matrices are normal, norms 1, biases 0.
+fn draw(entry: &Entry, std: f64, options: (Kind, Device)) -> Tensor {
+    let shape: Vec<i64> = entry.shape.iter().map(|&size| size as i64).collect();
+    match entry.role {
+        Role::Matrix => Tensor::empty(&shape, options).normal_(0.0, std),
+        Role::Norm => Tensor::ones(&shape, options),
+        Role::Bias => Tensor::zeros(&shape, options),
     }
 }
 
@@ -366,6 +387,30 @@ mod tests {
         fs::write(sharded.path().join(INDEX), "{\"weight_map\": [1]}").unwrap();
         assert!(error(sharded.path()).to_string().contains("invalid type: sequence, expected a map"));
         assert!(matches!(error(&dir.path().join("nowhere")), ModelError::Files(FilesError::Io { .. })));
+    }
+
+    #[test]
+    fn drawn_weights_need_a_config_alone() {
+        let dir = bare();
+        let model = Model::drawn_to_train(dir.path(), Dtype::F32, Device::Cpu).unwrap();
+        let config = ModelConfig::load(dir.path()).unwrap();
+        for (name, leaf) in model.parameters() {
+            let (mean, spread) = (leaf.mean(None).double_value(&[]), leaf.std(false).double_value(&[]));
+            let (expected, wanted) = match () {
+                () if name.ends_with("norm.weight") => (1.0, 0.0),
+                () if name.ends_with("bias") => (0.0, 0.0),
+                () => (0.0, config.initializer_range),
+            };
+            // 2048 numbers and more: five of their own standard errors.
+            assert!(
+                (mean - expected).abs() <= 0.12 * wanted && (spread - wanted).abs() <= 0.08 * wanted,
+                "{name}: {mean}, {spread}"
+            );
+        }
+        let numbers: usize = model.parameters().iter().map(|(_, leaf)| leaf.numel()).sum();
+        assert_eq!(numbers, config.num_parameters());
+        let frozen = Model::drawn(dir.path(), Dtype::Bf16, Device::Cpu).unwrap();
+        assert_eq!((frozen.parameters().len(), frozen.weight_bytes().0), (0, 2 * numbers as u64));
     }
 
     #[test]

@@ -39,11 +39,11 @@ unsafe extern "C" {
 /// What the node owns: the closure until it has run.
 struct Closure(Option<Backward>);
 
-fn pointers(tensors: &[&Tensor]) -> Vec<*mut C_tensor> {
+pub(super) fn pointers(tensors: &[&Tensor]) -> Vec<*mut C_tensor> {
     tensors.iter().map(|t| t.as_ptr().cast_mut()).collect()
 }
 
-fn check(rc: c_int) -> Result<(), BackwardError> {
+pub(super) fn check(rc: c_int) -> Result<(), BackwardError> {
     if rc == 0 {
         return Ok(());
     }

@@ -4,7 +4,11 @@
 
 mod autograd;
 pub mod cuda;
+mod kernels;
 mod mapped;
+mod meter;
 
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward};
+pub use kernels::{AttendGrads, attend, attend_backward, attends, attention_paid, product};
 pub use mapped::{FileMap, libtorch_version, tensor_over};
+pub use meter::{Allocated, AllocationMeter};

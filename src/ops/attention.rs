@@ -1,12 +1,15 @@
-//! Attention of a chunk to the past and to itself, as two unmasked parts merged by their log-sum-exps, and its backward.
+//! Attention of a chunk to the past and to itself, its backward, and the attention paid to each slot.
 //!
-//! Flash attention in the sense of Dao 2023 (arXiv 2307.08691): forward keeps the log-sum-exp, backward recomputes the weights.
+//! Flash attention in the sense of Dao 2023 (arXiv 2307.08691): forward keeps the log-sum-exp, backward recomputes the weights. On the
+//! CPU one kernel sees past and chunk at once; elsewhere, and where some slots are not in use, they are unmasked parts of a vendor's
+//! kernel, merged by their log-sum-exps.
 
 use std::f64::consts::LOG2_E;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::flash::{self, Sight};
+use crate::native;
 
 /// An attention output and the log-sum-exp of the scores behind it.
 #[derive(Debug)]
@@ -66,6 +69,39 @@ impl Chunk<'_> {
     fn sight(&self) -> Sight<'_> {
         self.in_use_bgn.map_or(Sight::Causal, Sight::CausalInUse)
     }
+
+    /// The first of the `last` queries.
+    fn first_of(&self, last: Option<usize>) -> i64 {
+        last.map_or(0, |last| (self.q_bhnd.size()[2] - last as i64).max(0))
+    }
+
+    /// Query heads of a KV head.
+    fn per_group(&self) -> f64 {
+        (self.q_bhnd.size()[1] / num_kv_heads(self)) as f64
+    }
+}
+
+/// Keys and values part by part, the chunk's own last, where one kernel sees them all at once: on the CPU, where all slots are in use.
+/// What is not f32 or f64 the vendor's kernel knows better how to multiply, unless it was made wide already.
+fn at_once<'a>(chunk: &Chunk<'a>, past: &[Past<'a>]) -> Option<(Vec<&'a Tensor>, Vec<&'a Tensor>)> {
+    #[cfg(test)]
+    if crate::sabotage::is_active(crate::sabotage::Sabotage::MergeMissing) {
+        return None;
+    }
+    let all_in_use = chunk.in_use_bgn.is_none() && past.iter().all(|past| past.in_use_bgp.is_none());
+    (all_in_use && native::attends(chunk.q_bhnd.device(), chunk.q_bhnd.kind())).then(|| {
+        let keys = past.iter().map(|past| past.k_bgpd).chain([chunk.k_bgnd]);
+        (keys.collect(), past.iter().map(|past| past.v_bgpd).chain([chunk.v_bgnd]).collect())
+    })
+}
+
+/// The kernels that attend on a device, in words: to the past, and to a chunk of whole rows itself. Forward and backward use the same.
+pub fn kernels(device: Device, kind: Kind) -> (&'static str, &'static str) {
+    if native::attends(device, kind) {
+        return ("kvtune's CPU kernel", "kvtune's CPU kernel");
+    }
+    let name = |sight| if flash::is_vendors(device, sight) { "libtorch's CPU flash" } else { "blockwise" };
+    (name(Sight::All), name(Sight::Causal))
 }
 
 /// Attends a chunk to its past (all of it, part by part) and causally to itself.
@@ -73,6 +109,26 @@ impl Chunk<'_> {
 /// # Shapes
 /// As in [`Chunk`] and [`Past`].
 pub fn attend(chunk: Chunk<'_>, past: &[Past<'_>]) -> Attended {
+    match at_once(&chunk, past) {
+        Some((keys, values)) => {
+            let (out_bhnd, lse_bhn, _) = native::attend(chunk.q_bhnd, (&keys, &values), chunk.scale, None);
+            Attended { out_bhnd, lse_bhn }
+        }
+        None => attend_in_parts(chunk, past),
+    }
+}
+
+/// As [`attend`], and where the kernel makes it on the way, the attention paid by the `last` queries as in [`attention_paid`].
+pub fn attend_and_sum(chunk: Chunk<'_>, past: &[Past<'_>], last: Option<usize>) -> (Attended, Option<Tensor>) {
+    let Some((keys, values)) = at_once(&chunk, past) else {
+        return (attend_in_parts(chunk, past), None);
+    };
+    let (out_bhnd, lse_bhn, sums) = native::attend(chunk.q_bhnd, (&keys, &values), chunk.scale, Some(chunk.first_of(last)));
+    let paid = sums.map(|sums| sums / chunk.per_group());
+    (Attended { out_bhnd, lse_bhn }, paid)
+}
+
+fn attend_in_parts(chunk: Chunk<'_>, past: &[Past<'_>]) -> Attended {
     let own = flash::forward(chunk.q_bhnd, chunk.k_bgnd, chunk.v_bgnd, chunk.sight(), chunk.scale);
     if past.is_empty() {
         return own;
@@ -89,6 +145,17 @@ pub fn attend(chunk: Chunk<'_>, past: &[Past<'_>]) -> Attended {
 /// # Shapes
 /// `dout_bhnd (B, H, n, D)`; the rest as in [`AttentionGrads`].
 pub fn attend_backward(dout_bhnd: &Tensor, chunk: Chunk<'_>, past: &[Past<'_>], merged: &Attended) -> AttentionGrads {
+    let Some((keys, values)) = at_once(&chunk, past) else {
+        return attend_backward_in_parts(dout_bhnd, chunk, past, merged);
+    };
+    let out = (&merged.out_bhnd, &merged.lse_bhn);
+    let grads = native::attend_backward(dout_bhnd, chunk.q_bhnd, (&keys, &values), out, chunk.scale);
+    let mut past: Vec<(Tensor, Tensor)> = grads.dk_bgpd.into_iter().zip(grads.dv_bgpd).collect();
+    let (dk_bgnd, dv_bgnd) = past.pop().unwrap_or_default();
+    AttentionGrads { dq_bhnd: grads.dq_bhnd, dk_bgnd, dv_bgnd, past }
+}
+
+fn attend_backward_in_parts(dout_bhnd: &Tensor, chunk: Chunk<'_>, past: &[Past<'_>], merged: &Attended) -> AttentionGrads {
     let (mut dq_bhnd, dk_bgnd, dv_bgnd) = flash::backward(dout_bhnd, chunk, merged, chunk.sight());
     let mut grads = Vec::with_capacity(past.len());
     if !past.is_empty() {
@@ -111,6 +178,13 @@ pub fn attend_backward(dout_bhnd: &Tensor, chunk: Chunk<'_>, past: &[Past<'_>], 
 /// # Shapes
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; result `(B, G, P + n)` in f32 (f64 for f64 inputs).
 pub fn attention_paid(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, last: Option<usize>) -> Tensor {
+    if let Some((keys, _)) = at_once(&chunk, past) {
+        return native::attention_paid(chunk.q_bhnd, &keys, lse_bhn, chunk.scale, chunk.first_of(last)) / chunk.per_group();
+    }
+    paid_in_blocks(chunk, past, lse_bhn, last)
+}
+
+fn paid_in_blocks(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, last: Option<usize>) -> Tensor {
     let (groups, heads) = (num_kv_heads(&chunk), chunk.q_bhnd.size()[1]);
     let payers = Payers::new(&chunk, lse_bhn, last);
     // A slot that is not in use is paid nothing, whatever stands in it.
@@ -243,14 +317,26 @@ mod tests {
         (a - b).abs().max().double_value(&[])
     }
 
+    /// The two ways: one kernel for past and chunk, and parts that are merged. The second serves devices, masks and bf16.
+    struct Way {
+        attend: fn(Chunk<'_>, &[Past<'_>]) -> Attended,
+        backward: fn(&Tensor, Chunk<'_>, &[Past<'_>], &Attended) -> AttentionGrads,
+        paid: fn(Chunk<'_>, &[Past<'_>], &Tensor, Option<usize>) -> Tensor,
+    }
+
+    const WAYS: [Way; 2] = [
+        Way { attend, backward: attend_backward, paid: attention_paid },
+        Way { attend: attend_in_parts, backward: attend_backward_in_parts, paid: paid_in_blocks },
+    ];
+
     #[test]
-    fn two_parts_equal_plain_attention_forward_backward_and_in_sums() {
-        for (n, past, h, g) in [(5, 7, 6, 2), (1, 3, 4, 4), (70, 9, 8, 1), (4, 0, 2, 2)] {
+    fn both_ways_equal_plain_attention_forward_backward_and_in_sums() {
+        for (n, past, h, g) in [(5, 7, 6, 2), (1, 3, 4, 4), (70, 9, 8, 1), (4, 0, 2, 2), (130, 300, 4, 2)] {
             let (b, d, scale) = (2, 8, 0.3);
             let q = Tensor::randn([b, h, n, d], OPTS).set_requires_grad(true);
             let k = Tensor::randn([b, g, past + n, d], OPTS).set_requires_grad(true);
             let v = Tensor::randn([b, g, past + n, d], OPTS).set_requires_grad(true);
-            let dout = Tensor::randn([b, h, n, d], OPTS);
+            let dout = Tensor::randn([b, n, h, d], OPTS).transpose(1, 2);
             let (expected, weights) = naive(&q, &k, &v, scale);
             (&expected * &dout).sum(Kind::Double).backward();
 
@@ -266,26 +352,49 @@ mod tests {
                 .map(|(k, v)| Past { k_bgpd: k, v_bgpd: v, in_use_bgp: None })
                 .collect();
             let chunk = Chunk { q_bhnd: &q0, k_bgnd: &kn, v_bgnd: &vn, scale, in_use_bgn: None };
-            let merged = attend(chunk, &pages);
-            assert!(worst(&merged.out_bhnd, &expected) < 1e-13);
+            for way in WAYS {
+                let merged = (way.attend)(chunk, &pages);
+                assert!(worst(&merged.out_bhnd, &expected) < 1e-13);
 
-            let grads = attend_backward(&dout, chunk, &pages, &merged);
-            let all = |old: fn(&(Tensor, Tensor)) -> &Tensor, new| {
-                Tensor::cat(&grads.past.iter().map(old).chain([new]).collect::<Vec<_>>(), 2)
-            };
-            assert!(worst(&grads.dq_bhnd, &q.grad()) < 1e-12);
-            assert!(worst(&all(|p| &p.0, &grads.dk_bgnd), &k.grad()) < 1e-12);
-            assert!(worst(&all(|p| &p.1, &grads.dv_bgnd), &v.grad()) < 1e-12);
+                let grads = (way.backward)(&dout, chunk, &pages, &merged);
+                let all = |old: fn(&(Tensor, Tensor)) -> &Tensor, new| {
+                    Tensor::cat(&grads.past.iter().map(old).chain([new]).collect::<Vec<_>>(), 2)
+                };
+                assert!(worst(&grads.dq_bhnd, &q.grad()) < 1e-12);
+                assert!(worst(&all(|p| &p.0, &grads.dk_bgnd), &k.grad()) < 1e-12);
+                assert!(worst(&all(|p| &p.1, &grads.dv_bgnd), &v.grad()) < 1e-12);
 
-            for last in [None, Some(1), Some(3), Some(100)] {
-                let paid = attention_paid(chunk, &pages, &merged.lse_bhn, last);
-                let queries = last.map_or(n, |last| n.min(last as i64));
-                let weights = weights.narrow(2, n - queries, queries);
-                let sums = weights.sum_dim_intlist(&[2i64][..], false, Kind::Double).view([b, g, h / g, past + n]);
-                let mean = sums.mean_dim(&[2i64][..], false, Kind::Double);
-                assert!(worst(&paid, &mean) < 1e-12);
+                for last in [None, Some(1), Some(3), Some(100)] {
+                    let on_the_way = attend_and_sum(chunk, &pages, last).1.unwrap();
+                    let paid = (way.paid)(chunk, &pages, &merged.lse_bhn, last);
+                    let queries = last.map_or(n, |last| n.min(last as i64));
+                    let weights = weights.narrow(2, n - queries, queries);
+                    let sums = weights.sum_dim_intlist(&[2i64][..], false, Kind::Double).view([b, g, h / g, past + n]);
+                    let mean = sums.mean_dim(&[2i64][..], false, Kind::Double);
+                    assert!(worst(&paid, &mean) < 1e-12 && worst(&on_the_way, &mean) < 1e-12);
+                }
             }
         }
+    }
+
+    #[test]
+    fn the_kernel_gives_the_same_bits_on_any_number_of_threads_forward_and_twice_backward() {
+        let float = (Kind::Float, Device::Cpu);
+        let (q, dout) = (Tensor::randn([1, 8, 256, 32], float), Tensor::randn([1, 8, 256, 32], float));
+        let [k, v, old_k, old_v] = [256, 256, 768, 768].map(|tokens| Tensor::randn([1, 2, tokens, 32], float));
+        let chunk = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale: 0.2, in_use_bgn: None };
+        let past = [Past { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }];
+        let threads = tch::get_num_threads();
+        let run = |threads: i32| {
+            tch::set_num_threads(threads);
+            let attended = attend(chunk, &past);
+            let grads = attend_backward(&dout, chunk, &past, &attended);
+            [attended.out_bhnd, attended.lse_bhn, grads.dq_bhnd, grads.dk_bgnd, grads.dv_bgnd]
+        };
+        let (one, two, again) = (run(1), run(2), run(2));
+        tch::set_num_threads(threads);
+        assert!(one.iter().take(3).zip(&two).all(|(a, b)| a.equal(b)));
+        assert!(two.iter().zip(&again).all(|(a, b)| a.equal(b)));
     }
 
     /// As a projection leaves it: tokens before heads in memory, so that `(B, heads, tokens, D)` is a view.

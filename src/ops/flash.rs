@@ -34,12 +34,17 @@ impl Sight<'_> {
     }
 }
 
+/// Whether the CPU's vendor kernel serves, and not the blockwise form.
+pub(super) fn is_vendors(device: Device, sight: Sight<'_>) -> bool {
+    device == Device::Cpu && !matches!(sight, Sight::CausalInUse(_))
+}
+
 /// One part forward.
 ///
 /// # Shapes
 /// `q (B, H, n, D)`, `k`, `v (B, G, P, D)` with `P > 0`; a causal part has `P = n`.
 pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, sight: Sight<'_>, scale: f64) -> Attended {
-    if q.device() != Device::Cpu || matches!(sight, Sight::CausalInUse(_)) {
+    if !is_vendors(q.device(), sight) {
         return blocks_forward(q, k, v, sight, scale);
     }
     let mask = sight.mask(q, q.kind());
@@ -54,7 +59,7 @@ pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, sight: Sight<'_>, scal
 /// # Shapes
 /// As in [`forward`]; `dk`, `dv` have the KV heads of `k`, in the accumulation kind.
 pub(super) fn backward(dout: &Tensor, part: Chunk<'_>, merged: &Attended, sight: Sight<'_>) -> (Tensor, Tensor, Tensor) {
-    if part.q_bhnd.device() != Device::Cpu || matches!(sight, Sight::CausalInUse(_)) {
+    if !is_vendors(part.q_bhnd.device(), sight) {
         return blocks_backward(dout, part, merged, sight);
     }
     // CPUs without matrix units for bf16 emulate its products, at a tenth of the speed of f32.

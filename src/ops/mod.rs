@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod dropout;
 mod flash;
+pub mod linear;
 pub mod rms_norm;
 pub mod rope;
 pub mod swiglu;

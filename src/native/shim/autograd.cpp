@@ -1,4 +1,6 @@
 // Autograd nodes whose backward is a Rust closure, and backward with explicit output gradients.
+#include "guarded.h"
+
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -11,21 +13,7 @@
 
 namespace {
 
-thread_local std::string last_error;
-
-template <class F> int guarded(F&& body) noexcept {
-  try {
-    body();
-    return 0;
-  } catch (const c10::Error& e) {
-    last_error = e.what_without_backtrace();
-  } catch (const std::exception& e) {
-    last_error = e.what();
-  } catch (...) {
-    last_error = "unknown C++ exception";
-  }
-  return 1;
-}
+using kvtune::guarded;
 
 // Gradients in (null = undefined) and out (null = none, else owned by the caller); 0 on success, else a message of at most `len` bytes.
 using Callback = int (*)(void* user, at::Tensor** grads_in, size_t num_in, at::Tensor** grads_out, size_t num_out, char* message, size_t len);
@@ -82,7 +70,7 @@ std::vector<at::Tensor> gathered(at::Tensor** tensors, size_t count) {
 
 extern "C" {
 
-const char* kvtune_last_error() { return last_error.c_str(); }
+const char* kvtune_last_error() { return kvtune::last_error.c_str(); }
 
 // Takes ownership of `user` in every case: it is dropped with the node, or here on failure.
 int kvtune_attach_node(at::Tensor** inputs, size_t num_inputs, at::Tensor** outputs, size_t num_outputs, Callback callback, Drop drop,
@@ -95,8 +83,8 @@ int kvtune_attach_node(at::Tensor** inputs, size_t num_inputs, at::Tensor** outp
   }
   return guarded([&] {
     auto list = gathered(inputs, num_inputs);
-    // As autograd does for every operation: without an input that requires grad there is no history.
-    if (!torch::autograd::any_variable_requires_grad(list)) return;
+    // As autograd does for every operation: while it is off, or without an input that requires grad, there is no history.
+    if (!c10::GradMode::is_enabled() || !torch::autograd::any_variable_requires_grad(list)) return;
     node->set_next_edges(torch::autograd::collect_next_edges(list));
     for (size_t i = 0; i < num_outputs; ++i) torch::autograd::set_history(*outputs[i], node);
   });

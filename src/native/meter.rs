@@ -1,0 +1,96 @@
+//! What libtorch's allocators hand out, as they count it themselves: the ground truth of a memory profile.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+unsafe extern "C" {
+    fn kvtune_meter_start() -> *mut c_void;
+    fn kvtune_meter_read(handle: *const c_void, out: *mut i64);
+    fn kvtune_meter_reset_peak(handle: *const c_void);
+    fn kvtune_meter_stop(handle: *mut c_void);
+}
+
+/// Bytes of one kind of memory. What was allocated before the meter began, or is freed by another thread, is not counted, so that
+/// `live` may be below zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allocated {
+    /// Of the tensors that there are now.
+    pub live: i64,
+    /// The largest `live` since [`AllocationMeter::reset_peak`].
+    pub peak: i64,
+    /// The most that a caching allocator has held at any time, for tensors that are and that were; 0 where there is none.
+    pub reserved: i64,
+}
+
+/// Counts the allocations of the thread that started it, and of the backwards that this thread runs, until it is dropped.
+#[derive(Debug)]
+pub struct AllocationMeter {
+    handle: NonNull<c_void>,
+    /// It must end on the thread on which it began.
+    _stays: PhantomData<*const ()>,
+}
+
+impl AllocationMeter {
+    /// Begins to count; `None` if libtorch does not let us.
+    pub fn start() -> Option<Self> {
+        // SAFETY: takes nothing; returns an owned handle or null.
+        NonNull::new(unsafe { kvtune_meter_start() }).map(|handle| Self { handle, _stays: PhantomData })
+    }
+
+    /// The counts on the host and on other devices.
+    pub fn read(&self) -> (Allocated, Allocated) {
+        let mut out = [0; 6];
+        // SAFETY: the handle is alive until `drop`, and `out` has room for the six numbers that are written.
+        unsafe { kvtune_meter_read(self.handle.as_ptr(), out.as_mut_ptr()) };
+        let [live, peak, reserved, device_live, device_peak, device_reserved] = out;
+        (Allocated { live, peak, reserved }, Allocated { live: device_live, peak: device_peak, reserved: device_reserved })
+    }
+
+    /// Lets the peaks begin at what is live now.
+    pub fn reset_peak(&self) {
+        // SAFETY: the handle is alive until `drop`.
+        unsafe { kvtune_meter_reset_peak(self.handle.as_ptr()) };
+    }
+}
+
+impl Drop for AllocationMeter {
+    fn drop(&mut self) {
+        // SAFETY: the handle came from `kvtune_meter_start` on this thread and is given back once.
+        unsafe { kvtune_meter_stop(self.handle.as_ptr()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind, Tensor};
+
+    use super::*;
+
+    #[test]
+    fn tensors_are_counted_to_the_byte() {
+        let before = Tensor::zeros([1000], (Kind::Float, Device::Cpu));
+        let meter = AllocationMeter::start().unwrap();
+        let kept = Tensor::zeros([256, 4], (Kind::Float, Device::Cpu));
+        drop(Tensor::zeros([1 << 16], (Kind::Double, Device::Cpu)));
+        drop(before);
+        let expected = Allocated { live: 4096, peak: 4096 + (8 << 16), reserved: 0 };
+        assert_eq!(meter.read(), (expected, Allocated::default()));
+        meter.reset_peak();
+        assert_eq!(meter.read().0.peak, 4096);
+        drop(kept);
+        assert_eq!(meter.read().0.live, 0);
+    }
+
+    #[test]
+    fn what_a_backward_keeps_is_counted() {
+        let x = Tensor::ones([1 << 10], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let meter = AllocationMeter::start().unwrap();
+        let y = (&x * 2.0).exp();
+        // The product is gone, its exponential is saved.
+        assert_eq!(meter.read().0.live, 4 << 10);
+        y.sum(Kind::Float).backward();
+        drop(y);
+        assert_eq!((meter.read().0.live, x.grad().numel()), (4 << 10, 1 << 10), "the gradient alone");
+    }
+}

@@ -1,0 +1,46 @@
+// Products of matrices on the CPU: oneDNN's for f32, which uses all vector units of CPUs by any maker, and libtorch's default for the rest.
+#include "product.h"
+
+#include "guarded.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/linear.h>
+
+namespace kvtune {
+namespace {
+
+using Attributes = c10::List<std::optional<at::Scalar>>;
+using Pointwise = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, c10::string_view, Attributes, std::optional<c10::string_view>);
+
+// Absent where libtorch was built without oneDNN.
+const std::optional<c10::TypedOperatorHandle<Pointwise>>& pointwise() {
+  static const std::optional<c10::TypedOperatorHandle<Pointwise>> handle = []() -> std::optional<c10::TypedOperatorHandle<Pointwise>> {
+    if (!at::Context::hasMKLDNN()) return std::nullopt;
+    auto found = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
+    if (!found.has_value()) return std::nullopt;
+    return found->typed<Pointwise>();
+  }();
+  return handle;
+}
+
+}  // namespace
+
+at::Tensor product(const at::Tensor& x, const at::Tensor& w) {
+  const auto& fast = pointwise();
+  if (!fast.has_value() || x.scalar_type() != at::kFloat || w.scalar_type() != at::kFloat || !x.device().is_cpu() || x.numel() == 0 || w.numel() == 0) {
+    return at::linear(x, w);
+  }
+  static const Attributes none;
+  return fast->call(x, w, std::nullopt, "none", none, "");
+}
+
+}  // namespace kvtune
+
+extern "C" {
+
+int kvtune_product(at::Tensor* x, at::Tensor* w, at::Tensor** result) {
+  return kvtune::guarded([&] { *result = new at::Tensor(kvtune::product(*x, *w)); });
+}
+
+}  // extern "C"

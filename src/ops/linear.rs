@@ -1,0 +1,186 @@
+//! A projection with a frozen or trained matrix and an addition of low rank (LoRA, Hu et al. 2021, arXiv 2106.09685), as one
+//! operation: no second output for the addition, and nothing kept for a gradient that nobody wants.
+
+use tch::{Kind, Tensor, no_grad};
+
+use crate::native::{attach_backward, product};
+
+/// `scale · x Aᵀ Bᵀ`.
+#[derive(Clone, Copy, Debug)]
+pub struct LowRank<'a> {
+    /// `(r, in)`.
+    pub a_ri: &'a Tensor,
+    /// `(out, r)`.
+    pub b_or: &'a Tensor,
+    /// The factor.
+    pub scale: f64,
+    /// The input `(B, n, in)` where dropout has made it another than the projection's.
+    pub x_bni: Option<&'a Tensor>,
+}
+
+/// `x Wᵀ + b`, and the addition where there is one. Under autograd if any of them requires a gradient.
+///
+/// Products run in the dtype of `x`; matrices of low rank may be kept in another, and get their gradients in it.
+///
+/// # Shapes
+/// `x (B, n, in)`, `weight (out, in)`, `bias (out)`; result `(B, n, out)`.
+pub fn linear(x_bni: &Tensor, weight_oi: &Tensor, bias_o: Option<&Tensor>, low_rank: Option<LowRank<'_>>) -> Tensor {
+    let (y_bno, saved) = no_grad(|| forward(x_bni, weight_oi, bias_o, low_rank));
+    let none = Tensor::new();
+    let (a, b) = low_rank.map_or((&none, &none), |l| (l.a_ri, l.b_or));
+    let inputs = [x_bni, low_rank.and_then(|l| l.x_bni).unwrap_or(&none), weight_oi, bias_o.unwrap_or(&none), a, b];
+    let needs = inputs.map(|input| input.defined() && input.requires_grad());
+    if needs.contains(&true) {
+        let attached = attach_backward(&inputs, &[&y_bno], move |grads| {
+            let Some(dy_bno) = &grads[0] else { return Ok(needs.map(|_| None).into()) };
+            Ok(no_grad(|| saved.backward(dy_bno, needs)).into())
+        });
+        // As libtorch's own operations do; the engine's door makes an error of it.
+        #[allow(clippy::panic, reason = "there is no other way out of an operation on tensors")]
+        if let Err(error) = attached {
+            panic!("{error}");
+        }
+    }
+    y_bno
+}
+
+/// What the backward needs.
+struct Saved {
+    /// Rows by channels, where a matrix needs it for its gradient.
+    x: Option<Tensor>,
+    weight_oi: Tensor,
+    low_rank: Option<SavedLowRank>,
+}
+
+struct SavedLowRank {
+    a_ri: Tensor,
+    b_or: Tensor,
+    /// The dtype in which A and B are kept.
+    kind: Kind,
+    scale: f64,
+    /// Where it is another than the projection's.
+    x: Option<Tensor>,
+    /// `scale · x Aᵀ`, rows by r.
+    inner: Tensor,
+}
+
+fn rows(x: &Tensor) -> Tensor {
+    x.reshape([-1, x.size().last().copied().unwrap_or(1)])
+}
+
+fn forward(x_bni: &Tensor, weight_oi: &Tensor, bias_o: Option<&Tensor>, low_rank: Option<LowRank<'_>>) -> (Tensor, Saved) {
+    let needs_weight = weight_oi.requires_grad();
+    let (x, weight_oi) = (rows(&x_bni.detach()), weight_oi.detach());
+    let mut y = product(&x, &weight_oi);
+    if let Some(bias_o) = bias_o {
+        y += bias_o;
+    }
+    let low_rank = low_rank.map(|l| {
+        let (a_ri, b_or) = (l.a_ri.detach().to_kind(x.kind()), l.b_or.detach().to_kind(x.kind()));
+        let own = l.x_bni.map(|x_bni| rows(&x_bni.detach()));
+        // The scale goes where the tensor is smallest.
+        let inner = product(own.as_ref().unwrap_or(&x), &a_ri) * l.scale;
+        let _ = y.addmm_(&inner, &b_or.transpose(0, 1));
+        SavedLowRank { a_ri, b_or, kind: l.a_ri.kind(), scale: l.scale, x: own, inner }
+    });
+    let mut size = x_bni.size();
+    if let Some(last) = size.last_mut() {
+        *last = weight_oi.size()[0];
+    }
+    let serves_a = low_rank.as_ref().is_some_and(|l| l.x.is_none());
+    (y.view(&size[..]), Saved { x: (serves_a || needs_weight).then_some(x), weight_oi, low_rank })
+}
+
+impl Saved {
+    /// Gradients of x, of the addition's own x, of the weight, of the bias, of A and of B, as far as they are needed.
+    fn backward(&self, dy_bno: &Tensor, [x, own_x, weight, bias, a, b]: [bool; 6]) -> [Option<Tensor>; 6] {
+        let dy = rows(dy_bno);
+        let shaped = |dx: Tensor| {
+            let mut size = dy_bno.size();
+            if let Some(last) = size.last_mut() {
+                *last = dx.size()[1];
+            }
+            dx.view(&size[..])
+        };
+        let mut dx = x.then(|| product(&dy, &self.weight_oi.transpose(0, 1)));
+        let input = |own: Option<&Tensor>| own.or(self.x.as_ref()).map(|x| x.transpose(0, 1));
+        let weight = input(None).filter(|_| weight).map(|x| product(&dy.transpose(0, 1), &x));
+        let bias = bias.then(|| dy.sum_dim_intlist(&[0i64][..], false, dy.kind()));
+        let Some(l) = &self.low_rank else {
+            return [dx.map(shaped), None, weight, bias, None, None];
+        };
+        let dinner = product(&dy, &l.b_or.transpose(0, 1)) * l.scale;
+        let mut own_dx = None;
+        match (&l.x, &mut dx) {
+            (Some(_), _) => own_dx = own_x.then(|| product(&dinner, &l.a_ri.transpose(0, 1))),
+            (None, Some(dx)) => drop(dx.addmm_(&dinner, &l.a_ri)),
+            (None, None) => {}
+        }
+        // Short and wide products, so that the large factor is the one that may lie transposed.
+        let across = |short: &Tensor, wide: &Tensor| product(&short.transpose(0, 1).contiguous(), wide);
+        let a = input(l.x.as_ref()).filter(|_| a).map(|x| across(&dinner, &x).to_kind(l.kind));
+        let b = b.then(|| across(&l.inner, &dy.transpose(0, 1)).transpose(0, 1).contiguous().to_kind(l.kind));
+        [dx.map(shaped), own_dx.map(shaped), weight, bias, a, b]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+
+    fn leaf(size: &[i64], kind: Kind) -> Tensor {
+        Tensor::randn(size, (kind, Device::Cpu)).set_requires_grad(true)
+    }
+
+    #[test]
+    fn output_and_all_gradients_equal_plain_autograd() {
+        for (kind, bound) in [(Kind::Double, 1e-13), (Kind::Float, 2e-5)] {
+            for (has_bias, has_low_rank, has_own_x) in
+                [(false, false, false), (true, false, false), (true, true, false), (false, true, true)]
+            {
+                let (x, weight, bias) = (leaf(&[2, 5, 12], kind), leaf(&[7, 12], kind), leaf(&[7], kind));
+                let (a, b, own) = (leaf(&[3, 12], kind), leaf(&[7, 3], kind), leaf(&[2, 5, 12], kind));
+                let low_rank = LowRank { a_ri: &a, b_or: &b, scale: 0.7, x_bni: has_own_x.then_some(&own) };
+                let ours = linear(&x, &weight, has_bias.then_some(&bias), has_low_rank.then_some(low_rank));
+                let seed = Tensor::randn([2, 5, 7], (kind, Device::Cpu));
+                let leaves = [&x, &weight, &bias, &a, &b, &own];
+                let taken = |y: &Tensor| crate::native::gradients_of(&[y], &[&seed], &leaves).unwrap();
+                let ours_gradients = taken(&ours);
+
+                let input = if has_own_x { &own } else { &x };
+                let addition = (input.linear(&a, None::<&Tensor>) * 0.7).linear(&b, None::<&Tensor>);
+                let projected = x.linear(&weight, has_bias.then_some(&bias));
+                let plain = if has_low_rank { projected + addition } else { projected };
+                assert!(ours.allclose(&plain, 0.0, bound, false));
+                for (i, (ours, plain)) in ours_gradients.iter().zip(taken(&plain)).enumerate() {
+                    match (ours, plain) {
+                        (Some(ours), Some(plain)) => assert!(ours.allclose(&plain, 0.0, 10.0 * bound, false), "gradient {i}"),
+                        (ours, plain) => assert!(ours.is_none() && plain.is_none(), "gradient {i}"),
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn masters_in_f32_serve_a_product_in_bf16_and_get_gradients_in_f32() {
+        let x = leaf(&[1, 4, 8], Kind::BFloat16);
+        let weight = Tensor::randn([6, 8], (Kind::BFloat16, Device::Cpu));
+        let (a, b) = (leaf(&[2, 8], Kind::Float), leaf(&[6, 2], Kind::Float));
+        let y = linear(&x, &weight, None, Some(LowRank { a_ri: &a, b_or: &b, scale: 1.0, x_bni: None }));
+        assert_eq!(y.kind(), Kind::BFloat16);
+        let grads = crate::native::gradients_of(&[&y], &[&y.ones_like()], &[&a, &b, &x]).unwrap();
+        let kinds: Vec<Kind> = grads.iter().flatten().map(Tensor::kind).collect();
+        assert_eq!(kinds, [Kind::Float, Kind::Float, Kind::BFloat16]);
+    }
+
+    #[test]
+    fn without_autograd_nothing_is_kept() {
+        let (x, weight) = (leaf(&[1, 2, 3], Kind::Float), Tensor::randn([4, 3], tch::kind::FLOAT_CPU));
+        assert!(!no_grad(|| linear(&x, &weight, None, None)).requires_grad());
+        assert!(!linear(&x.detach(), &weight, None, None).requires_grad());
+        assert!(linear(&x, &weight, None, None).requires_grad());
+    }
+}
