@@ -28,6 +28,18 @@ pub enum FilesError {
         /// Room found.
         free: Bytes,
     },
+    /// Too little room for what a step leaves on disk until it ends.
+    #[error("the scratch files in `{}` need {needed} more, and {free} are free there", dir.display())]
+    ScratchFull {
+        /// Their directory.
+        dir: PathBuf,
+        /// Room needed beside what they have.
+        needed: Bytes,
+        /// Room found.
+        free: Bytes,
+        /// What the operating system said.
+        source: io::Error,
+    },
     /// A directory to write into is a symbolic link.
     #[error("`{}` is a symbolic link: expected a directory to write into", path.display())]
     Symlink {
@@ -119,7 +131,7 @@ impl FilesError {
     pub fn is_about_content(&self) -> bool {
         match self {
             Self::Io { action, .. } => ["open", "read", "map", "look at"].contains(action),
-            Self::NoSpace { .. } | Self::Symlink { .. } | Self::Locked { .. } => false,
+            Self::NoSpace { .. } | Self::ScratchFull { .. } | Self::Symlink { .. } | Self::Locked { .. } => false,
             _ => true,
         }
     }
@@ -150,6 +162,9 @@ impl Hint for FilesError {
             Self::NoSpace { .. } => {
                 "make room on that file system and go on with `kvtune resume`; what was saved before is intact".into()
             }
+            Self::ScratchFull { .. } => "make room on that file system or set `grad.scratch_dir` to a directory on another one, and go on \
+                 with `kvtune resume`; what was saved before is intact"
+                .into(),
             Self::Symlink { .. } => "name the directory that the link points to".into(),
             Self::Locked { .. } => "wait until the other run has ended, stop it, or choose another output directory".into(),
             Self::Json { .. } => "look at the place that the parser names, or fetch the file again".into(),
@@ -184,6 +199,12 @@ mod tests {
             FilesError::io("write", &path)(io::ErrorKind::StorageFull.into()),
             FilesError::io("write", &path)(io::ErrorKind::ReadOnlyFilesystem.into()),
             FilesError::NoSpace { path: path.clone(), needed: Bytes(2), free: Bytes(1) },
+            FilesError::ScratchFull {
+                dir: path.clone(),
+                needed: Bytes(2),
+                free: Bytes(1),
+                source: io::ErrorKind::StorageFull.into(),
+            },
             FilesError::Symlink { path: path.clone() },
             FilesError::Locked { dir: path.clone(), pid: None },
             FilesError::Json { path: path.clone(), reason: "r".into() },

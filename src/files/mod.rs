@@ -9,6 +9,7 @@ mod json;
 mod lock;
 mod peft;
 mod peft_config;
+mod scratch;
 mod tensors;
 
 pub use atomic::{is_temporary, refuse_symlink, replace_dir, sync_dir, temporary_beside, write_atomic};
@@ -18,6 +19,7 @@ pub use json::{parse_json, read_json, to_json};
 pub use lock::RunLock;
 pub use peft::{ADAPTER_CONFIG, ADAPTER_TENSORS, PeftFiles, read_peft, write_peft};
 pub use peft_config::{PeftConfig, PeftTargets};
+pub use scratch::Scratch;
 pub use tensors::{Dtype, RawTensor, TensorFile, TensorView, write_tensors};
 
 use std::path::Path;

@@ -21,6 +21,9 @@ pub enum StoreError {
         /// Its type.
         found: String,
     },
+    /// Tensors are to wait in a file, and nothing says where.
+    #[error("no directory is given for scratch files")]
+    NoScratchDir,
     /// libtorch refused.
     #[error("libtorch, with `{name}`: {reason}")]
     Torch {
@@ -36,6 +39,7 @@ impl Hint for StoreError {
         match self {
             Self::Files(error) => error.hint(),
             Self::Dtype { .. } => Some("save the tensor as one of these types; quantised models are not read".into()),
+            Self::NoScratchDir => Some("give the recipe `grad.scratch_dir`, or an `output_dir` for a default".into()),
             Self::Torch { .. } => None,
         }
     }

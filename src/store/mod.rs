@@ -1,12 +1,15 @@
 //! Tensors that wait: on the host, plain or quantised, or in files.
 
+mod arena;
+mod blocks;
 mod error;
 mod park;
-mod quant;
+mod ranges;
 mod tensor_io;
 mod vectors;
 
+pub use arena::Taken;
 pub use error::StoreError;
-pub use park::Parked;
+pub use park::{Form, Parked, Store, bytes_of};
 pub use tensor_io::{load_tensor, load_tensors, pt_metadata, raw_tensors, save_tensors};
 pub use vectors::{Bits, Quantised};

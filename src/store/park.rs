@@ -1,63 +1,238 @@
-//! A tensor that waits on the host, plain or in 8-bit blocks.
+//! Stores, in which tensors wait: plain or quantised, in the host's memory or in a file.
 
-use tch::{Device, Tensor};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::quant::Int8Blocks;
+use tch::{Device, Kind, Tensor};
+
+use super::arena::{Arena, Piece, Taken};
+use super::{Bits, StoreError, blocks};
 use crate::units::Bytes;
 
-/// A parked tensor.
-#[derive(Debug)]
-pub struct Parked(Form);
+/// How a tensor waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As it is, to the bit.
+    Plain,
+    /// 8 bits a value and a ninth that halves the step, in blocks of up to 64: 1.19 bytes a value with minimum and scale. Normally
+    /// distributed values come back with 0.27 % of error. (8 bits in blocks of 8 leave as much error on 1.5 bytes: a bit more costs
+    /// less than shorter blocks do.)
+    Int8,
+    /// 4 bits and a fifth likewise: 0.69 bytes a value, and 4.4 % of error.
+    Int4,
+}
 
+impl Form {
+    fn bits(self) -> Option<Bits> {
+        match self {
+            Self::Plain => None,
+            Self::Int8 => Some(Bits::Nine),
+            Self::Int4 => Some(Bits::Five),
+        }
+    }
+}
+
+/// A store. Clones share their room.
+#[derive(Clone, Debug)]
+pub struct Store {
+    form: Form,
+    arena: Arc<Mutex<Arena>>,
+}
+
+impl Store {
+    /// A store in the host's memory.
+    pub fn in_memory(form: Form) -> Self {
+        Self { form, arena: Arc::new(Mutex::new(Arena::in_memory())) }
+    }
+
+    /// A store in a scratch file in `dir`, with `purpose` in its name. The file is made when the first tensor comes, which fails
+    /// without a directory.
+    pub fn in_file(form: Form, dir: Option<PathBuf>, purpose: &'static str) -> Self {
+        Self { form, arena: Arc::new(Mutex::new(Arena::in_file(dir, purpose))) }
+    }
+
+    /// Parks a copy of a tensor: in the store's form if it is of a float kind, to the bit if it is of another.
+    ///
+    /// # Shapes
+    /// Any; quantised along the last axis.
+    pub fn park(&self, x: &Tensor) -> Result<Parked, StoreError> {
+        let is_float = matches!(x.kind(), Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double);
+        // Nothing is no block.
+        let bits = self.form.bits().filter(|_| is_float && x.numel() > 0);
+        let x = x.detach();
+        let parts = match bits {
+            None => vec![x.shallow_clone()],
+            Some(bits) => blocks::encode(&x, bits),
+        };
+        let piece = lock(&self.arena).put(&parts)?;
+        Ok(Parked { bits, size: x.size(), kind: x.kind(), piece, arena: self.arena.clone() })
+    }
+
+    /// How its tensors wait.
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    /// What it takes.
+    pub fn bytes(&self) -> Taken {
+        lock(&self.arena).taken()
+    }
+}
+
+/// A tensor that waits in a store; its room is free again when this is dropped.
 #[derive(Debug)]
-enum Form {
-    Plain(Tensor),
-    Int8(Int8Blocks),
+pub struct Parked {
+    bits: Option<Bits>,
+    size: Vec<i64>,
+    kind: Kind,
+    piece: Piece,
+    arena: Arc<Mutex<Arena>>,
 }
 
 impl Parked {
-    /// Parks an exact copy.
-    pub fn plain(x: &Tensor) -> Self {
-        // A view of a larger tensor would keep all of it alive.
-        let host = x.to_device(Device::Cpu);
-        Self(Form::Plain(if host.data_ptr() == x.data_ptr() { host.copy() } else { host }))
-    }
-
-    /// Parks 8 bits a value, quantised in blocks of 64 along the last axis; channels above 16 times the median one stay apart.
-    pub fn int8(x: &Tensor) -> Self {
-        Self(Form::Int8(Int8Blocks::new(x).to_device(Device::Cpu)))
-    }
-
-    /// The tensor, in its own dtype and shape.
-    pub fn fetch(&self, device: Device) -> Tensor {
-        match &self.0 {
-            Form::Plain(x) => x.to_device(device),
-            Form::Int8(blocks) => blocks.to_device(device).restore(),
-        }
-    }
-
-    /// Host memory in use.
-    pub fn bytes(&self) -> Bytes {
-        let size = |x: &Tensor| (x.numel() * x.kind().elt_size_in_bytes()) as u64;
-        Bytes(match &self.0 {
-            Form::Plain(x) => size(x),
-            Form::Int8(blocks) => blocks.tensors().into_iter().map(size).sum(),
+    /// The tensor on a device, in its own kind and shape, for the caller to keep.
+    ///
+    /// # Shapes
+    /// That of the tensor that was parked.
+    pub fn fetch(&self, device: Device) -> Result<Tensor, StoreError> {
+        let mut parts = lock(&self.arena).get(&self.piece, device)?;
+        Ok(match self.bits {
+            None => parts.remove(0),
+            Some(bits) => blocks::decode(&parts, bits, &self.size, self.kind),
         })
     }
+
+    /// What it takes.
+    pub fn bytes(&self) -> Bytes {
+        self.piece.bytes()
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        lock(&self.arena).free(&self.piece);
+    }
+}
+
+/// A poisoned lock means that a panic is on its way up already.
+fn lock(arena: &Mutex<Arena>) -> MutexGuard<'_, Arena> {
+    arena.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the numbers of some tensors take.
+pub fn bytes_of<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Bytes {
+    Bytes(tensors.into_iter().map(|x| (x.numel() * x.kind().elt_size_in_bytes()) as u64).sum())
 }
 
 #[cfg(test)]
 mod tests {
-    use tch::Kind;
-
     use super::*;
 
+    const CPU: Device = Device::Cpu;
+
+    /// A store of each place, and the directory that must outlive it.
+    fn both(form: Form) -> ([Store; 2], tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        ([Store::in_memory(form), Store::in_file(form, Some(dir.path().join("s")), "test")], dir)
+    }
+
     #[test]
-    fn plain_is_exact_and_int8_is_a_quarter() {
-        let x = Tensor::randn([2, 5, 128], (Kind::Float, Device::Cpu));
-        assert!(Parked::plain(&x).fetch(Device::Cpu).equal(&x));
-        let (plain, small) = (Parked::plain(&x).bytes().0, Parked::int8(&x).bytes().0);
-        assert_eq!(plain, 2 * 5 * 128 * 4);
-        assert_eq!(small, 2 * 5 * (128 + 2 * 8));
+    fn every_kind_and_shape_comes_back_to_the_bit() {
+        let base = Tensor::randn([3, 4, 6], (Kind::Double, CPU)) * 100.0;
+        let (stores, _dir) = both(Form::Plain);
+        for store in &stores {
+            let mut all: Vec<Tensor> =
+                [Kind::Double, Kind::Float, Kind::Half, Kind::BFloat16, Kind::Int64, Kind::Int16, Kind::Uint8]
+                    .map(|kind| base.abs().to_kind(kind))
+                    .into();
+            all.extend([base.transpose(0, 2), base.narrow(1, 1, 2), base.narrow(0, 0, 0), base.sum(Kind::Double)]);
+            let parked: Vec<Parked> = all.iter().map(|x| store.park(x).unwrap()).collect();
+            for (x, parked) in all.iter().zip(&parked) {
+                let found = parked.fetch(CPU).unwrap();
+                assert_eq!((found.kind(), found.size()), (x.kind(), x.size()));
+                assert!(found.equal(x), "{x:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_fetched_stays_when_its_room_is_used_again() {
+        let (stores, _dir) = both(Form::Plain);
+        for store in &stores {
+            let x = Tensor::randn([64, 8], (Kind::Float, CPU));
+            let parked = store.park(&x).unwrap();
+            let found = parked.fetch(CPU).unwrap();
+            drop(parked);
+            let _other = store.park(&(&x + 1.0)).unwrap();
+            assert!(found.equal(&x));
+        }
+    }
+
+    #[test]
+    fn room_is_used_again_and_counted() {
+        for form in [Form::Plain, Form::Int8, Form::Int4] {
+            let (stores, dir) = both(form);
+            for store in &stores {
+                let mut after_first = None;
+                for step in 0..4 {
+                    let x = Tensor::randn([1, 256, 512], (Kind::Float, CPU));
+                    // Other lengths in other steps, never more than at first.
+                    let mut parked: Vec<Parked> =
+                        (0..6).map(|i| store.park(&x.narrow(1, 0, 256 - (step * i) % 40)).unwrap()).collect();
+                    parked.drain(1..3);
+                    parked.extend((0..2).map(|_| store.park(&x.narrow(1, 0, 100)).unwrap()));
+                    assert_eq!(store.bytes().in_use, Bytes(parked.iter().map(|p| p.bytes().0).sum()));
+                    let taken = store.bytes();
+                    let (most, file) = *after_first.get_or_insert((taken.most, taken.file));
+                    assert_eq!((taken.most, taken.file), (most, file), "{form:?}, step {step}");
+                }
+                assert_eq!(store.bytes().in_use, Bytes(0));
+            }
+            assert_eq!(stores[0].bytes().file, Bytes(0));
+            let files: Vec<_> = std::fs::read_dir(dir.path().join("s")).unwrap().collect();
+            assert_eq!(files.len(), 1);
+            let length = files[0].as_ref().unwrap().metadata().unwrap().len();
+            assert_eq!(Bytes(length), stores[1].bytes().file);
+            drop(stores);
+            assert!(!dir.path().join("s").exists());
+        }
+    }
+
+    #[test]
+    fn bytes_of_a_value() {
+        let x = Tensor::randn([4, 100, 1024], (Kind::Float, CPU));
+        for (form, expected) in [(Form::Plain, 4.0), (Form::Int8, 1.1875), (Form::Int4, 0.6875)] {
+            let parked = Store::in_memory(form).park(&x).unwrap();
+            let found = parked.bytes().0 as f64 / x.numel() as f64;
+            assert!((found - expected).abs() < 1e-3, "{form:?}: {found}");
+        }
+    }
+
+    #[test]
+    fn quantised_tensors_keep_kind_and_shape_and_whole_numbers_stay_exact() {
+        for form in [Form::Int8, Form::Int4] {
+            let (stores, _dir) = both(form);
+            for store in &stores {
+                for kind in [Kind::Double, Kind::Float, Kind::BFloat16] {
+                    let x = Tensor::randn([2, 9, 200], (kind, CPU));
+                    let found = store.park(&x).unwrap().fetch(CPU).unwrap();
+                    assert_eq!((found.kind(), found.size()), (kind, x.size()));
+                    let worst = (found - &x).abs().max().double_value(&[]);
+                    assert!(worst > 0.0 && worst < if form == Form::Int8 { 0.02 } else { 0.2 }, "{form:?}: {worst}");
+                }
+                let whole = Tensor::arange(1000, (Kind::Int64, CPU)) * 1_000_003;
+                assert!(store.park(&whole).unwrap().fetch(CPU).unwrap().equal(&whole));
+                let none = Tensor::zeros([0, 64], (Kind::Float, CPU));
+                assert_eq!(store.park(&none).unwrap().fetch(CPU).unwrap().size(), [0, 64]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_directory_is_refused() {
+        let store = Store::in_file(Form::Plain, None, "test");
+        let error = store.park(&Tensor::zeros([4], (Kind::Float, CPU))).unwrap_err();
+        assert!(matches!(error, StoreError::NoScratchDir), "{error}");
+        assert_eq!(store.bytes(), Taken::default());
     }
 }

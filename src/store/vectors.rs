@@ -1,4 +1,4 @@
-//! Vectors in 8 or 4 bits, each with a minimum and a scale of its own: how a cache keeps keys and values.
+//! Vectors in few bits, each with a minimum and a scale of its own: how a cache keeps keys and values, and stores their blocks.
 //!
 //! Minimum and scale are rounded to their stored 16 bits first, the minimum down and the scale up, and the levels are computed
 //! with what is stored. So the range covers the vector whatever it is, and `|x − x̂| ≤ scale / 2` holds always: for vectors that do
@@ -13,6 +13,10 @@ pub enum Bits {
     Eight,
     /// 16 levels, two in a byte.
     Four,
+    /// 512 levels: their upper eight bits in a byte, the last bits of eight values in another.
+    Nine,
+    /// 32 levels likewise: the upper four bits of two values in a byte.
+    Five,
 }
 
 /// Quantised vectors.
@@ -74,6 +78,17 @@ impl Bits {
         match self {
             Self::Eight => 255.0,
             Self::Four => 15.0,
+            Self::Nine => 511.0,
+            Self::Five => 31.0,
+        }
+    }
+
+    /// Of a level with an odd number of bits, the bits above the last.
+    fn above_the_last(self) -> Option<Self> {
+        match self {
+            Self::Nine => Some(Self::Eight),
+            Self::Five => Some(Self::Four),
+            Self::Eight | Self::Four => None,
         }
     }
 
@@ -81,7 +96,9 @@ impl Bits {
     pub fn level_bytes(self, width: i64) -> i64 {
         match self {
             Self::Eight => width,
-            Self::Four => (width + 1) / 2,
+            Self::Four => ceil(width, 2),
+            Self::Nine => width + ceil(width, 8),
+            Self::Five => ceil(width, 2) + ceil(width, 8),
         }
     }
 
@@ -98,8 +115,8 @@ impl Bits {
         let scale_wide = (scale_wide.to_kind(Kind::Int) - SIGN).to_kind(Kind::Int16);
         let range = Tensor::cat(&[low_wide.where_self(&is_large, &low), scale_wide.where_self(&is_large, &scale)], -1);
         let (low, scale) = read_range(&range, x.kind());
-        let level = ((x - low) / scale).round().clamp_(0.0, self.steps()).to_kind(Kind::Uint8);
-        Quantised { level: self.pack(level), range }
+        let level = ((x - low) / scale).round_().clamp_(0.0, self.steps());
+        Quantised { level: self.pack(&level), range }
     }
 
     /// The vectors that quantised ones stand for.
@@ -108,25 +125,64 @@ impl Bits {
     /// Planes as in [`Quantised`]; `(…, width)` out, in `kind`.
     pub fn restore(self, level: &Tensor, range: &Tensor, width: i64, kind: Kind) -> Tensor {
         let (low, scale) = read_range(range, wide(kind));
-        self.unpack(level, width).to_kind(wide(kind)).g_mul_(&scale).g_add_(&low).to_kind(kind)
+        self.unpack(level, width, wide(kind)).g_mul_(&scale).g_add_(&low).to_kind(kind)
     }
 
-    fn pack(self, level: Tensor) -> Tensor {
-        if self == Self::Eight {
-            return level;
-        }
-        let width = level.size().last().copied().unwrap_or(0);
-        let level = level.constant_pad_nd([0, width % 2]);
-        let half = (width + 1) / 2;
-        level.narrow(-1, 0, half) * 16 + level.narrow(-1, half, half)
+    /// The step from one level to the next, `(…, 1)`.
+    #[cfg(test)]
+    pub(super) fn scale(range: &Tensor, kind: Kind) -> Tensor {
+        read_range(range, wide(kind)).1
     }
 
-    fn unpack(self, level: &Tensor, width: i64) -> Tensor {
-        if self == Self::Eight {
-            return level.shallow_clone();
+    /// Levels in bytes, `(…, level_bytes)`, from levels `(…, D)` of any kind that holds them.
+    fn pack(self, level: &Tensor) -> Tensor {
+        match self {
+            Self::Eight => level.to_kind(Kind::Uint8),
+            Self::Four => spread(&level.to_kind(Kind::Uint8), 2),
+            Self::Nine | Self::Five => {
+                let whole = level.to_kind(Kind::Int16);
+                let upper = whole.bitwise_right_shift_tensor_scalar(1);
+                let last = whole.bitwise_and(1).to_kind(Kind::Uint8);
+                let upper = if self == Self::Nine { Self::Eight.pack(&upper) } else { Self::Four.pack(&upper) };
+                Tensor::cat(&[upper, spread(&last, 8)], -1)
+            }
         }
-        Tensor::cat(&[level.bitwise_right_shift_tensor_scalar(4), level.bitwise_and(15)], -1).narrow(-1, 0, width)
     }
+
+    /// The levels of [`Self::pack`], `(…, width)`, in `kind`.
+    fn unpack(self, level: &Tensor, width: i64, kind: Kind) -> Tensor {
+        let Some(upper) = self.above_the_last() else {
+            return if self == Self::Eight { level.to_kind(kind) } else { gathered(level, 2, width).to_kind(kind) };
+        };
+        let bytes = upper.level_bytes(width);
+        let last = gathered(&level.narrow(-1, bytes, ceil(width, 8)), 8, width);
+        upper.unpack(&level.narrow(-1, 0, bytes), width, kind).g_mul_scalar_(2.0).g_add_(&last)
+    }
+}
+
+fn ceil(width: i64, parts: i64) -> i64 {
+    (width + parts - 1) / parts
+}
+
+/// So many values in a byte: those of the first part of a vector in the upper bits, and so on. Example: of six values in two parts
+/// the first and the fourth share a byte.
+///
+/// # Shapes
+/// `(…, D)` in, `(…, ⌈D/parts⌉)` out, u8.
+fn spread(values: &Tensor, parts: i64) -> Tensor {
+    let width = values.size().last().copied().unwrap_or(0);
+    let part = ceil(width, parts);
+    let values = values.constant_pad_nd([0, part * parts - width]);
+    let factor = 1i64 << (8 / parts);
+    let first = values.narrow(-1, 0, part).contiguous();
+    (1..parts).fold(first, |mut bytes, i| bytes.g_mul_scalar_(factor).g_add_(&values.narrow(-1, i * part, part)))
+}
+
+/// The inverse of [`spread`].
+fn gathered(bytes: &Tensor, parts: i64, width: i64) -> Tensor {
+    let bits = 8 / parts;
+    let part = |i: i64| bytes.bitwise_right_shift_tensor_scalar(bits * (parts - 1 - i)).bitwise_and((1i64 << bits) - 1);
+    Tensor::cat(&(0..parts).map(part).collect::<Vec<_>>(), -1).narrow(-1, 0, width)
 }
 
 /// Minimum and scale, `(…, 1)` each.
@@ -150,12 +206,13 @@ mod tests {
 
     use super::*;
 
+    const ALL: [Bits; 4] = [Bits::Eight, Bits::Four, Bits::Nine, Bits::Five];
+
     /// The largest error in units of its vector's scale.
     fn worst(x: &Tensor, bits: Bits) -> f64 {
         let q = bits.quantise(x);
         let restored = bits.restore(&q.level, &q.range, x.size()[1], Kind::Double);
-        let (_, scale) = read_range(&q.range, Kind::Double);
-        ((restored - x).abs() / scale).max().double_value(&[])
+        ((restored - x).abs() / Bits::scale(&q.range, Kind::Double)).max().double_value(&[])
     }
 
     proptest! {
@@ -167,7 +224,7 @@ mod tests {
             let offset = if shifted { offset } else { 0.0 };
             let values: Vec<f64> = values.iter().map(|v| v * 10f64.powi(magnitude) + offset).collect();
             let x = Tensor::from_slice(&values).view([1, -1]);
-            for bits in [Bits::Eight, Bits::Four] {
+            for bits in ALL {
                 prop_assert!(worst(&x, bits) <= 0.5 + 1e-9, "{bits:?}: {}", worst(&x, bits));
             }
         }
@@ -175,7 +232,7 @@ mod tests {
 
     #[test]
     fn vectors_far_from_zero_and_constants_survive() {
-        for bits in [Bits::Eight, Bits::Four] {
+        for bits in ALL {
             let narrow = Tensor::rand([40, 64], (Kind::Double, Device::Cpu)) + 500.0;
             let q = bits.quantise(&narrow);
             let error = (bits.restore(&q.level, &q.range, 64, Kind::Double) - &narrow).abs().max().double_value(&[]);
@@ -197,5 +254,17 @@ mod tests {
         let restored = Bits::Four.restore(&q.level, &q.range, 7, Kind::Float);
         assert_eq!(restored.size(), [3, 7]);
         assert!((restored - x).abs().max().double_value(&[]) < 0.4);
+    }
+
+    #[test]
+    fn levels_of_every_width_come_back_from_their_bytes() {
+        for bits in ALL {
+            for width in 1..40 {
+                let level = Tensor::randint(bits.steps() as i64 + 1, [3, width], (Kind::Float, Device::Cpu));
+                let packed = bits.pack(&level);
+                assert_eq!((packed.kind(), packed.size()), (Kind::Uint8, vec![3, bits.level_bytes(width)]));
+                assert!(bits.unpack(&packed, width, Kind::Float).equal(&level), "{bits:?}, {width}");
+            }
+        }
     }
 }

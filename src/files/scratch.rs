@@ -1,0 +1,283 @@
+//! Files that outlive no process: room on a disk for what does not fit into memory.
+//!
+//! A scratch file is read and written at places, not mapped: a full or failing disk is then an error of the call that meets it, where
+//! a mapping would end the process with SIGBUS; and what waits in the file doesn't count as the process's resident memory.
+//!
+//! Its name carries the process's number and the open file a lock. A lock ends with its process, in whichever way: so the next start in
+//! the same directory removes the files that nobody holds, and never one of a process that lives.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use super::{FilesError, failpoint, free_space, make_dir, refuse_symlink};
+use crate::units::Bytes;
+
+const PREFIX: &str = "kvtune-";
+const SUFFIX: &str = ".scratch";
+
+/// A file that is removed when it is dropped, or when a later start finds that its process has ended.
+#[derive(Debug)]
+pub struct Scratch {
+    dir: PathBuf,
+    path: PathBuf,
+    file: File,
+    len: u64,
+}
+
+impl Scratch {
+    /// A new empty file for `purpose`, a word, in a directory that is made if need be. Removes what processes have left there that
+    /// have ended.
+    pub fn create(dir: &Path, purpose: &str) -> Result<Self, FilesError> {
+        refuse_symlink(dir)?;
+        failpoint::pass("scratch.create").map_err(FilesError::io("make", dir))?;
+        loop {
+            if !dir.exists() {
+                make_dir(dir)?;
+                made().insert(dir.to_owned());
+            }
+            remove_stale(dir)?;
+            if let Some(scratch) = Self::locked(dir, purpose)? {
+                return Ok(scratch);
+            }
+        }
+    }
+
+    /// Removes what processes have left in a directory that have ended, for who makes no file there. No directory is nothing.
+    pub fn clean(dir: &Path) -> Result<(), FilesError> {
+        if !dir.exists() {
+            return Ok(());
+        }
+        refuse_symlink(dir)?;
+        remove_stale(dir)
+    }
+
+    /// `None` where another start has taken the file for a stale one, between its creation and its lock, or has removed the empty
+    /// directory.
+    fn locked(dir: &Path, purpose: &str) -> Result<Option<Self>, FilesError> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = dir.join(format!("{PREFIX}{purpose}-{}-{number}{SUFFIX}", std::process::id()));
+        let file = match OpenOptions::new().read(true).write(true).create_new(true).open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !dir.exists() => return Ok(None),
+            Err(error) => return Err(FilesError::io("create", &path)(error)),
+        };
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) => {
+                let _ = fs::remove_file(&path);
+                return Err(FilesError::io("lock", &path)(error));
+            }
+        }
+        let has_a_name = file.metadata().map_err(FilesError::io("inspect", &path))?.nlink() > 0;
+        Ok(has_a_name.then(|| Self { dir: dir.to_owned(), path, file, len: 0 }))
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it takes on the disk.
+    pub fn len(&self) -> Bytes {
+        Bytes(self.len)
+    }
+
+    /// Makes the file longer, with room on the disk for all of it: up to `best`, or where there is no room for that up to `least`.
+    /// Returns the new length. Where the file system can't reserve room, writing takes it.
+    pub fn grow(&mut self, least: u64, best: u64) -> Result<Bytes, FilesError> {
+        let reserve = || self.reserve(best).map(|()| best).or_else(|_| self.reserve(least).map(|()| least));
+        self.len = failpoint::pass("scratch.reserve").and_then(|()| reserve()).map_err(|source| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => FilesError::ScratchFull {
+                dir: self.dir.clone(),
+                needed: Bytes(least.saturating_sub(self.len)),
+                free: free_space(&self.dir).unwrap_or_default(),
+                source,
+            },
+            _ => FilesError::io("reserve room for", &self.path)(source),
+        })?;
+        Ok(self.len())
+    }
+
+    fn reserve(&self, len: u64) -> io::Result<()> {
+        let more = len.saturating_sub(self.len);
+        loop {
+            match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), self.len, more) {
+                Err(Errno::INTR) => {}
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => return self.file.set_len(len),
+                Err(error) => {
+                    // What was reserved before the disk was full is of no use.
+                    let _ = self.file.set_len(self.len);
+                    return Err(error.into());
+                }
+                Ok(()) => return Ok(()),
+            }
+        }
+    }
+
+    /// Writes at a place within the file's length.
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), FilesError> {
+        let write = || self.file.write_all_at(bytes, offset);
+        failpoint::pass("scratch.write").and_then(|()| write()).map_err(FilesError::io("write", &self.path))
+    }
+
+    /// Reads what was written there.
+    pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), FilesError> {
+        // Not `read`: what is wrong is the disk, not something that a user has given.
+        let read = |bytes: &mut [u8]| self.file.read_exact_at(bytes, offset);
+        failpoint::pass("scratch.read").and_then(|()| read(bytes)).map_err(FilesError::io("read back", &self.path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What can't be removed now is removed at the next start.
+        let _ = fs::remove_file(&self.path);
+        // A directory that was made for scratch files goes with the last of them; a user's own stays.
+        if made().contains(&self.dir) && fs::remove_dir(&self.dir).is_ok() {
+            made().remove(&self.dir);
+        }
+    }
+}
+
+/// The directories that this process has made for scratch files.
+fn made() -> MutexGuard<'static, BTreeSet<PathBuf>> {
+    static MADE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    MADE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes the scratch files in `dir` that no living process holds.
+fn remove_stale(dir: &Path) -> Result<(), FilesError> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(FilesError::io("look into", dir)(error)),
+    };
+    for entry in entries.flatten() {
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        if !is_file || !is_scratch(&entry.file_name()) {
+            continue;
+        }
+        // Its process may have removed it meanwhile, or another start; and who may not open it has not made it.
+        let Ok(file) = OpenOptions::new().read(true).write(true).open(entry.path()) else { continue };
+        if file.try_lock().is_ok() {
+            match fs::remove_file(entry.path()) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(FilesError::io("remove", &entry.path())(error));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a name is one of a scratch file.
+fn is_scratch(name: &OsStr) -> bool {
+    name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)).is_some_and(|middle| {
+        let mut parts = middle.rsplit('-');
+        let is_number = |part: Option<&str>| part.is_some_and(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()));
+        is_number(parts.next()) && is_number(parts.next()) && parts.next().is_some_and(|purpose| !purpose.is_empty())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::failpoint::tests::with;
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_is_written_comes_back_and_nothing_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("deep/scratch");
+        let mut one = Scratch::create(&dir, "one").unwrap();
+        let two = Scratch::create(&dir, "two").unwrap();
+        assert_eq!(one.grow(5_000, 10_000).unwrap(), Bytes(10_000));
+        // On the disk, not only in the length.
+        assert!(fs::metadata(one.path()).unwrap().blocks() * 512 >= 10_000);
+        one.write_at(9_000, &[7; 1000]).unwrap();
+        let mut found = [0; 1000];
+        one.read_at(9_000, &mut found).unwrap();
+        assert_eq!((found, one.len()), ([7; 1000], Bytes(10_000)));
+        assert_eq!(names(&dir).len(), 2);
+        drop(one);
+        assert_eq!(names(&dir), [two.path().file_name().unwrap().to_str().unwrap()]);
+        drop(two);
+        assert!(!dir.exists() && dir.parent().unwrap().exists());
+    }
+
+    #[test]
+    fn files_that_nobody_holds_go_and_all_others_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let mine = ["kvtune-undo-123-0.scratch", "kvtune-layer-checkpoints-99-12.scratch"];
+        let others = ["notes.txt", "kvtune-x.scratch", "kvtune-undo-12a-0.scratch", "kvtune-7-0.scratch", "undo-1-1.scratch"];
+        for name in mine.iter().chain(&others) {
+            fs::write(dir.path().join(name), "x").unwrap();
+        }
+        fs::create_dir(dir.path().join("kvtune-undo-5-5.scratch")).unwrap();
+        Scratch::clean(&dir.path().join("nowhere")).unwrap();
+        let before = Scratch::create(dir.path(), "before").unwrap();
+        fs::write(dir.path().join(mine[0]), "x").unwrap();
+        Scratch::clean(dir.path()).unwrap();
+        assert!(before.path().exists() && !dir.path().join(mine[0]).exists());
+        drop(before);
+        // A directory that was there before stays, whatever becomes of its files.
+        let held = Scratch::create(dir.path(), "held").unwrap();
+        let second = Scratch::create(dir.path(), "second").unwrap();
+        let found = names(dir.path());
+        for name in mine {
+            assert!(!found.contains(&name.to_owned()), "{found:?}");
+        }
+        assert_eq!(found.len(), others.len() + 1 + 2, "{found:?}");
+        drop((held, second));
+        assert_eq!(names(dir.path()).len(), others.len() + 1);
+    }
+
+    #[test]
+    fn a_full_disk_is_told_with_both_figures_and_leaves_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("scratch");
+        let mut scratch = Scratch::create(&dir, "x").unwrap();
+        // More than any disk has is done without.
+        assert_eq!(scratch.grow(4096, 1 << 60).unwrap(), Bytes(4096));
+        let error = scratch.grow(1 << 60, 1 << 61).unwrap_err();
+        assert!(matches!(&error, FilesError::ScratchFull { needed: Bytes(n), .. } if *n == (1 << 60) - 4096), "{error}");
+        assert_eq!(scratch.len(), Bytes(4096));
+        assert!(matches!(with("scratch.reserve=enospc", || scratch.grow(8192, 8192)).0, Err(FilesError::ScratchFull { .. })));
+        for (place, words) in [("write", "cannot write `"), ("read", "cannot read back `")] {
+            let at = |plan: &str| with(plan, || scratch.write_at(0, &[1]).and_then(|()| scratch.read_at(0, &mut [0]))).0;
+            let error = at(&format!("scratch.{place}=error")).unwrap_err();
+            assert!(error.to_string().starts_with(words) && !error.is_about_content(), "{error}");
+        }
+        drop(scratch);
+        assert!(matches!(with("scratch.create=error", || Scratch::create(&dir, "x")).0, Err(FilesError::Io { .. })));
+        assert!(!dir.exists());
+    }
+
+    #[test]
+    fn links_are_refused_as_a_place_for_them() {
+        let root = tempfile::tempdir().unwrap();
+        let link = root.path().join("link");
+        std::os::unix::fs::symlink(root.path(), &link).unwrap();
+        assert!(matches!(Scratch::create(&link, "x"), Err(FilesError::Symlink { .. })));
+        assert!(matches!(Scratch::clean(&link), Err(FilesError::Symlink { .. })));
+    }
+}
