@@ -6,7 +6,8 @@ use tch::{Device, Kind, Tensor};
 use super::Shape;
 use super::moves::{Moves, put, restore, take, with_retained};
 use crate::recipe::BufferKind;
-use crate::store::Bits;
+use crate::store::{Bits, Parked, Store, StoreError, bytes_of};
+use crate::units::Bytes;
 
 /// Entries in their stored form: the tensors that make up the keys, and those that make up the values.
 #[derive(Debug)]
@@ -27,9 +28,15 @@ impl Stored {
         }
     }
 
-    /// The same on another device.
-    pub(super) fn to(&self, device: Device) -> Self {
-        self.map(|x| x.to_device(device))
+    /// What keys and values take.
+    pub(super) fn bytes(&self) -> Bytes {
+        bytes_of(self.k.iter().chain(&self.v))
+    }
+
+    /// The same in a store, in its form; what the buffer has quantised is kept to the bit.
+    pub(super) fn park(&self, store: &Store) -> Result<StoredAway, StoreError> {
+        let all = |planes: &[Tensor]| planes.iter().map(|plane| store.park(plane)).collect::<Result<_, _>>();
+        Ok(StoredAway { k: all(&self.k)?, v: all(&self.v)? })
     }
 
     /// A chunk's entries with the retained ones of `saved` in front.
@@ -39,6 +46,21 @@ impl Stored {
             mine.iter().zip(theirs).map(|(mine, theirs)| with_retained(mine, theirs, retained)).collect()
         };
         Self { k: join(&self.k, &saved.k), v: join(&self.v, &saved.v) }
+    }
+}
+
+/// Entries in their stored form that wait in a store.
+#[derive(Debug)]
+pub(super) struct StoredAway {
+    k: Vec<Parked>,
+    v: Vec<Parked>,
+}
+
+impl StoredAway {
+    /// The entries on a device.
+    pub(super) fn fetch(&self, device: Device) -> Result<Stored, StoreError> {
+        let all = |planes: &[Parked]| planes.iter().map(|plane| plane.fetch(device)).collect::<Result<_, _>>();
+        Ok(Stored { k: all(&self.k)?, v: all(&self.v)? })
     }
 }
 
@@ -133,6 +155,11 @@ impl Buffer {
 
     fn held(&self) -> &[Stored] {
         if self.is_away { &self.home } else { &self.pages }
+    }
+
+    /// What the pages take, and what their place on the host does.
+    pub(super) fn bytes(&self) -> (Bytes, Bytes) {
+        (self.pages.iter().map(Stored::bytes).sum(), self.home.iter().map(Stored::bytes).sum())
     }
 
     /// Slots of all pages.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::files::FilesError;
 use crate::recipe::RecipeError;
+use crate::store::StoreError;
 use crate::units::{Hint, LayerIdx};
 
 /// An error of the cache.
@@ -15,6 +16,9 @@ pub enum CacheError {
     /// A replay log could not be read or written.
     #[error(transparent)]
     Files(#[from] FilesError),
+    /// What was overwritten could not be kept or fetched.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// A file holds no replay log, or one that no cache could have made.
     #[error("`{}` is not a valid replay log: {reason}", path.display())]
     NotALog {
@@ -118,6 +122,7 @@ impl Hint for CacheError {
         match self {
             Self::Recipe(e) => e.hint(),
             Self::Files(e) => e.hint(),
+            Self::Store(e) => e.hint(),
             Self::NotALog { .. } => {
                 Some("write it again with `kvtune verify --dump`; the file is damaged or something else".into())
             }

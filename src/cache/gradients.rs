@@ -2,8 +2,10 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::layer::Undo;
+use super::Undo;
 use super::moves::{put, take};
+use crate::store::bytes_of;
+use crate::units::Bytes;
 
 /// dK and dV of one layer, `(B, G, C, D)`, in the accumulation kind.
 #[derive(Debug)]
@@ -16,6 +18,11 @@ impl CacheGrads {
     /// Zeros for a cache of shape `(B, G, C, D)`.
     pub fn zeros(size: &[i64], kind: Kind, device: Device) -> Self {
         Self { dk_bgcd: Tensor::zeros(size, (kind, device)), dv_bgcd: Tensor::zeros(size, (kind, device)) }
+    }
+
+    /// What both take.
+    pub fn bytes(&self) -> Bytes {
+        bytes_of([&self.dk_bgcd, &self.dv_bgcd])
     }
 
     /// Adds one chunk's attention gradients.

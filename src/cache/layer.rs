@@ -6,10 +6,12 @@ use super::buffer::{Buffer, Stored};
 use super::moves::{self, Geometry, Moves, put, take, with_retained};
 use super::notes::Notes;
 use super::quota::Divided;
+use super::undo::Undo;
 use super::victims::Agreement;
 use super::{CacheError, ChunkSpan, LayerLog, Placement, Quota, Victims};
 use crate::recipe::BufferKind;
-use crate::units::LayerIdx;
+use crate::store::bytes_of;
+use crate::units::{Bytes, LayerIdx};
 
 /// The dimensions of a cache for one batch, and how it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,23 +36,6 @@ pub struct Shape {
     pub kind: Kind,
     /// Where they live.
     pub device: Device,
-}
-
-/// What a write overwrote: with it the cache before the write is restored exactly.
-#[derive(Debug)]
-pub struct Undo {
-    pub(super) at: Geometry,
-    pub(super) moves: Option<Moves>,
-    /// The candidates as they were stored, and their positions `(B·G·e)`.
-    saved: Option<(Stored, Tensor)>,
-}
-
-impl Undo {
-    /// The same with what was saved on the host, where it waits for the backward phase.
-    pub fn on_host(self) -> Self {
-        let saved = self.saved.map(|(stored, position)| (stored.to(Device::Cpu), position.to_device(Device::Cpu)));
-        Self { saved, ..self }
-    }
 }
 
 /// A written chunk: its entries as its own queries see them, and what they overwrote.
@@ -113,6 +98,14 @@ impl LayerCache {
     pub fn reset(&mut self, prefill: usize) {
         (self.agreement, self.notes, self.divided) = (Agreement::All(Vec::new()), Notes::default(), None);
         (self.filled, self.stands, self.prefill) = (0, 0, prefill);
+    }
+
+    /// What keys, values, positions and notes take where the cache computes, and what waits on the host.
+    pub fn bytes(&self) -> (Bytes, Bytes) {
+        let before = self.divided.as_ref().map(|divided| &divided.before.1);
+        let (device, host) = self.buffer.bytes();
+        let beside = bytes_of(self.notes.all().chain([&self.position_bgc]).chain(before));
+        (Bytes(device.0 + beside.0), host)
     }
 
     /// The dimensions.
@@ -248,8 +241,8 @@ impl LayerCache {
     /// `k`, `v (B, G, n, D)` by the tokens' own columns; out by the region's.
     pub fn recompose(&self, span: &ChunkSpan, undo: &Undo, k: &Tensor, v: &Tensor) -> (Tensor, Tensor) {
         let placement = self.placement(span, undo);
-        let saved = undo.saved.as_ref().map(|(stored, _)| stored.to(self.shape.device));
-        self.composed((placement.place(k), placement.place(v)), undo.moves.as_ref(), saved.as_ref())
+        let saved = undo.saved.as_ref().map(|(saved, _)| saved);
+        self.composed((placement.place(k), placement.place(v)), undo.moves.as_ref(), saved)
     }
 
     /// The region's columns as its own queries see them: the tokens exact, in front of them what the rows keep, as it is stored.
@@ -273,9 +266,9 @@ impl LayerCache {
         self.check_order("unwind", span, self.stands == span.index + 1)?;
         // Notes and agreement are not needed backwards: choices are replayed.
         (self.notes, self.agreement) = (Notes::default(), Agreement::Nothing);
-        if let (Some(moves), Some((stored, position))) = (&undo.moves, &undo.saved) {
-            self.buffer.restore(moves, &stored.to(self.shape.device));
-            moves::restore(&self.position_bgc, moves, &position.to_device(self.shape.device));
+        if let (Some(moves), Some((saved, position))) = (&undo.moves, &undo.saved) {
+            self.buffer.restore(moves, saved);
+            moves::restore(&self.position_bgc, moves, position);
         }
         (self.filled, self.stands) = (undo.at.filled as usize, self.stands - 1);
         if let Some(divided) = self.divided.take_if(|divided| divided.index == span.index) {

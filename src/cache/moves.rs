@@ -41,6 +41,13 @@ pub(super) struct Moves {
     pub(super) retained: Option<Retained>,
 }
 
+impl Moves {
+    /// All indices and masks.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        [&self.to, &self.from].into_iter().chain(self.retained.iter().flat_map(|r| [&r.mask_b1n, &r.saved]))
+    }
+}
+
 /// Columns at the front of the region that keep candidates which their row does not evict.
 #[derive(Debug)]
 pub(super) struct Retained {

@@ -15,7 +15,7 @@ pub(super) struct Notes {
 }
 
 impl Notes {
-    fn all(&self) -> impl Iterator<Item = &Tensor> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &Tensor> {
         self.observed.iter().chain(&self.features)
     }
 

@@ -101,11 +101,31 @@ impl Debug for NewEntries<'_> {
     }
 }
 
-/// The attention of the chunk that was written last. Nothing is computed until a policy asks.
+/// Some queries of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queries {
+    /// All of them.
+    All,
+    /// So many of the last, or all where there are fewer.
+    Last(usize),
+}
+
+impl Queries {
+    /// How many of the last they are; `None` for all.
+    pub fn last(self) -> Option<usize> {
+        match self {
+            Self::All => None,
+            Self::Last(count) => Some(count),
+        }
+    }
+}
+
+/// The attention of the chunk that was written last. Nothing is computed until a policy asks,
+/// except what [`Policy::asks`] has announced.
 pub trait Attention {
-    /// Attention paid to each entry `(B, G, filled)`: summed over the `last` queries of the chunk (over all of them for `None`), the
-    /// mean over the query heads of a KV head. Pads pay nothing.
-    fn paid(&self, last: Option<usize>) -> Tensor;
+    /// Attention paid to each entry `(B, G, filled)`: summed over queries of the chunk, the mean over the query heads of a KV head.
+    /// Pads pay nothing.
+    fn paid(&self, queries: Queries) -> Tensor;
 
     /// The chunk's queries `(B, H, n, D)`, turned to their positions, and the factor on `q · k`.
     fn queries(&self) -> (Tensor, f64);
@@ -190,6 +210,13 @@ pub trait Policy: Debug + Send {
     /// What is to be remembered after a chunk has attended, `(B, G, filled)`; `None` leaves what was.
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
         let _ = seen;
+        None
+    }
+
+    /// Whose attention [`Self::observe`] will ask for, so that it can be summed while the chunk attends, which is faster. Another
+    /// answer than the truth costs time and nothing else. `is_prefill`: the chunk is a piece of the prefill span.
+    fn asks(&self, is_prefill: bool) -> Option<Queries> {
+        let _ = is_prefill;
         None
     }
 

@@ -31,6 +31,12 @@ impl LayerLog {
         self.victims.get(index).and_then(Option::as_ref)
     }
 
+    /// What the choices take in memory.
+    pub fn bytes(&self) -> Bytes {
+        let quota = self.quota.as_ref().map_or(0, |quota| quota.leaving_bgc.numel() as u64);
+        Bytes(self.all().map(Victims::bytes).sum::<u64>() + quota)
+    }
+
     /// All choices, in the order of the chunks.
     pub(super) fn all(&self) -> impl Iterator<Item = &Victims> {
         self.victims.iter().flatten()
@@ -71,8 +77,7 @@ pub struct ReplayLog {
 impl ReplayLog {
     /// What the choices take in memory.
     pub fn bytes(&self) -> Bytes {
-        let quotas = self.layers.iter().filter_map(LayerLog::quota).map(|quota| quota.leaving_bgc.numel() as u64);
-        Bytes(self.layers.iter().flat_map(LayerLog::all).map(Victims::bytes).chain(quotas).sum())
+        self.layers.iter().map(LayerLog::bytes).sum()
     }
 
     /// Fails if the log was made on another batch, with other caches, or by a model with another number of heads.

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use tch::Tensor;
 
 use super::params::fraction;
-use crate::cache::{CacheError, Entries, NewEntries, Observed, Policy, Score, build as build_inner};
+use crate::cache::{CacheError, Entries, NewEntries, Observed, Policy, Queries, Score, build as build_inner};
 use crate::recipe::{Choice, InitialPart};
 
 #[derive(Debug, Deserialize)]
@@ -72,6 +72,10 @@ impl Policy for AdaKv {
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
         self.inner.observe(seen)
+    }
+
+    fn asks(&self, is_prefill: bool) -> Option<Queries> {
+        self.inner.asks(is_prefill)
     }
 
     fn couples_rows(&self) -> bool {

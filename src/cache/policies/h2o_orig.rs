@@ -6,7 +6,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::heavy_hitters::{self, HeavyHitters, default_keep};
-use crate::cache::{CacheError, Entries, Observed, Policy, Score};
+use crate::cache::{CacheError, Entries, Observed, Policy, Queries, Score};
 use crate::recipe::Choice;
 
 #[derive(Debug, Deserialize)]
@@ -39,7 +39,11 @@ impl Policy for H2oOrig {
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
-        self.0.add(seen, || summed_over_rows(seen.attention.paid(None).to_kind(Kind::Float), seen))
+        self.0.add(seen, || summed_over_rows(seen.attention.paid(Queries::All).to_kind(Kind::Float), seen))
+    }
+
+    fn asks(&self, is_prefill: bool) -> Option<Queries> {
+        self.0.asks(is_prefill)
     }
 
     fn couples_rows(&self) -> bool {

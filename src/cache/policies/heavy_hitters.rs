@@ -5,7 +5,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::{fraction, staying};
-use crate::cache::{CacheError, Entries, NewEntries, Observed, Policy, Score};
+use crate::cache::{CacheError, Entries, NewEntries, Observed, Policy, Queries, Score};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::Choice;
 
@@ -123,9 +123,13 @@ impl Policy for HeavyHitters {
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
         self.add(seen, || match self.gives {
-            Gives::Attention => seen.attention.paid(None),
+            Gives::Attention => seen.attention.paid(Queries::All),
             Gives::ValueWeighted => value_weighted(seen),
         })
+    }
+
+    fn asks(&self, is_prefill: bool) -> Option<Queries> {
+        (self.score_prefill || !is_prefill).then_some(Queries::All)
     }
 
     fn needs_quantised(&self) -> bool {
@@ -147,7 +151,7 @@ pub(super) fn norm(x_bgnd: &Tensor) -> Tensor {
 /// Attention paid times the norm of the value, scaled so that a chunk of `n` queries gives `n` to all entries together. The norm is
 /// the entry's feature 0.
 fn value_weighted(seen: &Observed<'_>) -> Tensor {
-    let paid = seen.attention.paid(None).to_kind(Kind::Float);
+    let paid = seen.attention.paid(Queries::All).to_kind(Kind::Float);
     let weighted = match seen.feature(0) {
         Some(norm) => paid * norm,
         None => paid,

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::staying;
-use crate::cache::{CacheError, Entries, Observed, Policy, Score};
+use crate::cache::{CacheError, Entries, Observed, Policy, Queries, Score};
 use crate::recipe::Choice;
 
 #[derive(Debug, Deserialize)]
@@ -69,8 +69,12 @@ impl Policy for Snapkv {
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
-        let paid = seen.attention.paid(Some(self.window)).to_kind(Kind::Float);
+        let paid = seen.attention.paid(Queries::Last(self.window)).to_kind(Kind::Float);
         Some(self.pool(&paid, seen.position_bgc))
+    }
+
+    fn asks(&self, _is_prefill: bool) -> Option<Queries> {
+        Some(Queries::Last(self.window))
     }
 
     fn compares_heads(&self) -> bool {

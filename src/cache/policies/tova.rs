@@ -4,7 +4,7 @@
 use tch::{Kind, Tensor};
 
 use super::params::grace_period;
-use crate::cache::{CacheError, Entries, Observed, Policy, Scope, Score};
+use crate::cache::{CacheError, Entries, Observed, Policy, Queries, Scope, Score};
 use crate::recipe::Choice;
 
 #[derive(Debug)]
@@ -27,9 +27,13 @@ impl Policy for Tova {
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
-        let paid = seen.attention.paid(Some(1));
+        let paid = seen.attention.paid(Queries::Last(1));
         let size = paid.size();
         Some(paid.mean_dim(&[1i64][..], true, Kind::Float).expand(&size[..], false))
+    }
+
+    fn asks(&self, _is_prefill: bool) -> Option<Queries> {
+        Some(Queries::Last(1))
     }
 
     fn scope(&self) -> Scope {
