@@ -7,7 +7,9 @@ use tch::{Tensor, no_grad, with_grad};
 
 use super::attend::{Column, Differentiating, Replaying, chain_leaf};
 use super::forward::{ForwardTrace, hand_back_log};
+use super::head_run::HeadRun;
 use super::layer_run::{link, lock, to_host};
+use super::memory::{self, Beside};
 use super::{Engine, EngineError, Event, Observer, StepContext, StepGradients, chunks};
 use crate::cache::LayerLog;
 use crate::model::Model;
@@ -25,16 +27,29 @@ pub(super) fn run(
     hand_back_log(&mut trace);
     let rows = chunks::rows(model.config().num_layers, engine.settings.layers_per_cell);
     // The gradient that travels from row to row, by column; never quantised.
-    let mut travelling = std::mem::take(&mut trace.top);
+    let (top, mut head) = (trace.top.take(), std::mem::take(&mut trace.head));
+    let head_waits = top.is_none();
+    let mut travelling = top.unwrap_or_else(|| trace.plan.columns.iter().map(|_| None).collect());
+    // The very tensors that the head adds to.
+    let head_gradients: Vec<Tensor> = head.gradients.iter().map(Tensor::shallow_clone).collect();
+    let mut tell = |event, trace: &ForwardTrace, travelling: &[Option<Tensor>]| {
+        memory::tell(observer, event, (model, trace), &Beside { travelling, head: &head_gradients });
+    };
     for (depth, layers) in rows.iter().rev().enumerate() {
         let row = Row { model, trace: &trace, layers: layers.clone(), context };
         if depth > 0 {
-            observer.observe(Event::Replay { row: (depth, rows.len()) });
+            tell(Event::Replay { row: (depth, rows.len()) }, &trace, &travelling);
             no_grad(|| row.replay())?;
         }
         for c in (0..trace.plan.columns.len()).rev() {
-            observer.observe(Event::Cell { row: (depth, rows.len()), column: (c, trace.plan.columns.len()) });
-            travelling[c] = row.cell(c, travelling[c].take())?;
+            let (row_of, column) = ((depth, rows.len()), (c, trace.plan.columns.len()));
+            tell(Event::Cell { row: row_of, column }, &trace, &travelling);
+            let gradient = travelling[c].take();
+            let above = if head_waits { Above::Head(engine, &mut head) } else { Above::Row(gradient) };
+            travelling[c] = row.cell(c, above, &mut |turn| match turn {
+                Turn::Head => tell(Event::Head { column }, &trace, &travelling),
+                Turn::Backward => tell(Event::CellBackward { row: row_of, column }, &trace, &travelling),
+            })?;
         }
         trace.checkpoints.drop_border(layers.start);
         for run in &trace.runs[layers.clone()] {
@@ -43,14 +58,14 @@ pub(super) fn run(
     }
     let layers = trace.runs.iter().map(|r| std::mem::take::<LayerLog>(&mut lock(r).log)).collect();
     trace.log.layers = layers;
-    let ends = ends(model, &mut trace, travelling);
-    Ok(StepGradients { rows: trace.rows, gradients: collect(model, ends), log: trace.log })
+    let ends = ends(model, &trace, head.gradients, travelling);
+    Ok(StepGradients { rows: head.rows, gradients: collect(model, ends), log: trace.log })
 }
 
-/// The gradients that no cell makes, where all weights are trained: of the head's parameters, made in the forward phase, and of
-/// the embedding, from the gradients that have travelled through the lowest row. A tied matrix has both.
-fn ends(model: &Model, trace: &mut ForwardTrace, travelled: Vec<Option<Tensor>>) -> Vec<(String, Tensor)> {
-    let head = model.head_parameters().into_iter().zip(std::mem::take(&mut trace.head));
+/// The gradients that no cell makes, where all weights are trained: of the head's parameters, and of the embedding, from the
+/// gradients that have travelled through the lowest row. A tied matrix has both.
+fn ends(model: &Model, trace: &ForwardTrace, head: Vec<Tensor>, travelled: Vec<Option<Tensor>>) -> Vec<(String, Tensor)> {
+    let head = model.head_parameters().into_iter().zip(head);
     let mut ends: Vec<_> = head.map(|((name, _), gradient)| (name, gradient)).collect();
     #[cfg(test)]
     if crate::sabotage::is_active(crate::sabotage::Sabotage::HeadGradientDropped) {
@@ -68,6 +83,20 @@ fn ends(model: &Model, trace: &mut ForwardTrace, travelled: Vec<Option<Tensor>>)
     ends
 }
 
+/// Where the gradient of a cell's output comes from.
+enum Above<'a> {
+    /// The row above; nothing where no later token has a target.
+    Row(Option<Tensor>),
+    /// The head, from the output itself: the only row makes the last hidden states again.
+    Head(&'a Engine, &'a mut HeadRun),
+}
+
+/// Whose turn it is within a cell that has been computed again.
+enum Turn {
+    Head,
+    Backward,
+}
+
 /// A row of cells: some consecutive layers.
 struct Row<'a> {
     model: &'a Model,
@@ -78,10 +107,10 @@ struct Row<'a> {
 
 impl Row<'_> {
     /// The hidden states that enter the row at column `c`.
-    fn input(&self, c: usize) -> Tensor {
+    fn input(&self, c: usize) -> Result<Tensor, EngineError> {
         let at = self.trace.plan.tokens(&self.trace.plan.columns[c]);
-        let parked = self.trace.checkpoints.get(self.layers.start, c, self.model.device());
-        parked.unwrap_or_else(|| no_grad(|| self.trace.tokens.embed(self.model, at)))
+        let parked = self.trace.checkpoints.get(self.layers.start, c, self.model.device())?;
+        Ok(parked.unwrap_or_else(|| no_grad(|| self.trace.tokens.embed(self.model, at))))
     }
 
     fn column(&self, c: usize) -> Column<'_> {
@@ -108,14 +137,14 @@ impl Row<'_> {
             lock(run).reset(self.trace.plan.prefill);
         }
         for c in 0..self.trace.plan.columns.len() {
-            let _ = self.layers(c, self.input(c), &mut Replaying { column: self.column(c), keep_undo_from: 0 })?;
+            let _ = self.layers(c, self.input(c)?, &mut Replaying { column: self.column(c), keep_undo_from: 0 })?;
         }
         Ok(())
     }
 
-    /// One cell: unwinds to its left border, recomputes it with autograd and runs backward from the gradient of its output.
-    /// Returns the gradient of its input.
-    fn cell(&self, c: usize, gradient: Option<Tensor>) -> Result<Option<Tensor>, EngineError> {
+    /// One cell: unwinds to its left border, recomputes it with autograd and runs backward from the gradient of its output, telling
+    /// where it is. Returns the gradient of its input.
+    fn cell(&self, c: usize, above: Above<'_>, tell: &mut dyn FnMut(Turn)) -> Result<Option<Tensor>, EngineError> {
         let spans = self.column(c).spans;
         // A one-chunk cell stands in the cache already and attends again.
         if spans.len() > 1 {
@@ -130,11 +159,19 @@ impl Row<'_> {
             }
         }
         let has_input_gradient = self.layers.start > 0 || self.model.embedding_parameter().is_some();
-        let input = self.input(c).detach().set_requires_grad(has_input_gradient);
+        let input = self.input(c)?.detach().set_requires_grad(has_input_gradient);
         let chain = chain_leaf(input.kind(), input.device());
         let mut attend = Differentiating::new(self.column(c), &chain);
         let output = with_grad(|| self.layers(c, input.shallow_clone(), &mut attend))?;
-        let gradient = gradient.map_or_else(|| output.zeros_like(), |g| g.to_device(output.device()));
+        let gradient = match above {
+            Above::Row(gradient) => gradient.map(|g| g.to_device(output.device())),
+            Above::Head(engine, head) => {
+                tell(Turn::Head);
+                let (start, _) = self.trace.plan.tokens(&self.trace.plan.columns[c]);
+                head.column(engine, self.model, (start, &output.detach()), Some(self.context.weight))?
+            }
+        };
+        let gradient = gradient.unwrap_or_else(|| output.zeros_like());
         let end = link(&chain);
         let (mut roots, mut seeds): (Vec<&Tensor>, Vec<&Tensor>) = attend.chain_ends.iter().map(|t| (t, &end)).unzip();
         // Without any trained parameter below, and no gradient wanted, the output has no history.
@@ -142,6 +179,7 @@ impl Row<'_> {
             roots.push(&output);
             seeds.push(&gradient);
         }
+        tell(Turn::Backward);
         run_backward(&roots, &seeds)?;
         self.check_left_border(spans[0].index)?;
         let below = input.grad();

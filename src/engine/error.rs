@@ -3,6 +3,7 @@
 use crate::cache::CacheError;
 use crate::head::HeadError;
 use crate::native::BackwardError;
+use crate::store::StoreError;
 use crate::units::Hint;
 
 /// An error of the engine.
@@ -14,6 +15,9 @@ pub enum EngineError {
     /// The head refused.
     #[error(transparent)]
     Head(#[from] HeadError),
+    /// What waits for the backward phase could not be kept or fetched.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// A layer refused.
     #[error(transparent)]
     Attend(#[from] crate::model::AttendError),
@@ -68,7 +72,10 @@ impl Hint for EngineError {
         match self {
             Self::Cache(e) => e.hint(),
             Self::Head(e) => e.hint(),
-            Self::Attend(_) | Self::Backward(_) | Self::Torch(_) => None,
+            Self::Store(e) => e.hint(),
+            // A layer only passes on what its cache has said.
+            Self::Attend(e) => e.cause().and_then(|cause| cause.downcast_ref::<CacheError>()).and_then(Hint::hint),
+            Self::Backward(_) | Self::Torch(_) => None,
             Self::LongestChunk { largest: 0, .. } => {
                 Some("raise `kv_cache.cache_length`, or set `randomize_chunk_sizes = false` and `chunking = \"plain\"`".into())
             }
@@ -78,7 +85,7 @@ impl Hint for EngineError {
             Self::EmptyRow | Self::NoTargets => Some("look at the data: every sample needs tokens, every batch a target".into()),
             Self::OutOfMemory(_) => Some(
                 "lower `train.micro_batch_size`, `grad.layers_per_cell` or `grad.chunks_per_cell_multiplier`, or set \
-                 `grad.layer_checkpoints = \"int8\"`"
+                 `grad.layer_checkpoints = \"int8\"`; where the host's memory is short, `grad.layer_checkpoints_place = \"file\"`"
                     .into(),
             ),
             Self::Misplaced { .. } => Some("this is a defect of kvtune: please report it".into()),

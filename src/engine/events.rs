@@ -1,4 +1,6 @@
-//! What the engine tells whoever watches: where it is.
+//! What the engine tells whoever watches: where it is, and what it holds there.
+
+use super::MemoryByPart;
 
 /// A point of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,13 +10,25 @@ pub enum Event {
         /// Index and number of columns.
         column: (usize, usize),
     },
+    /// The head's loss, and its gradient where one is wanted, begins for the hidden states of a column.
+    Head {
+        /// Index and number of columns.
+        column: (usize, usize),
+    },
     /// A row's second forward begins.
     Replay {
         /// Index from the top, and number of rows.
         row: (usize, usize),
     },
-    /// A cell of the backward phase begins.
+    /// A cell of the backward phase begins: its caches are unwound, and it is computed again with autograd.
     Cell {
+        /// Index from the top, and number of rows.
+        row: (usize, usize),
+        /// Index from the left, and number of columns.
+        column: (usize, usize),
+    },
+    /// A cell has been computed again, and its backward begins.
+    CellBackward {
         /// Index from the top, and number of rows.
         row: (usize, usize),
         /// Index from the left, and number of columns.
@@ -26,6 +40,12 @@ pub enum Event {
 pub trait Observer {
     /// Called at each point, from the thread that runs the step.
     fn observe(&mut self, event: Event);
+
+    /// Called after [`Self::observe`]; `memory` goes through all that the engine holds at that point, so ask it only if the answer
+    /// is wanted.
+    fn weigh(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
+        let _ = (event, memory);
+    }
 }
 
 /// Watches nothing.

@@ -1,17 +1,19 @@
-//! The forward phase: column by column through all layers, without autograd; choices, undo entries, layer checkpoints and the
-//! head's gradient are written down.
+//! The forward phase: column by column through all layers, without autograd; choices, undo entries and layer checkpoints are
+//! written down. Where all layers are one row and nothing is rounded, the head waits for the backward phase, which makes the very last
+//! hidden states again; else it has its turn here: between rows a gradient of all tokens must travel anyway.
 
 use std::ops::Range;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::attend::{Column, Deciding, Replaying};
+use super::head_run::HeadRun;
 use super::layer_checkpoints::LayerCheckpoints;
 use super::layer_run::{SharedRun, fresh, lock, to_host};
+use super::memory::{self, Beside};
 use super::{ChunkPlan, Engine, EngineError, Event, Observer, StepContext, chunks};
 use crate::cache::{LayerCache, LayerLog, ReplayLog, Shape};
-use crate::data::{Batch, Targets};
-use crate::head::{Logits, Pick, RowLoss, RowTargets, column_loss};
+use crate::data::Batch;
 use crate::model::{Attend, Model, Place};
 use crate::recipe::Storage;
 use crate::units::LayerIdx;
@@ -21,18 +23,16 @@ pub type HiddenSink<'a> = &'a mut dyn FnMut(usize, &Tensor);
 
 /// Everything the backward phase needs of the forward phase.
 pub struct ForwardTrace {
-    /// Losses by row.
-    pub rows: Vec<RowLoss>,
     /// The choices.
     pub log: ReplayLog,
     pub(super) plan: ChunkPlan,
     pub(super) tokens: Tokens,
     pub(super) runs: Vec<SharedRun>,
     pub(super) checkpoints: LayerCheckpoints,
-    /// Gradient of the hidden states above the last layer, by column; `None` where no token has a target.
-    pub(super) top: Vec<Option<Tensor>>,
-    /// Gradients of the model's head parameters, in their order.
-    pub(super) head: Vec<Tensor>,
+    pub(super) head: HeadRun,
+    /// Gradient of the hidden states above the last layer, by column, `None` where no token has a target; nothing at all where
+    /// the head waits for the backward phase.
+    pub(super) top: Option<Vec<Option<Tensor>>>,
 }
 
 /// The ids of a batch, padded on the right.
@@ -52,6 +52,11 @@ impl Tokens {
         let ids: Vec<i64> = batch.rows.iter().flat_map(padded).collect();
         let ids_bt = Tensor::from_slice(&ids).view([batch.rows.len() as i64, total as i64]);
         Self { ids_bt, samples: batch.rows.iter().map(|r| r.sample).collect(), device }
+    }
+
+    /// The ids of all columns `(B, T)`, on the host.
+    pub(super) fn all(&self) -> &Tensor {
+        &self.ids_bt
     }
 
     /// The ids of a column `(B, n)`.
@@ -75,27 +80,6 @@ impl Tokens {
     }
 }
 
-struct Head<'a> {
-    model: &'a Model,
-    parameters: Vec<Tensor>,
-}
-
-impl<'a> Head<'a> {
-    fn new(model: &'a Model) -> Self {
-        Self { model, parameters: model.head_parameters().into_iter().map(|(_, leaf)| leaf).collect() }
-    }
-}
-
-impl Logits for Head<'_> {
-    fn logits(&self, hidden_ne: &Tensor) -> Tensor {
-        self.model.logits(&self.model.final_norm(hidden_ne))
-    }
-
-    fn parameters(&self) -> &[Tensor] {
-        &self.parameters
-    }
-}
-
 impl Engine {
     /// The engine with choices to follow instead of its policies'; it refuses every batch but the one that they were made for.
     pub fn following(mut self, log: ReplayLog) -> Self {
@@ -112,19 +96,15 @@ pub(super) fn run(
     context: Option<StepContext>,
     (observer, mut sink): (&mut dyn Observer, Option<HiddenSink<'_>>),
 ) -> Result<ForwardTrace, EngineError> {
-    let lengths: Vec<usize> = batch.rows.iter().map(|r| r.inputs.len()).collect();
     let plan = engine.settings().plan(batch, context.and_then(|c| c.chunk_sizes))?;
-    let picks = picks(engine, batch)?;
     let tokens = Tokens::new(batch, model.device());
-    let runs = fresh(caches(engine, model, &plan, batch));
+    let runs = fresh(caches(engine, model, &plan, batch), &engine.stores.undo_log);
     let rows = chunks::rows(model.config().num_layers, engine.settings.layers_per_cell);
-    let head = Head::new(model);
     let mut trace = ForwardTrace {
-        rows: vec![RowLoss::default(); lengths.len()],
         log: empty_log(&plan, &runs),
-        top: Vec::with_capacity(plan.columns.len()),
-        head: head.parameters.iter().map(|leaf| leaf.detach().zeros_like()).collect(),
-        checkpoints: LayerCheckpoints::new(engine.settings.checkpoints),
+        head: HeadRun::new(engine, model, batch)?,
+        top: (context.is_none() || !engine.settings.makes_last_hidden_states_again(rows.len())).then(Vec::new),
+        checkpoints: LayerCheckpoints::new(engine.stores.layer_checkpoints.clone()),
         plan,
         tokens,
         runs,
@@ -135,27 +115,27 @@ pub(super) fn run(
         hand_back_log(&mut trace);
     }
     for (c, column) in trace.plan.columns.clone().into_iter().enumerate() {
-        observer.observe(Event::ForwardColumn { column: (c, trace.plan.columns.len()) });
+        let at = (c, trace.plan.columns.len());
+        tell(observer, Event::ForwardColumn { column: at }, model, &trace);
         let borders = context.is_some().then_some(&rows[..]);
         let hidden = no_grad(|| run_column(engine, model, &mut trace, (c, &column), context, borders))?;
-        let (start, len) = trace.plan.tokens(&column);
+        let (start, _) = trace.plan.tokens(&column);
         if let Some(sink) = &mut sink {
             sink(start, &hidden);
         }
-        let here = &picks[first_from(&picks, start)..first_from(&picks, start + len)];
-        let logits = (&head as &dyn Logits, model.config().vocab_size);
-        let loss = column_loss(&*engine.head, &hidden, start, here, logits, context.map(|x| x.weight))?;
-        for (pick, value, correct) in loss.picks {
-            let row = &mut trace.rows[pick.row];
-            row.loss_sum += value;
-            row.targets += 1;
-            row.correct += usize::from(correct);
+        if trace.top.is_some() {
+            tell(observer, Event::Head { column: at }, model, &trace);
+            let gradient = trace.head.column(engine, model, (start, &hidden), context.map(|x| x.weight))?;
+            trace.top.iter_mut().for_each(|top| top.push(gradient.as_ref().map(to_host)));
         }
-        trace.top.push(loss.hidden_gradient.map(|g| to_host(&g)));
-        trace.head.iter_mut().zip(&loss.parameter_gradients).for_each(|(total, part)| drop(total.g_add_(part)));
     }
     collect_log(&mut trace);
     Ok(trace)
+}
+
+fn tell(observer: &mut dyn Observer, event: Event, model: &Model, trace: &ForwardTrace) {
+    let beside = Beside { travelling: trace.top.as_deref().unwrap_or_default(), head: &trace.head.gradients };
+    memory::tell(observer, event, (model, trace), &beside);
 }
 
 /// One column through all layers. `borders` are the rows of cells whose inputs are to be kept.
@@ -178,30 +158,11 @@ fn run_column(
     for layer in 0..model.config().num_layers {
         // The input of the lowest row is the embedding, which is cheaper to look up again than to keep.
         if layer > 0 && borders.is_some_and(|rows| rows.iter().any(|r| r.start == layer)) {
-            trace.checkpoints.put(layer, c, &hidden);
+            trace.checkpoints.put(layer, c, &hidden)?;
         }
         hidden = model.layer(LayerIdx(layer), &hidden, &positions, &trace.tokens.place(context), attend)?;
     }
     Ok(hidden)
-}
-
-/// Index of the first pick at `position` or behind it.
-fn first_from(picks: &[Pick], position: usize) -> usize {
-    picks.partition_point(|p| p.position < position)
-}
-
-fn picks(engine: &Engine, batch: &Batch) -> Result<Vec<Pick>, EngineError> {
-    let mut all = Vec::new();
-    for (index, row) in batch.rows.iter().enumerate() {
-        let targets = match &row.targets {
-            Targets::NextToken(labels) => RowTargets::Tokens(labels),
-            Targets::Class(class) => RowTargets::Class { len: row.inputs.len(), class: *class },
-        };
-        all.extend(engine.head.picks(index, targets)?);
-    }
-    // A column takes a range of them; within a position, rows keep their order.
-    all.sort_by_key(|p| p.position);
-    Ok(all)
 }
 
 /// An empty cache for each layer.

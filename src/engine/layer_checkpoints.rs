@@ -1,39 +1,40 @@
-//! Layer checkpoints: hidden states at the lower border of each row of cells, on the host, by column.
+//! Layer checkpoints: hidden states at the lower border of each row of cells, in a store, by column.
 
 use std::collections::HashMap;
 
 use tch::{Device, Tensor};
 
-use crate::recipe::LayerCheckpoints as Form;
-use crate::store::Parked;
+use crate::store::{Parked, Store, StoreError};
 
 /// Hidden states by (border, column).
 #[derive(Debug)]
 pub(super) struct LayerCheckpoints {
-    form: Form,
+    store: Store,
     parked: HashMap<(usize, usize), Parked>,
 }
 
 impl LayerCheckpoints {
-    pub(super) fn new(form: Form) -> Self {
-        Self { form, parked: HashMap::new() }
+    pub(super) fn new(store: Store) -> Self {
+        Self { store, parked: HashMap::new() }
     }
 
     /// Parks the input of layer `border` for one column.
-    pub(super) fn put(&mut self, border: usize, column: usize, hidden_bne: &Tensor) {
-        let parked = match self.form {
-            Form::Plain => Parked::plain(hidden_bne),
-            Form::Int8 => Parked::int8(hidden_bne),
-        };
-        self.parked.insert((border, column), parked);
+    pub(super) fn put(&mut self, border: usize, column: usize, hidden_bne: &Tensor) -> Result<(), StoreError> {
+        self.parked.insert((border, column), self.store.park(hidden_bne)?);
+        Ok(())
     }
 
     /// The hidden states, where there are any.
-    pub(super) fn get(&self, border: usize, column: usize, device: Device) -> Option<Tensor> {
-        self.parked.get(&(border, column)).map(|p| p.fetch(device))
+    pub(super) fn get(&self, border: usize, column: usize, device: Device) -> Result<Option<Tensor>, StoreError> {
+        self.parked.get(&(border, column)).map(|parked| parked.fetch(device)).transpose()
     }
 
-    /// Frees a border that is done with.
+    /// Where they wait.
+    pub(super) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Frees a border that is done with: its room is the next step's.
     pub(super) fn drop_border(&mut self, border: usize) {
         self.parked.retain(|(b, _), _| *b != border);
     }

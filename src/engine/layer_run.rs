@@ -1,11 +1,16 @@
 //! One layer's cache during a step, with the logs that belong to it: what the three kinds of attention below share.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tch::{Device, Tensor};
 
-use crate::cache::{Attention, CacheError, CacheGrads, ChunkSpan, LayerCache, LayerLog, Placement, Policy, Undo};
+use super::MemoryByPart;
+use crate::cache::{
+    Attention, CacheError, CacheGrads, ChunkSpan, LayerCache, LayerLog, ParkedUndo, Placement, Policy, Queries, Undo,
+};
 use crate::ops::attention::{self, Attended, Chunk, Past, accumulation_kind, attention_paid};
+use crate::store::Store;
 
 /// The state of one layer.
 #[derive(Debug)]
@@ -13,7 +18,11 @@ pub(super) struct LayerRun {
     pub(super) cache: LayerCache,
     pub(super) log: LayerLog,
     /// By chunk; `None` where the entry is not kept or has been used.
-    undo: Vec<Option<Undo>>,
+    undo: Vec<Option<ParkedUndo>>,
+    /// Of the chunks of the current cell, from its recomputation to its backward.
+    at_hand: HashMap<usize, Undo>,
+    /// Where undo entries wait.
+    store: Store,
     grads: Option<CacheGrads>,
 }
 
@@ -47,9 +56,41 @@ pub(super) struct Saved {
     in_use_bgn: Option<Tensor>,
 }
 
+/// What becomes of a write's undo entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keep {
+    /// It is dropped.
+    Nothing,
+    /// It waits in the store.
+    Parked,
+    /// It stays where it is, for the backward of the same cell.
+    AtHand,
+}
+
+impl Keep {
+    fn of(keep_undo: bool) -> Self {
+        if keep_undo { Self::Parked } else { Self::Nothing }
+    }
+}
+
 impl LayerRun {
-    fn new(cache: LayerCache) -> Self {
-        Self { cache, log: LayerLog::default(), undo: Vec::new(), grads: None }
+    fn new(cache: LayerCache, store: Store) -> Self {
+        Self { cache, log: LayerLog::default(), undo: Vec::new(), at_hand: HashMap::new(), store, grads: None }
+    }
+
+    /// Where undo entries wait; the same for all layers.
+    pub(super) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Adds what the layer holds, but for what waits in its store.
+    pub(super) fn weigh(&self, memory: &mut MemoryByPart) {
+        let (device, host) = self.cache.bytes();
+        memory.caches += device;
+        memory.waiting_caches += host;
+        memory.cache_gradients += self.grads.iter().map(CacheGrads::bytes).sum();
+        memory.undo_at_hand += self.at_hand.values().map(Undo::bytes).sum();
+        memory.replay_log += self.log.bytes();
     }
 
     /// Begins again at the first chunk; the replay log stays.
@@ -57,6 +98,7 @@ impl LayerRun {
         self.cache.reset(prefill);
         self.cache.park();
         self.undo.clear();
+        self.at_hand.clear();
         self.grads = None;
     }
 
@@ -74,26 +116,30 @@ impl LayerRun {
         self.divide(span);
         let victims = self.cache.decide(policy, span);
         self.log.record(victims);
-        let (saved, past) = self.write_and_attend(span, tokens, keep_undo)?;
-        self.cache.note(policy, span, (&saved.k, &saved.v), &Seen { saved: &saved, past: &past });
+        // Pads must not pay: in a ragged chunk the sums wait until a policy asks.
+        let asked = policy.asks(span.chunk.0 == 0).filter(|_| !span.is_ragged());
+        let (saved, past, paid) = self.write_and_attend(span, tokens, Keep::of(keep_undo), asked)?;
+        let paid = asked.zip(paid);
+        self.cache.note(policy, span, (&saved.k, &saved.v), &Seen { saved: &saved, past: &past, paid });
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
     }
 
     /// Replays the recorded choice.
     pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: Tokens<'_>, keep_undo: bool) -> Result<Tensor, CacheError> {
-        let (saved, _) = self.write_and_attend(span, tokens, keep_undo)?;
+        let (saved, ..) = self.write_and_attend(span, tokens, Keep::of(keep_undo), None)?;
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
     }
 
     /// Recomputation of a cell: replays the choice, or attends again where the chunk stands in the cache already.
     pub(super) fn recompute(&mut self, span: &ChunkSpan, tokens: Tokens<'_>) -> Result<(Tensor, Saved), CacheError> {
         let saved = if self.cache.stands() == span.index + 1 {
-            let undo = self.undo_of(span)?;
-            let (k, v) = self.cache.recompose(span, undo, tokens.k, tokens.v);
-            let placement = self.cache.placement(span, undo);
-            self.attend(span, tokens, (k, v), placement).0
+            let undo = self.fetch_undo(span)?;
+            let (k, v) = self.cache.recompose(span, &undo, tokens.k, tokens.v);
+            let placement = self.cache.placement(span, &undo);
+            self.at_hand.insert(span.index, undo);
+            self.attend(span, tokens, (k, v, placement), None).0
         } else {
-            self.write_and_attend(span, tokens, true)?.0
+            self.write_and_attend(span, tokens, Keep::AtHand, None)?.0
         };
         Ok((saved.placement.unplace(&saved.attended.out_bhnd), saved))
     }
@@ -113,21 +159,25 @@ impl LayerRun {
             grads.add((&part.dk_bgnd, &part.dv_bgnd), &part.past);
             saved.placement.unplace(&part.dq_bhnd)
         });
-        let undo = self.undo.get_mut(span.index).and_then(Option::take).ok_or_else(|| self.cache.missing_undo(span))?;
+        let undo = self.at_hand.remove(&span.index).ok_or_else(|| self.cache.missing_undo(span))?;
+        if let Some(parked) = self.undo.get_mut(span.index) {
+            *parked = None;
+        }
         let (dk, dv) = grads.unwind(&undo);
         self.cache.unwind(span, &undo)?;
         let own = |d: &Tensor| saved.placement.unplace(d).to_kind(saved.k.kind());
         Ok((dq.unwrap_or_else(|| saved.placement.unplace(&saved.q.zeros_like())), own(&dk), own(&dv)))
     }
 
-    /// Restores the cache to what it was before `span`; the undo entry stays for the backward.
+    /// Restores the cache to what it was before `span`: the cell that follows makes the undo entry again when it writes.
     pub(super) fn unwind(&mut self, span: &ChunkSpan) -> Result<(), CacheError> {
-        let undo = self.undo.get(span.index).and_then(Option::as_ref).ok_or_else(|| self.cache.missing_undo(span))?;
-        self.cache.unwind(span, undo)
+        let undo = self.fetch_undo(span)?;
+        self.cache.unwind(span, &undo)
     }
 
-    fn undo_of(&self, span: &ChunkSpan) -> Result<&Undo, CacheError> {
-        self.undo.get(span.index).and_then(Option::as_ref).ok_or_else(|| self.cache.missing_undo(span))
+    fn fetch_undo(&self, span: &ChunkSpan) -> Result<Undo, CacheError> {
+        let parked = self.undo.get(span.index).and_then(Option::as_ref).ok_or_else(|| self.cache.missing_undo(span))?;
+        parked.fetch(self.cache.shape().device)
     }
 
     /// Brings the layer's quota into force where its chunk has come.
@@ -137,15 +187,29 @@ impl LayerRun {
         }
     }
 
-    fn write_and_attend(&mut self, span: &ChunkSpan, tokens: Tokens<'_>, keep_undo: bool) -> Result<(Saved, Pages), CacheError> {
+    /// Also the attention paid, where it is asked for beforehand and made on the way.
+    fn write_and_attend(
+        &mut self,
+        span: &ChunkSpan,
+        tokens: Tokens<'_>,
+        keep: Keep,
+        asked: Option<Queries>,
+    ) -> Result<(Saved, Pages, Option<Tensor>), CacheError> {
         self.divide(span);
         let victims = self.cache.recall(&self.log, span)?;
         let written = self.cache.write(span, victims, tokens.k, tokens.v)?;
-        let attended = self.attend(span, tokens, (written.k_bgnd, written.v_bgnd), written.placement);
-        if self.undo.len() <= span.index {
-            self.undo.resize_with(span.index + 1, || None);
+        let attended = self.attend(span, tokens, (written.k_bgnd, written.v_bgnd, written.placement), asked);
+        match keep {
+            Keep::Nothing => {}
+            Keep::Parked => {
+                if self.undo.len() <= span.index {
+                    self.undo.resize_with(span.index + 1, || None);
+                }
+                self.undo[span.index] = Some(written.undo.park(&self.store)?);
+            }
+            // A cell that was unwound overwrites the same entries again: nothing has to be fetched a second time.
+            Keep::AtHand => drop(self.at_hand.insert(span.index, written.undo)),
         }
-        self.undo[span.index] = keep_undo.then(|| written.undo.on_host());
         Ok(attended)
     }
 
@@ -155,13 +219,22 @@ impl LayerRun {
         Pages { pages: self.cache.past(region), in_use_bgp: self.cache.in_use(region) }
     }
 
-    fn attend(&self, span: &ChunkSpan, tokens: Tokens<'_>, (k, v): (Tensor, Tensor), placement: Placement) -> (Saved, Pages) {
+    fn attend(
+        &self,
+        span: &ChunkSpan,
+        tokens: Tokens<'_>,
+        (k, v, placement): (Tensor, Tensor, Placement),
+        asked: Option<Queries>,
+    ) -> (Saved, Pages, Option<Tensor>) {
         let q = placement.place(tokens.q);
         let past = self.past(span);
         let in_use_bgn = self.cache.region_in_use(span);
         let chunk = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale: tokens.scale, in_use_bgn: in_use_bgn.as_ref() };
-        let attended = attention::attend(chunk, &past.parts());
-        (Saved { q, k, v, attended, placement, scale: tokens.scale, in_use_bgn }, past)
+        let (attended, paid) = match asked {
+            Some(queries) => attention::attend_and_sum(chunk, &past.parts(), queries.last()),
+            None => (attention::attend(chunk, &past.parts()), None),
+        };
+        (Saved { q, k, v, attended, placement, scale: tokens.scale, in_use_bgn }, past, paid)
     }
 }
 
@@ -189,12 +262,19 @@ impl Pages {
 struct Seen<'a> {
     saved: &'a Saved,
     past: &'a Pages,
+    /// What was summed on the way.
+    paid: Option<(Queries, Tensor)>,
 }
 
 impl Attention for Seen<'_> {
-    fn paid(&self, last: Option<usize>) -> Tensor {
+    fn paid(&self, queries: Queries) -> Tensor {
+        if let Some((summed, paid)) = &self.paid
+            && *summed == queries
+        {
+            return paid.shallow_clone();
+        }
         let lse = self.saved.placement.silence(&self.saved.attended.lse_bhn);
-        attention_paid(self.saved.chunk(), &self.past.parts(), &lse, last)
+        attention_paid(self.saved.chunk(), &self.past.parts(), &lse, queries.last())
     }
 
     fn queries(&self) -> (Tensor, f64) {
@@ -209,9 +289,9 @@ impl Attention for Seen<'_> {
     }
 }
 
-/// One run per layer, with an empty cache.
-pub(super) fn fresh(caches: Vec<LayerCache>) -> Vec<SharedRun> {
-    caches.into_iter().map(|cache| Arc::new(Mutex::new(LayerRun::new(cache)))).collect()
+/// One run per layer, with an empty cache; their undo entries wait in one store.
+pub(super) fn fresh(caches: Vec<LayerCache>, store: &Store) -> Vec<SharedRun> {
+    caches.into_iter().map(|cache| Arc::new(Mutex::new(LayerRun::new(cache, store.clone())))).collect()
 }
 
 /// A one-element tensor that carries the order of a layer's operators.

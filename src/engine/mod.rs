@@ -8,10 +8,13 @@ mod error;
 mod events;
 mod forward;
 mod guard;
+mod head_run;
 mod layer_checkpoints;
 mod layer_run;
+mod memory;
 mod settings;
 mod step;
+mod stores;
 
 pub use chunk_sizes::{ChunkKey, RandomSizes};
 pub use chunks::{ChunkPlan, ColumnWidth, Cuts};
@@ -19,8 +22,10 @@ pub use error::EngineError;
 pub use events::{Event, Observer, Silent};
 pub use forward::{ForwardTrace, HiddenSink};
 pub use guard::{error_of_panic, guarded};
+pub use memory::{MemoryByPart, MemoryRow, Place};
 pub use settings::Settings;
 pub use step::{StepContext, StepGradients};
+pub use stores::Stores;
 
 use crate::cache::ReplayLog;
 use crate::data::Batch;
@@ -31,6 +36,7 @@ use crate::model::Model;
 pub struct Engine {
     settings: Settings,
     head: Box<dyn Head>,
+    stores: Stores,
     /// What the forward phase follows instead of choosing.
     log: Option<ReplayLog>,
 }
@@ -38,17 +44,7 @@ pub struct Engine {
 impl Engine {
     /// An engine for `settings` and `head`.
     pub fn new(settings: Settings, head: Box<dyn Head>) -> Self {
-        Self { settings, head, log: None }
-    }
-
-    /// The settings.
-    pub fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
-    /// The head.
-    pub fn head(&self) -> &dyn Head {
-        &*self.head
+        Self { stores: Stores::new(&settings), settings, head, log: None }
     }
 
     /// Loss and gradients of a batch: forward phase, then backward phase.
@@ -87,14 +83,14 @@ impl Engine {
 
     /// Losses alone, by row.
     pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<RowLoss>, EngineError> {
-        guarded(|| Ok(forward::run(self, model, batch, None, (observer, None))?.rows))
+        guarded(|| Ok(forward::run(self, model, batch, None, (observer, None))?.head.rows))
     }
 
     /// Losses and choices, with every column's last hidden states handed to `sink`.
     pub fn inspect(&self, model: &Model, batch: &Batch, sink: HiddenSink<'_>) -> Result<(Vec<RowLoss>, ReplayLog), EngineError> {
         guarded(|| {
             let trace = forward::run(self, model, batch, None, (&mut Silent, Some(sink)))?;
-            Ok((trace.rows, trace.log))
+            Ok((trace.head.rows, trace.log))
         })
     }
 }

@@ -1,11 +1,13 @@
 //! What an engine is built from, checked once: policies and lengths by layer, chunk size, cells.
 
-use super::chunks::BENT_BY;
-use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, EngineError, RandomSizes};
+use std::path::PathBuf;
+
+use super::chunks::{self, BENT_BY};
+use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, Engine, EngineError, RandomSizes};
 use crate::cache::{self, CacheError, Policy, Scope, log_bytes_per_token};
 use crate::data::{Batch, IGNORE, Targets};
 use crate::model::ModelConfig;
-use crate::recipe::{BufferKind, CacheRecipe, Chunking, GradRecipe, LayerCheckpoints, Storage};
+use crate::recipe::{BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm, StoreRecipe};
 use crate::units::{Bytes, LayerIdx};
 
 /// Checked settings of an engine.
@@ -20,8 +22,17 @@ pub struct Settings {
     pub(super) buffer: BufferKind,
     pub(super) is_offloaded: bool,
     pub(super) layers_per_cell: usize,
-    pub(super) checkpoints: LayerCheckpoints,
+    pub(super) layer_checkpoints: StoreRecipe,
+    pub(super) undo_log: StoreRecipe,
+    pub(super) scratch_dir: Option<PathBuf>,
     width: Width,
+}
+
+impl Engine {
+    /// The settings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
 }
 
 /// What decides how long chunks are.
@@ -66,7 +77,9 @@ impl Settings {
             is_offloaded: kv.cpu_offload,
             single_tokens_for_targets: grad.single_tokens_for_targets,
             layers_per_cell: grad.layers_per_cell.min(config.num_layers),
-            checkpoints: grad.layer_checkpoints,
+            layer_checkpoints: grad.layer_checkpoints,
+            undo_log: grad.undo_log,
+            scratch_dir: grad.scratch_dir.clone(),
             width,
         };
         settings.check_policies(&kv.policy.name)?;
@@ -88,9 +101,28 @@ impl Settings {
         self.buffer
     }
 
+    /// What is not exact in the gradient of a model: the stores that round, by their keys in the recipe. A single row of cells has no
+    /// layer checkpoint, a cache that nothing leaves no undo log.
+    pub fn inexact_stores(&self) -> Vec<(&'static str, StoreForm)> {
+        let has_borders = self.layers_per_cell < self.policies.len();
+        let overwrites = self.policies.iter().any(|policy| policy.evicts());
+        let stores = [
+            ("grad.layer_checkpoints", self.layer_checkpoints.form, has_borders),
+            ("grad.undo_log", self.undo_log.form, overwrites),
+        ];
+        let rounds = |(key, form, is_used)| (is_used && form != StoreForm::Plain).then_some((key, form));
+        stores.into_iter().filter_map(rounds).collect()
+    }
+
     /// Whether the choices of one row of a batch depend on the others.
     pub fn couples_rows(&self) -> bool {
         self.policies.iter().any(|policy| policy.couples_rows())
+    }
+
+    /// Whether the first row of the backward phase ends in the very hidden states that the forward phase has ended in: it is the
+    /// only one, so that no layer checkpoint comes in between, and its caches are unwound exactly.
+    pub(super) fn makes_last_hidden_states_again(&self, num_rows: usize) -> bool {
+        num_rows == 1 && self.undo_log.form == StoreForm::Plain
     }
 
     /// The settings with a policy of the caller's own; `build` makes it for a layer of so many slots, errors call it `name`.
@@ -111,6 +143,11 @@ impl Settings {
             Storage::Growing => chunk,
             Storage::Paged => chunk * CHUNKS_OF_A_PAGE,
         }
+    }
+
+    /// How many layers, from the bottom, are run forward a second time: all but those of the top row of cells.
+    pub fn replayed_layers(&self, num_layers: usize) -> usize {
+        chunks::rows(num_layers, self.layers_per_cell).last().map_or(0, |top| top.start)
     }
 
     /// Slots of a layer; `None` for a cache that grows.

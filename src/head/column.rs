@@ -28,8 +28,10 @@ pub struct ColumnLoss {
     pub parameter_gradients: Vec<Tensor>,
 }
 
-/// Places whose logits are held at a time, as a bound on `places × vocabulary`.
-const BLOCK_LOGITS: i64 = 1 << 22;
+/// Logits that are held at a time: few enough for a core's cache, unless that would be too few places for a fast product.
+const BLOCK_LOGITS: i64 = 1 << 20;
+/// Places of a block, at least.
+const BLOCK_PLACES: i64 = 64;
 
 /// Evaluates `head` on the column that begins at position `start`; with `weight`, its gradient too.
 ///
@@ -49,7 +51,7 @@ pub fn column_loss(
     let parameters = if gradient.is_some() { logits.parameters() } else { &[] };
     let mut parameter_gradients: Vec<Tensor> = parameters.iter().map(|p| p.detach().zeros_like()).collect();
     let mut done = Vec::with_capacity(picks.len());
-    let block = (BLOCK_LOGITS / vocab_size.max(1) as i64).max(1) as usize;
+    let block = (BLOCK_LOGITS / vocab_size.max(1) as i64).max(BLOCK_PLACES) as usize;
     for picks in picks.chunks(block) {
         let place: Vec<i64> = picks.iter().map(|p| p.row as i64 * n + (p.position - start) as i64).collect();
         let place = Tensor::from_slice(&place).to_device(flat.device());
@@ -84,31 +86,50 @@ fn block_loss(
     weight: Option<f64>,
 ) -> Result<BlockLoss, HeadError> {
     let targets: Vec<i64> = picks.iter().map(|p| p.target).collect();
-    let target_n = Tensor::from_slice(&targets).to_device(hidden_ne.device());
-    let evaluate = |hidden_ne: &Tensor| {
-        let scores = head.choices(&logits.logits(hidden_ne)).to_kind(accumulation_kind(hidden_ne.kind()));
-        let loss_n = scores.cross_entropy_loss::<Tensor>(&target_n, None, tch::Reduction::None, -100, 0.0);
-        let correct_n = no_grad(|| scores.argmax(-1, false).eq_tensor(&target_n));
-        (loss_n, correct_n)
-    };
-    let (loss_n, correct_n, gradients) = match weight {
-        None => {
-            let (loss_n, correct_n) = no_grad(|| evaluate(hidden_ne));
-            (loss_n, correct_n, Vec::new())
-        }
+    let target_n1 = Tensor::from_slice(&targets).to_device(hidden_ne.device()).unsqueeze(1);
+    let leaf = hidden_ne.detach().set_requires_grad(weight.is_some());
+    let evaluate = || head.choices(&logits.logits(&leaf)).to_kind(accumulation_kind(hidden_ne.kind()));
+    let scores_nk = if weight.is_some() { with_grad(evaluate) } else { no_grad(evaluate) };
+    let loss = no_grad(|| CrossEntropy::new(&scores_nk.detach(), &target_n1));
+    let gradients = match weight {
+        None => Vec::new(),
         Some(weight) => {
-            let leaf = hidden_ne.detach().set_requires_grad(true);
-            let (loss_n, correct_n) = with_grad(|| evaluate(&leaf));
-            let seed = Tensor::full(loss_n.size(), weight, (loss_n.kind(), loss_n.device()));
             let leaves: Vec<&Tensor> = std::iter::once(&leaf).chain(logits.parameters()).collect();
-            let gradients = gradients_of(&[&loss_n], &[&seed], &leaves)?;
-            (loss_n.detach(), correct_n, gradients)
+            let gradient_nk = no_grad(|| loss.gradient(&target_n1, weight));
+            gradients_of(&[&scores_nk], &[&gradient_nk], &leaves)?
         }
     };
-    let host = |t: &Tensor, kind: Kind| t.to_device(tch::Device::Cpu).to_kind(kind);
-    let losses = Vec::<f64>::try_from(host(&loss_n, Kind::Double))?;
-    let correct = Vec::<bool>::try_from(host(&correct_n, Kind::Bool))?;
+    let host = |t: &Tensor, kind: Kind| t.to_device(tch::Device::Cpu).to_kind(kind).view(-1);
+    let losses = Vec::<f64>::try_from(host(&loss.value_n1, Kind::Double))?;
+    let correct = Vec::<bool>::try_from(host(&loss.correct_n1, Kind::Bool))?;
     Ok(BlockLoss { losses, correct, gradients })
+}
+
+/// Cross-entropy of scores, and what its gradient is made of. Of the size of the scores there is one tensor.
+struct CrossEntropy {
+    value_n1: Tensor,
+    correct_n1: Tensor,
+    /// Powers of the scores less the largest, and their sum.
+    power_nk: Tensor,
+    sum_n1: Tensor,
+}
+
+impl CrossEntropy {
+    fn new(scores_nk: &Tensor, target_n1: &Tensor) -> Self {
+        let (largest_n1, best_n1) = scores_nk.max_dim(-1, true);
+        let power_nk = (scores_nk - &largest_n1).exp_();
+        let sum_n1 = power_nk.sum_dim_intlist(&[-1i64][..], true, power_nk.kind());
+        let value_n1 = sum_n1.log() + largest_n1 - scores_nk.gather(1, target_n1, false);
+        Self { value_n1, correct_n1: best_n1.eq_tensor(target_n1), power_nk, sum_n1 }
+    }
+
+    /// Of `weight · Σ values` with respect to the scores: `weight · (softmax − 1 at the target)`.
+    fn gradient(&self, target_n1: &Tensor, weight: f64) -> Tensor {
+        // In place: nobody asks for the powers again.
+        let mut gradient_nk = self.power_nk.shallow_clone();
+        gradient_nk *= self.sum_n1.reciprocal() * weight;
+        gradient_nk.scatter_add_(1, target_n1, &self.value_n1.full_like(-weight))
+    }
 }
 
 #[cfg(test)]

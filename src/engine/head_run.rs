@@ -1,0 +1,100 @@
+//! The head's part of a step: where losses are due, what they add up to, and the gradient that they send down.
+
+use tch::Tensor;
+
+use super::{Engine, EngineError};
+use crate::data::{Batch, Targets};
+use crate::head::{Head, Logits, Pick, RowLoss, RowTargets, column_loss};
+use crate::model::Model;
+
+impl Engine {
+    /// The head.
+    pub fn head(&self) -> &dyn Head {
+        &*self.head
+    }
+}
+
+/// Losses so far, and what of the model's upper end is trained.
+#[derive(Debug, Default)]
+pub(super) struct HeadRun {
+    /// By row of the batch.
+    pub(super) rows: Vec<RowLoss>,
+    /// Gradients of the model's head parameters, in their order.
+    pub(super) gradients: Vec<Tensor>,
+    /// Ascending by position; within a position, rows keep their order.
+    picks: Vec<Pick>,
+}
+
+/// The model's final norm and output projection.
+struct UpperEnd<'a> {
+    model: &'a Model,
+    parameters: Vec<Tensor>,
+}
+
+impl<'a> UpperEnd<'a> {
+    fn of(model: &'a Model) -> Self {
+        Self { model, parameters: model.head_parameters().into_iter().map(|(_, leaf)| leaf).collect() }
+    }
+}
+
+impl Logits for UpperEnd<'_> {
+    fn logits(&self, hidden_ne: &Tensor) -> Tensor {
+        self.model.logits(&self.model.final_norm(hidden_ne))
+    }
+
+    fn parameters(&self) -> &[Tensor] {
+        &self.parameters
+    }
+}
+
+impl HeadRun {
+    pub(super) fn new(engine: &Engine, model: &Model, batch: &Batch) -> Result<Self, EngineError> {
+        let parameters = UpperEnd::of(model).parameters;
+        Ok(Self {
+            rows: vec![RowLoss::default(); batch.rows.len()],
+            gradients: parameters.iter().map(|leaf| leaf.detach().zeros_like()).collect(),
+            picks: picks(&*engine.head, batch)?,
+        })
+    }
+
+    /// Adds the losses of a column that begins at position `start`; with a weight, returns the gradient of its hidden states, if any
+    /// token of it has a target.
+    ///
+    /// # Shapes
+    /// `hidden_bne (B, n, E)`, before the final norm; the same out.
+    pub(super) fn column(
+        &mut self,
+        engine: &Engine,
+        model: &Model,
+        (start, hidden_bne): (usize, &Tensor),
+        weight: Option<f64>,
+    ) -> Result<Option<Tensor>, EngineError> {
+        let end = start + hidden_bne.size()[1] as usize;
+        let from = |position: usize| self.picks.partition_point(|p| p.position < position);
+        let here = &self.picks[from(start)..from(end)];
+        let upper = UpperEnd::of(model);
+        let logits = (&upper as &dyn Logits, model.config().vocab_size);
+        let loss = column_loss(&*engine.head, hidden_bne, start, here, logits, weight)?;
+        for (pick, value, correct) in loss.picks {
+            let row = &mut self.rows[pick.row];
+            row.loss_sum += value;
+            row.targets += 1;
+            row.correct += usize::from(correct);
+        }
+        self.gradients.iter_mut().zip(&loss.parameter_gradients).for_each(|(total, part)| drop(total.g_add_(part)));
+        Ok(loss.hidden_gradient)
+    }
+}
+
+fn picks(head: &dyn Head, batch: &Batch) -> Result<Vec<Pick>, EngineError> {
+    let mut all = Vec::new();
+    for (index, row) in batch.rows.iter().enumerate() {
+        let targets = match &row.targets {
+            Targets::NextToken(labels) => RowTargets::Tokens(labels),
+            Targets::Class(class) => RowTargets::Class { len: row.inputs.len(), class: *class },
+        };
+        all.extend(head.picks(index, targets)?);
+    }
+    all.sort_by_key(|p| p.position);
+    Ok(all)
+}

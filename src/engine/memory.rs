@@ -1,0 +1,121 @@
+//! What a step holds in memory, part by part: counted from the live objects, to the byte of their tensors.
+
+use tch::Tensor;
+
+use super::forward::ForwardTrace;
+use super::layer_run::lock;
+use super::{Event, Observer};
+use crate::model::Model;
+use crate::store::{Store, bytes_of};
+use crate::units::Bytes;
+
+/// What the engine holds at one point of a step. Tensors that live inside an operation, or in the graph of a cell, belong to no
+/// object of the engine and are not here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryByPart {
+    /// Keys, values, positions and notes of all layers, where they compute.
+    pub caches: Bytes,
+    /// Keys and values of offloaded caches, on the host.
+    pub waiting_caches: Bytes,
+    /// dK and dV of the layers of the current row.
+    pub cache_gradients: Bytes,
+    /// Entries that were overwritten, with what is needed to put them back; without those in a file.
+    pub undo_log: Bytes,
+    /// Those of the current cell, where it computes.
+    pub undo_at_hand: Bytes,
+    /// The choices.
+    pub replay_log: Bytes,
+    /// Hidden states at the borders of rows; without those in a file.
+    pub layer_checkpoints: Bytes,
+    /// Memory of the stores of both that was used, and waits to be used again.
+    pub free_room: Bytes,
+    /// Memory that the stores have asked for and never touched: it is no part of what is resident.
+    pub untouched: Bytes,
+    /// The gradient of hidden states that goes from row to row.
+    pub travelling_gradients: Bytes,
+    /// Gradients of what is trained: the leaves' own, and those that the head has made.
+    pub parameter_gradients: Bytes,
+    /// The ids of the batch.
+    pub tokens: Bytes,
+}
+
+/// Where a part lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Where the model computes.
+    Device,
+    /// In the memory of the host, which may be the same.
+    Host,
+}
+
+/// A part by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRow {
+    /// The name in tables and keys.
+    pub name: &'static str,
+    /// Where it lies.
+    pub place: Place,
+    /// What it takes.
+    pub bytes: Bytes,
+}
+
+impl MemoryByPart {
+    /// All parts.
+    pub fn rows(&self) -> [MemoryRow; 11] {
+        let row = |name, place, bytes| MemoryRow { name, place, bytes };
+        [
+            row("caches", Place::Device, self.caches),
+            row("waiting caches", Place::Host, self.waiting_caches),
+            row("gradients of caches", Place::Device, self.cache_gradients),
+            row("undo log", Place::Host, self.undo_log),
+            row("undo entries at hand", Place::Device, self.undo_at_hand),
+            row("replay log", Place::Host, self.replay_log),
+            row("layer checkpoints", Place::Host, self.layer_checkpoints),
+            row("free room of stores", Place::Host, self.free_room),
+            row("travelling gradients", Place::Host, self.travelling_gradients),
+            row("gradients of what is trained", Place::Device, self.parameter_gradients),
+            row("tokens", Place::Host, self.tokens),
+        ]
+    }
+
+    /// What waits in a store's memory; the rest of that memory is added.
+    fn take_in(&mut self, store: &Store) -> Bytes {
+        let taken = store.bytes();
+        // In a file nothing waits in memory.
+        let in_use = taken.in_use.min(taken.touched);
+        self.free_room += Bytes(taken.touched.0 - in_use.0);
+        self.untouched += Bytes(taken.memory.0 - taken.touched.0);
+        in_use
+    }
+
+    fn of(model: &Model, trace: &ForwardTrace, beside: &Beside<'_>) -> Self {
+        let gradients = model.parameters().into_iter().map(|(_, leaf)| leaf.grad()).filter(Tensor::defined).collect::<Vec<_>>();
+        let mut memory = Self {
+            replay_log: trace.log.bytes(),
+            travelling_gradients: bytes_of(beside.travelling.iter().flatten()),
+            parameter_gradients: bytes_of(beside.head.iter().chain(&gradients)),
+            tokens: bytes_of([trace.tokens.all()]),
+            ..Self::default()
+        };
+        trace.runs.iter().for_each(|run| lock(run).weigh(&mut memory));
+        let checkpoints = memory.take_in(trace.checkpoints.store());
+        let undo_log = trace.runs.first().map(|run| memory.take_in(lock(run).store()));
+        memory.layer_checkpoints += checkpoints;
+        memory.undo_log += undo_log.unwrap_or_default();
+        memory
+    }
+}
+
+/// What a phase holds beside the trace.
+pub(super) struct Beside<'a> {
+    /// Gradients of hidden states, by column.
+    pub(super) travelling: &'a [Option<Tensor>],
+    /// Gradients of the head's parameters.
+    pub(super) head: &'a [Tensor],
+}
+
+/// Tells the observer where the step is, and lets it ask what is held there.
+pub(super) fn tell(observer: &mut dyn Observer, event: Event, (model, trace): (&Model, &ForwardTrace), beside: &Beside<'_>) {
+    observer.observe(event);
+    observer.weigh(event, &|| MemoryByPart::of(model, trace, beside));
+}

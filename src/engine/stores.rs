@@ -1,0 +1,45 @@
+//! What waits for the backward phase, and where: one store for layer checkpoints and one for the undo log. They live as long as
+//! their engine, so that a step uses the room of the one before.
+
+use std::path::PathBuf;
+
+use super::{Engine, Settings};
+use crate::recipe::{StoreForm, StorePlace, StoreRecipe};
+use crate::store::{Form, Store};
+
+/// The stores of an engine.
+#[derive(Debug)]
+pub struct Stores {
+    /// Hidden states at the borders of rows of cells.
+    pub layer_checkpoints: Store,
+    /// Keys and values that were overwritten.
+    pub undo_log: Store,
+}
+
+impl Stores {
+    pub(super) fn new(settings: &Settings) -> Self {
+        Self {
+            layer_checkpoints: store(settings.layer_checkpoints, settings.scratch_dir.clone(), "layer-checkpoints"),
+            undo_log: store(settings.undo_log, settings.scratch_dir.clone(), "undo-log"),
+        }
+    }
+}
+
+impl Engine {
+    /// Where what the backward phase needs waits for it, and what it takes there.
+    pub fn stores(&self) -> &Stores {
+        &self.stores
+    }
+}
+
+fn store(recipe: StoreRecipe, dir: Option<PathBuf>, purpose: &'static str) -> Store {
+    let form = match recipe.form {
+        StoreForm::Plain => Form::Plain,
+        StoreForm::Int8 => Form::Int8,
+        StoreForm::Int4 => Form::Int4,
+    };
+    match recipe.place {
+        StorePlace::Memory => Store::in_memory(form),
+        StorePlace::File => Store::in_file(form, dir, purpose),
+    }
+}
