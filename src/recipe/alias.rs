@@ -192,6 +192,7 @@ const VALUES: &[(&str, &str, &[&str])] = &[
     ("kv_cache.buffer", "int4", &["torch-quantized4"]),
     ("grad.layer_checkpoints", "plain", &["default"]),
     ("grad.layer_checkpoints", "int8", &["torch-quantized8"]),
+    ("grad.layer_checkpoints", "int4", &["torch-quantized4"]),
     ("eval.metric", "loss", &["eval_loss"]),
 ];
 

@@ -7,6 +7,7 @@ mod alias;
 mod cache_length;
 mod choice;
 mod diagnose;
+mod grad;
 mod initial_part;
 mod kv_cache;
 mod overrides;
@@ -23,12 +24,13 @@ use std::path::Path;
 pub use cache_length::{CacheLength, Pyramid};
 pub use choice::Choice;
 pub use diagnose::{Place, RecipeError};
+pub use grad::{GradRecipe, StoreForm, StorePlace, StoreRecipe};
 pub use initial_part::{EndRegex, InitialPart};
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 pub use plan::{
-    BatchOrder, CheckpointRecipe, DataFormat, DataRecipe, Dtype, EvalRecipe, GradRecipe, HeadRecipe, Labels, LayerCheckpoints,
-    LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnTooLong, OptimizerRecipe, Recipe, Schedule, TargetModules, TrainRecipe,
-    ValidationSource, Warmup, Weights,
+    BatchOrder, CheckpointRecipe, DataFormat, DataRecipe, Dtype, EvalRecipe, HeadRecipe, Labels, LogRecipe, LoraRecipe, Metric,
+    Mode, ModelRecipe, OnTooLong, OptimizerRecipe, Recipe, Schedule, TargetModules, TrainRecipe, ValidationSource, Warmup,
+    Weights,
 };
 pub use write::Difference;
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::grad::GradRecipe;
 use super::kv_cache::CacheRecipe;
 use super::words::words;
 
@@ -178,30 +179,18 @@ pub enum Labels {
     Texts(Vec<String>),
 }
 
-/// `[grad]`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GradRecipe {
-    /// Layers of a cell, default 1.
-    pub layers_per_cell: usize,
-    /// The width of a cell, relative to the width at which its layer checkpoint weighs as much as one cache; default 1.
-    pub chunks_per_cell_multiplier: f64,
-    /// The width of a cell in chunks; where it is given, the multiplier says nothing.
-    pub chunks_per_cell: Option<usize>,
-    /// Default `plain`.
-    pub layer_checkpoints: LayerCheckpoints,
-    /// Whether tokens from the first target on are run one by one, as they would be generated; default false. The first target of
-    /// any row counts for the whole batch, so that rows of a batch depend on each other: a row is what it is alone in batches of
-    /// one row only.
-    pub single_tokens_for_targets: bool,
-}
+impl Labels {
+    /// Number of classes.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Tokens(tokens) => tokens.len(),
+            Self::Texts(texts) => texts.len(),
+        }
+    }
 
-words! {
-    /// How the hidden states at the borders of rows are kept.
-    LayerCheckpoints {
-        /// As they are.
-        Plain = "plain",
-        /// In 8-bit blocks: smaller, and the gradient is no longer exact.
-        Int8 = "int8",
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 }
 

@@ -10,15 +10,15 @@ use super::diagnose::{RecipeError, listed};
 use super::kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 use super::overrides::settle;
 use super::plan::{
-    BatchOrder, CheckpointRecipe, DataFormat, DataRecipe, Dtype, EvalRecipe, GradRecipe, HeadRecipe, Labels, LayerCheckpoints,
-    LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnTooLong, OptimizerRecipe, Recipe, Schedule, TargetModules, TrainRecipe,
-    ValidationSource, Warmup, Weights,
+    BatchOrder, CheckpointRecipe, DataFormat, DataRecipe, Dtype, EvalRecipe, HeadRecipe, Labels, LogRecipe, LoraRecipe, Metric,
+    Mode, ModelRecipe, OnTooLong, OptimizerRecipe, Recipe, Schedule, TargetModules, TrainRecipe, ValidationSource, Warmup,
+    Weights,
 };
 use super::read::read;
 use super::schema::{self, HeadKind, Schema};
 use super::tree::Document;
 
-type Checked<T> = Result<T, RecipeError>;
+pub(super) type Checked<T> = Result<T, RecipeError>;
 
 /// Checks a document whose spellings are kvtune's own.
 pub(super) fn resolve(document: &mut Document, weights: Option<Weights>) -> Checked<Recipe> {
@@ -34,7 +34,7 @@ pub(super) fn resolve(document: &mut Document, weights: Option<Weights>) -> Chec
         model: at.model(schema.model)?,
         lora: at.trained(schema.train.weights, weights, schema.lora)?,
         kv_cache: at.kv_cache(&schema.kv_cache)?,
-        grad: at.grad(&schema.grad, &head)?,
+        grad: at.grad(schema.grad, schema.kv_cache.buffer, &head)?,
         train: at.train(&schema.train)?,
         optimizer: at.optimizer(&schema.optimizer)?,
         eval: at.eval(&schema.eval, &head)?,
@@ -65,18 +65,18 @@ fn folder_of(path: &Path) -> PathBuf {
 const DISTINCT: &str = "list two classes or more, and give each a token of its own";
 
 /// The checks, with the document that their errors point into.
-struct At<'a> {
+pub(super) struct At<'a> {
     document: &'a Document,
     folder: PathBuf,
 }
 
 impl At<'_> {
-    fn refuse<T>(&self, key: &str, message: String, hint: &str) -> Checked<T> {
+    pub(super) fn refuse<T>(&self, key: &str, message: String, hint: &str) -> Checked<T> {
         Err(self.document.reject(key, message, hint))
     }
 
     /// Passes `value` on if `is_fine`.
-    fn check<T: Debug>(&self, key: &str, value: T, is_fine: bool, expected: &str, hint: &str) -> Checked<T> {
+    pub(super) fn check<T: Debug>(&self, key: &str, value: T, is_fine: bool, expected: &str, hint: &str) -> Checked<T> {
         if is_fine {
             return Ok(value);
         }
@@ -84,11 +84,15 @@ impl At<'_> {
     }
 
     /// A number of things of which there is at least one.
-    fn count<T: Debug + Copy + PartialOrd + From<u8>>(&self, key: &str, value: T) -> Checked<T> {
+    pub(super) fn count<T: Debug + Copy + PartialOrd + From<u8>>(&self, key: &str, value: T) -> Checked<T> {
         self.check(key, value, value >= T::from(1), "at least 1", "write 1 or more; to have the default, leave the key out")
     }
 
-    fn optional_count<T: Debug + Copy + PartialOrd + From<u8>>(&self, key: &str, value: Option<T>) -> Checked<Option<T>> {
+    pub(super) fn optional_count<T: Debug + Copy + PartialOrd + From<u8>>(
+        &self,
+        key: &str,
+        value: Option<T>,
+    ) -> Checked<Option<T>> {
         value.map(|value| self.count(key, value)).transpose()
     }
 
@@ -108,7 +112,7 @@ impl At<'_> {
     }
 
     /// Relative paths begin at the recipe's folder.
-    fn path(&self, key: &str, written: &str) -> Checked<PathBuf> {
+    pub(super) fn path(&self, key: &str, written: &str) -> Checked<PathBuf> {
         let path = self.check(key, written, !written.is_empty(), "a path", "write a path, relative to the recipe's folder")?;
         let mut folder = self.folder.as_path();
         let mut rest = Path::new(path);
@@ -289,31 +293,6 @@ impl At<'_> {
             );
         }
         Ok(())
-    }
-
-    fn grad(&self, schema: &schema::Grad, head: &HeadRecipe) -> Checked<GradRecipe> {
-        let single_tokens_for_targets = schema.single_tokens_for_targets.unwrap_or(false);
-        if single_tokens_for_targets && *head != HeadRecipe::NextToken {
-            let key = "grad.single_tokens_for_targets";
-            let message = format!("`{key}` contradicts the head, which has one target per row, and no token behind it");
-            return self.refuse(key, message, "remove it, or write `head.kind = \"next_token\"`");
-        }
-        let multiplier = schema.chunks_per_cell_multiplier.unwrap_or(1.0);
-        let is_fine = multiplier >= 0.1 && multiplier.is_finite();
-        let hint = "1.0 makes a layer checkpoint of a cell weigh as much as one cache; less saves memory and costs time";
-        Ok(GradRecipe {
-            layers_per_cell: self.count("grad.layers_per_cell", schema.layers_per_cell.unwrap_or(1))?,
-            chunks_per_cell_multiplier: self.check(
-                "grad.chunks_per_cell_multiplier",
-                multiplier,
-                is_fine,
-                "at least 0.1",
-                hint,
-            )?,
-            chunks_per_cell: self.optional_count("grad.chunks_per_cell", schema.chunks_per_cell)?,
-            layer_checkpoints: schema.layer_checkpoints.unwrap_or(LayerCheckpoints::Plain),
-            single_tokens_for_targets,
-        })
     }
 
     fn train(&self, schema: &schema::Train) -> Checked<TrainRecipe> {

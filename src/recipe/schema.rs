@@ -7,8 +7,9 @@ use serde::{Deserialize, Deserializer};
 
 use super::cache_length::CacheLength;
 use super::diagnose::{listed, nearest};
+use super::grad::{StoreForm, StorePlace};
 use super::kv_cache::{BufferKind, Chunking, Storage};
-use super::plan::{BatchOrder, DataFormat, Dtype, LayerCheckpoints, Metric, Mode, OnTooLong, Schedule, TargetModules, Weights};
+use super::plan::{BatchOrder, DataFormat, Dtype, Metric, Mode, OnTooLong, Schedule, TargetModules, Weights};
 use super::{alias, read};
 
 #[derive(Deserialize, Default)]
@@ -93,7 +94,11 @@ pub(super) struct Grad {
     pub(super) layers_per_cell: Option<usize>,
     pub(super) chunks_per_cell_multiplier: Option<f64>,
     pub(super) chunks_per_cell: Option<usize>,
-    pub(super) layer_checkpoints: Option<LayerCheckpoints>,
+    pub(super) layer_checkpoints: Option<StoreForm>,
+    pub(super) layer_checkpoints_place: Option<StorePlace>,
+    pub(super) undo_log: Option<StoreForm>,
+    pub(super) undo_log_place: Option<StorePlace>,
+    pub(super) scratch_dir: Option<String>,
     pub(super) single_tokens_for_targets: Option<bool>,
 }
 

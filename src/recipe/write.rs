@@ -65,7 +65,11 @@ impl Recipe {
             Some(("layers_per_cell", whole(grad.layers_per_cell as u64))),
             Some(("chunks_per_cell_multiplier", Value::Float(grad.chunks_per_cell_multiplier))),
             grad.chunks_per_cell.map(|chunks| ("chunks_per_cell", whole(chunks as u64))),
-            Some(("layer_checkpoints", word(grad.layer_checkpoints.name()))),
+            Some(("layer_checkpoints", word(grad.layer_checkpoints.form.name()))),
+            Some(("layer_checkpoints_place", word(grad.layer_checkpoints.place.name()))),
+            Some(("undo_log", word(grad.undo_log.form.name()))),
+            Some(("undo_log_place", word(grad.undo_log.place.name()))),
+            grad.scratch_dir.as_deref().map(|path| ("scratch_dir", path_value(path))),
             Some(("single_tokens_for_targets", Value::Boolean(grad.single_tokens_for_targets))),
         ];
         let eval = [

@@ -8,9 +8,10 @@ use super::TrainError;
 use crate::cache;
 use crate::data::{self, Limits, Splits, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
+use crate::files::Scratch;
 use crate::head::{ClassifyOnLogits, Head, NextToken};
 use crate::model::{Adapter, Model, ModelConfig};
-use crate::recipe::{HeadRecipe, LoraRecipe, Recipe};
+use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Recipe};
 
 /// The tokenizer of a model directory; `None` where it has none.
 pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, TrainError> {
@@ -24,13 +25,33 @@ pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Token
     Ok(data::open(&recipe.data, &recipe.head, tokenizer, limits, initial.as_ref(), recipe.train.seed)?)
 }
 
-/// The engine of a recipe for a model.
-pub fn engine(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Result<Engine, TrainError> {
+/// Where a run's scratch files are, unless the recipe has another place for them.
+pub(super) const SCRATCH: &str = "scratch";
+
+/// The engine of a recipe for a model. Scratch files are in the run's directory, or where the recipe says.
+pub fn engine(
+    recipe: &Recipe,
+    config: &ModelConfig,
+    tokenizer: Option<&Tokenizer>,
+    run: Option<&Path>,
+) -> Result<Engine, TrainError> {
     let head: Box<dyn Head> = match &recipe.head {
         HeadRecipe::NextToken => Box::new(NextToken),
         HeadRecipe::SeqClassificationOnLogits(labels) => Box::new(ClassifyOnLogits::new(&data::label_tokens(labels, tokenizer)?)),
     };
-    Ok(Engine::new(Settings::new(config, &recipe.kv_cache, &recipe.grad)?, head))
+    let run = run.or(recipe.output_dir.as_deref());
+    let scratch_dir = recipe.grad.scratch_dir.clone().or_else(|| Some(run?.join(SCRATCH)));
+    let grad = GradRecipe { scratch_dir, ..recipe.grad.clone() };
+    Ok(Engine::new(Settings::new(config, &recipe.kv_cache, &grad)?, head))
+}
+
+/// Removes the scratch files that an earlier start of the run in `dir` has left, also where this one needs none.
+pub(super) fn clean_scratch(dir: &Path) -> Result<(), TrainError> {
+    let scratch = dir.join(SCRATCH);
+    Scratch::clean(&scratch)?;
+    // Empty, it is of no use; and with something else in it it stays.
+    let _ = std::fs::remove_dir(scratch);
+    Ok(())
 }
 
 /// Fails before anything has run if a sample, trained on or held out, is too long for the caches.
@@ -51,6 +72,17 @@ pub fn model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
         return Ok(Model::load_to_train(&recipe.model.path, recipe.model.dtype, device)?);
     };
     let mut model = base_model(recipe, device)?;
+    model.set_adapter(adapter((recipe, lora), model.config(), model.kind(), device)?);
+    Ok(model)
+}
+
+/// As [`model`], from the `config.json` in the recipe's model directory alone: the weights are drawn on the device.
+pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
+    let (path, dtype) = (&recipe.model.path, recipe.model.dtype);
+    let Some(lora) = &recipe.lora else {
+        return Ok(Model::drawn_to_train(path, dtype, device)?);
+    };
+    let mut model = Model::drawn(path, dtype, device)?;
     model.set_adapter(adapter((recipe, lora), model.config(), model.kind(), device)?);
     Ok(model)
 }

@@ -6,7 +6,7 @@ use tch::Device;
 
 use super::run::{begin, go_on};
 use super::watch::Watch;
-use super::{Interrupt, Outcome, RESOLVED_RECIPE, TrainError, Trainer};
+use super::{Interrupt, Outcome, RESOLVED_RECIPE, TrainError, Trainer, assemble};
 use crate::checkpoint::{self, CheckpointError, FINAL, SaveKind};
 use crate::files::{self, RunLock};
 use crate::recipe::{Recipe, Weights};
@@ -82,6 +82,7 @@ pub fn resume(
     for leftover in checkpoint::clean_leftovers(dir)? {
         console::note(&format!("removed `{}`, left by a save that was cut short", leftover.display()));
     }
+    assemble::clean_scratch(dir)?;
     let from = from.map(|name| name.trim_end_matches('/'));
     let start = start(dir, from)?;
     let mut trainer = Trainer::new(recipe, dir, device)?;

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use tch::Device;
 
+use super::assemble::{self, SCRATCH};
 use super::watch::Watch;
 use super::{Interrupt, RESOLVED_RECIPE, TrainError, Trainer};
 use crate::checkpoint::SaveKind;
@@ -29,6 +30,7 @@ pub fn run(recipe: Recipe, dir: &Path, device: Device, interrupt: &Interrupt) ->
     let _lock = RunLock::acquire(dir)?;
     // Again: another run may have begun here while this one was loading.
     require_unused_by_others(dir)?;
+    assemble::clean_scratch(dir)?;
     files::write_atomic(&dir.join(RESOLVED_RECIPE), trainer.recipe.to_toml().as_bytes())?;
     begin(&mut trainer, interrupt)
 }
@@ -50,10 +52,10 @@ fn require_unused(dir: &Path) -> Result<(), TrainError> {
     require_unused_by_others(dir)
 }
 
-/// A lock, and files that were never finished, are what is left of a start that was ended before it had anything to keep.
+/// A lock, scratch files, and files that were never finished are what is left of a start that was ended before it had anything to keep.
 fn require_unused_by_others(dir: &Path) -> Result<(), TrainError> {
     let Ok(entries) = fs::read_dir(dir) else { return Ok(()) };
-    let counts = |name: &str| name != RunLock::NAME && !files::is_temporary(name);
+    let counts = |name: &str| name != RunLock::NAME && name != SCRATCH && !files::is_temporary(name);
     if entries.flatten().any(|entry| entry.file_name().to_str().is_none_or(counts)) {
         return Err(TrainError::OutputInTheWay { path: dir.to_owned() });
     }

@@ -39,7 +39,7 @@ impl Trainer {
     pub fn new(recipe: Recipe, dir: &Path, device: Device) -> Result<Self, TrainError> {
         let model = assemble::model(&recipe, device)?;
         let tokenizer = assemble::tokenizer(&recipe.model.path)?;
-        let engine = assemble::engine(&recipe, model.config(), tokenizer.as_ref())?;
+        let engine = assemble::engine(&recipe, model.config(), tokenizer.as_ref(), Some(dir))?;
         let data = assemble::open_data(&recipe, model.config(), tokenizer.as_ref())?;
         assemble::check_lengths(&engine, &data)?;
         let schedule = Schedule::new(&recipe, data.train.lengths());

@@ -93,6 +93,8 @@ impl Observer for Watch {
     fn observe(&mut self, event: Event) {
         match event {
             Event::ForwardColumn { column: (c, n) } => self.progress.inside(&format!("forward, column {} of {n}", c + 1)),
+            // Too short to be read.
+            Event::Head { .. } | Event::CellBackward { .. } => {}
             Event::Replay { row: (r, n) } => self.progress.inside(&format!("replay, row {} of {n}", r + 1)),
             Event::Cell { row: (r, rows), column: (c, columns) } => {
                 self.progress.inside(&format!("backward, row {} of {rows}, cell {} of {columns}", r + 1, columns - c));

@@ -1,0 +1,114 @@
+//! What a recipe says of the gradient: how it is tiled, and how what the backward phase needs waits for it.
+
+use std::path::PathBuf;
+
+use super::kv_cache::BufferKind;
+use super::plan::HeadRecipe;
+use super::resolve::{At, Checked};
+use super::schema;
+use super::words::words;
+
+/// `[grad]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GradRecipe {
+    /// Layers of a cell, default 1.
+    pub layers_per_cell: usize,
+    /// The width of a cell, relative to the width at which its layer checkpoint weighs as much as one cache; default 1.
+    pub chunks_per_cell_multiplier: f64,
+    /// The width of a cell in chunks; where it is given, the multiplier says nothing.
+    pub chunks_per_cell: Option<usize>,
+    /// Hidden states at the borders of rows of cells.
+    pub layer_checkpoints: StoreRecipe,
+    /// Keys and values that were overwritten.
+    pub undo_log: StoreRecipe,
+    /// Where files of stores are; default: `scratch` in the run's directory.
+    pub scratch_dir: Option<PathBuf>,
+    /// Whether tokens from the first target on are run one by one, as they would be generated; default false. The first target of
+    /// any row counts for the whole batch, so that rows of a batch depend on each other: a row is what it is alone in batches of
+    /// one row only.
+    pub single_tokens_for_targets: bool,
+}
+
+/// How what the backward phase needs waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreRecipe {
+    /// Default `plain`.
+    pub form: StoreForm,
+    /// Default `memory`.
+    pub place: StorePlace,
+}
+
+impl StoreRecipe {
+    /// The default: exact, and in the host's memory.
+    pub const PLAIN: Self = Self { form: StoreForm::Plain, place: StorePlace::Memory };
+}
+
+words! {
+    /// How tensors wait.
+    StoreForm {
+        /// As they are.
+        Plain = "plain",
+        /// In 1.19 bytes a value: smaller, and the gradient is no longer exact.
+        Int8 = "int8",
+        /// In 0.69 bytes a value: smaller still, and further from exact.
+        Int4 = "int4",
+    }
+}
+
+words! {
+    /// Where tensors wait.
+    StorePlace {
+        /// In the host's memory.
+        Memory = "memory",
+        /// In a file that is deleted at the end.
+        File = "file",
+    }
+}
+
+impl At<'_> {
+    pub(super) fn grad(&self, schema: schema::Grad, buffer: Option<BufferKind>, head: &HeadRecipe) -> Checked<GradRecipe> {
+        let single_tokens_for_targets = schema.single_tokens_for_targets.unwrap_or(false);
+        if single_tokens_for_targets && *head != HeadRecipe::NextToken {
+            let key = "grad.single_tokens_for_targets";
+            let message = format!("`{key}` contradicts the head, which has one target per row, and no token behind it");
+            return self.refuse(key, message, "remove it, or write `head.kind = \"next_token\"`");
+        }
+        let multiplier = schema.chunks_per_cell_multiplier.unwrap_or(1.0);
+        let is_fine = multiplier >= 0.1 && multiplier.is_finite();
+        let hint = "1.0 makes a layer checkpoint of a cell weigh as much as one cache; less saves memory and costs time";
+        Ok(GradRecipe {
+            layers_per_cell: self.count("grad.layers_per_cell", schema.layers_per_cell.unwrap_or(1))?,
+            chunks_per_cell_multiplier: self.check(
+                "grad.chunks_per_cell_multiplier",
+                multiplier,
+                is_fine,
+                "at least 0.1",
+                hint,
+            )?,
+            chunks_per_cell: self.optional_count("grad.chunks_per_cell", schema.chunks_per_cell)?,
+            layer_checkpoints: store(schema.layer_checkpoints, schema.layer_checkpoints_place),
+            undo_log: self.undo_log(store(schema.undo_log, schema.undo_log_place), buffer)?,
+            scratch_dir: schema.scratch_dir.map(|path| self.path("grad.scratch_dir", &path)).transpose()?,
+            single_tokens_for_targets,
+        })
+    }
+
+    /// The undo log of a quantised cache holds the cache's own few bits, to the bit.
+    fn undo_log(&self, store: StoreRecipe, buffer: Option<BufferKind>) -> Checked<StoreRecipe> {
+        let buffer = buffer.unwrap_or(BufferKind::Plain);
+        if store.form == StoreForm::Plain || buffer == BufferKind::Plain {
+            return Ok(store);
+        }
+        let message = format!(
+            "`grad.undo_log = \"{}\"` contradicts `kv_cache.buffer = \"{buffer}\"`: what is overwritten is kept in the few bits \
+             that the cache has for it",
+            store.form
+        );
+        self.refuse("grad.undo_log", message, "remove it, or write `undo_log = \"plain\"`: it is small already, and stays exact")
+    }
+}
+
+fn store(form: Option<StoreForm>, place: Option<StorePlace>) -> StoreRecipe {
+    let default = StoreRecipe::PLAIN;
+    StoreRecipe { form: form.unwrap_or(default.form), place: place.unwrap_or(default.place) }
+}
