@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::at_least_one;
+use super::counts::at_least_one;
 use crate::data::{LongRangeOptions, make_long_range};
 use crate::error::Error;
 use crate::report::console;
@@ -23,9 +23,12 @@ pub(super) struct MakeLongRangeData {
     /// Test samples of each task.
     #[arg(long, default_value_t = 256, value_parser = at_least_one())]
     test_samples: usize,
-    /// Make the training file for a model that knows nothing yet: samples ask all that they know, between copies of passages.
+    /// Let training samples ask all that they know, not only as much as the test samples do.
     #[arg(long)]
-    from_scratch: bool,
+    ask_all: bool,
+    /// Put a copy of a passage behind every training sample: a model that knows nothing yet learns from copying to look up.
+    #[arg(long)]
+    copies: bool,
     /// Seed of facts, questions, places and noise.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -37,7 +40,8 @@ impl MakeLongRangeData {
             tokens: self.tokens,
             train_samples: self.train_samples,
             test_samples: self.test_samples,
-            from_scratch: self.from_scratch,
+            asks_all: self.ask_all,
+            copies: self.copies,
             seed: self.seed,
         };
         Ok(console::result(&make_long_range(&self.out, &options)?.to_string())?)

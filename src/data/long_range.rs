@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | `needle` | 4 of `note key value` | `ask key` → value, once |
 //! | `keys` | 16 of `note key value` | `ask key` → value, four different keys |
-//! | `variables` | 2 chains of `set a value`, `set b a`, `set c b` | `ask c` → value, for one end of a chain |
+//! | `variables` | 4 chains of `set a value`, `set b a` | `ask b` → value, for one end of a chain |
 //!
 //! The words: 0 ends, 1 `note`, 2 `ask`, 3 `set`; 16 to 111 are keys, 112 to 207 values, 208 to 271 variables, 272 to 511 noise.
 
@@ -83,15 +83,13 @@ fn pairs(rng: &mut ChaCha12Rng, facts: usize, questions: usize) -> Drawn {
     Drawn { chains, known, questions }
 }
 
-/// Two chains of three assignments, of which one is asked for.
+/// Four chains of two assignments, of which one is asked for.
 fn chains(rng: &mut ChaCha12Rng) -> Drawn {
-    let (names, values) = (distinct(rng, VARIABLES, 6), distinct(rng, VALUES, 2));
-    let chain = |c: usize| {
-        vec![[SET, names[3 * c], values[c]], [SET, names[3 * c + 1], names[3 * c]], [SET, names[3 * c + 2], names[3 * c + 1]]]
-    };
+    let (names, values) = (distinct(rng, VARIABLES, 8), distinct(rng, VALUES, 4));
+    let chain = |c: usize| vec![[SET, names[2 * c], values[c]], [SET, names[2 * c + 1], names[2 * c]]];
     // The end of the first chain stands first.
-    let known = [2, 5, 1, 4, 0, 3].into_iter().map(|name| (names[name], values[name / 3])).collect();
-    Drawn { chains: vec![chain(0), chain(1)], known, questions: 1 }
+    let known = [1, 3, 5, 7, 0, 2, 4, 6].into_iter().map(|name| (names[name], values[name / 2])).collect();
+    Drawn { chains: (0..4).map(chain).collect(), known, questions: 1 }
 }
 
 fn distinct(rng: &mut ChaCha12Rng, range: Range<u32>, count: usize) -> Vec<u32> {
@@ -118,9 +116,11 @@ pub struct LongRangeOptions {
     pub train_samples: usize,
     /// Test samples of each task.
     pub test_samples: usize,
-    /// Whether the training file is made for a model that knows nothing yet: samples ask all that they know, and between them stand
-    /// as many copies, a passage over and over, whose repetitions are to be predicted. Looking up is learnt from copying.
-    pub from_scratch: bool,
+    /// Whether training samples ask all that they know, and not only as much as the task does: more to learn from per token.
+    pub asks_all: bool,
+    /// Whether as many copies stand between the training samples: a passage over and over, whose repetitions are to be predicted. A
+    /// model that knows nothing yet learns from copying to look up.
+    pub copies: bool,
     /// Of everything random.
     pub seed: u64,
 }
@@ -143,7 +143,7 @@ impl fmt::Display for LongRangeReport {
 
 /// Writes `train.jsonl`, which mixes the tasks, and `test-TASK.jsonl` for each of them.
 pub fn make_long_range(out: &Path, options: &LongRangeOptions) -> Result<LongRangeReport, DataError> {
-    let least = least_tokens(options.from_scratch);
+    let least = least_tokens(options.asks_all);
     if options.tokens < least {
         let (what, expected) = ("`--tokens`", format!("at least {least}"));
         return Err(DataError::Options { what, expected, found: options.tokens.to_string() });
@@ -172,8 +172,8 @@ pub fn make_long_range(out: &Path, options: &LongRangeOptions) -> Result<LongRan
     let mut training = rng(0);
     let mut lines = Vec::new();
     for task in (0..options.train_samples).flat_map(|_| LongRangeTask::ALL) {
-        lines.push(sample(task, options.tokens, options.from_scratch, &mut training));
-        if options.from_scratch {
+        lines.push(sample(task, options.tokens, options.asks_all, &mut training));
+        if options.copies {
             lines.push(copy(options.tokens, &mut training));
         }
     }
@@ -242,12 +242,14 @@ fn copy(tokens: usize, rng: &mut ChaCha12Rng) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use serde_json::Value;
 
     use super::*;
 
     fn options() -> LongRangeOptions {
-        LongRangeOptions { tokens: 128, train_samples: 20, test_samples: 10, from_scratch: false, seed: 7 }
+        LongRangeOptions { tokens: 128, train_samples: 20, test_samples: 10, asks_all: false, copies: false, seed: 7 }
     }
 
     fn rows(path: &Path) -> Vec<(Vec<u32>, Vec<i64>)> {
@@ -290,16 +292,27 @@ mod tests {
     }
 
     #[test]
-    fn training_from_scratch_asks_all_and_copies() {
+    fn training_asks_all_that_is_known() {
         let dir = tempfile::tempdir().unwrap();
-        let report = make_long_range(dir.path(), &LongRangeOptions { from_scratch: true, ..options() }).unwrap();
+        let report = make_long_range(dir.path(), &LongRangeOptions { asks_all: true, ..options() }).unwrap();
         let rows = rows(&report.files[0]);
-        let questions: Vec<usize> =
-            rows.iter().map(|(_, labels)| labels.iter().filter(|&&label| label != IGNORE).count()).collect();
-        assert_eq!([questions[0], questions[2], questions[4]], [4, 16, 6]);
-        for (ids, labels) in rows.iter().step_by(2) {
-            let mut asked = (0..ids.len()).filter(|&i| labels[i] != IGNORE);
-            assert!(asked.all(|i| look_up(&ids[..i - 2], ids[i - 1]) == ids[i]));
+        assert_eq!(rows.len(), 60);
+        for (i, (ids, labels)) in rows.iter().enumerate() {
+            let asked: Vec<usize> = (0..ids.len()).filter(|&i| labels[i] != IGNORE).collect();
+            assert_eq!(asked.len(), [4, 16, 8][i % 3]);
+            assert_eq!(asked.iter().map(|&i| ids[i - 1]).collect::<HashSet<_>>().len(), asked.len());
+            assert!(asked.iter().all(|&i| look_up(&ids[..i - 2], ids[i - 1]) == ids[i]));
+        }
+    }
+
+    #[test]
+    fn copies_stand_between_the_training_samples() {
+        let dir = tempfile::tempdir().unwrap();
+        let report = make_long_range(dir.path(), &LongRangeOptions { copies: true, ..options() }).unwrap();
+        let rows = rows(&report.files[0]);
+        assert_eq!(rows.len(), 120);
+        for (_, labels) in rows.iter().step_by(2) {
+            assert!([1, 4].contains(&labels.iter().filter(|&&label| label != IGNORE).count()));
         }
         for (ids, labels) in rows.iter().skip(1).step_by(2) {
             let first = labels.iter().position(|&label| label != IGNORE).unwrap();
@@ -310,10 +323,10 @@ mod tests {
 
     #[test]
     fn the_shortest_samples_hold_all_their_facts() {
-        for from_scratch in [false, true] {
+        for asks_all in [false, true] {
             let dir = tempfile::tempdir().unwrap();
-            let tokens = least_tokens(from_scratch);
-            let short = LongRangeOptions { tokens, from_scratch, ..options() };
+            let tokens = least_tokens(asks_all);
+            let short = LongRangeOptions { tokens, asks_all, ..options() };
             assert!(make_long_range(dir.path(), &LongRangeOptions { tokens: tokens - 1, ..short.clone() }).is_err());
             let report = make_long_range(dir.path(), &short).unwrap();
             for file in &report.files {
