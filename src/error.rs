@@ -1,5 +1,6 @@
 //! The union of all errors, with hints and exit codes.
 
+use crate::bench::BenchError;
 use crate::cache::CacheError;
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
@@ -50,6 +51,9 @@ pub enum Error {
     /// A proof could not be made.
     #[error(transparent)]
     Verify(#[from] VerifyError),
+    /// A bench failed.
+    #[error(transparent)]
+    Bench(#[from] BenchError),
     /// What a person reads could not be written.
     #[error(transparent)]
     Report(#[from] ReportError),
@@ -61,11 +65,11 @@ pub enum Error {
         /// What is allowed.
         tolerance: f64,
     },
-    /// The gradient through layer checkpoints in 8 bits points elsewhere than the exact one.
-    #[error(
-        "the gradient through int8 layer checkpoints has the cosine {cosine:.6} with the exact one, expected at least {smallest}"
-    )]
+    /// The gradient through stores that round points elsewhere than the exact one.
+    #[error("with {stores} the gradient has the cosine {cosine:.6} with the exact one, expected at least {smallest}")]
     Imprecise {
+        /// The keys and what they say.
+        stores: String,
         /// Of the whole gradient.
         cosine: f64,
         /// What is asked.
@@ -99,14 +103,15 @@ impl Error {
     /// The exit code of the process: 1 failed, 2 usage or recipe, 3 data or weights, 4 out of memory, 5 loss not finite.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Recipe(_) | Self::Usage { .. } => USAGE,
+            Self::Recipe(_) | Self::Usage { .. } | Self::Bench(BenchError::TooLong { .. }) => USAGE,
             Self::Data(e) => of_data(e),
             Self::Model(e) => of_model(e),
+            Self::Bench(BenchError::NoWeights { .. }) => DATA,
             Self::Store(e) => of_store(e),
             Self::Files(e) => of_files(e),
             Self::Cache(e) => of_cache(e),
             Self::Engine(e) | Self::Verify(VerifyError::Engine(e)) => of_engine(e),
-            Self::Train(e) => of_train(e),
+            Self::Train(e) | Self::Bench(BenchError::Train(e)) => of_train(e),
             Self::Eval(e) => of_eval(e),
             Self::Checkpoint(e) => of_checkpoint(e),
             Self::Verify(VerifyError::NotFinite { .. }) => NOT_FINITE,
@@ -125,7 +130,11 @@ fn of_files(error: &FilesError) -> u8 {
 }
 
 fn of_store(error: &StoreError) -> u8 {
-    if let StoreError::Files(e) = error { of_files(e) } else { DATA }
+    match error {
+        StoreError::Files(e) => of_files(e),
+        StoreError::NoScratchDir => USAGE,
+        _ => DATA,
+    }
 }
 
 fn of_data(error: &DataError) -> u8 {
@@ -152,6 +161,7 @@ fn of_model(error: &ModelError) -> u8 {
 fn of_cache(error: &CacheError) -> u8 {
     match error {
         CacheError::Files(e) => of_files(e),
+        CacheError::Store(e) => of_store(e),
         CacheError::NotALog { .. } | CacheError::OtherLog { .. } => DATA,
         CacheError::OutOfOrder { .. } | CacheError::LogMismatch { .. } => FAILED,
         _ => USAGE,
@@ -162,6 +172,8 @@ fn of_engine(error: &EngineError) -> u8 {
     match error {
         EngineError::OutOfMemory(_) => MEMORY,
         EngineError::Cache(e) => of_cache(e),
+        EngineError::Store(e) => of_store(e),
+        EngineError::Attend(e) => e.cause().and_then(|cause| cause.downcast_ref()).map_or(FAILED, of_cache),
         EngineError::LongestChunk { .. } => USAGE,
         EngineError::Head(crate::head::HeadError::WrongTargets { .. }) | EngineError::EmptyRow | EngineError::NoTargets => DATA,
         _ => FAILED,
@@ -220,10 +232,11 @@ impl Hint for Error {
             Self::Train(e) => e.hint(),
             Self::Eval(e) => e.hint(),
             Self::Verify(e) => e.hint(),
+            Self::Bench(e) => e.hint(),
             Self::Report(e) => e.hint(),
             Self::Disproved { .. } => Some("this is a defect of kvtune: please report it with the table above".into()),
             Self::Imprecise { .. } => {
-                Some("8 bits are too coarse for this model: use `grad.layer_checkpoints = \"plain\"`".into())
+                Some("this is too coarse for the model and its data: keep more, `\"plain\"` is exact".into())
             }
             Self::Defect { .. } => Some("please report it with the command and these lines; saved checkpoints are intact".into()),
             Self::Usage { hint, .. } => Some(hint.clone()),

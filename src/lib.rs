@@ -2,6 +2,7 @@
 //!
 //! `docs/ARCHITECTURE.md` is the map of the rooms below; `tests/layering.rs` is the same map in code.
 
+pub mod bench;
 pub mod cache;
 pub mod checkpoint;
 pub mod cli;

@@ -24,6 +24,18 @@ pub trait Hint {
     fn hint(&self) -> Option<String>;
 }
 
+impl std::ops::AddAssign for Bytes {
+    fn add_assign(&mut self, other: Self) {
+        self.0 += other.0;
+    }
+}
+
+impl std::iter::Sum for Bytes {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        Self(all.map(|bytes| bytes.0).sum())
+    }
+}
+
 impl fmt::Display for LayerIdx {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

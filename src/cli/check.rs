@@ -9,11 +9,12 @@ use crate::cache::Scope;
 use crate::engine::{ChunkPlan, Settings};
 use crate::error::Error;
 use crate::model::{Model, ModelConfig};
-use crate::recipe::{BufferKind, CacheLength, Chunking, HeadRecipe, Recipe, Storage};
+use crate::recipe::{BufferKind, CacheLength, Chunking, HeadRecipe, Recipe, Storage, StorePlace, StoreRecipe};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::train::{self, Schedule, TrainError};
 use crate::units::Bytes;
+use crate::verify::Nearness;
 
 #[derive(Debug, Args)]
 pub(super) struct Check {
@@ -36,7 +37,7 @@ impl Check {
         let config = Model::check(&recipe.model.path)?;
         train::check_trained(&recipe, &config)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
-        let engine = train::engine(&recipe, &config, tokenizer.as_ref())?;
+        let engine = train::engine(&recipe, &config, tokenizer.as_ref(), None)?;
         let data = train::open_data(&recipe, &config, tokenizer.as_ref())?;
         console::result(&data.report.to_string())?;
         train::check_lengths(&engine, &data)?;
@@ -77,6 +78,14 @@ fn notes(recipe: &Recipe, settings: &Settings) -> Vec<String> {
     if recipe.kv_cache.chunking == Chunking::Reference && !lengths_differ {
         let words = "changes nothing where all layers have caches of one length";
         notes.push(format!("`kv_cache.chunking = \"reference\"`: {words}"));
+    }
+    for (key, form) in settings.inexact_stores() {
+        let Nearness { smallest_cosine, largest_error } = Nearness::of(form);
+        notes.push(format!(
+            "`{key} = \"{form}\"`: the gradient is not exact (cosine to the exact one at least {smallest_cosine} and relative error at \
+             most {:.1} % on the models of the tests); `kvtune verify` says how near it comes on yours",
+            100.0 * largest_error
+        ));
     }
     if recipe.kv_cache.randomize_chunk_sizes {
         notes.push("`kv_cache.randomize_chunk_sizes`: in training only; the chunks below are of `chunk_size`".to_owned());
@@ -132,8 +141,19 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Sch
     }
     table.row(&["longest sample", &format!("{} tokens in {} chunks", plan.len(), plan.spans.len())]);
     table.row(&["cells", &format!("{num_rows} rows × {} columns", plan.columns.len())]);
+    table.row(&["layer checkpoints", &waiting(recipe.grad.layer_checkpoints)]);
+    table.row(&["undo log", &waiting(recipe.grad.undo_log)]);
     table.row(&["steps", &schedule.to_string()]);
     table
+}
+
+/// How and where something waits for the backward phase.
+fn waiting(store: StoreRecipe) -> String {
+    let place = match store.place {
+        StorePlace::Memory => "in the host's memory",
+        StorePlace::File => "in a file",
+    };
+    format!("{}, {place}", store.form)
 }
 
 /// What the choices take on the host.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::at_least_one;
+use super::counts::at_least_one;
 use crate::data::demo;
 use crate::error::Error;
 use crate::report::console;

@@ -74,7 +74,7 @@ impl Evaluate {
             train::load_adapter(&mut model, &found.dir)?;
         }
         let tokenizer = train::tokenizer(&recipe.model.path)?;
-        let engine = train::engine(&recipe, model.config(), tokenizer.as_ref())?;
+        let engine = train::engine(&recipe, model.config(), tokenizer.as_ref(), None)?;
         let splits = train::open_data(&recipe, model.config(), tokenizer.as_ref())?;
         console::note(&splits.report.to_string());
         let dataset = self.choose(&splits.train, splits.validation.as_ref())?;

@@ -1,6 +1,8 @@
 //! Arguments become one call, and a result becomes words and an exit code.
 
+mod bench;
 mod check;
+mod counts;
 mod demo_data;
 mod device;
 mod dump;
@@ -13,7 +15,6 @@ mod verify;
 
 use std::process::ExitCode;
 
-use clap::builder::RangedU64ValueParser;
 use clap::{Parser, Subcommand};
 
 use crate::error::Error;
@@ -49,17 +50,14 @@ enum Verb {
     Verify(verify::Verify),
     /// Look at a recipe, its model and its data, and print what would run.
     Check(check::Check),
+    /// Time training steps on random tokens, part by part.
+    Bench(bench::BenchSteps),
     /// Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations.
     InitModel(init_model::InitModel),
     /// Make long documents with questions from texts that are on this machine.
     MakeDemoData(demo_data::MakeDemoData),
     /// Make three long-range tasks in a language of 512 words.
     MakeLongRangeData(long_range_data::MakeLongRangeData),
-}
-
-/// For counts: refuses 0 with the other mistakes of the command line, and what no machine can hold.
-fn at_least_one() -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..=1 << 24)
 }
 
 /// What a verb ended with.
@@ -92,6 +90,7 @@ fn run(arguments: &Arguments) -> Result<Ending, Error> {
         Verb::Evaluate(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Verify(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Check(verb) => verb.run().map(|()| Ending::Done),
+        Verb::Bench(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::InitModel(verb) => verb.run().map(|()| Ending::Done),
         Verb::MakeDemoData(verb) => verb.run().map(|()| Ending::Done),
         Verb::MakeLongRangeData(verb) => verb.run().map(|()| Ending::Done),

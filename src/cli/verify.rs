@@ -5,18 +5,19 @@ use std::path::PathBuf;
 use clap::Args;
 use tch::Device;
 
+use super::counts::at_least_one;
+use super::dump;
 use super::finetune::load;
-use super::{at_least_one, dump};
 use crate::cache::ReplayLog;
 use crate::data::{Batch, Dataset};
-use crate::engine::{ChunkKey, StepContext};
+use crate::engine::{ChunkKey, Settings, StepContext};
 use crate::error::Error;
 use crate::model::Model;
-use crate::recipe::{Dtype, LayerCheckpoints, Recipe, ValidationSource};
+use crate::recipe::{Dtype, Recipe, StoreForm, ValidationSource};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::train;
-use crate::verify::{Comparison, compare, fits_in_f64};
+use crate::verify::{Comparison, Nearness, compare, fits_in_f64};
 
 #[derive(Debug, Args)]
 pub(super) struct Verify {
@@ -45,8 +46,6 @@ pub(super) struct Verify {
 const MAX_DUMPED: usize = 64;
 /// Spread of the proof's B matrices where no adapter is given: at zero, half of the gradients would be zero.
 const PROOF_B: f64 = 0.02;
-/// Of the gradient through layer checkpoints in 8 bits with the exact one.
-const SMALLEST_COSINE: f64 = 0.9999;
 
 impl Verify {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
@@ -57,7 +56,7 @@ impl Verify {
         recipe.data.validation = ValidationSource::Fraction(0.0);
         let model = proof_model(&recipe, recipe.model.dtype, device)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
-        let mut engine = train::engine(&recipe, model.config(), tokenizer.as_ref())?;
+        let mut engine = train::engine(&recipe, model.config(), tokenizer.as_ref(), None)?;
         if let Some(path) = &self.replay_log {
             engine = engine.following(ReplayLog::load(path)?);
         }
@@ -74,7 +73,7 @@ impl Verify {
         let dtype = if fits_in_f64(&model, &batch) { Dtype::F64 } else { Dtype::F32 };
         let model = if recipe.model.dtype == dtype { model } else { proof_model(&recipe, dtype, device)? };
         let comparison = compare(&engine, &model, &batch, context)?;
-        judge(&comparison, &recipe, dtype, &batch)
+        judge(&comparison, engine.settings(), dtype, &batch)
     }
 
     fn batch(&self, data: &Dataset, micro_batch_size: usize) -> Result<Batch, Error> {
@@ -98,21 +97,29 @@ fn proof_model(recipe: &Recipe, dtype: Dtype, device: Device) -> Result<Model, E
     Ok(model)
 }
 
-/// With layer checkpoints in 8 bits the gradient is not exact, but must point the same way.
-fn judge_direction(comparison: &Comparison) -> Result<(), Error> {
+/// Where stores round the gradient is not exact, but must point the same way. How long the difference is depends on the model: it is told
+/// beside what the models of the tests keep.
+fn judge_nearness(comparison: &Comparison, stores: &[(&'static str, StoreForm)], bound: Nearness) -> Result<(), Error> {
     let (cosine, error) = comparison.whole();
+    let Nearness { smallest_cosine, largest_error } = bound;
+    let written: Vec<String> = stores.iter().map(|(key, form)| format!("`{key} = \"{form}\"`")).collect();
+    let (written, beside) = (written.join(", "), if error <= largest_error { "at most" } else { "more than the" });
     console::result(&format!(
-        "int8 layer checkpoints: cosine of the whole gradient {cosine:.6} (at least {SMALLEST_COSINE}), relative error {error:.2e}"
+        "{written}: cosine of the whole gradient {cosine:.6} (at least {smallest_cosine}), relative error {:.3} % ({beside} {:.1} %, as \
+         the models of the tests have it)",
+        100.0 * error,
+        100.0 * largest_error
     ))?;
-    if cosine >= SMALLEST_COSINE {
-        console::result("near enough; for a proof to rounding, verify with `--set grad.layer_checkpoints=plain`")?;
+    if cosine >= smallest_cosine {
+        let plain: Vec<String> = stores.iter().map(|(key, _)| format!("--set {key}=plain")).collect();
+        console::result(&format!("near enough; for a proof to rounding, verify with `{}`", plain.join(" ")))?;
         return Ok(());
     }
-    Err(Error::Imprecise { cosine, smallest: SMALLEST_COSINE })
+    Err(Error::Imprecise { stores: written, cosine, smallest: smallest_cosine })
 }
 
 /// Prints the table and fails beyond the tolerance.
-fn judge(comparison: &Comparison, recipe: &Recipe, dtype: Dtype, batch: &Batch) -> Result<(), Error> {
+fn judge(comparison: &Comparison, settings: &Settings, dtype: Dtype, batch: &Batch) -> Result<(), Error> {
     let mut table = Table::new(&["matrix", "|reference|", "relative error", "cosine"]);
     for m in &comparison.matrices {
         let (error, cosine) = if m.reference_norm > 0.0 {
@@ -123,8 +130,8 @@ fn judge(comparison: &Comparison, recipe: &Recipe, dtype: Dtype, batch: &Batch) 
         table.row(&[&m.name, &format!("{:.3e}", m.reference_norm), &error, &cosine]);
     }
     console::result(&table.to_string())?;
-    if recipe.grad.layer_checkpoints == LayerCheckpoints::Int8 {
-        return judge_direction(comparison);
+    if let Some(bound) = Nearness::of_stores(settings) {
+        return judge_nearness(comparison, &settings.inexact_stores(), bound);
     }
     let tolerance = if dtype == Dtype::F64 { 1e-12 } else { 2e-5 };
     let (worst, untested) = (comparison.worst(), comparison.untested().len());

@@ -4,6 +4,7 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::{OptimError, Optimizer};
 use crate::recipe::OptimizerRecipe;
+use crate::units::Bytes;
 
 /// AdamW with moments in the parameters' own kind (f32 for f32 masters).
 #[derive(Debug)]
@@ -78,6 +79,11 @@ impl Optimizer for AdamW {
             state.push((format!("{}{SECOND}", m.name), m.second.shallow_clone()));
         }
         state
+    }
+
+    fn bytes(&self) -> Bytes {
+        let of = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
+        Bytes(self.moments.iter().map(|m| of(&m.first) + of(&m.second)).sum())
     }
 
     fn load_state(&mut self, state: &[(String, Tensor)]) -> Result<(), OptimError> {

@@ -11,7 +11,7 @@ pub use clip::clip_grad_norm;
 pub use schedule::learning_rate;
 
 use crate::recipe::OptimizerRecipe;
-use crate::units::Hint;
+use crate::units::{Bytes, Hint};
 
 /// What can go wrong with an optimiser's state.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +34,9 @@ pub trait Optimizer: Send {
 
     /// The state by name, to be saved.
     fn state(&self) -> Vec<(String, Tensor)>;
+
+    /// What the state takes in memory.
+    fn bytes(&self) -> Bytes;
 
     /// Takes saved state over.
     fn load_state(&mut self, state: &[(String, Tensor)]) -> Result<(), OptimError>;

@@ -1,0 +1,54 @@
+//! Two clocks: the one on the wall, and the time that the process' threads have computed.
+
+use std::time::Instant;
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+use tch::{Cuda, Device};
+
+/// Time on both clocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Spent {
+    /// On the wall.
+    pub seconds: f64,
+    /// Of all threads of the process together.
+    pub cpu_seconds: f64,
+}
+
+impl Spent {
+    /// Adds another time.
+    pub(super) fn add(&mut self, other: Self) {
+        self.seconds += other.seconds;
+        self.cpu_seconds += other.cpu_seconds;
+    }
+}
+
+/// A moment on both clocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment {
+    wall: Instant,
+    cpu: f64,
+}
+
+impl Moment {
+    /// Now, after all that `device` was asked to do: a GPU works on while its host goes ahead.
+    pub(super) fn now(device: Device) -> Self {
+        if let Device::Cuda(index) = device {
+            Cuda::synchronize(index as i64);
+        }
+        let cpu = clock_gettime(ClockId::ProcessCPUTime);
+        Self { wall: Instant::now(), cpu: cpu.tv_sec as f64 + cpu.tv_nsec as f64 * 1e-9 }
+    }
+
+    /// From `earlier` to here.
+    pub(super) fn since(self, earlier: Self) -> Spent {
+        Spent { seconds: (self.wall - earlier.wall).as_secs_f64(), cpu_seconds: self.cpu - earlier.cpu }
+    }
+}
+
+/// What `work` takes.
+pub(super) fn time_of(device: Device, work: impl FnOnce()) -> Spent {
+    let began = Moment::now(device);
+    work();
+    Moment::now(device).since(began)
+}

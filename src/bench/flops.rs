@@ -1,0 +1,144 @@
+//! Floating point operations of a step, counted from its shapes: what the gradient needs, and nothing of a policy's scores, of norms
+//! or of other work by element.
+
+use serde::Serialize;
+
+use crate::engine::{ChunkPlan, Settings};
+use crate::model::{Model, ModelConfig, Projection};
+
+/// Operations of one step; a multiplication with its addition counts as two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Flops {
+    /// Of the projections and of what an adapter adds to them.
+    pub linear: f64,
+    /// Of attention to what is visible.
+    pub attention: f64,
+    /// Of the output projection, where there are targets.
+    pub head: f64,
+}
+
+impl Flops {
+    /// All of them.
+    pub fn total(&self) -> f64 {
+        self.linear + self.attention + self.head
+    }
+}
+
+/// Operations of one layer, or for one token.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pass {
+    forward: f64,
+    backward: f64,
+}
+
+/// The operations of a step over `plan`, whose batch has so many tokens and targets.
+pub(super) fn count(model: &Model, settings: &Settings, plan: &ChunkPlan, (tokens, targets): (usize, usize)) -> Flops {
+    let config = model.config();
+    let replayed = settings.replayed_layers(config.num_layers);
+    let (mut linear, mut attention) = (0.0, 0.0);
+    for layer in 0..config.num_layers {
+        // Forward phase and recomputation, and between them the second forward of all rows but the top one.
+        let forwards = if layer < replayed { 3.0 } else { 2.0 };
+        let of = |pass: Pass| forwards * pass.forward + pass.backward;
+        linear += tokens as f64 * of(projections(model, layer));
+        let slots = settings.cache_length(layer).unwrap_or(usize::MAX);
+        attention += of(attended(config, visible_pairs(plan, slots)));
+    }
+    let scores = 2.0 * (targets * config.hidden_size * config.vocab_size) as f64;
+    let backwards = if model.head_parameters().is_empty() { 1.0 } else { 2.0 };
+    Flops { linear, attention, head: scores * (1.0 + backwards) }
+}
+
+/// A token through the projections of a layer.
+fn projections(model: &Model, layer: usize) -> Pass {
+    let targets = model.adapter().map(|adapter| (adapter.r(), adapter.targets()));
+    let trains_weights = model.embedding_parameter().is_some();
+    let mut pass = Pass::default();
+    for projection in Projection::ALL {
+        let [out, inner] = projection.shape(model.config());
+        let weight = 2.0 * (out * inner) as f64;
+        // Behind a frozen embedding nobody asks for the gradient of the lowest layer's input.
+        let is_first = layer == 0 && matches!(projection, Projection::Query | Projection::Key | Projection::Value);
+        let to_input = if is_first && !trains_weights { 0.0 } else { 1.0 };
+        pass.forward += weight;
+        pass.backward += weight * (to_input + f64::from(u8::from(trains_weights)));
+        if let Some((r, _)) = targets.filter(|(_, targets)| targets.contains(&projection)) {
+            let (a, b) = (2.0 * (r * inner) as f64, 2.0 * (r * out) as f64);
+            pass.forward += a + b;
+            pass.backward += a * (1.0 + to_input) + 2.0 * b;
+        }
+    }
+    pass
+}
+
+/// A layer's attention to so many pairs of query and key: two products forward, five backward.
+fn attended(config: &ModelConfig, pairs: f64) -> Pass {
+    let product = 2.0 * pairs * (config.num_heads * config.head_dim) as f64;
+    Pass { forward: 2.0 * product, backward: 5.0 * product }
+}
+
+/// Pairs of query and key that see each other, of all rows, in a layer of so many slots.
+fn visible_pairs(plan: &ChunkPlan, slots: usize) -> f64 {
+    let pairs = |span: &crate::cache::ChunkSpan| {
+        let top = slots.min(span.start + span.len);
+        let of_row = |&n: &usize| (n * (top - span.len)) as f64 + (n * (n + 1)) as f64 / 2.0;
+        span.real.iter().map(of_row).sum::<f64>()
+    };
+    plan.spans.iter().map(pairs).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tch::Device;
+
+    use super::*;
+    use crate::engine::ColumnWidth;
+    use crate::recipe::Recipe;
+    use crate::train;
+
+    const CONFIG: &str = r#"{"model_type": "qwen2", "hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "intermediate_size": 6, "vocab_size": 10, "max_position_embeddings": 64}"#;
+    const RECIPE: &str = "model.path = '.'\ndata = {format = 'tokens', train = 'none'}\ntrain.weights = 'WEIGHTS'\nLORA\n\
+                          kv_cache = {policy = 'lastrec', cache_length = 8, chunk_size = 4}\ngrad.layers_per_cell = 1";
+
+    /// The operations of 14 tokens with a target each.
+    fn counted(weights: &str, lora: &str) -> Flops {
+        let home = tempfile::tempdir().unwrap();
+        fs::write(home.path().join("config.json"), CONFIG).unwrap();
+        let text = RECIPE.replace("WEIGHTS", weights).replace("LORA", lora);
+        let recipe = Recipe::parse(text, &home.path().join("recipe.toml"), &[]).unwrap().recipe;
+        let model = train::drawn_model(&recipe, Device::Cpu).unwrap();
+        let engine = train::engine(&recipe, model.config(), None, None).unwrap();
+        count(&model, engine.settings(), &ChunkPlan::new(&[14], 8, 4, ColumnWidth::Chunks(1)), (14, 14))
+    }
+
+    #[test]
+    fn each_pass_counts_what_it_multiplies() {
+        let rounded = |flops: Flops| [flops.linear, flops.attention, flops.head].map(|x| x.round() as i64);
+        // 120 weights in a layer: q and o 16, k and v 8, and 24 in each matrix of the MLP. The lower layer is run forward three
+        // times, the upper one twice; backward is one product for the input and one for the weights.
+        let linear = 14 * 2 * 120 * (3 + 2 + 2 * 2);
+        // 10 + 26 + 26 + 15 pairs; a product of them is 2 · 4 · 77 operations in each layer; two products forward, five backward.
+        let attention = 2 * 4 * 77 * (2 * (3 + 2) + 5 * 2);
+        assert_eq!(rounded(counted("all", "")), [linear, attention, 14 * 2 * 40 * 3]);
+        // Frozen weights need no gradient, and the lowest q, k and v none of their input. What is added to q has 4 numbers in each
+        // matrix: both forward; backward two products each, but for the input of the lowest.
+        let frozen = 2 * 120 * (3 + 2) + 2 * (120 + 120 - 32);
+        let added = 2 * (4 + 4) * (3 + 2) + 2 * (4 * 4 + 3 * 4);
+        let lora = "lora = {r = 1, target_modules = ['q_proj']}";
+        assert_eq!(rounded(counted("adapter", lora)), [14 * (frozen + added), attention, 14 * 2 * 40 * 2]);
+    }
+
+    #[test]
+    fn what_is_visible_is_what_a_cache_holds() {
+        // Chunks of 4 and 4 fill 8 slots; then 4 see 4 older ones, and 2 see 6.
+        let plan = ChunkPlan::new(&[14], 8, 4, ColumnWidth::Chunks(1));
+        let own = |n: usize| n * (n + 1) / 2;
+        let (held, all) = (own(4) + (16 + own(4)) + (16 + own(4)) + (12 + own(2)), own(14));
+        assert_eq!(visible_pairs(&plan, 8) as usize, held);
+        // A cache that holds everything: the lower triangle.
+        assert_eq!(visible_pairs(&plan, usize::MAX) as usize, all);
+    }
+}

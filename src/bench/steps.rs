@@ -1,0 +1,162 @@
+//! A model, an engine and an optimiser that make steps on random tokens.
+
+use tch::Device;
+
+use super::memory::Profiler;
+use super::parts::{Stopwatch, Watch};
+use super::{BenchError, StepRecord, flops, gemm, tokens};
+use crate::data::Batch;
+use crate::engine::{ChunkKey, Engine, MemoryByPart, StepContext};
+use crate::model::{DropoutKey, Model, ModelConfig, ModelError};
+use crate::ops::attention;
+use crate::optim::{self, Optimizer, clip_grad_norm};
+use crate::recipe::{Dtype, HeadRecipe, Labels, Recipe};
+use crate::report::memory;
+use crate::store::bytes_of;
+use crate::train::{self, TrainError};
+
+/// Spread of an adapter's B matrices: at zero, half of the gradients would be zero.
+const B_SPREAD: f64 = 0.02;
+
+/// How much is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Of each row.
+    pub tokens: usize,
+    /// Steps at the beginning that are not counted.
+    pub warm_up: usize,
+    /// Whether each step's memory is told by part.
+    pub profiles_memory: bool,
+}
+
+/// Steps on random tokens.
+pub struct Bench {
+    recipe: Recipe,
+    model: Model,
+    engine: Engine,
+    optimizer: Box<dyn Optimizer>,
+    size: Size,
+    profiler: Option<Profiler>,
+    done: usize,
+}
+
+impl Bench {
+    /// What a recipe would train, without its data; with `draws_weights`, of its model's directory only the `config.json` is read.
+    pub fn new(mut recipe: Recipe, device: Device, size: Size, draws_weights: bool) -> Result<Self, BenchError> {
+        // Which tokens stand for the classes changes no figure, so that no tokenizer is needed to find out.
+        if let HeadRecipe::SeqClassificationOnLogits(labels) = &mut recipe.head {
+            *labels = Labels::Tokens((0..labels.len() as u32).collect());
+        }
+        let config = ModelConfig::load(&recipe.model.path).map_err(TrainError::from)?;
+        let positions = config.max_position_embeddings;
+        if size.tokens > positions {
+            return Err(BenchError::TooLong { tokens: size.tokens, positions });
+        }
+        let engine = train::engine(&recipe, &config, None, None)?;
+        engine.settings().check_fits(size.tokens).map_err(TrainError::from)?;
+        // A device's allocator is asked for its peak in any case.
+        let mut profiler = if size.profiles_memory || device != Device::Cpu { Profiler::start(device) } else { None };
+        let model = model(&recipe, device, draws_weights)?;
+        if let (None, Some(adapter)) = (&recipe.model.adapter, model.adapter()) {
+            adapter.set_b_normal(B_SPREAD, recipe.train.seed);
+        }
+        let optimizer = optim::build(&recipe.optimizer, &model.parameters());
+        if let Some(profiler) = &mut profiler {
+            profiler.built(&model, optimizer.bytes());
+        }
+        Ok(Self { recipe, model, engine, optimizer, size, profiler, done: 0 })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// What it computes in.
+    pub fn dtype(&self) -> Dtype {
+        self.recipe.model.dtype
+    }
+
+    /// Rows of a step's batch.
+    pub fn rows(&self) -> usize {
+        self.recipe.train.micro_batch_size
+    }
+
+    /// The kernels that attend to the past and to the own chunk.
+    pub fn kernels(&self) -> (&'static str, &'static str) {
+        attention::kernels(self.model.device(), self.model.kind())
+    }
+
+    /// Makes a step.
+    pub fn step(&mut self) -> Result<StepRecord, BenchError> {
+        let (seed, step) = (self.recipe.train.seed, self.done as u64);
+        let rows = (self.recipe.train.micro_batch_size, self.size.tokens);
+        let batch = tokens::batch(&self.recipe.head, self.model.config().vocab_size, rows, seed.wrapping_add(step));
+        let has_dropout = self.recipe.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
+        let context = StepContext {
+            weight: 1.0 / batch.num_targets() as f64,
+            dropout: has_dropout.then_some(DropoutKey { seed, step }),
+            chunk_sizes: Some(ChunkKey { seed, step }),
+        };
+        let settings = self.engine.settings();
+        let plan = settings.plan(&batch, context.chunk_sizes).map_err(TrainError::from)?;
+        let flops = flops::count(&self.model, settings, &plan, (batch.num_tokens(), batch.num_targets()));
+        let device = self.model.device();
+        let chunk = rows.0 * self.recipe.kv_cache.chunk_size.min(rows.1);
+        let gemm = gemm::measure(self.model.config(), chunk, (self.model.kind(), device));
+        let was_reset = memory::reset_peak();
+        let mut profiler = self.profiler.take();
+        if let Some(profiler) = &mut profiler {
+            profiler.begin();
+        }
+        let mut watch = Watch { stopwatch: Stopwatch::start(device), profiler: profiler.as_mut() };
+        let loss = self.train(&batch, context, &mut watch)?;
+        let (whole, parts) = watch.stopwatch.stop();
+        let peak = memory::peak(was_reset);
+        let profile = profiler.as_mut().map(|profiler| profiler.end(peak)).unwrap_or_default();
+        self.done += 1;
+        self.profiler = profiler;
+        Ok(StepRecord {
+            step: self.done,
+            is_warm_up: self.done <= self.size.warm_up,
+            whole,
+            parts,
+            tokens: batch.num_tokens(),
+            flops,
+            gemm,
+            peak,
+            device_peak: self.profiler.as_ref().and_then(Profiler::device_peak),
+            memory: if self.size.profiles_memory { profile } else { Vec::new() },
+            loss,
+        })
+    }
+
+    /// The step itself; returns the mean loss.
+    fn train(&mut self, batch: &Batch, context: StepContext, watch: &mut Watch<'_>) -> Result<f64, BenchError> {
+        let made = self.engine.gradients(&self.model, batch, context, watch).map_err(TrainError::from)?;
+        let mut gradients: Vec<_> = made.gradients.into_iter().collect();
+        watch.optimizer(|| MemoryByPart {
+            replay_log: made.log.bytes(),
+            parameter_gradients: bytes_of(gradients.iter().map(|(_, gradient)| gradient)),
+            ..MemoryByPart::default()
+        });
+        clip_grad_norm(&mut gradients, self.recipe.train.max_grad_norm);
+        self.optimizer.step(&self.model.parameters(), &gradients, self.recipe.optimizer.learning_rate);
+        let loss = made.rows.iter().map(|row| row.loss_sum).sum::<f64>() * context.weight;
+        if loss.is_finite() {
+            return Ok(loss);
+        }
+        let samples = batch.rows.iter().map(|row| row.sample).collect();
+        Err(TrainError::NotFinite { step: self.done as u64 + 1, what: "the loss".to_owned(), samples }.into())
+    }
+}
+
+/// The recipe's model with what is trained.
+fn model(recipe: &Recipe, device: Device, draws_weights: bool) -> Result<Model, BenchError> {
+    tch::manual_seed(recipe.train.seed as i64);
+    let model = if draws_weights { train::drawn_model(recipe, device) } else { train::model(recipe, device) };
+    model.map_err(|error| match error {
+        TrainError::Model(ModelError::NoWeights { dir }) => BenchError::NoWeights { dir },
+        other => other.into(),
+    })
+}

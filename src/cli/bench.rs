@@ -1,0 +1,158 @@
+//! `kvtune bench`: training steps on random tokens, timed part by part.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::json;
+use tch::Device;
+
+use super::counts::{any_number, at_least_one};
+use super::evaluate::Format;
+use super::finetune::load;
+use crate::bench::{Bench, MemoryProfile, Part, Size, Spent, StepRecord, Summary, summarise};
+use crate::error::Error;
+use crate::native::libtorch_version;
+use crate::report::console;
+use crate::report::table::Table;
+use crate::units::{Bytes, Seconds};
+
+#[derive(Debug, Args)]
+pub(super) struct BenchSteps {
+    /// The recipe; its data are not looked at.
+    #[arg(long, value_name = "FILE")]
+    recipe: PathBuf,
+    /// Override a key of the recipe.
+    #[arg(long = "set", value_name = "a.b=c")]
+    set: Vec<String>,
+    /// As for `finetune-full`: all weights are trained, and there is no adapter.
+    #[arg(long)]
+    full: bool,
+    /// Tokens of each of the `train.micro_batch_size` rows.
+    #[arg(long, value_name = "N", value_parser = at_least_one())]
+    tokens: usize,
+    /// Steps to time.
+    #[arg(long, value_name = "K", value_parser = at_least_one())]
+    steps: usize,
+    /// Steps before those, which are shown and not counted.
+    #[arg(long, value_name = "W", default_value_t = 1, value_parser = any_number())]
+    warmup: usize,
+    /// Draw the weights, on the device: of the model's directory only `config.json` is read.
+    #[arg(long)]
+    random_weights: bool,
+    /// Tell the memory of the last step by part.
+    #[arg(long)]
+    profile_memory: bool,
+    /// How to print.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+impl BenchSteps {
+    pub(super) fn run(&self, device: Device) -> Result<(), Error> {
+        let resolved = load(&self.recipe, &self.set, self.full)?;
+        resolved.notes.iter().for_each(|note| console::note(note));
+        let size = Size { tokens: self.tokens, warm_up: self.warmup, profiles_memory: self.profile_memory };
+        let mut bench = Bench::new(resolved.recipe, device, size, self.random_weights)?;
+        let is_json = self.format == Format::Json;
+        self.introduce(&bench)?;
+        let mut records = Vec::new();
+        let all = self.warmup + self.steps;
+        for number in 1..=all {
+            let record = bench.step()?;
+            if is_json {
+                console::result(&record.to_json().to_string())?;
+            } else {
+                console::note(&format!("step {number} of {all}: {}", Seconds(record.whole.seconds)));
+            }
+            records.push(record);
+        }
+        let (Some(summary), Some(last)) = (summarise(&records), records.last()) else { return Ok(()) };
+        if is_json {
+            console::result(&summary.to_json().to_string())?;
+            return last.memory.iter().try_for_each(|profile| Ok(console::result(&profile.to_json().to_string())?));
+        }
+        console::result(&table(&records, &summary).to_string())?;
+        last.memory.iter().try_for_each(|profile| Ok(console::result(&format!("\n{}", memory_table(profile)))?))
+    }
+
+    /// What is about to be run, and on what.
+    fn introduce(&self, bench: &Bench) -> Result<(), Error> {
+        let (config, device, threads) = (bench.model().config(), bench.model().device(), tch::get_num_threads());
+        let device = if let Device::Cuda(index) = device { format!("cuda:{index}") } else { "cpu".to_owned() };
+        let (dtype, libtorch, (past, own)) = (bench.dtype(), libtorch_version(), bench.kernels());
+        let trained = bench.model().parameters().iter().map(|(_, leaf)| leaf.numel()).sum::<usize>();
+        if self.format == Format::Json {
+            let line = json!({
+                "kind": "setup", "version": env!("CARGO_PKG_VERSION"), "libtorch": libtorch, "device": device,
+                "threads": threads, "dtype": dtype.to_string(), "rows": bench.rows(), "tokens_per_row": self.tokens,
+                "parameters": config.num_parameters(), "trained_parameters": trained,
+                "attention_to_past": past, "attention_to_own_chunk": own,
+            });
+            return Ok(console::result(&line.to_string())?);
+        }
+        let line = format!(
+            "{} rows of {} tokens; {} weights in {dtype}, {trained} trained; {device}, {threads} threads, libtorch {libtorch}; attention \
+             to the past: {past}, to the own chunk: {own}",
+            bench.rows(),
+            self.tokens,
+            config.num_parameters(),
+        );
+        Ok(console::result(&line)?)
+    }
+}
+
+fn table(records: &[StepRecord], summary: &Summary) -> Table {
+    let mut header = vec!["step"];
+    header.extend(Part::ALL.map(Part::name));
+    header.extend(["whole", "tokens/s", "GFLOP/s", "of sgemm", "peak"]);
+    let mut table = Table::new(&header);
+    for record in records {
+        let mut cells = vec![record.step.to_string() + if record.is_warm_up { " (warm-up)" } else { "" }];
+        let time = |spent: Spent| format!("{:.3} / {:.3}", spent.seconds, spent.cpu_seconds);
+        cells.extend(record.parts.map(time));
+        cells.push(time(record.whole));
+        cells.push(format!("{:.0}", record.tokens_per_second()));
+        cells.push(format!("{:.1}", record.rate().per_second / 1e9));
+        cells.push(format!("{:.1} %", 100.0 * record.gemm_share().1));
+        cells.push(record.peak.map_or("–".to_owned(), |peak| peak.resident.to_string()));
+        add(&mut table, &cells);
+    }
+    for (name, of) in [("median", 0), ("least", 1), ("most", 2)] {
+        add(&mut table, &summary_row(name, summary, of));
+    }
+    table
+}
+
+/// A row of the summary: the median, the least, or the most of each figure.
+fn summary_row(name: &str, summary: &Summary, which: usize) -> Vec<String> {
+    let get = |key: &str| summary.get(key).map_or(f64::NAN, |spread| [spread.median, spread.min, spread.max][which]);
+    let time = |part: &str| format!("{:.3} / {:.3}", get(&format!("{part}_seconds")), get(&format!("{part}_cpu_seconds")));
+    let mut cells = vec![name.to_owned()];
+    cells.extend(Part::ALL.map(|part| time(part.name())));
+    cells.push(time("step"));
+    cells.push(format!("{:.0}", get("tokens_per_second")));
+    cells.push(format!("{:.1}", get("flops_per_second") / 1e9));
+    cells.push(format!("{:.1} %", 100.0 * get("gemm_cpu_share")));
+    let peak = summary.get("peak_resident_bytes");
+    cells.push(peak.map_or("–".to_owned(), |_| Bytes(get("peak_resident_bytes") as u64).to_string()));
+    cells
+}
+
+/// The memory of a step by part, and the sum, which is the measured peak.
+fn memory_table(profile: &MemoryProfile) -> String {
+    let mut table = Table::new(&["memory at the peak", "bytes", "size", "of the whole"]);
+    let whole: i64 = profile.rows.iter().map(|(_, bytes)| bytes).sum();
+    let mut add = |name: &str, bytes: i64| {
+        let size = if bytes < 0 { format!("-{}", Bytes(bytes.unsigned_abs())) } else { Bytes(bytes.unsigned_abs()).to_string() };
+        table.row(&[name, &bytes.to_string(), &size, &format!("{:.1} %", 100.0 * bytes as f64 / whole as f64)]);
+    };
+    profile.rows.iter().for_each(|(name, bytes)| add(name, *bytes));
+    add("measured peak", whole);
+    let by_part = Part::ALL.into_iter().zip(profile.by_part);
+    let by_part: Vec<String> = by_part.map(|(part, bytes)| format!("{} {}", part.name(), Bytes(bytes.max(0) as u64))).collect();
+    format!("{table}\nmost tensors ({}) at a time: {}", profile.side.name(), by_part.join(", "))
+}
+
+fn add(table: &mut Table, cells: &[String]) {
+    table.row(&cells.iter().map(String::as_str).collect::<Vec<_>>());
+}
