@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use kvtune::cache::{self, Attention, ChunkSpan, LayerCache, Policy, Shape};
+use kvtune::cache::{self, Attention, ChunkSpan, LayerCache, Policy, Queries, Shape};
 use kvtune::ops::attention::{self, Attended, Chunk, Past, attention_paid};
 use kvtune::recipe::{BufferKind, Choice};
 use kvtune::report::table::Table;
@@ -166,11 +166,15 @@ impl Run {
         let q = placement.place(q);
         let region = self.cache.region(&span);
         let (past, in_use_bgp) = (self.cache.past(region), self.cache.in_use(region));
-        let mut seen = Seen { q, k: written.k_bgnd, v: written.v_bgnd, past, in_use_bgp, scale, attended: None };
-        let attended = attention::attend(seen.chunk(), &seen.parts());
+        let mut seen = Seen { q, k: written.k_bgnd, v: written.v_bgnd, past, in_use_bgp, scale, attended: None, paid: None };
+        let asked = self.policy.asks(false);
+        let (attended, paid) = match asked {
+            Some(queries) => attention::attend_and_sum(seen.chunk(), &seen.parts(), queries.last()),
+            None => (attention::attend(seen.chunk(), &seen.parts()), None),
+        };
         let _ = placement.unplace(&attended.out_bhnd);
         times[3] = Instant::now();
-        seen.attended = Some(attended);
+        (seen.attended, seen.paid) = (Some(attended), asked.zip(paid));
         self.cache.note(&*self.policy, &span, (&seen.k, &seen.v), &seen);
         times[4] = Instant::now();
         (self.index, self.start) = (self.index + 1, self.start + len);
@@ -187,6 +191,7 @@ struct Seen {
     in_use_bgp: Option<Tensor>,
     scale: f64,
     attended: Option<Attended>,
+    paid: Option<(Queries, Tensor)>,
 }
 
 impl Seen {
@@ -201,8 +206,12 @@ impl Seen {
 }
 
 impl Attention for Seen {
-    fn paid(&self, last: Option<usize>) -> Tensor {
-        attention_paid(self.chunk(), &self.parts(), &self.attended.as_ref().unwrap().lse_bhn, last)
+    fn paid(&self, queries: Queries) -> Tensor {
+        match &self.paid {
+            Some((summed, paid)) if *summed == queries => return paid.shallow_clone(),
+            _ => {}
+        }
+        attention_paid(self.chunk(), &self.parts(), &self.attended.as_ref().unwrap().lse_bhn, queries.last())
     }
 
     fn queries(&self) -> (Tensor, f64) {

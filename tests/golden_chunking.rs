@@ -4,7 +4,7 @@
 use kvtune::data::{Batch, Row, Targets};
 use kvtune::engine::Settings;
 use kvtune::model::ModelConfig;
-use kvtune::recipe::{BufferKind, CacheLength, CacheRecipe, Choice, Chunking, GradRecipe, LayerCheckpoints, Storage};
+use kvtune::recipe::{BufferKind, CacheLength, CacheRecipe, Choice, Chunking, GradRecipe, Storage, StoreRecipe};
 use serde_json::{Value, json};
 
 fn config(num_layers: usize) -> ModelConfig {
@@ -31,7 +31,9 @@ fn settings(cache_lengths: &[usize], chunk_size: usize, chunking: Chunking) -> S
         layers_per_cell: 1,
         chunks_per_cell_multiplier: 1.0,
         chunks_per_cell: None,
-        layer_checkpoints: LayerCheckpoints::Plain,
+        layer_checkpoints: StoreRecipe::PLAIN,
+        undo_log: StoreRecipe::PLAIN,
+        scratch_dir: None,
         single_tokens_for_targets: false,
     };
     Settings::new(&config(cache_lengths.len()), &kv, &grad).unwrap()

@@ -39,6 +39,7 @@ const ROOMS: &[(&str, Allowed)] = &[
     ),
     ("eval", AboveBut(&["sabotage", "optim", "verify"])),
     ("train", AboveBut(&["sabotage"])),
+    ("bench", AboveBut(&["sabotage", "eval", "verify", "checkpoint"])),
     // It unites the rooms' error types and may name nothing else of them.
     ("error", AboveBut(&["sabotage"])),
     ("cli", AboveBut(&["sabotage"])),

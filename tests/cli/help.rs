@@ -32,6 +32,7 @@ fn the_verbs() {
       evaluate              Loss, perplexity and accuracy of a run, a checkpoint or a model
       verify                Prove the gradients on your model and data against plain autograd
       check                 Look at a recipe, its model and its data, and print what would run
+      bench                 Time training steps on random tokens, part by part
       init-model            Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations
       make-demo-data        Make long documents with questions from texts that are on this machine
       make-long-range-data  Make three long-range tasks in a language of 512 words
@@ -146,6 +147,30 @@ fn check() {
           --recipe <FILE>    The recipe
           --set <a.b=c>      Override a key of the recipe
           --full             As for `finetune-full`: all weights are trained, and there is no adapter
+          --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help             Print help
+      -V, --version          Print version
+    ");
+}
+
+#[test]
+fn bench() {
+    assert_snapshot!(help("bench"), @r"
+    Time training steps on random tokens, part by part
+
+    Usage: kvtune bench [OPTIONS] --recipe <FILE> --tokens <N> --steps <K>
+
+    Options:
+          --recipe <FILE>    The recipe; its data are not looked at
+          --set <a.b=c>      Override a key of the recipe
+          --full             As for `finetune-full`: all weights are trained, and there is no adapter
+          --tokens <N>       Tokens of each of the `train.micro_batch_size` rows
+          --steps <K>        Steps to time
+          --warmup <W>       Steps before those, which are shown and not counted [default: 1]
+          --random-weights   Draw the weights, on the device: of the model's directory only `config.json` is read
+          --profile-memory   Tell the memory of the last step by part
+          --format <FORMAT>  How to print [default: table] [possible values: table, json]
           --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help             Print help

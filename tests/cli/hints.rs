@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use kvtune::Error;
+use kvtune::bench::BenchError;
 use kvtune::cache::CacheError;
 use kvtune::checkpoint::CheckpointError;
 use kvtune::data::{At, DataError, Place};
@@ -196,7 +197,7 @@ fn head_optimiser_report_and_store() {
     ];
     walk(("report/mod.rs", "ReportError"), &[], &samples);
     let dtype = StoreError::Dtype { path: path(), name: text(), found: text() };
-    walk(("store/error.rs", "StoreError"), &["Torch"], &[dtype]);
+    walk(("store/error.rs", "StoreError"), &["Torch"], &[dtype, StoreError::NoScratchDir]);
 }
 
 #[test]
@@ -215,10 +216,19 @@ fn training() {
 }
 
 #[test]
+fn bench() {
+    walk(
+        ("bench/error.rs", "BenchError"),
+        &[],
+        &[BenchError::NoWeights { dir: path() }, BenchError::TooLong { tokens: 3, positions: 2 }],
+    );
+}
+
+#[test]
 fn the_program() {
     let samples = [
         Error::Disproved { worst: 1.0, tolerance: 1e-12 },
-        Error::Imprecise { cosine: 0.5, smallest: 0.999 },
+        Error::Imprecise { stores: "`grad.undo_log = \"int8\"`".into(), cosine: 0.5, smallest: 0.999 },
         Error::Defect { message: text(), place: text() },
         Error::Usage { message: text(), hint: text() },
     ];

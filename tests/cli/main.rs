@@ -4,6 +4,7 @@
 
 mod adapter;
 mod arguments;
+mod bench;
 mod cache;
 mod checkpoint;
 mod config;
@@ -18,5 +19,6 @@ mod output;
 mod place;
 mod recipe;
 mod replay_log;
+mod stores;
 mod tokenizer;
 mod weights;

@@ -13,7 +13,7 @@ use kvtune::data::{Batch, Row, Targets};
 use kvtune::engine::{Engine, Settings, Silent, StepContext};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, Model};
-use kvtune::recipe::{BufferKind, CacheLength, CacheRecipe, Choice, Chunking, Dtype, GradRecipe, LayerCheckpoints, Storage};
+use kvtune::recipe::{BufferKind, CacheLength, CacheRecipe, Choice, Chunking, Dtype, GradRecipe, Storage, StoreRecipe};
 use kvtune::verify::walk;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
@@ -99,7 +99,9 @@ impl Golden {
             layers_per_cell: count(&self.how["layers_per_cell"]),
             chunks_per_cell_multiplier: self.number("chunks_per_cell_multiplier"),
             chunks_per_cell: None,
-            layer_checkpoints: LayerCheckpoints::Plain,
+            layer_checkpoints: StoreRecipe::PLAIN,
+            undo_log: StoreRecipe::PLAIN,
+            scratch_dir: None,
             single_tokens_for_targets: false,
         };
         let head: Box<dyn Head> = if self.is_classification() {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kvtune::cache::{self, Attention, ChunkSpan, LayerCache, LayerLog, Policy, Shape};
+use kvtune::cache::{self, Attention, ChunkSpan, LayerCache, LayerLog, Policy, Queries, Shape};
 use kvtune::engine::{ChunkPlan, ColumnWidth};
 use kvtune::model::{Attend, AttendError, Model, Place, Qkv};
 use kvtune::ops::attention::{self, Chunk, Past};
@@ -31,8 +31,8 @@ struct Seen<'a> {
 }
 
 impl Attention for Seen<'_> {
-    fn paid(&self, last: Option<usize>) -> Tensor {
-        attention::attention_paid(self.chunk, self.past, &self.lse_bhn, last)
+    fn paid(&self, queries: Queries) -> Tensor {
+        attention::attention_paid(self.chunk, self.past, &self.lse_bhn, queries.last())
     }
 
     fn queries(&self) -> (Tensor, f64) {

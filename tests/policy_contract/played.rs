@@ -97,6 +97,8 @@ impl<'a> Played<'a> {
         let (k, v) = &self.composed[span.index];
         self.cache.note(policy, span, (k, v), &attention);
         self.asked += attention.asked.get();
+        let announced: Vec<_> = policy.asks(span.chunk.0 == 0).into_iter().collect();
+        assert_eq!(*attention.paid_for.borrow(), announced, "{:?}, chunk {}: it asks what it announces", self.scene, span.index);
         reference.observe(span);
         self.check_notes(span, reference);
     }

@@ -1,8 +1,8 @@
 //! Attention as a scene has it, made up from positions instead of queries and keys.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
-use kvtune::cache::{Attention, ChunkSpan, LayerCache};
+use kvtune::cache::{Attention, ChunkSpan, LayerCache, Queries};
 use tch::Tensor;
 
 use super::content::{Content, HEAD_DIM, PER_GROUP, SCALE, query};
@@ -16,11 +16,13 @@ pub(crate) struct SyntheticAttention<'a> {
     pub(crate) position_bgc: Tensor,
     /// How often a policy has asked.
     pub(crate) asked: Cell<usize>,
+    /// Whose payments.
+    pub(crate) paid_for: RefCell<Vec<Queries>>,
 }
 
 impl<'a> SyntheticAttention<'a> {
     pub(crate) fn new(scene: &'a Scene, content: &'a Content, span: &'a ChunkSpan, cache: &LayerCache) -> Self {
-        Self { scene, content, span, position_bgc: cache.positions(), asked: Cell::new(0) }
+        Self { scene, content, span, position_bgc: cache.positions(), asked: Cell::new(0), paid_for: RefCell::default() }
     }
 
     /// One value per slot, from row, head and position; `default` where a row has no token there.
@@ -37,8 +39,9 @@ impl<'a> SyntheticAttention<'a> {
 }
 
 impl Attention for SyntheticAttention<'_> {
-    fn paid(&self, last: Option<usize>) -> Tensor {
-        let paid = self.by_slot(&0.0, |head, position| self.scene.paid_at(head, self.span, last, position));
+    fn paid(&self, queries: Queries) -> Tensor {
+        self.paid_for.borrow_mut().push(queries);
+        let paid = self.by_slot(&0.0, |head, position| self.scene.paid_at(head, self.span, queries.last(), position));
         Tensor::from_slice(&paid).view(&self.position_bgc.size()[..])
     }
 

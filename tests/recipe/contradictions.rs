@@ -53,6 +53,11 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("[kv_cache]\ncache_length.pyramids = { mean = 8, top = 4 }", "pyramids", "unknown key `pyramids`"),
     ("[kv_cache]\nchunking = \"bent\"", "\"bent\"", "unknown value `bent`"),
     ("[kv_cache]\nrandomize_chunk_sizes = 1", "1", "must be `true` or `false`"),
+    ("[kv_cache]\nbuffer = \"int8\"\n[grad]\nundo_log = \"int8\"", "undo_log", "contradicts `kv_cache.buffer = \"int8\"`"),
+    ("[kv_cache]\nbuffer = \"int4\"\n[grad]\nundo_log = \"int8\"", "undo_log", "in the few bits that the cache has for it"),
+    ("[grad]\nundo_log = \"int2\"", "\"int2\"", "unknown value `int2`"),
+    ("[grad]\nlayer_checkpoints_place = \"disk\"", "\"disk\"", "unknown value `disk`"),
+    ("[grad]\nscratch_dir = \"\"", "scratch_dir", "`grad.scratch_dir` must be a path"),
     (
         "[grad]\nsingle_tokens_for_targets = true\n[head]\nkind = \"seq_classification_on_logits\"\nlabel_tokens = [1, 2]",
         "single_tokens_for_targets",

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use kvtune::recipe::{
-    BatchOrder, CacheLength, Chunking, DataFormat, Dtype, HeadRecipe, Labels, LayerCheckpoints, Metric, Mode, OnTooLong, Pyramid,
-    Recipe, Schedule, Storage, TargetModules, ValidationSource, Warmup, Weights,
+    BatchOrder, CacheLength, Chunking, DataFormat, Dtype, HeadRecipe, Labels, Metric, Mode, OnTooLong, Pyramid, Recipe, Schedule,
+    Storage, StoreRecipe, TargetModules, ValidationSource, Warmup, Weights,
 };
 
 use super::{SMALL, parse, with};
@@ -69,7 +69,8 @@ fn what_is_left_out_has_its_default() {
     assert_eq!((recipe.kv_cache.chunking, recipe.kv_cache.randomize_chunk_sizes), (Chunking::Plain, false));
     assert!(!recipe.grad.single_tokens_for_targets);
     assert_eq!((recipe.grad.layers_per_cell, recipe.grad.chunks_per_cell_multiplier), (1, 1.0));
-    assert_eq!((recipe.grad.chunks_per_cell, recipe.grad.layer_checkpoints), (None, LayerCheckpoints::Plain));
+    assert_eq!((recipe.grad.chunks_per_cell, recipe.grad.scratch_dir), (None, None));
+    assert_eq!([recipe.grad.layer_checkpoints, recipe.grad.undo_log], [StoreRecipe::PLAIN; 2]);
     assert_eq!((recipe.train.epochs, recipe.train.gradient_accumulation_steps, recipe.train.max_grad_norm), (1, 1, 1.0));
     let optimizer = recipe.optimizer;
     assert_eq!((optimizer.learning_rate, optimizer.weight_decay, optimizer.eps), (2e-4, 0.01, 1e-8));

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use kvtune::recipe::{
     BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Choice, Chunking, DataFormat, DataRecipe, Dtype,
-    EvalRecipe, GradRecipe, HeadRecipe, Labels, LayerCheckpoints, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnTooLong,
-    OptimizerRecipe, Pyramid, Recipe, Schedule, Storage, TargetModules, TrainRecipe, ValidationSource, Warmup,
+    EvalRecipe, GradRecipe, HeadRecipe, Labels, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnTooLong, OptimizerRecipe,
+    Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe, ValidationSource, Warmup,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -113,11 +113,24 @@ prop_compose! {
 }
 
 prop_compose! {
+    fn store()(form in select(StoreForm::ALL), place in select(StorePlace::ALL)) -> StoreRecipe {
+        StoreRecipe { form, place }
+    }
+}
+
+prop_compose! {
+    fn stores()(layer_checkpoints in store(), undo_log in store(), scratch_dir in option::of(path()))
+            -> (StoreRecipe, StoreRecipe, Option<PathBuf>) {
+        (layer_checkpoints, undo_log, scratch_dir)
+    }
+}
+
+prop_compose! {
     fn rest(head: HeadRecipe)(model in (path(), option::of(path()), select(Dtype::ALL)),
-              grad in (small(), 0.1..1e3_f64, option::of(small()), select(LayerCheckpoints::ALL), any::<bool>()),
+              grad in (small(), 0.1..1e3_f64, option::of(small()), any::<bool>()), stores in stores(),
               checkpoint in (large(), option::of(large()), small()), interval in large(), output_dir in option::of(path()))
              -> (ModelRecipe, GradRecipe, CheckpointRecipe, LogRecipe, Option<PathBuf>) {
-        let (layers_per_cell, chunks_per_cell_multiplier, chunks_per_cell, layer_checkpoints, singles) = grad;
+        let (layers_per_cell, chunks_per_cell_multiplier, chunks_per_cell, singles) = grad;
         let single_tokens_for_targets = singles && head == HeadRecipe::NextToken;
         let (save_interval, intermediate_save_interval, intermediate_save_keep) = checkpoint;
         (
@@ -126,7 +139,9 @@ prop_compose! {
                 layers_per_cell,
                 chunks_per_cell_multiplier,
                 chunks_per_cell,
-                layer_checkpoints,
+                layer_checkpoints: stores.0,
+                undo_log: stores.1,
+                scratch_dir: stores.2,
                 single_tokens_for_targets,
             },
             CheckpointRecipe { save_interval, intermediate_save_interval, intermediate_save_keep },
@@ -144,6 +159,9 @@ fn recipe() -> impl Strategy<Value = Recipe> {
             let head = head.clone();
             let adapter = model.adapter.filter(|_| lora.is_some());
             let model = ModelRecipe { adapter, ..model };
+            // A quantised cache has an exact undo log.
+            let form = if kv_cache.buffer == BufferKind::Plain { grad.undo_log.form } else { StoreForm::Plain };
+            let grad = GradRecipe { undo_log: StoreRecipe { form, ..grad.undo_log }, ..grad };
             Recipe { model, lora, data, head, kv_cache, grad, train, optimizer, eval, checkpoint, log, output_dir }
         })
     })
@@ -257,6 +275,10 @@ fn a_resumed_run_may_change_its_length_logging_saving_and_tiling_only() {
         "grad.chunks_per_cell_multiplier=7",
         "grad.chunks_per_cell=7",
         "grad.layer_checkpoints=int8",
+        "grad.layer_checkpoints_place=file",
+        "grad.undo_log=int4",
+        "grad.undo_log_place=file",
+        "grad.scratch_dir=elsewhere",
         "output_dir=other",
     ];
     assert_eq!(differences(&free), []);

@@ -1,6 +1,6 @@
 //! One line of a proof's table: everything that a loss and its gradient may depend on.
 
-use kvtune::recipe::{BufferKind, Chunking, Storage};
+use kvtune::recipe::{BufferKind, Chunking, Storage, StoreForm, StorePlace, StoreRecipe};
 use kvtune::verify::{Comparison, compare};
 use tch::Kind;
 
@@ -52,8 +52,10 @@ pub struct Case {
     pub targets: TargetsAt,
     /// What they are.
     pub head: HeadKind,
-    /// Whether layer checkpoints are quantised.
-    pub is_int8: bool,
+    /// How layer checkpoints wait, and where.
+    pub layer_checkpoints: StoreRecipe,
+    /// How the undo log waits, and where.
+    pub undo_log: StoreRecipe,
     /// One residual channel is 1000 times the others.
     pub has_loud_channel: bool,
     /// dtype of the model.
@@ -113,6 +115,11 @@ pub enum HeadKind {
     Classify,
 }
 
+/// A plain store.
+pub const IN_MEMORY: StoreRecipe = StoreRecipe { form: StoreForm::Plain, place: StorePlace::Memory };
+/// A plain store in a file.
+pub const IN_FILE: StoreRecipe = StoreRecipe { place: StorePlace::File, ..IN_MEMORY };
+
 /// The case that others vary: ragged, with GQA, of several cells each way; its chunks fit no border evenly.
 pub const PLAIN: Case = Case {
     name: "plain",
@@ -136,7 +143,8 @@ pub const PLAIN: Case = Case {
     trains: Trains::Adapter,
     targets: TargetsAt::All,
     head: HeadKind::NextToken,
-    is_int8: false,
+    layer_checkpoints: IN_MEMORY,
+    undo_log: IN_MEMORY,
     has_loud_channel: false,
     kind: Kind::Double,
     untested: 0,

@@ -10,7 +10,7 @@ use kvtune::data::{Batch, Row, Targets};
 use kvtune::engine::{ChunkKey, Engine, Settings, StepContext};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, DropoutKey, Model};
-use kvtune::recipe::{CacheLength, CacheRecipe, Choice, Dtype, GradRecipe, LayerCheckpoints, LoraRecipe, TargetModules};
+use kvtune::recipe::{CacheLength, CacheRecipe, Choice, Dtype, GradRecipe, LoraRecipe, TargetModules};
 use kvtune::units::ChunkIdx;
 use rand::RngExt;
 use rand::SeedableRng;
@@ -202,12 +202,13 @@ pub fn settings(case: &Case, model: &Model) -> Settings {
         Width::Chunks(chunks) => (Some(chunks), 1.0),
         Width::Multiplier(multiplier) => (None, multiplier),
     };
-    let layer_checkpoints = if case.is_int8 { LayerCheckpoints::Int8 } else { LayerCheckpoints::Plain };
     let grad = GradRecipe {
         layers_per_cell: case.layers_per_cell,
         chunks_per_cell_multiplier,
         chunks_per_cell,
-        layer_checkpoints,
+        layer_checkpoints: case.layer_checkpoints,
+        undo_log: case.undo_log,
+        scratch_dir: Some(std::env::temp_dir().join(format!("kvtune-proofs-{}", std::process::id()))),
         single_tokens_for_targets: case.tail == Tail::OneByOne,
     };
     Settings::new(model.config(), &kv, &grad).unwrap()

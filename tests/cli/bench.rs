@@ -1,0 +1,158 @@
+//! `bench`: what it needs, what its lines hold, and what it refuses.
+
+use std::fs;
+
+use insta::assert_snapshot;
+use serde_json::Value;
+
+use super::place::{Place, Said};
+
+/// A recipe whose data are not there, and whose model is a `config.json`.
+fn bare() -> Place {
+    let place = Place::new();
+    fs::remove_file(place.path("train.jsonl")).unwrap();
+    for name in place.names("model").into_iter().filter(|name| name != "config.json") {
+        fs::remove_file(place.path("model").join(name)).unwrap();
+    }
+    place
+}
+
+fn bench(place: &Place, more: &[&str]) -> Said {
+    let words = ["bench", "--device", "cpu", "--recipe", "recipe.toml", "--steps", "2"];
+    place.run(&[&words[..], more].concat())
+}
+
+/// The lines of a bench in JSON.
+fn lines(place: &Place, more: &[&str]) -> Vec<Value> {
+    let said = bench(place, &[&["--random-weights", "--format", "json"][..], more].concat()).done();
+    said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn number(line: &Value, key: &str) -> f64 {
+    line[key].as_f64().unwrap_or_else(|| panic!("`{key}` in {line}"))
+}
+
+fn keys(line: &Value) -> String {
+    line.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ")
+}
+
+const PARTS: [&str; 6] = ["forward", "head", "replay", "recompute", "backward", "optimizer"];
+
+#[test]
+fn a_config_is_enough_and_the_keys_stay() {
+    let lines = lines(&bare(), &["--tokens", "90"]);
+    let kinds: Vec<&str> = lines.iter().map(|line| line["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["setup", "step", "step", "step", "summary"]);
+    let warm_up: Vec<bool> = lines[1..4].iter().map(|line| line["is_warm_up"].as_bool().unwrap()).collect();
+    assert_eq!(warm_up, [true, false, false]);
+    assert_snapshot!(keys(&lines[0]), @"attention_to_own_chunk attention_to_past device dtype kind libtorch parameters rows threads tokens_per_row trained_parameters version");
+    assert_snapshot!(keys(&lines[1]), @"backward_cpu_seconds backward_seconds flops flops_attention flops_head flops_linear flops_per_cpu_second flops_per_second forward_cpu_seconds forward_seconds gemm_chunk_flops_per_cpu_second gemm_chunk_flops_per_second gemm_cpu_share gemm_share gemm_square_flops_per_cpu_second gemm_square_flops_per_second head_cpu_seconds head_seconds is_warm_up kind loss optimizer_cpu_seconds optimizer_seconds peak_is_of_step peak_resident_bytes recompute_cpu_seconds recompute_seconds replay_cpu_seconds replay_seconds step step_cpu_seconds step_seconds tokens tokens_per_second");
+    let figures = lines[1].as_object().unwrap().keys();
+    let only_of_steps =
+        ["flops", "flops_attention", "flops_head", "flops_linear", "is_warm_up", "loss", "peak_is_of_step", "step", "tokens"];
+    for key in figures.filter(|key| *key != "kind" && !only_of_steps.contains(&key.as_str())) {
+        let spread = &lines[4][key];
+        let [least, median, most] = ["min", "median", "max"].map(|word| number(spread, word));
+        assert!(least <= median && median <= most, "{key}: {spread}");
+        assert!(lines[2..4].iter().any(|step| number(step, key).to_bits() == most.to_bits()), "{key}: {spread}");
+    }
+}
+
+#[test]
+fn the_parts_are_the_whole() {
+    // Three layers in rows of one are run forward twice but for the top one; in one row none is.
+    for (layers, replays) in [("grad.layers_per_cell=1", true), ("grad.layers_per_cell=3", false)] {
+        for step in lines(&bare(), &["--tokens", "200", "--set", layers]).iter().filter(|line| line["kind"] == "step") {
+            for clock in ["seconds", "cpu_seconds"] {
+                let sum: f64 = PARTS.iter().map(|part| number(step, &format!("{part}_{clock}"))).sum();
+                let whole = number(step, &format!("step_{clock}"));
+                assert!((sum / whole - 1.0).abs() <= 0.02, "{clock}: {sum} of {whole}");
+            }
+            assert_eq!(number(step, "replay_seconds") > 0.0, replays, "{layers}");
+            let of = ["flops_linear", "flops_attention", "flops_head"].iter().map(|key| number(step, key)).sum::<f64>();
+            assert_eq!((number(step, "flops").to_bits(), number(step, "tokens") as u64), (of.to_bits(), 2 * 200));
+        }
+    }
+}
+
+#[test]
+fn memory_by_part_is_the_peak() {
+    for layers in ["1", "3"] {
+        let set = format!("grad.layers_per_cell={layers}");
+        let lines = lines(&bare(), &["--tokens", "300", "--profile-memory", "--set", &set]);
+        let memory = lines.last().unwrap();
+        assert_eq!(keys(memory), "kind measured_peak_bytes memory peak_in rows tensor_peak_bytes_by_part");
+        assert_eq!((memory["kind"].as_str(), memory["memory"].as_str()), (Some("memory"), Some("process")));
+        let rows: Vec<(&str, i64)> = memory["rows"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|row| (row["part"].as_str().unwrap(), row["bytes"].as_i64().unwrap()))
+            .collect();
+        let of = |name: &str| rows.iter().find(|(part, _)| *part == name).unwrap_or_else(|| panic!("{name} in {rows:?}")).1;
+        assert_eq!(rows.iter().map(|(_, bytes)| bytes).sum::<i64>(), memory["measured_peak_bytes"].as_i64().unwrap());
+        // 3 layers, 2 rows, 2 KV heads and 32 slots: keys and values of 16 numbers and a position. Scores too, but not any more in a
+        // layer that has begun to unwind.
+        let slots = 3 * 2 * 2 * 32;
+        assert!((slots * (2 * 16 * 4 + 8)..=slots * (2 * 16 * 4 + 8 + 4)).contains(&of("caches")), "{rows:?}");
+        assert_eq!(of("layer checkpoints") > 0, layers == "1", "{rows:?}");
+        // At most the hidden states on their way from one part of the step to the next are nobody's: 2 rows of 300 tokens of 64.
+        assert!((0..=2 * 300 * 64 * 4).contains(&of("other tensors")), "{rows:?}");
+        let most = PARTS.iter().map(|part| memory["tensor_peak_bytes_by_part"][*part].as_i64().unwrap()).max().unwrap();
+        let beside = ["process at its start", "code and files since", "allocator and rest"].map(of).iter().sum::<i64>();
+        assert_eq!(most + beside, memory["measured_peak_bytes"].as_i64().unwrap());
+    }
+}
+
+#[test]
+fn a_table_of_steps_and_of_memory() {
+    let place = Place::new();
+    fs::remove_file(place.path("train.jsonl")).unwrap();
+    let said = bench(&place, &["--tokens", "50", "--warmup", "0", "--profile-memory"]).done();
+    let names: Vec<&str> =
+        said.out.lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next()).map(str::trim).collect();
+    assert_eq!(names[..6], ["step", "1", "2", "median", "least", "most"]);
+    assert_eq!((names[6], *names.last().unwrap()), ("memory at the peak", "measured peak"));
+    assert!(said.out.starts_with("2 rows of 50 tokens; "), "{}", said.out);
+}
+
+#[test]
+fn other_heads_and_all_weights() {
+    let place = bare();
+    let classes = ["--set", "head.kind=seq_classification_on_logits", "--set", "head.labels=[\"yes\", \"no\"]"];
+    let lines_of = |more: &[&str]| lines(&place, &[&["--tokens", "64"][..], more].concat());
+    // Two rows have two targets: 3 · 2 · vocabulary · width each.
+    assert!((number(&lines_of(&classes)[1], "flops_head") - 2.0 * 4.0 * 512.0 * 64.0).abs() < 1.0);
+    place.edit_recipe("[lora]\nr = 4\nalpha = 8\n", "");
+    let setup = &lines_of(&["--full"])[0];
+    assert_eq!(setup["trained_parameters"], setup["parameters"]);
+}
+
+#[test]
+fn what_a_bench_refuses() {
+    let place = bare();
+    assert!(bench(&place, &["--tokens", "0"]).misused().contains("0 is not in 1.."));
+    assert_snapshot!(bench(&place, &["--tokens", "8"]).refused(3), @r"
+    error: no weights in `<dir>/model`
+
+    hint: give `--random-weights` to draw them, or name a model in safetensors
+    ");
+    assert_snapshot!(bench(&place, &["--tokens", "40000", "--random-weights"]).refused(2), @r"
+    error: `--tokens 40000`: the model has 32768 positions
+
+    hint: ask for fewer tokens, or raise `max_position_embeddings` in the model's `config.json`
+    ");
+    let dense = ["--tokens", "33", "--random-weights", "--set", "kv_cache.policy=dense"];
+    assert_snapshot!(bench(&place, &dense).refused(2), @r#"
+    error: a sequence of 33 tokens does not fit the dense cache of layer 0: `kv_cache.cache_length` = 32
+
+    hint: set `kv_cache.storage = "growing"`, or `kv_cache.cache_length = 33`, or a policy that evicts such as "h2o"
+    "#);
+    fs::remove_file(place.path("model/config.json")).unwrap();
+    assert_snapshot!(bench(&place, &["--tokens", "8", "--random-weights"]).refused(3), @r"
+    error: cannot open `<dir>/model/config.json`
+    cause: No such file or directory (os error 2)
+
+    hint: check the path; paths in a recipe are relative to the recipe's folder
+    ");
+}

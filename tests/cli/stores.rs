@@ -1,0 +1,82 @@
+//! Stores that round or are files, in the words of `check` and `verify`.
+
+use insta::assert_snapshot;
+
+use super::place::{Place, Said};
+
+fn verify(place: &Place, set: &[&str]) -> Said {
+    let mut arguments = vec!["verify", "--device", "cpu", "--threads", "1", "--recipe", "recipe.toml"];
+    arguments.extend(set.iter().flat_map(|set| ["--set", *set]));
+    place.run(&arguments)
+}
+
+#[test]
+fn check_says_what_is_not_exact() {
+    let place = Place::new();
+    let said = place.check(&["grad.layer_checkpoints=int8", "grad.undo_log=int4"]).done();
+    assert!(
+        said.err
+            .contains("`grad.layer_checkpoints = \"int8\"`: the gradient is not exact (cosine to the exact one at least 0.9999")
+    );
+    assert!(said.err.contains("`grad.undo_log = \"int4\"`: the gradient is not exact (cosine to the exact one at least 0.995"));
+    assert!(said.out.contains("int8, in the host's memory") && said.out.contains("int4, in the host's memory"), "{}", said.out);
+    // Plain stores are exact wherever they are, and what is never used rounds nothing.
+    let said = place.check(&["grad.layer_checkpoints_place=file", "grad.undo_log_place=file"]).done();
+    assert!(!said.err.contains("not exact") && said.out.contains("plain, in a file"), "{} {}", said.err, said.out);
+    let said = place.check(&["grad.layer_checkpoints=int8", "grad.layers_per_cell=3"]).done();
+    assert!(!said.err.contains("not exact"), "{}", said.err);
+}
+
+#[test]
+fn verify_says_how_near_the_gradient_comes() {
+    let place = Place::new();
+    let said = verify(&place, &["grad.layer_checkpoints=int8"]).done();
+    let words = "`grad.layer_checkpoints = \"int8\"`: cosine of the whole gradient 0.9999";
+    assert!(
+        said.out.contains(words)
+            && said.out.contains("(at least 0.9999), relative error 0.")
+            && said.out.contains("0.5 %, as the models of the tests have it"),
+        "{}",
+        said.out
+    );
+    assert!(said.out.contains("verify with `--set grad.layer_checkpoints=plain`"), "{}", said.out);
+    let said = verify(&place, &["grad.layer_checkpoints=int8", "grad.undo_log=int4"]).done();
+    assert!(said.out.contains("`grad.layer_checkpoints = \"int8\"`, `grad.undo_log = \"int4\"`: cosine"), "{}", said.out);
+    assert!(said.out.contains("(at least 0.995)") && said.out.contains("(at most 10.0 %, as"), "{}", said.out);
+    assert!(said.out.contains("`--set grad.layer_checkpoints=plain --set grad.undo_log=plain`"), "{}", said.out);
+    // This model is more sensitive than others: 4 bits are too few for it.
+    let error = verify(&place, &["grad.layer_checkpoints=int4"]).refused(1);
+    assert!(error.contains("the gradient has the cosine 0.99") && error.contains("expected at least 0.995"), "{error}");
+    let said = verify(&place, &["grad.layer_checkpoints=int4", "grad.layers_per_cell=3"]).done();
+    assert!(said.out.contains("worst relative error"), "{}", said.out);
+}
+
+#[test]
+fn files_need_a_place() {
+    let place = Place::new();
+    assert_snapshot!(verify(&place, &["grad.layer_checkpoints_place=file"]).refused(2), @r"
+    error: no directory is given for scratch files
+
+    hint: give the recipe `grad.scratch_dir`, or an `output_dir` for a default
+    ");
+    // The first tensor comes from inside a layer.
+    assert_snapshot!(verify(&place, &["grad.undo_log_place=file"]).refused(2), @r"
+    error: no directory is given for scratch files
+
+    hint: give the recipe `grad.scratch_dir`, or an `output_dir` for a default
+    ");
+    let both = ["grad.layer_checkpoints_place=file", "grad.undo_log_place=file"];
+    for place_of in ["grad.scratch_dir=fast", "output_dir=run"] {
+        let said = verify(&place, &[&both[..], &[place_of]].concat()).done();
+        assert!(said.out.contains("proved"), "{}", said.out);
+    }
+    assert!(!place.path("fast").exists() && !place.path("run/scratch").exists());
+    place.write("file", "in the way");
+    let said = verify(&place, &[&both[..], &["grad.scratch_dir=file"]].concat());
+    assert_snapshot!(said.refused(1), @r"
+    error: cannot look into `<dir>/file`
+    cause: Not a directory (os error 20)
+
+    hint: something else stands there: check whether a file or a directory is meant
+    ");
+}
