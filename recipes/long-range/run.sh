@@ -1,62 +1,115 @@
 #!/bin/sh
-# Does training with the policy in the loop pay? A base is trained with full attention; then each policy evicts, (a) from the base as
-# it is, and (b) after LoRA training with the policy in the loop. Prints a line of accuracies for each.
+# Does training with the policy in the loop pay? A base is trained with full attention. From it LoRA adapters are trained, with the
+# dense cache and with each policy in the loop, on the same samples for as many steps, and evaluated under each policy. Prints a line
+# of accuracies for each, tab-separated; `summary.sh` makes a table of them.
 #
-#   KVTUNE=target/release/kvtune SEEDS="1 2 3" LENGTHS="128 64" sh recipes/long-range/run.sh
+#   KVTUNE=target/release/kvtune JOBS=2 SEEDS="1 2 3" LENGTHS="128 64" sh recipes/long-range/run.sh > lines.tsv
+#   sh recipes/long-range/summary.sh < lines.tsv
 #
-# Everything is written to data/long-range, and what is there already is not made again. The base takes about four minutes on one core.
+# Everything is written to data/long-range, and what is there already is not made again: an interrupted run goes on where it was.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 work=$here/../../data/long-range
 kvtune="${KVTUNE:-$here/../../target/debug/kvtune} --threads 1"
 seeds=${SEEDS:-1 2 3}
-lengths=${LENGTHS:-128 64}
+lengths=${LENGTHS:-64 128}
+policies=${POLICIES:-keydiff h2o h2o-scored expected-attention snapkv lastrec}
 tokens=512
-# A policy's name, and how a recipe says it.
-policies=${POLICIES:-'lastrec|"lastrec"
-h2o|"h2o"
-h2o, prefill scored|{ h2o = { score_prefill = true } }
-snapkv|{ snapkv = { window_size = 8 } }
-keydiff|"keydiff"
-expected-attention|"expected-attention"'}
-mkdir -p "$work"
 
+# How a recipe says a policy.
+policy() {
+    case $1 in
+    h2o-scored) echo '{ h2o = { score_prefill = true } }' ;;
+    snapkv) echo '{ snapkv = { window_size = 8 } }' ;;
+    *) echo "\"$1\"" ;;
+    esac
+}
+
+# Trains an adapter: `train NAME POLICY LENGTH SEED`. Its order of samples and its first weights depend on the seed alone.
+train() {
+    run=$work/runs/$1
+    [ -d "$run/final" ] && return
+    rm -rf "$run"
+    $kvtune finetune-lora --recipe "$here/policy.toml" --out "$run" --set kv_cache.policy="$2" --set kv_cache.cache_length="$3" \
+        --set train.seed="$4" >"$run.log" 2>&1
+}
+
+# Writes the line of a run under a policy: `score SHOWN SLOTS SEED TRAINED RUN POLICY LENGTH MORE_TASKS`.
+score() {
+    line=$work/lines/$1-$2-$3-$4
+    [ -f "$line" ] && return
+    text=$(printf '%s\t%s\t%s\t%s' "$1" "$2" "$3" "$4")
+    for task in needle keys $8; do
+        said=$($kvtune evaluate "$work/runs/$5" --format json --set kv_cache.policy="$6" --set kv_cache.cache_length="$7" \
+            --set data.validation="$work/long/test-$task.jsonl" 2>>"$line.log")
+        text=$(printf '%s\t%s' "$text" "$(echo "$said" | sed 's/.*"overall":{"accuracy":\([0-9.]*\).*/\1/')")
+    done
+    echo "$text" >"$line.part"
+    mv "$line.part" "$line"
+}
+
+# One job of the grid, `POLICY LENGTH SEED TRAINED`: a line, and the adapter that it needs.
+if [ "${1-}" = job ]; then
+    case $2-$5 in
+    full-dense)
+        train "full-$4" '"dense"' $tokens "$4"
+        score full all "$4" dense "full-$4" '"dense"' $tokens variables
+        ;;
+    *-dense) score "$2" "$3" "$4" dense "full-$4" "$(policy "$2")" "$3" '' ;;
+    *)
+        train "$2-$3-$4" "$(policy "$2")" "$3" "$4"
+        score "$2" "$3" "$4" policy "$2-$3-$4" "$(policy "$2")" "$3" ''
+        ;;
+    esac
+    exit
+fi
+
+mkdir -p "$work/runs" "$work/lines"
+data() {
+    name=$1
+    shift
+    [ -d "$work/$name" ] || $kvtune make-long-range-data --out "$work/$name" "$@" >&2
+}
+base() {
+    out=$work/$1 from=$work/$2 samples=$work/$3/train.jsonl
+    shift 3
+    [ -d "$out/final" ] || $kvtune finetune-full --recipe "$here/base.toml" --out "$out" --set model.path="$from" \
+        --set data.train="$samples" "$@" >&2
+}
 [ -d "$work/random" ] || $kvtune init-model --config "$here/config.json" --out "$work/random" >&2
-[ -d "$work/short" ] || $kvtune make-long-range-data --out "$work/short" --tokens 112 --train-samples 12000 --test-samples 1 --from-scratch >&2
-[ -d "$work/middle" ] || $kvtune make-long-range-data --out "$work/middle" --tokens 512 --train-samples 2500 --test-samples 1 --from-scratch --seed 2 >&2
-[ -d "$work/long" ] || $kvtune make-long-range-data --out "$work/long" --tokens $tokens --train-samples 4000 --test-samples ${TEST_SAMPLES:-200} --seed 3 >&2
-[ -d "$work/start/final" ] || $kvtune finetune-full --recipe "$here/base.toml" --out "$work/start" >&2
-[ -d "$work/base/final" ] || $kvtune finetune-full --recipe "$here/base.toml" --out "$work/base" --set model.path="$work/start/final" \
-    --set data.train="$work/middle/train.jsonl" --set train.micro_batch_size=16 --set train.max_steps=300 --set optimizer.learning_rate=2e-3 >&2
+data short --ask-all --tokens 112 --train-samples 12000 --test-samples 1 --copies
+data short-asked --ask-all --tokens 112 --train-samples 6000 --test-samples 1 --seed 4
+data middle --ask-all --tokens $tokens --train-samples 1500 --test-samples 1 --seed 2
+data long --tokens $tokens --train-samples 1500 --test-samples 200 --seed 3
+base start random short
+base second start/final short-asked --set train.max_steps=280 --set optimizer.learning_rate=5e-3 --set optimizer.warmup_steps=30
+base base second/final middle --set train.micro_batch_size=16 --set train.max_steps=150 --set optimizer.learning_rate=2e-3 \
+    --set optimizer.warmup_steps=10
+# The base doesn't learn to follow chains, so the adapters are not asked to.
+mkdir -p "$work/lookups"
+[ -f "$work/lookups/train.jsonl" ] || grep -v '"task":"variables"' "$work/long/train.jsonl" >"$work/lookups/train.jsonl"
 
-# Accuracy on the three test files of what `$1…` evaluates, as `needle keys variables`.
-accuracy() {
-    for task in needle keys variables; do
-        $kvtune evaluate "$@" --format json --set data.validation="$work/long/test-$task.jsonl" 2>/dev/null |
-            sed 's/.*"overall":{"accuracy":\([0-9.]*\).*/\1/'
-    done | tr '\n' ' '
-}
-
-line() {
-    printf '%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "$4"
-}
-
-# One policy at one cache length: (a), then (b) for each seed.
-one() {
-    name=$1 policy=$2 length=$3
-    line "$name" "$length" "base" "$(accuracy --base "$work/base/final" --recipe "$here/policy.toml" --set kv_cache.policy="$policy" --set kv_cache.cache_length="$length")"
+# What can be compared first comes first. A job that fails stops all.
+full() {
     for seed in $seeds; do
-        run="$work/runs/$(echo "$name" | tr ' ,' '__')-$length-$seed"
-        [ -d "$run/final" ] || $kvtune finetune-lora --recipe "$here/policy.toml" --out "$run" --set kv_cache.policy="$policy" \
-            --set kv_cache.cache_length="$length" --set train.seed="$seed" >/dev/null 2>&1
-        line "$name" "$length" "seed $seed" "$(accuracy "$run")"
+        echo "full all $seed dense"
     done
 }
-
-line policy slots trained 'needle keys variables'
-line dense all base "$(accuracy --base "$work/base/final" --recipe "$here/policy.toml" --set kv_cache.policy=dense --set kv_cache.cache_length=$tokens)"
-for length in $lengths; do
-    echo "$policies" | while IFS='|' read -r name policy; do
-        one "$name" "$policy" "$length"
+grid() {
+    for length in $lengths; do
+        for trained in dense policy; do
+            for seed in $seeds; do
+                for policy in $policies; do
+                    echo "$policy $length $seed $trained"
+                done
+            done
+        done
     done
+}
+full | xargs -P "${JOBS:-2}" -L 1 sh "$0" job
+grid | xargs -P "${JOBS:-2}" -L 1 sh "$0" job
+
+printf 'policy\tslots\tseed\ttrained\tneedle\tkeys\tvariables\n'
+{ full && grid; } | while read -r policy length seed trained; do
+    cat "$work/lines/$policy-$length-$seed-$trained"
 done
