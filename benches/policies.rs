@@ -168,10 +168,7 @@ impl Run {
         let (past, in_use_bgp) = (self.cache.past(region), self.cache.in_use(region));
         let mut seen = Seen { q, k: written.k_bgnd, v: written.v_bgnd, past, in_use_bgp, scale, attended: None, paid: None };
         let asked = self.policy.asks(false);
-        let (attended, paid) = match asked {
-            Some(queries) => attention::attend_and_sum(seen.chunk(), &seen.parts(), queries.last()),
-            None => (attention::attend(seen.chunk(), &seen.parts()), None),
-        };
+        let (attended, paid) = attention::attend_and_sum(seen.chunk(), &seen.parts(), asked);
         let _ = placement.unplace(&attended.out_bhnd);
         times[3] = Instant::now();
         (seen.attended, seen.paid) = (Some(attended), asked.zip(paid));
@@ -211,7 +208,7 @@ impl Attention for Seen {
             Some((summed, paid)) if *summed == queries => return paid.shallow_clone(),
             _ => {}
         }
-        attention_paid(self.chunk(), &self.parts(), &self.attended.as_ref().unwrap().lse_bhn, queries.last())
+        attention_paid(self.chunk(), &self.parts(), &self.attended.as_ref().unwrap().lse_bhn, queries)
     }
 
     fn queries(&self) -> (Tensor, f64) {

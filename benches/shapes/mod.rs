@@ -3,7 +3,7 @@
 
 use kvtune::model::{ModelConfig, Projection};
 use kvtune::native::product;
-use kvtune::ops::attention::{self, Attended, Chunk, Past, attention_paid};
+use kvtune::ops::attention::{self, Attended, Chunk, Past, Queries, attention_paid};
 use rustix::time::{ClockId, clock_gettime};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -166,6 +166,6 @@ impl ChunkAttention {
     }
 
     pub(crate) fn sums(&self, past: i64, attended: &Attended) {
-        self.with_past(past, |past| drop(attention_paid(self.chunk(), past, &attended.lse_bhn, None)));
+        self.with_past(past, |past| drop(attention_paid(self.chunk(), past, &attended.lse_bhn, Queries::All)));
     }
 }

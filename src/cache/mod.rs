@@ -21,10 +21,12 @@ pub use buffer::as_stored;
 pub use error::CacheError;
 pub use gradients::CacheGrads;
 pub use layer::{LayerCache, Shape, Written};
-pub use policy::{Attention, Entries, NewEntries, Observed, Policy, Queries, Scope, Score, build, initial_part};
+pub use policy::{Attention, Entries, NewEntries, Observed, Policy, Scope, Score, build, initial_part};
 pub use quota::Quota;
 pub use ragged::Placement;
 pub use replay::{LayerLog, ReplayLog, log_bytes_per_token};
 pub use span::ChunkSpan;
 pub use undo::{ParkedUndo, Undo};
 pub use victims::Victims;
+
+pub use crate::ops::attention::Queries;

@@ -5,6 +5,7 @@ use std::fmt::{self, Debug};
 use tch::Tensor;
 
 use super::{CacheError, policies};
+use crate::ops::attention::Queries;
 use crate::recipe::{Choice, InitialPart};
 
 /// What a policy may look at when it scores the entries of one layer.
@@ -98,25 +99,6 @@ impl NewEntries<'_> {
 impl Debug for NewEntries<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "NewEntries({:?})", self.k_bgnd.size())
-    }
-}
-
-/// Some queries of a chunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Queries {
-    /// All of them.
-    All,
-    /// So many of the last, or all where there are fewer.
-    Last(usize),
-}
-
-impl Queries {
-    /// How many of the last they are; `None` for all.
-    pub fn last(self) -> Option<usize> {
-        match self {
-            Self::All => None,
-            Self::Last(count) => Some(count),
-        }
     }
 }
 

@@ -1,14 +1,12 @@
 //! `kvtune bench`: training steps on random tokens, timed part by part.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use serde_json::json;
 use tch::Device;
 
 use super::counts::{any_number, at_least_one};
 use super::evaluate::Format;
-use super::finetune::load;
+use super::recipe_file::RecipeFile;
 use crate::bench::{Bench, MemoryProfile, Part, Size, Spent, StepRecord, Summary, summarise};
 use crate::error::Error;
 use crate::native::libtorch_version;
@@ -18,15 +16,8 @@ use crate::units::{Bytes, Seconds};
 
 #[derive(Debug, Args)]
 pub(super) struct BenchSteps {
-    /// The recipe; its data are not looked at.
-    #[arg(long, value_name = "FILE")]
-    recipe: PathBuf,
-    /// Override a key of the recipe.
-    #[arg(long = "set", value_name = "a.b=c")]
-    set: Vec<String>,
-    /// As for `finetune-full`: all weights are trained, and there is no adapter.
-    #[arg(long)]
-    full: bool,
+    #[command(flatten)]
+    recipe: RecipeFile,
     /// Tokens of each of the `train.micro_batch_size` rows.
     #[arg(long, value_name = "N", value_parser = at_least_one())]
     tokens: usize,
@@ -49,10 +40,9 @@ pub(super) struct BenchSteps {
 
 impl BenchSteps {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
-        let resolved = load(&self.recipe, &self.set, self.full)?;
-        resolved.notes.iter().for_each(|note| console::note(note));
+        let recipe = self.recipe.load()?;
         let size = Size { tokens: self.tokens, warm_up: self.warmup, profiles_memory: self.profile_memory };
-        let mut bench = Bench::new(resolved.recipe, device, size, self.random_weights)?;
+        let mut bench = Bench::new(recipe, device, size, self.random_weights)?;
         let is_json = self.format == Format::Json;
         self.introduce(&bench)?;
         let mut records = Vec::new();

@@ -1,10 +1,8 @@
 //! `kvtune check`: parses, resolves, looks at model and data, and prints what would run.
 
-use std::path::PathBuf;
-
 use clap::Args;
 
-use super::finetune::load;
+use super::recipe_file::RecipeFile;
 use crate::cache::Scope;
 use crate::engine::{ChunkPlan, Settings};
 use crate::error::Error;
@@ -18,22 +16,13 @@ use crate::verify::Nearness;
 
 #[derive(Debug, Args)]
 pub(super) struct Check {
-    /// The recipe.
-    #[arg(long, value_name = "FILE")]
-    recipe: PathBuf,
-    /// Override a key of the recipe.
-    #[arg(long = "set", value_name = "a.b=c")]
-    set: Vec<String>,
-    /// As for `finetune-full`: all weights are trained, and there is no adapter.
-    #[arg(long)]
-    full: bool,
+    #[command(flatten)]
+    recipe: RecipeFile,
 }
 
 impl Check {
     pub(super) fn run(&self) -> Result<(), Error> {
-        let resolved = load(&self.recipe, &self.set, self.full)?;
-        resolved.notes.iter().for_each(|note| console::note(note));
-        let recipe = resolved.recipe;
+        let recipe = self.recipe.load()?;
         let config = Model::check(&recipe.model.path)?;
         train::check_trained(&recipe, &config)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;

@@ -7,7 +7,7 @@ use tch::Device;
 
 use super::Ending;
 use crate::error::Error;
-use crate::recipe::{Recipe, RecipeError, Resolved, Weights};
+use crate::recipe::{Recipe, Weights};
 use crate::report::console;
 use crate::train::{self, Interrupt, Outcome};
 
@@ -56,11 +56,6 @@ impl Resume {
         let interrupt = install()?;
         end(train::resume(&self.run, self.from.as_deref(), &self.set, device, &interrupt)?, &self.run)
     }
-}
-
-/// Loads a recipe as it stands, or with `--full` to train all weights.
-pub(super) fn load(recipe: &Path, set: &[String], is_full: bool) -> Result<Resolved, RecipeError> {
-    if is_full { Recipe::load_to_train(recipe, set, Weights::All) } else { Recipe::load(recipe, set) }
 }
 
 fn install() -> Result<Interrupt, Error> {

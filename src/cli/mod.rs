@@ -11,6 +11,7 @@ mod finetune;
 mod init_model;
 mod long_range_data;
 mod panics;
+mod recipe_file;
 mod verify;
 
 use std::process::ExitCode;

@@ -7,7 +7,7 @@ use tch::Device;
 
 use super::counts::at_least_one;
 use super::dump;
-use super::finetune::load;
+use super::recipe_file::RecipeFile;
 use crate::cache::ReplayLog;
 use crate::data::{Batch, Dataset};
 use crate::engine::{ChunkKey, Settings, StepContext};
@@ -21,15 +21,8 @@ use crate::verify::{Comparison, Nearness, compare, fits_in_f64};
 
 #[derive(Debug, Args)]
 pub(super) struct Verify {
-    /// The recipe.
-    #[arg(long, value_name = "FILE")]
-    recipe: PathBuf,
-    /// Override a key of the recipe.
-    #[arg(long = "set", value_name = "a.b=c")]
-    set: Vec<String>,
-    /// As for `finetune-full`: all weights are trained, and there is no adapter.
-    #[arg(long)]
-    full: bool,
+    #[command(flatten)]
+    recipe: RecipeFile,
     /// Samples to prove, from the start of the training file, in one batch. Default: `train.micro_batch_size`; with `--dump`,
     /// all samples of the file.
     #[arg(long, value_name = "K", value_parser = at_least_one())]
@@ -49,9 +42,7 @@ const PROOF_B: f64 = 0.02;
 
 impl Verify {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
-        let resolved = load(&self.recipe, &self.set, self.full)?;
-        resolved.notes.iter().for_each(|note| console::note(note));
-        let mut recipe = resolved.recipe;
+        let mut recipe = self.recipe.load()?;
         // The proof takes the rows of the file in their order.
         recipe.data.validation = ValidationSource::Fraction(0.0);
         let model = proof_model(&recipe, recipe.model.dtype, device)?;

@@ -230,10 +230,7 @@ impl LayerRun {
         let past = self.past(span);
         let in_use_bgn = self.cache.region_in_use(span);
         let chunk = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale: tokens.scale, in_use_bgn: in_use_bgn.as_ref() };
-        let (attended, paid) = match asked {
-            Some(queries) => attention::attend_and_sum(chunk, &past.parts(), queries.last()),
-            None => (attention::attend(chunk, &past.parts()), None),
-        };
+        let (attended, paid) = attention::attend_and_sum(chunk, &past.parts(), asked);
         (Saved { q, k, v, attended, placement, scale: tokens.scale, in_use_bgn }, past, paid)
     }
 }
@@ -274,7 +271,7 @@ impl Attention for Seen<'_> {
             return paid.shallow_clone();
         }
         let lse = self.saved.placement.silence(&self.saved.attended.lse_bhn);
-        attention_paid(self.saved.chunk(), &self.past.parts(), &lse, queries.last())
+        attention_paid(self.saved.chunk(), &self.past.parts(), &lse, queries)
     }
 
     fn queries(&self) -> (Tensor, f64) {

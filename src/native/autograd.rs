@@ -52,6 +52,13 @@ pub(super) fn check(rc: c_int) -> Result<(), BackwardError> {
     Err(BackwardError(message.to_string_lossy().into_owned()))
 }
 
+/// What an operation on tensors does with an error: it panics with libtorch's text, as libtorch's own operations do. The engine's
+/// door makes an error of it again.
+pub(crate) fn or_panic<T>(done: Result<T, BackwardError>) -> T {
+    #[allow(clippy::panic, reason = "there is no other way out of an operation on tensors")]
+    done.unwrap_or_else(|error| panic!("{error}"))
+}
+
 /// Makes `outputs`, which were computed without autograd, depend on `inputs` through `backward`; without an input that requires
 /// grad they stay constants, and the closure is dropped.
 ///

@@ -7,7 +7,7 @@ use std::ffi::c_int;
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
-use super::autograd::{check, pointers};
+use super::autograd::{check, or_panic, pointers};
 
 unsafe extern "C" {
     fn kvtune_product(x: *mut C_tensor, w: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
@@ -45,12 +45,7 @@ unsafe extern "C" {
 /// `count` new tensors that `fill` writes.
 fn made(count: usize, fill: impl FnOnce(*mut *mut C_tensor) -> c_int) -> Vec<Tensor> {
     let mut results = vec![std::ptr::null_mut(); count];
-    let done = check(fill(results.as_mut_ptr()));
-    // As libtorch's own operations do; the engine's door makes an error of it.
-    #[allow(clippy::panic, reason = "there is no other way out of an operation on tensors")]
-    if let Err(error) = done {
-        panic!("{error}");
-    }
+    or_panic(check(fill(results.as_mut_ptr())));
     // SAFETY: the call has succeeded, so each pointer is a new `at::Tensor` that is ours to own.
     results.into_iter().map(|tensor| unsafe { Tensor::from_ptr(tensor) }).collect()
 }

@@ -8,6 +8,7 @@ mod kernels;
 mod mapped;
 mod meter;
 
+pub(crate) use autograd::or_panic;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward};
 pub use kernels::{AttendGrads, attend, attend_backward, attends, attention_paid, product};
 pub use mapped::{FileMap, libtorch_version, tensor_over};

@@ -65,14 +65,28 @@ pub struct Chunk<'a> {
     pub in_use_bgn: Option<&'a Tensor>,
 }
 
+/// Some queries of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queries {
+    /// All of them.
+    All,
+    /// So many of the last, or all where there are fewer.
+    Last(usize),
+}
+
+impl Queries {
+    /// The first of them among `tokens`.
+    fn first(self, tokens: i64) -> i64 {
+        match self {
+            Self::All => 0,
+            Self::Last(count) => (tokens - count as i64).max(0),
+        }
+    }
+}
+
 impl Chunk<'_> {
     fn sight(&self) -> Sight<'_> {
         self.in_use_bgn.map_or(Sight::Causal, Sight::CausalInUse)
-    }
-
-    /// The first of the `last` queries.
-    fn first_of(&self, last: Option<usize>) -> i64 {
-        last.map_or(0, |last| (self.q_bhnd.size()[2] - last as i64).max(0))
     }
 
     /// Query heads of a KV head.
@@ -109,23 +123,18 @@ pub fn kernels(device: Device, kind: Kind) -> (&'static str, &'static str) {
 /// # Shapes
 /// As in [`Chunk`] and [`Past`].
 pub fn attend(chunk: Chunk<'_>, past: &[Past<'_>]) -> Attended {
-    match at_once(&chunk, past) {
-        Some((keys, values)) => {
-            let (out_bhnd, lse_bhn, _) = native::attend(chunk.q_bhnd, (&keys, &values), chunk.scale, None);
-            Attended { out_bhnd, lse_bhn }
-        }
-        None => attend_in_parts(chunk, past),
-    }
+    attend_and_sum(chunk, past, None).0
 }
 
-/// As [`attend`], and where the kernel makes it on the way, the attention paid by the `last` queries as in [`attention_paid`].
-pub fn attend_and_sum(chunk: Chunk<'_>, past: &[Past<'_>], last: Option<usize>) -> (Attended, Option<Tensor>) {
+/// As [`attend`], and where some queries are asked for, and the kernel makes it on the way, the attention that they paid, as in
+/// [`attention_paid`].
+pub fn attend_and_sum(chunk: Chunk<'_>, past: &[Past<'_>], asked: Option<Queries>) -> (Attended, Option<Tensor>) {
     let Some((keys, values)) = at_once(&chunk, past) else {
         return (attend_in_parts(chunk, past), None);
     };
-    let (out_bhnd, lse_bhn, sums) = native::attend(chunk.q_bhnd, (&keys, &values), chunk.scale, Some(chunk.first_of(last)));
-    let paid = sums.map(|sums| sums / chunk.per_group());
-    (Attended { out_bhnd, lse_bhn }, paid)
+    let first = asked.map(|queries| queries.first(chunk.q_bhnd.size()[2]));
+    let (out_bhnd, lse_bhn, sums) = native::attend(chunk.q_bhnd, (&keys, &values), chunk.scale, first);
+    (Attended { out_bhnd, lse_bhn }, sums.map(|sums| sums / chunk.per_group()))
 }
 
 fn attend_in_parts(chunk: Chunk<'_>, past: &[Past<'_>]) -> Attended {
@@ -172,21 +181,21 @@ fn attend_backward_in_parts(dout_bhnd: &Tensor, chunk: Chunk<'_>, past: &[Past<'
     AttentionGrads { dq_bhnd, dk_bgnd, dv_bgnd, past: grads }
 }
 
-/// The attention paid to each slot by the `last` queries of a chunk, or by all of them: `(1/R) Σ_heads Σ_i exp(q_i · k_c · scale −
+/// The attention paid to each slot by some queries of a chunk: `(1/R) Σ_heads Σ_i exp(q_i · k_c · scale −
 /// lse_i)`, past slots first, then the chunk's own. Queries are taken in blocks, so that no `(n × slots)` matrix is kept.
 ///
 /// # Shapes
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; result `(B, G, P + n)` in f32 (f64 for f64 inputs).
-pub fn attention_paid(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, last: Option<usize>) -> Tensor {
+pub fn attention_paid(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
     if let Some((keys, _)) = at_once(&chunk, past) {
-        return native::attention_paid(chunk.q_bhnd, &keys, lse_bhn, chunk.scale, chunk.first_of(last)) / chunk.per_group();
+        let first = queries.first(chunk.q_bhnd.size()[2]);
+        return native::attention_paid(chunk.q_bhnd, &keys, lse_bhn, chunk.scale, first) / chunk.per_group();
     }
-    paid_in_blocks(chunk, past, lse_bhn, last)
+    paid_in_blocks(chunk, past, lse_bhn, queries)
 }
 
-fn paid_in_blocks(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, last: Option<usize>) -> Tensor {
-    let (groups, heads) = (num_kv_heads(&chunk), chunk.q_bhnd.size()[1]);
-    let payers = Payers::new(&chunk, lse_bhn, last);
+fn paid_in_blocks(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
+    let payers = Payers::new(&chunk, lse_bhn, queries);
     // A slot that is not in use is paid nothing, whatever stands in it.
     let to_past = |past: &Past<'_>| {
         let paid = payers.pay(past.k_bgpd, false);
@@ -195,8 +204,8 @@ fn paid_in_blocks(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, last: O
     };
     let mut parts: Vec<Tensor> = past.iter().map(to_past).collect();
     parts.push(payers.pay(chunk.k_bgnd, true));
-    let paid = Tensor::cat(&parts, 1) / (heads / groups) as f64;
-    paid.view([-1, groups, paid.size()[1]])
+    let paid = Tensor::cat(&parts, 1) / chunk.per_group();
+    paid.view([-1, num_kv_heads(&chunk), paid.size()[1]])
 }
 
 /// Scores per block of [`Payers::pay`], which should stay in a core's cache between the product, the power and the sum.
@@ -216,9 +225,9 @@ struct Payers {
 }
 
 impl Payers {
-    fn new(chunk: &Chunk<'_>, lse_bhn: &Tensor, last: Option<usize>) -> Self {
+    fn new(chunk: &Chunk<'_>, lse_bhn: &Tensor, queries: Queries) -> Self {
         let (b, h, n, d) = chunk.q_bhnd.size4().unwrap_or_default();
-        let (groups, count) = (num_kv_heads(chunk), last.map_or(n, |last| n.min(last as i64)));
+        let (groups, count) = (num_kv_heads(chunk), n - queries.first(n));
         let per_group = h / groups;
         let q = chunk.q_bhnd.narrow(2, n - count, count).to_kind(lse_bhn.kind()) * (chunk.scale * LOG2_E);
         let minus_lse = lse_bhn.narrow(2, n - count, count).unsqueeze(-1) * -LOG2_E;
@@ -317,11 +326,13 @@ mod tests {
         (a - b).abs().max().double_value(&[])
     }
 
+    const ASKED: [Queries; 4] = [Queries::All, Queries::Last(1), Queries::Last(3), Queries::Last(100)];
+
     /// The two ways: one kernel for past and chunk, and parts that are merged. The second serves devices, masks and bf16.
     struct Way {
         attend: fn(Chunk<'_>, &[Past<'_>]) -> Attended,
         backward: fn(&Tensor, Chunk<'_>, &[Past<'_>], &Attended) -> AttentionGrads,
-        paid: fn(Chunk<'_>, &[Past<'_>], &Tensor, Option<usize>) -> Tensor,
+        paid: fn(Chunk<'_>, &[Past<'_>], &Tensor, Queries) -> Tensor,
     }
 
     const WAYS: [Way; 2] = [
@@ -364,11 +375,11 @@ mod tests {
                 assert!(worst(&all(|p| &p.0, &grads.dk_bgnd), &k.grad()) < 1e-12);
                 assert!(worst(&all(|p| &p.1, &grads.dv_bgnd), &v.grad()) < 1e-12);
 
-                for last in [None, Some(1), Some(3), Some(100)] {
-                    let on_the_way = attend_and_sum(chunk, &pages, last).1.unwrap();
-                    let paid = (way.paid)(chunk, &pages, &merged.lse_bhn, last);
-                    let queries = last.map_or(n, |last| n.min(last as i64));
-                    let weights = weights.narrow(2, n - queries, queries);
+                for queries in ASKED {
+                    let on_the_way = attend_and_sum(chunk, &pages, Some(queries)).1.unwrap();
+                    let paid = (way.paid)(chunk, &pages, &merged.lse_bhn, queries);
+                    let first = queries.first(n);
+                    let weights = weights.narrow(2, first, n - first);
                     let sums = weights.sum_dim_intlist(&[2i64][..], false, Kind::Double).view([b, g, h / g, past + n]);
                     let mean = sums.mean_dim(&[2i64][..], false, Kind::Double);
                     assert!(worst(&paid, &mean) < 1e-12 && worst(&on_the_way, &mean) < 1e-12);
@@ -419,14 +430,14 @@ mod tests {
             let chunk = Chunk { q_bhnd: &q, k_bgnd: &kn, v_bgnd: &vn, scale, in_use_bgn: None };
             let lse = attend(chunk, &pages).lse_bhn;
             let _ = lse.get(1).narrow(1, n - pads, pads).fill_(f64::INFINITY);
-            for last in [None, Some(1), Some(5), Some(100)] {
-                let paid = attention_paid(chunk, &pages, &lse, last);
-                let queries = last.map_or(n, |last| n.min(last as i64));
-                let sums = weights.narrow(2, n - queries, queries).sum_dim_intlist(&[2i64][..], false, Kind::Double);
+            for queries in ASKED {
+                let paid = attention_paid(chunk, &pages, &lse, queries);
+                let first = queries.first(n);
+                let sums = weights.narrow(2, first, n - first).sum_dim_intlist(&[2i64][..], false, Kind::Double);
                 let expected = sums.view([b, g, h / g, past + n]).mean_dim(&[2i64][..], false, Kind::Double);
                 assert_eq!(paid.kind(), Kind::Float);
                 let error = ((double(&paid) - &expected).abs() / expected.clamp_min(1.0)).max().double_value(&[]);
-                assert!(error <= 1e-6, "{past} slots, {n} columns, {pads} pads, the last {last:?}: {error:.1e}");
+                assert!(error <= 1e-6, "{past} slots, {n} columns, {pads} pads, {queries:?}: {error:.1e}");
             }
         }
     }
@@ -446,7 +457,9 @@ mod tests {
         assert!(worst(&alone(&with.dq_bhnd), &alone(&without.dq_bhnd)) < 1e-14);
         assert!(with.past[0].0.get(0).get(1).abs().max().double_value(&[]) == 0.0);
         let lse = attend(chunk, &past).lse_bhn;
-        assert!(attention_paid(chunk, &past, &lse, None).get(0).get(1).narrow(0, 0, 5).abs().max().double_value(&[]) == 0.0);
+        assert!(
+            attention_paid(chunk, &past, &lse, Queries::All).get(0).get(1).narrow(0, 0, 5).abs().max().double_value(&[]) == 0.0
+        );
     }
 
     #[test]
@@ -456,7 +469,7 @@ mod tests {
         let chunk = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &k, scale: 0.5, in_use_bgn: None };
         let lse = attend(chunk, &[]).lse_bhn;
         let _ = lse.narrow(2, 1, 2).fill_(f64::INFINITY);
-        let paid = attention_paid(chunk, &[], &lse, None);
+        let paid = attention_paid(chunk, &[], &lse, Queries::All);
         assert!((paid.sum(Kind::Double).double_value(&[]) - 1.0).abs() < 1e-12);
     }
 }

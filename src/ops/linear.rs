@@ -3,7 +3,7 @@
 
 use tch::{Kind, Tensor, no_grad};
 
-use crate::native::{attach_backward, product};
+use crate::native::{attach_backward, or_panic, product};
 
 /// `scale · x Aᵀ Bᵀ`.
 #[derive(Clone, Copy, Debug)]
@@ -31,15 +31,10 @@ pub fn linear(x_bni: &Tensor, weight_oi: &Tensor, bias_o: Option<&Tensor>, low_r
     let inputs = [x_bni, low_rank.and_then(|l| l.x_bni).unwrap_or(&none), weight_oi, bias_o.unwrap_or(&none), a, b];
     let needs = inputs.map(|input| input.defined() && input.requires_grad());
     if needs.contains(&true) {
-        let attached = attach_backward(&inputs, &[&y_bno], move |grads| {
+        or_panic(attach_backward(&inputs, &[&y_bno], move |grads| {
             let Some(dy_bno) = &grads[0] else { return Ok(needs.map(|_| None).into()) };
             Ok(no_grad(|| saved.backward(dy_bno, needs)).into())
-        });
-        // As libtorch's own operations do; the engine's door makes an error of it.
-        #[allow(clippy::panic, reason = "there is no other way out of an operation on tensors")]
-        if let Err(error) = attached {
-            panic!("{error}");
-        }
+        }));
     }
     y_bno
 }

@@ -82,22 +82,32 @@ struct InFile {
 #[derive(Debug)]
 pub(super) struct Arena {
     place: Place,
-    taken: Taken,
+    in_use: Bytes,
+    most: Bytes,
 }
 
 impl Arena {
     pub(super) fn in_memory() -> Self {
-        Self { place: Place::Memory(Vec::new()), taken: Taken::default() }
+        Self { place: Place::Memory(Vec::new()), in_use: Bytes(0), most: Bytes(0) }
     }
 
     /// `purpose` is part of the file's name. Without a directory the first tensor is refused.
     pub(super) fn in_file(dir: Option<PathBuf>, purpose: &'static str) -> Self {
         let file = InFile { dir, purpose, scratch: None, ranges: Ranges::default(), bytes: Vec::new() };
-        Self { place: Place::File(Box::new(file)), taken: Taken::default() }
+        Self { place: Place::File(Box::new(file)), in_use: Bytes(0), most: Bytes(0) }
     }
 
     pub(super) fn taken(&self) -> Taken {
-        self.taken
+        let Self { in_use, most, .. } = *self;
+        match &self.place {
+            Place::Memory(stretches) => {
+                let sum = |of: fn(&Ranges) -> u64| Bytes(stretches.iter().map(|(_, ranges)| of(ranges)).sum());
+                Taken { in_use, most, memory: sum(Ranges::end), touched: sum(Ranges::touched), file: Bytes(0) }
+            }
+            Place::File(file) => {
+                Taken { in_use, most, file: file.scratch.as_ref().map_or(Bytes(0), Scratch::len), ..Taken::default() }
+            }
+        }
     }
 
     /// Copies tensors of any device into a piece of their own.
@@ -118,15 +128,8 @@ impl Arena {
         }
         // From here on dropping the piece without giving it back would lose its room.
         let piece = Piece { stretch, start, len, parts };
-        self.taken.in_use.0 += len;
-        self.taken.most = self.taken.most.max(self.taken.in_use);
-        match &self.place {
-            Place::Memory(stretches) => {
-                self.taken.memory = Bytes(stretches.iter().map(|(_, ranges)| ranges.end()).sum());
-                self.taken.touched = Bytes(stretches.iter().map(|(_, ranges)| ranges.touched()).sum());
-            }
-            Place::File(file) => self.taken.file = file.scratch.as_ref().map_or(Bytes(0), Scratch::len),
-        }
+        self.in_use.0 += len;
+        self.most = self.most.max(self.in_use);
         match self.write(&piece, tensors) {
             Ok(()) => Ok(piece),
             Err(error) => {
@@ -173,7 +176,7 @@ impl Arena {
         if piece.len > 0 {
             ranges.give(piece.start, piece.len);
         }
-        self.taken.in_use.0 -= piece.len;
+        self.in_use.0 -= piece.len;
     }
 }
 

@@ -162,7 +162,7 @@ fn bench() {
     Usage: kvtune bench [OPTIONS] --recipe <FILE> --tokens <N> --steps <K>
 
     Options:
-          --recipe <FILE>    The recipe; its data are not looked at
+          --recipe <FILE>    The recipe
           --set <a.b=c>      Override a key of the recipe
           --full             As for `finetune-full`: all weights are trained, and there is no adapter
           --tokens <N>       Tokens of each of the `train.micro_batch_size` rows

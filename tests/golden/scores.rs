@@ -32,7 +32,7 @@ struct Seen<'a> {
 
 impl Attention for Seen<'_> {
     fn paid(&self, queries: Queries) -> Tensor {
-        attention::attention_paid(self.chunk, self.past, &self.lse_bhn, queries.last())
+        attention::attention_paid(self.chunk, self.past, &self.lse_bhn, queries)
     }
 
     fn queries(&self) -> (Tensor, f64) {

@@ -41,7 +41,8 @@ impl<'a> SyntheticAttention<'a> {
 impl Attention for SyntheticAttention<'_> {
     fn paid(&self, queries: Queries) -> Tensor {
         self.paid_for.borrow_mut().push(queries);
-        let paid = self.by_slot(&0.0, |head, position| self.scene.paid_at(head, self.span, queries.last(), position));
+        let last = if let Queries::Last(count) = queries { Some(count) } else { None };
+        let paid = self.by_slot(&0.0, |head, position| self.scene.paid_at(head, self.span, last, position));
         Tensor::from_slice(&paid).view(&self.position_bgc.size()[..])
     }
 

@@ -30,50 +30,55 @@ namespace {
 
 constexpr double LOG2_E = 1.4426950408889634074;
 
-// 2^x for x at most a little above 0; 0 below the smallest normal number. Rounds to a whole power and expands the rest, |f| <= 1/2,
-// in the Taylor series of 2^f, whose first term left out is below the rounding.
-INLINE float power(float x) {
-  const float shift = 12582912.f;  // 1.5 · 2^23: adding it rounds to an integer
-  float held = x < -126.f ? -126.f : x;
-  float whole = (held + shift) - shift;
-  float f = held - whole;
-  float p = 1.52527338e-5f;
-  p = p * f + 1.54035304e-4f;
-  p = p * f + 1.33335581e-3f;
-  p = p * f + 9.61812911e-3f;
-  p = p * f + 5.55041087e-2f;
-  p = p * f + 2.40226507e-1f;
-  p = p * f + 6.93147181e-1f;
-  p = p * f + 1.f;
-  int32_t bits = (static_cast<int32_t>(whole) + 127) << 23;
-  float scale;
-  std::memcpy(&scale, &bits, sizeof scale);
-  return x < -126.f ? 0.f : p * scale;
+// How 2^x is made in a kind: the number whose addition rounds to an integer (1.5 · 2^mantissa), the exponent's bias and place, the
+// integer of the same size, and the last term of the series that is not below the rounding.
+template <class T> struct Powers;
+template <> struct Powers<float> {
+  using Bits = int32_t;
+  static constexpr float SHIFT = 12582912.f;
+  static constexpr int BIAS = 127, MANTISSA = 23, TERMS = 7;
+};
+template <> struct Powers<double> {
+  using Bits = int64_t;
+  static constexpr double SHIFT = 6755399441055744.0;
+  static constexpr int BIAS = 1023, MANTISSA = 52, TERMS = 13;
+};
+
+// Taylor series of 2^f: ln(2)^k / k!.
+constexpr double SERIES[] = {1.0,
+                             6.9314718055994531e-1,
+                             2.4022650695910072e-1,
+                             5.5504108664821580e-2,
+                             9.6181291076284772e-3,
+                             1.3333558146428443e-3,
+                             1.5403530393381609e-4,
+                             1.5252733804059841e-5,
+                             1.3215486790144309e-6,
+                             1.0178086009239700e-7,
+                             7.0549116208011233e-9,
+                             4.4455382718708114e-10,
+                             2.5678435993488202e-11,
+                             1.3691488853904128e-12};
+
+// Its terms from the k-th on, over f^k.
+template <class T, int k> INLINE T series_from(T f) {
+  if constexpr (k == Powers<T>::TERMS) {
+    return static_cast<T>(SERIES[k]);
+  } else {
+    return series_from<T, k + 1>(f) * f + static_cast<T>(SERIES[k]);
+  }
 }
 
-INLINE double power(double x) {
-  const double shift = 6755399441055744.0;  // 1.5 · 2^52
-  double held = x < -1022. ? -1022. : x;
-  double whole = (held + shift) - shift;
-  double f = held - whole;
-  double p = 1.3691488853904128e-12;
-  p = p * f + 2.5678435993488202e-11;
-  p = p * f + 4.4455382718708114e-10;
-  p = p * f + 7.0549116208011233e-9;
-  p = p * f + 1.0178086009239700e-7;
-  p = p * f + 1.3215486790144309e-6;
-  p = p * f + 1.5252733804059841e-5;
-  p = p * f + 1.5403530393381609e-4;
-  p = p * f + 1.3333558146428443e-3;
-  p = p * f + 9.6181291076284772e-3;
-  p = p * f + 5.5504108664821580e-2;
-  p = p * f + 2.4022650695910072e-1;
-  p = p * f + 6.9314718055994531e-1;
-  p = p * f + 1.0;
-  int64_t bits = (static_cast<int64_t>(whole) + 1023) << 52;
-  double scale;
+// 2^x for x at most a little above 0; 0 below the smallest normal number. Rounds to a whole power and expands the rest, |f| <= 1/2.
+template <class T> INLINE T power(T x) {
+  using P = Powers<T>;
+  constexpr T least = 1 - P::BIAS;
+  T held = x < least ? least : x;
+  T whole = (held + P::SHIFT) - P::SHIFT;
+  typename P::Bits bits = (static_cast<typename P::Bits>(whole) + P::BIAS) << P::MANTISSA;
+  T scale;
   std::memcpy(&scale, &bits, sizeof scale);
-  return x < -1022. ? 0. : p * scale;
+  return x < least ? T(0) : series_from<T, 0>(held - whole) * scale;
 }
 
 template <class T> INLINE T largest_of(const T* x, int64_t n) {
