@@ -82,12 +82,11 @@ impl Codec {
         Self { bits, head_dim, kind }
     }
 
-    /// Empty planes for so many slots, zero throughout.
-    fn planes(self, shape: &Shape, slots: i64, device: Device) -> Vec<Tensor> {
-        let plane = |width, kind| Tensor::zeros([shape.batch, shape.groups, slots, width], (kind, device));
+    /// Width and kind of the planes that hold the keys of an entry, or its values.
+    fn planes(self) -> Vec<(i64, Kind)> {
         match self.bits {
-            None => vec![plane(self.head_dim, self.kind)],
-            Some(bits) => vec![plane(bits.level_bytes(self.head_dim), Kind::Uint8), plane(2, Kind::Int16)],
+            None => vec![(self.head_dim, self.kind)],
+            Some(bits) => vec![(bits.level_bytes(self.head_dim), Kind::Uint8), (2, Kind::Int16)],
         }
     }
 
@@ -106,6 +105,26 @@ impl Codec {
             (Some(bits), [level, range]) => bits.restore(level, range, self.head_dim, self.kind),
             _ => planes[0].shallow_clone(),
         }
+    }
+}
+
+impl Shape {
+    /// Width and kind of the planes that hold the keys of an entry, or its values.
+    pub(super) fn planes(&self) -> Vec<(i64, Kind)> {
+        Codec::new(self.buffer, self.head_dim, self.kind).planes()
+    }
+
+    /// Slots after room was made for `needed` in a cache that had `have`.
+    pub(super) fn grown(&self, have: i64, needed: i64) -> i64 {
+        match (needed > have, self.is_paged) {
+            (false, _) => have,
+            (true, true) => have + (needed - have + self.first_page() - 1) / self.first_page() * self.first_page(),
+            (true, false) => needed.max((have * 2).min(self.cache_length as i64)),
+        }
+    }
+
+    fn first_page(&self) -> i64 {
+        self.allocated.max(1) as i64
     }
 }
 
@@ -134,7 +153,7 @@ impl Buffer {
     pub(super) fn new(shape: Shape) -> Self {
         let codec = Codec::new(shape.buffer, shape.head_dim, shape.kind);
         let mut buffer = Self { shape, codec, pages: Vec::new(), home: Vec::new(), is_away: shape.is_offloaded };
-        let first = shape.allocated.max(1) as i64;
+        let first = shape.first_page();
         // A cache that waits on the host begins there: the caches of all layers need not fit on the device for a moment either.
         if shape.is_offloaded {
             buffer.home.push(buffer.page(first, Device::Cpu).map(|plane| buffer.pinned(plane.shallow_clone())));
@@ -145,7 +164,9 @@ impl Buffer {
     }
 
     fn page(&self, slots: i64, device: Device) -> Stored {
-        let planes = || self.codec.planes(&self.shape, slots, device);
+        // Zero throughout.
+        let plane = |(width, kind)| Tensor::zeros([self.shape.batch, self.shape.groups, slots, width], (kind, device));
+        let planes = || self.codec.planes().into_iter().map(plane).collect();
         Stored { k: planes(), v: planes() }
     }
 
@@ -170,14 +191,13 @@ impl Buffer {
     /// Makes room for `top` slots: by further pages, or by doubling the only one.
     pub(super) fn reserve(&mut self, top: i64) {
         self.bring();
-        while self.slots() < top {
-            let page = self.lengths().next().unwrap_or(1);
-            if self.shape.is_paged {
-                self.pages.push(self.page(page, self.shape.device));
-                continue;
-            }
-            let larger = self.page(top.max((page * 2).min(self.shape.cache_length as i64)), self.shape.device);
-            larger.zip(&self.pages[0], |larger, old| larger.narrow(2, 0, page).copy_(old));
+        let (have, slots) = (self.slots(), self.shape.grown(self.slots(), top));
+        if self.shape.is_paged {
+            let page = self.shape.first_page();
+            self.pages.extend((0..(slots - have) / page).map(|_| self.page(page, self.shape.device)).collect::<Vec<_>>());
+        } else if slots > have {
+            let larger = self.page(slots, self.shape.device);
+            larger.zip(&self.pages[0], |larger, old| larger.narrow(2, 0, have).copy_(old));
             self.pages = vec![larger];
         }
     }

@@ -2,6 +2,7 @@
 
 mod buffer;
 mod error;
+mod footprint;
 mod gradients;
 mod judge;
 mod layer;
@@ -19,6 +20,7 @@ mod victims;
 
 pub use buffer::as_stored;
 pub use error::CacheError;
+pub use footprint::{UndoBytes, notes_per_entry};
 pub use gradients::CacheGrads;
 pub use layer::{LayerCache, Shape, Written};
 pub use policy::{Attention, Entries, NewEntries, Observed, Policy, Scope, Score, build, initial_part};

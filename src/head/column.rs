@@ -33,6 +33,11 @@ const BLOCK_LOGITS: i64 = 1 << 20;
 /// Places of a block, at least.
 const BLOCK_PLACES: i64 = 64;
 
+/// How many places are evaluated at a time.
+pub fn places_of_block(vocab_size: usize) -> usize {
+    (BLOCK_LOGITS / vocab_size.max(1) as i64).max(BLOCK_PLACES) as usize
+}
+
 /// Evaluates `head` on the column that begins at position `start`; with `weight`, its gradient too.
 ///
 /// # Shapes
@@ -51,8 +56,7 @@ pub fn column_loss(
     let parameters = if gradient.is_some() { logits.parameters() } else { &[] };
     let mut parameter_gradients: Vec<Tensor> = parameters.iter().map(|p| p.detach().zeros_like()).collect();
     let mut done = Vec::with_capacity(picks.len());
-    let block = (BLOCK_LOGITS / vocab_size.max(1) as i64).max(BLOCK_PLACES) as usize;
-    for picks in picks.chunks(block) {
+    for picks in picks.chunks(places_of_block(vocab_size)) {
         let place: Vec<i64> = picks.iter().map(|p| p.row as i64 * n + (p.position - start) as i64).collect();
         let place = Tensor::from_slice(&place).to_device(flat.device());
         let hidden_ne = flat.index_select(0, &place);

@@ -248,7 +248,8 @@ impl Model {
     }
 }
 
-fn kind_of(dtype: Dtype) -> Kind {
+/// The dtype by libtorch's name.
+pub fn kind_of(dtype: Dtype) -> Kind {
     match dtype {
         Dtype::F32 => Kind::Float,
         Dtype::Bf16 => Kind::BFloat16,

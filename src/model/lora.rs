@@ -207,8 +207,8 @@ pub(super) fn matrix_name(layer: usize, projection: Projection, matrix: &str) ->
     format!("base_model.model.{}", layer_tensor(layer, &format!("{}.lora_{matrix}.weight", projection.path())))
 }
 
-/// The projections that are meant, ascending and each once.
-fn targets(modules: &TargetModules) -> Result<Vec<Projection>, ModelError> {
+/// The projections that a recipe means, ascending and each once.
+pub fn targets(modules: &TargetModules) -> Result<Vec<Projection>, ModelError> {
     match modules {
         TargetModules::AllLinear => Ok(Projection::ALL.into()),
         TargetModules::Names(names) => named_targets(names),

@@ -24,12 +24,12 @@ mod random;
 mod weights;
 
 pub use attend::{Attend, AttendError, Qkv};
-pub use causal_lm::Model;
+pub use causal_lm::{Model, kind_of};
 pub use config::{ConfigFault, ModelConfig};
 pub use error::{ModelError, Problem, Problems};
 pub use families::Variant;
 pub use fingerprint::fingerprint;
 pub use init::init_model;
 pub use linear::Projection;
-pub use lora::{Adapter, DropoutKey, Place};
+pub use lora::{Adapter, DropoutKey, Place, targets};
 pub use weights::MODEL_TENSORS;

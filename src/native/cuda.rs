@@ -48,6 +48,31 @@ pub fn load_cuda() -> CudaSupport {
     }
 }
 
+/// Bytes that a CUDA device has free, as its runtime says; `None` without one. libtorch's CUDA half must be loaded.
+pub fn free_device_memory(index: usize) -> Option<u64> {
+    type MemGetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> i32;
+    type GetDevice = unsafe extern "C" fn(*mut i32) -> i32;
+    type SetDevice = unsafe extern "C" fn(i32) -> i32;
+    let runtime = Library::this();
+    // SAFETY: the symbols, where they are loaded, are the CUDA runtime's functions of these names and types.
+    let (ask, get, set) = unsafe {
+        let ask = runtime.get::<MemGetInfo>(b"cudaMemGetInfo\0").ok()?;
+        let get = runtime.get::<GetDevice>(b"cudaGetDevice\0").ok()?;
+        (ask, get, runtime.get::<SetDevice>(b"cudaSetDevice\0").ok()?)
+    };
+    let (mut free, mut total, mut current) = (0, 0, 0);
+    // SAFETY: all point to numbers that may be written; the device that was current is so again at the end.
+    let statuses = unsafe {
+        let known = get(&raw mut current);
+        let statuses = [known, set(i32::try_from(index).ok()?), ask(&raw mut free, &raw mut total)];
+        if known == 0 {
+            set(current);
+        }
+        statuses
+    };
+    (statuses == [0; 3]).then_some(free as u64)
+}
+
 /// Whether the driver has made a device node: `nvidia0`, `nvidiactl`, …, or `dxg` under WSL.
 fn has_device(dev: &Path) -> bool {
     fs::read_dir(dev).is_ok_and(|entries| {

@@ -10,6 +10,7 @@ use torch_sys::C_tensor;
 use super::autograd::{check, or_panic, pointers};
 
 unsafe extern "C" {
+    safe fn kvtune_attention_block(tokens: i64, heads_of_group: i64, keys: i64) -> i64;
     fn kvtune_product(x: *mut C_tensor, w: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
     fn kvtune_attend(
         q: *mut C_tensor,
@@ -62,6 +63,11 @@ fn first(made: Vec<Tensor>) -> Tensor {
 pub fn product(x: &Tensor, w: &Tensor) -> Tensor {
     // SAFETY: both are live tensors; one result is written.
     first(made(1, |result| unsafe { kvtune_product(x.as_ptr().cast_mut(), w.as_ptr().cast_mut(), result) }))
+}
+
+/// How many tokens of a chunk of `tokens` attend at a time to so many keys, with all heads of a group: their scores are there at once.
+pub fn attention_block(tokens: u64, heads_of_group: u64, keys: u64) -> u64 {
+    kvtune_attention_block(tokens as i64, heads_of_group as i64, keys as i64).max(0) as u64
 }
 
 /// Whether the kernels below serve tensors of this place and kind.

@@ -77,8 +77,8 @@ fn mix(mut z: u64) -> u64 {
 }
 
 /// [`mix`] for each element of an int64 tensor, in place.
-fn mix_tensor(z: Tensor) -> Tensor {
-    let mut z = z + GAMMA.cast_signed();
+fn mix_tensor(mut z: Tensor) -> Tensor {
+    let _ = z.g_add_scalar_(GAMMA.cast_signed());
     let mut fold = |shift: i64, multiplier: Option<u64>| {
         // The shift of signed numbers copies the sign bit; the mask takes the copies away again.
         let mut shifted = z.bitwise_right_shift_tensor_scalar(shift);

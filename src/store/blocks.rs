@@ -45,6 +45,13 @@ impl Cut {
     }
 }
 
+/// Bytes of levels and ranges of [`encode`].
+pub(super) fn bytes(size: &[i64], bits: Bits) -> [u64; 2] {
+    let cut = Cut::of(size);
+    let blocks = (size.iter().product::<i64>() / cut.width * cut.blocks) as u64;
+    [blocks * bits.level_bytes(cut.block) as u64, blocks * 4]
+}
+
 /// The tensors that stand for `x`: levels and ranges of its blocks, then channel, scale and value of the outliers, where there are
 /// any.
 ///

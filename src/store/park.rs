@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{Device, Kind, Tensor};
 
 use super::arena::{Arena, Piece, Taken};
+use super::ranges::aligned;
 use super::{Bits, StoreError, blocks};
 use crate::units::Bytes;
 
@@ -29,6 +30,19 @@ impl Form {
             Self::Int8 => Some(Bits::Nine),
             Self::Int4 => Some(Bits::Five),
         }
+    }
+
+    /// How a tensor of `kind` waits: what is no float, and what is empty, is kept to the bit.
+    fn bits_of(self, size: &[i64], kind: Kind) -> Option<Bits> {
+        let is_float = matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double);
+        self.bits().filter(|_| is_float && size.iter().all(|&n| n > 0))
+    }
+
+    /// What a tensor takes in a store, before there is one; channels that would be kept apart are left out.
+    pub fn bytes_of(self, size: &[i64], kind: Kind) -> Bytes {
+        let plain = size.iter().product::<i64>() as u64 * kind.elt_size_in_bytes() as u64;
+        let parts = self.bits_of(size, kind).map_or([plain, 0], |bits| blocks::bytes(size, bits));
+        Bytes(parts.into_iter().map(aligned).sum())
     }
 }
 
@@ -56,9 +70,7 @@ impl Store {
     /// # Shapes
     /// Any; quantised along the last axis.
     pub fn park(&self, x: &Tensor) -> Result<Parked, StoreError> {
-        let is_float = matches!(x.kind(), Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double);
-        // Nothing is no block.
-        let bits = self.form.bits().filter(|_| is_float && x.numel() > 0);
+        let bits = self.form.bits_of(&x.size(), x.kind());
         let x = x.detach();
         let parts = match bits {
             None => vec![x.shallow_clone()],
@@ -203,6 +215,7 @@ mod tests {
         let x = Tensor::randn([4, 100, 1024], (Kind::Float, CPU));
         for (form, expected) in [(Form::Plain, 4.0), (Form::Int8, 1.1875), (Form::Int4, 0.6875)] {
             let parked = Store::in_memory(form).park(&x).unwrap();
+            assert_eq!(parked.bytes(), form.bytes_of(&x.size(), x.kind()));
             let found = parked.bytes().0 as f64 / x.numel() as f64;
             assert!((found - expected).abs() < 1e-3, "{form:?}: {found}");
         }

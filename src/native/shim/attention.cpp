@@ -477,6 +477,9 @@ int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::
   });
 }
 
+// Tokens of a block of queries.
+int64_t kvtune_attention_block(int64_t tokens, int64_t heads_of_group, int64_t keys) { return tokens_of_block(tokens, heads_of_group, keys); }
+
 // Sums over the heads of a group and the queries from token `first` on (B, G, all keys).
 int kvtune_attention_paid(at::Tensor* q, at::Tensor** k, size_t parts, at::Tensor* lse, double scale, int64_t first, at::Tensor** result) {
   return kvtune::guarded([&] {
