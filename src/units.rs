@@ -1,6 +1,7 @@
 //! Newtypes for the quantities that meet in one call, and the way out that every error offers.
 
 use std::fmt;
+use std::str::FromStr;
 
 /// A decoder layer, counted from 0 at the bottom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -10,7 +11,7 @@ pub struct LayerIdx(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkIdx(pub usize);
 
-/// A number of bytes; prints in binary units (`1.5 GiB`).
+/// A number of bytes; prints in binary units (`1.5 GiB`), and is read from those and from decimal ones (`40GB`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
@@ -62,6 +63,41 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// `40G` is one of two numbers that are 7 % apart: which of them is not guessed.
+const UNITS: &str = "expected a number of bytes with `kB`, `MB`, `GB` or `TB` (powers of 1000), with `KiB`, `MiB`, `GiB` or `TiB` \
+                     (powers of 1024), or with `B` or nothing, as `40GB` or `1.5GiB`";
+
+impl FromStr for Bytes {
+    /// What was expected.
+    type Err = &'static str;
+
+    /// Reads `40GB`, `1.5 GiB` or `512`, rounded to whole bytes.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = (&text[..end], text[end..].strip_prefix(' ').unwrap_or(&text[end..]));
+        let factor: u64 = match unit {
+            "" | "B" => 1,
+            "kB" => 1000,
+            "MB" => 1000_u64.pow(2),
+            "GB" => 1000_u64.pow(3),
+            "TB" => 1000_u64.pow(4),
+            "KiB" => 1 << 10,
+            "MiB" => 1 << 20,
+            "GiB" => 1 << 30,
+            "TiB" => 1 << 40,
+            _ => return Err(UNITS),
+        };
+        // A whole number is taken as it is: not each has its own float.
+        let bytes = if let Ok(whole) = number.parse::<u64>() {
+            whole.checked_mul(factor)
+        } else {
+            let bytes = (number.parse::<f64>().map_err(|_| UNITS)? * factor as f64).round();
+            (bytes < u64::MAX as f64).then_some(bytes as u64)
+        };
+        bytes.map(Self).ok_or("expected less than 2^64 bytes")
+    }
+}
+
 impl fmt::Display for Seconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = self.0;
@@ -79,6 +115,8 @@ impl fmt::Display for Seconds {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -88,5 +126,66 @@ mod tests {
         assert_eq!(Seconds(0.25).to_string(), "250 ms");
         assert_eq!(Seconds(62.0).to_string(), "1 m 02 s");
         assert_eq!(Seconds(3720.0).to_string(), "1 h 02 m");
+    }
+
+    #[test]
+    fn bytes_are_read_in_powers_of_1000_and_of_1024() {
+        let read = [
+            ("512", 512),
+            ("512B", 512),
+            ("0", 0),
+            ("40kB", 40_000),
+            ("40 MB", 40_000_000),
+            ("40GB", 40_000_000_000),
+            ("2TB", 2_000_000_000_000),
+            ("3KiB", 3 << 10),
+            ("3MiB", 3 << 20),
+            ("40 GiB", 40 << 30),
+            ("2TiB", 2 << 40),
+            ("1.5GiB", 3 << 29),
+            ("0.1GB", 100_000_000),
+            ("1.0004kB", 1000),
+            ("9007199254740993", 9_007_199_254_740_993),
+            ("18446744073709551615B", u64::MAX),
+        ];
+        for (text, bytes) in read {
+            assert_eq!(text.parse(), Ok(Bytes(bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_may_mean_another_number_of_bytes_is_refused() {
+        let refused = "| |GB|40G|40g|40gb|40Gb|40GIB|40KB|40kb|40kiB|40 bytes|40  GB|40GB | 40GB|4 0GB|40\u{a0}GB|-1GB|+1GB|1e9|1,5GB|\
+                       1_000|1.5.0GB|.|.GB|inf|nan|40GB/s|\u{664}GB";
+        for text in refused.split('|') {
+            assert_eq!(text.parse::<Bytes>(), Err(UNITS), "{text}");
+        }
+        for text in ["18446744073709551616", "16777216TiB", "16777216.0TiB", "99999999999999999999999GB", "18446745TB"] {
+            assert_eq!(text.parse::<Bytes>(), Err("expected less than 2^64 bytes"), "{text}");
+        }
+        for unit in ["kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB", "B"] {
+            assert!(UNITS.contains(&format!("`{unit}`")) && format!("1{unit}").parse::<Bytes>().is_ok(), "{unit}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_is_read_within_its_rounding(number in any::<u64>(), shift in 1..64_u32) {
+            let bytes = number >> shift;
+            let shown = Bytes(bytes).to_string();
+            let unit: Bytes = format!("1 {}", shown.split(' ').nth(1).unwrap()).parse().unwrap();
+            // Half of the last digit that is shown; a byte has no parts.
+            let rounding = unit.0 as f64 * if shown.contains('.') { 0.05 } else { 0.5 };
+            let read: Bytes = shown.parse().unwrap();
+            let error = read.0.abs_diff(bytes) as f64;
+            prop_assert!(if unit.0 == 1 { read.0 == bytes } else { error <= rounding + 1.0 }, "{} is read as {}", shown, read.0);
+        }
+
+        #[test]
+        fn whole_numbers_of_a_unit_are_exact(number in 0..=u64::MAX >> 41) {
+            for (unit, factor) in [("", 1), ("kB", 1000), ("TB", 1_000_000_000_000), ("KiB", 1 << 10), ("TiB", 1_u64 << 40)] {
+                prop_assert_eq!(format!("{number}{unit}").parse(), Ok(Bytes(number * factor)));
+            }
+        }
     }
 }

@@ -1,6 +1,10 @@
 //! Counts on the command line: they refuse with its other mistakes what is no count, and what no machine can hold.
 
-use clap::builder::RangedU64ValueParser;
+use std::str::FromStr;
+
+use clap::builder::{RangedU64ValueParser, TypedValueParser};
+
+use crate::units::Bytes;
 
 /// At least one.
 pub(super) fn at_least_one() -> RangedU64ValueParser<usize> {
@@ -10,4 +14,38 @@ pub(super) fn at_least_one() -> RangedU64ValueParser<usize> {
 /// None or more.
 pub(super) fn any_number() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(0..=1 << 24)
+}
+
+/// Bytes with their unit, of which there is at least one.
+pub(super) fn bytes() -> impl TypedValueParser<Value = Bytes> {
+    Bytes::from_str.try_map(|bytes| if bytes == Bytes(0) { Err("expected more than 0 bytes") } else { Ok(bytes) })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Arg, Command};
+
+    use super::*;
+
+    /// What clap makes of `--memory TEXT`: the bytes, or the first line that it says.
+    fn parsed(text: &str) -> Result<Bytes, String> {
+        let command = Command::new("kvtune").arg(Arg::new("memory").long("memory").value_name("BYTES").value_parser(bytes()));
+        match command.try_get_matches_from(["kvtune", "--memory", text]) {
+            Ok(matches) => Ok(*matches.get_one("memory").unwrap()),
+            Err(error) => Err(error.to_string().lines().next().unwrap_or_default().to_owned()),
+        }
+    }
+
+    #[test]
+    fn bytes_have_a_unit_and_are_not_none() {
+        assert_eq!((parsed("40GB"), parsed("1.5 GiB")), (Ok(Bytes(40_000_000_000)), Ok(Bytes(3 << 29))));
+        let refused = |text: &str, expected: &str| {
+            assert_eq!(parsed(text), Err(format!("error: invalid value '{text}' for '--memory <BYTES>': {expected}")));
+        };
+        for nothing in ["0", "0GB", "0.1B"] {
+            refused(nothing, "expected more than 0 bytes");
+        }
+        refused("40G", "40G".parse::<Bytes>().unwrap_err());
+        refused("16777216TiB", "expected less than 2^64 bytes");
+    }
 }

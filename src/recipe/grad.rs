@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::auto::Auto;
 use super::kv_cache::BufferKind;
 use super::plan::HeadRecipe;
 use super::resolve::{At, Checked};
@@ -15,7 +16,7 @@ pub struct GradRecipe {
     pub layers_per_cell: usize,
     /// The width of a cell, relative to the width at which its layer checkpoint weighs as much as one cache; default 1.
     pub chunks_per_cell_multiplier: f64,
-    /// The width of a cell in chunks; where it is given, the multiplier says nothing.
+    /// The width of a cell in chunks; where it is given, or left open, the multiplier says nothing.
     pub chunks_per_cell: Option<usize>,
     /// Hidden states at the borders of rows of cells.
     pub layer_checkpoints: StoreRecipe,
@@ -27,6 +28,39 @@ pub struct GradRecipe {
     /// any row counts for the whole batch, so that rows of a batch depend on each other: a row is what it is alone in batches of
     /// one row only.
     pub single_tokens_for_targets: bool,
+    /// Keys that are written `"auto"`: the planner decides. In the order of [`OpenKey::ALL`], none twice. While a key is open, its
+    /// own field holds the default.
+    pub open: Vec<OpenKey>,
+}
+
+impl GradRecipe {
+    /// With the defaults for what is open: for who makes no gradient.
+    pub fn closed(&self) -> Self {
+        Self { open: Vec::new(), ..self.clone() }
+    }
+
+    /// Whether `key` is left for the planner to decide.
+    pub fn is_open(&self, key: OpenKey) -> bool {
+        self.open.contains(&key)
+    }
+}
+
+words! {
+    /// A key of `[grad]` that may be left open: it trades time for memory, or one kind of memory for another.
+    OpenKey {
+        /// Layers of a cell.
+        LayersPerCell = "layers_per_cell",
+        /// The width of a cell.
+        ChunksPerCell = "chunks_per_cell",
+        /// The form of layer checkpoints.
+        LayerCheckpoints = "layer_checkpoints",
+        /// Their place.
+        LayerCheckpointsPlace = "layer_checkpoints_place",
+        /// The form of the undo log.
+        UndoLog = "undo_log",
+        /// Its place.
+        UndoLogPlace = "undo_log_place",
+    }
 }
 
 /// How what the backward phase needs waits for it.
@@ -73,11 +107,13 @@ impl At<'_> {
             let message = format!("`{key}` contradicts the head, which has one target per row, and no token behind it");
             return self.refuse(key, message, "remove it, or write `head.kind = \"next_token\"`");
         }
+        let open = open_keys(&schema);
+        let given = |count: Option<Auto<usize>>| count.and_then(Auto::given);
         let multiplier = schema.chunks_per_cell_multiplier.unwrap_or(1.0);
         let is_fine = multiplier >= 0.1 && multiplier.is_finite();
         let hint = "1.0 makes a layer checkpoint of a cell weigh as much as one cache; less saves memory and costs time";
         Ok(GradRecipe {
-            layers_per_cell: self.count("grad.layers_per_cell", schema.layers_per_cell.unwrap_or(1))?,
+            layers_per_cell: self.count("grad.layers_per_cell", given(schema.layers_per_cell).unwrap_or(1))?,
             chunks_per_cell_multiplier: self.check(
                 "grad.chunks_per_cell_multiplier",
                 multiplier,
@@ -85,15 +121,17 @@ impl At<'_> {
                 "at least 0.1",
                 hint,
             )?,
-            chunks_per_cell: self.optional_count("grad.chunks_per_cell", schema.chunks_per_cell)?,
+            chunks_per_cell: self.optional_count("grad.chunks_per_cell", given(schema.chunks_per_cell))?,
             layer_checkpoints: store(schema.layer_checkpoints, schema.layer_checkpoints_place),
             undo_log: self.undo_log(store(schema.undo_log, schema.undo_log_place), buffer)?,
             scratch_dir: schema.scratch_dir.map(|path| self.path("grad.scratch_dir", &path)).transpose()?,
             single_tokens_for_targets,
+            open,
         })
     }
 
-    /// The undo log of a quantised cache holds the cache's own few bits, to the bit.
+    /// The undo log of a quantised cache holds the cache's own few bits, to the bit. An open form is no contradiction: there is one
+    /// left to choose.
     fn undo_log(&self, store: StoreRecipe, buffer: Option<BufferKind>) -> Checked<StoreRecipe> {
         let buffer = buffer.unwrap_or(BufferKind::Plain);
         if store.form == StoreForm::Plain || buffer == BufferKind::Plain {
@@ -108,7 +146,19 @@ impl At<'_> {
     }
 }
 
-fn store(form: Option<StoreForm>, place: Option<StorePlace>) -> StoreRecipe {
-    let default = StoreRecipe::PLAIN;
+fn store(form: Option<Auto<StoreForm>>, place: Option<Auto<StorePlace>>) -> StoreRecipe {
+    let (default, form, place) = (StoreRecipe::PLAIN, form.and_then(Auto::given), place.and_then(Auto::given));
     StoreRecipe { form: form.unwrap_or(default.form), place: place.unwrap_or(default.place) }
+}
+
+fn open_keys(schema: &schema::Grad) -> Vec<OpenKey> {
+    let is_open = |key: OpenKey| match key {
+        OpenKey::LayersPerCell => matches!(schema.layers_per_cell, Some(Auto::Open)),
+        OpenKey::ChunksPerCell => matches!(schema.chunks_per_cell, Some(Auto::Open)),
+        OpenKey::LayerCheckpoints => matches!(schema.layer_checkpoints, Some(Auto::Open)),
+        OpenKey::LayerCheckpointsPlace => matches!(schema.layer_checkpoints_place, Some(Auto::Open)),
+        OpenKey::UndoLog => matches!(schema.undo_log, Some(Auto::Open)),
+        OpenKey::UndoLogPlace => matches!(schema.undo_log_place, Some(Auto::Open)),
+    };
+    OpenKey::ALL.iter().copied().filter(|&key| is_open(key)).collect()
 }

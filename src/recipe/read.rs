@@ -8,6 +8,7 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
+use super::auto::{AUTO, OR_AUTO};
 use super::diagnose::{RecipeError, listed, suggest};
 use super::schema;
 use super::tree::{Node, Source, Spot, Value};
@@ -38,7 +39,12 @@ enum Problem {
     },
     UnknownValue {
         value: String,
-        known: &'static [&'static str],
+        known: Vec<&'static str>,
+    },
+    /// Not even a string where one of a few words is expected.
+    NoWord {
+        known: Vec<&'static str>,
+        found: String,
     },
     WrongType {
         expected: String,
@@ -68,6 +74,24 @@ impl ReadError {
         self
     }
 
+    /// What was read could as well have been left open.
+    fn or_auto(mut self) -> Self {
+        match &mut self.problem {
+            Problem::UnknownValue { known, .. } | Problem::NoWord { known, .. } => known.push(AUTO),
+            Problem::WrongType { expected, .. } => expected.push_str(", or `\"auto\"`"),
+            _ => {}
+        }
+        self
+    }
+
+    /// One of a few words was expected.
+    fn among(mut self, known: &[&'static str]) -> Self {
+        if let Problem::WrongType { found, .. } = self.problem {
+            self.problem = Problem::NoWord { known: known.to_vec(), found };
+        }
+        self
+    }
+
     fn inside(mut self, key: &str) -> Self {
         self.path.push(key.to_owned());
         self
@@ -80,7 +104,11 @@ impl ReadError {
                 let table = if path.is_empty() { "at the top level".to_owned() } else { format!("in `[{path}]`") };
                 (format!("unknown key `{key}` {table}"), schema::suggest_key(&path, &key, known))
             }
-            Problem::UnknownValue { value, known } => (format!("unknown value `{value}` for `{path}`"), suggest(&value, known)),
+            Problem::UnknownValue { value, known } => (format!("unknown value `{value}` for `{path}`"), suggest(&value, &known)),
+            Problem::NoWord { known, found } => {
+                let words = listed(known);
+                (format!("`{path}` must be {words}, found {found}"), format!("write {words}"))
+            }
             Problem::WrongType { expected, found } => {
                 let hint = match expected.as_str() {
                     "a table" => format!("write `[{path}]`, and its keys below it"),
@@ -145,7 +173,7 @@ impl Error for ReadError {
     }
 
     fn unknown_variant(variant: &str, known: &'static [&'static str]) -> Self {
-        Self::new(Problem::UnknownValue { value: variant.to_owned(), known })
+        Self::new(Problem::UnknownValue { value: variant.to_owned(), known: known.to_vec() })
     }
 
     fn missing_field(field: &'static str) -> Self {
@@ -186,8 +214,12 @@ impl<'de> Deserializer<'de> for Reader<'de> {
         visitor.visit_some(self)
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, ReadError> {
-        visitor.visit_newtype_struct(self)
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, name: &'static str, visitor: V) -> Result<V::Value, ReadError> {
+        match name {
+            OR_AUTO if self.0.as_str() == Some(AUTO) => visitor.visit_unit(),
+            OR_AUTO => visitor.visit_newtype_struct(self).map_err(ReadError::or_auto),
+            _ => visitor.visit_newtype_struct(self),
+        }
     }
 
     /// serde's derive would read an array as the fields in their order.
@@ -214,7 +246,10 @@ impl<'de> Deserializer<'de> for Reader<'de> {
                 StrDeserializer::new(text).deserialize_enum(name, variants, visitor).map_err(|e: ReadError| e.at(self.0.spot))
             }
             // No enum of a recipe carries anything, so the visitor's own words for another type are the right ones.
-            None => self.deserialize_any(OneOf(variants)).map(|never| match never {}),
+            None => match self.deserialize_any(AWord) {
+                Ok(never) => match never {},
+                Err(error) => Err(error.among(variants)),
+            },
         }
     }
 
@@ -225,15 +260,15 @@ impl<'de> Deserializer<'de> for Reader<'de> {
 }
 
 /// Refuses what is not a string where one of a few words is expected.
-struct OneOf(&'static [&'static str]);
+struct AWord;
 
 enum Never {}
 
-impl Visitor<'_> for OneOf {
+impl Visitor<'_> for AWord {
     type Value = Never;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&listed(self.0.iter().copied()))
+        f.write_str("a word")
     }
 }
 

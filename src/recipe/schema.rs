@@ -5,6 +5,7 @@ use std::fmt;
 use serde::de::{DeserializeOwned, Error, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::auto::Auto;
 use super::cache_length::CacheLength;
 use super::diagnose::{listed, nearest};
 use super::grad::{StoreForm, StorePlace};
@@ -91,13 +92,13 @@ pub(super) struct KvCache {
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Grad {
-    pub(super) layers_per_cell: Option<usize>,
+    pub(super) layers_per_cell: Option<Auto<usize>>,
     pub(super) chunks_per_cell_multiplier: Option<f64>,
-    pub(super) chunks_per_cell: Option<usize>,
-    pub(super) layer_checkpoints: Option<StoreForm>,
-    pub(super) layer_checkpoints_place: Option<StorePlace>,
-    pub(super) undo_log: Option<StoreForm>,
-    pub(super) undo_log_place: Option<StorePlace>,
+    pub(super) chunks_per_cell: Option<Auto<usize>>,
+    pub(super) layer_checkpoints: Option<Auto<StoreForm>>,
+    pub(super) layer_checkpoints_place: Option<Auto<StorePlace>>,
+    pub(super) undo_log: Option<Auto<StoreForm>>,
+    pub(super) undo_log_place: Option<Auto<StorePlace>>,
     pub(super) scratch_dir: Option<String>,
     pub(super) single_tokens_for_targets: Option<bool>,
 }

@@ -6,16 +6,18 @@ use std::path::Path;
 
 use toml::Value;
 
+use super::auto::AUTO;
+use super::grad::OpenKey;
 use super::plan::{HeadRecipe, Labels, LoraRecipe, Recipe, TargetModules, ValidationSource, Warmup};
 
-/// A key whose value a resumed run may not change, but would.
+/// A key with another value in another recipe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Dotted, as `kv_cache.chunk_size`.
     pub key: String,
-    /// The value of the run, in TOML; `not set` where it has none.
+    /// The value of the one recipe, in TOML; `not set` where it has none.
     pub before: String,
-    /// The value that was asked for.
+    /// The value of the other.
     pub after: String,
 }
 
@@ -35,13 +37,18 @@ impl Recipe {
     /// What stands in the way of continuing this recipe's run with `resumed`: everything that differs, but for the lengths
     /// of the run, logging, saving, the tiling of the gradient, and where it is written.
     pub fn changes_refused_on_resume(&self, resumed: &Self) -> Vec<Difference> {
-        let (before, after) = (self.flat(), resumed.flat());
+        self.differences(resumed).into_iter().filter(|difference| !may_change(&difference.key)).collect()
+    }
+
+    /// What differs between this recipe and another one, by key.
+    pub fn differences(&self, other: &Self) -> Vec<Difference> {
+        let (before, after) = (self.flat(), other.flat());
         let mut keys: Vec<&String> = before.keys().chain(after.keys()).collect();
         keys.sort();
         keys.dedup();
         let show = |value: Option<&String>| value.cloned().unwrap_or_else(|| "not set".to_owned());
         keys.into_iter()
-            .filter(|key| !may_change(key) && before.get(*key) != after.get(*key))
+            .filter(|key| before.get(*key) != after.get(*key))
             .map(|key| Difference { key: key.clone(), before: show(before.get(key)), after: show(after.get(key)) })
             .collect()
     }
@@ -55,22 +62,11 @@ impl Recipe {
     }
 
     fn sections(&self) -> Vec<Section> {
-        let (model, grad, eval, checkpoint) = (&self.model, &self.grad, &self.eval, &self.checkpoint);
+        let (model, eval, checkpoint) = (&self.model, &self.eval, &self.checkpoint);
         let model = [
             Some(("path", path_value(&model.path))),
             model.adapter.as_deref().map(|path| ("adapter", path_value(path))),
             Some(("dtype", word(model.dtype.name()))),
-        ];
-        let grad = [
-            Some(("layers_per_cell", whole(grad.layers_per_cell as u64))),
-            Some(("chunks_per_cell_multiplier", Value::Float(grad.chunks_per_cell_multiplier))),
-            grad.chunks_per_cell.map(|chunks| ("chunks_per_cell", whole(chunks as u64))),
-            Some(("layer_checkpoints", word(grad.layer_checkpoints.form.name()))),
-            Some(("layer_checkpoints_place", word(grad.layer_checkpoints.place.name()))),
-            Some(("undo_log", word(grad.undo_log.form.name()))),
-            Some(("undo_log_place", word(grad.undo_log.place.name()))),
-            grad.scratch_dir.as_deref().map(|path| ("scratch_dir", path_value(path))),
-            Some(("single_tokens_for_targets", Value::Boolean(grad.single_tokens_for_targets))),
         ];
         let eval = [
             Some(("interval", whole(eval.interval))),
@@ -90,7 +86,7 @@ impl Recipe {
             ("data", self.data_entries()),
             ("head", self.head_entries()),
             ("kv_cache", self.cache_entries()),
-            ("grad", grad.into_iter().flatten().collect()),
+            ("grad", self.grad_entries()),
             ("train", self.train_entries()),
             ("optimizer", self.optimizer_entries()),
             ("eval", eval.into_iter().flatten().collect()),
@@ -139,6 +135,26 @@ impl Recipe {
             ("storage", word(cache.storage.name())),
             ("cpu_offload", Value::Boolean(cache.cpu_offload)),
         ]
+    }
+
+    fn grad_entries(&self) -> Vec<(&'static str, Value)> {
+        let grad = &self.grad;
+        let either = |key: OpenKey, value: Option<Value>| {
+            let value = if grad.is_open(key) { Some(word(AUTO)) } else { value };
+            value.map(|value| (key.name(), value))
+        };
+        let entries = [
+            either(OpenKey::LayersPerCell, Some(whole(grad.layers_per_cell as u64))),
+            Some(("chunks_per_cell_multiplier", Value::Float(grad.chunks_per_cell_multiplier))),
+            either(OpenKey::ChunksPerCell, grad.chunks_per_cell.map(|chunks| whole(chunks as u64))),
+            either(OpenKey::LayerCheckpoints, Some(word(grad.layer_checkpoints.form.name()))),
+            either(OpenKey::LayerCheckpointsPlace, Some(word(grad.layer_checkpoints.place.name()))),
+            either(OpenKey::UndoLog, Some(word(grad.undo_log.form.name()))),
+            either(OpenKey::UndoLogPlace, Some(word(grad.undo_log.place.name()))),
+            grad.scratch_dir.as_deref().map(|path| ("scratch_dir", path_value(path))),
+            Some(("single_tokens_for_targets", Value::Boolean(grad.single_tokens_for_targets))),
+        ];
+        entries.into_iter().flatten().collect()
     }
 
     fn train_entries(&self) -> Vec<(&'static str, Value)> {
