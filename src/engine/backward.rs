@@ -10,7 +10,7 @@ use super::forward::{ForwardTrace, hand_back_log};
 use super::head_run::HeadRun;
 use super::layer_run::{link, lock, to_host};
 use super::memory::{self, Beside};
-use super::{Engine, EngineError, Event, Observer, StepContext, StepGradients, chunks};
+use super::{Engine, EngineError, Event, Observer, StepContext, StepGradients};
 use crate::cache::LayerLog;
 use crate::model::Model;
 use crate::native::run_backward;
@@ -25,7 +25,7 @@ pub(super) fn run(
     observer: &mut dyn Observer,
 ) -> Result<StepGradients, EngineError> {
     hand_back_log(&mut trace);
-    let rows = chunks::rows(model.config().num_layers, engine.settings.layers_per_cell);
+    let rows = engine.settings.rows();
     // The gradient that travels from row to row, by column; never quantised.
     let (top, mut head) = (trace.top.take(), std::mem::take(&mut trace.head));
     let head_waits = top.is_none();

@@ -3,6 +3,7 @@
 use crate::cache::CacheError;
 use crate::head::HeadError;
 use crate::native::BackwardError;
+use crate::recipe::OpenKey;
 use crate::store::StoreError;
 use crate::units::Hint;
 
@@ -24,6 +25,12 @@ pub enum EngineError {
     /// Autograd failed.
     #[error(transparent)]
     Backward(#[from] BackwardError),
+    /// Keys of the recipe that are open still: an engine is built from a recipe that says everything.
+    #[error("{}", undecided(keys))]
+    Open {
+        /// Their names within `[grad]`.
+        keys: Vec<OpenKey>,
+    },
     /// Chunks whose size is drawn or bent would evict their own tokens, or protected ones.
     #[error(
         "`kv_cache.chunk_size` = {chunk_size} makes chunks of up to {longest} tokens, as their sizes vary; layer {layer} with \
@@ -76,6 +83,7 @@ impl Hint for EngineError {
             // A layer only passes on what its cache has said.
             Self::Attend(e) => e.cause().and_then(|cause| cause.downcast_ref::<CacheError>()).and_then(Hint::hint),
             Self::Backward(_) | Self::Torch(_) => None,
+            Self::Open { .. } => Some("`kvtune plan --recipe FILE` says what it would choose; write that".into()),
             Self::LongestChunk { largest: 0, .. } => {
                 Some("raise `kv_cache.cache_length`, or set `randomize_chunk_sizes = false` and `chunking = \"plain\"`".into())
             }
@@ -91,4 +99,10 @@ impl Hint for EngineError {
             Self::Misplaced { .. } => Some("this is a defect of kvtune: please report it".into()),
         }
     }
+}
+
+/// `` `grad.layers_per_cell = "auto"` was not decided``.
+fn undecided(keys: &[OpenKey]) -> String {
+    let written: Vec<String> = keys.iter().map(|key| format!("`grad.{key} = \"auto\"`")).collect();
+    format!("{} {} not decided", written.join(", "), if keys.len() == 1 { "was" } else { "were" })
 }

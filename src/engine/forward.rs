@@ -11,11 +11,10 @@ use super::head_run::HeadRun;
 use super::layer_checkpoints::LayerCheckpoints;
 use super::layer_run::{SharedRun, fresh, lock, to_host};
 use super::memory::{self, Beside};
-use super::{ChunkPlan, Engine, EngineError, Event, Observer, StepContext, chunks};
+use super::{ChunkPlan, Engine, EngineError, Event, Observer, StepContext};
 use crate::cache::{LayerCache, LayerLog, ReplayLog, Shape};
 use crate::data::Batch;
 use crate::model::{Attend, Model, Place};
-use crate::recipe::Storage;
 use crate::units::LayerIdx;
 
 /// Receives the position of a column's first token and its hidden states `(B, n, E)` before the final norm.
@@ -99,11 +98,11 @@ pub(super) fn run(
     let plan = engine.settings().plan(batch, context.and_then(|c| c.chunk_sizes))?;
     let tokens = Tokens::new(batch, model.device());
     let runs = fresh(caches(engine, model, &plan, batch), &engine.stores.undo_log);
-    let rows = chunks::rows(model.config().num_layers, engine.settings.layers_per_cell);
+    let rows = engine.settings.rows();
     let mut trace = ForwardTrace {
         log: empty_log(&plan, &runs),
         head: HeadRun::new(engine, model, batch)?,
-        top: (context.is_none() || !engine.settings.makes_last_hidden_states_again(rows.len())).then(Vec::new),
+        top: (context.is_none() || !engine.settings.makes_last_hidden_states_again()).then(Vec::new),
         checkpoints: LayerCheckpoints::new(engine.stores.layer_checkpoints.clone()),
         plan,
         tokens,
@@ -167,26 +166,14 @@ fn run_column(
 
 /// An empty cache for each layer.
 fn caches(engine: &Engine, model: &Model, plan: &ChunkPlan, batch: &Batch) -> Vec<LayerCache> {
-    let (config, settings) = (model.config(), &engine.settings);
-    let longest_chunk = plan.spans.iter().map(|span| span.len).max().unwrap_or(1);
-    let cache = |layer: usize| {
-        let (cache_length, policy) = (settings.cache_lengths[layer].min(plan.len()), &*settings.policies[layer]);
-        let shape = Shape {
-            batch: batch.rows.len() as i64,
-            groups: config.num_kv_heads as i64,
-            head_dim: config.head_dim as i64,
-            cache_length,
-            allocated: settings.allocated(cache_length, longest_chunk),
-            is_paged: settings.storage == Storage::Paged,
-            buffer: settings.buffer,
-            is_offloaded: settings.is_offloaded,
-            kind: model.kind(),
-            device: model.device(),
-        };
+    let settings = &engine.settings;
+    let shapes = settings.cache_shapes(model.config(), plan, (model.kind(), model.device()));
+    let cache = |(layer, shape): (usize, Shape)| {
+        let policy = settings.policy(layer);
         let protected = batch.rows.iter().map(|row| row.initial.map_or((0, 0), |initial| policy.protects(initial)));
         LayerCache::new(LayerIdx(layer), shape, plan.prefill).protecting(protected.collect())
     };
-    (0..config.num_layers).map(cache).collect()
+    shapes.into_iter().enumerate().map(cache).collect()
 }
 
 fn empty_log(plan: &ChunkPlan, runs: &[SharedRun]) -> ReplayLog {

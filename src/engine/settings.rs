@@ -1,10 +1,13 @@
 //! What an engine is built from, checked once: policies and lengths by layer, chunk size, cells.
 
+use std::ops::Range;
 use std::path::PathBuf;
+
+use tch::{Device, Kind};
 
 use super::chunks::{self, BENT_BY};
 use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, Engine, EngineError, RandomSizes};
-use crate::cache::{self, CacheError, Policy, Scope, log_bytes_per_token};
+use crate::cache::{self, CacheError, Policy, Scope, Shape, log_bytes_per_token};
 use crate::data::{Batch, IGNORE, Targets};
 use crate::model::ModelConfig;
 use crate::recipe::{BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm, StoreRecipe};
@@ -54,8 +57,11 @@ enum Width {
 const CHUNKS_OF_A_PAGE: usize = 4;
 
 impl Settings {
-    /// Checks a recipe's cache and gradient sections against the model.
+    /// Checks a recipe's cache and gradient sections against the model. Refuses a gradient section with open keys.
     pub fn new(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<Self, EngineError> {
+        if !grad.open.is_empty() {
+            return Err(EngineError::Open { keys: grad.open.clone() });
+        }
         let recipe_lengths = kv.cache_length.by_layer(config.num_layers);
         if recipe_lengths.len() != config.num_layers {
             return Err(CacheError::WrongNumberOfLengths { found: recipe_lengths.len(), expected: config.num_layers }.into());
@@ -96,6 +102,11 @@ impl Settings {
         Ok(())
     }
 
+    /// Layers of a cell: at most those of the model.
+    pub fn layers_per_cell(&self) -> usize {
+        self.layers_per_cell
+    }
+
     /// How entries are stored.
     pub fn buffer(&self) -> BufferKind {
         self.buffer
@@ -121,8 +132,8 @@ impl Settings {
 
     /// Whether the first row of the backward phase ends in the very hidden states that the forward phase has ended in: it is the
     /// only one, so that no layer checkpoint comes in between, and its caches are unwound exactly.
-    pub(super) fn makes_last_hidden_states_again(&self, num_rows: usize) -> bool {
-        num_rows == 1 && self.undo_log.form == StoreForm::Plain
+    pub fn makes_last_hidden_states_again(&self) -> bool {
+        self.rows().len() == 1 && self.undo_log.form == StoreForm::Plain
     }
 
     /// The settings with a policy of the caller's own; `build` makes it for a layer of so many slots, errors call it `name`.
@@ -136,8 +147,44 @@ impl Settings {
         Ok(self)
     }
 
+    /// The caches of all layers for a batch planned as `plan`, of a model that computes in a kind on a device.
+    pub fn cache_shapes(&self, config: &ModelConfig, plan: &ChunkPlan, (kind, device): (Kind, Device)) -> Vec<Shape> {
+        let longest_chunk = plan.spans.iter().map(|span| span.len).max().unwrap_or(1);
+        let shape = |cache_length: &usize| {
+            let cache_length = (*cache_length).min(plan.len());
+            Shape {
+                batch: plan.spans.first().map_or(0, |span| span.real.len()) as i64,
+                groups: config.num_kv_heads as i64,
+                head_dim: config.head_dim as i64,
+                cache_length,
+                allocated: self.allocated(cache_length, longest_chunk),
+                is_paged: self.storage == Storage::Paged,
+                buffer: self.buffer,
+                is_offloaded: self.is_offloaded,
+                kind,
+                device,
+            }
+        };
+        self.cache_lengths.iter().map(shape).collect()
+    }
+
+    /// The policy of a layer.
+    pub fn policy(&self, layer: usize) -> &dyn Policy {
+        &*self.policies[layer]
+    }
+
+    /// Rows of cells, as ranges of layers, bottom first.
+    pub fn rows(&self) -> Vec<Range<usize>> {
+        chunks::rows(self.policies.len(), self.layers_per_cell)
+    }
+
+    /// How layer checkpoints and undo log wait.
+    pub fn stores(&self) -> (StoreRecipe, StoreRecipe) {
+        (self.layer_checkpoints, self.undo_log)
+    }
+
     /// Slots to allocate at once of a cache of `cache_length`, for chunks of at most `chunk` tokens.
-    pub(super) fn allocated(&self, cache_length: usize, chunk: usize) -> usize {
+    fn allocated(&self, cache_length: usize, chunk: usize) -> usize {
         match self.storage {
             Storage::Preallocated => cache_length,
             Storage::Growing => chunk,
@@ -146,8 +193,8 @@ impl Settings {
     }
 
     /// How many layers, from the bottom, are run forward a second time: all but those of the top row of cells.
-    pub fn replayed_layers(&self, num_layers: usize) -> usize {
-        chunks::rows(num_layers, self.layers_per_cell).last().map_or(0, |top| top.start)
+    pub fn replayed_layers(&self) -> usize {
+        self.rows().last().map_or(0, |top| top.start)
     }
 
     /// Slots of a layer; `None` for a cache that grows.

@@ -32,12 +32,17 @@ impl Engine {
     }
 }
 
-fn store(recipe: StoreRecipe, dir: Option<PathBuf>, purpose: &'static str) -> Store {
-    let form = match recipe.form {
+/// The form in which tensors wait in a store.
+pub fn form(recipe: StoreRecipe) -> Form {
+    match recipe.form {
         StoreForm::Plain => Form::Plain,
         StoreForm::Int8 => Form::Int8,
         StoreForm::Int4 => Form::Int4,
-    };
+    }
+}
+
+fn store(recipe: StoreRecipe, dir: Option<PathBuf>, purpose: &'static str) -> Store {
+    let form = form(recipe);
     match recipe.place {
         StorePlace::Memory => Store::in_memory(form),
         StorePlace::File => Store::in_file(form, dir, purpose),
