@@ -8,6 +8,7 @@ use crate::engine::EngineError;
 use crate::eval::EvalError;
 use crate::files::FilesError;
 use crate::model::ModelError;
+use crate::plan::PlanError;
 use crate::recipe::RecipeError;
 use crate::report::ReportError;
 use crate::store::StoreError;
@@ -58,22 +59,30 @@ pub enum Error {
     #[error(transparent)]
     Report(#[from] ReportError),
     /// The proof found a difference.
-    #[error("the gradients differ: the worst relative error is {worst:.2e}, the tolerance {tolerance:.0e}")]
+    #[error("{}the gradients differ: the worst relative error is {worst:.2e}, the tolerance {tolerance:.0e}", with(.keys))]
     Disproved {
+        /// The keys in which the tiling differs from the recipe's own; empty for that.
+        keys: String,
         /// Largest relative error.
         worst: f64,
         /// What is allowed.
         tolerance: f64,
     },
     /// The gradient through stores that round points elsewhere than the exact one.
-    #[error("with {stores} the gradient has the cosine {cosine:.6} with the exact one, expected at least {smallest}")]
+    #[error("{}the gradient has the cosine {cosine:.6} with the exact one, expected at least {smallest}", with(.keys))]
     Imprecise {
         /// The keys and what they say.
-        stores: String,
+        keys: String,
         /// Of the whole gradient.
         cosine: f64,
         /// What is asked.
         smallest: f64,
+    },
+    /// The policies' choices depend on the tiling.
+    #[error("{}other entries are evicted than in the recipe's own tiling", with(.keys))]
+    OtherChoices {
+        /// The keys in which the tiling differs from the recipe's own.
+        keys: String,
     },
     /// A panic that nothing expected.
     #[error("kvtune has a defect: {message}\n  --> {place}")]
@@ -91,6 +100,11 @@ pub enum Error {
         /// What to do.
         hint: String,
     },
+}
+
+/// `with KEYS `, if there are any.
+fn with(keys: &str) -> String {
+    if keys.is_empty() { String::new() } else { format!("with {keys} ") }
 }
 
 const FAILED: u8 = 1;
@@ -115,7 +129,12 @@ impl Error {
             Self::Eval(e) => of_eval(e),
             Self::Checkpoint(e) => of_checkpoint(e),
             Self::Verify(VerifyError::NotFinite { .. }) => NOT_FINITE,
-            Self::Report(_) | Self::Verify(_) | Self::Disproved { .. } | Self::Imprecise { .. } | Self::Defect { .. } => FAILED,
+            Self::Report(_)
+            | Self::Verify(_)
+            | Self::Disproved { .. }
+            | Self::Imprecise { .. }
+            | Self::OtherChoices { .. }
+            | Self::Defect { .. } => FAILED,
         }
     }
 }
@@ -174,7 +193,7 @@ fn of_engine(error: &EngineError) -> u8 {
         EngineError::Cache(e) => of_cache(e),
         EngineError::Store(e) => of_store(e),
         EngineError::Attend(e) => e.cause().and_then(|cause| cause.downcast_ref()).map_or(FAILED, of_cache),
-        EngineError::LongestChunk { .. } => USAGE,
+        EngineError::Open { .. } | EngineError::LongestChunk { .. } => USAGE,
         EngineError::Head(crate::head::HeadError::WrongTargets { .. }) | EngineError::EmptyRow | EngineError::NoTargets => DATA,
         _ => FAILED,
     }
@@ -207,10 +226,11 @@ fn of_train(error: &TrainError) -> u8 {
         | TrainError::NoRun { .. }
         | TrainError::NoCheckpoint { .. } => USAGE,
         TrainError::Data(e) => of_data(e),
-        TrainError::Model(e) => of_model(e),
+        TrainError::Model(e) | TrainError::Plan(PlanError::Model(e)) => of_model(e),
         TrainError::Files(e) => of_files(e),
         TrainError::Optim(_) | TrainError::OtherModel { .. } | TrainError::OtherData { .. } => DATA,
-        TrainError::Engine(e) => of_engine(e),
+        TrainError::Engine(e) | TrainError::Plan(PlanError::Engine(e)) => of_engine(e),
+        TrainError::Plan(PlanError::DoesNotFit { .. }) => MEMORY,
         TrainError::Eval(e) => of_eval(e),
         TrainError::Checkpoint(e) => of_checkpoint(e),
         TrainError::NotFinite { .. } => NOT_FINITE,
@@ -238,6 +258,11 @@ impl Hint for Error {
             Self::Imprecise { .. } => {
                 Some("this is too coarse for the model and its data: keep more, `\"plain\"` is exact".into())
             }
+            Self::OtherChoices { .. } => Some(
+                "in f64 this is a defect of kvtune: please report it; in f32 rounding may decide between two entries: write the choices \
+                 with `--dump`, and follow them with `--replay-log`"
+                    .into(),
+            ),
             Self::Defect { .. } => Some("please report it with the command and these lines; saved checkpoints are intact".into()),
             Self::Usage { hint, .. } => Some(hint.clone()),
         }

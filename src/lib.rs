@@ -16,6 +16,7 @@ pub mod model;
 pub mod native;
 pub mod ops;
 pub mod optim;
+pub mod plan;
 pub mod recipe;
 pub mod report;
 pub mod store;

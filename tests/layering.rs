@@ -33,6 +33,7 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("optim", Only(&["units", "recipe", "native"])),
     ("checkpoint", Only(&["units", "recipe", "files", "store", "model", "optim", "native"])),
     ("engine", Only(&["units", "sabotage", "recipe", "data", "ops", "store", "model", "cache", "head", "native"])),
+    ("plan", Only(&["units", "report", "recipe", "data", "ops", "store", "head", "cache", "model", "engine", "native"])),
     (
         "verify",
         Only(&["units", "sabotage", "recipe", "data", "ops", "store", "model", "cache", "head", "engine", "files", "native"]),

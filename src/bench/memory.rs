@@ -6,10 +6,10 @@
 use serde_json::{Value, json};
 use tch::Device;
 
-use super::parts::Part;
 use crate::engine::{MemoryByPart, Place};
 use crate::model::{Adapter, Model};
 use crate::native::{Allocated, AllocationMeter};
+use crate::plan::Part;
 use crate::report::memory::{Peak, Resident, resident};
 use crate::store::bytes_of;
 use crate::units::Bytes;

@@ -1,44 +1,11 @@
-//! The parts of a step, and the stopwatch that gives each moment of it to one of them.
+//! The stopwatch that gives each moment of a step to one of its parts.
 
 use tch::Device;
 
-use super::clock::{Moment, Spent};
 use super::memory::Profiler;
 use crate::engine::{Event, MemoryByPart, Observer};
-
-/// A part of a training step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// The forward phase, but for the head.
-    Forward,
-    /// The loss and its gradient: in the forward phase, or in the cells where all layers are one row.
-    Head,
-    /// The second forward of rows of cells below the top one.
-    Replay,
-    /// Unwinding cells to their left border and computing them again with autograd.
-    Recompute,
-    /// Backward through cells.
-    Backward,
-    /// Clipping and update.
-    Optimizer,
-}
-
-impl Part {
-    /// In the order in which they come.
-    pub const ALL: [Self; 6] = [Self::Forward, Self::Head, Self::Replay, Self::Recompute, Self::Backward, Self::Optimizer];
-
-    /// The name in tables and keys.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Head => "head",
-            Self::Replay => "replay",
-            Self::Recompute => "recompute",
-            Self::Backward => "backward",
-            Self::Optimizer => "optimizer",
-        }
-    }
-}
+use crate::plan::clock::Moment;
+use crate::plan::{Part, Spent};
 
 /// Runs from its making on, and is told which part the time from then on belongs to.
 pub(super) struct Stopwatch {
@@ -76,18 +43,6 @@ impl Stopwatch {
         let Spent { seconds, cpu_seconds } = Moment::now(self.device).since(self.began);
         let (seconds, cpu_seconds) = (seconds - self.left_out.seconds, cpu_seconds - self.left_out.cpu_seconds);
         (Spent { seconds, cpu_seconds }, self.parts)
-    }
-}
-
-impl From<Event> for Part {
-    fn from(event: Event) -> Self {
-        match event {
-            Event::ForwardColumn { .. } => Self::Forward,
-            Event::Head { .. } => Self::Head,
-            Event::Replay { .. } => Self::Replay,
-            Event::Cell { .. } => Self::Recompute,
-            Event::CellBackward { .. } => Self::Backward,
-        }
     }
 }
 

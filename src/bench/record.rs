@@ -3,11 +3,8 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::clock::Spent;
-use super::flops::Flops;
-use super::gemm::{Gemm, Rate};
 use super::memory::MemoryProfile;
-use super::parts::Part;
+use crate::plan::{Flops, Gemm, Part, Rate, Spent};
 use crate::report::memory::Peak;
 use crate::units::Bytes;
 

@@ -4,12 +4,13 @@ use tch::Device;
 
 use super::memory::Profiler;
 use super::parts::{Stopwatch, Watch};
-use super::{BenchError, StepRecord, flops, gemm, tokens};
+use super::{BenchError, StepRecord, tokens};
 use crate::data::Batch;
 use crate::engine::{ChunkKey, Engine, MemoryByPart, StepContext};
 use crate::model::{DropoutKey, Model, ModelConfig, ModelError};
 use crate::ops::attention;
 use crate::optim::{self, Optimizer, clip_grad_norm};
+use crate::plan::{Alternative, Flops, Machine, Subject, Trained, gemm};
 use crate::recipe::{Dtype, HeadRecipe, Labels, Recipe};
 use crate::report::memory;
 use crate::store::bytes_of;
@@ -37,6 +38,8 @@ pub struct Bench {
     optimizer: Box<dyn Optimizer>,
     size: Size,
     profiler: Option<Profiler>,
+    foretold: Alternative,
+    trained: Trained,
     done: usize,
 }
 
@@ -52,8 +55,13 @@ impl Bench {
         if size.tokens > positions {
             return Err(BenchError::TooLong { tokens: size.tokens, positions });
         }
+        let machine = Machine::here(recipe.model.dtype, device);
+        let batch =
+            tokens::batch(&recipe.head, config.vocab_size, (recipe.train.micro_batch_size, size.tokens), recipe.train.seed);
+        let machine = train::timed(machine, &recipe, &config, &batch)?;
+        let (recipe, foretold) = train::settled(recipe, &config, &batch, machine)?;
         let engine = train::engine(&recipe, &config, None, None)?;
-        engine.settings().check_fits(size.tokens).map_err(TrainError::from)?;
+        let trained = Trained::of(recipe.lora.as_ref()).map_err(TrainError::from)?;
         // A device's allocator is asked for its peak in any case.
         let mut profiler = if size.profiles_memory || device != Device::Cpu { Profiler::start(device) } else { None };
         let model = model(&recipe, device, draws_weights)?;
@@ -64,7 +72,7 @@ impl Bench {
         if let Some(profiler) = &mut profiler {
             profiler.built(&model, optimizer.bytes());
         }
-        Ok(Self { recipe, model, engine, optimizer, size, profiler, done: 0 })
+        Ok(Self { recipe, model, engine, optimizer, size, profiler, foretold, trained, done: 0 })
     }
 
     /// The model.
@@ -87,11 +95,33 @@ impl Bench {
         attention::kernels(self.model.device(), self.model.kind())
     }
 
+    /// What a step after the first should take.
+    pub fn foretold(&self) -> &Alternative {
+        &self.foretold
+    }
+
+    fn subject(&self) -> Subject<'_> {
+        Subject {
+            config: self.model.config(),
+            settings: self.engine.settings(),
+            trained: &self.trained,
+            kind: self.model.kind(),
+            device: self.model.device(),
+            threads: tch::get_num_threads() as usize,
+            accumulates: false,
+        }
+    }
+
+    /// The batch of a step.
+    fn batch(&self, step: u64) -> Batch {
+        let rows = (self.recipe.train.micro_batch_size, self.size.tokens);
+        tokens::batch(&self.recipe.head, self.model.config().vocab_size, rows, self.recipe.train.seed.wrapping_add(step))
+    }
+
     /// Makes a step.
     pub fn step(&mut self) -> Result<StepRecord, BenchError> {
         let (seed, step) = (self.recipe.train.seed, self.done as u64);
-        let rows = (self.recipe.train.micro_batch_size, self.size.tokens);
-        let batch = tokens::batch(&self.recipe.head, self.model.config().vocab_size, rows, seed.wrapping_add(step));
+        let batch = self.batch(step);
         let has_dropout = self.recipe.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
         let context = StepContext {
             weight: 1.0 / batch.num_targets() as f64,
@@ -100,9 +130,9 @@ impl Bench {
         };
         let settings = self.engine.settings();
         let plan = settings.plan(&batch, context.chunk_sizes).map_err(TrainError::from)?;
-        let flops = flops::count(&self.model, settings, &plan, (batch.num_tokens(), batch.num_targets()));
+        let flops = Flops::of(&self.subject(), &plan, (batch.num_tokens(), batch.num_targets()));
         let device = self.model.device();
-        let chunk = rows.0 * self.recipe.kv_cache.chunk_size.min(rows.1);
+        let chunk = self.rows() * self.recipe.kv_cache.chunk_size.min(self.size.tokens);
         let gemm = gemm::measure(self.model.config(), chunk, (self.model.kind(), device));
         let was_reset = memory::reset_peak();
         let mut profiler = self.profiler.take();

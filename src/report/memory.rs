@@ -1,6 +1,7 @@
 //! Peak memory of the process.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use crate::units::Bytes;
 
@@ -29,6 +30,12 @@ pub fn peak_resident() -> Bytes {
     status("VmHWM:")
 }
 
+/// The peak of the process as the planner has foretold it, and as it was.
+pub fn foretold_and_measured(foretold: Bytes, measured: Bytes) -> String {
+    let error = 100.0 * (foretold.0 as f64 / measured.0.max(1) as f64 - 1.0);
+    format!("peak memory of the process: planned {foretold}, measured {measured} ({error:+.1} %)")
+}
+
 /// What of the process is in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {
@@ -43,9 +50,85 @@ pub fn resident() -> Option<Resident> {
     Some(Resident { all: status("VmRSS:"), files: status("RssFile:") }).filter(|resident| resident.all.0 > 0)
 }
 
+/// How large the process may get: what it holds and what the system could still give, within the limits of the control groups that it
+/// is in; `None` where that can't be read.
+pub fn attainable() -> Option<Bytes> {
+    let own = resident()?;
+    let system = line_of(Path::new("/proc/meminfo"), "MemAvailable:")? * 1024;
+    // The pages of files that the process has mapped count as available already.
+    let system = system + own.all.0 - own.files.0;
+    let group = groups().iter().filter_map(|group| left_in(group)).min().map(|left| left + own.all.0);
+    Some(Bytes(group.map_or(system, |group| group.min(system))))
+}
+
+const GROUPS: &str = "/sys/fs/cgroup";
+
+/// The control groups of the process, which limit its memory: its own and those above.
+fn groups() -> Vec<PathBuf> {
+    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mut groups = Vec::new();
+    for line in text.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
+        let root = match controllers {
+            "" => PathBuf::from(GROUPS),
+            _ if controllers.split(',').any(|controller| controller == "memory") => Path::new(GROUPS).join("memory"),
+            _ => continue,
+        };
+        let own = root.join(path.trim_start_matches('/'));
+        groups.extend(own.ancestors().take_while(|group| group.starts_with(&root)).map(Path::to_owned));
+    }
+    groups
+}
+
+/// What a control group has left, the pages of files counted as free; `None` where it has no limit.
+fn left_in(group: &Path) -> Option<u64> {
+    let number = |file: &str| fs::read_to_string(group.join(file)).ok()?.trim().parse::<u64>().ok();
+    let (limit, used) = match number("memory.max") {
+        Some(limit) => (limit, number("memory.current")?),
+        None => (number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?),
+    };
+    let stat = group.join("memory.stat");
+    let files = ["inactive_file ", "active_file "].map(|key| line_of(&stat, key).unwrap_or(0)).iter().sum();
+    Some(limit.saturating_sub(used.saturating_sub(files)))
+}
+
+/// The number behind `key` in a file of such lines.
+fn line_of(file: &Path, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(key)?.split_whitespace().next()?.parse().ok())
+}
+
 fn status(key: &str) -> Bytes {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with(key));
     let kib = line.and_then(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok());
     Bytes(kib.unwrap_or(0) * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_leaves_what_is_not_used_and_what_are_pages_of_files() {
+        let home = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| fs::write(home.path().join(file), text).unwrap();
+        assert_eq!(left_in(home.path()), None);
+        write("memory.limit_in_bytes", "1000\n");
+        write("memory.usage_in_bytes", "700\n");
+        assert_eq!(left_in(home.path()), Some(300));
+        write("memory.max", "max\n");
+        assert_eq!(left_in(home.path()), Some(300), "the older names");
+        write("memory.max", "2000\n");
+        write("memory.current", "1800\n");
+        write("memory.stat", "anon 900\ninactive_file 400\nactive_file 100\n");
+        assert_eq!(left_in(home.path()), Some(700));
+    }
+
+    #[test]
+    fn a_process_may_get_larger_than_it_is() {
+        let (own, may) = (resident().unwrap().all, attainable().unwrap());
+        assert!(may > own && may.0 < 1 << 50, "{may} of {own}");
+    }
 }

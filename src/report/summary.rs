@@ -26,6 +26,8 @@ pub struct Summary {
     pub seconds: f64,
     /// Peak memory of the process.
     pub peak_memory: u64,
+    /// The same as the planner has foretold it.
+    pub planned_memory: u64,
     /// What the model, the cache and the data were.
     pub setting: Vec<(String, String)>,
 }
@@ -48,6 +50,7 @@ impl Summary {
         }
         add("time of this start", Seconds(self.seconds).to_string());
         add("peak memory", Bytes(self.peak_memory).to_string());
+        add("peak memory, as planned", Bytes(self.planned_memory).to_string());
         for (name, value) in &self.setting {
             add(name, value.clone());
         }

@@ -9,6 +9,7 @@ use crate::eval::EvalError;
 use crate::files::FilesError;
 use crate::model::ModelError;
 use crate::optim::OptimError;
+use crate::plan::PlanError;
 use crate::recipe::{Difference, RecipeError};
 use crate::report::ReportError;
 use crate::units::Hint;
@@ -31,6 +32,9 @@ pub enum TrainError {
     /// A step failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// The step does not fit.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// Validation failed.
     #[error(transparent)]
     Eval(#[from] EvalError),
@@ -131,6 +135,7 @@ impl Hint for TrainError {
             Self::Files(e) => e.hint(),
             Self::Model(e) => e.hint(),
             Self::Engine(e) => e.hint(),
+            Self::Plan(e) => e.hint(),
             Self::Eval(e) => e.hint(),
             Self::Optim(e) => e.hint(),
             Self::Checkpoint(e) | Self::NotSaved(e) => e.hint(),

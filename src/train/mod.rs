@@ -7,6 +7,7 @@ mod resume;
 mod run;
 mod schedule;
 mod step;
+mod tiling;
 mod trainer;
 mod watch;
 
@@ -16,4 +17,5 @@ pub use interrupt::Interrupt;
 pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe, resume};
 pub use run::{Outcome, run};
 pub use schedule::Schedule;
+pub use tiling::{heaviest, plan, settled, timed};
 pub use trainer::{RESOLVED_RECIPE, Trainer};

@@ -5,16 +5,18 @@ use std::time::Instant;
 
 use tch::Device;
 
-use super::{Schedule, TrainError, assemble, step};
+use super::{Schedule, TrainError, assemble, step, tiling};
 use crate::checkpoint::{self, Best, SaveKind, Snapshot, TrainState};
 use crate::data::{Batch, Splits};
 use crate::engine::{ChunkKey, Engine, Observer};
 use crate::eval::{self, Scores};
 use crate::model::{DropoutKey, Model, fingerprint};
 use crate::optim::{self, Optimizer, clip_grad_norm, learning_rate};
+use crate::plan::Machine;
 use crate::recipe::{Metric, Mode, Recipe};
 use crate::report::memory::peak_resident;
 use crate::report::metrics::StepMetrics;
+use crate::units::Bytes;
 
 /// Name of the recipe in a run's directory.
 pub const RESOLVED_RECIPE: &str = "recipe.resolved.toml";
@@ -27,6 +29,8 @@ pub struct Trainer {
     pub(super) data: Splits,
     pub(super) schedule: Schedule,
     pub(super) best: Option<Best>,
+    /// Peak of the process in the heaviest step, as planned.
+    pub(super) foretold: Bytes,
     model_hash: String,
     engine: Engine,
     optimizer: Box<dyn Optimizer>,
@@ -37,15 +41,23 @@ pub struct Trainer {
 impl Trainer {
     /// A run at its beginning.
     pub fn new(recipe: Recipe, dir: &Path, device: Device) -> Result<Self, TrainError> {
+        let machine = Machine::here(recipe.model.dtype, device);
         let model = assemble::model(&recipe, device)?;
         let tokenizer = assemble::tokenizer(&recipe.model.path)?;
-        let engine = assemble::engine(&recipe, model.config(), tokenizer.as_ref(), Some(dir))?;
+        let engine_of = |recipe: &Recipe| assemble::engine(recipe, model.config(), tokenizer.as_ref(), Some(dir));
+        // What is wrong with the recipe is said before the data are read.
+        let closed = Recipe { grad: recipe.grad.closed(), ..recipe.clone() };
+        let engine = engine_of(&closed)?;
         let data = assemble::open_data(&recipe, model.config(), tokenizer.as_ref())?;
         assemble::check_lengths(&engine, &data)?;
+        let is_open = closed != recipe;
+        let (recipe, foretold) = tiling::settled(recipe, model.config(), &tiling::heaviest(&closed, &data.train)?, machine)?;
+        let engine = if is_open { engine_of(&recipe)? } else { engine };
         let schedule = Schedule::new(&recipe, data.train.lengths());
         let optimizer = optim::build(&recipe.optimizer, &model.parameters());
         let (dir, model_hash) = (dir.to_owned(), fingerprint(&recipe.model.path)?);
-        Ok(Self { recipe, dir, model, data, schedule, best: None, model_hash, engine, optimizer, step: 0, total_tokens: 0 })
+        let (best, foretold) = (None, foretold.host);
+        Ok(Self { recipe, dir, model, data, schedule, best, foretold, model_hash, engine, optimizer, step: 0, total_tokens: 0 })
     }
 
     /// Steps made.

@@ -6,11 +6,12 @@ use std::time::Instant;
 use super::{TrainError, Trainer};
 use crate::engine::{Event, Observer};
 use crate::eval::Scores;
-use crate::report::memory::peak_resident;
+use crate::report::memory::{foretold_and_measured, peak_resident};
 use crate::report::metrics::{Metrics, StepMetrics};
 use crate::report::progress::Progress;
 use crate::report::summary::Summary;
 use crate::report::tensorboard::{self, TensorBoard};
+use crate::units::Bytes;
 
 /// The reports of one start of a run; the losses are those of the whole run, first and last.
 pub(super) struct Watch {
@@ -77,6 +78,7 @@ impl Watch {
             best: trainer.best.as_ref().map(|b| (b.metric.clone(), b.value, b.step)),
             seconds: self.began.elapsed().as_secs_f64(),
             peak_memory: peak_resident().0,
+            planned_memory: trainer.foretold.0,
             setting: vec![
                 ("model".into(), trainer.recipe.model.path.display().to_string()),
                 ("policy".into(), trainer.recipe.kv_cache.policy.name.clone()),
@@ -84,6 +86,7 @@ impl Watch {
                 ("chunk size".into(), trainer.recipe.kv_cache.chunk_size.to_string()),
             ],
         };
+        self.progress.note(&foretold_and_measured(trainer.foretold, Bytes(summary.peak_memory)));
         summary.write(&trainer.dir.join("summary.md"))?;
         Ok(())
     }

@@ -3,8 +3,9 @@
 
 use serde::Serialize;
 
-use crate::engine::{ChunkPlan, Settings};
-use crate::model::{Model, ModelConfig, Projection};
+use super::{Subject, Trained};
+use crate::engine::ChunkPlan;
+use crate::model::{ModelConfig, Projection};
 
 /// Operations of one step; a multiplication with its addition counts as two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -31,31 +32,61 @@ struct Pass {
     backward: f64,
 }
 
-/// The operations of a step over `plan`, whose batch has so many tokens and targets.
-pub(super) fn count(model: &Model, settings: &Settings, plan: &ChunkPlan, (tokens, targets): (usize, usize)) -> Flops {
-    let config = model.config();
-    let replayed = settings.replayed_layers(config.num_layers);
-    let (mut linear, mut attention) = (0.0, 0.0);
+/// Operations of one layer, or for one token, by the part of the step that runs them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct ByPart {
+    /// The forward phase; so much again is the recomputation.
+    pub(super) forward: Flops,
+    /// The second forward of rows below the top one.
+    pub(super) replay: Flops,
+    /// Of cells.
+    pub(super) backward: Flops,
+}
+
+impl Flops {
+    /// The operations of a step over `plan`, whose batch has so many tokens and targets.
+    pub fn of(subject: &Subject<'_>, plan: &ChunkPlan, (tokens, targets): (usize, usize)) -> Self {
+        let parts = by_part(subject, plan, (tokens, targets));
+        let passes = [parts.forward, parts.forward, parts.replay, parts.backward];
+        let sum = |of: fn(&Self) -> f64| passes.iter().map(of).sum();
+        // The head is run once.
+        Self { linear: sum(|f| f.linear), attention: sum(|f| f.attention), head: parts.forward.head }
+    }
+}
+
+pub(super) fn by_part(subject: &Subject<'_>, plan: &ChunkPlan, (tokens, targets): (usize, usize)) -> ByPart {
+    let config = subject.config;
+    let replayed = subject.settings.replayed_layers();
+    let mut parts = ByPart::default();
     for layer in 0..config.num_layers {
-        // Forward phase and recomputation, and between them the second forward of all rows but the top one.
-        let forwards = if layer < replayed { 3.0 } else { 2.0 };
-        let of = |pass: Pass| forwards * pass.forward + pass.backward;
-        linear += tokens as f64 * of(projections(model, layer));
-        let slots = settings.cache_length(layer).unwrap_or(usize::MAX);
-        attention += of(attended(config, visible_pairs(plan, slots)));
+        let linear = projections(subject, layer);
+        let slots = subject.settings.cache_length(layer).unwrap_or(usize::MAX);
+        let attention = attended(config, visible_pairs(plan, slots));
+        parts.forward.linear += tokens as f64 * linear.forward;
+        parts.forward.attention += attention.forward;
+        parts.backward.linear += tokens as f64 * linear.backward;
+        parts.backward.attention += attention.backward;
+        // The second forward of all rows but the top one.
+        if layer < replayed {
+            parts.replay.linear += tokens as f64 * linear.forward;
+            parts.replay.attention += attention.forward;
+        }
     }
     let scores = 2.0 * (targets * config.hidden_size * config.vocab_size) as f64;
-    let backwards = if model.head_parameters().is_empty() { 1.0 } else { 2.0 };
-    Flops { linear, attention, head: scores * (1.0 + backwards) }
+    parts.forward.head = scores * if subject.trains_weights() { 3.0 } else { 2.0 };
+    parts
 }
 
 /// A token through the projections of a layer.
-fn projections(model: &Model, layer: usize) -> Pass {
-    let targets = model.adapter().map(|adapter| (adapter.r(), adapter.targets()));
-    let trains_weights = model.embedding_parameter().is_some();
+fn projections(subject: &Subject<'_>, layer: usize) -> Pass {
+    let targets = match subject.trained {
+        Trained::Adapter { r, targets, .. } => Some((r, targets)),
+        Trained::Weights => None,
+    };
+    let trains_weights = subject.trains_weights();
     let mut pass = Pass::default();
     for projection in Projection::ALL {
-        let [out, inner] = projection.shape(model.config());
+        let [out, inner] = projection.shape(subject.config);
         let weight = 2.0 * (out * inner) as f64;
         // Behind a frozen embedding nobody asks for the gradient of the lowest layer's input.
         let is_first = layer == 0 && matches!(projection, Projection::Query | Projection::Key | Projection::Value);
@@ -89,14 +120,13 @@ fn visible_pairs(plan: &ChunkPlan, slots: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::path::Path;
 
-    use tch::Device;
+    use tch::{Device, Kind};
 
     use super::*;
-    use crate::engine::ColumnWidth;
+    use crate::engine::{ColumnWidth, Settings};
     use crate::recipe::Recipe;
-    use crate::train;
 
     const CONFIG: &str = r#"{"model_type": "qwen2", "hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2,
         "num_key_value_heads": 1, "intermediate_size": 6, "vocab_size": 10, "max_position_embeddings": 64}"#;
@@ -105,13 +135,15 @@ mod tests {
 
     /// The operations of 14 tokens with a target each.
     fn counted(weights: &str, lora: &str) -> Flops {
-        let home = tempfile::tempdir().unwrap();
-        fs::write(home.path().join("config.json"), CONFIG).unwrap();
         let text = RECIPE.replace("WEIGHTS", weights).replace("LORA", lora);
-        let recipe = Recipe::parse(text, &home.path().join("recipe.toml"), &[]).unwrap().recipe;
-        let model = train::drawn_model(&recipe, Device::Cpu).unwrap();
-        let engine = train::engine(&recipe, model.config(), None, None).unwrap();
-        count(&model, engine.settings(), &ChunkPlan::new(&[14], 8, 4, ColumnWidth::Chunks(1)), (14, 14))
+        let recipe = Recipe::parse(text, Path::new("recipe.toml"), &[]).unwrap().recipe;
+        let config = ModelConfig::from_object(&serde_json::from_str(CONFIG).unwrap()).unwrap();
+        let settings = Settings::new(&config, &recipe.kv_cache, &recipe.grad).unwrap();
+        let trained = Trained::of(recipe.lora.as_ref()).unwrap();
+        let (kind, device) = (Kind::Float, Device::Cpu);
+        let subject =
+            Subject { config: &config, settings: &settings, trained: &trained, kind, device, threads: 1, accumulates: false };
+        Flops::of(&subject, &ChunkPlan::new(&[14], 8, 4, ColumnWidth::Chunks(1)), (14, 14))
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub struct Spent {
 
 impl Spent {
     /// Adds another time.
-    pub(super) fn add(&mut self, other: Self) {
+    pub(crate) fn add(&mut self, other: Self) {
         self.seconds += other.seconds;
         self.cpu_seconds += other.cpu_seconds;
     }
@@ -25,14 +25,14 @@ impl Spent {
 
 /// A moment on both clocks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Moment {
+pub(crate) struct Moment {
     wall: Instant,
     cpu: f64,
 }
 
 impl Moment {
     /// Now, after all that `device` was asked to do: a GPU works on while its host goes ahead.
-    pub(super) fn now(device: Device) -> Self {
+    pub(crate) fn now(device: Device) -> Self {
         if let Device::Cuda(index) = device {
             Cuda::synchronize(index as i64);
         }
@@ -41,13 +41,13 @@ impl Moment {
     }
 
     /// From `earlier` to here.
-    pub(super) fn since(self, earlier: Self) -> Spent {
+    pub(crate) fn since(self, earlier: Self) -> Spent {
         Spent { seconds: (self.wall - earlier.wall).as_secs_f64(), cpu_seconds: self.cpu - earlier.cpu }
     }
 }
 
 /// What `work` takes.
-pub(super) fn time_of(device: Device, work: impl FnOnce()) -> Spent {
+pub(crate) fn time_of(device: Device, work: impl FnOnce()) -> Spent {
     let began = Moment::now(device);
     work();
     Moment::now(device).since(began)

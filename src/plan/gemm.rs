@@ -18,7 +18,7 @@ pub struct Rate {
 
 impl Rate {
     /// The rate of `flops` in the time of `spent`.
-    pub(super) fn of(flops: f64, spent: Spent) -> Self {
+    pub(crate) fn of(flops: f64, spent: Spent) -> Self {
         Self { per_second: flops / spent.seconds, per_cpu_second: flops / spent.cpu_seconds }
     }
 }
@@ -39,13 +39,18 @@ const SIDE_CPU: i64 = 1024;
 const SIDE_CUDA: i64 = 4096;
 
 /// Measures both kinds for chunks of `rows` tokens.
-pub(super) fn measure(config: &ModelConfig, rows: usize, options: (Kind, Device)) -> Gemm {
+pub(crate) fn measure(config: &ModelConfig, rows: usize, options: (Kind, Device)) -> Gemm {
+    let side = if options.1.is_cuda() { SIDE_CUDA } else { SIDE_CPU };
+    Gemm { chunk: chunk_rate(config, rows, options), square: rate(&[[side; 3]], options) }
+}
+
+/// The first kind alone.
+pub(super) fn chunk_rate(config: &ModelConfig, rows: usize, options: (Kind, Device)) -> Rate {
     let of_projection = |projection: Projection| {
         let [out, inner] = projection.shape(config).map(|size| size as i64);
         [rows as i64, inner, out]
     };
-    let side = if options.1.is_cuda() { SIDE_CUDA } else { SIDE_CPU };
-    Gemm { chunk: rate(&Projection::ALL.map(of_projection), options), square: rate(&[[side; 3]], options) }
+    rate(&Projection::ALL.map(of_projection), options)
 }
 
 /// The rate of products `(m, k) · (n, k)ᵀ`, which is how a projection multiplies.

@@ -1,0 +1,57 @@
+//! What can go wrong in planning.
+
+use super::Limits;
+use crate::engine::EngineError;
+use crate::model::ModelError;
+use crate::units::{Bytes, Hint};
+
+/// An error of the planner.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The recipe's caches or chunks are refused.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// What is trained does not fit the model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// No tiling that the recipe allows stays within the memory that there is.
+    #[error("{}", shortage(*host, *device, limits, *tokens))]
+    DoesNotFit {
+        /// What the process would take, of all tilings by that which comes nearest.
+        host: Bytes,
+        /// What a device with a memory of its own would have to give.
+        device: Option<Bytes>,
+        /// What there is.
+        limits: Limits,
+        /// Of the longest row.
+        tokens: usize,
+        /// What would fit.
+        advice: String,
+    },
+    /// The recipe allows no tiling at all.
+    #[error("the recipe allows no tiling")]
+    NothingToChoose,
+}
+
+fn shortage(host: Bytes, device: Option<Bytes>, limits: &Limits, tokens: usize) -> String {
+    let of = |name: &str, bytes: Bytes, limit: Option<Bytes>| {
+        limit.map_or_else(
+            || format!("{bytes} of {name} memory"),
+            |limit| format!("{bytes} of {name} memory, of which there are {limit}"),
+        )
+    };
+    let device = device.map(|bytes| format!("{} and ", of("device", bytes, limits.device))).unwrap_or_default();
+    let host = of("host", host, limits.host);
+    format!("a step of {tokens} tokens does not fit with a margin of 10 %: it takes at least {device}{host}")
+}
+
+impl Hint for PlanError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Engine(e) => e.hint(),
+            Self::Model(e) => e.hint(),
+            Self::DoesNotFit { advice, .. } => Some(advice.clone()),
+            Self::NothingToChoose => Some("look at the keys of `[grad]`".into()),
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! What a process takes before a step's tensors: the program, libtorch, and what both read and keep when they first compute.
+
+use serde_json::{Map, json};
+use tch::Device;
+
+use super::Subject;
+use crate::data::{Batch, Row, Targets};
+use crate::engine::{Engine, Settings, Silent, StepContext};
+use crate::head::NextToken;
+use crate::model::{Adapter, Model, ModelConfig, kind_of};
+use crate::recipe::{Dtype, Recipe};
+use crate::report::memory::resident;
+use crate::units::Bytes;
+
+/// The resident size of a process that has computed, but holds no tensors to speak of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ground(pub Bytes);
+
+const RECIPE: &str = "model.path = '.'\ndata = { format = 'tokens', train = 'none' }\nlora.r = 4\n\
+                      kv_cache = { policy = 'h2o', cache_length = 64, chunk_size = 16 }";
+const TOKENS: usize = 160;
+
+/// What the process takes beside its tensors and its ground while it computes: freed memory that waits in its allocator, and buffers
+/// of the vendor's kernels, which are larger for narrow numbers. As seen in `kvtune bench --profile-memory` over drawn recipes.
+const BESIDE: Bytes = Bytes(10 << 20);
+const BESIDE_NARROW: Bytes = Bytes(20 << 20);
+const BESIDE_PART: f64 = 0.025;
+
+impl Ground {
+    /// The process with so many bytes of tensors on the host.
+    pub fn with(self, subject: &Subject<'_>, tensors: Bytes) -> Bytes {
+        let beside = if subject.is_narrow() { BESIDE_NARROW } else { BESIDE };
+        Bytes(self.0.0 + tensors.0 + (tensors.0 as f64 * BESIDE_PART) as u64 + beside.0)
+    }
+
+    /// Makes a step of a tiny model on a device, so that the libraries' code is in memory, and looks at what is resident; zero where the
+    /// system does not tell.
+    pub fn rehearsed(dtype: Dtype, device: Device) -> Self {
+        // Where it fails the step itself will say why.
+        let _ = rehearse(dtype, device);
+        Self(resident().map_or(Bytes(0), |resident| resident.all))
+    }
+}
+
+fn rehearse(dtype: Dtype, device: Device) -> Option<()> {
+    let config = json!({
+        "model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 2 * TOKENS,
+    });
+    let recipe = Recipe::parse(RECIPE.to_owned(), std::path::Path::new("rehearsal.toml"), &[]).ok()?.recipe;
+    let config = ModelConfig::from_object(config.as_object().unwrap_or(&Map::new())).ok()?;
+    let adapter = Adapter::new(&config, recipe.lora.as_ref()?, 1, kind_of(dtype), device).ok()?;
+    let model = Model::random(config, dtype, device, 1).ok()?.with_adapter(adapter);
+    let engine = Engine::new(Settings::new(model.config(), &recipe.kv_cache, &recipe.grad).ok()?, Box::new(NextToken));
+    let ids = |from: usize| (from..from + TOKENS).map(|id| (id * 7 % 256) as u32);
+    let targets = Targets::NextToken(ids(1).map(i64::from).collect());
+    let batch = Batch { rows: vec![Row { sample: 0, inputs: ids(0).collect(), targets, initial: None }] };
+    let context = StepContext { weight: 1.0, dropout: None, chunk_sizes: None };
+    engine.gradients(&model, &batch, context, &mut Silent).ok().map(drop)
+}

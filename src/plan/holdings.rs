@@ -1,0 +1,304 @@
+//! What the engine's objects hold in the course of a step, from sizes alone: the counterpart of `engine::MemoryByPart`, whose figures it
+//! foretells to the byte where the choices of a policy have a size that is known beforehand.
+
+use std::cell::Cell;
+use std::ops::Range;
+
+use super::Subject;
+use crate::cache::{ChunkSpan, Scope, Shape, log_bytes_per_token, notes_per_entry};
+use crate::engine::{ChunkPlan, MemoryByPart, form_in_store};
+use crate::recipe::{StorePlace, StoreRecipe};
+use crate::store::Form;
+use crate::units::Bytes;
+
+/// Of one layer.
+#[derive(Clone, Debug)]
+struct LayerHolds {
+    shape: Shape,
+    /// Numbers in f32 that the policy keeps of an entry: in the prefill span, and behind it.
+    notes: [usize; 2],
+    scope: Option<Scope>,
+    slots: usize,
+    noted: usize,
+    has_gradients: bool,
+    at_hand: u64,
+    log: u64,
+    /// The last write without pads, and what it overwrites: most are the same.
+    last_undo: Cell<Option<(Write, (u64, u64))>>,
+}
+
+/// Evictions, columns, and the form of the store.
+type Write = (usize, usize, Form);
+
+/// A store: what waits there now, the most that has at a time, and all that ever came.
+#[derive(Clone, Copy, Debug)]
+struct StoreHolds {
+    recipe: StoreRecipe,
+    now: u64,
+    most: u64,
+    ever: u64,
+}
+
+impl StoreHolds {
+    fn new(recipe: StoreRecipe) -> Self {
+        Self { recipe, now: 0, most: 0, ever: 0 }
+    }
+
+    fn form(&self) -> Form {
+        form_in_store(self.recipe)
+    }
+
+    fn put(&mut self, bytes: u64) {
+        self.now += bytes;
+        self.ever += bytes;
+        self.most = self.most.max(self.now);
+    }
+
+    /// In memory: what waits, and room that was used before.
+    fn memory(&self) -> (u64, u64) {
+        if self.recipe.place == StorePlace::File { (0, 0) } else { (self.now, self.most - self.now) }
+    }
+}
+
+/// All of a step.
+#[derive(Debug)]
+pub(super) struct Holdings<'a> {
+    subject: &'a Subject<'a>,
+    plan: &'a ChunkPlan,
+    layers: Vec<LayerHolds>,
+    checkpoints: StoreHolds,
+    undo: StoreHolds,
+    travelling: Vec<u64>,
+    parameter_gradients: u64,
+}
+
+impl<'a> Holdings<'a> {
+    pub(super) fn new(subject: &'a Subject<'a>, plan: &'a ChunkPlan, shapes: Vec<Shape>) -> Self {
+        let layer = |(index, shape): (usize, Shape)| {
+            let policy = subject.settings.policy(index);
+            // A share is not known before, and at most twice the cache length.
+            let slots = shape.slots_for(shape.allocated.max(1), 0) * if policy.shares_out().is_some() { 2 } else { 1 };
+            LayerHolds {
+                slots,
+                shape,
+                notes: [true, false].map(|is_prefill| notes_per_entry(policy, is_prefill)),
+                scope: policy.evicts().then(|| policy.scope()),
+                noted: 0,
+                has_gradients: false,
+                at_hand: 0,
+                log: 0,
+                last_undo: Cell::new(None),
+            }
+        };
+        let (checkpoints, undo) = subject.settings.stores();
+        let mut holdings = Self {
+            subject,
+            plan,
+            layers: shapes.into_iter().enumerate().map(layer).collect(),
+            checkpoints: StoreHolds::new(checkpoints),
+            undo: StoreHolds::new(undo),
+            travelling: vec![0; plan.columns.len()],
+            parameter_gradients: parameter_gradients(subject),
+        };
+        holdings.remember_a_step();
+        holdings
+    }
+
+    /// Lets the stores have the room of the step before: all borders, and the undo log of that row which has most.
+    fn remember_a_step(&mut self) {
+        let rows = self.subject.settings.rows();
+        let borders = rows.len() as u64 - 1;
+        self.checkpoints.most = borders * (0..self.plan.columns.len()).map(|c| self.checkpoint_bytes(c)).sum::<u64>();
+        let form = self.undo.form();
+        let of_layer = |layer: &LayerHolds| self.plan.spans.iter().map(|span| layer.undo(span, form).0).sum::<u64>();
+        self.undo.most = rows.iter().map(|row| self.layers[row.clone()].iter().map(of_layer).sum()).max().unwrap_or(0);
+    }
+
+    /// The most that has waited in files.
+    pub(super) fn in_files(&self) -> Bytes {
+        let in_file = [&self.checkpoints, &self.undo].into_iter().filter(|store| store.recipe.place == StorePlace::File);
+        Bytes(in_file.map(|store| store.most).sum())
+    }
+
+    /// All that has ever gone into the stores of layer checkpoints and undo log.
+    pub(super) fn parked(&self) -> [u64; 2] {
+        [self.checkpoints.ever, self.undo.ever]
+    }
+
+    /// What the engine would tell.
+    pub(super) fn memory(&self) -> MemoryByPart {
+        let mut memory = MemoryByPart {
+            travelling_gradients: Bytes(self.travelling.iter().sum()),
+            parameter_gradients: Bytes(self.parameter_gradients),
+            tokens: Bytes(8 * (self.plan.len() * self.rows()) as u64),
+            ..MemoryByPart::default()
+        };
+        for layer in &self.layers {
+            let (device, host) = self.cache_bytes(layer);
+            memory.caches += Bytes(device);
+            memory.waiting_caches += Bytes(host);
+            memory.undo_at_hand += Bytes(layer.at_hand);
+            memory.replay_log += Bytes(layer.log);
+            memory.cache_gradients += Bytes(if layer.has_gradients { self.gradient_bytes(layer) } else { 0 });
+        }
+        let offloaded = self.layers.iter().filter(|layer| layer.shape.is_offloaded).map(LayerHolds::entry_bytes);
+        // The layer whose turn it is, the next, and one that is on its way back.
+        let turns = offloaded.max().unwrap_or(0) * 3.min(self.layers.len() as u64);
+        memory.caches += Bytes(turns);
+        for (store, row) in [(&self.checkpoints, &mut memory.layer_checkpoints), (&self.undo, &mut memory.undo_log)] {
+            let (waiting, free) = store.memory();
+            *row += Bytes(waiting);
+            memory.free_room += Bytes(free);
+        }
+        memory
+    }
+
+    /// A column through some layers, decided or replayed. Returns what a cache that grows has twice for a moment.
+    pub(super) fn run_column(&mut self, c: usize, layers: &Range<usize>, keeps_undo_from: usize, is_deciding: bool) -> u64 {
+        let (heads, rows) = (self.subject.config.num_kv_heads, self.rows());
+        let mut moved = 0;
+        for index in layers.clone() {
+            for span in &self.plan.spans[self.plan.columns[c].clone()] {
+                let layer = &mut self.layers[index];
+                let slots = layer.shape.slots_for(layer.slots, (span.start + span.len).min(layer.shape.cache_length));
+                if slots > layer.slots && !layer.shape.is_paged {
+                    moved = moved.max(layer.shape.slot_bytes(layer.slots).0);
+                }
+                layer.slots = slots;
+                if is_deciding {
+                    layer.noted = layer.noted.max(layer.notes[usize::from(span.start >= self.plan.prefill)]);
+                    layer.log += logged(layer, span, (rows, heads));
+                }
+                if index >= keeps_undo_from {
+                    let waiting = layer.undo(span, self.undo.form()).0;
+                    self.undo.put(waiting);
+                }
+            }
+        }
+        moved
+    }
+
+    /// A column's hidden states at the borders of rows.
+    pub(super) fn checkpoint(&mut self, c: usize) {
+        let borders = self.subject.settings.rows().len() as u64 - 1;
+        let bytes = borders * self.checkpoint_bytes(c);
+        self.checkpoints.put(bytes);
+    }
+
+    fn checkpoint_bytes(&self, c: usize) -> u64 {
+        let n = self.plan.tokens(&self.plan.columns[c]).1;
+        let size = [self.rows() as i64, n as i64, self.subject.hidden() as i64];
+        self.checkpoints.form().bytes_of(&size, self.subject.kind).0
+    }
+
+    /// A column's gradient is there, and waits for the row below.
+    pub(super) fn travel(&mut self, c: usize, is_there: bool) {
+        let n = self.plan.tokens(&self.plan.columns[c]).1 * self.rows();
+        self.travelling[c] = if is_there { n as u64 * self.subject.hidden() * self.subject.element() } else { 0 };
+    }
+
+    pub(super) fn take_travelling(&mut self, c: usize) -> u64 {
+        std::mem::take(&mut self.travelling[c])
+    }
+
+    /// The layers begin at their first chunk again.
+    pub(super) fn begin_again(&mut self, layers: &Range<usize>) {
+        for layer in &mut self.layers[layers.clone()] {
+            (layer.noted, layer.has_gradients, layer.at_hand) = (0, false, 0);
+        }
+    }
+
+    /// A cell's undo entries are where they are used.
+    pub(super) fn bring_undo(&mut self, layers: &Range<usize>, c: usize) {
+        let column = self.plan.columns[c].clone();
+        for layer in &mut self.layers[layers.clone()] {
+            layer.at_hand = self.plan.spans[column.clone()].iter().map(|span| layer.undo(span, Form::Plain).1).sum();
+            // Who unwinds gives up the notes, and a cell of one chunk does so at its end only.
+            if column.len() > 1 {
+                layer.noted = 0;
+            }
+        }
+    }
+
+    /// A cell is done.
+    pub(super) fn end_cell(&mut self, layers: &Range<usize>, c: usize, has_input_gradient: bool) {
+        for span in &self.plan.spans[self.plan.columns[c].clone()] {
+            for layer in &self.layers[layers.clone()] {
+                self.undo.now -= layer.undo(span, self.undo.form()).0;
+            }
+        }
+        for layer in &mut self.layers[layers.clone()] {
+            (layer.noted, layer.has_gradients, layer.at_hand) = (0, true, 0);
+        }
+        self.travel(c, has_input_gradient);
+    }
+
+    /// A row is done: its border, and its caches' gradients, are gone.
+    pub(super) fn end_row(&mut self, layers: &Range<usize>) {
+        self.begin_again(layers);
+        if layers.start > 0 {
+            let border: u64 = (0..self.plan.columns.len()).map(|c| self.checkpoint_bytes(c)).sum();
+            self.checkpoints.now -= border;
+        }
+    }
+
+    /// Gradients of a layer's cache that are still to be made.
+    pub(super) fn missing_gradients(&self, layer: usize) -> u64 {
+        let layer = &self.layers[layer];
+        if layer.has_gradients { 0 } else { self.gradient_bytes(layer) }
+    }
+
+    fn gradient_bytes(&self, layer: &LayerHolds) -> u64 {
+        2 * (self.rows() * layer.slots) as u64 * self.subject.keys() * self.subject.wide()
+    }
+
+    fn cache_bytes(&self, layer: &LayerHolds) -> (u64, u64) {
+        let entries = (self.rows() * layer.slots * self.subject.config.num_kv_heads) as u64;
+        let notes = 4 * layer.noted as u64 * entries;
+        if layer.shape.is_offloaded {
+            return (8 * entries + notes, layer.entry_bytes());
+        }
+        (layer.shape.slot_bytes(layer.slots).0 + notes, 0)
+    }
+
+    fn rows(&self) -> usize {
+        self.plan.spans.first().map_or(0, |span| span.real.len())
+    }
+}
+
+/// The leaves' own, which stay from step to step, and those that the head sums up. Of an embedding that is no output projection the
+/// gradient is made at the end.
+fn parameter_gradients(s: &Subject<'_>) -> u64 {
+    let made_at_the_end = s.trains_weights() && !s.config.tie_word_embeddings;
+    let embedding = s.config.vocab_size as u64 * s.hidden() * s.element();
+    s.trained_bytes().0 - if made_at_the_end { embedding } else { 0 }
+}
+
+impl LayerHolds {
+    /// Keys and values alone.
+    fn entry_bytes(&self) -> u64 {
+        self.shape.slot_bytes(self.slots).0 - 8 * (self.shape.batch * self.shape.groups) as u64 * self.slots as u64
+    }
+
+    /// What a write overwrites, in a store and at hand.
+    fn undo(&self, span: &ChunkSpan, form: Form) -> (u64, u64) {
+        let filled = span.start.min(self.shape.cache_length);
+        let key = (span.evictions(filled, self.shape.cache_length), span.len, form);
+        if let Some((_, known)) = self.last_undo.get().filter(|(last, _)| *last == key && !span.is_ragged()) {
+            return known;
+        }
+        let bytes = self.shape.undo_bytes(span, filled, form);
+        let found = (bytes.waiting.0, bytes.at_hand.0);
+        if !span.is_ragged() {
+            self.last_undo.set(Some((key, found)));
+        }
+        found
+    }
+}
+
+/// What the log keeps of a chunk's choice.
+fn logged(layer: &LayerHolds, span: &ChunkSpan, batch: (usize, usize)) -> u64 {
+    let cache_length = layer.shape.cache_length;
+    let evicted = span.evictions(span.start.min(cache_length), cache_length) as u64;
+    layer.scope.map_or(0, |scope| evicted * log_bytes_per_token(scope, cache_length, batch).0)
+}

@@ -1,0 +1,43 @@
+//! What computes: a device with its memory and its speed, here or elsewhere.
+
+use tch::Device;
+
+use super::rates::Rates;
+use super::{Ground, Limits, Subject};
+use crate::recipe::Dtype;
+use crate::report::memory::resident;
+
+/// What a step is planned for.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine {
+    /// Where it computes.
+    pub device: Device,
+    /// Threads on a CPU.
+    pub threads: usize,
+    /// What the process takes beside tensors.
+    pub ground: Ground,
+    /// What there is.
+    pub limits: Limits,
+    /// How fast the device is; `None` where it was not measured.
+    pub rates: Option<Rates>,
+}
+
+impl Machine {
+    /// This machine, of which only the speed is not known yet. Call it before a model is loaded: what is resident by then counts as
+    /// ground.
+    pub fn here(dtype: Dtype, device: Device) -> Self {
+        let ground = Ground::rehearsed(dtype, device);
+        let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1);
+        Self { device, threads, ground, limits: Limits::of_machine(device), rates: None }
+    }
+
+    /// With its speed at chunks of `chunk` tokens in `rows` rows and caches of `slots`.
+    pub fn timed(mut self, subject: &Subject<'_>, (rows, chunk, slots): (usize, usize, usize)) -> Self {
+        let now = || resident().map_or(0, |resident| resident.all.0);
+        let before = now();
+        self.rates = Some(Rates::measured(subject, rows, chunk, slots));
+        // What the measurement has used the allocator keeps; the step's tensors were seen to take about half of it over.
+        self.ground.0.0 += now().saturating_sub(before) / 2;
+        self
+    }
+}

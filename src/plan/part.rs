@@ -1,0 +1,49 @@
+//! The parts of a step, by which its time and its memory are told.
+
+use crate::engine::Event;
+
+/// A part of a training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The forward phase, but for the head.
+    Forward,
+    /// The loss and its gradient: in the forward phase, or in the cells where all layers are one row.
+    Head,
+    /// The second forward of rows of cells below the top one.
+    Replay,
+    /// Unwinding cells to their left border and computing them again with autograd.
+    Recompute,
+    /// Backward through cells.
+    Backward,
+    /// Clipping and update.
+    Optimizer,
+}
+
+impl Part {
+    /// In the order in which they come.
+    pub const ALL: [Self; 6] = [Self::Forward, Self::Head, Self::Replay, Self::Recompute, Self::Backward, Self::Optimizer];
+
+    /// The name in tables and keys.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Head => "head",
+            Self::Replay => "replay",
+            Self::Recompute => "recompute",
+            Self::Backward => "backward",
+            Self::Optimizer => "optimizer",
+        }
+    }
+}
+
+impl From<Event> for Part {
+    fn from(event: Event) -> Self {
+        match event {
+            Event::ForwardColumn { .. } => Self::Forward,
+            Event::Head { .. } => Self::Head,
+            Event::Replay { .. } => Self::Replay,
+            Event::Cell { .. } => Self::Recompute,
+            Event::CellBackward { .. } => Self::Backward,
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What a forecast is about: a step before it is made.
+
+use tch::{Device, Kind};
+
+use crate::engine::Settings;
+use crate::model::{ModelConfig, ModelError, Projection, targets};
+use crate::ops::attention::accumulation_kind;
+use crate::recipe::LoraRecipe;
+use crate::units::Bytes;
+
+/// What is trained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trained {
+    /// LoRA.
+    Adapter {
+        /// Rows of its A matrices.
+        r: usize,
+        /// The projections that have matrices.
+        targets: Vec<Projection>,
+        /// Whether inputs are dropped.
+        has_dropout: bool,
+    },
+    /// All weights.
+    Weights,
+}
+
+impl Trained {
+    /// What a recipe trains.
+    pub fn of(lora: Option<&LoraRecipe>) -> Result<Self, ModelError> {
+        let Some(lora) = lora else { return Ok(Self::Weights) };
+        Ok(Self::Adapter { r: lora.r, targets: targets(&lora.target_modules)?, has_dropout: lora.dropout > 0.0 })
+    }
+}
+
+/// A step before it is made: of which model, by which settings, on what.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    /// The model's shape.
+    pub config: &'a ModelConfig,
+    /// The engine's settings.
+    pub settings: &'a Settings,
+    /// What is trained.
+    pub trained: &'a Trained,
+    /// The dtype of hidden states and weights.
+    pub kind: Kind,
+    /// Where it computes; need not be there.
+    pub device: Device,
+    /// Threads that compute, on a CPU.
+    pub threads: usize,
+    /// Whether gradients are summed over several micro-batches.
+    pub accumulates: bool,
+}
+
+impl Subject<'_> {
+    /// Bytes of a number of the model.
+    pub(super) fn element(&self) -> u64 {
+        self.kind.elt_size_in_bytes() as u64
+    }
+
+    /// Bytes of a number that is summed up.
+    pub(super) fn wide(&self) -> u64 {
+        accumulation_kind(self.kind).elt_size_in_bytes() as u64
+    }
+
+    /// Whether the model computes in fewer bits than it sums in.
+    pub(super) fn is_narrow(&self) -> bool {
+        self.wide() > self.element()
+    }
+
+    /// E.
+    pub(super) fn hidden(&self) -> u64 {
+        self.config.hidden_size as u64
+    }
+
+    /// H · D.
+    pub(super) fn queries(&self) -> u64 {
+        (self.config.num_heads * self.config.head_dim) as u64
+    }
+
+    /// G · D.
+    pub(super) fn keys(&self) -> u64 {
+        (self.config.num_kv_heads * self.config.head_dim) as u64
+    }
+
+    pub(super) fn trains_weights(&self) -> bool {
+        *self.trained == Trained::Weights
+    }
+
+    /// Whether autograd keeps the input of a projection.
+    pub(super) fn keeps_input(&self, projection: Projection) -> bool {
+        match self.trained {
+            // Where inputs are dropped it is the dropped one that is kept.
+            Trained::Adapter { targets, has_dropout, .. } => targets.contains(&projection) && !has_dropout,
+            Trained::Weights => true,
+        }
+    }
+
+    /// The model's weights, without an adapter.
+    pub fn weights(&self) -> Bytes {
+        Bytes(self.config.num_parameters() as u64 * self.element())
+    }
+
+    /// What is trained; an adapter's matrices are kept in f32 at least.
+    pub fn trained_bytes(&self) -> Bytes {
+        let Trained::Adapter { r, targets, .. } = self.trained else { return self.weights() };
+        let sides = |projection: &Projection| projection.shape(self.config).iter().sum::<usize>();
+        let numbers = self.config.num_layers * r * targets.iter().map(sides).sum::<usize>();
+        Bytes(numbers as u64 * self.wide())
+    }
+
+    /// An adapter's own bytes; nothing where the weights are trained.
+    pub fn adapter(&self) -> Bytes {
+        if self.trains_weights() { Bytes(0) } else { self.trained_bytes() }
+    }
+
+    /// What clipping and updating the largest matrix takes for a moment: a copy in f64 and its square, or as much in AdamW's terms.
+    pub(super) fn largest_update(&self) -> u64 {
+        let c = self.config;
+        let (inner, widest) = match self.trained {
+            Trained::Adapter { r, .. } => (*r, c.hidden_size.max(c.intermediate_size)),
+            Trained::Weights => (c.hidden_size, c.intermediate_size.max(c.vocab_size)),
+        };
+        16 * (inner * widest) as u64
+    }
+
+    /// The optimiser's two moments.
+    pub fn optimizer(&self) -> Bytes {
+        Bytes(2 * self.trained_bytes().0)
+    }
+}

@@ -1,0 +1,198 @@
+//! A step's events in their order, as the engine would tell them, with what it would hold at each: the walk of the forward and the
+//! backward phase over sizes in place of tensors.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::Subject;
+use super::attention::Kernel;
+use super::head::HeadBytes;
+use super::holdings::Holdings;
+use super::layer::{Layer, LayerBytes};
+use super::part::Part;
+use crate::cache::Shape;
+use crate::engine::{ChunkPlan, MemoryByPart};
+use crate::units::Bytes;
+
+/// The span from one event to the next.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// To which part of the step it belongs.
+    pub part: Part,
+    /// What the engine's objects hold when it begins.
+    pub held: MemoryByPart,
+    /// What the graph of the current cell keeps, and what waits beside it, in bytes.
+    pub graph: u64,
+    /// The most beyond both until it ends, in bytes.
+    pub inside: u64,
+}
+
+/// What is known at the end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Walked {
+    /// What waits in files at most.
+    pub(super) files: Bytes,
+    /// Bytes that went into the stores of layer checkpoints and undo log.
+    pub(super) parked: [u64; 2],
+}
+
+/// A step that is walked through.
+pub(super) struct Walk<'a> {
+    subject: &'a Subject<'a>,
+    plan: &'a ChunkPlan,
+    /// Places with a target, by column.
+    targets: &'a [usize],
+    shapes: Vec<Shape>,
+    rows: Vec<Range<usize>>,
+    holdings: Holdings<'a>,
+    /// What is known of layers that were looked at.
+    layers: RefCell<HashMap<Look, LayerBytes>>,
+}
+
+/// Whether the layer is the lowest, its slots, tokens, the longest chunk, entries, and whether victims are chosen.
+type Look = (bool, usize, u64, u64, u64, bool);
+
+impl<'a> Walk<'a> {
+    /// `targets` are the places with a target, by column of `plan`.
+    pub(super) fn new(subject: &'a Subject<'a>, plan: &'a ChunkPlan, targets: &'a [usize]) -> Self {
+        let shapes = subject.settings.cache_shapes(subject.config, plan, (subject.kind, subject.device));
+        let holdings = Holdings::new(subject, plan, shapes.clone());
+        Self { subject, plan, targets, shapes, rows: subject.settings.rows(), holdings, layers: RefCell::default() }
+    }
+
+    /// Goes from the first column of the forward phase to the last cell, and shows every span to `visit`.
+    pub(super) fn each(mut self, visit: &mut dyn FnMut(Moment)) -> Walked {
+        self.forward(visit);
+        for depth in 0..self.rows.len() {
+            let layers = self.rows[self.rows.len() - 1 - depth].clone();
+            if depth > 0 {
+                self.replay(&layers, visit);
+            }
+            for column in (0..self.plan.columns.len()).rev() {
+                self.cell(&layers, column, visit);
+            }
+            self.holdings.end_row(&layers);
+        }
+        self.end(visit);
+        Walked { files: self.holdings.in_files(), parked: self.holdings.parked() }
+    }
+
+    fn head_waits(&self) -> bool {
+        self.subject.settings.makes_last_hidden_states_again()
+    }
+
+    fn forward(&mut self, visit: &mut dyn FnMut(Moment)) {
+        let layers = 0..self.subject.config.num_layers;
+        let keeps_undo_from = self.rows.last().map_or(0, |top| top.start);
+        for c in 0..self.plan.columns.len() {
+            let before = self.holdings.memory();
+            let moved = self.holdings.run_column(c, &layers, keeps_undo_from, true);
+            self.holdings.checkpoint(c);
+            let inside = self.growth(&before) + moved + self.hidden(c) + self.forward_of(&layers, c, true);
+            visit(Moment { part: Part::Forward, held: before, graph: 0, inside });
+            if !self.head_waits() {
+                let inside = self.hidden(c) + self.head(c).inside;
+                visit(Moment { part: Part::Head, held: self.holdings.memory(), graph: 0, inside });
+                self.holdings.travel(c, self.targets[c] > 0);
+            }
+        }
+    }
+
+    fn replay(&mut self, layers: &Range<usize>, visit: &mut dyn FnMut(Moment)) {
+        let before = self.holdings.memory();
+        self.holdings.begin_again(layers);
+        let mut inside = 0;
+        for c in 0..self.plan.columns.len() {
+            let moved = self.holdings.run_column(c, layers, 0, false);
+            inside = inside.max(self.growth(&before) + moved + 2 * self.hidden(c) + self.forward_of(layers, c, false));
+        }
+        visit(Moment { part: Part::Replay, held: before, graph: 0, inside });
+    }
+
+    fn cell(&mut self, layers: &Range<usize>, c: usize, visit: &mut dyn FnMut(Moment)) {
+        let made: Vec<LayerBytes> = layers.clone().map(|layer| self.layer(layer, c, false)).collect();
+        let all: u64 = made.iter().map(|layer| layer.graph).sum();
+        let before = self.holdings.memory();
+        self.holdings.bring_undo(layers, c);
+        // Its input, and its output beside what the graph keeps of both.
+        let graph = all + self.hidden(c) * if self.subject.is_narrow() { 2 } else { 1 };
+        let last = made.last().copied().unwrap_or_default();
+        let beside_mlp = last.forward.saturating_sub(last.graph_of_mlp);
+        let inside = self.growth(&before) + graph + (2 * self.hidden(c)).max(beside_mlp);
+        visit(Moment { part: Part::Recompute, held: before, graph: 0, inside });
+        let taken = self.holdings.take_travelling(c);
+        let mut seed = if taken > 0 { 0 } else { self.hidden(c) };
+        if self.head_waits() {
+            let head = self.head(c);
+            visit(Moment { part: Part::Head, held: self.holdings.memory(), graph, inside: head.inside });
+            seed = self.hidden(c);
+        }
+        let held = self.holdings.memory();
+        let inside = self.backward(layers, &made);
+        let graph = graph + seed + taken;
+        visit(Moment { part: Part::Backward, held, graph, inside });
+        let has_input_gradient = layers.start > 0 || self.subject.trains_weights();
+        self.holdings.end_cell(layers, c, has_input_gradient);
+    }
+
+    /// Gradients are copied from their leaves, then clipped and applied, one after the other.
+    fn end(&self, visit: &mut dyn FnMut(Moment)) {
+        let (s, held) = (self.subject, self.holdings.memory());
+        let copies = s.trained_bytes().0;
+        visit(Moment { part: Part::Backward, held, graph: 0, inside: copies });
+        let held =
+            MemoryByPart { free_room: held.free_room, parameter_gradients: held.parameter_gradients, ..Default::default() };
+        visit(Moment { part: Part::Optimizer, held, graph: 0, inside: copies + s.largest_update() });
+    }
+
+    /// The most beyond the graph in a cell's backward, which takes the layers from the top, frees what their graphs have kept, and in
+    /// the row's first cell makes the gradients of their caches.
+    fn backward(&self, layers: &Range<usize>, made: &[LayerBytes]) -> u64 {
+        let (mut freed, mut most, mut gradients) = (0i64, 0i64, 0i64);
+        for (layer, bytes) in layers.clone().zip(made).rev() {
+            most = most.max(gradients - freed + bytes.backward_of_mlp as i64);
+            gradients += self.holdings.missing_gradients(layer) as i64;
+            most = most.max(gradients - freed - bytes.graph_of_mlp as i64 + bytes.backward_of_attention as i64);
+            freed += bytes.graph as i64;
+        }
+        most.max(0) as u64
+    }
+
+    /// Of one layer in a column. Most columns and layers are alike.
+    fn layer(&self, index: usize, c: usize, is_choosing: bool) -> LayerBytes {
+        let spans = &self.plan.spans[self.plan.columns[c].clone()];
+        let (shape, tokens) = (&self.shapes[index], self.tokens(c));
+        let chunk = spans.iter().map(|span| span.len).max().unwrap_or(0) as u64;
+        let filled = spans.last().map_or(0, |span| (span.start + span.len).min(shape.cache_length)) as u64;
+        let key = (index == 0, shape.cache_length, tokens, chunk, filled, is_choosing);
+        *self.layers.borrow_mut().entry(key).or_insert_with(|| {
+            let kernel = Kernel::of(self.subject, shape, (chunk, filled), is_choosing);
+            Layer { subject: self.subject, index, tokens, kernel }.bytes()
+        })
+    }
+
+    fn forward_of(&self, layers: &Range<usize>, c: usize, is_choosing: bool) -> u64 {
+        layers.clone().map(|layer| self.layer(layer, c, is_choosing).forward).max().unwrap_or(0)
+    }
+
+    fn head(&self, c: usize) -> HeadBytes {
+        HeadBytes::of(self.subject, self.targets[c], self.hidden(c))
+    }
+
+    /// Tokens of a column, of all rows, pads with them.
+    fn tokens(&self, c: usize) -> u64 {
+        let rows = self.plan.spans.first().map_or(0, |span| span.real.len());
+        (self.plan.tokens(&self.plan.columns[c]).1 * rows) as u64
+    }
+
+    /// Hidden states of a column.
+    fn hidden(&self, c: usize) -> u64 {
+        self.tokens(c) * self.subject.hidden() * self.subject.element()
+    }
+
+    fn growth(&self, before: &MemoryByPart) -> u64 {
+        let sum = |memory: &MemoryByPart| memory.rows().iter().map(|row| row.bytes.0).sum::<u64>();
+        sum(&self.holdings.memory()).saturating_sub(sum(before))
+    }
+}

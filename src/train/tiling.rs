@@ -1,0 +1,72 @@
+//! What a recipe leaves open of the tiling, decided for the heaviest batch that will come.
+
+use super::TrainError;
+use crate::data::{Batch, Dataset};
+use crate::engine::Settings;
+use crate::model::{ModelConfig, kind_of};
+use crate::plan::{Alternative, Decision, Machine, Planner, Subject, Trained, words};
+use crate::recipe::Recipe;
+use crate::report::console;
+
+/// The heaviest batch of a training set: its longest samples.
+pub fn heaviest(recipe: &Recipe, data: &Dataset) -> Result<Batch, TrainError> {
+    let mut samples: Vec<usize> = (0..data.len()).collect();
+    samples.sort_by_key(|&sample| std::cmp::Reverse(data.lengths()[sample]));
+    samples.truncate(recipe.train.micro_batch_size);
+    Ok(data.batch(&samples)?)
+}
+
+/// The machine with its speed at the shapes of a recipe.
+pub fn timed(machine: Machine, recipe: &Recipe, config: &ModelConfig, batch: &Batch) -> Result<Machine, TrainError> {
+    let settings = Settings::new(config, &recipe.kv_cache, &recipe.grad.closed())?;
+    let trained = Trained::of(recipe.lora.as_ref())?;
+    let Machine { device, threads, .. } = machine;
+    let subject = Subject {
+        config,
+        settings: &settings,
+        trained: &trained,
+        kind: kind_of(recipe.model.dtype),
+        device,
+        threads,
+        accumulates: false,
+    };
+    let longest = (0..config.num_layers).filter_map(|layer| settings.cache_length(layer)).max();
+    let slots = longest.unwrap_or(usize::MAX).min(batch.max_len());
+    Ok(machine.timed(&subject, (batch.rows.len(), recipe.kv_cache.chunk_size.min(batch.max_len()), slots)))
+}
+
+/// Plans a recipe's step on `batch`: what `ask` wants to know of the planner.
+pub fn plan<T>(
+    recipe: &Recipe,
+    config: &ModelConfig,
+    batch: &Batch,
+    machine: Machine,
+    ask: impl FnOnce(&Planner<'_>) -> Result<T, crate::plan::PlanError>,
+) -> Result<T, TrainError> {
+    let trained = Trained::of(recipe.lora.as_ref())?;
+    let kind = kind_of(recipe.model.dtype);
+    let micro_batches = recipe.train.gradient_accumulation_steps;
+    Ok(ask(&Planner { config, kv: &recipe.kv_cache, trained: &trained, kind, batch, micro_batches, machine })?)
+}
+
+/// The recipe with nothing left open, and what its step on `batch` would take; says what was decided.
+pub fn settled(
+    mut recipe: Recipe,
+    config: &ModelConfig,
+    batch: &Batch,
+    machine: Machine,
+) -> Result<(Recipe, Alternative), TrainError> {
+    if recipe.grad.open.is_empty() {
+        let foretold = plan(&recipe, config, batch, machine, |planner| planner.consider(recipe.grad.clone()))?;
+        if !foretold.fits {
+            let found = "more than there is: `kvtune plan` says what would fit";
+            console::note(&format!("a step would take {} at its peak, {found}", foretold.words()));
+        }
+        return Ok((recipe, foretold));
+    }
+    let machine = if machine.rates.is_some() { machine } else { timed(machine, &recipe, config, batch)? };
+    let Decision { chosen, .. } = plan(&recipe, config, batch, machine, |planner| planner.decide(&recipe.grad))?;
+    console::note(&format!("planned: {}; {} at the peak", words(&chosen.grad), chosen.words()));
+    recipe.grad = chosen.grad.clone();
+    Ok((recipe, chosen))
+}
