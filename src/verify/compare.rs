@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 
 use super::{VerifyError, reference_gradients};
+use crate::cache::ReplayLog;
 use crate::data::Batch;
-use crate::engine::{Engine, Silent, StepContext};
+use crate::engine::{Engine, Silent, StepContext, StepGradients};
 use crate::head::RowLoss;
 use crate::model::Model;
 
@@ -108,12 +109,38 @@ pub fn check_finite(batch: &Batch, rows: &[RowLoss]) -> Result<(), VerifyError> 
     }
 }
 
+/// What masked dense autograd finds for one batch and the choices made on it. Cells and stores have no part in it, so that it serves
+/// for every tiling.
+#[derive(Debug)]
+pub struct Reference {
+    rows: Vec<RowLoss>,
+    gradients: BTreeMap<String, Tensor>,
+}
+
+impl Reference {
+    /// Runs the reference on the choices in `log`. Of the engine it asks the head and how entries are stored.
+    pub fn new(
+        engine: &Engine,
+        model: &Model,
+        batch: &Batch,
+        log: &ReplayLog,
+        context: StepContext,
+    ) -> Result<Self, VerifyError> {
+        let (rows, gradients) = reference_gradients(engine, model, batch, log, context)?;
+        Ok(Self { rows, gradients })
+    }
+
+    /// What an engine found, beside it.
+    pub fn compare(&self, ours: &StepGradients) -> Comparison {
+        Comparison::new((&ours.rows, &ours.gradients), (&self.rows, &self.gradients))
+    }
+}
+
 /// Runs a batch on both roads.
 pub fn compare(engine: &Engine, model: &Model, batch: &Batch, context: StepContext) -> Result<Comparison, VerifyError> {
     let ours = engine.gradients(model, batch, context, &mut Silent)?;
     check_finite(batch, &ours.rows)?;
-    let (rows, theirs) = reference_gradients(engine, model, batch, &ours.log, context)?;
-    Ok(Comparison::new((&ours.rows, &ours.gradients), (&rows, &theirs)))
+    Ok(Reference::new(engine, model, batch, &ours.log, context)?.compare(&ours))
 }
 
 #[cfg(test)]

@@ -6,12 +6,16 @@ mod fit;
 #[cfg(test)]
 mod mutations;
 mod nearness;
+mod proofs;
 mod reference;
+mod tilings;
 mod walk;
 
-pub use compare::{Comparison, MatrixError, check_finite, compare};
+pub use compare::{Comparison, MatrixError, Reference, check_finite, compare};
 pub use error::VerifyError;
 pub use fit::fits_in_f64;
-pub use nearness::Nearness;
+pub use nearness::{Nearness, tolerance};
+pub use proofs::{HeadTurn, Proofs, TilingProof, Verdict};
 pub use reference::reference_gradients;
+pub use tilings::{Tiling, every_tiling};
 pub use walk::{Walk, walk};

@@ -8,8 +8,8 @@ mod support;
 
 use support::case::{Case, EXACT, PLAIN, TargetsAt, Trains, Width};
 
-use super::{Comparison, VerifyError, reference_gradients};
-use crate::engine::Silent;
+use super::{Comparison, Proofs, TilingProof, Verdict, VerifyError, reference_gradients};
+use crate::engine::{Settings, Silent};
 use crate::sabotage::{Sabotage, under};
 
 /// An error that no rounding explains.
@@ -121,4 +121,66 @@ fn a_flipped_entry_of_the_log_is_noticed() {
         }
         assert_eq!(flips, 18);
     }
+}
+
+/// What is found of all tilings of a case; `is_faulty` says which engines run under the fault.
+fn tiled(case: &Case, fault: Sabotage, is_faulty: impl Fn(usize) -> bool) -> Vec<Result<TilingProof, VerifyError>> {
+    let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
+    let mut proofs = Proofs::new(&model, &batch, context);
+    let engines = support::tilings(case, &model).into_iter().map(|tiling| {
+        let settings = Settings::new(model.config(), &tiling.kv_cache, &tiling.grad).unwrap();
+        support::engine_with(case, settings)
+    });
+    let prove = |(at, engine)| if is_faulty(at) { under(fault, || proofs.prove(&engine)) } else { proofs.prove(&engine) };
+    engines.enumerate().map(prove).collect()
+}
+
+/// Whether a tiling is said to be wrong, or is an error.
+fn is_noticed(found: &Result<TilingProof, VerifyError>) -> bool {
+    found.as_ref().map_or(true, |found| !found.verdict(EXACT).is_good())
+}
+
+#[test]
+fn no_tiling_passes_under_a_fault() {
+    let all_linear = [Sabotage::UndoDropped, Sabotage::GradientNotZeroed, Sabotage::MergeMissing, Sabotage::ValueMovedWithoutKey];
+    let mlp = Case { lora: &["gate_proj", "up_proj", "down_proj"], ..LASTREC };
+    let ends = [Sabotage::HeadGradientDropped, Sabotage::EmbeddingGradientDropped];
+    for (case, faults) in
+        [(PLAIN, &all_linear[..]), (mlp, &[Sabotage::ChainRemoved]), (Case { trains: Trains::All, lora: &[], ..PLAIN }, &ends)]
+    {
+        let clean = tiled(&case, faults[0], |_| false);
+        assert!(!clean.iter().any(is_noticed), "{case:?} without a fault: {clean:?}");
+        for &fault in faults {
+            let found = tiled(&case, fault, |_| true);
+            // Where stores round, the gradient is judged as a whole, in which a matrix with a short one does not count for much.
+            let may_pass = |found: &TilingProof| fault == Sabotage::EmbeddingGradientDropped && found.bound.is_some();
+            for (at, found) in found.iter().enumerate() {
+                let passes = found.as_ref().is_ok_and(|found| !may_pass(found)) && !is_noticed(found);
+                assert!(!passes, "{fault:?} went unnoticed in tiling {at}: {found:?} on {case:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fault_in_one_tiling_is_told_of_that_one_alone() {
+    let exact = tiled(&PLAIN, Sabotage::GradientNotZeroed, |_| false).iter().flatten().filter(|f| f.bound.is_none()).count();
+    // The shape of the first, cells of one chunk, and the last one before those that round: its undo log is a file.
+    for faulty in [0, 1, exact - 1] {
+        let found = tiled(&PLAIN, Sabotage::GradientNotZeroed, |at| at == faulty);
+        let noticed: Vec<usize> = (0..found.len()).filter(|&at| is_noticed(&found[at])).collect();
+        // Beside a wrong first one no exact one agrees.
+        let expected: Vec<usize> = if faulty == 0 { (0..exact).collect() } else { vec![faulty] };
+        assert_eq!(noticed, expected, "{found:?}");
+    }
+}
+
+#[test]
+fn choices_that_depend_on_the_tiling_are_noticed() {
+    let (model, batch) = (support::model(&PLAIN), support::batch(&PLAIN));
+    let mut proofs = Proofs::new(&model, &batch, support::context(&PLAIN));
+    let mut verdict = |case| proofs.prove(&support::engine(&case, &model)).unwrap().verdict(EXACT);
+    assert_eq!(verdict(PLAIN), Verdict::Proved);
+    assert_eq!(verdict(Case { params: "grace_period = 4", layers_per_cell: 2, ..PLAIN }), Verdict::OtherChoices);
+    assert_eq!(verdict(Case { layers_per_cell: 2, ..PLAIN }), Verdict::Proved);
 }

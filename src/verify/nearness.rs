@@ -1,7 +1,12 @@
-//! How near to the exact gradient one must come whose stores round.
+//! How near to the exact gradient one must come: to rounding, or as far as its stores round.
 
 use crate::engine::Settings;
-use crate::recipe::StoreForm;
+use crate::recipe::{Dtype, StoreForm};
+
+/// The relative error that the rounding of a proof in `dtype` explains.
+pub fn tolerance(dtype: Dtype) -> f64 {
+    if dtype == Dtype::F64 { 1e-12 } else { 2e-5 }
+}
 
 /// Bounds on the gradient as a whole.
 #[derive(Clone, Copy, Debug, PartialEq)]

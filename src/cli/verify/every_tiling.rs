@@ -1,0 +1,180 @@
+//! `kvtune verify --every-tiling`: one reference, and beside it the gradient in every shape of cells, with every store and cache.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::proof::{Subject, proved, tested, written};
+use crate::cli::evaluate::Format;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::recipe::{Recipe, StoreRecipe};
+use crate::report::console;
+use crate::report::table::Table;
+use crate::units::{Bytes, Seconds};
+use crate::verify::{HeadTurn, Proofs, Tiling, TilingProof, Verdict, every_tiling};
+
+/// Makes the engine of a recipe.
+type EngineOf<'a> = &'a dyn Fn(&Recipe) -> Result<Engine, Error>;
+
+/// A tiling and what was found.
+struct Proved {
+    recipe: Recipe,
+    is_own: bool,
+    /// In which keys it differs from the recipe; of the recipe's own, which stores round.
+    keys: String,
+    found: TilingProof,
+    verdict: Verdict,
+}
+
+/// Proves the recipe's own tiling and all others, prints a line for each, and fails where one is not what it should be.
+pub(super) fn prove(mut recipe: Recipe, engine_of: EngineOf<'_>, subject: &Subject<'_>) -> Result<(), Error> {
+    if recipe.grad.scratch_dir.is_some() {
+        return prove_all(&recipe, engine_of, subject);
+    }
+    let scratch = scratch_dir();
+    recipe.grad.scratch_dir = Some(scratch.clone());
+    let result = prove_all(&recipe, engine_of, subject);
+    // With files of another process in it it stays.
+    let _ = std::fs::remove_dir(scratch);
+    result
+}
+
+/// Where scratch files are that no recipe has a place for. The same directory each time, so that what a killed process has left there
+/// is removed by the next.
+fn scratch_dir() -> PathBuf {
+    std::env::temp_dir().join(format!("kvtune-verify-{}", rustix::process::getuid().as_raw()))
+}
+
+fn prove_all(recipe: &Recipe, engine_of: EngineOf<'_>, subject: &Subject<'_>) -> Result<(), Error> {
+    let own = engine_of(recipe)?;
+    let plan = own.settings().plan(subject.batch, subject.context.chunk_sizes)?;
+    let tiling = Tiling { kv_cache: recipe.kv_cache.clone(), grad: recipe.grad.clone() };
+    let tilings = every_tiling(&tiling, subject.model.config().num_layers, own.settings(), &plan);
+    let (count, mut proofs) = (tilings.len(), Proofs::new(subject.model, subject.batch, subject.context));
+    let mut all: Vec<Proved> = Vec::with_capacity(count);
+    for (index, Tiling { kv_cache, grad }) in tilings.into_iter().enumerate() {
+        let (began, is_own) = (Instant::now(), index == 0);
+        let other = Recipe { kv_cache, grad, ..recipe.clone() };
+        let engine = engine_of(&other)?;
+        let keys = if is_own { written(&engine.settings().inexact_stores()) } else { differences(recipe, &other) };
+        let found = proofs.prove(&engine)?;
+        let one = Proved { recipe: other, is_own, keys, verdict: found.verdict(subject.tolerance()), found };
+        if subject.format == Format::Json {
+            console::result(&one.line().to_string())?;
+        } else {
+            let time = Seconds(began.elapsed().as_secs_f64());
+            console::note(&format!("tiling {} of {count}: {}, {time}", index + 1, one.verdict.name()));
+        }
+        all.push(one);
+    }
+    tell(&all, subject)?;
+    first_bad(&all).map_or(Ok(()), |one| subject.check(&one.found, one.keys.clone()))
+}
+
+/// The first that is not what it should be, if any: a wrong gradient before one that is only too coarse.
+fn first_bad(all: &[Proved]) -> Option<&Proved> {
+    let verdicts: Vec<Verdict> = all.iter().map(|one| one.verdict).collect();
+    Verdict::first_bad(&verdicts).map(|at| &all[at])
+}
+
+fn differences(recipe: &Recipe, other: &Recipe) -> String {
+    let all = recipe.differences(other);
+    all.iter().map(|difference| format!("`{} = {}`", difference.key, difference.after)).collect::<Vec<_>>().join(", ")
+}
+
+/// The table, and what holds for all.
+fn tell(all: &[Proved], subject: &Subject<'_>) -> Result<(), Error> {
+    let Some(first) = all.first() else { return Ok(()) };
+    let (of, count, bad) = (&first.found.comparison, all.len(), first_bad(all));
+    let exact: Vec<&TilingProof> = all.iter().map(|one| &one.found).filter(|found| found.bound.is_none()).collect();
+    let worst = exact.iter().map(|found| found.comparison.worst()).fold(0.0, f64::max);
+    let apart = exact.iter().filter_map(|found| found.apart).fold(0.0, f64::max);
+    if subject.format == Format::Json {
+        let verdict = bad.map_or(Verdict::Proved, |one| one.verdict).name();
+        let more = json!({
+            "verdict": verdict, "tilings": count, "exact": exact.len(), "relative_error": worst, "from_first": apart,
+        });
+        return subject.tell_whole(of, &more);
+    }
+    let mut table = Table::new(&HEADER);
+    for one in all {
+        table.row(&one.row().each_ref().map(String::as_str));
+    }
+    console::result(&table.to_string())?;
+    console::result(&format!(
+        "{}\n{count} tilings, {} of them exact: worst relative error {worst:.2e}, from the first exact one {apart:.2e} (tolerance \
+         {:.0e}), {}",
+        subject.words(of),
+        exact.len(),
+        subject.tolerance(),
+        tested(of)
+    ))?;
+    if bad.is_none() {
+        let rounding = if exact.len() < count { "; near enough where stores round" } else { "" };
+        console::result(&format!("{}{rounding}", proved(of)))?;
+    }
+    Ok(())
+}
+
+const HEADER: [&str; 10] = [
+    "layers × chunks",
+    "cells",
+    "layer checkpoints",
+    "undo log",
+    "caches",
+    "head",
+    "relative error",
+    "from the first",
+    "cosine",
+    "verdict",
+];
+
+impl Proved {
+    fn row(&self) -> [String; HEADER.len()] {
+        let (found, Recipe { kv_cache, grad, .. }) = (&self.found, &self.recipe);
+        let (layers, chunks) = found.largest_cell;
+        let store = |recipe: StoreRecipe, most: Bytes| {
+            if most > Bytes(0) { format!("{}, {}", recipe.form, recipe.place) } else { "–".to_owned() }
+        };
+        let (cosine, _) = found.comparison.whole();
+        let [error, cosine] = match found.bound {
+            None => [format!("{:.2e}", found.comparison.worst()), "–".to_owned()],
+            Some(bound) => {
+                [format!("{:.3} %", 100.0 * found.relative_error()), format!("{cosine:.6} (at least {})", bound.smallest_cosine)]
+            }
+        };
+        [
+            format!("{layers} × {chunks}{}", if self.is_own { " (the recipe's)" } else { "" }),
+            format!("{} × {}", found.cells.0, found.cells.1),
+            store(grad.layer_checkpoints, found.layer_checkpoints),
+            store(grad.undo_log, found.undo_log),
+            format!("{}{}", kv_cache.storage, if kv_cache.cpu_offload { ", on the host" } else { "" }),
+            match found.head {
+                HeadTurn::Forward => "forward phase".to_owned(),
+                HeadTurn::Cells => "cells".to_owned(),
+            },
+            error,
+            found.apart.map_or("–".to_owned(), |apart| format!("{apart:.2e}")),
+            cosine,
+            self.verdict.name().to_owned(),
+        ]
+    }
+
+    /// The line of the tiling in JSON.
+    fn line(&self) -> Value {
+        let (found, Recipe { kv_cache, grad, .. }) = (&self.found, &self.recipe);
+        let store = |recipe: StoreRecipe, most: Bytes| json!({ "form": recipe.form.name(), "place": recipe.place.name(), "peak_bytes": most.0 });
+        json!({
+            "kind": "tiling", "is_own": self.is_own, "layers_per_cell": found.largest_cell.0, "chunks_per_cell": found.largest_cell.1,
+            "rows": found.cells.0, "columns": found.cells.1,
+            "layer_checkpoints": store(grad.layer_checkpoints, found.layer_checkpoints),
+            "undo_log": store(grad.undo_log, found.undo_log),
+            "storage": kv_cache.storage.name(), "cpu_offload": kv_cache.cpu_offload,
+            "head": if found.head == HeadTurn::Cells { "cells" } else { "forward" },
+            "relative_error": found.relative_error(), "from_first": found.apart, "cosine": found.comparison.whole().0,
+            "verdict": self.verdict.name(),
+        })
+    }
+}

@@ -1,0 +1,99 @@
+//! `kvtune verify`: the proof on the user's own model and data.
+
+mod dump;
+mod every_tiling;
+mod proof;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tch::Device;
+
+use super::counts::at_least_one;
+use super::evaluate::Format;
+use super::recipe_file::RecipeFile;
+use crate::cache::ReplayLog;
+use crate::data::{Batch, Dataset};
+use crate::engine::{ChunkKey, Engine, StepContext};
+use crate::error::Error;
+use crate::plan::Machine;
+use crate::recipe::{Dtype, Recipe, ValidationSource};
+use crate::report::console;
+use crate::train;
+use crate::verify::{Proofs, fits_in_f64};
+use proof::{Subject, proof_model};
+
+#[derive(Debug, Args)]
+pub(super) struct Verify {
+    #[command(flatten)]
+    recipe: RecipeFile,
+    /// Prove other tilings than the recipe's too: shapes of cells, stores, caches that wait on the host.
+    #[arg(long)]
+    every_tiling: bool,
+    /// Samples to prove, from the start of the training file, in one batch. Default: `train.micro_batch_size`; with `--dump`,
+    /// all samples of the file.
+    #[arg(long, value_name = "K", value_parser = at_least_one())]
+    samples: Option<usize>,
+    /// Write loss, gradients, logits, evictions and the replay log to this directory.
+    #[arg(long, value_name = "DIR")]
+    dump: Option<PathBuf>,
+    /// Evict what this replay log of an earlier dump says, instead of asking the policy.
+    #[arg(long, value_name = "FILE")]
+    replay_log: Option<PathBuf>,
+    /// How to print.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+/// More samples than this in one dumped batch must be asked for.
+const MAX_DUMPED: usize = 64;
+
+impl Verify {
+    pub(super) fn run(&self, device: Device) -> Result<(), Error> {
+        let mut recipe = self.recipe.load()?;
+        // The proof takes the rows of the file in their order.
+        recipe.data.validation = ValidationSource::Fraction(0.0);
+        let machine = Machine::here(recipe.model.dtype, device);
+        let model = proof_model(&recipe, recipe.model.dtype, device)?;
+        let tokenizer = train::tokenizer(&recipe.model.path)?;
+        let (config, log) = (model.config().clone(), self.replay_log.as_deref());
+        let engine_of = |recipe: &Recipe| -> Result<Engine, Error> {
+            let engine = train::engine(recipe, &config, tokenizer.as_ref(), None)?;
+            Ok(if let Some(path) = log { engine.following(ReplayLog::load(path)?) } else { engine })
+        };
+        // What is wrong with the recipe is said before the data are read.
+        engine_of(&Recipe { grad: recipe.grad.closed(), ..recipe.clone() })?;
+        let data = train::open_data(&recipe, &config, tokenizer.as_ref())?;
+        console::note(&data.report.to_string());
+        let batch = self.batch(&data.train, recipe.train.micro_batch_size)?;
+        if !recipe.grad.open.is_empty() {
+            recipe = train::settled(recipe, &config, &batch, machine)?.0;
+        }
+        let engine = engine_of(&recipe)?;
+        // The sizes of the first training step, where they are drawn.
+        let key = ChunkKey { seed: recipe.train.seed, step: 0 };
+        let context = StepContext { weight: 1.0 / batch.num_targets().max(1) as f64, dropout: None, chunk_sizes: Some(key) };
+        if let Some(dir) = &self.dump {
+            dump::write(dir, (&engine, &model), &batch, context)?;
+            console::note(&format!("wrote the dump to {}", dir.display()));
+        }
+        let dtype = if fits_in_f64(&model, &batch) { Dtype::F64 } else { Dtype::F32 };
+        let model = if recipe.model.dtype == dtype { model } else { proof_model(&recipe, dtype, device)? };
+        let subject = Subject { model: &model, batch: &batch, context, dtype, format: self.format };
+        if self.every_tiling {
+            return every_tiling::prove(recipe, &engine_of, &subject);
+        }
+        let found = Proofs::new(&model, &batch, context).prove(&engine)?;
+        subject.tell(&found, &engine.settings().inexact_stores())
+    }
+
+    fn batch(&self, data: &Dataset, micro_batch_size: usize) -> Result<Batch, Error> {
+        let default = if self.dump.is_some() { data.len() } else { micro_batch_size };
+        if self.samples.is_none() && default > MAX_DUMPED {
+            let message = format!("the file has {default} samples, which would be dumped as one batch");
+            return Err(Error::Usage { message, hint: "say how many with `--samples`".into() });
+        }
+        let count = self.samples.unwrap_or(default).min(data.len());
+        Ok(data.batch(&(0..count).collect::<Vec<_>>())?)
+    }
+}

@@ -1,0 +1,164 @@
+//! What `kvtune verify` proves, and what it says of a proof.
+
+use serde_json::{Value, json};
+use tch::Device;
+
+use crate::cli::evaluate::Format;
+use crate::data::Batch;
+use crate::engine::StepContext;
+use crate::error::Error;
+use crate::model::Model;
+use crate::recipe::{Dtype, Recipe, StoreForm};
+use crate::report::console;
+use crate::report::table::Table;
+use crate::train;
+use crate::verify::{Comparison, MatrixError, Nearness, TilingProof, Verdict, tolerance};
+
+/// Spread of the proof's B matrices where no adapter is given: at zero, half of the gradients would be zero.
+const PROOF_B: f64 = 0.02;
+
+/// What is proved, and how it is told.
+pub(super) struct Subject<'a> {
+    pub(super) model: &'a Model,
+    pub(super) batch: &'a Batch,
+    pub(super) context: StepContext,
+    pub(super) dtype: Dtype,
+    pub(super) format: Format,
+}
+
+impl Subject<'_> {
+    pub(super) fn tolerance(&self) -> f64 {
+        tolerance(self.dtype)
+    }
+
+    /// Prints what was found matrix by matrix, and fails beyond the tolerance. `stores` are those that round, by their keys.
+    pub(super) fn tell(&self, found: &TilingProof, stores: &[(&'static str, StoreForm)]) -> Result<(), Error> {
+        let (of, verdict) = (&found.comparison, found.verdict(self.tolerance()));
+        if self.format == Format::Json {
+            of.matrices.iter().try_for_each(|m| console::result(&line_of(m).to_string()))?;
+            let (cosine, _) = of.whole();
+            self.tell_whole(
+                of,
+                &json!({ "verdict": verdict.name(), "relative_error": found.relative_error(), "cosine": cosine }),
+            )?;
+        } else {
+            console::result(&table(of).to_string())?;
+            match found.bound {
+                Some(bound) => tell_nearness(of, stores, bound)?,
+                None => console::result(&format!(
+                    "{}\nworst relative error {:.2e} (tolerance {:.0e}), {}",
+                    self.words(of),
+                    found.relative_error(),
+                    self.tolerance(),
+                    tested(of)
+                ))?,
+            }
+            if verdict == Verdict::Proved {
+                console::result(proved(of))?;
+            }
+        }
+        self.check(found, written(stores))
+    }
+
+    /// Fails where the gradient is not what it should be; `keys` say in which tiling.
+    pub(super) fn check(&self, found: &TilingProof, keys: String) -> Result<(), Error> {
+        let tolerance = self.tolerance();
+        match (found.verdict(tolerance), found.bound) {
+            (Verdict::OtherChoices, _) => Err(Error::OtherChoices { keys }),
+            (Verdict::Disproved, _) => Err(Error::Disproved { keys, worst: found.relative_error(), tolerance }),
+            (Verdict::TooCoarse, Some(bound)) => {
+                Err(Error::Imprecise { keys, cosine: found.comparison.whole().0, smallest: bound.smallest_cosine })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// `2 samples, 80 tokens, in f64: loss …, reference …`.
+    pub(super) fn words(&self, of: &Comparison) -> String {
+        let (rows, tokens) = (self.batch.rows.len(), self.batch.num_tokens());
+        format!("{rows} samples, {tokens} tokens, in {}: loss {:.9}, reference {:.9}", self.dtype, of.loss, of.reference_loss)
+    }
+
+    /// The last line in JSON, with further keys.
+    pub(super) fn tell_whole(&self, of: &Comparison, more: &Value) -> Result<(), Error> {
+        let untested = of.untested().len();
+        let mut line = json!({
+            "kind": "proof", "samples": self.batch.rows.len(), "tokens": self.batch.num_tokens(), "dtype": self.dtype.to_string(),
+            "tolerance": self.tolerance(), "loss": of.loss, "reference_loss": of.reference_loss,
+            "tested": of.matrices.len() - untested, "untested": untested,
+        });
+        if let (Some(line), Some(more)) = (line.as_object_mut(), more.as_object()) {
+            line.extend(more.clone());
+        }
+        Ok(console::result(&line.to_string())?)
+    }
+}
+
+/// The recipe's model in `dtype`, with gradients that are not zero.
+pub(super) fn proof_model(recipe: &Recipe, dtype: Dtype, device: Device) -> Result<Model, Error> {
+    let mut recipe = recipe.clone();
+    recipe.model.dtype = dtype;
+    let mut model = train::model(&recipe, device)?;
+    if let (None, Some(adapter)) = (&recipe.model.adapter, model.adapter_mut()) {
+        adapter.set_b_normal(PROOF_B, recipe.train.seed);
+    }
+    Ok(model)
+}
+
+/// Stores that round, as a recipe has them.
+pub(super) fn written(stores: &[(&'static str, StoreForm)]) -> String {
+    let written: Vec<String> = stores.iter().map(|(key, form)| format!("`{key} = \"{form}\"`")).collect();
+    written.join(", ")
+}
+
+/// `21 matrices tested, 0 untested`.
+pub(super) fn tested(of: &Comparison) -> String {
+    let untested = of.untested().len();
+    format!("{} matrices tested, {untested} untested", of.matrices.len() - untested)
+}
+
+pub(super) fn proved(of: &Comparison) -> &'static str {
+    if of.untested().is_empty() { "proved" } else { "proved, except for the untested matrices" }
+}
+
+/// Where stores round the gradient is not exact, but must point the same way. How long the difference is depends on the model: it is
+/// told beside what the models of the tests keep.
+fn tell_nearness(of: &Comparison, stores: &[(&'static str, StoreForm)], bound: Nearness) -> Result<(), Error> {
+    let (cosine, error) = of.whole();
+    let Nearness { smallest_cosine, largest_error } = bound;
+    let beside = if error <= largest_error { "at most" } else { "more than the" };
+    console::result(&format!(
+        "{}: cosine of the whole gradient {cosine:.6} (at least {smallest_cosine}), relative error {:.3} % ({beside} {:.1} %, as \
+         the models of the tests have it)",
+        written(stores),
+        100.0 * error,
+        100.0 * largest_error
+    ))?;
+    if cosine >= smallest_cosine {
+        let plain: Vec<String> = stores.iter().map(|(key, _)| format!("--set {key}=plain")).collect();
+        console::result(&format!("near enough; for a proof to rounding, verify with `{}`", plain.join(" ")))?;
+    }
+    Ok(())
+}
+
+fn table(of: &Comparison) -> Table {
+    let mut table = Table::new(&["matrix", "|reference|", "relative error", "cosine"]);
+    for m in &of.matrices {
+        let (error, cosine) = if m.reference_norm > 0.0 {
+            (format!("{:.2e}", m.relative_error), format!("{:.9}", m.cosine))
+        } else {
+            ("untested".to_owned(), "–".to_owned())
+        };
+        table.row(&[&m.name, &format!("{:.3e}", m.reference_norm), &error, &cosine]);
+    }
+    table
+}
+
+/// A matrix whose reference is zero has neither error nor cosine.
+fn line_of(m: &MatrixError) -> Value {
+    let if_tested = |value: f64| (m.reference_norm > 0.0).then_some(value);
+    json!({
+        "kind": "matrix", "name": m.name, "reference_norm": m.reference_norm, "norm": m.norm,
+        "relative_error": if_tested(m.relative_error), "cosine": if_tested(m.cosine),
+    })
+}

@@ -1,0 +1,202 @@
+//! The proof of one batch in many tilings: the reference is computed once, on the choices that the first tiling makes.
+
+use super::{Comparison, Nearness, Reference, VerifyError, check_finite};
+use crate::data::Batch;
+use crate::engine::{Engine, Event, Observer, StepContext, StepGradients};
+use crate::model::Model;
+use crate::units::Bytes;
+
+/// Proves a batch tiling by tiling.
+#[derive(Debug)]
+pub struct Proofs<'a> {
+    model: &'a Model,
+    batch: &'a Batch,
+    context: StepContext,
+    first: Option<First>,
+    /// What the first tiling found whose stores do not round.
+    exact: Option<StepGradients>,
+}
+
+/// What all tilings are held against.
+#[derive(Debug)]
+struct First {
+    /// Hash of the replay log.
+    choices: String,
+    reference: Reference,
+}
+
+/// What was seen of one tiling.
+#[derive(Clone, Debug)]
+pub struct TilingProof {
+    /// Its gradient beside the reference's.
+    pub comparison: Comparison,
+    /// The largest relative difference from the first tiling whose stores do not round; `None` for that one itself, and where
+    /// stores round.
+    pub apart: Option<f64>,
+    /// What is asked of the gradient where stores round; `None` where it is exact.
+    pub bound: Option<Nearness>,
+    /// Whether the policies chose what they had chosen in the first tiling.
+    pub has_first_choices: bool,
+    /// Layers and chunks of the largest cell.
+    pub largest_cell: (usize, usize),
+    /// Rows and columns of cells.
+    pub cells: (usize, usize),
+    /// When the head had its turn.
+    pub head: HeadTurn,
+    /// The most that waited at once as layer checkpoints.
+    pub layer_checkpoints: Bytes,
+    /// The most that waited at once in the undo log.
+    pub undo_log: Bytes,
+}
+
+/// When loss and gradient of the last hidden states are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HeadTurn {
+    /// In the forward phase.
+    #[default]
+    Forward,
+    /// In the cells of the only row.
+    Cells,
+}
+
+/// What a proof comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The gradient is the reference's and that of the first exact tiling, to rounding.
+    Proved,
+    /// Stores round, and the gradient points where the exact one does.
+    NearEnough,
+    /// The gradient differs by more than rounding.
+    Disproved,
+    /// Stores round, and the gradient points elsewhere.
+    TooCoarse,
+    /// The policies chose otherwise than in the first tiling, so that there is nothing to compare with.
+    OtherChoices,
+}
+
+impl Verdict {
+    /// In a word or two.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Proved => "proved",
+            Self::NearEnough => "near enough",
+            Self::Disproved => "disproved",
+            Self::TooCoarse => "too coarse",
+            Self::OtherChoices => "other choices",
+        }
+    }
+
+    /// Whether the tiling does what it should.
+    pub fn is_good(self) -> bool {
+        matches!(self, Self::Proved | Self::NearEnough)
+    }
+
+    /// Which of these tilings is to be told of, if any is not what it should be: the first with a wrong gradient, else the first that
+    /// is too coarse.
+    pub fn first_bad(verdicts: &[Self]) -> Option<usize> {
+        let bad = (0..verdicts.len()).filter(|&at| !verdicts[at].is_good());
+        bad.min_by_key(|&at| verdicts[at] == Self::TooCoarse)
+    }
+}
+
+impl<'a> Proofs<'a> {
+    /// The proof of a batch; nothing is run yet.
+    pub fn new(model: &'a Model, batch: &'a Batch, context: StepContext) -> Self {
+        Self { model, batch, context, first: None, exact: None }
+    }
+
+    /// Runs the batch through an engine, which must have the head and the buffers of all others.
+    pub fn prove(&mut self, engine: &Engine) -> Result<TilingProof, VerifyError> {
+        let (model, batch, context) = (self.model, self.batch, self.context);
+        let mut seen = Seen::default();
+        let ours = engine.gradients(model, batch, context, &mut seen)?;
+        check_finite(batch, &ours.rows)?;
+        let choices = ours.log.hash();
+        let first = match self.first.take() {
+            Some(first) => first,
+            None => First { choices: choices.clone(), reference: Reference::new(engine, model, batch, &ours.log, context)? },
+        };
+        let first = self.first.insert(first);
+        let bound = Nearness::of_stores(engine.settings());
+        let apart = self
+            .exact
+            .as_ref()
+            .filter(|_| bound.is_none())
+            .map(|exact| Comparison::new((&ours.rows, &ours.gradients), (&exact.rows, &exact.gradients)).worst());
+        let columns = engine.settings().plan(batch, context.chunk_sizes)?.columns;
+        let widest = columns.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+        let found = TilingProof {
+            comparison: first.reference.compare(&ours),
+            apart,
+            bound,
+            has_first_choices: choices == first.choices,
+            largest_cell: (engine.settings().layers_per_cell(), widest),
+            cells: seen.cells,
+            head: seen.head,
+            layer_checkpoints: engine.stores().layer_checkpoints.bytes().most,
+            undo_log: engine.stores().undo_log.bytes().most,
+        };
+        if bound.is_none() && self.exact.is_none() && found.has_first_choices {
+            self.exact = Some(ours);
+        }
+        Ok(found)
+    }
+}
+
+impl TilingProof {
+    /// The largest relative error of a matrix or the loss, beside the reference and beside the first exact tiling; where stores round,
+    /// that of the whole gradient.
+    pub fn relative_error(&self) -> f64 {
+        match self.bound {
+            None => self.comparison.worst().max(self.apart.unwrap_or(0.0)),
+            Some(_) => self.comparison.whole().1,
+        }
+    }
+
+    /// What it comes to where rounding may be as large as `tolerance`, relative.
+    pub fn verdict(&self, tolerance: f64) -> Verdict {
+        let (cosine, _) = self.comparison.whole();
+        match self.bound {
+            _ if !self.has_first_choices => Verdict::OtherChoices,
+            None if self.relative_error() <= tolerance => Verdict::Proved,
+            None => Verdict::Disproved,
+            Some(bound) if cosine >= bound.smallest_cosine => Verdict::NearEnough,
+            Some(_) => Verdict::TooCoarse,
+        }
+    }
+}
+
+/// What the engine tells of its cells and of the head.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Rows and columns; none as long as the forward phase lasts.
+    cells: (usize, usize),
+    head: HeadTurn,
+}
+
+impl Observer for Seen {
+    fn observe(&mut self, event: Event) {
+        match event {
+            Event::Cell { row, column } => self.cells = (row.1, column.1),
+            Event::Head { .. } if self.cells != (0, 0) => self.head = HeadTurn::Cells,
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Verdict::{self, Disproved, NearEnough, OtherChoices, Proved, TooCoarse};
+
+    #[test]
+    fn a_wrong_gradient_is_told_before_a_coarse_one() {
+        for (verdicts, expected) in [
+            (&[Proved, NearEnough][..], None),
+            (&[Proved, TooCoarse, NearEnough, TooCoarse], Some(1)),
+            (&[TooCoarse, Proved, Disproved, OtherChoices, Disproved], Some(2)),
+            (&[TooCoarse, OtherChoices, Disproved], Some(1)),
+        ] {
+            assert_eq!(Verdict::first_bad(verdicts), expected, "{verdicts:?}");
+        }
+    }
+}

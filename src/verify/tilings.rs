@@ -1,0 +1,137 @@
+//! All ways of running a batch that must not change its gradient, or only as far as a store rounds: shapes of cells, where caches
+//! wait and how they grow, stores.
+
+use crate::engine::{ChunkPlan, Settings};
+use crate::recipe::{BufferKind, CacheLength, CacheRecipe, GradRecipe, Storage, StoreForm, StorePlace, StoreRecipe};
+
+/// One way of running a batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tiling {
+    /// What a recipe says of the cache. Tilings differ in its storage and in where it waits.
+    pub kv_cache: CacheRecipe,
+    /// What it says of the gradient.
+    pub grad: GradRecipe,
+}
+
+impl Tiling {
+    /// With cells of so many layers and chunks, and stores that are plain and in memory.
+    fn shaped(&self, (layers, chunks): (usize, usize)) -> Self {
+        let grad = GradRecipe {
+            layers_per_cell: layers,
+            chunks_per_cell: Some(chunks),
+            layer_checkpoints: StoreRecipe::PLAIN,
+            undo_log: StoreRecipe::PLAIN,
+            ..self.grad.clone()
+        };
+        Self { grad, ..self.clone() }
+    }
+
+    /// With these stores.
+    fn waiting(&self, layer_checkpoints: StoreRecipe, undo_log: StoreRecipe) -> Self {
+        Self { grad: GradRecipe { layer_checkpoints, undo_log, ..self.grad.clone() }, ..self.clone() }
+    }
+
+    /// The same, said in layers and chunks as far as they say it: where all columns but the last are equally wide.
+    fn counted(&self, settings: &Settings, plan: &ChunkPlan) -> Self {
+        let widths: Vec<usize> = plan.columns.iter().map(ExactSizeIterator::len).collect();
+        let is_even = widths.windows(2).all(|pair| pair[0] == widths[0]) && widths.last() <= widths.first();
+        let chunks_per_cell = if is_even { widths.first().copied() } else { self.grad.chunks_per_cell };
+        let grad = GradRecipe { layers_per_cell: settings.layers_per_cell(), chunks_per_cell, ..self.grad.clone() };
+        Self { grad, ..self.clone() }
+    }
+
+    fn rounds(&self) -> bool {
+        [self.grad.layer_checkpoints, self.grad.undo_log].iter().any(|store| store.form != StoreForm::Plain)
+    }
+}
+
+const fn store(form: StoreForm, place: StorePlace) -> StoreRecipe {
+    StoreRecipe { form, place }
+}
+
+const PLAIN: StoreRecipe = StoreRecipe::PLAIN;
+const FILE: StoreRecipe = store(StoreForm::Plain, StorePlace::File);
+const INT8: StoreRecipe = store(StoreForm::Int8, StorePlace::Memory);
+const INT4: StoreRecipe = store(StoreForm::Int4, StorePlace::Memory);
+const INT8_FILE: StoreRecipe = store(StoreForm::Int8, StorePlace::File);
+const INT4_FILE: StoreRecipe = store(StoreForm::Int4, StorePlace::File);
+
+/// Layer checkpoints and undo log: each form in each place, each rounding store alone and both together.
+const STORES: [[StoreRecipe; 2]; 7] =
+    [[FILE, FILE], [INT8, PLAIN], [INT4, PLAIN], [PLAIN, INT8], [PLAIN, INT4], [INT8_FILE, INT8_FILE], [INT4_FILE, INT4_FILE]];
+/// The same where all layers are one row.
+const STORES_OF_ONE_ROW: [[StoreRecipe; 2]; 2] = [[PLAIN, FILE], [PLAIN, INT8]];
+
+/// All tilings of a model of `num_layers` that are worth a proof beside `own`, which comes first; no two are the same. `settings` are
+/// those of `own`, `plan` is the batch's.
+///
+/// * Cells of 1, 2, all but one and all layers × 1, 2, 3 and all chunks, with plain stores in memory.
+/// * For cells that form several rows and columns, and for a single row: caches that wait on the host and such that do not; where
+///   nothing leaves the cache, each with every storage.
+/// * For several rows and columns: stores in files, each store rounding alone, both rounding in files; and for a single row an undo log
+///   in a file and one that rounds, which moves the head's turn. A store into which nothing is ever put is left out.
+pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: &ChunkPlan) -> Vec<Tiling> {
+    let num_chunks = plan.spans.len();
+    let several = (1, 2.min(num_chunks.div_ceil(2)));
+    let one_row = (num_layers, several.1);
+    let mut all = vec![own.counted(settings, plan)];
+    for layers in sizes([1, 2, num_layers.saturating_sub(1), num_layers], num_layers) {
+        all.extend(sizes([1, 2, 3, num_chunks], num_chunks).into_iter().map(|chunks| own.shaped((layers, chunks))));
+    }
+    let caches = caches(&own.kv_cache, settings, plan);
+    for shape in [several, one_row] {
+        all.extend(caches.iter().map(|kv_cache| Tiling { kv_cache: kv_cache.clone(), ..own.shaped(shape) }));
+    }
+    // A single row has no border, and no undo entry is made where nothing is overwritten.
+    let overwrites = (0..num_layers).any(|layer| settings.cache_length(layer).is_some_and(|slots| slots < plan.len()));
+    let waiting = |shape: (usize, usize), [layer_checkpoints, undo_log]: [StoreRecipe; 2]| {
+        let has_borders = shape.0 < num_layers;
+        own.shaped(shape).waiting(
+            if has_borders { layer_checkpoints } else { StoreRecipe::PLAIN },
+            if overwrites { of_buffer(undo_log, settings.buffer()) } else { StoreRecipe::PLAIN },
+        )
+    };
+    all.extend(STORES.iter().map(|&stores| waiting(several, stores)));
+    all.extend(STORES_OF_ONE_ROW.iter().map(|&stores| waiting(one_row, stores)));
+    // What is exact comes before what rounds: the sort is stable.
+    all[1..].sort_by_key(Tiling::rounds);
+    let mut all = distinct(all);
+    all[0].clone_from(own);
+    all
+}
+
+/// What is overwritten in a quantised cache is kept in the cache's own few bits.
+fn of_buffer(undo_log: StoreRecipe, buffer: BufferKind) -> StoreRecipe {
+    let form = if buffer == BufferKind::Plain { undo_log.form } else { StoreForm::Plain };
+    StoreRecipe { form, ..undo_log }
+}
+
+/// Caches that wait on the host and such that do not, in each storage that the policy leaves open. What is allocated at once is what
+/// the batch needs where the recipe has another storage, beside which its length says nothing.
+fn caches(own: &CacheRecipe, settings: &Settings, plan: &ChunkPlan) -> Vec<CacheRecipe> {
+    let storages = if settings.scope().is_none() { Storage::ALL } else { &[own.storage] };
+    let with = |(storage, cpu_offload): (Storage, bool)| {
+        let is_own_length = storage == own.storage || storage != Storage::Preallocated;
+        let cache_length = if is_own_length { own.cache_length.clone() } else { CacheLength::Uniform(plan.len()) };
+        CacheRecipe { cache_length, storage, cpu_offload, ..own.clone() }
+    };
+    storages.iter().flat_map(|&storage| [false, true].map(|cpu_offload| with((storage, cpu_offload)))).collect()
+}
+
+/// Those from 1 to `most`, each once, ascending.
+fn sizes<const N: usize>(mut candidates: [usize; N], most: usize) -> Vec<usize> {
+    candidates.sort_unstable();
+    let mut sizes: Vec<usize> = candidates.into_iter().filter(|size| (1..=most).contains(size)).collect();
+    sizes.dedup();
+    sizes
+}
+
+fn distinct(all: Vec<Tiling>) -> Vec<Tiling> {
+    let mut seen: Vec<Tiling> = Vec::with_capacity(all.len());
+    for tiling in all {
+        if !seen.contains(&tiling) {
+            seen.push(tiling);
+        }
+    }
+    seen
+}
