@@ -6,11 +6,13 @@ use tch::Device;
 
 use super::counts::{any_number, at_least_one};
 use super::evaluate::Format;
+use super::plan::json::alternative;
 use super::recipe_file::RecipeFile;
 use crate::bench::{Bench, MemoryProfile, Part, Size, Spent, StepRecord, Summary, summarise};
 use crate::error::Error;
 use crate::native::libtorch_version;
 use crate::report::console;
+use crate::report::memory::foretold_and_measured;
 use crate::report::table::Table;
 use crate::units::{Bytes, Seconds};
 
@@ -59,10 +61,17 @@ impl BenchSteps {
         let (Some(summary), Some(last)) = (summarise(&records), records.last()) else { return Ok(()) };
         if is_json {
             console::result(&summary.to_json().to_string())?;
+            console::result(&alternative("forecast", bench.foretold()).to_string())?;
             return last.memory.iter().try_for_each(|profile| Ok(console::result(&profile.to_json().to_string())?));
         }
         console::result(&table(&records, &summary).to_string())?;
-        last.memory.iter().try_for_each(|profile| Ok(console::result(&format!("\n{}", memory_table(profile)))?))
+        for profile in &last.memory {
+            console::result(&format!("\n{}", memory_table(profile)))?;
+        }
+        if let Some(peak) = last.peak {
+            console::result(&format!("\n{}", foretold_and_measured(bench.foretold().host, peak.resident)))?;
+        }
+        Ok(())
     }
 
     /// What is about to be run, and on what.

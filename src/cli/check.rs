@@ -1,12 +1,14 @@
 //! `kvtune check`: parses, resolves, looks at model and data, and prints what would run.
 
 use clap::Args;
+use tch::Device;
 
 use super::recipe_file::RecipeFile;
 use crate::cache::Scope;
 use crate::engine::{ChunkPlan, Settings};
 use crate::error::Error;
 use crate::model::{Model, ModelConfig};
+use crate::plan::Machine;
 use crate::recipe::{BufferKind, CacheLength, Chunking, HeadRecipe, Recipe, Storage, StorePlace, StoreRecipe};
 use crate::report::console;
 use crate::report::table::Table;
@@ -21,15 +23,19 @@ pub(super) struct Check {
 }
 
 impl Check {
-    pub(super) fn run(&self) -> Result<(), Error> {
+    pub(super) fn run(&self, device: Device) -> Result<(), Error> {
         let recipe = self.recipe.load()?;
         let config = Model::check(&recipe.model.path)?;
         train::check_trained(&recipe, &config)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
-        let engine = train::engine(&recipe, &config, tokenizer.as_ref(), None)?;
+        let closed = Recipe { grad: recipe.grad.closed(), ..recipe.clone() };
+        let engine = train::engine(&closed, &config, tokenizer.as_ref(), None)?;
         let data = train::open_data(&recipe, &config, tokenizer.as_ref())?;
         console::result(&data.report.to_string())?;
         train::check_lengths(&engine, &data)?;
+        let machine = Machine::here(recipe.model.dtype, device);
+        let (recipe, foretold) = train::settled(recipe, &config, &train::heaviest(&closed, &data.train)?, machine)?;
+        let engine = train::engine(&recipe, &config, tokenizer.as_ref(), None)?;
         let longest = (0..data.train.len()).max_by_key(|&sample| data.train.lengths()[sample]).unwrap_or(0);
         let plan = engine.settings().plan(&data.train.batch(&[longest])?, None).map_err(TrainError::from)?;
         let schedule = Schedule::new(&recipe, data.train.lengths());
@@ -38,6 +44,7 @@ impl Check {
         }
         let mut table = table(&recipe, &config, &plan, &schedule);
         table.row(&["replay log", &replay_log(engine.settings(), &config, &plan)]);
+        table.row(&["peak memory, planned", &foretold.words()]);
         Ok(console::result(&table.to_string())?)
     }
 }

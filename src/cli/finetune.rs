@@ -5,11 +5,17 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use tch::Device;
 
-use super::Ending;
 use crate::error::Error;
 use crate::recipe::{Recipe, Weights};
 use crate::report::console;
 use crate::train::{self, Interrupt, Outcome};
+
+/// What a verb ended with.
+pub(super) enum Ending {
+    Done,
+    /// Interrupted by a signal, after saving.
+    Interrupted(i32),
+}
 
 #[derive(Debug, Args)]
 pub(super) struct Finetune {

@@ -5,12 +5,12 @@ mod check;
 mod counts;
 mod demo_data;
 mod device;
-mod dump;
 mod evaluate;
 mod finetune;
 mod init_model;
 mod long_range_data;
 mod panics;
+mod plan;
 mod recipe_file;
 mod verify;
 
@@ -22,6 +22,7 @@ use crate::error::Error;
 use crate::recipe::Weights;
 use crate::report::console;
 use crate::units::Hint;
+use finetune::Ending;
 
 /// Fine-tunes language models on very long sequences, with the KV-cache policy in the loop.
 #[derive(Debug, Parser)]
@@ -51,6 +52,8 @@ enum Verb {
     Verify(verify::Verify),
     /// Look at a recipe, its model and its data, and print what would run.
     Check(check::Check),
+    /// Foretell memory and time of a step, and choose how it is best tiled.
+    Plan(plan::Plan),
     /// Time training steps on random tokens, part by part.
     Bench(bench::BenchSteps),
     /// Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations.
@@ -59,13 +62,6 @@ enum Verb {
     MakeDemoData(demo_data::MakeDemoData),
     /// Make three long-range tasks in a language of 512 words.
     MakeLongRangeData(long_range_data::MakeLongRangeData),
-}
-
-/// What a verb ended with.
-enum Ending {
-    Done,
-    /// Interrupted by a signal, after saving.
-    Interrupted(i32),
 }
 
 /// Runs the binary.
@@ -90,7 +86,8 @@ fn run(arguments: &Arguments) -> Result<Ending, Error> {
         Verb::Resume(verb) => verb.run(on()?),
         Verb::Evaluate(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Verify(verb) => verb.run(on()?).map(|()| Ending::Done),
-        Verb::Check(verb) => verb.run().map(|()| Ending::Done),
+        Verb::Check(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Plan(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Bench(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::InitModel(verb) => verb.run().map(|()| Ending::Done),
         Verb::MakeDemoData(verb) => verb.run().map(|()| Ending::Done),

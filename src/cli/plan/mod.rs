@@ -1,0 +1,95 @@
+//! `kvtune plan`: memory and time of a step before it is made, and the tiling that suits the machine.
+
+pub(super) mod json;
+mod tables;
+
+use clap::Args;
+use tch::Device;
+
+use super::counts::{at_least_one, bytes};
+use super::evaluate::Format;
+use super::recipe_file::RecipeFile;
+use crate::data::{Batch, IGNORE, Row, Targets};
+use crate::error::Error;
+use crate::model::ModelConfig;
+use crate::plan::Machine;
+use crate::recipe::{HeadRecipe, Recipe};
+use crate::report::console;
+use crate::train::{self, TrainError};
+use crate::units::Bytes;
+
+#[derive(Debug, Args)]
+pub(super) struct Plan {
+    #[command(flatten)]
+    recipe: RecipeFile,
+    /// Plan for rows of so many tokens with a target at each, instead of the heaviest batch of the recipe's data.
+    #[arg(long, value_name = "N", value_parser = at_least_one())]
+    tokens: Option<usize>,
+    /// Plan for a GPU with so much memory, as `40GB` or `80GiB`; it need not be here, and its speed is then not told.
+    #[arg(long, value_name = "BYTES", value_parser = bytes())]
+    device_memory: Option<Bytes>,
+    /// What the process may take of the host's memory. Default: what there is.
+    #[arg(long, value_name = "BYTES", value_parser = bytes())]
+    host_memory: Option<Bytes>,
+    /// How to print.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+impl Plan {
+    pub(super) fn run(&self, device: Device) -> Result<(), Error> {
+        let recipe = self.recipe.load()?;
+        let config = ModelConfig::load(&recipe.model.path)?;
+        train::check_trained(&recipe, &config)?;
+        let batch = self.batch(&recipe, &config)?;
+        let machine = self.machine(&recipe, &config, &batch, device)?;
+        let decision = train::plan(&recipe, &config, &batch, machine, |planner| planner.decide(&recipe.grad))?;
+        let others = if recipe.grad.open.is_empty() {
+            train::plan(&recipe, &config, &batch, machine, |planner| planner.alternatives(&recipe.grad))?
+        } else {
+            decision.alternatives.clone()
+        };
+        match self.format {
+            Format::Json => json::print(&decision, &others, machine),
+            Format::Table => tables::print(&decision, &others, machine, &batch),
+        }
+    }
+
+    /// The heaviest that will come.
+    fn batch(&self, recipe: &Recipe, config: &ModelConfig) -> Result<Batch, Error> {
+        let Some(tokens) = self.tokens else {
+            let tokenizer = train::tokenizer(&recipe.model.path)?;
+            let data = train::open_data(recipe, config, tokenizer.as_ref())?;
+            console::note(&data.report.to_string());
+            return Ok(train::heaviest(recipe, &data.train)?);
+        };
+        let positions = config.max_position_embeddings;
+        if tokens > positions {
+            let message = format!("`--tokens {tokens}`: the model has {positions} positions");
+            return Err(Error::Usage { message, hint: "plan for fewer tokens, or raise `max_position_embeddings`".into() });
+        }
+        let targets = match recipe.head {
+            // From the first target on every token is a chunk of its own: so it is the last one.
+            HeadRecipe::NextToken if recipe.grad.single_tokens_for_targets => {
+                Targets::NextToken((1..=tokens).map(|token| if token == tokens { 0 } else { IGNORE }).collect())
+            }
+            HeadRecipe::NextToken => Targets::NextToken(vec![0; tokens]),
+            HeadRecipe::SeqClassificationOnLogits(_) => Targets::Class(0),
+        };
+        let row = |sample| Row { sample, inputs: vec![0; tokens], targets: targets.clone(), initial: None };
+        Ok(Batch { rows: (0..recipe.train.micro_batch_size as u64).map(row).collect() })
+    }
+
+    /// What is planned for: this machine, but for what the arguments say of it.
+    fn machine(&self, recipe: &Recipe, config: &ModelConfig, batch: &Batch, device: Device) -> Result<Machine, TrainError> {
+        let mut machine = Machine::here(recipe.model.dtype, device);
+        if self.device_memory.is_none() || device.is_cuda() {
+            machine = train::timed(machine, recipe, config, batch)?;
+        } else {
+            machine.device = Device::Cuda(0);
+        }
+        machine.limits.device = self.device_memory.or(machine.limits.device);
+        machine.limits.host = self.host_memory.or(machine.limits.host);
+        Ok(machine)
+    }
+}

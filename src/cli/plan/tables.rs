@@ -1,0 +1,71 @@
+//! A decision of the planner as tables.
+
+use crate::data::Batch;
+use crate::error::Error;
+use crate::plan::{Alternative, Decision, Machine, Part, words};
+use crate::recipe::StoreRecipe;
+use crate::report::console;
+use crate::report::table::Table;
+use crate::units::{Bytes, Seconds};
+
+/// Alternatives that are shown beside the chosen one.
+const SHOWN: usize = 12;
+
+/// Prints what the chosen tiling takes, and what else there is.
+pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machine, batch: &Batch) -> Result<(), Error> {
+    let chosen = &decision.chosen;
+    let mut table = Table::new(&["memory at the peak", "size", "of the whole"]);
+    let mut add = |name: &str, bytes: Bytes, whole: Bytes| {
+        let share = 100.0 * bytes.0 as f64 / whole.0.max(1) as f64;
+        table.row(&[name, &bytes.to_string(), &format!("{share:.1} %")]);
+    };
+    let peaks = std::iter::once(&chosen.forecast.device).chain(&chosen.forecast.host);
+    for peak in peaks {
+        let whole = if chosen.device.is_some() { peak.bytes() } else { chosen.host };
+        peak.rows.iter().filter(|(_, bytes)| bytes.0 > 0).for_each(|(name, bytes)| add(name, *bytes, whole));
+        if chosen.device.is_none() {
+            add("process and libraries", Bytes(chosen.host.0 - peak.bytes().0), whole);
+        }
+        add(&format!("peak, in {}", peak.part.name()), whole, whole);
+    }
+    console::result(&table.to_string())?;
+    if chosen.forecast.files.0 > 0 {
+        console::result(&format!("in files: {}", chosen.forecast.files))?;
+    }
+    console::result(&format!("\n{}", alternatives(chosen, others, machine.rates.is_some())))?;
+    let limit = |limit: Option<Bytes>| limit.map_or("unknown".to_owned(), |bytes| bytes.to_string());
+    let there = match chosen.device {
+        Some(_) => format!("{} on the device and {} on the host", limit(machine.limits.device), limit(machine.limits.host)),
+        None => limit(machine.limits.host),
+    };
+    let (rows, tokens) = (batch.rows.len(), batch.max_len());
+    let why = "of what fits the fastest of the shapes that are open, exact before rounded and memory before files";
+    console::result(&format!("\n{rows} rows of {tokens} tokens; there are {there}; {why}:\n\n    {}", words(&chosen.grad)))?;
+    Ok(())
+}
+
+/// The chosen tiling and others, the fastest first.
+fn alternatives(chosen: &Alternative, others: &[Alternative], is_timed: bool) -> Table {
+    let mut header = vec!["layers × chunks per cell", "layer checkpoints", "undo log", "peak", "files"];
+    header.extend(Part::ALL.map(Part::name));
+    header.extend(["step", "fits"]);
+    let mut table = Table::new(&header);
+    let is_chosen = |other: &&Alternative| other.grad == chosen.grad;
+    for other in std::iter::once(chosen).chain(others.iter().filter(|other| !is_chosen(other)).take(SHOWN)) {
+        let store = |store: StoreRecipe| format!("{}, {}", store.form, store.place);
+        let width = other.grad.chunks_per_cell.map_or("by cache".to_owned(), |chunks| chunks.to_string());
+        let mut cells = vec![
+            format!("{} × {width}{}", other.grad.layers_per_cell, if is_chosen(&other) { " (chosen)" } else { "" }),
+            store(other.grad.layer_checkpoints),
+            store(other.grad.undo_log),
+            other.device.map_or_else(|| other.host.to_string(), |device| format!("{device} + {}", other.host)),
+            other.forecast.files.to_string(),
+        ];
+        let time = |seconds: f64| if is_timed { Seconds(seconds).to_string() } else { "–".to_owned() };
+        cells.extend(other.seconds.map(time));
+        cells.push(time(other.total_seconds()));
+        cells.push(if other.fits { "yes" } else { "no" }.to_owned());
+        table.row(&cells.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    table
+}
