@@ -35,6 +35,7 @@ fn settings(cache_lengths: &[usize], chunk_size: usize, chunking: Chunking) -> S
         undo_log: StoreRecipe::PLAIN,
         scratch_dir: None,
         single_tokens_for_targets: false,
+        open: Vec::new(),
     };
     Settings::new(&config(cache_lengths.len()), &kv, &grad).unwrap()
 }

@@ -6,10 +6,12 @@ mod support;
 use std::collections::BTreeMap;
 
 use kvtune::data::Batch;
-use kvtune::engine::{Silent, StepGradients};
+use kvtune::engine::{Settings, Silent, StepGradients};
 use kvtune::model::Model;
-use kvtune::recipe::{BufferKind, Storage};
-use support::case::{Case, EXACT, PLAIN, Width};
+use kvtune::recipe::{BufferKind, Storage, StoreForm, StorePlace, StoreRecipe};
+use kvtune::units::Bytes;
+use kvtune::verify::{HeadTurn, Proofs, Tiling};
+use support::case::{Case, EXACT, HeadKind, PLAIN, Tail, TargetsAt, Trains, Width};
 use tch::{Kind, Tensor};
 
 /// All that make decisions of their own, and dropout, on rows that end inside a chunk, inside the prefill span, and long before both.
@@ -77,6 +79,96 @@ fn the_tiling_changes_nothing() {
     }
     println!("tilings: worst difference {largest:.2e}");
     assert!(largest <= EXACT);
+}
+
+/// One of each kind of choice, of cache, of head and of what is trained.
+const TILED: &[Case] = &[
+    PLAIN,
+    Case { policy: "dense", storage: Storage::Paged, ..PLAIN },
+    Case { policy: "lastrec", params: "init_grace_tokens = 3", cache: &[11, 18, 14], dropout: 0.1, ..PLAIN },
+    Case { policy: "qh2o-vlen", params: "grace_period = 3", buffer: BufferKind::Int8, is_offloaded: true, ..PLAIN },
+    Case { policy: "adakv", params: "floor = 0.4\npolicy = \"knorm\"", cache: &[14, 25, 31], ..PLAIN },
+    Case { policy: "tova", tail: Tail::OneByOne, targets: TargetsAt::Last(3), ..PLAIN },
+    Case { policy: "keydiff", is_randomized: true, trains: Trains::AllTied, lora: &[], ..PLAIN },
+    Case { head: HeadKind::Classify, width: Width::Multiplier(1.0), ..PLAIN },
+];
+
+/// The first, which is the recipe's own, makes the choices; the others must make the same.
+#[test]
+fn every_tiling_is_proved() {
+    let (mut largest, mut count): (f64, usize) = (0.0, 0);
+    for &case in TILED {
+        let (model, batch) = (support::model(&case), support::batch(&case));
+        let mut proofs = Proofs::new(&model, &batch, support::context(&case));
+        for tiling in support::tilings(&case, &model) {
+            let settings = Settings::new(model.config(), &tiling.kv_cache, &tiling.grad).unwrap();
+            let found = proofs.prove(&support::engine_with(&case, settings)).unwrap();
+            assert!(found.verdict(EXACT).is_good(), "{tiling:?}: {found:?}");
+            let waits = |store: StoreRecipe, most| (store != StoreRecipe::PLAIN, most > Bytes(0));
+            // A store that is chosen is used.
+            for (is_chosen, is_used) in
+                [waits(tiling.grad.layer_checkpoints, found.layer_checkpoints), waits(tiling.grad.undo_log, found.undo_log)]
+            {
+                assert!(is_used || !is_chosen, "{tiling:?}: {found:?}");
+            }
+            let is_one_row = found.cells.0 == 1;
+            assert_eq!(found.head == HeadTurn::Cells, is_one_row && tiling.grad.undo_log.form == StoreForm::Plain, "{tiling:?}");
+            if found.bound.is_none() {
+                largest = largest.max(found.relative_error());
+            }
+            count += 1;
+        }
+    }
+    println!("every tiling: {count}, worst error of the exact ones {largest:.2e}");
+}
+
+/// The shapes crossed, and each form and place of each store.
+#[test]
+fn every_tiling_is_there_once() {
+    let all = support::tilings(&PLAIN, &support::model(&PLAIN));
+    assert!(all.iter().enumerate().all(|(at, tiling)| !all[..at].contains(tiling)), "{all:#?}");
+    let has = |of: &dyn Fn(&Tiling) -> bool| all.iter().any(of);
+    // 44 tokens in chunks of 5 behind 18 that are run as 5, 5, 5 and 3.
+    for layers in [1, 2, 3] {
+        for chunks in [1, 2, 3, 10] {
+            assert!(has(&|t| (t.grad.layers_per_cell, t.grad.chunks_per_cell) == (layers, Some(chunks))), "{layers} × {chunks}");
+        }
+    }
+    for &form in StoreForm::ALL {
+        for &place in StorePlace::ALL {
+            let store = StoreRecipe { form, place };
+            assert!(has(&|t| t.grad.layer_checkpoints == store) && has(&|t| t.grad.undo_log == store), "{store:?}");
+        }
+    }
+    assert!(has(&|t| t.kv_cache.cpu_offload) && all.iter().all(|t| t.kv_cache.storage == Storage::Preallocated));
+    // The recipe's own comes first, and is no other, in whatever way it says its width.
+    assert_eq!((all.len(), &all[0].grad), (23, &support::recipes(&PLAIN).1));
+    let ruled = Case { width: Width::Multiplier(100.0), layers_per_cell: 100, ..PLAIN };
+    assert_eq!(support::tilings(&ruled, &support::model(&ruled)).len(), 23);
+    let rounding = Case { layer_checkpoints: StoreRecipe { form: StoreForm::Int8, ..StoreRecipe::PLAIN }, ..PLAIN };
+    assert_eq!(support::tilings(&rounding, &support::model(&rounding)).len(), 24);
+
+    let growing = Case { policy: "dense", cache: &[16], storage: Storage::Growing, ..PLAIN };
+    let all = support::tilings(&growing, &support::model(&growing));
+    for &storage in Storage::ALL {
+        assert!(all.iter().any(|t| t.kv_cache.storage == storage && t.kv_cache.cpu_offload), "{storage}");
+    }
+    // Nothing is ever overwritten.
+    assert!(
+        all.iter().all(|t| t.grad.undo_log == StoreRecipe::PLAIN)
+            && all.iter().any(|t| t.grad.layer_checkpoints != StoreRecipe::PLAIN)
+    );
+    let quantised = Case { buffer: BufferKind::Int8, ..PLAIN };
+    let all = support::tilings(&quantised, &support::model(&quantised));
+    assert!(
+        all.iter().all(|t| t.grad.undo_log.form == StoreForm::Plain)
+            && all.iter().any(|t| t.grad.undo_log.place == StorePlace::File)
+    );
+    // One token is one chunk: nothing is crossed, and nothing waits but what enters the rows.
+    let short = Case { lengths: &[1], ..PLAIN };
+    let shapes = |t: &Tiling| (t.grad.layers_per_cell, t.grad.chunks_per_cell);
+    let all = support::tilings(&short, &support::model(&short));
+    assert!(all[1..].iter().all(|t| shapes(t).1 == Some(1) && t.grad.undo_log == StoreRecipe::PLAIN), "{all:#?}");
 }
 
 #[test]

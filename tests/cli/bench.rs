@@ -42,7 +42,7 @@ const PARTS: [&str; 6] = ["forward", "head", "replay", "recompute", "backward", 
 fn a_config_is_enough_and_the_keys_stay() {
     let lines = lines(&bare(), &["--tokens", "90"]);
     let kinds: Vec<&str> = lines.iter().map(|line| line["kind"].as_str().unwrap()).collect();
-    assert_eq!(kinds, ["setup", "step", "step", "step", "summary"]);
+    assert_eq!(kinds, ["setup", "step", "step", "step", "summary", "forecast"]);
     let warm_up: Vec<bool> = lines[1..4].iter().map(|line| line["is_warm_up"].as_bool().unwrap()).collect();
     assert_eq!(warm_up, [true, false, false]);
     assert_snapshot!(keys(&lines[0]), @"attention_to_own_chunk attention_to_past device dtype kind libtorch parameters rows threads tokens_per_row trained_parameters version");

@@ -32,6 +32,7 @@ fn the_verbs() {
       evaluate              Loss, perplexity and accuracy of a run, a checkpoint or a model
       verify                Prove the gradients on your model and data against plain autograd
       check                 Look at a recipe, its model and its data, and print what would run
+      plan                  Foretell memory and time of a step, and choose how it is best tiled
       bench                 Time training steps on random tokens, part by part
       init-model            Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations
       make-demo-data        Make long documents with questions from texts that are on this machine
@@ -126,9 +127,11 @@ fn verify() {
           --recipe <FILE>      The recipe
           --set <a.b=c>        Override a key of the recipe
           --full               As for `finetune-full`: all weights are trained, and there is no adapter
+          --every-tiling       Prove other tilings than the recipe's too: shapes of cells, stores, caches that wait on the host
           --samples <K>        Samples to prove, from the start of the training file, in one batch. Default: `train.micro_batch_size`; with `--dump`, all samples of the file
           --dump <DIR>         Write loss, gradients, logits, evictions and the replay log to this directory
           --replay-log <FILE>  Evict what this replay log of an earlier dump says, instead of asking the policy
+          --format <FORMAT>    How to print [default: table] [possible values: table, json]
           --device <DEVICE>    Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>        Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help               Print help
@@ -151,6 +154,28 @@ fn check() {
           --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help             Print help
       -V, --version          Print version
+    ");
+}
+
+#[test]
+fn plan() {
+    assert_snapshot!(help("plan"), @r"
+    Foretell memory and time of a step, and choose how it is best tiled
+
+    Usage: kvtune plan [OPTIONS] --recipe <FILE>
+
+    Options:
+          --recipe <FILE>          The recipe
+          --set <a.b=c>            Override a key of the recipe
+          --full                   As for `finetune-full`: all weights are trained, and there is no adapter
+          --tokens <N>             Plan for rows of so many tokens with a target at each, instead of the heaviest batch of the recipe's data
+          --device-memory <BYTES>  Plan for a GPU with so much memory, as `40GB` or `80GiB`; it need not be here, and its speed is then not told
+          --host-memory <BYTES>    What the process may take of the host's memory. Default: what there is
+          --format <FORMAT>        How to print [default: table] [possible values: table, json]
+          --device <DEVICE>        Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>            Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help                   Print help
+      -V, --version                Print version
     ");
 }
 

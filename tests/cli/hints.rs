@@ -16,7 +16,7 @@ use kvtune::eval::EvalError;
 use kvtune::head::HeadError;
 use kvtune::model::{ConfigFault, ModelError, Problem, Problems};
 use kvtune::optim::OptimError;
-use kvtune::recipe::Dtype;
+use kvtune::recipe::{Dtype, OpenKey};
 use kvtune::report::ReportError;
 use kvtune::store::StoreError;
 use kvtune::train::TrainError;
@@ -143,6 +143,7 @@ fn engine() {
     let longest =
         |largest| EngineError::LongestChunk { chunk_size: 14, longest: 21, layer: 0, cache_length: 18, allowed: 15, largest };
     let samples = [
+        EngineError::Open { keys: vec![OpenKey::UndoLog] },
         longest(0),
         longest(10),
         EngineError::EmptyRow,
@@ -227,8 +228,9 @@ fn bench() {
 #[test]
 fn the_program() {
     let samples = [
-        Error::Disproved { worst: 1.0, tolerance: 1e-12 },
-        Error::Imprecise { stores: "`grad.undo_log = \"int8\"`".into(), cosine: 0.5, smallest: 0.999 },
+        Error::Disproved { keys: String::new(), worst: 1.0, tolerance: 1e-12 },
+        Error::Imprecise { keys: "`grad.undo_log = \"int8\"`".into(), cosine: 0.5, smallest: 0.999 },
+        Error::OtherChoices { keys: "`grad.layers_per_cell = 2`".into() },
         Error::Defect { message: text(), place: text() },
         Error::Usage { message: text(), hint: text() },
     ];

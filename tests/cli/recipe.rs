@@ -74,6 +74,28 @@ fn values_of_another_kind() {
 }
 
 #[test]
+fn keys_that_are_left_open() {
+    assert_snapshot!(refused("[train]", "[grad]\nlayers_per_cell = \"automatic\"\n[train]"), @r#"
+    error: `grad.layers_per_cell` must be a whole number, 0 or more, or `"auto"`, found the string "automatic"
+      --> recipe.toml:15:19
+       |
+    15 | layers_per_cell = "automatic"
+       |                   ^^^^^^^^^^^
+
+    hint: write a whole number, 0 or more, or `"auto"`
+    "#);
+    assert_snapshot!(refused("[train]", "[grad]\nlayer_checkpoints = \"none\"\n[train]"), @r#"
+    error: unknown value `none` for `grad.layer_checkpoints`
+      --> recipe.toml:15:21
+       |
+    15 | layer_checkpoints = "none"
+       |                     ^^^^^^
+
+    hint: choose `plain`, `int8`, `int4` or `auto`
+    "#);
+}
+
+#[test]
 fn contradictions() {
     assert_snapshot!(refused("[train]", "[eval]\nmetric = \"accuracy\"\n[train]"), @r#"
     error: `eval.metric = "accuracy"` contradicts the head `next_token`, which has no classes

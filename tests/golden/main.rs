@@ -103,6 +103,7 @@ impl Golden {
             undo_log: StoreRecipe::PLAIN,
             scratch_dir: None,
             single_tokens_for_targets: false,
+            open: Vec::new(),
         };
         let head: Box<dyn Head> = if self.is_classification() {
             let labels = self.how["class_label_tokens"].as_array().unwrap();

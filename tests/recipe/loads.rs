@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use kvtune::recipe::{
-    BatchOrder, CacheLength, Chunking, DataFormat, Dtype, HeadRecipe, Labels, Metric, Mode, OnTooLong, Pyramid, Recipe, Schedule,
-    Storage, StoreRecipe, TargetModules, ValidationSource, Warmup, Weights,
+    BatchOrder, CacheLength, Chunking, DataFormat, Dtype, GradRecipe, HeadRecipe, Labels, Metric, Mode, OnTooLong, OpenKey,
+    Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, ValidationSource, Warmup, Weights,
 };
 
 use super::{SMALL, parse, with};
@@ -71,6 +71,7 @@ fn what_is_left_out_has_its_default() {
     assert_eq!((recipe.grad.layers_per_cell, recipe.grad.chunks_per_cell_multiplier), (1, 1.0));
     assert_eq!((recipe.grad.chunks_per_cell, recipe.grad.scratch_dir), (None, None));
     assert_eq!([recipe.grad.layer_checkpoints, recipe.grad.undo_log], [StoreRecipe::PLAIN; 2]);
+    assert_eq!(recipe.grad.open, []);
     assert_eq!((recipe.train.epochs, recipe.train.gradient_accumulation_steps, recipe.train.max_grad_norm), (1, 1, 1.0));
     let optimizer = recipe.optimizer;
     assert_eq!((optimizer.learning_rate, optimizer.weight_decay, optimizer.eps), (2e-4, 0.01, 1e-8));
@@ -85,6 +86,30 @@ fn what_is_left_out_has_its_default() {
         (50, None, 2)
     );
     assert_eq!((recipe.log.interval, recipe.output_dir), (1, None));
+}
+
+#[test]
+fn keys_that_are_left_open_have_their_defaults() {
+    let default = parse(SMALL).unwrap().recipe.grad;
+    for key in OpenKey::ALL {
+        let grad = parse(&with(&format!("[grad]\n{key} = \"auto\""))).unwrap().recipe.grad;
+        assert!(OpenKey::ALL.iter().all(|other| grad.is_open(*other) == (other == key)), "{key}");
+        assert_eq!(GradRecipe { open: Vec::new(), ..grad }, default, "{key}");
+    }
+    // In any order, beside keys that are decided, and with the multiplier of a width that is not.
+    let lines = "undo_log_place = \"file\"\nundo_log = \"auto\"\nlayer_checkpoints_place = \"auto\"\nlayer_checkpoints = \"int8\"\n\
+                 chunks_per_cell_multiplier = 2.0\nchunks_per_cell = \"auto\"";
+    let grad = parse(&with(&format!("[grad]\n{lines}"))).unwrap().recipe.grad;
+    assert_eq!(grad.open, [OpenKey::ChunksPerCell, OpenKey::LayerCheckpointsPlace, OpenKey::UndoLog]);
+    assert_eq!(grad.layer_checkpoints, StoreRecipe { form: StoreForm::Int8, ..StoreRecipe::PLAIN });
+    assert_eq!(grad.undo_log, StoreRecipe { place: StorePlace::File, ..StoreRecipe::PLAIN });
+    assert_eq!((grad.layers_per_cell, grad.chunks_per_cell, grad.chunks_per_cell_multiplier), (1, None, 2.0));
+}
+
+#[test]
+fn the_undo_log_of_a_quantised_cache_may_be_left_open() {
+    let recipe = parse(&with("[kv_cache]\nbuffer = \"int8\"\n[grad]\nundo_log = \"auto\"")).unwrap().recipe;
+    assert_eq!((recipe.grad.open, recipe.grad.undo_log), (vec![OpenKey::UndoLog], StoreRecipe::PLAIN));
 }
 
 #[test]

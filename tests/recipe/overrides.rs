@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kvtune::recipe::{CacheLength, TargetModules, ValidationSource, Warmup};
+use kvtune::recipe::{CacheLength, OpenKey, TargetModules, ValidationSource, Warmup};
 use kvtune::units::Hint;
 
 use super::{SMALL, parse, parse_with, with};
@@ -43,6 +43,18 @@ fn an_override_wins_over_another_spelling_of_the_same() {
 }
 
 #[test]
+fn a_key_is_opened_and_decided_by_an_override() {
+    for auto in ["auto", "\"auto\""] {
+        let grad =
+            parse_with(&with("[grad]\nlayers_per_cell = 4"), &[&format!("grad.layers_per_cell={auto}")]).unwrap().recipe.grad;
+        assert_eq!((grad.open, grad.layers_per_cell), (vec![OpenKey::LayersPerCell], 1));
+    }
+    let open = with("[grad]\nlayers_per_cell = \"auto\"\nundo_log = \"auto\"");
+    let grad = parse_with(&open, &["grad.layers_per_cell=3", "grad.undo_log_place=auto"]).unwrap().recipe.grad;
+    assert_eq!((grad.open, grad.layers_per_cell), (vec![OpenKey::UndoLog, OpenKey::UndoLogPlace], 3));
+}
+
+#[test]
 fn an_override_displaces_what_excludes_it() {
     let text = with("[optimizer]\nwarmup_ratio = 0.1").replace("[data]", "[data]\nvalidation = \"v\"");
     let recipe = parse_with(&text, &["optimizer.warmup_steps=3", "data.validation_fraction=0.5"]).unwrap().recipe;
@@ -70,6 +82,9 @@ fn what_is_wrong_with_an_override_is_shown_at_it() {
         ("lora..r=3", "has an empty key"),
         ("=3", "has an empty key"),
         ("lora.r=0", "must be at least 1"),
+        ("grad.layers_per_cell=automatic", "must be a whole number, 0 or more, or `\"auto\"`, found the string \"automatic\""),
+        ("grad.chunks_per_cell_multiplier=auto", "must be a number, found the string \"auto\""),
+        ("lora.r=auto", "must be a whole number, 0 or more, found the string \"auto\""),
         ("lora.r=four", "found the string \"four\""),
         ("model.path.x=1", "a part of it is a value"),
         ("train.seed=99999999999999999999", "does not fit in 64 bits"),

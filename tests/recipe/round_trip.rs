@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use kvtune::recipe::{
     BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Choice, Chunking, DataFormat, DataRecipe, Dtype,
-    EvalRecipe, GradRecipe, HeadRecipe, Labels, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnTooLong, OptimizerRecipe,
-    Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe, ValidationSource, Warmup,
+    EvalRecipe, GradRecipe, HeadRecipe, Labels, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnTooLong, OpenKey,
+    OptimizerRecipe, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe,
+    ValidationSource, Warmup,
 };
 use proptest::option;
 use proptest::prelude::*;
-use proptest::sample::select;
+use proptest::sample::{select, subsequence};
 
 use super::{SMALL, parse, parse_with};
 
@@ -125,9 +126,25 @@ prop_compose! {
     }
 }
 
+/// What open keys say has its default.
+fn opened(open: Vec<OpenKey>, mut grad: GradRecipe) -> GradRecipe {
+    for key in &open {
+        match key {
+            OpenKey::LayersPerCell => grad.layers_per_cell = 1,
+            OpenKey::ChunksPerCell => grad.chunks_per_cell = None,
+            OpenKey::LayerCheckpoints => grad.layer_checkpoints.form = StoreForm::Plain,
+            OpenKey::LayerCheckpointsPlace => grad.layer_checkpoints.place = StorePlace::Memory,
+            OpenKey::UndoLog => grad.undo_log.form = StoreForm::Plain,
+            OpenKey::UndoLogPlace => grad.undo_log.place = StorePlace::Memory,
+        }
+    }
+    GradRecipe { open, ..grad }
+}
+
 prop_compose! {
     fn rest(head: HeadRecipe)(model in (path(), option::of(path()), select(Dtype::ALL)),
               grad in (small(), 0.1..1e3_f64, option::of(small()), any::<bool>()), stores in stores(),
+              open in subsequence(OpenKey::ALL, 0..=OpenKey::ALL.len()),
               checkpoint in (large(), option::of(large()), small()), interval in large(), output_dir in option::of(path()))
              -> (ModelRecipe, GradRecipe, CheckpointRecipe, LogRecipe, Option<PathBuf>) {
         let (layers_per_cell, chunks_per_cell_multiplier, chunks_per_cell, singles) = grad;
@@ -135,15 +152,19 @@ prop_compose! {
         let (save_interval, intermediate_save_interval, intermediate_save_keep) = checkpoint;
         (
             ModelRecipe { path: model.0, adapter: model.1, dtype: model.2 },
-            GradRecipe {
-                layers_per_cell,
-                chunks_per_cell_multiplier,
-                chunks_per_cell,
-                layer_checkpoints: stores.0,
-                undo_log: stores.1,
-                scratch_dir: stores.2,
-                single_tokens_for_targets,
-            },
+            opened(
+                open,
+                GradRecipe {
+                    layers_per_cell,
+                    chunks_per_cell_multiplier,
+                    chunks_per_cell,
+                    layer_checkpoints: stores.0,
+                    undo_log: stores.1,
+                    scratch_dir: stores.2,
+                    single_tokens_for_targets,
+                    open: Vec::new(),
+                },
+            ),
             CheckpointRecipe { save_interval, intermediate_save_interval, intermediate_save_keep },
             LogRecipe { interval },
             output_dir,
@@ -282,6 +303,9 @@ fn a_resumed_run_may_change_its_length_logging_saving_and_tiling_only() {
         "output_dir=other",
     ];
     assert_eq!(differences(&free), []);
+    for key in OpenKey::ALL {
+        assert_eq!(differences(&[&format!("grad.{key}=auto")]), []);
+    }
     for (key, value) in BOUND {
         let found = differences(&[&format!("{key}={value}")]);
         assert_eq!(found.iter().map(|d| d.key.as_str()).collect::<Vec<_>>(), [*key]);

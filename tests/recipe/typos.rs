@@ -2,7 +2,7 @@
 
 use kvtune::units::Hint;
 
-use super::{parse_with, refused};
+use super::{parse_with, refused, with};
 
 /// A recipe with every table; the typos are put into it.
 const FULL: &str = r#"output_dir = "run"
@@ -145,6 +145,24 @@ fn every_typo_gets_the_right_line_and_suggestion() {
         let word = wrong.trim_end_matches(" =").trim_matches(['[', ']']).split(" = ").next().unwrap();
         assert_eq!(marked, word.chars().count(), "{wrong}: {error}");
     }
+}
+
+#[test]
+fn a_word_that_may_be_auto_has_it_among_its_suggestions() {
+    let suggestions = [
+        ("layer_checkpoints = \"int9\"", "did you mean `int8`?"),
+        ("layer_checkpoints = \"atuo\"", "did you mean `auto`?"),
+        ("layer_checkpoints = \"Auto\"", "did you mean `auto`?"),
+        ("layer_checkpoints = \"exact\"", "choose `plain`, `int8`, `int4` or `auto`"),
+        ("undo_log_place = \"disk\"", "choose `memory`, `file` or `auto`"),
+        ("undo_log_place = 3", "write `memory`, `file` or `auto`"),
+        ("layers_per_cell = \"automatic\"", "write a whole number, 0 or more, or `\"auto\"`"),
+    ];
+    for (line, hint) in suggestions {
+        assert_eq!(refused(&with(&format!("[grad]\n{line}"))).hint().unwrap(), hint, "{line}");
+    }
+    // Elsewhere the word is none.
+    assert_eq!(refused(&with("[kv_cache]\nbuffer = \"exact\"")).hint().unwrap(), "choose `plain`, `int8` or `int4`");
 }
 
 #[test]

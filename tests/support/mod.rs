@@ -12,6 +12,7 @@ use kvtune::head::{ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, DropoutKey, Model};
 use kvtune::recipe::{CacheLength, CacheRecipe, Choice, Dtype, GradRecipe, LoraRecipe, TargetModules};
 use kvtune::units::ChunkIdx;
+use kvtune::verify::{Tiling, every_tiling};
 use rand::RngExt;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -183,6 +184,12 @@ pub fn engine(case: &Case, model: &Model) -> Engine {
 
 /// What the engine of a case is built from.
 pub fn settings(case: &Case, model: &Model) -> Settings {
+    let (kv, grad) = recipes(case);
+    Settings::new(model.config(), &kv, &grad).unwrap()
+}
+
+/// What a recipe would say of a case's cache and gradient.
+pub fn recipes(case: &Case) -> (CacheRecipe, GradRecipe) {
     let params = toml::from_str(case.params).unwrap();
     let cache_length = match case.cache {
         [uniform] => CacheLength::Uniform(*uniform),
@@ -210,8 +217,17 @@ pub fn settings(case: &Case, model: &Model) -> Settings {
         undo_log: case.undo_log,
         scratch_dir: Some(std::env::temp_dir().join(format!("kvtune-proofs-{}", std::process::id()))),
         single_tokens_for_targets: case.tail == Tail::OneByOne,
+        open: Vec::new(),
     };
-    Settings::new(model.config(), &kv, &grad).unwrap()
+    (kv, grad)
+}
+
+/// Every tiling that is proved of a case's model and batch.
+pub fn tilings(case: &Case, model: &Model) -> Vec<Tiling> {
+    let (kv_cache, grad) = recipes(case);
+    let settings = settings(case, model);
+    let plan = settings.plan(&batch(case), context(case).chunk_sizes).unwrap();
+    every_tiling(&Tiling { kv_cache, grad }, NUM_LAYERS, &settings, &plan)
 }
 
 /// The engine of a case with other settings.

@@ -1,0 +1,110 @@
+//! `plan`, keys that are left open, and the peak that a run is planned to have.
+
+use std::fs;
+
+use serde_json::Value;
+
+use super::place::{Place, Said};
+
+fn plan(place: &Place, more: &[&str]) -> Said {
+    place.run(&[&["plan", "--device", "cpu", "--recipe", "recipe.toml"][..], more].concat())
+}
+
+fn lines(said: &Said) -> Vec<Value> {
+    said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+const ALL_OPEN: [&str; 6] = [
+    "grad.layers_per_cell=auto",
+    "grad.chunks_per_cell=auto",
+    "grad.layer_checkpoints=auto",
+    "grad.layer_checkpoints_place=auto",
+    "grad.undo_log=auto",
+    "grad.undo_log_place=auto",
+];
+
+fn sets(keys: &[&'static str]) -> Vec<&'static str> {
+    keys.iter().flat_map(|key| ["--set", key]).collect()
+}
+
+#[test]
+fn the_rows_of_a_plan_are_its_peak_and_its_keys_stay() {
+    let place = Place::new();
+    for more in [&[][..], &["--tokens", "300"]] {
+        let lines = lines(&plan(&place, &[more, &["--format", "json"]].concat()).done());
+        let kinds: Vec<&str> = lines.iter().map(|line| line["kind"].as_str().unwrap()).collect();
+        assert_eq!(kinds[..2], ["machine", "chosen"]);
+        assert!(kinds[2..].iter().all(|kind| *kind == "alternative") && kinds.len() > 3, "{kinds:?}");
+        let chosen = &lines[1];
+        let rows = chosen["tensors"]["rows"].as_array().unwrap().iter();
+        let sum: u64 = rows.map(|row| row["bytes"].as_u64().unwrap()).sum();
+        assert_eq!(chosen["tensors"]["tensor_bytes"].as_u64(), Some(sum));
+        assert!(chosen["process_bytes"].as_u64().unwrap() > sum + lines[0]["ground_bytes"].as_u64().unwrap());
+        assert_eq!((chosen["fits"].as_bool(), chosen["layers_per_cell"].as_u64()), (Some(true), Some(1)));
+        assert!(chosen["seconds"].as_object().unwrap().values().all(|seconds| seconds.as_f64().unwrap() >= 0.0));
+        assert!(lines[0]["is_timed"].as_bool().unwrap());
+    }
+    let table = plan(&place, &["--tokens", "300"]).done().out;
+    for words in ["| weights ", "| graph of the cell ", "| peak, in ", "(chosen)", "1 rows of", "grad = { layers_per_cell = 1"] {
+        assert!(table.contains(words) || words == "1 rows of" && table.contains("2 rows of 300 tokens"), "{words}: {table}");
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_here_has_a_plan_of_its_own() {
+    let said =
+        plan(&Place::new(), &["--tokens", "300", "--device-memory", "2GB", "--host-memory", "8GiB", "--format", "json"]).done();
+    let lines = lines(&said);
+    assert_eq!(lines[0]["device"].as_str(), Some("cuda"));
+    assert_eq!(lines[0]["device_limit_bytes"].as_u64(), Some(2_000_000_000));
+    assert_eq!((lines[0]["host_limit_bytes"].as_u64(), lines[0]["is_timed"].as_bool()), (Some(8 << 30), Some(false)));
+    assert!(lines[1]["device_bytes"].as_u64().unwrap() > 0 && lines[1]["host_tensors"].is_object());
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_what_would() {
+    let place = Place::new();
+    let refused = plan(&place, &["--tokens", "30000", "--host-memory", "60MiB"]).refused(4);
+    assert!(
+        refused.starts_with("error: a step of 30000 tokens does not fit with a margin of 10 %: it takes at least "),
+        "{refused}"
+    );
+    assert!(refused.contains("of which there are 60.0 MiB") && refused.contains("hint: "), "{refused}");
+    let refused = plan(&place, &["--tokens", "40000"]).refused(2);
+    assert!(refused.contains("`--tokens 40000`: the model has 32768 positions"), "{refused}");
+    let refused = plan(&place, &["--host-memory", "60"]).refused(4);
+    assert!(refused.contains("hint: not even a short row would"), "{refused}");
+}
+
+#[test]
+fn a_run_decides_what_is_open_and_says_how_near_its_plan_came() {
+    let place = Place::new();
+    let said = place.finetune(&ALL_OPEN).done();
+    assert!(said.err.contains("planned: grad = { layers_per_cell = 3, "), "{}", said.err);
+    assert!(said.err.contains("peak memory of the process: planned "), "{}", said.err);
+    let resolved = fs::read_to_string(place.path("run/recipe.resolved.toml")).unwrap();
+    assert!(!resolved.contains("auto") && resolved.contains("layers_per_cell = 3"), "{resolved}");
+    assert!(fs::read_to_string(place.path("run/summary.md")).unwrap().contains("peak memory, as planned"));
+    let resumed = place.run(&["resume", "run", "--device", "cpu", "--set", "train.max_steps=4"]).done();
+    assert!(!resumed.err.contains("planned: grad"), "it goes on with what was decided: {}", resumed.err);
+    fs::remove_dir_all(place.path("run")).unwrap();
+    place.finetune(&ALL_OPEN).done();
+    let decided = fs::read(place.path("run/final/adapter_model.safetensors")).unwrap();
+    // The same as with what was decided written down.
+    let width = resolved.lines().find(|line| line.starts_with("chunks_per_cell =")).unwrap().replace(" = ", "=");
+    fs::remove_dir_all(place.path("run")).unwrap();
+    place.finetune(&["grad.layers_per_cell=3", &format!("grad.{width}")]).done();
+    assert!(fs::read(place.path("run/final/adapter_model.safetensors")).unwrap() == decided);
+}
+
+#[test]
+fn other_verbs_take_a_recipe_with_open_keys() {
+    let place = Place::new();
+    assert!(place.check(&ALL_OPEN).done().out.contains("| peak memory, planned |"));
+    let run = |words: &[&'static str]| {
+        place.run(&[words, &["--device", "cpu", "--recipe", "recipe.toml"], &sets(&ALL_OPEN)[..]].concat()).done()
+    };
+    assert!(run(&["verify"]).out.contains("proved"));
+    run(&["bench", "--tokens", "90", "--steps", "1"]);
+    run(&["evaluate", "--base", "model", "--split", "train"]);
+}

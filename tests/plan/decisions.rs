@@ -1,0 +1,126 @@
+//! What is chosen of what is open.
+
+use kvtune::data::{Batch, Row, Targets};
+use kvtune::model::ModelConfig;
+use kvtune::plan::{Decision, Ground, Limits, Machine, PlanError, Planner, Trained};
+use kvtune::recipe::{CacheRecipe, GradRecipe, OpenKey, Recipe, StoreForm, StorePlace};
+use kvtune::units::{Bytes, Hint};
+use proptest::prelude::*;
+use serde_json::json;
+use tch::{Device, Kind};
+
+const MIB: u64 = 1 << 20;
+
+fn config() -> ModelConfig {
+    let config = json!({
+        "model_type": "qwen2", "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "intermediate_size": 688, "vocab_size": 2048, "max_position_embeddings": 1 << 20,
+    });
+    ModelConfig::from_object(config.as_object().unwrap()).unwrap()
+}
+
+fn recipe(kv: &str) -> Recipe {
+    let text = format!("model.path = '.'\ndata = {{ format = 'tokens', train = 'none' }}\nkv_cache = {kv}");
+    Recipe::parse(text, std::path::Path::new("recipe.toml"), &[]).unwrap().recipe
+}
+
+fn batch(tokens: usize) -> Batch {
+    let row = Row { sample: 0, inputs: vec![0; tokens], targets: Targets::NextToken(vec![0; tokens]), initial: None };
+    Batch { rows: vec![row] }
+}
+
+fn machine(host: u64) -> Machine {
+    let limits = Limits { device: None, host: Some(Bytes(host * MIB)) };
+    Machine { device: Device::Cpu, threads: 2, ground: Ground(Bytes(150 * MIB)), limits, rates: None }
+}
+
+/// What is decided for so many tokens, with so many MiB of memory.
+fn decide(kv: &CacheRecipe, grad: &GradRecipe, tokens: usize, machine: Machine) -> Result<Decision, PlanError> {
+    let (config, trained, batch) = (config(), Trained::of(recipe("{}").lora.as_ref()).unwrap(), batch(tokens));
+    Planner { config: &config, kv, trained: &trained, kind: Kind::Float, batch: &batch, micro_batches: 1, machine }.decide(grad)
+}
+
+fn open(grad: &GradRecipe) -> GradRecipe {
+    GradRecipe { open: OpenKey::ALL.to_vec(), ..grad.clone() }
+}
+
+#[test]
+fn with_memory_enough_everything_is_exact_in_memory_and_one_row() {
+    let recipe = recipe("{ policy = 'h2o', cache_length = 1024, chunk_size = 256 }");
+    let chosen = decide(&recipe.kv_cache, &open(&recipe.grad), 65536, machine(64 << 10)).unwrap().chosen;
+    assert_eq!((chosen.grad.layers_per_cell, chosen.cells.0), (6, 1));
+    assert_eq!((chosen.grad.undo_log.form, chosen.grad.undo_log.place), (StoreForm::Plain, StorePlace::Memory));
+    assert!(chosen.fits && chosen.grad.open.is_empty() && chosen.forecast.files == Bytes(0));
+}
+
+#[test]
+fn what_is_not_open_stays_and_what_is_short_goes_to_files_before_it_is_rounded() {
+    let recipe = recipe("{ policy = 'h2o', cache_length = 1024, chunk_size = 256 }");
+    let chosen = decide(&recipe.kv_cache, &open(&recipe.grad), 65536, machine(260)).unwrap().chosen;
+    assert_eq!((chosen.grad.undo_log.form, chosen.grad.undo_log.place), (StoreForm::Plain, StorePlace::File));
+    let stays = GradRecipe { open: vec![OpenKey::UndoLog, OpenKey::LayersPerCell], ..recipe.grad.clone() };
+    let chosen = decide(&recipe.kv_cache, &stays, 65536, machine(430)).unwrap().chosen;
+    assert_eq!((chosen.grad.undo_log.place, chosen.grad.chunks_per_cell), (StorePlace::Memory, None));
+    assert_ne!(chosen.grad.undo_log.form, StoreForm::Plain, "in memory it fits only rounded");
+}
+
+#[test]
+fn a_quantised_cache_keeps_its_undo_log_to_the_bit() {
+    let recipe = recipe("{ policy = 'h2o', cache_length = 1024, chunk_size = 256, buffer = 'int8' }");
+    let chosen = decide(&recipe.kv_cache, &open(&recipe.grad), 65536, machine(262)).unwrap().chosen;
+    assert_eq!(chosen.grad.undo_log.form, StoreForm::Plain);
+}
+
+#[test]
+fn what_can_not_fit_is_refused_with_what_would() {
+    let recipe = recipe("{ policy = 'h2o', cache_length = 1024, chunk_size = 256 }");
+    let refused = |grad: &GradRecipe, host| {
+        let error = decide(&recipe.kv_cache, grad, 65536, machine(host)).unwrap_err();
+        (error.to_string(), error.hint().unwrap())
+    };
+    let (message, hint) = refused(&recipe.grad, 300);
+    assert!(message.starts_with("a step of 65536 tokens does not fit with a margin of 10 %: it takes at least "), "{message}");
+    assert!(hint.starts_with("this would: grad = { layers_per_cell = 6, "), "{hint}");
+    let (_, hint) = refused(&open(&recipe.grad), 205);
+    let tokens: usize = hint.split_once("rows of up to ").unwrap().1.split(' ').next().unwrap().parse().unwrap();
+    assert!((1..65536).contains(&tokens));
+    assert!(decide(&recipe.kv_cache, &open(&recipe.grad), tokens, machine(205)).is_ok(), "{hint}");
+    assert!(decide(&recipe.kv_cache, &open(&recipe.grad), tokens * 5 / 4, machine(205)).is_err(), "{hint}");
+    assert!(refused(&open(&recipe.grad), 100).1.starts_with("not even a short row would"));
+}
+
+#[test]
+fn a_device_has_a_limit_of_its_own() {
+    let recipe = recipe("{ policy = 'h2o', cache_length = 4096, chunk_size = 256 }");
+    let mut machine = machine(64 << 10);
+    machine.device = Device::Cuda(0);
+    let mut widths = Vec::new();
+    for device in [60, 120, 4000] {
+        machine.limits.device = Some(Bytes(device * MIB));
+        let chosen = decide(&recipe.kv_cache, &open(&recipe.grad), 32768, machine).unwrap().chosen;
+        let taken = chosen.device.unwrap();
+        assert!(taken.0 * 110 / 100 <= device * MIB, "{taken} of {device} MiB");
+        widths.push(taken);
+    }
+    assert!(widths[0] < widths[1] && widths[1] <= widths[2], "{widths:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn what_is_chosen_fits_and_more_memory_never_makes_it_slower(
+        tokens in 2000usize..60000, host in 200u64..800, more in 0u64..400, is_growing: bool,
+    ) {
+        let kv = if is_growing { "{ policy = 'dense', storage = 'growing', chunk_size = 512 }" } else { "{ policy = 'lastrec', cache_length = 1024, chunk_size = 256 }" };
+        let recipe = recipe(kv);
+        let of = |host| decide(&recipe.kv_cache, &open(&recipe.grad), tokens, machine(host));
+        if let Ok(Decision { chosen, alternatives }) = of(host) {
+            prop_assert!(chosen.fits && chosen.host.0 as f64 * 1.1 <= (host * MIB) as f64);
+            prop_assert!(alternatives.iter().any(|other| other.grad == chosen.grad));
+            let larger = of(host + more).unwrap().chosen;
+            let is_exact = |grad: &GradRecipe| grad.undo_log.form == StoreForm::Plain && grad.layer_checkpoints.form == StoreForm::Plain;
+            prop_assert!(!is_exact(&chosen.grad) || is_exact(&larger.grad));
+            prop_assert!(chosen.grad.undo_log.form != larger.grad.undo_log.form || larger.total_seconds() <= 1.04 * chosen.total_seconds());
+        }
+    }
+}
