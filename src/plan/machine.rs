@@ -31,13 +31,24 @@ impl Machine {
         Self { device, threads, ground, limits: Limits::of_machine(device), rates: None }
     }
 
+    /// Counts as ground, too, what `load` leaves resident: data, say.
+    pub fn beside<T>(&mut self, load: impl FnOnce() -> T) -> T {
+        let before = resident_now();
+        let loaded = load();
+        self.ground.0.0 += resident_now().saturating_sub(before);
+        loaded
+    }
+
     /// With its speed at chunks of `chunk` tokens in `rows` rows and caches of `slots`.
     pub fn timed(mut self, subject: &Subject<'_>, (rows, chunk, slots): (usize, usize, usize)) -> Self {
-        let now = || resident().map_or(0, |resident| resident.all.0);
-        let before = now();
+        let before = resident_now();
         self.rates = Some(Rates::measured(subject, rows, chunk, slots));
         // What the measurement has used the allocator keeps; the step's tensors were seen to take about half of it over.
-        self.ground.0.0 += now().saturating_sub(before) / 2;
+        self.ground.0.0 += resident_now().saturating_sub(before) / 2;
         self
     }
+}
+
+fn resident_now() -> u64 {
+    resident().map_or(0, |resident| resident.all.0)
 }

@@ -41,14 +41,14 @@ pub struct Trainer {
 impl Trainer {
     /// A run at its beginning.
     pub fn new(recipe: Recipe, dir: &Path, device: Device) -> Result<Self, TrainError> {
-        let machine = Machine::here(recipe.model.dtype, device);
+        let mut machine = Machine::here(recipe.model.dtype, device);
         let model = assemble::model(&recipe, device)?;
-        let tokenizer = assemble::tokenizer(&recipe.model.path)?;
+        let tokenizer = machine.beside(|| assemble::tokenizer(&recipe.model.path))?;
         let engine_of = |recipe: &Recipe| assemble::engine(recipe, model.config(), tokenizer.as_ref(), Some(dir));
         // What is wrong with the recipe is said before the data are read.
         let closed = Recipe { grad: recipe.grad.closed(), ..recipe.clone() };
         let engine = engine_of(&closed)?;
-        let data = assemble::open_data(&recipe, model.config(), tokenizer.as_ref())?;
+        let data = machine.beside(|| assemble::open_data(&recipe, model.config(), tokenizer.as_ref()))?;
         assemble::check_lengths(&engine, &data)?;
         let is_open = closed != recipe;
         let (recipe, foretold) = tiling::settled(recipe, model.config(), &tiling::heaviest(&closed, &data.train)?, machine)?;
