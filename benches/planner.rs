@@ -10,11 +10,9 @@
 mod draws;
 
 use std::path::Path;
-use std::process::Command;
 
-use draws::{Sizes, draws, measure};
+use draws::{BESIDE, Sizes, bench, draws, line, measure, number, rows};
 use kvtune::report::table::Table;
-use serde_json::Value;
 
 const SIZES: Sizes = Sizes {
     layers: &[2, 3, 4, 6, 8],
@@ -24,6 +22,7 @@ const SIZES: Sizes = Sizes {
     caches: &[2, 3, 5],
 };
 const MIB: f64 = (1 << 20) as f64;
+const KVTUNE: &str = env!("CARGO_BIN_EXE_kvtune");
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -40,7 +39,7 @@ fn main() {
         Table::new(&["recipe", "process, MiB", "planned", "error", "tensors, MiB", "planned", "error", "s", "planned"]);
     let (mut worst, mut worst_of_tensors) = (0.0f64, 0.0f64);
     for (i, draw) in draws(seed as u64, count, SIZES).iter().enumerate() {
-        let peaks = measure(Path::new(env!("CARGO_BIN_EXE_kvtune")), &home.path().join(i.to_string()), draw, threads);
+        let peaks = measure(Path::new(KVTUNE), &home.path().join(i.to_string()), draw, threads);
         let (process, tensors) = peaks.errors();
         (worst, worst_of_tensors) = (worst.max(process.abs()), worst_of_tensors.max(tensors.abs()));
         let mib = |bytes: f64| format!("{:.1}", bytes / MIB);
@@ -75,24 +74,17 @@ fn growth(threads: usize, steps: usize) {
         "the rest of tensors",
         "beside tensors",
     ]);
+    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/bench/step.toml");
     let mut before: Option<(f64, [f64; 2])> = None;
     for tokens in [8192, 16384, 32768, 65536, 131_072] {
-        let lines = bench(tokens, threads, steps);
-        let line = |kind: &str| lines.iter().find(|line| line["kind"] == kind).unwrap();
-        let (memory, forecast, summary) = (line("memory"), line("forecast"), line("summary"));
-        let number = |value: &Value| value.as_f64().unwrap();
-        let rows: Vec<(String, f64)> = memory["rows"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|row| (row["part"].as_str().unwrap().to_owned(), number(&row["bytes"])))
-            .collect();
+        let lines = bench(Path::new(KVTUNE), &recipe, [tokens, threads, steps]);
+        let (memory, forecast, summary) = (line(&lines, "memory"), line(&lines, "forecast"), line(&lines, "summary"));
+        let rows = rows(memory);
         let sum =
             |names: &[&str]| rows.iter().filter(|(name, _)| names.contains(&name.as_str())).map(|(_, bytes)| bytes).sum::<f64>();
         let waits =
             sum(&["undo log", "layer checkpoints", "free room of stores", "travelling gradients", "replay log", "tokens"]);
-        let (graph, beside) =
-            (sum(&["graph of the cell"]), sum(&["process at its start", "code and files since", "allocator and rest"]));
+        let (graph, beside) = (sum(&["graph of the cell"]), sum(&BESIDE));
         let measured = number(&memory["measured_peak_bytes"]);
         let planned = number(&forecast["process_bytes"]);
         let cpu = number(&summary["step_cpu_seconds"]["median"]);
@@ -119,18 +111,4 @@ fn growth(threads: usize, steps: usize) {
         before = Some((tokens as f64, [planned, measured]));
     }
     println!("\n{threads} threads, median of {steps}\n{table}");
-}
-
-fn bench(tokens: usize, threads: usize, steps: usize) -> Vec<Value> {
-    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/bench/step.toml");
-    let words = ["bench", "--device", "cpu", "--random-weights", "--profile-memory", "--format", "json", "--recipe"];
-    let numbers = [tokens, threads, steps].map(|number| number.to_string());
-    let output = Command::new(env!("CARGO_BIN_EXE_kvtune"))
-        .args(words)
-        .arg(recipe)
-        .args(["--tokens", &numbers[0], "--threads", &numbers[1], "--steps", &numbers[2]])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

@@ -10,8 +10,9 @@ mod shapes;
 
 use std::path::Path;
 
-use kvtune::bench::{Bench, Part, Size, summarise};
+use kvtune::bench::{Bench, Size, summarise};
 use kvtune::model::ModelConfig;
+use kvtune::plan::Part;
 use kvtune::recipe::Recipe;
 use kvtune::report::table::Table;
 use shapes::{Work, cpu_seconds};

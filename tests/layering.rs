@@ -36,7 +36,10 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("plan", Only(&["units", "report", "recipe", "data", "ops", "store", "head", "cache", "model", "engine", "native"])),
     (
         "verify",
-        Only(&["units", "sabotage", "recipe", "data", "ops", "store", "model", "cache", "head", "engine", "files", "native"]),
+        Only(&[
+            "units", "sabotage", "report", "recipe", "data", "ops", "store", "model", "cache", "head", "engine", "files",
+            "native",
+        ]),
     ),
     ("eval", AboveBut(&["sabotage", "optim", "verify"])),
     ("train", AboveBut(&["sabotage"])),

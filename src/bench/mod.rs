@@ -11,5 +11,4 @@ pub use error::BenchError;
 pub use memory::{MemoryProfile, Side};
 pub use record::{Spread, StepRecord, Summary, summarise};
 pub use steps::{Bench, Size};
-
-pub use crate::plan::{Flops, Gemm, Part, Rate, Spent};
+pub use tokens::batch;

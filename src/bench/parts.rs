@@ -4,14 +4,14 @@ use tch::Device;
 
 use super::memory::Profiler;
 use crate::engine::{Event, MemoryByPart, Observer};
-use crate::plan::clock::Moment;
+use crate::plan::clock::Reading;
 use crate::plan::{Part, Spent};
 
 /// Runs from its making on, and is told which part the time from then on belongs to.
 pub(super) struct Stopwatch {
     device: Device,
-    began: Moment,
-    turned: Moment,
+    began: Reading,
+    turned: Reading,
     part: Part,
     parts: [Spent; 6],
     left_out: Spent,
@@ -19,20 +19,20 @@ pub(super) struct Stopwatch {
 
 impl Stopwatch {
     pub(super) fn start(device: Device) -> Self {
-        let now = Moment::now(device);
+        let now = Reading::now(device);
         Self { device, began: now, turned: now, part: Part::Forward, parts: Default::default(), left_out: Spent::default() }
     }
 
     /// From now on it is `part` that the time is spent on.
     pub(super) fn turn(&mut self, part: Part) {
-        let now = Moment::now(self.device);
+        let now = Reading::now(self.device);
         self.parts[self.part as usize].add(now.since(self.turned));
         (self.turned, self.part) = (now, part);
     }
 
     /// The time since the last turn is none of the step's.
     fn leave_out(&mut self) {
-        let now = Moment::now(self.device);
+        let now = Reading::now(self.device);
         self.left_out.add(now.since(self.turned));
         self.turned = now;
     }
@@ -40,7 +40,7 @@ impl Stopwatch {
     /// The whole, read from the clocks once more, and its parts.
     pub(super) fn stop(mut self) -> (Spent, [Spent; 6]) {
         self.turn(Part::Optimizer);
-        let Spent { seconds, cpu_seconds } = Moment::now(self.device).since(self.began);
+        let Spent { seconds, cpu_seconds } = Reading::now(self.device).since(self.began);
         let (seconds, cpu_seconds) = (seconds - self.left_out.seconds, cpu_seconds - self.left_out.cpu_seconds);
         (Spent { seconds, cpu_seconds }, self.parts)
     }

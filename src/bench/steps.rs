@@ -51,13 +51,8 @@ impl Bench {
             *labels = Labels::Tokens((0..labels.len() as u32).collect());
         }
         let config = ModelConfig::load(&recipe.model.path).map_err(TrainError::from)?;
-        let positions = config.max_position_embeddings;
-        if size.tokens > positions {
-            return Err(BenchError::TooLong { tokens: size.tokens, positions });
-        }
+        let batch = tokens::batch(&recipe, &config, size.tokens, recipe.train.seed)?;
         let machine = Machine::here(recipe.model.dtype, device);
-        let batch =
-            tokens::batch(&recipe.head, config.vocab_size, (recipe.train.micro_batch_size, size.tokens), recipe.train.seed);
         let machine = train::timed(machine, &recipe, &config, &batch)?;
         let (recipe, foretold) = train::settled(recipe, &config, &batch, machine)?;
         let engine = train::engine(&recipe, &config, None, None)?;
@@ -112,16 +107,10 @@ impl Bench {
         }
     }
 
-    /// The batch of a step.
-    fn batch(&self, step: u64) -> Batch {
-        let rows = (self.recipe.train.micro_batch_size, self.size.tokens);
-        tokens::batch(&self.recipe.head, self.model.config().vocab_size, rows, self.recipe.train.seed.wrapping_add(step))
-    }
-
     /// Makes a step.
     pub fn step(&mut self) -> Result<StepRecord, BenchError> {
         let (seed, step) = (self.recipe.train.seed, self.done as u64);
-        let batch = self.batch(step);
+        let batch = tokens::batch(&self.recipe, self.model.config(), self.size.tokens, seed.wrapping_add(step))?;
         let has_dropout = self.recipe.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
         let context = StepContext {
             weight: 1.0 / batch.num_targets() as f64,

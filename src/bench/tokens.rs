@@ -3,38 +3,65 @@
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::data::{Batch, Row, Targets};
-use crate::recipe::HeadRecipe;
+use super::BenchError;
+use crate::data::{Batch, IGNORE, Row, Targets};
+use crate::model::ModelConfig;
+use crate::recipe::{HeadRecipe, Recipe};
 
-/// `rows` rows of `len` tokens: a target at every one for the next token, else a class at the last.
-pub(super) fn batch(head: &HeadRecipe, vocab_size: usize, (rows, len): (usize, usize), seed: u64) -> Batch {
+/// As many rows as a recipe has in a micro-batch, of `tokens` tokens each: a target at every one for the next token (at the last alone
+/// where tokens are run one by one from the first target on), else a class at the last.
+pub fn batch(recipe: &Recipe, config: &ModelConfig, tokens: usize, seed: u64) -> Result<Batch, BenchError> {
+    let positions = config.max_position_embeddings;
+    if tokens > positions {
+        return Err(BenchError::TooLong { tokens, positions });
+    }
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let first_target = if recipe.grad.single_tokens_for_targets { tokens - 1 } else { 0 };
     let mut row = |sample: usize| {
-        let mut inputs: Vec<u32> = (0..=len).map(|_| rng.random_range(0..vocab_size as u32)).collect();
-        let targets = match head {
-            HeadRecipe::NextToken => Targets::NextToken(inputs[1..].iter().map(|&id| i64::from(id)).collect()),
+        let mut inputs: Vec<u32> = (0..=tokens).map(|_| rng.random_range(0..config.vocab_size as u32)).collect();
+        let targets = match &recipe.head {
+            HeadRecipe::NextToken => {
+                let labels = inputs[1..].iter().enumerate();
+                Targets::NextToken(labels.map(|(at, &id)| if at < first_target { IGNORE } else { i64::from(id) }).collect())
+            }
             HeadRecipe::SeqClassificationOnLogits(labels) => Targets::Class(rng.random_range(0..labels.len())),
         };
-        inputs.truncate(len);
+        inputs.truncate(tokens);
         Row { sample: sample as u64, inputs, targets, initial: None }
     };
-    Batch { rows: (0..rows).map(&mut row).collect() }
+    Ok(Batch { rows: (0..recipe.train.micro_batch_size).map(&mut row).collect() })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
-    use crate::recipe::Labels;
+
+    const CONFIG: &str = r#"{"model_type": "qwen2", "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1,
+        "intermediate_size": 6, "vocab_size": 7, "max_position_embeddings": 50}"#;
+    const RECIPE: &str = "model.path = '.'\ndata = {format = 'tokens', train = 'none'}\nlora.r = 1\ntrain.micro_batch_size = 2\n\
+                          kv_cache = {policy = 'lastrec', cache_length = 8, chunk_size = 4}\n";
+
+    fn drawn(more: &str, tokens: usize, seed: u64) -> Result<Batch, BenchError> {
+        let config = ModelConfig::from_object(&serde_json::from_str(CONFIG).unwrap()).unwrap();
+        let recipe = Recipe::parse(format!("{RECIPE}{more}"), Path::new("recipe.toml"), &[]).unwrap().recipe;
+        batch(&recipe, &config, tokens, seed)
+    }
 
     #[test]
-    fn every_token_has_a_target_or_every_row_a_class() {
-        let next = batch(&HeadRecipe::NextToken, 7, (2, 50), 1);
+    fn every_token_has_a_target_or_every_row_one_at_its_end() {
+        let next = drawn("", 50, 1).unwrap();
         assert_eq!((next.rows.len(), next.num_tokens(), next.num_targets()), (2, 100, 100));
         assert!(next.rows.iter().flat_map(|row| &row.inputs).all(|&id| id < 7));
         let Targets::NextToken(targets) = &next.rows[1].targets else { panic!("no labels") };
         assert!(next.rows[1].inputs[1..].iter().zip(targets).all(|(&id, &target)| i64::from(id) == target));
-        let head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![0, 1, 2]));
-        assert_eq!(batch(&head, 7, (3, 5), 1).num_targets(), 3);
-        assert_ne!(batch(&HeadRecipe::NextToken, 7, (2, 50), 2), next);
+        assert_ne!(drawn("", 50, 2).unwrap(), next);
+        let class = "head = {kind = 'seq_classification_on_logits', label_tokens = [0, 1, 2]}";
+        assert_eq!(drawn(class, 5, 1).unwrap().num_targets(), 2);
+        let single = drawn("grad.single_tokens_for_targets = true", 5, 1).unwrap();
+        let Targets::NextToken(targets) = &single.rows[0].targets else { panic!("no labels") };
+        assert_eq!((single.num_targets(), &targets[..4]), (2, &[IGNORE; 4][..]));
+        assert!(matches!(drawn("", 51, 1), Err(BenchError::TooLong { tokens: 51, positions: 50 })));
     }
 }

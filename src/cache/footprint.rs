@@ -4,6 +4,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::policy::{Attention, NewEntries, Observed, Policy};
 use super::{ChunkSpan, Queries, Shape};
+use crate::recipe::BufferKind;
 use crate::store::Form;
 use crate::units::Bytes;
 
@@ -25,7 +26,7 @@ impl Shape {
 
     /// Keys and values of so many slots as attention reads them, where they must be restored first.
     pub fn restored_bytes(&self, slots: usize) -> Bytes {
-        let is_restored = self.buffer != crate::recipe::BufferKind::Plain;
+        let is_restored = self.buffer != BufferKind::Plain;
         let entry = 2 * self.head_dim as u64 * self.kind.elt_size_in_bytes() as u64;
         Bytes(if is_restored { self.heads() * slots as u64 * entry } else { 0 })
     }

@@ -12,7 +12,7 @@ use crate::plan::Machine;
 use crate::recipe::{BufferKind, CacheLength, Chunking, HeadRecipe, Recipe, Storage, StorePlace, StoreRecipe};
 use crate::report::console;
 use crate::report::table::Table;
-use crate::train::{self, Schedule, TrainError};
+use crate::train::{self, Schedule, Settled, TrainError};
 use crate::units::Bytes;
 use crate::verify::Nearness;
 
@@ -28,14 +28,10 @@ impl Check {
         let config = Model::check(&recipe.model.path)?;
         train::check_trained(&recipe, &config)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
-        let closed = Recipe { grad: recipe.grad.closed(), ..recipe.clone() };
-        let engine = train::engine(&closed, &config, tokenizer.as_ref(), None)?;
-        let data = train::open_data(&recipe, &config, tokenizer.as_ref())?;
-        console::result(&data.report.to_string())?;
-        train::check_lengths(&engine, &data)?;
         let machine = Machine::here(recipe.model.dtype, device);
-        let (recipe, foretold) = train::settled(recipe, &config, &train::heaviest(&closed, &data.train)?, machine)?;
-        let engine = train::engine(&recipe, &config, tokenizer.as_ref(), None)?;
+        let settled = train::settled_with_data(recipe, &config, tokenizer.as_ref(), None, machine)?;
+        let Settled { recipe, foretold, engine, data } = settled;
+        console::result(&data.report.to_string())?;
         let longest = (0..data.train.len()).max_by_key(|&sample| data.train.lengths()[sample]).unwrap_or(0);
         let plan = engine.settings().plan(&data.train.batch(&[longest])?, None).map_err(TrainError::from)?;
         let schedule = Schedule::new(&recipe, data.train.lengths());

@@ -92,6 +92,11 @@ impl ChunkPlan {
         (spans[0].start, spans.iter().map(|s| s.len).sum())
     }
 
+    /// Rows of the batch.
+    pub fn num_rows(&self) -> usize {
+        self.spans.first().map_or(0, |span| span.real.len())
+    }
+
     /// Number of tokens of the longest row.
     pub fn len(&self) -> usize {
         self.spans.last().map_or(0, |s| s.start + s.len)

@@ -25,7 +25,7 @@ pub use guard::{error_of_panic, guarded};
 pub use memory::{MemoryByPart, MemoryRow, Place};
 pub use settings::Settings;
 pub use step::{StepContext, StepGradients};
-pub use stores::{Stores, form as form_in_store};
+pub use stores::Stores;
 
 use crate::cache::ReplayLog;
 use crate::data::Batch;

@@ -153,7 +153,7 @@ impl Settings {
         let shape = |cache_length: &usize| {
             let cache_length = (*cache_length).min(plan.len());
             Shape {
-                batch: plan.spans.first().map_or(0, |span| span.real.len()) as i64,
+                batch: plan.num_rows() as i64,
                 groups: config.num_kv_heads as i64,
                 head_dim: config.head_dim as i64,
                 cache_length,
@@ -219,7 +219,7 @@ impl Settings {
 
     /// Bytes of the replay log at most: for one evicted column of the batch in every layer, and for a whole batch planned as `plan`.
     pub fn log_bytes(&self, plan: &ChunkPlan, num_kv_heads: usize) -> (Bytes, Bytes) {
-        let rows = plan.spans.first().map_or(0, |s| s.real.len());
+        let rows = plan.num_rows();
         let (mut per_token, mut whole) = (0, 0);
         for (policy, &length) in self.policies.iter().zip(&self.cache_lengths).filter(|(policy, _)| policy.evicts()) {
             let length = length.min(plan.len());

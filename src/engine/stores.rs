@@ -32,17 +32,18 @@ impl Engine {
     }
 }
 
-/// The form in which tensors wait in a store.
-pub fn form(recipe: StoreRecipe) -> Form {
-    match recipe.form {
-        StoreForm::Plain => Form::Plain,
-        StoreForm::Int8 => Form::Int8,
-        StoreForm::Int4 => Form::Int4,
+impl From<StoreForm> for Form {
+    fn from(form: StoreForm) -> Self {
+        match form {
+            StoreForm::Plain => Self::Plain,
+            StoreForm::Int8 => Self::Int8,
+            StoreForm::Int4 => Self::Int4,
+        }
     }
 }
 
 fn store(recipe: StoreRecipe, dir: Option<PathBuf>, purpose: &'static str) -> Store {
-    let form = form(recipe);
+    let form = recipe.form.into();
     match recipe.place {
         StorePlace::Memory => Store::in_memory(form),
         StorePlace::File => Store::in_file(form, dir, purpose),

@@ -74,8 +74,8 @@ pub struct Decision {
     pub alternatives: Vec<Alternative>,
 }
 
-/// A forecast may be too low by so much: of twenty drawn recipes the worst was by 8.1 %.
-const MARGIN: f64 = 1.1;
+/// A forecast may be too low by so many percent: of twenty drawn recipes the worst was by 8.1.
+const MARGIN: u64 = 10;
 /// Who takes so much longer than the fastest is about as fast: the times are estimates.
 const ABOUT: f64 = 1.03;
 
@@ -97,7 +97,7 @@ impl Planner<'_> {
     pub fn decide(&self, grad: &GradRecipe) -> Result<Decision, PlanError> {
         match self.find(grad)? {
             (Some(chosen), seen) => Ok(Decision { chosen, alternatives: by_layers(&seen) }),
-            (None, seen) => Err(self.refusal(grad, seen)),
+            (None, seen) => Err(self.refusal(grad, seen)?),
         }
     }
 
@@ -143,15 +143,16 @@ impl Planner<'_> {
 
     /// What the recipe would take as it stands, but for what is open.
     pub fn consider(&self, grad: GradRecipe) -> Result<Alternative, PlanError> {
-        let settings = Settings::new(self.config, &longest_chunks(self.kv), &grad)?;
+        let settings = Settings::new(self.config, &self.longest_chunks(), &grad)?;
         let subject = self.subject(&settings);
         let plan = settings.plan(self.batch, None)?;
-        let forecast = Forecast::of(&subject, self.batch)?;
+        let forecast = Forecast::of(&subject, &plan, self.batch);
         let (host, device) = match &forecast.host {
             Some(host) => (self.machine.ground.with(&subject, host.bytes()), Some(forecast.device.bytes())),
             None => (self.machine.ground.with(&subject, forecast.device.bytes()), None),
         };
-        let within = |bytes: Bytes, limit: Option<Bytes>| limit.is_none_or(|limit| bytes.0 as f64 * MARGIN <= limit.0 as f64);
+        let with_margin = |bytes: Bytes| bytes.0 as f64 * (1.0 + MARGIN as f64 / 100.0);
+        let within = |bytes: Bytes, limit: Option<Bytes>| limit.is_none_or(|limit| with_margin(bytes) <= limit.0 as f64);
         let rates = self.machine.rates.unwrap_or(Rates::UNKNOWN);
         Ok(Alternative {
             cells: (settings.rows().len(), plan.columns.len()),
@@ -162,6 +163,17 @@ impl Planner<'_> {
             forecast,
             grad,
         })
+    }
+
+    /// The caches with chunks as long as the longest that training may draw.
+    fn longest_chunks(&self) -> CacheRecipe {
+        let kv = self.kv.clone();
+        if !kv.randomize_chunk_sizes {
+            return kv;
+        }
+        let span = kv.cache_length.by_layer(self.config.num_layers).into_iter().min().unwrap_or(usize::MAX);
+        let chunk_size = *RandomSizes::range(kv.chunk_size, span).end();
+        CacheRecipe { chunk_size, randomize_chunk_sizes: false, ..kv }
     }
 
     fn subject<'b>(&'b self, settings: &'b Settings) -> Subject<'b> {
@@ -190,20 +202,22 @@ impl Planner<'_> {
     }
 
     /// Why nothing fits, and what would: the same with other stores and cells, fewer tokens, or more memory.
-    fn refusal(&self, grad: &GradRecipe, seen: Vec<Alternative>) -> PlanError {
+    fn refusal(&self, grad: &GradRecipe, seen: Vec<Alternative>) -> Result<PlanError, PlanError> {
         let over = |a: &Alternative| {
             let of = |bytes: Bytes, limit: Option<Bytes>| limit.map_or(0.0, |limit| bytes.0 as f64 / limit.0.max(1) as f64);
             of(a.host, self.machine.limits.host).max(a.device.map_or(0.0, |bytes| of(bytes, self.machine.limits.device)))
         };
-        let Some(least) = seen.into_iter().min_by(|a, b| over(a).total_cmp(&over(b))) else { return PlanError::NothingToChoose };
-        let advice = self.advice(grad);
-        PlanError::DoesNotFit {
+        // Beginning with the defaults for what is open.
+        let nearer = |a: Alternative, b: Alternative| if over(&b) < over(&a) { b } else { a };
+        let least = seen.into_iter().fold(self.consider(grad.closed())?, nearer);
+        Ok(PlanError::DoesNotFit {
             host: least.host,
             device: least.device,
             limits: self.machine.limits,
+            margin: MARGIN,
             tokens: self.batch.max_len(),
-            advice,
-        }
+            advice: self.advice(grad),
+        })
     }
 
     fn advice(&self, grad: &GradRecipe) -> String {
@@ -211,7 +225,7 @@ impl Planner<'_> {
         if grad.open.len() < OpenKey::ALL.len()
             && let Ok((Some(chosen), _)) = self.find(&all_open)
         {
-            return format!("this would: {}", words(&chosen.grad));
+            return format!("this would: {}", chosen.grad.tiling());
         }
         let (mut fits, mut fails) = (0, self.batch.max_len());
         while fails - fits > (fails / 16).max(1) {
@@ -250,31 +264,6 @@ fn by_layers(seen: &[Alternative]) -> Vec<Alternative> {
     alternatives
 }
 
-/// The keys that make up a tiling, as a recipe has them.
-pub fn words(grad: &GradRecipe) -> String {
-    let GradRecipe { layers_per_cell, chunks_per_cell, layer_checkpoints, undo_log, .. } = grad;
-    let width = chunks_per_cell.map(|chunks| format!(", chunks_per_cell = {chunks}")).unwrap_or_default();
-    let store = |key: &str, store: &StoreRecipe| {
-        format!(
-            ", {key} = \"{}\"{}",
-            store.form,
-            if store.place == StorePlace::File { format!(", {key}_place = \"file\"") } else { String::new() }
-        )
-    };
-    let stores = store("layer_checkpoints", layer_checkpoints) + &store("undo_log", undo_log);
-    format!("grad = {{ layers_per_cell = {layers_per_cell}{width}{stores} }}")
-}
-
-/// The caches with chunks as long as the longest that training may draw.
-fn longest_chunks(kv: &CacheRecipe) -> CacheRecipe {
-    if !kv.randomize_chunk_sizes {
-        return kv.clone();
-    }
-    let lengths = kv.cache_length.by_layer(1);
-    let span = lengths.into_iter().min().unwrap_or(usize::MAX);
-    CacheRecipe { chunk_size: *RandomSizes::range(kv.chunk_size, span).end(), randomize_chunk_sizes: false, ..kv.clone() }
-}
-
 /// Pairs of stores that the open keys allow, the exact ones first, then by how often they go to a file.
 fn ladder(grad: &GradRecipe, buffer: BufferKind) -> Vec<(StoreRecipe, StoreRecipe)> {
     let steps = |form: OpenKey, place: OpenKey, written: StoreRecipe, rounds: bool| {
@@ -286,8 +275,7 @@ fn ladder(grad: &GradRecipe, buffer: BufferKind) -> Vec<(StoreRecipe, StoreRecip
         LADDER.iter().filter(allowed).map(|&(form, place)| StoreRecipe { form, place }).collect::<Vec<_>>()
     };
     let checkpoints = steps(OpenKey::LayerCheckpoints, OpenKey::LayerCheckpointsPlace, grad.layer_checkpoints, true);
-    // What a quantised cache overwrites is kept in its own few bits.
-    let undo = steps(OpenKey::UndoLog, OpenKey::UndoLogPlace, grad.undo_log, buffer == BufferKind::Plain);
+    let undo = steps(OpenKey::UndoLog, OpenKey::UndoLogPlace, grad.undo_log, buffer.undo_log_may_round());
     let mut pairs: Vec<_> = checkpoints.iter().flat_map(|c| undo.iter().map(move |u| (*c, *u))).collect();
     let cost = |(c, u): &(StoreRecipe, StoreRecipe)| {
         let of = |store: &StoreRecipe| (rounding(store.form), u8::from(store.place == StorePlace::File));

@@ -23,14 +23,14 @@ impl Spent {
     }
 }
 
-/// A moment on both clocks.
+/// A reading of both clocks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
+pub(crate) struct Reading {
     wall: Instant,
     cpu: f64,
 }
 
-impl Moment {
+impl Reading {
     /// Now, after all that `device` was asked to do: a GPU works on while its host goes ahead.
     pub(crate) fn now(device: Device) -> Self {
         if let Device::Cuda(index) = device {
@@ -48,7 +48,7 @@ impl Moment {
 
 /// What `work` takes.
 pub(crate) fn time_of(device: Device, work: impl FnOnce()) -> Spent {
-    let began = Moment::now(device);
+    let began = Reading::now(device);
     work();
-    Moment::now(device).since(began)
+    Reading::now(device).since(began)
 }

@@ -15,7 +15,7 @@ pub enum PlanError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// No tiling that the recipe allows stays within the memory that there is.
-    #[error("{}", shortage(*host, *device, limits, *tokens))]
+    #[error("{}", shortage((*host, *device), limits, *margin, *tokens))]
     DoesNotFit {
         /// What the process would take, of all tilings by that which comes nearest.
         host: Bytes,
@@ -23,17 +23,16 @@ pub enum PlanError {
         device: Option<Bytes>,
         /// What there is.
         limits: Limits,
+        /// Percent that must be to spare.
+        margin: u64,
         /// Of the longest row.
         tokens: usize,
         /// What would fit.
         advice: String,
     },
-    /// The recipe allows no tiling at all.
-    #[error("the recipe allows no tiling")]
-    NothingToChoose,
 }
 
-fn shortage(host: Bytes, device: Option<Bytes>, limits: &Limits, tokens: usize) -> String {
+fn shortage((host, device): (Bytes, Option<Bytes>), limits: &Limits, margin: u64, tokens: usize) -> String {
     let of = |name: &str, bytes: Bytes, limit: Option<Bytes>| {
         limit.map_or_else(
             || format!("{bytes} of {name} memory"),
@@ -42,7 +41,7 @@ fn shortage(host: Bytes, device: Option<Bytes>, limits: &Limits, tokens: usize) 
     };
     let device = device.map(|bytes| format!("{} and ", of("device", bytes, limits.device))).unwrap_or_default();
     let host = of("host", host, limits.host);
-    format!("a step of {tokens} tokens does not fit with a margin of 10 %: it takes at least {device}{host}")
+    format!("a step of {tokens} tokens does not fit with a margin of {margin} %: it takes at least {device}{host}")
 }
 
 impl Hint for PlanError {
@@ -51,7 +50,6 @@ impl Hint for PlanError {
             Self::Engine(e) => e.hint(),
             Self::Model(e) => e.hint(),
             Self::DoesNotFit { advice, .. } => Some(advice.clone()),
-            Self::NothingToChoose => Some("look at the keys of `[grad]`".into()),
         }
     }
 }

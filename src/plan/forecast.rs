@@ -5,7 +5,7 @@ use super::part::Part;
 use super::rates::Rates;
 use super::walk::{Moment, Walk, Walked};
 use crate::data::{Batch, IGNORE, Targets};
-use crate::engine::{ChunkPlan, EngineError, Place};
+use crate::engine::{ChunkPlan, Place};
 use crate::recipe::{StoreForm, StorePlace};
 use crate::units::Bytes;
 
@@ -41,23 +41,20 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// Of a step on `batch`, after the first: stores keep the room that they have had.
-    pub fn of(subject: &Subject<'_>, batch: &Batch) -> Result<Self, EngineError> {
-        let plan = subject.settings.plan(batch, None)?;
-        let targets = targets_by_column(&plan, batch);
+    /// Of a step on `batch`, which is planned as `plan`, after the first: stores keep the room that they have had.
+    pub fn of(subject: &Subject<'_>, plan: &ChunkPlan, batch: &Batch) -> Self {
+        let targets = targets_by_column(plan, batch);
         let mut walk = Collected::new(subject);
-        let walked = Walk::new(subject, &plan, &targets).each(&mut |moment| walk.take(moment));
-        let Walked { files, parked } = walked;
-        Ok(Self { device: walk.device, host: walk.host, files, kept: walk.kept, parked })
+        let Walked { files, parked } = Walk::new(subject, plan, &targets).each(&mut |moment| walk.take(&moment));
+        Self { device: walk.device.peak, host: walk.host.map(|host| host.peak), files, kept: walk.kept, parked }
     }
 
     /// The spans of such a step, in their order: one for each event of the engine, and two for what comes after it.
-    pub fn moments(subject: &Subject<'_>, batch: &Batch) -> Result<Vec<Moment>, EngineError> {
-        let plan = subject.settings.plan(batch, None)?;
-        let targets = targets_by_column(&plan, batch);
+    pub fn moments(subject: &Subject<'_>, plan: &ChunkPlan, batch: &Batch) -> Vec<Moment> {
+        let targets = targets_by_column(plan, batch);
         let mut moments = Vec::new();
-        Walk::new(subject, &plan, &targets).each(&mut |moment| moments.push(moment));
-        Ok(moments)
+        Walk::new(subject, plan, &targets).each(&mut |moment| moments.push(moment));
+        moments
     }
 
     /// Seconds by part, in the order of [`Part::ALL`].
@@ -77,16 +74,35 @@ impl Forecast {
 
 /// The highest moments so far.
 struct Collected {
-    /// What there is at every moment.
+    /// What there is at every moment where the model computes.
     standing: [(&'static str, Bytes); 4],
-    device: Peak,
-    host: Option<Peak>,
+    device: Highest,
+    host: Option<Highest>,
     kept: u64,
+}
+
+/// The highest moment of one memory.
+struct Highest {
+    peak: Peak,
+    bytes: u64,
+}
+
+impl Highest {
+    fn none() -> Self {
+        Self { peak: Peak { part: Part::Forward, rows: Vec::new() }, bytes: 0 }
+    }
+
+    /// Most moments are none: their parts are added up, and listed only if they are.
+    fn raise(&mut self, part: Part, rows: impl Iterator<Item = (&'static str, Bytes)> + Clone) {
+        let bytes = rows.clone().map(|(_, bytes)| bytes.0).sum();
+        if bytes > self.bytes {
+            *self = Self { peak: Peak { part, rows: rows.collect() }, bytes };
+        }
+    }
 }
 
 impl Collected {
     fn new(subject: &Subject<'_>) -> Self {
-        let none = || Peak { part: Part::Forward, rows: Vec::new() };
         let accumulated = if subject.accumulates { subject.trained_bytes() } else { Bytes(0) };
         let standing = [
             ("weights", subject.weights()),
@@ -94,32 +110,20 @@ impl Collected {
             ("optimizer state", subject.optimizer()),
             ("accumulated gradients", accumulated),
         ];
-        Self { standing, device: none(), host: subject.device.is_cuda().then(none), kept: 0 }
+        Self { standing, device: Highest::none(), host: subject.device.is_cuda().then(Highest::none), kept: 0 }
     }
 
-    fn take(&mut self, moment: Moment) {
+    fn take(&mut self, moment: &Moment) {
         if moment.part == Part::Backward {
             self.kept += moment.graph;
         }
-        let is_alone = self.host.is_none();
-        let at = |place: Place| {
-            let of_engine = moment.held.rows().into_iter().filter(move |row| is_alone || row.place == place);
-            of_engine.map(|row| (row.name, row.bytes)).collect::<Vec<_>>()
-        };
-        let mut device = self.standing.to_vec();
-        device.extend(at(Place::Device));
-        device.extend([("graph of the cell", Bytes(moment.graph)), ("inside", Bytes(moment.inside))]);
-        raise(&mut self.device, moment.part, device);
+        let (held, is_alone) = (moment.held.rows(), self.host.is_none());
+        let at = |place: Place| held.iter().filter(move |row| is_alone || row.place == place).map(|row| (row.name, row.bytes));
+        let of_moment = [("graph of the cell", Bytes(moment.graph)), ("inside", Bytes(moment.inside))];
+        self.device.raise(moment.part, self.standing.into_iter().chain(at(Place::Device)).chain(of_moment));
         if let Some(host) = &mut self.host {
-            raise(host, moment.part, at(Place::Host));
+            host.raise(moment.part, at(Place::Host));
         }
-    }
-}
-
-fn raise(peak: &mut Peak, part: Part, rows: Vec<(&'static str, Bytes)>) {
-    let now = Peak { part, rows };
-    if now.bytes() > peak.bytes() {
-        *peak = now;
     }
 }
 

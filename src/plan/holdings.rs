@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::Subject;
 use crate::cache::{ChunkSpan, Scope, Shape, log_bytes_per_token, notes_per_entry};
-use crate::engine::{ChunkPlan, MemoryByPart, form_in_store};
+use crate::engine::{ChunkPlan, MemoryByPart};
 use crate::recipe::{StorePlace, StoreRecipe};
 use crate::store::Form;
 use crate::units::Bytes;
@@ -30,7 +30,7 @@ struct LayerHolds {
 /// Evictions, columns, and the form of the store.
 type Write = (usize, usize, Form);
 
-/// A store: what waits there now, the most that has at a time, and all that ever came.
+/// A store: what waits there now, the most that does at a time in a step, and all that has come.
 #[derive(Clone, Copy, Debug)]
 struct StoreHolds {
     recipe: StoreRecipe,
@@ -45,13 +45,12 @@ impl StoreHolds {
     }
 
     fn form(&self) -> Form {
-        form_in_store(self.recipe)
+        self.recipe.form.into()
     }
 
     fn put(&mut self, bytes: u64) {
         self.now += bytes;
         self.ever += bytes;
-        self.most = self.most.max(self.now);
     }
 
     /// In memory: what waits, and room that was used before.
@@ -70,10 +69,14 @@ pub(super) struct Holdings<'a> {
     undo: StoreHolds,
     travelling: Vec<u64>,
     parameter_gradients: u64,
+    /// Borders between rows of cells.
+    borders: u64,
 }
 
 impl<'a> Holdings<'a> {
     pub(super) fn new(subject: &'a Subject<'a>, plan: &'a ChunkPlan, shapes: Vec<Shape>) -> Self {
+        // One choice makes the policies of all layers: they note the same.
+        let notes = [true, false].map(|is_prefill| notes_per_entry(subject.settings.policy(0), is_prefill));
         let layer = |(index, shape): (usize, Shape)| {
             let policy = subject.settings.policy(index);
             // A share is not known before, and at most twice the cache length.
@@ -81,7 +84,7 @@ impl<'a> Holdings<'a> {
             LayerHolds {
                 slots,
                 shape,
-                notes: [true, false].map(|is_prefill| notes_per_entry(policy, is_prefill)),
+                notes,
                 scope: policy.evicts().then(|| policy.scope()),
                 noted: 0,
                 has_gradients: false,
@@ -99,6 +102,7 @@ impl<'a> Holdings<'a> {
             undo: StoreHolds::new(undo),
             travelling: vec![0; plan.columns.len()],
             parameter_gradients: parameter_gradients(subject),
+            borders: subject.settings.rows().len() as u64 - 1,
         };
         holdings.remember_a_step();
         holdings
@@ -107,8 +111,7 @@ impl<'a> Holdings<'a> {
     /// Lets the stores have the room of the step before: all borders, and the undo log of that row which has most.
     fn remember_a_step(&mut self) {
         let rows = self.subject.settings.rows();
-        let borders = rows.len() as u64 - 1;
-        self.checkpoints.most = borders * (0..self.plan.columns.len()).map(|c| self.checkpoint_bytes(c)).sum::<u64>();
+        self.checkpoints.most = self.borders * (0..self.plan.columns.len()).map(|c| self.checkpoint_bytes(c)).sum::<u64>();
         let form = self.undo.form();
         let of_layer = |layer: &LayerHolds| self.plan.spans.iter().map(|span| layer.undo(span, form).0).sum::<u64>();
         self.undo.most = rows.iter().map(|row| self.layers[row.clone()].iter().map(of_layer).sum()).max().unwrap_or(0);
@@ -130,7 +133,7 @@ impl<'a> Holdings<'a> {
         let mut memory = MemoryByPart {
             travelling_gradients: Bytes(self.travelling.iter().sum()),
             parameter_gradients: Bytes(self.parameter_gradients),
-            tokens: Bytes(8 * (self.plan.len() * self.rows()) as u64),
+            tokens: Bytes(8 * (self.plan.len() * self.plan.num_rows()) as u64),
             ..MemoryByPart::default()
         };
         for layer in &self.layers {
@@ -155,7 +158,7 @@ impl<'a> Holdings<'a> {
 
     /// A column through some layers, decided or replayed. Returns what a cache that grows has twice for a moment.
     pub(super) fn run_column(&mut self, c: usize, layers: &Range<usize>, keeps_undo_from: usize, is_deciding: bool) -> u64 {
-        let (heads, rows) = (self.subject.config.num_kv_heads, self.rows());
+        let (heads, rows) = (self.subject.config.num_kv_heads, self.plan.num_rows());
         let mut moved = 0;
         for index in layers.clone() {
             for span in &self.plan.spans[self.plan.columns[c].clone()] {
@@ -180,20 +183,19 @@ impl<'a> Holdings<'a> {
 
     /// A column's hidden states at the borders of rows.
     pub(super) fn checkpoint(&mut self, c: usize) {
-        let borders = self.subject.settings.rows().len() as u64 - 1;
-        let bytes = borders * self.checkpoint_bytes(c);
+        let bytes = self.borders * self.checkpoint_bytes(c);
         self.checkpoints.put(bytes);
     }
 
     fn checkpoint_bytes(&self, c: usize) -> u64 {
         let n = self.plan.tokens(&self.plan.columns[c]).1;
-        let size = [self.rows() as i64, n as i64, self.subject.hidden() as i64];
+        let size = [self.plan.num_rows() as i64, n as i64, self.subject.hidden() as i64];
         self.checkpoints.form().bytes_of(&size, self.subject.kind).0
     }
 
     /// A column's gradient is there, and waits for the row below.
     pub(super) fn travel(&mut self, c: usize, is_there: bool) {
-        let n = self.plan.tokens(&self.plan.columns[c]).1 * self.rows();
+        let n = self.plan.tokens(&self.plan.columns[c]).1 * self.plan.num_rows();
         self.travelling[c] = if is_there { n as u64 * self.subject.hidden() * self.subject.element() } else { 0 };
     }
 
@@ -249,20 +251,16 @@ impl<'a> Holdings<'a> {
     }
 
     fn gradient_bytes(&self, layer: &LayerHolds) -> u64 {
-        2 * (self.rows() * layer.slots) as u64 * self.subject.keys() * self.subject.wide()
+        2 * (self.plan.num_rows() * layer.slots) as u64 * self.subject.keys() * self.subject.wide()
     }
 
     fn cache_bytes(&self, layer: &LayerHolds) -> (u64, u64) {
-        let entries = (self.rows() * layer.slots * self.subject.config.num_kv_heads) as u64;
+        let entries = (self.plan.num_rows() * layer.slots * self.subject.config.num_kv_heads) as u64;
         let notes = 4 * layer.noted as u64 * entries;
         if layer.shape.is_offloaded {
             return (8 * entries + notes, layer.entry_bytes());
         }
         (layer.shape.slot_bytes(layer.slots).0 + notes, 0)
-    }
-
-    fn rows(&self) -> usize {
-        self.plan.spans.first().map_or(0, |span| span.real.len())
     }
 }
 

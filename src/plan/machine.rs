@@ -1,9 +1,10 @@
 //! What computes: a device with its memory and its speed, here or elsewhere.
 
-use tch::Device;
+use tch::{Device, Kind};
 
 use super::rates::Rates;
-use super::{Ground, Limits, Subject};
+use super::{Ground, Limits};
+use crate::model::ModelConfig;
 use crate::recipe::Dtype;
 use crate::report::memory::resident;
 
@@ -39,10 +40,10 @@ impl Machine {
         loaded
     }
 
-    /// With its speed at chunks of `chunk` tokens in `rows` rows and caches of `slots`.
-    pub fn timed(mut self, subject: &Subject<'_>, (rows, chunk, slots): (usize, usize, usize)) -> Self {
+    /// With its speed at a model's shapes in `kind`, for so many rows, tokens of a chunk and slots.
+    pub fn timed(mut self, config: &ModelConfig, kind: Kind, shape: (usize, usize, usize)) -> Self {
         let before = resident_now();
-        self.rates = Some(Rates::measured(subject, rows, chunk, slots));
+        self.rates = Some(Rates::measured(config, (kind, self.device), shape));
         // What the measurement has used the allocator keeps; the step's tensors were seen to take about half of it over.
         self.ground.0.0 += resident_now().saturating_sub(before) / 2;
         self

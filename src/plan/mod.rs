@@ -18,7 +18,7 @@ mod rates;
 mod subject;
 mod walk;
 
-pub use choose::{Alternative, Decision, Planner, words};
+pub use choose::{Alternative, Decision, Planner};
 pub use clock::Spent;
 pub use error::PlanError;
 pub use flops::Flops;

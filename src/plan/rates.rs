@@ -1,11 +1,12 @@
 //! How fast a device computes, measured in about a second, and the time of a step that follows from it.
 
-use tch::{Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use super::clock::time_of;
 use super::flops::{self, Flops};
 use super::{Part, Subject, gemm};
 use crate::engine::ChunkPlan;
+use crate::model::ModelConfig;
 use crate::ops::attention::{Chunk, Past, attend, attend_backward};
 
 /// Operations, or bytes, in a second.
@@ -39,11 +40,11 @@ impl Rates {
     /// Of no device in particular: good to order tilings by.
     pub(super) const UNKNOWN: Self = Self { linear: 1e14, attention: 5e13, attention_backward: 5e13, elementwise: 1e12 };
 
-    /// Measures on the subject's device, which must be there, with chunks of `chunk` tokens in `rows` rows and caches of `slots`.
-    pub fn measured(s: &Subject<'_>, rows: usize, chunk: usize, slots: usize) -> Self {
-        let options = (s.kind, s.device);
-        let (b, n, d) = (rows as i64, chunk.min(LONGEST) as i64, s.config.head_dim as i64);
-        let (heads, groups) = (s.config.num_heads as i64, s.config.num_kv_heads as i64);
+    /// Measures a model's shapes in a kind on a device, which must be there, with chunks of `chunk` tokens in `rows` rows and caches of
+    /// `slots`.
+    pub fn measured(config: &ModelConfig, options: (Kind, Device), (rows, chunk, slots): (usize, usize, usize)) -> Self {
+        let (b, n, d) = (rows as i64, chunk.min(LONGEST) as i64, config.head_dim as i64);
+        let (heads, groups) = (config.num_heads as i64, config.num_kv_heads as i64);
         let of_key = 4 * (b * heads * n * d) as u64;
         let past = (slots as u64).min(TIMED / of_key.max(1)).max(1) as i64;
         let tensor = |heads: i64, tokens: i64| Tensor::ones([b, heads, tokens, d], options) * 0.1;
@@ -51,16 +52,16 @@ impl Rates {
         let own = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &k, scale: 1.0, in_use_bgn: None };
         let past_part = [Past { k_bgpd: &old, v_bgpd: &old, in_use_bgp: None }];
         let pairs = (b * heads * n) as f64 * (past as f64 + n as f64 / 2.0);
-        let large = Tensor::ones([1 << 20], (Kind::Float, s.device));
+        let large = Tensor::ones([1 << 20], (Kind::Float, options.1));
         no_grad(|| {
             let attended = attend(own, &past_part);
-            let forward = time_of(s.device, || drop(attend(own, &past_part))).seconds;
+            let forward = time_of(options.1, || drop(attend(own, &past_part))).seconds;
             drop(attend_backward(&q, own, &past_part, &attended));
-            let backward = time_of(s.device, || drop(attend_backward(&q, own, &past_part, &attended))).seconds;
+            let backward = time_of(options.1, || drop(attend_backward(&q, own, &past_part, &attended))).seconds;
             let _ = &large + &large;
-            let by_element = time_of(s.device, || drop(&large + &large)).seconds;
+            let by_element = time_of(options.1, || drop(&large + &large)).seconds;
             Self {
-                linear: gemm::chunk_rate(s.config, (rows * chunk).min(LONGEST), options).per_second,
+                linear: gemm::chunk_rate(config, (rows * chunk).min(LONGEST), options).per_second,
                 attention: 4.0 * pairs * d as f64 / forward,
                 attention_backward: 10.0 * pairs * d as f64 / backward,
                 // Two read, one written.
@@ -69,8 +70,7 @@ impl Rates {
         })
     }
 
-    /// Seconds of a step by part, in the order of [`Part::ALL`]; `kept` is what the graphs of all cells keep together, `parked` what goes
-    /// into stores.
+    /// Seconds of a step by part, in the order of [`Part::ALL`]; `kept` is what the graphs of all cells keep together.
     pub(super) fn seconds(&self, s: &Subject<'_>, plan: &ChunkPlan, (tokens, targets): (usize, usize), kept: f64) -> [f64; 6] {
         let flops = flops::by_part(s, plan, (tokens, targets));
         let forward = |f: &Flops| f.linear / self.linear + f.attention / self.attention;

@@ -5,12 +5,11 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::Subject;
 use super::attention::Kernel;
-use super::head::HeadBytes;
 use super::holdings::Holdings;
 use super::layer::{Layer, LayerBytes};
 use super::part::Part;
+use super::{Subject, head};
 use crate::cache::Shape;
 use crate::engine::{ChunkPlan, MemoryByPart};
 use crate::units::Bytes;
@@ -92,7 +91,7 @@ impl<'a> Walk<'a> {
             let inside = self.growth(&before) + moved + self.hidden(c) + self.forward_of(&layers, c, true);
             visit(Moment { part: Part::Forward, held: before, graph: 0, inside });
             if !self.head_waits() {
-                let inside = self.hidden(c) + self.head(c).inside;
+                let inside = self.hidden(c) + self.head(c);
                 visit(Moment { part: Part::Head, held: self.holdings.memory(), graph: 0, inside });
                 self.holdings.travel(c, self.targets[c] > 0);
             }
@@ -124,8 +123,7 @@ impl<'a> Walk<'a> {
         let taken = self.holdings.take_travelling(c);
         let mut seed = if taken > 0 { 0 } else { self.hidden(c) };
         if self.head_waits() {
-            let head = self.head(c);
-            visit(Moment { part: Part::Head, held: self.holdings.memory(), graph, inside: head.inside });
+            visit(Moment { part: Part::Head, held: self.holdings.memory(), graph, inside: self.head(c) });
             seed = self.hidden(c);
         }
         let held = self.holdings.memory();
@@ -176,14 +174,14 @@ impl<'a> Walk<'a> {
         layers.clone().map(|layer| self.layer(layer, c, is_choosing).forward).max().unwrap_or(0)
     }
 
-    fn head(&self, c: usize) -> HeadBytes {
-        HeadBytes::of(self.subject, self.targets[c], self.hidden(c))
+    /// The most in the head's turn for a column.
+    fn head(&self, c: usize) -> u64 {
+        head::inside(self.subject, self.targets[c], self.hidden(c))
     }
 
     /// Tokens of a column, of all rows, pads with them.
     fn tokens(&self, c: usize) -> u64 {
-        let rows = self.plan.spans.first().map_or(0, |span| span.real.len());
-        (self.plan.tokens(&self.plan.columns[c]).1 * rows) as u64
+        (self.plan.tokens(&self.plan.columns[c]).1 * self.plan.num_rows()) as u64
     }
 
     /// Hidden states of a column.

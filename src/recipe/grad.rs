@@ -134,7 +134,7 @@ impl At<'_> {
     /// left to choose.
     fn undo_log(&self, store: StoreRecipe, buffer: Option<BufferKind>) -> Checked<StoreRecipe> {
         let buffer = buffer.unwrap_or(BufferKind::Plain);
-        if store.form == StoreForm::Plain || buffer == BufferKind::Plain {
+        if store.form == StoreForm::Plain || buffer.undo_log_may_round() {
             return Ok(store);
         }
         let message = format!(

@@ -37,6 +37,13 @@ words! {
     }
 }
 
+impl BufferKind {
+    /// Whether the undo log may round what was overwritten: of a quantised cache it keeps the cache's own few bits.
+    pub fn undo_log_may_round(self) -> bool {
+        self == Self::Plain
+    }
+}
+
 words! {
     /// When the slots' memory is taken.
     Storage {

@@ -7,7 +7,7 @@ use std::path::Path;
 use toml::Value;
 
 use super::auto::AUTO;
-use super::grad::OpenKey;
+use super::grad::{GradRecipe, OpenKey};
 use super::plan::{HeadRecipe, Labels, LoraRecipe, Recipe, TargetModules, ValidationSource, Warmup};
 
 /// A key with another value in another recipe.
@@ -86,7 +86,7 @@ impl Recipe {
             ("data", self.data_entries()),
             ("head", self.head_entries()),
             ("kv_cache", self.cache_entries()),
-            ("grad", self.grad_entries()),
+            ("grad", self.grad.entries()),
             ("train", self.train_entries()),
             ("optimizer", self.optimizer_entries()),
             ("eval", eval.into_iter().flatten().collect()),
@@ -137,26 +137,6 @@ impl Recipe {
         ]
     }
 
-    fn grad_entries(&self) -> Vec<(&'static str, Value)> {
-        let grad = &self.grad;
-        let either = |key: OpenKey, value: Option<Value>| {
-            let value = if grad.is_open(key) { Some(word(AUTO)) } else { value };
-            value.map(|value| (key.name(), value))
-        };
-        let entries = [
-            either(OpenKey::LayersPerCell, Some(whole(grad.layers_per_cell as u64))),
-            Some(("chunks_per_cell_multiplier", Value::Float(grad.chunks_per_cell_multiplier))),
-            either(OpenKey::ChunksPerCell, grad.chunks_per_cell.map(|chunks| whole(chunks as u64))),
-            either(OpenKey::LayerCheckpoints, Some(word(grad.layer_checkpoints.form.name()))),
-            either(OpenKey::LayerCheckpointsPlace, Some(word(grad.layer_checkpoints.place.name()))),
-            either(OpenKey::UndoLog, Some(word(grad.undo_log.form.name()))),
-            either(OpenKey::UndoLogPlace, Some(word(grad.undo_log.place.name()))),
-            grad.scratch_dir.as_deref().map(|path| ("scratch_dir", path_value(path))),
-            Some(("single_tokens_for_targets", Value::Boolean(grad.single_tokens_for_targets))),
-        ];
-        entries.into_iter().flatten().collect()
-    }
-
     fn train_entries(&self) -> Vec<(&'static str, Value)> {
         let train = &self.train;
         let entries = [
@@ -185,6 +165,35 @@ impl Recipe {
             ("schedule", word(optimizer.schedule.name())),
             warmup,
         ]
+    }
+}
+
+impl GradRecipe {
+    /// The keys that may be left open, as a recipe would have them in one line: `grad = { layers_per_cell = 4, … }`.
+    pub fn tiling(&self) -> String {
+        let is_of_tiling = |name: &str| OpenKey::ALL.iter().any(|key| key.name() == name);
+        let entries = self.entries().into_iter().filter(|(name, _)| is_of_tiling(name));
+        let written: Vec<String> = entries.map(|(name, value)| format!("{name} = {value}")).collect();
+        format!("grad = {{ {} }}", written.join(", "))
+    }
+
+    fn entries(&self) -> Vec<(&'static str, Value)> {
+        let either = |key: OpenKey, value: Option<Value>| {
+            let value = if self.is_open(key) { Some(word(AUTO)) } else { value };
+            value.map(|value| (key.name(), value))
+        };
+        let entries = [
+            either(OpenKey::LayersPerCell, Some(whole(self.layers_per_cell as u64))),
+            Some(("chunks_per_cell_multiplier", Value::Float(self.chunks_per_cell_multiplier))),
+            either(OpenKey::ChunksPerCell, self.chunks_per_cell.map(|chunks| whole(chunks as u64))),
+            either(OpenKey::LayerCheckpoints, Some(word(self.layer_checkpoints.form.name()))),
+            either(OpenKey::LayerCheckpointsPlace, Some(word(self.layer_checkpoints.place.name()))),
+            either(OpenKey::UndoLog, Some(word(self.undo_log.form.name()))),
+            either(OpenKey::UndoLogPlace, Some(word(self.undo_log.place.name()))),
+            self.scratch_dir.as_deref().map(|path| ("scratch_dir", path_value(path))),
+            Some(("single_tokens_for_targets", Value::Boolean(self.single_tokens_for_targets))),
+        ];
+        entries.into_iter().flatten().collect()
     }
 }
 

@@ -50,15 +50,18 @@ pub fn resident() -> Option<Resident> {
     Some(Resident { all: status("VmRSS:"), files: status("RssFile:") }).filter(|resident| resident.all.0 > 0)
 }
 
-/// How large the process may get: what it holds and what the system could still give, within the limits of the control groups that it
-/// is in; `None` where that can't be read.
-pub fn attainable() -> Option<Bytes> {
-    let own = resident()?;
+/// What the process can still get, within the limits of the control groups that it is in; `None` where that can't be read.
+pub fn available() -> Option<Bytes> {
+    // Pages of files that the process has mapped count as available to the system, and are in use.
     let system = line_of(Path::new("/proc/meminfo"), "MemAvailable:")? * 1024;
-    // The pages of files that the process has mapped count as available already.
-    let system = system + own.all.0 - own.files.0;
-    let group = groups().iter().filter_map(|group| left_in(group)).min().map(|left| left + own.all.0);
-    Some(Bytes(group.map_or(system, |group| group.min(system))))
+    let system = system.saturating_sub(resident()?.files.0);
+    let groups = groups();
+    Some(Bytes(groups.iter().filter_map(|group| left_in(group)).fold(system, u64::min)))
+}
+
+/// How large the process may get: what it holds and what it can still get.
+pub fn attainable() -> Option<Bytes> {
+    Some(Bytes(resident()?.all.0 + available()?.0))
 }
 
 const GROUPS: &str = "/sys/fs/cgroup";
@@ -100,10 +103,7 @@ fn line_of(file: &Path, key: &str) -> Option<u64> {
 }
 
 fn status(key: &str) -> Bytes {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with(key));
-    let kib = line.and_then(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok());
-    Bytes(kib.unwrap_or(0) * 1024)
+    Bytes(line_of(Path::new("/proc/self/status"), key).unwrap_or(0) * 1024)
 }
 
 #[cfg(test)]

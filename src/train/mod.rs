@@ -17,5 +17,5 @@ pub use interrupt::Interrupt;
 pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe, resume};
 pub use run::{Outcome, run};
 pub use schedule::Schedule;
-pub use tiling::{heaviest, plan, settled, timed};
+pub use tiling::{Settled, heaviest, plan, settled, settled_with_data, timed};
 pub use trainer::{RESOLVED_RECIPE, Trainer};

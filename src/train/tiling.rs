@@ -1,10 +1,12 @@
 //! What a recipe leaves open of the tiling, decided for the heaviest batch that will come.
 
-use super::TrainError;
-use crate::data::{Batch, Dataset};
-use crate::engine::Settings;
+use std::path::Path;
+
+use super::{TrainError, assemble};
+use crate::data::{Batch, Dataset, Splits, Tokenizer};
+use crate::engine::{Engine, Settings};
 use crate::model::{ModelConfig, kind_of};
-use crate::plan::{Alternative, Decision, Machine, Planner, Subject, Trained, words};
+use crate::plan::{Alternative, Decision, Machine, PlanError, Planner, Trained};
 use crate::recipe::Recipe;
 use crate::report::console;
 
@@ -19,20 +21,10 @@ pub fn heaviest(recipe: &Recipe, data: &Dataset) -> Result<Batch, TrainError> {
 /// The machine with its speed at the shapes of a recipe.
 pub fn timed(machine: Machine, recipe: &Recipe, config: &ModelConfig, batch: &Batch) -> Result<Machine, TrainError> {
     let settings = Settings::new(config, &recipe.kv_cache, &recipe.grad.closed())?;
-    let trained = Trained::of(recipe.lora.as_ref())?;
-    let Machine { device, threads, .. } = machine;
-    let subject = Subject {
-        config,
-        settings: &settings,
-        trained: &trained,
-        kind: kind_of(recipe.model.dtype),
-        device,
-        threads,
-        accumulates: false,
-    };
+    let (tokens, kind) = (batch.max_len(), kind_of(recipe.model.dtype));
     let longest = (0..config.num_layers).filter_map(|layer| settings.cache_length(layer)).max();
-    let slots = longest.unwrap_or(usize::MAX).min(batch.max_len());
-    Ok(machine.timed(&subject, (batch.rows.len(), recipe.kv_cache.chunk_size.min(batch.max_len()), slots)))
+    let slots = longest.unwrap_or(usize::MAX).min(tokens);
+    Ok(machine.timed(config, kind, (batch.rows.len(), recipe.kv_cache.chunk_size.min(tokens), slots)))
 }
 
 /// Plans a recipe's step on `batch`: what `ask` wants to know of the planner.
@@ -41,7 +33,7 @@ pub fn plan<T>(
     config: &ModelConfig,
     batch: &Batch,
     machine: Machine,
-    ask: impl FnOnce(&Planner<'_>) -> Result<T, crate::plan::PlanError>,
+    ask: impl FnOnce(&Planner<'_>) -> Result<T, PlanError>,
 ) -> Result<T, TrainError> {
     let trained = Trained::of(recipe.lora.as_ref())?;
     let kind = kind_of(recipe.model.dtype);
@@ -66,7 +58,39 @@ pub fn settled(
     }
     let machine = if machine.rates.is_some() { machine } else { timed(machine, &recipe, config, batch)? };
     let Decision { chosen, .. } = plan(&recipe, config, batch, machine, |planner| planner.decide(&recipe.grad))?;
-    console::note(&format!("planned: {}; {} at the peak", words(&chosen.grad), chosen.words()));
+    console::note(&format!("planned: {}; {} at the peak", chosen.grad.tiling(), chosen.words()));
     recipe.grad = chosen.grad.clone();
     Ok((recipe, chosen))
+}
+
+/// A recipe with its data, in which nothing is open.
+pub struct Settled {
+    /// The recipe.
+    pub recipe: Recipe,
+    /// What its heaviest step would take.
+    pub foretold: Alternative,
+    /// Its engine.
+    pub engine: Engine,
+    /// Its data.
+    pub data: Splits,
+}
+
+/// Opens a recipe's data and decides what it leaves open for the heaviest batch; `run` is where scratch files go.
+pub fn settled_with_data(
+    recipe: Recipe,
+    config: &ModelConfig,
+    tokenizer: Option<&Tokenizer>,
+    run: Option<&Path>,
+    mut machine: Machine,
+) -> Result<Settled, TrainError> {
+    let engine_of = |recipe: &Recipe| assemble::engine(recipe, config, tokenizer, run);
+    // What is wrong with the recipe is said before the data are read.
+    let engine = engine_of(&Recipe { grad: recipe.grad.closed(), ..recipe.clone() })?;
+    let data = machine.beside(|| assemble::open_data(&recipe, config, tokenizer))?;
+    assemble::check_lengths(&engine, &data)?;
+    let batch = heaviest(&recipe, &data.train)?;
+    let is_open = !recipe.grad.open.is_empty();
+    let (recipe, foretold) = settled(recipe, config, &batch, machine)?;
+    let engine = if is_open { engine_of(&recipe)? } else { engine };
+    Ok(Settled { recipe, foretold, engine, data })
 }

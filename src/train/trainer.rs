@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tch::Device;
 
-use super::{Schedule, TrainError, assemble, step, tiling};
+use super::{Schedule, Settled, TrainError, assemble, step, tiling};
 use crate::checkpoint::{self, Best, SaveKind, Snapshot, TrainState};
 use crate::data::{Batch, Splits};
 use crate::engine::{ChunkKey, Engine, Observer};
@@ -44,15 +44,8 @@ impl Trainer {
         let mut machine = Machine::here(recipe.model.dtype, device);
         let model = assemble::model(&recipe, device)?;
         let tokenizer = machine.beside(|| assemble::tokenizer(&recipe.model.path))?;
-        let engine_of = |recipe: &Recipe| assemble::engine(recipe, model.config(), tokenizer.as_ref(), Some(dir));
-        // What is wrong with the recipe is said before the data are read.
-        let closed = Recipe { grad: recipe.grad.closed(), ..recipe.clone() };
-        let engine = engine_of(&closed)?;
-        let data = machine.beside(|| assemble::open_data(&recipe, model.config(), tokenizer.as_ref()))?;
-        assemble::check_lengths(&engine, &data)?;
-        let is_open = closed != recipe;
-        let (recipe, foretold) = tiling::settled(recipe, model.config(), &tiling::heaviest(&closed, &data.train)?, machine)?;
-        let engine = if is_open { engine_of(&recipe)? } else { engine };
+        let settled = tiling::settled_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine)?;
+        let Settled { recipe, foretold, engine, data } = settled;
         let schedule = Schedule::new(&recipe, data.train.lengths());
         let optimizer = optim::build(&recipe.optimizer, &model.parameters());
         let (dir, model_hash) = (dir.to_owned(), fingerprint(&recipe.model.path)?);

@@ -2,6 +2,7 @@
 
 use crate::data::Batch;
 use crate::model::Model;
+use crate::report::memory::available;
 
 /// Whether weights and the reference's activations in f64 take at most half of the memory that is available.
 pub fn fits_in_f64(model: &Model, batch: &Batch) -> bool {
@@ -18,12 +19,5 @@ pub fn fits_in_f64(model: &Model, batch: &Batch) -> bool {
     let is_full = !model.head_parameters().is_empty();
     let trained = if is_full { 2 * weights + 4 * batch.num_targets() * config.vocab_size } else { 0 };
     let needed = 8 * (tokens * per_token + weights + scores + trained);
-    available_memory().is_none_or(|available| needed as u64 <= available / 2)
-}
-
-/// `MemAvailable` of Linux, bytes.
-fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
-    Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
+    available().is_none_or(|available| needed as u64 <= available.0 / 2)
 }

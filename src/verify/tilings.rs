@@ -87,8 +87,8 @@ pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: 
     let waiting = |shape: (usize, usize), [layer_checkpoints, undo_log]: [StoreRecipe; 2]| {
         let has_borders = shape.0 < num_layers;
         own.shaped(shape).waiting(
-            if has_borders { layer_checkpoints } else { StoreRecipe::PLAIN },
-            if overwrites { of_buffer(undo_log, settings.buffer()) } else { StoreRecipe::PLAIN },
+            if has_borders { layer_checkpoints } else { PLAIN },
+            if overwrites { of_buffer(undo_log, settings.buffer()) } else { PLAIN },
         )
     };
     all.extend(STORES.iter().map(|&stores| waiting(several, stores)));
@@ -100,9 +100,9 @@ pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: 
     all
 }
 
-/// What is overwritten in a quantised cache is kept in the cache's own few bits.
+/// An undo log in a form that the buffer allows.
 fn of_buffer(undo_log: StoreRecipe, buffer: BufferKind) -> StoreRecipe {
-    let form = if buffer == BufferKind::Plain { undo_log.form } else { StoreForm::Plain };
+    let form = if buffer.undo_log_may_round() { undo_log.form } else { StoreForm::Plain };
     StoreRecipe { form, ..undo_log }
 }
 

@@ -99,25 +99,18 @@ impl Peaks {
 }
 
 /// Rows of a memory profile that are no tensors.
-const BESIDE: [&str; 3] = ["process at its start", "code and files since", "allocator and rest"];
+pub(crate) const BESIDE: [&str; 3] = ["process at its start", "code and files since", "allocator and rest"];
 
 /// A step in a process of its own, by the binary at `kvtune`, in `dir`.
 pub(crate) fn measure(kvtune: &Path, dir: &Path, draw: &Draw, threads: usize) -> Peaks {
     fs::create_dir_all(dir).unwrap();
     fs::write(dir.join("config.json"), draw.config.to_string()).unwrap();
-    fs::write(dir.join("recipe.toml"), &draw.recipe).unwrap();
-    let (tokens, threads) = (draw.tokens.to_string(), threads.to_string());
-    let words = ["bench", "--device", "cpu", "--random-weights", "--profile-memory", "--format", "json", "--steps", "1"];
-    let numbers = ["--tokens", &tokens, "--threads", &threads, "--recipe", "recipe.toml"];
-    let output = Command::new(kvtune).current_dir(dir).args(words).args(numbers).output().unwrap();
-    assert!(output.status.success(), "{}: {}", draw.words, String::from_utf8_lossy(&output.stderr));
-    let lines: Vec<Value> =
-        String::from_utf8_lossy(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let line = |kind: &str| lines.iter().find(|line| line["kind"] == kind).unwrap();
-    let (forecast, memory, summary) = (line("forecast"), line("memory"), line("summary"));
-    let number = |value: &Value| value.as_f64().unwrap();
-    let rows = memory["rows"].as_array().unwrap().iter();
-    let tensors: f64 = rows.filter(|row| !BESIDE.contains(&row["part"].as_str().unwrap())).map(|row| number(&row["bytes"])).sum();
+    let recipe = dir.join("recipe.toml");
+    fs::write(&recipe, &draw.recipe).unwrap();
+    let lines = bench(kvtune, &recipe, [draw.tokens, threads, 1]);
+    let (forecast, memory, summary) = (line(&lines, "forecast"), line(&lines, "memory"), line(&lines, "summary"));
+    let rows = rows(memory);
+    let tensors = rows.iter().filter(|(name, _)| !BESIDE.contains(&name.as_str())).map(|(_, bytes)| bytes).sum();
     Peaks {
         process: (number(&forecast["process_bytes"]), number(&memory["measured_peak_bytes"])),
         tensors: (number(&forecast["tensors"]["tensor_bytes"]), tensors),
@@ -126,4 +119,29 @@ pub(crate) fn measure(kvtune: &Path, dir: &Path, draw: &Draw, threads: usize) ->
             number(&summary["step_seconds"]["median"]),
         ),
     }
+}
+
+/// The lines of `kvtune bench` with its memory by part: for so many tokens, threads and steps.
+pub(crate) fn bench(kvtune: &Path, recipe: &Path, numbers: [usize; 3]) -> Vec<Value> {
+    let words = ["bench", "--device", "cpu", "--random-weights", "--profile-memory", "--format", "json", "--recipe"];
+    let [tokens, threads, steps] = numbers.map(|number| number.to_string());
+    let numbers = ["--tokens", &tokens, "--threads", &threads, "--steps", &steps];
+    let output = Command::new(kvtune).args(words).arg(recipe).args(numbers).output().unwrap();
+    assert!(output.status.success(), "{}: {}", recipe.display(), String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The first line of a kind.
+pub(crate) fn line<'a>(lines: &'a [Value], kind: &str) -> &'a Value {
+    lines.iter().find(|line| line["kind"] == kind).unwrap()
+}
+
+pub(crate) fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap()
+}
+
+/// Parts and bytes of a memory profile.
+pub(crate) fn rows(memory: &Value) -> Vec<(String, f64)> {
+    let rows = memory["rows"].as_array().unwrap().iter();
+    rows.map(|row| (row["part"].as_str().unwrap().to_owned(), number(&row["bytes"]))).collect()
 }

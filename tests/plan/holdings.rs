@@ -90,7 +90,8 @@ fn both(words: &[&str]) -> (Vec<Moment>, Vec<(Part, MemoryByPart)>) {
         threads: 1,
         accumulates: false,
     };
-    (Forecast::moments(&subject, &batch).unwrap(), recorder.0)
+    let plan = engine.settings().plan(&batch, None).unwrap();
+    (Forecast::moments(&subject, &plan, &batch), recorder.0)
 }
 
 /// Without what depends on chance: the room that stores keep on where pieces happened to lie, the log on which heads agreed.

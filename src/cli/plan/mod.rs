@@ -9,11 +9,12 @@ use tch::Device;
 use super::counts::{at_least_one, bytes};
 use super::evaluate::Format;
 use super::recipe_file::RecipeFile;
-use crate::data::{Batch, IGNORE, Row, Targets};
+use crate::bench;
+use crate::data::Batch;
 use crate::error::Error;
 use crate::model::ModelConfig;
 use crate::plan::Machine;
-use crate::recipe::{HeadRecipe, Recipe};
+use crate::recipe::Recipe;
 use crate::report::console;
 use crate::train::{self, TrainError};
 use crate::units::Bytes;
@@ -63,21 +64,7 @@ impl Plan {
             console::note(&data.report.to_string());
             return Ok(train::heaviest(recipe, &data.train)?);
         };
-        let positions = config.max_position_embeddings;
-        if tokens > positions {
-            let message = format!("`--tokens {tokens}`: the model has {positions} positions");
-            return Err(Error::Usage { message, hint: "plan for fewer tokens, or raise `max_position_embeddings`".into() });
-        }
-        let targets = match recipe.head {
-            // From the first target on every token is a chunk of its own: so it is the last one.
-            HeadRecipe::NextToken if recipe.grad.single_tokens_for_targets => {
-                Targets::NextToken((1..=tokens).map(|token| if token == tokens { 0 } else { IGNORE }).collect())
-            }
-            HeadRecipe::NextToken => Targets::NextToken(vec![0; tokens]),
-            HeadRecipe::SeqClassificationOnLogits(_) => Targets::Class(0),
-        };
-        let row = |sample| Row { sample, inputs: vec![0; tokens], targets: targets.clone(), initial: None };
-        Ok(Batch { rows: (0..recipe.train.micro_batch_size as u64).map(row).collect() })
+        Ok(bench::batch(recipe, config, tokens, recipe.train.seed)?)
     }
 
     /// What is planned for: this machine, but for what the arguments say of it.

@@ -2,7 +2,7 @@
 
 use crate::data::Batch;
 use crate::error::Error;
-use crate::plan::{Alternative, Decision, Machine, Part, words};
+use crate::plan::{Alternative, Decision, Machine, Part};
 use crate::recipe::StoreRecipe;
 use crate::report::console;
 use crate::report::table::Table;
@@ -40,7 +40,7 @@ pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machin
     };
     let (rows, tokens) = (batch.rows.len(), batch.max_len());
     let why = "of what fits the fastest of the shapes that are open, exact before rounded and memory before files";
-    console::result(&format!("\n{rows} rows of {tokens} tokens; there are {there}; {why}:\n\n    {}", words(&chosen.grad)))?;
+    console::result(&format!("\n{rows} rows of {tokens} tokens; there are {there}; {why}:\n\n    {}", chosen.grad.tiling()))?;
     Ok(())
 }
 

@@ -53,7 +53,8 @@ impl Verify {
         let mut recipe = self.recipe.load()?;
         // The proof takes the rows of the file in their order.
         recipe.data.validation = ValidationSource::Fraction(0.0);
-        let machine = Machine::here(recipe.model.dtype, device);
+        // Before the model is there.
+        let machine = (!recipe.grad.open.is_empty()).then(|| Machine::here(recipe.model.dtype, device));
         let model = proof_model(&recipe, recipe.model.dtype, device)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
         let (config, log) = (model.config().clone(), self.replay_log.as_deref());
@@ -66,7 +67,7 @@ impl Verify {
         let data = train::open_data(&recipe, &config, tokenizer.as_ref())?;
         console::note(&data.report.to_string());
         let batch = self.batch(&data.train, recipe.train.micro_batch_size)?;
-        if !recipe.grad.open.is_empty() {
+        if let Some(machine) = machine {
             recipe = train::settled(recipe, &config, &batch, machine)?.0;
         }
         let engine = engine_of(&recipe)?;
