@@ -85,9 +85,9 @@ impl Bench {
         self.recipe.train.micro_batch_size
     }
 
-    /// The kernels that attend to the past and to the own chunk.
-    pub fn kernels(&self) -> (&'static str, &'static str) {
-        attention::kernels(self.model.device(), self.model.kind())
+    /// The kernel that attends.
+    pub fn attention(&self) -> &'static str {
+        attention::kernel(self.model.device(), self.model.kind())
     }
 
     /// What a step after the first should take.

@@ -79,20 +79,20 @@ impl BenchSteps {
     fn introduce(&self, bench: &Bench) -> Result<(), Error> {
         let (config, device, threads) = (bench.model().config(), bench.model().device(), tch::get_num_threads());
         let device = if let Device::Cuda(index) = device { format!("cuda:{index}") } else { "cpu".to_owned() };
-        let (dtype, libtorch, (past, own)) = (bench.dtype(), libtorch_version(), bench.kernels());
+        let (dtype, libtorch, attention) = (bench.dtype(), libtorch_version(), bench.attention());
         let trained = bench.model().parameters().iter().map(|(_, leaf)| leaf.numel()).sum::<usize>();
         if self.format == Format::Json {
             let line = json!({
                 "kind": "setup", "version": env!("CARGO_PKG_VERSION"), "libtorch": libtorch, "device": device,
                 "threads": threads, "dtype": dtype.to_string(), "rows": bench.rows(), "tokens_per_row": self.tokens,
                 "parameters": config.num_parameters(), "trained_parameters": trained,
-                "attention_to_past": past, "attention_to_own_chunk": own,
+                "attention": attention,
             });
             return Ok(console::result(&line.to_string())?);
         }
         let line = format!(
-            "{} rows of {} tokens; {} weights in {dtype}, {trained} trained; {device}, {threads} threads, libtorch {libtorch}; attention \
-             to the past: {past}, to the own chunk: {own}",
+            "{} rows of {} tokens; {} weights in {dtype}, {trained} trained; {device}, {threads} threads, libtorch {libtorch}; attention: \
+             {attention}",
             bench.rows(),
             self.tokens,
             config.num_parameters(),

@@ -173,8 +173,8 @@ fn cached_attention(
     let (out, saved, next) = no_grad(|| {
         let tokens = Tokens { q: &detached[0], k: &detached[1], v: &detached[2], scale };
         let (out, saved) = lock(run).recompute(span, tokens).map_err(refused)?;
-        // The output must be a tensor of its own, for autograd to hang its history on.
-        Ok::<_, AttendError>((out.copy(), saved, link(chain)))
+        // Autograd hangs its history on a tensor of its own; its numbers are those that the backward keeps.
+        Ok::<_, AttendError>((out.detach(), saved, link(chain)))
     })?;
     let (shared, here) = (run.clone(), span.clone());
     attach_backward(&[q, k, v, chain], &[&out, &next], move |grads| {

@@ -39,7 +39,7 @@ unsafe extern "C" {
 /// What the node owns: the closure until it has run.
 struct Closure(Option<Backward>);
 
-pub(super) fn pointers(tensors: &[&Tensor]) -> Vec<*mut C_tensor> {
+fn pointers(tensors: &[&Tensor]) -> Vec<*mut C_tensor> {
     tensors.iter().map(|t| t.as_ptr().cast_mut()).collect()
 }
 

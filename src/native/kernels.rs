@@ -7,15 +7,25 @@ use std::ffi::c_int;
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
-use super::autograd::{check, or_panic, pointers};
+use super::autograd::{check, or_panic};
 
 unsafe extern "C" {
-    safe fn kvtune_attention_block(tokens: i64, heads_of_group: i64, keys: i64) -> i64;
+    safe fn kvtune_attention_scratch(
+        batch: i64,
+        heads: i64,
+        groups: i64,
+        tokens: i64,
+        width: i64,
+        keys: i64,
+        threads: i64,
+        is_backward: c_int,
+    ) -> i64;
     fn kvtune_product(x: *mut C_tensor, w: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
     fn kvtune_attend(
         q: *mut C_tensor,
         k: *const *mut C_tensor,
         v: *const *mut C_tensor,
+        in_use: *const *mut C_tensor,
         parts: usize,
         scale: f64,
         paying: i64,
@@ -26,6 +36,7 @@ unsafe extern "C" {
         q: *mut C_tensor,
         k: *const *mut C_tensor,
         v: *const *mut C_tensor,
+        in_use: *const *mut C_tensor,
         parts: usize,
         out: *mut C_tensor,
         lse: *mut C_tensor,
@@ -35,6 +46,7 @@ unsafe extern "C" {
     fn kvtune_attention_paid(
         q: *mut C_tensor,
         k: *const *mut C_tensor,
+        in_use: *const *mut C_tensor,
         parts: usize,
         lse: *mut C_tensor,
         scale: f64,
@@ -65,32 +77,83 @@ pub fn product(x: &Tensor, w: &Tensor) -> Tensor {
     first(made(1, |result| unsafe { kvtune_product(x.as_ptr().cast_mut(), w.as_ptr().cast_mut(), result) }))
 }
 
-/// How many tokens of a chunk of `tokens` attend at a time to so many keys, with all heads of a group: their scores are there at once.
-pub fn attention_block(tokens: u64, heads_of_group: u64, keys: u64) -> u64 {
-    kvtune_attention_block(tokens as i64, heads_of_group as i64, keys as i64).max(0) as u64
+/// What attends to what.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionShape {
+    /// Rows of the batch.
+    pub batch: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub groups: usize,
+    /// Tokens of the chunk.
+    pub tokens: usize,
+    /// Channels of a head.
+    pub width: usize,
+    /// Keys that it attends to, the chunk's own among them.
+    pub keys: usize,
+}
+
+impl AttentionShape {
+    /// Numbers that [`attend`] and [`attend_backward`] have for a moment on so many threads, beside what they take and give.
+    pub fn scratch(self, threads: usize) -> (u64, u64) {
+        let [batch, heads, groups, tokens, width, keys, threads] =
+            [self.batch, self.heads, self.groups, self.tokens, self.width, self.keys, threads].map(|size| size as i64);
+        let of =
+            |is_backward| kvtune_attention_scratch(batch, heads, groups, tokens, width, keys, threads, is_backward).max(0) as u64;
+        (of(0), of(1))
+    }
 }
 
 /// Whether the kernels below serve tensors of this place and kind.
 pub fn attends(device: Device, kind: Kind) -> bool {
-    device == Device::Cpu && matches!(kind, Kind::Float | Kind::Double)
+    device == Device::Cpu && matches!(kind, Kind::Float | Kind::Double | Kind::BFloat16)
+}
+
+/// Keys and values of some slots.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// `(B, G, P, D)`.
+    pub k_bgpd: &'a Tensor,
+    /// `(B, G, P, D)`.
+    pub v_bgpd: &'a Tensor,
+    /// Which slots count `(B, G, P)`, bool, where not all of them do.
+    pub in_use_bgp: Option<&'a Tensor>,
+}
+
+/// Parts as the shim takes them.
+struct Pointers {
+    k: Vec<*mut C_tensor>,
+    v: Vec<*mut C_tensor>,
+    /// Null where all slots count.
+    in_use: Vec<*mut C_tensor>,
+}
+
+impl Pointers {
+    fn of(parts: &[Part<'_>]) -> Self {
+        let null = std::ptr::null_mut();
+        Self {
+            k: parts.iter().map(|part| part.k_bgpd.as_ptr().cast_mut()).collect(),
+            v: parts.iter().map(|part| part.v_bgpd.as_ptr().cast_mut()).collect(),
+            in_use: parts.iter().map(|part| part.in_use_bgp.map_or(null, |in_use| in_use.as_ptr().cast_mut())).collect(),
+        }
+    }
 }
 
 /// Attention of a chunk of n tokens to all of some parts, and causally to the last part, which is its own: output, log-sum-exp, and,
-/// where a token to begin with is given, the sums of [`attention_paid`], which come for next to nothing here.
+/// where a token to begin with is given, the sums of [`attention_paid`], which come for next to nothing here. Computed in f32 for bf16.
 ///
 /// # Shapes
-/// `q_bhnd (B, H, n, D)`; keys and values `(B, G, ·, D)` by part. Results `(B, H, n, D)`, `(B, H, n)` and `(B, G, all keys)`.
-pub fn attend(
-    q_bhnd: &Tensor,
-    (k_bgpd, v_bgpd): (&[&Tensor], &[&Tensor]),
-    scale: f64,
-    first_paying: Option<i64>,
-) -> (Tensor, Tensor, Option<Tensor>) {
-    let (k, v, parts) = (pointers(k_bgpd), pointers(v_bgpd), k_bgpd.len().min(v_bgpd.len()));
+/// `q_bhnd (B, H, n, D)`. Results `(B, H, n, D)` in the kind of the queries, `(B, H, n)` and `(B, G, all keys)`. A query that sees no
+/// key at all gets zeros, and minus infinity.
+pub fn attend(q_bhnd: &Tensor, parts: &[Part<'_>], scale: f64, first_paying: Option<i64>) -> (Tensor, Tensor, Option<Tensor>) {
+    let Pointers { k, v, in_use } = Pointers::of(parts);
     let (q, paying) = (q_bhnd.as_ptr().cast_mut(), first_paying.unwrap_or(-1));
     let count = 2 + usize::from(first_paying.is_some());
-    // SAFETY: all are live tensors; two results are written, and a third if some token pays.
-    let results = made(count, |results| unsafe { kvtune_attend(q, k.as_ptr(), v.as_ptr(), parts, scale, paying, results) });
+    // SAFETY: all are live tensors, or null where that is allowed; two results are written, and a third if some token pays.
+    let results = made(count, |results| unsafe {
+        kvtune_attend(q, k.as_ptr(), v.as_ptr(), in_use.as_ptr(), parts.len(), scale, paying, results)
+    });
     let mut results = results.into_iter();
     (results.next().unwrap_or_default(), results.next().unwrap_or_default(), results.next())
 }
@@ -100,9 +163,9 @@ pub fn attend(
 pub struct AttendGrads {
     /// `(B, H, n, D)`.
     pub dq_bhnd: Tensor,
-    /// Of keys, by part.
+    /// Of keys, by part, in f32 for bf16.
     pub dk_bgpd: Vec<Tensor>,
-    /// Of values, by part.
+    /// Of values, by part, the same.
     pub dv_bgpd: Vec<Tensor>,
 }
 
@@ -113,29 +176,32 @@ pub struct AttendGrads {
 pub fn attend_backward(
     dout_bhnd: &Tensor,
     q_bhnd: &Tensor,
-    (k_bgpd, v_bgpd): (&[&Tensor], &[&Tensor]),
+    parts: &[Part<'_>],
     (out_bhnd, lse_bhn): (&Tensor, &Tensor),
     scale: f64,
 ) -> AttendGrads {
-    let (k, v, parts) = (pointers(k_bgpd), pointers(v_bgpd), k_bgpd.len().min(v_bgpd.len()));
+    let Pointers { k, v, in_use } = Pointers::of(parts);
     let [dout, q, out, lse] = [dout_bhnd, q_bhnd, out_bhnd, lse_bhn].map(|tensor| tensor.as_ptr().cast_mut());
-    // SAFETY: all are live tensors; one result for the queries and two for each part are written.
-    let results = made(1 + 2 * parts, |results| unsafe {
-        kvtune_attend_backward(dout, q, k.as_ptr(), v.as_ptr(), parts, out, lse, scale, results)
+    // SAFETY: all are live tensors, or null where that is allowed; one result for the queries and two for each part are written.
+    let results = made(1 + 2 * parts.len(), |results| unsafe {
+        kvtune_attend_backward(dout, q, k.as_ptr(), v.as_ptr(), in_use.as_ptr(), parts.len(), out, lse, scale, results)
     });
     let mut results = results.into_iter();
     let dq_bhnd = results.next().unwrap_or_default();
-    let dk_bgpd = results.by_ref().take(parts).collect();
+    let dk_bgpd = results.by_ref().take(parts.len()).collect();
     AttendGrads { dq_bhnd, dk_bgpd, dv_bgpd: results.collect() }
 }
 
-/// The attention paid to each key by the queries from token `first` on, summed over them and over the heads of a group.
+/// The attention paid to each key by the queries from token `first` on, summed over them and over the heads of a group; nothing to a
+/// slot that does not count.
 ///
 /// # Shapes
-/// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; the rest as in [`attend`]; result `(B, G, all keys)`.
-pub fn attention_paid(q_bhnd: &Tensor, k_bgpd: &[&Tensor], lse_bhn: &Tensor, scale: f64, first_token: i64) -> Tensor {
-    let k = pointers(k_bgpd);
+/// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; the rest as in [`attend`]; result `(B, G, all keys)`, in f32 for bf16.
+pub fn attention_paid(q_bhnd: &Tensor, parts: &[Part<'_>], lse_bhn: &Tensor, scale: f64, first_token: i64) -> Tensor {
+    let Pointers { k, in_use, .. } = Pointers::of(parts);
     let (q, lse) = (q_bhnd.as_ptr().cast_mut(), lse_bhn.as_ptr().cast_mut());
-    // SAFETY: all are live tensors; one result is written.
-    first(made(1, |result| unsafe { kvtune_attention_paid(q, k.as_ptr(), k.len(), lse, scale, first_token, result) }))
+    // SAFETY: all are live tensors, or null where that is allowed; one result is written.
+    first(made(1, |result| unsafe {
+        kvtune_attention_paid(q, k.as_ptr(), in_use.as_ptr(), parts.len(), lse, scale, first_token, result)
+    }))
 }

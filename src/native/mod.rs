@@ -10,6 +10,6 @@ mod meter;
 
 pub(crate) use autograd::or_panic;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward};
-pub use kernels::{AttendGrads, attend, attend_backward, attends, attention_block, attention_paid, product};
+pub use kernels::{AttendGrads, AttentionShape, Part, attend, attend_backward, attends, attention_paid, product};
 pub use mapped::{FileMap, libtorch_version, tensor_over};
 pub use meter::{Allocated, AllocationMeter};

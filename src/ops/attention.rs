@@ -1,15 +1,14 @@
 //! Attention of a chunk to the past and to itself, its backward, and the attention paid to each slot.
 //!
 //! Flash attention in the sense of Dao 2023 (arXiv 2307.08691): forward keeps the log-sum-exp, backward recomputes the weights. On the
-//! CPU one kernel sees past and chunk at once; elsewhere, and where some slots are not in use, they are unmasked parts of a vendor's
-//! kernel, merged by their log-sum-exps.
+//! CPU one kernel sees past and chunk at once; elsewhere they are parts that are merged by their log-sum-exps.
 
 use std::f64::consts::LOG2_E;
 
 use tch::{Device, Kind, Tensor};
 
 use super::flash::{self, Sight};
-use crate::native;
+use crate::native::{self, Part};
 
 /// An attention output and the log-sum-exp of the scores behind it.
 #[derive(Debug)]
@@ -34,6 +33,12 @@ pub struct Past<'a> {
 impl Past<'_> {
     fn sight(&self) -> Sight<'_> {
         self.in_use_bgp.map_or(Sight::All, Sight::InUse)
+    }
+}
+
+impl<'a> From<&Past<'a>> for Part<'a> {
+    fn from(past: &Past<'a>) -> Self {
+        Self { k_bgpd: past.k_bgpd, v_bgpd: past.v_bgpd, in_use_bgp: past.in_use_bgp }
     }
 }
 
@@ -95,27 +100,19 @@ impl Chunk<'_> {
     }
 }
 
-/// Keys and values part by part, the chunk's own last, where one kernel sees them all at once: on the CPU, where all slots are in use.
-/// What is not f32 or f64 the vendor's kernel knows better how to multiply, unless it was made wide already.
-fn at_once<'a>(chunk: &Chunk<'a>, past: &[Past<'a>]) -> Option<(Vec<&'a Tensor>, Vec<&'a Tensor>)> {
+/// Keys and values part by part, the chunk's own last, where one kernel sees them all at once.
+fn at_once<'a>(chunk: &Chunk<'a>, past: &[Past<'a>]) -> Option<Vec<Part<'a>>> {
     #[cfg(test)]
     if crate::sabotage::is_active(crate::sabotage::Sabotage::MergeMissing) {
         return None;
     }
-    let all_in_use = chunk.in_use_bgn.is_none() && past.iter().all(|past| past.in_use_bgp.is_none());
-    (all_in_use && native::attends(chunk.q_bhnd.device(), chunk.q_bhnd.kind())).then(|| {
-        let keys = past.iter().map(|past| past.k_bgpd).chain([chunk.k_bgnd]);
-        (keys.collect(), past.iter().map(|past| past.v_bgpd).chain([chunk.v_bgnd]).collect())
-    })
+    let own = Part { k_bgpd: chunk.k_bgnd, v_bgpd: chunk.v_bgnd, in_use_bgp: chunk.in_use_bgn };
+    native::attends(chunk.q_bhnd.device(), chunk.q_bhnd.kind()).then(|| past.iter().map(Part::from).chain([own]).collect())
 }
 
-/// The kernels that attend on a device, in words: to the past, and to a chunk of whole rows itself. Forward and backward use the same.
-pub fn kernels(device: Device, kind: Kind) -> (&'static str, &'static str) {
-    if native::attends(device, kind) {
-        return ("kvtune's CPU kernel", "kvtune's CPU kernel");
-    }
-    let name = |sight| if flash::is_vendors(device, sight) { "libtorch's CPU flash" } else { "blockwise" };
-    (name(Sight::All), name(Sight::Causal))
+/// The kernel that attends on a device, in words; forward and backward use the same.
+pub fn kernel(device: Device, kind: Kind) -> &'static str {
+    if native::attends(device, kind) { "kvtune's CPU kernel" } else { "blockwise" }
 }
 
 /// Attends a chunk to its past (all of it, part by part) and causally to itself.
@@ -129,23 +126,19 @@ pub fn attend(chunk: Chunk<'_>, past: &[Past<'_>]) -> Attended {
 /// As [`attend`], and where some queries are asked for, and the kernel makes it on the way, the attention that they paid, as in
 /// [`attention_paid`].
 pub fn attend_and_sum(chunk: Chunk<'_>, past: &[Past<'_>], asked: Option<Queries>) -> (Attended, Option<Tensor>) {
-    let Some((keys, values)) = at_once(&chunk, past) else {
+    let Some(parts) = at_once(&chunk, past) else {
         return (attend_in_parts(chunk, past), None);
     };
     let first = asked.map(|queries| queries.first(chunk.q_bhnd.size()[2]));
-    let (out_bhnd, lse_bhn, sums) = native::attend(chunk.q_bhnd, (&keys, &values), chunk.scale, first);
+    let (out_bhnd, lse_bhn, sums) = native::attend(chunk.q_bhnd, &parts, chunk.scale, first);
     (Attended { out_bhnd, lse_bhn }, sums.map(|sums| sums / chunk.per_group()))
 }
 
 fn attend_in_parts(chunk: Chunk<'_>, past: &[Past<'_>]) -> Attended {
     let own = flash::forward(chunk.q_bhnd, chunk.k_bgnd, chunk.v_bgnd, chunk.sight(), chunk.scale);
-    if past.is_empty() {
-        return own;
-    }
-    let folded = fold(chunk.q_bhnd, num_kv_heads(&chunk));
     past.iter().fold(own, |merged, past| {
-        let old = flash::forward(&folded, past.k_bgpd, past.v_bgpd, past.sight(), chunk.scale);
-        merge(&unfold(&old, chunk.q_bhnd), &merged)
+        let old = flash::forward(chunk.q_bhnd, past.k_bgpd, past.v_bgpd, past.sight(), chunk.scale);
+        merge(&old, &merged)
     })
 }
 
@@ -154,11 +147,11 @@ fn attend_in_parts(chunk: Chunk<'_>, past: &[Past<'_>]) -> Attended {
 /// # Shapes
 /// `dout_bhnd (B, H, n, D)`; the rest as in [`AttentionGrads`].
 pub fn attend_backward(dout_bhnd: &Tensor, chunk: Chunk<'_>, past: &[Past<'_>], merged: &Attended) -> AttentionGrads {
-    let Some((keys, values)) = at_once(&chunk, past) else {
+    let Some(parts) = at_once(&chunk, past) else {
         return attend_backward_in_parts(dout_bhnd, chunk, past, merged);
     };
     let out = (&merged.out_bhnd, &merged.lse_bhn);
-    let grads = native::attend_backward(dout_bhnd, chunk.q_bhnd, (&keys, &values), out, chunk.scale);
+    let grads = native::attend_backward(dout_bhnd, chunk.q_bhnd, &parts, out, chunk.scale);
     let mut past: Vec<(Tensor, Tensor)> = grads.dk_bgpd.into_iter().zip(grads.dv_bgpd).collect();
     let (dk_bgnd, dv_bgnd) = past.pop().unwrap_or_default();
     AttentionGrads { dq_bhnd: grads.dq_bhnd, dk_bgnd, dv_bgnd, past }
@@ -167,16 +160,11 @@ pub fn attend_backward(dout_bhnd: &Tensor, chunk: Chunk<'_>, past: &[Past<'_>], 
 fn attend_backward_in_parts(dout_bhnd: &Tensor, chunk: Chunk<'_>, past: &[Past<'_>], merged: &Attended) -> AttentionGrads {
     let (mut dq_bhnd, dk_bgnd, dv_bgnd) = flash::backward(dout_bhnd, chunk, merged, chunk.sight());
     let mut grads = Vec::with_capacity(past.len());
-    if !past.is_empty() {
-        let groups = num_kv_heads(&chunk);
-        let folded = Attended { out_bhnd: fold(&merged.out_bhnd, groups), lse_bhn: fold_lse(&merged.lse_bhn, groups) };
-        let (q, dout) = (fold(chunk.q_bhnd, groups), fold(dout_bhnd, groups));
-        for past in past {
-            let old = Chunk { q_bhnd: &q, k_bgnd: past.k_bgpd, v_bgnd: past.v_bgpd, in_use_bgn: None, ..chunk };
-            let (dq, dk, dv) = flash::backward(&dout, old, &folded, past.sight());
-            dq_bhnd += dq.reshape(chunk.q_bhnd.size());
-            grads.push((dk, dv));
-        }
+    for past in past {
+        let old = Chunk { k_bgnd: past.k_bgpd, v_bgnd: past.v_bgpd, in_use_bgn: None, ..chunk };
+        let (dq, dk, dv) = flash::backward(dout_bhnd, old, merged, past.sight());
+        dq_bhnd += dq;
+        grads.push((dk, dv));
     }
     AttentionGrads { dq_bhnd, dk_bgnd, dv_bgnd, past: grads }
 }
@@ -187,9 +175,9 @@ fn attend_backward_in_parts(dout_bhnd: &Tensor, chunk: Chunk<'_>, past: &[Past<'
 /// # Shapes
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; result `(B, G, P + n)` in f32 (f64 for f64 inputs).
 pub fn attention_paid(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
-    if let Some((keys, _)) = at_once(&chunk, past) {
+    if let Some(parts) = at_once(&chunk, past) {
         let first = queries.first(chunk.q_bhnd.size()[2]);
-        return native::attention_paid(chunk.q_bhnd, &keys, lse_bhn, chunk.scale, first) / chunk.per_group();
+        return native::attention_paid(chunk.q_bhnd, &parts, lse_bhn, chunk.scale, first) / chunk.per_group();
     }
     paid_in_blocks(chunk, past, lse_bhn, queries)
 }
@@ -270,22 +258,6 @@ fn num_kv_heads(chunk: &Chunk<'_>) -> i64 {
     chunk.k_bgnd.size()[1]
 }
 
-/// Folds the query heads of a KV head into the query axis: `(B, H, n, D)` to `(B, G, R·n, D)`, no copy of K or V needed.
-fn fold(x_bhnd: &Tensor, groups: i64) -> Tensor {
-    let s = x_bhnd.size();
-    x_bhnd.reshape([s[0], groups, s[1] / groups * s[2], s[3]])
-}
-
-fn fold_lse(lse_bhn: &Tensor, groups: i64) -> Tensor {
-    let s = lse_bhn.size();
-    lse_bhn.reshape([s[0], groups, s[1] / groups * s[2]])
-}
-
-fn unfold(part: &Attended, like_bhnd: &Tensor) -> Attended {
-    let s = like_bhnd.size();
-    Attended { out_bhnd: part.out_bhnd.reshape(&s[..]), lse_bhn: part.lse_bhn.reshape(&s[..3]) }
-}
-
 fn merge(a: &Attended, b: &Attended) -> Attended {
     let lse_bhn = a.lse_bhn.logaddexp(&b.lse_bhn);
     #[cfg(test)]
@@ -328,7 +300,7 @@ mod tests {
 
     const ASKED: [Queries; 4] = [Queries::All, Queries::Last(1), Queries::Last(3), Queries::Last(100)];
 
-    /// The two ways: one kernel for past and chunk, and parts that are merged. The second serves devices, masks and bf16.
+    /// The two ways: one kernel for past and chunk, and parts that are merged, which serves other devices.
     struct Way {
         attend: fn(Chunk<'_>, &[Past<'_>]) -> Attended,
         backward: fn(&Tensor, Chunk<'_>, &[Past<'_>], &Attended) -> AttentionGrads,
@@ -460,6 +432,57 @@ mod tests {
         assert!(
             attention_paid(chunk, &past, &lse, Queries::All).get(0).get(1).narrow(0, 0, 5).abs().max().double_value(&[]) == 0.0
         );
+    }
+
+    #[test]
+    fn slots_that_do_not_count_are_left_out_wherever_they_lie() {
+        tch::manual_seed(3);
+        let used = |b, g, slots| Tensor::rand([b, g, slots], OPTS).gt(0.4);
+        for (n, past, h, g) in [(5, 7, 6, 2), (70, 300, 4, 4), (260, 520, 2, 1)] {
+            let (b, d, scale) = (2, 8, 0.4);
+            let [q, dout] = [h, h].map(|heads| Tensor::randn([b, heads, n, d], OPTS));
+            let [k, v] = [n, n].map(|tokens| Tensor::randn([b, g, tokens, d], OPTS));
+            let [old_k, old_v] = [past, past].map(|slots| Tensor::randn([b, g, slots, d], OPTS));
+            let (own_used, old_used) = (used(b, g, n), used(b, g, past));
+            // Everybody sees something, or the two ways say nothing in their own words.
+            let _ = old_used.narrow(2, past / 2, 1).fill_(1);
+            let chunk = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale, in_use_bgn: Some(&own_used) };
+            let pages = [Past { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: Some(&old_used) }];
+            let [one, other] = WAYS.map(|way| {
+                let merged = (way.attend)(chunk, &pages);
+                let grads = (way.backward)(&dout, chunk, &pages, &merged);
+                let paid = (way.paid)(chunk, &pages, &merged.lse_bhn, Queries::Last(4)).narrow(2, 0, past);
+                let (past_dk, past_dv) = grads.past.into_iter().next().unwrap();
+                [merged.out_bhnd, merged.lse_bhn, paid, grads.dq_bhnd, grads.dk_bgnd, grads.dv_bgnd, past_dk, past_dv]
+            });
+            for (i, (one, other)) in one.iter().zip(&other).enumerate() {
+                assert!(worst(one, other) < 1e-12, "{i} of {n} tokens and {past} slots: {:.1e}", worst(one, other));
+            }
+        }
+    }
+
+    #[test]
+    fn bf16_is_attended_to_in_single_precision() {
+        tch::manual_seed(4);
+        let made = |heads, tokens| Tensor::randn([1, heads, tokens, 16], OPTS).to_kind(Kind::BFloat16);
+        let (q, dout, [k, v, old_k, old_v]) = (made(4, 40), made(4, 40), [40, 40, 290, 290].map(|tokens| made(2, tokens)));
+        let run = |kind: Kind| {
+            let all = [&q, &k, &v, &old_k, &old_v, &dout].map(|x| x.to_kind(kind));
+            let chunk = Chunk { q_bhnd: &all[0], k_bgnd: &all[1], v_bgnd: &all[2], scale: 0.2, in_use_bgn: None };
+            let pages = [Past { k_bgpd: &all[3], v_bgpd: &all[4], in_use_bgp: None }];
+            let attended = attend(chunk, &pages);
+            let grads = attend_backward(&all[5], chunk, &pages, &attended);
+            let past = grads.past.into_iter().next().unwrap();
+            [attended.out_bhnd, grads.dq_bhnd, attended.lse_bhn, grads.dk_bgnd, grads.dv_bgnd, past.0, past.1]
+        };
+        let (narrow, wide) = (run(Kind::BFloat16), run(Kind::Float));
+        let kinds = [Kind::BFloat16, Kind::BFloat16, Kind::Float, Kind::Float, Kind::Float, Kind::Float, Kind::Float];
+        assert_eq!(narrow.each_ref().map(Tensor::kind), kinds);
+        // Output and dq are rounded once; the backward takes the rounded output.
+        for (narrow, wide) in narrow.iter().zip(&wide) {
+            let error = worst(&narrow.to_kind(Kind::Float), wide) / wide.abs().max().double_value(&[]);
+            assert!(error < 4e-3, "{error:.1e}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! One attention part with its log-sum-exp: the vendor's CPU kernel, and blockwise tensor operations on any other device.
+//! One attention part with its log-sum-exp, by tensor operations on blocks of queries, for any device.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::attention::{Attended, Chunk, accumulation_kind};
 
@@ -11,78 +11,16 @@ pub(super) enum Sight<'a> {
     All,
     /// Those up to their own.
     Causal,
-    /// Those of slots in use, `(B, G, P)` bool; as many KV heads as query heads.
+    /// Those of slots in use, `(B, G, P)` bool.
     InUse(&'a Tensor),
-    /// Of those up to their own the ones in use, `(B, G, P)` bool. The vendor's kernel would want a mask of `n × n` for each head.
+    /// Of those up to their own the ones in use, `(B, G, P)` bool.
     CausalInUse(&'a Tensor),
 }
 
 /// So far below every score that nothing is left of its weight; not minus infinity, as a head may see nothing at all.
 const HIDDEN: f64 = -1e30;
 
-impl Sight<'_> {
-    fn is_causal(self) -> bool {
-        matches!(self, Self::Causal)
-    }
-
-    /// What the vendor's kernel adds to the scores `(B, H, n, P)`.
-    fn mask(self, q: &Tensor, kind: Kind) -> Option<Tensor> {
-        let Self::InUse(slot_bgp) = self else { return None };
-        let mask = slot_bgp.logical_not().to_kind(kind) * HIDDEN;
-        let (b, h, n, _) = q.size4().unwrap_or_default();
-        Some(mask.unsqueeze(2).expand([b, h, n, slot_bgp.size()[2]], false))
-    }
-}
-
-/// Whether the CPU's vendor kernel serves, and not the blockwise form.
-pub(super) fn is_vendors(device: Device, sight: Sight<'_>) -> bool {
-    device == Device::Cpu && !matches!(sight, Sight::CausalInUse(_))
-}
-
-/// One part forward.
-///
-/// # Shapes
-/// `q (B, H, n, D)`, `k`, `v (B, G, P, D)` with `P > 0`; a causal part has `P = n`.
-pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, sight: Sight<'_>, scale: f64) -> Attended {
-    if !is_vendors(q.device(), sight) {
-        return blocks_forward(q, k, v, sight, scale);
-    }
-    let mask = sight.mask(q, q.kind());
-    let (out, lse) =
-        Tensor::internal_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, sight.is_causal(), mask.as_ref(), scale);
-    // The kernel lays the log-sum-exp out as (B, n, H): the rest of us wants it dense.
-    Attended { out_bhnd: out.contiguous(), lse_bhn: lse.contiguous() }
-}
-
-/// One part backward, from the merged output and log-sum-exp: `(dq, dk, dv)`.
-///
-/// # Shapes
-/// As in [`forward`]; `dk`, `dv` have the KV heads of `k`, in the accumulation kind.
-pub(super) fn backward(dout: &Tensor, part: Chunk<'_>, merged: &Attended, sight: Sight<'_>) -> (Tensor, Tensor, Tensor) {
-    if !is_vendors(part.q_bhnd.device(), sight) {
-        return blocks_backward(dout, part, merged, sight);
-    }
-    // CPUs without matrix units for bf16 emulate its products, at a tenth of the speed of f32.
-    let kind = accumulation_kind(part.q_bhnd.kind());
-    let (q, k, v) = (part.q_bhnd.to_kind(kind), part.k_bgnd.to_kind(kind), part.v_bgnd.to_kind(kind));
-    let (dout, out) = (dout.to_kind(kind), merged.out_bhnd.to_kind(kind));
-    let mask = sight.mask(part.q_bhnd, kind);
-    let (dq, dk, dv) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
-        &dout,
-        &q,
-        &k,
-        &v,
-        &out,
-        &merged.lse_bhn,
-        0.0,
-        sight.is_causal(),
-        mask.as_ref(),
-        part.scale,
-    );
-    (dq.to_kind(part.q_bhnd.kind()), dk, dv)
-}
-
-/// Queries per block of the blockwise form.
+/// Queries per block.
 const BLOCK: i64 = 512;
 
 /// Scores of a block of queries against all keys, `(B, G, R, m, P)`, in the accumulation kind.
@@ -106,7 +44,11 @@ fn block_scores(q: &Tensor, k: &Tensor, rows: (i64, i64), sight: Sight<'_>, scal
     }
 }
 
-fn blocks_forward(q: &Tensor, k: &Tensor, v: &Tensor, sight: Sight<'_>, scale: f64) -> Attended {
+/// One part forward.
+///
+/// # Shapes
+/// `q (B, H, n, D)`, `k`, `v (B, G, P, D)` with `P > 0`; a causal part has `P = n`.
+pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, sight: Sight<'_>, scale: f64) -> Attended {
     let (b, h, n, d) = q.size4().unwrap_or_default();
     let kind = accumulation_kind(q.kind());
     let (mut outs, mut lses) = (Vec::new(), Vec::new());
@@ -123,7 +65,11 @@ fn blocks_forward(q: &Tensor, k: &Tensor, v: &Tensor, sight: Sight<'_>, scale: f
     Attended { out_bhnd: Tensor::cat(&outs, 2), lse_bhn: Tensor::cat(&lses, 2) }
 }
 
-fn blocks_backward(dout: &Tensor, part: Chunk<'_>, merged: &Attended, sight: Sight<'_>) -> (Tensor, Tensor, Tensor) {
+/// One part backward, from the merged output and log-sum-exp: `(dq, dk, dv)`.
+///
+/// # Shapes
+/// As in [`forward`]; `dk`, `dv` have the KV heads of `k`, in the accumulation kind.
+pub(super) fn backward(dout: &Tensor, part: Chunk<'_>, merged: &Attended, sight: Sight<'_>) -> (Tensor, Tensor, Tensor) {
     let (q, k, v) = (part.q_bhnd, part.k_bgnd, part.v_bgnd);
     let (b, h, n, d) = q.size4().unwrap_or_default();
     let (g, p) = (k.size()[1], k.size()[2]);
@@ -151,29 +97,37 @@ fn blocks_backward(dout: &Tensor, part: Chunk<'_>, merged: &Attended, sight: Sig
 
 #[cfg(test)]
 mod tests {
+    use tch::Device;
+
     use super::*;
 
+    /// libtorch's kernel for the CPU: output, log-sum-exp and gradients.
+    fn vendors(dout: &Tensor, part: Chunk<'_>, is_causal: bool) -> (Attended, [Tensor; 3]) {
+        let Chunk { q_bhnd: q, k_bgnd: k, v_bgnd: v, scale, .. } = part;
+        let none = None::<&Tensor>;
+        let (out, lse) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, none, scale);
+        let (dq, dk, dv) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
+            dout, q, k, v, &out, &lse, 0.0, is_causal, none, scale,
+        );
+        (Attended { out_bhnd: out, lse_bhn: lse }, [dq, dk, dv])
+    }
+
     #[test]
-    fn the_blockwise_form_equals_the_vendor_kernel() {
+    fn blocks_equal_another_kernel_forward_and_backward() {
         let opts = (Kind::Double, Device::Cpu);
-        let in_use = Tensor::rand([2, 4, 9], opts).gt(0.4);
-        let _ = in_use.narrow(2, 3, 1).fill_(1);
-        for (n, p, g, sight) in [
-            (6, 6, 2, Sight::Causal),
-            (5, 9, 2, Sight::All),
-            (600, 600, 2, Sight::Causal),
-            (5, 9, 4, Sight::InUse(&in_use)),
-            (600, 9, 4, Sight::InUse(&in_use)),
-        ] {
+        for (n, p, g, sight) in
+            [(6, 6, 2, Sight::Causal), (5, 9, 2, Sight::All), (600, 600, 2, Sight::Causal), (600, 9, 4, Sight::All)]
+        {
             let (q, dout) = (Tensor::randn([2, 4, n, 8], opts), Tensor::randn([2, 4, n, 8], opts));
             let (k, v) = (Tensor::randn([2, g, p, 8], opts), Tensor::randn([2, g, p, 8], opts));
-            let (kernel, blocks) = (forward(&q, &k, &v, sight, 0.4), blocks_forward(&q, &k, &v, sight, 0.4));
-            assert!(kernel.out_bhnd.allclose(&blocks.out_bhnd, 0.0, 1e-12, false));
-            assert!(kernel.lse_bhn.allclose(&blocks.lse_bhn, 1e-12, 1e-12, false));
             let part = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale: 0.4, in_use_bgn: None };
-            let (a, b) = (backward(&dout, part, &kernel, sight), blocks_backward(&dout, part, &kernel, sight));
-            for (a, b) in [(a.0, b.0), (a.1, b.1), (a.2, b.2)] {
-                assert!(a.allclose(&b, 0.0, 1e-11, false));
+            let (expected, gradients) = vendors(&dout, part, matches!(sight, Sight::Causal));
+            let blocks = forward(&q, &k, &v, sight, 0.4);
+            assert!(blocks.out_bhnd.allclose(&expected.out_bhnd, 0.0, 1e-12, false));
+            assert!(blocks.lse_bhn.allclose(&expected.lse_bhn, 1e-12, 1e-12, false));
+            let (dq, dk, dv) = backward(&dout, part, &expected, sight);
+            for (ours, expected) in [dq, dk, dv].iter().zip(&gradients) {
+                assert!(ours.allclose(expected, 0.0, 1e-11, false));
             }
         }
     }
@@ -187,5 +141,13 @@ mod tests {
         let shorter = forward(&q, &k.narrow(2, 0, 4), &v.narrow(2, 0, 4), Sight::All, 0.4);
         assert!(masked.out_bhnd.allclose(&shorter.out_bhnd, 0.0, 1e-13, false));
         assert!(masked.lse_bhn.allclose(&shorter.lse_bhn, 0.0, 1e-13, false));
+        let (dout, own) = (Tensor::randn([1, 2, 5, 8], opts), (k.narrow(2, 0, 4), v.narrow(2, 0, 4)));
+        let part = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale: 0.4, in_use_bgn: None };
+        let (dq, dk, dv) = backward(&dout, part, &masked, Sight::InUse(&in_use));
+        let expected = backward(&dout, Chunk { k_bgnd: &own.0, v_bgnd: &own.1, ..part }, &masked, Sight::All);
+        for (ours, expected) in [(dq, expected.0), (dk.narrow(2, 0, 4), expected.1), (dv.narrow(2, 0, 4), expected.2)] {
+            assert!(ours.allclose(&expected, 0.0, 1e-12, false));
+        }
+        assert_eq!([dk, dv].map(|d| d.narrow(2, 4, 3).abs().max().double_value(&[])), [0.0, 0.0]);
     }
 }

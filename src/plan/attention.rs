@@ -2,7 +2,7 @@
 
 use super::Subject;
 use crate::cache::Shape;
-use crate::native;
+use crate::native::{self, AttentionShape};
 
 /// The most bytes at a time, beside queries, keys, values and output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,32 +21,30 @@ impl Kernel {
         let restored = shape.restored_bytes(slots as usize).0;
         let scores = if is_choosing { SCORE_BYTES * heads * slots } else { 0 };
         let kernel = if native::attends(subject.device, subject.kind) {
-            Self::own(subject, heads, (chunk, slots))
+            Self::own(subject, shape.batch as usize, (chunk, slots))
         } else {
-            Self::of_vendor(subject, shape.batch as u64, (chunk, slots))
+            Self::in_parts(subject, shape.batch as u64, (chunk, slots))
         };
         Self { forward: kernel.forward.max(scores) + restored, backward: kernel.backward + restored }
     }
 
-    /// kvtune's own, as `native/shim/attention.cpp` has it.
-    fn own(s: &Subject<'_>, heads: u64, (chunk, slots): (u64, u64)) -> Self {
-        let per_group = (s.config.num_heads / s.config.num_kv_heads) as u64;
-        let (w, d, threads) = (s.element(), s.config.head_dim as u64, s.threads as u64);
-        let tokens = native::attention_block(chunk, per_group, slots);
-        let rows = tokens * per_group;
-        let blocks = chunk.div_ceil(tokens.max(1)).max(1);
-        let busy = threads.min(heads * blocks);
-        let splits = (4 * threads).div_ceil(heads).min(blocks);
-        let splits_back = (threads / heads).max(1).min(blocks);
-        let sums = 2 * heads * slots + heads * splits * slots;
-        Self {
-            forward: w * (busy * rows * (slots + 3 * d) + sums),
-            backward: w * (busy * (2 * rows * slots + d * slots + 6 * rows * d) + 2 * heads * slots * d * (1 + splits_back)),
-        }
+    /// kvtune's own: what it works on, the gradients of keys and values, and of choosing the sums.
+    fn own(s: &Subject<'_>, batch: usize, (chunk, slots): (u64, u64)) -> Self {
+        let shape = AttentionShape {
+            batch,
+            heads: s.config.num_heads,
+            groups: s.config.num_kv_heads,
+            tokens: chunk as usize,
+            width: s.config.head_dim,
+            keys: slots as usize,
+        };
+        let (forward, backward) = shape.scratch(s.threads);
+        let keys = batch as u64 * slots * s.config.num_kv_heads as u64;
+        Self { forward: s.wide() * (forward + 2 * keys), backward: s.wide() * (backward + 2 * keys * s.config.head_dim as u64) }
     }
 
-    /// A vendor's: an output and a log-sum-exp for the past and for the chunk, which are merged in more bits, and gradients of both.
-    fn of_vendor(s: &Subject<'_>, batch: u64, (chunk, slots): (u64, u64)) -> Self {
+    /// In parts: an output and a log-sum-exp for the past and for the chunk, which are merged in more bits, and gradients of both.
+    fn in_parts(s: &Subject<'_>, batch: u64, (chunk, slots): (u64, u64)) -> Self {
         let (queries, keys) = (batch * chunk * s.queries(), batch * slots * s.keys());
         Self {
             forward: queries * (2 * s.element() + 3 * s.wide()),

@@ -1,10 +1,14 @@
 // Attention of a chunk to its past and, causally, to itself, on the CPU: forward, backward, and the sums of the attention paid.
 //
-// Queries are taken in blocks of some tokens with all heads of a group, so that a block's scores of all keys stay in a core's cache
-// (of very many keys they do not, but never fewer than 32 tokens are taken: a product of fewer is slower still) and every product is
-// one of matrices. Scores become weights in one pass over them; nothing of the size of (queries × keys) is kept.
+// Keys are taken in tiles and queries in blocks of some tokens with all heads of a group, so that what is worked on stays in a core's
+// cache: scores stand key below key, the queries beside each other. The forward keeps a block's scores of all keys, as sums of the
+// attention are made of them; the backward goes through the keys once, and through all queries for each tile. Nothing of the size of
+// (queries × keys) is kept. Slots that are not in use are left out when tiles are gathered.
+#include "gemm.h"
 #include "guarded.h"
-#include "product.h"
+#include "keys.h"
+#include "powers.h"
+#include "softmax.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -13,133 +17,24 @@
 
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
-#include <vector>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define VARIANTS __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define VARIANTS
-#endif
-#define INLINE static inline __attribute__((always_inline))
-
+namespace kvtune {
 namespace {
 
-constexpr double LOG2_E = 1.4426950408889634074;
+// Queries of a block at most, and how many scores of all keys it should have: of many keys fewer queries, but never less than a quarter.
+constexpr int64_t LANES = 128, BLOCK_SCORES = 1 << 18;
 
-// How 2^x is made in a kind: the number whose addition rounds to an integer (1.5 · 2^mantissa), the exponent's bias and place, the
-// integer of the same size, and the last term of the series that is not below the rounding.
-template <class T> struct Powers;
-template <> struct Powers<float> {
-  using Bits = int32_t;
-  static constexpr float SHIFT = 12582912.f;
-  static constexpr int BIAS = 127, MANTISSA = 23, TERMS = 7;
-};
-template <> struct Powers<double> {
-  using Bits = int64_t;
-  static constexpr double SHIFT = 6755399441055744.0;
-  static constexpr int BIAS = 1023, MANTISSA = 52, TERMS = 13;
-};
+// Multiplications below which another thread is not worth waking.
+constexpr int64_t LEAST_WORK = 1 << 18;
 
-// Taylor series of 2^f: ln(2)^k / k!.
-constexpr double SERIES[] = {1.0,
-                             6.9314718055994531e-1,
-                             2.4022650695910072e-1,
-                             5.5504108664821580e-2,
-                             9.6181291076284772e-3,
-                             1.3333558146428443e-3,
-                             1.5403530393381609e-4,
-                             1.5252733804059841e-5,
-                             1.3215486790144309e-6,
-                             1.0178086009239700e-7,
-                             7.0549116208011233e-9,
-                             4.4455382718708114e-10,
-                             2.5678435993488202e-11,
-                             1.3691488853904128e-12};
-
-// Its terms from the k-th on, over f^k.
-template <class T, int k> INLINE T series_from(T f) {
-  if constexpr (k == Powers<T>::TERMS) {
-    return static_cast<T>(SERIES[k]);
-  } else {
-    return series_from<T, k + 1>(f) * f + static_cast<T>(SERIES[k]);
+// So many queries of a block with those that fill it up: few sizes, for each has kernels of its own.
+int64_t padded(int64_t lanes) {
+  for (int64_t size : {16, 32, 64}) {
+    if (lanes <= size) return size;
   }
-}
-
-// 2^x for x at most a little above 0; 0 below the smallest normal number. Rounds to a whole power and expands the rest, |f| <= 1/2.
-template <class T> INLINE T power(T x) {
-  using P = Powers<T>;
-  constexpr T least = 1 - P::BIAS;
-  T held = x < least ? least : x;
-  T whole = (held + P::SHIFT) - P::SHIFT;
-  typename P::Bits bits = (static_cast<typename P::Bits>(whole) + P::BIAS) << P::MANTISSA;
-  T scale;
-  std::memcpy(&scale, &bits, sizeof scale);
-  return x < least ? T(0) : series_from<T, 0>(held - whole) * scale;
-}
-
-template <class T> INLINE T largest_of(const T* x, int64_t n) {
-  T most = -std::numeric_limits<T>::infinity();
-#pragma omp simd reduction(max : most)
-  for (int64_t i = 0; i < n; ++i) most = x[i] > most ? x[i] : most;
-  return most;
-}
-
-// x becomes 2^(x - top); the sum of it is returned.
-template <class T> INLINE T weights_of(T* x, int64_t n, T top) {
-  T sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) {
-    T w = power(x[i] - top);
-    x[i] = w;
-    sum += w;
-  }
-  return sum;
-}
-
-// paid += 2^(x - lse).
-template <class T> INLINE void pay(T* paid, const T* x, int64_t n, T lse) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) paid[i] += power(x[i] - lse);
-}
-
-// sums += factor · x.
-template <class T> INLINE void add_times(T* sums, const T* x, int64_t n, T factor) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) sums[i] += factor * x[i];
-}
-
-// x becomes the weights 2^(x - lse), and dx, which was the gradient of the weights, that of the scores.
-template <class T> INLINE void scores_back(T* x, T* dx, int64_t n, T lse, T delta) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    T w = power(x[i] - lse);
-    x[i] = w;
-    dx[i] = w * (dx[i] - delta);
-  }
-}
-
-#define FOR_KIND(T)                                                                                            \
-  VARIANTS T largest(const T* x, int64_t n) { return largest_of<T>(x, n); }                                    \
-  VARIANTS T to_weights(T* x, int64_t n, T top) { return weights_of<T>(x, n, top); }                           \
-  VARIANTS void add_paid(T* paid, const T* x, int64_t n, T lse) { pay<T>(paid, x, n, lse); }                   \
-  VARIANTS void add_weighted(T* sums, const T* x, int64_t n, T factor) { add_times<T>(sums, x, n, factor); }    \
-  VARIANTS void to_score_gradient(T* x, T* dx, int64_t n, T lse, T delta) { scores_back<T>(x, dx, n, lse, delta); }
-FOR_KIND(float)
-FOR_KIND(double)
-#undef FOR_KIND
-
-// Scores of one block of queries that should stay in a core's cache, and tokens of a block at least and at most: fewer make the
-// product slow, and more waste it above the diagonal.
-constexpr int64_t BLOCK_SCORES = 1 << 18;
-constexpr int64_t LEAST_TOKENS = 32, MOST_TOKENS = 128;
-
-int64_t tokens_of_block(int64_t tokens, int64_t heads_of_group, int64_t keys) {
-  int64_t fit = BLOCK_SCORES / std::max<int64_t>(1, heads_of_group * keys);
-  return std::min(tokens, std::clamp(fit, LEAST_TOKENS, MOST_TOKENS));
+  return (lanes + 63) / 64 * 64;
 }
 
 // Within a parallel region every product runs on its own thread alone.
@@ -149,11 +44,7 @@ void one_thread_each() {
   if (set != nullptr && at::in_parallel_region()) set(1);
 }
 
-// Multiplications below which another thread is not worth waking.
-constexpr int64_t LEAST_WORK = 1 << 18;
-
-// Runs `body(task)` for each task of about `work` multiplications, in parallel where there are threads and enough to do. What a task
-// does is the same on any number of threads.
+// Runs `body(task)` for each task of about `work` multiplications, in parallel where there are threads and enough to do.
 template <class F> void for_tasks(int64_t count, int64_t work, F body) {
   at::parallel_for(0, count, std::max<int64_t>(1, LEAST_WORK / std::max<int64_t>(1, work)), [&](int64_t begin, int64_t end) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -162,228 +53,307 @@ template <class F> void for_tasks(int64_t count, int64_t work, F body) {
   });
 }
 
-// One head of one row of a tensor (B, heads, tokens, D): tokens may be apart, the channels of one stand together.
-template <class T> struct Head {
-  T* data;
-  int64_t stride;
-  T* token(int64_t i) const { return data + i * stride; }
+int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// Queries of a block at a time, and how they are divided among tasks.
+struct Blocks {
+  // Tokens and lanes of a block, how many there are, and into how many tasks a head's work is divided.
+  int64_t tokens, lanes, count, splits;
 };
 
-template <class T> Head<T> head_of(const at::Tensor& x, int64_t b, int64_t h) {
-  return {x.data_ptr<T>() + b * x.stride(0) + h * x.stride(1), x.stride(2)};
-}
-
-// The keys or values of one head (tokens, D).
-at::Tensor matrix_of(const at::Tensor& x, int64_t b, int64_t g, int64_t tokens) {
-  return x.select(0, b).select(0, g).narrow(0, 0, tokens);
-}
-
-// What attends: a chunk of n tokens with H query heads, to `parts` of keys and values with G heads, the last of which is its own.
+// What attends: a chunk of `tokens` with `heads` query heads, to parts of keys and values with `groups` heads.
 struct Shape {
-  int64_t batch, heads, groups, tokens, width, parts;
+  int64_t batch, heads, groups, tokens, width, keys, threads;
   int64_t per_group() const { return heads / groups; }
-};
+  // Rows of the batch and their heads of keys.
+  int64_t all() const { return batch * groups; }
+  // The size of every head's work.
+  int64_t work() const { return tokens * per_group() * keys * width; }
+  int64_t tiles() const { return (keys + TILE - 1) / TILE; }
+  // Into how many tasks a head is divided, so that every thread has something to do.
+  int64_t splits(int64_t at_most) const { return all() % threads == 0 ? 1 : std::min(at_most, (2 * threads + all() - 1) / all()); }
 
-// A block of a group's queries, tokens [start, start + tokens) with all their heads, row by row.
-template <class T> struct Block {
-  int64_t start, tokens, rows;
-  at::Tensor query;  // (rows, D), times scale · log2(e)
+  // Blocks of `count` tokens that have scores of so many keys at a time.
+  Blocks blocks(int64_t count, int64_t keys_at_a_time) const {
+    int64_t lanes = std::clamp(BLOCK_SCORES / std::max<int64_t>(1, keys_at_a_time), LANES / 4, LANES);
+    int64_t step = std::min(count, std::max<int64_t>(1, lanes / per_group()));
+    int64_t blocks = (count + step - 1) / step;
+    return {step, padded(step * per_group()), blocks, splits(blocks)};
+  }
+  Blocks forward() const { return blocks(tokens, keys); }
+  Blocks backward() const {
+    Blocks all_blocks = blocks(tokens, TILE);
+    all_blocks.splits = splits(tiles());
+    return all_blocks;
+  }
 
-  Block(const Shape& s, const at::Tensor& q, int64_t b, int64_t g, int64_t start, int64_t tokens, double factor)
-      : start(start), tokens(tokens), rows(tokens * s.per_group()) {
-    query = at::empty({rows, s.width}, q.options().memory_format(std::nullopt));
-    T* to = query.data_ptr<T>();
-    for (int64_t r = 0; r < s.per_group(); ++r) {
-      Head<T> head = head_of<T>(q, b, g * s.per_group() + r);
-      for (int64_t i = 0; i < tokens; ++i) {
-        const T* from = head.token(start + i);
-        T* row = to + (i * s.per_group() + r) * s.width;
-        for (int64_t d = 0; d < s.width; ++d) row[d] = from[d] * static_cast<T>(factor);
-      }
-    }
+  // Numbers that a task has of its own, and that all tasks share.
+  int64_t forward_task() const {
+    int64_t lanes = forward().lanes, padded_keys = tiles() * TILE;
+    return width * (padded_keys + 3 * lanes + TILE) + padded_keys * lanes;
+  }
+  int64_t backward_task() const {
+    Blocks of = backward();
+    return 4 * of.count * of.lanes * width + 2 * TILE * of.lanes + 5 * TILE * width;
+  }
+  int64_t backward_shared() const {
+    Blocks of = backward();
+    return all() * of.splits * of.count * of.lanes * width;
   }
 };
 
-// How many keys of a part a query sees: all of the past, and those of its own chunk up to itself.
-int64_t seen(bool is_own, int64_t keys, int64_t token) { return is_own ? token + 1 : keys; }
-// And how many of them some query of a block sees.
-int64_t seen_by_block(bool is_own, int64_t keys, int64_t start, int64_t tokens) { return is_own ? start + tokens : keys; }
-
-// How often the blocks of a head are split up, so that every thread has something to do.
-int64_t splits_of(const Shape& s, int64_t blocks) {
-  int64_t heads = s.batch * s.groups;
-  return std::min(blocks, (4 * at::get_num_threads() + heads - 1) / heads);
+template <class S> S* token_of(const at::Tensor& x, int64_t b, int64_t h, int64_t token) {
+  return x.data_ptr<S>() + b * x.stride(0) + h * x.stride(1) + token * x.stride(2);
 }
 
-int64_t all_keys(at::TensorList k) {
-  int64_t keys = 0;
-  for (const auto& part : k) keys += part.size(2);
-  return keys;
-}
+// Tokens [start, start + tokens) of a group's queries. Lane i · heads + r is token i's head r; the last lanes may be nobody's.
+struct Block {
+  const Shape& s;
+  int64_t b, g, start, tokens;
 
-template <class T> struct Forward {
+  int64_t used() const { return tokens * s.per_group(); }
+  int64_t lanes() const { return padded(used()); }
+  int64_t end() const { return start + tokens; }
+
+  // Calls `body(lane, head, token)` for each lane in use.
+  template <class F> void each(F body) const {
+    for (int64_t i = 0; i < tokens; ++i) {
+      for (int64_t r = 0; r < s.per_group(); ++r) body(i * s.per_group() + r, g * s.per_group() + r, start + i);
+    }
+  }
+
+  // x (B, H, n, D) times a factor as (lanes, D).
+  template <class S, class T> void gather(const at::Tensor& x, T factor, T* to) const {
+    each([&](int64_t lane, int64_t h, int64_t token) {
+      const S* from = token_of<S>(x, b, h, token);
+      for (int64_t d = 0; d < s.width; ++d) to[lane * s.width + d] = static_cast<T>(from[d]) * factor;
+    });
+    std::fill(to + used() * s.width, to + lanes() * s.width, T(0));
+  }
+
+  // The way back, from (D, lanes) by way of `rows` (lanes, D), with a factor for each lane.
+  template <class S, class T> void scatter(const T* from, const T* factors, T* rows, const at::Tensor& x) const {
+    transposed(rows, s.width, from, lanes(), s.width, lanes());
+    each([&](int64_t lane, int64_t h, int64_t token) {
+      S* to = token_of<S>(x, b, h, token);
+      for (int64_t d = 0; d < s.width; ++d) to[d] = static_cast<S>(rows[lane * s.width + d] * factors[lane]);
+    });
+  }
+
+  // One number for each lane of x (B, H, n); 0 where a lane is nobody's.
+  template <class T> std::vector<T> numbers(const at::Tensor& x, T factor) const {
+    std::vector<T> to(lanes(), T(0));
+    each([&](int64_t lane, int64_t h, int64_t token) { to[lane] = x.data_ptr<T>()[(b * s.heads + h) * s.tokens + token] * factor; });
+    return to;
+  }
+};
+
+// The memory of a task, handed out piece by piece.
+template <class T> class Scratch {
+ public:
+  explicit Scratch(int64_t numbers) : memory_(at::empty({numbers}, at::TensorOptions(c10::CppTypeToScalarType<T>::value))), next_(memory_.data_ptr<T>()) {}
+  T* take(int64_t numbers) {
+    T* taken = next_;
+    next_ += numbers;
+    return taken;
+  }
+
+ private:
+  at::Tensor memory_;
+  T* next_;
+};
+
+template <class S, class T> struct Forward {
   const Shape& s;
   const at::Tensor& q;
-  at::TensorList k, v;
+  const Parts& parts;
   double scale;
   at::Tensor &out, &lse;
   // The first token whose attention is summed.
   int64_t paying;
 
   // Output and log-sum-exp of a block; adds the attention that its tokens from `paying` on pay to `sums`, one number for each key.
-  void block(int64_t b, int64_t g, int64_t start, int64_t tokens, T* sums) const {
-    Block<T> block(s, q, b, g, start, tokens, scale * LOG2_E);
-    std::vector<at::Tensor> scores(s.parts);
-    std::vector<T> top(block.rows, -std::numeric_limits<T>::infinity()), sum(block.rows, 0);
-    for (int64_t p = 0; p < s.parts; ++p) {
-      bool own = p + 1 == s.parts;
-      int64_t width = seen_by_block(own, k[p].size(2), start, tokens);
-      scores[p] = kvtune::product(block.query, matrix_of(k[p], b, g, width));
-      const T* x = scores[p].data_ptr<T>();
-      for (int64_t r = 0; r < block.rows; ++r) top[r] = std::max(top[r], largest(x + r * width, seen(own, width, start + r / s.per_group())));
-    }
-    at::Tensor product;
-    for (int64_t p = 0; p < s.parts; ++p) {
-      bool own = p + 1 == s.parts;
-      int64_t width = scores[p].size(1);
-      T* x = scores[p].data_ptr<T>();
-      for (int64_t r = 0; r < block.rows; ++r) {
-        int64_t visible = seen(own, width, start + r / s.per_group());
-        sum[r] += to_weights(x + r * width, visible, top[r]);
-        std::fill(x + r * width + visible, x + (r + 1) * width, T(0));
+  // `values` has a tile of values after the other, each (D, TILE).
+  void block(const Block& block, const Visible& visible, const T* values, Scratch<T> scratch, T* sums) const {
+    int64_t lanes = block.lanes(), d = s.width, seen = visible.seen_before(block.end());
+    T *query = scratch.take(lanes * d), *query_t = scratch.take(lanes * d), *out_t = scratch.take(lanes * d), *rows = scratch.take(TILE * d);
+    T* scores = scratch.take(round_up(seen, TILE) * lanes);
+    block.gather<S>(q, static_cast<T>(scale * LOG2_E), query);
+    transposed(query_t, lanes, query, d, lanes, d);
+    std::vector<T> top(lanes, -std::numeric_limits<T>::infinity()), sum(lanes, 0);
+    std::vector<int64_t> first;
+    auto each_tile = [&](auto body) {
+      for (int64_t tile = 0; tile * TILE < seen; ++tile) {
+        Stretch keys = visible.stretch(tile, seen);
+        body(tile, keys, scores + tile * TILE * lanes, Tile{keys.rows(), lanes, visible.from(keys, block.start, s.per_group(), lanes, first)});
       }
-      at::Tensor part = kvtune::product(scores[p], matrix_of(v[p], b, g, width).t());
-      if (product.defined()) product.add_(part); else product = part;
-    }
-    const T* from = product.data_ptr<T>();
-    for (int64_t r = 0; r < block.rows; ++r) {
-      int64_t h = g * s.per_group() + r % s.per_group(), i = start + r / s.per_group();
-      T* to = head_of<T>(out, b, h).token(i);
-      T inverse = T(1) / sum[r];
-      for (int64_t d = 0; d < s.width; ++d) to[d] = from[r * s.width + d] * inverse;
-      lse.data_ptr<T>()[(b * s.heads + h) * s.tokens + i] = (top[r] + std::log2(sum[r])) / static_cast<T>(LOG2_E);
-    }
-    for (int64_t p = 0; p < s.parts && start + tokens > paying; ++p) {
-      int64_t width = scores[p].size(1);
-      const T* x = scores[p].data_ptr<T>();
-      for (int64_t r = std::max<int64_t>(0, paying - start) * s.per_group(); r < block.rows; ++r) add_weighted(sums, x + r * width, width, T(1) / sum[r]);
-      sums += k[p].size(2);
+    };
+    each_tile([&](int64_t, Stretch keys, T* x, Tile tile) {
+      auto [k, apart] = visible.rows<S>(parts.k, keys, rows);
+      multiply({tile.keys, lanes, d}, {apart, lanes, lanes}, k, query_t, x, false);
+      raise(top.data(), x, tile);
+    });
+    std::fill(out_t, out_t + lanes * d, T(0));
+    each_tile([&](int64_t index, Stretch, T* x, Tile tile) {
+      to_weights(x, sum.data(), top.data(), tile);
+      multiply({d, lanes, tile.keys}, {TILE, lanes, lanes}, values + index * TILE * d, x, out_t, true);
+    });
+    std::vector<T> share(lanes, 0);
+    block.each([&](int64_t lane, int64_t h, int64_t token) {
+      // Who sees no key at all has nothing to say.
+      share[lane] = sum[lane] > 0 || std::isnan(sum[lane]) ? T(1) / sum[lane] : T(0);
+      lse.data_ptr<T>()[(block.b * s.heads + h) * s.tokens + token] = (top[lane] + std::log2(sum[lane])) / static_cast<T>(LOG2_E);
+    });
+    block.template scatter<S>(out_t, share.data(), query, out);
+    if (block.end() > paying) {
+      std::fill_n(share.begin(), std::max<int64_t>(0, paying - block.start) * s.per_group(), T(0));
+      each_tile([&](int64_t, Stretch keys, T* x, Tile tile) { add_shares(sums + keys.first, x, share.data(), {keys.count, tile.lanes, tile.from}); });
     }
   }
 
   // `paid (B, G, keys)` receives the sums, if it is defined.
   void run(at::Tensor& paid) const {
-    int64_t keys = all_keys(k), step = tokens_of_block(s.tokens, s.per_group(), keys), blocks = (s.tokens + step - 1) / step;
-    int64_t splits = splits_of(s, blocks);
-    at::Tensor partial = at::zeros({s.batch * s.groups, splits, paid.defined() ? keys : 0}, lse.options());
-    for_tasks(s.batch * s.groups * splits, s.tokens * s.per_group() * keys * s.width / splits, [&](int64_t task) {
+    auto [step, lanes, blocks, splits] = s.forward();
+    at::Tensor partial = at::zeros({s.all(), splits, paid.defined() ? s.keys : 0}, lse.options());
+    for_tasks(s.all() * splits, s.work() / splits, [&, step = step, blocks = blocks, splits = splits](int64_t task) {
       int64_t split = task % splits, g = task / splits % s.groups, b = task / splits / s.groups;
-      for (int64_t n = blocks * split / splits; n < blocks * (split + 1) / splits; ++n) {
-        block(b, g, n * step, std::min(step, s.tokens - n * step), partial.data_ptr<T>() + task * partial.size(2));
+      Visible visible(parts, b, g);
+      int64_t first = blocks * split / splits, last = blocks * (split + 1) / splits;
+      int64_t seen = visible.seen_before(std::min(last * step, s.tokens));
+      Scratch<T> scratch(s.forward_task());
+      T* values = scratch.take(s.width * s.tiles() * TILE);
+      for (int64_t tile = 0; tile * TILE < seen; ++tile) {
+        Scratch<T> rest = scratch;
+        Stretch stretch = visible.stretch(tile, seen);
+        auto [v, apart] = visible.rows<S>(parts.v, stretch, rest.take(TILE * s.width));
+        transposed(values + tile * TILE * s.width, TILE, v, apart, stretch.rows(), s.width);
       }
+      std::vector<T> sums(paid.defined() ? seen : 0, 0);
+      for (int64_t n = first; n < last; ++n) block({s, b, g, n * step, std::min(step, s.tokens - n * step)}, visible, values, scratch, sums.data());
+      if (paid.defined()) visible.add(partial.data_ptr<T>() + task * s.keys, sums.data(), sums.size());
     });
     if (paid.defined()) paid.copy_(partial.sum(1).view(paid.sizes()));
   }
 };
 
 // The sums of a group over its heads and the queries from token `first` on.
-template <class T> void paid(const Shape& s, const at::Tensor& q, at::TensorList k, const at::Tensor& lse, double scale, int64_t first, at::Tensor& sums) {
-  int64_t keys = sums.size(2), count = s.tokens - first;
-  int64_t step = tokens_of_block(count, s.per_group(), keys), blocks = (count + step - 1) / step, splits = splits_of(s, blocks);
-  at::Tensor partial = at::zeros({s.batch * s.groups, splits, keys}, sums.options());
-  for_tasks(s.batch * s.groups * splits, count * s.per_group() * keys * s.width / splits, [&](int64_t task) {
+template <class S, class T> void paid(const Shape& s, const at::Tensor& q, const Parts& parts, const at::Tensor& lse, double scale, int64_t first, at::Tensor& sums) {
+  auto [step, most, blocks, splits] = s.blocks(s.tokens - first, TILE);
+  at::Tensor partial = at::zeros({s.all(), splits, s.keys}, sums.options());
+  for_tasks(s.all() * splits, s.work() / splits, [&, step = step, most = most, blocks = blocks, splits = splits](int64_t task) {
     int64_t split = task % splits, g = task / splits % s.groups, b = task / splits / s.groups;
-    T* to = partial.data_ptr<T>() + task * keys;
+    Visible visible(parts, b, g);
+    Scratch<T> scratch(2 * most * s.width + TILE * (most + s.width));
+    T *query = scratch.take(most * s.width), *query_t = scratch.take(most * s.width), *rows = scratch.take(TILE * s.width), *x = scratch.take(TILE * most);
+    std::vector<T> of_keys(visible.seen_before(s.tokens), 0);
+    std::vector<int64_t> from;
     for (int64_t n = blocks * split / splits; n < blocks * (split + 1) / splits; ++n) {
       int64_t start = first + n * step;
-      Block<T> block(s, q, b, g, start, std::min(step, s.tokens - start), scale * LOG2_E);
-      int64_t before = 0;
-      for (int64_t p = 0; p < s.parts; ++p) {
-        bool own = p + 1 == s.parts;
-        int64_t width = seen_by_block(own, k[p].size(2), start, block.tokens);
-        at::Tensor scores = kvtune::product(block.query, matrix_of(k[p], b, g, width));
-        for (int64_t r = 0; r < block.rows; ++r) {
-          int64_t h = g * s.per_group() + r % s.per_group(), i = start + r / s.per_group();
-          T l = lse.data_ptr<T>()[(b * s.heads + h) * s.tokens + i] * static_cast<T>(LOG2_E);
-          add_paid(to + before, scores.data_ptr<T>() + r * width, seen(own, width, i), l);
-        }
-        before += k[p].size(2);
+      Block block{s, b, g, start, std::min(step, s.tokens - start)};
+      int64_t lanes = block.lanes(), seen = visible.seen_before(block.end());
+      block.gather<S>(q, static_cast<T>(scale * LOG2_E), query);
+      transposed(query_t, lanes, query, s.width, lanes, s.width);
+      std::vector<T> l = block.numbers(lse, static_cast<T>(LOG2_E));
+      // Nobody's lanes pay nothing.
+      std::fill(l.begin() + block.used(), l.end(), std::numeric_limits<T>::infinity());
+      for (int64_t tile = 0; tile * TILE < seen; ++tile) {
+        Stretch keys = visible.stretch(tile, seen);
+        auto [k, apart] = visible.rows<S>(parts.k, keys, rows);
+        multiply({keys.rows(), lanes, s.width}, {apart, lanes, lanes}, k, query_t, x, false);
+        add_paid(of_keys.data() + keys.first, x, l.data(), {keys.count, lanes, visible.from(keys, start, s.per_group(), lanes, from)});
       }
     }
+    visible.add(partial.data_ptr<T>() + task * s.keys, of_keys.data(), of_keys.size());
   });
   sums.copy_(partial.sum(1).view(sums.sizes()));
 }
 
-template <class T> struct Backward {
+template <class S, class T> struct Backward {
   const Shape& s;
   const at::Tensor &dout, &q, &out, &lse;
-  at::TensorList k, v;
+  const Parts& parts;
   double scale;
   at::Tensor& dq;
+  std::vector<at::Tensor>&dk, &dv;
 
-  // Adds a block's part to the transposed gradients (D, keys) of each part's keys and values, and writes its dq.
-  void block(int64_t b, int64_t g, int64_t start, int64_t tokens, std::vector<at::Tensor>& dk, std::vector<at::Tensor>& dv) const {
-    Block<T> block(s, q, b, g, start, tokens, scale * LOG2_E), gradient(s, dout, b, g, start, tokens, 1.0);
-    int64_t rows = block.rows;
-    std::vector<T> l(rows), delta(rows);
-    for (int64_t r = 0; r < rows; ++r) {
-      int64_t h = g * s.per_group() + r % s.per_group(), i = start + r / s.per_group();
-      l[r] = lse.data_ptr<T>()[(b * s.heads + h) * s.tokens + i] * static_cast<T>(LOG2_E);
-      const T *from = head_of<T>(out, b, h).token(i), *with = gradient.query.template data_ptr<T>() + r * s.width;
-      T sum = 0;
-      for (int64_t d = 0; d < s.width; ++d) sum += from[d] * with[d];
-      delta[r] = sum;
+  Blocks of;
+  // Numbers of one of a block's matrices.
+  int64_t matrix() const { return of.lanes * s.width; }
+  Block block(int64_t b, int64_t g, int64_t n) const { return {s, b, g, n * of.tokens, std::min(of.tokens, s.tokens - n * of.tokens)}; }
+
+  // What each tile needs of a block's queries.
+  struct Queries {
+    Block block;
+    T *query, *query_t, *gradient, *gradient_t;
+    std::vector<T> lse, delta;
+  };
+
+  Queries queries(const Block& block, Scratch<T>& scratch) const {
+    int64_t lanes = block.lanes(), d = s.width;
+    T *query = scratch.take(matrix()), *query_t = scratch.take(matrix()), *gradient = scratch.take(matrix()), *gradient_t = scratch.take(matrix());
+    // For a moment the output stands where the transposed queries come.
+    block.gather<S>(out, T(1), query_t);
+    block.gather<S>(dout, T(1), gradient);
+    std::vector<T> delta(lanes, 0);
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      for (int64_t i = 0; i < d; ++i) delta[lane] += query_t[lane * d + i] * gradient[lane * d + i];
     }
-    at::Tensor query_t = block.query.t().contiguous(), gradient_t = gradient.query.t().contiguous(), own_dq;
-    for (int64_t p = 0; p < s.parts; ++p) {
-      bool own = p + 1 == s.parts;
-      int64_t width = seen_by_block(own, k[p].size(2), start, tokens);
-      at::Tensor keys = matrix_of(k[p], b, g, width);
-      at::Tensor scores = kvtune::product(block.query, keys), dscores = kvtune::product(gradient.query, matrix_of(v[p], b, g, width));
-      T *x = scores.data_ptr<T>(), *dx = dscores.data_ptr<T>();
-      for (int64_t r = 0; r < rows; ++r) {
-        int64_t visible = seen(own, width, start + r / s.per_group());
-        to_score_gradient(x + r * width, dx + r * width, visible, l[r], delta[r]);
-        std::fill(x + r * width + visible, x + (r + 1) * width, T(0));
-        std::fill(dx + r * width + visible, dx + (r + 1) * width, T(0));
+    block.gather<S>(q, static_cast<T>(scale * LOG2_E), query);
+    transposed(query_t, lanes, query, d, lanes, d);
+    transposed(gradient_t, lanes, gradient, d, lanes, d);
+    return {block, query, query_t, gradient, gradient_t, block.numbers(lse, static_cast<T>(LOG2_E)), std::move(delta)};
+  }
+
+  // Tiles [first, last) of a head: writes their gradients, and adds to that of all queries `dq_t`, (D, lanes) block by block.
+  void tiles(int64_t b, int64_t g, int64_t first, int64_t last, T* dq_t) const {
+    int64_t d = s.width;
+    Visible visible(parts, b, g);
+    Scratch<T> scratch(s.backward_task());
+    T *x = scratch.take(TILE * of.lanes), *dx = scratch.take(TILE * of.lanes);
+    T *k_rows = scratch.take(TILE * d), *v_rows = scratch.take(TILE * d), *k_t = scratch.take(TILE * d), *dk_rows = scratch.take(TILE * d), *dv_rows = scratch.take(TILE * d);
+    std::vector<Queries> all;
+    for (int64_t n = 0; n < of.count; ++n) all.push_back(queries(block(b, g, n), scratch));
+    std::vector<int64_t> from;
+    for (int64_t index = first; index < std::min(last, visible.tiles()); ++index) {
+      Stretch whole = visible.stretch(index, visible.seen_before(s.tokens));
+      auto [k, k_apart] = visible.rows<S>(parts.k, whole, k_rows);
+      auto [v, v_apart] = visible.rows<S>(parts.v, whole, v_rows);
+      transposed(k_t, TILE, k, k_apart, whole.rows(), d);
+      std::fill(dk_rows, dk_rows + TILE * d, T(0));
+      std::fill(dv_rows, dv_rows + TILE * d, T(0));
+      for (size_t n = 0; n < all.size(); ++n) {
+        const Queries& from_block = all[n];
+        Stretch keys = visible.stretch(index, visible.seen_before(from_block.block.end()));
+        if (keys.count <= 0) continue;
+        int64_t lanes = from_block.block.lanes(), rows = keys.rows();
+        multiply({rows, lanes, d}, {k_apart, lanes, lanes}, k, from_block.query_t, x, false);
+        multiply({rows, lanes, d}, {v_apart, lanes, lanes}, v, from_block.gradient_t, dx, false);
+        to_score_gradient(x, dx, from_block.lse.data(), from_block.delta.data(), {rows, lanes, visible.from(keys, from_block.block.start, s.per_group(), lanes, from)});
+        multiply({rows, d, lanes}, {lanes, d, d}, x, from_block.gradient, dv_rows, true);
+        multiply({rows, d, lanes}, {lanes, d, d}, dx, from_block.query, dk_rows, true);
+        multiply({d, lanes, rows}, {TILE, lanes, lanes}, k_t, dx, dq_t + n * matrix(), true);
       }
-      dv[p].narrow(1, 0, width).add_(kvtune::product(gradient_t, scores.t()));
-      dk[p].narrow(1, 0, width).add_(kvtune::product(query_t, dscores.t()));
-      at::Tensor part = kvtune::product(dscores, keys.t());
-      if (own_dq.defined()) own_dq.add_(part); else own_dq = part;
-    }
-    for (int64_t r = 0; r < rows; ++r) {
-      T* to = head_of<T>(dq, b, g * s.per_group() + r % s.per_group()).token(start + r / s.per_group());
-      const T* from = own_dq.data_ptr<T>() + r * s.width;
-      for (int64_t d = 0; d < s.width; ++d) to[d] = from[d] * static_cast<T>(scale);
+      // The queries carried log2(e) for the powers.
+      visible.write(dk, whole, dk_rows, static_cast<T>(1.0 / LOG2_E));
+      visible.write(dv, whole, dv_rows, T(1));
     }
   }
 
-  void run(at::TensorList dk_out, at::TensorList dv_out) const {
-    int64_t keys = all_keys(k), step = tokens_of_block(s.tokens, s.per_group(), keys), blocks = (s.tokens + step - 1) / step;
-    int64_t splits = std::min<int64_t>(blocks, std::max<int64_t>(1, at::get_num_threads() / (s.batch * s.groups)));
-    using Parts = std::vector<at::Tensor>;
-    std::vector<Parts> dk(s.batch * s.groups * splits), dv(s.batch * s.groups * splits);
-    for_tasks(s.batch * s.groups * splits, s.tokens * s.per_group() * keys * s.width / splits, [&](int64_t task) {
-      int64_t split = task % splits, g = task / splits % s.groups, b = task / splits / s.groups;
-      for (const auto& part : k) {
-        dk[task].push_back(at::zeros({s.width, part.size(2)}, lse.options()));
-        dv[task].push_back(at::zeros({s.width, part.size(2)}, lse.options()));
-      }
-      for (int64_t n = blocks * split / splits; n < blocks * (split + 1) / splits; ++n) block(b, g, n * step, std::min(step, s.tokens - n * step), dk[task], dv[task]);
+  void run() const {
+    int64_t numbers = of.count * matrix();
+    at::Tensor dq_t = at::zeros({s.backward_shared()}, lse.options());
+    T* first = dq_t.data_ptr<T>();
+    for_tasks(s.all() * of.splits, s.work() / of.splits, [&](int64_t task) {
+      int64_t split = task % of.splits, g = task / of.splits % s.groups, b = task / of.splits / s.groups;
+      tiles(b, g, s.tiles() * split / of.splits, s.tiles() * (split + 1) / of.splits, first + task * numbers);
     });
-    for_tasks(s.batch * s.groups, keys * s.width, [&](int64_t head) {
-      int64_t g = head % s.groups, b = head / s.groups;
-      for (int64_t p = 0; p < s.parts; ++p) {
-        at::Tensor &k_sum = dk[head * splits][p], &v_sum = dv[head * splits][p];
-        for (int64_t split = 1; split < splits; ++split) {
-          k_sum.add_(dk[head * splits + split][p]);
-          v_sum.add_(dv[head * splits + split][p]);
-        }
-        // The queries carried log2(e) for the powers.
-        matrix_of(dk_out[p], b, g, k_sum.size(1)).copy_(k_sum.t()).mul_(1.0 / LOG2_E);
-        matrix_of(dv_out[p], b, g, v_sum.size(1)).copy_(v_sum.t());
+    for_tasks(s.all(), numbers * of.splits, [&](int64_t head) {
+      T* sum = first + head * of.splits * numbers;
+      for (const T* part = sum + numbers; part < sum + of.splits * numbers; part += numbers) {
+        for (int64_t i = 0; i < numbers; ++i) sum[i] += part[i];
       }
+      std::vector<T> factors(of.lanes, static_cast<T>(scale)), rows(matrix());
+      for (int64_t n = 0; n < of.count; ++n) block(head / s.groups, head % s.groups, n).template scatter<S>(sum + n * matrix(), factors.data(), rows.data(), dq);
     });
   }
 };
@@ -394,104 +364,124 @@ at::Tensor gathered(const at::Tensor& x) {
   return x.stride(3) == 1 ? x : x.contiguous();
 }
 
-std::vector<at::Tensor> gathered(at::Tensor** tensors, size_t count) {
-  std::vector<at::Tensor> list;
-  for (size_t i = 0; i < count; ++i) list.push_back(gathered(*tensors[i]));
-  return list;
+Parts parts_of(at::Tensor** k, at::Tensor** v, at::Tensor** in_use, size_t count) {
+  Parts parts;
+  for (size_t i = 0; i < count; ++i) {
+    parts.k.push_back(gathered(*k[i]));
+    parts.v.push_back(gathered(*v[i]));
+    parts.in_use.push_back(in_use[i] == nullptr ? at::Tensor() : in_use[i]->contiguous());
+  }
+  return parts;
 }
 
-// Everything below reads by these numbers: what does not have them is refused.
-Shape shape_of(const at::Tensor& q, at::TensorList k, at::TensorList v) {
-  TORCH_CHECK(!k.empty() && k.size() == v.size(), "attention needs keys and as many values");
-  Shape s{q.size(0), q.size(1), k.back().size(1), q.size(2), q.size(3), static_cast<int64_t>(k.size())};
-  TORCH_CHECK(s.tokens > 0 && s.groups > 0 && s.heads % s.groups == 0, "queries of size ", q.sizes(), " do not fit keys of size ", k.back().sizes());
-  for (size_t p = 0; p < k.size(); ++p) {
-    bool fits = k[p].sizes() == v[p].sizes() && k[p].size(0) == s.batch && k[p].size(1) == s.groups && k[p].size(2) > 0 && k[p].size(3) == s.width;
-    TORCH_CHECK(fits && k[p].scalar_type() == q.scalar_type() && v[p].scalar_type() == q.scalar_type(), "keys of size ", k[p].sizes(), " and values of size ", v[p].sizes(), " do not fit queries of size ", q.sizes());
+// Everything above reads by these numbers: what does not have them is refused.
+Shape shape_of(const at::Tensor& q, const Parts& parts) {
+  TORCH_CHECK(!parts.k.empty(), "attention needs keys");
+  Shape s{q.size(0), q.size(1), parts.k.back().size(1), q.size(2), q.size(3), 0, at::get_num_threads()};
+  TORCH_CHECK(s.tokens > 0 && s.groups > 0 && s.heads % s.groups == 0, "queries of size ", q.sizes(), " do not fit keys of size ", parts.k.back().sizes());
+  for (size_t p = 0; p < parts.k.size(); ++p) {
+    const at::Tensor &k = parts.k[p], &v = parts.v[p], &in_use = parts.in_use[p];
+    bool fits = k.sizes() == v.sizes() && k.size(0) == s.batch && k.size(1) == s.groups && k.size(2) > 0 && k.size(3) == s.width;
+    TORCH_CHECK(fits && k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(), "keys of size ", k.sizes(), " and values of size ", v.sizes(), " do not fit queries of size ", q.sizes());
+    TORCH_CHECK(!in_use.defined() || (in_use.scalar_type() == at::kBool && in_use.sizes() == k.sizes().slice(0, 3)), "slots in use of size ", in_use.sizes(), " do not fit keys of size ", k.sizes());
+    s.keys += k.size(2);
   }
-  TORCH_CHECK(k.back().size(2) == s.tokens, "the last keys are the chunk's own: ", s.tokens, ", not ", k.back().size(2));
+  TORCH_CHECK(parts.k.back().size(2) == s.tokens, "the last keys are the chunk's own: ", s.tokens, ", not ", parts.k.back().size(2));
   return s;
 }
 
+at::TensorOptions wide(const at::Tensor& x) {
+  return at::TensorOptions(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
 void check_lse(const Shape& s, const at::Tensor& lse, const at::Tensor& q) {
-  TORCH_CHECK(lse.sizes() == at::IntArrayRef({s.batch, s.heads, s.tokens}) && lse.scalar_type() == q.scalar_type(), "a log-sum-exp of size ", lse.sizes(), " does not fit queries of size ", q.sizes());
+  TORCH_CHECK(lse.sizes() == at::IntArrayRef({s.batch, s.heads, s.tokens}) && lse.dtype() == wide(q).dtype(), "a log-sum-exp of size ", lse.sizes(), " does not fit queries of size ", q.sizes());
 }
 
 }  // namespace
+}  // namespace kvtune
 
-#define BY_KIND(tensor, ...)                                   \
-  do {                                                         \
-    if ((tensor).scalar_type() == at::kFloat) {                \
-      using T = float;                                         \
-      __VA_ARGS__;                                             \
-    } else if ((tensor).scalar_type() == at::kDouble) {        \
-      using T = double;                                        \
-      __VA_ARGS__;                                             \
-    } else {                                                   \
-      TORCH_CHECK(false, "the CPU's attention is for f32 and f64"); \
-    }                                                          \
+// Runs with S, the kind of queries, keys and values, and T, in which it is computed.
+#define BY_KIND(tensor, ...)                                                \
+  do {                                                                      \
+    switch ((tensor).scalar_type()) {                                       \
+      case at::kFloat: { using S = float; using T = float; __VA_ARGS__; break; }                \
+      case at::kDouble: { using S = double; using T = double; __VA_ARGS__; break; }             \
+      case at::kBFloat16: { using S = at::BFloat16; using T = float; __VA_ARGS__; break; }      \
+      default: TORCH_CHECK(false, "the CPU's attention is for f32, f64 and bf16"); \
+    }                                                                       \
   } while (false)
+
+using namespace kvtune;
 
 extern "C" {
 
-// q (B, H, n, D); keys and values (B, G, ., D) of `parts` parts, the chunk's own last; `results` receives new tensors: the output
-// (B, H, n, D), in memory (B, n, H, D), the log-sum-exp (B, H, n), and, unless `paying` is negative, the attention paid by
-// the tokens from `paying` on (B, G, all keys), summed over them and the heads of a group.
-int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, size_t parts, double scale, int64_t paying, at::Tensor** results) {
+// q (B, H, n, D); keys and values (B, G, ., D) of `parts` parts, the chunk's own last, and which slots are in use (B, G, .), or null;
+// `results` receives new tensors: the output (B, H, n, D), in memory (B, n, H, D), the log-sum-exp (B, H, n), and, unless `paying`
+// is negative, the attention paid by the tokens from `paying` on (B, G, all keys), summed over them and the heads of a group.
+int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, size_t count, double scale, int64_t paying, at::Tensor** results) {
   return kvtune::guarded([&] {
-    auto keys = gathered(k, parts), values = gathered(v, parts);
+    Parts parts = parts_of(k, v, in_use, count);
     at::Tensor queries = gathered(*q);
-    Shape s = shape_of(queries, keys, values);
+    Shape s = shape_of(queries, parts);
     at::Tensor out = at::empty({s.batch, s.tokens, s.heads, s.width}, queries.options().memory_format(std::nullopt)).transpose(1, 2);
-    at::Tensor lse = at::empty({s.batch, s.heads, s.tokens}, out.options()), paid;
-    if (paying >= 0) paid = at::empty({s.batch, s.groups, all_keys(keys)}, out.options());
-    BY_KIND(queries, Forward<T>{s, queries, keys, values, scale, out, lse, paying < 0 ? s.tokens : paying}.run(paid));
+    at::Tensor lse = at::empty({s.batch, s.heads, s.tokens}, wide(queries)), paid;
+    if (paying >= 0) paid = at::empty({s.batch, s.groups, s.keys}, lse.options());
+    BY_KIND(queries, Forward<S, T>{s, queries, parts, scale, out, lse, paying < 0 ? s.tokens : paying}.run(paid));
     results[0] = new at::Tensor(std::move(out));
     results[1] = new at::Tensor(std::move(lse));
     if (paid.defined()) results[2] = new at::Tensor(std::move(paid));
   });
 }
 
-// `results` receives dq, then dk of each part, then dv of each part.
-int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::Tensor** v, size_t parts, at::Tensor* out, at::Tensor* lse,
-                           double scale, at::Tensor** results) {
+// `results` receives dq, then dk of each part, then dv of each part; these two in f32 for bf16.
+int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, size_t count, at::Tensor* out,
+                           at::Tensor* lse, double scale, at::Tensor** results) {
   return kvtune::guarded([&] {
-    auto keys = gathered(k, parts), values = gathered(v, parts);
+    Parts parts = parts_of(k, v, in_use, count);
     at::Tensor queries = gathered(*q), doutput = gathered(*dout), output = gathered(*out);
-    Shape s = shape_of(queries, keys, values);
+    Shape s = shape_of(queries, parts);
     check_lse(s, *lse, queries);
     TORCH_CHECK(doutput.sizes() == queries.sizes() && output.sizes() == queries.sizes() && doutput.scalar_type() == queries.scalar_type() && output.scalar_type() == queries.scalar_type(), "an output of size ", output.sizes(), " and its gradient of size ", doutput.sizes(), " do not fit queries of size ", queries.sizes());
     at::Tensor dq = at::empty({s.batch, s.tokens, s.heads, s.width}, queries.options().memory_format(std::nullopt)).transpose(1, 2);
     std::vector<at::Tensor> dk, dv;
-    for (const auto& part : keys) {
-      dk.push_back(at::empty(part.sizes(), dq.options()));
-      dv.push_back(at::empty(part.sizes(), dq.options()));
+    for (size_t p = 0; p < count; ++p) {
+      // What is not in use has no gradient.
+      auto made = [&] { return parts.in_use[p].defined() ? at::zeros(parts.k[p].sizes(), wide(queries)) : at::empty(parts.k[p].sizes(), wide(queries)); };
+      dk.push_back(made());
+      dv.push_back(made());
     }
     at::Tensor dense_lse = lse->contiguous();
-    BY_KIND(queries, Backward<T>{s, doutput, queries, output, dense_lse, keys, values, scale, dq}.run(dk, dv));
+    BY_KIND(queries, Backward<S, T>{s, doutput, queries, output, dense_lse, parts, scale, dq, dk, dv, s.backward()}.run());
     results[0] = new at::Tensor(std::move(dq));
-    for (size_t p = 0; p < parts; ++p) {
+    for (size_t p = 0; p < count; ++p) {
       results[1 + p] = new at::Tensor(std::move(dk[p]));
-      results[1 + parts + p] = new at::Tensor(std::move(dv[p]));
+      results[1 + count + p] = new at::Tensor(std::move(dv[p]));
     }
   });
 }
 
-// Tokens of a block of queries.
-int64_t kvtune_attention_block(int64_t tokens, int64_t heads_of_group, int64_t keys) { return tokens_of_block(tokens, heads_of_group, keys); }
-
 // Sums over the heads of a group and the queries from token `first` on (B, G, all keys).
-int kvtune_attention_paid(at::Tensor* q, at::Tensor** k, size_t parts, at::Tensor* lse, double scale, int64_t first, at::Tensor** result) {
+int kvtune_attention_paid(at::Tensor* q, at::Tensor** k, at::Tensor** in_use, size_t count, at::Tensor* lse, double scale, int64_t first, at::Tensor** result) {
   return kvtune::guarded([&] {
-    auto keys = gathered(k, parts);
+    Parts parts = parts_of(k, k, in_use, count);
     at::Tensor queries = gathered(*q);
-    Shape s = shape_of(queries, keys, keys);
+    Shape s = shape_of(queries, parts);
     check_lse(s, *lse, queries);
-    at::Tensor sums = at::zeros({s.batch, s.groups, all_keys(keys)}, queries.options().memory_format(std::nullopt));
+    at::Tensor sums = at::zeros({s.batch, s.groups, s.keys}, wide(queries));
     at::Tensor dense_lse = lse->contiguous();
-    if (first < s.tokens) BY_KIND(queries, paid<T>(s, queries, keys, dense_lse, scale, std::max<int64_t>(0, first), sums));
+    if (first < s.tokens) BY_KIND(queries, paid<S, T>(s, queries, parts, dense_lse, scale, std::max<int64_t>(0, first), sums));
     *result = new at::Tensor(std::move(sums));
   });
+}
+
+// Numbers that attention has for a moment beside its inputs and results.
+int64_t kvtune_attention_scratch(int64_t batch, int64_t heads, int64_t groups, int64_t tokens, int64_t width, int64_t keys, int64_t threads, int is_backward) {
+  Shape s{batch, heads, groups, tokens, width, keys, std::max<int64_t>(1, threads)};
+  if (tokens < 1 || groups < 1 || heads < groups) return 0;
+  Blocks of = is_backward != 0 ? s.backward() : s.forward();
+  int64_t busy = std::min(s.threads, s.all() * of.splits);
+  return is_backward != 0 ? busy * s.backward_task() + s.backward_shared() : busy * s.forward_task() + s.all() * of.splits * keys;
 }
 
 }  // extern "C"

@@ -1,0 +1,69 @@
+// Powers of two, by a series that a compiler makes vector code of, for the kernels of the CPU.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+// A function in as many variants as there are kinds of vector units; which one runs is decided when the program starts.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define VARIANTS __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define VARIANTS
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+namespace kvtune {
+
+constexpr double LOG2_E = 1.4426950408889634074;
+
+// How 2^x is made in a kind: the number whose addition rounds to an integer (1.5 · 2^mantissa), the exponent's bias and place, the
+// integer of the same size, and the last term of the series that is not below the rounding.
+template <class T> struct Powers;
+template <> struct Powers<float> {
+  using Bits = int32_t;
+  static constexpr float SHIFT = 12582912.f;
+  static constexpr int BIAS = 127, MANTISSA = 23, TERMS = 7;
+};
+template <> struct Powers<double> {
+  using Bits = int64_t;
+  static constexpr double SHIFT = 6755399441055744.0;
+  static constexpr int BIAS = 1023, MANTISSA = 52, TERMS = 13;
+};
+
+// Taylor series of 2^f: ln(2)^k / k!.
+constexpr double SERIES[] = {1.0,
+                             6.9314718055994531e-1,
+                             2.4022650695910072e-1,
+                             5.5504108664821580e-2,
+                             9.6181291076284772e-3,
+                             1.3333558146428443e-3,
+                             1.5403530393381609e-4,
+                             1.5252733804059841e-5,
+                             1.3215486790144309e-6,
+                             1.0178086009239700e-7,
+                             7.0549116208011233e-9,
+                             4.4455382718708114e-10,
+                             2.5678435993488202e-11,
+                             1.3691488853904128e-12};
+
+// Its terms from the k-th on, over f^k.
+template <class T, int k> INLINE T series_from(T f) {
+  if constexpr (k == Powers<T>::TERMS) {
+    return static_cast<T>(SERIES[k]);
+  } else {
+    return series_from<T, k + 1>(f) * f + static_cast<T>(SERIES[k]);
+  }
+}
+
+// 2^x for x at most a little above 0; 0 below the smallest normal number. Rounds to a whole power and expands the rest, |f| <= 1/2.
+template <class T> INLINE T power(T x) {
+  using P = Powers<T>;
+  constexpr T least = 1 - P::BIAS;
+  T held = x < least ? least : x;
+  T whole = (held + P::SHIFT) - P::SHIFT;
+  typename P::Bits bits = (static_cast<typename P::Bits>(whole) + P::BIAS) << P::MANTISSA;
+  T scale;
+  std::memcpy(&scale, &bits, sizeof scale);
+  return x < least ? T(0) : series_from<T, 0>(held - whole) * scale;
+}
+
+}  // namespace kvtune

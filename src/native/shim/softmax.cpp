@@ -1,0 +1,76 @@
+#include "softmax.h"
+
+#include "powers.h"
+
+#include <algorithm>
+
+namespace kvtune {
+namespace {
+
+INLINE int64_t first_of(Tile tile, int64_t key) { return tile.from == nullptr ? 0 : tile.from[key]; }
+
+template <class T> INLINE void raised(T* top, const T* x, Tile tile) {
+  for (int64_t key = 0; key < tile.keys; ++key, x += tile.lanes) {
+#pragma omp simd
+    for (int64_t i = first_of(tile, key); i < tile.lanes; ++i) top[i] = x[i] > top[i] ? x[i] : top[i];
+  }
+}
+
+template <class T> INLINE void weights(T* x, T* sum, const T* top, Tile tile) {
+  for (int64_t key = 0; key < tile.keys; ++key, x += tile.lanes) {
+    int64_t first = first_of(tile, key);
+    std::fill(x, x + first, T(0));
+#pragma omp simd
+    for (int64_t i = first; i < tile.lanes; ++i) {
+      T w = power(x[i] - top[i]);
+      x[i] = w;
+      sum[i] += w;
+    }
+  }
+}
+
+template <class T> INLINE void score_gradient(T* x, T* dx, const T* lse, const T* delta, Tile tile) {
+  for (int64_t key = 0; key < tile.keys; ++key, x += tile.lanes, dx += tile.lanes) {
+    int64_t first = first_of(tile, key);
+    std::fill(x, x + first, T(0));
+    std::fill(dx, dx + first, T(0));
+#pragma omp simd
+    for (int64_t i = first; i < tile.lanes; ++i) {
+      T w = power(x[i] - lse[i]);
+      x[i] = w;
+      dx[i] = w * (dx[i] - delta[i]);
+    }
+  }
+}
+
+template <class T> INLINE void payments(T* paid, const T* x, const T* lse, Tile tile) {
+  for (int64_t key = 0; key < tile.keys; ++key, x += tile.lanes) {
+    T sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = first_of(tile, key); i < tile.lanes; ++i) sum += power(x[i] - lse[i]);
+    paid[key] += sum;
+  }
+}
+
+template <class T> INLINE void shares(T* paid, const T* x, const T* share, Tile tile) {
+  for (int64_t key = 0; key < tile.keys; ++key, x += tile.lanes) {
+    T sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < tile.lanes; ++i) sum += x[i] * share[i];
+    paid[key] += sum;
+  }
+}
+
+}  // namespace
+
+#define FOR_KIND(T)                                                                                                                  \
+  VARIANTS void raise(T* top, const T* x, Tile tile) { raised<T>(top, x, tile); }                                                    \
+  VARIANTS void to_weights(T* x, T* sum, const T* top, Tile tile) { weights<T>(x, sum, top, tile); }                                 \
+  VARIANTS void to_score_gradient(T* x, T* dx, const T* lse, const T* delta, Tile tile) { score_gradient<T>(x, dx, lse, delta, tile); } \
+  VARIANTS void add_paid(T* paid, const T* x, const T* lse, Tile tile) { payments<T>(paid, x, lse, tile); }                          \
+  VARIANTS void add_shares(T* paid, const T* x, const T* share, Tile tile) { shares<T>(paid, x, share, tile); }
+FOR_KIND(float)
+FOR_KIND(double)
+#undef FOR_KIND
+
+}  // namespace kvtune

@@ -1,0 +1,29 @@
+// The softmax's part in attention, for a tile of scores: keys one below the other, and beside each other the queries, so that a vector
+// unit works on several of them at once.
+#pragma once
+#include <cstdint>
+
+namespace kvtune {
+
+// `keys` rows of `lanes` scores each; the first query that sees a key, `lanes` if none does, or null where all see all.
+struct Tile {
+  int64_t keys, lanes;
+  const int64_t* from;
+};
+
+#define FOR_KIND(T)                                                                                                \
+  /* top becomes the largest score that a query has seen so far. */                                                \
+  void raise(T* top, const T* x, Tile tile);                                                                       \
+  /* x becomes 2^(x - top), 0 where it is not seen, and adds to each query's sum. */                               \
+  void to_weights(T* x, T* sum, const T* top, Tile tile);                                                          \
+  /* x becomes the weights 2^(x - lse), and dx, the gradient of the weights, becomes that of the scores. */        \
+  void to_score_gradient(T* x, T* dx, const T* lse, const T* delta, Tile tile);                                    \
+  /* Adds to each key's number what all queries pay it: 2^(x - lse). */                                            \
+  void add_paid(T* paid, const T* x, const T* lse, Tile tile);                                                     \
+  /* The same of weights: x · share. */                                                                            \
+  void add_shares(T* paid, const T* x, const T* share, Tile tile);
+FOR_KIND(float)
+FOR_KIND(double)
+#undef FOR_KIND
+
+}  // namespace kvtune
