@@ -44,10 +44,10 @@ impl DecoderLayer {
         lora: Option<&LayerLora<'_>>,
         attend: &mut dyn Attend,
     ) -> Result<Tensor, AttendError> {
-        let normed_bne = rms_norm(hidden_bne, &self.attention_norm_e, self.eps);
-        let hidden_bne = hidden_bne + self.attention.forward(&normed_bne, rotation, lora, attend)?;
-        let normed_bne = rms_norm(&hidden_bne, &self.mlp_norm_e, self.eps);
-        let added_bne = self.mlp.forward(&normed_bne, lora);
+        let norm = |x_bne: &Tensor, weight_e: &Tensor| rms_norm(x_bne, weight_e, self.eps);
+        let attended_bne = self.attention.forward(&norm(hidden_bne, &self.attention_norm_e), rotation, lora, attend)?;
+        let hidden_bne = hidden_bne + attended_bne;
+        let added_bne = self.mlp.forward(&norm(&hidden_bne, &self.mlp_norm_e), lora);
         Ok(hidden_bne + added_bne)
     }
 

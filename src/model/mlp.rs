@@ -26,7 +26,9 @@ impl Mlp {
     /// # Shapes
     /// `(B, n, E)` in and out.
     pub(super) fn forward(&self, x_bne: &Tensor, lora: Option<&LayerLora<'_>>) -> Tensor {
-        self.down.forward(&swiglu(&self.gate.forward(x_bne, lora), &self.up.forward(x_bne, lora)), lora)
+        // Gate and up are gone, but for what autograd keeps, before the next product.
+        let gated_bni = swiglu(&self.gate.forward(x_bne, lora), &self.up.forward(x_bne, lora));
+        self.down.forward(&gated_bni, lora)
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 const SHIM: &str = "src/native/shim";
 /// Files of the shim that compute.
-const KERNELS: [&str; 2] = ["attention.cpp", "softmax.cpp"];
+const KERNELS: [&str; 3] = ["attention.cpp", "pointwise.cpp", "softmax.cpp"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let lib = env::var("DEP_TCH_LIBTORCH_LIB").map_err(|_| "torch-sys did not say where libtorch is: run `make setup`")?;

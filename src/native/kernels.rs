@@ -56,14 +56,14 @@ unsafe extern "C" {
 }
 
 /// `count` new tensors that `fill` writes.
-fn made(count: usize, fill: impl FnOnce(*mut *mut C_tensor) -> c_int) -> Vec<Tensor> {
+pub(super) fn made(count: usize, fill: impl FnOnce(*mut *mut C_tensor) -> c_int) -> Vec<Tensor> {
     let mut results = vec![std::ptr::null_mut(); count];
     or_panic(check(fill(results.as_mut_ptr())));
     // SAFETY: the call has succeeded, so each pointer is a new `at::Tensor` that is ours to own.
     results.into_iter().map(|tensor| unsafe { Tensor::from_ptr(tensor) }).collect()
 }
 
-fn first(made: Vec<Tensor>) -> Tensor {
+pub(super) fn first(made: Vec<Tensor>) -> Tensor {
     made.into_iter().next().unwrap_or_default()
 }
 

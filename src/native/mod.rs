@@ -7,9 +7,11 @@ pub mod cuda;
 mod kernels;
 mod mapped;
 mod meter;
+mod pointwise;
 
 pub(crate) use autograd::or_panic;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward};
 pub use kernels::{AttendGrads, AttentionShape, Part, attend, attend_backward, attends, attention_paid, product};
 pub use mapped::{FileMap, libtorch_version, tensor_over};
 pub use meter::{Allocated, AllocationMeter};
+pub use pointwise::{Turn, fuses, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};

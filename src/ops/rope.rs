@@ -2,7 +2,10 @@
 //!
 //! Channel `i` is paired with channel `i + D/2` (the layout of the published checkpoints, not neighbouring channels).
 
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, Tensor, no_grad};
+
+use super::attention::accumulation_kind;
+use crate::native::{self, Turn};
 
 /// The cosines and sines for the positions of one chunk.
 #[derive(Debug)]
@@ -20,22 +23,55 @@ impl Rotation {
     pub fn at(position_bn: &Tensor, head_dim: usize, theta: f64, kind: Kind) -> Self {
         let wide = if kind == Kind::Double { Kind::Double } else { Kind::Float };
         let frequency = inverse_frequencies(head_dim, theta, wide, position_bn.device());
-        let angle = position_bn.to_kind(wide).unsqueeze(-1) * frequency;
-        // (B, n, D/2) -> (B, 1, n, D/2); (n, D/2) -> (1, n, D/2), which broadcasts over the rows.
+        let angle = position_bn.atleast_2d().to_kind(wide).unsqueeze(-1) * frequency;
+        // (B, n, D/2) -> (B, 1, n, D/2).
         let angle = angle.unsqueeze(-3);
         Self { cos: angle.cos().to_kind(kind), sin: angle.sin().to_kind(kind) }
     }
 
-    /// Turns each head vector of `x`.
+    /// Turns each head vector of `x`. For the backward, which turns it back, nothing of it is kept.
     ///
     /// # Shapes
     /// `(B, heads, n, D)` in and out.
     pub fn apply(&self, x_bhnd: &Tensor) -> Tensor {
-        let halves = x_bhnd.chunk(2, -1);
-        let (low, high) = (&halves[0], &halves[1]);
-        let turned = [low * &self.cos - high * &self.sin, high * &self.cos + low * &self.sin];
-        Tensor::cat(&turned, -1)
+        let turned = no_grad(|| self.turn(&x_bhnd.detach(), Turn::Forth));
+        if x_bhnd.requires_grad() {
+            let kept = Self { cos: self.cos.shallow_clone(), sin: self.sin.shallow_clone() };
+            native::or_panic(native::attach_backward(&[x_bhnd], &[&turned], move |grads| {
+                let dx = grads[0].as_ref().map(|dy_bhnd| no_grad(|| kept.turn(dy_bhnd, Turn::Back)));
+                Ok(vec![dx])
+            }));
+        }
+        turned
     }
+
+    fn turn(&self, x_bhnd: &Tensor, turn: Turn) -> Tensor {
+        let kind = x_bhnd.kind();
+        if native::fuses(x_bhnd.device(), kind) && self.cos.kind() == kind {
+            native::rotate(x_bhnd, (&self.cos, &self.sin), turn)
+        } else {
+            self.turn_tensors(x_bhnd, turn)
+        }
+    }
+
+    fn turn_tensors(&self, x_bhnd: &Tensor, turn: Turn) -> Tensor {
+        let wide = |t: &Tensor| t.to_kind(accumulation_kind(x_bhnd.kind()));
+        let (cos, sin) = (wide(&self.cos), wide(&self.sin));
+        match turn {
+            Turn::Forth => turned(&wide(x_bhnd), &cos, &sin).to_kind(x_bhnd.kind()),
+            Turn::Back => {
+                let [x_bnhd, cos, sin] = [wide(x_bhnd), cos, -sin].map(|t| t.transpose(1, 2));
+                turned(&x_bnhd, &cos, &sin).to_kind(x_bhnd.kind()).transpose(1, 2)
+            }
+        }
+    }
+}
+
+fn turned(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Tensor {
+    let halves = x.chunk(2, -1);
+    let (low, high) = (&halves[0], &halves[1]);
+    let turned = [(low * cos).addcmul_(high, &-sin), (high * cos).addcmul_(low, sin)];
+    Tensor::cat(&turned, -1)
 }
 
 /// `theta^(-2i/D)` for `i = 0 .. D/2`, by the very operations (and in the dtype) in which other programs compute them: at
@@ -80,5 +116,85 @@ mod tests {
         let both = Rotation::at(&position, 8, 1e4, Kind::Double).apply(&x);
         let second = Rotation::at(&position.get(1), 8, 1e4, Kind::Double).apply(&x.narrow(0, 1, 1));
         assert_eq!(both.narrow(0, 1, 1), second);
+    }
+
+    /// As plain autograd would.
+    fn naive(rotation: &Rotation, x_bhnd: &Tensor) -> Tensor {
+        let halves = x_bhnd.chunk(2, -1);
+        let (low, high) = (&halves[0], &halves[1]);
+        let turned = [low * &rotation.cos - high * &rotation.sin, high * &rotation.cos + low * &rotation.sin];
+        Tensor::cat(&turned, -1)
+    }
+
+    fn gradient(y: &Tensor, dy: &Tensor, x: &Tensor) -> Tensor {
+        native::gradients_of(&[y], &[dy], &[x]).unwrap().remove(0).unwrap()
+    }
+
+    #[test]
+    fn output_and_gradient_equal_plain_autograd_in_any_layout() {
+        tch::manual_seed(2);
+        for (kind, bound) in [(Kind::Double, 1e-13), (Kind::Float, 1e-6)] {
+            for (position_rows, d) in [(1, 8), (2, 8), (2, 2), (1, 14), (2, 64)] {
+                let options = (kind, Device::Cpu);
+                let position = Tensor::arange(position_rows * 5, (Kind::Int64, Device::Cpu)).view([position_rows, 5]) * 3;
+                let rotation = Rotation::at(&position, d as usize, 1e4, kind);
+                // As projections lie, as attention reads, and with channels apart.
+                let layouts = [
+                    Tensor::randn([2, 5, 3, d], options).transpose(1, 2),
+                    Tensor::randn([2, 3, 5, d], options),
+                    Tensor::randn([2, 3, d, 5], options).transpose(2, 3),
+                ];
+                for (x, dy) in layouts.iter().zip(layouts.iter().rev()) {
+                    let x = x.set_requires_grad(true);
+                    let (ours, plain) = (rotation.apply(&x), naive(&rotation, &x));
+                    assert!(ours.allclose(&plain, 0.0, bound, false) && ours.is_contiguous());
+                    let (ours, plain) = (gradient(&ours, dy, &x), gradient(&plain, dy, &x));
+                    assert!(ours.allclose(&plain, 0.0, bound, false) && ours.transpose(1, 2).is_contiguous());
+                    for turn in [Turn::Forth, Turn::Back] {
+                        let (fused, tensors) = (rotation.turn(dy, turn), rotation.turn_tensors(dy, turn));
+                        assert!(fused.allclose(&tensors, 0.0, bound, false));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn half_precision_is_the_wide_result_rounded_once() {
+        let position = Tensor::arange_start(90, 97, (Kind::Int64, Device::Cpu));
+        let rotation = Rotation::at(&position, 16, 1e4, Kind::BFloat16);
+        let wide = Rotation { cos: rotation.cos.to_kind(Kind::Double), sin: rotation.sin.to_kind(Kind::Double) };
+        let x = Tensor::randn([2, 3, 7, 16], (Kind::BFloat16, Device::Cpu));
+        for turn in [Turn::Forth, Turn::Back] {
+            let exact = wide.turn(&x.to_kind(Kind::Double), turn);
+            for ours in [rotation.turn(&x, turn), rotation.turn_tensors(&x, turn)] {
+                assert_eq!(ours.kind(), Kind::BFloat16);
+                assert!(ours.to_kind(Kind::Double).allclose(&exact, 4e-3, 1e-5, false));
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_kept_without_autograd_and_what_is_no_number_stays_none() {
+        let rotation = Rotation::at(&Tensor::arange(5, (Kind::Int64, Device::Cpu)), 8, 1e4, Kind::Double);
+        let x = sample(5);
+        assert!(!rotation.apply(&x).requires_grad());
+        let leaf = x.copy().set_requires_grad(true);
+        assert!(!no_grad(|| rotation.apply(&leaf)).requires_grad() && rotation.apply(&leaf).requires_grad());
+        let _ = x.get(0).get(1).get(3).fill_(f64::NAN);
+        assert_eq!(rotation.apply(&x).isnan(), x.isnan());
+    }
+
+    #[test]
+    fn any_number_of_threads_gives_the_same_bits() {
+        let rotation = Rotation::at(&Tensor::arange(700, (Kind::Int64, Device::Cpu)), 64, 1e4, Kind::Float);
+        let x = Tensor::randn([2, 3, 700, 64], (Kind::Float, Device::Cpu));
+        let threads = tch::get_num_threads();
+        let results = [1, 2, 3].map(|count| {
+            tch::set_num_threads(count);
+            rotation.turn(&x, Turn::Back)
+        });
+        tch::set_num_threads(threads);
+        assert!(results[0] == results[1] && results[0] == results[2]);
     }
 }

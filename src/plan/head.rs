@@ -10,9 +10,10 @@ pub(super) fn inside(s: &Subject<'_>, targets: usize, hidden: u64) -> u64 {
     }
     let (vocab, e) = (s.config.vocab_size as u64, s.hidden());
     let places = targets.min(places_of_block(s.config.vocab_size)) as u64;
-    // Logits, their powers, and in a narrow model one of them in its own kind too.
-    let scores = vocab * (2 * s.wide() + if s.is_narrow() { s.element() } else { 0 });
-    let states = e * (4 * s.element() + 2 * s.wide());
+    // Logits, their powers, and in a narrow model one of them in its own kind too; for the weight's gradient they are laid out anew.
+    let scores = vocab * (2 * s.wide() + if s.is_narrow() || s.trains_weights() { s.element() } else { 0 });
+    // Hidden states of the places, and the gradients of their norm and of themselves.
+    let states = 3 * e * s.element();
     // Of final norm and output projection: the sum, and a block's part.
     let trained = if s.trains_weights() { 2 * (vocab * e + e) * s.element() } else { 0 };
     hidden + places * (scores + states) + trained

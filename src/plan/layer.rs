@@ -5,6 +5,7 @@ use super::Subject;
 use super::attention::Kernel;
 use super::subject::Trained;
 use crate::model::Projection;
+use crate::native;
 
 /// Bytes of one layer for one column of tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,6 +16,8 @@ pub(super) struct LayerBytes {
     pub(super) graph_of_mlp: u64,
     /// The most at a time beside its input, without autograd.
     pub(super) forward: u64,
+    /// The most at a time beside input and graph, while the MLP is computed with autograd.
+    pub(super) beside_graph: u64,
     /// The most at a time beside graphs, in the backward of the MLP.
     pub(super) backward_of_mlp: u64,
     /// The same in that of attention.
@@ -37,15 +40,28 @@ impl Layer<'_> {
         let (s, w) = (self.subject, self.subject.element());
         let (e, q, kv, i) = (s.hidden(), s.queries(), s.keys(), s.config.intermediate_size as u64);
         let graph_of_mlp = self.graph_of_mlp();
-        let in_mlp = (w * (3 * e + (4 * i).max(3 * i + e))).max(w * 3 * (e + i) + self.drawn());
+        // Gate, up and what comes of them; without autograd the last alone is there when its product begins.
+        let (gated, drawn) = (w * (2 * e + 3 * i), self.drawn());
+        let in_mlp = gated.max(w * (3 * e + i)).max(w * (2 * e + i) + drawn);
         let in_attention = w * (e + 2 * q + 4 * kv);
         LayerBytes {
             graph: self.tokens * (self.graph_of_attention() + graph_of_mlp),
             graph_of_mlp: self.tokens * graph_of_mlp,
             forward: (self.tokens * in_mlp).max(self.tokens * in_attention + self.kernel.forward),
-            backward_of_mlp: self.tokens * w * (2 * i + 2 * e),
+            beside_graph: self.tokens * (gated + drawn).saturating_sub(graph_of_mlp),
+            backward_of_mlp: self.tokens * self.backward_of_mlp(),
             backward_of_attention: self.tokens * w * (2 * e + 2 * q + 2 * kv) + self.kernel.backward,
         }
+    }
+
+    /// Gradients of gate and up beside that of what came of them, which the product behind has kept and lets go.
+    fn backward_of_mlp(&self) -> u64 {
+        let (s, w) = (self.subject, self.subject.element());
+        let (e, i) = (s.hidden(), s.config.intermediate_size as u64);
+        let freed = (self.input_of(&[Projection::Down], i) + self.addition(Projection::Down)).min(i * w);
+        let is_fused = native::fuses(s.device, s.kind);
+        let gradients = if s.is_narrow() && !is_fused { i * (2 * w + 3 * s.wide()) } else { 3 * i * w };
+        2 * e * w + gradients - freed
     }
 
     /// Whether a gradient goes on below the layer.
@@ -53,12 +69,9 @@ impl Layer<'_> {
         self.index > 0 || self.subject.trains_weights()
     }
 
-    /// A token's norm over `width` numbers: what it saves beside its input, and its input where that is a copy in more bits.
-    fn norm(&self, width: u64) -> u64 {
-        let s = self.subject;
-        let copy = if s.is_narrow() { width * s.wide() } else { 0 };
-        let normed = if s.trains_weights() { width * s.element() } else { 0 };
-        copy + s.wide() + normed
+    /// What so many norms of a token save beside their inputs.
+    fn norms(&self, count: usize) -> u64 {
+        count as u64 * self.subject.wide()
     }
 
     /// While it is drawn which of a projection's inputs are dropped: two words of 64 bits for each.
@@ -89,17 +102,13 @@ impl Layer<'_> {
         use Projection::{Key, Output, Query, Value};
         let (s, w) = (self.subject, self.subject.element());
         let (e, q, kv) = (s.hidden(), s.queries(), s.keys());
-        let norm = if self.has_gradient_below() { self.norm(e) } else { 0 };
-        let head_norms = if s.config.variant.has_qk_norm {
-            let inputs = if s.is_narrow() { 0 } else { (q + kv) * w };
-            inputs + self.norm(q) + self.norm(kv) + (s.config.num_heads + s.config.num_kv_heads) as u64 * s.wide()
-        } else {
-            0
-        };
+        let norm = if self.has_gradient_below() { self.norms(1) } else { 0 };
+        let head_norms =
+            if s.config.variant.has_qk_norm { (q + kv) * w + self.norms(s.config.num_heads + s.config.num_kv_heads) } else { 0 };
         let rotation = s.config.head_dim as u64 * w;
         let attended = w * (q + 2 * kv + q) + s.config.num_heads as u64 * s.wide();
-        // In more bits the next norm has a copy of its own, and the sum itself is not kept.
-        let sum = if s.is_narrow() { 0 } else { e * w };
+        // The next norm's input.
+        let sum = e * w;
         norm + self.input_of(&[Query, Key, Value], e)
             + self.additions(&[Query, Key, Value, Output])
             + head_norms
@@ -113,11 +122,11 @@ impl Layer<'_> {
         use Projection::{Down, Gate, Up};
         let (s, w) = (self.subject, self.subject.element());
         let (e, i) = (s.hidden(), s.config.intermediate_size as u64);
-        let sum = if s.is_narrow() { 0 } else { e * w };
-        self.norm(e)
+        let (gate_and_up, sum) = (2 * i * w, e * w);
+        self.norms(1)
             + self.input_of(&[Gate, Up], e)
             + self.additions(&[Gate, Up, Down])
-            + 3 * i * w
+            + gate_and_up
             + self.input_of(&[Down], i)
             + sum
     }

@@ -114,11 +114,10 @@ impl<'a> Walk<'a> {
         let all: u64 = made.iter().map(|layer| layer.graph).sum();
         let before = self.holdings.memory();
         self.holdings.bring_undo(layers, c);
-        // Its input, and its output beside what the graph keeps of both.
-        let graph = all + self.hidden(c) * if self.subject.is_narrow() { 2 } else { 1 };
+        // Beside its input: the graph keeps all other hidden states, the output with them.
+        let graph = all + self.hidden(c);
         let last = made.last().copied().unwrap_or_default();
-        let beside_mlp = last.forward.saturating_sub(last.graph_of_mlp);
-        let inside = self.growth(&before) + graph + (2 * self.hidden(c)).max(beside_mlp);
+        let inside = self.growth(&before) + graph + (2 * self.hidden(c)).max(last.beside_graph);
         visit(Moment { part: Part::Recompute, held: before, graph: 0, inside });
         let taken = self.holdings.take_travelling(c);
         let mut seed = if taken > 0 { 0 } else { self.hidden(c) };

@@ -1,9 +1,8 @@
-// Powers of two, by a series that a compiler makes vector code of, for the kernels of the CPU.
+// Powers of 2 and of e in loops over many numbers, and how such a loop is compiled for several generations of CPUs.
 #pragma once
 #include <cstdint>
 #include <cstring>
 
-// A function in as many variants as there are kinds of vector units; which one runs is decided when the program starts.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define VARIANTS __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -13,37 +12,31 @@
 
 namespace kvtune {
 
-constexpr double LOG2_E = 1.4426950408889634074;
+inline constexpr double LOG2_E = 1.4426950408889634074;
 
 // How 2^x is made in a kind: the number whose addition rounds to an integer (1.5 · 2^mantissa), the exponent's bias and place, the
-// integer of the same size, and the last term of the series that is not below the rounding.
+// integer of the same size, the last term of the series that is not below the rounding, and ln(2) as the sum of two numbers, whole
+// multiples of the first of which are exact.
 template <class T> struct Powers;
 template <> struct Powers<float> {
-  using Bits = int32_t;
+  using Bits = uint32_t;
   static constexpr float SHIFT = 12582912.f;
   static constexpr int BIAS = 127, MANTISSA = 23, TERMS = 7;
+  static constexpr float LN2_HIGH = 6.93359375e-1f, LN2_LOW = -2.12194440e-4f;
 };
 template <> struct Powers<double> {
-  using Bits = int64_t;
+  using Bits = uint64_t;
   static constexpr double SHIFT = 6755399441055744.0;
   static constexpr int BIAS = 1023, MANTISSA = 52, TERMS = 13;
+  static constexpr double LN2_HIGH = 6.93147180369123816490e-1, LN2_LOW = 1.90821492927058770002e-10;
 };
 
 // Taylor series of 2^f: ln(2)^k / k!.
-constexpr double SERIES[] = {1.0,
-                             6.9314718055994531e-1,
-                             2.4022650695910072e-1,
-                             5.5504108664821580e-2,
-                             9.6181291076284772e-3,
-                             1.3333558146428443e-3,
-                             1.5403530393381609e-4,
-                             1.5252733804059841e-5,
-                             1.3215486790144309e-6,
-                             1.0178086009239700e-7,
-                             7.0549116208011233e-9,
-                             4.4455382718708114e-10,
-                             2.5678435993488202e-11,
-                             1.3691488853904128e-12};
+inline constexpr double SERIES[] = {
+    1.0, 6.9314718055994531e-1, 2.4022650695910072e-1, 5.5504108664821580e-2, 9.6181291076284772e-3,
+    1.3333558146428443e-3, 1.5403530393381609e-4, 1.5252733804059841e-5, 1.3215486790144309e-6, 1.0178086009239700e-7,
+    7.0549116208011233e-9, 4.4455382718708114e-10, 2.5678435993488202e-11, 1.3691488853904128e-12,
+};
 
 // Its terms from the k-th on, over f^k.
 template <class T, int k> INLINE T series_from(T f) {
@@ -54,16 +47,36 @@ template <class T, int k> INLINE T series_from(T f) {
   }
 }
 
+// 2^k of the integer k that the addition of SHIFT has left in the lowest bits of `shifted`.
+template <class T> INLINE T power_of_rounded(T shifted) {
+  using P = Powers<T>;
+  typename P::Bits bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  // The shift leaves nothing of SHIFT's own bits.
+  bits = (bits << P::MANTISSA) + (static_cast<typename P::Bits>(P::BIAS) << P::MANTISSA);
+  T power;
+  std::memcpy(&power, &bits, sizeof power);
+  return power;
+}
+
 // 2^x for x at most a little above 0; 0 below the smallest normal number. Rounds to a whole power and expands the rest, |f| <= 1/2.
 template <class T> INLINE T power(T x) {
   using P = Powers<T>;
   constexpr T least = 1 - P::BIAS;
   T held = x < least ? least : x;
-  T whole = (held + P::SHIFT) - P::SHIFT;
-  typename P::Bits bits = (static_cast<typename P::Bits>(whole) + P::BIAS) << P::MANTISSA;
-  T scale;
-  std::memcpy(&scale, &bits, sizeof scale);
-  return x < least ? T(0) : series_from<T, 0>(held - whole) * scale;
+  T shifted = held + P::SHIFT;
+  return x < least ? T(0) : series_from<T, 0>(held - (shifted - P::SHIFT)) * power_of_rounded(shifted);
+}
+
+// e^x for x at most a little above 0; 0 below the smallest normal number. The whole powers of 2 are taken off x itself, exactly: the
+// rest of a rounded product with log2(e) would be wrong by as much as x is large.
+template <class T> INLINE T exponential(T x) {
+  using P = Powers<T>;
+  constexpr T least = (1 - P::BIAS) / LOG2_E, log2_e = LOG2_E;
+  T held = x < least ? least : x;
+  T shifted = held * log2_e + P::SHIFT, whole = shifted - P::SHIFT;
+  T rest = (held - whole * P::LN2_HIGH) - whole * P::LN2_LOW;
+  return x < least ? T(0) : series_from<T, 0>(rest * log2_e) * power_of_rounded(shifted);
 }
 
 }  // namespace kvtune

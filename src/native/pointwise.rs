@@ -1,0 +1,103 @@
+//! What the shim computes number by number, on the CPU: norms, gates and rotations, each in one pass, without autograd.
+
+use std::ffi::c_int;
+
+use tch::{Device, Kind, Tensor};
+use torch_sys::C_tensor;
+
+use super::autograd::{check, or_panic};
+use super::kernels::{first, made};
+
+unsafe extern "C" {
+    fn kvtune_rms_norm(x: *mut C_tensor, weight: *mut C_tensor, eps: f64, results: *mut *mut C_tensor) -> c_int;
+    fn kvtune_rms_norm_backward(
+        dout: *mut C_tensor,
+        x: *mut C_tensor,
+        weight: *mut C_tensor,
+        rstd: *mut C_tensor,
+        needs_x: c_int,
+        needs_weight: c_int,
+        results: *mut *mut C_tensor,
+    ) -> c_int;
+    fn kvtune_swiglu(gate: *mut C_tensor, up: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
+    fn kvtune_swiglu_backward(dout: *mut C_tensor, gate: *mut C_tensor, up: *mut C_tensor, results: *mut *mut C_tensor) -> c_int;
+    fn kvtune_rotate(x: *mut C_tensor, cos: *mut C_tensor, sin: *mut C_tensor, back: c_int, result: *mut *mut C_tensor) -> c_int;
+}
+
+fn pointers<const N: usize>(tensors: [&Tensor; N]) -> [*mut C_tensor; N] {
+    tensors.map(|tensor| tensor.as_ptr().cast_mut())
+}
+
+fn both(made: Vec<Tensor>) -> (Tensor, Tensor) {
+    let mut made = made.into_iter();
+    (made.next().unwrap_or_default(), made.next().unwrap_or_default())
+}
+
+/// Whether the kernels below serve tensors of this place and kind.
+pub fn fuses(device: Device, kind: Kind) -> bool {
+    device == Device::Cpu && matches!(kind, Kind::Float | Kind::Double | Kind::BFloat16)
+}
+
+/// `weight · x / sqrt(mean(x²) + eps)` over the last dimension, and one over the root of each row.
+///
+/// # Shapes
+/// `x (…, E)`, `weight_e (E)`, of one kind; results `(…, E)`, and `(…, 1)` in f32 (f64 for f64).
+pub fn rms_norm(x: &Tensor, weight_e: &Tensor, eps: f64) -> (Tensor, Tensor) {
+    let [x, weight] = pointers([x, weight_e]);
+    // SAFETY: both are live tensors; two results are written.
+    both(made(2, |results| unsafe { kvtune_rms_norm(x, weight, eps, results) }))
+}
+
+/// The backward of [`rms_norm`], given its roots: gradients of x and of the weight, as far as they are needed.
+///
+/// # Shapes
+/// `dy` and `x (…, E)`, `rstd (…, 1)`; results as x and the weight.
+pub fn rms_norm_backward(dy: &Tensor, (x, weight_e, rstd): (&Tensor, &Tensor, &Tensor), needs: [bool; 2]) -> [Option<Tensor>; 2] {
+    let [dy, x, weight, rstd] = pointers([dy, x, weight_e, rstd]);
+    let mut results = [std::ptr::null_mut(); 2];
+    // SAFETY: all are live tensors; there is room for two results.
+    or_panic(check(unsafe {
+        kvtune_rms_norm_backward(dy, x, weight, rstd, c_int::from(needs[0]), c_int::from(needs[1]), results.as_mut_ptr())
+    }));
+    // SAFETY: the call has succeeded, so each pointer that is not null is a new `at::Tensor` that is ours to own.
+    results.map(|tensor| if tensor.is_null() { None } else { Some(unsafe { Tensor::from_ptr(tensor) }) })
+}
+
+/// `silu(gate) · up`.
+///
+/// # Shapes
+/// Two tensors of one shape and kind in, the same out.
+pub fn swiglu(gate: &Tensor, up: &Tensor) -> Tensor {
+    let [gate, up] = pointers([gate, up]);
+    // SAFETY: both are live tensors; one result is written.
+    first(made(1, |result| unsafe { kvtune_swiglu(gate, up, result) }))
+}
+
+/// The backward of [`swiglu`]: gradients of gate and up.
+///
+/// # Shapes
+/// All of one shape and kind.
+pub fn swiglu_backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> (Tensor, Tensor) {
+    let [dy, gate, up] = pointers([dy, gate, up]);
+    // SAFETY: all are live tensors; two results are written.
+    both(made(2, |results| unsafe { kvtune_swiglu_backward(dy, gate, up, results) }))
+}
+
+/// Which way a rotation goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// By the angles; the result lies in memory as attention reads it, `(B, heads, n, D)`.
+    Forth,
+    /// By the negative angles; the result lies in memory as projections do, `(B, n, heads, D)`.
+    Back,
+}
+
+/// Turns channels i and `D/2 + i` of each head of each token.
+///
+/// # Shapes
+/// `x_bhnd (B, heads, n, D)`, `cos` and `sin (B, 1, n, D/2)` or `(1, 1, n, D/2)`, of one kind; result `(B, heads, n, D)`.
+pub fn rotate(x_bhnd: &Tensor, (cos, sin): (&Tensor, &Tensor), turn: Turn) -> Tensor {
+    let [x, cos, sin] = pointers([x_bhnd, cos, sin]);
+    // SAFETY: all are live tensors; one result is written.
+    first(made(1, |result| unsafe { kvtune_rotate(x, cos, sin, c_int::from(turn == Turn::Back), result) }))
+}

@@ -1,0 +1,300 @@
+// What a layer does number by number between its products, on the CPU: root-mean-square norms, gates and rotations, each in one pass
+// over its inputs, and their backward from these inputs alone.
+//
+// Numbers of 16 bits are widened in the loop, computed with in f32, and rounded once where they are written. What is computed for a
+// row or a number does not depend on how many threads share them out.
+#include "guarded.h"
+#include "powers.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+using kvtune::exponential;
+
+// bf16 as it lies in memory.
+using Half = uint16_t;
+
+INLINE float wide(float x) { return x; }
+INLINE double wide(double x) { return x; }
+INLINE float wide(Half x) {
+  uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+template <class S> struct Rounded {
+  INLINE S of(S x) { return x; }
+};
+template <> struct Rounded<Half> {
+  // To the nearest, of two equally near ones to the even one; what is no number stays none.
+  INLINE Half of(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return static_cast<Half>(x != x ? 0x7fc0 : rounded);
+  }
+};
+template <class S> using Wide = decltype(wide(S()));
+
+// Rows of `width` numbers: y = weight · x / sqrt(mean(x²) + eps), x over the root being rounded before the product.
+template <class S> INLINE void normed_rows(const S* x, const S* weight, S* y, Wide<S>* rstd, int64_t rows, int64_t width, Wide<S> eps) {
+  using T = Wide<S>;
+  for (int64_t r = 0; r < rows; ++r, x += width, y += width) {
+    T sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < width; ++i) sum += wide(x[i]) * wide(x[i]);
+    T factor = T(1) / std::sqrt(sum / static_cast<T>(width) + eps);
+    rstd[r] = factor;
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) y[i] = Rounded<S>::of(wide(Rounded<S>::of(wide(x[i]) * factor)) * wide(weight[i]));
+  }
+}
+
+// dx = (g − x̂ · mean(g · x̂)) / rms with g = dy · weight and x̂ = x / rms; either of dx and dweight may be null. Adds to dweight.
+template <class S>
+INLINE void normed_rows_back(const S* dy, const S* x, const S* weight, const Wide<S>* rstd, S* dx, Wide<S>* dweight, int64_t rows, int64_t width) {
+  using T = Wide<S>;
+  for (int64_t r = 0; r < rows; ++r, x += width, dy += width) {
+    T factor = rstd[r];
+    if (dx != nullptr) {
+      T sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < width; ++i) sum += wide(dy[i]) * wide(weight[i]) * wide(x[i]);
+      T shift = sum * factor / static_cast<T>(width) * factor;
+#pragma omp simd
+      for (int64_t i = 0; i < width; ++i) dx[i] = Rounded<S>::of((wide(dy[i]) * wide(weight[i]) - wide(x[i]) * shift) * factor);
+      dx += width;
+    }
+    if (dweight != nullptr) {
+#pragma omp simd
+      for (int64_t i = 0; i < width; ++i) dweight[i] += wide(dy[i]) * wide(Rounded<S>::of(wide(x[i]) * factor));
+    }
+  }
+}
+
+// 1 / (1 + e^-x), and what it lacks of 1, both without cancellation.
+template <class T> struct Sigmoid {
+  T open, closed;
+  INLINE Sigmoid of(T x) {
+    T power = exponential(x < T(0) ? x : -x), most = T(1) / (T(1) + power), least = power * most;
+    return x < T(0) ? Sigmoid{least, most} : Sigmoid{most, least};
+  }
+};
+
+// y = silu(gate) · up, the former being rounded before the product.
+template <class S> INLINE void gated(const S* gate, const S* up, S* y, int64_t n) {
+  using T = Wide<S>;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    T x = wide(gate[i]);
+    y[i] = Rounded<S>::of(wide(Rounded<S>::of(x * Sigmoid<T>::of(x).open)) * wide(up[i]));
+  }
+}
+
+template <class S> INLINE void gated_back(const S* dy, const S* gate, const S* up, S* dgate, S* dup, int64_t n) {
+  using T = Wide<S>;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    T x = wide(gate[i]), d = wide(dy[i]);
+    Sigmoid<T> sigmoid = Sigmoid<T>::of(x);
+    dgate[i] = Rounded<S>::of(d * wide(up[i]) * (sigmoid.open * (T(1) + x * sigmoid.closed)));
+    dup[i] = Rounded<S>::of(d * (x * sigmoid.open));
+  }
+}
+
+// Where the channels of a head of a token lie, in numbers: they stand together.
+struct Lies {
+  int64_t head, token;
+};
+
+// Turns the pairs of channel i and channel half + i of all heads of some tokens.
+template <class S>
+INLINE void turned(const S* x, Lies from, const S* cos, const S* sin, S* y, Lies to, int64_t tokens, int64_t heads, int64_t half, bool back) {
+  using T = Wide<S>;
+  T sign = back ? T(-1) : T(1);
+  for (int64_t t = 0; t < tokens; ++t, cos += half, sin += half) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const S *low = x + t * from.token + h * from.head, *high = low + half;
+      S *new_low = y + t * to.token + h * to.head, *new_high = new_low + half;
+#pragma omp simd
+      for (int64_t i = 0; i < half; ++i) {
+        T a = wide(low[i]), b = wide(high[i]), c = wide(cos[i]), s = sign * wide(sin[i]);
+        new_low[i] = Rounded<S>::of(a * c - b * s);
+        new_high[i] = Rounded<S>::of(b * c + a * s);
+      }
+    }
+  }
+}
+
+#define FOR_KIND(S)                                                                                                                                \
+  VARIANTS void norm_rows(const S* x, const S* weight, S* y, Wide<S>* rstd, int64_t rows, int64_t width, Wide<S> eps) {                            \
+    normed_rows<S>(x, weight, y, rstd, rows, width, eps);                                                                                          \
+  }                                                                                                                                                \
+  VARIANTS void norm_rows_back(const S* dy, const S* x, const S* weight, const Wide<S>* rstd, S* dx, Wide<S>* dweight, int64_t rows, int64_t width) { \
+    normed_rows_back<S>(dy, x, weight, rstd, dx, dweight, rows, width);                                                                            \
+  }                                                                                                                                                \
+  VARIANTS void gate_range(const S* gate, const S* up, S* y, int64_t n) { gated<S>(gate, up, y, n); }                                              \
+  VARIANTS void gate_range_back(const S* dy, const S* gate, const S* up, S* dgate, S* dup, int64_t n) {                                            \
+    gated_back<S>(dy, gate, up, dgate, dup, n);                                                                                                    \
+  }                                                                                                                                                \
+  VARIANTS void turn_tokens(const S* x, Lies from, const S* cos, const S* sin, S* y, Lies to, int64_t tokens, int64_t heads, int64_t half, bool back) { \
+    turned<S>(x, from, cos, sin, y, to, tokens, heads, half, back);                                                                                \
+  }
+FOR_KIND(float)
+FOR_KIND(double)
+FOR_KIND(Half)
+#undef FOR_KIND
+
+// Numbers below which another thread is not worth waking.
+constexpr int64_t LEAST_NUMBERS = 1 << 15;
+// Rows of a block whose part of a weight's gradient is summed up alone, whatever the number of threads.
+constexpr int64_t ROWS_OF_BLOCK = 64;
+
+int64_t grain(int64_t numbers_each) { return std::max<int64_t>(1, LEAST_NUMBERS / std::max<int64_t>(1, numbers_each)); }
+
+template <class S> S* data(const at::Tensor& x) { return static_cast<S*>(x.data_ptr()); }
+
+at::Tensor like(const at::Tensor& x) { return at::empty(x.sizes(), x.options().memory_format(std::nullopt)); }
+
+at::TensorOptions wide_options(const at::Tensor& x) {
+  return x.options().memory_format(std::nullopt).dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+void check_alike(const at::Tensor& x, const at::Tensor& other) {
+  TORCH_CHECK(other.is_cpu() && x.is_cpu() && other.scalar_type() == x.scalar_type() && other.sizes() == x.sizes(), "a tensor of size ", other.sizes(), " and kind ", other.scalar_type(), " does not fit one of size ", x.sizes(), " and kind ", x.scalar_type());
+}
+
+// Width of the rows.
+int64_t check_weight(const at::Tensor& x, const at::Tensor& weight) {
+  TORCH_CHECK(x.dim() > 0 && x.is_cpu() && weight.is_cpu() && weight.dim() == 1 && weight.size(0) == x.size(-1) && weight.scalar_type() == x.scalar_type(), "a norm's weight of size ", weight.sizes(), " does not fit rows of size ", x.sizes());
+  return x.size(-1);
+}
+
+}  // namespace
+
+#define BY_KIND(tensor, ...)                                    \
+  do {                                                          \
+    if ((tensor).scalar_type() == at::kFloat) {                 \
+      using S = float;                                          \
+      __VA_ARGS__;                                              \
+    } else if ((tensor).scalar_type() == at::kDouble) {         \
+      using S = double;                                         \
+      __VA_ARGS__;                                              \
+    } else {                                                    \
+      TORCH_CHECK((tensor).scalar_type() == at::kBFloat16, "the CPU's norms, gates and rotations are for f32, f64 and bf16"); \
+      using S = Half;                                           \
+      __VA_ARGS__;                                              \
+    }                                                           \
+  } while (false)
+
+extern "C" {
+
+// x (…, E), weight (E); `results` receives the normalised x, and one over the root of each row (…, 1) in f32, or f64 for f64.
+int kvtune_rms_norm(at::Tensor* x, at::Tensor* weight, double eps, at::Tensor** results) {
+  return kvtune::guarded([&] {
+    int64_t width = check_weight(*x, *weight), rows = width > 0 ? x->numel() / width : 0;
+    at::Tensor from = x->contiguous(), factors = weight->contiguous(), out = like(from);
+    std::vector<int64_t> size = x->sizes().vec();
+    size.back() = 1;
+    at::Tensor rstd = at::empty(size, wide_options(from));
+    BY_KIND(from, at::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
+      int64_t at = begin * width;
+      norm_rows(data<S>(from) + at, data<S>(factors), data<S>(out) + at, data<Wide<S>>(rstd) + begin, end - begin, width, static_cast<Wide<S>>(eps));
+    }));
+    results[0] = new at::Tensor(std::move(out));
+    results[1] = new at::Tensor(std::move(rstd));
+  });
+}
+
+// `results` receives the gradients of x and of the weight, as far as they are asked for.
+int kvtune_rms_norm_backward(at::Tensor* dout, at::Tensor* x, at::Tensor* weight, at::Tensor* rstd, int needs_x, int needs_weight, at::Tensor** results) {
+  return kvtune::guarded([&] {
+    int64_t width = check_weight(*x, *weight), rows = width > 0 ? x->numel() / width : 0, blocks = (rows + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK;
+    check_alike(*x, *dout);
+    TORCH_CHECK(rstd->numel() == rows && rstd->scalar_type() == wide_options(*x).dtype(), "roots of size ", rstd->sizes(), " do not fit rows of size ", x->sizes());
+    at::Tensor d = dout->contiguous(), from = x->contiguous(), factors = weight->contiguous(), roots = rstd->contiguous(), dx, parts;
+    if (needs_x) dx = like(from);
+    if (needs_weight) parts = at::zeros({std::max<int64_t>(1, blocks), width}, wide_options(from));
+    BY_KIND(from, {
+      at::parallel_for(0, blocks, grain(ROWS_OF_BLOCK * width), [&](int64_t begin, int64_t end) {
+        for (int64_t block = begin; block < end; ++block) {
+          int64_t row = block * ROWS_OF_BLOCK, at = row * width;
+          norm_rows_back(data<S>(d) + at, data<S>(from) + at, data<S>(factors), data<Wide<S>>(roots) + row, needs_x ? data<S>(dx) + at : nullptr,
+                         needs_weight ? data<Wide<S>>(parts) + block * width : nullptr, std::min(ROWS_OF_BLOCK, rows - row), width);
+        }
+      });
+      if (needs_weight) {
+        at::Tensor dweight = like(factors);
+        Wide<S>* sums = data<Wide<S>>(parts);
+        for (int64_t block = 1; block < blocks; ++block) {
+          for (int64_t i = 0; i < width; ++i) sums[i] += sums[block * width + i];
+        }
+        for (int64_t i = 0; i < width; ++i) data<S>(dweight)[i] = Rounded<S>::of(sums[i]);
+        results[1] = new at::Tensor(std::move(dweight));
+      }
+    });
+    if (needs_x) results[0] = new at::Tensor(std::move(dx));
+  });
+}
+
+// silu(gate) · up of two tensors of one shape.
+int kvtune_swiglu(at::Tensor* gate, at::Tensor* up, at::Tensor** result) {
+  return kvtune::guarded([&] {
+    check_alike(*gate, *up);
+    at::Tensor g = gate->contiguous(), u = up->contiguous(), out = like(g);
+    BY_KIND(g, at::parallel_for(0, g.numel(), LEAST_NUMBERS, [&](int64_t begin, int64_t end) {
+      gate_range(data<S>(g) + begin, data<S>(u) + begin, data<S>(out) + begin, end - begin);
+    }));
+    *result = new at::Tensor(std::move(out));
+  });
+}
+
+// `results` receives the gradients of gate and up.
+int kvtune_swiglu_backward(at::Tensor* dout, at::Tensor* gate, at::Tensor* up, at::Tensor** results) {
+  return kvtune::guarded([&] {
+    check_alike(*gate, *up);
+    check_alike(*gate, *dout);
+    at::Tensor d = dout->contiguous(), g = gate->contiguous(), u = up->contiguous(), dgate = like(g), dup = like(g);
+    BY_KIND(g, at::parallel_for(0, g.numel(), LEAST_NUMBERS, [&](int64_t begin, int64_t end) {
+      gate_range_back(data<S>(d) + begin, data<S>(g) + begin, data<S>(u) + begin, data<S>(dgate) + begin, data<S>(dup) + begin, end - begin);
+    }));
+    results[0] = new at::Tensor(std::move(dgate));
+    results[1] = new at::Tensor(std::move(dup));
+  });
+}
+
+// x (B, heads, n, D) turned by angles whose cosines and sines are (B, 1, n, D/2) or (1, 1, n, D/2). The result is laid out as attention
+// reads it; turned back it is laid out as a projection is, (B, n, heads, D).
+int kvtune_rotate(at::Tensor* x, at::Tensor* cos, at::Tensor* sin, int back, at::Tensor** result) {
+  return kvtune::guarded([&] {
+    TORCH_CHECK(x->dim() == 4 && x->size(3) % 2 == 0, "a rotation is of tensors of rows, heads, tokens and an even number of channels, not of size ", x->sizes());
+    int64_t batch = x->size(0), heads = x->size(1), tokens = x->size(2), width = x->size(3), half = width / 2;
+    bool is_shared = cos->dim() == 3 || cos->size(0) == 1;
+    TORCH_CHECK(cos->numel() == (is_shared ? 1 : batch) * tokens * half && cos->size(-1) == half && cos->scalar_type() == x->scalar_type(), "cosines of size ", cos->sizes(), " do not fit heads of size ", x->sizes());
+    check_alike(*cos, *sin);
+    at::Tensor from = x->stride(3) == 1 ? *x : x->contiguous(), c = cos->contiguous(), s = sin->contiguous();
+    at::Tensor out = back ? at::empty({batch, tokens, heads, width}, x->options().memory_format(std::nullopt)).transpose(1, 2) : like(*x);
+    Lies source{from.stride(1), from.stride(2)}, target{out.stride(1), out.stride(2)};
+    BY_KIND(from, at::parallel_for(0, batch * tokens, grain(heads * width), [&](int64_t begin, int64_t end) {
+      for (int64_t at = begin; at < end;) {
+        // As many tokens as there are of one row.
+        int64_t b = at / tokens, t = at % tokens, count = std::min(end - at, tokens - t), angle = ((is_shared ? 0 : b * tokens) + t) * half;
+        turn_tokens(data<S>(from) + b * from.stride(0) + t * source.token, source, data<S>(c) + angle, data<S>(s) + angle,
+                    data<S>(out) + b * out.stride(0) + t * target.token, target, count, heads, half, back != 0);
+        at += count;
+      }
+    }));
+    *result = new at::Tensor(std::move(out));
+  });
+}
+
+}  // extern "C"
