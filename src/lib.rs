@@ -17,6 +17,7 @@ pub mod native;
 pub mod ops;
 pub mod optim;
 pub mod plan;
+pub mod profile;
 pub mod recipe;
 pub mod report;
 pub mod store;

@@ -34,6 +34,7 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("checkpoint", Only(&["units", "recipe", "files", "store", "model", "optim", "native"])),
     ("engine", Only(&["units", "sabotage", "recipe", "data", "ops", "store", "model", "cache", "head", "native"])),
     ("plan", Only(&["units", "report", "recipe", "data", "ops", "store", "head", "cache", "model", "engine", "native"])),
+    ("profile", Only(&["units", "report", "store", "model", "engine", "plan", "native"])),
     (
         "verify",
         Only(&[

@@ -55,6 +55,22 @@ fn the_first_signal_ends_the_run_after_its_step_and_a_save() {
 }
 
 #[test]
+fn an_interrupted_run_tells_its_memory() {
+    let workshop = Workshop::new(8);
+    let arguments = [&finetune_arguments("run", SET)[..], &["--profile-memory"]].concat();
+    let child = workshop.command("metrics.append=stop:4", &arguments).spawn().unwrap();
+    wait_for_stop(&child);
+    send(&child, Signal::INT);
+    send(&child, Signal::CONT);
+    let ended = ended(child);
+    assert_eq!(ended.code, Ok(130), "{}", ended.stderr);
+    let summary = fs::read_to_string(workshop.path("run/summary.md")).unwrap();
+    for text in [&ended.stdout, &summary] {
+        assert!(text.contains("most memory (process) of all steps: in step ") && text.contains("| measured peak"), "{text}");
+    }
+}
+
+#[test]
 fn the_second_signal_ends_the_run_at_once() {
     let (workshop, whole) = workshop();
     let child = stopped_in_step_3(&workshop, "run");

@@ -1,14 +1,12 @@
 //! Full training steps on random tokens: where their time and memory go.
 
 mod error;
-mod memory;
 mod parts;
 mod record;
 mod steps;
 mod tokens;
 
 pub use error::BenchError;
-pub use memory::{MemoryProfile, Side};
 pub use record::{Spread, StepRecord, Summary, summarise};
 pub use steps::{Bench, Size};
 pub use tokens::batch;

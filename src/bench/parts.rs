@@ -2,10 +2,10 @@
 
 use tch::Device;
 
-use super::memory::Profiler;
 use crate::engine::{Event, MemoryByPart, Observer};
 use crate::plan::clock::Reading;
 use crate::plan::{Part, Spent};
+use crate::profile::Profiler;
 
 /// Runs from its making on, and is told which part the time from then on belongs to.
 pub(super) struct Stopwatch {

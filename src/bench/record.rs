@@ -3,8 +3,8 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::memory::MemoryProfile;
 use crate::plan::{Flops, Gemm, Part, Rate, Spent};
+use crate::profile::MemoryProfile;
 use crate::report::memory::Peak;
 use crate::units::Bytes;
 

@@ -2,19 +2,20 @@
 
 use tch::Device;
 
-use super::memory::Profiler;
 use super::parts::{Stopwatch, Watch};
 use super::{BenchError, StepRecord, tokens};
 use crate::data::Batch;
-use crate::engine::{ChunkKey, Engine, MemoryByPart, StepContext};
+use crate::engine::{ChunkKey, Engine, StepContext};
 use crate::model::{DropoutKey, Model, ModelConfig, ModelError};
 use crate::ops::attention;
 use crate::optim::{self, Optimizer, clip_grad_norm};
 use crate::plan::{Alternative, Flops, Machine, Subject, Trained, gemm};
+use crate::profile::Profiler;
 use crate::recipe::{Dtype, HeadRecipe, Labels, Recipe};
 use crate::report::memory;
 use crate::store::bytes_of;
 use crate::train::{self, TrainError};
+use crate::units::Bytes;
 
 /// Spread of an adapter's B matrices: at zero, half of the gradients would be zero.
 const B_SPREAD: f64 = 0.02;
@@ -126,7 +127,7 @@ impl Bench {
         let was_reset = memory::reset_peak();
         let mut profiler = self.profiler.take();
         if let Some(profiler) = &mut profiler {
-            profiler.begin();
+            profiler.begin(self.engine.memory_at_rest(&self.model), Bytes(0));
         }
         let mut watch = Watch { stopwatch: Stopwatch::start(device), profiler: profiler.as_mut() };
         let loss = self.train(&batch, context, &mut watch)?;
@@ -154,10 +155,11 @@ impl Bench {
     fn train(&mut self, batch: &Batch, context: StepContext, watch: &mut Watch<'_>) -> Result<f64, BenchError> {
         let made = self.engine.gradients(&self.model, batch, context, watch).map_err(TrainError::from)?;
         let mut gradients: Vec<_> = made.gradients.into_iter().collect();
-        watch.optimizer(|| MemoryByPart {
-            replay_log: made.log.bytes(),
-            parameter_gradients: bytes_of(gradients.iter().map(|(_, gradient)| gradient)),
-            ..MemoryByPart::default()
+        watch.optimizer(|| {
+            let mut memory = self.engine.memory_at_rest(&self.model);
+            memory.replay_log = made.log.bytes();
+            memory.parameter_gradients += bytes_of(gradients.iter().map(|(_, gradient)| gradient));
+            memory
         });
         clip_grad_norm(&mut gradients, self.recipe.train.max_grad_norm);
         self.optimizer.step(&self.model.parameters(), &gradients, self.recipe.optimizer.learning_rate);

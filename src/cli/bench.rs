@@ -8,7 +8,7 @@ use super::counts::{any_number, at_least_one};
 use super::evaluate::Format;
 use super::plan::json::alternative;
 use super::recipe_file::RecipeFile;
-use crate::bench::{Bench, MemoryProfile, Size, StepRecord, Summary, summarise};
+use crate::bench::{Bench, Size, StepRecord, Summary, summarise};
 use crate::error::Error;
 use crate::native::libtorch_version;
 use crate::plan::{Part, Spent};
@@ -67,7 +67,7 @@ impl BenchSteps {
         }
         console::result(&table(&records, &summary).to_string())?;
         for profile in &last.memory {
-            console::result(&format!("\n{}", memory_table(profile)))?;
+            console::result(&format!("\n{profile}"))?;
         }
         if let Some(peak) = last.peak {
             console::result(&format!("\n{}", foretold_and_measured(bench.foretold().host, peak.resident)))?;
@@ -136,21 +136,6 @@ fn summary_row(name: &str, summary: &Summary, which: usize) -> Vec<String> {
     let peak = summary.get("peak_resident_bytes");
     cells.push(peak.map_or("–".to_owned(), |_| Bytes(get("peak_resident_bytes") as u64).to_string()));
     cells
-}
-
-/// The memory of a step by part, and the sum, which is the measured peak.
-fn memory_table(profile: &MemoryProfile) -> String {
-    let mut table = Table::new(&["memory at the peak", "bytes", "size", "of the whole"]);
-    let whole: i64 = profile.rows.iter().map(|(_, bytes)| bytes).sum();
-    let mut add = |name: &str, bytes: i64| {
-        let size = if bytes < 0 { format!("-{}", Bytes(bytes.unsigned_abs())) } else { Bytes(bytes.unsigned_abs()).to_string() };
-        table.row(&[name, &bytes.to_string(), &size, &format!("{:.1} %", 100.0 * bytes as f64 / whole as f64)]);
-    };
-    profile.rows.iter().for_each(|(name, bytes)| add(name, *bytes));
-    add("measured peak", whole);
-    let by_part = Part::ALL.into_iter().zip(profile.by_part);
-    let by_part: Vec<String> = by_part.map(|(part, bytes)| format!("{} {}", part.name(), Bytes(bytes.max(0) as u64))).collect();
-    format!("{table}\nmost tensors ({}) at a time: {}", profile.side.name(), by_part.join(", "))
 }
 
 fn add(table: &mut Table, cells: &[String]) {

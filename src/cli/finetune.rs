@@ -8,7 +8,7 @@ use tch::Device;
 use crate::error::Error;
 use crate::recipe::{Recipe, Weights};
 use crate::report::console;
-use crate::train::{self, Interrupt, Outcome};
+use crate::train::{self, Ended, Interrupt, Outcome, Start};
 
 /// What a verb ended with.
 pub(super) enum Ending {
@@ -28,6 +28,9 @@ pub(super) struct Finetune {
     /// Override a key of the recipe.
     #[arg(long = "set", value_name = "a.b=c")]
     set: Vec<String>,
+    /// Tell the memory of the heaviest step by part at the end, and in `summary.md`.
+    #[arg(long)]
+    profile_memory: bool,
 }
 
 #[derive(Debug, Args)]
@@ -41,6 +44,9 @@ pub(super) struct Resume {
     /// Override a key of the recipe: length of the run, logging, saving, tiling (`grad.*`), `kv_cache.cpu_offload`.
     #[arg(long = "set", value_name = "a.b=c")]
     set: Vec<String>,
+    /// Tell the memory of the heaviest step by part at the end, and in `summary.md`.
+    #[arg(long)]
+    profile_memory: bool,
 }
 
 impl Finetune {
@@ -53,14 +59,16 @@ impl Finetune {
             hint: "give `--out DIR`, or `output_dir` at the top of the recipe".into(),
         })?;
         let interrupt = install()?;
-        end(train::run(recipe, &out, device, &interrupt)?, &out)
+        let start = Start { device, interrupt: &interrupt, profiles_memory: self.profile_memory };
+        end(train::run(recipe, &out, start)?, &out)
     }
 }
 
 impl Resume {
     pub(super) fn run(&self, device: Device) -> Result<Ending, Error> {
         let interrupt = install()?;
-        end(train::resume(&self.run, self.from.as_deref(), &self.set, device, &interrupt)?, &self.run)
+        let start = Start { device, interrupt: &interrupt, profiles_memory: self.profile_memory };
+        end(train::resume(&self.run, self.from.as_deref(), &self.set, start)?, &self.run)
     }
 }
 
@@ -71,7 +79,10 @@ fn install() -> Result<Interrupt, Error> {
     })
 }
 
-fn end(outcome: Outcome, run: &Path) -> Result<Ending, Error> {
+fn end(Ended { outcome, memory }: Ended, run: &Path) -> Result<Ending, Error> {
+    if let Some(memory) = memory {
+        console::result(&format!("{memory}\n"))?;
+    }
     match outcome {
         Outcome::Finished => {
             console::result(&format!("finished: {}", run.join("final").display()))?;

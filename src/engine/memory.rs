@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use super::forward::ForwardTrace;
 use super::layer_run::lock;
-use super::{Event, Observer};
+use super::{Engine, Event, Observer};
 use crate::model::Model;
 use crate::store::{Store, bytes_of};
 use crate::units::Bytes;
@@ -89,11 +89,10 @@ impl MemoryByPart {
     }
 
     fn of(model: &Model, trace: &ForwardTrace, beside: &Beside<'_>) -> Self {
-        let gradients = model.parameters().into_iter().map(|(_, leaf)| leaf.grad()).filter(Tensor::defined).collect::<Vec<_>>();
         let mut memory = Self {
             replay_log: trace.log.bytes(),
             travelling_gradients: bytes_of(beside.travelling.iter().flatten()),
-            parameter_gradients: bytes_of(beside.head.iter().chain(&gradients)),
+            parameter_gradients: bytes_of(beside.head.iter().chain(&gradients_of(model))),
             tokens: bytes_of([trace.tokens.all()]),
             ..Self::default()
         };
@@ -102,6 +101,21 @@ impl MemoryByPart {
         let undo_log = trace.runs.first().map(|run| memory.take_in(lock(run).store()));
         memory.layer_checkpoints += checkpoints;
         memory.undo_log += undo_log.unwrap_or_default();
+        memory
+    }
+}
+
+/// The leaves' own, which stay from step to step.
+fn gradients_of(model: &Model) -> Vec<Tensor> {
+    model.parameters().into_iter().map(|(_, leaf)| leaf.grad()).filter(Tensor::defined).collect()
+}
+
+impl Engine {
+    /// What is held when no batch is under way: the room of the stores, and the gradients of what is trained.
+    pub fn memory_at_rest(&self, model: &Model) -> MemoryByPart {
+        let mut memory = MemoryByPart { parameter_gradients: bytes_of(&gradients_of(model)), ..MemoryByPart::default() };
+        memory.layer_checkpoints = memory.take_in(&self.stores.layer_checkpoints);
+        memory.undo_log = memory.take_in(&self.stores.undo_log);
         memory
     }
 }

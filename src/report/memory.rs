@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::units::Bytes;
 
@@ -14,20 +15,24 @@ pub struct Peak {
     pub was_reset: bool,
 }
 
+/// The peak of the times before the one that [`reset_peak`] has begun.
+static BEFORE: AtomicU64 = AtomicU64::new(0);
+
 /// Begins a new time for [`peak`]; returns whether the system lets us.
 pub fn reset_peak() -> bool {
+    BEFORE.fetch_max(status("VmHWM:").0, Ordering::Relaxed);
     // 5 sets `VmHWM` to what is resident now.
     fs::write("/proc/self/clear_refs", "5").is_ok()
 }
 
 /// The peak since [`reset_peak`], if that could be done; `None` where it can't be read.
 pub fn peak(was_reset: bool) -> Option<Peak> {
-    Some(peak_resident()).filter(|resident| resident.0 > 0).map(|resident| Peak { resident, was_reset })
+    Some(status("VmHWM:")).filter(|resident| resident.0 > 0).map(|resident| Peak { resident, was_reset })
 }
 
-/// The largest resident size so far (Linux' `VmHWM`); zero where it can't be read.
+/// The largest resident size of the process' whole life (Linux' `VmHWM`); zero where it can't be read.
 pub fn peak_resident() -> Bytes {
-    status("VmHWM:")
+    status("VmHWM:").max(Bytes(BEFORE.load(Ordering::Relaxed)))
 }
 
 /// The peak of the process as the planner has foretold it, and as it was.
@@ -124,6 +129,17 @@ mod tests {
         write("memory.current", "1800\n");
         write("memory.stat", "anon 900\ninactive_file 400\nactive_file 100\n");
         assert_eq!(left_in(home.path()), Some(700));
+    }
+
+    #[test]
+    fn a_new_time_forgets_no_peak_of_the_life() {
+        let size = 64 << 20;
+        drop(std::hint::black_box(vec![1u8; size]));
+        let life = peak_resident();
+        assert!(life.0 > size as u64);
+        let was_reset = reset_peak();
+        assert!(peak_resident() >= life);
+        assert_eq!(peak(was_reset).unwrap().was_reset, was_reset);
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub struct Summary {
     pub peak_memory: u64,
     /// The same as the planner has foretold it.
     pub planned_memory: u64,
+    /// The memory of the heaviest steps by part, where it was watched.
+    pub memory_by_part: Option<String>,
     /// What the model, the cache and the data were.
     pub setting: Vec<(String, String)>,
 }
@@ -54,7 +56,8 @@ impl Summary {
         for (name, value) in &self.setting {
             add(name, value.clone());
         }
-        format!("# kvtune run: {}\n\n{table}\n", self.state)
+        let memory = self.memory_by_part.as_ref().map(|text| format!("\n## Memory by part\n\n{text}\n")).unwrap_or_default();
+        format!("# kvtune run: {}\n\n{table}\n{memory}", self.state)
     }
 
     /// Writes the page.

@@ -3,6 +3,7 @@
 mod assemble;
 mod error;
 mod interrupt;
+mod profile;
 mod resume;
 mod run;
 mod schedule;
@@ -15,7 +16,7 @@ pub use assemble::{base_model, check_lengths, check_trained, drawn_model, engine
 pub use error::TrainError;
 pub use interrupt::Interrupt;
 pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe, resume};
-pub use run::{Outcome, run};
+pub use run::{Ended, Outcome, Start, run};
 pub use schedule::Schedule;
 pub use tiling::{Settled, heaviest, plan, settled, settled_with_data, timed};
 pub use trainer::{RESOLVED_RECIPE, Trainer};

@@ -2,11 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use tch::Device;
-
 use super::run::{begin, go_on};
 use super::watch::Watch;
-use super::{Interrupt, Outcome, RESOLVED_RECIPE, TrainError, Trainer, assemble};
+use super::{Ended, Outcome, RESOLVED_RECIPE, Start, TrainError, Trainer, assemble};
 use crate::checkpoint::{self, CheckpointError, FINAL, SaveKind};
 use crate::files::{self, RunLock};
 use crate::recipe::{Recipe, Weights};
@@ -68,9 +66,8 @@ pub fn resume(
     dir: &Path,
     from: Option<&str>,
     overrides: &[String],
-    device: Device,
-    interrupt: &Interrupt,
-) -> Result<Outcome, TrainError> {
+    Start { device, interrupt, profiles_memory }: Start<'_>,
+) -> Result<Ended, TrainError> {
     let path = resolved_recipe(dir)?;
     let _lock = RunLock::acquire(dir)?;
     let began = Recipe::load(&path, &[])?.recipe;
@@ -85,13 +82,13 @@ pub fn resume(
     assemble::clean_scratch(dir)?;
     let from = from.map(|name| name.trim_end_matches('/'));
     let start = start(dir, from)?;
-    let mut trainer = Trainer::new(recipe, dir, device)?;
+    let mut trainer = Trainer::new(recipe, dir, device, profiles_memory)?;
     let kind = start.as_ref().map(|start| trainer.load(start)).transpose()?;
     if kind == Some(SaveKind::Final) && is_complete(&trainer) {
         checkpoint::retain(dir, trainer.recipe.checkpoint.intermediate_save_keep)?;
         let (made, asked) = (trainer.step(), trainer.schedule.num_steps());
         console::note(&format!("nothing to do: {made} steps are made, the recipe asks for {asked}"));
-        return Ok(Outcome::Finished);
+        return Ok(Ended { outcome: Outcome::Finished, memory: None });
     }
     if !overrides.is_empty() {
         files::write_atomic(&path, trainer.recipe.to_toml().as_bytes())?;

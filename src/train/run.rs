@@ -21,22 +21,42 @@ pub enum Outcome {
     Interrupted(i32),
 }
 
+/// What a run is started with beside its recipe.
+#[derive(Clone, Copy)]
+pub struct Start<'a> {
+    /// Where it computes.
+    pub device: Device,
+    /// What ends it before its time.
+    pub interrupt: &'a Interrupt,
+    /// Whether its memory is told by part.
+    pub profiles_memory: bool,
+}
+
+/// How a run ended, and what is to be said of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// How.
+    pub outcome: Outcome,
+    /// Its memory by part, where it was watched.
+    pub memory: Option<String>,
+}
+
 /// Begins a run in `dir`, which must be empty or not exist.
-pub fn run(recipe: Recipe, dir: &Path, device: Device, interrupt: &Interrupt) -> Result<Outcome, TrainError> {
+pub fn run(recipe: Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, TrainError> {
     // Before anything is loaded or made: what is wrong with the place or the recipe leaves nothing behind.
     require_unused(dir)?;
-    let mut trainer = Trainer::new(recipe, dir, device)?;
+    let mut trainer = Trainer::new(recipe, dir, start.device, start.profiles_memory)?;
     files::make_dir(dir)?;
     let _lock = RunLock::acquire(dir)?;
     // Again: another run may have begun here while this one was loading.
     require_unused_by_others(dir)?;
     assemble::clean_scratch(dir)?;
     files::write_atomic(&dir.join(RESOLVED_RECIPE), trainer.recipe.to_toml().as_bytes())?;
-    begin(&mut trainer, interrupt)
+    begin(&mut trainer, start.interrupt)
 }
 
 /// From before the first step to the end.
-pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<Outcome, TrainError> {
+pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<Ended, TrainError> {
     let mut watch = Watch::begin(trainer)?;
     if trainer.recipe.eval.initial {
         let scores = trainer.validate(&mut watch)?;
@@ -63,7 +83,7 @@ fn require_unused_by_others(dir: &Path) -> Result<(), TrainError> {
 }
 
 /// The loop.
-pub(super) fn go_on(trainer: &mut Trainer, watch: &mut Watch, interrupt: &Interrupt) -> Result<Outcome, TrainError> {
+pub(super) fn go_on(trainer: &mut Trainer, watch: &mut Watch, interrupt: &Interrupt) -> Result<Ended, TrainError> {
     while trainer.step() < trainer.schedule.num_steps() {
         let metrics = trainer.advance(watch)?;
         let scores = if trainer.is_eval_due() { trainer.validate(watch)? } else { None };
@@ -81,11 +101,11 @@ pub(super) fn go_on(trainer: &mut Trainer, watch: &mut Watch, interrupt: &Interr
                 watch.saved(&trainer.save(SaveKind::Intermediate)?);
             }
             watch.end(trainer, &format!("interrupted after step {}", trainer.step()))?;
-            return Ok(Outcome::Interrupted(signal));
+            return Ok(Ended { outcome: Outcome::Interrupted(signal), memory: trainer.memory_by_part() });
         }
     }
     // `final` comes last: where it is, nothing is missing.
     watch.end(trainer, "finished")?;
     watch.saved(&trainer.save(SaveKind::Final)?);
-    Ok(Outcome::Finished)
+    Ok(Ended { outcome: Outcome::Finished, memory: trainer.memory_by_part() })
 }

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use tch::Tensor;
 
 use super::TrainError;
+use super::profile::{At, StepWatch};
 use crate::data::Batch;
-use crate::engine::{ChunkKey, Engine, EngineError, Observer, StepContext};
+use crate::engine::{ChunkKey, Engine, EngineError, MemoryByPart, StepContext};
 use crate::files;
 use crate::model::{DropoutKey, Model};
+use crate::store::bytes_of;
 
 /// What a step has to show.
 #[derive(Debug)]
@@ -24,13 +26,25 @@ pub(super) struct StepGradients {
     pub(super) replay_log: String,
 }
 
+impl StepGradients {
+    /// What engine and step hold together before the update, after so many micro-batches: what several have summed up is known to
+    /// whoever watched the last of them.
+    pub(super) fn memory(&self, (engine, model): (&Engine, &Model), micro_batches: usize) -> MemoryByPart {
+        let mut memory = engine.memory_at_rest(model);
+        if micro_batches == 1 {
+            memory.parameter_gradients += bytes_of(self.gradients.iter().map(|(_, gradient)| gradient));
+        }
+        memory
+    }
+}
+
 /// The gradient of the mean loss over the targets of all `batches` together, so that 8 × 1 = 1 × 8.
 pub(super) fn gradients(
     (engine, model): (&Engine, &Model),
     batches: &[Batch],
     step: u64,
     (dropout, chunk_sizes): (Option<DropoutKey>, ChunkKey),
-    observer: &mut dyn Observer,
+    watch: &mut StepWatch<'_>,
 ) -> Result<StepGradients, TrainError> {
     let targets: usize = batches.iter().map(Batch::num_targets).sum();
     if targets == 0 {
@@ -39,8 +53,10 @@ pub(super) fn gradients(
     let context = StepContext { weight: 1.0 / targets as f64, dropout, chunk_sizes: Some(chunk_sizes) };
     let mut total: BTreeMap<String, Tensor> = BTreeMap::new();
     let (mut loss, mut correct, mut suspects, mut logs) = (0.0, 0, Vec::new(), Vec::new());
-    for batch in batches {
-        let part = engine.gradients(model, batch, context, observer)?;
+    for (index, batch) in batches.iter().enumerate() {
+        let at = At { step, micro_batch: (index, batches.len()) };
+        watch.begin(at, || (engine.memory_at_rest(model), bytes_of(total.values())));
+        let part = engine.gradients(model, batch, context, watch)?;
         let losses = batch.rows.iter().zip(&part.rows);
         suspects.extend(losses.filter(|(_, loss)| !loss.loss_sum.is_finite()).map(|(row, _)| row.sample));
         loss += part.rows.iter().map(|r| r.loss_sum).sum::<f64>();

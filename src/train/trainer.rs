@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use tch::Device;
 
+use super::profile::{RunProfile, StepWatch};
 use super::{Schedule, Settled, TrainError, assemble, step, tiling};
 use crate::checkpoint::{self, Best, SaveKind, Snapshot, TrainState};
 use crate::data::{Batch, Splits};
@@ -12,8 +13,9 @@ use crate::engine::{ChunkKey, Engine, Observer};
 use crate::eval::{self, Scores};
 use crate::model::{DropoutKey, Model, fingerprint};
 use crate::optim::{self, Optimizer, clip_grad_norm, learning_rate};
-use crate::plan::Machine;
+use crate::plan::{Machine, Part};
 use crate::recipe::{Metric, Mode, Recipe};
+use crate::report::console;
 use crate::report::memory::peak_resident;
 use crate::report::metrics::StepMetrics;
 use crate::units::Bytes;
@@ -36,21 +38,41 @@ pub struct Trainer {
     optimizer: Box<dyn Optimizer>,
     step: u64,
     total_tokens: u64,
+    profile: Option<RunProfile>,
 }
 
 impl Trainer {
-    /// A run at its beginning.
-    pub fn new(recipe: Recipe, dir: &Path, device: Device) -> Result<Self, TrainError> {
+    /// A run at its beginning; with `profiles_memory` it watches its memory by part from here on.
+    pub fn new(recipe: Recipe, dir: &Path, device: Device, profiles_memory: bool) -> Result<Self, TrainError> {
         let mut machine = Machine::here(recipe.model.dtype, device);
+        let mut profile = profiles_memory.then(|| RunProfile::start(device)).flatten();
+        if profiles_memory && profile.is_none() {
+            console::warning("no memory by part: the system does not tell what the process takes");
+        }
         let model = assemble::model(&recipe, device)?;
         let tokenizer = machine.beside(|| assemble::tokenizer(&recipe.model.path))?;
         let settled = tiling::settled_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine)?;
         let Settled { recipe, foretold, engine, data } = settled;
         let schedule = Schedule::new(&recipe, data.train.lengths());
         let optimizer = optim::build(&recipe.optimizer, &model.parameters());
-        let (dir, model_hash) = (dir.to_owned(), fingerprint(&recipe.model.path)?);
-        let (best, foretold) = (None, foretold.host);
-        Ok(Self { recipe, dir, model, data, schedule, best, foretold, model_hash, engine, optimizer, step: 0, total_tokens: 0 })
+        if let Some(profile) = &mut profile {
+            profile.built(&model, optimizer.bytes());
+        }
+        Ok(Self {
+            model_hash: fingerprint(&recipe.model.path)?,
+            recipe,
+            dir: dir.to_owned(),
+            model,
+            data,
+            schedule,
+            best: None,
+            foretold: foretold.host,
+            engine,
+            optimizer,
+            step: 0,
+            total_tokens: 0,
+            profile,
+        })
     }
 
     /// Steps made.
@@ -61,6 +83,11 @@ impl Trainer {
     /// Tokens trained on.
     pub(super) fn total_tokens(&self) -> u64 {
         self.total_tokens
+    }
+
+    /// The memory of the heaviest steps of this start by part, where it is watched.
+    pub(super) fn memory_by_part(&self) -> Option<String> {
+        self.profile.as_ref().map(RunProfile::to_string)
     }
 
     /// What the data looked like when it was opened.
@@ -103,10 +130,15 @@ impl Trainer {
         let (seed, step) = (self.recipe.train.seed, self.step);
         let has_dropout = self.recipe.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
         let keys = (has_dropout.then_some(DropoutKey { seed, step }), ChunkKey { seed, step });
-        let mut made = step::gradients((&self.engine, &self.model), &batches, self.step + 1, keys, observer)?;
+        let mut watch = StepWatch { observer, profile: self.profile.as_mut() };
+        let mut made = step::gradients((&self.engine, &self.model), &batches, self.step + 1, keys, &mut watch)?;
+        if let Some(profile) = &mut self.profile {
+            profile.turn(Part::Optimizer, made.memory((&self.engine, &self.model), batches.len()));
+        }
         let norm = clip_grad_norm(&mut made.gradients, self.recipe.train.max_grad_norm);
         let rate = learning_rate(&self.recipe.optimizer, self.step, self.schedule.num_steps());
         self.optimizer.step(&self.model.parameters(), &made.gradients, rate);
+        self.profile.iter_mut().for_each(RunProfile::end);
         let epoch = self.schedule.epoch(self.step);
         self.step += 1;
         self.total_tokens += made.tokens as u64;
@@ -205,7 +237,7 @@ mod tests {
              [kv_cache]\ncache_length = 16\nchunk_size = 8\n"
         );
         let recipe = Recipe::parse(text, &dir.path().join("r.toml"), &[]).unwrap().recipe;
-        let mut trainer = Trainer::new(recipe, dir.path(), Device::Cpu).unwrap();
+        let mut trainer = Trainer::new(recipe, dir.path(), Device::Cpu, false).unwrap();
         trainer.advance(&mut Silent).unwrap();
         let (_, first) = trainer.model.parameters().swap_remove(0);
         drop(no_grad(|| first.get(0).fill_(f64::NAN)));

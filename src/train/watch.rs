@@ -79,6 +79,7 @@ impl Watch {
             seconds: self.began.elapsed().as_secs_f64(),
             peak_memory: peak_resident().0,
             planned_memory: trainer.foretold.0,
+            memory_by_part: trainer.memory_by_part(),
             setting: vec![
                 ("model".into(), trainer.recipe.model.path.display().to_string()),
                 ("policy".into(), trainer.recipe.kv_cache.policy.name.clone()),

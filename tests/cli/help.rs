@@ -58,6 +58,7 @@ fn finetune_lora() {
           --recipe <FILE>    The recipe
           --out <DIR>        Directory of the run; must be empty or not exist. Default: the recipe's `output_dir`
           --set <a.b=c>      Override a key of the recipe
+          --profile-memory   Tell the memory of the heaviest step by part at the end, and in `summary.md`
           --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help             Print help
@@ -86,6 +87,7 @@ fn resume() {
     Options:
           --from <step-000100>  Checkpoint to go on from; the newest valid one, if left out
           --set <a.b=c>         Override a key of the recipe: length of the run, logging, saving, tiling (`grad.*`), `kv_cache.cpu_offload`
+          --profile-memory      Tell the memory of the heaviest step by part at the end, and in `summary.md`
           --device <DEVICE>     Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>         Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help                Print help

@@ -19,6 +19,7 @@ mod not_finite;
 mod output;
 mod place;
 mod plan;
+mod profile;
 mod recipe;
 mod replay_log;
 mod stores;

@@ -1,0 +1,113 @@
+//! `--profile-memory` of runs: the heaviest micro-batch of all steps by part, on the terminal and in `summary.md`.
+
+use super::place::{Place, Said};
+
+/// Of the longest row.
+const TOKENS: i64 = 1500;
+
+/// Two micro-batches in each of three steps, with a validation after each.
+const SETS: [&str; 6] = [
+    "train.gradient_accumulation_steps=2",
+    "train.epochs=3",
+    "data.validation_fraction=0.3",
+    "eval.interval=1",
+    "train.micro_batch_size=1",
+    "grad.layers_per_cell=1",
+];
+
+fn finetune(place: &Place, more: &[&str]) -> Said {
+    let words = ["finetune-lora", "--device", "cpu", "--recipe", "recipe.toml", "--out", "run"];
+    let sets: Vec<&str> = SETS.iter().flat_map(|set| ["--set", set]).collect();
+    place.run(&[&words[..], &sets, more].concat())
+}
+
+fn summary(place: &Place) -> String {
+    String::from_utf8(place.read("run/summary.md")).unwrap()
+}
+
+/// The words above the table, and its rows; the last one is the measured peak.
+fn told(text: &str) -> (&str, Vec<(&str, i64)>) {
+    let heading = text.lines().find(|line| line.starts_with("most memory (process) of all steps: in step ")).expect(text);
+    let table = &text[text.find("| memory at the peak ").expect(text)..];
+    let rows = table.lines().skip(2).map_while(|line| {
+        let cells: Vec<&str> = line.strip_prefix("| ")?.split('|').map(str::trim).collect();
+        Some((cells[0], cells[1].parse().unwrap()))
+    });
+    (heading, rows.collect())
+}
+
+fn check(text: &str, micro_batches: usize) {
+    let (heading, rows) = told(text);
+    let of = |name: &str| rows.iter().find(|(part, _)| *part == name).unwrap_or_else(|| panic!("{name} in {rows:?}")).1;
+    let (measured, parts) = rows.split_last().unwrap();
+    assert_eq!(measured.0, "measured peak");
+    assert_eq!(parts.iter().map(|(_, bytes)| bytes).sum::<i64>(), measured.1, "{rows:?}");
+    // Of r · (in + out) numbers for each projection, a gradient and two moments.
+    assert!(of("adapter") > 0 && of("weights") > of("adapter"), "{rows:?}");
+    assert_eq!(of("optimizer state"), 2 * of("adapter"), "{rows:?}");
+    let is_first = heading.contains(&format!("micro-batch 1 of {micro_batches}"));
+    assert_eq!(of("accumulated gradients"), if is_first { 0 } else { of("adapter") }, "{heading}: {rows:?}");
+    assert!(of("layer checkpoints") + of("free room of stores") > 0, "{rows:?}");
+    // A row of hidden states at most is on its way from one part of the step to the next.
+    let is_short = (0..=TOKENS * 64 * 4).contains(&of("other tensors"));
+    assert!(is_short, "{rows:?}");
+    assert!(text.contains("most tensors (process) at a time: forward "), "{text}");
+    assert!(text.contains("peak of the process outside of steps: "), "{text}");
+}
+
+#[test]
+fn a_run_tells_its_heaviest_step_and_so_does_its_summary() {
+    let place = Place::new();
+    let said = finetune(&place, &["--profile-memory"]).done();
+    check(&said.out, 2);
+    assert!(said.out.trim_end().ends_with("finished: run/final"), "{}", said.out);
+    let page = summary(&place);
+    check(&page, 2);
+    assert_eq!(told(&page), told(&said.out));
+    // The peak of the page is that of the process, in steps and outside of them.
+    assert!(page.contains("| peak memory ") && page.contains("## Memory by part\n\nmost memory (process)"), "{page}");
+}
+
+#[test]
+fn what_was_accumulated_has_a_row_of_its_own() {
+    let place = Place::new();
+    let row = |tokens: i64| {
+        let ids: Vec<i64> = (0..tokens).map(|i| 1 + i * 7 % 500).collect();
+        format!("{{\"input_ids\": {ids:?}, \"labels\": {ids:?}}}\n")
+    };
+    place.write("train.jsonl", [row(20), row(TOKENS)].concat());
+    let sets = ["data.validation_fraction=0", "data.order=shortest_first", "train.max_steps=2"];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let said = finetune(&place, &[&["--profile-memory"][..], &sets].concat()).done();
+    let (heading, _) = told(&said.out);
+    assert!(heading.contains("micro-batch 2 of 2, "), "{heading}");
+    check(&said.out, 2);
+}
+
+#[test]
+fn a_resume_tells_its_own_steps_and_none_is_told_unasked() {
+    let place = Place::new();
+    let said = finetune(&place, &["--set", "train.max_steps=2"]).done();
+    assert!(!said.out.contains("memory") && !summary(&place).contains("Memory by part"), "{}", said.out);
+    let resume = |more: &[&str]| place.run(&[&["resume", "run", "--device", "cpu", "--profile-memory"], more].concat()).done();
+    let said = resume(&["--set", "train.max_steps=4"]);
+    check(&said.out, 2);
+    let (heading, _) = told(&said.out);
+    assert!(heading.contains("in step 3,") || heading.contains("in step 4,"), "{heading}");
+    assert_eq!(told(&summary(&place)), told(&said.out));
+    // Nothing is left to do, and so nothing to tell.
+    assert!(!resume(&[]).out.contains("memory"));
+}
+
+#[test]
+fn all_weights_are_told_too() {
+    let place = Place::new();
+    place.edit_recipe("[lora]\nr = 4\nalpha = 8\n", "");
+    let words = ["finetune-full", "--device", "cpu", "--recipe", "recipe.toml", "--out", "run", "--profile-memory"];
+    let said = place.run(&words).done();
+    let (_, rows) = told(&said.out);
+    let of = |name: &str| rows.iter().find(|(part, _)| *part == name).unwrap().1;
+    let (measured, parts) = rows.split_last().unwrap();
+    assert_eq!(parts.iter().map(|(_, bytes)| bytes).sum::<i64>(), measured.1, "{rows:?}");
+    assert_eq!((of("adapter"), of("optimizer state"), of("accumulated gradients")), (0, 2 * of("weights"), 0), "{rows:?}");
+}
