@@ -62,7 +62,7 @@ impl RunProfile {
         self.profiler.begin(held, accumulated);
     }
 
-    /// The step is made, or has failed.
+    /// The step is made.
     pub(super) fn end(&mut self) {
         let Some((at, was_reset)) = self.now.take() else { return };
         for profile in self.profiler.end(memory::peak(was_reset)) {

@@ -62,6 +62,28 @@ fn a_gpu_that_is_not_here_has_a_plan_of_its_own() {
 }
 
 #[test]
+fn each_memory_of_a_gpus_plan_has_a_table_and_a_column() {
+    let arguments = ["--tokens", "300", "--device-memory", "2GB", "--host-memory", "8GiB"];
+    let said = plan(&Place::new(), &arguments).done();
+    let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    let table = |title: &str| {
+        let from = said.out.find(&format!("| {title} ")).unwrap_or_else(|| panic!("{title} in {}", said.out));
+        said.out[from..].lines().take_while(|line| line.starts_with('|')).map(cells).collect::<Vec<_>>()
+    };
+    let (device, host) = (table("the device's memory at its peak"), table("the host's memory at its peak"));
+    let parts = |table: &[Vec<String>]| table[2..].iter().map(|cells| cells[1].clone()).collect::<Vec<_>>();
+    assert!(parts(&device).contains(&"weights".to_owned()) && !parts(&device).contains(&"undo log".to_owned()), "{device:?}");
+    assert!(parts(&host).contains(&"undo log".to_owned()) && parts(&host).contains(&"process and libraries".to_owned()));
+    let others = table("layers × chunks per cell");
+    let column = |name: &str| others[0].iter().position(|cell| cell == name).unwrap_or_else(|| panic!("{name} in {others:?}"));
+    for (name, table) in [("device's peak", &device), ("host's peak", &host)] {
+        let last = table.last().unwrap();
+        assert!(last[1].starts_with("peak, in ") && last[3] == "100.0 %", "{last:?}");
+        assert_eq!(others[2][column(name)], last[2], "the chosen one is the first");
+    }
+}
+
+#[test]
 fn what_does_not_fit_is_refused_with_what_would() {
     let place = Place::new();
     let refused = plan(&place, &["--tokens", "30000", "--host-memory", "60MiB"]).refused(4);

@@ -2,7 +2,7 @@
 
 use crate::data::Batch;
 use crate::error::Error;
-use crate::plan::{Alternative, Decision, Machine, Part};
+use crate::plan::{Alternative, Decision, Forecast, Machine, Part, Peak};
 use crate::recipe::StoreRecipe;
 use crate::report::console;
 use crate::report::table::Table;
@@ -14,21 +14,13 @@ const SHOWN: usize = 12;
 /// Prints what the chosen tiling takes, and what else there is.
 pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machine, batch: &Batch) -> Result<(), Error> {
     let chosen = &decision.chosen;
-    let mut table = Table::new(&["memory at the peak", "size", "of the whole"]);
-    let mut add = |name: &str, bytes: Bytes, whole: Bytes| {
-        let share = 100.0 * bytes.0 as f64 / whole.0.max(1) as f64;
-        table.row(&[name, &bytes.to_string(), &format!("{share:.1} %")]);
-    };
-    let peaks = std::iter::once(&chosen.forecast.device).chain(&chosen.forecast.host);
-    for peak in peaks {
-        let whole = if chosen.device.is_some() { peak.bytes() } else { chosen.host };
-        peak.rows.iter().filter(|(_, bytes)| bytes.0 > 0).for_each(|(name, bytes)| add(name, *bytes, whole));
-        if chosen.device.is_none() {
-            add("process and libraries", Bytes(chosen.host.0 - peak.bytes().0), whole);
-        }
-        add(&format!("peak, in {}", peak.part.name()), whole, whole);
+    let Forecast { device, host, .. } = &chosen.forecast;
+    if let (Some(on_device), Some(host)) = (chosen.device, host) {
+        console::result(&format!("{}\n", parts("the device's memory at its peak", device, on_device)))?;
+        console::result(&parts("the host's memory at its peak", host, chosen.host).to_string())?;
+    } else {
+        console::result(&parts("memory at the peak", device, chosen.host).to_string())?;
     }
-    console::result(&table.to_string())?;
     if chosen.forecast.files.0 > 0 {
         console::result(&format!("in files: {}", chosen.forecast.files))?;
     }
@@ -44,9 +36,25 @@ pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machin
     Ok(())
 }
 
+/// Of a peak the parts that there are; what the whole has beside tensors is the process'.
+fn parts(title: &str, peak: &Peak, whole: Bytes) -> Table {
+    let mut table = Table::new(&[title, "size", "of the whole"]);
+    let mut add = |name: &str, bytes: Bytes| {
+        let share = 100.0 * bytes.0 as f64 / whole.0.max(1) as f64;
+        table.row(&[name, &bytes.to_string(), &format!("{share:.1} %")]);
+    };
+    let beside = Bytes(whole.0.saturating_sub(peak.bytes().0));
+    let rows = peak.rows.iter().copied().chain([("process and libraries", beside)]);
+    rows.filter(|(_, bytes)| bytes.0 > 0).for_each(|(name, bytes)| add(name, bytes));
+    add(&format!("peak, in {}", peak.part.name()), whole);
+    table
+}
+
 /// The chosen tiling and others, the fastest first.
 fn alternatives(chosen: &Alternative, others: &[Alternative], is_timed: bool) -> Table {
-    let mut header = vec!["layers × chunks per cell", "layer checkpoints", "undo log", "peak", "files"];
+    let mut header = vec!["layers × chunks per cell", "layer checkpoints", "undo log"];
+    header.extend(if chosen.device.is_some() { &["device's peak", "host's peak"][..] } else { &["peak"] });
+    header.push("files");
     header.extend(Part::ALL.map(Part::name));
     header.extend(["step", "fits"]);
     let mut table = Table::new(&header);
@@ -58,9 +66,8 @@ fn alternatives(chosen: &Alternative, others: &[Alternative], is_timed: bool) ->
             format!("{} × {width}{}", other.grad.layers_per_cell, if is_chosen(&other) { " (chosen)" } else { "" }),
             store(other.grad.layer_checkpoints),
             store(other.grad.undo_log),
-            other.device.map_or_else(|| other.host.to_string(), |device| format!("{device} + {}", other.host)),
-            other.forecast.files.to_string(),
         ];
+        cells.extend(other.device.into_iter().chain([other.host, other.forecast.files]).map(|bytes| bytes.to_string()));
         let time = |seconds: f64| if is_timed { Seconds(seconds).to_string() } else { "–".to_owned() };
         cells.extend(other.seconds.map(time));
         cells.push(time(other.total_seconds()));
