@@ -9,7 +9,7 @@ use crate::engine::{ChunkKey, Engine, StepContext};
 use crate::model::{DropoutKey, Model, ModelConfig, ModelError};
 use crate::ops::attention;
 use crate::optim::{self, Optimizer, clip_grad_norm};
-use crate::plan::{Alternative, Flops, Machine, Subject, Trained, gemm};
+use crate::plan::{Alternative, Flops, Subject, Trained, gemm};
 use crate::profile::Profiler;
 use crate::recipe::{Dtype, HeadRecipe, Labels, Recipe};
 use crate::report::memory;
@@ -53,7 +53,7 @@ impl Bench {
         }
         let config = ModelConfig::load(&recipe.model.path).map_err(TrainError::from)?;
         let batch = tokens::batch(&recipe, &config, size.tokens, recipe.train.seed)?;
-        let machine = Machine::here(recipe.model.dtype, device);
+        let machine = train::machine_of_trial(&recipe, device);
         let machine = train::timed(machine, &recipe, &config, &batch)?;
         let (recipe, foretold) = train::settled(recipe, &config, &batch, machine)?;
         let engine = train::engine(&recipe, &config, None, None)?;

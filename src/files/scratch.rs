@@ -51,6 +51,14 @@ impl Scratch {
         }
     }
 
+    /// The directory for those who have no place for such files: below the system's for temporary files, and the same each time, so that
+    /// what a killed process has left there is removed by the next. It goes with the last file in it.
+    pub fn temporary_dir() -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("kvtune-{}", rustix::process::getuid().as_raw()));
+        made().insert(dir.clone());
+        dir
+    }
+
     /// Removes what processes have left in a directory that have ended, for who makes no file there. No directory is nothing.
     pub fn clean(dir: &Path) -> Result<(), FilesError> {
         if !dir.exists() {
@@ -151,7 +159,7 @@ impl Drop for Scratch {
     }
 }
 
-/// The directories that this process has made for scratch files.
+/// The directories that were made for scratch files alone.
 fn made() -> MutexGuard<'static, BTreeSet<PathBuf>> {
     static MADE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     MADE.lock().unwrap_or_else(PoisonError::into_inner)

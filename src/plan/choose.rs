@@ -56,7 +56,12 @@ impl Alternative {
         self.device.map_or_else(
             || format!("{host} of memory"),
             |device| format!("{device} of the device's memory and {host} of the host's"),
-        )
+        ) + &self.words_of_files()
+    }
+
+    fn words_of_files(&self) -> String {
+        let files = self.forecast.files;
+        if files > Bytes(0) { format!(", with {files} in files") } else { String::new() }
     }
 
     /// Of a step.
@@ -131,7 +136,7 @@ impl Planner<'_> {
 
     /// All shapes of cells, with those stores that may take the least memory.
     fn with_least(&self, grad: &GradRecipe) -> Result<Vec<Alternative>, PlanError> {
-        let stores = smallest(&ladder(grad, self.kv.buffer));
+        let stores = smallest(&ladder(grad, self.kv.buffer), self.machine.limits.files.is_some());
         let made = stores.into_iter().map(|stores| self.with_stores(grad, stores)).collect::<Result<Vec<_>, _>>()?;
         Ok(made.concat())
     }
@@ -153,13 +158,15 @@ impl Planner<'_> {
         };
         let with_margin = |bytes: Bytes| bytes.0 as f64 * (1.0 + MARGIN as f64 / 100.0);
         let within = |bytes: Bytes, limit: Option<Bytes>| limit.is_none_or(|limit| with_margin(bytes) <= limit.0 as f64);
-        let rates = self.machine.rates.unwrap_or(Rates::UNKNOWN);
+        let (rates, limits) = (self.machine.rates.unwrap_or(Rates::UNKNOWN), self.machine.limits);
         Ok(Alternative {
             cells: (settings.rows().len(), plan.columns.len()),
             device,
             host,
             seconds: forecast.seconds(&rates, &subject, &plan, self.batch),
-            fits: within(host, self.machine.limits.host) && device.is_none_or(|bytes| within(bytes, self.machine.limits.device)),
+            fits: within(host, limits.host)
+                && device.is_none_or(|bytes| within(bytes, limits.device))
+                && within(forecast.files, limits.files),
             forecast,
             grad,
         })
@@ -205,7 +212,9 @@ impl Planner<'_> {
     fn refusal(&self, grad: &GradRecipe, seen: Vec<Alternative>) -> Result<PlanError, PlanError> {
         let over = |a: &Alternative| {
             let of = |bytes: Bytes, limit: Option<Bytes>| limit.map_or(0.0, |limit| bytes.0 as f64 / limit.0.max(1) as f64);
-            of(a.host, self.machine.limits.host).max(a.device.map_or(0.0, |bytes| of(bytes, self.machine.limits.device)))
+            let limits = self.machine.limits;
+            let on_device = a.device.map_or(0.0, |bytes| of(bytes, limits.device));
+            of(a.host, limits.host).max(on_device).max(of(a.forecast.files, limits.files))
         };
         // Beginning with the defaults for what is open.
         let nearer = |a: Alternative, b: Alternative| if over(&b) < over(&a) { b } else { a };
@@ -213,6 +222,7 @@ impl Planner<'_> {
         Ok(PlanError::DoesNotFit {
             host: least.host,
             device: least.device,
+            files: least.forecast.files,
             limits: self.machine.limits,
             margin: MARGIN,
             tokens: self.batch.max_len(),
@@ -287,12 +297,19 @@ fn ladder(grad: &GradRecipe, buffer: BufferKind) -> Vec<(StoreRecipe, StoreRecip
 }
 
 /// The pairs that take least of the memory: in files as far as may be, and of those the exact one and the smallest. (Where the undo log
-/// rounds, the gradients of all hidden states wait, which takes more in one row of cells.)
-fn smallest(ladder: &[(StoreRecipe, StoreRecipe)]) -> Vec<(StoreRecipe, StoreRecipe)> {
-    let files = |(c, u): &(StoreRecipe, StoreRecipe)| [c, u].iter().filter(|store| store.place == StorePlace::File).count();
-    let most = ladder.iter().map(files).max().unwrap_or(0);
-    let mut pairs = ladder.iter().copied().filter(|pair| files(pair) == most);
-    pairs.next().into_iter().chain(pairs.next_back()).collect()
+/// rounds, the gradients of all hidden states wait, which takes more in one row of cells.) Where the room for files is limited, too,
+/// these two of all places.
+fn smallest(ladder: &[(StoreRecipe, StoreRecipe)], files_are_limited: bool) -> Vec<(StoreRecipe, StoreRecipe)> {
+    let places = |(c, u): &(StoreRecipe, StoreRecipe)| [c.place, u.place];
+    let files = |places: &[StorePlace; 2]| places.iter().filter(|place| **place == StorePlace::File).count();
+    let most = ladder.iter().map(|pair| files(&places(pair))).max().unwrap_or(0);
+    let of_places = |wanted: [StorePlace; 2]| {
+        let mut pairs = ladder.iter().copied().filter(move |pair| places(pair) == wanted);
+        pairs.next().into_iter().chain(pairs.next_back()).collect::<Vec<_>>()
+    };
+    let all = [StorePlace::Memory, StorePlace::File];
+    let all = all.into_iter().flat_map(|c| all.into_iter().map(move |u| [c, u]));
+    all.filter(|places| files_are_limited || files(places) == most).flat_map(of_places).collect()
 }
 
 fn rounding(form: StoreForm) -> u8 {

@@ -15,12 +15,14 @@ pub enum PlanError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// No tiling that the recipe allows stays within the memory that there is.
-    #[error("{}", shortage((*host, *device), limits, *margin, *tokens))]
+    #[error("{}", shortage((*host, *device, *files), limits, *margin, *tokens))]
     DoesNotFit {
         /// What the process would take, of all tilings by that which comes nearest.
         host: Bytes,
         /// What a device with a memory of its own would have to give.
         device: Option<Bytes>,
+        /// What would wait in files.
+        files: Bytes,
         /// What there is.
         limits: Limits,
         /// Percent that must be to spare.
@@ -32,7 +34,7 @@ pub enum PlanError {
     },
 }
 
-fn shortage((host, device): (Bytes, Option<Bytes>), limits: &Limits, margin: u64, tokens: usize) -> String {
+fn shortage((host, device, files): (Bytes, Option<Bytes>, Bytes), limits: &Limits, margin: u64, tokens: usize) -> String {
     let of = |name: &str, bytes: Bytes, limit: Option<Bytes>| {
         limit.map_or_else(
             || format!("{bytes} of {name} memory"),
@@ -41,7 +43,9 @@ fn shortage((host, device): (Bytes, Option<Bytes>), limits: &Limits, margin: u64
     };
     let device = device.map(|bytes| format!("{} and ", of("device", bytes, limits.device))).unwrap_or_default();
     let host = of("host", host, limits.host);
-    format!("a step of {tokens} tokens does not fit with a margin of {margin} %: it takes at least {device}{host}")
+    let there = limits.files.map_or(String::new(), |limit| format!(", for which {limit} are free"));
+    let files = if files > Bytes(0) { format!(" and {files} of scratch files{there}") } else { String::new() };
+    format!("a step of {tokens} tokens does not fit with a margin of {margin} %: it takes at least {device}{host}{files}")
 }
 
 impl Hint for PlanError {

@@ -13,12 +13,14 @@ pub struct Limits {
     pub device: Option<Bytes>,
     /// The process, all of it.
     pub host: Option<Bytes>,
+    /// Scratch files.
+    pub files: Option<Bytes>,
 }
 
 impl Limits {
-    /// What this machine has: of the host's memory as much as the process may get.
+    /// What this machine has: of the host's memory as much as the process may get. Where files would be is not known here.
     pub fn of_machine(device: Device) -> Self {
         let device = if let Device::Cuda(index) = device { free_device_memory(index) } else { None };
-        Self { device: device.map(Bytes), host: attainable() }
+        Self { device: device.map(Bytes), host: attainable(), files: None }
     }
 }

@@ -7,6 +7,7 @@ use super::{Ground, Limits};
 use crate::model::ModelConfig;
 use crate::recipe::Dtype;
 use crate::report::memory::resident;
+use crate::units::Bytes;
 
 /// What a step is planned for.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +31,12 @@ impl Machine {
         let ground = Ground::rehearsed(dtype, device);
         let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1);
         Self { device, threads, ground, limits: Limits::of_machine(device), rates: None }
+    }
+
+    /// With so much room for scratch files, where that is known.
+    pub fn with_disk(mut self, files: Option<Bytes>) -> Self {
+        self.limits.files = files;
+        self
     }
 
     /// Counts as ground, too, what `load` leaves resident: data, say.

@@ -1,6 +1,6 @@
 //! From a recipe to what a run, an evaluation or a proof works with: model, what of it is trained, data and engine.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -28,7 +28,18 @@ pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Token
 /// Where a run's scratch files are, unless the recipe has another place for them.
 pub(super) const SCRATCH: &str = "scratch";
 
-/// The engine of a recipe for a model. Scratch files are in the run's directory, or where the recipe says.
+/// Where the scratch files of a run are: where the recipe says, or in the run's directory.
+pub(super) fn scratch_dir(recipe: &Recipe, run: Option<&Path>) -> Option<PathBuf> {
+    let run = || run.or(recipe.output_dir.as_deref()).map(|run| run.join(SCRATCH));
+    recipe.grad.scratch_dir.clone().or_else(run)
+}
+
+/// The same for who makes no run: what has no place otherwise is temporary.
+pub(super) fn scratch_dir_of_trial(recipe: &Recipe) -> PathBuf {
+    scratch_dir(recipe, None).unwrap_or_else(Scratch::temporary_dir)
+}
+
+/// The engine of a recipe for a model, in a run or for a trial.
 pub fn engine(
     recipe: &Recipe,
     config: &ModelConfig,
@@ -39,9 +50,8 @@ pub fn engine(
         HeadRecipe::NextToken => Box::new(NextToken),
         HeadRecipe::SeqClassificationOnLogits(labels) => Box::new(ClassifyOnLogits::new(&data::label_tokens(labels, tokenizer)?)),
     };
-    let run = run.or(recipe.output_dir.as_deref());
-    let scratch_dir = recipe.grad.scratch_dir.clone().or_else(|| Some(run?.join(SCRATCH)));
-    let grad = GradRecipe { scratch_dir, ..recipe.grad.clone() };
+    let scratch_dir = scratch_dir(recipe, run).unwrap_or_else(|| scratch_dir_of_trial(recipe));
+    let grad = GradRecipe { scratch_dir: Some(scratch_dir), ..recipe.grad.clone() };
     Ok(Engine::new(Settings::new(config, &recipe.kv_cache, &grad)?, head))
 }
 

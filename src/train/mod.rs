@@ -18,5 +18,5 @@ pub use interrupt::Interrupt;
 pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe, resume};
 pub use run::{Ended, Outcome, Start, run};
 pub use schedule::Schedule;
-pub use tiling::{Settled, heaviest, plan, settled, settled_with_data, timed};
+pub use tiling::{Settled, disk_of_run, heaviest, machine_of_trial, plan, settled, settled_with_data, timed};
 pub use trainer::{RESOLVED_RECIPE, Trainer};

@@ -2,13 +2,17 @@
 
 use std::path::Path;
 
+use tch::Device;
+
 use super::{TrainError, assemble};
 use crate::data::{Batch, Dataset, Splits, Tokenizer};
 use crate::engine::{Engine, Settings};
+use crate::files::{self, Scratch};
 use crate::model::{ModelConfig, kind_of};
 use crate::plan::{Alternative, Decision, Machine, PlanError, Planner, Trained};
 use crate::recipe::Recipe;
 use crate::report::console;
+use crate::units::Bytes;
 
 /// The heaviest batch of a training set: its longest samples.
 pub fn heaviest(recipe: &Recipe, data: &Dataset) -> Result<Batch, TrainError> {
@@ -16,6 +20,24 @@ pub fn heaviest(recipe: &Recipe, data: &Dataset) -> Result<Batch, TrainError> {
     samples.sort_by_key(|&sample| std::cmp::Reverse(data.lengths()[sample]));
     samples.truncate(recipe.train.micro_batch_size);
     Ok(data.batch(&samples)?)
+}
+
+/// What is free for the scratch files of a run; `None` where its directory is not known yet, or the system does not tell.
+pub fn disk_of_run(recipe: &Recipe, run: Option<&Path>) -> Option<Bytes> {
+    free_in(&assemble::scratch_dir(recipe, run)?)
+}
+
+/// This machine, for steps that are no run's; to be called before a model is loaded, as [`Machine::here`] is.
+pub fn machine_of_trial(recipe: &Recipe, device: Device) -> Machine {
+    Machine::here(recipe.model.dtype, device).with_disk(free_in(&assemble::scratch_dir_of_trial(recipe)))
+}
+
+/// On the file system on which `dir` is, or would be made. What ended processes have left there is removed first, as a step would do.
+fn free_in(dir: &Path) -> Option<Bytes> {
+    // Where that fails the step itself will say why.
+    let _ = Scratch::clean(dir);
+    let dir = std::path::absolute(dir).ok()?;
+    files::free_space(dir.ancestors().find(|dir| dir.exists())?).ok()
 }
 
 /// The machine with its speed at the shapes of a recipe.
@@ -81,9 +103,10 @@ pub fn settled_with_data(
     config: &ModelConfig,
     tokenizer: Option<&Tokenizer>,
     run: Option<&Path>,
-    mut machine: Machine,
+    machine: Machine,
 ) -> Result<Settled, TrainError> {
     let engine_of = |recipe: &Recipe| assemble::engine(recipe, config, tokenizer, run);
+    let mut machine = machine.with_disk(disk_of_run(&recipe, run));
     // What is wrong with the recipe is said before the data are read.
     let engine = engine_of(&Recipe { grad: recipe.grad.closed(), ..recipe.clone() })?;
     let data = machine.beside(|| assemble::open_data(&recipe, config, tokenizer))?;

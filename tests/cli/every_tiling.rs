@@ -46,7 +46,7 @@ fn described(row: &[&str]) -> String {
 fn every_tiling_of_a_small_model() {
     let place = calm();
     // As an earlier one that was killed has left it.
-    let left = format!("temporary/kvtune-verify-{}", rustix::process::getuid().as_raw());
+    let left = format!("temporary/kvtune-{}", rustix::process::getuid().as_raw());
     fs::create_dir(place.path(&left)).unwrap();
     place.write(&format!("{left}/kvtune-undo-log-4194305-0.scratch"), "x");
     let said = verify(&place, &["--every-tiling"]).done();

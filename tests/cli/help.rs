@@ -173,6 +173,7 @@ fn plan() {
           --tokens <N>             Plan for rows of so many tokens with a target at each, instead of the heaviest batch of the recipe's data
           --device-memory <BYTES>  Plan for a GPU with so much memory, as `40GB` or `80GiB`; it need not be here, and its speed is then not told
           --host-memory <BYTES>    What the process may take of the host's memory. Default: what there is
+          --scratch-space <BYTES>  What scratch files may take. Default: what is free where the recipe has them, in `grad.scratch_dir` or below its `output_dir`
           --format <FORMAT>        How to print [default: table] [possible values: table, json]
           --device <DEVICE>        Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>            Threads of the CPU's tensor operations; results are bit-identical for the same number

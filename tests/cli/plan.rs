@@ -98,6 +98,22 @@ fn what_does_not_fit_is_refused_with_what_would() {
     assert!(refused.contains("hint: not even a short row would"), "{refused}");
 }
 
+/// Of what waits in files the room is as short as that of memory.
+#[test]
+fn files_without_room_are_refused_with_what_would_fit() {
+    let place = Place::new();
+    let files = ["--tokens", "3000", "--set", "grad.undo_log_place=file"];
+    let refused = plan(&place, &[&files[..], &["--scratch-space", "10KiB"]].concat()).refused(4);
+    assert!(refused.contains(" of scratch files, for which 10.0 KiB are free\n\nhint: this would: grad = { "), "{refused}");
+    // Nobody knows yet where the run will be, or the disk is large enough.
+    let said = plan(&place, &files).done();
+    assert!(said.out.contains("\nin files: ") && !said.out.contains("that are free"), "{}", said.out);
+    let said = plan(&place, &[&files[..], &["--set", "output_dir=run"]].concat()).done();
+    assert!(said.out.contains(" that are free\n") && !place.path("run").exists(), "{}", said.out);
+    let said = plan(&place, &[&files[..], &["--scratch-space", "1GB", "--format", "json"]].concat()).done();
+    assert_eq!(lines(&said)[0]["scratch_limit_bytes"].as_u64(), Some(1_000_000_000));
+}
+
 #[test]
 fn a_run_decides_what_is_open_and_says_how_near_its_plan_came() {
     let place = Place::new();

@@ -52,27 +52,29 @@ fn verify_says_how_near_the_gradient_comes() {
 }
 
 #[test]
-fn files_need_a_place() {
+fn files_that_have_no_place_are_temporary() {
     let place = Place::new();
-    assert_snapshot!(verify(&place, &["grad.layer_checkpoints_place=file"]).refused(2), @r"
-    error: no directory is given for scratch files
-
-    hint: give the recipe `grad.scratch_dir`, or an `output_dir` for a default
-    ");
-    // The first tensor comes from inside a layer.
-    assert_snapshot!(verify(&place, &["grad.undo_log_place=file"]).refused(2), @r"
-    error: no directory is given for scratch files
-
-    hint: give the recipe `grad.scratch_dir`, or an `output_dir` for a default
-    ");
-    let both = ["grad.layer_checkpoints_place=file", "grad.undo_log_place=file"];
+    std::fs::create_dir(place.path("temporary")).unwrap();
+    let hear = |arguments: &[&str]| place.hear(place.command(arguments).env("TMPDIR", place.path("temporary")));
+    let both = ["--set", "grad.layer_checkpoints_place=file", "--set", "grad.undo_log_place=file"];
+    let verify = ["verify", "--device", "cpu", "--threads", "1", "--recipe", "recipe.toml"];
+    let bench = ["bench", "--device", "cpu", "--recipe", "recipe.toml", "--tokens", "200", "--steps", "1"];
+    assert!(hear(&[&verify[..], &both].concat()).done().out.contains("proved"));
+    hear(&[&bench[..], &both].concat()).done();
+    assert_eq!(place.names("temporary"), [""; 0]);
+    // The recipe's own places come before.
+    place.write("nowhere", "");
     for place_of in ["grad.scratch_dir=fast", "output_dir=run"] {
-        let said = verify(&place, &[&both[..], &[place_of]].concat()).done();
+        let mut command = place.command(&[&verify[..], &both, &["--set", place_of]].concat());
+        let said = place.hear(command.env("TMPDIR", place.path("nowhere"))).done();
         assert!(said.out.contains("proved"), "{}", said.out);
     }
     assert!(!place.path("fast").exists() && !place.path("run/scratch").exists());
+    let mut command = place.command(&[&verify[..], &both].concat());
+    let error = place.hear(command.env("TMPDIR", place.path("nowhere"))).refused(1);
+    assert!(error.contains("<dir>/nowhere/kvtune-"), "{error}");
     place.write("file", "in the way");
-    let said = verify(&place, &[&both[..], &["grad.scratch_dir=file"]].concat());
+    let said = self::verify(&place, &["grad.layer_checkpoints_place=file", "grad.scratch_dir=file"]);
     assert_snapshot!(said.refused(1), @r"
     error: cannot look into `<dir>/file`
     cause: Not a directory (os error 20)

@@ -3,7 +3,7 @@
 use kvtune::data::{Batch, Row, Targets};
 use kvtune::model::ModelConfig;
 use kvtune::plan::{Decision, Ground, Limits, Machine, PlanError, Planner, Trained};
-use kvtune::recipe::{CacheRecipe, GradRecipe, OpenKey, Recipe, StoreForm, StorePlace};
+use kvtune::recipe::{CacheRecipe, GradRecipe, OpenKey, Recipe, StoreForm, StorePlace, StoreRecipe};
 use kvtune::units::{Bytes, Hint};
 use proptest::prelude::*;
 use serde_json::json;
@@ -30,7 +30,7 @@ fn batch(tokens: usize) -> Batch {
 }
 
 fn machine(host: u64) -> Machine {
-    let limits = Limits { device: None, host: Some(Bytes(host * MIB)) };
+    let limits = Limits { host: Some(Bytes(host * MIB)), ..Limits::default() };
     Machine { device: Device::Cpu, threads: 2, ground: Ground(Bytes(150 * MIB)), limits, rates: None }
 }
 
@@ -103,6 +103,62 @@ fn a_device_has_a_limit_of_its_own() {
         widths.push(taken);
     }
     assert!(widths[0] < widths[1] && widths[1] <= widths[2], "{widths:?}");
+}
+
+#[test]
+fn files_go_no_further_than_the_disk() {
+    let recipe = recipe("{ policy = 'h2o', cache_length = 1024, chunk_size = 256 }");
+    let of = |grad: &GradRecipe, files: u64| {
+        let mut machine = machine(340);
+        machine.limits.files = Some(Bytes(files * MIB));
+        decide(&recipe.kv_cache, grad, 65536, machine)
+    };
+    let roomy = of(&open(&recipe.grad), 1 << 20).unwrap().chosen;
+    let needed = roomy.forecast.files.0.div_ceil(MIB);
+    assert_eq!((roomy.grad.undo_log.form, roomy.grad.undo_log.place), (StoreForm::Plain, StorePlace::File));
+    // The margin holds for files, too.
+    assert_ne!(of(&open(&recipe.grad), needed).unwrap().chosen.grad, roomy.grad);
+    let short = of(&open(&recipe.grad), 20).unwrap().chosen;
+    assert!(short.fits && short.forecast.files.0 * 110 / 100 <= 20 * MIB, "{}", short.grad.tiling());
+    assert_ne!(short.grad.undo_log.form, StoreForm::Plain, "{}", short.grad.tiling());
+
+    let written = GradRecipe { undo_log: roomy.grad.undo_log, ..recipe.grad.clone() };
+    let error = of(&written, 20).unwrap_err();
+    assert!(error.to_string().ends_with(" of scratch files, for which 20.0 MiB are free"), "{error}");
+    assert!(error.hint().unwrap().starts_with("this would: grad = { "), "{:?}", error.hint());
+    // Nothing open would do: fewer tokens.
+    let all_in_files = [OpenKey::LayersPerCell, OpenKey::ChunksPerCell];
+    let only_files = GradRecipe { layer_checkpoints: roomy.grad.undo_log, open: all_in_files.to_vec(), ..written };
+    assert!(matches!(of(&only_files, 0), Err(PlanError::DoesNotFit { files, .. }) if files > Bytes(0)));
+}
+
+/// Whether any tiling with any stores fits.
+fn anything_fits(recipe: &Recipe, tokens: usize, machine: Machine) -> bool {
+    let (config, trained, batch) = (config(), Trained::of(recipe.lora.as_ref()).unwrap(), batch(tokens));
+    let kv = &recipe.kv_cache;
+    let planner = Planner { config: &config, kv, trained: &trained, kind: Kind::Float, batch: &batch, micro_batches: 1, machine };
+    let forms = [StoreForm::Plain, StoreForm::Int8, StoreForm::Int4];
+    let stores: Vec<StoreRecipe> = forms
+        .into_iter()
+        .flat_map(|form| [StorePlace::Memory, StorePlace::File].map(|place| StoreRecipe { form, place }))
+        .collect();
+    let pairs = stores.iter().flat_map(|c| stores.iter().map(move |u| (*c, *u)));
+    pairs.into_iter().any(|(layer_checkpoints, undo_log)| {
+        let grad = GradRecipe { layer_checkpoints, undo_log, ..recipe.grad.clone() };
+        planner.alternatives(&grad).unwrap().iter().any(|alternative| alternative.fits)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+    #[test]
+    fn what_is_refused_fits_in_no_way(tokens in 6000usize..12000, host in 212u64..250, files in 0u64..12) {
+        let recipe = recipe("{ policy = 'lastrec', cache_length = 1024, chunk_size = 256 }");
+        let mut machine = machine(host);
+        machine.limits.files = Some(Bytes(files * MIB));
+        let is_decided = decide(&recipe.kv_cache, &open(&recipe.grad), tokens, machine).is_ok();
+        prop_assert_eq!(is_decided, anything_fits(&recipe, tokens, machine));
+    }
 }
 
 proptest! {

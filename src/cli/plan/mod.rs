@@ -32,6 +32,9 @@ pub(super) struct Plan {
     /// What the process may take of the host's memory. Default: what there is.
     #[arg(long, value_name = "BYTES", value_parser = bytes())]
     host_memory: Option<Bytes>,
+    /// What scratch files may take. Default: what is free where the recipe has them, in `grad.scratch_dir` or below its `output_dir`.
+    #[arg(long, value_name = "BYTES", value_parser = bytes())]
+    scratch_space: Option<Bytes>,
     /// How to print.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -77,6 +80,7 @@ impl Plan {
         }
         machine.limits.device = self.device_memory.or(machine.limits.device);
         machine.limits.host = self.host_memory.or(machine.limits.host);
+        machine.limits.files = self.scratch_space.or_else(|| train::disk_of_run(recipe, None));
         Ok(machine)
     }
 }

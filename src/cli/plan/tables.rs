@@ -22,7 +22,8 @@ pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machin
         console::result(&parts("memory at the peak", device, chosen.host).to_string())?;
     }
     if chosen.forecast.files.0 > 0 {
-        console::result(&format!("in files: {}", chosen.forecast.files))?;
+        let free = machine.limits.files.map_or(String::new(), |bytes| format!(" of {bytes} that are free"));
+        console::result(&format!("\nin files: {}{free}", chosen.forecast.files))?;
     }
     console::result(&format!("\n{}", alternatives(chosen, others, machine.rates.is_some())))?;
     let limit = |limit: Option<Bytes>| limit.map_or("unknown".to_owned(), |bytes| bytes.to_string());

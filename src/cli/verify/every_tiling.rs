@@ -1,6 +1,5 @@
 //! `kvtune verify --every-tiling`: one reference, and beside it the gradient in every shape of cells, with every store and cache.
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -29,25 +28,7 @@ struct Proved {
 }
 
 /// Proves the recipe's own tiling and all others, prints a line for each, and fails where one is not what it should be.
-pub(super) fn prove(mut recipe: Recipe, engine_of: EngineOf<'_>, subject: &Subject<'_>) -> Result<(), Error> {
-    if recipe.grad.scratch_dir.is_some() {
-        return prove_all(&recipe, engine_of, subject);
-    }
-    let scratch = scratch_dir();
-    recipe.grad.scratch_dir = Some(scratch.clone());
-    let result = prove_all(&recipe, engine_of, subject);
-    // With files of another process in it it stays.
-    let _ = std::fs::remove_dir(scratch);
-    result
-}
-
-/// Where scratch files are that no recipe has a place for. The same directory each time, so that what a killed process has left there
-/// is removed by the next.
-fn scratch_dir() -> PathBuf {
-    std::env::temp_dir().join(format!("kvtune-verify-{}", rustix::process::getuid().as_raw()))
-}
-
-fn prove_all(recipe: &Recipe, engine_of: EngineOf<'_>, subject: &Subject<'_>) -> Result<(), Error> {
+pub(super) fn prove(recipe: &Recipe, engine_of: EngineOf<'_>, subject: &Subject<'_>) -> Result<(), Error> {
     let own = engine_of(recipe)?;
     let plan = own.settings().plan(subject.batch, subject.context.chunk_sizes)?;
     let tiling = Tiling { kv_cache: recipe.kv_cache.clone(), grad: recipe.grad.clone() };

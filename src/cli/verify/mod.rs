@@ -16,7 +16,6 @@ use crate::cache::ReplayLog;
 use crate::data::{Batch, Dataset};
 use crate::engine::{ChunkKey, Engine, StepContext};
 use crate::error::Error;
-use crate::plan::Machine;
 use crate::recipe::{Dtype, Recipe, ValidationSource};
 use crate::report::console;
 use crate::train;
@@ -54,7 +53,7 @@ impl Verify {
         // The proof takes the rows of the file in their order.
         recipe.data.validation = ValidationSource::Fraction(0.0);
         // Before the model is there.
-        let machine = (!recipe.grad.open.is_empty()).then(|| Machine::here(recipe.model.dtype, device));
+        let machine = (!recipe.grad.open.is_empty()).then(|| train::machine_of_trial(&recipe, device));
         let model = proof_model(&recipe, recipe.model.dtype, device)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
         let (config, log) = (model.config().clone(), self.replay_log.as_deref());
@@ -82,7 +81,7 @@ impl Verify {
         let model = if recipe.model.dtype == dtype { model } else { proof_model(&recipe, dtype, device)? };
         let subject = Subject { model: &model, batch: &batch, context, dtype, format: self.format };
         if self.every_tiling {
-            return every_tiling::prove(recipe, &engine_of, &subject);
+            return every_tiling::prove(&recipe, &engine_of, &subject);
         }
         let found = Proofs::new(&model, &batch, context).prove(&engine)?;
         subject.tell(&found, &engine.settings().inexact_stores())
