@@ -214,7 +214,7 @@ impl LayerCache {
         let moves = victims.map(|x| moves::plan(at, x, span, &kept, self.shape.device));
         let saved = moves.as_ref().map(|m| self.move_entries(m));
         let placement = Placement::new(span, &kept, self.shape.device);
-        let (k, v) = (placement.place(k), placement.place(v));
+        let (k, v) = (placement.place(k).contiguous(), placement.place(v).contiguous());
         let mut positions = placement.positions(span, self.shape.device).expand([at.batch, at.groups, at.len], false);
         let mut chunk = self.buffer.encode(&k, &v);
         if let (Some(moves), Some((saved, saved_position))) = (&moves, &saved)
@@ -242,7 +242,7 @@ impl LayerCache {
     pub fn recompose(&self, span: &ChunkSpan, undo: &Undo, k: &Tensor, v: &Tensor) -> (Tensor, Tensor) {
         let placement = self.placement(span, undo);
         let saved = undo.saved.as_ref().map(|(saved, _)| saved);
-        self.composed((placement.place(k), placement.place(v)), undo.moves.as_ref(), saved)
+        self.composed((placement.place(k).contiguous(), placement.place(v).contiguous()), undo.moves.as_ref(), saved)
     }
 
     /// The region's columns as its own queries see them: the tokens exact, in front of them what the rows keep, as it is stored.

@@ -47,7 +47,7 @@ impl Placement {
     /// `x (B, heads, n, D)` in and out.
     pub fn place(&self, x: &Tensor) -> Tensor {
         match &self.0 {
-            None => x.contiguous(),
+            None => x.shallow_clone(),
             Some(c) => moved(x, &c.token, &c.has_token),
         }
     }

@@ -148,6 +148,8 @@ mod tests {
         for (ours, expected) in [(dq, expected.0), (dk.narrow(2, 0, 4), expected.1), (dv.narrow(2, 0, 4), expected.2)] {
             assert!(ours.allclose(&expected, 0.0, 1e-12, false));
         }
-        assert_eq!([dk, dv].map(|d| d.narrow(2, 4, 3).abs().max().double_value(&[])), [0.0, 0.0]);
+        for unused in [dk, dv].map(|d| d.narrow(2, 4, 3)) {
+            assert_eq!(unused, unused.zeros_like());
+        }
     }
 }

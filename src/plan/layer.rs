@@ -31,6 +31,8 @@ pub(super) struct Layer<'a> {
     pub(super) index: usize,
     /// Tokens of the column, pads with them, of all rows.
     pub(super) tokens: u64,
+    /// Whether they are one chunk.
+    pub(super) is_one_chunk: bool,
     /// The column's attention.
     pub(super) kernel: Kernel,
 }
@@ -107,6 +109,9 @@ impl Layer<'_> {
             if s.config.variant.has_qk_norm { (q + kv) * w + self.norms(s.config.num_heads + s.config.num_kv_heads) } else { 0 };
         let rotation = s.config.head_dim as u64 * w;
         let attended = w * (q + 2 * kv + q) + s.config.num_heads as u64 * s.wide();
+        // The kernel lays a chunk's output out as the projection reads it: what both keep is one tensor.
+        let is_shared = self.is_one_chunk && native::attends(s.device, s.kind);
+        let joined = if is_shared { 0 } else { self.input_of(&[Output], q) };
         // The next norm's input.
         let sum = e * w;
         norm + self.input_of(&[Query, Key, Value], e)
@@ -114,7 +119,7 @@ impl Layer<'_> {
             + head_norms
             + rotation
             + attended
-            + self.input_of(&[Output], q)
+            + joined
             + sum
     }
 

@@ -49,8 +49,8 @@ pub(super) struct Walk<'a> {
     layers: RefCell<HashMap<Look, LayerBytes>>,
 }
 
-/// Whether the layer is the lowest, its slots, tokens, the longest chunk, entries, and whether victims are chosen.
-type Look = (bool, usize, u64, u64, u64, bool);
+/// Whether the layer is the lowest, its slots, tokens and whether they are one chunk, the longest chunk, entries, and whether victims are chosen.
+type Look = (bool, usize, (u64, bool), u64, u64, bool);
 
 impl<'a> Walk<'a> {
     /// `targets` are the places with a target, by column of `plan`.
@@ -162,10 +162,11 @@ impl<'a> Walk<'a> {
         let (shape, tokens) = (&self.shapes[index], self.tokens(c));
         let chunk = spans.iter().map(|span| span.len).max().unwrap_or(0) as u64;
         let filled = spans.last().map_or(0, |span| (span.start + span.len).min(shape.cache_length)) as u64;
-        let key = (index == 0, shape.cache_length, tokens, chunk, filled, is_choosing);
+        let is_one_chunk = spans.len() == 1;
+        let key = (index == 0, shape.cache_length, (tokens, is_one_chunk), chunk, filled, is_choosing);
         *self.layers.borrow_mut().entry(key).or_insert_with(|| {
             let kernel = Kernel::of(self.subject, shape, (chunk, filled), is_choosing);
-            Layer { subject: self.subject, index, tokens, kernel }.bytes()
+            Layer { subject: self.subject, index, tokens, is_one_chunk, kernel }.bytes()
         })
     }
 
