@@ -164,7 +164,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn what_is_chosen_fits_and_more_memory_never_makes_it_slower(
+    fn what_is_chosen_fits_and_more_memory_never_makes_the_same_stores_slower(
         tokens in 2000usize..60000, host in 200u64..800, more in 0u64..400, is_growing: bool,
     ) {
         let kv = if is_growing { "{ policy = 'dense', storage = 'growing', chunk_size = 512 }" } else { "{ policy = 'lastrec', cache_length = 1024, chunk_size = 256 }" };
@@ -176,7 +176,10 @@ proptest! {
             let larger = of(host + more).unwrap().chosen;
             let is_exact = |grad: &GradRecipe| grad.undo_log.form == StoreForm::Plain && grad.layer_checkpoints.form == StoreForm::Plain;
             prop_assert!(!is_exact(&chosen.grad) || is_exact(&larger.grad));
-            prop_assert!(chosen.grad.undo_log.form != larger.grad.undo_log.form || larger.total_seconds() <= 1.04 * chosen.total_seconds());
+            // Memory comes before files, even where a file would leave room for fewer rows of cells.
+            let stores = |grad: &GradRecipe| (grad.layer_checkpoints, grad.undo_log);
+            let is_another_way = stores(&chosen.grad) != stores(&larger.grad);
+            prop_assert!(is_another_way || larger.total_seconds() <= 1.04 * chosen.total_seconds());
         }
     }
 }
