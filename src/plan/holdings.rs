@@ -79,8 +79,13 @@ impl<'a> Holdings<'a> {
         let notes = [true, false].map(|is_prefill| notes_per_entry(subject.settings.policy(0), is_prefill));
         let layer = |(index, shape): (usize, Shape)| {
             let policy = subject.settings.policy(index);
-            // A share is not known before, and at most twice the cache length.
-            let slots = shape.slots_for(shape.allocated.max(1), 0) * if policy.shares_out().is_some() { 2 } else { 1 };
+            let length = shape.slots_for(shape.allocated.max(1), 0);
+            let slots = match policy.shares_out() {
+                // A share is not known before. It is largest where all entries of a head are in the better half: then it has its floor,
+                // and twice what that leaves of the cache length.
+                Some(floor) if shape.groups > 1 => 2 * length - (floor * length as f64) as usize,
+                _ => length,
+            };
             LayerHolds {
                 slots,
                 shape,

@@ -134,6 +134,23 @@ fn a_run_decides_what_is_open_and_says_how_near_its_plan_came() {
 }
 
 #[test]
+fn a_resume_decides_anew_what_it_leaves_open() {
+    let place = Place::new();
+    place.finetune(&["train.max_steps=2"]).done();
+    let resolved = || String::from_utf8(place.read("run/recipe.resolved.toml")).unwrap();
+    assert!(resolved().contains("layers_per_cell = 1\n"), "{}", resolved());
+    let open = ["--set", "grad.layers_per_cell=auto", "--set", "grad.undo_log_place=auto", "--set", "train.max_steps=3"];
+    let said = place.run(&[&["resume", "run", "--device", "cpu"][..], &open].concat()).done();
+    assert!(
+        said.err.contains("planned: grad = { layers_per_cell = ") && said.err.contains("resuming after step 2"),
+        "{}",
+        said.err
+    );
+    assert!(said.err.contains("peak memory of the process: planned "), "{}", said.err);
+    assert!(resolved().contains("layers_per_cell = ") && !resolved().contains("auto"), "{}", resolved());
+}
+
+#[test]
 fn other_verbs_take_a_recipe_with_open_keys() {
     let place = Place::new();
     assert!(place.check(&ALL_OPEN).done().out.contains("| peak memory, planned |"));

@@ -33,10 +33,14 @@ pub(crate) struct Sizes {
 /// Draws `count` recipes.
 pub(crate) fn draws(seed: u64, count: usize, sizes: Sizes) -> Vec<Draw> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    (0..count).map(|_| draw(&mut rng, sizes)).collect()
+    // A stream of its own: the other figures of a seed stay what they were.
+    let mut of_dropout = rng.clone();
+    of_dropout.set_stream(1);
+    let mut dropout = || *["0.0", "0.0", "0.1"].choose(&mut of_dropout).unwrap();
+    (0..count).map(|_| draw(&mut rng, sizes, dropout())).collect()
 }
 
-fn draw(rng: &mut ChaCha8Rng, sizes: Sizes) -> Draw {
+fn draw(rng: &mut ChaCha8Rng, sizes: Sizes, dropout: &str) -> Draw {
     let mut of = |choices: &[usize]| *choices.choose(rng).unwrap();
     let (layers, hidden, slots) = (of(sizes.layers), of(sizes.hidden), of(sizes.slots));
     let (head_dim, groups, per_group) = (of(&[16, 32, 64]), of(&[1, 2, 4]), of(&[1, 2, 4]));
@@ -54,7 +58,7 @@ fn draw(rng: &mut ChaCha8Rng, sizes: Sizes) -> Draw {
     let checkpoints = word(&["plain", "plain", "int8", "int4"]);
     let (checkpoints_place, undo_place) = (word(&["memory", "memory", "file"]), word(&["memory", "memory", "file"]));
     let tied = rng.random::<bool>();
-    let trained = if is_full { "train.weights = 'all'".to_owned() } else { format!("lora.r = {r}") };
+    let trained = if is_full { "train.weights = 'all'".to_owned() } else { format!("lora = {{ r = {r}, dropout = {dropout} }}") };
     let width = if chunks_per_cell == 0 { String::new() } else { format!("chunks_per_cell = {chunks_per_cell}, ") };
     Draw {
         config: json!({
@@ -73,7 +77,7 @@ fn draw(rng: &mut ChaCha8Rng, sizes: Sizes) -> Draw {
         words: format!(
             "{layers} × {hidden}, MLP {inner}, {groups}·{per_group} heads of {head_dim}, vocabulary {vocab}, {dtype}{}; {policy} {slots} \
              {buffer}, chunks {chunk}; {rows} × {tokens}; cells {layers_per_cell} × {}; {checkpoints} {checkpoints_place}, {undo} {undo_place}",
-            if is_full { " full" } else { "" },
+            if is_full { " full".to_owned() } else { format!(", dropout {dropout}") },
             if chunks_per_cell == 0 { "cache".to_owned() } else { chunks_per_cell.to_string() },
         ),
     }

@@ -34,22 +34,22 @@ fn recipe(words: &[&str]) -> Recipe {
     Recipe::parse(text.to_owned(), Path::new(&home), &set).unwrap().recipe
 }
 
-fn batch(rows: usize, head: &HeadRecipe) -> Batch {
-    let row = |sample: usize| {
-        let inputs = (0..TOKENS).map(|t| ((t * 31 + sample * 7) % 90) as u32).collect();
+fn batch(lengths: &[usize], head: &HeadRecipe) -> Batch {
+    let row = |(sample, &tokens): (usize, &usize)| {
+        let inputs = (0..tokens).map(|t| ((t * 31 + sample * 7) % 90) as u32).collect();
         let targets = match head {
             HeadRecipe::NextToken => {
-                Targets::NextToken((0..TOKENS).map(|t| if t < 40 { -100 } else { (t % 90) as i64 }).collect())
+                Targets::NextToken((0..tokens).map(|t| if t < 40 { -100 } else { (t % 90) as i64 }).collect())
             }
             HeadRecipe::SeqClassificationOnLogits(_) => Targets::Class(sample % 2),
         };
         Row { sample: sample as u64, inputs, targets, initial: None }
     };
-    Batch { rows: (0..rows).map(row).collect() }
+    Batch { rows: lengths.iter().enumerate().map(row).collect() }
 }
 
 /// What is planned, and what the engine says in the second step.
-fn both(words: &[&str]) -> (Vec<Moment>, Vec<(Part, MemoryByPart)>) {
+fn both(words: &[&str], lengths: &[usize]) -> (Vec<Moment>, Vec<(Part, MemoryByPart)>) {
     let recipe = recipe(words);
     let tied = !words.contains(&"train.weights=all");
     let config = json!({
@@ -73,7 +73,7 @@ fn both(words: &[&str]) -> (Vec<Moment>, Vec<(Part, MemoryByPart)>) {
     let mut grad = recipe.grad.clone();
     grad.scratch_dir = Some(home.path().join("scratch"));
     let engine = Engine::new(Settings::new(&config, &recipe.kv_cache, &grad).unwrap(), head);
-    let batch = batch(recipe.train.micro_batch_size, &recipe.head);
+    let batch = batch(lengths, &recipe.head);
     let context = StepContext { weight: 0.01, dropout: None, chunk_sizes: None };
     let mut recorder = Recorder::default();
     for _ in 0..2 {
@@ -99,8 +99,13 @@ fn certain(memory: MemoryByPart) -> MemoryByPart {
     MemoryByPart { free_room: Bytes(0), untouched: Bytes(0), replay_log: Bytes(0), ..memory }
 }
 
+/// Of rows of the same length.
 fn check(words: &[&str]) {
-    let (planned, told) = both(words);
+    check_rows(words, &vec![TOKENS; recipe(words).train.micro_batch_size]);
+}
+
+fn check_rows(words: &[&str], lengths: &[usize]) {
+    let (planned, told) = both(words, lengths);
     assert_eq!(planned.len(), told.len() + 2, "{words:?}");
     for (i, (planned, (part, memory))) in planned.iter().zip(&told).enumerate() {
         assert_eq!((planned.part, certain(planned.held)), (*part, certain(*memory)), "{words:?}, event {i}");
@@ -149,4 +154,57 @@ fn other_caches_kinds_heads_and_full_training_hold_what_is_planned() {
     check(&["train.weights=all", "grad.layers_per_cell=2"]);
     check(&["head.kind=seq_classification_on_logits", "head.label_tokens=[3, 5]", "grad.layers_per_cell=1"]);
     check(&["lora.target_modules=[\"down_proj\", \"v_proj\"]", "lora.r=3"]);
+}
+
+#[test]
+fn rows_of_different_lengths_hold_what_is_planned() {
+    for lengths in [&[90, TOKENS, 20][..], &[1, 150], &[60, 50]] {
+        check_rows(&["kv_cache.policy=h2o", "grad.layers_per_cell=2"], lengths);
+        check_rows(&["kv_cache.policy=lastrec", "grad.chunks_per_cell=3", "grad.undo_log=int8"], lengths);
+        check_rows(&["kv_cache.buffer=int8", "grad.chunks_per_cell=2"], lengths);
+    }
+    check_rows(&["kv_cache.policy=dense", "kv_cache.storage=growing"], &[90, TOKENS, 20]);
+}
+
+/// Compares event by event; `rough` takes out of both, planned and told, what is foretold only as the most, and has looked at it.
+fn check_rough(words: &[&str], rough: &dyn Fn(&mut MemoryByPart, &mut MemoryByPart)) {
+    let (planned, told) = both(words, &[TOKENS; 2]);
+    assert_eq!(planned.len(), told.len() + 2, "{words:?}");
+    for (i, (planned, (part, memory))) in planned.iter().zip(&told).enumerate() {
+        let (mut held, mut memory) = (planned.held, *memory);
+        rough(&mut held, &mut memory);
+        assert_eq!((planned.part, certain(held)), (*part, certain(memory)), "{words:?}, event {i}");
+    }
+}
+
+/// Takes a part out of both, of which the plan is `more` too high at most.
+fn at_most(planned: &mut Bytes, told: &mut Bytes, more: u64) {
+    assert!(*planned >= *told && planned.0 <= told.0 + more, "{planned} planned, {told} told");
+    (*planned, *told) = (Bytes(0), Bytes(0));
+}
+
+/// Three layers are planned to be on the device at every moment; between two turns there are fewer.
+#[test]
+fn caches_that_wait_on_the_host_hold_at_most_what_is_planned() {
+    for tiling in [["grad.layers_per_cell=1", "grad.chunks_per_cell=1"], ["grad.layers_per_cell=3", "grad.chunks_per_cell=3"]] {
+        for more in ["kv_cache.policy=h2o", "kv_cache.buffer=int8"] {
+            check_rough(&["kv_cache.cpu_offload=true", tiling[0], tiling[1], more], &|planned, told| {
+                let all = planned.waiting_caches.0;
+                at_most(&mut planned.caches, &mut told.caches, all);
+            });
+        }
+    }
+}
+
+/// Heads' shares are known when the choices are, and lie between the cache length and what is planned, here one and a half times that.
+#[test]
+fn adakv_holds_at_most_what_is_planned() {
+    check_rough(&["kv_cache.policy.adakv={ policy = 'keydiff', floor = 0.5 }", "grad.layers_per_cell=2"], &|planned, told| {
+        for (planned, told) in
+            [(&mut planned.caches, &mut told.caches), (&mut planned.cache_gradients, &mut told.cache_gradients)]
+        {
+            let half = told.0.div_ceil(2);
+            at_most(planned, told, half);
+        }
+    });
 }
