@@ -5,6 +5,7 @@ use tch::Device;
 
 use super::recipe_file::RecipeFile;
 use crate::cache::Scope;
+use crate::data::Splits;
 use crate::engine::{ChunkPlan, Settings};
 use crate::error::Error;
 use crate::model::{Model, ModelConfig};
@@ -29,9 +30,12 @@ impl Check {
         train::check_trained(&recipe, &config)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
         let machine = Machine::here(recipe.model.dtype, device);
-        let settled = train::settled_with_data(recipe, &config, tokenizer.as_ref(), None, machine)?;
+        let mut said = Ok(());
+        // Before anything is refused that may be in it.
+        let say = |data: &Splits| said = console::result(&data.report.to_string());
+        let settled = train::settled_with_data(recipe, &config, tokenizer.as_ref(), None, machine, say)?;
+        said?;
         let Settled { recipe, foretold, engine, data } = settled;
-        console::result(&data.report.to_string())?;
         let longest = (0..data.train.len()).max_by_key(|&sample| data.train.lengths()[sample]).unwrap_or(0);
         let plan = engine.settings().plan(&data.train.batch(&[longest])?, None).map_err(TrainError::from)?;
         let schedule = Schedule::new(&recipe, data.train.lengths());

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -44,6 +44,9 @@ impl Scratch {
                 make_dir(dir)?;
                 made().insert(dir.to_owned());
             }
+            if dir == temporary_path() {
+                keep_to_oneself(dir)?;
+            }
             remove_stale(dir)?;
             if let Some(scratch) = Self::locked(dir, purpose)? {
                 return Ok(scratch);
@@ -54,7 +57,7 @@ impl Scratch {
     /// The directory for those who have no place for such files: below the system's for temporary files, and the same each time, so that
     /// what a killed process has left there is removed by the next. It goes with the last file in it.
     pub fn temporary_dir() -> PathBuf {
-        let dir = std::env::temp_dir().join(format!("kvtune-{}", rustix::process::getuid().as_raw()));
+        let dir = temporary_path();
         made().insert(dir.clone());
         dir
     }
@@ -163,6 +166,20 @@ impl Drop for Scratch {
 fn made() -> MutexGuard<'static, BTreeSet<PathBuf>> {
     static MADE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     MADE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn temporary_path() -> PathBuf {
+    std::env::temp_dir().join(format!("kvtune-{}", rustix::process::getuid().as_raw()))
+}
+
+/// In a directory that all users share a name can be taken by another: who owns it could exchange what is in it.
+fn keep_to_oneself(dir: &Path) -> Result<(), FilesError> {
+    let owner = fs::metadata(dir).map_err(FilesError::io("inspect", dir))?.uid();
+    if owner != rustix::process::getuid().as_raw() {
+        let message = format!("it belongs to the user of number {owner}");
+        return Err(FilesError::io("use", dir)(io::Error::new(io::ErrorKind::PermissionDenied, message)));
+    }
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).map_err(FilesError::io("protect", dir))
 }
 
 /// Removes the scratch files in `dir` that no living process holds.

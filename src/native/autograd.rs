@@ -63,7 +63,8 @@ pub(crate) fn or_panic<T>(done: Result<T, BackwardError>) -> T {
 /// grad they stay constants, and the closure is dropped.
 ///
 /// The closure runs at most once, possibly on another thread, and is dropped as soon as backward has passed. It must own
-/// detached tensors only, else the graph would own itself. An `Err` or a panic inside it fails the backward.
+/// detached tensors only, else the graph would own itself; and as these share memory with what they come from, which libtorch then
+/// does not watch, nobody may write there before the backward. An `Err` or a panic inside it fails the backward.
 ///
 /// # Shapes
 /// The closure receives one gradient per output, of the output's shape, and returns one per input, of the input's shape.

@@ -11,6 +11,8 @@ mod pointwise;
 
 pub(crate) use autograd::or_panic;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward};
+#[cfg(test)]
+pub(crate) use kernels::threads_at_work;
 pub use kernels::{AttendGrads, AttentionShape, Part, attend, attend_backward, attends, attention_paid, product};
 pub use mapped::{FileMap, libtorch_version, tensor_over};
 pub use meter::{Allocated, AllocationMeter};

@@ -314,8 +314,16 @@ mod tests {
 
     #[test]
     fn both_ways_equal_plain_attention_forward_backward_and_in_sums() {
-        for (n, past, h, g) in [(5, 7, 6, 2), (1, 3, 4, 4), (70, 9, 8, 1), (4, 0, 2, 2), (130, 300, 4, 2)] {
-            let (b, d, scale) = (2, 8, 0.3);
+        for (n, past, h, g, d) in [
+            (5, 7, 6, 2, 8),
+            (1, 3, 4, 4, 8),
+            (70, 9, 8, 1, 8),
+            (4, 0, 2, 2, 8),
+            (130, 300, 4, 2, 14),
+            (1, 259, 7, 1, 80),
+            (300, 65, 14, 2, 10),
+        ] {
+            let (b, scale) = (2, 0.3);
             let q = Tensor::randn([b, h, n, d], OPTS).set_requires_grad(true);
             let k = Tensor::randn([b, g, past + n, d], OPTS).set_requires_grad(true);
             let v = Tensor::randn([b, g, past + n, d], OPTS).set_requires_grad(true);
@@ -360,24 +368,59 @@ mod tests {
         }
     }
 
+    /// Output, log-sum-exp, gradients of values and keys, then what is added up over the tasks: dq and the sums.
+    fn everything(chunk: Chunk<'_>, past: &[Past<'_>], dout: &Tensor) -> Vec<Tensor> {
+        let (attended, sums) = attend_and_sum(chunk, past, Some(Queries::All));
+        let grads = attend_backward(dout, chunk, past, &attended);
+        let mut all = vec![attended.out_bhnd, attended.lse_bhn, grads.dk_bgnd, grads.dv_bgnd];
+        all.extend(grads.past.into_iter().flat_map(|(dk, dv)| [dk, dv]));
+        all.extend([grads.dq_bhnd, sums.unwrap()]);
+        all
+    }
+
     #[test]
-    fn the_kernel_gives_the_same_bits_on_any_number_of_threads_forward_and_twice_backward() {
-        let float = (Kind::Float, Device::Cpu);
-        let (q, dout) = (Tensor::randn([1, 8, 256, 32], float), Tensor::randn([1, 8, 256, 32], float));
-        let [k, v, old_k, old_v] = [256, 256, 768, 768].map(|tokens| Tensor::randn([1, 2, tokens, 32], float));
-        let chunk = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale: 0.2, in_use_bgn: None };
-        let past = [Past { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }];
+    fn the_kernel_gives_on_any_number_of_threads_the_same_numbers_and_twice_the_same_bits() {
+        tch::manual_seed(8);
         let threads = tch::get_num_threads();
-        let run = |threads: i32| {
+        // One head of keys is divided among the threads, several are shared out.
+        for (h, g, d) in [(7, 1, 14), (8, 2, 32)] {
+            let float = (Kind::Float, Device::Cpu);
+            let [q, dout] = [h, h].map(|heads| Tensor::randn([1, heads, 300, d], float));
+            let [k, v, old_k, old_v] = [300, 300, 700, 700].map(|tokens| Tensor::randn([1, g, tokens, d], float));
+            let chunk = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale: 0.2, in_use_bgn: None };
+            let past = [Past { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }];
+            let run = |threads: i32| {
+                tch::set_num_threads(threads);
+                everything(chunk, &past, &dout)
+            };
+            let one = run(1);
+            for several in [2, 3, 4] {
+                let (some, again) = (run(several), run(several));
+                assert!(some.iter().zip(&again).all(|(a, b)| a.equal(b)));
+                assert!(one.iter().zip(&some).take(6).all(|(a, b)| a.equal(b)));
+                assert!(one.iter().zip(&some).all(|(a, b)| a.allclose(b, 1e-5, 1e-5, false)));
+            }
             tch::set_num_threads(threads);
-            let attended = attend(chunk, &past);
-            let grads = attend_backward(&dout, chunk, &past, &attended);
-            [attended.out_bhnd, attended.lse_bhn, grads.dq_bhnd, grads.dk_bgnd, grads.dv_bgnd]
-        };
-        let (one, two, again) = (run(1), run(2), run(2));
+
+            let wide = |x: &Tensor| x.to_kind(Kind::Double);
+            let [q, k, v, old_k, old_v, dout] = [&q, &k, &v, &old_k, &old_v, &dout].map(wide);
+            let chunk = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale: 0.2, in_use_bgn: None };
+            let past = [Past { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }];
+            for (i, (single, double)) in one.iter().zip(everything(chunk, &past, &dout)).enumerate() {
+                assert!(worst(&wide(single), &double) < 2e-5, "{i}: {:.1e}", worst(&wide(single), &double));
+            }
+        }
+    }
+
+    #[test]
+    fn tasks_are_shared_out_among_threads() {
+        let threads = tch::get_num_threads();
+        let seen = [1, 2, 3].map(|threads| {
+            tch::set_num_threads(threads);
+            native::threads_at_work()
+        });
         tch::set_num_threads(threads);
-        assert!(one.iter().take(3).zip(&two).all(|(a, b)| a.equal(b)));
-        assert!(two.iter().zip(&again).all(|(a, b)| a.equal(b)));
+        assert_eq!(seen, [1, 2, 3]);
     }
 
     /// As a projection leaves it: tokens before heads in memory, so that `(B, heads, tokens, D)` is a view.

@@ -101,8 +101,8 @@ mod tests {
 
     use super::*;
 
-    /// libtorch's kernel for the CPU: output, log-sum-exp and gradients.
-    fn vendors(dout: &Tensor, part: Chunk<'_>, is_causal: bool) -> (Attended, [Tensor; 3]) {
+    /// libtorch's own kernel for the CPU: output, log-sum-exp and gradients.
+    fn of_libtorch(dout: &Tensor, part: Chunk<'_>, is_causal: bool) -> (Attended, [Tensor; 3]) {
         let Chunk { q_bhnd: q, k_bgnd: k, v_bgnd: v, scale, .. } = part;
         let none = None::<&Tensor>;
         let (out, lse) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, none, scale);
@@ -121,7 +121,7 @@ mod tests {
             let (q, dout) = (Tensor::randn([2, 4, n, 8], opts), Tensor::randn([2, 4, n, 8], opts));
             let (k, v) = (Tensor::randn([2, g, p, 8], opts), Tensor::randn([2, g, p, 8], opts));
             let part = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale: 0.4, in_use_bgn: None };
-            let (expected, gradients) = vendors(&dout, part, matches!(sight, Sight::Causal));
+            let (expected, gradients) = of_libtorch(&dout, part, matches!(sight, Sight::Causal));
             let blocks = forward(&q, &k, &v, sight, 0.4);
             assert!(blocks.out_bhnd.allclose(&expected.out_bhnd, 0.0, 1e-12, false));
             assert!(blocks.lse_bhn.allclose(&expected.lse_bhn, 1e-12, 1e-12, false));

@@ -38,7 +38,7 @@ fn backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> (Tensor, Tensor) {
 }
 
 fn forward_of_tensors(gate: &Tensor, up: &Tensor) -> Tensor {
-    gate.silu().g_mul_(up)
+    gate.silu() * up
 }
 
 fn backward_of_tensors(dy: &Tensor, gate: &Tensor, up: &Tensor) -> (Tensor, Tensor) {

@@ -55,7 +55,7 @@ impl StoreHolds {
 
     /// In memory: what waits, and room that was used before.
     fn memory(&self) -> (u64, u64) {
-        if self.recipe.place == StorePlace::File { (0, 0) } else { (self.now, self.most - self.now) }
+        if self.recipe.place == StorePlace::File { (0, 0) } else { (self.now, self.most.saturating_sub(self.now)) }
     }
 }
 

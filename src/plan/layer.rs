@@ -31,7 +31,7 @@ pub(super) struct Layer<'a> {
     pub(super) index: usize,
     /// Tokens of the column, pads with them, of all rows.
     pub(super) tokens: u64,
-    /// Whether they are one chunk.
+    /// Whether they are one chunk in which no row ends.
     pub(super) is_one_chunk: bool,
     /// The column's attention.
     pub(super) kernel: Kernel,

@@ -162,7 +162,7 @@ impl<'a> Walk<'a> {
         let (shape, tokens) = (&self.shapes[index], self.tokens(c));
         let chunk = spans.iter().map(|span| span.len).max().unwrap_or(0) as u64;
         let filled = spans.last().map_or(0, |span| (span.start + span.len).min(shape.cache_length)) as u64;
-        let is_one_chunk = spans.len() == 1;
+        let is_one_chunk = spans.len() == 1 && !spans[0].is_ragged();
         let key = (index == 0, shape.cache_length, (tokens, is_one_chunk), chunk, filled, is_choosing);
         *self.layers.borrow_mut().entry(key).or_insert_with(|| {
             let kernel = Kernel::of(self.subject, shape, (chunk, filled), is_choosing);

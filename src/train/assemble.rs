@@ -50,7 +50,7 @@ pub fn engine(
         HeadRecipe::NextToken => Box::new(NextToken),
         HeadRecipe::SeqClassificationOnLogits(labels) => Box::new(ClassifyOnLogits::new(&data::label_tokens(labels, tokenizer)?)),
     };
-    let scratch_dir = scratch_dir(recipe, run).unwrap_or_else(|| scratch_dir_of_trial(recipe));
+    let scratch_dir = scratch_dir(recipe, run).unwrap_or_else(Scratch::temporary_dir);
     let grad = GradRecipe { scratch_dir: Some(scratch_dir), ..recipe.grad.clone() };
     Ok(Engine::new(Settings::new(config, &recipe.kv_cache, &grad)?, head))
 }

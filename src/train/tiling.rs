@@ -97,19 +97,22 @@ pub struct Settled {
     pub data: Splits,
 }
 
-/// Opens a recipe's data and decides what it leaves open for the heaviest batch; `run` is where scratch files go.
+/// Opens a recipe's data, shows them to `opened`, and decides what it leaves open for the heaviest batch; `run` is where scratch files
+/// go.
 pub fn settled_with_data(
     recipe: Recipe,
     config: &ModelConfig,
     tokenizer: Option<&Tokenizer>,
     run: Option<&Path>,
     machine: Machine,
+    opened: impl FnOnce(&Splits),
 ) -> Result<Settled, TrainError> {
     let engine_of = |recipe: &Recipe| assemble::engine(recipe, config, tokenizer, run);
     let mut machine = machine.with_disk(disk_of_run(&recipe, run));
     // What is wrong with the recipe is said before the data are read.
     let engine = engine_of(&Recipe { grad: recipe.grad.closed(), ..recipe.clone() })?;
     let data = machine.beside(|| assemble::open_data(&recipe, config, tokenizer))?;
+    opened(&data);
     assemble::check_lengths(&engine, &data)?;
     let batch = heaviest(&recipe, &data.train)?;
     let is_open = !recipe.grad.open.is_empty();

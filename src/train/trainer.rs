@@ -51,7 +51,7 @@ impl Trainer {
         }
         let model = assemble::model(&recipe, device)?;
         let tokenizer = machine.beside(|| assemble::tokenizer(&recipe.model.path))?;
-        let settled = tiling::settled_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine)?;
+        let settled = tiling::settled_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine, |_| {})?;
         let Settled { recipe, foretold, engine, data } = settled;
         let schedule = Schedule::new(&recipe, data.train.lengths());
         let optimizer = optim::build(&recipe.optimizer, &model.parameters());

@@ -5,8 +5,8 @@
 // row or a number does not depend on how many threads share them out.
 #include "guarded.h"
 #include "powers.h"
+#include "tasks.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -206,7 +206,7 @@ int kvtune_rms_norm(at::Tensor* x, at::Tensor* weight, double eps, at::Tensor** 
     std::vector<int64_t> size = x->sizes().vec();
     size.back() = 1;
     at::Tensor rstd = at::empty(size, wide_options(from));
-    BY_KIND(from, at::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
+    BY_KIND(from, kvtune::share_out_ranges(rows, grain(width), [&](int64_t begin, int64_t end) {
       int64_t at = begin * width;
       norm_rows(data<S>(from) + at, data<S>(factors), data<S>(out) + at, data<Wide<S>>(rstd) + begin, end - begin, width, static_cast<Wide<S>>(eps));
     }));
@@ -225,7 +225,7 @@ int kvtune_rms_norm_backward(at::Tensor* dout, at::Tensor* x, at::Tensor* weight
     if (needs_x) dx = like(from);
     if (needs_weight) parts = at::zeros({std::max<int64_t>(1, blocks), width}, wide_options(from));
     BY_KIND(from, {
-      at::parallel_for(0, blocks, grain(ROWS_OF_BLOCK * width), [&](int64_t begin, int64_t end) {
+      kvtune::share_out_ranges(blocks, grain(ROWS_OF_BLOCK * width), [&](int64_t begin, int64_t end) {
         for (int64_t block = begin; block < end; ++block) {
           int64_t row = block * ROWS_OF_BLOCK, at = row * width;
           norm_rows_back(data<S>(d) + at, data<S>(from) + at, data<S>(factors), data<Wide<S>>(roots) + row, needs_x ? data<S>(dx) + at : nullptr,
@@ -251,7 +251,7 @@ int kvtune_swiglu(at::Tensor* gate, at::Tensor* up, at::Tensor** result) {
   return kvtune::guarded([&] {
     check_alike(*gate, *up);
     at::Tensor g = gate->contiguous(), u = up->contiguous(), out = like(g);
-    BY_KIND(g, at::parallel_for(0, g.numel(), LEAST_NUMBERS, [&](int64_t begin, int64_t end) {
+    BY_KIND(g, kvtune::share_out_ranges(g.numel(), LEAST_NUMBERS, [&](int64_t begin, int64_t end) {
       gate_range(data<S>(g) + begin, data<S>(u) + begin, data<S>(out) + begin, end - begin);
     }));
     *result = new at::Tensor(std::move(out));
@@ -264,7 +264,7 @@ int kvtune_swiglu_backward(at::Tensor* dout, at::Tensor* gate, at::Tensor* up, a
     check_alike(*gate, *up);
     check_alike(*gate, *dout);
     at::Tensor d = dout->contiguous(), g = gate->contiguous(), u = up->contiguous(), dgate = like(g), dup = like(g);
-    BY_KIND(g, at::parallel_for(0, g.numel(), LEAST_NUMBERS, [&](int64_t begin, int64_t end) {
+    BY_KIND(g, kvtune::share_out_ranges(g.numel(), LEAST_NUMBERS, [&](int64_t begin, int64_t end) {
       gate_range_back(data<S>(d) + begin, data<S>(g) + begin, data<S>(u) + begin, data<S>(dgate) + begin, data<S>(dup) + begin, end - begin);
     }));
     results[0] = new at::Tensor(std::move(dgate));
@@ -278,13 +278,15 @@ int kvtune_rotate(at::Tensor* x, at::Tensor* cos, at::Tensor* sin, int back, at:
   return kvtune::guarded([&] {
     TORCH_CHECK(x->dim() == 4 && x->size(3) % 2 == 0, "a rotation is of tensors of rows, heads, tokens and an even number of channels, not of size ", x->sizes());
     int64_t batch = x->size(0), heads = x->size(1), tokens = x->size(2), width = x->size(3), half = width / 2;
-    bool is_shared = cos->dim() == 3 || cos->size(0) == 1;
-    TORCH_CHECK(cos->numel() == (is_shared ? 1 : batch) * tokens * half && cos->size(-1) == half && cos->scalar_type() == x->scalar_type(), "cosines of size ", cos->sizes(), " do not fit heads of size ", x->sizes());
+    TORCH_CHECK(cos->dim() == 4, "cosines are of rows, one head, tokens and half the channels, not of size ", cos->sizes());
+    bool is_shared = cos->size(0) == 1;
+    bool fits = cos->numel() == (is_shared ? 1 : batch) * tokens * half && cos->size(3) == half && cos->scalar_type() == x->scalar_type();
+    TORCH_CHECK(x->is_cpu() && fits, "cosines of size ", cos->sizes(), " do not fit heads of size ", x->sizes());
     check_alike(*cos, *sin);
     at::Tensor from = x->stride(3) == 1 ? *x : x->contiguous(), c = cos->contiguous(), s = sin->contiguous();
     at::Tensor out = back ? at::empty({batch, tokens, heads, width}, x->options().memory_format(std::nullopt)).transpose(1, 2) : like(*x);
     Lies source{from.stride(1), from.stride(2)}, target{out.stride(1), out.stride(2)};
-    BY_KIND(from, at::parallel_for(0, batch * tokens, grain(heads * width), [&](int64_t begin, int64_t end) {
+    BY_KIND(from, kvtune::share_out_ranges(batch * tokens, grain(heads * width), [&](int64_t begin, int64_t end) {
       for (int64_t at = begin; at < end;) {
         // As many tokens as there are of one row.
         int64_t b = at / tokens, t = at % tokens, count = std::min(end - at, tokens - t), angle = ((is_shared ? 0 : b * tokens) + t) * half;
