@@ -79,7 +79,7 @@ pub struct Decision {
     pub alternatives: Vec<Alternative>,
 }
 
-/// A forecast may be too low by so many percent: of twenty drawn recipes the worst was by 8.1.
+/// A forecast may be too low by so many percent: of twenty drawn recipes the worst was by 7.5.
 const MARGIN: u64 = 10;
 /// Who takes so much longer than the fastest is about as fast: the times are estimates.
 const ABOUT: f64 = 1.03;
