@@ -39,8 +39,12 @@ unsafe extern "C" {
 /// What the node owns: the closure until it has run.
 struct Closure(Option<Backward>);
 
+pub(super) fn pointer(tensor: &Tensor) -> *mut C_tensor {
+    tensor.as_ptr().cast_mut()
+}
+
 fn pointers(tensors: &[&Tensor]) -> Vec<*mut C_tensor> {
-    tensors.iter().map(|t| t.as_ptr().cast_mut()).collect()
+    tensors.iter().copied().map(pointer).collect()
 }
 
 pub(super) fn check(rc: c_int) -> Result<(), BackwardError> {

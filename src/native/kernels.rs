@@ -7,7 +7,7 @@ use std::ffi::c_int;
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
-use super::autograd::{check, or_panic};
+use super::autograd::{check, or_panic, pointer};
 
 unsafe extern "C" {
     #[cfg(test)]
@@ -76,7 +76,7 @@ pub(super) fn first(made: Vec<Tensor>) -> Tensor {
 /// `x (…, i)`, `w (o, i)`, which may be a transposed view; result `(…, o)`.
 pub fn product(x: &Tensor, w: &Tensor) -> Tensor {
     // SAFETY: both are live tensors; one result is written.
-    first(made(1, |result| unsafe { kvtune_product(x.as_ptr().cast_mut(), w.as_ptr().cast_mut(), result) }))
+    first(made(1, |result| unsafe { kvtune_product(pointer(x), pointer(w), result) }))
 }
 
 /// Among how many threads the kernels share their work out.
@@ -113,12 +113,12 @@ impl AttentionShape {
     }
 }
 
-/// Whether the kernels below serve tensors of this place and kind.
-pub fn attends(device: Device, kind: Kind) -> bool {
+/// Whether the shim's kernels serve tensors of this place and kind: attention, norms, gates and rotations.
+pub fn computes(device: Device, kind: Kind) -> bool {
     device == Device::Cpu && matches!(kind, Kind::Float | Kind::Double | Kind::BFloat16)
 }
 
-/// Keys and values of some slots.
+/// Keys and values of some slots: of the past, a page of it, or a chunk's own.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
     /// `(B, G, P, D)`.
@@ -141,9 +141,9 @@ impl Pointers {
     fn of(parts: &[Part<'_>]) -> Self {
         let null = std::ptr::null_mut();
         Self {
-            k: parts.iter().map(|part| part.k_bgpd.as_ptr().cast_mut()).collect(),
-            v: parts.iter().map(|part| part.v_bgpd.as_ptr().cast_mut()).collect(),
-            in_use: parts.iter().map(|part| part.in_use_bgp.map_or(null, |in_use| in_use.as_ptr().cast_mut())).collect(),
+            k: parts.iter().map(|part| pointer(part.k_bgpd)).collect(),
+            v: parts.iter().map(|part| pointer(part.v_bgpd)).collect(),
+            in_use: parts.iter().map(|part| part.in_use_bgp.map_or(null, pointer)).collect(),
         }
     }
 }
@@ -156,7 +156,7 @@ impl Pointers {
 /// key at all gets zeros, and minus infinity.
 pub fn attend(q_bhnd: &Tensor, parts: &[Part<'_>], scale: f64, first_paying: Option<i64>) -> (Tensor, Tensor, Option<Tensor>) {
     let Pointers { k, v, in_use } = Pointers::of(parts);
-    let (q, paying) = (q_bhnd.as_ptr().cast_mut(), first_paying.unwrap_or(-1));
+    let (q, paying) = (pointer(q_bhnd), first_paying.unwrap_or(-1));
     let count = 2 + usize::from(first_paying.is_some());
     // SAFETY: all are live tensors, or null where that is allowed; two results are written, and a third if some token pays.
     let results = made(count, |results| unsafe {
@@ -189,7 +189,7 @@ pub fn attend_backward(
     scale: f64,
 ) -> AttendGrads {
     let Pointers { k, v, in_use } = Pointers::of(parts);
-    let [dout, q, out, lse] = [dout_bhnd, q_bhnd, out_bhnd, lse_bhn].map(|tensor| tensor.as_ptr().cast_mut());
+    let [dout, q, out, lse] = [dout_bhnd, q_bhnd, out_bhnd, lse_bhn].map(pointer);
     // SAFETY: all are live tensors, or null where that is allowed; one result for the queries and two for each part are written.
     let results = made(1 + 2 * parts.len(), |results| unsafe {
         kvtune_attend_backward(dout, q, k.as_ptr(), v.as_ptr(), in_use.as_ptr(), parts.len(), out, lse, scale, results)
@@ -207,7 +207,7 @@ pub fn attend_backward(
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; the rest as in [`attend`]; result `(B, G, all keys)`, in f32 for bf16.
 pub fn attention_paid(q_bhnd: &Tensor, parts: &[Part<'_>], lse_bhn: &Tensor, scale: f64, first_token: i64) -> Tensor {
     let Pointers { k, in_use, .. } = Pointers::of(parts);
-    let (q, lse) = (q_bhnd.as_ptr().cast_mut(), lse_bhn.as_ptr().cast_mut());
+    let [q, lse] = [q_bhnd, lse_bhn].map(pointer);
     // SAFETY: all are live tensors, or null where that is allowed; one result is written.
     first(made(1, |result| unsafe {
         kvtune_attention_paid(q, k.as_ptr(), in_use.as_ptr(), parts.len(), lse, scale, first_token, result)

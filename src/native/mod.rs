@@ -13,7 +13,7 @@ pub(crate) use autograd::or_panic;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward};
 #[cfg(test)]
 pub(crate) use kernels::threads_at_work;
-pub use kernels::{AttendGrads, AttentionShape, Part, attend, attend_backward, attends, attention_paid, product};
+pub use kernels::{AttendGrads, AttentionShape, Part, attend, attend_backward, attention_paid, computes, product};
 pub use mapped::{FileMap, libtorch_version, tensor_over};
 pub use meter::{Allocated, AllocationMeter};
-pub use pointwise::{Turn, fuses, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
+pub use pointwise::{Turn, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};

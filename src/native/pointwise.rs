@@ -2,10 +2,10 @@
 
 use std::ffi::c_int;
 
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 use torch_sys::C_tensor;
 
-use super::autograd::{check, or_panic};
+use super::autograd::{check, or_panic, pointer};
 use super::kernels::{first, made};
 
 unsafe extern "C" {
@@ -24,18 +24,9 @@ unsafe extern "C" {
     fn kvtune_rotate(x: *mut C_tensor, cos: *mut C_tensor, sin: *mut C_tensor, back: c_int, result: *mut *mut C_tensor) -> c_int;
 }
 
-fn pointers<const N: usize>(tensors: [&Tensor; N]) -> [*mut C_tensor; N] {
-    tensors.map(|tensor| tensor.as_ptr().cast_mut())
-}
-
 fn both(made: Vec<Tensor>) -> (Tensor, Tensor) {
     let mut made = made.into_iter();
     (made.next().unwrap_or_default(), made.next().unwrap_or_default())
-}
-
-/// Whether the kernels below serve tensors of this place and kind.
-pub fn fuses(device: Device, kind: Kind) -> bool {
-    device == Device::Cpu && matches!(kind, Kind::Float | Kind::Double | Kind::BFloat16)
 }
 
 /// `weight · x / sqrt(mean(x²) + eps)` over the last dimension, and one over the root of each row.
@@ -43,7 +34,7 @@ pub fn fuses(device: Device, kind: Kind) -> bool {
 /// # Shapes
 /// `x (…, E)`, `weight_e (E)`, of one kind; results `(…, E)`, and `(…, 1)` in f32 (f64 for f64).
 pub fn rms_norm(x: &Tensor, weight_e: &Tensor, eps: f64) -> (Tensor, Tensor) {
-    let [x, weight] = pointers([x, weight_e]);
+    let [x, weight] = [x, weight_e].map(pointer);
     // SAFETY: both are live tensors; two results are written.
     both(made(2, |results| unsafe { kvtune_rms_norm(x, weight, eps, results) }))
 }
@@ -53,7 +44,7 @@ pub fn rms_norm(x: &Tensor, weight_e: &Tensor, eps: f64) -> (Tensor, Tensor) {
 /// # Shapes
 /// `dy` and `x (…, E)`, `rstd (…, 1)`; results as x and the weight.
 pub fn rms_norm_backward(dy: &Tensor, (x, weight_e, rstd): (&Tensor, &Tensor, &Tensor), needs: [bool; 2]) -> [Option<Tensor>; 2] {
-    let [dy, x, weight, rstd] = pointers([dy, x, weight_e, rstd]);
+    let [dy, x, weight, rstd] = [dy, x, weight_e, rstd].map(pointer);
     let mut results = [std::ptr::null_mut(); 2];
     // SAFETY: all are live tensors; there is room for two results.
     or_panic(check(unsafe {
@@ -68,7 +59,7 @@ pub fn rms_norm_backward(dy: &Tensor, (x, weight_e, rstd): (&Tensor, &Tensor, &T
 /// # Shapes
 /// Two tensors of one shape and kind in, the same out.
 pub fn swiglu(gate: &Tensor, up: &Tensor) -> Tensor {
-    let [gate, up] = pointers([gate, up]);
+    let [gate, up] = [gate, up].map(pointer);
     // SAFETY: both are live tensors; one result is written.
     first(made(1, |result| unsafe { kvtune_swiglu(gate, up, result) }))
 }
@@ -78,7 +69,7 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Tensor {
 /// # Shapes
 /// All of one shape and kind.
 pub fn swiglu_backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> (Tensor, Tensor) {
-    let [dy, gate, up] = pointers([dy, gate, up]);
+    let [dy, gate, up] = [dy, gate, up].map(pointer);
     // SAFETY: all are live tensors; two results are written.
     both(made(2, |results| unsafe { kvtune_swiglu_backward(dy, gate, up, results) }))
 }
@@ -97,7 +88,7 @@ pub enum Turn {
 /// # Shapes
 /// `x_bhnd (B, heads, n, D)`, `cos` and `sin (B, 1, n, D/2)` or `(1, 1, n, D/2)`, of one kind; result `(B, heads, n, D)`.
 pub fn rotate(x_bhnd: &Tensor, (cos, sin): (&Tensor, &Tensor), turn: Turn) -> Tensor {
-    let [x, cos, sin] = pointers([x_bhnd, cos, sin]);
+    let [x, cos, sin] = [x_bhnd, cos, sin].map(pointer);
     // SAFETY: all are live tensors; one result is written.
     first(made(1, |result| unsafe { kvtune_rotate(x, cos, sin, c_int::from(turn == Turn::Back), result) }))
 }

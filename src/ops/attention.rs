@@ -8,7 +8,9 @@ use std::f64::consts::LOG2_E;
 use tch::{Device, Kind, Tensor};
 
 use super::flash::{self, Sight};
-use crate::native::{self, Part};
+use crate::native;
+/// Slots below the chunk's region, or a page of them: older than every query of the chunk.
+pub use crate::native::Part as Past;
 
 /// An attention output and the log-sum-exp of the scores behind it.
 #[derive(Debug)]
@@ -17,29 +19,6 @@ pub struct Attended {
     pub out_bhnd: Tensor,
     /// `(B, H, n)`, f32 (f64 for f64 inputs).
     pub lse_bhn: Tensor,
-}
-
-/// Slots below the chunk's region, or a page of them: older than every query of the chunk.
-#[derive(Debug, Clone, Copy)]
-pub struct Past<'a> {
-    /// Keys `(B, G, P, D)`.
-    pub k_bgpd: &'a Tensor,
-    /// Values `(B, G, P, D)`.
-    pub v_bgpd: &'a Tensor,
-    /// Which slots are in use `(B, G, P)`, bool, where not all of them are.
-    pub in_use_bgp: Option<&'a Tensor>,
-}
-
-impl Past<'_> {
-    fn sight(&self) -> Sight<'_> {
-        self.in_use_bgp.map_or(Sight::All, Sight::InUse)
-    }
-}
-
-impl<'a> From<&Past<'a>> for Part<'a> {
-    fn from(past: &Past<'a>) -> Self {
-        Self { k_bgpd: past.k_bgpd, v_bgpd: past.v_bgpd, in_use_bgp: past.in_use_bgp }
-    }
 }
 
 /// The gradients of one chunk's attention.
@@ -89,6 +68,11 @@ impl Queries {
     }
 }
 
+/// What the chunk's queries see of it.
+fn sight_of<'a>(past: &Past<'a>) -> Sight<'a> {
+    past.in_use_bgp.map_or(Sight::All, Sight::InUse)
+}
+
 impl Chunk<'_> {
     fn sight(&self) -> Sight<'_> {
         self.in_use_bgn.map_or(Sight::Causal, Sight::CausalInUse)
@@ -101,18 +85,18 @@ impl Chunk<'_> {
 }
 
 /// Keys and values part by part, the chunk's own last, where one kernel sees them all at once.
-fn at_once<'a>(chunk: &Chunk<'a>, past: &[Past<'a>]) -> Option<Vec<Part<'a>>> {
+fn at_once<'a>(chunk: &Chunk<'a>, past: &[Past<'a>]) -> Option<Vec<Past<'a>>> {
     #[cfg(test)]
     if crate::sabotage::is_active(crate::sabotage::Sabotage::MergeMissing) {
         return None;
     }
-    let own = Part { k_bgpd: chunk.k_bgnd, v_bgpd: chunk.v_bgnd, in_use_bgp: chunk.in_use_bgn };
-    native::attends(chunk.q_bhnd.device(), chunk.q_bhnd.kind()).then(|| past.iter().map(Part::from).chain([own]).collect())
+    let own = Past { k_bgpd: chunk.k_bgnd, v_bgpd: chunk.v_bgnd, in_use_bgp: chunk.in_use_bgn };
+    native::computes(chunk.q_bhnd.device(), chunk.q_bhnd.kind()).then(|| past.iter().copied().chain([own]).collect())
 }
 
 /// The kernel that attends on a device, in words; forward and backward use the same.
 pub fn kernel(device: Device, kind: Kind) -> &'static str {
-    if native::attends(device, kind) { "kvtune's CPU kernel" } else { "blockwise" }
+    if native::computes(device, kind) { "kvtune's CPU kernel" } else { "blockwise" }
 }
 
 /// Attends a chunk to its past (all of it, part by part) and causally to itself.
@@ -137,7 +121,7 @@ pub fn attend_and_sum(chunk: Chunk<'_>, past: &[Past<'_>], asked: Option<Queries
 fn attend_in_parts(chunk: Chunk<'_>, past: &[Past<'_>]) -> Attended {
     let own = flash::forward(chunk.q_bhnd, chunk.k_bgnd, chunk.v_bgnd, chunk.sight(), chunk.scale);
     past.iter().fold(own, |merged, past| {
-        let old = flash::forward(chunk.q_bhnd, past.k_bgpd, past.v_bgpd, past.sight(), chunk.scale);
+        let old = flash::forward(chunk.q_bhnd, past.k_bgpd, past.v_bgpd, sight_of(past), chunk.scale);
         merge(&old, &merged)
     })
 }
@@ -162,7 +146,7 @@ fn attend_backward_in_parts(dout_bhnd: &Tensor, chunk: Chunk<'_>, past: &[Past<'
     let mut grads = Vec::with_capacity(past.len());
     for past in past {
         let old = Chunk { k_bgnd: past.k_bgpd, v_bgnd: past.v_bgpd, in_use_bgn: None, ..chunk };
-        let (dq, dk, dv) = flash::backward(dout_bhnd, old, merged, past.sight());
+        let (dq, dk, dv) = flash::backward(dout_bhnd, old, merged, sight_of(past));
         dq_bhnd += dq;
         grads.push((dk, dv));
     }

@@ -3,7 +3,8 @@
 
 use tch::{Kind, Tensor, no_grad};
 
-use crate::native::{attach_backward, or_panic, product};
+use super::differentiable::differentiable;
+use crate::native::product;
 
 /// `scale · x Aᵀ Bᵀ`.
 #[derive(Clone, Copy, Debug)]
@@ -29,14 +30,7 @@ pub fn linear(x_bni: &Tensor, weight_oi: &Tensor, bias_o: Option<&Tensor>, low_r
     let none = Tensor::new();
     let (a, b) = low_rank.map_or((&none, &none), |l| (l.a_ri, l.b_or));
     let inputs = [x_bni, low_rank.and_then(|l| l.x_bni).unwrap_or(&none), weight_oi, bias_o.unwrap_or(&none), a, b];
-    let needs = inputs.map(|input| input.defined() && input.requires_grad());
-    if needs.contains(&true) {
-        or_panic(attach_backward(&inputs, &[&y_bno], move |grads| {
-            let Some(dy_bno) = &grads[0] else { return Ok(needs.map(|_| None).into()) };
-            Ok(no_grad(|| saved.backward(dy_bno, needs)).into())
-        }));
-    }
-    y_bno
+    differentiable(inputs, y_bno, move |dy_bno, needs| saved.backward(dy_bno, needs))
 }
 
 /// What the backward needs.

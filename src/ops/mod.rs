@@ -1,6 +1,7 @@
 //! Pure functions on tensors: no state, no configuration.
 
 pub mod attention;
+mod differentiable;
 pub mod dropout;
 mod flash;
 pub mod linear;

@@ -3,6 +3,7 @@
 use tch::{Tensor, no_grad};
 
 use super::attention::accumulation_kind;
+use super::differentiable::differentiable;
 use crate::native;
 
 /// `weight · x / sqrt(mean(x²) + eps)` over the last dimension; the statistics in f32, or f64 for f64 inputs. For the backward x and
@@ -14,20 +15,13 @@ use crate::native;
 /// # Shapes
 /// `x (…, E)`, `weight (E)` in, `(…, E)` out.
 pub fn rms_norm(x: &Tensor, weight_e: &Tensor, eps: f64) -> Tensor {
-    let needs = [x, weight_e].map(Tensor::requires_grad);
     let (kept_x, kept_weight_e) = (x.detach(), weight_e.detach());
     let (normed, rstd) = no_grad(|| forward(&kept_x, &kept_weight_e, eps));
-    if needs.contains(&true) {
-        native::or_panic(native::attach_backward(&[x, weight_e], &[&normed], move |grads| {
-            let Some(dy) = &grads[0] else { return Ok(needs.map(|_| None).into()) };
-            Ok(no_grad(|| backward(dy, (&kept_x, &kept_weight_e, &rstd), needs)).into())
-        }));
-    }
-    normed
+    differentiable([x, weight_e], normed, move |dy, needs| backward(dy, (&kept_x, &kept_weight_e, &rstd), needs))
 }
 
 fn is_fused(x: &Tensor, weight_e: &Tensor) -> bool {
-    native::fuses(x.device(), x.kind()) && weight_e.kind() == x.kind()
+    native::computes(x.device(), x.kind()) && weight_e.kind() == x.kind()
 }
 
 /// The normalised x, and one over the root of each row `(…, 1)`.

@@ -5,6 +5,7 @@
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::attention::accumulation_kind;
+use super::differentiable::differentiable;
 use crate::native::{self, Turn};
 
 /// The cosines and sines for the positions of one chunk.
@@ -21,7 +22,7 @@ impl Rotation {
     /// # Shapes
     /// `position_bn` is `(B, n)`, or `(1, n)` or `(n)` where all rows share their positions; int64.
     pub fn at(position_bn: &Tensor, head_dim: usize, theta: f64, kind: Kind) -> Self {
-        let wide = if kind == Kind::Double { Kind::Double } else { Kind::Float };
+        let wide = accumulation_kind(kind);
         let frequency = inverse_frequencies(head_dim, theta, wide, position_bn.device());
         let angle = position_bn.atleast_2d().to_kind(wide).unsqueeze(-1) * frequency;
         // (B, n, D/2) -> (B, 1, n, D/2).
@@ -35,19 +36,13 @@ impl Rotation {
     /// `(B, heads, n, D)` in and out.
     pub fn apply(&self, x_bhnd: &Tensor) -> Tensor {
         let turned = no_grad(|| self.turn(&x_bhnd.detach(), Turn::Forth));
-        if x_bhnd.requires_grad() {
-            let kept = Self { cos: self.cos.shallow_clone(), sin: self.sin.shallow_clone() };
-            native::or_panic(native::attach_backward(&[x_bhnd], &[&turned], move |grads| {
-                let dx = grads[0].as_ref().map(|dy_bhnd| no_grad(|| kept.turn(dy_bhnd, Turn::Back)));
-                Ok(vec![dx])
-            }));
-        }
-        turned
+        let kept = Self { cos: self.cos.shallow_clone(), sin: self.sin.shallow_clone() };
+        differentiable([x_bhnd], turned, move |dy_bhnd, _| [Some(kept.turn(dy_bhnd, Turn::Back))])
     }
 
     fn turn(&self, x_bhnd: &Tensor, turn: Turn) -> Tensor {
         let kind = x_bhnd.kind();
-        if native::fuses(x_bhnd.device(), kind) && self.cos.kind() == kind {
+        if native::computes(x_bhnd.device(), kind) && self.cos.kind() == kind {
             native::rotate(x_bhnd, (&self.cos, &self.sin), turn)
         } else {
             self.turn_tensors(x_bhnd, turn)

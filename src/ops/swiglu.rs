@@ -3,6 +3,7 @@
 use tch::{Tensor, no_grad};
 
 use super::attention::accumulation_kind;
+use super::differentiable::differentiable;
 use crate::native;
 
 /// `silu(gate) · up`, element by element; the former is rounded to the dtype before the product, as the published models were run. For
@@ -11,21 +12,16 @@ use crate::native;
 /// # Shapes
 /// Two tensors of one shape in, the same shape out.
 pub fn swiglu(gate: &Tensor, up: &Tensor) -> Tensor {
-    let needs = [gate, up].map(Tensor::requires_grad);
     let (kept_gate, kept_up) = (gate.detach(), up.detach());
     let gated = no_grad(|| forward(&kept_gate, &kept_up));
-    if needs.contains(&true) {
-        native::or_panic(native::attach_backward(&[gate, up], &[&gated], move |grads| {
-            let Some(dy) = &grads[0] else { return Ok(vec![None, None]) };
-            let (dgate, dup) = no_grad(|| backward(dy, &kept_gate, &kept_up));
-            Ok(vec![needs[0].then_some(dgate), needs[1].then_some(dup)])
-        }));
-    }
-    gated
+    differentiable([gate, up], gated, move |dy, needs| {
+        let (dgate, dup) = backward(dy, &kept_gate, &kept_up);
+        [needs[0].then_some(dgate), needs[1].then_some(dup)]
+    })
 }
 
 fn is_fused(gate: &Tensor, up: &Tensor) -> bool {
-    native::fuses(gate.device(), gate.kind()) && up.kind() == gate.kind()
+    native::computes(gate.device(), gate.kind()) && up.kind() == gate.kind()
 }
 
 fn forward(gate: &Tensor, up: &Tensor) -> Tensor {

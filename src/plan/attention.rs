@@ -20,7 +20,7 @@ impl Kernel {
         let heads = (shape.batch * shape.groups) as u64;
         let restored = shape.restored_bytes(slots as usize).0;
         let scores = if is_choosing { SCORE_BYTES * heads * slots } else { 0 };
-        let kernel = if native::attends(subject.device, subject.kind) {
+        let kernel = if native::computes(subject.device, subject.kind) {
             Self::own(subject, shape.batch as usize, (chunk, slots))
         } else {
             Self::in_parts(subject, shape.batch as u64, (chunk, slots))

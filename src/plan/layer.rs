@@ -61,7 +61,7 @@ impl Layer<'_> {
         let (s, w) = (self.subject, self.subject.element());
         let (e, i) = (s.hidden(), s.config.intermediate_size as u64);
         let freed = (self.input_of(&[Projection::Down], i) + self.addition(Projection::Down)).min(i * w);
-        let is_fused = native::fuses(s.device, s.kind);
+        let is_fused = native::computes(s.device, s.kind);
         let gradients = if s.is_narrow() && !is_fused { i * (2 * w + 3 * s.wide()) } else { 3 * i * w };
         2 * e * w + gradients - freed
     }
@@ -110,7 +110,7 @@ impl Layer<'_> {
         let rotation = s.config.head_dim as u64 * w;
         let attended = w * (q + 2 * kv + q) + s.config.num_heads as u64 * s.wide();
         // The kernel lays a chunk's output out as the projection reads it: what both keep is one tensor.
-        let is_shared = self.is_one_chunk && native::attends(s.device, s.kind);
+        let is_shared = self.is_one_chunk && native::computes(s.device, s.kind);
         let joined = if is_shared { 0 } else { self.input_of(&[Output], q) };
         // The next norm's input.
         let sum = e * w;

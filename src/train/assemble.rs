@@ -34,9 +34,9 @@ pub(super) fn scratch_dir(recipe: &Recipe, run: Option<&Path>) -> Option<PathBuf
     recipe.grad.scratch_dir.clone().or_else(run)
 }
 
-/// The same for who makes no run: what has no place otherwise is temporary.
-pub(super) fn scratch_dir_of_trial(recipe: &Recipe) -> PathBuf {
-    scratch_dir(recipe, None).unwrap_or_else(Scratch::temporary_dir)
+/// The same, and temporary what has no place otherwise: who makes no run need not have one.
+pub(super) fn scratch_dir_or_temporary(recipe: &Recipe, run: Option<&Path>) -> PathBuf {
+    scratch_dir(recipe, run).unwrap_or_else(Scratch::temporary_dir)
 }
 
 /// The engine of a recipe for a model, in a run or for a trial.
@@ -50,8 +50,7 @@ pub fn engine(
         HeadRecipe::NextToken => Box::new(NextToken),
         HeadRecipe::SeqClassificationOnLogits(labels) => Box::new(ClassifyOnLogits::new(&data::label_tokens(labels, tokenizer)?)),
     };
-    let scratch_dir = scratch_dir(recipe, run).unwrap_or_else(Scratch::temporary_dir);
-    let grad = GradRecipe { scratch_dir: Some(scratch_dir), ..recipe.grad.clone() };
+    let grad = GradRecipe { scratch_dir: Some(scratch_dir_or_temporary(recipe, run)), ..recipe.grad.clone() };
     Ok(Engine::new(Settings::new(config, &recipe.kv_cache, &grad)?, head))
 }
 

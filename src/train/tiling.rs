@@ -29,7 +29,7 @@ pub fn disk_of_run(recipe: &Recipe, run: Option<&Path>) -> Option<Bytes> {
 
 /// This machine, for steps that are no run's; to be called before a model is loaded, as [`Machine::here`] is.
 pub fn machine_of_trial(recipe: &Recipe, device: Device) -> Machine {
-    Machine::here(recipe.model.dtype, device).with_disk(free_in(&assemble::scratch_dir_of_trial(recipe)))
+    Machine::here(recipe.model.dtype, device).with_disk(free_in(&assemble::scratch_dir_or_temporary(recipe, None)))
 }
 
 /// On the file system on which `dir` is, or would be made. What ended processes have left there is removed first, as a step would do.
