@@ -31,22 +31,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Compiles whatever lies in the shim's folder into static libraries.
+/// Compiles whatever lies in the shim's folders into static libraries.
 fn compile_shim(libtorch: &Path) -> Result<(), Box<dyn Error>> {
-    // Watching a missing folder would run this script on every build.
-    let watched = if Path::new(SHIM).exists() { SHIM } else { "src/native" };
-    println!("cargo:rerun-if-changed={watched}");
+    println!("cargo:rerun-if-changed={SHIM}");
     let mut sources = Vec::new();
-    if watched == SHIM {
-        for entry in fs::read_dir(SHIM)? {
+    for folder in [SHIM.to_owned(), format!("{SHIM}/cuda")].iter().filter(|folder| Path::new(folder).exists()) {
+        for entry in fs::read_dir(folder)? {
             let path: PathBuf = entry?.path();
             if path.extension().is_some_and(|extension| extension == "cpp") {
                 sources.push(path);
             }
         }
-    }
-    if sources.is_empty() {
-        return Ok(());
     }
     sources.sort();
     let is_kernel = |path: &PathBuf| path.file_name().is_some_and(|name| KERNELS.iter().any(|kernel| name == *kernel));
