@@ -91,7 +91,7 @@ impl Layer {
         let past = self.cache_length - self.chunk;
         let (old_k, old_v) = (k.narrow(2, 0, past), v.narrow(2, 0, past));
         let plain = |[q, k, v]: &[Tensor; 3]| {
-            let chunk = Chunk { q_bhnd: q, k_bgnd: k, v_bgnd: v, scale: self.scale(), in_use_bgn: None };
+            let chunk = Chunk::of(q, (k, v), self.scale());
             let began = Instant::now();
             let _ = attention::attend(chunk, &[Past { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }]);
             began.elapsed().as_secs_f64()
@@ -193,7 +193,7 @@ struct Seen {
 
 impl Seen {
     fn chunk(&self) -> Chunk<'_> {
-        Chunk { q_bhnd: &self.q, k_bgnd: &self.k, v_bgnd: &self.v, scale: self.scale, in_use_bgn: None }
+        Chunk::of(&self.q, (&self.k, &self.v), self.scale)
     }
 
     fn parts(&self) -> Vec<Past<'_>> {

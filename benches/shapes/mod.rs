@@ -148,7 +148,7 @@ impl ChunkAttention {
     }
 
     fn chunk(&self) -> Chunk<'_> {
-        Chunk { q_bhnd: &self.q, k_bgnd: &self.k, v_bgnd: &self.v, scale: self.scale, in_use_bgn: None }
+        Chunk::of(&self.q, (&self.k, &self.v), self.scale)
     }
 
     fn with_past<T>(&self, past: i64, work: impl FnOnce(&[Past<'_>]) -> T) -> T {

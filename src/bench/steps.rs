@@ -87,8 +87,8 @@ impl Bench {
     }
 
     /// The kernel that attends.
-    pub fn attention(&self) -> &'static str {
-        attention::kernel(self.model.device(), self.model.kind())
+    pub fn attention(&self) -> String {
+        attention::in_words(self.model.device(), self.model.kind())
     }
 
     /// What a step after the first should take.

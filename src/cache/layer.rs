@@ -152,6 +152,14 @@ impl LayerCache {
         self.buffer.read(0, count)
     }
 
+    /// Keys and values of the filled slots side by side `(B, G, filled, D)`, as the chunk written last and its past see them: where
+    /// they are one page, stored as they are, all in use.
+    pub fn joined(&self) -> Option<(Tensor, Tensor)> {
+        let is_exact = self.shape.buffer == BufferKind::Plain && self.divided.is_none();
+        let mut pages = if is_exact { self.past(self.filled as i64) } else { Vec::new() };
+        pages.pop().filter(|_| pages.is_empty())
+    }
+
     /// The first slot of the region of the chunk that was written last.
     pub fn region(&self, span: &ChunkSpan) -> i64 {
         (self.filled - span.len) as i64

@@ -11,6 +11,7 @@ use super::recipe_file::RecipeFile;
 use crate::bench::{Bench, Size, StepRecord, Summary, summarise};
 use crate::error::Error;
 use crate::native::libtorch_version;
+use crate::ops::attention::calibrations;
 use crate::plan::{Part, Spent};
 use crate::report::console;
 use crate::report::memory::foretold_and_measured;
@@ -59,6 +60,7 @@ impl BenchSteps {
             }
             records.push(record);
         }
+        calibrations().iter().for_each(|found| console::note(&found.to_string()));
         let (Some(summary), Some(last)) = (summarise(&records), records.last()) else { return Ok(()) };
         if is_json {
             console::result(&summary.to_json().to_string())?;

@@ -1,6 +1,7 @@
 //! What the engine tells whoever watches: where it is, and what it holds there.
 
 use super::MemoryByPart;
+use crate::ops::attention::Calibration;
 
 /// A point of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,11 @@ pub enum Event {
 
 /// Receives the events of a step.
 pub trait Observer {
+    /// Called before the first step with a shape for which ways to attend have just been measured.
+    fn measured(&mut self, attention: &Calibration) {
+        let _ = attention;
+    }
+
     /// Called at each point, from the thread that runs the step.
     fn observe(&mut self, event: Event);
 

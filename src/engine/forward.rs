@@ -15,6 +15,7 @@ use super::{ChunkPlan, Engine, EngineError, Event, Observer, StepContext};
 use crate::cache::{LayerCache, LayerLog, ReplayLog, Shape};
 use crate::data::Batch;
 use crate::model::{Attend, Model, Place};
+use crate::ops::attention;
 use crate::units::LayerIdx;
 
 /// Receives the position of a column's first token and its hidden states `(B, n, E)` before the final norm.
@@ -96,6 +97,7 @@ pub(super) fn run(
     (observer, mut sink): (&mut dyn Observer, Option<HiddenSink<'_>>),
 ) -> Result<ForwardTrace, EngineError> {
     let plan = engine.settings().plan(batch, context.and_then(|c| c.chunk_sizes))?;
+    measure_attention(engine, model, &plan, observer);
     let tokens = Tokens::new(batch, model.device());
     let runs = fresh(caches(engine, model, &plan, batch), &engine.stores.undo_log);
     let rows = engine.settings.rows();
@@ -162,6 +164,18 @@ fn run_column(
         hidden = model.layer(LayerIdx(layer), &hidden, &positions, &trace.tokens.place(context), attend)?;
     }
     Ok(hidden)
+}
+
+/// Lets the device find its fastest way to attend for the chunks that meet full caches, where it has not yet.
+fn measure_attention(engine: &Engine, model: &Model, plan: &ChunkPlan, observer: &mut dyn Observer) {
+    let tokens = plan.spans.iter().map(|span| span.len).max().unwrap_or(1) as i64;
+    let (heads, kind) = (model.config().num_heads as i64, model.kind());
+    for cache in engine.settings.cache_shapes(model.config(), plan, (kind, model.device())) {
+        let past = (cache.cache_length as i64 - tokens).max(0);
+        let (batch, groups, head_dim) = (cache.batch, cache.groups, cache.head_dim);
+        let shape = attention::Shape { kind, batch, heads, groups, head_dim, tokens, past };
+        attention::calibrate(shape, model.device()).iter().for_each(|found| observer.measured(found));
+    }
 }
 
 /// An empty cache for each layer.

@@ -155,7 +155,8 @@ impl LayerRun {
         let (size, past) = (self.cache.size(), self.past(span));
         let grads = self.grads.get_or_insert_with(|| CacheGrads::zeros(&size, kind, saved.q.device()));
         let dq = dout.map(|dout| {
-            let part = attention::attend_backward(&saved.placement.place(dout), saved.chunk(), &past.parts(), &saved.attended);
+            let part =
+                attention::attend_backward(&saved.placement.place(dout), saved.chunk(&past), &past.parts(), &saved.attended);
             grads.add((&part.dk_bgnd, &part.dv_bgnd), &part.past);
             saved.placement.unplace(&part.dq_bhnd)
         });
@@ -216,7 +217,7 @@ impl LayerRun {
     /// What the chunk written last sees beside itself.
     fn past(&self, span: &ChunkSpan) -> Pages {
         let region = self.cache.region(span);
-        Pages { pages: self.cache.past(region), in_use_bgp: self.cache.in_use(region) }
+        Pages { pages: self.cache.past(region), in_use_bgp: self.cache.in_use(region), joined: self.cache.joined() }
     }
 
     fn attend(
@@ -229,15 +230,18 @@ impl LayerRun {
         let q = placement.place(tokens.q);
         let past = self.past(span);
         let in_use_bgn = self.cache.region_in_use(span);
-        let chunk = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale: tokens.scale, in_use_bgn: in_use_bgn.as_ref() };
+        let own = Chunk::of(&q, (&k, &v), tokens.scale);
+        let chunk = Chunk { in_use_bgn: in_use_bgn.as_ref(), joined_bgcd: past.joined(), ..own };
         let (attended, paid) = attention::attend_and_sum(chunk, &past.parts(), asked);
         (Saved { q, k, v, attended, placement, scale: tokens.scale, in_use_bgn }, past, paid)
     }
 }
 
 impl Saved {
-    fn chunk(&self) -> Chunk<'_> {
-        Chunk { q_bhnd: &self.q, k_bgnd: &self.k, v_bgnd: &self.v, scale: self.scale, in_use_bgn: self.in_use_bgn.as_ref() }
+    /// Beside a past that stands in the cache as it did when the chunk attended.
+    fn chunk<'a>(&'a self, past: &'a Pages) -> Chunk<'a> {
+        let own = Chunk::of(&self.q, (&self.k, &self.v), self.scale);
+        Chunk { in_use_bgn: self.in_use_bgn.as_ref(), joined_bgcd: past.joined(), ..own }
     }
 }
 
@@ -247,9 +251,15 @@ struct Pages {
     pages: Vec<(Tensor, Tensor)>,
     /// Of the only page, where heads have shares of different size.
     in_use_bgp: Option<Tensor>,
+    /// With the chunk that stands behind it, where both are what attention sees and lie side by side.
+    joined: Option<(Tensor, Tensor)>,
 }
 
 impl Pages {
+    fn joined(&self) -> Option<(&Tensor, &Tensor)> {
+        self.joined.as_ref().map(|(k, v)| (k, v))
+    }
+
     fn parts(&self) -> Vec<Past<'_>> {
         self.pages.iter().map(|(k, v)| Past { k_bgpd: k, v_bgpd: v, in_use_bgp: self.in_use_bgp.as_ref() }).collect()
     }
@@ -271,7 +281,7 @@ impl Attention for Seen<'_> {
             return paid.shallow_clone();
         }
         let lse = self.saved.placement.silence(&self.saved.attended.lse_bhn);
-        attention_paid(self.saved.chunk(), &self.past.parts(), &lse, queries)
+        attention_paid(self.saved.chunk(self.past), &self.past.parts(), &lse, queries)
     }
 
     fn queries(&self) -> (Tensor, f64) {

@@ -3,7 +3,6 @@
 pub mod attention;
 mod differentiable;
 pub mod dropout;
-mod flash;
 pub mod linear;
 pub mod rms_norm;
 pub mod rope;

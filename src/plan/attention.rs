@@ -43,12 +43,14 @@ impl Kernel {
         Self { forward: s.wide() * (forward + 2 * keys), backward: s.wide() * (backward + 2 * keys * s.config.head_dim as u64) }
     }
 
-    /// In parts: an output and a log-sum-exp for the past and for the chunk, which are merged in more bits, and gradients of both.
+    /// In parts: an output and a log-sum-exp for the past and for the chunk, which are merged in more bits, and gradients of both. On
+    /// CUDA a kernel may make gradients of keys for each query head, before it adds up those of a group.
     fn in_parts(s: &Subject<'_>, batch: u64, (chunk, slots): (u64, u64)) -> Self {
         let (queries, keys) = (batch * chunk * s.queries(), batch * slots * s.keys());
+        let of_heads = if s.device.is_cuda() { 2 * batch * slots * (s.queries() + s.keys()) * s.element() } else { 0 };
         Self {
             forward: queries * (2 * s.element() + 3 * s.wide()),
-            backward: queries * (2 * s.element() + 2 * s.wide()) + 2 * keys * s.wide(),
+            backward: queries * (2 * s.element() + 2 * s.wide()) + (2 * keys * s.wide()).max(of_heads),
         }
     }
 }

@@ -49,7 +49,7 @@ impl Rates {
         let past = (slots as u64).min(TIMED / of_key.max(1)).max(1) as i64;
         let tensor = |heads: i64, tokens: i64| Tensor::ones([b, heads, tokens, d], options) * 0.1;
         let (q, k, old) = (tensor(heads, n), tensor(groups, n), tensor(groups, past));
-        let own = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &k, scale: 1.0, in_use_bgn: None };
+        let own = Chunk::of(&q, (&k, &k), 1.0);
         let past_part = [Past { k_bgpd: &old, v_bgpd: &old, in_use_bgp: None }];
         let pairs = (b * heads * n) as f64 * (past as f64 + n as f64 / 2.0);
         let large = Tensor::ones([1 << 20], (Kind::Float, options.1));

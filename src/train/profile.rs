@@ -6,6 +6,7 @@ use tch::Device;
 
 use crate::engine::{Event, MemoryByPart, Observer};
 use crate::model::Model;
+use crate::ops::attention::Calibration;
 use crate::plan::Part;
 use crate::profile::{MemoryProfile, Profiler, Side};
 use crate::report::memory;
@@ -128,6 +129,10 @@ impl StepWatch<'_> {
 }
 
 impl Observer for StepWatch<'_> {
+    fn measured(&mut self, attention: &Calibration) {
+        self.observer.measured(attention);
+    }
+
     fn observe(&mut self, event: Event) {
         self.observer.observe(event);
     }

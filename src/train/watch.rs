@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::{TrainError, Trainer};
 use crate::engine::{Event, Observer};
 use crate::eval::Scores;
+use crate::ops::attention::Calibration;
 use crate::report::memory::{foretold_and_measured, peak_resident};
 use crate::report::metrics::{Metrics, StepMetrics};
 use crate::report::progress::Progress;
@@ -94,6 +95,10 @@ impl Watch {
 }
 
 impl Observer for Watch {
+    fn measured(&mut self, attention: &Calibration) {
+        self.progress.note(&attention.to_string());
+    }
+
     fn observe(&mut self, event: Event) {
         match event {
             Event::ForwardColumn { column: (c, n) } => self.progress.inside(&format!("forward, column {} of {n}", c + 1)),

@@ -9,7 +9,9 @@ mod support;
 use support::case::{Case, EXACT, PLAIN, TargetsAt, Trains, Width};
 
 use super::{Comparison, Proofs, TilingProof, Verdict, VerifyError, reference_gradients};
-use crate::engine::{Settings, Silent};
+use crate::engine::{EngineError, Settings, Silent, StepGradients};
+use crate::native::cuda::Vendor;
+use crate::ops::attention::{PartKernel, Way, forced};
 use crate::sabotage::{Sabotage, under};
 
 /// An error that no rounding explains.
@@ -17,13 +19,20 @@ const NOTICED: f64 = 1e-6;
 
 /// The engine under `fault`, and the reference on the log that it wrote.
 fn compared(case: &Case, fault: Option<Sabotage>) -> Result<Comparison, VerifyError> {
+    compared_in(case, |run| match fault {
+        None => run(),
+        Some(fault) => under(fault, run),
+    })
+}
+
+/// What the engine makes of a case.
+type Made = Result<StepGradients, EngineError>;
+
+/// The engine run as `within` says, and the reference on the log that it wrote.
+fn compared_in(case: &Case, within: impl FnOnce(&dyn Fn() -> Made) -> Made) -> Result<Comparison, VerifyError> {
     let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
     let engine = support::engine(case, &model);
-    let run = || engine.gradients(&model, &batch, context, &mut Silent);
-    let ours = match fault {
-        None => run()?,
-        Some(fault) => under(fault, run)?,
-    };
+    let ours = within(&|| engine.gradients(&model, &batch, context, &mut Silent))?;
     let (rows, theirs) = reference_gradients(&engine, &model, &batch, &ours.log, context)?;
     Ok(Comparison::new((&ours.rows, &ours.gradients), (&rows, &theirs)))
 }
@@ -39,6 +48,26 @@ fn assert_noticed(case: &Case, fault: Sabotage) {
     match compared(case, Some(fault)) {
         Ok(found) => assert!(found.worst() > NOTICED, "{fault:?} went unnoticed: {:.2e} on {case:?}", found.worst()),
         Err(e) => println!("{fault:?}: {e}"),
+    }
+}
+
+/// What computes on other devices, with a kernel for the CPU in the place of those for CUDA: kernels of parts that are merged, and one that
+/// sees past and chunk at once.
+#[test]
+fn every_way_to_attend_is_exact() {
+    let vendor = PartKernel::Vendor(Vendor::Cpu);
+    for way in [Way::Parts(PartKernel::Blocks), Way::Parts(vendor), Way::Joined(Vendor::Cpu)] {
+        for case in [
+            LASTREC,
+            PLAIN,
+            Case { lengths: &[50, 31, 17], ..PLAIN },
+            Case { layers_per_cell: 3, width: Width::Chunks(3), heads: (4, 4), ..PLAIN },
+            Case { policy: "dense", cache: &[50], ..PLAIN },
+            Case { policy: "adakv", params: "floor = 0.5\npolicy.snapkv = { window_size = 2 }", ..PLAIN },
+        ] {
+            let worst = compared_in(&case, |run| forced::with(way, run)).unwrap().worst();
+            assert!(worst <= EXACT, "{way}: {worst:.2e} on {case:?}");
+        }
     }
 }
 

@@ -85,8 +85,7 @@ impl Attend for Listening {
         let written = cache.write(span, victims, qkv.k_bgnd, qkv.v_bgnd).map_err(AttendError::caused_by)?;
         let pages = cache.past(cache.region(span));
         let past: Vec<Past<'_>> = pages.iter().map(|(k, v)| Past { k_bgpd: k, v_bgpd: v, in_use_bgp: None }).collect();
-        let chunk =
-            Chunk { q_bhnd: qkv.q_bhnd, k_bgnd: &written.k_bgnd, v_bgnd: &written.v_bgnd, scale: qkv.scale, in_use_bgn: None };
+        let chunk = Chunk::of(qkv.q_bhnd, (&written.k_bgnd, &written.v_bgnd), qkv.scale);
         let attended = attention::attend(chunk, &past);
         let seen = Seen { chunk, past: &past, lse_bhn: attended.lse_bhn };
         cache.note(policy, span, (&written.k_bgnd, &written.v_bgnd), &seen);

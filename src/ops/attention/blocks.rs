@@ -2,7 +2,8 @@
 
 use tch::{Kind, Tensor};
 
-use super::attention::{Attended, Chunk, accumulation_kind};
+use super::accumulation_kind;
+use super::chunk::{Attended, Chunk};
 
 /// Which keys the queries of a part see.
 #[derive(Clone, Copy, Debug)]
@@ -120,7 +121,7 @@ mod tests {
         {
             let (q, dout) = (Tensor::randn([2, 4, n, 8], opts), Tensor::randn([2, 4, n, 8], opts));
             let (k, v) = (Tensor::randn([2, g, p, 8], opts), Tensor::randn([2, g, p, 8], opts));
-            let part = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale: 0.4, in_use_bgn: None };
+            let part = Chunk::of(&q, (&k, &v), 0.4);
             let (expected, gradients) = of_libtorch(&dout, part, matches!(sight, Sight::Causal));
             let blocks = forward(&q, &k, &v, sight, 0.4);
             assert!(blocks.out_bhnd.allclose(&expected.out_bhnd, 0.0, 1e-12, false));
@@ -142,7 +143,7 @@ mod tests {
         assert!(masked.out_bhnd.allclose(&shorter.out_bhnd, 0.0, 1e-13, false));
         assert!(masked.lse_bhn.allclose(&shorter.lse_bhn, 0.0, 1e-13, false));
         let (dout, own) = (Tensor::randn([1, 2, 5, 8], opts), (k.narrow(2, 0, 4), v.narrow(2, 0, 4)));
-        let part = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale: 0.4, in_use_bgn: None };
+        let part = Chunk::of(&q, (&k, &v), 0.4);
         let (dq, dk, dv) = backward(&dout, part, &masked, Sight::InUse(&in_use));
         let expected = backward(&dout, Chunk { k_bgnd: &own.0, v_bgnd: &own.1, ..part }, &masked, Sight::All);
         for (ours, expected) in [(dq, expected.0), (dk.narrow(2, 0, 4), expected.1), (dv.narrow(2, 0, 4), expected.2)] {

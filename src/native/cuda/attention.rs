@@ -1,0 +1,135 @@
+//! The attention kernels that come with libtorch: one part of keys at a time, with its log-sum-exp.
+
+use std::ffi::c_int;
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+use crate::native::BackwardError;
+use crate::native::autograd::{check, pointer};
+
+unsafe extern "C" {
+    fn kvtune_vendor_attend(
+        kernel: c_int,
+        q: *mut C_tensor,
+        k: *mut C_tensor,
+        v: *mut C_tensor,
+        sight: c_int,
+        scale: f64,
+        results: *mut *mut C_tensor,
+    ) -> c_int;
+    fn kvtune_vendor_attend_backward(
+        kernel: c_int,
+        dout: *mut C_tensor,
+        q: *mut C_tensor,
+        k: *mut C_tensor,
+        v: *mut C_tensor,
+        out: *mut C_tensor,
+        lse: *mut C_tensor,
+        sight: c_int,
+        scale: f64,
+        results: *mut *mut C_tensor,
+    ) -> c_int;
+}
+
+/// Whose kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vendor {
+    /// `FlashAttention` 2: half precision, heads of up to 256; with deterministic algorithms its backward is so.
+    Flash,
+    /// cuDNN's: half precision; its backward is never deterministic.
+    Cudnn,
+    /// The memory-efficient one: single precision too, and no groups, so that keys are repeated for their query heads.
+    Efficient,
+    /// The one for the CPU, for tests of what is made of parts.
+    #[cfg(test)]
+    Cpu,
+}
+
+impl Vendor {
+    fn code(self) -> c_int {
+        match self {
+            Self::Flash => 0,
+            Self::Cudnn => 1,
+            Self::Efficient => 2,
+            #[cfg(test)]
+            Self::Cpu => 3,
+        }
+    }
+
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Flash => "FlashAttention",
+            Self::Cudnn => "cuDNN",
+            Self::Efficient => "memory-efficient",
+            #[cfg(test)]
+            Self::Cpu => "libtorch's for the CPU",
+        }
+    }
+}
+
+/// Which keys a part's queries see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VendorSight {
+    /// All.
+    All,
+    /// A square of which each query sees the keys up to its own.
+    Causal,
+    /// The queries are those of the last keys, and see the keys up to their own.
+    CausalFromEnd,
+}
+
+impl VendorSight {
+    fn code(self) -> c_int {
+        match self {
+            Self::All => 0,
+            Self::Causal => 1,
+            Self::CausalFromEnd => 2,
+        }
+    }
+}
+
+/// Output and log-sum-exp of one part; an error where the kernel does not serve such tensors on their device.
+///
+/// # Shapes
+/// `q_bhnd (B, H, n, D)`, `k_bgpd` and `v_bgpd (B, G, P, D)` with `P > 0`; out `(B, H, n, D)` in the kind of the queries, and
+/// `(B, H, n)` in f32 (f64 for f64).
+pub fn vendor_attend(
+    vendor: Vendor,
+    q_bhnd: &Tensor,
+    (k_bgpd, v_bgpd): (&Tensor, &Tensor),
+    sight: VendorSight,
+    scale: f64,
+) -> Result<(Tensor, Tensor), BackwardError> {
+    let [q, k, v] = [q_bhnd, k_bgpd, v_bgpd].map(pointer);
+    let mut results = [std::ptr::null_mut(); 2];
+    // SAFETY: all are live tensors; there is room for the two results.
+    check(unsafe { kvtune_vendor_attend(vendor.code(), q, k, v, sight.code(), scale, results.as_mut_ptr()) })?;
+    // SAFETY: the call succeeded, so both are new tensors that are ours to own.
+    let [out, lse] = results.map(|tensor| unsafe { Tensor::from_ptr(tensor) });
+    Ok((out, lse))
+}
+
+/// Gradients `(dq, dk, dv)` of one part, from an output and log-sum-exps that may be those of several parts.
+///
+/// # Shapes
+/// `dout_bhnd` and `out_bhnd (B, H, n, D)`, `lse_bhn (B, H, n)`; the rest, and the results, as in [`vendor_attend`].
+pub fn vendor_attend_backward(
+    vendor: Vendor,
+    dout_bhnd: &Tensor,
+    (q_bhnd, k_bgpd, v_bgpd): (&Tensor, &Tensor, &Tensor),
+    (out_bhnd, lse_bhn): (&Tensor, &Tensor),
+    sight: VendorSight,
+    scale: f64,
+) -> Result<(Tensor, Tensor, Tensor), BackwardError> {
+    let [dout, q, k, v, out, lse] = [dout_bhnd, q_bhnd, k_bgpd, v_bgpd, out_bhnd, lse_bhn].map(pointer);
+    let mut results = [std::ptr::null_mut(); 3];
+    // SAFETY: all are live tensors; there is room for the three results.
+    check(unsafe {
+        kvtune_vendor_attend_backward(vendor.code(), dout, q, k, v, out, lse, sight.code(), scale, results.as_mut_ptr())
+    })?;
+    // SAFETY: the call succeeded, so all are new tensors that are ours to own.
+    let [dq, dk, dv] = results.map(|tensor| unsafe { Tensor::from_ptr(tensor) });
+    Ok((dq, dk, dv))
+}

@@ -1,0 +1,274 @@
+//! Which way is the fastest for a shape: tried on random numbers, once for the life of a process. A way that does not give the numbers
+//! of the blocks is refused, so that no kernel's habits need be taken on trust.
+
+use std::any::Any;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tch::{Cuda, Device, Kind, Tensor, no_grad};
+
+use super::chunk::{Attended, AttentionGrads, Chunk, Past};
+use super::part::PartKernel;
+use super::way::{Shape, Way, is_for_vendors, is_known, remember};
+use super::{attend_backward_by, attend_by};
+use crate::native::cuda::Vendor;
+
+/// The ways that are tried.
+const WAYS: [Way; 5] = [
+    Way::Joined(Vendor::Flash),
+    Way::Parts(PartKernel::Vendor(Vendor::Flash)),
+    Way::Parts(PartKernel::Vendor(Vendor::Cudnn)),
+    Way::Parts(PartKernel::Vendor(Vendor::Efficient)),
+    Way::Parts(PartKernel::Blocks),
+];
+/// How often a way is timed; the median counts.
+const REPETITIONS: usize = 3;
+/// Tokens and slots on which a way must agree with the blocks: whole blocks of no kernel.
+const CHECKED: (i64, i64) = (50, 83);
+
+/// What one way takes, or why it does not serve.
+#[derive(Clone, Debug)]
+pub struct Timed {
+    /// The way.
+    pub way: Way,
+    /// Milliseconds forward and backward.
+    pub milliseconds: Result<(f64, f64), String>,
+}
+
+impl Timed {
+    /// Of a step: the forward phase, the recomputation and the backward.
+    fn cost(&self) -> Option<f64> {
+        self.milliseconds.as_ref().ok().map(|(forward, backward)| 2.0 * forward + backward)
+    }
+}
+
+/// What was measured for a shape.
+#[derive(Clone, Debug)]
+pub struct Calibration {
+    /// The shape.
+    pub shape: Shape,
+    /// The fastest way.
+    pub chosen: Way,
+    /// All that were tried.
+    pub timed: Vec<Timed>,
+}
+
+impl fmt::Display for Calibration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "attention of {}: {}", self.shape, self.chosen)?;
+        for (i, Timed { way, milliseconds }) in self.timed.iter().enumerate() {
+            f.write_str(if i == 0 { " (" } else { "; " })?;
+            match milliseconds {
+                Ok((forward, backward)) => write!(f, "{way} {forward:.2} + {backward:.2} ms")?,
+                Err(reason) => write!(f, "{way} not: {reason}")?,
+            }
+        }
+        f.write_str(if self.timed.is_empty() { "" } else { ")" })
+    }
+}
+
+static DONE: Mutex<Vec<Calibration>> = Mutex::new(Vec::new());
+
+fn done() -> MutexGuard<'static, Vec<Calibration>> {
+    DONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// All that this process has measured.
+pub fn calibrations() -> Vec<Calibration> {
+    done().clone()
+}
+
+/// How this process attends on a device, in words.
+pub fn in_words(device: Device, kind: Kind) -> String {
+    let mut ways: Vec<String> = done().iter().filter(|c| c.shape.kind == kind).map(|c| c.chosen.to_string()).collect();
+    ways.dedup();
+    match ways.is_empty() {
+        false => ways.join(", "),
+        true => Way::unmeasured(device, kind).to_string(),
+    }
+}
+
+/// Measures the ways to attend for a shape, once, where there is more than one: on CUDA. Waits for the device.
+pub fn calibrate(shape: Shape, device: Device) -> Option<Calibration> {
+    if !is_for_vendors(device, shape.kind) || is_known(&shape) {
+        return None;
+    }
+    let calibration = no_grad(|| tried(&WAYS, shape, device));
+    remember(shape, calibration.chosen);
+    done().push(calibration.clone());
+    Some(calibration)
+}
+
+pub(super) fn tried(ways: &[Way], shape: Shape, device: Device) -> Calibration {
+    let small = Shape { batch: 2, tokens: CHECKED.0, past: CHECKED.1, ..shape };
+    let timed: Vec<Timed> = ways
+        .iter()
+        .map(|&way| {
+            let milliseconds = caught(|| check(way, &small, device)).and_then(|()| caught(|| Ok(time(way, &shape, device))));
+            Timed { way, milliseconds }
+        })
+        .collect();
+    let fastest = timed.iter().filter_map(|t| t.cost().map(|cost| (cost, t.way))).min_by(|a, b| a.0.total_cmp(&b.0));
+    Calibration { shape, chosen: fastest.map_or(Way::Parts(PartKernel::Blocks), |(_, way)| way), timed }
+}
+
+/// libtorch's complaint, if it has one, in one line.
+fn caught<T>(body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let said = |panic: Box<dyn Any + Send>| match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => panic.downcast_ref::<&str>().map_or("it panicked", |text| text).to_owned(),
+    };
+    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(said(panic)));
+    result.map_err(|text| text.lines().next().unwrap_or_default().trim_start_matches("libtorch: ").to_owned())
+}
+
+/// Random queries, keys and values, and the gradient of an output.
+struct Drawn {
+    q: Tensor,
+    dout: Tensor,
+    k: Tensor,
+    v: Tensor,
+    past: i64,
+}
+
+impl Drawn {
+    fn new(shape: &Shape, device: Device) -> Self {
+        let Shape { kind, batch, heads, groups, head_dim, tokens, past } = *shape;
+        let draw = |heads, tokens| Tensor::randn([batch, heads, tokens, head_dim], (Kind::Float, device)).to_kind(kind);
+        let (q, dout) = (draw(heads, tokens), draw(heads, tokens));
+        Self { q, dout, k: draw(groups, past + tokens), v: draw(groups, past + tokens), past }
+    }
+
+    fn to_kind(&self, kind: Kind) -> Self {
+        let [q, dout, k, v] = [&self.q, &self.dout, &self.k, &self.v].map(|x| x.to_kind(kind));
+        Self { q, dout, k, v, past: self.past }
+    }
+
+    /// Calls `work` with chunk and past, the keys lying side by side as they do in a cache.
+    fn with<T>(&self, work: impl FnOnce(Chunk<'_>, &[Past<'_>]) -> T) -> T {
+        let own = self.q.size()[2];
+        let [k, v] = [&self.k, &self.v].map(|x| x.narrow(2, self.past, own).contiguous());
+        let [old_k, old_v] = [&self.k, &self.v].map(|x| x.narrow(2, 0, self.past));
+        let scale = (self.q.size()[3] as f64).powf(-0.5);
+        let chunk = Chunk { joined_bgcd: Some((&self.k, &self.v)), ..Chunk::of(&self.q, (&k, &v), scale) };
+        let past = [Past { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }];
+        work(chunk, if self.past > 0 { &past } else { &[] })
+    }
+
+    fn forward(&self, way: Way) -> Attended {
+        self.with(|chunk, past| attend_by(way, chunk, past, None).0)
+    }
+
+    fn backward(&self, way: Way, attended: &Attended) -> AttentionGrads {
+        self.with(|chunk, past| attend_backward_by(way, &self.dout, chunk, past, attended))
+    }
+
+    fn all(&self, way: Way) -> Vec<Tensor> {
+        let attended = self.forward(way);
+        let AttentionGrads { dq_bhnd, dk_bgnd, dv_bgnd, past } = self.backward(way, &attended);
+        let past = past.into_iter().flat_map(|(dk, dv)| [dk, dv]);
+        [attended.out_bhnd, attended.lse_bhn, dq_bhnd, dk_bgnd, dv_bgnd].into_iter().chain(past).collect()
+    }
+}
+
+/// The largest error, of the largest number, that rounding can excuse: of inputs that are rounded, and of a backward from an output
+/// that is.
+fn tolerance(kind: Kind) -> f64 {
+    match kind {
+        Kind::BFloat16 => 3e-2,
+        Kind::Half => 5e-3,
+        _ => 1e-4,
+    }
+}
+
+/// Whether a way gives the numbers that the blocks give in single precision.
+fn check(way: Way, shape: &Shape, device: Device) -> Result<(), String> {
+    let drawn = Drawn::new(shape, device);
+    let (found, expected) = (drawn.all(way), drawn.to_kind(Kind::Float).all(Way::Parts(PartKernel::Blocks)));
+    agree(&found, &expected, shape.kind)
+}
+
+const NAMES: [&str; 7] = [
+    "output",
+    "log-sum-exp",
+    "gradient of queries",
+    "gradient of own keys",
+    "gradient of own values",
+    "gradient of past keys",
+    "gradient of past values",
+];
+
+fn agree(found: &[Tensor], expected: &[Tensor], kind: Kind) -> Result<(), String> {
+    for ((found, expected), name) in found.iter().zip(expected).zip(NAMES) {
+        let error = (found.to_kind(Kind::Float) - expected).abs().max() / expected.abs().max();
+        let error = error.double_value(&[]);
+        // No number is larger than none.
+        if !(error <= tolerance(kind)) {
+            return Err(format!("its {name} is off by {error:.1e} of the largest"));
+        }
+    }
+    Ok(())
+}
+
+fn time(way: Way, shape: &Shape, device: Device) -> (f64, f64) {
+    let drawn = Drawn::new(shape, device);
+    let attended = drawn.forward(way);
+    drop(drawn.backward(way, &attended));
+    let median = |work: &dyn Fn()| {
+        let mut times: Vec<f64> = (0..REPETITIONS).map(|_| milliseconds(device, work)).collect();
+        times.sort_by(f64::total_cmp);
+        times[REPETITIONS / 2]
+    };
+    (median(&|| drop(drawn.forward(way))), median(&|| drop(drawn.backward(way, &attended))))
+}
+
+fn milliseconds(device: Device, work: &dyn Fn()) -> f64 {
+    let wait = || {
+        if let Device::Cuda(index) = device {
+            Cuda::synchronize(index as i64);
+        }
+    };
+    wait();
+    let began = Instant::now();
+    work();
+    wait();
+    began.elapsed().as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = Shape { kind: Kind::Float, batch: 1, heads: 6, groups: 2, head_dim: 16, tokens: 40, past: 100 };
+
+    #[test]
+    fn the_fastest_of_those_that_agree_is_chosen_and_the_others_say_why_not() {
+        let own = [Way::Joined(Vendor::Cpu), Way::Parts(PartKernel::Vendor(Vendor::Cpu)), Way::Parts(PartKernel::Blocks)];
+        let of_cuda = [Way::Joined(Vendor::Flash), Way::Parts(PartKernel::Vendor(Vendor::Cudnn))];
+        let all: Vec<Way> = of_cuda.into_iter().chain(own).collect();
+        let found = tried(&all, SHAPE, Device::Cpu);
+        for timed in &found.timed {
+            assert_eq!(timed.milliseconds.is_ok(), own.contains(&timed.way), "{timed:?}");
+        }
+        let least = found.timed.iter().filter_map(Timed::cost).fold(f64::INFINITY, f64::min);
+        assert!(found.timed.iter().any(|t| t.way == found.chosen && t.cost() == Some(least)));
+        let text = found.to_string();
+        assert!(text.starts_with("attention of 1 × 6/2 heads of 16, 40 tokens on 100 slots, Float: "), "{text}");
+        assert!(text.contains("FlashAttention not: ") && text.contains("blockwise 0."), "{text}");
+        assert_eq!(tried(&of_cuda, SHAPE, Device::Cpu).chosen, Way::Parts(PartKernel::Blocks));
+    }
+
+    #[test]
+    fn a_way_that_gives_other_numbers_is_refused() {
+        let numbers = || (0..7).map(|i| Tensor::arange(9, (Kind::Float, Device::Cpu)) + i).collect::<Vec<_>>();
+        assert!(agree(&numbers(), &numbers(), Kind::BFloat16).is_ok());
+        for wrong in [f64::NAN, 20.0] {
+            let found = numbers();
+            let _ = found[3].narrow(0, 4, 1).fill_(wrong);
+            let reason = agree(&found, &numbers(), Kind::BFloat16).unwrap_err();
+            assert!(reason.starts_with("its gradient of own keys is off by "), "{reason}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Past and chunk at once, where their keys lie side by side: the chunk's queries are those of the last keys, so a causal mask that ends
+//! at the last key of the last query is all that they need. Nothing is merged.
+
+use tch::Tensor;
+
+use super::chunk::{Attended, AttentionGrads, Chunk};
+use crate::native::cuda::{Vendor, VendorSight, vendor_attend, vendor_attend_backward};
+use crate::native::or_panic;
+
+/// All forward.
+///
+/// # Shapes
+/// `joined (B, G, P + n, D)` each.
+pub(super) fn attend(vendor: Vendor, chunk: Chunk<'_>, joined: (&Tensor, &Tensor)) -> Attended {
+    let attended = vendor_attend(vendor, chunk.q_bhnd, joined, VendorSight::CausalFromEnd, chunk.scale);
+    let (out_bhnd, lse_bhn) = or_panic(attended);
+    Attended { out_bhnd, lse_bhn }
+}
+
+/// All backward; what belongs to the past comes as one part.
+///
+/// # Shapes
+/// `dout_bhnd (B, H, n, D)`, `joined` as in [`attend`].
+pub(super) fn attend_backward(
+    vendor: Vendor,
+    dout_bhnd: &Tensor,
+    chunk: Chunk<'_>,
+    (k, v): (&Tensor, &Tensor),
+    attended: &Attended,
+) -> AttentionGrads {
+    let of_forward = (&attended.out_bhnd, &attended.lse_bhn);
+    let grads =
+        vendor_attend_backward(vendor, dout_bhnd, (chunk.q_bhnd, k, v), of_forward, VendorSight::CausalFromEnd, chunk.scale);
+    let (dq_bhnd, dk, dv) = or_panic(grads);
+    let own = chunk.k_bgnd.size()[2];
+    let past = k.size()[2] - own;
+    let of_past = (past > 0).then(|| (dk.narrow(2, 0, past), dv.narrow(2, 0, past)));
+    AttentionGrads {
+        dq_bhnd,
+        dk_bgnd: dk.narrow(2, past, own),
+        dv_bgnd: dv.narrow(2, past, own),
+        past: of_past.into_iter().collect(),
+    }
+}

@@ -1,0 +1,50 @@
+//! Past and chunk as parts that are merged by their log-sum-exps (Dao 2023, arXiv 2307.08691, section 3): exact, forward and backward.
+
+use tch::Tensor;
+
+use super::accumulation_kind;
+use super::chunk::{Attended, AttentionGrads, Chunk, Past, sight_of};
+use super::part::{self, PartKernel};
+
+/// Each part forward, merged.
+pub(super) fn attend(kernel: PartKernel, chunk: Chunk<'_>, past: &[Past<'_>]) -> Attended {
+    let own = part::forward(kernel, chunk.q_bhnd, &chunk.own(), chunk.sight(), chunk.scale);
+    past.iter().fold(own, |merged, past| {
+        let old = part::forward(kernel, chunk.q_bhnd, past, sight_of(past), chunk.scale);
+        merge(&old, &merged)
+    })
+}
+
+/// Each part's backward, with the *merged* output and log-sum-exp, so that the parts add up.
+pub(super) fn attend_backward(
+    kernel: PartKernel,
+    dout_bhnd: &Tensor,
+    chunk: Chunk<'_>,
+    past: &[Past<'_>],
+    merged: &Attended,
+) -> AttentionGrads {
+    let (dq_bhnd, dk_bgnd, dv_bgnd) = part::backward(kernel, dout_bhnd, &chunk, (&chunk.own(), chunk.sight()), merged);
+    let kind = dq_bhnd.kind();
+    // Summed in more bits, and rounded once.
+    let mut total = if past.is_empty() { dq_bhnd } else { dq_bhnd.to_kind(accumulation_kind(kind)) };
+    let mut grads = Vec::with_capacity(past.len());
+    for past in past {
+        let (dq, dk, dv) = part::backward(kernel, dout_bhnd, &chunk, (past, sight_of(past)), merged);
+        total += dq;
+        grads.push((dk, dv));
+    }
+    AttentionGrads { dq_bhnd: total.to_kind(kind), dk_bgnd, dv_bgnd, past: grads }
+}
+
+fn merge(a: &Attended, b: &Attended) -> Attended {
+    let lse_bhn = a.lse_bhn.logaddexp(&b.lse_bhn);
+    #[cfg(test)]
+    if crate::sabotage::is_active(crate::sabotage::Sabotage::MergeMissing) {
+        return Attended { out_bhnd: &a.out_bhnd + &b.out_bhnd, lse_bhn };
+    }
+    let weight = |part: &Attended| (&part.lse_bhn - &lse_bhn).exp().unsqueeze(-1);
+    let kind = a.out_bhnd.kind();
+    let wide = lse_bhn.kind();
+    let out = a.out_bhnd.to_kind(wide) * weight(a) + b.out_bhnd.to_kind(wide) * weight(b);
+    Attended { out_bhnd: out.to_kind(kind), lse_bhn }
+}

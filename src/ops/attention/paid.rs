@@ -1,0 +1,96 @@
+//! The attention paid to each slot: by the CPU's kernel, or in blocks of queries by tensor operations on any device.
+
+use std::f64::consts::LOG2_E;
+
+use tch::{Kind, Tensor};
+
+use super::all_parts;
+use super::chunk::{Chunk, Past, Queries};
+use super::way::Way;
+use crate::native;
+
+/// The attention paid to each slot by some queries of a chunk: `(1/R) Σ_heads Σ_i exp(q_i · k_c · scale −
+/// lse_i)`, past slots first, then the chunk's own. Queries are taken in blocks, so that no `(n × slots)` matrix is kept.
+///
+/// # Shapes
+/// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; result `(B, G, P + n)` in f32 (f64 for f64 inputs).
+pub fn attention_paid(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
+    if Way::of(&chunk, past) == Way::Own {
+        let parts = all_parts(&chunk, past);
+        let first = queries.first(chunk.q_bhnd.size()[2]);
+        return native::attention_paid(chunk.q_bhnd, &parts, lse_bhn, chunk.scale, first) / chunk.per_group();
+    }
+    paid_in_blocks(chunk, past, lse_bhn, queries)
+}
+
+pub(super) fn paid_in_blocks(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
+    let payers = Payers::new(&chunk, lse_bhn, queries);
+    // A slot that is not in use is paid nothing, whatever stands in it.
+    let to_past = |past: &Past<'_>| {
+        let paid = payers.pay(past.k_bgpd, false);
+        let Some(in_use) = past.in_use_bgp else { return paid };
+        paid.masked_fill(&in_use.logical_not().view(&paid.size()[..]), 0.0)
+    };
+    let mut parts: Vec<Tensor> = past.iter().map(to_past).collect();
+    parts.push(payers.pay(chunk.k_bgnd, true));
+    let paid = Tensor::cat(&parts, 1) / chunk.per_group();
+    paid.view([-1, chunk.num_kv_heads(), paid.size()[1]])
+}
+
+/// Scores per block of [`Payers::pay`], which should stay in a core's cache between the product, the power and the sum.
+const PAID_SCORES: i64 = 1 << 18;
+/// Queries per block, at least and at most: fewer make the product slow, and more waste it above the diagonal.
+const PAID_BLOCKS: (i64, i64) = (16, 64);
+
+/// The queries that pay: one product with a key gives `(q · k · scale − lse) log₂ e`, as the query has one more number, −lse, and each
+/// key a 1. Weights are powers of 2: libtorch leaves those of e to a library that is three times slower on some CPUs.
+struct Payers {
+    /// `(B·G, n·R, D + 1)`: a token's heads stand together, so that a block of tokens is a range.
+    query: Tensor,
+    per_group: i64,
+    /// Index in the chunk of the first token that pays, and how many do.
+    first: i64,
+    count: i64,
+}
+
+impl Payers {
+    fn new(chunk: &Chunk<'_>, lse_bhn: &Tensor, queries: Queries) -> Self {
+        let (b, h, n, d) = chunk.q_bhnd.size4().unwrap_or_default();
+        let (groups, count) = (chunk.num_kv_heads(), n - queries.first(n));
+        let per_group = h / groups;
+        let q = chunk.q_bhnd.narrow(2, n - count, count).to_kind(lse_bhn.kind()) * (chunk.scale * LOG2_E);
+        let minus_lse = lse_bhn.narrow(2, n - count, count).unsqueeze(-1) * -LOG2_E;
+        let query = Tensor::cat(&[q, minus_lse], -1).view([b * groups, per_group, count, d + 1]).transpose(1, 2);
+        Self { query: query.reshape([b * groups, count * per_group, d + 1]), per_group, first: n - count, count }
+    }
+
+    /// What they pay to a part's keys, the sum over the heads of a group `(B·G, slots)`.
+    fn pay(&self, keys_bgcd: &Tensor, causal: bool) -> Tensor {
+        let (b, g, slots, d) = keys_bgcd.size4().unwrap_or_default();
+        let options = (self.query.kind(), self.query.device());
+        let keys = Tensor::ones([b, g, slots, d + 1], options);
+        keys.narrow(3, 0, d).copy_(keys_bgcd);
+        let keys = keys.view([b * g, slots, d + 1]).transpose(-1, -2);
+        let rows = b * g * self.per_group;
+        let block = (PAID_SCORES / (rows * slots).max(1)).clamp(PAID_BLOCKS.0, PAID_BLOCKS.1).min(self.count);
+        // One buffer for all blocks: new memory from the system would cost as much as the sums.
+        let buffer = Tensor::empty([rows * block * slots], options);
+        let paid = Tensor::zeros([b * g, slots], options);
+        for start in (0..self.count).step_by(block.max(1) as usize) {
+            let len = block.min(self.count - start);
+            // A causal block sees the keys up to its own last query only.
+            let width = if causal { self.first + start + len } else { slots };
+            let scores = buffer.narrow(0, 0, rows * len * width).view([b * g, len * self.per_group, width]);
+            let query = self.query.narrow(1, start * self.per_group, len * self.per_group);
+            let weight = query.bmm_out(&scores, &keys.narrow(2, 0, width)).exp2_();
+            if causal {
+                let mut own = weight.narrow(2, width - len, len).view([b * g, len, self.per_group, len]);
+                // What a query does not see may be infinitely more than it sees, and no product would make it nothing.
+                let later = Tensor::ones([len, len], (Kind::Bool, options.1)).triu(1).unsqueeze(1);
+                let _ = own.masked_fill_(&later, 0.0);
+            }
+            let _ = paid.narrow(1, 0, width).g_add_(&weight.sum_dim_intlist(&[1i64][..], false, options.0));
+        }
+        paid
+    }
+}

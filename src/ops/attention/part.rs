@@ -1,0 +1,74 @@
+//! One part of the keys, with its log-sum-exp: in blocks, or by a kernel that comes with libtorch.
+
+use tch::Tensor;
+
+use super::blocks::{self, Sight};
+use super::chunk::{Attended, Chunk, Past};
+use crate::native::cuda::{Vendor, VendorSight, vendor_attend, vendor_attend_backward};
+use crate::native::or_panic;
+
+/// What computes a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartKernel {
+    /// Tensor operations on blocks of queries: for any device and kind, and the only one that leaves out slots.
+    Blocks,
+    /// A kernel that comes with libtorch.
+    Vendor(Vendor),
+}
+
+impl PartKernel {
+    /// The kernel that comes with libtorch, if it serves what the queries see.
+    fn vendor(self, sight: Sight<'_>) -> Option<(Vendor, VendorSight)> {
+        match (self, sight) {
+            (Self::Vendor(vendor), Sight::All) => Some((vendor, VendorSight::All)),
+            (Self::Vendor(vendor), Sight::Causal) => Some((vendor, VendorSight::Causal)),
+            _ => None,
+        }
+    }
+}
+
+/// The query heads of a KV head in one row, where all see the same: so no kernel copies keys for them.
+///
+/// # Shapes
+/// `x (B, H, …)`; result `(B, G, H / G · n, …)`.
+fn folded(x: &Tensor, groups: i64) -> Tensor {
+    let mut size = x.size();
+    (size[2], size[1]) = (size[1] / groups * size[2], groups);
+    x.reshape(&size[..])
+}
+
+/// One part forward.
+///
+/// # Shapes
+/// `q_bhnd (B, H, n, D)`; a causal part has as many keys.
+pub(super) fn forward(kernel: PartKernel, q_bhnd: &Tensor, part: &Past<'_>, sight: Sight<'_>, scale: f64) -> Attended {
+    let (k, v) = (part.k_bgpd, part.v_bgpd);
+    let Some((vendor, seen)) = kernel.vendor(sight) else { return blocks::forward(q_bhnd, k, v, sight, scale) };
+    let size = q_bhnd.size();
+    let q = if seen == VendorSight::All { &folded(q_bhnd, k.size()[1]) } else { q_bhnd };
+    let (out, lse) = or_panic(vendor_attend(vendor, q, (k, v), seen, scale));
+    Attended { out_bhnd: out.reshape(&size[..]), lse_bhn: lse.reshape(&size[..3]) }
+}
+
+/// One part backward, from the merged output and log-sum-exp: `(dq, dk, dv)`.
+///
+/// # Shapes
+/// As in [`forward`]; `dk`, `dv` as the part's keys.
+pub(super) fn backward(
+    kernel: PartKernel,
+    dout_bhnd: &Tensor,
+    chunk: &Chunk<'_>,
+    (part, sight): (&Past<'_>, Sight<'_>),
+    merged: &Attended,
+) -> (Tensor, Tensor, Tensor) {
+    let (k, v) = (part.k_bgpd, part.v_bgpd);
+    let Some((vendor, seen)) = kernel.vendor(sight) else {
+        let part = Chunk { k_bgnd: k, v_bgnd: v, in_use_bgn: None, joined_bgcd: None, ..*chunk };
+        return blocks::backward(dout_bhnd, part, merged, sight);
+    };
+    let inputs = [dout_bhnd, chunk.q_bhnd, &merged.out_bhnd, &merged.lse_bhn];
+    let groups = k.size()[1];
+    let [dout, q, out, lse] = inputs.map(|x| if seen == VendorSight::All { folded(x, groups) } else { x.shallow_clone() });
+    let (dq, dk, dv) = or_panic(vendor_attend_backward(vendor, &dout, (&q, k, v), (&out, &lse), seen, chunk.scale));
+    (dq.reshape(&chunk.q_bhnd.size()[..]), dk, dv)
+}

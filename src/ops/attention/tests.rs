@@ -1,0 +1,260 @@
+//! Every way to attend against plain attention under autograd.
+
+use tch::{Device, Kind, Tensor};
+
+use super::paid::paid_in_blocks;
+use super::*;
+use crate::native::cuda::Vendor;
+
+const OPTS: (Kind, Device) = (Kind::Double, Device::Cpu);
+
+/// Plain softmax attention over past and chunk, under autograd.
+fn naive(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> (Tensor, Tensor) {
+    let (r, n, total) = (q.size()[1] / k.size()[1], q.size()[2], k.size()[2]);
+    let (k, v) = (k.repeat_interleave_self_int(r, 1, None), v.repeat_interleave_self_int(r, 1, None));
+    let mask = Tensor::ones([n, total], (Kind::Bool, Device::Cpu)).tril(total - n).logical_not();
+    let scores = (q.matmul(&k.transpose(-1, -2)) * scale).masked_fill(&mask, f64::NEG_INFINITY);
+    let weights = scores.softmax(-1, Kind::Double);
+    (weights.matmul(&v), weights)
+}
+
+fn worst(a: &Tensor, b: &Tensor) -> f64 {
+    (a - b).abs().max().double_value(&[])
+}
+
+const ASKED: [Queries; 4] = [Queries::All, Queries::Last(1), Queries::Last(3), Queries::Last(100)];
+
+/// Every way that there is without a GPU: kvtune's own kernel, and what serves other devices, with a kernel for the CPU in the place of
+/// those for CUDA.
+const WAYS: [Way; 4] =
+    [Way::Own, Way::Parts(PartKernel::Blocks), Way::Parts(PartKernel::Vendor(Vendor::Cpu)), Way::Joined(Vendor::Cpu)];
+
+/// Those that leave slots out.
+const WITH_MASKS: [Way; 2] = [WAYS[0], WAYS[1]];
+
+/// As [`attention_paid`], each way with what belongs to it.
+fn paid_by(way: Way, chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
+    if way == Way::Own { attention_paid(chunk, past, lse_bhn, queries) } else { paid_in_blocks(chunk, past, lse_bhn, queries) }
+}
+
+#[test]
+fn all_ways_equal_plain_attention_forward_backward_and_in_sums() {
+    for (n, past, h, g, d) in [
+        (5, 7, 6, 2, 8),
+        (1, 3, 4, 4, 8),
+        (70, 9, 8, 1, 8),
+        (4, 0, 2, 2, 8),
+        (130, 300, 4, 2, 14),
+        (1, 259, 7, 1, 80),
+        (300, 65, 14, 2, 10),
+    ] {
+        let (b, scale) = (2, 0.3);
+        let q = Tensor::randn([b, h, n, d], OPTS).set_requires_grad(true);
+        let k = Tensor::randn([b, g, past + n, d], OPTS).set_requires_grad(true);
+        let v = Tensor::randn([b, g, past + n, d], OPTS).set_requires_grad(true);
+        let dout = Tensor::randn([b, n, h, d], OPTS).transpose(1, 2);
+        let (expected, weights) = naive(&q, &k, &v, scale);
+        (&expected * &dout).sum(Kind::Double).backward();
+
+        let (q0, k0, v0) = (q.detach(), k.detach(), v.detach());
+        let (ko, vo) = (k0.narrow(2, 0, past).contiguous(), v0.narrow(2, 0, past).contiguous());
+        let (kn, vn) = (k0.narrow(2, past, n).contiguous(), v0.narrow(2, past, n).contiguous());
+        // The past as one part, and as two pages.
+        let cut = past / 2;
+        let pages = [(0, cut), (cut, past - cut)].map(|(start, len)| (ko.narrow(2, start, len), vo.narrow(2, start, len)));
+        let pages: Vec<Past<'_>> =
+            pages.iter().filter(|p| p.0.size()[2] > 0).map(|(k, v)| Past { k_bgpd: k, v_bgpd: v, in_use_bgp: None }).collect();
+        let chunk = Chunk::of(&q0, (&kn, &vn), scale);
+        for way in WAYS {
+            let merged = attend_by(way, chunk, &pages, None).0;
+            assert!(worst(&merged.out_bhnd, &expected) < 1e-13);
+
+            let grads = attend_backward_by(way, &dout, chunk, &pages, &merged);
+            let all = |old: fn(&(Tensor, Tensor)) -> &Tensor, new| {
+                Tensor::cat(&grads.past.iter().map(old).chain([new]).collect::<Vec<_>>(), 2)
+            };
+            assert!(worst(&grads.dq_bhnd, &q.grad()) < 1e-12);
+            assert!(worst(&all(|p| &p.0, &grads.dk_bgnd), &k.grad()) < 1e-12);
+            assert!(worst(&all(|p| &p.1, &grads.dv_bgnd), &v.grad()) < 1e-12);
+
+            for queries in ASKED {
+                let on_the_way = attend_and_sum(chunk, &pages, Some(queries)).1.unwrap();
+                let paid = paid_by(way, chunk, &pages, &merged.lse_bhn, queries);
+                let first = queries.first(n);
+                let weights = weights.narrow(2, first, n - first);
+                let sums = weights.sum_dim_intlist(&[2i64][..], false, Kind::Double).view([b, g, h / g, past + n]);
+                let mean = sums.mean_dim(&[2i64][..], false, Kind::Double);
+                assert!(worst(&paid, &mean) < 1e-12 && worst(&on_the_way, &mean) < 1e-12);
+            }
+        }
+    }
+}
+
+/// Output, log-sum-exp, gradients of values and keys, then what is added up over the tasks: dq and the sums.
+fn everything(chunk: Chunk<'_>, past: &[Past<'_>], dout: &Tensor) -> Vec<Tensor> {
+    let (attended, sums) = attend_and_sum(chunk, past, Some(Queries::All));
+    let grads = attend_backward(dout, chunk, past, &attended);
+    let mut all = vec![attended.out_bhnd, attended.lse_bhn, grads.dk_bgnd, grads.dv_bgnd];
+    all.extend(grads.past.into_iter().flat_map(|(dk, dv)| [dk, dv]));
+    all.extend([grads.dq_bhnd, sums.unwrap()]);
+    all
+}
+
+#[test]
+fn the_kernel_gives_on_any_number_of_threads_the_same_numbers_and_twice_the_same_bits() {
+    tch::manual_seed(8);
+    let threads = tch::get_num_threads();
+    // One head of keys is divided among the threads, several are shared out.
+    for (h, g, d) in [(7, 1, 14), (8, 2, 32)] {
+        let float = (Kind::Float, Device::Cpu);
+        let [q, dout] = [h, h].map(|heads| Tensor::randn([1, heads, 300, d], float));
+        let [k, v, old_k, old_v] = [300, 300, 700, 700].map(|tokens| Tensor::randn([1, g, tokens, d], float));
+        let chunk = Chunk::of(&q, (&k, &v), 0.2);
+        let past = [Past { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }];
+        let run = |threads: i32| {
+            tch::set_num_threads(threads);
+            everything(chunk, &past, &dout)
+        };
+        let one = run(1);
+        for several in [2, 3, 4] {
+            let (some, again) = (run(several), run(several));
+            assert!(some.iter().zip(&again).all(|(a, b)| a.equal(b)));
+            assert!(one.iter().zip(&some).take(6).all(|(a, b)| a.equal(b)));
+            assert!(one.iter().zip(&some).all(|(a, b)| a.allclose(b, 1e-5, 1e-5, false)));
+        }
+        tch::set_num_threads(threads);
+
+        let wide = |x: &Tensor| x.to_kind(Kind::Double);
+        let [q, k, v, old_k, old_v, dout] = [&q, &k, &v, &old_k, &old_v, &dout].map(wide);
+        let chunk = Chunk::of(&q, (&k, &v), 0.2);
+        let past = [Past { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }];
+        for (i, (single, double)) in one.iter().zip(everything(chunk, &past, &dout)).enumerate() {
+            assert!(worst(&wide(single), &double) < 2e-5, "{i}: {:.1e}", worst(&wide(single), &double));
+        }
+    }
+}
+
+#[test]
+fn tasks_are_shared_out_among_threads() {
+    let threads = tch::get_num_threads();
+    let seen = [1, 2, 3].map(|threads| {
+        tch::set_num_threads(threads);
+        native::threads_at_work()
+    });
+    tch::set_num_threads(threads);
+    assert_eq!(seen, [1, 2, 3]);
+}
+
+/// As a projection leaves it: tokens before heads in memory, so that `(B, heads, tokens, D)` is a view.
+fn scattered(b: i64, heads: i64, tokens: i64, d: i64) -> Tensor {
+    Tensor::randn([b, tokens, heads, d], (Kind::Float, Device::Cpu)).transpose(1, 2)
+}
+
+#[test]
+fn attention_paid_in_single_precision_is_that_of_a_dense_softmax_without_the_pads() {
+    tch::manual_seed(5);
+    // Past slots, columns, and how many of them are pads in the second row; blocks of 64 queries end evenly or not.
+    for (past, n, pads, h, g) in [(0, 9, 0, 4, 2), (40, 7, 3, 8, 1), (33, 64, 64, 6, 2), (300, 130, 61, 4, 4)] {
+        let (b, d, scale) = (2, 16, 0.25);
+        let (q, k, v) = (scattered(b, h, n, d), scattered(b, g, past + n, d), scattered(b, g, past + n, d));
+        let double = |x: &Tensor| x.to_kind(Kind::Double);
+        let (_, weights) = naive(&double(&q), &double(&k), &double(&v), scale);
+        let _ = weights.get(1).narrow(1, n - pads, pads).zero_();
+
+        let (kn, vn) = (k.narrow(2, past, n), v.narrow(2, past, n));
+        let page = Past { k_bgpd: &k.narrow(2, 0, past), v_bgpd: &v.narrow(2, 0, past), in_use_bgp: None };
+        let pages = if past > 0 { vec![page] } else { Vec::new() };
+        let chunk = Chunk::of(&q, (&kn, &vn), scale);
+        let lse = attend(chunk, &pages).lse_bhn;
+        let _ = lse.get(1).narrow(1, n - pads, pads).fill_(f64::INFINITY);
+        for queries in ASKED {
+            let paid = attention_paid(chunk, &pages, &lse, queries);
+            let first = queries.first(n);
+            let sums = weights.narrow(2, first, n - first).sum_dim_intlist(&[2i64][..], false, Kind::Double);
+            let expected = sums.view([b, g, h / g, past + n]).mean_dim(&[2i64][..], false, Kind::Double);
+            assert_eq!(paid.kind(), Kind::Float);
+            let error = ((double(&paid) - &expected).abs() / expected.clamp_min(1.0)).max().double_value(&[]);
+            assert!(error <= 1e-6, "{past} slots, {n} columns, {pads} pads, {queries:?}: {error:.1e}");
+        }
+    }
+}
+
+#[test]
+fn a_head_that_uses_no_slot_sees_its_chunk_alone() {
+    let (q, own) = (Tensor::randn([1, 4, 3, 8], OPTS), Tensor::randn([1, 2, 3, 8], OPTS));
+    let (old, dout) = (Tensor::randn([1, 2, 5, 8], OPTS), Tensor::randn([1, 4, 3, 8], OPTS));
+    let in_use = Tensor::from_slice(&[true, false]).view([1, 2, 1]).expand([1, 2, 5], false);
+    let chunk = Chunk::of(&q, (&own, &own), 0.5);
+    let past = [Past { k_bgpd: &old, v_bgpd: &old, in_use_bgp: Some(&in_use) }];
+    let (with, without) = (attend(chunk, &past), attend(chunk, &[]));
+    let alone = |x: &Tensor| x.narrow(1, 2, 2);
+    assert!(worst(&alone(&with.out_bhnd), &alone(&without.out_bhnd)) < 1e-15);
+    assert!(worst(&alone(&with.lse_bhn), &alone(&without.lse_bhn)) < 1e-15);
+    let (with, without) = (attend_backward(&dout, chunk, &past, &with), attend_backward(&dout, chunk, &[], &without));
+    assert!(worst(&alone(&with.dq_bhnd), &alone(&without.dq_bhnd)) < 1e-14);
+    assert!(with.past[0].0.get(0).get(1).abs().max().double_value(&[]) == 0.0);
+    let lse = attend(chunk, &past).lse_bhn;
+    assert!(attention_paid(chunk, &past, &lse, Queries::All).get(0).get(1).narrow(0, 0, 5).abs().max().double_value(&[]) == 0.0);
+}
+
+#[test]
+fn slots_that_do_not_count_are_left_out_wherever_they_lie() {
+    tch::manual_seed(3);
+    let used = |b, g, slots| Tensor::rand([b, g, slots], OPTS).gt(0.4);
+    for (n, past, h, g) in [(5, 7, 6, 2), (70, 300, 4, 4), (260, 520, 2, 1)] {
+        let (b, d, scale) = (2, 8, 0.4);
+        let [q, dout] = [h, h].map(|heads| Tensor::randn([b, heads, n, d], OPTS));
+        let [k, v] = [n, n].map(|tokens| Tensor::randn([b, g, tokens, d], OPTS));
+        let [old_k, old_v] = [past, past].map(|slots| Tensor::randn([b, g, slots, d], OPTS));
+        let (own_used, old_used) = (used(b, g, n), used(b, g, past));
+        // Everybody sees something, or the two ways say nothing in their own words.
+        let _ = old_used.narrow(2, past / 2, 1).fill_(1);
+        let chunk = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale, in_use_bgn: Some(&own_used), joined_bgcd: None };
+        let pages = [Past { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: Some(&old_used) }];
+        let [one, other] = WITH_MASKS.map(|way| {
+            let merged = attend_by(way, chunk, &pages, None).0;
+            let grads = attend_backward_by(way, &dout, chunk, &pages, &merged);
+            let paid = paid_by(way, chunk, &pages, &merged.lse_bhn, Queries::Last(4)).narrow(2, 0, past);
+            let (past_dk, past_dv) = grads.past.into_iter().next().unwrap();
+            [merged.out_bhnd, merged.lse_bhn, paid, grads.dq_bhnd, grads.dk_bgnd, grads.dv_bgnd, past_dk, past_dv]
+        });
+        for (i, (one, other)) in one.iter().zip(&other).enumerate() {
+            assert!(worst(one, other) < 1e-12, "{i} of {n} tokens and {past} slots: {:.1e}", worst(one, other));
+        }
+    }
+}
+
+#[test]
+fn bf16_is_attended_to_in_single_precision() {
+    tch::manual_seed(4);
+    let made = |heads, tokens| Tensor::randn([1, heads, tokens, 16], OPTS).to_kind(Kind::BFloat16);
+    let (q, dout, [k, v, old_k, old_v]) = (made(4, 40), made(4, 40), [40, 40, 290, 290].map(|tokens| made(2, tokens)));
+    let run = |kind: Kind| {
+        let all = [&q, &k, &v, &old_k, &old_v, &dout].map(|x| x.to_kind(kind));
+        let chunk = Chunk::of(&all[0], (&all[1], &all[2]), 0.2);
+        let pages = [Past { k_bgpd: &all[3], v_bgpd: &all[4], in_use_bgp: None }];
+        let attended = attend(chunk, &pages);
+        let grads = attend_backward(&all[5], chunk, &pages, &attended);
+        let past = grads.past.into_iter().next().unwrap();
+        [attended.out_bhnd, grads.dq_bhnd, attended.lse_bhn, grads.dk_bgnd, grads.dv_bgnd, past.0, past.1]
+    };
+    let (narrow, wide) = (run(Kind::BFloat16), run(Kind::Float));
+    let kinds = [Kind::BFloat16, Kind::BFloat16, Kind::Float, Kind::Float, Kind::Float, Kind::Float, Kind::Float];
+    assert_eq!(narrow.each_ref().map(Tensor::kind), kinds);
+    // Output and dq are rounded once; the backward takes the rounded output.
+    for (narrow, wide) in narrow.iter().zip(&wide) {
+        let error = worst(&narrow.to_kind(Kind::Float), wide) / wide.abs().max().double_value(&[]);
+        assert!(error < 4e-3, "{error:.1e}");
+    }
+}
+
+#[test]
+fn a_query_with_infinite_log_sum_exp_pays_nothing() {
+    let q = Tensor::randn([1, 2, 3, 4], OPTS);
+    let k = Tensor::randn([1, 1, 3, 4], OPTS);
+    let chunk = Chunk::of(&q, (&k, &k), 0.5);
+    let lse = attend(chunk, &[]).lse_bhn;
+    let _ = lse.narrow(2, 1, 2).fill_(f64::INFINITY);
+    let paid = attention_paid(chunk, &[], &lse, Queries::All);
+    assert!((paid.sum(Kind::Double).double_value(&[]) - 1.0).abs() < 1e-12);
+}
