@@ -230,7 +230,7 @@ fn of_train(error: &TrainError) -> u8 {
         TrainError::Files(e) => of_files(e),
         TrainError::Optim(_) | TrainError::OtherModel { .. } | TrainError::OtherData { .. } => DATA,
         TrainError::Engine(e) | TrainError::Plan(PlanError::Engine(e)) => of_engine(e),
-        TrainError::Plan(PlanError::DoesNotFit { .. }) => MEMORY,
+        TrainError::Plan(PlanError::DoesNotFit { .. }) | TrainError::OutOfMemory { .. } => MEMORY,
         TrainError::Eval(e) => of_eval(e),
         TrainError::Checkpoint(e) => of_checkpoint(e),
         TrainError::NotFinite { .. } => NOT_FINITE,

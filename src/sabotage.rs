@@ -19,6 +19,10 @@ pub(crate) enum Sabotage {
     HeadGradientDropped,
     /// What has travelled through the lowest row does not reach the embedding.
     EmbeddingGradientDropped,
+    /// Memory suffices for cells of two chunks and layers, multiplied.
+    MemoryForTwo,
+    /// Memory suffices for no cell.
+    NoMemory,
 }
 
 thread_local! {
@@ -36,4 +40,10 @@ pub(crate) fn under<T>(fault: Sabotage, body: impl FnOnce() -> T) -> T {
     let result = body();
     ACTIVE.set(None);
     result
+}
+
+/// Fails as libtorch does where memory does not suffice for a cell of so many chunks and layers, multiplied.
+pub(crate) fn run_out_of_memory(size: usize) {
+    let suffices = !is_active(Sabotage::NoMemory) && (size <= 2 || !is_active(Sabotage::MemoryForTwo));
+    assert!(suffices, "CUDA out of memory. Tried to allocate 20.00 GiB");
 }

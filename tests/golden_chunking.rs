@@ -4,7 +4,7 @@
 use kvtune::data::{Batch, Row, Targets};
 use kvtune::engine::Settings;
 use kvtune::model::ModelConfig;
-use kvtune::recipe::{BufferKind, CacheLength, CacheRecipe, Choice, Chunking, GradRecipe, Storage, StoreRecipe};
+use kvtune::recipe::{BufferKind, CacheLength, CacheRecipe, Choice, Chunking, GradRecipe, OnOutOfMemory, Storage, StoreRecipe};
 use serde_json::{Value, json};
 
 fn config(num_layers: usize) -> ModelConfig {
@@ -35,6 +35,7 @@ fn settings(cache_lengths: &[usize], chunk_size: usize, chunking: Chunking) -> S
         undo_log: StoreRecipe::PLAIN,
         scratch_dir: None,
         single_tokens_for_targets: false,
+        on_out_of_memory: OnOutOfMemory::Fail,
         open: Vec::new(),
     };
     Settings::new(&config(cache_lengths.len()), &kv, &grad).unwrap()

@@ -35,7 +35,7 @@ impl Check {
         let say = |data: &Splits| said = console::result(&data.report.to_string());
         let settled = train::settled_with_data(recipe, &config, tokenizer.as_ref(), None, machine, say)?;
         said?;
-        let Settled { recipe, foretold, engine, data } = settled;
+        let Settled { recipe, foretold, engine, data, .. } = settled;
         let longest = (0..data.train.len()).max_by_key(|&sample| data.train.lengths()[sample]).unwrap_or(0);
         let plan = engine.settings().plan(&data.train.batch(&[longest])?, None).map_err(TrainError::from)?;
         let schedule = Schedule::new(&recipe, data.train.lengths());

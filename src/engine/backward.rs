@@ -146,6 +146,8 @@ impl Row<'_> {
     /// where it is. Returns the gradient of its input.
     fn cell(&self, c: usize, above: Above<'_>, tell: &mut dyn FnMut(Turn)) -> Result<Option<Tensor>, EngineError> {
         let spans = self.column(c).spans;
+        #[cfg(test)]
+        crate::sabotage::run_out_of_memory(spans.len() * self.layers.len());
         // A one-chunk cell stands in the cache already and attends again.
         if spans.len() > 1 {
             for run in &self.trace.runs[self.layers.clone()] {

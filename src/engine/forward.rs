@@ -83,8 +83,13 @@ impl Tokens {
 impl Engine {
     /// The engine with choices to follow instead of its policies'; it refuses every batch but the one that they were made for.
     pub fn following(mut self, log: ReplayLog) -> Self {
-        self.log = Some(log);
+        self.follow(Some(log));
         self
+    }
+
+    /// Choices to follow from now on, or `None` to choose.
+    pub fn follow(&mut self, log: Option<ReplayLog>) {
+        self.log = log;
     }
 }
 

@@ -26,6 +26,12 @@ impl Stores {
 }
 
 impl Engine {
+    /// Another tiling of the same computation; what the stores of the one before took is free again.
+    pub fn retile(&mut self, settings: Settings) {
+        self.stores = Stores::new(&settings);
+        self.settings = settings;
+    }
+
     /// Where what the backward phase needs waits for it, and what it takes there.
     pub fn stores(&self) -> &Stores {
         &self.stores

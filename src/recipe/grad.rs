@@ -28,6 +28,8 @@ pub struct GradRecipe {
     /// any row counts for the whole batch, so that rows of a batch depend on each other: a row is what it is alone in batches of
     /// one row only.
     pub single_tokens_for_targets: bool,
+    /// What a run does where memory runs out; default `fail`.
+    pub on_out_of_memory: OnOutOfMemory,
     /// Keys that are written `"auto"`: the planner decides. In the order of [`OpenKey::ALL`], none twice. While a key is open, its
     /// own field holds the default.
     pub open: Vec<OpenKey>,
@@ -90,6 +92,16 @@ words! {
 }
 
 words! {
+    /// What a run does where memory runs out.
+    OnOutOfMemory {
+        /// It ends.
+        Fail = "fail",
+        /// It makes the step again with smaller cells, and at last with layer checkpoints in `int8`.
+        Retreat = "retreat",
+    }
+}
+
+words! {
     /// Where tensors wait.
     StorePlace {
         /// In the host's memory.
@@ -126,6 +138,7 @@ impl At<'_> {
             undo_log: self.undo_log(store(schema.undo_log, schema.undo_log_place), buffer)?,
             scratch_dir: schema.scratch_dir.map(|path| self.path("grad.scratch_dir", &path)).transpose()?,
             single_tokens_for_targets,
+            on_out_of_memory: schema.on_out_of_memory.unwrap_or(OnOutOfMemory::Fail),
             open,
         })
     }

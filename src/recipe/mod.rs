@@ -25,7 +25,7 @@ use std::path::Path;
 pub use cache_length::{CacheLength, Pyramid};
 pub use choice::Choice;
 pub use diagnose::{Place, RecipeError};
-pub use grad::{GradRecipe, OpenKey, StoreForm, StorePlace, StoreRecipe};
+pub use grad::{GradRecipe, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
 pub use initial_part::{EndRegex, InitialPart};
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 pub use plan::{

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer};
 use super::auto::Auto;
 use super::cache_length::CacheLength;
 use super::diagnose::{listed, nearest};
-use super::grad::{StoreForm, StorePlace};
+use super::grad::{OnOutOfMemory, StoreForm, StorePlace};
 use super::kv_cache::{BufferKind, Chunking, Storage};
 use super::plan::{BatchOrder, DataFormat, Dtype, Metric, Mode, OnTooLong, Schedule, TargetModules, Weights};
 use super::{alias, read};
@@ -101,6 +101,7 @@ pub(super) struct Grad {
     pub(super) undo_log_place: Option<Auto<StorePlace>>,
     pub(super) scratch_dir: Option<String>,
     pub(super) single_tokens_for_targets: Option<bool>,
+    pub(super) on_out_of_memory: Option<OnOutOfMemory>,
 }
 
 #[derive(Deserialize, Default)]

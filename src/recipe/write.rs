@@ -192,6 +192,7 @@ impl GradRecipe {
             either(OpenKey::UndoLogPlace, Some(word(self.undo_log.place.name()))),
             self.scratch_dir.as_deref().map(|path| ("scratch_dir", path_value(path))),
             Some(("single_tokens_for_targets", Value::Boolean(self.single_tokens_for_targets))),
+            Some(("on_out_of_memory", word(self.on_out_of_memory.name()))),
         ];
         entries.into_iter().flatten().collect()
     }

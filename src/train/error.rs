@@ -104,6 +104,14 @@ pub enum TrainError {
         /// The first differences.
         difference: String,
     },
+    /// Memory ran out in a step; what was saved before is intact.
+    #[error("out of memory: {reason}")]
+    OutOfMemory {
+        /// What libtorch said.
+        reason: String,
+        /// A tiling that should fit, in words, if the planner knows one.
+        advice: Option<String>,
+    },
     /// A loss or a gradient is not finite; the optimiser is untouched.
     #[error("step {step}: {what} is not finite, in {}", listed_samples(samples))]
     NotFinite {
@@ -157,6 +165,10 @@ impl Hint for TrainError {
                 Some("restore the file, or begin a new run: a resumed run goes on at the same place of the same data".into())
             }
             Self::OtherModel { .. } => Some("resume with the model and the settings that the run began with".into()),
+            Self::OutOfMemory { advice: Some(advice), .. } => {
+                Some(format!("{advice}; or `grad.on_out_of_memory = \"retreat\"`, which finds one by trying"))
+            }
+            Self::OutOfMemory { reason, advice: None } => EngineError::OutOfMemory(reason.clone()).hint(),
             Self::NotFinite { .. } => Some(
                 "what was saved before is intact: look at these samples and at the model's weights, or begin again with a lower \
                  `optimizer.learning_rate`"

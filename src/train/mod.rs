@@ -5,6 +5,7 @@ mod error;
 mod interrupt;
 mod profile;
 mod resume;
+mod retreat;
 mod run;
 mod schedule;
 mod step;

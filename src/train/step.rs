@@ -6,6 +6,7 @@ use tch::Tensor;
 
 use super::TrainError;
 use super::profile::{At, StepWatch};
+use super::retreat::Tiled;
 use crate::data::Batch;
 use crate::engine::{ChunkKey, Engine, EngineError, MemoryByPart, StepContext};
 use crate::files;
@@ -40,7 +41,7 @@ impl StepGradients {
 
 /// The gradient of the mean loss over the targets of all `batches` together, so that 8 × 1 = 1 × 8.
 pub(super) fn gradients(
-    (engine, model): (&Engine, &Model),
+    (tiled, model): (&mut Tiled, &Model),
     batches: &[Batch],
     step: u64,
     (dropout, chunk_sizes): (Option<DropoutKey>, ChunkKey),
@@ -55,8 +56,8 @@ pub(super) fn gradients(
     let (mut loss, mut correct, mut suspects, mut logs) = (0.0, 0, Vec::new(), Vec::new());
     for (index, batch) in batches.iter().enumerate() {
         let at = At { step, micro_batch: (index, batches.len()) };
-        watch.begin(at, || (engine.memory_at_rest(model), bytes_of(total.values())));
-        let part = engine.gradients(model, batch, context, watch)?;
+        watch.begin(at, || (tiled.engine().memory_at_rest(model), bytes_of(total.values())));
+        let part = tiled.gradients(model, batch, context, watch)?;
         let losses = batch.rows.iter().zip(&part.rows);
         suspects.extend(losses.filter(|(_, loss)| !loss.loss_sum.is_finite()).map(|(row, _)| row.sample));
         loss += part.rows.iter().map(|r| r.loss_sum).sum::<f64>();

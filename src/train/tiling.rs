@@ -10,7 +10,7 @@ use crate::engine::{Engine, Settings};
 use crate::files::{self, Scratch};
 use crate::model::{ModelConfig, kind_of};
 use crate::plan::{Alternative, Decision, Machine, PlanError, Planner, Trained};
-use crate::recipe::Recipe;
+use crate::recipe::{GradRecipe, OpenKey, Recipe};
 use crate::report::console;
 use crate::units::Bytes;
 
@@ -95,6 +95,29 @@ pub struct Settled {
     pub engine: Engine,
     /// Its data.
     pub data: Splits,
+    /// What it was planned for.
+    pub machine: Machine,
+}
+
+/// What must be left free by a tiling that is to fit where one did not, though it was foretold to.
+const SMALLER_BY: u64 = 15;
+
+/// The tiling that is foretold to be the fastest of those that take clearly less than the one that did not fit, in words.
+pub(super) fn smaller(
+    recipe: &Recipe,
+    config: &ModelConfig,
+    data: &Dataset,
+    (mut machine, foretold): (Machine, &Alternative),
+) -> Option<String> {
+    let less = |bytes: Bytes| Some(Bytes(bytes.0 / 100 * (100 - SMALLER_BY)));
+    match foretold.device {
+        Some(device) => machine.limits.device = less(device),
+        None => machine.limits.host = less(foretold.host),
+    }
+    let open = GradRecipe { open: OpenKey::ALL.to_vec(), ..recipe.grad.clone() };
+    let batch = heaviest(recipe, data).ok()?;
+    let Decision { chosen, .. } = plan(recipe, config, &batch, machine, |planner| planner.decide(&open)).ok()?;
+    Some(format!("the planner would write `{}`: {} at the peak", chosen.grad.tiling(), chosen.words()))
 }
 
 /// Opens a recipe's data, shows them to `opened`, and decides what it leaves open for the heaviest batch; `run` is where scratch files
@@ -118,5 +141,5 @@ pub fn settled_with_data(
     let is_open = !recipe.grad.open.is_empty();
     let (recipe, foretold) = settled(recipe, config, &batch, machine)?;
     let engine = if is_open { engine_of(&recipe)? } else { engine };
-    Ok(Settled { recipe, foretold, engine, data })
+    Ok(Settled { recipe, foretold, engine, data, machine })
 }

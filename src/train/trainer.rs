@@ -6,14 +6,15 @@ use std::time::Instant;
 use tch::Device;
 
 use super::profile::{RunProfile, StepWatch};
+use super::retreat::Tiled;
 use super::{Schedule, Settled, TrainError, assemble, step, tiling};
 use crate::checkpoint::{self, Best, SaveKind, Snapshot, TrainState};
 use crate::data::{Batch, Splits};
-use crate::engine::{ChunkKey, Engine, Observer};
+use crate::engine::{ChunkKey, EngineError, Observer};
 use crate::eval::{self, Scores};
 use crate::model::{DropoutKey, Model, fingerprint};
 use crate::optim::{self, Optimizer, clip_grad_norm, learning_rate};
-use crate::plan::{Machine, Part};
+use crate::plan::{Alternative, Machine, Part};
 use crate::recipe::{Metric, Mode, Recipe};
 use crate::report::console;
 use crate::report::memory::peak_resident;
@@ -34,7 +35,9 @@ pub struct Trainer {
     /// Peak of the process in the heaviest step, as planned.
     pub(super) foretold: Bytes,
     model_hash: String,
-    engine: Engine,
+    tiled: Tiled,
+    /// What the run was planned for, and what its heaviest step was foretold to take.
+    planned: (Machine, Alternative),
     optimizer: Box<dyn Optimizer>,
     step: u64,
     total_tokens: u64,
@@ -52,7 +55,7 @@ impl Trainer {
         let model = assemble::model(&recipe, device)?;
         let tokenizer = machine.beside(|| assemble::tokenizer(&recipe.model.path))?;
         let settled = tiling::settled_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine, |_| {})?;
-        let Settled { recipe, foretold, engine, data } = settled;
+        let Settled { recipe, foretold, engine, data, machine } = settled;
         let schedule = Schedule::new(&recipe, data.train.lengths());
         let optimizer = optim::build(&recipe.optimizer, &model.parameters());
         if let Some(profile) = &mut profile {
@@ -60,14 +63,15 @@ impl Trainer {
         }
         Ok(Self {
             model_hash: fingerprint(&recipe.model.path)?,
-            recipe,
             dir: dir.to_owned(),
             model,
             data,
             schedule,
             best: None,
             foretold: foretold.host,
-            engine,
+            tiled: Tiled::new(engine, recipe.kv_cache.clone(), recipe.grad.clone()),
+            planned: (machine, foretold),
+            recipe,
             optimizer,
             step: 0,
             total_tokens: 0,
@@ -131,9 +135,10 @@ impl Trainer {
         let has_dropout = self.recipe.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
         let keys = (has_dropout.then_some(DropoutKey { seed, step }), ChunkKey { seed, step });
         let mut watch = StepWatch { observer, profile: self.profile.as_mut() };
-        let mut made = step::gradients((&self.engine, &self.model), &batches, self.step + 1, keys, &mut watch)?;
+        let made = step::gradients((&mut self.tiled, &self.model), &batches, self.step + 1, keys, &mut watch);
+        let mut made = made.map_err(|error| self.advised(error))?;
         if let Some(profile) = &mut self.profile {
-            profile.turn(Part::Optimizer, made.memory((&self.engine, &self.model), batches.len()));
+            profile.turn(Part::Optimizer, made.memory((self.tiled.engine(), &self.model), batches.len()));
         }
         let norm = clip_grad_norm(&mut made.gradients, self.recipe.train.max_grad_norm);
         let rate = learning_rate(&self.recipe.optimizer, self.step, self.schedule.num_steps());
@@ -161,6 +166,15 @@ impl Trainer {
         })
     }
 
+    /// What is to be done about memory that ran out, as the planner sees it.
+    fn advised(&self, error: TrainError) -> TrainError {
+        let TrainError::Engine(EngineError::OutOfMemory(reason)) = error else { return error };
+        let (machine, foretold) = &self.planned;
+        let recipe = Recipe { grad: self.tiled.grad().clone(), ..self.recipe.clone() };
+        let advice = tiling::smaller(&recipe, self.model.config(), &self.data.train, (*machine, foretold));
+        TrainError::OutOfMemory { reason, advice }
+    }
+
     /// Whether the step just made is followed by a validation.
     pub(super) fn is_eval_due(&self) -> bool {
         self.data.validation.is_some()
@@ -172,7 +186,7 @@ impl Trainer {
         let Some(validation) = &self.data.validation else { return Ok(None) };
         let options = &self.recipe.eval;
         let batch = options.micro_batch_size.unwrap_or(self.recipe.train.micro_batch_size);
-        let scores = eval::score((&self.engine, &self.model), validation, batch, options.max_batches, observer)?;
+        let scores = eval::score((self.tiled.engine(), &self.model), validation, batch, options.max_batches, observer)?;
         let value = match options.metric {
             Metric::Loss => scores.overall.loss,
             Metric::Accuracy => scores.overall.accuracy,

@@ -211,6 +211,8 @@ fn training() {
         TrainError::ChangedRecipe { differences: Vec::new() },
         TrainError::OtherData { path: path() },
         TrainError::OtherModel { path: path(), difference: text() },
+        TrainError::OutOfMemory { reason: text(), advice: None },
+        TrainError::OutOfMemory { reason: text(), advice: Some(text()) },
         TrainError::NotFinite { step: 1, what: "the loss".into(), samples: vec![1] },
     ];
     walk(("train/error.rs", "TrainError"), &[], &samples);

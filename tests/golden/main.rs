@@ -13,7 +13,9 @@ use kvtune::data::{Batch, Row, Targets};
 use kvtune::engine::{Engine, Settings, Silent, StepContext};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, Model};
-use kvtune::recipe::{BufferKind, CacheLength, CacheRecipe, Choice, Chunking, Dtype, GradRecipe, Storage, StoreRecipe};
+use kvtune::recipe::{
+    BufferKind, CacheLength, CacheRecipe, Choice, Chunking, Dtype, GradRecipe, OnOutOfMemory, Storage, StoreRecipe,
+};
 use kvtune::verify::walk;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
@@ -103,6 +105,7 @@ impl Golden {
             undo_log: StoreRecipe::PLAIN,
             scratch_dir: None,
             single_tokens_for_targets: false,
+            on_out_of_memory: OnOutOfMemory::Fail,
             open: Vec::new(),
         };
         let head: Box<dyn Head> = if self.is_classification() {

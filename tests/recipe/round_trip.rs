@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use kvtune::recipe::{
     BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Choice, Chunking, DataFormat, DataRecipe, Dtype,
-    EvalRecipe, GradRecipe, HeadRecipe, Labels, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnTooLong, OpenKey,
-    OptimizerRecipe, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe,
+    EvalRecipe, GradRecipe, HeadRecipe, Labels, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnOutOfMemory, OnTooLong,
+    OpenKey, OptimizerRecipe, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe,
     ValidationSource, Warmup,
 };
 use proptest::option;
@@ -144,6 +144,7 @@ fn opened(open: Vec<OpenKey>, mut grad: GradRecipe) -> GradRecipe {
 prop_compose! {
     fn rest(head: HeadRecipe)(model in (path(), option::of(path()), select(Dtype::ALL)),
               grad in (small(), 0.1..1e3_f64, option::of(small()), any::<bool>()), stores in stores(),
+              on_out_of_memory in select(OnOutOfMemory::ALL),
               open in subsequence(OpenKey::ALL, 0..=OpenKey::ALL.len()),
               checkpoint in (large(), option::of(large()), small()), interval in large(), output_dir in option::of(path()))
              -> (ModelRecipe, GradRecipe, CheckpointRecipe, LogRecipe, Option<PathBuf>) {
@@ -162,6 +163,7 @@ prop_compose! {
                     undo_log: stores.1,
                     scratch_dir: stores.2,
                     single_tokens_for_targets,
+                    on_out_of_memory,
                     open: Vec::new(),
                 },
             ),

@@ -10,7 +10,7 @@ use kvtune::data::{Batch, Row, Targets};
 use kvtune::engine::{ChunkKey, Engine, Settings, StepContext};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, DropoutKey, Model};
-use kvtune::recipe::{CacheLength, CacheRecipe, Choice, Dtype, GradRecipe, LoraRecipe, TargetModules};
+use kvtune::recipe::{CacheLength, CacheRecipe, Choice, Dtype, GradRecipe, LoraRecipe, OnOutOfMemory, TargetModules};
 use kvtune::units::ChunkIdx;
 use kvtune::verify::{Tiling, every_tiling};
 use rand::RngExt;
@@ -217,6 +217,7 @@ pub fn recipes(case: &Case) -> (CacheRecipe, GradRecipe) {
         undo_log: case.undo_log,
         scratch_dir: Some(std::env::temp_dir().join(format!("kvtune-proofs-{}", std::process::id()))),
         single_tokens_for_targets: case.tail == Tail::OneByOne,
+        on_out_of_memory: OnOutOfMemory::Fail,
         open: Vec::new(),
     };
     (kv, grad)

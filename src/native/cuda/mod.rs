@@ -2,6 +2,8 @@
 
 mod attention;
 mod load;
+mod memory;
 
 pub use attention::{Vendor, VendorSight, vendor_attend, vendor_attend_backward};
 pub use load::{CudaSupport, free_device_memory, load_cuda};
+pub use memory::release_cached_memory;

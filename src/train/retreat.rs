@@ -1,0 +1,180 @@
+//! What a run does where memory runs out: the same micro-batch once more with smaller cells and the same choices, if the recipe lets it,
+//! until nothing smaller is left.
+
+use crate::cache::ReplayLog;
+use crate::data::Batch;
+use crate::engine::{Engine, EngineError, Observer, Settings, StepContext, StepGradients};
+use crate::model::Model;
+use crate::native::cuda::release_cached_memory;
+use crate::recipe::{CacheRecipe, GradRecipe, OnOutOfMemory, StoreForm};
+use crate::report::console;
+
+/// An engine and how it is tiled.
+pub(super) struct Tiled {
+    engine: Engine,
+    kv_cache: CacheRecipe,
+    grad: GradRecipe,
+}
+
+impl Tiled {
+    pub(super) fn new(engine: Engine, kv_cache: CacheRecipe, grad: GradRecipe) -> Self {
+        Self { engine, kv_cache, grad }
+    }
+
+    pub(super) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// How it is tiled by now.
+    pub(super) fn grad(&self) -> &GradRecipe {
+        &self.grad
+    }
+
+    /// Loss and gradients of a batch. Where memory runs out, and the recipe says so, the batch is run again with smaller cells, which all
+    /// that follow have too. What was evicted the first time is evicted again: in chunks of other columns products round otherwise, so
+    /// that a policy might choose otherwise.
+    pub(super) fn gradients(
+        &mut self,
+        model: &Model,
+        batch: &Batch,
+        context: StepContext,
+        observer: &mut dyn Observer,
+    ) -> Result<StepGradients, EngineError> {
+        if self.grad.on_out_of_memory == OnOutOfMemory::Fail {
+            return self.engine.gradients(model, batch, context, observer);
+        }
+        let mut log = None;
+        loop {
+            let error = match self.attempt(model, batch, context, (&mut log, observer)) {
+                Err(EngineError::OutOfMemory(reason)) => reason,
+                done => return done,
+            };
+            forget_gradients(model);
+            let Some(smaller) = self.smaller(model, batch, context)? else { return Err(EngineError::OutOfMemory(error)) };
+            let reason = error.lines().next().unwrap_or_default();
+            console::warning(&format!(
+                "out of memory ({reason}): this step again, and all that follow, with {}",
+                smaller.tiling()
+            ));
+            self.engine.retile(Settings::new(model.config(), &self.kv_cache, &smaller)?);
+            self.grad = smaller;
+            release_cached_memory(model.device());
+        }
+    }
+
+    /// One attempt; what it has chosen is in `log` afterwards, if it came so far, and what is there before is followed.
+    fn attempt(
+        &mut self,
+        model: &Model,
+        batch: &Batch,
+        context: StepContext,
+        (log, observer): (&mut Option<ReplayLog>, &mut dyn Observer),
+    ) -> Result<StepGradients, EngineError> {
+        self.engine.follow(log.clone());
+        let trace = self.engine.forward(model, batch, context, observer);
+        self.engine.follow(None);
+        let trace = trace?;
+        *log = Some(trace.log.clone());
+        self.engine.backward(model, trace, context, observer)
+    }
+
+    /// The next smaller tiling: half as wide, then half as high, then with rounded layer checkpoints.
+    fn smaller(&self, model: &Model, batch: &Batch, context: StepContext) -> Result<Option<GradRecipe>, EngineError> {
+        let plan = self.engine.settings().plan(batch, context.chunk_sizes)?;
+        let widest = plan.columns.iter().map(std::ops::Range::len).max().unwrap_or(1);
+        Ok(smaller(&self.grad, widest, model.config().num_layers))
+    }
+}
+
+fn smaller(grad: &GradRecipe, widest: usize, num_layers: usize) -> Option<GradRecipe> {
+    let layers = grad.layers_per_cell.min(num_layers);
+    let mut smaller = grad.clone();
+    if widest > 1 {
+        smaller.chunks_per_cell = Some(widest.div_ceil(2));
+    } else if layers > 1 {
+        smaller.layers_per_cell = layers.div_ceil(2);
+    } else if num_layers > 1 && grad.layer_checkpoints.form == StoreForm::Plain {
+        smaller.layer_checkpoints.form = StoreForm::Int8;
+    } else {
+        return None;
+    }
+    Some(smaller)
+}
+
+/// A backward that was cut short has added to some parameters' gradients.
+fn forget_gradients(model: &Model) {
+    for (_, mut parameter) in model.parameters() {
+        parameter.zero_grad();
+    }
+}
+
+#[cfg(test)]
+#[path = "../../tests/support/mod.rs"]
+mod support;
+
+#[cfg(test)]
+mod tests {
+    use super::support::case::{Case, EXACT, PLAIN, Width};
+    use super::*;
+    use crate::engine::Silent;
+    use crate::recipe::StoreRecipe;
+    use crate::sabotage::{Sabotage, under};
+    use crate::verify::Comparison;
+
+    const CASE: Case = Case { layers_per_cell: 3, width: Width::Chunks(4), lengths: &[60, 43], ..PLAIN };
+
+    fn tiled(case: &Case, model: &Model, on_out_of_memory: OnOutOfMemory) -> Tiled {
+        let (kv_cache, grad) = support::recipes(case);
+        Tiled::new(support::engine(case, model), kv_cache, GradRecipe { on_out_of_memory, ..grad })
+    }
+
+    #[test]
+    fn the_ladder_ends_where_nothing_smaller_is_left() {
+        let model = support::model(&CASE);
+        let mut grad = tiled(&CASE, &model, OnOutOfMemory::Retreat).grad.clone();
+        let mut widest = 5;
+        let mut seen = Vec::new();
+        while let Some(next) = smaller(&grad, widest, 6) {
+            widest = next.chunks_per_cell.unwrap();
+            seen.push((widest, next.layers_per_cell, next.layer_checkpoints.form));
+            grad = next;
+        }
+        let (plain, int8) = (StoreForm::Plain, StoreForm::Int8);
+        assert_eq!(seen, [(3, 3, plain), (2, 3, plain), (1, 3, plain), (1, 2, plain), (1, 1, plain), (1, 1, int8)]);
+    }
+
+    #[test]
+    fn a_step_that_does_not_fit_is_made_again_with_smaller_cells_the_same_choices_and_the_same_gradient() {
+        let (model, batch, context) = (support::model(&CASE), support::batch(&CASE), support::context(&CASE));
+        let whole = tiled(&CASE, &model, OnOutOfMemory::Fail).gradients(&model, &batch, context, &mut Silent).unwrap();
+        let mut tiled = tiled(&CASE, &model, OnOutOfMemory::Retreat);
+        // Cells of one chunk and two layers fit, in the backward phase.
+        let made = under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut Silent)).unwrap();
+        assert_eq!((tiled.grad.chunks_per_cell, tiled.grad.layers_per_cell), (Some(1), 2));
+        assert_eq!(tiled.grad.layer_checkpoints, StoreRecipe::PLAIN);
+        assert_eq!(made.log.hash(), whole.log.hash());
+        let worst = Comparison::new((&made.rows, &made.gradients), (&whole.rows, &whole.gradients)).worst();
+        assert!(worst <= EXACT, "{worst:.2e}");
+        // The next step chooses for itself again.
+        let again = tiled.gradients(&model, &batch, context, &mut Silent).unwrap();
+        assert_eq!(again.log.hash(), whole.log.hash());
+    }
+
+    #[test]
+    fn without_leave_the_first_failure_is_the_last() {
+        let (model, batch, context) = (support::model(&CASE), support::batch(&CASE), support::context(&CASE));
+        let mut tiled = tiled(&CASE, &model, OnOutOfMemory::Fail);
+        let failed = under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut Silent));
+        assert!(matches!(failed, Err(EngineError::OutOfMemory(_))));
+        assert_eq!(tiled.grad.chunks_per_cell, Some(4));
+    }
+
+    #[test]
+    fn where_nothing_fits_the_run_fails_in_the_end() {
+        let (model, batch, context) = (support::model(&CASE), support::batch(&CASE), support::context(&CASE));
+        let mut tiled = tiled(&CASE, &model, OnOutOfMemory::Retreat);
+        let failed = under(Sabotage::NoMemory, || tiled.gradients(&model, &batch, context, &mut Silent));
+        assert!(matches!(failed, Err(EngineError::OutOfMemory(_))));
+        assert_eq!(tiled.grad.layer_checkpoints.form, StoreForm::Int8);
+    }
+}
