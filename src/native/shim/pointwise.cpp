@@ -4,46 +4,18 @@
 // Numbers of 16 bits are widened in the loop, computed with in f32, and rounded once where they are written. What is computed for a
 // row or a number does not depend on how many threads share them out.
 #include "guarded.h"
-#include "powers.h"
+#include "kinds.h"
 #include "tasks.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ceil_div.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
+namespace kvtune {
 namespace {
-
-using kvtune::exponential;
-
-// bf16 as it lies in memory.
-using Half = uint16_t;
-
-INLINE float wide(float x) { return x; }
-INLINE double wide(double x) { return x; }
-INLINE float wide(Half x) {
-  uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-template <class S> struct Rounded {
-  INLINE S of(S x) { return x; }
-};
-template <> struct Rounded<Half> {
-  // To the nearest, of two equally near ones to the even one; what is no number stays none.
-  INLINE Half of(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return static_cast<Half>(x != x ? 0x7fc0 : rounded);
-  }
-};
-template <class S> using Wide = decltype(wide(S()));
 
 // Rows of `width` numbers: y = weight · x / sqrt(mean(x²) + eps), x over the root being rounded before the product.
 template <class S> INLINE void normed_rows(const S* x, const S* weight, S* y, Wide<S>* rstd, int64_t rows, int64_t width, Wide<S> eps) {
@@ -61,7 +33,8 @@ template <class S> INLINE void normed_rows(const S* x, const S* weight, S* y, Wi
 
 // dx = (g − x̂ · mean(g · x̂)) / rms with g = dy · weight and x̂ = x / rms; either of dx and dweight may be null. Adds to dweight.
 template <class S>
-INLINE void normed_rows_back(const S* dy, const S* x, const S* weight, const Wide<S>* rstd, S* dx, Wide<S>* dweight, int64_t rows, int64_t width) {
+INLINE void normed_rows_back(const S* dy, const S* x, const S* weight, const Wide<S>* rstd, S* dx, Wide<S>* dweight, int64_t rows,
+                             int64_t width) {
   using T = Wide<S>;
   for (int64_t r = 0; r < rows; ++r, x += width, dy += width) {
     T factor = rstd[r];
@@ -118,7 +91,8 @@ struct Lies {
 
 // Turns the pairs of channel i and channel half + i of all heads of some tokens.
 template <class S>
-INLINE void turned(const S* x, Lies from, const S* cos, const S* sin, S* y, Lies to, int64_t tokens, int64_t heads, int64_t half, bool back) {
+INLINE void turned(const S* x, Lies from, const S* cos, const S* sin, S* y, Lies to, int64_t tokens, int64_t heads, int64_t half,
+                   bool back) {
   using T = Wide<S>;
   T sign = back ? T(-1) : T(1);
   for (int64_t t = 0; t < tokens; ++t, cos += half, sin += half) {
@@ -135,19 +109,21 @@ INLINE void turned(const S* x, Lies from, const S* cos, const S* sin, S* y, Lies
   }
 }
 
-#define FOR_KIND(S)                                                                                                                                \
-  VARIANTS void norm_rows(const S* x, const S* weight, S* y, Wide<S>* rstd, int64_t rows, int64_t width, Wide<S> eps) {                            \
-    normed_rows<S>(x, weight, y, rstd, rows, width, eps);                                                                                          \
-  }                                                                                                                                                \
-  VARIANTS void norm_rows_back(const S* dy, const S* x, const S* weight, const Wide<S>* rstd, S* dx, Wide<S>* dweight, int64_t rows, int64_t width) { \
-    normed_rows_back<S>(dy, x, weight, rstd, dx, dweight, rows, width);                                                                            \
-  }                                                                                                                                                \
-  VARIANTS void gate_range(const S* gate, const S* up, S* y, int64_t n) { gated<S>(gate, up, y, n); }                                              \
-  VARIANTS void gate_range_back(const S* dy, const S* gate, const S* up, S* dgate, S* dup, int64_t n) {                                            \
-    gated_back<S>(dy, gate, up, dgate, dup, n);                                                                                                    \
-  }                                                                                                                                                \
-  VARIANTS void turn_tokens(const S* x, Lies from, const S* cos, const S* sin, S* y, Lies to, int64_t tokens, int64_t heads, int64_t half, bool back) { \
-    turned<S>(x, from, cos, sin, y, to, tokens, heads, half, back);                                                                                \
+#define FOR_KIND(S)                                                                                                                  \
+  VARIANTS void norm_rows(const S* x, const S* weight, S* y, Wide<S>* rstd, int64_t rows, int64_t width, Wide<S> eps) {              \
+    normed_rows<S>(x, weight, y, rstd, rows, width, eps);                                                                            \
+  }                                                                                                                                  \
+  VARIANTS void norm_rows_back(const S* dy, const S* x, const S* weight, const Wide<S>* rstd, S* dx, Wide<S>* dweight, int64_t rows, \
+                               int64_t width) {                                                                                      \
+    normed_rows_back<S>(dy, x, weight, rstd, dx, dweight, rows, width);                                                              \
+  }                                                                                                                                  \
+  VARIANTS void gate_range(const S* gate, const S* up, S* y, int64_t n) { gated<S>(gate, up, y, n); }                                \
+  VARIANTS void gate_range_back(const S* dy, const S* gate, const S* up, S* dgate, S* dup, int64_t n) {                              \
+    gated_back<S>(dy, gate, up, dgate, dup, n);                                                                                      \
+  }                                                                                                                                  \
+  VARIANTS void turn_tokens(const S* x, Lies from, const S* cos, const S* sin, S* y, Lies to, int64_t tokens, int64_t heads,         \
+                            int64_t half, bool back) {                                                                               \
+    turned<S>(x, from, cos, sin, y, to, tokens, heads, half, back);                                                                  \
   }
 FOR_KIND(float)
 FOR_KIND(double)
@@ -161,54 +137,45 @@ constexpr int64_t ROWS_OF_BLOCK = 64;
 
 int64_t grain(int64_t numbers_each) { return std::max<int64_t>(1, LEAST_NUMBERS / std::max<int64_t>(1, numbers_each)); }
 
-template <class S> S* data(const at::Tensor& x) { return static_cast<S*>(x.data_ptr()); }
-
-at::Tensor like(const at::Tensor& x) { return at::empty(x.sizes(), x.options().memory_format(std::nullopt)); }
-
-at::TensorOptions wide_options(const at::Tensor& x) {
-  return x.options().memory_format(std::nullopt).dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-}
+at::Tensor like(const at::Tensor& x) { return at::empty(x.sizes(), x.options()); }
 
 void check_alike(const at::Tensor& x, const at::Tensor& other) {
-  TORCH_CHECK(other.is_cpu() && x.is_cpu() && other.scalar_type() == x.scalar_type() && other.sizes() == x.sizes(), "a tensor of size ", other.sizes(), " and kind ", other.scalar_type(), " does not fit one of size ", x.sizes(), " and kind ", x.scalar_type());
+  bool fits = other.is_cpu() && x.is_cpu() && other.scalar_type() == x.scalar_type() && other.sizes() == x.sizes();
+  TORCH_CHECK(fits, "a tensor of size ", other.sizes(), " and kind ", other.scalar_type(), " does not fit one of size ", x.sizes(),
+              " and kind ", x.scalar_type());
 }
 
-// Width of the rows.
-int64_t check_weight(const at::Tensor& x, const at::Tensor& weight) {
-  TORCH_CHECK(x.dim() > 0 && x.is_cpu() && weight.is_cpu() && weight.dim() == 1 && weight.size(0) == x.size(-1) && weight.scalar_type() == x.scalar_type(), "a norm's weight of size ", weight.sizes(), " does not fit rows of size ", x.sizes());
-  return x.size(-1);
+struct Rows {
+  int64_t count, width;
+};
+
+Rows check_rows(const at::Tensor& x, const at::Tensor& weight) {
+  bool is_alike = x.is_cpu() && weight.is_cpu() && weight.scalar_type() == x.scalar_type();
+  bool fits = x.dim() > 0 && weight.dim() == 1 && weight.size(0) == x.size(-1);
+  TORCH_CHECK(is_alike && fits, "a norm's weight of size ", weight.sizes(), " does not fit rows of size ", x.sizes());
+  int64_t width = x.size(-1);
+  return {width > 0 ? x.numel() / width : 0, width};
 }
 
 }  // namespace
+}  // namespace kvtune
 
-#define BY_KIND(tensor, ...)                                    \
-  do {                                                          \
-    if ((tensor).scalar_type() == at::kFloat) {                 \
-      using S = float;                                          \
-      __VA_ARGS__;                                              \
-    } else if ((tensor).scalar_type() == at::kDouble) {         \
-      using S = double;                                         \
-      __VA_ARGS__;                                              \
-    } else {                                                    \
-      TORCH_CHECK((tensor).scalar_type() == at::kBFloat16, "the CPU's norms, gates and rotations are for f32, f64 and bf16"); \
-      using S = Half;                                           \
-      __VA_ARGS__;                                              \
-    }                                                           \
-  } while (false)
+using namespace kvtune;
 
 extern "C" {
 
 // x (…, E), weight (E); `results` receives the normalised x, and one over the root of each row (…, 1) in f32, or f64 for f64.
 int kvtune_rms_norm(at::Tensor* x, at::Tensor* weight, double eps, at::Tensor** results) {
-  return kvtune::guarded([&] {
-    int64_t width = check_weight(*x, *weight), rows = width > 0 ? x->numel() / width : 0;
+  return guarded([&] {
+    const Rows rows = check_rows(*x, *weight);
     at::Tensor from = x->contiguous(), factors = weight->contiguous(), out = like(from);
     std::vector<int64_t> size = x->sizes().vec();
     size.back() = 1;
     at::Tensor rstd = at::empty(size, wide_options(from));
-    BY_KIND(from, kvtune::share_out_ranges(rows, grain(width), [&](int64_t begin, int64_t end) {
-      int64_t at = begin * width;
-      norm_rows(data<S>(from) + at, data<S>(factors), data<S>(out) + at, data<Wide<S>>(rstd) + begin, end - begin, width, static_cast<Wide<S>>(eps));
+    BY_KIND(from, share_out_ranges(rows.count, grain(rows.width), [&](int64_t begin, int64_t end) {
+      int64_t at = begin * rows.width;
+      norm_rows(data<S>(from) + at, data<S>(factors), data<S>(out) + at, data<Wide<S>>(rstd) + begin, end - begin, rows.width,
+                static_cast<Wide<S>>(eps));
     }));
     results[0] = new at::Tensor(std::move(out));
     results[1] = new at::Tensor(std::move(rstd));
@@ -216,29 +183,33 @@ int kvtune_rms_norm(at::Tensor* x, at::Tensor* weight, double eps, at::Tensor** 
 }
 
 // `results` receives the gradients of x and of the weight, as far as they are asked for.
-int kvtune_rms_norm_backward(at::Tensor* dout, at::Tensor* x, at::Tensor* weight, at::Tensor* rstd, int needs_x, int needs_weight, at::Tensor** results) {
-  return kvtune::guarded([&] {
-    int64_t width = check_weight(*x, *weight), rows = width > 0 ? x->numel() / width : 0, blocks = (rows + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK;
+int kvtune_rms_norm_backward(at::Tensor* dout, at::Tensor* x, at::Tensor* weight, at::Tensor* rstd, int needs_x, int needs_weight,
+                             at::Tensor** results) {
+  return guarded([&] {
+    const Rows rows = check_rows(*x, *weight);
+    int64_t blocks = at::ceil_div(rows.count, ROWS_OF_BLOCK);
     check_alike(*x, *dout);
-    TORCH_CHECK(rstd->numel() == rows && rstd->scalar_type() == wide_options(*x).dtype(), "roots of size ", rstd->sizes(), " do not fit rows of size ", x->sizes());
+    bool fits = rstd->numel() == rows.count && rstd->dtype() == wide_options(*x).dtype();
+    TORCH_CHECK(fits, "roots of size ", rstd->sizes(), " do not fit rows of size ", x->sizes());
     at::Tensor d = dout->contiguous(), from = x->contiguous(), factors = weight->contiguous(), roots = rstd->contiguous(), dx, parts;
     if (needs_x) dx = like(from);
-    if (needs_weight) parts = at::zeros({std::max<int64_t>(1, blocks), width}, wide_options(from));
+    if (needs_weight) parts = at::zeros({std::max<int64_t>(1, blocks), rows.width}, wide_options(from));
     BY_KIND(from, {
-      kvtune::share_out_ranges(blocks, grain(ROWS_OF_BLOCK * width), [&](int64_t begin, int64_t end) {
+      share_out_ranges(blocks, grain(ROWS_OF_BLOCK * rows.width), [&](int64_t begin, int64_t end) {
         for (int64_t block = begin; block < end; ++block) {
-          int64_t row = block * ROWS_OF_BLOCK, at = row * width;
-          norm_rows_back(data<S>(d) + at, data<S>(from) + at, data<S>(factors), data<Wide<S>>(roots) + row, needs_x ? data<S>(dx) + at : nullptr,
-                         needs_weight ? data<Wide<S>>(parts) + block * width : nullptr, std::min(ROWS_OF_BLOCK, rows - row), width);
+          int64_t row = block * ROWS_OF_BLOCK, at = row * rows.width;
+          norm_rows_back(data<S>(d) + at, data<S>(from) + at, data<S>(factors), data<Wide<S>>(roots) + row,
+                         needs_x ? data<S>(dx) + at : nullptr, needs_weight ? data<Wide<S>>(parts) + block * rows.width : nullptr,
+                         std::min(ROWS_OF_BLOCK, rows.count - row), rows.width);
         }
       });
       if (needs_weight) {
         at::Tensor dweight = like(factors);
         Wide<S>* sums = data<Wide<S>>(parts);
         for (int64_t block = 1; block < blocks; ++block) {
-          for (int64_t i = 0; i < width; ++i) sums[i] += sums[block * width + i];
+          for (int64_t i = 0; i < rows.width; ++i) sums[i] += sums[block * rows.width + i];
         }
-        for (int64_t i = 0; i < width; ++i) data<S>(dweight)[i] = Rounded<S>::of(sums[i]);
+        for (int64_t i = 0; i < rows.width; ++i) data<S>(dweight)[i] = Rounded<S>::of(sums[i]);
         results[1] = new at::Tensor(std::move(dweight));
       }
     });
@@ -248,10 +219,10 @@ int kvtune_rms_norm_backward(at::Tensor* dout, at::Tensor* x, at::Tensor* weight
 
 // silu(gate) · up of two tensors of one shape.
 int kvtune_swiglu(at::Tensor* gate, at::Tensor* up, at::Tensor** result) {
-  return kvtune::guarded([&] {
+  return guarded([&] {
     check_alike(*gate, *up);
     at::Tensor g = gate->contiguous(), u = up->contiguous(), out = like(g);
-    BY_KIND(g, kvtune::share_out_ranges(g.numel(), LEAST_NUMBERS, [&](int64_t begin, int64_t end) {
+    BY_KIND(g, share_out_ranges(g.numel(), LEAST_NUMBERS, [&](int64_t begin, int64_t end) {
       gate_range(data<S>(g) + begin, data<S>(u) + begin, data<S>(out) + begin, end - begin);
     }));
     *result = new at::Tensor(std::move(out));
@@ -260,12 +231,13 @@ int kvtune_swiglu(at::Tensor* gate, at::Tensor* up, at::Tensor** result) {
 
 // `results` receives the gradients of gate and up.
 int kvtune_swiglu_backward(at::Tensor* dout, at::Tensor* gate, at::Tensor* up, at::Tensor** results) {
-  return kvtune::guarded([&] {
+  return guarded([&] {
     check_alike(*gate, *up);
     check_alike(*gate, *dout);
     at::Tensor d = dout->contiguous(), g = gate->contiguous(), u = up->contiguous(), dgate = like(g), dup = like(g);
-    BY_KIND(g, kvtune::share_out_ranges(g.numel(), LEAST_NUMBERS, [&](int64_t begin, int64_t end) {
-      gate_range_back(data<S>(d) + begin, data<S>(g) + begin, data<S>(u) + begin, data<S>(dgate) + begin, data<S>(dup) + begin, end - begin);
+    BY_KIND(g, share_out_ranges(g.numel(), LEAST_NUMBERS, [&](int64_t begin, int64_t end) {
+      gate_range_back(data<S>(d) + begin, data<S>(g) + begin, data<S>(u) + begin, data<S>(dgate) + begin, data<S>(dup) + begin,
+                      end - begin);
     }));
     results[0] = new at::Tensor(std::move(dgate));
     results[1] = new at::Tensor(std::move(dup));
@@ -275,21 +247,23 @@ int kvtune_swiglu_backward(at::Tensor* dout, at::Tensor* gate, at::Tensor* up, a
 // x (B, heads, n, D) turned by angles whose cosines and sines are (B, 1, n, D/2) or (1, 1, n, D/2). The result is laid out as attention
 // reads it; turned back it is laid out as a projection is, (B, n, heads, D).
 int kvtune_rotate(at::Tensor* x, at::Tensor* cos, at::Tensor* sin, int back, at::Tensor** result) {
-  return kvtune::guarded([&] {
-    TORCH_CHECK(x->dim() == 4 && x->size(3) % 2 == 0, "a rotation is of tensors of rows, heads, tokens and an even number of channels, not of size ", x->sizes());
+  return guarded([&] {
+    bool has_pairs = x->dim() == 4 && x->size(3) % 2 == 0;
+    TORCH_CHECK(has_pairs, "a rotation is of tensors of rows, heads, tokens and an even number of channels, not of size ", x->sizes());
     int64_t batch = x->size(0), heads = x->size(1), tokens = x->size(2), width = x->size(3), half = width / 2;
     TORCH_CHECK(cos->dim() == 4, "cosines are of rows, one head, tokens and half the channels, not of size ", cos->sizes());
     bool is_shared = cos->size(0) == 1;
     bool fits = cos->numel() == (is_shared ? 1 : batch) * tokens * half && cos->size(3) == half && cos->scalar_type() == x->scalar_type();
     TORCH_CHECK(x->is_cpu() && fits, "cosines of size ", cos->sizes(), " do not fit heads of size ", x->sizes());
     check_alike(*cos, *sin);
-    at::Tensor from = x->stride(3) == 1 ? *x : x->contiguous(), c = cos->contiguous(), s = sin->contiguous();
-    at::Tensor out = back ? at::empty({batch, tokens, heads, width}, x->options().memory_format(std::nullopt)).transpose(1, 2) : like(*x);
+    at::Tensor from = with_channels_together(*x), c = cos->contiguous(), s = sin->contiguous();
+    at::Tensor out = back ? empty_by_token(x->sizes(), *x) : like(*x);
     Lies source{from.stride(1), from.stride(2)}, target{out.stride(1), out.stride(2)};
-    BY_KIND(from, kvtune::share_out_ranges(batch * tokens, grain(heads * width), [&](int64_t begin, int64_t end) {
+    BY_KIND(from, share_out_ranges(batch * tokens, grain(heads * width), [&](int64_t begin, int64_t end) {
       for (int64_t at = begin; at < end;) {
         // As many tokens as there are of one row.
-        int64_t b = at / tokens, t = at % tokens, count = std::min(end - at, tokens - t), angle = ((is_shared ? 0 : b * tokens) + t) * half;
+        int64_t b = at / tokens, t = at % tokens, count = std::min(end - at, tokens - t);
+        int64_t angle = ((is_shared ? 0 : b * tokens) + t) * half;
         turn_tokens(data<S>(from) + b * from.stride(0) + t * source.token, source, data<S>(c) + angle, data<S>(s) + angle,
                     data<S>(out) + b * out.stride(0) + t * target.token, target, count, heads, half, back != 0);
         at += count;

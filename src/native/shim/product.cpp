@@ -11,7 +11,8 @@ namespace kvtune {
 namespace {
 
 using Attributes = c10::List<std::optional<at::Scalar>>;
-using Pointwise = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, c10::string_view, Attributes, std::optional<c10::string_view>);
+using Pointwise = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, c10::string_view, Attributes,
+                             std::optional<c10::string_view>);
 
 // Absent where libtorch was built without oneDNN.
 const std::optional<c10::TypedOperatorHandle<Pointwise>>& pointwise() {
@@ -28,9 +29,8 @@ const std::optional<c10::TypedOperatorHandle<Pointwise>>& pointwise() {
 
 at::Tensor product(const at::Tensor& x, const at::Tensor& w) {
   const auto& fast = pointwise();
-  if (!fast.has_value() || x.scalar_type() != at::kFloat || w.scalar_type() != at::kFloat || !x.device().is_cpu() || x.numel() == 0 || w.numel() == 0) {
-    return at::linear(x, w);
-  }
+  bool is_served = x.scalar_type() == at::kFloat && w.scalar_type() == at::kFloat && x.device().is_cpu();
+  if (!fast.has_value() || !is_served || x.numel() == 0 || w.numel() == 0) return at::linear(x, w);
   static const Attributes none;
   return fast->call(x, w, std::nullopt, "none", none, "");
 }
