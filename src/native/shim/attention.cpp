@@ -7,17 +7,17 @@
 #include "backward.h"
 #include "forward.h"
 #include "guarded.h"
+#include "paid.h"
 
 #include <ATen/Parallel.h>
 
 namespace kvtune {
 namespace {
 
-// Channels of a token must stand together; tokens, heads and rows may lie anywhere.
 at::Tensor gathered(const at::Tensor& x) {
   TORCH_CHECK(x.dim() == 4, "attention is about tensors of rows, heads, tokens and channels, not of size ", x.sizes());
   TORCH_CHECK(x.is_cpu(), "the CPU's attention got a tensor on ", x.device());
-  return x.stride(3) == 1 ? x : x.contiguous();
+  return with_channels_together(x);
 }
 
 Parts parts_of(at::Tensor** k, at::Tensor** v, at::Tensor** in_use, size_t count) {
@@ -46,7 +46,8 @@ Shape shape_of(const at::Tensor& q, const Parts& parts) {
     bool fits = k.sizes() == v.sizes() && k.size(0) == s.batch && k.size(1) == s.groups && k.size(2) > 0 && k.size(3) == s.width;
     s.keys += k.size(2);
     bool is_alike = k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type();
-    TORCH_CHECK(fits && is_alike, "keys of size ", k.sizes(), " and values of size ", v.sizes(), " do not fit queries of size ", q.sizes());
+    TORCH_CHECK(fits && is_alike, "keys of size ", k.sizes(), " and values of size ", v.sizes(), " do not fit queries of size ",
+                q.sizes());
     if (!in_use.defined()) continue;
     bool marks = in_use.scalar_type() == at::kBool && in_use.sizes() == k.sizes().slice(0, 3);
     TORCH_CHECK(marks, "slots in use of size ", in_use.sizes(), " do not fit keys of size ", k.sizes());
@@ -55,36 +56,13 @@ Shape shape_of(const at::Tensor& q, const Parts& parts) {
   return s;
 }
 
-at::TensorOptions wide(const at::Tensor& x) {
-  return at::TensorOptions(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-}
-
 void check_lse(const Shape& s, const at::Tensor& lse, const at::Tensor& q) {
-  bool fits = lse.is_cpu() && lse.sizes() == at::IntArrayRef({s.batch, s.heads, s.tokens}) && lse.dtype() == wide(q).dtype();
+  bool fits = lse.is_cpu() && lse.sizes() == at::IntArrayRef({s.batch, s.heads, s.tokens}) && lse.dtype() == wide_options(q).dtype();
   TORCH_CHECK(fits, "a log-sum-exp of size ", lse.sizes(), " does not fit queries of size ", q.sizes());
 }
 
 }  // namespace
 }  // namespace kvtune
-
-// Runs with S, the kind of queries, keys and values, and T, in which it is computed.
-#define BY_KIND(tensor, ...)                                                \
-  do {                                                                 \
-    if ((tensor).scalar_type() == at::kFloat) {                        \
-      using S = float;                                                 \
-      using T = float;                                                 \
-      __VA_ARGS__;                                                     \
-    } else if ((tensor).scalar_type() == at::kDouble) {                \
-      using S = double;                                                \
-      using T = double;                                                \
-      __VA_ARGS__;                                                     \
-    } else {                                                           \
-      TORCH_CHECK((tensor).scalar_type() == at::kBFloat16, "the CPU's attention is for f32, f64 and bf16"); \
-      using S = at::BFloat16;                                          \
-      using T = float;                                                 \
-      __VA_ARGS__;                                                     \
-    }                                                                  \
-  } while (false)
 
 using namespace kvtune;
 
@@ -93,15 +71,16 @@ extern "C" {
 // q (B, H, n, D); keys and values (B, G, ., D) of `parts` parts, the chunk's own last, and which slots are in use (B, G, .), or null;
 // `results` receives new tensors: the output (B, H, n, D), in memory (B, n, H, D), the log-sum-exp (B, H, n), and, unless `paying`
 // is negative, the attention paid by the tokens from `paying` on (B, G, all keys), summed over them and the heads of a group.
-int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, size_t count, double scale, int64_t paying, at::Tensor** results) {
+int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, size_t count, double scale, int64_t paying,
+                  at::Tensor** results) {
   return kvtune::guarded([&] {
     Parts parts = parts_of(k, v, in_use, count);
     at::Tensor queries = gathered(*q);
     Shape s = shape_of(queries, parts);
-    at::Tensor out = at::empty({s.batch, s.tokens, s.heads, s.width}, queries.options().memory_format(std::nullopt)).transpose(1, 2);
-    at::Tensor lse = at::empty({s.batch, s.heads, s.tokens}, wide(queries)), paid;
+    at::Tensor out = empty_by_token(queries.sizes(), queries);
+    at::Tensor lse = at::empty({s.batch, s.heads, s.tokens}, wide_options(queries)), paid;
     if (paying >= 0) paid = at::empty({s.batch, s.groups, s.keys}, lse.options());
-    BY_KIND(queries, Forward<S, T>{s, queries, parts, scale, out, lse, paying < 0 ? s.tokens : paying}.run(paid));
+    BY_KIND(queries, Forward<S>{s, queries, parts, scale, out, lse, paying < 0 ? s.tokens : paying}.run(paid));
     results[0] = new at::Tensor(std::move(out));
     results[1] = new at::Tensor(std::move(lse));
     if (paid.defined()) results[2] = new at::Tensor(std::move(paid));
@@ -109,8 +88,8 @@ int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in
 }
 
 // `results` receives dq, then dk of each part, then dv of each part; these two in f32 for bf16.
-int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, size_t count, at::Tensor* out,
-                           at::Tensor* lse, double scale, at::Tensor** results) {
+int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, size_t count,
+                           at::Tensor* out, at::Tensor* lse, double scale, at::Tensor** results) {
   return kvtune::guarded([&] {
     Parts parts = parts_of(k, v, in_use, count);
     at::Tensor queries = gathered(*q), doutput = gathered(*dout), output = gathered(*out);
@@ -119,16 +98,16 @@ int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::
     auto fits = [&](const at::Tensor& x) { return x.sizes() == queries.sizes() && x.scalar_type() == queries.scalar_type(); };
     TORCH_CHECK(fits(output) && fits(doutput), "an output of size ", output.sizes(), " and its gradient of size ", doutput.sizes(),
                 " do not fit queries of size ", queries.sizes());
-    at::Tensor dq = at::empty({s.batch, s.tokens, s.heads, s.width}, queries.options().memory_format(std::nullopt)).transpose(1, 2);
+    at::Tensor dq = empty_by_token(queries.sizes(), queries), dense_lse = lse->contiguous();
     std::vector<at::Tensor> dk, dv;
     for (size_t p = 0; p < count; ++p) {
       // What is not in use has no gradient.
-      auto made = [&] { return parts.in_use[p].defined() ? at::zeros(parts.k[p].sizes(), wide(queries)) : at::empty(parts.k[p].sizes(), wide(queries)); };
-      dk.push_back(made());
-      dv.push_back(made());
+      for (auto* gradients : {&dk, &dv}) {
+        gradients->push_back(at::empty(parts.k[p].sizes(), wide_options(queries)));
+        if (parts.in_use[p].defined()) gradients->back().zero_();
+      }
     }
-    at::Tensor dense_lse = lse->contiguous();
-    BY_KIND(queries, Backward<S, T>{s, doutput, queries, output, dense_lse, parts, scale, dq, dk, dv, s.backward()}.run());
+    BY_KIND(queries, Backward<S>{s, doutput, queries, output, dense_lse, parts, scale, dq, dk, dv}.run());
     results[0] = new at::Tensor(std::move(dq));
     for (size_t p = 0; p < count; ++p) {
       results[1 + p] = new at::Tensor(std::move(dk[p]));
@@ -138,26 +117,25 @@ int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::
 }
 
 // Sums over the heads of a group and the queries from token `first` on (B, G, all keys).
-int kvtune_attention_paid(at::Tensor* q, at::Tensor** k, at::Tensor** in_use, size_t count, at::Tensor* lse, double scale, int64_t first, at::Tensor** result) {
+int kvtune_attention_paid(at::Tensor* q, at::Tensor** k, at::Tensor** in_use, size_t count, at::Tensor* lse, double scale, int64_t first,
+                          at::Tensor** result) {
   return kvtune::guarded([&] {
     Parts parts = parts_of(k, k, in_use, count);
     at::Tensor queries = gathered(*q);
     Shape s = shape_of(queries, parts);
     check_lse(s, *lse, queries);
-    at::Tensor sums = at::zeros({s.batch, s.groups, s.keys}, wide(queries));
-    at::Tensor dense_lse = lse->contiguous();
-    if (first < s.tokens) BY_KIND(queries, paid<S, T>(s, queries, parts, dense_lse, scale, std::max<int64_t>(0, first), sums));
+    at::Tensor sums = at::zeros({s.batch, s.groups, s.keys}, wide_options(queries)), dense_lse = lse->contiguous();
+    if (first < s.tokens) BY_KIND(queries, Paid<S>{s, queries, dense_lse, parts, scale, std::max<int64_t>(0, first)}.run(sums));
     *result = new at::Tensor(std::move(sums));
   });
 }
 
 // Numbers that attention has for a moment beside its inputs and results.
-int64_t kvtune_attention_scratch(int64_t batch, int64_t heads, int64_t groups, int64_t tokens, int64_t width, int64_t keys, int64_t threads, int is_backward) {
+int64_t kvtune_attention_scratch(int64_t batch, int64_t heads, int64_t groups, int64_t tokens, int64_t width, int64_t keys,
+                                 int64_t threads, int is_backward) {
   Shape s{batch, heads, groups, tokens, width, keys, std::max<int64_t>(1, threads)};
   if (tokens < 1 || groups < 1 || heads < groups) return 0;
-  Blocks of = is_backward != 0 ? s.backward() : s.forward();
-  int64_t busy = std::min(s.threads, s.all() * of.splits);
-  return is_backward != 0 ? busy * s.backward_task() + s.backward_shared() : busy * s.forward_task() + s.all() * of.splits * keys;
+  return is_backward != 0 ? s.backward_numbers() : s.forward_numbers();
 }
 
 }  // extern "C"

@@ -1,16 +1,16 @@
 // The gradients of a chunk's attention, from its output and log-sum-exp.
 #pragma once
 #include "block.h"
+#include "by_head.h"
 #include "gemm.h"
 #include "softmax.h"
-#include "tasks.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 namespace kvtune {
 
-template <class S, class T> struct Backward {
+template <class S> struct Backward {
+  using T = Wide<S>;
   const Shape& s;
   const at::Tensor &dout, &q, &out, &lse;
   const Parts& parts;
@@ -18,60 +18,64 @@ template <class S, class T> struct Backward {
   at::Tensor& dq;
   std::vector<at::Tensor>&dk, &dv;
 
-  Blocks of;
+  Blocks blocks = s.backward();
   // Numbers of one of a block's matrices.
-  int64_t matrix() const { return of.lanes * s.width; }
-  Block block(int64_t b, int64_t g, int64_t n) const { return {s, b, g, n * of.tokens, std::min(of.tokens, s.tokens - n * of.tokens)}; }
+  int64_t matrix() const { return blocks.lanes * s.width; }
 
-  // What each tile needs of a block's queries.
+  // What each tile needs of a block's queries, and how many keys they see.
   struct Queries {
     Block block;
+    int64_t seen;
     T *query, *query_t, *gradient, *gradient_t;
     std::vector<T> lse, delta;
   };
 
-  Queries queries(const Block& block, Scratch<T>& scratch) const {
-    int64_t lanes = block.lanes(), d = s.width;
-    T *query = scratch.take(matrix()), *query_t = scratch.take(matrix()), *gradient = scratch.take(matrix()), *gradient_t = scratch.take(matrix());
-    // For a moment the output stands where the transposed queries come.
-    block.gather<S>(out, T(1), query_t);
-    block.gather<S>(dout, T(1), gradient);
-    std::vector<T> delta(lanes, 0);
-    for (int64_t lane = 0; lane < lanes; ++lane) {
-      for (int64_t i = 0; i < d; ++i) delta[lane] += query_t[lane * d + i] * gradient[lane * d + i];
+  Queries queries(const Block& block, const Visible& visible, Scratch<T>& scratch) const {
+    int64_t d = s.width;
+    T *query = scratch.take(matrix()), *query_t = scratch.take(matrix());
+    T *gradient = scratch.take(matrix()), *gradient_t = scratch.take(matrix());
+    block.gather_both<S>(dout, T(1), gradient, gradient_t);
+    // For a moment the output stands where the queries come.
+    block.gather<S>(out, T(1), query);
+    std::vector<T> delta(block.lanes(), 0);
+    for (int64_t lane = 0; lane < block.lanes(); ++lane) {
+      for (int64_t i = 0; i < d; ++i) delta[lane] += query[lane * d + i] * gradient[lane * d + i];
     }
-    block.gather<S>(q, static_cast<T>(scale * LOG2_E), query);
-    transposed(query_t, lanes, query, d, lanes, d);
-    transposed(gradient_t, lanes, gradient, d, lanes, d);
-    return {block, query, query_t, gradient, gradient_t, block.numbers(lse, static_cast<T>(LOG2_E)), std::move(delta)};
+    block.gather_queries<S>(q, scale, query, query_t);
+    int64_t seen = visible.seen_before(block.end());
+    return {block, seen, query, query_t, gradient, gradient_t, block.binary_lse<T>(lse), std::move(delta)};
   }
 
-  // Tiles [first, last) of a head: writes their gradients, and adds to that of all queries `dq_t`, (D, lanes) block by block.
-  void tiles(int64_t b, int64_t g, int64_t first, int64_t last, T* dq_t, Scratch<T> scratch) const {
+  // A task's tiles: writes their gradients, and adds to that of all the head's queries `dq_t`, (D, lanes) block by block.
+  void tiles(const Task& task, T* dq_t, Scratch<T> scratch) const {
     int64_t d = s.width;
-    Visible visible(parts, b, g);
-    T *x = scratch.take(TILE * of.lanes), *dx = scratch.take(TILE * of.lanes);
-    T *k_rows = scratch.take(TILE * d), *v_rows = scratch.take(TILE * d), *k_t = scratch.take(TILE * d), *dk_rows = scratch.take(TILE * d), *dv_rows = scratch.take(TILE * d);
+    Visible visible(parts, task.head);
+    T *x = scratch.take(TILE * blocks.lanes), *dx = scratch.take(TILE * blocks.lanes);
+    T *k_rows = scratch.take(TILE * d), *v_rows = scratch.take(TILE * d), *k_t = scratch.take(TILE * d);
+    T *dk_rows = scratch.take(TILE * d), *dv_rows = scratch.take(TILE * d);
     std::vector<Queries> all;
-    for (int64_t n = 0; n < of.count; ++n) all.push_back(queries(block(b, g, n), scratch));
+    for (int64_t n = 0; n < blocks.count; ++n) all.push_back(queries(Block::of(s, blocks, task.head, n), visible, scratch));
     std::vector<int64_t> from;
-    for (int64_t index = first; index < std::min(last, visible.tiles()); ++index) {
-      Stretch whole = visible.stretch(index, visible.seen_before(s.tokens));
+    // Where slots are not in use, there are fewer tiles than tasks were made for.
+    int64_t end = std::min(task.end(s.tiles()), at::ceil_div(visible.keys(), TILE));
+    for (int64_t index = task.begin(s.tiles()); index < end; ++index) {
+      Stretch whole = visible.stretch(index, visible.keys());
       auto [k, k_apart] = visible.rows<S>(parts.k, whole, k_rows);
       auto [v, v_apart] = visible.rows<S>(parts.v, whole, v_rows);
       transposed(k_t, TILE, k, k_apart, whole.rows(), d);
       std::fill(dk_rows, dk_rows + TILE * d, T(0));
       std::fill(dv_rows, dv_rows + TILE * d, T(0));
       for (size_t n = 0; n < all.size(); ++n) {
-        const Queries& from_block = all[n];
-        Stretch keys = visible.stretch(index, visible.seen_before(from_block.block.end()));
+        const Queries& of_block = all[n];
+        Stretch keys = visible.stretch(index, of_block.seen);
         if (keys.count <= 0) continue;
-        int64_t lanes = from_block.block.lanes(), rows = keys.rows();
-        multiply({rows, lanes, d}, {k_apart, lanes, lanes}, k, from_block.query_t, x, false);
-        multiply({rows, lanes, d}, {v_apart, lanes, lanes}, v, from_block.gradient_t, dx, false);
-        to_score_gradient(x, dx, from_block.lse.data(), from_block.delta.data(), {rows, lanes, visible.from(keys, from_block.block.start, s.per_group(), lanes, from)});
-        multiply({rows, d, lanes}, {lanes, d, d}, x, from_block.gradient, dv_rows, true);
-        multiply({rows, d, lanes}, {lanes, d, d}, dx, from_block.query, dk_rows, true);
+        int64_t lanes = of_block.block.lanes(), rows = keys.rows();
+        multiply({rows, lanes, d}, {k_apart, lanes, lanes}, k, of_block.query_t, x, false);
+        multiply({rows, lanes, d}, {v_apart, lanes, lanes}, v, of_block.gradient_t, dx, false);
+        Tile tile{rows, lanes, visible.from(keys, of_block.block.start, s.per_group(), lanes, from)};
+        to_score_gradient(x, dx, of_block.lse.data(), of_block.delta.data(), tile);
+        multiply({rows, d, lanes}, {lanes, d, d}, x, of_block.gradient, dv_rows, true);
+        multiply({rows, d, lanes}, {lanes, d, d}, dx, of_block.query, dk_rows, true);
         multiply({d, lanes, rows}, {TILE, lanes, lanes}, k_t, dx, dq_t + n * matrix(), true);
       }
       // The queries carried log2(e) for the powers.
@@ -81,23 +85,21 @@ template <class S, class T> struct Backward {
   }
 
   void run() const {
-    int64_t numbers = of.count * matrix();
-    at::Tensor dq_t = at::zeros({s.backward_shared()}, lse.options());
-    T* first = dq_t.data_ptr<T>();
-    int64_t tasks = s.all() * of.splits, threads = threads_for(tasks, s.grain(of.splits));
-    at::Tensor memory = at::empty({threads, s.backward_task()}, lse.options());
-    share_out(tasks, threads, [&](int64_t task, int64_t thread) {
-      int64_t split = task % of.splits, g = task / of.splits % s.groups, b = task / of.splits / s.groups;
-      tiles(b, g, s.tiles() * split / of.splits, s.tiles() * (split + 1) / of.splits, first + task * numbers,
-            Scratch<T>(memory.data_ptr<T>() + thread * memory.size(1)));
+    int64_t numbers = blocks.count * matrix();
+    at::Tensor dq_t = at::zeros({s.backward_shared()}, at::dtype<T>());
+    T* first = data<T>(dq_t);
+    for_tasks<T>(s, blocks.splits, s.backward_task(), [&](const Task& task, Scratch<T> scratch) {
+      tiles(task, first + task.index * numbers, scratch);
     });
-    share_out(s.all(), threads_for(s.all(), LEAST_WORK / (numbers * of.splits)), [&](int64_t head, int64_t) {
-      T* sum = first + head * of.splits * numbers;
-      for (const T* part = sum + numbers; part < sum + of.splits * numbers; part += numbers) {
+    share_out(s.all(), threads_for(s.all(), LEAST_WORK / (numbers * blocks.splits)), [&](int64_t index, int64_t) {
+      T* sum = first + index * blocks.splits * numbers;
+      for (const T* part = sum + numbers; part < sum + blocks.splits * numbers; part += numbers) {
         for (int64_t i = 0; i < numbers; ++i) sum[i] += part[i];
       }
-      std::vector<T> factors(of.lanes, static_cast<T>(scale)), rows(matrix());
-      for (int64_t n = 0; n < of.count; ++n) block(head / s.groups, head % s.groups, n).template scatter<S>(sum + n * matrix(), factors.data(), rows.data(), dq);
+      std::vector<T> factors(blocks.lanes, static_cast<T>(scale)), rows(matrix());
+      for (int64_t n = 0; n < blocks.count; ++n) {
+        Block::of(s, blocks, s.head(index), n).scatter<S>(sum + n * matrix(), factors.data(), rows.data(), dq);
+      }
     });
   }
 };

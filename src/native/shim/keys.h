@@ -1,8 +1,8 @@
 // The keys and values that a chunk attends to, tile by tile, as dense matrices.
 #pragma once
-#include "powers.h"
+#include "kinds.h"
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ceil_div.h>
 
 #include <algorithm>
 #include <vector>
@@ -18,6 +18,11 @@ struct Parts {
   std::vector<at::Tensor> k, v, in_use;
 };
 
+// A row of the batch and a head of its keys: what is worked on alone.
+struct Head {
+  int64_t b, g;
+};
+
 // Slots of a part that stand side by side; `start` counts all slots in use before them.
 struct Run {
   size_t part;
@@ -28,28 +33,28 @@ struct Run {
 struct Stretch {
   int64_t first, count;
   int64_t end() const { return first + count; }
-  int64_t rows() const { return (count + STEP - 1) / STEP * STEP; }
+  int64_t rows() const { return at::round_up(count, STEP); }
 };
 
 // What the queries of one row and head may see.
 class Visible {
  public:
-  Visible(const Parts& parts, int64_t b, int64_t g) : parts_(parts), b_(b), g_(g) {
+  Visible(const Parts& parts, Head head) : parts_(parts), head_(head) {
     for (size_t part = 0; part < parts.k.size(); ++part) {
       if (part + 1 == parts.k.size()) past_ = count_;
       int64_t slots = parts.k[part].size(2);
       if (!parts.in_use[part].defined()) {
-        add(part, 0, slots);
+        append(part, 0, slots);
         continue;
       }
-      const bool* used = parts.in_use[part].data_ptr<bool>() + (b * parts.k[part].size(1) + g) * slots;
+      const bool* used = parts.in_use[part].data_ptr<bool>() + (head.b * parts.k[part].size(1) + head.g) * slots;
       for (int64_t slot = 0; slot < slots; ++slot) {
-        if (used[slot]) add(part, slot, 1);
+        if (used[slot]) append(part, slot, 1);
       }
     }
   }
 
-  int64_t tiles() const { return (count_ + TILE - 1) / TILE; }
+  int64_t keys() const { return count_; }
 
   // How many keys are seen by some query of the tokens before `end`: they come first.
   int64_t seen_before(int64_t end) const {
@@ -60,37 +65,43 @@ class Visible {
     return seen;
   }
 
-  // The stretch of tile `tile` that lies before key `end`.
-  Stretch stretch(int64_t tile, int64_t end) const { return {tile * TILE, std::min(TILE, end - tile * TILE)}; }
+  // What of a tile lies before key `end`.
+  static Stretch stretch(int64_t tile, int64_t end) { return {tile * TILE, std::min(TILE, end - tile * TILE)}; }
 
-  // Of a stretch's keys the first among `lanes` queries that sees each, `per_token` for each token from `start` on; null where all see all.
+  // Calls `body(stretch)` for the tiles of the keys before `end`.
+  template <class F> static void each_tile(int64_t end, F body) {
+    for (int64_t tile = 0; tile * TILE < end; ++tile) body(stretch(tile, end));
+  }
+
+  // Of a stretch's keys the first among `lanes` queries that sees each, `per_token` for each token from `start` on; null where all see
+  // all.
   const int64_t* from(Stretch keys, int64_t start, int64_t per_token, int64_t lanes, std::vector<int64_t>& scratch) const {
     if (keys.count == keys.rows() && keys.end() <= past_) return nullptr;
     scratch.assign(keys.rows(), lanes);
     std::fill_n(scratch.begin(), std::clamp<int64_t>(past_ - keys.first, 0, keys.count), 0);
-    each(std::max(keys.first, past_), keys.end(), [&](const Run&, int64_t slot, int64_t at, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) scratch[at - keys.first + i] = std::clamp<int64_t>((slot + i - start) * per_token, 0, lanes);
+    each(std::max(keys.first, past_), keys.end(), [&](const Run&, int64_t slot, int64_t key, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) scratch[key - keys.first + i] = std::clamp<int64_t>((slot + i - start) * per_token, 0, lanes);
     });
     return scratch.data();
   }
 
   // Keys or values of a stretch as rows of `width` numbers, filled up with zeros: where they lie, if they lie there as they should, or
   // copied to `scratch`; and how far apart they are.
-  template <class S, class T> std::pair<const T*, int64_t> rows(const std::vector<at::Tensor>& of, Stretch keys, T* scratch) const {
+  template <class S> std::pair<const Wide<S>*, int64_t> rows(const std::vector<at::Tensor>& of, Stretch keys, Wide<S>* scratch) const {
     int64_t width = of[0].size(3);
-    if constexpr (std::is_same_v<S, T>) {
+    if constexpr (std::is_same_v<S, Wide<S>>) {
       const Run& run = at(keys.first);
-      int64_t stride = of[run.part].stride(2);
-      if (keys.first + keys.rows() <= run.start + run.count) return {head<S>(of, run.part) + (run.slot + keys.first - run.start) * stride, stride};
+      int64_t stride = of[run.part].stride(2), slot = run.slot + keys.first - run.start;
+      if (keys.first + keys.rows() <= run.start + run.count) return {head_of<S>(of, run.part) + slot * stride, stride};
     }
-    T* to = scratch;
+    Wide<S>* to = scratch;
     each(keys.first, keys.end(), [&](const Run& run, int64_t slot, int64_t, int64_t count) {
       for (int64_t i = 0; i < count; ++i, to += width) {
-        const S* from = head<S>(of, run.part) + (slot + i) * of[run.part].stride(2);
-        for (int64_t d = 0; d < width; ++d) to[d] = static_cast<T>(from[d]);
+        const S* from = head_of<S>(of, run.part) + (slot + i) * of[run.part].stride(2);
+        for (int64_t d = 0; d < width; ++d) to[d] = wide(from[d]);
       }
     });
-    std::fill(to, scratch + keys.rows() * width, T(0));
+    std::fill(to, scratch + keys.rows() * width, Wide<S>(0));
     return {scratch, width};
   }
 
@@ -98,23 +109,23 @@ class Visible {
   template <class T> void write(const std::vector<at::Tensor>& to, Stretch keys, const T* rows, T factor) const {
     int64_t width = to[0].size(3);
     each(keys.first, keys.end(), [&](const Run& run, int64_t slot, int64_t, int64_t count) {
-      T* out = head<T>(to, run.part) + slot * width;
+      T* out = head_of<T>(to, run.part) + slot * width;
       for (int64_t i = 0; i < count * width; ++i) out[i] = rows[i] * factor;
       rows += count * width;
     });
   }
 
-  // Adds one number for each of the first `count` keys to those of all slots of all parts.
-  template <class T> void add(T* sums, const T* of_keys, int64_t count) const {
+  // Adds one number for each of the first keys to those of all slots of all parts.
+  template <class T> void add(T* sums, const std::vector<T>& of_keys) const {
     std::vector<int64_t> before(1, 0);
     for (const at::Tensor& part : parts_.k) before.push_back(before.back() + part.size(2));
-    each(0, count, [&](const Run& run, int64_t slot, int64_t key, int64_t count) {
+    each(0, of_keys.size(), [&](const Run& run, int64_t slot, int64_t key, int64_t count) {
       for (int64_t i = 0; i < count; ++i) sums[before[run.part] + slot + i] += of_keys[key + i];
     });
   }
 
  private:
-  void add(size_t part, int64_t slot, int64_t count) {
+  void append(size_t part, int64_t slot, int64_t count) {
     if (!runs_.empty() && runs_.back().part == part && runs_.back().slot + runs_.back().count == slot) {
       runs_.back().count += count;
     } else {
@@ -123,8 +134,8 @@ class Visible {
     count_ += count;
   }
 
-  template <class S> S* head(const std::vector<at::Tensor>& of, size_t part) const {
-    return of[part].data_ptr<S>() + b_ * of[part].stride(0) + g_ * of[part].stride(1);
+  template <class S> S* head_of(const std::vector<at::Tensor>& of, size_t part) const {
+    return data<S>(of[part]) + head_.b * of[part].stride(0) + head_.g * of[part].stride(1);
   }
 
   const Run& at(int64_t key) const {
@@ -142,7 +153,8 @@ class Visible {
   }
 
   const Parts& parts_;
-  int64_t b_, g_, count_ = 0, past_ = 0;
+  Head head_;
+  int64_t count_ = 0, past_ = 0;
   std::vector<Run> runs_;
 };
 

@@ -17,15 +17,12 @@ inline int64_t padded(int64_t lanes) {
   for (int64_t size : {16, 32, 64}) {
     if (lanes <= size) return size;
   }
-  return (lanes + 63) / 64 * 64;
+  return at::round_up<int64_t>(lanes, 64);
 }
 
-inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
-
-// Queries of a block at a time, and how they are divided among tasks.
+// A chunk's queries from token `first` on in blocks of so many tokens and lanes, and into how many tasks a head's work is divided.
 struct Blocks {
-  // Tokens and lanes of a block, how many there are, and into how many tasks a head's work is divided.
-  int64_t tokens, lanes, count, splits;
+  int64_t first, tokens, lanes, count, splits;
 };
 
 // What attends: a chunk of `tokens` with `heads` query heads, to parts of keys and values with `groups` heads.
@@ -36,31 +33,35 @@ struct Shape {
   int64_t all() const { return batch * groups; }
   // The size of every head's work.
   int64_t work() const { return tokens * per_group() * keys * width; }
-  int64_t tiles() const { return (keys + TILE - 1) / TILE; }
+  int64_t tiles() const { return at::ceil_div(keys, TILE); }
+  // One of all().
+  Head head(int64_t index) const { return {index / groups, index % groups}; }
   // Into how many tasks a head is divided, so that every thread has something to do.
-  int64_t splits(int64_t at_most) const { return std::min(at_most, (threads + all() - 1) / all()); }
+  int64_t splits(int64_t at_most) const { return std::min(at_most, at::ceil_div(threads, all())); }
   // Of `divided` tasks a head, how many are worth a thread.
   int64_t grain(int64_t divided) const { return LEAST_WORK * divided / std::max<int64_t>(1, work()); }
 
-  // Blocks of `count` tokens that have scores of so many keys at a time.
-  Blocks blocks(int64_t count, int64_t keys_at_a_time) const {
+  // Blocks of the tokens from `first` on that have scores of so many keys at a time.
+  Blocks blocks(int64_t first, int64_t keys_at_a_time) const {
     int64_t lanes = std::clamp(BLOCK_SCORES / std::max<int64_t>(1, keys_at_a_time), LANES / 4, LANES);
-    int64_t step = std::min(count, std::max<int64_t>(1, lanes / per_group()));
-    int64_t blocks = (count + step - 1) / step;
-    return {step, padded(step * per_group()), blocks, splits(blocks)};
+    int64_t step = std::min(tokens - first, std::max<int64_t>(1, lanes / per_group()));
+    int64_t count = at::ceil_div(tokens - first, step);
+    return {first, step, padded(step * per_group()), count, splits(count)};
   }
-  Blocks forward() const { return blocks(tokens, keys); }
+  Blocks forward() const { return blocks(0, keys); }
   Blocks backward() const {
-    Blocks all_blocks = blocks(tokens, TILE);
-    all_blocks.splits = splits(tiles());
-    return all_blocks;
+    Blocks of = blocks(0, TILE);
+    of.splits = splits(tiles());
+    return of;
   }
+  Blocks paid(int64_t first) const { return blocks(first, TILE); }
 
   // Numbers that a task has of its own, and that all tasks share.
   int64_t forward_task() const {
     int64_t lanes = forward().lanes, padded_keys = tiles() * TILE;
     return width * (padded_keys + 3 * lanes + TILE) + padded_keys * lanes;
   }
+  int64_t forward_shared() const { return all() * forward().splits * keys; }
   int64_t backward_task() const {
     Blocks of = backward();
     return 4 * of.count * of.lanes * width + 2 * TILE * of.lanes + 5 * TILE * width;
@@ -69,6 +70,16 @@ struct Shape {
     Blocks of = backward();
     return all() * of.splits * of.count * of.lanes * width;
   }
+  int64_t paid_task(int64_t first) const {
+    int64_t lanes = paid(first).lanes;
+    return width * (2 * lanes + TILE) + TILE * lanes;
+  }
+  // What is needed on all threads that have something to do.
+  int64_t forward_numbers() const { return busy(forward()) * forward_task() + forward_shared(); }
+  int64_t backward_numbers() const { return busy(backward()) * backward_task() + backward_shared(); }
+
+ private:
+  int64_t busy(Blocks of) const { return std::min(threads, all() * of.splits); }
 };
 
 }  // namespace kvtune

@@ -1,0 +1,57 @@
+// The attention paid to each key, by queries whose log-sum-exp is known.
+#pragma once
+#include "block.h"
+#include "by_head.h"
+#include "gemm.h"
+#include "softmax.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <limits>
+
+namespace kvtune {
+
+template <class S> struct Paid {
+  using T = Wide<S>;
+  const Shape& s;
+  const at::Tensor &q, &lse;
+  const Parts& parts;
+  double scale;
+  // The first token whose attention is summed.
+  int64_t paying;
+
+  // Adds what a block's queries pay to `sums`, one number for each key.
+  void add(const Block& block, const Visible& visible, Scratch<T> scratch, T* sums) const {
+    int64_t lanes = block.lanes(), d = s.width;
+    T *query = scratch.take(lanes * d), *query_t = scratch.take(lanes * d);
+    T *rows = scratch.take(TILE * d), *x = scratch.take(TILE * lanes);
+    block.gather_queries<S>(q, scale, query, query_t);
+    std::vector<T> l = block.binary_lse<T>(lse);
+    // Nobody's lanes pay nothing.
+    std::fill(l.begin() + block.used(), l.end(), std::numeric_limits<T>::infinity());
+    std::vector<int64_t> from;
+    visible.each_tile(visible.seen_before(block.end()), [&](Stretch keys) {
+      auto [k, apart] = visible.rows<S>(parts.k, keys, rows);
+      multiply({keys.rows(), lanes, d}, {apart, lanes, lanes}, k, query_t, x, false);
+      Tile tile{keys.count, lanes, visible.from(keys, block.start, s.per_group(), lanes, from)};
+      add_paid(sums + keys.first, x, l.data(), tile);
+    });
+  }
+
+  // `paid (B, G, keys)` receives the sums over the heads of a group and the queries from token `paying` on.
+  void run(at::Tensor& paid) const {
+    Blocks blocks = s.paid(paying);
+    at::Tensor partial = at::zeros({s.all(), blocks.splits, s.keys}, at::dtype<T>());
+    for_tasks<T>(s, blocks.splits, s.paid_task(paying), [&](const Task& task, Scratch<T> scratch) {
+      Visible visible(parts, task.head);
+      std::vector<T> sums(visible.keys(), 0);
+      for (int64_t n = task.begin(blocks.count); n < task.end(blocks.count); ++n) {
+        add(Block::of(s, blocks, task.head, n), visible, scratch, sums.data());
+      }
+      visible.add(data<T>(partial) + task.index * s.keys, sums);
+    });
+    paid.copy_(partial.sum(1).view(paid.sizes()));
+  }
+};
+
+}  // namespace kvtune
