@@ -1,6 +1,6 @@
 //! Loss and gradient of one column of tokens, in blocks of places that have a target: never tokens × vocabulary.
 
-use tch::{Kind, Tensor, no_grad, with_grad};
+use tch::{Device, Kind, Tensor, no_grad, with_grad};
 
 use super::{Head, HeadError, Logits, Pick};
 use crate::native::gradients_of;
@@ -30,12 +30,15 @@ pub struct ColumnLoss {
 
 /// Logits that are held at a time: few enough for a core's cache, unless that would be too few places for a fast product.
 const BLOCK_LOGITS: i64 = 1 << 20;
+/// On a GPU, which reads the whole output matrix for each block: enough places that arithmetic takes longer than that.
+const BLOCK_LOGITS_CUDA: i64 = 1 << 26;
 /// Places of a block, at least.
 const BLOCK_PLACES: i64 = 64;
 
 /// How many places are evaluated at a time.
-pub fn places_of_block(vocab_size: usize) -> usize {
-    (BLOCK_LOGITS / vocab_size.max(1) as i64).max(BLOCK_PLACES) as usize
+pub fn places_of_block(vocab_size: usize, device: Device) -> usize {
+    let logits = if device.is_cuda() { BLOCK_LOGITS_CUDA } else { BLOCK_LOGITS };
+    (logits / vocab_size.max(1) as i64).max(BLOCK_PLACES) as usize
 }
 
 /// Evaluates `head` on the column that begins at position `start`; with `weight`, its gradient too.
@@ -56,7 +59,7 @@ pub fn column_loss(
     let parameters = if gradient.is_some() { logits.parameters() } else { &[] };
     let mut parameter_gradients: Vec<Tensor> = parameters.iter().map(|p| p.detach().zeros_like()).collect();
     let mut done = Vec::with_capacity(picks.len());
-    for picks in picks.chunks(places_of_block(vocab_size)) {
+    for picks in picks.chunks(places_of_block(vocab_size, flat.device())) {
         let place: Vec<i64> = picks.iter().map(|p| p.row as i64 * n + (p.position - start) as i64).collect();
         let place = Tensor::from_slice(&place).to_device(flat.device());
         let hidden_ne = flat.index_select(0, &place);
@@ -103,7 +106,7 @@ fn block_loss(
             gradients_of(&[&scores_nk], &[&gradient_nk], &leaves)?
         }
     };
-    let host = |t: &Tensor, kind: Kind| t.to_device(tch::Device::Cpu).to_kind(kind).view(-1);
+    let host = |t: &Tensor, kind: Kind| t.to_device(Device::Cpu).to_kind(kind).view(-1);
     let losses = Vec::<f64>::try_from(host(&loss.value_n1, Kind::Double))?;
     let correct = Vec::<bool>::try_from(host(&loss.correct_n1, Kind::Bool))?;
     Ok(BlockLoss { losses, correct, gradients })

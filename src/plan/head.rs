@@ -9,7 +9,7 @@ pub(super) fn inside(s: &Subject<'_>, targets: usize, hidden: u64) -> u64 {
         return 0;
     }
     let (vocab, e) = (s.config.vocab_size as u64, s.hidden());
-    let places = targets.min(places_of_block(s.config.vocab_size)) as u64;
+    let places = targets.min(places_of_block(s.config.vocab_size, s.device)) as u64;
     // Logits, their powers, and in a narrow model one of them in its own kind too; for the weight's gradient they are laid out anew.
     let scores = vocab * (2 * s.wide() + if s.is_narrow() || s.trains_weights() { s.element() } else { 0 });
     // Hidden states of the places, and the gradients of their norm and of themselves.
