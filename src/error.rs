@@ -84,6 +84,12 @@ pub enum Error {
         /// The keys in which the tiling differs from the recipe's own.
         keys: String,
     },
+    /// Something that is promised here does not work.
+    #[error("promised here, and not working: {}", quoted(.checks))]
+    Unwell {
+        /// What was looked at, by its names.
+        checks: Vec<String>,
+    },
     /// A panic that nothing expected.
     #[error("kvtune has a defect: {message}\n  --> {place}")]
     Defect {
@@ -105,6 +111,11 @@ pub enum Error {
 /// `with KEYS `, if there are any.
 fn with(keys: &str) -> String {
     if keys.is_empty() { String::new() } else { format!("with {keys} ") }
+}
+
+/// `a`, `b`.
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
 const FAILED: u8 = 1;
@@ -134,6 +145,7 @@ impl Error {
             | Self::Disproved { .. }
             | Self::Imprecise { .. }
             | Self::OtherChoices { .. }
+            | Self::Unwell { .. }
             | Self::Defect { .. } => FAILED,
         }
     }
@@ -263,6 +275,9 @@ impl Hint for Error {
                  with `--dump`, and follow them with `--replay-log`"
                     .into(),
             ),
+            Self::Unwell { .. } => {
+                Some("the lines above say what to do; `--device cpu` works without CUDA, and `kvtune doctor --device cpu` looks without it".into())
+            }
             Self::Defect { .. } => Some("please report it with the command and these lines; saved checkpoints are intact".into()),
             Self::Usage { hint, .. } => Some(hint.clone()),
         }

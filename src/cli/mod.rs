@@ -5,6 +5,7 @@ mod check;
 mod counts;
 mod demo_data;
 mod device;
+mod doctor;
 mod evaluate;
 mod finetune;
 mod init_model;
@@ -56,6 +57,8 @@ enum Verb {
     Plan(plan::Plan),
     /// Time training steps on random tokens, part by part.
     Bench(bench::BenchSteps),
+    /// Look at this machine: libtorch, CPU, driver, GPUs, CUDA's libraries; what is there, what works, and why not.
+    Doctor(doctor::Doctor),
     /// Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations.
     InitModel(init_model::InitModel),
     /// Make long documents with questions from texts that are on this machine.
@@ -89,6 +92,8 @@ fn run(arguments: &Arguments) -> Result<Ending, Error> {
         Verb::Check(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Plan(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Bench(verb) => verb.run(on()?).map(|()| Ending::Done),
+        // It says itself what is wrong with the device.
+        Verb::Doctor(verb) => verb.run(arguments.device, arguments.threads).map(|()| Ending::Done),
         Verb::InitModel(verb) => verb.run().map(|()| Ending::Done),
         Verb::MakeDemoData(verb) => verb.run().map(|()| Ending::Done),
         Verb::MakeLongRangeData(verb) => verb.run().map(|()| Ending::Done),

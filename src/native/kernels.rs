@@ -10,8 +10,6 @@ use torch_sys::C_tensor;
 use super::autograd::{check, or_panic, pointer};
 
 unsafe extern "C" {
-    #[cfg(test)]
-    safe fn kvtune_threads_at_work() -> i64;
     safe fn kvtune_attention_scratch(
         batch: i64,
         heads: i64,
@@ -77,12 +75,6 @@ pub(super) fn first(made: Vec<Tensor>) -> Tensor {
 pub fn product(x: &Tensor, w: &Tensor) -> Tensor {
     // SAFETY: both are live tensors; one result is written.
     first(made(1, |result| unsafe { kvtune_product(pointer(x), pointer(w), result) }))
-}
-
-/// Among how many threads the kernels share their work out.
-#[cfg(test)]
-pub(crate) fn threads_at_work() -> i64 {
-    kvtune_threads_at_work()
 }
 
 /// What attends to what.

@@ -6,7 +6,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use memmap2::{MmapMut, MmapOptions};
+use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use tch::{Kind, Tensor};
 use torch_sys::C_tensor;
 
@@ -24,19 +24,27 @@ unsafe extern "C" {
 
 /// A whole file as memory. Writes to it stay in this process; the file is never changed.
 #[derive(Debug)]
-pub struct FileMap(MmapMut);
+pub struct FileMap(MmapRaw);
 
 impl FileMap {
     /// Maps a file, which must not be empty.
     pub fn new(file: &File) -> io::Result<Self> {
         // SAFETY: the mapping is private, so nobody sees our writes. Another process that shortens the file while it is mapped
         // ends this one with SIGBUS; programs that replace model files do so by renaming, which leaves the mapping intact.
-        unsafe { MmapOptions::new().map_copy(file) }.map(Self)
+        unsafe { MmapOptions::new().map_copy(file) }.map(|map| Self(map.into()))
     }
 
     /// The bytes of the file.
     pub fn bytes(&self) -> &[u8] {
-        &self.0
+        // SAFETY: the map is readable and as long as it says, for as long as this object lives.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), self.0.len()) }
+    }
+
+    /// Gives the memory of some bytes, and of whatever shares their pages, back to the system; who looks again reads the file again.
+    /// Where it declines they stay resident, which costs room and nothing else.
+    pub fn release(&self, bytes: std::ops::Range<usize>) {
+        // SAFETY: the pages are those of a file and were never written to, so they come back as they were.
+        let _ = unsafe { self.0.unchecked_advise_range(UncheckedAdvice::DontNeed, bytes.start, bytes.len()) };
     }
 }
 
@@ -109,6 +117,18 @@ mod tests {
         let _ = y.fill_(7.0);
         assert_eq!(Vec::<f32>::try_from(x.view([4])).unwrap(), [7.0; 4]);
         assert_eq!(std::fs::read(&path).unwrap()[..4], 1.0f32.to_le_bytes());
+    }
+
+    #[test]
+    fn what_is_released_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        let content: Vec<u8> = (0..100_000_u32).map(|i| (i % 251) as u8).collect();
+        std::fs::write(&path, &content).unwrap();
+        let map = FileMap::new(&File::open(&path).unwrap()).unwrap();
+        assert!(map.bytes() == content);
+        map.release(5000..99_000);
+        assert!(map.bytes() == content);
     }
 
     #[test]

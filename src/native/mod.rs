@@ -4,6 +4,7 @@
 
 mod autograd;
 pub mod cuda;
+mod facts;
 mod kernels;
 mod mapped;
 mod meter;
@@ -11,8 +12,7 @@ mod pointwise;
 
 pub(crate) use autograd::or_panic;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward};
-#[cfg(test)]
-pub(crate) use kernels::threads_at_work;
+pub use facts::{cpu_capability, cpu_has, loaded_libtorch, threads_at_work};
 pub use kernels::{AttendGrads, AttentionShape, Part, attend, attend_backward, attention_paid, computes, product};
 pub use mapped::{FileMap, libtorch_version, tensor_over};
 pub use meter::{Allocated, AllocationMeter};

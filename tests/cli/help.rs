@@ -34,6 +34,7 @@ fn the_verbs() {
       check                 Look at a recipe, its model and its data, and print what would run
       plan                  Foretell memory and time of a step, and choose how it is best tiled
       bench                 Time training steps on random tokens, part by part
+      doctor                Look at this machine: libtorch, CPU, driver, GPUs, CUDA's libraries; what is there, what works, and why not
       init-model            Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations
       make-demo-data        Make long documents with questions from texts that are on this machine
       make-long-range-data  Make three long-range tasks in a language of 512 words
@@ -203,6 +204,24 @@ fn bench() {
           --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help             Print help
       -V, --version          Print version
+    ");
+}
+
+#[test]
+fn doctor() {
+    assert_snapshot!(help("doctor"), @r"
+    Look at this machine: libtorch, CPU, driver, GPUs, CUDA's libraries; what is there, what works, and why not
+
+    Usage: kvtune doctor [OPTIONS]
+
+    Options:
+          --scratch-dir <DIR>  Where scratch files would be; the room there is told [default: .]
+          --format <FORMAT>    How to print [default: table] [possible values: table, json]
+          --json               The same as `--format json`
+          --device <DEVICE>    Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>        Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help               Print help
+      -V, --version            Print version
     ");
 }
 

@@ -233,6 +233,7 @@ fn the_program() {
         Error::Disproved { keys: String::new(), worst: 1.0, tolerance: 1e-12 },
         Error::Imprecise { keys: "`grad.undo_log = \"int8\"`".into(), cosine: 0.5, smallest: 0.999 },
         Error::OtherChoices { keys: "`grad.layers_per_cell = 2`".into() },
+        Error::Unwell { checks: vec!["driver".into()] },
         Error::Defect { message: text(), place: text() },
         Error::Usage { message: text(), hint: text() },
     ];

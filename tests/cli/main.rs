@@ -9,6 +9,7 @@ mod cache;
 mod checkpoint;
 mod config;
 mod data;
+mod doctor;
 mod every_tiling;
 mod full;
 mod head;

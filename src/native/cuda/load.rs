@@ -1,6 +1,7 @@
 //! Finds CUDA at run time: the binary links only libtorch's CPU half, so that it starts on any machine.
 #![allow(unsafe_code)]
 
+use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -22,15 +23,12 @@ pub enum CudaSupport {
 /// Must run before any other call into libtorch: the first question about CUDA caches "there is none", and a library loaded
 /// after that is never looked at.
 pub fn load_cuda() -> CudaSupport {
-    if !has_device(Path::new("/dev")) {
+    if device_nodes().is_empty() {
         return CudaSupport::NoDevice;
     }
-    let maps = match fs::read_to_string("/proc/self/maps") {
-        Ok(maps) => maps,
-        Err(error) => return CudaSupport::Unavailable(format!("`/proc/self/maps` cannot be read: {error}")),
-    };
-    let Some(folder) = libtorch_folder(&maps) else {
-        return CudaSupport::Unavailable("`libtorch_cpu.so` is not mapped into this process".to_owned());
+    let folder = match libtorch_folder() {
+        Ok(folder) => folder,
+        Err(reason) => return CudaSupport::Unavailable(reason),
     };
     let path = folder.join("libtorch_cuda.so");
     if !path.exists() {
@@ -44,8 +42,13 @@ pub fn load_cuda() -> CudaSupport {
             let _handle = library.into_raw();
             CudaSupport::Loaded
         }
-        Err(error) => CudaSupport::Unavailable(format!("`{}` cannot be loaded: {error}", path.display())),
+        Err(error) => CudaSupport::Unavailable(format!("`{}` cannot be loaded: {}", path.display(), said(&error))),
     }
+}
+
+/// What the system's loader said.
+pub(super) fn said(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// Bytes that a CUDA device has free, as its runtime says; `None` without one. libtorch's CUDA half must be loaded.
@@ -73,18 +76,25 @@ pub fn free_device_memory(index: usize) -> Option<u64> {
     (statuses == [0; 3]).then_some(free as u64)
 }
 
-/// Whether the driver has made a device node: `nvidia0`, `nvidiactl`, …, or `dxg` under WSL.
-fn has_device(dev: &Path) -> bool {
-    fs::read_dir(dev).is_ok_and(|entries| {
-        entries.flatten().any(|entry| {
-            let name = entry.file_name();
-            name.as_encoded_bytes().starts_with(b"nvidia") || name == "dxg"
-        })
-    })
+/// The device nodes that NVIDIA's driver has made: `nvidia0`, `nvidiactl`, …, or `dxg` under WSL.
+pub fn device_nodes() -> Vec<String> {
+    nodes_in(Path::new("/dev"))
 }
 
-/// The folder that `libtorch_cpu.so` was mapped from: its CUDA half must be of the same installation.
-fn libtorch_folder(maps: &str) -> Option<PathBuf> {
+fn nodes_in(dev: &Path) -> Vec<String> {
+    let names = fs::read_dir(dev).into_iter().flatten().flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut nodes: Vec<String> = names.filter(|name| name.starts_with("nvidia") || name == "dxg").collect();
+    nodes.sort();
+    nodes
+}
+
+/// The folder that `libtorch_cpu.so` was mapped from, or why it is not known. CUDA's libraries must be of the same installation.
+pub fn libtorch_folder() -> Result<PathBuf, String> {
+    let maps = fs::read_to_string("/proc/self/maps").map_err(|error| format!("`/proc/self/maps` cannot be read: {error}"))?;
+    folder_in(&maps).ok_or_else(|| "`libtorch_cpu.so` is not mapped into this process".to_owned())
+}
+
+fn folder_in(maps: &str) -> Option<PathBuf> {
     // 7f3a0000-7f3b0000 r--p 00000000 fe:00 1234    /opt/my torch/lib/libtorch_cpu.so
     let path =
         maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..])).find(|path| path.ends_with("/libtorch_cpu.so"))?;
@@ -99,25 +109,25 @@ mod tests {
     fn the_folder_is_read_from_the_memory_map() {
         let maps = "55d0-55d1 r-xp 00000000 fe:00 77   /usr/bin/kvtune\n7f00-7f01 rw-p 00000000 00:00 0 \n\
                     7f3a-7f3b r--p 00000000 fe:00 12   /opt/my torch/lib/libtorch_cpu.so\n";
-        assert_eq!(libtorch_folder(maps), Some(PathBuf::from("/opt/my torch/lib")));
-        assert_eq!(libtorch_folder("7f00-7f01 rw-p 00000000 00:00 0 [heap]\n"), None);
+        assert_eq!(folder_in(maps), Some(PathBuf::from("/opt/my torch/lib")));
+        assert_eq!(folder_in("7f00-7f01 rw-p 00000000 00:00 0 [heap]\n"), None);
     }
 
     #[test]
     fn a_device_is_a_node_of_the_driver() {
         let dev = tempfile::tempdir().unwrap();
         fs::write(dev.path().join("null"), "").unwrap();
-        assert!(!has_device(dev.path()));
+        assert!(nodes_in(dev.path()).is_empty());
+        fs::write(dev.path().join("nvidiactl"), "").unwrap();
         fs::write(dev.path().join("nvidia0"), "").unwrap();
-        assert!(has_device(dev.path()));
-        assert!(!has_device(&dev.path().join("missing")));
+        assert_eq!(nodes_in(dev.path()), ["nvidia0", "nvidiactl"]);
+        assert!(nodes_in(&dev.path().join("missing")).is_empty());
     }
 
     #[test]
     fn this_process_has_libtorch_mapped() {
         // A call that needs libtorch, so that the linker keeps it.
         let _one = tch::Tensor::from(1_i64);
-        let folder = libtorch_folder(&fs::read_to_string("/proc/self/maps").unwrap());
-        assert!(folder.is_some_and(|folder| folder.join("libtorch_cpu.so").exists()));
+        assert!(libtorch_folder().is_ok_and(|folder| folder.join("libtorch_cpu.so").exists()));
     }
 }

@@ -1,0 +1,83 @@
+//! One thing that was looked at: how it came out, what was found, and what to do about it.
+
+use serde_json::{Map, Value, json};
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Ok,
+    /// Not there, and not promised here.
+    Missing,
+    /// Promised, and it does not work.
+    Failed,
+}
+
+impl State {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Missing => "missing",
+            Self::Failed => "FAILED",
+        }
+    }
+}
+
+/// What must work here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Promise {
+    /// The CPU alone: CUDA is not asked for, or there is no NVIDIA device.
+    Cpu,
+    /// CUDA too: it is asked for, or there is a device.
+    Cuda,
+}
+
+impl Promise {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
+}
+
+/// A row of the table.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Check {
+    pub(super) name: String,
+    pub(super) state: State,
+    pub(super) found: String,
+    pub(super) hint: Option<&'static str>,
+    /// Numbers by their names in JSON, with their units.
+    pub(super) figures: Vec<(&'static str, f64)>,
+}
+
+impl Check {
+    pub(super) fn ok(name: &str, found: impl Into<String>) -> Self {
+        Self { name: name.to_owned(), state: State::Ok, found: found.into(), hint: None, figures: Vec::new() }
+    }
+
+    pub(super) fn failed(name: &str, found: impl Into<String>, hint: &'static str) -> Self {
+        Self { state: State::Failed, hint: Some(hint), ..Self::ok(name, found) }
+    }
+
+    /// What CUDA needs and what is not there: a failure where CUDA is promised.
+    pub(super) fn lacking(name: &str, found: impl Into<String>, hint: &'static str, promise: Promise) -> Self {
+        match promise {
+            Promise::Cpu => Self { state: State::Missing, ..Self::ok(name, found) },
+            Promise::Cuda => Self::failed(name, found, hint),
+        }
+    }
+
+    pub(super) fn with(mut self, figures: &[(&'static str, f64)]) -> Self {
+        self.figures.extend_from_slice(figures);
+        self
+    }
+
+    pub(super) fn to_json(&self) -> Value {
+        let figures: Map<String, Value> = self.figures.iter().map(|(name, number)| ((*name).to_owned(), json!(number))).collect();
+        json!({
+            "kind": "check", "name": self.name, "state": self.state.name().to_lowercase(), "found": self.found, "hint": self.hint,
+            "figures": figures,
+        })
+    }
+}

@@ -1,0 +1,110 @@
+//! What is looked at on every machine: libtorch, the CPU, the memory and the disk.
+
+use std::path::Path;
+
+use tch::{Device, Kind, Tensor};
+
+use super::check::Check;
+use super::product;
+use crate::files::free_space;
+use crate::native::cuda::libtorch_folder;
+use crate::native::{cpu_capability, cpu_has, libtorch_version, loaded_libtorch, threads_at_work};
+use crate::ops::attention;
+use crate::report::memory::attainable;
+use crate::units::Bytes;
+
+/// All of it; scratch files would be in `scratch`.
+pub(super) fn examine(scratch: &Path, mut say: impl FnMut(Check)) {
+    say(libtorch(&libtorch_version(), loaded_libtorch().as_deref()));
+    say(cpu());
+    say(product::check("CPU product", Device::Cpu, &[Kind::Float, Kind::BFloat16]));
+    say(kernels("CPU attention", Device::Cpu));
+    say(memory(attainable()));
+    say(disk(scratch));
+}
+
+fn libtorch(built_for: &str, loaded: Option<&str>) -> Check {
+    let place = libtorch_folder().map_or_else(|why| why, |folder| format!("`{}`", folder.display()));
+    match loaded {
+        Some(loaded) if loaded == built_for => Check::ok("libtorch", format!("{loaded}, {place}")),
+        found => Check::failed(
+            "libtorch",
+            format!("{}, {place}; kvtune was built for {built_for}", found.unwrap_or("of no known version")),
+            "install torch 2.11 and point `LD_LIBRARY_PATH` at its `torch/lib`",
+        ),
+    }
+}
+
+fn cpu() -> Check {
+    let (threads, at_work) = (usize::try_from(tch::get_num_threads()).unwrap_or(1), threads_at_work());
+    let features = [(c"amx_tile", "AMX"), (c"avx512_bf16", "bf16 products"), (c"avx512_fp16", "f16 products")];
+    let mut units = vec![cpu_capability().unwrap_or_else(|| "no vector units known".to_owned())];
+    units.extend(features.iter().filter(|(feature, _)| cpu_has(feature)).map(|(_, name)| (*name).to_owned()));
+    let found = format!("{}; {at_work} of {threads} threads at work", units.join(", "));
+    let check = if at_work == threads {
+        Check::ok("CPU", found)
+    } else {
+        Check::failed("CPU", found, "the system gives fewer threads than are asked for: ask for fewer with `--threads`")
+    };
+    check.with(&[("threads", threads as f64), ("threads_at_work", at_work as f64)])
+}
+
+/// Which kernels attend on a device, by dtype.
+pub(super) fn kernels(name: &str, device: Device) -> Check {
+    let of = |(kind, dtype)| format!("{} in {dtype}", attention::kernel(device, kind));
+    let found: Vec<String> = [(Kind::Float, "f32"), (Kind::BFloat16, "bf16")].into_iter().map(of).collect();
+    Check::ok(name, found.join(", "))
+}
+
+fn memory(attainable: Option<Bytes>) -> Check {
+    match attainable {
+        Some(bytes) => {
+            Check::ok("host memory", format!("{bytes} for this process")).with(&[("attainable_bytes", bytes.0 as f64)])
+        }
+        None => Check::lacking("host memory", "the system does not tell", "", super::check::Promise::Cpu),
+    }
+}
+
+fn disk(scratch: &Path) -> Check {
+    match free_space(scratch) {
+        Ok(bytes) => {
+            Check::ok("scratch space", format!("{bytes} free in `{}`", scratch.display())).with(&[("free_bytes", bytes.0 as f64)])
+        }
+        Err(error) => Check::failed("scratch space", error.to_string(), "name a directory that exists with `--scratch-dir`"),
+    }
+}
+
+/// A tensor of `side` rows and columns, drawn on the CPU.
+///
+/// # Shapes
+/// `(side, side)`, f32.
+pub(super) fn drawn(side: i64) -> Tensor {
+    Tensor::randn([side, side], (Kind::Float, Device::Cpu))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::State;
+    use super::*;
+
+    #[test]
+    fn another_libtorch_is_a_failure() {
+        assert_eq!(libtorch("2.11.0", Some("2.11.0")).state, State::Ok);
+        let other = libtorch("2.11.0", Some("2.12.0"));
+        assert_eq!(other.state, State::Failed);
+        assert!(other.found.starts_with("2.12.0, ") && other.found.ends_with("; kvtune was built for 2.11.0"), "{}", other.found);
+        assert_eq!(libtorch("2.11.0", None).state, State::Failed);
+    }
+
+    #[test]
+    fn a_place_that_is_not_there_has_no_room() {
+        assert_eq!(disk(Path::new("/no/such/place")).state, State::Failed);
+        assert_eq!(disk(Path::new("/")).state, State::Ok);
+    }
+
+    #[test]
+    fn memory_that_nobody_knows_is_no_failure() {
+        assert_eq!(memory(None).state, State::Missing);
+        assert_eq!(memory(Some(Bytes(1 << 30))).found, "1.0 GiB for this process");
+    }
+}

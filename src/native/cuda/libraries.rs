@@ -1,0 +1,133 @@
+//! The libraries of CUDA that come with libtorch: whether they can be opened, and of which version they are.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use super::driver::version;
+use super::load::{libtorch_folder, said};
+
+/// A library that is opened at run time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Companion {
+    /// CUDA's runtime.
+    Runtime,
+    /// Compiles kernels at run time.
+    Nvrtc,
+    /// Convolutions and attention; libtorch's CUDA half needs it to start.
+    Cudnn,
+    /// Sums over several GPUs; libtorch's CUDA half needs it to start.
+    Nccl,
+}
+
+/// What was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// `13.0`, `9.19.0`.
+    pub version: String,
+    /// Its file, or the name by which the system's loader found it.
+    pub path: PathBuf,
+}
+
+type Fill = unsafe extern "C" fn(*mut c_int) -> c_int;
+type FillTwo = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+type Tell = unsafe extern "C" fn() -> usize;
+
+impl Companion {
+    /// The name that its file and the loader have for it.
+    pub fn file_name(self) -> &'static str {
+        match self {
+            Self::Runtime => "libcudart.so.13",
+            Self::Nvrtc => "libnvrtc.so.13",
+            Self::Cudnn => "libcudnn.so.9",
+            Self::Nccl => "libnccl.so.2",
+        }
+    }
+
+    /// Opens it, beside libtorch or else where the loader looks, and asks for its version; `Err` says why that cannot be done.
+    pub fn open(self) -> Result<Found, String> {
+        let folder = libtorch_folder()?;
+        let path = beside(&folder, self.file_name()).unwrap_or_else(|| PathBuf::from(self.file_name()));
+        // SAFETY: CUDA's own libraries, whose initialisers are made to run in any process.
+        let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }
+            .map_err(|error| format!("`{}` cannot be opened: {}", self.file_name(), said(&error)))?;
+        let version = self.version(&library).ok_or_else(|| format!("`{}` does not tell its version", path.display()))?;
+        // Never closed: whoever uses it opens it again, and finds it loaded.
+        let _handle = library.into_raw();
+        Ok(Found { version, path })
+    }
+
+    fn version(self, library: &Library) -> Option<String> {
+        let (mut first, mut second) = (0, 0);
+        // SAFETY: the functions of these libraries by their documented types; each writes one or two numbers, or returns one.
+        unsafe {
+            match self {
+                Self::Runtime => {
+                    let status = library.get::<Fill>(b"cudaRuntimeGetVersion\0").ok()?(&raw mut first);
+                    let (major, minor) = version(first);
+                    (status == 0).then(|| format!("{major}.{minor}"))
+                }
+                Self::Nvrtc => {
+                    let status = library.get::<FillTwo>(b"nvrtcVersion\0").ok()?(&raw mut first, &raw mut second);
+                    (status == 0).then(|| format!("{first}.{second}"))
+                }
+                Self::Cudnn => Some(dotted(library.get::<Tell>(b"cudnnGetVersion\0").ok()?())),
+                Self::Nccl => {
+                    let status = library.get::<Fill>(b"ncclGetVersion\0").ok()?(&raw mut first);
+                    (status == 0).then(|| dotted(usize::try_from(first).unwrap_or(0)))
+                }
+            }
+        }
+    }
+}
+
+/// `9.19.0` of 91900.
+fn dotted(number: usize) -> String {
+    format!("{}.{}.{}", number / 10_000, number % 10_000 / 100, number % 100)
+}
+
+/// A library of the wheels that libtorch's folder, `site-packages/torch/lib`, stands beside: `site-packages/nvidia/*/lib/NAME`; or one in
+/// that folder itself.
+fn beside(folder: &Path, name: &str) -> Option<PathBuf> {
+    let wheels = folder.parent().and_then(Path::parent).map(|site| site.join("nvidia"));
+    let entries = wheels.and_then(|wheels| fs::read_dir(wheels).ok());
+    let mut folders: Vec<PathBuf> = entries.into_iter().flatten().flatten().map(|entry| entry.path().join("lib")).collect();
+    folders.sort();
+    folders.push(folder.to_owned());
+    folders.into_iter().map(|folder| folder.join(name)).find(|path| path.exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_found_in_the_wheels_beside_libtorch() {
+        let site = tempfile::tempdir().unwrap();
+        let lib = site.path().join("torch/lib");
+        for folder in [&lib, &site.path().join("nvidia/cu13/lib"), &site.path().join("nvidia/nccl/lib")] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        assert_eq!(beside(&lib, "libnccl.so.2"), None);
+        fs::write(lib.join("libnccl.so.2"), "").unwrap();
+        assert_eq!(beside(&lib, "libnccl.so.2"), Some(lib.join("libnccl.so.2")));
+        fs::write(site.path().join("nvidia/nccl/lib/libnccl.so.2"), "").unwrap();
+        assert!(beside(&lib, "libnccl.so.2").unwrap().ends_with("nvidia/nccl/lib/libnccl.so.2"));
+    }
+
+    #[test]
+    fn each_is_opened_or_says_why_not() {
+        // A call that needs libtorch, so that the linker keeps it.
+        let _one = tch::Tensor::from(1_i64);
+        for companion in [Companion::Runtime, Companion::Nvrtc, Companion::Cudnn, Companion::Nccl] {
+            match companion.open() {
+                Ok(found) => assert!(found.version.contains('.') && !found.version.starts_with("0."), "{found:?}"),
+                Err(why) => assert!(why.contains(companion.file_name()), "{why}"),
+            }
+        }
+        assert_eq!((dotted(91900), dotted(22809)), ("9.19.0".to_owned(), "2.28.9".to_owned()));
+    }
+}

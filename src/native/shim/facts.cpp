@@ -1,0 +1,36 @@
+// What libtorch says of itself and of the CPU.
+#include "guarded.h"
+
+#include <ATen/Version.h>
+#include <ATen/cpu/Utils.h>
+
+namespace {
+
+thread_local std::string said;
+
+}  // namespace
+
+extern "C" {
+
+// How the library that is loaded was built, as libtorch tells it; null on failure. Valid until this thread's next call.
+const char* kvtune_libtorch_config() {
+  return kvtune::guarded([] { said = at::show_config(); }) == 0 ? said.c_str() : nullptr;
+}
+
+// The widest vector units that libtorch's own kernels use: AVX512, AVX2, …; null on failure. Valid until this thread's next call.
+const char* kvtune_cpu_capability() {
+  return kvtune::guarded([] { said = at::get_cpu_capability(); }) == 0 ? said.c_str() : nullptr;
+}
+
+// Whether the CPU has a feature by libtorch's name for it, as amx_tile.
+int kvtune_cpu_has(const char* feature) {
+  int has = 0;
+  kvtune::guarded([&] {
+    auto all = at::cpu::get_cpu_capabilities();
+    auto found = all.find(feature);
+    has = found != all.end() && found->second.isBool() && found->second.toBool();
+  });
+  return has;
+}
+
+}  // extern "C"

@@ -1,0 +1,118 @@
+//! What `kvtune doctor` says of a machine: the rows, their order and keys, and that what is not promised is no failure.
+
+use insta::assert_snapshot;
+use serde_json::Value;
+
+use super::place::{Place, Said};
+
+/// With numbers, paths and names of this machine's CPU left out.
+fn plain(line: &str) -> String {
+    let cells: Vec<&str> = line.trim_matches(['|', ' ']).split('|').map(str::trim).collect();
+    let mut found = cells.get(2).copied().unwrap_or_default().to_owned();
+    if let Some((_, rest)) = found.split_once(" threads at work").filter(|_| cells[0] == "CPU") {
+        found = format!("<units>; <n> of <n> threads at work{rest}");
+    }
+    let is_of_number = |c: char| c.is_ascii_digit() || c == '.';
+    let mut words: Vec<String> = found.split(' ').map(ToOwned::to_owned).collect();
+    for word in &mut words {
+        let bare = word.trim_end_matches([',', ';']);
+        let end = &word[bare.len()..];
+        if bare.starts_with('`') && bare.contains('/') {
+            *word = format!("<path>{end}");
+        } else if bare.starts_with(|c: char| c.is_ascii_digit()) && bare.chars().all(|c| is_of_number(c) || "e-".contains(c)) {
+            *word = format!("<n>{end}");
+        } else if ["B", "KiB", "MiB", "GiB", "TiB"].contains(&bare) {
+            *word = format!("<unit>{end}");
+        }
+    }
+    format!("{} | {} | {}", cells[0], cells.get(1).unwrap_or(&""), words.join(" "))
+}
+
+fn table(said: &Said) -> String {
+    let rows = said.out.lines().filter(|line| line.starts_with('|') && !line.starts_with("|-"));
+    rows.map(plain).collect::<Vec<_>>().join("\n")
+}
+
+fn lines(said: &Said) -> Vec<Value> {
+    said.out.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+}
+
+fn has_device() -> bool {
+    let nodes = std::fs::read_dir("/dev").into_iter().flatten().flatten().map(|entry| entry.file_name());
+    nodes.map(|name| name.to_string_lossy().into_owned()).any(|name| name.starts_with("nvidia") || name == "dxg")
+}
+
+#[test]
+fn of_the_cpu_alone() {
+    assert_snapshot!(table(&Place::new().run(&["doctor", "--device", "cpu"]).done()), @r"
+    what | state | found
+    libtorch | ok | <n>, <path>
+    CPU | ok | <units>; <n> of <n> threads at work
+    CPU product | ok | f32: error <n>, <n> TFLOP/s; bf16: error <n>, <n> TFLOP/s
+    CPU attention | ok | kvtune's CPU kernel in f32, kvtune's CPU kernel in bf16
+    host memory | ok | <n> <unit> for this process
+    scratch space | ok | <n> <unit> free in `.`
+    CUDA | missing | not asked for: `--device cpu`
+    ");
+}
+
+#[test]
+fn json_has_the_same_rows_and_stable_keys() {
+    let said = Place::new().run(&["doctor", "--device", "cpu", "--threads", "1", "--json"]).done();
+    let lines = lines(&said);
+    let (summary, checks) = lines.split_last().unwrap();
+    assert_eq!(summary.to_string(), r#"{"failed":0,"kind":"summary","missing":1,"ok":6,"promised":"cpu"}"#);
+    let keys = |line: &Value| line.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
+    assert!(checks.iter().all(|check| keys(check) == "figures found hint kind name state"), "{}", said.out);
+    let figures: Vec<String> =
+        checks.iter().map(|check| format!("{}: {}", check["name"].as_str().unwrap(), keys(&check["figures"]))).collect();
+    assert_snapshot!(figures.join("\n"), @r"
+    libtorch: 
+    CPU: threads threads_at_work
+    CPU product: bf16_flops_per_second bf16_relative_error f32_flops_per_second f32_relative_error
+    CPU attention: 
+    host memory: attainable_bytes
+    scratch space: free_bytes
+    CUDA: 
+    ");
+    assert_eq!(checks[1]["figures"]["threads_at_work"], 1.0);
+}
+
+#[test]
+fn without_a_gpu_cuda_is_missing_and_no_failure() {
+    if has_device() {
+        eprintln!("skipped: this machine has an NVIDIA device, and `tests/device` looks at it");
+        return;
+    }
+    let said = Place::new().run(&["doctor", "--format", "json"]).done();
+    let lines = lines(&said);
+    let state =
+        |name: &str| lines.iter().find(|line| line["name"] == name).map(|line| line["state"].as_str().unwrap().to_owned());
+    for name in ["NVIDIA devices", "libtorch's CUDA half", "GPU product", "GPU attention", "pinned memory"] {
+        assert_eq!(state(name).as_deref(), Some("missing"), "{name}: {}", said.out);
+    }
+    assert_eq!(lines.last().unwrap()["promised"], "cpu");
+}
+
+#[test]
+fn what_is_asked_for_and_not_there_is_a_failure() {
+    if has_device() {
+        eprintln!("skipped: this machine has an NVIDIA device, and `tests/device` looks at it");
+        return;
+    }
+    let said = Place::new().run(&["doctor", "--device", "cuda"]);
+    let hint = "NVIDIA devices: CUDA needs an NVIDIA GPU; a container must be given it when it is started\n";
+    assert!(said.out.contains(hint), "{}", said.out);
+    let error = said.refused(1);
+    let (error, hint) = error.split_once("\n\n").unwrap();
+    assert!(error.starts_with("error: promised here, and not working: `NVIDIA devices`, `driver`"), "{error}");
+    assert!(error.ends_with("`pinned memory`"), "{error}");
+    assert_snapshot!(hint, @"hint: the lines above say what to do; `--device cpu` works without CUDA, and `kvtune doctor --device cpu` looks without it");
+}
+
+#[test]
+fn a_scratch_place_that_is_not_there() {
+    let said = Place::new().run(&["doctor", "--device", "cpu", "--scratch-dir", "nowhere"]);
+    assert!(said.out.contains("scratch space: name a directory that exists with `--scratch-dir`"), "{}", said.out);
+    assert!(said.refused(1).starts_with("error: promised here, and not working: `scratch space`"));
+}
