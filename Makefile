@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help setup build test demo lint clean
+.PHONY: help setup build test demo device-test lint clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -24,6 +24,10 @@ test: setup
 demo: setup
 	$(CARGO) build --locked
 	@sh .cargo/demo.sh
+
+## make device-test   what needs a GPU, as one table: doctor, parity, steps of large models, memory (docs/guides/on-a-gpu.md)
+device-test: build
+	@tests/device/run.sh "$${CARGO_TARGET_DIR:-target}/release/kvtune"
 
 ## make lint    formatting, clippy and documentation, warnings being errors
 lint: setup

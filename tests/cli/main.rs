@@ -9,6 +9,7 @@ mod cache;
 mod checkpoint;
 mod config;
 mod data;
+mod device_script;
 mod doctor;
 mod every_tiling;
 mod full;
