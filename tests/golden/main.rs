@@ -1,252 +1,19 @@
 //! The engine beside another program: what it evicted, its logits, its loss and its gradients, case by case as it wrote them down.
-//!
-//! `tests/fixtures/golden/NAME.json` says how a case was made, `NAME.safetensors` what came out.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on fails, and says what it saw")]
 
+#[path = "../support/golden.rs"]
+mod golden;
 mod scores;
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use golden::{BY_MASK, Golden, ITS_OWN, check, logits, model};
+use kvtune::engine::{Engine, Silent};
+use tch::Device;
 
-use kvtune::cache::{LayerLog, ReplayLog, Victims};
-use kvtune::data::{Batch, Row, Targets};
-use kvtune::engine::{Engine, Settings, Silent, StepContext};
-use kvtune::head::{ClassifyOnLogits, Head, NextToken};
-use kvtune::model::{Adapter, Model};
-use kvtune::recipe::{
-    BufferKind, CacheLength, CacheRecipe, Choice, Chunking, Dtype, GradRecipe, OnOutOfMemory, Storage, StoreRecipe,
-};
-use kvtune::verify::walk;
-use serde_json::Value;
-use tch::{Device, Kind, Tensor};
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
-}
-
-/// A case as it lies on disk.
-struct Golden {
-    name: &'static str,
-    how: Value,
-    tensors: BTreeMap<String, Tensor>,
-}
-
-impl Golden {
-    fn read(name: &'static str) -> Self {
-        let how = std::fs::read_to_string(fixture(&format!("golden/{name}.json"))).unwrap();
-        let tensors = Tensor::read_safetensors(fixture(&format!("golden/{name}.safetensors"))).unwrap();
-        Self { name, how: serde_json::from_str(&how).unwrap(), tensors: tensors.into_iter().collect() }
-    }
-
-    fn number(&self, key: &str) -> f64 {
-        self.how[key].as_f64().unwrap()
-    }
-
-    fn integers(&self, key: &str) -> Vec<Vec<i64>> {
-        let tensor = &self.tensors[key];
-        (0..tensor.size()[0]).map(|row| Vec::try_from(tensor.get(row)).unwrap()).collect()
-    }
-
-    /// The names of policy and buffer.
-    fn cache(&self) -> (&str, BufferKind) {
-        let name = self.how["cache"].as_str().unwrap();
-        match name.strip_suffix("-torch-quantized8") {
-            Some(policy) => (policy, BufferKind::Int8),
-            None => (name.trim_end_matches("-default"), BufferKind::Plain),
-        }
-    }
-
-    /// The range of a row that is protected, as the other program found it.
-    fn initial(&self, row: usize) -> Option<(usize, usize)> {
-        let ranges = self.how.get("protected_ranges_start_end_layer0")?;
-        Some((count(&ranges[0][row]), count(&ranges[1][row])))
-    }
-
-    /// The policy with the parameters that it has here too; the reference's way of counting scorers where it normalises.
-    fn policy(&self) -> Choice {
-        let (name, _) = self.cache();
-        let mut params = toml::Table::new();
-        for (key, value) in self.how["cache_kwargs"].as_object().unwrap() {
-            // How many candidates the other program keeps at hand, and what decodes its tokens.
-            if !["max_chunk_size", "tokenizer"].contains(&key.as_str()) {
-                params.insert(key.clone(), toml::Value::try_from(value).unwrap());
-            }
-            if key == "normalize_scores" {
-                params.insert("reference_counts".into(), true.into());
-            }
-        }
-        Choice::with_params(name, params)
-    }
-
-    /// Slots by layer.
-    fn cache_lengths(&self, model: &Model) -> Vec<usize> {
-        match &self.how["cache_length"] {
-            Value::Array(lengths) => lengths.iter().map(count).collect(),
-            uniform => vec![count(uniform); model.config().num_layers],
-        }
-    }
-
-    fn engine(&self, model: &Model) -> Engine {
-        let kv = CacheRecipe {
-            policy: self.policy(),
-            buffer: self.cache().1,
-            cache_length: CacheLength::PerLayer(self.cache_lengths(model)),
-            chunk_size: count(&self.how["chunk_size"]),
-            chunking: Chunking::Plain,
-            randomize_chunk_sizes: false,
-            storage: Storage::Preallocated,
-            cpu_offload: false,
-        };
-        let grad = GradRecipe {
-            layers_per_cell: count(&self.how["layers_per_cell"]),
-            chunks_per_cell_multiplier: self.number("chunks_per_cell_multiplier"),
-            chunks_per_cell: None,
-            layer_checkpoints: StoreRecipe::PLAIN,
-            undo_log: StoreRecipe::PLAIN,
-            scratch_dir: None,
-            single_tokens_for_targets: false,
-            on_out_of_memory: OnOutOfMemory::Fail,
-            open: Vec::new(),
-        };
-        let head: Box<dyn Head> = if self.is_classification() {
-            let labels = self.how["class_label_tokens"].as_array().unwrap();
-            Box::new(ClassifyOnLogits::new(&labels.iter().map(|l| l.as_u64().unwrap() as u32).collect::<Vec<_>>()))
-        } else {
-            Box::new(NextToken)
-        };
-        Engine::new(Settings::new(model.config(), &kv, &grad).unwrap(), head)
-    }
-
-    fn is_classification(&self) -> bool {
-        self.how["head"] == "cls"
-    }
-
-    /// Targets are those of the last tokens, or the class.
-    fn batch(&self) -> Batch {
-        let row = |(i, (inputs, targets)): (usize, (Vec<i64>, Vec<i64>))| {
-            let targets = if self.is_classification() {
-                Targets::Class(targets[0] as usize)
-            } else {
-                let unlabelled = inputs.len() - targets.len();
-                Targets::NextToken(std::iter::repeat_n(-100, unlabelled).chain(targets).collect())
-            };
-            Row { sample: i as u64, inputs: inputs.into_iter().map(|id| id as u32).collect(), targets, initial: self.initial(i) }
-        };
-        let rows = self.integers("input_ids").into_iter().zip(self.integers("targets"));
-        Batch { rows: rows.enumerate().map(row).collect() }
-    }
-
-    /// The log of what the other program evicted: after each chunk, the slots whose positions it does not hold any more.
-    fn choices(&self, engine: &Engine, batch: &Batch) -> ReplayLog {
-        let spans = engine.settings().plan(batch, None).unwrap().spans;
-        let layers = (0..3).map(|_| LayerLog::default()).collect();
-        let mut log = ReplayLog { spans: Vec::new(), cache_lengths: vec![count(&self.how["cache_length"]); 3], layers };
-        for span in spans {
-            for layer in 0..3 {
-                let held = walk(&log, layer, 2).unwrap().held;
-                let evicts = span.chunk.0 > 0;
-                let victims = evicts.then(|| {
-                    let theirs = &self.tensors[&format!("token_pos.layer{layer}.chunk{}", span.chunk.0)];
-                    let mut slots: Vec<i64> = Vec::new();
-                    for (row, heads) in held.last().unwrap().iter().enumerate() {
-                        for (head, positions) in heads.iter().enumerate() {
-                            let kept = Vec::<i64>::try_from(theirs.get(row as i64).get(head as i64)).unwrap();
-                            slots.extend((0i64..).zip(positions).filter(|(_, p)| !kept.contains(p)).map(|(slot, _)| slot));
-                        }
-                    }
-                    Victims::new(&Tensor::from_slice(&slots).view([2, 2, -1]), log.cache_lengths[layer])
-                });
-                log.layers[layer].record(victims);
-            }
-            log.spans.push(span);
-        }
-        log
-    }
-
-    /// Positions after every chunk, as sets.
-    fn check_positions(&self, log: &ReplayLog) {
-        let mut checked = 0;
-        for (layer, _) in log.layers.iter().enumerate() {
-            for (chunk, rows) in walk(log, layer, 2).unwrap().held.iter().enumerate() {
-                // A dense cache has nothing to say.
-                let Some(expected) = self.tensors.get(&format!("token_pos.layer{layer}.chunk{chunk}")) else { continue };
-                for (row, heads) in rows.iter().enumerate() {
-                    for (head, held) in heads.iter().enumerate() {
-                        let mut expected = Vec::<i64>::try_from(expected.get(row as i64).get(head as i64)).unwrap();
-                        let mut held = held.clone();
-                        expected.sort_unstable();
-                        held.sort_unstable();
-                        assert_eq!(held, expected, "{}: layer {layer}, chunk {chunk}, row {row}, head {head}", self.name);
-                        checked += 1;
-                    }
-                }
-            }
-        }
-        let files = self.tensors.keys().filter(|key| key.starts_with("token_pos.")).count();
-        assert_eq!(checked, files * 4, "{}: 2 rows and 2 KV heads for each of {files} tensors", self.name);
-    }
-}
-
-fn count(value: &Value) -> usize {
-    value.as_u64().unwrap() as usize
-}
-
-fn model() -> Model {
-    tch::set_num_threads(1);
-    let mut model = Model::load(&fixture("model-qwen2"), Dtype::F32, Device::Cpu).unwrap();
-    let adapter = Adapter::load_peft(&fixture("adapter-qwen2"), model.config(), Kind::Float, Device::Cpu).unwrap();
-    model.set_adapter(adapter);
-    model
-}
-
-fn logits(engine: &Engine, model: &Model, batch: &Batch) -> (Tensor, ReplayLog) {
-    let mut columns = Vec::new();
-    let mut sink = |_: usize, hidden: &Tensor| columns.push(model.logits(&model.final_norm(hidden)));
-    let (_, log) = engine.inspect(model, batch, &mut sink).unwrap();
-    (Tensor::cat(&columns, 1), log)
-}
-
-fn norm(x: &Tensor) -> f64 {
-    x.to_kind(Kind::Double).square().sum(Kind::Double).sqrt().double_value(&[])
-}
-
-/// The bounds of the golden numbers' own readme: they were computed in f32 too.
-fn check(name: &'static str, gradients: &str) {
-    let (golden, model) = (Golden::read(name), model());
-    let (engine, batch) = (golden.engine(&model), golden.batch());
-
-    let (logits, log) = logits(&engine, &model, &batch);
-    golden.check_positions(&log);
-    let logit_error = (logits - &golden.tensors["logits"]).abs().max().double_value(&[]);
-    assert!(logit_error <= 1e-4, "{name}: logits differ by {logit_error:.2e}");
-
-    let num_targets = golden.tensors["targets"].numel();
-    let context = StepContext { weight: 1.0 / num_targets as f64, dropout: None, chunk_sizes: None };
-    let ours = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
-    golden.check_positions(&ours.log);
-    let loss = ours.rows.iter().map(|r| r.loss_sum).sum::<f64>() / num_targets as f64;
-    let loss_error = (loss - golden.number("loss")).abs();
-    assert!(loss_error <= 1e-5, "{name}: loss {loss}, expected {}", golden.number("loss"));
-
-    let mut worst: f64 = 0.0;
-    assert_eq!(ours.gradients.len(), golden.tensors.keys().filter(|key| key.starts_with(gradients)).count());
-    for (parameter, gradient) in &ours.gradients {
-        let expected = &golden.tensors[&format!("{gradients}{parameter}")];
-        let error = norm(&(gradient - expected)) / norm(expected);
-        assert!(error <= 1e-4, "{name}: gradient of {parameter} differs by {error:.2e}");
-        worst = worst.max(error);
-    }
-    println!("{name}: logits {logit_error:.1e}, loss {loss_error:.1e}, gradients {worst:.1e}");
-}
-
-/// What its own backward computed.
-const ITS_OWN: &str = "grad.";
-/// Plain autograd through the mask of its decisions; its own backward is wrong where layers have different lengths.
-const BY_MASK: &str = "ref_grad.";
+const CPU: Device = Device::Cpu;
 
 #[test]
 fn dense() {
-    check("dense96", ITS_OWN);
+    check("dense96", ITS_OWN, CPU);
 }
 
 /// Quantised buffers are for orientation: the other program quantises again and again, column by column, on a grid of its own, and
@@ -258,7 +25,7 @@ fn dense() {
 #[test]
 fn quantised() {
     for name in ["lastrec-q8", "qh2o-q8"] {
-        let (golden, model) = (Golden::read(name), model());
+        let (golden, model) = (Golden::read(name), model(CPU));
         let (engine, batch) = (golden.engine(&model), golden.batch());
         let (_, own) = logits(&engine, &model, &batch);
         let log = golden.choices(&engine, &batch);
@@ -280,47 +47,47 @@ fn quantised() {
 
 #[test]
 fn smart_lastrec() {
-    check("smart-lastrec-prefix1-frac75", ITS_OWN);
+    check("smart-lastrec-prefix1-frac75", ITS_OWN, CPU);
     // Its own backward gave up: the ranges of its two phases differ.
-    check("smart-lastrec-prefix0-frac75", BY_MASK);
+    check("smart-lastrec-prefix0-frac75", BY_MASK, CPU);
 }
 
 #[test]
 fn lastrec() {
     for name in ["lastrec-g0", "lastrec-g4", "lastrec-gdefault", "lastrec-g4-tail20"] {
-        check(name, ITS_OWN);
+        check(name, ITS_OWN, CPU);
     }
 }
 
 #[test]
 fn h2o() {
     for name in ["h2o", "h2o-keep0", "h2o-topk", "h2o-lpc2-cpcm2", "h2o-norm", "h2o-tail20"] {
-        check(name, ITS_OWN);
+        check(name, ITS_OWN, CPU);
     }
 }
 
 #[test]
 fn h2o_by_value_norm_and_as_published() {
     for name in ["h2o-vlen", "h2o-orig"] {
-        check(name, ITS_OWN);
+        check(name, ITS_OWN, CPU);
     }
 }
 
 #[test]
 fn h2o_with_grace() {
     for name in ["h2o-grace4-fixed", "h2o-grace12-fixed"] {
-        check(name, ITS_OWN);
+        check(name, ITS_OWN, CPU);
     }
 }
 
 #[test]
 fn layers_of_different_length() {
     for name in ["lastrec-mixed", "h2o-mixed"] {
-        check(name, BY_MASK);
+        check(name, BY_MASK, CPU);
     }
 }
 
 #[test]
 fn classification() {
-    check("h2o-cls", ITS_OWN);
+    check("h2o-cls", ITS_OWN, CPU);
 }

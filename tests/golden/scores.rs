@@ -10,7 +10,7 @@ use kvtune::recipe::BufferKind;
 use kvtune::units::LayerIdx;
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::{Golden, model};
+use super::golden::{Golden, model};
 
 /// The bound of the golden numbers' readme.
 const BOUND: f64 = 1e-4;
@@ -103,7 +103,7 @@ fn by_position(position_bgc: &Tensor, score_bgc: &Tensor) -> BTreeMap<(usize, i6
 
 /// Runs a case chunk by chunk and compares what has been noted after each; returns the worst difference.
 fn worst(name: &'static str) -> f64 {
-    let (golden, model) = (Golden::read(name), model());
+    let (golden, model) = (Golden::read(name), model(Device::Cpu));
     let ids_bt = &golden.tensors["input_ids"];
     let tokens = ids_bt.size()[1];
     let lengths = golden.cache_lengths(&model);

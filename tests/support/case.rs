@@ -1,8 +1,9 @@
 //! One line of a proof's table: everything that a loss and its gradient may depend on.
 
+use kvtune::engine::Silent;
 use kvtune::recipe::{BufferKind, Chunking, Storage, StoreForm, StorePlace, StoreRecipe};
 use kvtune::verify::{Comparison, compare};
-use tch::Kind;
+use tch::{Device, Kind, Tensor};
 
 use super::{ALL_LINEAR, batch, context, engine, model};
 
@@ -60,6 +61,8 @@ pub struct Case {
     pub has_loud_channel: bool,
     /// dtype of the model.
     pub kind: Kind,
+    /// Where it computes.
+    pub device: Device,
     /// How many matrices have no gradient, by the nature of the case.
     pub untested: usize,
 }
@@ -147,6 +150,7 @@ pub const PLAIN: Case = Case {
     undo_log: IN_MEMORY,
     has_loud_channel: false,
     kind: Kind::Double,
+    device: Device::Cpu,
     untested: 0,
 };
 
@@ -173,4 +177,27 @@ pub fn prove(group: &str, cases: &[Case]) -> f64 {
     }
     println!("{group}: {} cases, worst error {worst:.2e}", cases.len());
     worst
+}
+
+/// The smallest cosine that a gradient in bf16 may have with the one in f32.
+pub const NEAR_BF16: f64 = 0.999;
+
+/// The cosine of the whole gradient in bf16 with that in f32, of the same choices, which rounding would make differ.
+pub fn cosine_of_bf16(case: &Case) -> f64 {
+    let of = |kind| Case { kind, ..*case };
+    let (full, narrow) = (of(Kind::Float), of(Kind::BFloat16));
+    let (model_of_full, model_of_narrow) = (model(&full), model(&narrow));
+    let expected = engine(&full, &model_of_full).gradients(&model_of_full, &batch(case), context(case), &mut Silent).unwrap();
+    let following = engine(&narrow, &model_of_narrow).following(expected.log);
+    let found = following.gradients(&model_of_narrow, &batch(case), context(case), &mut Silent).unwrap();
+    let dot = |x: &Tensor, y: &Tensor| (x.to_kind(Kind::Double) * y.to_kind(Kind::Double)).sum(Kind::Double).double_value(&[]);
+    let mut sums = [0.0; 3];
+    for (name, full) in &expected.gradients {
+        let narrow = &found.gradients[name];
+        assert_eq!((full.kind(), narrow.kind()), (Kind::Float, Kind::Float), "{name}: gradients are f32 in either");
+        for (sum, (x, y)) in sums.iter_mut().zip([(full, narrow), (full, full), (narrow, narrow)]) {
+            *sum += dot(x, y);
+        }
+    }
+    sums[0] / (sums[1] * sums[2]).sqrt()
 }

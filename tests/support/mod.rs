@@ -54,14 +54,18 @@ pub fn model(case: &Case) -> Model {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("config.json"), config(case).to_string()).unwrap();
     Tensor::write_safetensors(&weights(case), dir.path().join("model.safetensors")).unwrap();
-    let dtype = if case.kind == Kind::Double { Dtype::F64 } else { Dtype::F32 };
+    let dtype = match case.kind {
+        Kind::Double => Dtype::F64,
+        Kind::BFloat16 => Dtype::Bf16,
+        _ => Dtype::F32,
+    };
     if case.trains != Trains::Adapter {
-        return Model::load_to_train(dir.path(), dtype, CPU).unwrap();
+        return Model::load_to_train(dir.path(), dtype, case.device).unwrap();
     }
-    let mut model = Model::load(dir.path(), dtype, CPU).unwrap();
+    let mut model = Model::load(dir.path(), dtype, case.device).unwrap();
     let names = case.lora.iter().map(|&name| name.to_owned()).collect();
     let lora = LoraRecipe { r: 4, alpha: 8.0, dropout: case.dropout, target_modules: TargetModules::Names(names) };
-    let adapter = Adapter::new(model.config(), &lora, 1, case.kind, CPU).unwrap();
+    let adapter = Adapter::new(model.config(), &lora, 1, case.kind, case.device).unwrap();
     for (name, mut parameter) in adapter.parameters() {
         let size = parameter.size();
         let deviation = if name.contains("lora_A") { 1.0 / (size[1] as f64).sqrt() } else { 0.1 };

@@ -1,0 +1,187 @@
+//! Proofs on a GPU: the crown, another program's numbers, bf16 beside f32, the same bits every time, weights that arrive whole.
+//!
+//! Without one each test says that it is skipped, and why. `tests/device/run.sh` runs this binary on another machine.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test that cannot go on fails, and says what it saw or why it saw nothing"
+)]
+
+#[path = "../support/golden.rs"]
+mod golden;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::sync::OnceLock;
+
+use golden::{BY_MASK, ITS_OWN};
+use kvtune::engine::{Silent, StepGradients};
+use kvtune::model::Model;
+use kvtune::native::cuda::{CudaSupport, Numerics, Upload, load_cuda, pinned};
+use kvtune::recipe::{BufferKind, Dtype, Storage, StoreForm, StorePlace, StoreRecipe};
+use support::case::{Case, HeadKind, NEAR_BF16, PLAIN, Trains, Width, cosine_of_bf16, run};
+use tch::{Cuda, Device, Kind, Tensor};
+
+/// The bound of f32 on a GPU, whose sums have another order than the reference's.
+const BOUND_F32: f64 = 1e-4;
+
+/// What a GPU does otherwise than a CPU, or might: where things wait, what is sorted, how entries are stored.
+const CASES: &[Case] = &[
+    Case { name: "dense", policy: "dense", cache: &[50], ..PLAIN },
+    Case { name: "dense, growing", policy: "dense", cache: &[16], storage: Storage::Growing, ..PLAIN },
+    Case { name: "dense, paged", policy: "dense", cache: &[16], chunk: 3, storage: Storage::Paged, ..PLAIN },
+    Case { name: "lastrec", policy: "lastrec", ..PLAIN },
+    Case { name: "streaming-llm", policy: "streaming-llm", ..PLAIN },
+    Case { name: "h2o", ..PLAIN },
+    Case { name: "h2o, one row of cells", layers_per_cell: 3, width: Width::Chunks(2), ..PLAIN },
+    Case { name: "h2o, waiting on the host", is_offloaded: true, layers_per_cell: 2, ..PLAIN },
+    Case { name: "h2o, int8 waiting on the host", buffer: BufferKind::Int8, is_offloaded: true, ..PLAIN },
+    Case { name: "h2o, int4", buffer: BufferKind::Int4, ..PLAIN },
+    Case { name: "h2o, stores in files", layer_checkpoints: IN_FILE, undo_log: IN_FILE, ..PLAIN },
+    Case { name: "h2o, one KV head", heads: (8, 1), ..PLAIN },
+    Case { name: "h2o, classification", head: HeadKind::Classify, dropout: 0.1, ..PLAIN },
+    Case { name: "h2o, all weights", trains: Trains::All, lora: &[], ..PLAIN },
+    Case { name: "h2o, all weights, tied", trains: Trains::AllTied, lora: &[], ..PLAIN },
+    Case { name: "h2o-vlen", policy: "h2o-vlen", params: "grace_period = 3\nscore_prefill = true", ..PLAIN },
+    Case { name: "h2o-orig", policy: "h2o-orig", ..PLAIN },
+    Case { name: "qh2o", policy: "qh2o", buffer: BufferKind::Int8, params: "combination_constant = 0.3", ..PLAIN },
+    Case { name: "qh2o-vlen", policy: "qh2o-vlen", buffer: BufferKind::Int4, params: "combination_constant = 0.3", ..PLAIN },
+    Case { name: "keydiff", policy: "keydiff", ..PLAIN },
+    Case { name: "knorm", policy: "knorm", ..PLAIN },
+    Case { name: "tova", policy: "tova", ..PLAIN },
+    Case { name: "snapkv", policy: "snapkv", params: "kernel_size = 3", ..PLAIN },
+    Case { name: "expected-attention", policy: "expected-attention", ..PLAIN },
+    Case { name: "smart-lastrec", params: SMART, policy: "smart-lastrec", initial: &[(0, 30), (3, 7), (0, 9)], ..PLAIN },
+    Case { name: "adakv", policy: "adakv", params: "floor = 0.5\npolicy.snapkv = { window_size = 2 }", ..PLAIN },
+];
+const IN_FILE: StoreRecipe = StoreRecipe { form: StoreForm::Plain, place: StorePlace::File };
+const SMART: &str = "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4";
+
+/// The GPU that the proofs run on; without one, says so.
+fn gpu() -> Option<Device> {
+    static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| {
+        // Before any other call into libtorch, which would remember that there is no CUDA.
+        let why = match load_cuda() {
+            CudaSupport::Loaded if Cuda::is_available() => {
+                Numerics { allows_tf32: false, is_deterministic: true }.set();
+                return Ok(());
+            }
+            CudaSupport::Loaded => "libtorch finds none".to_owned(),
+            CudaSupport::NoDevice => "`/dev` shows no NVIDIA device".to_owned(),
+            CudaSupport::Unavailable(why) => why,
+        };
+        Err(why)
+    });
+    match found {
+        Ok(()) => Some(Device::Cuda(0)),
+        Err(why) => {
+            eprintln!("skipped: no CUDA device ({why})");
+            None
+        }
+    }
+}
+
+#[test]
+fn every_registered_policy_has_a_case() {
+    for name in kvtune::cache::policies::names() {
+        assert!(CASES.iter().any(|case| case.policy == name), "`{name}` is not in this file's table");
+    }
+}
+
+#[test]
+fn gradients_are_those_of_masked_dense_autograd() {
+    let Some(device) = gpu() else { return };
+    let mut worst: f64 = 0.0;
+    for case in CASES {
+        let case = Case { kind: Kind::Float, device, ..*case };
+        let found = run(&case);
+        assert!(found.worst() <= BOUND_F32, "{}: worst error {:.2e}", case.name, found.worst());
+        assert!(found.untested().is_empty(), "{}: untested {:?}", case.name, found.untested());
+        worst = worst.max(found.worst());
+    }
+    println!("crown in f32: {} cases, worst error {worst:.2e}", CASES.len());
+}
+
+#[test]
+fn another_programs_numbers_come_out() {
+    let Some(device) = gpu() else { return };
+    for name in ["dense96", "lastrec-g4", "h2o", "h2o-lpc2-cpcm2", "h2o-vlen", "h2o-orig", "h2o-grace4-fixed", "h2o-cls"] {
+        golden::check(name, ITS_OWN, device);
+    }
+    golden::check("h2o-mixed", BY_MASK, device);
+}
+
+#[test]
+fn bf16_is_near_f32() {
+    let Some(device) = gpu() else { return };
+    for case in CASES.iter().filter(|case| case.trains == Trains::Adapter) {
+        let cosine = cosine_of_bf16(&Case { device, ..*case });
+        println!("{} in bf16: cosine {cosine:.6}", case.name);
+        assert!(cosine >= NEAR_BF16, "{}: {cosine}", case.name);
+    }
+}
+
+fn gradients(case: &Case, model: &Model) -> StepGradients {
+    support::engine(case, model).gradients(model, &support::batch(case), support::context(case), &mut Silent).unwrap()
+}
+
+#[test]
+fn two_runs_give_the_same_bits() {
+    let Some(device) = gpu() else { return };
+    for kind in [Kind::Float, Kind::BFloat16] {
+        for case in CASES.iter().filter(|case| case.trains == Trains::Adapter) {
+            let case = Case { kind, device, ..*case };
+            let model = support::model(&case);
+            let (first, second) = (gradients(&case, &model), gradients(&case, &model));
+            assert_eq!(first.log.hash(), second.log.hash(), "{} in {kind:?}: choices", case.name);
+            for (name, gradient) in &first.gradients {
+                assert!(gradient.equal(&second.gradients[name]), "{} in {kind:?}: {name}", case.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_f32_are_made_in_full_and_those_of_bf16_summed_in_f32() {
+    let Some(device) = gpu() else { return };
+    assert_eq!(Numerics::now(), (Numerics { allows_tf32: false, is_deterministic: true }, true));
+    let drawn = |seed| support::normal(seed, &[256, 4096], 1.0);
+    for (kind, bound) in [(Kind::Float, 1e-6), (Kind::BFloat16, 3e-3)] {
+        let [x, y] = [1, 2].map(|seed| drawn(seed).to_kind(kind));
+        let expected = x.to_kind(Kind::Double).matmul(&y.to_kind(Kind::Double).tr());
+        let found = x.to_device(device).matmul(&y.to_device(device).tr()).to_device(Device::Cpu).to_kind(Kind::Double);
+        let error = f64::try_from((found - &expected).norm() / expected.norm()).unwrap();
+        assert!(error <= bound, "{kind:?}: {error:.1e}");
+    }
+}
+
+#[test]
+fn weights_arrive_as_they_lie_in_the_file() {
+    let Some(device) = gpu() else { return };
+    // Longer than a stretch, and no multiple of one.
+    let count = (70 << 20) + 13;
+    let sent = Tensor::arange(count, (Kind::Int, Device::Cpu)).remainder(251).to_kind(Kind::Uint8);
+    let bytes: Vec<u8> = Vec::try_from(&sent).unwrap();
+    let there = Upload::to(device).bring(&bytes, &[count], Kind::Uint8).unwrap();
+    assert_eq!(there.device(), device);
+    assert!(there.to_device(Device::Cpu).equal(&sent));
+    assert!(pinned(1 << 20).unwrap().is_pinned(device));
+    let ids = Tensor::from_slice(&[5_i64, 6, 400]).view([1, 3]);
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let load = |device| Model::load(&golden::fixture("model-qwen2"), dtype, device).unwrap();
+        let (here, there) = (load(Device::Cpu), load(device));
+        assert!(there.embed(&ids.to_device(device)).to_device(Device::Cpu).equal(&here.embed(&ids)), "{dtype}");
+    }
+}
+
+#[test]
+fn weights_are_drawn_where_they_lie() {
+    let Some(device) = gpu() else { return };
+    let model = Model::drawn(&golden::fixture("model-qwen2"), Dtype::Bf16, device).unwrap();
+    let ids = Tensor::arange(512, (Kind::Int64, device)).view([1, 512]);
+    let embedded = model.embed(&ids).to_kind(Kind::Float);
+    let spread = embedded.std(true).double_value(&[]);
+    assert!((spread / model.config().initializer_range - 1.0).abs() < 0.05, "{spread}");
+}
