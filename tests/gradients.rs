@@ -4,7 +4,7 @@
 mod support;
 
 use kvtune::recipe::{BufferKind, Storage};
-use support::case::{Case, HeadKind, PLAIN, TargetsAt, Width, prove, run};
+use support::case::{Case, HeadKind, NEAR_BF16, PLAIN, TargetsAt, Width, cosine_of_bf16, prove, run};
 use tch::Kind;
 
 const SMART: &str = "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4";
@@ -204,4 +204,22 @@ fn dropout() {
 fn single_precision() {
     let cases = varied([|c| Case { name: "f32", kind: Kind::Float, ..c }]);
     prove("f32", &cases);
+}
+
+#[test]
+fn bf16_is_near_f32() {
+    let cases = varied([
+        |c| Case { name: "rows of one layer", ..c },
+        |c| Case { name: "in one row", layers_per_cell: 3, ..c },
+        |c| Case { name: "a single target", targets: TargetsAt::Last(1), ..c },
+        |c| Case { name: "classification", head: HeadKind::Classify, ..c },
+        |c| Case { name: "waiting on the host", is_offloaded: true, layers_per_cell: 2, ..c },
+    ]);
+    let mut least: f64 = 1.0;
+    for case in &cases {
+        let cosine = cosine_of_bf16(case);
+        assert!(cosine >= NEAR_BF16, "{case:?}: cosine {cosine}");
+        least = least.min(cosine);
+    }
+    println!("bf16: {} cases, least cosine {least:.6}", cases.len());
 }

@@ -44,7 +44,7 @@ pub(super) struct BenchSteps {
 
 impl BenchSteps {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
-        let recipe = self.recipe.load()?;
+        let recipe = self.recipe.load(device)?;
         let size = Size { tokens: self.tokens, warm_up: self.warmup, profiles_memory: self.profile_memory };
         let mut bench = Bench::new(recipe, device, size, self.random_weights)?;
         let is_json = self.format == Format::Json;

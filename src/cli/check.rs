@@ -25,7 +25,7 @@ pub(super) struct Check {
 
 impl Check {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
-        let recipe = self.recipe.load()?;
+        let recipe = self.recipe.load(device)?;
         let config = Model::check(&recipe.model.path)?;
         train::check_trained(&recipe, &config)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
@@ -129,6 +129,7 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Sch
         Some(lora) => table.row(&["adapter", &format!("LoRA r {} alpha {}, {}", lora.r, lora.alpha, lora.target_modules)]),
         None => table.row(&["weights", &format!("all {} are trained", config.num_parameters())]),
     }
+    table.row(&["numerics", &numerics(recipe)]);
     table.row(&["head", &head]);
     let (cache, by_layer) = cache(recipe, config);
     table.row(&["KV cache", &cache]);
@@ -141,6 +142,13 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Sch
     table.row(&["undo log", &waiting(recipe.grad.undo_log)]);
     table.row(&["steps", &schedule.to_string()]);
     table
+}
+
+/// What a GPU may do with numbers; a CPU rounds no factor, and repeats itself in any case.
+fn numerics(recipe: &Recipe) -> String {
+    let tf32 = if recipe.model.allow_tf32 { "TF32 allowed on a GPU" } else { "no TF32" };
+    let bits = if recipe.train.deterministic { "the same bits every time" } else { "the same bits every time on a CPU" };
+    format!("{}, {tf32}, {bits}", recipe.model.dtype)
 }
 
 /// How and where something waits for the backward phase.

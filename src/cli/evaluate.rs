@@ -61,6 +61,7 @@ impl Evaluate {
         let resolved = Recipe::load(&recipe_path, &self.set)?;
         resolved.notes.iter().for_each(|note| console::note(note));
         let mut recipe = resolved.recipe;
+        train::set_numerics(&recipe, device);
         recipe.grad = recipe.grad.closed();
         if let Some(base) = &self.base {
             recipe.model.path = std::path::absolute(base).unwrap_or_else(|_| base.clone());

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use tch::Device;
 
 use crate::recipe::{Recipe, RecipeError, Weights};
 use crate::report::console;
+use crate::train;
 
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
@@ -22,14 +24,15 @@ pub(super) struct RecipeFile {
 }
 
 impl RecipeFile {
-    /// Loads it, and says what there is to note about it.
-    pub(super) fn load(&self) -> Result<Recipe, RecipeError> {
+    /// Loads it, says what there is to note about it, and has `device` compute as it wants.
+    pub(super) fn load(&self, device: Device) -> Result<Recipe, RecipeError> {
         let resolved = if self.full {
             Recipe::load_to_train(&self.recipe, &self.set, Weights::All)?
         } else {
             Recipe::load(&self.recipe, &self.set)?
         };
         resolved.notes.iter().for_each(|note| console::note(note));
+        train::set_numerics(&resolved.recipe, device);
         Ok(resolved.recipe)
     }
 }

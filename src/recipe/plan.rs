@@ -73,6 +73,8 @@ pub struct ModelRecipe {
     pub adapter: Option<PathBuf>,
     /// Default `f32`.
     pub dtype: Dtype,
+    /// Whether a GPU may round the factors of f32 products to 10 bits of mantissa, default false.
+    pub allow_tf32: bool,
 }
 
 /// `[lora]`.
@@ -209,6 +211,8 @@ pub struct TrainRecipe {
     pub max_grad_norm: f64,
     /// Of everything random, default 1.
     pub seed: u64,
+    /// Whether a GPU must compute the same bits every time, default false; a CPU does so in any case.
+    pub deterministic: bool,
 }
 
 /// `[optimizer]`: AdamW.

@@ -140,6 +140,7 @@ impl At<'_> {
             path: self.path("model.path", &path)?,
             adapter: schema.adapter.map(|path| self.path("model.adapter", &path)).transpose()?,
             dtype: schema.dtype.unwrap_or(Dtype::F32),
+            allow_tf32: schema.allow_tf32.unwrap_or(false),
         })
     }
 
@@ -305,6 +306,7 @@ impl At<'_> {
             epochs: self.count("train.epochs", schema.epochs.unwrap_or(1))?,
             max_grad_norm: self.check("train.max_grad_norm", norm, norm > 0.0, "more than 0", "to clip nothing, write `inf`")?,
             seed: schema.seed.unwrap_or(1),
+            deterministic: schema.deterministic.unwrap_or(false),
         })
     }
 

@@ -36,6 +36,7 @@ pub(super) struct Model {
     pub(super) path: Option<String>,
     pub(super) adapter: Option<String>,
     pub(super) dtype: Option<Dtype>,
+    pub(super) allow_tf32: Option<bool>,
 }
 
 #[derive(Deserialize, Default)]
@@ -113,6 +114,7 @@ pub(super) struct Train {
     pub(super) epochs: Option<u64>,
     pub(super) max_grad_norm: Option<f64>,
     pub(super) seed: Option<u64>,
+    pub(super) deterministic: Option<bool>,
     pub(super) weights: Option<Weights>,
 }
 

@@ -67,6 +67,7 @@ impl Recipe {
             Some(("path", path_value(&model.path))),
             model.adapter.as_deref().map(|path| ("adapter", path_value(path))),
             Some(("dtype", word(model.dtype.name()))),
+            Some(("allow_tf32", Value::Boolean(model.allow_tf32))),
         ];
         let eval = [
             Some(("interval", whole(eval.interval))),
@@ -146,6 +147,7 @@ impl Recipe {
             Some(("epochs", whole(train.epochs))),
             Some(("max_grad_norm", Value::Float(train.max_grad_norm))),
             Some(("seed", whole(train.seed))),
+            Some(("deterministic", Value::Boolean(train.deterministic))),
             Some(("weights", word(self.weights().name()))),
         ];
         entries.into_iter().flatten().collect()

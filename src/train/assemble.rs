@@ -11,6 +11,7 @@ use crate::engine::{Engine, EngineError, Settings};
 use crate::files::Scratch;
 use crate::head::{ClassifyOnLogits, Head, NextToken};
 use crate::model::{Adapter, Model, ModelConfig};
+use crate::native::cuda::Numerics;
 use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Recipe};
 
 /// The tokenizer of a model directory; `None` where it has none.
@@ -68,6 +69,14 @@ pub fn check_lengths(engine: &Engine, data: &Splits) -> Result<(), TrainError> {
     let held_out = data.validation.iter().flat_map(data::Dataset::lengths);
     let longest = data.train.lengths().iter().chain(held_out).copied().max().unwrap_or(0);
     Ok(engine.settings().check_fits(longest)?)
+}
+
+/// Has a GPU compute as the recipe wants it: with TF32 or without, and the same bits every time or not. A CPU has nothing to choose. Call
+/// it before anything is computed.
+pub fn set_numerics(recipe: &Recipe, device: Device) {
+    if device.is_cuda() {
+        Numerics { allows_tf32: recipe.model.allow_tf32, is_deterministic: recipe.train.deterministic }.set();
+    }
 }
 
 /// The recipe's model, of which nothing is trained.

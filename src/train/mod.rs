@@ -13,7 +13,9 @@ mod tiling;
 mod trainer;
 mod watch;
 
-pub use assemble::{base_model, check_lengths, check_trained, drawn_model, engine, load_adapter, model, open_data, tokenizer};
+pub use assemble::{
+    base_model, check_lengths, check_trained, drawn_model, engine, load_adapter, model, open_data, set_numerics, tokenizer,
+};
 pub use error::TrainError;
 pub use interrupt::Interrupt;
 pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe, resume};

@@ -47,6 +47,7 @@ pub struct Trainer {
 impl Trainer {
     /// A run at its beginning; with `profiles_memory` it watches its memory by part from here on.
     pub fn new(recipe: Recipe, dir: &Path, device: Device, profiles_memory: bool) -> Result<Self, TrainError> {
+        assemble::set_numerics(&recipe, device);
         let mut machine = Machine::here(recipe.model.dtype, device);
         let mut profile = profiles_memory.then(|| RunProfile::start(device)).flatten();
         if profiles_memory && profile.is_none() {

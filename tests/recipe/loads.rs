@@ -68,6 +68,7 @@ fn what_is_left_out_has_its_default() {
     assert_eq!(recipe.kv_cache.storage, Storage::Preallocated);
     assert_eq!((recipe.kv_cache.chunking, recipe.kv_cache.randomize_chunk_sizes), (Chunking::Plain, false));
     assert!(!recipe.grad.single_tokens_for_targets);
+    assert!(!recipe.model.allow_tf32 && !recipe.train.deterministic);
     assert_eq!((recipe.grad.layers_per_cell, recipe.grad.chunks_per_cell_multiplier), (1, 1.0));
     assert_eq!((recipe.grad.chunks_per_cell, recipe.grad.scratch_dir), (None, None));
     assert_eq!([recipe.grad.layer_checkpoints, recipe.grad.undo_log], [StoreRecipe::PLAIN; 2]);

@@ -91,9 +91,9 @@ prop_compose! {
 
 prop_compose! {
     fn train()(micro_batch_size in small(), gradient_accumulation_steps in small(), max_steps in option::of(large()),
-               epochs in large(), norm in option::of(number()), seed in 0..=i64::MAX as u64) -> TrainRecipe {
+               epochs in large(), norm in option::of(number()), seed in 0..=i64::MAX as u64, deterministic in any::<bool>()) -> TrainRecipe {
         let max_grad_norm = norm.unwrap_or(f64::INFINITY);
-        TrainRecipe { micro_batch_size, gradient_accumulation_steps, max_steps, epochs, max_grad_norm, seed }
+        TrainRecipe { micro_batch_size, gradient_accumulation_steps, max_steps, epochs, max_grad_norm, seed, deterministic }
     }
 }
 
@@ -142,7 +142,7 @@ fn opened(open: Vec<OpenKey>, mut grad: GradRecipe) -> GradRecipe {
 }
 
 prop_compose! {
-    fn rest(head: HeadRecipe)(model in (path(), option::of(path()), select(Dtype::ALL)),
+    fn rest(head: HeadRecipe)(model in (path(), option::of(path()), select(Dtype::ALL), any::<bool>()),
               grad in (small(), 0.1..1e3_f64, option::of(small()), any::<bool>()), stores in stores(),
               on_out_of_memory in select(OnOutOfMemory::ALL),
               open in subsequence(OpenKey::ALL, 0..=OpenKey::ALL.len()),
@@ -152,7 +152,7 @@ prop_compose! {
         let single_tokens_for_targets = singles && head == HeadRecipe::NextToken;
         let (save_interval, intermediate_save_interval, intermediate_save_keep) = checkpoint;
         (
-            ModelRecipe { path: model.0, adapter: model.1, dtype: model.2 },
+            ModelRecipe { path: model.0, adapter: model.1, dtype: model.2, allow_tf32: model.3 },
             opened(
                 open,
                 GradRecipe {
@@ -260,6 +260,8 @@ const BOUND: &[(&str, &str)] = &[
     ("train.gradient_accumulation_steps", "7"),
     ("train.max_grad_norm", "7"),
     ("train.seed", "7"),
+    ("train.deterministic", "true"),
+    ("model.allow_tf32", "true"),
     ("eval.interval", "7"),
     ("eval.mode", "max"),
     ("eval.max_batches", "7"),

@@ -46,6 +46,7 @@ max_steps = 1
 epochs = 2
 max_grad_norm = 1.0
 seed = 1
+deterministic = true
 [optimizer]
 learning_rate = 1e-4
 weight_decay = 0.0

@@ -42,7 +42,7 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
-        let recipe = self.recipe.load()?;
+        let recipe = self.recipe.load(device)?;
         let config = ModelConfig::load(&recipe.model.path)?;
         train::check_trained(&recipe, &config)?;
         let batch = self.batch(&recipe, &config)?;

@@ -49,7 +49,7 @@ const MAX_DUMPED: usize = 64;
 
 impl Verify {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
-        let mut recipe = self.recipe.load()?;
+        let mut recipe = self.recipe.load(device)?;
         // The proof takes the rows of the file in their order.
         recipe.data.validation = ValidationSource::Fraction(0.0);
         // Before the model is there.
