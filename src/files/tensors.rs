@@ -103,6 +103,13 @@ impl TensorFile {
         Ok(TensorView { dtype: info.dtype, shape: &info.shape, bytes: &self.map.bytes()[from..to], offset: from, map: &self.map })
     }
 
+    /// Lets go of the memory into which a tensor was read; it is read again by who looks again.
+    pub fn release(&self, name: &str) {
+        if let Some(info) = self.header.info(name) {
+            self.map.release(self.start + info.data_offsets.0..self.start + info.data_offsets.1);
+        }
+    }
+
     /// The text pairs of the header.
     pub fn metadata(&self) -> BTreeMap<String, String> {
         self.header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect()

@@ -47,9 +47,8 @@ pub(super) fn check_dtype(dtype: Dtype) -> Result<(), ModelError> {
 
 impl AllWeights {
     pub(super) fn load(dir: &Path, config: &ModelConfig, weights: &Weights) -> Result<Self, ModelError> {
-        // Copied, because training writes into the weights, and a file's memory must not be written to.
         let leaf = |entry: layout::Entry| {
-            let tensor = weights.load(&entry.name)?.copy().set_requires_grad(true);
+            let tensor = weights.load_to_write(&entry.name)?.set_requires_grad(true);
             Ok((entry.name, tensor))
         };
         let present = COMPANIONS.into_iter().filter(|name| dir.join(name).exists());

@@ -10,7 +10,8 @@ use super::error::{ModelError, Problem, Problems};
 use super::families::OUTPUT;
 use super::layout::{Entry, Role};
 use crate::files::{Dtype as FileDtype, FilesError, TensorFile, read_json};
-use crate::store::load_tensor;
+use crate::native::cuda::Upload;
+use crate::store::{Home, load_tensor_to};
 
 /// Name of a model's tensors where they are one file.
 pub const MODEL_TENSORS: &str = "model.safetensors";
@@ -23,6 +24,8 @@ pub(super) struct Weights {
     source: Source,
     kind: Kind,
     device: Device,
+    /// From files to a device.
+    upload: Option<Upload>,
 }
 
 #[derive(Debug)]
@@ -50,17 +53,18 @@ type Found<'a> = BTreeMap<&'a str, (FileDtype, &'a [usize])>;
 impl Weights {
     /// Opens the files of a directory and reads their headers.
     pub(super) fn open(dir: &Path, kind: Kind, device: Device) -> Result<Self, ModelError> {
-        Ok(Self { source: Source::Files(Files::open(dir)?), kind, device })
+        let upload = (device != Device::Cpu).then(|| Upload::to(device));
+        Ok(Self { source: Source::Files(Files::open(dir)?), kind, device, upload })
     }
 
     /// Tensors that lie in memory.
     pub(super) fn in_memory(tensors: Vec<(String, Tensor)>, kind: Kind, device: Device) -> Self {
-        Self { source: Source::Memory(tensors.into_iter().collect()), kind, device }
+        Self { source: Source::Memory(tensors.into_iter().collect()), kind, device, upload: None }
     }
 
     /// Tensors that libtorch's generator draws where they are wanted, one by one, so that no second copy of a model is needed.
     pub(super) fn drawn(entries: Vec<Entry>, std: f64, kind: Kind, device: Device) -> Self {
-        Self { source: Source::Drawn(entries, std), kind, device }
+        Self { source: Source::Drawn(entries, std), kind, device, upload: None }
     }
 
     /// Compares names, shapes and dtypes with what a model needs, and reports all differences at once. A tied model's file may
@@ -81,20 +85,29 @@ impl Weights {
         Err(ModelError::Tensors { dir: files.dir.clone(), what: "its `config.json`", problems })
     }
 
-    /// Reads a tensor, converted to the wanted dtype, on the wanted device.
+    /// Reads a tensor, converted to the wanted dtype, on the wanted device. It may lie in a file's memory: it is not to be written to.
     pub(super) fn load(&self, name: &str) -> Result<Tensor, ModelError> {
-        let tensor = match &self.source {
-            Source::Files(files) => files.load(name)?,
+        self.load_to(name, Home::File)
+    }
+
+    /// The same in memory of its own, to be trained.
+    pub(super) fn load_to_write(&self, name: &str) -> Result<Tensor, ModelError> {
+        self.load_to(name, Home::Host)
+    }
+
+    fn load_to(&self, name: &str, home: Home<'_>) -> Result<Tensor, ModelError> {
+        match &self.source {
+            Source::Files(files) => files.load(name, self.kind, self.upload.as_ref().map_or(home, Home::Device)),
             Source::Memory(tensors) => {
-                tensors.get(name).map(Tensor::shallow_clone).ok_or_else(|| missing(Path::new(""), name))?
+                let tensor = tensors.get(name).ok_or_else(|| missing(Path::new(""), name))?;
+                let moved = tensor.to_device(self.device).to_kind(self.kind);
+                Ok(if matches!(home, Home::File) { moved } else { moved.copy() })
             }
             Source::Drawn(entries, std) => {
                 let entry = entries.iter().find(|entry| entry.name == name).ok_or_else(|| missing(Path::new(""), name))?;
-                return Ok(draw(entry, *std, (self.kind, self.device)));
+                Ok(draw(entry, *std, (self.kind, self.device)))
             }
-        };
-        // Converted where it is going to lie: on an accelerator that costs nothing.
-        Ok(tensor.to_device(self.device).to_kind(self.kind))
+        }
     }
 }
 
@@ -154,9 +167,9 @@ impl Files {
         Ok(found)
     }
 
-    fn load(&self, name: &str) -> Result<Tensor, ModelError> {
+    fn load(&self, name: &str, kind: Kind, home: Home<'_>) -> Result<Tensor, ModelError> {
         let file = self.places.get(name).ok_or_else(|| missing(&self.dir, name))?;
-        Ok(load_tensor(&self.opened[*file], name)?)
+        Ok(load_tensor_to(&self.opened[*file], name, kind, home)?)
     }
 }
 

@@ -11,5 +11,5 @@ mod vectors;
 pub use arena::Taken;
 pub use error::StoreError;
 pub use park::{Form, Parked, Store, bytes_of};
-pub use tensor_io::{load_tensor, load_tensors, pt_metadata, raw_tensors, save_tensors};
+pub use tensor_io::{Home, load_tensor, load_tensor_to, load_tensors, pt_metadata, raw_tensors, save_tensors};
 pub use vectors::{Bits, Quantised};

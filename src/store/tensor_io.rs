@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use tch::{Device, Kind, TchError, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::StoreError;
-use crate::files::{self, Dtype, RawTensor, TensorFile};
+use crate::files::{self, Dtype, RawTensor, TensorFile, TensorView};
 use crate::native;
+use crate::native::cuda::Upload;
 
 /// A tensor of a file, on the host, in the file's type. Where alignment allows it lies in the file's memory: read it, move it or
 /// copy it, but do not write to it in place.
@@ -15,13 +16,7 @@ use crate::native;
 /// # Shapes
 /// The shape that the file gives.
 pub fn load_tensor(file: &TensorFile, name: &str) -> Result<Tensor, StoreError> {
-    let view = file.get(name)?;
-    let kind = kind_of(view.dtype).ok_or_else(|| StoreError::Dtype {
-        path: file.path().to_path_buf(),
-        name: name.into(),
-        found: view.dtype.to_string(),
-    })?;
-    let size: Vec<i64> = view.shape.iter().map(|&n| n as i64).collect();
+    let (view, size, kind) = described(file, name)?;
     // A byte that is neither 0 nor 1 is no `bool` to libtorch's kernels; the comparison makes it one.
     if kind == Kind::Bool {
         let bytes = Tensor::f_from_data_size(view.bytes, &size, Kind::Uint8).map_err(|e| torch(name, &e))?;
@@ -31,6 +26,49 @@ pub fn load_tensor(file: &TensorFile, name: &str) -> Result<Tensor, StoreError> 
         return Ok(tensor);
     }
     Tensor::f_from_data_size(view.bytes, &size, kind).map_err(|e| torch(name, &e))
+}
+
+/// A tensor as it lies in a file, with its shape and kind as libtorch has them.
+fn described<'a>(file: &'a TensorFile, name: &str) -> Result<(TensorView<'a>, Vec<i64>, Kind), StoreError> {
+    let view = file.get(name)?;
+    let kind = kind_of(view.dtype).ok_or_else(|| StoreError::Dtype {
+        path: file.path().to_path_buf(),
+        name: name.into(),
+        found: view.dtype.to_string(),
+    })?;
+    Ok((view, view.shape.iter().map(|&n| n as i64).collect(), kind))
+}
+
+/// Where a tensor of a file is going to be.
+#[derive(Clone, Copy, Debug)]
+pub enum Home<'a> {
+    /// On the host, where the file is mapped if it is of the wanted kind there: to be read.
+    File,
+    /// On the host, in memory of its own: to be written to.
+    Host,
+    /// On a device.
+    Device(&'a Upload),
+}
+
+/// A tensor of a file, of `kind` and at its `home`. Of the file nothing else stays resident, so that a model that is read tensor by tensor
+/// takes no more than itself and one tensor. A device gets the file's own bytes, and converts them.
+///
+/// # Shapes
+/// The shape that the file gives.
+pub fn load_tensor_to(file: &TensorFile, name: &str, kind: Kind, home: Home<'_>) -> Result<Tensor, StoreError> {
+    let tensor = if let Home::Device(upload) = home {
+        let (view, size, stored) = described(file, name)?;
+        upload.bring(view.bytes, &size, stored).map_err(|e| torch(name, &e))?.to_kind(kind)
+    } else {
+        let stored = load_tensor(file, name)?;
+        match (stored.kind() == kind, home) {
+            (true, Home::File) => return Ok(stored),
+            (true, _) => stored.copy(),
+            (false, _) => stored.to_kind(kind),
+        }
+    };
+    file.release(name);
+    Ok(tensor)
 }
 
 /// All tensors of a file, as [`load_tensor`] gives them, in the order of the file.
@@ -76,7 +114,7 @@ fn raw_tensor(path: &Path, name: &str, tensor: &Tensor) -> Result<RawTensor<'sta
     Ok(RawTensor { name: name.into(), dtype, shape, bytes: bytes.into() })
 }
 
-fn torch(name: &str, error: &TchError) -> StoreError {
+fn torch(name: &str, error: &dyn std::error::Error) -> StoreError {
     StoreError::Torch { name: name.into(), reason: error.to_string() }
 }
 
@@ -140,6 +178,29 @@ mod tests {
         drop(file);
         std::fs::remove_file(&path).unwrap();
         assert!(found.equal(&x));
+    }
+
+    #[test]
+    fn a_tensor_goes_where_it_is_wanted_and_nothing_of_the_file_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.safetensors");
+        let x = Tensor::randn([64, 100], (Kind::Float, Device::Cpu));
+        save_tensors(&path, &[("x".into(), x.shallow_clone())], &BTreeMap::new()).unwrap();
+        let file = TensorFile::open(&path).unwrap();
+        let upload = Upload::to(Device::Cpu);
+        for kind in [Kind::Float, Kind::BFloat16] {
+            for home in [Home::File, Home::Host, Home::Device(&upload)] {
+                let mut found = load_tensor_to(&file, "x", kind, home).unwrap();
+                assert!(found.kind() == kind && found.equal(&x.to_kind(kind)), "{kind:?} {home:?}");
+                let lies_in_file = found.data_ptr().cast_const().cast::<u8>() == file.get("x").unwrap().bytes.as_ptr();
+                assert_eq!(lies_in_file, kind == Kind::Float && matches!(home, Home::File), "{kind:?} {home:?}");
+                if !lies_in_file {
+                    let _ = found.fill_(7.0);
+                }
+            }
+        }
+        assert!(load_tensor(&file, "x").unwrap().equal(&x));
+        assert!(load_tensor_to(&file, "y", Kind::Float, Home::Host).is_err());
     }
 
     #[test]
