@@ -23,7 +23,8 @@ fn the_script_makes_its_table_on_a_cpu() {
     let table = String::from_utf8(place.read("out/table.md")).unwrap();
     assert!(out.contains(&table));
     let verdict = |what: &str| {
-        let row = table.lines().find(|line| line.starts_with(&format!("| {what} "))).unwrap_or_else(|| panic!("{what}:\n{table}"));
+        let row =
+            table.lines().find(|line| line.starts_with(&format!("| {what} "))).unwrap_or_else(|| panic!("{what}:\n{table}"));
         row.rsplit('|').nth(1).unwrap().trim().to_owned()
     };
     for (what, expected) in [

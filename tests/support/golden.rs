@@ -16,7 +16,9 @@ use kvtune::data::{Batch, Row, Targets};
 use kvtune::engine::{Engine, Settings, Silent, StepContext};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, Model};
-use kvtune::recipe::{BufferKind, CacheLength, CacheRecipe, Choice, Chunking, Dtype, GradRecipe, OnOutOfMemory, Storage, StoreRecipe};
+use kvtune::recipe::{
+    BufferKind, CacheLength, CacheRecipe, Choice, Chunking, Dtype, GradRecipe, OnOutOfMemory, Storage, StoreRecipe,
+};
 use kvtune::verify::walk;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};

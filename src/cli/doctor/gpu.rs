@@ -5,9 +5,9 @@ use std::time::Instant;
 use tch::{Cuda, Device, Kind, TchError, Tensor};
 
 use super::check::{Check, Promise};
-use super::host::kernels;
 use super::product::{self, first_line, wait};
 use crate::native::cuda::{Companion, CudaSupport, Driver, Found, Gpu, device_nodes, free_device_memory, pinned};
+use crate::ops::attention::{self, Calibration, PartKernel, Shape, Way};
 use crate::units::Bytes;
 
 /// The oldest CUDA that a driver may serve for libtorch 2.11's wheels.
@@ -16,6 +16,9 @@ const NEEDED: (u32, u32) = (13, 0);
 const PINNED: i64 = 256 << 20;
 const COPIES: u32 = 4;
 const ROW: i64 = 1 << 16;
+
+/// A chunk of an 8-billion-parameter model on a full cache.
+const SHAPE: Shape = Shape { kind: Kind::BFloat16, batch: 1, heads: 32, groups: 8, head_dim: 128, tokens: 2048, past: 14_336 };
 
 const NO_DEVICE: &str = "CUDA needs an NVIDIA GPU; a container must be given it when it is started";
 const DRIVER: &str = "install NVIDIA's driver 580 or newer";
@@ -41,7 +44,7 @@ pub(super) fn examine(promise: Promise, index: usize, half: &CudaSupport, mut sa
         Err((why, hint)) => Check::lacking("GPU product", *why, hint, promise),
     });
     say(match &usable {
-        Ok(device) => kernels("GPU attention", *device),
+        Ok(device) => of_attention(attention::calibrate(SHAPE, *device)),
         Err((why, hint)) => Check::lacking("GPU attention", *why, hint, promise),
     });
     say(library("NVRTC", Companion::Nvrtc.open(), promise));
@@ -106,6 +109,17 @@ fn library(name: &str, found: Result<Found, String>, promise: Promise) -> Check 
     match found {
         Ok(found) => Check::ok(name, format!("{}, `{}`", found.version, found.path.display())),
         Err(why) => Check::lacking(name, why, WHEELS, promise),
+    }
+}
+
+/// The ways to attend, each with its times or why it does not serve.
+fn of_attention(calibration: Option<Calibration>) -> Check {
+    const NAME: &str = "GPU attention";
+    let hint = "look at the reasons: the GPU may be too old for these kernels, or libtorch's CUDA half without them";
+    match calibration {
+        Some(found) if found.chosen == Way::Parts(PartKernel::Blocks) => Check::failed(NAME, found.to_string(), hint),
+        Some(found) => Check::ok(NAME, found.to_string()),
+        None => Check::failed(NAME, "no kernel was tried", hint),
     }
 }
 

@@ -18,7 +18,7 @@ pub(super) fn examine(scratch: &Path, mut say: impl FnMut(Check)) {
     say(libtorch(&libtorch_version(), loaded_libtorch().as_deref()));
     say(cpu());
     say(product::check("CPU product", Device::Cpu, &[Kind::Float, Kind::BFloat16]));
-    say(kernels("CPU attention", Device::Cpu));
+    say(kernels());
     say(memory(attainable()));
     say(disk(scratch));
 }
@@ -49,11 +49,12 @@ fn cpu() -> Check {
     check.with(&[("threads", threads as f64), ("threads_at_work", at_work as f64)])
 }
 
-/// Which kernels attend on a device, by dtype.
-pub(super) fn kernels(name: &str, device: Device) -> Check {
-    let of = |(kind, dtype)| format!("{} in {dtype}", attention::kernel(device, kind));
+/// Which kernels attend on the CPU, by dtype.
+fn kernels() -> Check {
+    let device = Device::Cpu;
+    let of = |(kind, dtype)| format!("{} in {dtype}", attention::in_words(device, kind));
     let found: Vec<String> = [(Kind::Float, "f32"), (Kind::BFloat16, "bf16")].into_iter().map(of).collect();
-    Check::ok(name, found.join(", "))
+    Check::ok("CPU attention", found.join(", "))
 }
 
 fn memory(attainable: Option<Bytes>) -> Check {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use super::driver::version;
+use super::gpus::version;
 use super::load::{libtorch_folder, said};
 
 /// A library that is opened at run time.
