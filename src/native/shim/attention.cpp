@@ -39,7 +39,8 @@ Parts parts_of(at::Tensor** k, at::Tensor** v, at::Tensor** in_use, size_t count
 Shape shape_of(const at::Tensor& q, const Parts& parts) {
   TORCH_CHECK(!parts.k.empty(), "attention needs keys");
   Shape s{q.size(0), q.size(1), parts.k.back().size(1), q.size(2), q.size(3), 0, at::get_num_threads()};
-  TORCH_CHECK(s.tokens > 0 && s.groups > 0 && s.heads % s.groups == 0, "queries of size ", q.sizes(), " do not fit keys of size ",
+  bool is_something = s.batch > 0 && s.heads > 0 && s.groups > 0 && s.tokens > 0 && s.width > 0;
+  TORCH_CHECK(is_something && s.heads % s.groups == 0, "queries of size ", q.sizes(), " do not fit keys of size ",
               parts.k.back().sizes());
   for (size_t p = 0; p < parts.k.size(); ++p) {
     const at::Tensor &k = parts.k[p], &v = parts.v[p], &in_use = parts.in_use[p];
@@ -134,7 +135,7 @@ int kvtune_attention_paid(at::Tensor* q, at::Tensor** k, at::Tensor** in_use, si
 int64_t kvtune_attention_scratch(int64_t batch, int64_t heads, int64_t groups, int64_t tokens, int64_t width, int64_t keys,
                                  int64_t threads, int is_backward) {
   Shape s{batch, heads, groups, tokens, width, keys, std::max<int64_t>(1, threads)};
-  if (tokens < 1 || groups < 1 || heads < groups) return 0;
+  if (batch < 1 || tokens < 1 || groups < 1 || heads < groups) return 0;
   return is_backward != 0 ? s.backward_numbers() : s.forward_numbers();
 }
 
