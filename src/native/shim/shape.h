@@ -6,8 +6,9 @@
 
 namespace kvtune {
 
-// Queries of a block at most, and how many scores of all keys it should have: of many keys fewer queries, but never less than a quarter.
-constexpr int64_t LANES = 128, BLOCK_SCORES = 1 << 18;
+// Queries of a block at most, and how many scores of all keys it should have: of many keys fewer queries, but never less than half.
+// Keys and values come from memory once for each block, its scores a few times.
+constexpr int64_t LANES = 128, BLOCK_SCORES = 1 << 20;
 
 // Multiplications below which another thread is not worth waking.
 constexpr int64_t LEAST_WORK = 1 << 18;
@@ -41,9 +42,9 @@ struct Shape {
   // Of `divided` tasks a head, how many are worth a thread.
   int64_t grain(int64_t divided) const { return LEAST_WORK * divided / std::max<int64_t>(1, work()); }
 
-  // Blocks of the tokens from `first` on that have scores of so many keys at a time.
+  // Blocks of the tokens from `first` on that have scores of so many keys at a time, and as many queries as fit lanes without more room.
   Blocks blocks(int64_t first, int64_t keys_at_a_time) const {
-    int64_t lanes = std::clamp(BLOCK_SCORES / std::max<int64_t>(1, keys_at_a_time), LANES / 4, LANES);
+    int64_t lanes = padded(std::clamp(BLOCK_SCORES / std::max<int64_t>(1, keys_at_a_time), LANES / 2, LANES));
     int64_t step = std::min(tokens - first, std::max<int64_t>(1, lanes / per_group()));
     int64_t count = at::ceil_div(tokens - first, step);
     return {first, step, padded(step * per_group()), count, splits(count)};
