@@ -92,7 +92,6 @@ fn run(arguments: &Arguments) -> Result<Ending, Error> {
         Verb::Check(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Plan(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Bench(verb) => verb.run(on()?).map(|()| Ending::Done),
-        // It says itself what is wrong with the device.
         Verb::Doctor(verb) => verb.run(arguments.device, arguments.threads).map(|()| Ending::Done),
         Verb::InitModel(verb) => verb.run().map(|()| Ending::Done),
         Verb::MakeDemoData(verb) => verb.run().map(|()| Ending::Done),

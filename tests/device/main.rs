@@ -23,8 +23,10 @@ use kvtune::recipe::{BufferKind, Dtype, Storage, StoreForm, StorePlace, StoreRec
 use support::case::{Case, HeadKind, NEAR_BF16, PLAIN, Trains, Width, cosine_of_bf16, run};
 use tch::{Cuda, Device, Kind, Tensor};
 
-/// The bound of f32 on a GPU, whose sums have another order than the reference's.
+/// The bound of f32 on a GPU, whose sums have another order than the reference's; and that of f64, in which entries that are rounded
+/// do not fall to the other side of a level for it.
 const BOUND_F32: f64 = 1e-4;
+const BOUND_F64: f64 = 1e-11;
 
 /// What a GPU does otherwise than a CPU, or might: where things wait, what is sorted, how entries are stored.
 const CASES: &[Case] = &[
@@ -93,15 +95,16 @@ fn every_registered_policy_has_a_case() {
 #[test]
 fn gradients_are_those_of_masked_dense_autograd() {
     let Some(device) = gpu() else { return };
-    let mut worst: f64 = 0.0;
-    for case in CASES {
-        let case = Case { kind: Kind::Float, device, ..*case };
-        let found = run(&case);
-        assert!(found.worst() <= BOUND_F32, "{}: worst error {:.2e}", case.name, found.worst());
-        assert!(found.untested().is_empty(), "{}: untested {:?}", case.name, found.untested());
-        worst = worst.max(found.worst());
+    for (kind, bound) in [(Kind::Float, BOUND_F32), (Kind::Double, BOUND_F64)] {
+        let mut worst: f64 = 0.0;
+        for case in CASES.iter().filter(|case| kind == Kind::Double || case.buffer == BufferKind::Plain) {
+            let found = run(&Case { kind, device, ..*case });
+            assert!(found.worst() <= bound, "{} in {kind:?}: worst error {:.2e}", case.name, found.worst());
+            assert!(found.untested().is_empty(), "{}: untested {:?}", case.name, found.untested());
+            worst = worst.max(found.worst());
+        }
+        println!("crown in {kind:?}: worst error {worst:.2e}");
     }
-    println!("crown in f32: {} cases, worst error {worst:.2e}", CASES.len());
 }
 
 #[test]
@@ -116,7 +119,7 @@ fn another_programs_numbers_come_out() {
 #[test]
 fn bf16_is_near_f32() {
     let Some(device) = gpu() else { return };
-    for case in CASES.iter().filter(|case| case.trains == Trains::Adapter) {
+    for case in CASES.iter().filter(|case| case.trains == Trains::Adapter && case.buffer == BufferKind::Plain) {
         let cosine = cosine_of_bf16(&Case { device, ..*case });
         println!("{} in bf16: cosine {cosine:.6}", case.name);
         assert!(cosine >= NEAR_BF16, "{}: {cosine}", case.name);

@@ -35,7 +35,8 @@ pub(super) fn examine(promise: Promise, index: usize, half: &CudaSupport, mut sa
     say(library("CUDA runtime", Companion::Runtime.open(), promise));
     let gpus = driver.map(|driver| driver.gpus).unwrap_or_default();
     for (at, gpu) in gpus.iter().enumerate() {
-        let free = if *half == CudaSupport::Loaded { free_device_memory(at) } else { None };
+        // Asking a GPU for what is free takes some of it.
+        let free = if at == index && *half == CudaSupport::Loaded { free_device_memory(at) } else { None };
         say(of_gpu(at, gpu, free));
     }
     let usable = usable(gpus.len(), index, half);
