@@ -1,0 +1,72 @@
+//! The kernels for CUDA on a GPU that is played on the CPU: the very text that a device would run, compiled by the host's compiler.
+//! `gpu.h` says what the played GPU is stricter about.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn source(kernel: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/native/cuda/kernels").join(format!("{kernel}.cu"))
+}
+
+/// Compiles `tests/kernels/NAME.cpp` with a kernel's text in it, and runs it.
+fn play(name: &str, text: &Path, settings: &[String]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("played");
+    let test = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels").join(format!("{name}.cpp"));
+    let compiler = env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    // Fibers leap from stack to stack, which glibc's fortified longjmp takes for a fault.
+    let compiled = Command::new(compiler)
+        .args(["-std=c++17", "-O1", "-U_FORTIFY_SOURCE", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"])
+        .args(settings)
+        .arg(format!("-DKVTUNE_KERNEL=\"{}\"", text.display()))
+        .args([test.as_path(), Path::new("-o"), program.as_path()])
+        .output()
+        .expect("a C++ compiler");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    Command::new(program).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+fn head(width: usize, is_f16: bool) -> [String; 2] {
+    [format!("-DKVTUNE_WIDTH={width}"), format!("-DKVTUNE_F16={}", u8::from(is_f16))]
+}
+
+#[test]
+fn attention_paid_is_the_plain_sum_for_every_width_and_kind() {
+    for (width, is_f16) in [(16, true), (64, false), (80, true), (128, false), (256, false)] {
+        let output = play("attention_paid", &source("attention_paid"), &head(width, is_f16));
+        let said = said(&output);
+        assert!(output.status.success(), "{width} channels: {said}");
+        // The bound of 1e-5 is the program's own.
+        assert!(said.starts_with("14 cases, worst "), "{said}");
+    }
+}
+
+/// Faults in the kernel's text, each of which must be seen.
+const FAULTS: [(&str, &str); 7] = [
+    ("    end_copies();\n", ""),
+    ("    __syncthreads();\n    if (u + 1", "    if (u + 1"),
+    ("tiles.query[u % 2] + i", "tiles.query[0] + i"),
+    ("tiles.token[u % 4]", "tiles.token[u % 2]"),
+    ("slot < p.slots ? __ldg(from + step * 8) : 0", "__ldg(from + step * 8)"),
+    ("< own_key + tile", "<= own_key + tile"),
+    ("part[2], part[3]", "part[3], part[2]"),
+];
+
+#[test]
+fn faults_in_the_text_of_attention_paid_are_seen() {
+    let text = fs::read_to_string(source("attention_paid")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for (right, wrong) in FAULTS {
+        assert!(text.contains(right), "`{right}` is not in the kernel any more");
+        let broken = folder.path().join("broken.cu");
+        fs::write(&broken, text.replace(right, wrong)).unwrap();
+        let output = play("attention_paid", &broken, &head(32, false));
+        assert!(!output.status.success() && said(&output).starts_with("error: "), "`{right}` → `{wrong}`: {}", said(&output));
+    }
+}
