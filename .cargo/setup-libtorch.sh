@@ -4,10 +4,13 @@
 # In this order: $LIBTORCH as it is; the torch of the active python3; what an earlier run installed; a fresh install of the
 # CPU part of the torch wheel. third_party/torch is only a link, so switching between them costs nothing.
 # For CUDA the full set of wheels is needed: activate a Python environment that has them, or set LIBTORCH to its torch folder.
+#
+# Of the full set one more wheel is installed, CUDA's run-time compiler: it needs no GPU, and tests compile the kernels with it.
 set -eu
 
 VERSION=2.11.0
 WHEELS="torch==$VERSION nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85"
+COMPILER="nvidia-cuda-nvrtc==13.0.88"
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 third_party=$root/third_party
@@ -48,6 +51,14 @@ point_to() {
     fi
 }
 
+# `pip_install FOLDER WHEEL...`
+pip_install() {
+    target=$1
+    shift
+    PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --only-binary=:all: \
+        --target "$target" "$@"
+}
+
 install_wheels() {
     command -v python3 >/dev/null 2>&1 ||
         die "libtorch $VERSION is installed from its Python wheel, and there is no python3: install python3 and pip, or set LIBTORCH"
@@ -57,13 +68,30 @@ install_wheels() {
     rm -rf "$partial" "$wheels"
     mkdir -p "$partial"
     # shellcheck disable=SC2086  # one word per wheel
-    PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --only-binary=:all: \
-        --target "$partial" $WHEELS ||
+    pip_install "$partial" $WHEELS ||
         die "pip could not install $WHEELS (see above); to use a libtorch of your own, set LIBTORCH"
     trim "$partial"
     usable "$partial/torch" || die "the torch wheel for this machine holds no libtorch ${VERSION%.*}"
     # Only a complete install ever has this name, so the name is its stamp.
     mv -T "$partial" "$wheels"
+}
+
+# Completes what is installed with CUDA's run-time compiler: its two libraries, also where an earlier setup has left them out. Without
+# them everything builds and passes but the kernels' compilation, which is skipped; so a failure is told, and no error.
+add_compiler() {
+    libraries=$wheels/nvidia/cu13/lib
+    [ ! -e "$libraries/libnvrtc.so.13" ] || return 0
+    say "installing CUDA's run-time compiler beside it (90 MB to download)"
+    rm -rf "$partial"
+    mkdir -p "$partial"
+    if pip_install "$partial" --retries 1 "$COMPILER" && mkdir -p "$libraries"; then
+        mv -f "$partial/nvidia/cu13/lib/libnvrtc-builtins.so.13.0" "$libraries" &&
+            # Last, and by a rename: where it is, nothing is missing.
+            mv -f "$partial/nvidia/cu13/lib/libnvrtc.so.13" "$libraries" || rm -f "$libraries/libnvrtc.so.13"
+        mv -n "$partial"/nvidia_cuda_nvrtc-*.dist-info "$wheels" || true
+    fi
+    rm -rf "$partial"
+    [ -e "$libraries/libnvrtc.so.13" ] || say "without $COMPILER: pip could not install it (see above); tests of CUDA kernels will skip their compilation"
 }
 
 # Keeps libraries, headers and licences. libtorch's CUDA half cannot load without wheels that are not installed here.
@@ -106,10 +134,11 @@ from_python=$(python_torch)
 if [ -n "$from_python" ] && usable "$from_python"; then
     point_to "$from_python"
     say "using the active Python's libtorch, $from_python"
-elif usable "$link"; then
+elif usable "$link" && [ "$(readlink "$link")" != wheels/torch ]; then
     say "using third_party/torch -> $(readlink "$link")"
 else
     usable "$wheels/torch" || install_wheels
+    add_compiler
     point_to wheels/torch
     say "using third_party/torch -> wheels/torch"
 fi

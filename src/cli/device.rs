@@ -6,7 +6,7 @@ use std::str::FromStr;
 use tch::{Cuda, Device};
 
 use crate::error::Error;
-use crate::native::cuda::{CudaSupport, load_cuda};
+use crate::native::cuda::{CudaSupport, load_cuda, missing_kernels};
 use crate::report::console;
 
 /// The device that is asked for.
@@ -67,4 +67,11 @@ pub(super) fn prepare(wanted: Wanted, threads: Option<u16>) -> Result<Device, Er
     }
     let hint = "install the full set of torch 2.11 wheels and point `LD_LIBRARY_PATH` at its `torch/lib`, or use `--device cpu`";
     Err(Error::Usage { message: format!("`--device {wanted}` can't be had: {why}"), hint: hint.to_owned() })
+}
+
+/// Says what was slower than it need be, where nobody has said so yet.
+pub(super) fn tell_missing_kernels() {
+    for line in missing_kernels() {
+        console::note(&line);
+    }
 }

@@ -71,7 +71,9 @@ enum Verb {
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     panics::silence();
-    match panics::caught(|| run(&arguments)) {
+    let ended = panics::caught(|| run(&arguments));
+    device::tell_missing_kernels();
+    match ended {
         Ok(Ending::Done) => ExitCode::SUCCESS,
         Ok(Ending::Interrupted(signal)) => ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX)),
         Err(error) => {

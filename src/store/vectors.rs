@@ -6,6 +6,8 @@
 
 use tch::{Kind, Tensor};
 
+use crate::native::cuda;
+
 /// Bits of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bits {
@@ -83,6 +85,17 @@ impl Bits {
         }
     }
 
+    /// How the levels of a vector lie in bytes, as the kernels for CUDA are told.
+    fn levels(self, width: i64) -> cuda::Levels {
+        let bits = match self {
+            Self::Eight => 8,
+            Self::Four => 4,
+            Self::Nine => 9,
+            Self::Five => 5,
+        };
+        cuda::Levels { bits, width, bytes: self.level_bytes(width) }
+    }
+
     /// Of a level with an odd number of bits, the bits above the last.
     fn above_the_last(self) -> Option<Self> {
         match self {
@@ -107,6 +120,10 @@ impl Bits {
     /// # Shapes
     /// `x (…, D)`, any float kind.
     pub fn quantise(self, x: &Tensor) -> Quantised {
+        let width = x.size().last().copied().unwrap_or(0);
+        if let Some((level, range)) = cuda::quantise(x, self.levels(width)) {
+            return Quantised { level, range };
+        }
         let x = x.to_kind(wide(x.kind()));
         let (minimum, maximum) = (x.amin([-1i64], true), x.amax([-1i64], true));
         let (low, scale) = F16.cover(&minimum, &maximum, self.steps());
@@ -124,6 +141,9 @@ impl Bits {
     /// # Shapes
     /// Planes as in [`Quantised`]; `(…, width)` out, in `kind`.
     pub fn restore(self, level: &Tensor, range: &Tensor, width: i64, kind: Kind) -> Tensor {
+        if let Some(x) = cuda::restore(level, range, self.levels(width), kind) {
+            return x;
+        }
         let (low, scale) = read_range(range, wide(kind));
         self.unpack(level, width, wide(kind)).g_mul_(&scale).g_add_(&low).to_kind(kind)
     }

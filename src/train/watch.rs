@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::{TrainError, Trainer};
 use crate::engine::{Event, Observer};
 use crate::eval::Scores;
+use crate::native::cuda::missing_kernels;
 use crate::ops::attention::Calibration;
 use crate::report::memory::{foretold_and_measured, peak_resident};
 use crate::report::metrics::{Metrics, StepMetrics};
@@ -54,6 +55,10 @@ impl Watch {
         self.metrics.append(&metrics)?;
         self.board.send(&metrics);
         self.progress.stepped(&metrics);
+        // Kernels are built when they are first asked for, which is in the first step.
+        for line in missing_kernels() {
+            self.progress.note(&line);
+        }
         Ok(())
     }
 

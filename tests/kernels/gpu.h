@@ -245,6 +245,21 @@ inline float f16(uint16_t bits) {
   return bits >> 15 ? -magnitude : magnitude;
 }
 
+// To the nearest, of two as near to the even one.
+inline uint16_t to_f16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  uint16_t sign = bits >> 16 & 0x8000;
+  float a = std::fabs(x);
+  if (std::isnan(x)) return 0x7fff;
+  // Halfway between the largest number and what would be the next.
+  if (a >= 65520.0f) return sign | 0x7c00;
+  // Below 2^-14 all numbers are as far apart.
+  int exponent = std::max(a > 0.0f ? std::ilogb(a) : -14, -14);
+  // The leading one, where there is one, counts as one exponent more.
+  return sign | ((exponent + 14) * 1024 + static_cast<int>(std::nearbyint(std::ldexp(a, 10 - exponent))));
+}
+
 inline float bf16(uint16_t bits) { return of_bits(static_cast<uint32_t>(bits) << 16); }
 
 struct Multiply {
@@ -327,10 +342,27 @@ template <class T> T __ldg(const T* at) {
 
 inline float __int_as_float(int bits) { return gpu::of_bits(static_cast<uint32_t>(bits)); }
 
+inline float __uint_as_float(unsigned bits) { return gpu::of_bits(bits); }
+
+inline unsigned __float_as_uint(float x) {
+  unsigned bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+
+inline float __fmul_rn(float a, float b) { return a * b; }
+
+inline float of_f16(unsigned short bits) { return gpu::f16(bits); }
+
+inline unsigned short to_f16(float x) { return gpu::to_f16(x); }
+
+// Of kernels that say which kind they are for.
+#ifdef KVTUNE_F16
 inline void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   gpu::Multiply part{c, a, {b0, b1}};
   gpu::together(3, part, KVTUNE_F16 ? gpu::multiply<gpu::f16> : gpu::multiply<gpu::bf16>);
 }
+#endif
 
 inline void load_matrices(unsigned (&part)[4], const Narrow* row) {
   if (reinterpret_cast<uintptr_t>(row) % 16 != 0) gpu::fail("a row of a matrix that is not aligned");

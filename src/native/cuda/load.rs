@@ -94,7 +94,7 @@ pub fn libtorch_folder() -> Result<PathBuf, String> {
     folder_in(&maps).ok_or_else(|| "`libtorch_cpu.so` is not mapped into this process".to_owned())
 }
 
-fn folder_in(maps: &str) -> Option<PathBuf> {
+pub(super) fn folder_in(maps: &str) -> Option<PathBuf> {
     // 7f3a0000-7f3b0000 r--p 00000000 fe:00 1234    /opt/my torch/lib/libtorch_cpu.so
     let path =
         maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..])).find(|path| path.ends_with("/libtorch_cpu.so"))?;

@@ -1,17 +1,28 @@
 //! The one door to CUDA: everything that only a CUDA device has is asked for here, at run time.
 
 mod attention;
+mod built;
+mod cubins;
+mod driver;
 mod gpus;
 mod libraries;
 mod load;
 mod memory;
 mod numerics;
+mod nvrtc;
+mod paid;
+mod pointwise;
+mod quantiser;
 mod upload;
 
 pub use attention::{Vendor, VendorSight, vendor_attend, vendor_attend_backward};
+pub use built::{KernelState, kernel_states, missing_kernels};
 pub use gpus::{Driver, Gpu};
 pub use libraries::{Companion, Found};
 pub use load::{CudaSupport, device_nodes, free_device_memory, libtorch_folder, load_cuda};
 pub use memory::release_cached_memory;
 pub use numerics::Numerics;
+pub use paid::{attention_paid, pays};
+pub use pointwise::{rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
+pub use quantiser::{Levels, quantise, restore};
 pub use upload::{Upload, pinned};

@@ -20,7 +20,16 @@ pub fn attention_paid(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, que
         let first = queries.first(chunk.q_bhnd.size()[2]);
         return native::attention_paid(chunk.q_bhnd, &parts, lse_bhn, chunk.scale, first) / chunk.per_group();
     }
-    paid_in_blocks(chunk, past, lse_bhn, queries)
+    paid_by_cuda(chunk, past, lse_bhn, queries).unwrap_or_else(|| paid_in_blocks(chunk, past, lse_bhn, queries))
+}
+
+fn paid_by_cuda(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, queries: Queries) -> Option<Tensor> {
+    let q = chunk.q_bhnd;
+    if !native::cuda::pays(q.device(), q.kind(), q.size()[3]) {
+        return None;
+    }
+    let paid = native::cuda::attention_paid(q, &all_parts(&chunk, past), lse_bhn, chunk.scale, queries.first(q.size()[2]));
+    paid.map(|paid| paid / chunk.per_group())
 }
 
 pub(super) fn paid_in_blocks(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {

@@ -93,6 +93,7 @@ struct Paid {
   int rows_per_split;  // of the queries, for each block in z
   float factor;        // scale · log2 e
 };
+static_assert(sizeof(Paid) == 136, "as whoever launches it has it");
 
 // Tiles of rows on their way: tile u is read while u + 1 is copied and the places of u + 2 are looked up.
 struct Tiles {
@@ -259,6 +260,7 @@ struct Splits {
   long long out_row;
   int splits, slots;
 };
+static_assert(sizeof(Splits) == 32, "as whoever launches it has it");
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention_paid_in_all(const Splits p) {
   int slot = blockIdx.x * THREADS + threadIdx.x;

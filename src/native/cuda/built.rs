@@ -1,0 +1,136 @@
+//! Kernels for CUDA: compiled when they are first asked for, once for each device and setting, and what became of each.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::cubins;
+use super::driver::{Gpu, Module};
+use super::nvrtc::Nvrtc;
+
+/// The text of some kernels that are compiled together.
+#[derive(Debug)]
+pub(super) struct Source {
+    /// What it is called in messages and on disk.
+    pub(super) name: &'static str,
+    /// CUDA C++ that includes nothing.
+    pub(super) text: &'static str,
+    /// The kernels in it.
+    pub(super) kernels: &'static [&'static str],
+}
+
+/// A macro that a text is compiled with, and its value.
+pub(super) type Setting = (&'static str, usize);
+
+/// Of which text, for which device and how.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Which {
+    device: usize,
+    name: &'static str,
+    settings: Vec<Setting>,
+}
+
+impl fmt::Display for Which {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` (cuda:{}", self.name, self.device)?;
+        self.settings.iter().try_for_each(|(name, value)| write!(f, ", {name} {value}"))?;
+        f.write_str(")")
+    }
+}
+
+/// What became of a kernel that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelState {
+    /// Its name, device and settings.
+    pub kernel: String,
+    /// Why it does not serve, and libtorch's operations do its work; `None` where it serves.
+    pub missing: Option<String>,
+}
+
+/// Kernels that serve, and reasons why others do not; with a reason, whether it has been told.
+type States = BTreeMap<Which, (Result<&'static Module, String>, bool)>;
+
+fn states() -> MutexGuard<'static, States> {
+    static STATES: Mutex<States> = Mutex::new(BTreeMap::new());
+    // Whoever panicked in between has left whole entries.
+    STATES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The kernels for CUDA that were asked for so far, and why some do not serve.
+pub fn kernel_states() -> Vec<KernelState> {
+    let state = |(which, (built, _)): (&Which, &(Result<&'static Module, String>, bool))| KernelState {
+        kernel: which.to_string(),
+        missing: built.as_ref().err().cloned(),
+    };
+    states().iter().map(state).collect()
+}
+
+/// One line for each kernel that does not serve, so that something slower does its work; every line is given once.
+pub fn missing_kernels() -> Vec<String> {
+    let mut lines = Vec::new();
+    for (which, (built, is_told)) in states().iter_mut() {
+        if let (Err(reason), false) = (built, *is_told) {
+            lines.push(format!("without the kernel {which}, which libtorch's own operations replace: {reason}"));
+            *is_told = true;
+        }
+    }
+    lines
+}
+
+/// The kernels of a text for a device, if they can be had there.
+pub(super) fn module(device: usize, source: &'static Source, settings: &[Setting]) -> Option<(&'static Module, Which)> {
+    let which = Which { device, name: source.name, settings: settings.to_vec() };
+    // Nobody else may build the same meanwhile.
+    let mut states = states();
+    let (built, _) = states.entry(which.clone()).or_insert_with(|| (build(device, source, settings), false));
+    built.as_ref().ok().map(|module| (*module, which))
+}
+
+/// What has failed to start is not asked for again.
+pub(super) fn give_up(which: Which, reason: String) {
+    states().insert(which, (Err(reason), false));
+}
+
+fn build(device: usize, source: &Source, settings: &[Setting]) -> Result<&'static Module, String> {
+    let (gpu, nvrtc) = (Gpu::of(device)?, Nvrtc::get()?);
+    let options = options(gpu.architecture, settings);
+    let version = format!("{}.{}", nvrtc.version.0, nvrtc.version.1);
+    let parts: Vec<&str> = [source.text, &version].into_iter().chain(options.iter().map(String::as_str)).collect();
+    let (folder, name) = (cubins::folder(), cubins::name(source.name, &parts));
+    let kept = folder.as_deref().and_then(|folder| cubins::read(folder, &name));
+    if let Some(module) = kept.and_then(|cubin| Module::load(gpu, &cubin, source.kernels).ok()) {
+        return Ok(Box::leak(Box::new(module)));
+    }
+    let cubin = nvrtc.compile(source.name, source.text, &options)?.cubin;
+    let module = Module::load(gpu, &cubin, source.kernels)?;
+    // It would only have saved the next start some tenths of a second.
+    let _ = folder.map(|folder| cubins::write(&folder, &name, &cubin));
+    Ok(Box::leak(Box::new(module)))
+}
+
+/// What a text is compiled with.
+pub(super) fn options(architecture: usize, settings: &[Setting]) -> Vec<String> {
+    let target = [format!("--gpu-architecture=sm_{architecture}"), "--std=c++17".to_owned()];
+    target.into_iter().chain(settings.iter().map(|(name, value)| format!("--define-macro={name}={value}"))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static NOTHING: Source = Source { name: "nothing", text: "", kernels: &[] };
+
+    #[test]
+    fn a_kernel_that_cannot_be_had_is_told_of_once() {
+        // No machine has so many devices.
+        assert!(module(4095, &NOTHING, &[("KVTUNE_WIDTH", 64)]).is_none());
+        let ours = |state: &KernelState| state.kernel == "`nothing` (cuda:4095, KVTUNE_WIDTH 64)";
+        assert!(kernel_states().iter().any(|state| ours(state) && state.missing.as_ref().is_some_and(|why| !why.is_empty())));
+        let told = || missing_kernels().into_iter().filter(|line| line.contains("cuda:4095")).count();
+        assert_eq!([told(), told()], [1, 0]);
+        let which = Which { device: 4095, name: "nothing", settings: vec![("KVTUNE_WIDTH", 64)] };
+        give_up(which, "it did not start".to_owned());
+        assert!(module(4095, &NOTHING, &[("KVTUNE_WIDTH", 64)]).is_none());
+        assert!(missing_kernels().iter().any(|line| line.ends_with("replace: it did not start")));
+    }
+}

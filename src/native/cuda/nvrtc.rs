@@ -1,0 +1,235 @@
+//! CUDA's run-time compiler, from where libtorch's own CUDA libraries are: no toolkit has to be installed.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, OsStr, c_char, c_int};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::OnceLock;
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+use super::driver::symbol;
+use super::load::folder_in;
+
+/// A program that is being compiled.
+type Program = *mut std::ffi::c_void;
+
+/// The compiler. Its calls return 0, or the number of an error.
+pub(super) struct Nvrtc {
+    /// Its release, as 13.0.
+    pub(super) version: (i32, i32),
+    create: unsafe extern "C" fn(
+        *mut Program,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> c_int,
+    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
+    destroy: unsafe extern "C" fn(*mut Program) -> c_int,
+    error_string: unsafe extern "C" fn(c_int) -> *const c_char,
+    log_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+    log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    cubin_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+    cubin: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+}
+
+/// What came of compiling.
+#[derive(Debug)]
+pub(super) struct Compiled {
+    /// Machine code for one architecture.
+    pub(super) cubin: Vec<u8>,
+    /// What the compiler said.
+    #[cfg_attr(not(test), allow(dead_code, reason = "tests read how many registers a kernel takes"))]
+    pub(super) log: String,
+}
+
+impl Nvrtc {
+    /// The compiler of this process; the reason where there is none.
+    pub(super) fn get() -> Result<&'static Self, String> {
+        static NVRTC: OnceLock<Result<Nvrtc, String>> = OnceLock::new();
+        NVRTC
+            .get_or_init(|| Self::open(&fs::read_to_string("/proc/self/maps").unwrap_or_default()))
+            .as_ref()
+            .map_err(Clone::clone)
+    }
+
+    /// From the folders of libtorch as it is mapped, else from wherever the system's loader looks.
+    fn open(maps: &str) -> Result<Self, String> {
+        let folders = folder_in(maps).map(|lib| folders_beside(&lib)).unwrap_or_default();
+        if let Some((builtins, compiler)) = folders.iter().find_map(|folder| libraries_in(folder)) {
+            // By its path, before the compiler asks for it by its name: the loader's own search would not come here. It stays.
+            let _handle = open_library(&builtins)?.into_raw();
+            return Self::of(open_library(&compiler)?);
+        }
+        let library = ["libnvrtc.so.13", "libnvrtc.so.12"].iter().find_map(|name| open_library(Path::new(name)).ok());
+        let folders = folders.iter().map(|folder| format!("`{}`", folder.display())).collect::<Vec<_>>().join(", ");
+        Self::of(library.ok_or_else(|| {
+            format!("CUDA's run-time compiler `libnvrtc.so` is neither in {folders} nor where the loader looks: install `nvidia-cuda-nvrtc`")
+        })?)
+    }
+
+    fn of(library: Library) -> Result<Self, String> {
+        // SAFETY: the types are those of nvrtc.h.
+        let nvrtc = unsafe {
+            let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int = symbol(&library, c"nvrtcVersion")?;
+            let (mut major, mut minor) = (0, 0);
+            version(&raw mut major, &raw mut minor);
+            Self {
+                version: (major, minor),
+                create: symbol(&library, c"nvrtcCreateProgram")?,
+                compile: symbol(&library, c"nvrtcCompileProgram")?,
+                destroy: symbol(&library, c"nvrtcDestroyProgram")?,
+                error_string: symbol(&library, c"nvrtcGetErrorString")?,
+                log_size: symbol(&library, c"nvrtcGetProgramLogSize")?,
+                log: symbol(&library, c"nvrtcGetProgramLog")?,
+                cubin_size: symbol(&library, c"nvrtcGetCUBINSize")?,
+                cubin: symbol(&library, c"nvrtcGetCUBIN")?,
+            }
+        };
+        // Never unloaded: its calls are kept.
+        let _handle = library.into_raw();
+        Ok(nvrtc)
+    }
+
+    /// Compiles a text with these options, of which one must name a real architecture, as `--gpu-architecture=sm_90`.
+    pub(super) fn compile(&self, name: &str, source: &str, options: &[String]) -> Result<Compiled, String> {
+        let text = |text: &str| CString::new(text).map_err(|_| format!("`{name}`: a zero in its text or options"));
+        let (file, source) = (text(&format!("{name}.cu"))?, text(source)?);
+        let options = options.iter().map(|option| text(option)).collect::<Result<Vec<_>, _>>()?;
+        let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let mut program = Owned { nvrtc: self, program: ptr::null_mut() };
+        // SAFETY: all texts end with a zero and outlive the calls; no headers are given.
+        let done = unsafe {
+            let (headers, names) = (ptr::null(), ptr::null());
+            self.check((self.create)(&raw mut program.program, source.as_ptr(), file.as_ptr(), 0, headers, names))?;
+            (self.compile)(program.program, pointers.len() as c_int, pointers.as_ptr())
+        };
+        let log = program.bytes(self.log_size, self.log)?;
+        let log = String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_owned();
+        self.check(done).map_err(|error| format!("`{name}` does not compile: {error}\n{log}"))?;
+        Ok(Compiled { cubin: program.bytes(self.cubin_size, self.cubin)?, log })
+    }
+
+    fn check(&self, code: c_int) -> Result<(), String> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: for any number it returns a text of its own that ends with a zero.
+        let text = unsafe { CStr::from_ptr((self.error_string)(code)) };
+        Err(text.to_string_lossy().into_owned())
+    }
+}
+
+/// A program that goes with its owner.
+struct Owned<'a> {
+    nvrtc: &'a Nvrtc,
+    program: Program,
+}
+
+impl Owned<'_> {
+    /// What a pair of calls gives, one for its size and one for itself.
+    fn bytes(
+        &self,
+        size_of: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+        fill: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    ) -> Result<Vec<u8>, String> {
+        let mut size = 0;
+        // SAFETY: the program is alive and the size may be written.
+        self.nvrtc.check(unsafe { size_of(self.program, &raw mut size) })?;
+        let mut bytes = vec![0u8; size];
+        // SAFETY: there is room for as many bytes as were announced.
+        self.nvrtc.check(unsafe { fill(self.program, bytes.as_mut_ptr().cast()) })?;
+        Ok(bytes)
+    }
+}
+
+impl Drop for Owned<'_> {
+    fn drop(&mut self) {
+        if !self.program.is_null() {
+            // SAFETY: it was created and is destroyed once.
+            unsafe { (self.nvrtc.destroy)(&raw mut self.program) };
+        }
+    }
+}
+
+fn open_library(path: &Path) -> Result<Library, String> {
+    // SAFETY: NVIDIA's own initialisers, of libraries that are part of libtorch's installation or the system's.
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }
+        .map_err(|error| format!("`{}` cannot be loaded: {error}", path.display()))
+}
+
+/// Where installations of libtorch keep NVIDIA's libraries: Python wheels for CUDA 13 and 12 in folders of their own, archives beside it.
+fn folders_beside(lib: &Path) -> Vec<PathBuf> {
+    let site = lib.parent().and_then(Path::parent);
+    let wheels = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"].iter().filter_map(|folder| site.map(|site| site.join(folder)));
+    wheels.chain([lib.to_owned()]).collect()
+}
+
+/// The compiler and what it needs beside it, in this folder.
+fn libraries_in(folder: &Path) -> Option<(PathBuf, PathBuf)> {
+    // libnvrtc.so.13, libnvrtc-builtins.so.13.0, and in archives libnvrtc-1a2b3c.so.13; `.alt.` has fewer architectures.
+    let mut found: Vec<PathBuf> = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).collect();
+    found.sort();
+    let named = |path: &Path, start: &str| {
+        let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        name.starts_with(start) && name.contains(".so") && !name.contains(".alt.")
+    };
+    let last = |start: &str, but: &str| found.iter().rfind(|path| named(path, start) && !named(path, but)).cloned();
+    Some((last("libnvrtc-builtins", "\0")?, last("libnvrtc", "libnvrtc-builtins")?))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// The compiler, or one line that says why a test is left out.
+    #[allow(clippy::print_stderr, reason = "a test that is left out says why")]
+    pub(crate) fn compiler() -> Option<&'static Nvrtc> {
+        // A call that needs libtorch, so that the linker keeps it.
+        let _one = tch::Tensor::from(1_i64);
+        match Nvrtc::get() {
+            Ok(nvrtc) => Some(nvrtc),
+            Err(reason) => {
+                eprintln!("skipped: {reason}");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn libraries_are_found_in_wheels_and_archives() {
+        let site = tempfile::tempdir().unwrap();
+        let lib = site.path().join("torch/lib");
+        let wheel = site.path().join("nvidia/cu13/lib");
+        fs::create_dir_all(&lib).unwrap();
+        let first = |lib: &Path| folders_beside(lib).iter().find_map(|folder| libraries_in(folder));
+        assert_eq!(first(&lib), None);
+        let touch = |folder: &Path, name: &str| fs::write(folder.join(name), "").unwrap();
+        touch(&lib, "libnvrtc-1a2b3c.so.13");
+        assert_eq!(first(&lib), None, "without its other half it cannot compile");
+        touch(&lib, "libnvrtc-builtins.so.13.0");
+        let name = |found: Option<(PathBuf, PathBuf)>| {
+            found.map(|(a, b)| [a, b].map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()))
+        };
+        assert_eq!(name(first(&lib)), Some(["libnvrtc-builtins.so.13.0".to_owned(), "libnvrtc-1a2b3c.so.13".to_owned()]));
+        fs::create_dir_all(&wheel).unwrap();
+        for library in ["libnvrtc.so.13", "libnvrtc.alt.so.13", "libnvrtc-builtins.so.13.0", "libnvrtc-builtins.alt.so.13.0"] {
+            touch(&wheel, library);
+        }
+        assert_eq!(first(&lib), Some((wheel.join("libnvrtc-builtins.so.13.0"), wheel.join("libnvrtc.so.13"))));
+    }
+
+    #[test]
+    fn a_text_that_is_wrong_is_an_error_with_its_line() {
+        let Some(nvrtc) = compiler() else { return };
+        let error =
+            nvrtc.compile("wrong", "__global__ void f() { int x = y; }", &["--gpu-architecture=sm_80".into()]).unwrap_err();
+        assert!(error.contains("wrong.cu(1)") && error.contains('y'), "{error}");
+        let error = nvrtc.compile("none", "", &["--gpu-architecture=sm_1".into()]).unwrap_err();
+        assert!(error.contains("--gpu-architecture"), "{error}");
+        assert!(nvrtc.compile("zero", "\0", &[]).is_err());
+    }
+}

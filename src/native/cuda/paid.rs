@@ -1,0 +1,308 @@
+//! The kernel for the attention paid per slot: when it serves, and how its work is divided among blocks.
+#![allow(unsafe_code)]
+
+use std::f64::consts::LOG2_E;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use tch::{Device, Kind, Tensor};
+
+use super::built::{self, Setting, Source};
+use super::driver::{Module, launch_stream};
+use crate::native::Part;
+
+pub(super) static SOURCE: Source = Source {
+    name: "attention_paid",
+    text: include_str!("kernels/attention_paid.cu"),
+    kernels: &["attention_paid", "attention_paid_in_all"],
+};
+
+/// Threads of a block, and keys that it takes.
+const THREADS: usize = 256;
+const KEYS: usize = 256;
+/// Rows of queries that are worth a block of their own: its keys are loaded for them.
+const ROWS_OF_A_SPLIT: usize = 512;
+/// Blocks for each multiprocessor, two of which are at work at once: with fewer, the last ones keep too few of them busy.
+const BLOCKS_EACH: usize = 8;
+/// Sizes above which the kernel's own numbers would not hold an index.
+const LARGEST: i64 = 1 << 30;
+/// Blocks of a grid in its second and third direction.
+const LARGEST_GRID: usize = 65_535;
+
+/// The parameter of `attention_paid`, as the kernel's text has it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Paid {
+    q: *const c_void,
+    k: *const c_void,
+    level: *const c_void,
+    in_use: *const c_void,
+    out: *mut c_void,
+    q_strides: [i64; 3],
+    k_strides: [i64; 3],
+    out_split: i64,
+    out_row: i64,
+    groups: c_int,
+    per_group: c_int,
+    tokens: c_int,
+    slots: c_int,
+    first: c_int,
+    causal: c_int,
+    rows_per_split: c_int,
+    factor: f32,
+}
+
+/// The parameter of `attention_paid_in_all`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Splits {
+    part: *const c_void,
+    out: *mut c_void,
+    out_row: i64,
+    count: c_int,
+    slots: c_int,
+}
+
+// The kernel's text asserts the same.
+const _: () = assert!(size_of::<Paid>() == 136 && size_of::<Splits>() == 32);
+
+fn settings(kind: Kind, width: i64) -> Option<[Setting; 2]> {
+    let is_f16 = match kind {
+        Kind::BFloat16 => 0,
+        Kind::Half => 1,
+        _ => return None,
+    };
+    (width % 16 == 0 && (16..=256).contains(&width)).then_some([("KVTUNE_WIDTH", width as usize), ("KVTUNE_F16", is_f16)])
+}
+
+/// Whether the kernel of [`attention_paid`] serves tensors of this place, kind and width of a head. The first question compiles it; what
+/// comes of that is in [`super::kernel_states`].
+pub fn pays(device: Device, kind: Kind, width: i64) -> bool {
+    let (Device::Cuda(device), Some(settings)) = (device, settings(kind, width)) else { return false };
+    built::module(device, &SOURCE, &settings).is_some()
+}
+
+/// The attention paid to each key by the queries from token `first` on, summed over them and over the heads of a group; nothing to a slot
+/// that does not count. The last part is the chunk's own, and seen causally. `None` where the kernel does not serve, as [`pays`] says,
+/// or its launch has failed.
+///
+/// # Shapes
+/// `q_bhnd (B, H, n, D)`, `lse_bhn (B, H, n)`, `+inf` for a query that does not count; result `(B, G, all keys)`, f32.
+pub fn attention_paid(q_bhnd: &Tensor, parts: &[Part<'_>], lse_bhn: &Tensor, scale: f64, first: i64) -> Option<Tensor> {
+    let (Device::Cuda(device), Some(settings)) = (q_bhnd.device(), settings(q_bhnd.kind(), q_bhnd.size()[3])) else {
+        return None;
+    };
+    let (module, which) = built::module(device, &SOURCE, &settings)?;
+    if !parts.iter().all(|part| part.k_bgpd.kind() == q_bhnd.kind() && part.k_bgpd.device() == q_bhnd.device()) {
+        return None;
+    }
+    let made = Launch::new(module, device, q_bhnd, parts, first)?.run(lse_bhn, parts, scale);
+    made.map_err(|reason| built::give_up(which, reason)).ok()
+}
+
+/// What all parts have in common.
+struct Launch {
+    module: &'static Module,
+    device: usize,
+    q: Tensor,
+    batch: i64,
+    groups: i64,
+    per_group: i64,
+    tokens: i64,
+    first: i64,
+    slots: i64,
+}
+
+impl Launch {
+    /// `None` for sizes that the kernel's numbers would not hold.
+    fn new(module: &'static Module, device: usize, q: &Tensor, parts: &[Part<'_>], first: i64) -> Option<Self> {
+        let (batch, heads, tokens, _) = q.size4().ok()?;
+        let groups = parts.last()?.k_bgpd.size()[1];
+        let slots = parts.iter().map(|part| part.k_bgpd.size()[2]).sum();
+        let fits = [batch * heads * tokens, slots + KEYS as i64].iter().all(|size| *size < LARGEST);
+        let is_grid = (batch * groups) as usize <= LARGEST_GRID;
+        (fits && is_grid).then(|| Self {
+            module,
+            device,
+            q: aligned(q),
+            batch,
+            groups,
+            per_group: heads / groups,
+            tokens,
+            first,
+            slots,
+        })
+    }
+
+    fn run(&self, lse_bhn: &Tensor, parts: &[Part<'_>], scale: f64) -> Result<Tensor, String> {
+        let stream = launch_stream(self.device)?;
+        let options = (Kind::Float, self.q.device());
+        let level = (lse_bhn.to_kind(Kind::Float) * LOG2_E).contiguous();
+        let out = Tensor::empty([self.batch, self.groups, self.slots], options);
+        let mut start = 0;
+        for (i, part) in parts.iter().enumerate() {
+            let slots = part.k_bgpd.size()[2];
+            if slots > 0 {
+                let causal = i + 1 == parts.len();
+                self.pay(part, &level, &out.narrow(2, start, slots), (causal, scale), stream)?;
+            }
+            start += slots;
+        }
+        Ok(out)
+    }
+
+    /// To one part; `out` is its range of the result `(B, G, P)`.
+    fn pay(
+        &self,
+        part: &Part<'_>,
+        level: &Tensor,
+        out: &Tensor,
+        (causal, scale): (bool, f64),
+        stream: *mut c_void,
+    ) -> Result<(), String> {
+        let k = aligned(part.k_bgpd);
+        let in_use = part.in_use_bgp.map(|in_use| in_use.to_kind(Kind::Bool).contiguous());
+        let (slots, rows) = (out.size()[2] as usize, (self.batch * self.groups) as usize);
+        let tiles = slots.div_ceil(KEYS);
+        let queries = ((self.tokens - self.first) * self.per_group) as usize;
+        let (splits, rows_per_split) = divided(queries, tiles * rows, self.module.gpu().multiprocessors);
+        let in_parts =
+            (splits > 1).then(|| Tensor::empty([splits as i64, rows as i64, slots as i64], (Kind::Float, out.device())));
+        let params = Paid {
+            q: self.q.data_ptr(),
+            k: k.data_ptr(),
+            level: level.data_ptr(),
+            in_use: in_use.as_ref().map_or(ptr::null(), |in_use| in_use.data_ptr().cast_const()),
+            out: in_parts.as_ref().unwrap_or(out).data_ptr(),
+            q_strides: strides(&self.q),
+            k_strides: strides(&k),
+            out_split: (rows * slots) as i64,
+            out_row: if splits > 1 { slots as i64 } else { self.slots },
+            groups: self.groups as c_int,
+            per_group: self.per_group as c_int,
+            tokens: self.tokens as c_int,
+            slots: slots as c_int,
+            first: self.first as c_int,
+            causal: c_int::from(causal),
+            rows_per_split: rows_per_split as c_int,
+            factor: (scale * LOG2_E) as f32,
+        };
+        // SAFETY: the parameter is the kernel's; what it points to are tensors of this device and of these sizes. Those that are dropped
+        // before the kernel has run give their memory to operations behind it in the same stream.
+        unsafe { self.module.launch("attention_paid", [tiles, rows, splits], THREADS, &params, stream)? };
+        let Some(in_parts) = in_parts else { return Ok(()) };
+        let params = Splits {
+            part: in_parts.data_ptr(),
+            out: out.data_ptr(),
+            out_row: self.slots,
+            count: splits as c_int,
+            slots: slots as c_int,
+        };
+        // SAFETY: as above.
+        unsafe { self.module.launch("attention_paid_in_all", [slots.div_ceil(THREADS), rows, 1], THREADS, &params, stream) }
+    }
+}
+
+/// Into how many splits the rows of queries are cut, and how long each is, where there would be so many blocks without.
+fn divided(rows: usize, blocks: usize, multiprocessors: usize) -> (usize, usize) {
+    let wanted = (BLOCKS_EACH * multiprocessors).div_ceil(blocks.max(1));
+    let length = rows.div_ceil(wanted.min(LARGEST_GRID)).max(ROWS_OF_A_SPLIT).next_multiple_of(64).max(1);
+    (rows.div_ceil(length).max(1), length)
+}
+
+/// The tensor itself where the kernel can read it in pieces of 16 bytes, else a copy that it can.
+fn aligned(x: &Tensor) -> Tensor {
+    let is_aligned =
+        x.stride()[3] == 1 && strides(x).iter().all(|stride| stride % 8 == 0) && (x.data_ptr() as usize).is_multiple_of(16);
+    if is_aligned {
+        return x.shallow_clone();
+    }
+    let mut copy = Tensor::empty(x.size(), (x.kind(), x.device()));
+    copy.copy_(x);
+    copy
+}
+
+/// Of all dimensions but the last.
+fn strides(x: &Tensor) -> [i64; 3] {
+    let stride = x.stride();
+    [stride[0], stride[1], stride[2]]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::built::options;
+    use super::super::nvrtc::tests::compiler;
+    use super::*;
+
+    #[test]
+    fn rows_are_cut_where_blocks_are_few_and_no_row_is_lost() {
+        for rows in [0, 1, 7, 511, 512, 513, 7168, 1 << 20] {
+            for blocks in [1, 2, 31, 512, 100_000] {
+                for multiprocessors in [1, 108, 132] {
+                    let (splits, length) = divided(rows, blocks, multiprocessors);
+                    assert!(splits * length >= rows && (splits - 1) * length < rows.max(1), "{rows}, {blocks}");
+                    assert!(length >= ROWS_OF_A_SPLIT && splits <= LARGEST_GRID);
+                }
+            }
+        }
+        assert_eq!(divided(7168, 4096, 132), (1, 7168));
+        assert_eq!(divided(7168, 32, 132), (14, 512));
+    }
+
+    #[test]
+    fn the_text_has_the_sizes_that_its_grid_is_made_for() {
+        for line in ["constexpr int THREADS = 256;", "constexpr int KEYS = THREADS / 32 * KEY_TILES * 16;", "KEY_TILES = 2;"] {
+            assert!(SOURCE.text.contains(line), "{line}");
+        }
+        for kernel in SOURCE.kernels {
+            assert!(SOURCE.text.contains(&format!(" {kernel}(const ")), "{kernel}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_in_pieces_is_copied() {
+        let buffer = Tensor::arange(2 * 9 * 3 * 17, (Kind::Float, Device::Cpu)).to_kind(Kind::Half).view([2, 9, 3, 17]);
+        let view = buffer.narrow(3, 0, 16).transpose(1, 2);
+        let copy = aligned(&view);
+        assert!(copy.equal(&view) && strides(&copy) == [432, 144, 16] && (copy.data_ptr() as usize).is_multiple_of(16));
+        let buffer = Tensor::zeros([2, 3, 12, 16], (Kind::Half, Device::Cpu));
+        let view = buffer.narrow(2, 4, 5);
+        assert_eq!(aligned(&view).data_ptr(), view.data_ptr(), "a part of a cache is read where it is");
+    }
+
+    #[test]
+    fn other_kinds_and_widths_are_left_to_others() {
+        let f16 = Some([("KVTUNE_WIDTH", 80), ("KVTUNE_F16", 1)]);
+        assert_eq!(settings(Kind::Half, 80), f16);
+        for (kind, width) in [(Kind::Float, 64), (Kind::Half, 72), (Kind::BFloat16, 0), (Kind::BFloat16, 272)] {
+            assert_eq!(settings(kind, width), None);
+        }
+        assert!(!pays(Device::Cpu, Kind::BFloat16, 64) && !pays(Device::Cuda(0), Kind::Double, 64));
+    }
+
+    /// Every number that the compiler's assembler gives before these words.
+    fn counts(log: &str, words: &str) -> Vec<usize> {
+        let before = log.match_indices(words).map(|(at, _)| log[..at].rsplit(' ').next().unwrap_or_default().parse());
+        before.collect::<Result<_, _>>().unwrap()
+    }
+
+    #[test]
+    #[allow(clippy::print_stdout, reason = "how many registers it takes is worth reading")]
+    fn it_compiles_for_ampere_hopper_and_blackwell_and_spills_no_register() {
+        let Some(nvrtc) = compiler() else { return };
+        for architecture in [80, 90, 100] {
+            for (kind, width) in
+                [(Kind::Half, 32), (Kind::BFloat16, 64), (Kind::Half, 80), (Kind::BFloat16, 128), (Kind::BFloat16, 256)]
+            {
+                let mut options = options(architecture, &settings(kind, width).unwrap());
+                options.push("--ptxas-options=-v".to_owned());
+                let compiled = nvrtc.compile(SOURCE.name, SOURCE.text, &options).unwrap();
+                assert!(compiled.cubin.starts_with(b"\x7fELF"));
+                let registers = counts(&compiled.log, " registers");
+                let spilt: usize = counts(&compiled.log, " bytes spill").iter().sum();
+                println!("sm_{architecture}, {width} channels: registers {registers:?}, {spilt} bytes spilt");
+                assert_eq!((registers.len(), spilt), (SOURCE.kernels.len(), 0), "{}", compiled.log);
+            }
+        }
+    }
+}

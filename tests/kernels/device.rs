@@ -1,0 +1,106 @@
+//! The same kernels on a GPU, where there is one, beside libtorch's own operations on the same device.
+
+use std::sync::OnceLock;
+
+use kvtune::native::cuda::{self, CudaSupport, load_cuda};
+use kvtune::ops::attention::{Chunk, Past, Queries, attention_paid};
+use kvtune::store::Bits;
+use tch::{Cuda, Device, Kind, Tensor};
+
+/// The GPU, or one line that says why a test is left out.
+#[allow(clippy::print_stderr, reason = "a test that is left out says why")]
+fn gpu(test: &str) -> Option<Device> {
+    static FOUND: OnceLock<Result<Device, String>> = OnceLock::new();
+    // Before any other call into libtorch, which would remember that there is no CUDA.
+    let found = FOUND.get_or_init(|| match load_cuda() {
+        CudaSupport::Loaded if Cuda::is_available() => Ok(Device::Cuda(0)),
+        CudaSupport::Loaded => Err("libtorch finds no CUDA device".to_owned()),
+        CudaSupport::NoDevice => Err("this machine has no NVIDIA device".to_owned()),
+        CudaSupport::Unavailable(reason) => Err(reason),
+    });
+    match found {
+        Ok(device) => Some(*device),
+        Err(reason) => {
+            eprintln!("{test}: skipped: {reason}");
+            None
+        }
+    }
+}
+
+/// Query heads of a KV head, KV heads, tokens, slots of the past and channels.
+const SHAPES: [(i64, i64, i64, i64, i64); 7] = [
+    (7, 2, 300, 1000, 64),
+    (1, 3, 257, 513, 128),
+    (4, 1, 1, 4096, 128),
+    (2, 2, 70, 30, 80),
+    (8, 1, 1024, 5000, 32),
+    (2, 1, 129, 700, 256),
+    (3, 2, 5, 1, 96),
+];
+
+#[test]
+fn the_kernel_pays_what_blocks_of_operations_pay_and_twice_the_same_bits() {
+    let Some(device) = gpu("attention paid") else { return };
+    tch::manual_seed(4);
+    for kind in [Kind::BFloat16, Kind::Half] {
+        for (i, (per_group, groups, tokens, slots, width)) in SHAPES.into_iter().enumerate() {
+            assert!(cuda::pays(device, kind, width), "{:?}", cuda::kernel_states());
+            let narrow = |size: &[i64]| Tensor::randn(size, (Kind::Float, device)).to_kind(kind);
+            let q = narrow(&[2, tokens, groups * per_group, width]).transpose(1, 2);
+            // The past and the chunk are parts of one cache, which is longer.
+            let cache = narrow(&[2, groups, slots + tokens + 9, width]);
+            let (old, own) = (cache.narrow(2, 0, slots), cache.narrow(2, slots, tokens));
+            let in_use = Tensor::rand([2, groups, slots], (Kind::Float, device)).gt(0.2);
+            let lse = Tensor::randn([2, groups * per_group, tokens], (Kind::Float, device)) + 12.0;
+            let pads = Tensor::rand(lse.size(), (Kind::Float, device)).gt(0.9);
+            let lse = lse.masked_fill(&pads, f64::INFINITY);
+            let wide = |x: &Tensor| x.to_kind(Kind::Float);
+            let (wide_q, wide_old, wide_own) = (wide(&q), wide(&old), wide(&own));
+            for queries in [Queries::All, Queries::Last(40)] {
+                let in_use = (i % 2 == 0).then_some(&in_use);
+                let paid = |q, old, own| {
+                    let chunk = Chunk { q_bhnd: q, k_bgnd: own, v_bgnd: own, scale: 0.1, in_use_bgn: None };
+                    attention_paid(chunk, &[Past { k_bgpd: old, v_bgpd: old, in_use_bgp: in_use }], &lse, queries)
+                };
+                let found = paid(&q, &old, &own);
+                assert!(found.equal(&paid(&q, &old, &own)), "two runs differ");
+                // In single precision blocks of operations compute it.
+                let expected = paid(&wide_q, &wide_old, &wide_own);
+                let error = ((&found - &expected).abs() / (expected.abs() + 1e-9)).max().double_value(&[]);
+                assert!(
+                    error < 1e-3,
+                    "{kind:?}, {per_group} × {groups} heads of {width}, {tokens} tokens, {slots} slots: {error:.1e}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_quantiser_gives_on_a_gpu_what_it_gives_on_the_cpu() {
+    let Some(device) = gpu("quantiser") else { return };
+    tch::manual_seed(5);
+    let mut vectors = 0;
+    let mut different = 0;
+    for bits in [Bits::Four, Bits::Five, Bits::Eight, Bits::Nine] {
+        for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
+            for width in [1, 31, 50, 64, 128, 256] {
+                let cpu = |size: [i64; 2]| Tensor::randn(size, (Kind::Float, Device::Cpu));
+                let x = (cpu([200, width]) * cpu([200, 1]).exp() + cpu([200, 1]) * 20.0).to_kind(kind);
+                let (here, there) = (bits.quantise(&x), bits.quantise(&x.to_device(device)));
+                let differs = |a: &Tensor, b: &Tensor| a.ne_tensor(&b.to_device(Device::Cpu)).any_dim(-1, false);
+                let differs = differs(&here.level, &there.level).logical_or(&differs(&here.range, &there.range));
+                vectors += x.size()[0];
+                different += differs.sum(Kind::Int64).int64_value(&[]);
+                let expected = bits.restore(&here.level, &here.range, width, kind);
+                let found = bits.restore(&here.level.to_device(device), &here.range.to_device(device), width, kind);
+                assert!(found.to_device(Device::Cpu).equal(&expected), "{bits:?}, {kind:?}, {width}");
+            }
+        }
+    }
+    // The CPU divides by the number of steps, where a GPU multiplies with its reciprocal: a scale may be its neighbour.
+    assert!(different * 200 < vectors, "{different} of {vectors} vectors differ");
+    let states = cuda::kernel_states();
+    let ours = states.iter().filter(|state| state.kernel.starts_with("`quantiser`"));
+    assert!(ours.clone().count() == 12 && ours.clone().all(|state| state.missing.is_none()), "{states:?}");
+}
