@@ -26,12 +26,20 @@ fn is_fused(x: &Tensor, weight_e: &Tensor) -> bool {
 
 /// The normalised x, and one over the root of each row `(…, 1)`.
 fn forward(x: &Tensor, weight_e: &Tensor, eps: f64) -> (Tensor, Tensor) {
-    if is_fused(x, weight_e) { native::rms_norm(x, weight_e, eps) } else { forward_of_tensors(x, weight_e, eps) }
+    if is_fused(x, weight_e) {
+        return native::rms_norm(x, weight_e, eps);
+    }
+    native::cuda::rms_norm(x, weight_e, eps).unwrap_or_else(|| forward_of_tensors(x, weight_e, eps))
 }
 
 /// Gradients of x and of the weight, as far as they are needed.
 fn backward(dy: &Tensor, saved: (&Tensor, &Tensor, &Tensor), needs: [bool; 2]) -> [Option<Tensor>; 2] {
-    if is_fused(saved.0, saved.1) { native::rms_norm_backward(dy, saved, needs) } else { backward_of_tensors(dy, saved, needs) }
+    if is_fused(saved.0, saved.1) {
+        return native::rms_norm_backward(dy, saved, needs);
+    }
+    let dx = needs[0].then(|| native::cuda::rms_norm_backward(dy, saved)).flatten();
+    let [other_dx, dweight_e] = backward_of_tensors(dy, saved, [needs[0] && dx.is_none(), needs[1]]);
+    [dx.or(other_dx), dweight_e]
 }
 
 fn forward_of_tensors(x: &Tensor, weight_e: &Tensor, eps: f64) -> (Tensor, Tensor) {
@@ -42,6 +50,9 @@ fn forward_of_tensors(x: &Tensor, weight_e: &Tensor, eps: f64) -> (Tensor, Tenso
 
 /// With x̂ = x · rstd and g = dy · weight: dx = (g − x̂ · mean(g · x̂)) · rstd, and dweight the sum of dy · x̂ over all rows.
 fn backward_of_tensors(dy: &Tensor, (x, weight_e, rstd): (&Tensor, &Tensor, &Tensor), needs: [bool; 2]) -> [Option<Tensor>; 2] {
+    if needs == [false; 2] {
+        return [None, None];
+    }
     let wide = |t: &Tensor| t.to_kind(accumulation_kind(x.kind()));
     let (dy, normed) = (wide(dy), wide(x) * rstd);
     let dweight_e = needs[1].then(|| {

@@ -41,12 +41,11 @@ impl Rotation {
     }
 
     fn turn(&self, x_bhnd: &Tensor, turn: Turn) -> Tensor {
-        let kind = x_bhnd.kind();
+        let (kind, angles) = (x_bhnd.kind(), (&self.cos, &self.sin));
         if native::computes(x_bhnd.device(), kind) && self.cos.kind() == kind {
-            native::rotate(x_bhnd, (&self.cos, &self.sin), turn)
-        } else {
-            self.turn_tensors(x_bhnd, turn)
+            return native::rotate(x_bhnd, angles, turn);
         }
+        native::cuda::rotate(x_bhnd, angles, turn).unwrap_or_else(|| self.turn_tensors(x_bhnd, turn))
     }
 
     fn turn_tensors(&self, x_bhnd: &Tensor, turn: Turn) -> Tensor {

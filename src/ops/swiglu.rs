@@ -25,12 +25,18 @@ fn is_fused(gate: &Tensor, up: &Tensor) -> bool {
 }
 
 fn forward(gate: &Tensor, up: &Tensor) -> Tensor {
-    if is_fused(gate, up) { native::swiglu(gate, up) } else { forward_of_tensors(gate, up) }
+    if is_fused(gate, up) {
+        return native::swiglu(gate, up);
+    }
+    native::cuda::swiglu(gate, up).unwrap_or_else(|| forward_of_tensors(gate, up))
 }
 
 /// Gradients of gate and up.
 fn backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> (Tensor, Tensor) {
-    if is_fused(gate, up) { native::swiglu_backward(dy, gate, up) } else { backward_of_tensors(dy, gate, up) }
+    if is_fused(gate, up) {
+        return native::swiglu_backward(dy, gate, up);
+    }
+    native::cuda::swiglu_backward(dy, gate, up).unwrap_or_else(|| backward_of_tensors(dy, gate, up))
 }
 
 fn forward_of_tensors(gate: &Tensor, up: &Tensor) -> Tensor {

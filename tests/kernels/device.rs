@@ -4,6 +4,9 @@ use std::sync::OnceLock;
 
 use kvtune::native::cuda::{self, CudaSupport, load_cuda};
 use kvtune::ops::attention::{Chunk, Past, Queries, attention_paid};
+use kvtune::ops::rms_norm::rms_norm;
+use kvtune::ops::rope::Rotation;
+use kvtune::ops::swiglu::swiglu;
 use kvtune::store::Bits;
 use tch::{Cuda, Device, Kind, Tensor};
 
@@ -59,7 +62,7 @@ fn the_kernel_pays_what_blocks_of_operations_pay_and_twice_the_same_bits() {
             for queries in [Queries::All, Queries::Last(40)] {
                 let in_use = (i % 2 == 0).then_some(&in_use);
                 let paid = |q, old, own| {
-                    let chunk = Chunk { q_bhnd: q, k_bgnd: own, v_bgnd: own, scale: 0.1, in_use_bgn: None };
+                    let chunk = Chunk::of(q, (own, own), 0.1);
                     attention_paid(chunk, &[Past { k_bgpd: old, v_bgpd: old, in_use_bgp: in_use }], &lse, queries)
                 };
                 let found = paid(&q, &old, &own);
@@ -103,4 +106,56 @@ fn the_quantiser_gives_on_a_gpu_what_it_gives_on_the_cpu() {
     let states = cuda::kernel_states();
     let ours = states.iter().filter(|state| state.kernel.starts_with("`quantiser`"));
     assert!(ours.clone().count() == 12 && ours.clone().all(|state| state.missing.is_none()), "{states:?}");
+}
+
+#[test]
+fn norms_gates_and_rotations_are_on_a_gpu_what_they_are_on_the_cpu() {
+    let Some(device) = gpu("norms, gates and rotations") else { return };
+    tch::manual_seed(6);
+    for kind in [Kind::BFloat16, Kind::Half] {
+        let cpu = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu)).to_kind(kind);
+        for width in [8, 896, 3584, 8200] {
+            let inputs = [cpu(&[2, 37, width]), cpu(&[width]), cpu(&[2, 37, width])];
+            let norm = |device| {
+                let [x, weight, dy] = inputs.each_ref().map(|x| x.to_device(device));
+                let leaf = x.set_requires_grad(true);
+                let y = rms_norm(&leaf, &weight, 1e-6);
+                (&y * &dy).sum(Kind::Float).backward();
+                [y.detach(), leaf.grad()]
+            };
+            agree(kind, norm(device), norm(Device::Cpu));
+            let gate = |device| {
+                let [gate, _, dy] = inputs.each_ref().map(|x| x.to_device(device));
+                let (gate, up) = (gate.set_requires_grad(true), (&dy * 0.5).set_requires_grad(true));
+                let y = swiglu(&gate, &up);
+                (&y * &dy).sum(Kind::Float).backward();
+                [y.detach(), gate.grad(), up.grad()]
+            };
+            agree(kind, gate(device), gate(Device::Cpu));
+        }
+        for (heads, tokens, width) in [(28, 65, 128), (3, 1, 16), (2, 300, 80)] {
+            let (x, dy) = (cpu(&[2, tokens, heads, width]).transpose(1, 2), cpu(&[2, heads, tokens, width]));
+            let turn = |device| {
+                let position = Tensor::arange(tokens, (Kind::Int64, device)).view([1, -1]) + 1000;
+                let leaf = x.to_device(device).detach().set_requires_grad(true);
+                let y = Rotation::at(&position, width as usize, 1e6, kind).apply(&leaf);
+                (&y * dy.to_device(device)).sum(Kind::Float).backward();
+                [y.detach(), leaf.grad()]
+            };
+            agree(kind, turn(device), turn(Device::Cpu));
+        }
+    }
+    let states = cuda::kernel_states();
+    let ours = states.iter().filter(|state| state.kernel.starts_with("`pointwise`"));
+    assert!(ours.clone().count() == 2 && ours.clone().all(|state| state.missing.is_none()), "{states:?}");
+}
+
+/// To a unit in the last place, where a power or a root may fall to either side of a rounding.
+fn agree<const N: usize>(kind: Kind, found: [Tensor; N], expected: [Tensor; N]) {
+    let bound = if kind == Kind::Half { 1.0 / 512.0 } else { 1.0 / 64.0 };
+    for (found, expected) in found.into_iter().zip(expected) {
+        let (found, expected) = (found.to_device(Device::Cpu).to_kind(Kind::Float), expected.to_kind(Kind::Float));
+        let error = ((&found - &expected).abs() / expected.abs().clamp_min(0.05)).max().double_value(&[]);
+        assert!(error <= bound, "{kind:?}: {error:.1e}");
+    }
 }
