@@ -163,14 +163,8 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Option<Tensor> {
     let (kernels, pieces) = gates(gate, &[up])?;
     let (gate, up) = (dense(gate), dense(up));
     let y = gate.empty_like();
-    let params = Gate {
-        gate: gate.data_ptr(),
-        up: up.data_ptr(),
-        dy: ptr::null(),
-        out: y.data_ptr(),
-        dup: ptr::null_mut(),
-        pieces,
-    };
+    let params =
+        Gate { gate: gate.data_ptr(), up: up.data_ptr(), dy: ptr::null(), out: y.data_ptr(), dup: ptr::null_mut(), pieces };
     // SAFETY: the parameter is the kernel's; all tensors are in one piece, on this device, and of `pieces` pieces.
     unsafe { kernels.launch("gated", (pieces as usize).div_ceil(THREADS), &params)? };
     Some(y)
@@ -181,14 +175,8 @@ pub fn swiglu_backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> Option<(Tenso
     let (kernels, pieces) = gates(gate, &[up, dy])?;
     let (gate, up, dy) = (dense(gate), dense(up), dense(dy));
     let (dgate, dup) = (gate.empty_like(), gate.empty_like());
-    let params = Gate {
-        gate: gate.data_ptr(),
-        up: up.data_ptr(),
-        dy: dy.data_ptr(),
-        out: dgate.data_ptr(),
-        dup: dup.data_ptr(),
-        pieces,
-    };
+    let params =
+        Gate { gate: gate.data_ptr(), up: up.data_ptr(), dy: dy.data_ptr(), out: dgate.data_ptr(), dup: dup.data_ptr(), pieces };
     // SAFETY: as above.
     unsafe { kernels.launch("gated_back", (pieces as usize).div_ceil(THREADS), &params)? };
     Some((dgate, dup))
