@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 use super::Shape;
 use super::moves::{Moves, put, restore, take, with_retained};
 use crate::recipe::BufferKind;
-use crate::store::{Bits, Parked, Store, StoreError, bytes_of};
+use crate::store::{Bits, bytes_of};
 use crate::units::Bytes;
 
 /// Entries in their stored form: the tensors that make up the keys, and those that make up the values.
@@ -33,10 +33,13 @@ impl Stored {
         bytes_of(self.k.iter().chain(&self.v))
     }
 
-    /// The same in a store, in its form; what the buffer has quantised is kept to the bit.
-    pub(super) fn park(&self, store: &Store) -> Result<StoredAway, StoreError> {
-        let all = |planes: &[Tensor]| planes.iter().map(|plane| store.park(plane)).collect::<Result<_, _>>();
-        Ok(StoredAway { k: all(&self.k)?, v: all(&self.v)? })
+    pub(super) fn of(k: Vec<Tensor>, v: Vec<Tensor>) -> Self {
+        Self { k, v }
+    }
+
+    /// The tensors that make up the keys, and those that make up the values.
+    pub(super) fn planes(&self) -> (&[Tensor], &[Tensor]) {
+        (&self.k, &self.v)
     }
 
     /// A chunk's entries with the retained ones of `saved` in front.
@@ -46,21 +49,6 @@ impl Stored {
             mine.iter().zip(theirs).map(|(mine, theirs)| with_retained(mine, theirs, retained)).collect()
         };
         Self { k: join(&self.k, &saved.k), v: join(&self.v, &saved.v) }
-    }
-}
-
-/// Entries in their stored form that wait in a store.
-#[derive(Debug)]
-pub(super) struct StoredAway {
-    k: Vec<Parked>,
-    v: Vec<Parked>,
-}
-
-impl StoredAway {
-    /// The entries on a device.
-    pub(super) fn fetch(&self, device: Device) -> Result<Stored, StoreError> {
-        let all = |planes: &[Parked]| planes.iter().map(|plane| plane.fetch(device)).collect::<Result<_, _>>();
-        Ok(Stored { k: all(&self.k)?, v: all(&self.v)? })
     }
 }
 

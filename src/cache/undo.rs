@@ -3,9 +3,9 @@
 use tch::{Device, Kind, Tensor};
 
 use super::CacheError;
-use super::buffer::{Stored, StoredAway};
+use super::buffer::Stored;
 use super::moves::{Geometry, Moves, Retained};
-use crate::store::{Parked, Store, StoreError, bytes_of};
+use crate::store::{Ahead, Parked, Store, StoreError, bytes_of};
 use crate::units::Bytes;
 
 /// What a write overwrote: with it the cache before the write is restored exactly.
@@ -21,32 +21,41 @@ pub struct Undo {
 #[derive(Debug)]
 pub struct ParkedUndo {
     at: Geometry,
-    moves: Option<ParkedMoves>,
-    saved: Option<(StoredAway, Parked)>,
+    /// Nothing where nothing was overwritten.
+    parked: Option<(Layout, Parked)>,
 }
 
-/// Indices wait in 32 bits.
+/// The same on its way back to a device.
 #[derive(Debug)]
-struct ParkedMoves {
-    to: Parked,
-    from: Parked,
-    retained: Option<[Parked; 2]>,
+pub struct UndoAhead {
+    at: Geometry,
+    ahead: Option<(Layout, Ahead)>,
+}
+
+/// Which tensors wait together: the moves' `to` and `from`, what is retained (a mask and indices), the positions, the planes of the keys
+/// and as many of the values. Indices wait in 32 bits.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    has_retained: bool,
+    planes: usize,
 }
 
 impl Undo {
     /// Puts it into a store.
     pub fn park(&self, store: &Store) -> Result<ParkedUndo, CacheError> {
-        let whole = |x: &Tensor| store.park(&x.to_kind(Kind::Int));
-        let moves = |moves: &Moves| {
-            let retained = moves.retained.as_ref().map(|r| Ok::<_, StoreError>([store.park(&r.mask_b1n)?, whole(&r.saved)?]));
-            Ok::<_, StoreError>(ParkedMoves { to: whole(&moves.to)?, from: whole(&moves.from)?, retained: retained.transpose()? })
+        let (Some(moves), Some((stored, position))) = (&self.moves, &self.saved) else {
+            return Ok(ParkedUndo { at: self.at, parked: None });
         };
-        let saved = |(stored, position): &(Stored, Tensor)| Ok::<_, StoreError>((stored.park(store)?, whole(position)?));
-        Ok(ParkedUndo {
-            at: self.at,
-            moves: self.moves.as_ref().map(moves).transpose()?,
-            saved: self.saved.as_ref().map(saved).transpose()?,
-        })
+        let whole = |x: &Tensor| x.to_kind(Kind::Int);
+        let mut all = vec![whole(&moves.to), whole(&moves.from)];
+        if let Some(retained) = &moves.retained {
+            all.extend([retained.mask_b1n.shallow_clone(), whole(&retained.saved)]);
+        }
+        all.push(whole(position));
+        let (k, v) = stored.planes();
+        let layout = Layout { has_retained: moves.retained.is_some(), planes: k.len() };
+        let all: Vec<&Tensor> = all.iter().chain(k).chain(v).collect();
+        Ok(ParkedUndo { at: self.at, parked: Some((layout, store.park_all(&all)?)) })
     }
 
     /// What the entries, their positions and the indices of their moves take.
@@ -59,18 +68,33 @@ impl Undo {
 impl ParkedUndo {
     /// Brings it to a device.
     pub fn fetch(&self, device: Device) -> Result<Undo, CacheError> {
-        let whole = |x: &Parked| Ok::<_, StoreError>(x.fetch(device)?.to_kind(Kind::Int64));
-        let retained =
-            |[mask, saved]: &[Parked; 2]| Ok::<_, StoreError>(Retained { mask_b1n: mask.fetch(device)?, saved: whole(saved)? });
-        let moves = |moves: &ParkedMoves| {
-            let retained = moves.retained.as_ref().map(retained).transpose()?;
-            Ok::<_, StoreError>(Moves { to: whole(&moves.to)?, from: whole(&moves.from)?, retained })
-        };
-        let saved = |(away, position): &(StoredAway, Parked)| Ok::<_, StoreError>((away.fetch(device)?, whole(position)?));
-        Ok(Undo {
-            at: self.at,
-            moves: self.moves.as_ref().map(moves).transpose()?,
-            saved: self.saved.as_ref().map(saved).transpose()?,
-        })
+        Ok(self.set_out(device)?.arrive())
+    }
+
+    /// Sets it out on its way to a device.
+    pub fn set_out(&self, device: Device) -> Result<UndoAhead, CacheError> {
+        let out = |(layout, parked): &(Layout, Parked)| Ok::<_, StoreError>((*layout, parked.set_out(device)?));
+        Ok(UndoAhead { at: self.at, ahead: self.parked.as_ref().map(out).transpose()? })
+    }
+}
+
+impl UndoAhead {
+    /// The entry, for which the device waits if it is not there yet.
+    pub fn arrive(self) -> Undo {
+        let Some((layout, ahead)) = self.ahead else { return Undo { at: self.at, moves: None, saved: None } };
+        let mut all = ahead.arrive();
+        let v = all.split_off(all.len() - layout.planes);
+        let k = all.split_off(all.len() - layout.planes);
+        let mut whole = all.into_iter().map(|x| if x.kind() == Kind::Int { x.to_kind(Kind::Int64) } else { x });
+        let mut next = || whole.next().unwrap_or_default();
+        let (to, from) = (next(), next());
+        let retained = layout.has_retained.then(|| Retained { mask_b1n: next(), saved: next() });
+        let position = next();
+        Undo { at: self.at, moves: Some(Moves { to, from, retained }), saved: Some((Stored::of(k, v), position)) }
+    }
+
+    /// What it takes on the device before it has arrived.
+    pub fn bytes(&self) -> Bytes {
+        self.ahead.iter().map(|(_, ahead)| ahead.bytes()).sum()
     }
 }

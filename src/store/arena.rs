@@ -1,18 +1,20 @@
 //! Where tensors wait: stretches of the host's memory, or one scratch file. What is freed is used again, within a step and in the
 //! next, so that neither grows from step to step.
 
+use std::cell::Cell;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 use super::StoreError;
+use super::copier::{Copier, Lane, Mark, copier_of};
 use super::ranges::{Ranges, aligned};
+use super::stretches::{Part, Stretch, step, take};
 use crate::files::Scratch;
+use crate::native::cuda::upload;
 use crate::units::Bytes;
-
-/// What is taken at once of memory or disk: at least this, then as much again as there is, up to [`LARGEST_STEP`].
-const FIRST_STEP: u64 = 1 << 20;
-const LARGEST_STEP: u64 = 256 << 20;
 
 /// Tensors side by side in one piece of an arena.
 #[derive(Debug)]
@@ -22,26 +24,39 @@ pub(super) struct Piece {
     start: u64,
     len: u64,
     parts: Vec<Part>,
-}
-
-#[derive(Debug)]
-struct Part {
-    /// From the beginning of the stretch or file.
-    at: u64,
-    size: Vec<i64>,
-    kind: Kind,
-}
-
-impl Part {
-    fn len(&self) -> u64 {
-        (self.size.iter().product::<i64>() as usize * self.kind.elt_size_in_bytes()) as u64
-    }
+    /// Who brings it, and fetches copies.
+    copier: Arc<dyn Copier>,
+    /// When it is there.
+    came: Mark,
+    /// When the last copy that was asked for is done.
+    left: Cell<Mark>,
 }
 
 impl Piece {
     /// What it takes.
     pub(super) fn bytes(&self) -> Bytes {
         Bytes(self.len)
+    }
+}
+
+/// Copies of tensors that are on their way to a device.
+#[derive(Debug)]
+pub(super) struct Coming {
+    tensors: Vec<Tensor>,
+    copier: Arc<dyn Copier>,
+    done: Mark,
+}
+
+impl Coming {
+    /// What is on its way.
+    pub(super) fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// The tensors, for which the device waits if they are not there yet.
+    pub(super) fn arrive(self) -> Vec<Tensor> {
+        self.copier.wait(self.done);
+        self.tensors
     }
 }
 
@@ -54,8 +69,10 @@ pub struct Taken {
     pub most: Bytes,
     /// Memory that was asked for; 0 for a file.
     pub memory: Bytes,
-    /// How much of it has ever been used: the system gives memory when it is touched.
+    /// How much of it has ever been used: the system gives memory when it is touched. Pinned memory is all there at once.
     pub touched: Bytes,
+    /// How much of it is pinned.
+    pub pinned: Bytes,
     /// The length of the file, all of which is taken on the disk; 0 without one.
     pub file: Bytes,
 }
@@ -63,7 +80,7 @@ pub struct Taken {
 /// The two kinds of places.
 #[derive(Debug)]
 enum Place {
-    Memory(Vec<(Tensor, Ranges)>),
+    Memory(Vec<Stretch>),
     File(Box<InFile>),
 }
 
@@ -84,25 +101,42 @@ pub(super) struct Arena {
     place: Place,
     in_use: Bytes,
     most: Bytes,
+    /// How long the host has copied.
+    copied: Duration,
+    /// Who copies whatever the device; else it is the device's own copier.
+    copier: Option<Arc<dyn Copier>>,
 }
 
 impl Arena {
     pub(super) fn in_memory() -> Self {
-        Self { place: Place::Memory(Vec::new()), in_use: Bytes(0), most: Bytes(0) }
+        Self::at(Place::Memory(Vec::new()))
     }
 
     /// `purpose` is part of the file's name. Without a directory the first tensor is refused.
     pub(super) fn in_file(dir: Option<PathBuf>, purpose: &'static str) -> Self {
         let file = InFile { dir, purpose, scratch: None, ranges: Ranges::default(), bytes: Vec::new() };
-        Self { place: Place::File(Box::new(file)), in_use: Bytes(0), most: Bytes(0) }
+        Self::at(Place::File(Box::new(file)))
+    }
+
+    fn at(place: Place) -> Self {
+        Self { place, in_use: Bytes(0), most: Bytes(0), copied: Duration::ZERO, copier: None }
+    }
+
+    /// The arena in memory, with copies made by `copier`.
+    #[cfg(test)]
+    pub(super) fn copied_by(copier: Arc<dyn Copier>) -> Self {
+        Self { copier: Some(copier), ..Self::in_memory() }
     }
 
     pub(super) fn taken(&self) -> Taken {
         let Self { in_use, most, .. } = *self;
         match &self.place {
             Place::Memory(stretches) => {
-                let sum = |of: fn(&Ranges) -> u64| Bytes(stretches.iter().map(|(_, ranges)| of(ranges)).sum());
-                Taken { in_use, most, memory: sum(Ranges::end), touched: sum(Ranges::touched), file: Bytes(0) }
+                let sum = |of: fn(&Stretch) -> u64| Bytes(stretches.iter().map(of).sum());
+                let pinned = |stretch: &Stretch| if stretch.is_pinned { stretch.ranges.end() } else { 0 };
+                let touched = |s: &Stretch| if s.is_pinned { s.ranges.end() } else { s.ranges.touched() };
+                let memory = sum(|stretch| stretch.ranges.end());
+                Taken { in_use, most, memory, touched: sum(touched), pinned: sum(pinned), file: Bytes(0) }
             }
             Place::File(file) => {
                 Taken { in_use, most, file: file.scratch.as_ref().map_or(Bytes(0), Scratch::len), ..Taken::default() }
@@ -110,8 +144,18 @@ impl Arena {
         }
     }
 
-    /// Copies tensors of any device into a piece of their own.
+    /// How long the host has copied to and fro.
+    pub(super) fn copied(&self) -> Duration {
+        self.copied
+    }
+
+    fn copier(&self, device: Device) -> Arc<dyn Copier> {
+        self.copier.clone().unwrap_or_else(|| copier_of(device))
+    }
+
+    /// Copies tensors of a device into a piece of their own. They must not be written to any more.
     pub(super) fn put(&mut self, tensors: &[Tensor]) -> Result<Piece, StoreError> {
+        let began = Instant::now();
         let mut len = 0;
         let mut parts = Vec::with_capacity(tensors.len());
         for tensor in tensors {
@@ -119,18 +163,22 @@ impl Arena {
             len += aligned(part.len());
             parts.push(part);
         }
+        let device = tensors.first().map_or(Device::Cpu, Tensor::device);
         let (stretch, start) = match &mut self.place {
-            Place::Memory(stretches) => take_memory(stretches, len),
+            Place::Memory(stretches) => take(stretches, len, device),
             Place::File(file) => (0, file.take(len)?),
         };
         for part in &mut parts {
             part.at += start;
         }
         // From here on dropping the piece without giving it back would lose its room.
-        let piece = Piece { stretch, start, len, parts };
+        let copier = self.copier(device);
+        let mut piece = Piece { stretch, start, len, parts, copier, came: Mark::PAST, left: Cell::new(Mark::PAST) };
         self.in_use.0 += len;
         self.most = self.most.max(self.in_use);
-        match self.write(&piece, tensors) {
+        let written = self.write(&mut piece, tensors);
+        self.copied += began.elapsed();
+        match written {
             Ok(()) => Ok(piece),
             Err(error) => {
                 self.free(&piece);
@@ -139,81 +187,73 @@ impl Arena {
         }
     }
 
-    fn write(&mut self, piece: &Piece, tensors: &[Tensor]) -> Result<(), StoreError> {
-        for (part, tensor) in piece.parts.iter().zip(tensors).filter(|(part, _)| part.len() > 0) {
-            match &mut self.place {
-                Place::Memory(stretches) => seen(&stretches[piece.stretch].0, part).copy_(tensor),
-                Place::File(file) => file.write(part, tensor)?,
+    fn write(&mut self, piece: &mut Piece, tensors: &[Tensor]) -> Result<(), StoreError> {
+        let parts = piece.parts.iter().zip(tensors).filter(|(part, _)| part.len() > 0);
+        match &mut self.place {
+            Place::Memory(stretches) => {
+                let stretch = &mut stretches[piece.stretch];
+                let after = stretch.before_writing((piece.start, piece.len), &piece.copier);
+                let targets: Vec<(Tensor, &Tensor)> = parts.map(|(part, tensor)| (stretch.seen(part), tensor)).collect();
+                let copies: Vec<(&Tensor, &Tensor)> = targets.iter().map(|(to, from)| (to, *from)).collect();
+                piece.came = piece.copier.start(Lane::ToHost, &copies, &after);
+                Ok(())
             }
+            Place::File(file) => parts.into_iter().try_for_each(|(part, tensor)| file.write(part, tensor)),
         }
-        Ok(())
     }
 
-    /// Copies of a piece's tensors on a device.
-    pub(super) fn get(&mut self, piece: &Piece, device: Device) -> Result<Vec<Tensor>, StoreError> {
-        let place = &mut self.place;
-        let one = |part: &Part| {
-            if part.len() == 0 {
-                return Ok(Tensor::empty(&part.size[..], (part.kind, device)));
-            }
-            match &mut *place {
-                // A copy on the CPU too: the room may be another tensor's before the caller is done.
-                Place::Memory(stretches) => {
-                    Ok(seen(&stretches[piece.stretch].0, part).to_device_(device, part.kind, false, true))
-                }
-                Place::File(file) => Ok(file.read(part)?.to_device(device)),
+    /// Sets copies of a piece's tensors out to a device, for the caller to keep.
+    pub(super) fn get(&mut self, piece: &Piece, device: Device) -> Result<Coming, StoreError> {
+        let began = Instant::now();
+        let copier = self.copier(device);
+        let coming = match &mut self.place {
+            Place::Memory(stretches) => from_memory(&stretches[piece.stretch], piece, device, copier),
+            Place::File(file) => {
+                let one = |part: &Part| match part.len() {
+                    0 => Ok(Tensor::empty(&part.size[..], (part.kind, device))),
+                    _ => Ok(upload(&file.read(part)?, device)),
+                };
+                let tensors = piece.parts.iter().map(one).collect::<Result<_, StoreError>>()?;
+                Coming { tensors, copier, done: Mark::PAST }
             }
         };
-        piece.parts.iter().map(one).collect()
+        self.copied += began.elapsed();
+        Ok(coming)
     }
 
     /// Gives a piece's room back.
     pub(super) fn free(&mut self, piece: &Piece) {
-        let ranges = match &mut self.place {
-            Place::Memory(stretches) => &mut stretches[piece.stretch].1,
-            Place::File(file) => &mut file.ranges,
-        };
-        if piece.len > 0 {
-            ranges.give(piece.start, piece.len);
-        }
         self.in_use.0 -= piece.len;
-    }
-}
-
-/// The one place where memory of the host is asked for. It is not touched before tensors come to wait there.
-fn host_memory(len: u64) -> Tensor {
-    Tensor::empty([len as i64], (Kind::Uint8, Device::Cpu))
-}
-
-fn take_memory(stretches: &mut Vec<(Tensor, Ranges)>, len: u64) -> (usize, u64) {
-    if len == 0 {
-        if stretches.is_empty() {
-            stretches.push((host_memory(0), Ranges::default()));
+        if piece.len == 0 {
+            return;
         }
-        return (0, 0);
-    }
-    for (stretch, (_, ranges)) in stretches.iter_mut().enumerate() {
-        if let Some(start) = ranges.take(len) {
-            return (stretch, start);
+        match &mut self.place {
+            Place::Memory(stretches) => {
+                stretches[piece.stretch].give((piece.start, piece.len), &piece.copier, [piece.came, piece.left.get()]);
+            }
+            Place::File(file) => file.ranges.give(piece.start, piece.len),
         }
     }
-    let have = stretches.iter().map(|(_, ranges)| ranges.end()).sum();
-    let more = step(have).max(len);
-    let mut ranges = Ranges::default();
-    ranges.grow(more);
-    let start = ranges.take(len).unwrap_or_default();
-    stretches.push((host_memory(more), ranges));
-    (stretches.len() - 1, start)
 }
 
-/// How much more to ask for beside `have`.
-fn step(have: u64) -> u64 {
-    have.clamp(FIRST_STEP, LARGEST_STEP)
-}
-
-/// A part of a stretch of memory as the tensor that lies there.
-fn seen(stretch: &Tensor, part: &Part) -> Tensor {
-    stretch.narrow(0, part.at as i64, part.len() as i64).view_dtype(part.kind).view(&part.size[..])
+/// On the CPU a copy too: the room may be another tensor's before the caller is done.
+fn from_memory(stretch: &Stretch, piece: &Piece, device: Device, copier: Arc<dyn Copier>) -> Coming {
+    let tensors: Vec<Tensor> = piece.parts.iter().map(|part| Tensor::empty(&part.size[..], (part.kind, device))).collect();
+    let parts = piece.parts.iter().zip(&tensors).filter(|(part, _)| part.len() > 0);
+    let sources: Vec<(&Tensor, Tensor)> = parts.map(|(part, to)| (to, stretch.seen(part))).collect();
+    let copies: Vec<(&Tensor, &Tensor)> = sources.iter().map(|(to, from)| (*to, from)).collect();
+    let done = if Arc::ptr_eq(&copier, &piece.copier) {
+        let done = copier.start(Lane::ToDevice, &copies, &[piece.came]);
+        piece.left.set(done);
+        done
+    } else {
+        // From one device to another nobody knows both orders but the host.
+        piece.copier.finish(piece.came);
+        let done = copier.start(Lane::ToDevice, &copies, &[]);
+        copier.finish(done);
+        done
+    };
+    Coming { tensors, copier, done }
 }
 
 impl InFile {

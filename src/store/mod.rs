@@ -2,14 +2,19 @@
 
 mod arena;
 mod blocks;
+mod copier;
 mod error;
+#[cfg(test)]
+mod late;
 mod park;
 mod ranges;
+mod stretches;
 mod tensor_io;
 mod vectors;
 
 pub use arena::Taken;
+pub use copier::{Copier, Lane, Mark, copier_of};
 pub use error::StoreError;
-pub use park::{Form, Parked, Store, bytes_of};
+pub use park::{Ahead, Form, Parked, Store, bytes_of};
 pub use tensor_io::{Home, load_tensor, load_tensor_to, load_tensors, pt_metadata, raw_tensors, save_tensors};
 pub use vectors::{Bits, Quantised};

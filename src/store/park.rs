@@ -1,11 +1,15 @@
 //! Stores, in which tensors wait: plain or quantised, in the host's memory or in a file.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
 
-use super::arena::{Arena, Piece, Taken};
+use super::arena::{Arena, Coming, Piece, Taken};
+#[cfg(test)]
+use super::copier::Copier;
+use super::copier::lock;
 use super::ranges::aligned;
 use super::{Bits, StoreError, blocks};
 use crate::units::Bytes;
@@ -65,19 +69,33 @@ impl Store {
         Self { form, arena: Arc::new(Mutex::new(Arena::in_file(dir, purpose))) }
     }
 
-    /// Parks a copy of a tensor: in the store's form if it is of a float kind, to the bit if it is of another.
+    /// Parks a copy of a tensor: in the store's form if it is of a float kind, to the bit if it is of another. On a CUDA device the copy
+    /// goes on beside what is computed from here on; the tensor must not be written to any more.
     ///
     /// # Shapes
     /// Any; quantised along the last axis.
     pub fn park(&self, x: &Tensor) -> Result<Parked, StoreError> {
-        let bits = self.form.bits_of(&x.size(), x.kind());
-        let x = x.detach();
-        let parts = match bits {
-            None => vec![x.shallow_clone()],
-            Some(bits) => blocks::encode(&x, bits),
-        };
-        let piece = lock(&self.arena).put(&parts)?;
-        Ok(Parked { bits, size: x.size(), kind: x.kind(), piece, arena: self.arena.clone() })
+        self.park_all(&[x])
+    }
+
+    /// Parks tensors of one device that will be fetched together, as [`Self::park`] does.
+    ///
+    /// # Shapes
+    /// Any.
+    pub fn park_all(&self, tensors: &[&Tensor]) -> Result<Parked, StoreError> {
+        let (mut items, mut all) = (Vec::with_capacity(tensors.len()), Vec::with_capacity(tensors.len()));
+        for x in tensors {
+            let bits = self.form.bits_of(&x.size(), x.kind());
+            let x = x.detach();
+            let before = all.len();
+            match bits {
+                None => all.push(x.shallow_clone()),
+                Some(bits) => all.extend(blocks::encode(&x, bits)),
+            }
+            items.push(Item { bits, size: x.size(), kind: x.kind(), parts: all.len() - before });
+        }
+        let piece = lock(&self.arena).put(&all)?;
+        Ok(Parked { items, piece, arena: self.arena.clone() })
     }
 
     /// How its tensors wait.
@@ -89,29 +107,49 @@ impl Store {
     pub fn bytes(&self) -> Taken {
         lock(&self.arena).taken()
     }
+
+    /// How long the host has copied into it and out of it, since it was made.
+    pub fn copied(&self) -> Duration {
+        lock(&self.arena).copied()
+    }
+
+    /// A store in memory whose copies are made by `copier`.
+    #[cfg(test)]
+    pub(super) fn copied_by(form: Form, copier: Arc<dyn Copier>) -> Self {
+        Self { form, arena: Arc::new(Mutex::new(Arena::copied_by(copier))) }
+    }
 }
 
-/// A tensor that waits in a store; its room is free again when this is dropped.
-#[derive(Debug)]
-pub struct Parked {
+/// How a tensor can be made again from what waits for it.
+#[derive(Clone, Debug)]
+struct Item {
     bits: Option<Bits>,
     size: Vec<i64>,
     kind: Kind,
+    parts: usize,
+}
+
+/// Tensors that wait in a store; their room is free again when this is dropped.
+#[derive(Debug)]
+pub struct Parked {
+    items: Vec<Item>,
     piece: Piece,
     arena: Arc<Mutex<Arena>>,
 }
 
 impl Parked {
-    /// The tensor on a device, in its own kind and shape, for the caller to keep.
+    /// The tensor, of several the first, on a device, in its own kind and shape, for the caller to keep.
     ///
     /// # Shapes
     /// That of the tensor that was parked.
     pub fn fetch(&self, device: Device) -> Result<Tensor, StoreError> {
-        let mut parts = lock(&self.arena).get(&self.piece, device)?;
-        Ok(match self.bits {
-            None => parts.remove(0),
-            Some(bits) => blocks::decode(&parts, bits, &self.size, self.kind),
-        })
+        Ok(self.set_out(device)?.arrive().swap_remove(0))
+    }
+
+    /// Sets copies out to a device, so that they are there when they are needed. Where copies go on beside what is computed this
+    /// returns at once. The room may be given back before they arrive.
+    pub fn set_out(&self, device: Device) -> Result<Ahead, StoreError> {
+        Ok(Ahead { items: self.items.clone(), coming: lock(&self.arena).get(&self.piece, device)? })
     }
 
     /// What it takes.
@@ -126,9 +164,40 @@ impl Drop for Parked {
     }
 }
 
-/// A poisoned lock means that a panic is on its way up already.
-fn lock(arena: &Mutex<Arena>) -> MutexGuard<'_, Arena> {
-    arena.lock().unwrap_or_else(PoisonError::into_inner)
+/// Tensors on their way from a store to a device.
+#[derive(Debug)]
+pub struct Ahead {
+    items: Vec<Item>,
+    coming: Coming,
+}
+
+impl Ahead {
+    /// The tensors, in the order in which they were parked, their own kinds and shapes.
+    ///
+    /// # Shapes
+    /// Those of the tensors that were parked.
+    pub fn arrive(self) -> Vec<Tensor> {
+        let mut parts = self.coming.arrive();
+        let decoded = |item: &Item| {
+            let mut own: Vec<Tensor> = parts.drain(..item.parts).collect();
+            match item.bits {
+                None => own.swap_remove(0),
+                Some(bits) => blocks::decode(&own, bits, &item.size, item.kind),
+            }
+        };
+        self.items.iter().map(decoded).collect()
+    }
+
+    /// What is on its way.
+    #[cfg(test)]
+    pub(super) fn parts(&self) -> &[Tensor] {
+        self.coming.tensors()
+    }
+
+    /// What they take on the device while they wait there.
+    pub fn bytes(&self) -> Bytes {
+        bytes_of(self.coming.tensors())
+    }
 }
 
 /// What the numbers of some tensors take.

@@ -11,8 +11,10 @@ mod memory;
 mod numerics;
 mod nvrtc;
 mod paid;
+mod pinned;
 mod pointwise;
 mod quantiser;
+mod streams;
 mod upload;
 
 pub use attention::{Vendor, VendorSight, vendor_attend, vendor_attend_backward};
@@ -23,6 +25,8 @@ pub use load::{CudaSupport, device_nodes, free_device_memory, libtorch_folder, l
 pub use memory::release_cached_memory;
 pub use numerics::Numerics;
 pub use paid::{attention_paid, pays};
+pub use pinned::{host_memory, host_tensor, on_device, upload, why_not_pinned};
 pub use pointwise::{rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
 pub use quantiser::{Levels, quantise, restore};
+pub use streams::{Event, SideStream};
 pub use upload::{Upload, pinned};

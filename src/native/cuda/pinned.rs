@@ -1,0 +1,128 @@
+//! Memory of the host that a device copies from and to by itself, while the host goes on.
+
+use std::ffi::c_int;
+use std::fs;
+use std::sync::{Mutex, PoisonError};
+
+use tch::{Device, Kind, Tensor, kind::Element};
+use torch_sys::C_tensor;
+
+use crate::native::autograd::check;
+
+unsafe extern "C" {
+    fn kvtune_pinned_bytes(count: i64, out: *mut *mut C_tensor) -> c_int;
+}
+
+/// Of the machine's memory, what locked memory leaves to everybody else: an eighth.
+const LEFT_TO_OTHERS: u64 = 8;
+/// Less than this is locked unasked: mostly it is memory that was locked before.
+const SMALL: i64 = 1 << 20;
+
+/// Why memory of the host is not pinned, the first time that it is not.
+static REFUSED: Mutex<Option<String>> = Mutex::new(None);
+
+/// Why some memory of the host could not be pinned, so that copies from and to it keep the host waiting; `None` where all could.
+pub fn why_not_pinned() -> Option<String> {
+    REFUSED.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// Memory of the host for tensors of `device`, not initialised; pinned where that is a CUDA device and its driver locks so much. The
+/// driver rounds up to a power of two.
+///
+/// # Shapes
+/// `(len)`, u8.
+pub fn host_memory(len: i64, device: Device) -> Tensor {
+    let pageable = || Tensor::empty([len], (Kind::Uint8, Device::Cpu));
+    if device == Device::Cpu || len == 0 {
+        return pageable();
+    }
+    pinned(len).unwrap_or_else(|reason| {
+        REFUSED.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
+        pageable()
+    })
+}
+
+/// [`host_memory`] for a tensor of this size and kind.
+///
+/// # Shapes
+/// `size`.
+pub fn host_tensor(size: &[i64], kind: Kind, device: Device) -> Tensor {
+    let len = size.iter().product::<i64>() * kind.elt_size_in_bytes() as i64;
+    if device == Device::Cpu || len == 0 {
+        return Tensor::empty(size, (kind, Device::Cpu));
+    }
+    host_memory(len, device).view_dtype(kind).view(size)
+}
+
+/// A tensor of the host on a device, on its way while the host goes on; on the CPU it is the very tensor.
+///
+/// # Shapes
+/// Any.
+pub fn upload(host: &Tensor, device: Device) -> Tensor {
+    if device == Device::Cpu || host.numel() == 0 {
+        return host.to_device(device);
+    }
+    let mut waiting = host_tensor(&host.size(), host.kind(), device);
+    waiting.copy_(host);
+    // libtorch gives the pinned memory to nobody else before the copy is done.
+    waiting.to_device_(device, waiting.kind(), true, false)
+}
+
+/// Numbers of the host as a tensor of `device`, which the host does not wait for.
+///
+/// # Shapes
+/// `(values.len())`.
+pub fn on_device<T: Element>(values: &[T], device: Device) -> Tensor {
+    upload(&Tensor::from_slice(values), device)
+}
+
+fn pinned(len: i64) -> Result<Tensor, String> {
+    if len >= SMALL {
+        let [total, available] = ["MemTotal:", "MemAvailable:"].map(memory_line);
+        if available.saturating_sub(len as u64) < total / LEFT_TO_OTHERS {
+            return Err(format!("{len} bytes more would leave less than an eighth of {total}: {available} are available"));
+        }
+    }
+    let mut out = std::ptr::null_mut();
+    // SAFETY: the pointer may be written.
+    check(unsafe { kvtune_pinned_bytes(len, &raw mut out) }).map_err(|error| error.0)?;
+    // SAFETY: without an error it is a new `at::Tensor` that is ours to own.
+    Ok(unsafe { Tensor::from_ptr(out) })
+}
+
+/// A line of the system's figures, in bytes; 0 where it can't be read.
+fn memory_line(key: &str) -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let number = text.lines().find_map(|line| line.strip_prefix(key)?.split_whitespace().next()?.parse::<u64>().ok());
+    number.unwrap_or(0) * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn for_the_cpu_memory_is_as_any_other() {
+        let found = host_tensor(&[2, 3], Kind::BFloat16, Device::Cpu);
+        assert_eq!((found.size(), found.kind()), (vec![2, 3], Kind::BFloat16));
+        assert_eq!(Vec::<i64>::try_from(on_device(&[3i64, 1], Device::Cpu)).unwrap(), [3, 1]);
+        assert_eq!(on_device::<bool>(&[], Device::Cpu).size(), [0]);
+    }
+
+    #[test]
+    fn what_cannot_be_pinned_is_pageable_and_says_why() {
+        if tch::Cuda::is_available() {
+            eprintln!("skipped: a CUDA device is there, and pins memory");
+            return;
+        }
+        let found = host_tensor(&[4, 2], Kind::Float, Device::Cuda(0));
+        assert_eq!((found.size(), found.device()), (vec![4, 2], Device::Cpu));
+        assert!(why_not_pinned().is_some_and(|why| !why.is_empty()), "{:?}", why_not_pinned());
+    }
+
+    #[test]
+    fn the_machine_has_memory() {
+        assert!(memory_line("MemTotal:") >= memory_line("MemAvailable:") && memory_line("MemTotal:") > 0);
+        assert_eq!(memory_line("NoSuchLine:"), 0);
+    }
+}

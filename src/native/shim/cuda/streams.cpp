@@ -1,0 +1,82 @@
+// Streams beside the one that computes, the events by which they wait for each other, and memory of the host that a device copies
+// from and to by itself. Through libc10's interface for any device, so that no header of CUDA's is needed.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/Event.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "../guarded.h"
+
+namespace {
+
+using kvtune::guarded;
+
+c10::impl::VirtualGuardImpl door() { return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA); }
+
+c10::Device device_of(int index) { return c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)); }
+
+// The given stream, or the one that this thread computes on.
+c10::Stream stream_or_current(const c10::Stream* stream, int index) { return stream ? *stream : door().getStream(device_of(index)); }
+
+}  // namespace
+
+extern "C" {
+
+int kvtune_stream_new(int index, c10::Stream** out) {
+  return guarded([&] { *out = new c10::Stream(door().getStreamFromGlobalPool(device_of(index))); });
+}
+
+void kvtune_stream_free(c10::Stream* stream) { delete stream; }
+
+// Asks `stream` for the copy; the host does not wait where its memory is pinned.
+int kvtune_stream_copy(const c10::Stream* stream, at::Tensor* to, at::Tensor* from) {
+  return guarded([&] {
+    c10::NoGradGuard no_grad;
+    c10::StreamGuard guard(*stream);
+    to->copy_(*from, /*non_blocking=*/true);
+  });
+}
+
+// The allocator will not hand the tensor's memory out again before `stream` is done with what it has been asked for by then.
+int kvtune_stream_holds(const c10::Stream* stream, at::Tensor* tensor) {
+  return guarded([&] { door().recordDataPtrOnStream(tensor->storage().data_ptr(), *stream); });
+}
+
+// An event behind all that a stream (without one: the stream that computes) has been asked for so far.
+int kvtune_event_record(const c10::Stream* stream, int index, int is_timed, c10::Event** out) {
+  return guarded([&] {
+    auto flag = is_timed ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT;
+    auto event = std::make_unique<c10::Event>(c10::DeviceType::CUDA, flag);
+    event->record(stream_or_current(stream, index));
+    *out = event.release();
+  });
+}
+
+void kvtune_event_free(c10::Event* event) { delete event; }
+
+// What a stream is asked for from now on waits for the event; the host does not.
+int kvtune_event_block(const c10::Event* event, const c10::Stream* stream, int index) {
+  return guarded([&] { event->block(stream_or_current(stream, index)); });
+}
+
+int kvtune_event_query(const c10::Event* event, int* is_done) {
+  return guarded([&] { *is_done = event->query() ? 1 : 0; });
+}
+
+int kvtune_event_synchronize(const c10::Event* event) {
+  return guarded([&] { event->synchronize(); });
+}
+
+// Between two timed events that have passed.
+int kvtune_event_elapsed(const c10::Event* from, const c10::Event* to, double* milliseconds) {
+  return guarded([&] { *milliseconds = from->elapsedTime(*to); });
+}
+
+// Uninitialised; null where the driver does not lock so much memory.
+int kvtune_pinned_bytes(int64_t count, at::Tensor** out) {
+  return guarded([&] { *out = new at::Tensor(at::empty({count}, at::TensorOptions().dtype(at::kByte).pinned_memory(true))); });
+}
+
+}  // extern "C"

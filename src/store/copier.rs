@@ -1,0 +1,229 @@
+//! Copies between a device and the host that go beside its computing: who asks for one goes on, and waits where the copy is first
+//! needed, if it has not come by then.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tch::{Device, Tensor};
+
+use crate::native::cuda::{Event, SideStream};
+use crate::units::Seconds;
+
+/// A direction. The copies of one go on in their order; the two go on beside each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// From the device.
+    ToHost,
+    /// To the device.
+    ToDevice,
+}
+
+/// A point in the order of a lane: the end of some copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    lane: Lane,
+    number: u64,
+}
+
+impl Mark {
+    /// The end of copies that were done at once.
+    pub(super) const PAST: Self = Self { lane: Lane::ToHost, number: 0 };
+
+    #[cfg(test)]
+    pub(super) fn new(lane: Lane, number: u64) -> Self {
+        Self { lane, number }
+    }
+
+    #[cfg(test)]
+    pub(super) fn place(self) -> (Lane, u64) {
+        (self.lane, self.number)
+    }
+}
+
+/// Who copies between a device and the host.
+pub trait Copier: Debug + Send + Sync {
+    /// Asks for copies, each of a tensor (second) over another of the same size and kind (first). They begin when the device has
+    /// computed what it was asked for so far, and when what `after` marks is done. What is copied must not be written, nor the target
+    /// read or written, before the mark; dropping either is safe, but the host's side is the caller's to keep.
+    fn start(&self, lane: Lane, copies: &[(&Tensor, &Tensor)], after: &[Mark]) -> Mark;
+
+    /// What the device is asked to compute from now on waits for the mark; the host does not.
+    fn wait(&self, mark: Mark);
+
+    /// The host waits for the mark.
+    fn finish(&self, mark: Mark);
+
+    /// Whether what is marked has been done.
+    fn is_done(&self, mark: Mark) -> bool;
+
+    /// Begins or ends to measure how long the device waits.
+    fn measure(&self, is_on: bool);
+
+    /// How long the device has waited for marks since this was asked last; `None` where nothing ever waits, since copies are done at
+    /// once. The device must have done all that it was asked for.
+    fn waited(&self) -> Option<Seconds>;
+}
+
+/// Who copies for a device; the same for all that ask.
+pub fn copier_of(device: Device) -> Arc<dyn Copier> {
+    static OF_DEVICES: Mutex<Option<HashMap<usize, Arc<Beside>>>> = Mutex::new(None);
+    let Device::Cuda(index) = device else { return Arc::new(AtOnce) };
+    let mut all = lock(&OF_DEVICES);
+    all.get_or_insert_default().entry(index).or_insert_with(|| Arc::new(Beside::new(index))).clone()
+}
+
+/// Copies while the host waits: on a CPU there is nobody else to do it.
+#[derive(Debug)]
+struct AtOnce;
+
+impl Copier for AtOnce {
+    fn start(&self, _lane: Lane, copies: &[(&Tensor, &Tensor)], _after: &[Mark]) -> Mark {
+        copies.iter().for_each(|(to, from)| to.shallow_clone().copy_(from));
+        Mark::PAST
+    }
+
+    fn wait(&self, _mark: Mark) {}
+
+    fn finish(&self, _mark: Mark) {}
+
+    fn is_done(&self, _mark: Mark) -> bool {
+        true
+    }
+
+    fn measure(&self, _is_on: bool) {}
+
+    fn waited(&self) -> Option<Seconds> {
+        None
+    }
+}
+
+/// Copies by two streams of a CUDA device, one for each lane.
+#[derive(Debug)]
+struct Beside {
+    index: usize,
+    lanes: [Mutex<Stream>; 2],
+    waits: Mutex<Waits>,
+}
+
+#[derive(Debug)]
+struct Stream {
+    stream: SideStream,
+    /// How many were asked for.
+    last: u64,
+    /// Those that may not be done, in their order.
+    under_way: VecDeque<UnderWay>,
+}
+
+/// Copies that were asked for together.
+#[derive(Debug)]
+struct UnderWay {
+    number: u64,
+    done: Arc<Event>,
+    /// Targets on the device. They were allocated for the stream that computes, which might be given their memory again as soon as
+    /// they are dropped: they stay until it has been told to wait for the copy.
+    targets: Vec<Tensor>,
+}
+
+/// The device's waits, while they are measured: events before and behind each.
+#[derive(Debug, Default)]
+struct Waits {
+    is_on: bool,
+    around: Vec<(Event, Event)>,
+}
+
+impl Beside {
+    fn new(index: usize) -> Self {
+        let lane = || Mutex::new(Stream { stream: SideStream::new(index), last: 0, under_way: VecDeque::new() });
+        Self { index, lanes: [lane(), lane()], waits: Mutex::default() }
+    }
+
+    fn lane(&self, lane: Lane) -> MutexGuard<'_, Stream> {
+        lock(&self.lanes[lane as usize])
+    }
+
+    /// The event of a mark; `None` where it has passed.
+    fn event(&self, mark: Mark) -> Option<Arc<Event>> {
+        let lane = self.lane(mark.lane);
+        let event = lane.under_way.iter().find(|copy| copy.number == mark.number).map(|copy| copy.done.clone());
+        drop(lane);
+        event.filter(|event| !event.is_done())
+    }
+
+    /// Lets go of the targets up to a mark, for which somebody waits or has waited.
+    fn let_go(&self, mark: Mark) {
+        let mut lane = self.lane(mark.lane);
+        // To the host nothing is kept for its sake, and others may still have to ask for the event.
+        if mark.lane == Lane::ToDevice {
+            lane.under_way.iter_mut().take_while(|copy| copy.number <= mark.number).for_each(|copy| copy.targets.clear());
+        }
+        lane.sweep();
+    }
+}
+
+impl Stream {
+    /// Forgets what is done.
+    fn sweep(&mut self) {
+        while self.under_way.front().is_some_and(|copy| copy.done.is_done()) {
+            self.under_way.pop_front();
+        }
+    }
+}
+
+impl Copier for Beside {
+    fn start(&self, lane: Lane, copies: &[(&Tensor, &Tensor)], after: &[Mark]) -> Mark {
+        let computed = Event::of_compute(self.index, false);
+        // Asked before the lane is locked: they may be of the same.
+        let after: Vec<Arc<Event>> = after.iter().filter_map(|mark| self.event(*mark)).collect();
+        let mut own = self.lane(lane);
+        own.sweep();
+        own.stream.wait(&computed);
+        after.iter().for_each(|event| own.stream.wait(event));
+        for (to, from) in copies {
+            own.stream.copy(to, from);
+            if lane == Lane::ToHost {
+                own.stream.holds(from);
+            }
+        }
+        own.last += 1;
+        let targets = copies.iter().filter(|_| lane == Lane::ToDevice).map(|(to, _)| to.shallow_clone()).collect();
+        let (number, done) = (own.last, Arc::new(own.stream.record()));
+        own.under_way.push_back(UnderWay { number, done, targets });
+        Mark { lane, number }
+    }
+
+    fn wait(&self, mark: Mark) {
+        if let Some(event) = self.event(mark) {
+            let mut waits = lock(&self.waits);
+            let before = waits.is_on.then(|| Event::of_compute(self.index, true));
+            event.compute_waits(self.index);
+            waits.around.extend(before.map(|before| (before, Event::of_compute(self.index, true))));
+        }
+        self.let_go(mark);
+    }
+
+    fn finish(&self, mark: Mark) {
+        if let Some(event) = self.event(mark) {
+            event.finish();
+        }
+        self.let_go(mark);
+    }
+
+    fn is_done(&self, mark: Mark) -> bool {
+        self.event(mark).is_none()
+    }
+
+    fn measure(&self, is_on: bool) {
+        *lock(&self.waits) = Waits { is_on, around: Vec::new() };
+    }
+
+    fn waited(&self) -> Option<Seconds> {
+        let around = std::mem::take(&mut lock(&self.waits).around);
+        Some(Seconds(around.iter().map(|(before, behind)| before.seconds_until(behind).max(0.0)).sum()))
+    }
+}
+
+/// A poisoned lock means that a panic is on its way up already.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

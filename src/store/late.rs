@@ -1,0 +1,180 @@
+//! Copies that come as late as they may: a copier for tests, which makes a missing wait, or a range that is written too early, wrong
+//! numbers.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use proptest::prelude::*;
+use tch::{Device, Kind, Tensor};
+
+use super::copier::{Copier, Lane, Mark, lock};
+use super::{Form, Parked, Store};
+use crate::units::Seconds;
+
+/// Keeps copies until somebody waits for them. What its device (the CPU) computes is done at once, so that all that a copy may rely on
+/// is there when it is asked for, and nothing that it must wait for is.
+#[derive(Debug, Default)]
+struct Late {
+    lanes: Mutex<[Queue; 2]>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    asked: u64,
+    done: u64,
+    jobs: VecDeque<Job>,
+}
+
+#[derive(Debug)]
+struct Job {
+    copies: Vec<(Tensor, Tensor)>,
+    after: Vec<Mark>,
+}
+
+impl Late {
+    /// Makes the next copy of a lane, and whatever that has to wait for.
+    fn advance(&self, lane: Lane) {
+        let Some(job) = lock(&self.lanes)[lane as usize].jobs.pop_front() else { return };
+        job.after.iter().for_each(|&mark| self.finish(mark));
+        job.copies.iter().for_each(|(to, from)| to.shallow_clone().copy_(from));
+        lock(&self.lanes)[lane as usize].done += 1;
+    }
+}
+
+impl Copier for Late {
+    fn start(&self, lane: Lane, copies: &[(&Tensor, &Tensor)], after: &[Mark]) -> Mark {
+        if lane == Lane::ToDevice {
+            // What is read before it has come is wrong.
+            copies.iter().for_each(|(to, _)| drop(to.view_dtype(Kind::Uint8).fill_(0x7f)));
+        }
+        let copies = copies.iter().map(|(to, from)| (to.shallow_clone(), from.shallow_clone())).collect();
+        let queue = &mut lock(&self.lanes)[lane as usize];
+        queue.jobs.push_back(Job { copies, after: after.to_vec() });
+        queue.asked += 1;
+        Mark::new(lane, queue.asked)
+    }
+
+    fn wait(&self, mark: Mark) {
+        self.finish(mark);
+    }
+
+    fn finish(&self, mark: Mark) {
+        while !self.is_done(mark) {
+            self.advance(mark.place().0);
+        }
+    }
+
+    fn is_done(&self, mark: Mark) -> bool {
+        let (lane, number) = mark.place();
+        lock(&self.lanes)[lane as usize].done >= number
+    }
+
+    fn measure(&self, _is_on: bool) {}
+
+    fn waited(&self) -> Option<Seconds> {
+        Some(Seconds(0.0))
+    }
+}
+
+/// What is done next; the numbers choose among what there is.
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    /// Tensors of so many rows.
+    Put(i64),
+    SetOut(usize),
+    Arrive(usize),
+    /// The room is given back, whatever is under way.
+    Free(usize),
+    /// A lane gets on by itself.
+    Advance(Lane),
+}
+
+fn actions() -> impl Strategy<Value = Vec<Action>> {
+    let one = prop_oneof![
+        4 => (1i64..40).prop_map(Action::Put),
+        3 => (0usize..64).prop_map(Action::SetOut),
+        2 => (0usize..64).prop_map(Action::Arrive),
+        3 => (0usize..64).prop_map(Action::Free),
+        1 => prop_oneof![Just(Action::Advance(Lane::ToHost)), Just(Action::Advance(Lane::ToDevice))],
+    ];
+    prop::collection::vec(one, 1..80)
+}
+
+/// Two tensors that no other number gives.
+fn tensors(number: i64, rows: i64) -> [Tensor; 2] {
+    let whole = Tensor::arange(rows * 32, (Kind::Int64, Device::Cpu)) + number * 100_000;
+    [whole.to_kind(Kind::Float).view([rows, 32]), whole.narrow(0, 0, rows).to_kind(Kind::Int)]
+}
+
+/// The same through a store that copies at once.
+fn at_once(form: Form, number: i64, rows: i64) -> Vec<Tensor> {
+    let [a, b] = tensors(number, rows);
+    Store::in_memory(form).park_all(&[&a, &b]).unwrap().set_out(Device::Cpu).unwrap().arrive()
+}
+
+/// Plays the actions; returns whether every tensor came back as it would at once.
+fn all_come_back(form: Form, copier: Arc<Late>, actions: &[Action]) -> bool {
+    let store = Store::copied_by(form, copier.clone());
+    let (mut parked, mut ahead): (Vec<(i64, i64, Parked)>, Vec<_>) = (Vec::new(), Vec::new());
+    let mut is_right = true;
+    let mut arrive = |(number, rows, ahead): (i64, i64, super::Ahead)| {
+        let found = ahead.arrive();
+        is_right &= found.iter().zip(&at_once(form, number, rows)).all(|(found, expected)| found.equal(expected));
+    };
+    for (number, action) in actions.iter().enumerate() {
+        match *action {
+            Action::Put(rows) => {
+                let [a, b] = tensors(number as i64, rows);
+                parked.push((number as i64, rows, store.park_all(&[&a, &b]).unwrap()));
+            }
+            Action::SetOut(which) if !parked.is_empty() => {
+                let (number, rows, waiting) = &parked[which % parked.len()];
+                ahead.push((*number, *rows, waiting.set_out(Device::Cpu).unwrap()));
+            }
+            Action::Arrive(which) if !ahead.is_empty() => arrive(ahead.swap_remove(which % ahead.len())),
+            Action::Free(which) if !parked.is_empty() => drop(parked.swap_remove(which % parked.len())),
+            Action::Advance(lane) => copier.advance(lane),
+            _ => {}
+        }
+    }
+    ahead.extend(parked.iter().map(|(number, rows, waiting)| (*number, *rows, waiting.set_out(Device::Cpu).unwrap())));
+    ahead.into_iter().for_each(&mut arrive);
+    drop(parked);
+    is_right && store.bytes().in_use.0 == 0
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+    #[test]
+    fn whatever_comes_late_comes_right(actions in actions(), is_plain: bool) {
+        let form = if is_plain { Form::Plain } else { Form::Int8 };
+        prop_assert!(all_come_back(form, Arc::default(), &actions));
+    }
+}
+
+#[test]
+fn room_that_was_given_back_waits_for_the_copies_from_it() {
+    let copier = Arc::<Late>::default();
+    let store = Store::copied_by(Form::Plain, copier.clone());
+    let [a, b] = tensors(1, 8);
+    let first = store.park_all(&[&a, &b]).unwrap();
+    let ahead = first.set_out(Device::Cpu).unwrap();
+    drop(first);
+    let [c, d] = tensors(2, 8);
+    let second = store.park_all(&[&c, &d]).unwrap();
+    assert_eq!(store.bytes().most, second.bytes(), "the same room");
+    // The second comes first, as far as it may.
+    copier.advance(Lane::ToHost);
+    copier.advance(Lane::ToHost);
+    assert!(ahead.arrive()[0].equal(&a));
+    assert!(second.fetch(Device::Cpu).unwrap().equal(&c));
+}
+
+#[test]
+fn what_has_not_arrived_is_not_there() {
+    let store = Store::copied_by(Form::Plain, Arc::<Late>::default());
+    let [a, b] = tensors(3, 4);
+    let ahead = store.park_all(&[&a, &b]).unwrap().set_out(Device::Cpu).unwrap();
+    assert!(!ahead.parts()[0].equal(&a), "the copier is late");
+    assert!(ahead.arrive()[0].equal(&a));
+}

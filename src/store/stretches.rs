@@ -1,0 +1,123 @@
+//! Stretches of the host's memory, and what is still on its way to and from them: a range that was given back is not written again
+//! before the copies from it are done.
+
+use std::sync::Arc;
+
+use tch::{Device, Kind, Tensor};
+
+use super::copier::{Copier, Mark};
+use super::ranges::Ranges;
+use crate::native::cuda::host_memory;
+
+/// What is taken at once of memory or disk: at least this, then as much again as there is, up to [`LARGEST_STEP`].
+const FIRST_STEP: u64 = 1 << 20;
+const LARGEST_STEP: u64 = 256 << 20;
+
+/// How much more to ask for beside `have`.
+pub(super) fn step(have: u64) -> u64 {
+    have.clamp(FIRST_STEP, LARGEST_STEP)
+}
+
+/// A tensor's place in a stretch or a file.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// From the beginning of the stretch or file.
+    pub(super) at: u64,
+    pub(super) size: Vec<i64>,
+    pub(super) kind: Kind,
+}
+
+impl Part {
+    pub(super) fn len(&self) -> u64 {
+        (self.size.iter().product::<i64>() as usize * self.kind.elt_size_in_bytes()) as u64
+    }
+}
+
+/// Some memory, of which parts are free.
+#[derive(Debug)]
+pub(super) struct Stretch {
+    memory: Tensor,
+    pub(super) ranges: Ranges,
+    /// Memory that is pinned is there from the beginning, touched or not.
+    pub(super) is_pinned: bool,
+    leaving: Vec<Leaving>,
+}
+
+/// A range that was given back while copies to or from it may be under way.
+#[derive(Debug)]
+struct Leaving {
+    start: u64,
+    end: u64,
+    copier: Arc<dyn Copier>,
+    marks: [Mark; 2],
+}
+
+impl Leaving {
+    fn is_done(&self) -> bool {
+        self.marks.iter().all(|&mark| self.copier.is_done(mark))
+    }
+}
+
+impl Stretch {
+    /// So much memory for tensors of a device, all of it free. It is not touched before tensors come to wait there.
+    fn new(len: u64, device: Device) -> Self {
+        let mut ranges = Ranges::default();
+        if len > 0 {
+            ranges.grow(len);
+        }
+        let memory = host_memory(len as i64, device);
+        let is_pinned = device != Device::Cpu && len > 0 && memory.is_pinned(device);
+        Self { memory, ranges, is_pinned, leaving: Vec::new() }
+    }
+
+    /// A part of it as the tensor that lies there.
+    pub(super) fn seen(&self, part: &Part) -> Tensor {
+        self.memory.narrow(0, part.at as i64, part.len() as i64).view_dtype(part.kind).view(&part.size[..])
+    }
+
+    /// Gives a range back, to be written again when `marks` are done.
+    pub(super) fn give(&mut self, (start, len): (u64, u64), copier: &Arc<dyn Copier>, marks: [Mark; 2]) {
+        self.ranges.give(start, len);
+        let leaving = Leaving { start, end: start + len, copier: copier.clone(), marks };
+        if !leaving.is_done() {
+            self.leaving.push(leaving);
+        }
+    }
+
+    /// What a copy of `copier` to a range must wait for; for others' copies the host waits here.
+    pub(super) fn before_writing(&mut self, (start, len): (u64, u64), copier: &Arc<dyn Copier>) -> Vec<Mark> {
+        self.leaving.retain(|leaving| !leaving.is_done());
+        let mut after = Vec::new();
+        for leaving in self.leaving.iter().filter(|leaving| leaving.start < start + len && start < leaving.end) {
+            if Arc::ptr_eq(&leaving.copier, copier) {
+                after.extend(leaving.marks);
+            } else {
+                leaving.marks.iter().for_each(|&mark| leaving.copier.finish(mark));
+            }
+        }
+        after
+    }
+}
+
+/// Finds room for `len` bytes that come from a device, in one of the stretches or in another one: its index, and the place in it.
+pub(super) fn take(stretches: &mut Vec<Stretch>, len: u64, device: Device) -> (usize, u64) {
+    if len == 0 {
+        if stretches.is_empty() {
+            stretches.push(Stretch::new(0, device));
+        }
+        return (0, 0);
+    }
+    for (index, stretch) in stretches.iter_mut().enumerate() {
+        if let Some(start) = stretch.ranges.take(len) {
+            return (index, start);
+        }
+    }
+    let have = stretches.iter().map(|stretch| stretch.ranges.end()).sum();
+    let more = step(have).max(len);
+    // The driver would round up, and the rest be lost.
+    let more = if device == Device::Cpu { more } else { more.next_power_of_two() };
+    let mut stretch = Stretch::new(more, device);
+    let start = stretch.ranges.take(len).unwrap_or_default();
+    stretches.push(stretch);
+    (stretches.len() - 1, start)
+}
