@@ -3,6 +3,7 @@
 use tch::Device;
 
 use crate::engine::{Event, MemoryByPart, Observer};
+use crate::native::{WaitCounter, Waits};
 use crate::plan::clock::Reading;
 use crate::plan::{Part, Spent};
 use crate::profile::Profiler;
@@ -50,13 +51,51 @@ impl Stopwatch {
 pub(super) struct Watch<'a> {
     pub(super) stopwatch: Stopwatch,
     pub(super) profiler: Option<&'a mut Profiler>,
+    pub(super) waits: Option<WaitsByPart>,
+}
+
+/// Counts what makes the host wait for the device, part by part.
+pub(super) struct WaitsByPart {
+    counter: WaitCounter,
+    seen: Waits,
+    part: Part,
+    parts: [Waits; 6],
+}
+
+impl WaitsByPart {
+    /// Begins to count; `None` where libtorch does not let us.
+    pub(super) fn start() -> Option<Self> {
+        let counter = WaitCounter::start()?;
+        Some(Self { counter, seen: Waits::default(), part: Part::Forward, parts: Default::default() })
+    }
+
+    /// From now on they belong to `part`.
+    fn turn(&mut self, part: Part) {
+        let now = self.counter.read();
+        let own = &mut self.parts[self.part as usize];
+        *own = own.plus(now.since(self.seen));
+        (self.seen, self.part) = (now, part);
+    }
+
+    /// By part.
+    pub(super) fn stop(mut self) -> [Waits; 6] {
+        self.turn(Part::Optimizer);
+        self.parts
+    }
 }
 
 impl Watch<'_> {
     /// The engine is done, and holds `memory` still.
     pub(super) fn optimizer(&mut self, memory: impl FnOnce() -> MemoryByPart) {
-        self.stopwatch.turn(Part::Optimizer);
+        self.turn(Part::Optimizer);
         self.weigh(Part::Optimizer, memory);
+    }
+
+    fn turn(&mut self, part: Part) {
+        self.stopwatch.turn(part);
+        if let Some(waits) = &mut self.waits {
+            waits.turn(part);
+        }
     }
 
     fn weigh(&mut self, part: Part, memory: impl FnOnce() -> MemoryByPart) {
@@ -69,7 +108,7 @@ impl Watch<'_> {
 
 impl Observer for Watch<'_> {
     fn observe(&mut self, event: Event) {
-        self.stopwatch.turn(event.into());
+        self.turn(event.into());
     }
 
     fn weigh(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {

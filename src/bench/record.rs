@@ -3,10 +3,11 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::native::Waits;
 use crate::plan::{Flops, Gemm, Part, Rate, Spent};
 use crate::profile::MemoryProfile;
 use crate::report::memory::Peak;
-use crate::units::Bytes;
+use crate::units::{Bytes, Seconds};
 
 /// One step.
 #[derive(Clone, Debug)]
@@ -31,8 +32,37 @@ pub struct StepRecord {
     pub device_peak: Option<Bytes>,
     /// By part, where it is wanted: one table for each memory.
     pub memory: Vec<MemoryProfile>,
+    /// What copies to and from the host have cost the step.
+    pub copies: Copies,
+    /// What has made the host wait for the device, in the order of [`Part::ALL`]; `None` where nobody counted.
+    pub waits: Option<[Waits; 6]>,
     /// Mean loss.
     pub loss: f64,
+}
+
+/// What copies to and from the host cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Copies {
+    /// On a CPU: how long it has copied into stores and out of them.
+    Made(Seconds),
+    /// On a device that copies beside what it computes: how long it has waited for copies.
+    WaitedFor(Seconds),
+}
+
+impl Copies {
+    /// How long.
+    pub fn seconds(self) -> f64 {
+        let (Self::Made(Seconds(seconds)) | Self::WaitedFor(Seconds(seconds))) = self;
+        seconds
+    }
+
+    /// What its share of a step is called in tables, and how its keys begin.
+    pub fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Made(_) => ("in stores", "store_copy"),
+            Self::WaitedFor(_) => ("for copies", "copy_wait"),
+        }
+    }
 }
 
 impl StepRecord {
@@ -50,6 +80,21 @@ impl StepRecord {
     pub fn gemm_share(&self) -> (f64, f64) {
         let (own, gemm) = (self.rate(), self.gemm.square);
         (own.per_second / gemm.per_second, own.per_cpu_second / gemm.per_cpu_second)
+    }
+
+    /// The part of the step's time that copies have cost.
+    pub fn copy_share(&self) -> f64 {
+        self.copies.seconds() / self.whole.seconds
+    }
+
+    /// The line of what made the host wait, where it was counted.
+    pub fn waits_to_json(&self) -> Option<Value> {
+        let of_part = |(part, waits): (Part, Waits)| {
+            let rows = waits.rows().filter(|(_, count)| *count > 0).map(|(what, count)| (what.to_owned(), json!(count)));
+            (part.name().to_owned(), Value::Object(rows.collect()))
+        };
+        let parts: Map<String, Value> = Part::ALL.into_iter().zip(self.waits?).map(of_part).collect();
+        Some(json!({ "kind": "waits", "step": self.step, "parts": parts }))
     }
 
     /// The figures that a summary is made of, by their keys.
@@ -71,6 +116,9 @@ impl StepRecord {
         add("gemm_square_flops_per_cpu_second", self.gemm.square.per_cpu_second);
         add("gemm_share", share);
         add("gemm_cpu_share", cpu_share);
+        let key = self.copies.names().1;
+        add(&format!("{key}_seconds"), self.copies.seconds());
+        add(&format!("{key}_share"), self.copy_share());
         if let Some(peak) = self.peak {
             add("peak_resident_bytes", peak.resident.0 as f64);
         }

@@ -2,8 +2,8 @@
 
 use tch::Device;
 
-use super::parts::{Stopwatch, Watch};
-use super::{BenchError, StepRecord, tokens};
+use super::parts::{Stopwatch, WaitsByPart, Watch};
+use super::{BenchError, Copies, StepRecord, tokens};
 use crate::data::Batch;
 use crate::engine::{ChunkKey, Engine, StepContext};
 use crate::model::{DropoutKey, Model, ModelConfig, ModelError};
@@ -13,9 +13,9 @@ use crate::plan::{Alternative, Flops, Subject, Trained, gemm};
 use crate::profile::Profiler;
 use crate::recipe::{Dtype, HeadRecipe, Labels, Recipe};
 use crate::report::memory;
-use crate::store::bytes_of;
+use crate::store::{bytes_of, copier_of};
 use crate::train::{self, TrainError};
-use crate::units::Bytes;
+use crate::units::{Bytes, Seconds};
 
 /// Spread of an adapter's B matrices: at zero, half of the gradients would be zero.
 const B_SPREAD: f64 = 0.02;
@@ -29,6 +29,8 @@ pub struct Size {
     pub warm_up: usize,
     /// Whether each step's memory is told by part.
     pub profiles_memory: bool,
+    /// Whether it is counted what makes the host wait for the device, which takes time.
+    pub counts_waits: bool,
 }
 
 /// Steps on random tokens.
@@ -129,9 +131,15 @@ impl Bench {
         if let Some(profiler) = &mut profiler {
             profiler.begin(self.engine.memory_at_rest(&self.model), Bytes(0));
         }
-        let mut watch = Watch { stopwatch: Stopwatch::start(device), profiler: profiler.as_mut() };
+        let (copier, copied) = (copier_of(device), self.copied());
+        copier.measure(true);
+        let waits = if self.size.counts_waits { WaitsByPart::start() } else { None };
+        let mut watch = Watch { stopwatch: Stopwatch::start(device), profiler: profiler.as_mut(), waits };
         let loss = self.train(&batch, context, &mut watch)?;
+        let waits = watch.waits.take().map(WaitsByPart::stop);
         let (whole, parts) = watch.stopwatch.stop();
+        let copies = copier.waited().map_or_else(|| Copies::Made(Seconds(self.copied() - copied)), Copies::WaitedFor);
+        copier.measure(false);
         let peak = memory::peak(was_reset);
         let profile = profiler.as_mut().map(|profiler| profiler.end(peak)).unwrap_or_default();
         self.done += 1;
@@ -147,8 +155,16 @@ impl Bench {
             peak,
             device_peak: self.profiler.as_ref().and_then(Profiler::device_peak),
             memory: if self.size.profiles_memory { profile } else { Vec::new() },
+            copies,
+            waits,
             loss,
         })
+    }
+
+    /// Seconds that the host has copied into stores and out of them, in all steps.
+    fn copied(&self) -> f64 {
+        let stores = self.engine.stores();
+        (stores.layer_checkpoints.copied() + stores.undo_log.copied()).as_secs_f64()
     }
 
     /// The step itself; returns the mean loss.

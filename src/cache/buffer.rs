@@ -1,12 +1,16 @@
 //! Where the keys and values of a layer lie: in one page of slots or several, plain or quantised, on the device or waiting on the
 //! host. What is written is encoded once; nothing that stays is touched.
 
-use tch::{Device, Kind, Tensor};
+use std::cell::Cell;
+use std::sync::Arc;
+
+use tch::{Kind, Tensor};
 
 use super::Shape;
 use super::moves::{Moves, put, restore, take, with_retained};
+use crate::native::cuda::host_tensor;
 use crate::recipe::BufferKind;
-use crate::store::{Bits, bytes_of};
+use crate::store::{Bits, Copier, Lane, Mark, bytes_of, copier_of};
 use crate::units::Bytes;
 
 /// Entries in their stored form: the tensors that make up the keys, and those that make up the values.
@@ -135,35 +139,57 @@ pub(super) struct Buffer {
     /// The pages' place on the host, for a buffer that waits there between its uses.
     home: Vec<Stored>,
     is_away: bool,
+    /// Who carries the pages to and fro.
+    copier: Arc<dyn Copier>,
+    /// When the pages have come to where they were carried last.
+    carried: Cell<Option<Mark>>,
 }
 
 impl Buffer {
     pub(super) fn new(shape: Shape) -> Self {
         let codec = Codec::new(shape.buffer, shape.head_dim, shape.kind);
-        let mut buffer = Self { shape, codec, pages: Vec::new(), home: Vec::new(), is_away: shape.is_offloaded };
+        let (pages, home, copier) = (Vec::new(), Vec::new(), copier_of(shape.device));
+        let mut buffer = Self { shape, codec, pages, home, is_away: shape.is_offloaded, copier, carried: Cell::new(None) };
         let first = shape.first_page();
         // A cache that waits on the host begins there: the caches of all layers need not fit on the device for a moment either.
         if shape.is_offloaded {
-            buffer.home.push(buffer.page(first, Device::Cpu).map(|plane| buffer.pinned(plane.shallow_clone())));
+            buffer.home.push(buffer.page(first, |size, kind| host_tensor(size, kind, shape.device).zero_()));
         } else {
-            buffer.pages.push(buffer.page(first, shape.device));
+            buffer.pages.push(buffer.page(first, buffer.on_device()));
         }
         buffer
     }
 
-    fn page(&self, slots: i64, device: Device) -> Stored {
-        // Zero throughout.
-        let plane = |(width, kind)| Tensor::zeros([self.shape.batch, self.shape.groups, slots, width], (kind, device));
+    /// A page whose planes are made of zeros.
+    fn page(&self, slots: i64, zeros: impl Fn(&[i64], Kind) -> Tensor) -> Stored {
+        let plane = |(width, kind)| zeros(&[self.shape.batch, self.shape.groups, slots, width], kind);
         let planes = || self.codec.planes().into_iter().map(plane).collect();
         Stored { k: planes(), v: planes() }
     }
 
-    fn lengths(&self) -> impl Iterator<Item = i64> {
-        self.held().iter().map(|page| page.k[0].size()[2])
+    fn on_device(&self) -> impl Fn(&[i64], Kind) -> Tensor + use<> {
+        let device = self.shape.device;
+        move |size, kind| Tensor::zeros(size, (kind, device))
     }
 
+    fn lengths(&self) -> impl Iterator<Item = i64> {
+        let held = if self.is_away { &self.home } else { &self.pages };
+        held.iter().map(|page| page.k[0].size()[2])
+    }
+
+    /// The pages where they are now, when they have come there.
     fn held(&self) -> &[Stored] {
-        if self.is_away { &self.home } else { &self.pages }
+        if self.is_away {
+            self.carried.take().into_iter().for_each(|mark| self.copier.finish(mark));
+            return &self.home;
+        }
+        self.arrive();
+        &self.pages
+    }
+
+    /// The device waits for pages that are on their way to it.
+    fn arrive(&self) {
+        self.carried.take().into_iter().for_each(|mark| self.copier.wait(mark));
     }
 
     /// What the pages take, and what their place on the host does.
@@ -179,22 +205,24 @@ impl Buffer {
     /// Makes room for `top` slots: by further pages, or by doubling the only one.
     pub(super) fn reserve(&mut self, top: i64) {
         self.bring();
+        self.arrive();
         let (have, slots) = (self.slots(), self.shape.grown(self.slots(), top));
         if self.shape.is_paged {
             let page = self.shape.first_page();
-            self.pages.extend((0..(slots - have) / page).map(|_| self.page(page, self.shape.device)).collect::<Vec<_>>());
+            self.pages.extend((0..(slots - have) / page).map(|_| self.page(page, self.on_device())).collect::<Vec<_>>());
         } else if slots > have {
-            let larger = self.page(slots, self.shape.device);
+            let larger = self.page(slots, self.on_device());
             larger.zip(&self.pages[0], |larger, old| larger.narrow(2, 0, have).copy_(old));
             self.pages = vec![larger];
         }
     }
 
-    /// Brings the pages to the device, where they stay until they are parked.
+    /// Sets the pages out to the device, where they stay until they are parked; who uses them first waits for them.
     pub(super) fn bring(&mut self) {
         if self.is_away {
-            self.pages =
-                self.home.iter().map(|page| page.map(|x| x.to_device_(self.shape.device, x.kind(), true, true))).collect();
+            let target = |plane: &Tensor| Tensor::empty(plane.size(), (plane.kind(), self.shape.device));
+            self.pages = self.home.iter().map(|page| page.map(target)).collect();
+            self.carry(Lane::ToDevice);
             self.is_away = false;
         }
     }
@@ -204,30 +232,38 @@ impl Buffer {
         if !self.shape.is_offloaded || self.is_away {
             return;
         }
+        // Nobody may have used them since they were brought.
+        self.arrive();
         let is_same = self.home.len() == self.pages.len() && self.lengths().eq(self.home.iter().map(|p| p.k[0].size()[2]));
-        if is_same {
-            for (home, page) in self.home.iter().zip(&self.pages) {
-                home.zip(page, |home, page| home.shallow_clone().copy_(page));
-            }
-        } else {
-            self.home = self.pages.iter().map(|page| page.map(|x| self.waiting(x))).collect();
+        if !is_same {
+            self.home = self.pages.iter().map(|page| page.map(|plane| self.waiting_room(plane))).collect();
         }
+        self.carry(Lane::ToHost);
         self.pages.clear();
         self.is_away = true;
     }
 
-    /// A copy on the host, in memory that a GPU can read by itself where there is one.
-    fn waiting(&self, plane: &Tensor) -> Tensor {
-        self.pinned(plane.to_device_(Device::Cpu, plane.kind(), false, true))
+    /// Asks for copies of all pages, behind those that were asked for before.
+    fn carry(&self, lane: Lane) {
+        let planes = |pages: &[Stored]| -> Vec<Tensor> {
+            pages.iter().flat_map(|page| page.k.iter().chain(&page.v)).map(Tensor::shallow_clone).collect()
+        };
+        let (home, pages) = (planes(&self.home), planes(&self.pages));
+        let (to, from) = if lane == Lane::ToHost { (&home, &pages) } else { (&pages, &home) };
+        let copies: Vec<(&Tensor, &Tensor)> = to.iter().zip(from).collect();
+        let before = self.carried.take();
+        self.carried.set(Some(self.copier.start(lane, &copies, before.as_slice())));
     }
 
-    fn pinned(&self, host: Tensor) -> Tensor {
-        if self.shape.device == Device::Cpu { host } else { host.pin_memory(self.shape.device) }
+    /// Room on the host for a plane, in memory that a GPU can reach by itself where there is one.
+    fn waiting_room(&self, plane: &Tensor) -> Tensor {
+        host_tensor(&plane.size(), plane.kind(), self.shape.device)
     }
 
     /// Where entries can be moved: the only page.
     fn single(&mut self) -> &Stored {
         self.bring();
+        self.arrive();
         &self.pages[0]
     }
 
@@ -265,6 +301,7 @@ impl Buffer {
     /// Writes a chunk's entries to the slots from `start` on.
     pub(super) fn write(&mut self, start: i64, chunk: &Stored) {
         self.bring();
+        self.arrive();
         let len = chunk.k[0].size()[2];
         for (page, slots, from) in parts(self.pages.iter(), start, len) {
             page.zip(chunk, |plane, new| {

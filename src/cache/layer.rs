@@ -9,6 +9,7 @@ use super::quota::Divided;
 use super::undo::Undo;
 use super::victims::Agreement;
 use super::{CacheError, ChunkSpan, LayerLog, Placement, Quota, Victims};
+use crate::native::cuda::upload;
 use crate::recipe::BufferKind;
 use crate::store::bytes_of;
 use crate::units::{Bytes, LayerIdx};
@@ -197,7 +198,7 @@ impl LayerCache {
             return;
         }
         self.divided = Some(Divided::new(quota, self.filled, &self.position_bgc));
-        let leaving = quota.leaving_bgc.to_device(self.shape.device);
+        let leaving = upload(&quota.leaving_bgc, self.shape.device);
         let _ = self.position_bgc.narrow(2, 0, self.filled as i64).masked_fill_(&leaving, -1);
         self.reserve(quota.slots as i64);
         // Another sequence may have left its positions there.

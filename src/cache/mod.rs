@@ -28,7 +28,7 @@ pub use quota::Quota;
 pub use ragged::Placement;
 pub use replay::{LayerLog, ReplayLog, log_bytes_per_token};
 pub use span::ChunkSpan;
-pub use undo::{ParkedUndo, Undo};
+pub use undo::{ParkedUndo, Undo, UndoAhead};
 pub use victims::Victims;
 
 pub use crate::ops::attention::Queries;

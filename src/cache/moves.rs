@@ -7,6 +7,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::{ChunkSpan, Victims};
+use crate::native::cuda::on_device;
 
 /// Where a write happens: which slots there were, and which the chunk takes.
 #[derive(Clone, Copy, Debug)]
@@ -84,8 +85,7 @@ fn shared(at: Geometry, slots: &[i64], device: Device) -> (Tensor, Tensor, Tenso
     let leaves = membership(slots, at.filled as usize);
     let mut from: Vec<i64> = (region..at.filled).collect();
     from.sort_by_key(|&slot| (leaves[slot as usize], slot));
-    let spread =
-        |values: &[i64]| Tensor::from_slice(values).to_device(device).expand([at.batch, at.groups, values.len() as i64], false);
+    let spread = |values: &[i64]| on_device(values, device).expand([at.batch, at.groups, values.len() as i64], false);
     (spread(&to), spread(&order), spread(&from))
 }
 
@@ -128,9 +128,8 @@ fn keep(at: Geometry, order_bge: &Tensor, retained: &[usize], e: i64) -> Retaine
             rank.push((e - kept as i64 + column).clamp(0, e - 1));
         }
     }
-    let mask_b1n = Tensor::from_slice(&mask).view([at.batch, 1, at.len]).to_device(device);
-    let rank_bgn =
-        Tensor::from_slice(&rank).view([at.batch, 1, at.len]).to_device(device).expand([at.batch, at.groups, at.len], false);
+    let mask_b1n = on_device(&mask, device).view([at.batch, 1, at.len]);
+    let rank_bgn = on_device(&rank, device).view([at.batch, 1, at.len]).expand([at.batch, at.groups, at.len], false);
     let saved = order_bge.argsort(-1, false).gather(2, &rank_bgn, false) + head_offsets(at, e, device);
     Retained { mask_b1n, saved: saved.reshape([-1]) }
 }

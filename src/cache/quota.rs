@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use tch::{Device, Kind, Tensor};
 
 use super::ChunkSpan;
+use crate::native::cuda::on_device;
 
 /// How the slots of a layer are shared out.
 #[derive(Debug)]
@@ -121,7 +122,7 @@ impl Divided {
             shares.iter().zip(held).map(|(share, held)| (share - held).min(count) as i64).collect::<Vec<_>>()
         };
         let all: Vec<i64> = self.shares.iter().zip(&self.held).flat_map(missing).collect();
-        Tensor::from_slice(&all).view([self.shares.len() as i64, -1, 1]).to_device(device)
+        on_device(&all, device).view([self.shares.len() as i64, -1, 1])
     }
 
     /// Notes that every head has taken `count` more, or is full.

@@ -3,6 +3,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::ChunkSpan;
+use crate::native::cuda::on_device;
 
 /// Moves tokens between their own columns (left-aligned, pads on the right) and those of the chunk's region (after the entries
 /// that the row keeps). Without ragged rows both are the same and nothing is moved.
@@ -36,8 +37,8 @@ impl Placement {
                 column.push((c + kept).clamp(0, n - 1));
             }
         }
-        let ints = |values: &[i64]| Tensor::from_slice(values).view([batch, n]).to_device(device);
-        let bools = |values: &[bool]| Tensor::from_slice(values).view([batch, n]).to_device(device);
+        let ints = |values: &[i64]| on_device(values, device).view([batch, n]);
+        let bools = |values: &[bool]| on_device(values, device).view([batch, n]);
         Self(Some(Columns { token: ints(&token), has_token: bools(&has_token), column: ints(&column), is_real: bools(&is_real) }))
     }
 

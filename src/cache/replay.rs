@@ -16,6 +16,13 @@ impl LayerLog {
         self.victims.push(victims);
     }
 
+    /// The chunk whose choice was recorded last is written.
+    pub fn settle(&mut self) {
+        if let Some(Some(victims)) = self.victims.last_mut() {
+            victims.settle();
+        }
+    }
+
     /// Records how the layer's slots are shared out.
     pub fn record_quota(&mut self, quota: Quota) {
         self.quota = Some(quota);

@@ -242,7 +242,7 @@ impl Reader<'_> {
                 return Err(wrong(format!("expected {e} different slots below {filled}")));
             }
             let size = [rows as i64, heads as i64, e as i64];
-            log.record((e > 0).then(|| Victims::new(&Tensor::from_slice(&slots).view(size), capacity)));
+            log.record((e > 0).then(|| Victims::of_host(&Tensor::from_slice(&slots).view(size), capacity)));
             filled += span.len - e;
         }
         if rest.is_empty() { Ok(log) } else { Err(self.wrong(format!("layer {layer}: {} slots too many", rest.len() / width))) }

@@ -4,19 +4,32 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use super::quota::{Divided, order_empty};
 use super::{Entries, Policy, Score};
+use crate::native::cuda::on_device;
+use crate::store::{Away, copies_go_beside};
 
 /// Slots to evict, lowest score first: a row that needs fewer takes them from the front. Kept on the host, in integers of the
 /// smallest width that serves.
 #[derive(Debug)]
 pub struct Victims {
     /// `(1, 1, e)` where all rows and heads agree, `(B, 1, e)` where the heads of a row do, else `(B, G, e)`.
-    packed: Tensor,
+    packed: Away,
+    /// The same on the CUDA device that has chosen, until the chunk is written: the host need not know them before.
+    fresh: Option<Tensor>,
 }
 
 impl Victims {
     /// Whether the heads of a row agree.
     pub(super) fn is_by_row(&self) -> bool {
-        self.packed.size()[1] == 1
+        self.num_heads() == 1
+    }
+
+    /// Packs slots below `cache_length` that the host has chosen or read.
+    ///
+    /// # Shapes
+    /// `(1 or B, 1 or G, e)`, i64, on the host.
+    pub(super) fn of_host(slot_bge: &Tensor, cache_length: usize) -> Self {
+        let kind = Self::kind(cache_length);
+        Self { packed: Away::here(&(slot_bge - offset(kind)).to_kind(kind).contiguous()), fresh: None }
     }
 
     /// Packs slots below `cache_length`.
@@ -25,13 +38,20 @@ impl Victims {
     /// `(1 or B, 1 or G, e)`, i64.
     pub fn new(slot_bge: &Tensor, cache_length: usize) -> Self {
         let kind = Self::kind(cache_length);
-        Self { packed: (slot_bge - offset(kind)).to_device(Device::Cpu).to_kind(kind).contiguous() }
+        let packed = (slot_bge - offset(kind)).to_kind(kind).contiguous();
+        let fresh = copies_go_beside(packed.device()).then(|| packed.shallow_clone());
+        Self { packed: Away::send(&packed), fresh }
+    }
+
+    /// The chunk is written: from now on the host has the slots, and nobody else.
+    pub fn settle(&mut self) {
+        self.fresh = None;
     }
 
     /// The slots as they are kept.
     #[cfg(test)]
-    pub(super) fn packed(&self) -> &Tensor {
-        &self.packed
+    pub(super) fn packed(&self) -> Tensor {
+        self.packed.on_host()
     }
 
     /// Rows that chose for themselves: 1 where one choice serves all.
@@ -51,13 +71,14 @@ impl Victims {
 
     /// Bytes of all slots.
     pub(super) fn bytes(&self) -> u64 {
-        (self.packed.numel() * self.width()) as u64
+        self.packed.bytes().0
     }
 
     /// The slots on the host, those of each row and head together.
     pub(super) fn flat(&self) -> Vec<i64> {
-        let mut slots = vec![0; self.packed.numel()];
-        self.unpacked().copy_data(&mut slots, self.packed.numel());
+        let unpacked = self.unpacked();
+        let mut slots = vec![0; unpacked.numel()];
+        unpacked.copy_data(&mut slots, unpacked.numel());
         slots
     }
 
@@ -80,15 +101,19 @@ impl Victims {
         self.len() == 0
     }
 
-    /// The slots on the host, where all rows and heads agree on them.
+    /// The slots on the host, where all rows and heads agree on them; of a choice that a device has just made the host knows nothing.
     pub fn shared(&self) -> Option<Vec<i64>> {
-        let agreed = self.packed.size()[..2] == [1, 1];
+        let agreed = self.packed.size()[..2] == [1, 1] && self.fresh.is_none();
         agreed.then(|| Vec::try_from(self.unpacked().reshape([-1])).ok()).flatten()
     }
 
     /// The slots as one tensor `(B, G, e)`, i64.
     pub fn slots(&self, batch: i64, groups: i64, device: Device) -> Tensor {
-        self.unpacked().to_device(device).expand([batch, groups, self.len() as i64], false)
+        let unpacked = match &self.fresh {
+            Some(fresh) => unpack(fresh),
+            None => unpack(&self.packed.set_out(device).arrive()),
+        };
+        unpacked.to_device(device).expand([batch, groups, self.len() as i64], false)
     }
 
     /// The slots of one row and head, on the host.
@@ -98,15 +123,20 @@ impl Victims {
         Vec::try_from(self.unpacked().get(at(row, 0)).get(at(head, 1)).contiguous())
     }
 
+    /// On the host.
     fn unpacked(&self) -> Tensor {
-        self.packed.to_kind(Kind::Int64) + offset(self.packed.kind())
+        unpack(&self.packed.on_host())
     }
+}
+
+fn unpack(packed: &Tensor) -> Tensor {
+    packed.to_kind(Kind::Int64) + offset(packed.kind())
 }
 
 impl Clone for Victims {
     /// The slots are never written to, so that both may lie in the same memory.
     fn clone(&self) -> Self {
-        Self { packed: self.packed.shallow_clone() }
+        Self { packed: self.packed.clone(), fresh: self.fresh.as_ref().map(Tensor::shallow_clone) }
     }
 }
 
@@ -167,7 +197,7 @@ fn on_host(policy: &dyn Policy, entries: &Entries<'_>, score: &Score, held: Held
         slots.truncate(entries.num_evicted);
     }
     slots.sort_unstable_by_key(at);
-    Some(Victims::new(&Tensor::from_slice(&slots).view([1, 1, -1]), entries.cache_length))
+    Some(Victims::of_host(&Tensor::from_slice(&slots).view([1, 1, -1]), entries.cache_length))
 }
 
 /// The order of the entries as integers, lowest first; what may not leave has the largest.
@@ -228,7 +258,7 @@ fn is_protected(position_bgc: &Tensor, protected: &[(usize, usize)]) -> Option<T
     }
     let bounds = |of: fn(&(usize, usize)) -> usize| {
         let all: Vec<i64> = protected.iter().map(|range| of(range) as i64).collect();
-        Tensor::from_slice(&all).view([-1, 1, 1]).to_device(position_bgc.device())
+        on_device(&all, position_bgc.device()).view([-1, 1, 1])
     };
     Some(position_bgc.ge_tensor(&bounds(|r| r.0)).logical_and(&position_bgc.lt_tensor(&bounds(|r| r.1))))
 }

@@ -10,7 +10,8 @@ use super::plan::json::alternative;
 use super::recipe_file::RecipeFile;
 use crate::bench::{Bench, Size, StepRecord, Summary, summarise};
 use crate::error::Error;
-use crate::native::libtorch_version;
+use crate::native::cuda::why_not_pinned;
+use crate::native::{Waits, libtorch_version};
 use crate::ops::attention::calibrations;
 use crate::plan::{Part, Spent};
 use crate::report::console;
@@ -37,6 +38,9 @@ pub(super) struct BenchSteps {
     /// Tell the memory of the last step by part.
     #[arg(long)]
     profile_memory: bool,
+    /// Count what makes the host wait for the device, in the last step and part by part; steps take longer for it.
+    #[arg(long)]
+    count_syncs: bool,
     /// How to print.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -45,7 +49,12 @@ pub(super) struct BenchSteps {
 impl BenchSteps {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
         let recipe = self.recipe.load(device)?;
-        let size = Size { tokens: self.tokens, warm_up: self.warmup, profiles_memory: self.profile_memory };
+        let size = Size {
+            tokens: self.tokens,
+            warm_up: self.warmup,
+            profiles_memory: self.profile_memory,
+            counts_waits: self.count_syncs,
+        };
         let mut bench = Bench::new(recipe, device, size, self.random_weights)?;
         let is_json = self.format == Format::Json;
         self.introduce(&bench)?;
@@ -61,13 +70,22 @@ impl BenchSteps {
             records.push(record);
         }
         calibrations().iter().for_each(|found| console::note(&found.to_string()));
+        if let Some(why) = why_not_pinned() {
+            console::note(&format!("memory of the host is not pinned, so that copies keep it waiting: {why}"));
+        }
         let (Some(summary), Some(last)) = (summarise(&records), records.last()) else { return Ok(()) };
         if is_json {
             console::result(&summary.to_json().to_string())?;
             console::result(&alternative("forecast", bench.foretold()).to_string())?;
+            if let Some(waits) = last.waits_to_json() {
+                console::result(&waits.to_string())?;
+            }
             return last.memory.iter().try_for_each(|profile| Ok(console::result(&profile.to_json().to_string())?));
         }
         console::result(&table(&records, &summary).to_string())?;
+        if let Some(waits) = &last.waits {
+            console::result(&format!("\nwhat made the host wait in the last step\n{}", waits_table(waits)))?;
+        }
         for profile in &last.memory {
             console::result(&format!("\n{profile}"))?;
         }
@@ -106,7 +124,8 @@ impl BenchSteps {
 fn table(records: &[StepRecord], summary: &Summary) -> Table {
     let mut header = vec!["step"];
     header.extend(Part::ALL.map(Part::name));
-    header.extend(["whole", "tokens/s", "GFLOP/s", "of sgemm", "peak"]);
+    let copies = records.first().map_or("copies", |record| record.copies.names().0);
+    header.extend(["whole", "tokens/s", "GFLOP/s", "of sgemm", copies, "peak"]);
     let mut table = Table::new(&header);
     for record in records {
         let mut cells = vec![record.step.to_string() + if record.is_warm_up { " (warm-up)" } else { "" }];
@@ -116,6 +135,7 @@ fn table(records: &[StepRecord], summary: &Summary) -> Table {
         cells.push(format!("{:.0}", record.tokens_per_second()));
         cells.push(format!("{:.1}", record.rate().per_second / 1e9));
         cells.push(format!("{:.1} %", 100.0 * record.gemm_share().1));
+        cells.push(format!("{:.2} %", 100.0 * record.copy_share()));
         cells.push(record.peak.map_or("–".to_owned(), |peak| peak.resident.to_string()));
         add(&mut table, &cells);
     }
@@ -135,9 +155,23 @@ fn summary_row(name: &str, summary: &Summary, which: usize) -> Vec<String> {
     cells.push(format!("{:.0}", get("tokens_per_second")));
     cells.push(format!("{:.1}", get("flops_per_second") / 1e9));
     cells.push(format!("{:.1} %", 100.0 * get("gemm_cpu_share")));
+    let share = ["store_copy_share", "copy_wait_share"].into_iter().find_map(|key| summary.get(key).map(|_| get(key)));
+    cells.push(share.map_or("–".to_owned(), |share| format!("{:.2} %", 100.0 * share)));
     let peak = summary.get("peak_resident_bytes");
     cells.push(peak.map_or("–".to_owned(), |_| Bytes(get("peak_resident_bytes") as u64).to_string()));
     cells
+}
+
+/// Parts by kinds of waits.
+fn waits_table(waits: &[Waits; 6]) -> Table {
+    let mut header = vec!["part"];
+    header.extend(Waits::KINDS);
+    let mut table = Table::new(&header);
+    for (part, waits) in Part::ALL.into_iter().zip(waits) {
+        let counts = waits.rows().map(|(_, count)| count.to_string());
+        add(&mut table, &std::iter::once(part.name().to_owned()).chain(counts).collect::<Vec<_>>());
+    }
+    table
 }
 
 fn add(table: &mut Table, cells: &[String]) {

@@ -5,15 +5,17 @@ use std::ops::Range;
 
 use tch::{Tensor, no_grad, with_grad};
 
+use super::ahead::Prepared;
 use super::attend::{Column, Differentiating, Replaying, chain_leaf};
 use super::forward::{ForwardTrace, hand_back_log};
 use super::head_run::HeadRun;
-use super::layer_run::{link, lock, to_host};
+use super::layer_run::{link, lock};
 use super::memory::{self, Beside};
 use super::{Engine, EngineError, Event, Observer, StepContext, StepGradients};
 use crate::cache::LayerLog;
 use crate::model::Model;
 use crate::native::run_backward;
+use crate::store::{Ahead, Away, copies_go_beside};
 use crate::units::LayerIdx;
 
 /// Runs the backward phase.
@@ -32,23 +34,31 @@ pub(super) fn run(
     let mut travelling = top.unwrap_or_else(|| trace.plan.columns.iter().map(|_| None).collect());
     // The very tensors that the head adds to.
     let head_gradients: Vec<Tensor> = head.gradients.iter().map(Tensor::shallow_clone).collect();
-    let mut tell = |event, trace: &ForwardTrace, travelling: &[Option<Tensor>]| {
-        memory::tell(observer, event, (model, trace), &Beside { travelling, head: &head_gradients });
+    let mut tell = |event, trace: &ForwardTrace, travelling: &[Option<Away>], ahead: Option<&Prepared>| {
+        let ahead = ahead.map(Prepared::bytes).unwrap_or_default();
+        memory::tell(observer, event, (model, trace), &Beside { travelling, ahead, head: &head_gradients });
     };
     for (depth, layers) in rows.iter().rev().enumerate() {
         let row = Row { model, trace: &trace, layers: layers.clone(), context };
         if depth > 0 {
-            tell(Event::Replay { row: (depth, rows.len()) }, &trace, &travelling);
+            tell(Event::Replay { row: (depth, rows.len()) }, &trace, &travelling, None);
             no_grad(|| row.replay())?;
         }
+        let mut next: Option<Prepared> = None;
         for c in (0..trace.plan.columns.len()).rev() {
             let (row_of, column) = ((depth, rows.len()), (c, trace.plan.columns.len()));
-            tell(Event::Cell { row: row_of, column }, &trace, &travelling);
-            let gradient = travelling[c].take();
-            let above = if head_waits { Above::Head(engine, &mut head) } else { Above::Row(gradient) };
-            travelling[c] = row.cell(c, above, &mut |turn| match turn {
-                Turn::Head => tell(Event::Head { column }, &trace, &travelling),
-                Turn::Backward => tell(Event::CellBackward { row: row_of, column }, &trace, &travelling),
+            tell(Event::Cell { row: row_of, column }, &trace, &travelling, next.as_ref());
+            let prepared = match next.take() {
+                Some(prepared) => prepared,
+                None => row.prepare(c, &mut travelling)?,
+            };
+            if c > 0 && copies_go_beside(model.device()) {
+                next = Some(row.prepare(c - 1, &mut travelling)?);
+            }
+            let above = if head_waits { Above::Head(engine, &mut head) } else { Above::Row };
+            travelling[c] = row.cell(c, (prepared, above), &mut |turn| match turn {
+                Turn::Head => tell(Event::Head { column }, &trace, &travelling, next.as_ref()),
+                Turn::Backward => tell(Event::CellBackward { row: row_of, column }, &trace, &travelling, next.as_ref()),
             })?;
         }
         trace.checkpoints.drop_border(layers.start);
@@ -58,13 +68,14 @@ pub(super) fn run(
     }
     let layers = trace.runs.iter().map(|r| std::mem::take::<LayerLog>(&mut lock(r).log)).collect();
     trace.log.layers = layers;
-    let ends = ends(model, &trace, head.gradients, travelling);
-    Ok(StepGradients { rows: head.rows, gradients: collect(model, ends), log: trace.log })
+    let ends = ends(model, &trace, std::mem::take(&mut head.gradients), travelling);
+    let gradients = collect(model, ends);
+    Ok(StepGradients { rows: head.finish()?, gradients, log: trace.log })
 }
 
 /// The gradients that no cell makes, where all weights are trained: of the head's parameters, and of the embedding, from the
 /// gradients that have travelled through the lowest row. A tied matrix has both.
-fn ends(model: &Model, trace: &ForwardTrace, head: Vec<Tensor>, travelled: Vec<Option<Tensor>>) -> Vec<(String, Tensor)> {
+fn ends(model: &Model, trace: &ForwardTrace, head: Vec<Tensor>, travelled: Vec<Option<Away>>) -> Vec<(String, Tensor)> {
     let head = model.head_parameters().into_iter().zip(head);
     let mut ends: Vec<_> = head.map(|((name, _), gradient)| (name, gradient)).collect();
     #[cfg(test)]
@@ -73,7 +84,8 @@ fn ends(model: &Model, trace: &ForwardTrace, head: Vec<Tensor>, travelled: Vec<O
     }
     if let Some((name, _)) = model.embedding_parameter() {
         let columns = trace.plan.columns.iter().zip(travelled);
-        let pieces = columns.filter_map(|(c, g)| Some((trace.tokens.ids(trace.plan.tokens(c)), g?.to_device(model.device()))));
+        let pieces =
+            columns.filter_map(|(c, g)| Some((trace.tokens.ids(trace.plan.tokens(c)), g?.set_out(model.device()).arrive())));
         ends.push((name, model.embed_backward(pieces)));
         #[cfg(test)]
         if crate::sabotage::is_active(crate::sabotage::Sabotage::EmbeddingGradientDropped) {
@@ -85,8 +97,8 @@ fn ends(model: &Model, trace: &ForwardTrace, head: Vec<Tensor>, travelled: Vec<O
 
 /// Where the gradient of a cell's output comes from.
 enum Above<'a> {
-    /// The row above; nothing where no later token has a target.
-    Row(Option<Tensor>),
+    /// The row above: it was prepared; nothing where no later token has a target.
+    Row,
     /// The head, from the output itself: the only row makes the last hidden states again.
     Head(&'a Engine, &'a mut HeadRun),
 }
@@ -106,11 +118,31 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// The hidden states that enter the row at column `c`.
-    fn input(&self, c: usize) -> Result<Tensor, EngineError> {
+    /// The hidden states that enter the row at column `c`, where they wait.
+    fn set_out_input(&self, c: usize) -> Result<Option<Ahead>, EngineError> {
+        Ok(self.trace.checkpoints.set_out(self.layers.start, c, self.model.device())?)
+    }
+
+    /// The same when they have come, or made from the tokens.
+    fn input(&self, c: usize, waited: Option<Tensor>) -> Tensor {
         let at = self.trace.plan.tokens(&self.trace.plan.columns[c]);
-        let parked = self.trace.checkpoints.get(self.layers.start, c, self.model.device())?;
-        Ok(parked.unwrap_or_else(|| no_grad(|| self.trace.tokens.embed(self.model, at))))
+        waited.unwrap_or_else(|| no_grad(|| self.trace.tokens.embed(self.model, at)))
+    }
+
+    /// Sets out what the cell at column `c` needs from the host. Where nothing is gained by it undo entries, of which a cell may have
+    /// many, and the input are fetched when they are used.
+    fn prepare(&self, c: usize, travelling: &mut [Option<Away>]) -> Result<Prepared, EngineError> {
+        let (device, gradient) = (self.model.device(), travelling[c].take());
+        if !copies_go_beside(device) {
+            return Ok(Prepared::new(None, gradient.as_ref(), device));
+        }
+        for run in &self.trace.runs[self.layers.clone()] {
+            let mut run = lock(run);
+            for span in self.column(c).spans.iter().rev() {
+                run.set_out(span)?;
+            }
+        }
+        Ok(Prepared::new(self.set_out_input(c)?, gradient.as_ref(), device))
     }
 
     fn column(&self, c: usize) -> Column<'_> {
@@ -136,15 +168,30 @@ impl Row<'_> {
         for run in &self.trace.runs[self.layers.clone()] {
             lock(run).reset(self.trace.plan.prefill);
         }
-        for c in 0..self.trace.plan.columns.len() {
-            let _ = self.layers(c, self.input(c)?, &mut Replaying { column: self.column(c), keep_undo_from: 0 })?;
+        let count = self.trace.plan.columns.len();
+        let mut next = None;
+        for c in 0..count {
+            let set_out = match next.take() {
+                Some(set_out) => set_out,
+                None => self.set_out_input(c)?,
+            };
+            if c + 1 < count && copies_go_beside(self.model.device()) {
+                next = Some(self.set_out_input(c + 1)?);
+            }
+            let input = self.input(c, set_out.map(|ahead| ahead.arrive().swap_remove(0)));
+            let _ = self.layers(c, input, &mut Replaying { column: self.column(c), keep_undo_from: 0 })?;
         }
         Ok(())
     }
 
     /// One cell: unwinds to its left border, recomputes it with autograd and runs backward from the gradient of its output, telling
     /// where it is. Returns the gradient of its input.
-    fn cell(&self, c: usize, above: Above<'_>, tell: &mut dyn FnMut(Turn)) -> Result<Option<Tensor>, EngineError> {
+    fn cell(
+        &self,
+        c: usize,
+        (mut prepared, above): (Prepared, Above<'_>),
+        tell: &mut dyn FnMut(Turn),
+    ) -> Result<Option<Away>, EngineError> {
         let spans = self.column(c).spans;
         #[cfg(test)]
         crate::sabotage::run_out_of_memory(spans.len() * self.layers.len());
@@ -161,12 +208,16 @@ impl Row<'_> {
             }
         }
         let has_input_gradient = self.layers.start > 0 || self.model.embedding_parameter().is_some();
-        let input = self.input(c)?.detach().set_requires_grad(has_input_gradient);
+        let waited = match prepared.take_input() {
+            Some(input) => Some(input),
+            None => self.set_out_input(c)?.map(|ahead| ahead.arrive().swap_remove(0)),
+        };
+        let input = self.input(c, waited).detach().set_requires_grad(has_input_gradient);
         let chain = chain_leaf(input.kind(), input.device());
         let mut attend = Differentiating::new(self.column(c), &chain);
         let output = with_grad(|| self.layers(c, input.shallow_clone(), &mut attend))?;
         let gradient = match above {
-            Above::Row(gradient) => gradient.map(|g| g.to_device(output.device())),
+            Above::Row => prepared.take_gradient(),
             Above::Head(engine, head) => {
                 tell(Turn::Head);
                 let (start, _) = self.trace.plan.tokens(&self.trace.plan.columns[c]);
@@ -185,7 +236,7 @@ impl Row<'_> {
         run_backward(&roots, &seeds)?;
         self.check_left_border(spans[0].index)?;
         let below = input.grad();
-        Ok((has_input_gradient && below.defined()).then(|| to_host(&below)))
+        Ok((has_input_gradient && below.defined()).then(|| Away::send(&below)))
     }
 
     /// After a cell, each cache and its gradient must stand at the cell's left border.

@@ -9,14 +9,16 @@ use tch::{Device, Kind, Tensor, no_grad};
 use super::attend::{Column, Deciding, Replaying};
 use super::head_run::HeadRun;
 use super::layer_checkpoints::LayerCheckpoints;
-use super::layer_run::{SharedRun, fresh, lock, to_host};
+use super::layer_run::{SharedRun, fresh, lock};
 use super::memory::{self, Beside};
 use super::{ChunkPlan, Engine, EngineError, Event, Observer, StepContext};
 use crate::cache::{LayerCache, LayerLog, ReplayLog, Shape};
 use crate::data::Batch;
 use crate::model::{Attend, Model, Place};
+use crate::native::cuda::upload;
 use crate::ops::attention;
-use crate::units::LayerIdx;
+use crate::store::Away;
+use crate::units::{Bytes, LayerIdx};
 
 /// Receives the position of a column's first token and its hidden states `(B, n, E)` before the final norm.
 pub type HiddenSink<'a> = &'a mut dyn FnMut(usize, &Tensor);
@@ -32,7 +34,7 @@ pub struct ForwardTrace {
     pub(super) head: HeadRun,
     /// Gradient of the hidden states above the last layer, by column, `None` where no token has a target; nothing at all where
     /// the head waits for the backward phase.
-    pub(super) top: Option<Vec<Option<Tensor>>>,
+    pub(super) top: Option<Vec<Option<Away>>>,
 }
 
 /// The ids of a batch, padded on the right.
@@ -61,7 +63,7 @@ impl Tokens {
 
     /// The ids of a column `(B, n)`.
     pub(super) fn ids(&self, (start, len): (usize, usize)) -> Tensor {
-        self.ids_bt.narrow(1, start as i64, len as i64).to_device(self.device)
+        upload(&self.ids_bt.narrow(1, start as i64, len as i64), self.device)
     }
 
     /// The embeddings of a column `(B, n, E)`.
@@ -132,7 +134,7 @@ pub(super) fn run(
         if trace.top.is_some() {
             tell(observer, Event::Head { column: at }, model, &trace);
             let gradient = trace.head.column(engine, model, (start, &hidden), context.map(|x| x.weight))?;
-            trace.top.iter_mut().for_each(|top| top.push(gradient.as_ref().map(to_host)));
+            trace.top.iter_mut().for_each(|top| top.push(gradient.as_ref().map(Away::send)));
         }
     }
     collect_log(&mut trace);
@@ -140,7 +142,8 @@ pub(super) fn run(
 }
 
 fn tell(observer: &mut dyn Observer, event: Event, model: &Model, trace: &ForwardTrace) {
-    let beside = Beside { travelling: trace.top.as_deref().unwrap_or_default(), head: &trace.head.gradients };
+    let travelling = trace.top.as_deref().unwrap_or_default();
+    let beside = Beside { travelling, ahead: Bytes(0), head: &trace.head.gradients };
     memory::tell(observer, event, (model, trace), &beside);
 }
 

@@ -1,11 +1,14 @@
 //! The head's part of a step: where losses are due, what they add up to, and the gradient that they send down.
 
+use std::collections::VecDeque;
+
 use tch::Tensor;
 
 use super::{Engine, EngineError};
 use crate::data::{Batch, Targets};
-use crate::head::{Head, Logits, Pick, RowLoss, RowTargets, column_loss};
+use crate::head::{Head, Logits, Losses, Pick, RowLoss, RowTargets, column_loss};
 use crate::model::Model;
+use crate::store::Away;
 
 impl Engine {
     /// The head.
@@ -17,8 +20,10 @@ impl Engine {
 /// Losses so far, and what of the model's upper end is trained.
 #[derive(Debug, Default)]
 pub(super) struct HeadRun {
-    /// By row of the batch.
-    pub(super) rows: Vec<RowLoss>,
+    /// By row of the batch, of the columns whose figures have come to the host.
+    rows: Vec<RowLoss>,
+    /// Places and figures that may be on their way there.
+    waiting: VecDeque<(Vec<Pick>, Away)>,
     /// Gradients of the model's head parameters, in their order.
     pub(super) gradients: Vec<Tensor>,
     /// Ascending by position; within a position, rows keep their order.
@@ -52,6 +57,7 @@ impl HeadRun {
         let parameters = UpperEnd::of(model).parameters;
         Ok(Self {
             rows: vec![RowLoss::default(); batch.rows.len()],
+            waiting: VecDeque::new(),
             gradients: parameters.iter().map(|leaf| leaf.detach().zeros_like()).collect(),
             picks: picks(&*engine.head, batch)?,
         })
@@ -75,14 +81,32 @@ impl HeadRun {
         let upper = UpperEnd::of(model);
         let logits = (&upper as &dyn Logits, model.config().vocab_size);
         let loss = column_loss(&*engine.head, hidden_bne, start, here, logits, weight)?;
-        for (pick, value, correct) in loss.picks {
+        self.waiting.extend(loss.losses.into_iter().map(|block| (block.picks, Away::send(&block.figures_2n))));
+        while self.waiting.front().is_some_and(|(_, figures)| figures.has_come()) {
+            self.read_next()?;
+        }
+        self.gradients.iter_mut().zip(&loss.parameter_gradients).for_each(|(total, part)| drop(total.g_add_(part)));
+        Ok(loss.hidden_gradient)
+    }
+
+    /// What every row has lost, when all has come.
+    pub(super) fn finish(mut self) -> Result<Vec<RowLoss>, EngineError> {
+        while !self.waiting.is_empty() {
+            self.read_next()?;
+        }
+        Ok(self.rows)
+    }
+
+    /// Adds the figures that were sent first.
+    fn read_next(&mut self) -> Result<(), EngineError> {
+        let Some((picks, figures)) = self.waiting.pop_front() else { return Ok(()) };
+        for (pick, value, correct) in (Losses { picks, figures_2n: figures.on_host() }).read()? {
             let row = &mut self.rows[pick.row];
             row.loss_sum += value;
             row.targets += 1;
             row.correct += usize::from(correct);
         }
-        self.gradients.iter_mut().zip(&loss.parameter_gradients).for_each(|(total, part)| drop(total.g_add_(part)));
-        Ok(loss.hidden_gradient)
+        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tch::{Device, Tensor};
 
-use crate::store::{Parked, Store, StoreError};
+use crate::store::{Ahead, Parked, Store, StoreError};
 
 /// Hidden states by (border, column).
 #[derive(Debug)]
@@ -24,9 +24,9 @@ impl LayerCheckpoints {
         Ok(())
     }
 
-    /// The hidden states, where there are any.
-    pub(super) fn get(&self, border: usize, column: usize, device: Device) -> Result<Option<Tensor>, StoreError> {
-        self.parked.get(&(border, column)).map(|parked| parked.fetch(device)).transpose()
+    /// Sets the hidden states out on their way to a device, where there are any.
+    pub(super) fn set_out(&self, border: usize, column: usize, device: Device) -> Result<Option<Ahead>, StoreError> {
+        self.parked.get(&(border, column)).map(|parked| parked.set_out(device)).transpose()
     }
 
     /// Where they wait.

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 use super::MemoryByPart;
 use crate::cache::{
-    Attention, CacheError, CacheGrads, ChunkSpan, LayerCache, LayerLog, ParkedUndo, Placement, Policy, Queries, Undo,
+    Attention, CacheError, CacheGrads, ChunkSpan, LayerCache, LayerLog, ParkedUndo, Placement, Policy, Queries, Undo, UndoAhead,
 };
 use crate::ops::attention::{self, Attended, Chunk, Past, accumulation_kind, attention_paid};
 use crate::store::Store;
@@ -21,6 +21,8 @@ pub(super) struct LayerRun {
     undo: Vec<Option<ParkedUndo>>,
     /// Of the chunks of the current cell, from its recomputation to its backward.
     at_hand: HashMap<usize, Undo>,
+    /// By chunk; on their way to the device for the cell whose turn is next.
+    ahead: HashMap<usize, UndoAhead>,
     /// Where undo entries wait.
     store: Store,
     grads: Option<CacheGrads>,
@@ -75,7 +77,8 @@ impl Keep {
 
 impl LayerRun {
     fn new(cache: LayerCache, store: Store) -> Self {
-        Self { cache, log: LayerLog::default(), undo: Vec::new(), at_hand: HashMap::new(), store, grads: None }
+        let (undo, at_hand, ahead) = (Vec::new(), HashMap::new(), HashMap::new());
+        Self { cache, log: LayerLog::default(), undo, at_hand, ahead, store, grads: None }
     }
 
     /// Where undo entries wait; the same for all layers.
@@ -89,6 +92,7 @@ impl LayerRun {
         memory.caches += device;
         memory.waiting_caches += host;
         memory.cache_gradients += self.grads.iter().map(CacheGrads::bytes).sum();
+        memory.ahead += self.ahead.values().map(UndoAhead::bytes).sum();
         memory.undo_at_hand += self.at_hand.values().map(Undo::bytes).sum();
         memory.replay_log += self.log.bytes();
     }
@@ -99,6 +103,7 @@ impl LayerRun {
         self.cache.park();
         self.undo.clear();
         self.at_hand.clear();
+        self.ahead.clear();
         self.grads = None;
     }
 
@@ -119,6 +124,7 @@ impl LayerRun {
         // Pads must not pay: in a ragged chunk the sums wait until a policy asks.
         let asked = policy.asks(span.chunk.0 == 0).filter(|_| !span.is_ragged());
         let (saved, past, paid) = self.write_and_attend(span, tokens, Keep::of(keep_undo), asked)?;
+        self.log.settle();
         let paid = asked.zip(paid);
         self.cache.note(policy, span, (&saved.k, &saved.v), &Seen { saved: &saved, past: &past, paid });
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
@@ -176,9 +182,22 @@ impl LayerRun {
         self.cache.unwind(span, &undo)
     }
 
-    fn fetch_undo(&self, span: &ChunkSpan) -> Result<Undo, CacheError> {
-        let parked = self.undo.get(span.index).and_then(Option::as_ref).ok_or_else(|| self.cache.missing_undo(span))?;
-        parked.fetch(self.cache.shape().device)
+    /// Sets the undo entry of a chunk out on its way to the device.
+    pub(super) fn set_out(&mut self, span: &ChunkSpan) -> Result<(), CacheError> {
+        let ahead = self.parked_undo(span)?.set_out(self.cache.shape().device)?;
+        self.ahead.insert(span.index, ahead);
+        Ok(())
+    }
+
+    fn fetch_undo(&mut self, span: &ChunkSpan) -> Result<Undo, CacheError> {
+        match self.ahead.remove(&span.index) {
+            Some(ahead) => Ok(ahead.arrive()),
+            None => self.parked_undo(span)?.fetch(self.cache.shape().device),
+        }
+    }
+
+    fn parked_undo(&self, span: &ChunkSpan) -> Result<&ParkedUndo, CacheError> {
+        self.undo.get(span.index).and_then(Option::as_ref).ok_or_else(|| self.cache.missing_undo(span))
     }
 
     /// Brings the layer's quota into force where its chunk has come.
@@ -304,9 +323,4 @@ pub(super) fn fresh(caches: Vec<LayerCache>, store: &Store) -> Vec<SharedRun> {
 /// A one-element tensor that carries the order of a layer's operators.
 pub(super) fn link(like: &Tensor) -> Tensor {
     Tensor::zeros([1], (like.kind(), like.device()))
-}
-
-/// Moves a tensor that waits to the host.
-pub(super) fn to_host(x: &Tensor) -> Tensor {
-    x.to_device(Device::Cpu)
 }

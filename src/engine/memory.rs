@@ -6,7 +6,7 @@ use super::forward::ForwardTrace;
 use super::layer_run::lock;
 use super::{Engine, Event, Observer};
 use crate::model::Model;
-use crate::store::{Store, bytes_of};
+use crate::store::{Away, Store, bytes_of};
 use crate::units::Bytes;
 
 /// What the engine holds at one point of a step. Tensors that live inside an operation, or in the graph of a cell, belong to no
@@ -33,6 +33,8 @@ pub struct MemoryByPart {
     pub untouched: Bytes,
     /// The gradient of hidden states that goes from row to row.
     pub travelling_gradients: Bytes,
+    /// What is on its way from the host for the cell whose turn is next; only where copies go on beside what is computed.
+    pub ahead: Bytes,
     /// Gradients of what is trained: the leaves' own, and those that the head has made.
     pub parameter_gradients: Bytes,
     /// The ids of the batch.
@@ -61,7 +63,7 @@ pub struct MemoryRow {
 
 impl MemoryByPart {
     /// All parts.
-    pub fn rows(&self) -> [MemoryRow; 11] {
+    pub fn rows(&self) -> [MemoryRow; 12] {
         let row = |name, place, bytes| MemoryRow { name, place, bytes };
         [
             row("caches", Place::Device, self.caches),
@@ -69,6 +71,7 @@ impl MemoryByPart {
             row("gradients of caches", Place::Device, self.cache_gradients),
             row("undo log", Place::Host, self.undo_log),
             row("undo entries at hand", Place::Device, self.undo_at_hand),
+            row("copies ahead", Place::Device, self.ahead),
             row("replay log", Place::Host, self.replay_log),
             row("layer checkpoints", Place::Host, self.layer_checkpoints),
             row("free room of stores", Place::Host, self.free_room),
@@ -91,7 +94,8 @@ impl MemoryByPart {
     fn of(model: &Model, trace: &ForwardTrace, beside: &Beside<'_>) -> Self {
         let mut memory = Self {
             replay_log: trace.log.bytes(),
-            travelling_gradients: bytes_of(beside.travelling.iter().flatten()),
+            travelling_gradients: beside.travelling.iter().flatten().map(Away::bytes).sum(),
+            ahead: beside.ahead,
             parameter_gradients: bytes_of(beside.head.iter().chain(&gradients_of(model))),
             tokens: bytes_of([trace.tokens.all()]),
             ..Self::default()
@@ -123,7 +127,9 @@ impl Engine {
 /// What a phase holds beside the trace.
 pub(super) struct Beside<'a> {
     /// Gradients of hidden states, by column.
-    pub(super) travelling: &'a [Option<Tensor>],
+    pub(super) travelling: &'a [Option<Away>],
+    /// What of hidden states and their gradients is on its way for the next cell.
+    pub(super) ahead: Bytes,
     /// Gradients of the head's parameters.
     pub(super) head: &'a [Tensor],
 }

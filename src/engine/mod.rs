@@ -1,5 +1,6 @@
 //! Loss and gradients of one batch: forward phase, backward phase. The story of a step is [`Engine::gradients`].
 
+mod ahead;
 mod attend;
 mod backward;
 mod chunk_sizes;
@@ -83,14 +84,14 @@ impl Engine {
 
     /// Losses alone, by row.
     pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<RowLoss>, EngineError> {
-        guarded(|| Ok(forward::run(self, model, batch, None, (observer, None))?.head.rows))
+        guarded(|| forward::run(self, model, batch, None, (observer, None))?.head.finish())
     }
 
     /// Losses and choices, with every column's last hidden states handed to `sink`.
     pub fn inspect(&self, model: &Model, batch: &Batch, sink: HiddenSink<'_>) -> Result<(Vec<RowLoss>, ReplayLog), EngineError> {
         guarded(|| {
             let trace = forward::run(self, model, batch, None, (&mut Silent, Some(sink)))?;
-            Ok((trace.head.rows, trace.log))
+            Ok((trace.head.finish()?, trace.log))
         })
     }
 }

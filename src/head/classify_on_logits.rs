@@ -3,6 +3,7 @@
 use tch::Tensor;
 
 use super::{Head, HeadError, Pick, RowTargets};
+use crate::native::cuda::upload;
 
 /// Classification by the logits of label tokens.
 #[derive(Debug)]
@@ -28,6 +29,6 @@ impl Head for ClassifyOnLogits {
     }
 
     fn choices(&self, logits_nv: &Tensor) -> Tensor {
-        logits_nv.index_select(1, &self.label_tokens.to_device(logits_nv.device()))
+        logits_nv.index_select(1, &upload(&self.label_tokens, logits_nv.device()))
     }
 }

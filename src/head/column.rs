@@ -3,6 +3,7 @@
 use tch::{Device, Kind, Tensor, no_grad, with_grad};
 
 use super::{Head, HeadError, Logits, Pick};
+use crate::native::cuda::on_device;
 use crate::native::gradients_of;
 use crate::ops::attention::accumulation_kind;
 
@@ -17,11 +18,30 @@ pub struct RowLoss {
     pub correct: usize,
 }
 
+/// Losses of a block of picks, where they were computed.
+#[derive(Debug)]
+pub struct Losses {
+    /// Where they are due.
+    pub picks: Vec<Pick>,
+    /// `(2, N)`, f64: cross-entropies, and 1 where the target had the largest score of all choices.
+    pub figures_2n: Tensor,
+}
+
+impl Losses {
+    /// Brings the figures to the host, which waits for them.
+    pub fn read(&self) -> Result<Vec<(Pick, f64, bool)>, HeadError> {
+        let figures = Vec::<f64>::try_from(self.figures_2n.to_device(tch::Device::Cpu).view(-1))?;
+        let (losses, correct) = figures.split_at(self.picks.len());
+        let figures = losses.iter().zip(correct).map(|(&loss, &correct)| (loss, correct > 0.0));
+        Ok(self.picks.iter().zip(figures).map(|(&pick, (loss, correct))| (pick, loss, correct)).collect())
+    }
+}
+
 /// Loss of a column of tokens.
 #[derive(Debug)]
 pub struct ColumnLoss {
-    /// Losses at the picks, in their order.
-    pub picks: Vec<(Pick, f64, bool)>,
+    /// Losses at the picks, in their order, block by block.
+    pub losses: Vec<Losses>,
     /// Gradient of `weight · Σ losses` with respect to the hidden states `(B, n, E)`; `None` without targets or weight.
     pub hidden_gradient: Option<Tensor>,
     /// The same with respect to [`Logits::parameters`], in their order; empty without targets or weight.
@@ -58,10 +78,10 @@ pub fn column_loss(
     let mut gradient = (weight.is_some() && !picks.is_empty()).then(|| flat.zeros_like());
     let parameters = if gradient.is_some() { logits.parameters() } else { &[] };
     let mut parameter_gradients: Vec<Tensor> = parameters.iter().map(|p| p.detach().zeros_like()).collect();
-    let mut done = Vec::with_capacity(picks.len());
+    let mut losses = Vec::new();
     for picks in picks.chunks(places_of_block(vocab_size, flat.device())) {
         let place: Vec<i64> = picks.iter().map(|p| p.row as i64 * n + (p.position - start) as i64).collect();
-        let place = Tensor::from_slice(&place).to_device(flat.device());
+        let place = on_device(&place, flat.device());
         let hidden_ne = flat.index_select(0, &place);
         let part = block_loss(head, &hidden_ne, picks, logits, weight)?;
         let mut parts = part.gradients.into_iter();
@@ -73,14 +93,13 @@ pub fn column_loss(
                 let _ = total.g_add_(&part);
             }
         }
-        done.extend(picks.iter().zip(part.losses.into_iter().zip(part.correct)).map(|(&p, (l, c))| (p, l, c)));
+        losses.push(part.losses);
     }
-    Ok(ColumnLoss { picks: done, hidden_gradient: gradient.map(|g| g.view(&hidden_bne.size()[..])), parameter_gradients })
+    Ok(ColumnLoss { losses, hidden_gradient: gradient.map(|g| g.view(&hidden_bne.size()[..])), parameter_gradients })
 }
 
 struct BlockLoss {
-    losses: Vec<f64>,
-    correct: Vec<bool>,
+    losses: Losses,
     /// Of the hidden states, then of the parameters; none without a weight.
     gradients: Vec<Option<Tensor>>,
 }
@@ -93,7 +112,7 @@ fn block_loss(
     weight: Option<f64>,
 ) -> Result<BlockLoss, HeadError> {
     let targets: Vec<i64> = picks.iter().map(|p| p.target).collect();
-    let target_n1 = Tensor::from_slice(&targets).to_device(hidden_ne.device()).unsqueeze(1);
+    let target_n1 = on_device(&targets, hidden_ne.device()).unsqueeze(1);
     let leaf = hidden_ne.detach().set_requires_grad(weight.is_some());
     let evaluate = || head.choices(&logits.logits(&leaf)).to_kind(accumulation_kind(hidden_ne.kind()));
     let scores_nk = if weight.is_some() { with_grad(evaluate) } else { no_grad(evaluate) };
@@ -106,10 +125,8 @@ fn block_loss(
             gradients_of(&[&scores_nk], &[&gradient_nk], &leaves)?
         }
     };
-    let host = |t: &Tensor, kind: Kind| t.to_device(Device::Cpu).to_kind(kind).view(-1);
-    let losses = Vec::<f64>::try_from(host(&loss.value_n1, Kind::Double))?;
-    let correct = Vec::<bool>::try_from(host(&loss.correct_n1, Kind::Bool))?;
-    Ok(BlockLoss { losses, correct, gradients })
+    let figures = [&loss.value_n1, &loss.correct_n1].map(|figure| figure.to_kind(Kind::Double).view(-1));
+    Ok(BlockLoss { losses: Losses { picks: picks.to_vec(), figures_2n: Tensor::stack(&figures, 0) }, gradients })
 }
 
 /// Cross-entropy of scores, and what its gradient is made of. Of the size of the scores there is one tensor.
@@ -176,7 +193,7 @@ mod tests {
         let loss =
             leaf.view([-1, 4]).matmul(&linear.0[0]).cross_entropy_loss::<Tensor>(&target, None, tch::Reduction::Sum, -100, 0.0);
         (&loss * 0.2).backward();
-        let sum: f64 = ours.picks.iter().map(|p| p.1).sum();
+        let sum: f64 = ours.losses.iter().flat_map(|losses| losses.read().unwrap()).map(|(_, loss, _)| loss).sum();
         assert!((sum - loss.double_value(&[])).abs() < 1e-12);
         assert!(ours.hidden_gradient.unwrap().allclose(&leaf.grad(), 0.0, 1e-13, false));
         assert!(ours.parameter_gradients[0].allclose(&linear.0[0].grad(), 0.0, 1e-13, false));

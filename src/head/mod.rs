@@ -7,7 +7,7 @@ mod next_token;
 use tch::Tensor;
 
 pub use classify_on_logits::ClassifyOnLogits;
-pub use column::{ColumnLoss, RowLoss, column_loss, places_of_block};
+pub use column::{ColumnLoss, Losses, RowLoss, column_loss, places_of_block};
 pub use next_token::NextToken;
 
 use crate::units::Hint;

@@ -60,6 +60,8 @@ fn compile_shim(libtorch: &Path) -> Result<(), Box<dyn Error>> {
 fn compiler(libtorch: &Path) -> cc::Build {
     let mut build = cc::Build::new();
     build.cpp(true).std("c++17").pic(true).debug(false).define("_GLIBCXX_USE_CXX11_ABI", "1");
+    // As libtorch itself was built: some of its classes have further members without it.
+    build.define("NDEBUG", None);
     // The warnings would be libtorch's headers', not ours.
     build.warnings(false).include(SHIM);
     build.include(libtorch.join("include")).include(libtorch.join("include/torch/csrc/api/include"));

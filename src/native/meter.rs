@@ -4,6 +4,10 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
+use tch::Device;
+
+use super::cuda::{DeviceStats, device_stats, reset_device_peak};
+
 unsafe extern "C" {
     fn kvtune_meter_start() -> *mut c_void;
     fn kvtune_meter_read(handle: *const c_void, out: *mut i64);
@@ -19,7 +23,8 @@ pub struct Allocated {
     pub live: i64,
     /// The largest `live` since [`AllocationMeter::reset_peak`].
     pub peak: i64,
-    /// The most that a caching allocator has held at any time, for tensors that are and that were; 0 where there is none.
+    /// The most that a caching allocator has held, for tensors that are and that were, since it began or, by its own statistics, since
+    /// [`AllocationMeter::reset_peak`]; 0 where there is none.
     pub reserved: i64,
 }
 
@@ -27,30 +32,43 @@ pub struct Allocated {
 #[derive(Debug)]
 pub struct AllocationMeter {
     handle: NonNull<c_void>,
+    /// A CUDA device whose allocator has statistics of its own.
+    device: Option<usize>,
     /// It must end on the thread on which it began.
     _stays: PhantomData<*const ()>,
 }
 
 impl AllocationMeter {
-    /// Begins to count; `None` if libtorch does not let us.
-    pub fn start() -> Option<Self> {
+    /// Begins to count, beside the host for what computes on `device`; `None` if libtorch does not let us. The counts of a CUDA device
+    /// are its caching allocator's own: of all threads, and in the blocks that it hands out.
+    pub fn start(device: Device) -> Option<Self> {
+        let device = if let Device::Cuda(index) = device { Some(index) } else { None };
         // SAFETY: takes nothing; returns an owned handle or null.
-        NonNull::new(unsafe { kvtune_meter_start() }).map(|handle| Self { handle, _stays: PhantomData })
+        NonNull::new(unsafe { kvtune_meter_start() }).map(|handle| Self { handle, device, _stays: PhantomData })
     }
 
-    /// The counts on the host and on other devices.
+    /// The counts on the host and on the device.
     pub fn read(&self) -> (Allocated, Allocated) {
         let mut out = [0; 6];
         // SAFETY: the handle is alive until `drop`, and `out` has room for the six numbers that are written.
         unsafe { kvtune_meter_read(self.handle.as_ptr(), out.as_mut_ptr()) };
         let [live, peak, reserved, device_live, device_peak, device_reserved] = out;
-        (Allocated { live, peak, reserved }, Allocated { live: device_live, peak: device_peak, reserved: device_reserved })
+        let counted = Allocated { live: device_live, peak: device_peak, reserved: device_reserved };
+        (Allocated { live, peak, reserved }, self.of_allocator().map_or(counted, |stats| stats.allocated))
+    }
+
+    /// What the device's allocator says of itself, where there is one.
+    pub fn of_allocator(&self) -> Option<DeviceStats> {
+        self.device.and_then(device_stats)
     }
 
     /// Lets the peaks begin at what is live now.
     pub fn reset_peak(&self) {
         // SAFETY: the handle is alive until `drop`.
         unsafe { kvtune_meter_reset_peak(self.handle.as_ptr()) };
+        if let Some(index) = self.device {
+            reset_device_peak(index);
+        }
     }
 }
 
@@ -63,14 +81,14 @@ impl Drop for AllocationMeter {
 
 #[cfg(test)]
 mod tests {
-    use tch::{Device, Kind, Tensor};
+    use tch::{Kind, Tensor};
 
     use super::*;
 
     #[test]
     fn tensors_are_counted_to_the_byte() {
         let before = Tensor::zeros([1000], (Kind::Float, Device::Cpu));
-        let meter = AllocationMeter::start().unwrap();
+        let meter = AllocationMeter::start(Device::Cpu).unwrap();
         let kept = Tensor::zeros([256, 4], (Kind::Float, Device::Cpu));
         drop(Tensor::zeros([1 << 16], (Kind::Double, Device::Cpu)));
         drop(before);
@@ -85,7 +103,7 @@ mod tests {
     #[test]
     fn what_a_backward_keeps_is_counted() {
         let x = Tensor::ones([1 << 10], (Kind::Float, Device::Cpu)).set_requires_grad(true);
-        let meter = AllocationMeter::start().unwrap();
+        let meter = AllocationMeter::start(Device::Cpu).unwrap();
         let y = (&x * 2.0).exp();
         // The product is gone, its exponential is saved.
         assert_eq!(meter.read().0.live, 4 << 10);

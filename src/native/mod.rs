@@ -9,6 +9,7 @@ mod kernels;
 mod mapped;
 mod meter;
 mod pointwise;
+mod waits;
 
 pub(crate) use autograd::or_panic;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward};
@@ -17,3 +18,4 @@ pub use kernels::{AttendGrads, AttentionShape, Part, attend, attend_backward, at
 pub use mapped::{FileMap, libtorch_version, tensor_over};
 pub use meter::{Allocated, AllocationMeter};
 pub use pointwise::{Turn, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
+pub use waits::{WaitCounter, Waits};

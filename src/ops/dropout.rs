@@ -13,6 +13,8 @@
 
 use tch::{Kind, Tensor};
 
+use crate::native::cuda::on_device;
+
 /// 2^64 divided by the golden ratio: consecutive multiples are spread evenly.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 const MULTIPLIERS: [u64; 2] = [0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb];
@@ -55,7 +57,7 @@ pub fn keep_mask(p: f64, stream: Stream, samples: &[u64], position_bn: &Tensor, 
     let device = position_bn.device();
     let key = stream.key();
     let rows: Vec<i64> = samples.iter().map(|&sample| mix(key.wrapping_add(sample)).cast_signed()).collect();
-    let row_b1 = Tensor::from_slice(&rows).to_device(device).unsqueeze(-1);
+    let row_b1 = on_device(&rows, device).unsqueeze(-1);
     // (B, 1) + (n), (B, 1) + (1, n) and (B, 1) + (B, n) are all (B, n).
     let token_bn = mix_tensor(row_b1 + spread(position_bn));
     let channel_e = spread(&Tensor::arange(channels as i64, (Kind::Int64, device)));

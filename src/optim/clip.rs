@@ -1,12 +1,14 @@
 //! Clipping by the global norm.
 
-use tch::{Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 /// Scales all gradients so that their common norm is at most `max_norm`; returns the norm before. Summed in f64.
 pub fn clip_grad_norm(gradients: &mut [(String, Tensor)], max_norm: f64) -> f64 {
     no_grad(|| {
-        let square = |t: &Tensor| t.to_kind(Kind::Double).square().sum(Kind::Double).double_value(&[]);
-        let norm = gradients.iter().map(|(_, g)| square(g)).sum::<f64>().sqrt();
+        let square = |(_, t): &(String, Tensor)| t.to_kind(Kind::Double).square().sum(Kind::Double);
+        let squares: Vec<Tensor> = gradients.iter().map(square).collect();
+        // One wait for the device, not one for each; added up on the host, in the order of the names.
+        let norm = read(&squares).into_iter().sum::<f64>().sqrt();
         if norm > max_norm {
             for (_, gradient) in gradients {
                 let _ = gradient.g_mul_scalar_(max_norm / norm);
@@ -14,6 +16,17 @@ pub fn clip_grad_norm(gradients: &mut [(String, Tensor)], max_norm: f64) -> f64 
         }
         norm
     })
+}
+
+/// The values of tensors of one element, f64.
+fn read(values: &[Tensor]) -> Vec<f64> {
+    if values.is_empty() {
+        return Vec::new();
+    }
+    let together = Tensor::stack(values, 0).to_device(Device::Cpu);
+    let mut read = vec![0.0; values.len()];
+    together.copy_data(&mut read, values.len());
+    read
 }
 
 #[cfg(test)]

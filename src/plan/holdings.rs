@@ -8,7 +8,7 @@ use super::Subject;
 use crate::cache::{ChunkSpan, Scope, Shape, log_bytes_per_token, notes_per_entry};
 use crate::engine::{ChunkPlan, MemoryByPart};
 use crate::recipe::{StorePlace, StoreRecipe};
-use crate::store::Form;
+use crate::store::{Form, copies_go_beside};
 use crate::units::Bytes;
 
 /// Of one layer.
@@ -59,6 +59,15 @@ impl StoreHolds {
     }
 }
 
+/// What was set out for the cell whose turn is next, where copies go on beside what is computed.
+#[derive(Clone, Copy, Debug, Default)]
+struct LookAhead {
+    /// On the device.
+    bytes: u64,
+    /// Gradients of hidden states that are there: of the current cell, and of the next.
+    gradients: [Option<u64>; 2],
+}
+
 /// All of a step.
 #[derive(Debug)]
 pub(super) struct Holdings<'a> {
@@ -68,6 +77,7 @@ pub(super) struct Holdings<'a> {
     checkpoints: StoreHolds,
     undo: StoreHolds,
     travelling: Vec<u64>,
+    ahead: LookAhead,
     parameter_gradients: u64,
     /// Borders between rows of cells.
     borders: u64,
@@ -106,6 +116,7 @@ impl<'a> Holdings<'a> {
             checkpoints: StoreHolds::new(checkpoints),
             undo: StoreHolds::new(undo),
             travelling: vec![0; plan.columns.len()],
+            ahead: LookAhead::default(),
             parameter_gradients: parameter_gradients(subject),
             borders: subject.settings.rows().len() as u64 - 1,
         };
@@ -137,6 +148,7 @@ impl<'a> Holdings<'a> {
     pub(super) fn memory(&self) -> MemoryByPart {
         let mut memory = MemoryByPart {
             travelling_gradients: Bytes(self.travelling.iter().sum()),
+            ahead: Bytes(self.ahead.bytes),
             parameter_gradients: Bytes(self.parameter_gradients),
             tokens: Bytes(8 * (self.plan.len() * self.plan.num_rows()) as u64),
             ..MemoryByPart::default()
@@ -205,7 +217,24 @@ impl<'a> Holdings<'a> {
     }
 
     pub(super) fn take_travelling(&mut self, c: usize) -> u64 {
-        std::mem::take(&mut self.travelling[c])
+        self.ahead.gradients[0].take().unwrap_or_else(|| std::mem::take(&mut self.travelling[c]))
+    }
+
+    /// A cell begins: what it needs was set out before, and what the one to its left needs is set out now.
+    pub(super) fn look_ahead(&mut self, layers: &Range<usize>, c: usize) {
+        if !copies_go_beside(self.subject.device) {
+            return;
+        }
+        let own = self.ahead.gradients[1].take().unwrap_or_else(|| std::mem::take(&mut self.travelling[c]));
+        self.ahead = LookAhead { bytes: 0, gradients: [Some(own), None] };
+        if c == 0 {
+            return;
+        }
+        let (form, spans) = (self.undo.form(), &self.plan.spans[self.plan.columns[c - 1].clone()]);
+        let undo: u64 = self.layers[layers.clone()].iter().flat_map(|l| spans.iter().map(|span| l.undo(span, form).0)).sum();
+        let input = if layers.start > 0 { self.checkpoint_bytes(c - 1) } else { 0 };
+        let gradient = std::mem::take(&mut self.travelling[c - 1]);
+        self.ahead = LookAhead { bytes: undo + input + gradient, gradients: [Some(own), Some(gradient)] };
     }
 
     /// The layers begin at their first chunk again.

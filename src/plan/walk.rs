@@ -113,6 +113,7 @@ impl<'a> Walk<'a> {
         let made: Vec<LayerBytes> = layers.clone().map(|layer| self.layer(layer, c, false)).collect();
         let all: u64 = made.iter().map(|layer| layer.graph).sum();
         let before = self.holdings.memory();
+        self.holdings.look_ahead(layers, c);
         self.holdings.bring_undo(layers, c);
         // Beside its input: the graph keeps all other hidden states, the output with them.
         let graph = all + self.hidden(c);

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::engine::Place;
 use crate::native::Allocated;
+use crate::native::cuda::{DeviceStats, pinned_stats};
 use crate::plan::Part;
 use crate::report::table::Table;
 use crate::units::Bytes;
@@ -39,6 +40,22 @@ impl Side {
         }
     }
 
+    /// What the caching allocator of this memory says beside its bytes: how it fared since `before`, or what it has pinned.
+    pub(super) fn allocator(self, now: Option<DeviceStats>, before: Option<DeviceStats>) -> Vec<(&'static str, i64)> {
+        match (self, now) {
+            (Self::Device, Some(now)) => {
+                let before = before.unwrap_or_default();
+                let [retries, failures] = [now.retries - before.retries, now.failures - before.failures];
+                vec![("allocation_retries", retries), ("allocation_failures", failures)]
+            }
+            (Self::Host, Some(_)) => {
+                let pinned = pinned_stats().map(|(now, most)| [("pinned_bytes", now), ("pinned_peak_bytes", most)]);
+                pinned.into_iter().flatten().collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     pub(super) fn count(self, (host, device): (Allocated, Allocated)) -> Allocated {
         if self == Self::Device { device } else { host }
     }
@@ -57,6 +74,8 @@ pub struct MemoryProfile {
     pub measured: Option<Bytes>,
     /// The most that tensors took in each part of the step, in the order of [`Part::ALL`].
     pub by_part: [i64; 6],
+    /// What a caching allocator says of itself, by its keys; nothing where there is none.
+    pub allocator: Vec<(&'static str, i64)>,
 }
 
 impl MemoryProfile {
@@ -64,10 +83,14 @@ impl MemoryProfile {
     pub fn to_json(&self) -> Value {
         let rows: Vec<Value> = self.rows.iter().map(|(part, bytes)| json!({ "part": part, "bytes": bytes })).collect();
         let by_part = Part::ALL.into_iter().zip(self.by_part).map(|(part, bytes)| (part.name().to_owned(), json!(bytes)));
-        json!({
+        let mut line = json!({
             "kind": "memory", "memory": self.side.name(), "peak_in": self.part.name(), "rows": rows,
             "measured_peak_bytes": self.measured.map(|bytes| bytes.0), "tensor_peak_bytes_by_part": Value::Object(by_part.collect()),
-        })
+        });
+        if let Some(object) = line.as_object_mut() {
+            object.extend(self.allocator.iter().map(|(key, count)| ((*key).to_owned(), json!(count))));
+        }
+        line
     }
 }
 
@@ -86,6 +109,14 @@ impl fmt::Display for MemoryProfile {
         let by_part = Part::ALL.into_iter().zip(self.by_part);
         let by_part: Vec<String> =
             by_part.map(|(part, bytes)| format!("{} {}", part.name(), Bytes(bytes.max(0) as u64))).collect();
-        write!(f, "{table}\n\nmost tensors ({}) at a time: {}", self.side.name(), by_part.join(", "))
+        write!(f, "{table}\n\nmost tensors ({}) at a time: {}", self.side.name(), by_part.join(", "))?;
+        let words = |(key, count): &(&str, i64)| match key.strip_suffix("_bytes") {
+            Some(what) => format!("{} {}", what.replace('_', " "), Bytes((*count).max(0) as u64)),
+            None => format!("{} {count}", key.replace('_', " ")),
+        };
+        match &self.allocator[..] {
+            [] => Ok(()),
+            said => write!(f, "\nits caching allocator: {}", said.iter().map(words).collect::<Vec<_>>().join(", ")),
+        }
     }
 }

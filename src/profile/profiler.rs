@@ -8,6 +8,7 @@ use tch::Device;
 use super::{MemoryProfile, Side};
 use crate::engine::{MemoryByPart, Place};
 use crate::model::{Adapter, Model};
+use crate::native::cuda::DeviceStats;
 use crate::native::{Allocated, AllocationMeter};
 use crate::plan::Part;
 use crate::report::memory::{Peak, Resident, resident};
@@ -46,6 +47,8 @@ struct Tracked {
     by_part: [i64; 6],
     /// What the allocators count of memory that nobody has touched.
     untouched: i64,
+    /// The most that a caching allocator has held.
+    reserved: i64,
 }
 
 /// Watches the memory of a process from before its model is made.
@@ -55,14 +58,16 @@ pub struct Profiler {
     /// Of the process at the start: the program, libtorch and its threads.
     baseline: Resident,
     sides: Vec<Tracked>,
+    /// What the device's allocator had gone through before the micro-batch.
+    before: Option<DeviceStats>,
 }
 
 impl Profiler {
     /// Begins to count; `None` where libtorch does not let us.
     pub fn start(device: Device) -> Option<Self> {
         let sides: &[Side] = if device == Device::Cpu { &[Side::Process] } else { &[Side::Device, Side::Host] };
-        let (baseline, meter) = (resident()?, AllocationMeter::start()?);
-        Some(Self { meter, baseline, sides: sides.iter().map(|&side| Tracked::new(side)).collect() })
+        let (baseline, meter) = (resident()?, AllocationMeter::start(device)?);
+        Some(Self { meter, baseline, sides: sides.iter().map(|&side| Tracked::new(side)).collect(), before: None })
     }
 
     /// The model and the optimiser's state are there.
@@ -88,6 +93,7 @@ impl Profiler {
     pub fn begin(&mut self, held: MemoryByPart, accumulated: Bytes) {
         self.meter.reset_peak();
         let counts = self.meter.read();
+        self.before = self.meter.of_allocator();
         for side in &mut self.sides {
             if side.side.holds(Place::Device) {
                 side.standing.accumulated = accumulated.0 as i64;
@@ -99,9 +105,11 @@ impl Profiler {
     /// The micro-batch has ended, and its step where it was the last; `peak` is the process'.
     pub fn end(&mut self, peak: Option<Peak>) -> Vec<MemoryProfile> {
         let (counts, baseline) = (self.meter.read(), self.baseline);
+        let (now, before) = (self.meter.of_allocator(), self.before);
         let profile = |side: &mut Tracked| {
             side.close(side.side.count(counts));
-            side.profile(side.side.count(counts), baseline, peak)
+            let allocator = side.side.allocator(now, before);
+            MemoryProfile { allocator, ..side.profile(baseline, peak) }
         };
         self.sides.iter_mut().map(profile).collect()
     }
@@ -116,14 +124,14 @@ impl Profiler {
 impl Tracked {
     fn new(side: Side) -> Self {
         let point = Point { part: Part::Forward, held: MemoryByPart::default(), live: 0, unowned: 0 };
-        Self { side, standing: Standing::default(), point, highest: (point, 0), by_part: [0; 6], untouched: 0 }
+        Self { side, standing: Standing::default(), point, highest: (point, 0), by_part: [0; 6], untouched: 0, reserved: 0 }
     }
 
     fn begin(&mut self, held: MemoryByPart, live: i64) {
         self.see_untouched(&held);
         let live = live - self.untouched;
         self.point = Point { part: Part::Forward, held, live, unowned: live - self.owned(&held) };
-        (self.highest, self.by_part) = ((self.point, live), [0; 6]);
+        (self.highest, self.by_part, self.reserved) = ((self.point, live), [0; 6], 0);
     }
 
     /// What objects hold that we know, in allocators' memory.
@@ -153,6 +161,7 @@ impl Tracked {
         let (live, peak) = (count.live - self.untouched, count.peak - self.untouched);
         let most = &mut self.by_part[self.point.part as usize];
         *most = (*most).max(peak + self.standing.mapped);
+        self.reserved = self.reserved.max(count.reserved);
         if peak > self.highest.1 {
             self.highest = (self.point, peak);
         }
@@ -165,7 +174,7 @@ impl Tracked {
         now.map_or((0, 0), |now| (baseline.all.0 as i64, now.files.0 as i64 - baseline.files.0 as i64 - self.standing.mapped))
     }
 
-    fn profile(&self, count: Allocated, baseline: Resident, peak: Option<Peak>) -> MemoryProfile {
+    fn profile(&self, baseline: Resident, peak: Option<Peak>) -> MemoryProfile {
         let (point, most) = self.highest;
         let mut rows: Vec<(String, i64)> = Vec::new();
         let mut add = |name: &str, bytes: i64| rows.push((name.to_owned(), bytes));
@@ -184,7 +193,7 @@ impl Tracked {
         add(&format!("inside {}", point.part.name()), most - point.live);
         add("other tensors", point.unowned);
         let measured = match self.side {
-            Side::Device => Some(Bytes(count.reserved.max(0) as u64)),
+            Side::Device => Some(Bytes(self.reserved.max(0) as u64)),
             Side::Process | Side::Host => peak.map(|peak| peak.resident),
         };
         if let Some(measured) = measured {
@@ -195,7 +204,7 @@ impl Tracked {
             }
             add("allocator and rest", measured.0 as i64 - start - code - most - self.standing.mapped);
         }
-        MemoryProfile { side: self.side, part: point.part, rows, measured, by_part: self.by_part }
+        MemoryProfile { side: self.side, part: point.part, rows, measured, by_part: self.by_part, allocator: Vec::new() }
     }
 }
 

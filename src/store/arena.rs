@@ -1,15 +1,14 @@
 //! Where tensors wait: stretches of the host's memory, or one scratch file. What is freed is used again, within a step and in the
 //! next, so that neither grows from step to step.
 
-use std::cell::Cell;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tch::{Device, Tensor};
 
 use super::StoreError;
-use super::copier::{Copier, Lane, Mark, copier_of};
+use super::copier::{Copier, Lane, Mark, copier_of, lock};
 use super::ranges::{Ranges, aligned};
 use super::stretches::{Part, Stretch, step, take};
 use crate::files::Scratch;
@@ -29,13 +28,18 @@ pub(super) struct Piece {
     /// When it is there.
     came: Mark,
     /// When the last copy that was asked for is done.
-    left: Cell<Mark>,
+    left: Mutex<Mark>,
 }
 
 impl Piece {
     /// What it takes.
     pub(super) fn bytes(&self) -> Bytes {
         Bytes(self.len)
+    }
+
+    /// Whether what was put there has come.
+    pub(super) fn has_come(&self) -> bool {
+        self.copier.is_done(self.came)
     }
 }
 
@@ -173,7 +177,7 @@ impl Arena {
         }
         // From here on dropping the piece without giving it back would lose its room.
         let copier = self.copier(device);
-        let mut piece = Piece { stretch, start, len, parts, copier, came: Mark::PAST, left: Cell::new(Mark::PAST) };
+        let mut piece = Piece { stretch, start, len, parts, copier, came: Mark::PAST, left: Mutex::new(Mark::PAST) };
         self.in_use.0 += len;
         self.most = self.most.max(self.in_use);
         let written = self.write(&mut piece, tensors);
@@ -229,7 +233,7 @@ impl Arena {
         }
         match &mut self.place {
             Place::Memory(stretches) => {
-                stretches[piece.stretch].give((piece.start, piece.len), &piece.copier, [piece.came, piece.left.get()]);
+                stretches[piece.stretch].give((piece.start, piece.len), &piece.copier, [piece.came, *lock(&piece.left)]);
             }
             Place::File(file) => file.ranges.give(piece.start, piece.len),
         }
@@ -244,7 +248,7 @@ fn from_memory(stretch: &Stretch, piece: &Piece, device: Device, copier: Arc<dyn
     let copies: Vec<(&Tensor, &Tensor)> = sources.iter().map(|(to, from)| (*to, from)).collect();
     let done = if Arc::ptr_eq(&copier, &piece.copier) {
         let done = copier.start(Lane::ToDevice, &copies, &[piece.came]);
-        piece.left.set(done);
+        *lock(&piece.left) = done;
         done
     } else {
         // From one device to another nobody knows both orders but the host.

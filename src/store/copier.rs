@@ -65,9 +65,24 @@ pub trait Copier: Debug + Send + Sync {
     fn waited(&self) -> Option<Seconds>;
 }
 
+/// Whether copies between the host and a device go on beside what it computes.
+pub fn copies_go_beside(device: Device) -> bool {
+    #[cfg(test)]
+    if super::late::copier().is_some() {
+        return true;
+    }
+    device != Device::Cpu
+}
+
+/// Copiers by the index of their CUDA device.
+static OF_DEVICES: Mutex<Option<HashMap<usize, Arc<Beside>>>> = Mutex::new(None);
+
 /// Who copies for a device; the same for all that ask.
 pub fn copier_of(device: Device) -> Arc<dyn Copier> {
-    static OF_DEVICES: Mutex<Option<HashMap<usize, Arc<Beside>>>> = Mutex::new(None);
+    #[cfg(test)]
+    if let Some(late) = super::late::copier() {
+        return late;
+    }
     let Device::Cuda(index) = device else { return Arc::new(AtOnce) };
     let mut all = lock(&OF_DEVICES);
     all.get_or_insert_default().entry(index).or_insert_with(|| Arc::new(Beside::new(index))).clone()
@@ -79,7 +94,9 @@ struct AtOnce;
 
 impl Copier for AtOnce {
     fn start(&self, _lane: Lane, copies: &[(&Tensor, &Tensor)], _after: &[Mark]) -> Mark {
-        copies.iter().for_each(|(to, from)| to.shallow_clone().copy_(from));
+        for (to, from) in copies {
+            to.shallow_clone().copy_(from);
+        }
         Mark::PAST
     }
 
@@ -108,7 +125,7 @@ struct Beside {
 
 #[derive(Debug)]
 struct Stream {
-    stream: SideStream,
+    beside: SideStream,
     /// How many were asked for.
     last: u64,
     /// Those that may not be done, in their order.
@@ -134,7 +151,7 @@ struct Waits {
 
 impl Beside {
     fn new(index: usize) -> Self {
-        let lane = || Mutex::new(Stream { stream: SideStream::new(index), last: 0, under_way: VecDeque::new() });
+        let lane = || Mutex::new(Stream { beside: SideStream::new(index), last: 0, under_way: VecDeque::new() });
         Self { index, lanes: [lane(), lane()], waits: Mutex::default() }
     }
 
@@ -172,22 +189,26 @@ impl Stream {
 
 impl Copier for Beside {
     fn start(&self, lane: Lane, copies: &[(&Tensor, &Tensor)], after: &[Mark]) -> Mark {
+        // What is in pieces is put together by the device before.
+        let copies: Vec<(&Tensor, Tensor)> = copies.iter().map(|(to, from)| (*to, from.contiguous())).collect();
         let computed = Event::of_compute(self.index, false);
         // Asked before the lane is locked: they may be of the same.
         let after: Vec<Arc<Event>> = after.iter().filter_map(|mark| self.event(*mark)).collect();
         let mut own = self.lane(lane);
         own.sweep();
-        own.stream.wait(&computed);
-        after.iter().for_each(|event| own.stream.wait(event));
-        for (to, from) in copies {
-            own.stream.copy(to, from);
+        own.beside.wait(&computed);
+        for event in &after {
+            own.beside.wait(event);
+        }
+        for (to, from) in &copies {
+            own.beside.copy(to, from);
             if lane == Lane::ToHost {
-                own.stream.holds(from);
+                own.beside.holds(from);
             }
         }
         own.last += 1;
         let targets = copies.iter().filter(|_| lane == Lane::ToDevice).map(|(to, _)| to.shallow_clone()).collect();
-        let (number, done) = (own.last, Arc::new(own.stream.record()));
+        let (number, done) = (own.last, Arc::new(own.beside.record()));
         own.under_way.push_back(UnderWay { number, done, targets });
         Mark { lane, number }
     }

@@ -152,6 +152,21 @@ impl Parked {
         Ok(Ahead { items: self.items.clone(), coming: lock(&self.arena).get(&self.piece, device)? })
     }
 
+    /// Whether what was parked has come, so that the host may read it without waiting.
+    pub(super) fn has_come(&self) -> bool {
+        self.piece.has_come()
+    }
+
+    /// Size of the tensor, of several of the first.
+    pub(super) fn size(&self) -> &[i64] {
+        self.items.first().map_or(&[], |item| &item.size)
+    }
+
+    /// Kind of the tensor, of several of the first.
+    pub(super) fn kind(&self) -> Kind {
+        self.items.first().map_or(Kind::Uint8, |item| item.kind)
+    }
+
     /// What it takes.
     pub fn bytes(&self) -> Bytes {
         self.piece.bytes()

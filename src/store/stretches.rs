@@ -65,8 +65,7 @@ impl Stretch {
         if len > 0 {
             ranges.grow(len);
         }
-        let memory = host_memory(len as i64, device);
-        let is_pinned = device != Device::Cpu && len > 0 && memory.is_pinned(device);
+        let (memory, is_pinned) = host_memory(len as i64, device);
         Self { memory, ranges, is_pinned, leaving: Vec::new() }
     }
 

@@ -91,8 +91,12 @@ fn refuse_not_finite(
     (loss, mut samples): (f64, Vec<u64>),
     gradients: &BTreeMap<String, Tensor>,
 ) -> Result<(), TrainError> {
-    let is_finite = |t: &Tensor| t.isfinite().all().int64_value(&[]) == 1;
-    let matrix = gradients.iter().find(|(_, t)| !is_finite(t)).map(|(name, _)| format!("the gradient of `{name}`"));
+    let is_finite = |t: &Tensor| t.isfinite().all();
+    let all: Vec<Tensor> = gradients.values().map(is_finite).collect();
+    // One wait for the device; which matrix it was is asked only where one was not finite.
+    let are_finite = all.is_empty() || Tensor::stack(&all, 0).all().int64_value(&[]) == 1;
+    let first = || gradients.keys().zip(&all).find(|(_, is_finite)| is_finite.int64_value(&[]) == 0);
+    let matrix = (!are_finite).then(first).flatten().map(|(name, _)| format!("the gradient of `{name}`"));
     let what = match (loss.is_finite(), matrix) {
         (true, None) => return Ok(()),
         (true, Some(matrix)) => matrix,

@@ -6,13 +6,15 @@
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
-use support::case::{Case, EXACT, PLAIN, TargetsAt, Trains, Width};
+use support::case::{Case, EXACT, IN_FILE, IN_MEMORY, PLAIN, TargetsAt, Trains, Width};
 
 use super::{Comparison, Proofs, TilingProof, Verdict, VerifyError, reference_gradients};
 use crate::engine::{EngineError, Settings, Silent, StepGradients};
 use crate::native::cuda::Vendor;
 use crate::ops::attention::{PartKernel, Way, forced};
+use crate::recipe::{BufferKind, StoreForm, StoreRecipe};
 use crate::sabotage::{Sabotage, under};
+use crate::store::{Waits, while_copies_are_late};
 
 /// An error that no rounding explains.
 const NOTICED: f64 = 1e-6;
@@ -149,6 +151,54 @@ fn a_flipped_entry_of_the_log_is_noticed() {
             }
         }
         assert_eq!(flips, 18);
+    }
+}
+
+const INT8: StoreRecipe = StoreRecipe { form: StoreForm::Int8, ..IN_MEMORY };
+
+/// Everything that is copied between the host and a device, and every way of cutting it.
+const COPIED: &[Case] = &[
+    PLAIN,
+    LASTREC,
+    Case { name: "cells of one chunk", width: Width::Chunks(1), ..PLAIN },
+    Case { name: "one row of cells", layers_per_cell: 3, ..PLAIN },
+    Case { name: "one row of cells of one chunk", layers_per_cell: 3, width: Width::Chunks(1), ..LASTREC },
+    Case { name: "one head in one row", policy: "tova", heads: (4, 1), lengths: &[44], layers_per_cell: 2, ..PLAIN },
+    Case { name: "shares", policy: "adakv", params: "floor = 0.5\npolicy.snapkv = { window_size = 2 }", ..PLAIN },
+    Case { name: "caches that wait", is_offloaded: true, layers_per_cell: 3, width: Width::Chunks(2), ..PLAIN },
+    Case { name: "quantised caches that wait", is_offloaded: true, buffer: BufferKind::Int8, layers_per_cell: 3, ..PLAIN },
+    Case { name: "rounded checkpoints", layer_checkpoints: INT8, ..PLAIN },
+    Case { name: "rounded undo log", undo_log: INT8, layers_per_cell: 2, ..PLAIN },
+    Case { name: "in files", layer_checkpoints: IN_FILE, undo_log: IN_FILE, ..PLAIN },
+    Case { name: "all weights", trains: Trains::All, lora: &[], ..PLAIN },
+    Case { name: "a few targets", targets: TargetsAt::First(7), dropout: 0.1, ..PLAIN },
+];
+
+/// As on a device that copies beside what it computes. Nothing may be read, or written over, before it has come.
+#[test]
+fn copies_that_come_late_change_nothing_to_the_bit() {
+    for case in COPIED {
+        let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
+        let made = || support::engine(case, &model).gradients(&model, &batch, context, &mut Silent).unwrap();
+        let (at_once, late) = (made(), while_copies_are_late(Waits::Kept, made));
+        assert_eq!(at_once.rows, late.rows, "{case:?}");
+        assert_eq!(at_once.log.hash(), late.log.hash(), "{case:?}");
+        for (name, gradient) in &at_once.gradients {
+            assert!(gradient.equal(&late.gradients[name]), "{name} of {case:?}");
+        }
+    }
+}
+
+/// What is on its way when it is read is noticed, wherever the engine fetches something.
+#[test]
+fn a_wait_that_is_lost_is_noticed() {
+    for case in COPIED.iter().filter(|case| case.layer_checkpoints != IN_FILE) {
+        let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
+        let made = || support::engine(case, &model).gradients(&model, &batch, context, &mut Silent);
+        let clean = made().unwrap();
+        let Ok(found) = while_copies_are_late(Waits::Lost, made) else { continue };
+        let worst = Comparison::new((&found.rows, &found.gradients), (&clean.rows, &clean.gradients)).worst();
+        assert!(worst > NOTICED || worst.is_nan(), "unnoticed: {worst:.2e} on {case:?}");
     }
 }
 

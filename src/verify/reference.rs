@@ -8,7 +8,7 @@ use super::{VerifyError, walk};
 use crate::cache::{self, ReplayLog};
 use crate::data::{Batch, Targets};
 use crate::engine::{Engine, StepContext};
-use crate::head::{HeadError, Logits, Pick, RowLoss, RowTargets, column_loss};
+use crate::head::{HeadError, Logits, Losses, Pick, RowLoss, RowTargets, column_loss};
 use crate::model::{Attend, AttendError, Model, Place, Qkv};
 use crate::native::{attach_backward, gradients_of, run_backward};
 use crate::recipe::BufferKind;
@@ -50,7 +50,7 @@ pub fn reference_gradients(
         if let (Some(gradient), true) = (&loss.hidden_gradient, hidden.requires_grad()) {
             run_backward(&[&hidden], &[gradient])?;
         }
-        loss.picks
+        loss.losses.iter().map(Losses::read).collect::<Result<Vec<_>, _>>()?.concat()
     } else {
         through_the_head(engine, model, &hidden, &picks, context.weight)?
     };

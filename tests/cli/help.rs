@@ -199,6 +199,7 @@ fn bench() {
           --warmup <W>       Steps before those, which are shown and not counted [default: 1]
           --random-weights   Draw the weights, on the device: of the model's directory only `config.json` is read
           --profile-memory   Tell the memory of the last step by part
+          --count-syncs      Count what makes the host wait for the device, in the last step and part by part; steps take longer for it
           --format <FORMAT>  How to print [default: table] [possible values: table, json]
           --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number

@@ -1,5 +1,6 @@
 //! The one door to CUDA: everything that only a CUDA device has is asked for here, at run time.
 
+mod allocator;
 mod attention;
 mod built;
 mod cubins;
@@ -17,6 +18,7 @@ mod quantiser;
 mod streams;
 mod upload;
 
+pub use allocator::{DeviceStats, device_stats, pinned_stats, reset_device_peak};
 pub use attention::{Vendor, VendorSight, vendor_attend, vendor_attend_backward};
 pub use built::{KernelState, kernel_states, missing_kernels};
 pub use gpus::{Driver, Gpu};

@@ -26,20 +26,23 @@ pub fn why_not_pinned() -> Option<String> {
     REFUSED.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// Memory of the host for tensors of `device`, not initialised; pinned where that is a CUDA device and its driver locks so much. The
-/// driver rounds up to a power of two.
+/// Memory of the host for tensors of `device`, not initialised, and whether it is pinned: it is where that is a CUDA device and its
+/// driver locks so much. libtorch rounds pinned memory up to a power of two.
 ///
 /// # Shapes
 /// `(len)`, u8.
-pub fn host_memory(len: i64, device: Device) -> Tensor {
-    let pageable = || Tensor::empty([len], (Kind::Uint8, Device::Cpu));
+pub fn host_memory(len: i64, device: Device) -> (Tensor, bool) {
+    let pageable = || (Tensor::empty([len], (Kind::Uint8, Device::Cpu)), false);
     if device == Device::Cpu || len == 0 {
         return pageable();
     }
-    pinned(len).unwrap_or_else(|reason| {
-        REFUSED.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
-        pageable()
-    })
+    pinned(len).map_or_else(
+        |reason| {
+            REFUSED.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
+            pageable()
+        },
+        |memory| (memory, true),
+    )
 }
 
 /// [`host_memory`] for a tensor of this size and kind.
@@ -51,7 +54,7 @@ pub fn host_tensor(size: &[i64], kind: Kind, device: Device) -> Tensor {
     if device == Device::Cpu || len == 0 {
         return Tensor::empty(size, (kind, Device::Cpu));
     }
-    host_memory(len, device).view_dtype(kind).view(size)
+    host_memory(len, device).0.view_dtype(kind).view(size)
 }
 
 /// A tensor of the host on a device, on its way while the host goes on; on the CPU it is the very tensor.

@@ -8,6 +8,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "../guarded.h"
+#include "../waits.h"
 
 namespace {
 
@@ -66,7 +67,11 @@ int kvtune_event_query(const c10::Event* event, int* is_done) {
 }
 
 int kvtune_event_synchronize(const c10::Event* event) {
-  return guarded([&] { event->synchronize(); });
+  return guarded([&] {
+    if (event->query()) return;
+    kvtune::note_wait(kvtune::Wait::event);
+    event->synchronize();
+  });
 }
 
 // Between two timed events that have passed.

@@ -1,0 +1,60 @@
+//! The statistics of libtorch's caching allocators, as PyTorch's `torch.cuda.memory_stats` gives them.
+
+use std::ffi::c_int;
+
+use crate::native::autograd::check;
+use crate::native::meter::Allocated;
+
+unsafe extern "C" {
+    fn kvtune_device_stats(index: c_int, out: *mut i64) -> c_int;
+    fn kvtune_device_reset_peak(index: c_int) -> c_int;
+    fn kvtune_pinned_stats(out: *mut i64) -> c_int;
+}
+
+/// What the allocator of a CUDA device has done, for all threads, since the process began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceStats {
+    /// Bytes: handed out now, the most since [`reset_device_peak`], and the most that it has held since then.
+    pub allocated: Allocated,
+    /// How often it had to give all that it held free back to the driver before it got what it was asked for.
+    pub retries: i64,
+    /// How often it got nothing at all.
+    pub failures: i64,
+}
+
+/// The statistics of `cuda:index`; `None` where no CUDA device was used.
+pub fn device_stats(index: usize) -> Option<DeviceStats> {
+    let mut out = [0; 6];
+    // SAFETY: there is room for the six numbers that are written.
+    check(unsafe { kvtune_device_stats(index as c_int, out.as_mut_ptr()) }).ok()?;
+    let [live, peak, _, reserved, retries, failures] = out;
+    Some(DeviceStats { allocated: Allocated { live, peak, reserved }, retries, failures })
+}
+
+/// Lets the peaks begin at what is there now; whether there is such an allocator.
+pub fn reset_device_peak(index: usize) -> bool {
+    // SAFETY: takes a number.
+    check(unsafe { kvtune_device_reset_peak(index as c_int) }).is_ok()
+}
+
+/// Bytes of pinned memory that libtorch holds on the host, and the most that it has held; `None` where there is no CUDA.
+pub fn pinned_stats() -> Option<(i64, i64)> {
+    let mut out = [0; 2];
+    // SAFETY: there is room for the two numbers that are written.
+    check(unsafe { kvtune_pinned_stats(out.as_mut_ptr()) }).ok()?;
+    Some((out[0], out[1]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_device_there_is_nothing_to_tell() {
+        if tch::Cuda::is_available() {
+            eprintln!("skipped: a CUDA device is there");
+            return;
+        }
+        assert_eq!((device_stats(0), reset_device_peak(0), pinned_stats()), (None, false, None));
+    }
+}

@@ -1,0 +1,144 @@
+//! On a CUDA device: copies that go beside what it computes bring what copies at once bring. Without one each test says that it was
+//! skipped, and why.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails, and says what it saw"
+)]
+
+mod support;
+
+use std::sync::OnceLock;
+
+use kvtune::engine::{Event, Observer, Silent};
+use kvtune::native::cuda::{CudaSupport, load_cuda};
+use kvtune::native::{WaitCounter, Waits};
+use kvtune::recipe::BufferKind;
+use kvtune::store::{Away, Form, Parked, Store, copier_of};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use support::case::{Case, PLAIN, Width};
+use tch::{Cuda, Device, Kind, Tensor};
+
+/// The device, or why there is none.
+fn device() -> Option<Device> {
+    static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| match load_cuda() {
+        CudaSupport::Loaded if Cuda::is_available() => Ok(()),
+        CudaSupport::Loaded => Err("libtorch finds no CUDA device".to_owned()),
+        CudaSupport::NoDevice => Err("this machine has no NVIDIA device".to_owned()),
+        CudaSupport::Unavailable(reason) => Err(reason),
+    });
+    match found {
+        Ok(()) => Some(Device::Cuda(0)),
+        Err(reason) => {
+            eprintln!("skipped: {reason}");
+            None
+        }
+    }
+}
+
+/// Keeps the device busy, so that copies which do not wait for it come too early.
+fn work(device: Device) -> Tensor {
+    let x = Tensor::ones([2048, 2048], (Kind::Float, device)) / 2048.0;
+    (0..8).fold(x.shallow_clone(), |y, _| y.matmul(&x))
+}
+
+#[test]
+fn what_is_put_and_fetched_in_any_order_comes_back() {
+    let Some(device) = device() else { return };
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    for form in [Form::Plain, Form::Int8] {
+        let (store, on_host) = (Store::in_memory(form), Store::in_memory(form));
+        let mut parked: Vec<(Parked, Tensor)> = Vec::new();
+        for round in 0..300 {
+            let rows = rng.random_range(1i64..400);
+            let busy = work(device);
+            // Computed behind the work, and gone as soon as it was sent.
+            let x = (Tensor::arange(rows * 256, (Kind::Float, device)) * 1e-3 + f64::from(round)).view([rows, 256])
+                + busy.get(0).get(0) * 0.0;
+            let host = x.to_device(Device::Cpu);
+            parked.push((store.park(&x).unwrap(), on_host.park(&host).unwrap().fetch(Device::Cpu).unwrap()));
+            drop(x);
+            if parked.len() > 6 {
+                let (waiting, expected) = parked.swap_remove(rng.random_range(0..parked.len()));
+                let ahead = waiting.set_out(device).unwrap();
+                drop(waiting);
+                let found = ahead.arrive().swap_remove(0).to_device(Device::Cpu);
+                let worst = (found - expected).abs().max().double_value(&[]);
+                assert!(worst <= if form == Form::Plain { 0.0 } else { 1e-3 }, "{form:?}, round {round}: {worst}");
+            }
+        }
+        assert!(store.bytes().pinned.0 > 0, "memory of the host could not be pinned");
+    }
+}
+
+#[test]
+fn what_is_sent_away_returns() {
+    let Some(device) = device() else { return };
+    let x = Tensor::randn([512, 512], (Kind::Float, device));
+    let expected = (&x + work(device).get(0).get(0) * 0.0).to_device(Device::Cpu);
+    let away = Away::send(&(&x + work(device).get(0).get(0) * 0.0));
+    assert!(away.on_host().equal(&expected));
+    assert!(away.set_out(device).arrive().to_device(Device::Cpu).equal(&expected));
+}
+
+#[test]
+fn waits_are_measured() {
+    let Some(device) = device() else { return };
+    let (store, copier) = (Store::in_memory(Form::Plain), copier_of(device));
+    let parked = store.park(&Tensor::zeros([64 << 20], (Kind::Float, device))).unwrap();
+    copier.measure(true);
+    let fetched = parked.fetch(device).unwrap();
+    Cuda::synchronize(0);
+    let waited = copier.waited().unwrap().0;
+    copier.measure(false);
+    // 256 MiB, at most at 200 GB/s.
+    assert!(waited > 1e-3 && waited < 10.0, "{waited} seconds");
+    drop(fetched);
+}
+
+/// Counts between the first event of a step and its last.
+struct Counting {
+    counter: WaitCounter,
+    first: Option<Waits>,
+    last: Waits,
+}
+
+impl Observer for Counting {
+    fn observe(&mut self, _event: Event) {
+        self.last = self.counter.read();
+        self.first.get_or_insert(self.last);
+    }
+}
+
+#[test]
+fn a_step_gives_what_the_cpu_gives_and_waits_for_nothing() {
+    let Some(device) = device() else { return };
+    let lastrec = Case { policy: "lastrec", params: "init_grace_tokens = 3", ..PLAIN };
+    for case in [
+        PLAIN,
+        lastrec,
+        Case { layers_per_cell: 3, ..PLAIN },
+        Case { width: Width::Chunks(1), ..lastrec },
+        Case { is_offloaded: true, layers_per_cell: 3, buffer: BufferKind::Int8, ..lastrec },
+    ] {
+        let (here, there) = (support::model(&case), support::model_on(&case, device));
+        let (batch, context) = (support::batch(&case), support::context(&case));
+        let expected = support::engine(&case, &here).gradients(&here, &batch, context, &mut Silent).unwrap();
+        let engine = support::engine(&case, &there);
+        // What is made once for all steps may wait: memory, handles of libraries.
+        engine.gradients(&there, &batch, context, &mut Silent).unwrap();
+        let mut counting = Counting { counter: WaitCounter::start().unwrap(), first: None, last: Waits::default() };
+        let found = engine.gradients(&there, &batch, context, &mut counting).unwrap();
+        let waits = counting.last.since(counting.first.unwrap());
+        assert_eq!(waits, Waits::default(), "{case:?}");
+        assert_eq!(found.log.hash(), expected.log.hash(), "{case:?}");
+        for (name, gradient) in &expected.gradients {
+            let theirs = found.gradients[name].to_device(Device::Cpu);
+            let worst = (theirs - gradient).abs().max().double_value(&[]) / gradient.abs().max().double_value(&[]).max(1e-30);
+            assert!(worst < 1e-9, "{name}: {worst:.2e} of {case:?}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! No operation inside a row of cells lets the host wait for the device, which would run dry meanwhile.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on fails, and says what it saw")]
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kvtune::engine::{Event, Observer};
+use kvtune::native::{WaitCounter, Waits};
+use kvtune::recipe::{BufferKind, StoreForm, StoreRecipe};
+use support::case::{Case, HeadKind, IN_MEMORY, PLAIN, Trains, Width};
+
+const SMART: &str = "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4";
+
+/// Every policy, and what else chooses other operations.
+const CASES: &[Case] = &[
+    Case { name: "dense", policy: "dense", cache: &[50], ..PLAIN },
+    Case { name: "lastrec", policy: "lastrec", ..PLAIN },
+    Case { name: "streaming-llm", policy: "streaming-llm", ..PLAIN },
+    Case { name: "smart-lastrec", policy: "smart-lastrec", params: SMART, initial: &[(0, 30), (3, 7), (0, 9)], ..PLAIN },
+    Case { name: "h2o", policy: "h2o", ..PLAIN },
+    Case { name: "h2o, normalised", policy: "h2o", params: "normalize_scores = true", ..PLAIN },
+    Case { name: "h2o-vlen", policy: "h2o-vlen", ..PLAIN },
+    Case { name: "h2o-orig", policy: "h2o-orig", ..PLAIN },
+    Case { name: "qh2o", policy: "qh2o", buffer: BufferKind::Int8, ..PLAIN },
+    Case { name: "qh2o-vlen", policy: "qh2o-vlen", buffer: BufferKind::Int4, ..PLAIN },
+    Case { name: "knorm", policy: "knorm", ..PLAIN },
+    Case { name: "keydiff", policy: "keydiff", ..PLAIN },
+    Case { name: "tova", policy: "tova", ..PLAIN },
+    Case { name: "snapkv", policy: "snapkv", ..PLAIN },
+    Case { name: "expected-attention", policy: "expected-attention", ..PLAIN },
+    Case { name: "adakv", policy: "adakv", params: "floor = 0.5\npolicy.snapkv = { window_size = 2 }", ..PLAIN },
+    Case { name: "dropout", dropout: 0.1, ..PLAIN },
+    Case { name: "classification", head: HeadKind::Classify, ..PLAIN },
+    Case { name: "caches that wait", is_offloaded: true, layers_per_cell: 3, ..PLAIN },
+];
+
+/// Counts between the first event of a step and its last.
+struct Counting {
+    counter: WaitCounter,
+    first: Option<Waits>,
+    last: Waits,
+    events: usize,
+}
+
+impl Observer for Counting {
+    fn observe(&mut self, _event: Event) {
+        self.last = self.counter.read();
+        self.first.get_or_insert(self.last);
+        self.events += 1;
+    }
+}
+
+/// What lets the host wait inside the rows of a step.
+fn counted(case: &Case) -> Waits {
+    let model = support::model(case);
+    let (engine, batch) = (support::engine(case, &model), support::batch(case));
+    let counter = WaitCounter::start().unwrap();
+    let mut counting = Counting { counter, first: None, last: Waits::default(), events: 0 };
+    engine.gradients(&model, &batch, support::context(case), &mut counting).unwrap();
+    assert!(counting.events > 10, "{case:?}");
+    counting.last.since(counting.first.unwrap())
+}
+
+#[test]
+fn every_registered_policy_has_a_case() {
+    for name in kvtune::cache::policies::names() {
+        assert!(CASES.iter().any(|case| case.policy == name), "`{name}` is not in this file's table");
+    }
+}
+
+#[test]
+fn nothing_waits_inside_a_row() {
+    for &case in CASES {
+        for layers_per_cell in [case.layers_per_cell, 3] {
+            for width in [Width::Chunks(1), Width::Chunks(3)] {
+                for trains in [Trains::Adapter, Trains::All] {
+                    let lora = if trains == Trains::Adapter { case.lora } else { &[] };
+                    let case = Case { layers_per_cell, width, lora, trains, ..case };
+                    assert_eq!(counted(&case), Waits::default(), "{case:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Which channels are kept apart is looked for in every tensor that is rounded; nothing else waits there.
+#[test]
+fn rounding_stores_look_for_loud_channels_and_for_nothing_else() {
+    for form in [StoreForm::Int8, StoreForm::Int4] {
+        let rounding = StoreRecipe { form, ..IN_MEMORY };
+        let case = Case { layer_checkpoints: rounding, undo_log: rounding, ..PLAIN };
+        let found: Vec<_> = counted(&case).rows().filter(|(_, count)| *count > 0).map(|(what, _)| what).collect();
+        assert!(found.iter().all(|what| *what == "places looked for"), "{form:?}: {found:?}");
+    }
+}
+
+/// What brings numbers of a device to the host in a way that no count sees on a CPU, or numbers of the host to a device while both wait.
+const WAITING: &[&str] =
+    &["to_device(Device::Cpu)", "to_device(tch::Device::Cpu)", "copy_data", "::try_from(", "double_value(", "int64_value("];
+
+/// Rooms that run inside a row.
+const ROOMS: &[&str] = &["engine", "cache", "model", "head", "ops", "store"];
+
+/// Lines that may: how many of a file, and why.
+const MAY_WAIT: &[(&str, usize, &str)] = &[
+    ("cache/quota.rs", 2, "shares out a layer's slots, once a step and layer: the length of its buffers follows from the scores"),
+    ("cache/replay_file.rs", 0, "reads and writes logs between steps, by what `Victims` gives on the host"),
+    ("cache/victims.rs", 4, "reads choices on the host, which nothing does inside a row but for those that the host has made"),
+    ("head/column.rs", 2, "reads figures that have come, or after the step"),
+    ("store/arena.rs", 2, "writes to a file what must be on the host for it"),
+    ("store/tensor_io.rs", 2, "saves and loads files"),
+];
+
+/// The part of a file before its tests.
+fn source(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap();
+    text.split("#[cfg(test)]\nmod tests").next().unwrap().to_owned()
+}
+
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+/// Lines of code that would wait, a host's number being one that was read from a tensor.
+fn waiting_lines(text: &str) -> Vec<&str> {
+    let is_code = |line: &&str| !line.trim_start().starts_with("//");
+    let reads = |line: &&str| {
+        WAITING.iter().any(|word| line.contains(word) && (*word != "::try_from(" || line.contains("Vec")))
+            || (line.contains("from_slice(") && line.contains(".to_device("))
+    };
+    text.lines().filter(is_code).filter(reads).collect()
+}
+
+#[test]
+fn lines_that_would_wait_are_seen() {
+    let bad = "let x = Vec::<i64>::try_from(y)?;\nlet z = Tensor::from_slice(&a).to_device(device);\n// x.double_value(&[])\n\
+               let n = usize::try_from(3);";
+    assert_eq!(waiting_lines(bad).len(), 2);
+}
+
+#[test]
+fn lines_that_would_wait_are_known() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for path in ROOMS.iter().flat_map(|room| files(&root.join(room))) {
+        let name = path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
+        let text = source(&path);
+        let found = waiting_lines(&text);
+        let allowed = MAY_WAIT.iter().find(|(file, ..)| *file == name).map_or(0, |(_, count, _)| *count);
+        assert!(
+            found.len() <= allowed,
+            "`{name}` has {} lines that wait, {allowed} are known:\n{}",
+            found.len(),
+            found.join("\n")
+        );
+    }
+}
