@@ -106,7 +106,7 @@ const ROOMS: &[&str] = &["engine", "cache", "model", "head", "ops", "store"];
 /// Lines that may: how many of a file, and why.
 const MAY_WAIT: &[(&str, usize, &str)] = &[
     ("cache/quota.rs", 2, "shares out a layer's slots, once a step and layer: the length of its buffers follows from the scores"),
-    ("cache/replay_file.rs", 0, "reads and writes logs between steps, by what `Victims` gives on the host"),
+    ("cache/replay.rs", 1, "a fault for tests"),
     ("cache/victims.rs", 4, "reads choices on the host, which nothing does inside a row but for those that the host has made"),
     ("head/column.rs", 2, "reads figures that have come, or after the step"),
     ("store/arena.rs", 2, "writes to a file what must be on the host for it"),

@@ -211,3 +211,16 @@ fn numbers_that_no_machine_can_hold_overflow_nowhere() {
     let error = Place::new().check(&[&format!("lora.r={huge}")]).refused(2);
     assert!(error.starts_with("error: `lora.r` is 9223372036854775807, expected a number from 1"), "{error}");
 }
+
+#[test]
+fn what_a_gpu_may_do_with_numbers_is_told() {
+    let place = Place::new();
+    let told = |overrides: &[&str]| {
+        let out = place.check(overrides).done().out;
+        let row = out.lines().find(|line| line.starts_with("| numerics ")).unwrap_or_else(|| panic!("{out}")).to_owned();
+        row.split('|').nth(2).unwrap().trim().to_owned()
+    };
+    assert_eq!(told(&[]), "f32, no TF32, the same bits every time on a CPU");
+    let free = ["model.dtype=bf16", "model.allow_tf32=true", "train.deterministic=true"];
+    assert_eq!(told(&free), "bf16, TF32 allowed on a GPU, the same bits every time");
+}

@@ -49,7 +49,7 @@ pub fn normal(seed: u64, shape: &[i64], deviation: f64) -> Tensor {
 /// The model of a case, written to a directory and read back. No bias is zero, no norm is one, and the B of an adapter
 /// is drawn too.
 pub fn model(case: &Case) -> Model {
-    model_on(case, CPU)
+    model_on(case, case.device)
 }
 
 /// The same on a device.

@@ -6,8 +6,12 @@ use tch::{Cuda, Device, Kind, TchError, Tensor};
 
 use super::check::{Check, Promise};
 use super::product::{self, first_line, wait};
-use crate::native::cuda::{Companion, CudaSupport, Driver, Found, Gpu, device_nodes, free_device_memory, pinned};
+use crate::native::cuda::{
+    Companion, CudaSupport, Driver, Found, Gpu, Levels, device_nodes, free_device_memory, kernel_states, pays, pinned, quantise,
+    rms_norm,
+};
 use crate::ops::attention::{self, Calibration, PartKernel, Shape, Way};
+use crate::store::Bits;
 use crate::units::Bytes;
 
 /// The oldest CUDA that a driver may serve for libtorch 2.11's wheels.
@@ -47,6 +51,10 @@ pub(super) fn examine(promise: Promise, index: usize, half: &CudaSupport, mut sa
     say(match &usable {
         Ok(device) => of_attention(attention::calibrate(SHAPE, *device)),
         Err((why, hint)) => Check::lacking("GPU attention", *why, hint, promise),
+    });
+    say(match &usable {
+        Ok(device) => of_kernels(*device),
+        Err((why, hint)) => Check::lacking("GPU kernels", *why, hint, promise),
     });
     say(library("NVRTC", Companion::Nvrtc.open(), promise));
     // libtorch's CUDA half needs them to start; kvtune itself asks them for nothing.
@@ -124,6 +132,29 @@ fn of_attention(calibration: Option<Calibration>) -> Check {
     }
 }
 
+/// kvtune's own kernels, compiled and started.
+fn of_kernels(device: Device) -> Check {
+    const NAME: &str = "GPU kernels";
+    let x = Tensor::ones([2, 64], (Kind::BFloat16, device));
+    let asked = || pays(device, Kind::BFloat16, 128) && rms_norm(&x, &x.get(0), 1e-6).is_some() && encodes(&x);
+    let serves = asked();
+    let states = kernel_states();
+    let missing: Vec<String> =
+        states.iter().filter_map(|state| Some(format!("{}: {}", state.kernel, state.missing.as_ref()?))).collect();
+    if serves && missing.is_empty() {
+        return Check::ok(NAME, states.iter().map(|state| state.kernel.as_str()).collect::<Vec<_>>().join(", "));
+    }
+    Check::failed(
+        NAME,
+        missing.join("; "),
+        "libtorch's operations do their work, slower; look at the row of NVRTC and at the reason",
+    )
+}
+
+fn encodes(x: &Tensor) -> bool {
+    quantise(x, Levels { bits: 9, width: 64, bytes: Bits::Nine.level_bytes(64) }).is_some()
+}
+
 fn of_gpu(index: usize, gpu: &Gpu, free: Option<u64>) -> Check {
     let Gpu { name, capability: (major, minor), multiprocessors, memory } = gpu;
     let memory = match free {
@@ -165,7 +196,7 @@ fn of_copies(copies: Result<Copies, String>) -> Check {
 }
 
 fn copies(device: Device) -> Result<Copies, String> {
-    let [sent, mut back] = [pinned(PINNED).map_err(|e| e.to_string())?, pinned(PINNED).map_err(|e| e.to_string())?];
+    let [sent, mut back] = [pinned(PINNED)?, pinned(PINNED)?];
     let mut timed = || -> Result<Copies, TchError> {
         // Numbers that differ from one byte to the next, and from what memory holds by chance.
         let row = Tensor::f_arange(ROW, (Kind::Int, Device::Cpu))?.f_remainder(251)?.f_to_kind(Kind::Uint8)?;
@@ -233,7 +264,7 @@ mod tests {
         let gpu = of_gpu(0, &h200(), Some(130 << 30));
         assert_eq!(
             told(gpu.clone()),
-            "GPU 0 ok: NVIDIA H200, compute capability 9.0, 132 multiprocessors, 130.0 GiB of 140.4 GiB free"
+            "GPU 0 ok: NVIDIA H200, compute capability 9.0, 132 multiprocessors, 130 GiB of 140 GiB free"
         );
         assert_eq!(gpu.figures.last(), Some(&("free_bytes", (130_u64 << 30) as f64)));
         let rates = |is_right| Ok(Copies { to_device: 55.4e9, to_host: 53e9, is_right });

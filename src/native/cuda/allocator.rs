@@ -2,6 +2,8 @@
 
 use std::ffi::c_int;
 
+use tch::Device;
+
 use crate::native::autograd::check;
 use crate::native::meter::Allocated;
 
@@ -9,6 +11,7 @@ unsafe extern "C" {
     fn kvtune_device_stats(index: c_int, out: *mut i64) -> c_int;
     fn kvtune_device_reset_peak(index: c_int) -> c_int;
     fn kvtune_pinned_stats(out: *mut i64) -> c_int;
+    fn kvtune_release_cached_memory() -> c_int;
 }
 
 /// What the allocator of a CUDA device has done, for all threads, since the process began.
@@ -35,6 +38,14 @@ pub fn device_stats(index: usize) -> Option<DeviceStats> {
 pub fn reset_device_peak(index: usize) -> bool {
     // SAFETY: takes a number.
     check(unsafe { kvtune_device_reset_peak(index as c_int) }).is_ok()
+}
+
+/// Gives the device back what no tensor uses, so that other sizes can be cut from it. Nothing happens where the device is the CPU.
+pub fn release_cached_memory(device: Device) {
+    if device.is_cuda() {
+        // SAFETY: takes nothing. Where it fails the next allocation says so.
+        let _ = unsafe { kvtune_release_cached_memory() };
+    }
 }
 
 /// Bytes of pinned memory that libtorch holds on the host, and the most that it has held; `None` where there is no CUDA.

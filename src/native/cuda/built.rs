@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::cubins;
 use super::driver::{Gpu, Module};
+use super::kept;
 use super::nvrtc::Nvrtc;
 
 /// The text of some kernels that are compiled together.
@@ -96,15 +96,12 @@ fn build(device: usize, source: &Source, settings: &[Setting]) -> Result<&'stati
     let options = options(gpu.architecture, settings);
     let version = format!("{}.{}", nvrtc.version.0, nvrtc.version.1);
     let parts: Vec<&str> = [source.text, &version].into_iter().chain(options.iter().map(String::as_str)).collect();
-    let (folder, name) = (cubins::folder(), cubins::name(source.name, &parts));
-    let kept = folder.as_deref().and_then(|folder| cubins::read(folder, &name));
-    if let Some(module) = kept.and_then(|cubin| Module::load(gpu, &cubin, source.kernels).ok()) {
+    if let Some(module) = kept::recall(source.name, &parts).and_then(|cubin| Module::load(gpu, &cubin, source.kernels).ok()) {
         return Ok(Box::leak(Box::new(module)));
     }
     let cubin = nvrtc.compile(source.name, source.text, &options)?.cubin;
     let module = Module::load(gpu, &cubin, source.kernels)?;
-    // It would only have saved the next start some tenths of a second.
-    let _ = folder.map(|folder| cubins::write(&folder, &name, &cubin));
+    kept::keep(source.name, &parts, &cubin);
     Ok(Box::leak(Box::new(module)))
 }
 

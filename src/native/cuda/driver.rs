@@ -155,6 +155,12 @@ impl Gpu {
     }
 }
 
+/// What tells GPUs apart of which one is as fast as the other: architecture and number of multiprocessors.
+pub fn kind_of_gpu(index: usize) -> Option<String> {
+    let gpu = Gpu::of(index).ok()?;
+    Some(format!("sm_{} × {}", gpu.architecture, gpu.multiprocessors))
+}
+
 /// Compiled kernels on a device. They stay there as long as the process lives.
 #[derive(Debug)]
 pub(super) struct Module {

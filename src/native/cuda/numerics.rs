@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 
-use super::super::autograd::{check, or_panic};
+use crate::native::autograd::{check, or_panic};
 
 unsafe extern "C" {
     safe fn kvtune_set_numerics(allows_tf32: c_int, is_deterministic: c_int) -> c_int;

@@ -79,7 +79,11 @@ pub fn on_device<T: Element>(values: &[T], device: Device) -> Tensor {
     upload(&Tensor::from_slice(values), device)
 }
 
-fn pinned(len: i64) -> Result<Tensor, String> {
+/// Memory of the host that a CUDA device reads and writes without a detour; `Err` says why there is none.
+///
+/// # Shapes
+/// `(len)`, u8, on the CPU.
+pub fn pinned(len: i64) -> Result<Tensor, String> {
     if len >= SMALL {
         let [total, available] = ["MemTotal:", "MemAvailable:"].map(memory_line);
         if available.saturating_sub(len as u64) < total / LEFT_TO_OTHERS {

@@ -6,27 +6,15 @@ use std::ffi::c_int;
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
-use super::super::autograd::{BackwardError, check, pointer};
+use super::pinned::pinned;
+use crate::native::autograd::{BackwardError, check, pointer};
 
 unsafe extern "C" {
-    fn kvtune_pinned(bytes: i64, result: *mut *mut C_tensor) -> c_int;
     fn kvtune_upload(from: *const u8, bytes: i64, to: *mut C_tensor, stretches: *const *mut C_tensor) -> c_int;
 }
 
 /// Bytes of each of the two stretches: long enough that a copy is worth its start.
 const STRETCH: i64 = 32 << 20;
-
-/// Memory of the host that a CUDA device reads and writes without a detour; `Err` where the system gives none.
-///
-/// # Shapes
-/// `(bytes)`, u8, on the CPU.
-pub fn pinned(bytes: i64) -> Result<Tensor, BackwardError> {
-    let mut tensor = std::ptr::null_mut();
-    // SAFETY: one pointer is written.
-    check(unsafe { kvtune_pinned(bytes, &raw mut tensor) })?;
-    // SAFETY: the call has succeeded, so this is a new `at::Tensor` that is ours to own.
-    Ok(unsafe { Tensor::from_ptr(tensor) })
-}
 
 /// The way of bytes to a device.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Which way is the fastest for a shape: tried on random numbers, once for the life of a process. A way that does not give the numbers
+//! Which way is the fastest for a shape: tried on random numbers, once for each kind of GPU; what is found is kept on disk. A way that does not give the numbers
 //! of the blocks is refused, so that no kernel's habits need be taken on trust.
 
 use std::any::Any;
@@ -13,7 +13,8 @@ use super::chunk::{Attended, AttentionGrads, Chunk, Past};
 use super::part::PartKernel;
 use super::way::{Shape, Way, is_for_vendors, is_known, remember};
 use super::{attend_backward_by, attend_by};
-use crate::native::cuda::Vendor;
+use crate::native::cuda::{Numerics, Vendor, keep, kind_of_gpu, recall};
+use crate::native::libtorch_version;
 
 /// The ways that are tried.
 const WAYS: [Way; 5] = [
@@ -23,6 +24,8 @@ const WAYS: [Way; 5] = [
     Way::Parts(PartKernel::Vendor(Vendor::Efficient)),
     Way::Parts(PartKernel::Blocks),
 ];
+/// What choices are called among what is kept for the next start.
+const KEPT: &str = "attention";
 /// How often a way is timed; the median counts.
 const REPETITIONS: usize = 3;
 /// Tokens and slots on which a way must agree with the blocks: whole blocks of no kernel.
@@ -51,7 +54,7 @@ pub struct Calibration {
     pub shape: Shape,
     /// The fastest way.
     pub chosen: Way,
-    /// All that were tried.
+    /// All that were tried; none where the choice was kept by an earlier start.
     pub timed: Vec<Timed>,
 }
 
@@ -65,7 +68,7 @@ impl fmt::Display for Calibration {
                 Err(reason) => write!(f, "{way} not: {reason}")?,
             }
         }
-        f.write_str(if self.timed.is_empty() { "" } else { ")" })
+        f.write_str(if self.timed.is_empty() { " (as found before)" } else { ")" })
     }
 }
 
@@ -95,10 +98,26 @@ pub fn calibrate(shape: Shape, device: Device) -> Option<Calibration> {
     if !is_for_vendors(device, shape.kind) || is_known(&shape) {
         return None;
     }
-    let calibration = no_grad(|| tried(&WAYS, shape, device));
+    let parts = told_apart_by(&shape, device);
+    let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+    let known = recall(KEPT, &parts).and_then(|name| WAYS.into_iter().find(|way| way.to_string().as_bytes() == name));
+    let calibration = match known {
+        Some(chosen) => Calibration { shape, chosen, timed: Vec::new() },
+        None => no_grad(|| tried(&WAYS, shape, device)),
+    };
+    if known.is_none() {
+        keep(KEPT, &parts, calibration.chosen.to_string().as_bytes());
+    }
     remember(shape, calibration.chosen);
     done().push(calibration.clone());
     Some(calibration)
+}
+
+/// What a choice depends on. A GPU that cannot be told from others keeps none for them.
+fn told_apart_by(shape: &Shape, device: Device) -> [String; 4] {
+    let gpu = if let Device::Cuda(index) = device { kind_of_gpu(index) } else { None };
+    let is_deterministic = Numerics::now().0.is_deterministic;
+    [libtorch_version(), gpu.unwrap_or_else(|| std::process::id().to_string()), format!("{shape}"), is_deterministic.to_string()]
 }
 
 pub(super) fn tried(ways: &[Way], shape: Shape, device: Device) -> Calibration {

@@ -23,6 +23,11 @@ int kvtune_device_reset_peak(int index) {
   return guarded([&] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->resetPeakStats(static_cast<c10::DeviceIndex>(index)); });
 }
 
+// Gives back to CUDA what no tensor uses.
+int kvtune_release_cached_memory() {
+  return guarded([] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->emptyCache(); });
+}
+
 // Bytes of pinned memory that are held, and the most of them.
 int kvtune_pinned_stats(int64_t* out) {
   return guarded([&] {

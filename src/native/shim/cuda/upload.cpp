@@ -2,7 +2,6 @@
 #include "../guarded.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -11,11 +10,6 @@
 #include <optional>
 
 extern "C" {
-
-// `bytes` of the host's memory that a CUDA device reads and writes without a detour.
-int kvtune_pinned(int64_t bytes, at::Tensor** result) {
-  return kvtune::guarded([&] { *result = new at::Tensor(at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true))); });
-}
 
 // Copies `bytes` from `from` into the contiguous tensor `to`, through two stretches by turns: while one is on its way, the other is
 // filled. All has arrived when it returns.

@@ -1,4 +1,4 @@
-//! Compiled kernels on disk, so that a second start finds what the first has compiled.
+//! What took time to find out on a device, on disk, so that a second start need not: compiled kernels, and which of several is the fastest.
 //!
 //! A file is used only if it is this user's, nobody else may write to it, and its hash is right; any other is as if it were not there.
 //! Keeping them is no more than a saving of time: a folder that cannot be written to is no error.
@@ -14,13 +14,24 @@ use rustix::fs::OFlags;
 
 /// Bytes of a hash, which a file begins with.
 const HASH: usize = 32;
-/// No kernel is as large.
+/// Nothing that is kept is as large.
 const LARGEST: u64 = 64 << 20;
 /// Bits of a file's mode with which others than its owner may write to it.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// The folder for compiled kernels: `$KVTUNE_CACHE_DIR`, else `kvtune` in `$XDG_CACHE_HOME`, else `~/.cache/kvtune`.
-pub(super) fn folder() -> Option<PathBuf> {
+/// What was kept of this kind, found out from all these.
+pub fn recall(kind: &str, parts: &[&str]) -> Option<Vec<u8>> {
+    read(&folder()?, &name(kind, parts))
+}
+
+/// Keeps it for the next start, if that can be done.
+pub fn keep(kind: &str, parts: &[&str], bytes: &[u8]) {
+    // It would only have saved the next start some tenths of a second.
+    let _ = folder().map(|folder| write(&folder, &name(kind, parts), bytes));
+}
+
+/// The folder for it: `$KVTUNE_CACHE_DIR`, else `kvtune` in `$XDG_CACHE_HOME`, else `~/.cache/kvtune`.
+fn folder() -> Option<PathBuf> {
     let named = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     named("KVTUNE_CACHE_DIR")
         .or_else(|| named("XDG_CACHE_HOME").map(|cache| cache.join("kvtune")))
@@ -28,18 +39,18 @@ pub(super) fn folder() -> Option<PathBuf> {
         .filter(|folder| folder.is_absolute())
 }
 
-/// The name of what was compiled from all these: anything else has another name.
-pub(super) fn name(kernel: &str, parts: &[&str]) -> String {
+/// The name of what was found out from all these: anything else has another name.
+fn name(kind: &str, parts: &[&str]) -> String {
     let mut hasher = blake3::Hasher::new();
     for part in parts {
         // The length tells `ab`, `c` from `a`, `bc`.
         hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
-    format!("{kernel}-{}.cubin", &hasher.finalize().to_hex()[..32])
+    format!("{kind}-{}", &hasher.finalize().to_hex()[..32])
 }
 
 /// What was kept under this name, if it is whole and this user's.
-pub(super) fn read(folder: &Path, name: &str) -> Option<Vec<u8>> {
+fn read(folder: &Path, name: &str) -> Option<Vec<u8>> {
     let no_link = OFlags::NOFOLLOW.bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(no_link).open(folder.join(name)).ok()?;
     let found = file.metadata().ok()?;
@@ -49,18 +60,18 @@ pub(super) fn read(folder: &Path, name: &str) -> Option<Vec<u8>> {
     }
     let mut bytes = Vec::new();
     file.take(LARGEST).read_to_end(&mut bytes).ok()?;
-    let (hash, cubin) = bytes.split_at_checked(HASH)?;
-    (blake3::hash(cubin).as_bytes() == hash).then(|| cubin.to_vec())
+    let (hash, kept) = bytes.split_at_checked(HASH)?;
+    (blake3::hash(kept).as_bytes() == hash).then(|| kept.to_vec())
 }
 
 /// Keeps it, whole or not at all.
-pub(super) fn write(folder: &Path, name: &str, cubin: &[u8]) -> io::Result<()> {
+fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let random = RandomState::new().hash_one(std::process::id());
     let temporary = folder.join(format!("{name}.tmp-{random:016x}"));
     let fill = |mut file: File| {
-        file.write_all(blake3::hash(cubin).as_bytes())?;
-        file.write_all(cubin)?;
+        file.write_all(blake3::hash(bytes).as_bytes())?;
+        file.write_all(bytes)?;
         fs::rename(&temporary, folder.join(name))
     };
     let done = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary).and_then(fill);
