@@ -43,7 +43,7 @@ const ROOMS: &[(&str, Allowed)] = &[
         ]),
     ),
     ("eval", AboveBut(&["sabotage", "optim", "verify"])),
-    ("train", AboveBut(&["sabotage"])),
+    ("train", AboveBut(&[])),
     ("bench", AboveBut(&["sabotage", "eval", "verify", "checkpoint"])),
     // It unites the rooms' error types and may name nothing else of them.
     ("error", AboveBut(&["sabotage"])),

@@ -69,7 +69,9 @@ impl BenchSteps {
             }
             records.push(record);
         }
-        calibrations().iter().for_each(|found| console::note(&found.to_string()));
+        for found in calibrations() {
+            console::note(&found.to_string());
+        }
         if let Some(why) = why_not_pinned() {
             console::note(&format!("memory of the host is not pinned, so that copies keep it waiting: {why}"));
         }

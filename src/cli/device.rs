@@ -69,9 +69,11 @@ pub(super) fn prepare(wanted: Wanted, threads: Option<u16>) -> Result<Device, Er
     Err(Error::Usage { message: format!("`--device {wanted}` can't be had: {why}"), hint: hint.to_owned() })
 }
 
-/// Says what was slower than it need be, where nobody has said so yet.
-pub(super) fn tell_missing_kernels() {
+/// Says, after some work, what of it was slower than it need be, where nobody has said so yet.
+pub(super) fn telling_missing_kernels<T>(work: impl FnOnce() -> T) -> T {
+    let done = work();
     for line in missing_kernels() {
         console::note(&line);
     }
+    done
 }

@@ -71,9 +71,7 @@ enum Verb {
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     panics::silence();
-    let ended = panics::caught(|| run(&arguments));
-    device::tell_missing_kernels();
-    match ended {
+    match device::telling_missing_kernels(|| panics::caught(|| run(&arguments))) {
         Ok(Ending::Done) => ExitCode::SUCCESS,
         Ok(Ending::Interrupted(signal)) => ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX)),
         Err(error) => {

@@ -182,7 +182,9 @@ fn measure_attention(engine: &Engine, model: &Model, plan: &ChunkPlan, observer:
         let past = (cache.cache_length as i64 - tokens).max(0);
         let (batch, groups, head_dim) = (cache.batch, cache.groups, cache.head_dim);
         let shape = attention::Shape { kind, batch, heads, groups, head_dim, tokens, past };
-        attention::calibrate(shape, model.device()).iter().for_each(|found| observer.measured(found));
+        if let Some(found) = attention::calibrate(shape, model.device()) {
+            observer.measured(&found);
+        }
     }
 }
 

@@ -236,7 +236,7 @@ impl LayerRun {
     /// What the chunk written last sees beside itself.
     fn past(&self, span: &ChunkSpan) -> Pages {
         let region = self.cache.region(span);
-        Pages { pages: self.cache.past(region), in_use_bgp: self.cache.in_use(region), joined: self.cache.joined() }
+        Pages { by_page: self.cache.past(region), in_use_bgp: self.cache.in_use(region), joined: self.cache.joined() }
     }
 
     fn attend(
@@ -267,7 +267,7 @@ impl Saved {
 /// The slots below a chunk's region.
 struct Pages {
     /// Keys and values by page.
-    pages: Vec<(Tensor, Tensor)>,
+    by_page: Vec<(Tensor, Tensor)>,
     /// Of the only page, where heads have shares of different size.
     in_use_bgp: Option<Tensor>,
     /// With the chunk that stands behind it, where both are what attention sees and lie side by side.
@@ -280,7 +280,7 @@ impl Pages {
     }
 
     fn parts(&self) -> Vec<Past<'_>> {
-        self.pages.iter().map(|(k, v)| Past { k_bgpd: k, v_bgpd: v, in_use_bgp: self.in_use_bgp.as_ref() }).collect()
+        self.by_page.iter().map(|(k, v)| Past { k_bgpd: k, v_bgpd: v, in_use_bgp: self.in_use_bgp.as_ref() }).collect()
     }
 }
 
@@ -309,7 +309,7 @@ impl Attention for Seen<'_> {
 
     fn entries(&self) -> (Tensor, Tensor) {
         let all = |of: fn(&(Tensor, Tensor)) -> &Tensor, own| {
-            Tensor::cat(&self.past.pages.iter().map(of).chain([own]).collect::<Vec<_>>(), 2)
+            Tensor::cat(&self.past.by_page.iter().map(of).chain([own]).collect::<Vec<_>>(), 2)
         };
         (all(|page| &page.0, &self.saved.k), all(|page| &page.1, &self.saved.v))
     }

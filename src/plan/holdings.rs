@@ -4,6 +4,8 @@
 use std::cell::Cell;
 use std::ops::Range;
 
+use tch::Kind;
+
 use super::Subject;
 use crate::cache::{ChunkSpan, Scope, Shape, log_bytes_per_token, notes_per_entry};
 use crate::engine::{ChunkPlan, MemoryByPart};
@@ -234,7 +236,8 @@ impl<'a> Holdings<'a> {
         let undo: u64 = self.layers[layers.clone()].iter().flat_map(|l| spans.iter().map(|span| l.undo(span, form).0)).sum();
         let input = if layers.start > 0 { self.checkpoint_bytes(c - 1) } else { 0 };
         let gradient = std::mem::take(&mut self.travelling[c - 1]);
-        self.ahead = LookAhead { bytes: undo + input + gradient, gradients: [Some(own), Some(gradient)] };
+        let coming = Form::Plain.bytes_of(&[gradient as i64], Kind::Uint8).0;
+        self.ahead = LookAhead { bytes: undo + input + coming, gradients: [Some(own), Some(gradient)] };
     }
 
     /// The layers begin at their first chunk again.

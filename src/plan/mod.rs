@@ -1,6 +1,8 @@
 //! The planner: what a step will take in memory and time, from shapes, and how it is best tiled within what there is.
 
 mod attention;
+#[cfg(test)]
+mod beside;
 mod choose;
 pub(crate) mod clock;
 mod error;

@@ -5,6 +5,7 @@ use std::sync::{Arc, LazyLock};
 use tch::{Device, Kind, Tensor};
 
 use super::{Ahead, Form, Parked, Store, StoreError, bytes_of, copies_go_beside};
+use crate::native::cuda::upload;
 use crate::native::{BackwardError, or_panic};
 use crate::units::Bytes;
 
@@ -75,7 +76,7 @@ impl Away {
     /// Sets it out on its way to a device.
     pub fn set_out(&self, device: Device) -> Returning {
         match &self.0 {
-            Place::Here(tensor) => Returning::Here(tensor.to_device(device)),
+            Place::Here(tensor) => Returning::Here(upload(tensor, device)),
             Place::Parked(parked) => Returning::OnItsWay(in_memory(parked.set_out(device))),
         }
     }

@@ -209,9 +209,9 @@ impl Ahead {
         self.coming.tensors()
     }
 
-    /// What they take on the device while they wait there.
+    /// What they take on the device while they wait there, each rounded up as in the store.
     pub fn bytes(&self) -> Bytes {
-        bytes_of(self.coming.tensors())
+        Bytes(self.coming.tensors().iter().map(|part| aligned(bytes_of([part]).0)).sum())
     }
 }
 

@@ -109,17 +109,14 @@ fn forget_gradients(model: &Model) {
 }
 
 #[cfg(test)]
-#[path = "../../tests/support/mod.rs"]
-mod support;
-
-#[cfg(test)]
 mod tests {
-    use super::support::case::{Case, EXACT, PLAIN, Width};
     use super::*;
     use crate::engine::Silent;
     use crate::recipe::StoreRecipe;
     use crate::sabotage::{Sabotage, under};
     use crate::verify::Comparison;
+    use crate::verify::mutations::support;
+    use crate::verify::mutations::support::case::{Case, EXACT, PLAIN, Width};
 
     const CASE: Case = Case { layers_per_cell: 3, width: Width::Chunks(4), lengths: &[60, 43], ..PLAIN };
 

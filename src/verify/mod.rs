@@ -4,7 +4,7 @@ mod compare;
 mod error;
 mod fit;
 #[cfg(test)]
-mod mutations;
+pub(crate) mod mutations;
 mod nearness;
 mod proofs;
 mod reference;

@@ -4,7 +4,7 @@
 //! the top row finds its caches where the forward phase left them, and several chunks a cell.
 
 #[path = "../../tests/support/mod.rs"]
-mod support;
+pub(crate) mod support;
 
 use support::case::{Case, EXACT, IN_FILE, IN_MEMORY, PLAIN, TargetsAt, Trains, Width};
 

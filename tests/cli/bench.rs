@@ -46,7 +46,7 @@ fn a_config_is_enough_and_the_keys_stay() {
     let warm_up: Vec<bool> = lines[1..4].iter().map(|line| line["is_warm_up"].as_bool().unwrap()).collect();
     assert_eq!(warm_up, [true, false, false]);
     assert_snapshot!(keys(&lines[0]), @"attention device dtype kind libtorch parameters rows threads tokens_per_row trained_parameters version");
-    assert_snapshot!(keys(&lines[1]), @"backward_cpu_seconds backward_seconds flops flops_attention flops_head flops_linear flops_per_cpu_second flops_per_second forward_cpu_seconds forward_seconds gemm_chunk_flops_per_cpu_second gemm_chunk_flops_per_second gemm_cpu_share gemm_share gemm_square_flops_per_cpu_second gemm_square_flops_per_second head_cpu_seconds head_seconds is_warm_up kind loss optimizer_cpu_seconds optimizer_seconds peak_is_of_step peak_resident_bytes recompute_cpu_seconds recompute_seconds replay_cpu_seconds replay_seconds step step_cpu_seconds step_seconds tokens tokens_per_second");
+    assert_snapshot!(keys(&lines[1]), @"backward_cpu_seconds backward_seconds flops flops_attention flops_head flops_linear flops_per_cpu_second flops_per_second forward_cpu_seconds forward_seconds gemm_chunk_flops_per_cpu_second gemm_chunk_flops_per_second gemm_cpu_share gemm_share gemm_square_flops_per_cpu_second gemm_square_flops_per_second head_cpu_seconds head_seconds is_warm_up kind loss optimizer_cpu_seconds optimizer_seconds peak_is_of_step peak_resident_bytes recompute_cpu_seconds recompute_seconds replay_cpu_seconds replay_seconds step step_cpu_seconds step_seconds store_copy_seconds store_copy_share tokens tokens_per_second");
     let figures = lines[1].as_object().unwrap().keys();
     let only_of_steps =
         ["flops", "flops_attention", "flops_head", "flops_linear", "is_warm_up", "loss", "peak_is_of_step", "step", "tokens"];
@@ -72,6 +72,30 @@ fn the_parts_are_the_whole() {
             let of = ["flops_linear", "flops_attention", "flops_head"].iter().map(|key| number(step, key)).sum::<f64>();
             assert_eq!((number(step, "flops").to_bits(), number(step, "tokens") as u64), (of.to_bits(), 2 * 200));
         }
+    }
+}
+
+#[test]
+fn what_makes_the_host_wait_is_counted_where_it_is_asked_for() {
+    let counted = |more: &[&str]| {
+        let lines = lines(&bare(), &[&["--tokens", "200", "--count-syncs", "--set", "grad.layers_per_cell=1"], more].concat());
+        let waits = lines.last().unwrap().clone();
+        assert_eq!((waits["kind"].as_str(), waits["step"].as_u64()), (Some("waits"), Some(3)));
+        PARTS.map(|part| waits["parts"][part].as_object().unwrap().values().map(|count| count.as_i64().unwrap()).sum::<i64>())
+    };
+    // What is inside the backward after the last cell, and the optimiser, may read numbers; a row does not.
+    assert_eq!(counted(&[])[..4], [0; 4]);
+    // Stores that round look for channels to keep apart.
+    let rounding = counted(&["--set", "grad.layer_checkpoints=int8"]);
+    assert!(rounding[0] > 0 && rounding[2..4] == [0; 2], "{rounding:?}");
+}
+
+#[test]
+fn the_share_of_copies_is_a_part_of_the_step() {
+    for step in lines(&bare(), &["--tokens", "200"]).iter().filter(|line| line["kind"] == "step") {
+        let share = number(step, "store_copy_share");
+        assert!((share - number(step, "store_copy_seconds") / number(step, "step_seconds")).abs() < 1e-9);
+        assert!(share > 0.0 && share < 0.5, "{share}");
     }
 }
 

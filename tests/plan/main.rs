@@ -5,3 +5,4 @@ mod decisions;
 mod draws;
 mod holdings;
 mod peaks;
+mod walked;

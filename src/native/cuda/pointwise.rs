@@ -40,7 +40,7 @@ struct Norm {
 /// The parameter of `gated` and `gated_back`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Gate {
+struct Gated {
     gate: *const c_void,
     up: *const c_void,
     dy: *const c_void,
@@ -164,7 +164,7 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Option<Tensor> {
     let (gate, up) = (dense(gate), dense(up));
     let y = gate.empty_like();
     let params =
-        Gate { gate: gate.data_ptr(), up: up.data_ptr(), dy: ptr::null(), out: y.data_ptr(), dup: ptr::null_mut(), pieces };
+        Gated { gate: gate.data_ptr(), up: up.data_ptr(), dy: ptr::null(), out: y.data_ptr(), dup: ptr::null_mut(), pieces };
     // SAFETY: the parameter is the kernel's; all tensors are in one piece, on this device, and of `pieces` pieces.
     unsafe { kernels.launch("gated", (pieces as usize).div_ceil(THREADS), &params)? };
     Some(y)
@@ -176,7 +176,7 @@ pub fn swiglu_backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> Option<(Tenso
     let (gate, up, dy) = (dense(gate), dense(up), dense(dy));
     let (dgate, dup) = (gate.empty_like(), gate.empty_like());
     let params =
-        Gate { gate: gate.data_ptr(), up: up.data_ptr(), dy: dy.data_ptr(), out: dgate.data_ptr(), dup: dup.data_ptr(), pieces };
+        Gated { gate: gate.data_ptr(), up: up.data_ptr(), dy: dy.data_ptr(), out: dgate.data_ptr(), dup: dup.data_ptr(), pieces };
     // SAFETY: as above.
     unsafe { kernels.launch("gated_back", (pieces as usize).div_ceil(THREADS), &params)? };
     Some((dgate, dup))
@@ -244,7 +244,7 @@ mod tests {
     fn parameters_are_as_large_as_the_kernels_have_them() {
         for (size, text) in [
             (size_of::<Norm>(), format!("sizeof(Norm) == {}", size_of::<Norm>())),
-            (size_of::<Gate>(), format!("sizeof(Gate) == {}", size_of::<Gate>())),
+            (size_of::<Gated>(), format!("sizeof(Gate) == {}", size_of::<Gated>())),
             (size_of::<Turned>(), format!("sizeof(Turn) == {}", size_of::<Turned>())),
         ] {
             assert!(SOURCE.text.contains(&text), "{size}");

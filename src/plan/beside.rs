@@ -1,0 +1,30 @@
+//! Where copies go on beside what is computed, a step holds what is planned too: what is set out ahead is in the plan, to the byte.
+
+#[path = "../../tests/plan/walked.rs"]
+#[allow(dead_code, reason = "the tests of the planner take what they need of it, and so does this")]
+mod walked;
+
+use crate::store::{Waits, while_copies_are_late};
+
+#[test]
+fn what_is_set_out_ahead_is_held_as_it_is_planned() {
+    for layers in ["grad.layers_per_cell=1", "grad.layers_per_cell=2", "grad.layers_per_cell=3"] {
+        for chunks in ["grad.chunks_per_cell=1", "grad.chunks_per_cell=3"] {
+            for more in [
+                &["kv_cache.policy=h2o"][..],
+                &["kv_cache.policy=lastrec", "train.micro_batch_size=2"],
+                &["grad.layer_checkpoints=int8", "grad.undo_log=int4"],
+                &["grad.layer_checkpoints_place=file", "grad.undo_log=int8"],
+                &["train.weights=all"],
+                &["model.dtype=bf16"],
+            ] {
+                let words = [&[layers, chunks], more].concat();
+                while_copies_are_late(Waits::Kept, || walked::check(&words));
+            }
+        }
+    }
+    let (planned, _) = while_copies_are_late(Waits::Kept, || walked::both(&["grad.layers_per_cell=1"], &[walked::TOKENS]));
+    assert!(planned.iter().any(|moment| moment.held.ahead.0 > 0));
+    let (planned, _) = walked::both(&["grad.layers_per_cell=1"], &[walked::TOKENS]);
+    assert!(planned.iter().all(|moment| moment.held.ahead.0 == 0), "on the CPU nothing is fetched before it is used");
+}

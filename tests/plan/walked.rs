@@ -1,0 +1,116 @@
+//! A step as it is planned beside the same step as the engine tells it.
+
+use std::path::Path;
+
+use kvtune::data::{Batch, Row, Targets};
+use kvtune::engine::{Engine, Event, MemoryByPart, Observer, Settings, StepContext};
+use kvtune::head::{ClassifyOnLogits, Head, NextToken};
+use kvtune::model::{Adapter, Model, ModelConfig, kind_of};
+use kvtune::plan::{Forecast, Moment, Part, Subject, Trained};
+use kvtune::recipe::{HeadRecipe, Recipe};
+use kvtune::units::Bytes;
+use serde_json::json;
+use tch::Device;
+
+pub(crate) const TOKENS: usize = 203;
+
+/// Collects what the engine holds.
+#[derive(Default)]
+struct Recorder(Vec<(Part, MemoryByPart)>);
+
+impl Observer for Recorder {
+    fn observe(&mut self, _: Event) {}
+
+    fn weigh(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
+        self.0.push((event.into(), memory()));
+    }
+}
+
+fn recipe(words: &[&str]) -> Recipe {
+    let text =
+        "model.path = '.'\ndata = { format = 'tokens', train = 'none' }\nkv_cache = { cache_length = 64, chunk_size = 16 }";
+    let home = std::env::temp_dir().join("recipe.toml");
+    let set: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+    Recipe::parse(text.to_owned(), Path::new(&home), &set).unwrap().recipe
+}
+
+fn batch(lengths: &[usize], head: &HeadRecipe) -> Batch {
+    let row = |(sample, &tokens): (usize, &usize)| {
+        let inputs = (0..tokens).map(|t| ((t * 31 + sample * 7) % 90) as u32).collect();
+        let targets = match head {
+            HeadRecipe::NextToken => {
+                Targets::NextToken((0..tokens).map(|t| if t < 40 { -100 } else { (t % 90) as i64 }).collect())
+            }
+            HeadRecipe::SeqClassificationOnLogits(_) => Targets::Class(sample % 2),
+        };
+        Row { sample: sample as u64, inputs, targets, initial: None }
+    };
+    Batch { rows: lengths.iter().enumerate().map(row).collect() }
+}
+
+/// What is planned, and what the engine says in the second step.
+pub(crate) fn both(words: &[&str], lengths: &[usize]) -> (Vec<Moment>, Vec<(Part, MemoryByPart)>) {
+    let recipe = recipe(words);
+    let tied = !words.contains(&"train.weights=all");
+    let config = json!({
+        "model_type": "qwen2", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 48, "vocab_size": 90, "max_position_embeddings": 4096, "tie_word_embeddings": tied,
+    });
+    let home = tempfile::tempdir().unwrap();
+    std::fs::write(home.path().join("config.json"), config.to_string()).unwrap();
+    let config = ModelConfig::load(home.path()).unwrap();
+    let model = match &recipe.lora {
+        Some(lora) => {
+            let adapter = Adapter::new(&config, lora, 1, kind_of(recipe.model.dtype), Device::Cpu).unwrap();
+            Model::drawn(home.path(), recipe.model.dtype, Device::Cpu).unwrap().with_adapter(adapter)
+        }
+        None => Model::drawn_to_train(home.path(), recipe.model.dtype, Device::Cpu).unwrap(),
+    };
+    let head: Box<dyn Head> = match &recipe.head {
+        HeadRecipe::NextToken => Box::new(NextToken),
+        HeadRecipe::SeqClassificationOnLogits(_) => Box::new(ClassifyOnLogits::new(&[3, 5])),
+    };
+    let mut grad = recipe.grad.clone();
+    grad.scratch_dir = Some(home.path().join("scratch"));
+    let engine = Engine::new(Settings::new(&config, &recipe.kv_cache, &grad).unwrap(), head);
+    let batch = batch(lengths, &recipe.head);
+    let context = StepContext { weight: 0.01, dropout: None, chunk_sizes: None };
+    let mut recorder = Recorder::default();
+    for _ in 0..2 {
+        recorder.0.clear();
+        engine.gradients(&model, &batch, context, &mut recorder).unwrap();
+    }
+    let trained = Trained::of(recipe.lora.as_ref()).unwrap();
+    let subject = Subject {
+        config: &config,
+        settings: engine.settings(),
+        trained: &trained,
+        kind: model.kind(),
+        device: Device::Cpu,
+        threads: 1,
+        accumulates: false,
+    };
+    let plan = engine.settings().plan(&batch, None).unwrap();
+    (Forecast::moments(&subject, &plan, &batch), recorder.0)
+}
+
+/// Without what depends on chance: the room that stores keep on where pieces happened to lie, the log on which heads agreed.
+pub(crate) fn certain(memory: MemoryByPart) -> MemoryByPart {
+    MemoryByPart { free_room: Bytes(0), untouched: Bytes(0), replay_log: Bytes(0), ..memory }
+}
+
+/// Of rows of the same length.
+pub(crate) fn check(words: &[&str]) {
+    check_rows(words, &vec![TOKENS; recipe(words).train.micro_batch_size]);
+}
+
+pub(crate) fn check_rows(words: &[&str], lengths: &[usize]) {
+    let (planned, told) = both(words, lengths);
+    assert_eq!(planned.len(), told.len() + 2, "{words:?}");
+    for (i, (planned, (part, memory))) in planned.iter().zip(&told).enumerate() {
+        assert_eq!((planned.part, certain(planned.held)), (*part, certain(*memory)), "{words:?}, event {i}");
+        assert!(planned.held.replay_log >= memory.replay_log, "{words:?}, event {i}");
+        let apart = planned.held.free_room.0.abs_diff(memory.free_room.0);
+        assert!(apart <= 64 << 10, "{words:?}, event {i}: {} planned, {} told", planned.held.free_room, memory.free_room);
+    }
+}
