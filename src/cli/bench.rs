@@ -69,7 +69,8 @@ impl BenchSteps {
             }
             records.push(record);
         }
-        for found in calibrations() {
+        let width = bench.model().config().head_dim as i64;
+        for found in calibrations().iter().filter(|found| found.shape.head_dim == width) {
             console::note(&found.to_string());
         }
         if let Some(why) = why_not_pinned() {

@@ -44,6 +44,11 @@ pub trait Observer {
         let _ = attention;
     }
 
+    /// Called with what whoever follows the run should know.
+    fn note(&mut self, text: &str) {
+        let _ = text;
+    }
+
     /// Called at each point, from the thread that runs the step.
     fn observe(&mut self, event: Event);
 

@@ -21,7 +21,7 @@ pub fn error_of_panic(panic: &(dyn Any + Send)) -> EngineError {
 }
 
 fn classify(text: String) -> EngineError {
-    let memory = ["out of memory", "can't allocate memory", "not enough memory", "DefaultCPUAllocator"];
+    let memory = ["out of memory", "can't allocate memory", "not enough memory", "DefaultCPUAllocator", "ALLOC_FAILED"];
     if memory.iter().any(|m| text.contains(m)) { EngineError::OutOfMemory(text) } else { EngineError::Torch(text) }
 }
 
@@ -41,5 +41,10 @@ mod tests {
             Ok(())
         });
         assert!(matches!(too_large, Err(EngineError::OutOfMemory(_))), "{too_large:?}");
+        for text in
+            ["CUDA out of memory. Tried to allocate 2 GiB", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"]
+        {
+            assert!(matches!(classify(text.to_owned()), EngineError::OutOfMemory(_)), "{text}");
+        }
     }
 }

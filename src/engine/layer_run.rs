@@ -10,7 +10,7 @@ use crate::cache::{
     Attention, CacheError, CacheGrads, ChunkSpan, LayerCache, LayerLog, ParkedUndo, Placement, Policy, Queries, Undo, UndoAhead,
 };
 use crate::ops::attention::{self, Attended, Chunk, Past, accumulation_kind, attention_paid};
-use crate::store::Store;
+use crate::store::{Form, Store};
 
 /// The state of one layer.
 #[derive(Debug)]
@@ -233,10 +233,15 @@ impl LayerRun {
         Ok(attended)
     }
 
+    /// Past and chunk side by side. An undo log that rounds brings the chunk's own entries back rounded, which it must see as they were.
+    fn joined(&self) -> Option<(Tensor, Tensor)> {
+        if self.store.form() == Form::Plain { self.cache.joined() } else { None }
+    }
+
     /// What the chunk written last sees beside itself.
     fn past(&self, span: &ChunkSpan) -> Pages {
         let region = self.cache.region(span);
-        Pages { by_page: self.cache.past(region), in_use_bgp: self.cache.in_use(region), joined: self.cache.joined() }
+        Pages { by_page: self.cache.past(region), in_use_bgp: self.cache.in_use(region), joined: self.joined() }
     }
 
     fn attend(

@@ -33,11 +33,6 @@ impl Waits {
         Self::KINDS.into_iter().zip(self.0)
     }
 
-    /// All of them.
-    pub fn total(self) -> i64 {
-        self.0.iter().sum()
-    }
-
     /// What has come since `earlier`.
     pub fn since(self, earlier: Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i] - earlier.0[i]))

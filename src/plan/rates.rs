@@ -7,7 +7,7 @@ use super::flops::{self, Flops};
 use super::{Part, Subject, gemm};
 use crate::engine::ChunkPlan;
 use crate::model::ModelConfig;
-use crate::ops::attention::{Chunk, Past, attend, attend_backward};
+use crate::ops::attention::{Chunk, Past, Shape, attend, attend_backward, calibrate};
 
 /// Operations, or bytes, in a second.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +53,9 @@ impl Rates {
         let past_part = [Past { k_bgpd: &old, v_bgpd: &old, in_use_bgp: None }];
         let pairs = (b * heads * n) as f64 * (past as f64 + n as f64 / 2.0);
         let large = Tensor::ones([1 << 20], (Kind::Float, options.1));
+        // The way that the step will go.
+        let shape = Shape { kind: options.0, batch: b, heads, groups, head_dim: d, tokens: n, past };
+        let _ = calibrate(shape, options.1);
         no_grad(|| {
             let attended = attend(own, &past_part);
             let forward = time_of(options.1, || drop(attend(own, &past_part))).seconds;

@@ -40,6 +40,11 @@ pub(super) fn scratch_dir_or_temporary(recipe: &Recipe, run: Option<&Path>) -> P
     scratch_dir(recipe, run).unwrap_or_else(Scratch::temporary_dir)
 }
 
+/// What a recipe says of the gradient, with a place for scratch files.
+pub(super) fn grad_of_run(recipe: &Recipe, run: Option<&Path>) -> GradRecipe {
+    GradRecipe { scratch_dir: Some(scratch_dir_or_temporary(recipe, run)), ..recipe.grad.clone() }
+}
+
 /// The engine of a recipe for a model, in a run or for a trial.
 pub fn engine(
     recipe: &Recipe,
@@ -51,8 +56,7 @@ pub fn engine(
         HeadRecipe::NextToken => Box::new(NextToken),
         HeadRecipe::SeqClassificationOnLogits(labels) => Box::new(ClassifyOnLogits::new(&data::label_tokens(labels, tokenizer)?)),
     };
-    let grad = GradRecipe { scratch_dir: Some(scratch_dir_or_temporary(recipe, run)), ..recipe.grad.clone() };
-    Ok(Engine::new(Settings::new(config, &recipe.kv_cache, &grad)?, head))
+    Ok(Engine::new(Settings::new(config, &recipe.kv_cache, &grad_of_run(recipe, run))?, head))
 }
 
 /// Removes the scratch files that an earlier start of the run in `dir` has left, also where this one needs none.

@@ -133,6 +133,10 @@ impl Observer for StepWatch<'_> {
         self.observer.measured(attention);
     }
 
+    fn note(&mut self, text: &str) {
+        self.observer.note(text);
+    }
+
     fn observe(&mut self, event: Event) {
         self.observer.observe(event);
     }

@@ -7,7 +7,6 @@ use crate::engine::{Engine, EngineError, Observer, Settings, StepContext, StepGr
 use crate::model::Model;
 use crate::native::cuda::release_cached_memory;
 use crate::recipe::{CacheRecipe, GradRecipe, OnOutOfMemory, StoreForm};
-use crate::report::console;
 
 /// An engine and how it is tiled.
 pub(super) struct Tiled {
@@ -52,10 +51,7 @@ impl Tiled {
             forget_gradients(model);
             let Some(smaller) = self.smaller(model, batch, context)? else { return Err(EngineError::OutOfMemory(error)) };
             let reason = error.lines().next().unwrap_or_default();
-            console::warning(&format!(
-                "out of memory ({reason}): this step again, and all that follow, with {}",
-                smaller.tiling()
-            ));
+            observer.note(&format!("out of memory ({reason}): this step again, and all that follow, with {}", smaller.tiling()));
             self.engine.retile(Settings::new(model.config(), &self.kv_cache, &smaller)?);
             self.grad = smaller;
             release_cached_memory(model.device());

@@ -109,10 +109,13 @@ pub(super) fn smaller(
     data: &Dataset,
     (mut machine, foretold): (Machine, &Alternative),
 ) -> Option<String> {
-    let less = |bytes: Bytes| Some(Bytes(bytes.0 / 100 * (100 - SMALLER_BY)));
+    let less = |limit: Option<Bytes>, foretold: Bytes| {
+        let less = Bytes(foretold.0 / 100 * (100 - SMALLER_BY));
+        Some(limit.map_or(less, |limit| limit.min(less)))
+    };
     match foretold.device {
-        Some(device) => machine.limits.device = less(device),
-        None => machine.limits.host = less(foretold.host),
+        Some(device) => machine.limits.device = less(machine.limits.device, device),
+        None => machine.limits.host = less(machine.limits.host, foretold.host),
     }
     let open = GradRecipe { open: OpenKey::ALL.to_vec(), ..recipe.grad.clone() };
     let batch = heaviest(recipe, data).ok()?;

@@ -15,7 +15,7 @@ use crate::eval::{self, Scores};
 use crate::model::{DropoutKey, Model, fingerprint};
 use crate::optim::{self, Optimizer, clip_grad_norm, learning_rate};
 use crate::plan::{Alternative, Machine, Part};
-use crate::recipe::{Metric, Mode, Recipe};
+use crate::recipe::{Metric, Mode, OnOutOfMemory, Recipe};
 use crate::report::console;
 use crate::report::memory::peak_resident;
 use crate::report::metrics::StepMetrics;
@@ -70,7 +70,7 @@ impl Trainer {
             schedule,
             best: None,
             foretold: foretold.host,
-            tiled: Tiled::new(engine, recipe.kv_cache.clone(), recipe.grad.clone()),
+            tiled: Tiled::new(engine, recipe.kv_cache.clone(), assemble::grad_of_run(&recipe, Some(dir))),
             planned: (machine, foretold),
             recipe,
             optimizer,
@@ -170,6 +170,10 @@ impl Trainer {
     /// What is to be done about memory that ran out, as the planner sees it.
     fn advised(&self, error: TrainError) -> TrainError {
         let TrainError::Engine(EngineError::OutOfMemory(reason)) = error else { return error };
+        // Whoever retreats has tried what is smaller.
+        if self.recipe.grad.on_out_of_memory == OnOutOfMemory::Retreat {
+            return TrainError::OutOfMemory { reason, advice: None };
+        }
         let (machine, foretold) = &self.planned;
         let recipe = Recipe { grad: self.tiled.grad().clone(), ..self.recipe.clone() };
         let advice = tiling::smaller(&recipe, self.model.config(), &self.data.train, (*machine, foretold));

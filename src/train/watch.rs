@@ -104,6 +104,10 @@ impl Observer for Watch {
         self.progress.note(&attention.to_string());
     }
 
+    fn note(&mut self, text: &str) {
+        self.progress.note(text);
+    }
+
     fn observe(&mut self, event: Event) {
         match event {
             Event::ForwardColumn { column: (c, n) } => self.progress.inside(&format!("forward, column {} of {n}", c + 1)),

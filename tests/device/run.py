@@ -136,7 +136,10 @@ train = { micro_batch_size = 2 }
 
 def parity(run):
     if run.tests:
-        rust_tests(run)
+        try:
+            rust_tests(run)
+        except NotRun as why:
+            run.row("device tests", "all pass, none skipped", f"not run: {why}", False)
     place = run.out / "parity"
     place.mkdir(exist_ok=True)
     (place / "config.json").write_text(json.dumps(PARITY_CONFIG))

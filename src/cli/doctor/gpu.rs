@@ -49,7 +49,7 @@ pub(super) fn examine(promise: Promise, index: usize, half: &CudaSupport, mut sa
         Err((why, hint)) => Check::lacking("GPU product", *why, hint, promise),
     });
     say(match &usable {
-        Ok(device) => of_attention(attention::calibrate(SHAPE, *device)),
+        Ok(device) => of_attention(&attention::measure(SHAPE, *device)),
         Err((why, hint)) => Check::lacking("GPU attention", *why, hint, promise),
     });
     say(match &usable {
@@ -122,22 +122,24 @@ fn library(name: &str, found: Result<Found, String>, promise: Promise) -> Check 
 }
 
 /// The ways to attend, each with its times or why it does not serve.
-fn of_attention(calibration: Option<Calibration>) -> Check {
+fn of_attention(found: &Calibration) -> Check {
     const NAME: &str = "GPU attention";
     let hint = "look at the reasons: the GPU may be too old for these kernels, or libtorch's CUDA half without them";
-    match calibration {
-        Some(found) if found.chosen == Way::Parts(PartKernel::Blocks) => Check::failed(NAME, found.to_string(), hint),
-        Some(found) => Check::ok(NAME, found.to_string()),
-        None => Check::failed(NAME, "no kernel was tried", hint),
+    if found.chosen == Way::Parts(PartKernel::Blocks) {
+        return Check::failed(NAME, found.to_string(), hint);
     }
+    Check::ok(NAME, found.to_string())
 }
 
 /// kvtune's own kernels, compiled and started.
 fn of_kernels(device: Device) -> Check {
     const NAME: &str = "GPU kernels";
-    let x = Tensor::ones([2, 64], (Kind::BFloat16, device));
-    let asked = || pays(device, Kind::BFloat16, 128) && rms_norm(&x, &x.get(0), 1e-6).is_some() && encodes(&x);
-    let serves = asked();
+    let x = Tensor::ones([2, 512], (Kind::BFloat16, device)) * 3.0;
+    let weight = Tensor::ones([512], (Kind::BFloat16, device));
+    // Threes are ones when they are normed.
+    let norms = || rms_norm(&x, &weight, 1e-6).is_some_and(|(y, _)| y.equal(&x.ones_like()));
+    let serves = pays(device, Kind::BFloat16, 128) && norms() && encodes(&x.view([-1, 64]));
+    wait(device);
     let states = kernel_states();
     let missing: Vec<String> =
         states.iter().filter_map(|state| Some(format!("{}: {}", state.kernel, state.missing.as_ref()?))).collect();

@@ -50,8 +50,9 @@ pub struct KernelState {
 /// Kernels that serve, and reasons why others do not; with a reason, whether it has been told.
 type States = BTreeMap<Which, (Result<&'static Module, String>, bool)>;
 
+static STATES: Mutex<States> = Mutex::new(BTreeMap::new());
+
 fn states() -> MutexGuard<'static, States> {
-    static STATES: Mutex<States> = Mutex::new(BTreeMap::new());
     // Whoever panicked in between has left whole entries.
     STATES.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -68,7 +69,9 @@ pub fn kernel_states() -> Vec<KernelState> {
 /// One line for each kernel that does not serve, so that something slower does its work; every line is given once.
 pub fn missing_kernels() -> Vec<String> {
     let mut lines = Vec::new();
-    for (which, (built, is_told)) in states().iter_mut() {
+    // Whoever is still compiling, or hangs in the driver, is not waited for.
+    let Ok(mut states) = STATES.try_lock() else { return lines };
+    for (which, (built, is_told)) in states.iter_mut() {
         if let (Err(reason), false) = (built, *is_told) {
             lines.push(format!("without the kernel {which}, which libtorch's own operations replace: {reason}"));
             *is_told = true;

@@ -19,6 +19,8 @@ pub(super) static SOURCE: Source = Source {
 
 /// Threads of a block.
 const THREADS: usize = 256;
+/// Numbers of a row below which a block of threads would be too large for it.
+const NARROWEST: i64 = 512;
 /// Numbers that are read at once.
 const PIECE: i64 = 8;
 /// Threads, or rows, above which the kernels' own numbers would not hold an index.
@@ -154,7 +156,12 @@ pub fn rms_norm_backward(dy: &Tensor, (x, weight_e, rstd): (&Tensor, &Tensor, &T
 fn rows_of(x: &Tensor, weight_e: &Tensor) -> Option<(usize, c_int)> {
     let width = *x.size().last()?;
     let rows = x.numel() as i64 / width.max(1);
-    let fits = rows > 0 && rows < LARGEST && width % PIECE == 0 && weight_e.numel() as i64 == width && is_like(x, weight_e);
+    let fits = rows > 0
+        && rows < LARGEST
+        && width >= NARROWEST
+        && width % PIECE == 0
+        && weight_e.numel() as i64 == width
+        && is_like(x, weight_e);
     fits.then_some((rows as usize, c_int::try_from(width).ok()?))
 }
 

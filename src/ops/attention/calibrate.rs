@@ -1,5 +1,5 @@
-//! Which way is the fastest for a shape: tried on random numbers, once for each kind of GPU; what is found is kept on disk. A way that does not give the numbers
-//! of the blocks is refused, so that no kernel's habits need be taken on trust.
+//! Which way is the fastest for a shape: tried on random numbers, once for each kind of GPU; what is found is kept on disk. A way that
+//! does not give the numbers of the blocks is refused, so that no kernel's habits need be taken on trust.
 
 use std::any::Any;
 use std::fmt;
@@ -11,19 +11,19 @@ use tch::{Cuda, Device, Kind, Tensor, no_grad};
 
 use super::chunk::{Attended, AttentionGrads, Chunk, Past};
 use super::part::PartKernel;
-use super::way::{Shape, Way, is_for_vendors, is_known, remember};
+use super::way::{Choice, Shape, Way, chosen, is_for_vendors, remember};
 use super::{attend_backward_by, attend_by};
-use crate::native::cuda::{Numerics, Vendor, keep, kind_of_gpu, recall};
+use crate::native::cuda::{Companion, Numerics, Vendor, keep, kind_of_gpu, recall};
 use crate::native::libtorch_version;
 
-/// The ways that are tried.
-const WAYS: [Way; 5] = [
+/// The ways that are tried; where none of them serves, blocks do.
+const WAYS: [Way; 4] = [
     Way::Joined(Vendor::Flash),
     Way::Parts(PartKernel::Vendor(Vendor::Flash)),
     Way::Parts(PartKernel::Vendor(Vendor::Cudnn)),
     Way::Parts(PartKernel::Vendor(Vendor::Efficient)),
-    Way::Parts(PartKernel::Blocks),
 ];
+const CUDNN: Way = WAYS[2];
 /// What choices are called among what is kept for the next start.
 const KEPT: &str = "attention";
 /// How often a way is timed; the median counts.
@@ -50,17 +50,30 @@ impl Timed {
 /// What was measured for a shape.
 #[derive(Clone, Debug)]
 pub struct Calibration {
-    /// The shape.
+    /// The shape, rounded up to powers of two.
     pub shape: Shape,
     /// The fastest way.
     pub chosen: Way,
+    /// The fastest for chunks and pasts that are no whole blocks of cuDNN's.
+    pub elsewhere: Way,
     /// All that were tried; none where the choice was kept by an earlier start.
     pub timed: Vec<Timed>,
+}
+
+impl Calibration {
+    /// Not if another start might find more: with more memory, or with libraries that can be opened.
+    fn is_worth_keeping(&self) -> bool {
+        let lacked_memory = |t: &Timed| t.milliseconds.as_ref().is_err_and(|why| why.contains("memory") || why.contains("ALLOC"));
+        self.chosen != Way::Parts(PartKernel::Blocks) && !self.timed.iter().any(lacked_memory)
+    }
 }
 
 impl fmt::Display for Calibration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "attention of {}: {}", self.shape, self.chosen)?;
+        if self.elsewhere != self.chosen {
+            write!(f, ", {} where lengths are no multiples of 128", self.elsewhere)?;
+        }
         for (i, Timed { way, milliseconds }) in self.timed.iter().enumerate() {
             f.write_str(if i == 0 { " (" } else { "; " })?;
             match milliseconds {
@@ -83,38 +96,53 @@ pub fn calibrations() -> Vec<Calibration> {
     done().clone()
 }
 
-/// How this process attends on a device, in words.
+/// How a device attends, in words: what is measured before the first step can only be told after it, by [`calibrations`].
 pub fn in_words(device: Device, kind: Kind) -> String {
-    let mut ways: Vec<String> = done().iter().filter(|c| c.shape.kind == kind).map(|c| c.chosen.to_string()).collect();
-    ways.dedup();
-    if ways.is_empty() { Way::unmeasured(device, kind).to_string() } else { ways.join(", ") }
+    let way = Way::unmeasured(device, kind);
+    if is_for_vendors(device, kind) { format!("{way}, or the fastest of those that are measured") } else { way.to_string() }
 }
 
 /// Measures the ways to attend for a shape, once, where there is more than one: on CUDA. Waits for the device.
 pub fn calibrate(shape: Shape, device: Device) -> Option<Calibration> {
-    if !is_for_vendors(device, shape.kind) || is_known(&shape) {
+    let shape = shape.rounded();
+    if !is_for_vendors(device, shape.kind) || chosen(&shape).is_some() {
         return None;
     }
     let parts = told_apart_by(&shape, device);
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-    let known = recall(KEPT, &parts).and_then(|name| WAYS.into_iter().find(|way| way.to_string().as_bytes() == name));
+    let known = recall(KEPT, &parts).and_then(|text| read(&String::from_utf8(text).ok()?));
     let calibration = match known {
-        Some(chosen) => Calibration { shape, chosen, timed: Vec::new() },
-        None => no_grad(|| tried(&WAYS, shape, device)),
+        Some(Choice { way, elsewhere }) => Calibration { shape, chosen: way, elsewhere, timed: Vec::new() },
+        None => measure(shape, device),
     };
-    if known.is_none() {
-        keep(KEPT, &parts, calibration.chosen.to_string().as_bytes());
+    let Calibration { chosen: way, elsewhere, .. } = calibration;
+    if known.is_none() && calibration.is_worth_keeping() {
+        keep(KEPT, &parts, format!("{way}\n{elsewhere}").as_bytes());
     }
-    remember(shape, calibration.chosen);
+    remember(shape, Choice { way, elsewhere });
     done().push(calibration.clone());
     Some(calibration)
 }
 
+/// The same anew, whatever was found before, and kept nowhere.
+pub fn measure(shape: Shape, device: Device) -> Calibration {
+    no_grad(|| tried(&WAYS, shape.rounded(), device))
+}
+
+/// What was kept of a choice.
+fn read(text: &str) -> Option<Choice> {
+    let of = |name: &str| WAYS.into_iter().chain([Way::Parts(PartKernel::Blocks)]).find(|way| way.to_string() == name);
+    let (way, elsewhere) = text.split_once('\n')?;
+    Some(Choice { way: of(way)?, elsewhere: of(elsewhere)? })
+}
+
 /// What a choice depends on. A GPU that cannot be told from others keeps none for them.
-fn told_apart_by(shape: &Shape, device: Device) -> [String; 4] {
+fn told_apart_by(shape: &Shape, device: Device) -> [String; 5] {
     let gpu = if let Device::Cuda(index) = device { kind_of_gpu(index) } else { None };
     let is_deterministic = Numerics::now().0.is_deterministic;
-    [libtorch_version(), gpu.unwrap_or_else(|| std::process::id().to_string()), format!("{shape}"), is_deterministic.to_string()]
+    let cudnn = Companion::Cudnn.open().map_or_else(|why| why, |found| found.version);
+    let gpu = gpu.unwrap_or_else(|| std::process::id().to_string());
+    [libtorch_version(), cudnn, gpu, shape.to_string(), is_deterministic.to_string()]
 }
 
 pub(super) fn tried(ways: &[Way], shape: Shape, device: Device) -> Calibration {
@@ -126,8 +154,15 @@ pub(super) fn tried(ways: &[Way], shape: Shape, device: Device) -> Calibration {
             Timed { way, milliseconds }
         })
         .collect();
-    let fastest = timed.iter().filter_map(|t| t.cost().map(|cost| (cost, t.way))).min_by(|a, b| a.0.total_cmp(&b.0));
-    Calibration { shape, chosen: fastest.map_or(Way::Parts(PartKernel::Blocks), |(_, way)| way), timed }
+    let costs = || timed.iter().filter_map(|t| t.cost().map(|cost| (cost, t.way)));
+    // A time is not the same twice: who wants the same bits gets the first way that serves.
+    let is_deterministic = Numerics::now().0.is_deterministic;
+    let fastest = |ways: &mut dyn Iterator<Item = (f64, Way)>| {
+        let best = if is_deterministic { ways.next() } else { ways.min_by(|a, b| a.0.total_cmp(&b.0)) };
+        best.map_or(Way::Parts(PartKernel::Blocks), |(_, way)| way)
+    };
+    let elsewhere = fastest(&mut costs().filter(|(_, way)| *way != CUDNN));
+    Calibration { shape, chosen: fastest(&mut costs()), elsewhere, timed }
 }
 
 /// libtorch's complaint, if it has one: its first sentence.
@@ -200,10 +235,10 @@ fn tolerance(kind: Kind) -> f64 {
     }
 }
 
-/// Whether a way gives the numbers that the blocks give in single precision.
+/// Whether a way gives the numbers that the blocks give in double precision: products of f32 may be allowed to round their factors.
 fn check(way: Way, shape: &Shape, device: Device) -> Result<(), String> {
     let drawn = Drawn::new(shape, device);
-    let (found, expected) = (drawn.all(way), drawn.to_kind(Kind::Float).all(Way::Parts(PartKernel::Blocks)));
+    let (found, expected) = (drawn.all(way), drawn.to_kind(Kind::Double).all(Way::Parts(PartKernel::Blocks)));
     agree(&found, &expected, shape.kind)
 }
 
@@ -219,7 +254,7 @@ const NAMES: [&str; 7] = [
 
 fn agree(found: &[Tensor], expected: &[Tensor], kind: Kind) -> Result<(), String> {
     for ((found, expected), name) in found.iter().zip(expected).zip(NAMES) {
-        let error = (found.to_kind(Kind::Float) - expected).abs().max() / expected.abs().max();
+        let error = (found.to_kind(Kind::Double) - expected).abs().max() / expected.abs().max();
         let error = error.double_value(&[]);
         if error.is_nan() || error > tolerance(kind) {
             return Err(format!("its {name} is off by {error:.1e} of the largest"));
@@ -276,7 +311,17 @@ mod tests {
             text.contains("FlashAttention not: ") && text.contains("; blockwise ") && !text.contains("blockwise not"),
             "{text}"
         );
-        assert_eq!(tried(&of_cuda, SHAPE, Device::Cpu).chosen, Way::Parts(PartKernel::Blocks));
+        let none = tried(&of_cuda, SHAPE, Device::Cpu);
+        assert_eq!((none.chosen, none.elsewhere), (Way::Parts(PartKernel::Blocks), Way::Parts(PartKernel::Blocks)));
+    }
+
+    #[test]
+    fn a_choice_is_read_as_it_was_kept() {
+        let blocks = Way::Parts(PartKernel::Blocks);
+        for (way, elsewhere) in [(CUDNN, WAYS[0]), (WAYS[1], WAYS[1]), (blocks, blocks)] {
+            assert_eq!(read(&format!("{way}\n{elsewhere}")), Some(Choice { way, elsewhere }));
+        }
+        assert_eq!([read(""), read("cuDNN in parts"), read("cuDNN in parts\nanother")], [None; 3]);
     }
 
     #[test]

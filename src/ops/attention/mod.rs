@@ -16,7 +16,7 @@ mod way;
 
 use tch::{Kind, Tensor};
 
-pub use calibrate::{Calibration, Timed, calibrate, calibrations, in_words};
+pub use calibrate::{Calibration, Timed, calibrate, calibrations, in_words, measure};
 pub use chunk::{Attended, AttentionGrads, Chunk, Past, Queries};
 pub use paid::attention_paid;
 pub use part::PartKernel;

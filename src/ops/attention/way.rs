@@ -58,12 +58,10 @@ impl Shape {
         Self { kind: chunk.q_bhnd.kind(), batch, heads, groups: chunk.num_kv_heads(), head_dim, tokens, past }
     }
 
-    /// How far another shape is; `None` where its choice says nothing about this one.
-    fn distance(&self, other: &Self) -> Option<f64> {
-        let heads = |shape: &Self| (shape.kind, shape.heads, shape.groups, shape.head_dim);
-        let apart = |a: i64, b: i64| ((a as f64 + 1.0) / (b as f64 + 1.0)).ln().abs();
-        let rows = apart(self.batch, other.batch);
-        (heads(self) == heads(other)).then(|| rows + apart(self.tokens, other.tokens) + apart(self.past, other.past))
+    /// Shapes with the same of these go the same way, whatever a process has seen before: numbers rounded up to powers of two.
+    pub(super) fn rounded(self) -> Self {
+        let up = |count: i64| if count > 0 { count.unsigned_abs().next_power_of_two() as i64 } else { 0 };
+        Self { batch: up(self.batch), tokens: up(self.tokens), past: up(self.past), ..self }
     }
 }
 
@@ -108,31 +106,43 @@ impl Way {
         if leaves_out {
             return Self::Parts(PartKernel::Blocks);
         }
-        chosen(&Shape::of(chunk, past)).unwrap_or_else(|| Self::unmeasured(device, kind))
+        let shape = Shape::of(chunk, past);
+        chosen(&shape.rounded()).map_or_else(|| Self::unmeasured(device, kind), |choice| choice.of(&shape))
     }
 }
 
-/// What was found to be the fastest.
-static CHOICES: Mutex<Vec<(Shape, Way)>> = Mutex::new(Vec::new());
+/// What was found to be the fastest for a rounded shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub(super) way: Way,
+    /// Without cuDNN, which serves whole blocks only: it is known to fail at other lengths, and compiles a plan for each of them.
+    pub(super) elsewhere: Way,
+}
 
-fn choices() -> MutexGuard<'static, Vec<(Shape, Way)>> {
+/// Tokens and slots of a block of cuDNN's.
+const BLOCK: i64 = 128;
+
+impl Choice {
+    fn of(self, shape: &Shape) -> Way {
+        let is_whole = shape.tokens % BLOCK == 0 && shape.past % BLOCK == 0;
+        if self.way == Way::Parts(PartKernel::Vendor(Vendor::Cudnn)) && !is_whole { self.elsewhere } else { self.way }
+    }
+}
+
+static CHOICES: Mutex<Vec<(Shape, Choice)>> = Mutex::new(Vec::new());
+
+fn choices() -> MutexGuard<'static, Vec<(Shape, Choice)>> {
     CHOICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The way of the nearest shape that was measured.
-fn chosen(shape: &Shape) -> Option<Way> {
-    let near = |(measured, way): &(Shape, Way)| shape.distance(measured).map(|distance| (distance, *way));
-    choices().iter().filter_map(near).min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, way)| way)
+/// What was chosen for a rounded shape.
+pub(super) fn chosen(rounded: &Shape) -> Option<Choice> {
+    choices().iter().find(|(measured, _)| measured == rounded).map(|(_, choice)| *choice)
 }
 
 /// Keeps a choice for the life of the process.
-pub(super) fn remember(shape: Shape, way: Way) {
-    choices().push((shape, way));
-}
-
-/// Whether this very shape has been measured.
-pub(super) fn is_known(shape: &Shape) -> bool {
-    choices().iter().any(|(measured, _)| measured == shape)
+pub(super) fn remember(rounded: Shape, choice: Choice) {
+    choices().push((rounded, choice));
 }
 
 #[cfg(test)]
@@ -154,5 +164,27 @@ pub(crate) mod forced {
         let result = body();
         WAY.set(before);
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = Shape { kind: Kind::BFloat16, batch: 1, heads: 8, groups: 2, head_dim: 64, tokens: 2048, past: 14_336 };
+
+    #[test]
+    fn shapes_are_rounded_up_and_cudnn_gets_whole_blocks_alone() {
+        let rounded = Shape { past: 16_384, ..SHAPE };
+        assert_eq!(SHAPE.rounded(), rounded);
+        assert_eq!(Shape { tokens: 1025, past: 8193, ..SHAPE }.rounded(), rounded);
+        assert_eq!(Shape { past: 0, batch: 3, ..SHAPE }.rounded(), Shape { past: 0, batch: 4, ..SHAPE });
+        let elsewhere = Way::Joined(Vendor::Flash);
+        let choice = Choice { way: Way::Parts(PartKernel::Vendor(Vendor::Cudnn)), elsewhere };
+        assert_eq!(choice.of(&SHAPE), choice.way);
+        for other in [Shape { tokens: 1, ..SHAPE }, Shape { past: 14_337, ..SHAPE }] {
+            assert_eq!(choice.of(&other), elsewhere);
+            assert_eq!(Choice { way: elsewhere, elsewhere }.of(&other), elsewhere);
+        }
     }
 }

@@ -23,9 +23,12 @@ int kvtune_device_reset_peak(int index) {
   return guarded([&] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->resetPeakStats(static_cast<c10::DeviceIndex>(index)); });
 }
 
-// Gives back to CUDA what no tensor uses.
+// Gives back to CUDA what no tensor uses, of the device's memory and of the host's that is pinned.
 int kvtune_release_cached_memory() {
-  return guarded([] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->emptyCache(); });
+  return guarded([] {
+    c10::getDeviceAllocator(c10::DeviceType::CUDA)->emptyCache();
+    if (auto* host = at::getHostAllocator(c10::DeviceType::CUDA)) host->empty_cache();
+  });
 }
 
 // Bytes of pinned memory that are held, and the most of them.
