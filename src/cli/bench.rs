@@ -15,7 +15,7 @@ use crate::native::{Waits, libtorch_version};
 use crate::ops::attention::calibrations;
 use crate::plan::{Part, Spent};
 use crate::report::console;
-use crate::report::memory::foretold_and_measured;
+use crate::report::memory::{foretold_and_measured, not_pinned};
 use crate::report::table::Table;
 use crate::units::{Bytes, Seconds};
 
@@ -74,7 +74,7 @@ impl BenchSteps {
             console::note(&found.to_string());
         }
         if let Some(why) = why_not_pinned() {
-            console::note(&format!("memory of the host is not pinned, so that copies keep it waiting: {why}"));
+            console::note(&not_pinned(&why));
         }
         let (Some(summary), Some(last)) = (summarise(&records), records.last()) else { return Ok(()) };
         if is_json {

@@ -41,6 +41,11 @@ pub fn foretold_and_measured(foretold: Bytes, measured: Bytes) -> String {
     format!("peak memory of the process: planned {foretold}, measured {measured} ({error:+.1} %)")
 }
 
+/// What is said where memory of the host could not be pinned.
+pub fn not_pinned(why: &str) -> String {
+    format!("memory of the host is not pinned, so that copies to and from the device keep it waiting: {why}")
+}
+
 /// What of the process is in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {

@@ -6,9 +6,9 @@ use std::time::Instant;
 use super::{TrainError, Trainer};
 use crate::engine::{Event, Observer};
 use crate::eval::Scores;
-use crate::native::cuda::missing_kernels;
+use crate::native::cuda::{missing_kernels, why_not_pinned};
 use crate::ops::attention::Calibration;
-use crate::report::memory::{foretold_and_measured, peak_resident};
+use crate::report::memory::{foretold_and_measured, not_pinned, peak_resident};
 use crate::report::metrics::{Metrics, StepMetrics};
 use crate::report::progress::Progress;
 use crate::report::summary::Summary;
@@ -23,6 +23,8 @@ pub(super) struct Watch {
     began: Instant,
     train_loss: Option<(f64, f64)>,
     eval_loss: Option<(f64, f64)>,
+    /// Whether it was said that memory is not pinned.
+    said_not_pinned: bool,
 }
 
 impl Watch {
@@ -34,7 +36,8 @@ impl Watch {
         progress.note(&trainer.data_report());
         progress.note(&format!("steps: {}", trainer.schedule));
         let board = TensorBoard::start(&tensorboard::dir_of(&trainer.dir));
-        let mut watch = Self { progress, metrics, board, began: Instant::now(), train_loss: None, eval_loss: None };
+        let (train_loss, eval_loss, said_not_pinned) = (None, None, false);
+        let mut watch = Self { progress, metrics, board, began: Instant::now(), train_loss, eval_loss, said_not_pinned };
         for line in &before {
             watch.note_losses(line);
         }
@@ -58,6 +61,10 @@ impl Watch {
         // Kernels are built when they are first asked for, which is in the first step.
         for line in missing_kernels() {
             self.progress.note(&line);
+        }
+        if let Some(why) = why_not_pinned().filter(|_| !self.said_not_pinned) {
+            self.progress.note(&not_pinned(&why));
+            self.said_not_pinned = true;
         }
         Ok(())
     }

@@ -66,6 +66,8 @@ mod tests {
             eprintln!("skipped: a CUDA device is there");
             return;
         }
-        assert_eq!((device_stats(0), reset_device_peak(0), pinned_stats()), (None, false, None));
+        assert_eq!((device_stats(0), reset_device_peak(0)), (None, false));
+        // CUDA's half of libtorch may be there without a device.
+        assert!(pinned_stats().is_none_or(|held| held == (0, 0)), "{:?}", pinned_stats());
     }
 }
