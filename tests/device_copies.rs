@@ -67,7 +67,7 @@ fn what_is_put_and_fetched_in_any_order_comes_back() {
                 drop(waiting);
                 let found = ahead.arrive().swap_remove(0).to_device(Device::Cpu);
                 let worst = (found - expected).abs().max().double_value(&[]);
-                assert!(worst <= if form == Form::Plain { 0.0 } else { 1e-3 }, "{form:?}, round {round}: {worst}");
+                assert!(worst <= if form == Form::Plain { 0.0 } else { 2e-3 }, "{form:?}, round {round}: {worst}");
             }
         }
         assert!(store.bytes().pinned.0 > 0, "memory of the host could not be pinned");
@@ -94,8 +94,8 @@ fn waits_are_measured() {
     Cuda::synchronize(0);
     let waited = copier.waited().unwrap().0;
     copier.measure(false);
-    // 256 MiB, at most at 200 GB/s.
-    assert!(waited > 1e-3 && waited < 10.0, "{waited} seconds");
+    // 256 MiB, at less than 1 TB/s.
+    assert!(waited > 2e-4 && waited < 10.0, "{waited} seconds");
     drop(fetched);
 }
 

@@ -60,13 +60,18 @@ struct Job {
     after: Vec<Mark>,
 }
 
-impl Late {
-    /// Makes the next copy of a lane, and whatever that has to wait for.
-    fn advance(&self, lane: Lane) {
-        let Some(job) = lock(&self.lanes)[lane as usize].jobs.pop_front() else { return };
-        job.after.iter().for_each(|&mark| self.finish(mark));
-        job.copies.iter().for_each(|(to, from)| to.shallow_clone().copy_(from));
-        lock(&self.lanes)[lane as usize].done += 1;
+/// Makes the next copy of a lane, and whatever that has to wait for.
+fn advance(lanes: &mut [Queue; 2], lane: Lane) {
+    let Some(job) = lanes[lane as usize].jobs.pop_front() else { return };
+    job.after.iter().for_each(|&mark| finish(lanes, mark));
+    job.copies.iter().for_each(|(to, from)| to.shallow_clone().copy_(from));
+    lanes[lane as usize].done += 1;
+}
+
+fn finish(lanes: &mut [Queue; 2], mark: Mark) {
+    let (lane, number) = mark.place();
+    while lanes[lane as usize].done < number {
+        advance(lanes, lane);
     }
 }
 
@@ -92,9 +97,8 @@ impl Copier for Late {
     }
 
     fn finish(&self, mark: Mark) {
-        while !self.is_done(mark) {
-            self.advance(mark.place().0);
-        }
+        // The lanes stay locked: threads that share a room may finish each other's copies, and a lane has an order.
+        finish(&mut lock(&self.lanes), mark);
     }
 
     fn is_done(&self, mark: Mark) -> bool {
@@ -166,7 +170,7 @@ fn all_come_back(form: Form, copier: &Arc<Late>, actions: &[Action]) -> bool {
             }
             Action::Arrive(which) if !ahead.is_empty() => arrive(ahead.swap_remove(which % ahead.len())),
             Action::Free(which) if !parked.is_empty() => drop(parked.swap_remove(which % parked.len())),
-            Action::Advance(lane) => copier.advance(lane),
+            Action::Advance(lane) => advance(&mut lock(&copier.lanes), lane),
             _ => {}
         }
     }
@@ -197,8 +201,8 @@ fn room_that_was_given_back_waits_for_the_copies_from_it() {
     let second = store.park_all(&[&c, &d]).unwrap();
     assert_eq!(store.bytes().most, second.bytes(), "the same room");
     // The second comes first, as far as it may.
-    copier.advance(Lane::ToHost);
-    copier.advance(Lane::ToHost);
+    advance(&mut lock(&copier.lanes), Lane::ToHost);
+    advance(&mut lock(&copier.lanes), Lane::ToHost);
     assert!(ahead.arrive()[0].equal(&a));
     assert!(second.fetch(Device::Cpu).unwrap().equal(&c));
 }

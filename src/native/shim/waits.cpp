@@ -76,8 +76,6 @@ struct Counter {
   at::CallbackHandle callback = 0;
   Listener listener{c10::WarningUtils::get_warning_handler()};
   int mode_before = 0;
-  // Else a warning that says the same as one before is dropped.
-  bool always_before = c10::WarningUtils::get_warnAlways();
 };
 
 }  // namespace
@@ -94,7 +92,6 @@ void* kvtune_waits_start() {
     c10::ThreadLocalDebugInfo::_push(place, counter->counts);
     counter->callback = at::addThreadLocalCallback(at::RecordFunctionCallback(before).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
     c10::WarningUtils::set_warning_handler(&counter->listener);
-    c10::WarningUtils::set_warnAlways(true);
     if (int* mode = mode_of_cuda()) {
       counter->mode_before = *mode;
       *mode = 1;
@@ -114,7 +111,6 @@ void kvtune_waits_stop(void* handle) {
   std::unique_ptr<Counter> counter(static_cast<Counter*>(handle));
   if (int* mode = mode_of_cuda()) *mode = counter->mode_before;
   c10::WarningUtils::set_warning_handler(counter->listener.other);
-  c10::WarningUtils::set_warnAlways(counter->always_before);
   at::removeCallback(counter->callback);
   try {
     c10::ThreadLocalDebugInfo::_pop(place);
