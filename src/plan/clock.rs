@@ -4,7 +4,9 @@ use std::time::Instant;
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
-use tch::{Cuda, Device};
+use tch::Device;
+
+use crate::native::cuda;
 
 /// Time on both clocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -33,9 +35,7 @@ pub(crate) struct Reading {
 impl Reading {
     /// Now, after all that `device` was asked to do: a GPU works on while its host goes ahead.
     pub(crate) fn now(device: Device) -> Self {
-        if let Device::Cuda(index) = device {
-            Cuda::synchronize(index as i64);
-        }
+        cuda::wait(device);
         let cpu = clock_gettime(ClockId::ProcessCPUTime);
         Self { wall: Instant::now(), cpu: cpu.tv_sec as f64 + cpu.tv_nsec as f64 * 1e-9 }
     }

@@ -50,7 +50,6 @@ fn the_kernel_pays_what_blocks_of_operations_pay_and_twice_the_same_bits() {
     tch::manual_seed(4);
     for kind in [Kind::BFloat16, Kind::Half] {
         for (i, (per_group, groups, tokens, slots, width)) in SHAPES.into_iter().enumerate() {
-            assert!(cuda::pays(device, kind, width), "{:?}", cuda::kernel_states());
             let narrow = |size: &[i64]| Tensor::randn(size, (Kind::Float, device)).to_kind(kind);
             let q = narrow(&[2, tokens, groups * per_group, width]).transpose(1, 2);
             // The past and the chunk are parts of one cache, which is longer.
@@ -80,6 +79,10 @@ fn the_kernel_pays_what_blocks_of_operations_pay_and_twice_the_same_bits() {
             }
         }
     }
+    // Two kinds of six widths.
+    let states = cuda::kernel_states();
+    let ours = states.iter().filter(|state| state.kernel.starts_with("`attention_paid`"));
+    assert!(ours.clone().count() == 12 && ours.clone().all(|state| state.missing.is_none()), "{states:?}");
 }
 
 #[test]

@@ -5,10 +5,11 @@ use std::time::Instant;
 use tch::{Cuda, Device, Kind, TchError, Tensor};
 
 use super::check::{Check, Promise};
-use super::product::{self, first_line, wait};
+use super::product::{self, first_line};
+use crate::native::Part;
 use crate::native::cuda::{
-    Companion, CudaSupport, Driver, Found, Gpu, Levels, device_nodes, free_device_memory, kernel_states, pays, pinned, quantise,
-    rms_norm,
+    Companion, CudaSupport, Driver, Found, Gpu, Levels, attention_paid, compiler_release, device_nodes, free_device_memory,
+    kernel_states, pinned, quantise, rms_norm, wait,
 };
 use crate::ops::attention::{self, Calibration, PartKernel, Shape, Way};
 use crate::store::Bits;
@@ -56,7 +57,7 @@ pub(super) fn examine(promise: Promise, index: usize, half: &CudaSupport, mut sa
         Ok(device) => of_kernels(*device),
         Err((why, hint)) => Check::lacking("GPU kernels", *why, hint, promise),
     });
-    say(library("NVRTC", Companion::Nvrtc.open(), promise));
+    say(compiler(compiler_release(), promise));
     // libtorch's CUDA half needs them to start; kvtune itself asks them for nothing.
     say(library("cuDNN", Companion::Cudnn.open(), Promise::Cpu));
     say(library("NCCL", Companion::Nccl.open(), Promise::Cpu));
@@ -121,6 +122,14 @@ fn library(name: &str, found: Result<Found, String>, promise: Promise) -> Check 
     }
 }
 
+fn compiler(release: Result<String, String>, promise: Promise) -> Check {
+    const NAME: &str = "NVRTC";
+    match release {
+        Ok(release) => Check::ok(NAME, release),
+        Err(why) => Check::lacking(NAME, why, WHEELS, promise),
+    }
+}
+
 /// The ways to attend, each with its times or why it does not serve.
 fn of_attention(found: &Calibration) -> Check {
     const NAME: &str = "GPU attention";
@@ -138,7 +147,7 @@ fn of_kernels(device: Device) -> Check {
     let weight = Tensor::ones([512], (Kind::BFloat16, device));
     // Threes are ones when they are normed.
     let norms = || rms_norm(&x, &weight, 1e-6).is_some_and(|(y, _)| y.equal(&x.ones_like()));
-    let serves = pays(device, Kind::BFloat16, 128) && norms() && encodes(&x.view([-1, 64]));
+    let serves = pays(device) && norms() && encodes(&x.view([-1, 64]));
     wait(device);
     let states = kernel_states();
     let missing: Vec<String> =
@@ -151,6 +160,14 @@ fn of_kernels(device: Device) -> Check {
         missing.join("; "),
         "libtorch's operations do their work, slower; look at the row of NVRTC and at the reason",
     )
+}
+
+/// Three tokens without a preference: each key gets one from every query that sees it.
+fn pays(device: Device) -> bool {
+    let q = Tensor::zeros([1, 1, 3, 128], (Kind::BFloat16, device));
+    let own = Part { k_bgpd: &q, v_bgpd: &q, in_use_bgp: None };
+    let paid = attention_paid(&q, &[own], &Tensor::zeros([1, 1, 3], (Kind::Float, device)), 1.0, 0);
+    paid.is_some_and(|paid| paid.equal(&Tensor::from_slice(&[3.0_f32, 2.0, 1.0]).view([1, 1, 3]).to_device(device)))
 }
 
 fn encodes(x: &Tensor) -> bool {
@@ -245,7 +262,8 @@ mod tests {
                 of_driver(Ok(&driver((13, 0), Vec::new())), promise),
                 of_half(&CudaSupport::NoDevice, promise),
                 of_half(&half, promise),
-                library("NVRTC", Err(why.clone()), promise),
+                library("cuDNN", Err(why.clone()), promise),
+                compiler(Err(why.clone()), promise),
             ];
             for check in all {
                 assert_eq!((check.state, check.hint.is_some()), (state, promise == Promise::Cuda), "{check:?}");

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use tch::{Cuda, Device, Kind, TchError, Tensor, no_grad};
+use tch::{Device, Kind, TchError, Tensor, no_grad};
 
 use super::check::Check;
 use super::host::drawn;
+use crate::native::cuda;
 
 /// Side of the matrices that are compared.
 const COMPARED: i64 = 512;
@@ -78,7 +79,7 @@ fn rate(device: Device, kind: Kind) -> Result<f64, TchError> {
     let (x, w) = (x?, w?);
     let once = || -> Result<Instant, TchError> {
         drop(x.f_matmul(&w)?);
-        wait(device);
+        cuda::wait(device);
         Ok(Instant::now())
     };
     let begun = once()?;
@@ -89,13 +90,6 @@ fn rate(device: Device, kind: Kind) -> Result<f64, TchError> {
         if now - begun >= TIME {
             return Ok(2.0 * (count * side * side * side) as f64 / (now - begun).as_secs_f64());
         }
-    }
-}
-
-/// For what the device was asked to do.
-pub(super) fn wait(device: Device) {
-    if let Device::Cuda(index) = device {
-        Cuda::synchronize(index as i64);
     }
 }
 

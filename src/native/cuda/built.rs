@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::driver::{Gpu, Module};
+use super::driver::{Context, Module};
 use super::kept;
 use super::nvrtc::Nvrtc;
 
@@ -95,15 +95,15 @@ pub(super) fn give_up(which: Which, reason: String) {
 }
 
 fn build(device: usize, source: &Source, settings: &[Setting]) -> Result<&'static Module, String> {
-    let (gpu, nvrtc) = (Gpu::of(device)?, Nvrtc::get()?);
-    let options = options(gpu.architecture, settings);
-    let version = format!("{}.{}", nvrtc.version.0, nvrtc.version.1);
-    let parts: Vec<&str> = [source.text, &version].into_iter().chain(options.iter().map(String::as_str)).collect();
-    if let Some(module) = kept::recall(source.name, &parts).and_then(|cubin| Module::load(gpu, &cubin, source.kernels).ok()) {
+    let (context, nvrtc) = (Context::of(device)?, Nvrtc::get()?);
+    let options = options(context.architecture, settings);
+    let release = nvrtc.release();
+    let parts: Vec<&str> = [source.text, &release].into_iter().chain(options.iter().map(String::as_str)).collect();
+    if let Some(module) = kept::recall(source.name, &parts).and_then(|cubin| Module::load(context, &cubin, source.kernels).ok()) {
         return Ok(Box::leak(Box::new(module)));
     }
-    let cubin = nvrtc.compile(source.name, source.text, &options)?.cubin;
-    let module = Module::load(gpu, &cubin, source.kernels)?;
+    let (cubin, _) = nvrtc.compile(source.name, source.text, &options)?;
+    let module = Module::load(context, &cubin, source.kernels)?;
     kept::keep(source.name, &parts, &cubin);
     Ok(Box::leak(Box::new(module)))
 }

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
+use super::load::said;
 use crate::native::autograd::check;
 
 unsafe extern "C" {
@@ -18,9 +19,13 @@ unsafe extern "C" {
 type Handle = *mut c_void;
 
 /// What is asked of the driver. All return 0, or the number of an error.
-struct Calls {
+pub(super) struct Calls {
     error_string: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+    version: unsafe extern "C" fn(*mut c_int) -> c_int,
+    count: unsafe extern "C" fn(*mut c_int) -> c_int,
     device: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
+    name: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
+    memory: unsafe extern "C" fn(*mut usize, c_int) -> c_int,
     attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
     retain_context: unsafe extern "C" fn(*mut Handle, c_int) -> c_int,
     push_context: unsafe extern "C" fn(Handle) -> c_int,
@@ -42,9 +47,10 @@ struct Calls {
     ) -> c_int,
 }
 
+const LIBRARY: &str = "libcuda.so.1";
 const MULTIPROCESSORS: c_int = 16;
-const MAJOR: c_int = 75;
-const MINOR: c_int = 76;
+const CAPABILITY_MAJOR: c_int = 75;
+const CAPABILITY_MINOR: c_int = 76;
 
 /// A symbol of a library, of the type that the caller knows it to have.
 ///
@@ -53,20 +59,24 @@ const MINOR: c_int = 76;
 pub(super) unsafe fn symbol<T: Copy>(library: &Library, name: &CStr) -> Result<T, String> {
     // SAFETY: the caller's.
     let found = unsafe { library.get::<T>(name.to_bytes_with_nul()) };
-    found.map(|symbol| *symbol).map_err(|error| format!("`{}` is missing: {error}", name.to_string_lossy()))
+    found.map(|symbol| *symbol).map_err(|error| format!("`{}` is missing: {}", name.to_string_lossy(), said(&error)))
 }
 
 impl Calls {
     fn load() -> Result<Self, String> {
-        // SAFETY: the driver's own initialisers; libtorch's CUDA half has loaded the same library.
-        let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) };
-        let library = library.map_err(|error| format!("CUDA's driver cannot be loaded: {error}"))?;
+        // SAFETY: the driver's own initialisers, made to run in any process.
+        let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) };
+        let library = library.map_err(|error| format!("`{LIBRARY}` cannot be opened: {}", said(&error)))?;
         // SAFETY: the types are those of cuda.h; names with `_v2` are what its macros call.
-        let calls = unsafe {
+        let (initialise, calls) = unsafe {
             let initialise: unsafe extern "C" fn(c_uint) -> c_int = symbol(&library, c"cuInit")?;
             let calls = Self {
                 error_string: symbol(&library, c"cuGetErrorString")?,
+                version: symbol(&library, c"cuDriverGetVersion")?,
+                count: symbol(&library, c"cuDeviceGetCount")?,
                 device: symbol(&library, c"cuDeviceGet")?,
+                name: symbol(&library, c"cuDeviceGetName")?,
+                memory: symbol(&library, c"cuDeviceTotalMem_v2")?,
                 attribute: symbol(&library, c"cuDeviceGetAttribute")?,
                 retain_context: symbol(&library, c"cuDevicePrimaryCtxRetain")?,
                 push_context: symbol(&library, c"cuCtxPushCurrent_v2")?,
@@ -75,15 +85,17 @@ impl Calls {
                 function: symbol(&library, c"cuModuleGetFunction")?,
                 launch: symbol(&library, c"cuLaunchKernel")?,
             };
-            calls.check("cuInit", initialise(0))?;
-            calls
+            (initialise, calls)
         };
-        // Never unloaded: contexts live as long as the process.
+        // Never unloaded: calls and contexts live as long as the process.
         let _handle = library.into_raw();
+        // SAFETY: there are no flags.
+        calls.check("cuInit", unsafe { initialise(0) })?;
         Ok(calls)
     }
 
-    fn get() -> Result<&'static Self, String> {
+    /// The driver of this machine; the reason where none answers.
+    pub(super) fn get() -> Result<&'static Self, String> {
         static CALLS: OnceLock<Result<Calls, String>> = OnceLock::new();
         CALLS.get_or_init(Self::load).as_ref().map_err(Clone::clone)
     }
@@ -96,8 +108,66 @@ impl Calls {
         // SAFETY: the pointer may be written; what it is set to lives as long as the driver.
         let known = unsafe { (self.error_string)(code, &raw mut text) } == 0 && !text.is_null();
         // SAFETY: the driver's strings end with a zero.
-        let text = if known { unsafe { CStr::from_ptr(text) }.to_string_lossy() } else { "unknown".into() };
-        Err(format!("{what}: {text} ({code})"))
+        let text = if known { unsafe { CStr::from_ptr(text) }.to_string_lossy() } else { "nothing more".into() };
+        Err(format!("`{what}` says {text} (error {code})"))
+    }
+
+    /// The newest CUDA that the driver serves, as CUDA numbers its versions.
+    pub(super) fn version(&self) -> Result<c_int, String> {
+        let mut version = 0;
+        // SAFETY: the number may be written.
+        self.check("cuDriverGetVersion", unsafe { (self.version)(&raw mut version) })?;
+        Ok(version)
+    }
+
+    /// How many devices there are.
+    pub(super) fn count(&self) -> Result<c_int, String> {
+        let mut count = 0;
+        // SAFETY: the number may be written.
+        self.check("cuDeviceGetCount", unsafe { (self.count)(&raw mut count) })?;
+        Ok(count)
+    }
+
+    /// The handle of a device.
+    pub(super) fn device(&self, index: c_int) -> Result<c_int, String> {
+        let mut device = 0;
+        // SAFETY: the handle may be written.
+        self.check("cuDeviceGet", unsafe { (self.device)(&raw mut device, index) })?;
+        Ok(device)
+    }
+
+    /// What a device is called.
+    pub(super) fn name(&self, device: c_int) -> Result<String, String> {
+        let mut name = [0 as c_char; 256];
+        // SAFETY: there is room for as many letters as are announced.
+        self.check("cuDeviceGetName", unsafe { (self.name)(name.as_mut_ptr(), 255, device) })?;
+        // SAFETY: the last byte was left zero.
+        Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
+    }
+
+    /// Bytes of a device's memory.
+    pub(super) fn memory(&self, device: c_int) -> Result<u64, String> {
+        let mut bytes = 0;
+        // SAFETY: the number may be written.
+        self.check("cuDeviceTotalMem", unsafe { (self.memory)(&raw mut bytes, device) })?;
+        Ok(bytes as u64)
+    }
+
+    /// Major and minor number of a device's compute capability.
+    pub(super) fn capability(&self, device: c_int) -> Result<(u32, u32), String> {
+        Ok((self.attribute(CAPABILITY_MAJOR, device)?, self.attribute(CAPABILITY_MINOR, device)?))
+    }
+
+    /// How many multiprocessors a device has.
+    pub(super) fn multiprocessors(&self, device: c_int) -> Result<u32, String> {
+        self.attribute(MULTIPROCESSORS, device)
+    }
+
+    fn attribute(&self, which: c_int, device: c_int) -> Result<u32, String> {
+        let mut value = 0;
+        // SAFETY: the number may be written.
+        self.check("cuDeviceGetAttribute", unsafe { (self.attribute)(&raw mut value, which, device) })?;
+        u32::try_from(value).map_err(|_| format!("`cuDeviceGetAttribute` gives {value} for {which}"))
     }
 }
 
@@ -109,44 +179,33 @@ pub(super) fn launch_stream(device: usize) -> Result<*mut c_void, String> {
     Ok(stream)
 }
 
-/// A CUDA device as the driver knows it, with the context in which libtorch works.
+/// The context of a CUDA device in which libtorch works.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Gpu {
-    context: Handle,
+pub(super) struct Context {
+    handle: Handle,
     /// How many multiprocessors it has.
     pub(super) multiprocessors: usize,
     /// Its compute capability: 90 for 9.0.
     pub(super) architecture: usize,
 }
 
-// SAFETY: a primary context may be used from any thread, and is never released here.
-unsafe impl Send for Gpu {}
-
-impl Gpu {
-    /// The device that libtorch gives this number.
+impl Context {
+    /// Of the device that libtorch gives this number.
     pub(super) fn of(index: usize) -> Result<Self, String> {
         let calls = Calls::get()?;
-        let (mut device, mut context) = (0, ptr::null_mut());
-        let ordinal = c_int::try_from(index).map_err(|_| format!("there is no CUDA device {index}"))?;
-        // SAFETY: what is pointed to may be written. A primary context that is retained stays; libtorch uses the same.
-        unsafe {
-            calls.check("cuDeviceGet", (calls.device)(&raw mut device, ordinal))?;
-            calls.check("cuDevicePrimaryCtxRetain", (calls.retain_context)(&raw mut context, device))?;
-        }
-        let attribute = |number| {
-            let mut value = 0;
-            // SAFETY: the value may be written.
-            calls.check("cuDeviceGetAttribute", unsafe { (calls.attribute)(&raw mut value, number, device) })?;
-            usize::try_from(value).map_err(|_| format!("attribute {number} of CUDA device {index} is {value}"))
-        };
-        let architecture = attribute(MAJOR)? * 10 + attribute(MINOR)?;
-        Ok(Self { context, multiprocessors: attribute(MULTIPROCESSORS)?, architecture })
+        let device = calls.device(c_int::try_from(index).map_err(|_| format!("there is no CUDA device {index}"))?)?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the handle may be written. A primary context that is retained stays; libtorch uses the same.
+        calls.check("cuDevicePrimaryCtxRetain", unsafe { (calls.retain_context)(&raw mut handle, device) })?;
+        let (major, minor) = calls.capability(device)?;
+        let multiprocessors = calls.multiprocessors(device)? as usize;
+        Ok(Self { handle, multiprocessors, architecture: (major * 10 + minor) as usize })
     }
 
     /// Does something while its context is the current one.
     fn inside<T>(&self, calls: &Calls, work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         // SAFETY: the context is alive; what is pushed here is popped below, whatever comes of the work.
-        calls.check("cuCtxPushCurrent", unsafe { (calls.push_context)(self.context) })?;
+        calls.check("cuCtxPushCurrent", unsafe { (calls.push_context)(self.handle) })?;
         let done = work();
         let mut popped = ptr::null_mut();
         // SAFETY: the handle may be written.
@@ -157,27 +216,25 @@ impl Gpu {
 
 /// What tells GPUs apart of which one is as fast as the other: architecture and number of multiprocessors.
 pub fn kind_of_gpu(index: usize) -> Option<String> {
-    let gpu = Gpu::of(index).ok()?;
-    Some(format!("sm_{} × {}", gpu.architecture, gpu.multiprocessors))
+    let Context { architecture, multiprocessors, .. } = Context::of(index).ok()?;
+    Some(format!("sm_{architecture} × {multiprocessors}"))
 }
 
 /// Compiled kernels on a device. They stay there as long as the process lives.
 #[derive(Debug)]
 pub(super) struct Module {
-    gpu: Gpu,
+    context: Context,
     functions: BTreeMap<&'static str, Handle>,
 }
 
-// SAFETY: the driver lets any thread launch a function.
-unsafe impl Send for Module {}
-// SAFETY: as above; nothing in it changes.
+// SAFETY: nothing in it changes; the driver lets any thread launch a function and make a context its own, and neither is ever released.
 unsafe impl Sync for Module {}
 
 impl Module {
     /// Loads a CUBIN and finds the kernels of these names in it.
-    pub(super) fn load(gpu: Gpu, cubin: &[u8], names: &[&'static str]) -> Result<Self, String> {
+    pub(super) fn load(context: Context, cubin: &[u8], names: &[&'static str]) -> Result<Self, String> {
         let calls = Calls::get()?;
-        gpu.inside(calls, || {
+        context.inside(calls, || {
             let mut module = ptr::null_mut();
             // SAFETY: a CUBIN says itself how long it is; it is read before the call returns.
             calls.check("cuModuleLoadData", unsafe { (calls.load_module)(&raw mut module, cubin.as_ptr().cast()) })?;
@@ -188,13 +245,13 @@ impl Module {
                 calls.check(name, unsafe { (calls.function)(&raw mut function, module, symbol.as_ptr()) })?;
                 Ok((name, function))
             };
-            Ok(Self { gpu, functions: names.iter().copied().map(find).collect::<Result<_, String>>()? })
+            Ok(Self { context, functions: names.iter().copied().map(find).collect::<Result<_, String>>()? })
         })
     }
 
-    /// The device it is on.
-    pub(super) fn gpu(&self) -> Gpu {
-        self.gpu
+    /// Where it is.
+    pub(super) fn context(&self) -> Context {
+        self.context
     }
 
     /// Starts a kernel on a stream, and does not wait for it.
@@ -217,7 +274,7 @@ impl Module {
         let [x, y, z] = [size(grid[0])?, size(grid[1])?, size(grid[2])?];
         let threads = size(threads)?;
         let mut arguments = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
-        self.gpu.inside(calls, || {
+        self.context.inside(calls, || {
             // SAFETY: the caller's promises; the parameter is copied before the call returns.
             calls.check(name, unsafe {
                 (calls.launch)(function, x, y, z, threads, 1, 1, 0, stream, arguments.as_mut_ptr(), ptr::null_mut())
@@ -233,7 +290,7 @@ mod tests {
     #[test]
     fn a_device_that_is_not_there_is_a_reason_and_no_panic() {
         for index in [4095, usize::MAX] {
-            assert!(Gpu::of(index).is_err_and(|reason| !reason.is_empty()), "{index}");
+            assert!(Context::of(index).is_err_and(|reason| !reason.is_empty()), "{index}");
         }
     }
 }

@@ -15,8 +15,6 @@ use super::load::{libtorch_folder, said};
 pub enum Companion {
     /// CUDA's runtime.
     Runtime,
-    /// Compiles kernels at run time.
-    Nvrtc,
     /// Convolutions and attention; libtorch's CUDA half needs it to start.
     Cudnn,
     /// Sums over several GPUs; libtorch's CUDA half needs it to start.
@@ -33,7 +31,6 @@ pub struct Found {
 }
 
 type Fill = unsafe extern "C" fn(*mut c_int) -> c_int;
-type FillTwo = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
 type Tell = unsafe extern "C" fn() -> usize;
 
 impl Companion {
@@ -41,7 +38,6 @@ impl Companion {
     pub fn file_name(self) -> &'static str {
         match self {
             Self::Runtime => "libcudart.so.13",
-            Self::Nvrtc => "libnvrtc.so.13",
             Self::Cudnn => "libcudnn.so.9",
             Self::Nccl => "libnccl.so.2",
         }
@@ -61,23 +57,19 @@ impl Companion {
     }
 
     fn version(self, library: &Library) -> Option<String> {
-        let (mut first, mut second) = (0, 0);
-        // SAFETY: the functions of these libraries by their documented types; each writes one or two numbers, or returns one.
+        let mut number = 0;
+        // SAFETY: the functions of these libraries by their documented types; each writes a number, or returns one.
         unsafe {
             match self {
                 Self::Runtime => {
-                    let status = library.get::<Fill>(b"cudaRuntimeGetVersion\0").ok()?(&raw mut first);
-                    let (major, minor) = version(first);
+                    let status = library.get::<Fill>(b"cudaRuntimeGetVersion\0").ok()?(&raw mut number);
+                    let (major, minor) = version(number);
                     (status == 0).then(|| format!("{major}.{minor}"))
-                }
-                Self::Nvrtc => {
-                    let status = library.get::<FillTwo>(b"nvrtcVersion\0").ok()?(&raw mut first, &raw mut second);
-                    (status == 0).then(|| format!("{first}.{second}"))
                 }
                 Self::Cudnn => Some(dotted(library.get::<Tell>(b"cudnnGetVersion\0").ok()?())),
                 Self::Nccl => {
-                    let status = library.get::<Fill>(b"ncclGetVersion\0").ok()?(&raw mut first);
-                    (status == 0).then(|| dotted(usize::try_from(first).unwrap_or(0)))
+                    let status = library.get::<Fill>(b"ncclGetVersion\0").ok()?(&raw mut number);
+                    (status == 0).then(|| dotted(usize::try_from(number).unwrap_or(0)))
                 }
             }
         }
@@ -122,7 +114,7 @@ mod tests {
     fn each_is_opened_or_says_why_not() {
         // A call that needs libtorch, so that the linker keeps it.
         let _one = tch::Tensor::from(1_i64);
-        for companion in [Companion::Runtime, Companion::Nvrtc, Companion::Cudnn, Companion::Nccl] {
+        for companion in [Companion::Runtime, Companion::Cudnn, Companion::Nccl] {
             match companion.open() {
                 Ok(found) => assert!(found.version.contains('.') && !found.version.starts_with("0."), "{found:?}"),
                 Err(why) => assert!(why.contains(companion.file_name()), "{why}"),

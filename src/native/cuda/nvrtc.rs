@@ -10,15 +10,14 @@ use std::sync::OnceLock;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use super::driver::symbol;
-use super::load::folder_in;
+use super::load::{folder_in, said};
 
 /// A program that is being compiled.
 type Program = *mut std::ffi::c_void;
 
 /// The compiler. Its calls return 0, or the number of an error.
 pub(super) struct Nvrtc {
-    /// Its release, as 13.0.
-    pub(super) version: (i32, i32),
+    version: (i32, i32),
     create: unsafe extern "C" fn(
         *mut Program,
         *const c_char,
@@ -36,16 +35,6 @@ pub(super) struct Nvrtc {
     cubin: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
 }
 
-/// What came of compiling.
-#[derive(Debug)]
-pub(super) struct Compiled {
-    /// Machine code for one architecture.
-    pub(super) cubin: Vec<u8>,
-    /// What the compiler said.
-    #[cfg_attr(not(test), allow(dead_code, reason = "tests read how many registers a kernel takes"))]
-    pub(super) log: String,
-}
-
 impl Nvrtc {
     /// The compiler of this process; the reason where there is none.
     pub(super) fn get() -> Result<&'static Self, String> {
@@ -54,6 +43,11 @@ impl Nvrtc {
             .get_or_init(|| Self::open(&fs::read_to_string("/proc/self/maps").unwrap_or_default()))
             .as_ref()
             .map_err(Clone::clone)
+    }
+
+    /// Its release, as 13.0.
+    pub(super) fn release(&self) -> String {
+        format!("{}.{}", self.version.0, self.version.1)
     }
 
     /// From the folders of libtorch as it is mapped, else from wherever the system's loader looks.
@@ -76,7 +70,9 @@ impl Nvrtc {
         let nvrtc = unsafe {
             let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int = symbol(&library, c"nvrtcVersion")?;
             let (mut major, mut minor) = (0, 0);
-            version(&raw mut major, &raw mut minor);
+            if version(&raw mut major, &raw mut minor) != 0 {
+                return Err("CUDA's run-time compiler does not tell its version".to_owned());
+            }
             Self {
                 version: (major, minor),
                 create: symbol(&library, c"nvrtcCreateProgram")?,
@@ -94,8 +90,9 @@ impl Nvrtc {
         Ok(nvrtc)
     }
 
-    /// Compiles a text with these options, of which one must name a real architecture, as `--gpu-architecture=sm_90`.
-    pub(super) fn compile(&self, name: &str, source: &str, options: &[String]) -> Result<Compiled, String> {
+    /// Compiles a text with these options, of which one must name a real architecture, as `--gpu-architecture=sm_90`: machine code, and
+    /// what the compiler said.
+    pub(super) fn compile(&self, name: &str, source: &str, options: &[String]) -> Result<(Vec<u8>, String), String> {
         let text = |text: &str| CString::new(text).map_err(|_| format!("`{name}`: a zero in its text or options"));
         let (file, source) = (text(&format!("{name}.cu"))?, text(source)?);
         let options = options.iter().map(|option| text(option)).collect::<Result<Vec<_>, _>>()?;
@@ -110,7 +107,7 @@ impl Nvrtc {
         let log = program.bytes(self.log_size, self.log)?;
         let log = String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_owned();
         self.check(done).map_err(|error| format!("`{name}` does not compile: {error}\n{log}"))?;
-        Ok(Compiled { cubin: program.bytes(self.cubin_size, self.cubin)?, log })
+        Ok((program.bytes(self.cubin_size, self.cubin)?, log))
     }
 
     fn check(&self, code: c_int) -> Result<(), String> {
@@ -121,6 +118,11 @@ impl Nvrtc {
         let text = unsafe { CStr::from_ptr((self.error_string)(code)) };
         Err(text.to_string_lossy().into_owned())
     }
+}
+
+/// The release of the compiler that this process uses, as 13.0; the reason where there is none.
+pub fn compiler_release() -> Result<String, String> {
+    Nvrtc::get().map(Nvrtc::release)
 }
 
 /// A program that goes with its owner.
@@ -158,7 +160,7 @@ impl Drop for Owned<'_> {
 fn open_library(path: &Path) -> Result<Library, String> {
     // SAFETY: NVIDIA's own initialisers, of libraries that are part of libtorch's installation or the system's.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }
-        .map_err(|error| format!("`{}` cannot be loaded: {error}", path.display()))
+        .map_err(|error| format!("`{}` cannot be loaded: {}", path.display(), said(&error)))
 }
 
 /// Where installations of libtorch keep NVIDIA's libraries: Python wheels for CUDA 13 and 12 in folders of their own, archives beside it.
@@ -183,11 +185,12 @@ fn libraries_in(folder: &Path) -> Option<(PathBuf, PathBuf)> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::built::{Setting, Source, options};
     use super::*;
 
     /// The compiler, or one line that says why a test is left out.
     #[allow(clippy::print_stderr, reason = "a test that is left out says why")]
-    pub(crate) fn compiler() -> Option<&'static Nvrtc> {
+    fn compiler() -> Option<&'static Nvrtc> {
         // A call that needs libtorch, so that the linker keeps it.
         let _one = tch::Tensor::from(1_i64);
         match Nvrtc::get() {
@@ -195,6 +198,33 @@ pub(super) mod tests {
             Err(reason) => {
                 eprintln!("skipped: {reason}");
                 None
+            }
+        }
+    }
+
+    /// Every number that the compiler's assembler gives before these words.
+    fn counts(log: &str, words: &str) -> Vec<usize> {
+        let before = log.match_indices(words).map(|(at, _)| log[..at].rsplit(' ').next().unwrap_or_default().parse());
+        before.collect::<Result<_, _>>().unwrap()
+    }
+
+    /// Asserts that a text compiles for Ampere, Hopper and Blackwell, with each of these settings, without a warning, and that none of its
+    /// kernels spills a register.
+    #[allow(clippy::print_stdout, reason = "how many registers a kernel takes is worth reading")]
+    pub(in crate::native::cuda) fn spills_nothing<const N: usize>(source: &Source, settings: &[[Setting; N]]) {
+        let Some(nvrtc) = compiler() else { return };
+        for architecture in [80, 90, 100] {
+            for setting in settings {
+                let mut options = options(architecture, setting);
+                options.push("--ptxas-options=-v".to_owned());
+                let (cubin, log) = nvrtc.compile(source.name, source.text, &options).unwrap();
+                assert!(cubin.starts_with(b"\x7fELF"));
+                let (registers, spilt) = (counts(&log, " registers"), counts(&log, " bytes spill"));
+                println!("`{}` for sm_{architecture}, {setting:?}: registers {registers:?}", source.name);
+                // Of each kernel's spills the stores and the loads are told apart.
+                let count = source.kernels.len();
+                assert_eq!((registers.len(), spilt), (count, vec![0; 2 * count]), "{log}");
+                assert!(!log.contains("warning"), "{log}");
             }
         }
     }

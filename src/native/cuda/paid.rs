@@ -75,16 +75,9 @@ fn settings(kind: Kind, width: i64) -> Option<[Setting; 2]> {
     (width % 16 == 0 && (16..=256).contains(&width)).then_some([("KVTUNE_WIDTH", width as usize), ("KVTUNE_F16", is_f16)])
 }
 
-/// Whether the kernel of [`attention_paid`] serves tensors of this place, kind and width of a head. The first question compiles it; what
-/// comes of that is in [`super::kernel_states`].
-pub fn pays(device: Device, kind: Kind, width: i64) -> bool {
-    let (Device::Cuda(device), Some(settings)) = (device, settings(kind, width)) else { return false };
-    built::module(device, &SOURCE, &settings).is_some()
-}
-
 /// The attention paid to each key by the queries from token `first` on, summed over them and over the heads of a group; nothing to a slot
-/// that does not count. The last part is the chunk's own, and seen causally. `None` where the kernel does not serve, as [`pays`] says,
-/// or its launch has failed.
+/// that does not count. The last part is the chunk's own, and seen causally. `None` where the kernel is not for tensors of this place,
+/// kind and width of a head, or does not serve, as [`super::kernel_states`] says.
 ///
 /// # Shapes
 /// `q_bhnd (B, H, n, D)`, `lse_bhn (B, H, n)`, `+inf` for a query that does not count; result `(B, G, all keys)`, f32.
@@ -165,7 +158,7 @@ impl Launch {
         let (slots, rows) = (out.size()[2] as usize, (self.batch * self.groups) as usize);
         let tiles = slots.div_ceil(KEYS);
         let queries = ((self.tokens - self.first) * self.per_group) as usize;
-        let (splits, rows_per_split) = divided(queries, tiles * rows, self.module.gpu().multiprocessors);
+        let (splits, rows_per_split) = divided(queries, tiles * rows, self.module.context().multiprocessors);
         let in_parts =
             (splits > 1).then(|| Tensor::empty([splits as i64, rows as i64, slots as i64], (Kind::Float, out.device())));
         let params = Paid {
@@ -230,8 +223,7 @@ fn strides(x: &Tensor) -> [i64; 3] {
 
 #[cfg(test)]
 mod tests {
-    use super::super::built::options;
-    use super::super::nvrtc::tests::compiler;
+    use super::super::nvrtc::tests::spills_nothing;
     use super::*;
 
     #[test]
@@ -277,32 +269,14 @@ mod tests {
         for (kind, width) in [(Kind::Float, 64), (Kind::Half, 72), (Kind::BFloat16, 0), (Kind::BFloat16, 272)] {
             assert_eq!(settings(kind, width), None);
         }
-        assert!(!pays(Device::Cpu, Kind::BFloat16, 64) && !pays(Device::Cuda(0), Kind::Double, 64));
-    }
-
-    /// Every number that the compiler's assembler gives before these words.
-    fn counts(log: &str, words: &str) -> Vec<usize> {
-        let before = log.match_indices(words).map(|(at, _)| log[..at].rsplit(' ').next().unwrap_or_default().parse());
-        before.collect::<Result<_, _>>().unwrap()
+        let q = Tensor::zeros([1, 1, 3, 64], (Kind::BFloat16, Device::Cpu));
+        let own = Part { k_bgpd: &q, v_bgpd: &q, in_use_bgp: None };
+        assert!(attention_paid(&q, &[own], &Tensor::zeros([1, 1, 3], (Kind::Float, Device::Cpu)), 1.0, 0).is_none());
     }
 
     #[test]
-    #[allow(clippy::print_stdout, reason = "how many registers it takes is worth reading")]
     fn it_compiles_for_ampere_hopper_and_blackwell_and_spills_no_register() {
-        let Some(nvrtc) = compiler() else { return };
-        for architecture in [80, 90, 100] {
-            for (kind, width) in
-                [(Kind::Half, 32), (Kind::BFloat16, 64), (Kind::Half, 80), (Kind::BFloat16, 128), (Kind::BFloat16, 256)]
-            {
-                let mut options = options(architecture, &settings(kind, width).unwrap());
-                options.push("--ptxas-options=-v".to_owned());
-                let compiled = nvrtc.compile(SOURCE.name, SOURCE.text, &options).unwrap();
-                assert!(compiled.cubin.starts_with(b"\x7fELF"));
-                let registers = counts(&compiled.log, " registers");
-                let spilt: usize = counts(&compiled.log, " bytes spill").iter().sum();
-                println!("sm_{architecture}, {width} channels: registers {registers:?}, {spilt} bytes spilt");
-                assert_eq!((registers.len(), spilt), (SOURCE.kernels.len(), 0), "{}", compiled.log);
-            }
-        }
+        let shapes = [(Kind::Half, 32), (Kind::BFloat16, 64), (Kind::Half, 80), (Kind::BFloat16, 128), (Kind::BFloat16, 256)];
+        spills_nothing(&SOURCE, &shapes.map(|(kind, width)| settings(kind, width).unwrap()));
     }
 }

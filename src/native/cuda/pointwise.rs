@@ -243,8 +243,7 @@ fn piece_strides(x: &Tensor) -> [i64; 3] {
 
 #[cfg(test)]
 mod tests {
-    use super::super::built::options;
-    use super::super::nvrtc::tests::compiler;
+    use super::super::nvrtc::tests::spills_nothing;
     use super::*;
 
     #[test]
@@ -272,15 +271,6 @@ mod tests {
 
     #[test]
     fn they_compile_for_ampere_hopper_and_blackwell_and_spill_no_register() {
-        let Some(nvrtc) = compiler() else { return };
-        for architecture in [80, 90, 100] {
-            for is_f16 in [0, 1] {
-                let mut options = options(architecture, &[("KVTUNE_F16", is_f16)]);
-                options.push("--ptxas-options=-v".to_owned());
-                let compiled = nvrtc.compile(SOURCE.name, SOURCE.text, &options).unwrap();
-                assert_eq!(compiled.log.matches(" 0 bytes spill stores, 0 bytes spill loads").count(), SOURCE.kernels.len());
-                assert!(!compiled.log.contains("warning"), "{}", compiled.log);
-            }
-        }
+        spills_nothing(&SOURCE, &[0, 1].map(|is_f16| [("KVTUNE_F16", is_f16)]));
     }
 }

@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::{NonNull, null, null_mut};
 
-use tch::Tensor;
+use tch::{Cuda, Device, Tensor};
 use torch_sys::C_tensor;
 
 use crate::native::autograd::{check, or_panic, pointer};
@@ -28,6 +28,13 @@ fn made(call: impl FnOnce(*mut *mut c_void) -> c_int) -> NonNull<c_void> {
     or_panic(check(call(&raw mut out)));
     // Without an error there is an object.
     NonNull::new(out).unwrap_or(NonNull::dangling())
+}
+
+/// The host waits for all that a CUDA device was asked for; elsewhere it has been done already.
+pub fn wait(device: Device) {
+    if let Device::Cuda(index) = device {
+        Cuda::synchronize(index as i64);
+    }
 }
 
 /// A stream of a CUDA device beside the one on which it computes.

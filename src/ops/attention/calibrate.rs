@@ -7,13 +7,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use tch::{Cuda, Device, Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use super::chunk::{Attended, AttentionGrads, Chunk, Past};
 use super::part::PartKernel;
-use super::way::{Choice, Shape, Way, chosen, is_for_vendors, remember};
+use super::way::{Choice, Shape, Way, is_for_vendors};
 use super::{attend_backward_by, attend_by};
-use crate::native::cuda::{Companion, Numerics, Vendor, keep, kind_of_gpu, recall};
+use crate::native::cuda::{self, Companion, Numerics, Vendor, keep, kind_of_gpu, recall};
 use crate::native::libtorch_version;
 
 /// The ways that are tried; where none of them serves, blocks do.
@@ -96,6 +96,13 @@ pub fn calibrations() -> Vec<Calibration> {
     done().clone()
 }
 
+/// What was chosen for a rounded shape.
+pub(super) fn chosen(rounded: &Shape) -> Option<Choice> {
+    let known = done();
+    let of_shape = known.iter().find(|calibration| calibration.shape == *rounded)?;
+    Some(Choice { way: of_shape.chosen, elsewhere: of_shape.elsewhere })
+}
+
 /// How a device attends, in words: what is measured before the first step can only be told after it, by [`calibrations`].
 pub fn in_words(device: Device, kind: Kind) -> String {
     let way = Way::unmeasured(device, kind);
@@ -119,7 +126,6 @@ pub fn calibrate(shape: Shape, device: Device) -> Option<Calibration> {
     if known.is_none() && calibration.is_worth_keeping() {
         keep(KEPT, &parts, format!("{way}\n{elsewhere}").as_bytes());
     }
-    remember(shape, Choice { way, elsewhere });
     done().push(calibration.clone());
     Some(calibration)
 }
@@ -276,15 +282,10 @@ fn time(way: Way, shape: &Shape, device: Device) -> (f64, f64) {
 }
 
 fn milliseconds(device: Device, work: &dyn Fn()) -> f64 {
-    let wait = || {
-        if let Device::Cuda(index) = device {
-            Cuda::synchronize(index as i64);
-        }
-    };
-    wait();
+    cuda::wait(device);
     let began = Instant::now();
     work();
-    wait();
+    cuda::wait(device);
     began.elapsed().as_secs_f64() * 1e3
 }
 

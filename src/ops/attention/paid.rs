@@ -25,9 +25,6 @@ pub fn attention_paid(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, que
 
 fn paid_by_cuda(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, queries: Queries) -> Option<Tensor> {
     let q = chunk.q_bhnd;
-    if !native::cuda::pays(q.device(), q.kind(), q.size()[3]) {
-        return None;
-    }
     let paid = native::cuda::attention_paid(q, &all_parts(&chunk, past), lse_bhn, chunk.scale, queries.first(q.size()[2]));
     paid.map(|paid| paid / chunk.per_group())
 }

@@ -1,10 +1,10 @@
 //! How a chunk's attention is computed: which kernel, and past and chunk at once or in parts.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tch::{Device, Kind};
 
+use super::calibrate::chosen;
 use super::chunk::{Chunk, Past};
 use super::part::PartKernel;
 use crate::native;
@@ -127,22 +127,6 @@ impl Choice {
         let is_whole = shape.tokens % BLOCK == 0 && shape.past % BLOCK == 0;
         if self.way == Way::Parts(PartKernel::Vendor(Vendor::Cudnn)) && !is_whole { self.elsewhere } else { self.way }
     }
-}
-
-static CHOICES: Mutex<Vec<(Shape, Choice)>> = Mutex::new(Vec::new());
-
-fn choices() -> MutexGuard<'static, Vec<(Shape, Choice)>> {
-    CHOICES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What was chosen for a rounded shape.
-pub(super) fn chosen(rounded: &Shape) -> Option<Choice> {
-    choices().iter().find(|(measured, _)| measured == rounded).map(|(_, choice)| *choice)
-}
-
-/// Keeps a choice for the life of the process.
-pub(super) fn remember(rounded: Shape, choice: Choice) {
-    choices().push((rounded, choice));
 }
 
 #[cfg(test)]
