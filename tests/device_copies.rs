@@ -1,43 +1,21 @@
 //! On a CUDA device: copies that go beside what it computes bring what copies at once bring. Without one each test says that it was
 //! skipped, and why.
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    clippy::print_stdout,
-    reason = "a test that cannot go on fails, and says what it saw"
-)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on fails, and says what it saw")]
 
+#[path = "support/gpu.rs"]
+mod gpu;
 mod support;
 
-use std::sync::OnceLock;
-
+use gpu::gpu;
 use kvtune::engine::{Event, Observer, Silent};
-use kvtune::native::cuda::{CudaSupport, load_cuda};
+use kvtune::native::cuda::wait;
 use kvtune::native::{WaitCounter, Waits};
 use kvtune::recipe::BufferKind;
 use kvtune::store::{Away, Form, Parked, Store, copier_of};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use support::case::{Case, PLAIN, Width};
-use tch::{Cuda, Device, Kind, Tensor};
-
-/// The device, or why there is none.
-fn device() -> Option<Device> {
-    static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
-    let found = FOUND.get_or_init(|| match load_cuda() {
-        CudaSupport::Loaded if Cuda::is_available() => Ok(()),
-        CudaSupport::Loaded => Err("libtorch finds no CUDA device".to_owned()),
-        CudaSupport::NoDevice => Err("this machine has no NVIDIA device".to_owned()),
-        CudaSupport::Unavailable(reason) => Err(reason),
-    });
-    match found {
-        Ok(()) => Some(Device::Cuda(0)),
-        Err(reason) => {
-            eprintln!("skipped: {reason}");
-            None
-        }
-    }
-}
+use tch::{Device, Kind, Tensor};
 
 /// Keeps the device busy, so that copies which do not wait for it come too early.
 fn work(device: Device) -> Tensor {
@@ -47,7 +25,7 @@ fn work(device: Device) -> Tensor {
 
 #[test]
 fn what_is_put_and_fetched_in_any_order_comes_back() {
-    let Some(device) = device() else { return };
+    let Some(device) = gpu() else { return };
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     for form in [Form::Plain, Form::Int8] {
         let (store, on_host) = (Store::in_memory(form), Store::in_memory(form));
@@ -76,7 +54,7 @@ fn what_is_put_and_fetched_in_any_order_comes_back() {
 
 #[test]
 fn what_is_sent_away_returns() {
-    let Some(device) = device() else { return };
+    let Some(device) = gpu() else { return };
     let x = Tensor::randn([512, 512], (Kind::Float, device));
     let expected = (&x + work(device).get(0).get(0) * 0.0).to_device(Device::Cpu);
     let away = Away::send(&(&x + work(device).get(0).get(0) * 0.0));
@@ -86,12 +64,12 @@ fn what_is_sent_away_returns() {
 
 #[test]
 fn waits_are_measured() {
-    let Some(device) = device() else { return };
+    let Some(device) = gpu() else { return };
     let (store, copier) = (Store::in_memory(Form::Plain), copier_of(device));
     let parked = store.park(&Tensor::zeros([64 << 20], (Kind::Float, device))).unwrap();
     copier.measure(true);
     let fetched = parked.fetch(device).unwrap();
-    Cuda::synchronize(0);
+    wait(device);
     let waited = copier.waited().unwrap().0;
     copier.measure(false);
     // 256 MiB, at less than 1 TB/s.
@@ -115,7 +93,7 @@ impl Observer for Counting {
 
 #[test]
 fn a_step_gives_what_the_cpu_gives_and_waits_for_nothing() {
-    let Some(device) = device() else { return };
+    let Some(device) = gpu() else { return };
     let lastrec = Case { policy: "lastrec", params: "init_grace_tokens = 3", ..PLAIN };
     for case in [
         PLAIN,
@@ -124,10 +102,11 @@ fn a_step_gives_what_the_cpu_gives_and_waits_for_nothing() {
         Case { width: Width::Chunks(1), ..lastrec },
         Case { is_offloaded: true, layers_per_cell: 3, buffer: BufferKind::Int8, ..lastrec },
     ] {
-        let (here, there) = (support::model(&case), support::model_on(&case, device));
+        let of_device = Case { device, ..case };
+        let (here, there) = (support::model(&case), support::model(&of_device));
         let (batch, context) = (support::batch(&case), support::context(&case));
         let expected = support::engine(&case, &here).gradients(&here, &batch, context, &mut Silent).unwrap();
-        let engine = support::engine(&case, &there);
+        let engine = support::engine(&of_device, &there);
         // What is made once for all steps may wait: memory, handles of libraries.
         engine.gradients(&there, &batch, context, &mut Silent).unwrap();
         let mut counting = Counting { counter: WaitCounter::start().unwrap(), first: None, last: Waits::default() };

@@ -1,10 +1,14 @@
 //! Chunks beside those of another program: its rule for bending them to the points where caches become full, 455 times.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "support/golden.rs"]
+mod golden;
+
+use golden::{caches, cells, fixture};
 use kvtune::data::{Batch, Row, Targets};
 use kvtune::engine::Settings;
 use kvtune::model::ModelConfig;
-use kvtune::recipe::{BufferKind, CacheLength, CacheRecipe, Choice, Chunking, GradRecipe, OnOutOfMemory, Storage, StoreRecipe};
+use kvtune::recipe::{CacheRecipe, Choice, Chunking};
 use serde_json::{Value, json};
 
 fn config(num_layers: usize) -> ModelConfig {
@@ -17,28 +21,9 @@ fn config(num_layers: usize) -> ModelConfig {
 }
 
 fn settings(cache_lengths: &[usize], chunk_size: usize, chunking: Chunking) -> Settings {
-    let kv = CacheRecipe {
-        policy: Choice::with_params("lastrec", toml::from_str("init_grace_tokens = 0").unwrap()),
-        buffer: BufferKind::Plain,
-        cache_length: CacheLength::PerLayer(cache_lengths.to_vec()),
-        chunk_size,
-        chunking,
-        randomize_chunk_sizes: false,
-        storage: Storage::Preallocated,
-        cpu_offload: false,
-    };
-    let grad = GradRecipe {
-        layers_per_cell: 1,
-        chunks_per_cell_multiplier: 1.0,
-        chunks_per_cell: None,
-        layer_checkpoints: StoreRecipe::PLAIN,
-        undo_log: StoreRecipe::PLAIN,
-        scratch_dir: None,
-        single_tokens_for_targets: false,
-        on_out_of_memory: OnOutOfMemory::Fail,
-        open: Vec::new(),
-    };
-    Settings::new(&config(cache_lengths.len()), &kv, &grad).unwrap()
+    let policy = Choice::with_params("lastrec", toml::from_str("init_grace_tokens = 0").unwrap());
+    let kv = CacheRecipe { chunking, ..caches(policy, cache_lengths.to_vec(), chunk_size) };
+    Settings::new(&config(cache_lengths.len()), &kv, &cells(1, 1.0)).unwrap()
 }
 
 /// Sizes of the cache's events; no piece of the first is longer than a chunk.
@@ -56,8 +41,8 @@ fn events(settings: &Settings, tokens: usize, chunk_size: usize) -> Vec<usize> {
 
 #[test]
 fn every_row_is_equal() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/golden/chunking.json");
-    let rows: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let text = std::fs::read_to_string(fixture("golden/chunking.json")).unwrap();
+    let rows: Vec<Value> = serde_json::from_str(&text).unwrap();
     assert_eq!(rows.len(), 455);
     let mut bent = 0;
     for row in &rows {

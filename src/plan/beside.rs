@@ -1,7 +1,6 @@
 //! Where copies go on beside what is computed, a step holds what is planned too: what is set out ahead is in the plan, to the byte.
 
 #[path = "../../tests/plan/walked.rs"]
-#[allow(dead_code, reason = "the tests of the planner take what they need of it, and so does this")]
 mod walked;
 
 use crate::store::{Waits, while_copies_are_late};

@@ -10,18 +10,20 @@
 
 #[path = "../support/golden.rs"]
 mod golden;
+#[path = "../support/gpu.rs"]
+mod gpu;
 #[path = "../support/mod.rs"]
 mod support;
 
-use std::sync::OnceLock;
+use std::sync::Once;
 
 use golden::{BY_MASK, ITS_OWN};
 use kvtune::engine::{Silent, StepGradients};
 use kvtune::model::Model;
-use kvtune::native::cuda::{CudaSupport, Numerics, Upload, load_cuda, pinned};
+use kvtune::native::cuda::{Numerics, Upload, pinned};
 use kvtune::recipe::{BufferKind, Dtype, Storage, StoreForm, StorePlace, StoreRecipe};
 use support::case::{Case, HeadKind, NEAR_BF16, PLAIN, Trains, Width, cosine_of_bf16, run};
-use tch::{Cuda, Device, Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// The bound of f32 on a GPU, whose sums have another order than the reference's; and that of f64, in which entries that are rounded
 /// do not fall to the other side of a level for it.
@@ -62,27 +64,10 @@ const SMART: &str = "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4";
 
 /// The GPU that the proofs run on; without one, says so.
 fn gpu() -> Option<Device> {
-    static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
-    let found = FOUND.get_or_init(|| {
-        // Before any other call into libtorch, which would remember that there is no CUDA.
-        let why = match load_cuda() {
-            CudaSupport::Loaded if Cuda::is_available() => {
-                Numerics { allows_tf32: false, is_deterministic: true }.set();
-                return Ok(());
-            }
-            CudaSupport::Loaded => "libtorch finds none".to_owned(),
-            CudaSupport::NoDevice => "`/dev` shows no NVIDIA device".to_owned(),
-            CudaSupport::Unavailable(why) => why,
-        };
-        Err(why)
-    });
-    match found {
-        Ok(()) => Some(Device::Cuda(0)),
-        Err(why) => {
-            eprintln!("skipped: no CUDA device ({why})");
-            None
-        }
-    }
+    static NUMERICS: Once = Once::new();
+    let device = gpu::gpu()?;
+    NUMERICS.call_once(|| Numerics { allows_tf32: false, is_deterministic: true }.set());
+    Some(device)
 }
 
 #[test]

@@ -5,6 +5,7 @@ Called by run.sh beside it. Needs Python alone; torch is only looked for, so tha
 
 import argparse
 import array
+import contextlib
 import glob
 import importlib.util
 import json
@@ -88,9 +89,12 @@ class Run:
             try:
                 code = process.wait(timeout=limit)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
                 raise NotRun(f"not done within {limit:.0f} s") from None
+            finally:
+                # Of a group of its own it would outlive this script where that is interrupted.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         return code, out.read_text(errors="replace"), err.read_text(errors="replace")
 
     def kvtune(self, name, arguments, limit, device=None):

@@ -1,37 +1,14 @@
 //! The same kernels on a GPU, where there is one, beside libtorch's own operations on the same device.
 
-use std::sync::OnceLock;
-
-use kvtune::native::cuda::{self, CudaSupport, load_cuda};
+use kvtune::native::cuda;
 use kvtune::ops::attention::{Chunk, Past, Queries, attention_paid};
 use kvtune::ops::rms_norm::rms_norm;
 use kvtune::ops::rope::Rotation;
 use kvtune::ops::swiglu::swiglu;
 use kvtune::store::Bits;
-use tch::{Cuda, Device, Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
-/// Looks for a GPU, once: before any other call into libtorch, which would remember that there is no CUDA.
-pub(super) fn look() -> &'static Result<Device, String> {
-    static FOUND: OnceLock<Result<Device, String>> = OnceLock::new();
-    FOUND.get_or_init(|| match load_cuda() {
-        CudaSupport::Loaded if Cuda::is_available() => Ok(Device::Cuda(0)),
-        CudaSupport::Loaded => Err("libtorch finds no CUDA device".to_owned()),
-        CudaSupport::NoDevice => Err("this machine has no NVIDIA device".to_owned()),
-        CudaSupport::Unavailable(reason) => Err(reason),
-    })
-}
-
-/// The GPU, or one line that says why a test is left out.
-#[allow(clippy::print_stderr, reason = "a test that is left out says why")]
-fn gpu(test: &str) -> Option<Device> {
-    match look() {
-        Ok(device) => Some(*device),
-        Err(reason) => {
-            eprintln!("skipped: {test}: {reason}");
-            None
-        }
-    }
-}
+use super::gpu::gpu;
 
 /// Query heads of a KV head, KV heads, tokens, slots of the past and channels.
 const SHAPES: [(i64, i64, i64, i64, i64); 7] = [
@@ -46,7 +23,7 @@ const SHAPES: [(i64, i64, i64, i64, i64); 7] = [
 
 #[test]
 fn the_kernel_pays_what_blocks_of_operations_pay_and_twice_the_same_bits() {
-    let Some(device) = gpu("attention paid") else { return };
+    let Some(device) = gpu() else { return };
     tch::manual_seed(4);
     for kind in [Kind::BFloat16, Kind::Half] {
         for (i, (per_group, groups, tokens, slots, width)) in SHAPES.into_iter().enumerate() {
@@ -87,7 +64,7 @@ fn the_kernel_pays_what_blocks_of_operations_pay_and_twice_the_same_bits() {
 
 #[test]
 fn the_quantiser_gives_on_a_gpu_what_it_gives_on_the_cpu() {
-    let Some(device) = gpu("quantiser") else { return };
+    let Some(device) = gpu() else { return };
     tch::manual_seed(5);
     let mut vectors = 0;
     let mut different = 0;
@@ -116,7 +93,7 @@ fn the_quantiser_gives_on_a_gpu_what_it_gives_on_the_cpu() {
 
 #[test]
 fn norms_gates_and_rotations_are_on_a_gpu_what_they_are_on_the_cpu() {
-    let Some(device) = gpu("norms, gates and rotations") else { return };
+    let Some(device) = gpu() else { return };
     tch::manual_seed(6);
     for kind in [Kind::BFloat16, Kind::Half] {
         let cpu = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu)).to_kind(kind);

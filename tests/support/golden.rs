@@ -92,27 +92,9 @@ impl Golden {
     }
 
     pub fn engine(&self, model: &Model) -> Engine {
-        let kv = CacheRecipe {
-            policy: self.policy(),
-            buffer: self.cache().1,
-            cache_length: CacheLength::PerLayer(self.cache_lengths(model)),
-            chunk_size: count(&self.how["chunk_size"]),
-            chunking: Chunking::Plain,
-            randomize_chunk_sizes: false,
-            storage: Storage::Preallocated,
-            cpu_offload: false,
-        };
-        let grad = GradRecipe {
-            layers_per_cell: count(&self.how["layers_per_cell"]),
-            chunks_per_cell_multiplier: self.number("chunks_per_cell_multiplier"),
-            chunks_per_cell: None,
-            layer_checkpoints: StoreRecipe::PLAIN,
-            undo_log: StoreRecipe::PLAIN,
-            scratch_dir: None,
-            single_tokens_for_targets: false,
-            on_out_of_memory: OnOutOfMemory::Fail,
-            open: Vec::new(),
-        };
+        let lengths = self.cache_lengths(model);
+        let kv = CacheRecipe { buffer: self.cache().1, ..caches(self.policy(), lengths, count(&self.how["chunk_size"])) };
+        let grad = cells(count(&self.how["layers_per_cell"]), self.number("chunks_per_cell_multiplier"));
         let head: Box<dyn Head> = if self.is_classification() {
             let labels = self.how["class_label_tokens"].as_array().unwrap();
             Box::new(ClassifyOnLogits::new(&labels.iter().map(|l| l.as_u64().unwrap() as u32).collect::<Vec<_>>()))
@@ -194,6 +176,35 @@ impl Golden {
 
 pub fn count(value: &Value) -> usize {
     value.as_u64().unwrap() as usize
+}
+
+/// Plain caches of these lengths by layer.
+pub fn caches(policy: Choice, lengths: Vec<usize>, chunk_size: usize) -> CacheRecipe {
+    CacheRecipe {
+        policy,
+        buffer: BufferKind::Plain,
+        cache_length: CacheLength::PerLayer(lengths),
+        chunk_size,
+        chunking: Chunking::Plain,
+        randomize_chunk_sizes: false,
+        storage: Storage::Preallocated,
+        cpu_offload: false,
+    }
+}
+
+/// Cells of this size, and plain stores.
+pub fn cells(layers_per_cell: usize, chunks_per_cell_multiplier: f64) -> GradRecipe {
+    GradRecipe {
+        layers_per_cell,
+        chunks_per_cell_multiplier,
+        chunks_per_cell: None,
+        layer_checkpoints: StoreRecipe::PLAIN,
+        undo_log: StoreRecipe::PLAIN,
+        scratch_dir: None,
+        single_tokens_for_targets: false,
+        on_out_of_memory: OnOutOfMemory::Fail,
+        open: Vec::new(),
+    }
 }
 
 /// The model with its adapter.

@@ -49,11 +49,6 @@ pub fn normal(seed: u64, shape: &[i64], deviation: f64) -> Tensor {
 /// The model of a case, written to a directory and read back. No bias is zero, no norm is one, and the B of an adapter
 /// is drawn too.
 pub fn model(case: &Case) -> Model {
-    model_on(case, case.device)
-}
-
-/// The same on a device.
-pub fn model_on(case: &Case, device: Device) -> Model {
     // The tests are the parallelism; and a reduction split over threads would not repeat to the bit.
     tch::set_num_threads(1);
     let dir = tempfile::tempdir().unwrap();
@@ -65,12 +60,12 @@ pub fn model_on(case: &Case, device: Device) -> Model {
         _ => Dtype::F32,
     };
     if case.trains != Trains::Adapter {
-        return Model::load_to_train(dir.path(), dtype, device).unwrap();
+        return Model::load_to_train(dir.path(), dtype, case.device).unwrap();
     }
-    let mut model = Model::load(dir.path(), dtype, device).unwrap();
+    let mut model = Model::load(dir.path(), dtype, case.device).unwrap();
     let names = case.lora.iter().map(|&name| name.to_owned()).collect();
     let lora = LoraRecipe { r: 4, alpha: 8.0, dropout: case.dropout, target_modules: TargetModules::Names(names) };
-    let adapter = Adapter::new(model.config(), &lora, 1, case.kind, device).unwrap();
+    let adapter = Adapter::new(model.config(), &lora, 1, case.kind, case.device).unwrap();
     for (name, mut parameter) in adapter.parameters() {
         let size = parameter.size();
         let deviation = if name.contains("lora_A") { 1.0 / (size[1] as f64).sqrt() } else { 0.1 };
