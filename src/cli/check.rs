@@ -10,7 +10,9 @@ use crate::engine::{ChunkPlan, Settings};
 use crate::error::Error;
 use crate::model::{Model, ModelConfig};
 use crate::plan::Machine;
-use crate::recipe::{BufferKind, CacheLength, Chunking, HeadRecipe, Recipe, Storage, StorePlace, StoreRecipe};
+use crate::recipe::{
+    BufferKind, CacheLength, Chunking, HeadRecipe, OnOutOfMemory, Recipe, Storage, StoreForm, StorePlace, StoreRecipe,
+};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::train::{self, Schedule, Settled, TrainError};
@@ -39,7 +41,7 @@ impl Check {
         let longest = (0..data.train.len()).max_by_key(|&sample| data.train.lengths()[sample]).unwrap_or(0);
         let plan = engine.settings().plan(&data.train.batch(&[longest])?, None).map_err(TrainError::from)?;
         let schedule = Schedule::new(&recipe, data.train.lengths());
-        for note in notes(&recipe, engine.settings()) {
+        for note in notes(&recipe, engine.settings(), &config) {
             console::note(&note);
         }
         let mut table = table(&recipe, &config, &plan, &schedule);
@@ -50,7 +52,7 @@ impl Check {
 }
 
 /// What a reader of the recipe might not expect.
-fn notes(recipe: &Recipe, settings: &Settings) -> Vec<String> {
+fn notes(recipe: &Recipe, settings: &Settings, config: &ModelConfig) -> Vec<String> {
     let mut notes = Vec::new();
     if settings.couples_rows() {
         let policy = &recipe.kv_cache.policy.name;
@@ -76,17 +78,26 @@ fn notes(recipe: &Recipe, settings: &Settings) -> Vec<String> {
         notes.push(format!("`kv_cache.chunking = \"reference\"`: {words}"));
     }
     for (key, form) in settings.inexact_stores() {
-        let Nearness { smallest_cosine, largest_error } = Nearness::of(form);
-        notes.push(format!(
-            "`{key} = \"{form}\"`: the gradient is not exact (cosine to the exact one at least {smallest_cosine} and relative error at \
-             most {:.1} % on the models of the tests); `kvtune verify` says how near it comes on yours",
-            100.0 * largest_error
-        ));
+        let words = "`kvtune verify` says how near it comes on yours";
+        notes.push(format!("`{key} = \"{form}\"`: {}; {words}", not_exact(form)));
+    }
+    if recipe.grad.on_out_of_memory == OnOutOfMemory::Retreat && train::ends_rounding(&recipe.grad, config.num_layers) {
+        let words = "if a step fits no other way, it and all that follow are made with layer checkpoints in int8; then";
+        notes.push(format!("`grad.on_out_of_memory = \"retreat\"`: {words} {}", not_exact(StoreForm::Int8)));
     }
     if recipe.kv_cache.randomize_chunk_sizes {
         notes.push("`kv_cache.randomize_chunk_sizes`: in training only; the chunks below are of `chunk_size`".to_owned());
     }
     notes
+}
+
+fn not_exact(form: StoreForm) -> String {
+    let Nearness { smallest_cosine, largest_error } = Nearness::of(form);
+    format!(
+        "the gradient is not exact (cosine to the exact one at least {smallest_cosine} and relative error at most {:.1} % on the models \
+         of the tests)",
+        100.0 * largest_error
+    )
 }
 
 /// The cache in words, and the slots of each layer where they differ.

@@ -19,6 +19,10 @@ pub enum Lane {
     ToDevice,
 }
 
+impl Lane {
+    pub(super) const BOTH: [Self; 2] = [Self::ToHost, Self::ToDevice];
+}
+
 /// A point in the order of a lane: the end of some copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
@@ -56,6 +60,10 @@ pub trait Copier: Debug + Send + Sync {
 
     /// Whether what is marked has been done.
     fn is_done(&self, mark: Mark) -> bool;
+
+    /// The host waits for all copies that are under way, and nothing is kept for their sake any more: after a failure nobody else may come
+    /// to wait for them.
+    fn settle(&self);
 
     /// Begins or ends to measure how long the device waits.
     fn measure(&self, is_on: bool);
@@ -107,6 +115,8 @@ impl Copier for AtOnce {
     fn is_done(&self, _mark: Mark) -> bool {
         true
     }
+
+    fn settle(&self) {}
 
     fn measure(&self, _is_on: bool) {}
 
@@ -232,6 +242,17 @@ impl Copier for Beside {
 
     fn is_done(&self, mark: Mark) -> bool {
         self.event(mark).is_none()
+    }
+
+    fn settle(&self) {
+        for lane in Lane::BOTH {
+            let mut lane = self.lane(lane);
+            // Those before it in its stream are done by then.
+            if let Some(last) = lane.under_way.back() {
+                last.done.finish();
+            }
+            lane.under_way.clear();
+        }
     }
 
     fn measure(&self, is_on: bool) {

@@ -39,6 +39,12 @@ pub(super) fn copier() -> Option<Arc<dyn Copier>> {
     COPIER.with_borrow(|late| late.clone().map(|late| late as Arc<dyn Copier>))
 }
 
+/// How many copies of this thread's late copier are under way.
+pub(crate) fn copies_under_way() -> usize {
+    let count = |late: &Arc<Late>| lock(&late.lanes).iter().map(|queue| queue.jobs.len()).sum();
+    COPIER.with_borrow(|late| late.as_ref().map_or(0, count))
+}
+
 /// Keeps copies until somebody waits for them. What its device (the CPU) computes is done at once, so that all that a copy may rely on
 /// is there when it is asked for, and nothing that it must wait for is.
 #[derive(Debug, Default)]
@@ -106,6 +112,14 @@ impl Copier for Late {
         lock(&self.lanes)[lane as usize].done >= number
     }
 
+    fn settle(&self) {
+        let lanes = &mut *lock(&self.lanes);
+        for lane in Lane::BOTH {
+            let last = Mark::new(lane, lanes[lane as usize].asked);
+            finish(lanes, last);
+        }
+    }
+
     fn measure(&self, _is_on: bool) {}
 
     fn waited(&self) -> Option<Seconds> {
@@ -124,6 +138,8 @@ enum Action {
     Free(usize),
     /// A lane gets on by itself.
     Advance(Lane),
+    /// All that is under way comes to its end.
+    Settle,
 }
 
 fn actions() -> impl Strategy<Value = Vec<Action>> {
@@ -132,7 +148,7 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
         3 => (0usize..64).prop_map(Action::SetOut),
         2 => (0usize..64).prop_map(Action::Arrive),
         3 => (0usize..64).prop_map(Action::Free),
-        1 => prop_oneof![Just(Action::Advance(Lane::ToHost)), Just(Action::Advance(Lane::ToDevice))],
+        1 => prop_oneof![Just(Action::Advance(Lane::ToHost)), Just(Action::Advance(Lane::ToDevice)), Just(Action::Settle)],
     ];
     prop::collection::vec(one, 1..80)
 }
@@ -171,6 +187,7 @@ fn all_come_back(form: Form, copier: &Arc<Late>, actions: &[Action]) -> bool {
             Action::Arrive(which) if !ahead.is_empty() => arrive(ahead.swap_remove(which % ahead.len())),
             Action::Free(which) if !parked.is_empty() => drop(parked.swap_remove(which % parked.len())),
             Action::Advance(lane) => advance(&mut lock(&copier.lanes), lane),
+            Action::Settle => copier.settle(),
             _ => {}
         }
     }
@@ -214,4 +231,19 @@ fn what_has_not_arrived_is_not_there() {
     let ahead = store.park_all(&[&a, &b]).unwrap().set_out(Device::Cpu).unwrap();
     assert!(!ahead.parts()[0].equal(&a), "the copier is late");
     assert!(ahead.arrive()[0].equal(&a));
+}
+
+#[test]
+fn what_is_settled_has_come_and_is_kept_for_nobody() {
+    let copier = Arc::<Late>::default();
+    let store = Store::copied_by(Form::Plain, copier.clone());
+    let [a, b] = tensors(5, 4);
+    let parked = store.park_all(&[&a, &b]).unwrap();
+    let ahead = parked.set_out(Device::Cpu).unwrap();
+    let count = || lock(&copier.lanes).each_ref().map(|queue| queue.jobs.len());
+    assert_eq!(count(), [1, 1]);
+    copier.settle();
+    assert_eq!(count(), [0, 0]);
+    assert!(ahead.parts()[0].equal(&a), "nobody had to wait for it");
+    assert!(ahead.arrive()[1].equal(&b) && parked.fetch(Device::Cpu).unwrap().equal(&a));
 }

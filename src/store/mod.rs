@@ -18,7 +18,7 @@ pub use away::{Away, Returning};
 pub use copier::{Copier, Lane, Mark, copier_of, copies_go_beside};
 pub use error::StoreError;
 #[cfg(test)]
-pub(crate) use late::{Waits, while_copies_are_late};
+pub(crate) use late::{Waits, copies_under_way, while_copies_are_late};
 pub use park::{Ahead, Form, Parked, Store, bytes_of};
 pub use tensor_io::{Home, load_tensor, load_tensor_to, load_tensors, pt_metadata, raw_tensors, save_tensors};
 pub use vectors::{Bits, Quantised};

@@ -19,6 +19,7 @@ pub use assemble::{
 pub use error::TrainError;
 pub use interrupt::Interrupt;
 pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe, resume};
+pub use retreat::ends_rounding;
 pub use run::{Ended, Outcome, Start, run};
 pub use schedule::Schedule;
 pub use tiling::{Settled, disk_of_run, heaviest, machine_of_trial, plan, settled, settled_with_data, timed};

@@ -3,10 +3,11 @@
 
 use crate::cache::ReplayLog;
 use crate::data::Batch;
-use crate::engine::{Engine, EngineError, Observer, Settings, StepContext, StepGradients};
+use crate::engine::{Engine, EngineError, Observer, Settings, StepContext, StepGradients, guarded};
 use crate::model::Model;
 use crate::native::cuda::release_cached_memory;
 use crate::recipe::{CacheRecipe, GradRecipe, OnOutOfMemory, StoreForm};
+use crate::store::copier_of;
 
 /// An engine and how it is tiled.
 pub(super) struct Tiled {
@@ -54,6 +55,11 @@ impl Tiled {
             observer.note(&format!("out of memory ({reason}): this step again, and all that follow, with {}", smaller.tiling()));
             self.engine.retile(Settings::new(model.config(), &self.kv_cache, &smaller)?);
             self.grad = smaller;
+            // Copies that nobody waited for keep what they were to fill: memory of the cell that failed.
+            guarded(|| {
+                copier_of(model.device()).settle();
+                Ok(())
+            })?;
             release_cached_memory(model.device());
         }
     }
@@ -89,12 +95,17 @@ fn smaller(grad: &GradRecipe, widest: usize, num_layers: usize) -> Option<GradRe
         smaller.chunks_per_cell = Some(widest.div_ceil(2));
     } else if layers > 1 {
         smaller.layers_per_cell = layers.div_ceil(2);
-    } else if num_layers > 1 && grad.layer_checkpoints.form == StoreForm::Plain {
+    } else if ends_rounding(grad, num_layers) {
         smaller.layer_checkpoints.form = StoreForm::Int8;
     } else {
         return None;
     }
     Some(smaller)
+}
+
+/// Whether the last retreat rounds layer checkpoints, and the gradient with them.
+pub fn ends_rounding(grad: &GradRecipe, num_layers: usize) -> bool {
+    num_layers > 1 && grad.layer_checkpoints.form == StoreForm::Plain
 }
 
 /// A backward that was cut short has added to some parameters' gradients.
@@ -107,9 +118,10 @@ fn forget_gradients(model: &Model) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Silent;
+    use crate::engine::{Event, Silent};
     use crate::recipe::StoreRecipe;
     use crate::sabotage::{Sabotage, under};
+    use crate::store::{Waits, copies_under_way, while_copies_are_late};
     use crate::verify::Comparison;
     use crate::verify::mutations::support;
     use crate::verify::mutations::support::case::{Case, EXACT, PLAIN, Width};
@@ -151,6 +163,42 @@ mod tests {
         // The next step chooses for itself again.
         let again = tiled.gradients(&model, &batch, context, &mut Silent).unwrap();
         assert_eq!(again.log.hash(), whole.log.hash());
+    }
+
+    /// Counts what is being copied when a retreat is told, and at the first event after that.
+    #[derive(Default)]
+    struct Watching {
+        has_heard: bool,
+        before: usize,
+        after: usize,
+    }
+
+    impl Observer for Watching {
+        fn note(&mut self, _text: &str) {
+            self.has_heard = true;
+            self.before += copies_under_way();
+        }
+
+        fn observe(&mut self, _event: Event) {
+            if std::mem::take(&mut self.has_heard) {
+                self.after += copies_under_way();
+            }
+        }
+    }
+
+    #[test]
+    fn copies_of_a_failed_attempt_are_over_before_the_next() {
+        let case = Case { layers_per_cell: 2, ..CASE };
+        let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
+        let whole = tiled(&case, &model, OnOutOfMemory::Fail).gradients(&model, &batch, context, &mut Silent).unwrap();
+        let mut watching = Watching::default();
+        let made = while_copies_are_late(Waits::Kept, || {
+            let mut tiled = tiled(&case, &model, OnOutOfMemory::Retreat);
+            under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut watching)).unwrap()
+        });
+        assert!(watching.before > 0 && watching.after == 0, "{} and {}", watching.before, watching.after);
+        let worst = Comparison::new((&made.rows, &made.gradients), (&whole.rows, &whole.gradients)).worst();
+        assert!(worst <= EXACT, "{worst:.2e}");
     }
 
     #[test]
