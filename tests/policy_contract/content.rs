@@ -157,7 +157,8 @@ fn vector(drawn: Drawn, salt: u64, [row, head, position]: [usize; 3]) -> Head {
     let mut x = [0.0; HEAD_DIM];
     match drawn {
         Drawn::Real => x = std::array::from_fn(|i| draw(i) as f64 / u64::MAX as f64 * 2.0 - 1.0),
-        Drawn::Axes => x[(draw(0) % 3) as usize] = (position + 1) as f64 * sign(draw(1)),
+        // The reciprocal of a power of two is exact, and so are directions that cancel.
+        Drawn::Axes => x[(draw(0) % 3) as usize] = 2f64.powi((position % 32) as i32) * sign(draw(1)),
         Drawn::Whole => {
             // 1 + 1 + 1 + 1 + 4 + 4 + 4 = 16: the norm is 4 times the magnitude.
             let mut order: Vec<usize> = (0..HEAD_DIM).collect();
