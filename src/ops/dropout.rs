@@ -13,8 +13,6 @@
 
 use tch::{Kind, Tensor};
 
-use crate::native::cuda::on_device;
-
 /// 2^64 divided by the golden ratio: consecutive multiples are spread evenly.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 const MULTIPLIERS: [u64; 2] = [0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb];
@@ -56,8 +54,9 @@ pub fn dropout(x_bne: &Tensor, p: f64, stream: Stream, samples: &[u64], position
 pub fn keep_mask(p: f64, stream: Stream, samples: &[u64], position_bn: &Tensor, channels: usize) -> Tensor {
     let device = position_bn.device();
     let key = stream.key();
-    let rows: Vec<i64> = samples.iter().map(|&sample| mix(key.wrapping_add(sample)).cast_signed()).collect();
-    let row_b1 = on_device(&rows, device).unsqueeze(-1);
+    // Filled one by one, rows have no memory of the host to come from, which a captured graph would read again.
+    let row = |&sample: &u64| Tensor::full([1, 1], mix(key.wrapping_add(sample)).cast_signed(), (Kind::Int64, device));
+    let row_b1 = Tensor::cat(&samples.iter().map(row).collect::<Vec<_>>(), 0);
     // (B, 1) + (n), (B, 1) + (1, n) and (B, 1) + (B, n) are all (B, n).
     let token_bn = mix_tensor(row_b1 + spread(position_bn));
     let channel_e = spread(&Tensor::arange(channels as i64, (Kind::Int64, device)));
