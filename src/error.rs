@@ -8,6 +8,7 @@ use crate::engine::EngineError;
 use crate::eval::EvalError;
 use crate::files::FilesError;
 use crate::model::ModelError;
+use crate::native::cuda::GraphError;
 use crate::plan::PlanError;
 use crate::recipe::RecipeError;
 use crate::report::ReportError;
@@ -204,7 +205,10 @@ fn of_engine(error: &EngineError) -> u8 {
         EngineError::OutOfMemory(_) => MEMORY,
         EngineError::Cache(e) => of_cache(e),
         EngineError::Store(e) => of_store(e),
-        EngineError::Attend(e) => e.cause().and_then(|cause| cause.downcast_ref()).map_or(FAILED, of_cache),
+        EngineError::Attend(e) => match e.cause() {
+            Some(cause) if cause.is::<GraphError>() => USAGE,
+            cause => cause.and_then(|cause| cause.downcast_ref()).map_or(FAILED, of_cache),
+        },
         EngineError::Open { .. } | EngineError::LongestChunk { .. } => USAGE,
         EngineError::Head(crate::head::HeadError::WrongTargets { .. }) | EngineError::EmptyRow | EngineError::NoTargets => DATA,
         _ => FAILED,

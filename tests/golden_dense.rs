@@ -31,10 +31,10 @@ impl Attend for Dense {
 }
 
 fn logits(model: &Model, ids_bn: &Tensor) -> Tensor {
-    let position = Tensor::arange(ids_bn.size()[1], (Kind::Int64, ids_bn.device()));
+    let positions = model.positions(Tensor::arange(ids_bn.size()[1], (Kind::Int64, ids_bn.device())));
     let mut hidden = model.embed(ids_bn);
     for layer in 0..model.config().num_layers {
-        hidden = model.layer(LayerIdx(layer), &hidden, &position, &Place::default(), &mut Dense).unwrap();
+        hidden = model.layer(LayerIdx(layer), &hidden, &positions, &Place::default(), &mut Dense).unwrap();
     }
     model.logits(&model.final_norm(&hidden))
 }

@@ -44,6 +44,9 @@ impl Check {
         for note in notes(&recipe, engine.settings(), &config) {
             console::note(&note);
         }
+        if recipe.grad.cuda_graphs {
+            console::note(&captured(engine.settings(), &plan));
+        }
         let mut table = table(&recipe, &config, &plan, &schedule);
         table.row(&["replay log", &replay_log(engine.settings(), &config, &plan)]);
         table.row(&["peak memory, planned", &foretold.words()]);
@@ -153,6 +156,14 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Sch
     table.row(&["undo log", &waiting(recipe.grad.undo_log)]);
     table.row(&["steps", &schedule.to_string()]);
     table
+}
+
+/// How much of a pass a GPU would capture.
+fn captured(settings: &Settings, plan: &ChunkPlan) -> String {
+    let shapes = settings.captured_shapes(plan, Device::Cuda(0));
+    let count = plan.shapes().filter(|shape| shapes.contains(shape)).count();
+    let words = "are of shapes that come often enough to be captured, in each pass without autograd";
+    format!("`grad.cuda_graphs`: on a GPU; {count} of the {} columns of the longest sample {words}", plan.columns.len())
 }
 
 /// What a GPU may do with numbers; a CPU rounds no factor, and repeats itself in any case.

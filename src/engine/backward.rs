@@ -7,13 +7,13 @@ use tch::{Tensor, no_grad, with_grad};
 
 use super::ahead::Prepared;
 use super::attend::{Column, Differentiating, Replaying, chain_leaf};
-use super::forward::{ForwardTrace, hand_back_log};
+use super::forward::{ForwardTrace, captured, hand_back_log};
 use super::head_run::HeadRun;
 use super::layer_run::{link, lock};
 use super::memory::{self, Beside};
 use super::{Engine, EngineError, Event, Observer, StepContext, StepGradients};
 use crate::cache::LayerLog;
-use crate::model::Model;
+use crate::model::{Attend, CapturedLayers, Model};
 use crate::native::run_backward;
 use crate::store::{Ahead, Away, copies_go_beside};
 use crate::units::LayerIdx;
@@ -42,7 +42,8 @@ pub(super) fn run(
         let row = Row { model, trace: &trace, layers: layers.clone(), context };
         if depth > 0 {
             tell(Event::Replay { row: (depth, rows.len()) }, &trace, &travelling, None);
-            no_grad(|| row.replay())?;
+            let captured = captured(engine, model, &trace.plan)?;
+            no_grad(|| row.replay(captured))?;
         }
         let mut next: Option<Prepared> = None;
         for c in (0..trace.plan.columns.len()).rev() {
@@ -153,18 +154,25 @@ impl Row<'_> {
         }
     }
 
-    fn layers(&self, c: usize, hidden: Tensor, attend: &mut dyn crate::model::Attend) -> Result<Tensor, EngineError> {
-        let positions = self.trace.tokens.positions(self.trace.plan.tokens(&self.trace.plan.columns[c]));
-        let place = self.trace.tokens.place(Some(self.context));
-        let mut hidden = hidden;
+    /// All layers of the row over a column; some of it may be captured.
+    fn layers(
+        &self,
+        c: usize,
+        mut hidden: Tensor,
+        attend: &mut dyn Attend,
+        captured: &mut CapturedLayers,
+    ) -> Result<Tensor, EngineError> {
+        let at = self.trace.plan.tokens(&self.trace.plan.columns[c]);
+        let (positions, place) = (self.trace.tokens.positions(self.model, at), self.trace.tokens.place(Some(self.context)));
+        let mut layers = captured.column((self.model, &place), &positions, (self.trace.plan.num_rows(), at.1));
         for layer in self.layers.clone() {
-            hidden = self.model.layer(LayerIdx(layer), &hidden, &positions, &place, attend)?;
+            hidden = layers.layer(LayerIdx(layer), &hidden, attend)?;
         }
         Ok(hidden)
     }
 
     /// Runs the row over all columns with the recorded choices, to make its undo log and its final caches.
-    fn replay(&self) -> Result<(), EngineError> {
+    fn replay(&self, mut captured: CapturedLayers) -> Result<(), EngineError> {
         for run in &self.trace.runs[self.layers.clone()] {
             lock(run).reset(self.trace.plan.prefill);
         }
@@ -179,7 +187,8 @@ impl Row<'_> {
                 next = Some(self.set_out_input(c + 1)?);
             }
             let input = self.input(c, set_out.map(|ahead| ahead.arrive().swap_remove(0)));
-            let _ = self.layers(c, input, &mut Replaying { column: self.column(c), keep_undo_from: 0 })?;
+            let attend = &mut Replaying { column: self.column(c), keep_undo_from: 0 };
+            let _ = self.layers(c, input, attend, &mut captured)?;
         }
         Ok(())
     }
@@ -215,7 +224,7 @@ impl Row<'_> {
         let input = self.input(c, waited).detach().set_requires_grad(has_input_gradient);
         let chain = chain_leaf(input.kind(), input.device());
         let mut attend = Differentiating::new(self.column(c), &chain);
-        let output = with_grad(|| self.layers(c, input.shallow_clone(), &mut attend))?;
+        let output = with_grad(|| self.layers(c, input.shallow_clone(), &mut attend, &mut CapturedLayers::default()))?;
         let gradient = match above {
             Above::Row => prepared.take_gradient(),
             Above::Head(engine, head) => {

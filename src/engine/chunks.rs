@@ -92,6 +92,11 @@ impl ChunkPlan {
         (spans[0].start, spans.iter().map(|s| s.len).sum())
     }
 
+    /// Rows and tokens of all columns.
+    pub fn shapes(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.columns.iter().map(|column| (self.num_rows(), self.tokens(column).1))
+    }
+
     /// Rows of the batch.
     pub fn num_rows(&self) -> usize {
         self.spans.first().map_or(0, |span| span.real.len())

@@ -3,6 +3,7 @@
 use crate::cache::CacheError;
 use crate::head::HeadError;
 use crate::native::BackwardError;
+use crate::native::cuda::GraphError;
 use crate::recipe::OpenKey;
 use crate::store::StoreError;
 use crate::units::Hint;
@@ -80,8 +81,13 @@ impl Hint for EngineError {
             Self::Cache(e) => e.hint(),
             Self::Head(e) => e.hint(),
             Self::Store(e) => e.hint(),
-            // A layer only passes on what its cache has said.
-            Self::Attend(e) => e.cause().and_then(|cause| cause.downcast_ref::<CacheError>()).and_then(Hint::hint),
+            // A layer only passes on what its cache has said, or who captures it.
+            Self::Attend(e) => match e.cause() {
+                Some(cause) if cause.is::<GraphError>() => {
+                    Some("set `grad.cuda_graphs = false`; `kvtune doctor` tries a graph by itself".into())
+                }
+                cause => cause.and_then(|cause| cause.downcast_ref::<CacheError>()).and_then(Hint::hint),
+            },
             Self::Backward(_) | Self::Torch(_) => None,
             Self::Open { .. } => Some("`kvtune plan --recipe FILE` says what it would choose; write that".into()),
             Self::LongestChunk { largest: 0, .. } => {
@@ -105,4 +111,17 @@ impl Hint for EngineError {
 fn undecided(keys: &[OpenKey]) -> String {
     let written: Vec<String> = keys.iter().map(|key| format!("`grad.{key} = \"auto\"`")).collect();
     format!("{} {} not decided", written.join(", "), if keys.len() == 1 { "was" } else { "were" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::AttendError;
+
+    #[test]
+    fn graphs_that_cannot_be_had_have_a_way_out() {
+        let error = EngineError::from(AttendError::caused_by(GraphError("this libtorch has no `x`".into())));
+        assert_eq!(error.to_string(), "no CUDA graph can be captured: this libtorch has no `x`");
+        assert!(error.hint().is_some_and(|hint| hint.starts_with("set `grad.cuda_graphs = false`")));
+    }
 }

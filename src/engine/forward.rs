@@ -14,7 +14,7 @@ use super::memory::{self, Beside};
 use super::{ChunkPlan, Engine, EngineError, Event, Observer, StepContext};
 use crate::cache::{LayerCache, LayerLog, ReplayLog, Shape};
 use crate::data::Batch;
-use crate::model::{Attend, Model, Place};
+use crate::model::{Attend, CapturedLayers, Model, Place, Positions};
 use crate::native::cuda::upload;
 use crate::ops::attention;
 use crate::store::Away;
@@ -71,9 +71,9 @@ impl Tokens {
         model.embed(&self.ids(at))
     }
 
-    /// Positions of a column `(1, n)`: pads count on, so that all rows share them.
-    pub(super) fn positions(&self, (start, len): (usize, usize)) -> Tensor {
-        Tensor::arange_start(start as i64, (start + len) as i64, (Kind::Int64, self.device)).view([1, -1])
+    /// Positions of a column, `(1, n)`: pads count on, so that all rows share them.
+    pub(super) fn positions(&self, model: &Model, (start, len): (usize, usize)) -> Positions {
+        model.positions(Tensor::arange_start(start as i64, (start + len) as i64, (Kind::Int64, self.device)).view([1, -1]))
     }
 
     /// What makes randomness independent of the chunking.
@@ -122,11 +122,12 @@ pub(super) fn run(
         trace.log.layers.clone_from(&log.layers);
         hand_back_log(&mut trace);
     }
+    let mut captured = captured(engine, model, &trace.plan)?;
     for (c, column) in trace.plan.columns.clone().into_iter().enumerate() {
         let at = (c, trace.plan.columns.len());
         tell(observer, Event::ForwardColumn { column: at }, model, &trace);
         let borders = context.is_some().then_some(&rows[..]);
-        let hidden = no_grad(|| run_column(engine, model, &mut trace, (c, &column), context, borders))?;
+        let hidden = no_grad(|| run_column(engine, (model, &mut captured), &mut trace, (c, &column), context, borders))?;
         let (start, _) = trace.plan.tokens(&column);
         if let Some(sink) = &mut sink {
             sink(start, &hidden);
@@ -150,7 +151,7 @@ fn tell(observer: &mut dyn Observer, event: Event, model: &Model, trace: &Forwar
 /// One column through all layers. `borders` are the rows of cells whose inputs are to be kept.
 fn run_column(
     engine: &Engine,
-    model: &Model,
+    (model, captured): (&Model, &mut CapturedLayers),
     trace: &mut ForwardTrace,
     (c, column): (usize, &Range<usize>),
     context: Option<StepContext>,
@@ -158,7 +159,8 @@ fn run_column(
 ) -> Result<Tensor, EngineError> {
     let at = trace.plan.tokens(column);
     let mut hidden = trace.tokens.embed(model, at);
-    let positions = trace.tokens.positions(at);
+    let (positions, place) = (trace.tokens.positions(model, at), trace.tokens.place(context));
+    let mut layers = captured.column((model, &place), &positions, (trace.plan.num_rows(), at.1));
     let keep_undo_from = borders.and_then(<[_]>::last).map_or(usize::MAX, |top| top.start);
     let column = Column { spans: &trace.plan.spans[column.clone()], runs: &trace.runs, layers: (0, trace.runs.len()) };
     let mut deciding = Deciding { column, policies: &engine.settings.policies, keep_undo_from };
@@ -169,9 +171,14 @@ fn run_column(
         if layer > 0 && borders.is_some_and(|rows| rows.iter().any(|r| r.start == layer)) {
             trace.checkpoints.put(layer, c, &hidden)?;
         }
-        hidden = model.layer(LayerIdx(layer), &hidden, &positions, &trace.tokens.place(context), attend)?;
+        hidden = layers.layer(LayerIdx(layer), &hidden, attend)?;
     }
     Ok(hidden)
+}
+
+/// The layers for a pass over all columns of a plan.
+pub(super) fn captured(engine: &Engine, model: &Model, plan: &ChunkPlan) -> Result<CapturedLayers, EngineError> {
+    Ok(CapturedLayers::new(model.device(), engine.settings.captured_shapes(plan, model.device()))?)
 }
 
 /// Lets the device find its fastest way to attend for the chunks that meet full caches, where it has not yet.

@@ -9,7 +9,7 @@ use super::chunks::{self, BENT_BY};
 use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, Engine, EngineError, RandomSizes};
 use crate::cache::{self, CacheError, Policy, Scope, Shape, log_bytes_per_token};
 use crate::data::{Batch, IGNORE, Targets};
-use crate::model::ModelConfig;
+use crate::model::{CapturedLayers, ModelConfig};
 use crate::recipe::{BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm, StoreRecipe};
 use crate::units::{Bytes, LayerIdx};
 
@@ -28,6 +28,8 @@ pub struct Settings {
     pub(super) layer_checkpoints: StoreRecipe,
     pub(super) undo_log: StoreRecipe,
     pub(super) scratch_dir: Option<PathBuf>,
+    /// Whether a device with graphs may capture.
+    has_cuda_graphs: bool,
     width: Width,
 }
 
@@ -86,6 +88,7 @@ impl Settings {
             layer_checkpoints: grad.layer_checkpoints,
             undo_log: grad.undo_log,
             scratch_dir: grad.scratch_dir.clone(),
+            has_cuda_graphs: grad.cuda_graphs,
             width,
         };
         settings.check_policies(&kv.policy.name)?;
@@ -166,6 +169,11 @@ impl Settings {
             }
         };
         self.cache_lengths.iter().map(shape).collect()
+    }
+
+    /// Rows and tokens of the columns that are captured in passes without autograd on a device.
+    pub fn captured_shapes(&self, plan: &ChunkPlan, device: Device) -> Vec<(usize, usize)> {
+        if self.has_cuda_graphs { CapturedLayers::shapes(device, plan.shapes()) } else { Vec::new() }
     }
 
     /// The policy of a layer.

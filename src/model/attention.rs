@@ -49,23 +49,32 @@ impl Attention {
         })
     }
 
+    /// Queries, keys and values, turned to their positions.
+    ///
     /// # Shapes
-    /// `(B, n, E)` in and out.
-    pub(super) fn forward(
-        &self,
-        x_bne: &Tensor,
-        rotation: &Rotation,
-        lora: Option<&LayerLora<'_>>,
-        attend: &mut dyn Attend,
-    ) -> Result<Tensor, AttendError> {
+    /// `(B, n, E)` in; as in [`Qkv`] out.
+    pub(super) fn project(&self, x_bne: &Tensor, rotation: &Rotation, lora: Option<&LayerLora<'_>>) -> [Tensor; 3] {
         let norm_of = |i: usize| self.head_norms.as_ref().map(|norms| &norms[i]);
         let q_bhnd = rotation.apply(&self.heads(&self.query.forward(x_bne, lora), norm_of(0)));
         let k_bgnd = rotation.apply(&self.heads(&self.key.forward(x_bne, lora), norm_of(1)));
         let v_bgnd = self.heads(&self.value.forward(x_bne, lora), None);
-        let qkv = Qkv { q_bhnd: &q_bhnd, k_bgnd: &k_bgnd, v_bgnd: &v_bgnd, scale: self.scale };
-        let out_bhnd = attend.attend(self.layer, qkv)?;
-        let joined_bni = out_bhnd.transpose(1, 2).flatten(2, 3);
-        Ok(self.output.forward(&joined_bni, lora))
+        [q_bhnd, k_bgnd, v_bgnd]
+    }
+
+    /// Asks whoever remembers the past.
+    ///
+    /// # Shapes
+    /// As in [`Qkv`]; `(B, H, n, D)` out.
+    pub(super) fn attend(&self, [q_bhnd, k_bgnd, v_bgnd]: [&Tensor; 3], attend: &mut dyn Attend) -> Result<Tensor, AttendError> {
+        attend.attend(self.layer, Qkv { q_bhnd, k_bgnd, v_bgnd, scale: self.scale })
+    }
+
+    /// From the heads back to the residual stream.
+    ///
+    /// # Shapes
+    /// `(B, H, n, D)` in, `(B, n, E)` out.
+    pub(super) fn output(&self, attended_bhnd: &Tensor, lora: Option<&LayerLora<'_>>) -> Tensor {
+        self.output.forward(&attended_bhnd.transpose(1, 2).flatten(2, 3), lora)
     }
 
     /// `(B, n, heads · D)` to `(B, heads, n, D)`.

@@ -12,10 +12,10 @@ use super::embedding::Embedding;
 use super::families::FINAL_NORM;
 use super::init::draw;
 use super::lora::{Adapter, LayerLora, Place};
+use super::positions::Positions;
 use super::weights::Weights;
 use super::{ModelError, layout};
 use crate::ops::rms_norm::rms_norm;
-use crate::ops::rope::Rotation;
 use crate::recipe::Dtype;
 use crate::units::{Bytes, LayerIdx};
 
@@ -216,19 +216,26 @@ impl Model {
     /// One decoder layer with its part of the adapter.
     ///
     /// # Shapes
-    /// `hidden_bne (B, n, E)` in and out; `position_bn` is `(B, n)`, or `(1, n)` or `(n)` where all rows share
-    /// their positions; int64, the tokens' true positions.
+    /// `hidden_bne (B, n, E)` in and out.
     pub fn layer(
         &self,
         idx: LayerIdx,
         hidden_bne: &Tensor,
-        position_bn: &Tensor,
+        positions: &Positions,
         place: &Place<'_>,
         attend: &mut dyn Attend,
     ) -> Result<Tensor, AttendError> {
-        let rotation = Rotation::at(position_bn, self.config.head_dim, self.config.rope_theta, self.kind);
-        let lora = self.adapter().map(|adapter| LayerLora { adapter, layer: idx, position_bn, place });
-        self.layers[idx.0].forward(hidden_bne, &rotation, lora.as_ref(), attend)
+        let lora = self.lora(idx, &positions.position_bn, place);
+        self.layers[idx.0].forward(hidden_bne, &positions.rotation, lora.as_ref(), attend)
+    }
+
+    pub(super) fn decoder_layer(&self, idx: LayerIdx) -> &DecoderLayer {
+        &self.layers[idx.0]
+    }
+
+    /// A layer's part of the adapter.
+    pub(super) fn lora<'a>(&'a self, layer: LayerIdx, position_bn: &'a Tensor, place: &'a Place<'a>) -> Option<LayerLora<'a>> {
+        self.adapter().map(|adapter| LayerLora { adapter, layer, position_bn, place })
     }
 
     /// The norm between the last layer and the output projection.

@@ -44,11 +44,34 @@ impl DecoderLayer {
         lora: Option<&LayerLora<'_>>,
         attend: &mut dyn Attend,
     ) -> Result<Tensor, AttendError> {
-        let norm = |x_bne: &Tensor, weight_e: &Tensor| rms_norm(x_bne, weight_e, self.eps);
-        let attended_bne = self.attention.forward(&norm(hidden_bne, &self.attention_norm_e), rotation, lora, attend)?;
-        let hidden_bne = hidden_bne + attended_bne;
-        let added_bne = self.mlp.forward(&norm(&hidden_bne, &self.mlp_norm_e), lora);
-        Ok(hidden_bne + added_bne)
+        let [q_bhnd, k_bgnd, v_bgnd] = self.before_attention(hidden_bne, rotation, lora);
+        let attended_bhnd = self.attend([&q_bhnd, &k_bgnd, &v_bgnd], attend)?;
+        drop([q_bhnd, k_bgnd, v_bgnd]);
+        Ok(self.behind_attention(hidden_bne, attended_bhnd, lora))
+    }
+
+    /// Queries, keys and values.
+    ///
+    /// # Shapes
+    /// `(B, n, E)` in; as in [`super::Qkv`] out.
+    pub(super) fn before_attention(&self, hidden_bne: &Tensor, rotation: &Rotation, lora: Option<&LayerLora<'_>>) -> [Tensor; 3] {
+        self.attention.project(&rms_norm(hidden_bne, &self.attention_norm_e, self.eps), rotation, lora)
+    }
+
+    /// What follows attention: the layer's output. What was attended is gone, but for what autograd keeps, before the MLP.
+    ///
+    /// # Shapes
+    /// The layer's input `(B, n, E)` and what was attended `(B, H, n, D)` in, `(B, n, E)` out.
+    pub(super) fn behind_attention(&self, hidden_bne: &Tensor, attended_bhnd: Tensor, lora: Option<&LayerLora<'_>>) -> Tensor {
+        let hidden_bne = hidden_bne + self.attention.output(&attended_bhnd, lora);
+        drop(attended_bhnd);
+        let added_bne = self.mlp.forward(&rms_norm(&hidden_bne, &self.mlp_norm_e, self.eps), lora);
+        hidden_bne + added_bne
+    }
+
+    /// Asks whoever remembers the past.
+    pub(super) fn attend(&self, qkv: [&Tensor; 3], attend: &mut dyn Attend) -> Result<Tensor, AttendError> {
+        self.attention.attend(qkv, attend)
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {

@@ -271,10 +271,10 @@ mod tests {
         let mut start = 0;
         let piece = |&end: &i64| {
             let position = Tensor::arange_start(start, end, (Kind::Int64, Device::Cpu)).unsqueeze(0);
-            let mut hidden = model.embed(&ids.narrow(1, start, end - start));
+            let (mut hidden, positions) = (model.embed(&ids.narrow(1, start, end - start)), model.positions(position));
             let place = Place { dropout, samples: &samples };
             for layer in 0..2 {
-                hidden = model.layer(LayerIdx(layer), &hidden, &position, &place, &mut Alone).unwrap();
+                hidden = model.layer(LayerIdx(layer), &hidden, &positions, &place, &mut Alone).unwrap();
             }
             start = end;
             hidden

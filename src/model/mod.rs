@@ -7,6 +7,7 @@
 mod all_weights;
 mod attend;
 mod attention;
+mod captured;
 mod causal_lm;
 mod config;
 mod decoder;
@@ -20,10 +21,14 @@ mod linear;
 mod lora;
 mod mlp;
 mod peft;
+#[cfg(test)]
+mod played;
+mod positions;
 mod random;
 mod weights;
 
 pub use attend::{Attend, AttendError, Qkv};
+pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::{Model, kind_of};
 pub use config::{ConfigFault, ModelConfig};
 pub use error::{ModelError, Problem, Problems};
@@ -32,4 +37,7 @@ pub use fingerprint::fingerprint;
 pub use init::init_model;
 pub use linear::Projection;
 pub use lora::{Adapter, DropoutKey, Place, targets};
+#[cfg(test)]
+pub(crate) use played::while_graphs_are_played;
+pub use positions::Positions;
 pub use weights::MODEL_TENSORS;

@@ -30,6 +30,23 @@ impl Rotation {
         Self { cos: angle.cos().to_kind(kind), sin: angle.sin().to_kind(kind) }
     }
 
+    /// Another one of the same size, with no angles in it yet.
+    pub fn empty_like(&self) -> Self {
+        Self { cos: self.cos.empty_like(), sin: self.sin.empty_like() }
+    }
+
+    /// Takes over the angles of another one, in the memory that it has.
+    pub fn copy_(&mut self, from: &Self) {
+        self.cos.copy_(&from.cos);
+        self.sin.copy_(&from.sin);
+    }
+
+    /// Cosines and sines.
+    #[cfg(test)]
+    pub(crate) fn tensors(&self) -> [&Tensor; 2] {
+        [&self.cos, &self.sin]
+    }
+
     /// Turns each head vector of `x`. For the backward, which turns it back, nothing of it is kept.
     ///
     /// # Shapes

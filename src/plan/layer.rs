@@ -16,6 +16,8 @@ pub(super) struct LayerBytes {
     pub(super) graph_of_mlp: u64,
     /// The most at a time beside its input, without autograd.
     pub(super) forward: u64,
+    /// The same before attention or behind it.
+    pub(super) beside_attention: u64,
     /// The most at a time beside input and graph, while the MLP is computed with autograd.
     pub(super) beside_graph: u64,
     /// The most at a time beside graphs, in the backward of the MLP.
@@ -49,6 +51,7 @@ impl Layer<'_> {
         LayerBytes {
             graph: self.tokens * (self.graph_of_attention() + graph_of_mlp),
             graph_of_mlp: self.tokens * graph_of_mlp,
+            beside_attention: self.tokens * in_mlp.max(in_attention),
             forward: (self.tokens * in_mlp).max(self.tokens * in_attention + self.kernel.forward),
             beside_graph: self.tokens * (gated + drawn).saturating_sub(graph_of_mlp),
             backward_of_mlp: self.tokens * self.backward_of_mlp(),
@@ -107,7 +110,6 @@ impl Layer<'_> {
         let norm = if self.has_gradient_below() { self.norms(1) } else { 0 };
         let head_norms =
             if s.config.variant.has_qk_norm { (q + kv) * w + self.norms(s.config.num_heads + s.config.num_kv_heads) } else { 0 };
-        let rotation = s.config.head_dim as u64 * w;
         let attended = w * (q + 2 * kv + q) + s.config.num_heads as u64 * s.wide();
         // The kernel lays a chunk's output out as the projection reads it: what both keep is one tensor.
         let is_shared = self.is_one_chunk && native::computes(s.device, s.kind);
@@ -117,7 +119,6 @@ impl Layer<'_> {
         norm + self.input_of(&[Query, Key, Value], e)
             + self.additions(&[Query, Key, Value, Output])
             + head_norms
-            + rotation
             + attended
             + joined
             + sum

@@ -12,6 +12,7 @@ use super::part::Part;
 use super::{Subject, head};
 use crate::cache::Shape;
 use crate::engine::{ChunkPlan, MemoryByPart};
+use crate::model::CapturedLayers;
 use crate::units::Bytes;
 
 /// The span from one event to the next.
@@ -45,9 +46,14 @@ pub(super) struct Walk<'a> {
     shapes: Vec<Shape>,
     rows: Vec<Range<usize>>,
     holdings: Holdings<'a>,
+    /// What captured graphs take, in bytes.
+    graphs: u64,
     /// What is known of layers that were looked at.
     layers: RefCell<HashMap<Look, LayerBytes>>,
 }
+
+/// What cuBLAS takes for each stream on the GPUs where it takes most.
+const WORKSPACE: u64 = 32 << 20;
 
 /// Whether the layer is the lowest, its slots, tokens and whether they are one chunk, the longest chunk, entries, and whether victims are chosen.
 type Look = (bool, usize, (u64, bool), u64, u64, bool);
@@ -57,7 +63,10 @@ impl<'a> Walk<'a> {
     pub(super) fn new(subject: &'a Subject<'a>, plan: &'a ChunkPlan, targets: &'a [usize]) -> Self {
         let shapes = subject.settings.cache_shapes(subject.config, plan, (subject.kind, subject.device));
         let holdings = Holdings::new(subject, plan, shapes.clone());
-        Self { subject, plan, targets, shapes, rows: subject.settings.rows(), holdings, layers: RefCell::default() }
+        let rows = subject.settings.rows();
+        let mut walk = Self { subject, plan, targets, shapes, rows, holdings, graphs: 0, layers: RefCell::default() };
+        walk.graphs = walk.of_graphs();
+        walk
     }
 
     /// Goes from the first column of the forward phase to the last cell, and shows every span to `visit`.
@@ -88,10 +97,10 @@ impl<'a> Walk<'a> {
             let before = self.holdings.memory();
             let moved = self.holdings.run_column(c, &layers, keeps_undo_from, true);
             self.holdings.checkpoint(c);
-            let inside = self.growth(&before) + moved + self.hidden(c) + self.forward_of(&layers, c, true);
+            let inside = self.growth(&before) + moved + self.of_column(c) + self.forward_of(&layers, c, true) + self.graphs;
             visit(Moment { part: Part::Forward, held: before, graph: 0, inside });
             if !self.head_waits() {
-                let inside = self.hidden(c) + self.head(c);
+                let inside = self.hidden(c) + self.head(c) + self.graphs;
                 visit(Moment { part: Part::Head, held: self.holdings.memory(), graph: 0, inside });
                 self.holdings.travel(c, self.targets[c] > 0);
             }
@@ -104,9 +113,10 @@ impl<'a> Walk<'a> {
         let mut inside = 0;
         for c in 0..self.plan.columns.len() {
             let moved = self.holdings.run_column(c, layers, 0, false);
-            inside = inside.max(self.growth(&before) + moved + 2 * self.hidden(c) + self.forward_of(layers, c, false));
+            inside =
+                inside.max(self.growth(&before) + moved + self.hidden(c) + self.of_column(c) + self.forward_of(layers, c, false));
         }
-        visit(Moment { part: Part::Replay, held: before, graph: 0, inside });
+        visit(Moment { part: Part::Replay, held: before, graph: 0, inside: inside + self.graphs });
     }
 
     fn cell(&mut self, layers: &Range<usize>, c: usize, visit: &mut dyn FnMut(Moment)) {
@@ -116,7 +126,7 @@ impl<'a> Walk<'a> {
         self.holdings.look_ahead(layers, c);
         self.holdings.bring_undo(layers, c);
         // Beside its input: the graph keeps all other hidden states, the output with them.
-        let graph = all + self.hidden(c);
+        let graph = all + self.of_column(c);
         let last = made.last().copied().unwrap_or_default();
         let inside = self.growth(&before) + graph + (2 * self.hidden(c)).max(last.beside_graph);
         visit(Moment { part: Part::Recompute, held: before, graph: 0, inside });
@@ -190,8 +200,75 @@ impl<'a> Walk<'a> {
         self.tokens(c) * self.subject.hidden() * self.subject.element()
     }
 
+    /// Where captured operations read and write, and what they take in between: once for the captures, once for the operations that were
+    /// run on the same stream before, as the allocator gives neither to anybody else; and that stream's workspace.
+    fn of_graphs(&self) -> u64 {
+        let captured = self.subject.settings.captured_shapes(self.plan, self.subject.device);
+        let held = captured.iter().map(|&shape| CapturedLayers::bytes(self.subject.config, self.subject.kind, shape).0);
+        let columns = self.plan.shapes().enumerate().filter(|(_, shape)| captured.contains(shape));
+        let between = columns.map(|(c, _)| self.layer(0, c, false).beside_attention).max();
+        between.map_or(0, |between| held.sum::<u64>() + 2 * between + WORKSPACE)
+    }
+
+    /// What all layers share: hidden states, and the rotations of a row's positions.
+    fn of_column(&self, c: usize) -> u64 {
+        let (_, tokens) = self.plan.tokens(&self.plan.columns[c]);
+        self.hidden(c) + tokens as u64 * self.subject.config.head_dim as u64 * self.subject.element()
+    }
+
     fn growth(&self, before: &MemoryByPart) -> u64 {
         let sum = |memory: &MemoryByPart| memory.rows().iter().map(|row| row.bytes.0).sum::<u64>();
         sum(&self.holdings.memory()).saturating_sub(sum(before))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tch::{Device, Kind};
+
+    use super::*;
+    use crate::engine::{ColumnWidth, Settings};
+    use crate::model::ModelConfig;
+    use crate::plan::Trained;
+    use crate::recipe::Recipe;
+
+    const CONFIG: &str = r#"{"model_type": "qwen2", "hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "intermediate_size": 6, "vocab_size": 10, "max_position_embeddings": 64}"#;
+    const RECIPE: &str = "model.path = '.'\ndata = {format = 'tokens', train = 'none'}\n\
+                          kv_cache = {policy = 'lastrec', cache_length = 8, chunk_size = 4}\ngrad.layers_per_cell = 1";
+
+    /// The parts of a step over 42 tokens, in ten columns of 4 and one of 2, with the most inside of each.
+    fn inside(device: Device, words: &str) -> Vec<(Part, u64)> {
+        let recipe = Recipe::parse(format!("{RECIPE}\n{words}"), Path::new("recipe.toml"), &[]).unwrap().recipe;
+        let config = ModelConfig::from_object(&serde_json::from_str(CONFIG).unwrap()).unwrap();
+        let settings = Settings::new(&config, &recipe.kv_cache, &recipe.grad).unwrap();
+        let trained = Trained::of(recipe.lora.as_ref()).unwrap();
+        let kind = Kind::BFloat16;
+        let subject =
+            Subject { config: &config, settings: &settings, trained: &trained, kind, device, threads: 1, accumulates: false };
+        let plan = ChunkPlan::new(&[42], 8, 4, ColumnWidth::Chunks(1));
+        let mut inside = Vec::new();
+        Walk::new(&subject, &plan, &vec![4; plan.columns.len()]).each(&mut |moment| inside.push((moment.part, moment.inside)));
+        inside
+    }
+
+    #[test]
+    fn captured_graphs_take_room_in_a_gpus_passes_without_autograd() {
+        let gpu = Device::Cuda(0);
+        let (plain, captured) = (inside(gpu, ""), inside(gpu, "grad.cuda_graphs = true"));
+        // 2 · (4 + 6) numbers a token in two bytes, cos and sin, and a position, for what is held; gate, up, what comes of them, input and
+        // output in between.
+        let graphs = 4 * (2 * 2 * (4 + 6) + 2 * 2 + 8) + 2 * 4 * 2 * (2 * 4 + 3 * 6) + WORKSPACE;
+        let mut heads = 0;
+        for (&(part, without), &(_, with)) in plain.iter().zip(&captured) {
+            heads += usize::from(part == Part::Head);
+            // The head has its turn in the forward phase, as there are two rows of cells.
+            let has_graphs = [Part::Forward, Part::Replay, Part::Head].contains(&part);
+            assert_eq!(with - without, if has_graphs { graphs } else { 0 }, "{part:?}");
+        }
+        assert_eq!(heads, 11);
+        assert_eq!(inside(Device::Cpu, "grad.cuda_graphs = true"), inside(Device::Cpu, ""), "a CPU has no graphs");
     }
 }

@@ -96,6 +96,7 @@ const RENAMES: &[(&str, &[&str])] = &[
         ],
     ),
     ("train.seed", &["seed", "random_seed", "train.random_seed", "data.seed"]),
+    ("grad.cuda_graphs", &["train.cuda_graphs", "cuda_graphs"]),
     ("train.deterministic", &["train.full_determinism", "deterministic", "full_determinism"]),
     ("optimizer.learning_rate", &["optimizer.lr", "train.learning_rate", "train.lr", "learning_rate", "lr"]),
     ("optimizer.weight_decay", &["train.weight_decay", "weight_decay"]),

@@ -30,6 +30,8 @@ pub struct GradRecipe {
     pub single_tokens_for_targets: bool,
     /// What a run does where memory runs out; default `fail`.
     pub on_out_of_memory: OnOutOfMemory,
+    /// Whether a GPU captures what columns of equal shape have in common as CUDA graphs, default false; a CPU has none.
+    pub cuda_graphs: bool,
     /// Keys that are written `"auto"`: the planner decides. In the order of [`OpenKey::ALL`], none twice. While a key is open, its
     /// own field holds the default.
     pub open: Vec<OpenKey>,
@@ -139,6 +141,7 @@ impl At<'_> {
             scratch_dir: schema.scratch_dir.map(|path| self.path("grad.scratch_dir", &path)).transpose()?,
             single_tokens_for_targets,
             on_out_of_memory: schema.on_out_of_memory.unwrap_or(OnOutOfMemory::Fail),
+            cuda_graphs: schema.cuda_graphs.unwrap_or(false),
             open,
         })
     }

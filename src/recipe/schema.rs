@@ -103,6 +103,7 @@ pub(super) struct Grad {
     pub(super) scratch_dir: Option<String>,
     pub(super) single_tokens_for_targets: Option<bool>,
     pub(super) on_out_of_memory: Option<OnOutOfMemory>,
+    pub(super) cuda_graphs: Option<bool>,
 }
 
 #[derive(Deserialize, Default)]

@@ -195,6 +195,7 @@ impl GradRecipe {
             self.scratch_dir.as_deref().map(|path| ("scratch_dir", path_value(path))),
             Some(("single_tokens_for_targets", Value::Boolean(self.single_tokens_for_targets))),
             Some(("on_out_of_memory", word(self.on_out_of_memory.name()))),
+            Some(("cuda_graphs", Value::Boolean(self.cuda_graphs))),
         ];
         entries.into_iter().flatten().collect()
     }

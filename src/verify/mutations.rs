@@ -6,13 +6,14 @@
 #[path = "../../tests/support/mod.rs"]
 pub(crate) mod support;
 
-use support::case::{Case, EXACT, IN_FILE, IN_MEMORY, PLAIN, TargetsAt, Trains, Width};
+use support::case::{Case, EXACT, HeadKind, IN_FILE, IN_MEMORY, PLAIN, Tail, TargetsAt, Trains, Width};
 
 use super::{Comparison, Proofs, TilingProof, Verdict, VerifyError, reference_gradients};
 use crate::engine::{EngineError, Settings, Silent, StepGradients};
+use crate::model::while_graphs_are_played;
 use crate::native::cuda::Vendor;
 use crate::ops::attention::{PartKernel, Way, forced};
-use crate::recipe::{BufferKind, StoreForm, StoreRecipe};
+use crate::recipe::{BufferKind, Storage, StoreForm, StoreRecipe};
 use crate::sabotage::{Sabotage, under};
 use crate::store::{Waits, while_copies_are_late};
 
@@ -71,6 +72,57 @@ fn every_way_to_attend_is_exact() {
             assert!(worst <= EXACT, "{way}: {worst:.2e} on {case:?}");
         }
     }
+}
+
+/// What a device with graphs captures, played on the CPU with copies that are late, for every policy and storage: nobody keeps what the next
+/// column writes again.
+#[test]
+fn captured_columns_are_exact() {
+    const SHORT: Case = Case { has_cuda_graphs: true, lengths: &[76, 37, 9], chunk: 3, width: Width::Chunks(1), ..PLAIN };
+    const SMART: &str = "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4";
+    for case in [
+        Case { policy: "dense", cache: &[80], ..SHORT },
+        Case { policy: "dense", cache: &[16], storage: Storage::Growing, ..SHORT },
+        Case { policy: "dense", cache: &[16], storage: Storage::Paged, ..SHORT },
+        Case { policy: "lastrec", dropout: 0.2, ..SHORT },
+        Case { policy: "streaming-llm", ..SHORT },
+        Case { policy: "smart-lastrec", params: SMART, initial: &[(0, 30), (3, 7), (0, 9)], ..SHORT },
+        SHORT,
+        Case { width: Width::Chunks(2), is_offloaded: true, layers_per_cell: 2, ..SHORT },
+        Case { head: HeadKind::Classify, layers_per_cell: 3, ..SHORT },
+        Case { tail: Tail::OneByOne, targets: TargetsAt::Last(9), lengths: &[58], ..SHORT },
+        Case { trains: Trains::All, lora: &[], ..SHORT },
+        Case { policy: "h2o-vlen", ..SHORT },
+        Case { policy: "h2o-orig", ..SHORT },
+        Case { policy: "qh2o", buffer: BufferKind::Int8, ..SHORT },
+        Case { policy: "qh2o-vlen", buffer: BufferKind::Int4, ..SHORT },
+        Case { policy: "knorm", ..SHORT },
+        Case { policy: "keydiff", ..SHORT },
+        Case { policy: "tova", ..SHORT },
+        Case { policy: "snapkv", ..SHORT },
+        Case { policy: "expected-attention", ..SHORT },
+        Case { policy: "adakv", params: "floor = 0.5\npolicy.snapkv = { window_size = 2 }", ..SHORT },
+    ] {
+        let late = |run: &dyn Fn() -> Made| while_copies_are_late(Waits::Kept, run);
+        let (worst, replays) = while_graphs_are_played(|| compared_in(&case, late).unwrap().worst());
+        assert!(worst <= EXACT, "{worst:.2e} on {case:?}");
+        assert!(replays > 0, "{case:?}");
+    }
+}
+
+/// Evaluation, and a forward phase that follows a log, capture too.
+#[test]
+fn captured_columns_lose_and_choose_to_the_bit() {
+    let case = Case { has_cuda_graphs: true, lengths: &[76, 37, 9], chunk: 3, width: Width::Chunks(1), ..PLAIN };
+    let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
+    let engine = || support::engine(&case, &model);
+    let plain = engine().gradients(&model, &batch, context, &mut Silent).unwrap();
+    let (rows, replays) = while_graphs_are_played(|| engine().losses(&model, &batch, &mut Silent).unwrap());
+    assert_eq!((&rows, replays > 0), (&plain.rows, true));
+    let following = engine().following(plain.log.clone());
+    let (found, replays) = while_graphs_are_played(|| following.gradients(&model, &batch, context, &mut Silent).unwrap());
+    assert_eq!((found.log.hash(), &found.rows, replays > 0), (plain.log.hash(), &plain.rows, true));
+    assert_eq!(found.gradients, plain.gradients);
 }
 
 const LASTREC: Case = Case { policy: "lastrec", params: "init_grace_tokens = 3", ..PLAIN };

@@ -77,7 +77,7 @@ fn forward(model: &Model, batch: &Batch, context: StepContext, attend: &mut Mask
     let ids = Tensor::from_slice(&ids).view([batch.rows.len() as i64, total as i64]).to_device(model.device());
     let samples: Vec<u64> = batch.rows.iter().map(|r| r.sample).collect();
     let place = Place { dropout: context.dropout, samples: &samples };
-    let positions = Tensor::arange(total as i64, (Kind::Int64, model.device())).view([1, -1]);
+    let positions = model.positions(Tensor::arange(total as i64, (Kind::Int64, model.device())).view([1, -1]));
     let mut hidden = model.embed(&ids);
     for layer in 0..model.config().num_layers {
         hidden = model.layer(LayerIdx(layer), &hidden, &positions, &place, attend)?;

@@ -213,6 +213,18 @@ fn numbers_that_no_machine_can_hold_overflow_nowhere() {
 }
 
 #[test]
+fn how_many_columns_a_gpu_would_capture_is_told() {
+    let place = Place::new();
+    let told = |more: &[&str]| place.check(&[&["grad.cuda_graphs=true"], more].concat()).done().err.trim().to_owned();
+    let of = |count: &str| format!("`grad.cuda_graphs`: on a GPU; {count} columns of the longest sample are of shapes that come");
+    for (chunk, expected) in [("1", "40 of the 40"), ("4", "10 of the 10"), ("8", "0 of the 5")] {
+        let found = told(&["grad.chunks_per_cell=1", &format!("kv_cache.chunk_size={chunk}")]);
+        assert!(found.starts_with(&of(expected)), "{found}");
+    }
+    assert!(!place.check(&[]).done().err.contains("cuda_graphs"));
+}
+
+#[test]
 fn what_a_gpu_may_do_with_numbers_is_told() {
     let place = Place::new();
     let told = |overrides: &[&str]| {

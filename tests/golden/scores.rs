@@ -115,9 +115,9 @@ fn worst(name: &'static str) -> f64 {
         listening.span = span.clone();
         let (start, len) = (span.start as i64, span.len as i64);
         let mut hidden = model.embed(&ids_bt.narrow(1, start, len));
-        let position_bn = Tensor::arange_start(start, start + len, (Kind::Int64, Device::Cpu)).view([1, -1]);
+        let positions = model.positions(Tensor::arange_start(start, start + len, (Kind::Int64, Device::Cpu)).view([1, -1]));
         for layer in 0..lengths.len() {
-            hidden = model.layer(LayerIdx(layer), &hidden, &position_bn, &Place::default(), &mut listening).unwrap();
+            hidden = model.layer(LayerIdx(layer), &hidden, &positions, &Place::default(), &mut listening).unwrap();
         }
         // The prefill span is scored by nobody.
         if span.start < plan.prefill {

@@ -33,9 +33,9 @@ fn lowest_layer(model: &Model, batch: &Batch) -> ([Tensor; 3], f64) {
     let tokens = batch.max_len();
     let padded = batch.rows.iter().flat_map(|row| (0..tokens).map(|i| row.inputs.get(i).map_or(0, |&id| i64::from(id))));
     let ids_bt = Tensor::from_slice(&padded.collect::<Vec<_>>()).view([batch.rows.len() as i64, tokens as i64]);
-    let position_bn = Tensor::arange(tokens as i64, (Kind::Int64, CPU)).view([1, -1]);
+    let positions = model.positions(Tensor::arange(tokens as i64, (Kind::Int64, CPU)).view([1, -1]));
     let mut taken = Taken::default();
-    let _ = no_grad(|| model.layer(LayerIdx(0), &model.embed(&ids_bt), &position_bn, &Place::default(), &mut taken).unwrap());
+    let _ = no_grad(|| model.layer(LayerIdx(0), &model.embed(&ids_bt), &positions, &Place::default(), &mut taken).unwrap());
     (taken.0.unwrap(), taken.1)
 }
 

@@ -15,6 +15,8 @@ const SAME: &[(&str, &str)] = &[
     ("[model]\nallow_tf32 = false", "[model]\ntf32 = false"),
     ("[train]\ndeterministic = true", "deterministic = true"),
     ("[train]\ndeterministic = true", "[train]\nfull_determinism = true"),
+    ("[grad]\ncuda_graphs = true", "[train]\ncuda_graphs = true"),
+    ("[grad]\ncuda_graphs = true", "cuda_graphs = true"),
     ("[lora]\nr = 5", "[lora]\nrank = 5"),
     ("[lora]\nr = 5", "[lora]\nlora_r = 5"),
     ("[lora]\nr = 5", "[lora]\nlora_rank = 5"),

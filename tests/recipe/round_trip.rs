@@ -144,7 +144,7 @@ fn opened(open: Vec<OpenKey>, mut grad: GradRecipe) -> GradRecipe {
 prop_compose! {
     fn rest(head: HeadRecipe)(model in (path(), option::of(path()), select(Dtype::ALL), any::<bool>()),
               grad in (small(), 0.1..1e3_f64, option::of(small()), any::<bool>()), stores in stores(),
-              on_out_of_memory in select(OnOutOfMemory::ALL),
+              on_out_of_memory in select(OnOutOfMemory::ALL), cuda_graphs in any::<bool>(),
               open in subsequence(OpenKey::ALL, 0..=OpenKey::ALL.len()),
               checkpoint in (large(), option::of(large()), small()), interval in large(), output_dir in option::of(path()))
              -> (ModelRecipe, GradRecipe, CheckpointRecipe, LogRecipe, Option<PathBuf>) {
@@ -164,6 +164,7 @@ prop_compose! {
                     scratch_dir: stores.2,
                     single_tokens_for_targets,
                     on_out_of_memory,
+                    cuda_graphs,
                     open: Vec::new(),
                 },
             ),
@@ -304,6 +305,8 @@ fn a_resumed_run_may_change_its_length_logging_saving_and_tiling_only() {
         "grad.undo_log=int4",
         "grad.undo_log_place=file",
         "grad.scratch_dir=elsewhere",
+        "grad.on_out_of_memory=retreat",
+        "grad.cuda_graphs=true",
         "output_dir=other",
     ];
     assert_eq!(differences(&free), []);

@@ -57,6 +57,8 @@ pub struct Case {
     pub layer_checkpoints: StoreRecipe,
     /// How the undo log waits, and where.
     pub undo_log: StoreRecipe,
+    /// Whether a GPU captures what columns of equal shape have in common.
+    pub has_cuda_graphs: bool,
     /// One residual channel is 1000 times the others.
     pub has_loud_channel: bool,
     /// dtype of the model.
@@ -148,6 +150,7 @@ pub const PLAIN: Case = Case {
     head: HeadKind::NextToken,
     layer_checkpoints: IN_MEMORY,
     undo_log: IN_MEMORY,
+    has_cuda_graphs: false,
     has_loud_channel: false,
     kind: Kind::Double,
     device: Device::Cpu,

@@ -203,6 +203,7 @@ pub fn cells(layers_per_cell: usize, chunks_per_cell_multiplier: f64) -> GradRec
         scratch_dir: None,
         single_tokens_for_targets: false,
         on_out_of_memory: OnOutOfMemory::Fail,
+        cuda_graphs: false,
         open: Vec::new(),
     }
 }

@@ -222,6 +222,7 @@ pub fn recipes(case: &Case) -> (CacheRecipe, GradRecipe) {
         scratch_dir: Some(std::env::temp_dir().join(format!("kvtune-proofs-{}", std::process::id()))),
         single_tokens_for_targets: case.tail == Tail::OneByOne,
         on_out_of_memory: OnOutOfMemory::Fail,
+        cuda_graphs: case.has_cuda_graphs,
         open: Vec::new(),
     };
     (kv, grad)

@@ -13,6 +13,8 @@ unsafe extern "C" {
     fn kvtune_stream_new(index: c_int, out: *mut *mut c_void) -> c_int;
     fn kvtune_stream_free(stream: *mut c_void);
     fn kvtune_stream_copy(stream: *const c_void, to: *mut C_tensor, from: *mut C_tensor) -> c_int;
+    fn kvtune_stream_enter(stream: *const c_void, out: *mut *mut c_void) -> c_int;
+    fn kvtune_stream_leave(guard: *mut c_void);
     fn kvtune_stream_holds(stream: *const c_void, tensor: *mut C_tensor) -> c_int;
     fn kvtune_event_record(stream: *const c_void, index: c_int, is_timed: c_int, out: *mut *mut c_void) -> c_int;
     fn kvtune_event_free(event: *mut c_void);
@@ -82,6 +84,25 @@ impl SideStream {
         Event(made(|out| unsafe { kvtune_event_record(self.handle.as_ptr(), self.index, 0, out) }))
     }
 
+    /// What this thread computes goes to it from now on, until the guard is dropped.
+    pub(super) fn enter(&self) -> Entered {
+        // SAFETY: the handle is alive, and the pointer may be written.
+        Entered(made(|out| unsafe { kvtune_stream_enter(self.handle.as_ptr(), out) }))
+    }
+
+    /// The computing stream waits for all that it was asked for; the host does not. An error is told by what is asked of the device next,
+    /// not here, where somebody may be cleaning up after it.
+    pub(super) fn join(&self) {
+        let mut event = null_mut();
+        // SAFETY: the handle is alive, and the pointer may be written.
+        if check(unsafe { kvtune_event_record(self.handle.as_ptr(), self.index, 0, &raw mut event) }).is_ok()
+            && let Some(event) = NonNull::new(event).map(Event)
+        {
+            // SAFETY: the event is alive; no stream means the current one.
+            let _ = check(unsafe { kvtune_event_block(event.0.as_ptr(), null(), self.index) });
+        }
+    }
+
     /// What it is asked for from now on waits for the event.
     pub fn wait(&self, event: &Event) {
         // SAFETY: both handles are alive.
@@ -93,6 +114,17 @@ impl Drop for SideStream {
     fn drop(&mut self) {
         // SAFETY: the handle came from `kvtune_stream_new` and is given back once; the stream itself belongs to libtorch's pool.
         unsafe { kvtune_stream_free(self.handle.as_ptr()) };
+    }
+}
+
+/// A thread's stay on a side stream. Guards are dropped on their own thread, the last one first.
+#[derive(Debug)]
+pub(super) struct Entered(NonNull<c_void>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // SAFETY: the handle came from `kvtune_stream_enter` on this thread, as a `NonNull` goes to no other, and is given back once.
+        unsafe { kvtune_stream_leave(self.0.as_ptr()) };
     }
 }
 

@@ -31,6 +31,13 @@ int kvtune_stream_new(int index, c10::Stream** out) {
 
 void kvtune_stream_free(c10::Stream* stream) { delete stream; }
 
+// From now on this thread computes on `stream`, until the guard is dropped.
+int kvtune_stream_enter(const c10::Stream* stream, c10::StreamGuard** out) {
+  return guarded([&] { *out = new c10::StreamGuard(*stream); });
+}
+
+void kvtune_stream_leave(c10::StreamGuard* guard) { delete guard; }
+
 // Asks `stream` for the copy; the host does not wait where its memory is pinned.
 int kvtune_stream_copy(const c10::Stream* stream, at::Tensor* to, at::Tensor* from) {
   return guarded([&] {

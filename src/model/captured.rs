@@ -1,0 +1,337 @@
+//! Layers over columns of equal shape, without autograd: what a layer computes before and behind attention depends on its input and on
+//! positions alone, so that it is captured once, and launched as one for every column that follows. Attention itself, which chooses
+//! slots and writes logs, stays outside.
+
+use std::collections::BTreeMap;
+
+use tch::{Device, Kind, Tensor};
+
+use super::attend::{Attend, AttendError};
+use super::causal_lm::Model;
+use super::config::ModelConfig;
+use super::lora::Place;
+#[cfg(test)]
+use super::played;
+use super::positions::Positions;
+use crate::native::cuda::{Graph, GraphRecorder};
+use crate::units::{Bytes, LayerIdx};
+
+/// Columns of one shape from which captures are taken to pay: the first runs as ever, the second is run, captured and made ready, which is
+/// some three times its launches, and of those of the others about half go away. Counted, not measured.
+const LEAST_COLUMNS: usize = 8;
+
+/// Runs the layers of a model over the columns of one pass.
+#[derive(Debug, Default)]
+pub struct CapturedLayers {
+    recorder: Option<Recorder>,
+    shapes: BTreeMap<(usize, usize), OfShape>,
+}
+
+/// What is captured for columns of one shape.
+#[derive(Debug, Default)]
+struct OfShape {
+    /// Columns so far.
+    columns: usize,
+    held: Option<Held>,
+    /// By layer: before attention, and behind it.
+    pieces: BTreeMap<usize, [Option<Recorded>; 2]>,
+}
+
+/// What is the same for all columns of a pass.
+#[derive(Clone, Copy, Debug)]
+struct Pass<'a> {
+    model: &'a Model,
+    place: &'a Place<'a>,
+}
+
+/// The layers over one column.
+#[derive(Debug)]
+pub struct ColumnLayers<'a> {
+    pass: Pass<'a>,
+    positions: &'a Positions,
+    captured: Option<(&'a Recorder, &'a mut OfShape)>,
+}
+
+/// Where captured operations read and write; the same tensors for all layers, which take turns.
+#[derive(Debug)]
+struct Held {
+    /// `(B, n, E)`.
+    hidden_bne: Tensor,
+    positions: Positions,
+    /// `(B, H, n, D)`, and twice `(B, G, n, D)`; values lie as their projection has left them.
+    qkv: [Tensor; 3],
+    /// `(B, H, n, D)`.
+    attended_bhnd: Tensor,
+    /// `(B, n, E)`.
+    out_bne: Tensor,
+}
+
+/// Operations that are captured: all that they know is what a pass has in common, and what is held.
+struct Piece {
+    work: fn(Pass<'_>, LayerIdx, &mut Held),
+    /// Where they write.
+    #[cfg_attr(not(test), allow(dead_code, reason = "a played device spoils the results before they are written again"))]
+    results: fn(&mut Held) -> &mut [Tensor],
+}
+
+const BEFORE: Piece = Piece { work: Held::before, results: |held| &mut held.qkv };
+const BEHIND: Piece = Piece { work: Held::behind, results: |held| std::slice::from_mut(&mut held.out_bne) };
+
+impl Held {
+    fn new(model: &Model, (rows, tokens): (usize, usize), positions: &Positions) -> Self {
+        let (config, options) = (model.config(), (model.kind(), model.device()));
+        let (rows, tokens, head_dim) = (rows as i64, tokens as i64, config.head_dim as i64);
+        let hidden = || Tensor::empty([rows, tokens, config.hidden_size as i64], options);
+        let by_head = |heads: usize| Tensor::empty([rows, heads as i64, tokens, head_dim], options);
+        let by_token = |heads: usize| Tensor::empty([rows, tokens, heads as i64, head_dim], options).transpose(1, 2);
+        Self {
+            hidden_bne: hidden(),
+            positions: positions.empty_like(),
+            qkv: [by_head(config.num_heads), by_head(config.num_kv_heads), by_token(config.num_kv_heads)],
+            attended_bhnd: by_head(config.num_heads),
+            out_bne: hidden(),
+        }
+    }
+
+    fn before(pass: Pass<'_>, idx: LayerIdx, held: &mut Self) {
+        let lora = pass.model.lora(idx, &held.positions.position_bn, pass.place);
+        let layer = pass.model.decoder_layer(idx);
+        let made = layer.before_attention(&held.hidden_bne, &held.positions.rotation, lora.as_ref());
+        held.qkv.iter_mut().zip(&made).for_each(|(held, made)| held.copy_(made));
+    }
+
+    fn behind(pass: Pass<'_>, idx: LayerIdx, held: &mut Self) {
+        let lora = pass.model.lora(idx, &held.positions.position_bn, pass.place);
+        let layer = pass.model.decoder_layer(idx);
+        let made = layer.behind_attention(&held.hidden_bne, held.attended_bhnd.shallow_clone(), lora.as_ref());
+        held.out_bne.copy_(&made);
+    }
+}
+
+/// Who captures.
+#[derive(Debug)]
+enum Recorder {
+    Device(GraphRecorder),
+    #[cfg(test)]
+    Played,
+}
+
+/// What was captured.
+#[derive(Debug)]
+enum Recorded {
+    Device(Graph),
+    #[cfg(test)]
+    Played,
+}
+
+impl CapturedLayers {
+    /// The shapes, rows and tokens, that enough of the columns of a pass have to be captured on a device. Only a CUDA device has graphs.
+    pub fn shapes(device: Device, columns: impl Iterator<Item = (usize, usize)>) -> Vec<(usize, usize)> {
+        if !has_graphs(device) {
+            return Vec::new();
+        }
+        let mut counts = BTreeMap::<(usize, usize), usize>::new();
+        columns.for_each(|shape| *counts.entry(shape).or_default() += 1);
+        counts.into_iter().filter(|(_, count)| *count >= LEAST_COLUMNS).map(|(shape, _)| shape).collect()
+    }
+
+    /// The bytes in which captured operations read and write, for columns of one of these shapes.
+    pub fn bytes(config: &ModelConfig, kind: Kind, (rows, tokens): (usize, usize)) -> Bytes {
+        let channels = 2 * (config.hidden_size + (config.num_heads + config.num_kv_heads) * config.head_dim);
+        let positions = Kind::Int64.elt_size_in_bytes() + config.head_dim * kind.elt_size_in_bytes();
+        Bytes((tokens * (positions + rows * channels * kind.elt_size_in_bytes())) as u64)
+    }
+
+    /// For a pass in which columns of these [`Self::shapes`] are captured on a device; `Err` says what libtorch lacks for that.
+    pub fn new(device: Device, shapes: Vec<(usize, usize)>) -> Result<Self, AttendError> {
+        let recorder = if shapes.is_empty() { None } else { recorder(device)? };
+        Ok(Self { recorder, shapes: shapes.into_iter().map(|shape| (shape, OfShape::default())).collect() })
+    }
+
+    /// The layers over the column that is next, of so many rows and tokens. `model` and `place` are the same for the whole pass.
+    pub fn column<'a>(
+        &'a mut self,
+        (model, place): (&'a Model, &'a Place<'a>),
+        positions: &'a Positions,
+        shape: (usize, usize),
+    ) -> ColumnLayers<'a> {
+        let mut captured = self.recorder.as_ref().zip(self.shapes.get_mut(&shape));
+        if let Some((_, of_shape)) = &mut captured {
+            of_shape.columns += 1;
+            if of_shape.columns == 1 {
+                captured = None;
+            } else {
+                of_shape.held.get_or_insert_with(|| Held::new(model, shape, positions)).positions.copy_(positions);
+            }
+        }
+        ColumnLayers { pass: Pass { model, place }, positions, captured }
+    }
+}
+
+impl ColumnLayers<'_> {
+    /// One decoder layer, with the numbers of [`Model::layer`].
+    ///
+    /// # Shapes
+    /// Those of [`Model::layer`].
+    pub fn layer(&mut self, idx: LayerIdx, hidden_bne: &Tensor, attend: &mut dyn Attend) -> Result<Tensor, AttendError> {
+        let Pass { model, place } = self.pass;
+        let Some((recorder, OfShape { held: Some(held), pieces, .. })) = &mut self.captured else {
+            return model.layer(idx, hidden_bne, self.positions, place, attend);
+        };
+        let [before, behind] = pieces.entry(idx.0).or_default();
+        held.hidden_bne.copy_(hidden_bne);
+        recorder.run(before, &BEFORE, (self.pass, idx), held)?;
+        let attended_bhnd = model.decoder_layer(idx).attend(held.qkv.each_ref(), attend)?;
+        held.attended_bhnd.copy_(&attended_bhnd);
+        drop(attended_bhnd);
+        recorder.run(behind, &BEHIND, (self.pass, idx), held)?;
+        // What is handed out is not written over by the next column.
+        Ok(held.out_bne.copy())
+    }
+}
+
+impl Recorder {
+    /// Lets a piece write its results: by itself the first time, and from then on by what was captured of it.
+    fn run(
+        &self,
+        recorded: &mut Option<Recorded>,
+        piece: &Piece,
+        (pass, idx): (Pass<'_>, LayerIdx),
+        held: &mut Held,
+    ) -> Result<(), AttendError> {
+        match (self, &*recorded) {
+            (_, Some(Recorded::Device(graph))) => graph.replay(),
+            (Self::Device(recorder), _) => {
+                let graph = recorder.capture(|| (piece.work)(pass, idx, held)).map_err(AttendError::caused_by)?;
+                *recorded = Some(Recorded::Device(graph));
+            }
+            #[cfg(test)]
+            (Self::Played, None) => {
+                (piece.work)(pass, idx, held);
+                *recorded = Some(Recorded::Played);
+            }
+            #[cfg(test)]
+            (Self::Played, Some(Recorded::Played)) => {
+                played::spoil((piece.results)(held));
+                (piece.work)(pass, idx, held);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn has_graphs(device: Device) -> bool {
+    #[cfg(test)]
+    if played::is_on() {
+        return true;
+    }
+    device.is_cuda()
+}
+
+fn recorder(device: Device) -> Result<Option<Recorder>, AttendError> {
+    #[cfg(test)]
+    if played::is_on() {
+        return Ok(Some(Recorder::Played));
+    }
+    let Device::Cuda(index) = device else { return Ok(None) };
+    Ok(Some(Recorder::Device(GraphRecorder::new(index).map_err(AttendError::caused_by)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::{Adapter, DropoutKey, Qkv, while_graphs_are_played};
+    use crate::recipe::{Dtype, LoraRecipe, TargetModules};
+
+    fn model(dtype: Dtype) -> Model {
+        let object = json!({
+            "model_type": "qwen2", "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "intermediate_size": 20, "vocab_size": 11, "max_position_embeddings": 64, "initializer_range": 0.3,
+        });
+        let config = ModelConfig::from_object(object.as_object().unwrap()).unwrap();
+        let lora = LoraRecipe { r: 2, alpha: 4.0, dropout: 0.3, target_modules: TargetModules::AllLinear };
+        let model = Model::random(config, dtype, Device::Cpu, 1).unwrap();
+        let adapter = Adapter::new(model.config(), &lora, 1, model.kind(), Device::Cpu).unwrap();
+        adapter.set_b_normal(0.5, 2);
+        model.with_adapter(adapter)
+    }
+
+    /// Attends each token to itself, and keeps what it was shown.
+    #[derive(Default)]
+    struct Keeps(Vec<Tensor>);
+
+    impl Attend for Keeps {
+        fn attend(&mut self, _: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+            self.0.push(qkv.k_bgnd.shallow_clone());
+            Ok(qkv.v_bgnd.expand_as(qkv.q_bhnd) + qkv.k_bgnd * 0.1)
+        }
+    }
+
+    /// The last hidden states of all columns, two rows of tokens each.
+    fn run(model: &Model, lengths: &[usize], attend: &mut dyn Attend) -> Vec<Tensor> {
+        let (samples, dropout) = ([40, 41], Some(DropoutKey { seed: 3, step: 4 }));
+        let place = Place { dropout, samples: &samples };
+        let shapes = CapturedLayers::shapes(Device::Cpu, lengths.iter().map(|&n| (2, n)));
+        let mut captured = CapturedLayers::new(Device::Cpu, shapes).unwrap();
+        let mut start = 0;
+        let column = |&n: &usize| {
+            let position_bn = Tensor::arange_start(start, start + n as i64, (Kind::Int64, Device::Cpu)).unsqueeze(0);
+            start += n as i64;
+            let mut hidden_bne = model.embed(&position_bn.remainder(11).expand([2, n as i64], false));
+            let positions = model.positions(position_bn);
+            let mut layers = captured.column((model, &place), &positions, (2, n));
+            for layer in 0..2 {
+                hidden_bne = layers.layer(LayerIdx(layer), &hidden_bne, attend).unwrap();
+            }
+            hidden_bne
+        };
+        tch::no_grad(|| lengths.iter().map(column).collect())
+    }
+
+    #[test]
+    fn captured_columns_give_the_very_bits_whatever_comes_between() {
+        let lengths = [6, 4, 4, 6, 4, 1, 4, 6, 6, 4, 1, 3, 6, 4, 6, 4, 6, 6, 4, 6];
+        for dtype in [Dtype::F64, Dtype::F32, Dtype::Bf16] {
+            let model = model(dtype);
+            let plain = run(&model, &lengths, &mut Keeps::default());
+            let (captured, replays) = while_graphs_are_played(|| run(&model, &lengths, &mut Keeps::default()));
+            assert_eq!(plain, captured, "{dtype}");
+            // Two layers in two pieces; eight columns of 4 tokens and nine of 6, of which the first is as ever and the second captured.
+            assert_eq!(replays, 2 * 2 * (6 + 7));
+        }
+    }
+
+    #[test]
+    fn who_keeps_what_is_written_again_is_found() {
+        let model = model(Dtype::F64);
+        let mut keeps = Keeps::default();
+        let _ = while_graphs_are_played(|| run(&model, &[4; 9], &mut keeps));
+        let of_column = |c: usize| &keeps.0[2 * c];
+        assert_ne!(of_column(0), of_column(1), "the first column's is its own");
+        assert_eq!(of_column(1), of_column(8), "the others' lie in one place");
+    }
+
+    #[test]
+    fn few_columns_of_a_shape_are_not_captured_and_a_cpu_has_no_graphs() {
+        let shapes = |device, lengths: &[usize]| CapturedLayers::shapes(device, lengths.iter().map(|&n| (1, n)));
+        let (gpu, lengths) = (Device::Cuda(0), [[4; 8], [5, 5, 5, 5, 5, 5, 5, 1]].concat());
+        assert_eq!(shapes(gpu, &lengths), [(1, 4)]);
+        assert_eq!(shapes(Device::Cpu, &lengths), []);
+        let model = model(Dtype::F32);
+        assert_eq!(while_graphs_are_played(|| run(&model, &[4, 4, 4, 5, 5, 5], &mut Keeps::default())).1, 0);
+    }
+
+    #[test]
+    fn what_is_held_is_counted() {
+        let model = model(Dtype::Bf16);
+        let positions = model.positions(Tensor::zeros([1, 5], (Kind::Int64, Device::Cpu)));
+        let Held { hidden_bne, positions: Positions { position_bn, rotation }, qkv, attended_bhnd, out_bne } =
+            Held::new(&model, (2, 5), &positions);
+        let angles = rotation.tensors();
+        let all = qkv.iter().chain(angles).chain([&hidden_bne, &position_bn, &attended_bhnd, &out_bne]);
+        let bytes: usize = all.map(|t| t.numel() * t.kind().elt_size_in_bytes()).sum();
+        assert_eq!(CapturedLayers::bytes(model.config(), Kind::BFloat16, (2, 5)), Bytes(bytes as u64));
+    }
+}

@@ -1,0 +1,203 @@
+//! CUDA graphs: operations that are captured once, and from then on launched as one. A device whose operations are short is otherwise
+//! kept waiting by the host, which launches each of them.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tch::{Device, Kind, Tensor};
+
+use super::allocator::release_cached_memory;
+use super::streams::{Entered, Event, SideStream};
+use crate::native::autograd::{BackwardError, check, or_panic};
+
+unsafe extern "C" {
+    fn kvtune_graph_pool(out: *mut u64) -> c_int;
+    fn kvtune_graph_begin(pool: *const u64, out: *mut *mut c_void) -> c_int;
+    fn kvtune_graph_end(graph: *mut c_void) -> c_int;
+    fn kvtune_graph_replay(graph: *mut c_void) -> c_int;
+    fn kvtune_graph_free(graph: *mut c_void);
+}
+
+/// Nothing can be captured; why.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("no CUDA graph can be captured: {0}")]
+pub struct GraphError(pub String);
+
+impl From<BackwardError> for GraphError {
+    fn from(error: BackwardError) -> Self {
+        Self(error.0)
+    }
+}
+
+static REPLAYS: AtomicU64 = AtomicU64::new(0);
+
+/// How many graphs this process has launched.
+pub fn graph_replays() -> u64 {
+    REPLAYS.load(Ordering::Relaxed)
+}
+
+/// What captures on a device share as long as the process lives: the stream, as cuBLAS has a workspace for each; and the pool of memory,
+/// which the allocator would keep but give to nobody once its last graph is gone, so that every pass would take another one. One pool
+/// serves all graphs, as they run one after the other.
+#[derive(Debug)]
+struct Room {
+    stream: SideStream,
+    pool: [u64; 2],
+}
+
+/// Rooms by the index of their device, or why there is none: where a capture could not be ended the allocator still waits for its end.
+static ROOMS: Mutex<BTreeMap<usize, Result<&'static Room, GraphError>>> = Mutex::new(BTreeMap::new());
+
+/// One thread captures at a time, as there is one stream.
+static CAPTURING: Mutex<()> = Mutex::new(());
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Captures graphs that are launched one after the other, on the stream that computes.
+#[derive(Clone, Copy, Debug)]
+pub struct GraphRecorder {
+    index: usize,
+    room: &'static Room,
+}
+
+impl GraphRecorder {
+    /// For the device `cuda:index`; `Err` says what libtorch lacks, or what a capture has failed with before.
+    pub fn new(index: usize) -> Result<Self, GraphError> {
+        let mut rooms = locked(&ROOMS);
+        let room = rooms.entry(index).or_insert_with(|| Self::first(index));
+        Ok(Self { index, room: room.as_ref().map_err(Clone::clone)? })
+    }
+
+    /// A room of a device, with a graph that stays in its pool for ever: without one the pool could not be used again.
+    fn first(index: usize) -> Result<&'static Room, GraphError> {
+        let mut pool = [0; 2];
+        // SAFETY: there is room for the two numbers that are written.
+        check(unsafe { kvtune_graph_pool(pool.as_mut_ptr()) })?;
+        let room: &'static Room = Box::leak(Box::new(Room { stream: SideStream::new(index), pool }));
+        let mut zero = Tensor::zeros([1], (Kind::Float, Device::Cuda(index)));
+        let anchor = Self { index, room }.captured(|| drop(zero.zero_()))?;
+        std::mem::forget((anchor, zero));
+        Ok(room)
+    }
+
+    /// Does `work`, then captures it. What it reads and writes beside tensors of its own must be there at every replay, under the same
+    /// addresses, and the host's part of it must have no other effect, as it is done twice now (or three times, where memory is short)
+    /// and at no replay. After an `Err` nothing more is captured on the device.
+    ///
+    /// # Panics
+    /// As `work`.
+    pub fn capture(&self, work: impl FnMut()) -> Result<Graph, GraphError> {
+        let captured = self.captured(work);
+        if let Err(reason) = &captured {
+            locked(&ROOMS).insert(self.index, Err(reason.clone()));
+        }
+        captured
+    }
+
+    fn captured(&self, mut work: impl FnMut()) -> Result<Graph, GraphError> {
+        let _alone = locked(&CAPTURING);
+        let _aside = Aside::go(self);
+        // Libraries are loaded, and workspaces taken, outside of the graph.
+        work();
+        if let Ok(graph) = self.attempt(&mut work)? {
+            return Ok(graph);
+        }
+        // Within a capture the allocator gives nothing back that it holds free.
+        release_cached_memory(Device::Cuda(self.index));
+        self.attempt(&mut work)?.map_err(|panic| resume_unwind(panic))
+    }
+
+    /// One capture; what `work` has panicked with, where the capture itself is ended well.
+    fn attempt(&self, work: &mut dyn FnMut()) -> Result<std::thread::Result<Graph>, GraphError> {
+        let graph = Graph::begin(self.room.pool)?;
+        let done = catch_unwind(AssertUnwindSafe(work));
+        let graph = graph.ended()?;
+        Ok(done.map(|()| graph))
+    }
+}
+
+/// A thread's stay on the stream of captures: behind all that was asked of the stream that computes, which waits for its end.
+struct Aside<'a> {
+    recorder: &'a GraphRecorder,
+    entered: Option<Entered>,
+}
+
+impl<'a> Aside<'a> {
+    fn go(recorder: &'a GraphRecorder) -> Self {
+        let stream = &recorder.room.stream;
+        stream.wait(&Event::of_compute(recorder.index, false));
+        Self { recorder, entered: Some(stream.enter()) }
+    }
+}
+
+impl Drop for Aside<'_> {
+    fn drop(&mut self) {
+        self.entered = None;
+        self.recorder.room.stream.join();
+    }
+}
+
+/// Operations that were captured.
+#[derive(Debug)]
+pub struct Graph(NonNull<c_void>);
+
+impl Graph {
+    /// From now on what this thread asks its stream for is captured, and not done.
+    fn begin(pool: [u64; 2]) -> Result<Self, BackwardError> {
+        let mut out = std::ptr::null_mut();
+        // SAFETY: two numbers are read, and the pointer may be written.
+        check(unsafe { kvtune_graph_begin(pool.as_ptr(), &raw mut out) })?;
+        // Without an error there is an object.
+        Ok(Self(NonNull::new(out).unwrap_or(NonNull::dangling())))
+    }
+
+    /// The end of the capture, on the stream on which it began. Where it fails the allocator goes on asking the graph whether it still
+    /// captures, so that it must not go.
+    fn ended(self) -> Result<Self, BackwardError> {
+        // SAFETY: the graph is alive, and this thread computes on the stream on which its capture began.
+        match check(unsafe { kvtune_graph_end(self.0.as_ptr()) }) {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                std::mem::forget(self);
+                Err(error)
+            }
+        }
+    }
+
+    /// Asks the device to do them once more, on the stream on which this thread computes; the host does not wait.
+    pub fn replay(&self) {
+        REPLAYS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the graph is alive, and its capture has ended well.
+        or_panic(check(unsafe { kvtune_graph_replay(self.0.as_ptr()) }));
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: the handle came from `kvtune_graph_begin` and is given back once; what is still being done of it is done to its end.
+        unsafe { kvtune_graph_free(self.0.as_ptr()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_cudas_half_the_reason_is_told_each_time() {
+        if tch::Cuda::is_available() {
+            eprintln!("skipped: a CUDA device is there");
+            return;
+        }
+        for _ in 0..2 {
+            let reason = GraphRecorder::new(0).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(reason.starts_with("no CUDA graph can be captured: ") && reason.len() > 40, "{reason}");
+        }
+    }
+}
