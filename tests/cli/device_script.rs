@@ -15,7 +15,7 @@ fn the_script_makes_its_table_on_a_cpu() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/device/run.sh");
     let mut command = Command::new(script);
     command.arg(env!("CARGO_BIN_EXE_kvtune")).args(["--device", "cpu", "--tiny", "--out"]).arg(place.path("out"));
-    command.args(["doctor", "parity", "step-7b", "policies"].iter().flat_map(|part| ["--only", part]));
+    command.args(["doctor", "parity", "step-7b", "policies", "graphs"].iter().flat_map(|part| ["--only", part]));
     command.current_dir(place.path("model")).env("OMP_NUM_THREADS", "1").env_remove("OUT");
     let output = command.output().unwrap();
     let out = String::from_utf8(output.stdout).unwrap();
@@ -36,6 +36,8 @@ fn the_script_makes_its_table_on_a_cpu() {
         ("two runs with `train.deterministic`: choices, logits, gradients", "pass"),
         ("Qwen2.5-7B, 131 072 tokens, h2o, C 16 384", "–"),
         ("h2o beside lastrec, C 16 384", "–"),
+        ("CUDA graphs: loss beside the one without", "pass"),
+        ("CUDA graphs, chunks of 256: forward", "–"),
     ] {
         assert_eq!(verdict(what), expected, "{what}:\n{table}");
     }

@@ -19,9 +19,9 @@ use std::sync::Once;
 
 use golden::{BY_MASK, ITS_OWN};
 use kvtune::engine::{Silent, StepGradients};
-use kvtune::model::Model;
-use kvtune::native::cuda::{Numerics, Upload, pinned};
-use kvtune::recipe::{BufferKind, Dtype, Storage, StoreForm, StorePlace, StoreRecipe};
+use kvtune::model::{Adapter, Model, ModelConfig};
+use kvtune::native::cuda::{Numerics, Upload, graph_replays, pinned};
+use kvtune::recipe::{BufferKind, Dtype, LoraRecipe, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules};
 use support::case::{Case, HeadKind, NEAR_BF16, PLAIN, Trains, Width, cosine_of_bf16, run};
 use tch::{Device, Kind, Tensor};
 
@@ -129,6 +129,50 @@ fn two_runs_give_the_same_bits() {
             }
         }
     }
+}
+
+/// The same bits with CUDA graphs as without, in columns of one short chunk, and that graphs were launched.
+fn captured_as_plain(case: &Case, made: &mut dyn FnMut(&Case) -> StepGradients) {
+    let expected = made(case);
+    let before = graph_replays();
+    let found = made(&Case { has_cuda_graphs: true, ..*case });
+    assert!(graph_replays() > before, "{}: nothing was captured", case.name);
+    assert_eq!(expected.log.hash(), found.log.hash(), "{} in {:?}: choices", case.name, case.kind);
+    for (name, gradient) in &expected.gradients {
+        assert!(gradient.equal(&found.gradients[name]), "{} in {:?}: {name}", case.name, case.kind);
+    }
+}
+
+#[test]
+fn captured_columns_give_the_same_bits() {
+    let Some(device) = gpu() else { return };
+    for kind in [Kind::Float, Kind::BFloat16] {
+        for case in CASES.iter().filter(|case| case.trains == Trains::Adapter) {
+            let cache = if case.cache[0] >= 44 { &[80][..] } else { case.cache };
+            let short = Case { lengths: &[76, 37, 9], chunk: 3, width: Width::Chunks(1), cache, ..*case };
+            let model = support::model(&Case { kind, device, ..short });
+            captured_as_plain(&Case { kind, device, ..short }, &mut |case| gradients(case, &model));
+        }
+    }
+}
+
+/// Wide enough for every kernel of a layer, with dropout, and rows of different length.
+#[test]
+fn captured_layers_of_some_width_give_the_same_bits() {
+    let Some(device) = gpu() else { return };
+    let object = serde_json::json!({
+        "model_type": "qwen2", "hidden_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "intermediate_size": 1024, "vocab_size": 97, "max_position_embeddings": 4096, "initializer_range": 0.05,
+    });
+    let config = ModelConfig::from_object(object.as_object().unwrap()).unwrap();
+    let lora = LoraRecipe { r: 8, alpha: 16.0, dropout: 0.1, target_modules: TargetModules::AllLinear };
+    let adapter = Adapter::new(&config, &lora, 1, Kind::BFloat16, device).unwrap();
+    adapter.set_b_normal(0.1, 2);
+    let model = Model::random(config, Dtype::Bf16, device, 3).unwrap().with_adapter(adapter);
+    let case =
+        Case { name: "h2o, 512 channels", lengths: &[700, 413], cache: &[128], chunk: 16, width: Width::Chunks(1), ..PLAIN };
+    let case = Case { kind: Kind::BFloat16, device, dropout: 0.1, layers_per_cell: 2, ..case };
+    captured_as_plain(&case, &mut |case| gradients(case, &model));
 }
 
 #[test]

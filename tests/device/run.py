@@ -92,9 +92,10 @@ class Run:
                 raise NotRun(f"not done within {limit:.0f} s") from None
             finally:
                 # Of a group of its own it would outlive this script where that is interrupted.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                if process.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
         return code, out.read_text(errors="replace"), err.read_text(errors="replace")
 
     def kvtune(self, name, arguments, limit, device=None):
@@ -264,7 +265,9 @@ def benched(run, name, recipe, tokens, limit, warmup, settings):
     if code != 0 or "summary" not in lines:
         raise ValueError(f"exit code {code}: {reason(err)}")
     figures = {key: value["median"] for key, value in lines["summary"].items() if isinstance(value, dict)}
-    return {**figures, "attention": lines["setup"]["attention"], "tokens": lines["step"]["tokens"]}
+    # Before anything is trained.
+    loss = next(line["loss"] for line in lines_of(out) if line["kind"] == "step")
+    return {**figures, "attention": lines["setup"]["attention"], "tokens": lines["step"]["tokens"], "loss": loss}
 
 
 STEP_PARTS = ("forward", "head", "replay", "recompute", "backward", "optimizer")
@@ -323,6 +326,18 @@ def lengths(run):
             run.row("device memory for each further 10 000 tokens", "≤ 1 MB", f"{growth / MB:.2f} MB", run.goal(growth <= MB))
 
 
+def graphs(run):
+    # Several rows, so that there are replays, and more tokens than slots.
+    small = ["kv_cache.chunk_size=256", "grad.layers_per_cell=7"]
+    plain, captured = (bench(run, f"chunks-of-256-{name}", BIG, 32_768, 200, settings=[*small, f"grad.cuda_graphs={name}"])
+                       for name in ("false", "true"))
+    seen = f"{captured['loss']:.7f} and {plain['loss']:.7f}"
+    run.row("CUDA graphs: loss beside the one without", "the same", seen, plain["loss"] == captured["loss"])
+    for part in ("forward", "replay", "step"):
+        with_graphs, without = captured[f"{part}_seconds"], plain[f"{part}_seconds"]
+        run.row(f"CUDA graphs, chunks of 256: {part}", "", f"{with_graphs:.2f} s beside {without:.2f} s", None)
+
+
 def step_2m(run):
     what = "2 097 152 tokens in one step, int8 undo log"
     if run.left() < 480 and not run.asked.tiny:
@@ -338,7 +353,7 @@ def step_2m(run):
 # By their worth: what stands first is run first.
 PARTS = {
     "doctor": doctor, "parity": parity, "step-7b": step_7b, "policies": policies, "step-4b": step_4b, "lengths": lengths,
-    "2m": step_2m,
+    "graphs": graphs, "2m": step_2m,
 }
 QUICK = ("doctor", "parity")
 
@@ -352,6 +367,8 @@ def table(rows):
 
 
 def main():
+    # Whoever ends this script ends what it has begun.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     run = Run(arguments())
     # Tiny shapes have no goals.
     run.goal = lambda holds: None if run.asked.tiny else holds

@@ -5,6 +5,7 @@ use std::time::Instant;
 use tch::{Cuda, Device, Kind, TchError, Tensor};
 
 use super::check::{Check, Promise};
+use super::graphs;
 use super::product::{self, first_line};
 use crate::native::Part;
 use crate::native::cuda::{
@@ -56,6 +57,10 @@ pub(super) fn examine(promise: Promise, index: usize, half: &CudaSupport, mut sa
     say(match &usable {
         Ok(device) => of_kernels(*device),
         Err((why, hint)) => Check::lacking("GPU kernels", *why, hint, promise),
+    });
+    say(match &usable {
+        Ok(_) => graphs::check(index),
+        Err((why, hint)) => Check::lacking(graphs::NAME, *why, hint, promise),
     });
     say(compiler(compiler_release(), promise));
     // libtorch's CUDA half needs them to start; kvtune itself asks them for nothing.
@@ -155,11 +160,8 @@ fn of_kernels(device: Device) -> Check {
     if serves && missing.is_empty() {
         return Check::ok(NAME, states.iter().map(|state| state.kernel.as_str()).collect::<Vec<_>>().join(", "));
     }
-    Check::failed(
-        NAME,
-        missing.join("; "),
-        "libtorch's operations do their work, slower; look at the row of NVRTC and at the reason",
-    )
+    let found = if missing.is_empty() { "other numbers came out than should".to_owned() } else { missing.join("; ") };
+    Check::failed(NAME, found, "libtorch's operations do their work, slower; look at the row of NVRTC and at the reason")
 }
 
 /// Three tokens without a preference: each key gets one from every query that sees it.

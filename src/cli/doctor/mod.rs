@@ -2,6 +2,7 @@
 
 mod check;
 mod gpu;
+mod graphs;
 mod host;
 mod product;
 mod round;
