@@ -206,7 +206,7 @@ fn of_engine(error: &EngineError) -> u8 {
         EngineError::Cache(e) => of_cache(e),
         EngineError::Store(e) => of_store(e),
         EngineError::Attend(e) => match e.cause() {
-            Some(cause) if cause.is::<GraphError>() => USAGE,
+            Some(cause) if matches!(cause.downcast_ref(), Some(GraphError::Lacking(_))) => USAGE,
             cause => cause.and_then(|cause| cause.downcast_ref()).map_or(FAILED, of_cache),
         },
         EngineError::Open { .. } | EngineError::LongestChunk { .. } => USAGE,

@@ -158,11 +158,11 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Sch
     table
 }
 
-/// How much of a pass a GPU would capture.
+/// How much of a forward phase a GPU would capture.
 fn captured(settings: &Settings, plan: &ChunkPlan) -> String {
     let shapes = settings.captured_shapes(plan, Device::Cuda(0));
     let count = plan.shapes().filter(|shape| shapes.contains(shape)).count();
-    let words = "are of shapes that come often enough to be captured, in each pass without autograd";
+    let words = "are of shapes that come often enough to be captured, in forward phase, replays and evaluation";
     format!("`grad.cuda_graphs`: on a GPU; {count} of the {} columns of the longest sample {words}", plan.columns.len())
 }
 

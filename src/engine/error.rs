@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn graphs_that_cannot_be_had_have_a_way_out() {
-        let error = EngineError::from(AttendError::caused_by(GraphError("this libtorch has no `x`".into())));
+        let error = EngineError::from(AttendError::caused_by(GraphError::Lacking("this libtorch has no `x`".into())));
         assert_eq!(error.to_string(), "no CUDA graph can be captured: this libtorch has no `x`");
         assert!(error.hint().is_some_and(|hint| hint.starts_with("set `grad.cuda_graphs = false`")));
     }

@@ -20,7 +20,7 @@ use crate::units::{Bytes, LayerIdx};
 /// some three times its launches, and of those of the others about half go away. Counted, not measured.
 const LEAST_COLUMNS: usize = 8;
 
-/// Runs the layers of a model over the columns of one pass.
+/// Runs the layers of a model over all columns of a forward phase, a replay or an evaluation.
 #[derive(Debug, Default)]
 pub struct CapturedLayers {
     recorder: Option<Recorder>,
@@ -37,9 +37,9 @@ struct OfShape {
     pieces: BTreeMap<usize, [Option<Recorded>; 2]>,
 }
 
-/// What is the same for all columns of a pass.
+/// What is the same for all columns.
 #[derive(Clone, Copy, Debug)]
-struct Pass<'a> {
+struct Common<'a> {
     model: &'a Model,
     place: &'a Place<'a>,
 }
@@ -47,7 +47,7 @@ struct Pass<'a> {
 /// The layers over one column.
 #[derive(Debug)]
 pub struct ColumnLayers<'a> {
-    pass: Pass<'a>,
+    common: Common<'a>,
     positions: &'a Positions,
     captured: Option<(&'a Recorder, &'a mut OfShape)>,
 }
@@ -66,16 +66,24 @@ struct Held {
     out_bne: Tensor,
 }
 
-/// Operations that are captured: all that they know is what a pass has in common, and what is held.
+/// Operations that are captured: all that they know is what columns have in common, and what is held.
 struct Piece {
-    work: fn(Pass<'_>, LayerIdx, &mut Held),
-    /// Where they write.
-    #[cfg_attr(not(test), allow(dead_code, reason = "a played device spoils the results before they are written again"))]
+    work: fn(Common<'_>, LayerIdx, &mut Held),
+    /// Where they write, which a played device spoils.
+    #[cfg(test)]
     results: fn(&mut Held) -> &mut [Tensor],
 }
 
-const BEFORE: Piece = Piece { work: Held::before, results: |held| &mut held.qkv };
-const BEHIND: Piece = Piece { work: Held::behind, results: |held| std::slice::from_mut(&mut held.out_bne) };
+const BEFORE: Piece = Piece {
+    work: Held::before,
+    #[cfg(test)]
+    results: |held| &mut held.qkv,
+};
+const BEHIND: Piece = Piece {
+    work: Held::behind,
+    #[cfg(test)]
+    results: |held| std::slice::from_mut(&mut held.out_bne),
+};
 
 impl Held {
     fn new(model: &Model, (rows, tokens): (usize, usize), positions: &Positions) -> Self {
@@ -93,16 +101,16 @@ impl Held {
         }
     }
 
-    fn before(pass: Pass<'_>, idx: LayerIdx, held: &mut Self) {
-        let lora = pass.model.lora(idx, &held.positions.position_bn, pass.place);
-        let layer = pass.model.decoder_layer(idx);
+    fn before(common: Common<'_>, idx: LayerIdx, held: &mut Self) {
+        let lora = common.model.lora(idx, &held.positions.position_bn, common.place);
+        let layer = common.model.decoder_layer(idx);
         let made = layer.before_attention(&held.hidden_bne, &held.positions.rotation, lora.as_ref());
         held.qkv.iter_mut().zip(&made).for_each(|(held, made)| held.copy_(made));
     }
 
-    fn behind(pass: Pass<'_>, idx: LayerIdx, held: &mut Self) {
-        let lora = pass.model.lora(idx, &held.positions.position_bn, pass.place);
-        let layer = pass.model.decoder_layer(idx);
+    fn behind(common: Common<'_>, idx: LayerIdx, held: &mut Self) {
+        let lora = common.model.lora(idx, &held.positions.position_bn, common.place);
+        let layer = common.model.decoder_layer(idx);
         let made = layer.behind_attention(&held.hidden_bne, held.attended_bhnd.shallow_clone(), lora.as_ref());
         held.out_bne.copy_(&made);
     }
@@ -125,7 +133,7 @@ enum Recorded {
 }
 
 impl CapturedLayers {
-    /// The shapes, rows and tokens, that enough of the columns of a pass have to be captured on a device. Only a CUDA device has graphs.
+    /// The shapes, rows and tokens, that enough of the columns have to be captured on a device. Only a CUDA device has graphs.
     pub fn shapes(device: Device, columns: impl Iterator<Item = (usize, usize)>) -> Vec<(usize, usize)> {
         if !has_graphs(device) {
             return Vec::new();
@@ -142,13 +150,13 @@ impl CapturedLayers {
         Bytes((tokens * (positions + rows * channels * kind.elt_size_in_bytes())) as u64)
     }
 
-    /// For a pass in which columns of these [`Self::shapes`] are captured on a device; `Err` says what libtorch lacks for that.
+    /// For a run in which columns of these [`Self::shapes`] are captured on a device; `Err` says what libtorch lacks for that.
     pub fn new(device: Device, shapes: Vec<(usize, usize)>) -> Result<Self, AttendError> {
         let recorder = if shapes.is_empty() { None } else { recorder(device)? };
         Ok(Self { recorder, shapes: shapes.into_iter().map(|shape| (shape, OfShape::default())).collect() })
     }
 
-    /// The layers over the column that is next, of so many rows and tokens. `model` and `place` are the same for the whole pass.
+    /// The layers over the column that is next, of so many rows and tokens. `model` and `place` are always the same.
     pub fn column<'a>(
         &'a mut self,
         (model, place): (&'a Model, &'a Place<'a>),
@@ -164,7 +172,7 @@ impl CapturedLayers {
                 of_shape.held.get_or_insert_with(|| Held::new(model, shape, positions)).positions.copy_(positions);
             }
         }
-        ColumnLayers { pass: Pass { model, place }, positions, captured }
+        ColumnLayers { common: Common { model, place }, positions, captured }
     }
 }
 
@@ -174,17 +182,17 @@ impl ColumnLayers<'_> {
     /// # Shapes
     /// Those of [`Model::layer`].
     pub fn layer(&mut self, idx: LayerIdx, hidden_bne: &Tensor, attend: &mut dyn Attend) -> Result<Tensor, AttendError> {
-        let Pass { model, place } = self.pass;
+        let Common { model, place } = self.common;
         let Some((recorder, OfShape { held: Some(held), pieces, .. })) = &mut self.captured else {
             return model.layer(idx, hidden_bne, self.positions, place, attend);
         };
         let [before, behind] = pieces.entry(idx.0).or_default();
         held.hidden_bne.copy_(hidden_bne);
-        recorder.run(before, &BEFORE, (self.pass, idx), held)?;
+        recorder.run(before, &BEFORE, (self.common, idx), held)?;
         let attended_bhnd = model.decoder_layer(idx).attend(held.qkv.each_ref(), attend)?;
         held.attended_bhnd.copy_(&attended_bhnd);
         drop(attended_bhnd);
-        recorder.run(behind, &BEHIND, (self.pass, idx), held)?;
+        recorder.run(behind, &BEHIND, (self.common, idx), held)?;
         // What is handed out is not written over by the next column.
         Ok(held.out_bne.copy())
     }
@@ -196,24 +204,25 @@ impl Recorder {
         &self,
         recorded: &mut Option<Recorded>,
         piece: &Piece,
-        (pass, idx): (Pass<'_>, LayerIdx),
+        (common, idx): (Common<'_>, LayerIdx),
         held: &mut Held,
     ) -> Result<(), AttendError> {
         match (self, &*recorded) {
             (_, Some(Recorded::Device(graph))) => graph.replay(),
             (Self::Device(recorder), _) => {
-                let graph = recorder.capture(|| (piece.work)(pass, idx, held)).map_err(AttendError::caused_by)?;
+                let graph = recorder.capture(|| (piece.work)(common, idx, held)).map_err(AttendError::caused_by)?;
                 *recorded = Some(Recorded::Device(graph));
             }
             #[cfg(test)]
             (Self::Played, None) => {
-                (piece.work)(pass, idx, held);
+                // As a device does it, and captures it then.
+                (0..2).for_each(|_| (piece.work)(common, idx, held));
                 *recorded = Some(Recorded::Played);
             }
             #[cfg(test)]
             (Self::Played, Some(Recorded::Played)) => {
                 played::spoil((piece.results)(held));
-                (piece.work)(pass, idx, held);
+                (piece.work)(common, idx, held);
             }
         }
         Ok(())

@@ -56,7 +56,10 @@ pub fn keep_mask(p: f64, stream: Stream, samples: &[u64], position_bn: &Tensor, 
     let key = stream.key();
     // Filled one by one, rows have no memory of the host to come from, which a captured graph would read again.
     let row = |&sample: &u64| Tensor::full([1, 1], mix(key.wrapping_add(sample)).cast_signed(), (Kind::Int64, device));
-    let row_b1 = Tensor::cat(&samples.iter().map(row).collect::<Vec<_>>(), 0);
+    let row_b1 = match samples {
+        [sample] => row(sample),
+        samples => Tensor::cat(&samples.iter().map(row).collect::<Vec<_>>(), 0),
+    };
     // (B, 1) + (n), (B, 1) + (1, n) and (B, 1) + (B, n) are all (B, n).
     let token_bn = mix_tensor(row_b1 + spread(position_bn));
     let channel_e = spread(&Tensor::arange(channels as i64, (Kind::Int64, device)));

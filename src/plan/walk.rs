@@ -46,14 +46,22 @@ pub(super) struct Walk<'a> {
     shapes: Vec<Shape>,
     rows: Vec<Range<usize>>,
     holdings: Holdings<'a>,
-    /// What captured graphs take, in bytes.
-    graphs: u64,
+    graphs: Graphs,
     /// What is known of layers that were looked at.
     layers: RefCell<HashMap<Look, LayerBytes>>,
 }
 
 /// What cuBLAS takes for each stream on the GPUs where it takes most.
 const WORKSPACE: u64 = 32 << 20;
+
+/// What captured graphs take, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Graphs {
+    /// Where they read and write, while they are there.
+    held: u64,
+    /// From then on: the memory in which they compute, which goes to nobody else, and their stream's workspace.
+    kept: u64,
+}
 
 /// Whether the layer is the lowest, its slots, tokens and whether they are one chunk, the longest chunk, entries, and whether victims are chosen.
 type Look = (bool, usize, (u64, bool), u64, u64, bool);
@@ -64,13 +72,16 @@ impl<'a> Walk<'a> {
         let shapes = subject.settings.cache_shapes(subject.config, plan, (subject.kind, subject.device));
         let holdings = Holdings::new(subject, plan, shapes.clone());
         let rows = subject.settings.rows();
-        let mut walk = Self { subject, plan, targets, shapes, rows, holdings, graphs: 0, layers: RefCell::default() };
+        let mut walk =
+            Self { subject, plan, targets, shapes, rows, holdings, graphs: Graphs::default(), layers: RefCell::default() };
         walk.graphs = walk.of_graphs();
         walk
     }
 
     /// Goes from the first column of the forward phase to the last cell, and shows every span to `visit`.
     pub(super) fn each(mut self, visit: &mut dyn FnMut(Moment)) -> Walked {
+        let kept = self.graphs.kept;
+        let visit = &mut |moment: Moment| visit(Moment { inside: moment.inside + kept, ..moment });
         self.forward(visit);
         for depth in 0..self.rows.len() {
             let layers = self.rows[self.rows.len() - 1 - depth].clone();
@@ -97,10 +108,10 @@ impl<'a> Walk<'a> {
             let before = self.holdings.memory();
             let moved = self.holdings.run_column(c, &layers, keeps_undo_from, true);
             self.holdings.checkpoint(c);
-            let inside = self.growth(&before) + moved + self.of_column(c) + self.forward_of(&layers, c, true) + self.graphs;
+            let inside = self.growth(&before) + moved + self.of_column(c) + self.forward_of(&layers, c, true) + self.graphs.held;
             visit(Moment { part: Part::Forward, held: before, graph: 0, inside });
             if !self.head_waits() {
-                let inside = self.hidden(c) + self.head(c) + self.graphs;
+                let inside = self.hidden(c) + self.head(c) + self.graphs.held;
                 visit(Moment { part: Part::Head, held: self.holdings.memory(), graph: 0, inside });
                 self.holdings.travel(c, self.targets[c] > 0);
             }
@@ -116,7 +127,7 @@ impl<'a> Walk<'a> {
             inside =
                 inside.max(self.growth(&before) + moved + self.hidden(c) + self.of_column(c) + self.forward_of(layers, c, false));
         }
-        visit(Moment { part: Part::Replay, held: before, graph: 0, inside: inside + self.graphs });
+        visit(Moment { part: Part::Replay, held: before, graph: 0, inside: inside + self.graphs.held });
     }
 
     fn cell(&mut self, layers: &Range<usize>, c: usize, visit: &mut dyn FnMut(Moment)) {
@@ -200,14 +211,12 @@ impl<'a> Walk<'a> {
         self.tokens(c) * self.subject.hidden() * self.subject.element()
     }
 
-    /// Where captured operations read and write, and what they take in between: once for the captures, once for the operations that were
-    /// run on the same stream before, as the allocator gives neither to anybody else; and that stream's workspace.
-    fn of_graphs(&self) -> u64 {
+    fn of_graphs(&self) -> Graphs {
         let captured = self.subject.settings.captured_shapes(self.plan, self.subject.device);
         let held = captured.iter().map(|&shape| CapturedLayers::bytes(self.subject.config, self.subject.kind, shape).0);
         let columns = self.plan.shapes().enumerate().filter(|(_, shape)| captured.contains(shape));
         let between = columns.map(|(c, _)| self.layer(0, c, false).beside_attention).max();
-        between.map_or(0, |between| held.sum::<u64>() + 2 * between + WORKSPACE)
+        Graphs { held: held.sum(), kept: between.map_or(0, |between| between + WORKSPACE) }
     }
 
     /// What all layers share: hidden states, and the rotations of a row's positions.
@@ -255,18 +264,19 @@ mod tests {
     }
 
     #[test]
-    fn captured_graphs_take_room_in_a_gpus_passes_without_autograd() {
+    fn captured_graphs_are_planned_on_a_gpu() {
         let gpu = Device::Cuda(0);
         let (plain, captured) = (inside(gpu, ""), inside(gpu, "grad.cuda_graphs = true"));
-        // 2 · (4 + 6) numbers a token in two bytes, cos and sin, and a position, for what is held; gate, up, what comes of them, input and
-        // output in between.
-        let graphs = 4 * (2 * 2 * (4 + 6) + 2 * 2 + 8) + 2 * 4 * 2 * (2 * 4 + 3 * 6) + WORKSPACE;
+        // 2 · (4 + 6) numbers a token in two bytes, cos and sin, and a position.
+        let held = 4 * (2 * 2 * (4 + 6) + 2 * 2 + 8);
+        // Gate, up, what comes of them, input and output.
+        let kept = 4 * 2 * (2 * 4 + 3 * 6) + WORKSPACE;
         let mut heads = 0;
         for (&(part, without), &(_, with)) in plain.iter().zip(&captured) {
             heads += usize::from(part == Part::Head);
             // The head has its turn in the forward phase, as there are two rows of cells.
             let has_graphs = [Part::Forward, Part::Replay, Part::Head].contains(&part);
-            assert_eq!(with - without, if has_graphs { graphs } else { 0 }, "{part:?}");
+            assert_eq!(with - without, if has_graphs { held + kept } else { kept }, "{part:?}");
         }
         assert_eq!(heads, 11);
         assert_eq!(inside(Device::Cpu, "grad.cuda_graphs = true"), inside(Device::Cpu, ""), "a CPU has no graphs");

@@ -6,6 +6,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::check::{Check, Promise};
 use crate::engine::{EngineError, guarded};
+use crate::model::AttendError;
 use crate::native::cuda::{GraphError, GraphRecorder, wait};
 
 /// The row's name.
@@ -27,22 +28,22 @@ struct Tried {
 
 /// On the device `cuda:index`.
 pub(super) fn check(index: usize) -> Check {
-    match GraphRecorder::new(index) {
-        Ok(recorder) => told(guarded(|| no_grad(|| tried(recorder, index)))),
-        // A recipe that does not ask for them goes without.
-        Err(error) => Check::lacking(NAME, first_line(&error), "", Promise::Cpu),
-    }
-}
-
-fn first_line(error: &impl ToString) -> String {
-    error.to_string().lines().next().unwrap_or_default().to_owned()
+    told(guarded(|| no_grad(|| tried(index))))
 }
 
 fn told(tried: Result<Tried, EngineError>) -> Check {
     let hint = "leave `grad.cuda_graphs = false`; everything else goes without graphs";
     let tried = match tried {
         Ok(tried) => tried,
-        Err(error) => return Check::failed(NAME, first_line(&error), hint),
+        Err(error) => {
+            let found = error.to_string().lines().next().unwrap_or_default().to_owned();
+            // A recipe that does not ask for them goes without.
+            return if is_lacking(&error) {
+                Check::lacking(NAME, found, hint, Promise::Cpu)
+            } else {
+                Check::failed(NAME, found, hint)
+            };
+        }
     };
     let micro = |seconds: f64| format!("{:.0} µs", seconds * 1e6);
     let (at_once, one_by_one) = (micro(tried.at_once), micro(tried.one_by_one));
@@ -55,13 +56,20 @@ fn told(tried: Result<Tried, EngineError>) -> Check {
     }
 }
 
-fn tried(recorder: GraphRecorder, index: usize) -> Result<Tried, EngineError> {
+fn is_lacking(error: &EngineError) -> bool {
+    let EngineError::Attend(error) = error else { return false };
+    matches!(error.cause().and_then(|cause| cause.downcast_ref()), Some(GraphError::Lacking(_)))
+}
+
+fn tried(index: usize) -> Result<Tried, EngineError> {
+    let refused = |error: GraphError| AttendError::caused_by(error);
+    let recorder = GraphRecorder::new(index).map_err(refused)?;
     let device = Device::Cuda(index);
     let mut x = Tensor::ones([SIDE, SIDE], (Kind::Float, device));
     let mut y = x.zeros_like();
     let one = Tensor::eye(SIDE, (Kind::Float, device));
     let work = |x: &Tensor, y: &mut Tensor| y.copy_(&(0..PAIRS).fold(x.shallow_clone(), |sum, _| sum.matmul(&one) + x));
-    let graph = recorder.capture(|| work(&x, &mut y)).map_err(|GraphError(reason)| EngineError::Torch(reason))?;
+    let graph = recorder.capture(|| work(&x, &mut y)).map_err(refused)?;
     let expected = |x: f64| Tensor::full([SIDE, SIDE], x * (PAIRS + 1) as f64, (Kind::Float, device));
     let was_right = y.equal(&expected(1.0));
     let _ = x.fill_(3.0);

@@ -1,12 +1,14 @@
 //! CUDA graphs: operations that are captured once, and from then on launched as one. A device whose operations are short is otherwise
 //! kept waiting by the host, which launches each of them.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use tch::{Device, Kind, Tensor};
 
@@ -24,12 +26,18 @@ unsafe extern "C" {
 
 /// Nothing can be captured; why.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("no CUDA graph can be captured: {0}")]
-pub struct GraphError(pub String);
+pub enum GraphError {
+    /// libtorch does not have it.
+    #[error("no CUDA graph can be captured: {0}")]
+    Lacking(String),
+    /// A capture has failed.
+    #[error("a CUDA graph was not captured: {0}")]
+    Failed(String),
+}
 
 impl From<BackwardError> for GraphError {
     fn from(error: BackwardError) -> Self {
-        Self(error.0)
+        Self::Failed(error.0)
     }
 }
 
@@ -41,16 +49,16 @@ pub fn graph_replays() -> u64 {
 }
 
 /// What captures on a device share as long as the process lives: the stream, as cuBLAS has a workspace for each; and the pool of memory,
-/// which the allocator would keep but give to nobody once its last graph is gone, so that every pass would take another one. One pool
-/// serves all graphs, as they run one after the other.
+/// which the allocator would keep but give to nobody once its last graph is gone, so that whoever captures next would take another one.
+/// One pool serves all graphs, as they run one after the other.
 #[derive(Debug)]
-struct Room {
+struct Shared {
     stream: SideStream,
     pool: [u64; 2],
 }
 
-/// Rooms by the index of their device, or why there is none: where a capture could not be ended the allocator still waits for its end.
-static ROOMS: Mutex<BTreeMap<usize, Result<&'static Room, GraphError>>> = Mutex::new(BTreeMap::new());
+/// By index of the device, or why there is none: where a capture could not be ended the allocator still waits for its end.
+static SHARED: Mutex<BTreeMap<usize, Result<&'static Shared, GraphError>>> = Mutex::new(BTreeMap::new());
 
 /// One thread captures at a time, as there is one stream.
 static CAPTURING: Mutex<()> = Mutex::new(());
@@ -63,27 +71,28 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone, Copy, Debug)]
 pub struct GraphRecorder {
     index: usize,
-    room: &'static Room,
+    shared: &'static Shared,
 }
 
 impl GraphRecorder {
     /// For the device `cuda:index`; `Err` says what libtorch lacks, or what a capture has failed with before.
     pub fn new(index: usize) -> Result<Self, GraphError> {
-        let mut rooms = locked(&ROOMS);
-        let room = rooms.entry(index).or_insert_with(|| Self::first(index));
-        Ok(Self { index, room: room.as_ref().map_err(Clone::clone)? })
+        let mut all = locked(&SHARED);
+        let shared = all.entry(index).or_insert_with(|| Self::first(index));
+        Ok(Self { index, shared: shared.as_ref().map_err(Clone::clone)? })
     }
 
-    /// A room of a device, with a graph that stays in its pool for ever: without one the pool could not be used again.
-    fn first(index: usize) -> Result<&'static Room, GraphError> {
+    /// What a device's captures share, with a graph that stays in the pool for ever: a pool that no graph uses any more is marked to be
+    /// freed, and the allocator refuses to begin in it again.
+    fn first(index: usize) -> Result<&'static Shared, GraphError> {
         let mut pool = [0; 2];
         // SAFETY: there is room for the two numbers that are written.
-        check(unsafe { kvtune_graph_pool(pool.as_mut_ptr()) })?;
-        let room: &'static Room = Box::leak(Box::new(Room { stream: SideStream::new(index), pool }));
+        check(unsafe { kvtune_graph_pool(pool.as_mut_ptr()) }).map_err(|error| GraphError::Lacking(error.0))?;
+        let shared: &'static Shared = Box::leak(Box::new(Shared { stream: SideStream::new(index), pool }));
         let mut zero = Tensor::zeros([1], (Kind::Float, Device::Cuda(index)));
-        let anchor = Self { index, room }.captured(|| drop(zero.zero_()))?;
+        let anchor = Self { index, shared }.captured(|| drop(zero.zero_()))?;
         std::mem::forget((anchor, zero));
-        Ok(room)
+        Ok(shared)
     }
 
     /// Does `work`, then captures it. What it reads and writes beside tensors of its own must be there at every replay, under the same
@@ -95,14 +104,14 @@ impl GraphRecorder {
     pub fn capture(&self, work: impl FnMut()) -> Result<Graph, GraphError> {
         let captured = self.captured(work);
         if let Err(reason) = &captured {
-            locked(&ROOMS).insert(self.index, Err(reason.clone()));
+            locked(&SHARED).insert(self.index, Err(reason.clone()));
         }
         captured
     }
 
     fn captured(&self, mut work: impl FnMut()) -> Result<Graph, GraphError> {
         let _alone = locked(&CAPTURING);
-        let _aside = Aside::go(self);
+        let _stream = OnCaptureStream::enter(self);
         // Libraries are loaded, and workspaces taken, outside of the graph.
         work();
         if let Ok(graph) = self.attempt(&mut work)? {
@@ -113,33 +122,45 @@ impl GraphRecorder {
         self.attempt(&mut work)?.map_err(|panic| resume_unwind(panic))
     }
 
-    /// One capture; what `work` has panicked with, where the capture itself is ended well.
-    fn attempt(&self, work: &mut dyn FnMut()) -> Result<std::thread::Result<Graph>, GraphError> {
-        let graph = Graph::begin(self.room.pool)?;
-        let done = catch_unwind(AssertUnwindSafe(work));
-        let graph = graph.ended()?;
-        Ok(done.map(|()| graph))
+    /// One capture. What `work` has panicked with, or what was short of memory, may be tried once more.
+    fn attempt(&self, work: &mut dyn FnMut()) -> Result<thread::Result<Graph>, GraphError> {
+        let graph = Graph::begin(self.shared.pool)?;
+        match (catch_unwind(AssertUnwindSafe(work)), graph.ended()) {
+            (done, Ok(graph)) => Ok(done.map(|()| graph)),
+            // It is made ready at its end, when the allocator has ended its own part.
+            (Ok(()), Err(end)) if end.0.contains("out of memory") => Ok(Err(Box::new(end.0))),
+            (Ok(()), Err(end)) => Err(end.into()),
+            // The end says no more than that something has failed before.
+            (Err(panic), Err(end)) => Err(GraphError::Failed(format!("{}; {}", said(&*panic), end.0))),
+        }
     }
 }
 
-/// A thread's stay on the stream of captures: behind all that was asked of the stream that computes, which waits for its end.
-struct Aside<'a> {
+/// What a panic says.
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("an operation has failed").to_owned()
+}
+
+/// Makes the stream of captures the current one, behind all that was asked of the stream that computes; when it is dropped, that one is
+/// current again, and waits for what was asked meanwhile.
+struct OnCaptureStream<'a> {
     recorder: &'a GraphRecorder,
     entered: Option<Entered>,
 }
 
-impl<'a> Aside<'a> {
-    fn go(recorder: &'a GraphRecorder) -> Self {
-        let stream = &recorder.room.stream;
+impl<'a> OnCaptureStream<'a> {
+    fn enter(recorder: &'a GraphRecorder) -> Self {
+        let stream = &recorder.shared.stream;
         stream.wait(&Event::of_compute(recorder.index, false));
         Self { recorder, entered: Some(stream.enter()) }
     }
 }
 
-impl Drop for Aside<'_> {
+impl Drop for OnCaptureStream<'_> {
     fn drop(&mut self) {
         self.entered = None;
-        self.recorder.room.stream.join();
+        self.recorder.shared.stream.join();
     }
 }
 
@@ -157,7 +178,7 @@ impl Graph {
         Ok(Self(NonNull::new(out).unwrap_or(NonNull::dangling())))
     }
 
-    /// The end of the capture, on the stream on which it began. Where it fails the allocator goes on asking the graph whether it still
+    /// The end of the capture, on the stream on which it began. Where it fails the allocator may go on asking the graph whether it still
     /// captures, so that it must not go.
     fn ended(self) -> Result<Self, BackwardError> {
         // SAFETY: the graph is alive, and this thread computes on the stream on which its capture began.
@@ -196,8 +217,8 @@ mod tests {
             return;
         }
         for _ in 0..2 {
-            let reason = GraphRecorder::new(0).err().map(|error| error.to_string()).unwrap_or_default();
-            assert!(reason.starts_with("no CUDA graph can be captured: ") && reason.len() > 40, "{reason}");
+            let reason = GraphRecorder::new(0).err();
+            assert!(matches!(&reason, Some(GraphError::Lacking(text)) if text.contains("this libtorch has no")), "{reason:?}");
         }
     }
 }

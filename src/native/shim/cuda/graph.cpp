@@ -45,13 +45,13 @@ struct Calls {
 
 // A graph, from the beginning of its capture on.
 struct KvtuneGraph {
-  KvtuneGraph() { Calls::get().make(room.data(), /*keep_graph=*/false); }
+  KvtuneGraph() { Calls::get().make(object.data(), /*keep_graph=*/false); }
   KvtuneGraph(const KvtuneGraph&) = delete;
   KvtuneGraph& operator=(const KvtuneGraph&) = delete;
-  ~KvtuneGraph() { Calls::get().drop(room.data()); }
+  ~KvtuneGraph() { Calls::get().drop(object.data()); }
 
   // Several times what libtorch's object takes.
-  alignas(std::max_align_t) std::array<std::byte, 1024> room{};
+  alignas(std::max_align_t) std::array<std::byte, 1024> object{};
 };
 
 extern "C" {
@@ -66,18 +66,18 @@ int kvtune_graph_pool(uint64_t* out) {
 int kvtune_graph_begin(const uint64_t* pool, KvtuneGraph** out) {
   return guarded([&] {
     *out = new KvtuneGraph;
-    Calls::get().begin((*out)->room.data(), Pool(pool[0], pool[1]), kThreadLocal);
+    Calls::get().begin((*out)->object.data(), Pool(pool[0], pool[1]), kThreadLocal);
   });
 }
 
 // Ends the capture, on the stream on which it began.
 int kvtune_graph_end(KvtuneGraph* graph) {
-  return guarded([&] { Calls::get().end(graph->room.data()); });
+  return guarded([&] { Calls::get().end(graph->object.data()); });
 }
 
 // Asks the stream that computes for all that was captured.
 int kvtune_graph_replay(KvtuneGraph* graph) {
-  return guarded([&] { Calls::get().replay(graph->room.data()); });
+  return guarded([&] { Calls::get().replay(graph->object.data()); });
 }
 
 void kvtune_graph_free(KvtuneGraph* graph) { delete graph; }
