@@ -1,7 +1,4 @@
 //! The replay log: kept exactly, hashed, weighed, followed; and a file of one that is wrong is refused.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on fails, and says what it saw")]
-
-mod support;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,8 +13,10 @@ use proptest::prelude::*;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use support::case::{Case, EXACT, PLAIN};
 use tch::{Device, Kind, Tensor};
+
+use crate::support;
+use crate::support::case::{Case, EXACT, PLAIN};
 
 const HEADS: usize = 2;
 

@@ -1,7 +1,4 @@
 //! No operation inside a row of cells lets the host wait for the device, which would run dry meanwhile.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on fails, and says what it saw")]
-
-mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +6,9 @@ use std::path::{Path, PathBuf};
 use kvtune::engine::{Event, Observer};
 use kvtune::native::{WaitCounter, Waits};
 use kvtune::recipe::{BufferKind, StoreForm, StoreRecipe};
-use support::case::{Case, HeadKind, IN_MEMORY, PLAIN, Trains, Width};
+
+use crate::support;
+use crate::support::case::{Case, HeadKind, IN_MEMORY, PLAIN, Trains, Width};
 
 const SMART: &str = "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4";
 

@@ -38,10 +38,10 @@ impl Stopwatch {
         self.turned = now;
     }
 
-    /// The whole, read from the clocks once more, and its parts.
+    /// The whole, from the first reading of the clocks to the last, and its parts.
     pub(super) fn stop(mut self) -> (Spent, [Spent; 6]) {
         self.turn(Part::Optimizer);
-        let Spent { seconds, cpu_seconds } = Reading::now(self.device).since(self.began);
+        let Spent { seconds, cpu_seconds } = self.turned.since(self.began);
         let (seconds, cpu_seconds) = (seconds - self.left_out.seconds, cpu_seconds - self.left_out.cpu_seconds);
         (Spent { seconds, cpu_seconds }, self.parts)
     }

@@ -7,6 +7,7 @@ use tch::{Cuda, Device};
 
 use crate::error::Error;
 use crate::native::cuda::{CudaSupport, load_cuda, missing_kernels};
+use crate::native::{make_room_for_others, usable_cpus};
 use crate::report::console;
 
 /// The device that is asked for.
@@ -47,9 +48,7 @@ impl fmt::Display for Wanted {
 pub(super) fn prepare(wanted: Wanted, threads: Option<u16>) -> Result<Device, Error> {
     // Before any other call into libtorch, which would remember that there is no CUDA.
     let state = if wanted == Wanted::Cpu { CudaSupport::NoDevice } else { load_cuda() };
-    if let Some(threads) = threads {
-        tch::set_num_threads(i32::from(threads));
-    }
+    set_threads(threads);
     let index = match (wanted, &state) {
         (Wanted::Cpu, _) | (Wanted::Auto, CudaSupport::NoDevice) => return Ok(Device::Cpu),
         (Wanted::Auto, _) => 0,
@@ -67,6 +66,20 @@ pub(super) fn prepare(wanted: Wanted, threads: Option<u16>) -> Result<Device, Er
     }
     let hint = "install the full set of torch 2.11 wheels and point `LD_LIBRARY_PATH` at its `torch/lib`, or use `--device cpu`";
     Err(Error::Usage { message: format!("`--device {wanted}` can't be had: {why}"), hint: hint.to_owned() })
+}
+
+/// Variables by which a user tells libtorch how many threads compute.
+const THREADS: [&str; 2] = ["OMP_NUM_THREADS", "MKL_NUM_THREADS"];
+
+/// As many threads as are asked for; else as libtorch was told, or takes by itself, but no more than the process has CPUs for.
+pub(super) fn set_threads(asked: Option<u16>) {
+    let own = usize::try_from(tch::get_num_threads()).unwrap_or(1);
+    let is_told = THREADS.iter().any(|name| std::env::var_os(name).is_some());
+    let threads = asked.map_or_else(|| if is_told { own } else { own.min(usable_cpus()) }, usize::from);
+    if threads != own {
+        tch::set_num_threads(threads as i32);
+    }
+    make_room_for_others(threads);
 }
 
 /// Says, after some work, what of it was slower than it need be, where nobody has said so yet.

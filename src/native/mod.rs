@@ -9,6 +9,7 @@ mod kernels;
 mod mapped;
 mod meter;
 mod pointwise;
+mod threads;
 mod waits;
 
 pub(crate) use autograd::or_panic;
@@ -18,4 +19,5 @@ pub use kernels::{AttendGrads, AttentionShape, Part, attend, attend_backward, at
 pub use mapped::{FileMap, libtorch_version, tensor_over};
 pub use meter::{Allocated, AllocationMeter};
 pub use pointwise::{Turn, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
+pub use threads::{make_room_for_others, usable_cpus};
 pub use waits::{WaitCounter, Waits};

@@ -66,7 +66,7 @@ fn the_parts_are_the_whole() {
             for clock in ["seconds", "cpu_seconds"] {
                 let sum: f64 = PARTS.iter().map(|part| number(step, &format!("{part}_{clock}"))).sum();
                 let whole = number(step, &format!("step_{clock}"));
-                assert!((sum / whole - 1.0).abs() <= 0.02, "{clock}: {sum} of {whole}");
+                assert!((sum / whole - 1.0).abs() <= 1e-6, "{clock}: {sum} of {whole}");
             }
             assert_eq!(number(step, "replay_seconds") > 0.0, replays, "{layers}");
             let of = ["flops_linear", "flops_attention", "flops_head"].iter().map(|key| number(step, key)).sum::<f64>();
@@ -95,7 +95,7 @@ fn the_share_of_copies_is_a_part_of_the_step() {
     for step in lines(&bare(), &["--tokens", "200"]).iter().filter(|line| line["kind"] == "step") {
         let share = number(step, "store_copy_share");
         assert!((share - number(step, "store_copy_seconds") / number(step, "step_seconds")).abs() < 1e-9);
-        assert!(share > 0.0 && share < 0.5, "{share}");
+        assert!(share > 0.0 && share < 1.0, "{share}");
     }
 }
 

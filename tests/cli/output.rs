@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use insta::assert_snapshot;
 
 use super::place::Place;
+use crate::binary::kvtune;
 
 /// Every file below a directory, by path.
 fn contents(dir: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -88,7 +89,7 @@ fn a_link() {
 #[test]
 fn a_directory_in_use() {
     let place = Place::new();
-    let mut first = Process::new(env!("CARGO_BIN_EXE_kvtune"));
+    let mut first = kvtune();
     first.current_dir(place.path("")).stdout(Stdio::null()).stderr(Stdio::null());
     first.args(["finetune-lora", "--recipe", "recipe.toml", "--out", "run", "--device", "cpu", "--set", "train.epochs=1000000"]);
     let mut first = first.args(["--set", "train.max_steps=1000000"]).spawn().unwrap();
@@ -152,7 +153,7 @@ fn a_full_disk_at_the_first_save() {
 #[test]
 fn results_that_cannot_be_written() {
     let place = Place::new();
-    let mut check = Process::new(env!("CARGO_BIN_EXE_kvtune"));
+    let mut check = kvtune();
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     check.current_dir(place.path("")).args(["check", "--recipe", "recipe.toml"]).stdout(full).stderr(Stdio::piped());
     let output = check.output().unwrap();

@@ -8,6 +8,8 @@ use assert_cmd::Command;
 use serde_json::{Map, Value};
 use tempfile::TempDir;
 
+use crate::binary::kvtune;
+
 /// Rows of the training file.
 pub(crate) const NUM_ROWS: usize = 6;
 /// Tokens of each row; one less is run.
@@ -106,13 +108,9 @@ impl Place {
 
     /// The binary, to be run in this directory. A backtrace is asked for, so that one that is printed is seen.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kvtune"));
+        let mut command = Command::from_std(kvtune());
         command.current_dir(self.dir.path()).args(arguments).timeout(Duration::from_secs(240));
-        command
-            .env("OMP_NUM_THREADS", "1")
-            .env("RUST_BACKTRACE", "1")
-            .env("XDG_CACHE_HOME", self.path("cache"))
-            .env("NO_COLOR", "1");
+        command.env("RUST_BACKTRACE", "1").env("XDG_CACHE_HOME", self.path("cache"));
         command
     }
 

@@ -1,4 +1,5 @@
-//! Proofs on a GPU: the crown, another program's numbers, bf16 beside f32, the same bits every time, weights that arrive whole.
+//! Proofs on a GPU: the crown, another program's numbers, bf16 beside f32, the same bits every time, weights that arrive whole, kernels
+//! and copies.
 //!
 //! Without one each test says that it is skipped, and why. `tests/device/run.sh` runs this binary on another machine.
 #![allow(
@@ -8,16 +9,17 @@
     reason = "a test that cannot go on fails, and says what it saw or why it saw nothing"
 )]
 
-#[path = "../support/golden.rs"]
-mod golden;
-#[path = "../support/gpu.rs"]
+mod copies;
+#[path = "../golden/fixture.rs"]
+mod fixture;
 mod gpu;
+mod kernels;
 #[path = "../support/mod.rs"]
 mod support;
 
 use std::sync::Once;
 
-use golden::{BY_MASK, ITS_OWN};
+use fixture::{BY_MASK, ITS_OWN};
 use kvtune::engine::{Silent, StepGradients};
 use kvtune::model::{Adapter, Model, ModelConfig};
 use kvtune::native::cuda::{Numerics, Upload, graph_replays, pinned};
@@ -96,9 +98,9 @@ fn gradients_are_those_of_masked_dense_autograd() {
 fn another_programs_numbers_come_out() {
     let Some(device) = gpu() else { return };
     for name in ["dense96", "lastrec-g4", "h2o", "h2o-lpc2-cpcm2", "h2o-vlen", "h2o-orig", "h2o-grace4-fixed", "h2o-cls"] {
-        golden::check(name, ITS_OWN, device);
+        fixture::check(name, ITS_OWN, device);
     }
-    golden::check("h2o-mixed", BY_MASK, device);
+    fixture::check("h2o-mixed", BY_MASK, device);
 }
 
 #[test]
@@ -202,7 +204,7 @@ fn weights_arrive_as_they_lie_in_the_file() {
     assert!(pinned(1 << 20).unwrap().is_pinned(device));
     let ids = Tensor::from_slice(&[5_i64, 6, 400]).view([1, 3]);
     for dtype in [Dtype::F32, Dtype::Bf16] {
-        let load = |device| Model::load(&golden::fixture("model-qwen2"), dtype, device).unwrap();
+        let load = |device| Model::load(&fixture::fixture("model-qwen2"), dtype, device).unwrap();
         let (here, there) = (load(Device::Cpu), load(device));
         assert!(there.embed(&ids.to_device(device)).to_device(Device::Cpu).equal(&here.embed(&ids)), "{dtype}");
     }
@@ -211,7 +213,7 @@ fn weights_arrive_as_they_lie_in_the_file() {
 #[test]
 fn weights_are_drawn_where_they_lie() {
     let Some(device) = gpu() else { return };
-    let model = Model::drawn(&golden::fixture("model-qwen2"), Dtype::Bf16, device).unwrap();
+    let model = Model::drawn(&fixture::fixture("model-qwen2"), Dtype::Bf16, device).unwrap();
     let ids = Tensor::arange(512, (Kind::Int64, device)).view([1, 512]);
     let embedded = model.embed(&ids).to_kind(Kind::Float);
     let spread = embedded.std(true).double_value(&[]);

@@ -10,7 +10,7 @@ use kvtune::recipe::BufferKind;
 use kvtune::units::LayerIdx;
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::golden::{Golden, model};
+use super::fixture::{Golden, model};
 
 /// The bound of the golden numbers' readme.
 const BOUND: f64 = 1e-4;

@@ -7,8 +7,8 @@ use kvtune::verify::compare;
 use super::played::check;
 use super::scenes::scenes;
 use super::shelf::{self, EXAMPLE};
-use super::support::case::{Case, EXACT, PLAIN};
-use super::support::{batch, context, engine_with, model, settings};
+use crate::support::case::{Case, EXACT, PLAIN};
+use crate::support::{batch, context, engine_with, model, settings};
 
 const GUIDE: &str = include_str!("../../docs/guides/add-a-policy.md");
 
@@ -45,7 +45,7 @@ fn the_guides_lines_are_like_those_of_their_files() {
     for (file, source) in [
         ("policies/mod.rs", include_str!("../../src/cache/policies/mod.rs")),
         ("scenes.rs", include_str!("scenes.rs")),
-        ("gradients.rs", include_str!("../gradients.rs")),
+        ("gradients/mod.rs", include_str!("../gradients/mod.rs")),
     ] {
         let own: Vec<String> =
             source.lines().filter(|line| line.contains("streaming")).map(|line| renamed(line.trim())).collect();

@@ -14,8 +14,8 @@ use super::scene::Scene;
 use super::scenes::POLICIES;
 use super::slow_policies::{Notes, SlowAttention, SlowPolicy};
 use super::slow_scores::dot;
-use super::support::case::{Case, PLAIN};
-use super::support::{CPU, batch, engine, model};
+use crate::support::case::{Case, PLAIN};
+use crate::support::{CPU, batch, engine, model};
 
 /// Takes a layer's queries, keys and values away.
 #[derive(Default)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::check::{Check, Promise};
 use super::{gpu, host};
-use crate::cli::device::Wanted;
+use crate::cli::device::{Wanted, set_threads};
 use crate::native::cuda::{CudaSupport, Numerics, device_nodes, load_cuda};
 
 /// A check that takes longer will not answer any more: a driver that hangs. Libraries that are read from a slow disk take their time.
@@ -52,9 +52,7 @@ impl Round {
     fn examine(&self, sender: &Sender<Check>) {
         // Before any other call into libtorch, which would remember that there is no CUDA.
         let half = if self.wanted == Wanted::Cpu { CudaSupport::NoDevice } else { load_cuda() };
-        if let Some(threads) = self.threads {
-            tch::set_num_threads(i32::from(threads));
-        }
+        set_threads(self.threads);
         Numerics::default().set();
         // Who no longer listens has told already why.
         let say = |check| drop(sender.send(check));

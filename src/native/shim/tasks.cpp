@@ -65,3 +65,8 @@ extern "C" int64_t kvtune_threads_at_work() {
   int64_t threads = kvtune::threads_for(1 << 10, 1);
   return kvtune::share_out(threads, threads, [](int64_t, int64_t) {});
 }
+
+// Gives the calling thread a pool of `count` threads of the runtime's, itself among them; they sleep until it ends.
+extern "C" void kvtune_hold_threads(unsigned count) {
+  if (kvtune::region() != nullptr) kvtune::region()([](void*) {}, nullptr, count, 0);
+}

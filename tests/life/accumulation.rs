@@ -1,9 +1,6 @@
 //! A step is the same whatever micro-batches its samples come in.
-#![allow(clippy::unwrap_used)]
 
-mod life;
-
-use life::Workshop;
+use super::workshop::Workshop;
 
 #[test]
 fn four_at_once_are_one_four_times() {

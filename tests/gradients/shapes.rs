@@ -1,12 +1,11 @@
 //! The crown, over shapes: lengths, caches, chunks and cells that fit each other badly.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on fails, and says what it saw")]
-
-mod support;
 
 use kvtune::engine::Silent;
 use kvtune::verify::{Comparison, reference_gradients};
 use proptest::prelude::*;
-use support::case::{Case, EXACT, PLAIN, Width, prove, run};
+
+use crate::support;
+use crate::support::case::{Case, EXACT, PLAIN, Width, prove, run};
 
 const LASTREC: Case = Case { policy: "lastrec", params: "init_grace_tokens = 3", ..PLAIN };
 const H2O: Case = Case { params: "grace_period = 2", ..PLAIN };

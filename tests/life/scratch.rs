@@ -1,12 +1,9 @@
 //! Runs whose stores are files: they leave what runs in memory leave, clean up after themselves and others, and end in good order where
 //! the disk is full.
-#![allow(clippy::unwrap_used)]
-
-mod life;
 
 use std::fs;
 
-use life::{Workshop, ended, finetune_arguments, names, wait_for_stop};
+use super::workshop::{Workshop, ended, finetune_arguments, names, wait_for_stop};
 
 const STEPS: [&str; 3] = ["train.max_steps=3", "train.gradient_accumulation_steps=1", "eval.interval=100"];
 const FILES: [&str; 2] = ["grad.layer_checkpoints_place=file", "grad.undo_log_place=file"];
@@ -29,7 +26,7 @@ fn a_run_in_files_leaves_what_one_in_memory_does_and_no_scratch() {
     wait_for_stop(&child);
     assert_eq!(names(&workshop.path("fast")).len(), 2);
     assert!(!workshop.path("elsewhere/scratch").exists());
-    life::send(&child, rustix::process::Signal::CONT);
+    super::workshop::send(&child, rustix::process::Signal::CONT);
     ended(child).with(0);
     workshop.assert_left("elsewhere", &whole);
     assert_eq!(names(&workshop.path("fast")), [""; 0]);
@@ -59,7 +56,7 @@ fn what_a_killed_run_left_is_removed_at_the_next_start_and_never_what_a_living_o
     workshop.assert_left("own", &whole);
     assert!(!workshop.path("own/scratch").exists());
 
-    life::send(&living, rustix::process::Signal::CONT);
+    super::workshop::send(&living, rustix::process::Signal::CONT);
     ended(living).with(0);
     workshop.assert_left("living", &whole);
     assert!(!workshop.path("shared").exists());

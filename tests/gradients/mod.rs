@@ -1,11 +1,16 @@
 //! The crown: gradients of the tiled engine equal plain autograd through masked dense attention, for every policy and head.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on fails, and says what it saw")]
 
-mod support;
+mod buffers;
+mod chunkings;
+mod full;
+mod invariance;
+mod shapes;
+mod stores;
 
 use kvtune::recipe::{BufferKind, Storage};
-use support::case::{Case, HeadKind, NEAR_BF16, PLAIN, TargetsAt, Width, cosine_of_bf16, prove, run};
 use tch::Kind;
+
+use crate::support::case::{Case, HeadKind, NEAR_BF16, PLAIN, TargetsAt, Width, cosine_of_bf16, prove, run};
 
 const SMART: &str = "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4";
 

@@ -1,15 +1,12 @@
 //! Chunks beside those of another program: its rule for bending them to the points where caches become full, 455 times.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-#[path = "support/golden.rs"]
-mod golden;
-
-use golden::{caches, cells, fixture};
 use kvtune::data::{Batch, Row, Targets};
 use kvtune::engine::Settings;
 use kvtune::model::ModelConfig;
 use kvtune::recipe::{CacheRecipe, Choice, Chunking};
 use serde_json::{Value, json};
+
+use super::fixture::{caches, cells, fixture};
 
 fn config(num_layers: usize) -> ModelConfig {
     let config = json!({

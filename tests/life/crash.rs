@@ -1,11 +1,8 @@
 //! Runs that are killed, run into a full disk or find a damaged checkpoint, and still end as if nothing had happened.
-#![allow(clippy::unwrap_used)]
-
-mod life;
 
 use std::fs;
 
-use life::{Left, Workshop, assert_valid, ended, finetune_arguments, leftovers, names};
+use super::workshop::{Left, Workshop, assert_valid, ended, finetune_arguments, leftovers, names};
 
 /// Six short steps: 3 and 6 saved for good, of the others the last two; the best is replaced on the way.
 const SET: &[&str] = &[

@@ -1,15 +1,14 @@
 //! Stores: how far the gradient is from the exact one where they round, also where one residual channel outshouts the rest, and that
 //! it is exact where they don't, in memory and in a file.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on fails, and says what it saw")]
-
-mod support;
 
 use kvtune::engine::Silent;
 use kvtune::recipe::{BufferKind, StoreForm, StorePlace, StoreRecipe};
 use kvtune::units::Bytes;
 use kvtune::verify::{Comparison, Nearness};
-use support::case::{Case, HeadKind, IN_FILE, IN_MEMORY, PLAIN, TargetsAt, Width, prove, run};
 use tch::Kind;
+
+use crate::support;
+use crate::support::case::{Case, HeadKind, IN_FILE, IN_MEMORY, PLAIN, TargetsAt, Width, prove, run};
 
 const CASES: [Case; 6] = [
     Case { name: "dense", policy: "dense", cache: &[50], ..PLAIN },

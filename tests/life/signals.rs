@@ -1,13 +1,11 @@
 //! Signals, second processes and unsuitable places: a run ends in good order, or does not begin.
-#![allow(clippy::unwrap_used)]
-
-mod life;
 
 use std::fs;
 use std::process::Child;
 
-use life::{Left, Workshop, ended, finetune_arguments, names, send, wait_for_stop};
 use rustix::process::Signal;
+
+use super::workshop::{Left, Workshop, ended, finetune_arguments, names, send, wait_for_stop};
 
 /// Five steps, of which none is saved but the best and the last.
 const SET: &[&str] = &[

@@ -1,7 +1,4 @@
 //! What must not change a gradient: the tiling, the neighbours in a batch, the split into micro-batches, a second run.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on fails, and says what it saw")]
-
-mod support;
 
 use std::collections::BTreeMap;
 
@@ -11,8 +8,10 @@ use kvtune::model::Model;
 use kvtune::recipe::{BufferKind, Storage, StoreForm, StorePlace, StoreRecipe};
 use kvtune::units::Bytes;
 use kvtune::verify::{HeadTurn, Proofs, Tiling};
-use support::case::{Case, EXACT, HeadKind, PLAIN, Tail, TargetsAt, Trains, Width};
 use tch::{Kind, Tensor};
+
+use crate::support;
+use crate::support::case::{Case, EXACT, HeadKind, PLAIN, Tail, TargetsAt, Trains, Width};
 
 /// All that make decisions of their own, and dropout, on rows that end inside a chunk, inside the prefill span, and long before both.
 const POLICIES: &[Case] = &[

@@ -1,11 +1,9 @@
 //! The proof for every way to keep entries: the gradient through a quantised, offloaded or paged cache is that of masked dense
 //! autograd through the same quantisation, differentiated as the identity.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on fails, and says what it saw")]
-
-mod support;
 
 use kvtune::recipe::{BufferKind, Storage};
-use support::case::{Case, HeadKind, PLAIN, TargetsAt, Width, prove, run};
+
+use crate::support::case::{Case, HeadKind, PLAIN, TargetsAt, Width, prove, run};
 
 const POLICIES: [(&str, &str); 10] = [
     ("lastrec", "init_grace_tokens = 3"),

@@ -1,11 +1,8 @@
 //! What does not fit a cache that evicts nothing is refused before the first step, not when its turn comes.
-#![allow(clippy::unwrap_used)]
-
-mod life;
 
 use std::fs;
 
-use life::Workshop;
+use super::workshop::Workshop;
 
 #[test]
 fn a_held_out_sample_too_long_for_the_cache_is_refused_at_once() {

@@ -1,7 +1,5 @@
 //! Logits, loss and gradients of a model with its adapter, through plain attention, as another program computed them.
 
-#![expect(clippy::unwrap_used, reason = "a failed test is what it is for")]
-
 use std::path::{Path, PathBuf};
 
 use kvtune::files::TensorFile;

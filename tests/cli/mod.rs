@@ -1,6 +1,5 @@
 //! The words of the command line: every mistake a person can make gets an error that says what and where, a way out and the
 //! right exit code, and loses nothing.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod adapter;
 mod arguments;

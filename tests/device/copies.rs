@@ -1,12 +1,6 @@
 //! On a CUDA device: copies that go beside what it computes bring what copies at once bring. Without one each test says that it was
 //! skipped, and why.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on fails, and says what it saw")]
 
-#[path = "support/gpu.rs"]
-mod gpu;
-mod support;
-
-use gpu::gpu;
 use kvtune::engine::{Event, Observer, Silent};
 use kvtune::native::cuda::wait;
 use kvtune::native::{WaitCounter, Waits};
@@ -14,8 +8,11 @@ use kvtune::recipe::BufferKind;
 use kvtune::store::{Away, Form, Parked, Store, copier_of};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use support::case::{Case, PLAIN, Width};
 use tch::{Device, Kind, Tensor};
+
+use super::gpu::gpu;
+use super::support;
+use super::support::case::{Case, PLAIN, Width};
 
 /// Keeps the device busy, so that copies which do not wait for it come too early.
 fn work(device: Device) -> Tensor {

@@ -1,12 +1,11 @@
 //! The crown, with all weights trained: embedding, norms, projections, biases and output matrix, tied or not.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on fails, and says what it saw")]
-
-mod support;
 
 use kvtune::engine::Silent;
 use kvtune::recipe::Storage;
-use support::case::{Case, HeadKind, PLAIN, TargetsAt, Trains, Width, prove};
 use tch::Kind;
+
+use crate::support;
+use crate::support::case::{Case, HeadKind, PLAIN, TargetsAt, Trains, Width, prove};
 
 const FULL: Case = Case { trains: Trains::All, lora: &[], ..PLAIN };
 const TIED: Case = Case { trains: Trains::AllTied, ..FULL };

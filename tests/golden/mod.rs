@@ -1,11 +1,12 @@
 //! The engine beside another program: what it evicted, its logits, its loss and its gradients, case by case as it wrote them down.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on fails, and says what it saw")]
 
-#[path = "../support/golden.rs"]
-mod golden;
+mod chunking;
+mod dense;
+pub(crate) mod fixture;
+mod initial_part;
 mod scores;
 
-use golden::{BY_MASK, Golden, ITS_OWN, check, logits, model};
+use fixture::{BY_MASK, Golden, ITS_OWN, check, logits, model};
 use kvtune::engine::{Engine, Silent};
 use tch::Device;
 

@@ -1,12 +1,6 @@
 //! The kernels for CUDA on a GPU that is played on the CPU: the very text that a device would run, compiled by the host's compiler.
 //! `gpu.h` says what the played GPU is stricter about.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
-mod device;
-#[path = "../support/gpu.rs"]
-mod gpu;
-
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -125,8 +119,6 @@ fn faults_in_the_text_of_norms_gates_and_rotations_are_seen() {
 
 /// Vectors and what libtorch's operations on the CPU make of them, as the played kernels read them.
 fn quantised_on_the_cpu(bits: Bits, kind: Kind) -> Vec<u8> {
-    // Before libtorch is asked for anything, or the tests for a device in this binary would find none.
-    gpu::look();
     let raw = |x: &Tensor| Vec::<u8>::try_from(x.contiguous().view([-1]).view_dtype(Kind::Uint8)).unwrap();
     let mut file = Vec::new();
     tch::manual_seed(7);

@@ -1,11 +1,10 @@
 //! The crown, over chunks that are not all of one size: bent, drawn, of single tokens, and caches that narrow towards the top.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on fails, and says what it saw")]
-
-mod support;
 
 use kvtune::model::Model;
 use kvtune::recipe::{CacheLength, Chunking, Pyramid};
-use support::case::{Case, HeadKind, PLAIN, Tail, TargetsAt, Width, prove};
+
+use crate::support;
+use crate::support::case::{Case, HeadKind, PLAIN, Tail, TargetsAt, Width, prove};
 
 const LASTREC: Case = Case { policy: "lastrec", params: "init_grace_tokens = 3", ..PLAIN };
 const H2O: Case = Case { params: "grace_period = 2\nnormalize_scores = true", ..PLAIN };

@@ -1,5 +1,4 @@
 //! The initial part of prompts beside that of another program, which keeps it in its cache.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::{Path, PathBuf};
 

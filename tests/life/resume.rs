@@ -1,13 +1,11 @@
 //! A run that is resumed ends as the uninterrupted one, to the bit; what would change it is refused.
-#![allow(clippy::unwrap_used)]
-
-mod life;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use life::{Left, Workshop, copy_dir, names, tree};
+use super::workshop::{Left, Workshop, copy_dir, names, tree};
+
 /// 13 samples make 7 micro-batches, the first of one row, and 4 steps an epoch, the last of one micro-batch.
 fn workshop() -> Workshop {
     Workshop::new(13)

@@ -1,12 +1,9 @@
 //! A run that trains all weights is resumed to the bit, and what it leaves is a model.
-#![allow(clippy::unwrap_used)]
-
-mod life;
 
 use std::fs;
 use std::path::Path;
 
-use life::{Workshop, names};
+use super::workshop::{Workshop, names};
 
 const SIX_STEPS: &[&str] = &["train.max_steps=6", "eval.interval=2"];
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/model-qwen2");
@@ -64,11 +61,11 @@ fn what_is_left_is_a_model() {
 #[test]
 fn intermediate_saves_go_and_a_base_that_is_gone_hinders_no_save() {
     let workshop = workshop();
-    life::copy_dir(Path::new(FIXTURE), &workshop.path("model"));
+    super::workshop::copy_dir(Path::new(FIXTURE), &workshop.path("model"));
     let set = ["model.path=model", "train.max_steps=6", "checkpoint.intermediate_save_keep=1"];
-    let child = workshop.command("", &life::finetune_full_arguments("run", &set)).spawn().unwrap();
+    let child = workshop.command("", &super::workshop::finetune_full_arguments("run", &set)).spawn().unwrap();
     workshop.wait_for_lines("run", 1);
     fs::remove_dir_all(workshop.path("model")).unwrap();
-    life::ended(child).with(0);
+    super::workshop::ended(child).with(0);
     assert_eq!(workshop.checkpoints("run"), ["best", "final", "step-000004", "step-000006"]);
 }

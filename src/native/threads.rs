@@ -1,0 +1,196 @@
+//! Threads of the CPU: how many there are to compute with, and how they wait where others want the CPUs too.
+//!
+//! libtorch's threads meet at the end of every operation that they share. Those who come first look out for the others for some
+//! milliseconds before they sleep (libgomp's spinning), which is quick as long as each has a CPU. Where one has not, they burn the very
+//! time that it waits for, and a step takes ten times as long. libgomp looks out a thousand times shorter while it has more threads
+//! than there are CPUs, sleeping ones included ([`GOMP_SPINCOUNT`](https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html)). So
+//! while the system lets our threads wait for CPUs, some more are held asleep.
+
+use std::ffi::c_uint;
+use std::fs;
+use std::num::NonZero;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{self, JoinHandle, available_parallelism};
+use std::time::Duration;
+
+use rustix::thread::sched_getaffinity;
+
+unsafe extern "C" {
+    safe fn kvtune_hold_threads(count: c_uint);
+}
+
+/// Variables by which a user says how OpenMP's threads wait; then they wait like that.
+const OF_USER: [&str; 2] = ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"];
+
+/// How often the machine is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+/// The part of a look that threads wait for a CPU, all of them together, from which on the machine is busy. Alone on a machine it is
+/// 0.01 to 0.15 of some looks, beside one busy process for two CPUs 0.7 and more.
+const BUSY: f64 = 0.25;
+/// Looks for which threads are held at first, and at most: each time that the machine is busy still, it is twice as long.
+const HELD: (u32, u32) = (20, 160);
+
+/// CPUs that this process may use: by its affinity, and within the quota of its control groups.
+pub fn usable_cpus() -> usize {
+    available_parallelism().map_or(1, NonZero::get)
+}
+
+/// From now on `threads` threads of libtorch's sleep soon where others want their CPUs. To be called once.
+pub fn make_room_for_others(threads: usize) {
+    let is_told = OF_USER.iter().any(|name| std::env::var_os(name).is_some());
+    if threads < 2 || is_told || delay().is_none() {
+        return;
+    }
+    // libgomp counts CPUs by affinity alone.
+    let cpus = sched_getaffinity(None).map_or(threads, |cpus| cpus.count() as usize);
+    // Without it they wait as they do in any program.
+    let _ = thread::Builder::new().name("kvtune-watch".to_owned()).spawn(move || watch(cpus.saturating_sub(threads) + 2));
+}
+
+fn watch(more: usize) {
+    let (mut watch, mut held) = (Watch::default(), None);
+    let mut before = delay().unwrap_or_default();
+    loop {
+        thread::sleep(LOOK);
+        let now = delay().unwrap_or_default();
+        // A thread that has ended takes its delay with it.
+        let part = now.saturating_sub(before).as_secs_f64() / LOOK.as_secs_f64();
+        before = now;
+        let holds = watch.look(part);
+        if holds != held.is_some() {
+            held = holds.then(|| Held::new(more));
+        }
+    }
+}
+
+/// How long all threads of the process have waited for a CPU; `None` where the system does not tell.
+fn delay() -> Option<Duration> {
+    let mut sum = 0;
+    for task in fs::read_dir("/proc/self/task").ok()?.flatten() {
+        // Time on a CPU, time waited for one, and turns; a thread may have ended meanwhile.
+        let Ok(text) = fs::read_to_string(task.path().join("schedstat")) else { continue };
+        sum += text.split(' ').nth(1)?.trim().parse::<u64>().ok()?;
+    }
+    (sum > 0).then(|| Duration::from_nanos(sum))
+}
+
+/// Decides, look by look, whether threads are held.
+#[derive(Debug, Default)]
+struct Watch {
+    /// Whether the look before was busy.
+    was_busy: bool,
+    /// Looks for which they stay held.
+    left: u32,
+    /// For how many it was last time.
+    last: u32,
+}
+
+impl Watch {
+    /// After a look of whose time threads have waited so large a part.
+    fn look(&mut self, part: f64) -> bool {
+        if self.left > 0 {
+            // Threads that sleep wait a little each time that they wake: what they wait now says nothing.
+            self.left -= 1;
+            self.was_busy = self.left == 0;
+            return self.left > 0;
+        }
+        let is_busy = part > BUSY;
+        if is_busy && self.was_busy {
+            self.last = (2 * self.last).clamp(HELD.0, HELD.1);
+            self.left = self.last;
+        } else if !is_busy {
+            self.last = 0;
+        }
+        self.was_busy = is_busy;
+        self.left > 0
+    }
+}
+
+/// Threads of libgomp's that sleep until this is dropped.
+#[derive(Debug)]
+struct Held {
+    end: Option<Sender<()>>,
+    owner: Option<JoinHandle<()>>,
+}
+
+impl Held {
+    fn new(count: usize) -> Self {
+        let (end, ended) = channel::<()>();
+        let hold = move || {
+            kvtune_hold_threads(count as c_uint + 1);
+            // Its pool ends with it.
+            let _ = ended.recv();
+        };
+        Self { end: Some(end), owner: thread::Builder::new().name("kvtune-hold".to_owned()).spawn(hold).ok() }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(owner) = self.owner.take() {
+            let _ = owner.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn looks(parts: &[f64]) -> Vec<bool> {
+        let mut watch = Watch::default();
+        parts.iter().map(|part| watch.look(*part)).collect()
+    }
+
+    #[test]
+    fn one_busy_look_is_nothing_and_two_hold_for_a_second() {
+        assert!(!looks(&[0.9, 0.1, 0.9, 0.0, 0.3, 0.2]).contains(&true));
+        let mut parts = vec![0.1, 0.9, 0.9];
+        parts.resize(40, 0.0);
+        let held = looks(&parts);
+        assert_eq!(held.iter().position(|held| *held), Some(2));
+        assert_eq!(held.iter().filter(|held| **held).count(), HELD.0 as usize);
+    }
+
+    #[test]
+    fn where_it_stays_busy_a_look_between_is_enough_and_rarer_each_time() {
+        let held = looks(&[1.0; 1000]);
+        let pauses: Vec<usize> = (1..1000).filter(|&at| held[at - 1] && !held[at]).collect();
+        let between: Vec<usize> = pauses.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(between[..4], [41, 81, 161, 161], "{pauses:?}");
+        // Each pause is one look, which is in the sums.
+        assert!(pauses.iter().all(|&at| held[at + 1]), "{pauses:?}");
+    }
+
+    #[test]
+    fn after_a_quiet_look_it_begins_anew() {
+        let mut watch = Watch::default();
+        for _ in 0..300 {
+            watch.look(1.0);
+        }
+        while watch.look(0.0) {}
+        watch.look(0.0);
+        watch.look(1.0);
+        assert!(watch.look(1.0));
+        assert_eq!(watch.left, HELD.0);
+    }
+
+    fn num_threads(name: &str) -> usize {
+        let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+        tasks.filter(|task| fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name)).count()
+    }
+
+    #[test]
+    fn threads_are_held_and_let_go() {
+        // Threads inherit the name of who makes them.
+        let held = Held::new(3);
+        while num_threads("kvtune-hold") < 4 {
+            thread::yield_now();
+        }
+        drop(held);
+        while num_threads("kvtune-hold") > 0 {
+            thread::yield_now();
+        }
+    }
+}
