@@ -1,62 +1,105 @@
 //! `tests/device/run.sh` with tiny shapes on the CPU: the script itself works, whatever a GPU says.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use super::place::Place;
 
-#[test]
-fn the_script_makes_its_table_on_a_cpu() {
+/// The script, with this test's `kvtune` unless arguments name another; nothing where there is no Python to run it.
+fn script(place: &Place, arguments: &[&str]) -> Option<Output> {
     if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
         eprintln!("skipped: there is no `python3`");
-        return;
+        return None;
     }
-    let place = Place::new();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/device/run.sh");
-    let mut command = Command::new(script);
-    command.arg(env!("CARGO_BIN_EXE_kvtune")).args(["--device", "cpu", "--tiny", "--out"]).arg(place.path("out"));
-    command.args(["doctor", "parity", "step-7b", "policies", "graphs"].iter().flat_map(|part| ["--only", part]));
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/device/run.sh"));
+    command.args(arguments).arg("--out").arg(place.path("out"));
     command.current_dir(place.path("model")).env("OMP_NUM_THREADS", "1").env_remove("OUT");
-    let output = command.output().unwrap();
-    let out = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{out}{}", String::from_utf8_lossy(&output.stderr));
-    let table = String::from_utf8(place.read("out/table.md")).unwrap();
-    assert!(out.contains(&table));
-    let verdict = |what: &str| {
-        let row =
-            table.lines().find(|line| line.starts_with(&format!("| {what} "))).unwrap_or_else(|| panic!("{what}:\n{table}"));
-        row.rsplit('|').nth(1).unwrap().trim().to_owned()
-    };
+    Some(command.output().unwrap())
+}
+
+/// The last column of a row.
+fn verdict(table: &str, what: &str) -> String {
+    let row = table.lines().find(|line| line.starts_with(&format!("| {what} |")));
+    row.unwrap_or_else(|| panic!("no row `{what}`:\n{table}")).rsplit('|').nth(1).unwrap().trim().to_owned()
+}
+
+/// Names of what lies under the folder that the script may write to.
+fn left_behind(place: &Place) -> Vec<String> {
+    let entries = std::fs::read_dir(place.path("out")).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn all_parts_come_to_their_end_on_a_cpu() {
+    let place = Place::new();
+    let Some(output) = script(&place, &[env!("CARGO_BIN_EXE_kvtune"), "--device", "cpu"]) else { return };
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{table}{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(table.matches("| what | asked | seen | verdict |").count(), 1, "{table}");
+    assert_eq!(left_behind(&place), ["device-ABCD.tar.xz"]);
     for (what, expected) in [
-        ("doctor", "pass"),
+        ("shapes", "note"),
+        ("doctor, cold", "pass"),
+        ("doctor, warm", "pass"),
+        ("ceilings", "skipped"),
         ("verify: gradient beside masked dense autograd, f64", "pass"),
         ("f32 beside the CPU's f32: worst matrix of the gradient", "pass"),
         ("f32 beside the CPU's f32: logits", "pass"),
         ("bf16 beside f32: cosine of the whole gradient", "pass"),
         ("two runs with `train.deterministic`: choices, logits, gradients", "pass"),
         ("Qwen2.5-7B, 131 072 tokens, h2o, C 16 384", "–"),
+        ("Qwen2.5-7B, 131 072 tokens, h2o, C 16 384: seconds by part", "–"),
         ("h2o beside lastrec, C 16 384", "–"),
+        ("slice", "skipped"),
+        ("what made the host wait in a step of Qwen2.5-7B, 32 768 tokens", "–"),
+        ("Qwen2.5-7B, 131 072 tokens, h2o, C 16 384, chunks of 2048", "–"),
+        ("Qwen2.5-7B, 131 072 tokens, h2o, C 16 384, chunks of 2048, two a cell", "–"),
+        ("Qwen3-4B's sizes, 2 × 65 536 tokens, h2o, C 32 768", "–"),
         ("CUDA graphs: loss beside the one without", "pass"),
-        ("CUDA graphs, chunks of 256: forward", "–"),
+        ("sanitizer", "skipped"),
+        ("Qwen2.5-7B, 524 288 tokens, int8 undo log", "–"),
+        ("2 097 152 tokens in one step", "–"),
     ] {
-        assert_eq!(verdict(what), expected, "{what}:\n{table}");
+        assert_eq!(verdict(&table, what), expected, "{what}:\n{table}");
     }
-    assert!(!table.contains("FAIL") && !table.contains("not run"), "{table}");
+    // With a reason, where their program is not there or no GPU is.
+    assert!(table.lines().any(|line| line.starts_with("| device tests") && line.ends_with("| skipped |")), "{table}");
+    // What the program says beside its results.
+    assert!(table.lines().any(|line| line.starts_with("| note of ")), "{table}");
+    assert!(!table.contains("FAIL") && !table.contains("| not run |"), "{table}");
 }
 
 #[test]
-fn a_program_that_is_not_there_is_a_failure_in_every_part() {
+fn what_is_named_is_run_alone() {
     let place = Place::new();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/device/run.sh");
-    let output = Command::new(script).args(["/nowhere/kvtune", "--quick", "--out"]).arg(place.path("out")).output();
-    let Ok(output) = output.map(|output| String::from_utf8(output.stdout).unwrap()) else {
-        eprintln!("skipped: the script cannot be started here");
-        return;
-    };
-    if output.is_empty() {
-        eprintln!("skipped: there is no `python3`");
-        return;
+    let arguments = [env!("CARGO_BIN_EXE_kvtune"), "--device", "cpu", "--only", "machine,ceilings", "--only", "sanitizer"];
+    let Some(output) = script(&place, &arguments) else { return };
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && !table.contains("doctor"), "{table}");
+    assert_eq!(verdict(&table, "ceilings"), "skipped");
+    assert!(table.contains("it needs a GPU") && table.contains("| processor |"), "{table}");
+    assert_eq!(left_behind(&place), ["device-machine-ceilings-sanitizer.tar.xz"]);
+}
+
+#[test]
+fn a_program_that_is_not_there_is_said_at_once() {
+    let place = Place::new();
+    let Some(output) = script(&place, &["/nowhere/kvtune", "--only", "a"]) else { return };
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains("there is no program `/nowhere/kvtune`") && output.stdout.is_empty(), "{told}");
+}
+
+#[test]
+fn a_program_that_fails_is_a_failure_of_each_thing_that_asks_it_and_the_rest_goes_on() {
+    let place = Place::new();
+    let Some(output) = script(&place, &["/bin/false", "--device", "cpu"]) else { return };
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{table}");
+    for what in
+        ["doctor, cold", "doctor, warm", "parity", "step-7b", "lastrec", "slice", "syncs", "step-4b", "graphs", "lengths", "2m"]
+    {
+        assert_eq!(verdict(&table, what), "FAIL", "{what}:\n{table}");
     }
-    let failed = output.lines().filter(|line| line.starts_with("| ") && line.ends_with("| FAIL    |")).count();
-    assert_eq!(failed, 2, "{output}");
+    assert_eq!(left_behind(&place), ["device-ABCD.tar.xz"]);
 }
