@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help setup build test demo device-test lint clean
+.PHONY: help setup build test demo device-test device-pack lint clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -25,9 +25,17 @@ demo: setup
 	$(CARGO) build --locked
 	@sh .cargo/demo.sh
 
-## make device-test   what needs a GPU, as one table: doctor, parity, steps of large models, memory (docs/guides/on-a-gpu.md)
+## make device-test   what needs a GPU, as one table and one archive (docs/guides/on-a-gpu.md)
 device-test: build
 	@tests/device/run.sh "$${CARGO_TARGET_DIR:-target}/release/kvtune"
+
+## make device-pack   `kvtune` and the device tests, packed beside the script that runs them on another machine
+# Release binaries are stripped already (Cargo.toml).
+device-pack: build
+	@tests=$$($(CARGO) test --release --locked --test device --no-run --message-format=json | \
+	  sed -n 's/.*"executable":"\([^"]*\/deps\/device-[^"]*\)".*/\1/p') && test -n "$$tests" && \
+	xz -T0 -9 -c "$$tests" >tests/device/device.xz && \
+	xz -T0 -9 -c "$${CARGO_TARGET_DIR:-target}/release/kvtune" >tests/device/kvtune.xz && ls -l tests/device/*.xz
 
 ## make lint    formatting, clippy and documentation, warnings being errors
 lint: setup
