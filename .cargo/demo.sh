@@ -3,6 +3,8 @@
 # Fails when a step fails, or when training has not lowered the loss on held-out documents.
 set -eu
 cd "$(dirname -- "$0")/.."
+# Numbers have a point here, whatever they have at home.
+export LC_ALL=C
 
 kvtune=${KVTUNE:-${CARGO_TARGET_DIR:-target}/debug/kvtune}
 recipe=recipes/quickstart.toml

@@ -2,6 +2,7 @@
 # The lines of `run.sh` as a table in Markdown: for each policy and number of slots the per cent of right answers, mean over seeds
 # (lowest-highest), with (a) adapters trained with the dense cache and (b) adapters trained with the policy in the loop.
 set -eu
+export LC_ALL=C
 awk -F '\t' '
 NR == 1 { next }
 {

@@ -12,19 +12,17 @@ mod init_model;
 mod long_range_data;
 mod panics;
 mod plan;
+mod process;
 mod recipe_file;
 mod verify;
 
-use std::io::{self, Write};
-
 use clap::{Parser, Subcommand};
-use signal_hook::low_level::exit;
 
 use crate::error::Error;
 use crate::recipe::Weights;
-use crate::report::console;
-use crate::units::Hint;
 use finetune::Ending;
+
+pub use process::main;
 
 /// Fine-tunes language models on very long sequences, with the KV-cache policy in the loop.
 #[derive(Debug, Parser)]
@@ -66,33 +64,6 @@ enum Verb {
     MakeDemoData(demo_data::MakeDemoData),
     /// Make three long-range tasks in a language of 512 words.
     MakeLongRangeData(long_range_data::MakeLongRangeData),
-}
-
-/// Runs the binary, and ends the process.
-pub fn main() -> ! {
-    let code = Arguments::try_parse().map_or_else(|error| refused(&error), |arguments| code_of(&arguments));
-    let _ = io::stdout().flush();
-    // At once: destructors of libtorch's thousands of operations would take as long as some verbs do, and everything of ours is gone.
-    exit(code)
-}
-
-/// Says what is wrong with the arguments, or what was asked of the parser itself, as `--help`; returns the exit code.
-fn refused(error: &clap::Error) -> i32 {
-    // To a terminal that is gone nothing can be said.
-    let _ = error.print();
-    error.exit_code()
-}
-
-fn code_of(arguments: &Arguments) -> i32 {
-    panics::silence();
-    match device::telling_missing_kernels(|| panics::caught(|| run(arguments))) {
-        Ok(Ending::Done) => 0,
-        Ok(Ending::Interrupted(signal)) => 128 + signal,
-        Err(error) => {
-            console::error(&error, error.hint().as_deref());
-            i32::from(error.exit_code())
-        }
-    }
 }
 
 fn run(arguments: &Arguments) -> Result<Ending, Error> {

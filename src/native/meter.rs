@@ -13,6 +13,7 @@ unsafe extern "C" {
     fn kvtune_meter_read(handle: *const c_void, out: *mut i64);
     fn kvtune_meter_reset_peak(handle: *const c_void);
     fn kvtune_meter_stop(handle: *mut c_void);
+    safe fn kvtune_give_free_memory_back();
 }
 
 /// Bytes of one kind of memory. What was allocated before the meter began, or is freed by another thread, is not counted, so that
@@ -77,6 +78,12 @@ impl Drop for AllocationMeter {
         // SAFETY: the handle came from `kvtune_meter_start` on this thread and is given back once.
         unsafe { kvtune_meter_stop(self.handle.as_ptr()) };
     }
+}
+
+/// Gives memory that the binary's allocator keeps for later back to the system, so that what is resident is in use. With another
+/// allocator nothing is done.
+pub fn give_free_memory_back() {
+    kvtune_give_free_memory_back();
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward};
 pub use facts::{cpu_capability, cpu_has, loaded_libtorch, threads_at_work};
 pub use kernels::{AttendGrads, AttentionShape, Part, attend, attend_backward, attention_paid, computes, product};
 pub use mapped::{FileMap, libtorch_version, tensor_over};
-pub use meter::{Allocated, AllocationMeter};
+pub use meter::{Allocated, AllocationMeter, give_free_memory_back};
 pub use pointwise::{Turn, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
 pub use threads::{make_room_for_others, usable_cpus};
 pub use waits::{WaitCounter, Waits};

@@ -153,8 +153,8 @@ impl Planner<'_> {
         let plan = settings.plan(self.batch, None)?;
         let forecast = Forecast::of(&subject, &plan, self.batch);
         let (host, device) = match &forecast.host {
-            Some(host) => (self.machine.ground.with(&subject, host.bytes()), Some(forecast.device.bytes())),
-            None => (self.machine.ground.with(&subject, forecast.device.bytes()), None),
+            Some(host) => (self.machine.ground.with(host.bytes()), Some(forecast.device.bytes())),
+            None => (self.machine.ground.with(forecast.device.bytes()), None),
         };
         let with_margin = |bytes: Bytes| bytes.0 as f64 * (1.0 + MARGIN as f64 / 100.0);
         let within = |bytes: Bytes, limit: Option<Bytes>| limit.is_none_or(|limit| with_margin(bytes) <= limit.0 as f64);

@@ -3,13 +3,12 @@
 use serde_json::{Map, json};
 use tch::Device;
 
-use super::Subject;
+use super::machine::resident_now;
 use crate::data::{Batch, Row, Targets};
 use crate::engine::{Engine, Settings, Silent, StepContext};
 use crate::head::NextToken;
 use crate::model::{Adapter, Model, ModelConfig, kind_of};
 use crate::recipe::{Dtype, Recipe};
-use crate::report::memory::resident;
 use crate::units::Bytes;
 
 /// The resident size of a process that has computed, but holds no tensors to speak of.
@@ -17,35 +16,40 @@ use crate::units::Bytes;
 pub struct Ground(pub Bytes);
 
 const RECIPE: &str = "model.path = '.'\ndata = { format = 'tokens', train = 'none' }\nlora.r = 4\n\
-                      kv_cache = { policy = 'h2o', cache_length = 64, chunk_size = 16 }";
-const TOKENS: usize = 160;
+                      kv_cache = { policy = 'h2o', cache_length = 128, chunk_size = 64 }";
+const TOKENS: usize = 224;
 
-/// What the process takes beside its tensors and its ground while it computes: freed memory that waits in its allocator, and buffers
-/// of the vendor's kernels, which are larger for narrow numbers. As seen in `kvtune bench --profile-memory` over drawn recipes.
+/// What the process takes beside its tensors and its ground while it computes: freed memory that waits in its allocator. As seen in
+/// `kvtune bench --profile-memory` over drawn recipes.
 const BESIDE: Bytes = Bytes(10 << 20);
-const BESIDE_NARROW: Bytes = Bytes(20 << 20);
 const BESIDE_PART: f64 = 0.025;
 
 impl Ground {
     /// The process with so many bytes of tensors on the host.
-    pub fn with(self, subject: &Subject<'_>, tensors: Bytes) -> Bytes {
-        let beside = if subject.is_narrow() { BESIDE_NARROW } else { BESIDE };
-        Bytes(self.0.0 + tensors.0 + (tensors.0 as f64 * BESIDE_PART) as u64 + beside.0)
+    pub fn with(self, tensors: Bytes) -> Bytes {
+        Bytes(self.0.0 + tensors.0 + (tensors.0 as f64 * BESIDE_PART) as u64 + BESIDE.0)
     }
 
-    /// Makes a step of a tiny model on a device, so that the libraries' code is in memory, and looks at what is resident; zero where the
-    /// system does not tell.
+    /// Makes steps of two small models in the dtype of the run, so that the libraries' code is in memory, and looks at what is resident; zero
+    /// where the system does not tell. Libraries make kernels for the shapes that they meet, and keep them: of how many bytes depends on
+    /// dtype and processor. What the second model adds to the first one's is what the run's own shapes will add.
     pub fn rehearsed(dtype: Dtype, device: Device) -> Self {
         // Where it fails the step itself will say why.
-        let _ = rehearse(dtype, device);
-        Self(resident().map_or(Bytes(0), |resident| resident.all))
+        let [first, both] = WIDTHS.map(|widths| {
+            let _ = rehearse(widths, dtype, device);
+            resident_now()
+        });
+        Self(Bytes(both + both.saturating_sub(first)))
     }
 }
 
-fn rehearse(dtype: Dtype, device: Device) -> Option<()> {
+/// Of hidden states, and inside the MLP.
+const WIDTHS: [[usize; 2]; 2] = [[64, 160], [192, 480]];
+
+fn rehearse([hidden, inner]: [usize; 2], dtype: Dtype, device: Device) -> Option<()> {
     let config = json!({
-        "model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 2 * TOKENS,
+        "model_type": "qwen2", "hidden_size": hidden, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": inner, "vocab_size": 256, "max_position_embeddings": 2 * TOKENS,
     });
     let recipe = Recipe::parse(RECIPE.to_owned(), std::path::Path::new("rehearsal.toml"), &[]).ok()?.recipe;
     let config = ModelConfig::from_object(config.as_object().unwrap_or(&Map::new())).ok()?;

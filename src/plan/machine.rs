@@ -5,6 +5,7 @@ use tch::{Device, Kind};
 use super::rates::Rates;
 use super::{Ground, Limits};
 use crate::model::ModelConfig;
+use crate::native::give_free_memory_back;
 use crate::recipe::Dtype;
 use crate::report::memory::resident;
 use crate::units::Bytes;
@@ -51,12 +52,14 @@ impl Machine {
     pub fn timed(mut self, config: &ModelConfig, kind: Kind, shape: (usize, usize, usize)) -> Self {
         let before = resident_now();
         self.rates = Some(Rates::measured(config, (kind, self.device), shape));
-        // What the measurement has used the allocator keeps; the step's tensors were seen to take about half of it over.
-        self.ground.0.0 += resident_now().saturating_sub(before) / 2;
+        // What stays are the kernels of these shapes, and their buffers.
+        self.ground.0.0 += resident_now().saturating_sub(before);
         self
     }
 }
 
-fn resident_now() -> u64 {
+/// What is resident, without free memory that the allocator keeps.
+pub(super) fn resident_now() -> u64 {
+    give_free_memory_back();
     resident().map_or(0, |resident| resident.all.0)
 }
