@@ -96,7 +96,7 @@ fn shapes(home: &Path) -> [Shape; 3] {
     let wide = recipe("wide.toml", home, 256, 128);
     let step = root.join("recipes/bench/step.toml");
     [
-        Shape { name: "3 × 64, 569 tokens", recipe: small, tokens: 569, steps: 3 },
+        Shape { name: "3 × 64, 569 tokens", recipe: small, tokens: 569, steps: 31 },
         Shape { name: "4 × 256, 2048 tokens", recipe: step, tokens: 2048, steps: 2 },
         Shape { name: "6 × 896, 512 tokens", recipe: wide, tokens: 512, steps: 1 },
     ]

@@ -23,12 +23,12 @@ unsafe extern "C" {
 const OF_USER: [&str; 2] = ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"];
 
 /// How often the machine is looked at.
-const LOOK: Duration = Duration::from_millis(50);
+const LOOK: Duration = Duration::from_millis(25);
 /// The part of a look that threads wait for a CPU, all of them together, from which on the machine is busy. Alone on a machine it is
 /// 0.01 to 0.15 of some looks, beside one busy process for two CPUs 0.7 and more.
 const BUSY: f64 = 0.25;
 /// Looks for which threads are held at first, and at most: each time that the machine is busy still, it is twice as long.
-const HELD: (u32, u32) = (20, 160);
+const HELD: (u32, u32) = (40, 320);
 
 /// CPUs that this process may use: by its affinity, and within the quota of its control groups.
 pub fn usable_cpus() -> usize {
@@ -147,7 +147,7 @@ mod tests {
     fn one_busy_look_is_nothing_and_two_hold_for_a_second() {
         assert!(!looks(&[0.9, 0.1, 0.9, 0.0, 0.3, 0.2]).contains(&true));
         let mut parts = vec![0.1, 0.9, 0.9];
-        parts.resize(40, 0.0);
+        parts.resize(80, 0.0);
         let held = looks(&parts);
         assert_eq!(held.iter().position(|held| *held), Some(2));
         assert_eq!(held.iter().filter(|held| **held).count(), HELD.0 as usize);
@@ -155,10 +155,10 @@ mod tests {
 
     #[test]
     fn where_it_stays_busy_a_look_between_is_enough_and_rarer_each_time() {
-        let held = looks(&[1.0; 1000]);
-        let pauses: Vec<usize> = (1..1000).filter(|&at| held[at - 1] && !held[at]).collect();
+        let held = looks(&[1.0; 2000]);
+        let pauses: Vec<usize> = (1..2000).filter(|&at| held[at - 1] && !held[at]).collect();
         let between: Vec<usize> = pauses.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        assert_eq!(between[..4], [41, 81, 161, 161], "{pauses:?}");
+        assert_eq!(between[..4], [81, 161, 321, 321], "{pauses:?}");
         // Each pause is one look, which is in the sums.
         assert!(pauses.iter().all(|&at| held[at + 1]), "{pauses:?}");
     }
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn after_a_quiet_look_it_begins_anew() {
         let mut watch = Watch::default();
-        for _ in 0..300 {
+        for _ in 0..600 {
             watch.look(1.0);
         }
         while watch.look(0.0) {}
