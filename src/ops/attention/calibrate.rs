@@ -160,7 +160,8 @@ pub(super) fn tried(ways: &[Way], shape: Shape, device: Device) -> Calibration {
         let (tokens, past) = if way == CUDNN { CHECKED_CUDNN } else { CHECKED };
         caught(|| Expected::new(&Shape { batch: 2, tokens, past, ..shape }, device).compare(way))?;
         match &own {
-            Ok(own) => caught(|| own.compare(way)).map_err(|why| format!("at these lengths {why}")),
+            Ok(own) => caught(|| own.compare(way).and_then(|()| own.drawn.stays_finite(way)))
+                .map_err(|why| format!("at these lengths {why}")),
             // Without it cuDNN is not trusted: at some lengths it is known to fail.
             Err(why) if way == CUDNN => Err(why.clone()),
             Err(_) => Ok(()),
@@ -231,6 +232,17 @@ impl Drawn {
 
     fn backward(&self, way: Way, attended: &Attended) -> AttentionGrads {
         self.with(|chunk, past| attend_backward_by(way, &self.dout, chunk, past, attended))
+    }
+
+    /// Whether numbers come out where all scores are far below zero, so that the inverse of a sum of powers is more than f32 holds: cuDNN
+    /// is known to lose gradients there (pytorch issue 196678).
+    fn stays_finite(&self, way: Way) -> Result<(), String> {
+        let (mut sunk, below) = (self.to_kind(self.q.kind()), -120.0 * (self.q.size()[3] as f64).sqrt());
+        (sunk.q, sunk.k) = (sunk.q.copy(), sunk.k.copy());
+        let _ = (sunk.q.select(3, 0).fill_(1.0), sunk.k.select(3, 0).fill_(below));
+        let is_finite = |x: &Tensor| x.isfinite().all().int64_value(&[]) != 0;
+        let lost = sunk.all(way).iter().zip(NAMES).find(|(x, _)| !is_finite(x)).map(|(_, name)| name);
+        lost.map_or(Ok(()), |name| Err(format!("its {name} is no number where scores are far below zero")))
     }
 
     fn all(&self, way: Way) -> Vec<Tensor> {
@@ -336,6 +348,18 @@ mod tests {
         );
         let none = tried(&of_cuda, SHAPE, Device::Cpu);
         assert_eq!((none.chosen, none.elsewhere), (Way::Parts(PartKernel::Blocks), Way::Parts(PartKernel::Blocks)));
+    }
+
+    #[test]
+    fn scores_far_below_zero_are_numbers_by_every_way_of_the_cpu() {
+        let drawn = Drawn::new(&SHAPE, Device::Cpu);
+        for way in [Way::Joined(Vendor::Cpu), Way::Parts(PartKernel::Vendor(Vendor::Cpu)), Way::Parts(PartKernel::Blocks)] {
+            assert_eq!(drawn.stays_finite(way), Ok(()), "{way}");
+        }
+        assert!(drawn.q.select(3, 0).ne(1.0).any().int64_value(&[]) != 0, "the numbers themselves stay");
+        let broken = Drawn { v: &drawn.v / 0.0, ..drawn };
+        let reason = broken.stays_finite(Way::Parts(PartKernel::Blocks)).unwrap_err();
+        assert_eq!(reason, "its output is no number where scores are far below zero");
     }
 
     #[test]
