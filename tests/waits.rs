@@ -114,7 +114,7 @@ const MAY_WAIT: &[(&str, usize, &str)] = &[
     ("cache/quota.rs", 2, "shares out a layer's slots, once a step and layer: the length of its buffers follows from the scores"),
     ("cache/replay.rs", 1, "a fault for tests"),
     ("cache/victims.rs", 4, "reads choices on the host, which nothing does inside a row but for those that the host has made"),
-    ("ops/attention/calibrate.rs", 3, "compares and times ways to attend, before a step"),
+    ("ops/attention/calibrate.rs", 4, "compares and times ways to attend, before a step"),
     ("head/column.rs", 2, "reads figures that have come, or after the step"),
     ("store/arena.rs", 2, "writes to a file what must be on the host for it"),
     ("store/tensor_io.rs", 2, "saves and loads files"),

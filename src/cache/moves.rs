@@ -7,7 +7,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::{ChunkSpan, Victims};
-use crate::native::cuda::on_device;
+use crate::native::cuda::{on_device, plan_moves};
 
 /// Where a write happens: which slots there were, and which the chunk takes.
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +104,9 @@ pub(super) fn membership(slots: &[i64], filled: usize) -> Vec<bool> {
 /// The same with tensors, for victims of each head.
 fn per_head(at: Geometry, victim_bge: &Tensor, e: i64) -> (Tensor, Tensor, Tensor) {
     let (region, device) = (at.region(), victim_bge.device());
+    if let Some([to, order, from]) = plan_moves(victim_bge, region) {
+        return (to, order, from);
+    }
     // What lies below the region sorts before what lies inside it; within both, by slot.
     let order = (victim_bge - victim_bge.lt(region).to_kind(Kind::Int64) * at.slots).argsort(-1, false);
     let to = victim_bge.gather(2, &order, false);

@@ -4,7 +4,7 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use super::quota::{Divided, order_empty};
 use super::{Entries, Policy, Score};
-use crate::native::cuda::on_device;
+use crate::native::cuda::{Staying, on_device, rank_entries, take_lowest};
 use crate::store::{Away, copies_go_beside};
 
 /// Slots to evict, lowest score first: a row that needs fewer takes them from the front. Kept on the host, in integers of the
@@ -216,6 +216,10 @@ pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &Score, he
         }
         Score::ByEntry(score_bgc) => {
             let position = entries.position_bgc.narrow(1, 0, heads.max(score_bgc.size()[1]));
+            let staying = Staying { sinks: policy.sinks() as i64, young, protected: held.protected };
+            if let Some(key) = rank_entries(score_bgc, &position, staying) {
+                return key;
+            }
             let sinks = position.ge(0).logical_and(&position.lt(policy.sinks() as i64));
             let key = ordered(score_bgc).bitwise_left_shift_tensor_scalar(32) + position.clamp_min(0);
             (key.masked_fill(&sinks, i64::MAX), position)
@@ -272,7 +276,8 @@ fn leaves_at(position: i64, keep_first: usize) -> i64 {
 }
 
 fn lowest(key_bgc: &Tensor, count: usize, cache_length: usize) -> Victims {
-    Victims::new(&key_bgc.topk(count as i64, 2, false, true).1, cache_length)
+    let count = count as i64;
+    Victims::new(&take_lowest(key_bgc, count).unwrap_or_else(|| key_bgc.topk(count, 2, false, true).1), cache_length)
 }
 
 /// Maps f32 to i64 so that order is kept, and with 32 bits to spare below for the position: comparing keys compares scores
@@ -299,6 +304,55 @@ mod tests {
         let position = Tensor::from_slice(&[4i64, 9, 2, 0]).view([1, 1, 4]);
         let key = ordered(&score).bitwise_left_shift_tensor_scalar(32) + position;
         assert_eq!(lowest(&key, 3, 4).shared().unwrap(), [2, 1, 0]);
+    }
+
+    /// The rule is [`Score::ByEntry`]'s, and what may not leave comes last; the kernels for CUDA are held to the same rule
+    /// (`tests/kernels/selection.cpp`).
+    #[test]
+    fn the_lowest_leave_in_the_order_of_a_plain_sort() {
+        #[derive(Debug)]
+        struct Scored(Tensor);
+
+        impl Policy for Scored {
+            fn score(&self, _entries: &Entries<'_>) -> Score {
+                Score::ByEntry(self.0.shallow_clone())
+            }
+
+            fn grace(&self) -> usize {
+                3
+            }
+
+            fn sinks(&self) -> usize {
+                2
+            }
+        }
+
+        let scores = [0.5f32, -0.0, f32::NAN, 0.0, f32::INFINITY, 0.5, -1e-45, f32::NEG_INFINITY, 0.5, -f32::NAN, 0.0, 1e-45];
+        let positions = [11i64, 5, 3, 4, 20, 8, 0, 9, 7, 2, 12, 1];
+        let policy = Scored(Tensor::from_slice(&scores).view([1, 1, 12]));
+        let position_bgc = Tensor::from_slice(&positions).view([1, 1, 12]);
+        let keys = || Tensor::zeros([1, 1, 12, 4], (Kind::Float, Device::Cpu));
+        let entries = Entries {
+            filled: 12,
+            cache_length: 12,
+            num_evicted: 8,
+            prefill: 12,
+            next_position: 21,
+            position_bgc: &position_bgc,
+            observed_bgc: None,
+            features_bgcf: None,
+            keys: &keys,
+            candidates: &|| position_bgc.ge(0),
+        };
+        let protected = [(4, 5)];
+        let held = Held { agreement: &Agreement::Nothing, protected: &protected, divided: None };
+        let of_nan = |score: f32| if score.is_nan() { f32::INFINITY } else { score };
+        let stays = |p: i64| !(2..18).contains(&p) || p == 4;
+        let mut sorted: Vec<usize> = (0..12).filter(|&slot| !stays(positions[slot])).collect();
+        // By value, so that -0 and 0 are the same.
+        sorted.sort_by(|&a, &b| of_nan(scores[a]).partial_cmp(&of_nan(scores[b])).unwrap().then(positions[a].cmp(&positions[b])));
+        let left = choose(&policy, &entries, held).shared().unwrap();
+        assert_eq!(left.iter().map(|&slot| slot as usize).collect::<Vec<_>>(), sorted);
     }
 
     /// Promises that its order does not keep by itself.

@@ -47,12 +47,13 @@ impl Rates {
         let (heads, groups) = (config.num_heads as i64, config.num_kv_heads as i64);
         let of_key = 4 * (b * heads * n * d) as u64;
         let past = (slots as u64).min(TIMED / of_key.max(1)).max(1) as i64;
-        let tensor = |heads: i64, tokens: i64| Tensor::ones([b, heads, tokens, d], options) * 0.1;
+        // Drawn, as in `gemm`.
+        let tensor = |heads: i64, tokens: i64| Tensor::randn([b, heads, tokens, d], options);
         let (q, k, old) = (tensor(heads, n), tensor(groups, n), tensor(groups, past));
-        let own = Chunk::of(&q, (&k, &k), 1.0);
+        let own = Chunk::of(&q, (&k, &k), (d as f64).powf(-0.5));
         let past_part = [Past { k_bgpd: &old, v_bgpd: &old, in_use_bgp: None }];
         let pairs = (b * heads * n) as f64 * (past as f64 + n as f64 / 2.0);
-        let large = Tensor::ones([1 << 20], (Kind::Float, options.1));
+        let large = Tensor::randn([1 << 20], (Kind::Float, options.1));
         // The way that the step will go.
         let shape = Shape { kind: options.0, batch: b, heads, groups, head_dim: d, tokens: n, past };
         let _ = calibrate(shape, options.1);

@@ -1,9 +1,10 @@
 //! Peak memory of the process.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::native::{allowed_memory, line_of, machine_memory};
 use crate::units::Bytes;
 
 /// The largest resident size of the process over some time.
@@ -63,53 +64,13 @@ pub fn resident() -> Option<Resident> {
 /// What the process can still get, within the limits of the control groups that it is in; `None` where that can't be read.
 pub fn available() -> Option<Bytes> {
     // Pages of files that the process has mapped count as available to the system, and are in use.
-    let system = line_of(Path::new("/proc/meminfo"), "MemAvailable:")? * 1024;
-    let system = system.saturating_sub(resident()?.files.0);
-    let groups = groups();
-    Some(Bytes(groups.iter().filter_map(|group| left_in(group)).fold(system, u64::min)))
+    let system = machine_memory()?.left.saturating_sub(resident()?.files.0);
+    Some(Bytes(allowed_memory().map_or(system, |allowed| system.min(allowed.left))))
 }
 
 /// How large the process may get: what it holds and what it can still get.
 pub fn attainable() -> Option<Bytes> {
     Some(Bytes(resident()?.all.0 + available()?.0))
-}
-
-const GROUPS: &str = "/sys/fs/cgroup";
-
-/// The control groups of the process, which limit its memory: its own and those above.
-fn groups() -> Vec<PathBuf> {
-    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let mut groups = Vec::new();
-    for line in text.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
-        let root = match controllers {
-            "" => PathBuf::from(GROUPS),
-            _ if controllers.split(',').any(|controller| controller == "memory") => Path::new(GROUPS).join("memory"),
-            _ => continue,
-        };
-        let own = root.join(path.trim_start_matches('/'));
-        groups.extend(own.ancestors().take_while(|group| group.starts_with(&root)).map(Path::to_owned));
-    }
-    groups
-}
-
-/// What a control group has left, the pages of files counted as free; `None` where it has no limit.
-fn left_in(group: &Path) -> Option<u64> {
-    let number = |file: &str| fs::read_to_string(group.join(file)).ok()?.trim().parse::<u64>().ok();
-    let (limit, used) = match number("memory.max") {
-        Some(limit) => (limit, number("memory.current")?),
-        None => (number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?),
-    };
-    let stat = group.join("memory.stat");
-    let files = ["inactive_file ", "active_file "].map(|key| line_of(&stat, key).unwrap_or(0)).iter().sum();
-    Some(limit.saturating_sub(used.saturating_sub(files)))
-}
-
-/// The number behind `key` in a file of such lines.
-fn line_of(file: &Path, key: &str) -> Option<u64> {
-    let text = fs::read_to_string(file).ok()?;
-    text.lines().find_map(|line| line.strip_prefix(key)?.split_whitespace().next()?.parse().ok())
 }
 
 fn status(key: &str) -> Bytes {
@@ -119,22 +80,6 @@ fn status(key: &str) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_group_leaves_what_is_not_used_and_what_are_pages_of_files() {
-        let home = tempfile::tempdir().unwrap();
-        let write = |file: &str, text: &str| fs::write(home.path().join(file), text).unwrap();
-        assert_eq!(left_in(home.path()), None);
-        write("memory.limit_in_bytes", "1000\n");
-        write("memory.usage_in_bytes", "700\n");
-        assert_eq!(left_in(home.path()), Some(300));
-        write("memory.max", "max\n");
-        assert_eq!(left_in(home.path()), Some(300), "the older names");
-        write("memory.max", "2000\n");
-        write("memory.current", "1800\n");
-        write("memory.stat", "anon 900\ninactive_file 400\nactive_file 100\n");
-        assert_eq!(left_in(home.path()), Some(700));
-    }
 
     #[test]
     fn a_new_time_forgets_no_peak_of_the_life() {

@@ -314,6 +314,30 @@ inline void exchange(Shuffle* const (&lanes)[32]) {
   for (int lane = 0; lane < 32; ++lane) lanes[lane]->value = values[lane ^ lanes[lane]->mask];
 }
 
+struct Lift {
+  unsigned value;
+  int distance;
+};
+
+// Lanes that have none so far below keep their own.
+inline void lift(Lift* const (&lanes)[32]) {
+  for (int lane = 31; lane >= lanes[lane]->distance; --lane) lanes[lane]->value = lanes[lane - lanes[lane]->distance]->value;
+}
+
+struct Match {
+  unsigned value, same;
+};
+
+inline void match(Match* const (&lanes)[32]) {
+  for (Match* lane : lanes) {
+    for (int other = 0; other < 32; ++other) lane->same |= (lane->value == lanes[other]->value ? 1u : 0u) << other;
+  }
+}
+
+struct Meeting {};
+
+inline void meet(Meeting* const (&)[32]) {}
+
 }  // namespace gpu
 
 #define threadIdx gpu::thread_index
@@ -335,9 +359,41 @@ inline float __shfl_xor_sync(unsigned, float value, int mask) {
   return part.value;
 }
 
+inline unsigned __shfl_up_sync(unsigned, unsigned value, int distance) {
+  gpu::Lift part{value, distance};
+  gpu::together(4, part, gpu::lift);
+  return part.value;
+}
+
+inline unsigned __match_any_sync(unsigned, unsigned value) {
+  gpu::Match part{value, 0};
+  gpu::together(5, part, gpu::match);
+  return part.same;
+}
+
+inline void __syncwarp() {
+  gpu::Meeting part;
+  gpu::together(6, part, gpu::meet);
+}
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+
 template <class T> T __ldg(const T* at) {
   gpu::memory.check(at, sizeof(T), false);
   return *at;
+}
+
+// Of memory that a kernel reads and writes.
+template <class T> T fetch_from(const T* at) {
+  gpu::memory.check(at, sizeof(T), false);
+  return *at;
+}
+
+template <class T> void store_to(T* at, T value) {
+  gpu::memory.check(at, sizeof(T), true);
+  *at = value;
 }
 
 inline float __int_as_float(int bits) { return gpu::of_bits(static_cast<uint32_t>(bits)); }

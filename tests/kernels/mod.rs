@@ -1,6 +1,8 @@
 //! The kernels for CUDA on a GPU that is played on the CPU: the very text that a device would run, compiled by the host's compiler.
 //! `gpu.h` says what the played GPU is stricter about.
 
+mod selection;
+
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -10,7 +10,7 @@ use super::product::{self, first_line};
 use crate::native::Part;
 use crate::native::cuda::{
     Companion, CudaSupport, Driver, Found, Gpu, Levels, attention_paid, compiler_release, device_nodes, free_device_memory,
-    kernel_states, pinned, quantise, rms_norm, wait,
+    kernel_states, pinned, quantise, rms_norm, take_lowest, wait,
 };
 use crate::ops::attention::{self, Calibration, PartKernel, Shape, Way};
 use crate::store::Bits;
@@ -152,7 +152,7 @@ fn of_kernels(device: Device) -> Check {
     let weight = Tensor::ones([512], (Kind::BFloat16, device));
     // Threes are ones when they are normed.
     let norms = || rms_norm(&x, &weight, 1e-6).is_some_and(|(y, _)| y.equal(&x.ones_like()));
-    let serves = pays(device) && norms() && encodes(&x.view([-1, 64]));
+    let serves = pays(device) && norms() && encodes(&x.view([-1, 64])) && chooses(device);
     wait(device);
     let states = kernel_states();
     let missing: Vec<String> =
@@ -174,6 +174,12 @@ fn pays(device: Device) -> bool {
 
 fn encodes(x: &Tensor) -> bool {
     quantise(x, Levels { bits: 9, width: 64, bytes: Bits::Nine.level_bytes(64) }).is_some()
+}
+
+/// The two lowest of five, of which two are the same.
+fn chooses(device: Device) -> bool {
+    let key = Tensor::from_slice(&[7_i64, -2, 1 << 40, -2, -1]).view([1, 1, 5]).to_device(device);
+    take_lowest(&key, 2).is_some_and(|slot| slot.equal(&Tensor::from_slice(&[1_i64, 3]).view([1, 1, 2]).to_device(device)))
 }
 
 fn of_gpu(index: usize, gpu: &Gpu, free: Option<u64>) -> Check {

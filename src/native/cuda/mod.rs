@@ -15,6 +15,7 @@ mod paid;
 mod pinned;
 mod pointwise;
 mod quantiser;
+mod selection;
 mod streams;
 mod upload;
 
@@ -33,5 +34,6 @@ pub use paid::attention_paid;
 pub use pinned::{host_memory, host_tensor, on_device, pinned, upload, why_not_pinned};
 pub use pointwise::{rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
 pub use quantiser::{Levels, quantise, restore};
+pub use selection::{Staying, plan_moves, rank_entries, take_lowest};
 pub use streams::{Event, SideStream, wait};
 pub use upload::Upload;

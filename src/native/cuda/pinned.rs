@@ -1,19 +1,19 @@
 //! Memory of the host that a device copies from and to by itself, while the host goes on.
 
 use std::ffi::c_int;
-use std::fs;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use tch::{Device, Kind, Tensor, kind::Element};
 use torch_sys::C_tensor;
 
 use crate::native::autograd::check;
+use crate::native::memory::{HostMemory, allowed_memory, machine_memory};
 
 unsafe extern "C" {
     fn kvtune_pinned_bytes(count: i64, out: *mut *mut C_tensor) -> c_int;
 }
 
-/// Of the machine's memory, what locked memory leaves to everybody else: an eighth.
+/// Of the memory that there is, what locked memory leaves to everybody else: an eighth.
 const LEFT_TO_OTHERS: u64 = 8;
 /// Less than this is locked unasked: mostly it is memory that was locked before.
 const SMALL: i64 = 1 << 20;
@@ -85,10 +85,7 @@ pub fn on_device<T: Element>(values: &[T], device: Device) -> Tensor {
 /// `(len)`, u8, on the CPU.
 pub fn pinned(len: i64) -> Result<Tensor, String> {
     if len >= SMALL {
-        let [total, available] = ["MemTotal:", "MemAvailable:"].map(memory_line);
-        if available.saturating_sub(len as u64) < total / LEFT_TO_OTHERS {
-            return Err(format!("{len} bytes more would leave less than an eighth of {total}: {available} are available"));
-        }
+        room(len as u64, machine_memory(), allowed_memory(), tells_all())?;
     }
     let mut out = std::ptr::null_mut();
     // SAFETY: the pointer may be written.
@@ -97,11 +94,26 @@ pub fn pinned(len: i64) -> Result<Tensor, String> {
     Ok(unsafe { Tensor::from_ptr(out) })
 }
 
-/// A line of the system's figures, in bytes; 0 where it can't be read.
-fn memory_line(key: &str) -> u64 {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let number = text.lines().find_map(|line| line.strip_prefix(key)?.split_whitespace().next()?.parse::<u64>().ok());
-    number.unwrap_or(0) * 1024
+/// Whether so many bytes may be asked for. The limit of a control group is a promise, whatever the machine tells of its memory; without
+/// one it is the machine's that counts, if it tells of all that it has.
+fn room(len: u64, machine: Option<HostMemory>, allowed: Option<HostMemory>, machine_tells_all: bool) -> Result<(), String> {
+    let counted = allowed.map(|memory| (memory, "that the control group allows"));
+    let Some((HostMemory { total, left }, of)) =
+        counted.or(machine.filter(|_| machine_tells_all).map(|memory| (memory, "there are")))
+    else {
+        return Ok(());
+    };
+    if left.saturating_sub(len) < total / LEFT_TO_OTHERS {
+        return Err(format!("{len} bytes more would leave less than an eighth of the {total} {of}: {left} are available"));
+    }
+    Ok(())
+}
+
+/// Whether the machine has as much memory as when it was first asked: one that has more by now makes more when it is needed.
+fn tells_all() -> bool {
+    static FIRST: OnceLock<Option<u64>> = OnceLock::new();
+    let now = machine_memory().map(|memory| memory.total);
+    now <= *FIRST.get_or_init(|| now)
 }
 
 #[cfg(test)]
@@ -128,8 +140,15 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_has_memory() {
-        assert!(memory_line("MemTotal:") >= memory_line("MemAvailable:") && memory_line("MemTotal:") > 0);
-        assert_eq!(memory_line("NoSuchLine:"), 0);
+    fn an_eighth_is_left_of_what_the_group_allows_or_else_of_what_the_machine_has() {
+        let of = |total, left| Some(HostMemory { total, left });
+        assert_eq!(room(700, of(1000, 900), None, true), Ok(()));
+        let short = room(800, of(1000, 900), None, true).unwrap_err();
+        assert_eq!(short, "800 bytes more would leave less than an eighth of the 1000 there are: 900 are available");
+        assert_eq!(room(800, of(1000, 900), None, false), Ok(()), "a machine that grows is asked");
+        assert_eq!(room(800, of(1000, 900), of(4000, 3000), true), Ok(()), "the group's limit is a promise");
+        assert!(room(800, of(9000, 8000), of(4000, 1200), true).is_err_and(|why| why.contains("control group")));
+        assert_eq!(room(800, None, None, true), Ok(()));
+        assert!(tells_all());
     }
 }

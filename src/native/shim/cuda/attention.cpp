@@ -13,7 +13,6 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
@@ -67,8 +66,8 @@ std::tuple<Tensor, Tensor> forward(const Part& p) {
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward(const Part& p, const Tensor& dout, const Tensor& out, const Tensor& lse) {
-  // States of a generator that nothing is drawn from.
-  Tensor state = at::zeros({2}, p.q.options().dtype(at::kUInt64)), unused = at::empty({}, state.options()), none;
+  // States of a generator that nothing is drawn from, so that nobody reads them.
+  Tensor state = at::empty({2}, p.q.options().dtype(at::kUInt64)), unused = at::empty({}, state.options()), none;
   auto [dq, dk, dv] =
       at::_flash_attention_backward(turned(dout), turned(dense(p.q)), turned(dense(p.k)), turned(dense(p.v)), turned(out), lse.contiguous(), none,
                                     none, p.tokens(), p.keys(), 0.0, p.sight != ALL, state, unused, p.scale);
@@ -93,10 +92,13 @@ std::tuple<Tensor, Tensor> forward(const Part& p) {
 
 std::tuple<Tensor, Tensor, Tensor> backward(const Part& p, const Tensor& dout, const Tensor& out, const Tensor& lse) {
   check(p);
-  Tensor state = at::zeros({}, p.q.options().dtype(at::kLong)), none;
-  // libtorch keeps a compiled plan by the strides of q, k and v alone: output and its gradient must always lie the same way.
-  return at::_cudnn_attention_backward(dout.contiguous(), p.q.contiguous(), dense(p.k), dense(p.v), out.contiguous(), lse.contiguous(), state, state,
-                                       none, none, none, p.tokens(), p.keys(), 0.0, p.sight == CAUSAL, p.scale);
+  // Of a generator, as above.
+  Tensor state = at::empty({}, p.q.options().dtype(at::kLong)), none;
+  // cuDNN takes log-sum-exps (B, H, n, 1). libtorch keeps a compiled plan by the strides of q, k and v alone: output and its gradient must
+  // always lie the same way.
+  return at::_cudnn_attention_backward(dout.contiguous(), p.q.contiguous(), dense(p.k), dense(p.v), out.contiguous(),
+                                       lse.contiguous().unsqueeze(-1), state, state, none, none, none, p.tokens(), p.keys(), 0.0,
+                                       p.sight == CAUSAL, p.scale);
 }
 
 }  // namespace cudnn
@@ -122,9 +124,10 @@ std::tuple<Tensor, Tensor> forward(const Part& p) {
 
 std::tuple<Tensor, Tensor, Tensor> backward(const Part& p, const Tensor& dout, const Tensor& out, const Tensor& lse) {
   int64_t padded = (p.tokens() + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-  Tensor whole = at::full({p.q.size(0), p.q.size(1), padded}, std::numeric_limits<float>::infinity(), lse.options());
+  Tensor whole = at::empty({p.q.size(0), p.q.size(1), padded}, lse.options());
   whole.narrow(2, 0, p.tokens()).copy_(lse);
-  Tensor state = at::zeros({}, p.q.options().dtype(at::kLong));
+  whole.narrow(2, p.tokens(), padded - p.tokens()).fill_(std::numeric_limits<float>::infinity());
+  Tensor state = at::empty({}, p.q.options().dtype(at::kLong));
   auto splits = is_deterministic() ? std::optional<int64_t>(1) : std::nullopt;
   auto made = at::_efficient_attention_backward(turned(dout).contiguous(), turned(dense(p.q)), for_each_head(p, p.k), for_each_head(p, p.v),
                                                 std::nullopt, turned(out).contiguous(), std::nullopt, std::nullopt, p.tokens(), p.keys(), whole, 0.0,

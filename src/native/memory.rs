@@ -1,0 +1,96 @@
+//! What memory of the host there is: the machine's, and what the control groups of the process allow it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// So much memory, and what of it nobody needs; bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostMemory {
+    /// All of it.
+    pub total: u64,
+    /// What can still be had, pages of files counted as free.
+    pub left: u64,
+}
+
+/// The machine's, as the system tells; `None` where that can't be read. A machine whose memory grows when it is asked for tells less than
+/// it will have.
+pub fn machine_memory() -> Option<HostMemory> {
+    let line = |key| line_of(Path::new("/proc/meminfo"), key).map(|kibibytes| kibibytes * 1024);
+    Some(HostMemory { total: line("MemTotal:")?, left: line("MemAvailable:")? })
+}
+
+/// What the control groups of the process allow: the limit of which the least is left; `None` where none of them has a limit.
+pub fn allowed_memory() -> Option<HostMemory> {
+    groups().iter().filter_map(|group| of_group(group)).min_by_key(|memory| memory.left)
+}
+
+/// The number behind `key` in a file of such lines.
+pub fn line_of(file: &Path, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(key)?.split_whitespace().next()?.parse().ok())
+}
+
+const GROUPS: &str = "/sys/fs/cgroup";
+/// Older systems write a number as large as this where there is no limit.
+const NO_LIMIT: u64 = 1 << 60;
+
+/// The control groups of the process, which limit its memory: its own and those above.
+fn groups() -> Vec<PathBuf> {
+    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mut groups = Vec::new();
+    for line in text.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
+        let root = match controllers {
+            "" => PathBuf::from(GROUPS),
+            _ if controllers.split(',').any(|controller| controller == "memory") => Path::new(GROUPS).join("memory"),
+            _ => continue,
+        };
+        let own = root.join(path.trim_start_matches('/'));
+        groups.extend(own.ancestors().take_while(|group| group.starts_with(&root)).map(Path::to_owned));
+    }
+    groups
+}
+
+/// What a control group allows and has left; `None` where it has no limit.
+fn of_group(group: &Path) -> Option<HostMemory> {
+    let number = |file: &str| fs::read_to_string(group.join(file)).ok()?.trim().parse::<u64>().ok();
+    let (total, used) = match number("memory.max") {
+        Some(limit) => (limit, number("memory.current")?),
+        None => (number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?),
+    };
+    let stat = group.join("memory.stat");
+    let files = ["inactive_file ", "active_file "].map(|key| line_of(&stat, key).unwrap_or(0)).iter().sum();
+    (total < NO_LIMIT).then(|| HostMemory { total, left: total.saturating_sub(used.saturating_sub(files)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_leaves_what_is_not_used_and_what_are_pages_of_files() {
+        let home = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| fs::write(home.path().join(file), text).unwrap();
+        let found = || of_group(home.path()).map(|memory| (memory.total, memory.left));
+        assert_eq!(found(), None);
+        write("memory.limit_in_bytes", "9223372036854771712\n");
+        write("memory.usage_in_bytes", "700\n");
+        assert_eq!(found(), None, "no limit");
+        write("memory.limit_in_bytes", "1000\n");
+        assert_eq!(found(), Some((1000, 300)));
+        write("memory.max", "max\n");
+        assert_eq!(found(), Some((1000, 300)), "the older names");
+        write("memory.max", "2000\n");
+        write("memory.current", "1800\n");
+        write("memory.stat", "anon 900\ninactive_file 400\nactive_file 100\n");
+        assert_eq!(found(), Some((2000, 700)));
+    }
+
+    #[test]
+    fn the_machine_has_memory() {
+        let found = machine_memory().unwrap();
+        assert!(found.total >= found.left && found.total > 0, "{found:?}");
+        assert_eq!(line_of(Path::new("/proc/meminfo"), "NoSuchLine:"), None);
+    }
+}
