@@ -9,15 +9,15 @@ use kvtune::recipe::Dtype;
 use kvtune::report::memory::{peak, reset_peak, resident};
 use tch::Device;
 
-/// About 60 million weights, of which the embedding is the largest tensor.
+/// 18 million weights, of which the embedding is the largest tensor.
 const CONFIG: &str = r#"{
-    "model_type": "qwen2", "vocab_size": 12000, "hidden_size": 768, "num_hidden_layers": 6, "intermediate_size": 2048,
-    "num_attention_heads": 12, "num_key_value_heads": 4, "max_position_embeddings": 4096, "tie_word_embeddings": false,
+    "model_type": "qwen2", "vocab_size": 6000, "hidden_size": 512, "num_hidden_layers": 4, "intermediate_size": 1536,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 4096, "tie_word_embeddings": false,
     "torch_dtype": "bfloat16"
 }"#;
 /// Bytes of the largest tensor in the file, and of all.
-const LARGEST: u64 = 12_000 * 768 * 2;
-const FILE: u64 = 2 * (2 * 12_000 * 768 + 6 * 768 * (768 + 256 + 256 + 768 + 3 * 2048));
+const LARGEST: u64 = 6000 * 512 * 2;
+const FILE: u64 = 2 * (2 * 6000 * 512 + 4 * 512 * (512 + 256 + 256 + 512 + 3 * 1536));
 
 /// A way to load the model that lies in a directory, by its name.
 type Way = (&'static str, fn(&Path) -> Model);
