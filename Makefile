@@ -2,6 +2,14 @@
 
 CARGO ?= cargo
 
+# jemalloc cannot be built below a path with blanks: then what is built is kept elsewhere.
+ifneq ($(words $(CURDIR)),1)
+ifndef CARGO_TARGET_DIR
+CACHE := $(or $(XDG_CACHE_HOME),$(if $(HOME),$(HOME)/.cache),$(or $(TMPDIR),/tmp))
+export CARGO_TARGET_DIR := $(CACHE)/kvtune-target-$(firstword $(shell pwd | cksum))
+endif
+endif
+
 .PHONY: help setup build test demo device-test device-pack lint clean
 
 help:
