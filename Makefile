@@ -10,6 +10,10 @@ export CARGO_TARGET_DIR := $(CACHE)/kvtune-target-$(firstword $(shell pwd | cksu
 endif
 endif
 
+# Builds the program of the device tests and prints where it is.
+DEVICE_TESTS := $(CARGO) test --release --locked --test device --no-run --message-format=json | \
+  sed -n 's/.*"executable":"\([^"]*\/deps\/device-[^"]*\)".*/\1/p'
+
 .PHONY: help setup build test demo device-test device-pack lint clean
 
 help:
@@ -35,13 +39,12 @@ demo: setup
 
 ## make device-test   what needs a GPU, as one table and one archive (docs/guides/on-a-gpu.md)
 device-test: build
-	@tests/device/run.sh "$${CARGO_TARGET_DIR:-target}/release/kvtune"
+	@tests=$$($(DEVICE_TESTS)) && tests/device/run.sh "$${CARGO_TARGET_DIR:-target}/release/kvtune" "$$tests"
 
 ## make device-pack   `kvtune` and the device tests, packed beside the script that runs them on another machine
 # Release binaries are stripped already (Cargo.toml).
 device-pack: build
-	@tests=$$($(CARGO) test --release --locked --test device --no-run --message-format=json | \
-	  sed -n 's/.*"executable":"\([^"]*\/deps\/device-[^"]*\)".*/\1/p') && test -n "$$tests" && \
+	@tests=$$($(DEVICE_TESTS)) && test -n "$$tests" && \
 	xz -T0 -9 -c "$$tests" >tests/device/device.xz && \
 	xz -T0 -9 -c "$${CARGO_TARGET_DIR:-target}/release/kvtune" >tests/device/kvtune.xz && ls -l tests/device/*.xz
 

@@ -10,10 +10,16 @@ use super::{Arguments, device, panics, run};
 use crate::report::console;
 use crate::units::Hint;
 
+/// Variables of profilers that write what they have seen when the process ends in the ordinary way: CUPTI's, of Nsight, and LLVM's.
+const PROFILERS: [&str; 3] = ["CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "LLVM_PROFILE_FILE"];
+
 /// Runs the binary, and ends the process.
 pub fn main() -> ! {
     let code = Arguments::try_parse().map_or_else(|error| refused(&error), |arguments| code_of(&arguments));
     let _ = io::stdout().flush();
+    if PROFILERS.iter().any(|name| std::env::var_os(name).is_some()) {
+        std::process::exit(code);
+    }
     // At once: destructors of libtorch's thousands of operations would take as long as some verbs do, and everything of ours is gone.
     exit(code)
 }

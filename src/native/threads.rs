@@ -2,33 +2,38 @@
 //!
 //! libtorch's threads meet at the end of every operation that they share. Those who come first look out for the others for some
 //! milliseconds before they sleep (libgomp's spinning), which is quick as long as each has a CPU. Where one has not, they burn the very
-//! time that it waits for, and a step takes ten times as long. libgomp looks out a thousand times shorter while it has more threads
+//! time that it waits for, and a step takes many times as long. libgomp looks out a thousand times shorter while it has more threads
 //! than there are CPUs, sleeping ones included ([`GOMP_SPINCOUNT`](https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html)). So
 //! while the system lets our threads wait for CPUs, some more are held asleep.
 
-use std::ffi::c_uint;
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint};
 use std::fs;
 use std::num::NonZero;
+use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle, available_parallelism};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::thread::sched_getaffinity;
 
 unsafe extern "C" {
+    safe fn kvtune_is_libgomp() -> c_int;
     safe fn kvtune_hold_threads(count: c_uint);
 }
 
 /// Variables by which a user says how OpenMP's threads wait; then they wait like that.
 const OF_USER: [&str; 2] = ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"];
 
-/// How often the machine is looked at.
-const LOOK: Duration = Duration::from_millis(25);
-/// The part of a look that threads wait for a CPU, all of them together, from which on the machine is busy. Alone on a machine it is
-/// 0.01 to 0.15 of some looks, beside one busy process for two CPUs 0.7 and more.
-const BUSY: f64 = 0.25;
+/// How often the machine is looked at, for each so many threads, as every one of them is asked.
+const LOOK: (Duration, usize) = (Duration::from_millis(25), 16);
+/// The part of a look that one of the threads waits for a CPU from which on the machine is busy. With two threads alone on two CPUs it was
+/// below 0.15, beside one busy process 0.35 and more.
+const BUSY: f64 = 0.2;
 /// Looks for which threads are held at first, and at most: each time that the machine is busy still, it is twice as long.
 const HELD: (u32, u32) = (40, 320);
+/// No more threads than these are held: libgomp ends the process where it can't have one.
+const MOST_HELD: usize = 64;
 
 /// CPUs that this process may use: by its affinity, and within the quota of its control groups.
 pub fn usable_cpus() -> usize {
@@ -38,40 +43,47 @@ pub fn usable_cpus() -> usize {
 /// From now on `threads` threads of libtorch's sleep soon where others want their CPUs. To be called once.
 pub fn make_room_for_others(threads: usize) {
     let is_told = OF_USER.iter().any(|name| std::env::var_os(name).is_some());
-    if threads < 2 || is_told || delay().is_none() {
-        return;
-    }
     // libgomp counts CPUs by affinity alone.
     let cpus = sched_getaffinity(None).map_or(threads, |cpus| cpus.count() as usize);
+    let more = cpus.saturating_sub(threads) + 2;
+    if threads < 2 || is_told || more > MOST_HELD || kvtune_is_libgomp() == 0 || delays().is_none() {
+        return;
+    }
+    let pause = LOOK.0 * threads.div_ceil(LOOK.1) as u32;
     // Without it they wait as they do in any program.
-    let _ = thread::Builder::new().name("kvtune-watch".to_owned()).spawn(move || watch(cpus.saturating_sub(threads) + 2));
+    let _ = thread::Builder::new().name("kvtune-watch".to_owned()).spawn(move || watch(pause, more));
 }
 
-fn watch(more: usize) {
+fn watch(pause: Duration, more: usize) {
     let (mut watch, mut held) = (Watch::default(), None);
-    let mut before = delay().unwrap_or_default();
+    let mut before = (delays().unwrap_or_default(), Instant::now());
     loop {
-        thread::sleep(LOOK);
-        let now = delay().unwrap_or_default();
-        // A thread that has ended takes its delay with it.
-        let part = now.saturating_sub(before).as_secs_f64() / LOOK.as_secs_f64();
-        before = now;
-        let holds = watch.look(part);
-        if holds != held.is_some() {
-            held = holds.then(|| Held::new(more));
+        thread::sleep(pause);
+        let Some(now) = delays() else { continue };
+        let seconds = before.1.elapsed().as_secs_f64();
+        let waited = |(thread, delay): (&u64, &u64)| delay.saturating_sub(before.0.get(thread).copied().unwrap_or(*delay));
+        let longest = now.iter().map(waited).max().unwrap_or(0);
+        let holds = watch.look(longest as f64 * 1e-9 / seconds);
+        if !holds {
+            held = None;
+        } else if held.is_none() {
+            let Some(new) = Held::new(more) else { return };
+            held = Some(new);
         }
+        before = (now, Instant::now());
     }
 }
 
-/// How long all threads of the process have waited for a CPU; `None` where the system does not tell.
-fn delay() -> Option<Duration> {
-    let mut sum = 0;
+/// How long each thread of the process has waited for a CPU, in nanoseconds; `None` where the system does not tell.
+fn delays() -> Option<BTreeMap<u64, u64>> {
+    let mut delays = BTreeMap::new();
     for task in fs::read_dir("/proc/self/task").ok()?.flatten() {
         // Time on a CPU, time waited for one, and turns; a thread may have ended meanwhile.
         let Ok(text) = fs::read_to_string(task.path().join("schedstat")) else { continue };
-        sum += text.split(' ').nth(1)?.trim().parse::<u64>().ok()?;
+        let (thread, delay) = (task.file_name().to_str()?.parse().ok()?, text.split(' ').nth(1)?.trim().parse().ok()?);
+        delays.insert(thread, delay);
     }
-    (sum > 0).then(|| Duration::from_nanos(sum))
+    (!delays.is_empty()).then_some(delays)
 }
 
 /// Decides, look by look, whether threads are held.
@@ -86,7 +98,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// After a look of whose time threads have waited so large a part.
+    /// After a look of whose time a thread has waited so large a part.
     fn look(&mut self, part: f64) -> bool {
         if self.left > 0 {
             // Threads that sleep wait a little each time that they wake: what they wait now says nothing.
@@ -114,14 +126,24 @@ struct Held {
 }
 
 impl Held {
-    fn new(count: usize) -> Self {
+    /// `None` where the system has not so many threads more for us: libgomp would end the process for it.
+    fn new(count: usize) -> Option<Self> {
+        let builder = || thread::Builder::new().name("kvtune-hold".to_owned());
+        let gate = Mutex::new(());
+        let can = thread::scope(|scope| {
+            let closed = gate.lock();
+            let all: Vec<_> = (0..=count).map(|_| builder().spawn_scoped(scope, || drop(gate.lock()))).collect();
+            drop(closed);
+            all.iter().all(Result::is_ok)
+        });
         let (end, ended) = channel::<()>();
         let hold = move || {
             kvtune_hold_threads(count as c_uint + 1);
             // Its pool ends with it.
             let _ = ended.recv();
         };
-        Self { end: Some(end), owner: thread::Builder::new().name("kvtune-hold".to_owned()).spawn(hold).ok() }
+        let owner = if can { builder().spawn(hold).ok() } else { None };
+        owner.map(|owner| Self { end: Some(end), owner: Some(owner) })
     }
 }
 
@@ -181,16 +203,35 @@ mod tests {
         tasks.filter(|task| fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name)).count()
     }
 
+    fn wait_until(is_so: impl Fn() -> bool) {
+        let began = Instant::now();
+        while !is_so() {
+            assert!(began.elapsed() < Duration::from_secs(60), "waited in vain");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     #[test]
     fn threads_are_held_and_let_go() {
+        if kvtune_is_libgomp() == 0 {
+            eprintln!("skipped: libtorch's threads are not libgomp's");
+            return;
+        }
         // Threads inherit the name of who makes them.
-        let held = Held::new(3);
-        while num_threads("kvtune-hold") < 4 {
-            thread::yield_now();
-        }
+        let held = Held::new(3).unwrap();
+        wait_until(|| num_threads("kvtune-hold") == 4);
         drop(held);
-        while num_threads("kvtune-hold") > 0 {
-            thread::yield_now();
-        }
+        wait_until(|| num_threads("kvtune-hold") == 0);
+    }
+
+    #[test]
+    fn how_long_a_thread_has_waited_is_known_and_never_less() {
+        // Not every system tells.
+        let Some(before) = delays() else { return };
+        let after = delays().unwrap();
+        assert!(
+            before.iter().all(|(thread, delay)| after.get(thread).is_none_or(|later| later >= delay)),
+            "{before:?} {after:?}"
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! `bench`: what it needs, what its lines hold, and what it refuses.
 
 use std::fs;
+use std::time::Instant;
 
 use insta::assert_snapshot;
 use serde_json::Value;
@@ -62,7 +63,12 @@ fn a_config_is_enough_and_the_keys_stay() {
 fn the_parts_are_the_whole() {
     // Three layers in rows of one are run forward twice but for the top one; in one row none is.
     for (layers, replays) in [("grad.layers_per_cell=1", true), ("grad.layers_per_cell=3", false)] {
-        for step in lines(&bare(), &["--tokens", "200", "--set", layers]).iter().filter(|line| line["kind"] == "step") {
+        let began = Instant::now();
+        let lines = lines(&bare(), &["--tokens", "200", "--set", layers]);
+        let elapsed = began.elapsed().as_secs_f64();
+        let steps = || lines.iter().filter(|line| line["kind"] == "step");
+        assert!(steps().map(|step| number(step, "step_seconds")).sum::<f64>() < elapsed, "by a clock outside");
+        for step in steps() {
             for clock in ["seconds", "cpu_seconds"] {
                 let sum: f64 = PARTS.iter().map(|part| number(step, &format!("{part}_{clock}"))).sum();
                 let whole = number(step, &format!("step_{clock}"));

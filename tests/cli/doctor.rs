@@ -12,14 +12,16 @@ fn plain(line: &str) -> String {
     if let Some((_, rest)) = found.split_once(" threads at work").filter(|_| cells[0] == "CPU") {
         found = format!("<units>; <n> of <n> threads at work{rest}");
     }
+    // Between two backticks; it may have blanks.
+    let quoted = found.split('`').enumerate();
+    let quoted = quoted.map(|(at, part)| if at % 2 == 1 && part.contains('/') { "<path>" } else { part });
+    found = quoted.collect::<Vec<_>>().join("`").replace("`<path>`", "<path>");
     let is_of_number = |c: char| c.is_ascii_digit() || c == '.';
     let mut words: Vec<String> = found.split(' ').map(ToOwned::to_owned).collect();
     for word in &mut words {
         let bare = word.trim_end_matches([',', ';']);
         let end = &word[bare.len()..];
-        if bare.starts_with('`') && bare.contains('/') {
-            *word = format!("<path>{end}");
-        } else if bare.starts_with(|c: char| c.is_ascii_digit()) && bare.chars().all(|c| is_of_number(c) || "e-".contains(c)) {
+        if bare.starts_with(|c: char| c.is_ascii_digit()) && bare.chars().all(|c| is_of_number(c) || "e-".contains(c)) {
             *word = format!("<n>{end}");
         } else if ["B", "KiB", "MiB", "GiB", "TiB"].contains(&bare) {
             *word = format!("<unit>{end}");

@@ -1,5 +1,5 @@
-//! The planned peak of a step's tensors against the allocators' count. What the process takes beside them depends on the machine, and is
-//! measured by `cargo bench --bench planner`.
+//! The planned peak of a step's tensors against the allocators' count. What the process takes beside them depends on the machine: how near
+//! the plan comes to it is measured by `cargo bench --bench planner`, and here only that it is of the right size.
 
 use std::path::Path;
 
@@ -18,6 +18,7 @@ fn the_planned_peak_of_tensors_is_within_a_tenth_of_what_was_allocated() {
         let (process, tensors) = peaks.errors();
         let (planned, measured) = peaks.seconds;
         println!("{:+.1} % {:+.1} %, {planned:.2} s of {measured:.2}  {}", 100.0 * process, 100.0 * tensors, draw.words);
+        assert!((-0.5..1.0).contains(&process), "{process:+.3} of the process: {}: {peaks:?}", draw.words);
         assert!(tensors.abs() <= 0.1, "{tensors:+.3} of the tensors: {}: {peaks:?}", draw.words);
     }
 }

@@ -94,17 +94,16 @@ pub fn pinned(len: i64) -> Result<Tensor, String> {
     Ok(unsafe { Tensor::from_ptr(out) })
 }
 
-/// Whether so many bytes may be asked for. The limit of a control group is a promise, whatever the machine tells of its memory; without
-/// one it is the machine's that counts, if it tells of all that it has.
+/// Whether so many bytes may be asked for: of what the control group allows and of what the machine has, an eighth is left. A machine that
+/// does not tell of all that it has, or of less than the group's limit, makes more when it is needed: there only the group counts.
 fn room(len: u64, machine: Option<HostMemory>, allowed: Option<HostMemory>, machine_tells_all: bool) -> Result<(), String> {
-    let counted = allowed.map(|memory| (memory, "that the control group allows"));
-    let Some((HostMemory { total, left }, of)) =
-        counted.or(machine.filter(|_| machine_tells_all).map(|memory| (memory, "there are")))
-    else {
-        return Ok(());
-    };
-    if left.saturating_sub(len) < total / LEFT_TO_OTHERS {
-        return Err(format!("{len} bytes more would leave less than an eighth of the {total} {of}: {left} are available"));
+    let limit = allowed.map_or(0, |memory| memory.total);
+    let machine = machine.filter(|memory| machine_tells_all && memory.total >= limit);
+    let counted = [allowed.map(|memory| (memory, "that the control group allows")), machine.map(|memory| (memory, "there are"))];
+    for (HostMemory { total, left }, of) in counted.into_iter().flatten() {
+        if left.saturating_sub(len) < total / LEFT_TO_OTHERS {
+            return Err(format!("{len} bytes more would leave less than an eighth of the {total} {of}: {left} are available"));
+        }
     }
     Ok(())
 }
@@ -146,7 +145,8 @@ mod tests {
         let short = room(800, of(1000, 900), None, true).unwrap_err();
         assert_eq!(short, "800 bytes more would leave less than an eighth of the 1000 there are: 900 are available");
         assert_eq!(room(800, of(1000, 900), None, false), Ok(()), "a machine that grows is asked");
-        assert_eq!(room(800, of(1000, 900), of(4000, 3000), true), Ok(()), "the group's limit is a promise");
+        assert_eq!(room(800, of(1000, 900), of(4000, 3000), true), Ok(()), "it grows as far as the group allows");
+        assert!(room(800, of(9000, 900), of(4000, 3000), true).is_err_and(|why| why.contains("the 9000 there are")));
         assert!(room(800, of(9000, 8000), of(4000, 1200), true).is_err_and(|why| why.contains("control group")));
         assert_eq!(room(800, None, None, true), Ok(()));
         assert!(tells_all());

@@ -66,6 +66,9 @@ extern "C" int64_t kvtune_threads_at_work() {
   return kvtune::share_out(threads, threads, [](int64_t, int64_t) {});
 }
 
+// Whether the runtime is GNU's, which waits for less long while it has more threads than there are CPUs; others have its doors too.
+extern "C" int kvtune_is_libgomp() { return kvtune::region() != nullptr && dlsym(RTLD_DEFAULT, "__kmpc_fork_call") == nullptr; }
+
 // Gives the calling thread a pool of `count` threads of the runtime's, itself among them; they sleep until it ends.
 extern "C" void kvtune_hold_threads(unsigned count) {
   if (kvtune::region() != nullptr) kvtune::region()([](void*) {}, nullptr, count, 0);

@@ -122,7 +122,10 @@ template <class Rank> __device__ unsigned* sorted(unsigned* from, unsigned* to, 
     place();
     // A digit that all have in common moves nothing.
     unsigned common = digit(fetch_from(from));
-    if (below(common, items) == 0 && below(common + 1, items) == static_cast<unsigned>(items)) continue;
+    bool has_one = below(common, items) == 0 && below(common + 1, items) == static_cast<unsigned>(items);
+    // The first that scatters counts on where the last still reads.
+    __syncthreads();
+    if (has_one) continue;
     scatter(items, bin_of, [&](int item, unsigned at) { store_to(to + at, fetch_from(from + item)); });
     unsigned* done = to;
     to = from;
