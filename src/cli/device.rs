@@ -76,7 +76,8 @@ pub(super) fn set_threads(asked: Option<u16>) {
     let own = usize::try_from(tch::get_num_threads()).unwrap_or(1);
     let is_told = THREADS.iter().any(|name| std::env::var_os(name).is_some());
     let threads = asked.map_or_else(|| if is_told { own } else { own.min(usable_cpus()) }, usize::from);
-    if threads != own {
+    // Also where it is the same number: libtorch then keeps its libraries from taking fewer, which would be other sums.
+    if asked.is_some() || threads != own {
         tch::set_num_threads(threads as i32);
     }
     make_room_for_others(threads);

@@ -5,7 +5,7 @@
     dead_code,
     unreachable_pub,
     clippy::print_stdout,
-    reason = "every test binary takes what it needs of this, and says what it saw"
+    reason = "the suite and the proofs on a GPU take what they need, and say what they saw"
 )]
 
 use std::collections::BTreeMap;

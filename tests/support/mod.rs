@@ -1,7 +1,7 @@
 //! What the proofs run on: tiny random models, batches and engines, each from a few numbers and a seed.
 //!
-//! Every test binary takes what it needs of this, and leaves the rest; what is public here is so for the tests beside it.
-#![allow(dead_code, unreachable_pub, reason = "every test binary takes what it needs of this")]
+//! The suite, the proofs on a GPU and the library's own tests take what they need of this; what is public here is so for the tests beside it.
+#![allow(dead_code, unreachable_pub, reason = "the suite, the proofs on a GPU and the library's own tests take what they need")]
 
 pub mod case;
 
