@@ -8,8 +8,8 @@ mod shapes;
 
 use std::path::Path;
 
-use kvtune::data::{Batch, Row, Targets};
-use kvtune::engine::{Event, Observer, StepContext};
+use kvtune::data::{Batch, Sequence, Targets};
+use kvtune::engine::{Event, MicroBatchContext, Observer};
 use kvtune::recipe::Recipe;
 use kvtune::report::table::Table;
 use kvtune::train;
@@ -57,7 +57,7 @@ impl Observer for Cells {
 fn batch() -> Batch {
     let inputs: Vec<u32> = (0..TOKENS).map(|i| i * 7919 % 2048).collect();
     let targets = Targets::NextToken(inputs.iter().map(|&id| i64::from(id)).collect());
-    Batch { rows: vec![Row { sample: 0, inputs, targets, initial: None }] }
+    Batch { sequences: vec![Sequence { sample: 0, inputs, targets, initial: None }] }
 }
 
 fn main() {
@@ -73,7 +73,7 @@ fn main() {
         let model = train::drawn_model(&recipe, Device::Cpu).unwrap();
         model.adapter().unwrap().set_b_normal(0.02, 1);
         let engine = train::engine(&recipe, model.config(), None, None).unwrap();
-        let context = StepContext { weight: 1.0 / f64::from(TOKENS), dropout: None, chunk_sizes: None };
+        let context = MicroBatchContext { weight: 1.0 / f64::from(TOKENS), dropout: None, chunk_sizes: None };
         let mut cells = Cells::default();
         // The first step is for warming up.
         for _ in 0..2 {

@@ -11,7 +11,7 @@ mod draws;
 
 use std::path::Path;
 
-use draws::{BESIDE, Sizes, bench, draws, line, measure, number, rows};
+use draws::{BESIDE, Sizes, bench, draws, line, measure, number, sequences};
 use kvtune::report::table::Table;
 
 const SIZES: Sizes = Sizes {
@@ -79,9 +79,10 @@ fn growth(threads: usize, steps: usize) {
     for tokens in [8192, 16384, 32768, 65536, 131_072] {
         let lines = bench(Path::new(KVTUNE), &recipe, [tokens, threads, steps]);
         let (memory, forecast, summary) = (line(&lines, "memory"), line(&lines, "forecast"), line(&lines, "summary"));
-        let rows = rows(memory);
-        let sum =
-            |names: &[&str]| rows.iter().filter(|(name, _)| names.contains(&name.as_str())).map(|(_, bytes)| bytes).sum::<f64>();
+        let sequences = sequences(memory);
+        let sum = |names: &[&str]| {
+            sequences.iter().filter(|(name, _)| names.contains(&name.as_str())).map(|(_, bytes)| bytes).sum::<f64>()
+        };
         let waits =
             sum(&["undo log", "layer checkpoints", "free room of stores", "travelling gradients", "replay log", "tokens"]);
         let (graph, beside) = (sum(&["graph of the cell"]), sum(&BESIDE));

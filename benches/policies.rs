@@ -6,9 +6,9 @@
 
 use std::time::Instant;
 
-use kvtune::cache::{self, Attention, ChunkSpan, LayerCache, Policy, Queries, Shape};
-use kvtune::ops::attention::{self, Attended, Chunk, Past, attention_paid};
-use kvtune::recipe::{BufferKind, Choice};
+use kvtune::cache::{self, CacheShape, ChunkAttention, ChunkSpan, LayerCache, Policy, Queries};
+use kvtune::ops::attention::{self, Attended, Chunk, KvPage, attention_mass};
+use kvtune::recipe::{BufferKind, PolicyRecipe};
 use kvtune::report::table::Table;
 use kvtune::units::{ChunkIdx, LayerIdx};
 use tch::{Device, Kind, Tensor, no_grad};
@@ -84,7 +84,7 @@ impl Layer {
 
     /// A full cache of the policy, and attention to as many slots without one.
     fn bench(&self, line: &Line) -> [f64; 5] {
-        let choice = Choice::with_params(line.policy, toml::from_str(line.params).unwrap());
+        let choice = PolicyRecipe::with_params(line.policy, toml::from_str(line.params).unwrap());
         let policy = cache::build(&choice, self.cache_length as usize).unwrap();
         let mut run = Run::new(self, policy, line.buffer);
         let (k, v) = (self.randn(self.groups, self.cache_length), self.randn(self.groups, self.cache_length));
@@ -93,7 +93,7 @@ impl Layer {
         let plain = |[q, k, v]: &[Tensor; 3]| {
             let chunk = Chunk::of(q, (k, v), self.scale());
             let began = Instant::now();
-            let _ = attention::attend(chunk, &[Past { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }]);
+            let _ = attention::attend(chunk, &[KvPage { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }]);
             began.elapsed().as_secs_f64()
         };
         let mut ratios: [Vec<f64>; 5] = Default::default();
@@ -129,7 +129,7 @@ struct Run {
 impl Run {
     fn new(layer: &Layer, policy: Box<dyn Policy>, buffer: BufferKind) -> Self {
         let cache_length = layer.cache_length as usize;
-        let shape = Shape {
+        let shape = CacheShape {
             batch: 1,
             groups: layer.groups,
             head_dim: layer.head_dim,
@@ -155,8 +155,8 @@ impl Run {
         let span = ChunkSpan { index: self.index, chunk: ChunkIdx(self.index), start: self.start, len, real: vec![len] };
         let mut times = [Instant::now(); 5];
         times[0] = Instant::now();
-        if let Some(quota) = self.cache.allot(&*self.policy, &span) {
-            self.cache.divide(&quota);
+        if let Some(quota) = self.cache.allocate(&*self.policy, &span) {
+            self.cache.apply_budget(&quota);
         }
         let victims = self.cache.decide(&*self.policy, &span);
         times[1] = Instant::now();
@@ -166,12 +166,12 @@ impl Run {
         let q = placement.place(q);
         let region = self.cache.region(&span);
         let (past, in_use_bgp) = (self.cache.past(region), self.cache.in_use(region));
-        let mut seen = Seen { q, k: written.k_bgnd, v: written.v_bgnd, past, in_use_bgp, scale, attended: None, paid: None };
-        let asked = self.policy.asks(false);
-        let (attended, paid) = attention::attend_and_sum(seen.chunk(), &seen.parts(), asked);
+        let mut seen = Seen { q, k: written.k_bgnd, v: written.v_bgnd, past, in_use_bgp, scale, attended: None, mass: None };
+        let asked = self.policy.required_queries(false);
+        let (attended, mass) = attention::attend_and_sum(seen.chunk(), &seen.parts(), asked);
         let _ = placement.unplace(&attended.out_bhnd);
         times[3] = Instant::now();
-        (seen.attended, seen.paid) = (Some(attended), asked.zip(paid));
+        (seen.attended, seen.mass) = (Some(attended), asked.zip(mass));
         self.cache.note(&*self.policy, &span, (&seen.k, &seen.v), &seen);
         times[4] = Instant::now();
         (self.index, self.start) = (self.index + 1, self.start + len);
@@ -188,7 +188,7 @@ struct Seen {
     in_use_bgp: Option<Tensor>,
     scale: f64,
     attended: Option<Attended>,
-    paid: Option<(Queries, Tensor)>,
+    mass: Option<(Queries, Tensor)>,
 }
 
 impl Seen {
@@ -196,19 +196,19 @@ impl Seen {
         Chunk::of(&self.q, (&self.k, &self.v), self.scale)
     }
 
-    fn parts(&self) -> Vec<Past<'_>> {
+    fn parts(&self) -> Vec<KvPage<'_>> {
         let in_use_bgp = self.in_use_bgp.as_ref();
-        self.past.iter().map(|(k, v)| Past { k_bgpd: k, v_bgpd: v, in_use_bgp }).collect()
+        self.past.iter().map(|(k, v)| KvPage { k_bgpd: k, v_bgpd: v, in_use_bgp }).collect()
     }
 }
 
-impl Attention for Seen {
-    fn paid(&self, queries: Queries) -> Tensor {
-        match &self.paid {
-            Some((summed, paid)) if *summed == queries => return paid.shallow_clone(),
+impl ChunkAttention for Seen {
+    fn mass(&self, queries: Queries) -> Tensor {
+        match &self.mass {
+            Some((summed, mass)) if *summed == queries => return mass.shallow_clone(),
             _ => {}
         }
-        attention_paid(self.chunk(), &self.parts(), &self.attended.as_ref().unwrap().lse_bhn, queries)
+        attention_mass(self.chunk(), &self.parts(), &self.attended.as_ref().unwrap().lse_bhn, queries)
     }
 
     fn queries(&self) -> (Tensor, f64) {

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use kvtune::bench::{Bench, Size, summarise};
 use kvtune::model::ModelConfig;
-use kvtune::plan::Part;
+use kvtune::plan::StepPart;
 use kvtune::recipe::Recipe;
 use kvtune::report::table::Table;
 use shapes::{Work, cpu_seconds};
@@ -32,7 +32,7 @@ fn main() {
         "\n{TOKENS} tokens, 4 layers of 256, LoRA r 8 on all projections, C = 1024, chunks of 256, f32, one thread; CPU-seconds:"
     );
     let mut parts = Table::new(
-        &[&["policy", "layers per cell"], &Part::ALL.map(Part::name)[..], &["whole", "GFLOP/s", "of sgemm", "peak, MiB"]]
+        &[&["policy", "layers per cell"], &StepPart::ALL.map(StepPart::name)[..], &["whole", "GFLOP/s", "of sgemm", "peak, MiB"]]
             .concat(),
     );
     let mut kinds = Table::new(&["policy", "layers per cell", "GEMM", "attention", "sums", "norms and rest", "whole"]);
@@ -45,21 +45,21 @@ fn main() {
         let summary = summarise(&records).unwrap();
         let get = |key: &str| summary.get(key).map_or(0.0, |spread| spread.median);
         let of = |part: &str| format!("{:.2}", get(&format!("{part}_cpu_seconds")));
-        let mut row = vec![policy.to_owned(), layers.to_string()];
-        row.extend(Part::ALL.map(|part| of(part.name())));
-        row.extend([of("step"), format!("{:.1}", get("flops_per_cpu_second") / 1e9)]);
-        row.extend([
+        let mut sequence = vec![policy.to_owned(), layers.to_string()];
+        sequence.extend(StepPart::ALL.map(|part| of(part.name())));
+        sequence.extend([of("step"), format!("{:.1}", get("flops_per_cpu_second") / 1e9)]);
+        sequence.extend([
             format!("{:.0} %", 100.0 * get("gemm_cpu_share")),
             format!("{:.0}", get("peak_resident_bytes") / f64::from(1 << 20)),
         ]);
-        add(&mut parts, &row);
-        // All rows of cells but the top one are run forward a second time.
+        add(&mut parts, &sequence);
+        // All layer bands but the top one are run forward a second time.
         let forwards = 2.0 + (4 - layers) as f64 / 4.0;
         let [gemm, attention, sums] = by_kind(&config, forwards, policy == "h2o");
         let whole = get("step_cpu_seconds");
         let seconds = [gemm, attention, sums, whole - gemm - attention - sums, whole];
-        let row = [policy.to_owned(), layers.to_string()].into_iter();
-        add(&mut kinds, &row.chain(seconds.map(|s| format!("{s:.2} ({:.0} %)", 100.0 * s / whole))).collect::<Vec<_>>());
+        let sequence = [policy.to_owned(), layers.to_string()].into_iter();
+        add(&mut kinds, &sequence.chain(seconds.map(|s| format!("{s:.2} ({:.0} %)", 100.0 * s / whole))).collect::<Vec<_>>());
     }
     println!("{parts}\n\n{kinds}");
 }

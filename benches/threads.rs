@@ -16,7 +16,7 @@ const KVTUNE: &str = env!("CARGO_BIN_EXE_kvtune");
 const SPINS: [Option<&str>; 5] = [None, Some("0"), Some("1000"), Some("10000"), Some("300000")];
 
 /// A step by its name: recipe, tokens, steps.
-struct Shape {
+struct AttendShape {
     name: &'static str,
     recipe: PathBuf,
     tokens: usize,
@@ -75,7 +75,7 @@ fn main() {
 }
 
 /// A model of 171 840 weights, the step that speed is measured with, and layers of the width of a model of half a billion weights.
-fn shapes(home: &Path) -> [Shape; 3] {
+fn shapes(home: &Path) -> [AttendShape; 3] {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let wide = json!({
         "model_type": "qwen2", "vocab_size": 8192, "hidden_size": 896, "num_hidden_layers": 2, "intermediate_size": 4864,
@@ -96,14 +96,14 @@ fn shapes(home: &Path) -> [Shape; 3] {
     let wide = recipe("wide.toml", home, 256, 128);
     let step = root.join("recipes/bench/step.toml");
     [
-        Shape { name: "3 × 64, 569 tokens", recipe: small, tokens: 569, steps: 31 },
-        Shape { name: "4 × 256, 2048 tokens", recipe: step, tokens: 2048, steps: 2 },
-        Shape { name: "2 × 896, 512 tokens", recipe: wide, tokens: 512, steps: 1 },
+        AttendShape { name: "3 × 64, 569 tokens", recipe: small, tokens: 569, steps: 31 },
+        AttendShape { name: "4 × 256, 2048 tokens", recipe: step, tokens: 2048, steps: 2 },
+        AttendShape { name: "2 × 896, 512 tokens", recipe: wide, tokens: 512, steps: 1 },
     ]
 }
 
 /// Seconds of a step: the median of the run's.
-fn seconds(shape: &Shape, threads: usize, spins: Option<&str>) -> f64 {
+fn seconds(shape: &AttendShape, threads: usize, spins: Option<&str>) -> f64 {
     let mut command = Command::new(KVTUNE);
     command.args(["bench", "--device", "cpu", "--random-weights", "--format", "json", "--recipe"]).arg(&shape.recipe);
     let numbers = [shape.tokens, shape.steps, threads].map(|number| number.to_string());

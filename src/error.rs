@@ -87,7 +87,7 @@ pub enum Error {
     },
     /// Something that is promised here does not work.
     #[error("promised here, and not working: {}", quoted(.checks))]
-    Unwell {
+    DoctorFailed {
         /// What was looked at, by its names.
         checks: Vec<String>,
     },
@@ -146,7 +146,7 @@ impl Error {
             | Self::Disproved { .. }
             | Self::Imprecise { .. }
             | Self::OtherChoices { .. }
-            | Self::Unwell { .. }
+            | Self::DoctorFailed { .. }
             | Self::Defect { .. } => FAILED,
         }
     }
@@ -210,7 +210,9 @@ fn of_engine(error: &EngineError) -> u8 {
             cause => cause.and_then(|cause| cause.downcast_ref()).map_or(FAILED, of_cache),
         },
         EngineError::Open { .. } | EngineError::LongestChunk { .. } => USAGE,
-        EngineError::Head(crate::head::HeadError::WrongTargets { .. }) | EngineError::EmptyRow | EngineError::NoTargets => DATA,
+        EngineError::Head(crate::head::HeadError::WrongTargets { .. }) | EngineError::EmptySequence | EngineError::NoTargets => {
+            DATA
+        }
         _ => FAILED,
     }
 }
@@ -279,7 +281,7 @@ impl Hint for Error {
                  with `--dump`, and follow them with `--replay-log`"
                     .into(),
             ),
-            Self::Unwell { .. } => {
+            Self::DoctorFailed { .. } => {
                 Some("the lines above say what to do; `--device cpu` works without CUDA, and `kvtune doctor --device cpu` looks without it".into())
             }
             Self::Defect { .. } => Some("please report it with the command and these lines; saved checkpoints are intact".into()),

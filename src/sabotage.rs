@@ -17,7 +17,7 @@ pub(crate) enum Sabotage {
     ValueMovedWithoutKey,
     /// The head's parameters keep no gradient.
     HeadGradientDropped,
-    /// What has travelled through the lowest row does not reach the embedding.
+    /// What has travelled through the lowest band does not reach the embedding.
     EmbeddingGradientDropped,
     /// Memory suffices for cells of two chunks and layers, multiplied.
     MemoryForTwo,

@@ -1,5 +1,6 @@
 //! The floor plan in code: which room may import which, and how large a file may grow. `docs/ARCHITECTURE.md` explains it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -181,18 +182,79 @@ fn lines_of_the_house_pass() {
     assert_eq!(over_budget("ops/rope.rs", &tests), Vec::<String>::new());
 }
 
+/// A reader who meets a type's name must not have to ask which one is meant.
+#[test]
+fn no_type_name_stands_twice() {
+    let found = repeated_types(&sources());
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn a_type_name_that_stands_twice_is_seen() {
+    let file = |name: &str, source: &str| (name.to_owned(), format!("//! A file.\n{source}"));
+    for (one, other) in [
+        ("struct Head;", "enum Head {}"),
+        ("pub trait Head {}", "mod tests { struct Head; }"),
+        ("type Head = u8;", "fn f() { struct Head; }"),
+        ("union Head { x: u8 }", "struct Head;"),
+    ] {
+        let found = repeated_types(&[file("head/mod.rs", one), file("recipe/schema.rs", other)]);
+        assert_eq!(found, ["`Head` names two types: in src/head/mod.rs, src/recipe/schema.rs"], "{one} {other}");
+    }
+    let unlike = [
+        file("head/mod.rs", "struct Head; impl Iterator for Head { type Item = u8; }"),
+        file("a.rs", "impl I for X { type Item = u8; }"),
+    ];
+    assert_eq!(repeated_types(&unlike), Vec::<String>::new());
+}
+
 /// Runs `check` on each file under src and fails with all that it found.
 fn assert_clean(check: fn(&str, &str) -> Vec<String>) {
+    let found: Vec<String> = sources().iter().flat_map(|(name, source)| check(name, source)).collect();
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+/// Every file under src: its name below src, and its text.
+fn sources() -> Vec<(String, String)> {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = Vec::new();
     collect(&src, &mut files);
     assert!(files.len() > 2, "no sources found under {}", src.display());
-    let mut found = Vec::new();
-    for file in files {
-        let name = file.strip_prefix(&src).expect("below src").to_str().expect("a name in UTF-8");
-        found.extend(check(name, &fs::read_to_string(&file).expect("a readable source")));
+    let named = |file: PathBuf| {
+        let name = file.strip_prefix(&src).expect("below src").to_str().expect("a name in UTF-8").to_owned();
+        (name, fs::read_to_string(&file).expect("a readable source"))
+    };
+    files.into_iter().map(named).collect()
+}
+
+/// The types that more than one place defines, wherever in a file. Associated types belong to their trait and do not count.
+fn repeated_types(files: &[(String, String)]) -> Vec<String> {
+    let mut places: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (file, source) in files {
+        let mut types = Types(Vec::new());
+        types.visit_file(&syn::parse_file(source).unwrap_or_else(|error| panic!("src/{file}: {error}")));
+        types.0.into_iter().for_each(|name| places.entry(name).or_default().push(file));
     }
-    assert!(found.is_empty(), "\n{}", found.join("\n"));
+    let repeated = places.iter().filter(|(_, files)| files.len() > 1);
+    repeated.map(|(name, files)| format!("`{name}` names two types: in src/{}", files.join(", src/"))).collect()
+}
+
+/// Collects the names of the types that a file defines.
+struct Types(Vec<String>);
+
+impl<'ast> Visit<'ast> for Types {
+    fn visit_item(&mut self, item: &'ast syn::Item) {
+        let name = match item {
+            syn::Item::Struct(item) => Some(&item.ident),
+            syn::Item::Enum(item) => Some(&item.ident),
+            syn::Item::Union(item) => Some(&item.ident),
+            syn::Item::Trait(item) => Some(&item.ident),
+            syn::Item::Type(item) => Some(&item.ident),
+            _ => None,
+        };
+        self.0.extend(name.map(ToString::to_string));
+        visit::visit_item(self, item);
+    }
 }
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {

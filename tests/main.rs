@@ -21,7 +21,7 @@ mod policy_contract;
 mod recipes;
 mod replay_log;
 mod support;
-mod waits;
+mod syncs;
 mod weights;
 
 // The policy of the guide names its rooms as if it stood in `src`.

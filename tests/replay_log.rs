@@ -20,7 +20,7 @@ use crate::support::case::{Case, EXACT, PLAIN};
 
 const HEADS: usize = 2;
 
-/// A log such as caches of these lengths could have made, deciding now for all, now by row, now by head.
+/// A log such as caches of these lengths could have made, deciding now for all, now by sequence, now by head.
 fn drawn(lengths: &[usize], caches: &[usize], chunk: usize, seed: u64) -> ReplayLog {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let tokens = lengths.iter().copied().max().unwrap();
@@ -31,15 +31,15 @@ fn drawn(lengths: &[usize], caches: &[usize], chunk: usize, seed: u64) -> Replay
         let (mut log, mut filled) = (LayerLog::default(), 0);
         for span in &spans {
             let e = span.evictions(filled, cache_length);
-            let (rows, heads) = [(1, 1), (lengths.len(), 1), (lengths.len(), HEADS)][rng.random_range(0..3)];
+            let (sequences, heads) = [(1, 1), (lengths.len(), 1), (lengths.len(), HEADS)][rng.random_range(0..3)];
             let own = |_| {
                 let mut slots: Vec<i64> = (0..filled as i64).collect();
                 slots.shuffle(&mut rng);
                 slots.truncate(e);
                 slots
             };
-            let slots: Vec<i64> = (0..rows * heads).flat_map(own).collect();
-            let size = [rows as i64, heads as i64, e as i64];
+            let slots: Vec<i64> = (0..sequences * heads).flat_map(own).collect();
+            let size = [sequences as i64, heads as i64, e as i64];
             log.record((e > 0).then(|| Victims::new(&Tensor::from_slice(&slots).view(size), cache_length)));
             filled += span.len - e;
         }
@@ -51,10 +51,10 @@ fn drawn(lengths: &[usize], caches: &[usize], chunk: usize, seed: u64) -> Replay
 
 /// Every slot of every head.
 fn choices(log: &ReplayLog) -> Vec<Vec<Option<Vec<i64>>>> {
-    let heads = (0..log.spans[0].real.len()).flat_map(|row| (0..HEADS).map(move |head| (row, head)));
+    let heads = (0..log.spans[0].real.len()).flat_map(|sequence| (0..HEADS).map(move |head| (sequence, head)));
     let heads: Vec<_> = heads.collect();
     let of_chunk = |victims: Option<&Victims>| {
-        victims.map(|v| heads.iter().flat_map(|&(row, head)| v.of_head(row, head).unwrap()).collect())
+        victims.map(|v| heads.iter().flat_map(|&(sequence, head)| v.of_head(sequence, head).unwrap()).collect())
     };
     log.layers.iter().map(|layer| (0..log.spans.len()).map(|c| of_chunk(layer.victims(c))).collect()).collect()
 }
@@ -145,7 +145,7 @@ fn slots(dtype: Dtype, bytes: &[u8]) -> RawTensor<'static> {
     RawTensor { name: "layer.0.slots".into(), dtype, shape, bytes: bytes.to_vec().into() }
 }
 
-/// A file of a row of 5 tokens in chunks of 2 and a cache of 3, with other tensors in the place of its own.
+/// A file of a sequence of 5 tokens in chunks of 2 and a cache of 3, with other tensors in the place of its own.
 fn file_with(dir: &Path, changed: Vec<RawTensor<'static>>) -> PathBuf {
     let path = dir.join("x");
     let mut all = vec![
@@ -175,14 +175,14 @@ fn what_contradicts_itself_is_refused_with_its_place() {
         (slots(Dtype::U8, &[0, 1, 2]), "chunk 2: expected 1 × 2 × 2 slots, found 3"),
         (slots(Dtype::U8, &[0, 1, 2, 0, 1]), "layer 0: 1 slots too many"),
         (slots(Dtype::F32, &[0, 1, 2, 0]), "`layer.0.slots` is F32, expected U8, U16 or U32"),
-        (numbers("layer.0.deciders", &[3, 2], &[0, 0, 1, 1, 1, 2]), "chunk 1: 1 rows and 1 heads decide which 0 of 2"),
-        (numbers("layer.0.deciders", &[3, 2], &[0, 0, 0, 0, 2, 2]), "chunk 2: 2 rows and 2 heads decide which 2 of 3"),
+        (numbers("layer.0.deciders", &[3, 2], &[0, 0, 1, 1, 1, 2]), "chunk 1: 1 sequences and 1 heads decide which 0 of 2"),
+        (numbers("layer.0.deciders", &[3, 2], &[0, 0, 0, 0, 2, 2]), "chunk 2: 2 sequences and 2 heads decide which 2 of 3"),
         (numbers("layer.0.deciders", &[3, 2], &[0, 0, 0, 0, 1, huge]), "chunk 2: expected 1 × 1073741824 × 2 slots, found 4"),
         (
             numbers("layer.0.deciders", &[2, 2], &[0; 4]),
             "`layer.0.deciders` is I64 of shape [2, 2], expected I64 of shape [3, 2]",
         ),
-        (numbers("cache_lengths", &[1], &[1]), "chunk 0: 0 rows and 0 heads decide which 1 of 0"),
+        (numbers("cache_lengths", &[1], &[1]), "chunk 0: 0 sequences and 0 heads decide which 1 of 0"),
         (numbers("cache_lengths", &[1], &[-1]), "`cache_lengths` holds -1"),
         (numbers("cache_lengths", &[2], &[3, 3]), "expected 7 tensors for 2 layers, found 5"),
         (numbers("cache_lengths", &[0], &[]), "expected 3 tensors for 0 layers, found 5"),
@@ -258,7 +258,7 @@ fn the_size_is_known_beforehand() {
         let (real, (_, predicted)) = sizes(&case_of(name, ""));
         assert!(real <= predicted, "{name}: {real}, predicted {predicted}");
     }
-    // 26, 24 and 22 columns leave: one choice for all, and one for each of 3 rows with 2 heads.
+    // 26, 24 and 22 columns leave: one choice for all, and one for each of 3 sequences with 2 heads.
     assert_eq!(sizes(&case_of("lastrec", "")), (Bytes(72), (Bytes(3), Bytes(72))));
     assert_eq!(sizes(&case_of("streaming-llm", "")), (Bytes(72), (Bytes(3), Bytes(72))));
     assert_eq!(sizes(&case_of("h2o", "score_prefill = true")), (Bytes(432), (Bytes(18), Bytes(432))));
@@ -277,7 +277,7 @@ fn a_forward_phase_that_follows_a_log_is_the_one_that_wrote_it() {
         let other = Case { policy: if name == "dense" { "dense" } else { "lastrec" }, params: "", ..case };
         let engine = support::engine(&other, &model).following(kept(&first.log));
         let second = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
-        assert_eq!(first.rows, second.rows, "{name}");
+        assert_eq!(first.losses, second.losses, "{name}");
         assert!(first.gradients.iter().all(|(key, gradient)| gradient.equal(&second.gradients[key])), "{name}");
         assert_eq!(first.log.hash(), second.log.hash(), "{name}");
     }
@@ -306,7 +306,10 @@ fn a_log_of_another_batch_or_model_is_refused() {
     for (log, words) in [
         (fewer, "expected 3 layers, found 2 layers"),
         (drawn(&[44, 37], case.cache, 5), "expected a batch of 3, found a batch of 2"),
-        (drawn(&[44, 37, 10], case.cache, 5), "chunk 1 (event 0) of 5 columns from position 5, with [5, 5, 5] tokens by row"),
+        (
+            drawn(&[44, 37, 10], case.cache, 5),
+            "chunk 1 (event 0) of 5 columns from position 5, with [5, 5, 5] tokens by sequence",
+        ),
         (drawn(case.lengths, case.cache, 4), "chunk 0 (event 0) of 4 columns"),
         (drawn(case.lengths, &[18, 20, 23], 5), "expected 22 slots in layer 2, found 23 slots in layer 2"),
     ] {

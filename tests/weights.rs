@@ -20,9 +20,9 @@ const LARGEST: u64 = 6000 * 512 * 2;
 const FILE: u64 = 2 * (2 * 6000 * 512 + 4 * 512 * (512 + 256 + 256 + 512 + 3 * 1536));
 
 /// A way to load the model that lies in a directory, by its name.
-type Way = (&'static str, fn(&Path) -> Model);
+type Backend = (&'static str, fn(&Path) -> Model);
 
-const WAYS: [Way; 3] = [
+const WAYS: [Backend; 3] = [
     ("f32 of a bf16 file", |dir| Model::load(dir, Dtype::F32, Device::Cpu).unwrap()),
     ("f32 of a bf16 file, to train", |dir| Model::load_to_train(dir, Dtype::F32, Device::Cpu).unwrap()),
     ("drawn", |dir| Model::drawn(dir, Dtype::F32, Device::Cpu).unwrap()),
@@ -33,7 +33,7 @@ const MODEL: &str = "KVTUNE_MODEL_TO_LOAD";
 
 /// Loads in this process, which has had no model before, and looks how far it grows at most: tensors by the allocator's count, and by
 /// what is resident whether the pages of the file stay. That depends on the system, so the bound lies halfway to what must not be.
-fn check((name, load): Way, dir: &Path) {
+fn check((name, load): Backend, dir: &Path) {
     tch::set_num_threads(1);
     // What libtorch reads in when it first converts belongs to no model.
     let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");

@@ -3,7 +3,7 @@
 
 use kvtune::model::{ModelConfig, Projection};
 use kvtune::native::product;
-use kvtune::ops::attention::{self, Attended, Chunk, Past, Queries, attention_paid};
+use kvtune::ops::attention::{self, Attended, Chunk, KvPage, Queries, attention_mass};
 use rustix::time::{ClockId, clock_gettime};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -151,9 +151,9 @@ impl ChunkAttention {
         Chunk::of(&self.q, (&self.k, &self.v), self.scale)
     }
 
-    fn with_past<T>(&self, past: i64, work: impl FnOnce(&[Past<'_>]) -> T) -> T {
+    fn with_past<T>(&self, past: i64, work: impl FnOnce(&[KvPage<'_>]) -> T) -> T {
         let (k, v) = (self.old_k.narrow(2, 0, past), self.old_v.narrow(2, 0, past));
-        let part = Past { k_bgpd: &k, v_bgpd: &v, in_use_bgp: None };
+        let part = KvPage { k_bgpd: &k, v_bgpd: &v, in_use_bgp: None };
         work(if past > 0 { std::slice::from_ref(&part) } else { &[] })
     }
 
@@ -166,6 +166,6 @@ impl ChunkAttention {
     }
 
     pub(crate) fn sums(&self, past: i64, attended: &Attended) {
-        self.with_past(past, |past| drop(attention_paid(self.chunk(), past, &attended.lse_bhn, Queries::All)));
+        self.with_past(past, |past| drop(attention_mass(self.chunk(), past, &attended.lse_bhn, Queries::All)));
     }
 }

@@ -17,10 +17,10 @@ pub enum BenchError {
         /// The model's directory.
         dir: PathBuf,
     },
-    /// The rows are longer than what the model has positions for.
+    /// The sequences are longer than what the model has positions for.
     #[error("`--tokens {tokens}`: the model has {positions} positions")]
     TooLong {
-        /// Tokens of a row.
+        /// Tokens of a sequence.
         tokens: usize,
         /// `max_position_embeddings`.
         positions: usize,

@@ -7,6 +7,6 @@ mod steps;
 mod tokens;
 
 pub use error::BenchError;
-pub use record::{Copies, Spread, StepRecord, Summary, summarise};
+pub use record::{BenchSummary, CopyCost, Spread, StepRecord, summarise};
 pub use steps::{Bench, Size};
 pub use tokens::batch;

@@ -3,9 +3,9 @@
 use tch::Device;
 
 use crate::engine::{Event, MemoryByPart, Observer};
-use crate::native::{WaitCounter, Waits};
+use crate::native::{SyncCounter, Syncs};
 use crate::plan::clock::Reading;
-use crate::plan::{Part, Spent};
+use crate::plan::{Spent, StepPart};
 use crate::profile::Profiler;
 
 /// Runs from its making on, and is told which part the time from then on belongs to.
@@ -13,7 +13,7 @@ pub(super) struct Stopwatch {
     device: Device,
     began: Reading,
     turned: Reading,
-    part: Part,
+    part: StepPart,
     parts: [Spent; 6],
     left_out: Spent,
 }
@@ -21,11 +21,11 @@ pub(super) struct Stopwatch {
 impl Stopwatch {
     pub(super) fn start(device: Device) -> Self {
         let now = Reading::now(device);
-        Self { device, began: now, turned: now, part: Part::Forward, parts: Default::default(), left_out: Spent::default() }
+        Self { device, began: now, turned: now, part: StepPart::Forward, parts: Default::default(), left_out: Spent::default() }
     }
 
     /// From now on it is `part` that the time is spent on.
-    pub(super) fn turn(&mut self, part: Part) {
+    pub(super) fn turn(&mut self, part: StepPart) {
         let now = Reading::now(self.device);
         self.parts[self.part as usize].add(now.since(self.turned));
         (self.turned, self.part) = (now, part);
@@ -40,7 +40,7 @@ impl Stopwatch {
 
     /// The whole, from the first reading of the clocks to the last, and its parts.
     pub(super) fn stop(mut self) -> (Spent, [Spent; 6]) {
-        self.turn(Part::Optimizer);
+        self.turn(StepPart::Optimizer);
         let Spent { seconds, cpu_seconds } = self.turned.since(self.began);
         let (seconds, cpu_seconds) = (seconds - self.left_out.seconds, cpu_seconds - self.left_out.cpu_seconds);
         (Spent { seconds, cpu_seconds }, self.parts)
@@ -48,29 +48,29 @@ impl Stopwatch {
 }
 
 /// Watches the time of a step, and its memory where that is wanted.
-pub(super) struct Watch<'a> {
+pub(super) struct BenchObserver<'a> {
     pub(super) stopwatch: Stopwatch,
     pub(super) profiler: Option<&'a mut Profiler>,
-    pub(super) waits: Option<WaitsByPart>,
+    pub(super) waits: Option<SyncsByPart>,
 }
 
 /// Counts what makes the host wait for the device, part by part.
-pub(super) struct WaitsByPart {
-    counter: WaitCounter,
-    seen: Waits,
-    part: Part,
-    parts: [Waits; 6],
+pub(super) struct SyncsByPart {
+    counter: SyncCounter,
+    seen: Syncs,
+    part: StepPart,
+    parts: [Syncs; 6],
 }
 
-impl WaitsByPart {
+impl SyncsByPart {
     /// Begins to count; `None` where libtorch does not let us.
     pub(super) fn start() -> Option<Self> {
-        let counter = WaitCounter::start()?;
-        Some(Self { counter, seen: Waits::default(), part: Part::Forward, parts: Default::default() })
+        let counter = SyncCounter::start()?;
+        Some(Self { counter, seen: Syncs::default(), part: StepPart::Forward, parts: Default::default() })
     }
 
     /// From now on they belong to `part`.
-    fn turn(&mut self, part: Part) {
+    fn turn(&mut self, part: StepPart) {
         let now = self.counter.read();
         let own = &mut self.parts[self.part as usize];
         *own = own.plus(now.since(self.seen));
@@ -78,27 +78,27 @@ impl WaitsByPart {
     }
 
     /// By part.
-    pub(super) fn stop(mut self) -> [Waits; 6] {
-        self.turn(Part::Optimizer);
+    pub(super) fn stop(mut self) -> [Syncs; 6] {
+        self.turn(StepPart::Optimizer);
         self.parts
     }
 }
 
-impl Watch<'_> {
+impl BenchObserver<'_> {
     /// The engine is done, and holds `memory` still.
     pub(super) fn optimizer(&mut self, memory: impl FnOnce() -> MemoryByPart) {
-        self.turn(Part::Optimizer);
-        self.weigh(Part::Optimizer, memory);
+        self.turn(StepPart::Optimizer);
+        self.measure(StepPart::Optimizer, memory);
     }
 
-    fn turn(&mut self, part: Part) {
+    fn turn(&mut self, part: StepPart) {
         self.stopwatch.turn(part);
         if let Some(waits) = &mut self.waits {
             waits.turn(part);
         }
     }
 
-    fn weigh(&mut self, part: Part, memory: impl FnOnce() -> MemoryByPart) {
+    fn measure(&mut self, part: StepPart, memory: impl FnOnce() -> MemoryByPart) {
         if let Some(profiler) = &mut self.profiler {
             profiler.turn(part, memory());
             self.stopwatch.leave_out();
@@ -106,12 +106,12 @@ impl Watch<'_> {
     }
 }
 
-impl Observer for Watch<'_> {
+impl Observer for BenchObserver<'_> {
     fn observe(&mut self, event: Event) {
         self.turn(event.into());
     }
 
-    fn weigh(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
-        self.weigh(event.into(), memory);
+    fn measure(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
+        self.measure(event.into(), memory);
     }
 }

@@ -3,10 +3,10 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::native::Waits;
-use crate::plan::{Flops, Gemm, Part, Rate, Spent};
+use crate::native::Syncs;
+use crate::plan::{Flops, Gemm, Rate, Spent, StepPart};
 use crate::profile::MemoryProfile;
-use crate::report::memory::Peak;
+use crate::report::memory::ResidentPeak;
 use crate::units::{Bytes, Seconds};
 
 /// One step.
@@ -18,38 +18,38 @@ pub struct StepRecord {
     pub is_warm_up: bool,
     /// The step whole, by its own reading of the clocks.
     pub whole: Spent,
-    /// In the order of [`Part::ALL`].
+    /// In the order of [`StepPart::ALL`].
     pub parts: [Spent; 6],
-    /// Tokens of all rows.
+    /// Tokens of all sequences.
     pub tokens: usize,
     /// What its shapes need.
     pub flops: Flops,
     /// Measured just before the step.
     pub gemm: Gemm,
     /// The largest resident size of the process; `None` where it can't be read.
-    pub peak: Option<Peak>,
+    pub peak: Option<ResidentPeak>,
     /// The most that the device's allocator had out; `None` on a CPU.
     pub device_peak: Option<Bytes>,
     /// By part, where it is wanted: one table for each memory.
     pub memory: Vec<MemoryProfile>,
     /// What copies to and from the host have cost the step.
-    pub copies: Copies,
-    /// What has made the host wait for the device, in the order of [`Part::ALL`]; `None` where nobody counted.
-    pub waits: Option<[Waits; 6]>,
+    pub copies: CopyCost,
+    /// What has made the host wait for the device, in the order of [`StepPart::ALL`]; `None` where nobody counted.
+    pub waits: Option<[Syncs; 6]>,
     /// Mean loss.
     pub loss: f64,
 }
 
 /// What copies to and from the host cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Copies {
+pub enum CopyCost {
     /// On a CPU: how long it has copied into stores and out of them.
     Made(Seconds),
     /// On a device that copies beside what it computes: how long it has waited for copies.
     WaitedFor(Seconds),
 }
 
-impl Copies {
+impl CopyCost {
     /// How long.
     pub fn seconds(self) -> f64 {
         let (Self::Made(Seconds(seconds)) | Self::WaitedFor(Seconds(seconds))) = self;
@@ -76,7 +76,7 @@ impl StepRecord {
         Rate::of(self.flops.total(), self.whole)
     }
 
-    /// Part of the rate of the square product, by time on the wall and by CPU time.
+    /// Share of the rate of the square product, by time on the wall and by CPU time.
     pub fn gemm_share(&self) -> (f64, f64) {
         let (own, gemm) = (self.rate(), self.gemm.square);
         (own.per_second / gemm.per_second, own.per_cpu_second / gemm.per_cpu_second)
@@ -89,11 +89,11 @@ impl StepRecord {
 
     /// The line of what made the host wait, where it was counted.
     pub fn waits_to_json(&self) -> Option<Value> {
-        let of_part = |(part, waits): (Part, Waits)| {
+        let of_part = |(part, waits): (StepPart, Syncs)| {
             let rows = waits.rows().filter(|(_, count)| *count > 0).map(|(what, count)| (what.to_owned(), json!(count)));
             (part.name().to_owned(), Value::Object(rows.collect()))
         };
-        let parts: Map<String, Value> = Part::ALL.into_iter().zip(self.waits?).map(of_part).collect();
+        let parts: Map<String, Value> = StepPart::ALL.into_iter().zip(self.waits?).map(of_part).collect();
         Some(json!({ "kind": "waits", "step": self.step, "parts": parts }))
     }
 
@@ -103,7 +103,7 @@ impl StepRecord {
             [(format!("{name}_seconds"), spent.seconds), (format!("{name}_cpu_seconds"), spent.cpu_seconds)]
         };
         let mut figures: Vec<_> =
-            Part::ALL.into_iter().zip(self.parts).flat_map(|(part, spent)| of(part.name(), spent)).collect();
+            StepPart::ALL.into_iter().zip(self.parts).flat_map(|(part, spent)| of(part.name(), spent)).collect();
         figures.extend(of("step", self.whole));
         let (share, cpu_share) = self.gemm_share();
         let mut add = |key: &str, value| figures.push((key.to_owned(), value));
@@ -163,24 +163,24 @@ impl Spread {
 
 /// Figures of all steps that count, by the keys of their lines.
 #[derive(Clone, Debug)]
-pub struct Summary {
+pub struct BenchSummary {
     /// How many they are.
     pub steps: usize,
     figures: Vec<(String, Spread)>,
 }
 
 /// The summary of the steps that are no warm-up; `None` if there are none.
-pub fn summarise(records: &[StepRecord]) -> Option<Summary> {
+pub fn summarise(records: &[StepRecord]) -> Option<BenchSummary> {
     let counted: Vec<_> = records.iter().filter(|record| !record.is_warm_up).map(StepRecord::figures).collect();
     let first = counted.first()?;
     let spread = |key: &str| {
         let values = counted.iter().flatten().filter(|(k, _)| k == key).map(|(_, value)| *value).collect();
         (key.to_owned(), Spread::of(values))
     };
-    Some(Summary { steps: counted.len(), figures: first.iter().map(|(key, _)| spread(key)).collect() })
+    Some(BenchSummary { steps: counted.len(), figures: first.iter().map(|(key, _)| spread(key)).collect() })
 }
 
-impl Summary {
+impl BenchSummary {
     /// A figure by its key.
     pub fn get(&self, key: &str) -> Option<Spread> {
         self.figures.iter().find(|(k, _)| k == key).map(|(_, spread)| *spread)

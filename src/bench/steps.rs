@@ -2,14 +2,14 @@
 
 use tch::Device;
 
-use super::parts::{Stopwatch, WaitsByPart, Watch};
-use super::{BenchError, Copies, StepRecord, tokens};
+use super::parts::{BenchObserver, Stopwatch, SyncsByPart};
+use super::{BenchError, CopyCost, StepRecord, tokens};
 use crate::data::Batch;
-use crate::engine::{ChunkKey, Engine, StepContext};
+use crate::engine::{ChunkKey, Engine, MicroBatchContext};
 use crate::model::{DropoutKey, Model, ModelConfig, ModelError};
 use crate::ops::attention;
 use crate::optim::{self, Optimizer, clip_grad_norm};
-use crate::plan::{Alternative, Flops, Subject, Trained, gemm};
+use crate::plan::{Alternative, Flops, StepSpec, TrainedPart, gemm};
 use crate::profile::Profiler;
 use crate::recipe::{Dtype, HeadRecipe, Labels, Recipe};
 use crate::report::memory;
@@ -23,7 +23,7 @@ const B_SPREAD: f64 = 0.02;
 /// How much is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// Of each row.
+    /// Of each sequence.
     pub tokens: usize,
     /// Steps at the beginning that are not counted.
     pub warm_up: usize,
@@ -41,8 +41,8 @@ pub struct Bench {
     optimizer: Box<dyn Optimizer>,
     size: Size,
     profiler: Option<Profiler>,
-    foretold: Alternative,
-    trained: Trained,
+    planned: Alternative,
+    trained: TrainedPart,
     done: usize,
 }
 
@@ -57,9 +57,9 @@ impl Bench {
         let batch = tokens::batch(&recipe, &config, size.tokens, recipe.train.seed)?;
         let machine = train::machine_of_trial(&recipe, device);
         let machine = train::timed(machine, &recipe, &config, &batch)?;
-        let (recipe, foretold) = train::settled(recipe, &config, &batch, machine)?;
+        let (recipe, planned) = train::settled(recipe, &config, &batch, machine)?;
         let engine = train::engine(&recipe, &config, None, None)?;
-        let trained = Trained::of(recipe.lora.as_ref()).map_err(TrainError::from)?;
+        let trained = TrainedPart::of(recipe.lora.as_ref()).map_err(TrainError::from)?;
         // A device's allocator is asked for its peak in any case.
         let mut profiler = if size.profiles_memory || device != Device::Cpu { Profiler::start(device) } else { None };
         let model = model(&recipe, device, draws_weights)?;
@@ -70,7 +70,7 @@ impl Bench {
         if let Some(profiler) = &mut profiler {
             profiler.built(&model, optimizer.bytes());
         }
-        Ok(Self { recipe, model, engine, optimizer, size, profiler, foretold, trained, done: 0 })
+        Ok(Self { recipe, model, engine, optimizer, size, profiler, planned, trained, done: 0 })
     }
 
     /// The model.
@@ -83,8 +83,8 @@ impl Bench {
         self.recipe.model.dtype
     }
 
-    /// Rows of a step's batch.
-    pub fn rows(&self) -> usize {
+    /// Sequences of a step's batch.
+    pub fn sequences(&self) -> usize {
         self.recipe.train.micro_batch_size
     }
 
@@ -94,12 +94,12 @@ impl Bench {
     }
 
     /// What a step after the first should take.
-    pub fn foretold(&self) -> &Alternative {
-        &self.foretold
+    pub fn planned(&self) -> &Alternative {
+        &self.planned
     }
 
-    fn subject(&self) -> Subject<'_> {
-        Subject {
+    fn subject(&self) -> StepSpec<'_> {
+        StepSpec {
             config: self.model.config(),
             settings: self.engine.settings(),
             trained: &self.trained,
@@ -115,7 +115,7 @@ impl Bench {
         let (seed, step) = (self.recipe.train.seed, self.done as u64);
         let batch = tokens::batch(&self.recipe, self.model.config(), self.size.tokens, seed.wrapping_add(step))?;
         let has_dropout = self.recipe.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
-        let context = StepContext {
+        let context = MicroBatchContext {
             weight: 1.0 / batch.num_targets() as f64,
             dropout: has_dropout.then_some(DropoutKey { seed, step }),
             chunk_sizes: Some(ChunkKey { seed, step }),
@@ -124,7 +124,7 @@ impl Bench {
         let plan = settings.plan(&batch, context.chunk_sizes).map_err(TrainError::from)?;
         let flops = Flops::of(&self.subject(), &plan, (batch.num_tokens(), batch.num_targets()));
         let device = self.model.device();
-        let chunk = self.rows() * self.recipe.kv_cache.chunk_size.min(self.size.tokens);
+        let chunk = self.sequences() * self.recipe.kv_cache.chunk_size.min(self.size.tokens);
         let gemm = gemm::measure(self.model.config(), chunk, (self.model.kind(), device));
         let was_reset = memory::reset_peak();
         let mut profiler = self.profiler.take();
@@ -133,12 +133,12 @@ impl Bench {
         }
         let (copier, copied) = (copier_of(device), self.copied());
         copier.measure(true);
-        let waits = if self.size.counts_waits { WaitsByPart::start() } else { None };
-        let mut watch = Watch { stopwatch: Stopwatch::start(device), profiler: profiler.as_mut(), waits };
+        let waits = if self.size.counts_waits { SyncsByPart::start() } else { None };
+        let mut watch = BenchObserver { stopwatch: Stopwatch::start(device), profiler: profiler.as_mut(), waits };
         let loss = self.train(&batch, context, &mut watch)?;
-        let waits = watch.waits.take().map(WaitsByPart::stop);
+        let waits = watch.waits.take().map(SyncsByPart::stop);
         let (whole, parts) = watch.stopwatch.stop();
-        let copies = copier.waited().map_or_else(|| Copies::Made(Seconds(self.copied() - copied)), Copies::WaitedFor);
+        let copies = copier.waited().map_or_else(|| CopyCost::Made(Seconds(self.copied() - copied)), CopyCost::WaitedFor);
         copier.measure(false);
         let peak = memory::peak(was_reset);
         let profile = profiler.as_mut().map(|profiler| profiler.end(peak)).unwrap_or_default();
@@ -168,7 +168,7 @@ impl Bench {
     }
 
     /// The step itself; returns the mean loss.
-    fn train(&mut self, batch: &Batch, context: StepContext, watch: &mut Watch<'_>) -> Result<f64, BenchError> {
+    fn train(&mut self, batch: &Batch, context: MicroBatchContext, watch: &mut BenchObserver<'_>) -> Result<f64, BenchError> {
         let made = self.engine.gradients(&self.model, batch, context, watch).map_err(TrainError::from)?;
         let mut gradients: Vec<_> = made.gradients.into_iter().collect();
         watch.optimizer(|| {
@@ -179,11 +179,11 @@ impl Bench {
         });
         clip_grad_norm(&mut gradients, self.recipe.train.max_grad_norm);
         self.optimizer.step(&self.model.parameters(), &gradients, self.recipe.optimizer.learning_rate);
-        let loss = made.rows.iter().map(|row| row.loss_sum).sum::<f64>() * context.weight;
+        let loss = made.losses.iter().map(|sequence| sequence.loss_sum).sum::<f64>() * context.weight;
         if loss.is_finite() {
             return Ok(loss);
         }
-        let samples = batch.rows.iter().map(|row| row.sample).collect();
+        let samples = batch.sequences.iter().map(|sequence| sequence.sample).collect();
         Err(TrainError::NotFinite { step: self.done as u64 + 1, what: "the loss".to_owned(), samples }.into())
     }
 }

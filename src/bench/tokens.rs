@@ -4,11 +4,11 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::BenchError;
-use crate::data::{Batch, IGNORE, Row, Targets};
+use crate::data::{Batch, IGNORE, Sequence, Targets};
 use crate::model::ModelConfig;
 use crate::recipe::{HeadRecipe, Recipe};
 
-/// As many rows as a recipe has in a micro-batch, of `tokens` tokens each: a target at every one for the next token (at the last alone
+/// As many sequences as a recipe has in a micro-batch, of `tokens` tokens each: a target at every one for the next token (at the last alone
 /// where tokens are run one by one from the first target on), else a class at the last.
 pub fn batch(recipe: &Recipe, config: &ModelConfig, tokens: usize, seed: u64) -> Result<Batch, BenchError> {
     let positions = config.max_position_embeddings;
@@ -17,7 +17,7 @@ pub fn batch(recipe: &Recipe, config: &ModelConfig, tokens: usize, seed: u64) ->
     }
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let first_target = if recipe.grad.single_tokens_for_targets { tokens - 1 } else { 0 };
-    let mut row = |sample: usize| {
+    let mut sequence = |sample: usize| {
         let mut inputs: Vec<u32> = (0..=tokens).map(|_| rng.random_range(0..config.vocab_size as u32)).collect();
         let targets = match &recipe.head {
             HeadRecipe::NextToken => {
@@ -27,9 +27,9 @@ pub fn batch(recipe: &Recipe, config: &ModelConfig, tokens: usize, seed: u64) ->
             HeadRecipe::SeqClassificationOnLogits(labels) => Targets::Class(rng.random_range(0..labels.len())),
         };
         inputs.truncate(tokens);
-        Row { sample: sample as u64, inputs, targets, initial: None }
+        Sequence { sample: sample as u64, inputs, targets, initial: None }
     };
-    Ok(Batch { rows: (0..recipe.train.micro_batch_size).map(&mut row).collect() })
+    Ok(Batch { sequences: (0..recipe.train.micro_batch_size).map(&mut sequence).collect() })
 }
 
 #[cfg(test)]
@@ -52,15 +52,15 @@ mod tests {
     #[test]
     fn every_token_has_a_target_or_every_row_one_at_its_end() {
         let next = drawn("", 50, 1).unwrap();
-        assert_eq!((next.rows.len(), next.num_tokens(), next.num_targets()), (2, 100, 100));
-        assert!(next.rows.iter().flat_map(|row| &row.inputs).all(|&id| id < 7));
-        let Targets::NextToken(targets) = &next.rows[1].targets else { panic!("no labels") };
-        assert!(next.rows[1].inputs[1..].iter().zip(targets).all(|(&id, &target)| i64::from(id) == target));
+        assert_eq!((next.sequences.len(), next.num_tokens(), next.num_targets()), (2, 100, 100));
+        assert!(next.sequences.iter().flat_map(|sequence| &sequence.inputs).all(|&id| id < 7));
+        let Targets::NextToken(targets) = &next.sequences[1].targets else { panic!("no labels") };
+        assert!(next.sequences[1].inputs[1..].iter().zip(targets).all(|(&id, &target)| i64::from(id) == target));
         assert_ne!(drawn("", 50, 2).unwrap(), next);
         let class = "head = {kind = 'seq_classification_on_logits', label_tokens = [0, 1, 2]}";
         assert_eq!(drawn(class, 5, 1).unwrap().num_targets(), 2);
         let single = drawn("grad.single_tokens_for_targets = true", 5, 1).unwrap();
-        let Targets::NextToken(targets) = &single.rows[0].targets else { panic!("no labels") };
+        let Targets::NextToken(targets) = &single.sequences[0].targets else { panic!("no labels") };
         assert_eq!((single.num_targets(), &targets[..4]), (2, &[IGNORE; 4][..]));
         assert!(matches!(drawn("", 51, 1), Err(BenchError::TooLong { tokens: 51, positions: 50 })));
     }

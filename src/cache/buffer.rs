@@ -6,21 +6,21 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
-use super::Shape;
+use super::CacheShape;
 use super::moves::{Moves, put, restore, take, with_retained};
 use crate::native::cuda::host_tensor;
 use crate::recipe::BufferKind;
-use crate::store::{Bits, Copier, Lane, Mark, bytes_of, copier_of};
+use crate::store::{Bits, Copier, CopyMark, CopyStream, bytes_of, copier_of};
 use crate::units::Bytes;
 
 /// Entries in their stored form: the tensors that make up the keys, and those that make up the values.
 #[derive(Debug)]
-pub(super) struct Stored {
+pub(super) struct StoredEntries {
     k: Vec<Tensor>,
     v: Vec<Tensor>,
 }
 
-impl Stored {
+impl StoredEntries {
     fn map(&self, f: impl Fn(&Tensor) -> Tensor) -> Self {
         let all = |planes: &[Tensor]| planes.iter().map(&f).collect();
         Self { k: all(&self.k), v: all(&self.v) }
@@ -100,7 +100,7 @@ impl Codec {
     }
 }
 
-impl Shape {
+impl CacheShape {
     /// Width and kind of the planes that hold the keys of an entry, or its values.
     pub(super) fn planes(&self) -> Vec<(i64, Kind)> {
         Codec::new(self.buffer, self.head_dim, self.kind).planes()
@@ -132,21 +132,21 @@ pub fn as_stored(buffer: BufferKind, x: &Tensor) -> Tensor {
 /// Keys and values of one layer.
 #[derive(Debug)]
 pub(super) struct Buffer {
-    shape: Shape,
+    shape: CacheShape,
     codec: Codec,
     /// Each of `(B, G, slots, width)` planes; more than one only where no entry ever leaves.
-    pages: Vec<Stored>,
+    pages: Vec<StoredEntries>,
     /// The pages' place on the host, for a buffer that waits there between its uses.
-    home: Vec<Stored>,
+    home: Vec<StoredEntries>,
     is_away: bool,
     /// Who carries the pages to and fro.
     copier: Arc<dyn Copier>,
     /// When the pages have come to where they were carried last.
-    carried: Cell<Option<Mark>>,
+    carried: Cell<Option<CopyMark>>,
 }
 
 impl Buffer {
-    pub(super) fn new(shape: Shape) -> Self {
+    pub(super) fn new(shape: CacheShape) -> Self {
         let codec = Codec::new(shape.buffer, shape.head_dim, shape.kind);
         let (pages, home, copier) = (Vec::new(), Vec::new(), copier_of(shape.device));
         let mut buffer = Self { shape, codec, pages, home, is_away: shape.is_offloaded, copier, carried: Cell::new(None) };
@@ -161,10 +161,10 @@ impl Buffer {
     }
 
     /// A page whose planes are made of zeros.
-    fn page(&self, slots: i64, zeros: impl Fn(&[i64], Kind) -> Tensor) -> Stored {
+    fn page(&self, slots: i64, zeros: impl Fn(&[i64], Kind) -> Tensor) -> StoredEntries {
         let plane = |(width, kind)| zeros(&[self.shape.batch, self.shape.groups, slots, width], kind);
         let planes = || self.codec.planes().into_iter().map(plane).collect();
-        Stored { k: planes(), v: planes() }
+        StoredEntries { k: planes(), v: planes() }
     }
 
     fn on_device(&self) -> impl Fn(&[i64], Kind) -> Tensor + use<> {
@@ -178,7 +178,7 @@ impl Buffer {
     }
 
     /// The pages where they are now, when they have come there.
-    fn held(&self) -> &[Stored] {
+    fn held(&self) -> &[StoredEntries] {
         if self.is_away {
             self.carried.take().into_iter().for_each(|mark| self.copier.finish(mark));
             return &self.home;
@@ -194,7 +194,7 @@ impl Buffer {
 
     /// What the pages take, and what their place on the host does.
     pub(super) fn bytes(&self) -> (Bytes, Bytes) {
-        (self.pages.iter().map(Stored::bytes).sum(), self.home.iter().map(Stored::bytes).sum())
+        (self.pages.iter().map(StoredEntries::bytes).sum(), self.home.iter().map(StoredEntries::bytes).sum())
     }
 
     /// Slots of all pages.
@@ -222,7 +222,7 @@ impl Buffer {
         if self.is_away {
             let target = |plane: &Tensor| Tensor::empty(plane.size(), (plane.kind(), self.shape.device));
             self.pages = self.home.iter().map(|page| page.map(target)).collect();
-            self.carry(Lane::ToDevice);
+            self.carry(CopyStream::ToDevice);
             self.is_away = false;
         }
     }
@@ -238,18 +238,18 @@ impl Buffer {
         if !is_same {
             self.home = self.pages.iter().map(|page| page.map(|plane| self.waiting_room(plane))).collect();
         }
-        self.carry(Lane::ToHost);
+        self.carry(CopyStream::ToHost);
         self.pages.clear();
         self.is_away = true;
     }
 
     /// Asks for copies of all pages, behind those that were asked for before.
-    fn carry(&self, lane: Lane) {
-        let planes = |pages: &[Stored]| -> Vec<Tensor> {
+    fn carry(&self, lane: CopyStream) {
+        let planes = |pages: &[StoredEntries]| -> Vec<Tensor> {
             pages.iter().flat_map(|page| page.k.iter().chain(&page.v)).map(Tensor::shallow_clone).collect()
         };
         let (home, pages) = (planes(&self.home), planes(&self.pages));
-        let (to, from) = if lane == Lane::ToHost { (&home, &pages) } else { (&pages, &home) };
+        let (to, from) = if lane == CopyStream::ToHost { (&home, &pages) } else { (&pages, &home) };
         let copies: Vec<(&Tensor, &Tensor)> = to.iter().zip(from).collect();
         let before = self.carried.take();
         self.carried.set(Some(self.copier.start(lane, &copies, before.as_slice())));
@@ -261,14 +261,14 @@ impl Buffer {
     }
 
     /// Where entries can be moved: the only page.
-    fn single(&mut self) -> &Stored {
+    fn single(&mut self) -> &StoredEntries {
         self.bring();
         self.arrive();
         &self.pages[0]
     }
 
     /// Moves the region's survivors into the victims' slots and returns what stood there.
-    pub(super) fn move_entries(&mut self, moves: &Moves) -> Stored {
+    pub(super) fn move_entries(&mut self, moves: &Moves) -> StoredEntries {
         let page = self.single();
         let saved = page.map(|plane| take(plane, &moves.to));
         #[cfg(test)]
@@ -281,7 +281,7 @@ impl Buffer {
     }
 
     /// The inverse of [`Self::move_entries`].
-    pub(super) fn restore(&mut self, moves: &Moves, saved: &Stored) {
+    pub(super) fn restore(&mut self, moves: &Moves, saved: &StoredEntries) {
         self.single().zip(saved, |plane, saved| restore(plane, moves, saved));
     }
 
@@ -289,17 +289,17 @@ impl Buffer {
     ///
     /// # Shapes
     /// `(B, G, n, D)` each.
-    pub(super) fn encode(&self, k: &Tensor, v: &Tensor) -> Stored {
-        Stored { k: self.codec.encode(k), v: self.codec.encode(v) }
+    pub(super) fn encode(&self, k: &Tensor, v: &Tensor) -> StoredEntries {
+        StoredEntries { k: self.codec.encode(k), v: self.codec.encode(v) }
     }
 
     /// Keys and values `(…, D)` as they are read.
-    pub(super) fn decode(&self, stored: &Stored) -> (Tensor, Tensor) {
+    pub(super) fn decode(&self, stored: &StoredEntries) -> (Tensor, Tensor) {
         (self.codec.decode(&stored.k), self.codec.decode(&stored.v))
     }
 
     /// Writes a chunk's entries to the slots from `start` on.
-    pub(super) fn write(&mut self, start: i64, chunk: &Stored) {
+    pub(super) fn write(&mut self, start: i64, chunk: &StoredEntries) {
         self.bring();
         self.arrive();
         let len = chunk.k[0].size()[2];
@@ -312,7 +312,7 @@ impl Buffer {
 
     /// Keys and values of the slots from `start` on, `(B, G, ·, D)` by page.
     pub(super) fn read(&self, start: i64, len: i64) -> Vec<(Tensor, Tensor)> {
-        let read = |(page, slots, (_, len)): (&Stored, i64, (i64, i64))| {
+        let read = |(page, slots, (_, len)): (&StoredEntries, i64, (i64, i64))| {
             (self.read_planes(&page.k, slots, len), self.read_planes(&page.v, slots, len))
         };
         parts(self.held().iter(), start, len).map(read).collect()
@@ -332,10 +332,10 @@ impl Buffer {
 
 /// The pages that hold the slots `start .. start + len`: first slot within the page, and which of the `len` it holds (from, count).
 fn parts<'a>(
-    pages: impl Iterator<Item = &'a Stored>,
+    pages: impl Iterator<Item = &'a StoredEntries>,
     start: i64,
     len: i64,
-) -> impl Iterator<Item = (&'a Stored, i64, (i64, i64))> {
+) -> impl Iterator<Item = (&'a StoredEntries, i64, (i64, i64))> {
     let mut first = 0;
     pages.filter_map(move |page| {
         let (begin, end) = (first, first + page.k[0].size()[2]);

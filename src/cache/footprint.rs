@@ -2,8 +2,8 @@
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::policy::{Attention, NewEntries, Observed, Policy};
-use super::{ChunkSpan, Queries, Shape};
+use super::policy::{ChunkAttention, NewEntries, Observed, Policy};
+use super::{CacheShape, ChunkSpan, Queries};
 use crate::recipe::BufferKind;
 use crate::store::Form;
 use crate::units::Bytes;
@@ -17,7 +17,7 @@ pub struct UndoBytes {
     pub at_hand: Bytes,
 }
 
-impl Shape {
+impl CacheShape {
     /// Keys, values and positions of so many slots.
     pub fn slot_bytes(&self, slots: usize) -> Bytes {
         let of_plane = |(width, kind): (i64, Kind)| width as u64 * kind.elt_size_in_bytes() as u64;
@@ -88,8 +88,8 @@ pub fn notes_per_entry(policy: &dyn Policy, is_prefill: bool) -> usize {
 /// A token that attends to itself.
 struct OneEntry<'a>(&'a Tensor);
 
-impl Attention for OneEntry<'_> {
-    fn paid(&self, _: Queries) -> Tensor {
+impl ChunkAttention for OneEntry<'_> {
+    fn mass(&self, _: Queries) -> Tensor {
         Tensor::ones([1, 1, 1], (Kind::Float, Device::Cpu))
     }
 

@@ -2,13 +2,13 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::buffer::{Buffer, Stored};
+use super::budget::BudgetState;
+use super::buffer::{Buffer, StoredEntries};
+use super::entry_stats::EntryStats;
 use super::moves::{self, Geometry, Moves, put, take, with_retained};
-use super::notes::Notes;
-use super::quota::Divided;
 use super::undo::Undo;
 use super::victims::Agreement;
-use super::{CacheError, ChunkSpan, LayerLog, Placement, Quota, Victims};
+use super::{CacheError, ChunkSpan, HeadBudgets, LayerLog, Placement, Victims};
 use crate::native::cuda::upload;
 use crate::recipe::BufferKind;
 use crate::store::bytes_of;
@@ -16,8 +16,8 @@ use crate::units::{Bytes, LayerIdx};
 
 /// The dimensions of a cache for one batch, and how it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Rows.
+pub struct CacheShape {
+    /// Sequences.
     pub batch: i64,
     /// KV heads.
     pub groups: i64,
@@ -56,14 +56,14 @@ pub struct Written {
 #[derive(Debug)]
 pub struct LayerCache {
     layer: LayerIdx,
-    pub(super) shape: Shape,
+    pub(super) shape: CacheShape,
     pub(super) buffer: Buffer,
     pub(super) position_bgc: Tensor,
     pub(super) agreement: Agreement,
-    pub(super) notes: Notes,
-    /// Begin and end of the positions that never leave, by row; empty where there are none.
+    pub(super) notes: EntryStats,
+    /// Begin and end of the positions that never leave, by sequence; empty where there are none.
     pub(super) protected: Vec<(usize, usize)>,
-    pub(super) divided: Option<Divided>,
+    pub(super) budget: Option<BudgetState>,
     pub(super) filled: usize,
     stands: usize,
     pub(super) prefill: usize,
@@ -71,7 +71,7 @@ pub struct LayerCache {
 
 impl LayerCache {
     /// An empty cache. `prefill` is the length of the prefill span.
-    pub fn new(layer: LayerIdx, shape: Shape, prefill: usize) -> Self {
+    pub fn new(layer: LayerIdx, shape: CacheShape, prefill: usize) -> Self {
         let buffer = Buffer::new(shape);
         let size = [shape.batch, shape.groups, buffer.slots()];
         Self {
@@ -80,16 +80,16 @@ impl LayerCache {
             buffer,
             position_bgc: Tensor::full(size, -1, (Kind::Int64, shape.device)),
             agreement: Agreement::All(Vec::new()),
-            notes: Notes::default(),
+            notes: EntryStats::default(),
             protected: Vec::new(),
-            divided: None,
+            budget: None,
             filled: 0,
             stands: 0,
             prefill,
         }
     }
 
-    /// The cache with ranges of positions (begin and end, by row) that never leave.
+    /// The cache with ranges of positions (begin and end, by sequence) that never leave.
     pub fn protecting(mut self, protected: Vec<(usize, usize)>) -> Self {
         self.protected = protected;
         self
@@ -97,25 +97,25 @@ impl LayerCache {
 
     /// Empties the cache; the buffers stay.
     pub fn reset(&mut self, prefill: usize) {
-        (self.agreement, self.notes, self.divided) = (Agreement::All(Vec::new()), Notes::default(), None);
+        (self.agreement, self.notes, self.budget) = (Agreement::All(Vec::new()), EntryStats::default(), None);
         (self.filled, self.stands, self.prefill) = (0, 0, prefill);
     }
 
     /// What keys, values, positions and notes take where the cache computes, and what waits on the host.
     pub fn bytes(&self) -> (Bytes, Bytes) {
-        let before = self.divided.as_ref().map(|divided| &divided.before.1);
+        let before = self.budget.as_ref().map(|budget| &budget.before.1);
         let (device, host) = self.buffer.bytes();
         let beside = bytes_of(self.notes.all().chain([&self.position_bgc]).chain(before));
         (Bytes(device.0 + beside.0), host)
     }
 
     /// The dimensions.
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> CacheShape {
         self.shape
     }
 
     /// How many chunks the cache holds, pieces of the prefill span counted one by one.
-    pub fn stands(&self) -> usize {
+    pub fn num_chunks(&self) -> usize {
         self.stands
     }
 
@@ -124,7 +124,7 @@ impl LayerCache {
         vec![self.shape.batch, self.shape.groups, self.buffer.slots(), self.shape.head_dim]
     }
 
-    /// Positions held by the filled slots `(B, G, filled)`, −1 where a row has none.
+    /// Positions held by the filled slots `(B, G, filled)`, −1 where a sequence has none.
     pub fn positions(&self) -> Tensor {
         self.position_bgc.narrow(2, 0, self.filled as i64)
     }
@@ -156,7 +156,7 @@ impl LayerCache {
     /// Keys and values of the filled slots side by side `(B, G, filled, D)`, as the chunk written last and its past see them: where
     /// they are one page, stored as they are, all in use.
     pub fn joined(&self) -> Option<(Tensor, Tensor)> {
-        let is_exact = self.shape.buffer == BufferKind::Plain && self.divided.is_none();
+        let is_exact = self.shape.buffer == BufferKind::Plain && self.budget.is_none();
         let mut pages = if is_exact { self.past(self.filled as i64) } else { Vec::new() };
         pages.pop().filter(|_| pages.is_empty())
     }
@@ -178,26 +178,26 @@ impl LayerCache {
 
     /// Slots of a head's buffer: the cache length, until they are shared out.
     pub(super) fn capacity(&self) -> usize {
-        self.divided.as_ref().map_or(self.shape.cache_length, |divided| divided.slots)
+        self.budget.as_ref().map_or(self.shape.cache_length, |budget| budget.slots)
     }
 
     /// Which of the first `count` slots are in use `(B, G, count)`, bool, where heads have shares of different size.
     pub fn in_use(&self, count: i64) -> Option<Tensor> {
-        self.divided.as_ref().map(|_| self.position_bgc.narrow(2, 0, count).ge(0))
+        self.budget.as_ref().map(|_| self.position_bgc.narrow(2, 0, count).ge(0))
     }
 
-    /// Which columns of the chunk written last hold an entry `(B, G, n)`, bool, where rows that end in it keep empty slots.
+    /// Which columns of the chunk written last hold an entry `(B, G, n)`, bool, where sequences that end in it keep empty slots.
     pub fn region_in_use(&self, span: &ChunkSpan) -> Option<Tensor> {
-        let keeps_empty = self.divided.is_some() && span.is_ragged();
+        let keeps_empty = self.budget.is_some() && span.is_ragged();
         keeps_empty.then(|| self.position_bgc.narrow(2, self.region(span), span.len as i64).ge(0))
     }
 
     /// Brings a quota into force: what exceeds a head's share leaves, and all buffers get as long as the largest share.
-    pub fn divide(&mut self, quota: &Quota) {
-        if self.divided.is_some() {
+    pub fn apply_budget(&mut self, quota: &HeadBudgets) {
+        if self.budget.is_some() {
             return;
         }
-        self.divided = Some(Divided::new(quota, self.filled, &self.position_bgc));
+        self.budget = Some(BudgetState::new(quota, self.filled, &self.position_bgc));
         let leaving = upload(&quota.leaving_bgc, self.shape.device);
         let _ = self.position_bgc.narrow(2, 0, self.filled as i64).masked_fill_(&leaving, -1);
         self.reserve(quota.slots as i64);
@@ -236,8 +236,8 @@ impl LayerCache {
         self.position_bgc.narrow(2, at.region(), at.len).copy_(&positions);
         self.notes.clear(at.region(), at.len);
         self.write_agreement(span, at, victims);
-        if let Some(divided) = &mut self.divided {
-            divided.take(span.len);
+        if let Some(budget) = &mut self.budget {
+            budget.take(span.len);
         }
         (self.filled, self.stands) = (at.top as usize, self.stands + 1);
         let (k_bgnd, v_bgnd) = self.composed((k, v), moves.as_ref(), saved.as_ref().map(|(stored, _)| stored));
@@ -254,8 +254,8 @@ impl LayerCache {
         self.composed((placement.place(k).contiguous(), placement.place(v).contiguous()), undo.moves.as_ref(), saved)
     }
 
-    /// The region's columns as its own queries see them: the tokens exact, in front of them what the rows keep, as it is stored.
-    fn composed(&self, (k, v): (Tensor, Tensor), moves: Option<&Moves>, saved: Option<&Stored>) -> (Tensor, Tensor) {
+    /// The region's columns as its own queries see them: the tokens exact, in front of them what the sequences keep, as it is stored.
+    fn composed(&self, (k, v): (Tensor, Tensor), moves: Option<&Moves>, saved: Option<&StoredEntries>) -> (Tensor, Tensor) {
         match (moves.and_then(|m| m.retained.as_ref()), saved) {
             (Some(retained), Some(saved)) => {
                 let (saved_k, saved_v) = self.buffer.decode(saved);
@@ -273,15 +273,15 @@ impl LayerCache {
     /// Restores the cache to what it was before `span` was written.
     pub fn unwind(&mut self, span: &ChunkSpan, undo: &Undo) -> Result<(), CacheError> {
         self.check_order("unwind", span, self.stands == span.index + 1)?;
-        // Notes and agreement are not needed backwards: choices are replayed.
-        (self.notes, self.agreement) = (Notes::default(), Agreement::Nothing);
+        // Stats and agreement are not needed backwards: choices are replayed.
+        (self.notes, self.agreement) = (EntryStats::default(), Agreement::Nothing);
         if let (Some(moves), Some((saved, position))) = (&undo.moves, &undo.saved) {
             self.buffer.restore(moves, saved);
             moves::restore(&self.position_bgc, moves, position);
         }
         (self.filled, self.stands) = (undo.at.filled as usize, self.stands - 1);
-        if let Some(divided) = self.divided.take_if(|divided| divided.index == span.index) {
-            let (filled, positions) = divided.before;
+        if let Some(budget) = self.budget.take_if(|budget| budget.index == span.index) {
+            let (filled, positions) = budget.before;
             let _ = self.position_bgc.fill_(-1);
             self.position_bgc.narrow(2, 0, filled as i64).copy_(&positions);
             self.filled = filled;
@@ -302,7 +302,7 @@ impl LayerCache {
     }
 
     /// Moves the region's survivors into the victims' slots and returns what stood there.
-    fn move_entries(&mut self, moves: &Moves) -> (Stored, Tensor) {
+    fn move_entries(&mut self, moves: &Moves) -> (StoredEntries, Tensor) {
         let stored = self.buffer.move_entries(moves);
         self.notes.move_entries(moves);
         let position = take(&self.position_bgc, &moves.to);
@@ -310,14 +310,14 @@ impl LayerCache {
         (stored, position)
     }
 
-    /// Keeps the host's copy of the positions in step, or gives it up when rows or heads begin to differ.
+    /// Keeps the host's copy of the positions in step, or gives it up when sequences or heads begin to differ.
     fn write_agreement(&mut self, span: &ChunkSpan, at: Geometry, victims: Option<&Victims>) {
         let shared = victims.map(Victims::shared);
-        let by_row = victims.is_none_or(Victims::is_by_row);
+        let by_sequence = victims.is_none_or(Victims::is_by_sequence);
         self.agreement = match (std::mem::replace(&mut self.agreement, Agreement::Nothing), shared) {
             (Agreement::All(positions), None) => Agreement::All(moved(positions, span, at, &[])),
             (Agreement::All(positions), Some(Some(slots))) => Agreement::All(moved(positions, span, at, &slots)),
-            (Agreement::All(_) | Agreement::Heads, _) if by_row => Agreement::Heads,
+            (Agreement::All(_) | Agreement::Heads, _) if by_sequence => Agreement::Heads,
             _ => Agreement::Nothing,
         };
     }
@@ -364,7 +364,7 @@ fn moved(mut positions: Vec<i64>, span: &ChunkSpan, at: Geometry, victims: &[i64
 }
 
 /// Pages as one pair of tensors.
-pub(super) fn join(pages: &[(Tensor, Tensor)], shape: &Shape) -> (Tensor, Tensor) {
+pub(super) fn join(pages: &[(Tensor, Tensor)], shape: &CacheShape) -> (Tensor, Tensor) {
     match pages {
         [] => (no_entries(shape), no_entries(shape)),
         [(k, v)] => (k.shallow_clone(), v.shallow_clone()),
@@ -375,6 +375,6 @@ pub(super) fn join(pages: &[(Tensor, Tensor)], shape: &Shape) -> (Tensor, Tensor
     }
 }
 
-fn no_entries(shape: &Shape) -> Tensor {
+fn no_entries(shape: &CacheShape) -> Tensor {
     Tensor::zeros([shape.batch, shape.groups, 0, shape.head_dim], (shape.kind, shape.device))
 }

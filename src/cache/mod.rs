@@ -1,16 +1,16 @@
 //! Slots, policies, buffers, replay log and undo log: what remembers the past of one layer. Knows no model, no tokenizer.
 
+mod budget;
 mod buffer;
+mod choice;
+mod entry_stats;
 mod error;
 mod footprint;
 mod gradients;
-mod judge;
 mod layer;
 mod moves;
-mod notes;
 pub mod policies;
 mod policy;
-mod quota;
 mod ragged;
 mod replay;
 mod replay_file;
@@ -18,17 +18,17 @@ mod span;
 mod undo;
 mod victims;
 
+pub use budget::HeadBudgets;
 pub use buffer::as_stored;
 pub use error::CacheError;
 pub use footprint::{UndoBytes, notes_per_entry};
 pub use gradients::CacheGrads;
-pub use layer::{LayerCache, Shape, Written};
-pub use policy::{Attention, Entries, NewEntries, Observed, Policy, Scope, Score, build, initial_part};
-pub use quota::Quota;
+pub use layer::{CacheShape, LayerCache, Written};
+pub use policy::{ChunkAttention, Entries, EvictionOrder, NewEntries, Observed, Policy, Scope, build, initial_part};
 pub use ragged::Placement;
 pub use replay::{LayerLog, ReplayLog, log_bytes_per_token};
 pub use span::ChunkSpan;
-pub use undo::{ParkedUndo, Undo, UndoAhead};
+pub use undo::{ParkedUndo, Undo, UndoPrefetch};
 pub use victims::Victims;
 
 pub use crate::ops::attention::Queries;

@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use super::{CacheError, policies};
 use crate::ops::attention::Queries;
-use crate::recipe::{Choice, InitialPart};
+use crate::recipe::{InitialPart, PolicyRecipe};
 
 /// What a policy may look at when it scores the entries of one layer.
 pub struct Entries<'a> {
@@ -20,7 +20,7 @@ pub struct Entries<'a> {
     pub prefill: usize,
     /// Position of the next token, which is the number of tokens seen.
     pub next_position: usize,
-    /// Position of each entry `(B, G, filled)`, i64; −1 where a row has none.
+    /// Position of each entry `(B, G, filled)`, i64; −1 where a sequence has none.
     pub position_bgc: &'a Tensor,
     /// What [`Policy::observe`] made of the attention so far `(B, G, filled)`, f32; `None` until it has made something.
     pub observed_bgc: Option<&'a Tensor>,
@@ -57,9 +57,9 @@ impl Debug for Entries<'_> {
 
 /// The order in which entries leave.
 #[derive(Debug)]
-pub enum Score {
-    /// Smallest positions first, the same for all rows and heads. The `keep_first` first tokens follow last, from the youngest of
-    /// them down. It is an order, not a set: a row that ends in the chunk evicts fewer, and must lose what it would lose alone.
+pub enum EvictionOrder {
+    /// Smallest positions first, the same for all sequences and heads. The `keep_first` first tokens follow last, from the youngest of
+    /// them down. It is an order, not a set: a sequence that ends in the chunk evicts fewer, and must lose what it would lose alone.
     ByPosition {
         /// Tokens at the start of the sequence that stay as long as others can leave.
         keep_first: usize,
@@ -72,11 +72,11 @@ pub enum Score {
 /// How many one choice serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// All rows and KV heads of a batch.
+    /// All sequences and KV heads of a batch.
     Batch,
-    /// All KV heads of a row.
-    Row,
-    /// One KV head of a row.
+    /// All KV heads of a sequence.
+    Sequence,
+    /// One KV head of a sequence.
     Head,
 }
 
@@ -103,11 +103,11 @@ impl Debug for NewEntries<'_> {
 }
 
 /// The attention of the chunk that was written last. Nothing is computed until a policy asks,
-/// except what [`Policy::asks`] has announced.
-pub trait Attention {
-    /// Attention paid to each entry `(B, G, filled)`: summed over queries of the chunk, the mean over the query heads of a KV head.
+/// except what [`Policy::required_queries`] has announced.
+pub trait ChunkAttention {
+    /// Attention mass to each entry `(B, G, filled)`: summed over queries of the chunk, the mean over the query heads of a KV head.
     /// Pads pay nothing.
-    fn paid(&self, queries: Queries) -> Tensor;
+    fn mass(&self, queries: Queries) -> Tensor;
 
     /// The chunk's queries `(B, H, n, D)`, turned to their positions, and the factor on `q · k`.
     fn queries(&self) -> (Tensor, f64);
@@ -119,8 +119,8 @@ pub trait Attention {
 /// What a policy may look at when a chunk has attended.
 pub struct Observed<'a> {
     /// The chunk's attention.
-    pub attention: &'a dyn Attention,
-    /// Position of each entry `(B, G, filled)`, i64; −1 where a row has none.
+    pub attention: &'a dyn ChunkAttention,
+    /// Position of each entry `(B, G, filled)`, i64; −1 where a sequence has none.
     pub position_bgc: &'a Tensor,
     /// What earlier observations made `(B, G, filled)`, f32; zero for new entries.
     pub previous_bgc: Option<&'a Tensor>,
@@ -160,7 +160,7 @@ impl Debug for Observed<'_> {
 /// All it knows of an entry lies in the cache and moves with it: a policy has parameters, and no state.
 pub trait Policy: Debug + Send {
     /// The order in which the entries of a layer leave.
-    fn score(&self, entries: &Entries<'_>) -> Score;
+    fn score(&self, entries: &Entries<'_>) -> EvictionOrder;
 
     /// Youngest tokens that are not yet evictable.
     fn grace(&self) -> usize {
@@ -172,7 +172,7 @@ pub trait Policy: Debug + Send {
         0
     }
 
-    /// The positions, begin and end, that are never evicted in a row whose initial part is `initial`.
+    /// The positions, begin and end, that are never evicted in a sequence whose initial part is `initial`.
     fn protects(&self, initial: (usize, usize)) -> (usize, usize) {
         let _ = initial;
         (0, 0)
@@ -197,7 +197,7 @@ pub trait Policy: Debug + Send {
 
     /// Whose attention [`Self::observe`] will ask for, so that it can be summed while the chunk attends, which is faster. Another
     /// answer than the truth costs time and nothing else. `is_prefill`: the chunk is a piece of the prefill span.
-    fn asks(&self, is_prefill: bool) -> Option<Queries> {
+    fn required_queries(&self, is_prefill: bool) -> Option<Queries> {
         let _ = is_prefill;
         None
     }
@@ -207,8 +207,8 @@ pub trait Policy: Debug + Send {
         true
     }
 
-    /// Whether the choices of one row of a batch depend on the others.
-    fn couples_rows(&self) -> bool {
+    /// Whether the choices of one sequence of a batch depend on the others.
+    fn couples_sequences(&self) -> bool {
         false
     }
 
@@ -239,13 +239,13 @@ pub trait Policy: Debug + Send {
 }
 
 /// What the initial part of a prompt is for the policy that a recipe names, if that protects it.
-pub fn initial_part(choice: &Choice) -> Result<Option<InitialPart>, CacheError> {
+pub fn initial_part(choice: &PolicyRecipe) -> Result<Option<InitialPart>, CacheError> {
     // It does not depend on the length.
     Ok(build(choice, usize::MAX)?.initial_part().cloned())
 }
 
 /// Builds the policy that a recipe names, for a layer of `cache_length` slots.
-pub fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
     let (_, constructor) = policies::REGISTRY
         .iter()
         .find(|(name, _)| *name == choice.name)

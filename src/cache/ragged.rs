@@ -1,4 +1,4 @@
-//! Rows of different length: where a chunk's tokens stand in its region when some rows have fewer of them.
+//! Sequences of different length: where a chunk's tokens stand in its region when some sequences have fewer of them.
 
 use tch::{Device, Kind, Tensor};
 
@@ -6,7 +6,7 @@ use super::ChunkSpan;
 use crate::native::cuda::on_device;
 
 /// Moves tokens between their own columns (left-aligned, pads on the right) and those of the chunk's region (after the entries
-/// that the row keeps). Without ragged rows both are the same and nothing is moved.
+/// that the sequence keeps). Without ragged sequences both are the same and nothing is moved.
 #[derive(Debug)]
 pub struct Placement(Option<Columns>);
 
@@ -21,7 +21,7 @@ struct Columns {
 }
 
 impl Placement {
-    /// The placement of `span`, whose row `b` keeps `retained[b]` old entries in front of its tokens.
+    /// The placement of `span`, whose sequence `b` keeps `retained[b]` old entries in front of its tokens.
     pub fn new(span: &ChunkSpan, retained: &[usize], device: Device) -> Self {
         if !span.is_ragged() {
             return Self(None);
@@ -67,7 +67,7 @@ impl Placement {
     /// Positions of the region's columns, −1 where a column has no token.
     ///
     /// # Shapes
-    /// `(B, 1, n)`, or `(1, 1, n)` where all rows agree.
+    /// `(B, 1, n)`, or `(1, 1, n)` where all sequences agree.
     pub(super) fn positions(&self, span: &ChunkSpan, device: Device) -> Tensor {
         let start = span.start as i64;
         match &self.0 {

@@ -1,13 +1,13 @@
 //! The replay log: every choice of the forward phase, to be repeated in the backward phase and walked over by the proof.
 
-use super::{CacheError, ChunkSpan, Quota, Scope, Victims};
+use super::{CacheError, ChunkSpan, HeadBudgets, Scope, Victims};
 use crate::units::{Bytes, LayerIdx};
 
 /// The choices of one layer, by the index of the chunk.
 #[derive(Clone, Debug, Default)]
 pub struct LayerLog {
     victims: Vec<Option<Victims>>,
-    quota: Option<Quota>,
+    quota: Option<HeadBudgets>,
 }
 
 impl LayerLog {
@@ -24,12 +24,12 @@ impl LayerLog {
     }
 
     /// Records how the layer's slots are shared out.
-    pub fn record_quota(&mut self, quota: Quota) {
+    pub fn record_quota(&mut self, quota: HeadBudgets) {
         self.quota = Some(quota);
     }
 
     /// How the layer's slots are shared out, once they are.
-    pub fn quota(&self) -> Option<&Quota> {
+    pub fn quota(&self) -> Option<&HeadBudgets> {
         self.quota.as_ref()
     }
 
@@ -75,7 +75,7 @@ impl LayerLog {
 pub struct ReplayLog {
     /// The chunks in the order of writing.
     pub spans: Vec<ChunkSpan>,
-    /// Slots of each layer (at most the longest row's tokens).
+    /// Slots of each layer (at most the longest sequence's tokens).
     pub cache_lengths: Vec<usize>,
     /// Choices by layer.
     pub layers: Vec<LayerLog>,
@@ -90,11 +90,11 @@ impl ReplayLog {
     /// Fails if the log was made on another batch, with other caches, or by a model with another number of heads.
     pub fn check_fits(&self, spans: &[ChunkSpan], cache_lengths: &[usize], num_kv_heads: usize) -> Result<(), CacheError> {
         same(&cache_lengths.len(), &self.layers.len(), |n| format!("{n} layers"))?;
-        same(&num_rows(spans), &num_rows(&self.spans), |n| format!("a batch of {n}"))?;
+        same(&num_sequences(spans), &num_sequences(&self.spans), |n| format!("a batch of {n}"))?;
         for (expected, found) in spans.iter().zip(&self.spans) {
             let words = |s: &ChunkSpan| {
                 let ChunkSpan { index, chunk, start, len, real } = s;
-                format!("chunk {index} (event {chunk}) of {len} columns from position {start}, with {real:?} tokens by row")
+                format!("chunk {index} (event {chunk}) of {len} columns from position {start}, with {real:?} tokens by sequence")
             };
             same(expected, found, words)?;
         }
@@ -120,13 +120,13 @@ impl ReplayLog {
 pub fn log_bytes_per_token(scope: Scope, cache_length: usize, (batch, num_kv_heads): (usize, usize)) -> Bytes {
     let choices = match scope {
         Scope::Batch => 1,
-        Scope::Row => batch,
+        Scope::Sequence => batch,
         Scope::Head => batch * num_kv_heads,
     };
     Bytes((choices * Victims::kind(cache_length).elt_size_in_bytes()) as u64)
 }
 
-fn num_rows(spans: &[ChunkSpan]) -> usize {
+fn num_sequences(spans: &[ChunkSpan]) -> usize {
     spans.first().map_or(0, |s| s.real.len())
 }
 

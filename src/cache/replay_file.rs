@@ -7,7 +7,7 @@ use std::path::Path;
 
 use tch::Tensor;
 
-use super::{CacheError, ChunkSpan, LayerLog, Quota, ReplayLog, Victims};
+use super::{CacheError, ChunkSpan, HeadBudgets, LayerLog, ReplayLog, Victims};
 use crate::files::{self, Dtype, RawTensor, TensorFile};
 use crate::units::ChunkIdx;
 
@@ -32,7 +32,7 @@ impl ReplayLog {
     /// Reads a file of [`Self::save`]. What it holds is a log that some cache could have made: chunks that follow each other, and of
     /// each as many different filled slots as it has to evict.
     pub fn load(path: &Path) -> Result<Self, CacheError> {
-        Reader(&TensorFile::open(path)?).log()
+        LogReader(&TensorFile::open(path)?).log()
     }
 
     fn tensors(&self) -> impl Iterator<Item = RawTensor<'static>> {
@@ -77,9 +77,9 @@ fn numbers(name: String, shape: Vec<usize>, values: impl Iterator<Item = usize>)
     RawTensor { name, dtype: Dtype::I64, shape, bytes: bytes.into() }
 }
 
-/// How many rows and heads decided for themselves, by chunk, and the slots of all chunks one after the other.
+/// How many sequences and heads decided for themselves, by chunk, and the slots of all chunks one after the other.
 fn layer_tensors(layer: usize, log: &LayerLog, cache_length: usize, num_chunks: usize) -> [RawTensor<'static>; 2] {
-    let counts = (0..num_chunks).flat_map(|c| log.victims(c).map_or([0, 0], |v| [v.num_rows(), v.num_heads()]));
+    let counts = (0..num_chunks).flat_map(|c| log.victims(c).map_or([0, 0], |v| [v.num_sequences(), v.num_heads()]));
     let narrowest = Victims::kind(cache_length).elt_size_in_bytes();
     let width = log.all().map(Victims::width).fold(narrowest, usize::max);
     let mut bytes = Vec::new();
@@ -95,20 +95,20 @@ fn layer_tensors(layer: usize, log: &LayerLog, cache_length: usize, num_chunks: 
     [numbers(deciders(layer), vec![num_chunks, 2], counts), RawTensor { name: slots(layer), dtype, shape, bytes: bytes.into() }]
 }
 
-/// The shares of rows and heads, and which entries leave at once; they come into force before the first chunk that evicts.
-fn quota_tensors(layer: usize, quota: &Quota) -> [RawTensor<'static>; 2] {
-    let (rows, heads) = (quota.shares.len(), quota.shares.first().map_or(0, Vec::len));
+/// The shares of sequences and heads, and which entries leave at once; they come into force before the first chunk that evicts.
+fn quota_tensors(layer: usize, quota: &HeadBudgets) -> [RawTensor<'static>; 2] {
+    let (sequences, heads) = (quota.shares.len(), quota.shares.first().map_or(0, Vec::len));
     let bytes: Vec<u8> = quota.leaving().into_iter().map(u8::from).collect();
-    let shape = vec![rows, heads, bytes.len() / (rows * heads).max(1)];
+    let shape = vec![sequences, heads, bytes.len() / (sequences * heads).max(1)];
     let flat = quota.shares.iter().flatten().copied();
     let leaving = RawTensor { name: leaving(layer), dtype: Dtype::U8, shape, bytes: bytes.into() };
-    [numbers(shares(layer), vec![rows, heads], flat), leaving]
+    [numbers(shares(layer), vec![sequences, heads], flat), leaving]
 }
 
 /// A file whose tensors are asked for one by one.
-struct Reader<'a>(&'a TensorFile);
+struct LogReader<'a>(&'a TensorFile);
 
-impl Reader<'_> {
+impl LogReader<'_> {
     fn wrong(&self, reason: impl Into<String>) -> CacheError {
         CacheError::NotALog { path: self.0.path().to_path_buf(), reason: reason.into() }
     }
@@ -122,8 +122,8 @@ impl Reader<'_> {
         let found = self.0.names().len();
         // Whoever claims more layers than the file can hold is not believed any further.
         let layers = cache_lengths.len().min(found);
-        let divided = (0..layers).filter(|&l| self.is_divided(l)).count();
-        let expected = 3 + 2 * (cache_lengths.len() + divided);
+        let budget = (0..layers).filter(|&l| self.is_divided(l)).count();
+        let expected = 3 + 2 * (cache_lengths.len() + budget);
         if expected != found {
             return Err(self.wrong(format!("expected {expected} tensors for {} layers, found {found}", cache_lengths.len())));
         }
@@ -153,7 +153,7 @@ impl Reader<'_> {
         Ok((view.shape.to_vec(), all.map(checked).collect::<Result<_, _>>()?))
     }
 
-    /// Chunks that cover the tokens of every row once.
+    /// Chunks that cover the tokens of every sequence once.
     fn spans(&self) -> Result<Vec<ChunkSpan>, CacheError> {
         let (shape, flat) = self.numbers("spans", &[None, Some(3)])?;
         let (real_shape, real) = self.numbers("real", &[Some(shape[0]), None])?;
@@ -175,7 +175,7 @@ impl Reader<'_> {
             (next, event) = (start + len, chunk);
         }
         if lengths.iter().max() != Some(&next) {
-            return Err(self.wrong(format!("its chunks have {next} columns, and no row as many tokens")));
+            return Err(self.wrong(format!("its chunks have {next} columns, and no sequence as many tokens")));
         }
         Ok(spans)
     }
@@ -185,16 +185,16 @@ impl Reader<'_> {
     }
 
     /// The quota of a layer whose heads hold `filled` entries each before chunk `span`.
-    fn quota(&self, layer: usize, span: &ChunkSpan, filled: usize, cache_length: usize) -> Result<Quota, CacheError> {
-        let rows = span.real.len();
-        let (shape, flat) = self.numbers(&shares(layer), &[Some(rows), None])?;
+    fn quota(&self, layer: usize, span: &ChunkSpan, filled: usize, cache_length: usize) -> Result<HeadBudgets, CacheError> {
+        let sequences = span.real.len();
+        let (shape, flat) = self.numbers(&shares(layer), &[Some(sequences), None])?;
         let view = self.0.get(&leaving(layer))?;
         if shape[1] == 0 {
             return Err(self.wrong(format!("`{}` is of no heads", shares(layer))));
         }
-        if view.dtype != Dtype::U8 || view.shape != [rows, shape[1], filled] || view.bytes.iter().any(|&b| b > 1) {
+        if view.dtype != Dtype::U8 || view.shape != [sequences, shape[1], filled] || view.bytes.iter().any(|&b| b > 1) {
             let (dtype, found) = (view.dtype, view.shape);
-            let expected = format!("zeros and ones, U8 of shape [{rows}, {}, {filled}]", shape[1]);
+            let expected = format!("zeros and ones, U8 of shape [{sequences}, {}, {filled}]", shape[1]);
             return Err(self.wrong(format!("`{}` is {dtype} of shape {found:?}, expected {expected}", leaving(layer))));
         }
         for (share, own) in flat.iter().zip(view.bytes.chunks(filled.max(1))) {
@@ -205,7 +205,7 @@ impl Reader<'_> {
         }
         let shares = flat.chunks(shape[1].max(1)).map(<[usize]>::to_vec).collect();
         let leaving: Vec<bool> = view.bytes.iter().map(|&b| b == 1).collect();
-        Ok(Quota::recorded(span.index, filled, shares, &leaving))
+        Ok(HeadBudgets::recorded(span.index, filled, shares, &leaving))
     }
 
     fn layer(&self, layer: usize, cache_length: usize, spans: &[ChunkSpan]) -> Result<LayerLog, CacheError> {
@@ -226,22 +226,23 @@ impl Reader<'_> {
                 log.record_quota(quota);
             }
             let wrong = |reason: String| self.wrong(format!("layer {layer}, chunk {}: {reason}", span.index));
-            let (rows, heads, e) = (decided[0], decided[1], span.evictions(filled, capacity));
-            let is_one_of = if e == 0 { rows == 0 && heads == 0 } else { [1, span.real.len()].contains(&rows) && heads > 0 };
+            let (sequences, heads, e) = (decided[0], decided[1], span.evictions(filled, capacity));
+            let is_one_of =
+                if e == 0 { sequences == 0 && heads == 0 } else { [1, span.real.len()].contains(&sequences) && heads > 0 };
             if span.len > cache_length || !is_one_of {
-                return Err(wrong(format!("{rows} rows and {heads} heads decide which {e} of {filled} entries leave")));
+                return Err(wrong(format!("{sequences} sequences and {heads} heads decide which {e} of {filled} entries leave")));
             }
             // The product may overflow; what it asks for is compared with what is there before any of it is taken.
-            let size = [rows, heads, e, width].into_iter().try_fold(1usize, usize::checked_mul);
+            let size = [sequences, heads, e, width].into_iter().try_fold(1usize, usize::checked_mul);
             let Some((here, behind)) = size.and_then(|size| rest.split_at_checked(size)) else {
-                return Err(wrong(format!("expected {rows} × {heads} × {e} slots, found {}", rest.len() / width)));
+                return Err(wrong(format!("expected {sequences} × {heads} × {e} slots, found {}", rest.len() / width)));
             };
             rest = behind;
             let slots: Vec<i64> = here.chunks(width).map(number).collect();
             if !slots.chunks(e.max(1)).all(|own| are_different(own, filled)) {
                 return Err(wrong(format!("expected {e} different slots below {filled}")));
             }
-            let size = [rows as i64, heads as i64, e as i64];
+            let size = [sequences as i64, heads as i64, e as i64];
             log.record((e > 0).then(|| Victims::of_host(&Tensor::from_slice(&slots).view(size), capacity)));
             filled += span.len - e;
         }

@@ -2,7 +2,7 @@
 
 use crate::units::ChunkIdx;
 
-/// Consecutive columns of the batch that are run in one call, and how many of them are real in each row.
+/// Consecutive columns of the batch that are run in one call, and how many of them are real in each sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkSpan {
     /// Position in the order of writing; pieces of the prefill span count one by one.
@@ -13,12 +13,12 @@ pub struct ChunkSpan {
     pub start: usize,
     /// Columns.
     pub len: usize,
-    /// Per row, how many of the columns hold tokens; the rest are pads on the right.
+    /// Per sequence, how many of the columns hold tokens; the rest are pads on the right.
     pub real: Vec<usize>,
 }
 
 impl ChunkSpan {
-    /// Whether any row has pads here.
+    /// Whether any sequence has pads here.
     pub fn is_ragged(&self) -> bool {
         self.real.iter().any(|&m| m < self.len)
     }
@@ -28,7 +28,7 @@ impl ChunkSpan {
         (filled + self.len).saturating_sub(capacity)
     }
 
-    /// Per row, the columns at the front of the chunk's region which keep candidates that this row does not evict.
+    /// Per sequence, the columns at the front of the chunk's region which keep candidates that this sequence does not evict.
     pub fn retained(&self, filled: usize, capacity: usize) -> Vec<usize> {
         let e = self.evictions(filled, capacity);
         self.real.iter().map(|&m| e - (filled + m).saturating_sub(capacity).min(e)).collect()
@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn a_row_that_ends_in_the_chunk_keeps_some_candidates() {
         let span = ChunkSpan { index: 3, chunk: ChunkIdx(2), start: 40, len: 5, real: vec![5, 2, 0] };
-        // 18 slots, 16 filled: 3 evictions; a row with 2 tokens needs none, nor does one with no token.
+        // 18 slots, 16 filled: 3 evictions; a sequence with 2 tokens needs none, nor does one with no token.
         assert_eq!(span.evictions(16, 18), 3);
         assert_eq!(span.retained(16, 18), [0, 3, 3]);
         assert_eq!(span.retained(18, 18), [0, 3, 5]);

@@ -3,9 +3,9 @@
 use tch::{Device, Kind, Tensor};
 
 use super::CacheError;
-use super::buffer::Stored;
+use super::buffer::StoredEntries;
 use super::moves::{Geometry, Moves, Retained};
-use crate::store::{Ahead, Parked, Store, StoreError, bytes_of};
+use crate::store::{Parked, Prefetch, Store, StoreError, bytes_of};
 use crate::units::Bytes;
 
 /// What a write overwrote: with it the cache before the write is restored exactly.
@@ -14,7 +14,7 @@ pub struct Undo {
     pub(super) at: Geometry,
     pub(super) moves: Option<Moves>,
     /// The candidates as they were stored, and their positions `(B·G·e)`.
-    pub(super) saved: Option<(Stored, Tensor)>,
+    pub(super) saved: Option<(StoredEntries, Tensor)>,
 }
 
 /// The same in a store, where it waits for the backward phase: nothing of it stays on the device.
@@ -27,9 +27,9 @@ pub struct ParkedUndo {
 
 /// The same on its way back to a device.
 #[derive(Debug)]
-pub struct UndoAhead {
+pub struct UndoPrefetch {
     at: Geometry,
-    ahead: Option<(Layout, Ahead)>,
+    ahead: Option<(Layout, Prefetch)>,
 }
 
 /// Which tensors wait together: the moves' `to` and `from`, what is retained (a mask and indices), the positions, the planes of the keys
@@ -68,21 +68,21 @@ impl Undo {
 impl ParkedUndo {
     /// Brings it to a device.
     pub fn fetch(&self, device: Device) -> Result<Undo, CacheError> {
-        Ok(self.set_out(device)?.arrive())
+        Ok(self.prefetch(device)?.wait())
     }
 
     /// Sets it out on its way to a device.
-    pub fn set_out(&self, device: Device) -> Result<UndoAhead, CacheError> {
-        let out = |(layout, parked): &(Layout, Parked)| Ok::<_, StoreError>((*layout, parked.set_out(device)?));
-        Ok(UndoAhead { at: self.at, ahead: self.parked.as_ref().map(out).transpose()? })
+    pub fn prefetch(&self, device: Device) -> Result<UndoPrefetch, CacheError> {
+        let out = |(layout, parked): &(Layout, Parked)| Ok::<_, StoreError>((*layout, parked.prefetch(device)?));
+        Ok(UndoPrefetch { at: self.at, ahead: self.parked.as_ref().map(out).transpose()? })
     }
 }
 
-impl UndoAhead {
+impl UndoPrefetch {
     /// The entry, for which the device waits if it is not there yet.
-    pub fn arrive(self) -> Undo {
+    pub fn wait(self) -> Undo {
         let Some((layout, ahead)) = self.ahead else { return Undo { at: self.at, moves: None, saved: None } };
-        let mut all = ahead.arrive();
+        let mut all = ahead.wait();
         let v = all.split_off(all.len() - layout.planes);
         let k = all.split_off(all.len() - layout.planes);
         let mut whole = all.into_iter().map(|x| if x.kind() == Kind::Int { x.to_kind(Kind::Int64) } else { x });
@@ -90,7 +90,7 @@ impl UndoAhead {
         let (to, from) = (next(), next());
         let retained = layout.has_retained.then(|| Retained { mask_b1n: next(), saved: next() });
         let position = next();
-        Undo { at: self.at, moves: Some(Moves { to, from, retained }), saved: Some((Stored::of(k, v), position)) }
+        Undo { at: self.at, moves: Some(Moves { to, from, retained }), saved: Some((StoredEntries::of(k, v), position)) }
     }
 
     /// What it takes on the device before it has arrived.

@@ -2,24 +2,24 @@
 
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::quota::{Divided, order_empty};
-use super::{Entries, Policy, Score};
+use super::budget::{BudgetState, order_empty};
+use super::{Entries, EvictionOrder, Policy};
 use crate::native::cuda::{Staying, on_device, rank_entries, take_lowest};
-use crate::store::{Away, copies_go_beside};
+use crate::store::{HostTensor, copies_are_async};
 
-/// Slots to evict, lowest score first: a row that needs fewer takes them from the front. Kept on the host, in integers of the
+/// Slots to evict, lowest score first: a sequence that needs fewer takes them from the front. Kept on the host, in integers of the
 /// smallest width that serves.
 #[derive(Debug)]
 pub struct Victims {
-    /// `(1, 1, e)` where all rows and heads agree, `(B, 1, e)` where the heads of a row do, else `(B, G, e)`.
-    packed: Away,
+    /// `(1, 1, e)` where all sequences and heads agree, `(B, 1, e)` where the heads of a sequence do, else `(B, G, e)`.
+    packed: HostTensor,
     /// The same on the CUDA device that has chosen, until the chunk is written: the host need not know them before.
     fresh: Option<Tensor>,
 }
 
 impl Victims {
-    /// Whether the heads of a row agree.
-    pub(super) fn is_by_row(&self) -> bool {
+    /// Whether the heads of a sequence agree.
+    pub(super) fn is_by_sequence(&self) -> bool {
         self.num_heads() == 1
     }
 
@@ -29,7 +29,7 @@ impl Victims {
     /// `(1 or B, 1 or G, e)`, i64, on the host.
     pub(super) fn of_host(slot_bge: &Tensor, cache_length: usize) -> Self {
         let kind = Self::kind(cache_length);
-        Self { packed: Away::here(&(slot_bge - offset(kind)).to_kind(kind).contiguous()), fresh: None }
+        Self { packed: HostTensor::here(&(slot_bge - offset(kind)).to_kind(kind).contiguous()), fresh: None }
     }
 
     /// Packs slots below `cache_length`.
@@ -39,8 +39,8 @@ impl Victims {
     pub fn new(slot_bge: &Tensor, cache_length: usize) -> Self {
         let kind = Self::kind(cache_length);
         let packed = (slot_bge - offset(kind)).to_kind(kind).contiguous();
-        let fresh = copies_go_beside(packed.device()).then(|| packed.shallow_clone());
-        Self { packed: Away::send(&packed), fresh }
+        let fresh = copies_are_async(packed.device()).then(|| packed.shallow_clone());
+        Self { packed: HostTensor::send(&packed), fresh }
     }
 
     /// The chunk is written: from now on the host has the slots, and nobody else.
@@ -54,12 +54,12 @@ impl Victims {
         self.packed.on_host()
     }
 
-    /// Rows that chose for themselves: 1 where one choice serves all.
-    pub(super) fn num_rows(&self) -> usize {
+    /// Sequences that chose for themselves: 1 where one choice serves all.
+    pub(super) fn num_sequences(&self) -> usize {
         self.packed.size()[0] as usize
     }
 
-    /// Heads that chose for themselves: 1 where one choice serves all of a row.
+    /// Heads that chose for themselves: 1 where one choice serves all of a sequence.
     pub(super) fn num_heads(&self) -> usize {
         self.packed.size()[1] as usize
     }
@@ -74,7 +74,7 @@ impl Victims {
         self.packed.bytes().0
     }
 
-    /// The slots on the host, those of each row and head together.
+    /// The slots on the host, those of each sequence and head together.
     pub(super) fn flat(&self) -> Vec<i64> {
         let unpacked = self.unpacked();
         let mut slots = vec![0; unpacked.numel()];
@@ -91,7 +91,7 @@ impl Victims {
         }
     }
 
-    /// How many slots leave per row and head.
+    /// How many slots leave per sequence and head.
     pub fn len(&self) -> usize {
         self.packed.size()[2] as usize
     }
@@ -101,7 +101,7 @@ impl Victims {
         self.len() == 0
     }
 
-    /// The slots on the host, where all rows and heads agree on them; of a choice that a device has just made the host knows nothing.
+    /// The slots on the host, where all sequences and heads agree on them; of a choice that a device has just made the host knows nothing.
     pub fn shared(&self) -> Option<Vec<i64>> {
         let agreed = self.packed.size()[..2] == [1, 1] && self.fresh.is_none();
         agreed.then(|| Vec::try_from(self.unpacked().reshape([-1])).ok()).flatten()
@@ -111,16 +111,16 @@ impl Victims {
     pub fn slots(&self, batch: i64, groups: i64, device: Device) -> Tensor {
         let unpacked = match &self.fresh {
             Some(fresh) => unpack(fresh),
-            None => unpack(&self.packed.set_out(device).arrive()),
+            None => unpack(&self.packed.prefetch(device).wait()),
         };
         unpacked.to_device(device).expand([batch, groups, self.len() as i64], false)
     }
 
-    /// The slots of one row and head, on the host.
-    pub fn of_head(&self, row: usize, head: usize) -> Result<Vec<i64>, TchError> {
+    /// The slots of one sequence and head, on the host.
+    pub fn of_head(&self, sequence: usize, head: usize) -> Result<Vec<i64>, TchError> {
         let size = self.packed.size();
         let at = |index: usize, dim: usize| (index as i64).min(size[dim] - 1);
-        Vec::try_from(self.unpacked().get(at(row, 0)).get(at(head, 1)).contiguous())
+        Vec::try_from(self.unpacked().get(at(sequence, 0)).get(at(head, 1)).contiguous())
     }
 
     /// On the host.
@@ -148,9 +148,9 @@ fn offset(kind: Kind) -> i64 {
 /// Which slots hold the same position.
 #[derive(Clone, Debug)]
 pub(super) enum Agreement {
-    /// Those of all rows and heads, and the host knows which positions they are.
+    /// Those of all sequences and heads, and the host knows which positions they are.
     All(Vec<i64>),
-    /// Those of the heads of a row.
+    /// Those of the heads of a sequence.
     Heads,
     /// Any.
     Nothing,
@@ -158,30 +158,30 @@ pub(super) enum Agreement {
 
 /// What the choice of victims depends on, beside the policy and the entries.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held<'a> {
+pub(super) struct ChoiceContext<'a> {
     pub(super) agreement: &'a Agreement,
-    /// Begin and end of the positions that stay, by row, or nothing.
+    /// Begin and end of the positions that stay, by sequence, or nothing.
     pub(super) protected: &'a [(usize, usize)],
-    pub(super) divided: Option<&'a Divided>,
+    pub(super) budget: Option<&'a BudgetState>,
 }
 
 /// Chooses the victims of one layer.
-pub(super) fn choose(policy: &dyn Policy, entries: &Entries<'_>, held: Held<'_>) -> Victims {
+pub(super) fn choose(policy: &dyn Policy, entries: &Entries<'_>, held: ChoiceContext<'_>) -> Victims {
     let score = policy.score(entries);
     if let Some(victims) = on_host(policy, entries, &score, held) {
         return victims;
     }
     let mut key = keys(policy, entries, &score, held);
-    if let Some(divided) = held.divided {
-        let empty_first = divided.empty_first(entries.num_evicted, key.device());
+    if let Some(budget) = held.budget {
+        let empty_first = budget.empty_first(entries.num_evicted, key.device());
         key = order_empty(&key, entries.position_bgc, &empty_first);
     }
     lowest(&key, entries.num_evicted, entries.cache_length)
 }
 
 /// The choice where only positions count and the host knows them all.
-fn on_host(policy: &dyn Policy, entries: &Entries<'_>, score: &Score, held: Held<'_>) -> Option<Victims> {
-    let (Score::ByPosition { keep_first }, Agreement::All(positions)) = (score, held.agreement) else { return None };
+fn on_host(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionOrder, held: ChoiceContext<'_>) -> Option<Victims> {
+    let (EvictionOrder::ByPosition { keep_first }, Agreement::All(positions)) = (score, held.agreement) else { return None };
     if held.protected.windows(2).any(|pair| pair[0] != pair[1]) {
         return None;
     }
@@ -203,18 +203,18 @@ fn on_host(policy: &dyn Policy, entries: &Entries<'_>, score: &Score, held: Held
 /// The order of the entries as integers, lowest first; what may not leave has the largest.
 ///
 /// # Shapes
-/// `(B, G, filled)`, or `(B, 1, filled)` where one choice serves all heads of a row.
-pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &Score, held: Held<'_>) -> Tensor {
+/// `(B, G, filled)`, or `(B, 1, filled)` where one choice serves all heads of a sequence.
+pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionOrder, held: ChoiceContext<'_>) -> Tensor {
     let heads = if matches!(held.agreement, Agreement::Nothing) { entries.position_bgc.size()[1] } else { 1 };
     let young = entries.next_position as i64 - policy.grace() as i64;
     let (key, position) = match score {
-        Score::ByPosition { keep_first } => {
+        EvictionOrder::ByPosition { keep_first } => {
             let position = entries.position_bgc.narrow(1, 0, heads);
-            // An ended row may hold -1: its candidates are all retained, so that any slot serves.
+            // An ended sequence may hold -1: its candidates are all retained, so that any slot serves.
             let kept = position.ge(0).logical_and(&position.lt((*keep_first).max(policy.sinks()) as i64));
             ((position.neg() + LAST).where_self(&kept, &position), position)
         }
-        Score::ByEntry(score_bgc) => {
+        EvictionOrder::ByEntry(score_bgc) => {
             let position = entries.position_bgc.narrow(1, 0, heads.max(score_bgc.size()[1]));
             let staying = Staying { sinks: policy.sinks() as i64, young, protected: held.protected };
             if let Some(key) = rank_entries(score_bgc, &position, staying) {
@@ -255,7 +255,7 @@ fn protect(key_bgc: Tensor, position_bgc: &Tensor, protected: &[(usize, usize)])
     }
 }
 
-/// Which positions lie in the range of their row; `None` where no row has one.
+/// Which positions lie in the range of their sequence; `None` where no sequence has one.
 fn is_protected(position_bgc: &Tensor, protected: &[(usize, usize)]) -> Option<Tensor> {
     if protected.iter().all(|(start, end)| start == end) {
         return None;
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(lowest(&key, 3, 4).shared().unwrap(), [2, 1, 0]);
     }
 
-    /// The rule is [`Score::ByEntry`]'s, and what may not leave comes last; the kernels for CUDA are held to the same rule
+    /// The rule is [`EvictionOrder::ByEntry`]'s, and what may not leave comes last; the kernels for CUDA are held to the same rule
     /// (`tests/kernels/selection.cpp`).
     #[test]
     fn the_lowest_leave_in_the_order_of_a_plain_sort() {
@@ -314,8 +314,8 @@ mod tests {
         struct Scored(Tensor);
 
         impl Policy for Scored {
-            fn score(&self, _entries: &Entries<'_>) -> Score {
-                Score::ByEntry(self.0.shallow_clone())
+            fn score(&self, _entries: &Entries<'_>) -> EvictionOrder {
+                EvictionOrder::ByEntry(self.0.shallow_clone())
             }
 
             fn grace(&self) -> usize {
@@ -345,7 +345,7 @@ mod tests {
             candidates: &|| position_bgc.ge(0),
         };
         let protected = [(4, 5)];
-        let held = Held { agreement: &Agreement::Nothing, protected: &protected, divided: None };
+        let held = ChoiceContext { agreement: &Agreement::Nothing, protected: &protected, budget: None };
         let of_nan = |score: f32| if score.is_nan() { f32::INFINITY } else { score };
         let stays = |p: i64| !(2..18).contains(&p) || p == 4;
         let mut sorted: Vec<usize> = (0..12).filter(|&slot| !stays(positions[slot])).collect();
@@ -360,8 +360,8 @@ mod tests {
     struct Careless;
 
     impl Policy for Careless {
-        fn score(&self, _entries: &Entries<'_>) -> Score {
-            Score::ByPosition { keep_first: 0 }
+        fn score(&self, _entries: &Entries<'_>) -> EvictionOrder {
+            EvictionOrder::ByPosition { keep_first: 0 }
         }
 
         fn grace(&self) -> usize {
@@ -391,8 +391,9 @@ mod tests {
             candidates: &|| position_bgc.ge(0),
         };
         for agreement in [Agreement::All(positions.to_vec()), Agreement::Heads, Agreement::Nothing] {
-            let left =
-                choose(&Careless, &entries, Held { agreement: &agreement, protected: &[], divided: None }).shared().unwrap();
+            let left = choose(&Careless, &entries, ChoiceContext { agreement: &agreement, protected: &[], budget: None })
+                .shared()
+                .unwrap();
             assert_eq!(left.iter().map(|&slot| positions[slot as usize]).collect::<Vec<_>>(), [2, 3, 4], "{agreement:?}");
         }
     }

@@ -104,9 +104,11 @@ pub fn retain(run: &Path, keep_intermediate: usize) -> Result<(), CheckpointErro
     for gone in superseded(&known, keep_intermediate) {
         for (dir, _) in saved.iter().filter(|(_, saved)| *saved == gone) {
             // Renamed first: a crash in between leaves a leftover, never half a checkpoint under its name.
-            let aside = files::temporary_beside(dir);
-            failpoint::pass("checkpoint.retire").and_then(|()| fs::rename(dir, &aside)).map_err(FilesError::io("remove", dir))?;
-            fs::remove_dir_all(&aside).map_err(FilesError::io("remove", &aside))?;
+            let abandon = files::temporary_beside(dir);
+            failpoint::pass("checkpoint.retire")
+                .and_then(|()| fs::rename(dir, &abandon))
+                .map_err(FilesError::io("remove", dir))?;
+            fs::remove_dir_all(&abandon).map_err(FilesError::io("remove", &abandon))?;
         }
     }
     Ok(())
@@ -116,19 +118,19 @@ pub fn retain(run: &Path, keep_intermediate: usize) -> Result<(), CheckpointErro
 mod tests {
     use tch::{Device, Kind};
 
-    use super::super::{Loaded, SaveKind, clean_leftovers, load, newest, set_aside};
+    use super::super::{Loaded, SaveKind, abandon, clean_leftovers, load, newest};
     use super::*;
     use crate::files::failpoint::tests::with;
     use crate::model::Adapter;
     use crate::recipe::Dtype;
 
     /// A model with an adapter, and an optimiser's state which tells the step.
-    struct Trained {
+    struct TrainedModel {
         model: Model,
         optimizer: Vec<(String, Tensor)>,
     }
 
-    impl Trained {
+    impl TrainedModel {
         fn new() -> Self {
             let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
             let model = Model::load(&fixtures.join("model-qwen2"), Dtype::F32, Device::Cpu).unwrap();
@@ -168,7 +170,7 @@ mod tests {
     }
 
     /// A run with a step for good, an intermediate one and a best.
-    fn begun(trained: &mut Trained) -> tempfile::TempDir {
+    fn begun(trained: &mut TrainedModel) -> tempfile::TempDir {
         let run = place();
         for (step, kind) in [(1, SaveKind::Regular), (2, SaveKind::Intermediate), (2, SaveKind::Best)] {
             trained.save(run.path(), step, kind, 1).unwrap();
@@ -178,7 +180,7 @@ mod tests {
 
     #[test]
     fn wherever_a_save_fails_the_earlier_checkpoints_stay_and_the_next_save_succeeds() {
-        let mut trained = Trained::new();
+        let mut trained = TrainedModel::new();
         // A new directory, one that replaces another, and one after which another goes.
         for (kind, name) in
             [(SaveKind::Regular, "step-000003"), (SaveKind::Best, "best"), (SaveKind::Intermediate, "step-000003")]
@@ -211,15 +213,15 @@ mod tests {
 
     #[test]
     fn a_run_that_goes_back_leaves_what_came_after_aside() {
-        let mut trained = Trained::new();
+        let mut trained = TrainedModel::new();
         let run = begun(&mut trained);
         let run = run.path();
         trained.save(run, 4, SaveKind::Final, 1).unwrap();
         assert_eq!(newest(run).unwrap().dir, run.join("final"));
-        assert_eq!(set_aside(run, "step-000002", 2).unwrap(), Some(run.join("abandoned-1")));
+        assert_eq!(abandon(run, "step-000002", 2).unwrap(), Some(run.join("abandoned-1")));
         assert_eq!((newest(run).unwrap().dir, latest(run).unwrap()), (run.join("step-000002"), "step-000002".into()));
-        assert_eq!(set_aside(run, "step-000002", 2).unwrap(), None);
-        assert_eq!(set_aside(run, "step-000001", 1).unwrap(), Some(run.join("abandoned-2")));
+        assert_eq!(abandon(run, "step-000002", 2).unwrap(), None);
+        assert_eq!(abandon(run, "step-000001", 1).unwrap(), Some(run.join("abandoned-2")));
         assert_eq!(names(run), ["abandoned-1", "abandoned-2", "latest", "step-000001"]);
         assert_eq!(
             (names(&run.join("abandoned-2")).join(" "), step_of(&run.join("abandoned-1/final"))),
@@ -229,7 +231,7 @@ mod tests {
 
     #[test]
     fn the_newest_is_by_number_and_what_is_unfinished_or_damaged_is_told() {
-        let mut trained = Trained::new();
+        let mut trained = TrainedModel::new();
         let run = tempfile::tempdir().unwrap();
         let run = run.path();
         assert!(matches!(newest(run), Err(CheckpointError::None { skipped, .. }) if skipped.is_empty()));

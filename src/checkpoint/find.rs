@@ -9,7 +9,7 @@ use tch::Tensor;
 use super::commit::{OPTIMIZER, STATE};
 use super::manifest::{self, Manifest};
 use super::state::{BEST, FINAL, FORMAT_VERSION};
-use super::{CheckpointError, SaveKind, Saved, TrainState};
+use super::{CheckpointError, SaveKind, SavedCheckpoint, TrainState};
 use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FilesError, TensorFile};
 use crate::model::MODEL_TENSORS;
 use crate::recipe::Weights;
@@ -28,7 +28,7 @@ pub struct Loaded {
 
 /// The newest valid checkpoint of a run.
 #[derive(Debug)]
-pub struct Found {
+pub struct NewestCheckpoint {
     /// Its directory.
     pub dir: PathBuf,
     /// Newer ones that do not count, and why.
@@ -66,11 +66,11 @@ pub fn check(dir: &Path) -> Result<(), CheckpointError> {
 }
 
 /// The valid checkpoint of `run` with the most steps; those that are not valid are reported, never removed.
-pub fn newest(run: &Path) -> Result<Found, CheckpointError> {
+pub fn newest(run: &Path) -> Result<NewestCheckpoint, CheckpointError> {
     let mut skipped = Vec::new();
     for (_, dir) in candidates(run)? {
         match verified_state(&dir) {
-            Ok(_) => return Ok(Found { dir, skipped }),
+            Ok(_) => return Ok(NewestCheckpoint { dir, skipped }),
             Err(why) => skipped.push((dir, why.to_string())),
         }
     }
@@ -102,11 +102,11 @@ pub fn clean_leftovers(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
 }
 
 /// The checkpoints of a run whose state can be read, for retention.
-pub(super) fn saved_in(run: &Path) -> Vec<(PathBuf, Saved)> {
+pub(super) fn saved_in(run: &Path) -> Vec<(PathBuf, SavedCheckpoint)> {
     let saved = |dir: PathBuf| {
         let state = state(&dir).ok()?;
         let is_step = matches!(state.kind, SaveKind::Regular | SaveKind::Intermediate);
-        is_step.then_some((dir, Saved { step: state.step, kind: state.kind }))
+        is_step.then_some((dir, SavedCheckpoint { step: state.step, kind: state.kind }))
     };
     directories(run).unwrap_or_default().into_iter().filter_map(saved).collect()
 }

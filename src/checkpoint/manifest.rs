@@ -16,12 +16,12 @@ pub(super) const NAME: &str = "MANIFEST.json";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Size and hash of each.
-    pub files: BTreeMap<String, Entry>,
+    pub files: BTreeMap<String, FileEntry>,
 }
 
 /// One file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct FileEntry {
     /// Bytes.
     pub size: u64,
     /// BLAKE3 of the content, in hex.
@@ -36,7 +36,7 @@ impl Manifest {
             let path = entry.map_err(FilesError::io("read", dir))?.path();
             let Some(name) = path.file_name().and_then(|n| n.to_str()).filter(|n| *n != NAME) else { continue };
             let size = fs::metadata(&path).map_err(FilesError::io("look at", &path))?.len();
-            manifest.files.insert(name.to_owned(), Entry { size, blake3: files::hash_file(&path)? });
+            manifest.files.insert(name.to_owned(), FileEntry { size, blake3: files::hash_file(&path)? });
         }
         Ok(manifest)
     }
@@ -91,7 +91,7 @@ mod tests {
     fn a_name_that_leaves_the_directory_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["../a", "/etc/passwd", "a/b"] {
-            let entry = Entry { size: 1, blake3: String::new() };
+            let entry = FileEntry { size: 1, blake3: String::new() };
             let manifest = Manifest { files: BTreeMap::from([(name.to_owned(), entry)]) };
             fs::write(dir.path().join(NAME), files::to_json(&manifest)).unwrap();
             assert!(Manifest::verify(dir.path()).unwrap_err().to_string().contains("not the name of a file"), "{name}");

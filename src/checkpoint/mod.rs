@@ -3,7 +3,7 @@
 //! A checkpoint is a directory: the adapter in PEFT's format or a complete model, `optimizer.safetensors`, `state.json`, and `MANIFEST.json` with the
 //! size and hash of every file. It counts only if its manifest verifies.
 
-mod aside;
+mod abandon;
 mod commit;
 mod error;
 mod find;
@@ -11,10 +11,10 @@ mod manifest;
 mod retention;
 mod state;
 
-pub use aside::set_aside;
+pub use abandon::abandon;
 pub use commit::{Snapshot, latest, retain, save};
 pub use error::CheckpointError;
-pub use find::{Found, Loaded, check, clean_leftovers, holds, load, names, newest};
+pub use find::{Loaded, NewestCheckpoint, check, clean_leftovers, holds, load, names, newest};
 pub use manifest::Manifest;
-pub use retention::{Saved, superseded};
+pub use retention::{SavedCheckpoint, superseded};
 pub use state::{Best, FINAL, ParameterInfo, SaveKind, TrainState};

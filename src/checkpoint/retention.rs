@@ -4,7 +4,7 @@ use super::SaveKind;
 
 /// A checkpoint of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Saved {
+pub struct SavedCheckpoint {
     /// Its step.
     pub step: u64,
     /// Why it was written.
@@ -12,9 +12,9 @@ pub struct Saved {
 }
 
 /// The intermediate saves beyond the last `keep`. Regular ones, best and final stay; so does the newest of all.
-pub fn superseded(saved: &[Saved], keep: usize) -> Vec<Saved> {
+pub fn superseded(saved: &[SavedCheckpoint], keep: usize) -> Vec<SavedCheckpoint> {
     let newest = saved.iter().map(|s| s.step).max();
-    let mut intermediate: Vec<Saved> = saved.iter().filter(|s| s.kind == SaveKind::Intermediate).copied().collect();
+    let mut intermediate: Vec<SavedCheckpoint> = saved.iter().filter(|s| s.kind == SaveKind::Intermediate).copied().collect();
     intermediate.sort_by_key(|s| std::cmp::Reverse(s.step));
     intermediate.into_iter().skip(keep).filter(|s| Some(s.step) != newest).collect()
 }
@@ -31,7 +31,7 @@ mod tests {
             steps in prop::collection::btree_map(1u64..40, any::<bool>(), 0..12), keep in 0usize..4,
         ) {
             let kind = |regular| if regular { SaveKind::Regular } else { SaveKind::Intermediate };
-            let saved: Vec<Saved> = steps.iter().map(|(&step, &regular)| Saved { step, kind: kind(regular) }).collect();
+            let saved: Vec<SavedCheckpoint> = steps.iter().map(|(&step, &regular)| SavedCheckpoint { step, kind: kind(regular) }).collect();
             let gone = superseded(&saved, keep);
             prop_assert!(gone.iter().all(|s| s.kind == SaveKind::Intermediate));
             prop_assert!(gone.iter().all(|s| Some(s.step) != steps.keys().max().copied()));

@@ -8,14 +8,14 @@ use super::counts::{any_number, at_least_one};
 use super::evaluate::Format;
 use super::plan::json::alternative;
 use super::recipe_file::RecipeFile;
-use crate::bench::{Bench, Size, StepRecord, Summary, summarise};
+use crate::bench::{Bench, BenchSummary, Size, StepRecord, summarise};
 use crate::error::Error;
 use crate::native::cuda::why_not_pinned;
-use crate::native::{Waits, libtorch_version};
+use crate::native::{Syncs, libtorch_version};
 use crate::ops::attention::calibrations;
-use crate::plan::{Part, Spent};
+use crate::plan::{Spent, StepPart};
 use crate::report::console;
-use crate::report::memory::{foretold_and_measured, not_pinned};
+use crate::report::memory::{not_pinned, planned_and_measured};
 use crate::report::table::Table;
 use crate::units::{Bytes, Seconds};
 
@@ -23,7 +23,7 @@ use crate::units::{Bytes, Seconds};
 pub(super) struct BenchSteps {
     #[command(flatten)]
     recipe: RecipeFile,
-    /// Tokens of each of the `train.micro_batch_size` rows.
+    /// Tokens of each of the `train.micro_batch_size` sequences.
     #[arg(long, value_name = "N", value_parser = at_least_one())]
     tokens: usize,
     /// Steps to time.
@@ -79,7 +79,7 @@ impl BenchSteps {
         let (Some(summary), Some(last)) = (summarise(&records), records.last()) else { return Ok(()) };
         if is_json {
             console::result(&summary.to_json().to_string())?;
-            console::result(&alternative("forecast", bench.foretold()).to_string())?;
+            console::result(&alternative("forecast", bench.planned()).to_string())?;
             if let Some(waits) = last.waits_to_json() {
                 console::result(&waits.to_string())?;
             }
@@ -93,7 +93,7 @@ impl BenchSteps {
             console::result(&format!("\n{profile}"))?;
         }
         if let Some(peak) = last.peak {
-            console::result(&format!("\n{}", foretold_and_measured(bench.foretold().host, peak.resident)))?;
+            console::result(&format!("\n{}", planned_and_measured(bench.planned().host, peak.resident)))?;
         }
         Ok(())
     }
@@ -107,16 +107,16 @@ impl BenchSteps {
         if self.format == Format::Json {
             let line = json!({
                 "kind": "setup", "version": env!("CARGO_PKG_VERSION"), "libtorch": libtorch, "device": device,
-                "threads": threads, "dtype": dtype.to_string(), "rows": bench.rows(), "tokens_per_row": self.tokens,
+                "threads": threads, "dtype": dtype.to_string(), "sequences": bench.sequences(), "tokens_per_sequence": self.tokens,
                 "parameters": config.num_parameters(), "trained_parameters": trained,
                 "attention": attention,
             });
             return Ok(console::result(&line.to_string())?);
         }
         let line = format!(
-            "{} rows of {} tokens; {} weights in {dtype}, {trained} trained; {device}, {threads} threads, libtorch {libtorch}; attention: \
+            "{} sequences of {} tokens; {} weights in {dtype}, {trained} trained; {device}, {threads} threads, libtorch {libtorch}; attention: \
              {attention}",
-            bench.rows(),
+            bench.sequences(),
             self.tokens,
             config.num_parameters(),
         );
@@ -124,9 +124,9 @@ impl BenchSteps {
     }
 }
 
-fn table(records: &[StepRecord], summary: &Summary) -> Table {
+fn table(records: &[StepRecord], summary: &BenchSummary) -> Table {
     let mut header = vec!["step"];
-    header.extend(Part::ALL.map(Part::name));
+    header.extend(StepPart::ALL.map(StepPart::name));
     let copies = records.first().map_or("copies", |record| record.copies.names().0);
     header.extend(["whole", "tokens/s", "GFLOP/s", "of sgemm", copies, "peak"]);
     let mut table = Table::new(&header);
@@ -148,12 +148,12 @@ fn table(records: &[StepRecord], summary: &Summary) -> Table {
     table
 }
 
-/// A row of the summary: the median, the least, or the most of each figure.
-fn summary_row(name: &str, summary: &Summary, which: usize) -> Vec<String> {
+/// A sequence of the summary: the median, the least, or the most of each figure.
+fn summary_row(name: &str, summary: &BenchSummary, which: usize) -> Vec<String> {
     let get = |key: &str| summary.get(key).map_or(f64::NAN, |spread| [spread.median, spread.min, spread.max][which]);
     let time = |part: &str| format!("{:.3} / {:.3}", get(&format!("{part}_seconds")), get(&format!("{part}_cpu_seconds")));
     let mut cells = vec![name.to_owned()];
-    cells.extend(Part::ALL.map(|part| time(part.name())));
+    cells.extend(StepPart::ALL.map(|part| time(part.name())));
     cells.push(time("step"));
     cells.push(format!("{:.0}", get("tokens_per_second")));
     cells.push(format!("{:.1}", get("flops_per_second") / 1e9));
@@ -166,11 +166,11 @@ fn summary_row(name: &str, summary: &Summary, which: usize) -> Vec<String> {
 }
 
 /// Parts by kinds of waits.
-fn waits_table(waits: &[Waits; 6]) -> Table {
+fn waits_table(waits: &[Syncs; 6]) -> Table {
     let mut header = vec!["part"];
-    header.extend(Waits::KINDS);
+    header.extend(Syncs::KINDS);
     let mut table = Table::new(&header);
-    for (part, waits) in Part::ALL.into_iter().zip(waits) {
+    for (part, waits) in StepPart::ALL.into_iter().zip(waits) {
         let counts = waits.rows().map(|(_, count)| count.to_string());
         add(&mut table, &std::iter::once(part.name().to_owned()).chain(counts).collect::<Vec<_>>());
     }

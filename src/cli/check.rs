@@ -15,9 +15,9 @@ use crate::recipe::{
 };
 use crate::report::console;
 use crate::report::table::Table;
-use crate::train::{self, Schedule, Settled, TrainError};
+use crate::train::{self, ResolvedRun, Schedule, TrainError};
 use crate::units::Bytes;
-use crate::verify::Nearness;
+use crate::verify::ErrorBound;
 
 #[derive(Debug, Args)]
 pub(super) struct Check {
@@ -37,7 +37,7 @@ impl Check {
         let say = |data: &Splits| said = console::result(&data.report.to_string());
         let settled = train::settled_with_data(recipe, &config, tokenizer.as_ref(), None, machine, say)?;
         said?;
-        let Settled { recipe, foretold, engine, data, .. } = settled;
+        let ResolvedRun { recipe, planned, engine, data, .. } = settled;
         let longest = (0..data.train.len()).max_by_key(|&sample| data.train.lengths()[sample]).unwrap_or(0);
         let plan = engine.settings().plan(&data.train.batch(&[longest])?, None).map_err(TrainError::from)?;
         let schedule = Schedule::new(&recipe, data.train.lengths());
@@ -49,7 +49,7 @@ impl Check {
         }
         let mut table = table(&recipe, &config, &plan, &schedule);
         table.row(&["replay log", &replay_log(engine.settings(), &config, &plan)]);
-        table.row(&["peak memory, planned", &foretold.words()]);
+        table.row(&["peak memory, planned", &planned.words()]);
         Ok(console::result(&table.to_string())?)
     }
 }
@@ -57,9 +57,9 @@ impl Check {
 /// What a reader of the recipe might not expect.
 fn notes(recipe: &Recipe, settings: &Settings, config: &ModelConfig) -> Vec<String> {
     let mut notes = Vec::new();
-    if settings.couples_rows() {
+    if settings.couples_sequences() {
         let policy = &recipe.kv_cache.policy.name;
-        let words = "the rows of a batch decide together: a row is what it is alone in batches of one row only";
+        let words = "the sequences of a batch decide together: a sequence is what it is alone in batches of one sequence only";
         notes.push(format!("the policy `{policy}`: {words}"));
     }
     if recipe.kv_cache.cpu_offload {
@@ -67,13 +67,12 @@ fn notes(recipe: &Recipe, settings: &Settings, config: &ModelConfig) -> Vec<Stri
         notes.push(format!("`kv_cache.cpu_offload`: {words}"));
     }
     if recipe.grad.single_tokens_for_targets {
-        let words =
-            "the first target of any row counts for its whole batch: a row is what it is alone in batches of one row only";
+        let words = "the first target of any sequence counts for its whole batch: a sequence is what it is alone in batches of one sequence only";
         notes.push(format!("`grad.single_tokens_for_targets`: {words}"));
     }
     let lengths_differ = !matches!(recipe.kv_cache.cache_length, CacheLength::Uniform(_));
     if recipe.kv_cache.chunking == Chunking::Reference && lengths_differ {
-        let words = "where layers have caches of different length, the borders of chunks follow the longest row of a batch";
+        let words = "where layers have caches of different length, the borders of chunks follow the longest sequence of a batch";
         notes.push(format!("`kv_cache.chunking = \"reference\"`: {words}"));
     }
     if recipe.kv_cache.chunking == Chunking::Reference && !lengths_differ {
@@ -95,7 +94,7 @@ fn notes(recipe: &Recipe, settings: &Settings, config: &ModelConfig) -> Vec<Stri
 }
 
 fn not_exact(form: StoreForm) -> String {
-    let Nearness { smallest_cosine, largest_error } = Nearness::of(form);
+    let ErrorBound { smallest_cosine, largest_error } = ErrorBound::of(form);
     format!(
         "the gradient is not exact (cosine to the exact one at least {smallest_cosine} and relative error at most {:.1} % on the models \
          of the tests)",
@@ -131,7 +130,7 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Sch
         HeadRecipe::NextToken => "next_token".to_owned(),
         HeadRecipe::SeqClassificationOnLogits(labels) => format!("seq_classification_on_logits, {labels}"),
     };
-    let num_rows = config.num_layers.div_ceil(recipe.grad.layers_per_cell.min(config.num_layers));
+    let num_bands = config.num_layers.div_ceil(recipe.grad.layers_per_cell.min(config.num_layers));
     let mut table = Table::new(&["what", "value"]);
     let shape = format!(
         "{} layers × {}, {} query heads, {} KV heads of {}",
@@ -151,7 +150,7 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Sch
         table.row(&["slots by layer", &by_layer]);
     }
     table.row(&["longest sample", &format!("{} tokens in {} chunks", plan.len(), plan.spans.len())]);
-    table.row(&["cells", &format!("{num_rows} rows × {} columns", plan.columns.len())]);
+    table.row(&["cells", &format!("{num_bands} layer bands × {} columns", plan.columns.len())]);
     table.row(&["layer checkpoints", &waiting(recipe.grad.layer_checkpoints)]);
     table.row(&["undo log", &waiting(recipe.grad.undo_log)]);
     table.row(&["steps", &schedule.to_string()]);
@@ -188,8 +187,8 @@ fn replay_log(settings: &Settings, config: &ModelConfig, plan: &ChunkPlan) -> St
     let (Bytes(per_token), whole) = settings.log_bytes(plan, heads);
     let (at_most, choices, agreed) = match settings.scope() {
         None => return "empty: nothing is evicted".to_owned(),
-        Some(Scope::Batch) => ("", 1, " for all rows and KV heads together"),
-        Some(Scope::Row) => ("at most ", 1, " for all KV heads together"),
+        Some(Scope::Batch) => ("", 1, " for all sequences and KV heads together"),
+        Some(Scope::Sequence) => ("at most ", 1, " for all KV heads together"),
         Some(Scope::Head) => ("at most ", heads, ""),
     };
     let mean = per_token as f64 / (layers * choices) as f64;

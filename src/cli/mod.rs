@@ -44,7 +44,7 @@ enum Verb {
     FinetuneLora(finetune::Finetune),
     /// Train all weights of a model.
     FinetuneFull(finetune::Finetune),
-    /// Go on with a run.
+    /// Resume a run.
     Resume(finetune::Resume),
     /// Loss, perplexity and accuracy of a run, a checkpoint or a model.
     Evaluate(evaluate::Evaluate),
@@ -52,7 +52,7 @@ enum Verb {
     Verify(verify::Verify),
     /// Look at a recipe, its model and its data, and print what would run.
     Check(check::Check),
-    /// Foretell memory and time of a step, and choose how it is best tiled.
+    /// Predict memory and time of a step, and choose the best tiling.
     Plan(plan::Plan),
     /// Time training steps on random tokens, part by part.
     Bench(bench::BenchSteps),

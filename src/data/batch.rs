@@ -1,18 +1,18 @@
-//! What the engine takes per micro-batch: ragged rows of token ids with their targets.
+//! What the engine takes per micro-batch: ragged sequences of token ids with their targets.
 
 /// The target of an input after which nothing is predicted.
 pub const IGNORE: i64 = -100;
 
-/// Samples that are run together. Row `i` is the `i`-th sample asked for; rows keep their own lengths.
+/// Samples that are run together. Sequence `i` is the `i`-th sample asked for; sequences keep their own lengths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// One row per sample, never none.
-    pub rows: Vec<Row>,
+    /// One sequence per sample, never none.
+    pub sequences: Vec<Sequence>,
 }
 
 /// One sample as the model runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct Sequence {
     /// Index of the sample in its file, counted from 0: does not depend on split, order or batch.
     pub sample: u64,
     /// The tokens that are run.
@@ -23,7 +23,7 @@ pub struct Row {
     pub initial: Option<(usize, usize)>,
 }
 
-/// What a row is trained towards.
+/// What a sequence is trained towards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Targets {
     /// As long as the inputs: entry `i` is what input `i` must predict, or [`IGNORE`].
@@ -33,19 +33,19 @@ pub enum Targets {
 }
 
 impl Batch {
-    /// Inputs of the longest row.
+    /// Inputs of the longest sequence.
     pub fn max_len(&self) -> usize {
-        self.rows.iter().map(|row| row.inputs.len()).max().unwrap_or(0)
+        self.sequences.iter().map(|sequence| sequence.inputs.len()).max().unwrap_or(0)
     }
 
-    /// Inputs of all rows, padding not counted.
+    /// Inputs of all sequences, padding not counted.
     pub fn num_tokens(&self) -> usize {
-        self.rows.iter().map(|row| row.inputs.len()).sum()
+        self.sequences.iter().map(|sequence| sequence.inputs.len()).sum()
     }
 
     /// Positions (or classes) that the loss is summed over.
     pub fn num_targets(&self) -> usize {
-        self.rows.iter().map(|row| row.targets.count()).sum()
+        self.sequences.iter().map(|sequence| sequence.targets.count()).sum()
     }
 }
 
@@ -65,9 +65,9 @@ mod tests {
 
     #[test]
     fn counts_leave_out_what_is_ignored() {
-        let next = Row { sample: 0, inputs: vec![5, 6, 7], targets: Targets::NextToken(vec![IGNORE, 7, 0]), initial: None };
-        let class = Row { sample: 1, inputs: vec![5], targets: Targets::Class(2), initial: None };
-        let batch = Batch { rows: vec![next, class] };
+        let next = Sequence { sample: 0, inputs: vec![5, 6, 7], targets: Targets::NextToken(vec![IGNORE, 7, 0]), initial: None };
+        let class = Sequence { sample: 1, inputs: vec![5], targets: Targets::Class(2), initial: None };
+        let batch = Batch { sequences: vec![next, class] };
         assert_eq!((batch.max_len(), batch.num_tokens(), batch.num_targets()), (3, 4, 3));
     }
 }

@@ -4,10 +4,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::batch::{Batch, Row};
+use super::batch::{Batch, Sequence};
 use super::encode::Encoder;
 use super::error::DataError;
-use super::example::{Content, Example, Place};
+use super::example::{Content, Example, SamplePlace};
 use super::on_too_long::{Fit, Length};
 
 /// Samples to train on or to validate with, in file order.
@@ -52,17 +52,17 @@ impl Dataset {
         &self.lengths
     }
 
-    /// Tokenises these samples (indices from 0 to `len` - 1) and cuts what is too long; row `i` is `samples[i]`.
+    /// Tokenises these samples (indices from 0 to `len` - 1) and cuts what is too long; sequence `i` is `samples[i]`.
     pub fn batch(&self, samples: &[usize]) -> Result<Batch, DataError> {
         let bad = |found: &dyn fmt::Display| DataError::BadBatch { found: found.to_string(), len: self.len() };
         if samples.is_empty() {
             return Err(bad(&"no samples"));
         }
-        let row = |&sample: &usize| {
+        let sequence = |&sample: &usize| {
             let index = self.chosen.get(sample).ok_or_else(|| bad(&format_args!("sample {sample}")))?;
             self.samples.row(*index)
         };
-        Ok(Batch { rows: samples.iter().map(row).collect::<Result<_, _>>()? })
+        Ok(Batch { sequences: samples.iter().map(sequence).collect::<Result<_, _>>()? })
     }
 
     /// The token of each class where the head classifies.
@@ -94,9 +94,9 @@ impl Samples {
         self.lengths[index].total - cut - usize::from(!is_classified)
     }
 
-    fn row(&self, index: usize) -> Result<Row, DataError> {
+    fn row(&self, index: usize) -> Result<Sequence, DataError> {
         let example = &self.examples[index];
-        let place = || Place { path: self.path.clone(), at: example.at };
+        let place = || SamplePlace { path: self.path.clone(), at: example.at };
         let mut sequence = self.encoder.encode(&example.content, &place)?;
         if sequence.length() != self.lengths[index] {
             let (found, recorded) = (sequence.length().total, self.lengths[index].total);
@@ -106,6 +106,6 @@ impl Samples {
         if let Fit::Cut(range) = &self.fits[index] {
             sequence.cut(range.clone());
         }
-        Ok(sequence.into_row(index))
+        Ok(sequence.into_sequence(index))
     }
 }

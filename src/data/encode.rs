@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::batch::{IGNORE, Row, Targets};
+use super::batch::{IGNORE, Sequence, Targets};
 use super::error::DataError;
-use super::example::{Content, Place};
+use super::example::{Content, SamplePlace};
 use super::initial_part::{Finder, after_cut};
 use super::on_too_long::Length;
 use super::tokenizer::Tokenizer;
@@ -15,13 +15,13 @@ pub(super) struct Encoder {
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) trains_on_prompt: bool,
     pub(super) vocab_size: usize,
-    /// Finds the initial part of rows, where that is asked for.
+    /// Finds the initial part of sequences, where that is asked for.
     pub(super) initial: Option<Finder>,
 }
 
 /// A sample as token ids.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Sequence {
+pub(super) struct EncodedSample {
     ids: Vec<u32>,
     /// Leading tokens that may be cut.
     prompt: usize,
@@ -38,14 +38,14 @@ enum Aim {
 
 impl Encoder {
     /// Encodes a whole sample, however long.
-    pub(super) fn encode(&self, content: &Content, place: &dyn Fn() -> Place) -> Result<Sequence, DataError> {
+    pub(super) fn encode(&self, content: &Content, place: &dyn Fn() -> SamplePlace) -> Result<EncodedSample, DataError> {
         let sequence = match content {
             Content::Tokens { ids, is_trained } => {
                 let prompt = is_trained.iter().take_while(|&&trained| !trained).count();
-                Sequence { ids: ids.clone(), prompt, aim: Aim::Tokens(is_trained.clone()), initial: None }
+                EncodedSample { ids: ids.clone(), prompt, aim: Aim::Tokens(is_trained.clone()), initial: None }
             }
             Content::TokensClass { ids, class } => {
-                Sequence { ids: ids.clone(), prompt: ids.len() - 1, aim: Aim::Class(*class), initial: None }
+                EncodedSample { ids: ids.clone(), prompt: ids.len() - 1, aim: Aim::Class(*class), initial: None }
             }
             Content::Text { prompt, completion } => self.encode_text(prompt, completion)?,
             Content::TextClass { prompt, class } => {
@@ -54,7 +54,7 @@ impl Encoder {
                 let mut ids = tokenizer.encode_prompt(prompt)?;
                 let prompt = ids.len();
                 ids.push(tokenizer.eos()?);
-                Sequence { ids, prompt, aim: Aim::Class(*class), initial: None }
+                EncodedSample { ids, prompt, aim: Aim::Class(*class), initial: None }
             }
         };
         sequence.check(self.vocab_size, place)?;
@@ -62,7 +62,7 @@ impl Encoder {
     }
 
     /// Marks the initial part of a sequence that nothing has been cut from.
-    pub(super) fn mark_initial(&self, content: &Content, sequence: &mut Sequence) -> Result<(), DataError> {
+    pub(super) fn mark_initial(&self, content: &Content, sequence: &mut EncodedSample) -> Result<(), DataError> {
         let Some(finder) = &self.initial else { return Ok(()) };
         let found = match content {
             Content::Text { prompt, .. } | Content::TextClass { prompt, .. } => {
@@ -74,14 +74,14 @@ impl Encoder {
         Ok(())
     }
 
-    fn encode_text(&self, prompt: &str, completion: &str) -> Result<Sequence, DataError> {
+    fn encode_text(&self, prompt: &str, completion: &str) -> Result<EncodedSample, DataError> {
         let tokenizer = self.tokenizer()?;
         let mut ids = tokenizer.encode_prompt(prompt)?;
         let prompt = ids.len();
         ids.extend(tokenizer.encode(completion)?);
         ids.push(tokenizer.eos()?);
         let is_trained = (0..ids.len()).map(|index| index >= prompt || self.trains_on_prompt).collect();
-        Ok(Sequence { ids, prompt, aim: Aim::Tokens(is_trained), initial: None })
+        Ok(EncodedSample { ids, prompt, aim: Aim::Tokens(is_trained), initial: None })
     }
 
     fn tokenizer(&self) -> Result<&Tokenizer, DataError> {
@@ -89,7 +89,7 @@ impl Encoder {
     }
 }
 
-impl Sequence {
+impl EncodedSample {
     pub(super) fn length(&self) -> Length {
         Length { total: self.ids.len(), prompt: self.prompt }
     }
@@ -104,8 +104,8 @@ impl Sequence {
         }
     }
 
-    /// The row to run. A classified sequence runs whole; else its last token is only ever a target.
-    pub(super) fn into_row(self, sample: usize) -> Row {
+    /// The sequence to run. A classified sequence runs whole; else its last token is only ever a target.
+    pub(super) fn into_sequence(self, sample: usize) -> Sequence {
         let Self { ids: mut inputs, aim, initial, .. } = self;
         let targets = match aim {
             Aim::Class(class) => Targets::Class(class),
@@ -117,10 +117,10 @@ impl Sequence {
             }
         };
         let initial = initial.map(|range| (range.start.min(inputs.len()), range.end.min(inputs.len())));
-        Row { sample: sample as u64, inputs, targets, initial }
+        Sequence { sample: sample as u64, inputs, targets, initial }
     }
 
-    fn check(&self, vocab_size: usize, place: &dyn Fn() -> Place) -> Result<(), DataError> {
+    fn check(&self, vocab_size: usize, place: &dyn Fn() -> SamplePlace) -> Result<(), DataError> {
         if let Some(&id) = self.ids.iter().find(|&&id| id as usize >= vocab_size) {
             return Err(DataError::OutOfVocabulary { what: place().to_string(), id: u64::from(id), vocab_size });
         }

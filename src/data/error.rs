@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use super::example::Place;
+use super::example::SamplePlace;
 use crate::files::FilesError;
 use crate::units::Hint;
 
-/// What asks for a tokenizer even where rows are token ids already.
+/// What asks for a tokenizer even where sequences are token ids already.
 pub(super) const INITIAL_PART: &str = "the initial part of a prompt";
 
 /// What can be wrong with data files, tokenizers and labels.
@@ -62,7 +62,7 @@ pub enum DataError {
     #[error("{place}: expected {expected}, found {found}")]
     Shape {
         /// Where it stands.
-        place: Place,
+        place: SamplePlace,
         /// What the format asks for.
         expected: &'static str,
         /// What is there.
@@ -72,7 +72,7 @@ pub enum DataError {
     #[error("{place}: field `{field}` is missing")]
     MissingField {
         /// The sample.
-        place: Place,
+        place: SamplePlace,
         /// The field.
         field: &'static str,
     },
@@ -80,7 +80,7 @@ pub enum DataError {
     #[error("{place}: field `{field}`: expected {expected}, found {found}")]
     BadField {
         /// The sample.
-        place: Place,
+        place: SamplePlace,
         /// The field.
         field: &'static str,
         /// What the format asks for.
@@ -123,14 +123,14 @@ pub enum DataError {
         what: String,
         /// The id.
         id: u64,
-        /// Rows of the model's embedding.
+        /// Sequences of the model's embedding.
         vocab_size: usize,
     },
     /// A sample longer than allowed, where the recipe says that this is an error.
     #[error("{place}: {length} tokens, expected at most {limit}")]
     TooLong {
         /// The sample.
-        place: Place,
+        place: SamplePlace,
         /// Its tokens.
         length: usize,
         /// Tokens that a sample may have.
@@ -140,7 +140,7 @@ pub enum DataError {
     #[error("{place}: {length} tokens and none to predict, expected at least 1 target")]
     NoTarget {
         /// The sample.
-        place: Place,
+        place: SamplePlace,
         /// Its tokens.
         length: usize,
     },
@@ -182,7 +182,7 @@ pub enum DataError {
     #[error("{place}: {found} tokens, but {recorded} were recorded when the data was opened")]
     LengthChanged {
         /// The sample.
-        place: Place,
+        place: SamplePlace,
         /// Tokens now.
         found: usize,
         /// Tokens recorded.

@@ -7,7 +7,7 @@ use super::label_tokens::Classes;
 
 /// Which line or record of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum LineOrRecord {
     /// Line, counted from 1.
     Line(usize),
     /// Record, counted from 0.
@@ -16,18 +16,18 @@ pub enum At {
 
 /// A sample's place, as people look it up: `train.jsonl:12`, or record 3 of `data.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SamplePlace {
     /// The data file.
     pub path: PathBuf,
     /// Where in it.
-    pub at: At,
+    pub at: LineOrRecord,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SamplePlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.at {
-            At::Line(line) => write!(f, "`{}:{line}`", self.path.display()),
-            At::Record(record) => write!(f, "record {record} (from 0) of `{}`", self.path.display()),
+            LineOrRecord::Line(line) => write!(f, "`{}:{line}`", self.path.display()),
+            LineOrRecord::Record(record) => write!(f, "record {record} (from 0) of `{}`", self.path.display()),
         }
     }
 }
@@ -35,7 +35,7 @@ impl fmt::Display for Place {
 /// A sample and its place in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Example {
-    pub(super) at: At,
+    pub(super) at: LineOrRecord,
     pub(super) content: Content,
 }
 

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{DataError, Limits, Splits, Tokenizer, open};
+use super::{DataError, ModelLimits, Splits, Tokenizer, open};
 use crate::recipe::{BatchOrder, DataFormat, DataRecipe, HeadRecipe, Labels, OnTooLong, ValidationSource};
 
-pub(super) const LIMITS: Limits = Limits { vocab_size: 512, max_positions: 32_768 };
+pub(super) const LIMITS: ModelLimits = ModelLimits { vocab_size: 512, max_positions: 32_768 };
 
 pub(super) fn tokenizer() -> Tokenizer {
     Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2")).unwrap()

@@ -1,4 +1,4 @@
-//! Finds the initial part of a row: instructions and the like at the start of a prompt, which a policy may keep.
+//! Finds the initial part of a sequence: instructions and the like at the start of a prompt, which a policy may keep.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use super::error::{DataError, INITIAL_PART};
 use super::tokenizer::Tokenizer;
 use crate::recipe::InitialPart;
 
-/// Applies a rule to rows.
+/// Applies a rule to sequences.
 #[derive(Clone, Debug)]
 pub(super) struct Finder {
     rule: InitialPart,
@@ -31,7 +31,7 @@ impl Finder {
         Ok(0..if count == 0 { 0 } else { ids.len() - plain.len() + count })
     }
 
-    /// The initial part of a row given as token ids, behind pads on its left or with them.
+    /// The initial part of a sequence given as token ids, behind pads on its left or with them.
     pub(super) fn in_tokens(&self, ids: &[u32]) -> Result<Range<usize>, DataError> {
         let pads = ids.iter().take_while(|&&id| id == self.rule.pad_id).count();
         let rest = &ids[pads..];
@@ -55,7 +55,7 @@ impl Finder {
         if end == 0 {
             return Ok(0);
         }
-        // The initial part is short and the row may be long: doubling, then halving.
+        // The initial part is short and the sequence may be long: doubling, then halving.
         let (mut less, mut enough) = (0, ids.len().min(64));
         while enough < ids.len() && !reaches(enough)? {
             (less, enough) = (enough, ids.len().min(2 * enough));
@@ -68,7 +68,7 @@ impl Finder {
     }
 }
 
-/// What is left of `range` when `cut` is taken out of the row: an end that is cut away moves to the cut.
+/// What is left of `range` when `cut` is taken out of the sequence: an end that is cut away moves to the cut.
 pub(super) fn after_cut(range: &Range<usize>, cut: &Range<usize>) -> Range<usize> {
     let moved = |at: usize| if at <= cut.start { at } else { at.max(cut.end) - cut.len() };
     moved(range.start)..moved(range.end)
@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
     use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
-    use crate::data::{Row, open};
+    use crate::data::{Sequence, open};
     use crate::recipe::DataFormat::{PromptCompletion, Tokens};
     use crate::recipe::{DataFormat, EndRegex, OnTooLong};
 
@@ -90,9 +90,9 @@ mod tests {
         InitialPart { pad_id: PAD, ..InitialPart::until(EndRegex::new(end_regex).unwrap()) }
     }
 
-    fn rows(fixture: &Fixture, rule: &InitialPart) -> Vec<Row> {
+    fn sequences(fixture: &Fixture, rule: &InitialPart) -> Vec<Sequence> {
         let splits = open(&fixture.recipe, &fixture.head, Some(&tokenizer()), LIMITS, Some(rule), 1).unwrap();
-        splits.train.batch(&(0..splits.train.len()).collect::<Vec<_>>()).unwrap().rows
+        splits.train.batch(&(0..splits.train.len()).collect::<Vec<_>>()).unwrap().sequences
     }
 
     fn line(prompt: &str) -> String {
@@ -104,13 +104,13 @@ mod tests {
     }
 
     fn one(format: DataFormat, line: String, rule: &InitialPart) -> (usize, usize) {
-        rows(&Fixture::new(format, line), rule)[0].initial.unwrap()
+        sequences(&Fixture::new(format, line), rule)[0].initial.unwrap()
     }
 
-    /// The text of a row's initial part.
-    fn kept(row: &Row) -> String {
-        let (start, end) = row.initial.unwrap();
-        tokenizer().decode(&row.inputs[start..end]).unwrap()
+    /// The text of a sequence's initial part.
+    fn kept(sequence: &Sequence) -> String {
+        let (start, end) = sequence.initial.unwrap();
+        tokenizer().decode(&sequence.inputs[start..end]).unwrap()
     }
 
     #[test]
@@ -119,13 +119,13 @@ mod tests {
         for text in texts {
             for (include, regex) in [(true, "###"), (false, "###"), (true, "#+ ?"), (true, "本|é")] {
                 let rule = InitialPart { include_end_string: include, ..rule(regex) };
-                let row = rows(&Fixture::new(PromptCompletion, line(text)), &rule).swap_remove(0);
+                let sequence = sequences(&Fixture::new(PromptCompletion, line(text)), &rule).swap_remove(0);
                 let ids = tokenizer().encode(text).unwrap();
                 // As token ids, with one more at the end, which is a target only.
-                let given = rows(&Fixture::new(Tokens, of_ids(&[&ids[..], &[0]].concat())), &rule).swap_remove(0);
-                assert_eq!(row.initial, given.initial, "{text}, {regex}");
+                let given = sequences(&Fixture::new(Tokens, of_ids(&[&ids[..], &[0]].concat())), &rule).swap_remove(0);
+                assert_eq!(sequence.initial, given.initial, "{text}, {regex}");
                 let end = rule.end_in(text).unwrap_or(text.len());
-                let (kept, count) = (kept(&row), row.initial.unwrap().1);
+                let (kept, count) = (kept(&sequence), sequence.initial.unwrap().1);
                 assert!(kept.len() >= end && kept.starts_with(&text[..end]), "{text}, {regex}: {kept}");
                 // The last token is needed.
                 let less = tokenizer().decode(&ids[..count.saturating_sub(1)]).unwrap();
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(one(Tokens, padded.clone(), &rule("###")), (0, 5 + alone));
         let behind = InitialPart { range_is_prefix: false, ..rule("###") };
         assert_eq!(one(Tokens, padded.clone(), &behind), (5, 5 + alone));
-        // Without a match all of the row, of which the last token is not run.
+        // Without a match all of the sequence, of which the last token is not run.
         assert_eq!(one(Tokens, padded.clone(), &rule("nowhere")), (0, 5 + ids.len() - 1));
         assert_eq!(one(Tokens, padded, &InitialPart { range_is_prefix: false, ..rule("nowhere") }), (5, 5 + ids.len() - 1));
         assert_eq!(one(Tokens, of_ids(&[PAD; 6]), &behind), (0, 5));
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn without_a_rule_there_is_none_and_without_a_tokenizer_an_error() {
         let fixture = Fixture::new(Tokens, of_ids(&[5, 6, 7]));
-        assert_eq!(fixture.open().unwrap().train.batch(&[0]).unwrap().rows[0].initial, None);
+        assert_eq!(fixture.open().unwrap().train.batch(&[0]).unwrap().sequences[0].initial, None);
         let error = open(&fixture.recipe, &fixture.head, None, LIMITS, Some(&rule("###")), 1).unwrap_err();
         assert!(crate::units::Hint::hint(&error).unwrap().contains("policy"));
         assert_eq!(error.to_string(), "the initial part of a prompt needs a tokenizer, found none");
@@ -175,8 +175,8 @@ mod tests {
     #[test]
     fn a_classified_prompt_has_one_too() {
         let line = serde_json::json!({"prompt": "Choose. ### the cache", "completion": "A"}).to_string();
-        let row = rows(&Fixture::new(PromptCompletion, line).classify(), &rule("###")).swap_remove(0);
-        assert_eq!(kept(&row), "Choose. ###");
+        let sequence = sequences(&Fixture::new(PromptCompletion, line).classify(), &rule("###")).swap_remove(0);
+        assert_eq!(kept(&sequence), "Choose. ###");
     }
 
     #[test]
@@ -194,9 +194,9 @@ mod tests {
             } else {
                 Fixture::new(PromptCompletion, line(prompt))
             };
-            let whole = rows(&fixture, &rule("###")).swap_remove(0);
+            let whole = sequences(&fixture, &rule("###")).swap_remove(0);
             let limit = whole.inputs.len() / 2;
-            let cut = rows(&fixture.limit(limit, OnTooLong::Truncate), &rule("###")).swap_remove(0);
+            let cut = sequences(&fixture.limit(limit, OnTooLong::Truncate), &rule("###")).swap_remove(0);
             let (kept, (_, end)) = (kept(&cut), cut.initial.unwrap());
             if *prompt == short {
                 assert_eq!((kept.as_str(), cut.initial), ("the cache holds ###", whole.initial));

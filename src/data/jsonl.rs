@@ -7,12 +7,12 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::error::DataError;
-use super::example::{At, Content, Example, Place};
+use super::example::{Content, Example, LineOrRecord, SamplePlace};
 
 /// One line's object, knowing where it stands.
 pub(super) struct Object {
     fields: Map<String, Value>,
-    place: Place,
+    place: SamplePlace,
 }
 
 /// Makes an example of each line that is not blank.
@@ -30,8 +30,8 @@ pub(super) fn read(
         if line.trim_ascii().is_empty() {
             continue;
         }
-        let at = At::Line(index + 1);
-        let place = Place { path: path.to_path_buf(), at };
+        let at = LineOrRecord::Line(index + 1);
+        let place = SamplePlace { path: path.to_path_buf(), at };
         let value = serde_json::from_slice(&line).map_err(|error| DataError::NotJson {
             place: format!("{}:{}", path.display(), index + 1),
             message: column_only(&error),
@@ -45,7 +45,7 @@ pub(super) fn read(
 }
 
 impl Object {
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> SamplePlace {
         self.place.clone()
     }
 

@@ -25,13 +25,13 @@ pub(super) struct Key {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Stored {
+struct LengthCacheFile {
     version: u32,
-    entries: Vec<Entry>,
+    entries: Vec<CachedLengths>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Entry {
+struct CachedLengths {
     key: Key,
     /// Per sample: all tokens, and the leading ones that are prompt.
     lengths: Vec<(usize, usize)>,
@@ -49,7 +49,7 @@ pub(super) fn places(data: &Path, data_hash: &str) -> Vec<PathBuf> {
 
 /// The recorded lengths, if a valid record for this key lies in one of the places.
 pub(super) fn read(places: &[PathBuf], key: &Key, num_samples: usize) -> Option<Vec<Length>> {
-    let valid = |entry: &Entry| {
+    let valid = |entry: &CachedLengths| {
         entry.key == *key
             && entry.lengths.len() == num_samples
             && entry.lengths.iter().all(|&(total, prompt)| total > 0 && prompt <= total)
@@ -73,9 +73,9 @@ pub(super) fn write(places: &[PathBuf], key: &Key, lengths: &[Length]) -> Result
 fn write_to(place: &Path, key: &Key, lengths: &[Length]) -> Result<(), String> {
     let mut entries = stored(place).map_or_else(Vec::new, |stored| stored.entries);
     entries.retain(|entry| entry.key != *key);
-    entries.insert(0, Entry { key: key.clone(), lengths: lengths.iter().map(|l| (l.total, l.prompt)).collect() });
+    entries.insert(0, CachedLengths { key: key.clone(), lengths: lengths.iter().map(|l| (l.total, l.prompt)).collect() });
     entries.truncate(MAX_ENTRIES);
-    let json = serde_json::to_vec(&Stored { version: VERSION, entries }).map_err(|error| error.to_string())?;
+    let json = serde_json::to_vec(&LengthCacheFile { version: VERSION, entries }).map_err(|error| error.to_string())?;
     if let Some(folder) = place.parent().filter(|folder| folder.ends_with("kvtune")) {
         std::fs::create_dir_all(folder).map_err(|error| error.to_string())?;
     }
@@ -83,9 +83,9 @@ fn write_to(place: &Path, key: &Key, lengths: &[Length]) -> Result<(), String> {
 }
 
 /// What is stored in a place; a file that is missing, damaged or of another version is as good as none.
-fn stored(place: &Path) -> Option<Stored> {
+fn stored(place: &Path) -> Option<LengthCacheFile> {
     let bytes = std::fs::read(place).ok()?;
-    serde_json::from_slice::<Stored>(&bytes).ok().filter(|stored| stored.version == VERSION)
+    serde_json::from_slice::<LengthCacheFile>(&bytes).ok().filter(|stored| stored.version == VERSION)
 }
 
 #[cfg(test)]

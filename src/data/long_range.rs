@@ -56,7 +56,7 @@ impl LongRangeTask {
         }
     }
 
-    fn draw(self, rng: &mut ChaCha12Rng) -> Drawn {
+    fn draw(self, rng: &mut ChaCha12Rng) -> SampleFacts {
         match self {
             Self::Needle => pairs(rng, 4, 1),
             Self::Keys => pairs(rng, 16, 4),
@@ -66,7 +66,7 @@ impl LongRangeTask {
 }
 
 /// What a sample is about.
-struct Drawn {
+struct SampleFacts {
     /// Facts; those of a chain must appear in their order.
     chains: Vec<Vec<[u32; 3]>>,
     /// All that can be asked, with the answer.
@@ -76,20 +76,20 @@ struct Drawn {
 }
 
 /// Independent facts, of which some are asked for.
-fn pairs(rng: &mut ChaCha12Rng, facts: usize, questions: usize) -> Drawn {
+fn pairs(rng: &mut ChaCha12Rng, facts: usize, questions: usize) -> SampleFacts {
     let (keys, values) = (distinct(rng, KEYS, facts), distinct(rng, VALUES, facts));
     let known: Vec<(u32, u32)> = keys.into_iter().zip(values).collect();
     let chains = known.iter().map(|&(key, value)| vec![[NOTE, key, value]]).collect();
-    Drawn { chains, known, questions }
+    SampleFacts { chains, known, questions }
 }
 
 /// Four chains of two assignments, of which one is asked for.
-fn chains(rng: &mut ChaCha12Rng) -> Drawn {
+fn chains(rng: &mut ChaCha12Rng) -> SampleFacts {
     let (names, values) = (distinct(rng, VARIABLES, 8), distinct(rng, VALUES, 4));
     let chain = |c: usize| vec![[SET, names[2 * c], values[c]], [SET, names[2 * c + 1], names[2 * c]]];
     // The end of the first chain stands first.
     let known = [1, 3, 5, 7, 0, 2, 4, 6].into_iter().map(|name| (names[name], values[name / 2])).collect();
-    Drawn { chains: (0..4).map(chain).collect(), known, questions: 1 }
+    SampleFacts { chains: (0..4).map(chain).collect(), known, questions: 1 }
 }
 
 fn distinct(rng: &mut ChaCha12Rng, range: Range<u32>, count: usize) -> Vec<u32> {
@@ -192,7 +192,7 @@ fn test_file(task: LongRangeTask) -> String {
 
 /// One line: noise with the facts in it, then the questions; the answers are the targets.
 fn sample(task: LongRangeTask, tokens: usize, asks_all: bool, rng: &mut ChaCha12Rng) -> String {
-    let Drawn { chains, known: mut questions, questions: asked } = task.draw(rng);
+    let SampleFacts { chains, known: mut questions, questions: asked } = task.draw(rng);
     if asks_all {
         questions.shuffle(rng);
     } else {
@@ -252,14 +252,14 @@ mod tests {
         LongRangeOptions { tokens: 128, train_samples: 20, test_samples: 10, asks_all: false, copies: false, seed: 7 }
     }
 
-    fn rows(path: &Path) -> Vec<(Vec<u32>, Vec<i64>)> {
+    fn sequences(path: &Path) -> Vec<(Vec<u32>, Vec<i64>)> {
         let numbers = |value: &Value| value.as_array().unwrap().iter().map(|x| x.as_i64().unwrap()).collect::<Vec<_>>();
         let text = std::fs::read_to_string(path).unwrap();
-        let row = |line: &str| {
+        let sequence = |line: &str| {
             let value: Value = serde_json::from_str(line).unwrap();
             (numbers(&value["input_ids"]).into_iter().map(|id| id as u32).collect(), numbers(&value["labels"]))
         };
-        text.lines().map(row).collect()
+        text.lines().map(sequence).collect()
     }
 
     /// The answer as a reader finds it: looking the name up until it leads to a value.
@@ -278,7 +278,7 @@ mod tests {
         assert!(report.to_string().contains(&NUM_WORDS.to_string()));
         assert_eq!((report.files.len(), report.tokens), (4, 128 * (60 + 30)));
         for (file, questions) in report.files[1..].iter().zip([1, 4, 1]) {
-            for (ids, labels) in rows(file) {
+            for (ids, labels) in sequences(file) {
                 assert_eq!((ids.len(), labels.len()), (128, 128));
                 assert!(ids.iter().all(|&id| (id as usize) < NUM_WORDS));
                 let targets: Vec<usize> = (0..128).filter(|&i| labels[i] != IGNORE).collect();
@@ -295,9 +295,9 @@ mod tests {
     fn training_asks_all_that_is_known() {
         let dir = tempfile::tempdir().unwrap();
         let report = make_long_range(dir.path(), &LongRangeOptions { asks_all: true, ..options() }).unwrap();
-        let rows = rows(&report.files[0]);
-        assert_eq!(rows.len(), 60);
-        for (i, (ids, labels)) in rows.iter().enumerate() {
+        let sequences = sequences(&report.files[0]);
+        assert_eq!(sequences.len(), 60);
+        for (i, (ids, labels)) in sequences.iter().enumerate() {
             let asked: Vec<usize> = (0..ids.len()).filter(|&i| labels[i] != IGNORE).collect();
             assert_eq!(asked.len(), [4, 16, 8][i % 3]);
             assert_eq!(asked.iter().map(|&i| ids[i - 1]).collect::<HashSet<_>>().len(), asked.len());
@@ -309,12 +309,12 @@ mod tests {
     fn copies_stand_between_the_training_samples() {
         let dir = tempfile::tempdir().unwrap();
         let report = make_long_range(dir.path(), &LongRangeOptions { copies: true, ..options() }).unwrap();
-        let rows = rows(&report.files[0]);
-        assert_eq!(rows.len(), 120);
-        for (_, labels) in rows.iter().step_by(2) {
+        let sequences = sequences(&report.files[0]);
+        assert_eq!(sequences.len(), 120);
+        for (_, labels) in sequences.iter().step_by(2) {
             assert!([1, 4].contains(&labels.iter().filter(|&&label| label != IGNORE).count()));
         }
-        for (ids, labels) in rows.iter().skip(1).step_by(2) {
+        for (ids, labels) in sequences.iter().skip(1).step_by(2) {
             let first = labels.iter().position(|&label| label != IGNORE).unwrap();
             assert!((8..=64).contains(&(first - 1)));
             assert!((first..128).all(|i| labels[i] == i64::from(ids[i - (first - 1)])));
@@ -330,7 +330,7 @@ mod tests {
             assert!(make_long_range(dir.path(), &LongRangeOptions { tokens: tokens - 1, ..short.clone() }).is_err());
             let report = make_long_range(dir.path(), &short).unwrap();
             for file in &report.files {
-                for (ids, labels) in rows(file) {
+                for (ids, labels) in sequences(file) {
                     assert_eq!((ids.len(), labels.len()), (tokens, tokens));
                     for i in (2..tokens).filter(|&i| labels[i] != IGNORE && ids[i - 2] == ASK) {
                         assert_eq!(look_up(&ids[..i - 2], ids[i - 1]), ids[i]);

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::error::DataError;
-use super::example::{At, Content, Example, Place, Task};
+use super::example::{Content, Example, LineOrRecord, SamplePlace, Task};
 use super::label_tokens::Classes;
 use super::parquet_rows;
 use super::tokenizer::Tokenizer;
@@ -78,10 +78,10 @@ pub(super) fn read(path: &Path, task: &Task, tokenizer: &Tokenizer) -> Result<Ve
         Task::NextToken => None,
         Task::Classify(classes) => Some(classes_of_letters(classes, tokenizer)?),
     };
-    let place = |record| Place { path: path.to_path_buf(), at: At::Record(record) };
-    let convert = |(record, row)| {
-        let content = content(row, classes, task, &|| place(record))?;
-        Ok(Example { at: At::Record(record), content })
+    let place = |record| SamplePlace { path: path.to_path_buf(), at: LineOrRecord::Record(record) };
+    let convert = |(record, sequence)| {
+        let content = content(sequence, classes, task, &|| place(record))?;
+        Ok(Example { at: LineOrRecord::Record(record), content })
     };
     rows.into_iter().enumerate().map(convert).collect()
 }
@@ -103,7 +103,7 @@ fn read_json(path: &Path) -> Result<Vec<[Option<String>; FIELDS.len()]>, DataErr
     }
     let records: Vec<Read7> = serde_json::from_slice(&bytes).map_err(|error| {
         if error.is_data() {
-            let place = Place { path: path.to_path_buf(), at: At::Line(error.line()) };
+            let place = SamplePlace { path: path.to_path_buf(), at: LineOrRecord::Line(error.line()) };
             DataError::Shape { place, expected: "an array of LongBench v2 records, all fields strings", found: error.to_string() }
         } else {
             DataError::NotJson { place: path.display().to_string(), message: error.to_string() }
@@ -114,15 +114,15 @@ fn read_json(path: &Path) -> Result<Vec<[Option<String>; FIELDS.len()]>, DataErr
 }
 
 fn content(
-    row: [Option<String>; FIELDS.len()],
+    sequence: [Option<String>; FIELDS.len()],
     classes: Option<[Option<usize>; 4]>,
     task: &Task,
-    place: &dyn Fn() -> Place,
+    place: &dyn Fn() -> SamplePlace,
 ) -> Result<Content, DataError> {
-    if let Some(missing) = row.iter().position(Option::is_none) {
+    if let Some(missing) = sequence.iter().position(Option::is_none) {
         return Err(DataError::MissingField { place: place(), field: FIELDS[missing] });
     }
-    let fields = row.map(Option::unwrap_or_default);
+    let fields = sequence.map(Option::unwrap_or_default);
     let answer = fields[6].trim();
     let bad = |expected: String| DataError::BadField { place: place(), field: "answer", expected, found: format!("`{answer}`") };
     let letter = LETTERS.iter().position(|&letter| letter == answer);
@@ -208,10 +208,10 @@ mod tests {
     fn asks_for_the_letter_in_words() {
         let splits = Fixture::new(LongBenchV2, json(&[record("C"), record("A")])).open().unwrap();
         let batch = splits.train.batch(&[0]).unwrap();
-        let text = tokenizer().decode(&batch.rows[0].inputs).unwrap();
+        let text = tokenizer().decode(&batch.sequences[0].inputs).unwrap();
         let tail = "Format your response as follows: \"The correct answer is (insert answer here)\".\n\nAnswer:\nThe correct answer is C";
         assert_eq!(text, format!("{PROMPT}{tail}"));
-        let Targets::NextToken(targets) = &batch.rows[0].targets else { panic!("a class") };
+        let Targets::NextToken(targets) = &batch.sequences[0].targets else { panic!("a class") };
         let letter = i64::from(tokenizer().encode("C").unwrap()[0]);
         assert_eq!(targets[targets.len() - 2..], [letter, 0]);
         assert_eq!(batch.num_targets(), 2);
@@ -221,14 +221,14 @@ mod tests {
     fn reads_the_class_behind_the_opening() {
         let mut fixture = Fixture::new(LongBenchV2, json(&[record(" D "), record("A")])).classify();
         let batch = fixture.open().unwrap().train.batch(&[0, 1]).unwrap();
-        assert_eq!(batch.rows[0].targets, Targets::Class(3));
-        assert_eq!(batch.rows[0].inputs.last(), Some(&0));
-        let text = tokenizer().decode(&batch.rows[0].inputs).unwrap();
+        assert_eq!(batch.sequences[0].targets, Targets::Class(3));
+        assert_eq!(batch.sequences[0].inputs.last(), Some(&0));
+        let text = tokenizer().decode(&batch.sequences[0].inputs).unwrap();
         assert_eq!(text, format!("{PROMPT}The correct answer is "));
         // Labels as tokens: by the letter they stand for, or else in order.
         let mut class = |tokens: Vec<u32>| {
             fixture.head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(tokens));
-            fixture.open().map(|splits| splits.train.batch(&[0]).unwrap().rows[0].targets.clone())
+            fixture.open().map(|splits| splits.train.batch(&[0]).unwrap().sequences[0].targets.clone())
         };
         let letter = |letter: &str| tokenizer().encode(letter).unwrap()[0];
         assert_eq!(class(vec![letter("D"), letter("A")]).unwrap(), Targets::Class(0));

@@ -30,14 +30,14 @@ mod tokenizer;
 mod tokens;
 mod train_bpe;
 
-pub use batch::{Batch, IGNORE, Row, Targets};
+pub use batch::{Batch, IGNORE, Sequence, Targets};
 pub use by_length::epoch_batches;
 pub use dataset::Dataset;
 pub use error::DataError;
-pub use example::{At, Place};
+pub use example::{LineOrRecord, SamplePlace};
 pub use label_tokens::label_tokens;
 pub use load_report::{FileReport, LengthSource, LoadReport};
 pub use long_range::{LongRangeOptions, LongRangeReport, make_long_range};
-pub use open::{Limits, Splits, open};
+pub use open::{ModelLimits, Splits, open};
 pub use tokenizer::Tokenizer;
 pub use train_bpe::{SPECIAL_TOKENS, train_bpe};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::error::DataError;
-use super::example::Place;
+use super::example::SamplePlace;
 use crate::recipe::OnTooLong;
 
 /// Tokens of a sample, before anything is cut.
@@ -29,7 +29,12 @@ pub(super) enum Fit {
 }
 
 /// Decides for one sample.
-pub(super) fn fit(length: Length, limit: usize, on_too_long: OnTooLong, place: impl FnOnce() -> Place) -> Result<Fit, DataError> {
+pub(super) fn fit(
+    length: Length,
+    limit: usize,
+    on_too_long: OnTooLong,
+    place: impl FnOnce() -> SamplePlace,
+) -> Result<Fit, DataError> {
     if length.total <= limit {
         return Ok(Fit::Whole);
     }
@@ -50,11 +55,11 @@ pub(super) fn fit(length: Length, limit: usize, on_too_long: OnTooLong, place: i
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::example::At;
+    use crate::data::example::LineOrRecord;
     use proptest::prelude::*;
 
-    fn place() -> Place {
-        Place { path: "train.jsonl".into(), at: At::Line(3) }
+    fn place() -> SamplePlace {
+        SamplePlace { path: "train.jsonl".into(), at: LineOrRecord::Line(3) }
     }
 
     proptest! {

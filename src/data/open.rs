@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::dataset::{Dataset, Samples};
 use super::encode::Encoder;
 use super::error::DataError;
-use super::example::{Example, Place, Task};
+use super::example::{Example, SamplePlace, Task};
 use super::initial_part::Finder;
 use super::label_tokens::Classes;
 use super::length_cache::{self, Key};
@@ -22,7 +22,7 @@ use crate::recipe::{DataFormat, DataRecipe, HeadRecipe, InitialPart, ValidationS
 
 /// What the model allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ModelLimits {
     /// Rows of its embedding: token ids are below this.
     pub vocab_size: usize,
     /// Longest sequence it was made for.
@@ -43,12 +43,12 @@ pub struct Splits {
 /// Reads the recipe's files, finds the samples that fit, and splits them by `seed` where there is no validation file.
 ///
 /// `ValidationSource::Fraction(0.0)` gives all samples, in file order, to `train`. `tokenizer` may be `None` for the
-/// format `tokens` with labels given as token ids. With a rule for the `initial` part of prompts, each row says where it stands.
+/// format `tokens` with labels given as token ids. With a rule for the `initial` part of prompts, each sequence says where it stands.
 pub fn open(
     recipe: &DataRecipe,
     head: &HeadRecipe,
     tokenizer: Option<&Tokenizer>,
-    limits: Limits,
+    limits: ModelLimits,
     initial: Option<&InitialPart>,
     seed: u64,
 ) -> Result<Splits, DataError> {
@@ -80,7 +80,12 @@ struct Opener<'a> {
 }
 
 impl<'a> Opener<'a> {
-    fn new(recipe: &'a DataRecipe, head: &HeadRecipe, tokenizer: Option<&Tokenizer>, limits: Limits) -> Result<Self, DataError> {
+    fn new(
+        recipe: &'a DataRecipe,
+        head: &HeadRecipe,
+        tokenizer: Option<&Tokenizer>,
+        limits: ModelLimits,
+    ) -> Result<Self, DataError> {
         let task = match head {
             HeadRecipe::NextToken => Task::NextToken,
             HeadRecipe::SeqClassificationOnLogits(labels) => Task::Classify(Classes::new(labels, tokenizer)?),
@@ -125,7 +130,7 @@ impl<'a> Opener<'a> {
         let mut fits = Vec::with_capacity(lengths.len());
         let mut fitting = Vec::new();
         for (index, (&length, example)) in lengths.iter().zip(&examples).enumerate() {
-            let place = || Place { path: path.to_path_buf(), at: example.at };
+            let place = || SamplePlace { path: path.to_path_buf(), at: example.at };
             let fit = fit(length, self.limit, self.recipe.on_too_long, place)?;
             report.cut += usize::from(matches!(fit, Fit::Cut(_)));
             report.uncuttable += usize::from(fit == Fit::NothingToCut);
@@ -157,7 +162,7 @@ impl<'a> Opener<'a> {
     /// Lengths of all samples: counted only where no valid record of an earlier start is found.
     fn lengths(&self, path: &Path, hash: &str, examples: &[Example], report: &mut FileReport) -> Result<Vec<Length>, DataError> {
         let count = |example: &Example| {
-            let place = || Place { path: path.to_path_buf(), at: example.at };
+            let place = || SamplePlace { path: path.to_path_buf(), at: example.at };
             Ok(self.encoder.encode(&example.content, &place)?.length())
         };
         let Some(tokenizer) = self.encoder.tokenizer.as_ref().filter(|_| self.recipe.format != DataFormat::Tokens) else {
@@ -264,7 +269,7 @@ mod tests {
         assert_eq!((splits.train.len(), splits.report.files[0].cut), (30, 9));
         assert_eq!(splits.train.lengths()[29], limit - 1);
         let (long, short) =
-            (whole.batch(&[29]).unwrap().rows.swap_remove(0), splits.train.batch(&[29]).unwrap().rows.swap_remove(0));
+            (whole.batch(&[29]).unwrap().sequences.swap_remove(0), splits.train.batch(&[29]).unwrap().sequences.swap_remove(0));
         assert_eq!(short.inputs.len(), limit - 1);
         // The cut lies in the middle of the prompt: both ends stay, and the completion with its targets.
         let (front, back) = (short.inputs.len() / 3, short.inputs.len() / 2);
@@ -287,7 +292,7 @@ mod tests {
     #[test]
     fn the_models_positions_limit_too() {
         let fixture = Fixture::new(DataFormat::Tokens, "{\"input_ids\": [1, 2, 3, 4], \"labels\": [1, 2, 3, 4]}\n");
-        let open = |max_positions| open(&fixture.recipe, &fixture.head, None, Limits { max_positions, ..LIMITS }, None, 1);
+        let open = |max_positions| open(&fixture.recipe, &fixture.head, None, ModelLimits { max_positions, ..LIMITS }, None, 1);
         assert!(open(4).is_ok());
         assert!(matches!(open(3), Err(DataError::TooLong { length: 4, limit: 3, .. })));
     }
@@ -301,7 +306,7 @@ mod tests {
         assert_eq!((splits.train.len(), validation.len(), splits.report.validation), (15, 5, 5));
         let samples = |dataset: &Dataset| {
             let all: Vec<usize> = (0..dataset.len()).collect();
-            dataset.batch(&all).unwrap().rows.iter().map(|row| row.sample).collect::<Vec<_>>()
+            dataset.batch(&all).unwrap().sequences.iter().map(|sequence| sequence.sample).collect::<Vec<_>>()
         };
         let mut all = [samples(&splits.train), samples(&validation)].concat();
         all.sort_unstable();
@@ -325,7 +330,7 @@ mod tests {
         let fixture = Fixture::new(DataFormat::PromptCompletion, texts(2));
         let error = open(&fixture.recipe, &fixture.head, None, LIMITS, None, 1).unwrap_err();
         assert_eq!(error.to_string(), "text data needs a tokenizer, found none");
-        let small = Limits { vocab_size: 40, ..LIMITS };
+        let small = ModelLimits { vocab_size: 40, ..LIMITS };
         let error = open(&fixture.recipe, &fixture.head, Some(&tokenizer()), small, None, 1).unwrap_err();
         assert!(matches!(error, DataError::OutOfVocabulary { vocab_size: 40, .. }), "{error}");
         let labels = HeadRecipe::SeqClassificationOnLogits(Labels::Texts(vec!["yes".into(), "two words".into()]));

@@ -36,13 +36,13 @@ mod tests {
         let splits = Fixture::new(PromptCompletion, LINES).open().unwrap();
         let tokenizer = tokenizer();
         let (prompt, completion) = (tokenizer.encode("the cache").unwrap(), tokenizer.encode(" holds").unwrap());
-        let row = splits.train.batch(&[0]).unwrap().rows.swap_remove(0);
-        assert_eq!(row.inputs, [prompt.clone(), completion.clone()].concat());
-        let Targets::NextToken(targets) = row.targets else { panic!("a class") };
+        let sequence = splits.train.batch(&[0]).unwrap().sequences.swap_remove(0);
+        assert_eq!(sequence.inputs, [prompt.clone(), completion.clone()].concat());
+        let Targets::NextToken(targets) = sequence.targets else { panic!("a class") };
         let trained: Vec<i64> = completion.iter().map(|&id| i64::from(id)).chain([0]).collect();
         assert_eq!(targets, [vec![IGNORE; prompt.len() - 1], trained].concat());
-        assert_eq!(splits.train.lengths()[0], row.inputs.len());
-        assert_eq!(splits.train.batch(&[1]).unwrap().rows[0].sample, 1);
+        assert_eq!(splits.train.lengths()[0], sequence.inputs.len());
+        assert_eq!(splits.train.batch(&[1]).unwrap().sequences[0].sample, 1);
     }
 
     #[test]
@@ -51,17 +51,17 @@ mod tests {
         fixture.recipe.train_on_prompt = true;
         let batch = fixture.open().unwrap().train.batch(&[1, 0]).unwrap();
         assert_eq!(batch.num_targets(), batch.num_tokens());
-        assert_eq!(batch.rows.iter().map(|row| row.sample).collect::<Vec<_>>(), [1, 0]);
+        assert_eq!(batch.sequences.iter().map(|sequence| sequence.sample).collect::<Vec<_>>(), [1, 0]);
     }
 
     #[test]
     fn a_completion_can_be_a_class() {
         let lines = "{\"prompt\": \"key\", \"completion\": \" C\\n\"}\n";
         let splits = Fixture::new(PromptCompletion, lines).classify().open().unwrap();
-        let row = splits.train.batch(&[0]).unwrap().rows.swap_remove(0);
-        assert_eq!(row.targets, Targets::Class(2));
-        assert_eq!(row.inputs, [tokenizer().encode("key").unwrap(), vec![0]].concat());
-        assert_eq!(splits.train.lengths(), [row.inputs.len()]);
+        let sequence = splits.train.batch(&[0]).unwrap().sequences.swap_remove(0);
+        assert_eq!(sequence.targets, Targets::Class(2));
+        assert_eq!(sequence.inputs, [tokenizer().encode("key").unwrap(), vec![0]].concat());
+        assert_eq!(splits.train.lengths(), [sequence.inputs.len()]);
         assert_eq!(splits.train.label_tokens().unwrap().len(), 4);
         let error = Fixture::new(PromptCompletion, LINES).classify().error();
         assert_eq!(error, "`train.jsonl:1`: field `completion`: expected one of the labels `A`, `B`, `C`, `D`, found `holds`");

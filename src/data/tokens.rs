@@ -89,9 +89,9 @@ mod tests {
         let splits = open(&fixture.recipe, &fixture.head, None, LIMITS, None, 1).unwrap();
         assert_eq!(splits.train.lengths(), [3, 1]);
         let batch = splits.train.batch(&[0, 1]).unwrap();
-        assert_eq!(batch.rows[0].inputs, [5, 6, 7]);
-        assert_eq!(batch.rows[0].targets, Targets::NextToken(vec![IGNORE, 7, 8]));
-        assert_eq!(batch.rows[1].targets, Targets::NextToken(vec![9]));
+        assert_eq!(batch.sequences[0].inputs, [5, 6, 7]);
+        assert_eq!(batch.sequences[0].targets, Targets::NextToken(vec![IGNORE, 7, 8]));
+        assert_eq!(batch.sequences[1].targets, Targets::NextToken(vec![9]));
         assert!(!splits.report.has_tokenised());
     }
 
@@ -101,7 +101,10 @@ mod tests {
         fixture.head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![40, 41, 42]));
         let splits = open(&fixture.recipe, &fixture.head, None, LIMITS, None, 1).unwrap();
         let batch = splits.train.batch(&[0]).unwrap();
-        assert_eq!((batch.rows[0].inputs.as_slice(), &batch.rows[0].targets), ([5, 6, 7].as_slice(), &Targets::Class(2)));
+        assert_eq!(
+            (batch.sequences[0].inputs.as_slice(), &batch.sequences[0].targets),
+            ([5, 6, 7].as_slice(), &Targets::Class(2))
+        );
         assert_eq!(splits.train.lengths(), [3]);
         assert_eq!(splits.train.label_tokens(), Some([40, 41, 42].as_slice()));
         fixture.head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(vec![40, 41]));

@@ -2,7 +2,7 @@
 
 use tch::{Kind, Tensor, no_grad};
 
-use super::layer_run::{SharedRun, Tokens, link, lock};
+use super::layer_state::{ChunkQkv, SharedLayer, link, lock};
 use crate::cache::{CacheError, ChunkSpan, Policy};
 use crate::model::{Attend, AttendError, Qkv};
 use crate::native::attach_backward;
@@ -12,7 +12,7 @@ use crate::units::LayerIdx;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Column<'a> {
     pub(super) spans: &'a [ChunkSpan],
-    pub(super) runs: &'a [SharedRun],
+    pub(super) runs: &'a [SharedLayer],
     /// First layer, and the one behind the last, of those that take turns.
     pub(super) layers: (usize, usize),
 }
@@ -71,14 +71,14 @@ impl Attend for Deciding<'_> {
         let keep_undo = layer.0 >= self.keep_undo_from;
         self.column.turn(layer, self.column.above(layer), || {
             self.column.by_chunk(&qkv, |span, [q, k, v]| {
-                let tokens = Tokens { q: &q, k: &k, v: &v, scale: qkv.scale };
+                let tokens = ChunkQkv { q: &q, k: &k, v: &v, scale: qkv.scale };
                 lock(run).decide(policy, span, tokens, keep_undo).map_err(refused)
             })
         })
     }
 }
 
-/// Follows recorded choices: in a forward phase that is given its log, and in a row's second forward, which makes the row's undo log
+/// Follows recorded choices: in a forward phase that is given its log, and in a sequence's second forward, which makes the sequence's undo log
 /// and its final caches.
 pub(super) struct Replaying<'a> {
     pub(super) column: Column<'a>,
@@ -92,7 +92,7 @@ impl Attend for Replaying<'_> {
         let keep_undo = layer.0 >= self.keep_undo_from;
         self.column.turn(layer, self.column.above(layer), || {
             self.column.by_chunk(&qkv, |span, [q, k, v]| {
-                lock(run).replay(span, Tokens { q: &q, k: &k, v: &v, scale: qkv.scale }, keep_undo).map_err(refused)
+                lock(run).replay(span, ChunkQkv { q: &q, k: &k, v: &v, scale: qkv.scale }, keep_undo).map_err(refused)
             })
         })
     }
@@ -126,7 +126,7 @@ impl Attend for Differentiating<'_> {
         let next = if layer.0 + 1 < column.layers.1 { layer.0 + 1 } else { layer.0 };
         let out = column.turn(layer, next, || {
             column.by_chunk(&qkv, |span, [q, k, v]| {
-                let turn = Turn::of(column, layer, span);
+                let turn = OffloadMoves::of(column, layer, span);
                 let (out, next) = cached_attention((run, turn), span, [&q, &k, &v], qkv.scale, &chain)?;
                 chain = next;
                 Ok(out)
@@ -143,12 +143,12 @@ impl Attend for Differentiating<'_> {
 
 /// What a chunk's backward does for offloaded caches beside its own: the column's last chunk comes first, and sets the layer below on
 /// its way; the first chunk comes last, and sends its own layer back.
-struct Turn {
-    below: Option<SharedRun>,
+struct OffloadMoves {
+    below: Option<SharedLayer>,
     parks: bool,
 }
 
-impl Turn {
+impl OffloadMoves {
     fn of(column: Column<'_>, layer: LayerIdx, span: &ChunkSpan) -> Self {
         let is = |edge: Option<&ChunkSpan>| edge.is_some_and(|edge| edge.index == span.index);
         let below = is(column.spans.last()) && layer.0 > column.layers.0;
@@ -162,7 +162,7 @@ impl Turn {
 /// The node must exist and run whatever is trained, and in reverse order of the chunks: so it takes and returns a one-element
 /// tensor that requires grad. Without that chain, LoRA on the MLP alone would leave layer 0's cache wound up.
 fn cached_attention(
-    (run, turn): (&SharedRun, Turn),
+    (run, turn): (&SharedLayer, OffloadMoves),
     span: &ChunkSpan,
     [q, k, v]: [&Tensor; 3],
     scale: f64,
@@ -171,7 +171,7 @@ fn cached_attention(
     let needs = [q.requires_grad(), k.requires_grad(), v.requires_grad()];
     let detached = [q.detach(), k.detach(), v.detach()];
     let (out, saved, next) = no_grad(|| {
-        let tokens = Tokens { q: &detached[0], k: &detached[1], v: &detached[2], scale };
+        let tokens = ChunkQkv { q: &detached[0], k: &detached[1], v: &detached[2], scale };
         let (out, saved) = lock(run).recompute(span, tokens).map_err(refused)?;
         // Autograd hangs its history on a tensor of its own; its numbers are those that the backward keeps.
         Ok::<_, AttendError>((out.detach(), saved, link(chain)))

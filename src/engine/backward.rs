@@ -1,4 +1,4 @@
-//! The backward phase: rows of cells top-down, cells from right to left, the choices replayed, caches and gradients unwound.
+//! The backward phase: layer bands top-down, cells from right to left, the choices replayed, caches and gradients unwound.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,13 +9,13 @@ use super::ahead::Prepared;
 use super::attend::{Column, Differentiating, Replaying, chain_leaf};
 use super::forward::{ForwardTrace, captured, hand_back_log};
 use super::head_run::HeadRun;
-use super::layer_run::{link, lock};
-use super::memory::{self, Beside};
-use super::{Engine, EngineError, Event, Observer, StepContext, StepGradients};
+use super::layer_state::{link, lock};
+use super::memory::{self, Transient};
+use super::{Engine, EngineError, Event, MicroBatchContext, MicroBatchGradients, Observer};
 use crate::cache::LayerLog;
 use crate::model::{Attend, CapturedLayers, Model};
 use crate::native::run_backward;
-use crate::store::{Ahead, Away, copies_go_beside};
+use crate::store::{HostTensor, Prefetch, copies_are_async};
 use crate::units::LayerIdx;
 
 /// Runs the backward phase.
@@ -23,43 +23,43 @@ pub(super) fn run(
     engine: &Engine,
     model: &Model,
     mut trace: ForwardTrace,
-    context: StepContext,
+    context: MicroBatchContext,
     observer: &mut dyn Observer,
-) -> Result<StepGradients, EngineError> {
+) -> Result<MicroBatchGradients, EngineError> {
     hand_back_log(&mut trace);
-    let rows = engine.settings.rows();
-    // The gradient that travels from row to row, by column; never quantised.
+    let bands = engine.settings.layer_bands();
+    // The gradient that travels from band to band, by column; never quantised.
     let (top, mut head) = (trace.top.take(), std::mem::take(&mut trace.head));
     let head_waits = top.is_none();
     let mut travelling = top.unwrap_or_else(|| trace.plan.columns.iter().map(|_| None).collect());
     // The very tensors that the head adds to.
     let head_gradients: Vec<Tensor> = head.gradients.iter().map(Tensor::shallow_clone).collect();
-    let mut tell = |event, trace: &ForwardTrace, travelling: &[Option<Away>], ahead: Option<&Prepared>| {
+    let mut emit = |event, trace: &ForwardTrace, travelling: &[Option<HostTensor>], ahead: Option<&Prepared>| {
         let ahead = ahead.map(Prepared::bytes).unwrap_or_default();
-        memory::tell(observer, event, (model, trace), &Beside { travelling, ahead, head: &head_gradients });
+        memory::emit(observer, event, (model, trace), &Transient { travelling, ahead, head: &head_gradients });
     };
-    for (depth, layers) in rows.iter().rev().enumerate() {
-        let row = Row { model, trace: &trace, layers: layers.clone(), context };
+    for (depth, layers) in bands.iter().rev().enumerate() {
+        let band = LayerBand { model, trace: &trace, layers: layers.clone(), context };
         if depth > 0 {
-            tell(Event::Replay { row: (depth, rows.len()) }, &trace, &travelling, None);
+            emit(Event::Replay { band: (depth, bands.len()) }, &trace, &travelling, None);
             let captured = captured(engine, model, &trace.plan)?;
-            no_grad(|| row.replay(captured))?;
+            no_grad(|| band.replay(captured))?;
         }
         let mut next: Option<Prepared> = None;
         for c in (0..trace.plan.columns.len()).rev() {
-            let (row_of, column) = ((depth, rows.len()), (c, trace.plan.columns.len()));
-            tell(Event::Cell { row: row_of, column }, &trace, &travelling, next.as_ref());
+            let (band_of, column) = ((depth, bands.len()), (c, trace.plan.columns.len()));
+            emit(Event::Cell { band: band_of, column }, &trace, &travelling, next.as_ref());
             let prepared = match next.take() {
                 Some(prepared) => prepared,
-                None => row.prepare(c, &mut travelling)?,
+                None => band.prepare(c, &mut travelling)?,
             };
-            if c > 0 && copies_go_beside(model.device()) {
-                next = Some(row.prepare(c - 1, &mut travelling)?);
+            if c > 0 && copies_are_async(model.device()) {
+                next = Some(band.prepare(c - 1, &mut travelling)?);
             }
-            let above = if head_waits { Above::Head(engine, &mut head) } else { Above::Row };
-            travelling[c] = row.cell(c, (prepared, above), &mut |turn| match turn {
-                Turn::Head => tell(Event::Head { column }, &trace, &travelling, next.as_ref()),
-                Turn::Backward => tell(Event::CellBackward { row: row_of, column }, &trace, &travelling, next.as_ref()),
+            let above = if head_waits { Above::Head(engine, &mut head) } else { Above::LayerBand };
+            travelling[c] = band.cell(c, (prepared, above), &mut |turn| match turn {
+                CellPhase::Head => emit(Event::Head { column }, &trace, &travelling, next.as_ref()),
+                CellPhase::Backward => emit(Event::CellBackward { band: band_of, column }, &trace, &travelling, next.as_ref()),
             })?;
         }
         trace.checkpoints.drop_border(layers.start);
@@ -71,12 +71,12 @@ pub(super) fn run(
     trace.log.layers = layers;
     let ends = ends(model, &trace, std::mem::take(&mut head.gradients), travelling);
     let gradients = collect(model, ends);
-    Ok(StepGradients { rows: head.finish()?, gradients, log: trace.log })
+    Ok(MicroBatchGradients { losses: head.finish()?, gradients, log: trace.log })
 }
 
 /// The gradients that no cell makes, where all weights are trained: of the head's parameters, and of the embedding, from the
-/// gradients that have travelled through the lowest row. A tied matrix has both.
-fn ends(model: &Model, trace: &ForwardTrace, head: Vec<Tensor>, travelled: Vec<Option<Away>>) -> Vec<(String, Tensor)> {
+/// gradients that have travelled through the lowest band. A tied matrix has both.
+fn ends(model: &Model, trace: &ForwardTrace, head: Vec<Tensor>, travelled: Vec<Option<HostTensor>>) -> Vec<(String, Tensor)> {
     let head = model.head_parameters().into_iter().zip(head);
     let mut ends: Vec<_> = head.map(|((name, _), gradient)| (name, gradient)).collect();
     #[cfg(test)]
@@ -86,7 +86,7 @@ fn ends(model: &Model, trace: &ForwardTrace, head: Vec<Tensor>, travelled: Vec<O
     if let Some((name, _)) = model.embedding_parameter() {
         let columns = trace.plan.columns.iter().zip(travelled);
         let pieces =
-            columns.filter_map(|(c, g)| Some((trace.tokens.ids(trace.plan.tokens(c)), g?.set_out(model.device()).arrive())));
+            columns.filter_map(|(c, g)| Some((trace.tokens.ids(trace.plan.tokens(c)), g?.prefetch(model.device()).wait())));
         ends.push((name, model.embed_backward(pieces)));
         #[cfg(test)]
         if crate::sabotage::is_active(crate::sabotage::Sabotage::EmbeddingGradientDropped) {
@@ -98,30 +98,30 @@ fn ends(model: &Model, trace: &ForwardTrace, head: Vec<Tensor>, travelled: Vec<O
 
 /// Where the gradient of a cell's output comes from.
 enum Above<'a> {
-    /// The row above: it was prepared; nothing where no later token has a target.
-    Row,
-    /// The head, from the output itself: the only row makes the last hidden states again.
+    /// The band above: it was prepared; nothing where no later token has a target.
+    LayerBand,
+    /// The head, from the output itself: the only band makes the last hidden states again.
     Head(&'a Engine, &'a mut HeadRun),
 }
 
 /// Whose turn it is within a cell that has been computed again.
-enum Turn {
+enum CellPhase {
     Head,
     Backward,
 }
 
-/// A row of cells: some consecutive layers.
-struct Row<'a> {
+/// A layer band: some consecutive layers.
+struct LayerBand<'a> {
     model: &'a Model,
     trace: &'a ForwardTrace,
     layers: Range<usize>,
-    context: StepContext,
+    context: MicroBatchContext,
 }
 
-impl Row<'_> {
-    /// The hidden states that enter the row at column `c`, where they wait.
-    fn set_out_input(&self, c: usize) -> Result<Option<Ahead>, EngineError> {
-        Ok(self.trace.checkpoints.set_out(self.layers.start, c, self.model.device())?)
+impl LayerBand<'_> {
+    /// The hidden states that enter the band at column `c`, where they wait.
+    fn prefetch_input(&self, c: usize) -> Result<Option<Prefetch>, EngineError> {
+        Ok(self.trace.checkpoints.prefetch(self.layers.start, c, self.model.device())?)
     }
 
     /// The same when they have come, or made from the tokens.
@@ -132,18 +132,18 @@ impl Row<'_> {
 
     /// Sets out what the cell at column `c` needs from the host. Where nothing is gained by it undo entries, of which a cell may have
     /// many, and the input are fetched when they are used.
-    fn prepare(&self, c: usize, travelling: &mut [Option<Away>]) -> Result<Prepared, EngineError> {
+    fn prepare(&self, c: usize, travelling: &mut [Option<HostTensor>]) -> Result<Prepared, EngineError> {
         let (device, gradient) = (self.model.device(), travelling[c].take());
-        if !copies_go_beside(device) {
+        if !copies_are_async(device) {
             return Ok(Prepared::new(None, gradient.as_ref(), device));
         }
         for run in &self.trace.runs[self.layers.clone()] {
             let mut run = lock(run);
             for span in self.column(c).spans.iter().rev() {
-                run.set_out(span)?;
+                run.prefetch(span)?;
             }
         }
-        Ok(Prepared::new(self.set_out_input(c)?, gradient.as_ref(), device))
+        Ok(Prepared::new(self.prefetch_input(c)?, gradient.as_ref(), device))
     }
 
     fn column(&self, c: usize) -> Column<'_> {
@@ -154,7 +154,7 @@ impl Row<'_> {
         }
     }
 
-    /// All layers of the row over a column; some of it may be captured.
+    /// All layers of the band over a column; some of it may be captured.
     fn layers(
         &self,
         c: usize,
@@ -164,14 +164,14 @@ impl Row<'_> {
     ) -> Result<Tensor, EngineError> {
         let at = self.trace.plan.tokens(&self.trace.plan.columns[c]);
         let (positions, place) = (self.trace.tokens.positions(self.model, at), self.trace.tokens.place(Some(self.context)));
-        let mut layers = captured.column((self.model, &place), &positions, (self.trace.plan.num_rows(), at.1));
+        let mut layers = captured.column((self.model, &place), &positions, (self.trace.plan.num_sequences(), at.1));
         for layer in self.layers.clone() {
             hidden = layers.layer(LayerIdx(layer), &hidden, attend)?;
         }
         Ok(hidden)
     }
 
-    /// Runs the row over all columns with the recorded choices, to make its undo log and its final caches.
+    /// Runs the band over all columns with the recorded choices, to make its undo log and its final caches.
     fn replay(&self, mut captured: CapturedLayers) -> Result<(), EngineError> {
         for run in &self.trace.runs[self.layers.clone()] {
             lock(run).reset(self.trace.plan.prefill);
@@ -179,14 +179,14 @@ impl Row<'_> {
         let count = self.trace.plan.columns.len();
         let mut next = None;
         for c in 0..count {
-            let set_out = match next.take() {
-                Some(set_out) => set_out,
-                None => self.set_out_input(c)?,
+            let prefetch = match next.take() {
+                Some(prefetch) => prefetch,
+                None => self.prefetch_input(c)?,
             };
-            if c + 1 < count && copies_go_beside(self.model.device()) {
-                next = Some(self.set_out_input(c + 1)?);
+            if c + 1 < count && copies_are_async(self.model.device()) {
+                next = Some(self.prefetch_input(c + 1)?);
             }
-            let input = self.input(c, set_out.map(|ahead| ahead.arrive().swap_remove(0)));
+            let input = self.input(c, prefetch.map(|ahead| ahead.wait().swap_remove(0)));
             let attend = &mut Replaying { column: self.column(c), keep_undo_from: 0 };
             let _ = self.layers(c, input, attend, &mut captured)?;
         }
@@ -199,8 +199,8 @@ impl Row<'_> {
         &self,
         c: usize,
         (mut prepared, above): (Prepared, Above<'_>),
-        tell: &mut dyn FnMut(Turn),
-    ) -> Result<Option<Away>, EngineError> {
+        emit: &mut dyn FnMut(CellPhase),
+    ) -> Result<Option<HostTensor>, EngineError> {
         let spans = self.column(c).spans;
         #[cfg(test)]
         crate::sabotage::run_out_of_memory(spans.len() * self.layers.len());
@@ -219,16 +219,16 @@ impl Row<'_> {
         let has_input_gradient = self.layers.start > 0 || self.model.embedding_parameter().is_some();
         let waited = match prepared.take_input() {
             Some(input) => Some(input),
-            None => self.set_out_input(c)?.map(|ahead| ahead.arrive().swap_remove(0)),
+            None => self.prefetch_input(c)?.map(|ahead| ahead.wait().swap_remove(0)),
         };
         let input = self.input(c, waited).detach().set_requires_grad(has_input_gradient);
         let chain = chain_leaf(input.kind(), input.device());
         let mut attend = Differentiating::new(self.column(c), &chain);
         let output = with_grad(|| self.layers(c, input.shallow_clone(), &mut attend, &mut CapturedLayers::default()))?;
         let gradient = match above {
-            Above::Row => prepared.take_gradient(),
+            Above::LayerBand => prepared.take_gradient(),
             Above::Head(engine, head) => {
-                tell(Turn::Head);
+                emit(CellPhase::Head);
                 let (start, _) = self.trace.plan.tokens(&self.trace.plan.columns[c]);
                 head.column(engine, self.model, (start, &output.detach()), Some(self.context.weight))?
             }
@@ -241,17 +241,17 @@ impl Row<'_> {
             roots.push(&output);
             seeds.push(&gradient);
         }
-        tell(Turn::Backward);
+        emit(CellPhase::Backward);
         run_backward(&roots, &seeds)?;
         self.check_left_border(spans[0].index)?;
         let below = input.grad();
-        Ok((has_input_gradient && below.defined()).then(|| Away::send(&below)))
+        Ok((has_input_gradient && below.defined()).then(|| HostTensor::send(&below)))
     }
 
     /// After a cell, each cache and its gradient must stand at the cell's left border.
     fn check_left_border(&self, expected: usize) -> Result<(), EngineError> {
         for layer in self.layers.clone() {
-            let stands = lock(&self.trace.runs[layer]).cache.stands();
+            let stands = lock(&self.trace.runs[layer]).cache.num_chunks();
             if stands != expected {
                 return Err(EngineError::Misplaced { layer, stands, expected });
             }

@@ -56,13 +56,13 @@ impl Cuts {
 }
 
 impl ChunkPlan {
-    /// Plans rows of `lengths` tokens. The prefill span, the first `span` tokens, evicts nothing and is chunk 0 whatever its
+    /// Plans sequences of `lengths` tokens. The prefill span, the first `span` tokens, evicts nothing and is chunk 0 whatever its
     /// pieces; after it come chunks of `chunk_size`, and what remains.
     pub fn new(lengths: &[usize], span: usize, chunk_size: usize, width: ColumnWidth) -> Self {
         Self::cut(lengths, &Cuts { span, chunk_size, ..Cuts::default() }, width)
     }
 
-    /// Plans rows of `lengths` tokens by `cuts`.
+    /// Plans sequences of `lengths` tokens by `cuts`.
     pub fn cut(lengths: &[usize], cuts: &Cuts, width: ColumnWidth) -> Self {
         let total = lengths.iter().copied().max().unwrap_or(0);
         // The first token has nothing before it: one by one or not, it is a prefill span.
@@ -92,17 +92,17 @@ impl ChunkPlan {
         (spans[0].start, spans.iter().map(|s| s.len).sum())
     }
 
-    /// Rows and tokens of all columns.
+    /// Sequences and tokens of all columns.
     pub fn shapes(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.columns.iter().map(|column| (self.num_rows(), self.tokens(column).1))
+        self.columns.iter().map(|column| (self.num_sequences(), self.tokens(column).1))
     }
 
-    /// Rows of the batch.
-    pub fn num_rows(&self) -> usize {
+    /// Sequences of the batch.
+    pub fn num_sequences(&self) -> usize {
         self.spans.first().map_or(0, |span| span.real.len())
     }
 
-    /// Number of tokens of the longest row.
+    /// Number of tokens of the longest sequence.
     pub fn len(&self) -> usize {
         self.spans.last().map_or(0, |s| s.start + s.len)
     }
@@ -136,8 +136,8 @@ fn columns(spans: &[ChunkSpan], width: ColumnWidth) -> Vec<Range<usize>> {
     columns
 }
 
-/// Rows of cells: groups of `layers_per_cell` consecutive layers, bottom first.
-pub(super) fn rows(num_layers: usize, layers_per_cell: usize) -> Vec<Range<usize>> {
+/// Layer bands: groups of `layers_per_cell` consecutive layers, bottom first.
+pub(super) fn layer_bands(num_layers: usize, layers_per_cell: usize) -> Vec<Range<usize>> {
     (0..num_layers).step_by(layers_per_cell.max(1)).map(|l| l..(l + layers_per_cell.max(1)).min(num_layers)).collect()
 }
 
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(cuts, [(0, 0, 10, 10), (0, 10, 10, 10), (0, 20, 10, 10), (0, 30, 2, 2), (1, 32, 10, 5), (2, 42, 8, 0)]);
         assert_eq!(plan.columns, [0..2, 2..4, 4..6]);
         assert_eq!(plan.tokens(&plan.columns[1]), (20, 12));
-        assert_eq!(rows(7, 3), [0..3, 3..6, 6..7]);
+        assert_eq!(layer_bands(7, 3), [0..3, 3..6, 6..7]);
     }
 
     fn lengths_of(cuts: &Cuts, total: usize) -> Vec<usize> {
@@ -227,8 +227,8 @@ mod tests {
                 prop_assert!(is_bent || end == singles_from || cuts.sizes.is_none() || range.contains(&s.len));
             }
             prop_assert_eq!(next, total);
-            for (row, &length) in lengths.iter().enumerate() {
-                prop_assert_eq!(plan.spans.iter().map(|s| s.real[row]).sum::<usize>(), length);
+            for (sequence, &length) in lengths.iter().enumerate() {
+                prop_assert_eq!(plan.spans.iter().map(|s| s.real[sequence]).sum::<usize>(), length);
             }
         }
 
@@ -259,8 +259,8 @@ mod tests {
                     next += s.len;
                 }
                 prop_assert_eq!(next, *lengths.iter().max().unwrap());
-                for (row, &length) in lengths.iter().enumerate() {
-                    prop_assert_eq!(plan.spans.iter().map(|s| s.real[row]).sum::<usize>(), length);
+                for (sequence, &length) in lengths.iter().enumerate() {
+                    prop_assert_eq!(plan.spans.iter().map(|s| s.real[sequence]).sum::<usize>(), length);
                 }
                 let flat: Vec<usize> = plan.columns.iter().flat_map(Clone::clone).collect();
                 prop_assert_eq!(flat, (0..plan.spans.len()).collect::<Vec<_>>());
@@ -272,7 +272,7 @@ mod tests {
 
         #[test]
         fn rows_tile_the_layers_once(layers in 1usize..60, per_cell in 1usize..70) {
-            let flat: Vec<usize> = rows(layers, per_cell).into_iter().flatten().collect();
+            let flat: Vec<usize> = layer_bands(layers, per_cell).into_iter().flatten().collect();
             prop_assert_eq!(flat, (0..layers).collect::<Vec<_>>());
         }
     }

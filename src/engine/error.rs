@@ -51,9 +51,9 @@ pub enum EngineError {
         /// The largest `chunk_size` that works; 0 where none does.
         largest: usize,
     },
-    /// The batch has no rows, or a row has no tokens.
-    #[error("the batch has a row without tokens")]
-    EmptyRow,
+    /// The batch has no sequences, or a sequence has no tokens.
+    #[error("the batch has a sequence without tokens")]
+    EmptySequence,
     /// The batch has no target at all.
     #[error("no token of the batch has a target")]
     NoTargets,
@@ -96,7 +96,9 @@ impl Hint for EngineError {
             Self::LongestChunk { largest, .. } => {
                 Some(format!("set `kv_cache.chunk_size = {largest}`, or raise `kv_cache.cache_length`"))
             }
-            Self::EmptyRow | Self::NoTargets => Some("look at the data: every sample needs tokens, every batch a target".into()),
+            Self::EmptySequence | Self::NoTargets => {
+                Some("look at the data: every sample needs tokens, every batch a target".into())
+            }
             Self::OutOfMemory(_) => Some(
                 "lower `train.micro_batch_size`, `grad.layers_per_cell` or `grad.chunks_per_cell_multiplier`, or set \
                  `grad.layer_checkpoints = \"int8\"`; where the host's memory is short, `grad.layer_checkpoints_place = \"file\"`"

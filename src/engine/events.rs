@@ -16,22 +16,22 @@ pub enum Event {
         /// Index and number of columns.
         column: (usize, usize),
     },
-    /// A row's second forward begins.
+    /// A band's second forward begins.
     Replay {
-        /// Index from the top, and number of rows.
-        row: (usize, usize),
+        /// Index from the top, and number of bands.
+        band: (usize, usize),
     },
     /// A cell of the backward phase begins: its caches are unwound, and it is computed again with autograd.
     Cell {
-        /// Index from the top, and number of rows.
-        row: (usize, usize),
+        /// Index from the top, and number of bands.
+        band: (usize, usize),
         /// Index from the left, and number of columns.
         column: (usize, usize),
     },
     /// A cell has been computed again, and its backward begins.
     CellBackward {
-        /// Index from the top, and number of rows.
-        row: (usize, usize),
+        /// Index from the top, and number of bands.
+        band: (usize, usize),
         /// Index from the left, and number of columns.
         column: (usize, usize),
     },
@@ -54,7 +54,7 @@ pub trait Observer {
 
     /// Called after [`Self::observe`]; `memory` goes through all that the engine holds at that point, so ask it only if the answer
     /// is wanted.
-    fn weigh(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
+    fn measure(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
         let _ = (event, memory);
     }
 }

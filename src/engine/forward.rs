@@ -1,6 +1,6 @@
 //! The forward phase: column by column through all layers, without autograd; choices, undo entries and layer checkpoints are
-//! written down. Where all layers are one row and nothing is rounded, the head waits for the backward phase, which makes the very last
-//! hidden states again; else it has its turn here: between rows a gradient of all tokens must travel anyway.
+//! written down. Where all layers are one band and nothing is rounded, the head waits for the backward phase, which makes the very last
+//! hidden states again; else it has its turn here: between bands a gradient of all tokens must travel anyway.
 
 use std::ops::Range;
 
@@ -9,15 +9,15 @@ use tch::{Device, Kind, Tensor, no_grad};
 use super::attend::{Column, Deciding, Replaying};
 use super::head_run::HeadRun;
 use super::layer_checkpoints::LayerCheckpoints;
-use super::layer_run::{SharedRun, fresh, lock};
-use super::memory::{self, Beside};
-use super::{ChunkPlan, Engine, EngineError, Event, Observer, StepContext};
-use crate::cache::{LayerCache, LayerLog, ReplayLog, Shape};
+use super::layer_state::{SharedLayer, lock, new_layer_states};
+use super::memory::{self, Transient};
+use super::{ChunkPlan, Engine, EngineError, Event, MicroBatchContext, Observer};
+use crate::cache::{CacheShape, LayerCache, LayerLog, ReplayLog};
 use crate::data::Batch;
-use crate::model::{Attend, CapturedLayers, Model, Place, Positions};
+use crate::model::{Attend, CapturedLayers, DropoutContext, Model, Positions};
 use crate::native::cuda::upload;
 use crate::ops::attention;
-use crate::store::Away;
+use crate::store::HostTensor;
 use crate::units::{Bytes, LayerIdx};
 
 /// Receives the position of a column's first token and its hidden states `(B, n, E)` before the final norm.
@@ -28,32 +28,32 @@ pub struct ForwardTrace {
     /// The choices.
     pub log: ReplayLog,
     pub(super) plan: ChunkPlan,
-    pub(super) tokens: Tokens,
-    pub(super) runs: Vec<SharedRun>,
+    pub(super) tokens: BatchIds,
+    pub(super) runs: Vec<SharedLayer>,
     pub(super) checkpoints: LayerCheckpoints,
     pub(super) head: HeadRun,
     /// Gradient of the hidden states above the last layer, by column, `None` where no token has a target; nothing at all where
     /// the head waits for the backward phase.
-    pub(super) top: Option<Vec<Option<Away>>>,
+    pub(super) top: Option<Vec<Option<HostTensor>>>,
 }
 
 /// The ids of a batch, padded on the right.
-pub(super) struct Tokens {
+pub(super) struct BatchIds {
     ids_bt: Tensor,
     samples: Vec<u64>,
     device: Device,
 }
 
-impl Tokens {
+impl BatchIds {
     fn new(batch: &Batch, device: Device) -> Self {
         let total = batch.max_len();
-        let padded = |row: &crate::data::Row| {
-            let ids = row.inputs.iter().map(|&id| i64::from(id));
+        let padded = |sequence: &crate::data::Sequence| {
+            let ids = sequence.inputs.iter().map(|&id| i64::from(id));
             ids.chain(std::iter::repeat(0)).take(total).collect::<Vec<i64>>()
         };
-        let ids: Vec<i64> = batch.rows.iter().flat_map(padded).collect();
-        let ids_bt = Tensor::from_slice(&ids).view([batch.rows.len() as i64, total as i64]);
-        Self { ids_bt, samples: batch.rows.iter().map(|r| r.sample).collect(), device }
+        let ids: Vec<i64> = batch.sequences.iter().flat_map(padded).collect();
+        let ids_bt = Tensor::from_slice(&ids).view([batch.sequences.len() as i64, total as i64]);
+        Self { ids_bt, samples: batch.sequences.iter().map(|r| r.sample).collect(), device }
     }
 
     /// The ids of all columns `(B, T)`, on the host.
@@ -71,14 +71,14 @@ impl Tokens {
         model.embed(&self.ids(at))
     }
 
-    /// Positions of a column, `(1, n)`: pads count on, so that all rows share them.
+    /// Positions of a column, `(1, n)`: pads count on, so that all sequences share them.
     pub(super) fn positions(&self, model: &Model, (start, len): (usize, usize)) -> Positions {
         model.positions(Tensor::arange_start(start as i64, (start + len) as i64, (Kind::Int64, self.device)).view([1, -1]))
     }
 
     /// What makes randomness independent of the chunking.
-    pub(super) fn place(&self, context: Option<StepContext>) -> Place<'_> {
-        Place { dropout: context.and_then(|c| c.dropout), samples: &self.samples }
+    pub(super) fn place(&self, context: Option<MicroBatchContext>) -> DropoutContext<'_> {
+        DropoutContext { dropout: context.and_then(|c| c.dropout), samples: &self.samples }
     }
 }
 
@@ -100,14 +100,14 @@ pub(super) fn run(
     engine: &Engine,
     model: &Model,
     batch: &Batch,
-    context: Option<StepContext>,
+    context: Option<MicroBatchContext>,
     (observer, mut sink): (&mut dyn Observer, Option<HiddenSink<'_>>),
 ) -> Result<ForwardTrace, EngineError> {
     let plan = engine.settings().plan(batch, context.and_then(|c| c.chunk_sizes))?;
     measure_attention(engine, model, &plan, observer);
-    let tokens = Tokens::new(batch, model.device());
-    let runs = fresh(caches(engine, model, &plan, batch), &engine.stores.undo_log);
-    let rows = engine.settings.rows();
+    let tokens = BatchIds::new(batch, model.device());
+    let runs = new_layer_states(caches(engine, model, &plan, batch), &engine.stores.undo_log);
+    let bands = engine.settings.layer_bands();
     let mut trace = ForwardTrace {
         log: empty_log(&plan, &runs),
         head: HeadRun::new(engine, model, batch)?,
@@ -125,50 +125,50 @@ pub(super) fn run(
     let mut captured = captured(engine, model, &trace.plan)?;
     for (c, column) in trace.plan.columns.clone().into_iter().enumerate() {
         let at = (c, trace.plan.columns.len());
-        tell(observer, Event::ForwardColumn { column: at }, model, &trace);
-        let borders = context.is_some().then_some(&rows[..]);
+        emit(observer, Event::ForwardColumn { column: at }, model, &trace);
+        let borders = context.is_some().then_some(&bands[..]);
         let hidden = no_grad(|| run_column(engine, (model, &mut captured), &mut trace, (c, &column), context, borders))?;
         let (start, _) = trace.plan.tokens(&column);
         if let Some(sink) = &mut sink {
             sink(start, &hidden);
         }
         if trace.top.is_some() {
-            tell(observer, Event::Head { column: at }, model, &trace);
+            emit(observer, Event::Head { column: at }, model, &trace);
             let gradient = trace.head.column(engine, model, (start, &hidden), context.map(|x| x.weight))?;
-            trace.top.iter_mut().for_each(|top| top.push(gradient.as_ref().map(Away::send)));
+            trace.top.iter_mut().for_each(|top| top.push(gradient.as_ref().map(HostTensor::send)));
         }
     }
     collect_log(&mut trace);
     Ok(trace)
 }
 
-fn tell(observer: &mut dyn Observer, event: Event, model: &Model, trace: &ForwardTrace) {
+fn emit(observer: &mut dyn Observer, event: Event, model: &Model, trace: &ForwardTrace) {
     let travelling = trace.top.as_deref().unwrap_or_default();
-    let beside = Beside { travelling, ahead: Bytes(0), head: &trace.head.gradients };
-    memory::tell(observer, event, (model, trace), &beside);
+    let beside = Transient { travelling, ahead: Bytes(0), head: &trace.head.gradients };
+    memory::emit(observer, event, (model, trace), &beside);
 }
 
-/// One column through all layers. `borders` are the rows of cells whose inputs are to be kept.
+/// One column through all layers. `borders` are the layer bands whose inputs are to be kept.
 fn run_column(
     engine: &Engine,
     (model, captured): (&Model, &mut CapturedLayers),
     trace: &mut ForwardTrace,
     (c, column): (usize, &Range<usize>),
-    context: Option<StepContext>,
+    context: Option<MicroBatchContext>,
     borders: Option<&[Range<usize>]>,
 ) -> Result<Tensor, EngineError> {
     let at = trace.plan.tokens(column);
     let mut hidden = trace.tokens.embed(model, at);
     let (positions, place) = (trace.tokens.positions(model, at), trace.tokens.place(context));
-    let mut layers = captured.column((model, &place), &positions, (trace.plan.num_rows(), at.1));
+    let mut layers = captured.column((model, &place), &positions, (trace.plan.num_sequences(), at.1));
     let keep_undo_from = borders.and_then(<[_]>::last).map_or(usize::MAX, |top| top.start);
     let column = Column { spans: &trace.plan.spans[column.clone()], runs: &trace.runs, layers: (0, trace.runs.len()) };
     let mut deciding = Deciding { column, policies: &engine.settings.policies, keep_undo_from };
     let mut replaying = Replaying { column, keep_undo_from };
     let attend: &mut dyn Attend = if engine.log.is_some() { &mut replaying } else { &mut deciding };
     for layer in 0..model.config().num_layers {
-        // The input of the lowest row is the embedding, which is cheaper to look up again than to keep.
-        if layer > 0 && borders.is_some_and(|rows| rows.iter().any(|r| r.start == layer)) {
+        // The input of the lowest band is the embedding, which is cheaper to look up again than to keep.
+        if layer > 0 && borders.is_some_and(|bands| bands.iter().any(|r| r.start == layer)) {
             trace.checkpoints.put(layer, c, &hidden)?;
         }
         hidden = layers.layer(LayerIdx(layer), &hidden, attend)?;
@@ -188,7 +188,7 @@ fn measure_attention(engine: &Engine, model: &Model, plan: &ChunkPlan, observer:
     for cache in engine.settings.cache_shapes(model.config(), plan, (kind, model.device())) {
         let past = (cache.cache_length as i64 - tokens).max(0);
         let (batch, groups, head_dim) = (cache.batch, cache.groups, cache.head_dim);
-        let shape = attention::Shape { kind, batch, heads, groups, head_dim, tokens, past };
+        let shape = attention::AttendShape { kind, batch, heads, groups, head_dim, tokens, past };
         if let Some(found) = attention::calibrate(shape, model.device()) {
             observer.measured(&found);
         }
@@ -199,22 +199,23 @@ fn measure_attention(engine: &Engine, model: &Model, plan: &ChunkPlan, observer:
 fn caches(engine: &Engine, model: &Model, plan: &ChunkPlan, batch: &Batch) -> Vec<LayerCache> {
     let settings = &engine.settings;
     let shapes = settings.cache_shapes(model.config(), plan, (model.kind(), model.device()));
-    let cache = |(layer, shape): (usize, Shape)| {
+    let cache = |(layer, shape): (usize, CacheShape)| {
         let policy = settings.policy(layer);
-        let protected = batch.rows.iter().map(|row| row.initial.map_or((0, 0), |initial| policy.protects(initial)));
+        let protected =
+            batch.sequences.iter().map(|sequence| sequence.initial.map_or((0, 0), |initial| policy.protects(initial)));
         LayerCache::new(LayerIdx(layer), shape, plan.prefill).protecting(protected.collect())
     };
     shapes.into_iter().enumerate().map(cache).collect()
 }
 
-fn empty_log(plan: &ChunkPlan, runs: &[SharedRun]) -> ReplayLog {
+fn empty_log(plan: &ChunkPlan, runs: &[SharedLayer]) -> ReplayLog {
     let cache_lengths = runs.iter().map(|r| lock(r).cache.shape().cache_length).collect();
     ReplayLog { spans: plan.spans.clone(), cache_lengths, layers: Vec::new() }
 }
 
 /// Hands the choices over from the layers to the trace.
 fn collect_log(trace: &mut ForwardTrace) {
-    let take = |run: &SharedRun| std::mem::take::<LayerLog>(&mut lock(run).log);
+    let take = |run: &SharedLayer| std::mem::take::<LayerLog>(&mut lock(run).log);
     trace.log.layers = trace.runs.iter().map(take).collect();
 }
 

@@ -6,9 +6,9 @@ use tch::Tensor;
 
 use super::{Engine, EngineError};
 use crate::data::{Batch, Targets};
-use crate::head::{Head, Logits, Losses, Pick, RowLoss, RowTargets, column_loss};
+use crate::head::{Head, Logits, Losses, Pick, SequenceLoss, SequenceTargets, column_loss};
 use crate::model::Model;
-use crate::store::Away;
+use crate::store::HostTensor;
 
 impl Engine {
     /// The head.
@@ -20,13 +20,13 @@ impl Engine {
 /// Losses so far, and what of the model's upper end is trained.
 #[derive(Debug, Default)]
 pub(super) struct HeadRun {
-    /// By row of the batch, of the columns whose figures have come to the host.
-    rows: Vec<RowLoss>,
+    /// By sequence of the batch, of the columns whose figures have come to the host.
+    sequences: Vec<SequenceLoss>,
     /// Places and figures that may be on their way there.
-    waiting: VecDeque<(Vec<Pick>, Away)>,
+    waiting: VecDeque<(Vec<Pick>, HostTensor)>,
     /// Gradients of the model's head parameters, in their order.
     pub(super) gradients: Vec<Tensor>,
-    /// Ascending by position; within a position, rows keep their order.
+    /// Ascending by position; within a position, sequences keep their order.
     picks: Vec<Pick>,
 }
 
@@ -56,7 +56,7 @@ impl HeadRun {
     pub(super) fn new(engine: &Engine, model: &Model, batch: &Batch) -> Result<Self, EngineError> {
         let parameters = UpperEnd::of(model).parameters;
         Ok(Self {
-            rows: vec![RowLoss::default(); batch.rows.len()],
+            sequences: vec![SequenceLoss::default(); batch.sequences.len()],
             waiting: VecDeque::new(),
             gradients: parameters.iter().map(|leaf| leaf.detach().zeros_like()).collect(),
             picks: picks(&*engine.head, batch)?,
@@ -81,7 +81,7 @@ impl HeadRun {
         let upper = UpperEnd::of(model);
         let logits = (&upper as &dyn Logits, model.config().vocab_size);
         let loss = column_loss(&*engine.head, hidden_bne, start, here, logits, weight)?;
-        self.waiting.extend(loss.losses.into_iter().map(|block| (block.picks, Away::send(&block.figures_2n))));
+        self.waiting.extend(loss.losses.into_iter().map(|block| (block.picks, HostTensor::send(&block.figures_2n))));
         while self.waiting.front().is_some_and(|(_, figures)| figures.has_come()) {
             self.read_next()?;
         }
@@ -89,22 +89,22 @@ impl HeadRun {
         Ok(loss.hidden_gradient)
     }
 
-    /// What every row has lost, when all has come.
-    pub(super) fn finish(mut self) -> Result<Vec<RowLoss>, EngineError> {
+    /// What every sequence has lost, when all has come.
+    pub(super) fn finish(mut self) -> Result<Vec<SequenceLoss>, EngineError> {
         while !self.waiting.is_empty() {
             self.read_next()?;
         }
-        Ok(self.rows)
+        Ok(self.sequences)
     }
 
     /// Adds the figures that were sent first.
     fn read_next(&mut self) -> Result<(), EngineError> {
         let Some((picks, figures)) = self.waiting.pop_front() else { return Ok(()) };
         for (pick, value, correct) in (Losses { picks, figures_2n: figures.on_host() }).read()? {
-            let row = &mut self.rows[pick.row];
-            row.loss_sum += value;
-            row.targets += 1;
-            row.correct += usize::from(correct);
+            let sequence = &mut self.sequences[pick.sequence];
+            sequence.loss_sum += value;
+            sequence.targets += 1;
+            sequence.correct += usize::from(correct);
         }
         Ok(())
     }
@@ -112,10 +112,10 @@ impl HeadRun {
 
 fn picks(head: &dyn Head, batch: &Batch) -> Result<Vec<Pick>, EngineError> {
     let mut all = Vec::new();
-    for (index, row) in batch.rows.iter().enumerate() {
-        let targets = match &row.targets {
-            Targets::NextToken(labels) => RowTargets::Tokens(labels),
-            Targets::Class(class) => RowTargets::Class { len: row.inputs.len(), class: *class },
+    for (index, sequence) in batch.sequences.iter().enumerate() {
+        let targets = match &sequence.targets {
+            Targets::NextToken(labels) => SequenceTargets::Tokens(labels),
+            Targets::Class(class) => SequenceTargets::Class { len: sequence.inputs.len(), class: *class },
         };
         all.extend(head.picks(index, targets)?);
     }

@@ -1,10 +1,10 @@
-//! Layer checkpoints: hidden states at the lower border of each row of cells, in a store, by column.
+//! Layer checkpoints: hidden states at the lower border of each layer band, in a store, by column.
 
 use std::collections::HashMap;
 
 use tch::{Device, Tensor};
 
-use crate::store::{Ahead, Parked, Store, StoreError};
+use crate::store::{Parked, Prefetch, Store, StoreError};
 
 /// Hidden states by (border, column).
 #[derive(Debug)]
@@ -25,8 +25,8 @@ impl LayerCheckpoints {
     }
 
     /// Sets the hidden states out on their way to a device, where there are any.
-    pub(super) fn set_out(&self, border: usize, column: usize, device: Device) -> Result<Option<Ahead>, StoreError> {
-        self.parked.get(&(border, column)).map(|parked| parked.set_out(device)).transpose()
+    pub(super) fn prefetch(&self, border: usize, column: usize, device: Device) -> Result<Option<Prefetch>, StoreError> {
+        self.parked.get(&(border, column)).map(|parked| parked.prefetch(device)).transpose()
     }
 
     /// Where they wait.

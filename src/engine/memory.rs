@@ -3,10 +3,10 @@
 use tch::Tensor;
 
 use super::forward::ForwardTrace;
-use super::layer_run::lock;
+use super::layer_state::lock;
 use super::{Engine, Event, Observer};
 use crate::model::Model;
-use crate::store::{Away, Store, bytes_of};
+use crate::store::{HostTensor, Store, bytes_of};
 use crate::units::Bytes;
 
 /// What the engine holds at one point of a step. Tensors that live inside an operation, or in the graph of a cell, belong to no
@@ -17,21 +17,21 @@ pub struct MemoryByPart {
     pub caches: Bytes,
     /// Keys and values of offloaded caches, on the host.
     pub waiting_caches: Bytes,
-    /// dK and dV of the layers of the current row.
+    /// dK and dV of the layers of the current layer band.
     pub cache_gradients: Bytes,
     /// Entries that were overwritten, with what is needed to put them back; without those in a file.
     pub undo_log: Bytes,
     /// Those of the current cell, where it computes.
-    pub undo_at_hand: Bytes,
+    pub resident_undo: Bytes,
     /// The choices.
     pub replay_log: Bytes,
-    /// Hidden states at the borders of rows; without those in a file.
+    /// Hidden states at the borders of layer bands; without those in a file.
     pub layer_checkpoints: Bytes,
     /// Memory of the stores of both that was used, and waits to be used again.
     pub free_room: Bytes,
     /// Memory that the stores have asked for and never touched: it is no part of what is resident.
     pub untouched: Bytes,
-    /// The gradient of hidden states that goes from row to row.
+    /// The gradient of hidden states that goes from layer band to layer band.
     pub travelling_gradients: Bytes,
     /// What is on its way from the host for the cell whose turn is next; only where copies go on beside what is computed.
     pub ahead: Bytes,
@@ -43,7 +43,7 @@ pub struct MemoryByPart {
 
 /// Where a part lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum MemoryPlace {
     /// Where the model computes.
     Device,
     /// In the memory of the host, which may be the same.
@@ -52,32 +52,32 @@ pub enum Place {
 
 /// A part by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryRow {
+pub struct MemoryEntry {
     /// The name in tables and keys.
     pub name: &'static str,
     /// Where it lies.
-    pub place: Place,
+    pub place: MemoryPlace,
     /// What it takes.
     pub bytes: Bytes,
 }
 
 impl MemoryByPart {
     /// All parts.
-    pub fn rows(&self) -> [MemoryRow; 12] {
-        let row = |name, place, bytes| MemoryRow { name, place, bytes };
+    pub fn entries(&self) -> [MemoryEntry; 12] {
+        let entry = |name, place, bytes| MemoryEntry { name, place, bytes };
         [
-            row("caches", Place::Device, self.caches),
-            row("waiting caches", Place::Host, self.waiting_caches),
-            row("gradients of caches", Place::Device, self.cache_gradients),
-            row("undo log", Place::Host, self.undo_log),
-            row("undo entries at hand", Place::Device, self.undo_at_hand),
-            row("copies ahead", Place::Device, self.ahead),
-            row("replay log", Place::Host, self.replay_log),
-            row("layer checkpoints", Place::Host, self.layer_checkpoints),
-            row("free room of stores", Place::Host, self.free_room),
-            row("travelling gradients", Place::Host, self.travelling_gradients),
-            row("gradients of what is trained", Place::Device, self.parameter_gradients),
-            row("tokens", Place::Host, self.tokens),
+            entry("caches", MemoryPlace::Device, self.caches),
+            entry("waiting caches", MemoryPlace::Host, self.waiting_caches),
+            entry("gradients of caches", MemoryPlace::Device, self.cache_gradients),
+            entry("undo log", MemoryPlace::Host, self.undo_log),
+            entry("resident undo entries", MemoryPlace::Device, self.resident_undo),
+            entry("prefetched copies", MemoryPlace::Device, self.ahead),
+            entry("replay log", MemoryPlace::Host, self.replay_log),
+            entry("layer checkpoints", MemoryPlace::Host, self.layer_checkpoints),
+            entry("free room of stores", MemoryPlace::Host, self.free_room),
+            entry("travelling gradients", MemoryPlace::Host, self.travelling_gradients),
+            entry("gradients of what is trained", MemoryPlace::Device, self.parameter_gradients),
+            entry("tokens", MemoryPlace::Host, self.tokens),
         ]
     }
 
@@ -91,16 +91,16 @@ impl MemoryByPart {
         in_use
     }
 
-    fn of(model: &Model, trace: &ForwardTrace, beside: &Beside<'_>) -> Self {
+    fn of(model: &Model, trace: &ForwardTrace, beside: &Transient<'_>) -> Self {
         let mut memory = Self {
             replay_log: trace.log.bytes(),
-            travelling_gradients: beside.travelling.iter().flatten().map(Away::bytes).sum(),
+            travelling_gradients: beside.travelling.iter().flatten().map(HostTensor::bytes).sum(),
             ahead: beside.ahead,
             parameter_gradients: bytes_of(beside.head.iter().chain(&gradients_of(model))),
             tokens: bytes_of([trace.tokens.all()]),
             ..Self::default()
         };
-        trace.runs.iter().for_each(|run| lock(run).weigh(&mut memory));
+        trace.runs.iter().for_each(|run| lock(run).measure(&mut memory));
         let checkpoints = memory.take_in(trace.checkpoints.store());
         let undo_log = trace.runs.first().map(|run| memory.take_in(lock(run).store()));
         memory.layer_checkpoints += checkpoints;
@@ -125,9 +125,9 @@ impl Engine {
 }
 
 /// What a phase holds beside the trace.
-pub(super) struct Beside<'a> {
+pub(super) struct Transient<'a> {
     /// Gradients of hidden states, by column.
-    pub(super) travelling: &'a [Option<Away>],
+    pub(super) travelling: &'a [Option<HostTensor>],
     /// What of hidden states and their gradients is on its way for the next cell.
     pub(super) ahead: Bytes,
     /// Gradients of the head's parameters.
@@ -135,7 +135,7 @@ pub(super) struct Beside<'a> {
 }
 
 /// Tells the observer where the step is, and lets it ask what is held there.
-pub(super) fn tell(observer: &mut dyn Observer, event: Event, (model, trace): (&Model, &ForwardTrace), beside: &Beside<'_>) {
+pub(super) fn emit(observer: &mut dyn Observer, event: Event, (model, trace): (&Model, &ForwardTrace), beside: &Transient<'_>) {
     observer.observe(event);
-    observer.weigh(event, &|| MemoryByPart::of(model, trace, beside));
+    observer.measure(event, &|| MemoryByPart::of(model, trace, beside));
 }

@@ -11,7 +11,7 @@ mod forward;
 mod guard;
 mod head_run;
 mod layer_checkpoints;
-mod layer_run;
+mod layer_state;
 mod memory;
 mod settings;
 mod step;
@@ -23,14 +23,14 @@ pub use error::EngineError;
 pub use events::{Event, Observer, Silent};
 pub use forward::{ForwardTrace, HiddenSink};
 pub use guard::{error_of_panic, guarded};
-pub use memory::{MemoryByPart, MemoryRow, Place};
+pub use memory::{MemoryByPart, MemoryEntry, MemoryPlace};
 pub use settings::Settings;
-pub use step::{StepContext, StepGradients};
+pub use step::{MicroBatchContext, MicroBatchGradients};
 pub use stores::Stores;
 
 use crate::cache::ReplayLog;
 use crate::data::Batch;
-use crate::head::{Head, RowLoss};
+use crate::head::{Head, SequenceLoss};
 use crate::model::Model;
 
 /// Runs batches through one model's shape, cache and head.
@@ -53,9 +53,9 @@ impl Engine {
         &self,
         model: &Model,
         batch: &Batch,
-        context: StepContext,
+        context: MicroBatchContext,
         observer: &mut dyn Observer,
-    ) -> Result<StepGradients, EngineError> {
+    ) -> Result<MicroBatchGradients, EngineError> {
         let trace = self.forward(model, batch, context, observer)?;
         self.backward(model, trace, context, observer)
     }
@@ -65,30 +65,35 @@ impl Engine {
         &self,
         model: &Model,
         batch: &Batch,
-        context: StepContext,
+        context: MicroBatchContext,
         observer: &mut dyn Observer,
     ) -> Result<ForwardTrace, EngineError> {
         guarded(|| forward::run(self, model, batch, Some(context), (observer, None)))
     }
 
-    /// The backward phase. The trace is consumed: its caches are unwound on the way.
+    /// The backward phase, which consumes the trace: its caches are unwound.
     pub fn backward(
         &self,
         model: &Model,
         trace: ForwardTrace,
-        context: StepContext,
+        context: MicroBatchContext,
         observer: &mut dyn Observer,
-    ) -> Result<StepGradients, EngineError> {
+    ) -> Result<MicroBatchGradients, EngineError> {
         guarded(|| backward::run(self, model, trace, context, observer))
     }
 
-    /// Losses alone, by row.
-    pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<RowLoss>, EngineError> {
+    /// Losses alone, by sequence.
+    pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<SequenceLoss>, EngineError> {
         guarded(|| forward::run(self, model, batch, None, (observer, None))?.head.finish())
     }
 
     /// Losses and choices, with every column's last hidden states handed to `sink`.
-    pub fn inspect(&self, model: &Model, batch: &Batch, sink: HiddenSink<'_>) -> Result<(Vec<RowLoss>, ReplayLog), EngineError> {
+    pub fn inspect(
+        &self,
+        model: &Model,
+        batch: &Batch,
+        sink: HiddenSink<'_>,
+    ) -> Result<(Vec<SequenceLoss>, ReplayLog), EngineError> {
         guarded(|| {
             let trace = forward::run(self, model, batch, None, (&mut Silent, Some(sink)))?;
             Ok((trace.head.finish()?, trace.log))

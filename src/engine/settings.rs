@@ -7,7 +7,7 @@ use tch::{Device, Kind};
 
 use super::chunks::{self, BENT_BY};
 use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, Engine, EngineError, RandomSizes};
-use crate::cache::{self, CacheError, Policy, Scope, Shape, log_bytes_per_token};
+use crate::cache::{self, CacheError, CacheShape, Policy, Scope, log_bytes_per_token};
 use crate::data::{Batch, IGNORE, Targets};
 use crate::model::{CapturedLayers, ModelConfig};
 use crate::recipe::{BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm, StoreRecipe};
@@ -115,7 +115,7 @@ impl Settings {
         self.buffer
     }
 
-    /// What is not exact in the gradient of a model: the stores that round, by their keys in the recipe. A single row of cells has no
+    /// What is not exact in the gradient of a model: the stores that round, by their keys in the recipe. A single layer band has no
     /// layer checkpoint, a cache that nothing leaves no undo log.
     pub fn inexact_stores(&self) -> Vec<(&'static str, StoreForm)> {
         let has_borders = self.layers_per_cell < self.policies.len();
@@ -128,15 +128,15 @@ impl Settings {
         stores.into_iter().filter_map(rounds).collect()
     }
 
-    /// Whether the choices of one row of a batch depend on the others.
-    pub fn couples_rows(&self) -> bool {
-        self.policies.iter().any(|policy| policy.couples_rows())
+    /// Whether the choices of one sequence of a batch depend on the others.
+    pub fn couples_sequences(&self) -> bool {
+        self.policies.iter().any(|policy| policy.couples_sequences())
     }
 
-    /// Whether the first row of the backward phase ends in the very hidden states that the forward phase has ended in: it is the
+    /// Whether the first layer band of the backward phase ends in the very hidden states that the forward phase has ended in: it is the
     /// only one, so that no layer checkpoint comes in between, and its caches are unwound exactly.
     pub fn makes_last_hidden_states_again(&self) -> bool {
-        self.rows().len() == 1 && self.undo_log.form == StoreForm::Plain
+        self.layer_bands().len() == 1 && self.undo_log.form == StoreForm::Plain
     }
 
     /// The settings with a policy of the caller's own; `build` makes it for a layer of so many slots, errors call it `name`.
@@ -151,12 +151,12 @@ impl Settings {
     }
 
     /// The caches of all layers for a batch planned as `plan`, of a model that computes in a kind on a device.
-    pub fn cache_shapes(&self, config: &ModelConfig, plan: &ChunkPlan, (kind, device): (Kind, Device)) -> Vec<Shape> {
+    pub fn cache_shapes(&self, config: &ModelConfig, plan: &ChunkPlan, (kind, device): (Kind, Device)) -> Vec<CacheShape> {
         let longest_chunk = plan.spans.iter().map(|span| span.len).max().unwrap_or(1);
         let shape = |cache_length: &usize| {
             let cache_length = (*cache_length).min(plan.len());
-            Shape {
-                batch: plan.num_rows() as i64,
+            CacheShape {
+                batch: plan.num_sequences() as i64,
                 groups: config.num_kv_heads as i64,
                 head_dim: config.head_dim as i64,
                 cache_length,
@@ -171,7 +171,7 @@ impl Settings {
         self.cache_lengths.iter().map(shape).collect()
     }
 
-    /// Rows and tokens of the columns that are captured in passes without autograd on a device.
+    /// Sequences and tokens of the columns that are captured in passes without autograd on a device.
     pub fn captured_shapes(&self, plan: &ChunkPlan, device: Device) -> Vec<(usize, usize)> {
         if self.has_cuda_graphs { CapturedLayers::shapes(device, plan.shapes()) } else { Vec::new() }
     }
@@ -181,9 +181,9 @@ impl Settings {
         &*self.policies[layer]
     }
 
-    /// Rows of cells, as ranges of layers, bottom first.
-    pub fn rows(&self) -> Vec<Range<usize>> {
-        chunks::rows(self.policies.len(), self.layers_per_cell)
+    /// Layer bands, as ranges of layers, bottom first.
+    pub fn layer_bands(&self) -> Vec<Range<usize>> {
+        chunks::layer_bands(self.policies.len(), self.layers_per_cell)
     }
 
     /// How layer checkpoints and undo log wait.
@@ -200,9 +200,9 @@ impl Settings {
         }
     }
 
-    /// How many layers, from the bottom, are run forward a second time: all but those of the top row of cells.
+    /// How many layers, from the bottom, are run forward a second time: all but those of the top layer band.
     pub fn replayed_layers(&self) -> usize {
-        self.rows().last().map_or(0, |top| top.start)
+        self.layer_bands().last().map_or(0, |top| top.start)
     }
 
     /// Slots of a layer; `None` for a cache that grows.
@@ -227,16 +227,16 @@ impl Settings {
 
     /// Bytes of the replay log at most: for one evicted column of the batch in every layer, and for a whole batch planned as `plan`.
     pub fn log_bytes(&self, plan: &ChunkPlan, num_kv_heads: usize) -> (Bytes, Bytes) {
-        let rows = plan.num_rows();
+        let sequences = plan.num_sequences();
         let (mut per_token, mut whole) = (0, 0);
         for (policy, &length) in self.policies.iter().zip(&self.cache_lengths).filter(|(policy, _)| policy.evicts()) {
             let length = length.min(plan.len());
             // A share may be twice the cache length.
             let slots = if policy.shares_out().is_some() { 2 * length } else { length };
-            let bytes = log_bytes_per_token(policy.scope(), slots, (rows, num_kv_heads)).0;
+            let bytes = log_bytes_per_token(policy.scope(), slots, (sequences, num_kv_heads)).0;
             per_token += bytes;
             // And says once of each entry whether it leaves when the shares are made.
-            let leaving = if policy.shares_out().is_some() { rows * num_kv_heads * length } else { 0 };
+            let leaving = if policy.shares_out().is_some() { sequences * num_kv_heads * length } else { 0 };
             let evicted = plan.len() - length + if leaving > 0 { self.sizes.chunk_size } else { 0 };
             whole += bytes * evicted as u64 + leaving as u64;
         }
@@ -245,9 +245,9 @@ impl Settings {
 
     /// The chunks and columns of a batch. Without a key no size is drawn: all are `chunk_size`.
     pub fn plan(&self, batch: &Batch, key: Option<ChunkKey>) -> Result<ChunkPlan, EngineError> {
-        let lengths: Vec<usize> = batch.rows.iter().map(|row| row.inputs.len()).collect();
+        let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
         if lengths.is_empty() || lengths.contains(&0) {
-            return Err(EngineError::EmptyRow);
+            return Err(EngineError::EmptySequence);
         }
         let tokens = lengths.iter().copied().max().unwrap_or(0);
         self.check_fits(tokens)?;
@@ -273,13 +273,13 @@ impl Settings {
     }
 }
 
-/// The first position with a target in any row.
+/// The first position with a target in any sequence.
 fn first_target(batch: &Batch) -> Option<usize> {
-    let of_row = |row: &crate::data::Row| match &row.targets {
+    let of_sequence = |sequence: &crate::data::Sequence| match &sequence.targets {
         Targets::NextToken(targets) => targets.iter().position(|&target| target != IGNORE),
-        Targets::Class(_) => row.inputs.len().checked_sub(1),
+        Targets::Class(_) => sequence.inputs.len().checked_sub(1),
     };
-    batch.rows.iter().filter_map(of_row).min()
+    batch.sequences.iter().filter_map(of_sequence).min()
 }
 
 /// The longest chunk that reaches the cache of a layer while that is full.

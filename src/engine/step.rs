@@ -6,12 +6,12 @@ use tch::Tensor;
 
 use super::ChunkKey;
 use crate::cache::ReplayLog;
-use crate::head::RowLoss;
+use crate::head::SequenceLoss;
 use crate::model::DropoutKey;
 
 /// What a micro-batch contributes to a step.
 #[derive(Clone, Copy, Debug)]
-pub struct StepContext {
+pub struct MicroBatchContext {
     /// The gradient is that of `Σ losses · weight`: one over the targets of the global batch.
     pub weight: f64,
     /// Seed and step of the dropout masks; `None` outside training.
@@ -22,9 +22,9 @@ pub struct StepContext {
 
 /// Loss and gradients of one micro-batch.
 #[derive(Debug)]
-pub struct StepGradients {
-    /// By row of the batch.
-    pub rows: Vec<RowLoss>,
+pub struct MicroBatchGradients {
+    /// By sequence of the batch.
+    pub losses: Vec<SequenceLoss>,
     /// By the names of the model's parameters, in their kind; zero where one had no influence.
     pub gradients: BTreeMap<String, Tensor>,
     /// The choices that were replayed.

@@ -10,7 +10,7 @@ use crate::store::{Form, Store};
 /// The stores of an engine.
 #[derive(Debug)]
 pub struct Stores {
-    /// Hidden states at the borders of rows of cells.
+    /// Hidden states at the borders of layer bands.
     pub layer_checkpoints: Store,
     /// Keys and values that were overwritten.
     pub undo_log: Store,

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::data::{DataError, Dataset};
 use crate::engine::{Engine, EngineError, Observer};
-use crate::head::RowLoss;
+use crate::head::SequenceLoss;
 use crate::model::Model;
 use crate::units::Hint;
 
@@ -79,11 +79,11 @@ pub struct Scores {
 }
 
 impl Score {
-    fn add(&mut self, row: RowLoss, tokens: usize) {
+    fn add(&mut self, sequence: SequenceLoss, tokens: usize) {
         self.samples += 1;
         self.tokens += tokens;
-        self.targets += row.targets;
-        self.sum = (self.sum.0 + row.loss_sum, self.sum.1 + row.correct);
+        self.targets += sequence.targets;
+        self.sum = (self.sum.0 + sequence.loss_sum, self.sum.1 + sequence.correct);
         let targets = self.targets.max(1) as f64;
         self.loss = self.sum.0 / targets;
         self.perplexity = self.loss.exp();
@@ -108,12 +108,12 @@ pub fn score(
     let mut by_length: Vec<Bucket> = Vec::new();
     for samples in order.chunks(micro_batch_size.max(1)).take(max_batches.unwrap_or(usize::MAX)) {
         let batch = dataset.batch(samples)?;
-        let rows = engine.losses(model, &batch, observer)?;
-        for (row, loss) in batch.rows.iter().zip(rows) {
+        let sequences = engine.losses(model, &batch, observer)?;
+        for (sequence, loss) in batch.sequences.iter().zip(sequences) {
             if !loss.loss_sum.is_finite() {
-                return Err(EvalError::NotFinite { sample: row.sample, value: loss.loss_sum });
+                return Err(EvalError::NotFinite { sample: sequence.sample, value: loss.loss_sum });
             }
-            let (tokens, up_to) = (row.inputs.len(), row.inputs.len().next_power_of_two());
+            let (tokens, up_to) = (sequence.inputs.len(), sequence.inputs.len().next_power_of_two());
             overall.add(loss, tokens);
             if by_length.last().is_none_or(|b| b.up_to != up_to) {
                 by_length.push(Bucket { up_to, score: Score::default() });
@@ -133,8 +133,8 @@ mod tests {
     #[test]
     fn every_target_weighs_the_same() {
         let mut score = Score::default();
-        score.add(RowLoss { loss_sum: 2.0, targets: 1, correct: 1 }, 10);
-        score.add(RowLoss { loss_sum: 4.0, targets: 3, correct: 0 }, 30);
+        score.add(SequenceLoss { loss_sum: 2.0, targets: 1, correct: 1 }, 10);
+        score.add(SequenceLoss { loss_sum: 4.0, targets: 3, correct: 0 }, 30);
         assert_eq!((score.samples, score.tokens, score.targets), (2, 40, 4));
         assert!((score.loss - 1.5).abs() < 1e-15 && (score.accuracy - 0.25).abs() < 1e-15);
     }

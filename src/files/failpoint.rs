@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const VARIABLE: &str = "KVTUNE_FAILPOINT";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Action {
+enum FailpointAction {
     Kill,
     Stop,
     Error,
@@ -20,21 +20,21 @@ enum Action {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Plan {
+struct Failpoint {
     name: String,
-    action: Action,
+    action: FailpointAction,
     nth: u64,
 }
 
-impl Plan {
+impl Failpoint {
     fn parse(text: &str) -> Option<Self> {
         let (name, rest) = text.split_once('=')?;
         let (action, nth) = rest.split_once(':').unwrap_or((rest, "1"));
         let action = match action {
-            "kill" => Action::Kill,
-            "stop" => Action::Stop,
-            "error" => Action::Error,
-            "enospc" => Action::NoSpace,
+            "kill" => FailpointAction::Kill,
+            "stop" => FailpointAction::Stop,
+            "error" => FailpointAction::Error,
+            "enospc" => FailpointAction::NoSpace,
             _ => return None,
         };
         Some(Self { name: name.into(), action, nth: nth.parse().ok()? })
@@ -42,10 +42,10 @@ impl Plan {
 
     fn run(&self, name: &str) -> io::Result<()> {
         match self.action {
-            Action::Error => Err(io::Error::other(format!("failpoint `{name}`"))),
-            Action::NoSpace => Err(io::ErrorKind::StorageFull.into()),
-            Action::Stop => Ok(rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)?),
-            Action::Kill => {
+            FailpointAction::Error => Err(io::Error::other(format!("failpoint `{name}`"))),
+            FailpointAction::NoSpace => Err(io::ErrorKind::StorageFull.into()),
+            FailpointAction::Stop => Ok(rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)?),
+            FailpointAction::Kill => {
                 // No destructor, no buffer, no signal handler: as a power cut, but that the page cache survives.
                 let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
                 loop {
@@ -58,13 +58,13 @@ impl Plan {
 
 /// Passes the place `name`: does nothing unless the environment asked for a failure here.
 pub fn pass(name: &str) -> io::Result<()> {
-    static PLAN: OnceLock<Option<Result<Plan, String>>> = OnceLock::new();
+    static PLAN: OnceLock<Option<Result<Failpoint, String>>> = OnceLock::new();
     static PASSED: AtomicU64 = AtomicU64::new(0);
     #[cfg(test)]
     if let Some(result) = tests::pass_in_this_thread(name) {
         return result;
     }
-    let read = || std::env::var(VARIABLE).ok().map(|text| Plan::parse(&text).ok_or(text));
+    let read = || std::env::var(VARIABLE).ok().map(|text| Failpoint::parse(&text).ok_or(text));
     match PLAN.get_or_init(read) {
         Some(Err(text)) => {
             Err(io::Error::other(format!("cannot read {VARIABLE}={text}: expected NAME=kill|stop|error|enospc[:n]")))
@@ -87,12 +87,12 @@ pub(crate) mod tests {
     use super::*;
 
     thread_local! {
-        static LOCAL: RefCell<Option<(Plan, u64)>> = const { RefCell::new(None) };
+        static LOCAL: RefCell<Option<(Failpoint, u64)>> = const { RefCell::new(None) };
     }
 
     /// Runs `body` with a plan for this thread only; returns its result and whether the failpoint was reached.
     pub(crate) fn with<T>(plan: &str, body: impl FnOnce() -> T) -> (T, bool) {
-        let plan = Plan::parse(plan).unwrap();
+        let plan = Failpoint::parse(plan).unwrap();
         LOCAL.with_borrow_mut(|local| *local = Some((plan, 0)));
         let result = body();
         let (plan, passed) = LOCAL.with_borrow_mut(Option::take).unwrap();
@@ -112,10 +112,10 @@ pub(crate) mod tests {
 
     #[test]
     fn plans_are_read_and_the_nth_pass_fails() {
-        assert_eq!(Plan::parse("a.b=kill"), Some(Plan { name: "a.b".into(), action: Action::Kill, nth: 1 }));
-        assert_eq!(Plan::parse("a=enospc:7").unwrap().nth, 7);
+        assert_eq!(Failpoint::parse("a.b=kill"), Some(Failpoint { name: "a.b".into(), action: FailpointAction::Kill, nth: 1 }));
+        assert_eq!(Failpoint::parse("a=enospc:7").unwrap().nth, 7);
         for wrong in ["a", "a=burn", "a=kill:x"] {
-            assert_eq!(Plan::parse(wrong), None, "{wrong}");
+            assert_eq!(Failpoint::parse(wrong), None, "{wrong}");
         }
         let (results, reached) =
             with("here=enospc:2", || [pass("here"), pass("there"), pass("here"), pass("here")].map(|r| r.is_ok()));

@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use super::{Head, HeadError, Pick, RowTargets};
+use super::{Head, HeadError, Pick, SequenceTargets};
 use crate::native::cuda::upload;
 
 /// Classification by the logits of label tokens.
@@ -20,12 +20,12 @@ impl ClassifyOnLogits {
 }
 
 impl Head for ClassifyOnLogits {
-    fn picks(&self, row: usize, targets: RowTargets<'_>) -> Result<Vec<Pick>, HeadError> {
-        let RowTargets::Class { len, class } = targets else {
+    fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, HeadError> {
+        let SequenceTargets::Class { len, class } = targets else {
             let (expected, found) = ("`label` (a class)", "`labels`");
             return Err(HeadError::WrongTargets { head: "seq_classification_on_logits", expected, found });
         };
-        Ok(vec![Pick { row, position: len - 1, target: class as i64 }])
+        Ok(vec![Pick { sequence, position: len - 1, target: class as i64 }])
     }
 
     fn choices(&self, logits_nv: &Tensor) -> Tensor {

@@ -7,9 +7,9 @@ use crate::native::cuda::on_device;
 use crate::native::gradients_of;
 use crate::ops::attention::accumulation_kind;
 
-/// What one row has lost.
+/// What one sequence has lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct RowLoss {
+pub struct SequenceLoss {
     /// Sum of cross-entropies, nats.
     pub loss_sum: f64,
     /// Number of targets.
@@ -81,7 +81,7 @@ pub fn column_loss(
     let mut parameter_gradients: Vec<Tensor> = parameters.iter().map(|p| p.detach().zeros_like()).collect();
     let mut losses = Vec::new();
     for picks in picks.chunks(places_of_block(vocab_size, flat.device())) {
-        let place: Vec<i64> = picks.iter().map(|p| p.row as i64 * n + (p.position - start) as i64).collect();
+        let place: Vec<i64> = picks.iter().map(|p| p.sequence as i64 * n + (p.position - start) as i64).collect();
         let place = on_device(&place, flat.device());
         let hidden_ne = flat.index_select(0, &place);
         let part = block_loss(head, &hidden_ne, picks, logits, weight)?;
@@ -162,11 +162,11 @@ mod tests {
     use tch::Device;
 
     use super::*;
-    use crate::head::{ClassifyOnLogits, NextToken, RowTargets};
+    use crate::head::{ClassifyOnLogits, NextToken, SequenceTargets};
 
-    struct Linear([Tensor; 1]);
+    struct LinearLogits([Tensor; 1]);
 
-    impl Logits for Linear {
+    impl Logits for LinearLogits {
         fn logits(&self, hidden_ne: &Tensor) -> Tensor {
             hidden_ne.matmul(&self.0[0])
         }
@@ -179,14 +179,14 @@ mod tests {
     #[test]
     fn loss_and_gradient_equal_autograd_over_the_whole_column() {
         let opts = (Kind::Double, Device::Cpu);
-        let (hidden, linear) = (Tensor::randn([2, 5, 4], opts), Linear([Tensor::randn([4, 7], opts)]));
+        let (hidden, linear) = (Tensor::randn([2, 5, 4], opts), LinearLogits([Tensor::randn([4, 7], opts)]));
         let labels = [vec![-100, 3, 6, -100, 0], vec![1, -100, -100, -100, 2]];
         let mut picks = Vec::new();
-        for (row, tokens) in labels.iter().enumerate() {
-            picks.extend(NextToken.picks(row, RowTargets::Tokens(tokens)).unwrap());
+        for (sequence, tokens) in labels.iter().enumerate() {
+            picks.extend(NextToken.picks(sequence, SequenceTargets::Tokens(tokens)).unwrap());
         }
         let frozen = column_loss(&NextToken, &hidden, 0, &picks, (&linear, 7), Some(0.2)).unwrap();
-        let linear = Linear(linear.0.map(|weight| weight.set_requires_grad(true)));
+        let linear = LinearLogits(linear.0.map(|weight| weight.set_requires_grad(true)));
         let ours = column_loss(&NextToken, &hidden, 0, &picks, (&linear, 7), Some(0.2)).unwrap();
         assert!(frozen.parameter_gradients.is_empty() && frozen.hidden_gradient == ours.hidden_gradient);
         let leaf = hidden.copy().set_requires_grad(true);
@@ -203,8 +203,11 @@ mod tests {
     #[test]
     fn classification_reads_the_last_input_and_refuses_labels() {
         let head = ClassifyOnLogits::new(&[5, 2]);
-        assert_eq!(head.picks(1, RowTargets::Class { len: 9, class: 1 }).unwrap(), [Pick { row: 1, position: 8, target: 1 }]);
-        assert!(head.picks(0, RowTargets::Tokens(&[1])).is_err());
+        assert_eq!(
+            head.picks(1, SequenceTargets::Class { len: 9, class: 1 }).unwrap(),
+            [Pick { sequence: 1, position: 8, target: 1 }]
+        );
+        assert!(head.picks(0, SequenceTargets::Tokens(&[1])).is_err());
         let logits = Tensor::arange(7, (Kind::Float, Device::Cpu)).view([1, 7]);
         assert_eq!(Vec::<f32>::try_from(head.choices(&logits).view(-1)).unwrap(), [5.0, 2.0]);
     }

@@ -7,7 +7,7 @@ mod next_token;
 use tch::Tensor;
 
 pub use classify_on_logits::ClassifyOnLogits;
-pub use column::{ColumnLoss, Losses, RowLoss, column_loss, places_of_block};
+pub use column::{ColumnLoss, Losses, SequenceLoss, column_loss, places_of_block};
 pub use next_token::NextToken;
 
 use crate::units::Hint;
@@ -54,9 +54,9 @@ pub trait Logits {
     }
 }
 
-/// The targets of one row.
+/// The targets of one sequence.
 #[derive(Clone, Copy, Debug)]
-pub enum RowTargets<'a> {
+pub enum SequenceTargets<'a> {
     /// What each input must predict; −100 where there is nothing to learn.
     Tokens(&'a [i64]),
     /// The class to be read at the last of `len` inputs.
@@ -71,8 +71,8 @@ pub enum RowTargets<'a> {
 /// One place where a loss is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pick {
-    /// Row of the batch.
-    pub row: usize,
+    /// Sequence of the batch.
+    pub sequence: usize,
     /// Position in the sequence.
     pub position: usize,
     /// Target token or class.
@@ -81,8 +81,8 @@ pub struct Pick {
 
 /// Turns logits at picked places into losses.
 pub trait Head: Send {
-    /// The places of a row, in ascending order of position.
-    fn picks(&self, row: usize, targets: RowTargets<'_>) -> Result<Vec<Pick>, HeadError>;
+    /// The places of a sequence, in ascending order of position.
+    fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, HeadError>;
 
     /// The scores among which the target is one: all logits, or those of some tokens.
     ///

@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use super::{Head, HeadError, Pick, RowTargets};
+use super::{Head, HeadError, Pick, SequenceTargets};
 
 /// Next-token prediction.
 #[derive(Debug)]
@@ -12,12 +12,12 @@ pub struct NextToken;
 const IGNORE: i64 = -100;
 
 impl Head for NextToken {
-    fn picks(&self, row: usize, targets: RowTargets<'_>) -> Result<Vec<Pick>, HeadError> {
-        let RowTargets::Tokens(tokens) = targets else {
+    fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, HeadError> {
+        let SequenceTargets::Tokens(tokens) = targets else {
             return Err(HeadError::WrongTargets { head: "next_token", expected: "`labels`", found: "`label` (a class)" });
         };
         let with_target = tokens.iter().enumerate().filter(|&(_, &t)| t != IGNORE);
-        Ok(with_target.map(|(position, &target)| Pick { row, position, target }).collect())
+        Ok(with_target.map(|(position, &target)| Pick { sequence, position, target }).collect())
     }
 
     fn choices(&self, logits_nv: &Tensor) -> Tensor {

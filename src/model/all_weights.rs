@@ -47,7 +47,7 @@ pub(super) fn check_dtype(dtype: Dtype) -> Result<(), ModelError> {
 
 impl AllWeights {
     pub(super) fn load(dir: &Path, config: &ModelConfig, weights: &Weights) -> Result<Self, ModelError> {
-        let leaf = |entry: layout::Entry| {
+        let leaf = |entry: layout::TensorEntry| {
             let tensor = weights.load_to_write(&entry.name)?.set_requires_grad(true);
             Ok((entry.name, tensor))
         };

@@ -9,10 +9,10 @@ use tch::{Device, Kind, Tensor};
 use super::attend::{Attend, AttendError};
 use super::causal_lm::Model;
 use super::config::ModelConfig;
-use super::lora::Place;
-#[cfg(test)]
-use super::played;
+use super::lora::DropoutContext;
 use super::positions::Positions;
+#[cfg(test)]
+use super::simulated;
 use crate::native::cuda::{Graph, GraphRecorder};
 use crate::units::{Bytes, LayerIdx};
 
@@ -32,7 +32,7 @@ pub struct CapturedLayers {
 struct OfShape {
     /// Columns so far.
     columns: usize,
-    held: Option<Held>,
+    held: Option<CapturedBuffers>,
     /// By layer: before attention, and behind it.
     pieces: BTreeMap<usize, [Option<Recorded>; 2]>,
 }
@@ -41,7 +41,7 @@ struct OfShape {
 #[derive(Clone, Copy, Debug)]
 struct Common<'a> {
     model: &'a Model,
-    place: &'a Place<'a>,
+    place: &'a DropoutContext<'a>,
 }
 
 /// The layers over one column.
@@ -54,7 +54,7 @@ pub struct ColumnLayers<'a> {
 
 /// Where captured operations read and write; the same tensors for all layers, which take turns.
 #[derive(Debug)]
-struct Held {
+struct CapturedBuffers {
     /// `(B, n, E)`.
     hidden_bne: Tensor,
     positions: Positions,
@@ -67,31 +67,31 @@ struct Held {
 }
 
 /// Operations that are captured: all that they know is what columns have in common, and what is held.
-struct Piece {
-    work: fn(Common<'_>, LayerIdx, &mut Held),
-    /// Where they write, which a played device spoils.
+struct CapturedOps {
+    work: fn(Common<'_>, LayerIdx, &mut CapturedBuffers),
+    /// Where they write, which a simulated device spoils.
     #[cfg(test)]
-    results: fn(&mut Held) -> &mut [Tensor],
+    results: fn(&mut CapturedBuffers) -> &mut [Tensor],
 }
 
-const BEFORE: Piece = Piece {
-    work: Held::before,
+const BEFORE: CapturedOps = CapturedOps {
+    work: CapturedBuffers::before,
     #[cfg(test)]
     results: |held| &mut held.qkv,
 };
-const BEHIND: Piece = Piece {
-    work: Held::behind,
+const BEHIND: CapturedOps = CapturedOps {
+    work: CapturedBuffers::behind,
     #[cfg(test)]
     results: |held| std::slice::from_mut(&mut held.out_bne),
 };
 
-impl Held {
-    fn new(model: &Model, (rows, tokens): (usize, usize), positions: &Positions) -> Self {
+impl CapturedBuffers {
+    fn new(model: &Model, (sequences, tokens): (usize, usize), positions: &Positions) -> Self {
         let (config, options) = (model.config(), (model.kind(), model.device()));
-        let (rows, tokens, head_dim) = (rows as i64, tokens as i64, config.head_dim as i64);
-        let hidden = || Tensor::empty([rows, tokens, config.hidden_size as i64], options);
-        let by_head = |heads: usize| Tensor::empty([rows, heads as i64, tokens, head_dim], options);
-        let by_token = |heads: usize| Tensor::empty([rows, tokens, heads as i64, head_dim], options).transpose(1, 2);
+        let (sequences, tokens, head_dim) = (sequences as i64, tokens as i64, config.head_dim as i64);
+        let hidden = || Tensor::empty([sequences, tokens, config.hidden_size as i64], options);
+        let by_head = |heads: usize| Tensor::empty([sequences, heads as i64, tokens, head_dim], options);
+        let by_token = |heads: usize| Tensor::empty([sequences, tokens, heads as i64, head_dim], options).transpose(1, 2);
         Self {
             hidden_bne: hidden(),
             positions: positions.empty_like(),
@@ -111,7 +111,7 @@ impl Held {
     fn behind(common: Common<'_>, idx: LayerIdx, held: &mut Self) {
         let lora = common.model.lora(idx, &held.positions.position_bn, common.place);
         let layer = common.model.decoder_layer(idx);
-        let made = layer.behind_attention(&held.hidden_bne, held.attended_bhnd.shallow_clone(), lora.as_ref());
+        let made = layer.after_attention(&held.hidden_bne, held.attended_bhnd.shallow_clone(), lora.as_ref());
         held.out_bne.copy_(&made);
     }
 }
@@ -133,7 +133,7 @@ enum Recorded {
 }
 
 impl CapturedLayers {
-    /// The shapes, rows and tokens, that enough of the columns have to be captured on a device. Only a CUDA device has graphs.
+    /// The shapes, sequences and tokens, that enough of the columns have to be captured on a device. Only a CUDA device has graphs.
     pub fn shapes(device: Device, columns: impl Iterator<Item = (usize, usize)>) -> Vec<(usize, usize)> {
         if !has_graphs(device) {
             return Vec::new();
@@ -144,10 +144,10 @@ impl CapturedLayers {
     }
 
     /// The bytes in which captured operations read and write, for columns of one of these shapes.
-    pub fn bytes(config: &ModelConfig, kind: Kind, (rows, tokens): (usize, usize)) -> Bytes {
+    pub fn bytes(config: &ModelConfig, kind: Kind, (sequences, tokens): (usize, usize)) -> Bytes {
         let channels = 2 * (config.hidden_size + (config.num_heads + config.num_kv_heads) * config.head_dim);
         let positions = Kind::Int64.elt_size_in_bytes() + config.head_dim * kind.elt_size_in_bytes();
-        Bytes((tokens * (positions + rows * channels * kind.elt_size_in_bytes())) as u64)
+        Bytes((tokens * (positions + sequences * channels * kind.elt_size_in_bytes())) as u64)
     }
 
     /// For a run in which columns of these [`Self::shapes`] are captured on a device; `Err` says what libtorch lacks for that.
@@ -156,10 +156,10 @@ impl CapturedLayers {
         Ok(Self { recorder, shapes: shapes.into_iter().map(|shape| (shape, OfShape::default())).collect() })
     }
 
-    /// The layers over the column that is next, of so many rows and tokens. `model` and `place` are always the same.
+    /// The layers over the column that is next, of so many sequences and tokens. `model` and `place` are always the same.
     pub fn column<'a>(
         &'a mut self,
-        (model, place): (&'a Model, &'a Place<'a>),
+        (model, place): (&'a Model, &'a DropoutContext<'a>),
         positions: &'a Positions,
         shape: (usize, usize),
     ) -> ColumnLayers<'a> {
@@ -169,7 +169,7 @@ impl CapturedLayers {
             if of_shape.columns == 1 {
                 captured = None;
             } else {
-                of_shape.held.get_or_insert_with(|| Held::new(model, shape, positions)).positions.copy_(positions);
+                of_shape.held.get_or_insert_with(|| CapturedBuffers::new(model, shape, positions)).positions.copy_(positions);
             }
         }
         ColumnLayers { common: Common { model, place }, positions, captured }
@@ -203,9 +203,9 @@ impl Recorder {
     fn run(
         &self,
         recorded: &mut Option<Recorded>,
-        piece: &Piece,
+        piece: &CapturedOps,
         (common, idx): (Common<'_>, LayerIdx),
-        held: &mut Held,
+        held: &mut CapturedBuffers,
     ) -> Result<(), AttendError> {
         match (self, &*recorded) {
             (_, Some(Recorded::Device(graph))) => graph.replay(),
@@ -221,7 +221,7 @@ impl Recorder {
             }
             #[cfg(test)]
             (Self::Played, Some(Recorded::Played)) => {
-                played::spoil((piece.results)(held));
+                simulated::spoil((piece.results)(held));
                 (piece.work)(common, idx, held);
             }
         }
@@ -231,7 +231,7 @@ impl Recorder {
 
 fn has_graphs(device: Device) -> bool {
     #[cfg(test)]
-    if played::is_on() {
+    if simulated::is_on() {
         return true;
     }
     device.is_cuda()
@@ -239,7 +239,7 @@ fn has_graphs(device: Device) -> bool {
 
 fn recorder(device: Device) -> Result<Option<Recorder>, AttendError> {
     #[cfg(test)]
-    if played::is_on() {
+    if simulated::is_on() {
         return Ok(Some(Recorder::Played));
     }
     let Device::Cuda(index) = device else { return Ok(None) };
@@ -251,7 +251,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::model::{Adapter, DropoutKey, Qkv, while_graphs_are_played};
+    use crate::model::{Adapter, DropoutKey, Qkv, while_graphs_are_simulated};
     use crate::recipe::{Dtype, LoraRecipe, TargetModules};
 
     fn model(dtype: Dtype) -> Model {
@@ -278,10 +278,10 @@ mod tests {
         }
     }
 
-    /// The last hidden states of all columns, two rows of tokens each.
+    /// The last hidden states of all columns, two sequences of tokens each.
     fn run(model: &Model, lengths: &[usize], attend: &mut dyn Attend) -> Vec<Tensor> {
         let (samples, dropout) = ([40, 41], Some(DropoutKey { seed: 3, step: 4 }));
-        let place = Place { dropout, samples: &samples };
+        let place = DropoutContext { dropout, samples: &samples };
         let shapes = CapturedLayers::shapes(Device::Cpu, lengths.iter().map(|&n| (2, n)));
         let mut captured = CapturedLayers::new(Device::Cpu, shapes).unwrap();
         let mut start = 0;
@@ -305,7 +305,7 @@ mod tests {
         for dtype in [Dtype::F64, Dtype::F32, Dtype::Bf16] {
             let model = model(dtype);
             let plain = run(&model, &lengths, &mut Keeps::default());
-            let (captured, replays) = while_graphs_are_played(|| run(&model, &lengths, &mut Keeps::default()));
+            let (captured, replays) = while_graphs_are_simulated(|| run(&model, &lengths, &mut Keeps::default()));
             assert_eq!(plain, captured, "{dtype}");
             // Two layers in two pieces; eight columns of 4 tokens and nine of 6, of which the first is as ever and the second captured.
             assert_eq!(replays, 2 * 2 * (6 + 7));
@@ -316,7 +316,7 @@ mod tests {
     fn who_keeps_what_is_written_again_is_found() {
         let model = model(Dtype::F64);
         let mut keeps = Keeps::default();
-        let _ = while_graphs_are_played(|| run(&model, &[4; 9], &mut keeps));
+        let _ = while_graphs_are_simulated(|| run(&model, &[4; 9], &mut keeps));
         let of_column = |c: usize| &keeps.0[2 * c];
         assert_ne!(of_column(0), of_column(1), "the first column's is its own");
         assert_eq!(of_column(1), of_column(8), "the others' lie in one place");
@@ -329,15 +329,15 @@ mod tests {
         assert_eq!(shapes(gpu, &lengths), [(1, 4)]);
         assert_eq!(shapes(Device::Cpu, &lengths), []);
         let model = model(Dtype::F32);
-        assert_eq!(while_graphs_are_played(|| run(&model, &[4, 4, 4, 5, 5, 5], &mut Keeps::default())).1, 0);
+        assert_eq!(while_graphs_are_simulated(|| run(&model, &[4, 4, 4, 5, 5, 5], &mut Keeps::default())).1, 0);
     }
 
     #[test]
     fn what_is_held_is_counted() {
         let model = model(Dtype::Bf16);
         let positions = model.positions(Tensor::zeros([1, 5], (Kind::Int64, Device::Cpu)));
-        let Held { hidden_bne, positions: Positions { position_bn, rotation }, qkv, attended_bhnd, out_bne } =
-            Held::new(&model, (2, 5), &positions);
+        let CapturedBuffers { hidden_bne, positions: Positions { position_bn, rotation }, qkv, attended_bhnd, out_bne } =
+            CapturedBuffers::new(&model, (2, 5), &positions);
         let angles = rotation.tensors();
         let all = qkv.iter().chain(angles).chain([&hidden_bne, &position_bn, &attended_bhnd, &out_bne]);
         let bytes: usize = all.map(|t| t.numel() * t.kind().elt_size_in_bytes()).sum();

@@ -11,7 +11,7 @@ use super::decoder::DecoderLayer;
 use super::embedding::Embedding;
 use super::families::FINAL_NORM;
 use super::init::draw;
-use super::lora::{Adapter, LayerLora, Place};
+use super::lora::{Adapter, DropoutContext, LayerLora};
 use super::positions::Positions;
 use super::weights::Weights;
 use super::{ModelError, layout};
@@ -26,14 +26,14 @@ pub struct Model {
     embedding: Embedding,
     layers: Vec<DecoderLayer>,
     final_norm_e: Tensor,
-    trained: Trained,
+    trained: Trainable,
     kind: Kind,
     device: Device,
 }
 
 /// What of a model is trained.
 #[derive(Debug)]
-enum Trained {
+enum Trainable {
     Nothing,
     Adapter(Adapter),
     AllWeights(AllWeights),
@@ -56,7 +56,7 @@ impl Model {
     pub fn load(dir: &Path, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
         let kind = kind_of(dtype);
         let (config, weights) = Self::open(dir, kind, device)?;
-        Self::assemble(config, &weights, kind, device)
+        Self::build(config, &weights, kind, device)
     }
 
     /// As [`Self::load`], with every weight a parameter that is trained; a tied matrix is one.
@@ -65,8 +65,8 @@ impl Model {
         let kind = kind_of(dtype);
         let (config, weights) = Self::open(dir, kind, device)?;
         let all = AllWeights::load(dir, &config, &weights)?;
-        let model = Self::assemble(config, &all.weights(kind, device), kind, device)?;
-        Ok(Self { trained: Trained::AllWeights(all), ..model })
+        let model = Self::build(config, &all.weights(kind, device), kind, device)?;
+        Ok(Self { trained: Trainable::AllWeights(all), ..model })
     }
 
     /// Refuses a dtype in which [`Self::load_to_train`] does not load: weights are their own masters.
@@ -78,14 +78,14 @@ impl Model {
     pub fn random(config: ModelConfig, dtype: Dtype, device: Device, seed: u64) -> Result<Self, ModelError> {
         let kind = kind_of(dtype);
         let weights = Weights::in_memory(draw(&config, Kind::Float, seed), kind, device);
-        Self::assemble(config, &weights, kind, device)
+        Self::build(config, &weights, kind, device)
     }
 
     /// A model from the `config.json` of a directory alone: its weights are drawn on the device, by libtorch's generator.
     pub fn drawn(dir: &Path, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
         let config = ModelConfig::load(dir)?;
         let (weights, kind) = Self::draw_weights(&config, dtype, device);
-        Self::assemble(config, &weights, kind, device)
+        Self::build(config, &weights, kind, device)
     }
 
     /// As [`Self::drawn`], with every weight a parameter that is trained.
@@ -94,8 +94,8 @@ impl Model {
         let config = ModelConfig::load(dir)?;
         let (weights, kind) = Self::draw_weights(&config, dtype, device);
         let all = AllWeights::load(dir, &config, &weights)?;
-        let model = Self::assemble(config, &all.weights(kind, device), kind, device)?;
-        Ok(Self { trained: Trained::AllWeights(all), ..model })
+        let model = Self::build(config, &all.weights(kind, device), kind, device)?;
+        Ok(Self { trained: Trainable::AllWeights(all), ..model })
     }
 
     fn draw_weights(config: &ModelConfig, dtype: Dtype, device: Device) -> (Weights, Kind) {
@@ -103,12 +103,12 @@ impl Model {
         (Weights::drawn(layout::entries(config), config.initializer_range, kind, device), kind)
     }
 
-    fn assemble(config: ModelConfig, weights: &Weights, kind: Kind, device: Device) -> Result<Self, ModelError> {
+    fn build(config: ModelConfig, weights: &Weights, kind: Kind, device: Device) -> Result<Self, ModelError> {
         let layer = |idx| DecoderLayer::load(weights, &config, LayerIdx(idx));
         let layers = (0..config.num_layers).map(layer).collect::<Result<_, _>>()?;
         let embedding = Embedding::load(weights, &config)?;
         let final_norm_e = weights.load(FINAL_NORM)?;
-        Ok(Self { config, embedding, layers, final_norm_e, trained: Trained::Nothing, kind, device })
+        Ok(Self { config, embedding, layers, final_norm_e, trained: Trainable::Nothing, kind, device })
     }
 
     /// What the model is.
@@ -141,33 +141,33 @@ impl Model {
 
     /// Puts an adapter in place of what was trained; its matrices move to the model's device, and to f64 in an f64 model.
     pub fn set_adapter(&mut self, adapter: Adapter) {
-        if let Trained::AllWeights(all) = &self.trained {
+        if let Trainable::AllWeights(all) = &self.trained {
             all.freeze();
         }
-        self.trained = Trained::Adapter(adapter.moved_to(self.kind, self.device));
+        self.trained = Trainable::Adapter(adapter.moved_to(self.kind, self.device));
     }
 
     /// The adapter, where one is trained.
     pub fn adapter(&self) -> Option<&Adapter> {
-        if let Trained::Adapter(adapter) = &self.trained { Some(adapter) } else { None }
+        if let Trainable::Adapter(adapter) = &self.trained { Some(adapter) } else { None }
     }
 
     /// The adapter, to be changed.
     pub fn adapter_mut(&mut self) -> Option<&mut Adapter> {
-        if let Trained::Adapter(adapter) = &mut self.trained { Some(adapter) } else { None }
+        if let Trainable::Adapter(adapter) = &mut self.trained { Some(adapter) } else { None }
     }
 
     fn all_weights(&self) -> Option<&AllWeights> {
-        if let Trained::AllWeights(all) = &self.trained { Some(all) } else { None }
+        if let Trainable::AllWeights(all) = &self.trained { Some(all) } else { None }
     }
 
     /// What is trained, by the names in files: PEFT's of an adapter, or those of all weights. The tensors are the leaves
     /// themselves.
     pub fn parameters(&self) -> Vec<(String, Tensor)> {
         match &self.trained {
-            Trained::Nothing => Vec::new(),
-            Trained::Adapter(adapter) => adapter.parameters(),
-            Trained::AllWeights(all) => all.parameters(),
+            Trainable::Nothing => Vec::new(),
+            Trainable::Adapter(adapter) => adapter.parameters(),
+            Trainable::AllWeights(all) => all.parameters(),
         }
     }
 
@@ -185,9 +185,9 @@ impl Model {
     /// weights as a model of their own.
     pub fn save_trained(&self, dir: &Path, base_model: &str) -> Result<(), ModelError> {
         match &self.trained {
-            Trained::Nothing => Err(ModelError::NothingTrained),
-            Trained::Adapter(adapter) => adapter.save_peft(dir, base_model),
-            Trained::AllWeights(all) => all.save(dir),
+            Trainable::Nothing => Err(ModelError::NothingTrained),
+            Trainable::Adapter(adapter) => adapter.save_peft(dir, base_model),
+            Trainable::AllWeights(all) => all.save(dir),
         }
     }
 
@@ -222,7 +222,7 @@ impl Model {
         idx: LayerIdx,
         hidden_bne: &Tensor,
         positions: &Positions,
-        place: &Place<'_>,
+        place: &DropoutContext<'_>,
         attend: &mut dyn Attend,
     ) -> Result<Tensor, AttendError> {
         let lora = self.lora(idx, &positions.position_bn, place);
@@ -234,7 +234,12 @@ impl Model {
     }
 
     /// A layer's part of the adapter.
-    pub(super) fn lora<'a>(&'a self, layer: LayerIdx, position_bn: &'a Tensor, place: &'a Place<'a>) -> Option<LayerLora<'a>> {
+    pub(super) fn lora<'a>(
+        &'a self,
+        layer: LayerIdx,
+        position_bn: &'a Tensor,
+        place: &'a DropoutContext<'a>,
+    ) -> Option<LayerLora<'a>> {
         self.adapter().map(|adapter| LayerLora { adapter, layer, position_bn, place })
     }
 

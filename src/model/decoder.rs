@@ -47,7 +47,7 @@ impl DecoderLayer {
         let [q_bhnd, k_bgnd, v_bgnd] = self.before_attention(hidden_bne, rotation, lora);
         let attended_bhnd = self.attend([&q_bhnd, &k_bgnd, &v_bgnd], attend)?;
         drop([q_bhnd, k_bgnd, v_bgnd]);
-        Ok(self.behind_attention(hidden_bne, attended_bhnd, lora))
+        Ok(self.after_attention(hidden_bne, attended_bhnd, lora))
     }
 
     /// Queries, keys and values.
@@ -62,7 +62,7 @@ impl DecoderLayer {
     ///
     /// # Shapes
     /// The layer's input `(B, n, E)` and what was attended `(B, H, n, D)` in, `(B, n, E)` out.
-    pub(super) fn behind_attention(&self, hidden_bne: &Tensor, attended_bhnd: Tensor, lora: Option<&LayerLora<'_>>) -> Tensor {
+    pub(super) fn after_attention(&self, hidden_bne: &Tensor, attended_bhnd: Tensor, lora: Option<&LayerLora<'_>>) -> Tensor {
         let hidden_bne = hidden_bne + self.attention.output(&attended_bhnd, lora);
         drop(attended_bhnd);
         let added_bne = self.mlp.forward(&rms_norm(&hidden_bne, &self.mlp_norm_e, self.eps), lora);

@@ -46,7 +46,7 @@ pub enum ModelError {
         /// What they should fit: `its config.json`, say.
         what: &'static str,
         /// All of them.
-        problems: Problems,
+        problems: TensorProblems,
     },
     /// A file can't be read or written, or isn't what it should be.
     #[error(transparent)]
@@ -118,7 +118,7 @@ impl Hint for ModelError {
 
 /// One tensor that isn't as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Problem {
+pub enum TensorProblem {
     /// It isn't there.
     Missing {
         /// Its name.
@@ -149,17 +149,17 @@ pub enum Problem {
 
 /// All problems of a file or directory; prints the first of each kind and how many there are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Problems(pub Vec<Problem>);
+pub struct TensorProblems(pub Vec<TensorProblem>);
 
 /// How many tensors of one kind of problem are named.
 const NAMED: usize = 8;
 
-impl fmt::Display for Problems {
+impl fmt::Display for TensorProblems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kinds = ["missing", "extra", "wrong shape", "unreadable dtype"];
         let mut separator = "";
         for (kind, title) in kinds.iter().enumerate() {
-            let of_kind: Vec<&Problem> = self.0.iter().filter(|problem| problem.kind() == kind).collect();
+            let of_kind: Vec<&TensorProblem> = self.0.iter().filter(|problem| problem.kind() == kind).collect();
             if of_kind.is_empty() {
                 continue;
             }
@@ -177,7 +177,7 @@ impl fmt::Display for Problems {
     }
 }
 
-impl Problem {
+impl TensorProblem {
     fn kind(&self) -> usize {
         match self {
             Self::Missing { .. } => 0,
@@ -188,7 +188,7 @@ impl Problem {
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for TensorProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing { name } | Self::Extra { name } => write!(f, "`{name}`"),
@@ -204,9 +204,9 @@ mod tests {
 
     #[test]
     fn long_lists_are_cut_and_counted() {
-        let missing = (0..20).map(|i| Problem::Missing { name: format!("m{i}") });
-        let shape = Problem::Shape { name: "s".into(), expected: vec![2, 3], found: vec![3, 2] };
-        let text = Problems(missing.chain([shape]).collect()).to_string();
+        let missing = (0..20).map(|i| TensorProblem::Missing { name: format!("m{i}") });
+        let shape = TensorProblem::Shape { name: "s".into(), expected: vec![2, 3], found: vec![3, 2] };
+        let text = TensorProblems(missing.chain([shape]).collect()).to_string();
         assert!(text.starts_with("20 missing (`m0`, `m1`, "), "{text}");
         assert!(text.ends_with("`m7` and 12 more); 1 wrong shape (`s` expected [2, 3], found [3, 2])"), "{text}");
     }

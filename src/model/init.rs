@@ -53,7 +53,7 @@ pub fn init_model(config: &Path, tokenizer_json: Option<&[u8]>, out_dir: &Path, 
 
 /// The tensors of a model with random weights.
 pub(super) fn draw(config: &ModelConfig, kind: Kind, seed: u64) -> Vec<(String, Tensor)> {
-    let fill = |entry: layout::Entry| {
+    let fill = |entry: layout::TensorEntry| {
         let shape: Vec<i64> = entry.shape.iter().map(|&size| size as i64).collect();
         let tensor = match entry.role {
             Role::Matrix => random::normal(seed, &entry.name, &shape, config.initializer_range).to_kind(kind),

@@ -14,19 +14,21 @@ pub(super) enum Role {
 
 /// One tensor of a checkpoint.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct TensorEntry {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
     pub(super) role: Role,
 }
 
 /// All tensors of a model, bottom to top. With tied embeddings the output projection is none of them.
-pub(super) fn entries(config: &ModelConfig) -> Vec<Entry> {
-    let matrix = |name: &str, shape: [usize; 2]| Entry { name: name.into(), shape: shape.into(), role: Role::Matrix };
+pub(super) fn entries(config: &ModelConfig) -> Vec<TensorEntry> {
+    let matrix = |name: &str, shape: [usize; 2]| TensorEntry { name: name.into(), shape: shape.into(), role: Role::Matrix };
     let embedding = [config.vocab_size, config.hidden_size];
     let mut all = vec![matrix(EMBEDDING, embedding)];
     for layer in 0..config.num_layers {
-        all.extend(layer_entries(config).into_iter().map(|entry| Entry { name: layer_tensor(layer, &entry.name), ..entry }));
+        all.extend(
+            layer_entries(config).into_iter().map(|entry| TensorEntry { name: layer_tensor(layer, &entry.name), ..entry }),
+        );
     }
     all.push(norm(FINAL_NORM, config.hidden_size));
     if !config.tie_word_embeddings {
@@ -36,14 +38,14 @@ pub(super) fn entries(config: &ModelConfig) -> Vec<Entry> {
 }
 
 /// The tensors of one layer, by their names inside it.
-fn layer_entries(config: &ModelConfig) -> Vec<Entry> {
+fn layer_entries(config: &ModelConfig) -> Vec<TensorEntry> {
     let mut all =
         vec![norm("input_layernorm.weight", config.hidden_size), norm("post_attention_layernorm.weight", config.hidden_size)];
     for projection in Projection::ALL {
         let (path, [out, inner]) = (projection.path(), projection.shape(config));
-        all.push(Entry { name: format!("{path}.weight"), shape: vec![out, inner], role: Role::Matrix });
+        all.push(TensorEntry { name: format!("{path}.weight"), shape: vec![out, inner], role: Role::Matrix });
         if config.variant.biased.contains(&projection) {
-            all.push(Entry { name: format!("{path}.bias"), shape: vec![out], role: Role::Bias });
+            all.push(TensorEntry { name: format!("{path}.bias"), shape: vec![out], role: Role::Bias });
         }
     }
     if config.variant.has_qk_norm {
@@ -52,6 +54,6 @@ fn layer_entries(config: &ModelConfig) -> Vec<Entry> {
     all
 }
 
-fn norm(name: &str, size: usize) -> Entry {
-    Entry { name: name.into(), shape: vec![size], role: Role::Norm }
+fn norm(name: &str, size: usize) -> TensorEntry {
+    TensorEntry { name: name.into(), shape: vec![size], role: Role::Norm }
 }

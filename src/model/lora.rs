@@ -7,7 +7,7 @@ use super::config::ModelConfig;
 use super::families::layer_tensor;
 use super::linear::Projection;
 use super::random;
-use crate::ops::dropout::{Stream, dropout};
+use crate::ops::dropout::{DropoutStream, dropout};
 use crate::ops::linear::LowRank;
 use crate::recipe::{LoraRecipe, TargetModules};
 use crate::units::LayerIdx;
@@ -34,10 +34,10 @@ pub(super) struct Pair {
 
 /// Where tokens stand, for randomness that is the same for every chunking, batching and recomputation.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Place<'a> {
+pub struct DropoutContext<'a> {
     /// `None` switches dropout off.
     pub dropout: Option<DropoutKey>,
-    /// For each row of the batch the number of its sample; not looked at without dropout.
+    /// For each sequence of the batch the number of its sample; not looked at without dropout.
     pub samples: &'a [u64],
 }
 
@@ -176,7 +176,7 @@ pub(super) struct LayerLora<'a> {
     pub(super) adapter: &'a Adapter,
     pub(super) layer: LayerIdx,
     pub(super) position_bn: &'a Tensor,
-    pub(super) place: &'a Place<'a>,
+    pub(super) place: &'a DropoutContext<'a>,
 }
 
 impl LayerLora<'_> {
@@ -192,7 +192,7 @@ impl LayerLora<'_> {
     /// `(B, n, in)` in and out.
     pub(super) fn dropped(&self, projection: Projection, x_bni: &Tensor) -> Option<Tensor> {
         let key = self.place.dropout.filter(|_| self.adapter.dropout > 0.0)?;
-        let stream = Stream { seed: key.seed, step: key.step, layer: self.layer.0 as u64, module: projection as u64 };
+        let stream = DropoutStream { seed: key.seed, step: key.step, layer: self.layer.0 as u64, module: projection as u64 };
         Some(dropout(x_bni, self.adapter.dropout, stream, self.place.samples, self.position_bn))
     }
 }
@@ -254,7 +254,7 @@ mod tests {
         Adapter::new(&config(), lora, seed, Kind::Double, Device::Cpu).unwrap()
     }
 
-    /// Every token sees its own value only, so that rows and chunks don't matter.
+    /// Every token sees its own value only, so that sequences and chunks don't matter.
     struct Alone;
 
     impl Attend for Alone {
@@ -264,15 +264,17 @@ mod tests {
     }
 
     /// Hidden states after all layers for two samples, run in pieces that end at `ends`.
-    fn run(model: &Model, rows: &[i64], ends: &[i64], dropout: Option<DropoutKey>) -> Tensor {
-        let samples: Vec<u64> = rows.iter().map(|&row| 40 + row as u64).collect();
-        let ids =
-            Tensor::arange(22, (Kind::Int64, Device::Cpu)).remainder(11).view([2, 11]).index_select(0, &Tensor::from_slice(rows));
+    fn run(model: &Model, sequences: &[i64], ends: &[i64], dropout: Option<DropoutKey>) -> Tensor {
+        let samples: Vec<u64> = sequences.iter().map(|&sequence| 40 + sequence as u64).collect();
+        let ids = Tensor::arange(22, (Kind::Int64, Device::Cpu))
+            .remainder(11)
+            .view([2, 11])
+            .index_select(0, &Tensor::from_slice(sequences));
         let mut start = 0;
         let piece = |&end: &i64| {
             let position = Tensor::arange_start(start, end, (Kind::Int64, Device::Cpu)).unsqueeze(0);
             let (mut hidden, positions) = (model.embed(&ids.narrow(1, start, end - start)), model.positions(position));
-            let place = Place { dropout, samples: &samples };
+            let place = DropoutContext { dropout, samples: &samples };
             for layer in 0..2 {
                 hidden = model.layer(LayerIdx(layer), &hidden, &positions, &place, &mut Alone).unwrap();
             }

@@ -21,23 +21,23 @@ mod linear;
 mod lora;
 mod mlp;
 mod peft;
-#[cfg(test)]
-mod played;
 mod positions;
 mod random;
+#[cfg(test)]
+mod simulated;
 mod weights;
 
 pub use attend::{Attend, AttendError, Qkv};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::{Model, kind_of};
 pub use config::{ConfigFault, ModelConfig};
-pub use error::{ModelError, Problem, Problems};
+pub use error::{ModelError, TensorProblem, TensorProblems};
 pub use families::Variant;
 pub use fingerprint::fingerprint;
 pub use init::init_model;
 pub use linear::Projection;
-pub use lora::{Adapter, DropoutKey, Place, targets};
-#[cfg(test)]
-pub(crate) use played::while_graphs_are_played;
+pub use lora::{Adapter, DropoutContext, DropoutKey, targets};
 pub use positions::Positions;
+#[cfg(test)]
+pub(crate) use simulated::while_graphs_are_simulated;
 pub use weights::MODEL_TENSORS;

@@ -29,7 +29,7 @@ impl Model {
     /// Tokens at their true positions.
     ///
     /// # Shapes
-    /// `(B, n)`, or `(1, n)` or `(n)` where all rows share their positions; int64.
+    /// `(B, n)`, or `(1, n)` or `(n)` where all sequences share their positions; int64.
     pub fn positions(&self, position_bn: Tensor) -> Positions {
         let rotation = Rotation::at(&position_bn, self.config().head_dim, self.config().rope_theta, self.kind());
         Positions { position_bn, rotation }

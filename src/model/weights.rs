@@ -6,9 +6,9 @@ use std::path::{Component, Path, PathBuf};
 use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
 
-use super::error::{ModelError, Problem, Problems};
+use super::error::{ModelError, TensorProblem, TensorProblems};
 use super::families::OUTPUT;
-use super::layout::{Entry, Role};
+use super::layout::{Role, TensorEntry};
 use crate::files::{Dtype as FileDtype, FilesError, TensorFile, read_json};
 use crate::native::cuda::Upload;
 use crate::store::{Home, load_tensor_to};
@@ -21,7 +21,7 @@ const EXTENSION: &str = ".safetensors";
 /// Where a model's tensors come from, and how they are wanted.
 #[derive(Debug)]
 pub(super) struct Weights {
-    source: Source,
+    source: WeightSource,
     kind: Kind,
     device: Device,
     /// From files to a device.
@@ -29,11 +29,11 @@ pub(super) struct Weights {
 }
 
 #[derive(Debug)]
-enum Source {
+enum WeightSource {
     Files(Files),
     Memory(BTreeMap<String, Tensor>),
     /// Drawn as they are asked for, with this spread.
-    Drawn(Vec<Entry>, f64),
+    Drawn(Vec<TensorEntry>, f64),
 }
 
 /// The safetensors files of a directory.
@@ -48,29 +48,29 @@ struct Files {
 }
 
 /// Dtypes and shapes by name.
-type Found<'a> = BTreeMap<&'a str, (FileDtype, &'a [usize])>;
+type FoundTensors<'a> = BTreeMap<&'a str, (FileDtype, &'a [usize])>;
 
 impl Weights {
     /// Opens the files of a directory and reads their headers.
     pub(super) fn open(dir: &Path, kind: Kind, device: Device) -> Result<Self, ModelError> {
         let upload = (device != Device::Cpu).then(|| Upload::to(device));
-        Ok(Self { source: Source::Files(Files::open(dir)?), kind, device, upload })
+        Ok(Self { source: WeightSource::Files(Files::open(dir)?), kind, device, upload })
     }
 
     /// Tensors that lie in memory.
     pub(super) fn in_memory(tensors: Vec<(String, Tensor)>, kind: Kind, device: Device) -> Self {
-        Self { source: Source::Memory(tensors.into_iter().collect()), kind, device, upload: None }
+        Self { source: WeightSource::Memory(tensors.into_iter().collect()), kind, device, upload: None }
     }
 
     /// Tensors that libtorch's generator draws where they are wanted, one by one, so that no second copy of a model is needed.
-    pub(super) fn drawn(entries: Vec<Entry>, std: f64, kind: Kind, device: Device) -> Self {
-        Self { source: Source::Drawn(entries, std), kind, device, upload: None }
+    pub(super) fn drawn(entries: Vec<TensorEntry>, std: f64, kind: Kind, device: Device) -> Self {
+        Self { source: WeightSource::Drawn(entries, std), kind, device, upload: None }
     }
 
     /// Compares names, shapes and dtypes with what a model needs, and reports all differences at once. A tied model's file may
     /// or may not hold an output projection.
-    pub(super) fn check(&self, entries: &[Entry], is_tied: bool) -> Result<(), ModelError> {
-        let Source::Files(files) = &self.source else { return Ok(()) };
+    pub(super) fn check(&self, entries: &[TensorEntry], is_tied: bool) -> Result<(), ModelError> {
+        let WeightSource::Files(files) = &self.source else { return Ok(()) };
         let mut expected: Vec<(&str, &[usize])> =
             entries.iter().map(|entry| (entry.name.as_str(), entry.shape.as_slice())).collect();
         if is_tied && files.places.contains_key(OUTPUT) {
@@ -78,7 +78,7 @@ impl Weights {
             expected.extend(entries.first().map(|embedding| (OUTPUT, embedding.shape.as_slice())));
         }
         let mut problems = compare(&files.found()?, &expected);
-        problems.0.extend(files.strays.iter().map(|name| Problem::Extra { name: name.clone() }));
+        problems.0.extend(files.strays.iter().map(|name| TensorProblem::Extra { name: name.clone() }));
         if problems.0.is_empty() {
             return Ok(());
         }
@@ -97,13 +97,13 @@ impl Weights {
 
     fn load_to(&self, name: &str, home: Home<'_>) -> Result<Tensor, ModelError> {
         match &self.source {
-            Source::Files(files) => files.load(name, self.kind, self.upload.as_ref().map_or(home, Home::Device)),
-            Source::Memory(tensors) => {
+            WeightSource::Files(files) => files.load(name, self.kind, self.upload.as_ref().map_or(home, Home::Device)),
+            WeightSource::Memory(tensors) => {
                 let tensor = tensors.get(name).ok_or_else(|| missing(Path::new(""), name))?;
                 let moved = tensor.to_device(self.device).to_kind(self.kind);
                 Ok(if matches!(home, Home::File) { moved } else { moved.copy() })
             }
-            Source::Drawn(entries, std) => {
+            WeightSource::Drawn(entries, std) => {
                 let entry = entries.iter().find(|entry| entry.name == name).ok_or_else(|| missing(Path::new(""), name))?;
                 Ok(draw(entry, *std, (self.kind, self.device)))
             }
@@ -112,7 +112,7 @@ impl Weights {
 }
 
 /// A new tensor: matrices are normal, norms 1, biases 0.
-fn draw(entry: &Entry, std: f64, options: (Kind, Device)) -> Tensor {
+fn draw(entry: &TensorEntry, std: f64, options: (Kind, Device)) -> Tensor {
     let shape: Vec<i64> = entry.shape.iter().map(|&size| size as i64).collect();
     match entry.role {
         Role::Matrix => Tensor::empty(&shape, options).normal_(0.0, std),
@@ -158,8 +158,8 @@ impl Files {
         Ok(all)
     }
 
-    fn found(&self) -> Result<Found<'_>, FilesError> {
-        let mut found = Found::new();
+    fn found(&self) -> Result<FoundTensors<'_>, FilesError> {
+        let mut found = FoundTensors::new();
         for (name, file) in &self.places {
             let view = self.opened[*file].get(name)?;
             found.insert(name, (view.dtype, view.shape));
@@ -174,23 +174,23 @@ impl Files {
 }
 
 /// All differences between the tensors that are there and those that a model needs.
-fn compare(found: &Found<'_>, expected: &[(&str, &[usize])]) -> Problems {
+fn compare(found: &FoundTensors<'_>, expected: &[(&str, &[usize])]) -> TensorProblems {
     let wanted: BTreeMap<&str, &[usize]> = expected.iter().copied().collect();
     let missing = expected.iter().filter(|(name, _)| !found.contains_key(name));
-    let mut problems: Vec<Problem> = missing.map(|(name, _)| Problem::Missing { name: (*name).into() }).collect();
+    let mut problems: Vec<TensorProblem> = missing.map(|(name, _)| TensorProblem::Missing { name: (*name).into() }).collect();
     for (&name, &(dtype, shape)) in found {
         let wanted = wanted.get(name);
         let name = name.to_owned();
         match wanted {
-            None => problems.push(Problem::Extra { name }),
+            None => problems.push(TensorProblem::Extra { name }),
             Some(expected) if *expected != shape => {
-                problems.push(Problem::Shape { name, expected: expected.to_vec(), found: shape.to_vec() });
+                problems.push(TensorProblem::Shape { name, expected: expected.to_vec(), found: shape.to_vec() });
             }
-            Some(_) if !is_readable(dtype) => problems.push(Problem::Dtype { name, found: dtype.to_string() }),
+            Some(_) if !is_readable(dtype) => problems.push(TensorProblem::Dtype { name, found: dtype.to_string() }),
             Some(_) => {}
         }
     }
-    Problems(problems)
+    TensorProblems(problems)
 }
 
 fn is_readable(dtype: FileDtype) -> bool {
@@ -198,7 +198,7 @@ fn is_readable(dtype: FileDtype) -> bool {
 }
 
 fn missing(dir: &Path, name: &str) -> ModelError {
-    let problems = Problems(vec![Problem::Missing { name: name.into() }]);
+    let problems = TensorProblems(vec![TensorProblem::Missing { name: name.into() }]);
     ModelError::Tensors { dir: dir.into(), what: "the model", problems }
 }
 

@@ -28,7 +28,7 @@ unsafe extern "C" {
         in_use: *const *mut C_tensor,
         parts: usize,
         scale: f64,
-        paying: i64,
+        from_token: i64,
         results: *mut *mut C_tensor,
     ) -> c_int;
     fn kvtune_attend_backward(
@@ -43,7 +43,7 @@ unsafe extern "C" {
         scale: f64,
         results: *mut *mut C_tensor,
     ) -> c_int;
-    fn kvtune_attention_paid(
+    fn kvtune_attention_mass(
         q: *mut C_tensor,
         k: *const *mut C_tensor,
         in_use: *const *mut C_tensor,
@@ -112,7 +112,7 @@ pub fn computes(device: Device, kind: Kind) -> bool {
 
 /// Keys and values of some slots: of the past, a page of it, or a chunk's own.
 #[derive(Clone, Copy, Debug)]
-pub struct Part<'a> {
+pub struct KvPart<'a> {
     /// `(B, G, P, D)`.
     pub k_bgpd: &'a Tensor,
     /// `(B, G, P, D)`.
@@ -130,7 +130,7 @@ struct Pointers {
 }
 
 impl Pointers {
-    fn of(parts: &[Part<'_>]) -> Self {
+    fn of(parts: &[KvPart<'_>]) -> Self {
         let null = std::ptr::null_mut();
         Self {
             k: parts.iter().map(|part| pointer(part.k_bgpd)).collect(),
@@ -141,18 +141,18 @@ impl Pointers {
 }
 
 /// Attention of a chunk of n tokens to all of some parts, and causally to the last part, which is its own: output, log-sum-exp, and,
-/// where a token to begin with is given, the sums of [`attention_paid`], which come for next to nothing here. Computed in f32 for bf16.
+/// where a token to begin with is given, the sums of [`attention_mass`], which come for next to nothing here. Computed in f32 for bf16.
 ///
 /// # Shapes
 /// `q_bhnd (B, H, n, D)`. Results `(B, H, n, D)` in the kind of the queries, `(B, H, n)` and `(B, G, all keys)`. A query that sees no
 /// key at all gets zeros, and minus infinity.
-pub fn attend(q_bhnd: &Tensor, parts: &[Part<'_>], scale: f64, first_paying: Option<i64>) -> (Tensor, Tensor, Option<Tensor>) {
+pub fn attend(q_bhnd: &Tensor, parts: &[KvPart<'_>], scale: f64, first_paying: Option<i64>) -> (Tensor, Tensor, Option<Tensor>) {
     let Pointers { k, v, in_use } = Pointers::of(parts);
-    let (q, paying) = (pointer(q_bhnd), first_paying.unwrap_or(-1));
+    let (q, from_token) = (pointer(q_bhnd), first_paying.unwrap_or(-1));
     let count = 2 + usize::from(first_paying.is_some());
     // SAFETY: all are live tensors, or null where that is allowed; two results are written, and a third if some token pays.
     let results = made(count, |results| unsafe {
-        kvtune_attend(q, k.as_ptr(), v.as_ptr(), in_use.as_ptr(), parts.len(), scale, paying, results)
+        kvtune_attend(q, k.as_ptr(), v.as_ptr(), in_use.as_ptr(), parts.len(), scale, from_token, results)
     });
     let mut results = results.into_iter();
     (results.next().unwrap_or_default(), results.next().unwrap_or_default(), results.next())
@@ -176,7 +176,7 @@ pub struct AttendGrads {
 pub fn attend_backward(
     dout_bhnd: &Tensor,
     q_bhnd: &Tensor,
-    parts: &[Part<'_>],
+    parts: &[KvPart<'_>],
     (out_bhnd, lse_bhn): (&Tensor, &Tensor),
     scale: f64,
 ) -> AttendGrads {
@@ -192,16 +192,16 @@ pub fn attend_backward(
     AttendGrads { dq_bhnd, dk_bgpd, dv_bgpd: results.collect() }
 }
 
-/// The attention paid to each key by the queries from token `first` on, summed over them and over the heads of a group; nothing to a
+/// The attention mass to each key by the queries from token `first` on, summed over them and over the heads of a group; nothing to a
 /// slot that does not count.
 ///
 /// # Shapes
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; the rest as in [`attend`]; result `(B, G, all keys)`, in f32 for bf16.
-pub fn attention_paid(q_bhnd: &Tensor, parts: &[Part<'_>], lse_bhn: &Tensor, scale: f64, first_token: i64) -> Tensor {
+pub fn attention_mass(q_bhnd: &Tensor, parts: &[KvPart<'_>], lse_bhn: &Tensor, scale: f64, first_token: i64) -> Tensor {
     let Pointers { k, in_use, .. } = Pointers::of(parts);
     let [q, lse] = [q_bhnd, lse_bhn].map(pointer);
     // SAFETY: all are live tensors, or null where that is allowed; one result is written.
     first(made(1, |result| unsafe {
-        kvtune_attention_paid(q, k.as_ptr(), in_use.as_ptr(), parts.len(), lse, scale, first_token, result)
+        kvtune_attention_mass(q, k.as_ptr(), in_use.as_ptr(), parts.len(), lse, scale, first_token, result)
     }))
 }

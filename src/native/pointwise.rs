@@ -76,7 +76,7 @@ pub fn swiglu_backward(dy: &Tensor, gate: &Tensor, up: &Tensor) -> (Tensor, Tens
 
 /// Which way a rotation goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum RotationDirection {
     /// By the angles; the result lies in memory as attention reads it, `(B, heads, n, D)`.
     Forth,
     /// By the negative angles; the result lies in memory as projections do, `(B, n, heads, D)`.
@@ -87,8 +87,8 @@ pub enum Turn {
 ///
 /// # Shapes
 /// `x_bhnd (B, heads, n, D)`, `cos` and `sin (B, 1, n, D/2)` or `(1, 1, n, D/2)`, of one kind; result `(B, heads, n, D)`.
-pub fn rotate(x_bhnd: &Tensor, (cos, sin): (&Tensor, &Tensor), turn: Turn) -> Tensor {
+pub fn rotate(x_bhnd: &Tensor, (cos, sin): (&Tensor, &Tensor), turn: RotationDirection) -> Tensor {
     let [x, cos, sin] = [x_bhnd, cos, sin].map(pointer);
     // SAFETY: all are live tensors; one result is written.
-    first(made(1, |result| unsafe { kvtune_rotate(x, cos, sin, c_int::from(turn == Turn::Back), result) }))
+    first(made(1, |result| unsafe { kvtune_rotate(x, cos, sin, c_int::from(turn == RotationDirection::Back), result) }))
 }

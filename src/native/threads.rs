@@ -55,7 +55,7 @@ pub fn make_room_for_others(threads: usize) {
 }
 
 fn watch(pause: Duration, more: usize) {
-    let (mut watch, mut held) = (Watch::default(), None);
+    let (mut watch, mut held) = (LoadWatch::default(), None);
     let mut before = (delays().unwrap_or_default(), Instant::now());
     loop {
         thread::sleep(pause);
@@ -67,7 +67,7 @@ fn watch(pause: Duration, more: usize) {
         if !holds {
             held = None;
         } else if held.is_none() {
-            let Some(new) = Held::new(more) else { return };
+            let Some(new) = SleepingThreads::new(more) else { return };
             held = Some(new);
         }
         before = (now, Instant::now());
@@ -88,7 +88,7 @@ fn delays() -> Option<BTreeMap<u64, u64>> {
 
 /// Decides, look by look, whether threads are held.
 #[derive(Debug, Default)]
-struct Watch {
+struct LoadWatch {
     /// Whether the look before was busy.
     was_busy: bool,
     /// Looks for which they stay held.
@@ -97,7 +97,7 @@ struct Watch {
     last: u32,
 }
 
-impl Watch {
+impl LoadWatch {
     /// After a look of whose time a thread has waited so large a part.
     fn look(&mut self, part: f64) -> bool {
         if self.left > 0 {
@@ -120,12 +120,12 @@ impl Watch {
 
 /// Threads of libgomp's that sleep until this is dropped.
 #[derive(Debug)]
-struct Held {
+struct SleepingThreads {
     end: Option<Sender<()>>,
     owner: Option<JoinHandle<()>>,
 }
 
-impl Held {
+impl SleepingThreads {
     /// `None` where the system has not so many threads more for us: libgomp would end the process for it.
     fn new(count: usize) -> Option<Self> {
         let builder = || thread::Builder::new().name("kvtune-hold".to_owned());
@@ -147,7 +147,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for SleepingThreads {
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(owner) = self.owner.take() {
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     fn looks(parts: &[f64]) -> Vec<bool> {
-        let mut watch = Watch::default();
+        let mut watch = LoadWatch::default();
         parts.iter().map(|part| watch.look(*part)).collect()
     }
 
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn after_a_quiet_look_it_begins_anew() {
-        let mut watch = Watch::default();
+        let mut watch = LoadWatch::default();
         for _ in 0..600 {
             watch.look(1.0);
         }
@@ -218,7 +218,7 @@ mod tests {
             return;
         }
         // Threads inherit the name of who makes them.
-        let held = Held::new(3).unwrap();
+        let held = SleepingThreads::new(3).unwrap();
         wait_until(|| num_threads("kvtune-hold") == 4);
         drop(held);
         wait_until(|| num_threads("kvtune-hold") == 0);

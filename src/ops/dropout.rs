@@ -5,8 +5,8 @@
 //!
 //! ```text
 //! stream  = mix(mix(mix(mix(seed) + step) + layer) + module)
-//! row     = mix(stream + sample)
-//! token   = mix(row + (position + 1) * GAMMA)
+//! sequence     = mix(stream + sample)
+//! token   = mix(sequence + (position + 1) * GAMMA)
 //! element = mix(token + (channel + 1) * GAMMA)
 //! kept    ⇔ (element mod 2^53) < round((1 - p) * 2^53)
 //! ```
@@ -20,7 +20,7 @@ const DRAW_BITS: u32 = 53;
 
 /// One stream of draws: what the mask depends on beside the place of an element in its batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stream {
+pub struct DropoutStream {
     /// The run's seed.
     pub seed: u64,
     /// The optimiser step.
@@ -31,7 +31,7 @@ pub struct Stream {
     pub module: u64,
 }
 
-impl Stream {
+impl DropoutStream {
     fn key(self) -> u64 {
         [self.seed, self.step, self.layer, self.module].iter().fold(0, |key: u64, &part| mix(key.wrapping_add(part)))
     }
@@ -40,8 +40,8 @@ impl Stream {
 /// Zeroes elements of `x` with probability `p` and scales the others by `1 / (1 - p)`; differentiable.
 ///
 /// # Shapes
-/// `x_bne (B, n, E)`; `samples` has B entries (the rows' indices in the global batch); `position_bn (B, n)`, `(1, n)` or `(n)`, int64.
-pub fn dropout(x_bne: &Tensor, p: f64, stream: Stream, samples: &[u64], position_bn: &Tensor) -> Tensor {
+/// `x_bne (B, n, E)`; `samples` has B entries (the sequences' indices in the global batch); `position_bn (B, n)`, `(1, n)` or `(n)`, int64.
+pub fn dropout(x_bne: &Tensor, p: f64, stream: DropoutStream, samples: &[u64], position_bn: &Tensor) -> Tensor {
     let channels = x_bne.size()[2] as usize;
     let kept = keep_mask(p, stream, samples, position_bn, channels);
     x_bne * (kept.to_kind(x_bne.kind()) * (1.0 / (1.0 - p)))
@@ -51,14 +51,14 @@ pub fn dropout(x_bne: &Tensor, p: f64, stream: Stream, samples: &[u64], position
 ///
 /// # Shapes
 /// `samples` has B entries, `position_bn` is `(B, n)`, `(1, n)` or `(n)`; `(B, n, channels)` of booleans out.
-pub fn keep_mask(p: f64, stream: Stream, samples: &[u64], position_bn: &Tensor, channels: usize) -> Tensor {
+pub fn keep_mask(p: f64, stream: DropoutStream, samples: &[u64], position_bn: &Tensor, channels: usize) -> Tensor {
     let device = position_bn.device();
     let key = stream.key();
-    // Filled one by one, rows have no memory of the host to come from, which a captured graph would read again.
-    let row = |&sample: &u64| Tensor::full([1, 1], mix(key.wrapping_add(sample)).cast_signed(), (Kind::Int64, device));
+    // Filled one by one, sequences have no memory of the host to come from, which a captured graph would read again.
+    let sequence = |&sample: &u64| Tensor::full([1, 1], mix(key.wrapping_add(sample)).cast_signed(), (Kind::Int64, device));
     let row_b1 = match samples {
-        [sample] => row(sample),
-        samples => Tensor::cat(&samples.iter().map(row).collect::<Vec<_>>(), 0),
+        [sample] => sequence(sample),
+        samples => Tensor::cat(&samples.iter().map(sequence).collect::<Vec<_>>(), 0),
     };
     // (B, 1) + (n), (B, 1) + (1, n) and (B, 1) + (B, n) are all (B, n).
     let token_bn = mix_tensor(row_b1 + spread(position_bn));
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use tch::Device;
 
-    const STREAM: Stream = Stream { seed: 7, step: 3, layer: 1, module: 2 };
+    const STREAM: DropoutStream = DropoutStream { seed: 7, step: 3, layer: 1, module: 2 };
 
     fn positions(start: i64, end: i64) -> Tensor {
         Tensor::arange_start(start, end, (Kind::Int64, Device::Cpu))
@@ -132,8 +132,8 @@ mod tests {
         let whole = keep_mask(0.3, STREAM, &[5, 9], &positions(0, 16), 33);
         let pieces = [(0, 5), (5, 6), (6, 16)].map(|(a, b)| keep_mask(0.3, STREAM, &[5, 9], &positions(a, b), 33));
         assert_eq!(whole, Tensor::cat(&pieces, 1));
-        let row = keep_mask(0.3, STREAM, &[9], &positions(0, 16).unsqueeze(0), 33);
-        assert_eq!(whole.narrow(0, 1, 1), row);
+        let sequence = keep_mask(0.3, STREAM, &[9], &positions(0, 16).unsqueeze(0), 33);
+        assert_eq!(whole.narrow(0, 1, 1), sequence);
     }
 
     #[test]
@@ -151,10 +151,10 @@ mod tests {
         let mask = |stream, samples: &[u64]| keep_mask(0.5, stream, samples, &positions(0, 128), 256);
         let base = mask(STREAM, &[0]);
         for other in [
-            mask(Stream { layer: 2, ..STREAM }, &[0]),
-            mask(Stream { module: 3, ..STREAM }, &[0]),
-            mask(Stream { step: 4, ..STREAM }, &[0]),
-            mask(Stream { seed: 8, ..STREAM }, &[0]),
+            mask(DropoutStream { layer: 2, ..STREAM }, &[0]),
+            mask(DropoutStream { module: 3, ..STREAM }, &[0]),
+            mask(DropoutStream { step: 4, ..STREAM }, &[0]),
+            mask(DropoutStream { seed: 8, ..STREAM }, &[0]),
             mask(STREAM, &[1]),
             base.roll([1].as_slice(), [1].as_slice()),
             base.roll([1].as_slice(), [2].as_slice()),

@@ -34,7 +34,7 @@ pub fn linear(x_bni: &Tensor, weight_oi: &Tensor, bias_o: Option<&Tensor>, low_r
 }
 
 /// What the backward needs.
-struct Saved {
+struct LinearSaved {
     /// Rows by channels, where a matrix needs it for its gradient.
     x: Option<Tensor>,
     weight_oi: Tensor,
@@ -57,7 +57,7 @@ fn rows(x: &Tensor) -> Tensor {
     x.reshape([-1, x.size().last().copied().unwrap_or(1)])
 }
 
-fn forward(x_bni: &Tensor, weight_oi: &Tensor, bias_o: Option<&Tensor>, low_rank: Option<LowRank<'_>>) -> (Tensor, Saved) {
+fn forward(x_bni: &Tensor, weight_oi: &Tensor, bias_o: Option<&Tensor>, low_rank: Option<LowRank<'_>>) -> (Tensor, LinearSaved) {
     let needs_weight = weight_oi.requires_grad();
     let (x, weight_oi) = (rows(&x_bni.detach()), weight_oi.detach());
     let mut y = product(&x, &weight_oi);
@@ -77,10 +77,10 @@ fn forward(x_bni: &Tensor, weight_oi: &Tensor, bias_o: Option<&Tensor>, low_rank
         *last = weight_oi.size()[0];
     }
     let serves_a = low_rank.as_ref().is_some_and(|l| l.x.is_none());
-    (y.view(&size[..]), Saved { x: (serves_a || needs_weight).then_some(x), weight_oi, low_rank })
+    (y.view(&size[..]), LinearSaved { x: (serves_a || needs_weight).then_some(x), weight_oi, low_rank })
 }
 
-impl Saved {
+impl LinearSaved {
     /// Gradients of x, of the addition's own x, of the weight, of the bias, of A and of B, as far as they are needed.
     fn backward(&self, dy_bno: &Tensor, [x, own_x, weight, bias, a, b]: [bool; 6]) -> [Option<Tensor>; 6] {
         let dy = rows(dy_bno);

@@ -6,12 +6,12 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::attention::accumulation_kind;
 use super::differentiable::differentiable;
-use crate::native::{self, Turn};
+use crate::native::{self, RotationDirection};
 
 /// The cosines and sines for the positions of one chunk.
 #[derive(Debug)]
 pub struct Rotation {
-    /// `(B, 1, n, D/2)`, or `(1, 1, n, D/2)` where all rows share their positions.
+    /// `(B, 1, n, D/2)`, or `(1, 1, n, D/2)` where all sequences share their positions.
     cos: Tensor,
     sin: Tensor,
 }
@@ -20,7 +20,7 @@ impl Rotation {
     /// The rotation at true positions, computed in f32 (f64 for `kind` f64) and then rounded to `kind`.
     ///
     /// # Shapes
-    /// `position_bn` is `(B, n)`, or `(1, n)` or `(n)` where all rows share their positions; int64.
+    /// `position_bn` is `(B, n)`, or `(1, n)` or `(n)` where all sequences share their positions; int64.
     pub fn at(position_bn: &Tensor, head_dim: usize, theta: f64, kind: Kind) -> Self {
         let wide = accumulation_kind(kind);
         let frequency = inverse_frequencies(head_dim, theta, wide, position_bn.device());
@@ -52,12 +52,12 @@ impl Rotation {
     /// # Shapes
     /// `(B, heads, n, D)` in and out.
     pub fn apply(&self, x_bhnd: &Tensor) -> Tensor {
-        let turned = no_grad(|| self.turn(&x_bhnd.detach(), Turn::Forth));
+        let turned = no_grad(|| self.turn(&x_bhnd.detach(), RotationDirection::Forth));
         let kept = Self { cos: self.cos.shallow_clone(), sin: self.sin.shallow_clone() };
-        differentiable([x_bhnd], turned, move |dy_bhnd, _| [Some(kept.turn(dy_bhnd, Turn::Back))])
+        differentiable([x_bhnd], turned, move |dy_bhnd, _| [Some(kept.turn(dy_bhnd, RotationDirection::Back))])
     }
 
-    fn turn(&self, x_bhnd: &Tensor, turn: Turn) -> Tensor {
+    fn turn(&self, x_bhnd: &Tensor, turn: RotationDirection) -> Tensor {
         let (kind, angles) = (x_bhnd.kind(), (&self.cos, &self.sin));
         if native::computes(x_bhnd.device(), kind) && self.cos.kind() == kind {
             return native::rotate(x_bhnd, angles, turn);
@@ -65,12 +65,12 @@ impl Rotation {
         native::cuda::rotate(x_bhnd, angles, turn).unwrap_or_else(|| self.turn_tensors(x_bhnd, turn))
     }
 
-    fn turn_tensors(&self, x_bhnd: &Tensor, turn: Turn) -> Tensor {
+    fn turn_tensors(&self, x_bhnd: &Tensor, turn: RotationDirection) -> Tensor {
         let wide = |t: &Tensor| t.to_kind(accumulation_kind(x_bhnd.kind()));
         let (cos, sin) = (wide(&self.cos), wide(&self.sin));
         match turn {
-            Turn::Forth => turned(&wide(x_bhnd), &cos, &sin).to_kind(x_bhnd.kind()),
-            Turn::Back => {
+            RotationDirection::Forth => turned(&wide(x_bhnd), &cos, &sin).to_kind(x_bhnd.kind()),
+            RotationDirection::Back => {
                 let [x_bnhd, cos, sin] = [wide(x_bhnd), cos, -sin].map(|t| t.transpose(1, 2));
                 turned(&x_bnhd, &cos, &sin).to_kind(x_bhnd.kind()).transpose(1, 2)
             }
@@ -161,7 +161,7 @@ mod tests {
                     assert!(ours.allclose(&plain, 0.0, bound, false) && ours.is_contiguous());
                     let (ours, plain) = (gradient(&ours, dy, &x), gradient(&plain, dy, &x));
                     assert!(ours.allclose(&plain, 0.0, bound, false) && ours.transpose(1, 2).is_contiguous());
-                    for turn in [Turn::Forth, Turn::Back] {
+                    for turn in [RotationDirection::Forth, RotationDirection::Back] {
                         let (fused, tensors) = (rotation.turn(dy, turn), rotation.turn_tensors(dy, turn));
                         assert!(fused.allclose(&tensors, 0.0, bound, false));
                     }
@@ -176,7 +176,7 @@ mod tests {
         let rotation = Rotation::at(&position, 16, 1e4, Kind::BFloat16);
         let wide = Rotation { cos: rotation.cos.to_kind(Kind::Double), sin: rotation.sin.to_kind(Kind::Double) };
         let x = Tensor::randn([2, 3, 7, 16], (Kind::BFloat16, Device::Cpu));
-        for turn in [Turn::Forth, Turn::Back] {
+        for turn in [RotationDirection::Forth, RotationDirection::Back] {
             let exact = wide.turn(&x.to_kind(Kind::Double), turn);
             for ours in [rotation.turn(&x, turn), rotation.turn_tensors(&x, turn)] {
                 assert_eq!(ours.kind(), Kind::BFloat16);
@@ -203,7 +203,7 @@ mod tests {
         let threads = tch::get_num_threads();
         let results = [1, 2, 3].map(|count| {
             tch::set_num_threads(count);
-            rotation.turn(&x, Turn::Back)
+            rotation.turn(&x, RotationDirection::Back)
         });
         tch::set_num_threads(threads);
         assert!(results[0] == results[1] && results[0] == results[2]);

@@ -1,7 +1,7 @@
 //! What attention of a chunk to its past takes for a moment, in the kernel that would run.
 
-use super::Subject;
-use crate::cache::Shape;
+use super::StepSpec;
+use crate::cache::CacheShape;
 use crate::native::{self, AttentionShape};
 
 /// The most bytes at a time, beside queries, keys, values and output.
@@ -15,21 +15,21 @@ pub(super) struct Kernel {
 const SCORE_BYTES: u64 = 32;
 
 impl Kernel {
-    /// Of chunks of `chunk` tokens a row, in a layer whose cache holds `slots` of `shape` with them.
-    pub(super) fn of(subject: &Subject<'_>, shape: &Shape, (chunk, slots): (u64, u64), is_choosing: bool) -> Self {
+    /// Of chunks of `chunk` tokens a sequence, in a layer whose cache holds `slots` of `shape` with them.
+    pub(super) fn of(spec: &StepSpec<'_>, shape: &CacheShape, (chunk, slots): (u64, u64), is_choosing: bool) -> Self {
         let heads = (shape.batch * shape.groups) as u64;
         let restored = shape.restored_bytes(slots as usize).0;
         let scores = if is_choosing { SCORE_BYTES * heads * slots } else { 0 };
-        let kernel = if native::computes(subject.device, subject.kind) {
-            Self::own(subject, shape.batch as usize, (chunk, slots))
+        let kernel = if native::computes(spec.device, spec.kind) {
+            Self::own(spec, shape.batch as usize, (chunk, slots))
         } else {
-            Self::in_parts(subject, shape.batch as u64, (chunk, slots))
+            Self::in_parts(spec, shape.batch as u64, (chunk, slots))
         };
         Self { forward: kernel.forward.max(scores) + restored, backward: kernel.backward + restored }
     }
 
     /// kvtune's own: what it works on, the gradients of keys and values, and of choosing the sums.
-    fn own(s: &Subject<'_>, batch: usize, (chunk, slots): (u64, u64)) -> Self {
+    fn own(s: &StepSpec<'_>, batch: usize, (chunk, slots): (u64, u64)) -> Self {
         let shape = AttentionShape {
             batch,
             heads: s.config.num_heads,
@@ -45,7 +45,7 @@ impl Kernel {
 
     /// In parts: an output and a log-sum-exp for the past and for the chunk, which are merged in more bits, and gradients of both. On
     /// CUDA a kernel may make gradients of keys for each query head, before it adds up those of a group.
-    fn in_parts(s: &Subject<'_>, batch: u64, (chunk, slots): (u64, u64)) -> Self {
+    fn in_parts(s: &StepSpec<'_>, batch: u64, (chunk, slots): (u64, u64)) -> Self {
         let (queries, keys) = (batch * chunk * s.queries(), batch * slots * s.keys());
         let of_heads = if s.device.is_cuda() { 2 * batch * slots * (s.queries() + s.keys()) * s.element() } else { 0 };
         Self {

@@ -3,7 +3,7 @@
 #[path = "../../tests/plan/walked.rs"]
 mod walked;
 
-use crate::store::{Waits, while_copies_are_late};
+use crate::store::{WaitFault, with_delayed_copies};
 
 #[test]
 fn what_is_set_out_ahead_is_held_as_it_is_planned() {
@@ -18,11 +18,11 @@ fn what_is_set_out_ahead_is_held_as_it_is_planned() {
                 &["model.dtype=bf16"],
             ] {
                 let words = [&[layers, chunks], more].concat();
-                while_copies_are_late(Waits::Kept, || walked::check(&words));
+                with_delayed_copies(WaitFault::Kept, || walked::check(&words));
             }
         }
     }
-    let (planned, _) = while_copies_are_late(Waits::Kept, || walked::both(&["grad.layers_per_cell=1"], &[walked::TOKENS]));
+    let (planned, _) = with_delayed_copies(WaitFault::Kept, || walked::both(&["grad.layers_per_cell=1"], &[walked::TOKENS]));
     assert!(planned.iter().any(|moment| moment.held.ahead.0 > 0));
     let (planned, _) = walked::both(&["grad.layers_per_cell=1"], &[walked::TOKENS]);
     assert!(planned.iter().all(|moment| moment.held.ahead.0 == 0), "on the CPU nothing is fetched before it is used");

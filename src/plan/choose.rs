@@ -4,7 +4,7 @@
 use tch::Kind;
 
 use super::rates::Rates;
-use super::{Forecast, Machine, PlanError, Subject, Trained};
+use super::{Forecast, Machine, PlanError, StepSpec, TrainedPart};
 use crate::data::Batch;
 use crate::engine::{RandomSizes, Settings};
 use crate::model::ModelConfig;
@@ -19,7 +19,7 @@ pub struct Planner<'a> {
     /// The caches.
     pub kv: &'a CacheRecipe,
     /// What is trained.
-    pub trained: &'a Trained,
+    pub trained: &'a TrainedPart,
     /// The dtype.
     pub kind: Kind,
     /// The heaviest that will come.
@@ -35,7 +35,7 @@ pub struct Planner<'a> {
 pub struct Alternative {
     /// The tiling; nothing in it is open.
     pub grad: GradRecipe,
-    /// Rows and columns of cells.
+    /// Layer bands and columns.
     pub cells: (usize, usize),
     /// Tensors by part.
     pub forecast: Forecast,
@@ -43,7 +43,7 @@ pub struct Alternative {
     pub device: Option<Bytes>,
     /// Of the process.
     pub host: Bytes,
-    /// Seconds by part, in the order of [`super::Part::ALL`]; where the device was not at hand, in units of an arbitrary one.
+    /// Seconds by part, in the order of [`super::StepPart::ALL`]; where the device was not at hand, in units of an arbitrary one.
     pub seconds: [f64; 6],
     /// Whether it stays within the limits.
     pub fits: bool,
@@ -84,7 +84,7 @@ const MARGIN: u64 = 10;
 /// Who takes so much longer than the fastest is about as fast: the times are estimates.
 const ABOUT: f64 = 1.03;
 
-/// Chunks of a cell that is looked at, at most: products of matrices gain nothing from more rows than that.
+/// Chunks of a cell that is looked at, at most: products of matrices gain nothing from more sequences than that.
 const WIDEST: usize = 16;
 
 /// Stores in the order of preference.
@@ -149,21 +149,21 @@ impl Planner<'_> {
     /// What the recipe would take as it stands, but for what is open.
     pub fn consider(&self, grad: GradRecipe) -> Result<Alternative, PlanError> {
         let settings = Settings::new(self.config, &self.longest_chunks(), &grad)?;
-        let subject = self.subject(&settings);
+        let spec = self.spec(&settings);
         let plan = settings.plan(self.batch, None)?;
-        let forecast = Forecast::of(&subject, &plan, self.batch);
+        let forecast = Forecast::of(&spec, &plan, self.batch);
         let (host, device) = match &forecast.host {
-            Some(host) => (self.machine.ground.with(host.bytes()), Some(forecast.device.bytes())),
-            None => (self.machine.ground.with(forecast.device.bytes()), None),
+            Some(host) => (self.machine.baseline.with(host.bytes()), Some(forecast.device.bytes())),
+            None => (self.machine.baseline.with(forecast.device.bytes()), None),
         };
         let with_margin = |bytes: Bytes| bytes.0 as f64 * (1.0 + MARGIN as f64 / 100.0);
         let within = |bytes: Bytes, limit: Option<Bytes>| limit.is_none_or(|limit| with_margin(bytes) <= limit.0 as f64);
         let (rates, limits) = (self.machine.rates.unwrap_or(Rates::UNKNOWN), self.machine.limits);
         Ok(Alternative {
-            cells: (settings.rows().len(), plan.columns.len()),
+            cells: (settings.layer_bands().len(), plan.columns.len()),
             device,
             host,
-            seconds: forecast.seconds(&rates, &subject, &plan, self.batch),
+            seconds: forecast.seconds(&rates, &spec, &plan, self.batch),
             fits: within(host, limits.host)
                 && device.is_none_or(|bytes| within(bytes, limits.device))
                 && within(forecast.files, limits.files),
@@ -183,9 +183,9 @@ impl Planner<'_> {
         CacheRecipe { chunk_size, randomize_chunk_sizes: false, ..kv }
     }
 
-    fn subject<'b>(&'b self, settings: &'b Settings) -> Subject<'b> {
+    fn spec<'b>(&'b self, settings: &'b Settings) -> StepSpec<'b> {
         let Self { config, trained, kind, machine: Machine { device, threads, .. }, micro_batches, .. } = *self;
-        Subject { config, settings, trained, kind, device, threads, accumulates: micro_batches > 1 }
+        StepSpec { config, settings, trained, kind, device, threads, accumulates: micro_batches > 1 }
     }
 
     /// Shapes of cells, as far as they are open, with given stores.
@@ -247,11 +247,11 @@ impl Planner<'_> {
         }
         if fits > 0 {
             return format!(
-                "with every key of `[grad]` that can be `\"auto\"` rows of up to {fits} tokens would, or a smaller \
+                "with every key of `[grad]` that can be `\"auto\"` sequences of up to {fits} tokens would, or a smaller \
                  `kv_cache.cache_length` or `train.micro_batch_size`"
             );
         }
-        "not even a short row would: the model with what is trained takes it all".to_owned()
+        "not even a short sequence would: the model with what is trained takes it all".to_owned()
     }
 }
 
@@ -297,7 +297,7 @@ fn ladder(grad: &GradRecipe, buffer: BufferKind) -> Vec<(StoreRecipe, StoreRecip
 }
 
 /// The pairs that take least of the memory: in files as far as may be, and of those the exact one and the smallest. (Where the undo log
-/// rounds, the gradients of all hidden states wait, which takes more in one row of cells.) Where the room for files is limited, too,
+/// rounds, the gradients of all hidden states wait, which takes more in one layer band.) Where the room for files is limited, too,
 /// these two of all places.
 fn smallest(ladder: &[(StoreRecipe, StoreRecipe)], files_are_limited: bool) -> Vec<(StoreRecipe, StoreRecipe)> {
     let places = |(c, u): &(StoreRecipe, StoreRecipe)| [c.place, u.place];
@@ -320,9 +320,9 @@ fn rounding(form: StoreForm) -> u8 {
     }
 }
 
-/// The largest rows of `layers` layers cut into one row, two, three and so on, ascending. Example: 28 give 1, 2, 3, 4, 5, 6, 7, 10, 14, 28.
+/// The largest bands of `layers` layers cut into one band, two, three and so on, ascending. Example: 28 give 1, 2, 3, 4, 5, 6, 7, 10, 14, 28.
 fn even(layers: usize) -> Vec<usize> {
-    let mut sizes: Vec<usize> = (1..=layers).rev().map(|rows| layers.div_ceil(rows)).collect();
+    let mut sizes: Vec<usize> = (1..=layers).rev().map(|sequences| layers.div_ceil(sequences)).collect();
     sizes.dedup();
     sizes
 }
@@ -333,15 +333,15 @@ fn doubling(most: usize) -> Vec<usize> {
     powers.chain([most]).collect()
 }
 
-/// The batch's rows cut to so many tokens.
+/// The batch's sequences cut to so many tokens.
 fn shortened(batch: &Batch, tokens: usize) -> Batch {
     let mut batch = batch.clone();
-    for row in &mut batch.rows {
-        row.inputs.truncate(tokens.max(1));
-        if let crate::data::Targets::NextToken(labels) = &mut row.targets {
+    for sequence in &mut batch.sequences {
+        sequence.inputs.truncate(tokens.max(1));
+        if let crate::data::Targets::NextToken(labels) = &mut sequence.targets {
             labels.truncate(tokens.max(1));
         }
-        row.initial = None;
+        sequence.initial = None;
     }
     batch
 }

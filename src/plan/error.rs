@@ -27,7 +27,7 @@ pub enum PlanError {
         limits: Limits,
         /// Percent that must be to spare.
         margin: u64,
-        /// Of the longest row.
+        /// Of the longest sequence.
         tokens: usize,
         /// What would fit.
         advice: String,

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::{Subject, Trained};
+use super::{StepSpec, TrainedPart};
 use crate::engine::ChunkPlan;
 use crate::model::{ModelConfig, Projection};
 
@@ -37,7 +37,7 @@ struct Pass {
 pub(super) struct ByPart {
     /// The forward phase; so much again is the recomputation.
     pub(super) forward: Flops,
-    /// The second forward of rows below the top one.
+    /// The second forward of bands below the top one.
     pub(super) replay: Flops,
     /// Of cells.
     pub(super) backward: Flops,
@@ -45,8 +45,8 @@ pub(super) struct ByPart {
 
 impl Flops {
     /// The operations of a step over `plan`, whose batch has so many tokens and targets.
-    pub fn of(subject: &Subject<'_>, plan: &ChunkPlan, (tokens, targets): (usize, usize)) -> Self {
-        let parts = by_part(subject, plan, (tokens, targets));
+    pub fn of(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): (usize, usize)) -> Self {
+        let parts = by_part(spec, plan, (tokens, targets));
         let passes = [parts.forward, parts.forward, parts.replay, parts.backward];
         let sum = |of: fn(&Self) -> f64| passes.iter().map(of).sum();
         // The head is run once.
@@ -54,39 +54,39 @@ impl Flops {
     }
 }
 
-pub(super) fn by_part(subject: &Subject<'_>, plan: &ChunkPlan, (tokens, targets): (usize, usize)) -> ByPart {
-    let config = subject.config;
-    let replayed = subject.settings.replayed_layers();
+pub(super) fn by_part(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): (usize, usize)) -> ByPart {
+    let config = spec.config;
+    let replayed = spec.settings.replayed_layers();
     let mut parts = ByPart::default();
     for layer in 0..config.num_layers {
-        let linear = projections(subject, layer);
-        let slots = subject.settings.cache_length(layer).unwrap_or(usize::MAX);
+        let linear = projections(spec, layer);
+        let slots = spec.settings.cache_length(layer).unwrap_or(usize::MAX);
         let attention = attended(config, visible_pairs(plan, slots));
         parts.forward.linear += tokens as f64 * linear.forward;
         parts.forward.attention += attention.forward;
         parts.backward.linear += tokens as f64 * linear.backward;
         parts.backward.attention += attention.backward;
-        // The second forward of all rows but the top one.
+        // The second forward of all bands but the top one.
         if layer < replayed {
             parts.replay.linear += tokens as f64 * linear.forward;
             parts.replay.attention += attention.forward;
         }
     }
     let scores = 2.0 * (targets * config.hidden_size * config.vocab_size) as f64;
-    parts.forward.head = scores * if subject.trains_weights() { 3.0 } else { 2.0 };
+    parts.forward.head = scores * if spec.trains_weights() { 3.0 } else { 2.0 };
     parts
 }
 
 /// A token through the projections of a layer.
-fn projections(subject: &Subject<'_>, layer: usize) -> Pass {
-    let targets = match subject.trained {
-        Trained::Adapter { r, targets, .. } => Some((r, targets)),
-        Trained::Weights => None,
+fn projections(spec: &StepSpec<'_>, layer: usize) -> Pass {
+    let targets = match spec.trained {
+        TrainedPart::Adapter { r, targets, .. } => Some((r, targets)),
+        TrainedPart::Weights => None,
     };
-    let trains_weights = subject.trains_weights();
+    let trains_weights = spec.trains_weights();
     let mut pass = Pass::default();
     for projection in Projection::ALL {
-        let [out, inner] = projection.shape(subject.config);
+        let [out, inner] = projection.shape(spec.config);
         let weight = 2.0 * (out * inner) as f64;
         // Behind a frozen embedding nobody asks for the gradient of the lowest layer's input.
         let is_first = layer == 0 && matches!(projection, Projection::Query | Projection::Key | Projection::Value);
@@ -108,12 +108,12 @@ fn attended(config: &ModelConfig, pairs: f64) -> Pass {
     Pass { forward: 2.0 * product, backward: 5.0 * product }
 }
 
-/// Pairs of query and key that see each other, of all rows, in a layer of so many slots.
+/// Pairs of query and key that see each other, of all sequences, in a layer of so many slots.
 fn visible_pairs(plan: &ChunkPlan, slots: usize) -> f64 {
     let pairs = |span: &crate::cache::ChunkSpan| {
         let top = slots.min(span.start + span.len);
-        let of_row = |&n: &usize| (n * (top - span.len)) as f64 + (n * (n + 1)) as f64 / 2.0;
-        span.real.iter().map(of_row).sum::<f64>()
+        let of_sequence = |&n: &usize| (n * (top - span.len)) as f64 + (n * (n + 1)) as f64 / 2.0;
+        span.real.iter().map(of_sequence).sum::<f64>()
     };
     plan.spans.iter().map(pairs).sum()
 }
@@ -139,11 +139,11 @@ mod tests {
         let recipe = Recipe::parse(text, Path::new("recipe.toml"), &[]).unwrap().recipe;
         let config = ModelConfig::from_object(&serde_json::from_str(CONFIG).unwrap()).unwrap();
         let settings = Settings::new(&config, &recipe.kv_cache, &recipe.grad).unwrap();
-        let trained = Trained::of(recipe.lora.as_ref()).unwrap();
+        let trained = TrainedPart::of(recipe.lora.as_ref()).unwrap();
         let (kind, device) = (Kind::Float, Device::Cpu);
-        let subject =
-            Subject { config: &config, settings: &settings, trained: &trained, kind, device, threads: 1, accumulates: false };
-        Flops::of(&subject, &ChunkPlan::new(&[14], 8, 4, ColumnWidth::Chunks(1)), (14, 14))
+        let spec =
+            StepSpec { config: &config, settings: &settings, trained: &trained, kind, device, threads: 1, accumulates: false };
+        Flops::of(&spec, &ChunkPlan::new(&[14], 8, 4, ColumnWidth::Chunks(1)), (14, 14))
     }
 
     #[test]

@@ -1,27 +1,27 @@
 //! The peak of a step's memory before it is made, part by part.
 
-use super::Subject;
-use super::part::Part;
+use super::StepSpec;
+use super::part::StepPart;
 use super::rates::Rates;
-use super::walk::{Moment, Walk, Walked};
+use super::walk::{Span, StepWalk, Walked};
 use crate::data::{Batch, IGNORE, Targets};
-use crate::engine::{ChunkPlan, Place};
+use crate::engine::{ChunkPlan, MemoryPlace};
 use crate::recipe::{StoreForm, StorePlace};
 use crate::units::Bytes;
 
 /// One memory at its peak.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peak {
+pub struct PlannedPeak {
     /// The part of the step in which it is.
-    pub part: Part,
+    pub part: StepPart,
     /// Parts by name; their sum is the peak.
-    pub rows: Vec<(&'static str, Bytes)>,
+    pub parts: Vec<(&'static str, Bytes)>,
 }
 
-impl Peak {
+impl PlannedPeak {
     /// The sum of the parts.
     pub fn bytes(&self) -> Bytes {
-        self.rows.iter().map(|(_, bytes)| *bytes).sum()
+        self.parts.iter().map(|(_, bytes)| *bytes).sum()
     }
 }
 
@@ -29,9 +29,9 @@ impl Peak {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forecast {
     /// Of the memory where the model computes: of the process' tensors, on a CPU.
-    pub device: Peak,
+    pub device: PlannedPeak,
     /// Of the host's memory, where the model computes elsewhere.
-    pub host: Option<Peak>,
+    pub host: Option<PlannedPeak>,
     /// What waits in files at most.
     pub files: Bytes,
     /// What the graphs of all cells keep, one after the other.
@@ -42,31 +42,31 @@ pub struct Forecast {
 
 impl Forecast {
     /// Of a step on `batch`, which is planned as `plan`, after the first: stores keep the room that they have had.
-    pub fn of(subject: &Subject<'_>, plan: &ChunkPlan, batch: &Batch) -> Self {
+    pub fn of(spec: &StepSpec<'_>, plan: &ChunkPlan, batch: &Batch) -> Self {
         let targets = targets_by_column(plan, batch);
-        let mut walk = Collected::new(subject);
-        let Walked { files, parked } = Walk::new(subject, plan, &targets).each(&mut |moment| walk.take(&moment));
+        let mut walk = Collected::new(spec);
+        let Walked { files, parked } = StepWalk::new(spec, plan, &targets).each(&mut |moment| walk.take(&moment));
         Self { device: walk.device.peak, host: walk.host.map(|host| host.peak), files, kept: walk.kept, parked }
     }
 
     /// The spans of such a step, in their order: one for each event of the engine, and two for what comes after it.
-    pub fn moments(subject: &Subject<'_>, plan: &ChunkPlan, batch: &Batch) -> Vec<Moment> {
+    pub fn moments(spec: &StepSpec<'_>, plan: &ChunkPlan, batch: &Batch) -> Vec<Span> {
         let targets = targets_by_column(plan, batch);
         let mut moments = Vec::new();
-        Walk::new(subject, plan, &targets).each(&mut |moment| moments.push(moment));
+        StepWalk::new(spec, plan, &targets).each(&mut |moment| moments.push(moment));
         moments
     }
 
-    /// Seconds by part, in the order of [`Part::ALL`].
-    pub(super) fn seconds(&self, rates: &Rates, subject: &Subject<'_>, plan: &ChunkPlan, batch: &Batch) -> [f64; 6] {
-        let mut seconds = rates.seconds(subject, plan, (batch.num_tokens(), batch.num_targets()), self.kept as f64);
-        let stores = subject.settings.stores();
+    /// Seconds by part, in the order of [`StepPart::ALL`].
+    pub(super) fn seconds(&self, rates: &Rates, spec: &StepSpec<'_>, plan: &ChunkPlan, batch: &Batch) -> [f64; 6] {
+        let mut seconds = rates.seconds(spec, plan, (batch.num_tokens(), batch.num_targets()), self.kept as f64);
+        let stores = spec.settings.stores();
         for (store, bytes) in [stores.0, stores.1].into_iter().zip(self.parked) {
             let rounds = store.form != StoreForm::Plain;
             // In on the way up, out on the way back.
             let half = 0.5 * rates.of_store(bytes as f64, rounds, store.place == StorePlace::File);
-            seconds[Part::Forward as usize] += half;
-            seconds[Part::Recompute as usize] += half;
+            seconds[StepPart::Forward as usize] += half;
+            seconds[StepPart::Recompute as usize] += half;
         }
         seconds
     }
@@ -83,46 +83,50 @@ struct Collected {
 
 /// The highest moment of one memory.
 struct Highest {
-    peak: Peak,
+    peak: PlannedPeak,
     bytes: u64,
 }
 
 impl Highest {
     fn none() -> Self {
-        Self { peak: Peak { part: Part::Forward, rows: Vec::new() }, bytes: 0 }
+        Self { peak: PlannedPeak { part: StepPart::Forward, parts: Vec::new() }, bytes: 0 }
     }
 
     /// Most moments are none: their parts are added up, and listed only if they are.
-    fn raise(&mut self, part: Part, rows: impl Iterator<Item = (&'static str, Bytes)> + Clone) {
-        let bytes = rows.clone().map(|(_, bytes)| bytes.0).sum();
+    fn raise(&mut self, part: StepPart, parts: impl Iterator<Item = (&'static str, Bytes)> + Clone) {
+        let bytes = parts.clone().map(|(_, bytes)| bytes.0).sum();
         if bytes > self.bytes {
-            *self = Self { peak: Peak { part, rows: rows.collect() }, bytes };
+            *self = Self { peak: PlannedPeak { part, parts: parts.collect() }, bytes };
         }
     }
 }
 
 impl Collected {
-    fn new(subject: &Subject<'_>) -> Self {
-        let accumulated = if subject.accumulates { subject.trained_bytes() } else { Bytes(0) };
+    fn new(spec: &StepSpec<'_>) -> Self {
+        let accumulated = if spec.accumulates { spec.trained_bytes() } else { Bytes(0) };
         let standing = [
-            ("weights", subject.weights()),
-            ("adapter", subject.adapter()),
-            ("optimizer state", subject.optimizer()),
+            ("weights", spec.weights()),
+            ("adapter", spec.adapter()),
+            ("optimizer state", spec.optimizer()),
             ("accumulated gradients", accumulated),
         ];
-        Self { standing, device: Highest::none(), host: subject.device.is_cuda().then(Highest::none), kept: 0 }
+        Self { standing, device: Highest::none(), host: spec.device.is_cuda().then(Highest::none), kept: 0 }
     }
 
-    fn take(&mut self, moment: &Moment) {
-        if moment.part == Part::Backward {
+    fn take(&mut self, moment: &Span) {
+        if moment.part == StepPart::Backward {
             self.kept += moment.graph;
         }
-        let (held, is_alone) = (moment.held.rows(), self.host.is_none());
-        let at = |place: Place| held.iter().filter(move |row| is_alone || row.place == place).map(|row| (row.name, row.bytes));
+        let (held, is_alone) = (moment.held.entries(), self.host.is_none());
+        let at = |place: MemoryPlace| {
+            held.iter()
+                .filter(move |sequence| is_alone || sequence.place == place)
+                .map(|sequence| (sequence.name, sequence.bytes))
+        };
         let of_moment = [("graph of the cell", Bytes(moment.graph)), ("inside", Bytes(moment.inside))];
-        self.device.raise(moment.part, self.standing.into_iter().chain(at(Place::Device)).chain(of_moment));
+        self.device.raise(moment.part, self.standing.into_iter().chain(at(MemoryPlace::Device)).chain(of_moment));
         if let Some(host) = &mut self.host {
-            host.raise(moment.part, at(Place::Host));
+            host.raise(moment.part, at(MemoryPlace::Host));
         }
     }
 }
@@ -136,12 +140,12 @@ fn targets_by_column(plan: &ChunkPlan, batch: &Batch) -> Vec<usize> {
             *of_column += 1;
         }
     };
-    for row in &batch.rows {
-        match &row.targets {
+    for sequence in &batch.sequences {
+        match &sequence.targets {
             Targets::NextToken(labels) => {
                 labels.iter().enumerate().filter(|(_, label)| **label != IGNORE).for_each(|(position, _)| count(position));
             }
-            Targets::Class(_) => count(row.inputs.len().saturating_sub(1)),
+            Targets::Class(_) => count(sequence.inputs.len().saturating_sub(1)),
         }
     }
     targets

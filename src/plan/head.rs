@@ -1,10 +1,10 @@
 //! What the head takes for a moment: logits in blocks, and the gradients behind them.
 
-use super::Subject;
+use super::StepSpec;
 use crate::head::places_of_block;
 
 /// The most bytes at a time for so many targets in a column whose hidden states take `hidden` bytes, their gradient with them.
-pub(super) fn inside(s: &Subject<'_>, targets: usize, hidden: u64) -> u64 {
+pub(super) fn inside(s: &StepSpec<'_>, targets: usize, hidden: u64) -> u64 {
     if targets == 0 {
         return 0;
     }

@@ -1,9 +1,9 @@
 //! What the tokens of a column take in one layer: what its graph keeps for the backward, and what is there for a moment. Every term
 //! stands for a tensor that an operation of the layer saves or makes.
 
-use super::Subject;
+use super::StepSpec;
 use super::attention::Kernel;
-use super::subject::Trained;
+use super::step_spec::TrainedPart;
 use crate::model::Projection;
 use crate::native;
 
@@ -28,12 +28,12 @@ pub(super) struct LayerBytes {
 
 /// Numbers a token and bytes, layer by layer.
 pub(super) struct Layer<'a> {
-    pub(super) subject: &'a Subject<'a>,
+    pub(super) spec: &'a StepSpec<'a>,
     /// Index from the bottom.
     pub(super) index: usize,
-    /// Tokens of the column, pads with them, of all rows.
+    /// Tokens of the column, pads with them, of all sequences.
     pub(super) tokens: u64,
-    /// Whether they are one chunk in which no row ends.
+    /// Whether they are one chunk in which no sequence ends.
     pub(super) is_one_chunk: bool,
     /// The column's attention.
     pub(super) kernel: Kernel,
@@ -41,7 +41,7 @@ pub(super) struct Layer<'a> {
 
 impl Layer<'_> {
     pub(super) fn bytes(&self) -> LayerBytes {
-        let (s, w) = (self.subject, self.subject.element());
+        let (s, w) = (self.spec, self.spec.element());
         let (e, q, kv, i) = (s.hidden(), s.queries(), s.keys(), s.config.intermediate_size as u64);
         let graph_of_mlp = self.graph_of_mlp();
         // Gate, up and what comes of them; without autograd the last alone is there when its product begins.
@@ -61,7 +61,7 @@ impl Layer<'_> {
 
     /// Gradients of gate and up beside that of what came of them, which the product behind has kept and lets go.
     fn backward_of_mlp(&self) -> u64 {
-        let (s, w) = (self.subject, self.subject.element());
+        let (s, w) = (self.spec, self.spec.element());
         let (e, i) = (s.hidden(), s.config.intermediate_size as u64);
         let freed = (self.input_of(&[Projection::Down], i) + self.addition(Projection::Down)).min(i * w);
         let is_fused = native::computes(s.device, s.kind);
@@ -71,26 +71,26 @@ impl Layer<'_> {
 
     /// Whether a gradient goes on below the layer.
     fn has_gradient_below(&self) -> bool {
-        self.index > 0 || self.subject.trains_weights()
+        self.index > 0 || self.spec.trains_weights()
     }
 
     /// What so many norms of a token save beside their inputs.
     fn norms(&self, count: usize) -> u64 {
-        count as u64 * self.subject.wide()
+        count as u64 * self.spec.wide()
     }
 
     /// While it is drawn which of a projection's inputs are dropped: two words of 64 bits for each.
     fn drawn(&self) -> u64 {
-        let Trained::Adapter { targets, has_dropout: true, .. } = self.subject.trained else { return 0 };
-        let inputs = targets.iter().map(|projection| projection.shape(self.subject.config)[1] as u64);
+        let TrainedPart::Adapter { targets, has_dropout: true, .. } = self.spec.trained else { return 0 };
+        let inputs = targets.iter().map(|projection| projection.shape(self.spec.config)[1] as u64);
         16 * inputs.max().unwrap_or(0)
     }
 
     /// What an adapter's matrices on a projection save: `x Aᵀ`, and where inputs are dropped the factors and what is left of x.
     fn addition(&self, projection: Projection) -> u64 {
-        let Trained::Adapter { r, targets, has_dropout } = self.subject.trained else { return 0 };
-        let dropped = if *has_dropout { 2 * projection.shape(self.subject.config)[1] as u64 } else { 0 };
-        if targets.contains(&projection) { (*r as u64 + dropped) * self.subject.element() } else { 0 }
+        let TrainedPart::Adapter { r, targets, has_dropout } = self.spec.trained else { return 0 };
+        let dropped = if *has_dropout { 2 * projection.shape(self.spec.config)[1] as u64 } else { 0 };
+        if targets.contains(&projection) { (*r as u64 + dropped) * self.spec.element() } else { 0 }
     }
 
     fn additions(&self, projections: &[Projection]) -> u64 {
@@ -99,13 +99,13 @@ impl Layer<'_> {
 
     /// A tensor of so many numbers a token, if one of the projections keeps its input.
     fn input_of(&self, projections: &[Projection], width: u64) -> u64 {
-        let is_kept = projections.iter().any(|&projection| self.subject.keeps_input(projection));
-        if is_kept { width * self.subject.element() } else { 0 }
+        let is_kept = projections.iter().any(|&projection| self.spec.keeps_input(projection));
+        if is_kept { width * self.spec.element() } else { 0 }
     }
 
     fn graph_of_attention(&self) -> u64 {
         use Projection::{Key, Output, Query, Value};
-        let (s, w) = (self.subject, self.subject.element());
+        let (s, w) = (self.spec, self.spec.element());
         let (e, q, kv) = (s.hidden(), s.queries(), s.keys());
         let norm = if self.has_gradient_below() { self.norms(1) } else { 0 };
         let head_norms =
@@ -126,7 +126,7 @@ impl Layer<'_> {
 
     fn graph_of_mlp(&self) -> u64 {
         use Projection::{Down, Gate, Up};
-        let (s, w) = (self.subject, self.subject.element());
+        let (s, w) = (self.spec, self.spec.element());
         let (e, i) = (s.hidden(), s.config.intermediate_size as u64);
         let (gate_and_up, sum) = (2 * i * w, e * w);
         self.norms(1)

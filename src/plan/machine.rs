@@ -3,7 +3,7 @@
 use tch::{Device, Kind};
 
 use super::rates::Rates;
-use super::{Ground, Limits};
+use super::{Limits, ProcessBaseline};
 use crate::model::ModelConfig;
 use crate::native::give_free_memory_back;
 use crate::recipe::Dtype;
@@ -18,7 +18,7 @@ pub struct Machine {
     /// Threads on a CPU.
     pub threads: usize,
     /// What the process takes beside tensors.
-    pub ground: Ground,
+    pub baseline: ProcessBaseline,
     /// What there is.
     pub limits: Limits,
     /// How fast the device is; `None` where it was not measured.
@@ -27,11 +27,11 @@ pub struct Machine {
 
 impl Machine {
     /// This machine, of which only the speed is not known yet. Call it before a model is loaded: what is resident by then counts as
-    /// ground.
+    /// baseline.
     pub fn here(dtype: Dtype, device: Device) -> Self {
-        let ground = Ground::rehearsed(dtype, device);
+        let baseline = ProcessBaseline::rehearsed(dtype, device);
         let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1);
-        Self { device, threads, ground, limits: Limits::of_machine(device), rates: None }
+        Self { device, threads, baseline, limits: Limits::of_machine(device), rates: None }
     }
 
     /// With so much room for scratch files, where that is known.
@@ -40,20 +40,20 @@ impl Machine {
         self
     }
 
-    /// Counts as ground, too, what `load` leaves resident: data, say.
+    /// Counts as baseline, too, what `load` leaves resident: data, say.
     pub fn beside<T>(&mut self, load: impl FnOnce() -> T) -> T {
         let before = resident_now();
         let loaded = load();
-        self.ground.0.0 += resident_now().saturating_sub(before);
+        self.baseline.0.0 += resident_now().saturating_sub(before);
         loaded
     }
 
-    /// With its speed at a model's shapes in `kind`, for so many rows, tokens of a chunk and slots.
+    /// With its speed at a model's shapes in `kind`, for so many sequences, tokens of a chunk and slots.
     pub fn timed(mut self, config: &ModelConfig, kind: Kind, shape: (usize, usize, usize)) -> Self {
         let before = resident_now();
         self.rates = Some(Rates::measured(config, (kind, self.device), shape));
         // What stays are the kernels of these shapes, and their buffers.
-        self.ground.0.0 += resident_now().saturating_sub(before);
+        self.baseline.0.0 += resident_now().saturating_sub(before);
         self
     }
 }

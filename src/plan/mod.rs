@@ -1,6 +1,7 @@
 //! The planner: what a step will take in memory and time, from shapes, and how it is best tiled within what there is.
 
 mod attention;
+mod baseline;
 #[cfg(test)]
 mod beside;
 mod choose;
@@ -9,27 +10,26 @@ mod error;
 mod flops;
 mod forecast;
 pub(crate) mod gemm;
-mod ground;
 mod head;
-mod holdings;
 mod layer;
+mod ledger;
 mod limits;
 mod machine;
 mod part;
 mod rates;
-mod subject;
+mod step_spec;
 mod walk;
 
+pub use baseline::ProcessBaseline;
 pub use choose::{Alternative, Decision, Planner};
 pub use clock::Spent;
 pub use error::PlanError;
 pub use flops::Flops;
-pub use forecast::{Forecast, Peak};
+pub use forecast::{Forecast, PlannedPeak};
 pub use gemm::{Gemm, Rate};
-pub use ground::Ground;
 pub use limits::Limits;
 pub use machine::Machine;
-pub use part::Part;
+pub use part::StepPart;
 pub use rates::Rates;
-pub use subject::{Subject, Trained};
-pub use walk::Moment;
+pub use step_spec::{StepSpec, TrainedPart};
+pub use walk::Span;

@@ -4,12 +4,12 @@ use crate::engine::Event;
 
 /// A part of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum StepPart {
     /// The forward phase, but for the head.
     Forward,
-    /// The loss and its gradient: in the forward phase, or in the cells where all layers are one row.
+    /// The loss and its gradient: in the forward phase, or in the cells where all layers are one band.
     Head,
-    /// The second forward of rows of cells below the top one.
+    /// The second forward of layer bands below the top one.
     Replay,
     /// Unwinding cells to their left border and computing them again with autograd.
     Recompute,
@@ -19,7 +19,7 @@ pub enum Part {
     Optimizer,
 }
 
-impl Part {
+impl StepPart {
     /// In the order in which they come.
     pub const ALL: [Self; 6] = [Self::Forward, Self::Head, Self::Replay, Self::Recompute, Self::Backward, Self::Optimizer];
 
@@ -36,7 +36,7 @@ impl Part {
     }
 }
 
-impl From<Event> for Part {
+impl From<Event> for StepPart {
     fn from(event: Event) -> Self {
         match event {
             Event::ForwardColumn { .. } => Self::Forward,

@@ -4,10 +4,10 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::clock::time_of;
 use super::flops::{self, Flops};
-use super::{Part, Subject, gemm};
+use super::{StepPart, StepSpec, gemm};
 use crate::engine::ChunkPlan;
 use crate::model::ModelConfig;
-use crate::ops::attention::{Chunk, Past, Shape, attend, attend_backward, calibrate};
+use crate::ops::attention::{AttendShape, Chunk, KvPage, attend, attend_backward, calibrate};
 
 /// Operations, or bytes, in a second.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,10 +40,10 @@ impl Rates {
     /// Of no device in particular: good to order tilings by.
     pub(super) const UNKNOWN: Self = Self { linear: 1e14, attention: 5e13, attention_backward: 5e13, elementwise: 1e12 };
 
-    /// Measures a model's shapes in a kind on a device, which must be there, with chunks of `chunk` tokens in `rows` rows and caches of
+    /// Measures a model's shapes in a kind on a device, which must be there, with chunks of `chunk` tokens in `sequences` sequences and caches of
     /// `slots`.
-    pub fn measured(config: &ModelConfig, options: (Kind, Device), (rows, chunk, slots): (usize, usize, usize)) -> Self {
-        let (b, n, d) = (rows as i64, chunk.min(LONGEST) as i64, config.head_dim as i64);
+    pub fn measured(config: &ModelConfig, options: (Kind, Device), (sequences, chunk, slots): (usize, usize, usize)) -> Self {
+        let (b, n, d) = (sequences as i64, chunk.min(LONGEST) as i64, config.head_dim as i64);
         let (heads, groups) = (config.num_heads as i64, config.num_kv_heads as i64);
         let of_key = 4 * (b * heads * n * d) as u64;
         let past = (slots as u64).min(TIMED / of_key.max(1)).max(1) as i64;
@@ -51,11 +51,11 @@ impl Rates {
         let tensor = |heads: i64, tokens: i64| Tensor::randn([b, heads, tokens, d], options);
         let (q, k, old) = (tensor(heads, n), tensor(groups, n), tensor(groups, past));
         let own = Chunk::of(&q, (&k, &k), (d as f64).powf(-0.5));
-        let past_part = [Past { k_bgpd: &old, v_bgpd: &old, in_use_bgp: None }];
+        let past_part = [KvPage { k_bgpd: &old, v_bgpd: &old, in_use_bgp: None }];
         let pairs = (b * heads * n) as f64 * (past as f64 + n as f64 / 2.0);
         let large = Tensor::randn([1 << 20], (Kind::Float, options.1));
         // The way that the step will go.
-        let shape = Shape { kind: options.0, batch: b, heads, groups, head_dim: d, tokens: n, past };
+        let shape = AttendShape { kind: options.0, batch: b, heads, groups, head_dim: d, tokens: n, past };
         let _ = calibrate(shape, options.1);
         no_grad(|| {
             let attended = attend(own, &past_part);
@@ -65,7 +65,7 @@ impl Rates {
             let _ = &large + &large;
             let by_element = time_of(options.1, || drop(&large + &large)).seconds;
             Self {
-                linear: gemm::chunk_rate(config, (rows * chunk).min(LONGEST), options).per_second,
+                linear: gemm::chunk_rate(config, (sequences * chunk).min(LONGEST), options).per_second,
                 attention: 4.0 * pairs * d as f64 / forward,
                 attention_backward: 10.0 * pairs * d as f64 / backward,
                 // Two read, one written.
@@ -74,23 +74,23 @@ impl Rates {
         })
     }
 
-    /// Seconds of a step by part, in the order of [`Part::ALL`]; `kept` is what the graphs of all cells keep together.
-    pub(super) fn seconds(&self, s: &Subject<'_>, plan: &ChunkPlan, (tokens, targets): (usize, usize), kept: f64) -> [f64; 6] {
+    /// Seconds of a step by part, in the order of [`StepPart::ALL`]; `kept` is what the graphs of all cells keep together.
+    pub(super) fn seconds(&self, s: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): (usize, usize), kept: f64) -> [f64; 6] {
         let flops = flops::by_part(s, plan, (tokens, targets));
         let forward = |f: &Flops| f.linear / self.linear + f.attention / self.attention;
         let pass = PASSES * kept / self.elementwise;
         let replayed = s.settings.replayed_layers() as f64 / s.config.num_layers as f64;
         let cells = (s.config.num_layers * plan.columns.len()) as f64 * SECONDS_OF_A_CELL;
         let scores = (targets * s.config.vocab_size) as f64 * 4.0 * s.wide() as f64;
-        Part::ALL.map(|part| match part {
-            Part::Forward | Part::Recompute => forward(&flops.forward) + pass + cells,
-            Part::Head => flops.forward.head / self.linear + scores / self.elementwise,
-            Part::Replay => forward(&flops.replay) + (pass + cells) * replayed,
-            Part::Backward => {
+        StepPart::ALL.map(|part| match part {
+            StepPart::Forward | StepPart::Recompute => forward(&flops.forward) + pass + cells,
+            StepPart::Head => flops.forward.head / self.linear + scores / self.elementwise,
+            StepPart::Replay => forward(&flops.replay) + (pass + cells) * replayed,
+            StepPart::Backward => {
                 let Flops { linear, attention, .. } = flops.backward;
                 linear / self.linear + attention / self.attention_backward + pass + cells
             }
-            Part::Optimizer => 8.0 * s.trained_bytes().0 as f64 / self.elementwise,
+            StepPart::Optimizer => 8.0 * s.trained_bytes().0 as f64 / self.elementwise,
         })
     }
 

@@ -6,20 +6,20 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::attention::Kernel;
-use super::holdings::Holdings;
 use super::layer::{Layer, LayerBytes};
-use super::part::Part;
-use super::{Subject, head};
-use crate::cache::Shape;
+use super::ledger::Ledger;
+use super::part::StepPart;
+use super::{StepSpec, head};
+use crate::cache::CacheShape;
 use crate::engine::{ChunkPlan, MemoryByPart};
 use crate::model::CapturedLayers;
 use crate::units::Bytes;
 
 /// The span from one event to the next.
 #[derive(Clone, Copy, Debug)]
-pub struct Moment {
+pub struct Span {
     /// To which part of the step it belongs.
-    pub part: Part,
+    pub part: StepPart,
     /// What the engine's objects hold when it begins.
     pub held: MemoryByPart,
     /// What the graph of the current cell keeps, and what waits beside it, in bytes.
@@ -38,14 +38,14 @@ pub(super) struct Walked {
 }
 
 /// A step that is walked through.
-pub(super) struct Walk<'a> {
-    subject: &'a Subject<'a>,
+pub(super) struct StepWalk<'a> {
+    spec: &'a StepSpec<'a>,
     plan: &'a ChunkPlan,
     /// Places with a target, by column.
     targets: &'a [usize],
-    shapes: Vec<Shape>,
-    rows: Vec<Range<usize>>,
-    holdings: Holdings<'a>,
+    shapes: Vec<CacheShape>,
+    bands: Vec<Range<usize>>,
+    ledger: Ledger<'a>,
     graphs: Graphs,
     /// What is known of layers that were looked at.
     layers: RefCell<HashMap<Look, LayerBytes>>,
@@ -66,112 +66,111 @@ struct Graphs {
 /// Whether the layer is the lowest, its slots, tokens and whether they are one chunk, the longest chunk, entries, and whether victims are chosen.
 type Look = (bool, usize, (u64, bool), u64, u64, bool);
 
-impl<'a> Walk<'a> {
+impl<'a> StepWalk<'a> {
     /// `targets` are the places with a target, by column of `plan`.
-    pub(super) fn new(subject: &'a Subject<'a>, plan: &'a ChunkPlan, targets: &'a [usize]) -> Self {
-        let shapes = subject.settings.cache_shapes(subject.config, plan, (subject.kind, subject.device));
-        let holdings = Holdings::new(subject, plan, shapes.clone());
-        let rows = subject.settings.rows();
-        let mut walk =
-            Self { subject, plan, targets, shapes, rows, holdings, graphs: Graphs::default(), layers: RefCell::default() };
+    pub(super) fn new(spec: &'a StepSpec<'a>, plan: &'a ChunkPlan, targets: &'a [usize]) -> Self {
+        let shapes = spec.settings.cache_shapes(spec.config, plan, (spec.kind, spec.device));
+        let ledger = Ledger::new(spec, plan, shapes.clone());
+        let bands = spec.settings.layer_bands();
+        let mut walk = Self { spec, plan, targets, shapes, bands, ledger, graphs: Graphs::default(), layers: RefCell::default() };
         walk.graphs = walk.of_graphs();
         walk
     }
 
     /// Goes from the first column of the forward phase to the last cell, and shows every span to `visit`.
-    pub(super) fn each(mut self, visit: &mut dyn FnMut(Moment)) -> Walked {
+    pub(super) fn each(mut self, visit: &mut dyn FnMut(Span)) -> Walked {
         let kept = self.graphs.kept;
-        let visit = &mut |moment: Moment| visit(Moment { inside: moment.inside + kept, ..moment });
+        let visit = &mut |moment: Span| visit(Span { inside: moment.inside + kept, ..moment });
         self.forward(visit);
-        for depth in 0..self.rows.len() {
-            let layers = self.rows[self.rows.len() - 1 - depth].clone();
+        for depth in 0..self.bands.len() {
+            let layers = self.bands[self.bands.len() - 1 - depth].clone();
             if depth > 0 {
                 self.replay(&layers, visit);
             }
             for column in (0..self.plan.columns.len()).rev() {
                 self.cell(&layers, column, visit);
             }
-            self.holdings.end_row(&layers);
+            self.ledger.end_band(&layers);
         }
         self.end(visit);
-        Walked { files: self.holdings.in_files(), parked: self.holdings.parked() }
+        Walked { files: self.ledger.in_files(), parked: self.ledger.parked() }
     }
 
     fn head_waits(&self) -> bool {
-        self.subject.settings.makes_last_hidden_states_again()
+        self.spec.settings.makes_last_hidden_states_again()
     }
 
-    fn forward(&mut self, visit: &mut dyn FnMut(Moment)) {
-        let layers = 0..self.subject.config.num_layers;
-        let keeps_undo_from = self.rows.last().map_or(0, |top| top.start);
+    fn forward(&mut self, visit: &mut dyn FnMut(Span)) {
+        let layers = 0..self.spec.config.num_layers;
+        let keeps_undo_from = self.bands.last().map_or(0, |top| top.start);
         for c in 0..self.plan.columns.len() {
-            let before = self.holdings.memory();
-            let moved = self.holdings.run_column(c, &layers, keeps_undo_from, true);
-            self.holdings.checkpoint(c);
+            let before = self.ledger.memory();
+            let moved = self.ledger.run_column(c, &layers, keeps_undo_from, true);
+            self.ledger.checkpoint(c);
             let inside = self.growth(&before) + moved + self.of_column(c) + self.forward_of(&layers, c, true) + self.graphs.held;
-            visit(Moment { part: Part::Forward, held: before, graph: 0, inside });
+            visit(Span { part: StepPart::Forward, held: before, graph: 0, inside });
             if !self.head_waits() {
                 let inside = self.hidden(c) + self.head(c) + self.graphs.held;
-                visit(Moment { part: Part::Head, held: self.holdings.memory(), graph: 0, inside });
-                self.holdings.travel(c, self.targets[c] > 0);
+                visit(Span { part: StepPart::Head, held: self.ledger.memory(), graph: 0, inside });
+                self.ledger.travel(c, self.targets[c] > 0);
             }
         }
     }
 
-    fn replay(&mut self, layers: &Range<usize>, visit: &mut dyn FnMut(Moment)) {
-        let before = self.holdings.memory();
-        self.holdings.begin_again(layers);
+    fn replay(&mut self, layers: &Range<usize>, visit: &mut dyn FnMut(Span)) {
+        let before = self.ledger.memory();
+        self.ledger.begin_again(layers);
         let mut inside = 0;
         for c in 0..self.plan.columns.len() {
-            let moved = self.holdings.run_column(c, layers, 0, false);
+            let moved = self.ledger.run_column(c, layers, 0, false);
             inside =
                 inside.max(self.growth(&before) + moved + self.hidden(c) + self.of_column(c) + self.forward_of(layers, c, false));
         }
-        visit(Moment { part: Part::Replay, held: before, graph: 0, inside: inside + self.graphs.held });
+        visit(Span { part: StepPart::Replay, held: before, graph: 0, inside: inside + self.graphs.held });
     }
 
-    fn cell(&mut self, layers: &Range<usize>, c: usize, visit: &mut dyn FnMut(Moment)) {
+    fn cell(&mut self, layers: &Range<usize>, c: usize, visit: &mut dyn FnMut(Span)) {
         let made: Vec<LayerBytes> = layers.clone().map(|layer| self.layer(layer, c, false)).collect();
         let all: u64 = made.iter().map(|layer| layer.graph).sum();
-        let before = self.holdings.memory();
-        self.holdings.look_ahead(layers, c);
-        self.holdings.bring_undo(layers, c);
+        let before = self.ledger.memory();
+        self.ledger.look_ahead(layers, c);
+        self.ledger.bring_undo(layers, c);
         // Beside its input: the graph keeps all other hidden states, the output with them.
         let graph = all + self.of_column(c);
         let last = made.last().copied().unwrap_or_default();
         let inside = self.growth(&before) + graph + (2 * self.hidden(c)).max(last.beside_graph);
-        visit(Moment { part: Part::Recompute, held: before, graph: 0, inside });
-        let taken = self.holdings.take_travelling(c);
+        visit(Span { part: StepPart::Recompute, held: before, graph: 0, inside });
+        let taken = self.ledger.take_travelling(c);
         let mut seed = if taken > 0 { 0 } else { self.hidden(c) };
         if self.head_waits() {
-            visit(Moment { part: Part::Head, held: self.holdings.memory(), graph, inside: self.head(c) });
+            visit(Span { part: StepPart::Head, held: self.ledger.memory(), graph, inside: self.head(c) });
             seed = self.hidden(c);
         }
-        let held = self.holdings.memory();
+        let held = self.ledger.memory();
         let inside = self.backward(layers, &made);
         let graph = graph + seed + taken;
-        visit(Moment { part: Part::Backward, held, graph, inside });
-        let has_input_gradient = layers.start > 0 || self.subject.trains_weights();
-        self.holdings.end_cell(layers, c, has_input_gradient);
+        visit(Span { part: StepPart::Backward, held, graph, inside });
+        let has_input_gradient = layers.start > 0 || self.spec.trains_weights();
+        self.ledger.end_cell(layers, c, has_input_gradient);
     }
 
     /// Gradients are copied from their leaves, then clipped and applied, one after the other.
-    fn end(&self, visit: &mut dyn FnMut(Moment)) {
-        let (s, held) = (self.subject, self.holdings.memory());
+    fn end(&self, visit: &mut dyn FnMut(Span)) {
+        let (s, held) = (self.spec, self.ledger.memory());
         let copies = s.trained_bytes().0;
-        visit(Moment { part: Part::Backward, held, graph: 0, inside: copies });
+        visit(Span { part: StepPart::Backward, held, graph: 0, inside: copies });
         let held =
             MemoryByPart { free_room: held.free_room, parameter_gradients: held.parameter_gradients, ..Default::default() };
-        visit(Moment { part: Part::Optimizer, held, graph: 0, inside: copies + s.largest_update() });
+        visit(Span { part: StepPart::Optimizer, held, graph: 0, inside: copies + s.largest_update() });
     }
 
     /// The most beyond the graph in a cell's backward, which takes the layers from the top, frees what their graphs have kept, and in
-    /// the row's first cell makes the gradients of their caches.
+    /// the band's first cell makes the gradients of their caches.
     fn backward(&self, layers: &Range<usize>, made: &[LayerBytes]) -> u64 {
         let (mut freed, mut most, mut gradients) = (0i64, 0i64, 0i64);
         for (layer, bytes) in layers.clone().zip(made).rev() {
             most = most.max(gradients - freed + bytes.backward_of_mlp as i64);
-            gradients += self.holdings.missing_gradients(layer) as i64;
+            gradients += self.ledger.missing_gradients(layer) as i64;
             most = most.max(gradients - freed - bytes.graph_of_mlp as i64 + bytes.backward_of_attention as i64);
             freed += bytes.graph as i64;
         }
@@ -187,8 +186,8 @@ impl<'a> Walk<'a> {
         let is_one_chunk = spans.len() == 1 && !spans[0].is_ragged();
         let key = (index == 0, shape.cache_length, (tokens, is_one_chunk), chunk, filled, is_choosing);
         *self.layers.borrow_mut().entry(key).or_insert_with(|| {
-            let kernel = Kernel::of(self.subject, shape, (chunk, filled), is_choosing);
-            Layer { subject: self.subject, index, tokens, is_one_chunk, kernel }.bytes()
+            let kernel = Kernel::of(self.spec, shape, (chunk, filled), is_choosing);
+            Layer { spec: self.spec, index, tokens, is_one_chunk, kernel }.bytes()
         })
     }
 
@@ -198,36 +197,36 @@ impl<'a> Walk<'a> {
 
     /// The most in the head's turn for a column.
     fn head(&self, c: usize) -> u64 {
-        head::inside(self.subject, self.targets[c], self.hidden(c))
+        head::inside(self.spec, self.targets[c], self.hidden(c))
     }
 
-    /// Tokens of a column, of all rows, pads with them.
+    /// Tokens of a column, of all sequences, pads with them.
     fn tokens(&self, c: usize) -> u64 {
-        (self.plan.tokens(&self.plan.columns[c]).1 * self.plan.num_rows()) as u64
+        (self.plan.tokens(&self.plan.columns[c]).1 * self.plan.num_sequences()) as u64
     }
 
     /// Hidden states of a column.
     fn hidden(&self, c: usize) -> u64 {
-        self.tokens(c) * self.subject.hidden() * self.subject.element()
+        self.tokens(c) * self.spec.hidden() * self.spec.element()
     }
 
     fn of_graphs(&self) -> Graphs {
-        let captured = self.subject.settings.captured_shapes(self.plan, self.subject.device);
-        let held = captured.iter().map(|&shape| CapturedLayers::bytes(self.subject.config, self.subject.kind, shape).0);
+        let captured = self.spec.settings.captured_shapes(self.plan, self.spec.device);
+        let held = captured.iter().map(|&shape| CapturedLayers::bytes(self.spec.config, self.spec.kind, shape).0);
         let columns = self.plan.shapes().enumerate().filter(|(_, shape)| captured.contains(shape));
         let between = columns.map(|(c, _)| self.layer(0, c, false).beside_attention).max();
         Graphs { held: held.sum(), kept: between.map_or(0, |between| between + WORKSPACE) }
     }
 
-    /// What all layers share: hidden states, and the rotations of a row's positions.
+    /// What all layers share: hidden states, and the rotations of a sequence's positions.
     fn of_column(&self, c: usize) -> u64 {
         let (_, tokens) = self.plan.tokens(&self.plan.columns[c]);
-        self.hidden(c) + tokens as u64 * self.subject.config.head_dim as u64 * self.subject.element()
+        self.hidden(c) + tokens as u64 * self.spec.config.head_dim as u64 * self.spec.element()
     }
 
     fn growth(&self, before: &MemoryByPart) -> u64 {
-        let sum = |memory: &MemoryByPart| memory.rows().iter().map(|row| row.bytes.0).sum::<u64>();
-        sum(&self.holdings.memory()).saturating_sub(sum(before))
+        let sum = |memory: &MemoryByPart| memory.entries().iter().map(|sequence| sequence.bytes.0).sum::<u64>();
+        sum(&self.ledger.memory()).saturating_sub(sum(before))
     }
 }
 
@@ -240,7 +239,7 @@ mod tests {
     use super::*;
     use crate::engine::{ColumnWidth, Settings};
     use crate::model::ModelConfig;
-    use crate::plan::Trained;
+    use crate::plan::TrainedPart;
     use crate::recipe::Recipe;
 
     const CONFIG: &str = r#"{"model_type": "qwen2", "hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -249,17 +248,17 @@ mod tests {
                           kv_cache = {policy = 'lastrec', cache_length = 8, chunk_size = 4}\ngrad.layers_per_cell = 1";
 
     /// The parts of a step over 42 tokens, in ten columns of 4 and one of 2, with the most inside of each.
-    fn inside(device: Device, words: &str) -> Vec<(Part, u64)> {
+    fn inside(device: Device, words: &str) -> Vec<(StepPart, u64)> {
         let recipe = Recipe::parse(format!("{RECIPE}\n{words}"), Path::new("recipe.toml"), &[]).unwrap().recipe;
         let config = ModelConfig::from_object(&serde_json::from_str(CONFIG).unwrap()).unwrap();
         let settings = Settings::new(&config, &recipe.kv_cache, &recipe.grad).unwrap();
-        let trained = Trained::of(recipe.lora.as_ref()).unwrap();
+        let trained = TrainedPart::of(recipe.lora.as_ref()).unwrap();
         let kind = Kind::BFloat16;
-        let subject =
-            Subject { config: &config, settings: &settings, trained: &trained, kind, device, threads: 1, accumulates: false };
+        let spec =
+            StepSpec { config: &config, settings: &settings, trained: &trained, kind, device, threads: 1, accumulates: false };
         let plan = ChunkPlan::new(&[42], 8, 4, ColumnWidth::Chunks(1));
         let mut inside = Vec::new();
-        Walk::new(&subject, &plan, &vec![4; plan.columns.len()]).each(&mut |moment| inside.push((moment.part, moment.inside)));
+        StepWalk::new(&spec, &plan, &vec![4; plan.columns.len()]).each(&mut |moment| inside.push((moment.part, moment.inside)));
         inside
     }
 
@@ -273,9 +272,9 @@ mod tests {
         let kept = 4 * 2 * (2 * 4 + 3 * 6) + WORKSPACE;
         let mut heads = 0;
         for (&(part, without), &(_, with)) in plain.iter().zip(&captured) {
-            heads += usize::from(part == Part::Head);
-            // The head has its turn in the forward phase, as there are two rows of cells.
-            let has_graphs = [Part::Forward, Part::Replay, Part::Head].contains(&part);
+            heads += usize::from(part == StepPart::Head);
+            // The head has its turn in the forward phase, as there are two layer bands.
+            let has_graphs = [StepPart::Forward, StepPart::Replay, StepPart::Head].contains(&part);
             assert_eq!(with - without, if has_graphs { held + kept } else { kept }, "{part:?}");
         }
         assert_eq!(heads, 11);

@@ -4,10 +4,10 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use crate::engine::Place;
+use crate::engine::MemoryPlace;
 use crate::native::Allocated;
 use crate::native::cuda::{DeviceStats, pinned_stats};
-use crate::plan::Part;
+use crate::plan::StepPart;
 use crate::report::table::Table;
 use crate::units::Bytes;
 
@@ -32,11 +32,11 @@ impl Side {
         }
     }
 
-    pub(super) fn holds(self, place: Place) -> bool {
+    pub(super) fn holds(self, place: MemoryPlace) -> bool {
         match self {
             Self::Process => true,
-            Self::Host => place == Place::Host,
-            Self::Device => place == Place::Device,
+            Self::Host => place == MemoryPlace::Host,
+            Self::Device => place == MemoryPlace::Device,
         }
     }
 
@@ -61,18 +61,18 @@ impl Side {
     }
 }
 
-/// The table of one memory. The rows add up to `measured`, where that could be had.
+/// The table of one memory. The parts add up to `measured`, where that could be had.
 #[derive(Clone, Debug)]
 pub struct MemoryProfile {
     /// Which memory.
     pub side: Side,
     /// The part of the step in which the peak was.
-    pub part: Part,
+    pub part: StepPart,
     /// Parts and bytes; those that are no object of the engine's are what the allocators say beyond the objects.
-    pub rows: Vec<(String, i64)>,
+    pub parts: Vec<(String, i64)>,
     /// The peak as the system (on a device: its allocator) tells it.
     pub measured: Option<Bytes>,
-    /// The most that tensors took in each part of the step, in the order of [`Part::ALL`].
+    /// The most that tensors took in each part of the step, in the order of [`StepPart::ALL`].
     pub by_part: [i64; 6],
     /// What a caching allocator says of itself, by its keys; nothing where there is none.
     pub allocator: Vec<(&'static str, i64)>,
@@ -81,10 +81,10 @@ pub struct MemoryProfile {
 impl MemoryProfile {
     /// The line of the table.
     pub fn to_json(&self) -> Value {
-        let rows: Vec<Value> = self.rows.iter().map(|(part, bytes)| json!({ "part": part, "bytes": bytes })).collect();
-        let by_part = Part::ALL.into_iter().zip(self.by_part).map(|(part, bytes)| (part.name().to_owned(), json!(bytes)));
+        let parts: Vec<Value> = self.parts.iter().map(|(part, bytes)| json!({ "part": part, "bytes": bytes })).collect();
+        let by_part = StepPart::ALL.into_iter().zip(self.by_part).map(|(part, bytes)| (part.name().to_owned(), json!(bytes)));
         let mut line = json!({
-            "kind": "memory", "memory": self.side.name(), "peak_in": self.part.name(), "rows": rows,
+            "kind": "memory", "memory": self.side.name(), "peak_in": self.part.name(), "parts": parts,
             "measured_peak_bytes": self.measured.map(|bytes| bytes.0), "tensor_peak_bytes_by_part": Value::Object(by_part.collect()),
         });
         if let Some(object) = line.as_object_mut() {
@@ -95,18 +95,18 @@ impl MemoryProfile {
 }
 
 impl fmt::Display for MemoryProfile {
-    /// The rows and their sum, which is the measured peak, and the most of each part of the step.
+    /// The parts and their sum, which is the measured peak, and the most of each part of the step.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut table = Table::new(&["memory at the peak", "bytes", "size", "of the whole"]);
-        let whole: i64 = self.rows.iter().map(|(_, bytes)| bytes).sum();
+        let whole: i64 = self.parts.iter().map(|(_, bytes)| bytes).sum();
         let mut add = |name: &str, bytes: i64| {
             let size = Bytes(bytes.unsigned_abs());
             let size = if bytes < 0 { format!("-{size}") } else { size.to_string() };
             table.row(&[name, &bytes.to_string(), &size, &format!("{:.1} %", 100.0 * bytes as f64 / whole as f64)]);
         };
-        self.rows.iter().for_each(|(name, bytes)| add(name, *bytes));
+        self.parts.iter().for_each(|(name, bytes)| add(name, *bytes));
         add(if self.measured.is_some() { "measured peak" } else { "all tensors" }, whole);
-        let by_part = Part::ALL.into_iter().zip(self.by_part);
+        let by_part = StepPart::ALL.into_iter().zip(self.by_part);
         let by_part: Vec<String> =
             by_part.map(|(part, bytes)| format!("{} {}", part.name(), Bytes(bytes.max(0) as u64))).collect();
         write!(f, "{table}\n\nmost tensors ({}) at a time: {}", self.side.name(), by_part.join(", "))?;

@@ -6,12 +6,12 @@
 use tch::Device;
 
 use super::{MemoryProfile, Side};
-use crate::engine::{MemoryByPart, Place};
+use crate::engine::{MemoryByPart, MemoryPlace};
 use crate::model::{Adapter, Model};
 use crate::native::cuda::DeviceStats;
 use crate::native::{Allocated, AllocationMeter};
-use crate::plan::Part;
-use crate::report::memory::{Peak, Resident, resident};
+use crate::plan::StepPart;
+use crate::report::memory::{Resident, ResidentPeak, resident};
 use crate::store::bytes_of;
 use crate::units::Bytes;
 
@@ -30,7 +30,7 @@ struct Standing {
 /// A point of a step.
 #[derive(Clone, Copy, Debug)]
 struct Point {
-    part: Part,
+    part: StepPart,
     held: MemoryByPart,
     live: i64,
     /// Tensors without an owner that we know, when no cell's graph was alive.
@@ -75,7 +75,7 @@ impl Profiler {
         let of_adapter = |adapter: &Adapter| bytes_of(adapter.parameters().iter().map(|(_, matrix)| matrix)).0 as i64;
         let adapter = model.adapter().map_or(0, of_adapter);
         let (weights, optimizer) = (model.weight_bytes().0 as i64, optimizer.0 as i64);
-        for side in self.sides.iter_mut().filter(|side| side.side.holds(Place::Device)) {
+        for side in self.sides.iter_mut().filter(|side| side.side.holds(MemoryPlace::Device)) {
             let live = side.side.count(self.meter.read()).live;
             let mapped = (weights + adapter + optimizer - live).clamp(0, weights);
             side.standing = Standing { weights, adapter, optimizer, accumulated: 0, mapped };
@@ -83,7 +83,7 @@ impl Profiler {
     }
 
     /// From now on the step is at `part`.
-    pub fn turn(&mut self, part: Part, held: MemoryByPart) {
+    pub fn turn(&mut self, part: StepPart, held: MemoryByPart) {
         let counts = self.meter.read();
         self.sides.iter_mut().for_each(|side| side.turn(part, held, side.side.count(counts)));
         self.meter.reset_peak();
@@ -95,7 +95,7 @@ impl Profiler {
         let counts = self.meter.read();
         self.before = self.meter.of_allocator();
         for side in &mut self.sides {
-            if side.side.holds(Place::Device) {
+            if side.side.holds(MemoryPlace::Device) {
                 side.standing.accumulated = accumulated.0 as i64;
             }
             side.begin(held, side.side.count(counts).live);
@@ -103,7 +103,7 @@ impl Profiler {
     }
 
     /// The micro-batch has ended, and its step where it was the last; `peak` is the process'.
-    pub fn end(&mut self, peak: Option<Peak>) -> Vec<MemoryProfile> {
+    pub fn end(&mut self, peak: Option<ResidentPeak>) -> Vec<MemoryProfile> {
         let (counts, baseline) = (self.meter.read(), self.baseline);
         let (now, before) = (self.meter.of_allocator(), self.before);
         let profile = |side: &mut Tracked| {
@@ -123,35 +123,35 @@ impl Profiler {
 
 impl Tracked {
     fn new(side: Side) -> Self {
-        let point = Point { part: Part::Forward, held: MemoryByPart::default(), live: 0, unowned: 0 };
+        let point = Point { part: StepPart::Forward, held: MemoryByPart::default(), live: 0, unowned: 0 };
         Self { side, standing: Standing::default(), point, highest: (point, 0), by_part: [0; 6], untouched: 0, reserved: 0 }
     }
 
     fn begin(&mut self, held: MemoryByPart, live: i64) {
         self.see_untouched(&held);
         let live = live - self.untouched;
-        self.point = Point { part: Part::Forward, held, live, unowned: live - self.owned(&held) };
+        self.point = Point { part: StepPart::Forward, held, live, unowned: live - self.owned(&held) };
         (self.highest, self.by_part, self.reserved) = ((self.point, live), [0; 6], 0);
     }
 
     /// What objects hold that we know, in allocators' memory.
     fn owned(&self, held: &MemoryByPart) -> i64 {
         let Standing { weights, adapter, optimizer, accumulated, mapped } = self.standing;
-        let of_engine = held.rows().iter().filter(|row| self.side.holds(row.place)).map(|row| row.bytes.0 as i64).sum::<i64>();
+        let of_engine = held.entries().iter().filter(|row| self.side.holds(row.place)).map(|row| row.bytes.0 as i64).sum::<i64>();
         weights + adapter + optimizer + accumulated - mapped + of_engine
     }
 
-    fn turn(&mut self, part: Part, held: MemoryByPart, count: Allocated) {
+    fn turn(&mut self, part: StepPart, held: MemoryByPart, count: Allocated) {
         self.see_untouched(&held);
         let live = self.close(count);
         // In the middle of a cell, what nobody owns is its graph; what was there before stays what it was.
-        let in_cell = part == Part::Backward || (part == Part::Head && self.point.part == Part::Recompute);
+        let in_cell = part == StepPart::Backward || (part == StepPart::Head && self.point.part == StepPart::Recompute);
         let unowned = if in_cell { self.point.unowned } else { live - self.owned(&held) };
         self.point = Point { part, held, live, unowned };
     }
 
     fn see_untouched(&mut self, held: &MemoryByPart) {
-        if self.side.holds(Place::Host) {
+        if self.side.holds(MemoryPlace::Host) {
             self.untouched = held.untouched.0 as i64;
         }
     }
@@ -174,20 +174,20 @@ impl Tracked {
         now.map_or((0, 0), |now| (baseline.all.0 as i64, now.files.0 as i64 - baseline.files.0 as i64 - self.standing.mapped))
     }
 
-    fn profile(&self, baseline: Resident, peak: Option<Peak>) -> MemoryProfile {
+    fn profile(&self, baseline: Resident, peak: Option<ResidentPeak>) -> MemoryProfile {
         let (point, most) = self.highest;
-        let mut rows: Vec<(String, i64)> = Vec::new();
-        let mut add = |name: &str, bytes: i64| rows.push((name.to_owned(), bytes));
-        if self.side.holds(Place::Device) {
+        let mut parts: Vec<(String, i64)> = Vec::new();
+        let mut add = |name: &str, bytes: i64| parts.push((name.to_owned(), bytes));
+        if self.side.holds(MemoryPlace::Device) {
             add("weights", self.standing.weights);
             add("adapter", self.standing.adapter);
             add("optimizer state", self.standing.optimizer);
             add("accumulated gradients", self.standing.accumulated);
         }
-        for row in point.held.rows().iter().filter(|row| self.side.holds(row.place)) {
+        for row in point.held.entries().iter().filter(|row| self.side.holds(row.place)) {
             add(row.name, row.bytes.0 as i64);
         }
-        if self.side.holds(Place::Device) {
+        if self.side.holds(MemoryPlace::Device) {
             add("graph of the cell", point.live - point.unowned - self.owned(&point.held));
         }
         add(&format!("inside {}", point.part.name()), most - point.live);
@@ -204,7 +204,7 @@ impl Tracked {
             }
             add("allocator and rest", measured.0 as i64 - start - code - most - self.standing.mapped);
         }
-        MemoryProfile { side: self.side, part: point.part, rows, measured, by_part: self.by_part, allocator: Vec::new() }
+        MemoryProfile { side: self.side, part: point.part, parts, measured, by_part: self.by_part, allocator: Vec::new() }
     }
 }
 
@@ -224,19 +224,19 @@ mod tests {
         let before = (zeros(4096), zeros(256));
         profiler.begin(MemoryByPart { free_room: Bytes(256), ..MemoryByPart::default() }, Bytes(4096));
         let tokens = zeros(64);
-        profiler.turn(Part::Forward, MemoryByPart { free_room: Bytes(256), tokens: Bytes(64), ..MemoryByPart::default() });
+        profiler.turn(StepPart::Forward, MemoryByPart { free_room: Bytes(256), tokens: Bytes(64), ..MemoryByPart::default() });
         drop(zeros(1000));
         let found = profiler.end(None).remove(0);
-        let rows: Vec<(&str, i64)> =
-            found.rows.iter().map(|(name, bytes)| (name.as_str(), *bytes)).filter(|(_, bytes)| *bytes != 0).collect();
+        let parts: Vec<(&str, i64)> =
+            found.parts.iter().map(|(name, bytes)| (name.as_str(), *bytes)).filter(|(_, bytes)| *bytes != 0).collect();
         let expected = [("accumulated gradients", 4096), ("free room of stores", 256), ("tokens", 64), ("inside forward", 1000)];
-        assert_eq!((found.part, &rows[..], found.measured), (Part::Forward, &expected[..], None));
-        assert_eq!(found.by_part[Part::Forward as usize], 4096 + 256 + 64 + 1000);
+        assert_eq!((found.part, &parts[..], found.measured), (StepPart::Forward, &expected[..], None));
+        assert_eq!(found.by_part[StepPart::Forward as usize], 4096 + 256 + 64 + 1000);
 
         // The next begins with its own.
         drop((before, tokens));
         profiler.begin(MemoryByPart::default(), Bytes(0));
         let found = profiler.end(None).remove(0);
-        assert_eq!(found.rows.iter().map(|(_, bytes)| bytes).sum::<i64>(), 0);
+        assert_eq!(found.parts.iter().map(|(_, bytes)| bytes).sum::<i64>(), 0);
     }
 }

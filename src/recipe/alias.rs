@@ -2,7 +2,7 @@
 
 use super::diagnose::RecipeError;
 use super::overrides::{Winner, winner};
-use super::tree::{Document, Entry, Node, Spot, Value};
+use super::tree::{Document, KeyValue, Node, NodeValue, Spot};
 
 /// Other names of keys. Both are dotted; without a dot, a key stands at the top level.
 const RENAMES: &[(&str, &[&str])] = &[
@@ -262,11 +262,11 @@ pub(super) fn apply(document: &mut Document) -> Result<Vec<String>, RecipeError>
     for (key, to, names) in VALUES {
         let Some(node) = document.root.get_mut(key) else { continue };
         let text = match &node.value {
-            Value::Integer(number) => number.to_string(),
+            NodeValue::Integer(number) => number.to_string(),
             _ => node.as_str().unwrap_or_default().to_owned(),
         };
         if names.contains(&text.as_str()) {
-            node.value = Value::String((*to).to_owned());
+            node.value = NodeValue::String((*to).to_owned());
             notes.push((node.spot, format!("`{key} = \"{text}\"` is read as `\"{to}\"`")));
         }
     }
@@ -275,7 +275,7 @@ pub(super) fn apply(document: &mut Document) -> Result<Vec<String>, RecipeError>
 }
 
 /// Puts the value of `name` at `to`, unless that is there: of two, an override wins over the recipe, and else both are refused.
-fn move_to(document: &mut Document, name: &str, to: &str, entry: Entry) -> Result<(), RecipeError> {
+fn move_to(document: &mut Document, name: &str, to: &str, entry: KeyValue) -> Result<(), RecipeError> {
     match document.root.entry(to).map(|there| winner(entry.spot, there.spot)) {
         Some(Some(Winner::Second)) => return Ok(()),
         Some(None) => {
@@ -310,8 +310,8 @@ fn split_cache_name(document: &mut Document, notes: &mut Vec<(Spot, String)>) ->
     let (other, buffer) = ending(&BUFFERS).unwrap_or(("", "plain"));
     let policy = name.strip_suffix(other).unwrap_or(&name).to_owned();
     notes.push((entry.spot, format!("`kv_cache.name = \"{name}\"` is read as `policy = \"{policy}\"`, `buffer = \"{buffer}\"`")));
-    let word = |word: &str| Node { value: Value::String(word.to_owned()), spot: entry.node.spot };
-    let part = |node| Entry { node, ..entry.clone() };
+    let word = |word: &str| Node { value: NodeValue::String(word.to_owned()), spot: entry.node.spot };
+    let part = |node| KeyValue { node, ..entry.clone() };
     if !other.is_empty() {
         move_to(document, "kv_cache.name", "kv_cache.buffer", part(word(buffer)))?;
     }
@@ -344,10 +344,10 @@ fn policy_name(document: &mut Document) -> String {
     let Some(policy) = document.root.get_mut("kv_cache.policy") else {
         return DEFAULT_POLICY.to_owned();
     };
-    if let Value::String(name) = &policy.value {
+    if let NodeValue::String(name) = &policy.value {
         let (name, spot) = (name.clone(), policy.spot);
         let params = Node { spot, ..Node::table() };
-        policy.value = Value::Table(vec![Entry { key: name.clone(), spot, node: params }]);
+        policy.value = NodeValue::Table(vec![KeyValue { key: name.clone(), spot, node: params }]);
         return name;
     }
     policy.entries().first().map_or_else(|| DEFAULT_POLICY.to_owned(), |entry| entry.key.clone())

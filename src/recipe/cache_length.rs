@@ -86,7 +86,7 @@ impl<'de> Deserialize<'de> for CacheLength {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct Shape {
+        struct PyramidTable {
             pyramid: Pyramid,
         }
 
@@ -113,7 +113,7 @@ impl<'de> Deserialize<'de> for CacheLength {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<CacheLength, A::Error> {
-                Ok(CacheLength::Pyramid(Shape::deserialize(MapAccessDeserializer::new(map))?.pyramid))
+                Ok(CacheLength::Pyramid(PyramidTable::deserialize(MapAccessDeserializer::new(map))?.pyramid))
             }
         }
 

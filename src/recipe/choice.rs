@@ -6,21 +6,21 @@ use serde::de::DeserializeOwned;
 
 use super::diagnose::{RecipeError, suggest};
 use super::read::read;
-use super::tree::{Document, Entry, Node, Source, Spot, Value};
+use super::tree::{Document, KeyValue, Node, NodeValue, RecipeSource, Spot};
 
 /// A name and its parameters, with the places where they were written.
 #[derive(Clone, Debug)]
-pub struct Choice {
+pub struct PolicyRecipe {
     /// As in the recipe; whether it exists is for its owner to say.
     pub name: String,
     params: Node,
     spot: Spot,
     /// The dotted key of the choice.
     key: &'static str,
-    source: Arc<Source>,
+    source: Arc<RecipeSource>,
 }
 
-impl Choice {
+impl PolicyRecipe {
     /// A choice without parameters, made by a program.
     pub fn named(name: &str) -> Self {
         Self::with_params(name, toml::Table::new())
@@ -42,7 +42,7 @@ impl Choice {
     }
 
     /// Takes name and parameters from what is written.
-    fn fill(&mut self, entry: &Entry, default: &str) -> Result<(), RecipeError> {
+    fn fill(&mut self, entry: &KeyValue, default: &str) -> Result<(), RecipeError> {
         let key = self.key;
         let refuse = |spot, found: String| {
             self.source.reject(
@@ -52,9 +52,9 @@ impl Choice {
             )
         };
         match &entry.node.value {
-            Value::String(name) => (self.name, self.spot) = (name.clone(), entry.node.spot),
-            Value::Table(entries) => match entries.as_slice() {
-                [only] if matches!(only.node.value, Value::Table(_)) => {
+            NodeValue::String(name) => (self.name, self.spot) = (name.clone(), entry.node.spot),
+            NodeValue::Table(entries) => match entries.as_slice() {
+                [only] if matches!(only.node.value, NodeValue::Table(_)) => {
                     (self.name, self.spot, self.params) = (only.key.clone(), only.spot, only.node.clone());
                 }
                 [only] => return Err(refuse(only.spot, format!("`{}` without a table of parameters", only.key))),
@@ -105,7 +105,7 @@ impl Choice {
 }
 
 /// Where a choice was written does not matter.
-impl PartialEq for Choice {
+impl PartialEq for PolicyRecipe {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name && self.params.to_value() == other.params.to_value()
     }

@@ -12,14 +12,14 @@ pub struct RecipeError {
     /// What is wrong: what was expected and what was found.
     pub message: String,
     /// Where it was written.
-    pub place: Box<Place>,
+    pub place: Box<RecipeLocation>,
     /// The way out.
     pub hint: Option<String>,
 }
 
 /// Where something of a recipe was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum RecipeLocation {
     /// In a file.
     Text {
         /// The recipe, as the user named it.
@@ -45,7 +45,7 @@ impl RecipeError {
     /// The line in the recipe, counted from 1.
     pub fn line(&self) -> Option<usize> {
         match &*self.place {
-            Place::Text { line, .. } => Some(*line),
+            RecipeLocation::Text { line, .. } => Some(*line),
             _ => None,
         }
     }
@@ -53,7 +53,7 @@ impl RecipeError {
     /// The column in the recipe, counted from 1.
     pub fn column(&self) -> Option<usize> {
         match &*self.place {
-            Place::Text { column, .. } => Some(*column),
+            RecipeLocation::Text { column, .. } => Some(*column),
             _ => None,
         }
     }
@@ -65,7 +65,7 @@ impl Hint for RecipeError {
     }
 }
 
-impl Place {
+impl RecipeLocation {
     /// In one word, for notes: `quickstart.toml:14` or `--set lora.rank=8`.
     pub(super) fn short(&self) -> String {
         match self {
@@ -78,7 +78,7 @@ impl Place {
 }
 
 /// Begins with a line feed, so that it can follow a message; empty where there is no place.
-impl fmt::Display for Place {
+impl fmt::Display for RecipeLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (path, line, column, text, width) = match self {
             Self::Text { path, line, column, text, width } => (path, *line, *column, text, *width),
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn the_caret_stands_below_the_key() {
-        let place = Place::Text { path: "a.toml".into(), line: 14, column: 2, text: "\tchunk = 8".into(), width: 5 };
+        let place = RecipeLocation::Text { path: "a.toml".into(), line: 14, column: 2, text: "\tchunk = 8".into(), width: 5 };
         assert_eq!(place.to_string(), "\n  --> a.toml:14:2\n   |\n14 | \tchunk = 8\n   | \t^^^^^");
     }
 }

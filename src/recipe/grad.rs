@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::auto::Auto;
 use super::kv_cache::BufferKind;
 use super::plan::HeadRecipe;
-use super::resolve::{At, Checked};
+use super::resolve::{Checked, Resolver};
 use super::schema;
 use super::words::words;
 
@@ -18,15 +18,15 @@ pub struct GradRecipe {
     pub chunks_per_cell_multiplier: f64,
     /// The width of a cell in chunks; where it is given, or left open, the multiplier says nothing.
     pub chunks_per_cell: Option<usize>,
-    /// Hidden states at the borders of rows of cells.
+    /// Hidden states at the borders of layer bands.
     pub layer_checkpoints: StoreRecipe,
     /// Keys and values that were overwritten.
     pub undo_log: StoreRecipe,
     /// Where files of stores are; default: `scratch` in the run's directory.
     pub scratch_dir: Option<PathBuf>,
     /// Whether tokens from the first target on are run one by one, as they would be generated; default false. The first target of
-    /// any row counts for the whole batch, so that rows of a batch depend on each other: a row is what it is alone in batches of
-    /// one row only.
+    /// any sequence counts for the whole batch, so that sequences of a batch depend on each other: a sequence is what it is alone in batches of
+    /// one sequence only.
     pub single_tokens_for_targets: bool,
     /// What a run does where memory runs out; default `fail`.
     pub on_out_of_memory: OnOutOfMemory,
@@ -113,12 +113,12 @@ words! {
     }
 }
 
-impl At<'_> {
-    pub(super) fn grad(&self, schema: schema::Grad, buffer: Option<BufferKind>, head: &HeadRecipe) -> Checked<GradRecipe> {
+impl Resolver<'_> {
+    pub(super) fn grad(&self, schema: schema::GradTable, buffer: Option<BufferKind>, head: &HeadRecipe) -> Checked<GradRecipe> {
         let single_tokens_for_targets = schema.single_tokens_for_targets.unwrap_or(false);
         if single_tokens_for_targets && *head != HeadRecipe::NextToken {
             let key = "grad.single_tokens_for_targets";
-            let message = format!("`{key}` contradicts the head, which has one target per row, and no token behind it");
+            let message = format!("`{key}` contradicts the head, which has one target per sequence, and no token behind it");
             return self.refuse(key, message, "remove it, or write `head.kind = \"next_token\"`");
         }
         let open = open_keys(&schema);
@@ -167,7 +167,7 @@ fn store(form: Option<Auto<StoreForm>>, place: Option<Auto<StorePlace>>) -> Stor
     StoreRecipe { form: form.unwrap_or(default.form), place: place.unwrap_or(default.place) }
 }
 
-fn open_keys(schema: &schema::Grad) -> Vec<OpenKey> {
+fn open_keys(schema: &schema::GradTable) -> Vec<OpenKey> {
     let is_open = |key: OpenKey| match key {
         OpenKey::LayersPerCell => matches!(schema.layers_per_cell, Some(Auto::Open)),
         OpenKey::ChunksPerCell => matches!(schema.chunks_per_cell, Some(Auto::Open)),

@@ -13,7 +13,7 @@ pub struct InitialPart {
     pub end_regex: EndRegex,
     /// Whether it ends behind the match, or else before.
     pub include_end_string: bool,
-    /// The token that rows of token ids are padded with on the left.
+    /// The token that sequences of token ids are padded with on the left.
     pub pad_id: u32,
     /// Whether such pads belong to it.
     pub range_is_prefix: bool,

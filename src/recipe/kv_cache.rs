@@ -1,14 +1,14 @@
 //! What a checked recipe says of the cache: how the past is kept, and in which chunks it comes.
 
 use super::cache_length::CacheLength;
-use super::choice::Choice;
+use super::choice::PolicyRecipe;
 use super::words::words;
 
 /// `[kv_cache]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheRecipe {
     /// Which slots are overwritten, default `h2o`. The room `cache` knows which there are.
-    pub policy: Choice,
+    pub policy: PolicyRecipe,
     /// Default `plain`.
     pub buffer: BufferKind,
     /// Slots, default 16384.
@@ -63,7 +63,7 @@ words! {
         Plain = "plain",
         /// As in the program `keys_values`: a chunk that would end less than five tokens before a layer's cache is full, or behind
         /// that, ends exactly there. It makes a difference where layers have caches of different length; then the borders follow
-        /// the longest row of a batch, and a shorter one may see others than alone.
+        /// the longest sequence of a batch, and a shorter one may see others than alone.
         Reference = "reference",
     }
 }

@@ -23,8 +23,8 @@ mod write;
 use std::path::Path;
 
 pub use cache_length::{CacheLength, Pyramid};
-pub use choice::Choice;
-pub use diagnose::{Place, RecipeError};
+pub use choice::PolicyRecipe;
+pub use diagnose::{RecipeError, RecipeLocation};
 pub use grad::{GradRecipe, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
 pub use initial_part::{EndRegex, InitialPart};
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
@@ -35,7 +35,7 @@ pub use plan::{
 };
 pub use write::Difference;
 
-use tree::{Document, Source};
+use tree::{Document, RecipeSource};
 
 /// A recipe that was loaded.
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ impl Recipe {
     fn read(path: &Path) -> Result<String, RecipeError> {
         std::fs::read_to_string(path).map_err(|error| RecipeError {
             message: format!("the recipe cannot be read: {error}"),
-            place: Box::new(Place::File(path.to_owned())),
+            place: Box::new(RecipeLocation::File(path.to_owned())),
             hint: Some("name a recipe in TOML, as `recipes/quickstart.toml`".to_owned()),
         })
     }
@@ -72,7 +72,7 @@ impl Recipe {
     }
 
     fn resolve(text: String, path: &Path, overrides: &[String], weights: Option<Weights>) -> Result<Resolved, RecipeError> {
-        let source = Source { path: path.to_owned(), text, overrides: overrides.to_vec() };
+        let source = RecipeSource { path: path.to_owned(), text, overrides: overrides.to_vec() };
         let mut document = Document::parse(source)?;
         overrides::apply(&mut document)?;
         let notes = alias::apply(&mut document)?;

@@ -1,7 +1,7 @@
 //! `--set a.b=c`: single values on top of a recipe. An override wins over whatever the recipe says about the same thing.
 
 use super::diagnose::RecipeError;
-use super::tree::{Document, Node, Source, Spot, Value, convert};
+use super::tree::{Document, Node, NodeValue, RecipeSource, Spot, convert};
 
 /// Puts all overrides of the source into the tree, in their order.
 pub(super) fn apply(document: &mut Document) -> Result<(), RecipeError> {
@@ -18,7 +18,7 @@ pub(super) fn apply(document: &mut Document) -> Result<(), RecipeError> {
     Ok(())
 }
 
-fn parse(source: &Source, text: &str, spot: Spot) -> Result<(String, Node), RecipeError> {
+fn parse(source: &RecipeSource, text: &str, spot: Spot) -> Result<(String, Node), RecipeError> {
     let hint = "write `--set table.key=value`, as `--set kv_cache.chunk_size=8`";
     let Some((key, value)) = text.split_once('=') else {
         return Err(source.reject(spot, format!("the override `{text}` has no `=`"), hint));
@@ -33,7 +33,7 @@ fn parse(source: &Source, text: &str, spot: Spot) -> Result<(String, Node), Reci
         Ok(parsed) => {
             convert(&parsed, &|_| spot).map_err(|(_, message)| source.reject(spot, message, "choose a smaller number"))?
         }
-        Err(_) => Node { value: Value::String(value.to_owned()), spot },
+        Err(_) => Node { value: NodeValue::String(value.to_owned()), spot },
     };
     Ok((parts.join("."), node))
 }
@@ -45,7 +45,7 @@ fn make_room(root: &mut Node, key: &str) {
     let Some(policy) = root.get_mut("kv_cache.policy") else { return };
     match policy.entries_mut() {
         Some(entries) => entries.retain(|entry| entry.key == name),
-        None => policy.value = Value::Table(Vec::new()),
+        None => policy.value = NodeValue::Table(Vec::new()),
     }
 }
 

@@ -11,11 +11,11 @@ use serde::forward_to_deserialize_any;
 use super::auto::{AUTO, OR_AUTO};
 use super::diagnose::{RecipeError, listed, suggest};
 use super::schema;
-use super::tree::{Node, Source, Spot, Value};
+use super::tree::{Node, NodeValue, RecipeSource, Spot};
 
 /// Reads a table; `path` is the dotted key under which it stands (empty: the whole recipe).
-pub(super) fn read<T: DeserializeOwned>(node: &Node, path: &str, source: &Source) -> Result<T, RecipeError> {
-    T::deserialize(Reader(node)).map_err(|mut error| {
+pub(super) fn read<T: DeserializeOwned>(node: &Node, path: &str, source: &RecipeSource) -> Result<T, RecipeError> {
+    T::deserialize(NodeReader(node)).map_err(|mut error| {
         error.path.extend(path.split('.').rev().filter(|part| !part.is_empty()).map(str::to_owned));
         error.path.reverse();
         error.into_recipe_error(source)
@@ -25,14 +25,14 @@ pub(super) fn read<T: DeserializeOwned>(node: &Node, path: &str, source: &Source
 /// The keys that a table knows, as serde's derive lists them.
 pub(super) fn keys_of<T: DeserializeOwned>() -> &'static [&'static str] {
     match T::deserialize(AskForKeys) {
-        Err(ReadError { problem: Problem::Keys(keys), .. }) => keys,
+        Err(ReadError { problem: ReadProblem::Keys(keys), .. }) => keys,
         _ => &[],
     }
 }
 
 /// What is wrong, before it is known where.
 #[derive(Debug)]
-enum Problem {
+enum ReadProblem {
     UnknownKey {
         key: String,
         known: &'static [&'static str],
@@ -58,14 +58,14 @@ enum Problem {
 
 #[derive(Debug)]
 struct ReadError {
-    problem: Problem,
+    problem: ReadProblem,
     spot: Option<Spot>,
     /// From the inside out, as the error passes the tables.
     path: Vec<String>,
 }
 
 impl ReadError {
-    fn new(problem: Problem) -> Self {
+    fn new(problem: ReadProblem) -> Self {
         Self { problem, spot: None, path: Vec::new() }
     }
 
@@ -77,8 +77,8 @@ impl ReadError {
     /// What was read could as well have been left open.
     fn or_auto(mut self) -> Self {
         match &mut self.problem {
-            Problem::UnknownValue { known, .. } | Problem::NoWord { known, .. } => known.push(AUTO),
-            Problem::WrongType { expected, .. } => expected.push_str(", or `\"auto\"`"),
+            ReadProblem::UnknownValue { known, .. } | ReadProblem::NoWord { known, .. } => known.push(AUTO),
+            ReadProblem::WrongType { expected, .. } => expected.push_str(", or `\"auto\"`"),
             _ => {}
         }
         self
@@ -86,8 +86,8 @@ impl ReadError {
 
     /// One of a few words was expected.
     fn among(mut self, known: &[&'static str]) -> Self {
-        if let Problem::WrongType { found, .. } = self.problem {
-            self.problem = Problem::NoWord { known: known.to_vec(), found };
+        if let ReadProblem::WrongType { found, .. } = self.problem {
+            self.problem = ReadProblem::NoWord { known: known.to_vec(), found };
         }
         self
     }
@@ -97,28 +97,30 @@ impl ReadError {
         self
     }
 
-    fn into_recipe_error(self, source: &Source) -> RecipeError {
+    fn into_recipe_error(self, source: &RecipeSource) -> RecipeError {
         let path = self.path.join(".");
         let (message, hint) = match self.problem {
-            Problem::UnknownKey { key, known } => {
+            ReadProblem::UnknownKey { key, known } => {
                 let table = if path.is_empty() { "at the top level".to_owned() } else { format!("in `[{path}]`") };
                 (format!("unknown key `{key}` {table}"), schema::suggest_key(&path, &key, known))
             }
-            Problem::UnknownValue { value, known } => (format!("unknown value `{value}` for `{path}`"), suggest(&value, &known)),
-            Problem::NoWord { known, found } => {
+            ReadProblem::UnknownValue { value, known } => {
+                (format!("unknown value `{value}` for `{path}`"), suggest(&value, &known))
+            }
+            ReadProblem::NoWord { known, found } => {
                 let words = listed(known);
                 (format!("`{path}` must be {words}, found {found}"), format!("write {words}"))
             }
-            Problem::WrongType { expected, found } => {
+            ReadProblem::WrongType { expected, found } => {
                 let hint = match expected.as_str() {
                     "a table" => format!("write `[{path}]`, and its keys below it"),
                     _ => format!("write {expected}"),
                 };
                 (format!("`{path}` must be {expected}, found {found}"), hint)
             }
-            Problem::Missing(key) => (format!("`{path}` lacks `{key}`"), format!("add `{key} = …` to `[{path}]`")),
-            Problem::Other(message) => (format!("`{path}`: {message}"), format!("correct `{path}`")),
-            Problem::Keys(keys) => (format!("`[{path}]` was not read"), format!("it knows {}", listed(keys.iter().copied()))),
+            ReadProblem::Missing(key) => (format!("`{path}` lacks `{key}`"), format!("add `{key} = …` to `[{path}]`")),
+            ReadProblem::Other(message) => (format!("`{path}`: {message}"), format!("correct `{path}`")),
+            ReadProblem::Keys(keys) => (format!("`[{path}]` was not read"), format!("it knows {}", listed(keys.iter().copied()))),
         };
         source.reject(self.spot.unwrap_or_default(), message, hint)
     }
@@ -134,7 +136,7 @@ impl std::error::Error for ReadError {}
 
 impl Error for ReadError {
     fn custom<T: Display>(message: T) -> Self {
-        Self::new(Problem::Other(message.to_string()))
+        Self::new(ReadProblem::Other(message.to_string()))
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
@@ -156,7 +158,7 @@ impl Error for ReadError {
             text if text.starts_with("struct ") => "a table".to_owned(),
             text => text.to_owned(),
         };
-        Self::new(Problem::WrongType { expected, found })
+        Self::new(ReadProblem::WrongType { expected, found })
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
@@ -165,26 +167,26 @@ impl Error for ReadError {
 
     fn invalid_length(len: usize, expected: &dyn Expected) -> Self {
         let expected = expected.to_string().replace("a tuple of size", "an array of length");
-        Self::new(Problem::WrongType { expected, found: format!("one of length {len}") })
+        Self::new(ReadProblem::WrongType { expected, found: format!("one of length {len}") })
     }
 
     fn unknown_field(field: &str, known: &'static [&'static str]) -> Self {
-        Self::new(Problem::UnknownKey { key: field.to_owned(), known })
+        Self::new(ReadProblem::UnknownKey { key: field.to_owned(), known })
     }
 
     fn unknown_variant(variant: &str, known: &'static [&'static str]) -> Self {
-        Self::new(Problem::UnknownValue { value: variant.to_owned(), known: known.to_vec() })
+        Self::new(ReadProblem::UnknownValue { value: variant.to_owned(), known: known.to_vec() })
     }
 
     fn missing_field(field: &'static str) -> Self {
-        Self::new(Problem::Missing(field))
+        Self::new(ReadProblem::Missing(field))
     }
 }
 
 /// Hands a value of the tree to serde.
-struct Reader<'a>(&'a Node);
+struct NodeReader<'a>(&'a Node);
 
-impl<'de> IntoDeserializer<'de, ReadError> for Reader<'de> {
+impl<'de> IntoDeserializer<'de, ReadError> for NodeReader<'de> {
     type Deserializer = Self;
 
     fn into_deserializer(self) -> Self {
@@ -192,20 +194,20 @@ impl<'de> IntoDeserializer<'de, ReadError> for Reader<'de> {
     }
 }
 
-impl<'de> Deserializer<'de> for Reader<'de> {
+impl<'de> Deserializer<'de> for NodeReader<'de> {
     type Error = ReadError;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         match &self.0.value {
-            Value::String(text) | Value::Datetime(text) => visitor.visit_borrowed_str(text),
-            Value::Integer(number) => visitor.visit_i64(*number),
-            Value::Float(number) => visitor.visit_f64(*number),
-            Value::Boolean(value) => visitor.visit_bool(*value),
-            Value::Array(items) => {
-                let mut sequence = SeqDeserializer::new(items.iter().map(Reader));
+            NodeValue::String(text) | NodeValue::Datetime(text) => visitor.visit_borrowed_str(text),
+            NodeValue::Integer(number) => visitor.visit_i64(*number),
+            NodeValue::Float(number) => visitor.visit_f64(*number),
+            NodeValue::Boolean(value) => visitor.visit_bool(*value),
+            NodeValue::Array(items) => {
+                let mut sequence = SeqDeserializer::new(items.iter().map(NodeReader));
                 visitor.visit_seq(&mut sequence).and_then(|value| sequence.end().map(|()| value))
             }
-            Value::Table(entries) => visitor.visit_map(Table { entries: entries.iter(), current: None }),
+            NodeValue::Table(entries) => visitor.visit_map(TableAccess { entries: entries.iter(), current: None }),
         }
         .map_err(|error| error.at(self.0.spot))
     }
@@ -230,7 +232,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
         visitor: V,
     ) -> Result<V::Value, ReadError> {
         match &self.0.value {
-            Value::Array(_) => Err(ReadError::invalid_type(Unexpected::Seq, &"a table").at(self.0.spot)),
+            NodeValue::Array(_) => Err(ReadError::invalid_type(Unexpected::Seq, &"a table").at(self.0.spot)),
             _ => self.deserialize_any(visitor),
         }
     }
@@ -272,12 +274,12 @@ impl Visitor<'_> for AWord {
     }
 }
 
-struct Table<'a> {
-    entries: std::slice::Iter<'a, super::tree::Entry>,
-    current: Option<&'a super::tree::Entry>,
+struct TableAccess<'a> {
+    entries: std::slice::Iter<'a, super::tree::KeyValue>,
+    current: Option<&'a super::tree::KeyValue>,
 }
 
-impl<'de> MapAccess<'de> for Table<'de> {
+impl<'de> MapAccess<'de> for TableAccess<'de> {
     type Error = ReadError;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, ReadError> {
@@ -288,7 +290,7 @@ impl<'de> MapAccess<'de> for Table<'de> {
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ReadError> {
         let entry = self.current.ok_or_else(|| ReadError::custom("a value was asked for before its key"))?;
-        seed.deserialize(Reader(&entry.node)).map_err(|error| error.inside(&entry.key))
+        seed.deserialize(NodeReader(&entry.node)).map_err(|error| error.inside(&entry.key))
     }
 }
 
@@ -299,7 +301,7 @@ impl<'de> Deserializer<'de> for AskForKeys {
     type Error = ReadError;
 
     fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, ReadError> {
-        Err(ReadError::new(Problem::Keys(&[])))
+        Err(ReadError::new(ReadProblem::Keys(&[])))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -308,7 +310,7 @@ impl<'de> Deserializer<'de> for AskForKeys {
         fields: &'static [&'static str],
         _: V,
     ) -> Result<V::Value, ReadError> {
-        Err(ReadError::new(Problem::Keys(fields)))
+        Err(ReadError::new(ReadProblem::Keys(fields)))
     }
 
     forward_to_deserialize_any! {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::alias::DEFAULT_POLICY;
 use super::cache_length::{CacheLength, Pyramid};
-use super::choice::Choice;
+use super::choice::PolicyRecipe;
 use super::diagnose::{RecipeError, listed};
 use super::kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 use super::overrides::settle;
@@ -27,7 +27,7 @@ pub(super) fn resolve(document: &mut Document, weights: Option<Weights>) -> Chec
     settle(document, "optimizer.warmup_steps", "optimizer.warmup_ratio", "they are two ways to say how long the warm-up is")?;
     refuse_f16(document)?;
     let schema: Schema = read(&document.root, "", &document.source)?;
-    let at = At { document, folder: folder_of(&document.source.path) };
+    let at = Resolver { document, folder: folder_of(&document.source.path) };
     let data = at.data(schema.data)?;
     let head = at.head(schema.head, &data)?;
     Ok(Recipe {
@@ -65,12 +65,12 @@ fn folder_of(path: &Path) -> PathBuf {
 const DISTINCT: &str = "list two classes or more, and give each a token of its own";
 
 /// The checks, with the document that their errors point into.
-pub(super) struct At<'a> {
+pub(super) struct Resolver<'a> {
     document: &'a Document,
     folder: PathBuf,
 }
 
-impl At<'_> {
+impl Resolver<'_> {
     pub(super) fn refuse<T>(&self, key: &str, message: String, hint: &str) -> Checked<T> {
         Err(self.document.reject(key, message, hint))
     }
@@ -96,7 +96,7 @@ impl At<'_> {
         value.map(|value| self.count(key, value)).transpose()
     }
 
-    /// At least 0 and less than 1.
+    /// Resolver least 0 and less than 1.
     fn part(&self, key: &str, value: f64) -> Checked<f64> {
         self.check(
             key,
@@ -134,7 +134,7 @@ impl At<'_> {
         }
     }
 
-    fn model(&self, schema: schema::Model) -> Checked<ModelRecipe> {
+    fn model(&self, schema: schema::ModelTable) -> Checked<ModelRecipe> {
         let path = self.needed("model.path", schema.path, "the directory of the model")?;
         Ok(ModelRecipe {
             path: self.path("model.path", &path)?,
@@ -145,7 +145,7 @@ impl At<'_> {
     }
 
     /// The adapter, if one is trained: as the recipe has it `written`, or as the verb has `asked`.
-    fn trained(&self, written: Option<Weights>, asked: Option<Weights>, lora: schema::Lora) -> Checked<Option<LoraRecipe>> {
+    fn trained(&self, written: Option<Weights>, asked: Option<Weights>, lora: schema::LoraTable) -> Checked<Option<LoraRecipe>> {
         let key = "train.weights";
         if let (Some(written), Some(asked)) = (written, asked)
             && written != asked
@@ -165,7 +165,7 @@ impl At<'_> {
         Ok(None)
     }
 
-    fn lora(&self, schema: schema::Lora) -> Checked<LoraRecipe> {
+    fn lora(&self, schema: schema::LoraTable) -> Checked<LoraRecipe> {
         let target_modules = schema.target_modules.unwrap_or(TargetModules::AllLinear);
         if let TargetModules::Names(names) = &target_modules {
             let hint = "write `\"all-linear\"`, or names as `[\"q_proj\", \"v_proj\"]`";
@@ -179,7 +179,7 @@ impl At<'_> {
         })
     }
 
-    /// At least so many, and none twice.
+    /// Resolver least so many, and none twice.
     fn distinct<T: Debug + PartialEq>(&self, key: &str, items: &[T], at_least: usize, hint: &str) -> Checked<()> {
         if items.len() < at_least {
             return self.refuse(key, format!("`{key}` must list at least {at_least}, found {}", items.len()), hint);
@@ -190,14 +190,14 @@ impl At<'_> {
         }
     }
 
-    fn data(&self, schema: schema::Data) -> Checked<DataRecipe> {
+    fn data(&self, schema: schema::DataTable) -> Checked<DataRecipe> {
         let all = listed(DataFormat::ALL.iter().map(|format| format.name()));
         let format = self.needed("data.format", schema.format, &format!("it is {all}"))?;
         let train = self.needed("data.train", schema.train, "the file of training examples")?;
         let train_on_prompt = schema.train_on_prompt.unwrap_or(false);
         if train_on_prompt && format == DataFormat::Tokens {
-            let message =
-                "`data.train_on_prompt` says nothing where `data.format` is `tokens`: the rows bring their labels".to_owned();
+            let message = "`data.train_on_prompt` says nothing where `data.format` is `tokens`: the sequences bring their labels"
+                .to_owned();
             return self.refuse("data.train_on_prompt", message, "leave it out, and label the tokens in the file");
         }
         let validation = match schema.validation {
@@ -221,7 +221,7 @@ impl At<'_> {
         length.map(|length| self.check(key, length, length >= 2, "at least 2", hint)).transpose()
     }
 
-    fn head(&self, schema: schema::Head, data: &DataRecipe) -> Checked<HeadRecipe> {
+    fn head(&self, schema: schema::HeadTable, data: &DataRecipe) -> Checked<HeadRecipe> {
         let hint = "write `labels = [\"A\", \"B\", \"C\", \"D\"]`, or `label_tokens = […]`";
         match (schema.kind.unwrap_or(HeadKind::NextToken), schema.label_tokens, schema.labels) {
             (HeadKind::NextToken, None, None) => Ok(HeadRecipe::NextToken),
@@ -248,8 +248,8 @@ impl At<'_> {
         }
     }
 
-    fn kv_cache(&self, schema: &schema::KvCache) -> Checked<CacheRecipe> {
-        let policy = Choice::read(self.document, "kv_cache.policy", DEFAULT_POLICY)?;
+    fn kv_cache(&self, schema: &schema::KvCacheTable) -> Checked<CacheRecipe> {
+        let policy = PolicyRecipe::read(self.document, "kv_cache.policy", DEFAULT_POLICY)?;
         let cache_length = schema.cache_length.clone().unwrap_or(CacheLength::Uniform(16384));
         let key = "kv_cache.cache_length";
         match &cache_length {
@@ -296,7 +296,7 @@ impl At<'_> {
         Ok(())
     }
 
-    fn train(&self, schema: &schema::Train) -> Checked<TrainRecipe> {
+    fn train(&self, schema: &schema::TrainTable) -> Checked<TrainRecipe> {
         let norm = schema.max_grad_norm.unwrap_or(1.0);
         let accumulation = schema.gradient_accumulation_steps.unwrap_or(1);
         Ok(TrainRecipe {
@@ -310,7 +310,7 @@ impl At<'_> {
         })
     }
 
-    fn optimizer(&self, schema: &schema::Optimizer) -> Checked<OptimizerRecipe> {
+    fn optimizer(&self, schema: &schema::OptimizerTable) -> Checked<OptimizerRecipe> {
         let (beta1, beta2) = schema.betas.unwrap_or((0.9, 0.999));
         let decay = schema.weight_decay.unwrap_or(0.01);
         let is_decay = decay >= 0.0 && decay.is_finite();
@@ -339,7 +339,7 @@ impl At<'_> {
         })
     }
 
-    fn eval(&self, schema: &schema::Eval, head: &HeadRecipe) -> Checked<EvalRecipe> {
+    fn eval(&self, schema: &schema::EvalTable, head: &HeadRecipe) -> Checked<EvalRecipe> {
         let metric = schema.metric.unwrap_or(Metric::Loss);
         if metric == Metric::Accuracy && *head == HeadRecipe::NextToken {
             let message = "`eval.metric = \"accuracy\"` contradicts the head `next_token`, which has no classes".to_owned();
@@ -360,7 +360,7 @@ impl At<'_> {
         })
     }
 
-    fn checkpoint(&self, schema: &schema::Checkpoint) -> Checked<CheckpointRecipe> {
+    fn checkpoint(&self, schema: &schema::CheckpointTable) -> Checked<CheckpointRecipe> {
         let intermediate = schema.intermediate_save_interval;
         let keep = schema.intermediate_save_keep.unwrap_or(2);
         Ok(CheckpointRecipe {

@@ -16,23 +16,23 @@ use super::{alias, read};
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Schema {
-    pub(super) model: Model,
-    pub(super) lora: Lora,
-    pub(super) data: Data,
-    pub(super) head: Head,
-    pub(super) kv_cache: KvCache,
-    pub(super) grad: Grad,
-    pub(super) train: Train,
-    pub(super) optimizer: Optimizer,
-    pub(super) eval: Eval,
-    pub(super) checkpoint: Checkpoint,
-    pub(super) log: Log,
+    pub(super) model: ModelTable,
+    pub(super) lora: LoraTable,
+    pub(super) data: DataTable,
+    pub(super) head: HeadTable,
+    pub(super) kv_cache: KvCacheTable,
+    pub(super) grad: GradTable,
+    pub(super) train: TrainTable,
+    pub(super) optimizer: OptimizerTable,
+    pub(super) eval: EvalTable,
+    pub(super) checkpoint: CheckpointTable,
+    pub(super) log: LogTable,
     pub(super) output_dir: Option<String>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Model {
+pub(super) struct ModelTable {
     pub(super) path: Option<String>,
     pub(super) adapter: Option<String>,
     pub(super) dtype: Option<Dtype>,
@@ -41,7 +41,7 @@ pub(super) struct Model {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Lora {
+pub(super) struct LoraTable {
     pub(super) r: Option<usize>,
     pub(super) alpha: Option<f64>,
     pub(super) dropout: Option<f64>,
@@ -50,7 +50,7 @@ pub(super) struct Lora {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Data {
+pub(super) struct DataTable {
     pub(super) format: Option<DataFormat>,
     pub(super) train: Option<String>,
     pub(super) validation: Option<String>,
@@ -63,7 +63,7 @@ pub(super) struct Data {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Head {
+pub(super) struct HeadTable {
     pub(super) kind: Option<HeadKind>,
     pub(super) labels: Option<Vec<String>>,
     pub(super) label_tokens: Option<Vec<u32>>,
@@ -78,7 +78,7 @@ pub(super) enum HeadKind {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct KvCache {
+pub(super) struct KvCacheTable {
     /// A name, or a table with one: read by [`super::choice`].
     pub(super) policy: Option<IgnoredAny>,
     pub(super) buffer: Option<BufferKind>,
@@ -92,7 +92,7 @@ pub(super) struct KvCache {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Grad {
+pub(super) struct GradTable {
     pub(super) layers_per_cell: Option<Auto<usize>>,
     pub(super) chunks_per_cell_multiplier: Option<f64>,
     pub(super) chunks_per_cell: Option<Auto<usize>>,
@@ -108,7 +108,7 @@ pub(super) struct Grad {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Train {
+pub(super) struct TrainTable {
     pub(super) micro_batch_size: Option<usize>,
     pub(super) gradient_accumulation_steps: Option<usize>,
     pub(super) max_steps: Option<u64>,
@@ -121,7 +121,7 @@ pub(super) struct Train {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Optimizer {
+pub(super) struct OptimizerTable {
     pub(super) learning_rate: Option<f64>,
     pub(super) weight_decay: Option<f64>,
     pub(super) betas: Option<(f64, f64)>,
@@ -133,7 +133,7 @@ pub(super) struct Optimizer {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Eval {
+pub(super) struct EvalTable {
     pub(super) interval: Option<u64>,
     pub(super) initial: Option<bool>,
     pub(super) metric: Option<Metric>,
@@ -144,7 +144,7 @@ pub(super) struct Eval {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Checkpoint {
+pub(super) struct CheckpointTable {
     pub(super) save_interval: Option<u64>,
     pub(super) intermediate_save_interval: Option<u64>,
     pub(super) intermediate_save_keep: Option<usize>,
@@ -152,7 +152,7 @@ pub(super) struct Checkpoint {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Log {
+pub(super) struct LogTable {
     pub(super) interval: Option<u64>,
 }
 
@@ -162,17 +162,17 @@ fn tables() -> [(&'static str, &'static [&'static str]); 11] {
         read::keys_of::<T>()
     }
     [
-        ("model", keys::<Model>()),
-        ("lora", keys::<Lora>()),
-        ("data", keys::<Data>()),
-        ("head", keys::<Head>()),
-        ("kv_cache", keys::<KvCache>()),
-        ("grad", keys::<Grad>()),
-        ("train", keys::<Train>()),
-        ("optimizer", keys::<Optimizer>()),
-        ("eval", keys::<Eval>()),
-        ("checkpoint", keys::<Checkpoint>()),
-        ("log", keys::<Log>()),
+        ("model", keys::<ModelTable>()),
+        ("lora", keys::<LoraTable>()),
+        ("data", keys::<DataTable>()),
+        ("head", keys::<HeadTable>()),
+        ("kv_cache", keys::<KvCacheTable>()),
+        ("grad", keys::<GradTable>()),
+        ("train", keys::<TrainTable>()),
+        ("optimizer", keys::<OptimizerTable>()),
+        ("eval", keys::<EvalTable>()),
+        ("checkpoint", keys::<CheckpointTable>()),
+        ("log", keys::<LogTable>()),
     ]
 }
 

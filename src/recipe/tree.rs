@@ -7,9 +7,9 @@ use std::sync::Arc;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::diagnose::{Place, RecipeError};
+use super::diagnose::{RecipeError, RecipeLocation};
 
-/// Where a key or value was written, as an address into a [`Source`].
+/// Where a key or value was written, as an address into a [`RecipeSource`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Spot {
     /// By a program.
@@ -23,7 +23,7 @@ pub(super) enum Spot {
 
 /// What the user wrote: the recipe's text, and the overrides.
 #[derive(Debug, Default)]
-pub(super) struct Source {
+pub(super) struct RecipeSource {
     pub(super) path: PathBuf,
     pub(super) text: String,
     pub(super) overrides: Vec<String>,
@@ -32,25 +32,25 @@ pub(super) struct Source {
 /// A value.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
-    pub(super) value: Value,
+    pub(super) value: NodeValue,
     pub(super) spot: Spot,
 }
 
 /// What a value is.
 #[derive(Clone, Debug)]
-pub(super) enum Value {
+pub(super) enum NodeValue {
     String(String),
     Integer(i64),
     Float(f64),
     Boolean(bool),
     Datetime(String),
     Array(Vec<Node>),
-    Table(Vec<Entry>),
+    Table(Vec<KeyValue>),
 }
 
 /// A key of a table, and its value.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct KeyValue {
     pub(super) key: String,
     pub(super) spot: Spot,
     pub(super) node: Node,
@@ -59,16 +59,16 @@ pub(super) struct Entry {
 /// The tree and the source that it came from.
 #[derive(Clone, Debug)]
 pub(super) struct Document {
-    pub(super) source: Arc<Source>,
+    pub(super) source: Arc<RecipeSource>,
     pub(super) root: Node,
 }
 
-impl Source {
-    pub(super) fn place(&self, spot: Spot) -> Place {
+impl RecipeSource {
+    pub(super) fn place(&self, spot: Spot) -> RecipeLocation {
         match spot {
-            Spot::Code if self.path.as_os_str().is_empty() => Place::Code,
-            Spot::Code => Place::File(self.path.clone()),
-            Spot::Override(index) => Place::Override(self.overrides[index].clone()),
+            Spot::Code if self.path.as_os_str().is_empty() => RecipeLocation::Code,
+            Spot::Code => RecipeLocation::File(self.path.clone()),
+            Spot::Override(index) => RecipeLocation::Override(self.overrides[index].clone()),
             Spot::Text(start, end) => {
                 let before = &self.text[..start];
                 let line_start = before.rfind('\n').map_or(0, |at| at + 1);
@@ -76,7 +76,13 @@ impl Source {
                 let column = self.text[line_start..start].chars().count() + 1;
                 let meant = self.text[start..end].lines().next().unwrap_or_default().chars().count();
                 let text = line.to_owned();
-                Place::Text { path: self.path.clone(), line: before.matches('\n').count() + 1, column, text, width: meant.max(1) }
+                RecipeLocation::Text {
+                    path: self.path.clone(),
+                    line: before.matches('\n').count() + 1,
+                    column,
+                    text,
+                    width: meant.max(1),
+                }
             }
         }
     }
@@ -88,7 +94,7 @@ impl Source {
 
 impl Document {
     /// Reads the recipe's text; overrides and aliases come later.
-    pub(super) fn parse(source: Source) -> Result<Self, RecipeError> {
+    pub(super) fn parse(source: RecipeSource) -> Result<Self, RecipeError> {
         let spot_of = |span: Range<usize>| Spot::Text(span.start, span.end);
         let parsed = DeTable::parse(&source.text).map_err(|e| {
             let hint = "strings stand in quotes, tables begin with `[name]`, and each key stands once, on a line of its own";
@@ -108,32 +114,32 @@ impl Document {
 
 impl Node {
     pub(super) fn table() -> Self {
-        Self { value: Value::Table(Vec::new()), spot: Spot::Code }
+        Self { value: NodeValue::Table(Vec::new()), spot: Spot::Code }
     }
 
-    pub(super) fn entries(&self) -> &[Entry] {
+    pub(super) fn entries(&self) -> &[KeyValue] {
         match &self.value {
-            Value::Table(entries) => entries,
+            NodeValue::Table(entries) => entries,
             _ => &[],
         }
     }
 
-    pub(super) fn entries_mut(&mut self) -> Option<&mut Vec<Entry>> {
+    pub(super) fn entries_mut(&mut self) -> Option<&mut Vec<KeyValue>> {
         match &mut self.value {
-            Value::Table(entries) => Some(entries),
+            NodeValue::Table(entries) => Some(entries),
             _ => None,
         }
     }
 
     pub(super) fn as_str(&self) -> Option<&str> {
         match &self.value {
-            Value::String(text) => Some(text),
+            NodeValue::String(text) => Some(text),
             _ => None,
         }
     }
 
     /// The entry at a dotted key.
-    pub(super) fn entry(&self, key: &str) -> Option<&Entry> {
+    pub(super) fn entry(&self, key: &str) -> Option<&KeyValue> {
         let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
         let entry = self.entries().iter().find(|entry| entry.key == first)?;
         rest.map_or(Some(entry), |rest| entry.node.entry(rest))
@@ -162,7 +168,7 @@ impl Node {
     }
 
     /// Removes the entry at a dotted key; a table that this leaves empty goes too.
-    pub(super) fn take(&mut self, key: &str) -> Option<Entry> {
+    pub(super) fn take(&mut self, key: &str) -> Option<KeyValue> {
         let entries = self.entries_mut()?;
         let Some((first, rest)) = key.split_once('.') else {
             let at = entries.iter().position(|entry| entry.key == key)?;
@@ -187,10 +193,10 @@ impl Node {
             (Some(rest), None) => {
                 let mut table = Node::table();
                 table.put(rest, spot, node);
-                entries.push(Entry { key: first.to_owned(), spot, node: table });
+                entries.push(KeyValue { key: first.to_owned(), spot, node: table });
             }
-            (None, Some(at)) => entries[at] = Entry { key: first.to_owned(), spot, node },
-            (None, None) => entries.push(Entry { key: first.to_owned(), spot, node }),
+            (None, Some(at)) => entries[at] = KeyValue { key: first.to_owned(), spot, node },
+            (None, None) => entries.push(KeyValue { key: first.to_owned(), spot, node }),
         }
         true
     }
@@ -198,12 +204,12 @@ impl Node {
     /// The same value without the places.
     pub(super) fn to_value(&self) -> toml::Value {
         match &self.value {
-            Value::String(v) | Value::Datetime(v) => toml::Value::String(v.clone()),
-            Value::Integer(v) => toml::Value::Integer(*v),
-            Value::Float(v) => toml::Value::Float(*v),
-            Value::Boolean(v) => toml::Value::Boolean(*v),
-            Value::Array(items) => toml::Value::Array(items.iter().map(Node::to_value).collect()),
-            Value::Table(entries) => {
+            NodeValue::String(v) | NodeValue::Datetime(v) => toml::Value::String(v.clone()),
+            NodeValue::Integer(v) => toml::Value::Integer(*v),
+            NodeValue::Float(v) => toml::Value::Float(*v),
+            NodeValue::Boolean(v) => toml::Value::Boolean(*v),
+            NodeValue::Array(items) => toml::Value::Array(items.iter().map(Node::to_value).collect()),
+            NodeValue::Table(entries) => {
                 toml::Value::Table(entries.iter().map(|entry| (entry.key.clone(), entry.node.to_value())).collect())
             }
         }
@@ -214,14 +220,14 @@ impl Node {
 impl From<toml::Value> for Node {
     fn from(value: toml::Value) -> Self {
         let value = match value {
-            toml::Value::String(v) => Value::String(v),
-            toml::Value::Integer(v) => Value::Integer(v),
-            toml::Value::Float(v) => Value::Float(v),
-            toml::Value::Boolean(v) => Value::Boolean(v),
-            toml::Value::Datetime(v) => Value::Datetime(v.to_string()),
-            toml::Value::Array(items) => Value::Array(items.into_iter().map(Node::from).collect()),
-            toml::Value::Table(table) => Value::Table(
-                table.into_iter().map(|(key, value)| Entry { key, spot: Spot::Code, node: Node::from(value) }).collect(),
+            toml::Value::String(v) => NodeValue::String(v),
+            toml::Value::Integer(v) => NodeValue::Integer(v),
+            toml::Value::Float(v) => NodeValue::Float(v),
+            toml::Value::Boolean(v) => NodeValue::Boolean(v),
+            toml::Value::Datetime(v) => NodeValue::Datetime(v.to_string()),
+            toml::Value::Array(items) => NodeValue::Array(items.into_iter().map(Node::from).collect()),
+            toml::Value::Table(table) => NodeValue::Table(
+                table.into_iter().map(|(key, value)| KeyValue { key, spot: Spot::Code, node: Node::from(value) }).collect(),
             ),
         };
         Self { value, spot: Spot::Code }
@@ -232,25 +238,29 @@ impl From<toml::Value> for Node {
 pub(super) fn convert(from: &Spanned<DeValue<'_>>, spot_of: &dyn Fn(Range<usize>) -> Spot) -> Result<Node, (Spot, String)> {
     let spot = spot_of(from.span());
     let value = match from.get_ref() {
-        DeValue::String(text) => Value::String(text.to_string()),
+        DeValue::String(text) => NodeValue::String(text.to_string()),
         DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
-            .map(Value::Integer)
+            .map(NodeValue::Integer)
             .map_err(|_| (spot, format!("the integer {number} does not fit in 64 bits")))?,
         DeValue::Float(number) => match number.as_str().parse::<f64>() {
-            Ok(value) if value.is_finite() || !number.as_str().contains(|c: char| c.is_ascii_digit()) => Value::Float(value),
+            Ok(value) if value.is_finite() || !number.as_str().contains(|c: char| c.is_ascii_digit()) => NodeValue::Float(value),
             _ => return Err((spot, format!("the number {number} does not fit in 64 bits"))),
         },
-        DeValue::Boolean(value) => Value::Boolean(*value),
-        DeValue::Datetime(value) => Value::Datetime(value.to_string()),
-        DeValue::Array(items) => Value::Array(items.iter().map(|item| convert(item, spot_of)).collect::<Result<_, _>>()?),
+        DeValue::Boolean(value) => NodeValue::Boolean(*value),
+        DeValue::Datetime(value) => NodeValue::Datetime(value.to_string()),
+        DeValue::Array(items) => NodeValue::Array(items.iter().map(|item| convert(item, spot_of)).collect::<Result<_, _>>()?),
         DeValue::Table(table) => {
             let mut entries = Vec::with_capacity(table.len());
             for (key, value) in table {
-                entries.push(Entry { key: key.get_ref().to_string(), spot: spot_of(key.span()), node: convert(value, spot_of)? });
+                entries.push(KeyValue {
+                    key: key.get_ref().to_string(),
+                    spot: spot_of(key.span()),
+                    node: convert(value, spot_of)?,
+                });
             }
             // The parser sorts by name; a reader meets the first mistake first.
             entries.sort_by_key(|entry| entry.spot);
-            Value::Table(entries)
+            NodeValue::Table(entries)
         }
     };
     Ok(Node { value, spot })

@@ -9,7 +9,7 @@ use crate::units::Bytes;
 
 /// The largest resident size of the process over some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peak {
+pub struct ResidentPeak {
     /// The size.
     pub resident: Bytes,
     /// Whether the time began when [`reset_peak`] was called; otherwise it began with the process.
@@ -27,8 +27,8 @@ pub fn reset_peak() -> bool {
 }
 
 /// The peak since [`reset_peak`], if that could be done; `None` where it can't be read.
-pub fn peak(was_reset: bool) -> Option<Peak> {
-    Some(status("VmHWM:")).filter(|resident| resident.0 > 0).map(|resident| Peak { resident, was_reset })
+pub fn peak(was_reset: bool) -> Option<ResidentPeak> {
+    Some(status("VmHWM:")).filter(|resident| resident.0 > 0).map(|resident| ResidentPeak { resident, was_reset })
 }
 
 /// The largest resident size of the process' whole life (Linux' `VmHWM`); zero where it can't be read.
@@ -36,10 +36,10 @@ pub fn peak_resident() -> Bytes {
     status("VmHWM:").max(Bytes(BEFORE.load(Ordering::Relaxed)))
 }
 
-/// The peak of the process as the planner has foretold it, and as it was.
-pub fn foretold_and_measured(foretold: Bytes, measured: Bytes) -> String {
-    let error = 100.0 * (foretold.0 as f64 / measured.0.max(1) as f64 - 1.0);
-    format!("peak memory of the process: planned {foretold}, measured {measured} ({error:+.1} %)")
+/// The peak of the process as planned and as measured.
+pub fn planned_and_measured(planned: Bytes, measured: Bytes) -> String {
+    let error = 100.0 * (planned.0 as f64 / measured.0.max(1) as f64 - 1.0);
+    format!("peak memory of the process: planned {planned}, measured {measured} ({error:+.1} %)")
 }
 
 /// What is said where memory of the host could not be pinned.

@@ -9,7 +9,7 @@ use crate::units::{Bytes, Seconds};
 
 /// The figures of a finished or interrupted run.
 #[derive(Clone, Debug, Default)]
-pub struct Summary {
+pub struct RunSummary {
     /// `finished`, or `interrupted after step 12`.
     pub state: String,
     /// Steps made and planned.
@@ -26,7 +26,7 @@ pub struct Summary {
     pub seconds: f64,
     /// Peak memory of the process.
     pub peak_memory: u64,
-    /// The same as the planner has foretold it.
+    /// The same as planned.
     pub planned_memory: u64,
     /// The memory of the heaviest steps by part, where it was watched.
     pub memory_by_part: Option<String>,
@@ -34,7 +34,7 @@ pub struct Summary {
     pub setting: Vec<(String, String)>,
 }
 
-impl Summary {
+impl RunSummary {
     /// The page.
     pub fn to_markdown(&self) -> String {
         let mut table = Table::new(&["figure", "value"]);

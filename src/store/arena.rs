@@ -8,30 +8,30 @@ use std::time::{Duration, Instant};
 use tch::{Device, Tensor};
 
 use super::StoreError;
-use super::copier::{Copier, Lane, Mark, copier_of, lock};
+use super::copier::{Copier, CopyMark, CopyStream, copier_of, lock};
 use super::ranges::{Ranges, aligned};
-use super::stretches::{Part, Stretch, step, take};
+use super::stretches::{Stretch, TensorRange, step, take};
 use crate::files::Scratch;
 use crate::native::cuda::upload;
 use crate::units::Bytes;
 
 /// Tensors side by side in one piece of an arena.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct Allocation {
     /// Which stretch of memory; 0 in a file.
     stretch: usize,
     start: u64,
     len: u64,
-    parts: Vec<Part>,
+    parts: Vec<TensorRange>,
     /// Who brings it, and fetches copies.
     copier: Arc<dyn Copier>,
     /// When it is there.
-    came: Mark,
+    came: CopyMark,
     /// When the last copy that was asked for is done.
-    left: Mutex<Mark>,
+    left: Mutex<CopyMark>,
 }
 
-impl Piece {
+impl Allocation {
     /// What it takes.
     pub(super) fn bytes(&self) -> Bytes {
         Bytes(self.len)
@@ -48,7 +48,7 @@ impl Piece {
 pub(super) struct Coming {
     tensors: Vec<Tensor>,
     copier: Arc<dyn Copier>,
-    done: Mark,
+    done: CopyMark,
 }
 
 impl Coming {
@@ -58,7 +58,7 @@ impl Coming {
     }
 
     /// The tensors, for which the device waits if they are not there yet.
-    pub(super) fn arrive(self) -> Vec<Tensor> {
+    pub(super) fn wait(self) -> Vec<Tensor> {
         self.copier.wait(self.done);
         self.tensors
     }
@@ -83,7 +83,7 @@ pub struct Taken {
 
 /// The two kinds of places.
 #[derive(Debug)]
-enum Place {
+enum ArenaKind {
     Memory(Vec<Stretch>),
     File(Box<InFile>),
 }
@@ -102,7 +102,7 @@ struct InFile {
 /// A place for tensors, with what is free in it.
 #[derive(Debug)]
 pub(super) struct Arena {
-    place: Place,
+    place: ArenaKind,
     in_use: Bytes,
     most: Bytes,
     /// How long the host has copied.
@@ -113,16 +113,16 @@ pub(super) struct Arena {
 
 impl Arena {
     pub(super) fn in_memory() -> Self {
-        Self::at(Place::Memory(Vec::new()))
+        Self::at(ArenaKind::Memory(Vec::new()))
     }
 
     /// `purpose` is part of the file's name. Without a directory the first tensor is refused.
     pub(super) fn in_file(dir: Option<PathBuf>, purpose: &'static str) -> Self {
         let file = InFile { dir, purpose, scratch: None, ranges: Ranges::default(), bytes: Vec::new() };
-        Self::at(Place::File(Box::new(file)))
+        Self::at(ArenaKind::File(Box::new(file)))
     }
 
-    fn at(place: Place) -> Self {
+    fn at(place: ArenaKind) -> Self {
         Self { place, in_use: Bytes(0), most: Bytes(0), copied: Duration::ZERO, copier: None }
     }
 
@@ -135,14 +135,14 @@ impl Arena {
     pub(super) fn taken(&self) -> Taken {
         let Self { in_use, most, .. } = *self;
         match &self.place {
-            Place::Memory(stretches) => {
+            ArenaKind::Memory(stretches) => {
                 let sum = |of: fn(&Stretch) -> u64| Bytes(stretches.iter().map(of).sum());
                 let pinned = |stretch: &Stretch| if stretch.is_pinned { stretch.ranges.end() } else { 0 };
                 let touched = |s: &Stretch| if s.is_pinned { s.ranges.end() } else { s.ranges.touched() };
                 let memory = sum(|stretch| stretch.ranges.end());
                 Taken { in_use, most, memory, touched: sum(touched), pinned: sum(pinned), file: Bytes(0) }
             }
-            Place::File(file) => {
+            ArenaKind::File(file) => {
                 Taken { in_use, most, file: file.scratch.as_ref().map_or(Bytes(0), Scratch::len), ..Taken::default() }
             }
         }
@@ -158,26 +158,26 @@ impl Arena {
     }
 
     /// Copies tensors of a device into a piece of their own. They must not be written to any more.
-    pub(super) fn put(&mut self, tensors: &[Tensor]) -> Result<Piece, StoreError> {
+    pub(super) fn put(&mut self, tensors: &[Tensor]) -> Result<Allocation, StoreError> {
         let began = Instant::now();
         let mut len = 0;
         let mut parts = Vec::with_capacity(tensors.len());
         for tensor in tensors {
-            let part = Part { at: len, size: tensor.size(), kind: tensor.kind() };
+            let part = TensorRange { at: len, size: tensor.size(), kind: tensor.kind() };
             len += aligned(part.len());
             parts.push(part);
         }
         let device = tensors.first().map_or(Device::Cpu, Tensor::device);
         let (stretch, start) = match &mut self.place {
-            Place::Memory(stretches) => take(stretches, len, device),
-            Place::File(file) => (0, file.take(len)?),
+            ArenaKind::Memory(stretches) => take(stretches, len, device),
+            ArenaKind::File(file) => (0, file.take(len)?),
         };
         for part in &mut parts {
             part.at += start;
         }
         // From here on dropping the piece without giving it back would lose its room.
         let copier = self.copier(device);
-        let mut piece = Piece { stretch, start, len, parts, copier, came: Mark::PAST, left: Mutex::new(Mark::PAST) };
+        let mut piece = Allocation { stretch, start, len, parts, copier, came: CopyMark::PAST, left: Mutex::new(CopyMark::PAST) };
         self.in_use.0 += len;
         self.most = self.most.max(self.in_use);
         let written = self.write(&mut piece, tensors);
@@ -191,34 +191,34 @@ impl Arena {
         }
     }
 
-    fn write(&mut self, piece: &mut Piece, tensors: &[Tensor]) -> Result<(), StoreError> {
+    fn write(&mut self, piece: &mut Allocation, tensors: &[Tensor]) -> Result<(), StoreError> {
         let parts = piece.parts.iter().zip(tensors).filter(|(part, _)| part.len() > 0);
         match &mut self.place {
-            Place::Memory(stretches) => {
+            ArenaKind::Memory(stretches) => {
                 let stretch = &mut stretches[piece.stretch];
                 let after = stretch.before_writing((piece.start, piece.len), &piece.copier);
                 let targets: Vec<(Tensor, &Tensor)> = parts.map(|(part, tensor)| (stretch.seen(part), tensor)).collect();
                 let copies: Vec<(&Tensor, &Tensor)> = targets.iter().map(|(to, from)| (to, *from)).collect();
-                piece.came = piece.copier.start(Lane::ToHost, &copies, &after);
+                piece.came = piece.copier.start(CopyStream::ToHost, &copies, &after);
                 Ok(())
             }
-            Place::File(file) => parts.into_iter().try_for_each(|(part, tensor)| file.write(part, tensor)),
+            ArenaKind::File(file) => parts.into_iter().try_for_each(|(part, tensor)| file.write(part, tensor)),
         }
     }
 
     /// Sets copies of a piece's tensors out to a device, for the caller to keep.
-    pub(super) fn get(&mut self, piece: &Piece, device: Device) -> Result<Coming, StoreError> {
+    pub(super) fn get(&mut self, piece: &Allocation, device: Device) -> Result<Coming, StoreError> {
         let began = Instant::now();
         let copier = self.copier(device);
         let coming = match &mut self.place {
-            Place::Memory(stretches) => from_memory(&stretches[piece.stretch], piece, device, copier),
-            Place::File(file) => {
-                let one = |part: &Part| match part.len() {
+            ArenaKind::Memory(stretches) => from_memory(&stretches[piece.stretch], piece, device, copier),
+            ArenaKind::File(file) => {
+                let one = |part: &TensorRange| match part.len() {
                     0 => Ok(Tensor::empty(&part.size[..], (part.kind, device))),
                     _ => Ok(upload(&file.read(part)?, device)),
                 };
                 let tensors = piece.parts.iter().map(one).collect::<Result<_, StoreError>>()?;
-                Coming { tensors, copier, done: Mark::PAST }
+                Coming { tensors, copier, done: CopyMark::PAST }
             }
         };
         self.copied += began.elapsed();
@@ -226,34 +226,34 @@ impl Arena {
     }
 
     /// Gives a piece's room back.
-    pub(super) fn free(&mut self, piece: &Piece) {
+    pub(super) fn free(&mut self, piece: &Allocation) {
         self.in_use.0 -= piece.len;
         if piece.len == 0 {
             return;
         }
         match &mut self.place {
-            Place::Memory(stretches) => {
+            ArenaKind::Memory(stretches) => {
                 stretches[piece.stretch].give((piece.start, piece.len), &piece.copier, [piece.came, *lock(&piece.left)]);
             }
-            Place::File(file) => file.ranges.give(piece.start, piece.len),
+            ArenaKind::File(file) => file.ranges.give(piece.start, piece.len),
         }
     }
 }
 
 /// On the CPU a copy too: the room may be another tensor's before the caller is done.
-fn from_memory(stretch: &Stretch, piece: &Piece, device: Device, copier: Arc<dyn Copier>) -> Coming {
+fn from_memory(stretch: &Stretch, piece: &Allocation, device: Device, copier: Arc<dyn Copier>) -> Coming {
     let tensors: Vec<Tensor> = piece.parts.iter().map(|part| Tensor::empty(&part.size[..], (part.kind, device))).collect();
     let parts = piece.parts.iter().zip(&tensors).filter(|(part, _)| part.len() > 0);
     let sources: Vec<(&Tensor, Tensor)> = parts.map(|(part, to)| (to, stretch.seen(part))).collect();
     let copies: Vec<(&Tensor, &Tensor)> = sources.iter().map(|(to, from)| (*to, from)).collect();
     let done = if Arc::ptr_eq(&copier, &piece.copier) {
-        let done = copier.start(Lane::ToDevice, &copies, &[piece.came]);
+        let done = copier.start(CopyStream::ToDevice, &copies, &[piece.came]);
         *lock(&piece.left) = done;
         done
     } else {
         // From one device to another nobody knows both orders but the host.
         piece.copier.finish(piece.came);
-        let done = copier.start(Lane::ToDevice, &copies, &[]);
+        let done = copier.start(CopyStream::ToDevice, &copies, &[]);
         copier.finish(done);
         done
     };
@@ -281,7 +281,7 @@ impl InFile {
         Ok(self.ranges.take(len).unwrap_or_default())
     }
 
-    fn write(&mut self, part: &Part, tensor: &Tensor) -> Result<(), StoreError> {
+    fn write(&mut self, part: &TensorRange, tensor: &Tensor) -> Result<(), StoreError> {
         let host = tensor.to_device(Device::Cpu).contiguous();
         let len = part.len() as usize;
         if self.bytes.len() < len {
@@ -292,7 +292,7 @@ impl InFile {
         Ok(scratch.write_at(part.at, &self.bytes[..len])?)
     }
 
-    fn read(&mut self, part: &Part) -> Result<Tensor, StoreError> {
+    fn read(&mut self, part: &TensorRange) -> Result<Tensor, StoreError> {
         let len = part.len() as usize;
         if self.bytes.len() < len {
             self.bytes.resize(len, 0);

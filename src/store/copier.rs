@@ -7,40 +7,40 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tch::{Device, Tensor};
 
-use crate::native::cuda::{Event, SideStream};
+use crate::native::cuda::{CudaEvent, SideStream};
 use crate::units::Seconds;
 
 /// A direction. The copies of one go on in their order; the two go on beside each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
+pub enum CopyStream {
     /// From the device.
     ToHost,
     /// To the device.
     ToDevice,
 }
 
-impl Lane {
+impl CopyStream {
     pub(super) const BOTH: [Self; 2] = [Self::ToHost, Self::ToDevice];
 }
 
 /// A point in the order of a lane: the end of some copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark {
-    lane: Lane,
+pub struct CopyMark {
+    lane: CopyStream,
     number: u64,
 }
 
-impl Mark {
+impl CopyMark {
     /// The end of copies that were done at once.
-    pub(super) const PAST: Self = Self { lane: Lane::ToHost, number: 0 };
+    pub(super) const PAST: Self = Self { lane: CopyStream::ToHost, number: 0 };
 
     #[cfg(test)]
-    pub(super) fn new(lane: Lane, number: u64) -> Self {
+    pub(super) fn new(lane: CopyStream, number: u64) -> Self {
         Self { lane, number }
     }
 
     #[cfg(test)]
-    pub(super) fn place(self) -> (Lane, u64) {
+    pub(super) fn place(self) -> (CopyStream, u64) {
         (self.lane, self.number)
     }
 }
@@ -50,16 +50,16 @@ pub trait Copier: Debug + Send + Sync {
     /// Asks for copies, each of a tensor (second) over another of the same size and kind (first). They begin when the device has
     /// computed what it was asked for so far, and when what `after` marks is done. What is copied must not be written, nor the target
     /// read or written, before the mark; dropping either is safe, but the host's side is the caller's to keep.
-    fn start(&self, lane: Lane, copies: &[(&Tensor, &Tensor)], after: &[Mark]) -> Mark;
+    fn start(&self, lane: CopyStream, copies: &[(&Tensor, &Tensor)], after: &[CopyMark]) -> CopyMark;
 
     /// What the device is asked to compute from now on waits for the mark; the host does not.
-    fn wait(&self, mark: Mark);
+    fn wait(&self, mark: CopyMark);
 
     /// The host waits for the mark.
-    fn finish(&self, mark: Mark);
+    fn finish(&self, mark: CopyMark);
 
     /// Whether what is marked has been done.
-    fn is_done(&self, mark: Mark) -> bool;
+    fn is_done(&self, mark: CopyMark) -> bool;
 
     /// The host waits for all copies that are under way, and nothing is kept for their sake any more: after a failure nobody else may come
     /// to wait for them.
@@ -74,45 +74,45 @@ pub trait Copier: Debug + Send + Sync {
 }
 
 /// Whether copies between the host and a device go on beside what it computes.
-pub fn copies_go_beside(device: Device) -> bool {
+pub fn copies_are_async(device: Device) -> bool {
     #[cfg(test)]
-    if super::late::copier().is_some() {
+    if super::delayed::copier().is_some() {
         return true;
     }
     device != Device::Cpu
 }
 
 /// Copiers by the index of their CUDA device.
-static OF_DEVICES: Mutex<Option<HashMap<usize, Arc<Beside>>>> = Mutex::new(None);
+static OF_DEVICES: Mutex<Option<HashMap<usize, Arc<StreamCopier>>>> = Mutex::new(None);
 
 /// Who copies for a device; the same for all that ask.
 pub fn copier_of(device: Device) -> Arc<dyn Copier> {
     #[cfg(test)]
-    if let Some(late) = super::late::copier() {
+    if let Some(late) = super::delayed::copier() {
         return late;
     }
-    let Device::Cuda(index) = device else { return Arc::new(AtOnce) };
+    let Device::Cuda(index) = device else { return Arc::new(BlockingCopier) };
     let mut all = lock(&OF_DEVICES);
-    all.get_or_insert_default().entry(index).or_insert_with(|| Arc::new(Beside::new(index))).clone()
+    all.get_or_insert_default().entry(index).or_insert_with(|| Arc::new(StreamCopier::new(index))).clone()
 }
 
 /// Copies while the host waits: on a CPU there is nobody else to do it.
 #[derive(Debug)]
-struct AtOnce;
+struct BlockingCopier;
 
-impl Copier for AtOnce {
-    fn start(&self, _lane: Lane, copies: &[(&Tensor, &Tensor)], _after: &[Mark]) -> Mark {
+impl Copier for BlockingCopier {
+    fn start(&self, _lane: CopyStream, copies: &[(&Tensor, &Tensor)], _after: &[CopyMark]) -> CopyMark {
         for (to, from) in copies {
             to.shallow_clone().copy_(from);
         }
-        Mark::PAST
+        CopyMark::PAST
     }
 
-    fn wait(&self, _mark: Mark) {}
+    fn wait(&self, _mark: CopyMark) {}
 
-    fn finish(&self, _mark: Mark) {}
+    fn finish(&self, _mark: CopyMark) {}
 
-    fn is_done(&self, _mark: Mark) -> bool {
+    fn is_done(&self, _mark: CopyMark) -> bool {
         true
     }
 
@@ -127,26 +127,26 @@ impl Copier for AtOnce {
 
 /// Copies by two streams of a CUDA device, one for each lane.
 #[derive(Debug)]
-struct Beside {
+struct StreamCopier {
     index: usize,
-    lanes: [Mutex<Stream>; 2],
-    waits: Mutex<Waits>,
+    lanes: [Mutex<StreamState>; 2],
+    waits: Mutex<WaitTimer>,
 }
 
 #[derive(Debug)]
-struct Stream {
+struct StreamState {
     beside: SideStream,
     /// How many were asked for.
     last: u64,
     /// Those that may not be done, in their order.
-    under_way: VecDeque<UnderWay>,
+    under_way: VecDeque<InFlight>,
 }
 
 /// Copies that were asked for together.
 #[derive(Debug)]
-struct UnderWay {
+struct InFlight {
     number: u64,
-    done: Arc<Event>,
+    done: Arc<CudaEvent>,
     /// Targets on the device. They were allocated for the stream that computes, which might be given their memory again as soon as
     /// they are dropped: they stay until it has been told to wait for the copy.
     targets: Vec<Tensor>,
@@ -154,23 +154,23 @@ struct UnderWay {
 
 /// The device's waits, while they are measured: events before and behind each.
 #[derive(Debug, Default)]
-struct Waits {
+struct WaitTimer {
     is_on: bool,
-    around: Vec<(Event, Event)>,
+    around: Vec<(CudaEvent, CudaEvent)>,
 }
 
-impl Beside {
+impl StreamCopier {
     fn new(index: usize) -> Self {
-        let lane = || Mutex::new(Stream { beside: SideStream::new(index), last: 0, under_way: VecDeque::new() });
+        let lane = || Mutex::new(StreamState { beside: SideStream::new(index), last: 0, under_way: VecDeque::new() });
         Self { index, lanes: [lane(), lane()], waits: Mutex::default() }
     }
 
-    fn lane(&self, lane: Lane) -> MutexGuard<'_, Stream> {
+    fn lane(&self, lane: CopyStream) -> MutexGuard<'_, StreamState> {
         lock(&self.lanes[lane as usize])
     }
 
     /// The event of a mark; `None` where it has passed.
-    fn event(&self, mark: Mark) -> Option<Arc<Event>> {
+    fn event(&self, mark: CopyMark) -> Option<Arc<CudaEvent>> {
         let lane = self.lane(mark.lane);
         let event = lane.under_way.iter().find(|copy| copy.number == mark.number).map(|copy| copy.done.clone());
         drop(lane);
@@ -178,17 +178,17 @@ impl Beside {
     }
 
     /// Lets go of the targets up to a mark, for which somebody waits or has waited.
-    fn let_go(&self, mark: Mark) {
+    fn let_go(&self, mark: CopyMark) {
         let mut lane = self.lane(mark.lane);
         // To the host nothing is kept for its sake, and others may still have to ask for the event.
-        if mark.lane == Lane::ToDevice {
+        if mark.lane == CopyStream::ToDevice {
             lane.under_way.iter_mut().take_while(|copy| copy.number <= mark.number).for_each(|copy| copy.targets.clear());
         }
         lane.sweep();
     }
 }
 
-impl Stream {
+impl StreamState {
     /// Forgets what is done.
     fn sweep(&mut self) {
         while self.under_way.front().is_some_and(|copy| copy.done.is_done()) {
@@ -197,13 +197,13 @@ impl Stream {
     }
 }
 
-impl Copier for Beside {
-    fn start(&self, lane: Lane, copies: &[(&Tensor, &Tensor)], after: &[Mark]) -> Mark {
+impl Copier for StreamCopier {
+    fn start(&self, lane: CopyStream, copies: &[(&Tensor, &Tensor)], after: &[CopyMark]) -> CopyMark {
         // What is in pieces is put together by the device before.
         let copies: Vec<(&Tensor, Tensor)> = copies.iter().map(|(to, from)| (*to, from.contiguous())).collect();
-        let computed = Event::of_compute(self.index, false);
+        let computed = CudaEvent::of_compute(self.index, false);
         // Asked before the lane is locked: they may be of the same.
-        let after: Vec<Arc<Event>> = after.iter().filter_map(|mark| self.event(*mark)).collect();
+        let after: Vec<Arc<CudaEvent>> = after.iter().filter_map(|mark| self.event(*mark)).collect();
         let mut own = self.lane(lane);
         own.sweep();
         own.beside.wait(&computed);
@@ -212,40 +212,40 @@ impl Copier for Beside {
         }
         for (to, from) in &copies {
             own.beside.copy(to, from);
-            if lane == Lane::ToHost {
+            if lane == CopyStream::ToHost {
                 own.beside.holds(from);
             }
         }
         own.last += 1;
-        let targets = copies.iter().filter(|_| lane == Lane::ToDevice).map(|(to, _)| to.shallow_clone()).collect();
+        let targets = copies.iter().filter(|_| lane == CopyStream::ToDevice).map(|(to, _)| to.shallow_clone()).collect();
         let (number, done) = (own.last, Arc::new(own.beside.record()));
-        own.under_way.push_back(UnderWay { number, done, targets });
-        Mark { lane, number }
+        own.under_way.push_back(InFlight { number, done, targets });
+        CopyMark { lane, number }
     }
 
-    fn wait(&self, mark: Mark) {
+    fn wait(&self, mark: CopyMark) {
         if let Some(event) = self.event(mark) {
             let mut waits = lock(&self.waits);
-            let before = waits.is_on.then(|| Event::of_compute(self.index, true));
+            let before = waits.is_on.then(|| CudaEvent::of_compute(self.index, true));
             event.compute_waits(self.index);
-            waits.around.extend(before.map(|before| (before, Event::of_compute(self.index, true))));
+            waits.around.extend(before.map(|before| (before, CudaEvent::of_compute(self.index, true))));
         }
         self.let_go(mark);
     }
 
-    fn finish(&self, mark: Mark) {
+    fn finish(&self, mark: CopyMark) {
         if let Some(event) = self.event(mark) {
             event.finish();
         }
         self.let_go(mark);
     }
 
-    fn is_done(&self, mark: Mark) -> bool {
+    fn is_done(&self, mark: CopyMark) -> bool {
         self.event(mark).is_none()
     }
 
     fn settle(&self) {
-        for lane in Lane::BOTH {
+        for lane in CopyStream::BOTH {
             let mut lane = self.lane(lane);
             // Those before it in its stream are done by then.
             if let Some(last) = lane.under_way.back() {
@@ -256,7 +256,7 @@ impl Copier for Beside {
     }
 
     fn measure(&self, is_on: bool) {
-        *lock(&self.waits) = Waits { is_on, around: Vec::new() };
+        *lock(&self.waits) = WaitTimer { is_on, around: Vec::new() };
     }
 
     fn waited(&self) -> Option<Seconds> {

@@ -1,12 +1,12 @@
 //! Tensors that wait: on the host, plain or quantised, or in files.
 
 mod arena;
-mod away;
 mod blocks;
 mod copier;
-mod error;
 #[cfg(test)]
-mod late;
+mod delayed;
+mod error;
+mod host_tensor;
 mod park;
 mod ranges;
 mod stretches;
@@ -14,11 +14,11 @@ mod tensor_io;
 mod vectors;
 
 pub use arena::Taken;
-pub use away::{Away, Returning};
-pub use copier::{Copier, Lane, Mark, copier_of, copies_go_beside};
-pub use error::StoreError;
+pub use copier::{Copier, CopyMark, CopyStream, copier_of, copies_are_async};
 #[cfg(test)]
-pub(crate) use late::{Waits, copies_under_way, while_copies_are_late};
-pub use park::{Ahead, Form, Parked, Store, bytes_of};
+pub(crate) use delayed::{WaitFault, copies_in_flight, with_delayed_copies};
+pub use error::StoreError;
+pub use host_tensor::{HostTensor, TensorPrefetch};
+pub use park::{Form, Parked, Prefetch, Store, bytes_of};
 pub use tensor_io::{Home, load_tensor, load_tensor_to, load_tensors, pt_metadata, raw_tensors, save_tensors};
 pub use vectors::{Bits, Quantised};

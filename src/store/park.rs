@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
 
-use super::arena::{Arena, Coming, Piece, Taken};
+use super::arena::{Allocation, Arena, Coming, Taken};
 #[cfg(test)]
 use super::copier::Copier;
 use super::copier::lock;
@@ -133,7 +133,7 @@ struct Item {
 #[derive(Debug)]
 pub struct Parked {
     items: Vec<Item>,
-    piece: Piece,
+    piece: Allocation,
     arena: Arc<Mutex<Arena>>,
 }
 
@@ -143,13 +143,13 @@ impl Parked {
     /// # Shapes
     /// That of the tensor that was parked.
     pub fn fetch(&self, device: Device) -> Result<Tensor, StoreError> {
-        Ok(self.set_out(device)?.arrive().swap_remove(0))
+        Ok(self.prefetch(device)?.wait().swap_remove(0))
     }
 
     /// Sets copies out to a device, so that they are there when they are needed. Where copies go on beside what is computed this
-    /// returns at once. The room may be given back before they arrive.
-    pub fn set_out(&self, device: Device) -> Result<Ahead, StoreError> {
-        Ok(Ahead { items: self.items.clone(), coming: lock(&self.arena).get(&self.piece, device)? })
+    /// returns at once. The room may be given back before they wait.
+    pub fn prefetch(&self, device: Device) -> Result<Prefetch, StoreError> {
+        Ok(Prefetch { items: self.items.clone(), coming: lock(&self.arena).get(&self.piece, device)? })
     }
 
     /// Whether what was parked has come, so that the host may read it without waiting.
@@ -181,18 +181,18 @@ impl Drop for Parked {
 
 /// Tensors on their way from a store to a device.
 #[derive(Debug)]
-pub struct Ahead {
+pub struct Prefetch {
     items: Vec<Item>,
     coming: Coming,
 }
 
-impl Ahead {
+impl Prefetch {
     /// The tensors, in the order in which they were parked, their own kinds and shapes.
     ///
     /// # Shapes
     /// Those of the tensors that were parked.
-    pub fn arrive(self) -> Vec<Tensor> {
-        let mut parts = self.coming.arrive();
+    pub fn wait(self) -> Vec<Tensor> {
+        let mut parts = self.coming.wait();
         let decoded = |item: &Item| {
             let mut own: Vec<Tensor> = parts.drain(..item.parts).collect();
             match item.bits {

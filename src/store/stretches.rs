@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
-use super::copier::{Copier, Mark};
+use super::copier::{Copier, CopyMark};
 use super::ranges::Ranges;
 use crate::native::cuda::host_memory;
 
@@ -20,14 +20,14 @@ pub(super) fn step(have: u64) -> u64 {
 
 /// A tensor's place in a stretch or a file.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct TensorRange {
     /// From the beginning of the stretch or file.
     pub(super) at: u64,
     pub(super) size: Vec<i64>,
     pub(super) kind: Kind,
 }
 
-impl Part {
+impl TensorRange {
     pub(super) fn len(&self) -> u64 {
         (self.size.iter().product::<i64>() as usize * self.kind.elt_size_in_bytes()) as u64
     }
@@ -49,7 +49,7 @@ struct Leaving {
     start: u64,
     end: u64,
     copier: Arc<dyn Copier>,
-    marks: [Mark; 2],
+    marks: [CopyMark; 2],
 }
 
 impl Leaving {
@@ -70,12 +70,12 @@ impl Stretch {
     }
 
     /// A part of it as the tensor that lies there.
-    pub(super) fn seen(&self, part: &Part) -> Tensor {
+    pub(super) fn seen(&self, part: &TensorRange) -> Tensor {
         self.memory.narrow(0, part.at as i64, part.len() as i64).view_dtype(part.kind).view(&part.size[..])
     }
 
     /// Gives a range back, to be written again when `marks` are done.
-    pub(super) fn give(&mut self, (start, len): (u64, u64), copier: &Arc<dyn Copier>, marks: [Mark; 2]) {
+    pub(super) fn give(&mut self, (start, len): (u64, u64), copier: &Arc<dyn Copier>, marks: [CopyMark; 2]) {
         self.ranges.give(start, len);
         let leaving = Leaving { start, end: start + len, copier: copier.clone(), marks };
         if !leaving.is_done() {
@@ -84,7 +84,7 @@ impl Stretch {
     }
 
     /// What a copy of `copier` to a range must wait for; for others' copies the host waits here.
-    pub(super) fn before_writing(&mut self, (start, len): (u64, u64), copier: &Arc<dyn Copier>) -> Vec<Mark> {
+    pub(super) fn before_writing(&mut self, (start, len): (u64, u64), copier: &Arc<dyn Copier>) -> Vec<CopyMark> {
         self.leaving.retain(|leaving| !leaving.is_done());
         let mut after = Vec::new();
         for leaving in self.leaving.iter().filter(|leaving| leaving.start < start + len && start < leaving.end) {

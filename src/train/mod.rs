@@ -1,6 +1,6 @@
 //! The loop: steps, validation, saving, resuming.
 
-mod assemble;
+mod build;
 mod error;
 mod interrupt;
 mod profile;
@@ -13,7 +13,7 @@ mod tiling;
 mod trainer;
 mod watch;
 
-pub use assemble::{
+pub use build::{
     base_model, check_lengths, check_trained, drawn_model, engine, load_adapter, model, open_data, set_numerics, tokenizer,
 };
 pub use error::TrainError;
@@ -22,5 +22,5 @@ pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe, resume};
 pub use retreat::ends_rounding;
 pub use run::{Ended, Outcome, Start, run};
 pub use schedule::Schedule;
-pub use tiling::{Settled, disk_of_run, heaviest, machine_of_trial, plan, settled, settled_with_data, timed};
+pub use tiling::{ResolvedRun, disk_of_run, heaviest, machine_of_trial, plan, settled, settled_with_data, timed};
 pub use trainer::{RESOLVED_RECIPE, Trainer};

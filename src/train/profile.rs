@@ -7,14 +7,14 @@ use tch::Device;
 use crate::engine::{Event, MemoryByPart, Observer};
 use crate::model::Model;
 use crate::ops::attention::Calibration;
-use crate::plan::Part;
+use crate::plan::StepPart;
 use crate::profile::{MemoryProfile, Profiler, Side};
 use crate::report::memory;
 use crate::units::Bytes;
 
 /// Where in a run a micro-batch is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct At {
+pub(super) struct MicroBatchPosition {
     /// Of the step, from 1.
     pub(super) step: u64,
     /// Index, and how many the step has.
@@ -25,9 +25,9 @@ pub(super) struct At {
 pub(super) struct RunProfile {
     profiler: Profiler,
     /// The micro-batch that is under way, and whether the process' peak is its own.
-    now: Option<(At, bool)>,
+    now: Option<(MicroBatchPosition, bool)>,
     /// For each memory the heaviest so far.
-    heaviest: Vec<(At, MemoryProfile)>,
+    heaviest: Vec<(MicroBatchPosition, MemoryProfile)>,
     /// Peaks of the process before the first step, and between and after them; `None` where they can't be told apart from those in steps.
     outside: [Option<Bytes>; 2],
     /// Whether the time since the last step has a peak of its own.
@@ -47,13 +47,13 @@ impl RunProfile {
     }
 
     /// From now on the step is at `part`.
-    pub(super) fn turn(&mut self, part: Part, held: MemoryByPart) {
+    pub(super) fn turn(&mut self, part: StepPart, held: MemoryByPart) {
         self.profiler.turn(part, held);
     }
 
     /// A micro-batch begins, and the one before it in its step ends; the engine holds `held` at rest, and those before it have left so
     /// much of gradients.
-    fn begin(&mut self, at: At, held: MemoryByPart, accumulated: Bytes) {
+    fn begin(&mut self, at: MicroBatchPosition, held: MemoryByPart, accumulated: Bytes) {
         if self.now.is_some() {
             self.end();
         } else {
@@ -93,7 +93,7 @@ fn height(profile: &MemoryProfile, was_reset: bool) -> i64 {
 impl fmt::Display for RunProfile {
     /// A table for each memory, and the peaks that are in none.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (At { step, micro_batch: (index, count) }, profile) in &self.heaviest {
+        for (MicroBatchPosition { step, micro_batch: (index, count) }, profile) in &self.heaviest {
             let (side, part) = (profile.side.name(), profile.part.name());
             writeln!(f, "most memory ({side}) of all steps: in step {step}, micro-batch {} of {count}, {part}\n", index + 1)?;
             writeln!(f, "{profile}\n")?;
@@ -120,7 +120,7 @@ pub(super) struct StepWatch<'a> {
 
 impl StepWatch<'_> {
     /// A micro-batch begins, while the engine holds this at rest, and this much of gradients was accumulated.
-    pub(super) fn begin(&mut self, at: At, memory: impl FnOnce() -> (MemoryByPart, Bytes)) {
+    pub(super) fn begin(&mut self, at: MicroBatchPosition, memory: impl FnOnce() -> (MemoryByPart, Bytes)) {
         if let Some(profile) = &mut self.profile {
             let (held, accumulated) = memory();
             profile.begin(at, held, accumulated);
@@ -141,8 +141,8 @@ impl Observer for StepWatch<'_> {
         self.observer.observe(event);
     }
 
-    fn weigh(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
-        self.observer.weigh(event, memory);
+    fn measure(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
+        self.observer.measure(event, memory);
         if let Some(profile) = &mut self.profile {
             profile.turn(event.into(), memory());
         }

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::run::{begin, go_on};
-use super::watch::Watch;
-use super::{Ended, Outcome, RESOLVED_RECIPE, Start, TrainError, Trainer, assemble};
+use super::watch::RunWatch;
+use super::{Ended, Outcome, RESOLVED_RECIPE, Start, TrainError, Trainer, build};
 use crate::checkpoint::{self, CheckpointError, FINAL, SaveKind};
 use crate::files::{self, RunLock};
 use crate::recipe::{Recipe, Weights};
@@ -79,7 +79,7 @@ pub fn resume(
     for leftover in checkpoint::clean_leftovers(dir)? {
         console::note(&format!("removed `{}`, left by a save that was cut short", leftover.display()));
     }
-    assemble::clean_scratch(dir)?;
+    build::clean_scratch(dir)?;
     let from = from.map(|name| name.trim_end_matches('/'));
     let start = start(dir, from)?;
     let mut trainer = Trainer::new(recipe, dir, device, profiles_memory)?;
@@ -98,12 +98,12 @@ pub fn resume(
         return begin(&mut trainer, interrupt);
     };
     if let Some(name) = from
-        && let Some(aside) = checkpoint::set_aside(dir, name, trainer.step())?
+        && let Some(aside) = checkpoint::abandon(dir, name, trainer.step())?
     {
         console::note(&format!("moved the later checkpoints to `{}`", aside.display()));
     }
     console::note(&format!("resuming after step {} from `{}`", trainer.step(), start.display()));
-    let mut watch = Watch::begin(&trainer)?;
+    let mut watch = RunWatch::begin(&trainer)?;
     // The best is saved first: a crash may have come between it and the save that was due at the same step.
     if kind == Some(SaveKind::Best)
         && let Some(due) = trainer.save_due()

@@ -3,20 +3,20 @@
 
 use crate::cache::ReplayLog;
 use crate::data::Batch;
-use crate::engine::{Engine, EngineError, Observer, Settings, StepContext, StepGradients, guarded};
+use crate::engine::{Engine, EngineError, MicroBatchContext, MicroBatchGradients, Observer, Settings, guarded};
 use crate::model::Model;
 use crate::native::cuda::release_cached_memory;
 use crate::recipe::{CacheRecipe, GradRecipe, OnOutOfMemory, StoreForm};
 use crate::store::copier_of;
 
 /// An engine and how it is tiled.
-pub(super) struct Tiled {
+pub(super) struct RetryingEngine {
     engine: Engine,
     kv_cache: CacheRecipe,
     grad: GradRecipe,
 }
 
-impl Tiled {
+impl RetryingEngine {
     pub(super) fn new(engine: Engine, kv_cache: CacheRecipe, grad: GradRecipe) -> Self {
         Self { engine, kv_cache, grad }
     }
@@ -37,9 +37,9 @@ impl Tiled {
         &mut self,
         model: &Model,
         batch: &Batch,
-        context: StepContext,
+        context: MicroBatchContext,
         observer: &mut dyn Observer,
-    ) -> Result<StepGradients, EngineError> {
+    ) -> Result<MicroBatchGradients, EngineError> {
         if self.grad.on_out_of_memory == OnOutOfMemory::Fail {
             return self.engine.gradients(model, batch, context, observer);
         }
@@ -69,9 +69,9 @@ impl Tiled {
         &mut self,
         model: &Model,
         batch: &Batch,
-        context: StepContext,
+        context: MicroBatchContext,
         (log, observer): (&mut Option<ReplayLog>, &mut dyn Observer),
-    ) -> Result<StepGradients, EngineError> {
+    ) -> Result<MicroBatchGradients, EngineError> {
         self.engine.follow(log.clone());
         let trace = self.engine.forward(model, batch, context, observer);
         self.engine.follow(None);
@@ -81,7 +81,7 @@ impl Tiled {
     }
 
     /// The next smaller tiling: half as wide, then half as high, then with rounded layer checkpoints.
-    fn smaller(&self, model: &Model, batch: &Batch, context: StepContext) -> Result<Option<GradRecipe>, EngineError> {
+    fn smaller(&self, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<Option<GradRecipe>, EngineError> {
         let plan = self.engine.settings().plan(batch, context.chunk_sizes)?;
         let widest = plan.columns.iter().map(std::ops::Range::len).max().unwrap_or(1);
         Ok(smaller(&self.grad, widest, model.config().num_layers))
@@ -121,16 +121,16 @@ mod tests {
     use crate::engine::{Event, Silent};
     use crate::recipe::StoreRecipe;
     use crate::sabotage::{Sabotage, under};
-    use crate::store::{Waits, copies_under_way, while_copies_are_late};
+    use crate::store::{WaitFault, copies_in_flight, with_delayed_copies};
     use crate::verify::Comparison;
     use crate::verify::mutations::support;
     use crate::verify::mutations::support::case::{Case, EXACT, PLAIN, Width};
 
     const CASE: Case = Case { layers_per_cell: 3, width: Width::Chunks(4), lengths: &[60, 43], ..PLAIN };
 
-    fn tiled(case: &Case, model: &Model, on_out_of_memory: OnOutOfMemory) -> Tiled {
+    fn tiled(case: &Case, model: &Model, on_out_of_memory: OnOutOfMemory) -> RetryingEngine {
         let (kv_cache, grad) = support::recipes(case);
-        Tiled::new(support::engine(case, model), kv_cache, GradRecipe { on_out_of_memory, ..grad })
+        RetryingEngine::new(support::engine(case, model), kv_cache, GradRecipe { on_out_of_memory, ..grad })
     }
 
     #[test]
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!((tiled.grad.chunks_per_cell, tiled.grad.layers_per_cell), (Some(1), 2));
         assert_eq!(tiled.grad.layer_checkpoints, StoreRecipe::PLAIN);
         assert_eq!(made.log.hash(), whole.log.hash());
-        let worst = Comparison::new((&made.rows, &made.gradients), (&whole.rows, &whole.gradients)).worst();
+        let worst = Comparison::new((&made.losses, &made.gradients), (&whole.losses, &whole.gradients)).worst();
         assert!(worst <= EXACT, "{worst:.2e}");
         // The next step chooses for itself again.
         let again = tiled.gradients(&model, &batch, context, &mut Silent).unwrap();
@@ -176,12 +176,12 @@ mod tests {
     impl Observer for Watching {
         fn note(&mut self, _text: &str) {
             self.has_heard = true;
-            self.before += copies_under_way();
+            self.before += copies_in_flight();
         }
 
         fn observe(&mut self, _event: Event) {
             if std::mem::take(&mut self.has_heard) {
-                self.after += copies_under_way();
+                self.after += copies_in_flight();
             }
         }
     }
@@ -192,12 +192,12 @@ mod tests {
         let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
         let whole = tiled(&case, &model, OnOutOfMemory::Fail).gradients(&model, &batch, context, &mut Silent).unwrap();
         let mut watching = Watching::default();
-        let made = while_copies_are_late(Waits::Kept, || {
+        let made = with_delayed_copies(WaitFault::Kept, || {
             let mut tiled = tiled(&case, &model, OnOutOfMemory::Retreat);
             under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut watching)).unwrap()
         });
         assert!(watching.before > 0 && watching.after == 0, "{} and {}", watching.before, watching.after);
-        let worst = Comparison::new((&made.rows, &made.gradients), (&whole.rows, &whole.gradients)).worst();
+        let worst = Comparison::new((&made.losses, &made.gradients), (&whole.losses, &whole.gradients)).worst();
         assert!(worst <= EXACT, "{worst:.2e}");
     }
 

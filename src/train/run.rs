@@ -5,8 +5,8 @@ use std::path::Path;
 
 use tch::Device;
 
-use super::assemble::{self, SCRATCH};
-use super::watch::Watch;
+use super::build::{self, SCRATCH};
+use super::watch::RunWatch;
 use super::{Interrupt, RESOLVED_RECIPE, TrainError, Trainer};
 use crate::checkpoint::SaveKind;
 use crate::files::{self, RunLock};
@@ -50,14 +50,14 @@ pub fn run(recipe: Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, TrainE
     let _lock = RunLock::acquire(dir)?;
     // Again: another run may have begun here while this one was loading.
     require_unused_by_others(dir)?;
-    assemble::clean_scratch(dir)?;
+    build::clean_scratch(dir)?;
     files::write_atomic(&dir.join(RESOLVED_RECIPE), trainer.recipe.to_toml().as_bytes())?;
     begin(&mut trainer, start.interrupt)
 }
 
 /// From before the first step to the end.
 pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<Ended, TrainError> {
-    let mut watch = Watch::begin(trainer)?;
+    let mut watch = RunWatch::begin(trainer)?;
     if trainer.recipe.eval.initial {
         let scores = trainer.validate(&mut watch)?;
         watch.validated_first(scores.as_ref().map(|(s, _)| s))?;
@@ -83,7 +83,7 @@ fn require_unused_by_others(dir: &Path) -> Result<(), TrainError> {
 }
 
 /// The loop.
-pub(super) fn go_on(trainer: &mut Trainer, watch: &mut Watch, interrupt: &Interrupt) -> Result<Ended, TrainError> {
+pub(super) fn go_on(trainer: &mut Trainer, watch: &mut RunWatch, interrupt: &Interrupt) -> Result<Ended, TrainError> {
     while trainer.step() < trainer.schedule.num_steps() {
         let metrics = trainer.advance(watch)?;
         let scores = if trainer.is_eval_due() { trainer.validate(watch)? } else { None };

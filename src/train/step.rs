@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use tch::Tensor;
 
 use super::TrainError;
-use super::profile::{At, StepWatch};
-use super::retreat::Tiled;
+use super::profile::{MicroBatchPosition, StepWatch};
+use super::retreat::RetryingEngine;
 use crate::data::Batch;
-use crate::engine::{ChunkKey, Engine, EngineError, MemoryByPart, StepContext};
+use crate::engine::{ChunkKey, Engine, EngineError, MemoryByPart, MicroBatchContext};
 use crate::files;
 use crate::model::{DropoutKey, Model};
 use crate::store::bytes_of;
@@ -41,7 +41,7 @@ impl StepGradients {
 
 /// The gradient of the mean loss over the targets of all `batches` together, so that 8 × 1 = 1 × 8.
 pub(super) fn gradients(
-    (tiled, model): (&mut Tiled, &Model),
+    (tiled, model): (&mut RetryingEngine, &Model),
     batches: &[Batch],
     step: u64,
     (dropout, chunk_sizes): (Option<DropoutKey>, ChunkKey),
@@ -51,17 +51,17 @@ pub(super) fn gradients(
     if targets == 0 {
         return Err(EngineError::NoTargets.into());
     }
-    let context = StepContext { weight: 1.0 / targets as f64, dropout, chunk_sizes: Some(chunk_sizes) };
+    let context = MicroBatchContext { weight: 1.0 / targets as f64, dropout, chunk_sizes: Some(chunk_sizes) };
     let mut total: BTreeMap<String, Tensor> = BTreeMap::new();
     let (mut loss, mut correct, mut suspects, mut logs) = (0.0, 0, Vec::new(), Vec::new());
     for (index, batch) in batches.iter().enumerate() {
-        let at = At { step, micro_batch: (index, batches.len()) };
+        let at = MicroBatchPosition { step, micro_batch: (index, batches.len()) };
         watch.begin(at, || (tiled.engine().memory_at_rest(model), bytes_of(total.values())));
         let part = tiled.gradients(model, batch, context, watch)?;
-        let losses = batch.rows.iter().zip(&part.rows);
-        suspects.extend(losses.filter(|(_, loss)| !loss.loss_sum.is_finite()).map(|(row, _)| row.sample));
-        loss += part.rows.iter().map(|r| r.loss_sum).sum::<f64>();
-        correct += part.rows.iter().map(|r| r.correct).sum::<usize>();
+        let losses = batch.sequences.iter().zip(&part.losses);
+        suspects.extend(losses.filter(|(_, loss)| !loss.loss_sum.is_finite()).map(|(sequence, _)| sequence.sample));
+        loss += part.losses.iter().map(|r| r.loss_sum).sum::<f64>();
+        correct += part.losses.iter().map(|r| r.correct).sum::<usize>();
         logs.push(part.log.hash());
         for (name, gradient) in part.gradients {
             match total.get_mut(&name) {
@@ -104,7 +104,7 @@ fn refuse_not_finite(
         (false, Some(matrix)) => format!("the loss (and {matrix})"),
     };
     if samples.is_empty() {
-        samples = batches.iter().flat_map(|b| b.rows.iter().map(|r| r.sample)).collect();
+        samples = batches.iter().flat_map(|b| b.sequences.iter().map(|r| r.sample)).collect();
     }
     Err(TrainError::NotFinite { step, what, samples })
 }

@@ -4,12 +4,12 @@ use std::path::Path;
 
 use tch::Device;
 
-use super::{TrainError, assemble};
+use super::{TrainError, build};
 use crate::data::{Batch, Dataset, Splits, Tokenizer};
 use crate::engine::{Engine, Settings};
 use crate::files::{self, Scratch};
 use crate::model::{ModelConfig, kind_of};
-use crate::plan::{Alternative, Decision, Machine, PlanError, Planner, Trained};
+use crate::plan::{Alternative, Decision, Machine, PlanError, Planner, TrainedPart};
 use crate::recipe::{GradRecipe, OpenKey, Recipe};
 use crate::report::console;
 use crate::units::Bytes;
@@ -24,12 +24,12 @@ pub fn heaviest(recipe: &Recipe, data: &Dataset) -> Result<Batch, TrainError> {
 
 /// What is free for the scratch files of a run; `None` where its directory is not known yet, or the system does not tell.
 pub fn disk_of_run(recipe: &Recipe, run: Option<&Path>) -> Option<Bytes> {
-    free_in(&assemble::scratch_dir(recipe, run)?)
+    free_in(&build::scratch_dir(recipe, run)?)
 }
 
 /// This machine, for steps that are no run's; to be called before a model is loaded, as [`Machine::here`] is.
 pub fn machine_of_trial(recipe: &Recipe, device: Device) -> Machine {
-    Machine::here(recipe.model.dtype, device).with_disk(free_in(&assemble::scratch_dir_or_temporary(recipe, None)))
+    Machine::here(recipe.model.dtype, device).with_disk(free_in(&build::scratch_dir_or_temporary(recipe, None)))
 }
 
 /// On the file system on which `dir` is, or would be made. What ended processes have left there is removed first, as a step would do.
@@ -46,7 +46,7 @@ pub fn timed(machine: Machine, recipe: &Recipe, config: &ModelConfig, batch: &Ba
     let (tokens, kind) = (batch.max_len(), kind_of(recipe.model.dtype));
     let longest = (0..config.num_layers).filter_map(|layer| settings.cache_length(layer)).max();
     let slots = longest.unwrap_or(usize::MAX).min(tokens);
-    Ok(machine.timed(config, kind, (batch.rows.len(), recipe.kv_cache.chunk_size.min(tokens), slots)))
+    Ok(machine.timed(config, kind, (batch.sequences.len(), recipe.kv_cache.chunk_size.min(tokens), slots)))
 }
 
 /// Plans a recipe's step on `batch`: what `ask` wants to know of the planner.
@@ -57,7 +57,7 @@ pub fn plan<T>(
     machine: Machine,
     ask: impl FnOnce(&Planner<'_>) -> Result<T, PlanError>,
 ) -> Result<T, TrainError> {
-    let trained = Trained::of(recipe.lora.as_ref())?;
+    let trained = TrainedPart::of(recipe.lora.as_ref())?;
     let kind = kind_of(recipe.model.dtype);
     let micro_batches = recipe.train.gradient_accumulation_steps;
     Ok(ask(&Planner { config, kv: &recipe.kv_cache, trained: &trained, kind, batch, micro_batches, machine })?)
@@ -71,12 +71,12 @@ pub fn settled(
     machine: Machine,
 ) -> Result<(Recipe, Alternative), TrainError> {
     if recipe.grad.open.is_empty() {
-        let foretold = plan(&recipe, config, batch, machine, |planner| planner.consider(recipe.grad.clone()))?;
-        if !foretold.fits {
+        let planned = plan(&recipe, config, batch, machine, |planner| planner.consider(recipe.grad.clone()))?;
+        if !planned.fits {
             let found = "more than there is: `kvtune plan` says what would fit";
-            console::note(&format!("a step would take {} at its peak, {found}", foretold.words()));
+            console::note(&format!("a step would take {} at its peak, {found}", planned.words()));
         }
-        return Ok((recipe, foretold));
+        return Ok((recipe, planned));
     }
     let machine = if machine.rates.is_some() { machine } else { timed(machine, &recipe, config, batch)? };
     let Decision { chosen, .. } = plan(&recipe, config, batch, machine, |planner| planner.decide(&recipe.grad))?;
@@ -86,11 +86,11 @@ pub fn settled(
 }
 
 /// A recipe with its data, in which nothing is open.
-pub struct Settled {
+pub struct ResolvedRun {
     /// The recipe.
     pub recipe: Recipe,
     /// What its heaviest step would take.
-    pub foretold: Alternative,
+    pub planned: Alternative,
     /// Its engine.
     pub engine: Engine,
     /// Its data.
@@ -99,23 +99,23 @@ pub struct Settled {
     pub machine: Machine,
 }
 
-/// What must be left free by a tiling that is to fit where one did not, though it was foretold to.
+/// What must be left free by a tiling that is to fit where one did not, though it was planned to.
 const SMALLER_BY: u64 = 15;
 
-/// The tiling that is foretold to be the fastest of those that take clearly less than the one that did not fit, in words.
+/// The tiling that is planned to be the fastest of those that take clearly less than the one that did not fit, in words.
 pub(super) fn smaller(
     recipe: &Recipe,
     config: &ModelConfig,
     data: &Dataset,
-    (mut machine, foretold): (Machine, &Alternative),
+    (mut machine, planned): (Machine, &Alternative),
 ) -> Option<String> {
-    let less = |limit: Option<Bytes>, foretold: Bytes| {
-        let less = Bytes(foretold.0 / 100 * (100 - SMALLER_BY));
+    let less = |limit: Option<Bytes>, planned: Bytes| {
+        let less = Bytes(planned.0 / 100 * (100 - SMALLER_BY));
         Some(limit.map_or(less, |limit| limit.min(less)))
     };
-    match foretold.device {
+    match planned.device {
         Some(device) => machine.limits.device = less(machine.limits.device, device),
-        None => machine.limits.host = less(machine.limits.host, foretold.host),
+        None => machine.limits.host = less(machine.limits.host, planned.host),
     }
     let open = GradRecipe { open: OpenKey::ALL.to_vec(), ..recipe.grad.clone() };
     let batch = heaviest(recipe, data).ok()?;
@@ -132,17 +132,17 @@ pub fn settled_with_data(
     run: Option<&Path>,
     machine: Machine,
     opened: impl FnOnce(&Splits),
-) -> Result<Settled, TrainError> {
-    let engine_of = |recipe: &Recipe| assemble::engine(recipe, config, tokenizer, run);
+) -> Result<ResolvedRun, TrainError> {
+    let engine_of = |recipe: &Recipe| build::engine(recipe, config, tokenizer, run);
     let mut machine = machine.with_disk(disk_of_run(&recipe, run));
     // What is wrong with the recipe is said before the data are read.
     let engine = engine_of(&Recipe { grad: recipe.grad.closed(), ..recipe.clone() })?;
-    let data = machine.beside(|| assemble::open_data(&recipe, config, tokenizer))?;
+    let data = machine.beside(|| build::open_data(&recipe, config, tokenizer))?;
     opened(&data);
-    assemble::check_lengths(&engine, &data)?;
+    build::check_lengths(&engine, &data)?;
     let batch = heaviest(&recipe, &data.train)?;
     let is_open = !recipe.grad.open.is_empty();
-    let (recipe, foretold) = settled(recipe, config, &batch, machine)?;
+    let (recipe, planned) = settled(recipe, config, &batch, machine)?;
     let engine = if is_open { engine_of(&recipe)? } else { engine };
-    Ok(Settled { recipe, foretold, engine, data, machine })
+    Ok(ResolvedRun { recipe, planned, engine, data, machine })
 }

@@ -6,15 +6,15 @@ use std::time::Instant;
 use tch::Device;
 
 use super::profile::{RunProfile, StepWatch};
-use super::retreat::Tiled;
-use super::{Schedule, Settled, TrainError, assemble, step, tiling};
+use super::retreat::RetryingEngine;
+use super::{ResolvedRun, Schedule, TrainError, build, step, tiling};
 use crate::checkpoint::{self, Best, SaveKind, Snapshot, TrainState};
 use crate::data::{Batch, Splits};
 use crate::engine::{ChunkKey, EngineError, Observer};
 use crate::eval::{self, Scores};
 use crate::model::{DropoutKey, Model, fingerprint};
 use crate::optim::{self, Optimizer, clip_grad_norm, learning_rate};
-use crate::plan::{Alternative, Machine, Part};
+use crate::plan::{Alternative, Machine, StepPart};
 use crate::recipe::{Metric, Mode, OnOutOfMemory, Recipe};
 use crate::report::console;
 use crate::report::memory::peak_resident;
@@ -33,10 +33,10 @@ pub struct Trainer {
     pub(super) schedule: Schedule,
     pub(super) best: Option<Best>,
     /// Peak of the process in the heaviest step, as planned.
-    pub(super) foretold: Bytes,
+    pub(super) planned_peak: Bytes,
     model_hash: String,
-    tiled: Tiled,
-    /// What the run was planned for, and what its heaviest step was foretold to take.
+    tiled: RetryingEngine,
+    /// What the run was planned for, and what its heaviest step was planned to take.
     planned: (Machine, Alternative),
     optimizer: Box<dyn Optimizer>,
     step: u64,
@@ -47,16 +47,16 @@ pub struct Trainer {
 impl Trainer {
     /// A run at its beginning; with `profiles_memory` it watches its memory by part from here on.
     pub fn new(recipe: Recipe, dir: &Path, device: Device, profiles_memory: bool) -> Result<Self, TrainError> {
-        assemble::set_numerics(&recipe, device);
+        build::set_numerics(&recipe, device);
         let mut machine = Machine::here(recipe.model.dtype, device);
         let mut profile = profiles_memory.then(|| RunProfile::start(device)).flatten();
         if profiles_memory && profile.is_none() {
             console::warning("no memory by part: the system does not tell what the process takes");
         }
-        let model = assemble::model(&recipe, device)?;
-        let tokenizer = machine.beside(|| assemble::tokenizer(&recipe.model.path))?;
+        let model = build::model(&recipe, device)?;
+        let tokenizer = machine.beside(|| build::tokenizer(&recipe.model.path))?;
         let settled = tiling::settled_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine, |_| {})?;
-        let Settled { recipe, foretold, engine, data, machine } = settled;
+        let ResolvedRun { recipe, planned, engine, data, machine } = settled;
         let schedule = Schedule::new(&recipe, data.train.lengths());
         let optimizer = optim::build(&recipe.optimizer, &model.parameters());
         if let Some(profile) = &mut profile {
@@ -69,9 +69,9 @@ impl Trainer {
             data,
             schedule,
             best: None,
-            foretold: foretold.host,
-            tiled: Tiled::new(engine, recipe.kv_cache.clone(), assemble::grad_of_run(&recipe, Some(dir))),
-            planned: (machine, foretold),
+            planned_peak: planned.host,
+            tiled: RetryingEngine::new(engine, recipe.kv_cache.clone(), build::grad_of_run(&recipe, Some(dir))),
+            planned: (machine, planned),
             recipe,
             optimizer,
             step: 0,
@@ -108,7 +108,7 @@ impl Trainer {
             let difference = format!("`{}` is not as it was when the run began", self.recipe.model.path.display());
             return Err(TrainError::OtherModel { path: dir.to_owned(), difference });
         }
-        assemble::take_parameters(&self.model, &parameters, dir)?;
+        build::take_parameters(&self.model, &parameters, dir)?;
         self.optimizer.load_state(&optimizer)?;
         (self.step, self.total_tokens, self.best) = (state.step, state.total_tokens, state.best);
         Ok(state.kind)
@@ -139,7 +139,7 @@ impl Trainer {
         let made = step::gradients((&mut self.tiled, &self.model), &batches, self.step + 1, keys, &mut watch);
         let mut made = made.map_err(|error| self.advised(error))?;
         if let Some(profile) = &mut self.profile {
-            profile.turn(Part::Optimizer, made.memory((self.tiled.engine(), &self.model), batches.len()));
+            profile.turn(StepPart::Optimizer, made.memory((self.tiled.engine(), &self.model), batches.len()));
         }
         let norm = clip_grad_norm(&mut made.gradients, self.recipe.train.max_grad_norm);
         let rate = learning_rate(&self.recipe.optimizer, self.step, self.schedule.num_steps());
@@ -174,9 +174,9 @@ impl Trainer {
         if self.recipe.grad.on_out_of_memory == OnOutOfMemory::Retreat {
             return TrainError::OutOfMemory { reason, advice: None };
         }
-        let (machine, foretold) = &self.planned;
+        let (machine, planned) = &self.planned;
         let recipe = Recipe { grad: self.tiled.grad().clone(), ..self.recipe.clone() };
-        let advice = tiling::smaller(&recipe, self.model.config(), &self.data.train, (*machine, foretold));
+        let advice = tiling::smaller(&recipe, self.model.config(), &self.data.train, (*machine, planned));
         TrainError::OutOfMemory { reason, advice }
     }
 
@@ -248,8 +248,8 @@ mod tests {
     fn a_step_that_is_not_finite_leaves_optimiser_and_adapter_untouched() {
         let dir = tempfile::tempdir().unwrap();
         let ids: Vec<usize> = (1..30).collect();
-        let row = format!("{{\"input_ids\": {ids:?}, \"labels\": {ids:?}}}\n");
-        std::fs::write(dir.path().join("t.jsonl"), row.repeat(3)).unwrap();
+        let sequence = format!("{{\"input_ids\": {ids:?}, \"labels\": {ids:?}}}\n");
+        std::fs::write(dir.path().join("t.jsonl"), sequence.repeat(3)).unwrap();
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
         let text = format!(
             "[model]\npath = {model:?}\n[data]\nformat = \"tokens\"\ntrain = \"t.jsonl\"\nvalidation_fraction = 0\n\

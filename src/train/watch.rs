@@ -8,15 +8,15 @@ use crate::engine::{Event, Observer};
 use crate::eval::Scores;
 use crate::native::cuda::{missing_kernels, why_not_pinned};
 use crate::ops::attention::Calibration;
-use crate::report::memory::{foretold_and_measured, not_pinned, peak_resident};
+use crate::report::memory::{not_pinned, peak_resident, planned_and_measured};
 use crate::report::metrics::{Metrics, StepMetrics};
 use crate::report::progress::Progress;
-use crate::report::summary::Summary;
+use crate::report::summary::RunSummary;
 use crate::report::tensorboard::{self, TensorBoard};
 use crate::units::Bytes;
 
 /// The reports of one start of a run; the losses are those of the whole run, first and last.
-pub(super) struct Watch {
+pub(super) struct RunWatch {
     progress: Progress,
     metrics: Metrics,
     board: TensorBoard,
@@ -27,7 +27,7 @@ pub(super) struct Watch {
     said_not_pinned: bool,
 }
 
-impl Watch {
+impl RunWatch {
     /// Opens metrics and events after the steps that are made already.
     pub(super) fn begin(trainer: &Trainer) -> Result<Self, TrainError> {
         let step = trainer.step();
@@ -82,7 +82,7 @@ impl Watch {
 
     /// The run ends here.
     pub(super) fn end(&self, trainer: &Trainer, state: &str) -> Result<(), TrainError> {
-        let summary = Summary {
+        let summary = RunSummary {
             state: state.to_owned(),
             steps: (trainer.step(), trainer.schedule.num_steps()),
             tokens: trainer.total_tokens(),
@@ -91,7 +91,7 @@ impl Watch {
             best: trainer.best.as_ref().map(|b| (b.metric.clone(), b.value, b.step)),
             seconds: self.began.elapsed().as_secs_f64(),
             peak_memory: peak_resident().0,
-            planned_memory: trainer.foretold.0,
+            planned_memory: trainer.planned_peak.0,
             memory_by_part: trainer.memory_by_part(),
             setting: vec![
                 ("model".into(), trainer.recipe.model.path.display().to_string()),
@@ -100,13 +100,13 @@ impl Watch {
                 ("chunk size".into(), trainer.recipe.kv_cache.chunk_size.to_string()),
             ],
         };
-        self.progress.note(&foretold_and_measured(trainer.foretold, Bytes(summary.peak_memory)));
+        self.progress.note(&planned_and_measured(trainer.planned_peak, Bytes(summary.peak_memory)));
         summary.write(&trainer.dir.join("summary.md"))?;
         Ok(())
     }
 }
 
-impl Observer for Watch {
+impl Observer for RunWatch {
     fn measured(&mut self, attention: &Calibration) {
         self.progress.note(&attention.to_string());
     }
@@ -120,9 +120,9 @@ impl Observer for Watch {
             Event::ForwardColumn { column: (c, n) } => self.progress.inside(&format!("forward, column {} of {n}", c + 1)),
             // Too short to be read.
             Event::Head { .. } | Event::CellBackward { .. } => {}
-            Event::Replay { row: (r, n) } => self.progress.inside(&format!("replay, row {} of {n}", r + 1)),
-            Event::Cell { row: (r, rows), column: (c, columns) } => {
-                self.progress.inside(&format!("backward, row {} of {rows}, cell {} of {columns}", r + 1, columns - c));
+            Event::Replay { band: (r, n) } => self.progress.inside(&format!("replay, band {} of {n}", r + 1)),
+            Event::Cell { band: (r, bands), column: (c, columns) } => {
+                self.progress.inside(&format!("backward, band {} of {bands}, cell {} of {columns}", r + 1, columns - c));
             }
         }
     }

@@ -7,8 +7,8 @@ use tch::{Kind, Tensor};
 use super::{VerifyError, reference_gradients};
 use crate::cache::ReplayLog;
 use crate::data::Batch;
-use crate::engine::{Engine, Silent, StepContext, StepGradients};
-use crate::head::RowLoss;
+use crate::engine::{Engine, MicroBatchContext, MicroBatchGradients, Silent};
+use crate::head::SequenceLoss;
 use crate::model::Model;
 
 /// The difference in one parameter.
@@ -40,11 +40,11 @@ pub struct Comparison {
 impl Comparison {
     /// Compares two sets of gradients.
     pub fn new(
-        (rows, ours): (&[RowLoss], &BTreeMap<String, Tensor>),
-        (reference_rows, theirs): (&[RowLoss], &BTreeMap<String, Tensor>),
+        (sequences, ours): (&[SequenceLoss], &BTreeMap<String, Tensor>),
+        (reference_rows, theirs): (&[SequenceLoss], &BTreeMap<String, Tensor>),
     ) -> Self {
         let matrices = theirs.iter().map(|(name, reference)| difference(name, ours.get(name), reference)).collect();
-        Self { loss: mean(rows), reference_loss: mean(reference_rows), matrices }
+        Self { loss: mean(sequences), reference_loss: mean(reference_rows), matrices }
     }
 
     /// The largest relative error of all matrices and of the loss; infinite if nothing was tested, or not finite.
@@ -84,8 +84,8 @@ impl Comparison {
     }
 }
 
-fn mean(rows: &[RowLoss]) -> f64 {
-    rows.iter().map(|r| r.loss_sum).sum::<f64>() / rows.iter().map(|r| r.targets).sum::<usize>().max(1) as f64
+fn mean(sequences: &[SequenceLoss]) -> f64 {
+    sequences.iter().map(|r| r.loss_sum).sum::<f64>() / sequences.iter().map(|r| r.targets).sum::<usize>().max(1) as f64
 }
 
 fn difference(name: &str, ours: Option<&Tensor>, reference: &Tensor) -> MatrixError {
@@ -100,11 +100,11 @@ fn difference(name: &str, ours: Option<&Tensor>, reference: &Tensor) -> MatrixEr
     MatrixError { name: name.to_owned(), reference_norm, norm: our_norm, relative_error, cosine }
 }
 
-/// Fails on a row whose loss is not finite.
-pub fn check_finite(batch: &Batch, rows: &[RowLoss]) -> Result<(), VerifyError> {
-    let mut losses = batch.rows.iter().zip(rows);
+/// Fails on a sequence whose loss is not finite.
+pub fn check_finite(batch: &Batch, sequences: &[SequenceLoss]) -> Result<(), VerifyError> {
+    let mut losses = batch.sequences.iter().zip(sequences);
     match losses.find(|(_, loss)| !loss.loss_sum.is_finite()) {
-        Some((row, _)) => Err(VerifyError::NotFinite { sample: row.sample }),
+        Some((sequence, _)) => Err(VerifyError::NotFinite { sample: sequence.sample }),
         None => Ok(()),
     }
 }
@@ -113,7 +113,7 @@ pub fn check_finite(batch: &Batch, rows: &[RowLoss]) -> Result<(), VerifyError> 
 /// for every tiling.
 #[derive(Debug)]
 pub struct Reference {
-    rows: Vec<RowLoss>,
+    sequences: Vec<SequenceLoss>,
     gradients: BTreeMap<String, Tensor>,
 }
 
@@ -124,22 +124,22 @@ impl Reference {
         model: &Model,
         batch: &Batch,
         log: &ReplayLog,
-        context: StepContext,
+        context: MicroBatchContext,
     ) -> Result<Self, VerifyError> {
-        let (rows, gradients) = reference_gradients(engine, model, batch, log, context)?;
-        Ok(Self { rows, gradients })
+        let (sequences, gradients) = reference_gradients(engine, model, batch, log, context)?;
+        Ok(Self { sequences, gradients })
     }
 
     /// What an engine found, beside it.
-    pub fn compare(&self, ours: &StepGradients) -> Comparison {
-        Comparison::new((&ours.rows, &ours.gradients), (&self.rows, &self.gradients))
+    pub fn compare(&self, ours: &MicroBatchGradients) -> Comparison {
+        Comparison::new((&ours.losses, &ours.gradients), (&self.sequences, &self.gradients))
     }
 }
 
 /// Runs a batch on both roads.
-pub fn compare(engine: &Engine, model: &Model, batch: &Batch, context: StepContext) -> Result<Comparison, VerifyError> {
+pub fn compare(engine: &Engine, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<Comparison, VerifyError> {
     let ours = engine.gradients(model, batch, context, &mut Silent)?;
-    check_finite(batch, &ours.rows)?;
+    check_finite(batch, &ours.losses)?;
     Ok(Reference::new(engine, model, batch, &ours.log, context)?.compare(&ours))
 }
 
@@ -153,8 +153,8 @@ mod tests {
             let tensors = [("q", q), ("v", 2.0)];
             tensors.map(|(name, value)| (name.to_owned(), Tensor::from_slice(&[value]))).into_iter().collect()
         };
-        let rows = [RowLoss { loss_sum: 1.0, targets: 1, correct: 0 }];
-        let comparison = Comparison::new((&rows, &named(ours_where_zero)), (&rows, &named(0.0)));
+        let sequences = [SequenceLoss { loss_sum: 1.0, targets: 1, correct: 0 }];
+        let comparison = Comparison::new((&sequences, &named(ours_where_zero)), (&sequences, &named(0.0)));
         assert_eq!(comparison.untested(), ["q"]);
         comparison.worst()
     }

@@ -1,7 +1,7 @@
 //! The proof is itself proved: each way of getting the method wrong must be noticed.
 //!
-//! Each fault runs on a case on which the clean engine is exact, and where the fault can bite: a row of cells below the top, as
-//! the top row finds its caches where the forward phase left them, and several chunks a cell.
+//! Each fault runs on a case on which the clean engine is exact, and where the fault can bite: a layer band below the top, as
+//! the top sequence finds its caches where the forward phase left them, and several chunks a cell.
 
 #[path = "../../tests/support/mod.rs"]
 pub(crate) mod support;
@@ -9,13 +9,13 @@ pub(crate) mod support;
 use support::case::{Case, EXACT, HeadKind, IN_FILE, IN_MEMORY, PLAIN, Tail, TargetsAt, Trains, Width};
 
 use super::{Comparison, Proofs, TilingProof, Verdict, VerifyError, reference_gradients};
-use crate::engine::{EngineError, Settings, Silent, StepGradients};
-use crate::model::while_graphs_are_played;
-use crate::native::cuda::Vendor;
-use crate::ops::attention::{PartKernel, Way, forced};
+use crate::engine::{EngineError, MicroBatchGradients, Settings, Silent};
+use crate::model::while_graphs_are_simulated;
+use crate::native::cuda::TorchKernel;
+use crate::ops::attention::{Backend, PartKernel, forced};
 use crate::recipe::{BufferKind, Storage, StoreForm, StoreRecipe};
 use crate::sabotage::{Sabotage, under};
-use crate::store::{Waits, while_copies_are_late};
+use crate::store::{WaitFault, with_delayed_copies};
 
 /// An error that no rounding explains.
 const NOTICED: f64 = 1e-6;
@@ -29,15 +29,15 @@ fn compared(case: &Case, fault: Option<Sabotage>) -> Result<Comparison, VerifyEr
 }
 
 /// What the engine makes of a case.
-type Made = Result<StepGradients, EngineError>;
+type Made = Result<MicroBatchGradients, EngineError>;
 
 /// The engine run as `within` says, and the reference on the log that it wrote.
 fn compared_in(case: &Case, within: impl FnOnce(&dyn Fn() -> Made) -> Made) -> Result<Comparison, VerifyError> {
     let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
     let engine = support::engine(case, &model);
     let ours = within(&|| engine.gradients(&model, &batch, context, &mut Silent))?;
-    let (rows, theirs) = reference_gradients(&engine, &model, &batch, &ours.log, context)?;
-    Ok(Comparison::new((&ours.rows, &ours.gradients), (&rows, &theirs)))
+    let (sequences, theirs) = reference_gradients(&engine, &model, &batch, &ours.log, context)?;
+    Ok(Comparison::new((&ours.losses, &ours.gradients), (&sequences, &theirs)))
 }
 
 fn assert_exact(case: &Case) {
@@ -58,8 +58,8 @@ fn assert_noticed(case: &Case, fault: Sabotage) {
 /// sees past and chunk at once.
 #[test]
 fn every_way_to_attend_is_exact() {
-    let vendor = PartKernel::Vendor(Vendor::Cpu);
-    for way in [Way::Parts(PartKernel::Blocks), Way::Parts(vendor), Way::Joined(Vendor::Cpu)] {
+    let vendor = PartKernel::TorchKernel(TorchKernel::Cpu);
+    for way in [Backend::Parts(PartKernel::Blocks), Backend::Parts(vendor), Backend::Joined(TorchKernel::Cpu)] {
         for case in [
             LASTREC,
             PLAIN,
@@ -74,7 +74,7 @@ fn every_way_to_attend_is_exact() {
     }
 }
 
-/// What a device with graphs captures, played on the CPU with copies that are late, for every policy and storage: nobody keeps what the next
+/// What a device with graphs captures, simulated on the CPU with copies that are late, for every policy and storage: nobody keeps what the next
 /// column writes again.
 #[test]
 fn captured_columns_are_exact() {
@@ -103,8 +103,8 @@ fn captured_columns_are_exact() {
         Case { policy: "expected-attention", ..SHORT },
         Case { policy: "adakv", params: "floor = 0.5\npolicy.snapkv = { window_size = 2 }", ..SHORT },
     ] {
-        let late = |run: &dyn Fn() -> Made| while_copies_are_late(Waits::Kept, run);
-        let (worst, replays) = while_graphs_are_played(|| compared_in(&case, late).unwrap().worst());
+        let late = |run: &dyn Fn() -> Made| with_delayed_copies(WaitFault::Kept, run);
+        let (worst, replays) = while_graphs_are_simulated(|| compared_in(&case, late).unwrap().worst());
         assert!(worst <= EXACT, "{worst:.2e} on {case:?}");
         assert!(replays > 0, "{case:?}");
     }
@@ -117,11 +117,11 @@ fn captured_columns_lose_and_choose_to_the_bit() {
     let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
     let engine = || support::engine(&case, &model);
     let plain = engine().gradients(&model, &batch, context, &mut Silent).unwrap();
-    let (rows, replays) = while_graphs_are_played(|| engine().losses(&model, &batch, &mut Silent).unwrap());
-    assert_eq!((&rows, replays > 0), (&plain.rows, true));
+    let (sequences, replays) = while_graphs_are_simulated(|| engine().losses(&model, &batch, &mut Silent).unwrap());
+    assert_eq!((&sequences, replays > 0), (&plain.losses, true));
     let following = engine().following(plain.log.clone());
-    let (found, replays) = while_graphs_are_played(|| following.gradients(&model, &batch, context, &mut Silent).unwrap());
-    assert_eq!((found.log.hash(), &found.rows, replays > 0), (plain.log.hash(), &plain.rows, true));
+    let (found, replays) = while_graphs_are_simulated(|| following.gradients(&model, &batch, context, &mut Silent).unwrap());
+    assert_eq!((found.log.hash(), &found.losses, replays > 0), (plain.log.hash(), &plain.losses, true));
     assert_eq!(found.gradients, plain.gradients);
 }
 
@@ -182,14 +182,14 @@ fn a_dropped_gradient_of_either_end_is_noticed() {
 /// The log is flipped between the phases: what the backward phase replays is not what the forward phase did.
 #[test]
 fn a_flipped_entry_of_the_log_is_noticed() {
-    // Two chunks in every cell: a cell of one chunk in the top row stands in its cache already, and replays nothing.
+    // Two chunks in every cell: a cell of one chunk in the top sequence stands in its cache already, and replays nothing.
     let width = Width::Chunks(2);
     for case in [Case { width, ..LASTREC }, Case { width, ..PLAIN }, Case { width, lora: &["o_proj"], lengths: &[44], ..PLAIN }] {
         assert_exact(&case);
         let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
         let engine = support::engine(&case, &model);
         let clean = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
-        let (rows, theirs) = reference_gradients(&engine, &model, &batch, &clean.log, context).unwrap();
+        let (sequences, theirs) = reference_gradients(&engine, &model, &batch, &clean.log, context).unwrap();
         let mut flips = 0;
         for (layer, log) in clean.log.layers.iter().enumerate() {
             for span in clean.log.spans.iter().filter(|s| log.victims(s.index).is_some()) {
@@ -197,7 +197,7 @@ fn a_flipped_entry_of_the_log_is_noticed() {
                 trace.log.layers[layer].shift_first_victim(span.index);
                 flips += 1;
                 if let Ok(ours) = engine.backward(&model, trace, context, &mut Silent) {
-                    let worst = Comparison::new((&ours.rows, &ours.gradients), (&rows, &theirs)).worst();
+                    let worst = Comparison::new((&ours.losses, &ours.gradients), (&sequences, &theirs)).worst();
                     assert!(worst > NOTICED, "layer {layer}, chunk {}: {worst:.2e} on {case:?}", span.index);
                 }
             }
@@ -213,9 +213,9 @@ const COPIED: &[Case] = &[
     PLAIN,
     LASTREC,
     Case { name: "cells of one chunk", width: Width::Chunks(1), ..PLAIN },
-    Case { name: "one row of cells", layers_per_cell: 3, ..PLAIN },
-    Case { name: "one row of cells of one chunk", layers_per_cell: 3, width: Width::Chunks(1), ..LASTREC },
-    Case { name: "one head in one row", policy: "tova", heads: (4, 1), lengths: &[44], layers_per_cell: 2, ..PLAIN },
+    Case { name: "one layer band", layers_per_cell: 3, ..PLAIN },
+    Case { name: "one layer band of one chunk", layers_per_cell: 3, width: Width::Chunks(1), ..LASTREC },
+    Case { name: "one head in one sequence", policy: "tova", heads: (4, 1), lengths: &[44], layers_per_cell: 2, ..PLAIN },
     Case { name: "shares", policy: "adakv", params: "floor = 0.5\npolicy.snapkv = { window_size = 2 }", ..PLAIN },
     Case { name: "caches that wait", is_offloaded: true, layers_per_cell: 3, width: Width::Chunks(2), ..PLAIN },
     Case { name: "quantised caches that wait", is_offloaded: true, buffer: BufferKind::Int8, layers_per_cell: 3, ..PLAIN },
@@ -232,8 +232,8 @@ fn copies_that_come_late_change_nothing_to_the_bit() {
     for case in COPIED {
         let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
         let made = || support::engine(case, &model).gradients(&model, &batch, context, &mut Silent).unwrap();
-        let (at_once, late) = (made(), while_copies_are_late(Waits::Kept, made));
-        assert_eq!(at_once.rows, late.rows, "{case:?}");
+        let (at_once, late) = (made(), with_delayed_copies(WaitFault::Kept, made));
+        assert_eq!(at_once.losses, late.losses, "{case:?}");
         assert_eq!(at_once.log.hash(), late.log.hash(), "{case:?}");
         for (name, gradient) in &at_once.gradients {
             assert!(gradient.equal(&late.gradients[name]), "{name} of {case:?}");
@@ -248,8 +248,8 @@ fn a_wait_that_is_lost_is_noticed() {
         let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
         let made = || support::engine(case, &model).gradients(&model, &batch, context, &mut Silent);
         let clean = made().unwrap();
-        let Ok(found) = while_copies_are_late(Waits::Lost, made) else { continue };
-        let worst = Comparison::new((&found.rows, &found.gradients), (&clean.rows, &clean.gradients)).worst();
+        let Ok(found) = with_delayed_copies(WaitFault::Lost, made) else { continue };
+        let worst = Comparison::new((&found.losses, &found.gradients), (&clean.losses, &clean.gradients)).worst();
         assert!(worst > NOTICED || worst.is_nan(), "unnoticed: {worst:.2e} on {case:?}");
     }
 }

@@ -10,14 +10,14 @@ pub fn tolerance(dtype: Dtype) -> f64 {
 
 /// Bounds on the gradient as a whole.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Nearness {
+pub struct ErrorBound {
     /// Of its cosine with the exact one.
     pub smallest_cosine: f64,
     /// Of its distance from the exact one, relative to that.
     pub largest_error: f64,
 }
 
-impl Nearness {
+impl ErrorBound {
     /// The bounds of a store.
     pub fn of(form: StoreForm) -> Self {
         match form {

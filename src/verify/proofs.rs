@@ -1,8 +1,8 @@
 //! The proof of one batch in many tilings: the reference is computed once, on the choices that the first tiling makes.
 
-use super::{Comparison, Nearness, Reference, VerifyError, check_finite};
+use super::{Comparison, ErrorBound, Reference, VerifyError, check_finite};
 use crate::data::Batch;
-use crate::engine::{Engine, Event, Observer, StepContext, StepGradients};
+use crate::engine::{Engine, Event, MicroBatchContext, MicroBatchGradients, Observer};
 use crate::model::Model;
 use crate::units::Bytes;
 
@@ -11,10 +11,10 @@ use crate::units::Bytes;
 pub struct Proofs<'a> {
     model: &'a Model,
     batch: &'a Batch,
-    context: StepContext,
+    context: MicroBatchContext,
     first: Option<First>,
     /// What the first tiling found whose stores do not round.
-    exact: Option<StepGradients>,
+    exact: Option<MicroBatchGradients>,
 }
 
 /// What all tilings are held against.
@@ -34,12 +34,12 @@ pub struct TilingProof {
     /// stores round.
     pub apart: Option<f64>,
     /// What is asked of the gradient where stores round; `None` where it is exact.
-    pub bound: Option<Nearness>,
+    pub bound: Option<ErrorBound>,
     /// Whether the policies chose what they had chosen in the first tiling.
     pub has_first_choices: bool,
     /// Layers and chunks of the largest cell.
     pub largest_cell: (usize, usize),
-    /// Rows and columns of cells.
+    /// Layer bands and columns.
     pub cells: (usize, usize),
     /// When the head had its turn.
     pub head: HeadTurn,
@@ -55,7 +55,7 @@ pub enum HeadTurn {
     /// In the forward phase.
     #[default]
     Forward,
-    /// In the cells of the only row.
+    /// In the cells of the only band.
     Cells,
 }
 
@@ -101,28 +101,28 @@ impl Verdict {
 
 impl<'a> Proofs<'a> {
     /// The proof of a batch; nothing is run yet.
-    pub fn new(model: &'a Model, batch: &'a Batch, context: StepContext) -> Self {
+    pub fn new(model: &'a Model, batch: &'a Batch, context: MicroBatchContext) -> Self {
         Self { model, batch, context, first: None, exact: None }
     }
 
     /// Runs the batch through an engine, which must have the head and the buffers of all others.
     pub fn prove(&mut self, engine: &Engine) -> Result<TilingProof, VerifyError> {
         let (model, batch, context) = (self.model, self.batch, self.context);
-        let mut seen = Seen::default();
+        let mut seen = ProofObserver::default();
         let ours = engine.gradients(model, batch, context, &mut seen)?;
-        check_finite(batch, &ours.rows)?;
+        check_finite(batch, &ours.losses)?;
         let choices = ours.log.hash();
         let first = match self.first.take() {
             Some(first) => first,
             None => First { choices: choices.clone(), reference: Reference::new(engine, model, batch, &ours.log, context)? },
         };
         let first = self.first.insert(first);
-        let bound = Nearness::of_stores(engine.settings());
+        let bound = ErrorBound::of_stores(engine.settings());
         let apart = self
             .exact
             .as_ref()
             .filter(|_| bound.is_none())
-            .map(|exact| Comparison::new((&ours.rows, &ours.gradients), (&exact.rows, &exact.gradients)).worst());
+            .map(|exact| Comparison::new((&ours.losses, &ours.gradients), (&exact.losses, &exact.gradients)).worst());
         let columns = engine.settings().plan(batch, context.chunk_sizes)?.columns;
         let widest = columns.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
         let found = TilingProof {
@@ -168,16 +168,16 @@ impl TilingProof {
 
 /// What the engine tells of its cells and of the head.
 #[derive(Debug, Default)]
-struct Seen {
-    /// Rows and columns; none as long as the forward phase lasts.
+struct ProofObserver {
+    /// Sequences and columns; none as long as the forward phase lasts.
     cells: (usize, usize),
     head: HeadTurn,
 }
 
-impl Observer for Seen {
+impl Observer for ProofObserver {
     fn observe(&mut self, event: Event) {
         match event {
-            Event::Cell { row, column } => self.cells = (row.1, column.1),
+            Event::Cell { band, column } => self.cells = (band.1, column.1),
             Event::Head { .. } if self.cells != (0, 0) => self.head = HeadTurn::Cells,
             _ => {}
         }

@@ -7,9 +7,9 @@ use tch::{Device, Kind, Tensor, no_grad, with_grad};
 use super::{VerifyError, walk};
 use crate::cache::{self, ReplayLog};
 use crate::data::{Batch, Targets};
-use crate::engine::{Engine, StepContext};
-use crate::head::{HeadError, Logits, Losses, Pick, RowLoss, RowTargets, column_loss};
-use crate::model::{Attend, AttendError, Model, Place, Qkv};
+use crate::engine::{Engine, MicroBatchContext};
+use crate::head::{HeadError, Logits, Losses, Pick, SequenceLoss, SequenceTargets, column_loss};
+use crate::model::{Attend, AttendError, DropoutContext, Model, Qkv};
 use crate::native::{attach_backward, gradients_of, run_backward};
 use crate::recipe::BufferKind;
 use crate::units::LayerIdx;
@@ -17,14 +17,14 @@ use crate::units::LayerIdx;
 /// Queries whose scores are held at a time; longer sequences recompute each block in the backward.
 const BLOCK: i64 = 512;
 
-/// Loss by row, and gradients by name, of the network in which a query sees a token until the chunk that evicts it.
+/// Loss by sequence, and gradients by name, of the network in which a query sees a token until the chunk that evicts it.
 pub fn reference_gradients(
     engine: &Engine,
     model: &Model,
     batch: &Batch,
     log: &ReplayLog,
-    context: StepContext,
-) -> Result<(Vec<RowLoss>, BTreeMap<String, Tensor>), VerifyError> {
+    context: MicroBatchContext,
+) -> Result<(Vec<SequenceLoss>, BTreeMap<String, Tensor>), VerifyError> {
     let groups = model.config().num_kv_heads;
     // One layer at a time: what each slot held after each chunk is far larger than when each token left.
     let gone = |layer| walk(log, layer, groups).map(|w| gone_tensor(&w.gone, model.device()));
@@ -36,10 +36,10 @@ pub fn reference_gradients(
     let hidden = with_grad(|| forward(model, batch, context, &mut attend))?;
 
     let mut picks: Vec<Pick> = Vec::new();
-    for (index, row) in batch.rows.iter().enumerate() {
-        let targets = match &row.targets {
-            Targets::NextToken(labels) => RowTargets::Tokens(labels),
-            Targets::Class(class) => RowTargets::Class { len: row.inputs.len(), class: *class },
+    for (index, sequence) in batch.sequences.iter().enumerate() {
+        let targets = match &sequence.targets {
+            Targets::NextToken(labels) => SequenceTargets::Tokens(labels),
+            Targets::Class(class) => SequenceTargets::Class { len: sequence.inputs.len(), class: *class },
         };
         picks.extend(engine.head().picks(index, targets)?);
     }
@@ -54,10 +54,11 @@ pub fn reference_gradients(
     } else {
         through_the_head(engine, model, &hidden, &picks, context.weight)?
     };
-    let mut rows = vec![RowLoss::default(); batch.rows.len()];
+    let mut sequences = vec![SequenceLoss::default(); batch.sequences.len()];
     for (pick, value, correct) in losses {
-        let row = &mut rows[pick.row];
-        (row.loss_sum, row.targets, row.correct) = (row.loss_sum + value, row.targets + 1, row.correct + usize::from(correct));
+        let sequence = &mut sequences[pick.sequence];
+        (sequence.loss_sum, sequence.targets, sequence.correct) =
+            (sequence.loss_sum + value, sequence.targets + 1, sequence.correct + usize::from(correct));
     }
     let mut gradients = BTreeMap::new();
     for (name, mut parameter) in model.parameters() {
@@ -65,18 +66,18 @@ pub fn reference_gradients(
         gradients.insert(name, if grad.defined() { grad.copy() } else { parameter.zeros_like() }.detach());
         parameter.zero_grad();
     }
-    Ok((rows, gradients))
+    Ok((sequences, gradients))
 }
 
-fn forward(model: &Model, batch: &Batch, context: StepContext, attend: &mut MaskedDense) -> Result<Tensor, VerifyError> {
+fn forward(model: &Model, batch: &Batch, context: MicroBatchContext, attend: &mut MaskedDense) -> Result<Tensor, VerifyError> {
     let total = batch.max_len();
-    let padded = |row: &crate::data::Row| {
-        row.inputs.iter().map(|&id| i64::from(id)).chain(std::iter::repeat(0)).take(total).collect::<Vec<_>>()
+    let padded = |sequence: &crate::data::Sequence| {
+        sequence.inputs.iter().map(|&id| i64::from(id)).chain(std::iter::repeat(0)).take(total).collect::<Vec<_>>()
     };
-    let ids: Vec<i64> = batch.rows.iter().flat_map(padded).collect();
-    let ids = Tensor::from_slice(&ids).view([batch.rows.len() as i64, total as i64]).to_device(model.device());
-    let samples: Vec<u64> = batch.rows.iter().map(|r| r.sample).collect();
-    let place = Place { dropout: context.dropout, samples: &samples };
+    let ids: Vec<i64> = batch.sequences.iter().flat_map(padded).collect();
+    let ids = Tensor::from_slice(&ids).view([batch.sequences.len() as i64, total as i64]).to_device(model.device());
+    let samples: Vec<u64> = batch.sequences.iter().map(|r| r.sample).collect();
+    let place = DropoutContext { dropout: context.dropout, samples: &samples };
     let positions = model.positions(Tensor::arange(total as i64, (Kind::Int64, model.device())).view([1, -1]));
     let mut hidden = model.embed(&ids);
     for layer in 0..model.config().num_layers {
@@ -98,7 +99,7 @@ fn through_the_head(
     let device = hidden_bte.device();
     let column =
         |value: &dyn Fn(&Pick) -> i64| Tensor::from_slice(&picks.iter().map(value).collect::<Vec<_>>()).to_device(device);
-    let (place_n, target_n) = (column(&|p| p.row as i64 * total + p.position as i64), column(&|p| p.target));
+    let (place_n, target_n) = (column(&|p| p.sequence as i64 * total + p.position as i64), column(&|p| p.target));
     let (loss_n, correct_n) = with_grad(|| {
         let hidden_ne = hidden_bte.reshape([-1, e]).index_select(0, &place_n);
         let score_nk = engine.head().choices(&model.logits(&model.final_norm(&hidden_ne)));

@@ -59,30 +59,30 @@ const INT4_FILE: StoreRecipe = store(StoreForm::Int4, StorePlace::File);
 /// Layer checkpoints and undo log: each form in each place, each rounding store alone and both together.
 const STORES: [[StoreRecipe; 2]; 7] =
     [[FILE, FILE], [INT8, PLAIN], [INT4, PLAIN], [PLAIN, INT8], [PLAIN, INT4], [INT8_FILE, INT8_FILE], [INT4_FILE, INT4_FILE]];
-/// The same where all layers are one row.
-const STORES_OF_ONE_ROW: [[StoreRecipe; 2]; 2] = [[PLAIN, FILE], [PLAIN, INT8]];
+/// The same where all layers are one band.
+const STORES_OF_ONE_BAND: [[StoreRecipe; 2]; 2] = [[PLAIN, FILE], [PLAIN, INT8]];
 
 /// All tilings of a model of `num_layers` that are worth a proof beside `own`, which comes first; no two are the same. `settings` are
 /// those of `own`, `plan` is the batch's.
 ///
 /// * Cells of 1, 2, all but one and all layers × 1, 2, 3 and all chunks, with plain stores in memory.
-/// * For cells that form several rows and columns, and for a single row: caches that wait on the host and such that do not; where
+/// * For cells that form several bands and columns, and for a single band: caches that wait on the host and such that do not; where
 ///   nothing leaves the cache, each with every storage.
-/// * For several rows and columns: stores in files, each store rounding alone, both rounding in files; and for a single row an undo log
+/// * For several bands and columns: stores in files, each store rounding alone, both rounding in files; and for a single band an undo log
 ///   in a file and one that rounds, which moves the head's turn. A store into which nothing is ever put is left out.
 pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: &ChunkPlan) -> Vec<Tiling> {
     let num_chunks = plan.spans.len();
     let several = (1, 2.min(num_chunks.div_ceil(2)));
-    let one_row = (num_layers, several.1);
+    let one_band = (num_layers, several.1);
     let mut all = vec![own.counted(settings, plan)];
     for layers in sizes([1, 2, num_layers.saturating_sub(1), num_layers], num_layers) {
         all.extend(sizes([1, 2, 3, num_chunks], num_chunks).into_iter().map(|chunks| own.shaped((layers, chunks))));
     }
     let caches = caches(&own.kv_cache, settings, plan);
-    for shape in [several, one_row] {
+    for shape in [several, one_band] {
         all.extend(caches.iter().map(|kv_cache| Tiling { kv_cache: kv_cache.clone(), ..own.shaped(shape) }));
     }
-    // A single row has no border, and no undo entry is made where nothing is overwritten.
+    // A single band has no border, and no undo entry is made where nothing is overwritten.
     let overwrites = (0..num_layers).any(|layer| settings.cache_length(layer).is_some_and(|slots| slots < plan.len()));
     let waiting = |shape: (usize, usize), [layer_checkpoints, undo_log]: [StoreRecipe; 2]| {
         let has_borders = shape.0 < num_layers;
@@ -92,7 +92,7 @@ pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: 
         )
     };
     all.extend(STORES.iter().map(|&stores| waiting(several, stores)));
-    all.extend(STORES_OF_ONE_ROW.iter().map(|&stores| waiting(one_row, stores)));
+    all.extend(STORES_OF_ONE_BAND.iter().map(|&stores| waiting(one_band, stores)));
     // What is exact comes before what rounds: the sort is stable.
     all[1..].sort_by_key(Tiling::rounds);
     let mut all = distinct(all);

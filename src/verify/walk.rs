@@ -3,15 +3,15 @@
 use tch::TchError;
 
 use super::VerifyError;
-use crate::cache::{ChunkSpan, Quota, ReplayLog, Victims};
+use crate::cache::{ChunkSpan, HeadBudgets, ReplayLog, Victims};
 
 /// What the walk over one layer found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Walk {
-    /// `held[event][row][head]`: the position in each filled slot after each cache event (the prefill span is event 0), −1 where
-    /// a row has none.
+pub struct LayerWalk {
+    /// `held[event][sequence][head]`: the position in each filled slot after each cache event (the prefill span is event 0), −1 where
+    /// a sequence has none.
     pub held: Vec<Vec<Vec<Vec<i64>>>>,
-    /// `gone[row][head][position]`: the first query that does not see the token any more.
+    /// `gone[sequence][head][position]`: the first query that does not see the token any more.
     pub gone: Vec<Vec<Vec<i64>>>,
 }
 
@@ -19,7 +19,7 @@ pub struct Walk {
 const STAYS: i64 = i64::MAX;
 
 /// Walks over the choices of one layer with `groups` KV heads.
-pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<Walk, VerifyError> {
+pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<LayerWalk, VerifyError> {
     let (mut capacity, batch) = (log.cache_lengths[layer], log.spans.first().map_or(0, |s| s.real.len()));
     let tokens = log.spans.last().map_or(0, |s| s.start + s.len);
     let mut slots = vec![vec![Vec::<i64>::new(); groups]; batch];
@@ -45,13 +45,13 @@ pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<Walk, Verify
         held.truncate(span.chunk.0);
         held.push(slots.clone());
     }
-    Ok(Walk { held, gone })
+    Ok(LayerWalk { held, gone })
 }
 
 /// Slots are shared out: what exceeds a head's share leaves, and all heads get as many slots as the largest share.
-fn divide(slots: &mut [Vec<Vec<i64>>], gone: &mut [Vec<Vec<i64>>], quota: &Quota, start: usize) -> Result<(), TchError> {
-    for (b, row) in slots.iter_mut().enumerate() {
-        for (g, head) in row.iter_mut().enumerate() {
+fn divide(slots: &mut [Vec<Vec<i64>>], gone: &mut [Vec<Vec<i64>>], quota: &HeadBudgets, start: usize) -> Result<(), TchError> {
+    for (b, sequence) in slots.iter_mut().enumerate() {
+        for (g, head) in sequence.iter_mut().enumerate() {
             let leaving: Vec<bool> = Vec::try_from(quota.leaving_bgc.get(b as i64).get(g as i64).contiguous())?;
             for (position, _) in head.iter_mut().zip(leaving).filter(|(position, leaves)| *leaves && **position >= 0) {
                 gone[b][g][*position as usize] = start as i64;
@@ -63,19 +63,19 @@ fn divide(slots: &mut [Vec<Vec<i64>>], gone: &mut [Vec<Vec<i64>>], quota: &Quota
     Ok(())
 }
 
-fn of_head(victims: Option<&Victims>, row: usize, head: usize) -> Result<Vec<i64>, TchError> {
+fn of_head(victims: Option<&Victims>, sequence: usize, head: usize) -> Result<Vec<i64>, TchError> {
     match victims {
         None => Ok(Vec::new()),
-        Some(victims) => victims.of_head(row, head),
+        Some(victims) => victims.of_head(sequence, head),
     }
 }
 
-/// One chunk, one row, one head: the row's own victims leave, the region's survivors move into the holes, candidates that the row
+/// One chunk, one sequence, one head: the sequence's own victims leave, the region's survivors move into the holes, candidates that the sequence
 /// keeps stand in front of its new tokens.
 fn step(
     slots: &mut Vec<i64>,
     gone: &mut [i64],
-    (span, row): (&ChunkSpan, usize),
+    (span, sequence): (&ChunkSpan, usize),
     capacity: usize,
     leaving: &[i64],
 ) -> Result<(), String> {
@@ -90,7 +90,7 @@ fn step(
             return Err(format!("slot {slot} twice"));
         }
     }
-    let needed = (filled + span.real[row]).saturating_sub(capacity);
+    let needed = (filled + span.real[sequence]).saturating_sub(capacity);
     let positions: Vec<i64> = leaving.iter().map(|&s| slots[s as usize]).collect();
     for &position in &positions[..needed.min(positions.len())] {
         if position >= 0 {
@@ -105,7 +105,7 @@ fn step(
     }
     slots.truncate(region);
     slots.extend(&positions[needed.min(positions.len())..]);
-    slots.extend((span.start..span.start + span.real[row]).map(|p| p as i64));
+    slots.extend((span.start..span.start + span.real[sequence]).map(|p| p as i64));
     slots.resize(top, -1);
     Ok(())
 }

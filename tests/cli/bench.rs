@@ -46,7 +46,7 @@ fn a_config_is_enough_and_the_keys_stay() {
     assert_eq!(kinds, ["setup", "step", "step", "step", "summary", "forecast"]);
     let warm_up: Vec<bool> = lines[1..4].iter().map(|line| line["is_warm_up"].as_bool().unwrap()).collect();
     assert_eq!(warm_up, [true, false, false]);
-    assert_snapshot!(keys(&lines[0]), @"attention device dtype kind libtorch parameters rows threads tokens_per_row trained_parameters version");
+    assert_snapshot!(keys(&lines[0]), @"attention device dtype kind libtorch parameters sequences threads tokens_per_sequence trained_parameters version");
     assert_snapshot!(keys(&lines[1]), @"backward_cpu_seconds backward_seconds flops flops_attention flops_head flops_linear flops_per_cpu_second flops_per_second forward_cpu_seconds forward_seconds gemm_chunk_flops_per_cpu_second gemm_chunk_flops_per_second gemm_cpu_share gemm_share gemm_square_flops_per_cpu_second gemm_square_flops_per_second head_cpu_seconds head_seconds is_warm_up kind loss optimizer_cpu_seconds optimizer_seconds peak_is_of_step peak_resident_bytes recompute_cpu_seconds recompute_seconds replay_cpu_seconds replay_seconds step step_cpu_seconds step_seconds store_copy_seconds store_copy_share tokens tokens_per_second");
     let figures = lines[1].as_object().unwrap().keys();
     let only_of_steps =
@@ -111,9 +111,9 @@ fn memory_by_part_is_the_peak() {
         let set = format!("grad.layers_per_cell={layers}");
         let lines = lines(&bare(), &["--tokens", "300", "--profile-memory", "--set", &set]);
         let memory = lines.last().unwrap();
-        assert_eq!(keys(memory), "kind measured_peak_bytes memory peak_in rows tensor_peak_bytes_by_part");
+        assert_eq!(keys(memory), "kind measured_peak_bytes memory parts peak_in tensor_peak_bytes_by_part");
         assert_eq!((memory["kind"].as_str(), memory["memory"].as_str()), (Some("memory"), Some("process")));
-        let rows: Vec<(&str, i64)> = memory["rows"]
+        let rows: Vec<(&str, i64)> = memory["parts"]
             .as_array()
             .unwrap()
             .iter()

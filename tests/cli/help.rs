@@ -28,11 +28,11 @@ fn the_verbs() {
     Commands:
       finetune-lora         Train a LoRA adapter
       finetune-full         Train all weights of a model
-      resume                Go on with a run
+      resume                Resume a run
       evaluate              Loss, perplexity and accuracy of a run, a checkpoint or a model
       verify                Prove the gradients on your model and data against plain autograd
       check                 Look at a recipe, its model and its data, and print what would run
-      plan                  Foretell memory and time of a step, and choose how it is best tiled
+      plan                  Predict memory and time of a step, and choose the best tiling
       bench                 Time training steps on random tokens, part by part
       doctor                Look at this machine: libtorch, CPU, driver, GPUs, CUDA's libraries; what is there, what works, and why not
       init-model            Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations
@@ -78,7 +78,7 @@ fn finetune_full() {
 #[test]
 fn resume() {
     assert_snapshot!(help("resume"), @r"
-    Go on with a run
+    Resume a run
 
     Usage: kvtune resume [OPTIONS] <RUN>
 
@@ -163,7 +163,7 @@ fn check() {
 #[test]
 fn plan() {
     assert_snapshot!(help("plan"), @r"
-    Foretell memory and time of a step, and choose how it is best tiled
+    Predict memory and time of a step, and choose the best tiling
 
     Usage: kvtune plan [OPTIONS] --recipe <FILE>
 
@@ -171,7 +171,7 @@ fn plan() {
           --recipe <FILE>          The recipe
           --set <a.b=c>            Override a key of the recipe
           --full                   As for `finetune-full`: all weights are trained, and there is no adapter
-          --tokens <N>             Plan for rows of so many tokens with a target at each, instead of the heaviest batch of the recipe's data
+          --tokens <N>             Plan for sequences of so many tokens with a target at each, instead of the heaviest batch of the recipe's data
           --device-memory <BYTES>  Plan for a GPU with so much memory, as `40GB` or `80GiB`; it need not be here, and its speed is then not told
           --host-memory <BYTES>    What the process may take of the host's memory. Default: what there is
           --scratch-space <BYTES>  What scratch files may take. Default: what is free where the recipe has them, in `grad.scratch_dir` or below its `output_dir`

@@ -10,11 +10,11 @@ use kvtune::Error;
 use kvtune::bench::BenchError;
 use kvtune::cache::CacheError;
 use kvtune::checkpoint::CheckpointError;
-use kvtune::data::{At, DataError, Place};
+use kvtune::data::{DataError, LineOrRecord, SamplePlace};
 use kvtune::engine::EngineError;
 use kvtune::eval::EvalError;
 use kvtune::head::HeadError;
-use kvtune::model::{ConfigFault, ModelError, Problem, Problems};
+use kvtune::model::{ConfigFault, ModelError, TensorProblem, TensorProblems};
 use kvtune::optim::OptimError;
 use kvtune::recipe::{Dtype, OpenKey};
 use kvtune::report::ReportError;
@@ -120,7 +120,7 @@ fn of_files() -> Vec<DataError> {
 
 #[test]
 fn data() {
-    let place = || Place { path: path(), at: At::Line(1) };
+    let place = || SamplePlace { path: path(), at: LineOrRecord::Line(1) };
     let mut samples = of_files();
     samples.extend([
         DataError::Shape { place: place(), expected: "an object", found: text() },
@@ -146,7 +146,7 @@ fn engine() {
         EngineError::Open { keys: vec![OpenKey::UndoLog] },
         longest(0),
         longest(10),
-        EngineError::EmptyRow,
+        EngineError::EmptySequence,
         EngineError::NoTargets,
         EngineError::OutOfMemory(text()),
         EngineError::Misplaced { layer: 0, stands: 1, expected: 2 },
@@ -163,7 +163,7 @@ fn evaluation_and_proof() {
 
 #[test]
 fn model() {
-    let problems = Problems(vec![Problem::Missing { name: text() }]);
+    let problems = TensorProblems(vec![TensorProblem::Missing { name: text() }]);
     let faults = [
         ConfigFault::UnknownFamily { found: None, known: vec!["qwen2"] },
         ConfigFault::Missing { key: "vocab_size", expected: "a number" },
@@ -233,7 +233,7 @@ fn the_program() {
         Error::Disproved { keys: String::new(), worst: 1.0, tolerance: 1e-12 },
         Error::Imprecise { keys: "`grad.undo_log = \"int8\"`".into(), cosine: 0.5, smallest: 0.999 },
         Error::OtherChoices { keys: "`grad.layers_per_cell = 2`".into() },
-        Error::Unwell { checks: vec!["driver".into()] },
+        Error::DoctorFailed { checks: vec!["driver".into()] },
         Error::Defect { message: text(), place: text() },
         Error::Usage { message: text(), hint: text() },
     ];

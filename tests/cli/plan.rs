@@ -36,17 +36,22 @@ fn the_rows_of_a_plan_are_its_peak_and_its_keys_stay() {
         assert_eq!(kinds[..2], ["machine", "chosen"]);
         assert!(kinds[2..].iter().all(|kind| *kind == "alternative") && kinds.len() > 3, "{kinds:?}");
         let chosen = &lines[1];
-        let rows = chosen["tensors"]["rows"].as_array().unwrap().iter();
+        let rows = chosen["tensors"]["parts"].as_array().unwrap().iter();
         let sum: u64 = rows.map(|row| row["bytes"].as_u64().unwrap()).sum();
         assert_eq!(chosen["tensors"]["tensor_bytes"].as_u64(), Some(sum));
-        assert!(chosen["process_bytes"].as_u64().unwrap() > sum + lines[0]["ground_bytes"].as_u64().unwrap());
+        assert!(chosen["process_bytes"].as_u64().unwrap() > sum + lines[0]["baseline_bytes"].as_u64().unwrap());
         assert_eq!((chosen["fits"].as_bool(), chosen["layers_per_cell"].as_u64()), (Some(true), Some(1)));
         assert!(chosen["seconds"].as_object().unwrap().values().all(|seconds| seconds.as_f64().unwrap() >= 0.0));
         assert!(lines[0]["is_timed"].as_bool().unwrap());
     }
     let table = plan(&place, &["--tokens", "300"]).done().out;
-    for words in ["| weights ", "| graph of the cell ", "| peak, in ", "(chosen)", "1 rows of", "grad = { layers_per_cell = 1"] {
-        assert!(table.contains(words) || words == "1 rows of" && table.contains("2 rows of 300 tokens"), "{words}: {table}");
+    for words in
+        ["| weights ", "| graph of the cell ", "| peak, in ", "(chosen)", "1 sequences of", "grad = { layers_per_cell = 1"]
+    {
+        assert!(
+            table.contains(words) || words == "1 sequences of" && table.contains("2 sequences of 300 tokens"),
+            "{words}: {table}"
+        );
     }
 }
 

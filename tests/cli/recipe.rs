@@ -107,7 +107,7 @@ fn contradictions() {
     hint: write `metric = "loss"`, or choose `head.kind = "seq_classification_on_logits"`
     "#);
     assert_snapshot!(refused("format = \"tokens\"", "format = \"tokens\"\ntrain_on_prompt = true"), @r"
-    error: `data.train_on_prompt` says nothing where `data.format` is `tokens`: the rows bring their labels
+    error: `data.train_on_prompt` says nothing where `data.format` is `tokens`: the sequences bring their labels
      --> recipe.toml:8:1
       |
     8 | train_on_prompt = true

@@ -96,7 +96,7 @@ fn its_size_is_told_before_a_run() {
     for (policy, words) in [
         ("h2o", "at most 6 bytes per evicted token (3 layers × 2 KV heads × 1 B), 48 B for the longest sample"),
         ("tova", "at most 3 bytes per evicted token for all KV heads together (3 layers × 1 B), 24 B for"),
-        ("lastrec", " 3 bytes per evicted token for all rows and KV heads together (3 layers × 1 B), 24 B for"),
+        ("lastrec", " 3 bytes per evicted token for all sequences and KV heads together (3 layers × 1 B), 24 B for"),
     ] {
         let said = Place::new().check(&[&format!("kv_cache.policy={policy}")]).done();
         assert!(said.out.contains(words), "{}", said.out);

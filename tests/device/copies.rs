@@ -3,9 +3,9 @@
 
 use kvtune::engine::{Event, Observer, Silent};
 use kvtune::native::cuda::wait;
-use kvtune::native::{WaitCounter, Waits};
+use kvtune::native::{SyncCounter, Syncs};
 use kvtune::recipe::BufferKind;
-use kvtune::store::{Away, Form, Parked, Store, copier_of};
+use kvtune::store::{Form, HostTensor, Parked, Store, copier_of};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tch::{Device, Kind, Tensor};
@@ -28,19 +28,19 @@ fn what_is_put_and_fetched_in_any_order_comes_back() {
         let (store, on_host) = (Store::in_memory(form), Store::in_memory(form));
         let mut parked: Vec<(Parked, Tensor)> = Vec::new();
         for round in 0..300 {
-            let rows = rng.random_range(1i64..400);
+            let sequences = rng.random_range(1i64..400);
             let busy = work(device);
             // Computed behind the work, and gone as soon as it was sent.
-            let x = (Tensor::arange(rows * 256, (Kind::Float, device)) * 1e-3 + f64::from(round)).view([rows, 256])
+            let x = (Tensor::arange(sequences * 256, (Kind::Float, device)) * 1e-3 + f64::from(round)).view([sequences, 256])
                 + busy.get(0).get(0) * 0.0;
             let host = x.to_device(Device::Cpu);
             parked.push((store.park(&x).unwrap(), on_host.park(&host).unwrap().fetch(Device::Cpu).unwrap()));
             drop(x);
             if parked.len() > 6 {
                 let (waiting, expected) = parked.swap_remove(rng.random_range(0..parked.len()));
-                let ahead = waiting.set_out(device).unwrap();
+                let ahead = waiting.prefetch(device).unwrap();
                 drop(waiting);
-                let found = ahead.arrive().swap_remove(0).to_device(Device::Cpu);
+                let found = ahead.wait().swap_remove(0).to_device(Device::Cpu);
                 let worst = (found - expected).abs().max().double_value(&[]);
                 assert!(worst <= if form == Form::Plain { 0.0 } else { 2e-3 }, "{form:?}, round {round}: {worst}");
             }
@@ -54,9 +54,9 @@ fn what_is_sent_away_returns() {
     let Some(device) = gpu() else { return };
     let x = Tensor::randn([512, 512], (Kind::Float, device));
     let expected = (&x + work(device).get(0).get(0) * 0.0).to_device(Device::Cpu);
-    let away = Away::send(&(&x + work(device).get(0).get(0) * 0.0));
+    let away = HostTensor::send(&(&x + work(device).get(0).get(0) * 0.0));
     assert!(away.on_host().equal(&expected));
-    assert!(away.set_out(device).arrive().to_device(Device::Cpu).equal(&expected));
+    assert!(away.prefetch(device).wait().to_device(Device::Cpu).equal(&expected));
 }
 
 #[test]
@@ -76,9 +76,9 @@ fn waits_are_measured() {
 
 /// Counts between the first event of a step and its last.
 struct Counting {
-    counter: WaitCounter,
-    first: Option<Waits>,
-    last: Waits,
+    counter: SyncCounter,
+    first: Option<Syncs>,
+    last: Syncs,
 }
 
 impl Observer for Counting {
@@ -106,10 +106,10 @@ fn a_step_gives_what_the_cpu_gives_and_waits_for_nothing() {
         let engine = support::engine(&of_device, &there);
         // What is made once for all steps may wait: memory, handles of libraries.
         engine.gradients(&there, &batch, context, &mut Silent).unwrap();
-        let mut counting = Counting { counter: WaitCounter::start().unwrap(), first: None, last: Waits::default() };
+        let mut counting = Counting { counter: SyncCounter::start().unwrap(), first: None, last: Syncs::default() };
         let found = engine.gradients(&there, &batch, context, &mut counting).unwrap();
         let waits = counting.last.since(counting.first.unwrap());
-        assert_eq!(waits, Waits::default(), "{case:?}");
+        assert_eq!(waits, Syncs::default(), "{case:?}");
         assert_eq!(found.log.hash(), expected.log.hash(), "{case:?}");
         for (name, gradient) in &expected.gradients {
             let theirs = found.gradients[name].to_device(Device::Cpu);

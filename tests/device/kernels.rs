@@ -1,7 +1,7 @@
 //! The same kernels on a GPU, where there is one, beside libtorch's own operations on the same device.
 
 use kvtune::native::cuda::{self, Staying};
-use kvtune::ops::attention::{Chunk, Past, Queries, attention_paid};
+use kvtune::ops::attention::{Chunk, KvPage, Queries, attention_mass};
 use kvtune::ops::rms_norm::rms_norm;
 use kvtune::ops::rope::Rotation;
 use kvtune::ops::swiglu::swiglu;
@@ -40,14 +40,14 @@ fn the_kernel_pays_what_blocks_of_operations_pay_and_twice_the_same_bits() {
             let (wide_q, wide_old, wide_own) = (wide(&q), wide(&old), wide(&own));
             for queries in [Queries::All, Queries::Last(40)] {
                 let in_use = (i % 2 == 0).then_some(&in_use);
-                let paid = |q, old, own| {
+                let mass = |q, old, own| {
                     let chunk = Chunk::of(q, (own, own), 0.1);
-                    attention_paid(chunk, &[Past { k_bgpd: old, v_bgpd: old, in_use_bgp: in_use }], &lse, queries)
+                    attention_mass(chunk, &[KvPage { k_bgpd: old, v_bgpd: old, in_use_bgp: in_use }], &lse, queries)
                 };
-                let found = paid(&q, &old, &own);
-                assert!(found.equal(&paid(&q, &old, &own)), "two runs differ");
+                let found = mass(&q, &old, &own);
+                assert!(found.equal(&mass(&q, &old, &own)), "two runs differ");
                 // In single precision blocks of operations compute it.
-                let expected = paid(&wide_q, &wide_old, &wide_own);
+                let expected = mass(&wide_q, &wide_old, &wide_own);
                 let error = ((&found - &expected).abs() / (expected.abs() + 1e-9)).max().double_value(&[]);
                 assert!(
                     error < 1e-3,
@@ -58,7 +58,7 @@ fn the_kernel_pays_what_blocks_of_operations_pay_and_twice_the_same_bits() {
     }
     // Two kinds of six widths.
     let states = cuda::kernel_states();
-    let ours = states.iter().filter(|state| state.kernel.starts_with("`attention_paid`"));
+    let ours = states.iter().filter(|state| state.kernel.starts_with("`attention_mass`"));
     assert!(ours.clone().count() == 12 && ours.clone().all(|state| state.missing.is_none()), "{states:?}");
 }
 
@@ -147,7 +147,7 @@ fn what_leaves_and_moves_on_a_gpu_is_what_leaves_and_moves_on_the_cpu() {
         let odd = Tensor::from_slice(&special).repeat([slots / 4 + 1]).narrow(0, 0, slots);
         let score = odd.where_self(&Tensor::rand(few.size(), (Kind::Float, Device::Cpu)).lt(0.1), &few);
         let position = Tensor::rand(few.size(), (Kind::Float, Device::Cpu)).argsort(-1, false) * 3;
-        let protected: Vec<(usize, usize)> = (0..batch as usize).map(|row| (30 + row, 60)).collect();
+        let protected: Vec<(usize, usize)> = (0..batch as usize).map(|sequence| (30 + sequence, 60)).collect();
         let staying = Staying { sinks: 9, young: slots * 2, protected: &protected };
         let key = cuda::rank_entries(&score.to_device(device), &position.to_device(device), staying).unwrap();
         let slot = cuda::take_lowest(&key, count).unwrap();
@@ -158,19 +158,19 @@ fn what_leaves_and_moves_on_a_gpu_is_what_leaves_and_moves_on_the_cpu() {
         let (positions, scores) = (flat(&position), Vec::<f32>::try_from(score.contiguous().view(-1)).unwrap());
         let (found, [to, order, from]) = (flat(&slot), moves.each_ref().map(flat));
         let (n, e) = (slots as usize, count as usize);
-        for row in 0..(batch * groups) as usize {
+        for sequence in 0..(batch * groups) as usize {
             let rank = |slot: usize| {
-                let (s, p) = (scores[row * n + slot], positions[row * n + slot]);
-                let (start, end) = protected[row / groups as usize];
+                let (s, p) = (scores[sequence * n + slot], positions[sequence * n + slot]);
+                let (start, end) = protected[sequence / groups as usize];
                 let stays = p < 9 || p >= slots * 2 || (start as i64..end as i64).contains(&p);
                 if stays { (true, 0.0, 0) } else { (false, if s.is_nan() { f32::INFINITY } else { s }, p) }
             };
             let mut sorted: Vec<usize> = (0..n).collect();
             // Stable, so that of equals the lower slot comes first.
             sorted.sort_by(|&a, &b| rank(a).partial_cmp(&rank(b)).unwrap());
-            let of = |all: &[i64]| all[row * e..(row + 1) * e].to_vec();
+            let of = |all: &[i64]| all[sequence * e..(sequence + 1) * e].to_vec();
             let wide = |slots: &[usize]| slots.iter().map(|&slot| slot as i64).collect::<Vec<_>>();
-            assert_eq!(of(&found), wide(&sorted[..e]), "{slots} slots, {count} leave, row {row}");
+            assert_eq!(of(&found), wide(&sorted[..e]), "{slots} slots, {count} leave, sequence {sequence}");
             let mut by_slot: Vec<usize> = (0..e).collect();
             by_slot.sort_by_key(|&i| sorted[i]);
             assert_eq!((of(&order), of(&to)), (wide(&by_slot), by_slot.iter().map(|&i| sorted[i] as i64).collect()));

@@ -20,7 +20,7 @@ mod support;
 use std::sync::Once;
 
 use fixture::{BY_MASK, ITS_OWN};
-use kvtune::engine::{Silent, StepGradients};
+use kvtune::engine::{MicroBatchGradients, Silent};
 use kvtune::model::{Adapter, Model, ModelConfig};
 use kvtune::native::cuda::{Numerics, Upload, graph_replays, pinned};
 use kvtune::recipe::{BufferKind, Dtype, LoraRecipe, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules};
@@ -40,7 +40,7 @@ const CASES: &[Case] = &[
     Case { name: "lastrec", policy: "lastrec", ..PLAIN },
     Case { name: "streaming-llm", policy: "streaming-llm", ..PLAIN },
     Case { name: "h2o", ..PLAIN },
-    Case { name: "h2o, one row of cells", layers_per_cell: 3, width: Width::Chunks(2), ..PLAIN },
+    Case { name: "h2o, one layer band", layers_per_cell: 3, width: Width::Chunks(2), ..PLAIN },
     Case { name: "h2o, waiting on the host", is_offloaded: true, layers_per_cell: 2, ..PLAIN },
     Case { name: "h2o, int8 waiting on the host", buffer: BufferKind::Int8, is_offloaded: true, ..PLAIN },
     Case { name: "h2o, int4", buffer: BufferKind::Int4, ..PLAIN },
@@ -113,7 +113,7 @@ fn bf16_is_near_f32() {
     }
 }
 
-fn gradients(case: &Case, model: &Model) -> StepGradients {
+fn gradients(case: &Case, model: &Model) -> MicroBatchGradients {
     support::engine(case, model).gradients(model, &support::batch(case), support::context(case), &mut Silent).unwrap()
 }
 
@@ -134,7 +134,7 @@ fn two_runs_give_the_same_bits() {
 }
 
 /// The same bits with CUDA graphs as without, in columns of one short chunk, and that graphs were launched.
-fn captured_as_plain(case: &Case, made: &mut dyn FnMut(&Case) -> StepGradients) {
+fn captured_as_plain(case: &Case, made: &mut dyn FnMut(&Case) -> MicroBatchGradients) {
     let expected = made(case);
     let before = graph_replays();
     let found = made(&Case { has_cuda_graphs: true, ..*case });
@@ -158,7 +158,7 @@ fn captured_columns_give_the_same_bits() {
     }
 }
 
-/// Wide enough for every kernel of a layer, with dropout, and rows of different length.
+/// Wide enough for every kernel of a layer, with dropout, and sequences of different length.
 #[test]
 fn captured_layers_of_some_width_give_the_same_bits() {
     let Some(device) = gpu() else { return };

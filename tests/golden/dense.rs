@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kvtune::files::TensorFile;
-use kvtune::model::{Adapter, Attend, AttendError, Model, Place, Qkv};
+use kvtune::model::{Adapter, Attend, AttendError, DropoutContext, Model, Qkv};
 use kvtune::recipe::Dtype;
 use kvtune::store::load_tensor;
 use kvtune::units::LayerIdx;
@@ -32,7 +32,7 @@ fn logits(model: &Model, ids_bn: &Tensor) -> Tensor {
     let positions = model.positions(Tensor::arange(ids_bn.size()[1], (Kind::Int64, ids_bn.device())));
     let mut hidden = model.embed(ids_bn);
     for layer in 0..model.config().num_layers {
-        hidden = model.layer(LayerIdx(layer), &hidden, &positions, &Place::default(), &mut Dense).unwrap();
+        hidden = model.layer(LayerIdx(layer), &hidden, &positions, &DropoutContext::default(), &mut Dense).unwrap();
     }
     model.logits(&model.final_norm(&hidden))
 }

@@ -12,12 +12,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use kvtune::cache::{LayerLog, ReplayLog, Victims};
-use kvtune::data::{Batch, Row, Targets};
-use kvtune::engine::{Engine, Settings, Silent, StepContext};
+use kvtune::data::{Batch, Sequence, Targets};
+use kvtune::engine::{Engine, MicroBatchContext, Settings, Silent};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, Model};
 use kvtune::recipe::{
-    BufferKind, CacheLength, CacheRecipe, Choice, Chunking, Dtype, GradRecipe, OnOutOfMemory, Storage, StoreRecipe,
+    BufferKind, CacheLength, CacheRecipe, Chunking, Dtype, GradRecipe, OnOutOfMemory, PolicyRecipe, Storage, StoreRecipe,
 };
 use kvtune::verify::walk;
 use serde_json::Value;
@@ -49,7 +49,7 @@ impl Golden {
 
     pub fn integers(&self, key: &str) -> Vec<Vec<i64>> {
         let tensor = &self.tensors[key];
-        (0..tensor.size()[0]).map(|row| Vec::try_from(tensor.get(row)).unwrap()).collect()
+        (0..tensor.size()[0]).map(|sequence| Vec::try_from(tensor.get(sequence)).unwrap()).collect()
     }
 
     /// The names of policy and buffer.
@@ -61,14 +61,14 @@ impl Golden {
         }
     }
 
-    /// The range of a row that is protected, as the other program found it.
-    fn initial(&self, row: usize) -> Option<(usize, usize)> {
+    /// The range of a sequence that is protected, as the other program found it.
+    fn initial(&self, sequence: usize) -> Option<(usize, usize)> {
         let ranges = self.how.get("protected_ranges_start_end_layer0")?;
-        Some((count(&ranges[0][row]), count(&ranges[1][row])))
+        Some((count(&ranges[0][sequence]), count(&ranges[1][sequence])))
     }
 
     /// The policy with the parameters that it has here too; the reference's way of counting scorers where it normalises.
-    pub fn policy(&self) -> Choice {
+    pub fn policy(&self) -> PolicyRecipe {
         let (name, _) = self.cache();
         let mut params = toml::Table::new();
         for (key, value) in self.how["cache_kwargs"].as_object().unwrap() {
@@ -80,7 +80,7 @@ impl Golden {
                 params.insert("reference_counts".into(), true.into());
             }
         }
-        Choice::with_params(name, params)
+        PolicyRecipe::with_params(name, params)
     }
 
     /// Slots by layer.
@@ -110,17 +110,22 @@ impl Golden {
 
     /// Targets are those of the last tokens, or the class.
     pub fn batch(&self) -> Batch {
-        let row = |(i, (inputs, targets)): (usize, (Vec<i64>, Vec<i64>))| {
+        let sequence = |(i, (inputs, targets)): (usize, (Vec<i64>, Vec<i64>))| {
             let targets = if self.is_classification() {
                 Targets::Class(targets[0] as usize)
             } else {
                 let unlabelled = inputs.len() - targets.len();
                 Targets::NextToken(std::iter::repeat_n(-100, unlabelled).chain(targets).collect())
             };
-            Row { sample: i as u64, inputs: inputs.into_iter().map(|id| id as u32).collect(), targets, initial: self.initial(i) }
+            Sequence {
+                sample: i as u64,
+                inputs: inputs.into_iter().map(|id| id as u32).collect(),
+                targets,
+                initial: self.initial(i),
+            }
         };
-        let rows = self.integers("input_ids").into_iter().zip(self.integers("targets"));
-        Batch { rows: rows.enumerate().map(row).collect() }
+        let sequences = self.integers("input_ids").into_iter().zip(self.integers("targets"));
+        Batch { sequences: sequences.enumerate().map(sequence).collect() }
     }
 
     /// The log of what the other program evicted: after each chunk, the slots whose positions it does not hold any more.
@@ -135,9 +140,9 @@ impl Golden {
                 let victims = evicts.then(|| {
                     let theirs = &self.tensors[&format!("token_pos.layer{layer}.chunk{}", span.chunk.0)];
                     let mut slots: Vec<i64> = Vec::new();
-                    for (row, heads) in held.last().unwrap().iter().enumerate() {
+                    for (sequence, heads) in held.last().unwrap().iter().enumerate() {
                         for (head, positions) in heads.iter().enumerate() {
-                            let kept = Vec::<i64>::try_from(theirs.get(row as i64).get(head as i64)).unwrap();
+                            let kept = Vec::<i64>::try_from(theirs.get(sequence as i64).get(head as i64)).unwrap();
                             slots.extend((0i64..).zip(positions).filter(|(_, p)| !kept.contains(p)).map(|(slot, _)| slot));
                         }
                     }
@@ -154,23 +159,27 @@ impl Golden {
     pub fn check_positions(&self, log: &ReplayLog) {
         let mut checked = 0;
         for (layer, _) in log.layers.iter().enumerate() {
-            for (chunk, rows) in walk(log, layer, 2).unwrap().held.iter().enumerate() {
+            for (chunk, sequences) in walk(log, layer, 2).unwrap().held.iter().enumerate() {
                 // A dense cache has nothing to say.
                 let Some(expected) = self.tensors.get(&format!("token_pos.layer{layer}.chunk{chunk}")) else { continue };
-                for (row, heads) in rows.iter().enumerate() {
+                for (sequence, heads) in sequences.iter().enumerate() {
                     for (head, held) in heads.iter().enumerate() {
-                        let mut expected = Vec::<i64>::try_from(expected.get(row as i64).get(head as i64)).unwrap();
+                        let mut expected = Vec::<i64>::try_from(expected.get(sequence as i64).get(head as i64)).unwrap();
                         let mut held = held.clone();
                         expected.sort_unstable();
                         held.sort_unstable();
-                        assert_eq!(held, expected, "{}: layer {layer}, chunk {chunk}, row {row}, head {head}", self.name);
+                        assert_eq!(
+                            held, expected,
+                            "{}: layer {layer}, chunk {chunk}, sequence {sequence}, head {head}",
+                            self.name
+                        );
                         checked += 1;
                     }
                 }
             }
         }
         let files = self.tensors.keys().filter(|key| key.starts_with("token_pos.")).count();
-        assert_eq!(checked, files * 4, "{}: 2 rows and 2 KV heads for each of {files} tensors", self.name);
+        assert_eq!(checked, files * 4, "{}: 2 sequences and 2 KV heads for each of {files} tensors", self.name);
     }
 }
 
@@ -179,7 +188,7 @@ pub fn count(value: &Value) -> usize {
 }
 
 /// Plain caches of these lengths by layer.
-pub fn caches(policy: Choice, lengths: Vec<usize>, chunk_size: usize) -> CacheRecipe {
+pub fn caches(policy: PolicyRecipe, lengths: Vec<usize>, chunk_size: usize) -> CacheRecipe {
     CacheRecipe {
         policy,
         buffer: BufferKind::Plain,
@@ -240,10 +249,10 @@ pub fn check(name: &'static str, gradients: &str, device: Device) {
     assert!(logit_error <= 1e-4, "{name}: logits differ by {logit_error:.2e}");
 
     let num_targets = golden.tensors["targets"].numel();
-    let context = StepContext { weight: 1.0 / num_targets as f64, dropout: None, chunk_sizes: None };
+    let context = MicroBatchContext { weight: 1.0 / num_targets as f64, dropout: None, chunk_sizes: None };
     let ours = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
     golden.check_positions(&ours.log);
-    let loss = ours.rows.iter().map(|r| r.loss_sum).sum::<f64>() / num_targets as f64;
+    let loss = ours.losses.iter().map(|r| r.loss_sum).sum::<f64>() / num_targets as f64;
     let loss_error = (loss - golden.number("loss")).abs();
     assert!(loss_error <= 1e-5, "{name}: loss {loss}, expected {}", golden.number("loss"));
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kvtune::data::{Limits, Tokenizer, open};
+use kvtune::data::{ModelLimits, Tokenizer, open};
 use kvtune::recipe::{BatchOrder, DataFormat, DataRecipe, EndRegex, HeadRecipe, InitialPart, OnTooLong, ValidationSource};
 use serde_json::{Value, json};
 use tch::Tensor;
@@ -11,19 +11,19 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// A JSONL file of the case's rows: the inputs, and the last target behind them.
-fn rows(name: &str, dir: &Path) -> PathBuf {
+/// A JSONL file of the case's sequences: the inputs, and the last target behind them.
+fn sequences(name: &str, dir: &Path) -> PathBuf {
     let tensors = Tensor::read_safetensors(fixture(&format!("golden/{name}.safetensors"))).unwrap();
-    let rows = |key: &str| {
+    let sequences = |key: &str| {
         let tensor = &tensors.iter().find(|(name, _)| name == key).unwrap().1;
-        (0..tensor.size()[0]).map(|row| Vec::<i64>::try_from(tensor.get(row)).unwrap()).collect::<Vec<_>>()
+        (0..tensor.size()[0]).map(|sequence| Vec::<i64>::try_from(tensor.get(sequence)).unwrap()).collect::<Vec<_>>()
     };
     let line = |(mut ids, targets): (Vec<i64>, Vec<i64>)| {
         ids.push(*targets.last().unwrap());
         format!("{}\n", json!({"input_ids": ids, "labels": ids}))
     };
     let path = dir.join(format!("{name}.jsonl"));
-    std::fs::write(&path, rows("input_ids").into_iter().zip(rows("targets")).map(line).collect::<String>()).unwrap();
+    std::fs::write(&path, sequences("input_ids").into_iter().zip(sequences("targets")).map(line).collect::<String>()).unwrap();
     path
 }
 
@@ -38,7 +38,7 @@ fn check(name: &str) {
     let dir = tempfile::tempdir().unwrap();
     let data = DataRecipe {
         format: DataFormat::Tokens,
-        train: rows(name, dir.path()),
+        train: sequences(name, dir.path()),
         validation: ValidationSource::Fraction(0.0),
         max_seq_length: None,
         on_too_long: OnTooLong::Error,
@@ -46,18 +46,21 @@ fn check(name: &str) {
         train_on_prompt: false,
     };
     let tokenizer = Tokenizer::load(&fixture("model-qwen2")).unwrap();
-    let limits = Limits { vocab_size: 512, max_positions: 4096 };
+    let limits = ModelLimits { vocab_size: 512, max_positions: 4096 };
     let splits = open(&data, &HeadRecipe::NextToken, Some(&tokenizer), limits, Some(&rule), 1).unwrap();
     let batch = splits.train.batch(&[0, 1]).unwrap();
-    assert!(batch.rows.iter().all(|row| row.inputs.len() == 96));
+    assert!(batch.sequences.iter().all(|sequence| sequence.inputs.len() == 96));
 
     let slots = how["cache_length"].as_u64().unwrap() as usize;
     let cap = ((slots as f64 * how["max_initial_fraction"].as_f64().unwrap()) as usize).max(1);
-    let found: Vec<_> =
-        batch.rows.iter().map(|row| row.initial.map(|(start, end)| (start, end.min(start + cap))).unwrap()).collect();
+    let found: Vec<_> = batch
+        .sequences
+        .iter()
+        .map(|sequence| sequence.initial.map(|(start, end)| (start, end.min(start + cap))).unwrap())
+        .collect();
     let expected = how["protected_ranges_start_end_layer0"].as_array().unwrap();
-    let number = |side: usize, row: usize| expected[side][row].as_u64().unwrap() as usize;
-    assert_eq!(found, [0, 1].map(|row| (number(0, row), number(1, row))), "{name}");
+    let number = |side: usize, sequence: usize| expected[side][sequence].as_u64().unwrap() as usize;
+    assert_eq!(found, [0, 1].map(|sequence| (number(0, sequence), number(1, sequence))), "{name}");
 }
 
 #[test]

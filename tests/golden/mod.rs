@@ -32,8 +32,8 @@ fn quantised() {
         let log = golden.choices(&engine, &batch);
         golden.check_positions(&log);
         let apart = |engine: &Engine| {
-            let rows = engine.losses(&model, &batch, &mut Silent).unwrap();
-            let loss = rows.iter().map(|r| r.loss_sum).sum::<f64>() / golden.tensors["targets"].numel() as f64;
+            let sequences = engine.losses(&model, &batch, &mut Silent).unwrap();
+            let loss = sequences.iter().map(|r| r.loss_sum).sum::<f64>() / golden.tensors["targets"].numel() as f64;
             loss / golden.number("loss") - 1.0
         };
         let by_itself = apart(&engine);

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use kvtune::cache::{self, Attention, ChunkSpan, LayerCache, LayerLog, Policy, Queries, Shape};
+use kvtune::cache::{self, CacheShape, ChunkAttention, ChunkSpan, LayerCache, LayerLog, Policy, Queries};
 use kvtune::engine::{ChunkPlan, ColumnWidth};
-use kvtune::model::{Attend, AttendError, Model, Place, Qkv};
-use kvtune::ops::attention::{self, Chunk, Past};
+use kvtune::model::{Attend, AttendError, DropoutContext, Model, Qkv};
+use kvtune::ops::attention::{self, Chunk, KvPage};
 use kvtune::recipe::BufferKind;
 use kvtune::units::LayerIdx;
 use tch::{Device, Kind, Tensor, no_grad};
@@ -26,13 +26,13 @@ struct Listening {
 /// A chunk's attention, for the policy to ask about.
 struct Seen<'a> {
     chunk: Chunk<'a>,
-    past: &'a [Past<'a>],
+    past: &'a [KvPage<'a>],
     lse_bhn: Tensor,
 }
 
-impl Attention for Seen<'_> {
-    fn paid(&self, queries: Queries) -> Tensor {
-        attention::attention_paid(self.chunk, self.past, &self.lse_bhn, queries)
+impl ChunkAttention for Seen<'_> {
+    fn mass(&self, queries: Queries) -> Tensor {
+        attention::attention_mass(self.chunk, self.past, &self.lse_bhn, queries)
     }
 
     fn queries(&self) -> (Tensor, f64) {
@@ -40,7 +40,7 @@ impl Attention for Seen<'_> {
     }
 
     fn entries(&self) -> (Tensor, Tensor) {
-        let all = |past: fn(&Past<'_>) -> Tensor, own: &Tensor| {
+        let all = |past: fn(&KvPage<'_>) -> Tensor, own: &Tensor| {
             Tensor::cat(&self.past.iter().map(past).chain([own.shallow_clone()]).collect::<Vec<_>>(), 2)
         };
         let keys = all(|past| past.k_bgpd.shallow_clone(), self.chunk.k_bgnd);
@@ -53,7 +53,7 @@ impl Listening {
         let lengths = golden.cache_lengths(model);
         let config = model.config();
         let cache = |(layer, &cache_length): (usize, &usize)| {
-            let shape = Shape {
+            let shape = CacheShape {
                 batch: 2,
                 groups: config.num_kv_heads as i64,
                 head_dim: config.head_dim as i64,
@@ -84,7 +84,7 @@ impl Attend for Listening {
         let victims = cache.recall(log, span).map_err(AttendError::caused_by)?;
         let written = cache.write(span, victims, qkv.k_bgnd, qkv.v_bgnd).map_err(AttendError::caused_by)?;
         let pages = cache.past(cache.region(span));
-        let past: Vec<Past<'_>> = pages.iter().map(|(k, v)| Past { k_bgpd: k, v_bgpd: v, in_use_bgp: None }).collect();
+        let past: Vec<KvPage<'_>> = pages.iter().map(|(k, v)| KvPage { k_bgpd: k, v_bgpd: v, in_use_bgp: None }).collect();
         let chunk = Chunk::of(qkv.q_bhnd, (&written.k_bgnd, &written.v_bgnd), qkv.scale);
         let attended = attention::attend(chunk, &past);
         let seen = Seen { chunk, past: &past, lse_bhn: attended.lse_bhn };
@@ -93,7 +93,7 @@ impl Attend for Listening {
     }
 }
 
-/// Scores by row, head and position.
+/// Scores by sequence, head and position.
 fn by_position(position_bgc: &Tensor, score_bgc: &Tensor) -> BTreeMap<(usize, i64), f64> {
     let positions = Vec::<i64>::try_from(position_bgc.to_kind(Kind::Int64).contiguous().view(-1)).unwrap();
     let scores = Vec::<f64>::try_from(score_bgc.to_kind(Kind::Double).contiguous().view(-1)).unwrap();
@@ -117,7 +117,7 @@ fn worst(name: &'static str) -> f64 {
         let mut hidden = model.embed(&ids_bt.narrow(1, start, len));
         let positions = model.positions(Tensor::arange_start(start, start + len, (Kind::Int64, Device::Cpu)).view([1, -1]));
         for layer in 0..lengths.len() {
-            hidden = model.layer(LayerIdx(layer), &hidden, &positions, &Place::default(), &mut listening).unwrap();
+            hidden = model.layer(LayerIdx(layer), &hidden, &positions, &DropoutContext::default(), &mut listening).unwrap();
         }
         // The prefill span is scored by nobody.
         if span.start < plan.prefill {

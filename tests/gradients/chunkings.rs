@@ -34,7 +34,7 @@ fn chunks_bent_to_where_caches_become_full() {
             ..c
         },
         |c| Case { name: "of one length, so not bent", chunking: Chunking::Reference, ..c },
-        |c| Case { name: "the longest cache beyond the rows", chunking: Chunking::Reference, cache: &[11, 60, 14], ..c },
+        |c| Case { name: "the longest cache beyond the sequences", chunking: Chunking::Reference, cache: &[11, 60, 14], ..c },
     ]);
     let model = support::model(&PLAIN);
     assert_eq!(sizes(&cases[0], &model), [5, 5, 1, 3, 4, 5, 5, 5, 5, 5, 1]);
@@ -62,7 +62,7 @@ fn chunks_of_drawn_sizes() {
 fn single_tokens_for_targets() {
     let cases = varied([
         |c| Case { name: "singles", tail: Tail::OneByOne, targets: TargetsAt::Last(6), ..c },
-        |c| Case { name: "singles of one row", tail: Tail::OneByOne, targets: TargetsAt::Last(9), lengths: &[40], ..c },
+        |c| Case { name: "singles of one sequence", tail: Tail::OneByOne, targets: TargetsAt::Last(9), lengths: &[40], ..c },
         |c| Case {
             name: "singles from within the prefill span",
             tail: Tail::OneByOne,

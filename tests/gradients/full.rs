@@ -49,9 +49,9 @@ fn every_shape_of_cell() {
 #[test]
 fn batches_targets_and_storage() {
     let cases = varied([
-        |c| Case { name: "a single row", lengths: &[44], ..c },
-        |c| Case { name: "a row shorter than the cache", lengths: &[44, 11], trains: Trains::AllTied, ..c },
-        |c| Case { name: "a row of one token", lengths: &[1, 44], ..c },
+        |c| Case { name: "a single sequence", lengths: &[44], ..c },
+        |c| Case { name: "a sequence shorter than the cache", lengths: &[44, 11], trains: Trains::AllTied, ..c },
+        |c| Case { name: "a sequence of one token", lengths: &[1, 44], ..c },
         |c| Case { name: "one KV head", heads: (4, 1), trains: Trains::AllTied, ..c },
         |c| Case { name: "in the first chunk only", targets: TargetsAt::First(5), trains: Trains::AllTied, ..c },
         |c| Case { name: "at the end only", targets: TargetsAt::Last(3), ..c },

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvtune::data::Batch;
-use kvtune::engine::{Settings, Silent, StepGradients};
+use kvtune::engine::{MicroBatchGradients, Settings, Silent};
 use kvtune::model::Model;
 use kvtune::recipe::{BufferKind, Storage, StoreForm, StorePlace, StoreRecipe};
 use kvtune::units::Bytes;
@@ -13,17 +13,17 @@ use tch::{Kind, Tensor};
 use crate::support;
 use crate::support::case::{Case, EXACT, HeadKind, PLAIN, Tail, TargetsAt, Trains, Width};
 
-/// All that make decisions of their own, and dropout, on rows that end inside a chunk, inside the prefill span, and long before both.
+/// All that make decisions of their own, and dropout, on sequences that end inside a chunk, inside the prefill span, and long before both.
 const POLICIES: &[Case] = &[
     Case { policy: "dense", cache: &[50], ..PLAIN },
     Case { policy: "lastrec", params: "init_grace_tokens = 3", ..PLAIN },
     PLAIN,
     Case { params: "grace_period = 4\nkeep_initial_fraction = 0.3", ..PLAIN },
     Case { params: "normalize_scores = true", ..PLAIN },
-    // More first tokens to keep than the first eviction of the longest row leaves room for.
+    // More first tokens to keep than the first eviction of the longest sequence leaves room for.
     Case { params: "grace_period = 4\nkeep_initial_fraction = 0.4", chunk: 11, ..PLAIN },
     Case { cache: &[11, 18, 14], ..PLAIN },
-    // What is drawn follows the number of the chunk, not the length of a row or its batch.
+    // What is drawn follows the number of the chunk, not the length of a sequence or its batch.
     Case { is_randomized: true, ..PLAIN },
     // Masks follow the sample and the position, not the place in a batch or a chunk.
     Case { dropout: 0.1, ..PLAIN },
@@ -45,7 +45,7 @@ const POLICIES: &[Case] = &[
     Case { policy: "dense", storage: Storage::Paged, buffer: BufferKind::Int8, ..PLAIN },
 ];
 
-fn gradients(case: &Case, model: &Model, batch: &Batch) -> StepGradients {
+fn gradients(case: &Case, model: &Model, batch: &Batch) -> MicroBatchGradients {
     support::engine(case, model).gradients(model, batch, support::context(case), &mut Silent).unwrap()
 }
 
@@ -69,7 +69,7 @@ fn the_tiling_changes_nothing() {
         for layers_per_cell in [1, 2, 3] {
             for width in [Width::Chunks(1), Width::Chunks(2), Width::Multiplier(1.0)] {
                 let other = gradients(&Case { layers_per_cell, width, ..case }, &model, &batch);
-                for (a, b) in one.rows.iter().zip(&other.rows) {
+                for (a, b) in one.losses.iter().zip(&other.losses) {
                     assert!((a.loss_sum - b.loss_sum).abs() <= EXACT * a.loss_sum.abs() && a.targets == b.targets);
                 }
                 largest = largest.max(worst(&one.gradients, &other.gradients));
@@ -163,7 +163,7 @@ fn every_tiling_is_there_once() {
         all.iter().all(|t| t.grad.undo_log.form == StoreForm::Plain)
             && all.iter().any(|t| t.grad.undo_log.place == StorePlace::File)
     );
-    // One token is one chunk: nothing is crossed, and nothing waits but what enters the rows.
+    // One token is one chunk: nothing is crossed, and nothing waits but what enters the sequences.
     let short = Case { lengths: &[1], ..PLAIN };
     let shapes = |t: &Tiling| (t.grad.layers_per_cell, t.grad.chunks_per_cell);
     let all = support::tilings(&short, &support::model(&short));
@@ -177,7 +177,7 @@ fn two_runs_are_identical_to_the_bit() {
             let case = Case { kind, layers_per_cell: 2, ..case };
             let (model, batch) = (support::model(&case), support::batch(&case));
             let (a, b) = (gradients(&case, &model, &batch), gradients(&case, &model, &batch));
-            assert_eq!(a.rows, b.rows);
+            assert_eq!(a.losses, b.losses);
             assert!(a.gradients.iter().all(|(name, gradient)| gradient.equal(&b.gradients[name])), "{case:?}");
         }
     }
@@ -192,10 +192,13 @@ fn a_padded_batch_is_its_rows_alone() {
             let model = support::model(&case);
             let together = gradients(&case, &model, &support::batch(&case));
             let mut sums: BTreeMap<String, Tensor> = BTreeMap::new();
-            for (i, row) in together.rows.iter().enumerate() {
+            for (i, sequence) in together.losses.iter().enumerate() {
                 let alone = gradients(&case, &model, &support::single(&case, i));
-                assert!((alone.rows[0].loss_sum - row.loss_sum).abs() <= EXACT * row.loss_sum, "{case:?}, row {i}");
-                assert_eq!((alone.rows[0].targets, alone.rows[0].correct), (row.targets, row.correct));
+                assert!(
+                    (alone.losses[0].loss_sum - sequence.loss_sum).abs() <= EXACT * sequence.loss_sum,
+                    "{case:?}, sequence {i}"
+                );
+                assert_eq!((alone.losses[0].targets, alone.losses[0].correct), (sequence.targets, sequence.correct));
                 for (name, gradient) in alone.gradients {
                     let sum = sums.remove(&name).map_or_else(|| gradient.copy(), |sum| sum + &gradient);
                     sums.insert(name, sum);
@@ -209,17 +212,17 @@ fn a_padded_batch_is_its_rows_alone() {
     println!("padding: worst difference {largest:.2e}");
 }
 
-/// The one policy whose rows decide together, which is its definition: its rows are not what they would be alone.
+/// The one policy whose sequences decide together, which is its definition: its sequences are not what they would be alone.
 #[test]
 fn the_published_h2o_couples_its_rows() {
     let case = Case { policy: "h2o-orig", lengths: &[44, 41], ..PLAIN };
     let model = support::model(&case);
-    assert!(support::engine(&case, &model).settings().couples_rows());
+    assert!(support::engine(&case, &model).settings().couples_sequences());
     let together = gradients(&case, &model, &support::batch(&case));
     let alone = gradients(&case, &model, &support::single(&case, 0));
-    assert!((alone.rows[0].loss_sum - together.rows[0].loss_sum).abs() > 1e-6);
+    assert!((alone.losses[0].loss_sum - together.losses[0].loss_sum).abs() > 1e-6);
     let other = Case { policy: "h2o", ..case };
-    assert!(!support::engine(&other, &model).settings().couples_rows());
+    assert!(!support::engine(&other, &model).settings().couples_sequences());
 }
 
 #[test]
@@ -229,8 +232,8 @@ fn micro_batches_add_up_to_the_batch() {
         let case = Case { lengths: &[44, 37, 9, 30], ..case };
         let (model, batch) = (support::model(&case), support::batch(&case));
         let whole = gradients(&case, &model, &batch);
-        let mut rows = batch.rows.into_iter();
-        let halves = [Batch { rows: rows.by_ref().take(1).collect() }, Batch { rows: rows.collect() }];
+        let mut sequences = batch.sequences.into_iter();
+        let halves = [Batch { sequences: sequences.by_ref().take(1).collect() }, Batch { sequences: sequences.collect() }];
         let [a, b] = halves.map(|half| gradients(&case, &model, &half));
         let sums = a.gradients.iter().map(|(name, gradient)| (name.clone(), gradient + &b.gradients[name])).collect();
         largest = largest.max(worst(&whole.gradients, &sums));

@@ -64,7 +64,7 @@ const POLICIES: &[Case] = &[
         ..PLAIN
     },
     Case {
-        name: "smart-lastrec, a range per row",
+        name: "smart-lastrec, a range per sequence",
         params: SMART,
         policy: "smart-lastrec",
         initial: &[(0, 30), (3, 7), (0, 9)],
@@ -89,7 +89,7 @@ const POLICIES: &[Case] = &[
     },
 ];
 
-/// Four that behave differently: nothing leaves, one choice for all, one for each head, one for each row.
+/// Four that behave differently: nothing leaves, one choice for all, one for each head, one for each sequence.
 const KINDS: [Case; 4] = [POLICIES[0], POLICIES[5], POLICIES[10], POLICIES[26]];
 
 #[test]
@@ -122,14 +122,14 @@ fn every_ratio_of_query_heads_to_kv_heads() {
 #[test]
 fn every_shape_of_batch() {
     let cases = varied([
-        |c| Case { name: "a single row", lengths: &[44], ..c },
-        |c| Case { name: "rows of one length", lengths: &[41, 41], ..c },
-        |c| Case { name: "a row shorter than the cache", lengths: &[44, 11], ..c },
-        |c| Case { name: "a row of one token", lengths: &[1, 44], ..c },
-        |c| Case { name: "a row that ends at a chunk's border", lengths: &[23, 44, 28], ..c },
-        |c| Case { name: "a row that ends with the prefill span", lengths: &[18, 44], ..c },
-        |c| Case { name: "a row that ends one token after the prefill span", lengths: &[19, 44], ..c },
-        |c| Case { name: "nearly equal rows", lengths: &[44, 43, 42], ..c },
+        |c| Case { name: "a single sequence", lengths: &[44], ..c },
+        |c| Case { name: "sequences of one length", lengths: &[41, 41], ..c },
+        |c| Case { name: "a sequence shorter than the cache", lengths: &[44, 11], ..c },
+        |c| Case { name: "a sequence of one token", lengths: &[1, 44], ..c },
+        |c| Case { name: "a sequence that ends at a chunk's border", lengths: &[23, 44, 28], ..c },
+        |c| Case { name: "a sequence that ends with the prefill span", lengths: &[18, 44], ..c },
+        |c| Case { name: "a sequence that ends one token after the prefill span", lengths: &[19, 44], ..c },
+        |c| Case { name: "nearly equal sequences", lengths: &[44, 43, 42], ..c },
     ]);
     prove("batches", &cases);
 }
@@ -145,7 +145,7 @@ fn every_head() {
             width: Width::Chunks(100),
             ..c
         },
-        |c| Case { name: "classification of single rows", head: HeadKind::Classify, lengths: &[44], ..c },
+        |c| Case { name: "classification of single sequences", head: HeadKind::Classify, lengths: &[44], ..c },
     ]);
     prove("heads", &cases);
 }
@@ -214,8 +214,8 @@ fn single_precision() {
 #[test]
 fn bf16_is_near_f32() {
     let cases = varied([
-        |c| Case { name: "rows of one layer", ..c },
-        |c| Case { name: "in one row", layers_per_cell: 3, ..c },
+        |c| Case { name: "bands of one layer", ..c },
+        |c| Case { name: "in one band", layers_per_cell: 3, ..c },
         |c| Case { name: "a single target", targets: TargetsAt::Last(1), ..c },
         |c| Case { name: "classification", head: HeadKind::Classify, ..c },
         |c| Case { name: "waiting on the host", is_offloaded: true, layers_per_cell: 2, ..c },

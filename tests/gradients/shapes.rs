@@ -91,7 +91,7 @@ fn every_layer_with_a_length_of_its_own() {
         |c| Case { name: "unaligned, one cell", cache: &[14, 11, 18], layers_per_cell: 3, width: Width::Chunks(100), ..c },
         |c| Case { name: "unaligned, by the multiplier", cache: &[11, 18, 14], width: Width::Multiplier(1.0), ..c },
         |c| Case { name: "one layer keeps all", cache: &[11, 60, 14], ..c },
-        |c| Case { name: "the longest row fits some caches only", cache: &[11, 18, 14], lengths: &[16, 12, 8], ..c },
+        |c| Case { name: "the longest sequence fits some caches only", cache: &[11, 18, 14], lengths: &[16, 12, 8], ..c },
     ]);
     prove("lengths by layer", &cases);
 }
@@ -105,7 +105,7 @@ fn a_cache_that_holds_all_is_full_attention() {
         let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
         let reference =
             reference_gradients(&support::engine(&case, &model), &model, &batch, &support::full_attention(&batch), context);
-        let (rows, theirs) = reference.unwrap();
+        let (sequences, theirs) = reference.unwrap();
         for (cache, chunk, layers_per_cell, width) in [
             (33, 1, 3, Width::Chunks(100)),
             (33, 7, 1, Width::Chunks(2)),
@@ -115,7 +115,7 @@ fn a_cache_that_holds_all_is_full_attention() {
             let cache: &'static [usize] = Box::leak(Box::new([cache]));
             let engine = support::engine(&Case { cache, chunk, layers_per_cell, width, ..case }, &model);
             let ours = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
-            let found = Comparison::new((&ours.rows, &ours.gradients), (&rows, &theirs));
+            let found = Comparison::new((&ours.losses, &ours.gradients), (&sequences, &theirs));
             assert!(found.worst() <= EXACT && found.untested().is_empty(), "{policy}, chunk {chunk}: {found:#?}");
             worst = worst.max(found.worst());
         }

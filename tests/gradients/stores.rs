@@ -4,7 +4,7 @@
 use kvtune::engine::Silent;
 use kvtune::recipe::{BufferKind, StoreForm, StorePlace, StoreRecipe};
 use kvtune::units::Bytes;
-use kvtune::verify::{Comparison, Nearness};
+use kvtune::verify::{Comparison, ErrorBound};
 use tch::Kind;
 
 use crate::support;
@@ -24,7 +24,7 @@ fn rounded(form: StoreForm) -> StoreRecipe {
 }
 
 /// Runs the cases, asserts that each is near enough, and prints the worst of each figure.
-fn check(group: &str, cases: &[Case], bound: Nearness) {
+fn check(group: &str, cases: &[Case], bound: ErrorBound) {
     let (mut smallest, mut largest, mut of_a_matrix): (f64, f64, f64) = (1.0, 0.0, 1.0);
     for case in cases {
         let found: Comparison = run(case);
@@ -49,14 +49,14 @@ fn layer_checkpoints(form: StoreForm, has_loud_channel: bool) -> [Case; 6] {
 
 #[test]
 fn layer_checkpoints_in_int8() {
-    check("layer checkpoints, int8", &layer_checkpoints(StoreForm::Int8, false), Nearness::of(StoreForm::Int8));
-    check("the same, one channel at 1000x", &layer_checkpoints(StoreForm::Int8, true), Nearness::of(StoreForm::Int8));
+    check("layer checkpoints, int8", &layer_checkpoints(StoreForm::Int8, false), ErrorBound::of(StoreForm::Int8));
+    check("the same, one channel at 1000x", &layer_checkpoints(StoreForm::Int8, true), ErrorBound::of(StoreForm::Int8));
 }
 
 #[test]
 fn layer_checkpoints_in_int4() {
-    check("layer checkpoints, int4", &layer_checkpoints(StoreForm::Int4, false), Nearness::of(StoreForm::Int4));
-    check("the same, one channel at 1000x", &layer_checkpoints(StoreForm::Int4, true), Nearness::of(StoreForm::Int4));
+    check("layer checkpoints, int4", &layer_checkpoints(StoreForm::Int4, false), ErrorBound::of(StoreForm::Int4));
+    check("the same, one channel at 1000x", &layer_checkpoints(StoreForm::Int4, true), ErrorBound::of(StoreForm::Int4));
 }
 
 /// Of f64.
@@ -107,7 +107,7 @@ fn a_file_gives_back_what_memory_does_to_the_bit() {
     }
 }
 
-/// One row of cells has no layer checkpoint, and a dense cache no undo log: there is nothing to round.
+/// One layer band has no layer checkpoint, and a dense cache no undo log: there is nothing to round.
 #[test]
 fn where_nothing_waits_nothing_is_rounded() {
     let int4 = rounded(StoreForm::Int4);
@@ -118,20 +118,20 @@ fn where_nothing_waits_nothing_is_rounded() {
     ];
     prove("nothing waits", &cases);
     for case in cases {
-        assert_eq!(Nearness::of_stores(&support::settings(&case, &support::model(&case))), None);
+        assert_eq!(ErrorBound::of_stores(&support::settings(&case, &support::model(&case))), None);
     }
 }
 
 #[test]
 fn undo_logs_that_round() {
-    let near = |smallest_cosine, largest_error| Nearness { smallest_cosine, largest_error };
+    let near = |smallest_cosine, largest_error| ErrorBound { smallest_cosine, largest_error };
     for (form, bound) in [(StoreForm::Int8, near(0.999_999, 0.002)), (StoreForm::Int4, near(0.9998, 0.025))] {
         // From a dense cache nothing ever leaves.
-        let one_row = Case { name: "one row", layers_per_cell: 3, ..PLAIN };
-        let cases = CASES[1..].iter().copied().chain([one_row]);
+        let one_band = Case { name: "one layer band", layers_per_cell: 3, ..PLAIN };
+        let cases = CASES[1..].iter().copied().chain([one_band]);
         let cases: Vec<Case> = cases.map(|case| Case { undo_log: rounded(form), ..case }).collect();
         check(&format!("undo log, {form}"), &cases, bound);
         let both: Vec<Case> = cases.iter().map(|case| Case { layer_checkpoints: rounded(form), ..*case }).collect();
-        check(&format!("both, {form}"), &both, Nearness::of(form));
+        check(&format!("both, {form}"), &both, ErrorBound::of(form));
     }
 }

@@ -1,5 +1,5 @@
-//! The kernels for CUDA on a GPU that is played on the CPU: the very text that a device would run, compiled by the host's compiler.
-//! `gpu.h` says what the played GPU is stricter about.
+//! The kernels for CUDA on a GPU that is simulated on the CPU: the very text that a device would run, compiled by the host's compiler.
+//! `gpu.h` says what the simulated GPU is stricter about.
 
 mod selection;
 
@@ -18,7 +18,7 @@ fn source(kernel: &str) -> PathBuf {
 /// Compiles `tests/kernels/NAME.cpp` with a kernel's text in it, and runs it.
 fn play(name: &str, text: &Path, settings: &[String], arguments: &[&Path]) -> Output {
     let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("played");
+    let program = folder.path().join("simulated");
     let test = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels").join(format!("{name}.cpp"));
     let compiler = env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
     // Fibers leap from stack to stack, which glibc's fortified longjmp takes for a fault; and no sum takes a product in unless it says so.
@@ -53,7 +53,7 @@ fn head(width: usize, is_f16: bool) -> [String; 2] {
 #[test]
 fn attention_paid_is_the_plain_sum_for_every_width_and_kind() {
     for (width, is_f16) in [(16, true), (64, false), (80, true), (128, false), (256, false)] {
-        let output = play("attention_paid", &source("attention_paid"), &head(width, is_f16), &[]);
+        let output = play("attention_mass", &source("attention_mass"), &head(width, is_f16), &[]);
         let said = said(&output);
         assert!(output.status.success(), "{width} channels: {said}");
         // The bound of 1e-5 is the program's own.
@@ -74,13 +74,13 @@ const FAULTS: [(&str, &str); 7] = [
 
 #[test]
 fn faults_in_the_text_of_attention_paid_are_seen() {
-    let text = fs::read_to_string(source("attention_paid")).unwrap();
+    let text = fs::read_to_string(source("attention_mass")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     for (right, wrong) in FAULTS {
         assert!(text.contains(right), "`{right}` is not in the kernel any more");
         let broken = folder.path().join("broken.cu");
         fs::write(&broken, text.replace(right, wrong)).unwrap();
-        let output = play("attention_paid", &broken, &head(32, false), &[]);
+        let output = play("attention_mass", &broken, &head(32, false), &[]);
         assert!(!output.status.success() && said(&output).starts_with("error: "), "`{right}` → `{wrong}`: {}", said(&output));
     }
 }
@@ -119,7 +119,7 @@ fn faults_in_the_text_of_norms_gates_and_rotations_are_seen() {
     }
 }
 
-/// Vectors and what libtorch's operations on the CPU make of them, as the played kernels read them.
+/// Vectors and what libtorch's operations on the CPU make of them, as the simulated kernels read them.
 fn quantised_on_the_cpu(bits: Bits, kind: Kind) -> Vec<u8> {
     let raw = |x: &Tensor| Vec::<u8>::try_from(x.contiguous().view([-1]).view_dtype(Kind::Uint8)).unwrap();
     let mut file = Vec::new();

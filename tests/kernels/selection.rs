@@ -1,11 +1,13 @@
-//! The kernels of selection on the played GPU: beside a plain sort, and beside what the cache has chosen for every policy.
+//! The kernels of selection on the simulated GPU: beside a plain sort, and beside what the cache has chosen for every policy.
 
 use std::cell::RefCell;
 use std::fs;
 use std::path::Path;
 use std::process::Output;
 
-use kvtune::cache::{Attention, Entries, LayerCache, NewEntries, Observed, Policy, Queries, Quota, Score, Victims};
+use kvtune::cache::{
+    ChunkAttention, Entries, EvictionOrder, HeadBudgets, LayerCache, NewEntries, Observed, Policy, Queries, Victims,
+};
 use kvtune::recipe::{BufferKind, InitialPart, Storage};
 use kvtune::units::LayerIdx;
 use tch::{Device, Kind, Tensor};
@@ -89,18 +91,18 @@ struct Watched {
 
 #[derive(Debug)]
 struct Seen {
-    score: Score,
+    score: EvictionOrder,
     position_bgc: Tensor,
     num_evicted: usize,
     next_position: usize,
 }
 
 impl Policy for Watched {
-    fn score(&self, entries: &Entries<'_>) -> Score {
+    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
         let score = self.policy.score(entries);
         let copy = match &score {
-            Score::ByPosition { keep_first } => Score::ByPosition { keep_first: *keep_first },
-            Score::ByEntry(score_bgc) => Score::ByEntry(score_bgc.copy()),
+            EvictionOrder::ByPosition { keep_first } => EvictionOrder::ByPosition { keep_first: *keep_first },
+            EvictionOrder::ByEntry(score_bgc) => EvictionOrder::ByEntry(score_bgc.copy()),
         };
         let position_bgc = entries.position_bgc.copy();
         let (num_evicted, next_position) = (entries.num_evicted, entries.next_position);
@@ -132,8 +134,8 @@ impl Policy for Watched {
         self.policy.observe(seen)
     }
 
-    fn asks(&self, is_prefill: bool) -> Option<Queries> {
-        self.policy.asks(is_prefill)
+    fn required_queries(&self, is_prefill: bool) -> Option<Queries> {
+        self.policy.required_queries(is_prefill)
     }
 
     fn shares_out(&self) -> Option<f64> {
@@ -141,7 +143,7 @@ impl Policy for Watched {
     }
 }
 
-/// What the cache chose in a scene, choice by choice, as the played kernels read it.
+/// What the cache chose in a scene, choice by choice, as the simulated kernels read it.
 fn choices_of(scene: &Scene) -> Vec<Vec<u8>> {
     let policy = Watched { policy: scene.build(), seen: RefCell::default() };
     let (plan, shape, content) = (scene.plan(true), scene.shape(true), Content::new(scene));
@@ -149,8 +151,8 @@ fn choices_of(scene: &Scene) -> Vec<Vec<u8>> {
     let mut cache = LayerCache::new(LayerIdx(0), shape, plan.prefill).protecting(protected.clone());
     let (mut quota, mut choices) = (None, Vec::new());
     for span in &plan.spans {
-        if let Some(shares) = cache.allot(&policy, span) {
-            cache.divide(&shares);
+        if let Some(shares) = cache.allocate(&policy, span) {
+            cache.apply_budget(&shares);
             quota = Some(shares);
         }
         let victims = cache.decide(&policy, span);
@@ -162,7 +164,7 @@ fn choices_of(scene: &Scene) -> Vec<Vec<u8>> {
         }
         let (k, v) = content.chunk(span.start, &span.real, span.len);
         let written = cache.write(span, victims.as_ref(), &k, &v).unwrap();
-        let attention: &dyn Attention = &SyntheticAttention::new(scene, &content, span, &cache);
+        let attention: &dyn ChunkAttention = &SyntheticAttention::new(scene, &content, span, &cache);
         // Positions are the attention's own, so that the cache can be told of it.
         cache.note(&policy, span, (&written.k_bgnd, &written.v_bgnd), attention);
     }
@@ -173,7 +175,7 @@ fn choices_of(scene: &Scene) -> Vec<Vec<u8>> {
 fn recorded(
     policy: &Watched,
     seen: &Seen,
-    (victims, quota): (&Victims, Option<&Quota>),
+    (victims, quota): (&Victims, Option<&HeadBudgets>),
     (row, protected): (usize, Option<(usize, usize)>),
 ) -> Vec<u8> {
     let (batch, groups, slots) = seen.position_bgc.size3().unwrap();
@@ -181,12 +183,12 @@ fn recorded(
     let mut positions = numbers(&seen.position_bgc.get(row as i64));
     let (mut scores, sinks): (Vec<f32>, _) = match &seen.score {
         // The kernels get a score, and the first tokens as those that stay longest.
-        Score::ByPosition { keep_first } => {
+        EvictionOrder::ByPosition { keep_first } => {
             let first = (*keep_first).max(policy.sinks()) as i64;
             let leaves_at = |&p: &i64| if (0..first).contains(&p) { 1_000_000 - p } else { p } as f32;
             (positions.iter().map(leaves_at).collect(), 0)
         }
-        Score::ByEntry(score) => {
+        EvictionOrder::ByEntry(score) => {
             let all = score.to_kind(Kind::Float).expand([batch, groups, slots], false).get(row as i64).contiguous();
             (Vec::try_from(all.view(-1)).unwrap(), policy.sinks() as i64)
         }

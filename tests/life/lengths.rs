@@ -8,8 +8,8 @@ use super::workshop::Workshop;
 fn a_held_out_sample_too_long_for_the_cache_is_refused_at_once() {
     let workshop = Workshop::new(4);
     let ids: Vec<u32> = (0..200).map(|i| 3 + i % 50).collect();
-    let row = serde_json::json!({ "input_ids": ids, "labels": ids });
-    fs::write(workshop.path("validation.jsonl"), format!("{row}\n")).unwrap();
+    let sequence = serde_json::json!({ "input_ids": ids, "labels": ids });
+    fs::write(workshop.path("validation.jsonl"), format!("{sequence}\n")).unwrap();
     let dense = ["kv_cache.policy=dense", "kv_cache.cache_length=150"];
     let words = workshop.finetune("", "run", &dense).with(2);
     assert!(words.contains("a sequence of 199 tokens does not fit the dense cache"), "{words}");

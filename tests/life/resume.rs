@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::workshop::{Left, Workshop, copy_dir, names, tree};
 
-/// 13 samples make 7 micro-batches, the first of one row, and 4 steps an epoch, the last of one micro-batch.
+/// 13 samples make 7 micro-batches, the first of one sequence, and 4 steps an epoch, the last of one micro-batch.
 fn workshop() -> Workshop {
     Workshop::new(13)
 }

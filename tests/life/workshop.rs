@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::binary::kvtune;
 
-/// 12 steps of ragged rows with dropout and accumulation; every step is saved, every fifth validated.
+/// 12 steps of ragged sequences with dropout and accumulation; every step is saved, every fifth validated.
 const RECIPE: &str = r#"
 [model]
 path = "MODEL"

@@ -1,8 +1,8 @@
 //! What is chosen of what is open.
 
-use kvtune::data::{Batch, Row, Targets};
+use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::model::ModelConfig;
-use kvtune::plan::{Decision, Ground, Limits, Machine, PlanError, Planner, Trained};
+use kvtune::plan::{Decision, Limits, Machine, PlanError, Planner, ProcessBaseline, TrainedPart};
 use kvtune::recipe::{CacheRecipe, GradRecipe, OpenKey, Recipe, StoreForm, StorePlace, StoreRecipe};
 use kvtune::units::{Bytes, Hint};
 use proptest::prelude::*;
@@ -25,18 +25,18 @@ fn recipe(kv: &str) -> Recipe {
 }
 
 fn batch(tokens: usize) -> Batch {
-    let row = Row { sample: 0, inputs: vec![0; tokens], targets: Targets::NextToken(vec![0; tokens]), initial: None };
-    Batch { rows: vec![row] }
+    let sequence = Sequence { sample: 0, inputs: vec![0; tokens], targets: Targets::NextToken(vec![0; tokens]), initial: None };
+    Batch { sequences: vec![sequence] }
 }
 
 fn machine(host: u64) -> Machine {
     let limits = Limits { host: Some(Bytes(host * MIB)), ..Limits::default() };
-    Machine { device: Device::Cpu, threads: 2, ground: Ground(Bytes(150 * MIB)), limits, rates: None }
+    Machine { device: Device::Cpu, threads: 2, baseline: ProcessBaseline(Bytes(150 * MIB)), limits, rates: None }
 }
 
 /// What is decided for so many tokens, with so many MiB of memory.
 fn decide(kv: &CacheRecipe, grad: &GradRecipe, tokens: usize, machine: Machine) -> Result<Decision, PlanError> {
-    let (config, trained, batch) = (config(), Trained::of(recipe("{}").lora.as_ref()).unwrap(), batch(tokens));
+    let (config, trained, batch) = (config(), TrainedPart::of(recipe("{}").lora.as_ref()).unwrap(), batch(tokens));
     Planner { config: &config, kv, trained: &trained, kind: Kind::Float, batch: &batch, micro_batches: 1, machine }.decide(grad)
 }
 
@@ -82,11 +82,11 @@ fn what_can_not_fit_is_refused_with_what_would() {
     assert!(message.starts_with("a step of 65536 tokens does not fit with a margin of 10 %: it takes at least "), "{message}");
     assert!(hint.starts_with("this would: grad = { layers_per_cell = 6, "), "{hint}");
     let (_, hint) = refused(&open(&recipe.grad), 205);
-    let tokens: usize = hint.split_once("rows of up to ").unwrap().1.split(' ').next().unwrap().parse().unwrap();
+    let tokens: usize = hint.split_once("sequences of up to ").unwrap().1.split(' ').next().unwrap().parse().unwrap();
     assert!((1..65536).contains(&tokens));
     assert!(decide(&recipe.kv_cache, &open(&recipe.grad), tokens, machine(205)).is_ok(), "{hint}");
     assert!(decide(&recipe.kv_cache, &open(&recipe.grad), tokens * 5 / 4, machine(205)).is_err(), "{hint}");
-    assert!(refused(&open(&recipe.grad), 100).1.starts_with("not even a short row would"));
+    assert!(refused(&open(&recipe.grad), 100).1.starts_with("not even a short sequence would"));
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn files_go_no_further_than_the_disk() {
 
 /// Whether any tiling with any stores fits.
 fn anything_fits(recipe: &Recipe, tokens: usize, machine: Machine) -> bool {
-    let (config, trained, batch) = (config(), Trained::of(recipe.lora.as_ref()).unwrap(), batch(tokens));
+    let (config, trained, batch) = (config(), TrainedPart::of(recipe.lora.as_ref()).unwrap(), batch(tokens));
     let kv = &recipe.kv_cache;
     let planner = Planner { config: &config, kv, trained: &trained, kind: Kind::Float, batch: &batch, micro_batches: 1, machine };
     let forms = [StoreForm::Plain, StoreForm::Int8, StoreForm::Int4];
@@ -176,7 +176,7 @@ proptest! {
             let larger = of(host + more).unwrap().chosen;
             let is_exact = |grad: &GradRecipe| grad.undo_log.form == StoreForm::Plain && grad.layer_checkpoints.form == StoreForm::Plain;
             prop_assert!(!is_exact(&chosen.grad) || is_exact(&larger.grad));
-            // Memory comes before files, even where a file would leave room for fewer rows of cells.
+            // Memory comes before files, even where a file would leave room for fewer layer bands.
             let stores = |grad: &GradRecipe| (grad.layer_checkpoints, grad.undo_log);
             let is_another_way = stores(&chosen.grad) != stores(&larger.grad);
             prop_assert!(is_another_way || larger.total_seconds() <= 1.04 * chosen.total_seconds());

@@ -9,7 +9,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
-/// A recipe, the `config.json` beside it, and how many tokens its rows have.
+/// A recipe, the `config.json` beside it, and how many tokens its sequences have.
 #[derive(Debug)]
 pub(crate) struct Draw {
     pub(crate) config: Value,
@@ -44,7 +44,7 @@ fn draw(rng: &mut ChaCha8Rng, sizes: Sizes, dropout: &str) -> Draw {
     let mut of = |choices: &[usize]| *choices.choose(rng).unwrap();
     let (layers, hidden, slots) = (of(sizes.layers), of(sizes.hidden), of(sizes.slots));
     let (head_dim, groups, per_group) = (of(&[16, 32, 64]), of(&[1, 2, 4]), of(&[1, 2, 4]));
-    let (vocab, inner, rows, r) = (of(&[1000, 2048, 8192]), hidden * of(&[2, 3, 4]), of(&[1, 1, 2]), of(&[4, 8, 16]));
+    let (vocab, inner, sequences, r) = (of(&[1000, 2048, 8192]), hidden * of(&[2, 3, 4]), of(&[1, 1, 2]), of(&[4, 8, 16]));
     let fitting: Vec<usize> = sizes.chunks.iter().copied().filter(|&chunk| chunk <= slots / 2).collect();
     let chunk = of(&fitting);
     let tokens = of(sizes.caches) * slots + of(&[0, 1, chunk / 2, chunk - 1]);
@@ -67,7 +67,7 @@ fn draw(rng: &mut ChaCha8Rng, sizes: Sizes, dropout: &str) -> Draw {
             "max_position_embeddings": 1 << 20, "tie_word_embeddings": tied,
         }),
         recipe: format!(
-            "model = {{ path = '.', dtype = '{dtype}' }}\n{trained}\ntrain.micro_batch_size = {rows}\n\
+            "model = {{ path = '.', dtype = '{dtype}' }}\n{trained}\ntrain.micro_batch_size = {sequences}\n\
              data = {{ format = 'tokens', train = 'none' }}\n\
              kv_cache = {{ policy = '{policy}', cache_length = {slots}, chunk_size = {chunk}, buffer = '{buffer}' }}\n\
              grad = {{ layers_per_cell = {layers_per_cell}, {width}layer_checkpoints = '{checkpoints}', undo_log = '{undo}', \
@@ -76,7 +76,7 @@ fn draw(rng: &mut ChaCha8Rng, sizes: Sizes, dropout: &str) -> Draw {
         tokens,
         words: format!(
             "{layers} × {hidden}, MLP {inner}, {groups}·{per_group} heads of {head_dim}, vocabulary {vocab}, {dtype}{}; {policy} {slots} \
-             {buffer}, chunks {chunk}; {rows} × {tokens}; cells {layers_per_cell} × {}; {checkpoints} {checkpoints_place}, {undo} {undo_place}",
+             {buffer}, chunks {chunk}; {sequences} × {tokens}; cells {layers_per_cell} × {}; {checkpoints} {checkpoints_place}, {undo} {undo_place}",
             if is_full { " full".to_owned() } else { format!(", dropout {dropout}") },
             if chunks_per_cell == 0 { "cache".to_owned() } else { chunks_per_cell.to_string() },
         ),
@@ -102,7 +102,7 @@ impl Peaks {
     }
 }
 
-/// Rows of a memory profile that are no tensors.
+/// Sequences of a memory profile that are no tensors.
 pub(crate) const BESIDE: [&str; 3] = ["process at its start", "code and files since", "allocator and rest"];
 
 /// A step in a process of its own, by the binary at `kvtune`, in `dir`.
@@ -113,8 +113,8 @@ pub(crate) fn measure(kvtune: &Path, dir: &Path, draw: &Draw, threads: usize) ->
     fs::write(&recipe, &draw.recipe).unwrap();
     let lines = bench(kvtune, &recipe, [draw.tokens, threads, 1]);
     let (forecast, memory, summary) = (line(&lines, "forecast"), line(&lines, "memory"), line(&lines, "summary"));
-    let rows = rows(memory);
-    let tensors = rows.iter().filter(|(name, _)| !BESIDE.contains(&name.as_str())).map(|(_, bytes)| bytes).sum();
+    let sequences = sequences(memory);
+    let tensors = sequences.iter().filter(|(name, _)| !BESIDE.contains(&name.as_str())).map(|(_, bytes)| bytes).sum();
     Peaks {
         process: (number(&forecast["process_bytes"]), number(&memory["measured_peak_bytes"])),
         tensors: (number(&forecast["tensors"]["tensor_bytes"]), tensors),
@@ -145,7 +145,7 @@ pub(crate) fn number(value: &Value) -> f64 {
 }
 
 /// Parts and bytes of a memory profile.
-pub(crate) fn rows(memory: &Value) -> Vec<(String, f64)> {
-    let rows = memory["rows"].as_array().unwrap().iter();
-    rows.map(|row| (row["part"].as_str().unwrap().to_owned(), number(&row["bytes"]))).collect()
+pub(crate) fn sequences(memory: &Value) -> Vec<(String, f64)> {
+    let sequences = memory["parts"].as_array().unwrap().iter();
+    sequences.map(|sequence| (sequence["part"].as_str().unwrap().to_owned(), number(&sequence["bytes"]))).collect()
 }

@@ -2,6 +2,6 @@
 
 mod decisions;
 mod draws;
-mod holdings;
+mod ledger;
 mod peaks;
 mod walked;

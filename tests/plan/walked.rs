@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use kvtune::data::{Batch, Row, Targets};
-use kvtune::engine::{Engine, Event, MemoryByPart, Observer, Settings, StepContext};
+use kvtune::data::{Batch, Sequence, Targets};
+use kvtune::engine::{Engine, Event, MemoryByPart, MicroBatchContext, Observer, Settings};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, Model, ModelConfig, kind_of};
-use kvtune::plan::{Forecast, Moment, Part, Subject, Trained};
+use kvtune::plan::{Forecast, Span, StepPart, StepSpec, TrainedPart};
 use kvtune::recipe::{HeadRecipe, Recipe};
 use kvtune::units::Bytes;
 use serde_json::json;
@@ -16,12 +16,12 @@ pub(crate) const TOKENS: usize = 203;
 
 /// Collects what the engine holds.
 #[derive(Default)]
-struct Recorder(Vec<(Part, MemoryByPart)>);
+struct Recorder(Vec<(StepPart, MemoryByPart)>);
 
 impl Observer for Recorder {
     fn observe(&mut self, _: Event) {}
 
-    fn weigh(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
+    fn measure(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
         self.0.push((event.into(), memory()));
     }
 }
@@ -35,7 +35,7 @@ fn recipe(words: &[&str]) -> Recipe {
 }
 
 fn batch(lengths: &[usize], head: &HeadRecipe) -> Batch {
-    let row = |(sample, &tokens): (usize, &usize)| {
+    let sequence = |(sample, &tokens): (usize, &usize)| {
         let inputs = (0..tokens).map(|t| ((t * 31 + sample * 7) % 90) as u32).collect();
         let targets = match head {
             HeadRecipe::NextToken => {
@@ -43,13 +43,13 @@ fn batch(lengths: &[usize], head: &HeadRecipe) -> Batch {
             }
             HeadRecipe::SeqClassificationOnLogits(_) => Targets::Class(sample % 2),
         };
-        Row { sample: sample as u64, inputs, targets, initial: None }
+        Sequence { sample: sample as u64, inputs, targets, initial: None }
     };
-    Batch { rows: lengths.iter().enumerate().map(row).collect() }
+    Batch { sequences: lengths.iter().enumerate().map(sequence).collect() }
 }
 
 /// What is planned, and what the engine says in the second step.
-pub(crate) fn both(words: &[&str], lengths: &[usize]) -> (Vec<Moment>, Vec<(Part, MemoryByPart)>) {
+pub(crate) fn both(words: &[&str], lengths: &[usize]) -> (Vec<Span>, Vec<(StepPart, MemoryByPart)>) {
     let recipe = recipe(words);
     let tied = !words.contains(&"train.weights=all");
     let config = json!({
@@ -74,14 +74,14 @@ pub(crate) fn both(words: &[&str], lengths: &[usize]) -> (Vec<Moment>, Vec<(Part
     grad.scratch_dir = Some(home.path().join("scratch"));
     let engine = Engine::new(Settings::new(&config, &recipe.kv_cache, &grad).unwrap(), head);
     let batch = batch(lengths, &recipe.head);
-    let context = StepContext { weight: 0.01, dropout: None, chunk_sizes: None };
+    let context = MicroBatchContext { weight: 0.01, dropout: None, chunk_sizes: None };
     let mut recorder = Recorder::default();
     for _ in 0..2 {
         recorder.0.clear();
         engine.gradients(&model, &batch, context, &mut recorder).unwrap();
     }
-    let trained = Trained::of(recipe.lora.as_ref()).unwrap();
-    let subject = Subject {
+    let trained = TrainedPart::of(recipe.lora.as_ref()).unwrap();
+    let spec = StepSpec {
         config: &config,
         settings: engine.settings(),
         trained: &trained,
@@ -91,7 +91,7 @@ pub(crate) fn both(words: &[&str], lengths: &[usize]) -> (Vec<Moment>, Vec<(Part
         accumulates: false,
     };
     let plan = engine.settings().plan(&batch, None).unwrap();
-    (Forecast::moments(&subject, &plan, &batch), recorder.0)
+    (Forecast::moments(&spec, &plan, &batch), recorder.0)
 }
 
 /// Without what depends on chance: the room that stores keep on where pieces happened to lie, the log on which heads agreed.
@@ -99,7 +99,7 @@ pub(crate) fn certain(memory: MemoryByPart) -> MemoryByPart {
     MemoryByPart { free_room: Bytes(0), untouched: Bytes(0), replay_log: Bytes(0), ..memory }
 }
 
-/// Of rows of the same length.
+/// Of sequences of the same length.
 pub(crate) fn check(words: &[&str]) {
     check_rows(words, &vec![TOKENS; recipe(words).train.micro_batch_size]);
 }

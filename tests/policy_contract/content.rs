@@ -1,4 +1,4 @@
-//! What the tokens of a scene carry: keys, values and queries by row, head and position, exact and as a buffer gives them back.
+//! What the tokens of a scene carry: keys, values and queries by sequence, head and position, exact and as a buffer gives them back.
 
 use kvtune::recipe::BufferKind;
 use kvtune::store::Bits;
@@ -49,14 +49,14 @@ struct Plane {
 
 impl Plane {
     fn new(scene: &Scene, drawn: Drawn, salt: u64) -> Self {
-        let (rows, heads, tokens) = (scene.lengths.len(), scene.groups as usize, scene.total());
+        let (sequences, heads, tokens) = (scene.lengths.len(), scene.groups as usize, scene.total());
         let mut exact: Vec<Head> = Vec::new();
-        for row in 0..rows {
+        for sequence in 0..sequences {
             for head in 0..heads {
-                exact.extend((0..tokens).map(|p| vector(drawn, salt, [row, head, p])));
+                exact.extend((0..tokens).map(|p| vector(drawn, salt, [sequence, head, p])));
             }
         }
-        let size = [rows as i64, scene.groups, tokens as i64, HEAD_DIM as i64];
+        let size = [sequences as i64, scene.groups, tokens as i64, HEAD_DIM as i64];
         Self::of_tensor(scene.buffer, Tensor::from_slice(&exact.concat()).view(size))
     }
 
@@ -110,8 +110,8 @@ impl Content {
         Self { drawn: Drawn::Real, heads, tokens, keys, values }
     }
 
-    fn at(&self, [row, head, position]: [usize; 3]) -> usize {
-        (row * self.heads + head) * self.tokens + position
+    fn at(&self, [sequence, head, position]: [usize; 3]) -> usize {
+        (sequence * self.heads + head) * self.tokens + position
     }
 
     /// Key and value of a token.
@@ -128,8 +128,8 @@ impl Content {
     pub(crate) fn chunk(&self, start: usize, real: &[usize], len: usize) -> (Tensor, Tensor) {
         let of = |plane: &Plane| {
             let chunk = plane.exact_bgtd.narrow(2, start as i64, len as i64).copy();
-            for (row, &real) in real.iter().enumerate() {
-                let _ = chunk.get(row as i64).narrow(1, real as i64, (len - real) as i64).fill_(f64::NAN);
+            for (sequence, &real) in real.iter().enumerate() {
+                let _ = chunk.get(sequence as i64).narrow(1, real as i64, (len - real) as i64).fill_(f64::NAN);
             }
             chunk
         };
@@ -152,8 +152,8 @@ pub(crate) fn mixed(parts: &[usize]) -> u64 {
     x ^ (x >> 29)
 }
 
-fn vector(drawn: Drawn, salt: u64, [row, head, position]: [usize; 3]) -> Head {
-    let draw = |i: usize| mixed(&[salt as usize, row, head, position, i]);
+fn vector(drawn: Drawn, salt: u64, [sequence, head, position]: [usize; 3]) -> Head {
+    let draw = |i: usize| mixed(&[salt as usize, sequence, head, position, i]);
     let mut x = [0.0; HEAD_DIM];
     match drawn {
         Drawn::Real => x = std::array::from_fn(|i| draw(i) as f64 / u64::MAX as f64 * 2.0 - 1.0),

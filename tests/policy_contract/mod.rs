@@ -3,7 +3,6 @@
 
 pub(crate) mod content;
 mod guide;
-mod played;
 mod random_scenes;
 mod real_attention;
 mod reference;
@@ -11,6 +10,7 @@ mod refusals;
 pub(crate) mod scene;
 pub(crate) mod scenes;
 mod shelf;
+mod simulated;
 mod slow_policies;
 mod slow_scores;
 mod slow_shares;

@@ -3,9 +3,9 @@
 use kvtune::recipe::{BufferKind, Storage};
 use proptest::prelude::*;
 
-use super::played::{check, is_exact};
 use super::scene::Scene;
 use super::scenes::POLICIES;
+use super::simulated::{check, is_exact};
 
 /// A policy's parameters for any capacity: as the table has them, with a grace of its own where there is one.
 fn params(p: usize, capacity: usize, grace: usize) -> String {
@@ -34,8 +34,8 @@ proptest! {
         let buffer = [BufferKind::Plain, BufferKind::Int8, BufferKind::Int4][buffer];
         let (policy, storage) = (POLICIES[p].0, Storage::Preallocated);
         let params = params(p, capacity, grace);
-        let of_row = |row: usize| protected.first().map_or((0, 0), |&(start, len)| (start + row, start + row + len));
-        let protected = (0..lengths.len()).map(of_row).collect();
+        let of_sequence = |sequence: usize| protected.first().map_or((0, 0), |&(start, len)| (start + sequence, start + sequence + len));
+        let protected = (0..lengths.len()).map(of_sequence).collect();
         let first = capacity.saturating_sub(shorter).max(1);
         let mut scene =
             Scene { policy, params, buffer, is_offloaded, storage, groups, lengths, capacity, chunk, levels, first, protected };

@@ -3,7 +3,7 @@
 
 use kvtune::cache::ChunkSpan;
 use kvtune::data::Batch;
-use kvtune::model::{Attend, AttendError, Model, Place, Qkv};
+use kvtune::model::{Attend, AttendError, DropoutContext, Model, Qkv};
 use kvtune::recipe::{BufferKind, Storage};
 use kvtune::units::LayerIdx;
 use kvtune::verify::walk;
@@ -31,11 +31,13 @@ impl Attend for Taken {
 /// Queries, keys and values of the lowest layer for a batch, and the scale.
 fn lowest_layer(model: &Model, batch: &Batch) -> ([Tensor; 3], f64) {
     let tokens = batch.max_len();
-    let padded = batch.rows.iter().flat_map(|row| (0..tokens).map(|i| row.inputs.get(i).map_or(0, |&id| i64::from(id))));
-    let ids_bt = Tensor::from_slice(&padded.collect::<Vec<_>>()).view([batch.rows.len() as i64, tokens as i64]);
+    let padded =
+        batch.sequences.iter().flat_map(|sequence| (0..tokens).map(|i| sequence.inputs.get(i).map_or(0, |&id| i64::from(id))));
+    let ids_bt = Tensor::from_slice(&padded.collect::<Vec<_>>()).view([batch.sequences.len() as i64, tokens as i64]);
     let positions = model.positions(Tensor::arange(tokens as i64, (Kind::Int64, CPU)).view([1, -1]));
     let mut taken = Taken::default();
-    let _ = no_grad(|| model.layer(LayerIdx(0), &model.embed(&ids_bt), &positions, &Place::default(), &mut taken).unwrap());
+    let _ =
+        no_grad(|| model.layer(LayerIdx(0), &model.embed(&ids_bt), &positions, &DropoutContext::default(), &mut taken).unwrap());
     (taken.0.unwrap(), taken.1)
 }
 
@@ -52,13 +54,14 @@ impl Softmax<'_> {
     /// What one query gives to `position`.
     fn weight(
         &self,
-        [row, head]: [usize; 2],
+        [sequence, head]: [usize; 2],
         (query, at): (&Head, usize),
         start: usize,
         (position, held): (usize, &Notes),
     ) -> f64 {
         let exp = |p: usize| {
-            let key = if p >= start { self.content.exact([row, head, p]).0 } else { self.content.stored([row, head, p]).0 };
+            let key =
+                if p >= start { self.content.exact([sequence, head, p]).0 } else { self.content.stored([sequence, head, p]).0 };
             (dot(query, key) * self.scale).exp()
         };
         if position > at { 0.0 } else { exp(position) / held.keys().filter(|&&p| p <= at).map(|&p| exp(p)).sum::<f64>() }
@@ -66,22 +69,22 @@ impl Softmax<'_> {
 }
 
 impl SlowAttention for Softmax<'_> {
-    fn paid(&self, [row, head]: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize, held: &Notes) -> f32 {
+    fn mass(&self, [sequence, head]: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize, held: &Notes) -> f32 {
         let per_group = self.shape.1;
         let first = last.map_or(0, |last| span.len.saturating_sub(last));
         let mut sum = 0.0;
-        for at in (first..span.real[row]).map(|column| span.start + column) {
+        for at in (first..span.real[sequence]).map(|column| span.start + column) {
             for query_head in head * per_group..(head + 1) * per_group {
-                let query = self.query([row, query_head, at]);
-                sum += self.weight([row, head], (&query, at), span.start, (position, held));
+                let query = self.query([sequence, query_head, at]);
+                sum += self.weight([sequence, head], (&query, at), span.start, (position, held));
             }
         }
         (sum / per_group as f64) as f32
     }
 
-    fn query(&self, [row, head, position]: [usize; 3]) -> Head {
+    fn query(&self, [sequence, head, position]: [usize; 3]) -> Head {
         let (heads, _, tokens) = self.shape;
-        self.queries[(row * heads + head) * tokens + position]
+        self.queries[(sequence * heads + head) * tokens + position]
     }
 
     fn shape(&self) -> (usize, f64) {
@@ -127,12 +130,12 @@ fn is_as_foreseen(case: &Case) -> bool {
         if log.spans.get(span.index + 1).is_some_and(|next| next.chunk == span.chunk) {
             continue;
         }
-        for (row, heads) in walk.held[span.chunk.0].iter().enumerate() {
+        for (sequence, heads) in walk.held[span.chunk.0].iter().enumerate() {
             for (head, held) in heads.iter().enumerate() {
                 let mut held: Vec<i64> = held.iter().copied().filter(|&p| p >= 0).collect();
                 held.sort_unstable();
-                if let Some(expected) = reference.held(row, head) {
-                    assert_eq!(held, expected, "{case:?}: chunk {}, row {row}, head {head}", span.index);
+                if let Some(expected) = reference.held(sequence, head) {
+                    assert_eq!(held, expected, "{case:?}: chunk {}, sequence {sequence}, head {head}", span.index);
                 }
             }
         }
@@ -142,7 +145,7 @@ fn is_as_foreseen(case: &Case) -> bool {
 
 #[test]
 fn the_engine_tells_policies_what_a_softmax_over_their_entries_would() {
-    let (mut played, mut foreseen) = (0, 0);
+    let (mut simulated, mut foreseen) = (0, 0);
     for (i, &(policy, params)) in POLICIES.iter().enumerate().filter(|(_, (policy, _))| *policy != "dense") {
         let heads = [(6, 2), (8, 1), (4, 4)][i % 3];
         let buffer = if params.contains("qh2o") || policy.starts_with("qh2o") || i % 2 == 0 {
@@ -153,9 +156,9 @@ fn the_engine_tells_policies_what_a_softmax_over_their_entries_would() {
         let initial: &[(usize, usize)] = if policy == "smart-lastrec" { &[(0, 5), (3, 20), (1, 2)] } else { &[] };
         let case = Case { name: "choices", policy, params, heads, buffer, initial, ..PLAIN };
         let case = Case { chunk: case.chunk.min(scene(&case).largest_chunk()), ..case };
-        played += 1;
+        simulated += 1;
         foreseen += usize::from(is_as_foreseen(&case));
     }
-    println!("{foreseen} of {played} could be foreseen to the end");
-    assert!(played - foreseen <= 2, "{foreseen} of {played} could be foreseen to the end");
+    println!("{foreseen} of {simulated} could be foreseen to the end");
+    assert!(simulated - foreseen <= 2, "{foreseen} of {simulated} could be foreseen to the end");
 }

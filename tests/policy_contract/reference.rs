@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvtune::cache;
-use kvtune::recipe::Choice;
+use kvtune::recipe::PolicyRecipe;
 use kvtune::units::Hint;
 
 const REFERENCE: &str = include_str!("../../docs/reference/policies.md");
 /// Slots for which the defaults are compared.
 const CAPACITY: usize = 64;
 
-/// The cells of all rows whose first cell is a name.
-fn rows() -> Vec<Vec<&'static str>> {
+/// The cells of all sequences whose first cell is a name.
+fn sequences() -> Vec<Vec<&'static str>> {
     let cells = |line: &'static str| line.trim_matches('|').split('|').map(str::trim).collect();
     REFERENCE.lines().filter(|line| line.starts_with("| `")).map(cells).collect()
 }
@@ -24,8 +24,8 @@ fn quoted(text: &str) -> Vec<&str> {
 /// By policy, the documented parameters with their defaults as written.
 fn documented() -> BTreeMap<&'static str, BTreeMap<&'static str, &'static str>> {
     let mut all: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
-    for row in rows() {
-        let [policies, parameter, default, _] = row[..] else { continue };
+    for sequence in sequences() {
+        let [policies, parameter, default, _] = sequence[..] else { continue };
         for policy in quoted(policies) {
             let double = all.entry(policy).or_default().insert(quoted(parameter)[0], default);
             assert!(double.is_none(), "`{policy}`: {parameter} twice");
@@ -37,18 +37,19 @@ fn documented() -> BTreeMap<&'static str, BTreeMap<&'static str, &'static str>> 
 fn built(policy: &str, params: &str) -> String {
     // It has no default.
     let needed = if policy == "smart-lastrec" { "end_initial_regex = 'x'\n" } else { "" };
-    let choice = Choice::with_params(policy, toml::from_str(&format!("{needed}{params}")).unwrap());
+    let choice = PolicyRecipe::with_params(policy, toml::from_str(&format!("{needed}{params}")).unwrap());
     format!("{:?}", cache::build(&choice, CAPACITY).unwrap_or_else(|e| panic!("`{policy}` with `{params}`: {e}")))
 }
 
 #[test]
 fn every_policy_has_one_row() {
-    let policies: Vec<&str> = rows().into_iter().filter(|row| row.len() == 5).map(|row| row[0].trim_matches('`')).collect();
+    let policies: Vec<&str> =
+        sequences().into_iter().filter(|sequence| sequence.len() == 5).map(|sequence| sequence[0].trim_matches('`')).collect();
     let mut sorted = policies.clone();
     sorted.sort_unstable();
     assert_eq!(sorted, cache::policies::names());
-    for row in rows().iter().filter(|row| row.len() == 5) {
-        assert!([1, 2, 4].iter().all(|&cell| !row[cell].is_empty()), "{row:?}");
+    for sequence in sequences().iter().filter(|sequence| sequence.len() == 5) {
+        assert!([1, 2, 4].iter().all(|&cell| !sequence[cell].is_empty()), "{sequence:?}");
     }
 }
 
@@ -57,7 +58,7 @@ fn every_parameter_is_documented_and_no_other() {
     let documented = documented();
     assert!(documented.keys().all(|policy| cache::policies::names().contains(policy)));
     for policy in cache::policies::names() {
-        let choice = Choice::with_params(policy, toml::from_str("zzzzzzzzzzzzzzzz = 1").unwrap());
+        let choice = PolicyRecipe::with_params(policy, toml::from_str("zzzzzzzzzzzzzzzz = 1").unwrap());
         let hint = cache::build(&choice, CAPACITY).unwrap_err().hint().unwrap();
         // Another spelling of a key that is there.
         let known: BTreeSet<&str> = quoted(&hint).into_iter().filter(|&key| key != "sink_tokens").collect();

@@ -3,8 +3,8 @@
 use kvtune::recipe::{BufferKind, Storage};
 
 use super::content::Content;
-use super::played::Played;
 use super::scene::Scene;
+use super::simulated::Played;
 
 #[test]
 fn writing_and_unwinding_out_of_order_is_refused() {
@@ -23,11 +23,11 @@ fn writing_and_unwinding_out_of_order_is_refused() {
         protected: Vec::new(),
     };
     let content = Content::new(&scene);
-    let mut played = Played::forward(&scene, &content);
-    let first = played.spans[0].clone();
+    let mut simulated = Played::forward(&scene, &content);
+    let first = simulated.spans[0].clone();
     let (k, v) = content.chunk(first.start, &first.real, first.len);
-    let refusal = played.cache.write(&first, None, &k, &v).unwrap_err().to_string();
+    let refusal = simulated.cache.write(&first, None, &k, &v).unwrap_err().to_string();
     assert!(refusal.contains("layer 0: write chunk 0, but the cache stands after 7 chunks"), "{refusal}");
-    let refusal = played.cache.unwind(&first, &played.undo[0]).unwrap_err().to_string();
+    let refusal = simulated.cache.unwind(&first, &simulated.undo[0]).unwrap_err().to_string();
     assert!(refusal.contains("layer 0: unwind chunk 0"), "{refusal}");
 }

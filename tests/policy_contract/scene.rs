@@ -1,8 +1,8 @@
 //! A scene: one policy, one buffer, one batch; and the attention that its chunks pay.
 
-use kvtune::cache::{self, ChunkSpan, Policy, Shape};
+use kvtune::cache::{self, CacheShape, ChunkSpan, Policy};
 use kvtune::engine::{ChunkPlan, ColumnWidth};
-use kvtune::recipe::{BufferKind, Choice, Storage};
+use kvtune::recipe::{BufferKind, PolicyRecipe, Storage};
 use tch::{Device, Kind};
 
 use super::content::{HEAD_DIM, Head, PER_GROUP, SCALE, mixed, query};
@@ -24,7 +24,7 @@ pub(crate) struct Scene {
     pub(crate) storage: Storage,
     /// KV heads.
     pub(crate) groups: i64,
-    /// Tokens by row.
+    /// Tokens by sequence.
     pub(crate) lengths: Vec<usize>,
     /// Slots.
     pub(crate) capacity: usize,
@@ -34,7 +34,7 @@ pub(crate) struct Scene {
     pub(crate) levels: u64,
     /// Tokens of the prefill span, at most: the slots of the smallest layer, if that is not this one.
     pub(crate) first: usize,
-    /// Begin and end of the positions that never leave, by row, or of each row's initial part for a policy that looks for one; empty
+    /// Begin and end of the positions that never leave, by sequence, or of each sequence's initial part for a policy that looks for one; empty
     /// where there are none.
     pub(crate) protected: Vec<(usize, usize)>,
 }
@@ -45,7 +45,7 @@ const FIRST_SLOTS: usize = 3;
 impl Scene {
     /// The policy.
     pub(crate) fn build(&self) -> Box<dyn Policy> {
-        let choice = Choice::with_params(self.policy, toml::from_str(&self.params).unwrap());
+        let choice = PolicyRecipe::with_params(self.policy, toml::from_str(&self.params).unwrap());
         let build = if self.policy == EXAMPLE { shelf::build } else { cache::build };
         build(&choice, self.capacity).unwrap_or_else(|e| panic!("{self:?}: {e}"))
     }
@@ -68,7 +68,7 @@ impl Scene {
         (name, inner, Some(floor))
     }
 
-    /// Of a row's initial part, so many tokens stay; of any other range, all.
+    /// Of a sequence's initial part, so many tokens stay; of any other range, all.
     fn most_protected(&self) -> usize {
         if self.policy != "smart-lastrec" {
             return usize::MAX;
@@ -77,11 +77,11 @@ impl Scene {
         ((fraction * self.capacity as f64) as usize).max(1)
     }
 
-    /// Whether a position of a row is protected.
-    pub(crate) fn protects(&self, row: usize, position: usize) -> bool {
+    /// Whether a position of a sequence is protected.
+    pub(crate) fn protects(&self, sequence: usize, position: usize) -> bool {
         let stays =
             |&(start, end): &(usize, usize)| (start..end.min(start.saturating_add(self.most_protected()))).contains(&position);
-        self.protected.get(row).is_some_and(stays)
+        self.protected.get(sequence).is_some_and(stays)
     }
 
     /// What the cache is told of it.
@@ -99,7 +99,7 @@ impl Scene {
         policy.max_chunk_size(self.capacity).saturating_sub(beside)
     }
 
-    /// Tokens of the longest row.
+    /// Tokens of the longest sequence.
     pub(crate) fn total(&self) -> usize {
         self.lengths.iter().copied().max().unwrap()
     }
@@ -111,9 +111,9 @@ impl Scene {
     }
 
     /// The dimensions of the cache.
-    pub(crate) fn shape(&self, evicts: bool) -> Shape {
+    pub(crate) fn shape(&self, evicts: bool) -> CacheShape {
         let cache_length = if evicts { self.capacity.min(self.total()) } else { self.total() };
-        Shape {
+        CacheShape {
             batch: self.lengths.len() as i64,
             groups: self.groups,
             head_dim: HEAD_DIM as i64,
@@ -128,20 +128,20 @@ impl Scene {
     }
 
     /// What the token at `query` pays to the one at `position`: multiples of 1/8, which sum without rounding.
-    fn pays(&self, [row, head]: [usize; 2], query: usize, position: usize) -> f32 {
-        let level = mixed(&[7, row, head, query, position]) % self.levels;
+    fn pays(&self, [sequence, head]: [usize; 2], query: usize, position: usize) -> f32 {
+        let level = mixed(&[7, sequence, head, query, position]) % self.levels;
         if position <= query { level as f32 / 8.0 } else { 0.0 }
     }
 
     /// What the `last` columns of a chunk (or all of them) pay to `position`. Pads pay nothing.
-    pub(crate) fn paid_at(&self, [row, head]: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize) -> f32 {
+    pub(crate) fn paid_at(&self, [sequence, head]: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize) -> f32 {
         let first = last.map_or(0, |last| span.len.saturating_sub(last));
-        (first..span.real[row]).map(|column| self.pays([row, head], span.start + column, position)).sum()
+        (first..span.real[sequence]).map(|column| self.pays([sequence, head], span.start + column, position)).sum()
     }
 }
 
 impl SlowAttention for Scene {
-    fn paid(&self, at: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize, _: &Notes) -> f32 {
+    fn mass(&self, at: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize, _: &Notes) -> f32 {
         self.paid_at(at, span, last, position)
     }
 

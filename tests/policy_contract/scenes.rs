@@ -3,8 +3,8 @@
 use kvtune::cache;
 use kvtune::recipe::{BufferKind, Storage};
 
-use super::played::check;
 use super::scene::Scene;
+use super::simulated::check;
 
 /// Policies, each with the parameters that change what it does, for a cache of at least 10 slots.
 pub(crate) const POLICIES: &[(&str, &str)] = &[
@@ -63,7 +63,7 @@ pub(crate) const POLICIES: &[(&str, &str)] = &[
     ("adakv", "floor = 0.6\npolicy = \"expected-attention\""),
 ];
 
-/// Slots and rows: single, equal, one that ends in the prefill span, ones that end anywhere.
+/// Slots and sequences: single, equal, one that ends in the prefill span, ones that end anywhere.
 const BATCHES: [(usize, &[usize]); 5] =
     [(18, &[47]), (18, &[38, 38]), (18, &[47, 18, 9]), (18, &[19, 1, 38, 23]), (13, &[13, 31, 30])];
 /// For chunks of one token, of which there are many.
@@ -92,10 +92,12 @@ pub(crate) fn scenes(
         };
         let (groups, levels) = ([2, 1, 4][(p + 2 * b + i) % 3], [3, 64][(turn / 2) % 2]);
         let (params, lengths) = (params.to_owned(), lengths.to_vec());
-        // A policy that looks for an initial part finds the same in all rows, or another in each.
-        let initial = |row: usize| if turn.is_multiple_of(2) { (0, 4) } else { (row % 2 * 3, row % 2 * 3 + 2 + 5 * row) };
-        let rows = if policy == "smart-lastrec" { lengths.len() } else { 0 };
-        let protected = (0..rows).map(initial).collect();
+        // A policy that looks for an initial part finds the same in all sequences, or another in each.
+        let initial = |sequence: usize| {
+            if turn.is_multiple_of(2) { (0, 4) } else { (sequence % 2 * 3, sequence % 2 * 3 + 2 + 5 * sequence) }
+        };
+        let sequences = if policy == "smart-lastrec" { lengths.len() } else { 0 };
+        let protected = (0..sequences).map(initial).collect();
         let scene = Scene {
             policy,
             params,
@@ -124,17 +126,17 @@ pub(crate) fn scenes(
 /// Plays the scenes of every policy in one buffer; few of their choices may hang on the last digits.
 fn play_all(buffer: BufferKind) {
     tch::set_num_threads(1);
-    let (mut played, mut unclear) = (0, 0);
+    let (mut simulated, mut unclear) = (0, 0);
     for is_offloaded in [false, true] {
         for (p, &policy) in POLICIES.iter().enumerate() {
             for scene in scenes((p, policy), (buffer, is_offloaded), Storage::Preallocated) {
                 let (_, is_unclear) = check(&scene);
-                (played, unclear) = (played + 1, unclear + usize::from(is_unclear));
+                (simulated, unclear) = (simulated + 1, unclear + usize::from(is_unclear));
             }
         }
     }
-    println!("{buffer:?}: {played} scenes, {unclear} with a choice that hung on the last digits");
-    assert!(unclear * 50 <= played, "{unclear} of {played} scenes could not be foreseen");
+    println!("{buffer:?}: {simulated} scenes, {unclear} with a choice that hung on the last digits");
+    assert!(unclear * 50 <= simulated, "{unclear} of {simulated} scenes could not be foreseen");
 }
 
 #[test]
@@ -181,9 +183,10 @@ fn protected_positions_stay() {
         let is_about_errors = policy.0.starts_with("qh2o") || policy.1.contains("qh2o");
         let buffer = if is_about_errors { BufferKind::Int4 } else { BufferKind::Plain };
         for (i, scene) in scenes((p, policy), (buffer, false), Storage::Preallocated).into_iter().enumerate() {
-            // The same range in all rows, or another in each; begun before the tokens that stay anyway end, or behind them.
-            let of_row = |row: usize| if (p + i) % 2 == 0 { (2, 5) } else { (row * 5, row * 5 + 3 - row % 3) };
-            let scene = Scene { protected: (0..scene.lengths.len()).map(of_row).collect(), ..scene };
+            // The same range in all sequences, or another in each; begun before the tokens that stay anyway end, or behind them.
+            let of_sequence =
+                |sequence: usize| if (p + i) % 2 == 0 { (2, 5) } else { (sequence * 5, sequence * 5 + 3 - sequence % 3) };
+            let scene = Scene { protected: (0..scene.lengths.len()).map(of_sequence).collect(), ..scene };
             let chunk = scene.chunk.min(scene.largest_chunk());
             if chunk > 0 {
                 check(&Scene { chunk, ..scene });
@@ -192,7 +195,7 @@ fn protected_positions_stay() {
     }
 }
 
-/// In a layer that is longer than the smallest, rows can end in the very chunk that brings the first eviction: they lose nothing.
+/// In a layer that is longer than the smallest, sequences can end in the very chunk that brings the first eviction: they lose nothing.
 #[test]
 fn layers_longer_than_the_smallest_become_full_later() {
     tch::set_num_threads(1);

@@ -1,4 +1,4 @@
-//! Every policy as anyone would write it who need not be fast: one dictionary per row and head, each row as if it were alone.
+//! Every policy as anyone would write it who need not be fast: one dictionary per sequence and head, each sequence as if it were alone.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,17 @@ pub(crate) type Notes = BTreeMap<usize, f32>;
 
 /// The attention that a slow policy goes by.
 pub(crate) trait SlowAttention {
-    /// What the `last` columns of a chunk (or all of them) pay to `position`, one of those that a head of a row holds.
-    fn paid(&self, at: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize, held: &Notes) -> f32;
+    /// What the `last` columns of a chunk (or all of them) pay to `position`, one of those that a head of a sequence holds.
+    fn mass(&self, at: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize, held: &Notes) -> f32;
 
-    /// The query of a row, query head and position.
+    /// The query of a sequence, query head and position.
     fn query(&self, at: [usize; 3]) -> Head;
 
     /// Query heads of a KV head, and the factor on `q · k`.
     fn shape(&self) -> (usize, f64);
 }
 
-/// The positions that every row and head holds.
+/// The positions that every sequence and head holds.
 pub(crate) struct SlowPolicy<'a> {
     pub(super) scene: &'a Scene,
     pub(super) content: &'a Content,
@@ -33,15 +33,15 @@ pub(crate) struct SlowPolicy<'a> {
     params: toml::Table,
     /// Of a policy that shares out slots.
     pub(super) floor: Option<f64>,
-    /// By row, once its slots are shared out: those of each head.
+    /// By sequence, once its slots are shared out: those of each head.
     pub(super) shares: Vec<Option<Vec<usize>>>,
     evicts: bool,
     grace: usize,
     sinks: usize,
-    /// By row and head.
+    /// By sequence and head.
     pub(super) notes: Vec<Vec<Notes>>,
     pub(super) is_scored: bool,
-    /// Rows in which a choice hung on the last digits: from then on nothing can be said of them.
+    /// Sequences in which a choice hung on the last digits: from then on nothing can be said of them.
     pub(super) unclear: Vec<bool>,
 }
 
@@ -52,7 +52,7 @@ impl<'a> SlowPolicy<'a> {
         prefill: usize,
         policy: &dyn Policy,
     ) -> Self {
-        let rows = scene.lengths.len();
+        let sequences = scene.lengths.len();
         let (rule, params, floor) = scene.rule();
         Self {
             scene,
@@ -62,27 +62,27 @@ impl<'a> SlowPolicy<'a> {
             rule,
             params,
             floor,
-            shares: vec![None; rows],
+            shares: vec![None; sequences],
             evicts: policy.evicts(),
             grace: policy.grace(),
             sinks: policy.sinks(),
-            notes: vec![vec![Notes::new(); scene.groups as usize]; rows],
+            notes: vec![vec![Notes::new(); scene.groups as usize]; sequences],
             is_scored: false,
-            unclear: vec![false; rows],
+            unclear: vec![false; sequences],
         }
     }
 
     /// The positions that a head holds; `None` where that cannot be foreseen.
-    pub(crate) fn held(&self, row: usize, head: usize) -> Option<Vec<i64>> {
-        (!self.unclear[row]).then(|| self.notes[row][head].keys().map(|&p| p as i64).collect())
+    pub(crate) fn held(&self, sequence: usize, head: usize) -> Option<Vec<i64>> {
+        (!self.unclear[sequence]).then(|| self.notes[sequence][head].keys().map(|&p| p as i64).collect())
     }
 
     /// What is noted of a position; `None` where nothing is, or it cannot be foreseen.
-    pub(crate) fn noted(&self, [row, head]: [usize; 2], position: usize) -> Option<f32> {
-        (self.is_scored && !self.unclear[row]).then(|| self.notes[row][head].get(&position).copied()).flatten()
+    pub(crate) fn noted(&self, [sequence, head]: [usize; 2], position: usize) -> Option<f32> {
+        (self.is_scored && !self.unclear[sequence]).then(|| self.notes[sequence][head].get(&position).copied()).flatten()
     }
 
-    /// Whether any row could not be foreseen.
+    /// Whether any sequence could not be foreseen.
     pub(crate) fn is_unclear(&self) -> bool {
         self.unclear.contains(&true)
     }
@@ -104,27 +104,28 @@ impl<'a> SlowPolicy<'a> {
     }
 
     /// Tokens below `next` that are old enough to leave, and no first tokens.
-    pub(super) fn candidates(&self, [row, head]: [usize; 2], next: usize) -> Vec<usize> {
-        let may_leave = |p: &usize| p + self.grace < next && *p >= self.sinks && !self.scene.protects(row, *p);
-        self.notes[row][head].keys().copied().filter(may_leave).collect()
+    pub(super) fn candidates(&self, [sequence, head]: [usize; 2], next: usize) -> Vec<usize> {
+        let may_leave = |p: &usize| p + self.grace < next && *p >= self.sinks && !self.scene.protects(sequence, *p);
+        self.notes[sequence][head].keys().copied().filter(may_leave).collect()
     }
 
     /// What does not fit leaves, and the chunk comes in. All heads choose before any loses something.
     pub(crate) fn take(&mut self, span: &ChunkSpan) {
         self.share_out(span);
-        let heads: Vec<[usize; 2]> =
-            (0..self.notes.len()).flat_map(|row| (0..self.notes[row].len()).map(move |head| [row, head])).collect();
+        let heads: Vec<[usize; 2]> = (0..self.notes.len())
+            .flat_map(|sequence| (0..self.notes[sequence].len()).map(move |head| [sequence, head]))
+            .collect();
         let leaving: Vec<Vec<usize>> = heads.iter().map(|&at| self.leaving(at, span)).collect();
-        for ([row, head], leaving) in heads.into_iter().zip(leaving) {
-            let notes = &mut self.notes[row][head];
+        for ([sequence, head], leaving) in heads.into_iter().zip(leaving) {
+            let notes = &mut self.notes[sequence][head];
             notes.retain(|p, _| !leaving.contains(p));
-            notes.extend((span.start..span.start + span.real[row]).map(|p| (p, 0.0)));
+            notes.extend((span.start..span.start + span.real[sequence]).map(|p| (p, 0.0)));
         }
     }
 
     /// Slots that a head may fill.
-    fn capacity(&self, [row, head]: [usize; 2]) -> usize {
-        self.shares[row].as_ref().map_or(self.scene.capacity, |shares| shares[head])
+    fn capacity(&self, [sequence, head]: [usize; 2]) -> usize {
+        self.shares[sequence].as_ref().map_or(self.scene.capacity, |shares| shares[head])
     }
 
     /// How many entries a head must lose for its tokens of a chunk to fit.

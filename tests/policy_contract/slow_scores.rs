@@ -37,20 +37,20 @@ impl SlowPolicy<'_> {
         }
     }
 
-    /// Attention so far, divided by the number of queries that paid it where the recipe says so.
-    fn per_query(&self, [row, head]: [usize; 2], next: usize) -> Notes {
+    /// Attention so far, divided by the number of queries that saw it where the recipe says so.
+    fn per_query(&self, [sequence, head]: [usize; 2], next: usize) -> Notes {
         let counted = if self.flag("score_prefill") { 0 } else { self.prefill - usize::from(self.flag("reference_counts")) };
         let scorers = |p: usize| if self.flag("normalize_scores") { (next - p.max(counted)) as f32 } else { 1.0 };
-        self.notes[row][head].iter().map(|(&p, &score)| (p, score / scorers(p))).collect()
+        self.notes[sequence][head].iter().map(|(&p, &score)| (p, score / scorers(p))).collect()
     }
 
     /// Minus the cosine of each key with the mean of the directions of all.
-    fn unlike_the_others(&self, [row, head]: [usize; 2]) -> Notes {
-        let positions: Vec<usize> = self.notes[row][head].keys().copied().collect();
+    fn unlike_the_others(&self, [sequence, head]: [usize; 2]) -> Notes {
+        let positions: Vec<usize> = self.notes[sequence][head].keys().copied().collect();
         let directions: Vec<Head> = positions
             .iter()
             .map(|&p| {
-                let key = self.content.stored([row, head, p]).0;
+                let key = self.content.stored([sequence, head, p]).0;
                 key.map(|x| x / length(key))
             })
             .collect();
@@ -64,22 +64,23 @@ impl SlowPolicy<'_> {
         positions.iter().zip(&directions).map(|(&p, d)| (p, -exact(dot(d, &mean)) as f32)).collect()
     }
 
-    /// Attention and the error of quantisation, both mapped to 0..1 over the candidates of all heads of a row.
-    fn with_error(&self, [row, head]: [usize; 2], next: usize) -> Notes {
+    /// Attention and the error of quantisation, both mapped to 0..1 over the candidates of all heads of a sequence.
+    fn with_error(&self, [sequence, head]: [usize; 2], next: usize) -> Notes {
         let error = |head: usize, p: usize| {
-            let ((k, v), (stored_k, stored_v)) = (self.content.exact([row, head, p]), self.content.stored([row, head, p]));
+            let ((k, v), (stored_k, stored_v)) =
+                (self.content.exact([sequence, head, p]), self.content.stored([sequence, head, p]));
             length(&std::array::from_fn(|i| stored_k[i] - k[i])) as f32
                 + length(&std::array::from_fn(|i| stored_v[i] - v[i])) as f32
         };
         let mut both: Vec<(f32, f32)> = Vec::new();
-        for other in 0..self.notes[row].len() {
-            let scores = self.per_query([row, other], next);
-            both.extend(self.candidates([row, other], next).iter().map(|&p| (scores[&p], error(other, p))));
+        for other in 0..self.notes[sequence].len() {
+            let scores = self.per_query([sequence, other], next);
+            both.extend(self.candidates([sequence, other], next).iter().map(|&p| (scores[&p], error(other, p))));
         }
         let score_unit = unit(both.iter().map(|x| x.0));
         let error_unit = unit(both.iter().map(|x| x.1));
         let a = self.fraction("combination_constant", 0.5);
-        let scores = self.per_query([row, head], next);
+        let scores = self.per_query([sequence, head], next);
         let combined = |(p, score): (usize, f32)| {
             (p, score_unit(score) * a as f32 + error_unit(error(head, p)) * ((a - 1.0) / 2.0) as f32 + (1.0 - a) as f32)
         };
@@ -97,13 +98,13 @@ impl SlowPolicy<'_> {
             return;
         }
         self.is_scored = true;
-        let rows: Vec<usize> = (0..self.notes.len()).filter(|&row| span.real[row] > 0).collect();
-        let given: Vec<Vec<Notes>> = rows
+        let sequences: Vec<usize> = (0..self.notes.len()).filter(|&sequence| span.real[sequence] > 0).collect();
+        let given: Vec<Vec<Notes>> = sequences
             .iter()
-            .map(|&row| (0..self.notes[row].len()).map(|head| self.given([row, head], span, &rows)).collect())
+            .map(|&sequence| (0..self.notes[sequence].len()).map(|head| self.given([sequence, head], span, &sequences)).collect())
             .collect();
-        for (&row, heads) in rows.iter().zip(given) {
-            for (notes, given) in self.notes[row].iter_mut().zip(heads) {
+        for (&sequence, heads) in sequences.iter().zip(given) {
+            for (notes, given) in self.notes[sequence].iter_mut().zip(heads) {
                 for (p, score) in given {
                     *notes.get_mut(&p).unwrap() = if is_hitter { notes[&p] + score } else { score };
                 }
@@ -111,30 +112,30 @@ impl SlowPolicy<'_> {
         }
     }
 
-    fn paid(&self, [row, head]: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize) -> f32 {
-        self.attention.paid([row, head], span, last, position, &self.notes[row][head])
+    fn mass(&self, [sequence, head]: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize) -> f32 {
+        self.attention.mass([sequence, head], span, last, position, &self.notes[sequence][head])
     }
 
-    /// What a chunk gives to each position of a head; `rows` are those that have queries in it.
-    fn given(&self, at: [usize; 2], span: &ChunkSpan, rows: &[usize]) -> Notes {
+    /// What a chunk gives to each position of a head; `sequences` are those that have queries in it.
+    fn given(&self, at: [usize; 2], span: &ChunkSpan, sequences: &[usize]) -> Notes {
         let notes = &self.notes[at[0]][at[1]];
         let by_position = |of: &dyn Fn(usize) -> f32| notes.keys().map(|&p| (p, of(p))).collect::<Notes>();
         match self.rule.as_str() {
-            "h2o" | "qh2o" => by_position(&|p| self.paid(at, span, None, p)),
+            "h2o" | "qh2o" => by_position(&|p| self.mass(at, span, None, p)),
             "h2o-orig" => by_position(&|p| {
-                let holders = rows.iter().filter(|&&row| self.notes[row][at[1]].contains_key(&p));
-                holders.map(|&row| self.paid([row, at[1]], span, None, p)).sum()
+                let holders = sequences.iter().filter(|&&sequence| self.notes[sequence][at[1]].contains_key(&p));
+                holders.map(|&sequence| self.mass([sequence, at[1]], span, None, p)).sum()
             }),
             "h2o-vlen" | "qh2o-vlen" => {
                 let norm = |p: usize| length(self.content.exact([at[0], at[1], p]).1) as f32;
-                let weighted = by_position(&|p| self.paid(at, span, None, p) * norm(p));
+                let weighted = by_position(&|p| self.mass(at, span, None, p) * norm(p));
                 let sum = weighted.values().sum::<f32>().max(f32::MIN_POSITIVE);
                 weighted.into_iter().map(|(p, x)| (p, x * span.len as f32 / sum)).collect()
             }
             "tova" => by_position(&|p| {
                 let heads = 0..self.scene.groups as usize;
                 let holders = heads.clone().filter(|&head| self.notes[at[0]][head].contains_key(&p));
-                holders.map(|head| self.paid([at[0], head], span, Some(1), p)).sum::<f32>() / heads.len() as f32
+                holders.map(|head| self.mass([at[0], head], span, Some(1), p)).sum::<f32>() / heads.len() as f32
             }),
             "snapkv" => self.pooled(at, span),
             _ => self.expected(at, span),
@@ -146,8 +147,8 @@ impl SlowPolicy<'_> {
         let window = self.count("window_size").unwrap_or((self.scene.capacity / 8).clamp(1, 32));
         let half = self.count("kernel_size").unwrap_or(5) / 2;
         let positions: Vec<usize> = self.notes[at[0]][at[1]].keys().copied().collect();
-        let paid: Vec<f32> = positions.iter().map(|&p| self.paid(at, span, Some(window), p)).collect();
-        let around = |i: usize| &paid[i.saturating_sub(half)..(i + half + 1).min(paid.len())];
+        let mass: Vec<f32> = positions.iter().map(|&p| self.mass(at, span, Some(window), p)).collect();
+        let around = |i: usize| &mass[i.saturating_sub(half)..(i + half + 1).min(mass.len())];
         let pool = |near: &[f32]| match self.word("pooling") {
             Some("mean") => near.iter().sum::<f32>() / near.len() as f32,
             _ => near.iter().copied().fold(0.0, f32::max),
@@ -156,15 +157,15 @@ impl SlowPolicy<'_> {
     }
 
     /// The softmax of `log E exp(q · k · scale)` for queries distributed as those of the chunk, times the norm of the value.
-    fn expected(&self, [row, head]: [usize; 2], span: &ChunkSpan) -> Notes {
+    fn expected(&self, [sequence, head]: [usize; 2], span: &ChunkSpan) -> Notes {
         let seen = |p: usize| {
-            let at = [row, head, p];
+            let at = [sequence, head, p];
             if p >= span.start { self.content.exact(at) } else { self.content.stored(at) }
         };
         let mut sum: BTreeMap<usize, f64> = BTreeMap::new();
         let (per_group, scale) = self.attention.shape();
         for query_head in head * per_group..(head + 1) * per_group {
-            let query = |p| self.attention.query([row, query_head, p]).map(|x| x * scale);
+            let query = |p| self.attention.query([sequence, query_head, p]).map(|x| x * scale);
             let queries: Vec<Head> = (span.start..span.start + span.len).map(query).collect();
             let n = queries.len() as f64;
             // Mean and variance of q · k, which are those of a normal distribution.
@@ -173,7 +174,7 @@ impl SlowPolicy<'_> {
                 let mean = products.iter().sum::<f64>() / n;
                 mean + products.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n / 2.0
             };
-            let logits: Vec<(usize, f64)> = self.notes[row][head].keys().map(|&p| (p, logit(seen(p).0))).collect();
+            let logits: Vec<(usize, f64)> = self.notes[sequence][head].keys().map(|&p| (p, logit(seen(p).0))).collect();
             let total: f64 = logits.iter().map(|(_, x)| x.exp()).sum();
             for (p, logit) in logits {
                 *sum.entry(p).or_default() += logit.exp() / total / per_group as f64;

@@ -1,10 +1,10 @@
-//! How `adakv` shares out a row's slots, written once more with lists: the better half of what all heads hold decides.
+//! How `adakv` shares out a sequence's slots, written once more with lists: the better half of what all heads hold decides.
 
 use kvtune::cache::ChunkSpan;
 
 use super::slow_policies::SlowPolicy;
 
-/// An entry in the order of a row.
+/// An entry in the order of a sequence.
 #[derive(Clone, Copy)]
 struct Held {
     head: usize,
@@ -15,37 +15,39 @@ struct Held {
 }
 
 impl SlowPolicy<'_> {
-    /// The shares of a row's heads, where there are any and they can be foreseen.
-    pub(crate) fn shares(&self, row: usize) -> Option<&Vec<usize>> {
-        self.shares[row].as_ref().filter(|_| !self.unclear[row])
+    /// The shares of a sequence's heads, where there are any and they can be foreseen.
+    pub(crate) fn shares(&self, sequence: usize) -> Option<&Vec<usize>> {
+        self.shares[sequence].as_ref().filter(|_| !self.unclear[sequence])
     }
 
-    /// Shares out the slots of the rows that must lose something for the first time, and takes from each head what exceeds its share.
+    /// Shares out the slots of the sequences that must lose something for the first time, and takes from each head what exceeds its share.
     pub(super) fn share_out(&mut self, span: &ChunkSpan) {
         let Some(floor) = self.floor else { return };
         let heads = self.scene.groups as usize;
-        for row in 0..self.notes.len() {
-            if self.shares[row].is_some() || self.excess([row, 0], span) == 0 {
+        for sequence in 0..self.notes.len() {
+            if self.shares[sequence].is_some() || self.excess([sequence, 0], span) == 0 {
                 continue;
             }
-            let shares = self.by_better_half(row, span.start, floor);
+            let shares = self.by_better_half(sequence, span.start, floor);
             let leaving: Vec<Vec<usize>> = (0..heads)
-                .map(|head| self.lowest([row, head], span.start, self.notes[row][head].len().saturating_sub(shares[head])))
+                .map(|head| {
+                    self.lowest([sequence, head], span.start, self.notes[sequence][head].len().saturating_sub(shares[head]))
+                })
                 .collect();
-            for (notes, leaving) in self.notes[row].iter_mut().zip(leaving) {
+            for (notes, leaving) in self.notes[sequence].iter_mut().zip(leaving) {
                 notes.retain(|p, _| !leaving.contains(p));
             }
-            self.shares[row] = Some(shares);
+            self.shares[sequence] = Some(shares);
         }
     }
 
     /// `floor` of the capacity for each head; the rest in proportion to its part of the better half.
-    fn by_better_half(&mut self, row: usize, next: usize, floor: f64) -> Vec<usize> {
+    fn by_better_half(&mut self, sequence: usize, next: usize, floor: f64) -> Vec<usize> {
         let (heads, capacity) = (self.scene.groups as usize, self.scene.capacity);
-        let mut best = self.best_first(row, next);
+        let mut best = self.best_first(sequence, next);
         let better = best.len() - best.len() / 2;
         if let (Some(last), Some(out)) = (best.get(better - 1), best.get(better)) {
-            self.unclear[row] |= !last.stays && self.is_close(out.score, last.score);
+            self.unclear[sequence] |= !last.stays && self.is_close(out.score, last.score);
         }
         best.truncate(better);
         let least = (floor * capacity as f64) as usize;
@@ -60,13 +62,13 @@ impl SlowPolicy<'_> {
         shares
     }
 
-    /// All entries of a row: those that stay anyway, the oldest first; then by score, of equal ones the younger first. What all heads
+    /// All entries of a sequence: those that stay anyway, the oldest first; then by score, of equal ones the younger first. What all heads
     /// hold alike they give in turn.
-    fn best_first(&self, row: usize, next: usize) -> Vec<Held> {
+    fn best_first(&self, sequence: usize, next: usize) -> Vec<Held> {
         let mut all: Vec<Held> = Vec::new();
-        for (head, notes) in self.notes[row].iter().enumerate() {
-            let candidates = self.candidates([row, head], next);
-            let scores = self.scores([row, head], next).expect("slots are shared out by scores");
+        for (head, notes) in self.notes[sequence].iter().enumerate() {
+            let candidates = self.candidates([sequence, head], next);
+            let scores = self.scores([sequence, head], next).expect("slots are shared out by scores");
             let held = |&position: &usize| Held {
                 head,
                 position,

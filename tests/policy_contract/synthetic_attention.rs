@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use kvtune::cache::{Attention, ChunkSpan, LayerCache, Queries};
+use kvtune::cache::{ChunkAttention, ChunkSpan, LayerCache, Queries};
 use tch::Tensor;
 
 use super::content::{Content, HEAD_DIM, PER_GROUP, SCALE, query};
@@ -25,33 +25,35 @@ impl<'a> SyntheticAttention<'a> {
         Self { scene, content, span, position_bgc: cache.positions(), asked: Cell::new(0), paid_for: RefCell::default() }
     }
 
-    /// One value per slot, from row, head and position; `default` where a row has no token there.
+    /// One value per slot, from sequence, head and position; `default` where a sequence has no token there.
     fn by_slot<T: Clone>(&self, default: &T, of: impl Fn([usize; 2], usize) -> T) -> Vec<T> {
         self.asked.set(self.asked.get() + 1);
         by_head(&self.position_bgc)
             .into_iter()
-            .flat_map(|(row, head, positions)| {
+            .flat_map(|(sequence, head, positions)| {
                 let of = &of;
-                positions.into_iter().map(move |p| usize::try_from(p).map_or_else(|_| default.clone(), |p| of([row, head], p)))
+                positions
+                    .into_iter()
+                    .map(move |p| usize::try_from(p).map_or_else(|_| default.clone(), |p| of([sequence, head], p)))
             })
             .collect()
     }
 }
 
-impl Attention for SyntheticAttention<'_> {
-    fn paid(&self, queries: Queries) -> Tensor {
+impl ChunkAttention for SyntheticAttention<'_> {
+    fn mass(&self, queries: Queries) -> Tensor {
         self.paid_for.borrow_mut().push(queries);
         let last = if let Queries::Last(count) = queries { Some(count) } else { None };
-        let paid = self.by_slot(&0.0, |head, position| self.scene.paid_at(head, self.span, last, position));
-        Tensor::from_slice(&paid).view(&self.position_bgc.size()[..])
+        let mass = self.by_slot(&0.0, |head, position| self.scene.paid_at(head, self.span, last, position));
+        Tensor::from_slice(&mass).view(&self.position_bgc.size()[..])
     }
 
     fn queries(&self) -> (Tensor, f64) {
         let heads = self.scene.groups as usize * PER_GROUP;
         let mut all = Vec::new();
-        for row in 0..self.scene.lengths.len() {
+        for sequence in 0..self.scene.lengths.len() {
             for head in 0..heads {
-                all.extend((self.span.start..self.span.start + self.span.len).flat_map(|p| query([row, head, p])));
+                all.extend((self.span.start..self.span.start + self.span.len).flat_map(|p| query([sequence, head, p])));
             }
         }
         let size = [self.scene.lengths.len() as i64, heads as i64, self.span.len as i64, HEAD_DIM as i64];
@@ -59,8 +61,8 @@ impl Attention for SyntheticAttention<'_> {
     }
 
     fn entries(&self) -> (Tensor, Tensor) {
-        let seen = |[row, head]: [usize; 2], position: usize| {
-            let at = [row, head, position];
+        let seen = |[sequence, head]: [usize; 2], position: usize| {
+            let at = [sequence, head, position];
             let (k, v) = if position >= self.span.start { self.content.exact(at) } else { self.content.stored(at) };
             (*k, *v)
         };
@@ -71,7 +73,7 @@ impl Attention for SyntheticAttention<'_> {
     }
 }
 
-/// The positions of the filled slots by row and head.
+/// The positions of the filled slots by sequence and head.
 pub(crate) fn by_head(position_bgc: &Tensor) -> Vec<(usize, usize, Vec<i64>)> {
     let size = position_bgc.size();
     let flat = Vec::<i64>::try_from(position_bgc.contiguous().view(-1)).unwrap();

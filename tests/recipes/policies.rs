@@ -1,7 +1,7 @@
 //! A choice by name, whose parameters a file outside this room reads: its errors point into the recipe all the same.
 
 use kvtune::cache::CacheError;
-use kvtune::recipe::{Choice, EndRegex, InitialPart};
+use kvtune::recipe::{EndRegex, InitialPart, PolicyRecipe};
 use kvtune::units::Hint;
 use serde::Deserialize;
 
@@ -26,7 +26,7 @@ struct Needs {
     width: usize,
 }
 
-fn choice(lines: &str) -> Choice {
+fn choice(lines: &str) -> PolicyRecipe {
     parse(&with(&format!("[kv_cache]\n{lines}"))).expect("a recipe that loads").recipe.kv_cache.policy
 }
 
@@ -86,9 +86,9 @@ fn an_unknown_name_and_a_refused_parameter_are_shown_where_they_stand() {
 #[test]
 fn a_choice_made_by_a_program_has_no_place() {
     let table: toml::Table = "grace_period = 3".parse().unwrap();
-    let choice = Choice::with_params("h2o", table);
+    let choice = PolicyRecipe::with_params("h2o", table);
     assert_eq!(choice.params::<Params>().unwrap().grace_period, 3);
-    assert_eq!(Choice::named("h20").unknown(&["h2o"]).to_string(), "unknown value `h20` for `kv_cache.policy`");
+    assert_eq!(PolicyRecipe::named("h20").unknown(&["h2o"]).to_string(), "unknown value `h20` for `kv_cache.policy`");
     assert_eq!(choice, self::choice("policy.h2o.grace_period = 3"));
 }
 

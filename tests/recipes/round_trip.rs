@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use kvtune::recipe::{
-    BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Choice, Chunking, DataFormat, DataRecipe, Dtype,
-    EvalRecipe, GradRecipe, HeadRecipe, Labels, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnOutOfMemory, OnTooLong,
-    OpenKey, OptimizerRecipe, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe,
-    ValidationSource, Warmup,
+    BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe,
+    GradRecipe, HeadRecipe, Labels, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnOutOfMemory, OnTooLong, OpenKey,
+    OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules,
+    TrainRecipe, ValidationSource, Warmup,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -61,7 +61,7 @@ prop_compose! {
     }
 }
 
-fn policy() -> impl Strategy<Value = Choice> {
+fn policy() -> impl Strategy<Value = PolicyRecipe> {
     let value = prop_oneof![
         any::<i64>().prop_map(toml::Value::Integer),
         any::<bool>().prop_map(toml::Value::Boolean),
@@ -69,7 +69,7 @@ fn policy() -> impl Strategy<Value = Choice> {
         ".{0,6}".prop_map(toml::Value::String),
     ];
     let params = prop::collection::btree_map("[a-z_]{1,6}", value, 0..3);
-    ("[a-z][a-z0-9-]{0,8}", params).prop_map(|(name, params)| Choice::with_params(&name, params.into_iter().collect()))
+    ("[a-z][a-z0-9-]{0,8}", params).prop_map(|(name, params)| PolicyRecipe::with_params(&name, params.into_iter().collect()))
 }
 
 prop_compose! {
@@ -82,7 +82,7 @@ prop_compose! {
             None if uniform => CacheLength::Uniform(lengths[0]),
             None => CacheLength::PerLayer(lengths),
         };
-        let policy = if grow { Choice::named("dense") } else { policy };
+        let policy = if grow { PolicyRecipe::named("dense") } else { policy };
         let growing = if chunk_size % 2 == 0 { Storage::Growing } else { Storage::Paged };
         let storage = if grow { growing } else { Storage::Preallocated };
         CacheRecipe { policy, buffer, cache_length, chunk_size, chunking, randomize_chunk_sizes, storage, cpu_offload }

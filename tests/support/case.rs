@@ -19,7 +19,7 @@ pub struct Case {
     pub params: &'static str,
     /// Query heads and KV heads.
     pub heads: (usize, usize),
-    /// Tokens by row.
+    /// Tokens by sequence.
     pub lengths: &'static [usize],
     /// Slots: one number for all layers, or one per layer.
     pub cache: &'static [usize],
@@ -31,7 +31,7 @@ pub struct Case {
     pub is_randomized: bool,
     /// How tokens from the first target on are run.
     pub tail: Tail,
-    /// Begin and end of each row's initial part, where it has one.
+    /// Begin and end of each sequence's initial part, where it has one.
     pub initial: &'static [(usize, usize)],
     /// Of a dense cache.
     pub storage: Storage,
@@ -103,11 +103,11 @@ pub enum Width {
 pub enum TargetsAt {
     /// Each.
     All,
-    /// So many first ones of every row.
+    /// So many first ones of every sequence.
     First(usize),
-    /// So many last ones of every row.
+    /// So many last ones of every sequence.
     Last(usize),
-    /// One of row 0.
+    /// One of sequence 0.
     Only(usize),
 }
 

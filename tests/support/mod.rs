@@ -6,11 +6,11 @@
 pub mod case;
 
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
-use kvtune::data::{Batch, Row, Targets};
-use kvtune::engine::{ChunkKey, Engine, Settings, StepContext};
+use kvtune::data::{Batch, Sequence, Targets};
+use kvtune::engine::{ChunkKey, Engine, MicroBatchContext, Settings};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, DropoutKey, Model};
-use kvtune::recipe::{CacheLength, CacheRecipe, Choice, Dtype, GradRecipe, LoraRecipe, OnOutOfMemory, TargetModules};
+use kvtune::recipe::{CacheLength, CacheRecipe, Dtype, GradRecipe, LoraRecipe, OnOutOfMemory, PolicyRecipe, TargetModules};
 use kvtune::units::ChunkIdx;
 use kvtune::verify::{Tiling, every_tiling};
 use rand::RngExt;
@@ -20,7 +20,7 @@ use tch::{Device, Kind, Tensor};
 
 use case::{Case, HeadKind, Tail, TargetsAt, Trains, Width};
 
-/// Layers of every model here: a bottom, a middle and a top row of cells.
+/// Layers of every model here: a bottom, a middle and a top layer band.
 pub const NUM_LAYERS: usize = 3;
 /// Small, yet more than one block's padding would hide.
 pub const VOCAB: usize = 50;
@@ -153,17 +153,17 @@ fn seed_of(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// The batch of a case: tokens and targets that depend on the row and the position alone.
+/// The batch of a case: tokens and targets that depend on the sequence and the position alone.
 pub fn batch(case: &Case) -> Batch {
-    Batch { rows: case.lengths.iter().enumerate().map(|(i, &len)| row(case, i, len)).collect() }
+    Batch { sequences: case.lengths.iter().enumerate().map(|(i, &len)| row(case, i, len)).collect() }
 }
 
-/// Row `i` of a case's batch, alone.
+/// Sequence `i` of a case's batch, alone.
 pub fn single(case: &Case, i: usize) -> Batch {
-    Batch { rows: vec![row(case, i, case.lengths[i])] }
+    Batch { sequences: vec![row(case, i, case.lengths[i])] }
 }
 
-fn row(case: &Case, i: usize, len: usize) -> Row {
+fn row(case: &Case, i: usize, len: usize) -> Sequence {
     let inputs = (0..len).map(|j| ((j * 7 + i * 13 + j * j) % VOCAB) as u32).collect();
     let target = |j: usize| {
         let has_target = match case.targets {
@@ -178,7 +178,7 @@ fn row(case: &Case, i: usize, len: usize) -> Row {
         HeadKind::NextToken => Targets::NextToken((0..len).map(target).collect()),
         HeadKind::Classify => Targets::Class((i + 1) % LABELS.len()),
     };
-    Row { sample: 70 + i as u64, inputs, targets, initial: case.initial.get(i).copied() }
+    Sequence { sample: 70 + i as u64, inputs, targets, initial: case.initial.get(i).copied() }
 }
 
 /// The engine of a case for `model`.
@@ -200,7 +200,7 @@ pub fn recipes(case: &Case) -> (CacheRecipe, GradRecipe) {
         per_layer => CacheLength::PerLayer(per_layer.to_vec()),
     };
     let kv = CacheRecipe {
-        policy: Choice::with_params(case.policy, params),
+        policy: PolicyRecipe::with_params(case.policy, params),
         buffer: case.buffer,
         cache_length,
         chunk_size: case.chunk,
@@ -246,15 +246,15 @@ pub fn engine_with(case: &Case, settings: Settings) -> Engine {
 }
 
 /// The weight and the randomness of a case.
-pub fn context(case: &Case) -> StepContext {
+pub fn context(case: &Case) -> MicroBatchContext {
     let dropout = (case.dropout > 0.0).then_some(DropoutKey { seed: 3, step: 11 });
-    StepContext { weight: 0.01, dropout, chunk_sizes: Some(ChunkKey { seed: 3, step: 11 }) }
+    MicroBatchContext { weight: 0.01, dropout, chunk_sizes: Some(ChunkKey { seed: 3, step: 11 }) }
 }
 
 /// The log of one chunk that holds every token and evicts none: what plain full attention sees.
 pub fn full_attention(batch: &Batch) -> ReplayLog {
     let len = batch.max_len();
-    let real = batch.rows.iter().map(|row| row.inputs.len()).collect();
+    let real = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
     let span = ChunkSpan { index: 0, chunk: ChunkIdx(0), start: 0, len, real };
     let layers = (0..NUM_LAYERS).map(|_| LayerLog::default()).collect();
     ReplayLog { spans: vec![span], cache_lengths: vec![len; NUM_LAYERS], layers }

@@ -5,13 +5,13 @@ use serde::Deserialize;
 use tch::Tensor;
 
 use super::params::fraction;
-use crate::cache::{CacheError, Entries, NewEntries, Observed, Policy, Queries, Score, build as build_inner};
-use crate::recipe::{Choice, InitialPart};
+use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Observed, Policy, Queries, build as build_inner};
+use crate::recipe::{InitialPart, PolicyRecipe};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Params {
-    /// Read by [`Choice::inner`].
+struct AdaKvParams {
+    /// Read by [`PolicyRecipe::inner`].
     #[serde(rename = "policy")]
     _policy: Option<serde::de::IgnoredAny>,
     #[serde(default = "default_floor")]
@@ -31,8 +31,8 @@ struct AdaKv {
     floor: f64,
 }
 
-pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
-    let params: Params = choice.params()?;
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+    let params: AdaKvParams = choice.params()?;
     let floor = fraction(choice, "floor", params.floor)?;
     let inner = choice.inner("policy", DEFAULT_POLICY)?;
     let policy = build_inner(&inner, cache_length)?;
@@ -46,7 +46,7 @@ pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Poli
 }
 
 impl Policy for AdaKv {
-    fn score(&self, entries: &Entries<'_>) -> Score {
+    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
         self.inner.score(entries)
     }
 
@@ -74,12 +74,12 @@ impl Policy for AdaKv {
         self.inner.observe(seen)
     }
 
-    fn asks(&self, is_prefill: bool) -> Option<Queries> {
-        self.inner.asks(is_prefill)
+    fn required_queries(&self, is_prefill: bool) -> Option<Queries> {
+        self.inner.required_queries(is_prefill)
     }
 
-    fn couples_rows(&self) -> bool {
-        self.inner.couples_rows()
+    fn couples_sequences(&self) -> bool {
+        self.inner.couples_sequences()
     }
 
     fn needs_quantised(&self) -> bool {

@@ -2,25 +2,25 @@
 
 use serde::Deserialize;
 
-use crate::cache::{CacheError, Entries, Policy, Score};
-use crate::recipe::Choice;
+use crate::cache::{CacheError, Entries, EvictionOrder, Policy};
+use crate::recipe::PolicyRecipe;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Params {}
+struct DenseParams {}
 
 #[derive(Debug)]
 struct Dense;
 
-pub(super) fn build(choice: &Choice, _cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
-    let Params {} = choice.params()?;
+pub(super) fn build(choice: &PolicyRecipe, _cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+    let DenseParams {} = choice.params()?;
     Ok(Box::new(Dense))
 }
 
 impl Policy for Dense {
     /// Never asked: nothing leaves a dense cache.
-    fn score(&self, _entries: &Entries<'_>) -> Score {
-        Score::ByPosition { keep_first: 0 }
+    fn score(&self, _entries: &Entries<'_>) -> EvictionOrder {
+        EvictionOrder::ByPosition { keep_first: 0 }
     }
 
     fn evicts(&self) -> bool {

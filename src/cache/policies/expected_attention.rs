@@ -7,12 +7,12 @@ use tch::{Kind, Tensor};
 
 use super::heavy_hitters::norm;
 use super::params::staying;
-use crate::cache::{CacheError, Entries, Observed, Policy, Score};
-use crate::recipe::Choice;
+use crate::cache::{CacheError, Entries, EvictionOrder, Observed, Policy};
+use crate::recipe::PolicyRecipe;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Params {
+struct ExpectedAttentionParams {
     #[serde(default)]
     grace_period: usize,
     #[serde(default = "default_sinks", alias = "sink_tokens")]
@@ -29,16 +29,18 @@ struct ExpectedAttention {
     sinks: usize,
 }
 
-pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
-    let params: Params = choice.params()?;
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+    let params: ExpectedAttentionParams = choice.params()?;
     let grace = staying(choice, "grace_period", params.grace_period, cache_length)?;
     let sinks = staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)?;
     Ok(Box::new(ExpectedAttention { grace, sinks }))
 }
 
 impl Policy for ExpectedAttention {
-    fn score(&self, entries: &Entries<'_>) -> Score {
-        entries.observed_bgc.map_or(Score::ByPosition { keep_first: 0 }, |score| Score::ByEntry(score.shallow_clone()))
+    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
+        entries
+            .observed_bgc
+            .map_or(EvictionOrder::ByPosition { keep_first: 0 }, |score| EvictionOrder::ByEntry(score.shallow_clone()))
     }
 
     fn grace(&self) -> usize {

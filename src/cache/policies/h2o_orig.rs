@@ -1,4 +1,4 @@
-//! `h2o-orig`: `h2o` as it was published (arXiv 2306.14048): attention is summed over the rows of the batch too, so that all rows lose
+//! `h2o-orig`: `h2o` as it was published (arXiv 2306.14048): attention is summed over the sequences of the batch too, so that all sequences lose
 //! the same tokens. Departs from the paper in having no half of the cache reserved for recent tokens, and in what `h2o`
 //! says of the prefill span.
 
@@ -6,12 +6,12 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::heavy_hitters::{self, HeavyHitters, default_keep};
-use crate::cache::{CacheError, Entries, Observed, Policy, Queries, Score};
-use crate::recipe::Choice;
+use crate::cache::{CacheError, Entries, EvictionOrder, Observed, Policy, Queries};
+use crate::recipe::PolicyRecipe;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Params {
+struct H2oOrigParams {
     #[serde(default = "default_keep")]
     keep_initial_fraction: f64,
     #[serde(default)]
@@ -21,9 +21,9 @@ struct Params {
 #[derive(Debug)]
 struct H2oOrig(HeavyHitters);
 
-pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
-    let Params { keep_initial_fraction, score_prefill } = choice.params()?;
-    let params = heavy_hitters::Params {
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+    let H2oOrigParams { keep_initial_fraction, score_prefill } = choice.params()?;
+    let params = heavy_hitters::HeavyHittersParams {
         grace_period: 0,
         keep_initial_fraction,
         normalize_scores: false,
@@ -34,19 +34,19 @@ pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Poli
 }
 
 impl Policy for H2oOrig {
-    fn score(&self, entries: &Entries<'_>) -> Score {
+    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
         self.0.score(entries)
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
-        self.0.add(seen, || summed_over_rows(seen.attention.paid(Queries::All).to_kind(Kind::Float), seen))
+        self.0.add(seen, || summed_over_sequences(seen.attention.mass(Queries::All).to_kind(Kind::Float), seen))
     }
 
-    fn asks(&self, is_prefill: bool) -> Option<Queries> {
-        self.0.asks(is_prefill)
+    fn required_queries(&self, is_prefill: bool) -> Option<Queries> {
+        self.0.required_queries(is_prefill)
     }
 
-    fn couples_rows(&self) -> bool {
+    fn couples_sequences(&self) -> bool {
         true
     }
 
@@ -55,17 +55,17 @@ impl Policy for H2oOrig {
     }
 }
 
-/// For each entry, what its position was paid in all rows. By position, not by slot: a row that ends in the chunk keeps its entries
+/// For each entry, what mass its position has in all sequences. By position, not by slot: a sequence that ends in the chunk keeps its entries
 /// elsewhere.
-fn summed_over_rows(paid_bgc: Tensor, seen: &Observed<'_>) -> Tensor {
-    let (batch, groups, _) = paid_bgc.size3().unwrap_or_default();
+fn summed_over_sequences(mass_bgc: Tensor, seen: &Observed<'_>) -> Tensor {
+    let (batch, groups, _) = mass_bgc.size3().unwrap_or_default();
     if batch == 1 {
-        return paid_bgc;
+        return mass_bgc;
     }
     let is_held = seen.position_bgc.ge(0);
     let (position, tokens) = (seen.position_bgc.clamp_min(0), seen.next_position as i64);
-    let by_position = Tensor::zeros([batch, groups, tokens], (Kind::Float, paid_bgc.device()));
-    let held = paid_bgc.where_self(&is_held, &paid_bgc.zeros_like());
+    let by_position = Tensor::zeros([batch, groups, tokens], (Kind::Float, mass_bgc.device()));
+    let held = mass_bgc.where_self(&is_held, &mass_bgc.zeros_like());
     let total = by_position.scatter_add(2, &position, &held).sum_dim_intlist(&[0i64][..], true, Kind::Float);
     total.expand([batch, groups, tokens], false).gather(2, &position, false)
 }

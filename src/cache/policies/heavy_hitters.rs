@@ -5,14 +5,14 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::{fraction, staying};
-use crate::cache::{CacheError, Entries, NewEntries, Observed, Policy, Queries, Score};
+use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Observed, Policy, Queries};
 use crate::ops::attention::accumulation_kind;
-use crate::recipe::Choice;
+use crate::recipe::PolicyRecipe;
 
 /// The parameters of the family.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Params {
+pub(super) struct HeavyHittersParams {
     #[serde(default)]
     pub(super) grace_period: usize,
     #[serde(default = "default_keep")]
@@ -38,7 +38,7 @@ enum Gives {
     ValueWeighted,
 }
 
-/// Scores that add up: attention as it was paid, or weighted with the norms of values, and what quantisation costs if that counts.
+/// Scores that add up: attention as it was mass, or weighted with the norms of values, and what quantisation costs if that counts.
 #[derive(Debug)]
 pub(super) struct HeavyHitters {
     grace: usize,
@@ -56,7 +56,7 @@ pub(super) struct HeavyHitters {
 }
 
 impl HeavyHitters {
-    pub(super) fn new(choice: &Choice, params: &Params, cache_length: usize) -> Result<Self, CacheError> {
+    pub(super) fn new(choice: &PolicyRecipe, params: &HeavyHittersParams, cache_length: usize) -> Result<Self, CacheError> {
         if params.reference_counts && params.score_prefill {
             let message =
                 "`reference_counts` contradicts `score_prefill`: the reference does not score the prefill span".to_owned();
@@ -96,18 +96,18 @@ impl HeavyHitters {
 }
 
 impl Policy for HeavyHitters {
-    fn score(&self, entries: &Entries<'_>) -> Score {
+    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
         let Some(score_bgc) = entries.observed_bgc else {
             // Nothing has been scored: the first tokens stay, the next oldest leave.
             let keep_first = (self.keep_initial * entries.cache_length as f64) as usize;
-            return Score::ByPosition { keep_first };
+            return EvictionOrder::ByPosition { keep_first };
         };
         let score_bgc = if self.normalize { score_bgc / self.num_scorers(entries) } else { score_bgc.shallow_clone() };
         // The last of what `describe` said.
         let index = i64::from(self.gives == Gives::ValueWeighted);
         match self.beside_error.and_then(|a| Some((a, entries.feature(index)?))) {
-            Some((a, error)) => Score::ByEntry(with_error(&score_bgc, &error, entries, a)),
-            None => Score::ByEntry(score_bgc),
+            Some((a, error)) => EvictionOrder::ByEntry(with_error(&score_bgc, &error, entries, a)),
+            None => EvictionOrder::ByEntry(score_bgc),
         }
     }
 
@@ -123,12 +123,12 @@ impl Policy for HeavyHitters {
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
         self.add(seen, || match self.gives {
-            Gives::Attention => seen.attention.paid(Queries::All),
+            Gives::Attention => seen.attention.mass(Queries::All),
             Gives::ValueWeighted => value_weighted(seen),
         })
     }
 
-    fn asks(&self, is_prefill: bool) -> Option<Queries> {
+    fn required_queries(&self, is_prefill: bool) -> Option<Queries> {
         (self.score_prefill || !is_prefill).then_some(Queries::All)
     }
 
@@ -148,21 +148,21 @@ pub(super) fn norm(x_bgnd: &Tensor) -> Tensor {
     x_bgnd.to_kind(accumulation_kind(x_bgnd.kind())).norm_scalaropt_dim(2.0, [-1i64], false).to_kind(Kind::Float)
 }
 
-/// Attention paid times the norm of the value, scaled so that a chunk of `n` queries gives `n` to all entries together. The norm is
+/// Attention mass times the norm of the value, scaled so that a chunk of `n` queries gives `n` to all entries together. The norm is
 /// the entry's feature 0.
 fn value_weighted(seen: &Observed<'_>) -> Tensor {
-    let paid = seen.attention.paid(Queries::All).to_kind(Kind::Float);
+    let mass = seen.attention.mass(Queries::All).to_kind(Kind::Float);
     let weighted = match seen.feature(0) {
-        Some(norm) => paid * norm,
-        None => paid,
+        Some(norm) => mass * norm,
+        None => mass,
     };
-    // A row without queries has paid nothing, and its sum is 0.
+    // A sequence without queries has no attention mass, and its sum is 0.
     let sum = weighted.sum_dim_intlist(&[2i64][..], true, Kind::Float).clamp_min(f64::from(f32::MIN_POSITIVE));
     weighted * (seen.num_queries as f64) / sum
 }
 
 /// How quantisation enters the score: `a · mm(score) − (1 − a)/2 · mm(error) + (1 − a)`, where `mm` maps to 0..1 over the candidates
-/// of a row, and what is constant to 0.
+/// of a sequence, and what is constant to 0.
 fn with_error(score_bgc: &Tensor, error_bgc: &Tensor, entries: &Entries<'_>, a: f64) -> Tensor {
     let others = entries.candidates().logical_not();
     let unit = |x: &Tensor| {

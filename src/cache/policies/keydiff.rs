@@ -4,16 +4,16 @@
 use tch::Kind;
 
 use super::params::grace_period;
-use crate::cache::{CacheError, Entries, Policy, Score};
+use crate::cache::{CacheError, Entries, EvictionOrder, Policy};
 use crate::ops::attention::accumulation_kind;
-use crate::recipe::Choice;
+use crate::recipe::PolicyRecipe;
 
 #[derive(Debug)]
 struct Keydiff {
     grace: usize,
 }
 
-pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
     Ok(Box::new(Keydiff { grace: grace_period(choice, cache_length)? }))
 }
 
@@ -21,7 +21,7 @@ pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Poli
 const TINY: f64 = 1e-12;
 
 impl Policy for Keydiff {
-    fn score(&self, entries: &Entries<'_>) -> Score {
+    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
         let keys = entries.keys();
         // In bf16 most cosines near 1 would be the same.
         let keys = keys.to_kind(accumulation_kind(keys.kind()));
@@ -32,7 +32,7 @@ impl Policy for Keydiff {
         let anchor_bg1d = weight_bgc1.transpose(-1, -2).matmul(&keys);
         let length = anchor_bg1d.norm_scalaropt_dim(2.0, [-1i64], true).clamp_min(TINY);
         let cosine = keys.matmul(&(anchor_bg1d / length).transpose(-1, -2)) / norm_bgc1;
-        Score::ByEntry(cosine.squeeze_dim(-1).neg().to_kind(Kind::Float))
+        EvictionOrder::ByEntry(cosine.squeeze_dim(-1).neg().to_kind(Kind::Float))
     }
 
     fn grace(&self) -> usize {

@@ -5,21 +5,21 @@ use tch::Tensor;
 
 use super::heavy_hitters::norm;
 use super::params::grace_period;
-use crate::cache::{CacheError, Entries, NewEntries, Policy, Score};
-use crate::recipe::Choice;
+use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Policy};
+use crate::recipe::PolicyRecipe;
 
 #[derive(Debug)]
 struct Knorm {
     grace: usize,
 }
 
-pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
     Ok(Box::new(Knorm { grace: grace_period(choice, cache_length)? }))
 }
 
 impl Policy for Knorm {
-    fn score(&self, entries: &Entries<'_>) -> Score {
-        entries.feature(0).map_or(Score::ByPosition { keep_first: 0 }, |norm| Score::ByEntry(norm.neg()))
+    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
+        entries.feature(0).map_or(EvictionOrder::ByPosition { keep_first: 0 }, |norm| EvictionOrder::ByEntry(norm.neg()))
     }
 
     fn grace(&self) -> usize {

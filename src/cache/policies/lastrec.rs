@@ -3,12 +3,12 @@
 use serde::Deserialize;
 
 use super::params::staying;
-use crate::cache::{CacheError, Entries, Policy, Scope, Score};
-use crate::recipe::Choice;
+use crate::cache::{CacheError, Entries, EvictionOrder, Policy, Scope};
+use crate::recipe::PolicyRecipe;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Params {
+struct LastrecParams {
     #[serde(alias = "sink_tokens")]
     init_grace_tokens: Option<usize>,
 }
@@ -18,20 +18,20 @@ struct Lastrec {
     sinks: usize,
 }
 
-pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
     with_default(choice, cache_length, (cache_length / 8).clamp(1, 16))
 }
 
 /// The policy, which keeps `default` first tokens unless the recipe says how many.
-pub(super) fn with_default(choice: &Choice, cache_length: usize, default: usize) -> Result<Box<dyn Policy>, CacheError> {
-    let params: Params = choice.params()?;
+pub(super) fn with_default(choice: &PolicyRecipe, cache_length: usize, default: usize) -> Result<Box<dyn Policy>, CacheError> {
+    let params: LastrecParams = choice.params()?;
     let sinks = staying(choice, "init_grace_tokens", params.init_grace_tokens.unwrap_or(default), cache_length)?;
     Ok(Box::new(Lastrec { sinks }))
 }
 
 impl Policy for Lastrec {
-    fn score(&self, _entries: &Entries<'_>) -> Score {
-        Score::ByPosition { keep_first: self.sinks }
+    fn score(&self, _entries: &Entries<'_>) -> EvictionOrder {
+        EvictionOrder::ByPosition { keep_first: self.sinks }
     }
 
     fn sinks(&self) -> usize {

@@ -20,10 +20,10 @@ mod streaming_llm;
 mod tova;
 
 use super::{CacheError, Policy};
-use crate::recipe::Choice;
+use crate::recipe::PolicyRecipe;
 
 /// Builds a policy from its parameters and the cache length of its layer.
-pub(super) type Constructor = fn(&Choice, usize) -> Result<Box<dyn Policy>, CacheError>;
+pub(super) type Constructor = fn(&PolicyRecipe, usize) -> Result<Box<dyn Policy>, CacheError>;
 
 /// All policies by their recipe names.
 pub(super) const REGISTRY: &[(&str, Constructor)] = &[

@@ -5,11 +5,11 @@ use serde::Deserialize;
 use super::heavy_hitters::{self, HeavyHitters, default_keep};
 use super::params::fraction;
 use crate::cache::CacheError;
-use crate::recipe::Choice;
+use crate::recipe::PolicyRecipe;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Params {
+pub(super) struct Qh2oParams {
     #[serde(default)]
     grace_period: usize,
     #[serde(default = "default_keep")]
@@ -28,11 +28,11 @@ fn default_combination() -> f64 {
     0.5
 }
 
-impl Params {
+impl Qh2oParams {
     /// The scores of the family, with the error of quantisation in them.
-    pub(super) fn read(choice: &Choice, cache_length: usize) -> Result<HeavyHitters, CacheError> {
+    pub(super) fn read(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHitters, CacheError> {
         let p: Self = choice.params()?;
-        let family = heavy_hitters::Params {
+        let family = heavy_hitters::HeavyHittersParams {
             grace_period: p.grace_period,
             keep_initial_fraction: p.keep_initial_fraction,
             normalize_scores: p.normalize_scores,

@@ -3,12 +3,12 @@
 
 use serde::Deserialize;
 
-use crate::cache::{CacheError, Entries, Policy, Scope, Score};
-use crate::recipe::{Choice, EndRegex, InitialPart};
+use crate::cache::{CacheError, Entries, EvictionOrder, Policy, Scope};
+use crate::recipe::{EndRegex, InitialPart, PolicyRecipe};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Params {
+struct SmartLastrecParams {
     end_initial_regex: EndRegex,
     #[serde(default = "default_fraction")]
     max_initial_fraction: f64,
@@ -35,8 +35,8 @@ struct SmartLastrec {
     most: usize,
 }
 
-pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
-    let p: Params = choice.params()?;
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+    let p: SmartLastrecParams = choice.params()?;
     if !(p.max_initial_fraction > 0.0 && p.max_initial_fraction < 1.0) {
         let message = format!("`max_initial_fraction` = {} is not between 0 and 1", p.max_initial_fraction);
         return Err(choice.reject(Some("max_initial_fraction"), message, "choose a part of the cache, as 0.1".into()).into());
@@ -52,8 +52,8 @@ pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Poli
 }
 
 impl Policy for SmartLastrec {
-    fn score(&self, _entries: &Entries<'_>) -> Score {
-        Score::ByPosition { keep_first: 0 }
+    fn score(&self, _entries: &Entries<'_>) -> EvictionOrder {
+        EvictionOrder::ByPosition { keep_first: 0 }
     }
 
     fn protects(&self, (start, end): (usize, usize)) -> (usize, usize) {
@@ -65,7 +65,7 @@ impl Policy for SmartLastrec {
     }
 
     fn scope(&self) -> Scope {
-        Scope::Row
+        Scope::Sequence
     }
 
     fn max_chunk_size(&self, cache_length: usize) -> usize {

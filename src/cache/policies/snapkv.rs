@@ -7,12 +7,12 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::staying;
-use crate::cache::{CacheError, Entries, Observed, Policy, Queries, Score};
-use crate::recipe::Choice;
+use crate::cache::{CacheError, Entries, EvictionOrder, Observed, Policy, Queries};
+use crate::recipe::PolicyRecipe;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Params {
+struct SnapkvParams {
     window_size: Option<usize>,
     #[serde(default = "default_kernel")]
     kernel_size: usize,
@@ -42,8 +42,8 @@ struct Snapkv {
     pooling: Pooling,
 }
 
-pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
-    let params: Params = choice.params()?;
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+    let params: SnapkvParams = choice.params()?;
     let window = params.window_size.unwrap_or_else(|| (cache_length / 8).clamp(1, WINDOW));
     if window == 0 {
         let message = "`window_size` = 0 leaves no query to decide".to_owned();
@@ -59,8 +59,10 @@ pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Poli
 }
 
 impl Policy for Snapkv {
-    fn score(&self, entries: &Entries<'_>) -> Score {
-        entries.observed_bgc.map_or(Score::ByPosition { keep_first: 0 }, |score| Score::ByEntry(score.shallow_clone()))
+    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
+        entries
+            .observed_bgc
+            .map_or(EvictionOrder::ByPosition { keep_first: 0 }, |score| EvictionOrder::ByEntry(score.shallow_clone()))
     }
 
     /// The window itself stays.
@@ -69,11 +71,11 @@ impl Policy for Snapkv {
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
-        let paid = seen.attention.paid(Queries::Last(self.window)).to_kind(Kind::Float);
-        Some(self.pool(&paid, seen.position_bgc))
+        let mass = seen.attention.mass(Queries::Last(self.window)).to_kind(Kind::Float);
+        Some(self.pool(&mass, seen.position_bgc))
     }
 
-    fn asks(&self, _is_prefill: bool) -> Option<Queries> {
+    fn required_queries(&self, _is_prefill: bool) -> Option<Queries> {
         Some(Queries::Last(self.window))
     }
 
@@ -84,9 +86,9 @@ impl Policy for Snapkv {
 
 impl Snapkv {
     /// Each entry takes the largest (or the mean) of itself and its neighbours in the order of positions.
-    fn pool(&self, paid_bgc: &Tensor, position_bgc: &Tensor) -> Tensor {
+    fn pool(&self, mass_bgc: &Tensor, position_bgc: &Tensor) -> Tensor {
         let order = position_bgc.argsort(-1, false);
-        let sorted = paid_bgc.gather(2, &order, false);
+        let sorted = mass_bgc.gather(2, &order, false);
         // An empty slot is nobody's neighbour.
         let held = position_bgc.ge(0).to_kind(Kind::Float).gather(2, &order, false);
         let (kernel, half) = (self.kernel as i64, self.kernel as i64 / 2);

@@ -3,11 +3,11 @@
 
 use super::lastrec;
 use crate::cache::{CacheError, Policy};
-use crate::recipe::Choice;
+use crate::recipe::PolicyRecipe;
 
 /// As in the paper.
 const SINKS: usize = 4;
 
-pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
     lastrec::with_default(choice, cache_length, SINKS)
 }

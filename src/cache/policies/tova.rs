@@ -4,22 +4,24 @@
 use tch::{Kind, Tensor};
 
 use super::params::grace_period;
-use crate::cache::{CacheError, Entries, Observed, Policy, Queries, Scope, Score};
-use crate::recipe::Choice;
+use crate::cache::{CacheError, Entries, EvictionOrder, Observed, Policy, Queries, Scope};
+use crate::recipe::PolicyRecipe;
 
 #[derive(Debug)]
 struct Tova {
     grace: usize,
 }
 
-pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
     Ok(Box::new(Tova { grace: grace_period(choice, cache_length)? }))
 }
 
 impl Policy for Tova {
-    fn score(&self, entries: &Entries<'_>) -> Score {
+    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
         // All heads have noted the same.
-        entries.observed_bgc.map_or(Score::ByPosition { keep_first: 0 }, |score| Score::ByEntry(score.narrow(1, 0, 1)))
+        entries
+            .observed_bgc
+            .map_or(EvictionOrder::ByPosition { keep_first: 0 }, |score| EvictionOrder::ByEntry(score.narrow(1, 0, 1)))
     }
 
     fn grace(&self) -> usize {
@@ -27,16 +29,16 @@ impl Policy for Tova {
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
-        let paid = seen.attention.paid(Queries::Last(1));
-        let size = paid.size();
-        Some(paid.mean_dim(&[1i64][..], true, Kind::Float).expand(&size[..], false))
+        let mass = seen.attention.mass(Queries::Last(1));
+        let size = mass.size();
+        Some(mass.mean_dim(&[1i64][..], true, Kind::Float).expand(&size[..], false))
     }
 
-    fn asks(&self, _is_prefill: bool) -> Option<Queries> {
+    fn required_queries(&self, _is_prefill: bool) -> Option<Queries> {
         Some(Queries::Last(1))
     }
 
     fn scope(&self) -> Scope {
-        Scope::Row
+        Scope::Sequence
     }
 }

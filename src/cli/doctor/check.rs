@@ -42,7 +42,7 @@ impl Promise {
 
 /// A row of the table.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Check {
+pub(super) struct DoctorCheck {
     pub(super) name: String,
     pub(super) state: State,
     pub(super) found: String,
@@ -51,7 +51,7 @@ pub(super) struct Check {
     pub(super) figures: Vec<(&'static str, f64)>,
 }
 
-impl Check {
+impl DoctorCheck {
     pub(super) fn ok(name: &str, found: impl Into<String>) -> Self {
         Self { name: name.to_owned(), state: State::Ok, found: found.into(), hint: None, figures: Vec::new() }
     }

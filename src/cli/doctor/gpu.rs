@@ -4,15 +4,15 @@ use std::time::Instant;
 
 use tch::{Cuda, Device, Kind, TchError, Tensor};
 
-use super::check::{Check, Promise};
+use super::check::{DoctorCheck, Promise};
 use super::graphs;
 use super::product::{self, first_line};
-use crate::native::Part;
+use crate::native::KvPart;
 use crate::native::cuda::{
-    Companion, CudaSupport, Driver, Found, Gpu, Levels, attention_paid, compiler_release, device_nodes, free_device_memory,
-    kernel_states, pinned, quantise, rms_norm, take_lowest, wait,
+    Companion, CudaSupport, Driver, Gpu, Levels, OpenedLibrary, attention_mass, compiler_release, device_nodes,
+    free_device_memory, kernel_states, pinned, quantise, rms_norm, take_lowest, wait,
 };
-use crate::ops::attention::{self, Calibration, PartKernel, Shape, Way};
+use crate::ops::attention::{self, AttendShape, Backend, Calibration, PartKernel};
 use crate::store::Bits;
 use crate::units::Bytes;
 
@@ -24,7 +24,8 @@ const COPIES: u32 = 4;
 const ROW: i64 = 1 << 16;
 
 /// A chunk of an 8-billion-parameter model on a full cache.
-const SHAPE: Shape = Shape { kind: Kind::BFloat16, batch: 1, heads: 32, groups: 8, head_dim: 128, tokens: 2048, past: 14_336 };
+const SHAPE: AttendShape =
+    AttendShape { kind: Kind::BFloat16, batch: 1, heads: 32, groups: 8, head_dim: 128, tokens: 2048, past: 14_336 };
 
 const NO_DEVICE: &str = "CUDA needs an NVIDIA GPU; a container must be given it when it is started";
 const DRIVER: &str = "install NVIDIA's driver 580 or newer";
@@ -33,7 +34,7 @@ const FIRST: &str = "the rows above it come first";
 const INDEX: &str = "name another GPU with `--device`, and look at `CUDA_VISIBLE_DEVICES`";
 
 /// All of it, for the GPU `index`; `half` is what came of loading libtorch's.
-pub(super) fn examine(promise: Promise, index: usize, half: &CudaSupport, mut say: impl FnMut(Check)) {
+pub(super) fn examine(promise: Promise, index: usize, half: &CudaSupport, mut say: impl FnMut(DoctorCheck)) {
     say(nodes(&device_nodes(), promise));
     let driver = Driver::ask();
     say(of_driver(driver.as_ref(), promise));
@@ -48,19 +49,19 @@ pub(super) fn examine(promise: Promise, index: usize, half: &CudaSupport, mut sa
     let usable = usable(gpus.len(), index, half);
     say(match &usable {
         Ok(device) => product::check("GPU product", *device, &[Kind::Float, Kind::BFloat16]),
-        Err((why, hint)) => Check::lacking("GPU product", *why, hint, promise),
+        Err((why, hint)) => DoctorCheck::lacking("GPU product", *why, hint, promise),
     });
     say(match &usable {
         Ok(device) => of_attention(&attention::measure(SHAPE, *device)),
-        Err((why, hint)) => Check::lacking("GPU attention", *why, hint, promise),
+        Err((why, hint)) => DoctorCheck::lacking("GPU attention", *why, hint, promise),
     });
     say(match &usable {
         Ok(device) => of_kernels(*device),
-        Err((why, hint)) => Check::lacking("GPU kernels", *why, hint, promise),
+        Err((why, hint)) => DoctorCheck::lacking("GPU kernels", *why, hint, promise),
     });
     say(match &usable {
         Ok(_) => graphs::check(index),
-        Err((why, hint)) => Check::lacking(graphs::NAME, *why, hint, promise),
+        Err((why, hint)) => DoctorCheck::lacking(graphs::NAME, *why, hint, promise),
     });
     say(compiler(compiler_release(), promise));
     // libtorch's CUDA half needs them to start; kvtune itself asks them for nothing.
@@ -68,7 +69,7 @@ pub(super) fn examine(promise: Promise, index: usize, half: &CudaSupport, mut sa
     say(library("NCCL", Companion::Nccl.open(), Promise::Cpu));
     say(match usable {
         Ok(device) => of_copies(copies(device)),
-        Err((why, hint)) => Check::lacking("pinned memory", why, hint, promise),
+        Err((why, hint)) => DoctorCheck::lacking("pinned memory", why, hint, promise),
     });
 }
 
@@ -86,67 +87,67 @@ fn usable(shown: usize, index: usize, half: &CudaSupport) -> Result<Device, (&'s
     if Cuda::is_available() { Ok(Device::Cuda(index)) } else { Err(("libtorch finds no CUDA device", FIRST)) }
 }
 
-fn nodes(nodes: &[String], promise: Promise) -> Check {
+fn nodes(nodes: &[String], promise: Promise) -> DoctorCheck {
     const NAME: &str = "NVIDIA devices";
     match nodes {
-        [] => Check::lacking(NAME, "none in `/dev`", NO_DEVICE, promise),
-        nodes => Check::ok(NAME, nodes.join(", ")),
+        [] => DoctorCheck::lacking(NAME, "none in `/dev`", NO_DEVICE, promise),
+        nodes => DoctorCheck::ok(NAME, nodes.join(", ")),
     }
 }
 
-fn of_driver(driver: Result<&Driver, &String>, promise: Promise) -> Check {
+fn of_driver(driver: Result<&Driver, &String>, promise: Promise) -> DoctorCheck {
     const NAME: &str = "driver";
     let driver = match driver {
         Ok(driver) => driver,
-        Err(why) => return Check::lacking(NAME, why.as_str(), DRIVER, promise),
+        Err(why) => return DoctorCheck::lacking(NAME, why.as_str(), DRIVER, promise),
     };
     let (major, minor) = driver.cuda;
     let served = format!("{}serves CUDA {major}.{minor}", driver.release.as_ref().map_or(String::new(), |r| format!("{r}, ")));
     if driver.cuda < NEEDED {
-        return Check::lacking(NAME, format!("{served}; libtorch needs {}.{}", NEEDED.0, NEEDED.1), DRIVER, promise);
+        return DoctorCheck::lacking(NAME, format!("{served}; libtorch needs {}.{}", NEEDED.0, NEEDED.1), DRIVER, promise);
     }
     if driver.gpus.is_empty() {
-        return Check::lacking(NAME, format!("{served}, and shows no GPU"), INDEX, promise);
+        return DoctorCheck::lacking(NAME, format!("{served}, and shows no GPU"), INDEX, promise);
     }
-    Check::ok(NAME, served)
+    DoctorCheck::ok(NAME, served)
 }
 
-fn of_half(half: &CudaSupport, promise: Promise) -> Check {
+fn of_half(half: &CudaSupport, promise: Promise) -> DoctorCheck {
     const NAME: &str = "libtorch's CUDA half";
     match half {
-        CudaSupport::Loaded => Check::ok(NAME, "loaded"),
-        CudaSupport::NoDevice => Check::lacking(NAME, "not loaded: there is no NVIDIA device", NO_DEVICE, promise),
-        CudaSupport::Unavailable(why) => Check::lacking(NAME, why.as_str(), WHEELS, promise),
+        CudaSupport::Loaded => DoctorCheck::ok(NAME, "loaded"),
+        CudaSupport::NoDevice => DoctorCheck::lacking(NAME, "not loaded: there is no NVIDIA device", NO_DEVICE, promise),
+        CudaSupport::Unavailable(why) => DoctorCheck::lacking(NAME, why.as_str(), WHEELS, promise),
     }
 }
 
-fn library(name: &str, found: Result<Found, String>, promise: Promise) -> Check {
+fn library(name: &str, found: Result<OpenedLibrary, String>, promise: Promise) -> DoctorCheck {
     match found {
-        Ok(found) => Check::ok(name, format!("{}, `{}`", found.version, found.path.display())),
-        Err(why) => Check::lacking(name, why, WHEELS, promise),
+        Ok(found) => DoctorCheck::ok(name, format!("{}, `{}`", found.version, found.path.display())),
+        Err(why) => DoctorCheck::lacking(name, why, WHEELS, promise),
     }
 }
 
-fn compiler(release: Result<String, String>, promise: Promise) -> Check {
+fn compiler(release: Result<String, String>, promise: Promise) -> DoctorCheck {
     const NAME: &str = "NVRTC";
     match release {
-        Ok(release) => Check::ok(NAME, release),
-        Err(why) => Check::lacking(NAME, why, WHEELS, promise),
+        Ok(release) => DoctorCheck::ok(NAME, release),
+        Err(why) => DoctorCheck::lacking(NAME, why, WHEELS, promise),
     }
 }
 
 /// The ways to attend, each with its times or why it does not serve.
-fn of_attention(found: &Calibration) -> Check {
+fn of_attention(found: &Calibration) -> DoctorCheck {
     const NAME: &str = "GPU attention";
     let hint = "look at the reasons: the GPU may be too old for these kernels, or libtorch's CUDA half without them";
-    if found.chosen == Way::Parts(PartKernel::Blocks) {
-        return Check::failed(NAME, found.to_string(), hint);
+    if found.chosen == Backend::Parts(PartKernel::Blocks) {
+        return DoctorCheck::failed(NAME, found.to_string(), hint);
     }
-    Check::ok(NAME, found.to_string())
+    DoctorCheck::ok(NAME, found.to_string())
 }
 
 /// kvtune's own kernels, compiled and started.
-fn of_kernels(device: Device) -> Check {
+fn of_kernels(device: Device) -> DoctorCheck {
     const NAME: &str = "GPU kernels";
     let x = Tensor::ones([2, 512], (Kind::BFloat16, device)) * 3.0;
     let weight = Tensor::ones([512], (Kind::BFloat16, device));
@@ -158,18 +159,18 @@ fn of_kernels(device: Device) -> Check {
     let missing: Vec<String> =
         states.iter().filter_map(|state| Some(format!("{}: {}", state.kernel, state.missing.as_ref()?))).collect();
     if serves && missing.is_empty() {
-        return Check::ok(NAME, states.iter().map(|state| state.kernel.as_str()).collect::<Vec<_>>().join(", "));
+        return DoctorCheck::ok(NAME, states.iter().map(|state| state.kernel.as_str()).collect::<Vec<_>>().join(", "));
     }
     let found = if missing.is_empty() { "other numbers came out than should".to_owned() } else { missing.join("; ") };
-    Check::failed(NAME, found, "libtorch's operations do their work, slower; look at the row of NVRTC and at the reason")
+    DoctorCheck::failed(NAME, found, "libtorch's operations do their work, slower; look at the row of NVRTC and at the reason")
 }
 
 /// Three tokens without a preference: each key gets one from every query that sees it.
 fn pays(device: Device) -> bool {
     let q = Tensor::zeros([1, 1, 3, 128], (Kind::BFloat16, device));
-    let own = Part { k_bgpd: &q, v_bgpd: &q, in_use_bgp: None };
-    let paid = attention_paid(&q, &[own], &Tensor::zeros([1, 1, 3], (Kind::Float, device)), 1.0, 0);
-    paid.is_some_and(|paid| paid.equal(&Tensor::from_slice(&[3.0_f32, 2.0, 1.0]).view([1, 1, 3]).to_device(device)))
+    let own = KvPart { k_bgpd: &q, v_bgpd: &q, in_use_bgp: None };
+    let mass = attention_mass(&q, &[own], &Tensor::zeros([1, 1, 3], (Kind::Float, device)), 1.0, 0);
+    mass.is_some_and(|mass| mass.equal(&Tensor::from_slice(&[3.0_f32, 2.0, 1.0]).view([1, 1, 3]).to_device(device)))
 }
 
 fn encodes(x: &Tensor) -> bool {
@@ -182,14 +183,14 @@ fn chooses(device: Device) -> bool {
     take_lowest(&key, 2).is_some_and(|slot| slot.equal(&Tensor::from_slice(&[1_i64, 3]).view([1, 1, 2]).to_device(device)))
 }
 
-fn of_gpu(index: usize, gpu: &Gpu, free: Option<u64>) -> Check {
+fn of_gpu(index: usize, gpu: &Gpu, free: Option<u64>) -> DoctorCheck {
     let Gpu { name, capability: (major, minor), multiprocessors, memory } = gpu;
     let memory = match free {
         Some(free) => format!("{} of {} free", Bytes(free), Bytes(*memory)),
         None => Bytes(*memory).to_string(),
     };
     let found = format!("{name}, compute capability {major}.{minor}, {multiprocessors} multiprocessors, {memory}");
-    let mut check = Check::ok(&format!("GPU {index}"), found).with(&[
+    let mut check = DoctorCheck::ok(&format!("GPU {index}"), found).with(&[
         ("capability_major", f64::from(*major)),
         ("capability_minor", f64::from(*minor)),
         ("multiprocessors", f64::from(*multiprocessors)),
@@ -200,38 +201,38 @@ fn of_gpu(index: usize, gpu: &Gpu, free: Option<u64>) -> Check {
 }
 
 /// Bytes a second of copies between pinned memory and a device.
-struct Copies {
+struct CopyRates {
     to_device: f64,
     to_host: f64,
     is_right: bool,
 }
 
-fn of_copies(copies: Result<Copies, String>) -> Check {
+fn of_copies(copies: Result<CopyRates, String>) -> DoctorCheck {
     const NAME: &str = "pinned memory";
     let hint = "look at `ulimit -l`, at the memory that the host has free, and for errors in `dmesg`";
     let copies = match copies {
         Ok(copies) => copies,
-        Err(why) => return Check::failed(NAME, why, hint),
+        Err(why) => return DoctorCheck::failed(NAME, why, hint),
     };
     let found = format!("{:.1} GB/s to the device, {:.1} GB/s back", copies.to_device / 1e9, copies.to_host / 1e9);
     let check = if copies.is_right {
-        Check::ok(NAME, found)
+        DoctorCheck::ok(NAME, found)
     } else {
-        Check::failed(NAME, format!("{found}; other bytes came back"), hint)
+        DoctorCheck::failed(NAME, format!("{found}; other bytes came back"), hint)
     };
     check.with(&[("to_device_bytes_per_second", copies.to_device), ("to_host_bytes_per_second", copies.to_host)])
 }
 
-fn copies(device: Device) -> Result<Copies, String> {
+fn copies(device: Device) -> Result<CopyRates, String> {
     let [sent, mut back] = [pinned(PINNED)?, pinned(PINNED)?];
-    let mut timed = || -> Result<Copies, TchError> {
+    let mut timed = || -> Result<CopyRates, TchError> {
         // Numbers that differ from one byte to the next, and from what memory holds by chance.
         let row = Tensor::f_arange(ROW, (Kind::Int, Device::Cpu))?.f_remainder(251)?.f_to_kind(Kind::Uint8)?;
         sent.f_view([-1, ROW])?.f_copy_(&row)?;
         let mut there = Tensor::f_zeros([PINNED], (Kind::Uint8, device))?;
         let to_device = rate(device, || there.f_copy_(&sent))?;
         let to_host = rate(device, || back.f_copy_(&there))?;
-        Ok(Copies { to_device, to_host, is_right: back.f_equal(&sent)? })
+        Ok(CopyRates { to_device, to_host, is_right: back.f_equal(&sent)? })
     };
     timed().map_err(|error| first_line(&error))
 }
@@ -284,7 +285,7 @@ mod tests {
 
     #[test]
     fn what_is_there_is_told() {
-        let told = |check: Check| format!("{} {}: {}", check.name, check.state.name(), check.found);
+        let told = |check: DoctorCheck| format!("{} {}: {}", check.name, check.state.name(), check.found);
         assert_eq!(told(nodes(&["nvidia0".into(), "nvidiactl".into()], Promise::Cuda)), "NVIDIA devices ok: nvidia0, nvidiactl");
         assert_eq!(told(of_driver(Ok(&driver((13, 0), vec![h200()])), Promise::Cuda)), "driver ok: 580.95.05, serves CUDA 13.0");
         let old = of_driver(Ok(&driver((12, 8), vec![h200()])), Promise::Cuda);
@@ -295,7 +296,7 @@ mod tests {
             "GPU 0 ok: NVIDIA H200, compute capability 9.0, 132 multiprocessors, 130 GiB of 140 GiB free"
         );
         assert_eq!(gpu.figures.last(), Some(&("free_bytes", (130_u64 << 30) as f64)));
-        let rates = |is_right| Ok(Copies { to_device: 55.4e9, to_host: 53e9, is_right });
+        let rates = |is_right| Ok(CopyRates { to_device: 55.4e9, to_host: 53e9, is_right });
         assert_eq!(told(of_copies(rates(true))), "pinned memory ok: 55.4 GB/s to the device, 53.0 GB/s back");
         assert!(told(of_copies(rates(false))).ends_with("53.0 GB/s back; other bytes came back"));
         assert_eq!(of_copies(Err("out of memory".to_owned())).state, State::Failed);

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::check::{Check, Promise};
+use super::check::{DoctorCheck, Promise};
 use crate::engine::{EngineError, guarded};
 use crate::model::AttendError;
 use crate::native::cuda::{GraphError, GraphRecorder, wait};
@@ -19,7 +19,7 @@ const SIDE: i64 = 64;
 const TIMES: u32 = 20;
 
 /// What came of it.
-struct Tried {
+struct GraphTrial {
     is_right: bool,
     /// Of the host, for all operations.
     one_by_one: f64,
@@ -27,11 +27,11 @@ struct Tried {
 }
 
 /// On the device `cuda:index`.
-pub(super) fn check(index: usize) -> Check {
+pub(super) fn check(index: usize) -> DoctorCheck {
     told(guarded(|| no_grad(|| tried(index))))
 }
 
-fn told(tried: Result<Tried, EngineError>) -> Check {
+fn told(tried: Result<GraphTrial, EngineError>) -> DoctorCheck {
     let hint = "leave `grad.cuda_graphs = false`; everything else goes without graphs";
     let tried = match tried {
         Ok(tried) => tried,
@@ -39,9 +39,9 @@ fn told(tried: Result<Tried, EngineError>) -> Check {
             let found = error.to_string().lines().next().unwrap_or_default().to_owned();
             // A recipe that does not ask for them goes without.
             return if is_lacking(&error) {
-                Check::lacking(NAME, found, hint, Promise::Cpu)
+                DoctorCheck::lacking(NAME, found, hint, Promise::Cpu)
             } else {
-                Check::failed(NAME, found, hint)
+                DoctorCheck::failed(NAME, found, hint)
             };
         }
     };
@@ -50,9 +50,9 @@ fn told(tried: Result<Tried, EngineError>) -> Check {
     let found = format!("{OPERATIONS} operations launched in {at_once}, one by one in {one_by_one}");
     let figures = [("graph_launch_seconds", tried.at_once), ("operations_launch_seconds", tried.one_by_one)];
     if tried.is_right {
-        Check::ok(NAME, found).with(&figures)
+        DoctorCheck::ok(NAME, found).with(&figures)
     } else {
-        Check::failed(NAME, format!("{found}; other numbers came out"), hint).with(&figures)
+        DoctorCheck::failed(NAME, format!("{found}; other numbers came out"), hint).with(&figures)
     }
 }
 
@@ -61,7 +61,7 @@ fn is_lacking(error: &EngineError) -> bool {
     matches!(error.cause().and_then(|cause| cause.downcast_ref()), Some(GraphError::Lacking(_)))
 }
 
-fn tried(index: usize) -> Result<Tried, EngineError> {
+fn tried(index: usize) -> Result<GraphTrial, EngineError> {
     let refused = |error: GraphError| AttendError::caused_by(error);
     let recorder = GraphRecorder::new(index).map_err(refused)?;
     let device = Device::Cuda(index);
@@ -84,7 +84,7 @@ fn tried(index: usize) -> Result<Tried, EngineError> {
         seconds
     };
     let at_once = timed(&mut || graph.replay());
-    Ok(Tried { is_right, at_once, one_by_one: timed(&mut || work(&x, &mut y)) })
+    Ok(GraphTrial { is_right, at_once, one_by_one: timed(&mut || work(&x, &mut y)) })
 }
 
 #[cfg(test)]
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn other_numbers_and_no_graphs_are_failures() {
-        let tried = |is_right| Ok(Tried { is_right, at_once: 6e-6, one_by_one: 180e-6 });
+        let tried = |is_right| Ok(GraphTrial { is_right, at_once: 6e-6, one_by_one: 180e-6 });
         assert_eq!(told(tried(true)).found, "33 operations launched in 6 µs, one by one in 180 µs");
         assert_eq!((told(tried(true)).state, told(tried(false)).state), (State::Ok, State::Failed));
         let without = told(Err(EngineError::Torch("operation not permitted\nat".to_owned())));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tch::{Device, Kind, Tensor};
 
-use super::check::Check;
+use super::check::DoctorCheck;
 use super::product;
 use crate::files::free_space;
 use crate::native::cuda::libtorch_folder;
@@ -14,7 +14,7 @@ use crate::report::memory::attainable;
 use crate::units::Bytes;
 
 /// All of it; scratch files would be in `scratch`.
-pub(super) fn examine(scratch: &Path, mut say: impl FnMut(Check)) {
+pub(super) fn examine(scratch: &Path, mut say: impl FnMut(DoctorCheck)) {
     say(libtorch(&libtorch_version(), loaded_libtorch().as_deref()));
     say(cpu());
     say(product::check("CPU product", Device::Cpu, &[Kind::Float, Kind::BFloat16]));
@@ -23,11 +23,11 @@ pub(super) fn examine(scratch: &Path, mut say: impl FnMut(Check)) {
     say(disk(scratch));
 }
 
-fn libtorch(built_for: &str, loaded: Option<&str>) -> Check {
+fn libtorch(built_for: &str, loaded: Option<&str>) -> DoctorCheck {
     let place = libtorch_folder().map_or_else(|why| why, |folder| format!("`{}`", folder.display()));
     match loaded {
-        Some(loaded) if loaded == built_for => Check::ok("libtorch", format!("{loaded}, {place}")),
-        found => Check::failed(
+        Some(loaded) if loaded == built_for => DoctorCheck::ok("libtorch", format!("{loaded}, {place}")),
+        found => DoctorCheck::failed(
             "libtorch",
             format!("{}, {place}; kvtune was built for {built_for}", found.unwrap_or("of no known version")),
             "install torch 2.11 and point `LD_LIBRARY_PATH` at its `torch/lib`",
@@ -35,43 +35,44 @@ fn libtorch(built_for: &str, loaded: Option<&str>) -> Check {
     }
 }
 
-fn cpu() -> Check {
+fn cpu() -> DoctorCheck {
     let (threads, at_work) = (usize::try_from(tch::get_num_threads()).unwrap_or(1), threads_at_work());
     let features = [(c"amx_tile", "AMX"), (c"avx512_bf16", "bf16 products"), (c"avx512_fp16", "f16 products")];
     let mut units = vec![cpu_capability().unwrap_or_else(|| "no vector units known".to_owned())];
     units.extend(features.iter().filter(|(feature, _)| cpu_has(feature)).map(|(_, name)| (*name).to_owned()));
     let found = format!("{}; {at_work} of {threads} threads at work", units.join(", "));
     let check = if at_work == threads {
-        Check::ok("CPU", found)
+        DoctorCheck::ok("CPU", found)
     } else {
-        Check::failed("CPU", found, "the system gives fewer threads than are asked for: ask for fewer with `--threads`")
+        DoctorCheck::failed("CPU", found, "the system gives fewer threads than are asked for: ask for fewer with `--threads`")
     };
     check.with(&[("threads", threads as f64), ("threads_at_work", at_work as f64)])
 }
 
 /// Which kernels attend on the CPU, by dtype.
-fn kernels() -> Check {
+fn kernels() -> DoctorCheck {
     let device = Device::Cpu;
     let of = |(kind, dtype)| format!("{} in {dtype}", attention::in_words(device, kind));
     let found: Vec<String> = [(Kind::Float, "f32"), (Kind::BFloat16, "bf16")].into_iter().map(of).collect();
-    Check::ok("CPU attention", found.join(", "))
+    DoctorCheck::ok("CPU attention", found.join(", "))
 }
 
-fn memory(attainable: Option<Bytes>) -> Check {
+fn memory(attainable: Option<Bytes>) -> DoctorCheck {
     match attainable {
         Some(bytes) => {
-            Check::ok("host memory", format!("{bytes} for this process")).with(&[("attainable_bytes", bytes.0 as f64)])
+            DoctorCheck::ok("host memory", format!("{bytes} for this process")).with(&[("attainable_bytes", bytes.0 as f64)])
         }
-        None => Check::lacking("host memory", "the system does not tell", "", super::check::Promise::Cpu),
+        None => DoctorCheck::lacking("host memory", "the system does not tell", "", super::check::Promise::Cpu),
     }
 }
 
-fn disk(scratch: &Path) -> Check {
+fn disk(scratch: &Path) -> DoctorCheck {
     match free_space(scratch) {
-        Ok(bytes) => {
-            Check::ok("scratch space", format!("{bytes} free in `{}`", scratch.display())).with(&[("free_bytes", bytes.0 as f64)])
+        Ok(bytes) => DoctorCheck::ok("scratch space", format!("{bytes} free in `{}`", scratch.display()))
+            .with(&[("free_bytes", bytes.0 as f64)]),
+        Err(error) => {
+            DoctorCheck::failed("scratch space", error.to_string(), "name a directory that exists with `--scratch-dir`")
         }
-        Err(error) => Check::failed("scratch space", error.to_string(), "name a directory that exists with `--scratch-dir`"),
     }
 }
 

@@ -17,7 +17,7 @@ use super::evaluate::Format;
 use crate::error::Error;
 use crate::report::console;
 use crate::report::table::Table;
-use check::{Check, Promise, State};
+use check::{DoctorCheck, Promise, State};
 use round::Round;
 
 #[derive(Debug, Args)]
@@ -39,7 +39,7 @@ impl Doctor {
         let is_json = self.json || self.format == Format::Json;
         let round = Round { wanted, threads, scratch: self.scratch_dir.clone() };
         let promise = round.promise();
-        let mut checks: Vec<Check> = Vec::new();
+        let mut checks: Vec<DoctorCheck> = Vec::new();
         round.make(|check| {
             if is_json {
                 console::result(&check.to_json().to_string())?;
@@ -58,7 +58,7 @@ impl Doctor {
             }
         }
         let failed: Vec<String> = of(State::Failed).map(|check| check.name.clone()).collect();
-        if failed.is_empty() { Ok(()) } else { Err(Error::Unwell { checks: failed }) }
+        if failed.is_empty() { Ok(()) } else { Err(Error::DoctorFailed { checks: failed }) }
     }
 }
 
@@ -66,7 +66,7 @@ fn summary(promise: Promise, [ok, missing, failed]: [usize; 3]) -> String {
     json!({ "kind": "summary", "promised": promise.name(), "ok": ok, "missing": missing, "failed": failed }).to_string()
 }
 
-fn table(checks: &[Check]) -> Table {
+fn table(checks: &[DoctorCheck]) -> Table {
     let mut table = Table::of_words(&["what", "state", "found"]);
     for check in checks {
         table.row(&[&check.name, check.state.name(), &check.found]);

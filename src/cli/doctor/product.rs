@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tch::{Device, Kind, TchError, Tensor, no_grad};
 
-use super::check::Check;
+use super::check::DoctorCheck;
 use super::host::drawn;
 use crate::native::cuda;
 
@@ -29,22 +29,23 @@ pub(super) struct Product {
 }
 
 /// Products in each of `kinds`.
-pub(super) fn check(name: &str, device: Device, kinds: &[Kind]) -> Check {
+pub(super) fn check(name: &str, device: Device, kinds: &[Kind]) -> DoctorCheck {
     let all: Result<Vec<Product>, TchError> = kinds.iter().map(|&kind| measured(device, kind)).collect();
     told(name, all.map_err(|error| first_line(&error)))
 }
 
-fn told(name: &str, all: Result<Vec<Product>, String>) -> Check {
+fn told(name: &str, all: Result<Vec<Product>, String>) -> DoctorCheck {
     let hint = "the device or its libraries compute wrongly: look at the driver's version and for errors in `dmesg`";
     let all = match all {
         Ok(all) => all,
-        Err(why) => return Check::failed(name, why, hint),
+        Err(why) => return DoctorCheck::failed(name, why, hint),
     };
     let words =
         |p: &Product| format!("{}: error {:.0e}, {:.3} TFLOP/s", name_of(p.kind), p.relative_error, p.flops_per_second / 1e12);
     let found: Vec<String> = all.iter().map(words).collect();
     let is_right = all.iter().all(|p| p.relative_error <= if p.kind == Kind::Float { TOLERANCE_F32 } else { TOLERANCE_BF16 });
-    let check = if is_right { Check::ok(name, found.join("; ")) } else { Check::failed(name, found.join("; "), hint) };
+    let check =
+        if is_right { DoctorCheck::ok(name, found.join("; ")) } else { DoctorCheck::failed(name, found.join("; "), hint) };
     let figures = all.iter().flat_map(|p| match p.kind {
         Kind::Float => [("f32_relative_error", p.relative_error), ("f32_flops_per_second", p.flops_per_second)],
         _ => [("bf16_relative_error", p.relative_error), ("bf16_flops_per_second", p.flops_per_second)],

@@ -5,7 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use super::check::{Check, Promise};
+use super::check::{DoctorCheck, Promise};
 use super::{gpu, host};
 use crate::cli::device::{Wanted, set_threads};
 use crate::native::cuda::{CudaSupport, Numerics, device_nodes, load_cuda};
@@ -31,7 +31,7 @@ impl Round {
     }
 
     /// Makes all checks, and hands over each as soon as it is made; ends at one that does not answer.
-    pub(super) fn make<E>(self, mut hear: impl FnMut(Check) -> Result<(), E>) -> Result<(), E> {
+    pub(super) fn make<E>(self, mut hear: impl FnMut(DoctorCheck) -> Result<(), E>) -> Result<(), E> {
         let (sender, receiver) = channel();
         let at_work = thread::spawn(move || self.examine(&sender));
         let mut last = "the start".to_owned();
@@ -49,7 +49,7 @@ impl Round {
         Ok(())
     }
 
-    fn examine(&self, sender: &Sender<Check>) {
+    fn examine(&self, sender: &Sender<DoctorCheck>) {
         // Before any other call into libtorch, which would remember that there is no CUDA.
         let half = if self.wanted == Wanted::Cpu { CudaSupport::NoDevice } else { load_cuda() };
         set_threads(self.threads);
@@ -58,14 +58,14 @@ impl Round {
         let say = |check| drop(sender.send(check));
         host::examine(Path::new(&self.scratch), say);
         match self.wanted {
-            Wanted::Cpu => say(Check::lacking("CUDA", "not asked for: `--device cpu`", "", Promise::Cpu)),
+            Wanted::Cpu => say(DoctorCheck::lacking("CUDA", "not asked for: `--device cpu`", "", Promise::Cpu)),
             Wanted::Auto => gpu::examine(self.promise(), 0, &half, say),
             Wanted::Cuda(index) => gpu::examine(self.promise(), index, &half, say),
         }
     }
 }
 
-fn silent(last: &str) -> Check {
+fn silent(last: &str) -> DoctorCheck {
     let found = format!("no answer within {} s after `{last}`; what would have come is not looked at", PATIENCE.as_secs());
-    Check::failed("patience", found, "look at `nvidia-smi` and `dmesg`; ask again with `--device cpu` to leave CUDA out")
+    DoctorCheck::failed("patience", found, "look at `nvidia-smi` and `dmesg`; ask again with `--device cpu` to leave CUDA out")
 }

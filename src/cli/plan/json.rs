@@ -3,22 +3,22 @@
 use serde_json::{Value, json};
 
 use crate::error::Error;
-use crate::plan::{Alternative, Decision, Machine, Part, Peak};
+use crate::plan::{Alternative, Decision, Machine, PlannedPeak, StepPart};
 use crate::report::console;
 use crate::units::Bytes;
 
 /// Keys as `docs/reference/plan.md` has them; `kind` says what the line is.
 pub(in crate::cli) fn alternative(kind: &str, alternative: &Alternative) -> Value {
     let Alternative { grad, cells, forecast, device, host, seconds, fits } = alternative;
-    let peak = |peak: &Peak| {
-        let rows: Vec<Value> = peak.rows.iter().map(|(part, bytes)| json!({ "part": part, "bytes": bytes.0 })).collect();
-        json!({ "peak_in": peak.part.name(), "tensor_bytes": peak.bytes().0, "rows": rows })
+    let peak = |peak: &PlannedPeak| {
+        let parts: Vec<Value> = peak.parts.iter().map(|(part, bytes)| json!({ "part": part, "bytes": bytes.0 })).collect();
+        json!({ "peak_in": peak.part.name(), "tensor_bytes": peak.bytes().0, "parts": parts })
     };
-    let by_part = Part::ALL.into_iter().zip(seconds).map(|(part, seconds)| (part.name().to_owned(), json!(seconds)));
+    let by_part = StepPart::ALL.into_iter().zip(seconds).map(|(part, seconds)| (part.name().to_owned(), json!(seconds)));
     json!({
         "kind": kind, "fits": fits, "layers_per_cell": grad.layers_per_cell, "chunks_per_cell": grad.chunks_per_cell,
         "layer_checkpoints": grad.layer_checkpoints.form.name(), "layer_checkpoints_place": grad.layer_checkpoints.place.name(),
-        "undo_log": grad.undo_log.form.name(), "undo_log_place": grad.undo_log.place.name(), "rows": cells.0, "columns": cells.1,
+        "undo_log": grad.undo_log.form.name(), "undo_log_place": grad.undo_log.place.name(), "layer_bands": cells.0, "columns": cells.1,
         "process_bytes": host.0, "device_bytes": device.map(|bytes| bytes.0), "file_bytes": forecast.files.0,
         "tensors": peak(&forecast.device), "host_tensors": forecast.host.as_ref().map(peak),
         "seconds": Value::Object(by_part.collect()),
@@ -30,7 +30,7 @@ pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machin
     let limit = |bytes: Option<Bytes>| bytes.map(|bytes| bytes.0);
     let setup = json!({
         "kind": "machine", "device": if machine.device.is_cuda() { "cuda" } else { "cpu" }, "threads": machine.threads,
-        "ground_bytes": machine.ground.0.0, "host_limit_bytes": limit(machine.limits.host), "device_limit_bytes": limit(machine.limits.device),
+        "baseline_bytes": machine.baseline.0.0, "host_limit_bytes": limit(machine.limits.host), "device_limit_bytes": limit(machine.limits.device),
         "scratch_limit_bytes": limit(machine.limits.files), "is_timed": machine.rates.is_some(),
     });
     console::result(&setup.to_string())?;

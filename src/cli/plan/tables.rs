@@ -2,7 +2,7 @@
 
 use crate::data::Batch;
 use crate::error::Error;
-use crate::plan::{Alternative, Decision, Forecast, Machine, Part, Peak};
+use crate::plan::{Alternative, Decision, Forecast, Machine, PlannedPeak, StepPart};
 use crate::recipe::StoreRecipe;
 use crate::report::console;
 use crate::report::table::Table;
@@ -31,22 +31,22 @@ pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machin
         Some(_) => format!("{} on the device and {} on the host", limit(machine.limits.device), limit(machine.limits.host)),
         None => limit(machine.limits.host),
     };
-    let (rows, tokens) = (batch.rows.len(), batch.max_len());
+    let (parts, tokens) = (batch.sequences.len(), batch.max_len());
     let why = "of what fits the fastest of the shapes that are open, exact before rounded and memory before files";
-    console::result(&format!("\n{rows} rows of {tokens} tokens; there are {there}; {why}:\n\n    {}", chosen.grad.tiling()))?;
+    console::result(&format!("\n{parts} parts of {tokens} tokens; there are {there}; {why}:\n\n    {}", chosen.grad.tiling()))?;
     Ok(())
 }
 
 /// Of a peak the parts that there are; what the whole has beside tensors is the process'.
-fn parts(title: &str, peak: &Peak, whole: Bytes) -> Table {
+fn parts(title: &str, peak: &PlannedPeak, whole: Bytes) -> Table {
     let mut table = Table::new(&[title, "size", "of the whole"]);
     let mut add = |name: &str, bytes: Bytes| {
         let share = 100.0 * bytes.0 as f64 / whole.0.max(1) as f64;
         table.row(&[name, &bytes.to_string(), &format!("{share:.1} %")]);
     };
     let beside = Bytes(whole.0.saturating_sub(peak.bytes().0));
-    let rows = peak.rows.iter().copied().chain([("process and libraries", beside)]);
-    rows.filter(|(_, bytes)| bytes.0 > 0).for_each(|(name, bytes)| add(name, bytes));
+    let parts = peak.parts.iter().copied().chain([("process and libraries", beside)]);
+    parts.filter(|(_, bytes)| bytes.0 > 0).for_each(|(name, bytes)| add(name, bytes));
     add(&format!("peak, in {}", peak.part.name()), whole);
     table
 }
@@ -56,7 +56,7 @@ fn alternatives(chosen: &Alternative, others: &[Alternative], is_timed: bool) ->
     let mut header = vec!["layers × chunks per cell", "layer checkpoints", "undo log"];
     header.extend(if chosen.device.is_some() { &["device's peak", "host's peak"][..] } else { &["peak"] });
     header.push("files");
-    header.extend(Part::ALL.map(Part::name));
+    header.extend(StepPart::ALL.map(StepPart::name));
     header.extend(["step", "fits"]);
     let mut table = Table::new(&header);
     let is_chosen = |other: &&Alternative| other.grad == chosen.grad;

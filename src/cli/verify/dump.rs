@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::cache::ReplayLog;
 use crate::data::Batch;
-use crate::engine::{Engine, Silent, StepContext};
+use crate::engine::{Engine, MicroBatchContext, Silent};
 use crate::error::Error;
 use crate::files;
 use crate::model::Model;
@@ -19,18 +19,23 @@ const MAX_LOGITS: usize = 1 << 27;
 
 /// Writes `loss.json`, `gradients.safetensors`, `logits.safetensors`, `evictions.safetensors` and
 /// `replay_log.safetensors`.
-pub(super) fn write(dir: &Path, (engine, model): (&Engine, &Model), batch: &Batch, context: StepContext) -> Result<(), Error> {
+pub(super) fn write(
+    dir: &Path,
+    (engine, model): (&Engine, &Model),
+    batch: &Batch,
+    context: MicroBatchContext,
+) -> Result<(), Error> {
     let step = engine.gradients(model, batch, context, &mut Silent)?;
-    check_finite(batch, &step.rows)?;
+    check_finite(batch, &step.losses)?;
     files::make_dir(dir)?;
-    let targets: usize = step.rows.iter().map(|r| r.targets).sum();
-    let loss = step.rows.iter().map(|r| r.loss_sum).sum::<f64>() / targets.max(1) as f64;
+    let targets: usize = step.losses.iter().map(|r| r.targets).sum();
+    let loss = step.losses.iter().map(|r| r.loss_sum).sum::<f64>() / targets.max(1) as f64;
     files::write_atomic(&dir.join("loss.json"), format!("{}\n", serde_json::json!({ "loss": loss })).as_bytes())?;
     let save = |name: &str, tensors: &[(String, Tensor)]| store::save_tensors(&dir.join(name), tensors, &BTreeMap::new());
     save("gradients.safetensors", &step.gradients.into_iter().collect::<Vec<_>>())?;
     step.log.save(&dir.join("replay_log.safetensors"))?;
     save("evictions.safetensors", &evictions(&step.log, engine, model)?)?;
-    if batch.rows.len() * batch.max_len() * model.config().vocab_size <= MAX_LOGITS {
+    if batch.sequences.len() * batch.max_len() * model.config().vocab_size <= MAX_LOGITS {
         save("logits.safetensors", &[("logits".to_owned(), logits(engine, model, batch)?)])?;
     }
     Ok(())

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::proof::{Subject, proved, tested, written};
+use super::proof::{ProofSubject, proved, tested, written};
 use crate::cli::evaluate::Format;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -28,7 +28,7 @@ struct Proved {
 }
 
 /// Proves the recipe's own tiling and all others, prints a line for each, and fails where one is not what it should be.
-pub(super) fn prove(recipe: &Recipe, engine_of: EngineOf<'_>, subject: &Subject<'_>) -> Result<(), Error> {
+pub(super) fn prove(recipe: &Recipe, engine_of: EngineOf<'_>, subject: &ProofSubject<'_>) -> Result<(), Error> {
     let own = engine_of(recipe)?;
     let plan = own.settings().plan(subject.batch, subject.context.chunk_sizes)?;
     let tiling = Tiling { kv_cache: recipe.kv_cache.clone(), grad: recipe.grad.clone() };
@@ -66,7 +66,7 @@ fn differences(recipe: &Recipe, other: &Recipe) -> String {
 }
 
 /// The table, and what holds for all.
-fn tell(all: &[Proved], subject: &Subject<'_>) -> Result<(), Error> {
+fn tell(all: &[Proved], subject: &ProofSubject<'_>) -> Result<(), Error> {
     let Some(first) = all.first() else { return Ok(()) };
     let (of, count, bad) = (&first.found.comparison, all.len(), first_bad(all));
     let exact: Vec<&TilingProof> = all.iter().map(|one| &one.found).filter(|found| found.bound.is_none()).collect();
@@ -149,7 +149,7 @@ impl Proved {
         let store = |recipe: StoreRecipe, most: Bytes| json!({ "form": recipe.form.name(), "place": recipe.place.name(), "peak_bytes": most.0 });
         json!({
             "kind": "tiling", "is_own": self.is_own, "layers_per_cell": found.largest_cell.0, "chunks_per_cell": found.largest_cell.1,
-            "rows": found.cells.0, "columns": found.cells.1,
+            "layer_bands": found.cells.0, "columns": found.cells.1,
             "layer_checkpoints": store(grad.layer_checkpoints, found.layer_checkpoints),
             "undo_log": store(grad.undo_log, found.undo_log),
             "storage": kv_cache.storage.name(), "cpu_offload": kv_cache.cpu_offload,

@@ -14,13 +14,13 @@ use super::evaluate::Format;
 use super::recipe_file::RecipeFile;
 use crate::cache::ReplayLog;
 use crate::data::{Batch, Dataset};
-use crate::engine::{ChunkKey, Engine, StepContext};
+use crate::engine::{ChunkKey, Engine, MicroBatchContext};
 use crate::error::Error;
 use crate::recipe::{Dtype, Recipe, ValidationSource};
 use crate::report::console;
 use crate::train;
 use crate::verify::{Proofs, fits_in_f64};
-use proof::{Subject, proof_model};
+use proof::{ProofSubject, proof_model};
 
 #[derive(Debug, Args)]
 pub(super) struct Verify {
@@ -50,7 +50,7 @@ const MAX_DUMPED: usize = 64;
 impl Verify {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
         let mut recipe = self.recipe.load(device)?;
-        // The proof takes the rows of the file in their order.
+        // The proof takes the sequences of the file in their order.
         recipe.data.validation = ValidationSource::Fraction(0.0);
         // Before the model is there.
         let machine = (!recipe.grad.open.is_empty()).then(|| train::machine_of_trial(&recipe, device));
@@ -72,14 +72,15 @@ impl Verify {
         let engine = engine_of(&recipe)?;
         // The sizes of the first training step, where they are drawn.
         let key = ChunkKey { seed: recipe.train.seed, step: 0 };
-        let context = StepContext { weight: 1.0 / batch.num_targets().max(1) as f64, dropout: None, chunk_sizes: Some(key) };
+        let context =
+            MicroBatchContext { weight: 1.0 / batch.num_targets().max(1) as f64, dropout: None, chunk_sizes: Some(key) };
         if let Some(dir) = &self.dump {
             dump::write(dir, (&engine, &model), &batch, context)?;
             console::note(&format!("wrote the dump to {}", dir.display()));
         }
         let dtype = if fits_in_f64(&model, &batch) { Dtype::F64 } else { Dtype::F32 };
         let model = if recipe.model.dtype == dtype { model } else { proof_model(&recipe, dtype, device)? };
-        let subject = Subject { model: &model, batch: &batch, context, dtype, format: self.format };
+        let subject = ProofSubject { model: &model, batch: &batch, context, dtype, format: self.format };
         if self.every_tiling {
             return every_tiling::prove(&recipe, &engine_of, &subject);
         }

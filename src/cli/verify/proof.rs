@@ -5,28 +5,28 @@ use tch::Device;
 
 use crate::cli::evaluate::Format;
 use crate::data::Batch;
-use crate::engine::StepContext;
+use crate::engine::MicroBatchContext;
 use crate::error::Error;
 use crate::model::Model;
 use crate::recipe::{Dtype, Recipe, StoreForm};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::train;
-use crate::verify::{Comparison, MatrixError, Nearness, TilingProof, Verdict, tolerance};
+use crate::verify::{Comparison, ErrorBound, MatrixError, TilingProof, Verdict, tolerance};
 
 /// Spread of the proof's B matrices where no adapter is given: at zero, half of the gradients would be zero.
 const PROOF_B: f64 = 0.02;
 
 /// What is proved, and how it is told.
-pub(super) struct Subject<'a> {
+pub(super) struct ProofSubject<'a> {
     pub(super) model: &'a Model,
     pub(super) batch: &'a Batch,
-    pub(super) context: StepContext,
+    pub(super) context: MicroBatchContext,
     pub(super) dtype: Dtype,
     pub(super) format: Format,
 }
 
-impl Subject<'_> {
+impl ProofSubject<'_> {
     pub(super) fn tolerance(&self) -> f64 {
         tolerance(self.dtype)
     }
@@ -75,15 +75,18 @@ impl Subject<'_> {
 
     /// `2 samples, 80 tokens, in f64: loss …, reference …`.
     pub(super) fn words(&self, of: &Comparison) -> String {
-        let (rows, tokens) = (self.batch.rows.len(), self.batch.num_tokens());
-        format!("{rows} samples, {tokens} tokens, in {}: loss {:.9}, reference {:.9}", self.dtype, of.loss, of.reference_loss)
+        let (sequences, tokens) = (self.batch.sequences.len(), self.batch.num_tokens());
+        format!(
+            "{sequences} samples, {tokens} tokens, in {}: loss {:.9}, reference {:.9}",
+            self.dtype, of.loss, of.reference_loss
+        )
     }
 
     /// The last line in JSON, with further keys.
     pub(super) fn tell_whole(&self, of: &Comparison, more: &Value) -> Result<(), Error> {
         let untested = of.untested().len();
         let mut line = json!({
-            "kind": "proof", "samples": self.batch.rows.len(), "tokens": self.batch.num_tokens(), "dtype": self.dtype.to_string(),
+            "kind": "proof", "samples": self.batch.sequences.len(), "tokens": self.batch.num_tokens(), "dtype": self.dtype.to_string(),
             "tolerance": self.tolerance(), "loss": of.loss, "reference_loss": of.reference_loss,
             "tested": of.matrices.len() - untested, "untested": untested,
         });
@@ -123,9 +126,9 @@ pub(super) fn proved(of: &Comparison) -> &'static str {
 
 /// Where stores round the gradient is not exact, but must point the same way. How long the difference is depends on the model: it is
 /// told beside what the models of the tests keep.
-fn tell_nearness(of: &Comparison, stores: &[(&'static str, StoreForm)], bound: Nearness) -> Result<(), Error> {
+fn tell_nearness(of: &Comparison, stores: &[(&'static str, StoreForm)], bound: ErrorBound) -> Result<(), Error> {
     let (cosine, error) = of.whole();
-    let Nearness { smallest_cosine, largest_error } = bound;
+    let ErrorBound { smallest_cosine, largest_error } = bound;
     let beside = if error <= largest_error { "at most" } else { "more than the" };
     console::result(&format!(
         "{}: cosine of the whole gradient {cosine:.6} (at least {smallest_cosine}), relative error {:.3} % ({beside} {:.1} %, as \

@@ -27,7 +27,7 @@ const MAX_PER_FAMILY: usize = 6;
 
 /// A text and where it comes from.
 #[derive(Clone, Debug)]
-pub(super) struct Document {
+pub(super) struct DemoDocument {
     /// Its last two path components.
     pub(super) title: String,
     /// Index of its source.
@@ -37,34 +37,35 @@ pub(super) struct Document {
 
 /// A folder of documents.
 #[derive(Clone, Debug)]
-pub(super) struct Source {
+pub(super) struct DocumentSource {
     pub(super) name: String,
     folder: PathBuf,
     /// Used only when the other sources are exhausted.
     is_last_resort: bool,
 }
 
-impl Source {
+impl DocumentSource {
     pub(super) fn new(name: &str, folder: impl Into<PathBuf>) -> Self {
         Self { name: name.to_owned(), folder: folder.into(), is_last_resort: false }
     }
 }
 
 /// The usual places, the best texts first; sources of libraries last.
-pub(super) fn usual_sources() -> Vec<Source> {
-    let mut sources = vec![Source::new("licences", "/usr/share/common-licenses")];
-    sources.extend((1..9).map(|section| Source::new(&format!("manual-{section}"), format!("/usr/share/man/man{section}"))));
-    sources.push(Source::new("packages", "/usr/share/doc"));
+pub(super) fn usual_sources() -> Vec<DocumentSource> {
+    let mut sources = vec![DocumentSource::new("licences", "/usr/share/common-licenses")];
+    sources
+        .extend((1..9).map(|section| DocumentSource::new(&format!("manual-{section}"), format!("/usr/share/man/man{section}"))));
+    sources.push(DocumentSource::new("packages", "/usr/share/doc"));
     if let Some(sysroot) = sysroot() {
-        sources.push(Source::new("toolchain", sysroot.join("share/doc")));
-        sources.push(Source::new("library", sysroot.join("lib/rustlib/src")));
+        sources.push(DocumentSource::new("toolchain", sysroot.join("share/doc")));
+        sources.push(DocumentSource::new("library", sysroot.join("lib/rustlib/src")));
     }
     if let Some(libtorch) = std::env::var_os("LIBTORCH") {
-        sources.push(Source::new("libtorch", Path::new(&libtorch).join("include")));
+        sources.push(DocumentSource::new("libtorch", Path::new(&libtorch).join("include")));
     }
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo"));
     if let Some(cargo) = std::env::var_os("CARGO_HOME").map(PathBuf::from).or(home) {
-        sources.push(Source { is_last_resort: true, ..Source::new("crates", cargo.join("registry/src")) });
+        sources.push(DocumentSource { is_last_resort: true, ..DocumentSource::new("crates", cargo.join("registry/src")) });
     }
     sources.retain(|source| source.folder.is_dir());
     sources
@@ -76,7 +77,7 @@ fn sysroot() -> Option<PathBuf> {
 }
 
 /// Documents of about `wanted` characters altogether (fewer if there are no more), drawn by `seed`, evenly over the sources.
-pub(super) fn collect(sources: &[Source], wanted: usize, seed: u64) -> Vec<Document> {
+pub(super) fn collect(sources: &[DocumentSource], wanted: usize, seed: u64) -> Vec<DemoDocument> {
     let mut queues: Vec<Vec<PathBuf>> =
         sources.iter().enumerate().map(|(index, source)| candidates(source, seed ^ index as u64)).collect();
     let mut taken = vec![0; sources.len()];
@@ -95,13 +96,13 @@ pub(super) fn collect(sources: &[Source], wanted: usize, seed: u64) -> Vec<Docum
             continue;
         }
         taken[source] += text.len();
-        documents.push(Document { title: title(&path), source, text });
+        documents.push(DemoDocument { title: title(&path), source, text });
     }
     documents
 }
 
 /// Readable files of a source, at most a few of each family, in an order drawn by `seed`.
-fn candidates(source: &Source, seed: u64) -> Vec<PathBuf> {
+fn candidates(source: &DocumentSource, seed: u64) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     walk(&source.folder, 0, &mut paths);
     paths.sort();
@@ -122,7 +123,7 @@ fn walk(folder: &Path, depth: usize, paths: &mut Vec<PathBuf>) {
         // Links lead to what is found elsewhere, or in circles.
         if kind.is_dir() && depth < 12 {
             walk(&entry.path(), depth + 1, paths);
-        } else if kind.is_file() && Form::of(&entry.path()).is_some() {
+        } else if kind.is_file() && TextFormat::of(&entry.path()).is_some() {
             paths.push(entry.path());
         }
     }
@@ -142,13 +143,13 @@ fn title(path: &Path) -> String {
 
 /// How a file's text is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum TextFormat {
     Plain,
     Roff,
     Html,
 }
 
-impl Form {
+impl TextFormat {
     fn of(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_str()?;
         let name = name.strip_suffix(".gz").unwrap_or(name);
@@ -170,7 +171,7 @@ impl Form {
 
 /// A file's text, tidied up; `None` where it is too short, is not text or cannot be read.
 fn read_text(path: &Path) -> Option<String> {
-    let form = Form::of(path)?;
+    let form = TextFormat::of(path)?;
     let file = File::open(path).ok()?;
     let mut bytes = Vec::new();
     if path.extension().is_some_and(|extension| extension == "gz") {
@@ -186,9 +187,9 @@ fn read_text(path: &Path) -> Option<String> {
         return None;
     }
     let text = match form {
-        Form::Plain => text.into_owned(),
-        Form::Roff => roff::to_text(&text),
-        Form::Html => html::to_text(&text),
+        TextFormat::Plain => text.into_owned(),
+        TextFormat::Roff => roff::to_text(&text),
+        TextFormat::Html => html::to_text(&text),
     };
     let text = tidy(&text);
     (text.len() >= MIN_CHARACTERS).then_some(text)
@@ -231,7 +232,7 @@ mod tests {
         std::fs::write(dir.path().join("short.md"), "too short").unwrap();
         std::fs::write(dir.path().join("binary.txt"), [0; 9000]).unwrap();
         std::fs::write(dir.path().join("program.exe"), "x".repeat(9000)).unwrap();
-        let sources = [Source::new("all", dir.path())];
+        let sources = [DocumentSource::new("all", dir.path())];
         let documents = collect(&sources, usize::MAX, 3);
         let mut titles: Vec<&str> = documents.iter().map(|document| document.title.rsplit('/').next().unwrap()).collect();
         titles.sort_unstable();

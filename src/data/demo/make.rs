@@ -6,7 +6,7 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha12Rng;
 
-use super::documents::{Document, MAX_CHARACTERS, Source, collect, usual_sources};
+use super::documents::{DemoDocument, DocumentSource, MAX_CHARACTERS, collect, usual_sources};
 use super::questions::{Pool, ask};
 use super::{DemoReport, Options};
 use crate::data::DataError;
@@ -29,7 +29,7 @@ pub fn make(out_dir: &Path, options: &Options) -> Result<DemoReport, DataError> 
     let sources = if options.folders.is_empty() {
         usual_sources()
     } else {
-        let folder = |(index, folder): (usize, &PathBuf)| Source::new(&format!("folder-{index}"), folder);
+        let folder = |(index, folder): (usize, &PathBuf)| DocumentSource::new(&format!("folder-{index}"), folder);
         options.folders.iter().enumerate().map(folder).collect()
     };
     let samples = options.train_samples + options.validation_samples;
@@ -48,7 +48,7 @@ pub fn make(out_dir: &Path, options: &Options) -> Result<DemoReport, DataError> 
     std::fs::create_dir_all(&corpus_dir).map_err(|source| DataError::Write { path: corpus_dir.clone(), source })?;
     let all = || train_records.iter().chain(&held_out_records);
     let tokens = all().map(|record| count(&record.context, options)).collect::<Result<Vec<_>, _>>()?;
-    let sources_used = |(index, source): (usize, &Source)| {
+    let sources_used = |(index, source): (usize, &DocumentSource)| {
         let count = documents.iter().chain(&held_out).filter(|document| document.source == index).count();
         (source.name.clone(), count)
     };
@@ -85,7 +85,7 @@ fn count(text: &str, options: &Options) -> Result<usize, DataError> {
 }
 
 /// Takes whole documents out until `share` of all text is reached.
-fn take_share(documents: &mut Vec<Document>, share: f64) -> Vec<Document> {
+fn take_share(documents: &mut Vec<DemoDocument>, share: f64) -> Vec<DemoDocument> {
     let total: usize = documents.iter().map(|document| document.text.len()).sum();
     let wanted = (total as f64 * share) as usize;
     let mut taken = Vec::new();
@@ -100,7 +100,7 @@ fn take_share(documents: &mut Vec<Document>, share: f64) -> Vec<Document> {
 
 /// `None` when the documents don't suffice.
 fn questions(
-    documents: &[Document],
+    documents: &[DemoDocument],
     number: usize,
     options: &Options,
     rng: &mut ChaCha12Rng,
@@ -130,7 +130,12 @@ fn write_records(dir: &Path, name: &str, records: &[Record]) -> Result<PathBuf, 
 }
 
 /// One file per source, of training documents only, and the training questions without their contexts.
-fn write_corpus(dir: &Path, documents: &[Document], sources: &[Source], records: &[Record]) -> Result<Vec<PathBuf>, DataError> {
+fn write_corpus(
+    dir: &Path,
+    documents: &[DemoDocument],
+    sources: &[DocumentSource],
+    records: &[Record],
+) -> Result<Vec<PathBuf>, DataError> {
     let mut paths = Vec::new();
     let mut write = |name: &str, text: &str| -> Result<(), DataError> {
         let path = dir.join(format!("{name}.txt"));

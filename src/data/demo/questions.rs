@@ -6,7 +6,7 @@ use rand::RngExt;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand_chacha::ChaCha12Rng;
 
-use super::documents::Document;
+use super::documents::DemoDocument;
 use crate::data::longbench_v2::Record;
 
 /// Characters of one piece of a document within a context: several documents make up each context.
@@ -41,7 +41,7 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(documents: &[Document], rng: &mut ChaCha12Rng) -> Self {
+    pub(super) fn new(documents: &[DemoDocument], rng: &mut ChaCha12Rng) -> Self {
         let mut pieces = Vec::new();
         for document in documents {
             for (part, text) in split_at_lines(&document.text, PIECE).into_iter().enumerate() {
@@ -145,7 +145,7 @@ mod tests {
     fn contexts_have_the_wanted_length_and_hide_the_sentence_far_in_front() {
         let mut rng = ChaCha12Rng::seed_from_u64(5);
         let text = "One line of some document.\nAnother line, é.\n\n".repeat(900);
-        let document = |title: &str| Document { title: title.to_owned(), source: 0, text: text.clone() };
+        let document = |title: &str| DemoDocument { title: title.to_owned(), source: 0, text: text.clone() };
         let documents = [document("a"), document("b"), document("c")];
         let mut pool = Pool::new(&documents, &mut rng);
         let count = |text: &str| text.len() / 4;

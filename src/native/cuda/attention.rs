@@ -34,7 +34,7 @@ unsafe extern "C" {
 
 /// Whose kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Vendor {
+pub enum TorchKernel {
     /// `FlashAttention` 2: half precision, heads of up to 256; with deterministic algorithms its backward is so.
     Flash,
     /// cuDNN's: half precision; its backward is never deterministic.
@@ -46,7 +46,7 @@ pub enum Vendor {
     Cpu,
 }
 
-impl Vendor {
+impl TorchKernel {
     fn code(self) -> c_int {
         match self {
             Self::Flash => 0,
@@ -71,7 +71,7 @@ impl Vendor {
 
 /// Which keys a part's queries see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum VendorSight {
+pub enum TorchKernelMask {
     /// All.
     All,
     /// A square of which each query sees the keys up to its own.
@@ -80,7 +80,7 @@ pub enum VendorSight {
     CausalFromEnd,
 }
 
-impl VendorSight {
+impl TorchKernelMask {
     fn code(self) -> c_int {
         match self {
             Self::All => 0,
@@ -96,10 +96,10 @@ impl VendorSight {
 /// `q_bhnd (B, H, n, D)`, `k_bgpd` and `v_bgpd (B, G, P, D)` with `P > 0`; out `(B, H, n, D)` in the kind of the queries, and
 /// `(B, H, n)` in f32 (f64 for f64).
 pub fn vendor_attend(
-    vendor: Vendor,
+    vendor: TorchKernel,
     q_bhnd: &Tensor,
     (k_bgpd, v_bgpd): (&Tensor, &Tensor),
-    sight: VendorSight,
+    sight: TorchKernelMask,
     scale: f64,
 ) -> Result<(Tensor, Tensor), BackwardError> {
     let [q, k, v] = [q_bhnd, k_bgpd, v_bgpd].map(pointer);
@@ -116,11 +116,11 @@ pub fn vendor_attend(
 /// # Shapes
 /// `dout_bhnd` and `out_bhnd (B, H, n, D)`, `lse_bhn (B, H, n)`; the rest, and the results, as in [`vendor_attend`].
 pub fn vendor_attend_backward(
-    vendor: Vendor,
+    vendor: TorchKernel,
     dout_bhnd: &Tensor,
     (q_bhnd, k_bgpd, v_bgpd): (&Tensor, &Tensor, &Tensor),
     (out_bhnd, lse_bhn): (&Tensor, &Tensor),
-    sight: VendorSight,
+    sight: TorchKernelMask,
     scale: f64,
 ) -> Result<(Tensor, Tensor, Tensor), BackwardError> {
     let [dout, q, k, v, out, lse] = [dout_bhnd, q_bhnd, k_bgpd, v_bgpd, out_bhnd, lse_bhn].map(pointer);

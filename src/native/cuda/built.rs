@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::disk_cache;
 use super::driver::{Context, Module};
-use super::kept;
 use super::nvrtc::Nvrtc;
 
 /// The text of some kernels that are compiled together.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct KernelSource {
     /// What it is called in messages and on disk.
     pub(super) name: &'static str,
     /// CUDA C++ that includes nothing.
@@ -81,7 +81,7 @@ pub fn missing_kernels() -> Vec<String> {
 }
 
 /// The kernels of a text for a device, if they can be had there.
-pub(super) fn module(device: usize, source: &'static Source, settings: &[Setting]) -> Option<(&'static Module, Which)> {
+pub(super) fn module(device: usize, source: &'static KernelSource, settings: &[Setting]) -> Option<(&'static Module, Which)> {
     let which = Which { device, name: source.name, settings: settings.to_vec() };
     // Nobody else may build the same meanwhile.
     let mut states = states();
@@ -94,17 +94,19 @@ pub(super) fn give_up(which: Which, reason: String) {
     states().insert(which, (Err(reason), false));
 }
 
-fn build(device: usize, source: &Source, settings: &[Setting]) -> Result<&'static Module, String> {
+fn build(device: usize, source: &KernelSource, settings: &[Setting]) -> Result<&'static Module, String> {
     let (context, nvrtc) = (Context::of(device)?, Nvrtc::get()?);
     let options = options(context.architecture, settings);
     let release = nvrtc.release();
     let parts: Vec<&str> = [source.text, &release].into_iter().chain(options.iter().map(String::as_str)).collect();
-    if let Some(module) = kept::recall(source.name, &parts).and_then(|cubin| Module::load(context, &cubin, source.kernels).ok()) {
+    if let Some(module) =
+        disk_cache::recall(source.name, &parts).and_then(|cubin| Module::load(context, &cubin, source.kernels).ok())
+    {
         return Ok(Box::leak(Box::new(module)));
     }
     let (cubin, _) = nvrtc.compile(source.name, source.text, &options)?;
     let module = Module::load(context, &cubin, source.kernels)?;
-    kept::keep(source.name, &parts, &cubin);
+    disk_cache::keep(source.name, &parts, &cubin);
     Ok(Box::leak(Box::new(module)))
 }
 
@@ -118,7 +120,7 @@ pub(super) fn options(architecture: usize, settings: &[Setting]) -> Vec<String> 
 mod tests {
     use super::*;
 
-    static NOTHING: Source = Source { name: "nothing", text: "", kernels: &[] };
+    static NOTHING: KernelSource = KernelSource { name: "nothing", text: "", kernels: &[] };
 
     #[test]
     fn a_kernel_that_cannot_be_had_is_told_of_once() {

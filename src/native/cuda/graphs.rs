@@ -13,7 +13,7 @@ use std::thread;
 use tch::{Device, Kind, Tensor};
 
 use super::allocator::release_cached_memory;
-use super::streams::{Entered, Event, SideStream};
+use super::streams::{CudaEvent, Entered, SideStream};
 use crate::native::autograd::{BackwardError, check, or_panic};
 
 unsafe extern "C" {
@@ -152,7 +152,7 @@ struct OnCaptureStream<'a> {
 impl<'a> OnCaptureStream<'a> {
     fn enter(recorder: &'a GraphRecorder) -> Self {
         let stream = &recorder.shared.stream;
-        stream.wait(&Event::of_compute(recorder.index, false));
+        stream.wait(&CudaEvent::of_compute(recorder.index, false));
         Self { recorder, entered: Some(stream.enter()) }
     }
 }

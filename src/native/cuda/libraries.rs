@@ -23,7 +23,7 @@ pub enum Companion {
 
 /// What was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct OpenedLibrary {
     /// `13.0`, `9.19.0`.
     pub version: String,
     /// Its file, or the name by which the system's loader found it.
@@ -44,7 +44,7 @@ impl Companion {
     }
 
     /// Opens it, beside libtorch or else where the loader looks, and asks for its version; `Err` says why that cannot be done.
-    pub fn open(self) -> Result<Found, String> {
+    pub fn open(self) -> Result<OpenedLibrary, String> {
         let folder = libtorch_folder()?;
         let path = beside(&folder, self.file_name()).unwrap_or_else(|| PathBuf::from(self.file_name()));
         // SAFETY: CUDA's own libraries, whose initialisers are made to run in any process.
@@ -53,7 +53,7 @@ impl Companion {
         let version = self.version(&library).ok_or_else(|| format!("`{}` does not tell its version", path.display()))?;
         // Never closed: whoever uses it opens it again, and finds it loaded.
         let _handle = library.into_raw();
-        Ok(Found { version, path })
+        Ok(OpenedLibrary { version, path })
     }
 
     fn version(self, library: &Library) -> Option<String> {

@@ -185,7 +185,7 @@ fn libraries_in(folder: &Path) -> Option<(PathBuf, PathBuf)> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::built::{Setting, Source, options};
+    use super::super::built::{KernelSource, Setting, options};
     use super::*;
 
     /// The compiler, or one line that says why a test is left out.
@@ -211,7 +211,7 @@ pub(super) mod tests {
     /// Asserts that a text compiles for Ampere, Hopper and Blackwell, with each of these settings, without a warning, and that none of its
     /// kernels spills a register.
     #[allow(clippy::print_stdout, reason = "how many registers a kernel takes is worth reading")]
-    pub(in crate::native::cuda) fn spills_nothing<const N: usize>(source: &Source, settings: &[[Setting; N]]) {
+    pub(in crate::native::cuda) fn spills_nothing<const N: usize>(source: &KernelSource, settings: &[[Setting; N]]) {
         let Some(nvrtc) = compiler() else { return };
         for architecture in [80, 90, 100] {
             for setting in settings {

@@ -7,11 +7,11 @@ use std::ptr;
 
 use tch::{Device, Kind, Tensor};
 
-use super::built::{self, Source, Which};
+use super::built::{self, KernelSource, Which};
 use super::driver::{Module, launch_stream};
-use crate::native::Turn as Direction;
+use crate::native::RotationDirection as Direction;
 
-pub(super) static SOURCE: Source = Source {
+pub(super) static SOURCE: KernelSource = KernelSource {
     name: "pointwise",
     text: include_str!("kernels/pointwise.cu"),
     kernels: &["norm_rows", "norm_rows_back", "gated", "gated_back", "turned"],

@@ -5,11 +5,11 @@ use std::ffi::{c_int, c_void};
 
 use tch::{Device, Kind, Tensor};
 
-use super::built::{self, Setting, Source, Which};
+use super::built::{self, KernelSource, Setting, Which};
 use super::driver::{Module, launch_stream};
 
-pub(super) static SOURCE: Source =
-    Source { name: "quantiser", text: include_str!("kernels/quantiser.cu"), kernels: &["quantise", "restore"] };
+pub(super) static SOURCE: KernelSource =
+    KernelSource { name: "quantiser", text: include_str!("kernels/quantiser.cu"), kernels: &["quantise", "restore"] };
 
 /// Threads of a block, and vectors that it takes, one to a warp.
 const THREADS: usize = 256;

@@ -7,10 +7,10 @@ use std::ptr;
 
 use tch::{Device, Kind, Tensor};
 
-use super::built::{self, Setting, Source};
+use super::built::{self, KernelSource, Setting};
 use super::driver::launch_stream;
 
-pub(super) static SOURCE: Source = Source {
+pub(super) static SOURCE: KernelSource = KernelSource {
     name: "selection",
     text: include_str!("kernels/selection.cu"),
     kernels: &["rank_entries", "take_lowest", "plan_moves"],
@@ -29,7 +29,7 @@ const LARGEST_GRID: i64 = 65_535;
 /// The parameter of `rank_entries`, as the kernels' text has it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Entries {
+struct RankParams {
     score: *const c_void,
     position: *const c_void,
     bounds: *const c_void,
@@ -45,7 +45,7 @@ struct Entries {
 /// The parameter of `take_lowest`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Lowest {
+struct LowestParams {
     key: *const c_void,
     slot: *mut c_void,
     scratch: *mut c_void,
@@ -56,7 +56,7 @@ struct Lowest {
 /// The parameter of `plan_moves`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Moves {
+struct MoveParams {
     victim: *const c_void,
     to: *mut c_void,
     order: *mut c_void,
@@ -67,7 +67,7 @@ struct Moves {
 }
 
 // The kernels' text asserts the same.
-const _: () = assert!(size_of::<Entries>() == 88 && size_of::<Lowest>() == 32 && size_of::<Moves>() == 56);
+const _: () = assert!(size_of::<RankParams>() == 88 && size_of::<LowestParams>() == 32 && size_of::<MoveParams>() == 56);
 
 /// Which entries may not leave, by their positions.
 #[derive(Clone, Copy, Debug)]
@@ -122,7 +122,7 @@ pub fn rank_entries(score_bgn: &Tensor, position_bgn: &Tensor, staying: Staying<
     }
     let bounds = is_protected.then(|| super::on_device(&flat, key.device()));
     let (score, position) = (in_rows(&score_bgn.to_kind(Kind::Float)), in_rows(position_bgn));
-    let params = Entries {
+    let params = RankParams {
         score: score.data_ptr(),
         position: position.data_ptr(),
         bounds: bounds.as_ref().map_or(ptr::null(), |bounds| bounds.data_ptr().cast_const()),
@@ -154,7 +154,7 @@ pub fn take_lowest(key_bgn: &Tensor, count: i64) -> Option<Tensor> {
         return Some(slot);
     }
     let scratch = Tensor::empty([rows, 2, count], (Kind::Int, key.device()));
-    let params = Lowest {
+    let params = LowestParams {
         key: key.data_ptr(),
         slot: slot.data_ptr(),
         scratch: scratch.data_ptr(),
@@ -179,7 +179,7 @@ pub fn plan_moves(victim_bge: &Tensor, region: i64) -> Option<[Tensor; 3]> {
     let made @ [to, order, from] = &[(); 3].map(|()| Tensor::empty(victim.size(), (Kind::Int64, victim.device())));
     if victim.numel() > 0 {
         let scratch = Tensor::empty([rows, 3, victims], (Kind::Int, victim.device()));
-        let params = Moves {
+        let params = MoveParams {
             victim: victim.data_ptr(),
             to: to.data_ptr(),
             order: order.data_ptr(),

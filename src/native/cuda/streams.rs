@@ -79,9 +79,9 @@ impl SideStream {
     }
 
     /// An event behind all that it was asked for.
-    pub fn record(&self) -> Event {
+    pub fn record(&self) -> CudaEvent {
         // SAFETY: the handle is alive, and the pointer may be written.
-        Event(made(|out| unsafe { kvtune_event_record(self.handle.as_ptr(), self.index, 0, out) }))
+        CudaEvent(made(|out| unsafe { kvtune_event_record(self.handle.as_ptr(), self.index, 0, out) }))
     }
 
     /// What this thread computes goes to it from now on, until the guard is dropped.
@@ -96,7 +96,7 @@ impl SideStream {
         let mut event = null_mut();
         // SAFETY: the handle is alive, and the pointer may be written.
         if check(unsafe { kvtune_event_record(self.handle.as_ptr(), self.index, 0, &raw mut event) }).is_ok()
-            && let Some(event) = NonNull::new(event).map(Event)
+            && let Some(event) = NonNull::new(event).map(CudaEvent)
         {
             // SAFETY: the event is alive; no stream means the current one.
             let _ = check(unsafe { kvtune_event_block(event.0.as_ptr(), null(), self.index) });
@@ -104,7 +104,7 @@ impl SideStream {
     }
 
     /// What it is asked for from now on waits for the event.
-    pub fn wait(&self, event: &Event) {
+    pub fn wait(&self, event: &CudaEvent) {
         // SAFETY: both handles are alive.
         or_panic(check(unsafe { kvtune_event_block(event.0.as_ptr(), self.handle.as_ptr(), self.index) }));
     }
@@ -130,14 +130,14 @@ impl Drop for Entered {
 
 /// A point in the order of a stream's work, recorded once.
 #[derive(Debug)]
-pub struct Event(NonNull<c_void>);
+pub struct CudaEvent(NonNull<c_void>);
 
 // SAFETY: after it was recorded nothing changes it, and CUDA's runtime takes calls from all threads.
-unsafe impl Send for Event {}
+unsafe impl Send for CudaEvent {}
 // SAFETY: as above.
-unsafe impl Sync for Event {}
+unsafe impl Sync for CudaEvent {}
 
-impl Event {
+impl CudaEvent {
     /// Behind all that the stream on which this thread computes was asked for on `cuda:index`; `is_timed` where
     /// [`Self::seconds_until`] will be asked.
     pub fn of_compute(index: usize, is_timed: bool) -> Self {
@@ -175,7 +175,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         // SAFETY: the handle came from `kvtune_event_record` and is given back once.
         unsafe { kvtune_event_free(self.0.as_ptr()) };

@@ -1,4 +1,4 @@
-// Attention of a chunk to its past and, causally, to itself, on the CPU: forward, backward, and the sums of the attention paid.
+// Attention of a chunk to its past and, causally, to itself, on the CPU: forward, backward, and the sums of the attention mass.
 //
 // Keys are taken in tiles and queries in blocks of some tokens with all heads of a group, so that what is worked on stays in a core's
 // cache: scores stand key below key, the queries beside each other. The forward keeps a block's scores of all keys, as sums of the
@@ -7,7 +7,7 @@
 #include "backward.h"
 #include "forward.h"
 #include "guarded.h"
-#include "paid.h"
+#include "mass.h"
 
 #include <ATen/Parallel.h>
 
@@ -70,21 +70,21 @@ using namespace kvtune;
 extern "C" {
 
 // q (B, H, n, D); keys and values (B, G, ., D) of `parts` parts, the chunk's own last, and which slots are in use (B, G, .), or null;
-// `results` receives new tensors: the output (B, H, n, D), in memory (B, n, H, D), the log-sum-exp (B, H, n), and, unless `paying`
-// is negative, the attention paid by the tokens from `paying` on (B, G, all keys), summed over them and the heads of a group.
-int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, size_t count, double scale, int64_t paying,
+// `results` receives new tensors: the output (B, H, n, D), in memory (B, n, H, D), the log-sum-exp (B, H, n), and, unless `from_token`
+// is negative, the attention mass by the tokens from `from_token` on (B, G, all keys), summed over them and the heads of a group.
+int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, size_t count, double scale, int64_t from_token,
                   at::Tensor** results) {
   return kvtune::guarded([&] {
     Parts parts = parts_of(k, v, in_use, count);
     at::Tensor queries = gathered(*q);
     Shape s = shape_of(queries, parts);
     at::Tensor out = empty_by_token(queries.sizes(), queries);
-    at::Tensor lse = at::empty({s.batch, s.heads, s.tokens}, wide_options(queries)), paid;
-    if (paying >= 0) paid = at::empty({s.batch, s.groups, s.keys}, lse.options());
-    BY_KIND(queries, Forward<S>{s, queries, parts, scale, out, lse, paying < 0 ? s.tokens : paying}.run(paid));
+    at::Tensor lse = at::empty({s.batch, s.heads, s.tokens}, wide_options(queries)), mass;
+    if (from_token >= 0) mass = at::empty({s.batch, s.groups, s.keys}, lse.options());
+    BY_KIND(queries, Forward<S>{s, queries, parts, scale, out, lse, from_token < 0 ? s.tokens : from_token}.run(mass));
     results[0] = new at::Tensor(std::move(out));
     results[1] = new at::Tensor(std::move(lse));
-    if (paid.defined()) results[2] = new at::Tensor(std::move(paid));
+    if (mass.defined()) results[2] = new at::Tensor(std::move(mass));
   });
 }
 
@@ -118,7 +118,7 @@ int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::
 }
 
 // Sums over the heads of a group and the queries from token `first` on (B, G, all keys).
-int kvtune_attention_paid(at::Tensor* q, at::Tensor** k, at::Tensor** in_use, size_t count, at::Tensor* lse, double scale, int64_t first,
+int kvtune_attention_mass(at::Tensor* q, at::Tensor** k, at::Tensor** in_use, size_t count, at::Tensor* lse, double scale, int64_t first,
                           at::Tensor** result) {
   return kvtune::guarded([&] {
     Parts parts = parts_of(k, k, in_use, count);

@@ -1,4 +1,4 @@
-// Attention of a chunk: output and log-sum-exp, and where it is asked for the attention paid to each key.
+// Attention of a chunk: output and log-sum-exp, and where it is asked for the attention mass to each key.
 #pragma once
 #include "block.h"
 #include "by_head.h"
@@ -20,9 +20,9 @@ template <class S> struct Forward {
   double scale;
   at::Tensor &out, &lse;
   // The first token whose attention is summed.
-  int64_t paying;
+  int64_t from_token;
 
-  // Output and log-sum-exp of a block; adds the attention that its tokens from `paying` on pay to `sums`, one number for each key.
+  // Output and log-sum-exp of a block; adds the attention that its tokens from `from_token` on pay to `sums`, one number for each key.
   // `values` has a tile of values after the other, each (D, TILE).
   void attend(const Block& block, const Visible& visible, const T* values, Scratch<T> scratch, T* sums) const {
     int64_t lanes = block.lanes(), d = s.width, seen = visible.seen_before(block.end());
@@ -54,8 +54,8 @@ template <class S> struct Forward {
       block.number_of<T>(lse, h, token) = (top[lane] + std::log2(sum[lane])) / static_cast<T>(LOG2_E);
     });
     block.scatter<S>(out_t, share.data(), query, out);
-    if (block.end() <= paying) return;
-    std::fill_n(share.begin(), std::max<int64_t>(0, paying - block.start) * s.per_group(), T(0));
+    if (block.end() <= from_token) return;
+    std::fill_n(share.begin(), std::max<int64_t>(0, from_token - block.start) * s.per_group(), T(0));
     each_tile([&](Stretch keys, T* x, Tile tile) {
       add_shares(sums + keys.first, x, share.data(), {keys.count, lanes, tile.from});
     });
@@ -70,21 +70,21 @@ template <class S> struct Forward {
     });
   }
 
-  // `paid (B, G, keys)` receives the sums, if it is defined.
-  void run(at::Tensor& paid) const {
+  // `mass (B, G, keys)` receives the sums, if it is defined.
+  void run(at::Tensor& mass) const {
     Blocks blocks = s.forward();
-    at::Tensor partial = at::zeros({s.all(), blocks.splits, paid.defined() ? s.keys : 0}, at::dtype<T>());
+    at::Tensor partial = at::zeros({s.all(), blocks.splits, mass.defined() ? s.keys : 0}, at::dtype<T>());
     for_tasks<T>(s, blocks.splits, s.forward_task(), [&](const Task& task, Scratch<T> scratch) {
       Visible visible(parts, task.head);
       int64_t begin = task.begin(blocks.count), end = task.end(blocks.count);
       int64_t seen = visible.seen_before(Block::of(s, blocks, task.head, end - 1).end());
       T* values = scratch.take(s.width * s.tiles() * TILE);
       gather_values(visible, seen, values, scratch);
-      std::vector<T> sums(paid.defined() ? seen : 0, 0);
+      std::vector<T> sums(mass.defined() ? seen : 0, 0);
       for (int64_t n = begin; n < end; ++n) attend(Block::of(s, blocks, task.head, n), visible, values, scratch, sums.data());
-      if (paid.defined()) visible.add(data<T>(partial) + task.index * s.keys, sums);
+      if (mass.defined()) visible.add(data<T>(partial) + task.index * s.keys, sums);
     });
-    if (paid.defined()) paid.copy_(partial.sum(1).view(paid.sizes()));
+    if (mass.defined()) mass.copy_(partial.sum(1).view(mass.sizes()));
   }
 };
 

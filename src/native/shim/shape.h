@@ -55,7 +55,7 @@ struct Shape {
     of.splits = splits(tiles());
     return of;
   }
-  Blocks paid(int64_t first) const { return blocks(first, TILE); }
+  Blocks mass(int64_t first) const { return blocks(first, TILE); }
 
   // Numbers that a task has of its own, and that all tasks share.
   int64_t forward_task() const {
@@ -71,8 +71,8 @@ struct Shape {
     Blocks of = backward();
     return all() * of.splits * of.count * of.lanes * width;
   }
-  int64_t paid_task(int64_t first) const {
-    int64_t lanes = paid(first).lanes;
+  int64_t mass_task(int64_t first) const {
+    int64_t lanes = mass(first).lanes;
     return width * (2 * lanes + TILE) + TILE * lanes;
   }
   // What is needed on all threads that have something to do.

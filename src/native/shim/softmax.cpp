@@ -43,21 +43,21 @@ template <class T> INLINE void score_gradient(T* x, T* dx, const T* lse, const T
   }
 }
 
-template <class T> INLINE void payments(T* paid, const T* x, const T* lse, Tile tile) {
+template <class T> INLINE void payments(T* mass, const T* x, const T* lse, Tile tile) {
   for (int64_t key = 0; key < tile.keys; ++key, x += tile.lanes) {
     T sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = first_of(tile, key); i < tile.lanes; ++i) sum += power(x[i] - lse[i]);
-    paid[key] += sum;
+    mass[key] += sum;
   }
 }
 
-template <class T> INLINE void shares(T* paid, const T* x, const T* share, Tile tile) {
+template <class T> INLINE void shares(T* mass, const T* x, const T* share, Tile tile) {
   for (int64_t key = 0; key < tile.keys; ++key, x += tile.lanes) {
     T sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < tile.lanes; ++i) sum += x[i] * share[i];
-    paid[key] += sum;
+    mass[key] += sum;
   }
 }
 
@@ -67,8 +67,8 @@ template <class T> INLINE void shares(T* paid, const T* x, const T* share, Tile 
   VARIANTS void raise(T* top, const T* x, Tile tile) { raised<T>(top, x, tile); }                                                    \
   VARIANTS void to_weights(T* x, T* sum, const T* top, Tile tile) { weights<T>(x, sum, top, tile); }                                 \
   VARIANTS void to_score_gradient(T* x, T* dx, const T* lse, const T* delta, Tile tile) { score_gradient<T>(x, dx, lse, delta, tile); } \
-  VARIANTS void add_paid(T* paid, const T* x, const T* lse, Tile tile) { payments<T>(paid, x, lse, tile); }                          \
-  VARIANTS void add_shares(T* paid, const T* x, const T* share, Tile tile) { shares<T>(paid, x, share, tile); }
+  VARIANTS void add_mass(T* mass, const T* x, const T* lse, Tile tile) { payments<T>(mass, x, lse, tile); }                          \
+  VARIANTS void add_shares(T* mass, const T* x, const T* share, Tile tile) { shares<T>(mass, x, share, tile); }
 FOR_KIND(float)
 FOR_KIND(double)
 #undef FOR_KIND

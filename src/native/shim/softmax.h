@@ -19,9 +19,9 @@ struct Tile {
   /* x becomes the weights 2^(x - lse), and dx, the gradient of the weights, becomes that of the scores. */        \
   void to_score_gradient(T* x, T* dx, const T* lse, const T* delta, Tile tile);                                    \
   /* Adds to each key's number what all queries pay it: 2^(x - lse). */                                            \
-  void add_paid(T* paid, const T* x, const T* lse, Tile tile);                                                     \
+  void add_mass(T* mass, const T* x, const T* lse, Tile tile);                                                     \
   /* The same of weights: x · share. */                                                                            \
-  void add_shares(T* paid, const T* x, const T* share, Tile tile);
+  void add_shares(T* mass, const T* x, const T* share, Tile tile);
 FOR_KIND(float)
 FOR_KIND(double)
 #undef FOR_KIND

@@ -7,7 +7,7 @@ use super::chunk::{Attended, Chunk};
 
 /// Which keys the queries of a part see.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Sight<'a> {
+pub(super) enum Mask<'a> {
     /// All.
     All,
     /// Those up to their own.
@@ -25,7 +25,7 @@ const HIDDEN: f64 = -1e30;
 const BLOCK: i64 = 512;
 
 /// Scores of a block of queries against all keys, `(B, G, R, m, P)`, in the accumulation kind.
-fn block_scores(q: &Tensor, k: &Tensor, rows: (i64, i64), sight: Sight<'_>, scale: f64) -> Tensor {
+fn block_scores(q: &Tensor, k: &Tensor, rows: (i64, i64), sight: Mask<'_>, scale: f64) -> Tensor {
     let (start, len) = rows;
     let (b, h, _, d) = q.size4().unwrap_or_default();
     let (g, p) = (k.size()[1], k.size()[2]);
@@ -38,10 +38,10 @@ fn block_scores(q: &Tensor, k: &Tensor, rows: (i64, i64), sight: Sight<'_>, scal
         scores.masked_fill(&later, f64::NEG_INFINITY)
     };
     match sight {
-        Sight::All => scores,
-        Sight::Causal => causal(&scores),
-        Sight::InUse(slot_bgp) => only_in_use(slot_bgp),
-        Sight::CausalInUse(slot_bgp) => causal(&only_in_use(slot_bgp)),
+        Mask::All => scores,
+        Mask::Causal => causal(&scores),
+        Mask::InUse(slot_bgp) => only_in_use(slot_bgp),
+        Mask::CausalInUse(slot_bgp) => causal(&only_in_use(slot_bgp)),
     }
 }
 
@@ -49,7 +49,7 @@ fn block_scores(q: &Tensor, k: &Tensor, rows: (i64, i64), sight: Sight<'_>, scal
 ///
 /// # Shapes
 /// `q (B, H, n, D)`, `k`, `v (B, G, P, D)` with `P > 0`; a causal part has `P = n`.
-pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, sight: Sight<'_>, scale: f64) -> Attended {
+pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, sight: Mask<'_>, scale: f64) -> Attended {
     let (b, h, n, d) = q.size4().unwrap_or_default();
     let kind = accumulation_kind(q.kind());
     let (mut outs, mut lses) = (Vec::new(), Vec::new());
@@ -70,7 +70,7 @@ pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, sight: Sight<'_>, scal
 ///
 /// # Shapes
 /// As in [`forward`]; `dk`, `dv` have the KV heads of `k`, in the accumulation kind.
-pub(super) fn backward(dout: &Tensor, part: Chunk<'_>, merged: &Attended, sight: Sight<'_>) -> (Tensor, Tensor, Tensor) {
+pub(super) fn backward(dout: &Tensor, part: Chunk<'_>, merged: &Attended, sight: Mask<'_>) -> (Tensor, Tensor, Tensor) {
     let (q, k, v) = (part.q_bhnd, part.k_bgnd, part.v_bgnd);
     let (b, h, n, d) = q.size4().unwrap_or_default();
     let (g, p) = (k.size()[1], k.size()[2]);
@@ -117,12 +117,12 @@ mod tests {
     fn blocks_equal_another_kernel_forward_and_backward() {
         let opts = (Kind::Double, Device::Cpu);
         for (n, p, g, sight) in
-            [(6, 6, 2, Sight::Causal), (5, 9, 2, Sight::All), (600, 600, 2, Sight::Causal), (600, 9, 4, Sight::All)]
+            [(6, 6, 2, Mask::Causal), (5, 9, 2, Mask::All), (600, 600, 2, Mask::Causal), (600, 9, 4, Mask::All)]
         {
             let (q, dout) = (Tensor::randn([2, 4, n, 8], opts), Tensor::randn([2, 4, n, 8], opts));
             let (k, v) = (Tensor::randn([2, g, p, 8], opts), Tensor::randn([2, g, p, 8], opts));
             let part = Chunk::of(&q, (&k, &v), 0.4);
-            let (expected, gradients) = of_libtorch(&dout, part, matches!(sight, Sight::Causal));
+            let (expected, gradients) = of_libtorch(&dout, part, matches!(sight, Mask::Causal));
             let blocks = forward(&q, &k, &v, sight, 0.4);
             assert!(blocks.out_bhnd.allclose(&expected.out_bhnd, 0.0, 1e-12, false));
             assert!(blocks.lse_bhn.allclose(&expected.lse_bhn, 1e-12, 1e-12, false));
@@ -138,14 +138,14 @@ mod tests {
         let opts = (Kind::Double, Device::Cpu);
         let (q, k, v) = (Tensor::randn([1, 2, 5, 8], opts), Tensor::randn([1, 2, 7, 8], opts), Tensor::randn([1, 2, 7, 8], opts));
         let in_use = Tensor::from_slice(&[true, true, true, true, false, false, false]).view([1, 1, 7]).expand([1, 2, 7], false);
-        let masked = forward(&q, &k, &v, Sight::InUse(&in_use), 0.4);
-        let shorter = forward(&q, &k.narrow(2, 0, 4), &v.narrow(2, 0, 4), Sight::All, 0.4);
+        let masked = forward(&q, &k, &v, Mask::InUse(&in_use), 0.4);
+        let shorter = forward(&q, &k.narrow(2, 0, 4), &v.narrow(2, 0, 4), Mask::All, 0.4);
         assert!(masked.out_bhnd.allclose(&shorter.out_bhnd, 0.0, 1e-13, false));
         assert!(masked.lse_bhn.allclose(&shorter.lse_bhn, 0.0, 1e-13, false));
         let (dout, own) = (Tensor::randn([1, 2, 5, 8], opts), (k.narrow(2, 0, 4), v.narrow(2, 0, 4)));
         let part = Chunk::of(&q, (&k, &v), 0.4);
-        let (dq, dk, dv) = backward(&dout, part, &masked, Sight::InUse(&in_use));
-        let expected = backward(&dout, Chunk { k_bgnd: &own.0, v_bgnd: &own.1, ..part }, &masked, Sight::All);
+        let (dq, dk, dv) = backward(&dout, part, &masked, Mask::InUse(&in_use));
+        let expected = backward(&dout, Chunk { k_bgnd: &own.0, v_bgnd: &own.1, ..part }, &masked, Mask::All);
         for (ours, expected) in [(dq, expected.0), (dk.narrow(2, 0, 4), expected.1), (dv.narrow(2, 0, 4), expected.2)] {
             assert!(ours.allclose(&expected, 0.0, 1e-12, false));
         }

@@ -2,9 +2,9 @@
 
 use tch::Tensor;
 
-use super::blocks::Sight;
+use super::blocks::Mask;
 /// Slots below the chunk's region, or a page of them: older than every query of the chunk.
-pub use crate::native::Part as Past;
+pub use crate::native::KvPart as KvPage;
 
 /// An attention output and the log-sum-exp of the scores behind it.
 #[derive(Debug)]
@@ -74,13 +74,13 @@ impl<'a> Chunk<'a> {
     }
 
     /// What its queries see of its own keys.
-    pub(super) fn sight(&self) -> Sight<'a> {
-        self.in_use_bgn.map_or(Sight::Causal, Sight::CausalInUse)
+    pub(super) fn sight(&self) -> Mask<'a> {
+        self.in_use_bgn.map_or(Mask::Causal, Mask::CausalInUse)
     }
 
     /// Its own keys and values.
-    pub(super) fn own(&self) -> Past<'a> {
-        Past { k_bgpd: self.k_bgnd, v_bgpd: self.v_bgnd, in_use_bgp: self.in_use_bgn }
+    pub(super) fn own(&self) -> KvPage<'a> {
+        KvPage { k_bgpd: self.k_bgnd, v_bgpd: self.v_bgnd, in_use_bgp: self.in_use_bgn }
     }
 
     /// Query heads of a KV head.
@@ -94,6 +94,6 @@ impl<'a> Chunk<'a> {
 }
 
 /// What the chunk's queries see of a part of the past.
-pub(super) fn sight_of<'a>(past: &Past<'a>) -> Sight<'a> {
-    past.in_use_bgp.map_or(Sight::All, Sight::InUse)
+pub(super) fn sight_of<'a>(past: &KvPage<'a>) -> Mask<'a> {
+    past.in_use_bgp.map_or(Mask::All, Mask::InUse)
 }

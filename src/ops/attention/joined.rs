@@ -4,15 +4,15 @@
 use tch::Tensor;
 
 use super::chunk::{Attended, AttentionGrads, Chunk};
-use crate::native::cuda::{Vendor, VendorSight, vendor_attend, vendor_attend_backward};
+use crate::native::cuda::{TorchKernel, TorchKernelMask, vendor_attend, vendor_attend_backward};
 use crate::native::or_panic;
 
 /// All forward.
 ///
 /// # Shapes
 /// `joined (B, G, P + n, D)` each.
-pub(super) fn attend(vendor: Vendor, chunk: Chunk<'_>, joined: (&Tensor, &Tensor)) -> Attended {
-    let attended = vendor_attend(vendor, chunk.q_bhnd, joined, VendorSight::CausalFromEnd, chunk.scale);
+pub(super) fn attend(vendor: TorchKernel, chunk: Chunk<'_>, joined: (&Tensor, &Tensor)) -> Attended {
+    let attended = vendor_attend(vendor, chunk.q_bhnd, joined, TorchKernelMask::CausalFromEnd, chunk.scale);
     let (out_bhnd, lse_bhn) = or_panic(attended);
     Attended { out_bhnd, lse_bhn }
 }
@@ -22,7 +22,7 @@ pub(super) fn attend(vendor: Vendor, chunk: Chunk<'_>, joined: (&Tensor, &Tensor
 /// # Shapes
 /// `dout_bhnd (B, H, n, D)`, `joined` as in [`attend`].
 pub(super) fn attend_backward(
-    vendor: Vendor,
+    vendor: TorchKernel,
     dout_bhnd: &Tensor,
     chunk: Chunk<'_>,
     (k, v): (&Tensor, &Tensor),
@@ -30,7 +30,7 @@ pub(super) fn attend_backward(
 ) -> AttentionGrads {
     let of_forward = (&attended.out_bhnd, &attended.lse_bhn);
     let grads =
-        vendor_attend_backward(vendor, dout_bhnd, (chunk.q_bhnd, k, v), of_forward, VendorSight::CausalFromEnd, chunk.scale);
+        vendor_attend_backward(vendor, dout_bhnd, (chunk.q_bhnd, k, v), of_forward, TorchKernelMask::CausalFromEnd, chunk.scale);
     let (dq_bhnd, dk, dv) = or_panic(grads);
     let own = chunk.k_bgnd.size()[2];
     let past = k.size()[2] - own;

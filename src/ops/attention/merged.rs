@@ -3,11 +3,11 @@
 use tch::Tensor;
 
 use super::accumulation_kind;
-use super::chunk::{Attended, AttentionGrads, Chunk, Past, sight_of};
+use super::chunk::{Attended, AttentionGrads, Chunk, KvPage, sight_of};
 use super::part::{self, PartKernel};
 
 /// Each part forward, merged.
-pub(super) fn attend(kernel: PartKernel, chunk: Chunk<'_>, past: &[Past<'_>]) -> Attended {
+pub(super) fn attend(kernel: PartKernel, chunk: Chunk<'_>, past: &[KvPage<'_>]) -> Attended {
     let own = part::forward(kernel, chunk.q_bhnd, &chunk.own(), chunk.sight(), chunk.scale);
     past.iter().fold(own, |merged, past| {
         let old = part::forward(kernel, chunk.q_bhnd, past, sight_of(past), chunk.scale);
@@ -20,7 +20,7 @@ pub(super) fn attend_backward(
     kernel: PartKernel,
     dout_bhnd: &Tensor,
     chunk: Chunk<'_>,
-    past: &[Past<'_>],
+    past: &[KvPage<'_>],
     merged: &Attended,
 ) -> AttentionGrads {
     let (dq_bhnd, dk_bgnd, dv_bgnd) = part::backward(kernel, dout_bhnd, &chunk, (&chunk.own(), chunk.sight()), merged);

@@ -1,55 +1,55 @@
-//! Attention of a chunk to the past and to itself, its backward, and the attention paid to each slot.
+//! Attention of a chunk to the past and to itself, its backward, and the attention mass to each slot.
 //!
 //! Flash attention in the sense of Dao 2023 (arXiv 2307.08691): forward keeps the log-sum-exp, backward recomputes the weights. Whose
-//! kernel it is, and whether past and chunk are seen at once or as parts that are merged, is the [`Way`].
+//! kernel it is, and whether past and chunk are seen at once or as parts that are merged, is the [`Backend`].
 
+mod backend;
 mod blocks;
 mod calibrate;
 mod chunk;
 mod joined;
+mod mass;
 mod merged;
-mod paid;
 mod part;
 #[cfg(test)]
 mod tests;
-mod way;
 
 use tch::{Kind, Tensor};
 
-pub use calibrate::{Calibration, Timed, calibrate, calibrations, in_words, measure};
-pub use chunk::{Attended, AttentionGrads, Chunk, Past, Queries};
-pub use paid::attention_paid;
-pub use part::PartKernel;
 #[cfg(test)]
-pub(crate) use way::forced;
-pub use way::{Shape, Way};
+pub(crate) use backend::forced;
+pub use backend::{AttendShape, Backend};
+pub use calibrate::{Calibration, Timed, calibrate, calibrations, in_words, measure};
+pub use chunk::{Attended, AttentionGrads, Chunk, KvPage, Queries};
+pub use mass::attention_mass;
+pub use part::PartKernel;
 
 use crate::native;
 
 /// Attends a chunk to its past (all of it, part by part) and causally to itself.
 ///
 /// # Shapes
-/// As in [`Chunk`] and [`Past`].
-pub fn attend(chunk: Chunk<'_>, past: &[Past<'_>]) -> Attended {
+/// As in [`Chunk`] and [`KvPage`].
+pub fn attend(chunk: Chunk<'_>, past: &[KvPage<'_>]) -> Attended {
     attend_and_sum(chunk, past, None).0
 }
 
-/// As [`attend`], and where some queries are asked for, and the kernel makes it on the way, the attention that they paid, as in
-/// [`attention_paid`].
-pub fn attend_and_sum(chunk: Chunk<'_>, past: &[Past<'_>], asked: Option<Queries>) -> (Attended, Option<Tensor>) {
-    attend_by(Way::of(&chunk, past), chunk, past, asked)
+/// As [`attend`], and where some queries are asked for, and the kernel makes it on the backend, the the attention mass of those queries, as in
+/// [`attention_mass`].
+pub fn attend_and_sum(chunk: Chunk<'_>, past: &[KvPage<'_>], asked: Option<Queries>) -> (Attended, Option<Tensor>) {
+    attend_by(Backend::of(&chunk, past), chunk, past, asked)
 }
 
-fn attend_by(way: Way, chunk: Chunk<'_>, past: &[Past<'_>], asked: Option<Queries>) -> (Attended, Option<Tensor>) {
-    match (way, chunk.joined_bgcd) {
-        (Way::Own, _) => {
+fn attend_by(backend: Backend, chunk: Chunk<'_>, past: &[KvPage<'_>], asked: Option<Queries>) -> (Attended, Option<Tensor>) {
+    match (backend, chunk.joined_bgcd) {
+        (Backend::Own, _) => {
             let first = asked.map(|queries| queries.first(chunk.q_bhnd.size()[2]));
             let (out_bhnd, lse_bhn, sums) = native::attend(chunk.q_bhnd, &all_parts(&chunk, past), chunk.scale, first);
             (Attended { out_bhnd, lse_bhn }, sums.map(|sums| sums / chunk.per_group()))
         }
-        (Way::Joined(vendor), Some(keys)) => (joined::attend(vendor, chunk, keys), None),
-        (Way::Joined(vendor), None) => (merged::attend(PartKernel::Vendor(vendor), chunk, past), None),
-        (Way::Parts(kernel), _) => (merged::attend(kernel, chunk, past), None),
+        (Backend::Joined(vendor), Some(keys)) => (joined::attend(vendor, chunk, keys), None),
+        (Backend::Joined(vendor), None) => (merged::attend(PartKernel::TorchKernel(vendor), chunk, past), None),
+        (Backend::Parts(kernel), _) => (merged::attend(kernel, chunk, past), None),
     }
 }
 
@@ -57,27 +57,33 @@ fn attend_by(way: Way, chunk: Chunk<'_>, past: &[Past<'_>], asked: Option<Querie
 ///
 /// # Shapes
 /// `dout_bhnd (B, H, n, D)`; the rest as in [`AttentionGrads`].
-pub fn attend_backward(dout_bhnd: &Tensor, chunk: Chunk<'_>, past: &[Past<'_>], merged: &Attended) -> AttentionGrads {
-    attend_backward_by(Way::of(&chunk, past), dout_bhnd, chunk, past, merged)
+pub fn attend_backward(dout_bhnd: &Tensor, chunk: Chunk<'_>, past: &[KvPage<'_>], merged: &Attended) -> AttentionGrads {
+    attend_backward_by(Backend::of(&chunk, past), dout_bhnd, chunk, past, merged)
 }
 
-fn attend_backward_by(way: Way, dout: &Tensor, chunk: Chunk<'_>, past: &[Past<'_>], attended: &Attended) -> AttentionGrads {
-    match (way, chunk.joined_bgcd) {
-        (Way::Own, _) => {
+fn attend_backward_by(
+    backend: Backend,
+    dout: &Tensor,
+    chunk: Chunk<'_>,
+    past: &[KvPage<'_>],
+    attended: &Attended,
+) -> AttentionGrads {
+    match (backend, chunk.joined_bgcd) {
+        (Backend::Own, _) => {
             let out = (&attended.out_bhnd, &attended.lse_bhn);
             let grads = native::attend_backward(dout, chunk.q_bhnd, &all_parts(&chunk, past), out, chunk.scale);
             let mut past: Vec<(Tensor, Tensor)> = grads.dk_bgpd.into_iter().zip(grads.dv_bgpd).collect();
             let (dk_bgnd, dv_bgnd) = past.pop().unwrap_or_default();
             AttentionGrads { dq_bhnd: grads.dq_bhnd, dk_bgnd, dv_bgnd, past }
         }
-        (Way::Joined(vendor), Some(keys)) => joined::attend_backward(vendor, dout, chunk, keys, attended),
-        (Way::Joined(vendor), None) => merged::attend_backward(PartKernel::Vendor(vendor), dout, chunk, past, attended),
-        (Way::Parts(kernel), _) => merged::attend_backward(kernel, dout, chunk, past, attended),
+        (Backend::Joined(vendor), Some(keys)) => joined::attend_backward(vendor, dout, chunk, keys, attended),
+        (Backend::Joined(vendor), None) => merged::attend_backward(PartKernel::TorchKernel(vendor), dout, chunk, past, attended),
+        (Backend::Parts(kernel), _) => merged::attend_backward(kernel, dout, chunk, past, attended),
     }
 }
 
 /// Keys and values part by part, the chunk's own last.
-fn all_parts<'a>(chunk: &Chunk<'a>, past: &[Past<'a>]) -> Vec<Past<'a>> {
+fn all_parts<'a>(chunk: &Chunk<'a>, past: &[KvPage<'a>]) -> Vec<KvPage<'a>> {
     past.iter().copied().chain([chunk.own()]).collect()
 }
 

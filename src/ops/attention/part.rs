@@ -2,9 +2,9 @@
 
 use tch::Tensor;
 
-use super::blocks::{self, Sight};
-use super::chunk::{Attended, Chunk, Past};
-use crate::native::cuda::{Vendor, VendorSight, vendor_attend, vendor_attend_backward};
+use super::blocks::{self, Mask};
+use super::chunk::{Attended, Chunk, KvPage};
+use crate::native::cuda::{TorchKernel, TorchKernelMask, vendor_attend, vendor_attend_backward};
 use crate::native::or_panic;
 
 /// What computes a part.
@@ -13,15 +13,15 @@ pub enum PartKernel {
     /// Tensor operations on blocks of queries: for any device and kind, and the only one that leaves out slots.
     Blocks,
     /// A kernel that comes with libtorch.
-    Vendor(Vendor),
+    TorchKernel(TorchKernel),
 }
 
 impl PartKernel {
     /// The kernel that comes with libtorch, if it serves what the queries see.
-    fn vendor(self, sight: Sight<'_>) -> Option<(Vendor, VendorSight)> {
+    fn vendor(self, sight: Mask<'_>) -> Option<(TorchKernel, TorchKernelMask)> {
         match (self, sight) {
-            (Self::Vendor(vendor), Sight::All) => Some((vendor, VendorSight::All)),
-            (Self::Vendor(vendor), Sight::Causal) => Some((vendor, VendorSight::Causal)),
+            (Self::TorchKernel(vendor), Mask::All) => Some((vendor, TorchKernelMask::All)),
+            (Self::TorchKernel(vendor), Mask::Causal) => Some((vendor, TorchKernelMask::Causal)),
             _ => None,
         }
     }
@@ -41,11 +41,11 @@ fn folded(x: &Tensor, groups: i64) -> Tensor {
 ///
 /// # Shapes
 /// `q_bhnd (B, H, n, D)`; a causal part has as many keys.
-pub(super) fn forward(kernel: PartKernel, q_bhnd: &Tensor, part: &Past<'_>, sight: Sight<'_>, scale: f64) -> Attended {
+pub(super) fn forward(kernel: PartKernel, q_bhnd: &Tensor, part: &KvPage<'_>, sight: Mask<'_>, scale: f64) -> Attended {
     let (k, v) = (part.k_bgpd, part.v_bgpd);
     let Some((vendor, seen)) = kernel.vendor(sight) else { return blocks::forward(q_bhnd, k, v, sight, scale) };
     let size = q_bhnd.size();
-    let q = if seen == VendorSight::All { &folded(q_bhnd, k.size()[1]) } else { q_bhnd };
+    let q = if seen == TorchKernelMask::All { &folded(q_bhnd, k.size()[1]) } else { q_bhnd };
     let (out, lse) = or_panic(vendor_attend(vendor, q, (k, v), seen, scale));
     Attended { out_bhnd: out.reshape(&size[..]), lse_bhn: lse.reshape(&size[..3]) }
 }
@@ -58,7 +58,7 @@ pub(super) fn backward(
     kernel: PartKernel,
     dout_bhnd: &Tensor,
     chunk: &Chunk<'_>,
-    (part, sight): (&Past<'_>, Sight<'_>),
+    (part, sight): (&KvPage<'_>, Mask<'_>),
     merged: &Attended,
 ) -> (Tensor, Tensor, Tensor) {
     let (k, v) = (part.k_bgpd, part.v_bgpd);
@@ -68,7 +68,7 @@ pub(super) fn backward(
     };
     let inputs = [dout_bhnd, chunk.q_bhnd, &merged.out_bhnd, &merged.lse_bhn];
     let groups = k.size()[1];
-    let [dout, q, out, lse] = inputs.map(|x| if seen == VendorSight::All { folded(x, groups) } else { x.shallow_clone() });
+    let [dout, q, out, lse] = inputs.map(|x| if seen == TorchKernelMask::All { folded(x, groups) } else { x.shallow_clone() });
     let (dq, dk, dv) = or_panic(vendor_attend_backward(vendor, &dout, (&q, k, v), (&out, &lse), seen, chunk.scale));
     (dq.reshape(&chunk.q_bhnd.size()[..]), dk, dv)
 }

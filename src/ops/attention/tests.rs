@@ -1,10 +1,10 @@
-//! Every way to attend against plain attention under autograd.
+//! Every backend to attend against plain attention under autograd.
 
 use tch::{Device, Kind, Tensor};
 
-use super::paid::paid_in_blocks;
+use super::mass::mass_in_blocks;
 use super::*;
-use crate::native::cuda::Vendor;
+use crate::native::cuda::TorchKernel;
 
 const OPTS: (Kind, Device) = (Kind::Double, Device::Cpu);
 
@@ -24,17 +24,25 @@ fn worst(a: &Tensor, b: &Tensor) -> f64 {
 
 const ASKED: [Queries; 4] = [Queries::All, Queries::Last(1), Queries::Last(3), Queries::Last(100)];
 
-/// Every way that there is without a GPU: kvtune's own kernel, and what serves other devices, with a kernel for the CPU in the place of
+/// Every backend that there is without a GPU: kvtune's own kernel, and what serves other devices, with a kernel for the CPU in the place of
 /// those for CUDA.
-const WAYS: [Way; 4] =
-    [Way::Own, Way::Parts(PartKernel::Blocks), Way::Parts(PartKernel::Vendor(Vendor::Cpu)), Way::Joined(Vendor::Cpu)];
+const WAYS: [Backend; 4] = [
+    Backend::Own,
+    Backend::Parts(PartKernel::Blocks),
+    Backend::Parts(PartKernel::TorchKernel(TorchKernel::Cpu)),
+    Backend::Joined(TorchKernel::Cpu),
+];
 
 /// Those that leave slots out.
-const WITH_MASKS: [Way; 2] = [WAYS[0], WAYS[1]];
+const WITH_MASKS: [Backend; 2] = [WAYS[0], WAYS[1]];
 
-/// As [`attention_paid`], each way with what belongs to it.
-fn paid_by(way: Way, chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
-    if way == Way::Own { attention_paid(chunk, past, lse_bhn, queries) } else { paid_in_blocks(chunk, past, lse_bhn, queries) }
+/// As [`attention_mass`], each backend with what belongs to it.
+fn mass_by(backend: Backend, chunk: Chunk<'_>, past: &[KvPage<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
+    if backend == Backend::Own {
+        attention_mass(chunk, past, lse_bhn, queries)
+    } else {
+        mass_in_blocks(chunk, past, lse_bhn, queries)
+    }
 }
 
 #[test]
@@ -62,14 +70,14 @@ fn all_ways_equal_plain_attention_forward_backward_and_in_sums() {
         // The past as one part, and as two pages.
         let cut = past / 2;
         let pages = [(0, cut), (cut, past - cut)].map(|(start, len)| (ko.narrow(2, start, len), vo.narrow(2, start, len)));
-        let pages: Vec<Past<'_>> =
-            pages.iter().filter(|p| p.0.size()[2] > 0).map(|(k, v)| Past { k_bgpd: k, v_bgpd: v, in_use_bgp: None }).collect();
+        let pages: Vec<KvPage<'_>> =
+            pages.iter().filter(|p| p.0.size()[2] > 0).map(|(k, v)| KvPage { k_bgpd: k, v_bgpd: v, in_use_bgp: None }).collect();
         let chunk = Chunk::of(&q0, (&kn, &vn), scale);
-        for way in WAYS {
-            let merged = attend_by(way, chunk, &pages, None).0;
+        for backend in WAYS {
+            let merged = attend_by(backend, chunk, &pages, None).0;
             assert!(worst(&merged.out_bhnd, &expected) < 1e-13);
 
-            let grads = attend_backward_by(way, &dout, chunk, &pages, &merged);
+            let grads = attend_backward_by(backend, &dout, chunk, &pages, &merged);
             let all = |old: fn(&(Tensor, Tensor)) -> &Tensor, new| {
                 Tensor::cat(&grads.past.iter().map(old).chain([new]).collect::<Vec<_>>(), 2)
             };
@@ -79,19 +87,19 @@ fn all_ways_equal_plain_attention_forward_backward_and_in_sums() {
 
             for queries in ASKED {
                 let on_the_way = attend_and_sum(chunk, &pages, Some(queries)).1.unwrap();
-                let paid = paid_by(way, chunk, &pages, &merged.lse_bhn, queries);
+                let mass = mass_by(backend, chunk, &pages, &merged.lse_bhn, queries);
                 let first = queries.first(n);
                 let weights = weights.narrow(2, first, n - first);
                 let sums = weights.sum_dim_intlist(&[2i64][..], false, Kind::Double).view([b, g, h / g, past + n]);
                 let mean = sums.mean_dim(&[2i64][..], false, Kind::Double);
-                assert!(worst(&paid, &mean) < 1e-12 && worst(&on_the_way, &mean) < 1e-12);
+                assert!(worst(&mass, &mean) < 1e-12 && worst(&on_the_way, &mean) < 1e-12);
             }
         }
     }
 }
 
 /// Output, log-sum-exp, gradients of values and keys, then what is added up over the tasks: dq and the sums.
-fn everything(chunk: Chunk<'_>, past: &[Past<'_>], dout: &Tensor) -> Vec<Tensor> {
+fn everything(chunk: Chunk<'_>, past: &[KvPage<'_>], dout: &Tensor) -> Vec<Tensor> {
     let (attended, sums) = attend_and_sum(chunk, past, Some(Queries::All));
     let grads = attend_backward(dout, chunk, past, &attended);
     let mut all = vec![attended.out_bhnd, attended.lse_bhn, grads.dk_bgnd, grads.dv_bgnd];
@@ -110,7 +118,7 @@ fn the_kernel_gives_on_any_number_of_threads_the_same_numbers_and_twice_the_same
         let [q, dout] = [h, h].map(|heads| Tensor::randn([1, heads, 300, d], float));
         let [k, v, old_k, old_v] = [300, 300, 700, 700].map(|tokens| Tensor::randn([1, g, tokens, d], float));
         let chunk = Chunk::of(&q, (&k, &v), 0.2);
-        let past = [Past { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }];
+        let past = [KvPage { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }];
         let run = |threads: i32| {
             tch::set_num_threads(threads);
             everything(chunk, &past, &dout)
@@ -127,7 +135,7 @@ fn the_kernel_gives_on_any_number_of_threads_the_same_numbers_and_twice_the_same
         let wide = |x: &Tensor| x.to_kind(Kind::Double);
         let [q, k, v, old_k, old_v, dout] = [&q, &k, &v, &old_k, &old_v, &dout].map(wide);
         let chunk = Chunk::of(&q, (&k, &v), 0.2);
-        let past = [Past { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }];
+        let past = [KvPage { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }];
         for (i, (single, double)) in one.iter().zip(everything(chunk, &past, &dout)).enumerate() {
             assert!(worst(&wide(single), &double) < 2e-5, "{i}: {:.1e}", worst(&wide(single), &double));
         }
@@ -153,7 +161,7 @@ fn scattered(b: i64, heads: i64, tokens: i64, d: i64) -> Tensor {
 #[test]
 fn attention_paid_in_single_precision_is_that_of_a_dense_softmax_without_the_pads() {
     tch::manual_seed(5);
-    // Past slots, columns, and how many of them are pads in the second row; blocks of 64 queries end evenly or not.
+    // Past slots, columns, and how many of them are pads in the second sequence; blocks of 64 queries end evenly or not.
     for (past, n, pads, h, g) in [(0, 9, 0, 4, 2), (40, 7, 3, 8, 1), (33, 64, 64, 6, 2), (300, 130, 61, 4, 4)] {
         let (b, d, scale) = (2, 16, 0.25);
         let (q, k, v) = (scattered(b, h, n, d), scattered(b, g, past + n, d), scattered(b, g, past + n, d));
@@ -162,18 +170,18 @@ fn attention_paid_in_single_precision_is_that_of_a_dense_softmax_without_the_pad
         let _ = weights.get(1).narrow(1, n - pads, pads).zero_();
 
         let (kn, vn) = (k.narrow(2, past, n), v.narrow(2, past, n));
-        let page = Past { k_bgpd: &k.narrow(2, 0, past), v_bgpd: &v.narrow(2, 0, past), in_use_bgp: None };
+        let page = KvPage { k_bgpd: &k.narrow(2, 0, past), v_bgpd: &v.narrow(2, 0, past), in_use_bgp: None };
         let pages = if past > 0 { vec![page] } else { Vec::new() };
         let chunk = Chunk::of(&q, (&kn, &vn), scale);
         let lse = attend(chunk, &pages).lse_bhn;
         let _ = lse.get(1).narrow(1, n - pads, pads).fill_(f64::INFINITY);
         for queries in ASKED {
-            let paid = attention_paid(chunk, &pages, &lse, queries);
+            let mass = attention_mass(chunk, &pages, &lse, queries);
             let first = queries.first(n);
             let sums = weights.narrow(2, first, n - first).sum_dim_intlist(&[2i64][..], false, Kind::Double);
             let expected = sums.view([b, g, h / g, past + n]).mean_dim(&[2i64][..], false, Kind::Double);
-            assert_eq!(paid.kind(), Kind::Float);
-            let error = ((double(&paid) - &expected).abs() / expected.clamp_min(1.0)).max().double_value(&[]);
+            assert_eq!(mass.kind(), Kind::Float);
+            let error = ((double(&mass) - &expected).abs() / expected.clamp_min(1.0)).max().double_value(&[]);
             assert!(error <= 1e-6, "{past} slots, {n} columns, {pads} pads, {queries:?}: {error:.1e}");
         }
     }
@@ -185,7 +193,7 @@ fn a_head_that_uses_no_slot_sees_its_chunk_alone() {
     let (old, dout) = (Tensor::randn([1, 2, 5, 8], OPTS), Tensor::randn([1, 4, 3, 8], OPTS));
     let in_use = Tensor::from_slice(&[true, false]).view([1, 2, 1]).expand([1, 2, 5], false);
     let chunk = Chunk::of(&q, (&own, &own), 0.5);
-    let past = [Past { k_bgpd: &old, v_bgpd: &old, in_use_bgp: Some(&in_use) }];
+    let past = [KvPage { k_bgpd: &old, v_bgpd: &old, in_use_bgp: Some(&in_use) }];
     let (with, without) = (attend(chunk, &past), attend(chunk, &[]));
     let alone = |x: &Tensor| x.narrow(1, 2, 2);
     assert!(worst(&alone(&with.out_bhnd), &alone(&without.out_bhnd)) < 1e-15);
@@ -194,7 +202,7 @@ fn a_head_that_uses_no_slot_sees_its_chunk_alone() {
     assert!(worst(&alone(&with.dq_bhnd), &alone(&without.dq_bhnd)) < 1e-14);
     assert!(with.past[0].0.get(0).get(1).abs().max().double_value(&[]) == 0.0);
     let lse = attend(chunk, &past).lse_bhn;
-    assert!(attention_paid(chunk, &past, &lse, Queries::All).get(0).get(1).narrow(0, 0, 5).abs().max().double_value(&[]) == 0.0);
+    assert!(attention_mass(chunk, &past, &lse, Queries::All).get(0).get(1).narrow(0, 0, 5).abs().max().double_value(&[]) == 0.0);
 }
 
 #[test]
@@ -207,16 +215,16 @@ fn slots_that_do_not_count_are_left_out_wherever_they_lie() {
         let [k, v] = [n, n].map(|tokens| Tensor::randn([b, g, tokens, d], OPTS));
         let [old_k, old_v] = [past, past].map(|slots| Tensor::randn([b, g, slots, d], OPTS));
         let (own_used, old_used) = (used(b, g, n), used(b, g, past));
-        // Everybody sees something, or the two ways say nothing in their own words.
+        // Everybody sees something, or the two backends say nothing in their own words.
         let _ = old_used.narrow(2, past / 2, 1).fill_(1);
         let chunk = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale, in_use_bgn: Some(&own_used), joined_bgcd: None };
-        let pages = [Past { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: Some(&old_used) }];
-        let [one, other] = WITH_MASKS.map(|way| {
-            let merged = attend_by(way, chunk, &pages, None).0;
-            let grads = attend_backward_by(way, &dout, chunk, &pages, &merged);
-            let paid = paid_by(way, chunk, &pages, &merged.lse_bhn, Queries::Last(4)).narrow(2, 0, past);
+        let pages = [KvPage { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: Some(&old_used) }];
+        let [one, other] = WITH_MASKS.map(|backend| {
+            let merged = attend_by(backend, chunk, &pages, None).0;
+            let grads = attend_backward_by(backend, &dout, chunk, &pages, &merged);
+            let mass = mass_by(backend, chunk, &pages, &merged.lse_bhn, Queries::Last(4)).narrow(2, 0, past);
             let (past_dk, past_dv) = grads.past.into_iter().next().unwrap();
-            [merged.out_bhnd, merged.lse_bhn, paid, grads.dq_bhnd, grads.dk_bgnd, grads.dv_bgnd, past_dk, past_dv]
+            [merged.out_bhnd, merged.lse_bhn, mass, grads.dq_bhnd, grads.dk_bgnd, grads.dv_bgnd, past_dk, past_dv]
         });
         for (i, (one, other)) in one.iter().zip(&other).enumerate() {
             assert!(worst(one, other) < 1e-12, "{i} of {n} tokens and {past} slots: {:.1e}", worst(one, other));
@@ -232,7 +240,7 @@ fn bf16_is_attended_to_in_single_precision() {
     let run = |kind: Kind| {
         let all = [&q, &k, &v, &old_k, &old_v, &dout].map(|x| x.to_kind(kind));
         let chunk = Chunk::of(&all[0], (&all[1], &all[2]), 0.2);
-        let pages = [Past { k_bgpd: &all[3], v_bgpd: &all[4], in_use_bgp: None }];
+        let pages = [KvPage { k_bgpd: &all[3], v_bgpd: &all[4], in_use_bgp: None }];
         let attended = attend(chunk, &pages);
         let grads = attend_backward(&all[5], chunk, &pages, &attended);
         let past = grads.past.into_iter().next().unwrap();
@@ -255,6 +263,6 @@ fn a_query_with_infinite_log_sum_exp_pays_nothing() {
     let chunk = Chunk::of(&q, (&k, &k), 0.5);
     let lse = attend(chunk, &[]).lse_bhn;
     let _ = lse.narrow(2, 1, 2).fill_(f64::INFINITY);
-    let paid = attention_paid(chunk, &[], &lse, Queries::All);
-    assert!((paid.sum(Kind::Double).double_value(&[]) - 1.0).abs() < 1e-12);
+    let mass = attention_mass(chunk, &[], &lse, Queries::All);
+    assert!((mass.sum(Kind::Double).double_value(&[]) - 1.0).abs() < 1e-12);
 }

@@ -6,12 +6,12 @@ mod params;
 mod value_norm;
 
 use kvtune::cache::{CacheError, Policy};
-use kvtune::recipe::Choice;
+use kvtune::recipe::PolicyRecipe;
 
 /// The guide's policy.
 pub(crate) const EXAMPLE: &str = "value-norm";
 
 /// Builds the guide's policy.
-pub(crate) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(crate) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
     value_norm::build(choice, cache_length)
 }

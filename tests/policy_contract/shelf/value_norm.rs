@@ -4,8 +4,8 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::staying;
-use crate::cache::{CacheError, Entries, NewEntries, Policy, Score};
-use crate::recipe::Choice;
+use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Policy};
+use crate::recipe::PolicyRecipe;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -23,15 +23,15 @@ struct ValueNorm {
     sinks: usize,
 }
 
-pub(super) fn build(choice: &Choice, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
     let params: Params = choice.params()?;
     Ok(Box::new(ValueNorm { sinks: staying(choice, "init_grace_tokens", params.init_grace_tokens, cache_length)? }))
 }
 
 impl Policy for ValueNorm {
-    fn score(&self, entries: &Entries<'_>) -> Score {
+    fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
         // Nothing is described before the first chunk is written, and nothing leaves before it either.
-        entries.feature(0).map_or(Score::ByPosition { keep_first: 0 }, Score::ByEntry)
+        entries.feature(0).map_or(EvictionOrder::ByPosition { keep_first: 0 }, EvictionOrder::ByEntry)
     }
 
     fn sinks(&self) -> usize {

@@ -26,14 +26,14 @@ namespace {
 using at::Tensor;
 using kvtune::guarded;
 
-// As in `Vendor` and `Sight` of native/cuda/attention.rs.
+// As in `TorchKernel` and `Mask` of native/cuda/attention.rs.
 enum Kernel { FLASH = 0, CUDNN = 1, EFFICIENT = 2, CPU = 3 };
-enum Sight { ALL = 0, CAUSAL = 1, CAUSAL_FROM_END = 2 };
+enum Mask { ALL = 0, CAUSAL = 1, CAUSAL_FROM_END = 2 };
 
 // Queries (B, H, n, D), keys and values (B, G, P, D), of one kind and place.
 struct Part {
   Tensor q, k, v;
-  Sight sight;
+  Mask sight;
   double scale;
 
   int64_t tokens() const { return q.size(2); }
@@ -46,7 +46,7 @@ Part checked(const Tensor& q, const Tensor& k, const Tensor& v, int sight, doubl
   TORCH_CHECK(k.size(2) > 0 && k.size(1) > 0 && q.size(1) % k.size(1) == 0, "queries of size ", q.sizes(), " do not fit keys of size ", k.sizes());
   TORCH_CHECK(sight != CAUSAL || k.size(2) == q.size(2), "a causal part is a square, not ", q.size(2), " queries by ", k.size(2), " keys");
   TORCH_CHECK(sight != CAUSAL_FROM_END || k.size(2) >= q.size(2), "the last ", q.size(2), " of ", k.size(2), " keys are not there");
-  return Part{q, k, v, static_cast<Sight>(sight), scale};
+  return Part{q, k, v, static_cast<Mask>(sight), scale};
 }
 
 // Heads and tokens change places, as the kernels that come from elsewhere want them: (B, tokens, heads, D), and back.

@@ -4,8 +4,8 @@ use serde_json::{Map, json};
 use tch::Device;
 
 use super::machine::resident_now;
-use crate::data::{Batch, Row, Targets};
-use crate::engine::{Engine, Settings, Silent, StepContext};
+use crate::data::{Batch, Sequence, Targets};
+use crate::engine::{Engine, MicroBatchContext, Settings, Silent};
 use crate::head::NextToken;
 use crate::model::{Adapter, Model, ModelConfig, kind_of};
 use crate::recipe::{Dtype, Recipe};
@@ -13,18 +13,18 @@ use crate::units::Bytes;
 
 /// The resident size of a process that has computed, but holds no tensors to speak of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ground(pub Bytes);
+pub struct ProcessBaseline(pub Bytes);
 
 const RECIPE: &str = "model.path = '.'\ndata = { format = 'tokens', train = 'none' }\nlora.r = 4\n\
                       kv_cache = { policy = 'h2o', cache_length = 128, chunk_size = 64 }";
 const TOKENS: usize = 224;
 
-/// What the process takes beside its tensors and its ground while it computes: freed memory that waits in its allocator. As seen in
+/// What the process takes beside its tensors and its baseline while it computes: freed memory that waits in its allocator. As seen in
 /// `kvtune bench --profile-memory` over drawn recipes.
 const BESIDE: Bytes = Bytes(10 << 20);
 const BESIDE_PART: f64 = 0.025;
 
-impl Ground {
+impl ProcessBaseline {
     /// The process with so many bytes of tensors on the host.
     pub fn with(self, tensors: Bytes) -> Bytes {
         Bytes(self.0.0 + tensors.0 + (tensors.0 as f64 * BESIDE_PART) as u64 + BESIDE.0)
@@ -58,7 +58,7 @@ fn rehearse([hidden, inner]: [usize; 2], dtype: Dtype, device: Device) -> Option
     let engine = Engine::new(Settings::new(model.config(), &recipe.kv_cache, &recipe.grad).ok()?, Box::new(NextToken));
     let ids = |from: usize| (from..from + TOKENS).map(|id| (id * 7 % 256) as u32);
     let targets = Targets::NextToken(ids(1).map(i64::from).collect());
-    let batch = Batch { rows: vec![Row { sample: 0, inputs: ids(0).collect(), targets, initial: None }] };
-    let context = StepContext { weight: 1.0, dropout: None, chunk_sizes: None };
+    let batch = Batch { sequences: vec![Sequence { sample: 0, inputs: ids(0).collect(), targets, initial: None }] };
+    let context = MicroBatchContext { weight: 1.0, dropout: None, chunk_sizes: None };
     engine.gradients(&model, &batch, context, &mut Silent).ok().map(drop)
 }

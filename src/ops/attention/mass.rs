@@ -1,56 +1,56 @@
-//! The attention paid to each slot: by the CPU's kernel, or in blocks of queries by tensor operations on any device.
+//! The attention mass to each slot: by the CPU's kernel, or in blocks of queries by tensor operations on any device.
 
 use std::f64::consts::LOG2_E;
 
 use tch::{Kind, Tensor};
 
 use super::all_parts;
-use super::chunk::{Chunk, Past, Queries};
-use super::way::Way;
+use super::backend::Backend;
+use super::chunk::{Chunk, KvPage, Queries};
 use crate::native;
 
-/// The attention paid to each slot by some queries of a chunk: `(1/R) Σ_heads Σ_i exp(q_i · k_c · scale −
+/// The attention mass to each slot by some queries of a chunk: `(1/R) Σ_heads Σ_i exp(q_i · k_c · scale −
 /// lse_i)`, past slots first, then the chunk's own. Queries are taken in blocks, so that no `(n × slots)` matrix is kept.
 ///
 /// # Shapes
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; result `(B, G, P + n)` in f32 (f64 for f64 inputs).
-pub fn attention_paid(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
-    if Way::of(&chunk, past) == Way::Own {
+pub fn attention_mass(chunk: Chunk<'_>, past: &[KvPage<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
+    if Backend::of(&chunk, past) == Backend::Own {
         let parts = all_parts(&chunk, past);
         let first = queries.first(chunk.q_bhnd.size()[2]);
-        return native::attention_paid(chunk.q_bhnd, &parts, lse_bhn, chunk.scale, first) / chunk.per_group();
+        return native::attention_mass(chunk.q_bhnd, &parts, lse_bhn, chunk.scale, first) / chunk.per_group();
     }
-    paid_by_cuda(chunk, past, lse_bhn, queries).unwrap_or_else(|| paid_in_blocks(chunk, past, lse_bhn, queries))
+    mass_by_cuda(chunk, past, lse_bhn, queries).unwrap_or_else(|| mass_in_blocks(chunk, past, lse_bhn, queries))
 }
 
-fn paid_by_cuda(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, queries: Queries) -> Option<Tensor> {
+fn mass_by_cuda(chunk: Chunk<'_>, past: &[KvPage<'_>], lse_bhn: &Tensor, queries: Queries) -> Option<Tensor> {
     let q = chunk.q_bhnd;
-    let paid = native::cuda::attention_paid(q, &all_parts(&chunk, past), lse_bhn, chunk.scale, queries.first(q.size()[2]));
-    paid.map(|paid| paid / chunk.per_group())
+    let mass = native::cuda::attention_mass(q, &all_parts(&chunk, past), lse_bhn, chunk.scale, queries.first(q.size()[2]));
+    mass.map(|mass| mass / chunk.per_group())
 }
 
-pub(super) fn paid_in_blocks(chunk: Chunk<'_>, past: &[Past<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
-    let payers = Payers::new(&chunk, lse_bhn, queries);
-    // A slot that is not in use is paid nothing, whatever stands in it.
-    let to_past = |past: &Past<'_>| {
-        let paid = payers.pay(past.k_bgpd, false);
-        let Some(in_use) = past.in_use_bgp else { return paid };
-        paid.masked_fill(&in_use.logical_not().view(&paid.size()[..]), 0.0)
+pub(super) fn mass_in_blocks(chunk: Chunk<'_>, past: &[KvPage<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
+    let payers = MassQueries::new(&chunk, lse_bhn, queries);
+    // A slot that is not in use is mass nothing, whatever stands in it.
+    let to_past = |past: &KvPage<'_>| {
+        let mass = payers.pay(past.k_bgpd, false);
+        let Some(in_use) = past.in_use_bgp else { return mass };
+        mass.masked_fill(&in_use.logical_not().view(&mass.size()[..]), 0.0)
     };
     let mut parts: Vec<Tensor> = past.iter().map(to_past).collect();
     parts.push(payers.pay(chunk.k_bgnd, true));
-    let paid = Tensor::cat(&parts, 1) / chunk.per_group();
-    paid.view([-1, chunk.num_kv_heads(), paid.size()[1]])
+    let mass = Tensor::cat(&parts, 1) / chunk.per_group();
+    mass.view([-1, chunk.num_kv_heads(), mass.size()[1]])
 }
 
-/// Scores per block of [`Payers::pay`], which should stay in a core's cache between the product, the power and the sum.
+/// Scores per block of [`MassQueries::pay`], which should stay in a core's cache between the product, the power and the sum.
 const PAID_SCORES: i64 = 1 << 18;
 /// Queries per block, at least and at most: fewer make the product slow, and more waste it above the diagonal.
 const PAID_BLOCKS: (i64, i64) = (16, 64);
 
 /// The queries that pay: one product with a key gives `(q · k · scale − lse) log₂ e`, as the query has one more number, −lse, and each
 /// key a 1. Weights are powers of 2: libtorch leaves those of e to a library that is three times slower on some CPUs.
-struct Payers {
+struct MassQueries {
     /// `(B·G, n·R, D + 1)`: a token's heads stand together, so that a block of tokens is a range.
     query: Tensor,
     per_group: i64,
@@ -59,7 +59,7 @@ struct Payers {
     count: i64,
 }
 
-impl Payers {
+impl MassQueries {
     fn new(chunk: &Chunk<'_>, lse_bhn: &Tensor, queries: Queries) -> Self {
         let (b, h, n, d) = chunk.q_bhnd.size4().unwrap_or_default();
         let (groups, count) = (chunk.num_kv_heads(), n - queries.first(n));
@@ -81,7 +81,7 @@ impl Payers {
         let block = (PAID_SCORES / (rows * slots).max(1)).clamp(PAID_BLOCKS.0, PAID_BLOCKS.1).min(self.count);
         // One buffer for all blocks: new memory from the system would cost as much as the sums.
         let buffer = Tensor::empty([rows * block * slots], options);
-        let paid = Tensor::zeros([b * g, slots], options);
+        let mass = Tensor::zeros([b * g, slots], options);
         for start in (0..self.count).step_by(block.max(1) as usize) {
             let len = block.min(self.count - start);
             // A causal block sees the keys up to its own last query only.
@@ -95,8 +95,8 @@ impl Payers {
                 let later = Tensor::ones([len, len], (Kind::Bool, options.1)).triu(1).unsqueeze(1);
                 let _ = own.masked_fill_(&later, 0.0);
             }
-            let _ = paid.narrow(1, 0, width).g_add_(&weight.sum_dim_intlist(&[1i64][..], false, options.0));
+            let _ = mass.narrow(1, 0, width).g_add_(&weight.sum_dim_intlist(&[1i64][..], false, options.0));
         }
-        paid
+        mass
     }
 }

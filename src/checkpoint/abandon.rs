@@ -10,7 +10,7 @@ use crate::files::{self, FilesError};
 
 /// Moves the checkpoints of `run` with more than `step` steps into a directory of their own, `abandoned-N`, where no resume
 /// looks for them; `from` becomes the newest. Returns that directory, if there was anything to move.
-pub fn set_aside(run: &Path, from: &str, step: u64) -> Result<Option<PathBuf>, CheckpointError> {
+pub fn abandon(run: &Path, from: &str, step: u64) -> Result<Option<PathBuf>, CheckpointError> {
     let later = || -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
         Ok(candidates(run)?.into_iter().filter(|(other, _)| *other > step).collect())
     };

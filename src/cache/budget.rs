@@ -1,7 +1,7 @@
-//! Shares of a layer's slots by row and KV head, chosen once, before the first entries leave (as in `AdaKV`, arXiv 2407.11550).
+//! Shares of a layer's slots by sequence and KV head, chosen once, before the first entries leave (as in `AdaKV`, arXiv 2407.11550).
 //!
 //! All heads have buffers as long as the largest share; a head with a smaller one leaves slots empty. A share is what the scores
-//! give: of the better half of a row's entries, each head counts its own. So a share is at most twice the cache length.
+//! give: of the better half of a sequence's entries, each head counts its own. So a share is at most twice the cache length.
 
 use std::cmp::Reverse;
 
@@ -12,18 +12,18 @@ use crate::native::cuda::on_device;
 
 /// How the slots of a layer are shared out.
 #[derive(Debug)]
-pub struct Quota {
+pub struct HeadBudgets {
     /// Index of the chunk before whose writing it comes into force.
     pub index: usize,
     /// Slots of the largest share, which all buffers have from then on.
     pub slots: usize,
-    /// By row and head.
+    /// By sequence and head.
     pub shares: Vec<Vec<usize>>,
     /// `(B, G, filled)`, bool, on the host: entries that leave at once, as their head holds more than its share.
     pub leaving_bgc: Tensor,
 }
 
-impl Clone for Quota {
+impl Clone for HeadBudgets {
     fn clone(&self) -> Self {
         Self {
             index: self.index,
@@ -35,7 +35,7 @@ impl Clone for Quota {
     }
 }
 
-impl Quota {
+impl HeadBudgets {
     /// A quota that was written down: `filled` entries a head when it comes into force, of which `leaving` leave, head by head.
     pub(super) fn recorded(index: usize, filled: usize, shares: Vec<Vec<usize>>, leaving: &[bool]) -> Self {
         let slots = shares.iter().flatten().copied().max().unwrap_or(0).max(filled);
@@ -49,16 +49,16 @@ impl Quota {
     }
 
     /// Shares out `cache_length` slots per head, each head keeping `floor` of its own whatever the scores. `key_bgc` orders a head's
-    /// entries and those of different heads of a row.
+    /// entries and those of different heads of a sequence.
     pub(super) fn new(key_bgc: &Tensor, span: &ChunkSpan, cache_length: usize, floor: f64) -> Self {
         let (batch, groups, filled) = key_bgc.size3().unwrap_or_default();
         let (groups, filled) = (groups as usize, filled as usize);
         let keys: Vec<i64> = Vec::try_from(key_bgc.to_device(Device::Cpu).contiguous().view(-1)).unwrap_or_default();
         let mut shares = Vec::with_capacity(batch as usize);
         let mut leaving = vec![false; keys.len()];
-        for (row, keys) in keys.chunks(groups * filled).enumerate() {
-            // Alone, a row that ends before its first eviction would lose nothing, and share out nothing.
-            if filled + span.real[row] <= cache_length {
+        for (sequence, keys) in keys.chunks(groups * filled).enumerate() {
+            // Alone, a sequence that ends before its first eviction would lose nothing, and share out nothing.
+            if filled + span.real[sequence] <= cache_length {
                 shares.push(vec![cache_length; groups]);
                 continue;
             }
@@ -67,7 +67,7 @@ impl Quota {
                 let mut slots: Vec<usize> = (0..filled).collect();
                 slots.sort_by_key(|&slot| keys[slot]);
                 for &slot in &slots[..filled.saturating_sub(own[head])] {
-                    leaving[(row * groups + head) * filled + slot] = true;
+                    leaving[(sequence * groups + head) * filled + slot] = true;
                 }
             }
             shares.push(own);
@@ -76,7 +76,7 @@ impl Quota {
     }
 }
 
-/// The shares of one row: `floor` of the cache length for each head, the rest by how many of the better half of all entries are its
+/// The shares of one sequence: `floor` of the cache length for each head, the rest by how many of the better half of all entries are its
 /// own; together exactly `groups · cache_length`.
 fn share_out(keys: &[i64], (groups, filled): (usize, usize), cache_length: usize, floor: f64) -> Vec<usize> {
     let mut entries: Vec<usize> = (0..keys.len()).collect();
@@ -98,19 +98,19 @@ fn share_out(keys: &[i64], (groups, filled): (usize, usize), cache_length: usize
 
 /// A quota in force.
 #[derive(Debug)]
-pub(super) struct Divided {
+pub(super) struct BudgetState {
     pub(super) index: usize,
     pub(super) slots: usize,
     shares: Vec<Vec<usize>>,
-    /// Entries by row and head.
+    /// Entries by sequence and head.
     held: Vec<Vec<usize>>,
     /// Slots that were filled before, and their positions `(B, G, filled)`.
     pub(super) before: (usize, Tensor),
 }
 
-impl Divided {
-    pub(super) fn new(quota: &Quota, filled: usize, position_bgc: &Tensor) -> Self {
-        let held = quota.shares.iter().map(|row| row.iter().map(|&share| share.min(filled)).collect()).collect();
+impl BudgetState {
+    pub(super) fn new(quota: &HeadBudgets, filled: usize, position_bgc: &Tensor) -> Self {
+        let held = quota.shares.iter().map(|sequence| sequence.iter().map(|&share| share.min(filled)).collect()).collect();
         let before = (filled, position_bgc.narrow(2, 0, filled as i64).copy());
         Self { index: quota.index, slots: quota.slots, shares: quota.shares.clone(), held, before }
     }
@@ -125,7 +125,7 @@ impl Divided {
         on_device(&all, device).view([self.shares.len() as i64, -1, 1])
     }
 
-    /// Notes that every head has taken `count` more, or is full.
+    /// Records that every head has taken `count` more, or is full.
     pub(super) fn take(&mut self, count: usize) {
         for (shares, held) in self.shares.iter().zip(&mut self.held) {
             shares.iter().zip(held).for_each(|(share, held)| *held = (*held + count).min(*share));

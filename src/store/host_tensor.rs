@@ -1,10 +1,10 @@
-//! A tensor that waits on the host without a store of its own: gradients between rows of cells, choices, losses.
+//! A tensor that waits on the host without a store of its own: gradients between layer bands, choices, losses.
 
 use std::sync::{Arc, LazyLock};
 
 use tch::{Device, Kind, Tensor};
 
-use super::{Ahead, Form, Parked, Store, StoreError, bytes_of, copies_go_beside};
+use super::{Form, Parked, Prefetch, Store, StoreError, bytes_of, copies_are_async};
 use crate::native::cuda::upload;
 use crate::native::{BackwardError, or_panic};
 use crate::units::Bytes;
@@ -14,16 +14,16 @@ static ROOM: LazyLock<Store> = LazyLock::new(|| Store::in_memory(Form::Plain));
 
 /// A tensor on the host, or on its way there; to the bit.
 #[derive(Clone, Debug)]
-pub struct Away(Place);
+pub struct HostTensor(HostTensorState);
 
 #[derive(Debug)]
-enum Place {
+enum HostTensorState {
     /// It was on the host already.
     Here(Tensor),
     Parked(Arc<Parked>),
 }
 
-impl Clone for Place {
+impl Clone for HostTensorState {
     /// What waits is never written to, so that both may lie in the same memory.
     fn clone(&self) -> Self {
         match self {
@@ -33,17 +33,17 @@ impl Clone for Place {
     }
 }
 
-impl Away {
+impl HostTensor {
     /// Sends a tensor to the host. From a CUDA device it goes beside what is computed from here on, and must not be written to any
     /// more; of a tensor of the host it is the very tensor.
     ///
     /// # Shapes
     /// Any.
     pub fn send(x: &Tensor) -> Self {
-        if !copies_go_beside(x.device()) {
+        if !copies_are_async(x.device()) {
             return Self::here(x);
         }
-        Self(Place::Parked(Arc::new(in_memory(ROOM.park(x)))))
+        Self(HostTensorState::Parked(Arc::new(in_memory(ROOM.park(x)))))
     }
 
     /// A tensor that is on the host, and stays where it is.
@@ -51,14 +51,14 @@ impl Away {
     /// # Shapes
     /// Any.
     pub fn here(x: &Tensor) -> Self {
-        Self(Place::Here(x.shallow_clone()))
+        Self(HostTensorState::Here(x.shallow_clone()))
     }
 
     /// Whether it can be read without waiting.
     pub fn has_come(&self) -> bool {
         match &self.0 {
-            Place::Here(_) => true,
-            Place::Parked(parked) => parked.has_come(),
+            HostTensorState::Here(_) => true,
+            HostTensorState::Parked(parked) => parked.has_come(),
         }
     }
 
@@ -68,32 +68,32 @@ impl Away {
     /// Those of the tensor that was sent.
     pub fn on_host(&self) -> Tensor {
         match &self.0 {
-            Place::Here(tensor) => tensor.shallow_clone(),
-            Place::Parked(parked) => in_memory(parked.fetch(Device::Cpu)),
+            HostTensorState::Here(tensor) => tensor.shallow_clone(),
+            HostTensorState::Parked(parked) => in_memory(parked.fetch(Device::Cpu)),
         }
     }
 
     /// Sets it out on its way to a device.
-    pub fn set_out(&self, device: Device) -> Returning {
+    pub fn prefetch(&self, device: Device) -> TensorPrefetch {
         match &self.0 {
-            Place::Here(tensor) => Returning::Here(upload(tensor, device)),
-            Place::Parked(parked) => Returning::OnItsWay(in_memory(parked.set_out(device))),
+            HostTensorState::Here(tensor) => TensorPrefetch::Here(upload(tensor, device)),
+            HostTensorState::Parked(parked) => TensorPrefetch::OnItsWay(in_memory(parked.prefetch(device))),
         }
     }
 
     /// Its size.
     pub fn size(&self) -> Vec<i64> {
         match &self.0 {
-            Place::Here(tensor) => tensor.size(),
-            Place::Parked(parked) => parked.size().to_vec(),
+            HostTensorState::Here(tensor) => tensor.size(),
+            HostTensorState::Parked(parked) => parked.size().to_vec(),
         }
     }
 
     /// Its kind.
     pub fn kind(&self) -> Kind {
         match &self.0 {
-            Place::Here(tensor) => tensor.kind(),
-            Place::Parked(parked) => parked.kind(),
+            HostTensorState::Here(tensor) => tensor.kind(),
+            HostTensorState::Parked(parked) => parked.kind(),
         }
     }
 
@@ -105,22 +105,22 @@ impl Away {
 
 /// A tensor that was away, on its way to a device.
 #[derive(Debug)]
-pub enum Returning {
+pub enum TensorPrefetch {
     /// It is there.
     Here(Tensor),
     /// It comes beside what is computed.
-    OnItsWay(Ahead),
+    OnItsWay(Prefetch),
 }
 
-impl Returning {
+impl TensorPrefetch {
     /// The tensor, for which the device waits if it is not there yet.
     ///
     /// # Shapes
     /// Those of the tensor that was sent.
-    pub fn arrive(self) -> Tensor {
+    pub fn wait(self) -> Tensor {
         match self {
             Self::Here(tensor) => tensor,
-            Self::OnItsWay(ahead) => ahead.arrive().swap_remove(0),
+            Self::OnItsWay(ahead) => ahead.wait().swap_remove(0),
         }
     }
 
@@ -145,10 +145,10 @@ mod tests {
     #[test]
     fn what_is_on_the_host_stays_where_it_is() {
         let x = Tensor::arange(6, (Kind::Int16, Device::Cpu)).view([2, 3]);
-        let away = Away::send(&x);
+        let away = HostTensor::send(&x);
         assert!(away.has_come());
         assert_eq!((away.size(), away.kind(), away.bytes()), (vec![2, 3], Kind::Int16, Bytes(12)));
         assert_eq!(away.on_host().data_ptr(), x.data_ptr());
-        assert_eq!(away.clone().set_out(Device::Cpu).arrive().data_ptr(), x.data_ptr());
+        assert_eq!(away.clone().prefetch(Device::Cpu).wait().data_ptr(), x.data_ptr());
     }
 }

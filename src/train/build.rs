@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::TrainError;
 use crate::cache;
-use crate::data::{self, Limits, Splits, Tokenizer};
+use crate::data::{self, ModelLimits, Splits, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
 use crate::files::Scratch;
 use crate::head::{ClassifyOnLogits, Head, NextToken};
@@ -21,7 +21,7 @@ pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, TrainError> {
 
 /// Opens the data of a recipe for a model.
 pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Result<Splits, TrainError> {
-    let limits = Limits { vocab_size: config.vocab_size, max_positions: config.max_position_embeddings };
+    let limits = ModelLimits { vocab_size: config.vocab_size, max_positions: config.max_position_embeddings };
     let initial = cache::initial_part(&recipe.kv_cache.policy).map_err(EngineError::from)?;
     Ok(data::open(&recipe.data, &recipe.head, tokenizer, limits, initial.as_ref(), recipe.train.seed)?)
 }

@@ -10,11 +10,11 @@ unsafe extern "C" {
     fn kvtune_waits_stop(handle: *mut c_void);
 }
 
-/// How many of each kind there were, in the order of [`Waits::KINDS`].
+/// How many of each kind there were, in the order of [`Syncs::KINDS`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waits([i64; 7]);
+pub struct Syncs([i64; 7]);
 
-impl Waits {
+impl Syncs {
     /// What is counted, in the words of tables. The first three are operations whose result the host must know, and count on any device,
     /// also on the CPU, where they cost nothing; the others happen between the host and a device only. CUDA's own count has some of
     /// the others once more.
@@ -46,13 +46,13 @@ impl Waits {
 
 /// Counts for the thread that started it, and for the backwards that this thread runs, until it is dropped.
 #[derive(Debug)]
-pub struct WaitCounter {
+pub struct SyncCounter {
     handle: NonNull<c_void>,
     /// It must end on the thread on which it began.
     _stays: PhantomData<*const ()>,
 }
 
-impl WaitCounter {
+impl SyncCounter {
     /// Begins to count; `None` if libtorch does not let us.
     pub fn start() -> Option<Self> {
         // SAFETY: takes nothing; returns an owned handle or null.
@@ -60,15 +60,15 @@ impl WaitCounter {
     }
 
     /// The counts since the start.
-    pub fn read(&self) -> Waits {
+    pub fn read(&self) -> Syncs {
         let mut counts = [0; 7];
         // SAFETY: the handle is alive until `drop`, and there is room for one number of each kind.
         unsafe { kvtune_waits_read(self.handle.as_ptr(), counts.as_mut_ptr()) };
-        Waits(counts)
+        Syncs(counts)
     }
 }
 
-impl Drop for WaitCounter {
+impl Drop for SyncCounter {
     fn drop(&mut self) {
         // SAFETY: the handle came from `kvtune_waits_start` on this thread and is given back once.
         unsafe { kvtune_waits_stop(self.handle.as_ptr()) };
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     fn counted<T>(work: impl FnOnce() -> T) -> Vec<i64> {
-        let counter = WaitCounter::start().unwrap();
+        let counter = SyncCounter::start().unwrap();
         let _ = work();
         counter.read().rows().map(|(_, count)| count).collect()
     }

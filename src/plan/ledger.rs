@@ -1,22 +1,22 @@
 //! What the engine's objects hold in the course of a step, from sizes alone: the counterpart of `engine::MemoryByPart`, whose figures it
-//! foretells to the byte where the choices of a policy have a size that is known beforehand.
+//! predicts to the byte where the choices of a policy have a size that is known beforehand.
 
 use std::cell::Cell;
 use std::ops::Range;
 
 use tch::Kind;
 
-use super::Subject;
-use crate::cache::{ChunkSpan, Scope, Shape, log_bytes_per_token, notes_per_entry};
+use super::StepSpec;
+use crate::cache::{CacheShape, ChunkSpan, Scope, log_bytes_per_token, notes_per_entry};
 use crate::engine::{ChunkPlan, MemoryByPart};
 use crate::recipe::{StorePlace, StoreRecipe};
-use crate::store::{Form, copies_go_beside};
+use crate::store::{Form, copies_are_async};
 use crate::units::Bytes;
 
 /// Of one layer.
 #[derive(Clone, Debug)]
 struct LayerHolds {
-    shape: Shape,
+    shape: CacheShape,
     /// Numbers in f32 that the policy keeps of an entry: in the prefill span, and behind it.
     notes: [usize; 2],
     scope: Option<Scope>,
@@ -72,8 +72,8 @@ struct LookAhead {
 
 /// All of a step.
 #[derive(Debug)]
-pub(super) struct Holdings<'a> {
-    subject: &'a Subject<'a>,
+pub(super) struct Ledger<'a> {
+    spec: &'a StepSpec<'a>,
     plan: &'a ChunkPlan,
     layers: Vec<LayerHolds>,
     checkpoints: StoreHolds,
@@ -81,16 +81,16 @@ pub(super) struct Holdings<'a> {
     travelling: Vec<u64>,
     ahead: LookAhead,
     parameter_gradients: u64,
-    /// Borders between rows of cells.
+    /// Borders between layer bands.
     borders: u64,
 }
 
-impl<'a> Holdings<'a> {
-    pub(super) fn new(subject: &'a Subject<'a>, plan: &'a ChunkPlan, shapes: Vec<Shape>) -> Self {
+impl<'a> Ledger<'a> {
+    pub(super) fn new(spec: &'a StepSpec<'a>, plan: &'a ChunkPlan, shapes: Vec<CacheShape>) -> Self {
         // One choice makes the policies of all layers: they note the same.
-        let notes = [true, false].map(|is_prefill| notes_per_entry(subject.settings.policy(0), is_prefill));
-        let layer = |(index, shape): (usize, Shape)| {
-            let policy = subject.settings.policy(index);
+        let notes = [true, false].map(|is_prefill| notes_per_entry(spec.settings.policy(0), is_prefill));
+        let layer = |(index, shape): (usize, CacheShape)| {
+            let policy = spec.settings.policy(index);
             let length = shape.slots_for(shape.allocated.max(1), 0);
             let slots = match policy.shares_out() {
                 // A share is not known before. It is largest where all entries of a head are in the better half: then it has its floor,
@@ -110,29 +110,29 @@ impl<'a> Holdings<'a> {
                 last_undo: Cell::new(None),
             }
         };
-        let (checkpoints, undo) = subject.settings.stores();
-        let mut holdings = Self {
-            subject,
+        let (checkpoints, undo) = spec.settings.stores();
+        let mut ledger = Self {
+            spec,
             plan,
             layers: shapes.into_iter().enumerate().map(layer).collect(),
             checkpoints: StoreHolds::new(checkpoints),
             undo: StoreHolds::new(undo),
             travelling: vec![0; plan.columns.len()],
             ahead: LookAhead::default(),
-            parameter_gradients: parameter_gradients(subject),
-            borders: subject.settings.rows().len() as u64 - 1,
+            parameter_gradients: parameter_gradients(spec),
+            borders: spec.settings.layer_bands().len() as u64 - 1,
         };
-        holdings.remember_a_step();
-        holdings
+        ledger.remember_a_step();
+        ledger
     }
 
-    /// Lets the stores have the room of the step before: all borders, and the undo log of that row which has most.
+    /// Lets the stores have the room of the step before: all borders, and the undo log of that sequence which has most.
     fn remember_a_step(&mut self) {
-        let rows = self.subject.settings.rows();
+        let bands = self.spec.settings.layer_bands();
         self.checkpoints.most = self.borders * (0..self.plan.columns.len()).map(|c| self.checkpoint_bytes(c)).sum::<u64>();
         let form = self.undo.form();
         let of_layer = |layer: &LayerHolds| self.plan.spans.iter().map(|span| layer.undo(span, form).0).sum::<u64>();
-        self.undo.most = rows.iter().map(|row| self.layers[row.clone()].iter().map(of_layer).sum()).max().unwrap_or(0);
+        self.undo.most = bands.iter().map(|band| self.layers[band.clone()].iter().map(of_layer).sum()).max().unwrap_or(0);
     }
 
     /// The most that has waited in files.
@@ -152,14 +152,14 @@ impl<'a> Holdings<'a> {
             travelling_gradients: Bytes(self.travelling.iter().sum()),
             ahead: Bytes(self.ahead.bytes),
             parameter_gradients: Bytes(self.parameter_gradients),
-            tokens: Bytes(8 * (self.plan.len() * self.plan.num_rows()) as u64),
+            tokens: Bytes(8 * (self.plan.len() * self.plan.num_sequences()) as u64),
             ..MemoryByPart::default()
         };
         for layer in &self.layers {
             let (device, host) = self.cache_bytes(layer);
             memory.caches += Bytes(device);
             memory.waiting_caches += Bytes(host);
-            memory.undo_at_hand += Bytes(layer.at_hand);
+            memory.resident_undo += Bytes(layer.at_hand);
             memory.replay_log += Bytes(layer.log);
             memory.cache_gradients += Bytes(if layer.has_gradients { self.gradient_bytes(layer) } else { 0 });
         }
@@ -167,9 +167,9 @@ impl<'a> Holdings<'a> {
         // The layer whose turn it is, the next, and one that is on its way back.
         let turns = offloaded.max().unwrap_or(0) * 3.min(self.layers.len() as u64);
         memory.caches += Bytes(turns);
-        for (store, row) in [(&self.checkpoints, &mut memory.layer_checkpoints), (&self.undo, &mut memory.undo_log)] {
+        for (store, sequence) in [(&self.checkpoints, &mut memory.layer_checkpoints), (&self.undo, &mut memory.undo_log)] {
             let (waiting, free) = store.memory();
-            *row += Bytes(waiting);
+            *sequence += Bytes(waiting);
             memory.free_room += Bytes(free);
         }
         memory
@@ -177,7 +177,7 @@ impl<'a> Holdings<'a> {
 
     /// A column through some layers, decided or replayed. Returns what a cache that grows has twice for a moment.
     pub(super) fn run_column(&mut self, c: usize, layers: &Range<usize>, keeps_undo_from: usize, is_deciding: bool) -> u64 {
-        let (heads, rows) = (self.subject.config.num_kv_heads, self.plan.num_rows());
+        let (heads, sequences) = (self.spec.config.num_kv_heads, self.plan.num_sequences());
         let mut moved = 0;
         for index in layers.clone() {
             for span in &self.plan.spans[self.plan.columns[c].clone()] {
@@ -189,7 +189,7 @@ impl<'a> Holdings<'a> {
                 layer.slots = slots;
                 if is_deciding {
                     layer.noted = layer.noted.max(layer.notes[usize::from(span.start >= self.plan.prefill)]);
-                    layer.log += logged(layer, span, (rows, heads));
+                    layer.log += logged(layer, span, (sequences, heads));
                 }
                 if index >= keeps_undo_from {
                     let waiting = layer.undo(span, self.undo.form()).0;
@@ -200,7 +200,7 @@ impl<'a> Holdings<'a> {
         moved
     }
 
-    /// A column's hidden states at the borders of rows.
+    /// A column's hidden states at the borders of bands.
     pub(super) fn checkpoint(&mut self, c: usize) {
         let bytes = self.borders * self.checkpoint_bytes(c);
         self.checkpoints.put(bytes);
@@ -208,14 +208,14 @@ impl<'a> Holdings<'a> {
 
     fn checkpoint_bytes(&self, c: usize) -> u64 {
         let n = self.plan.tokens(&self.plan.columns[c]).1;
-        let size = [self.plan.num_rows() as i64, n as i64, self.subject.hidden() as i64];
-        self.checkpoints.form().bytes_of(&size, self.subject.kind).0
+        let size = [self.plan.num_sequences() as i64, n as i64, self.spec.hidden() as i64];
+        self.checkpoints.form().bytes_of(&size, self.spec.kind).0
     }
 
-    /// A column's gradient is there, and waits for the row below.
+    /// A column's gradient is there, and waits for the band below.
     pub(super) fn travel(&mut self, c: usize, is_there: bool) {
-        let n = self.plan.tokens(&self.plan.columns[c]).1 * self.plan.num_rows();
-        self.travelling[c] = if is_there { n as u64 * self.subject.hidden() * self.subject.element() } else { 0 };
+        let n = self.plan.tokens(&self.plan.columns[c]).1 * self.plan.num_sequences();
+        self.travelling[c] = if is_there { n as u64 * self.spec.hidden() * self.spec.element() } else { 0 };
     }
 
     pub(super) fn take_travelling(&mut self, c: usize) -> u64 {
@@ -224,7 +224,7 @@ impl<'a> Holdings<'a> {
 
     /// A cell begins: what it needs was set out before, and what the one to its left needs is set out now.
     pub(super) fn look_ahead(&mut self, layers: &Range<usize>, c: usize) {
-        if !copies_go_beside(self.subject.device) {
+        if !copies_are_async(self.spec.device) {
             return;
         }
         let own = self.ahead.gradients[1].take().unwrap_or_else(|| std::mem::take(&mut self.travelling[c]));
@@ -272,8 +272,8 @@ impl<'a> Holdings<'a> {
         self.travel(c, has_input_gradient);
     }
 
-    /// A row is done: its border, and its caches' gradients, are gone.
-    pub(super) fn end_row(&mut self, layers: &Range<usize>) {
+    /// A band is done: its border, and its caches' gradients, are gone.
+    pub(super) fn end_band(&mut self, layers: &Range<usize>) {
         self.begin_again(layers);
         if layers.start > 0 {
             let border: u64 = (0..self.plan.columns.len()).map(|c| self.checkpoint_bytes(c)).sum();
@@ -288,11 +288,11 @@ impl<'a> Holdings<'a> {
     }
 
     fn gradient_bytes(&self, layer: &LayerHolds) -> u64 {
-        2 * (self.plan.num_rows() * layer.slots) as u64 * self.subject.keys() * self.subject.wide()
+        2 * (self.plan.num_sequences() * layer.slots) as u64 * self.spec.keys() * self.spec.wide()
     }
 
     fn cache_bytes(&self, layer: &LayerHolds) -> (u64, u64) {
-        let entries = (self.plan.num_rows() * layer.slots * self.subject.config.num_kv_heads) as u64;
+        let entries = (self.plan.num_sequences() * layer.slots * self.spec.config.num_kv_heads) as u64;
         let notes = 4 * layer.noted as u64 * entries;
         if layer.shape.is_offloaded {
             return (8 * entries + notes, layer.entry_bytes());
@@ -303,7 +303,7 @@ impl<'a> Holdings<'a> {
 
 /// The leaves' own, which stay from step to step, and those that the head sums up. Of an embedding that is no output projection the
 /// gradient is made at the end.
-fn parameter_gradients(s: &Subject<'_>) -> u64 {
+fn parameter_gradients(s: &StepSpec<'_>) -> u64 {
     let made_at_the_end = s.trains_weights() && !s.config.tie_word_embeddings;
     let embedding = s.config.vocab_size as u64 * s.hidden() * s.element();
     s.trained_bytes().0 - if made_at_the_end { embedding } else { 0 }

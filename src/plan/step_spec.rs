@@ -10,7 +10,7 @@ use crate::units::Bytes;
 
 /// What is trained.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trained {
+pub enum TrainedPart {
     /// LoRA.
     Adapter {
         /// Rows of its A matrices.
@@ -24,7 +24,7 @@ pub enum Trained {
     Weights,
 }
 
-impl Trained {
+impl TrainedPart {
     /// What a recipe trains.
     pub fn of(lora: Option<&LoraRecipe>) -> Result<Self, ModelError> {
         let Some(lora) = lora else { return Ok(Self::Weights) };
@@ -34,13 +34,13 @@ impl Trained {
 
 /// A step before it is made: of which model, by which settings, on what.
 #[derive(Clone, Copy, Debug)]
-pub struct Subject<'a> {
+pub struct StepSpec<'a> {
     /// The model's shape.
     pub config: &'a ModelConfig,
     /// The engine's settings.
     pub settings: &'a Settings,
     /// What is trained.
-    pub trained: &'a Trained,
+    pub trained: &'a TrainedPart,
     /// The dtype of hidden states and weights.
     pub kind: Kind,
     /// Where it computes; need not be there.
@@ -51,7 +51,7 @@ pub struct Subject<'a> {
     pub accumulates: bool,
 }
 
-impl Subject<'_> {
+impl StepSpec<'_> {
     /// Bytes of a number of the model.
     pub(super) fn element(&self) -> u64 {
         self.kind.elt_size_in_bytes() as u64
@@ -83,15 +83,15 @@ impl Subject<'_> {
     }
 
     pub(super) fn trains_weights(&self) -> bool {
-        *self.trained == Trained::Weights
+        *self.trained == TrainedPart::Weights
     }
 
     /// Whether autograd keeps the input of a projection.
     pub(super) fn keeps_input(&self, projection: Projection) -> bool {
         match self.trained {
             // Where inputs are dropped it is the dropped one that is kept.
-            Trained::Adapter { targets, has_dropout, .. } => targets.contains(&projection) && !has_dropout,
-            Trained::Weights => true,
+            TrainedPart::Adapter { targets, has_dropout, .. } => targets.contains(&projection) && !has_dropout,
+            TrainedPart::Weights => true,
         }
     }
 
@@ -102,7 +102,7 @@ impl Subject<'_> {
 
     /// What is trained; an adapter's matrices are kept in f32 at least.
     pub fn trained_bytes(&self) -> Bytes {
-        let Trained::Adapter { r, targets, .. } = self.trained else { return self.weights() };
+        let TrainedPart::Adapter { r, targets, .. } = self.trained else { return self.weights() };
         let sides = |projection: &Projection| projection.shape(self.config).iter().sum::<usize>();
         let numbers = self.config.num_layers * r * targets.iter().map(sides).sum::<usize>();
         Bytes(numbers as u64 * self.wide())
@@ -117,8 +117,8 @@ impl Subject<'_> {
     pub(super) fn largest_update(&self) -> u64 {
         let c = self.config;
         let (inner, widest) = match self.trained {
-            Trained::Adapter { r, .. } => (*r, c.hidden_size.max(c.intermediate_size)),
-            Trained::Weights => (c.hidden_size, c.intermediate_size.max(c.vocab_size)),
+            TrainedPart::Adapter { r, .. } => (*r, c.hidden_size.max(c.intermediate_size)),
+            TrainedPart::Weights => (c.hidden_size, c.intermediate_size.max(c.vocab_size)),
         };
         16 * (inner * widest) as u64
     }

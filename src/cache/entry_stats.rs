@@ -5,16 +5,16 @@ use tch::{Device, Kind, Tensor};
 
 use super::moves::{Moves, put, take};
 
-/// Notes by slot.
+/// What a policy knows of each entry, by slot.
 #[derive(Debug, Default)]
-pub(super) struct Notes {
+pub(super) struct EntryStats {
     /// `(B, G, slots)`, f32.
     observed: Option<Tensor>,
     /// `(B, G, slots, F)`, f32.
     features: Option<Tensor>,
 }
 
-impl Notes {
+impl EntryStats {
     pub(super) fn all(&self) -> impl Iterator<Item = &Tensor> {
         self.observed.iter().chain(&self.features)
     }
@@ -59,7 +59,7 @@ impl Notes {
         notes.narrow(2, 0, observed_bgc.size()[2]).copy_(observed_bgc);
     }
 
-    /// Notes the features of a region.
+    /// Writes down the features of a region.
     ///
     /// # Shapes
     /// `(B, G, n)` each; `size` is `[B, G, slots]`.

@@ -5,39 +5,39 @@ use std::fmt;
 use tch::{Device, Kind};
 
 use super::calibrate::chosen;
-use super::chunk::{Chunk, Past};
+use super::chunk::{Chunk, KvPage};
 use super::part::PartKernel;
 use crate::native;
-use crate::native::cuda::Vendor;
+use crate::native::cuda::TorchKernel;
 
-/// A way to attend; forward and backward go the same.
+/// A backend to attend; forward and backward go the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Backend {
     /// kvtune's own kernel for the CPU.
     Own,
     /// Keys of past and chunk at once, where they lie side by side; else in parts.
-    Joined(Vendor),
+    Joined(TorchKernel),
     /// Past and chunk apart, merged.
     Parts(PartKernel),
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Own => f.write_str("kvtune's CPU kernel"),
             Self::Joined(vendor) => f.write_str(vendor.name()),
-            Self::Parts(PartKernel::Vendor(vendor)) => write!(f, "{} in parts", vendor.name()),
+            Self::Parts(PartKernel::TorchKernel(vendor)) => write!(f, "{} in parts", vendor.name()),
             Self::Parts(PartKernel::Blocks) => f.write_str("blockwise"),
         }
     }
 }
 
-/// What decides which way is the fastest.
+/// What decides which backend is the fastest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct AttendShape {
     /// Of queries, keys and values.
     pub kind: Kind,
-    /// Rows.
+    /// Sequences.
     pub batch: i64,
     /// Query heads.
     pub heads: i64,
@@ -51,21 +51,21 @@ pub struct Shape {
     pub past: i64,
 }
 
-impl Shape {
-    fn of(chunk: &Chunk<'_>, past: &[Past<'_>]) -> Self {
+impl AttendShape {
+    fn of(chunk: &Chunk<'_>, past: &[KvPage<'_>]) -> Self {
         let (batch, heads, tokens, head_dim) = chunk.q_bhnd.size4().unwrap_or_default();
         let past = past.iter().map(|past| past.k_bgpd.size()[2]).sum();
         Self { kind: chunk.q_bhnd.kind(), batch, heads, groups: chunk.num_kv_heads(), head_dim, tokens, past }
     }
 
-    /// Shapes with the same of these go the same way, whatever a process has seen before: numbers rounded up to powers of two.
+    /// Shapes with the same of these go the same backend, whatever a process has seen before: numbers rounded up to powers of two.
     pub(super) fn rounded(self) -> Self {
         let up = |count: i64| if count > 0 { count.unsigned_abs().next_power_of_two() as i64 } else { 0 };
         Self { batch: up(self.batch), tokens: up(self.tokens), past: up(self.past), ..self }
     }
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for AttendShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, batch, heads, groups, head_dim, tokens, past } = self;
         write!(f, "{batch} × {heads}/{groups} heads of {head_dim}, {tokens} tokens on {past} slots, {kind:?}")
@@ -73,78 +73,82 @@ impl fmt::Display for Shape {
 }
 
 /// Whether a kernel that comes with libtorch may serve at all: the rest computes in blocks.
-pub(super) fn is_for_vendors(device: Device, kind: Kind) -> bool {
+pub(super) fn is_for_torch_kernels(device: Device, kind: Kind) -> bool {
     device.is_cuda() && matches!(kind, Kind::BFloat16 | Kind::Half | Kind::Float)
 }
 
-impl Way {
+impl Backend {
     /// Where no shape has been measured.
     pub(super) fn unmeasured(device: Device, kind: Kind) -> Self {
         match kind {
             _ if native::computes(device, kind) => Self::Own,
-            _ if !is_for_vendors(device, kind) => Self::Parts(PartKernel::Blocks),
-            Kind::BFloat16 | Kind::Half => Self::Joined(Vendor::Flash),
-            _ => Self::Parts(PartKernel::Vendor(Vendor::Efficient)),
+            _ if !is_for_torch_kernels(device, kind) => Self::Parts(PartKernel::Blocks),
+            Kind::BFloat16 | Kind::Half => Self::Joined(TorchKernel::Flash),
+            _ => Self::Parts(PartKernel::TorchKernel(TorchKernel::Efficient)),
         }
     }
 
     /// How the chunk attends to itself and to its past.
-    pub(super) fn of(chunk: &Chunk<'_>, past: &[Past<'_>]) -> Self {
+    pub(super) fn of(chunk: &Chunk<'_>, past: &[KvPage<'_>]) -> Self {
         let (device, kind) = (chunk.q_bhnd.device(), chunk.q_bhnd.kind());
         #[cfg(test)]
-        if let Some(way) = forced::way() {
-            return way;
+        if let Some(backend) = forced::backend() {
+            return backend;
         }
         #[cfg(test)]
         if crate::sabotage::is_active(crate::sabotage::Sabotage::MergeMissing) {
             return Self::Parts(PartKernel::Blocks);
         }
-        if !is_for_vendors(device, kind) {
+        if !is_for_torch_kernels(device, kind) {
             return Self::unmeasured(device, kind);
         }
         let leaves_out = chunk.in_use_bgn.is_some() || past.iter().any(|past| past.in_use_bgp.is_some());
         if leaves_out {
             return Self::Parts(PartKernel::Blocks);
         }
-        let shape = Shape::of(chunk, past);
+        let shape = AttendShape::of(chunk, past);
         chosen(&shape.rounded()).map_or_else(|| Self::unmeasured(device, kind), |choice| choice.of(&shape))
     }
 }
 
 /// What was found to be the fastest for a rounded shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Choice {
-    pub(super) way: Way,
+pub(super) struct BackendChoice {
+    pub(super) backend: Backend,
     /// Without cuDNN, which serves whole blocks only: it is known to fail at other lengths, and compiles a plan for each of them.
-    pub(super) elsewhere: Way,
+    pub(super) elsewhere: Backend,
 }
 
 /// Tokens and slots of a block of cuDNN's.
 const BLOCK: i64 = 128;
 
-impl Choice {
-    fn of(self, shape: &Shape) -> Way {
+impl BackendChoice {
+    fn of(self, shape: &AttendShape) -> Backend {
         let is_whole = shape.tokens % BLOCK == 0 && shape.past % BLOCK == 0;
-        if self.way == Way::Parts(PartKernel::Vendor(Vendor::Cudnn)) && !is_whole { self.elsewhere } else { self.way }
+        if self.backend == Backend::Parts(PartKernel::TorchKernel(TorchKernel::Cudnn)) && !is_whole {
+            self.elsewhere
+        } else {
+            self.backend
+        }
     }
 }
 
 #[cfg(test)]
 pub(crate) mod forced {
-    //! A way that tests go where the device would go another.
+    //! A backend that tests go where the device would go another.
     use std::cell::Cell;
 
-    use super::Way;
+    use super::Backend;
 
-    thread_local! { static WAY: Cell<Option<Way>> = const { Cell::new(None) }; }
+    thread_local! { static WAY: Cell<Option<Backend>> = const { Cell::new(None) }; }
 
-    pub(super) fn way() -> Option<Way> {
+    pub(super) fn backend() -> Option<Backend> {
         WAY.get()
     }
 
-    /// Runs `body`, on this thread, with all attention going `way`.
-    pub(crate) fn with<T>(way: Way, body: impl FnOnce() -> T) -> T {
-        let before = WAY.replace(Some(way));
+    /// Runs `body`, on this thread, with all attention going `backend`.
+    pub(crate) fn with<T>(backend: Backend, body: impl FnOnce() -> T) -> T {
+        let before = WAY.replace(Some(backend));
         let result = body();
         WAY.set(before);
         result
@@ -155,20 +159,21 @@ pub(crate) mod forced {
 mod tests {
     use super::*;
 
-    const SHAPE: Shape = Shape { kind: Kind::BFloat16, batch: 1, heads: 8, groups: 2, head_dim: 64, tokens: 2048, past: 14_336 };
+    const SHAPE: AttendShape =
+        AttendShape { kind: Kind::BFloat16, batch: 1, heads: 8, groups: 2, head_dim: 64, tokens: 2048, past: 14_336 };
 
     #[test]
     fn shapes_are_rounded_up_and_cudnn_gets_whole_blocks_alone() {
-        let rounded = Shape { past: 16_384, ..SHAPE };
+        let rounded = AttendShape { past: 16_384, ..SHAPE };
         assert_eq!(SHAPE.rounded(), rounded);
-        assert_eq!(Shape { tokens: 1025, past: 8193, ..SHAPE }.rounded(), rounded);
-        assert_eq!(Shape { past: 0, batch: 3, ..SHAPE }.rounded(), Shape { past: 0, batch: 4, ..SHAPE });
-        let elsewhere = Way::Joined(Vendor::Flash);
-        let choice = Choice { way: Way::Parts(PartKernel::Vendor(Vendor::Cudnn)), elsewhere };
-        assert_eq!(choice.of(&SHAPE), choice.way);
-        for other in [Shape { tokens: 1, ..SHAPE }, Shape { past: 14_337, ..SHAPE }] {
+        assert_eq!(AttendShape { tokens: 1025, past: 8193, ..SHAPE }.rounded(), rounded);
+        assert_eq!(AttendShape { past: 0, batch: 3, ..SHAPE }.rounded(), AttendShape { past: 0, batch: 4, ..SHAPE });
+        let elsewhere = Backend::Joined(TorchKernel::Flash);
+        let choice = BackendChoice { backend: Backend::Parts(PartKernel::TorchKernel(TorchKernel::Cudnn)), elsewhere };
+        assert_eq!(choice.of(&SHAPE), choice.backend);
+        for other in [AttendShape { tokens: 1, ..SHAPE }, AttendShape { past: 14_337, ..SHAPE }] {
             assert_eq!(choice.of(&other), elsewhere);
-            assert_eq!(Choice { way: elsewhere, elsewhere }.of(&other), elsewhere);
+            assert_eq!(BackendChoice { backend: elsewhere, elsewhere }.of(&other), elsewhere);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A device with graphs, played on the CPU: what a graph writes is of no use before it runs, and lies where it has lain before.
+//! A device with graphs, simulated on the CPU: what a graph writes is of no use before it runs, and lies where it has lain before.
 
 use std::cell::Cell;
 
@@ -9,7 +9,7 @@ thread_local! {
 }
 
 /// Runs `body`, a step for example, as on a device that has graphs; also how many were replayed.
-pub(crate) fn while_graphs_are_played<T>(body: impl FnOnce() -> T) -> (T, usize) {
+pub(crate) fn while_graphs_are_simulated<T>(body: impl FnOnce() -> T) -> (T, usize) {
     REPLAYS.set(Some(0));
     let result = body();
     (result, REPLAYS.take().unwrap_or(0))

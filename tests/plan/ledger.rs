@@ -56,7 +56,7 @@ fn rows_of_different_lengths_hold_what_is_planned() {
     check_rows(&["kv_cache.policy=dense", "kv_cache.storage=growing"], &[90, TOKENS, 20]);
 }
 
-/// Compares event by event; `rough` takes out of both, planned and told, what is foretold only as the most, and has looked at it.
+/// Compares event by event; `rough` takes out of both, planned and told, what is planned only as the most, and has looked at it.
 fn check_rough(words: &[&str], rough: &dyn Fn(&mut MemoryByPart, &mut MemoryByPart)) {
     let (planned, told) = both(words, &[TOKENS; 2]);
     assert_eq!(planned.len(), told.len() + 2, "{words:?}");

@@ -1,10 +1,10 @@
-//! No operation inside a row of cells lets the host wait for the device, which would run dry meanwhile.
+//! No operation inside a layer band lets the host wait for the device, which would run dry meanwhile.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use kvtune::engine::{Event, Observer};
-use kvtune::native::{WaitCounter, Waits};
+use kvtune::native::{SyncCounter, Syncs};
 use kvtune::recipe::{BufferKind, StoreForm, StoreRecipe};
 
 use crate::support;
@@ -37,9 +37,9 @@ const CASES: &[Case] = &[
 
 /// Counts between the first event of a step and its last.
 struct Counting {
-    counter: WaitCounter,
-    first: Option<Waits>,
-    last: Waits,
+    counter: SyncCounter,
+    first: Option<Syncs>,
+    last: Syncs,
     events: usize,
 }
 
@@ -52,11 +52,11 @@ impl Observer for Counting {
 }
 
 /// What lets the host wait inside the rows of a step.
-fn counted(case: &Case) -> Waits {
+fn counted(case: &Case) -> Syncs {
     let model = support::model(case);
     let (engine, batch) = (support::engine(case, &model), support::batch(case));
-    let counter = WaitCounter::start().unwrap();
-    let mut counting = Counting { counter, first: None, last: Waits::default(), events: 0 };
+    let counter = SyncCounter::start().unwrap();
+    let mut counting = Counting { counter, first: None, last: Syncs::default(), events: 0 };
     engine.gradients(&model, &batch, support::context(case), &mut counting).unwrap();
     assert!(counting.events > 10, "{case:?}");
     counting.last.since(counting.first.unwrap())
@@ -77,7 +77,7 @@ fn nothing_waits_inside_a_row() {
                 for trains in [Trains::Adapter, Trains::All] {
                     let lora = if trains == Trains::Adapter { case.lora } else { &[] };
                     let case = Case { layers_per_cell, width, lora, trains, ..case };
-                    assert_eq!(counted(&case), Waits::default(), "{case:?}");
+                    assert_eq!(counted(&case), Syncs::default(), "{case:?}");
                 }
             }
         }

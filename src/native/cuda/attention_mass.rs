@@ -1,4 +1,4 @@
-//! The kernel for the attention paid per slot: when it serves, and how its work is divided among blocks.
+//! The kernel for the attention mass per slot: when it serves, and how its work is divided among blocks.
 #![allow(unsafe_code)]
 
 use std::f64::consts::LOG2_E;
@@ -7,14 +7,14 @@ use std::ptr;
 
 use tch::{Device, Kind, Tensor};
 
-use super::built::{self, Setting, Source};
+use super::built::{self, KernelSource, Setting};
 use super::driver::{Module, launch_stream};
-use crate::native::Part;
+use crate::native::KvPart;
 
-pub(super) static SOURCE: Source = Source {
-    name: "attention_paid",
-    text: include_str!("kernels/attention_paid.cu"),
-    kernels: &["attention_paid", "attention_paid_in_all"],
+pub(super) static SOURCE: KernelSource = KernelSource {
+    name: "attention_mass",
+    text: include_str!("kernels/attention_mass.cu"),
+    kernels: &["attention_mass", "sum_attention_mass"],
 };
 
 /// Threads of a block, and keys that it takes.
@@ -29,7 +29,7 @@ const LARGEST: i64 = 1 << 30;
 /// Blocks of a grid in its second and third direction.
 const LARGEST_GRID: usize = 65_535;
 
-/// The parameter of `attention_paid`, as the kernel's text has it.
+/// The parameter of `attention_mass`, as the kernel's text has it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Paid {
@@ -52,10 +52,10 @@ struct Paid {
     factor: f32,
 }
 
-/// The parameter of `attention_paid_in_all`.
+/// The parameter of `sum_attention_mass`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Splits {
+struct SplitSumParams {
     part: *const c_void,
     out: *mut c_void,
     out_row: i64,
@@ -64,7 +64,7 @@ struct Splits {
 }
 
 // The kernel's text asserts the same.
-const _: () = assert!(size_of::<Paid>() == 136 && size_of::<Splits>() == 32);
+const _: () = assert!(size_of::<Paid>() == 136 && size_of::<SplitSumParams>() == 32);
 
 fn settings(kind: Kind, width: i64) -> Option<[Setting; 2]> {
     let is_f16 = match kind {
@@ -75,13 +75,13 @@ fn settings(kind: Kind, width: i64) -> Option<[Setting; 2]> {
     (width % 16 == 0 && (16..=256).contains(&width)).then_some([("KVTUNE_WIDTH", width as usize), ("KVTUNE_F16", is_f16)])
 }
 
-/// The attention paid to each key by the queries from token `first` on, summed over them and over the heads of a group; nothing to a slot
+/// The attention mass to each key by the queries from token `first` on, summed over them and over the heads of a group; nothing to a slot
 /// that does not count. The last part is the chunk's own, and seen causally. `None` where the kernel is not for tensors of this place,
 /// kind and width of a head, or does not serve, as [`super::kernel_states`] says.
 ///
 /// # Shapes
 /// `q_bhnd (B, H, n, D)`, `lse_bhn (B, H, n)`, `+inf` for a query that does not count; result `(B, G, all keys)`, f32.
-pub fn attention_paid(q_bhnd: &Tensor, parts: &[Part<'_>], lse_bhn: &Tensor, scale: f64, first: i64) -> Option<Tensor> {
+pub fn attention_mass(q_bhnd: &Tensor, parts: &[KvPart<'_>], lse_bhn: &Tensor, scale: f64, first: i64) -> Option<Tensor> {
     let (Device::Cuda(device), Some(settings)) = (q_bhnd.device(), settings(q_bhnd.kind(), q_bhnd.size()[3])) else {
         return None;
     };
@@ -108,7 +108,7 @@ struct Launch {
 
 impl Launch {
     /// `None` for sizes that the kernel's numbers would not hold.
-    fn new(module: &'static Module, device: usize, q: &Tensor, parts: &[Part<'_>], first: i64) -> Option<Self> {
+    fn new(module: &'static Module, device: usize, q: &Tensor, parts: &[KvPart<'_>], first: i64) -> Option<Self> {
         let (batch, heads, tokens, _) = q.size4().ok()?;
         let groups = parts.last()?.k_bgpd.size()[1];
         let slots = parts.iter().map(|part| part.k_bgpd.size()[2]).sum();
@@ -127,7 +127,7 @@ impl Launch {
         })
     }
 
-    fn run(&self, lse_bhn: &Tensor, parts: &[Part<'_>], scale: f64) -> Result<Tensor, String> {
+    fn run(&self, lse_bhn: &Tensor, parts: &[KvPart<'_>], scale: f64) -> Result<Tensor, String> {
         let stream = launch_stream(self.device)?;
         let options = (Kind::Float, self.q.device());
         let level = (lse_bhn.to_kind(Kind::Float) * LOG2_E).contiguous();
@@ -147,7 +147,7 @@ impl Launch {
     /// To one part; `out` is its range of the result `(B, G, P)`.
     fn pay(
         &self,
-        part: &Part<'_>,
+        part: &KvPart<'_>,
         level: &Tensor,
         out: &Tensor,
         (causal, scale): (bool, f64),
@@ -182,9 +182,9 @@ impl Launch {
         };
         // SAFETY: the parameter is the kernel's; what it points to are tensors of this device and of these sizes. Those that are dropped
         // before the kernel has run give their memory to operations behind it in the same stream.
-        unsafe { self.module.launch("attention_paid", [tiles, rows, splits], THREADS, &params, stream)? };
+        unsafe { self.module.launch("attention_mass", [tiles, rows, splits], THREADS, &params, stream)? };
         let Some(in_parts) = in_parts else { return Ok(()) };
-        let params = Splits {
+        let params = SplitSumParams {
             part: in_parts.data_ptr(),
             out: out.data_ptr(),
             out_row: self.slots,
@@ -192,7 +192,7 @@ impl Launch {
             slots: slots as c_int,
         };
         // SAFETY: as above.
-        unsafe { self.module.launch("attention_paid_in_all", [slots.div_ceil(THREADS), rows, 1], THREADS, &params, stream) }
+        unsafe { self.module.launch("sum_attention_mass", [slots.div_ceil(THREADS), rows, 1], THREADS, &params, stream) }
     }
 }
 
@@ -270,8 +270,8 @@ mod tests {
             assert_eq!(settings(kind, width), None);
         }
         let q = Tensor::zeros([1, 1, 3, 64], (Kind::BFloat16, Device::Cpu));
-        let own = Part { k_bgpd: &q, v_bgpd: &q, in_use_bgp: None };
-        assert!(attention_paid(&q, &[own], &Tensor::zeros([1, 1, 3], (Kind::Float, Device::Cpu)), 1.0, 0).is_none());
+        let own = KvPart { k_bgpd: &q, v_bgpd: &q, in_use_bgp: None };
+        assert!(attention_mass(&q, &[own], &Tensor::zeros([1, 1, 3], (Kind::Float, Device::Cpu)), 1.0, 0).is_none());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-// The attention paid to each key, by queries whose log-sum-exp is known.
+// The attention mass to each key, by queries whose log-sum-exp is known.
 #pragma once
 #include "block.h"
 #include "by_head.h"
@@ -18,7 +18,7 @@ template <class S> struct Paid {
   const Parts& parts;
   double scale;
   // The first token whose attention is summed.
-  int64_t paying;
+  int64_t from_token;
 
   // Adds what a block's queries pay to `sums`, one number for each key.
   void add(const Block& block, const Visible& visible, Scratch<T> scratch, T* sums) const {
@@ -34,15 +34,15 @@ template <class S> struct Paid {
       auto [k, apart] = visible.rows<S>(parts.k, keys, rows);
       multiply({keys.rows(), lanes, d}, {apart, lanes, lanes}, k, query_t, x, false);
       Tile tile{keys.count, lanes, visible.from(keys, block.start, s.per_group(), lanes, from)};
-      add_paid(sums + keys.first, x, l.data(), tile);
+      add_mass(sums + keys.first, x, l.data(), tile);
     });
   }
 
-  // `paid (B, G, keys)` receives the sums over the heads of a group and the queries from token `paying` on.
-  void run(at::Tensor& paid) const {
-    Blocks blocks = s.paid(paying);
+  // `mass (B, G, keys)` receives the sums over the heads of a group and the queries from token `from_token` on.
+  void run(at::Tensor& mass) const {
+    Blocks blocks = s.mass(from_token);
     at::Tensor partial = at::zeros({s.all(), blocks.splits, s.keys}, at::dtype<T>());
-    for_tasks<T>(s, blocks.splits, s.paid_task(paying), [&](const Task& task, Scratch<T> scratch) {
+    for_tasks<T>(s, blocks.splits, s.mass_task(from_token), [&](const Task& task, Scratch<T> scratch) {
       Visible visible(parts, task.head);
       std::vector<T> sums(visible.keys(), 0);
       for (int64_t n = task.begin(blocks.count); n < task.end(blocks.count); ++n) {
@@ -50,7 +50,7 @@ template <class S> struct Paid {
       }
       visible.add(data<T>(partial) + task.index * s.keys, sums);
     });
-    paid.copy_(partial.sum(1).view(paid.sizes()));
+    mass.copy_(partial.sum(1).view(mass.sizes()));
   }
 };
 

@@ -1,6 +1,6 @@
-//! A scene played through: forward with every assertion on the way, again from the log, and back.
+//! A scene simulated through: forward with every assertion on the way, again from the log, and back.
 
-use kvtune::cache::{ChunkSpan, LayerCache, LayerLog, Policy, Quota, ReplayLog, Shape, Undo, Victims};
+use kvtune::cache::{CacheShape, ChunkSpan, HeadBudgets, LayerCache, LayerLog, Policy, ReplayLog, Undo, Victims};
 use kvtune::units::LayerIdx;
 use kvtune::verify::walk;
 use tch::Tensor;
@@ -17,7 +17,7 @@ type Snapshot = [Tensor; 3];
 pub(crate) struct Played<'a> {
     scene: &'a Scene,
     content: &'a Content,
-    shape: Shape,
+    shape: CacheShape,
     pub(crate) spans: Vec<ChunkSpan>,
     pub(crate) cache: LayerCache,
     log: LayerLog,
@@ -34,12 +34,12 @@ pub(crate) struct Played<'a> {
 /// Plays a scene with every assertion; what it leaves tells how often attention was asked for, and whether all was foreseen.
 pub(crate) fn check(scene: &Scene) -> (usize, bool) {
     let content = Content::new(scene);
-    let mut played = Played::forward(scene, &content);
-    let found = (played.asked, played.is_unclear);
-    played.check_replay();
-    played.check_unwinding();
-    played.check_replay_after_unwinding();
-    played.check_walk();
+    let mut simulated = Played::forward(scene, &content);
+    let found = (simulated.asked, simulated.is_unclear);
+    simulated.check_replay();
+    simulated.check_unwinding();
+    simulated.check_replay_after_unwinding();
+    simulated.check_walk();
     found
 }
 
@@ -49,7 +49,7 @@ impl<'a> Played<'a> {
         let policy = scene.build();
         let plan = scene.plan(policy.evicts());
         let shape = scene.shape(policy.evicts());
-        let mut played = Self {
+        let mut simulated = Self {
             scene,
             content,
             shape,
@@ -64,19 +64,19 @@ impl<'a> Played<'a> {
         };
         let mut reference = SlowPolicy::new(scene, (content, scene), plan.prefill, &*policy);
         for span in &plan.spans {
-            played.step(span, &*policy, &mut reference);
+            simulated.step(span, &*policy, &mut reference);
         }
-        played.is_unclear = reference.is_unclear();
-        played
+        simulated.is_unclear = reference.is_unclear();
+        simulated
     }
 
     fn step(&mut self, span: &ChunkSpan, policy: &dyn Policy, reference: &mut SlowPolicy<'_>) {
         wander(&mut self.cache, span, 0);
-        if let Some(quota) = self.cache.allot(policy, span) {
+        if let Some(quota) = self.cache.allocate(policy, span) {
             assert!(self.log.quota().is_none(), "{:?}, chunk {}: shared out twice", self.scene, span.index);
             self.log.record_quota(quota);
         }
-        divide(&mut self.cache, &self.log, span);
+        apply_budget(&mut self.cache, &self.log, span);
         let victims = self.cache.decide(policy, span);
         self.check_victims(span, victims.as_ref());
         self.log.record(victims);
@@ -97,24 +97,24 @@ impl<'a> Played<'a> {
         let (k, v) = &self.composed[span.index];
         self.cache.note(policy, span, (k, v), &attention);
         self.asked += attention.asked.get();
-        let announced: Vec<_> = policy.asks(span.chunk.0 == 0).into_iter().collect();
+        let announced: Vec<_> = policy.required_queries(span.chunk.0 == 0).into_iter().collect();
         assert_eq!(*attention.paid_for.borrow(), announced, "{:?}, chunk {}: it asks what it announces", self.scene, span.index);
         reference.observe(span);
         self.check_notes(span, reference);
     }
 
-    fn what(&self, span: &ChunkSpan, row: usize, head: usize, positions: &[i64]) -> String {
-        format!("{:?}, chunk {}, row {row}, head {head}: {positions:?}", self.scene, span.index)
+    fn what(&self, span: &ChunkSpan, sequence: usize, head: usize, positions: &[i64]) -> String {
+        format!("{:?}, chunk {}, sequence {sequence}, head {head}: {positions:?}", self.scene, span.index)
     }
 
     /// The quota in force when a chunk is written.
-    fn quota(&self, span: &ChunkSpan) -> Option<&Quota> {
+    fn quota(&self, span: &ChunkSpan) -> Option<&HeadBudgets> {
         self.log.quota().filter(|quota| quota.index <= span.index)
     }
 
     /// Slots of a head that may hold something.
-    fn share(&self, span: &ChunkSpan, row: usize, head: usize) -> usize {
-        self.quota(span).map_or(self.shape.cache_length, |quota| quota.shares[row][head])
+    fn share(&self, span: &ChunkSpan, sequence: usize, head: usize) -> usize {
+        self.quota(span).map_or(self.shape.cache_length, |quota| quota.shares[sequence][head])
     }
 
     /// Together what the heads would have had anyway, each at least its floor, no buffer longer than twice the cache.
@@ -123,11 +123,14 @@ impl<'a> Played<'a> {
         let (scene, capacity, groups) = (self.scene, self.shape.cache_length, self.shape.groups as usize);
         let floor = (scene.rule().2.unwrap() * capacity as f64) as usize;
         assert!((capacity..=2 * capacity).contains(&quota.slots), "{scene:?}: {quota:?}");
-        for (row, shares) in quota.shares.iter().enumerate() {
-            assert_eq!(shares.iter().sum::<usize>(), groups * capacity, "{scene:?}, row {row}: {shares:?}");
-            assert!(shares.iter().all(|share| (floor..=quota.slots).contains(share)), "{scene:?}, row {row}: {shares:?}");
-            if let Some(expected) = reference.shares(row) {
-                assert_eq!(shares, expected, "{scene:?}, row {row}");
+        for (sequence, shares) in quota.shares.iter().enumerate() {
+            assert_eq!(shares.iter().sum::<usize>(), groups * capacity, "{scene:?}, sequence {sequence}: {shares:?}");
+            assert!(
+                shares.iter().all(|share| (floor..=quota.slots).contains(share)),
+                "{scene:?}, sequence {sequence}: {shares:?}"
+            );
+            if let Some(expected) = reference.shares(sequence) {
+                assert_eq!(shares, expected, "{scene:?}, sequence {sequence}");
             }
         }
     }
@@ -139,11 +142,11 @@ impl<'a> Played<'a> {
         let needed = span.evictions(filled as usize, slots);
         assert_eq!(victims.map_or(0, Victims::len), needed, "{scene:?}, chunk {}", span.index);
         let Some(victims) = victims else { return };
-        for (row, head, mut slots) in by_head(&victims.slots(self.shape.batch, self.shape.groups, self.shape.device)) {
+        for (sequence, head, mut slots) in by_head(&victims.slots(self.shape.batch, self.shape.groups, self.shape.device)) {
             slots.sort_unstable();
             slots.dedup();
-            assert_eq!(slots.len(), needed, "{}: a slot twice", self.what(span, row, head, &slots));
-            assert!(slots.iter().all(|s| (0..filled).contains(s)), "{}: {filled} slots", self.what(span, row, head, &slots));
+            assert_eq!(slots.len(), needed, "{}: a slot twice", self.what(span, sequence, head, &slots));
+            assert!(slots.iter().all(|s| (0..filled).contains(s)), "{}: {filled} slots", self.what(span, sequence, head, &slots));
         }
     }
 
@@ -152,18 +155,18 @@ impl<'a> Played<'a> {
         let (k, v) = self.cache.entries();
         let (keys, values) = (flat(&k), flat(&v));
         let mut slot = 0;
-        for (row, head, positions) in by_head(&self.cache.positions()) {
-            let what = || self.what(span, row, head, &positions);
-            if let Some(held) = reference.held(row, head) {
+        for (sequence, head, positions) in by_head(&self.cache.positions()) {
+            let what = || self.what(span, sequence, head, &positions);
+            if let Some(held) = reference.held(sequence, head) {
                 assert_eq!(live(&positions), held, "{}", what());
             }
-            if span.real[row] == span.len {
+            if span.real[sequence] == span.len {
                 let chunk: Vec<i64> = (span.start..span.start + span.len).map(|p| p as i64).collect();
                 assert!(positions.ends_with(&chunk), "{}: the chunk does not stand at the end", what());
             }
             for &position in &positions {
                 if let Ok(position) = usize::try_from(position) {
-                    let (key, value) = self.content.stored([row, head, position]);
+                    let (key, value) = self.content.stored([sequence, head, position]);
                     assert_eq!(&keys[slot..slot + key.len()], key, "{}: key of {position}", what());
                     assert_eq!(&values[slot..slot + value.len()], value, "{}: value of {position}", what());
                 }
@@ -174,14 +177,14 @@ impl<'a> Played<'a> {
 
     /// Each position once, as many as there can be; first, young and protected tokens among them.
     fn check_promises(&self, span: &ChunkSpan, policy: &dyn Policy) {
-        for (row, head, positions) in by_head(&self.cache.positions()) {
-            let (live, what) = (live(&positions), || self.what(span, row, head, &positions));
+        for (sequence, head, positions) in by_head(&self.cache.positions()) {
+            let (live, what) = (live(&positions), || self.what(span, sequence, head, &positions));
             assert!(live.windows(2).all(|w| w[0] < w[1]), "{}: a position twice", what());
-            let seen = (span.start + span.real[row]).min(self.scene.lengths[row]);
-            assert_eq!(live.len(), seen.min(self.share(span, row, head)), "{}", what());
+            let seen = (span.start + span.real[sequence]).min(self.scene.lengths[sequence]);
+            assert_eq!(live.len(), seen.min(self.share(span, sequence, head)), "{}", what());
             let is_young = |p: usize| p + policy.grace() >= span.start;
-            let is_promised = |p: &usize| *p < policy.sinks() || is_young(*p) || self.scene.protects(row, *p);
-            if span.real[row] > 0 {
+            let is_promised = |p: &usize| *p < policy.sinks() || is_young(*p) || self.scene.protects(sequence, *p);
+            if span.real[sequence] > 0 {
                 assert!((0..seen).filter(is_promised).all(|p| live.contains(&(p as i64))), "{}: a promise broken", what());
             }
         }
@@ -199,32 +202,33 @@ impl<'a> Played<'a> {
             assert!(in_use.equal(&held), "{:?}, chunk {}", self.scene, span.index);
             true
         });
-        let columns = of_region.iter().flat_map(|(row, head, positions)| positions.iter().map(move |&p| (*row, *head, p)));
-        for ((key, value), (row, head, position)) in keys.chunks(width).zip(values.chunks(width)).zip(columns) {
-            let at = |p: usize| [row, head, p];
+        let columns =
+            of_region.iter().flat_map(|(sequence, head, positions)| positions.iter().map(move |&p| (*sequence, *head, p)));
+        for ((key, value), (sequence, head, position)) in keys.chunks(width).zip(values.chunks(width)).zip(columns) {
+            let at = |p: usize| [sequence, head, p];
             let seen = match usize::try_from(position) {
                 Ok(p) if p >= span.start => self.content.exact(at(p)),
                 Ok(p) => self.content.stored(at(p)),
                 Err(_) if is_masked => continue,
                 Err(_) => (&[0.0; HEAD_DIM], &[0.0; HEAD_DIM]),
             };
-            assert_eq!((key, value), (&seen.0[..], &seen.1[..]), "{}", self.what(span, row, head, &[position]));
+            assert_eq!((key, value), (&seen.0[..], &seen.1[..]), "{}", self.what(span, sequence, head, &[position]));
         }
     }
 
-    /// What is noted of each entry, in rows that go on.
+    /// What is noted of each entry, in sequences that go on.
     fn check_notes(&self, span: &ChunkSpan, reference: &SlowPolicy<'_>) {
         let Some(observed) = self.cache.observed() else { return };
         let observed = Vec::<f32>::try_from(observed.contiguous().view(-1)).unwrap();
         let mut observed = observed.into_iter();
         let tolerance = reference.tolerance();
-        for (row, head, positions) in by_head(&self.cache.positions()) {
+        for (sequence, head, positions) in by_head(&self.cache.positions()) {
             for (&position, found) in positions.iter().zip(observed.by_ref()) {
-                if position < 0 || span.real[row] < span.len {
+                if position < 0 || span.real[sequence] < span.len {
                     continue;
                 }
-                if let Some(expected) = reference.noted([row, head], position as usize) {
-                    let what = || self.what(span, row, head, &positions);
+                if let Some(expected) = reference.noted([sequence, head], position as usize) {
+                    let what = || self.what(span, sequence, head, &positions);
                     let is_same = (found - expected).abs() <= tolerance * expected.abs();
                     assert!(is_same, "{}: {found} is noted of {position}, expected {expected}", what());
                 }
@@ -254,7 +258,7 @@ impl<'a> Played<'a> {
     fn replay(&self, cache: &mut LayerCache, span: &ChunkSpan) {
         let (k, v) = self.content.chunk(span.start, &span.real, span.len);
         wander(cache, span, 3);
-        divide(cache, &self.log, span);
+        apply_budget(cache, &self.log, span);
         cache.write(span, cache.recall(&self.log, span).unwrap(), &k, &v).unwrap();
     }
 
@@ -268,7 +272,7 @@ impl<'a> Played<'a> {
             let (own_k, own_v) = &self.composed[span.index];
             assert!(k.equal(own_k) && v.equal(own_v), "{:?}: chunk {} composed again", self.scene, span.index);
             self.cache.unwind(span, &self.undo[span.index]).unwrap();
-            assert_eq!(self.cache.stands(), span.index);
+            assert_eq!(self.cache.num_chunks(), span.index);
         }
         assert_eq!(self.cache.positions().size()[2], 0);
     }
@@ -288,8 +292,14 @@ impl<'a> Played<'a> {
             if log.spans.get(span.index + 1).is_some_and(|next| next.chunk == span.chunk) {
                 continue;
             }
-            for (row, head, held) in by_head(positions) {
-                assert_eq!(sorted(&held), sorted(&walk.held[span.chunk.0][row][head]), "{:?}, chunk {}", self.scene, span.index);
+            for (sequence, head, held) in by_head(positions) {
+                assert_eq!(
+                    sorted(&held),
+                    sorted(&walk.held[span.chunk.0][sequence][head]),
+                    "{:?}, chunk {}",
+                    self.scene,
+                    span.index
+                );
             }
         }
     }
@@ -305,9 +315,9 @@ fn wander(cache: &mut LayerCache, span: &ChunkSpan, moment: usize) {
 }
 
 /// Brings the quota into force where its chunk has come, as the engine does.
-fn divide(cache: &mut LayerCache, log: &LayerLog, span: &ChunkSpan) {
+fn apply_budget(cache: &mut LayerCache, log: &LayerLog, span: &ChunkSpan) {
     if let Some(quota) = log.quota().filter(|quota| quota.index == span.index) {
-        cache.divide(quota);
+        cache.apply_budget(quota);
     }
 }
 

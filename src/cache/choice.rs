@@ -1,34 +1,34 @@
 //! What a policy gets to see of a layer's cache, and what it says: shares, victims, notes.
 
 use super::layer::{LayerCache, join};
-use super::policy::{Attention, NewEntries, Observed};
-use super::victims::{self, Agreement, Held};
-use super::{ChunkSpan, Entries, Policy, Quota, Victims};
+use super::policy::{ChunkAttention, NewEntries, Observed};
+use super::victims::{self, Agreement, ChoiceContext};
+use super::{ChunkSpan, Entries, HeadBudgets, Policy, Victims};
 use tch::Tensor;
 
 impl LayerCache {
     /// How `policy` shares out the slots before the next chunk, if it does and the time has come.
-    pub fn allot(&self, policy: &dyn Policy, span: &ChunkSpan) -> Option<Quota> {
+    pub fn allocate(&self, policy: &dyn Policy, span: &ChunkSpan) -> Option<HeadBudgets> {
         let floor = policy.shares_out()?;
-        let is_due = self.divided.is_none() && span.evictions(self.filled, self.shape.cache_length) > 0;
+        let is_due = self.budget.is_none() && span.evictions(self.filled, self.shape.cache_length) > 0;
         is_due.then(|| {
-            let key = self.judge(policy, span, |entries, held| {
+            let key = self.choice(policy, span, |entries, held| {
                 // Each head has an order of its own, also while all hold the same.
-                let held = Held { agreement: &Agreement::Nothing, ..held };
+                let held = ChoiceContext { agreement: &Agreement::Nothing, ..held };
                 victims::keys(policy, entries, &policy.score(entries), held)
             });
-            Quota::new(&key, span, self.shape.cache_length, floor)
+            HeadBudgets::new(&key, span, self.shape.cache_length, floor)
         })
     }
 
     /// What `policy` evicts for the next chunk; `None` where everything fits.
     pub fn decide(&self, policy: &dyn Policy, span: &ChunkSpan) -> Option<Victims> {
         let is_full = span.evictions(self.filled, self.capacity()) > 0;
-        is_full.then(|| self.judge(policy, span, |entries, held| victims::choose(policy, entries, held)))
+        is_full.then(|| self.choice(policy, span, |entries, held| victims::choose(policy, entries, held)))
     }
 
-    /// Shows the entries to `judge` as they are before `span`.
-    fn judge<T>(&self, policy: &dyn Policy, span: &ChunkSpan, judge: impl FnOnce(&Entries<'_>, Held<'_>) -> T) -> T {
+    /// Shows the entries to `choice` as they are before `span`.
+    fn choice<T>(&self, policy: &dyn Policy, span: &ChunkSpan, choice: impl FnOnce(&Entries<'_>, ChoiceContext<'_>) -> T) -> T {
         let filled = self.filled as i64;
         let (observed_bgc, features_bgcf) = (self.notes.observed(filled), self.notes.features(filled));
         let position_bgc = self.positions();
@@ -44,14 +44,14 @@ impl LayerCache {
             keys: &|| self.keys(),
             candidates: &|| victims::candidates(policy, span.start, &position_bgc, &self.protected),
         };
-        judge(&entries, Held { agreement: &self.agreement, protected: &self.protected, divided: self.divided.as_ref() })
+        choice(&entries, ChoiceContext { agreement: &self.agreement, protected: &self.protected, budget: self.budget.as_ref() })
     }
 
     /// Lets the policy describe the entries of the chunk written last, and observe its attention.
     ///
     /// # Shapes
     /// `k`, `v (B, G, n, D)` by the region's columns, as in [`super::Written`].
-    pub fn note(&mut self, policy: &dyn Policy, span: &ChunkSpan, (k, v): (&Tensor, &Tensor), attention: &dyn Attention) {
+    pub fn note(&mut self, policy: &dyn Policy, span: &ChunkSpan, (k, v): (&Tensor, &Tensor), attention: &dyn ChunkAttention) {
         let (region, len) = (self.region(span), span.len as i64);
         let size = self.position_bgc.size();
         let stored = || join(&self.buffer.read(region, len), &self.shape);

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 use tch::{Device, Kind, Tensor};
 
-use super::copier::{Copier, Lane, Mark, lock};
+use super::copier::{Copier, CopyMark, CopyStream, lock};
 use super::{Form, Parked, Store};
 use crate::units::Seconds;
 
 /// What becomes of the waits for a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Waits {
+pub(crate) enum WaitFault {
     #[default]
     Kept,
     /// The device reads what is there: a fault.
@@ -22,13 +22,13 @@ pub(crate) enum Waits {
 }
 
 thread_local! {
-    static COPIER: RefCell<Option<Arc<Late>>> = const { RefCell::new(None) };
+    static COPIER: RefCell<Option<Arc<DelayedCopier>>> = const { RefCell::new(None) };
 }
 
 /// Runs `body`, a step for example, as on a device that copies beside what it computes, with copies that are as late as they may be. The
 /// CPU's backward runs on the calling thread, so a thread-local reaches all of it.
-pub(crate) fn while_copies_are_late<T>(waits: Waits, body: impl FnOnce() -> T) -> T {
-    COPIER.set(Some(Arc::new(Late { waits, ..Late::default() })));
+pub(crate) fn with_delayed_copies<T>(waits: WaitFault, body: impl FnOnce() -> T) -> T {
+    COPIER.set(Some(Arc::new(DelayedCopier { waits, ..DelayedCopier::default() })));
     let result = body();
     COPIER.set(None);
     result
@@ -40,17 +40,17 @@ pub(super) fn copier() -> Option<Arc<dyn Copier>> {
 }
 
 /// How many copies of this thread's late copier are under way.
-pub(crate) fn copies_under_way() -> usize {
-    let count = |late: &Arc<Late>| lock(&late.lanes).iter().map(|queue| queue.jobs.len()).sum();
+pub(crate) fn copies_in_flight() -> usize {
+    let count = |late: &Arc<DelayedCopier>| lock(&late.lanes).iter().map(|queue| queue.jobs.len()).sum();
     COPIER.with_borrow(|late| late.as_ref().map_or(0, count))
 }
 
 /// Keeps copies until somebody waits for them. What its device (the CPU) computes is done at once, so that all that a copy may rely on
 /// is there when it is asked for, and nothing that it must wait for is.
 #[derive(Debug, Default)]
-struct Late {
+struct DelayedCopier {
     lanes: Mutex<[Queue; 2]>,
-    waits: Waits,
+    waits: WaitFault,
 }
 
 #[derive(Debug, Default)]
@@ -63,27 +63,27 @@ struct Queue {
 #[derive(Debug)]
 struct Job {
     copies: Vec<(Tensor, Tensor)>,
-    after: Vec<Mark>,
+    after: Vec<CopyMark>,
 }
 
 /// Makes the next copy of a lane, and whatever that has to wait for.
-fn advance(lanes: &mut [Queue; 2], lane: Lane) {
+fn advance(lanes: &mut [Queue; 2], lane: CopyStream) {
     let Some(job) = lanes[lane as usize].jobs.pop_front() else { return };
     job.after.iter().for_each(|&mark| finish(lanes, mark));
     job.copies.iter().for_each(|(to, from)| to.shallow_clone().copy_(from));
     lanes[lane as usize].done += 1;
 }
 
-fn finish(lanes: &mut [Queue; 2], mark: Mark) {
+fn finish(lanes: &mut [Queue; 2], mark: CopyMark) {
     let (lane, number) = mark.place();
     while lanes[lane as usize].done < number {
         advance(lanes, lane);
     }
 }
 
-impl Copier for Late {
-    fn start(&self, lane: Lane, copies: &[(&Tensor, &Tensor)], after: &[Mark]) -> Mark {
-        if lane == Lane::ToDevice {
+impl Copier for DelayedCopier {
+    fn start(&self, lane: CopyStream, copies: &[(&Tensor, &Tensor)], after: &[CopyMark]) -> CopyMark {
+        if lane == CopyStream::ToDevice {
             // What is read before it has come is wrong.
             for (to, _) in copies {
                 let _ = to.view_dtype(Kind::Uint8).fill_(0x7f);
@@ -93,29 +93,29 @@ impl Copier for Late {
         let queue = &mut lock(&self.lanes)[lane as usize];
         queue.jobs.push_back(Job { copies, after: after.to_vec() });
         queue.asked += 1;
-        Mark::new(lane, queue.asked)
+        CopyMark::new(lane, queue.asked)
     }
 
-    fn wait(&self, mark: Mark) {
-        if self.waits == Waits::Kept {
+    fn wait(&self, mark: CopyMark) {
+        if self.waits == WaitFault::Kept {
             self.finish(mark);
         }
     }
 
-    fn finish(&self, mark: Mark) {
+    fn finish(&self, mark: CopyMark) {
         // The lanes stay locked: threads that share a room may finish each other's copies, and a lane has an order.
         finish(&mut lock(&self.lanes), mark);
     }
 
-    fn is_done(&self, mark: Mark) -> bool {
+    fn is_done(&self, mark: CopyMark) -> bool {
         let (lane, number) = mark.place();
         lock(&self.lanes)[lane as usize].done >= number
     }
 
     fn settle(&self) {
         let lanes = &mut *lock(&self.lanes);
-        for lane in Lane::BOTH {
-            let last = Mark::new(lane, lanes[lane as usize].asked);
+        for lane in CopyStream::BOTH {
+            let last = CopyMark::new(lane, lanes[lane as usize].asked);
             finish(lanes, last);
         }
     }
@@ -129,7 +129,7 @@ impl Copier for Late {
 
 /// What is done next; the numbers choose among what there is.
 #[derive(Clone, Copy, Debug)]
-enum Action {
+enum CopyAction {
     /// Tensors of so many rows.
     Put(i64),
     SetOut(usize),
@@ -137,18 +137,18 @@ enum Action {
     /// The room is given back, whatever is under way.
     Free(usize),
     /// A lane gets on by itself.
-    Advance(Lane),
+    Advance(CopyStream),
     /// All that is under way comes to its end.
     Settle,
 }
 
-fn actions() -> impl Strategy<Value = Vec<Action>> {
+fn actions() -> impl Strategy<Value = Vec<CopyAction>> {
     let one = prop_oneof![
-        4 => (1i64..40).prop_map(Action::Put),
-        3 => (0usize..64).prop_map(Action::SetOut),
-        2 => (0usize..64).prop_map(Action::Arrive),
-        3 => (0usize..64).prop_map(Action::Free),
-        1 => prop_oneof![Just(Action::Advance(Lane::ToHost)), Just(Action::Advance(Lane::ToDevice)), Just(Action::Settle)],
+        4 => (1i64..40).prop_map(CopyAction::Put),
+        3 => (0usize..64).prop_map(CopyAction::SetOut),
+        2 => (0usize..64).prop_map(CopyAction::Arrive),
+        3 => (0usize..64).prop_map(CopyAction::Free),
+        1 => prop_oneof![Just(CopyAction::Advance(CopyStream::ToHost)), Just(CopyAction::Advance(CopyStream::ToDevice)), Just(CopyAction::Settle)],
     ];
     prop::collection::vec(one, 1..80)
 }
@@ -162,37 +162,37 @@ fn tensors(number: i64, rows: i64) -> [Tensor; 2] {
 /// The same through a store that copies at once.
 fn at_once(form: Form, number: i64, rows: i64) -> Vec<Tensor> {
     let [a, b] = tensors(number, rows);
-    Store::in_memory(form).park_all(&[&a, &b]).unwrap().set_out(Device::Cpu).unwrap().arrive()
+    Store::in_memory(form).park_all(&[&a, &b]).unwrap().prefetch(Device::Cpu).unwrap().wait()
 }
 
 /// Plays the actions; returns whether every tensor came back as it would at once.
-fn all_come_back(form: Form, copier: &Arc<Late>, actions: &[Action]) -> bool {
+fn all_come_back(form: Form, copier: &Arc<DelayedCopier>, actions: &[CopyAction]) -> bool {
     let store = Store::copied_by(form, copier.clone());
     let (mut parked, mut ahead): (Vec<(i64, i64, Parked)>, Vec<_>) = (Vec::new(), Vec::new());
     let mut is_right = true;
-    let mut arrive = |(number, rows, ahead): (i64, i64, super::Ahead)| {
-        let found = ahead.arrive();
+    let mut wait = |(number, rows, ahead): (i64, i64, super::Prefetch)| {
+        let found = ahead.wait();
         is_right &= found.iter().zip(&at_once(form, number, rows)).all(|(found, expected)| found.equal(expected));
     };
     for (number, action) in actions.iter().enumerate() {
         match *action {
-            Action::Put(rows) => {
+            CopyAction::Put(rows) => {
                 let [a, b] = tensors(number as i64, rows);
                 parked.push((number as i64, rows, store.park_all(&[&a, &b]).unwrap()));
             }
-            Action::SetOut(which) if !parked.is_empty() => {
+            CopyAction::SetOut(which) if !parked.is_empty() => {
                 let (number, rows, waiting) = &parked[which % parked.len()];
-                ahead.push((*number, *rows, waiting.set_out(Device::Cpu).unwrap()));
+                ahead.push((*number, *rows, waiting.prefetch(Device::Cpu).unwrap()));
             }
-            Action::Arrive(which) if !ahead.is_empty() => arrive(ahead.swap_remove(which % ahead.len())),
-            Action::Free(which) if !parked.is_empty() => drop(parked.swap_remove(which % parked.len())),
-            Action::Advance(lane) => advance(&mut lock(&copier.lanes), lane),
-            Action::Settle => copier.settle(),
+            CopyAction::Arrive(which) if !ahead.is_empty() => wait(ahead.swap_remove(which % ahead.len())),
+            CopyAction::Free(which) if !parked.is_empty() => drop(parked.swap_remove(which % parked.len())),
+            CopyAction::Advance(lane) => advance(&mut lock(&copier.lanes), lane),
+            CopyAction::Settle => copier.settle(),
             _ => {}
         }
     }
-    ahead.extend(parked.iter().map(|(number, rows, waiting)| (*number, *rows, waiting.set_out(Device::Cpu).unwrap())));
-    ahead.into_iter().for_each(&mut arrive);
+    ahead.extend(parked.iter().map(|(number, rows, waiting)| (*number, *rows, waiting.prefetch(Device::Cpu).unwrap())));
+    ahead.into_iter().for_each(&mut wait);
     drop(parked);
     is_right && store.bytes().in_use.0 == 0
 }
@@ -208,42 +208,42 @@ proptest! {
 
 #[test]
 fn room_that_was_given_back_waits_for_the_copies_from_it() {
-    let copier = Arc::<Late>::default();
+    let copier = Arc::<DelayedCopier>::default();
     let store = Store::copied_by(Form::Plain, copier.clone());
     let [a, b] = tensors(1, 8);
     let first = store.park_all(&[&a, &b]).unwrap();
-    let ahead = first.set_out(Device::Cpu).unwrap();
+    let ahead = first.prefetch(Device::Cpu).unwrap();
     drop(first);
     let [c, d] = tensors(2, 8);
     let second = store.park_all(&[&c, &d]).unwrap();
     assert_eq!(store.bytes().most, second.bytes(), "the same room");
     // The second comes first, as far as it may.
-    advance(&mut lock(&copier.lanes), Lane::ToHost);
-    advance(&mut lock(&copier.lanes), Lane::ToHost);
-    assert!(ahead.arrive()[0].equal(&a));
+    advance(&mut lock(&copier.lanes), CopyStream::ToHost);
+    advance(&mut lock(&copier.lanes), CopyStream::ToHost);
+    assert!(ahead.wait()[0].equal(&a));
     assert!(second.fetch(Device::Cpu).unwrap().equal(&c));
 }
 
 #[test]
 fn what_has_not_arrived_is_not_there() {
-    let store = Store::copied_by(Form::Plain, Arc::<Late>::default());
+    let store = Store::copied_by(Form::Plain, Arc::<DelayedCopier>::default());
     let [a, b] = tensors(3, 4);
-    let ahead = store.park_all(&[&a, &b]).unwrap().set_out(Device::Cpu).unwrap();
+    let ahead = store.park_all(&[&a, &b]).unwrap().prefetch(Device::Cpu).unwrap();
     assert!(!ahead.parts()[0].equal(&a), "the copier is late");
-    assert!(ahead.arrive()[0].equal(&a));
+    assert!(ahead.wait()[0].equal(&a));
 }
 
 #[test]
 fn what_is_settled_has_come_and_is_kept_for_nobody() {
-    let copier = Arc::<Late>::default();
+    let copier = Arc::<DelayedCopier>::default();
     let store = Store::copied_by(Form::Plain, copier.clone());
     let [a, b] = tensors(5, 4);
     let parked = store.park_all(&[&a, &b]).unwrap();
-    let ahead = parked.set_out(Device::Cpu).unwrap();
+    let ahead = parked.prefetch(Device::Cpu).unwrap();
     let count = || lock(&copier.lanes).each_ref().map(|queue| queue.jobs.len());
     assert_eq!(count(), [1, 1]);
     copier.settle();
     assert_eq!(count(), [0, 0]);
     assert!(ahead.parts()[0].equal(&a), "nobody had to wait for it");
-    assert!(ahead.arrive()[1].equal(&b) && parked.fetch(Device::Cpu).unwrap().equal(&a));
+    assert!(ahead.wait()[1].equal(&b) && parked.fetch(Device::Cpu).unwrap().equal(&a));
 }

@@ -7,38 +7,39 @@ use tch::Tensor;
 
 use super::MemoryByPart;
 use crate::cache::{
-    Attention, CacheError, CacheGrads, ChunkSpan, LayerCache, LayerLog, ParkedUndo, Placement, Policy, Queries, Undo, UndoAhead,
+    CacheError, CacheGrads, ChunkAttention, ChunkSpan, LayerCache, LayerLog, ParkedUndo, Placement, Policy, Queries, Undo,
+    UndoPrefetch,
 };
-use crate::ops::attention::{self, Attended, Chunk, Past, accumulation_kind, attention_paid};
+use crate::ops::attention::{self, Attended, Chunk, KvPage, accumulation_kind, attention_mass};
 use crate::store::{Form, Store};
 
 /// The state of one layer.
 #[derive(Debug)]
-pub(super) struct LayerRun {
+pub(super) struct LayerState {
     pub(super) cache: LayerCache,
     pub(super) log: LayerLog,
     /// By chunk; `None` where the entry is not kept or has been used.
     undo: Vec<Option<ParkedUndo>>,
     /// Of the chunks of the current cell, from its recomputation to its backward.
-    at_hand: HashMap<usize, Undo>,
+    resident: HashMap<usize, Undo>,
     /// By chunk; on their way to the device for the cell whose turn is next.
-    ahead: HashMap<usize, UndoAhead>,
+    ahead: HashMap<usize, UndoPrefetch>,
     /// Where undo entries wait.
     store: Store,
     grads: Option<CacheGrads>,
 }
 
 /// A layer's state, shared with the autograd nodes that unwind it.
-pub(super) type SharedRun = Arc<Mutex<LayerRun>>;
+pub(super) type SharedLayer = Arc<Mutex<LayerState>>;
 
 /// Locks a run; a poisoned lock means that a panic is on its way up already.
-pub(super) fn lock(run: &SharedRun) -> MutexGuard<'_, LayerRun> {
+pub(super) fn lock(run: &SharedLayer) -> MutexGuard<'_, LayerState> {
     run.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Queries, keys and values of one chunk, by the tokens' own columns.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Tokens<'a> {
+pub(super) struct ChunkQkv<'a> {
     pub(super) q: &'a Tensor,
     pub(super) k: &'a Tensor,
     pub(super) v: &'a Tensor,
@@ -47,14 +48,14 @@ pub(super) struct Tokens<'a> {
 
 /// What a chunk's backward needs, and nothing of the size of the cache.
 #[derive(Debug)]
-pub(super) struct Saved {
+pub(super) struct ChunkSaved {
     q: Tensor,
     k: Tensor,
     v: Tensor,
     attended: Attended,
     placement: Placement,
     scale: f64,
-    /// Which of the region's columns hold an entry `(B, G, n)`, where rows end in the chunk and heads have empty slots.
+    /// Which of the region's columns hold an entry `(B, G, n)`, where sequences end in the chunk and heads have empty slots.
     in_use_bgn: Option<Tensor>,
 }
 
@@ -66,7 +67,7 @@ enum Keep {
     /// It waits in the store.
     Parked,
     /// It stays where it is, for the backward of the same cell.
-    AtHand,
+    Resident,
 }
 
 impl Keep {
@@ -75,10 +76,10 @@ impl Keep {
     }
 }
 
-impl LayerRun {
+impl LayerState {
     fn new(cache: LayerCache, store: Store) -> Self {
-        let (undo, at_hand, ahead) = (Vec::new(), HashMap::new(), HashMap::new());
-        Self { cache, log: LayerLog::default(), undo, at_hand, ahead, store, grads: None }
+        let (undo, resident, ahead) = (Vec::new(), HashMap::new(), HashMap::new());
+        Self { cache, log: LayerLog::default(), undo, resident, ahead, store, grads: None }
     }
 
     /// Where undo entries wait; the same for all layers.
@@ -87,13 +88,13 @@ impl LayerRun {
     }
 
     /// Adds what the layer holds, but for what waits in its store.
-    pub(super) fn weigh(&self, memory: &mut MemoryByPart) {
+    pub(super) fn measure(&self, memory: &mut MemoryByPart) {
         let (device, host) = self.cache.bytes();
         memory.caches += device;
         memory.waiting_caches += host;
         memory.cache_gradients += self.grads.iter().map(CacheGrads::bytes).sum();
-        memory.ahead += self.ahead.values().map(UndoAhead::bytes).sum();
-        memory.undo_at_hand += self.at_hand.values().map(Undo::bytes).sum();
+        memory.ahead += self.ahead.values().map(UndoPrefetch::bytes).sum();
+        memory.resident_undo += self.resident.values().map(Undo::bytes).sum();
         memory.replay_log += self.log.bytes();
     }
 
@@ -102,7 +103,7 @@ impl LayerRun {
         self.cache.reset(prefill);
         self.cache.park();
         self.undo.clear();
-        self.at_hand.clear();
+        self.resident.clear();
         self.ahead.clear();
         self.grads = None;
     }
@@ -112,40 +113,40 @@ impl LayerRun {
         &mut self,
         policy: &dyn Policy,
         span: &ChunkSpan,
-        tokens: Tokens<'_>,
+        tokens: ChunkQkv<'_>,
         keep_undo: bool,
     ) -> Result<Tensor, CacheError> {
-        if let Some(quota) = self.cache.allot(policy, span) {
+        if let Some(quota) = self.cache.allocate(policy, span) {
             self.log.record_quota(quota);
         }
-        self.divide(span);
+        self.apply_budget(span);
         let victims = self.cache.decide(policy, span);
         self.log.record(victims);
         // Pads must not pay: in a ragged chunk the sums wait until a policy asks.
-        let asked = policy.asks(span.chunk.0 == 0).filter(|_| !span.is_ragged());
-        let (saved, past, paid) = self.write_and_attend(span, tokens, Keep::of(keep_undo), asked)?;
+        let asked = policy.required_queries(span.chunk.0 == 0).filter(|_| !span.is_ragged());
+        let (saved, past, mass) = self.write_and_attend(span, tokens, Keep::of(keep_undo), asked)?;
         self.log.settle();
-        let paid = asked.zip(paid);
-        self.cache.note(policy, span, (&saved.k, &saved.v), &Seen { saved: &saved, past: &past, paid });
+        let mass = asked.zip(mass);
+        self.cache.note(policy, span, (&saved.k, &saved.v), &AttendedChunk { saved: &saved, past: &past, mass });
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
     }
 
     /// Replays the recorded choice.
-    pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: Tokens<'_>, keep_undo: bool) -> Result<Tensor, CacheError> {
+    pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: ChunkQkv<'_>, keep_undo: bool) -> Result<Tensor, CacheError> {
         let (saved, ..) = self.write_and_attend(span, tokens, Keep::of(keep_undo), None)?;
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
     }
 
     /// Recomputation of a cell: replays the choice, or attends again where the chunk stands in the cache already.
-    pub(super) fn recompute(&mut self, span: &ChunkSpan, tokens: Tokens<'_>) -> Result<(Tensor, Saved), CacheError> {
-        let saved = if self.cache.stands() == span.index + 1 {
+    pub(super) fn recompute(&mut self, span: &ChunkSpan, tokens: ChunkQkv<'_>) -> Result<(Tensor, ChunkSaved), CacheError> {
+        let saved = if self.cache.num_chunks() == span.index + 1 {
             let undo = self.fetch_undo(span)?;
             let (k, v) = self.cache.recompose(span, &undo, tokens.k, tokens.v);
             let placement = self.cache.placement(span, &undo);
-            self.at_hand.insert(span.index, undo);
+            self.resident.insert(span.index, undo);
             self.attend(span, tokens, (k, v, placement), None).0
         } else {
-            self.write_and_attend(span, tokens, Keep::AtHand, None)?.0
+            self.write_and_attend(span, tokens, Keep::Resident, None)?.0
         };
         Ok((saved.placement.unplace(&saved.attended.out_bhnd), saved))
     }
@@ -154,7 +155,7 @@ impl LayerRun {
     pub(super) fn backward(
         &mut self,
         span: &ChunkSpan,
-        saved: &Saved,
+        saved: &ChunkSaved,
         dout: Option<&Tensor>,
     ) -> Result<(Tensor, Tensor, Tensor), CacheError> {
         let kind = accumulation_kind(saved.q.kind());
@@ -166,7 +167,7 @@ impl LayerRun {
             grads.add((&part.dk_bgnd, &part.dv_bgnd), &part.past);
             saved.placement.unplace(&part.dq_bhnd)
         });
-        let undo = self.at_hand.remove(&span.index).ok_or_else(|| self.cache.missing_undo(span))?;
+        let undo = self.resident.remove(&span.index).ok_or_else(|| self.cache.missing_undo(span))?;
         if let Some(parked) = self.undo.get_mut(span.index) {
             *parked = None;
         }
@@ -183,15 +184,15 @@ impl LayerRun {
     }
 
     /// Sets the undo entry of a chunk out on its way to the device.
-    pub(super) fn set_out(&mut self, span: &ChunkSpan) -> Result<(), CacheError> {
-        let ahead = self.parked_undo(span)?.set_out(self.cache.shape().device)?;
+    pub(super) fn prefetch(&mut self, span: &ChunkSpan) -> Result<(), CacheError> {
+        let ahead = self.parked_undo(span)?.prefetch(self.cache.shape().device)?;
         self.ahead.insert(span.index, ahead);
         Ok(())
     }
 
     fn fetch_undo(&mut self, span: &ChunkSpan) -> Result<Undo, CacheError> {
         match self.ahead.remove(&span.index) {
-            Some(ahead) => Ok(ahead.arrive()),
+            Some(ahead) => Ok(ahead.wait()),
             None => self.parked_undo(span)?.fetch(self.cache.shape().device),
         }
     }
@@ -201,21 +202,21 @@ impl LayerRun {
     }
 
     /// Brings the layer's quota into force where its chunk has come.
-    fn divide(&mut self, span: &ChunkSpan) {
+    fn apply_budget(&mut self, span: &ChunkSpan) {
         if let Some(quota) = self.log.quota().filter(|quota| quota.index == span.index) {
-            self.cache.divide(quota);
+            self.cache.apply_budget(quota);
         }
     }
 
-    /// Also the attention paid, where it is asked for beforehand and made on the way.
+    /// Also the attention mass, where it is asked for beforehand and made on the way.
     fn write_and_attend(
         &mut self,
         span: &ChunkSpan,
-        tokens: Tokens<'_>,
+        tokens: ChunkQkv<'_>,
         keep: Keep,
         asked: Option<Queries>,
-    ) -> Result<(Saved, Pages, Option<Tensor>), CacheError> {
-        self.divide(span);
+    ) -> Result<(ChunkSaved, Pages, Option<Tensor>), CacheError> {
+        self.apply_budget(span);
         let victims = self.cache.recall(&self.log, span)?;
         let written = self.cache.write(span, victims, tokens.k, tokens.v)?;
         let attended = self.attend(span, tokens, (written.k_bgnd, written.v_bgnd, written.placement), asked);
@@ -228,7 +229,7 @@ impl LayerRun {
                 self.undo[span.index] = Some(written.undo.park(&self.store)?);
             }
             // A cell that was unwound overwrites the same entries again: nothing has to be fetched a second time.
-            Keep::AtHand => drop(self.at_hand.insert(span.index, written.undo)),
+            Keep::Resident => drop(self.resident.insert(span.index, written.undo)),
         }
         Ok(attended)
     }
@@ -247,22 +248,22 @@ impl LayerRun {
     fn attend(
         &self,
         span: &ChunkSpan,
-        tokens: Tokens<'_>,
+        tokens: ChunkQkv<'_>,
         (k, v, placement): (Tensor, Tensor, Placement),
         asked: Option<Queries>,
-    ) -> (Saved, Pages, Option<Tensor>) {
+    ) -> (ChunkSaved, Pages, Option<Tensor>) {
         let q = placement.place(tokens.q);
         let past = self.past(span);
         let in_use_bgn = self.cache.region_in_use(span);
         let own = Chunk::of(&q, (&k, &v), tokens.scale);
         let chunk = Chunk { in_use_bgn: in_use_bgn.as_ref(), joined_bgcd: past.joined(), ..own };
-        let (attended, paid) = attention::attend_and_sum(chunk, &past.parts(), asked);
-        (Saved { q, k, v, attended, placement, scale: tokens.scale, in_use_bgn }, past, paid)
+        let (attended, mass) = attention::attend_and_sum(chunk, &past.parts(), asked);
+        (ChunkSaved { q, k, v, attended, placement, scale: tokens.scale, in_use_bgn }, past, mass)
     }
 }
 
-impl Saved {
-    /// Beside a past that stands in the cache as it did when the chunk attended.
+impl ChunkSaved {
+    /// Transient a past that stands in the cache as it did when the chunk attended.
     fn chunk<'a>(&'a self, past: &'a Pages) -> Chunk<'a> {
         let own = Chunk::of(&self.q, (&self.k, &self.v), self.scale);
         Chunk { in_use_bgn: self.in_use_bgn.as_ref(), joined_bgcd: past.joined(), ..own }
@@ -284,28 +285,28 @@ impl Pages {
         self.joined.as_ref().map(|(k, v)| (k, v))
     }
 
-    fn parts(&self) -> Vec<Past<'_>> {
-        self.by_page.iter().map(|(k, v)| Past { k_bgpd: k, v_bgpd: v, in_use_bgp: self.in_use_bgp.as_ref() }).collect()
+    fn parts(&self) -> Vec<KvPage<'_>> {
+        self.by_page.iter().map(|(k, v)| KvPage { k_bgpd: k, v_bgpd: v, in_use_bgp: self.in_use_bgp.as_ref() }).collect()
     }
 }
 
 /// The attention of a chunk that has just attended, for the policy to ask about.
-struct Seen<'a> {
-    saved: &'a Saved,
+struct AttendedChunk<'a> {
+    saved: &'a ChunkSaved,
     past: &'a Pages,
     /// What was summed on the way.
-    paid: Option<(Queries, Tensor)>,
+    mass: Option<(Queries, Tensor)>,
 }
 
-impl Attention for Seen<'_> {
-    fn paid(&self, queries: Queries) -> Tensor {
-        if let Some((summed, paid)) = &self.paid
+impl ChunkAttention for AttendedChunk<'_> {
+    fn mass(&self, queries: Queries) -> Tensor {
+        if let Some((summed, mass)) = &self.mass
             && *summed == queries
         {
-            return paid.shallow_clone();
+            return mass.shallow_clone();
         }
         let lse = self.saved.placement.silence(&self.saved.attended.lse_bhn);
-        attention_paid(self.saved.chunk(self.past), &self.past.parts(), &lse, queries)
+        attention_mass(self.saved.chunk(self.past), &self.past.parts(), &lse, queries)
     }
 
     fn queries(&self) -> (Tensor, f64) {
@@ -321,8 +322,8 @@ impl Attention for Seen<'_> {
 }
 
 /// One run per layer, with an empty cache; their undo entries wait in one store.
-pub(super) fn fresh(caches: Vec<LayerCache>, store: &Store) -> Vec<SharedRun> {
-    caches.into_iter().map(|cache| Arc::new(Mutex::new(LayerRun::new(cache, store.clone())))).collect()
+pub(super) fn new_layer_states(caches: Vec<LayerCache>, store: &Store) -> Vec<SharedLayer> {
+    caches.into_iter().map(|cache| Arc::new(Mutex::new(LayerState::new(cache, store.clone())))).collect()
 }
 
 /// A one-element tensor that carries the order of a layer's operators.

@@ -195,7 +195,7 @@ __device__ __forceinline__ void pay(const Tiles& tiles, int u, int rows, const u
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, WIDTH <= 128 ? 2 : 1) attention_paid(const Paid p) {
+extern "C" __global__ void __launch_bounds__(THREADS, WIDTH <= 128 ? 2 : 1) attention_mass(const Paid p) {
   __shared__ Tiles tiles;
   int lane = threadIdx.x % 32;
   int first_key = blockIdx.x * KEYS;
@@ -241,19 +241,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDTH <= 128 ? 2 : 1) atte
   for (int tile = 0; tile < KEY_TILES; ++tile) {
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
-      float paid = total[tile][part];
-      paid += __shfl_xor_sync(0xffffffffu, paid, 1);
-      paid += __shfl_xor_sync(0xffffffffu, paid, 2);
+      float mass = total[tile][part];
+      mass += __shfl_xor_sync(0xffffffffu, mass, 1);
+      mass += __shfl_xor_sync(0xffffffffu, mass, 2);
       int slot = own_key + tile * 16 + part * 8;
       if (lane % 4 == 0 && slot < p.slots) {
         bool counts = p.in_use == nullptr || __ldg(p.in_use + (static_cast<long long>(blockIdx.y) * p.slots + slot)) != 0;
-        p.out[blockIdx.z * p.out_split + blockIdx.y * p.out_row + slot] = counts ? paid : 0.0f;
+        p.out[blockIdx.z * p.out_split + blockIdx.y * p.out_row + slot] = counts ? mass : 0.0f;
       }
     }
   }
 }
 
-// Adds up what the splits of the queries paid, in their order: part (splits, rows, slots), contiguous, to out (rows, slots).
+// Adds up what the splits of the queries mass, in their order: part (splits, rows, slots), contiguous, to out (rows, slots).
 struct Splits {
   const float* part;
   float* out;
@@ -262,11 +262,11 @@ struct Splits {
 };
 static_assert(sizeof(Splits) == 32, "as whoever launches it has it");
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention_paid_in_all(const Splits p) {
+extern "C" __global__ void __launch_bounds__(THREADS) sum_attention_mass(const Splits p) {
   int slot = blockIdx.x * THREADS + threadIdx.x;
   if (slot >= p.slots) return;
   long long rows = gridDim.y;
-  float paid = 0.0f;
-  for (int split = 0; split < p.splits; ++split) paid += __ldg(p.part + ((split * rows + blockIdx.y) * p.slots + slot));
-  p.out[blockIdx.y * p.out_row + slot] = paid;
+  float mass = 0.0f;
+  for (int split = 0; split < p.splits; ++split) mass += __ldg(p.part + ((split * rows + blockIdx.y) * p.slots + slot));
+  p.out[blockIdx.y * p.out_row + slot] = mass;
 }
