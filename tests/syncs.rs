@@ -111,7 +111,11 @@ const ROOMS: &[&str] = &["engine", "cache", "model", "head", "ops", "store"];
 
 /// Lines that may: how many of a file, and why.
 const MAY_WAIT: &[(&str, usize, &str)] = &[
-    ("cache/quota.rs", 2, "shares out a layer's slots, once a step and layer: the length of its buffers follows from the scores"),
+    (
+        "cache/budget.rs",
+        2,
+        "shares out a layer's slots, once a step and layer: the length of its buffers follows from the scores",
+    ),
     ("cache/replay.rs", 1, "a fault for tests"),
     ("cache/victims.rs", 4, "reads choices on the host, which nothing does inside a row but for those that the host has made"),
     ("ops/attention/calibrate.rs", 4, "compares and times ways to attend, before a step"),

@@ -33,6 +33,8 @@ use crate::data::Batch;
 use crate::head::{Head, SequenceLoss};
 use crate::model::Model;
 
+type LossesAndLog = (Vec<SequenceLoss>, ReplayLog);
+
 /// Runs batches through one model's shape, cache and head.
 pub struct Engine {
     settings: Settings,
@@ -88,12 +90,7 @@ impl Engine {
     }
 
     /// Losses and choices, with every column's last hidden states handed to `sink`.
-    pub fn inspect(
-        &self,
-        model: &Model,
-        batch: &Batch,
-        sink: HiddenSink<'_>,
-    ) -> Result<(Vec<SequenceLoss>, ReplayLog), EngineError> {
+    pub fn inspect(&self, model: &Model, batch: &Batch, sink: HiddenSink<'_>) -> Result<LossesAndLog, EngineError> {
         guarded(|| {
             let trace = forward::run(self, model, batch, None, (&mut Silent, Some(sink)))?;
             Ok((trace.head.finish()?, trace.log))

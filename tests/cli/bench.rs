@@ -143,7 +143,7 @@ fn a_table_of_steps_and_of_memory() {
         said.out.lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next()).map(str::trim).collect();
     assert_eq!(names[..6], ["step", "1", "2", "median", "least", "most"]);
     assert_eq!((names[6], *names.last().unwrap()), ("memory at the peak", "measured peak"));
-    assert!(said.out.starts_with("2 rows of 50 tokens; "), "{}", said.out);
+    assert!(said.out.starts_with("2 sequences of 50 tokens; "), "{}", said.out);
 }
 
 #[test]

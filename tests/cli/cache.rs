@@ -333,7 +333,7 @@ fn a_pyramid_is_shown_layer_by_layer() {
     assert_snapshot!(row("KV cache"), @"| KV cache | h2o, slots 24 on average, 12 at the top, chunks of 8 |");
     assert_snapshot!(row("slots by layer"), @"| slots by layer | 36, 24, 12 |");
     assert_snapshot!(row("longest sample"), @"| longest sample | 40 tokens in 40 chunks |");
-    assert_snapshot!(said.err.trim(), @r"`grad.single_tokens_for_targets`: the first target of any row counts for its whole batch: a row is what it is alone in batches of one row only");
+    assert_snapshot!(said.err.trim(), @r"`grad.single_tokens_for_targets`: the first target of any sequence counts for its whole batch: a sequence is what it is alone in batches of one sequence only");
     assert!(!place.check(&[]).done().out.contains("slots by layer"));
     let varied = ["kv_cache.chunking=reference", "kv_cache.cache_length=[32, 24, 16]", "kv_cache.randomize_chunk_sizes=true"];
     assert_snapshot!(place.check(&varied).done().err.trim(), @r#"

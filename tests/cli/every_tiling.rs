@@ -141,7 +141,7 @@ fn lines_of_every_tiling() {
     let place = calm();
     let said = verify(&place, &["--every-tiling", "--format", "json", "--dump", "dump", "--samples", "1"]).done();
     let lines = lines(&said);
-    assert_snapshot!(keys(&lines[0]), @"chunks_per_cell columns cosine cpu_offload from_first head is_own kind layer_checkpoints layers_per_cell relative_error rows storage undo_log verdict");
+    assert_snapshot!(keys(&lines[0]), @"chunks_per_cell columns cosine cpu_offload from_first head is_own kind layer_bands layer_checkpoints layers_per_cell relative_error storage undo_log verdict");
     assert_snapshot!(keys(lines.last().unwrap()), @"dtype exact from_first kind loss reference_loss relative_error samples tested tilings tokens tolerance untested verdict");
     let (tilings, proof) = (&lines[..lines.len() - 1], lines.last().unwrap());
     assert!(tilings.iter().all(|line| line["kind"] == "tiling") && proof["kind"] == "proof");

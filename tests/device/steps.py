@@ -67,7 +67,7 @@ def tell(run, what, found, goal=None):
     run.row(f"{what}: seconds by part", "", f"{parts}{waited}; attention: {found['attention']}", None)
     run.row(f"{what}: memory", "", memory(found), None)
     for side, profile in found["memory"].items():
-        rows = sorted(((row["bytes"], row["part"]) for row in profile["rows"] if row["bytes"]), reverse=True)
+        rows = sorted(((row["bytes"], row["part"]) for row in profile["parts"] if row["bytes"]), reverse=True)
         listed = ", ".join(f"{part} {size / GB:.3f}" for size, part in rows)
         run.row(f"{what}: memory of the {side} at its peak, in {profile['peak_in']}, GB", "", listed, None)
 
@@ -144,7 +144,7 @@ def syncs(run):
 
 
 def graphs(run):
-    # Several rows, so that there are replays, and more tokens than slots.
+    # Several layer bands, so that there are replays, and more tokens than slots.
     small = ["kv_cache.chunk_size=256", "grad.layers_per_cell=" + ("2" if run.is_tiny else "7")]
     plain, captured = (bench(run, f"chunks-of-256-{name}", BIG, 32_768, 100, settings=[*small, f"grad.cuda_graphs={name}"])
                        for name in ("false", "true"))

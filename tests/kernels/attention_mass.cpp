@@ -1,4 +1,4 @@
-// The kernel of the attention paid per slot on the played GPU, beside a plain double loop. KVTUNE_KERNEL names the kernel's file,
+// The kernel of the attention mass per slot on the simulated GPU, beside a plain double loop. KVTUNE_KERNEL names the kernel's file,
 // KVTUNE_WIDTH and KVTUNE_F16 are what it is compiled for. Prints the number of cases and the worst relative error.
 #include "gpu.h"
 
@@ -99,7 +99,7 @@ double run(const Case& c) {
   show(level);
   show(in_use);
   show(part);
-  Paid p{};
+  MassParams p{};
   p.q = q.data.data();
   p.k = k.data.data();
   p.level = level.data();
@@ -114,11 +114,11 @@ double run(const Case& c) {
   p.rows_per_split = ((c.tokens - c.first) * c.per_group + c.splits - 1) / c.splits;
   p.factor = static_cast<float>(scale * 1.4426950408889634);
   unsigned tiles = (c.slots + KEYS - 1) / KEYS;
-  gpu::launch(attention_paid, {tiles, static_cast<unsigned>(rows), static_cast<unsigned>(c.splits)}, THREADS, p, c.seed);
+  gpu::launch(attention_mass, {tiles, static_cast<unsigned>(rows), static_cast<unsigned>(c.splits)}, THREADS, p, c.seed);
   if (c.splits > 1) {
     Splits s{part.data(), out.data(), out_row, c.splits, c.slots};
     unsigned blocks = (c.slots + THREADS - 1) / THREADS;
-    gpu::launch(attention_paid_in_all, {blocks, static_cast<unsigned>(rows), 1}, THREADS, s, c.seed);
+    gpu::launch(sum_attention_mass, {blocks, static_cast<unsigned>(rows), 1}, THREADS, s, c.seed);
   }
 
   double worst = 0;

@@ -51,7 +51,7 @@ fn head(width: usize, is_f16: bool) -> [String; 2] {
 }
 
 #[test]
-fn attention_paid_is_the_plain_sum_for_every_width_and_kind() {
+fn attention_mass_is_the_plain_sum_for_every_width_and_kind() {
     for (width, is_f16) in [(16, true), (64, false), (80, true), (128, false), (256, false)] {
         let output = play("attention_mass", &source("attention_mass"), &head(width, is_f16), &[]);
         let said = said(&output);
@@ -73,7 +73,7 @@ const FAULTS: [(&str, &str); 7] = [
 ];
 
 #[test]
-fn faults_in_the_text_of_attention_paid_are_seen() {
+fn faults_in_the_text_of_attention_mass_are_seen() {
     let text = fs::read_to_string(source("attention_mass")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     for (right, wrong) in FAULTS {

@@ -23,7 +23,7 @@ use crate::units::Bytes;
 pub(super) struct Plan {
     #[command(flatten)]
     recipe: RecipeFile,
-    /// Plan for parts of so many tokens with a target at each, instead of the heaviest batch of the recipe's data.
+    /// Plan for sequences of so many tokens with a target at each, instead of the heaviest batch of the recipe's data.
     #[arg(long, value_name = "N", value_parser = at_least_one())]
     tokens: Option<usize>,
     /// Plan for a GPU with so much memory, as `40GB` or `80GiB`; it need not be here, and its speed is then not told.

@@ -31,9 +31,12 @@ pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machin
         Some(_) => format!("{} on the device and {} on the host", limit(machine.limits.device), limit(machine.limits.host)),
         None => limit(machine.limits.host),
     };
-    let (parts, tokens) = (batch.sequences.len(), batch.max_len());
+    let (sequences, tokens) = (batch.sequences.len(), batch.max_len());
     let why = "of what fits the fastest of the shapes that are open, exact before rounded and memory before files";
-    console::result(&format!("\n{parts} parts of {tokens} tokens; there are {there}; {why}:\n\n    {}", chosen.grad.tiling()))?;
+    console::result(&format!(
+        "\n{sequences} sequences of {tokens} tokens; there are {there}; {why}:\n\n    {}",
+        chosen.grad.tiling()
+    ))?;
     Ok(())
 }
 

@@ -32,7 +32,7 @@ const LARGEST_GRID: usize = 65_535;
 /// The parameter of `attention_mass`, as the kernel's text has it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Paid {
+struct MassParams {
     q: *const c_void,
     k: *const c_void,
     level: *const c_void,
@@ -64,7 +64,7 @@ struct SplitSumParams {
 }
 
 // The kernel's text asserts the same.
-const _: () = assert!(size_of::<Paid>() == 136 && size_of::<SplitSumParams>() == 32);
+const _: () = assert!(size_of::<MassParams>() == 136 && size_of::<SplitSumParams>() == 32);
 
 fn settings(kind: Kind, width: i64) -> Option<[Setting; 2]> {
     let is_f16 = match kind {
@@ -161,7 +161,7 @@ impl Launch {
         let (splits, rows_per_split) = divided(queries, tiles * rows, self.module.context().multiprocessors);
         let in_parts =
             (splits > 1).then(|| Tensor::empty([splits as i64, rows as i64, slots as i64], (Kind::Float, out.device())));
-        let params = Paid {
+        let params = MassParams {
             q: self.q.data_ptr(),
             k: k.data_ptr(),
             level: level.data_ptr(),

@@ -77,7 +77,7 @@ constexpr int PIECES = WIDTH / 8;
 static_assert(WIDTH % 16 == 0 && WIDTH <= 256, "heads are 16, 32, ... 256 channels wide");
 
 // Strides count numbers. Channels of queries and keys are neighbours, and each row of them begins at a multiple of 16 bytes.
-struct Paid {
+struct MassParams {
   const Narrow* q;              // (B, H, n, D)
   const Narrow* k;              // (B, G, P, D)
   const float* level;           // (B, H, n), contiguous: l · log2 e; +inf for a query that pays nothing
@@ -93,7 +93,7 @@ struct Paid {
   int rows_per_split;  // of the queries, for each block in z
   float factor;        // scale · log2 e
 };
-static_assert(sizeof(Paid) == 136, "as whoever launches it has it");
+static_assert(sizeof(MassParams) == 136, "as whoever launches it has it");
 
 // Tiles of rows on their way: tile u is read while u + 1 is copied and the places of u + 2 are looked up.
 struct Tiles {
@@ -104,7 +104,7 @@ struct Tiles {
   int token[4][ROWS];
 };
 
-__device__ __forceinline__ void look_up(const Paid& p, Tiles& tiles, int u, int begin, int end) {
+__device__ __forceinline__ void look_up(const MassParams& p, Tiles& tiles, int u, int begin, int end) {
   int i = threadIdx.x;
   if (i >= ROWS) return;
   int j = begin + u * ROWS + i;
@@ -118,7 +118,7 @@ __device__ __forceinline__ void look_up(const Paid& p, Tiles& tiles, int u, int 
   tiles.token[u % 4][i] = token;
 }
 
-__device__ __forceinline__ void begin_rows(const Paid& p, Tiles& tiles, int u) {
+__device__ __forceinline__ void begin_rows(const MassParams& p, Tiles& tiles, int u) {
 #pragma unroll
   for (int turn = 0; turn < ROWS * PIECES; turn += THREADS) {
     int piece = turn + threadIdx.x;
@@ -137,7 +137,7 @@ __device__ __forceinline__ void begin_rows(const Paid& p, Tiles& tiles, int u) {
 }
 
 // Lane l has rows l / 4 and l / 4 + 8 of a tile of keys, and of each 16 channels 2 (l mod 4) and the next, and those 8 further on.
-__device__ __forceinline__ void load_keys(const Paid& p, int own_key, unsigned (&key)[KEY_TILES][STEPS][4]) {
+__device__ __forceinline__ void load_keys(const MassParams& p, int own_key, unsigned (&key)[KEY_TILES][STEPS][4]) {
   const Narrow* keys = p.k + blockIdx.y / p.groups * p.k_batch + blockIdx.y % p.groups * p.k_group;
 #pragma unroll
   for (int tile = 0; tile < KEY_TILES; ++tile) {
@@ -195,7 +195,7 @@ __device__ __forceinline__ void pay(const Tiles& tiles, int u, int rows, const u
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, WIDTH <= 128 ? 2 : 1) attention_mass(const Paid p) {
+extern "C" __global__ void __launch_bounds__(THREADS, WIDTH <= 128 ? 2 : 1) attention_mass(const MassParams p) {
   __shared__ Tiles tiles;
   int lane = threadIdx.x % 32;
   int first_key = blockIdx.x * KEYS;
@@ -253,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDTH <= 128 ? 2 : 1) atte
   }
 }
 
-// Adds up what the splits of the queries mass, in their order: part (splits, rows, slots), contiguous, to out (rows, slots).
+// Adds up what the splits of the queries give, in their order: part (splits, rows, slots), contiguous, to out (rows, slots).
 struct Splits {
   const float* part;
   float* out;
