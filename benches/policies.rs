@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use kvtune::cache::{self, CacheShape, ChunkAttention, ChunkSpan, LayerCache, Policy, Queries};
-use kvtune::ops::attention::{self, Attended, Chunk, KvPage, attention_mass};
+use kvtune::ops::attention::{self, Attended, Chunk, KvPage, ScoreRule, attention_mass};
 use kvtune::recipe::{BufferKind, PolicyRecipe};
 use kvtune::report::table::Table;
 use kvtune::units::{ChunkIdx, LayerIdx};
@@ -93,7 +93,7 @@ impl Layer {
         let plain = |[q, k, v]: &[Tensor; 3]| {
             let chunk = Chunk::of(q, (k, v), self.scale());
             let began = Instant::now();
-            let _ = attention::attend(chunk, &[KvPage { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }]);
+            let _ = attention::attend(chunk, &[KvPage::of(&old_k, &old_v)]);
             began.elapsed().as_secs_f64()
         };
         let mut ratios: [Vec<f64>; 5] = Default::default();
@@ -193,7 +193,7 @@ struct Seen {
 
 impl Seen {
     fn chunk(&self) -> Chunk<'_> {
-        Chunk::of(&self.q, (&self.k, &self.v), self.scale)
+        Chunk::of(&self.q, (&self.k, &self.v), ScoreRule::scaled(self.scale))
     }
 
     fn parts(&self) -> Vec<KvPage<'_>> {

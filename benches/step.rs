@@ -67,7 +67,7 @@ fn main() {
 /// CPU-seconds of products, attention and sums of a step, each kind measured alone.
 fn by_kind(config: &ModelConfig, forwards: f64, sums: bool) -> [f64; 3] {
     let work = Work::new(config, CHUNK, SLOTS);
-    let (layers, chunks) = (config.num_layers as f64, (TOKENS as i64 / CHUNK) as f64);
+    let (layers, chunks) = (config.num_layers() as f64, (TOKENS as i64 / CHUNK) as f64);
     let gemm = layers * chunks * (forwards * cpu_seconds(|| work.linear_forward()) + cpu_seconds(|| work.linear_backward()));
     let head = chunks * cpu_seconds(|| work.head());
     // The chunks that fill the cache see 0, 256, 512 and 768 older slots, and all that come after them 768.

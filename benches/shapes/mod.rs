@@ -3,7 +3,7 @@
 
 use kvtune::model::{ModelConfig, Projection};
 use kvtune::native::product;
-use kvtune::ops::attention::{self, Attended, Chunk, KvPage, Queries, attention_mass};
+use kvtune::ops::attention::{self, Attended, Chunk, KvPage, Queries, ScoreRule, attention_mass};
 use rustix::time::{ClockId, clock_gettime};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -70,7 +70,7 @@ impl Work {
     /// For chunks of so many tokens, and at most so many slots.
     pub(crate) fn new(config: &ModelConfig, tokens: i64, slots: i64) -> Self {
         let pair = |projection: Projection| {
-            let [out, inner] = projection.shape(config).map(|size| size as i64);
+            let [out, inner] = projection.shape(&config.layers[0], config.hidden_size).map(|size| size as i64);
             Pair {
                 x: randn(&[tokens, inner]),
                 weight: randn(&[out, inner]),
@@ -81,7 +81,11 @@ impl Work {
             }
         };
         let (hidden, vocabulary) = (config.hidden_size as i64, config.vocab_size as i64);
-        let heads = (config.num_heads as i64, config.num_kv_heads as i64, config.head_dim as i64);
+        let heads = (
+            config.layers[0].attention.num_heads as i64,
+            config.layers[0].attention.num_kv_heads as i64,
+            config.layers[0].attention.head_dim as i64,
+        );
         Self {
             linears: Projection::ALL.into_iter().map(pair).collect(),
             hidden: randn(&[tokens, hidden]),
@@ -148,12 +152,12 @@ impl ChunkAttention {
     }
 
     fn chunk(&self) -> Chunk<'_> {
-        Chunk::of(&self.q, (&self.k, &self.v), self.scale)
+        Chunk::of(&self.q, (&self.k, &self.v), ScoreRule::scaled(self.scale))
     }
 
     fn with_past<T>(&self, past: i64, work: impl FnOnce(&[KvPage<'_>]) -> T) -> T {
         let (k, v) = (self.old_k.narrow(2, 0, past), self.old_v.narrow(2, 0, past));
-        let part = KvPage { k_bgpd: &k, v_bgpd: &v, in_use_bgp: None };
+        let part = KvPage::of(&k, &v);
         work(if past > 0 { std::slice::from_ref(&part) } else { &[] })
     }
 

@@ -192,6 +192,12 @@ impl LayerCache {
         keeps_empty.then(|| self.position_bgc.narrow(2, self.region(span), span.len as i64).ge(0))
     }
 
+    /// How many columns of the chunk written last, from the first on, see each filled slot `(B, G, filled)` through a window of so
+    /// many positions; int64.
+    pub fn seen_until(&self, span: &ChunkSpan, placement: &Placement, window: usize) -> Tensor {
+        placement.seen_until(span, &self.positions(), window)
+    }
+
     /// Brings a quota into force: what exceeds a head's share leaves, and all buffers get as long as the largest share.
     pub fn apply_budget(&mut self, quota: &HeadBudgets) {
         if self.budget.is_some() {

@@ -24,6 +24,7 @@ pub use error::CacheError;
 pub use footprint::{UndoBytes, notes_per_entry};
 pub use gradients::CacheGrads;
 pub use layer::{CacheShape, LayerCache, Written};
+pub(crate) use policies::rolling;
 pub use policy::{ChunkAttention, Entries, EvictionOrder, NewEntries, Observed, Policy, Scope, build, initial_part};
 pub use ragged::Placement;
 pub use replay::{LayerLog, ReplayLog, log_bytes_per_token};

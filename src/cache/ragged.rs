@@ -18,6 +18,8 @@ struct Columns {
     /// `(B, n)`: the column of each token, and whether it is real.
     column: Tensor,
     is_real: Tensor,
+    /// `(B, 1, 1)`: how many old entries stand in front of the tokens.
+    kept: Tensor,
 }
 
 impl Placement {
@@ -39,7 +41,14 @@ impl Placement {
         }
         let ints = |values: &[i64]| on_device(values, device).view([batch, n]);
         let bools = |values: &[bool]| on_device(values, device).view([batch, n]);
-        Self(Some(Columns { token: ints(&token), has_token: bools(&has_token), column: ints(&column), is_real: bools(&is_real) }))
+        let kept: Vec<i64> = retained.iter().map(|&kept| kept as i64).collect();
+        Self(Some(Columns {
+            token: ints(&token),
+            has_token: bools(&has_token),
+            column: ints(&column),
+            is_real: bools(&is_real),
+            kept: on_device(&kept, device).view([batch, 1, 1]),
+        }))
     }
 
     /// From the tokens' own columns to those of the region, zero where a column has no token.
@@ -74,6 +83,17 @@ impl Placement {
             None => Tensor::arange_start(start, start + span.len as i64, (Kind::Int64, device)).view([1, 1, -1]),
             Some(c) => (&c.token + start).where_scalarother(&c.has_token, -1).unsqueeze(1),
         }
+    }
+
+    /// How many columns of the region, from the first on, see entries through a window of so many positions.
+    ///
+    /// # Shapes
+    /// Positions `(B, G, slots)` in; int64 of the same size out.
+    pub(super) fn seen_until(&self, span: &ChunkSpan, position_bgc: &Tensor, window: usize) -> Tensor {
+        // Column c has the token of position start + c − kept, and sees what is less than a window older.
+        let until = position_bgc + (window as i64 - span.start as i64);
+        let until = if let Some(columns) = &self.0 { until + &columns.kept } else { until };
+        until.clamp(0, span.len as i64)
     }
 
     /// Log-sum-exps in which columns without a token count for nothing: `+inf` there.

@@ -88,7 +88,7 @@ impl ReplayLog {
     }
 
     /// Fails if the log was made on another batch, with other caches, or by a model with another number of heads.
-    pub fn check_fits(&self, spans: &[ChunkSpan], cache_lengths: &[usize], num_kv_heads: usize) -> Result<(), CacheError> {
+    pub fn check_fits(&self, spans: &[ChunkSpan], cache_lengths: &[usize], num_kv_heads: &[usize]) -> Result<(), CacheError> {
         same(&cache_lengths.len(), &self.layers.len(), |n| format!("{n} layers"))?;
         same(&num_sequences(spans), &num_sequences(&self.spans), |n| format!("a batch of {n}"))?;
         for (expected, found) in spans.iter().zip(&self.spans) {
@@ -102,17 +102,17 @@ impl ReplayLog {
         for (layer, (expected, found)) in cache_lengths.iter().zip(&self.cache_lengths).enumerate() {
             same(expected, found, |n| format!("{n} slots in layer {layer}"))?;
         }
-        self.head_counts().try_for_each(|heads| same(&num_kv_heads, &heads, |n| format!("{n} KV heads")))
+        self.head_counts().try_for_each(|(layer, heads)| same(&num_kv_heads[layer], &heads, |n| format!("{n} KV heads")))
     }
 
-    /// The number of heads of each choice that heads made for themselves.
-    pub(super) fn head_counts(&self) -> impl Iterator<Item = usize> {
-        let of_layer = |log: &LayerLog| {
+    /// Layer and number of heads of each choice that heads made for themselves.
+    pub(super) fn head_counts(&self) -> impl Iterator<Item = (usize, usize)> {
+        let of_layer = |(layer, log): (usize, &LayerLog)| {
             let chosen: Vec<usize> = log.all().map(Victims::num_heads).filter(|&heads| heads > 1).collect();
             let shared = log.quota().and_then(|quota| quota.shares.first()).map(Vec::len);
-            chosen.into_iter().chain(shared)
+            chosen.into_iter().chain(shared).map(move |heads| (layer, heads))
         };
-        self.layers.iter().flat_map(of_layer)
+        self.layers.iter().enumerate().flat_map(of_layer)
     }
 }
 

@@ -129,7 +129,7 @@ impl LogReader<'_> {
         }
         let layers = cache_lengths.iter().enumerate().map(|(l, &c)| self.layer(l, c, &spans)).collect::<Result<_, _>>()?;
         let log = ReplayLog { spans, cache_lengths, layers };
-        let heads: Vec<usize> = log.head_counts().collect();
+        let heads: Vec<usize> = log.head_counts().map(|(_, heads)| heads).collect();
         if heads.windows(2).any(|pair| pair[0] != pair[1]) {
             return Err(self.wrong(format!("some of its choices are of {} KV heads, others of another number", heads[0])));
         }

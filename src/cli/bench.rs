@@ -69,8 +69,8 @@ impl BenchSteps {
             }
             records.push(record);
         }
-        let width = bench.model().config().head_dim as i64;
-        for found in calibrations().iter().filter(|found| found.shape.head_dim == width) {
+        let widths: Vec<i64> = bench.model().config().layers.iter().map(|layer| layer.attention.head_dim as i64).collect();
+        for found in calibrations().iter().filter(|found| widths.contains(&found.shape.head_dim)) {
             console::note(&found.to_string());
         }
         if let Some(why) = why_not_pinned() {

@@ -83,7 +83,7 @@ fn notes(recipe: &Recipe, settings: &Settings, config: &ModelConfig) -> Vec<Stri
         let words = "`kvtune verify` says how near it comes on yours";
         notes.push(format!("`{key} = \"{form}\"`: {}; {words}", not_exact(form)));
     }
-    if recipe.grad.on_out_of_memory == OnOutOfMemory::Retreat && train::ends_rounding(&recipe.grad, config.num_layers) {
+    if recipe.grad.on_out_of_memory == OnOutOfMemory::Retreat && train::ends_rounding(&recipe.grad, config.num_layers()) {
         let words = "if a step fits no other way, it and all that follow are made with layer checkpoints in int8; then";
         notes.push(format!("`grad.on_out_of_memory = \"retreat\"`: {words} {}", not_exact(StoreForm::Int8)));
     }
@@ -105,7 +105,7 @@ fn not_exact(form: StoreForm) -> String {
 /// The cache in words, and the slots of each layer where they differ.
 fn cache(recipe: &Recipe, config: &ModelConfig) -> (String, Option<String>) {
     let kv = &recipe.kv_cache;
-    let lengths = kv.cache_length.by_layer(config.num_layers);
+    let lengths = kv.cache_length.by_layer(config.num_layers());
     let is_uniform = lengths.iter().all(|length| *length == lengths[0]);
     let slots = if is_uniform { format!("{} slots", lengths[0]) } else { format!("slots {}", kv.cache_length) };
     let listed: Vec<String> = lengths.iter().map(ToString::to_string).collect();
@@ -130,11 +130,15 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Sch
         HeadRecipe::NextToken => "next_token".to_owned(),
         HeadRecipe::SeqClassificationOnLogits(labels) => format!("seq_classification_on_logits, {labels}"),
     };
-    let num_bands = config.num_layers.div_ceil(recipe.grad.layers_per_cell.min(config.num_layers));
+    let num_bands = config.num_layers().div_ceil(recipe.grad.layers_per_cell.min(config.num_layers()));
     let mut table = Table::new(&["what", "value"]);
     let shape = format!(
         "{} layers × {}, {} query heads, {} KV heads of {}",
-        config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
+        config.num_layers(),
+        config.hidden_size,
+        config.layers[0].attention.num_heads,
+        config.layers[0].attention.num_kv_heads,
+        config.layers[0].attention.head_dim
     );
     table.row(&["model", &recipe.model.path.display().to_string()]);
     table.row(&["shape", &shape]);
@@ -183,7 +187,7 @@ fn waiting(store: StoreRecipe) -> String {
 
 /// What the choices take on the host.
 fn replay_log(settings: &Settings, config: &ModelConfig, plan: &ChunkPlan) -> String {
-    let (layers, heads) = (config.num_layers, config.num_kv_heads);
+    let (layers, heads) = (config.num_layers(), config.layers[0].attention.num_kv_heads);
     let (Bytes(per_token), whole) = settings.log_bytes(plan, heads);
     let (at_most, choices, agreed) = match settings.scope() {
         None => return "empty: nothing is evicted".to_owned(),

@@ -2,7 +2,7 @@
 
 use tch::{Kind, Tensor, no_grad};
 
-use super::layer_state::{ChunkQkv, SharedLayer, link, lock};
+use super::layer_state::{SharedLayer, link, lock};
 use crate::cache::{CacheError, ChunkSpan, Policy};
 use crate::model::{Attend, AttendError, Qkv};
 use crate::native::attach_backward;
@@ -71,7 +71,7 @@ impl Attend for Deciding<'_> {
         let keep_undo = layer.0 >= self.keep_undo_from;
         self.column.turn(layer, self.column.above(layer), || {
             self.column.by_chunk(&qkv, |span, [q, k, v]| {
-                let tokens = ChunkQkv { q: &q, k: &k, v: &v, scale: qkv.scale };
+                let tokens = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, rule: qkv.rule };
                 lock(run).decide(policy, span, tokens, keep_undo).map_err(refused)
             })
         })
@@ -92,7 +92,7 @@ impl Attend for Replaying<'_> {
         let keep_undo = layer.0 >= self.keep_undo_from;
         self.column.turn(layer, self.column.above(layer), || {
             self.column.by_chunk(&qkv, |span, [q, k, v]| {
-                lock(run).replay(span, ChunkQkv { q: &q, k: &k, v: &v, scale: qkv.scale }, keep_undo).map_err(refused)
+                lock(run).replay(span, Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, rule: qkv.rule }, keep_undo).map_err(refused)
             })
         })
     }
@@ -127,7 +127,8 @@ impl Attend for Differentiating<'_> {
         let out = column.turn(layer, next, || {
             column.by_chunk(&qkv, |span, [q, k, v]| {
                 let turn = OffloadMoves::of(column, layer, span);
-                let (out, next) = cached_attention((run, turn), span, [&q, &k, &v], qkv.scale, &chain)?;
+                let (out, next) =
+                    cached_attention((run, turn), span, Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, rule: qkv.rule }, &chain)?;
                 chain = next;
                 Ok(out)
             })
@@ -164,14 +165,13 @@ impl OffloadMoves {
 fn cached_attention(
     (run, turn): (&SharedLayer, OffloadMoves),
     span: &ChunkSpan,
-    [q, k, v]: [&Tensor; 3],
-    scale: f64,
+    Qkv { q_bhnd: q, k_bgnd: k, v_bgnd: v, rule }: Qkv<'_>,
     chain: &Tensor,
 ) -> Result<(Tensor, Tensor), AttendError> {
     let needs = [q.requires_grad(), k.requires_grad(), v.requires_grad()];
     let detached = [q.detach(), k.detach(), v.detach()];
     let (out, saved, next) = no_grad(|| {
-        let tokens = ChunkQkv { q: &detached[0], k: &detached[1], v: &detached[2], scale };
+        let tokens = Qkv { q_bhnd: &detached[0], k_bgnd: &detached[1], v_bgnd: &detached[2], rule };
         let (out, saved) = lock(run).recompute(span, tokens).map_err(refused)?;
         // Autograd hangs its history on a tensor of its own; its numbers are those that the backward keeps.
         Ok::<_, AttendError>((out.detach(), saved, link(chain)))

@@ -102,6 +102,11 @@ impl ChunkPlan {
         self.spans.first().map_or(0, |span| span.real.len())
     }
 
+    /// Columns of the longest chunk.
+    pub fn longest_chunk(&self) -> usize {
+        self.spans.iter().map(|span| span.len).max().unwrap_or(1)
+    }
+
     /// Number of tokens of the longest sequence.
     pub fn len(&self) -> usize {
         self.spans.last().map_or(0, |s| s.start + s.len)

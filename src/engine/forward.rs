@@ -118,7 +118,7 @@ pub(super) fn run(
         runs,
     };
     if let Some(log) = &engine.log {
-        log.check_fits(&trace.plan.spans, &trace.log.cache_lengths, model.config().num_kv_heads)?;
+        log.check_fits(&trace.plan.spans, &trace.log.cache_lengths, &model.config().num_kv_heads())?;
         trace.log.layers.clone_from(&log.layers);
         hand_back_log(&mut trace);
     }
@@ -166,7 +166,7 @@ fn run_column(
     let mut deciding = Deciding { column, policies: &engine.settings.policies, keep_undo_from };
     let mut replaying = Replaying { column, keep_undo_from };
     let attend: &mut dyn Attend = if engine.log.is_some() { &mut replaying } else { &mut deciding };
-    for layer in 0..model.config().num_layers {
+    for layer in 0..model.config().num_layers() {
         // The input of the lowest band is the embedding, which is cheaper to look up again than to keep.
         if layer > 0 && borders.is_some_and(|bands| bands.iter().any(|r| r.start == layer)) {
             trace.checkpoints.put(layer, c, &hidden)?;
@@ -183,9 +183,11 @@ pub(super) fn captured(engine: &Engine, model: &Model, plan: &ChunkPlan) -> Resu
 
 /// Lets the device find its fastest way to attend for the chunks that meet full caches, where it has not yet.
 fn measure_attention(engine: &Engine, model: &Model, plan: &ChunkPlan, observer: &mut dyn Observer) {
-    let tokens = plan.spans.iter().map(|span| span.len).max().unwrap_or(1) as i64;
-    let (heads, kind) = (model.config().num_heads as i64, model.kind());
-    for cache in engine.settings.cache_shapes(model.config(), plan, (kind, model.device())) {
+    let tokens = plan.longest_chunk() as i64;
+    let kind = model.kind();
+    let caches = engine.settings.cache_shapes(model.config(), plan, (kind, model.device()));
+    for (cache, layer) in caches.into_iter().zip(&model.config().layers) {
+        let heads = layer.attention.num_heads as i64;
         let past = (cache.cache_length as i64 - tokens).max(0);
         let (batch, groups, head_dim) = (cache.batch, cache.groups, cache.head_dim);
         let shape = attention::AttendShape { kind, batch, heads, groups, head_dim, tokens, past };

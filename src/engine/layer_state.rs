@@ -10,7 +10,7 @@ use crate::cache::{
     CacheError, CacheGrads, ChunkAttention, ChunkSpan, LayerCache, LayerLog, ParkedUndo, Placement, Policy, Queries, Undo,
     UndoPrefetch,
 };
-use crate::ops::attention::{self, Attended, Chunk, KvPage, accumulation_kind, attention_mass};
+use crate::ops::attention::{self, Attended, Chunk, KvPage, Qkv, ScoreRule, accumulation_kind, attention_mass};
 use crate::store::{Form, Store};
 
 /// The state of one layer.
@@ -37,26 +37,25 @@ pub(super) fn lock(run: &SharedLayer) -> MutexGuard<'_, LayerState> {
     run.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Queries, keys and values of one chunk, by the tokens' own columns.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ChunkQkv<'a> {
-    pub(super) q: &'a Tensor,
-    pub(super) k: &'a Tensor,
-    pub(super) v: &'a Tensor,
-    pub(super) scale: f64,
-}
-
 /// What a chunk's backward needs, and nothing of the size of the cache.
 #[derive(Debug)]
 pub(super) struct ChunkSaved {
+    own: OwnKeys,
+    attended: Attended,
+    placement: Placement,
+}
+
+/// A chunk by the columns of its region: queries, keys, values, and which of the keys the queries see.
+#[derive(Debug)]
+struct OwnKeys {
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    attended: Attended,
-    placement: Placement,
-    scale: f64,
+    rule: ScoreRule,
     /// Which of the region's columns hold an entry `(B, G, n)`, where sequences end in the chunk and heads have empty slots.
     in_use_bgn: Option<Tensor>,
+    /// How many of the region's columns, from the first on, see each of them `(B, G, n)`, where the layer has a window.
+    seen_until_bgn: Option<Tensor>,
 }
 
 /// What becomes of a write's undo entry.
@@ -113,7 +112,7 @@ impl LayerState {
         &mut self,
         policy: &dyn Policy,
         span: &ChunkSpan,
-        tokens: ChunkQkv<'_>,
+        tokens: Qkv<'_>,
         keep_undo: bool,
     ) -> Result<Tensor, CacheError> {
         if let Some(quota) = self.cache.allocate(policy, span) {
@@ -127,21 +126,21 @@ impl LayerState {
         let (saved, past, mass) = self.write_and_attend(span, tokens, Keep::of(keep_undo), asked)?;
         self.log.settle();
         let mass = asked.zip(mass);
-        self.cache.note(policy, span, (&saved.k, &saved.v), &AttendedChunk { saved: &saved, past: &past, mass });
+        self.cache.note(policy, span, (&saved.own.k, &saved.own.v), &AttendedChunk { saved: &saved, past: &past, mass });
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
     }
 
     /// Replays the recorded choice.
-    pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: ChunkQkv<'_>, keep_undo: bool) -> Result<Tensor, CacheError> {
+    pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: Qkv<'_>, keep_undo: bool) -> Result<Tensor, CacheError> {
         let (saved, ..) = self.write_and_attend(span, tokens, Keep::of(keep_undo), None)?;
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
     }
 
     /// Recomputation of a cell: replays the choice, or attends again where the chunk stands in the cache already.
-    pub(super) fn recompute(&mut self, span: &ChunkSpan, tokens: ChunkQkv<'_>) -> Result<(Tensor, ChunkSaved), CacheError> {
+    pub(super) fn recompute(&mut self, span: &ChunkSpan, tokens: Qkv<'_>) -> Result<(Tensor, ChunkSaved), CacheError> {
         let saved = if self.cache.num_chunks() == span.index + 1 {
             let undo = self.fetch_undo(span)?;
-            let (k, v) = self.cache.recompose(span, &undo, tokens.k, tokens.v);
+            let (k, v) = self.cache.recompose(span, &undo, tokens.k_bgnd, tokens.v_bgnd);
             let placement = self.cache.placement(span, &undo);
             self.resident.insert(span.index, undo);
             self.attend(span, tokens, (k, v, placement), None).0
@@ -158,12 +157,12 @@ impl LayerState {
         saved: &ChunkSaved,
         dout: Option<&Tensor>,
     ) -> Result<(Tensor, Tensor, Tensor), CacheError> {
-        let kind = accumulation_kind(saved.q.kind());
-        let (size, past) = (self.cache.size(), self.past(span));
-        let grads = self.grads.get_or_insert_with(|| CacheGrads::zeros(&size, kind, saved.q.device()));
+        let kind = accumulation_kind(saved.own.q.kind());
+        let (size, past) = (self.cache.size(), self.past(span, self.seen_until(span, &saved.placement, saved.own.rule).as_ref()));
+        let grads = self.grads.get_or_insert_with(|| CacheGrads::zeros(&size, kind, saved.own.q.device()));
         let dq = dout.map(|dout| {
             let part =
-                attention::attend_backward(&saved.placement.place(dout), saved.chunk(&past), &past.parts(), &saved.attended);
+                attention::attend_backward(&saved.placement.place(dout), saved.own.beside(&past), &past.parts(), &saved.attended);
             grads.add((&part.dk_bgnd, &part.dv_bgnd), &part.past);
             saved.placement.unplace(&part.dq_bhnd)
         });
@@ -173,8 +172,8 @@ impl LayerState {
         }
         let (dk, dv) = grads.unwind(&undo);
         self.cache.unwind(span, &undo)?;
-        let own = |d: &Tensor| saved.placement.unplace(d).to_kind(saved.k.kind());
-        Ok((dq.unwrap_or_else(|| saved.placement.unplace(&saved.q.zeros_like())), own(&dk), own(&dv)))
+        let own = |d: &Tensor| saved.placement.unplace(d).to_kind(saved.own.k.kind());
+        Ok((dq.unwrap_or_else(|| saved.placement.unplace(&saved.own.q.zeros_like())), own(&dk), own(&dv)))
     }
 
     /// Restores the cache to what it was before `span`: the cell that follows makes the undo entry again when it writes.
@@ -212,13 +211,13 @@ impl LayerState {
     fn write_and_attend(
         &mut self,
         span: &ChunkSpan,
-        tokens: ChunkQkv<'_>,
+        tokens: Qkv<'_>,
         keep: Keep,
         asked: Option<Queries>,
-    ) -> Result<(ChunkSaved, Pages, Option<Tensor>), CacheError> {
+    ) -> Result<(ChunkSaved, PastPages, Option<Tensor>), CacheError> {
         self.apply_budget(span);
         let victims = self.cache.recall(&self.log, span)?;
-        let written = self.cache.write(span, victims, tokens.k, tokens.v)?;
+        let written = self.cache.write(span, victims, tokens.k_bgnd, tokens.v_bgnd)?;
         let attended = self.attend(span, tokens, (written.k_bgnd, written.v_bgnd, written.placement), asked);
         match keep {
             Keep::Nothing => {}
@@ -239,61 +238,89 @@ impl LayerState {
         if self.store.form() == Form::Plain { self.cache.joined() } else { None }
     }
 
-    /// What the chunk written last sees beside itself.
-    fn past(&self, span: &ChunkSpan) -> Pages {
+    /// How many of the region's columns see each filled slot, where the layer has a window.
+    fn seen_until(&self, span: &ChunkSpan, placement: &Placement, rule: ScoreRule) -> Option<Tensor> {
+        rule.window.map(|window| self.cache.seen_until(span, placement, window))
+    }
+
+    /// What the chunk written last sees in addition to itself.
+    fn past(&self, span: &ChunkSpan, seen_until_bgc: Option<&Tensor>) -> PastPages {
         let region = self.cache.region(span);
-        Pages { by_page: self.cache.past(region), in_use_bgp: self.cache.in_use(region), joined: self.joined() }
+        let by_page = self.cache.past(region);
+        let mut start = 0;
+        let of_page = |(k, _): &(Tensor, Tensor)| {
+            let (first, slots) = (start, k.size()[2]);
+            start += slots;
+            seen_until_bgc.as_ref().map(|all| all.narrow(2, first, slots))
+        };
+        let seen_until_by_page = by_page.iter().filter_map(of_page).collect();
+        PastPages { by_page, in_use_bgp: self.cache.in_use(region), seen_until_by_page, joined: self.joined() }
     }
 
     fn attend(
         &self,
         span: &ChunkSpan,
-        tokens: ChunkQkv<'_>,
+        tokens: Qkv<'_>,
         (k, v, placement): (Tensor, Tensor, Placement),
         asked: Option<Queries>,
-    ) -> (ChunkSaved, Pages, Option<Tensor>) {
-        let q = placement.place(tokens.q);
-        let past = self.past(span);
-        let in_use_bgn = self.cache.region_in_use(span);
-        let own = Chunk::of(&q, (&k, &v), tokens.scale);
-        let chunk = Chunk { in_use_bgn: in_use_bgn.as_ref(), joined_bgcd: past.joined(), ..own };
-        let (attended, mass) = attention::attend_and_sum(chunk, &past.parts(), asked);
-        (ChunkSaved { q, k, v, attended, placement, scale: tokens.scale, in_use_bgn }, past, mass)
+    ) -> (ChunkSaved, PastPages, Option<Tensor>) {
+        let seen_until_bgc = self.seen_until(span, &placement, tokens.rule);
+        let own = |all: &Tensor| all.narrow(2, self.cache.region(span), span.len as i64);
+        let chunk = OwnKeys {
+            q: placement.place(tokens.q_bhnd),
+            k,
+            v,
+            rule: tokens.rule,
+            in_use_bgn: self.cache.region_in_use(span),
+            seen_until_bgn: seen_until_bgc.as_ref().map(own),
+        };
+        let past = self.past(span, seen_until_bgc.as_ref());
+        let (attended, mass) = attention::attend_and_sum(chunk.beside(&past), &past.parts(), asked);
+        (ChunkSaved { own: chunk, attended, placement }, past, mass)
     }
 }
 
-impl ChunkSaved {
-    /// Transient a past that stands in the cache as it did when the chunk attended.
-    fn chunk<'a>(&'a self, past: &'a Pages) -> Chunk<'a> {
-        let own = Chunk::of(&self.q, (&self.k, &self.v), self.scale);
-        Chunk { in_use_bgn: self.in_use_bgn.as_ref(), joined_bgcd: past.joined(), ..own }
+impl OwnKeys {
+    /// With a past that stands in the cache as it did when the chunk attended.
+    fn beside<'a>(&'a self, past: &'a PastPages) -> Chunk<'a> {
+        Chunk {
+            qkv: Qkv { q_bhnd: &self.q, k_bgnd: &self.k, v_bgnd: &self.v, rule: self.rule },
+            in_use_bgn: self.in_use_bgn.as_ref(),
+            seen_until_bgn: self.seen_until_bgn.as_ref(),
+            joined_bgcd: past.joined(),
+        }
     }
 }
 
 /// The slots below a chunk's region.
-struct Pages {
+struct PastPages {
     /// Keys and values by page.
     by_page: Vec<(Tensor, Tensor)>,
     /// Of the only page, where heads have shares of different size.
     in_use_bgp: Option<Tensor>,
+    /// How many of the chunk's columns see each slot, by page; empty where the layer has no window.
+    seen_until_by_page: Vec<Tensor>,
     /// With the chunk that stands behind it, where both are what attention sees and lie side by side.
     joined: Option<(Tensor, Tensor)>,
 }
 
-impl Pages {
+impl PastPages {
     fn joined(&self) -> Option<(&Tensor, &Tensor)> {
         self.joined.as_ref().map(|(k, v)| (k, v))
     }
 
     fn parts(&self) -> Vec<KvPage<'_>> {
-        self.by_page.iter().map(|(k, v)| KvPage { k_bgpd: k, v_bgpd: v, in_use_bgp: self.in_use_bgp.as_ref() }).collect()
+        let in_use_bgp = self.in_use_bgp.as_ref();
+        let masks = self.seen_until_by_page.iter().map(Some).chain(std::iter::repeat(None));
+        let pages = self.by_page.iter().zip(masks);
+        pages.map(|((k, v), seen_until_bgp)| KvPage { in_use_bgp, seen_until_bgp, ..KvPage::of(k, v) }).collect()
     }
 }
 
 /// The attention of a chunk that has just attended, for the policy to ask about.
 struct AttendedChunk<'a> {
     saved: &'a ChunkSaved,
-    past: &'a Pages,
+    past: &'a PastPages,
     /// What was summed on the way.
     mass: Option<(Queries, Tensor)>,
 }
@@ -306,18 +333,18 @@ impl ChunkAttention for AttendedChunk<'_> {
             return mass.shallow_clone();
         }
         let lse = self.saved.placement.silence(&self.saved.attended.lse_bhn);
-        attention_mass(self.saved.chunk(self.past), &self.past.parts(), &lse, queries)
+        attention_mass(self.saved.own.beside(self.past), &self.past.parts(), &lse, queries)
     }
 
     fn queries(&self) -> (Tensor, f64) {
-        (self.saved.q.shallow_clone(), self.saved.scale)
+        (self.saved.own.q.shallow_clone(), self.saved.own.rule.scale)
     }
 
     fn entries(&self) -> (Tensor, Tensor) {
         let all = |of: fn(&(Tensor, Tensor)) -> &Tensor, own| {
             Tensor::cat(&self.past.by_page.iter().map(of).chain([own]).collect::<Vec<_>>(), 2)
         };
-        (all(|page| &page.0, &self.saved.k), all(|page| &page.1, &self.saved.v))
+        (all(|page| &page.0, &self.saved.own.k), all(|page| &page.1, &self.saved.own.v))
     }
 }
 

@@ -14,6 +14,7 @@ mod layer_checkpoints;
 mod layer_state;
 mod memory;
 mod settings;
+mod slots;
 mod step;
 mod stores;
 

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 
 use tch::{Device, Kind};
 
-use super::chunks::{self, BENT_BY};
+use super::chunks;
+use super::slots::{FixedCaches, Slots};
 use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, Engine, EngineError, RandomSizes};
 use crate::cache::{self, CacheError, CacheShape, Policy, Scope, log_bytes_per_token};
 use crate::data::{Batch, IGNORE, Targets};
-use crate::model::{CapturedLayers, ModelConfig};
+use crate::model::{CapturedLayers, LayerSpec, ModelConfig};
 use crate::recipe::{BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm, StoreRecipe};
 use crate::units::{Bytes, LayerIdx};
 
@@ -17,8 +18,8 @@ use crate::units::{Bytes, LayerIdx};
 #[derive(Debug)]
 pub struct Settings {
     pub(super) policies: Vec<Box<dyn Policy>>,
-    /// Slots of each layer; `usize::MAX` for a cache that grows.
-    pub(super) cache_lengths: Vec<usize>,
+    /// By layer.
+    slots: Vec<Slots>,
     sizes: Sizes,
     single_tokens_for_targets: bool,
     pub(super) storage: Storage,
@@ -42,10 +43,10 @@ impl Engine {
 
 /// What decides how long chunks are.
 #[derive(Clone, Copy, Debug)]
-struct Sizes {
-    chunk_size: usize,
-    chunking: Chunking,
-    randomizes: bool,
+pub(super) struct Sizes {
+    pub(super) chunk_size: usize,
+    pub(super) chunking: Chunking,
+    pub(super) randomizes: bool,
 }
 
 #[derive(Debug)]
@@ -64,27 +65,33 @@ impl Settings {
         if !grad.open.is_empty() {
             return Err(EngineError::Open { keys: grad.open.clone() });
         }
-        let recipe_lengths = kv.cache_length.by_layer(config.num_layers);
-        if recipe_lengths.len() != config.num_layers {
-            return Err(CacheError::WrongNumberOfLengths { found: recipe_lengths.len(), expected: config.num_layers }.into());
+        let recipe_lengths = kv.cache_length.by_layer(config.num_layers());
+        if recipe_lengths.len() != config.num_layers() {
+            return Err(CacheError::WrongNumberOfLengths { found: recipe_lengths.len(), expected: config.num_layers() }.into());
         }
-        let policies = recipe_lengths.iter().map(|&c| cache::build(&kv.policy, c)).collect::<Result<Vec<_>, _>>()?;
         let grows = kv.storage != Storage::Preallocated;
-        let cache_lengths = if grows { vec![usize::MAX; config.num_layers] } else { recipe_lengths };
-        let per_slot = 2.0 * (config.num_kv_heads * config.head_dim) as f64 / config.hidden_size as f64;
+        let slots_of = |(layer, length): (&LayerSpec, &usize)| match layer.attention.rule.window {
+            Some(window) => Slots::Window(window),
+            None if grows => Slots::Growing,
+            None => Slots::Fixed(*length),
+        };
+        let slots: Vec<Slots> = config.layers.iter().zip(&recipe_lengths).map(slots_of).collect();
+        let policies = policies(&slots, &recipe_lengths, |length| cache::build(&kv.policy, length))?;
+        let widest = config.layers.iter().map(|layer| layer.attention.num_kv_heads * layer.attention.head_dim).max().unwrap_or(0);
+        let per_slot = 2.0 * widest as f64 / config.hidden_size as f64;
         let width = match grad.chunks_per_cell {
             Some(chunks) => Width::Chunks(chunks),
             None => Width::TokensPerSlot(grad.chunks_per_cell_multiplier * per_slot),
         };
         let settings = Self {
             policies,
-            cache_lengths,
+            slots,
             sizes: Sizes { chunk_size: kv.chunk_size, chunking: kv.chunking, randomizes: kv.randomize_chunk_sizes },
             storage: kv.storage,
             buffer: kv.buffer,
             is_offloaded: kv.cpu_offload,
             single_tokens_for_targets: grad.single_tokens_for_targets,
-            layers_per_cell: grad.layers_per_cell.min(config.num_layers),
+            layers_per_cell: grad.layers_per_cell.min(config.num_layers()),
             layer_checkpoints: grad.layer_checkpoints,
             undo_log: grad.undo_log,
             scratch_dir: grad.scratch_dir.clone(),
@@ -97,8 +104,7 @@ impl Settings {
 
     /// Whether the policies, which errors call `name`, get along with chunks and buffer.
     fn check_policies(&self, name: &str) -> Result<(), EngineError> {
-        check_chunk_size(self.sizes.chunk_size, &self.cache_lengths, &self.policies)?;
-        check_longest_chunk(self.sizes, &self.cache_lengths, &self.policies)?;
+        self.fixed_caches().check(self.sizes)?;
         if self.buffer == BufferKind::Plain && self.policies.iter().any(|policy| policy.needs_quantised()) {
             return Err(CacheError::NothingQuantised { policy: name.to_owned() }.into());
         }
@@ -145,30 +151,31 @@ impl Settings {
         name: &str,
         build: impl Fn(usize) -> Result<Box<dyn Policy>, CacheError>,
     ) -> Result<Self, EngineError> {
-        self.policies = self.cache_lengths.iter().map(|&c| build(c)).collect::<Result<Vec<_>, _>>()?;
+        let lengths: Vec<usize> = self.slots.iter().map(|slots| slots.fixed().unwrap_or(usize::MAX)).collect();
+        self.policies = policies(&self.slots, &lengths, build)?;
         self.check_policies(name)?;
         Ok(self)
     }
 
     /// The caches of all layers for a batch planned as `plan`, of a model that computes in a kind on a device.
     pub fn cache_shapes(&self, config: &ModelConfig, plan: &ChunkPlan, (kind, device): (Kind, Device)) -> Vec<CacheShape> {
-        let longest_chunk = plan.spans.iter().map(|span| span.len).max().unwrap_or(1);
-        let shape = |cache_length: &usize| {
-            let cache_length = (*cache_length).min(plan.len());
+        let longest_chunk = plan.longest_chunk();
+        let shape = |(slots, layer): (&Slots, &LayerSpec)| {
+            let cache_length = slots.count(plan.len(), longest_chunk);
             CacheShape {
                 batch: plan.num_sequences() as i64,
-                groups: config.num_kv_heads as i64,
-                head_dim: config.head_dim as i64,
+                groups: layer.attention.num_kv_heads as i64,
+                head_dim: layer.attention.head_dim as i64,
                 cache_length,
-                allocated: self.allocated(cache_length, longest_chunk),
-                is_paged: self.storage == Storage::Paged,
+                allocated: if *slots == Slots::Growing { self.allocated_at_once(longest_chunk) } else { cache_length },
+                is_paged: *slots == Slots::Growing && self.storage == Storage::Paged,
                 buffer: self.buffer,
                 is_offloaded: self.is_offloaded,
                 kind,
                 device,
             }
         };
-        self.cache_lengths.iter().map(shape).collect()
+        self.slots.iter().zip(&config.layers).map(shape).collect()
     }
 
     /// Sequences and tokens of the columns that are captured in passes without autograd on a device.
@@ -191,13 +198,14 @@ impl Settings {
         (self.layer_checkpoints, self.undo_log)
     }
 
-    /// Slots to allocate at once of a cache of `cache_length`, for chunks of at most `chunk` tokens.
-    fn allocated(&self, cache_length: usize, chunk: usize) -> usize {
-        match self.storage {
-            Storage::Preallocated => cache_length,
-            Storage::Growing => chunk,
-            Storage::Paged => chunk * CHUNKS_OF_A_PAGE,
-        }
+    /// Slots that a growing cache allocates at once, for chunks of at most `chunk` tokens.
+    fn allocated_at_once(&self, chunk: usize) -> usize {
+        if self.storage == Storage::Paged { chunk * CHUNKS_OF_A_PAGE } else { chunk }
+    }
+
+    /// The caches that have a fixed size under the recipe's policy.
+    fn fixed_caches(&self) -> FixedCaches<'_> {
+        FixedCaches::of(&self.slots, &self.policies)
     }
 
     /// How many layers, from the bottom, are run forward a second time: all but those of the top layer band.
@@ -205,15 +213,20 @@ impl Settings {
         self.layer_bands().last().map_or(0, |top| top.start)
     }
 
-    /// Slots of a layer; `None` for a cache that grows.
+    /// Slots of a layer under the recipe's policy; `None` for a cache that grows, and for a layer with a sliding window.
     pub fn cache_length(&self, layer: usize) -> Option<usize> {
-        self.cache_lengths.get(layer).copied().filter(|&c| c != usize::MAX)
+        self.slots.get(layer).and_then(|slots| slots.fixed())
+    }
+
+    /// Slots of each layer for a batch planned as `plan`.
+    pub fn slots(&self, plan: &ChunkPlan) -> Vec<usize> {
+        self.slots.iter().map(|slots| slots.count(plan.len(), plan.longest_chunk())).collect()
     }
 
     /// Fails if a sequence of so many tokens is too long for a cache that evicts nothing.
     pub fn check_fits(&self, tokens: usize) -> Result<(), EngineError> {
-        for (layer, (policy, &cache_length)) in self.policies.iter().zip(&self.cache_lengths).enumerate() {
-            if !policy.evicts() && tokens > cache_length {
+        for (layer, (policy, slots)) in self.policies.iter().zip(&self.slots).enumerate() {
+            if let Some(cache_length) = slots.fixed().filter(|&slots| !policy.evicts() && tokens > slots) {
                 return Err(CacheError::Full { tokens, layer: LayerIdx(layer), cache_length }.into());
             }
         }
@@ -222,15 +235,16 @@ impl Settings {
 
     /// How many a choice serves at least; `None` where nothing ever leaves.
     pub fn scope(&self) -> Option<Scope> {
-        self.policies.first().filter(|policy| policy.evicts()).map(|policy| policy.scope())
+        let is_window = |slots: &Slots| matches!(slots, Slots::Window(_));
+        let of_recipe = self.slots.iter().position(|slots| !is_window(slots)).unwrap_or(0);
+        self.policies.get(of_recipe).filter(|policy| policy.evicts()).map(|policy| policy.scope())
     }
 
     /// Bytes of the replay log at most: for one evicted column of the batch in every layer, and for a whole batch planned as `plan`.
     pub fn log_bytes(&self, plan: &ChunkPlan, num_kv_heads: usize) -> (Bytes, Bytes) {
         let sequences = plan.num_sequences();
         let (mut per_token, mut whole) = (0, 0);
-        for (policy, &length) in self.policies.iter().zip(&self.cache_lengths).filter(|(policy, _)| policy.evicts()) {
-            let length = length.min(plan.len());
+        for (policy, length) in self.policies.iter().zip(self.slots(plan)).filter(|(policy, _)| policy.evicts()) {
             // A share may be twice the cache length.
             let slots = if policy.shares_out().is_some() { 2 * length } else { length };
             let bytes = log_bytes_per_token(policy.scope(), slots, (sequences, num_kv_heads)).0;
@@ -251,7 +265,7 @@ impl Settings {
         }
         let tokens = lengths.iter().copied().max().unwrap_or(0);
         self.check_fits(tokens)?;
-        let longest = self.cache_lengths.iter().map(|&c| c.min(tokens.max(1))).max().unwrap_or(1);
+        let longest = self.slots.iter().map(|slots| slots.count(tokens, self.sizes.chunk_size)).max().unwrap_or(1);
         let width = match self.width {
             Width::Chunks(chunks) => ColumnWidth::Chunks(chunks),
             // The rule of the reference: one layer checkpoint of a cell weighs as much as one cache.
@@ -261,16 +275,30 @@ impl Settings {
     }
 
     fn cuts(&self, batch: &Batch, key: Option<ChunkKey>) -> Cuts {
-        let span = self.cache_lengths.iter().copied().min().unwrap_or(usize::MAX);
+        let caches = self.fixed_caches();
+        let span = caches.smallest().unwrap_or(usize::MAX);
         let key = key.filter(|_| self.sizes.randomizes);
         Cuts {
             span,
             chunk_size: self.sizes.chunk_size,
             sizes: key.map(|key| RandomSizes::new(key, self.sizes.chunk_size, span)),
-            full_at: full_at(self.sizes.chunking, &self.cache_lengths),
+            full_at: caches.full_at(self.sizes.chunking),
             singles_from: if self.single_tokens_for_targets { first_target(batch) } else { None },
         }
     }
+}
+
+/// The policy of each layer: a rolling buffer in one with a sliding window, in the others what `build` makes for a cache of so many slots.
+fn policies(
+    slots: &[Slots],
+    lengths: &[usize],
+    build: impl Fn(usize) -> Result<Box<dyn Policy>, CacheError>,
+) -> Result<Vec<Box<dyn Policy>>, CacheError> {
+    let of_layer = |(slots, &length): (&Slots, &usize)| match slots {
+        Slots::Window(_) => Ok(cache::rolling()),
+        Slots::Fixed(_) | Slots::Growing => build(length),
+    };
+    slots.iter().zip(lengths).map(of_layer).collect()
 }
 
 /// The first position with a target in any sequence.
@@ -280,103 +308,4 @@ fn first_target(batch: &Batch) -> Option<usize> {
         Targets::Class(_) => sequence.inputs.len().checked_sub(1),
     };
     batch.sequences.iter().filter_map(of_sequence).min()
-}
-
-/// The longest chunk that reaches the cache of a layer while that is full.
-fn longest_chunk(sizes: Sizes, lengths: &[usize], layer: usize) -> usize {
-    let Sizes { chunk_size, chunking, randomizes } = sizes;
-    let cuts = Cuts { chunk_size, full_at: full_at(chunking, lengths), ..Cuts::default() };
-    let smallest = lengths.iter().copied().min().unwrap_or(usize::MAX);
-    let largest = cuts.full_at.last().copied().unwrap_or(0);
-    if randomizes {
-        let drawn = chunk_size.max(*RandomSizes::range(chunk_size, smallest).end());
-        // Where the last cache is full nothing is bent any more, and the first chunk stands before all that are.
-        let bent = if lengths[layer] < largest { (drawn + BENT_BY).min(largest - smallest) } else { 0 };
-        return drawn.max(bent);
-    }
-    let (mut start, mut longest) = (smallest, chunk_size);
-    while start < largest {
-        let end = cuts.end(start, 1, usize::MAX);
-        if start >= lengths[layer] {
-            longest = longest.max(end - start);
-        }
-        start = end;
-    }
-    longest
-}
-
-/// Where chunks are bent to: the lengths at which caches become full.
-fn full_at(chunking: Chunking, lengths: &[usize]) -> Vec<usize> {
-    if chunking == Chunking::Plain {
-        return Vec::new();
-    }
-    let mut full_at = lengths.to_vec();
-    full_at.sort_unstable();
-    full_at.dedup();
-    full_at
-}
-
-/// Chunks that are drawn or bent can be longer than `chunk_size`, and must not evict themselves or a protected token either.
-fn check_longest_chunk(sizes: Sizes, lengths: &[usize], policies: &[Box<dyn Policy>]) -> Result<(), EngineError> {
-    let evicting: Vec<usize> = (0..lengths.len()).filter(|&layer| policies[layer].evicts()).collect();
-    let allowed = |layer: usize| policies[layer].max_chunk_size(lengths[layer]);
-    let fits = |size: usize, layer: usize| longest_chunk(Sizes { chunk_size: size, ..sizes }, lengths, layer) <= allowed(layer);
-    let Some(&layer) = evicting.iter().find(|&&layer| !fits(sizes.chunk_size, layer)) else { return Ok(()) };
-    let most = evicting.iter().map(|&layer| allowed(layer)).min().unwrap_or(0).min(sizes.chunk_size);
-    Err(EngineError::LongestChunk {
-        chunk_size: sizes.chunk_size,
-        longest: longest_chunk(sizes, lengths, layer),
-        layer,
-        cache_length: lengths[layer],
-        allowed: allowed(layer),
-        largest: (1..=most).rev().find(|&size| evicting.iter().all(|&layer| fits(size, layer))).unwrap_or(0),
-    })
-}
-
-fn check_chunk_size(chunk_size: usize, lengths: &[usize], policies: &[Box<dyn Policy>]) -> Result<(), CacheError> {
-    let evicting = lengths.iter().zip(policies).enumerate().filter(|(_, (_, p))| p.evicts());
-    let Some((layer, (&cache_length, policy))) = evicting.min_by_key(|(_, (c, p))| p.max_chunk_size(**c)) else {
-        return Ok(());
-    };
-    let largest = policy.max_chunk_size(cache_length);
-    if chunk_size <= largest {
-        return Ok(());
-    }
-    let is_uniform = lengths.iter().all(|&c| c == cache_length);
-    let layer = if is_uniform { "every layer".to_owned() } else { format!("layer {layer}") };
-    let (sinks, grace) = (policy.sinks(), policy.grace());
-    let share = policy.shares_out().map(|floor| (floor * cache_length as f64) as usize);
-    let initial = policy.initial_part().map_or(0, |_| cache_length.saturating_sub(largest + sinks + grace));
-    Err(CacheError::ChunkTooLarge { chunk_size, layer, cache_length, sinks, grace, share, initial, largest })
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        /// The bound holds for every plan, and is reached where no size is drawn.
-        #[test]
-        fn no_chunk_that_reaches_a_full_cache_is_longer_than_was_checked(
-            lengths in prop::collection::vec(1usize..60, 1..4), chunk_size in 1usize..20, total in 1usize..120,
-            (is_bent, is_drawn, seed) in (any::<bool>(), any::<bool>(), any::<u64>()),
-        ) {
-            let chunking = if is_bent { Chunking::Reference } else { Chunking::Plain };
-            let checked = Sizes { chunk_size, chunking, randomizes: is_drawn };
-            let span = *lengths.iter().min().unwrap();
-            let sizes = is_drawn.then(|| RandomSizes::new(ChunkKey { seed, step: 1 }, chunk_size, span));
-            let cuts = Cuts { span, chunk_size, sizes, full_at: full_at(chunking, &lengths), singles_from: None };
-            let longest_of = |total: usize, cache_length: usize| {
-                let spans = ChunkPlan::cut(&[total], &cuts, ColumnWidth::Chunks(1)).spans.into_iter();
-                spans.filter(|s| s.start >= cache_length).map(|s| s.len).max().unwrap_or(0)
-            };
-            for (layer, &cache_length) in lengths.iter().enumerate() {
-                let longest = longest_chunk(checked, &lengths, layer);
-                prop_assert!(longest >= chunk_size && longest_of(total, cache_length) <= longest);
-                prop_assert!(is_drawn || longest_of(200, cache_length) == longest);
-            }
-        }
-    }
 }

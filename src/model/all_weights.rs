@@ -8,8 +8,8 @@ use tch::{Device, Kind, Tensor};
 
 use super::ModelError;
 use super::config::ModelConfig;
-use super::families::{EMBEDDING, FINAL_NORM, OUTPUT};
 use super::layout;
+use super::names::{EMBEDDING, FINAL_NORM, OUTPUT};
 use super::weights::{MODEL_TENSORS, Weights};
 use crate::files::{FilesError, read_json, to_json, write_atomic};
 use crate::recipe::Dtype;

@@ -5,6 +5,7 @@ use std::fmt;
 
 use tch::Tensor;
 
+pub use crate::ops::attention::Qkv;
 use crate::units::LayerIdx;
 
 /// What a layer asks of whoever remembers the past.
@@ -14,19 +15,6 @@ pub trait Attend {
     /// # Shapes
     /// As in [`Qkv`]; `(B, H, n, D)` out.
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError>;
-}
-
-/// Queries, keys and values of new tokens, turned to their positions.
-#[derive(Clone, Copy, Debug)]
-pub struct Qkv<'a> {
-    /// Queries `(B, H, n, D)`; query head `h` belongs to KV head `h / (H / G)`.
-    pub q_bhnd: &'a Tensor,
-    /// Keys `(B, G, n, D)`.
-    pub k_bgnd: &'a Tensor,
-    /// Values `(B, G, n, D)`.
-    pub v_bgnd: &'a Tensor,
-    /// The factor on `q · k`.
-    pub scale: f64,
 }
 
 /// Why attention was refused: a message, or another room's error that is passed on as it is.

@@ -5,10 +5,11 @@ use tch::Tensor;
 use super::ModelError;
 use super::attend::{Attend, AttendError, Qkv};
 use super::config::ModelConfig;
-use super::families::layer_tensor;
 use super::linear::{Linear, Projection};
 use super::lora::LayerLora;
+use super::names::layer_tensor;
 use super::weights::Weights;
+use crate::ops::attention::ScoreRule;
 use crate::ops::rms_norm::rms_norm;
 use crate::ops::rope::Rotation;
 use crate::units::LayerIdx;
@@ -22,8 +23,10 @@ pub(super) struct Attention {
     /// Norms over the channels of each head of queries and keys, in the families that have them.
     head_norms: Option<[Tensor; 2]>,
     layer: LayerIdx,
+    /// Which of the model's rotations.
+    rotation: usize,
     head_dim: i64,
-    scale: f64,
+    rule: ScoreRule,
     eps: f64,
 }
 
@@ -31,11 +34,9 @@ impl Attention {
     pub(super) fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, ModelError> {
         let linear = |projection| Linear::load(weights, config, layer, projection);
         let norm = |name: &str| weights.load(&layer_tensor(layer.0, name));
-        let head_norms = if config.variant.has_qk_norm {
-            Some([norm("self_attn.q_norm.weight")?, norm("self_attn.k_norm.weight")?])
-        } else {
-            None
-        };
+        let spec = &config.layers[layer.0].attention;
+        let head_norms =
+            if spec.has_qk_norm { Some([norm("self_attn.q_norm.weight")?, norm("self_attn.k_norm.weight")?]) } else { None };
         Ok(Self {
             query: linear(Projection::Query)?,
             key: linear(Projection::Key)?,
@@ -43,8 +44,9 @@ impl Attention {
             output: linear(Projection::Output)?,
             head_norms,
             layer,
-            head_dim: config.head_dim as i64,
-            scale: config.scale(),
+            rotation: config.rotations().iter().position(|&of| of == (spec.head_dim, spec.rope)).unwrap_or(0),
+            head_dim: spec.head_dim as i64,
+            rule: spec.rule,
             eps: config.rms_norm_eps,
         })
     }
@@ -53,7 +55,8 @@ impl Attention {
     ///
     /// # Shapes
     /// `(B, n, E)` in; as in [`Qkv`] out.
-    pub(super) fn project(&self, x_bne: &Tensor, rotation: &Rotation, lora: Option<&LayerLora<'_>>) -> [Tensor; 3] {
+    pub(super) fn project(&self, x_bne: &Tensor, rotations: &[Rotation], lora: Option<&LayerLora<'_>>) -> [Tensor; 3] {
+        let rotation = &rotations[self.rotation];
         let norm_of = |i: usize| self.head_norms.as_ref().map(|norms| &norms[i]);
         let q_bhnd = rotation.apply(&self.heads(&self.query.forward(x_bne, lora), norm_of(0)));
         let k_bgnd = rotation.apply(&self.heads(&self.key.forward(x_bne, lora), norm_of(1)));
@@ -66,7 +69,7 @@ impl Attention {
     /// # Shapes
     /// As in [`Qkv`]; `(B, H, n, D)` out.
     pub(super) fn attend(&self, [q_bhnd, k_bgnd, v_bgnd]: [&Tensor; 3], attend: &mut dyn Attend) -> Result<Tensor, AttendError> {
-        attend.attend(self.layer, Qkv { q_bhnd, k_bgnd, v_bgnd, scale: self.scale })
+        attend.attend(self.layer, Qkv { q_bhnd, k_bgnd, v_bgnd, rule: self.rule })
     }
 
     /// From the heads back to the residual stream.

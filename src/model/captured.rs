@@ -52,7 +52,7 @@ pub struct ColumnLayers<'a> {
     captured: Option<(&'a Recorder, &'a mut OfShape)>,
 }
 
-/// Where captured operations read and write; the same tensors for all layers, which take turns.
+/// Where captured operations read and write; the same tensors for all layers, one after the other. All have heads of one shape.
 #[derive(Debug)]
 struct CapturedBuffers {
     /// `(B, n, E)`.
@@ -88,15 +88,16 @@ const BEHIND: CapturedOps = CapturedOps {
 impl CapturedBuffers {
     fn new(model: &Model, (sequences, tokens): (usize, usize), positions: &Positions) -> Self {
         let (config, options) = (model.config(), (model.kind(), model.device()));
-        let (sequences, tokens, head_dim) = (sequences as i64, tokens as i64, config.head_dim as i64);
+        let attention = &config.layers[0].attention;
+        let (sequences, tokens, head_dim) = (sequences as i64, tokens as i64, attention.head_dim as i64);
         let hidden = || Tensor::empty([sequences, tokens, config.hidden_size as i64], options);
         let by_head = |heads: usize| Tensor::empty([sequences, heads as i64, tokens, head_dim], options);
         let by_token = |heads: usize| Tensor::empty([sequences, tokens, heads as i64, head_dim], options).transpose(1, 2);
         Self {
             hidden_bne: hidden(),
             positions: positions.empty_like(),
-            qkv: [by_head(config.num_heads), by_head(config.num_kv_heads), by_token(config.num_kv_heads)],
-            attended_bhnd: by_head(config.num_heads),
+            qkv: [by_head(attention.num_heads), by_head(attention.num_kv_heads), by_token(attention.num_kv_heads)],
+            attended_bhnd: by_head(attention.num_heads),
             out_bne: hidden(),
         }
     }
@@ -104,7 +105,7 @@ impl CapturedBuffers {
     fn before(common: Common<'_>, idx: LayerIdx, held: &mut Self) {
         let lora = common.model.lora(idx, &held.positions.position_bn, common.place);
         let layer = common.model.decoder_layer(idx);
-        let made = layer.before_attention(&held.hidden_bne, &held.positions.rotation, lora.as_ref());
+        let made = layer.before_attention(&held.hidden_bne, &held.positions.rotations, lora.as_ref());
         held.qkv.iter_mut().zip(&made).for_each(|(held, made)| held.copy_(made));
     }
 
@@ -145,8 +146,10 @@ impl CapturedLayers {
 
     /// The bytes in which captured operations read and write, for columns of one of these shapes.
     pub fn bytes(config: &ModelConfig, kind: Kind, (sequences, tokens): (usize, usize)) -> Bytes {
-        let channels = 2 * (config.hidden_size + (config.num_heads + config.num_kv_heads) * config.head_dim);
-        let positions = Kind::Int64.elt_size_in_bytes() + config.head_dim * kind.elt_size_in_bytes();
+        let attention = &config.layers[0].attention;
+        let channels = 2 * (config.hidden_size + (attention.num_heads + attention.num_kv_heads) * attention.head_dim);
+        let rotated: usize = config.rotations().iter().map(|(head_dim, _)| head_dim).sum();
+        let positions = Kind::Int64.elt_size_in_bytes() + rotated * kind.elt_size_in_bytes();
         Bytes((tokens * (positions + sequences * channels * kind.elt_size_in_bytes())) as u64)
     }
 
@@ -336,9 +339,9 @@ mod tests {
     fn what_is_held_is_counted() {
         let model = model(Dtype::Bf16);
         let positions = model.positions(Tensor::zeros([1, 5], (Kind::Int64, Device::Cpu)));
-        let CapturedBuffers { hidden_bne, positions: Positions { position_bn, rotation }, qkv, attended_bhnd, out_bne } =
+        let CapturedBuffers { hidden_bne, positions: Positions { position_bn, rotations }, qkv, attended_bhnd, out_bne } =
             CapturedBuffers::new(&model, (2, 5), &positions);
-        let angles = rotation.tensors();
+        let angles = rotations.iter().flat_map(|rotation| rotation.tensors());
         let all = qkv.iter().chain(angles).chain([&hidden_bne, &position_bn, &attended_bhnd, &out_bne]);
         let bytes: usize = all.map(|t| t.numel() * t.kind().elt_size_in_bytes()).sum();
         assert_eq!(CapturedLayers::bytes(model.config(), Kind::BFloat16, (2, 5)), Bytes(bytes as u64));

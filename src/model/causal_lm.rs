@@ -9,9 +9,9 @@ use super::attend::{Attend, AttendError};
 use super::config::ModelConfig;
 use super::decoder::DecoderLayer;
 use super::embedding::Embedding;
-use super::families::FINAL_NORM;
 use super::init::draw;
 use super::lora::{Adapter, DropoutContext, LayerLora};
+use super::names::FINAL_NORM;
 use super::positions::Positions;
 use super::weights::Weights;
 use super::{ModelError, layout};
@@ -105,7 +105,7 @@ impl Model {
 
     fn build(config: ModelConfig, weights: &Weights, kind: Kind, device: Device) -> Result<Self, ModelError> {
         let layer = |idx| DecoderLayer::load(weights, &config, LayerIdx(idx));
-        let layers = (0..config.num_layers).map(layer).collect::<Result<_, _>>()?;
+        let layers = (0..config.num_layers()).map(layer).collect::<Result<_, _>>()?;
         let embedding = Embedding::load(weights, &config)?;
         let final_norm_e = weights.load(FINAL_NORM)?;
         Ok(Self { config, embedding, layers, final_norm_e, trained: Trainable::Nothing, kind, device })
@@ -226,7 +226,7 @@ impl Model {
         attend: &mut dyn Attend,
     ) -> Result<Tensor, AttendError> {
         let lora = self.lora(idx, &positions.position_bn, place);
-        self.layers[idx.0].forward(hidden_bne, &positions.rotation, lora.as_ref(), attend)
+        self.layers[idx.0].forward(hidden_bne, &positions.rotations, lora.as_ref(), attend)
     }
 
     pub(super) fn decoder_layer(&self, idx: LayerIdx) -> &DecoderLayer {

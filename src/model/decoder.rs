@@ -6,9 +6,9 @@ use super::ModelError;
 use super::attend::{Attend, AttendError};
 use super::attention::Attention;
 use super::config::ModelConfig;
-use super::families::layer_tensor;
 use super::lora::LayerLora;
 use super::mlp::Mlp;
+use super::names::layer_tensor;
 use super::weights::Weights;
 use crate::ops::rms_norm::rms_norm;
 use crate::ops::rope::Rotation;
@@ -40,11 +40,11 @@ impl DecoderLayer {
     pub(super) fn forward(
         &self,
         hidden_bne: &Tensor,
-        rotation: &Rotation,
+        rotations: &[Rotation],
         lora: Option<&LayerLora<'_>>,
         attend: &mut dyn Attend,
     ) -> Result<Tensor, AttendError> {
-        let [q_bhnd, k_bgnd, v_bgnd] = self.before_attention(hidden_bne, rotation, lora);
+        let [q_bhnd, k_bgnd, v_bgnd] = self.before_attention(hidden_bne, rotations, lora);
         let attended_bhnd = self.attend([&q_bhnd, &k_bgnd, &v_bgnd], attend)?;
         drop([q_bhnd, k_bgnd, v_bgnd]);
         Ok(self.after_attention(hidden_bne, attended_bhnd, lora))
@@ -54,8 +54,13 @@ impl DecoderLayer {
     ///
     /// # Shapes
     /// `(B, n, E)` in; as in [`super::Qkv`] out.
-    pub(super) fn before_attention(&self, hidden_bne: &Tensor, rotation: &Rotation, lora: Option<&LayerLora<'_>>) -> [Tensor; 3] {
-        self.attention.project(&rms_norm(hidden_bne, &self.attention_norm_e, self.eps), rotation, lora)
+    pub(super) fn before_attention(
+        &self,
+        hidden_bne: &Tensor,
+        rotations: &[Rotation],
+        lora: Option<&LayerLora<'_>>,
+    ) -> [Tensor; 3] {
+        self.attention.project(&rms_norm(hidden_bne, &self.attention_norm_e, self.eps), rotations, lora)
     }
 
     /// What follows attention: the layer's output. What was attended is gone, but for what autograd keeps, before the MLP.

@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use super::ModelError;
 use super::config::ModelConfig;
-use super::families::{EMBEDDING, OUTPUT};
+use super::names::{EMBEDDING, OUTPUT};
 use super::weights::Weights;
 use crate::ops::linear::linear;
 

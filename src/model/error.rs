@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::config::ConfigFault;
+use super::fields::ConfigFault;
 use crate::files::FilesError;
 use crate::recipe::Dtype;
 use crate::store::StoreError;

@@ -1,8 +1,9 @@
 //! Which tensors a model has: their names in checkpoints, their shapes, and what they are for.
 
 use super::config::ModelConfig;
-use super::families::{EMBEDDING, FINAL_NORM, OUTPUT, layer_tensor};
 use super::linear::Projection;
+use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, layer_tensor};
+use super::spec::LayerSpec;
 
 /// What a tensor is for, which is how a new one is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,10 +26,9 @@ pub(super) fn entries(config: &ModelConfig) -> Vec<TensorEntry> {
     let matrix = |name: &str, shape: [usize; 2]| TensorEntry { name: name.into(), shape: shape.into(), role: Role::Matrix };
     let embedding = [config.vocab_size, config.hidden_size];
     let mut all = vec![matrix(EMBEDDING, embedding)];
-    for layer in 0..config.num_layers {
-        all.extend(
-            layer_entries(config).into_iter().map(|entry| TensorEntry { name: layer_tensor(layer, &entry.name), ..entry }),
-        );
+    for (layer, spec) in config.layers.iter().enumerate() {
+        let entries = layer_entries(spec, config.hidden_size).into_iter();
+        all.extend(entries.map(|entry| TensorEntry { name: layer_tensor(layer, &entry.name), ..entry }));
     }
     all.push(norm(FINAL_NORM, config.hidden_size));
     if !config.tie_word_embeddings {
@@ -38,18 +38,17 @@ pub(super) fn entries(config: &ModelConfig) -> Vec<TensorEntry> {
 }
 
 /// The tensors of one layer, by their names inside it.
-fn layer_entries(config: &ModelConfig) -> Vec<TensorEntry> {
-    let mut all =
-        vec![norm("input_layernorm.weight", config.hidden_size), norm("post_attention_layernorm.weight", config.hidden_size)];
+fn layer_entries(spec: &LayerSpec, hidden_size: usize) -> Vec<TensorEntry> {
+    let mut all = vec![norm("input_layernorm.weight", hidden_size), norm("post_attention_layernorm.weight", hidden_size)];
     for projection in Projection::ALL {
-        let (path, [out, inner]) = (projection.path(), projection.shape(config));
+        let (path, [out, inner]) = (projection.path(), projection.shape(spec, hidden_size));
         all.push(TensorEntry { name: format!("{path}.weight"), shape: vec![out, inner], role: Role::Matrix });
-        if config.variant.biased.contains(&projection) {
+        if projection.has_bias(spec) {
             all.push(TensorEntry { name: format!("{path}.bias"), shape: vec![out], role: Role::Bias });
         }
     }
-    if config.variant.has_qk_norm {
-        all.extend(["self_attn.q_norm.weight", "self_attn.k_norm.weight"].map(|name| norm(name, config.head_dim)));
+    if spec.attention.has_qk_norm {
+        all.extend(["self_attn.q_norm.weight", "self_attn.k_norm.weight"].map(|name| norm(name, spec.attention.head_dim)));
     }
     all
 }

@@ -4,8 +4,9 @@ use tch::Tensor;
 
 use super::ModelError;
 use super::config::ModelConfig;
-use super::families::layer_tensor;
 use super::lora::LayerLora;
+use super::names::layer_tensor;
+use super::spec::LayerSpec;
 use super::weights::Weights;
 use crate::ops::linear::{LowRank, linear};
 use crate::units::LayerIdx;
@@ -57,16 +58,21 @@ impl Projection {
         Self::ALL.into_iter().find(|projection| projection.name() == name || projection.path() == name)
     }
 
-    /// `[out, in]`.
-    pub fn shape(self, config: &ModelConfig) -> [usize; 2] {
-        let hidden = config.hidden_size;
+    /// `[out, in]` in a layer on a residual stream of width `hidden`.
+    pub fn shape(self, spec: &LayerSpec, hidden: usize) -> [usize; 2] {
+        let (attention, intermediate) = (&spec.attention, spec.feed_forward.intermediate_size());
         match self {
-            Self::Query => [config.num_heads * config.head_dim, hidden],
-            Self::Key | Self::Value => [config.num_kv_heads * config.head_dim, hidden],
-            Self::Output => [hidden, config.num_heads * config.head_dim],
-            Self::Gate | Self::Up => [config.intermediate_size, hidden],
-            Self::Down => [hidden, config.intermediate_size],
+            Self::Query => [attention.num_heads * attention.head_dim, hidden],
+            Self::Key | Self::Value => [attention.num_kv_heads * attention.head_dim, hidden],
+            Self::Output => [hidden, attention.num_heads * attention.head_dim],
+            Self::Gate | Self::Up => [intermediate, hidden],
+            Self::Down => [hidden, intermediate],
         }
+    }
+
+    /// Whether it has a bias in such a layer.
+    pub(super) fn has_bias(self, spec: &LayerSpec) -> bool {
+        matches!(self, Self::Query | Self::Key | Self::Value) && spec.attention.has_qkv_bias
     }
 }
 
@@ -86,7 +92,7 @@ impl Linear {
         projection: Projection,
     ) -> Result<Self, ModelError> {
         let tensor = |part: &str| weights.load(&layer_tensor(layer.0, &format!("{}.{part}", projection.path())));
-        let bias_o = if config.variant.biased.contains(&projection) { Some(tensor("bias")?) } else { None };
+        let bias_o = if projection.has_bias(&config.layers[layer.0]) { Some(tensor("bias")?) } else { None };
         Ok(Self { projection, weight_oi: tensor("weight")?, bias_o })
     }
 

@@ -4,8 +4,8 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::ModelError;
 use super::config::ModelConfig;
-use super::families::layer_tensor;
 use super::linear::Projection;
+use super::names::layer_tensor;
 use super::random;
 use crate::ops::dropout::{DropoutStream, dropout};
 use crate::ops::linear::LowRank;
@@ -56,7 +56,7 @@ impl Adapter {
     pub fn new(config: &ModelConfig, lora: &LoraRecipe, seed: u64, kind: Kind, device: Device) -> Result<Self, ModelError> {
         let targets = targets(&lora.target_modules)?;
         let pair = |layer: usize, projection: Projection| {
-            let [out, inner] = projection.shape(config).map(|size| size as i64);
+            let [out, inner] = projection.shape(&config.layers[layer], config.hidden_size).map(|size| size as i64);
             let r = lora.r as i64;
             let a_ri = random::uniform(seed, &matrix_name(layer, projection, "A"), &[r, inner], 1.0 / (inner as f64).sqrt());
             Ok(Pair { a_ri, b_or: Tensor::zeros([out, r], (Kind::Float, Device::Cpu)) })
@@ -72,7 +72,7 @@ impl Adapter {
         mut pair: impl FnMut(usize, Projection) -> Result<Pair, ModelError>,
     ) -> Result<Self, ModelError> {
         let refuse = |key, found: String, expected| Err(ModelError::Lora { key, found, expected });
-        if lora.r == 0 || lora.r > config.hidden_size.max(config.intermediate_size) {
+        if lora.r == 0 || lora.r > config.hidden_size.max(config.intermediate_size()) {
             return refuse("r", lora.r.to_string(), "a number from 1 to the width of the layers");
         }
         if !(lora.alpha.is_finite() && lora.alpha > 0.0) {
@@ -85,7 +85,7 @@ impl Adapter {
             return refuse("target_modules", "empty".into(), "at least one name");
         }
         let mut layer = |l: usize| targets.iter().map(|&target| Ok(pair(l, target)?.into_leaves())).collect();
-        let layers = (0..config.num_layers).map(&mut layer).collect::<Result<Vec<Vec<Pair>>, ModelError>>()?;
+        let layers = (0..config.num_layers()).map(&mut layer).collect::<Result<Vec<Vec<Pair>>, ModelError>>()?;
         Ok(Self { r: lora.r, alpha: lora.alpha, dropout: lora.dropout, targets, layers })
     }
 

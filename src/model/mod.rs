@@ -14,25 +14,28 @@ mod decoder;
 mod embedding;
 mod error;
 mod families;
+mod fields;
 mod fingerprint;
 mod init;
 mod layout;
 mod linear;
 mod lora;
 mod mlp;
+mod names;
 mod peft;
 mod positions;
 mod random;
 #[cfg(test)]
 mod simulated;
+mod spec;
 mod weights;
 
 pub use attend::{Attend, AttendError, Qkv};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::{Model, kind_of};
-pub use config::{ConfigFault, ModelConfig};
+pub use config::ModelConfig;
 pub use error::{ModelError, TensorProblem, TensorProblems};
-pub use families::Variant;
+pub use fields::ConfigFault;
 pub use fingerprint::fingerprint;
 pub use init::init_model;
 pub use linear::Projection;
@@ -40,4 +43,5 @@ pub use lora::{Adapter, DropoutContext, DropoutKey, targets};
 pub use positions::Positions;
 #[cfg(test)]
 pub(crate) use simulated::while_graphs_are_simulated;
+pub use spec::{AttentionSpec, FeedForwardSpec, LayerSpec, RopeSpec};
 pub use weights::MODEL_TENSORS;

@@ -53,10 +53,10 @@ impl Adapter {
 /// Names and shapes of an adapter's matrices.
 fn expected(config: &ModelConfig, r: usize, targets: &[Projection]) -> Vec<(String, Vec<usize>)> {
     let of_target = |layer: usize, target: Projection| {
-        let [out, inner] = target.shape(config);
+        let [out, inner] = target.shape(&config.layers[layer], config.hidden_size);
         [(matrix_name(layer, target, "A"), vec![r, inner]), (matrix_name(layer, target, "B"), vec![out, r])]
     };
-    (0..config.num_layers).flat_map(|layer| targets.iter().flat_map(move |&target| of_target(layer, target))).collect()
+    (0..config.num_layers()).flat_map(|layer| targets.iter().flat_map(move |&target| of_target(layer, target))).collect()
 }
 
 #[cfg(test)]

@@ -3,25 +3,27 @@
 use tch::Tensor;
 
 use super::causal_lm::Model;
+use super::spec::RopeSpec;
 use crate::ops::rope::Rotation;
 
 /// Positions, and the rotations of queries and keys there.
 #[derive(Debug)]
 pub struct Positions {
     pub(super) position_bn: Tensor,
-    pub(super) rotation: Rotation,
+    /// As [`super::ModelConfig::rotations`].
+    pub(super) rotations: Vec<Rotation>,
 }
 
 impl Positions {
     /// Others of the same number, which are nowhere yet.
     pub(super) fn empty_like(&self) -> Self {
-        Self { position_bn: self.position_bn.empty_like(), rotation: self.rotation.empty_like() }
+        Self { position_bn: self.position_bn.empty_like(), rotations: self.rotations.iter().map(Rotation::empty_like).collect() }
     }
 
     /// Takes over others, in the memory that it has.
     pub(super) fn copy_(&mut self, from: &Self) {
         self.position_bn.copy_(&from.position_bn);
-        self.rotation.copy_(&from.rotation);
+        self.rotations.iter_mut().zip(&from.rotations).for_each(|(own, from)| own.copy_(from));
     }
 }
 
@@ -31,7 +33,8 @@ impl Model {
     /// # Shapes
     /// `(B, n)`, or `(1, n)` or `(n)` where all sequences share their positions; int64.
     pub fn positions(&self, position_bn: Tensor) -> Positions {
-        let rotation = Rotation::at(&position_bn, self.config().head_dim, self.config().rope_theta, self.kind());
-        Positions { position_bn, rotation }
+        let at = |(head_dim, rope): &(usize, RopeSpec)| Rotation::at(&position_bn, *head_dim, rope.theta, self.kind());
+        let rotations = self.config().rotations().iter().map(at).collect();
+        Positions { position_bn, rotations }
     }
 }

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
 
 use super::error::{ModelError, TensorProblem, TensorProblems};
-use super::families::OUTPUT;
 use super::layout::{Role, TensorEntry};
+use super::names::OUTPUT;
 use crate::files::{Dtype as FileDtype, FilesError, TensorFile, read_json};
 use crate::native::cuda::Upload;
 use crate::store::{Home, load_tensor_to};

@@ -26,6 +26,7 @@ unsafe extern "C" {
         k: *const *mut C_tensor,
         v: *const *mut C_tensor,
         in_use: *const *mut C_tensor,
+        seen_until: *const *mut C_tensor,
         parts: usize,
         scale: f64,
         from_token: i64,
@@ -37,6 +38,7 @@ unsafe extern "C" {
         k: *const *mut C_tensor,
         v: *const *mut C_tensor,
         in_use: *const *mut C_tensor,
+        seen_until: *const *mut C_tensor,
         parts: usize,
         out: *mut C_tensor,
         lse: *mut C_tensor,
@@ -47,6 +49,7 @@ unsafe extern "C" {
         q: *mut C_tensor,
         k: *const *mut C_tensor,
         in_use: *const *mut C_tensor,
+        seen_until: *const *mut C_tensor,
         parts: usize,
         lse: *mut C_tensor,
         scale: f64,
@@ -119,6 +122,19 @@ pub struct KvPart<'a> {
     pub v_bgpd: &'a Tensor,
     /// Which slots count `(B, G, P)`, bool, where not all of them do.
     pub in_use_bgp: Option<&'a Tensor>,
+    /// How many of the chunk's tokens, from the first on, see each slot `(B, G, P)`, int64; `None` where all do. A sliding window
+    /// ends the sight of a key so.
+    pub seen_until_bgp: Option<&'a Tensor>,
+}
+
+impl<'a> KvPart<'a> {
+    /// Slots that all count, and that all tokens see.
+    ///
+    /// # Shapes
+    /// `(B, G, P, D)` each.
+    pub fn of(k_bgpd: &'a Tensor, v_bgpd: &'a Tensor) -> Self {
+        Self { k_bgpd, v_bgpd, in_use_bgp: None, seen_until_bgp: None }
+    }
 }
 
 /// Parts as the shim takes them.
@@ -127,6 +143,8 @@ struct Pointers {
     v: Vec<*mut C_tensor>,
     /// Null where all slots count.
     in_use: Vec<*mut C_tensor>,
+    /// Null where all tokens see all slots.
+    seen_until: Vec<*mut C_tensor>,
 }
 
 impl Pointers {
@@ -136,6 +154,7 @@ impl Pointers {
             k: parts.iter().map(|part| pointer(part.k_bgpd)).collect(),
             v: parts.iter().map(|part| pointer(part.v_bgpd)).collect(),
             in_use: parts.iter().map(|part| part.in_use_bgp.map_or(null, pointer)).collect(),
+            seen_until: parts.iter().map(|part| part.seen_until_bgp.map_or(null, pointer)).collect(),
         }
     }
 }
@@ -147,12 +166,12 @@ impl Pointers {
 /// `q_bhnd (B, H, n, D)`. Results `(B, H, n, D)` in the kind of the queries, `(B, H, n)` and `(B, G, all keys)`. A query that sees no
 /// key at all gets zeros, and minus infinity.
 pub fn attend(q_bhnd: &Tensor, parts: &[KvPart<'_>], scale: f64, first_paying: Option<i64>) -> (Tensor, Tensor, Option<Tensor>) {
-    let Pointers { k, v, in_use } = Pointers::of(parts);
+    let Pointers { k, v, in_use, seen_until } = Pointers::of(parts);
     let (q, from_token) = (pointer(q_bhnd), first_paying.unwrap_or(-1));
     let count = 2 + usize::from(first_paying.is_some());
     // SAFETY: all are live tensors, or null where that is allowed; two results are written, and a third if some token pays.
     let results = made(count, |results| unsafe {
-        kvtune_attend(q, k.as_ptr(), v.as_ptr(), in_use.as_ptr(), parts.len(), scale, from_token, results)
+        kvtune_attend(q, k.as_ptr(), v.as_ptr(), in_use.as_ptr(), seen_until.as_ptr(), parts.len(), scale, from_token, results)
     });
     let mut results = results.into_iter();
     (results.next().unwrap_or_default(), results.next().unwrap_or_default(), results.next())
@@ -180,11 +199,23 @@ pub fn attend_backward(
     (out_bhnd, lse_bhn): (&Tensor, &Tensor),
     scale: f64,
 ) -> AttendGrads {
-    let Pointers { k, v, in_use } = Pointers::of(parts);
+    let Pointers { k, v, in_use, seen_until } = Pointers::of(parts);
     let [dout, q, out, lse] = [dout_bhnd, q_bhnd, out_bhnd, lse_bhn].map(pointer);
     // SAFETY: all are live tensors, or null where that is allowed; one result for the queries and two for each part are written.
     let results = made(1 + 2 * parts.len(), |results| unsafe {
-        kvtune_attend_backward(dout, q, k.as_ptr(), v.as_ptr(), in_use.as_ptr(), parts.len(), out, lse, scale, results)
+        kvtune_attend_backward(
+            dout,
+            q,
+            k.as_ptr(),
+            v.as_ptr(),
+            in_use.as_ptr(),
+            seen_until.as_ptr(),
+            parts.len(),
+            out,
+            lse,
+            scale,
+            results,
+        )
     });
     let mut results = results.into_iter();
     let dq_bhnd = results.next().unwrap_or_default();
@@ -198,10 +229,10 @@ pub fn attend_backward(
 /// # Shapes
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; the rest as in [`attend`]; result `(B, G, all keys)`, in f32 for bf16.
 pub fn attention_mass(q_bhnd: &Tensor, parts: &[KvPart<'_>], lse_bhn: &Tensor, scale: f64, first_token: i64) -> Tensor {
-    let Pointers { k, in_use, .. } = Pointers::of(parts);
+    let Pointers { k, in_use, seen_until, .. } = Pointers::of(parts);
     let [q, lse] = [q_bhnd, lse_bhn].map(pointer);
     // SAFETY: all are live tensors, or null where that is allowed; one result is written.
     first(made(1, |result| unsafe {
-        kvtune_attention_mass(q, k.as_ptr(), in_use.as_ptr(), parts.len(), lse, scale, first_token, result)
+        kvtune_attention_mass(q, k.as_ptr(), in_use.as_ptr(), seen_until.as_ptr(), parts.len(), lse, scale, first_token, result)
     }))
 }

@@ -32,15 +32,18 @@ impl Kernel {
     fn own(s: &StepSpec<'_>, batch: usize, (chunk, slots): (u64, u64)) -> Self {
         let shape = AttentionShape {
             batch,
-            heads: s.config.num_heads,
-            groups: s.config.num_kv_heads,
+            heads: s.config.layers[0].attention.num_heads,
+            groups: s.config.layers[0].attention.num_kv_heads,
             tokens: chunk as usize,
-            width: s.config.head_dim,
+            width: s.config.layers[0].attention.head_dim,
             keys: slots as usize,
         };
         let (forward, backward) = shape.scratch(s.threads);
-        let keys = batch as u64 * slots * s.config.num_kv_heads as u64;
-        Self { forward: s.wide() * (forward + 2 * keys), backward: s.wide() * (backward + 2 * keys * s.config.head_dim as u64) }
+        let keys = batch as u64 * slots * s.config.layers[0].attention.num_kv_heads as u64;
+        Self {
+            forward: s.wide() * (forward + 2 * keys),
+            backward: s.wide() * (backward + 2 * keys * s.config.layers[0].attention.head_dim as u64),
+        }
     }
 
     /// In parts: an output and a log-sum-exp for the past and for the chunk, which are merged in more bits, and gradients of both. On

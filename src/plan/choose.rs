@@ -178,7 +178,7 @@ impl Planner<'_> {
         if !kv.randomize_chunk_sizes {
             return kv;
         }
-        let span = kv.cache_length.by_layer(self.config.num_layers).into_iter().min().unwrap_or(usize::MAX);
+        let span = kv.cache_length.by_layer(self.config.num_layers()).into_iter().min().unwrap_or(usize::MAX);
         let chunk_size = *RandomSizes::range(kv.chunk_size, span).end();
         CacheRecipe { chunk_size, randomize_chunk_sizes: false, ..kv }
     }
@@ -190,7 +190,8 @@ impl Planner<'_> {
 
     /// Shapes of cells, as far as they are open, with given stores.
     fn tilings(&self, grad: &GradRecipe, (layer_checkpoints, undo_log): (StoreRecipe, StoreRecipe)) -> Vec<GradRecipe> {
-        let layers = if grad.is_open(OpenKey::LayersPerCell) { even(self.config.num_layers) } else { vec![grad.layers_per_cell] };
+        let layers =
+            if grad.is_open(OpenKey::LayersPerCell) { even(self.config.num_layers()) } else { vec![grad.layers_per_cell] };
         let chunks = self.batch.max_len().div_ceil(self.kv.chunk_size);
         let widths: Vec<_> = if grad.is_open(OpenKey::ChunksPerCell) {
             doubling(chunks.clamp(1, WIDEST)).into_iter().map(Some).collect()

@@ -58,7 +58,7 @@ pub(super) fn by_part(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): 
     let config = spec.config;
     let replayed = spec.settings.replayed_layers();
     let mut parts = ByPart::default();
-    for layer in 0..config.num_layers {
+    for layer in 0..config.num_layers() {
         let linear = projections(spec, layer);
         let slots = spec.settings.cache_length(layer).unwrap_or(usize::MAX);
         let attention = attended(config, visible_pairs(plan, slots));
@@ -86,7 +86,7 @@ fn projections(spec: &StepSpec<'_>, layer: usize) -> Pass {
     let trains_weights = spec.trains_weights();
     let mut pass = Pass::default();
     for projection in Projection::ALL {
-        let [out, inner] = projection.shape(spec.config);
+        let [out, inner] = projection.shape(&spec.config.layers[0], spec.config.hidden_size);
         let weight = 2.0 * (out * inner) as f64;
         // Behind a frozen embedding nobody asks for the gradient of the lowest layer's input.
         let is_first = layer == 0 && matches!(projection, Projection::Query | Projection::Key | Projection::Value);
@@ -104,7 +104,7 @@ fn projections(spec: &StepSpec<'_>, layer: usize) -> Pass {
 
 /// A layer's attention to so many pairs of query and key: two products forward, five backward.
 fn attended(config: &ModelConfig, pairs: f64) -> Pass {
-    let product = 2.0 * pairs * (config.num_heads * config.head_dim) as f64;
+    let product = 2.0 * pairs * (config.layers[0].attention.num_heads * config.layers[0].attention.head_dim) as f64;
     Pass { forward: 2.0 * product, backward: 5.0 * product }
 }
 

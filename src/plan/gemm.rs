@@ -47,7 +47,7 @@ pub(crate) fn measure(config: &ModelConfig, rows: usize, options: (Kind, Device)
 /// The first kind alone.
 pub(super) fn chunk_rate(config: &ModelConfig, rows: usize, options: (Kind, Device)) -> Rate {
     let of_projection = |projection: Projection| {
-        let [out, inner] = projection.shape(config).map(|size| size as i64);
+        let [out, inner] = projection.shape(&config.layers[0], config.hidden_size).map(|size| size as i64);
         [rows as i64, inner, out]
     };
     rate(&Projection::ALL.map(of_projection), options)

@@ -42,7 +42,7 @@ pub(super) struct Layer<'a> {
 impl Layer<'_> {
     pub(super) fn bytes(&self) -> LayerBytes {
         let (s, w) = (self.spec, self.spec.element());
-        let (e, q, kv, i) = (s.hidden(), s.queries(), s.keys(), s.config.intermediate_size as u64);
+        let (e, q, kv, i) = (s.hidden(), s.queries(), s.keys(), s.config.intermediate_size() as u64);
         let graph_of_mlp = self.graph_of_mlp();
         // Gate, up and what comes of them; without autograd the last alone is there when its product begins.
         let (gated, drawn) = (w * (2 * e + 3 * i), self.drawn());
@@ -62,7 +62,7 @@ impl Layer<'_> {
     /// Gradients of gate and up beside that of what came of them, which the product behind has kept and lets go.
     fn backward_of_mlp(&self) -> u64 {
         let (s, w) = (self.spec, self.spec.element());
-        let (e, i) = (s.hidden(), s.config.intermediate_size as u64);
+        let (e, i) = (s.hidden(), s.config.intermediate_size() as u64);
         let freed = (self.input_of(&[Projection::Down], i) + self.addition(Projection::Down)).min(i * w);
         let is_fused = native::computes(s.device, s.kind);
         let gradients = if s.is_narrow() && !is_fused { i * (2 * w + 3 * s.wide()) } else { 3 * i * w };
@@ -82,14 +82,20 @@ impl Layer<'_> {
     /// While it is drawn which of a projection's inputs are dropped: two words of 64 bits for each.
     fn drawn(&self) -> u64 {
         let TrainedPart::Adapter { targets, has_dropout: true, .. } = self.spec.trained else { return 0 };
-        let inputs = targets.iter().map(|projection| projection.shape(self.spec.config)[1] as u64);
+        let inputs = targets
+            .iter()
+            .map(|projection| projection.shape(&self.spec.config.layers[0], self.spec.config.hidden_size)[1] as u64);
         16 * inputs.max().unwrap_or(0)
     }
 
     /// What an adapter's matrices on a projection save: `x Aᵀ`, and where inputs are dropped the factors and what is left of x.
     fn addition(&self, projection: Projection) -> u64 {
         let TrainedPart::Adapter { r, targets, has_dropout } = self.spec.trained else { return 0 };
-        let dropped = if *has_dropout { 2 * projection.shape(self.spec.config)[1] as u64 } else { 0 };
+        let dropped = if *has_dropout {
+            2 * projection.shape(&self.spec.config.layers[0], self.spec.config.hidden_size)[1] as u64
+        } else {
+            0
+        };
         if targets.contains(&projection) { (*r as u64 + dropped) * self.spec.element() } else { 0 }
     }
 
@@ -108,9 +114,12 @@ impl Layer<'_> {
         let (s, w) = (self.spec, self.spec.element());
         let (e, q, kv) = (s.hidden(), s.queries(), s.keys());
         let norm = if self.has_gradient_below() { self.norms(1) } else { 0 };
-        let head_norms =
-            if s.config.variant.has_qk_norm { (q + kv) * w + self.norms(s.config.num_heads + s.config.num_kv_heads) } else { 0 };
-        let attended = w * (q + 2 * kv + q) + s.config.num_heads as u64 * s.wide();
+        let head_norms = if s.config.layers[0].attention.has_qk_norm {
+            (q + kv) * w + self.norms(s.config.layers[0].attention.num_heads + s.config.layers[0].attention.num_kv_heads)
+        } else {
+            0
+        };
+        let attended = w * (q + 2 * kv + q) + s.config.layers[0].attention.num_heads as u64 * s.wide();
         // The kernel lays a chunk's output out as the projection reads it: what both keep is one tensor.
         let is_shared = self.is_one_chunk && native::computes(s.device, s.kind);
         let joined = if is_shared { 0 } else { self.input_of(&[Output], q) };
@@ -127,7 +136,7 @@ impl Layer<'_> {
     fn graph_of_mlp(&self) -> u64 {
         use Projection::{Down, Gate, Up};
         let (s, w) = (self.spec, self.spec.element());
-        let (e, i) = (s.hidden(), s.config.intermediate_size as u64);
+        let (e, i) = (s.hidden(), s.config.intermediate_size() as u64);
         let (gate_and_up, sum) = (2 * i * w, e * w);
         self.norms(1)
             + self.input_of(&[Gate, Up], e)

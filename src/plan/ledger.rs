@@ -177,7 +177,7 @@ impl<'a> Ledger<'a> {
 
     /// A column through some layers, decided or replayed. Returns what a cache that grows has twice for a moment.
     pub(super) fn run_column(&mut self, c: usize, layers: &Range<usize>, keeps_undo_from: usize, is_deciding: bool) -> u64 {
-        let (heads, sequences) = (self.spec.config.num_kv_heads, self.plan.num_sequences());
+        let (heads, sequences) = (self.spec.config.layers[0].attention.num_kv_heads, self.plan.num_sequences());
         let mut moved = 0;
         for index in layers.clone() {
             for span in &self.plan.spans[self.plan.columns[c].clone()] {
@@ -292,7 +292,7 @@ impl<'a> Ledger<'a> {
     }
 
     fn cache_bytes(&self, layer: &LayerHolds) -> (u64, u64) {
-        let entries = (self.plan.num_sequences() * layer.slots * self.spec.config.num_kv_heads) as u64;
+        let entries = (self.plan.num_sequences() * layer.slots * self.spec.config.layers[0].attention.num_kv_heads) as u64;
         let notes = 4 * layer.noted as u64 * entries;
         if layer.shape.is_offloaded {
             return (8 * entries + notes, layer.entry_bytes());

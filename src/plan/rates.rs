@@ -7,7 +7,7 @@ use super::flops::{self, Flops};
 use super::{StepPart, StepSpec, gemm};
 use crate::engine::ChunkPlan;
 use crate::model::ModelConfig;
-use crate::ops::attention::{AttendShape, Chunk, KvPage, attend, attend_backward, calibrate};
+use crate::ops::attention::{AttendShape, Chunk, KvPage, ScoreRule, attend, attend_backward, calibrate};
 
 /// Operations, or bytes, in a second.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,15 +43,15 @@ impl Rates {
     /// Measures a model's shapes in a kind on a device, which must be there, with chunks of `chunk` tokens in `sequences` sequences and caches of
     /// `slots`.
     pub fn measured(config: &ModelConfig, options: (Kind, Device), (sequences, chunk, slots): (usize, usize, usize)) -> Self {
-        let (b, n, d) = (sequences as i64, chunk.min(LONGEST) as i64, config.head_dim as i64);
-        let (heads, groups) = (config.num_heads as i64, config.num_kv_heads as i64);
+        let (b, n, d) = (sequences as i64, chunk.min(LONGEST) as i64, config.layers[0].attention.head_dim as i64);
+        let (heads, groups) = (config.layers[0].attention.num_heads as i64, config.layers[0].attention.num_kv_heads as i64);
         let of_key = 4 * (b * heads * n * d) as u64;
         let past = (slots as u64).min(TIMED / of_key.max(1)).max(1) as i64;
         // Drawn, as in `gemm`.
         let tensor = |heads: i64, tokens: i64| Tensor::randn([b, heads, tokens, d], options);
         let (q, k, old) = (tensor(heads, n), tensor(groups, n), tensor(groups, past));
-        let own = Chunk::of(&q, (&k, &k), (d as f64).powf(-0.5));
-        let past_part = [KvPage { k_bgpd: &old, v_bgpd: &old, in_use_bgp: None }];
+        let own = Chunk::of(&q, (&k, &k), ScoreRule::scaled((d as f64).powf(-0.5)));
+        let past_part = [KvPage::of(&old, &old)];
         let pairs = (b * heads * n) as f64 * (past as f64 + n as f64 / 2.0);
         let large = Tensor::randn([1 << 20], (Kind::Float, options.1));
         // The way that the step will go.
@@ -79,8 +79,8 @@ impl Rates {
         let flops = flops::by_part(s, plan, (tokens, targets));
         let forward = |f: &Flops| f.linear / self.linear + f.attention / self.attention;
         let pass = PASSES * kept / self.elementwise;
-        let replayed = s.settings.replayed_layers() as f64 / s.config.num_layers as f64;
-        let cells = (s.config.num_layers * plan.columns.len()) as f64 * SECONDS_OF_A_CELL;
+        let replayed = s.settings.replayed_layers() as f64 / s.config.num_layers() as f64;
+        let cells = (s.config.num_layers() * plan.columns.len()) as f64 * SECONDS_OF_A_CELL;
         let scores = (targets * s.config.vocab_size) as f64 * 4.0 * s.wide() as f64;
         StepPart::ALL.map(|part| match part {
             StepPart::Forward | StepPart::Recompute => forward(&flops.forward) + pass + cells,

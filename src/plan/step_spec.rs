@@ -74,12 +74,12 @@ impl StepSpec<'_> {
 
     /// H · D.
     pub(super) fn queries(&self) -> u64 {
-        (self.config.num_heads * self.config.head_dim) as u64
+        (self.config.layers[0].attention.num_heads * self.config.layers[0].attention.head_dim) as u64
     }
 
     /// G · D.
     pub(super) fn keys(&self) -> u64 {
-        (self.config.num_kv_heads * self.config.head_dim) as u64
+        (self.config.layers[0].attention.num_kv_heads * self.config.layers[0].attention.head_dim) as u64
     }
 
     pub(super) fn trains_weights(&self) -> bool {
@@ -103,8 +103,9 @@ impl StepSpec<'_> {
     /// What is trained; an adapter's matrices are kept in f32 at least.
     pub fn trained_bytes(&self) -> Bytes {
         let TrainedPart::Adapter { r, targets, .. } = self.trained else { return self.weights() };
-        let sides = |projection: &Projection| projection.shape(self.config).iter().sum::<usize>();
-        let numbers = self.config.num_layers * r * targets.iter().map(sides).sum::<usize>();
+        let sides =
+            |projection: &Projection| projection.shape(&self.config.layers[0], self.config.hidden_size).iter().sum::<usize>();
+        let numbers = self.config.num_layers() * r * targets.iter().map(sides).sum::<usize>();
         Bytes(numbers as u64 * self.wide())
     }
 
@@ -117,8 +118,8 @@ impl StepSpec<'_> {
     pub(super) fn largest_update(&self) -> u64 {
         let c = self.config;
         let (inner, widest) = match self.trained {
-            TrainedPart::Adapter { r, .. } => (*r, c.hidden_size.max(c.intermediate_size)),
-            TrainedPart::Weights => (c.hidden_size, c.intermediate_size.max(c.vocab_size)),
+            TrainedPart::Adapter { r, .. } => (*r, c.hidden_size.max(c.intermediate_size())),
+            TrainedPart::Weights => (c.hidden_size, c.intermediate_size().max(c.vocab_size)),
         };
         16 * (inner * widest) as u64
     }

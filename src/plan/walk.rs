@@ -101,7 +101,7 @@ impl<'a> StepWalk<'a> {
     }
 
     fn forward(&mut self, visit: &mut dyn FnMut(Span)) {
-        let layers = 0..self.spec.config.num_layers;
+        let layers = 0..self.spec.config.num_layers();
         let keeps_undo_from = self.bands.last().map_or(0, |top| top.start);
         for c in 0..self.plan.columns.len() {
             let before = self.ledger.memory();
@@ -221,7 +221,7 @@ impl<'a> StepWalk<'a> {
     /// What all layers share: hidden states, and the rotations of a sequence's positions.
     fn of_column(&self, c: usize) -> u64 {
         let (_, tokens) = self.plan.tokens(&self.plan.columns[c]);
-        self.hidden(c) + tokens as u64 * self.spec.config.head_dim as u64 * self.spec.element()
+        self.hidden(c) + tokens as u64 * self.spec.config.layers[0].attention.head_dim as u64 * self.spec.element()
     }
 
     fn growth(&self, before: &MemoryByPart) -> u64 {

@@ -84,7 +84,7 @@ impl RetryingEngine {
     fn smaller(&self, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<Option<GradRecipe>, EngineError> {
         let plan = self.engine.settings().plan(batch, context.chunk_sizes)?;
         let widest = plan.columns.iter().map(std::ops::Range::len).max().unwrap_or(1);
-        Ok(smaller(&self.grad, widest, model.config().num_layers))
+        Ok(smaller(&self.grad, widest, model.config().num_layers()))
     }
 }
 

@@ -44,7 +44,7 @@ fn free_in(dir: &Path) -> Option<Bytes> {
 pub fn timed(machine: Machine, recipe: &Recipe, config: &ModelConfig, batch: &Batch) -> Result<Machine, TrainError> {
     let settings = Settings::new(config, &recipe.kv_cache, &recipe.grad.closed())?;
     let (tokens, kind) = (batch.max_len(), kind_of(recipe.model.dtype));
-    let longest = (0..config.num_layers).filter_map(|layer| settings.cache_length(layer)).max();
+    let longest = (0..config.num_layers()).filter_map(|layer| settings.cache_length(layer)).max();
     let slots = longest.unwrap_or(usize::MAX).min(tokens);
     Ok(machine.timed(config, kind, (batch.sequences.len(), recipe.kv_cache.chunk_size.min(tokens), slots)))
 }

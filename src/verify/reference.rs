@@ -11,6 +11,7 @@ use crate::engine::{Engine, MicroBatchContext};
 use crate::head::{HeadError, Logits, Losses, Pick, SequenceLoss, SequenceTargets, column_loss};
 use crate::model::{Attend, AttendError, DropoutContext, Model, Qkv};
 use crate::native::{attach_backward, gradients_of, run_backward};
+use crate::ops::attention::ScoreRule;
 use crate::recipe::BufferKind;
 use crate::units::LayerIdx;
 
@@ -25,11 +26,11 @@ pub fn reference_gradients(
     log: &ReplayLog,
     context: MicroBatchContext,
 ) -> Result<(Vec<SequenceLoss>, BTreeMap<String, Tensor>), VerifyError> {
-    let groups = model.config().num_kv_heads;
+    let groups = model.config().num_kv_heads();
     // One layer at a time: what each slot held after each chunk is far larger than when each token left.
-    let gone = |layer| walk(log, layer, groups).map(|w| gone_tensor(&w.gone, model.device()));
+    let gone = |layer| walk(log, layer, groups[layer]).map(|w| gone_tensor(&w.gone, model.device()));
     let mut attend = MaskedDense {
-        gone: (0..model.config().num_layers).map(gone).collect::<Result<_, _>>()?,
+        gone: (0..model.config().num_layers()).map(gone).collect::<Result<_, _>>()?,
         chunk_t: chunks(log, model.device()),
         buffer: engine.settings().buffer(),
     };
@@ -80,7 +81,7 @@ fn forward(model: &Model, batch: &Batch, context: MicroBatchContext, attend: &mu
     let place = DropoutContext { dropout: context.dropout, samples: &samples };
     let positions = model.positions(Tensor::arange(total as i64, (Kind::Int64, model.device())).view([1, -1]));
     let mut hidden = model.embed(&ids);
-    for layer in 0..model.config().num_layers {
+    for layer in 0..model.config().num_layers() {
         hidden = model.layer(LayerIdx(layer), &hidden, &positions, &place, attend)?;
     }
     Ok(hidden)
@@ -160,7 +161,7 @@ impl Attend for MaskedDense {
                 chunk_t: self.chunk_t.narrow(0, 0, start + len),
                 changes: changes.as_ref().map(|(k, v)| (before(k), before(v))),
                 start,
-                scale: qkv.scale,
+                rule: qkv.rule,
             };
             outs.push(if total <= BLOCK { view.attend(&q, &k, &v) } else { recomputed([q, k, v], view)? });
         }
@@ -175,7 +176,7 @@ struct View {
     /// What storing adds to keys and values `(B, G, T, D)`, where entries are quantised.
     changes: Option<(Tensor, Tensor)>,
     start: i64,
-    scale: f64,
+    rule: ScoreRule,
 }
 
 impl View {
@@ -183,10 +184,15 @@ impl View {
     fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
         let (repeat, len, total) = (q.size()[1] / k.size()[1], q.size()[2], k.size()[2]);
         let wide = |x: &Tensor| x.repeat_interleave_self_int(repeat, 1, None);
-        let products = |k: &Tensor| q.matmul(&wide(k).transpose(-1, -2)) * self.scale;
+        let products = |k: &Tensor| q.matmul(&wide(k).transpose(-1, -2)) * self.rule.scale;
         let query = Tensor::arange_start(self.start, self.start + len, (Kind::Int64, q.device())).view([1, 1, -1, 1]);
         let key = Tensor::arange(total, (Kind::Int64, q.device())).view([1, 1, 1, -1]);
-        let seen = key.le_tensor(&query).logical_and(&query.lt_tensor(&wide(&self.gone_bgt).unsqueeze(2)));
+        let end = match self.rule.window {
+            // Of the window alone: a cache that keeps less is noticed.
+            Some(window) => &key + window as i64,
+            None => wide(&self.gone_bgt).unsqueeze(2),
+        };
+        let seen = key.le_tensor(&query).logical_and(&query.lt_tensor(&end));
         let hide = |scores: Tensor| scores.masked_fill(&seen.logical_not(), f64::NEG_INFINITY);
         let Some((change_k, change_v)) = &self.changes else {
             return hide(products(k)).softmax(-1, None).matmul(&wide(v));

@@ -83,7 +83,7 @@ pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: 
         all.extend(caches.iter().map(|kv_cache| Tiling { kv_cache: kv_cache.clone(), ..own.shaped(shape) }));
     }
     // A single band has no border, and no undo entry is made where nothing is overwritten.
-    let overwrites = (0..num_layers).any(|layer| settings.cache_length(layer).is_some_and(|slots| slots < plan.len()));
+    let overwrites = settings.slots(plan).iter().any(|&slots| slots < plan.len());
     let waiting = |shape: (usize, usize), [layer_checkpoints, undo_log]: [StoreRecipe; 2]| {
         let has_borders = shape.0 < num_layers;
         own.shaped(shape).waiting(

@@ -1,7 +1,7 @@
 //! The same kernels on a GPU, where there is one, beside libtorch's own operations on the same device.
 
 use kvtune::native::cuda::{self, Staying};
-use kvtune::ops::attention::{Chunk, KvPage, Queries, attention_mass};
+use kvtune::ops::attention::{Chunk, KvPage, Queries, ScoreRule, attention_mass};
 use kvtune::ops::rms_norm::rms_norm;
 use kvtune::ops::rope::Rotation;
 use kvtune::ops::swiglu::swiglu;
@@ -41,8 +41,8 @@ fn the_kernel_pays_what_blocks_of_operations_pay_and_twice_the_same_bits() {
             for queries in [Queries::All, Queries::Last(40)] {
                 let in_use = (i % 2 == 0).then_some(&in_use);
                 let mass = |q, old, own| {
-                    let chunk = Chunk::of(q, (own, own), 0.1);
-                    attention_mass(chunk, &[KvPage { k_bgpd: old, v_bgpd: old, in_use_bgp: in_use }], &lse, queries)
+                    let chunk = Chunk::of(q, (own, own), ScoreRule::scaled(0.1));
+                    attention_mass(chunk, &[KvPage { in_use_bgp: in_use, ..KvPage::of(old, old) }], &lse, queries)
                 };
                 let found = mass(&q, &old, &own);
                 assert!(found.equal(&mass(&q, &old, &own)), "two runs differ");

@@ -13,7 +13,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// Causal softmax attention over the whole sequence, with nothing clever about it.
+/// Causal softmax attention over the whole sequence, or what a window shows of it, with nothing clever about it.
 struct Dense;
 
 impl Attend for Dense {
@@ -21,17 +21,22 @@ impl Attend for Dense {
         let groups = qkv.q_bhnd.size()[1] / qkv.k_bgnd.size()[1];
         let by_head = |x: &Tensor| x.repeat_interleave_self_int(groups, 1, None);
         let (k, v) = (by_head(qkv.k_bgnd), by_head(qkv.v_bgnd));
-        let score = qkv.q_bhnd.matmul(&k.transpose(2, 3)) * qkv.scale;
+        let score = qkv.q_bhnd.matmul(&k.transpose(2, 3)) * qkv.rule.scale;
         let length = score.size()[3];
-        let future = Tensor::ones([length, length], (Kind::Bool, score.device())).triu(1);
-        Ok(score.masked_fill(&future, f64::NEG_INFINITY).softmax(-1, None).matmul(&v))
+        let ones = || Tensor::ones([length, length], (Kind::Bool, score.device()));
+        let future = ones().triu(1);
+        let unseen = match qkv.rule.window {
+            Some(window) => future.logical_or(&ones().tril(-(window as i64))),
+            None => future,
+        };
+        Ok(score.masked_fill(&unseen, f64::NEG_INFINITY).softmax(-1, None).matmul(&v))
     }
 }
 
 fn logits(model: &Model, ids_bn: &Tensor) -> Tensor {
     let positions = model.positions(Tensor::arange(ids_bn.size()[1], (Kind::Int64, ids_bn.device())));
     let mut hidden = model.embed(ids_bn);
-    for layer in 0..model.config().num_layers {
+    for layer in 0..model.config().num_layers() {
         hidden = model.layer(LayerIdx(layer), &hidden, &positions, &DropoutContext::default(), &mut Dense).unwrap();
     }
     model.logits(&model.final_norm(&hidden))
@@ -58,6 +63,13 @@ impl Golden {
         Self { file, ids_bn: tokens.narrow(1, 0, 96), targets_bn: tokens.narrow(1, 1, 96) }
     }
 
+    /// Of a family or a kind of adapter, whose file holds its tokens, and the logits of its first sequence.
+    fn of_family(case: &str) -> Self {
+        let file = TensorFile::open(&fixture(&format!("families/dense-{case}.safetensors"))).unwrap();
+        let [ids_bn, targets_bn] = ["input_ids", "targets"].map(|name| load_tensor(&file, name).unwrap());
+        Self { file, ids_bn, targets_bn }
+    }
+
     fn get(&self, name: &str) -> Tensor {
         load_tensor(&self.file, name).unwrap()
     }
@@ -67,6 +79,29 @@ fn adapted(dtype: Dtype) -> Model {
     let model = Model::load(&fixture("model-qwen2"), dtype, Device::Cpu).unwrap();
     let adapter = Adapter::load_peft(&fixture("adapter-qwen2"), model.config(), model.kind(), Device::Cpu).unwrap();
     model.with_adapter(adapter)
+}
+
+/// Logits of the first sequence, the loss of all and its gradients, within the bounds of single precision.
+fn assert_family(model: &Model, golden: &Golden) {
+    let logits = logits(model, &golden.ids_bn);
+    assert!(furthest(&logits.narrow(0, 0, 1), &golden.get("logits_lora")) <= 1e-4);
+    let loss = loss(&logits, &golden.targets_bn);
+    assert!(furthest(&loss, &golden.get("loss").to_kind(Kind::Double)) <= 1e-5);
+    loss.backward();
+    assert_gradients(model, golden, 1e-4);
+}
+
+#[test]
+fn a_model_with_sliding_windows_is_the_other_programs() {
+    let golden = Golden::of_family("qwen2-swa");
+    let base = Model::load(&fixture("families/model-qwen2-swa"), Dtype::F32, Device::Cpu).unwrap();
+    let windows = base.config().layers.iter().map(|layer| layer.attention.rule.window);
+    assert_eq!(windows.collect::<Vec<_>>(), [None, Some(24), Some(24)]);
+    let logits_base = no_grad(|| logits(&base, &golden.ids_bn.narrow(0, 0, 1)));
+    assert!(furthest(&logits_base, &golden.get("logits_base")) <= 1e-4);
+    let adapter = fixture("families/adapter-qwen2-swa");
+    let adapter = Adapter::load_peft(&adapter, base.config(), base.kind(), Device::Cpu).unwrap();
+    assert_family(&base.with_adapter(adapter), &golden);
 }
 
 fn assert_gradients(model: &Model, golden: &Golden, tolerance: f64) {

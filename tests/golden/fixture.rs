@@ -87,7 +87,7 @@ impl Golden {
     pub fn cache_lengths(&self, model: &Model) -> Vec<usize> {
         match &self.how["cache_length"] {
             Value::Array(lengths) => lengths.iter().map(count).collect(),
-            uniform => vec![count(uniform); model.config().num_layers],
+            uniform => vec![count(uniform); model.config().num_layers()],
         }
     }
 

@@ -36,15 +36,15 @@ impl ChunkAttention for Seen<'_> {
     }
 
     fn queries(&self) -> (Tensor, f64) {
-        (self.chunk.q_bhnd.shallow_clone(), self.chunk.scale)
+        (self.chunk.qkv.q_bhnd.shallow_clone(), self.chunk.qkv.rule.scale)
     }
 
     fn entries(&self) -> (Tensor, Tensor) {
         let all = |past: fn(&KvPage<'_>) -> Tensor, own: &Tensor| {
             Tensor::cat(&self.past.iter().map(past).chain([own.shallow_clone()]).collect::<Vec<_>>(), 2)
         };
-        let keys = all(|past| past.k_bgpd.shallow_clone(), self.chunk.k_bgnd);
-        (keys, all(|past| past.v_bgpd.shallow_clone(), self.chunk.v_bgnd))
+        let keys = all(|past| past.k_bgpd.shallow_clone(), self.chunk.qkv.k_bgnd);
+        (keys, all(|past| past.v_bgpd.shallow_clone(), self.chunk.qkv.v_bgnd))
     }
 }
 
@@ -55,8 +55,8 @@ impl Listening {
         let cache = |(layer, &cache_length): (usize, &usize)| {
             let shape = CacheShape {
                 batch: 2,
-                groups: config.num_kv_heads as i64,
-                head_dim: config.head_dim as i64,
+                groups: config.layers[0].attention.num_kv_heads as i64,
+                head_dim: config.layers[0].attention.head_dim as i64,
                 cache_length,
                 allocated: cache_length,
                 is_paged: false,
@@ -84,8 +84,8 @@ impl Attend for Listening {
         let victims = cache.recall(log, span).map_err(AttendError::caused_by)?;
         let written = cache.write(span, victims, qkv.k_bgnd, qkv.v_bgnd).map_err(AttendError::caused_by)?;
         let pages = cache.past(cache.region(span));
-        let past: Vec<KvPage<'_>> = pages.iter().map(|(k, v)| KvPage { k_bgpd: k, v_bgpd: v, in_use_bgp: None }).collect();
-        let chunk = Chunk::of(qkv.q_bhnd, (&written.k_bgnd, &written.v_bgnd), qkv.scale);
+        let past: Vec<KvPage<'_>> = pages.iter().map(|(k, v)| KvPage::of(k, v)).collect();
+        let chunk = Chunk::of(qkv.q_bhnd, (&written.k_bgnd, &written.v_bgnd), qkv.rule);
         let attended = attention::attend(chunk, &past);
         let seen = Seen { chunk, past: &past, lse_bhn: attended.lse_bhn };
         cache.note(policy, span, (&written.k_bgnd, &written.v_bgnd), &seen);

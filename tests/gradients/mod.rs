@@ -7,10 +7,10 @@ mod invariance;
 mod shapes;
 mod stores;
 
-use kvtune::recipe::{BufferKind, Storage};
+use kvtune::recipe::{BufferKind, Chunking, Storage};
 use tch::Kind;
 
-use crate::support::case::{Case, HeadKind, NEAR_BF16, PLAIN, TargetsAt, Width, cosine_of_bf16, prove, run};
+use crate::support::case::{Case, HeadKind, NEAR_BF16, PLAIN, Tail, TargetsAt, Trains, Width, cosine_of_bf16, prove, run};
 
 const SMART: &str = "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4";
 
@@ -168,6 +168,44 @@ fn targets_anywhere() {
         },
     ]);
     prove("targets", &cases);
+}
+
+#[test]
+fn sliding_windows() {
+    let slides = |window, sliding_layers| Case { window, sliding_layers, ..PLAIN };
+    let cases = [
+        Case { name: "the middle layer", ..slides(7, &[1]) },
+        Case { name: "the upper layers, wider than the cache", ..slides(25, &[1, 2]) },
+        Case { name: "the outer layers", ..slides(4, &[0, 2]) },
+        Case { name: "every layer", ..slides(9, &[0, 1, 2]) },
+        Case { name: "every layer, in one cell", layers_per_cell: 3, width: Width::Chunks(100), ..slides(9, &[0, 1, 2]) },
+        Case { name: "every layer, two layers a cell", layers_per_cell: 2, width: Width::Chunks(1), ..slides(6, &[0, 1, 2]) },
+        Case { name: "itself alone", untested: 8, ..slides(1, &[0, 1]) },
+        Case { name: "as wide as a chunk", ..slides(5, &[0, 2]) },
+        Case { name: "wider than all", ..slides(100, &[1]) },
+        Case { name: "one token a chunk", chunk: 1, lengths: &[24, 19], cache: &[12], ..slides(7, &[0, 2]) },
+        Case {
+            name: "one token a chunk, itself alone",
+            untested: 8,
+            chunk: 1,
+            lengths: &[24, 19],
+            cache: &[12],
+            ..slides(1, &[0, 2])
+        },
+        Case { name: "chunks wider than the window", chunk: 11, ..slides(4, &[0, 1]) },
+        Case { name: "chunks of drawn sizes", is_randomized: true, ..slides(7, &[0, 2]) },
+        Case { name: "caches of different length", cache: &[22, 18, 30], chunking: Chunking::Reference, ..slides(7, &[1]) },
+        Case { name: "one by one at the end", tail: Tail::OneByOne, targets: TargetsAt::Last(9), ..slides(7, &[0, 2]) },
+        Case { name: "beside all that there was", policy: "dense", storage: Storage::Growing, ..slides(7, &[0, 2]) },
+        Case { name: "beside pages", policy: "dense", storage: Storage::Paged, ..slides(7, &[0, 2]) },
+        Case { name: "beside shares by head", policy: "adakv", params: "policy = 'h2o'", ..slides(7, &[0, 2]) },
+        Case { name: "beside the last", policy: "lastrec", ..slides(7, &[0, 2]) },
+        Case { name: "quantised", buffer: BufferKind::Int8, ..slides(7, &[0, 2]) },
+        Case { name: "waiting on the host", is_offloaded: true, layers_per_cell: 3, ..slides(7, &[0, 1]) },
+        Case { name: "all weights", trains: Trains::AllTied, ..slides(7, &[1, 2]) },
+        Case { name: "classification", head: HeadKind::Classify, ..slides(7, &[0, 1, 2]) },
+    ];
+    prove("windows", &cases);
 }
 
 #[test]

@@ -23,7 +23,7 @@ struct Taken(Option<[Tensor; 3]>, f64);
 
 impl Attend for Taken {
     fn attend(&mut self, _: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
-        *self = Self(Some([qkv.q_bhnd, qkv.k_bgnd, qkv.v_bgnd].map(Tensor::copy)), qkv.scale);
+        *self = Self(Some([qkv.q_bhnd, qkv.k_bgnd, qkv.v_bgnd].map(Tensor::copy)), qkv.rule.scale);
         Ok(qkv.q_bhnd.zeros_like())
     }
 }

@@ -19,6 +19,10 @@ pub struct Case {
     pub params: &'static str,
     /// Query heads and KV heads.
     pub heads: (usize, usize),
+    /// The window of the layers that slide.
+    pub window: usize,
+    /// Those layers, ascending.
+    pub sliding_layers: &'static [usize],
     /// Tokens by sequence.
     pub lengths: &'static [usize],
     /// Slots: one number for all layers, or one per layer.
@@ -131,6 +135,8 @@ pub const PLAIN: Case = Case {
     policy: "h2o",
     params: "",
     heads: (6, 2),
+    window: 7,
+    sliding_layers: &[],
     lengths: &[44, 37, 9],
     cache: &[18],
     chunk: 5,

@@ -76,7 +76,10 @@ pub fn model(case: &Case) -> Model {
 }
 
 fn config(case: &Case) -> serde_json::Value {
+    let layer_type = |layer| if case.sliding_layers.contains(&layer) { "sliding_attention" } else { "full_attention" };
     serde_json::json!({
+        "use_sliding_window": !case.sliding_layers.is_empty(), "sliding_window": case.window,
+        "layer_types": (0..NUM_LAYERS).map(layer_type).collect::<Vec<_>>(),
         "model_type": "qwen2", "hidden_size": HIDDEN, "num_hidden_layers": NUM_LAYERS, "intermediate_size": 40,
         "num_attention_heads": case.heads.0, "num_key_value_heads": case.heads.1, "head_dim": HEAD_DIM,
         "vocab_size": VOCAB, "max_position_embeddings": 4096, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,

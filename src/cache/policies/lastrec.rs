@@ -29,6 +29,11 @@ pub(super) fn with_default(choice: &PolicyRecipe, cache_length: usize, default: 
     Ok(Box::new(Lastrec { sinks }))
 }
 
+/// What a sliding window keeps: the most recent tokens, and no first ones.
+pub(crate) fn rolling() -> Box<dyn Policy> {
+    Box::new(Lastrec { sinks: 0 })
+}
+
 impl Policy for Lastrec {
     fn score(&self, _entries: &Entries<'_>) -> EvictionOrder {
         EvictionOrder::ByPosition { keep_first: self.sinks }

@@ -26,6 +26,8 @@ use crate::recipe::PolicyRecipe;
 pub(super) type Constructor = fn(&PolicyRecipe, usize) -> Result<Box<dyn Policy>, CacheError>;
 
 /// All policies by their recipe names.
+pub(crate) use lastrec::rolling;
+
 pub(super) const REGISTRY: &[(&str, Constructor)] = &[
     ("adakv", adakv::build),
     ("dense", dense::build),

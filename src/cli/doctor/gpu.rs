@@ -168,7 +168,7 @@ fn of_kernels(device: Device) -> DoctorCheck {
 /// Three tokens without a preference: each key gets one from every query that sees it.
 fn pays(device: Device) -> bool {
     let q = Tensor::zeros([1, 1, 3, 128], (Kind::BFloat16, device));
-    let own = KvPart { k_bgpd: &q, v_bgpd: &q, in_use_bgp: None };
+    let own = KvPart::of(&q, &q);
     let mass = attention_mass(&q, &[own], &Tensor::zeros([1, 1, 3], (Kind::Float, device)), 1.0, 0);
     mass.is_some_and(|mass| mass.equal(&Tensor::from_slice(&[3.0_f32, 2.0, 1.0]).view([1, 1, 3]).to_device(device)))
 }

@@ -34,7 +34,7 @@ pub(super) fn write(
     let save = |name: &str, tensors: &[(String, Tensor)]| store::save_tensors(&dir.join(name), tensors, &BTreeMap::new());
     save("gradients.safetensors", &step.gradients.into_iter().collect::<Vec<_>>())?;
     step.log.save(&dir.join("replay_log.safetensors"))?;
-    save("evictions.safetensors", &evictions(&step.log, engine, model)?)?;
+    save("evictions.safetensors", &evictions(&step.log, model)?)?;
     if batch.sequences.len() * batch.max_len() * model.config().vocab_size <= MAX_LOGITS {
         save("logits.safetensors", &[("logits".to_owned(), logits(engine, model, batch)?)])?;
     }
@@ -50,20 +50,19 @@ fn logits(engine: &Engine, model: &Model, batch: &Batch) -> Result<Tensor, Error
 }
 
 /// `layer.{l}.chunk.{c}`: the positions held after the write of chunk `c`, `(B, G, C_l)`, −1 for empty.
-fn evictions(log: &ReplayLog, engine: &Engine, model: &Model) -> Result<Vec<(String, Tensor)>, Error> {
-    let groups = model.config().num_kv_heads;
-    let tokens = log.spans.last().map_or(0, |s| s.start + s.len);
+fn evictions(log: &ReplayLog, model: &Model) -> Result<Vec<(String, Tensor)>, Error> {
+    let groups = model.config().num_kv_heads();
     let mut all = Vec::new();
-    for layer in 0..model.config().num_layers {
-        let slots = engine.settings().cache_length(layer).unwrap_or(tokens);
-        for (chunk, held) in walk(log, layer, groups)?.held.into_iter().enumerate() {
+    for layer in 0..model.config().num_layers() {
+        let slots = log.cache_lengths[layer];
+        for (chunk, held) in walk(log, layer, groups[layer])?.held.into_iter().enumerate() {
             let batch = held.len();
             let padded = held.into_iter().flatten().flat_map(|mut head| {
                 head.resize(slots, -1);
                 head
             });
             let flat: Vec<i64> = padded.collect();
-            let shaped = Tensor::from_slice(&flat).view([batch as i64, groups as i64, slots as i64]).to_kind(Kind::Int);
+            let shaped = Tensor::from_slice(&flat).view([batch as i64, groups[layer] as i64, slots as i64]).to_kind(Kind::Int);
             all.push((format!("layer.{layer}.chunk.{chunk}"), shaped));
         }
     }

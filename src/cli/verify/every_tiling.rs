@@ -32,7 +32,7 @@ pub(super) fn prove(recipe: &Recipe, engine_of: EngineOf<'_>, subject: &ProofSub
     let own = engine_of(recipe)?;
     let plan = own.settings().plan(subject.batch, subject.context.chunk_sizes)?;
     let tiling = Tiling { kv_cache: recipe.kv_cache.clone(), grad: recipe.grad.clone() };
-    let tilings = every_tiling(&tiling, subject.model.config().num_layers, own.settings(), &plan);
+    let tilings = every_tiling(&tiling, subject.model.config().num_layers(), own.settings(), &plan);
     let (count, mut proofs) = (tilings.len(), Proofs::new(subject.model, subject.batch, subject.context));
     let mut all: Vec<Proved> = Vec::with_capacity(count);
     for (index, Tiling { kv_cache, grad }) in tilings.into_iter().enumerate() {

@@ -1,9 +1,12 @@
 //! What differs between model families, and only that: one small file each, and one line in [`FAMILIES`].
 
+mod layers;
 mod qwen2;
+mod rope;
 
-use super::config::{ConfigFault, Fields};
-use super::linear::Projection;
+pub(super) use layers::{MAX_HIDDEN, layers};
+
+use super::fields::{ConfigFault, Fields};
 
 /// The known families.
 pub(super) const FAMILIES: &[&Family] = &[&qwen2::FAMILY];
@@ -18,17 +21,21 @@ pub(super) struct Family {
     pub(super) tied_by_default: bool,
     /// The base of the rotary frequencies when `config.json` doesn't say.
     pub(super) default_rope_theta: f64,
-    /// Reads what differs from `config.json`, and refuses what isn't built.
-    pub(super) resolve: fn(Fields<'_>) -> Result<Variant, ConfigFault>,
+    /// Queries, keys and values have a bias.
+    pub(super) has_qkv_bias: bool,
+    /// Each head of queries and keys is normalised before it is rotated.
+    pub(super) has_qk_norm: bool,
+    /// The window of a layer that slides, and which layers do when `layer_types` does not say, of so many.
+    pub(super) windows: fn(Fields<'_>, usize) -> Result<SlidingLayers, ConfigFault>,
 }
 
-/// How a model's layers differ from the plain decoder layer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Variant {
-    /// The projections that have a bias.
-    pub biased: Vec<Projection>,
-    /// Each head of queries and keys is normalised before it is turned.
-    pub has_qk_norm: bool,
+/// The layers of a model that have a sliding window.
+#[derive(Debug)]
+pub(super) struct SlidingLayers {
+    /// Keys that a query sees, its own among them; `None` where no layer may slide.
+    pub(super) window: Option<usize>,
+    /// By layer, unless `layer_types` says otherwise.
+    pub(super) slides: Vec<bool>,
 }
 
 /// Finds a family by its `model_type`.
@@ -40,15 +47,3 @@ pub(super) fn find(model_type: &str) -> Option<&'static Family> {
 pub(super) fn known() -> Vec<&'static str> {
     FAMILIES.iter().map(|family| family.model_type).collect()
 }
-
-/// The name of a tensor of a layer, as `layer_tensor(3, "mlp.up_proj.weight")`.
-pub(super) fn layer_tensor(layer: usize, path: &str) -> String {
-    format!("model.layers.{layer}.{path}")
-}
-
-/// The embedding's weight `(V, E)`.
-pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
-/// The final norm's weight `(E)`.
-pub(super) const FINAL_NORM: &str = "model.norm.weight";
-/// The output projection's weight `(V, E)`.
-pub(super) const OUTPUT: &str = "lm_head.weight";

@@ -270,7 +270,7 @@ mod tests {
             assert_eq!(settings(kind, width), None);
         }
         let q = Tensor::zeros([1, 1, 3, 64], (Kind::BFloat16, Device::Cpu));
-        let own = KvPart { k_bgpd: &q, v_bgpd: &q, in_use_bgp: None };
+        let own = KvPart::of(&q, &q);
         assert!(attention_mass(&q, &[own], &Tensor::zeros([1, 1, 3], (Kind::Float, Device::Cpu)), 1.0, 0).is_none());
     }
 

@@ -20,17 +20,19 @@ at::Tensor gathered(const at::Tensor& x) {
   return with_channels_together(x);
 }
 
-Parts parts_of(at::Tensor** k, at::Tensor** v, at::Tensor** in_use, size_t count) {
+at::Tensor mask_of(const at::Tensor* mask) {
+  if (mask == nullptr) return {};
+  TORCH_CHECK(mask->is_cpu(), "the CPU's attention got a mask on ", mask->device());
+  return mask->contiguous();
+}
+
+Parts parts_of(at::Tensor** k, at::Tensor** v, at::Tensor** in_use, at::Tensor** seen_until, size_t count) {
   Parts parts;
   for (size_t i = 0; i < count; ++i) {
     parts.k.push_back(gathered(*k[i]));
     parts.v.push_back(gathered(*v[i]));
-    if (in_use[i] == nullptr) {
-      parts.in_use.emplace_back();
-      continue;
-    }
-    TORCH_CHECK(in_use[i]->is_cpu(), "the CPU's attention got a mask on ", in_use[i]->device());
-    parts.in_use.push_back(in_use[i]->contiguous());
+    parts.in_use.push_back(mask_of(in_use[i]));
+    parts.seen_until.push_back(mask_of(seen_until[i]));
   }
   return parts;
 }
@@ -49,9 +51,11 @@ Shape shape_of(const at::Tensor& q, const Parts& parts) {
     bool is_alike = k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type();
     TORCH_CHECK(fits && is_alike, "keys of size ", k.sizes(), " and values of size ", v.sizes(), " do not fit queries of size ",
                 q.sizes());
-    if (!in_use.defined()) continue;
-    bool marks = in_use.scalar_type() == at::kBool && in_use.sizes() == k.sizes().slice(0, 3);
-    TORCH_CHECK(marks, "slots in use of size ", in_use.sizes(), " do not fit keys of size ", k.sizes());
+    auto fits_mask = [&](const at::Tensor& mask, at::ScalarType kind) {
+      return !mask.defined() || (mask.scalar_type() == kind && mask.sizes() == k.sizes().slice(0, 3));
+    };
+    TORCH_CHECK(fits_mask(in_use, at::kBool), "slots in use do not fit keys of size ", k.sizes());
+    TORCH_CHECK(fits_mask(parts.seen_until[p], at::kLong), "the ends of sight do not fit keys of size ", k.sizes());
   }
   TORCH_CHECK(parts.k.back().size(2) == s.tokens, "the last keys are the chunk's own: ", s.tokens, ", not ", parts.k.back().size(2));
   return s;
@@ -69,13 +73,14 @@ using namespace kvtune;
 
 extern "C" {
 
-// q (B, H, n, D); keys and values (B, G, ., D) of `parts` parts, the chunk's own last, and which slots are in use (B, G, .), or null;
+// q (B, H, n, D); keys and values (B, G, ., D) of `parts` parts, the chunk's own last, which slots are in use (B, G, .), or null, and how many
+// tokens from the first on see each slot (B, G, .), or null;
 // `results` receives new tensors: the output (B, H, n, D), in memory (B, n, H, D), the log-sum-exp (B, H, n), and, unless `from_token`
 // is negative, the attention mass by the tokens from `from_token` on (B, G, all keys), summed over them and the heads of a group.
-int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, size_t count, double scale, int64_t from_token,
+int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, at::Tensor** seen_until, size_t count, double scale, int64_t from_token,
                   at::Tensor** results) {
   return kvtune::guarded([&] {
-    Parts parts = parts_of(k, v, in_use, count);
+    Parts parts = parts_of(k, v, in_use, seen_until, count);
     at::Tensor queries = gathered(*q);
     Shape s = shape_of(queries, parts);
     at::Tensor out = empty_by_token(queries.sizes(), queries);
@@ -89,10 +94,10 @@ int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in
 }
 
 // `results` receives dq, then dk of each part, then dv of each part; these two in f32 for bf16.
-int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, size_t count,
+int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, at::Tensor** seen_until, size_t count,
                            at::Tensor* out, at::Tensor* lse, double scale, at::Tensor** results) {
   return kvtune::guarded([&] {
-    Parts parts = parts_of(k, v, in_use, count);
+    Parts parts = parts_of(k, v, in_use, seen_until, count);
     at::Tensor queries = gathered(*q), doutput = gathered(*dout), output = gathered(*out);
     Shape s = shape_of(queries, parts);
     check_lse(s, *lse, queries);
@@ -102,10 +107,10 @@ int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::
     at::Tensor dq = empty_by_token(queries.sizes(), queries), dense_lse = lse->contiguous();
     std::vector<at::Tensor> dk, dv;
     for (size_t p = 0; p < count; ++p) {
-      // What is not in use has no gradient.
+      // What is not in use, or not seen, has no gradient.
       for (auto* gradients : {&dk, &dv}) {
         gradients->push_back(at::empty(parts.k[p].sizes(), wide_options(queries)));
-        if (parts.in_use[p].defined()) gradients->back().zero_();
+        if (parts.in_use[p].defined() || parts.seen_until[p].defined()) gradients->back().zero_();
       }
     }
     BY_KIND(queries, Backward<S>{s, doutput, queries, output, dense_lse, parts, scale, dq, dk, dv}.run());
@@ -118,15 +123,15 @@ int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::
 }
 
 // Sums over the heads of a group and the queries from token `first` on (B, G, all keys).
-int kvtune_attention_mass(at::Tensor* q, at::Tensor** k, at::Tensor** in_use, size_t count, at::Tensor* lse, double scale, int64_t first,
+int kvtune_attention_mass(at::Tensor* q, at::Tensor** k, at::Tensor** in_use, at::Tensor** seen_until, size_t count, at::Tensor* lse, double scale, int64_t first,
                           at::Tensor** result) {
   return kvtune::guarded([&] {
-    Parts parts = parts_of(k, k, in_use, count);
+    Parts parts = parts_of(k, k, in_use, seen_until, count);
     at::Tensor queries = gathered(*q);
     Shape s = shape_of(queries, parts);
     check_lse(s, *lse, queries);
     at::Tensor sums = at::zeros({s.batch, s.groups, s.keys}, wide_options(queries)), dense_lse = lse->contiguous();
-    if (first < s.tokens) BY_KIND(queries, Paid<S>{s, queries, dense_lse, parts, scale, std::max<int64_t>(0, first)}.run(sums));
+    if (first < s.tokens) BY_KIND(queries, Mass<S>{s, queries, dense_lse, parts, scale, std::max<int64_t>(0, first)}.run(sums));
     *result = new at::Tensor(std::move(sums));
   });
 }

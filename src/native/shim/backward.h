@@ -55,7 +55,7 @@ template <class S> struct Backward {
     T *dk_rows = scratch.take(TILE * d), *dv_rows = scratch.take(TILE * d);
     std::vector<Queries> all;
     for (int64_t n = 0; n < blocks.count; ++n) all.push_back(queries(Block::of(s, blocks, task.head, n), visible, scratch));
-    std::vector<int64_t> from;
+    Sight sight;
     // Where slots are not in use, there are fewer tiles than tasks were made for.
     int64_t end = std::min(task.end(s.tiles()), at::ceil_div(visible.keys(), TILE));
     for (int64_t index = task.begin(s.tiles()); index < end; ++index) {
@@ -72,7 +72,7 @@ template <class S> struct Backward {
         int64_t lanes = of_block.block.lanes(), rows = keys.rows();
         multiply({rows, lanes, d}, {k_apart, lanes, lanes}, k, of_block.query_t, x, false);
         multiply({rows, lanes, d}, {v_apart, lanes, lanes}, v, of_block.gradient_t, dx, false);
-        Tile tile{rows, lanes, visible.from(keys, of_block.block.start, s.per_group(), lanes, from)};
+        Tile tile = visible.tile(keys, rows, {of_block.block.start, s.per_group(), lanes}, sight);
         to_score_gradient(x, dx, of_block.lse.data(), of_block.delta.data(), tile);
         multiply({rows, d, lanes}, {lanes, d, d}, x, of_block.gradient, dv_rows, true);
         multiply({rows, d, lanes}, {lanes, d, d}, dx, of_block.query, dk_rows, true);

@@ -30,10 +30,10 @@ template <class S> struct Forward {
     T *rows = scratch.take(TILE * d), *scores = scratch.take(at::round_up(seen, TILE) * lanes);
     block.gather_queries<S>(q, scale, query, query_t);
     std::vector<T> top(lanes, -std::numeric_limits<T>::infinity()), sum(lanes, 0);
-    std::vector<int64_t> from;
+    Sight sight;
     auto each_tile = [&](auto body) {
       visible.each_tile(seen, [&](Stretch keys) {
-        Tile tile{keys.rows(), lanes, visible.from(keys, block.start, s.per_group(), lanes, from)};
+        Tile tile = visible.tile(keys, keys.rows(), {block.start, s.per_group(), lanes}, sight);
         body(keys, scores + keys.first * lanes, tile);
       });
     };

@@ -1,6 +1,7 @@
 // The keys and values that a chunk attends to, tile by tile, as dense matrices.
 #pragma once
 #include "kinds.h"
+#include "softmax.h"
 
 #include <ATen/ceil_div.h>
 
@@ -13,9 +14,20 @@ namespace kvtune {
 // every size that it meets, and keeps it.
 constexpr int64_t TILE = 256, STEP = 64;
 
-// Parts of keys and values (B, G, ·, D), the chunk's own last, and which of their slots are in use (B, G, ·), undefined where all are.
+// Parts of keys and values (B, G, ·, D), the chunk's own last; which of their slots are in use (B, G, ·), undefined where all are; and
+// how many of the chunk's tokens, from the first on, see each slot (B, G, ·), undefined where all do.
 struct Parts {
-  std::vector<at::Tensor> k, v, in_use;
+  std::vector<at::Tensor> k, v, in_use, seen_until;
+};
+
+// A block of queries: its first token, and how many queries a token and the block have.
+struct Lanes {
+  int64_t start, per_token, count;
+};
+
+// Where the sight of the keys of a tile begins and ends, in queries.
+struct Sight {
+  std::vector<int64_t> from, until;
 };
 
 // A row of the batch and a head of its keys: what is worked on alone.
@@ -41,15 +53,17 @@ class Visible {
  public:
   Visible(const Parts& parts, Head head) : parts_(parts), head_(head) {
     for (size_t part = 0; part < parts.k.size(); ++part) {
+      is_any_masked_ |= parts.seen_until[part].defined();
       if (part + 1 == parts.k.size()) past_ = count_;
       int64_t slots = parts.k[part].size(2);
-      if (!parts.in_use[part].defined()) {
+      const bool* used = mask<bool>(parts.in_use, part);
+      const int64_t* until = mask<int64_t>(parts.seen_until, part);
+      if (used == nullptr && until == nullptr) {
         append(part, 0, slots);
         continue;
       }
-      const bool* used = parts.in_use[part].data_ptr<bool>() + (head.b * parts.k[part].size(1) + head.g) * slots;
       for (int64_t slot = 0; slot < slots; ++slot) {
-        if (used[slot]) append(part, slot, 1);
+        if ((used == nullptr || used[slot]) && (until == nullptr || until[slot] > 0)) append(part, slot, 1);
       }
     }
   }
@@ -73,16 +87,9 @@ class Visible {
     for (int64_t tile = 0; tile * TILE < end; ++tile) body(stretch(tile, end));
   }
 
-  // Of a stretch's keys the first among `lanes` queries that sees each, `per_token` for each token from `start` on; null where all see
-  // all.
-  const int64_t* from(Stretch keys, int64_t start, int64_t per_token, int64_t lanes, std::vector<int64_t>& scratch) const {
-    if (keys.count == keys.rows() && keys.end() <= past_) return nullptr;
-    scratch.assign(keys.rows(), lanes);
-    std::fill_n(scratch.begin(), std::clamp<int64_t>(past_ - keys.first, 0, keys.count), 0);
-    each(std::max(keys.first, past_), keys.end(), [&](const Run&, int64_t slot, int64_t key, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) scratch[key - keys.first + i] = std::clamp<int64_t>((slot + i - start) * per_token, 0, lanes);
-    });
-    return scratch.data();
+  // The first `rows` rows of a stretch as some queries see them. `sight` must live as long as the tile.
+  Tile tile(Stretch keys, int64_t rows, Lanes lanes, Sight& sight) const {
+    return {rows, lanes.count, from(keys, lanes, sight.from), until(keys, lanes, sight.until)};
   }
 
   // Keys or values of a stretch as rows of `width` numbers, filled up with zeros: where they lie, if they lie there as they should, or
@@ -125,6 +132,40 @@ class Visible {
   }
 
  private:
+  // Of a stretch's keys the first query that sees each; null where all see all from the first on.
+  const int64_t* from(Stretch keys, Lanes lanes, std::vector<int64_t>& scratch) const {
+    if (keys.count == keys.rows() && keys.end() <= past_) return nullptr;
+    scratch.assign(keys.rows(), lanes.count);
+    std::fill_n(scratch.begin(), std::clamp<int64_t>(past_ - keys.first, 0, keys.count), 0);
+    each(std::max(keys.first, past_), keys.end(), [&](const Run&, int64_t slot, int64_t key, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) scratch[key - keys.first + i] = lanes_before(slot + i, lanes);
+    });
+    return scratch.data();
+  }
+
+  // The query behind the last one that sees each; null where all see all up to the last.
+  const int64_t* until(Stretch keys, Lanes lanes, std::vector<int64_t>& scratch) const {
+    if (!is_any_masked_) return nullptr;
+    scratch.assign(keys.rows(), lanes.count);
+    each(keys.first, keys.end(), [&](const Run& run, int64_t slot, int64_t key, int64_t count) {
+      const int64_t* until = mask<int64_t>(parts_.seen_until, run.part);
+      if (until == nullptr) return;
+      for (int64_t i = 0; i < count; ++i) scratch[key - keys.first + i] = lanes_before(until[slot + i], lanes);
+    });
+    return scratch.data();
+  }
+
+  // How many of the queries belong to tokens before `token`.
+  static int64_t lanes_before(int64_t token, Lanes lanes) {
+    return std::clamp<int64_t>((token - lanes.start) * lanes.per_token, 0, lanes.count);
+  }
+
+  // What a mask of a part says of this row and head; null without a mask.
+  template <class T> const T* mask(const std::vector<at::Tensor>& of, size_t part) const {
+    if (!of[part].defined()) return nullptr;
+    return of[part].data_ptr<T>() + (head_.b * of[part].size(1) + head_.g) * of[part].size(2);
+  }
+
   void append(size_t part, int64_t slot, int64_t count) {
     if (!runs_.empty() && runs_.back().part == part && runs_.back().slot + runs_.back().count == slot) {
       runs_.back().count += count;
@@ -155,6 +196,7 @@ class Visible {
   const Parts& parts_;
   Head head_;
   int64_t count_ = 0, past_ = 0;
+  bool is_any_masked_ = false;
   std::vector<Run> runs_;
 };
 

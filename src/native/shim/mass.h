@@ -11,7 +11,7 @@
 
 namespace kvtune {
 
-template <class S> struct Paid {
+template <class S> struct Mass {
   using T = Wide<S>;
   const Shape& s;
   const at::Tensor &q, &lse;
@@ -20,20 +20,20 @@ template <class S> struct Paid {
   // The first token whose attention is summed.
   int64_t from_token;
 
-  // Adds what a block's queries pay to `sums`, one number for each key.
+  // Adds what a block's queries give to `sums`, one number for each key.
   void add(const Block& block, const Visible& visible, Scratch<T> scratch, T* sums) const {
     int64_t lanes = block.lanes(), d = s.width;
     T *query = scratch.take(lanes * d), *query_t = scratch.take(lanes * d);
     T *rows = scratch.take(TILE * d), *x = scratch.take(TILE * lanes);
     block.gather_queries<S>(q, scale, query, query_t);
     std::vector<T> l = block.binary_lse<T>(lse);
-    // Nobody's lanes pay nothing.
+    // Lanes without a query give nothing.
     std::fill(l.begin() + block.used(), l.end(), std::numeric_limits<T>::infinity());
-    std::vector<int64_t> from;
+    Sight sight;
     visible.each_tile(visible.seen_before(block.end()), [&](Stretch keys) {
       auto [k, apart] = visible.rows<S>(parts.k, keys, rows);
       multiply({keys.rows(), lanes, d}, {apart, lanes, lanes}, k, query_t, x, false);
-      Tile tile{keys.count, lanes, visible.from(keys, block.start, s.per_group(), lanes, from)};
+      Tile tile = visible.tile(keys, keys.count, {block.start, s.per_group(), lanes}, sight);
       add_mass(sums + keys.first, x, l.data(), tile);
     });
   }

@@ -8,20 +8,26 @@ namespace kvtune {
 namespace {
 
 INLINE int64_t first_of(Tile tile, int64_t key) { return tile.from == nullptr ? 0 : tile.from[key]; }
+// Never before the first.
+INLINE int64_t end_of(Tile tile, int64_t key) {
+  return tile.until == nullptr ? tile.lanes : std::max(first_of(tile, key), tile.until[key]);
+}
 
 template <class T> INLINE void raised(T* top, const T* x, Tile tile) {
   for (int64_t key = 0; key < tile.keys; ++key, x += tile.lanes) {
+    int64_t end = end_of(tile, key);
 #pragma omp simd
-    for (int64_t i = first_of(tile, key); i < tile.lanes; ++i) top[i] = x[i] > top[i] ? x[i] : top[i];
+    for (int64_t i = first_of(tile, key); i < end; ++i) top[i] = x[i] > top[i] ? x[i] : top[i];
   }
 }
 
 template <class T> INLINE void weights(T* x, T* sum, const T* top, Tile tile) {
   for (int64_t key = 0; key < tile.keys; ++key, x += tile.lanes) {
-    int64_t first = first_of(tile, key);
+    int64_t first = first_of(tile, key), end = end_of(tile, key);
     std::fill(x, x + first, T(0));
+    std::fill(x + end, x + tile.lanes, T(0));
 #pragma omp simd
-    for (int64_t i = first; i < tile.lanes; ++i) {
+    for (int64_t i = first; i < end; ++i) {
       T w = power(x[i] - top[i]);
       x[i] = w;
       sum[i] += w;
@@ -31,11 +37,13 @@ template <class T> INLINE void weights(T* x, T* sum, const T* top, Tile tile) {
 
 template <class T> INLINE void score_gradient(T* x, T* dx, const T* lse, const T* delta, Tile tile) {
   for (int64_t key = 0; key < tile.keys; ++key, x += tile.lanes, dx += tile.lanes) {
-    int64_t first = first_of(tile, key);
-    std::fill(x, x + first, T(0));
-    std::fill(dx, dx + first, T(0));
+    int64_t first = first_of(tile, key), end = end_of(tile, key);
+    for (T* row : {x, dx}) {
+      std::fill(row, row + first, T(0));
+      std::fill(row + end, row + tile.lanes, T(0));
+    }
 #pragma omp simd
-    for (int64_t i = first; i < tile.lanes; ++i) {
+    for (int64_t i = first; i < end; ++i) {
       T w = power(x[i] - lse[i]);
       x[i] = w;
       dx[i] = w * (dx[i] - delta[i]);
@@ -46,8 +54,9 @@ template <class T> INLINE void score_gradient(T* x, T* dx, const T* lse, const T
 template <class T> INLINE void payments(T* mass, const T* x, const T* lse, Tile tile) {
   for (int64_t key = 0; key < tile.keys; ++key, x += tile.lanes) {
     T sum = 0;
+    int64_t end = end_of(tile, key);
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = first_of(tile, key); i < tile.lanes; ++i) sum += power(x[i] - lse[i]);
+    for (int64_t i = first_of(tile, key); i < end; ++i) sum += power(x[i] - lse[i]);
     mass[key] += sum;
   }
 }

@@ -5,10 +5,11 @@
 
 namespace kvtune {
 
-// `keys` rows of `lanes` scores each; the first query that sees a key, `lanes` if none does, or null where all see all.
+// `keys` rows of `lanes` scores each. A key is seen by the queries from `from` on, `lanes` if none does, up to and without `until`; null
+// where all from the first on, or all up to the last, see all keys.
 struct Tile {
   int64_t keys, lanes;
-  const int64_t* from;
+  const int64_t *from, *until;
 };
 
 #define FOR_KIND(T)                                                                                                \

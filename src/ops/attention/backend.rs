@@ -53,9 +53,9 @@ pub struct AttendShape {
 
 impl AttendShape {
     fn of(chunk: &Chunk<'_>, past: &[KvPage<'_>]) -> Self {
-        let (batch, heads, tokens, head_dim) = chunk.q_bhnd.size4().unwrap_or_default();
+        let (batch, heads, tokens, head_dim) = chunk.qkv.q_bhnd.size4().unwrap_or_default();
         let past = past.iter().map(|past| past.k_bgpd.size()[2]).sum();
-        Self { kind: chunk.q_bhnd.kind(), batch, heads, groups: chunk.num_kv_heads(), head_dim, tokens, past }
+        Self { kind: chunk.qkv.q_bhnd.kind(), batch, heads, groups: chunk.num_kv_heads(), head_dim, tokens, past }
     }
 
     /// Shapes with the same of these go the same backend, whatever a process has seen before: numbers rounded up to powers of two.
@@ -90,7 +90,7 @@ impl Backend {
 
     /// How the chunk attends to itself and to its past.
     pub(super) fn of(chunk: &Chunk<'_>, past: &[KvPage<'_>]) -> Self {
-        let (device, kind) = (chunk.q_bhnd.device(), chunk.q_bhnd.kind());
+        let (device, kind) = (chunk.qkv.q_bhnd.device(), chunk.qkv.q_bhnd.kind());
         #[cfg(test)]
         if let Some(backend) = forced::backend() {
             return backend;
@@ -102,8 +102,8 @@ impl Backend {
         if !is_for_torch_kernels(device, kind) {
             return Self::unmeasured(device, kind);
         }
-        let leaves_out = chunk.in_use_bgn.is_some() || past.iter().any(|past| past.in_use_bgp.is_some());
-        if leaves_out {
+        let is_masked = |part: &KvPage<'_>| part.in_use_bgp.is_some() || part.seen_until_bgp.is_some();
+        if past.iter().any(is_masked) || is_masked(&chunk.own()) {
             return Self::Parts(PartKernel::Blocks);
         }
         let shape = AttendShape::of(chunk, past);

@@ -3,19 +3,17 @@
 use tch::{Kind, Tensor};
 
 use super::accumulation_kind;
-use super::chunk::{Attended, Chunk};
+use super::chunk::{Attended, Qkv};
 
 /// Which keys the queries of a part see.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Mask<'a> {
-    /// All.
-    All,
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Mask<'a> {
     /// Those up to their own.
-    Causal,
+    pub(super) is_causal: bool,
     /// Those of slots in use, `(B, G, P)` bool.
-    InUse(&'a Tensor),
-    /// Of those up to their own the ones in use, `(B, G, P)` bool.
-    CausalInUse(&'a Tensor),
+    pub(super) in_use_bgp: Option<&'a Tensor>,
+    /// So many of the queries, from the first on, see each key, `(B, G, P)` int64.
+    pub(super) seen_until_bgp: Option<&'a Tensor>,
 }
 
 /// So far below every score that nothing is left of its weight; not minus infinity, as a head may see nothing at all.
@@ -25,38 +23,40 @@ const HIDDEN: f64 = -1e30;
 const BLOCK: i64 = 512;
 
 /// Scores of a block of queries against all keys, `(B, G, R, m, P)`, in the accumulation kind.
-fn block_scores(q: &Tensor, k: &Tensor, rows: (i64, i64), sight: Mask<'_>, scale: f64) -> Tensor {
+fn block_scores(q: &Tensor, k: &Tensor, rows: (i64, i64), mask: Mask<'_>, scale: f64) -> Tensor {
     let (start, len) = rows;
     let (b, h, _, d) = q.size4().unwrap_or_default();
     let (g, p) = (k.size()[1], k.size()[2]);
     let kind = accumulation_kind(q.kind());
     let block = q.narrow(2, start, len).to_kind(kind).reshape([b, g, h / g * len, d]);
     let scores = (block * scale).matmul(&k.to_kind(kind).transpose(-1, -2)).view([b, g, h / g, len, p]);
-    let only_in_use = |slot_bgp: &Tensor| scores.masked_fill(&slot_bgp.logical_not().view([b, g, 1, 1, p]), HIDDEN);
-    let causal = |scores: &Tensor| {
-        let later = Tensor::ones([len, p], (Kind::Bool, q.device())).tril(start).logical_not();
-        scores.masked_fill(&later, f64::NEG_INFINITY)
-    };
-    match sight {
-        Mask::All => scores,
-        Mask::Causal => causal(&scores),
-        Mask::InUse(slot_bgp) => only_in_use(slot_bgp),
-        Mask::CausalInUse(slot_bgp) => causal(&only_in_use(slot_bgp)),
+    let mut scores = scores;
+    if let Some(in_use_bgp) = mask.in_use_bgp {
+        scores = scores.masked_fill(&in_use_bgp.logical_not().view([b, g, 1, 1, p]), HIDDEN);
     }
+    if let Some(seen_until_bgp) = mask.seen_until_bgp {
+        let query = Tensor::arange_start(start, start + len, (Kind::Int64, q.device())).view([-1, 1]);
+        scores = scores.masked_fill(&seen_until_bgp.view([b, g, 1, 1, p]).le_tensor(&query), HIDDEN);
+    }
+    if mask.is_causal {
+        let later = Tensor::ones([len, p], (Kind::Bool, q.device())).tril(start).logical_not();
+        scores = scores.masked_fill(&later, f64::NEG_INFINITY);
+    }
+    scores
 }
 
 /// One part forward.
 ///
 /// # Shapes
 /// `q (B, H, n, D)`, `k`, `v (B, G, P, D)` with `P > 0`; a causal part has `P = n`.
-pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, sight: Mask<'_>, scale: f64) -> Attended {
+pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask<'_>, scale: f64) -> Attended {
     let (b, h, n, d) = q.size4().unwrap_or_default();
     let kind = accumulation_kind(q.kind());
     let (mut outs, mut lses) = (Vec::new(), Vec::new());
     let (k, v) = (k.to_kind(kind), v.to_kind(kind).unsqueeze(2));
     for start in (0..n).step_by(BLOCK as usize) {
         let len = BLOCK.min(n - start);
-        let scores = block_scores(q, &k, (start, len), sight, scale);
+        let scores = block_scores(q, &k, (start, len), mask, scale);
         let lse = scores.logsumexp(&[-1i64][..], false);
         let weight = (scores - lse.unsqueeze(-1)).exp();
         let out = weight.matmul(&v);
@@ -70,8 +70,8 @@ pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, sight: Mask<'_>, scale
 ///
 /// # Shapes
 /// As in [`forward`]; `dk`, `dv` have the KV heads of `k`, in the accumulation kind.
-pub(super) fn backward(dout: &Tensor, part: Chunk<'_>, merged: &Attended, sight: Mask<'_>) -> (Tensor, Tensor, Tensor) {
-    let (q, k, v) = (part.q_bhnd, part.k_bgnd, part.v_bgnd);
+pub(super) fn backward(dout: &Tensor, part: Qkv<'_>, merged: &Attended, mask: Mask<'_>) -> (Tensor, Tensor, Tensor) {
+    let (q, k, v, scale) = (part.q_bhnd, part.k_bgnd, part.v_bgnd, part.rule.scale);
     let (b, h, n, d) = q.size4().unwrap_or_default();
     let (g, p) = (k.size()[1], k.size()[2]);
     let kind = accumulation_kind(q.kind());
@@ -82,11 +82,11 @@ pub(super) fn backward(dout: &Tensor, part: Chunk<'_>, merged: &Attended, sight:
         let len = BLOCK.min(n - start);
         let grouped = |x: &Tensor| x.narrow(2, start, len).to_kind(kind).reshape([b, g, h / g, len, -1]);
         let lse = merged.lse_bhn.narrow(2, start, len).reshape([b, g, h / g, len, 1]);
-        let weight = (block_scores(q, &k, (start, len), sight, part.scale) - lse).exp();
+        let weight = (block_scores(q, &k, (start, len), mask, scale) - lse).exp();
         let (go, out) = (grouped(dout), grouped(&merged.out_bhnd));
         let delta = (&go * out).sum_dim_intlist(&[-1i64][..], true, kind);
         let dweight = go.matmul(&v.unsqueeze(2).transpose(-1, -2));
-        let dscore = &weight * (dweight - delta) * part.scale;
+        let dscore = &weight * (dweight - delta) * scale;
         let flat = |x: &Tensor| x.reshape([b, g, h / g * len, -1]);
         dk += flat(&dscore).transpose(-1, -2).matmul(&flat(&grouped(q)));
         dv += flat(&weight).transpose(-1, -2).matmul(&flat(&go));
@@ -101,10 +101,18 @@ mod tests {
     use tch::Device;
 
     use super::*;
+    use crate::ops::attention::ScoreRule;
+
+    const ALL: Mask<'static> = Mask { is_causal: false, in_use_bgp: None, seen_until_bgp: None };
+    const CAUSAL: Mask<'static> = Mask { is_causal: true, ..ALL };
+
+    fn masked_by(in_use: &Tensor) -> Mask<'_> {
+        Mask { in_use_bgp: Some(in_use), ..ALL }
+    }
 
     /// libtorch's own kernel for the CPU: output, log-sum-exp and gradients.
-    fn of_libtorch(dout: &Tensor, part: Chunk<'_>, is_causal: bool) -> (Attended, [Tensor; 3]) {
-        let Chunk { q_bhnd: q, k_bgnd: k, v_bgnd: v, scale, .. } = part;
+    fn of_libtorch(dout: &Tensor, part: Qkv<'_>, is_causal: bool) -> (Attended, [Tensor; 3]) {
+        let Qkv { q_bhnd: q, k_bgnd: k, v_bgnd: v, rule: ScoreRule { scale, .. } } = part;
         let none = None::<&Tensor>;
         let (out, lse) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, none, scale);
         let (dq, dk, dv) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
@@ -116,17 +124,15 @@ mod tests {
     #[test]
     fn blocks_equal_another_kernel_forward_and_backward() {
         let opts = (Kind::Double, Device::Cpu);
-        for (n, p, g, sight) in
-            [(6, 6, 2, Mask::Causal), (5, 9, 2, Mask::All), (600, 600, 2, Mask::Causal), (600, 9, 4, Mask::All)]
-        {
+        for (n, p, g, mask) in [(6, 6, 2, CAUSAL), (5, 9, 2, ALL), (600, 600, 2, CAUSAL), (600, 9, 4, ALL)] {
             let (q, dout) = (Tensor::randn([2, 4, n, 8], opts), Tensor::randn([2, 4, n, 8], opts));
             let (k, v) = (Tensor::randn([2, g, p, 8], opts), Tensor::randn([2, g, p, 8], opts));
-            let part = Chunk::of(&q, (&k, &v), 0.4);
-            let (expected, gradients) = of_libtorch(&dout, part, matches!(sight, Mask::Causal));
-            let blocks = forward(&q, &k, &v, sight, 0.4);
+            let part = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, rule: ScoreRule::scaled(0.4) };
+            let (expected, gradients) = of_libtorch(&dout, part, mask.is_causal);
+            let blocks = forward(&q, &k, &v, mask, 0.4);
             assert!(blocks.out_bhnd.allclose(&expected.out_bhnd, 0.0, 1e-12, false));
             assert!(blocks.lse_bhn.allclose(&expected.lse_bhn, 1e-12, 1e-12, false));
-            let (dq, dk, dv) = backward(&dout, part, &expected, sight);
+            let (dq, dk, dv) = backward(&dout, part, &expected, mask);
             for (ours, expected) in [dq, dk, dv].iter().zip(&gradients) {
                 assert!(ours.allclose(expected, 0.0, 1e-11, false));
             }
@@ -138,14 +144,14 @@ mod tests {
         let opts = (Kind::Double, Device::Cpu);
         let (q, k, v) = (Tensor::randn([1, 2, 5, 8], opts), Tensor::randn([1, 2, 7, 8], opts), Tensor::randn([1, 2, 7, 8], opts));
         let in_use = Tensor::from_slice(&[true, true, true, true, false, false, false]).view([1, 1, 7]).expand([1, 2, 7], false);
-        let masked = forward(&q, &k, &v, Mask::InUse(&in_use), 0.4);
-        let shorter = forward(&q, &k.narrow(2, 0, 4), &v.narrow(2, 0, 4), Mask::All, 0.4);
+        let masked = forward(&q, &k, &v, masked_by(&in_use), 0.4);
+        let shorter = forward(&q, &k.narrow(2, 0, 4), &v.narrow(2, 0, 4), ALL, 0.4);
         assert!(masked.out_bhnd.allclose(&shorter.out_bhnd, 0.0, 1e-13, false));
         assert!(masked.lse_bhn.allclose(&shorter.lse_bhn, 0.0, 1e-13, false));
         let (dout, own) = (Tensor::randn([1, 2, 5, 8], opts), (k.narrow(2, 0, 4), v.narrow(2, 0, 4)));
-        let part = Chunk::of(&q, (&k, &v), 0.4);
-        let (dq, dk, dv) = backward(&dout, part, &masked, Mask::InUse(&in_use));
-        let expected = backward(&dout, Chunk { k_bgnd: &own.0, v_bgnd: &own.1, ..part }, &masked, Mask::All);
+        let part = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, rule: ScoreRule::scaled(0.4) };
+        let (dq, dk, dv) = backward(&dout, part, &masked, masked_by(&in_use));
+        let expected = backward(&dout, Qkv { k_bgnd: &own.0, v_bgnd: &own.1, ..part }, &masked, ALL);
         for (ours, expected) in [(dq, expected.0), (dk.narrow(2, 0, 4), expected.1), (dv.narrow(2, 0, 4), expected.2)] {
             assert!(ours.allclose(&expected, 0.0, 1e-12, false));
         }

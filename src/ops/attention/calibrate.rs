@@ -12,6 +12,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 use super::backend::{AttendShape, Backend, BackendChoice, is_for_torch_kernels};
 use super::chunk::{Attended, AttentionGrads, Chunk, KvPage};
 use super::part::PartKernel;
+use super::rule::ScoreRule;
 use super::{attend_backward_by, attend_by};
 use crate::native::cuda::{self, Companion, Numerics, TorchKernel, keep, kind_of_gpu, recall};
 use crate::native::libtorch_version;
@@ -229,8 +230,8 @@ impl RandomInputs {
         let [k, v] = [&self.k, &self.v].map(|x| x.narrow(2, self.past, own).contiguous());
         let [old_k, old_v] = [&self.k, &self.v].map(|x| x.narrow(2, 0, self.past));
         let scale = (self.q.size()[3] as f64).powf(-0.5);
-        let chunk = Chunk { joined_bgcd: Some((&self.k, &self.v)), ..Chunk::of(&self.q, (&k, &v), scale) };
-        let past = [KvPage { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }];
+        let chunk = Chunk { joined_bgcd: Some((&self.k, &self.v)), ..Chunk::of(&self.q, (&k, &v), ScoreRule::scaled(scale)) };
+        let past = [KvPage::of(&old_k, &old_v)];
         work(chunk, if self.past > 0 { &past } else { &[] })
     }
 

@@ -3,6 +3,7 @@
 use tch::Tensor;
 
 use super::blocks::Mask;
+use super::rule::ScoreRule;
 /// Slots below the chunk's region, or a page of them: older than every query of the chunk.
 pub use crate::native::KvPart as KvPage;
 
@@ -28,19 +29,28 @@ pub struct AttentionGrads {
     pub past: Vec<(Tensor, Tensor)>,
 }
 
-/// The chunk's queries, keys and values, and the softmax scale.
-#[derive(Debug, Clone, Copy)]
-pub struct Chunk<'a> {
+/// Queries, keys and values of new tokens, rotated to their positions, and how their scores come about.
+#[derive(Clone, Copy, Debug)]
+pub struct Qkv<'a> {
     /// Queries `(B, H, n, D)`; query head `h` belongs to KV head `h / (H / G)`.
     pub q_bhnd: &'a Tensor,
     /// Keys `(B, G, n, D)`.
     pub k_bgnd: &'a Tensor,
     /// Values `(B, G, n, D)`.
     pub v_bgnd: &'a Tensor,
-    /// The factor on `q · k`.
-    pub scale: f64,
+    /// How scores come about.
+    pub rule: ScoreRule,
+}
+
+/// A chunk's queries, keys and values, and which of its own keys its queries see.
+#[derive(Debug, Clone, Copy)]
+pub struct Chunk<'a> {
+    /// The chunk's own.
+    pub qkv: Qkv<'a>,
     /// Which of the keys count `(B, G, n)`, bool, where not all of them do.
     pub in_use_bgn: Option<&'a Tensor>,
+    /// As [`KvPage::seen_until_bgp`], of its own keys `(B, G, n)`.
+    pub seen_until_bgn: Option<&'a Tensor>,
     /// Keys and values of past and chunk side by side `(B, G, P + n, D)`, where they lie so: some kernels see them all at once.
     pub joined_bgcd: Option<(&'a Tensor, &'a Tensor)>,
 }
@@ -69,31 +79,33 @@ impl<'a> Chunk<'a> {
     ///
     /// # Shapes
     /// As of its fields.
-    pub fn of(q_bhnd: &'a Tensor, (k_bgnd, v_bgnd): (&'a Tensor, &'a Tensor), scale: f64) -> Self {
-        Self { q_bhnd, k_bgnd, v_bgnd, scale, in_use_bgn: None, joined_bgcd: None }
+    pub fn of(q_bhnd: &'a Tensor, (k_bgnd, v_bgnd): (&'a Tensor, &'a Tensor), rule: ScoreRule) -> Self {
+        let qkv = Qkv { q_bhnd, k_bgnd, v_bgnd, rule };
+        Self { qkv, in_use_bgn: None, seen_until_bgn: None, joined_bgcd: None }
     }
 
     /// What its queries see of its own keys.
-    pub(super) fn sight(&self) -> Mask<'a> {
-        self.in_use_bgn.map_or(Mask::Causal, Mask::CausalInUse)
+    pub(super) fn mask(&self) -> Mask<'a> {
+        Mask { is_causal: true, ..mask_of(&self.own()) }
     }
 
     /// Its own keys and values.
     pub(super) fn own(&self) -> KvPage<'a> {
-        KvPage { k_bgpd: self.k_bgnd, v_bgpd: self.v_bgnd, in_use_bgp: self.in_use_bgn }
+        let Qkv { k_bgnd, v_bgnd, .. } = self.qkv;
+        KvPage { k_bgpd: k_bgnd, v_bgpd: v_bgnd, in_use_bgp: self.in_use_bgn, seen_until_bgp: self.seen_until_bgn }
     }
 
     /// Query heads of a KV head.
     pub(super) fn per_group(&self) -> f64 {
-        (self.q_bhnd.size()[1] / self.num_kv_heads()) as f64
+        (self.qkv.q_bhnd.size()[1] / self.num_kv_heads()) as f64
     }
 
     pub(super) fn num_kv_heads(&self) -> i64 {
-        self.k_bgnd.size()[1]
+        self.qkv.k_bgnd.size()[1]
     }
 }
 
 /// What the chunk's queries see of a part of the past.
-pub(super) fn sight_of<'a>(past: &KvPage<'a>) -> Mask<'a> {
-    past.in_use_bgp.map_or(Mask::All, Mask::InUse)
+pub(super) fn mask_of<'a>(past: &KvPage<'a>) -> Mask<'a> {
+    Mask { is_causal: false, in_use_bgp: past.in_use_bgp, seen_until_bgp: past.seen_until_bgp }
 }

@@ -12,7 +12,7 @@ use crate::native::or_panic;
 /// # Shapes
 /// `joined (B, G, P + n, D)` each.
 pub(super) fn attend(vendor: TorchKernel, chunk: Chunk<'_>, joined: (&Tensor, &Tensor)) -> Attended {
-    let attended = vendor_attend(vendor, chunk.q_bhnd, joined, TorchKernelMask::CausalFromEnd, chunk.scale);
+    let attended = vendor_attend(vendor, chunk.qkv.q_bhnd, joined, TorchKernelMask::CausalFromEnd, chunk.qkv.rule.scale);
     let (out_bhnd, lse_bhn) = or_panic(attended);
     Attended { out_bhnd, lse_bhn }
 }
@@ -29,10 +29,16 @@ pub(super) fn attend_backward(
     attended: &Attended,
 ) -> AttentionGrads {
     let of_forward = (&attended.out_bhnd, &attended.lse_bhn);
-    let grads =
-        vendor_attend_backward(vendor, dout_bhnd, (chunk.q_bhnd, k, v), of_forward, TorchKernelMask::CausalFromEnd, chunk.scale);
+    let grads = vendor_attend_backward(
+        vendor,
+        dout_bhnd,
+        (chunk.qkv.q_bhnd, k, v),
+        of_forward,
+        TorchKernelMask::CausalFromEnd,
+        chunk.qkv.rule.scale,
+    );
     let (dq_bhnd, dk, dv) = or_panic(grads);
-    let own = chunk.k_bgnd.size()[2];
+    let own = chunk.qkv.k_bgnd.size()[2];
     let past = k.size()[2] - own;
     let of_past = (past > 0).then(|| (dk.narrow(2, 0, past), dv.narrow(2, 0, past)));
     AttentionGrads {

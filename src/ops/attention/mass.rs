@@ -17,68 +17,72 @@ use crate::native;
 pub fn attention_mass(chunk: Chunk<'_>, past: &[KvPage<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
     if Backend::of(&chunk, past) == Backend::Own {
         let parts = all_parts(&chunk, past);
-        let first = queries.first(chunk.q_bhnd.size()[2]);
-        return native::attention_mass(chunk.q_bhnd, &parts, lse_bhn, chunk.scale, first) / chunk.per_group();
+        let first = queries.first(chunk.qkv.q_bhnd.size()[2]);
+        return native::attention_mass(chunk.qkv.q_bhnd, &parts, lse_bhn, chunk.qkv.rule.scale, first) / chunk.per_group();
     }
     mass_by_cuda(chunk, past, lse_bhn, queries).unwrap_or_else(|| mass_in_blocks(chunk, past, lse_bhn, queries))
 }
 
 fn mass_by_cuda(chunk: Chunk<'_>, past: &[KvPage<'_>], lse_bhn: &Tensor, queries: Queries) -> Option<Tensor> {
-    let q = chunk.q_bhnd;
-    let mass = native::cuda::attention_mass(q, &all_parts(&chunk, past), lse_bhn, chunk.scale, queries.first(q.size()[2]));
+    let (q, parts) = (chunk.qkv.q_bhnd, all_parts(&chunk, past));
+    if parts.iter().any(|part| part.seen_until_bgp.is_some()) {
+        return None;
+    }
+    let mass = native::cuda::attention_mass(q, &parts, lse_bhn, chunk.qkv.rule.scale, queries.first(q.size()[2]));
     mass.map(|mass| mass / chunk.per_group())
 }
 
 pub(super) fn mass_in_blocks(chunk: Chunk<'_>, past: &[KvPage<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
-    let payers = MassQueries::new(&chunk, lse_bhn, queries);
-    // A slot that is not in use is mass nothing, whatever stands in it.
+    let given_by = MassQueries::new(&chunk, lse_bhn, queries);
+    // A slot that is not in use gets nothing, whatever stands in it.
     let to_past = |past: &KvPage<'_>| {
-        let mass = payers.pay(past.k_bgpd, false);
+        let mass = given_by.mass(past, false);
         let Some(in_use) = past.in_use_bgp else { return mass };
         mass.masked_fill(&in_use.logical_not().view(&mass.size()[..]), 0.0)
     };
     let mut parts: Vec<Tensor> = past.iter().map(to_past).collect();
-    parts.push(payers.pay(chunk.k_bgnd, true));
+    parts.push(given_by.mass(&chunk.own(), true));
     let mass = Tensor::cat(&parts, 1) / chunk.per_group();
     mass.view([-1, chunk.num_kv_heads(), mass.size()[1]])
 }
 
-/// Scores per block of [`MassQueries::pay`], which should stay in a core's cache between the product, the power and the sum.
-const PAID_SCORES: i64 = 1 << 18;
+/// Scores per block of [`MassQueries::mass`], which should stay in a core's cache between the product, the power and the sum.
+const BLOCK_SCORES: i64 = 1 << 18;
 /// Queries per block, at least and at most: fewer make the product slow, and more waste it above the diagonal.
-const PAID_BLOCKS: (i64, i64) = (16, 64);
+const BLOCK_QUERIES: (i64, i64) = (16, 64);
 
-/// The queries that pay: one product with a key gives `(q · k · scale − lse) log₂ e`, as the query has one more number, −lse, and each
+/// The queries that give mass: one product with a key gives `(q · k · scale − lse) log₂ e`, as the query has one more number, −lse, and each
 /// key a 1. Weights are powers of 2: libtorch leaves those of e to a library that is three times slower on some CPUs.
 struct MassQueries {
     /// `(B·G, n·R, D + 1)`: a token's heads stand together, so that a block of tokens is a range.
     query: Tensor,
     per_group: i64,
-    /// Index in the chunk of the first token that pays, and how many do.
+    /// Index in the chunk of the first token that gives any, and how many do.
     first: i64,
     count: i64,
 }
 
 impl MassQueries {
     fn new(chunk: &Chunk<'_>, lse_bhn: &Tensor, queries: Queries) -> Self {
-        let (b, h, n, d) = chunk.q_bhnd.size4().unwrap_or_default();
+        let (b, h, n, d) = chunk.qkv.q_bhnd.size4().unwrap_or_default();
         let (groups, count) = (chunk.num_kv_heads(), n - queries.first(n));
         let per_group = h / groups;
-        let q = chunk.q_bhnd.narrow(2, n - count, count).to_kind(lse_bhn.kind()) * (chunk.scale * LOG2_E);
+        let q = chunk.qkv.q_bhnd.narrow(2, n - count, count).to_kind(lse_bhn.kind()) * (chunk.qkv.rule.scale * LOG2_E);
         let minus_lse = lse_bhn.narrow(2, n - count, count).unsqueeze(-1) * -LOG2_E;
         let query = Tensor::cat(&[q, minus_lse], -1).view([b * groups, per_group, count, d + 1]).transpose(1, 2);
         Self { query: query.reshape([b * groups, count * per_group, d + 1]), per_group, first: n - count, count }
     }
 
-    /// What they pay to a part's keys, the sum over the heads of a group `(B·G, slots)`.
-    fn pay(&self, keys_bgcd: &Tensor, causal: bool) -> Tensor {
+    /// What they give to a part's keys, the sum over the heads of a group `(B·G, slots)`.
+    fn mass(&self, part: &KvPage<'_>, causal: bool) -> Tensor {
+        let keys_bgcd = part.k_bgpd;
         let (b, g, slots, d) = keys_bgcd.size4().unwrap_or_default();
         let options = (self.query.kind(), self.query.device());
         let keys = Tensor::ones([b, g, slots, d + 1], options);
         keys.narrow(3, 0, d).copy_(keys_bgcd);
         let keys = keys.view([b * g, slots, d + 1]).transpose(-1, -2);
         let rows = b * g * self.per_group;
-        let block = (PAID_SCORES / (rows * slots).max(1)).clamp(PAID_BLOCKS.0, PAID_BLOCKS.1).min(self.count);
+        let block = (BLOCK_SCORES / (rows * slots).max(1)).clamp(BLOCK_QUERIES.0, BLOCK_QUERIES.1).min(self.count);
         // One buffer for all blocks: new memory from the system would cost as much as the sums.
         let buffer = Tensor::empty([rows * block * slots], options);
         let mass = Tensor::zeros([b * g, slots], options);
@@ -94,6 +98,12 @@ impl MassQueries {
                 // What a query does not see may be infinitely more than it sees, and no product would make it nothing.
                 let later = Tensor::ones([len, len], (Kind::Bool, options.1)).triu(1).unsqueeze(1);
                 let _ = own.masked_fill_(&later, 0.0);
+            }
+            if let Some(seen_until_bgp) = part.seen_until_bgp {
+                let token = Tensor::arange_start(self.first + start, self.first + start + len, (Kind::Int64, options.1));
+                let until = seen_until_bgp.view([b * g, 1, 1, slots]).narrow(3, 0, width);
+                let unseen = until.le_tensor(&token.view([len, 1, 1]));
+                let _ = weight.view([b * g, len, self.per_group, width]).masked_fill_(&unseen, 0.0);
             }
             let _ = mass.narrow(1, 0, width).g_add_(&weight.sum_dim_intlist(&[1i64][..], false, options.0));
         }

@@ -3,14 +3,14 @@
 use tch::Tensor;
 
 use super::accumulation_kind;
-use super::chunk::{Attended, AttentionGrads, Chunk, KvPage, sight_of};
+use super::chunk::{Attended, AttentionGrads, Chunk, KvPage, mask_of};
 use super::part::{self, PartKernel};
 
 /// Each part forward, merged.
 pub(super) fn attend(kernel: PartKernel, chunk: Chunk<'_>, past: &[KvPage<'_>]) -> Attended {
-    let own = part::forward(kernel, chunk.q_bhnd, &chunk.own(), chunk.sight(), chunk.scale);
+    let own = part::forward(kernel, chunk.qkv.q_bhnd, &chunk.own(), chunk.mask(), chunk.qkv.rule.scale);
     past.iter().fold(own, |merged, past| {
-        let old = part::forward(kernel, chunk.q_bhnd, past, sight_of(past), chunk.scale);
+        let old = part::forward(kernel, chunk.qkv.q_bhnd, past, mask_of(past), chunk.qkv.rule.scale);
         merge(&old, &merged)
     })
 }
@@ -23,13 +23,13 @@ pub(super) fn attend_backward(
     past: &[KvPage<'_>],
     merged: &Attended,
 ) -> AttentionGrads {
-    let (dq_bhnd, dk_bgnd, dv_bgnd) = part::backward(kernel, dout_bhnd, &chunk, (&chunk.own(), chunk.sight()), merged);
+    let (dq_bhnd, dk_bgnd, dv_bgnd) = part::backward(kernel, dout_bhnd, &chunk, (&chunk.own(), chunk.mask()), merged);
     let kind = dq_bhnd.kind();
     // Summed in more bits, and rounded once.
     let mut total = if past.is_empty() { dq_bhnd } else { dq_bhnd.to_kind(accumulation_kind(kind)) };
     let mut grads = Vec::with_capacity(past.len());
     for past in past {
-        let (dq, dk, dv) = part::backward(kernel, dout_bhnd, &chunk, (past, sight_of(past)), merged);
+        let (dq, dk, dv) = part::backward(kernel, dout_bhnd, &chunk, (past, mask_of(past)), merged);
         total += dq;
         grads.push((dk, dv));
     }

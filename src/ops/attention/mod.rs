@@ -11,6 +11,7 @@ mod joined;
 mod mass;
 mod merged;
 mod part;
+mod rule;
 #[cfg(test)]
 mod tests;
 
@@ -20,9 +21,10 @@ use tch::{Kind, Tensor};
 pub(crate) use backend::forced;
 pub use backend::{AttendShape, Backend};
 pub use calibrate::{Calibration, Timed, calibrate, calibrations, in_words, measure};
-pub use chunk::{Attended, AttentionGrads, Chunk, KvPage, Queries};
+pub use chunk::{Attended, AttentionGrads, Chunk, KvPage, Qkv, Queries};
 pub use mass::attention_mass;
 pub use part::PartKernel;
+pub use rule::ScoreRule;
 
 use crate::native;
 
@@ -34,7 +36,7 @@ pub fn attend(chunk: Chunk<'_>, past: &[KvPage<'_>]) -> Attended {
     attend_and_sum(chunk, past, None).0
 }
 
-/// As [`attend`], and where some queries are asked for, and the kernel makes it on the backend, the the attention mass of those queries, as in
+/// As [`attend`], and where some queries are asked for, and the kernel makes it on the way, the attention mass of those queries, as in
 /// [`attention_mass`].
 pub fn attend_and_sum(chunk: Chunk<'_>, past: &[KvPage<'_>], asked: Option<Queries>) -> (Attended, Option<Tensor>) {
     attend_by(Backend::of(&chunk, past), chunk, past, asked)
@@ -43,8 +45,9 @@ pub fn attend_and_sum(chunk: Chunk<'_>, past: &[KvPage<'_>], asked: Option<Queri
 fn attend_by(backend: Backend, chunk: Chunk<'_>, past: &[KvPage<'_>], asked: Option<Queries>) -> (Attended, Option<Tensor>) {
     match (backend, chunk.joined_bgcd) {
         (Backend::Own, _) => {
-            let first = asked.map(|queries| queries.first(chunk.q_bhnd.size()[2]));
-            let (out_bhnd, lse_bhn, sums) = native::attend(chunk.q_bhnd, &all_parts(&chunk, past), chunk.scale, first);
+            let first = asked.map(|queries| queries.first(chunk.qkv.q_bhnd.size()[2]));
+            let (out_bhnd, lse_bhn, sums) =
+                native::attend(chunk.qkv.q_bhnd, &all_parts(&chunk, past), chunk.qkv.rule.scale, first);
             (Attended { out_bhnd, lse_bhn }, sums.map(|sums| sums / chunk.per_group()))
         }
         (Backend::Joined(vendor), Some(keys)) => (joined::attend(vendor, chunk, keys), None),
@@ -71,7 +74,7 @@ fn attend_backward_by(
     match (backend, chunk.joined_bgcd) {
         (Backend::Own, _) => {
             let out = (&attended.out_bhnd, &attended.lse_bhn);
-            let grads = native::attend_backward(dout, chunk.q_bhnd, &all_parts(&chunk, past), out, chunk.scale);
+            let grads = native::attend_backward(dout, chunk.qkv.q_bhnd, &all_parts(&chunk, past), out, chunk.qkv.rule.scale);
             let mut past: Vec<(Tensor, Tensor)> = grads.dk_bgpd.into_iter().zip(grads.dv_bgpd).collect();
             let (dk_bgnd, dv_bgnd) = past.pop().unwrap_or_default();
             AttentionGrads { dq_bhnd: grads.dq_bhnd, dk_bgnd, dv_bgnd, past }

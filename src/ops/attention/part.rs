@@ -3,7 +3,7 @@
 use tch::Tensor;
 
 use super::blocks::{self, Mask};
-use super::chunk::{Attended, Chunk, KvPage};
+use super::chunk::{Attended, Chunk, KvPage, Qkv};
 use crate::native::cuda::{TorchKernel, TorchKernelMask, vendor_attend, vendor_attend_backward};
 use crate::native::or_panic;
 
@@ -18,10 +18,11 @@ pub enum PartKernel {
 
 impl PartKernel {
     /// The kernel that comes with libtorch, if it serves what the queries see.
-    fn vendor(self, sight: Mask<'_>) -> Option<(TorchKernel, TorchKernelMask)> {
-        match (self, sight) {
-            (Self::TorchKernel(vendor), Mask::All) => Some((vendor, TorchKernelMask::All)),
-            (Self::TorchKernel(vendor), Mask::Causal) => Some((vendor, TorchKernelMask::Causal)),
+    fn vendor(self, mask: Mask<'_>) -> Option<(TorchKernel, TorchKernelMask)> {
+        match (self, mask) {
+            (Self::TorchKernel(vendor), Mask { is_causal, in_use_bgp: None, seen_until_bgp: None }) => {
+                Some((vendor, if is_causal { TorchKernelMask::Causal } else { TorchKernelMask::All }))
+            }
             _ => None,
         }
     }
@@ -41,9 +42,9 @@ fn folded(x: &Tensor, groups: i64) -> Tensor {
 ///
 /// # Shapes
 /// `q_bhnd (B, H, n, D)`; a causal part has as many keys.
-pub(super) fn forward(kernel: PartKernel, q_bhnd: &Tensor, part: &KvPage<'_>, sight: Mask<'_>, scale: f64) -> Attended {
+pub(super) fn forward(kernel: PartKernel, q_bhnd: &Tensor, part: &KvPage<'_>, mask: Mask<'_>, scale: f64) -> Attended {
     let (k, v) = (part.k_bgpd, part.v_bgpd);
-    let Some((vendor, seen)) = kernel.vendor(sight) else { return blocks::forward(q_bhnd, k, v, sight, scale) };
+    let Some((vendor, seen)) = kernel.vendor(mask) else { return blocks::forward(q_bhnd, k, v, mask, scale) };
     let size = q_bhnd.size();
     let q = if seen == TorchKernelMask::All { &folded(q_bhnd, k.size()[1]) } else { q_bhnd };
     let (out, lse) = or_panic(vendor_attend(vendor, q, (k, v), seen, scale));
@@ -58,17 +59,16 @@ pub(super) fn backward(
     kernel: PartKernel,
     dout_bhnd: &Tensor,
     chunk: &Chunk<'_>,
-    (part, sight): (&KvPage<'_>, Mask<'_>),
+    (part, mask): (&KvPage<'_>, Mask<'_>),
     merged: &Attended,
 ) -> (Tensor, Tensor, Tensor) {
     let (k, v) = (part.k_bgpd, part.v_bgpd);
-    let Some((vendor, seen)) = kernel.vendor(sight) else {
-        let part = Chunk { k_bgnd: k, v_bgnd: v, in_use_bgn: None, joined_bgcd: None, ..*chunk };
-        return blocks::backward(dout_bhnd, part, merged, sight);
+    let Some((vendor, seen)) = kernel.vendor(mask) else {
+        return blocks::backward(dout_bhnd, Qkv { k_bgnd: k, v_bgnd: v, ..chunk.qkv }, merged, mask);
     };
-    let inputs = [dout_bhnd, chunk.q_bhnd, &merged.out_bhnd, &merged.lse_bhn];
+    let inputs = [dout_bhnd, chunk.qkv.q_bhnd, &merged.out_bhnd, &merged.lse_bhn];
     let groups = k.size()[1];
     let [dout, q, out, lse] = inputs.map(|x| if seen == TorchKernelMask::All { folded(x, groups) } else { x.shallow_clone() });
-    let (dq, dk, dv) = or_panic(vendor_attend_backward(vendor, &dout, (&q, k, v), (&out, &lse), seen, chunk.scale));
-    (dq.reshape(&chunk.q_bhnd.size()[..]), dk, dv)
+    let (dq, dk, dv) = or_panic(vendor_attend_backward(vendor, &dout, (&q, k, v), (&out, &lse), seen, chunk.qkv.rule.scale));
+    (dq.reshape(&chunk.qkv.q_bhnd.size()[..]), dk, dv)
 }

@@ -70,9 +70,8 @@ fn all_ways_equal_plain_attention_forward_backward_and_in_sums() {
         // The past as one part, and as two pages.
         let cut = past / 2;
         let pages = [(0, cut), (cut, past - cut)].map(|(start, len)| (ko.narrow(2, start, len), vo.narrow(2, start, len)));
-        let pages: Vec<KvPage<'_>> =
-            pages.iter().filter(|p| p.0.size()[2] > 0).map(|(k, v)| KvPage { k_bgpd: k, v_bgpd: v, in_use_bgp: None }).collect();
-        let chunk = Chunk::of(&q0, (&kn, &vn), scale);
+        let pages: Vec<KvPage<'_>> = pages.iter().filter(|p| p.0.size()[2] > 0).map(|(k, v)| KvPage::of(k, v)).collect();
+        let chunk = Chunk::of(&q0, (&kn, &vn), ScoreRule::scaled(scale));
         for backend in WAYS {
             let merged = attend_by(backend, chunk, &pages, None).0;
             assert!(worst(&merged.out_bhnd, &expected) < 1e-13);
@@ -117,8 +116,8 @@ fn the_kernel_gives_on_any_number_of_threads_the_same_numbers_and_twice_the_same
         let float = (Kind::Float, Device::Cpu);
         let [q, dout] = [h, h].map(|heads| Tensor::randn([1, heads, 300, d], float));
         let [k, v, old_k, old_v] = [300, 300, 700, 700].map(|tokens| Tensor::randn([1, g, tokens, d], float));
-        let chunk = Chunk::of(&q, (&k, &v), 0.2);
-        let past = [KvPage { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }];
+        let chunk = Chunk::of(&q, (&k, &v), ScoreRule::scaled(0.2));
+        let past = [KvPage::of(&old_k, &old_v)];
         let run = |threads: i32| {
             tch::set_num_threads(threads);
             everything(chunk, &past, &dout)
@@ -134,8 +133,8 @@ fn the_kernel_gives_on_any_number_of_threads_the_same_numbers_and_twice_the_same
 
         let wide = |x: &Tensor| x.to_kind(Kind::Double);
         let [q, k, v, old_k, old_v, dout] = [&q, &k, &v, &old_k, &old_v, &dout].map(wide);
-        let chunk = Chunk::of(&q, (&k, &v), 0.2);
-        let past = [KvPage { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: None }];
+        let chunk = Chunk::of(&q, (&k, &v), ScoreRule::scaled(0.2));
+        let past = [KvPage::of(&old_k, &old_v)];
         for (i, (single, double)) in one.iter().zip(everything(chunk, &past, &dout)).enumerate() {
             assert!(worst(&wide(single), &double) < 2e-5, "{i}: {:.1e}", worst(&wide(single), &double));
         }
@@ -159,7 +158,7 @@ fn scattered(b: i64, heads: i64, tokens: i64, d: i64) -> Tensor {
 }
 
 #[test]
-fn attention_paid_in_single_precision_is_that_of_a_dense_softmax_without_the_pads() {
+fn attention_mass_in_single_precision_is_that_of_a_dense_softmax_without_the_pads() {
     tch::manual_seed(5);
     // Past slots, columns, and how many of them are pads in the second sequence; blocks of 64 queries end evenly or not.
     for (past, n, pads, h, g) in [(0, 9, 0, 4, 2), (40, 7, 3, 8, 1), (33, 64, 64, 6, 2), (300, 130, 61, 4, 4)] {
@@ -170,9 +169,9 @@ fn attention_paid_in_single_precision_is_that_of_a_dense_softmax_without_the_pad
         let _ = weights.get(1).narrow(1, n - pads, pads).zero_();
 
         let (kn, vn) = (k.narrow(2, past, n), v.narrow(2, past, n));
-        let page = KvPage { k_bgpd: &k.narrow(2, 0, past), v_bgpd: &v.narrow(2, 0, past), in_use_bgp: None };
-        let pages = if past > 0 { vec![page] } else { Vec::new() };
-        let chunk = Chunk::of(&q, (&kn, &vn), scale);
+        let (old_k, old_v) = (k.narrow(2, 0, past), v.narrow(2, 0, past));
+        let pages = if past > 0 { vec![KvPage::of(&old_k, &old_v)] } else { Vec::new() };
+        let chunk = Chunk::of(&q, (&kn, &vn), ScoreRule::scaled(scale));
         let lse = attend(chunk, &pages).lse_bhn;
         let _ = lse.get(1).narrow(1, n - pads, pads).fill_(f64::INFINITY);
         for queries in ASKED {
@@ -192,8 +191,8 @@ fn a_head_that_uses_no_slot_sees_its_chunk_alone() {
     let (q, own) = (Tensor::randn([1, 4, 3, 8], OPTS), Tensor::randn([1, 2, 3, 8], OPTS));
     let (old, dout) = (Tensor::randn([1, 2, 5, 8], OPTS), Tensor::randn([1, 4, 3, 8], OPTS));
     let in_use = Tensor::from_slice(&[true, false]).view([1, 2, 1]).expand([1, 2, 5], false);
-    let chunk = Chunk::of(&q, (&own, &own), 0.5);
-    let past = [KvPage { k_bgpd: &old, v_bgpd: &old, in_use_bgp: Some(&in_use) }];
+    let chunk = Chunk::of(&q, (&own, &own), ScoreRule::scaled(0.5));
+    let past = [KvPage { in_use_bgp: Some(&in_use), ..KvPage::of(&old, &old) }];
     let (with, without) = (attend(chunk, &past), attend(chunk, &[]));
     let alone = |x: &Tensor| x.narrow(1, 2, 2);
     assert!(worst(&alone(&with.out_bhnd), &alone(&without.out_bhnd)) < 1e-15);
@@ -217,8 +216,8 @@ fn slots_that_do_not_count_are_left_out_wherever_they_lie() {
         let (own_used, old_used) = (used(b, g, n), used(b, g, past));
         // Everybody sees something, or the two backends say nothing in their own words.
         let _ = old_used.narrow(2, past / 2, 1).fill_(1);
-        let chunk = Chunk { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, scale, in_use_bgn: Some(&own_used), joined_bgcd: None };
-        let pages = [KvPage { k_bgpd: &old_k, v_bgpd: &old_v, in_use_bgp: Some(&old_used) }];
+        let chunk = Chunk { in_use_bgn: Some(&own_used), ..Chunk::of(&q, (&k, &v), ScoreRule::scaled(scale)) };
+        let pages = [KvPage { in_use_bgp: Some(&old_used), ..KvPage::of(&old_k, &old_v) }];
         let [one, other] = WITH_MASKS.map(|backend| {
             let merged = attend_by(backend, chunk, &pages, None).0;
             let grads = attend_backward_by(backend, &dout, chunk, &pages, &merged);
@@ -239,8 +238,8 @@ fn bf16_is_attended_to_in_single_precision() {
     let (q, dout, [k, v, old_k, old_v]) = (made(4, 40), made(4, 40), [40, 40, 290, 290].map(|tokens| made(2, tokens)));
     let run = |kind: Kind| {
         let all = [&q, &k, &v, &old_k, &old_v, &dout].map(|x| x.to_kind(kind));
-        let chunk = Chunk::of(&all[0], (&all[1], &all[2]), 0.2);
-        let pages = [KvPage { k_bgpd: &all[3], v_bgpd: &all[4], in_use_bgp: None }];
+        let chunk = Chunk::of(&all[0], (&all[1], &all[2]), ScoreRule::scaled(0.2));
+        let pages = [KvPage::of(&all[3], &all[4])];
         let attended = attend(chunk, &pages);
         let grads = attend_backward(&all[5], chunk, &pages, &attended);
         let past = grads.past.into_iter().next().unwrap();
@@ -260,9 +259,54 @@ fn bf16_is_attended_to_in_single_precision() {
 fn a_query_with_infinite_log_sum_exp_pays_nothing() {
     let q = Tensor::randn([1, 2, 3, 4], OPTS);
     let k = Tensor::randn([1, 1, 3, 4], OPTS);
-    let chunk = Chunk::of(&q, (&k, &k), 0.5);
+    let chunk = Chunk::of(&q, (&k, &k), ScoreRule::scaled(0.5));
     let lse = attend(chunk, &[]).lse_bhn;
     let _ = lse.narrow(2, 1, 2).fill_(f64::INFINITY);
     let mass = attention_mass(chunk, &[], &lse, Queries::All);
     assert!((mass.sum(Kind::Double).double_value(&[]) - 1.0).abs() < 1e-12);
+}
+
+/// Where the slots of a window lie in any order, each query sees what is less than a window older than it, and nothing else.
+#[test]
+fn a_window_hides_what_is_older() {
+    tch::manual_seed(6);
+    let ints = (Kind::Int64, Device::Cpu);
+    for (n, past, h, g, d) in [(5, 7, 6, 2, 8), (1, 3, 4, 4, 8), (70, 300, 4, 2, 8), (300, 65, 14, 2, 10)] {
+        for window in [1, 2, n, n + past / 2, n + past] {
+            let (b, scale) = (2, 0.3);
+            let [q, dout] = [h, h].map(|heads| Tensor::randn([b, heads, n, d], OPTS));
+            let [k, v] = [g, g].map(|heads| Tensor::randn([b, heads, past + n, d], OPTS));
+            let [q, k, v] = [q, k, v].map(|x| x.set_requires_grad(true));
+            // Slot by slot, the chunk's own last.
+            let position = Tensor::cat(&[Tensor::randperm(past, ints), Tensor::arange_start(past, past + n, ints)], 0);
+            let query = Tensor::arange_start(past, past + n, ints).unsqueeze(1);
+            let seen = position.le_tensor(&query).logical_and(&position.gt_tensor(&(&query - window)));
+            let wide = |x: &Tensor| x.repeat_interleave_self_int(h / g, 1, None);
+            let scores = q.matmul(&wide(&k).transpose(-1, -2)) * scale;
+            let weights = scores.masked_fill(&seen.logical_not(), f64::NEG_INFINITY).softmax(-1, Kind::Double);
+            let expected = weights.matmul(&wide(&v));
+            (&expected * &dout).sum(Kind::Double).backward();
+
+            let [q0, k0, v0] = [&q, &k, &v].map(Tensor::detach);
+            let part = |x: &Tensor, start, len| x.narrow(2, start, len).contiguous();
+            let until = (&position + (window - past)).clamp(0, n).view([1, 1, -1]).expand([b, g, past + n], false);
+            let (old, own) = (part(&until, 0, past), part(&until, past, n));
+            let (old_k, old_v, own_k, own_v) = (part(&k0, 0, past), part(&v0, 0, past), part(&k0, past, n), part(&v0, past, n));
+            let rule = ScoreRule { scale, window: Some(window as usize) };
+            let chunk = Chunk { seen_until_bgn: Some(&own), ..Chunk::of(&q0, (&own_k, &own_v), rule) };
+            let pages = [KvPage { seen_until_bgp: Some(&old), ..KvPage::of(&old_k, &old_v) }];
+            let sums = weights.detach().sum_dim_intlist(&[2i64][..], false, Kind::Double).view([b, g, h / g, past + n]);
+            let mean = sums.mean_dim(&[2i64][..], false, Kind::Double);
+            for backend in WITH_MASKS {
+                let merged = attend_by(backend, chunk, &pages, None).0;
+                assert!(worst(&merged.out_bhnd, &expected) < 1e-13, "{backend:?}, {n} tokens, window {window}");
+                let grads = attend_backward_by(backend, &dout, chunk, &pages, &merged);
+                let all = |old: &Tensor, new: &Tensor| Tensor::cat(&[old, new], 2);
+                assert!(worst(&grads.dq_bhnd, &q.grad()) < 1e-12);
+                assert!(worst(&all(&grads.past[0].0, &grads.dk_bgnd), &k.grad()) < 1e-12);
+                assert!(worst(&all(&grads.past[0].1, &grads.dv_bgnd), &v.grad()) < 1e-12);
+                assert!(worst(&mass_by(backend, chunk, &pages, &merged.lse_bhn, Queries::All), &mean) < 1e-12);
+            }
+        }
+    }
 }

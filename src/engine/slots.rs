@@ -1,0 +1,173 @@
+//! How many slots the cache of each layer has, and which chunks it can take.
+
+use super::chunks::BENT_BY;
+use super::settings::Sizes;
+use super::{Cuts, EngineError, RandomSizes};
+use crate::cache::{CacheError, Policy};
+use crate::recipe::Chunking;
+
+/// The slots of a layer's cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Slots {
+    /// So many, under the recipe's policy.
+    Fixed(usize),
+    /// As many as the sequence has tokens.
+    Growing,
+    /// Those of a sliding window: what it shows the first query of a chunk, and the chunk.
+    Window(usize),
+}
+
+impl Slots {
+    /// How many there are for a sequence of `tokens` in chunks of at most `longest_chunk`.
+    pub(super) fn count(self, tokens: usize, longest_chunk: usize) -> usize {
+        match self {
+            Self::Fixed(slots) => slots.min(tokens),
+            Self::Growing => tokens,
+            Self::Window(window) => tokens.min(window.saturating_add(longest_chunk) - 1),
+        }
+    }
+
+    /// A number that no sequence changes.
+    pub(super) fn fixed(self) -> Option<usize> {
+        if let Self::Fixed(slots) = self { Some(slots) } else { None }
+    }
+}
+
+/// The caches of fixed size, from the bottom: those that policies and chunks must get along with.
+#[derive(Debug)]
+pub(super) struct FixedCaches<'a> {
+    layers: Vec<(usize, usize, &'a dyn Policy)>,
+    /// Whether the layers have all the same length.
+    is_uniform: bool,
+}
+
+impl<'a> FixedCaches<'a> {
+    pub(super) fn of(slots: &[Slots], policies: &'a [Box<dyn Policy>]) -> Self {
+        let fixed = slots.iter().zip(policies).enumerate();
+        let layers: Vec<_> = fixed.filter_map(|(layer, (slots, policy))| Some((layer, slots.fixed()?, &**policy))).collect();
+        let is_uniform = layers.windows(2).all(|pair| pair[0].1 == pair[1].1);
+        Self { layers, is_uniform }
+    }
+
+    /// The smallest; `None` where no cache has a fixed size.
+    pub(super) fn smallest(&self) -> Option<usize> {
+        self.layers.iter().map(|(_, slots, _)| *slots).min()
+    }
+
+    /// Where chunks are bent to: the lengths at which caches become full.
+    pub(super) fn full_at(&self, chunking: Chunking) -> Vec<usize> {
+        if chunking == Chunking::Plain {
+            return Vec::new();
+        }
+        let mut full_at: Vec<usize> = self.layers.iter().map(|(_, slots, _)| *slots).collect();
+        full_at.sort_unstable();
+        full_at.dedup();
+        full_at
+    }
+
+    /// The longest chunk that reaches a cache of `slots` while it is full.
+    pub(super) fn longest_chunk(&self, sizes: Sizes, slots: usize) -> usize {
+        let Sizes { chunk_size, chunking, randomizes } = sizes;
+        let cuts = Cuts { chunk_size, full_at: self.full_at(chunking), ..Cuts::default() };
+        let smallest = self.smallest().unwrap_or(usize::MAX);
+        let largest = cuts.full_at.last().copied().unwrap_or(0);
+        if randomizes {
+            let drawn = chunk_size.max(*RandomSizes::range(chunk_size, smallest).end());
+            // Where the last cache is full nothing is bent any more, and the first chunk stands before all that are.
+            let bent = if slots < largest { (drawn + BENT_BY).min(largest - smallest) } else { 0 };
+            return drawn.max(bent);
+        }
+        let (mut start, mut longest) = (smallest, chunk_size);
+        while start < largest {
+            let end = cuts.end(start, 1, usize::MAX);
+            if start >= slots {
+                longest = longest.max(end - start);
+            }
+            start = end;
+        }
+        longest
+    }
+
+    /// No chunk may evict itself or a protected token.
+    pub(super) fn check(&self, sizes: Sizes) -> Result<(), EngineError> {
+        self.check_chunk_size(sizes.chunk_size)?;
+        self.check_longest_chunk(sizes)
+    }
+
+    fn evicting(&self) -> impl Iterator<Item = &(usize, usize, &'a dyn Policy)> {
+        self.layers.iter().filter(|(.., policy)| policy.evicts())
+    }
+
+    fn check_chunk_size(&self, chunk_size: usize) -> Result<(), CacheError> {
+        let Some(&(layer, cache_length, policy)) = self.evicting().min_by_key(|(_, slots, p)| p.max_chunk_size(*slots)) else {
+            return Ok(());
+        };
+        let largest = policy.max_chunk_size(cache_length);
+        if chunk_size <= largest {
+            return Ok(());
+        }
+        let layer = if self.is_uniform { "every layer".to_owned() } else { format!("layer {layer}") };
+        let (sinks, grace) = (policy.sinks(), policy.grace());
+        let share = policy.shares_out().map(|floor| (floor * cache_length as f64) as usize);
+        let initial = policy.initial_part().map_or(0, |_| cache_length.saturating_sub(largest + sinks + grace));
+        Err(CacheError::ChunkTooLarge { chunk_size, layer, cache_length, sinks, grace, share, initial, largest })
+    }
+
+    /// Chunks that are drawn or bent can be longer than `chunk_size`.
+    fn check_longest_chunk(&self, sizes: Sizes) -> Result<(), EngineError> {
+        let fits = |size: usize, (_, slots, policy): &(usize, usize, &dyn Policy)| {
+            self.longest_chunk(Sizes { chunk_size: size, ..sizes }, *slots) <= policy.max_chunk_size(*slots)
+        };
+        let Some(&(layer, cache_length, policy)) = self.evicting().find(|cache| !fits(sizes.chunk_size, cache)) else {
+            return Ok(());
+        };
+        let most = self.evicting().map(|(_, slots, policy)| policy.max_chunk_size(*slots)).min().unwrap_or(0);
+        Err(EngineError::LongestChunk {
+            chunk_size: sizes.chunk_size,
+            longest: self.longest_chunk(sizes, cache_length),
+            layer,
+            cache_length,
+            allowed: policy.max_chunk_size(cache_length),
+            largest: (1..=most.min(sizes.chunk_size))
+                .rev()
+                .find(|&size| self.evicting().all(|cache| fits(size, cache)))
+                .unwrap_or(0),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::cache::rolling;
+    use crate::engine::{ChunkKey, ChunkPlan, ColumnWidth};
+
+    proptest! {
+        /// The bound holds for every plan, and is reached where no size is drawn.
+        #[test]
+        fn no_chunk_that_reaches_a_full_cache_is_longer_than_was_checked(
+            lengths in prop::collection::vec(1usize..60, 1..4), chunk_size in 1usize..20, total in 1usize..120,
+            (is_bent, is_drawn, seed) in (any::<bool>(), any::<bool>(), any::<u64>()),
+        ) {
+            let chunking = if is_bent { Chunking::Reference } else { Chunking::Plain };
+            let checked = Sizes { chunk_size, chunking, randomizes: is_drawn };
+            let policies: Vec<Box<dyn Policy>> = lengths.iter().map(|_| rolling()).collect();
+            let slots: Vec<Slots> = lengths.iter().map(|&length| Slots::Fixed(length)).collect();
+            let caches = FixedCaches::of(&slots, &policies);
+            let span = *lengths.iter().min().unwrap();
+            let sizes = is_drawn.then(|| RandomSizes::new(ChunkKey { seed, step: 1 }, chunk_size, span));
+            let cuts = Cuts { span, chunk_size, sizes, full_at: caches.full_at(chunking), singles_from: None };
+            let longest_of = |total: usize, cache_length: usize| {
+                let spans = ChunkPlan::cut(&[total], &cuts, ColumnWidth::Chunks(1)).spans.into_iter();
+                spans.filter(|s| s.start >= cache_length).map(|s| s.len).max().unwrap_or(0)
+            };
+            for &cache_length in &lengths {
+                let longest = caches.longest_chunk(checked, cache_length);
+                prop_assert!(longest >= chunk_size && longest_of(total, cache_length) <= longest);
+                prop_assert!(is_drawn || longest_of(200, cache_length) == longest);
+            }
+        }
+    }
+}

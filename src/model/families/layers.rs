@@ -1,0 +1,94 @@
+//! The layers of a model, read from the keys of `config.json` that most families share.
+
+use serde_json::Value;
+
+use super::rope::rope;
+use super::{Family, SlidingLayers};
+use crate::model::fields::{ConfigFault, Fields, shown};
+use crate::model::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, ScoreRule};
+
+pub(in crate::model) const MAX_HIDDEN: usize = 1 << 16;
+const MAX_INTERMEDIATE: usize = 1 << 20;
+const MAX_LAYERS: usize = 1 << 10;
+const MAX_HEADS: usize = 1 << 10;
+const MAX_HEAD_DIM: usize = 1 << 12;
+
+/// The layers of a model of a family, bottom to top.
+pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Vec<LayerSpec>, ConfigFault> {
+    refuse_unbuilt(fields)?;
+    let attention = attention(fields, family)?;
+    let intermediate_size = fields.count("intermediate_size", MAX_INTERMEDIATE)?;
+    let num_layers = fields.count("num_hidden_layers", MAX_LAYERS)?;
+    let windows = windows_by_layer(fields, (family.windows)(fields, num_layers)?)?;
+    let layer = |window| {
+        let rule = ScoreRule { window, ..attention.rule };
+        let feed_forward = FeedForwardSpec::Dense { intermediate_size };
+        LayerSpec { attention: AttentionSpec { rule, ..attention.clone() }, feed_forward }
+    };
+    Ok(windows.into_iter().map(layer).collect())
+}
+
+/// What would change the numbers, in any family, and isn't built.
+fn refuse_unbuilt(fields: Fields<'_>) -> Result<(), ConfigFault> {
+    fields.only("hidden_act", "silu")?;
+    fields.only("attention_dropout", 0.0)?;
+    fields.only("partial_rotary_factor", 1.0)?;
+    match fields.get("quantization_config") {
+        Some(found) => {
+            Err(ConfigFault::Unsupported { key: "quantization_config", found: shown(found), supported: "null".into() })
+        }
+        None => Ok(()),
+    }
+}
+
+/// The attention of a layer without a window.
+fn attention(fields: Fields<'_>, family: &Family) -> Result<AttentionSpec, ConfigFault> {
+    let hidden_size = fields.count("hidden_size", MAX_HIDDEN)?;
+    let num_heads = fields.count("num_attention_heads", MAX_HEADS)?;
+    let num_kv_heads = fields.count_or("num_key_value_heads", num_heads, num_heads)?;
+    let head_dim = fields.count_or("head_dim", hidden_size / num_heads, MAX_HEAD_DIM)?;
+    if !num_heads.is_multiple_of(num_kv_heads) {
+        return Err(fields.range("num_key_value_heads", format!("a divisor of `num_attention_heads` = {num_heads}")));
+    }
+    if fields.get("head_dim").is_none() && !hidden_size.is_multiple_of(num_heads) {
+        let expected = format!("a multiple of `num_attention_heads` = {num_heads}, or a `head_dim`");
+        return Err(fields.range("hidden_size", expected));
+    }
+    if head_dim == 0 || !head_dim.is_multiple_of(2) {
+        let key = if fields.get("head_dim").is_some() { "head_dim" } else { "hidden_size" };
+        return Err(fields.range(key, "an even `head_dim`, whose halves are rotated against each other".into()));
+    }
+    Ok(AttentionSpec {
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        rule: ScoreRule::scaled(1.0 / (head_dim as f64).sqrt()),
+        rope: rope(fields, family.default_rope_theta)?,
+        has_qk_norm: family.has_qk_norm,
+        has_qkv_bias: family.has_qkv_bias,
+    })
+}
+
+/// The window of each layer: `layer_types`, where it is given, says which layers slide.
+fn windows_by_layer(fields: Fields<'_>, sliding: SlidingLayers) -> Result<Vec<Option<usize>>, ConfigFault> {
+    const KEY: &str = "layer_types";
+    let num_layers = sliding.slides.len();
+    let slides = match fields.get(KEY) {
+        None => sliding.slides,
+        Some(Value::Array(types)) if types.len() == num_layers => {
+            types.iter().map(|layer_type| slides(layer_type, sliding.window.is_some())).collect::<Result<_, _>>()?
+        }
+        Some(_) => return Err(fields.range(KEY, format!("a list of {num_layers} names, one for each layer"))),
+    };
+    Ok(slides.into_iter().map(|slides| sliding.window.filter(|_| slides)).collect())
+}
+
+/// Whether a layer of this type has a sliding window, in a model whose layers may have one or not.
+fn slides(layer_type: &Value, has_window: bool) -> Result<bool, ConfigFault> {
+    let supported = if has_window { "`full_attention` or `sliding_attention`" } else { "`full_attention` in every layer" };
+    match layer_type.as_str() {
+        Some("full_attention") => Ok(false),
+        Some("sliding_attention") if has_window => Ok(true),
+        _ => Err(ConfigFault::Unsupported { key: "layer_types", found: shown(layer_type), supported: supported.into() }),
+    }
+}

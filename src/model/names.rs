@@ -1,0 +1,13 @@
+//! The names of tensors in the files of a model.
+
+/// The name of a tensor of a layer, as `layer_tensor(3, "mlp.up_proj.weight")`.
+pub(super) fn layer_tensor(layer: usize, path: &str) -> String {
+    format!("model.layers.{layer}.{path}")
+}
+
+/// The embedding's weight `(V, E)`.
+pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The final norm's weight `(E)`.
+pub(super) const FINAL_NORM: &str = "model.norm.weight";
+/// The output projection's weight `(V, E)`.
+pub(super) const OUTPUT: &str = "lm_head.weight";
