@@ -15,6 +15,10 @@ pub(crate) enum Sabotage {
     ChainRemoved,
     /// A move takes the value along but not the key.
     ValueMovedWithoutKey,
+    /// A window shows each query one key more.
+    WindowTooWide,
+    /// The rolling buffer of a window is a slot short.
+    WindowForgets,
     /// The head's parameters keep no gradient.
     HeadGradientDropped,
     /// What has travelled through the lowest band does not reach the embedding.

@@ -254,7 +254,9 @@ impl LayerState {
             seen_until_bgc.as_ref().map(|all| all.narrow(2, first, slots))
         };
         let seen_until_by_page = by_page.iter().filter_map(of_page).collect();
-        PastPages { by_page, in_use_bgp: self.cache.in_use(region), seen_until_by_page, joined: self.joined() }
+        // Kernels that see all at once know no window.
+        let joined = if seen_until_bgc.is_none() { self.joined() } else { None };
+        PastPages { by_page, in_use_bgp: self.cache.in_use(region), seen_until_by_page, joined }
     }
 
     fn attend(

@@ -45,6 +45,9 @@ fn assert_exact(case: &Case) {
     assert!(worst <= EXACT, "{case:?}: {worst:.2e} without a fault");
 }
 
+/// The upper layers slide.
+const WINDOWS: Case = Case { window: 7, sliding_layers: &[1, 2], ..PLAIN };
+
 /// The fault is an error, or an error in the gradient.
 fn assert_noticed(case: &Case, fault: Sabotage) {
     assert_exact(case);
@@ -66,6 +69,7 @@ fn every_way_to_attend_is_exact() {
             Case { lengths: &[50, 31, 17], ..PLAIN },
             Case { layers_per_cell: 3, width: Width::Chunks(3), heads: (4, 4), ..PLAIN },
             Case { policy: "dense", cache: &[50], ..PLAIN },
+            WINDOWS,
             Case { policy: "adakv", params: "floor = 0.5\npolicy.snapkv = { window_size = 2 }", ..PLAIN },
         ] {
             let worst = compared_in(&case, |run| forced::with(way, run)).unwrap().worst();
@@ -170,6 +174,14 @@ fn a_value_that_moves_without_its_key_is_noticed() {
 }
 
 /// Where the matrix is tied, each half of its gradient would pass for the whole.
+#[test]
+fn a_window_of_the_wrong_size_is_noticed() {
+    for case in [WINDOWS, Case { layers_per_cell: 3, width: Width::Chunks(100), ..WINDOWS }] {
+        assert_noticed(&case, Sabotage::WindowTooWide);
+        assert_noticed(&case, Sabotage::WindowForgets);
+    }
+}
+
 #[test]
 fn a_dropped_gradient_of_either_end_is_noticed() {
     for trains in [Trains::All, Trains::AllTied] {

@@ -2,12 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
+use kvtune::data::{Batch, Sequence, Targets};
+use kvtune::engine::{Engine, MicroBatchContext, Settings, Silent};
 use kvtune::files::TensorFile;
+use kvtune::head::NextToken;
 use kvtune::model::{Adapter, Attend, AttendError, DropoutContext, Model, Qkv};
 use kvtune::recipe::Dtype;
 use kvtune::store::load_tensor;
 use kvtune::units::LayerIdx;
 use tch::{Device, Kind, Tensor, no_grad};
+
+use crate::support::case::{Case, PLAIN};
+use crate::support::recipes;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
@@ -102,6 +108,35 @@ fn a_model_with_sliding_windows_is_the_other_programs() {
     let adapter = fixture("families/adapter-qwen2-swa");
     let adapter = Adapter::load_peft(&adapter, base.config(), base.kind(), Device::Cpu).unwrap();
     assert_family(&base.with_adapter(adapter), &golden);
+}
+
+/// The engine with a cache that holds all, in chunks of any size: the same numbers through rolling buffers.
+#[test]
+fn the_engine_gives_the_other_programs_numbers_through_windows() {
+    let golden = Golden::of_family("qwen2-swa");
+    let base = Model::load(&fixture("families/model-qwen2-swa"), Dtype::F32, Device::Cpu).unwrap();
+    let adapter = fixture("families/adapter-qwen2-swa");
+    let adapter = Adapter::load_peft(&adapter, base.config(), base.kind(), Device::Cpu).unwrap();
+    let model = base.with_adapter(adapter);
+    let sequence = |sample: i64| {
+        let row = |of: &Tensor| Vec::<i64>::try_from(of.get(sample)).unwrap();
+        let inputs = row(&golden.ids_bn).into_iter().map(|id| id as u32).collect();
+        Sequence { sample: sample as u64, inputs, targets: Targets::NextToken(row(&golden.targets_bn)), initial: None }
+    };
+    let batch = Batch { sequences: vec![sequence(0), sequence(1)] };
+    for chunk in [1, 7, 24, 96] {
+        let (kv, grad) = recipes(&Case { policy: "dense", cache: &[96], chunk, ..PLAIN });
+        let engine = Engine::new(Settings::new(model.config(), &kv, &grad).unwrap(), Box::new(NextToken));
+        let context = MicroBatchContext { weight: 1.0 / 192.0, dropout: None, chunk_sizes: None };
+        let made = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
+        let loss = made.losses.iter().map(|loss| loss.loss_sum).sum::<f64>() / 192.0;
+        assert!((loss - f64::try_from(golden.get("loss")).unwrap()).abs() <= 1e-5, "chunks of {chunk}: {loss}");
+        for (name, found) in &made.gradients {
+            let expected = golden.get(&format!("grad.{name}"));
+            let error = f64::try_from((found - &expected).norm() / expected.norm()).unwrap();
+            assert!(error <= 1e-4, "chunks of {chunk}, {name}: {error:e}");
+        }
+    }
 }
 
 fn assert_gradients(model: &Model, golden: &Golden, tolerance: f64) {

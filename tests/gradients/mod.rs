@@ -198,7 +198,12 @@ fn sliding_windows() {
         Case { name: "one by one at the end", tail: Tail::OneByOne, targets: TargetsAt::Last(9), ..slides(7, &[0, 2]) },
         Case { name: "beside all that there was", policy: "dense", storage: Storage::Growing, ..slides(7, &[0, 2]) },
         Case { name: "beside pages", policy: "dense", storage: Storage::Paged, ..slides(7, &[0, 2]) },
-        Case { name: "beside shares by head", policy: "adakv", params: "policy = 'h2o'", ..slides(7, &[0, 2]) },
+        Case {
+            name: "beside shares by head",
+            policy: "adakv",
+            params: "floor = 0.5\npolicy.snapkv = { window_size = 2 }",
+            ..slides(7, &[0, 2])
+        },
         Case { name: "beside the last", policy: "lastrec", ..slides(7, &[0, 2]) },
         Case { name: "quantised", buffer: BufferKind::Int8, ..slides(7, &[0, 2]) },
         Case { name: "waiting on the host", is_offloaded: true, layers_per_cell: 3, ..slides(7, &[0, 1]) },
