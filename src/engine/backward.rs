@@ -6,17 +6,17 @@ use std::ops::Range;
 use tch::{Tensor, no_grad, with_grad};
 
 use super::ahead::Prepared;
-use super::attend::{Column, Differentiating, Replaying, chain_leaf};
-use super::forward::{ForwardTrace, captured, hand_back_log};
+use super::attend::{Column, ColumnAttention, Mode, chain_leaf};
+use super::forward::{ForwardTrace, captured};
 use super::head_run::HeadRun;
 use super::layer_state::{link, lock};
 use super::memory::{self, Transient};
+use super::schedule::{BackwardStage, Schedule};
+use super::session::Pass;
 use super::{Engine, EngineError, Event, MicroBatchContext, MicroBatchGradients, Observer};
-use crate::cache::LayerLog;
-use crate::model::{Attend, CapturedLayers, Model};
+use crate::model::{CapturedLayers, Model};
 use crate::native::run_backward;
 use crate::store::{HostTensor, Prefetch, copies_are_async};
-use crate::units::LayerIdx;
 
 /// Runs the backward phase.
 pub(super) fn run(
@@ -26,49 +26,55 @@ pub(super) fn run(
     context: MicroBatchContext,
     observer: &mut dyn Observer,
 ) -> Result<MicroBatchGradients, EngineError> {
-    hand_back_log(&mut trace);
-    let bands = engine.settings.layer_bands();
+    trace.session.give_choices(&mut trace.log.layers);
+    let schedule = Schedule::new(&engine.settings, &trace.session.plan);
+    let (num_bands, num_columns) = schedule.size();
     // The gradient that travels from band to band, by column; never quantised.
-    let (top, mut head) = (trace.top.take(), std::mem::take(&mut trace.head));
-    let head_waits = top.is_none();
-    let mut travelling = top.unwrap_or_else(|| trace.plan.columns.iter().map(|_| None).collect());
+    let (mut travelling, mut head) = (std::mem::take(&mut trace.top), std::mem::take(&mut trace.head));
     // The very tensors that the head adds to.
     let head_gradients: Vec<Tensor> = head.gradients.iter().map(Tensor::shallow_clone).collect();
-    let mut emit = |event, trace: &ForwardTrace, travelling: &[Option<HostTensor>], ahead: Option<&Prepared>| {
-        let ahead = ahead.map(Prepared::bytes).unwrap_or_default();
+    let mut emit = |event, trace: &ForwardTrace, travelling: &[Option<HostTensor>], next: Option<&Prepared>| {
+        let ahead = next.map(Prepared::bytes).unwrap_or_default();
         memory::emit(observer, event, (model, trace), &Transient { travelling, ahead, head: &head_gradients });
     };
-    for (depth, layers) in bands.iter().rev().enumerate() {
-        let band = LayerBand { model, trace: &trace, layers: layers.clone(), context };
-        if depth > 0 {
-            emit(Event::Replay { band: (depth, bands.len()) }, &trace, &travelling, None);
-            let captured = captured(engine, model, &trace.plan)?;
-            no_grad(|| band.replay(captured))?;
-        }
-        let mut next: Option<Prepared> = None;
-        for c in (0..trace.plan.columns.len()).rev() {
-            let (band_of, column) = ((depth, bands.len()), (c, trace.plan.columns.len()));
-            emit(Event::Cell { band: band_of, column }, &trace, &travelling, next.as_ref());
-            let prepared = match next.take() {
-                Some(prepared) => prepared,
-                None => band.prepare(c, &mut travelling)?,
-            };
-            if c > 0 && copies_are_async(model.device()) {
-                next = Some(band.prepare(c - 1, &mut travelling)?);
+    let mut next: Option<Prepared> = None;
+    for stage in schedule.backward() {
+        match stage {
+            BackwardStage::Replay { band: b } => {
+                emit(Event::Replay { band: (b, num_bands) }, &trace, &travelling, None);
+                let captured = captured(engine, model, &trace.session.plan)?;
+                let band = LayerBand { model, trace: &trace, layers: schedule.layers(b), context };
+                no_grad(|| band.replay(captured))?;
             }
-            let above = if head_waits { Above::Head(engine, &mut head) } else { Above::LayerBand };
-            travelling[c] = band.cell(c, (prepared, above), &mut |turn| match turn {
-                CellPhase::Head => emit(Event::Head { column }, &trace, &travelling, next.as_ref()),
-                CellPhase::Backward => emit(Event::CellBackward { band: band_of, column }, &trace, &travelling, next.as_ref()),
-            })?;
-        }
-        trace.checkpoints.drop_border(layers.start);
-        for run in &trace.runs[layers.clone()] {
-            lock(run).reset(trace.plan.prefill);
+            BackwardStage::Cell { band: b, column: c } => {
+                let (at, column) = ((b, num_bands), (c, num_columns));
+                let band = LayerBand { model, trace: &trace, layers: schedule.layers(b), context };
+                emit(Event::Cell { band: at, column }, &trace, &travelling, next.as_ref());
+                let prepared = match next.take() {
+                    Some(prepared) => prepared,
+                    None => band.prepare(c, &mut travelling)?,
+                };
+                if c > 0 && copies_are_async(model.device()) {
+                    next = Some(band.prepare(c - 1, &mut travelling)?);
+                }
+                let above = if schedule.has_head_in_cells() { Above::Head(engine, &mut head) } else { Above::Band };
+                travelling[c] = band.cell(c, (prepared, above), &mut |phase| match phase {
+                    CellPhase::Head => emit(Event::Head { column }, &trace, &travelling, next.as_ref()),
+                    CellPhase::Backward => {
+                        emit(Event::CellBackward { band: at, column }, &trace, &travelling, next.as_ref());
+                    }
+                })?;
+            }
+            BackwardStage::BandDone { band } => {
+                let layers = schedule.layers(band);
+                trace.checkpoints.drop_border(layers.start);
+                for state in &trace.session.layers[layers] {
+                    lock(state).reset(trace.session.plan.prefill);
+                }
+            }
         }
     }
-    let layers = trace.runs.iter().map(|r| std::mem::take::<LayerLog>(&mut lock(r).log)).collect();
-    trace.log.layers = layers;
+    trace.log.layers = trace.session.take_choices();
     let ends = ends(model, &trace, std::mem::take(&mut head.gradients), travelling);
     let gradients = collect(model, ends);
     Ok(MicroBatchGradients { losses: head.finish()?, gradients, log: trace.log })
@@ -84,9 +90,9 @@ fn ends(model: &Model, trace: &ForwardTrace, head: Vec<Tensor>, travelled: Vec<O
         ends.clear();
     }
     if let Some((name, _)) = model.embedding_parameter() {
-        let columns = trace.plan.columns.iter().zip(travelled);
-        let pieces =
-            columns.filter_map(|(c, g)| Some((trace.tokens.ids(trace.plan.tokens(c)), g?.prefetch(model.device()).wait())));
+        let columns = trace.session.plan.columns.iter().zip(travelled);
+        let pieces = columns
+            .filter_map(|(c, g)| Some((trace.tokens.ids(trace.session.plan.tokens(c)), g?.prefetch(model.device()).wait())));
         ends.push((name, model.embed_backward(pieces)));
         #[cfg(test)]
         if crate::sabotage::is_active(crate::sabotage::Sabotage::EmbeddingGradientDropped) {
@@ -99,7 +105,7 @@ fn ends(model: &Model, trace: &ForwardTrace, head: Vec<Tensor>, travelled: Vec<O
 /// Where the gradient of a cell's output comes from.
 enum Above<'a> {
     /// The band above: it was prepared; nothing where no later token has a target.
-    LayerBand,
+    Band,
     /// The head, from the output itself: the only band makes the last hidden states again.
     Head(&'a Engine, &'a mut HeadRun),
 }
@@ -126,8 +132,7 @@ impl LayerBand<'_> {
 
     /// The same when they have come, or made from the tokens.
     fn input(&self, c: usize, waited: Option<Tensor>) -> Tensor {
-        let at = self.trace.plan.tokens(&self.trace.plan.columns[c]);
-        waited.unwrap_or_else(|| no_grad(|| self.trace.tokens.embed(self.model, at)))
+        waited.unwrap_or_else(|| no_grad(|| self.trace.tokens.embed(self.model, self.trace.at(c))))
     }
 
     /// Sets out what the cell at column `c` needs from the host. Where nothing is gained by it undo entries, of which a cell may have
@@ -137,46 +142,31 @@ impl LayerBand<'_> {
         if !copies_are_async(device) {
             return Ok(Prepared::new(None, gradient.as_ref(), device));
         }
-        for run in &self.trace.runs[self.layers.clone()] {
-            let mut run = lock(run);
+        for state in &self.trace.session.layers[self.layers.clone()] {
+            let mut state = lock(state);
             for span in self.column(c).spans.iter().rev() {
-                run.prefetch(span)?;
+                state.prefetch(span)?;
             }
         }
         Ok(Prepared::new(self.prefetch_input(c)?, gradient.as_ref(), device))
     }
 
     fn column(&self, c: usize) -> Column<'_> {
-        Column {
-            spans: &self.trace.plan.spans[self.trace.plan.columns[c].clone()],
-            runs: &self.trace.runs,
-            layers: (self.layers.start, self.layers.end),
-        }
+        let session = &self.trace.session;
+        session.column(&session.plan.spans[session.plan.columns[c].clone()], self.layers.clone())
     }
 
-    /// All layers of the band over a column; some of it may be captured.
-    fn layers(
-        &self,
-        c: usize,
-        mut hidden: Tensor,
-        attend: &mut dyn Attend,
-        captured: &mut CapturedLayers,
-    ) -> Result<Tensor, EngineError> {
-        let at = self.trace.plan.tokens(&self.trace.plan.columns[c]);
-        let (positions, place) = (self.trace.tokens.positions(self.model, at), self.trace.tokens.place(Some(self.context)));
-        let mut layers = captured.column((self.model, &place), &positions, (self.trace.plan.num_sequences(), at.1));
-        for layer in self.layers.clone() {
-            hidden = layers.layer(LayerIdx(layer), &hidden, attend)?;
-        }
-        Ok(hidden)
+    /// What carries a column through the band's layers; some of it may be captured.
+    fn pass<'a>(&'a self, captured: &'a mut CapturedLayers) -> Pass<'a> {
+        Pass { model: self.model, captured, place: self.trace.tokens.place(Some(self.context)) }
     }
 
     /// Runs the band over all columns with the recorded choices, to make its undo log and its final caches.
     fn replay(&self, mut captured: CapturedLayers) -> Result<(), EngineError> {
-        for run in &self.trace.runs[self.layers.clone()] {
-            lock(run).reset(self.trace.plan.prefill);
+        for state in &self.trace.session.layers[self.layers.clone()] {
+            lock(state).reset(self.trace.session.plan.prefill);
         }
-        let count = self.trace.plan.columns.len();
+        let count = self.trace.session.plan.columns.len();
         let mut next = None;
         for c in 0..count {
             let prefetch = match next.take() {
@@ -187,8 +177,9 @@ impl LayerBand<'_> {
                 next = Some(self.prefetch_input(c + 1)?);
             }
             let input = self.input(c, prefetch.map(|ahead| ahead.wait().swap_remove(0)));
-            let attend = &mut Replaying { column: self.column(c), keep_undo_from: 0 };
-            let _ = self.layers(c, input, attend, &mut captured)?;
+            let mode = Mode::Follow { keeps_undo: self.layers.clone() };
+            let attend = &mut ColumnAttention { column: self.column(c), mode };
+            let _ = self.pass(&mut captured).run(input, attend, &mut |_, _| Ok(()))?;
         }
         Ok(())
     }
@@ -206,13 +197,13 @@ impl LayerBand<'_> {
         crate::sabotage::run_out_of_memory(spans.len() * self.layers.len());
         // A one-chunk cell stands in the cache already and attends again.
         if spans.len() > 1 {
-            for run in &self.trace.runs[self.layers.clone()] {
-                let mut run = lock(run);
+            for state in &self.trace.session.layers[self.layers.clone()] {
+                let mut state = lock(state);
                 for span in spans.iter().rev() {
-                    run.unwind(span)?;
+                    state.unwind(span)?;
                 }
                 if self.column(c).takes_turns() {
-                    run.cache.park();
+                    state.cache.park();
                 }
             }
         }
@@ -223,19 +214,21 @@ impl LayerBand<'_> {
         };
         let input = self.input(c, waited).detach().set_requires_grad(has_input_gradient);
         let chain = chain_leaf(input.kind(), input.device());
-        let mut attend = Differentiating::new(self.column(c), &chain);
-        let output = with_grad(|| self.layers(c, input.shallow_clone(), &mut attend, &mut CapturedLayers::default()))?;
+        let mode = Mode::Differentiate { chain: &chain, chain_ends: Vec::new() };
+        let mut attend = ColumnAttention { column: self.column(c), mode };
+        let mut captured = CapturedLayers::default();
+        let output = with_grad(|| self.pass(&mut captured).run(input.shallow_clone(), &mut attend, &mut |_, _| Ok(())))?;
         let gradient = match above {
-            Above::LayerBand => prepared.take_gradient(),
+            Above::Band => prepared.take_gradient(),
             Above::Head(engine, head) => {
                 emit(CellPhase::Head);
-                let (start, _) = self.trace.plan.tokens(&self.trace.plan.columns[c]);
+                let (start, _) = self.trace.at(c);
                 head.column(engine, self.model, (start, &output.detach()), Some(self.context.weight))?
             }
         };
         let gradient = gradient.unwrap_or_else(|| output.zeros_like());
         let end = link(&chain);
-        let (mut roots, mut seeds): (Vec<&Tensor>, Vec<&Tensor>) = attend.chain_ends.iter().map(|t| (t, &end)).unzip();
+        let (mut roots, mut seeds): (Vec<&Tensor>, Vec<&Tensor>) = attend.chain_ends().iter().map(|t| (t, &end)).unzip();
         // Without any trained parameter below, and no gradient wanted, the output has no history.
         if output.requires_grad() {
             roots.push(&output);
@@ -251,7 +244,7 @@ impl LayerBand<'_> {
     /// After a cell, each cache and its gradient must stand at the cell's left border.
     fn check_left_border(&self, expected: usize) -> Result<(), EngineError> {
         for layer in self.layers.clone() {
-            let stands = lock(&self.trace.runs[layer]).cache.num_chunks();
+            let stands = lock(&self.trace.session.layers[layer]).cache.num_chunks();
             if stands != expected {
                 return Err(EngineError::Misplaced { layer, stands, expected });
             }

@@ -15,6 +15,8 @@ pub struct ChunkPlan {
     pub columns: Vec<Range<usize>>,
     /// Length of the prefill span.
     pub prefill: usize,
+    /// Where the cuts go on.
+    cutter: Cutter,
 }
 
 /// How columns are made.
@@ -55,6 +57,50 @@ impl Cuts {
     }
 }
 
+/// Cuts tokens into chunks as they come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Cutter {
+    cuts: Cuts,
+    /// Length of the prefill span, if so many tokens come.
+    prefill: usize,
+    singles_from: usize,
+    /// Where the next chunk begins, and the number of the last.
+    start: usize,
+    last: Option<ChunkIdx>,
+}
+
+impl Cutter {
+    /// For sequences of `total` tokens, or of any number.
+    fn new(cuts: Cuts, total: Option<usize>) -> Self {
+        let total = total.unwrap_or(usize::MAX);
+        // The first token has nothing before it: one by one or not, it is a prefill span.
+        let singles_from = cuts.singles_from.map_or(total, |from| from.clamp(1, total.max(1)));
+        Self { prefill: cuts.span.min(singles_from), singles_from, cuts, start: 0, last: None }
+    }
+
+    /// Number, first position and length of the next chunk of the tokens before `end`; `None` where all are cut.
+    fn next(&mut self, end: usize) -> Option<(ChunkIdx, usize, usize)> {
+        let start = self.start;
+        if start >= end {
+            return None;
+        }
+        let chunk = if start < self.prefill { 0 } else { self.last.map_or(0, |last| last.0) + 1 };
+        let stop = match start {
+            _ if start < self.prefill => start + self.cuts.chunk_size.min(self.prefill.min(end) - start),
+            _ if start < self.singles_from => self.cuts.end(start, chunk, self.singles_from.min(end)),
+            _ => start + 1,
+        };
+        (self.start, self.last) = (stop, Some(ChunkIdx(chunk)));
+        Some((ChunkIdx(chunk), start, stop - start))
+    }
+}
+
+impl From<Cutter> for ChunkPlan {
+    fn from(cutter: Cutter) -> Self {
+        Self { spans: Vec::new(), columns: Vec::new(), prefill: cutter.prefill, cutter }
+    }
+}
+
 impl ChunkPlan {
     /// Plans sequences of `lengths` tokens. The prefill span, the first `span` tokens, evicts nothing and is chunk 0 whatever its
     /// pieces; after it come chunks of `chunk_size`, and what remains.
@@ -65,25 +111,32 @@ impl ChunkPlan {
     /// Plans sequences of `lengths` tokens by `cuts`.
     pub fn cut(lengths: &[usize], cuts: &Cuts, width: ColumnWidth) -> Self {
         let total = lengths.iter().copied().max().unwrap_or(0);
-        // The first token has nothing before it: one by one or not, it is a prefill span.
-        let singles_from = cuts.singles_from.map_or(total, |from| from.clamp(1, total.max(1)));
-        let prefill = cuts.span.min(singles_from);
-        let mut spans: Vec<ChunkSpan> = Vec::new();
-        let mut start = 0;
-        while start < total {
-            let number = if start < prefill { 0 } else { spans.last().map_or(0, |s| s.chunk.0) + 1 };
-            let end = match start {
-                _ if start < prefill => start + cuts.chunk_size.min(prefill - start),
-                _ if start < singles_from => cuts.end(start, number, singles_from),
-                _ => start + 1,
-            };
-            let (chunk, len) = (ChunkIdx(number), end - start);
+        let mut plan = Self::from(Cutter::new(cuts.clone(), Some(total)));
+        plan.cut_to(lengths);
+        plan.columns = columns(&plan.spans, width);
+        plan
+    }
+
+    /// The plan of sequences of unknown length, of which nothing has come.
+    pub(super) fn arriving(cuts: Cuts) -> Self {
+        Self::from(Cutter::new(cuts, None))
+    }
+
+    /// Adds a column of so many further tokens of each of some sequences.
+    pub(super) fn extend(&mut self, num_sequences: usize, tokens: usize) -> Range<usize> {
+        let first = self.spans.len();
+        self.cut_to(&vec![self.len() + tokens; num_sequences]);
+        self.columns.push(first..self.spans.len());
+        first..self.spans.len()
+    }
+
+    /// Adds the chunks of sequences up to these lengths.
+    fn cut_to(&mut self, lengths: &[usize]) {
+        let total = lengths.iter().copied().max().unwrap_or(0);
+        while let Some((chunk, start, len)) = self.cutter.next(total) {
             let real = lengths.iter().map(|&t| t.saturating_sub(start).min(len)).collect();
-            spans.push(ChunkSpan { index: spans.len(), chunk, start, len, real });
-            start += len;
+            self.spans.push(ChunkSpan { index: self.spans.len(), chunk, start, len, real });
         }
-        let columns = columns(&spans, width);
-        Self { spans, columns, prefill }
     }
 
     /// Tokens of a column: its first position and its length.

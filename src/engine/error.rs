@@ -51,6 +51,14 @@ pub enum EngineError {
         /// The largest `chunk_size` that works; 0 where none does.
         largest: usize,
     },
+    /// A session is extended by nothing, or beyond what it was made for.
+    #[error("a session of at most {max_tokens} tokens can not be extended to {tokens}")]
+    SessionLength {
+        /// Tokens of each sequence with those that were to come.
+        tokens: usize,
+        /// What the session was made for.
+        max_tokens: usize,
+    },
     /// The batch has no sequences, or a sequence has no tokens.
     #[error("the batch has a sequence without tokens")]
     EmptySequence,
@@ -89,6 +97,7 @@ impl Hint for EngineError {
                 cause => cause.and_then(|cause| cause.downcast_ref::<CacheError>()).and_then(Hint::hint),
             },
             Self::Backward(_) | Self::Torch(_) => None,
+            Self::SessionLength { .. } => Some("begin a session for more tokens".into()),
             Self::Open { .. } => Some("`kvtune plan --recipe FILE` says what it would choose; write that".into()),
             Self::LongestChunk { largest: 0, .. } => {
                 Some("raise `kv_cache.cache_length`, or set `randomize_chunk_sizes = false` and `chunking = \"plain\"`".into())

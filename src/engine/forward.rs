@@ -1,20 +1,19 @@
 //! The forward phase: column by column through all layers, without autograd; choices, undo entries and layer checkpoints are
-//! written down. Where all layers are one band and nothing is rounded, the head waits for the backward phase, which makes the very last
-//! hidden states again; else it has its turn here: between bands a gradient of all tokens must travel anyway.
+//! written down. The [`Schedule`] says whether the head belongs here, or waits for the cells of the backward phase.
 
-use std::ops::Range;
+use tch::{Device, Tensor, no_grad};
 
-use tch::{Device, Kind, Tensor, no_grad};
-
-use super::attend::{Column, Deciding, Replaying};
+use super::attend::{ColumnAttention, Mode};
 use super::head_run::HeadRun;
 use super::layer_checkpoints::LayerCheckpoints;
-use super::layer_state::{SharedLayer, lock, new_layer_states};
+use super::layer_state::new_layer_states;
 use super::memory::{self, Transient};
+use super::schedule::{ForwardStage, Schedule};
+use super::session::{Pass, Session};
 use super::{ChunkPlan, Engine, EngineError, Event, MicroBatchContext, Observer};
-use crate::cache::{CacheShape, LayerCache, LayerLog, ReplayLog};
+use crate::cache::{CacheShape, LayerCache, ReplayLog};
 use crate::data::Batch;
-use crate::model::{Attend, CapturedLayers, DropoutContext, Model, Positions};
+use crate::model::{CapturedLayers, DropoutContext, Model};
 use crate::native::cuda::upload;
 use crate::ops::attention;
 use crate::store::HostTensor;
@@ -23,18 +22,32 @@ use crate::units::{Bytes, LayerIdx};
 /// Receives the position of a column's first token and its hidden states `(B, n, E)` before the final norm.
 pub type HiddenSink<'a> = &'a mut dyn FnMut(usize, &Tensor);
 
+/// What a forward phase is run for.
+pub(super) enum Purpose<'a> {
+    /// A backward phase, for which all that it needs is kept.
+    Gradients(MicroBatchContext),
+    /// Losses alone.
+    Losses,
+    /// Losses, with every column's last hidden states handed out.
+    Inspection(HiddenSink<'a>),
+}
+
+impl Purpose<'_> {
+    fn context(&self) -> Option<MicroBatchContext> {
+        if let Self::Gradients(context) = self { Some(*context) } else { None }
+    }
+}
+
 /// Everything the backward phase needs of the forward phase.
 pub struct ForwardTrace {
     /// The choices.
     pub log: ReplayLog,
-    pub(super) plan: ChunkPlan,
+    pub(super) session: Session,
     pub(super) tokens: BatchIds,
-    pub(super) runs: Vec<SharedLayer>,
     pub(super) checkpoints: LayerCheckpoints,
     pub(super) head: HeadRun,
-    /// Gradient of the hidden states above the last layer, by column, `None` where no token has a target; nothing at all where
-    /// the head waits for the backward phase.
-    pub(super) top: Option<Vec<Option<HostTensor>>>,
+    /// Gradient of the hidden states above the last layer, by column; `None` where no token has a target, and where cells make it.
+    pub(super) top: Vec<Option<HostTensor>>,
 }
 
 /// The ids of a batch, padded on the right.
@@ -71,11 +84,6 @@ impl BatchIds {
         model.embed(&self.ids(at))
     }
 
-    /// Positions of a column, `(1, n)`: pads count on, so that all sequences share them.
-    pub(super) fn positions(&self, model: &Model, (start, len): (usize, usize)) -> Positions {
-        model.positions(Tensor::arange_start(start as i64, (start + len) as i64, (Kind::Int64, self.device)).view([1, -1]))
-    }
-
     /// What makes randomness independent of the chunking.
     pub(super) fn place(&self, context: Option<MicroBatchContext>) -> DropoutContext<'_> {
         DropoutContext { dropout: context.and_then(|c| c.dropout), samples: &self.samples }
@@ -95,85 +103,106 @@ impl Engine {
     }
 }
 
-/// Runs the forward phase; without a context, losses only.
+/// Runs the forward phase.
 pub(super) fn run(
     engine: &Engine,
     model: &Model,
     batch: &Batch,
-    context: Option<MicroBatchContext>,
-    (observer, mut sink): (&mut dyn Observer, Option<HiddenSink<'_>>),
+    mut purpose: Purpose<'_>,
+    observer: &mut dyn Observer,
 ) -> Result<ForwardTrace, EngineError> {
+    let context = purpose.context();
     let plan = engine.settings().plan(batch, context.and_then(|c| c.chunk_sizes))?;
     measure_attention(engine, model, &plan, observer);
-    let tokens = BatchIds::new(batch, model.device());
-    let runs = new_layer_states(caches(engine, model, &plan, batch), &engine.stores.undo_log);
-    let bands = engine.settings.layer_bands();
-    let mut trace = ForwardTrace {
-        log: empty_log(&plan, &runs),
-        head: HeadRun::new(engine, model, batch)?,
-        top: (context.is_none() || !engine.settings.makes_last_hidden_states_again()).then(Vec::new),
-        checkpoints: LayerCheckpoints::new(engine.stores.layer_checkpoints.clone()),
-        plan,
-        tokens,
-        runs,
-    };
-    if let Some(log) = &engine.log {
-        log.check_fits(&trace.plan.spans, &trace.log.cache_lengths, &model.config().num_kv_heads())?;
-        trace.log.layers.clone_from(&log.layers);
-        hand_back_log(&mut trace);
-    }
-    let mut captured = captured(engine, model, &trace.plan)?;
-    for (c, column) in trace.plan.columns.clone().into_iter().enumerate() {
-        let at = (c, trace.plan.columns.len());
-        emit(observer, Event::ForwardColumn { column: at }, model, &trace);
-        let borders = context.is_some().then_some(&bands[..]);
-        let hidden = no_grad(|| run_column(engine, (model, &mut captured), &mut trace, (c, &column), context, borders))?;
-        let (start, _) = trace.plan.tokens(&column);
-        if let Some(sink) = &mut sink {
-            sink(start, &hidden);
-        }
-        if trace.top.is_some() {
-            emit(observer, Event::Head { column: at }, model, &trace);
-            let gradient = trace.head.column(engine, model, (start, &hidden), context.map(|x| x.weight))?;
-            trace.top.iter_mut().for_each(|top| top.push(gradient.as_ref().map(HostTensor::send)));
+    let schedule = context.map_or_else(|| Schedule::of_losses(&plan), |_| Schedule::new(&engine.settings, &plan));
+    let mut captured = captured(engine, model, &plan)?;
+    let mut trace = begin(engine, model, batch, plan)?;
+    let mut hidden = Tensor::new();
+    for stage in schedule.forward() {
+        match stage {
+            ForwardStage::Column(c) => {
+                let column = trace.column(c);
+                emit(observer, Event::ForwardColumn { column }, model, &trace);
+                hidden = no_grad(|| run_column(engine, (model, &mut captured), &mut trace, (c, context), &schedule))?;
+                if let Purpose::Inspection(sink) = &mut purpose {
+                    sink(trace.at(c).0, &hidden);
+                }
+            }
+            ForwardStage::Head(c) => {
+                let column = trace.column(c);
+                emit(observer, Event::Head { column }, model, &trace);
+                let at = (trace.at(c).0, &hidden);
+                let gradient = trace.head.column(engine, model, at, context.map(|x| x.weight))?;
+                trace.top[c] = gradient.as_ref().map(HostTensor::send);
+            }
         }
     }
-    collect_log(&mut trace);
+    trace.log.layers = trace.session.take_choices();
     Ok(trace)
 }
 
-fn emit(observer: &mut dyn Observer, event: Event, model: &Model, trace: &ForwardTrace) {
-    let travelling = trace.top.as_deref().unwrap_or_default();
-    let beside = Transient { travelling, ahead: Bytes(0), head: &trace.head.gradients };
-    memory::emit(observer, event, (model, trace), &beside);
+/// A trace of which nothing has been run.
+fn begin(engine: &Engine, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result<ForwardTrace, EngineError> {
+    let layers = new_layer_states(caches(engine, model, &plan, batch), &engine.stores.undo_log);
+    let session = Session::planned(layers, plan);
+    let (spans, cache_lengths) = (session.plan.spans.clone(), session.cache_lengths());
+    let mut log = ReplayLog { spans, cache_lengths, layers: Vec::new() };
+    if let Some(given) = &engine.log {
+        given.check_fits(&log.spans, &log.cache_lengths, &model.config().num_kv_heads())?;
+        log.layers.clone_from(&given.layers);
+        session.give_choices(&mut log.layers);
+    }
+    Ok(ForwardTrace {
+        log,
+        tokens: BatchIds::new(batch, model.device()),
+        checkpoints: LayerCheckpoints::new(engine.stores.layer_checkpoints.clone()),
+        head: HeadRun::new(engine, model, batch)?,
+        top: session.plan.columns.iter().map(|_| None).collect(),
+        session,
+    })
 }
 
-/// One column through all layers. `borders` are the layer bands whose inputs are to be kept.
+impl ForwardTrace {
+    /// First position and number of the tokens of a column.
+    pub(super) fn at(&self, c: usize) -> (usize, usize) {
+        self.session.plan.tokens(&self.session.plan.columns[c])
+    }
+
+    /// Index and number of columns.
+    fn column(&self, c: usize) -> (usize, usize) {
+        (c, self.session.plan.columns.len())
+    }
+}
+
+fn emit(observer: &mut dyn Observer, event: Event, model: &Model, trace: &ForwardTrace) {
+    let held = Transient { travelling: &trace.top, ahead: Bytes(0), head: &trace.head.gradients };
+    memory::emit(observer, event, (model, trace), &held);
+}
+
+/// One column through all layers; the inputs of layer bands are kept.
 fn run_column(
     engine: &Engine,
     (model, captured): (&Model, &mut CapturedLayers),
     trace: &mut ForwardTrace,
-    (c, column): (usize, &Range<usize>),
-    context: Option<MicroBatchContext>,
-    borders: Option<&[Range<usize>]>,
+    (c, context): (usize, Option<MicroBatchContext>),
+    schedule: &Schedule,
 ) -> Result<Tensor, EngineError> {
-    let at = trace.plan.tokens(column);
-    let mut hidden = trace.tokens.embed(model, at);
-    let (positions, place) = (trace.tokens.positions(model, at), trace.tokens.place(context));
-    let mut layers = captured.column((model, &place), &positions, (trace.plan.num_sequences(), at.1));
-    let keep_undo_from = borders.and_then(<[_]>::last).map_or(usize::MAX, |top| top.start);
-    let column = Column { spans: &trace.plan.spans[column.clone()], runs: &trace.runs, layers: (0, trace.runs.len()) };
-    let mut deciding = Deciding { column, policies: &engine.settings.policies, keep_undo_from };
-    let mut replaying = Replaying { column, keep_undo_from };
-    let attend: &mut dyn Attend = if engine.log.is_some() { &mut replaying } else { &mut deciding };
-    for layer in 0..model.config().num_layers() {
-        // The input of the lowest band is the embedding, which is cheaper to look up again than to keep.
-        if layer > 0 && borders.is_some_and(|bands| bands.iter().any(|r| r.start == layer)) {
-            trace.checkpoints.put(layer, c, &hidden)?;
+    let ForwardTrace { session, tokens, checkpoints, .. } = trace;
+    let keeps_undo = schedule.layers_with_undo();
+    let mode = match engine.log {
+        Some(_) => Mode::Follow { keeps_undo },
+        None => Mode::Choose { policies: &engine.settings.policies, keeps_undo },
+    };
+    let column = &session.plan.columns[c];
+    let hidden = tokens.embed(model, session.plan.tokens(column));
+    let column = session.column(&session.plan.spans[column.clone()], 0..session.layers.len());
+    let mut pass = Pass { model, captured, place: tokens.place(context) };
+    pass.run(hidden, &mut ColumnAttention { column, mode }, &mut |layer, input| {
+        if schedule.is_border(layer) {
+            checkpoints.put(layer, c, input)?;
         }
-        hidden = layers.layer(LayerIdx(layer), &hidden, attend)?;
-    }
-    Ok(hidden)
+        Ok(())
+    })
 }
 
 /// The layers for a pass over all columns of a plan.
@@ -208,22 +237,4 @@ fn caches(engine: &Engine, model: &Model, plan: &ChunkPlan, batch: &Batch) -> Ve
         LayerCache::new(LayerIdx(layer), shape, plan.prefill).protecting(protected.collect())
     };
     shapes.into_iter().enumerate().map(cache).collect()
-}
-
-fn empty_log(plan: &ChunkPlan, runs: &[SharedLayer]) -> ReplayLog {
-    let cache_lengths = runs.iter().map(|r| lock(r).cache.shape().cache_length).collect();
-    ReplayLog { spans: plan.spans.clone(), cache_lengths, layers: Vec::new() }
-}
-
-/// Hands the choices over from the layers to the trace.
-fn collect_log(trace: &mut ForwardTrace) {
-    let take = |run: &SharedLayer| std::mem::take::<LayerLog>(&mut lock(run).log);
-    trace.log.layers = trace.runs.iter().map(take).collect();
-}
-
-/// Hands the choices back to the layers, for replaying.
-pub(super) fn hand_back_log(trace: &mut ForwardTrace) {
-    for (run, log) in trace.runs.iter().zip(trace.log.layers.drain(..)) {
-        lock(run).log = log;
-    }
 }

@@ -91,18 +91,18 @@ impl MemoryByPart {
         in_use
     }
 
-    fn of(model: &Model, trace: &ForwardTrace, beside: &Transient<'_>) -> Self {
+    fn of(model: &Model, trace: &ForwardTrace, transient: &Transient<'_>) -> Self {
         let mut memory = Self {
             replay_log: trace.log.bytes(),
-            travelling_gradients: beside.travelling.iter().flatten().map(HostTensor::bytes).sum(),
-            ahead: beside.ahead,
-            parameter_gradients: bytes_of(beside.head.iter().chain(&gradients_of(model))),
+            travelling_gradients: transient.travelling.iter().flatten().map(HostTensor::bytes).sum(),
+            ahead: transient.ahead,
+            parameter_gradients: bytes_of(transient.head.iter().chain(&gradients_of(model))),
             tokens: bytes_of([trace.tokens.all()]),
             ..Self::default()
         };
-        trace.runs.iter().for_each(|run| lock(run).measure(&mut memory));
+        trace.session.layers.iter().for_each(|state| lock(state).measure(&mut memory));
         let checkpoints = memory.take_in(trace.checkpoints.store());
-        let undo_log = trace.runs.first().map(|run| memory.take_in(lock(run).store()));
+        let undo_log = trace.session.layers.first().map(|state| memory.take_in(lock(state).store()));
         memory.layer_checkpoints += checkpoints;
         memory.undo_log += undo_log.unwrap_or_default();
         memory
@@ -124,7 +124,7 @@ impl Engine {
     }
 }
 
-/// What a phase holds beside the trace.
+/// What a phase holds in addition to the trace.
 pub(super) struct Transient<'a> {
     /// Gradients of hidden states, by column.
     pub(super) travelling: &'a [Option<HostTensor>],
@@ -135,7 +135,12 @@ pub(super) struct Transient<'a> {
 }
 
 /// Tells the observer where the step is, and lets it ask what is held there.
-pub(super) fn emit(observer: &mut dyn Observer, event: Event, (model, trace): (&Model, &ForwardTrace), beside: &Transient<'_>) {
+pub(super) fn emit(
+    observer: &mut dyn Observer,
+    event: Event,
+    (model, trace): (&Model, &ForwardTrace),
+    transient: &Transient<'_>,
+) {
     observer.observe(event);
-    observer.measure(event, &|| MemoryByPart::of(model, trace, beside));
+    observer.measure(event, &|| MemoryByPart::of(model, trace, transient));
 }

@@ -13,6 +13,8 @@ mod head_run;
 mod layer_checkpoints;
 mod layer_state;
 mod memory;
+mod schedule;
+mod session;
 mod settings;
 mod slots;
 mod step;
@@ -25,9 +27,13 @@ pub use events::{Event, Observer, Silent};
 pub use forward::{ForwardTrace, HiddenSink};
 pub use guard::{error_of_panic, guarded};
 pub use memory::{MemoryByPart, MemoryEntry, MemoryPlace};
+pub use schedule::{BackwardStage, ForwardStage, Schedule};
+pub use session::Session;
 pub use settings::Settings;
 pub use step::{MicroBatchContext, MicroBatchGradients};
 pub use stores::Stores;
+
+use forward::Purpose;
 
 use crate::cache::ReplayLog;
 use crate::data::Batch;
@@ -71,7 +77,7 @@ impl Engine {
         context: MicroBatchContext,
         observer: &mut dyn Observer,
     ) -> Result<ForwardTrace, EngineError> {
-        guarded(|| forward::run(self, model, batch, Some(context), (observer, None)))
+        guarded(|| forward::run(self, model, batch, Purpose::Gradients(context), observer))
     }
 
     /// The backward phase, which consumes the trace: its caches are unwound.
@@ -87,13 +93,13 @@ impl Engine {
 
     /// Losses alone, by sequence.
     pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<SequenceLoss>, EngineError> {
-        guarded(|| forward::run(self, model, batch, None, (observer, None))?.head.finish())
+        guarded(|| forward::run(self, model, batch, Purpose::Losses, observer)?.head.finish())
     }
 
     /// Losses and choices, with every column's last hidden states handed to `sink`.
     pub fn inspect(&self, model: &Model, batch: &Batch, sink: HiddenSink<'_>) -> Result<LossesAndLog, EngineError> {
         guarded(|| {
-            let trace = forward::run(self, model, batch, None, (&mut Silent, Some(sink)))?;
+            let trace = forward::run(self, model, batch, Purpose::Inspection(sink), &mut Silent)?;
             Ok((trace.head.finish()?, trace.log))
         })
     }

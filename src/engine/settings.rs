@@ -158,12 +158,22 @@ impl Settings {
     }
 
     /// The caches of all layers for a batch planned as `plan`, of a model that computes in a kind on a device.
-    pub fn cache_shapes(&self, config: &ModelConfig, plan: &ChunkPlan, (kind, device): (Kind, Device)) -> Vec<CacheShape> {
-        let longest_chunk = plan.longest_chunk();
+    pub fn cache_shapes(&self, config: &ModelConfig, plan: &ChunkPlan, options: (Kind, Device)) -> Vec<CacheShape> {
+        self.shapes_of(config, (plan.num_sequences(), plan.len()), plan.longest_chunk(), options)
+    }
+
+    /// The same for so many sequences and tokens, in chunks of at most `longest_chunk`.
+    pub(super) fn shapes_of(
+        &self,
+        config: &ModelConfig,
+        (sequences, tokens): (usize, usize),
+        longest_chunk: usize,
+        (kind, device): (Kind, Device),
+    ) -> Vec<CacheShape> {
         let shape = |(slots, layer): (&Slots, &LayerSpec)| {
-            let cache_length = slots.count(plan.len(), longest_chunk);
+            let cache_length = slots.count(tokens, longest_chunk);
             CacheShape {
-                batch: plan.num_sequences() as i64,
+                batch: sequences as i64,
                 groups: layer.attention.num_kv_heads as i64,
                 head_dim: layer.attention.head_dim as i64,
                 cache_length,
@@ -275,16 +285,30 @@ impl Settings {
     }
 
     fn cuts(&self, batch: &Batch, key: Option<ChunkKey>) -> Cuts {
-        let caches = self.fixed_caches();
-        let span = caches.smallest().unwrap_or(usize::MAX);
+        let cuts = self.cuts_as_they_come();
         let key = key.filter(|_| self.sizes.randomizes);
         Cuts {
-            span,
-            chunk_size: self.sizes.chunk_size,
-            sizes: key.map(|key| RandomSizes::new(key, self.sizes.chunk_size, span)),
-            full_at: caches.full_at(self.sizes.chunking),
+            sizes: key.map(|key| RandomSizes::new(key, self.sizes.chunk_size, cuts.span)),
             singles_from: if self.single_tokens_for_targets { first_target(batch) } else { None },
+            ..cuts
         }
+    }
+
+    /// Where sequences are cut of which nothing is known beforehand.
+    pub(super) fn cuts_as_they_come(&self) -> Cuts {
+        let caches = self.fixed_caches();
+        Cuts {
+            span: caches.smallest().unwrap_or(usize::MAX),
+            chunk_size: self.sizes.chunk_size,
+            full_at: caches.full_at(self.sizes.chunking),
+            ..Cuts::default()
+        }
+    }
+
+    /// The longest chunk of such a sequence.
+    pub(super) fn longest_chunk(&self) -> usize {
+        let bent = if self.sizes.chunking == Chunking::Reference { chunks::BENT_BY } else { 0 };
+        self.sizes.chunk_size + bent
     }
 }
 

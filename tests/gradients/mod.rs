@@ -4,6 +4,7 @@ mod buffers;
 mod chunkings;
 mod full;
 mod invariance;
+mod session;
 mod shapes;
 mod stores;
 

@@ -1,0 +1,129 @@
+//! A batch on its way through the model: the caches and logs of all layers, and how far it has come.
+
+use std::ops::Range;
+
+use tch::{Kind, Tensor, no_grad};
+
+use super::attend::{Column, ColumnAttention, Mode};
+use super::layer_state::{SharedLayer, lock, new_layer_states};
+use super::{ChunkPlan, Engine, EngineError, guarded};
+use crate::cache::{ChunkSpan, LayerCache, LayerLog, ReplayLog};
+use crate::model::{CapturedLayers, DropoutContext, Model};
+use crate::units::LayerIdx;
+
+/// Caches and logs of a batch, and the chunks that they have seen.
+///
+/// The engine's phases run one over a batch that is planned as a whole; [`Session::extend`] cuts what comes.
+pub struct Session {
+    pub(super) layers: Vec<SharedLayer>,
+    /// The chunks that it is to see, or those that have come.
+    pub(super) plan: ChunkPlan,
+    max_tokens: usize,
+}
+
+/// What carries a column through layers: the model with what of it is captured, and what dropout depends on.
+pub(super) struct Pass<'a> {
+    pub(super) model: &'a Model,
+    pub(super) captured: &'a mut CapturedLayers,
+    pub(super) place: DropoutContext<'a>,
+}
+
+impl Session {
+    /// A session for sequences of at most `max_tokens` tokens each, with empty caches, whose policies choose.
+    pub fn new(engine: &Engine, model: &Model, num_sequences: usize, max_tokens: usize) -> Result<Self, EngineError> {
+        guarded(|| {
+            let (settings, options) = (&engine.settings, (model.kind(), model.device()));
+            settings.check_fits(max_tokens)?;
+            let plan = ChunkPlan::arriving(settings.cuts_as_they_come());
+            let shapes = settings.shapes_of(model.config(), (num_sequences, max_tokens), settings.longest_chunk(), options);
+            let cache = |(layer, shape)| LayerCache::new(LayerIdx(layer), shape, plan.prefill);
+            let caches = shapes.into_iter().enumerate().map(cache).collect();
+            Ok(Self { layers: new_layer_states(caches, &engine.stores.undo_log), plan, max_tokens })
+        })
+    }
+
+    /// A session over a batch that is planned as a whole.
+    pub(super) fn planned(layers: Vec<SharedLayer>, plan: ChunkPlan) -> Self {
+        Self { layers, max_tokens: plan.len(), plan }
+    }
+
+    /// Runs the next tokens of every sequence, in chunks as long as the settings allow: a prompt as a whole, a generated token alone.
+    /// Nothing is kept for a backward phase.
+    ///
+    /// # Shapes
+    /// `(B, n)` int64 in; the last layer's hidden states `(B, n, E)` out, before the final norm.
+    pub fn extend(&mut self, engine: &Engine, model: &Model, ids_bn: &Tensor) -> Result<Tensor, EngineError> {
+        guarded(|| {
+            let (num_sequences, num_tokens) = ids_bn.size2().unwrap_or_default();
+            let tokens = self.num_tokens() + num_tokens as usize;
+            if num_tokens == 0 || tokens > self.max_tokens {
+                return Err(EngineError::SessionLength { tokens, max_tokens: self.max_tokens });
+            }
+            let column = self.plan.extend(num_sequences as usize, num_tokens as usize);
+            let mode = Mode::Choose { policies: &engine.settings.policies, keeps_undo: 0..0 };
+            let mut pass = Pass { model, captured: &mut CapturedLayers::default(), place: DropoutContext::default() };
+            let column = self.column(&self.plan.spans[column], 0..self.layers.len());
+            let mut attend = ColumnAttention { column, mode };
+            no_grad(|| pass.run(model.embed(ids_bn), &mut attend, &mut |_, _| Ok(())))
+        })
+    }
+
+    /// Tokens of each sequence so far.
+    pub fn num_tokens(&self) -> usize {
+        self.plan.len()
+    }
+
+    /// The choices so far.
+    pub fn log(&self) -> ReplayLog {
+        let layers = self.layers.iter().map(|layer| lock(layer).log.clone()).collect();
+        ReplayLog { spans: self.plan.spans.clone(), cache_lengths: self.cache_lengths(), layers }
+    }
+
+    /// Slots of each layer.
+    pub(super) fn cache_lengths(&self) -> Vec<usize> {
+        self.layers.iter().map(|layer| lock(layer).cache.shape().cache_length).collect()
+    }
+
+    /// Takes the choices out of the layers.
+    pub(super) fn take_choices(&self) -> Vec<LayerLog> {
+        self.layers.iter().map(|layer| std::mem::take(&mut lock(layer).log)).collect()
+    }
+
+    /// Gives the layers choices to follow.
+    pub(super) fn give_choices(&self, choices: &mut Vec<LayerLog>) {
+        for (layer, log) in self.layers.iter().zip(choices.drain(..)) {
+            lock(layer).log = log;
+        }
+    }
+
+    /// Some chunks, for some layers to attend over.
+    pub(super) fn column<'a>(&'a self, spans: &'a [ChunkSpan], layers: Range<usize>) -> Column<'a> {
+        Column { spans, states: &self.layers, first: layers.start, end: layers.end }
+    }
+}
+
+impl Pass<'_> {
+    /// Carries the hidden states of a column's tokens through the layers that `attend` is for; `before` is shown the input of each.
+    ///
+    /// # Shapes
+    /// `(B, n, E)` in and out.
+    pub(super) fn run(
+        &mut self,
+        mut hidden: Tensor,
+        attend: &mut ColumnAttention<'_>,
+        before: &mut dyn FnMut(usize, &Tensor) -> Result<(), EngineError>,
+    ) -> Result<Tensor, EngineError> {
+        let (num_sequences, num_tokens, _) = hidden.size3().unwrap_or_default();
+        let start = attend.column.spans[0].start as i64;
+        // Pads count on, so that all sequences share their positions.
+        let position = Tensor::arange_start(start, start + num_tokens, (Kind::Int64, self.model.device()));
+        let positions = self.model.positions(position.view([1, -1]));
+        let shape = (num_sequences as usize, num_tokens as usize);
+        let mut layers = self.captured.column((self.model, &self.place), &positions, shape);
+        for layer in attend.column.first..attend.column.end {
+            before(layer, &hidden)?;
+            hidden = layers.layer(LayerIdx(layer), &hidden, attend)?;
+        }
+        Ok(hidden)
+    }
+}
