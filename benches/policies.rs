@@ -4,6 +4,10 @@
 //! median of the pairs counts: a machine that is busy with other things slows both. A word after `--` chooses policies by their name.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a bench that cannot go on fails")]
 
+#[path = "../tests/support/policies.rs"]
+#[allow(unreachable_pub, reason = "the tests have it in a library of their own")]
+mod policies;
+
 use std::time::Instant;
 
 use kvtune::cache::{self, CacheShape, ChunkAttention, ChunkSpan, LayerCache, Policy, Queries};
@@ -11,6 +15,7 @@ use kvtune::ops::attention::{self, Attended, Chunk, KvPage, ScoreRule, attention
 use kvtune::recipe::{BufferKind, PolicyRecipe};
 use kvtune::report::table::Table;
 use kvtune::units::{ChunkIdx, LayerIdx};
+use policies::registered;
 use tch::{Device, Kind, Tensor, no_grad};
 
 /// Pairs of measurements by line.
@@ -49,26 +54,28 @@ const BY_ATTENTION: Option<f64> = Some(1.6);
 /// Quantised buffers.
 const QUANTISED: Option<f64> = Some(1.3);
 
-const PLAIN: Line = Line { policy: "", params: "", buffer: BufferKind::Plain, goal: None };
+/// What a policy may cost where it has a bound.
+fn goal_of(policy: &str) -> Option<f64> {
+    match policy {
+        "lastrec" | "streaming-llm" | "smart-lastrec" | "knorm" | "keydiff" | "tova" | "snapkv" => FREE,
+        "h2o" | "h2o-vlen" | "h2o-orig" => BY_ATTENTION,
+        _ => None,
+    }
+}
 
-const LINES: &[Line] = &[
-    Line { policy: "lastrec", goal: FREE, ..PLAIN },
-    Line { policy: "streaming-llm", goal: FREE, ..PLAIN },
-    Line { policy: "smart-lastrec", params: "end_initial_regex = '###'", goal: FREE, ..PLAIN },
-    Line { policy: "knorm", goal: FREE, ..PLAIN },
-    Line { policy: "keydiff", goal: FREE, ..PLAIN },
-    Line { policy: "tova", goal: FREE, ..PLAIN },
-    Line { policy: "snapkv", goal: FREE, ..PLAIN },
-    Line { policy: "expected-attention", ..PLAIN },
-    Line { policy: "h2o", goal: BY_ATTENTION, ..PLAIN },
-    Line { policy: "h2o-vlen", goal: BY_ATTENTION, ..PLAIN },
-    Line { policy: "h2o-orig", goal: BY_ATTENTION, ..PLAIN },
-    Line { policy: "adakv", params: "floor = 0.5", ..PLAIN },
-    Line { policy: "lastrec", buffer: BufferKind::Int8, goal: QUANTISED, ..PLAIN },
-    Line { policy: "lastrec", buffer: BufferKind::Int4, ..PLAIN },
-    Line { policy: "qh2o", buffer: BufferKind::Int8, ..PLAIN },
-    Line { policy: "qh2o-vlen", buffer: BufferKind::Int8, ..PLAIN },
-];
+/// Every policy of the registry that evicts, in a plain buffer if that gives it enough to go by; and quantised buffers.
+fn lines() -> Vec<Line> {
+    let line = |(policy, params): (&'static str, &'static str)| {
+        let choice = PolicyRecipe::with_params(policy, toml::from_str(params).unwrap());
+        let built = cache::build(&choice, LAYERS[0].cache_length as usize).unwrap();
+        let traits = built.traits();
+        let buffer = if traits.needs_quantised { BufferKind::Int8 } else { BufferKind::Plain };
+        traits.evicts.then_some(Line { policy, params, buffer, goal: goal_of(policy) })
+    };
+    let quantised = [(BufferKind::Int8, QUANTISED), (BufferKind::Int4, None)];
+    let lastrec = quantised.map(|(buffer, goal)| Line { policy: "lastrec", params: "", buffer, goal });
+    registered().into_iter().filter_map(line).chain(lastrec).collect()
+}
 
 /// The parts of the work on a chunk.
 const PARTS: [&str; 4] = ["decide", "write", "attend", "note"];
@@ -91,7 +98,7 @@ impl Layer {
         let past = self.cache_length - self.chunk;
         let (old_k, old_v) = (k.narrow(2, 0, past), v.narrow(2, 0, past));
         let plain = |[q, k, v]: &[Tensor; 3]| {
-            let chunk = Chunk::of(q, (k, v), self.scale());
+            let chunk = Chunk::of(q, (k, v), ScoreRule::scaled(self.scale()));
             let began = Instant::now();
             let _ = attention::attend(chunk, &[KvPage::of(&old_k, &old_v)]);
             began.elapsed().as_secs_f64()
@@ -167,7 +174,7 @@ impl Run {
         let region = self.cache.region(&span);
         let (past, in_use_bgp) = (self.cache.past(region), self.cache.in_use(region));
         let mut seen = Seen { q, k: written.k_bgnd, v: written.v_bgnd, past, in_use_bgp, scale, attended: None, mass: None };
-        let asked = self.policy.required_queries(false);
+        let asked = self.policy.traits().required_queries(false);
         let (attended, mass) = attention::attend_and_sum(seen.chunk(), &seen.parts(), asked);
         let _ = placement.unplace(&attended.out_bhnd);
         times[3] = Instant::now();
@@ -198,7 +205,7 @@ impl Seen {
 
     fn parts(&self) -> Vec<KvPage<'_>> {
         let in_use_bgp = self.in_use_bgp.as_ref();
-        self.past.iter().map(|(k, v)| KvPage { k_bgpd: k, v_bgpd: v, in_use_bgp }).collect()
+        self.past.iter().map(|(k, v)| KvPage { in_use_bgp, ..KvPage::of(k, v) }).collect()
     }
 }
 
@@ -233,7 +240,7 @@ fn main() {
             "\n{heads} query heads, {groups} KV heads of {head_dim}, {cache_length} slots, chunks of {chunk}, f32, one thread:"
         );
         let mut table = Table::new(&[&["policy", "buffer"], &PARTS[..], &["whole", "goal"]].concat());
-        for line in LINES {
+        for line in &lines() {
             let Line { policy, buffer, goal, .. } = line;
             if !wanted.is_empty() && !wanted.iter().any(|word| policy.contains(word.as_str())) {
                 continue;

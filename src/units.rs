@@ -1,4 +1,4 @@
-//! Newtypes for the quantities that meet in one call, and the way out that every error offers.
+//! Newtypes for the quantities that meet in one call, and what every error tells the user and the shell.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,10 +19,39 @@ pub struct Bytes(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Seconds(pub f64);
 
-/// What a user can do about an error. Every error that a user can cause has a hint.
-pub trait Hint {
-    /// One sentence without a full stop, in lower case, or `None` where there is nothing to do.
-    fn hint(&self) -> Option<String>;
+/// What an error means for whoever started the process.
+pub trait Failure {
+    /// What the user can do: one sentence without a full stop, in lower case, or `None` where there is nothing to do. Every error that
+    /// a user can cause has a hint.
+    fn hint(&self) -> Option<String> {
+        self.origin().and_then(Failure::hint)
+    }
+
+    /// How the process ends.
+    fn exit(&self) -> Exit {
+        self.origin().map_or(Exit::Failed, Failure::exit)
+    }
+
+    /// The error of another room that this one passes on.
+    fn origin(&self) -> Option<&dyn Failure> {
+        None
+    }
+}
+
+/// Exit codes of a process that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// Something failed that is none of the following.
+    Failed = 1,
+    /// The arguments or the recipe are wrong.
+    Usage = 2,
+    /// Data, weights or a checkpoint are wrong or missing.
+    Data = 3,
+    /// Memory does not suffice.
+    Memory = 4,
+    /// A loss or a gradient is not finite.
+    NotFinite = 5,
 }
 
 impl std::ops::AddAssign for Bytes {

@@ -1,5 +1,7 @@
 //! The floor plan in code: which room may import which, and how large a file may grow. `docs/ARCHITECTURE.md` explains it.
 
+mod circles;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -170,7 +172,7 @@ fn lines_of_the_house_pass() {
         ("ops/rope.rs", "pub(in crate::ops) fn f() {} mod tests { use super::*; use super::super::attention; }"),
         ("ops/rope.rs", "/// See `crate::engine::Engine`.\nfn f() { println!(\"crate::engine::Engine {}\", 1); }"),
         ("units.rs", "mod tests { use super::*; }"),
-        ("error.rs", "use crate::recipe::RecipeError; use crate::units::Hint;"),
+        ("error.rs", "use crate::recipe::RecipeError; use crate::units::Failure;"),
         ("main.rs", "use kvtune::cli; use kvtune::{Error, error}; fn main() { kvtune::cli::run(); }"),
         ("verify/mutations.rs", "#[path = \"../../tests/support/mod.rs\"] mod support;"),
         ("lib.rs", "#[cfg(test)] extern crate self as kvtune;"),

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use kvtune::cache::{CacheError, LayerLog, ReplayLog, Victims, policies};
+use kvtune::cache::{CacheError, LayerLog, ReplayLog, Victims};
 use kvtune::engine::{ChunkPlan, ColumnWidth, EngineError, Silent};
 use kvtune::files::{self, Dtype, RawTensor, TensorFile};
-use kvtune::recipe::BufferKind;
-use kvtune::units::{Bytes, Hint};
+use kvtune::units::{Bytes, Failure};
 use kvtune::verify::compare;
 use proptest::prelude::*;
 use rand::seq::SliceRandom;
@@ -16,7 +15,7 @@ use rand_chacha::ChaCha8Rng;
 use tch::{Device, Kind, Tensor};
 
 use crate::support;
-use crate::support::case::{Case, EXACT, PLAIN};
+use crate::support::case::{Case, EXACT, PLAIN, registered_policies};
 
 const HEADS: usize = 2;
 
@@ -213,17 +212,13 @@ fn a_file_of_another_kind_is_refused() {
     assert!(matches!(ReplayLog::load(&path), Err(CacheError::NotALog { .. })));
 }
 
-/// A case of the policy `name`, on a buffer that it can work with.
-fn case_of(name: &'static str, params: &'static str) -> Case {
-    let buffer = if name.starts_with('q') { BufferKind::Int8 } else { BufferKind::Plain };
-    let cache: &[usize] = if name == "dense" { &[50] } else { &[18, 20, 22] };
-    // What these two cannot do without.
-    let params = match name {
-        "adakv" if params.is_empty() => "floor = 0.5\npolicy.snapkv = { window_size = 2 }",
-        "smart-lastrec" if params.is_empty() => "end_initial_regex = \"###\"",
-        _ => params,
-    };
-    Case { policy: name, params, cache, chunk: 4, buffer, ..PLAIN }
+/// A case in caches that become full one after the other, if anything ever leaves them.
+fn full_one_by_one(case: Case) -> Case {
+    Case { cache: if case.policy == "dense" { case.cache } else { &[18, 20, 22] }, chunk: 4, ..case }
+}
+
+fn case_of(policy: &'static str, params: &'static str) -> Case {
+    full_one_by_one(Case { policy, params, ..PLAIN })
 }
 
 #[test]
@@ -254,9 +249,9 @@ fn the_size_is_known_beforehand() {
         let log = engine.gradients(&model, &support::batch(case), support::context(case), &mut Silent).unwrap().log;
         (log.bytes(), engine.settings().log_bytes(&plan, case.heads.1))
     };
-    for name in policies::names() {
-        let (real, (_, predicted)) = sizes(&case_of(name, ""));
-        assert!(real <= predicted, "{name}: {real}, predicted {predicted}");
+    for case in registered_policies() {
+        let (real, (_, predicted)) = sizes(&full_one_by_one(case));
+        assert!(real <= predicted, "{}: {real}, predicted {predicted}", case.policy);
     }
     // 26, 24 and 22 columns leave: one choice for all, and one for each of 3 sequences with 2 heads.
     assert_eq!(sizes(&case_of("lastrec", "")), (Bytes(72), (Bytes(3), Bytes(72))));
@@ -269,8 +264,8 @@ fn the_size_is_known_beforehand() {
 
 #[test]
 fn a_forward_phase_that_follows_a_log_is_the_one_that_wrote_it() {
-    for name in policies::names() {
-        let case = case_of(name, "");
+    for case in registered_policies() {
+        let (name, case) = (case.policy, full_one_by_one(case));
         let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
         let first = support::engine(&case, &model).gradients(&model, &batch, context, &mut Silent).unwrap();
         // The policy of the engine that follows is another one: it is not asked.

@@ -8,28 +8,12 @@ use kvtune::native::{SyncCounter, Syncs};
 use kvtune::recipe::{BufferKind, StoreForm, StoreRecipe};
 
 use crate::support;
-use crate::support::case::{Case, HeadKind, IN_MEMORY, PLAIN, Trains, Width};
+use crate::support::case::{Case, HeadKind, IN_MEMORY, PLAIN, Trains, Width, registered_policies};
 
-const SMART: &str = "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4";
-
-/// Every policy, and what else chooses other operations.
-const CASES: &[Case] = &[
-    Case { name: "dense", policy: "dense", cache: &[50], ..PLAIN },
-    Case { name: "lastrec", policy: "lastrec", ..PLAIN },
-    Case { name: "streaming-llm", policy: "streaming-llm", ..PLAIN },
-    Case { name: "smart-lastrec", policy: "smart-lastrec", params: SMART, initial: &[(0, 30), (3, 7), (0, 9)], ..PLAIN },
-    Case { name: "h2o", policy: "h2o", ..PLAIN },
+/// Beside every policy with its defaults: what else chooses other operations.
+const FURTHER: &[Case] = &[
     Case { name: "h2o, normalised", policy: "h2o", params: "normalize_scores = true", ..PLAIN },
-    Case { name: "h2o-vlen", policy: "h2o-vlen", ..PLAIN },
-    Case { name: "h2o-orig", policy: "h2o-orig", ..PLAIN },
-    Case { name: "qh2o", policy: "qh2o", buffer: BufferKind::Int8, ..PLAIN },
-    Case { name: "qh2o-vlen", policy: "qh2o-vlen", buffer: BufferKind::Int4, ..PLAIN },
-    Case { name: "knorm", policy: "knorm", ..PLAIN },
-    Case { name: "keydiff", policy: "keydiff", ..PLAIN },
-    Case { name: "tova", policy: "tova", ..PLAIN },
-    Case { name: "snapkv", policy: "snapkv", ..PLAIN },
-    Case { name: "expected-attention", policy: "expected-attention", ..PLAIN },
-    Case { name: "adakv", policy: "adakv", params: "floor = 0.5\npolicy.snapkv = { window_size = 2 }", ..PLAIN },
+    Case { name: "qh2o-vlen, four bits", policy: "qh2o-vlen", buffer: BufferKind::Int4, ..PLAIN },
     Case { name: "dropout", dropout: 0.1, ..PLAIN },
     Case { name: "classification", head: HeadKind::Classify, ..PLAIN },
     Case { name: "caches that wait", is_offloaded: true, layers_per_cell: 3, ..PLAIN },
@@ -63,15 +47,8 @@ fn counted(case: &Case) -> Syncs {
 }
 
 #[test]
-fn every_registered_policy_has_a_case() {
-    for name in kvtune::cache::policies::names() {
-        assert!(CASES.iter().any(|case| case.policy == name), "`{name}` is not in this file's table");
-    }
-}
-
-#[test]
 fn nothing_waits_inside_a_row() {
-    for &case in CASES {
+    for case in [registered_policies(), FURTHER.to_vec()].concat() {
         for layers_per_cell in [case.layers_per_cell, 3] {
             for width in [Width::Chunks(1), Width::Chunks(3)] {
                 for trains in [Trains::Adapter, Trains::All] {

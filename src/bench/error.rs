@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::train::TrainError;
-use crate::units::Hint;
+use crate::units::{Exit, Failure};
 
 /// An error of a bench.
 #[derive(Debug, thiserror::Error)]
@@ -27,14 +27,22 @@ pub enum BenchError {
     },
 }
 
-impl Hint for BenchError {
+impl Failure for BenchError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Train(e) => e.hint(),
             Self::NoWeights { .. } => Some("give `--random-weights` to draw them, or name a model in safetensors".into()),
             Self::TooLong { .. } => {
                 Some("ask for fewer tokens, or raise `max_position_embeddings` in the model's `config.json`".into())
             }
+            Self::Train(e) => e.hint(),
+        }
+    }
+
+    fn exit(&self) -> Exit {
+        match self {
+            Self::NoWeights { .. } => Exit::Data,
+            Self::TooLong { .. } => Exit::Usage,
+            Self::Train(e) => e.exit(),
         }
     }
 }

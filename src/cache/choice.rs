@@ -9,7 +9,7 @@ use tch::Tensor;
 impl LayerCache {
     /// How `policy` shares out the slots before the next chunk, if it does and the time has come.
     pub fn allocate(&self, policy: &dyn Policy, span: &ChunkSpan) -> Option<HeadBudgets> {
-        let floor = policy.shares_out()?;
+        let floor = policy.traits().shares_out?;
         let is_due = self.budget.is_none() && span.evictions(self.filled, self.shape.cache_length) > 0;
         is_due.then(|| {
             let key = self.choice(policy, span, |entries, held| {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::files::FilesError;
 use crate::recipe::RecipeError;
 use crate::store::StoreError;
-use crate::units::{Hint, LayerIdx};
+use crate::units::{Exit, Failure, LayerIdx};
 
 /// An error of the cache.
 #[derive(Debug, thiserror::Error)]
@@ -117,12 +117,9 @@ fn further(share: Option<usize>, initial: usize) -> String {
     if initial == 0 { share } else { format!("{share}{initial} tokens of an initial part, ") }
 }
 
-impl Hint for CacheError {
+impl Failure for CacheError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Recipe(e) => e.hint(),
-            Self::Files(e) => e.hint(),
-            Self::Store(e) => e.hint(),
             Self::NotALog { .. } => {
                 Some("write it again with `kvtune verify --dump`; the file is damaged or something else".into())
             }
@@ -146,6 +143,24 @@ impl Hint for CacheError {
             }
             Self::WrongNumberOfLengths { .. } => Some("give one number for all layers, or one per layer".into()),
             Self::OutOfOrder { .. } | Self::LogMismatch { .. } => Some("this is a defect of kvtune: please report it".into()),
+            _ => self.origin()?.hint(),
+        }
+    }
+
+    fn exit(&self) -> Exit {
+        match self {
+            Self::NotALog { .. } | Self::OtherLog { .. } => Exit::Data,
+            Self::OutOfOrder { .. } | Self::LogMismatch { .. } => Exit::Failed,
+            _ => self.origin().map_or(Exit::Usage, Failure::exit),
+        }
+    }
+
+    fn origin(&self) -> Option<&dyn Failure> {
+        match self {
+            Self::Recipe(e) => Some(e),
+            Self::Files(e) => Some(e),
+            Self::Store(e) => Some(e),
+            _ => None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The cache of one layer: slots in tail-resident order, written chunk by chunk and unwound exactly.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::budget::BudgetState;
 use super::buffer::{Buffer, StoredEntries};
@@ -8,36 +8,11 @@ use super::entry_stats::EntryStats;
 use super::moves::{self, Geometry, Moves, put, take, with_retained};
 use super::undo::Undo;
 use super::victims::Agreement;
-use super::{CacheError, ChunkSpan, HeadBudgets, LayerLog, Placement, Victims};
+use super::{CacheError, CacheShape, ChunkSpan, HeadBudgets, LayerLog, Placement, Victims};
 use crate::native::cuda::upload;
 use crate::recipe::BufferKind;
 use crate::store::bytes_of;
 use crate::units::{Bytes, LayerIdx};
-
-/// The dimensions of a cache for one batch, and how it is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheShape {
-    /// Sequences.
-    pub batch: i64,
-    /// KV heads.
-    pub groups: i64,
-    /// Width of a head.
-    pub head_dim: i64,
-    /// Slots in all.
-    pub cache_length: usize,
-    /// Slots to allocate at once; fewer than `cache_length` for a cache that grows, or a sequence that is shorter.
-    pub allocated: usize,
-    /// Whether a cache that grows does so by further pages of `allocated` slots instead of doubling.
-    pub is_paged: bool,
-    /// How an entry is stored.
-    pub buffer: BufferKind,
-    /// Whether keys and values wait on the host between [`LayerCache::park`] and [`LayerCache::bring`].
-    pub is_offloaded: bool,
-    /// dtype of keys and values.
-    pub kind: Kind,
-    /// Where they live.
-    pub device: Device,
-}
 
 /// A written chunk: its entries as its own queries see them, and what they overwrote.
 #[derive(Debug)]

@@ -14,7 +14,9 @@ mod policy;
 mod ragged;
 mod replay;
 mod replay_file;
+mod shape;
 mod span;
+mod traits;
 mod undo;
 mod victims;
 
@@ -23,12 +25,15 @@ pub use buffer::as_stored;
 pub use error::CacheError;
 pub use footprint::{UndoBytes, notes_per_entry};
 pub use gradients::CacheGrads;
-pub use layer::{CacheShape, LayerCache, Written};
+pub use layer::{LayerCache, Written};
 pub(crate) use policies::rolling;
-pub use policy::{ChunkAttention, Entries, EvictionOrder, NewEntries, Observed, Policy, Scope, build, initial_part};
+pub use policies::{build, initial_part};
+pub use policy::{ChunkAttention, Entries, EvictionOrder, NewEntries, Observed, Policy};
 pub use ragged::Placement;
 pub use replay::{LayerLog, ReplayLog, log_bytes_per_token};
+pub use shape::CacheShape;
 pub use span::ChunkSpan;
+pub use traits::{KeptInitialPart, PolicyTraits, Scope};
 pub use undo::{ParkedUndo, Undo, UndoPrefetch};
 pub use victims::Victims;
 

@@ -4,9 +4,7 @@ use std::fmt::{self, Debug};
 
 use tch::Tensor;
 
-use super::{CacheError, policies};
-use crate::ops::attention::Queries;
-use crate::recipe::{InitialPart, PolicyRecipe};
+use super::{PolicyTraits, Queries};
 
 /// What a policy may look at when it scores the entries of one layer.
 pub struct Entries<'a> {
@@ -69,17 +67,6 @@ pub enum EvictionOrder {
     ByEntry(Tensor),
 }
 
-/// How many one choice serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// All sequences and KV heads of a batch.
-    Batch,
-    /// All KV heads of a sequence.
-    Sequence,
-    /// One KV head of a sequence.
-    Head,
-}
-
 /// The entries that a chunk just wrote, as a policy may describe them.
 pub struct NewEntries<'a> {
     /// Keys `(B, G, n, D)`, exact.
@@ -102,11 +89,11 @@ impl Debug for NewEntries<'_> {
     }
 }
 
-/// The attention of the chunk that was written last. Nothing is computed until a policy asks,
-/// except what [`Policy::required_queries`] has announced.
+/// The attention of the chunk that was written last. Nothing is computed until a policy asks, except the attention mass of the queries
+/// that [`PolicyTraits::required_queries`] names.
 pub trait ChunkAttention {
-    /// Attention mass to each entry `(B, G, filled)`: summed over queries of the chunk, the mean over the query heads of a KV head.
-    /// Pads pay nothing.
+    /// The attention mass that each entry `(B, G, filled)` has received from queries of the chunk: the sum of their attention
+    /// probabilities, as the mean over the query heads of a KV head. The queries of pads do not count.
     fn mass(&self, queries: Queries) -> Tensor;
 
     /// The chunk's queries `(B, H, n, D)`, turned to their positions, and the factor on `q · k`.
@@ -155,33 +142,15 @@ impl Debug for Observed<'_> {
     }
 }
 
-/// Picks the slots which the next chunk overwrites. A further policy is one file with [`Policy::score`] and a line in the registry.
+/// Picks the slots that the next chunk overwrites. A further policy is one file that implements this trait, and a line in the registry.
 ///
 /// All it knows of an entry lies in the cache and moves with it: a policy has parameters, and no state.
 pub trait Policy: Debug + Send {
     /// The order in which the entries of a layer leave.
     fn score(&self, entries: &Entries<'_>) -> EvictionOrder;
 
-    /// Youngest tokens that are not yet evictable.
-    fn grace(&self) -> usize {
-        0
-    }
-
-    /// First tokens that are never evicted.
-    fn sinks(&self) -> usize {
-        0
-    }
-
-    /// The positions, begin and end, that are never evicted in a sequence whose initial part is `initial`.
-    fn protects(&self, initial: (usize, usize)) -> (usize, usize) {
-        let _ = initial;
-        (0, 0)
-    }
-
-    /// What the initial part of a prompt is, for a policy that protects it.
-    fn initial_part(&self) -> Option<&InitialPart> {
-        None
-    }
+    /// What must be known of the policy before it scores anything.
+    fn traits(&self) -> PolicyTraits<'_>;
 
     /// Numbers that stay with each entry of a chunk from its writing on: one tensor `(B, G, n)` per feature.
     fn describe(&self, new: &NewEntries<'_>) -> Vec<Tensor> {
@@ -194,61 +163,4 @@ pub trait Policy: Debug + Send {
         let _ = seen;
         None
     }
-
-    /// Whose attention [`Self::observe`] will ask for, so that it can be summed while the chunk attends, which is faster. Another
-    /// answer than the truth costs time and nothing else. `is_prefill`: the chunk is a piece of the prefill span.
-    fn required_queries(&self, is_prefill: bool) -> Option<Queries> {
-        let _ = is_prefill;
-        None
-    }
-
-    /// Whether entries may leave at all; without it a sequence longer than the cache is an error.
-    fn evicts(&self) -> bool {
-        true
-    }
-
-    /// Whether the choices of one sequence of a batch depend on the others.
-    fn couples_sequences(&self) -> bool {
-        false
-    }
-
-    /// Whether scores of different heads can be compared when the first entries must leave.
-    fn compares_heads(&self) -> bool {
-        false
-    }
-
-    /// The part of the cache length that every head keeps, for a policy that shares out the slots of a layer by head.
-    fn shares_out(&self) -> Option<f64> {
-        None
-    }
-
-    /// How many a choice serves at least: so much is the replay log smaller than one that keeps a choice for each.
-    fn scope(&self) -> Scope {
-        Scope::Head
-    }
-
-    /// Whether the score is about quantisation, so that a plain buffer gives it nothing to go by.
-    fn needs_quantised(&self) -> bool {
-        false
-    }
-
-    /// The largest chunk that never evicts itself or a protected token.
-    fn max_chunk_size(&self, cache_length: usize) -> usize {
-        cache_length.saturating_sub(self.sinks() + self.grace())
-    }
-}
-
-/// What the initial part of a prompt is for the policy that a recipe names, if that protects it.
-pub fn initial_part(choice: &PolicyRecipe) -> Result<Option<InitialPart>, CacheError> {
-    // It does not depend on the length.
-    Ok(build(choice, usize::MAX)?.initial_part().cloned())
-}
-
-/// Builds the policy that a recipe names, for a layer of `cache_length` slots.
-pub fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
-    let (_, constructor) = policies::REGISTRY
-        .iter()
-        .find(|(name, _)| *name == choice.name)
-        .ok_or_else(|| choice.unknown(&policies::REGISTRY.iter().map(|(name, _)| *name).collect::<Vec<_>>()))?;
-    constructor(choice, cache_length)
 }

@@ -3,7 +3,7 @@
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::budget::{BudgetState, order_empty};
-use super::{Entries, EvictionOrder, Policy};
+use super::{Entries, EvictionOrder, Policy, PolicyTraits};
 use crate::native::cuda::{Staying, on_device, rank_entries, take_lowest};
 use crate::store::{HostTensor, copies_are_async};
 
@@ -185,8 +185,9 @@ fn on_host(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionOrder, he
     if held.protected.windows(2).any(|pair| pair[0] != pair[1]) {
         return None;
     }
-    let young = entries.next_position as i64 - policy.grace() as i64;
-    let keep_first = (*keep_first).max(policy.sinks());
+    let PolicyTraits { grace, sinks, .. } = policy.traits();
+    let young = entries.next_position as i64 - grace as i64;
+    let keep_first = (*keep_first).max(sinks);
     let (start, end) = held.protected.first().map_or((0, 0), |&(start, end)| (start as i64, end as i64));
     let is_candidate = |p: i64| p < young && !(start..end).contains(&p);
     let mut slots: Vec<i64> = (0..positions.len() as i64).filter(|&s| is_candidate(positions[s as usize])).collect();
@@ -206,23 +207,24 @@ fn on_host(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionOrder, he
 /// `(B, G, filled)`, or `(B, 1, filled)` where one choice serves all heads of a sequence.
 pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionOrder, held: ChoiceContext<'_>) -> Tensor {
     let heads = if matches!(held.agreement, Agreement::Nothing) { entries.position_bgc.size()[1] } else { 1 };
-    let young = entries.next_position as i64 - policy.grace() as i64;
+    let PolicyTraits { grace, sinks, .. } = policy.traits();
+    let young = entries.next_position as i64 - grace as i64;
     let (key, position) = match score {
         EvictionOrder::ByPosition { keep_first } => {
             let position = entries.position_bgc.narrow(1, 0, heads);
             // An ended sequence may hold -1: its candidates are all retained, so that any slot serves.
-            let kept = position.ge(0).logical_and(&position.lt((*keep_first).max(policy.sinks()) as i64));
+            let kept = position.ge(0).logical_and(&position.lt((*keep_first).max(sinks) as i64));
             ((position.neg() + LAST).where_self(&kept, &position), position)
         }
         EvictionOrder::ByEntry(score_bgc) => {
             let position = entries.position_bgc.narrow(1, 0, heads.max(score_bgc.size()[1]));
-            let staying = Staying { sinks: policy.sinks() as i64, young, protected: held.protected };
+            let staying = Staying { sinks: sinks as i64, young, protected: held.protected };
             if let Some(key) = rank_entries(score_bgc, &position, staying) {
                 return key;
             }
-            let sinks = position.ge(0).logical_and(&position.lt(policy.sinks() as i64));
+            let is_sink = position.ge(0).logical_and(&position.lt(sinks as i64));
             let key = ordered(score_bgc).bitwise_left_shift_tensor_scalar(32) + position.clamp_min(0);
-            (key.masked_fill(&sinks, i64::MAX), position)
+            (key.masked_fill(&is_sink, i64::MAX), position)
         }
     };
     protect(key.masked_fill(&position.ge(young), i64::MAX), entries.position_bgc, held.protected)
@@ -238,9 +240,10 @@ pub(super) fn candidates(
     position_bgc: &Tensor,
     protected: &[(usize, usize)],
 ) -> Tensor {
-    let young = next_position as i64 - policy.grace() as i64;
+    let PolicyTraits { grace, sinks, .. } = policy.traits();
+    let young = next_position as i64 - grace as i64;
     // A slot that holds nothing has -1.
-    let may_leave = position_bgc.ge(policy.sinks() as i64).logical_and(&position_bgc.lt(young));
+    let may_leave = position_bgc.ge(sinks as i64).logical_and(&position_bgc.lt(young));
     match is_protected(position_bgc, protected) {
         Some(stays) => may_leave.logical_and(&stays.logical_not()),
         None => may_leave,
@@ -318,12 +321,8 @@ mod tests {
                 EvictionOrder::ByEntry(self.0.shallow_clone())
             }
 
-            fn grace(&self) -> usize {
-                3
-            }
-
-            fn sinks(&self) -> usize {
-                2
+            fn traits(&self) -> PolicyTraits<'_> {
+                PolicyTraits { grace: 3, sinks: 2, ..PolicyTraits::default() }
             }
         }
 
@@ -364,12 +363,8 @@ mod tests {
             EvictionOrder::ByPosition { keep_first: 0 }
         }
 
-        fn grace(&self) -> usize {
-            1
-        }
-
-        fn sinks(&self) -> usize {
-            2
+        fn traits(&self) -> PolicyTraits<'_> {
+            PolicyTraits { grace: 1, sinks: 2, ..PolicyTraits::default() }
         }
     }
 

@@ -7,16 +7,13 @@ use tch::Tensor;
 
 use super::find::saved_in;
 use super::manifest::{self, Manifest};
+use super::state::{OPTIMIZER, STATE};
 use super::{CheckpointError, TrainState, superseded};
 use crate::files::{self, FilesError, failpoint};
 use crate::model::Model;
 use crate::store;
 use crate::units::Bytes;
 
-/// Name of the optimiser's tensors.
-pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
-/// Name of the state.
-pub(super) const STATE: &str = "state.json";
 /// Names the newest checkpoint of a run, for people and scripts.
 const LATEST: &str = "latest";
 

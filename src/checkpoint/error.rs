@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::files::FilesError;
 use crate::model::ModelError;
 use crate::store::StoreError;
-use crate::units::Hint;
+use crate::units::{Exit, Failure};
 
 /// An error of a checkpoint.
 #[derive(Debug, thiserror::Error)]
@@ -58,15 +58,26 @@ fn listed(skipped: &[(PathBuf, String)]) -> String {
     lines.concat()
 }
 
-impl Hint for CheckpointError {
+impl Failure for CheckpointError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Files(e) => e.hint(),
-            Self::Store(e) => e.hint(),
-            Self::Model(e) => e.hint(),
             Self::Unfinished { .. } | Self::Damaged { .. } => Some("use another checkpoint of the run, as `step-000100`".into()),
             Self::Format { .. } => Some("read it with the version of kvtune that wrote it".into()),
             Self::None { .. } => Some("begin the run again with another `--out`, or remove this directory first".into()),
+            _ => self.origin()?.hint(),
+        }
+    }
+
+    fn exit(&self) -> Exit {
+        self.origin().map_or(Exit::Data, Failure::exit)
+    }
+
+    fn origin(&self) -> Option<&dyn Failure> {
+        match self {
+            Self::Files(e) => Some(e),
+            Self::Store(e) => Some(e),
+            Self::Model(e) => Some(e),
+            _ => None,
         }
     }
 }

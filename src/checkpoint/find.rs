@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use tch::Tensor;
 
-use super::commit::{OPTIMIZER, STATE};
 use super::manifest::{self, Manifest};
 use super::state::{BEST, FINAL, FORMAT_VERSION};
+use super::state::{OPTIMIZER, STATE};
 use super::{CheckpointError, SaveKind, SavedCheckpoint, TrainState};
 use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FilesError, TensorFile};
 use crate::model::MODEL_TENSORS;

@@ -8,6 +8,11 @@ use crate::native;
 /// The format of a checkpoint directory.
 pub(super) const FORMAT_VERSION: u32 = 1;
 
+/// Name of the optimiser's tensors.
+pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
+/// Name of the state.
+pub(super) const STATE: &str = "state.json";
+
 /// Directory of the best checkpoint.
 pub(super) const BEST: &str = "best";
 /// Directory of the last checkpoint of a run.

@@ -36,14 +36,15 @@ pub(super) fn caught<T>(verb: impl FnOnce() -> Result<T, Error>) -> Result<T, Er
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::{Exit, Failure};
 
     #[test]
     fn a_panic_is_an_error_that_says_what_it_is() {
         let defect = caught::<()>(|| panic!("index 3 of 2")).unwrap_err();
         assert!(matches!(&defect, Error::Defect { message, .. } if message == "index 3 of 2"), "{defect}");
-        assert_eq!(defect.exit_code(), 1);
+        assert_eq!(defect.exit(), Exit::Failed);
         let memory = caught::<()>(|| panic!("CUDA out of memory. Tried to allocate 2 GiB")).unwrap_err();
-        assert_eq!(memory.exit_code(), 4, "{memory}");
+        assert_eq!(memory.exit(), Exit::Memory, "{memory}");
         assert!(matches!(caught(|| Ok(5)), Ok(5)));
     }
 }

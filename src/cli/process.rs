@@ -8,7 +8,7 @@ use signal_hook::low_level::exit;
 use super::finetune::Ending;
 use super::{Arguments, device, panics, run};
 use crate::report::console;
-use crate::units::Hint;
+use crate::units::Failure;
 
 /// Variables of profilers that write what they have seen when the process ends in the ordinary way: CUPTI's, of Nsight, and LLVM's.
 const PROFILERS: [&str; 3] = ["CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "LLVM_PROFILE_FILE"];
@@ -38,7 +38,7 @@ fn code_of(arguments: &Arguments) -> i32 {
         Ok(Ending::Interrupted(signal)) => 128 + signal,
         Err(error) => {
             console::error(&error, error.hint().as_deref());
-            i32::from(error.exit_code())
+            error.exit() as i32
         }
     }
 }

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use super::batch::{Batch, Sequence};
 use super::encode::Encoder;
 use super::error::DataError;
-use super::example::{Content, Example, SamplePlace};
+use super::example::{Content, Example};
 use super::on_too_long::{Fit, Length};
+use super::sample_place::SamplePlace;
 
 /// Samples to train on or to validate with, in file order.
 #[derive(Clone)]

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use super::batch::{IGNORE, Sequence, Targets};
 use super::error::DataError;
-use super::example::{Content, SamplePlace};
+use super::example::Content;
 use super::initial_part::{Finder, after_cut};
 use super::on_too_long::Length;
+use super::sample_place::SamplePlace;
 use super::tokenizer::Tokenizer;
 
 /// Makes token ids of samples.

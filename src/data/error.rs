@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::example::SamplePlace;
+use super::sample_place::SamplePlace;
 use crate::files::FilesError;
-use crate::units::Hint;
+use crate::units::{Exit, Failure};
 
 /// What asks for a tokenizer even where sequences are token ids already.
 pub(super) const INITIAL_PART: &str = "the initial part of a prompt";
@@ -224,7 +224,7 @@ impl DataError {
     }
 }
 
-impl Hint for DataError {
+impl Failure for DataError {
     fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Files(_) | Self::Write { .. } => "check that the folder exists, is writable and has space left",
@@ -265,5 +265,14 @@ impl Hint for DataError {
             Self::Options { .. } => "correct the option",
         };
         Some(hint.to_owned())
+    }
+
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Files(e) => e.exit(),
+            Self::Options { .. } => Exit::Usage,
+            Self::Write { .. } => Exit::Failed,
+            _ => Exit::Data,
+        }
     }
 }

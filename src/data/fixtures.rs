@@ -62,7 +62,7 @@ impl Fixture {
 
     /// The error's text, the folder left out; every error that data can cause has a hint.
     pub(super) fn error(&self) -> String {
-        use crate::units::Hint;
+        use crate::units::Failure;
         let error = self.open().unwrap_err();
         assert!(error.hint().is_some_and(|hint| !hint.is_empty()));
         error.to_string().replace(&format!("{}/", self.dir.path().display()), "")

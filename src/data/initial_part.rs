@@ -159,7 +159,7 @@ mod tests {
         let fixture = Fixture::new(Tokens, of_ids(&[5, 6, 7]));
         assert_eq!(fixture.open().unwrap().train.batch(&[0]).unwrap().sequences[0].initial, None);
         let error = open(&fixture.recipe, &fixture.head, None, LIMITS, Some(&rule("###")), 1).unwrap_err();
-        assert!(crate::units::Hint::hint(&error).unwrap().contains("policy"));
+        assert!(crate::units::Failure::hint(&error).unwrap().contains("policy"));
         assert_eq!(error.to_string(), "the initial part of a prompt needs a tokenizer, found none");
     }
 

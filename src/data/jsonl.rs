@@ -7,7 +7,8 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::error::DataError;
-use super::example::{Content, Example, LineOrRecord, SamplePlace};
+use super::example::{Content, Example};
+use super::sample_place::{LineOrRecord, SamplePlace};
 
 /// One line's object, knowing where it stands.
 pub(super) struct Object {

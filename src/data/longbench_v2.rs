@@ -7,9 +7,10 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::error::DataError;
-use super::example::{Content, Example, LineOrRecord, SamplePlace, Task};
+use super::example::{Content, Example, Task};
 use super::label_tokens::Classes;
 use super::parquet_rows;
+use super::sample_place::{LineOrRecord, SamplePlace};
 use super::tokenizer::Tokenizer;
 
 const LETTERS: [&str; 4] = ["A", "B", "C", "D"];

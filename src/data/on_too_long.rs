@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::error::DataError;
-use super::example::SamplePlace;
+use super::sample_place::SamplePlace;
 use crate::recipe::OnTooLong;
 
 /// Tokens of a sample, before anything is cut.
@@ -55,7 +55,7 @@ pub(super) fn fit(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::example::LineOrRecord;
+    use crate::data::sample_place::LineOrRecord;
     use proptest::prelude::*;
 
     fn place() -> SamplePlace {

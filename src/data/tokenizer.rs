@@ -154,7 +154,7 @@ fn json_field(path: &Path, field: &str) -> Result<Option<Value>, DataError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Hint;
+    use crate::units::Failure;
 
     fn golden() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2")

@@ -3,10 +3,9 @@
 use crate::cache::CacheError;
 use crate::head::HeadError;
 use crate::native::BackwardError;
-use crate::native::cuda::GraphError;
 use crate::recipe::OpenKey;
 use crate::store::StoreError;
-use crate::units::Hint;
+use crate::units::{Exit, Failure};
 
 /// An error of the engine.
 #[derive(Debug, thiserror::Error)]
@@ -83,20 +82,9 @@ pub enum EngineError {
     },
 }
 
-impl Hint for EngineError {
+impl Failure for EngineError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Cache(e) => e.hint(),
-            Self::Head(e) => e.hint(),
-            Self::Store(e) => e.hint(),
-            // A layer only passes on what its cache has said, or who captures it.
-            Self::Attend(e) => match e.cause() {
-                Some(cause) if cause.is::<GraphError>() => {
-                    Some("set `grad.cuda_graphs = false`; `kvtune doctor` tries a graph by itself".into())
-                }
-                cause => cause.and_then(|cause| cause.downcast_ref::<CacheError>()).and_then(Hint::hint),
-            },
-            Self::Backward(_) | Self::Torch(_) => None,
             Self::SessionLength { .. } => Some("begin a session for more tokens".into()),
             Self::Open { .. } => Some("`kvtune plan --recipe FILE` says what it would choose; write that".into()),
             Self::LongestChunk { largest: 0, .. } => {
@@ -114,6 +102,26 @@ impl Hint for EngineError {
                     .into(),
             ),
             Self::Misplaced { .. } => Some("this is a defect of kvtune: please report it".into()),
+            _ => self.origin()?.hint(),
+        }
+    }
+
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Open { .. } | Self::LongestChunk { .. } => Exit::Usage,
+            Self::EmptySequence | Self::NoTargets => Exit::Data,
+            Self::OutOfMemory(_) => Exit::Memory,
+            _ => self.origin().map_or(Exit::Failed, Failure::exit),
+        }
+    }
+
+    fn origin(&self) -> Option<&dyn Failure> {
+        match self {
+            Self::Cache(e) => Some(e),
+            Self::Head(e) => Some(e),
+            Self::Store(e) => Some(e),
+            Self::Attend(e) => Some(e),
+            _ => None,
         }
     }
 }
@@ -128,10 +136,11 @@ fn undecided(keys: &[OpenKey]) -> String {
 mod tests {
     use super::*;
     use crate::model::AttendError;
+    use crate::native::cuda::GraphError;
 
     #[test]
     fn graphs_that_cannot_be_had_have_a_way_out() {
-        let error = EngineError::from(AttendError::caused_by(GraphError::Lacking("this libtorch has no `x`".into())));
+        let error = EngineError::from(AttendError::from(GraphError::Lacking("this libtorch has no `x`".into())));
         assert_eq!(error.to_string(), "no CUDA graph can be captured: this libtorch has no `x`");
         assert!(error.hint().is_some_and(|hint| hint.starts_with("set `grad.cuda_graphs = false`")));
     }

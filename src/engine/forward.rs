@@ -231,9 +231,9 @@ fn caches(engine: &Engine, model: &Model, plan: &ChunkPlan, batch: &Batch) -> Ve
     let settings = &engine.settings;
     let shapes = settings.cache_shapes(model.config(), plan, (model.kind(), model.device()));
     let cache = |(layer, shape): (usize, CacheShape)| {
-        let policy = settings.policy(layer);
+        let traits = settings.policy(layer).traits();
         let protected =
-            batch.sequences.iter().map(|sequence| sequence.initial.map_or((0, 0), |initial| policy.protects(initial)));
+            batch.sequences.iter().map(|sequence| sequence.initial.map_or((0, 0), |initial| traits.protects(initial)));
         LayerCache::new(LayerIdx(layer), shape, plan.prefill).protecting(protected.collect())
     };
     shapes.into_iter().enumerate().map(cache).collect()

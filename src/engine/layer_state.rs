@@ -122,7 +122,7 @@ impl LayerState {
         let victims = self.cache.decide(policy, span);
         self.log.record(victims);
         // Pads must not pay: in a ragged chunk the sums wait until a policy asks.
-        let asked = policy.required_queries(span.chunk.0 == 0).filter(|_| !span.is_ragged());
+        let asked = policy.traits().required_queries(span.chunk.0 == 0).filter(|_| !span.is_ragged());
         let (saved, past, mass) = self.write_and_attend(span, tokens, Keep::of(keep_undo), asked)?;
         self.log.settle();
         let mass = asked.zip(mass);

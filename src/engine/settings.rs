@@ -8,7 +8,7 @@ use tch::{Device, Kind};
 use super::chunks;
 use super::slots::{FixedCaches, Slots};
 use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, Engine, EngineError, RandomSizes};
-use crate::cache::{self, CacheError, CacheShape, Policy, Scope, log_bytes_per_token};
+use crate::cache::{self, CacheError, CacheShape, Policy, PolicyTraits, Scope, log_bytes_per_token};
 use crate::data::{Batch, IGNORE, Targets};
 use crate::model::{CapturedLayers, LayerSpec, ModelConfig};
 use crate::recipe::{BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm, StoreRecipe};
@@ -105,7 +105,7 @@ impl Settings {
     /// Whether the policies, which errors call `name`, get along with chunks and buffer.
     fn check_policies(&self, name: &str) -> Result<(), EngineError> {
         self.fixed_caches().check(self.sizes)?;
-        if self.buffer == BufferKind::Plain && self.policies.iter().any(|policy| policy.needs_quantised()) {
+        if self.buffer == BufferKind::Plain && self.policies.iter().any(|policy| policy.traits().needs_quantised) {
             return Err(CacheError::NothingQuantised { policy: name.to_owned() }.into());
         }
         Ok(())
@@ -125,7 +125,7 @@ impl Settings {
     /// layer checkpoint, a cache that nothing leaves no undo log.
     pub fn inexact_stores(&self) -> Vec<(&'static str, StoreForm)> {
         let has_borders = self.layers_per_cell < self.policies.len();
-        let overwrites = self.policies.iter().any(|policy| policy.evicts());
+        let overwrites = self.policies.iter().any(|policy| policy.traits().evicts);
         let stores = [
             ("grad.layer_checkpoints", self.layer_checkpoints.form, has_borders),
             ("grad.undo_log", self.undo_log.form, overwrites),
@@ -136,7 +136,7 @@ impl Settings {
 
     /// Whether the choices of one sequence of a batch depend on the others.
     pub fn couples_sequences(&self) -> bool {
-        self.policies.iter().any(|policy| policy.couples_sequences())
+        self.policies.iter().any(|policy| policy.traits().couples_sequences)
     }
 
     /// Whether the first layer band of the backward phase ends in the very hidden states that the forward phase has ended in: it is the
@@ -236,7 +236,7 @@ impl Settings {
     /// Fails if a sequence of so many tokens is too long for a cache that evicts nothing.
     pub fn check_fits(&self, tokens: usize) -> Result<(), EngineError> {
         for (layer, (policy, slots)) in self.policies.iter().zip(&self.slots).enumerate() {
-            if let Some(cache_length) = slots.fixed().filter(|&slots| !policy.evicts() && tokens > slots) {
+            if let Some(cache_length) = slots.fixed().filter(|&slots| !policy.traits().evicts && tokens > slots) {
                 return Err(CacheError::Full { tokens, layer: LayerIdx(layer), cache_length }.into());
             }
         }
@@ -247,20 +247,21 @@ impl Settings {
     pub fn scope(&self) -> Option<Scope> {
         let is_window = |slots: &Slots| matches!(slots, Slots::Window(_));
         let of_recipe = self.slots.iter().position(|slots| !is_window(slots)).unwrap_or(0);
-        self.policies.get(of_recipe).filter(|policy| policy.evicts()).map(|policy| policy.scope())
+        self.policies.get(of_recipe).map(|policy| policy.traits()).filter(|traits| traits.evicts).map(|traits| traits.scope)
     }
 
     /// Bytes of the replay log at most: for one evicted column of the batch in every layer, and for a whole batch planned as `plan`.
     pub fn log_bytes(&self, plan: &ChunkPlan, num_kv_heads: usize) -> (Bytes, Bytes) {
         let sequences = plan.num_sequences();
         let (mut per_token, mut whole) = (0, 0);
-        for (policy, length) in self.policies.iter().zip(self.slots(plan)).filter(|(policy, _)| policy.evicts()) {
+        for (policy, length) in self.policies.iter().zip(self.slots(plan)) {
+            let PolicyTraits { evicts: true, scope, shares_out, .. } = policy.traits() else { continue };
             // A share may be twice the cache length.
-            let slots = if policy.shares_out().is_some() { 2 * length } else { length };
-            let bytes = log_bytes_per_token(policy.scope(), slots, (sequences, num_kv_heads)).0;
+            let slots = if shares_out.is_some() { 2 * length } else { length };
+            let bytes = log_bytes_per_token(scope, slots, (sequences, num_kv_heads)).0;
             per_token += bytes;
             // And says once of each entry whether it leaves when the shares are made.
-            let leaving = if policy.shares_out().is_some() { sequences * num_kv_heads * length } else { 0 };
+            let leaving = if shares_out.is_some() { sequences * num_kv_heads * length } else { 0 };
             let evicted = plan.len() - length + if leaving > 0 { self.sizes.chunk_size } else { 0 };
             whole += bytes * evicted as u64 + leaving as u64;
         }

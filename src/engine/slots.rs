@@ -3,7 +3,7 @@
 use super::chunks::BENT_BY;
 use super::settings::Sizes;
 use super::{Cuts, EngineError, RandomSizes};
-use crate::cache::{CacheError, Policy};
+use crate::cache::{CacheError, Policy, PolicyTraits};
 use crate::recipe::Chunking;
 
 /// The slots of a layer's cache.
@@ -40,7 +40,7 @@ impl Slots {
 /// The caches of fixed size, from the bottom: those that policies and chunks must get along with.
 #[derive(Debug)]
 pub(super) struct FixedCaches<'a> {
-    layers: Vec<(usize, usize, &'a dyn Policy)>,
+    layers: Vec<(usize, usize, PolicyTraits<'a>)>,
     /// Whether the layers have all the same length.
     is_uniform: bool,
 }
@@ -48,7 +48,8 @@ pub(super) struct FixedCaches<'a> {
 impl<'a> FixedCaches<'a> {
     pub(super) fn of(slots: &[Slots], policies: &'a [Box<dyn Policy>]) -> Self {
         let fixed = slots.iter().zip(policies).enumerate();
-        let layers: Vec<_> = fixed.filter_map(|(layer, (slots, policy))| Some((layer, slots.fixed()?, &**policy))).collect();
+        let layers: Vec<_> =
+            fixed.filter_map(|(layer, (slots, policy))| Some((layer, slots.fixed()?, policy.traits()))).collect();
         let is_uniform = layers.windows(2).all(|pair| pair[0].1 == pair[1].1);
         Self { layers, is_uniform }
     }
@@ -98,8 +99,8 @@ impl<'a> FixedCaches<'a> {
         self.check_longest_chunk(sizes)
     }
 
-    fn evicting(&self) -> impl Iterator<Item = &(usize, usize, &'a dyn Policy)> {
-        self.layers.iter().filter(|(.., policy)| policy.evicts())
+    fn evicting(&self) -> impl Iterator<Item = &(usize, usize, PolicyTraits<'a>)> {
+        self.layers.iter().filter(|(.., policy)| policy.evicts)
     }
 
     fn check_chunk_size(&self, chunk_size: usize) -> Result<(), CacheError> {
@@ -111,15 +112,15 @@ impl<'a> FixedCaches<'a> {
             return Ok(());
         }
         let layer = if self.is_uniform { "every layer".to_owned() } else { format!("layer {layer}") };
-        let (sinks, grace) = (policy.sinks(), policy.grace());
-        let share = policy.shares_out().map(|floor| (floor * cache_length as f64) as usize);
-        let initial = policy.initial_part().map_or(0, |_| cache_length.saturating_sub(largest + sinks + grace));
+        let PolicyTraits { sinks, grace, shares_out, initial_part, .. } = policy;
+        let share = shares_out.map(|floor| (floor * cache_length as f64) as usize);
+        let initial = initial_part.map_or(0, |kept| kept.most);
         Err(CacheError::ChunkTooLarge { chunk_size, layer, cache_length, sinks, grace, share, initial, largest })
     }
 
     /// Chunks that are drawn or bent can be longer than `chunk_size`.
     fn check_longest_chunk(&self, sizes: Sizes) -> Result<(), EngineError> {
-        let fits = |size: usize, (_, slots, policy): &(usize, usize, &dyn Policy)| {
+        let fits = |size: usize, (_, slots, policy): &(usize, usize, PolicyTraits<'_>)| {
             self.longest_chunk(Sizes { chunk_size: size, ..sizes }, *slots) <= policy.max_chunk_size(*slots)
         };
         let Some(&(layer, cache_length, policy)) = self.evicting().find(|cache| !fits(sizes.chunk_size, cache)) else {

@@ -6,7 +6,7 @@ use crate::data::{DataError, Dataset};
 use crate::engine::{Engine, EngineError, Observer};
 use crate::head::SequenceLoss;
 use crate::model::Model;
-use crate::units::Hint;
+use crate::units::{Exit, Failure};
 
 /// What can go wrong in an evaluation.
 #[derive(Debug, thiserror::Error)]
@@ -30,13 +30,22 @@ pub enum EvalError {
     },
 }
 
-impl Hint for EvalError {
+impl Failure for EvalError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Data(e) => e.hint(),
             Self::Engine(e) => e.hint(),
             Self::Empty => Some("check the split and `data.on_too_long`: every sample may have been dropped".into()),
             Self::NotFinite { .. } => Some("the weights or the adapter may be damaged, or the dtype too narrow for them".into()),
+        }
+    }
+
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Data(e) => e.exit(),
+            Self::Engine(e) => e.exit(),
+            Self::Empty => Exit::Data,
+            Self::NotFinite { .. } => Exit::NotFinite,
         }
     }
 }

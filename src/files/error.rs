@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::units::{Bytes, Hint};
+use crate::units::{Bytes, Exit, Failure};
 
 /// An error of the room `files`.
 #[derive(Debug, thiserror::Error)]
@@ -143,7 +143,7 @@ impl FilesError {
     }
 }
 
-impl Hint for FilesError {
+impl Failure for FilesError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             Self::Io { source, .. } => match source.kind() {
@@ -180,6 +180,15 @@ impl Hint for FilesError {
             }
             Self::AdapterTensors { .. } => "check that the adapter was trained for this model".into(),
         })
+    }
+
+    /// What lies on disk is wrong, or writing it failed.
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Symlink { .. } => Exit::Usage,
+            _ if self.is_about_content() => Exit::Data,
+            _ => Exit::Failed,
+        }
     }
 }
 

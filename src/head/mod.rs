@@ -2,45 +2,15 @@
 
 mod classify_on_logits;
 mod column;
+mod error;
 mod next_token;
 
 use tch::Tensor;
 
 pub use classify_on_logits::ClassifyOnLogits;
 pub use column::{ColumnLoss, Losses, SequenceLoss, column_loss, places_of_block};
+pub use error::HeadError;
 pub use next_token::NextToken;
-
-use crate::units::Hint;
-
-/// What can go wrong in a head.
-#[derive(Debug, thiserror::Error)]
-pub enum HeadError {
-    /// The batch brings another kind of target.
-    #[error("the head `{head}` needs {expected}, the data has {found}")]
-    WrongTargets {
-        /// Recipe name of the head.
-        head: &'static str,
-        /// `labels`, say.
-        expected: &'static str,
-        /// `class indices`, say.
-        found: &'static str,
-    },
-    /// Autograd through the head failed.
-    #[error(transparent)]
-    Backward(#[from] crate::native::BackwardError),
-    /// Losses could not be read.
-    #[error("libtorch: {0}")]
-    Torch(#[from] tch::TchError),
-}
-
-impl Hint for HeadError {
-    fn hint(&self) -> Option<String> {
-        match self {
-            Self::WrongTargets { .. } => Some("choose the `head.kind` that fits the data".into()),
-            Self::Backward(_) | Self::Torch(_) => None,
-        }
-    }
-}
 
 /// Logits for hidden states: the model's final norm and output projection behind it.
 pub trait Logits {

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use crate::model::{Adapter, Model};
     use crate::recipe::{LoraRecipe, TargetModules};
-    use crate::units::Hint;
+    use crate::units::Failure;
 
     /// A copy of the fixture with some keys of its configuration changed.
     fn changed(changes: &Value) -> tempfile::TempDir {

@@ -5,8 +5,9 @@ use std::fmt;
 
 use tch::Tensor;
 
+use crate::native::cuda::GraphError;
 pub use crate::ops::attention::Qkv;
-use crate::units::LayerIdx;
+use crate::units::{Exit, Failure, LayerIdx};
 
 /// What a layer asks of whoever remembers the past.
 pub trait Attend {
@@ -24,8 +25,14 @@ pub struct AttendError(Cause);
 #[derive(Debug)]
 enum Cause {
     Message(String),
-    Error(Box<dyn Error + Send + Sync>),
+    Graph(GraphError),
+    Error(Box<dyn PassedError>),
 }
+
+/// An error of another room that a layer passes on.
+trait PassedError: Error + Failure + Send + Sync {}
+
+impl<T: Error + Failure + Send + Sync> PassedError for T {}
 
 impl AttendError {
     /// An error that is only a message.
@@ -34,15 +41,44 @@ impl AttendError {
     }
 
     /// Another room's error.
-    pub fn caused_by(error: impl Error + Send + Sync + 'static) -> Self {
+    pub fn caused_by(error: impl Error + Failure + Send + Sync + 'static) -> Self {
         Self(Cause::Error(Box::new(error)))
     }
 
-    /// The other room's error, to be downcast by whoever knows its type (for its hint, say).
-    pub fn cause(&self) -> Option<&(dyn Error + Send + Sync + 'static)> {
+    /// Why no CUDA graph was captured, if that is the reason.
+    pub fn graph(&self) -> Option<&GraphError> {
         match &self.0 {
-            Cause::Message(_) => None,
+            Cause::Graph(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<GraphError> for AttendError {
+    fn from(error: GraphError) -> Self {
+        Self(Cause::Graph(error))
+    }
+}
+
+impl Failure for AttendError {
+    fn hint(&self) -> Option<String> {
+        match &self.0 {
+            Cause::Graph(_) => Some("set `grad.cuda_graphs = false`; `kvtune doctor` tries a graph by itself".into()),
+            _ => self.origin()?.hint(),
+        }
+    }
+
+    fn exit(&self) -> Exit {
+        match &self.0 {
+            Cause::Graph(GraphError::Lacking(_)) => Exit::Usage,
+            _ => self.origin().map_or(Exit::Failed, Failure::exit),
+        }
+    }
+
+    fn origin(&self) -> Option<&dyn Failure> {
+        match &self.0 {
             Cause::Error(error) => Some(error.as_ref()),
+            _ => None,
         }
     }
 }
@@ -51,6 +87,7 @@ impl fmt::Display for AttendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Cause::Message(message) => f.write_str(message),
+            Cause::Graph(error) => error.fmt(f),
             Cause::Error(error) => error.fmt(f),
         }
     }
@@ -59,6 +96,10 @@ impl fmt::Display for AttendError {
 impl Error for AttendError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         // Display is the cause's own, so the chain goes on behind it.
-        self.cause().and_then(Error::source)
+        match &self.0 {
+            Cause::Message(_) => None,
+            Cause::Graph(error) => error.source(),
+            Cause::Error(error) => error.source(),
+        }
     }
 }

@@ -213,7 +213,7 @@ impl Recorder {
         match (self, &*recorded) {
             (_, Some(Recorded::Device(graph))) => graph.replay(),
             (Self::Device(recorder), _) => {
-                let graph = recorder.capture(|| (piece.work)(common, idx, held)).map_err(AttendError::caused_by)?;
+                let graph = recorder.capture(|| (piece.work)(common, idx, held))?;
                 *recorded = Some(Recorded::Device(graph));
             }
             #[cfg(test)]
@@ -246,7 +246,7 @@ fn recorder(device: Device) -> Result<Option<Recorder>, AttendError> {
         return Ok(Some(Recorder::Played));
     }
     let Device::Cuda(index) = device else { return Ok(None) };
-    Ok(Some(Recorder::Device(GraphRecorder::new(index).map_err(AttendError::caused_by)?)))
+    Ok(Some(Recorder::Device(GraphRecorder::new(index)?)))
 }
 
 #[cfg(test)]

@@ -130,7 +130,7 @@ fn weight_kind(fields: Fields<'_>) -> Result<Option<Kind>, ConfigFault> {
 mod tests {
     use super::*;
     use crate::model::spec::{AttentionSpec, FeedForwardSpec, ScoreRule};
-    use crate::units::Hint;
+    use crate::units::Failure;
     use serde_json::json;
 
     fn config(changes: &Value) -> Result<ModelConfig, ConfigFault> {

@@ -7,7 +7,7 @@ use super::fields::ConfigFault;
 use crate::files::FilesError;
 use crate::recipe::Dtype;
 use crate::store::StoreError;
-use crate::units::Hint;
+use crate::units::{Exit, Failure};
 
 /// An error of the model.
 #[derive(Debug, thiserror::Error)]
@@ -95,10 +95,9 @@ pub enum ModelError {
     },
 }
 
-impl Hint for ModelError {
+impl Failure for ModelError {
     fn hint(&self) -> Option<String> {
         Some(match self {
-            Self::Config { fault, .. } => return fault.hint(),
             Self::NoWeights { .. } => "only safetensors are read: convert `.bin` or `.pt` weights to them first".into(),
             Self::Shard { .. } => "the index may be damaged or hostile: take the model from its source again".into(),
             Self::Tensors { .. } => "check that weights and configuration belong together and that all files are complete".into(),
@@ -107,12 +106,26 @@ impl Hint for ModelError {
             Self::TrainedDtype { .. } => {
                 "write `model.dtype = \"f32\"`, in which `bf16` weights load too; an adapter can be trained in `bf16`".into()
             }
-            Self::NothingTrained => return None,
             Self::NotEmpty { .. } => "choose another `--out`, or empty the directory".into(),
             Self::Tokenizer { .. } => "give the contents of a `tokenizer.json` that has a vocabulary".into(),
-            Self::Files(e) => return e.hint(),
-            Self::Store(e) => return e.hint(),
+            _ => return self.origin()?.hint(),
         })
+    }
+
+    fn exit(&self) -> Exit {
+        match self {
+            Self::UnknownTarget { .. } | Self::Lora { .. } | Self::TrainedDtype { .. } | Self::NotEmpty { .. } => Exit::Usage,
+            _ => self.origin().map_or(Exit::Data, Failure::exit),
+        }
+    }
+
+    fn origin(&self) -> Option<&dyn Failure> {
+        match self {
+            Self::Config { fault, .. } => Some(fault),
+            Self::Files(e) => Some(e),
+            Self::Store(e) => Some(e),
+            _ => None,
+        }
     }
 }
 

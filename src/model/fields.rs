@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use crate::units::Hint;
+use crate::units::{Exit, Failure};
 
 /// The keys of a JSON object, read with checks; `null` counts as absent.
 #[derive(Clone, Copy, Debug)]
@@ -134,12 +134,16 @@ impl fmt::Display for ConfigFault {
     }
 }
 
-impl Hint for ConfigFault {
+impl Failure for ConfigFault {
     fn hint(&self) -> Option<String> {
         Some(match self {
             Self::UnknownFamily { .. } => "use a model of a known family".into(),
             Self::Missing { .. } | Self::OutOfRange { .. } => "take `config.json` from the model's source again".into(),
             Self::Unsupported { key, .. } => format!("use a model without this, or correct `{key}` if the model doesn't need it"),
         })
+    }
+
+    fn exit(&self) -> Exit {
+        Exit::Data
     }
 }

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use crate::model::Model;
     use crate::recipe::Dtype;
-    use crate::units::Hint;
+    use crate::units::Failure;
 
     fn fixture(name: &str) -> std::path::PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2").join(name)

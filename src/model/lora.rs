@@ -234,7 +234,7 @@ mod tests {
     use super::*;
     use crate::model::{Attend, AttendError, Model, Qkv};
     use crate::recipe::Dtype;
-    use crate::units::Hint;
+    use crate::units::Failure;
     use serde_json::json;
 
     fn config() -> ModelConfig {

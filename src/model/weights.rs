@@ -263,7 +263,7 @@ mod tests {
     }
 
     fn error(dir: &Path) -> ModelError {
-        use crate::units::Hint;
+        use crate::units::Failure;
         let error = Model::load(dir, Dtype::F32, Device::Cpu).unwrap_err();
         assert!(error.hint().is_some(), "no hint for: {error}");
         error

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 
 use tch::Device;
 
+use super::allocated::Allocated;
 use super::cuda::{DeviceStats, device_stats, reset_device_peak};
 
 unsafe extern "C" {
@@ -14,19 +15,6 @@ unsafe extern "C" {
     fn kvtune_meter_reset_peak(handle: *const c_void);
     fn kvtune_meter_stop(handle: *mut c_void);
     safe fn kvtune_give_free_memory_back();
-}
-
-/// Bytes of one kind of memory. What was allocated before the meter began, or is freed by another thread, is not counted, so that
-/// `live` may be below zero.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Allocated {
-    /// Of the tensors that there are now.
-    pub live: i64,
-    /// The largest `live` since [`AllocationMeter::reset_peak`].
-    pub peak: i64,
-    /// The most that a caching allocator has held, for tensors that are and that were, since it began or, by its own statistics, since
-    /// [`AllocationMeter::reset_peak`]; 0 where there is none.
-    pub reserved: i64,
 }
 
 /// Counts the allocations of the thread that started it, and of the backwards that this thread runs, until it is dropped.

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+mod allocated;
 mod autograd;
 pub mod cuda;
 mod facts;
@@ -13,13 +14,14 @@ mod pointwise;
 mod syncs;
 mod threads;
 
+pub use allocated::Allocated;
 pub(crate) use autograd::or_panic;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward};
 pub use facts::{cpu_capability, cpu_has, loaded_libtorch, threads_at_work};
 pub use kernels::{AttendGrads, AttentionShape, KvPart, attend, attend_backward, attention_mass, computes, product};
 pub use mapped::{FileMap, libtorch_version, tensor_over};
 pub use memory::{HostMemory, allowed_memory, line_of, machine_memory};
-pub use meter::{Allocated, AllocationMeter, give_free_memory_back};
+pub use meter::{AllocationMeter, give_free_memory_back};
 pub use pointwise::{RotationDirection, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
 pub use syncs::{SyncCounter, Syncs};
 pub use threads::{make_room_for_others, usable_cpus};

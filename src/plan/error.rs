@@ -3,7 +3,7 @@
 use super::Limits;
 use crate::engine::EngineError;
 use crate::model::ModelError;
-use crate::units::{Bytes, Hint};
+use crate::units::{Bytes, Exit, Failure};
 
 /// An error of the planner.
 #[derive(Debug, thiserror::Error)]
@@ -48,12 +48,23 @@ fn shortage((host, device, files): (Bytes, Option<Bytes>, Bytes), limits: &Limit
     format!("a step of {tokens} tokens does not fit with a margin of {margin} %: it takes at least {device}{host}{files}")
 }
 
-impl Hint for PlanError {
+impl Failure for PlanError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Engine(e) => e.hint(),
-            Self::Model(e) => e.hint(),
             Self::DoesNotFit { advice, .. } => Some(advice.clone()),
+            _ => self.origin()?.hint(),
+        }
+    }
+
+    fn exit(&self) -> Exit {
+        self.origin().map_or(Exit::Memory, Failure::exit)
+    }
+
+    fn origin(&self) -> Option<&dyn Failure> {
+        match self {
+            Self::Engine(e) => Some(e),
+            Self::Model(e) => Some(e),
+            Self::DoesNotFit { .. } => None,
         }
     }
 }

@@ -90,9 +90,9 @@ impl<'a> Ledger<'a> {
         // One choice makes the policies of all layers: they note the same.
         let notes = [true, false].map(|is_prefill| notes_per_entry(spec.settings.policy(0), is_prefill));
         let layer = |(index, shape): (usize, CacheShape)| {
-            let policy = spec.settings.policy(index);
+            let traits = spec.settings.policy(index).traits();
             let length = shape.slots_for(shape.allocated.max(1), 0);
-            let slots = match policy.shares_out() {
+            let slots = match traits.shares_out {
                 // A share is not known before. It is largest where all entries of a head are in the better half: then it has its floor,
                 // and twice what that leaves of the cache length.
                 Some(floor) if shape.groups > 1 => 2 * length - (floor * length as f64) as usize,
@@ -102,7 +102,7 @@ impl<'a> Ledger<'a> {
                 slots,
                 shape,
                 notes,
-                scope: policy.evicts().then(|| policy.scope()),
+                scope: traits.evicts.then_some(traits.scope),
                 noted: 0,
                 has_gradients: false,
                 at_hand: 0,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::units::Hint;
+use crate::units::{Exit, Failure};
 
 /// Why a recipe is refused. Prints the message, and below it the place as it stands in the recipe.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -59,9 +59,13 @@ impl RecipeError {
     }
 }
 
-impl Hint for RecipeError {
+impl Failure for RecipeError {
     fn hint(&self) -> Option<String> {
         self.hint.clone()
+    }
+
+    fn exit(&self) -> Exit {
+        Exit::Usage
     }
 }
 

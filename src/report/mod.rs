@@ -11,7 +11,7 @@ pub mod tensorboard;
 use std::path::PathBuf;
 
 use crate::files::FilesError;
-use crate::units::Hint;
+use crate::units::{Exit, Failure};
 
 /// What can go wrong when something is to be read.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +45,7 @@ pub enum ReportError {
     },
 }
 
-impl Hint for ReportError {
+impl Failure for ReportError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Io { .. } => {
@@ -55,5 +55,10 @@ impl Hint for ReportError {
             Self::Output { .. } => Some("look at where the output goes, as that disk may be full, and ask again".into()),
             Self::BrokenLine { .. } => Some("restore the file, or remove it to begin a new one".into()),
         }
+    }
+
+    /// Whatever the reason, the work itself is done.
+    fn exit(&self) -> Exit {
+        Exit::Failed
     }
 }

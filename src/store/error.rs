@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::files::FilesError;
-use crate::units::Hint;
+use crate::units::{Exit, Failure};
 
 /// An error of the room `store`.
 #[derive(Debug, thiserror::Error)]
@@ -34,13 +34,26 @@ pub enum StoreError {
     },
 }
 
-impl Hint for StoreError {
+impl Failure for StoreError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Files(error) => error.hint(),
             Self::Dtype { .. } => Some("save the tensor as one of these types; quantised models are not read".into()),
             Self::NoScratchDir => Some("give the recipe `grad.scratch_dir`, or an `output_dir` for a default".into()),
-            Self::Torch { .. } => None,
+            _ => self.origin()?.hint(),
+        }
+    }
+
+    fn exit(&self) -> Exit {
+        match self {
+            Self::NoScratchDir => Exit::Usage,
+            _ => self.origin().map_or(Exit::Data, Failure::exit),
+        }
+    }
+
+    fn origin(&self) -> Option<&dyn Failure> {
+        match self {
+            Self::Files(e) => Some(e),
+            _ => None,
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::optim::OptimError;
 use crate::plan::PlanError;
 use crate::recipe::{Difference, RecipeError};
 use crate::report::ReportError;
-use crate::units::Hint;
+use crate::units::{Exit, Failure};
 
 /// An error of training.
 #[derive(Debug, thiserror::Error)]
@@ -135,19 +135,9 @@ fn listed(differences: &[Difference]) -> String {
     differences.iter().map(line).collect()
 }
 
-impl Hint for TrainError {
+impl Failure for TrainError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Recipe(e) => e.hint(),
-            Self::Data(e) => e.hint(),
-            Self::Files(e) => e.hint(),
-            Self::Model(e) => e.hint(),
-            Self::Engine(e) => e.hint(),
-            Self::Plan(e) => e.hint(),
-            Self::Eval(e) => e.hint(),
-            Self::Optim(e) => e.hint(),
-            Self::Checkpoint(e) | Self::NotSaved(e) => e.hint(),
-            Self::Report(e) => e.hint(),
             Self::OtherAdapter { .. } => Some("make `[lora]` agree with the adapter, or leave `model.adapter` out".into()),
             Self::NoRun { .. } => Some(
                 "name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too"
@@ -174,6 +164,39 @@ impl Hint for TrainError {
                  `optimizer.learning_rate`"
                     .into(),
             ),
+            _ => self.origin()?.hint(),
+        }
+    }
+
+    fn exit(&self) -> Exit {
+        match self {
+            Self::ChangedRecipe { .. }
+            | Self::OtherAdapter { .. }
+            | Self::OutputInTheWay { .. }
+            | Self::NoRun { .. }
+            | Self::NoCheckpoint { .. } => Exit::Usage,
+            Self::OtherModel { .. } | Self::OtherData { .. } => Exit::Data,
+            Self::OutOfMemory { .. } => Exit::Memory,
+            Self::NotFinite { .. } => Exit::NotFinite,
+            // What was to be written is right, wherever that failed.
+            Self::NotSaved(_) => Exit::Failed,
+            _ => self.origin().map_or(Exit::Failed, Failure::exit),
+        }
+    }
+
+    fn origin(&self) -> Option<&dyn Failure> {
+        match self {
+            Self::Recipe(e) => Some(e),
+            Self::Data(e) => Some(e),
+            Self::Files(e) => Some(e),
+            Self::Model(e) => Some(e),
+            Self::Engine(e) => Some(e),
+            Self::Plan(e) => Some(e),
+            Self::Eval(e) => Some(e),
+            Self::Optim(e) => Some(e),
+            Self::Checkpoint(e) | Self::NotSaved(e) => Some(e),
+            Self::Report(e) => Some(e),
+            _ => None,
         }
     }
 }

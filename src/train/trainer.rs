@@ -21,9 +21,6 @@ use crate::report::memory::peak_resident;
 use crate::report::metrics::StepMetrics;
 use crate::units::Bytes;
 
-/// Name of the recipe in a run's directory.
-pub const RESOLVED_RECIPE: &str = "recipe.resolved.toml";
-
 /// A run in memory.
 pub struct Trainer {
     pub(super) recipe: Recipe,

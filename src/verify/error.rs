@@ -4,7 +4,7 @@ use crate::engine::EngineError;
 use crate::head::HeadError;
 use crate::model::AttendError;
 use crate::native::BackwardError;
-use crate::units::Hint;
+use crate::units::{Exit, Failure};
 
 /// An error of the proof itself, not a difference that it found.
 #[derive(Debug, thiserror::Error)]
@@ -39,14 +39,29 @@ pub enum VerifyError {
     },
 }
 
-impl Hint for VerifyError {
+impl Failure for VerifyError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Engine(e) => e.hint(),
-            Self::Head(e) => e.hint(),
-            Self::Attend(_) | Self::Backward(_) => None,
             Self::NotFinite { .. } => Some("look at this sample and at the model's weights".into()),
             Self::ImpossibleChoice { .. } => Some("this is a defect of kvtune: please report it".into()),
+            _ => self.origin()?.hint(),
+        }
+    }
+
+    fn exit(&self) -> Exit {
+        match self {
+            Self::NotFinite { .. } => Exit::NotFinite,
+            // The engine has run on the same targets before.
+            Self::Head(_) => Exit::Failed,
+            _ => self.origin().map_or(Exit::Failed, Failure::exit),
+        }
+    }
+
+    fn origin(&self) -> Option<&dyn Failure> {
+        match self {
+            Self::Engine(e) => Some(e),
+            Self::Head(e) => Some(e),
+            _ => None,
         }
     }
 }

@@ -20,7 +20,7 @@ use kvtune::recipe::{Dtype, OpenKey};
 use kvtune::report::ReportError;
 use kvtune::store::StoreError;
 use kvtune::train::TrainError;
-use kvtune::units::{Hint, LayerIdx};
+use kvtune::units::{Failure, LayerIdx};
 use kvtune::verify::VerifyError;
 
 /// Names of an enum's variants as the source has them, without those that pass another room's error on.
@@ -39,7 +39,7 @@ fn variants(file: &str, name: &str) -> BTreeSet<String> {
 }
 
 /// Every variant is among the samples, which have a hint, or among those that no user can cause.
-fn walk<E: Debug + Display + Hint>(place: (&str, &str), not_the_users: &[&str], samples: &[E]) {
+fn walk<E: Debug + Display + Failure>(place: (&str, &str), not_the_users: &[&str], samples: &[E]) {
     let mut seen: BTreeSet<String> = not_the_users.iter().map(ToString::to_string).collect();
     for sample in samples {
         let debug = format!("{sample:?}");
@@ -182,14 +182,14 @@ fn model() {
         ModelError::Tokenizer { message: text() },
     ];
     walk(("model/error.rs", "ModelError"), &["NothingTrained"], &samples);
-    walk(("model/config.rs", "ConfigFault"), &[], &faults);
+    walk(("model/fields.rs", "ConfigFault"), &[], &faults);
 }
 
 #[test]
 fn head_optimiser_report_and_store() {
     let wrong = HeadError::WrongTargets { head: "next_token", expected: "labels", found: "a class" };
-    walk(("head/mod.rs", "HeadError"), &["Torch"], &[wrong]);
-    walk(("optim/mod.rs", "OptimError"), &[], &[OptimError::OtherState(text())]);
+    walk(("head/error.rs", "HeadError"), &["Torch"], &[wrong]);
+    walk(("optim/optimizer.rs", "OptimError"), &[], &[OptimError::OtherState(text())]);
     let source = || io::ErrorKind::StorageFull.into();
     let samples = [
         ReportError::Io { action: "write", path: path(), source: source() },

@@ -11,6 +11,7 @@ mod data;
 mod device_script;
 mod doctor;
 mod every_tiling;
+mod exit_codes;
 mod full;
 mod head;
 mod help;

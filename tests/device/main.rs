@@ -24,7 +24,7 @@ use kvtune::engine::{MicroBatchGradients, Silent};
 use kvtune::model::{Adapter, Model, ModelConfig};
 use kvtune::native::cuda::{Numerics, Upload, graph_replays, pinned};
 use kvtune::recipe::{BufferKind, Dtype, LoraRecipe, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules};
-use support::case::{Case, HeadKind, NEAR_BF16, PLAIN, Trains, Width, cosine_of_bf16, run};
+use support::case::{Case, HeadKind, NEAR_BF16, PLAIN, Trains, Width, cosine_of_bf16, registered_policies, run};
 use tch::{Device, Kind, Tensor};
 
 /// The bound of f32 on a GPU, whose sums have another order than the reference's; and that of f64, in which entries that are rounded
@@ -32,14 +32,11 @@ use tch::{Device, Kind, Tensor};
 const BOUND_F32: f64 = 1e-4;
 const BOUND_F64: f64 = 1e-11;
 
-/// What a GPU does otherwise than a CPU, or might: where things wait, what is sorted, how entries are stored.
-const CASES: &[Case] = &[
-    Case { name: "dense", policy: "dense", cache: &[50], ..PLAIN },
+/// Beside every policy with its defaults, what a GPU does otherwise than a CPU, or might: where things wait, what is sorted, how entries
+/// are stored.
+const FURTHER: &[Case] = &[
     Case { name: "dense, growing", policy: "dense", cache: &[16], storage: Storage::Growing, ..PLAIN },
     Case { name: "dense, paged", policy: "dense", cache: &[16], chunk: 3, storage: Storage::Paged, ..PLAIN },
-    Case { name: "lastrec", policy: "lastrec", ..PLAIN },
-    Case { name: "streaming-llm", policy: "streaming-llm", ..PLAIN },
-    Case { name: "h2o", ..PLAIN },
     Case { name: "h2o, one layer band", layers_per_cell: 3, width: Width::Chunks(2), ..PLAIN },
     Case { name: "h2o, waiting on the host", is_offloaded: true, layers_per_cell: 2, ..PLAIN },
     Case { name: "h2o, int8 waiting on the host", buffer: BufferKind::Int8, is_offloaded: true, ..PLAIN },
@@ -50,19 +47,15 @@ const CASES: &[Case] = &[
     Case { name: "h2o, all weights", trains: Trains::All, lora: &[], ..PLAIN },
     Case { name: "h2o, all weights, tied", trains: Trains::AllTied, lora: &[], ..PLAIN },
     Case { name: "h2o-vlen", policy: "h2o-vlen", params: "grace_period = 3\nscore_prefill = true", ..PLAIN },
-    Case { name: "h2o-orig", policy: "h2o-orig", ..PLAIN },
     Case { name: "qh2o", policy: "qh2o", buffer: BufferKind::Int8, params: "combination_constant = 0.3", ..PLAIN },
     Case { name: "qh2o-vlen", policy: "qh2o-vlen", buffer: BufferKind::Int4, params: "combination_constant = 0.3", ..PLAIN },
-    Case { name: "keydiff", policy: "keydiff", ..PLAIN },
-    Case { name: "knorm", policy: "knorm", ..PLAIN },
-    Case { name: "tova", policy: "tova", ..PLAIN },
     Case { name: "snapkv", policy: "snapkv", params: "kernel_size = 3", ..PLAIN },
-    Case { name: "expected-attention", policy: "expected-attention", ..PLAIN },
-    Case { name: "smart-lastrec", params: SMART, policy: "smart-lastrec", initial: &[(0, 30), (3, 7), (0, 9)], ..PLAIN },
-    Case { name: "adakv", policy: "adakv", params: "floor = 0.5\npolicy.snapkv = { window_size = 2 }", ..PLAIN },
 ];
 const IN_FILE: StoreRecipe = StoreRecipe { form: StoreForm::Plain, place: StorePlace::File };
-const SMART: &str = "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4";
+
+fn cases() -> Vec<Case> {
+    [registered_policies(), FURTHER.to_vec()].concat()
+}
 
 /// The GPU that the proofs run on; without one, says so.
 fn gpu() -> Option<Device> {
@@ -73,18 +66,11 @@ fn gpu() -> Option<Device> {
 }
 
 #[test]
-fn every_registered_policy_has_a_case() {
-    for name in kvtune::cache::policies::names() {
-        assert!(CASES.iter().any(|case| case.policy == name), "`{name}` is not in this file's table");
-    }
-}
-
-#[test]
 fn gradients_are_those_of_masked_dense_autograd() {
     let Some(device) = gpu() else { return };
     for (kind, bound) in [(Kind::Float, BOUND_F32), (Kind::Double, BOUND_F64)] {
         let mut worst: f64 = 0.0;
-        for case in CASES.iter().filter(|case| kind == Kind::Double || case.buffer == BufferKind::Plain) {
+        for case in cases().iter().filter(|case| kind == Kind::Double || case.buffer == BufferKind::Plain) {
             let found = run(&Case { kind, device, ..*case });
             assert!(found.worst() <= bound, "{} in {kind:?}: worst error {:.2e}", case.name, found.worst());
             assert!(found.untested().is_empty(), "{}: untested {:?}", case.name, found.untested());
@@ -106,7 +92,7 @@ fn another_programs_numbers_come_out() {
 #[test]
 fn bf16_is_near_f32() {
     let Some(device) = gpu() else { return };
-    for case in CASES.iter().filter(|case| case.trains == Trains::Adapter && case.buffer == BufferKind::Plain) {
+    for case in cases().iter().filter(|case| case.trains == Trains::Adapter && case.buffer == BufferKind::Plain) {
         let cosine = cosine_of_bf16(&Case { device, ..*case });
         println!("{} in bf16: cosine {cosine:.6}", case.name);
         assert!(cosine >= NEAR_BF16, "{}: {cosine}", case.name);
@@ -121,7 +107,7 @@ fn gradients(case: &Case, model: &Model) -> MicroBatchGradients {
 fn two_runs_give_the_same_bits() {
     let Some(device) = gpu() else { return };
     for kind in [Kind::Float, Kind::BFloat16] {
-        for case in CASES.iter().filter(|case| case.trains == Trains::Adapter) {
+        for case in cases().iter().filter(|case| case.trains == Trains::Adapter) {
             let case = Case { kind, device, ..*case };
             let model = support::model(&case);
             let (first, second) = (gradients(&case, &model), gradients(&case, &model));
@@ -149,7 +135,7 @@ fn captured_as_plain(case: &Case, made: &mut dyn FnMut(&Case) -> MicroBatchGradi
 fn captured_columns_give_the_same_bits() {
     let Some(device) = gpu() else { return };
     for kind in [Kind::Float, Kind::BFloat16] {
-        for case in CASES.iter().filter(|case| case.trains == Trains::Adapter) {
+        for case in cases().iter().filter(|case| case.trains == Trains::Adapter) {
             let cache = if case.cache[0] >= 44 { &[80][..] } else { case.cache };
             let short = Case { lengths: &[76, 37, 9], chunk: 3, width: Width::Chunks(1), cache, ..*case };
             let model = support::model(&Case { kind, device, ..short });

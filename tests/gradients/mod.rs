@@ -11,19 +11,18 @@ mod stores;
 use kvtune::recipe::{BufferKind, Chunking, Storage};
 use tch::Kind;
 
-use crate::support::case::{Case, HeadKind, NEAR_BF16, PLAIN, Tail, TargetsAt, Trains, Width, cosine_of_bf16, prove, run};
+use crate::support::case::{
+    Case, HeadKind, NEAR_BF16, PLAIN, Tail, TargetsAt, Trains, Width, cosine_of_bf16, prove, registered_policies, run,
+};
 
 const SMART: &str = "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4";
 
-/// Every policy, each with the parameters that change what it does.
-const POLICIES: &[Case] = &[
-    Case { name: "dense", policy: "dense", cache: &[50], ..PLAIN },
+/// Beside every policy with its defaults: parameters, storages and initial parts that change what a policy does.
+const FURTHER: &[Case] = &[
     Case { name: "dense, growing", policy: "dense", cache: &[16], storage: Storage::Growing, ..PLAIN },
     Case { name: "dense, paged", policy: "dense", cache: &[16], chunk: 3, storage: Storage::Paged, ..PLAIN },
-    Case { name: "lastrec", policy: "lastrec", ..PLAIN },
     Case { name: "lastrec without sinks", policy: "lastrec", params: "init_grace_tokens = 0", ..PLAIN },
     Case { name: "lastrec with sinks", policy: "lastrec", params: "init_grace_tokens = 4", ..PLAIN },
-    Case { name: "h2o", policy: "h2o", ..PLAIN },
     Case { name: "h2o without first tokens", params: "keep_initial_fraction = 0.0", ..PLAIN },
     Case { name: "h2o with first tokens", params: "keep_initial_fraction = 0.4", ..PLAIN },
     Case { name: "h2o, grace 1", params: "grace_period = 1", ..PLAIN },
@@ -32,23 +31,15 @@ const POLICIES: &[Case] = &[
     Case { name: "h2o, normalised", params: "normalize_scores = true", ..PLAIN },
     Case { name: "h2o, normalised as the reference counts", params: "normalize_scores = true\nreference_counts = true", ..PLAIN },
     Case { name: "h2o, prefill scored", params: "score_prefill = true", ..PLAIN },
-    Case { name: "h2o-vlen", policy: "h2o-vlen", ..PLAIN },
     Case { name: "h2o-vlen, grace 3", policy: "h2o-vlen", params: "grace_period = 3\nscore_prefill = true", ..PLAIN },
     Case { name: "h2o-vlen, normalised", policy: "h2o-vlen", params: "normalize_scores = true", ..PLAIN },
-    Case { name: "h2o-orig", policy: "h2o-orig", ..PLAIN },
     Case { name: "h2o-orig, prefill scored", policy: "h2o-orig", params: "score_prefill = true", ..PLAIN },
-    Case { name: "streaming-llm", policy: "streaming-llm", ..PLAIN },
     Case { name: "streaming-llm, one sink", policy: "streaming-llm", params: "init_grace_tokens = 1", ..PLAIN },
-    Case { name: "keydiff", policy: "keydiff", ..PLAIN },
     Case { name: "keydiff, grace 3", policy: "keydiff", params: "grace_period = 3", ..PLAIN },
-    Case { name: "knorm", policy: "knorm", ..PLAIN },
     Case { name: "knorm, grace 3", policy: "knorm", params: "grace_period = 3", ..PLAIN },
-    Case { name: "tova", policy: "tova", ..PLAIN },
     Case { name: "tova, grace 3", policy: "tova", params: "grace_period = 3", ..PLAIN },
-    Case { name: "snapkv", policy: "snapkv", ..PLAIN },
     Case { name: "snapkv, wide", policy: "snapkv", params: "window_size = 6\nkernel_size = 7", ..PLAIN },
     Case { name: "snapkv, mean", policy: "snapkv", params: "kernel_size = 3\npooling = \"mean\"", ..PLAIN },
-    Case { name: "expected-attention", policy: "expected-attention", ..PLAIN },
     Case {
         name: "expected-attention, grace 3",
         policy: "expected-attention",
@@ -64,15 +55,7 @@ const POLICIES: &[Case] = &[
         initial: &[(0, 6), (0, 6), (0, 6)],
         ..PLAIN
     },
-    Case {
-        name: "smart-lastrec, a range per sequence",
-        params: SMART,
-        policy: "smart-lastrec",
-        initial: &[(0, 30), (3, 7), (0, 9)],
-        ..PLAIN
-    },
     Case { name: "smart-lastrec, late ranges", params: SMART, policy: "smart-lastrec", initial: &[(12, 40), (17, 25)], ..PLAIN },
-    Case { name: "adakv over snapkv", policy: "adakv", params: "floor = 0.5\npolicy.snapkv = { window_size = 2 }", ..PLAIN },
     Case { name: "adakv over h2o", policy: "adakv", params: "floor = 0.3\npolicy.h2o = { score_prefill = true }", ..PLAIN },
     Case {
         name: "adakv, unequal layers",
@@ -91,14 +74,12 @@ const POLICIES: &[Case] = &[
 ];
 
 /// Four that behave differently: nothing leaves, one choice for all, one for each head, one for each sequence.
-const KINDS: [Case; 4] = [POLICIES[0], POLICIES[5], POLICIES[10], POLICIES[26]];
-
-#[test]
-fn every_registered_policy_has_a_case() {
-    for name in kvtune::cache::policies::names() {
-        assert!(POLICIES.iter().any(|case| case.policy == name), "`{name}` is not in this file's table");
-    }
-}
+const KINDS: [Case; 4] = [
+    Case { policy: "dense", cache: &[50], ..PLAIN },
+    Case { policy: "lastrec", params: "init_grace_tokens = 4", ..PLAIN },
+    Case { policy: "h2o", params: "grace_period = 4", ..PLAIN },
+    Case { policy: "tova", ..PLAIN },
+];
 
 fn varied<const N: usize>(variations: [fn(Case) -> Case; N]) -> Vec<Case> {
     KINDS.iter().flat_map(|&case| variations.iter().map(move |vary| vary(case))).collect()
@@ -106,7 +87,7 @@ fn varied<const N: usize>(variations: [fn(Case) -> Case; N]) -> Vec<Case> {
 
 #[test]
 fn every_policy() {
-    prove("policies", POLICIES);
+    prove("policies", &[registered_policies(), FURTHER.to_vec()].concat());
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use kvtune::engine::Session;
 use tch::{Device, Kind, Tensor};
 
-use super::POLICIES;
-use crate::support::case::{Case, PLAIN, Width};
+use super::FURTHER;
+use crate::support::case::{Case, PLAIN, Width, registered_policies};
 use crate::support::{batch, engine, model};
 
 /// Hidden states of all tokens `(B, T, E)`, and every choice.
@@ -39,7 +39,7 @@ fn has_initial_part(case: &Case) -> bool {
 #[test]
 fn token_by_token_is_the_engine_with_chunks_of_one() {
     let mut compared = 0;
-    for case in POLICIES.iter().filter(|case| !has_initial_part(case)) {
+    for case in registered_policies().iter().chain(FURTHER).filter(|case| !has_initial_part(case)) {
         // One token a column, too: products of several tokens round otherwise.
         let case = Case { lengths: &[44, 44], chunk: 1, width: Width::Chunks(1), ..*case };
         let (expected, choices) = of_engine(&case);

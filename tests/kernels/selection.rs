@@ -6,16 +6,16 @@ use std::path::Path;
 use std::process::Output;
 
 use kvtune::cache::{
-    ChunkAttention, Entries, EvictionOrder, HeadBudgets, LayerCache, NewEntries, Observed, Policy, Queries, Victims,
+    ChunkAttention, Entries, EvictionOrder, HeadBudgets, LayerCache, NewEntries, Observed, Policy, PolicyTraits, Victims,
 };
-use kvtune::recipe::{BufferKind, InitialPart, Storage};
+use kvtune::recipe::{BufferKind, Storage};
 use kvtune::units::LayerIdx;
 use tch::{Device, Kind, Tensor};
 
 use super::{play, said, source};
 use crate::policy_contract::content::Content;
 use crate::policy_contract::scene::Scene;
-use crate::policy_contract::scenes::{POLICIES, scenes};
+use crate::policy_contract::scenes::{policies, scenes};
 use crate::policy_contract::synthetic_attention::SyntheticAttention;
 
 fn selection(text: &Path, arguments: &[&Path]) -> Output {
@@ -64,7 +64,7 @@ fn every_policys_choice_is_that_of_the_cache() {
     tch::set_num_threads(1);
     let mut file = Vec::new();
     let mut count = 0;
-    for (p, &policy) in POLICIES.iter().enumerate().filter(|(_, (policy, _))| *policy != "dense") {
+    for (p, &policy) in policies().iter().enumerate().filter(|(_, (policy, _))| *policy != "dense") {
         let mut choices = Vec::new();
         // Chunks of some tokens, and the largest.
         for scene in &scenes((p, policy), (BufferKind::Int4, false), Storage::Preallocated)[1..] {
@@ -110,20 +110,8 @@ impl Policy for Watched {
         score
     }
 
-    fn grace(&self) -> usize {
-        self.policy.grace()
-    }
-
-    fn sinks(&self) -> usize {
-        self.policy.sinks()
-    }
-
-    fn protects(&self, initial: (usize, usize)) -> (usize, usize) {
-        self.policy.protects(initial)
-    }
-
-    fn initial_part(&self) -> Option<&InitialPart> {
-        self.policy.initial_part()
+    fn traits(&self) -> PolicyTraits<'_> {
+        self.policy.traits()
     }
 
     fn describe(&self, new: &NewEntries<'_>) -> Vec<Tensor> {
@@ -132,14 +120,6 @@ impl Policy for Watched {
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
         self.policy.observe(seen)
-    }
-
-    fn required_queries(&self, is_prefill: bool) -> Option<Queries> {
-        self.policy.required_queries(is_prefill)
-    }
-
-    fn shares_out(&self) -> Option<f64> {
-        self.policy.shares_out()
     }
 }
 
@@ -179,18 +159,18 @@ fn recorded(
     (row, protected): (usize, Option<(usize, usize)>),
 ) -> Vec<u8> {
     let (batch, groups, slots) = seen.position_bgc.size3().unwrap();
-    let young = seen.next_position as i64 - policy.grace() as i64;
+    let young = seen.next_position as i64 - policy.traits().grace as i64;
     let mut positions = numbers(&seen.position_bgc.get(row as i64));
     let (mut scores, sinks): (Vec<f32>, _) = match &seen.score {
         // The kernels get a score, and the first tokens as those that stay longest.
         EvictionOrder::ByPosition { keep_first } => {
-            let first = (*keep_first).max(policy.sinks()) as i64;
+            let first = (*keep_first).max(policy.traits().sinks) as i64;
             let leaves_at = |&p: &i64| if (0..first).contains(&p) { 1_000_000 - p } else { p } as f32;
             (positions.iter().map(leaves_at).collect(), 0)
         }
         EvictionOrder::ByEntry(score) => {
             let all = score.to_kind(Kind::Float).expand([batch, groups, slots], false).get(row as i64).contiguous();
-            (Vec::try_from(all.view(-1)).unwrap(), policy.sinks() as i64)
+            (Vec::try_from(all.view(-1)).unwrap(), policy.traits().sinks as i64)
         }
     };
     if let Some(quota) = quota {

@@ -4,7 +4,7 @@ use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::model::ModelConfig;
 use kvtune::plan::{Decision, Limits, Machine, PlanError, Planner, ProcessBaseline, TrainedPart};
 use kvtune::recipe::{CacheRecipe, GradRecipe, OpenKey, Recipe, StoreForm, StorePlace, StoreRecipe};
-use kvtune::units::{Bytes, Hint};
+use kvtune::units::{Bytes, Failure};
 use proptest::prelude::*;
 use serde_json::json;
 use tch::{Device, Kind};

@@ -10,6 +10,9 @@ use super::simulated::check;
 use crate::support::case::{Case, EXACT, PLAIN};
 use crate::support::{batch, context, engine_with, model, settings};
 
+/// What the guide's policy keeps, as its line in the registry says.
+const KEEPS: &str = "tokens of long values, and the first few";
+
 const GUIDE: &str = include_str!("../../docs/guides/add-a-policy.md");
 
 /// What stands between lines of three backticks, by the word behind the first.
@@ -26,29 +29,36 @@ fn the_guide_shows_the_policy_that_is_tested_here() {
 }
 
 #[test]
-fn the_guide_names_every_method_of_the_trait() {
-    let source = include_str!("../../src/cache/policy.rs");
-    let (_, policy) = source.split_once("pub trait Policy").unwrap();
-    let methods = policy.split("\n}").next().unwrap().split("    fn ").skip(1).map(|rest| rest.split('(').next().unwrap());
-    let methods: Vec<&str> = methods.collect();
-    assert!(methods.contains(&"score") && methods.len() >= 8, "{methods:?}");
-    for method in methods {
-        assert!(GUIDE.contains(&format!("`{method}`")), "the guide does not name `{method}`");
+fn the_guide_names_every_method_and_every_trait() {
+    // What stands between a keyword and a mark in the first item of a source that begins with `item`.
+    let named = |source: &'static str, item: &str, keyword: &'static str, mark: char| -> Vec<&str> {
+        let (_, body) = source.split_once(item).unwrap();
+        let body = body.split("\n}").next().unwrap();
+        body.split(keyword).skip(1).map(|rest| rest.split(mark).next().unwrap()).collect()
+    };
+    let methods = named(include_str!("../../src/cache/policy.rs"), "pub trait Policy", "    fn ", '(');
+    assert!(methods.contains(&"score") && methods.len() == 4, "{methods:?}");
+    let traits = named(include_str!("../../src/cache/traits.rs"), "pub struct PolicyTraits", "    pub ", ':');
+    assert!(traits.contains(&"grace") && traits.len() >= 8, "{traits:?}");
+    for name in methods.into_iter().chain(traits) {
+        assert!(GUIDE.contains(&format!("`{name}`")), "the guide does not name `{name}`");
     }
 }
 
 #[test]
 fn the_guides_lines_are_like_those_of_their_files() {
     let lines: Vec<&str> = blocks("rust")[1..].iter().flat_map(|block| block.lines().map(str::trim)).collect();
-    // The line of a policy that is there already, with this one's names.
-    let renamed = |line: &str| line.replace("streaming-llm", EXAMPLE).replace("streaming_llm", "value_norm");
-    for (file, source) in [
-        ("policies/mod.rs", include_str!("../../src/cache/policies/mod.rs")),
-        ("scenes.rs", include_str!("scenes.rs")),
-        ("gradients/mod.rs", include_str!("../gradients/mod.rs")),
+    // The line of a policy that is there already, with this one's names and words.
+    for (file, source, name, [there, here]) in [
+        ("registry.rs", include_str!("../../src/cache/policies/registry.rs"), "knorm", ["keys of small norm", KEEPS]),
+        ("scenes.rs", include_str!("scenes.rs"), "streaming-llm", [""; 2]),
+        ("gradients/mod.rs", include_str!("../gradients/mod.rs"), "streaming-llm", [""; 2]),
     ] {
-        let own: Vec<String> =
-            source.lines().filter(|line| line.contains("streaming")).map(|line| renamed(line.trim())).collect();
+        let renamed = |line: &str| {
+            let line = line.trim().replace(&format!("\"{name}"), &format!("\"{EXAMPLE}")).replace(name, "value_norm");
+            if there.is_empty() { line } else { line.replace(there, here) }
+        };
+        let own: Vec<String> = source.lines().filter(|line| line.contains(name)).map(renamed).collect();
         assert!(own.iter().any(|line| lines.contains(&line.as_str())), "no line of the guide is like one of {file}: {own:#?}");
     }
 }

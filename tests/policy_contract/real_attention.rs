@@ -11,7 +11,7 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::content::{Content, Head, heads_of};
 use super::scene::Scene;
-use super::scenes::POLICIES;
+use super::scenes::policies;
 use super::slow_policies::{Notes, SlowAttention, SlowPolicy};
 use super::slow_scores::dot;
 use crate::support::case::{Case, PLAIN};
@@ -121,7 +121,7 @@ fn is_as_foreseen(case: &Case) -> bool {
     let shape = (case.heads.0, case.heads.0 / case.heads.1, batch.max_len());
     let softmax = Softmax { content: &content, queries: heads_of(&q), shape, scale };
     let policy = scene.build();
-    let prefill = scene.plan(policy.evicts()).prefill;
+    let prefill = scene.plan(policy.traits().evicts).prefill;
     let mut reference = SlowPolicy::new(&scene, (&content, &softmax), prefill, &*policy);
     for span in &log.spans {
         reference.take(span);
@@ -146,7 +146,7 @@ fn is_as_foreseen(case: &Case) -> bool {
 #[test]
 fn the_engine_tells_policies_what_a_softmax_over_their_entries_would() {
     let (mut simulated, mut foreseen) = (0, 0);
-    for (i, &(policy, params)) in POLICIES.iter().enumerate().filter(|(_, (policy, _))| *policy != "dense") {
+    for (i, &(policy, params)) in policies().iter().enumerate().filter(|(_, (policy, _))| *policy != "dense") {
         let heads = [(6, 2), (8, 1), (4, 4)][i % 3];
         let buffer = if params.contains("qh2o") || policy.starts_with("qh2o") || i % 2 == 0 {
             BufferKind::Int8

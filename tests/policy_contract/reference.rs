@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvtune::cache;
+use kvtune::cache::policies::REGISTRY;
 use kvtune::recipe::PolicyRecipe;
-use kvtune::units::Hint;
+use kvtune::units::Failure;
 
 const REFERENCE: &str = include_str!("../../docs/reference/policies.md");
 /// Slots for which the defaults are compared.
@@ -49,6 +50,14 @@ fn every_policy_has_one_row() {
     sorted.sort_unstable();
     assert_eq!(sorted, cache::policies::names());
     for sequence in sequences().iter().filter(|sequence| sequence.len() == 5) {
+        let entry = REGISTRY.iter().find(|entry| entry.name == sequence[0].trim_matches('`')).unwrap();
+        assert!(
+            sequence[1].starts_with(entry.keeps),
+            "`{}` keeps {} in the registry, {} here",
+            entry.name,
+            entry.keeps,
+            sequence[1]
+        );
         assert!([1, 2, 4].iter().all(|&cell| !sequence[cell].is_empty()), "{sequence:?}");
     }
 }

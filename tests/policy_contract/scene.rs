@@ -86,7 +86,8 @@ impl Scene {
 
     /// What the cache is told of it.
     pub(crate) fn told(&self, policy: &dyn Policy) -> Vec<(usize, usize)> {
-        let told = |&range: &(usize, usize)| if policy.initial_part().is_some() { policy.protects(range) } else { range };
+        let traits = policy.traits();
+        let told = |&range: &(usize, usize)| if traits.initial_part.is_some() { traits.protects(range) } else { range };
         self.protected.iter().map(told).collect()
     }
 
@@ -95,8 +96,8 @@ impl Scene {
         let policy = self.build();
         let longest = self.protected.iter().map(|(start, end)| end - start).max().unwrap_or(0);
         // A policy that looks for an initial part allows for it.
-        let beside = if policy.initial_part().is_some() { 0 } else { longest };
-        policy.max_chunk_size(self.capacity).saturating_sub(beside)
+        let beside = if policy.traits().initial_part.is_some() { 0 } else { longest };
+        policy.traits().max_chunk_size(self.capacity).saturating_sub(beside)
     }
 
     /// Tokens of the longest sequence.

@@ -47,8 +47,8 @@ impl<'a> Played<'a> {
     /// Plays all chunks forward.
     pub(crate) fn forward(scene: &'a Scene, content: &'a Content) -> Self {
         let policy = scene.build();
-        let plan = scene.plan(policy.evicts());
-        let shape = scene.shape(policy.evicts());
+        let plan = scene.plan(policy.traits().evicts);
+        let shape = scene.shape(policy.traits().evicts);
         let mut simulated = Self {
             scene,
             content,
@@ -97,7 +97,7 @@ impl<'a> Played<'a> {
         let (k, v) = &self.composed[span.index];
         self.cache.note(policy, span, (k, v), &attention);
         self.asked += attention.asked.get();
-        let announced: Vec<_> = policy.required_queries(span.chunk.0 == 0).into_iter().collect();
+        let announced: Vec<_> = policy.traits().required_queries(span.chunk.0 == 0).into_iter().collect();
         assert_eq!(*attention.paid_for.borrow(), announced, "{:?}, chunk {}: it asks what it announces", self.scene, span.index);
         reference.observe(span);
         self.check_notes(span, reference);
@@ -182,8 +182,8 @@ impl<'a> Played<'a> {
             assert!(live.windows(2).all(|w| w[0] < w[1]), "{}: a position twice", what());
             let seen = (span.start + span.real[sequence]).min(self.scene.lengths[sequence]);
             assert_eq!(live.len(), seen.min(self.share(span, sequence, head)), "{}", what());
-            let is_young = |p: usize| p + policy.grace() >= span.start;
-            let is_promised = |p: &usize| *p < policy.sinks() || is_young(*p) || self.scene.protects(sequence, *p);
+            let is_young = |p: usize| p + policy.traits().grace >= span.start;
+            let is_promised = |p: &usize| *p < policy.traits().sinks || is_young(*p) || self.scene.protects(sequence, *p);
             if span.real[sequence] > 0 {
                 assert!((0..seen).filter(is_promised).all(|p| live.contains(&(p as i64))), "{}: a promise broken", what());
             }

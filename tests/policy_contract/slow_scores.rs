@@ -1,10 +1,13 @@
 //! The scores of the slow policies, each by the rule of its paper.
 
 use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
 
 use kvtune::cache::ChunkSpan;
+use kvtune::recipe::{BufferKind, Storage};
 
-use super::content::{Drawn, HEAD_DIM, Head};
+use super::content::{Content, Drawn, HEAD_DIM, Head};
+use super::scenes::scenes;
 use super::shelf::EXAMPLE;
 use super::slow_policies::{Notes, SlowPolicy};
 
@@ -29,11 +32,10 @@ impl SlowPolicy<'_> {
             "knorm" => Some(notes.keys().map(|&p| (p, -length(self.content.exact([at[0], at[1], p]).0) as f32)).collect()),
             EXAMPLE => Some(notes.keys().map(|&p| (p, length(self.content.exact([at[0], at[1], p]).1) as f32)).collect()),
             "keydiff" => Some(self.unlike_the_others(at)),
-            _ if !self.is_scored => None,
-            "qh2o" | "qh2o-vlen" => Some(self.with_error(at, next)),
-            "h2o" | "h2o-vlen" | "h2o-orig" => Some(self.per_query(at, next)),
-            "tova" | "snapkv" | "expected-attention" => Some(notes.clone()),
-            other => panic!("no slow rule for `{other}`"),
+            "qh2o" | "qh2o-vlen" => self.is_scored.then(|| self.with_error(at, next)),
+            "h2o" | "h2o-vlen" | "h2o-orig" => self.is_scored.then(|| self.per_query(at, next)),
+            "tova" | "snapkv" | "expected-attention" => self.is_scored.then(|| notes.clone()),
+            other => panic!("{}", missing(other)),
         }
     }
 
@@ -138,7 +140,8 @@ impl SlowPolicy<'_> {
                 holders.map(|head| self.mass([at[0], head], span, Some(1), p)).sum::<f32>() / heads.len() as f32
             }),
             "snapkv" => self.pooled(at, span),
-            _ => self.expected(at, span),
+            "expected-attention" => self.expected(at, span),
+            other => panic!("{}", missing(other)),
         }
     }
 
@@ -184,6 +187,14 @@ impl SlowPolicy<'_> {
     }
 }
 
+/// What to do about a policy of the registry that has no rule here.
+fn missing(policy: &str) -> String {
+    format!(
+        "`{policy}` has no slow rule: add its score to `scores` in tests/policy_contract/slow_scores.rs and, if it goes by attention, \
+         what a chunk gives to `observe` and `given`; docs/guides/add-a-policy.md shows how"
+    )
+}
+
 /// The map of `values` to 0..1; of a constant to 0.
 fn unit(values: impl Iterator<Item = f32> + Clone) -> impl Fn(f32) -> f32 {
     let low = values.clone().fold(f32::INFINITY, f32::min);
@@ -197,4 +208,18 @@ pub(crate) fn dot(a: &Head, b: &Head) -> f64 {
 
 fn length(x: &Head) -> f64 {
     dot(x, x).sqrt()
+}
+
+#[test]
+fn a_policy_without_a_rule_is_told_what_to_add() {
+    let scene = scenes((0, ("knorm", "")), (BufferKind::Plain, false), Storage::Preallocated).remove(0);
+    let (policy, content) = (scene.build(), Content::new(&scene));
+    let mut slow = SlowPolicy::new(&scene, (&content, &scene), scene.capacity, &*policy);
+    slow.rule = "new-policy".to_owned();
+    let told = std::panic::catch_unwind(AssertUnwindSafe(|| slow.scores([0, 0], 0)));
+    let told = told.unwrap_err().downcast::<String>().unwrap();
+    assert!(
+        told.starts_with("`new-policy` has no slow rule: add its score to `scores` in tests/policy_contract/slow_scores.rs"),
+        "{told}"
+    );
 }

@@ -11,7 +11,7 @@ mod typos;
 use std::path::Path;
 
 use kvtune::recipe::{Recipe, RecipeError, Resolved};
-use kvtune::units::Hint;
+use kvtune::units::Failure;
 
 /// A recipe of the fewest keys.
 const SMALL: &str = "[model]\npath = \"model\"\n[data]\nformat = \"tokens\"\ntrain = \"t.jsonl\"\n";

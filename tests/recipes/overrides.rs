@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use kvtune::recipe::{CacheLength, OpenKey, TargetModules, ValidationSource, Warmup};
-use kvtune::units::Hint;
+use kvtune::units::Failure;
 
 use super::{SMALL, parse, parse_with, with};
 

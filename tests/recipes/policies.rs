@@ -2,7 +2,7 @@
 
 use kvtune::cache::CacheError;
 use kvtune::recipe::{EndRegex, InitialPart, PolicyRecipe};
-use kvtune::units::Hint;
+use kvtune::units::Failure;
 use serde::Deserialize;
 
 use super::{parse, parse_with, with};

@@ -1,6 +1,6 @@
 //! Seeded typos: each must get the right line and the right suggestion.
 
-use kvtune::units::Hint;
+use kvtune::units::Failure;
 
 use super::{parse_with, refused, with};
 

@@ -1,10 +1,12 @@
 //! One line of a proof's table: everything that a loss and its gradient may depend on.
 
+use kvtune::cache;
 use kvtune::engine::Silent;
-use kvtune::recipe::{BufferKind, Chunking, Storage, StoreForm, StorePlace, StoreRecipe};
+use kvtune::recipe::{BufferKind, Chunking, PolicyRecipe, Storage, StoreForm, StorePlace, StoreRecipe};
 use kvtune::verify::{Comparison, compare};
 use tch::{Device, Kind, Tensor};
 
+use super::policies::registered;
 use super::{ALL_LINEAR, batch, context, engine, model};
 
 /// A model, a batch, a cache and a tiling.
@@ -162,6 +164,28 @@ pub const PLAIN: Case = Case {
     device: Device::Cpu,
     untested: 0,
 };
+
+/// Every policy of the registry with its defaults, on the plain case with what the policy needs: slots for all tokens if nothing ever
+/// leaves, a quantised buffer, initial parts.
+pub fn registered_policies() -> Vec<Case> {
+    let case = |(policy, params): (&'static str, &'static str)| {
+        let choice = PolicyRecipe::with_params(policy, toml::from_str(params).unwrap());
+        let built = cache::build(&choice, PLAIN.cache[0]).unwrap_or_else(|error| {
+            panic!("`{policy}` needs parameters: say in `needed` of tests/support/policies.rs which it is tested with ({error})")
+        });
+        let traits = built.traits();
+        Case {
+            name: policy,
+            policy,
+            params,
+            cache: if traits.evicts { PLAIN.cache } else { &[50] },
+            buffer: if traits.needs_quantised { BufferKind::Int8 } else { BufferKind::Plain },
+            initial: if traits.initial_part.is_some() { &[(0, 30), (3, 7), (0, 9)] } else { &[] },
+            ..PLAIN
+        }
+    };
+    registered().into_iter().map(case).collect()
+}
 
 /// The bound of exactness in f64.
 pub const EXACT: f64 = 1e-12;

@@ -4,9 +4,10 @@
 use serde::Deserialize;
 use tch::Tensor;
 
+use super::Constructor;
 use super::params::fraction;
-use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Observed, Policy, Queries, build as build_inner};
-use crate::recipe::{InitialPart, PolicyRecipe};
+use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Scope};
+use crate::recipe::PolicyRecipe;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -31,12 +32,13 @@ struct AdaKv {
     floor: f64,
 }
 
-pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+/// The policy around the one that its parameters name, which `build` makes.
+pub(super) fn around(choice: &PolicyRecipe, cache_length: usize, build: Constructor) -> Result<Box<dyn Policy>, CacheError> {
     let params: AdaKvParams = choice.params()?;
     let floor = fraction(choice, "floor", params.floor)?;
     let inner = choice.inner("policy", DEFAULT_POLICY)?;
-    let policy = build_inner(&inner, cache_length)?;
-    if !policy.compares_heads() {
+    let policy = build(&inner, cache_length)?;
+    if !policy.traits().compares_heads {
         let message = format!("`adakv` shares out slots by scores, and the policy `{}` has none to compare heads by", inner.name);
         let hint = "choose `snapkv`, `knorm`, `keydiff`, `expected-attention`, or a policy of the h2o family \
                     with `score_prefill = true`";
@@ -50,20 +52,9 @@ impl Policy for AdaKv {
         self.inner.score(entries)
     }
 
-    fn grace(&self) -> usize {
-        self.inner.grace()
-    }
-
-    fn sinks(&self) -> usize {
-        self.inner.sinks()
-    }
-
-    fn protects(&self, initial: (usize, usize)) -> (usize, usize) {
-        self.inner.protects(initial)
-    }
-
-    fn initial_part(&self) -> Option<&InitialPart> {
-        self.inner.initial_part()
+    fn traits(&self) -> PolicyTraits<'_> {
+        // Heads with different budgets lose different entries, and their scores are compared once.
+        PolicyTraits { shares_out: Some(self.floor), compares_heads: false, scope: Scope::Head, ..self.inner.traits() }
     }
 
     fn describe(&self, new: &NewEntries<'_>) -> Vec<Tensor> {
@@ -72,26 +63,5 @@ impl Policy for AdaKv {
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
         self.inner.observe(seen)
-    }
-
-    fn required_queries(&self, is_prefill: bool) -> Option<Queries> {
-        self.inner.required_queries(is_prefill)
-    }
-
-    fn couples_sequences(&self) -> bool {
-        self.inner.couples_sequences()
-    }
-
-    fn needs_quantised(&self) -> bool {
-        self.inner.needs_quantised()
-    }
-
-    fn shares_out(&self) -> Option<f64> {
-        Some(self.floor)
-    }
-
-    /// The smallest share must hold a chunk and what is protected.
-    fn max_chunk_size(&self, cache_length: usize) -> usize {
-        self.inner.max_chunk_size((self.floor * cache_length as f64) as usize)
     }
 }

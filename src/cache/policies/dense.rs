@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::cache::{CacheError, Entries, EvictionOrder, Policy};
+use crate::cache::{CacheError, Entries, EvictionOrder, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
 
 #[derive(Debug, Deserialize)]
@@ -23,7 +23,7 @@ impl Policy for Dense {
         EvictionOrder::ByPosition { keep_first: 0 }
     }
 
-    fn evicts(&self) -> bool {
-        false
+    fn traits(&self) -> PolicyTraits<'_> {
+        PolicyTraits { evicts: false, ..PolicyTraits::default() }
     }
 }

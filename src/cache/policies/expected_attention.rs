@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 
 use super::heavy_hitters::norm;
 use super::params::staying;
-use crate::cache::{CacheError, Entries, EvictionOrder, Observed, Policy};
+use crate::cache::{CacheError, Entries, EvictionOrder, Observed, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
 
 #[derive(Debug, Deserialize)]
@@ -43,22 +43,14 @@ impl Policy for ExpectedAttention {
             .map_or(EvictionOrder::ByPosition { keep_first: 0 }, |score| EvictionOrder::ByEntry(score.shallow_clone()))
     }
 
-    fn grace(&self) -> usize {
-        self.grace
-    }
-
-    fn sinks(&self) -> usize {
-        self.sinks
+    fn traits(&self) -> PolicyTraits<'_> {
+        PolicyTraits { grace: self.grace, sinks: self.sinks, compares_heads: true, ..PolicyTraits::default() }
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
         let (q_bhnd, scale) = seen.attention.queries();
         let (k_bgcd, v_bgcd) = seen.attention.entries();
         Some(expected(&q_bhnd, &k_bgcd, scale, &seen.position_bgc.ge(0)) * norm(&v_bgcd))
-    }
-
-    fn compares_heads(&self) -> bool {
-        true
     }
 }
 

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::heavy_hitters::{self, HeavyHitters, default_keep};
-use crate::cache::{CacheError, Entries, EvictionOrder, Observed, Policy, Queries};
+use crate::cache::{CacheError, Entries, EvictionOrder, Observed, Policy, PolicyTraits, Queries};
 use crate::recipe::PolicyRecipe;
 
 #[derive(Debug, Deserialize)]
@@ -38,20 +38,12 @@ impl Policy for H2oOrig {
         self.0.score(entries)
     }
 
+    fn traits(&self) -> PolicyTraits<'_> {
+        PolicyTraits { couples_sequences: true, ..self.0.traits() }
+    }
+
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
         self.0.add(seen, || summed_over_sequences(seen.attention.mass(Queries::All).to_kind(Kind::Float), seen))
-    }
-
-    fn required_queries(&self, is_prefill: bool) -> Option<Queries> {
-        self.0.required_queries(is_prefill)
-    }
-
-    fn couples_sequences(&self) -> bool {
-        true
-    }
-
-    fn compares_heads(&self) -> bool {
-        self.0.compares_heads()
     }
 }
 

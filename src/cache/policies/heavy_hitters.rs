@@ -1,15 +1,20 @@
-//! What the policies of the h2o family have in common: scores that add up over the chunks, and a rule for the time before there
-//! are any.
+//! `h2o`, `h2o-vlen`, `qh2o` and `qh2o-vlen`: heavy hitters stay. Scores add up over the chunks.
+//!
+//! The score of `h2o` is the attention mass of an entry so far (Zhang et al. 2023, arXiv 2306.14048). It departs from the paper: each
+//! sequence and KV head decides for itself; recent tokens are protected only as far as `grace_period` says; the prefill span is scored
+//! only if `score_prefill` says so, and before there are scores, a part of the first tokens stays. `h2o-vlen` weights attention with the
+//! norm of the value, so that it counts for as much as it moves the output. Under `qh2o` and `qh2o-vlen`, which need a quantised buffer,
+//! an entry that suffers from quantisation leaves earlier.
 
 use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::{fraction, staying};
-use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Observed, Policy, Queries};
+use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Queries};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::PolicyRecipe;
 
-/// The parameters of the family.
+/// The parameters of `h2o` and `h2o-vlen`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct HeavyHittersParams {
@@ -29,6 +34,47 @@ pub(super) fn default_keep() -> f64 {
     0.05
 }
 
+/// The parameters of `qh2o` and `qh2o-vlen`: the same, and how much the attention mass weighs beside the error of quantisation.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Qh2oParams {
+    #[serde(default)]
+    grace_period: usize,
+    #[serde(default = "default_keep")]
+    keep_initial_fraction: f64,
+    #[serde(default)]
+    normalize_scores: bool,
+    #[serde(default)]
+    reference_counts: bool,
+    #[serde(default)]
+    score_prefill: bool,
+    #[serde(default = "default_combination")]
+    combination_constant: f64,
+}
+
+fn default_combination() -> f64 {
+    0.5
+}
+
+/// `h2o`, from a recipe.
+pub(super) fn h2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHitters, CacheError> {
+    HeavyHitters::new(choice, &choice.params()?, cache_length)
+}
+
+/// `qh2o`, from a recipe.
+pub(super) fn qh2o(choice: &PolicyRecipe, cache_length: usize) -> Result<HeavyHitters, CacheError> {
+    let p: Qh2oParams = choice.params()?;
+    let params = HeavyHittersParams {
+        grace_period: p.grace_period,
+        keep_initial_fraction: p.keep_initial_fraction,
+        normalize_scores: p.normalize_scores,
+        reference_counts: p.reference_counts,
+        score_prefill: p.score_prefill,
+    };
+    let attention = fraction(choice, "combination_constant", p.combination_constant)?;
+    Ok(HeavyHitters { beside_error: Some(attention), ..HeavyHitters::new(choice, &params, cache_length)? })
+}
+
 /// What a query gives to an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gives {
@@ -38,7 +84,7 @@ enum Gives {
     ValueWeighted,
 }
 
-/// Scores that add up: attention as it was mass, or weighted with the norms of values, and what quantisation costs if that counts.
+/// A policy whose scores add up: attention mass, plain or weighted with the norms of values, and the error of quantisation if that counts.
 #[derive(Debug)]
 pub(super) struct HeavyHitters {
     grace: usize,
@@ -78,9 +124,9 @@ impl HeavyHitters {
         Self { gives: Gives::ValueWeighted, ..self }
     }
 
-    /// The same with the error of quantisation beside the attention, whose part is `attention`.
-    pub(super) fn beside_error(self, attention: f64) -> Self {
-        Self { beside_error: Some(attention), ..self }
+    /// As the registry has it.
+    pub(super) fn boxed(self) -> Box<dyn Policy> {
+        Box::new(self)
     }
 
     /// Number of queries that have scored each entry: those since it was written, the prefill span's if they count.
@@ -111,8 +157,16 @@ impl Policy for HeavyHitters {
         }
     }
 
-    fn grace(&self) -> usize {
-        self.grace
+    fn traits(&self) -> PolicyTraits<'_> {
+        PolicyTraits {
+            grace: self.grace,
+            prefill_queries: self.score_prefill.then_some(Queries::All),
+            chunk_queries: Some(Queries::All),
+            // Only if there are scores at the first eviction.
+            compares_heads: self.score_prefill,
+            needs_quantised: self.beside_error.is_some(),
+            ..PolicyTraits::default()
+        }
     }
 
     fn describe(&self, new: &NewEntries<'_>) -> Vec<Tensor> {
@@ -126,19 +180,6 @@ impl Policy for HeavyHitters {
             Gives::Attention => seen.attention.mass(Queries::All),
             Gives::ValueWeighted => value_weighted(seen),
         })
-    }
-
-    fn required_queries(&self, is_prefill: bool) -> Option<Queries> {
-        (self.score_prefill || !is_prefill).then_some(Queries::All)
-    }
-
-    fn needs_quantised(&self) -> bool {
-        self.beside_error.is_some()
-    }
-
-    /// Only if there are scores at the first eviction.
-    fn compares_heads(&self) -> bool {
-        self.score_prefill
     }
 }
 

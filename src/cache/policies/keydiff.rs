@@ -4,7 +4,7 @@
 use tch::Kind;
 
 use super::params::grace_period;
-use crate::cache::{CacheError, Entries, EvictionOrder, Policy};
+use crate::cache::{CacheError, Entries, EvictionOrder, Policy, PolicyTraits};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::PolicyRecipe;
 
@@ -35,11 +35,7 @@ impl Policy for Keydiff {
         EvictionOrder::ByEntry(cosine.squeeze_dim(-1).neg().to_kind(Kind::Float))
     }
 
-    fn grace(&self) -> usize {
-        self.grace
-    }
-
-    fn compares_heads(&self) -> bool {
-        true
+    fn traits(&self) -> PolicyTraits<'_> {
+        PolicyTraits { grace: self.grace, compares_heads: true, ..PolicyTraits::default() }
     }
 }

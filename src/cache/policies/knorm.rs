@@ -5,7 +5,7 @@ use tch::Tensor;
 
 use super::heavy_hitters::norm;
 use super::params::grace_period;
-use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Policy};
+use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
 
 #[derive(Debug)]
@@ -22,15 +22,11 @@ impl Policy for Knorm {
         entries.feature(0).map_or(EvictionOrder::ByPosition { keep_first: 0 }, |norm| EvictionOrder::ByEntry(norm.neg()))
     }
 
-    fn grace(&self) -> usize {
-        self.grace
+    fn traits(&self) -> PolicyTraits<'_> {
+        PolicyTraits { grace: self.grace, compares_heads: true, ..PolicyTraits::default() }
     }
 
     fn describe(&self, new: &NewEntries<'_>) -> Vec<Tensor> {
         vec![norm(new.k_bgnd)]
-    }
-
-    fn compares_heads(&self) -> bool {
-        true
     }
 }

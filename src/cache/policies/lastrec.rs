@@ -1,9 +1,11 @@
-//! `lastrec`: the most recent tokens and the first few, which every query keeps looking at (attention sinks, arXiv 2309.17453).
+//! `lastrec` and `streaming-llm`: the most recent tokens and the first few, which every query keeps looking at (attention sinks, Xiao et
+//! al. 2023, arXiv 2309.17453). `streaming-llm` has the four first tokens of the paper, and departs from it in that keys keep the
+//! positions of their tokens instead of those of their slots.
 
 use serde::Deserialize;
 
 use super::params::staying;
-use crate::cache::{CacheError, Entries, EvictionOrder, Policy, Scope};
+use crate::cache::{CacheError, Entries, EvictionOrder, Policy, PolicyTraits, Scope};
 use crate::recipe::PolicyRecipe;
 
 #[derive(Debug, Deserialize)]
@@ -39,11 +41,7 @@ impl Policy for Lastrec {
         EvictionOrder::ByPosition { keep_first: self.sinks }
     }
 
-    fn sinks(&self) -> usize {
-        self.sinks
-    }
-
-    fn scope(&self) -> Scope {
-        Scope::Batch
+    fn traits(&self) -> PolicyTraits<'_> {
+        PolicyTraits { sinks: self.sinks, scope: Scope::Batch, ..PolicyTraits::default() }
     }
 }

@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 
-use crate::cache::{CacheError, Entries, EvictionOrder, Policy, Scope};
+use crate::cache::{CacheError, Entries, EvictionOrder, KeptInitialPart, Policy, PolicyTraits, Scope};
 use crate::recipe::{EndRegex, InitialPart, PolicyRecipe};
 
 #[derive(Debug, Deserialize)]
@@ -56,19 +56,8 @@ impl Policy for SmartLastrec {
         EvictionOrder::ByPosition { keep_first: 0 }
     }
 
-    fn protects(&self, (start, end): (usize, usize)) -> (usize, usize) {
-        (start, end.min(start + self.most))
-    }
-
-    fn initial_part(&self) -> Option<&InitialPart> {
-        Some(&self.initial)
-    }
-
-    fn scope(&self) -> Scope {
-        Scope::Sequence
-    }
-
-    fn max_chunk_size(&self, cache_length: usize) -> usize {
-        cache_length.saturating_sub(self.most)
+    fn traits(&self) -> PolicyTraits<'_> {
+        let kept = KeptInitialPart { part: &self.initial, most: self.most };
+        PolicyTraits { initial_part: Some(kept), scope: Scope::Sequence, ..PolicyTraits::default() }
     }
 }

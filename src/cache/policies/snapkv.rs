@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::staying;
-use crate::cache::{CacheError, Entries, EvictionOrder, Observed, Policy, Queries};
+use crate::cache::{CacheError, Entries, EvictionOrder, Observed, Policy, PolicyTraits, Queries};
 use crate::recipe::PolicyRecipe;
 
 #[derive(Debug, Deserialize)]
@@ -65,22 +65,21 @@ impl Policy for Snapkv {
             .map_or(EvictionOrder::ByPosition { keep_first: 0 }, |score| EvictionOrder::ByEntry(score.shallow_clone()))
     }
 
-    /// The window itself stays.
-    fn grace(&self) -> usize {
-        self.window
+    fn traits(&self) -> PolicyTraits<'_> {
+        let window = Some(Queries::Last(self.window));
+        // The window itself stays.
+        PolicyTraits {
+            grace: self.window,
+            prefill_queries: window,
+            chunk_queries: window,
+            compares_heads: true,
+            ..PolicyTraits::default()
+        }
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
         let mass = seen.attention.mass(Queries::Last(self.window)).to_kind(Kind::Float);
         Some(self.pool(&mass, seen.position_bgc))
-    }
-
-    fn required_queries(&self, _is_prefill: bool) -> Option<Queries> {
-        Some(Queries::Last(self.window))
-    }
-
-    fn compares_heads(&self) -> bool {
-        true
     }
 }
 

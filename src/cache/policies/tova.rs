@@ -4,7 +4,7 @@
 use tch::{Kind, Tensor};
 
 use super::params::grace_period;
-use crate::cache::{CacheError, Entries, EvictionOrder, Observed, Policy, Queries, Scope};
+use crate::cache::{CacheError, Entries, EvictionOrder, Observed, Policy, PolicyTraits, Queries, Scope};
 use crate::recipe::PolicyRecipe;
 
 #[derive(Debug)]
@@ -16,6 +16,9 @@ pub(super) fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dy
     Ok(Box::new(Tova { grace: grace_period(choice, cache_length)? }))
 }
 
+/// The query that decides.
+const LAST: Queries = Queries::Last(1);
+
 impl Policy for Tova {
     fn score(&self, entries: &Entries<'_>) -> EvictionOrder {
         // All heads have noted the same.
@@ -24,21 +27,19 @@ impl Policy for Tova {
             .map_or(EvictionOrder::ByPosition { keep_first: 0 }, |score| EvictionOrder::ByEntry(score.narrow(1, 0, 1)))
     }
 
-    fn grace(&self) -> usize {
-        self.grace
+    fn traits(&self) -> PolicyTraits<'_> {
+        PolicyTraits {
+            grace: self.grace,
+            prefill_queries: Some(LAST),
+            chunk_queries: Some(LAST),
+            scope: Scope::Sequence,
+            ..PolicyTraits::default()
+        }
     }
 
     fn observe(&self, seen: &Observed<'_>) -> Option<Tensor> {
-        let mass = seen.attention.mass(Queries::Last(1));
+        let mass = seen.attention.mass(LAST);
         let size = mass.size();
         Some(mass.mean_dim(&[1i64][..], true, Kind::Float).expand(&size[..], false))
-    }
-
-    fn required_queries(&self, _is_prefill: bool) -> Option<Queries> {
-        Some(Queries::Last(1))
-    }
-
-    fn scope(&self) -> Scope {
-        Scope::Sequence
     }
 }

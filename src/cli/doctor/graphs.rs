@@ -58,11 +58,11 @@ fn told(tried: Result<GraphTrial, EngineError>) -> DoctorCheck {
 
 fn is_lacking(error: &EngineError) -> bool {
     let EngineError::Attend(error) = error else { return false };
-    matches!(error.cause().and_then(|cause| cause.downcast_ref()), Some(GraphError::Lacking(_)))
+    matches!(error.graph(), Some(GraphError::Lacking(_)))
 }
 
 fn tried(index: usize) -> Result<GraphTrial, EngineError> {
-    let refused = |error: GraphError| AttendError::caused_by(error);
+    let refused = |error: GraphError| AttendError::from(error);
     let recorder = GraphRecorder::new(index).map_err(refused)?;
     let device = Device::Cuda(index);
     let mut x = Tensor::ones([SIDE, SIDE], (Kind::Float, device));

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind};
 
 use super::check::DoctorCheck;
 use super::product;
@@ -74,14 +74,6 @@ fn disk(scratch: &Path) -> DoctorCheck {
             DoctorCheck::failed("scratch space", error.to_string(), "name a directory that exists with `--scratch-dir`")
         }
     }
-}
-
-/// A tensor of `side` rows and columns, drawn on the CPU.
-///
-/// # Shapes
-/// `(side, side)`, f32.
-pub(super) fn drawn(side: i64) -> Tensor {
-    Tensor::randn([side, side], (Kind::Float, Device::Cpu))
 }
 
 #[cfg(test)]

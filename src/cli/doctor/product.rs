@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use tch::{Device, Kind, TchError, Tensor, no_grad};
 
 use super::check::DoctorCheck;
-use super::host::drawn;
 use crate::native::cuda;
 
 /// Side of the matrices that are compared.
@@ -93,6 +92,14 @@ fn rate(device: Device, kind: Kind) -> Result<f64, TchError> {
             return Ok(2.0 * (count * side * side * side) as f64 / (now - begun).as_secs_f64());
         }
     }
+}
+
+/// A tensor of `side` rows and columns, drawn on the CPU.
+///
+/// # Shapes
+/// `(side, side)`, f32.
+fn drawn(side: i64) -> Tensor {
+    Tensor::randn([side, side], (Kind::Float, Device::Cpu))
 }
 
 #[cfg(test)]

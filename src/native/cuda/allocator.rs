@@ -4,8 +4,8 @@ use std::ffi::c_int;
 
 use tch::Device;
 
+use crate::native::allocated::Allocated;
 use crate::native::autograd::check;
-use crate::native::meter::Allocated;
 
 unsafe extern "C" {
     fn kvtune_device_stats(index: c_int, out: *mut i64) -> c_int;

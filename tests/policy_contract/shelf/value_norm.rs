@@ -4,7 +4,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::params::staying;
-use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Policy};
+use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Policy, PolicyTraits};
 use crate::recipe::PolicyRecipe;
 
 #[derive(Debug, Deserialize)]
@@ -34,8 +34,8 @@ impl Policy for ValueNorm {
         entries.feature(0).map_or(EvictionOrder::ByPosition { keep_first: 0 }, EvictionOrder::ByEntry)
     }
 
-    fn sinks(&self) -> usize {
-        self.sinks
+    fn traits(&self) -> PolicyTraits<'_> {
+        PolicyTraits { sinks: self.sinks, ..PolicyTraits::default() }
     }
 
     fn describe(&self, new: &NewEntries<'_>) -> Vec<Tensor> {

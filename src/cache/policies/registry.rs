@@ -1,0 +1,67 @@
+//! The registry: the policies by their recipe names.
+
+use super::{
+    Constructor, adakv, dense, expected_attention, h2o_orig, heavy_hitters, keydiff, knorm, lastrec, smart_lastrec, snapkv, tova,
+};
+use crate::cache::{CacheError, Policy};
+use crate::recipe::{InitialPart, PolicyRecipe};
+
+/// A policy that a recipe may name.
+#[derive(Clone, Copy, Debug)]
+pub struct PolicyEntry {
+    /// As a recipe writes it.
+    pub name: &'static str,
+    /// What stays in the cache.
+    pub keeps: &'static str,
+    build: Constructor,
+}
+
+/// The four first tokens of the paper.
+const STREAMING_LLM_SINKS: usize = 4;
+
+/// All policies, in alphabetical order.
+pub const REGISTRY: &[PolicyEntry] = &[
+    entry("adakv", "what another policy keeps, with a larger budget for heads", |c, n| adakv::around(c, n, build)),
+    entry("dense", "everything", dense::build),
+    entry("expected-attention", "what queries like those of the last chunk are expected to attend to", expected_attention::build),
+    entry("h2o", "the largest attention mass so far", |c, n| Ok(heavy_hitters::h2o(c, n)?.boxed())),
+    entry("h2o-orig", "as `h2o`, attention mass summed over the sequences of the batch", h2o_orig::build),
+    entry("h2o-vlen", "as `h2o`, attention mass weighted with the norm of the value", |c, n| {
+        Ok(heavy_hitters::h2o(c, n)?.by_value().boxed())
+    }),
+    entry("keydiff", "keys that point elsewhere than most", keydiff::build),
+    entry("knorm", "keys of small norm", knorm::build),
+    entry("lastrec", "the most recent tokens and the first few", lastrec::build),
+    entry("qh2o", "as `h2o`, but entries that suffer from quantisation leave earlier", |c, n| {
+        Ok(heavy_hitters::qh2o(c, n)?.boxed())
+    }),
+    entry("qh2o-vlen", "as `h2o-vlen`, but entries that suffer from quantisation leave earlier", |c, n| {
+        Ok(heavy_hitters::qh2o(c, n)?.by_value().boxed())
+    }),
+    entry("smart-lastrec", "the most recent tokens and the initial part of each sequence's prompt", smart_lastrec::build),
+    entry("snapkv", "what the last few queries of a chunk attend to, with its neighbours", snapkv::build),
+    entry("streaming-llm", "as `lastrec`, with the four first tokens", |c, n| lastrec::with_default(c, n, STREAMING_LLM_SINKS)),
+    entry("tova", "what the last query of a chunk attends to", tova::build),
+];
+
+const fn entry(name: &'static str, keeps: &'static str, build: Constructor) -> PolicyEntry {
+    PolicyEntry { name, keeps, build }
+}
+
+/// The names that a recipe may use.
+pub fn names() -> Vec<&'static str> {
+    REGISTRY.iter().map(|entry| entry.name).collect()
+}
+
+/// Builds the policy that a recipe names, for a layer of `cache_length` slots.
+pub fn build(choice: &PolicyRecipe, cache_length: usize) -> Result<Box<dyn Policy>, CacheError> {
+    let entry = REGISTRY.iter().find(|entry| entry.name == choice.name).ok_or_else(|| choice.unknown(&names()))?;
+    (entry.build)(choice, cache_length)
+}
+
+/// What the initial part of a prompt is for the policy that a recipe names, if that protects it.
+pub fn initial_part(choice: &PolicyRecipe) -> Result<Option<InitialPart>, CacheError> {
+    // It does not depend on the length.
+    let policy = build(choice, usize::MAX)?;
+    Ok(policy.traits().initial_part.map(|kept| kept.part.clone()))
+}

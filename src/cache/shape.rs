@@ -1,0 +1,30 @@
+//! The dimensions of a cache.
+
+use tch::{Device, Kind};
+
+use crate::recipe::BufferKind;
+
+/// The dimensions of a cache for one batch, and how it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Sequences.
+    pub batch: i64,
+    /// KV heads.
+    pub groups: i64,
+    /// Width of a head.
+    pub head_dim: i64,
+    /// Slots in all.
+    pub cache_length: usize,
+    /// Slots to allocate at once; fewer than `cache_length` for a cache that grows, or a sequence that is shorter.
+    pub allocated: usize,
+    /// Whether a cache that grows does so by further pages of `allocated` slots instead of doubling.
+    pub is_paged: bool,
+    /// How an entry is stored.
+    pub buffer: BufferKind,
+    /// Whether keys and values wait on the host between [`LayerCache::park`](super::LayerCache::park) and [`LayerCache::bring`](super::LayerCache::bring).
+    pub is_offloaded: bool,
+    /// dtype of keys and values.
+    pub kind: Kind,
+    /// Where they live.
+    pub device: Device,
+}

@@ -1,0 +1,90 @@
+//! What the cache, the engine and the planner must know of a policy before it scores anything.
+
+use super::Queries;
+use crate::recipe::InitialPart;
+
+/// The traits of a policy, with a default for each: `PolicyTraits { sinks: 4, ..PolicyTraits::default() }`. A policy that wraps another
+/// one changes what differs: `PolicyTraits { grace: 0, ..inner.traits() }`.
+#[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each says yes or no to a question of its own")]
+pub struct PolicyTraits<'a> {
+    /// Number of youngest tokens that may not leave yet.
+    pub grace: usize,
+    /// Number of first tokens that never leave.
+    pub sinks: usize,
+    /// What never leaves of the initial part of a prompt.
+    pub initial_part: Option<KeptInitialPart<'a>>,
+    /// The queries of a piece of the prefill span whose attention mass [`Policy::observe`](super::Policy::observe) asks for. It is then
+    /// summed while the piece attends, which is faster. Another answer than the truth costs time and nothing else.
+    pub prefill_queries: Option<Queries>,
+    /// The same for the chunks after the prefill span.
+    pub chunk_queries: Option<Queries>,
+    /// Whether entries may leave at all; without it a sequence longer than the cache is an error.
+    pub evicts: bool,
+    /// Whether the choices of one sequence of a batch depend on the others.
+    pub couples_sequences: bool,
+    /// Whether scores of different heads can be compared when the first entries must leave.
+    pub compares_heads: bool,
+    /// For a policy that shares out the slots of a layer by head: the part of the cache length that every head keeps.
+    pub shares_out: Option<f64>,
+    /// How many a choice serves at least: the replay log is smaller by as much than one that keeps a choice for each head.
+    pub scope: Scope,
+    /// Whether the score is about quantisation, so that a plain buffer gives it nothing to go by.
+    pub needs_quantised: bool,
+}
+
+/// How many one choice serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All sequences and KV heads of a batch.
+    Batch,
+    /// All KV heads of a sequence.
+    Sequence,
+    /// One KV head of a sequence.
+    Head,
+}
+
+/// The initial part of a prompt, of which some tokens never leave.
+#[derive(Clone, Copy, Debug)]
+pub struct KeptInitialPart<'a> {
+    /// What it is.
+    pub part: &'a InitialPart,
+    /// How many of its first tokens stay.
+    pub most: usize,
+}
+
+impl Default for PolicyTraits<'_> {
+    fn default() -> Self {
+        Self {
+            grace: 0,
+            sinks: 0,
+            initial_part: None,
+            prefill_queries: None,
+            chunk_queries: None,
+            evicts: true,
+            couples_sequences: false,
+            compares_heads: false,
+            shares_out: None,
+            scope: Scope::Head,
+            needs_quantised: false,
+        }
+    }
+}
+
+impl PolicyTraits<'_> {
+    /// The queries whose attention mass is to be summed while a chunk attends. `is_prefill`: the chunk is a piece of the prefill span.
+    pub fn required_queries(&self, is_prefill: bool) -> Option<Queries> {
+        if is_prefill { self.prefill_queries } else { self.chunk_queries }
+    }
+
+    /// The positions, begin and end, that never leave a sequence whose initial part is `initial`.
+    pub fn protects(&self, (start, end): (usize, usize)) -> (usize, usize) {
+        self.initial_part.map_or((0, 0), |kept| (start, end.min(start + kept.most)))
+    }
+
+    /// The largest chunk that never evicts itself or a protected token. Where slots are shared out, the smallest share must hold it.
+    pub fn max_chunk_size(&self, cache_length: usize) -> usize {
+        let slots = self.shares_out.map_or(cache_length, |floor| (floor * cache_length as f64) as usize);
+        slots.saturating_sub(self.sinks + self.grace + self.initial_part.map_or(0, |kept| kept.most))
+    }
+}

@@ -1,0 +1,31 @@
+//! Where a sample stands in its file.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// Which line or record of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LineOrRecord {
+    /// Line, counted from 1.
+    Line(usize),
+    /// Record, counted from 0.
+    Record(usize),
+}
+
+/// A sample's place, as people look it up: `train.jsonl:12`, or record 3 of `data.json`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SamplePlace {
+    /// The data file.
+    pub path: PathBuf,
+    /// Where in it.
+    pub at: LineOrRecord,
+}
+
+impl fmt::Display for SamplePlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.at {
+            LineOrRecord::Line(line) => write!(f, "`{}:{line}`", self.path.display()),
+            LineOrRecord::Record(record) => write!(f, "record {record} (from 0) of `{}`", self.path.display()),
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! What an optimiser is.
+
+use tch::Tensor;
+
+use crate::units::{Bytes, Exit, Failure};
+
+/// What can go wrong with an optimiser's state.
+#[derive(Debug, thiserror::Error)]
+pub enum OptimError {
+    /// Saved state does not belong to these parameters.
+    #[error("the optimiser's state does not fit what is trained: {0}")]
+    OtherState(String),
+}
+
+impl Failure for OptimError {
+    fn hint(&self) -> Option<String> {
+        Some("resume with the settings that the run began with".into())
+    }
+
+    fn exit(&self) -> Exit {
+        Exit::Data
+    }
+}
+
+/// An optimiser over named parameters. A further one is one file, and a line in [`build`](super::build).
+pub trait Optimizer: Send {
+    /// Applies one update. `gradients` has one entry per parameter.
+    fn step(&mut self, parameters: &[(String, Tensor)], gradients: &[(String, Tensor)], learning_rate: f64);
+
+    /// The state by name, to be saved.
+    fn state(&self) -> Vec<(String, Tensor)>;
+
+    /// What the state takes in memory.
+    fn bytes(&self) -> Bytes;
+
+    /// Takes saved state over.
+    fn load_state(&mut self, state: &[(String, Tensor)]) -> Result<(), OptimError>;
+}

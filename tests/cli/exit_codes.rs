@@ -1,0 +1,308 @@
+//! The exit code of every error, and of those that another room passes on: one table.
+
+use std::io;
+use std::path::PathBuf;
+
+use kvtune::Error;
+use kvtune::bench::BenchError;
+use kvtune::cache::CacheError;
+use kvtune::checkpoint::CheckpointError;
+use kvtune::data::{DataError, LineOrRecord, SamplePlace};
+use kvtune::engine::EngineError;
+use kvtune::eval::EvalError;
+use kvtune::files::FilesError;
+use kvtune::head::HeadError;
+use kvtune::model::{AttendError, ConfigFault, ModelError, TensorProblems};
+use kvtune::native::BackwardError;
+use kvtune::native::cuda::GraphError;
+use kvtune::optim::OptimError;
+use kvtune::plan::{Limits, PlanError};
+use kvtune::recipe::{Dtype, OpenKey, RecipeError, RecipeLocation};
+use kvtune::report::ReportError;
+use kvtune::store::StoreError;
+use kvtune::train::TrainError;
+use kvtune::units::{Bytes, Exit, Failure, LayerIdx};
+use kvtune::verify::VerifyError;
+
+fn path() -> PathBuf {
+    "x".into()
+}
+
+fn text() -> String {
+    "x".into()
+}
+
+/// Holds each error, as the program sees it, to its exit code.
+fn hold<E: Into<Error>>(code: Exit, errors: Vec<E>) {
+    for error in errors {
+        let error = error.into();
+        assert_eq!(error.exit(), code, "{error:?}");
+    }
+}
+
+fn io_error(action: &'static str) -> FilesError {
+    FilesError::io(action, &path())(io::ErrorKind::NotFound.into())
+}
+
+/// Errors of files with different codes: writing failed, reading failed, the user named a link.
+fn file_errors() -> [(Exit, FilesError); 3] {
+    [(Exit::Failed, io_error("write")), (Exit::Data, io_error("read")), (Exit::Usage, FilesError::Symlink { path: path() })]
+}
+
+fn recipe_error() -> RecipeError {
+    RecipeError { message: text(), place: Box::new(RecipeLocation::Code), hint: None }
+}
+
+#[test]
+fn the_codes_are_those_that_scripts_know() {
+    let codes = [Exit::Failed, Exit::Usage, Exit::Data, Exit::Memory, Exit::NotFinite].map(|exit| exit as u8);
+    assert_eq!(codes, [1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn files_and_stores() {
+    let content = vec![
+        io_error("open"),
+        io_error("read"),
+        io_error("map"),
+        io_error("look at"),
+        FilesError::Json { path: path(), reason: text() },
+        FilesError::Truncated { path: path(), expected: 2, found: 1 },
+        FilesError::NotSafetensors { path: path(), reason: text() },
+        FilesError::NoTensor { path: path(), name: text() },
+        FilesError::NoAdapter { dir: path(), missing: "x" },
+        FilesError::AdapterSettings { path: path(), settings: vec![text()] },
+        FilesError::AdapterTensors { path: path(), differences: vec![text()] },
+    ];
+    hold(Exit::Data, content);
+    let full = io::ErrorKind::StorageFull;
+    let failed = vec![
+        io_error("make"),
+        FilesError::NoSpace { path: path(), needed: Bytes(2), free: Bytes(1) },
+        FilesError::ScratchFull { dir: path(), needed: Bytes(2), free: Bytes(1), source: full.into() },
+        FilesError::Locked { dir: path(), pid: None },
+    ];
+    hold(Exit::Failed, failed);
+    for (code, error) in file_errors() {
+        hold(code, vec![StoreError::from(error)]);
+    }
+    hold(Exit::Usage, vec![StoreError::NoScratchDir]);
+    hold(
+        Exit::Data,
+        vec![StoreError::Dtype { path: path(), name: text(), found: text() }, StoreError::Torch { name: text(), reason: text() }],
+    );
+}
+
+#[test]
+fn recipes_and_data() {
+    hold(Exit::Usage, vec![recipe_error()]);
+    for (code, error) in file_errors() {
+        hold(code, vec![DataError::from(error)]);
+    }
+    hold(Exit::Usage, vec![DataError::Options { what: "samples", expected: text(), found: text() }]);
+    hold(Exit::Failed, vec![DataError::Write { path: path(), source: io::ErrorKind::NotFound.into() }]);
+    let place = || SamplePlace { path: path(), at: LineOrRecord::Line(1) };
+    let wrong = vec![
+        DataError::Read { path: path(), source: io::ErrorKind::NotFound.into() },
+        DataError::Empty { path: path() },
+        DataError::NothingFits { path: path(), read: 2, limit: 3, shortest: 4 },
+        DataError::NotJson { place: text(), message: text() },
+        DataError::Shape { place: place(), expected: "x", found: text() },
+        DataError::MissingField { place: place(), field: "x" },
+        DataError::BadField { place: place(), field: "x", expected: text(), found: text() },
+        DataError::Parquet { path: path(), message: text() },
+        DataError::Tokenizer { path: path(), message: text() },
+        DataError::NoEos { dir: path() },
+        DataError::NoTokenizer { what: "x" },
+        DataError::OutOfVocabulary { what: text(), id: 2, vocab_size: 1 },
+        DataError::TooLong { place: place(), length: 2, limit: 1 },
+        DataError::NoTarget { place: place(), length: 1 },
+        DataError::LabelTokens { label: text(), tokens: Vec::new() },
+        DataError::DuplicateLabel { first: 0, second: 1, token: 2 },
+        DataError::LabelCount { expected: "x", found: 1 },
+        DataError::BadBatch { found: text(), len: 1 },
+        DataError::LengthChanged { place: place(), found: 1, recorded: 2 },
+        DataError::Vocabulary { expected: 2, found: 1 },
+        DataError::TooLittleText { expected: 2, found: 1 },
+    ];
+    hold(Exit::Data, wrong);
+}
+
+#[test]
+fn models_and_checkpoints() {
+    for (code, error) in file_errors() {
+        hold(code, vec![ModelError::from(error)]);
+    }
+    hold(Exit::Usage, vec![ModelError::from(StoreError::NoScratchDir)]);
+    let usage = vec![
+        ModelError::UnknownTarget { name: text(), known: text() },
+        ModelError::Lora { key: "r", found: text(), expected: "x" },
+        ModelError::TrainedDtype { dtype: Dtype::Bf16 },
+        ModelError::NotEmpty { dir: path() },
+    ];
+    hold(Exit::Usage, usage);
+    let data = vec![
+        ModelError::Config { path: path(), fault: ConfigFault::Missing { key: "x", expected: "x" } },
+        ModelError::NoWeights { dir: path() },
+        ModelError::Shard { index: path(), tensor: text(), file: text(), expected: "x" },
+        ModelError::Tensors { dir: path(), what: "x", problems: TensorProblems::default() },
+        ModelError::NothingTrained,
+        ModelError::Tokenizer { message: text() },
+    ];
+    hold(Exit::Data, data);
+    for (code, error) in file_errors() {
+        hold(code, vec![CheckpointError::from(error)]);
+    }
+    hold(Exit::Usage, vec![CheckpointError::from(StoreError::NoScratchDir)]);
+    hold(Exit::Usage, vec![CheckpointError::from(ModelError::NotEmpty { dir: path() })]);
+    let data = vec![
+        CheckpointError::Unfinished { dir: path() },
+        CheckpointError::Damaged { path: path(), what: text() },
+        CheckpointError::Format { dir: path(), found: 2, expected: 1 },
+        CheckpointError::None { run: path(), skipped: Vec::new() },
+    ];
+    hold(Exit::Data, data);
+}
+
+/// Each error of the cache, with its code.
+fn cache_errors() -> Vec<(Exit, CacheError)> {
+    let (layer, none) = (LayerIdx(0), None);
+    let (chunk_size, cache_length, sinks, grace, initial, largest) = (8, 4, 1, 1, 0, 2);
+    vec![
+        (Exit::Usage, recipe_error().into()),
+        (Exit::Data, io_error("read").into()),
+        (Exit::Failed, io_error("write").into()),
+        (Exit::Usage, StoreError::NoScratchDir.into()),
+        (Exit::Data, CacheError::NotALog { path: path(), reason: text() }),
+        (Exit::Data, CacheError::OtherLog { expected: text(), found: text() }),
+        (
+            Exit::Usage,
+            CacheError::ChunkTooLarge { chunk_size, layer: text(), cache_length, sinks, grace, share: none, initial, largest },
+        ),
+        (Exit::Usage, CacheError::Full { tokens: 3, layer, cache_length: 2 }),
+        (Exit::Usage, CacheError::NothingQuantised { policy: text() }),
+        (Exit::Usage, CacheError::WrongNumberOfLengths { found: 1, expected: 2 }),
+        (Exit::Failed, CacheError::OutOfOrder { layer, action: "write", chunk: 1, stands: 0 }),
+        (Exit::Failed, CacheError::LogMismatch { layer, chunk: 1, expected: 2, found: 3 }),
+    ]
+}
+
+fn wrong_targets() -> HeadError {
+    HeadError::WrongTargets { head: "x", expected: "x", found: "x" }
+}
+
+#[test]
+fn caches_and_steps() {
+    for (code, error) in cache_errors() {
+        hold(code, vec![error]);
+    }
+    for (code, error) in cache_errors() {
+        hold(code, vec![EngineError::from(error)]);
+    }
+    // As a layer passes it on.
+    for (code, error) in cache_errors() {
+        hold(code, vec![EngineError::from(AttendError::caused_by(error))]);
+    }
+    hold(Exit::Failed, vec![EngineError::from(AttendError::new("x"))]);
+    hold(Exit::Failed, vec![EngineError::from(AttendError::from(GraphError::Failed(text())))]);
+    hold(Exit::Usage, vec![EngineError::from(AttendError::from(GraphError::Lacking(text())))]);
+    let backward = || BackwardError(text());
+    hold(Exit::Data, vec![EngineError::from(wrong_targets()), EngineError::EmptySequence, EngineError::NoTargets]);
+    hold(Exit::Failed, vec![EngineError::from(HeadError::from(backward())), EngineError::from(backward())]);
+    hold(Exit::Usage, vec![EngineError::from(StoreError::NoScratchDir), EngineError::Open { keys: vec![OpenKey::UndoLog] }]);
+    let (chunk_size, longest, layer, cache_length, allowed, largest) = (14, 21, 0, 18, 15, 10);
+    hold(Exit::Usage, vec![EngineError::LongestChunk { chunk_size, longest, layer, cache_length, allowed, largest }]);
+    hold(Exit::Memory, vec![EngineError::OutOfMemory(text())]);
+    hold(Exit::Failed, vec![EngineError::Torch(text()), EngineError::Misplaced { layer: 0, stands: 1, expected: 2 }]);
+}
+
+#[test]
+fn evaluation_and_proof() {
+    hold(Exit::Data, vec![EvalError::Empty, EvalError::from(DataError::Empty { path: path() })]);
+    hold(Exit::Memory, vec![EvalError::from(EngineError::OutOfMemory(text()))]);
+    hold(Exit::NotFinite, vec![EvalError::NotFinite { sample: 1, value: f64::NAN }]);
+    hold(Exit::Memory, vec![VerifyError::from(EngineError::OutOfMemory(text()))]);
+    hold(Exit::NotFinite, vec![VerifyError::NotFinite { sample: 1 }]);
+    let failed = vec![
+        VerifyError::from(wrong_targets()),
+        VerifyError::from(AttendError::from(GraphError::Lacking(text()))),
+        VerifyError::from(BackwardError(text())),
+        VerifyError::ImpossibleChoice { layer: 0, chunk: 1, what: text() },
+    ];
+    hold(Exit::Failed, failed);
+}
+
+fn does_not_fit() -> PlanError {
+    let (host, device, files, limits) = (Bytes(1), None, Bytes(0), Limits { device: None, host: None, files: None });
+    PlanError::DoesNotFit { host, device, files, limits, margin: 1, tokens: 2, advice: text() }
+}
+
+#[test]
+fn training() {
+    for (code, error) in file_errors() {
+        hold(code, vec![TrainError::from(error)]);
+    }
+    for (code, error) in file_errors() {
+        hold(code, vec![TrainError::Checkpoint(error.into())]);
+    }
+    // What was saved before is intact: that a save failed is no fault of the data.
+    for (_, error) in file_errors() {
+        hold(Exit::Failed, vec![TrainError::NotSaved(error.into())]);
+    }
+    let usage = vec![
+        recipe_error().into(),
+        DataError::Options { what: "x", expected: text(), found: text() }.into(),
+        ModelError::NotEmpty { dir: path() }.into(),
+        PlanError::from(ModelError::NotEmpty { dir: path() }).into(),
+        PlanError::from(EngineError::Open { keys: Vec::new() }).into(),
+        TrainError::NoRun { path: path() },
+        TrainError::NoCheckpoint { run: path(), name: text(), expected: text() },
+        TrainError::OtherAdapter { key: "r", recipe: text(), adapter: text(), path: path() },
+        TrainError::OutputInTheWay { path: path() },
+        TrainError::ChangedRecipe { differences: Vec::new() },
+    ];
+    hold(Exit::Usage, usage);
+    let data = vec![
+        EngineError::NoTargets.into(),
+        EvalError::Empty.into(),
+        OptimError::OtherState(text()).into(),
+        TrainError::OtherData { path: path() },
+        TrainError::OtherModel { path: path(), difference: text() },
+    ];
+    hold(Exit::Data, data);
+    let memory = vec![does_not_fit().into(), TrainError::OutOfMemory { reason: text(), advice: None }];
+    hold(Exit::Memory, memory);
+    let value = f64::NAN;
+    let not_finite = vec![
+        TrainError::from(EvalError::NotFinite { sample: 1, value }),
+        TrainError::NotFinite { step: 1, what: text(), samples: vec![1] },
+    ];
+    hold(Exit::NotFinite, not_finite);
+    hold(Exit::Failed, vec![TrainError::from(ReportError::Output { source: io::ErrorKind::StorageFull.into() })]);
+}
+
+#[test]
+fn reports_benches_and_the_program() {
+    for (_, error) in file_errors() {
+        hold(Exit::Failed, vec![ReportError::from(error)]);
+    }
+    let source = || io::ErrorKind::StorageFull.into();
+    let failed = vec![
+        ReportError::Io { action: "write", path: path(), source: source() },
+        ReportError::Output { source: source() },
+        ReportError::BrokenLine { path: path(), line: 1 },
+    ];
+    hold(Exit::Failed, failed);
+    hold(Exit::Data, vec![BenchError::NoWeights { dir: path() }]);
+    hold(Exit::Usage, vec![BenchError::TooLong { tokens: 3, positions: 2 }]);
+    hold(Exit::Memory, vec![BenchError::from(TrainError::from(does_not_fit()))]);
+    let failed = vec![
+        Error::Disproved { keys: text(), worst: 1.0, tolerance: 1e-12 },
+        Error::Imprecise { keys: text(), cosine: 0.5, smallest: 0.999 },
+        Error::OtherChoices { keys: text() },
+        Error::DoctorFailed { checks: vec![text()] },
+        Error::Defect { message: text(), place: text() },
+    ];
+    hold(Exit::Failed, failed);
+    hold(Exit::Usage, vec![Error::Usage { message: text(), hint: text() }]);
+}
