@@ -70,7 +70,7 @@ mod tests {
 
     fn adapter(dir: &Path) -> PeftFiles {
         let names = PeftTargets::Names(vec!["q_proj".into()]);
-        let config = PeftConfig { r: 1, lora_alpha: 2.0, lora_dropout: 0.0, target_modules: names, base_model: None };
+        let config = PeftConfig::plain(1, 2.0, 0.0, names);
         let raw = |name: &str, shape: Vec<usize>| RawTensor {
             name: name.into(),
             dtype: Dtype::F32,

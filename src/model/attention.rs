@@ -5,8 +5,8 @@ use tch::Tensor;
 use super::ModelError;
 use super::attend::{Attend, AttendError, Qkv};
 use super::config::ModelConfig;
-use super::linear::{Linear, Projection};
-use super::lora::LayerLora;
+use super::dropout::TokenContext;
+use super::linear::Linear;
 use super::names::layer_tensor;
 use super::weights::Weights;
 use crate::ops::attention::ScoreRule;
@@ -32,16 +32,17 @@ pub(super) struct Attention {
 
 impl Attention {
     pub(super) fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, ModelError> {
-        let linear = |projection| Linear::load(weights, config, layer, projection);
         let norm = |name: &str| weights.load(&layer_tensor(layer.0, name));
         let spec = &config.layers[layer.0].attention;
+        let [query, key, value, output] = spec.linears(config.hidden_size);
+        let linear = |spec| Linear::load(weights, layer, &spec);
         let head_norms =
             if spec.has_qk_norm { Some([norm("self_attn.q_norm.weight")?, norm("self_attn.k_norm.weight")?]) } else { None };
         Ok(Self {
-            query: linear(Projection::Query)?,
-            key: linear(Projection::Key)?,
-            value: linear(Projection::Value)?,
-            output: linear(Projection::Output)?,
+            query: linear(query)?,
+            key: linear(key)?,
+            value: linear(value)?,
+            output: linear(output)?,
             head_norms,
             layer,
             rotation: config.rotations().iter().position(|&of| of == (spec.head_dim, spec.rope)).unwrap_or(0),
@@ -55,12 +56,12 @@ impl Attention {
     ///
     /// # Shapes
     /// `(B, n, E)` in; as in [`Qkv`] out.
-    pub(super) fn project(&self, x_bne: &Tensor, rotations: &[Rotation], lora: Option<&LayerLora<'_>>) -> [Tensor; 3] {
+    pub(super) fn project(&self, x_bne: &Tensor, rotations: &[Rotation], tokens: &TokenContext<'_>) -> [Tensor; 3] {
         let rotation = &rotations[self.rotation];
         let norm_of = |i: usize| self.head_norms.as_ref().map(|norms| &norms[i]);
-        let q_bhnd = rotation.apply(&self.heads(&self.query.forward(x_bne, lora), norm_of(0)));
-        let k_bgnd = rotation.apply(&self.heads(&self.key.forward(x_bne, lora), norm_of(1)));
-        let v_bgnd = self.heads(&self.value.forward(x_bne, lora), None);
+        let q_bhnd = rotation.apply(&self.heads(&self.query.forward(x_bne, tokens), norm_of(0)));
+        let k_bgnd = rotation.apply(&self.heads(&self.key.forward(x_bne, tokens), norm_of(1)));
+        let v_bgnd = self.heads(&self.value.forward(x_bne, tokens), None);
         [q_bhnd, k_bgnd, v_bgnd]
     }
 
@@ -76,8 +77,8 @@ impl Attention {
     ///
     /// # Shapes
     /// `(B, H, n, D)` in, `(B, n, E)` out.
-    pub(super) fn output(&self, attended_bhnd: &Tensor, lora: Option<&LayerLora<'_>>) -> Tensor {
-        self.output.forward(&attended_bhnd.transpose(1, 2).flatten(2, 3), lora)
+    pub(super) fn output(&self, attended_bhnd: &Tensor, tokens: &TokenContext<'_>) -> Tensor {
+        self.output.forward(&attended_bhnd.transpose(1, 2).flatten(2, 3), tokens)
     }
 
     /// `(B, n, heads · D)` to `(B, heads, n, D)`.
@@ -88,7 +89,15 @@ impl Attention {
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let linears = [&self.query, &self.key, &self.value, &self.output];
-        linears.into_iter().flat_map(Linear::tensors).chain(self.head_norms.iter().flatten())
+        self.linears().into_iter().flat_map(Linear::tensors).chain(self.head_norms.iter().flatten())
+    }
+
+    /// In the order of [`super::AttentionSpec::linears`].
+    pub(super) fn linears(&self) -> [&Linear; 4] {
+        [&self.query, &self.key, &self.value, &self.output]
+    }
+
+    pub(super) fn linears_mut(&mut self) -> [&mut Linear; 4] {
+        [&mut self.query, &mut self.key, &mut self.value, &mut self.output]
     }
 }

@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 use super::attend::{Attend, AttendError};
 use super::causal_lm::Model;
 use super::config::ModelConfig;
-use super::lora::DropoutContext;
+use super::dropout::{DropoutContext, TokenContext};
 use super::positions::Positions;
 #[cfg(test)]
 use super::simulated;
@@ -103,16 +103,16 @@ impl CapturedBuffers {
     }
 
     fn before(common: Common<'_>, idx: LayerIdx, held: &mut Self) {
-        let lora = common.model.lora(idx, &held.positions.position_bn, common.place);
+        let tokens = TokenContext { position_bn: &held.positions.position_bn, dropout: common.place };
         let layer = common.model.decoder_layer(idx);
-        let made = layer.before_attention(&held.hidden_bne, &held.positions.rotations, lora.as_ref());
+        let made = layer.before_attention(&held.hidden_bne, &held.positions.rotations, &tokens);
         held.qkv.iter_mut().zip(&made).for_each(|(held, made)| held.copy_(made));
     }
 
     fn behind(common: Common<'_>, idx: LayerIdx, held: &mut Self) {
-        let lora = common.model.lora(idx, &held.positions.position_bn, common.place);
+        let tokens = TokenContext { position_bn: &held.positions.position_bn, dropout: common.place };
         let layer = common.model.decoder_layer(idx);
-        let made = layer.after_attention(&held.hidden_bne, held.attended_bhnd.shallow_clone(), lora.as_ref());
+        let made = layer.after_attention(&held.hidden_bne, held.attended_bhnd.shallow_clone(), &tokens);
         held.out_bne.copy_(&made);
     }
 }

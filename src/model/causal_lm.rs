@@ -1,20 +1,24 @@
 //! The whole model: embedding, decoder layers, final norm, output projection, and what of it is trained.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use tch::{Device, Kind, Tensor};
 
+use super::adapter::{self, Adapter};
 use super::all_weights::{self, AllWeights};
 use super::attend::{Attend, AttendError};
 use super::config::ModelConfig;
 use super::decoder::DecoderLayer;
+use super::dropout::{DropoutContext, TokenContext};
 use super::embedding::Embedding;
 use super::init::draw;
-use super::lora::{Adapter, DropoutContext, LayerLora};
+use super::linear::Linear;
 use super::names::FINAL_NORM;
 use super::positions::Positions;
 use super::weights::Weights;
 use super::{ModelError, layout};
+use crate::files::PeftConfig;
 use crate::ops::rms_norm::rms_norm;
 use crate::recipe::Dtype;
 use crate::units::{Bytes, LayerIdx};
@@ -35,7 +39,8 @@ pub struct Model {
 #[derive(Debug)]
 enum Trainable {
     Nothing,
-    Adapter(Adapter),
+    /// With these settings; its matrices are the linears' own.
+    Adapter(PeftConfig),
     AllWeights(AllWeights),
 }
 
@@ -144,17 +149,22 @@ impl Model {
         if let Trainable::AllWeights(all) = &self.trained {
             all.freeze();
         }
-        self.trained = Trainable::Adapter(adapter.moved_to(self.kind, self.device));
+        let (settings, deltas) = adapter.moved_to(self.kind, self.device).into_parts();
+        let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
+        for linear in self.layers.iter_mut().flat_map(DecoderLayer::linears_mut) {
+            linear.delta = deltas.remove(&linear.name);
+        }
+        self.trained = Trainable::Adapter(settings);
     }
 
-    /// The adapter, where one is trained.
-    pub fn adapter(&self) -> Option<&Adapter> {
-        if let Trainable::Adapter(adapter) = &self.trained { Some(adapter) } else { None }
+    /// The adapter, where one is trained; its matrices are the leaves themselves.
+    pub fn adapter(&self) -> Option<Adapter> {
+        let Trainable::Adapter(settings) = &self.trained else { return None };
+        Some(Adapter::of_linears(settings.clone(), self.linears()))
     }
 
-    /// The adapter, to be changed.
-    pub fn adapter_mut(&mut self) -> Option<&mut Adapter> {
-        if let Trainable::Adapter(adapter) = &mut self.trained { Some(adapter) } else { None }
+    fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.layers.iter().flat_map(DecoderLayer::linears)
     }
 
     fn all_weights(&self) -> Option<&AllWeights> {
@@ -166,7 +176,7 @@ impl Model {
     pub fn parameters(&self) -> Vec<(String, Tensor)> {
         match &self.trained {
             Trainable::Nothing => Vec::new(),
-            Trainable::Adapter(adapter) => adapter.parameters(),
+            Trainable::Adapter(_) => self.linears().flat_map(adapter::linear_parameters).collect(),
             Trainable::AllWeights(all) => all.parameters(),
         }
     }
@@ -184,10 +194,10 @@ impl Model {
     /// Writes what is trained into a directory that exists: an adapter in PEFT's format, which names `base_model`, or all
     /// weights as a model of their own.
     pub fn save_trained(&self, dir: &Path, base_model: &str) -> Result<(), ModelError> {
-        match &self.trained {
-            Trainable::Nothing => Err(ModelError::NothingTrained),
-            Trainable::Adapter(adapter) => adapter.save_peft(dir, base_model),
-            Trainable::AllWeights(all) => all.save(dir),
+        match (self.adapter(), self.all_weights()) {
+            (Some(adapter), _) => adapter.save_peft(dir, base_model),
+            (None, Some(all)) => all.save(dir),
+            (None, None) => Err(ModelError::NothingTrained),
         }
     }
 
@@ -213,6 +223,14 @@ impl Model {
         self.embedding.embed_backward(pieces)
     }
 
+    /// Tokens at their true positions.
+    ///
+    /// # Shapes
+    /// `(B, n)`, or `(1, n)` or `(n)` where all sequences share their positions; int64.
+    pub fn positions(&self, position_bn: Tensor) -> Positions {
+        Positions::at(position_bn, &self.config, self.kind)
+    }
+
     /// One decoder layer with its part of the adapter.
     ///
     /// # Shapes
@@ -225,22 +243,12 @@ impl Model {
         place: &DropoutContext<'_>,
         attend: &mut dyn Attend,
     ) -> Result<Tensor, AttendError> {
-        let lora = self.lora(idx, &positions.position_bn, place);
-        self.layers[idx.0].forward(hidden_bne, &positions.rotations, lora.as_ref(), attend)
+        let tokens = TokenContext { position_bn: &positions.position_bn, dropout: place };
+        self.layers[idx.0].forward(hidden_bne, &positions.rotations, &tokens, attend)
     }
 
     pub(super) fn decoder_layer(&self, idx: LayerIdx) -> &DecoderLayer {
         &self.layers[idx.0]
-    }
-
-    /// A layer's part of the adapter.
-    pub(super) fn lora<'a>(
-        &'a self,
-        layer: LayerIdx,
-        position_bn: &'a Tensor,
-        place: &'a DropoutContext<'a>,
-    ) -> Option<LayerLora<'a>> {
-        self.adapter().map(|adapter| LayerLora { adapter, layer, position_bn, place })
     }
 
     /// The norm between the last layer and the output projection.

@@ -6,7 +6,8 @@ use super::ModelError;
 use super::attend::{Attend, AttendError};
 use super::attention::Attention;
 use super::config::ModelConfig;
-use super::lora::LayerLora;
+use super::dropout::TokenContext;
+use super::linear::Linear;
 use super::mlp::Mlp;
 use super::names::layer_tensor;
 use super::weights::Weights;
@@ -41,36 +42,31 @@ impl DecoderLayer {
         &self,
         hidden_bne: &Tensor,
         rotations: &[Rotation],
-        lora: Option<&LayerLora<'_>>,
+        tokens: &TokenContext<'_>,
         attend: &mut dyn Attend,
     ) -> Result<Tensor, AttendError> {
-        let [q_bhnd, k_bgnd, v_bgnd] = self.before_attention(hidden_bne, rotations, lora);
+        let [q_bhnd, k_bgnd, v_bgnd] = self.before_attention(hidden_bne, rotations, tokens);
         let attended_bhnd = self.attend([&q_bhnd, &k_bgnd, &v_bgnd], attend)?;
         drop([q_bhnd, k_bgnd, v_bgnd]);
-        Ok(self.after_attention(hidden_bne, attended_bhnd, lora))
+        Ok(self.after_attention(hidden_bne, attended_bhnd, tokens))
     }
 
     /// Queries, keys and values.
     ///
     /// # Shapes
     /// `(B, n, E)` in; as in [`super::Qkv`] out.
-    pub(super) fn before_attention(
-        &self,
-        hidden_bne: &Tensor,
-        rotations: &[Rotation],
-        lora: Option<&LayerLora<'_>>,
-    ) -> [Tensor; 3] {
-        self.attention.project(&rms_norm(hidden_bne, &self.attention_norm_e, self.eps), rotations, lora)
+    pub(super) fn before_attention(&self, hidden_bne: &Tensor, rotations: &[Rotation], tokens: &TokenContext<'_>) -> [Tensor; 3] {
+        self.attention.project(&rms_norm(hidden_bne, &self.attention_norm_e, self.eps), rotations, tokens)
     }
 
     /// What follows attention: the layer's output. What was attended is gone, but for what autograd keeps, before the MLP.
     ///
     /// # Shapes
     /// The layer's input `(B, n, E)` and what was attended `(B, H, n, D)` in, `(B, n, E)` out.
-    pub(super) fn after_attention(&self, hidden_bne: &Tensor, attended_bhnd: Tensor, lora: Option<&LayerLora<'_>>) -> Tensor {
-        let hidden_bne = hidden_bne + self.attention.output(&attended_bhnd, lora);
+    pub(super) fn after_attention(&self, hidden_bne: &Tensor, attended_bhnd: Tensor, tokens: &TokenContext<'_>) -> Tensor {
+        let hidden_bne = hidden_bne + self.attention.output(&attended_bhnd, tokens);
         drop(attended_bhnd);
-        let added_bne = self.mlp.forward(&rms_norm(&hidden_bne, &self.mlp_norm_e, self.eps), lora);
+        let added_bne = self.mlp.forward(&rms_norm(&hidden_bne, &self.mlp_norm_e, self.eps), tokens);
         hidden_bne + added_bne
     }
 
@@ -79,7 +75,18 @@ impl DecoderLayer {
         self.attention.attend(qkv, attend)
     }
 
+    /// The tensors of the model itself.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        [&self.attention_norm_e, &self.mlp_norm_e].into_iter().chain(self.attention.tensors()).chain(self.mlp.tensors())
+        let of_mlp = self.mlp.linears().into_iter().flat_map(Linear::tensors);
+        [&self.attention_norm_e, &self.mlp_norm_e].into_iter().chain(self.attention.tensors()).chain(of_mlp)
+    }
+
+    /// In the order of [`super::LayerSpec::linears`].
+    pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.attention.linears().into_iter().chain(self.mlp.linears())
+    }
+
+    pub(super) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
+        self.attention.linears_mut().into_iter().chain(self.mlp.linears_mut())
     }
 }

@@ -1,9 +1,8 @@
 //! Which tensors a model has: their names in checkpoints, their shapes, and what they are for.
 
 use super::config::ModelConfig;
-use super::linear::Projection;
 use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, layer_tensor};
-use super::spec::LayerSpec;
+use super::spec::{LayerSpec, LinearSpec};
 
 /// What a tensor is for, which is how a new one is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +18,13 @@ pub(super) struct TensorEntry {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
     pub(super) role: Role,
+}
+
+impl ModelConfig {
+    /// How many weights the model has.
+    pub fn num_parameters(&self) -> usize {
+        entries(self).iter().map(|entry| entry.shape.iter().product::<usize>()).sum()
+    }
 }
 
 /// All tensors of a model, bottom to top. With tied embeddings the output projection is none of them.
@@ -40,10 +46,9 @@ pub(super) fn entries(config: &ModelConfig) -> Vec<TensorEntry> {
 /// The tensors of one layer, by their names inside it.
 fn layer_entries(spec: &LayerSpec, hidden_size: usize) -> Vec<TensorEntry> {
     let mut all = vec![norm("input_layernorm.weight", hidden_size), norm("post_attention_layernorm.weight", hidden_size)];
-    for projection in Projection::ALL {
-        let (path, [out, inner]) = (projection.path(), projection.shape(spec, hidden_size));
+    for LinearSpec { path, out, inner, has_bias } in spec.linears(hidden_size) {
         all.push(TensorEntry { name: format!("{path}.weight"), shape: vec![out, inner], role: Role::Matrix });
-        if projection.has_bias(spec) {
+        if has_bias {
             all.push(TensorEntry { name: format!("{path}.bias"), shape: vec![out], role: Role::Bias });
         }
     }

@@ -4,8 +4,9 @@ use tch::Tensor;
 
 use super::ModelError;
 use super::config::ModelConfig;
-use super::linear::{Linear, Projection};
-use super::lora::LayerLora;
+use super::dropout::TokenContext;
+use super::linear::Linear;
+use super::spec::{FeedForwardSpec, gated_linears};
 use super::weights::Weights;
 use crate::ops::swiglu::swiglu;
 use crate::units::LayerIdx;
@@ -19,19 +20,26 @@ pub(super) struct Mlp {
 
 impl Mlp {
     pub(super) fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, ModelError> {
-        let linear = |projection| Linear::load(weights, config, layer, projection);
-        Ok(Self { gate: linear(Projection::Gate)?, up: linear(Projection::Up)?, down: linear(Projection::Down)? })
+        let FeedForwardSpec::Dense { intermediate_size } = config.layers[layer.0].feed_forward;
+        let [gate, up, down] = gated_linears(intermediate_size, config.hidden_size);
+        let linear = |spec| Linear::load(weights, layer, &spec);
+        Ok(Self { gate: linear(gate)?, up: linear(up)?, down: linear(down)? })
     }
 
     /// # Shapes
     /// `(B, n, E)` in and out.
-    pub(super) fn forward(&self, x_bne: &Tensor, lora: Option<&LayerLora<'_>>) -> Tensor {
+    pub(super) fn forward(&self, x_bne: &Tensor, tokens: &TokenContext<'_>) -> Tensor {
         // Gate and up are gone, but for what autograd keeps, before the next product.
-        let gated_bni = swiglu(&self.gate.forward(x_bne, lora), &self.up.forward(x_bne, lora));
-        self.down.forward(&gated_bni, lora)
+        let gated_bni = swiglu(&self.gate.forward(x_bne, tokens), &self.up.forward(x_bne, tokens));
+        self.down.forward(&gated_bni, tokens)
     }
 
-    pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        [&self.gate, &self.up, &self.down].into_iter().flat_map(Linear::tensors)
+    /// In the order of [`FeedForwardSpec::linears`].
+    pub(super) fn linears(&self) -> [&Linear; 3] {
+        [&self.gate, &self.up, &self.down]
+    }
+
+    pub(super) fn linears_mut(&mut self) -> [&mut Linear; 3] {
+        [&mut self.gate, &mut self.up, &mut self.down]
     }
 }

@@ -4,13 +4,17 @@
 //! weights, or the weights themselves; [`Model::parameters`] are either. What
 //! remembers the past plugs in through [`Attend`], so that the same layers serve plain attention, caches and their backward.
 
+mod adapter;
 mod all_weights;
 mod attend;
 mod attention;
 mod captured;
 mod causal_lm;
 mod config;
+mod config_file;
 mod decoder;
+mod delta;
+mod dropout;
 mod embedding;
 mod error;
 mod families;
@@ -19,7 +23,6 @@ mod fingerprint;
 mod init;
 mod layout;
 mod linear;
-mod lora;
 mod mlp;
 mod names;
 mod peft;
@@ -30,18 +33,18 @@ mod simulated;
 mod spec;
 mod weights;
 
+pub use adapter::Adapter;
 pub use attend::{Attend, AttendError, Qkv};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::{Model, kind_of};
-pub use config::ModelConfig;
+pub use config::{ModelConfig, ModelLinear};
+pub use dropout::{DropoutContext, DropoutKey};
 pub use error::{ModelError, TensorProblem, TensorProblems};
 pub use fields::ConfigFault;
 pub use fingerprint::fingerprint;
 pub use init::init_model;
-pub use linear::Projection;
-pub use lora::{Adapter, DropoutContext, DropoutKey, targets};
 pub use positions::Positions;
 #[cfg(test)]
 pub(crate) use simulated::while_graphs_are_simulated;
-pub use spec::{AttentionSpec, FeedForwardSpec, LayerSpec, RopeSpec};
+pub use spec::{AttentionSpec, FeedForwardSpec, LayerSpec, LinearSpec, RopeSpec};
 pub use weights::MODEL_TENSORS;

@@ -5,58 +5,34 @@ use std::path::Path;
 use tch::{Device, Kind};
 
 use super::ModelError;
+use super::adapter::{Adapter, LoraTarget, targets};
 use super::config::ModelConfig;
-use super::linear::Projection;
-use super::lora::{Adapter, Pair, master_kind, matrix_name, named_targets};
-use crate::files::{PeftConfig, PeftTargets, read_peft, write_peft};
-use crate::recipe::{LoraRecipe, TargetModules};
+use super::delta::master_kind;
+use crate::files::{PeftConfig, read_peft, write_peft};
 use crate::store::{load_tensor, raw_tensors};
 
 impl Adapter {
-    /// Reads a PEFT adapter for a model that computes in `kind`. Its `r`, `alpha`, dropout and targets are the adapter's own;
+    /// Reads a PEFT adapter for a model that computes in `kind`. Its ranks, scales, dropout and targets are the adapter's own;
     /// whether they agree with a recipe is the caller's to decide.
     pub fn load_peft(dir: &Path, config: &ModelConfig, kind: Kind, device: Device) -> Result<Self, ModelError> {
         let files = read_peft(dir)?;
-        let targets = match &files.config.target_modules {
-            PeftTargets::AllLinear => Projection::ALL.into(),
-            PeftTargets::Names(names) => named_targets(names)?,
-        };
-        files.check(&expected(config, files.config.r, &targets))?;
+        let targets = targets(config, &files.config)?;
+        let expected = targets.iter().flat_map(LoraTarget::matrices).map(|(name, shape)| (name, shape.into()));
+        files.check(&expected.collect::<Vec<_>>())?;
         // Copied, because training writes into the matrices, and a file's memory must not be written to.
-        let pair = |layer: usize, target: Projection| {
-            let matrix = |ab: &str| load_tensor(&files.tensors, &matrix_name(layer, target, ab));
-            let [a_ri, b_or] = [matrix("A")?, matrix("B")?].map(|tensor| tensor.to_kind(master_kind(kind)).copy());
-            Ok(Pair { a_ri, b_or })
+        let load = |name: &str| Ok::<_, ModelError>(load_tensor(&files.tensors, name)?.to_kind(master_kind(kind)).copy());
+        let load = |target: &LoraTarget| {
+            let [(a, _), (b, _)] = target.matrices();
+            Ok([load(&a)?, load(&b)?])
         };
-        let lora = LoraRecipe {
-            r: files.config.r,
-            alpha: files.config.lora_alpha,
-            dropout: files.config.lora_dropout,
-            target_modules: TargetModules::AllLinear,
-        };
-        Ok(Self::from_pairs(config, &lora, targets, pair)?.moved_to(kind, device))
+        Ok(Self::of_targets(config, files.config.clone(), &targets, load)?.moved_to(kind, device))
     }
 
     /// Writes the adapter into a directory that exists, in PEFT's format. `base_model` is the name or path of the model.
     pub fn save_peft(&self, dir: &Path, base_model: &str) -> Result<(), ModelError> {
-        let config = PeftConfig {
-            r: self.r(),
-            lora_alpha: self.alpha(),
-            lora_dropout: self.dropout(),
-            target_modules: PeftTargets::Names(self.targets().iter().map(|target| target.name().into()).collect()),
-            base_model: Some(base_model.into()),
-        };
-        Ok(write_peft(dir, &config, &raw_tensors(dir, &self.parameters())?)?)
+        let settings = PeftConfig { base_model: Some(base_model.into()), ..self.settings().clone() };
+        Ok(write_peft(dir, &settings, &raw_tensors(dir, &self.parameters())?)?)
     }
-}
-
-/// Names and shapes of an adapter's matrices.
-fn expected(config: &ModelConfig, r: usize, targets: &[Projection]) -> Vec<(String, Vec<usize>)> {
-    let of_target = |layer: usize, target: Projection| {
-        let [out, inner] = target.shape(&config.layers[layer], config.hidden_size);
-        [(matrix_name(layer, target, "A"), vec![r, inner]), (matrix_name(layer, target, "B"), vec![out, r])]
-    };
-    (0..config.num_layers()).flat_map(|layer| targets.iter().flat_map(move |&target| of_target(layer, target))).collect()
 }
 
 #[cfg(test)]
@@ -127,6 +103,6 @@ mod tests {
 
     #[test]
     fn all_linear_is_every_projection() {
-        assert_eq!(load(changed(&json!({"target_modules": "all-linear"})).path()).unwrap().targets(), Projection::ALL);
+        assert_eq!(load(changed(&json!({"target_modules": "all-linear"})).path()).unwrap().targets().len(), 7);
     }
 }

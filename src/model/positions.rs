@@ -1,8 +1,8 @@
 //! Where the tokens of a column stand, made ready once for all layers.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
-use super::causal_lm::Model;
+use super::config::ModelConfig;
 use super::spec::RopeSpec;
 use crate::ops::rope::Rotation;
 
@@ -15,6 +15,13 @@ pub struct Positions {
 }
 
 impl Positions {
+    /// Of a model that computes in `kind`.
+    pub(super) fn at(position_bn: Tensor, config: &ModelConfig, kind: Kind) -> Self {
+        let at = |(head_dim, rope): &(usize, RopeSpec)| Rotation::at(&position_bn, *head_dim, rope.theta, kind);
+        let rotations = config.rotations().iter().map(at).collect();
+        Self { position_bn, rotations }
+    }
+
     /// Others of the same number, which are nowhere yet.
     pub(super) fn empty_like(&self) -> Self {
         Self { position_bn: self.position_bn.empty_like(), rotations: self.rotations.iter().map(Rotation::empty_like).collect() }
@@ -24,17 +31,5 @@ impl Positions {
     pub(super) fn copy_(&mut self, from: &Self) {
         self.position_bn.copy_(&from.position_bn);
         self.rotations.iter_mut().zip(&from.rotations).for_each(|(own, from)| own.copy_(from));
-    }
-}
-
-impl Model {
-    /// Tokens at their true positions.
-    ///
-    /// # Shapes
-    /// `(B, n)`, or `(1, n)` or `(n)` where all sequences share their positions; int64.
-    pub fn positions(&self, position_bn: Tensor) -> Positions {
-        let at = |(head_dim, rope): &(usize, RopeSpec)| Rotation::at(&position_bn, *head_dim, rope.theta, self.kind());
-        let rotations = self.config().rotations().iter().map(at).collect();
-        Positions { position_bn, rotations }
     }
 }

@@ -3,9 +3,10 @@
 
 use serde::Serialize;
 
+use super::projection::Projection;
 use super::{StepSpec, TrainedPart};
 use crate::engine::ChunkPlan;
-use crate::model::{ModelConfig, Projection};
+use crate::model::ModelConfig;
 
 /// Operations of one step; a multiplication with its addition counts as two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]

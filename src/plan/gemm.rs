@@ -4,7 +4,8 @@ use serde::Serialize;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::clock::{Spent, time_of};
-use crate::model::{ModelConfig, Projection};
+use super::projection::Projection;
+use crate::model::ModelConfig;
 use crate::native::product;
 
 /// Operations per second.

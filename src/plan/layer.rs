@@ -3,8 +3,8 @@
 
 use super::StepSpec;
 use super::attention::Kernel;
+use super::projection::Projection;
 use super::step_spec::TrainedPart;
-use crate::model::Projection;
 use crate::native;
 
 /// Bytes of one layer for one column of tokens.

@@ -16,6 +16,7 @@ mod ledger;
 mod limits;
 mod machine;
 mod part;
+mod projection;
 mod rates;
 mod step_spec;
 mod walk;

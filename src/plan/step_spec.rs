@@ -2,8 +2,9 @@
 
 use tch::{Device, Kind};
 
+use super::projection::Projection;
 use crate::engine::Settings;
-use crate::model::{ModelConfig, ModelError, Projection, targets};
+use crate::model::{ModelConfig, ModelError};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::LoraRecipe;
 use crate::units::Bytes;
@@ -28,7 +29,7 @@ impl TrainedPart {
     /// What a recipe trains.
     pub fn of(lora: Option<&LoraRecipe>) -> Result<Self, ModelError> {
         let Some(lora) = lora else { return Ok(Self::Weights) };
-        Ok(Self::Adapter { r: lora.r, targets: targets(&lora.target_modules)?, has_dropout: lora.dropout > 0.0 })
+        Ok(Self::Adapter { r: lora.r, targets: Projection::targets(&lora.target_modules)?, has_dropout: lora.dropout > 0.0 })
     }
 }
 

@@ -72,7 +72,7 @@ impl Profiler {
 
     /// The model and the optimiser's state are there.
     pub fn built(&mut self, model: &Model, optimizer: Bytes) {
-        let of_adapter = |adapter: &Adapter| bytes_of(adapter.parameters().iter().map(|(_, matrix)| matrix)).0 as i64;
+        let of_adapter = |adapter: Adapter| bytes_of(adapter.parameters().iter().map(|(_, matrix)| matrix)).0 as i64;
         let adapter = model.adapter().map_or(0, of_adapter);
         let (weights, optimizer) = (model.weight_bytes().0 as i64, optimizer.0 as i64);
         for side in self.sides.iter_mut().filter(|side| side.side.holds(MemoryPlace::Device)) {

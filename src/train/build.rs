@@ -128,7 +128,7 @@ fn adapter(
         return Ok(Adapter::new(config, lora, recipe.train.seed, kind, device)?);
     };
     let mut adapter = Adapter::load_peft(path, config, kind, device)?;
-    check_agreement(lora, &adapter, path)?;
+    check_agreement((lora, config), &adapter, path)?;
     adapter.set_dropout(lora.dropout);
     Ok(adapter)
 }
@@ -160,7 +160,7 @@ pub(super) fn take_parameters(model: &Model, saved: &[(String, Tensor)], dir: &P
 }
 
 /// An adapter brings its own numbers: a recipe that says otherwise is a mistake.
-fn check_agreement(lora: &LoraRecipe, adapter: &Adapter, path: &Path) -> Result<(), TrainError> {
+fn check_agreement((lora, config): (&LoraRecipe, &ModelConfig), adapter: &Adapter, path: &Path) -> Result<(), TrainError> {
     let differs =
         |key, recipe: String, adapter: String| Err(TrainError::OtherAdapter { key, recipe, adapter, path: path.to_owned() });
     if lora.r != adapter.r() {
@@ -169,13 +169,8 @@ fn check_agreement(lora: &LoraRecipe, adapter: &Adapter, path: &Path) -> Result<
     if (lora.alpha - adapter.alpha()).abs() > 0.0 {
         return differs("alpha", lora.alpha.to_string(), adapter.alpha().to_string());
     }
-    if !adapter.has_targets(&lora.target_modules)? {
-        return differs("target_modules", lora.target_modules.to_string(), target_names(adapter).join(", "));
+    if !adapter.has_targets(config, &lora.target_modules)? {
+        return differs("target_modules", lora.target_modules.to_string(), adapter.targets().join(", "));
     }
     Ok(())
-}
-
-/// The names of an adapter's targets, as PEFT writes them.
-pub(super) fn target_names(adapter: &Adapter) -> Vec<String> {
-    adapter.targets().iter().map(|t| t.name().to_owned()).collect()
 }

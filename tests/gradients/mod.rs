@@ -217,6 +217,57 @@ fn adapters_on_some_layers() {
 }
 
 #[test]
+fn adapters_that_differ_by_linear() {
+    let cases = varied([
+        |c| Case { name: "rsLoRA", is_rslora: true, ..c },
+        |c| Case { name: "rsLoRA, in one cell, with dropout", is_rslora: true, dropout: 0.1, ..whole(c) },
+        |c| Case { name: "ranks", ranks: &[("q_proj", 7), (r"layers\.(0|2)\.mlp\..*", 1), ("layers.1.*", 5)], ..c },
+        |c| Case { name: "ranks, in one cell", ranks: &[(".*_proj", 3), ("q_proj", 6)], ..whole(c) },
+        |c| Case { name: "alphas", alphas: &[("v_proj", 20.0), ("layers.1.mlp.up_proj", 0.5)], ..c },
+        |c| Case { name: "no o_proj", excluded: &["o_proj"], ..c },
+        |c| Case { name: "none in the middle layer's MLP", excluded: MLP_OF_THE_MIDDLE, layers_per_cell: 2, ..c },
+        |c| Case { name: "the top layer's alone", excluded: ALL_BUT_THE_TOP, ..c },
+        |c| Case { name: "the top layer's alone, in one cell", excluded: ALL_BUT_THE_TOP, ..whole(c) },
+        |c| Case {
+            name: "everything at once, with dropout",
+            is_rslora: true,
+            ranks: &[("q_proj", 6), ("layers.2.*", 2)],
+            alphas: &[("down_proj", 3.0)],
+            excluded: &["k_proj", "layers.0.mlp.gate_proj"],
+            dropout: 0.2,
+            width: Width::Chunks(1),
+            ..c
+        },
+    ]);
+    prove("adapters by linear", &cases);
+    let [plain, rslora] = [false, true].map(|is_rslora| run(&Case { is_rslora, ..PLAIN }).loss);
+    assert!((plain - rslora).abs() > 1e-4, "{plain} with LoRA's scale and with rsLoRA's");
+}
+
+/// A case as one cell.
+fn whole(case: Case) -> Case {
+    Case { layers_per_cell: 3, width: Width::Chunks(100), ..case }
+}
+
+const MLP_OF_THE_MIDDLE: &[&str] = &["layers.1.mlp.gate_proj", "layers.1.mlp.up_proj", "layers.1.mlp.down_proj"];
+const ALL_BUT_THE_TOP: &[&str] = &[
+    "0.self_attn.q_proj",
+    "0.self_attn.k_proj",
+    "0.self_attn.v_proj",
+    "0.self_attn.o_proj",
+    "0.mlp.gate_proj",
+    "0.mlp.up_proj",
+    "0.mlp.down_proj",
+    "1.self_attn.q_proj",
+    "1.self_attn.k_proj",
+    "1.self_attn.v_proj",
+    "1.self_attn.o_proj",
+    "1.mlp.gate_proj",
+    "1.mlp.up_proj",
+    "1.mlp.down_proj",
+];
+
+#[test]
 fn dropout() {
     let cases = varied([
         |c| Case { name: "dropout", dropout: 0.1, ..c },

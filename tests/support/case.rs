@@ -53,6 +53,14 @@ pub struct Case {
     pub lora: &'static [&'static str],
     /// Of the adapter.
     pub dropout: f64,
+    /// Whether its scale is by the root of the rank.
+    pub is_rslora: bool,
+    /// Ranks of linear layers that have another than the rest, by PEFT's patterns.
+    pub ranks: &'static [(&'static str, usize)],
+    /// Alphas of such layers.
+    pub alphas: &'static [(&'static str, f64)],
+    /// Names of those that have no adapter though they are among `lora`.
+    pub excluded: &'static [&'static str],
     /// What is trained.
     pub trains: Trains,
     /// Where the losses are.
@@ -153,6 +161,10 @@ pub const PLAIN: Case = Case {
     width: Width::Chunks(3),
     lora: ALL_LINEAR,
     dropout: 0.0,
+    is_rslora: false,
+    ranks: &[],
+    alphas: &[],
+    excluded: &[],
     trains: Trains::Adapter,
     targets: TargetsAt::All,
     head: HeadKind::NextToken,

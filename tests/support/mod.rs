@@ -9,9 +9,10 @@ pub mod policies;
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
 use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::engine::{ChunkKey, Engine, MicroBatchContext, Settings};
+use kvtune::files::{ExcludedModules, ModulePatterns, PeftConfig, PeftTargets};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, DropoutKey, Model};
-use kvtune::recipe::{CacheLength, CacheRecipe, Dtype, GradRecipe, LoraRecipe, OnOutOfMemory, PolicyRecipe, TargetModules};
+use kvtune::recipe::{CacheLength, CacheRecipe, Dtype, GradRecipe, OnOutOfMemory, PolicyRecipe};
 use kvtune::units::ChunkIdx;
 use kvtune::verify::{Tiling, every_tiling};
 use rand::RngExt;
@@ -64,9 +65,7 @@ pub fn model(case: &Case) -> Model {
         return Model::load_to_train(dir.path(), dtype, case.device).unwrap();
     }
     let mut model = Model::load(dir.path(), dtype, case.device).unwrap();
-    let names = case.lora.iter().map(|&name| name.to_owned()).collect();
-    let lora = LoraRecipe { r: 4, alpha: 8.0, dropout: case.dropout, target_modules: TargetModules::Names(names) };
-    let adapter = Adapter::new(model.config(), &lora, 1, case.kind, case.device).unwrap();
+    let adapter = Adapter::with_settings(model.config(), adapter_settings(case), 1, case.kind, case.device).unwrap();
     for (name, mut parameter) in adapter.parameters() {
         let size = parameter.size();
         let deviation = if name.contains("lora_A") { 1.0 / (size[1] as f64).sqrt() } else { 0.1 };
@@ -74,6 +73,17 @@ pub fn model(case: &Case) -> Model {
     }
     model.set_adapter(adapter);
     model
+}
+
+fn adapter_settings(case: &Case) -> PeftConfig {
+    let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    PeftConfig {
+        use_rslora: case.is_rslora,
+        rank_pattern: ModulePatterns::new(case.ranks.iter().map(|&(pattern, r)| (pattern.to_owned(), r))).unwrap(),
+        alpha_pattern: ModulePatterns::new(case.alphas.iter().map(|&(pattern, alpha)| (pattern.to_owned(), alpha))).unwrap(),
+        exclude_modules: (!case.excluded.is_empty()).then(|| ExcludedModules::names(owned(case.excluded))),
+        ..PeftConfig::plain(4, 8.0, case.dropout, PeftTargets::Names(owned(case.lora)))
+    }
 }
 
 fn config(case: &Case) -> serde_json::Value {

@@ -101,8 +101,8 @@ impl ProofSubject<'_> {
 pub(super) fn proof_model(recipe: &Recipe, dtype: Dtype, device: Device) -> Result<Model, Error> {
     let mut recipe = recipe.clone();
     recipe.model.dtype = dtype;
-    let mut model = train::model(&recipe, device)?;
-    if let (None, Some(adapter)) = (&recipe.model.adapter, model.adapter_mut()) {
+    let model = train::model(&recipe, device)?;
+    if let (None, Some(adapter)) = (&recipe.model.adapter, model.adapter()) {
         adapter.set_b_normal(PROOF_B, recipe.train.seed);
     }
     Ok(model)

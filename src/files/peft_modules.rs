@@ -1,0 +1,217 @@
+//! Which modules a setting of an adapter means: PEFT's rules for names and regular expressions.
+
+use std::fmt;
+
+use regex::Regex;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::Value;
+
+/// Values for the modules whose names match a regular expression. The first that matches counts, so their order is kept.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModulePatterns<T>(Vec<(ModuleRegex, T)>);
+
+/// Modules that get no adapter though they are among the targets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExcludedModules(Excluded);
+
+#[derive(Clone, Debug, PartialEq)]
+enum Excluded {
+    Names(Vec<String>),
+    Matching(ModuleRegex),
+}
+
+/// A regular expression with the text it was written as.
+#[derive(Clone, Debug)]
+struct ModuleRegex {
+    written: String,
+    compiled: Regex,
+}
+
+impl ModuleRegex {
+    /// Compiles what PEFT makes of `written`; the error says in one line what is wrong.
+    fn new(written: String, as_matched: &str) -> Result<Self, String> {
+        match Regex::new(as_matched) {
+            Ok(compiled) => Ok(Self { written, compiled }),
+            Err(error) => {
+                // The crate draws the pattern with a caret in several lines; the last says what is wrong.
+                let text = error.to_string();
+                let last = text.lines().last().unwrap_or_default();
+                Err(format!("a regular expression, found `{written}`: {}", last.strip_prefix("error: ").unwrap_or(last)))
+            }
+        }
+    }
+}
+
+impl PartialEq for ModuleRegex {
+    fn eq(&self, other: &Self) -> bool {
+        self.written == other.written
+    }
+}
+
+impl<T> Default for ModulePatterns<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T: Copy> ModulePatterns<T> {
+    /// Values by pattern; a pattern means a module whose name it matches to the end, from its start or from behind a dot.
+    pub fn new(pairs: impl IntoIterator<Item = (String, T)>) -> Result<Self, String> {
+        let compile = |(written, value): (String, T)| {
+            let as_matched = format!(r"^(?:(.*\.)?({written})$)");
+            Ok((ModuleRegex::new(written, &as_matched)?, value))
+        };
+        pairs.into_iter().map(compile).collect::<Result<_, String>>().map(Self)
+    }
+
+    /// The value for a module, by its whole name.
+    pub fn get(&self, module: &str) -> Option<T> {
+        self.0.iter().find(|(regex, _)| regex.compiled.is_match(module)).map(|(_, value)| *value)
+    }
+
+    /// The patterns as they were written, with their values, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, T)> {
+        self.0.iter().map(|(regex, value)| (regex.written.as_str(), *value))
+    }
+}
+
+impl ExcludedModules {
+    /// By whole names, or by the last parts of names.
+    pub fn names(names: Vec<String>) -> Self {
+        Self(Excluded::Names(names))
+    }
+
+    /// By a regular expression that matches whole names.
+    pub fn matching(written: &str) -> Result<Self, String> {
+        Ok(Self(Excluded::Matching(ModuleRegex::new(written.to_owned(), &format!("^(?:{written})$"))?)))
+    }
+
+    /// Whether a module is among them, by its whole name.
+    pub fn contains(&self, module: &str) -> bool {
+        match &self.0 {
+            Excluded::Names(names) => names.iter().any(|name| is_named(module, name)),
+            Excluded::Matching(regex) => regex.compiled.is_match(module),
+        }
+    }
+
+    /// The value of `exclude_modules`; `Err` says what was expected.
+    pub(super) fn read(value: Option<&Value>) -> Result<Option<Self>, String> {
+        let expected =
+            || format!("`exclude_modules` as a list of names or a regular expression, found {}", value.unwrap_or(&Value::Null));
+        match value {
+            None | Some(Value::Null | Value::Bool(false)) => Ok(None),
+            Some(Value::String(text)) if text.is_empty() => Ok(None),
+            Some(Value::String(text)) => Self::matching(text).map(Some).map_err(|what| format!("`exclude_modules` as {what}")),
+            Some(Value::Array(list)) if list.is_empty() => Ok(None),
+            Some(Value::Array(list)) => {
+                let names: Option<Vec<String>> = list.iter().map(|name| name.as_str().map(String::from)).collect();
+                names.map(|names| Some(Self::names(names))).ok_or_else(expected)
+            }
+            Some(_) => Err(expected()),
+        }
+    }
+
+    pub(super) fn to_value(&self) -> Value {
+        match &self.0 {
+            Excluded::Names(names) => names.clone().into(),
+            Excluded::Matching(regex) => regex.written.clone().into(),
+        }
+    }
+}
+
+/// Whether `name` is a module's whole name or the end of it, from behind a dot.
+pub fn is_named(module: &str, name: &str) -> bool {
+    module.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+/// The keys of a JSON object in the order of the file, which counts where patterns overlap.
+#[derive(Debug, Default)]
+pub(super) struct InFileOrder(pub(super) Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for InFileOrder {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pairs;
+
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = InFileOrder;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<InFileOrder, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some(pair) = table.next_entry()? {
+                    pairs.push(pair);
+                }
+                Ok(InFileOrder(pairs))
+            }
+        }
+
+        deserializer.deserialize_map(Pairs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODULE: &str = "model.layers.11.self_attn.q_proj";
+
+    fn patterns(written: &[&str]) -> ModulePatterns<usize> {
+        ModulePatterns::new(written.iter().enumerate().map(|(i, &pattern)| (pattern.to_owned(), i))).unwrap()
+    }
+
+    #[test]
+    fn a_pattern_matches_to_the_end_from_the_start_or_behind_a_dot() {
+        for pattern in [
+            "q_proj",
+            "self_attn.q_proj",
+            "[qk]_proj",
+            MODULE,
+            "^model.layers.11.self_attn.q_proj",
+            ".*q_proj",
+            r"layers\.(1|11)\..*",
+        ] {
+            assert_eq!(patterns(&[pattern]).get(MODULE), Some(0), "{pattern}");
+        }
+        for pattern in ["proj", "q_pro", "1.self_attn.q_proj", "^q_proj", "layers.1.self_attn.q_proj", "self_attn"] {
+            assert_eq!(patterns(&[pattern]).get(MODULE), None, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn the_first_pattern_that_matches_counts() {
+        assert_eq!(patterns(&["v_proj", "q_proj", ".*q_proj"]).get(MODULE), Some(1));
+        assert_eq!(patterns(&["v_proj", ".*q_proj", "q_proj"]).get(MODULE), Some(1));
+        assert_eq!(ModulePatterns::<usize>::default().get(MODULE), None);
+    }
+
+    #[test]
+    fn names_are_excluded_whole_or_by_their_end_and_an_expression_matches_whole_names() {
+        let names = |name: &str| ExcludedModules::names(vec!["v_proj".into(), name.into()]);
+        for (excluded, is_in) in [
+            (names("q_proj"), true),
+            (names("11.self_attn.q_proj"), true),
+            (names(MODULE), true),
+            (names("proj"), false),
+            (names("1.self_attn.q_proj"), false),
+            (ExcludedModules::matching(r".*\.q_proj").unwrap(), true),
+            (ExcludedModules::matching("q_proj").unwrap(), false),
+            (ExcludedModules::matching("model|.*k_proj").unwrap(), false),
+        ] {
+            assert_eq!(excluded.contains(MODULE), is_in, "{excluded:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_expression_is_refused_in_one_line() {
+        for error in [
+            ModulePatterns::new([("q_proj(".to_owned(), 1)]).unwrap_err(),
+            ModulePatterns::new([("(?!q)".to_owned(), 1)]).unwrap_err(),
+            ExcludedModules::matching("[").unwrap_err(),
+        ] {
+            assert!(error.starts_with("a regular expression, found `") && !error.contains('\n'), "{error}");
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! An adapter: what is trained beside the frozen linears of a model, and by which settings.
+
+use tch::{Device, Kind, Tensor, no_grad};
+
+use super::ModelError;
+use super::config::{ModelConfig, ModelLinear};
+use super::delta::{Delta, LoraDelta, ModuleStream, master_kind};
+use super::linear::Linear;
+use super::names::peft_tensor;
+use super::random;
+use crate::files::{PeftConfig, PeftTargets, is_named};
+use crate::recipe::{LoraRecipe, TargetModules};
+
+/// Deltas by linear. A model that trains them takes them into its linears; until then, and for whoever looks at all of them at once, they
+/// stand here.
+#[derive(Debug)]
+pub struct Adapter {
+    /// The targets are names, each once, in the order of the layer.
+    settings: PeftConfig,
+    /// By the names of linears in the model, bottom to top.
+    deltas: Vec<(String, Delta)>,
+}
+
+/// A linear that gets matrices.
+#[derive(Debug)]
+pub(super) struct LoraTarget {
+    linear: ModelLinear,
+    r: usize,
+    scale: f64,
+}
+
+impl Adapter {
+    /// A new adapter for a model that computes in `kind`. It adds nothing yet: `A` is uniform in ±1/√in, drawn from a stream of
+    /// its own for each matrix, and `B` is zero.
+    pub fn new(config: &ModelConfig, lora: &LoraRecipe, seed: u64, kind: Kind, device: Device) -> Result<Self, ModelError> {
+        let settings = PeftConfig::plain(lora.r, lora.alpha, lora.dropout, peft_targets(&lora.target_modules));
+        Self::with_settings(config, settings, seed, kind, device)
+    }
+
+    /// As [`Self::new`], by the settings of an adapter's file, which may differ from linear to linear.
+    pub fn with_settings(
+        config: &ModelConfig,
+        settings: PeftConfig,
+        seed: u64,
+        kind: Kind,
+        device: Device,
+    ) -> Result<Self, ModelError> {
+        let draw = |target: &LoraTarget| {
+            let [(a, [r, inner]), (_, [out, _])] = target.matrices();
+            let a_ri = random::uniform(seed, &a, &[r as i64, inner as i64], 1.0 / (inner as f64).sqrt());
+            Ok([a_ri, Tensor::zeros([out as i64, r as i64], (Kind::Float, Device::Cpu))])
+        };
+        let targets = targets(config, &settings)?;
+        Ok(Self::of_targets(config, settings, &targets, draw)?.moved_to(kind, device))
+    }
+
+    /// Checks the numbers and collects the matrices A and B, which become leaves.
+    pub(super) fn of_targets(
+        config: &ModelConfig,
+        settings: PeftConfig,
+        targets: &[LoraTarget],
+        mut matrices: impl FnMut(&LoraTarget) -> Result<[Tensor; 2], ModelError>,
+    ) -> Result<Self, ModelError> {
+        let names = names_of(targeted(config, &settings.target_modules)?.iter());
+        check_numbers(config, &settings, names.is_empty(), targets)?;
+        let delta = |target: &LoraTarget| {
+            let LoraTarget { linear, scale, .. } = target;
+            let stream = ModuleStream { layer: linear.layer.0 as u64, module: linear.number as u64 };
+            let [a_ri, b_or] = matrices(target)?.map(|matrix| matrix.set_requires_grad(true));
+            let delta = LoraDelta { a_ri, b_or, scale: *scale, dropout: settings.lora_dropout, stream };
+            Ok((linear.name.clone(), Delta::Lora(delta)))
+        };
+        let deltas = targets.iter().map(delta).collect::<Result<_, ModelError>>()?;
+        Ok(Self { settings: PeftConfig { target_modules: PeftTargets::Names(names), ..settings }, deltas })
+    }
+
+    /// That of a model with these linears.
+    pub(super) fn of_linears<'a>(settings: PeftConfig, linears: impl Iterator<Item = &'a Linear>) -> Self {
+        let alias = |linear: &Linear| Some((linear.name.clone(), linear.delta.as_ref()?.map(Tensor::shallow_clone)));
+        Self { settings, deltas: linears.filter_map(alias).collect() }
+    }
+
+    /// Its settings, and the deltas by the names of linears.
+    pub(super) fn into_parts(self) -> (PeftConfig, Vec<(String, Delta)>) {
+        (self.settings, self.deltas)
+    }
+
+    /// What a file says of it.
+    pub(super) fn settings(&self) -> &PeftConfig {
+        &self.settings
+    }
+
+    /// The inner dimension, where no linear has another.
+    pub fn r(&self) -> usize {
+        self.settings.r
+    }
+
+    /// The numerator of the scale `alpha / r`, where no linear has another.
+    pub fn alpha(&self) -> f64 {
+        self.settings.lora_alpha
+    }
+
+    /// The probability with which an input of `A` is dropped in training.
+    pub fn dropout(&self) -> f64 {
+        self.settings.lora_dropout
+    }
+
+    /// Sets the dropout probability, as a recipe may train a loaded adapter with another one.
+    pub fn set_dropout(&mut self, probability: f64) {
+        self.settings.lora_dropout = probability;
+        self.deltas.iter_mut().for_each(|(_, delta)| delta.set_dropout(probability));
+    }
+
+    /// The names of the linears that are targets, in the order of the layer.
+    pub fn targets(&self) -> &[String] {
+        match &self.settings.target_modules {
+            PeftTargets::Names(names) => names,
+            PeftTargets::AllLinear => &[],
+        }
+    }
+
+    /// Whether a recipe's targets are this adapter's, in a model.
+    pub fn has_targets(&self, config: &ModelConfig, modules: &TargetModules) -> Result<bool, ModelError> {
+        Ok(names_of(targeted(config, &peft_targets(modules))?.iter()) == self.targets())
+    }
+
+    /// All matrices with their names in PEFT's files, by layer from the bottom; the tensors are the leaves themselves.
+    pub fn parameters(&self) -> Vec<(String, Tensor)> {
+        self.deltas.iter().flat_map(|(linear, delta)| parameters(linear, delta)).collect()
+    }
+
+    /// Draws every `B` from a normal distribution: with `B = 0` the gradient of `A` is zero and would prove nothing.
+    pub fn set_b_normal(&self, std: f64, seed: u64) {
+        let b_matrices = self.parameters().into_iter().filter(|(name, _)| name.ends_with("lora_B.weight"));
+        no_grad(|| b_matrices.for_each(|(name, mut b_or)| b_or.copy_(&random::normal(seed, &name, &b_or.size(), std))));
+    }
+
+    /// The adapter for a model that computes in `kind` on `device`; matrices that need no change stay the same tensors.
+    pub fn moved_to(self, kind: Kind, device: Device) -> Self {
+        let kind = master_kind(kind);
+        let moved = |delta: Delta| delta.map(|matrix| matrix.to_kind(kind).to_device(device));
+        let deltas = no_grad(|| self.deltas.into_iter().map(|(linear, delta)| (linear, moved(delta))).collect());
+        Self { deltas, ..self }
+    }
+}
+
+impl LoraTarget {
+    /// Names in PEFT's files and shapes of A and of B.
+    pub(super) fn matrices(&self) -> [(String, [usize; 2]); 2] {
+        let ModelLinear { name, spec, .. } = &self.linear;
+        [("lora_A.weight", [self.r, spec.inner]), ("lora_B.weight", [spec.out, self.r])]
+            .map(|(part, shape)| (peft_tensor(name, part), shape))
+    }
+}
+
+/// What is trained beside a linear, by its names in PEFT's files.
+pub(super) fn linear_parameters(linear: &Linear) -> Vec<(String, Tensor)> {
+    linear.delta.as_ref().map(|delta| parameters(&linear.name, delta).into()).unwrap_or_default()
+}
+
+fn parameters(linear: &str, delta: &Delta) -> [(String, Tensor); 2] {
+    delta.parameters().map(|(part, matrix)| (peft_tensor(linear, part), matrix.shallow_clone()))
+}
+
+/// The linears of a model to which the settings of an adapter give matrices, bottom to top.
+pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<LoraTarget>, ModelError> {
+    let excludes = |linear: &ModelLinear| settings.exclude_modules.as_ref().is_some_and(|all| all.contains(&linear.name));
+    let target =
+        |linear: ModelLinear| LoraTarget { r: settings.rank_of(&linear.name), scale: settings.scale_of(&linear.name), linear };
+    let linears = targeted(config, &settings.target_modules)?.into_iter();
+    Ok(linears.filter(|linear| !excludes(linear)).map(target).collect())
+}
+
+/// The linears that a list of names means, those that are excluded among them.
+fn targeted(config: &ModelConfig, targets: &PeftTargets) -> Result<Vec<ModelLinear>, ModelError> {
+    let mut linears = config.linears();
+    let PeftTargets::Names(names) = targets else { return Ok(linears) };
+    let is_meant = |linear: &ModelLinear, name: &String| is_named(&linear.spec.path, name);
+    if let Some(unknown) = names.iter().find(|&name| !linears.iter().any(|linear| is_meant(linear, name))) {
+        let known: Vec<String> = names_of(linears.iter()).iter().map(|name| format!("`{name}`")).collect();
+        return Err(ModelError::UnknownTarget { name: unknown.clone(), known: known.join(", ") });
+    }
+    linears.retain(|linear| names.iter().any(|name| is_meant(linear, name)));
+    Ok(linears)
+}
+
+/// The names by which linears are targeted, each once.
+fn names_of<'a>(linears: impl Iterator<Item = &'a ModelLinear>) -> Vec<String> {
+    let mut names = Vec::new();
+    for linear in linears {
+        if !names.iter().any(|name| name == linear.spec.name()) {
+            names.push(linear.spec.name().to_owned());
+        }
+    }
+    names
+}
+
+fn peft_targets(modules: &TargetModules) -> PeftTargets {
+    match modules {
+        TargetModules::AllLinear => PeftTargets::AllLinear,
+        TargetModules::Names(names) => PeftTargets::Names(names.clone()),
+    }
+}
+
+/// Refuses numbers with which nothing can be trained.
+fn check_numbers(
+    config: &ModelConfig,
+    settings: &PeftConfig,
+    names_nothing: bool,
+    targets: &[LoraTarget],
+) -> Result<(), ModelError> {
+    let refuse = |key, found: String, expected| Err(ModelError::Lora { key, found, expected });
+    let widest = config.hidden_size.max(config.intermediate_size());
+    let ranks = targets.iter().map(|target| ("rank_pattern", target.r));
+    let alphas = settings.alpha_pattern.iter().map(|(_, alpha)| ("alpha_pattern", alpha));
+    if let Some((key, r)) = [("r", settings.r)].into_iter().chain(ranks).find(|(_, r)| *r == 0 || *r > widest) {
+        return refuse(key, r.to_string(), "a number from 1 to the width of the layers");
+    }
+    let is_alpha = |alpha: f64| alpha.is_finite() && alpha > 0.0;
+    if let Some((key, alpha)) = [("alpha", settings.lora_alpha)].into_iter().chain(alphas).find(|(_, alpha)| !is_alpha(*alpha)) {
+        return refuse(key, alpha.to_string(), "a positive number");
+    }
+    if !(0.0..1.0).contains(&settings.lora_dropout) {
+        return refuse("dropout", settings.lora_dropout.to_string(), "a number from 0 to below 1");
+    }
+    if names_nothing {
+        return refuse("target_modules", "empty".into(), "at least one name");
+    }
+    if targets.is_empty() {
+        return refuse("exclude_modules", "all of `target_modules`".into(), "names that leave one of them");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Attend, AttendError, DropoutContext, DropoutKey, Model, Qkv};
+    use crate::recipe::Dtype;
+    use crate::units::{Failure, LayerIdx};
+    use serde_json::json;
+
+    fn config() -> ModelConfig {
+        let object = json!({
+            "model_type": "qwen2", "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "intermediate_size": 20, "vocab_size": 11, "max_position_embeddings": 64, "initializer_range": 0.3,
+        });
+        ModelConfig::from_object(object.as_object().unwrap()).unwrap()
+    }
+
+    fn recipe(names: &[&str]) -> LoraRecipe {
+        let target_modules = TargetModules::Names(names.iter().map(|&name| name.into()).collect());
+        LoraRecipe { r: 2, alpha: 4.0, dropout: 0.0, target_modules }
+    }
+
+    fn adapter(lora: &LoraRecipe, seed: u64) -> Adapter {
+        Adapter::new(&config(), lora, seed, Kind::Double, Device::Cpu).unwrap()
+    }
+
+    /// Every token sees its own value only, so that sequences and chunks don't matter.
+    struct Alone;
+
+    impl Attend for Alone {
+        fn attend(&mut self, _: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+            Ok(qkv.v_bgnd.expand_as(qkv.q_bhnd))
+        }
+    }
+
+    /// Hidden states after all layers for two samples, run in pieces that end at `ends`.
+    fn run(model: &Model, sequences: &[i64], ends: &[i64], dropout: Option<DropoutKey>) -> Tensor {
+        let samples: Vec<u64> = sequences.iter().map(|&sequence| 40 + sequence as u64).collect();
+        let ids = Tensor::arange(22, (Kind::Int64, Device::Cpu))
+            .remainder(11)
+            .view([2, 11])
+            .index_select(0, &Tensor::from_slice(sequences));
+        let mut start = 0;
+        let piece = |&end: &i64| {
+            let position = Tensor::arange_start(start, end, (Kind::Int64, Device::Cpu)).unsqueeze(0);
+            let (mut hidden, positions) = (model.embed(&ids.narrow(1, start, end - start)), model.positions(position));
+            let place = DropoutContext { dropout, samples: &samples };
+            for layer in 0..2 {
+                hidden = model.layer(LayerIdx(layer), &hidden, &positions, &place, &mut Alone).unwrap();
+            }
+            start = end;
+            hidden
+        };
+        Tensor::cat(&ends.iter().map(piece).collect::<Vec<_>>(), 1)
+    }
+
+    #[test]
+    fn dropout_is_the_same_for_every_chunking_and_batching() {
+        let lora = LoraRecipe { dropout: 0.3, ..recipe(&["q_proj", "v_proj", "down_proj"]) };
+        let model = Model::random(config(), Dtype::F64, Device::Cpu, 1).unwrap().with_adapter(adapter(&lora, 1));
+        model.adapter().unwrap().set_b_normal(0.5, 2);
+        let key = Some(DropoutKey { seed: 3, step: 4 });
+        let near = |a: &Tensor, b: &Tensor| f64::try_from((a - b).abs().max()).unwrap() < 1e-12;
+        let whole = run(&model, &[0, 1], &[11], key);
+        assert!(near(&whole, &run(&model, &[0, 1], &[4, 5, 11], key)));
+        assert!(near(&whole.narrow(0, 1, 1), &run(&model, &[1], &[11], key)));
+        assert!(!near(&whole, &run(&model, &[0, 1], &[11], None)));
+        assert!(!near(&whole, &run(&model, &[0, 1], &[11], Some(DropoutKey { seed: 3, step: 5 }))));
+    }
+
+    #[test]
+    fn a_new_adapter_adds_nothing_and_trains_b_first() {
+        let lora = recipe(&["o_proj", "up_proj"]);
+        let model = Model::random(config(), Dtype::F64, Device::Cpu, 1).unwrap();
+        let without = run(&model, &[0, 1], &[11], None);
+        let model = model.with_adapter(adapter(&lora, 1));
+        let with = run(&model, &[0, 1], &[11], None);
+        assert_eq!(without, with);
+        with.square().sum(None).backward();
+        for (name, matrix) in model.adapter().unwrap().parameters() {
+            let size = f64::try_from(matrix.grad().norm()).unwrap();
+            assert_eq!(size > 0.0, name.contains("lora_B"), "{name}: {size}");
+        }
+    }
+
+    #[test]
+    fn numbers_depend_on_seed_and_name_but_not_on_the_targets() {
+        let find = |adapter: &Adapter, name: &str| adapter.parameters().into_iter().find(|(n, _)| n == name).unwrap().1;
+        let name = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight";
+        let (one, all) =
+            (adapter(&recipe(&["up_proj"]), 5), LoraRecipe { target_modules: TargetModules::AllLinear, ..recipe(&[]) });
+        assert_eq!(find(&one, name), find(&adapter(&all, 5), name));
+        assert_ne!(find(&one, name), find(&adapter(&all, 6), name));
+        // In ±1/√in.
+        assert!(f64::try_from(find(&one, name).abs().max()).unwrap() <= 1.0 / 12f64.sqrt());
+        assert_eq!(adapter(&all, 5).parameters().len(), 2 * 7 * 2);
+    }
+
+    #[test]
+    fn order_and_spelling_of_targets_do_not_matter() {
+        let names = |lora: &LoraRecipe| adapter(lora, 1).parameters().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        let expected = names(&recipe(&["q_proj", "down_proj"]));
+        assert_eq!(expected, names(&recipe(&["mlp.down_proj", "q_proj", "self_attn.q_proj"])));
+        assert_eq!(expected[0], "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight");
+        assert_eq!(expected[3], "base_model.model.model.layers.0.mlp.down_proj.lora_B.weight");
+        assert!(adapter(&recipe(&["q_proj"]), 1).has_targets(&config(), &TargetModules::Names(vec!["q_proj".into()])).unwrap());
+    }
+
+    #[test]
+    fn impossible_requests_are_refused() {
+        let error = |lora: &LoraRecipe| {
+            let error = Adapter::new(&config(), lora, 1, Kind::Float, Device::Cpu).unwrap_err();
+            assert!(error.hint().is_some());
+            error.to_string()
+        };
+        assert_eq!(
+            error(&recipe(&["q_proj", "query"])),
+            "unknown name `query` in `target_modules`: the layers have `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, \
+             `up_proj`, `down_proj`"
+        );
+        assert!(error(&recipe(&[])).contains("`lora.target_modules` is empty"));
+        assert!(error(&LoraRecipe { r: 0, ..recipe(&["q_proj"]) }).contains("`lora.r` is 0"));
+        assert!(error(&LoraRecipe { alpha: f64::NAN, ..recipe(&["q_proj"]) }).contains("`lora.alpha` is NaN"));
+        assert!(error(&LoraRecipe { dropout: 1.0, ..recipe(&["q_proj"]) }).contains("`lora.dropout` is 1"));
+    }
+}

@@ -1,0 +1,78 @@
+//! What is trained beside the weight of a linear.
+
+use tch::{Kind, Tensor};
+
+use super::dropout::TokenContext;
+use crate::ops::dropout::{DropoutStream, dropout};
+use crate::ops::linear::LowRank;
+
+/// A trained addition to a linear, which owns it.
+#[derive(Debug)]
+pub(super) enum Delta {
+    Lora(LoraDelta),
+}
+
+/// Low-rank adaptation (Hu et al. 2021, arXiv 2106.09685): `scale · B A x`. The matrices are kept in f32 whatever the model's dtype (in
+/// f64 for an f64 model), as leaves that require a gradient.
+#[derive(Debug)]
+pub(super) struct LoraDelta {
+    /// `(r, in)`.
+    pub(super) a_ri: Tensor,
+    /// `(out, r)`.
+    pub(super) b_or: Tensor,
+    /// With rsLoRA and with patterns every linear may have another one.
+    pub(super) scale: f64,
+    /// The probability with which an input of `A` is dropped in training.
+    pub(super) dropout: f64,
+    /// What of the dropout mask depends on where the linear is.
+    pub(super) stream: ModuleStream,
+}
+
+/// A linear's number, and that of its layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ModuleStream {
+    pub(super) layer: u64,
+    pub(super) module: u64,
+}
+
+impl Delta {
+    /// The trained tensors, by the ends of their names in PEFT's files.
+    pub(super) fn parameters(&self) -> [(&'static str, &Tensor); 2] {
+        let Self::Lora(lora) = self;
+        [("lora_A.weight", &lora.a_ri), ("lora_B.weight", &lora.b_or)]
+    }
+
+    /// The same with other tensors, which become leaves.
+    pub(super) fn map(&self, tensor: impl Fn(&Tensor) -> Tensor) -> Self {
+        let Self::Lora(lora) = self;
+        let leaf = |of: &Tensor| tensor(of).set_requires_grad(true);
+        Self::Lora(LoraDelta { a_ri: leaf(&lora.a_ri), b_or: leaf(&lora.b_or), ..*lora })
+    }
+
+    pub(super) fn set_dropout(&mut self, probability: f64) {
+        let Self::Lora(lora) = self;
+        lora.dropout = probability;
+    }
+}
+
+impl LoraDelta {
+    /// The input of `A` where dropout makes it another than the linear's.
+    ///
+    /// # Shapes
+    /// `(B, n, in)` in and out.
+    pub(super) fn dropped(&self, x_bni: &Tensor, tokens: &TokenContext<'_>) -> Option<Tensor> {
+        let key = tokens.dropout.dropout.filter(|_| self.dropout > 0.0)?;
+        let ModuleStream { layer, module } = self.stream;
+        let stream = DropoutStream { seed: key.seed, step: key.step, layer, module };
+        Some(dropout(x_bni, self.dropout, stream, tokens.dropout.samples, tokens.position_bn))
+    }
+
+    pub(super) fn low_rank<'a>(&'a self, x_bni: Option<&'a Tensor>) -> LowRank<'a> {
+        LowRank { a_ri: &self.a_ri, b_or: &self.b_or, scale: self.scale, x_bni }
+    }
+}
+
+/// The dtype of trained matrices: f32 even where the model computes in 16 bits, as small updates would be rounded away.
+pub(super) fn master_kind(kind: Kind) -> Kind {
+    if kind == Kind::Double { Kind::Double } else { Kind::Float }
+}

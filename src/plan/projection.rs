@@ -1,0 +1,62 @@
+//! The linears of a layer by what they do in it: which tensors they keep, and which of them share an input.
+
+use crate::model::{LayerSpec, ModelError};
+use crate::recipe::TargetModules;
+
+/// A linear of a decoder layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Projection {
+    /// To queries.
+    Query,
+    /// To keys.
+    Key,
+    /// To values.
+    Value,
+    /// From the heads back to the residual stream.
+    Output,
+    /// To the MLP's gate.
+    Gate,
+    /// To what the gate lets through.
+    Up,
+    /// From the MLP back to the residual stream.
+    Down,
+}
+
+impl Projection {
+    /// All of a layer's, in the order in which they are computed.
+    pub(super) const ALL: [Self; 7] = [Self::Query, Self::Key, Self::Value, Self::Output, Self::Gate, Self::Up, Self::Down];
+
+    /// Its place inside the layer: `self_attn.q_proj`.
+    fn path(self) -> &'static str {
+        match self {
+            Self::Query => "self_attn.q_proj",
+            Self::Key => "self_attn.k_proj",
+            Self::Value => "self_attn.v_proj",
+            Self::Output => "self_attn.o_proj",
+            Self::Gate => "mlp.gate_proj",
+            Self::Up => "mlp.up_proj",
+            Self::Down => "mlp.down_proj",
+        }
+    }
+
+    fn name(self) -> &'static str {
+        self.path().rsplit_once('.').map_or(self.path(), |(_, name)| name)
+    }
+
+    /// `[out, in]` in a layer on a residual stream of width `hidden`; nothing where the layer has no such linear.
+    pub(super) fn shape(self, spec: &LayerSpec, hidden: usize) -> [usize; 2] {
+        let linears = spec.linears(hidden);
+        linears.iter().find(|linear| linear.path == self.path()).map_or([0, 0], |linear| [linear.out, linear.inner])
+    }
+
+    /// The linears that a recipe means.
+    pub(super) fn targets(modules: &TargetModules) -> Result<Vec<Self>, ModelError> {
+        let TargetModules::Names(names) = modules else { return Ok(Self::ALL.into()) };
+        let is_named = |projection: Self, name: &String| projection.name() == name || projection.path() == name;
+        if let Some(name) = names.iter().find(|name| !Self::ALL.into_iter().any(|projection| is_named(projection, name))) {
+            let known = Self::ALL.map(|projection| format!("`{}`", projection.name())).join(", ");
+            return Err(ModelError::UnknownTarget { name: name.clone(), known });
+        }
+        Ok(Self::ALL.into_iter().filter(|&projection| names.iter().any(|name| is_named(projection, name))).collect())
+    }
+}
