@@ -11,7 +11,7 @@ mod draws;
 
 use std::path::Path;
 
-use draws::{BESIDE, Sizes, bench, draws, line, measure, number, sequences};
+use draws::{PROCESS, Sizes, bench, draws, line, measure, number, parts};
 use kvtune::report::table::Table;
 
 const SIZES: Sizes = Sizes {
@@ -69,23 +69,22 @@ fn growth(threads: usize, steps: usize) {
         "CPU-ms a token",
         "peak, MiB",
         "planned",
-        "what waits",
-        "graph",
-        "the rest of tensors",
-        "beside tensors",
+        "in stores and logs",
+        "graph of the cell",
+        "other tensors",
+        "not in tensors",
     ]);
     let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/bench/step.toml");
     let mut before: Option<(f64, [f64; 2])> = None;
     for tokens in [8192, 16384, 32768, 65536, 131_072] {
         let lines = bench(Path::new(KVTUNE), &recipe, [tokens, threads, steps]);
         let (memory, forecast, summary) = (line(&lines, "memory"), line(&lines, "forecast"), line(&lines, "summary"));
-        let sequences = sequences(memory);
-        let sum = |names: &[&str]| {
-            sequences.iter().filter(|(name, _)| names.contains(&name.as_str())).map(|(_, bytes)| bytes).sum::<f64>()
-        };
+        let parts = parts(memory);
+        let sum =
+            |names: &[&str]| parts.iter().filter(|(name, _)| names.contains(&name.as_str())).map(|(_, bytes)| bytes).sum::<f64>();
         let waits =
             sum(&["undo log", "layer checkpoints", "free room of stores", "travelling gradients", "replay log", "tokens"]);
-        let (graph, beside) = (sum(&["graph of the cell"]), sum(&BESIDE));
+        let (graph, process) = (sum(&["graph of the cell"]), sum(&PROCESS));
         let measured = number(&memory["measured_peak_bytes"]);
         let planned = number(&forecast["process_bytes"]);
         let cpu = number(&summary["step_cpu_seconds"]["median"]);
@@ -97,8 +96,8 @@ fn growth(threads: usize, steps: usize) {
             format!("{:.1}", planned / MIB),
             format!("{:.1}", waits / MIB),
             format!("{:.1}", graph / MIB),
-            format!("{:.1}", (measured - waits - graph - beside) / MIB),
-            format!("{:.1}", beside / MIB),
+            format!("{:.1}", (measured - waits - graph - process) / MIB),
+            format!("{:.1}", process / MIB),
         ];
         table.row(&cells.iter().map(String::as_str).collect::<Vec<_>>());
         if let Some((fewer, [planned_before, measured_before])) = before {

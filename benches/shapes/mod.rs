@@ -1,7 +1,7 @@
 //! What the benches share: the products and the attention of one layer at the shapes of a chunk, and the clock that they are timed by.
 #![allow(dead_code, reason = "each bench uses its part")]
 
-use kvtune::model::{ModelConfig, Projection};
+use kvtune::model::{LinearSpec, ModelConfig};
 use kvtune::native::product;
 use kvtune::ops::attention::{self, Attended, Chunk, KvPage, Queries, ScoreRule, attention_mass};
 use rustix::time::{ClockId, clock_gettime};
@@ -69,8 +69,8 @@ pub(crate) struct Work {
 impl Work {
     /// For chunks of so many tokens, and at most so many slots.
     pub(crate) fn new(config: &ModelConfig, tokens: i64, slots: i64) -> Self {
-        let pair = |projection: Projection| {
-            let [out, inner] = projection.shape(&config.layers[0], config.hidden_size).map(|size| size as i64);
+        let pair = |linear: LinearSpec| {
+            let [out, inner] = [linear.out, linear.inner].map(|size| size as i64);
             Pair {
                 x: randn(&[tokens, inner]),
                 weight: randn(&[out, inner]),
@@ -87,7 +87,7 @@ impl Work {
             config.layers[0].attention.head_dim as i64,
         );
         Self {
-            linears: Projection::ALL.into_iter().map(pair).collect(),
+            linears: config.layers[0].linears(config.hidden_size).into_iter().map(pair).collect(),
             hidden: randn(&[tokens, hidden]),
             output: randn(&[vocabulary, hidden]),
             attention: ChunkAttention::new(heads, tokens, slots),

@@ -1,54 +1,20 @@
-//! The stopwatch that gives each moment of a step to one of its parts.
+//! What is measured while a step is made, part by part: time, memory, and what makes the host wait.
 
 use tch::Device;
 
 use crate::engine::{Event, MemoryByPart, Observer};
 use crate::native::{SyncCounter, Syncs};
-use crate::plan::clock::Reading;
-use crate::plan::{Spent, StepPart};
+use crate::plan::StepPart;
+use crate::plan::stopwatch::Stopwatch;
 use crate::profile::Profiler;
-
-/// Runs from its making on, and is told which part the time from then on belongs to.
-pub(super) struct Stopwatch {
-    device: Device,
-    began: Reading,
-    turned: Reading,
-    part: StepPart,
-    parts: [Spent; 6],
-    left_out: Spent,
-}
-
-impl Stopwatch {
-    pub(super) fn start(device: Device) -> Self {
-        let now = Reading::now(device);
-        Self { device, began: now, turned: now, part: StepPart::Forward, parts: Default::default(), left_out: Spent::default() }
-    }
-
-    /// From now on it is `part` that the time is spent on.
-    pub(super) fn turn(&mut self, part: StepPart) {
-        let now = Reading::now(self.device);
-        self.parts[self.part as usize].add(now.since(self.turned));
-        (self.turned, self.part) = (now, part);
-    }
-
-    /// The time since the last turn is none of the step's.
-    fn leave_out(&mut self) {
-        let now = Reading::now(self.device);
-        self.left_out.add(now.since(self.turned));
-        self.turned = now;
-    }
-
-    /// The whole, from the first reading of the clocks to the last, and its parts.
-    pub(super) fn stop(mut self) -> (Spent, [Spent; 6]) {
-        self.turn(StepPart::Optimizer);
-        let Spent { seconds, cpu_seconds } = self.turned.since(self.began);
-        let (seconds, cpu_seconds) = (seconds - self.left_out.seconds, cpu_seconds - self.left_out.cpu_seconds);
-        (Spent { seconds, cpu_seconds }, self.parts)
-    }
-}
+use crate::report::console;
+use crate::train::{MicroBatchPosition, StepWatch};
+use crate::units::Bytes;
 
 /// Watches the time of a step, and its memory where that is wanted.
-pub(super) struct BenchObserver<'a> {
+pub(super) struct BenchWatch<'a> {
+    pub(super) device: Device,
+    /// Runs from the beginning of the step's micro-batch.
     pub(super) stopwatch: Stopwatch,
     pub(super) profiler: Option<&'a mut Profiler>,
     pub(super) waits: Option<SyncsByPart>,
@@ -84,13 +50,7 @@ impl SyncsByPart {
     }
 }
 
-impl BenchObserver<'_> {
-    /// The engine is done, and holds `memory` still.
-    pub(super) fn optimizer(&mut self, memory: impl FnOnce() -> MemoryByPart) {
-        self.turn(StepPart::Optimizer);
-        self.measure(StepPart::Optimizer, memory);
-    }
-
+impl BenchWatch<'_> {
     fn turn(&mut self, part: StepPart) {
         self.stopwatch.turn(part);
         if let Some(waits) = &mut self.waits {
@@ -98,7 +58,7 @@ impl BenchObserver<'_> {
         }
     }
 
-    fn measure(&mut self, part: StepPart, memory: impl FnOnce() -> MemoryByPart) {
+    fn profile(&mut self, part: StepPart, memory: &dyn Fn() -> MemoryByPart) {
         if let Some(profiler) = &mut self.profiler {
             profiler.turn(part, memory());
             self.stopwatch.leave_out();
@@ -106,12 +66,31 @@ impl BenchObserver<'_> {
     }
 }
 
-impl Observer for BenchObserver<'_> {
+impl Observer for BenchWatch<'_> {
+    fn note(&mut self, text: &str) {
+        console::note(text);
+    }
+
     fn observe(&mut self, event: Event) {
         self.turn(event.into());
     }
 
     fn measure(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
-        self.measure(event.into(), memory);
+        self.profile(event.into(), memory);
+    }
+}
+
+impl StepWatch for BenchWatch<'_> {
+    fn begin(&mut self, _at: MicroBatchPosition, memory: &dyn Fn() -> (MemoryByPart, Bytes)) {
+        if let Some(profiler) = &mut self.profiler {
+            let (held, accumulated) = memory();
+            profiler.begin(held, accumulated);
+        }
+        self.stopwatch = Stopwatch::start(self.device);
+    }
+
+    fn optimizer(&mut self, memory: &dyn Fn() -> MemoryByPart) {
+        self.turn(StepPart::Optimizer);
+        self.profile(StepPart::Optimizer, memory);
     }
 }

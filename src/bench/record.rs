@@ -3,8 +3,9 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::gemm::Rate;
 use crate::native::Syncs;
-use crate::plan::{Flops, Gemm, Rate, Spent, StepPart};
+use crate::plan::{Flops, Spent, StepPart};
 use crate::profile::MemoryProfile;
 use crate::report::memory::ResidentPeak;
 use crate::units::{Bytes, Seconds};
@@ -24,8 +25,8 @@ pub struct StepRecord {
     pub tokens: usize,
     /// What its shapes need.
     pub flops: Flops,
-    /// Measured just before the step.
-    pub gemm: Gemm,
+    /// Of a product of two square matrices, measured just before the step.
+    pub gemm: Rate,
     /// The largest resident size of the process; `None` where it can't be read.
     pub peak: Option<ResidentPeak>,
     /// The most that the device's allocator had out; `None` on a CPU.
@@ -45,7 +46,7 @@ pub struct StepRecord {
 pub enum CopyCost {
     /// On a CPU: how long it has copied into stores and out of them.
     Made(Seconds),
-    /// On a device that copies beside what it computes: how long it has waited for copies.
+    /// On a device that copies while it computes: how long it has waited for copies.
     WaitedFor(Seconds),
 }
 
@@ -78,7 +79,7 @@ impl StepRecord {
 
     /// Share of the rate of the square product, by time on the wall and by CPU time.
     pub fn gemm_share(&self) -> (f64, f64) {
-        let (own, gemm) = (self.rate(), self.gemm.square);
+        let (own, gemm) = (self.rate(), self.gemm);
         (own.per_second / gemm.per_second, own.per_cpu_second / gemm.per_cpu_second)
     }
 
@@ -110,10 +111,8 @@ impl StepRecord {
         add("tokens_per_second", self.tokens_per_second());
         add("flops_per_second", self.rate().per_second);
         add("flops_per_cpu_second", self.rate().per_cpu_second);
-        add("gemm_chunk_flops_per_second", self.gemm.chunk.per_second);
-        add("gemm_chunk_flops_per_cpu_second", self.gemm.chunk.per_cpu_second);
-        add("gemm_square_flops_per_second", self.gemm.square.per_second);
-        add("gemm_square_flops_per_cpu_second", self.gemm.square.per_cpu_second);
+        add("gemm_square_flops_per_second", self.gemm.per_second);
+        add("gemm_square_flops_per_cpu_second", self.gemm.per_cpu_second);
         add("gemm_share", share);
         add("gemm_cpu_share", cpu_share);
         let key = self.copies.names().1;

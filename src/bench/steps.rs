@@ -2,20 +2,21 @@
 
 use tch::Device;
 
-use super::parts::{BenchObserver, Stopwatch, SyncsByPart};
-use super::{BenchError, CopyCost, StepRecord, tokens};
+use super::parts::{BenchWatch, SyncsByPart};
+use super::{BenchError, CopyCost, StepRecord, gemm, tokens};
 use crate::data::Batch;
-use crate::engine::{ChunkKey, Engine, MicroBatchContext};
-use crate::model::{DropoutKey, Model, ModelConfig, ModelError};
+use crate::engine::ChunkKey;
+use crate::model::{Model, ModelConfig, ModelError};
 use crate::ops::attention;
-use crate::optim::{self, Optimizer, clip_grad_norm};
-use crate::plan::{Alternative, Flops, StepSpec, TrainedPart, gemm};
+use crate::optim::{self, Optimizer};
+use crate::plan::stopwatch::Stopwatch;
+use crate::plan::{Alternative, Flops, StepSpec, TrainedPart};
 use crate::profile::Profiler;
 use crate::recipe::{Dtype, HeadRecipe, Labels, Recipe};
 use crate::report::memory;
-use crate::store::{bytes_of, copier_of};
-use crate::train::{self, TrainError};
-use crate::units::{Bytes, Seconds};
+use crate::store::copier_of;
+use crate::train::{self, Learner, RetryingEngine, TrainError};
+use crate::units::Seconds;
 
 /// Spread of an adapter's B matrices: at zero, half of the gradients would be zero.
 const B_SPREAD: f64 = 0.02;
@@ -37,7 +38,7 @@ pub struct Size {
 pub struct Bench {
     recipe: Recipe,
     model: Model,
-    engine: Engine,
+    engine: RetryingEngine,
     optimizer: Box<dyn Optimizer>,
     size: Size,
     profiler: Option<Profiler>,
@@ -59,6 +60,7 @@ impl Bench {
         let machine = train::timed(machine, &recipe, &config, &batch)?;
         let (recipe, planned) = train::settled(recipe, &config, &batch, machine)?;
         let engine = train::engine(&recipe, &config, None, None)?;
+        let engine = RetryingEngine::of_recipe(engine, &recipe, None);
         let trained = TrainedPart::of(recipe.lora.as_ref()).map_err(TrainError::from)?;
         // A device's allocator is asked for its peak in any case.
         let mut profiler = if size.profiles_memory || device != Device::Cpu { Profiler::start(device) } else { None };
@@ -98,10 +100,10 @@ impl Bench {
         &self.planned
     }
 
-    fn subject(&self) -> StepSpec<'_> {
+    fn spec(&self) -> StepSpec<'_> {
         StepSpec {
             config: self.model.config(),
-            settings: self.engine.settings(),
+            settings: self.engine.engine().settings(),
             trained: &self.trained,
             kind: self.model.kind(),
             device: self.model.device(),
@@ -114,28 +116,18 @@ impl Bench {
     pub fn step(&mut self) -> Result<StepRecord, BenchError> {
         let (seed, step) = (self.recipe.train.seed, self.done as u64);
         let batch = tokens::batch(&self.recipe, self.model.config(), self.size.tokens, seed.wrapping_add(step))?;
-        let has_dropout = self.recipe.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
-        let context = MicroBatchContext {
-            weight: 1.0 / batch.num_targets() as f64,
-            dropout: has_dropout.then_some(DropoutKey { seed, step }),
-            chunk_sizes: Some(ChunkKey { seed, step }),
-        };
-        let settings = self.engine.settings();
-        let plan = settings.plan(&batch, context.chunk_sizes).map_err(TrainError::from)?;
-        let flops = Flops::of(&self.subject(), &plan, (batch.num_tokens(), batch.num_targets()));
+        let settings = self.engine.engine().settings();
+        let plan = settings.plan(&batch, Some(ChunkKey { seed, step })).map_err(TrainError::from)?;
+        let flops = Flops::of(&self.spec(), &plan, (batch.num_tokens(), batch.num_targets()));
         let device = self.model.device();
-        let chunk = self.sequences() * self.recipe.kv_cache.chunk_size.min(self.size.tokens);
-        let gemm = gemm::measure(self.model.config(), chunk, (self.model.kind(), device));
+        let gemm = gemm::measure((self.model.kind(), device));
         let was_reset = memory::reset_peak();
         let mut profiler = self.profiler.take();
-        if let Some(profiler) = &mut profiler {
-            profiler.begin(self.engine.memory_at_rest(&self.model), Bytes(0));
-        }
         let (copier, copied) = (copier_of(device), self.copied());
         copier.measure(true);
         let waits = if self.size.counts_waits { SyncsByPart::start() } else { None };
-        let mut watch = BenchObserver { stopwatch: Stopwatch::start(device), profiler: profiler.as_mut(), waits };
-        let loss = self.train(&batch, context, &mut watch)?;
+        let mut watch = BenchWatch { device, stopwatch: Stopwatch::start(device), profiler: profiler.as_mut(), waits };
+        let loss = self.train(&batch, &mut watch)?;
         let waits = watch.waits.take().map(SyncsByPart::stop);
         let (whole, parts) = watch.stopwatch.stop();
         let copies = copier.waited().map_or_else(|| CopyCost::Made(Seconds(self.copied() - copied)), CopyCost::WaitedFor);
@@ -163,28 +155,16 @@ impl Bench {
 
     /// Seconds that the host has copied into stores and out of them, in all steps.
     fn copied(&self) -> f64 {
-        let stores = self.engine.stores();
+        let stores = self.engine.engine().stores();
         (stores.layer_checkpoints.copied() + stores.undo_log.copied()).as_secs_f64()
     }
 
-    /// The step itself; returns the mean loss.
-    fn train(&mut self, batch: &Batch, context: MicroBatchContext, watch: &mut BenchObserver<'_>) -> Result<f64, BenchError> {
-        let made = self.engine.gradients(&self.model, batch, context, watch).map_err(TrainError::from)?;
-        let mut gradients: Vec<_> = made.gradients.into_iter().collect();
-        watch.optimizer(|| {
-            let mut memory = self.engine.memory_at_rest(&self.model);
-            memory.replay_log = made.log.bytes();
-            memory.parameter_gradients += bytes_of(gradients.iter().map(|(_, gradient)| gradient));
-            memory
-        });
-        clip_grad_norm(&mut gradients, self.recipe.train.max_grad_norm);
-        self.optimizer.step(&self.model.parameters(), &gradients, self.recipe.optimizer.learning_rate);
-        let loss = made.losses.iter().map(|sequence| sequence.loss_sum).sum::<f64>() * context.weight;
-        if loss.is_finite() {
-            return Ok(loss);
-        }
-        let samples = batch.sequences.iter().map(|sequence| sequence.sample).collect();
-        Err(TrainError::NotFinite { step: self.done as u64 + 1, what: "the loss".to_owned(), samples }.into())
+    /// The step itself, as a run makes it; returns the mean loss.
+    fn train(&mut self, batch: &Batch, watch: &mut BenchWatch<'_>) -> Result<f64, BenchError> {
+        let rate = self.recipe.optimizer.learning_rate;
+        let mut learner =
+            Learner { recipe: &self.recipe, model: &self.model, engine: &mut self.engine, optimizer: &mut *self.optimizer };
+        Ok(learner.step(std::slice::from_ref(batch), self.done as u64, rate, watch)?.loss)
     }
 }
 

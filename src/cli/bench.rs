@@ -148,7 +148,7 @@ fn table(records: &[StepRecord], summary: &BenchSummary) -> Table {
     table
 }
 
-/// A sequence of the summary: the median, the least, or the most of each figure.
+/// A row of the summary: the median, the least, or the most of each figure.
 fn summary_row(name: &str, summary: &BenchSummary, which: usize) -> Vec<String> {
     let get = |key: &str| summary.get(key).map_or(f64::NAN, |spread| [spread.median, spread.min, spread.max][which]);
     let time = |part: &str| format!("{:.3} / {:.3}", get(&format!("{part}_seconds")), get(&format!("{part}_cpu_seconds")));

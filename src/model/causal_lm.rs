@@ -88,15 +88,23 @@ impl Model {
 
     /// A model from the `config.json` of a directory alone: its weights are drawn on the device, by libtorch's generator.
     pub fn drawn(dir: &Path, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
-        let config = ModelConfig::load(dir)?;
+        Self::drawn_as(ModelConfig::load(dir)?, dtype, device)
+    }
+
+    /// As [`Self::drawn`], of a shape that no directory has.
+    pub fn drawn_as(config: ModelConfig, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
         let (weights, kind) = Self::draw_weights(&config, dtype, device);
         Self::build(config, &weights, kind, device)
     }
 
     /// As [`Self::drawn`], with every weight a parameter that is trained.
     pub fn drawn_to_train(dir: &Path, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
+        Self::drawn_to_train_as((dir, ModelConfig::load(dir)?), dtype, device)
+    }
+
+    /// As [`Self::drawn_to_train`], of another shape than the directory's.
+    pub fn drawn_to_train_as((dir, config): (&Path, ModelConfig), dtype: Dtype, device: Device) -> Result<Self, ModelError> {
         Self::check_dtype_to_train(dtype)?;
-        let config = ModelConfig::load(dir)?;
         let (weights, kind) = Self::draw_weights(&config, dtype, device);
         let all = AllWeights::load(dir, &config, &weights)?;
         let model = Self::build(config, &all.weights(kind, device), kind, device)?;

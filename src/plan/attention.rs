@@ -4,7 +4,7 @@ use super::StepSpec;
 use crate::cache::CacheShape;
 use crate::native::{self, AttentionShape};
 
-/// The most bytes at a time, beside queries, keys, values and output.
+/// The most bytes at a time, in addition to queries, keys, values and output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Kernel {
     pub(super) forward: u64,

@@ -3,12 +3,13 @@
 use serde_json::{Map, json};
 use tch::Device;
 
-use super::machine::resident_now;
 use crate::data::{Batch, Sequence, Targets};
 use crate::engine::{Engine, MicroBatchContext, Settings, Silent};
 use crate::head::NextToken;
 use crate::model::{Adapter, Model, ModelConfig, kind_of};
+use crate::native::give_free_memory_back;
 use crate::recipe::{Dtype, Recipe};
+use crate::report::memory::resident;
 use crate::units::Bytes;
 
 /// The resident size of a process that has computed, but holds no tensors to speak of.
@@ -19,15 +20,15 @@ const RECIPE: &str = "model.path = '.'\ndata = { format = 'tokens', train = 'non
                       kv_cache = { policy = 'h2o', cache_length = 128, chunk_size = 64 }";
 const TOKENS: usize = 224;
 
-/// What the process takes beside its tensors and its baseline while it computes: freed memory that waits in its allocator. As seen in
-/// `kvtune bench --profile-memory` over drawn recipes.
-const BESIDE: Bytes = Bytes(10 << 20);
-const BESIDE_PART: f64 = 0.025;
+/// What the process takes in addition to its baseline and its tensors while it computes: freed memory that waits in its allocator. A
+/// constant and a part of the tensors, as `kvtune bench --profile-memory` shows them over drawn recipes.
+const FREED: Bytes = Bytes(10 << 20);
+const FREED_SHARE: f64 = 0.025;
 
 impl ProcessBaseline {
     /// The process with so many bytes of tensors on the host.
     pub fn with(self, tensors: Bytes) -> Bytes {
-        Bytes(self.0.0 + tensors.0 + (tensors.0 as f64 * BESIDE_PART) as u64 + BESIDE.0)
+        Bytes(self.0.0 + tensors.0 + (tensors.0 as f64 * FREED_SHARE) as u64 + FREED.0)
     }
 
     /// Makes steps of two small models in the dtype of the run, so that the libraries' code is in memory, and looks at what is resident; zero
@@ -61,4 +62,10 @@ fn rehearse([hidden, inner]: [usize; 2], dtype: Dtype, device: Device) -> Option
     let batch = Batch { sequences: vec![Sequence { sample: 0, inputs: ids(0).collect(), targets, initial: None }] };
     let context = MicroBatchContext { weight: 1.0, dropout: None, chunk_sizes: None };
     engine.gradients(&model, &batch, context, &mut Silent).ok().map(drop)
+}
+
+/// What is resident, without free memory that the allocator keeps.
+pub(super) fn resident_now() -> u64 {
+    give_free_memory_back();
+    resident().map_or(0, |resident| resident.all.0)
 }

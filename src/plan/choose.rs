@@ -3,8 +3,7 @@
 
 use tch::Kind;
 
-use super::rates::Rates;
-use super::{Forecast, Machine, PlanError, StepSpec, TrainedPart};
+use super::{Forecast, Machine, PlanError, StepSpec, StepTimes, StepWork, TrainedPart};
 use crate::data::Batch;
 use crate::engine::{RandomSizes, Settings};
 use crate::model::ModelConfig;
@@ -43,7 +42,7 @@ pub struct Alternative {
     pub device: Option<Bytes>,
     /// Of the process.
     pub host: Bytes,
-    /// Seconds by part, in the order of [`super::StepPart::ALL`]; where the device was not at hand, in units of an arbitrary one.
+    /// Seconds by part, in the order of [`super::StepPart::ALL`]; where the device was not there to be timed, those of some other one.
     pub seconds: [f64; 6],
     /// Whether it stays within the limits.
     pub fits: bool,
@@ -81,10 +80,10 @@ pub struct Decision {
 
 /// A forecast may be too low by so many percent: of twenty drawn recipes the worst was by 7.5.
 const MARGIN: u64 = 10;
-/// Who takes so much longer than the fastest is about as fast: the times are estimates.
+/// A tiling that takes at most so much longer than the fastest is about as fast: the times are estimates.
 const ABOUT: f64 = 1.03;
 
-/// Chunks of a cell that is looked at, at most: products of matrices gain nothing from more sequences than that.
+/// Chunks of a cell that is looked at, at most: products of matrices gain nothing from more rows than that.
 const WIDEST: usize = 16;
 
 /// Stores in the order of preference.
@@ -158,12 +157,13 @@ impl Planner<'_> {
         };
         let with_margin = |bytes: Bytes| bytes.0 as f64 * (1.0 + MARGIN as f64 / 100.0);
         let within = |bytes: Bytes, limit: Option<Bytes>| limit.is_none_or(|limit| with_margin(bytes) <= limit.0 as f64);
-        let (rates, limits) = (self.machine.rates.unwrap_or(Rates::UNKNOWN), self.machine.limits);
+        let (times, limits) = (self.machine.times.unwrap_or(StepTimes::UNKNOWN), self.machine.limits);
+        let work = StepWork::of(&spec, &plan, (self.batch.num_tokens(), self.batch.num_targets()));
         Ok(Alternative {
             cells: (settings.layer_bands().len(), plan.columns.len()),
             device,
             host,
-            seconds: forecast.seconds(&rates, &spec, &plan, self.batch),
+            seconds: times.seconds(&work),
             fits: within(host, limits.host)
                 && device.is_none_or(|bytes| within(bytes, limits.device))
                 && within(forecast.files, limits.files),
@@ -323,7 +323,7 @@ fn rounding(form: StoreForm) -> u8 {
 
 /// The largest bands of `layers` layers cut into one band, two, three and so on, ascending. Example: 28 give 1, 2, 3, 4, 5, 6, 7, 10, 14, 28.
 fn even(layers: usize) -> Vec<usize> {
-    let mut sizes: Vec<usize> = (1..=layers).rev().map(|sequences| layers.div_ceil(sequences)).collect();
+    let mut sizes: Vec<usize> = (1..=layers).rev().map(|bands| layers.div_ceil(bands)).collect();
     sizes.dedup();
     sizes
 }

@@ -1,12 +1,12 @@
 //! The peak of a step's memory before it is made, part by part.
 
+use std::ops::Range;
+
 use super::StepSpec;
 use super::part::StepPart;
-use super::rates::Rates;
-use super::walk::{Span, StepWalk, Walked};
-use crate::data::{Batch, IGNORE, Targets};
+use super::walk::{Span, StepWalk};
+use crate::data::{Batch, IGNORE, Sequence, Targets};
 use crate::engine::{ChunkPlan, MemoryPlace};
-use crate::recipe::{StoreForm, StorePlace};
 use crate::units::Bytes;
 
 /// One memory at its peak.
@@ -34,10 +34,6 @@ pub struct Forecast {
     pub host: Option<PlannedPeak>,
     /// What waits in files at most.
     pub files: Bytes,
-    /// What the graphs of all cells keep, one after the other.
-    kept: u64,
-    /// What goes into the stores: layer checkpoints and undo log.
-    parked: [u64; 2],
 }
 
 impl Forecast {
@@ -45,8 +41,8 @@ impl Forecast {
     pub fn of(spec: &StepSpec<'_>, plan: &ChunkPlan, batch: &Batch) -> Self {
         let targets = targets_by_column(plan, batch);
         let mut walk = Collected::new(spec);
-        let Walked { files, parked } = StepWalk::new(spec, plan, &targets).each(&mut |moment| walk.take(&moment));
-        Self { device: walk.device.peak, host: walk.host.map(|host| host.peak), files, kept: walk.kept, parked }
+        let files = StepWalk::new(spec, plan, &targets).each(&mut |moment| walk.take(&moment));
+        Self { device: walk.device.peak, host: walk.host.map(|host| host.peak), files }
     }
 
     /// The spans of such a step, in their order: one for each event of the engine, and two for what comes after it.
@@ -56,20 +52,6 @@ impl Forecast {
         StepWalk::new(spec, plan, &targets).each(&mut |moment| moments.push(moment));
         moments
     }
-
-    /// Seconds by part, in the order of [`StepPart::ALL`].
-    pub(super) fn seconds(&self, rates: &Rates, spec: &StepSpec<'_>, plan: &ChunkPlan, batch: &Batch) -> [f64; 6] {
-        let mut seconds = rates.seconds(spec, plan, (batch.num_tokens(), batch.num_targets()), self.kept as f64);
-        let stores = spec.settings.stores();
-        for (store, bytes) in [stores.0, stores.1].into_iter().zip(self.parked) {
-            let rounds = store.form != StoreForm::Plain;
-            // In on the way up, out on the way back.
-            let half = 0.5 * rates.of_store(bytes as f64, rounds, store.place == StorePlace::File);
-            seconds[StepPart::Forward as usize] += half;
-            seconds[StepPart::Recompute as usize] += half;
-        }
-        seconds
-    }
 }
 
 /// The highest moments so far.
@@ -78,7 +60,6 @@ struct Collected {
     standing: [(&'static str, Bytes); 4],
     device: Highest,
     host: Option<Highest>,
-    kept: u64,
 }
 
 /// The highest moment of one memory.
@@ -110,18 +91,13 @@ impl Collected {
             ("optimizer state", spec.optimizer()),
             ("accumulated gradients", accumulated),
         ];
-        Self { standing, device: Highest::none(), host: spec.device.is_cuda().then(Highest::none), kept: 0 }
+        Self { standing, device: Highest::none(), host: spec.device.is_cuda().then(Highest::none) }
     }
 
     fn take(&mut self, moment: &Span) {
-        if moment.part == StepPart::Backward {
-            self.kept += moment.graph;
-        }
         let (held, is_alone) = (moment.held.entries(), self.host.is_none());
         let at = |place: MemoryPlace| {
-            held.iter()
-                .filter(move |sequence| is_alone || sequence.place == place)
-                .map(|sequence| (sequence.name, sequence.bytes))
+            held.iter().filter(move |entry| is_alone || entry.place == place).map(|entry| (entry.name, entry.bytes))
         };
         let of_moment = [("graph of the cell", Bytes(moment.graph)), ("inside", Bytes(moment.inside))];
         self.device.raise(moment.part, self.standing.into_iter().chain(at(MemoryPlace::Device)).chain(of_moment));
@@ -131,22 +107,18 @@ impl Collected {
     }
 }
 
-/// Places with a target, by column.
+/// Positions with a target, by column.
 fn targets_by_column(plan: &ChunkPlan, batch: &Batch) -> Vec<usize> {
-    let ends: Vec<usize> = plan.columns.iter().map(|column| plan.tokens(column)).map(|(start, len)| start + len).collect();
-    let mut targets = vec![0; ends.len()];
-    let mut count = |position: usize| {
-        if let Some(of_column) = targets.get_mut(ends.partition_point(|&end| end <= position)) {
-            *of_column += 1;
-        }
-    };
-    for sequence in &batch.sequences {
-        match &sequence.targets {
+    let of_column = |column: &Range<usize>| {
+        let (start, len) = plan.tokens(column);
+        let of_sequence = |sequence: &Sequence| match &sequence.targets {
             Targets::NextToken(labels) => {
-                labels.iter().enumerate().filter(|(_, label)| **label != IGNORE).for_each(|(position, _)| count(position));
+                let labels = labels.get(start..labels.len().min(start + len)).unwrap_or_default();
+                labels.iter().filter(|label| **label != IGNORE).count()
             }
-            Targets::Class(_) => count(sequence.inputs.len().saturating_sub(1)),
-        }
-    }
-    targets
+            Targets::Class(_) => usize::from((start..start + len).contains(&sequence.inputs.len().saturating_sub(1))),
+        };
+        batch.sequences.iter().map(of_sequence).sum()
+    };
+    plan.columns.iter().map(of_column).collect()
 }

@@ -14,13 +14,13 @@ pub(super) struct LayerBytes {
     pub(super) graph: u64,
     /// Of this what the MLP keeps, which is gone when the backward comes to attention.
     pub(super) graph_of_mlp: u64,
-    /// The most at a time beside its input, without autograd.
+    /// The most at a time in addition to its input, without autograd.
     pub(super) forward: u64,
-    /// The same before attention or behind it.
-    pub(super) beside_attention: u64,
-    /// The most at a time beside input and graph, while the MLP is computed with autograd.
-    pub(super) beside_graph: u64,
-    /// The most at a time beside graphs, in the backward of the MLP.
+    /// The same before attention or after it.
+    pub(super) around_attention: u64,
+    /// The most at a time in addition to input and graph, while the MLP is computed with autograd.
+    pub(super) in_addition_to_graph: u64,
+    /// The most at a time in addition to graphs, in the backward of the MLP.
     pub(super) backward_of_mlp: u64,
     /// The same in that of attention.
     pub(super) backward_of_attention: u64,
@@ -51,15 +51,15 @@ impl Layer<'_> {
         LayerBytes {
             graph: self.tokens * (self.graph_of_attention() + graph_of_mlp),
             graph_of_mlp: self.tokens * graph_of_mlp,
-            beside_attention: self.tokens * in_mlp.max(in_attention),
+            around_attention: self.tokens * in_mlp.max(in_attention),
             forward: (self.tokens * in_mlp).max(self.tokens * in_attention + self.kernel.forward),
-            beside_graph: self.tokens * (gated + drawn).saturating_sub(graph_of_mlp),
+            in_addition_to_graph: self.tokens * (gated + drawn).saturating_sub(graph_of_mlp),
             backward_of_mlp: self.tokens * self.backward_of_mlp(),
             backward_of_attention: self.tokens * w * (2 * e + 2 * q + 2 * kv) + self.kernel.backward,
         }
     }
 
-    /// Gradients of gate and up beside that of what came of them, which the product behind has kept and lets go.
+    /// Gradients of gate and up, and that of their gated product, whose value the down projection has kept and frees.
     fn backward_of_mlp(&self) -> u64 {
         let (s, w) = (self.spec, self.spec.element());
         let (e, i) = (s.hidden(), s.config.intermediate_size() as u64);
@@ -74,7 +74,7 @@ impl Layer<'_> {
         self.index > 0 || self.spec.trains_weights()
     }
 
-    /// What so many norms of a token save beside their inputs.
+    /// What so many norms of a token save in addition to their inputs.
     fn norms(&self, count: usize) -> u64 {
         count as u64 * self.spec.wide()
     }

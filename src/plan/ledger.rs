@@ -23,7 +23,7 @@ struct LayerHolds {
     slots: usize,
     noted: usize,
     has_gradients: bool,
-    at_hand: u64,
+    resident: u64,
     log: u64,
     /// The last write without pads, and what it overwrites: most are the same.
     last_undo: Cell<Option<(Write, (u64, u64))>>,
@@ -32,27 +32,21 @@ struct LayerHolds {
 /// Evictions, columns, and the form of the store.
 type Write = (usize, usize, Form);
 
-/// A store: what waits there now, the most that does at a time in a step, and all that has come.
+/// A store: what waits there now, and the most that does at a time in a step.
 #[derive(Clone, Copy, Debug)]
 struct StoreHolds {
     recipe: StoreRecipe,
     now: u64,
     most: u64,
-    ever: u64,
 }
 
 impl StoreHolds {
     fn new(recipe: StoreRecipe) -> Self {
-        Self { recipe, now: 0, most: 0, ever: 0 }
+        Self { recipe, now: 0, most: 0 }
     }
 
     fn form(&self) -> Form {
         self.recipe.form.into()
-    }
-
-    fn put(&mut self, bytes: u64) {
-        self.now += bytes;
-        self.ever += bytes;
     }
 
     /// In memory: what waits, and room that was used before.
@@ -61,7 +55,7 @@ impl StoreHolds {
     }
 }
 
-/// What was set out for the cell whose turn is next, where copies go on beside what is computed.
+/// What was prefetched for the next cell, where copies run concurrently with the computation.
 #[derive(Clone, Copy, Debug, Default)]
 struct LookAhead {
     /// On the device.
@@ -105,7 +99,7 @@ impl<'a> Ledger<'a> {
                 scope: traits.evicts.then_some(traits.scope),
                 noted: 0,
                 has_gradients: false,
-                at_hand: 0,
+                resident: 0,
                 log: 0,
                 last_undo: Cell::new(None),
             }
@@ -126,7 +120,7 @@ impl<'a> Ledger<'a> {
         ledger
     }
 
-    /// Lets the stores have the room of the step before: all borders, and the undo log of that sequence which has most.
+    /// Lets the stores have the room of the step before: all borders, and the undo log of that band which has most.
     fn remember_a_step(&mut self) {
         let bands = self.spec.settings.layer_bands();
         self.checkpoints.most = self.borders * (0..self.plan.columns.len()).map(|c| self.checkpoint_bytes(c)).sum::<u64>();
@@ -139,11 +133,6 @@ impl<'a> Ledger<'a> {
     pub(super) fn in_files(&self) -> Bytes {
         let in_file = [&self.checkpoints, &self.undo].into_iter().filter(|store| store.recipe.place == StorePlace::File);
         Bytes(in_file.map(|store| store.most).sum())
-    }
-
-    /// All that has ever gone into the stores of layer checkpoints and undo log.
-    pub(super) fn parked(&self) -> [u64; 2] {
-        [self.checkpoints.ever, self.undo.ever]
     }
 
     /// What the engine would tell.
@@ -159,17 +148,17 @@ impl<'a> Ledger<'a> {
             let (device, host) = self.cache_bytes(layer);
             memory.caches += Bytes(device);
             memory.waiting_caches += Bytes(host);
-            memory.resident_undo += Bytes(layer.at_hand);
+            memory.resident_undo += Bytes(layer.resident);
             memory.replay_log += Bytes(layer.log);
             memory.cache_gradients += Bytes(if layer.has_gradients { self.gradient_bytes(layer) } else { 0 });
         }
         let offloaded = self.layers.iter().filter(|layer| layer.shape.is_offloaded).map(LayerHolds::entry_bytes);
-        // The layer whose turn it is, the next, and one that is on its way back.
+        // The layer that computes, the next, and one that is being copied back.
         let turns = offloaded.max().unwrap_or(0) * 3.min(self.layers.len() as u64);
         memory.caches += Bytes(turns);
-        for (store, sequence) in [(&self.checkpoints, &mut memory.layer_checkpoints), (&self.undo, &mut memory.undo_log)] {
+        for (store, part) in [(&self.checkpoints, &mut memory.layer_checkpoints), (&self.undo, &mut memory.undo_log)] {
             let (waiting, free) = store.memory();
-            *sequence += Bytes(waiting);
+            *part += Bytes(waiting);
             memory.free_room += Bytes(free);
         }
         memory
@@ -193,7 +182,7 @@ impl<'a> Ledger<'a> {
                 }
                 if index >= keeps_undo_from {
                     let waiting = layer.undo(span, self.undo.form()).0;
-                    self.undo.put(waiting);
+                    self.undo.now += waiting;
                 }
             }
         }
@@ -203,7 +192,7 @@ impl<'a> Ledger<'a> {
     /// A column's hidden states at the borders of bands.
     pub(super) fn checkpoint(&mut self, c: usize) {
         let bytes = self.borders * self.checkpoint_bytes(c);
-        self.checkpoints.put(bytes);
+        self.checkpoints.now += bytes;
     }
 
     fn checkpoint_bytes(&self, c: usize) -> u64 {
@@ -222,7 +211,7 @@ impl<'a> Ledger<'a> {
         self.ahead.gradients[0].take().unwrap_or_else(|| std::mem::take(&mut self.travelling[c]))
     }
 
-    /// A cell begins: what it needs was set out before, and what the one to its left needs is set out now.
+    /// A cell begins: what it needs was prefetched before, and what the one to its left needs is prefetched now.
     pub(super) fn look_ahead(&mut self, layers: &Range<usize>, c: usize) {
         if !copies_are_async(self.spec.device) {
             return;
@@ -243,7 +232,7 @@ impl<'a> Ledger<'a> {
     /// The layers begin at their first chunk again.
     pub(super) fn begin_again(&mut self, layers: &Range<usize>) {
         for layer in &mut self.layers[layers.clone()] {
-            (layer.noted, layer.has_gradients, layer.at_hand) = (0, false, 0);
+            (layer.noted, layer.has_gradients, layer.resident) = (0, false, 0);
         }
     }
 
@@ -251,7 +240,7 @@ impl<'a> Ledger<'a> {
     pub(super) fn bring_undo(&mut self, layers: &Range<usize>, c: usize) {
         let column = self.plan.columns[c].clone();
         for layer in &mut self.layers[layers.clone()] {
-            layer.at_hand = self.plan.spans[column.clone()].iter().map(|span| layer.undo(span, Form::Plain).1).sum();
+            layer.resident = self.plan.spans[column.clone()].iter().map(|span| layer.undo(span, Form::Plain).1).sum();
             // Who unwinds gives up the notes, and a cell of one chunk does so at its end only.
             if column.len() > 1 {
                 layer.noted = 0;
@@ -267,7 +256,7 @@ impl<'a> Ledger<'a> {
             }
         }
         for layer in &mut self.layers[layers.clone()] {
-            (layer.noted, layer.has_gradients, layer.at_hand) = (0, true, 0);
+            (layer.noted, layer.has_gradients, layer.resident) = (0, true, 0);
         }
         self.travel(c, has_input_gradient);
     }
@@ -315,7 +304,7 @@ impl LayerHolds {
         self.shape.slot_bytes(self.slots).0 - 8 * (self.shape.batch * self.shape.groups) as u64 * self.slots as u64
     }
 
-    /// What a write overwrites, in a store and at hand.
+    /// What a write overwrites, in a store and resident on the device.
     fn undo(&self, span: &ChunkSpan, form: Form) -> (u64, u64) {
         let filled = span.start.min(self.shape.cache_length);
         let key = (span.evictions(filled, self.shape.cache_length), span.len, form);

@@ -1,13 +1,10 @@
 //! What computes: a device with its memory and its speed, here or elsewhere.
 
-use tch::{Device, Kind};
+use tch::Device;
 
-use super::rates::Rates;
-use super::{Limits, ProcessBaseline};
-use crate::model::ModelConfig;
-use crate::native::give_free_memory_back;
+use super::baseline::resident_now;
+use super::{Limits, ProcessBaseline, StepTimes};
 use crate::recipe::Dtype;
-use crate::report::memory::resident;
 use crate::units::Bytes;
 
 /// What a step is planned for.
@@ -17,12 +14,12 @@ pub struct Machine {
     pub device: Device,
     /// Threads on a CPU.
     pub threads: usize,
-    /// What the process takes beside tensors.
+    /// What the process takes in addition to tensors.
     pub baseline: ProcessBaseline,
     /// What there is.
     pub limits: Limits,
-    /// How fast the device is; `None` where it was not measured.
-    pub rates: Option<Rates>,
+    /// How long the work of a step takes; `None` where that was not measured.
+    pub times: Option<StepTimes>,
 }
 
 impl Machine {
@@ -31,7 +28,7 @@ impl Machine {
     pub fn here(dtype: Dtype, device: Device) -> Self {
         let baseline = ProcessBaseline::rehearsed(dtype, device);
         let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1);
-        Self { device, threads, baseline, limits: Limits::of_machine(device), rates: None }
+        Self { device, threads, baseline, limits: Limits::of_machine(device), times: None }
     }
 
     /// With so much room for scratch files, where that is known.
@@ -41,25 +38,17 @@ impl Machine {
     }
 
     /// Counts as baseline, too, what `load` leaves resident: data, say.
-    pub fn beside<T>(&mut self, load: impl FnOnce() -> T) -> T {
+    pub fn including<T>(&mut self, load: impl FnOnce() -> T) -> T {
         let before = resident_now();
         let loaded = load();
         self.baseline.0.0 += resident_now().saturating_sub(before);
         loaded
     }
 
-    /// With its speed at a model's shapes in `kind`, for so many sequences, tokens of a chunk and slots.
-    pub fn timed(mut self, config: &ModelConfig, kind: Kind, shape: (usize, usize, usize)) -> Self {
-        let before = resident_now();
-        self.rates = Some(Rates::measured(config, (kind, self.device), shape));
-        // What stays are the kernels of these shapes, and their buffers.
-        self.baseline.0.0 += resident_now().saturating_sub(before);
+    /// With what `measure` says of its speed.
+    pub fn timed(mut self, measure: impl FnOnce() -> Option<StepTimes>) -> Self {
+        // What stays are the kernels of the shapes that were measured, and their buffers.
+        self.times = self.including(measure);
         self
     }
-}
-
-/// What is resident, without free memory that the allocator keeps.
-pub(super) fn resident_now() -> u64 {
-    give_free_memory_back();
-    resident().map_or(0, |resident| resident.all.0)
 }

@@ -22,26 +22,17 @@ pub struct Span {
     pub part: StepPart,
     /// What the engine's objects hold when it begins.
     pub held: MemoryByPart,
-    /// What the graph of the current cell keeps, and what waits beside it, in bytes.
+    /// What the graph of the current cell keeps, and what waits for its backward, in bytes.
     pub graph: u64,
     /// The most beyond both until it ends, in bytes.
     pub inside: u64,
-}
-
-/// What is known at the end.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Walked {
-    /// What waits in files at most.
-    pub(super) files: Bytes,
-    /// Bytes that went into the stores of layer checkpoints and undo log.
-    pub(super) parked: [u64; 2],
 }
 
 /// A step that is walked through.
 pub(super) struct StepWalk<'a> {
     spec: &'a StepSpec<'a>,
     plan: &'a ChunkPlan,
-    /// Places with a target, by column.
+    /// Positions with a target, by column.
     targets: &'a [usize],
     shapes: Vec<CacheShape>,
     bands: Vec<Range<usize>>,
@@ -67,7 +58,7 @@ struct Graphs {
 type Look = (bool, usize, (u64, bool), u64, u64, bool);
 
 impl<'a> StepWalk<'a> {
-    /// `targets` are the places with a target, by column of `plan`.
+    /// `targets` are the positions with a target, by column of `plan`.
     pub(super) fn new(spec: &'a StepSpec<'a>, plan: &'a ChunkPlan, targets: &'a [usize]) -> Self {
         let shapes = spec.settings.cache_shapes(spec.config, plan, (spec.kind, spec.device));
         let ledger = Ledger::new(spec, plan, shapes.clone());
@@ -77,8 +68,9 @@ impl<'a> StepWalk<'a> {
         walk
     }
 
-    /// Goes from the first column of the forward phase to the last cell, and shows every span to `visit`.
-    pub(super) fn each(mut self, visit: &mut dyn FnMut(Span)) -> Walked {
+    /// Goes from the first column of the forward phase to the last cell, and shows every span to `visit`. Returns what waits in files
+    /// at most.
+    pub(super) fn each(mut self, visit: &mut dyn FnMut(Span)) -> Bytes {
         let kept = self.graphs.kept;
         let visit = &mut |moment: Span| visit(Span { inside: moment.inside + kept, ..moment });
         self.forward(visit);
@@ -93,7 +85,7 @@ impl<'a> StepWalk<'a> {
             self.ledger.end_band(&layers);
         }
         self.end(visit);
-        Walked { files: self.ledger.in_files(), parked: self.ledger.parked() }
+        self.ledger.in_files()
     }
 
     fn head_waits(&self) -> bool {
@@ -135,10 +127,10 @@ impl<'a> StepWalk<'a> {
         let before = self.ledger.memory();
         self.ledger.look_ahead(layers, c);
         self.ledger.bring_undo(layers, c);
-        // Beside its input: the graph keeps all other hidden states, the output with them.
+        // In addition to its input: the graph keeps all other hidden states, the output with them.
         let graph = all + self.of_column(c);
         let last = made.last().copied().unwrap_or_default();
-        let inside = self.growth(&before) + graph + (2 * self.hidden(c)).max(last.beside_graph);
+        let inside = self.growth(&before) + graph + (2 * self.hidden(c)).max(last.in_addition_to_graph);
         visit(Span { part: StepPart::Recompute, held: before, graph: 0, inside });
         let taken = self.ledger.take_travelling(c);
         let mut seed = if taken > 0 { 0 } else { self.hidden(c) };
@@ -214,7 +206,7 @@ impl<'a> StepWalk<'a> {
         let captured = self.spec.settings.captured_shapes(self.plan, self.spec.device);
         let held = captured.iter().map(|&shape| CapturedLayers::bytes(self.spec.config, self.spec.kind, shape).0);
         let columns = self.plan.shapes().enumerate().filter(|(_, shape)| captured.contains(shape));
-        let between = columns.map(|(c, _)| self.layer(0, c, false).beside_attention).max();
+        let between = columns.map(|(c, _)| self.layer(0, c, false).around_attention).max();
         Graphs { held: held.sum(), kept: between.map_or(0, |between| between + WORKSPACE) }
     }
 
@@ -225,7 +217,7 @@ impl<'a> StepWalk<'a> {
     }
 
     fn growth(&self, before: &MemoryByPart) -> u64 {
-        let sum = |memory: &MemoryByPart| memory.entries().iter().map(|sequence| sequence.bytes.0).sum::<u64>();
+        let sum = |memory: &MemoryByPart| memory.entries().iter().map(|entry| entry.bytes.0).sum::<u64>();
         sum(&self.ledger.memory()).saturating_sub(sum(before))
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use tch::Device;
 
+use super::step::{MicroBatchPosition, StepWatch};
 use crate::engine::{Event, MemoryByPart, Observer};
 use crate::model::Model;
 use crate::ops::attention::Calibration;
@@ -11,15 +12,6 @@ use crate::plan::StepPart;
 use crate::profile::{MemoryProfile, Profiler, Side};
 use crate::report::memory;
 use crate::units::Bytes;
-
-/// Where in a run a micro-batch is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MicroBatchPosition {
-    /// Of the step, from 1.
-    pub(super) step: u64,
-    /// Index, and how many the step has.
-    pub(super) micro_batch: (usize, usize),
-}
 
 /// Watches the memory of a run from before its model is made.
 pub(super) struct RunProfile {
@@ -47,7 +39,7 @@ impl RunProfile {
     }
 
     /// From now on the step is at `part`.
-    pub(super) fn turn(&mut self, part: StepPart, held: MemoryByPart) {
+    fn turn(&mut self, part: StepPart, held: MemoryByPart) {
         self.profiler.turn(part, held);
     }
 
@@ -64,7 +56,7 @@ impl RunProfile {
     }
 
     /// The step is made.
-    pub(super) fn end(&mut self) {
+    fn end(&mut self) {
         let Some((at, was_reset)) = self.now.take() else { return };
         for profile in self.profiler.end(memory::peak(was_reset)) {
             match self.heaviest.iter_mut().find(|(_, heaviest)| heaviest.side == profile.side) {
@@ -112,23 +104,34 @@ impl fmt::Display for RunProfile {
     }
 }
 
-/// Watches a step: its events for whoever follows the run, and its memory where that is wanted.
-pub(super) struct StepWatch<'a> {
+/// Watches a run's step: its events for whoever follows the run, and its memory where that is wanted.
+pub(super) struct RunStepWatch<'a> {
     pub(super) observer: &'a mut dyn Observer,
     pub(super) profile: Option<&'a mut RunProfile>,
 }
 
-impl StepWatch<'_> {
-    /// A micro-batch begins, while the engine holds this at rest, and this much of gradients was accumulated.
-    pub(super) fn begin(&mut self, at: MicroBatchPosition, memory: impl FnOnce() -> (MemoryByPart, Bytes)) {
+impl StepWatch for RunStepWatch<'_> {
+    fn begin(&mut self, at: MicroBatchPosition, memory: &dyn Fn() -> (MemoryByPart, Bytes)) {
         if let Some(profile) = &mut self.profile {
             let (held, accumulated) = memory();
             profile.begin(at, held, accumulated);
         }
     }
+
+    fn optimizer(&mut self, memory: &dyn Fn() -> MemoryByPart) {
+        if let Some(profile) = &mut self.profile {
+            profile.turn(StepPart::Optimizer, memory());
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(profile) = &mut self.profile {
+            profile.end();
+        }
+    }
 }
 
-impl Observer for StepWatch<'_> {
+impl Observer for RunStepWatch<'_> {
     fn measured(&mut self, attention: &Calibration) {
         self.observer.measured(attention);
     }

@@ -1,16 +1,19 @@
 //! What a run does where memory runs out: the same micro-batch once more with smaller cells and the same choices, if the recipe lets it,
 //! until nothing smaller is left.
 
+use std::path::Path;
+
+use super::build;
 use crate::cache::ReplayLog;
 use crate::data::Batch;
 use crate::engine::{Engine, EngineError, MicroBatchContext, MicroBatchGradients, Observer, Settings, guarded};
 use crate::model::Model;
 use crate::native::cuda::release_cached_memory;
-use crate::recipe::{CacheRecipe, GradRecipe, OnOutOfMemory, StoreForm};
+use crate::recipe::{CacheRecipe, GradRecipe, OnOutOfMemory, Recipe, StoreForm};
 use crate::store::copier_of;
 
 /// An engine and how it is tiled.
-pub(super) struct RetryingEngine {
+pub struct RetryingEngine {
     engine: Engine,
     kv_cache: CacheRecipe,
     grad: GradRecipe,
@@ -21,7 +24,13 @@ impl RetryingEngine {
         Self { engine, kv_cache, grad }
     }
 
-    pub(super) fn engine(&self) -> &Engine {
+    /// The engine of a recipe, in a run in the directory `run` or for a trial.
+    pub fn of_recipe(engine: Engine, recipe: &Recipe, run: Option<&Path>) -> Self {
+        Self::new(engine, recipe.kv_cache.clone(), build::grad_of_run(recipe, run))
+    }
+
+    /// The engine as it is tiled by now.
+    pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
@@ -33,7 +42,7 @@ impl RetryingEngine {
     /// Loss and gradients of a batch. Where memory runs out, and the recipe says so, the batch is run again with smaller cells, which all
     /// that follow have too. What was evicted the first time is evicted again: in chunks of other columns products round otherwise, so
     /// that a policy might choose otherwise.
-    pub(super) fn gradients(
+    pub fn gradients(
         &mut self,
         model: &Model,
         batch: &Batch,

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tch::Device;
 
-use super::{TrainError, build};
+use super::{TrainError, build, rehearsal};
 use crate::data::{Batch, Dataset, Splits, Tokenizer};
 use crate::engine::{Engine, Settings};
 use crate::files::{self, Scratch};
@@ -40,13 +40,11 @@ fn free_in(dir: &Path) -> Option<Bytes> {
     files::free_space(dir.ancestors().find(|dir| dir.exists())?).ok()
 }
 
-/// The machine with its speed at the shapes of a recipe.
+/// The machine with its speed in steps of a recipe's shape.
 pub fn timed(machine: Machine, recipe: &Recipe, config: &ModelConfig, batch: &Batch) -> Result<Machine, TrainError> {
-    let settings = Settings::new(config, &recipe.kv_cache, &recipe.grad.closed())?;
-    let (tokens, kind) = (batch.max_len(), kind_of(recipe.model.dtype));
-    let longest = (0..config.num_layers()).filter_map(|layer| settings.cache_length(layer)).max();
-    let slots = longest.unwrap_or(usize::MAX).min(tokens);
-    Ok(machine.timed(config, kind, (batch.sequences.len(), recipe.kv_cache.chunk_size.min(tokens), slots)))
+    // What is wrong with the recipe is said; where the rehearsal fails in another way, the times are not known.
+    Settings::new(config, &recipe.kv_cache, &recipe.grad.closed())?;
+    Ok(machine.timed(|| rehearsal::times(recipe, config, batch, machine.device).ok()))
 }
 
 /// Plans a recipe's step on `batch`: what `ask` wants to know of the planner.
@@ -78,7 +76,7 @@ pub fn settled(
         }
         return Ok((recipe, planned));
     }
-    let machine = if machine.rates.is_some() { machine } else { timed(machine, &recipe, config, batch)? };
+    let machine = if machine.times.is_some() { machine } else { timed(machine, &recipe, config, batch)? };
     let Decision { chosen, .. } = plan(&recipe, config, batch, machine, |planner| planner.decide(&recipe.grad))?;
     console::note(&format!("planned: {}; {} at the peak", chosen.grad.tiling(), chosen.words()));
     recipe.grad = chosen.grad.clone();
@@ -137,7 +135,7 @@ pub fn settled_with_data(
     let mut machine = machine.with_disk(disk_of_run(&recipe, run));
     // What is wrong with the recipe is said before the data are read.
     let engine = engine_of(&Recipe { grad: recipe.grad.closed(), ..recipe.clone() })?;
-    let data = machine.beside(|| build::open_data(&recipe, config, tokenizer))?;
+    let data = machine.including(|| build::open_data(&recipe, config, tokenizer))?;
     opened(&data);
     build::check_lengths(&engine, &data)?;
     let batch = heaviest(&recipe, &data.train)?;

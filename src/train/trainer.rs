@@ -5,16 +5,17 @@ use std::time::Instant;
 
 use tch::Device;
 
-use super::profile::{RunProfile, StepWatch};
+use super::profile::{RunProfile, RunStepWatch};
 use super::retreat::RetryingEngine;
-use super::{ResolvedRun, Schedule, TrainError, build, step, tiling};
+use super::step::Learner;
+use super::{ResolvedRun, Schedule, TrainError, build, tiling};
 use crate::checkpoint::{self, Best, SaveKind, Snapshot, TrainState};
 use crate::data::{Batch, Splits};
-use crate::engine::{ChunkKey, EngineError, Observer};
+use crate::engine::{EngineError, Observer};
 use crate::eval::{self, Scores};
-use crate::model::{DropoutKey, Model, fingerprint};
-use crate::optim::{self, Optimizer, clip_grad_norm, learning_rate};
-use crate::plan::{Alternative, Machine, StepPart};
+use crate::model::{Model, fingerprint};
+use crate::optim::{self, Optimizer, learning_rate};
+use crate::plan::{Alternative, Machine};
 use crate::recipe::{Metric, Mode, OnOutOfMemory, Recipe};
 use crate::report::console;
 use crate::report::memory::peak_resident;
@@ -51,7 +52,7 @@ impl Trainer {
             console::warning("no memory by part: the system does not tell what the process takes");
         }
         let model = build::model(&recipe, device)?;
-        let tokenizer = machine.beside(|| build::tokenizer(&recipe.model.path))?;
+        let tokenizer = machine.including(|| build::tokenizer(&recipe.model.path))?;
         let settled = tiling::settled_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine, |_| {})?;
         let ResolvedRun { recipe, planned, engine, data, machine } = settled;
         let schedule = Schedule::new(&recipe, data.train.lengths());
@@ -67,7 +68,7 @@ impl Trainer {
             schedule,
             best: None,
             planned_peak: planned.host,
-            tiled: RetryingEngine::new(engine, recipe.kv_cache.clone(), build::grad_of_run(&recipe, Some(dir))),
+            tiled: RetryingEngine::of_recipe(engine, &recipe, Some(dir)),
             planned: (machine, planned),
             recipe,
             optimizer,
@@ -129,19 +130,11 @@ impl Trainer {
         let began = Instant::now();
         let samples = self.schedule.micro_batches(self.step);
         let batches = samples.iter().map(|s| self.data.train.batch(s)).collect::<Result<Vec<Batch>, _>>()?;
-        let (seed, step) = (self.recipe.train.seed, self.step);
-        let has_dropout = self.recipe.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
-        let keys = (has_dropout.then_some(DropoutKey { seed, step }), ChunkKey { seed, step });
-        let mut watch = StepWatch { observer, profile: self.profile.as_mut() };
-        let made = step::gradients((&mut self.tiled, &self.model), &batches, self.step + 1, keys, &mut watch);
-        let mut made = made.map_err(|error| self.advised(error))?;
-        if let Some(profile) = &mut self.profile {
-            profile.turn(StepPart::Optimizer, made.memory((self.tiled.engine(), &self.model), batches.len()));
-        }
-        let norm = clip_grad_norm(&mut made.gradients, self.recipe.train.max_grad_norm);
         let rate = learning_rate(&self.recipe.optimizer, self.step, self.schedule.num_steps());
-        self.optimizer.step(&self.model.parameters(), &made.gradients, rate);
-        self.profile.iter_mut().for_each(RunProfile::end);
+        let mut watch = RunStepWatch { observer, profile: self.profile.as_mut() };
+        let mut learner =
+            Learner { recipe: &self.recipe, model: &self.model, engine: &mut self.tiled, optimizer: &mut *self.optimizer };
+        let made = learner.step(&batches, self.step, rate, &mut watch).map_err(|error| self.advised(error))?;
         let epoch = self.schedule.epoch(self.step);
         self.step += 1;
         self.total_tokens += made.tokens as u64;
@@ -151,7 +144,7 @@ impl Trainer {
             epoch,
             loss: Some(made.loss),
             accuracy: Some(made.correct as f64 / made.targets as f64),
-            grad_norm: Some(norm),
+            grad_norm: Some(made.grad_norm),
             learning_rate: Some(rate),
             tokens: made.tokens as u64,
             targets: made.targets as u64,

@@ -47,7 +47,7 @@ fn a_config_is_enough_and_the_keys_stay() {
     let warm_up: Vec<bool> = lines[1..4].iter().map(|line| line["is_warm_up"].as_bool().unwrap()).collect();
     assert_eq!(warm_up, [true, false, false]);
     assert_snapshot!(keys(&lines[0]), @"attention device dtype kind libtorch parameters sequences threads tokens_per_sequence trained_parameters version");
-    assert_snapshot!(keys(&lines[1]), @"backward_cpu_seconds backward_seconds flops flops_attention flops_head flops_linear flops_per_cpu_second flops_per_second forward_cpu_seconds forward_seconds gemm_chunk_flops_per_cpu_second gemm_chunk_flops_per_second gemm_cpu_share gemm_share gemm_square_flops_per_cpu_second gemm_square_flops_per_second head_cpu_seconds head_seconds is_warm_up kind loss optimizer_cpu_seconds optimizer_seconds peak_is_of_step peak_resident_bytes recompute_cpu_seconds recompute_seconds replay_cpu_seconds replay_seconds step step_cpu_seconds step_seconds store_copy_seconds store_copy_share tokens tokens_per_second");
+    assert_snapshot!(keys(&lines[1]), @"backward_cpu_seconds backward_seconds flops flops_attention flops_head flops_linear flops_per_cpu_second flops_per_second forward_cpu_seconds forward_seconds gemm_cpu_share gemm_share gemm_square_flops_per_cpu_second gemm_square_flops_per_second head_cpu_seconds head_seconds is_warm_up kind loss optimizer_cpu_seconds optimizer_seconds peak_is_of_step peak_resident_bytes recompute_cpu_seconds recompute_seconds replay_cpu_seconds replay_seconds step step_cpu_seconds step_seconds store_copy_seconds store_copy_share tokens tokens_per_second");
     let figures = lines[1].as_object().unwrap().keys();
     let only_of_steps =
         ["flops", "flops_attention", "flops_head", "flops_linear", "is_warm_up", "loss", "peak_is_of_step", "step", "tokens"];
@@ -61,7 +61,7 @@ fn a_config_is_enough_and_the_keys_stay() {
 
 #[test]
 fn the_parts_are_the_whole() {
-    // Three layers in rows of one are run forward twice but for the top one; in one row none is.
+    // Three layers in bands of one are run forward twice but for the top one; in one band none is.
     for (layers, replays) in [("grad.layers_per_cell=1", true), ("grad.layers_per_cell=3", false)] {
         let began = Instant::now();
         let lines = lines(&bare(), &["--tokens", "200", "--set", layers]);
@@ -89,7 +89,7 @@ fn what_makes_the_host_wait_is_counted_where_it_is_asked_for() {
         assert_eq!((waits["kind"].as_str(), waits["step"].as_u64()), (Some("waits"), Some(3)));
         PARTS.map(|part| waits["parts"][part].as_object().unwrap().values().map(|count| count.as_i64().unwrap()).sum::<i64>())
     };
-    // What is inside the backward after the last cell, and the optimiser, may read numbers; a row does not.
+    // What is inside the backward after the last cell, and the optimiser, may read numbers; a layer band does not.
     assert_eq!(counted(&[])[..4], [0; 4]);
     // Stores that round look for channels to keep apart.
     let rounding = counted(&["--set", "grad.layer_checkpoints=int8"]);
@@ -121,16 +121,16 @@ fn memory_by_part_is_the_peak() {
             .collect();
         let of = |name: &str| rows.iter().find(|(part, _)| *part == name).unwrap_or_else(|| panic!("{name} in {rows:?}")).1;
         assert_eq!(rows.iter().map(|(_, bytes)| bytes).sum::<i64>(), memory["measured_peak_bytes"].as_i64().unwrap());
-        // 3 layers, 2 rows, 2 KV heads and 32 slots: keys and values of 16 numbers and a position. Scores too, but not any more in a
+        // 3 layers, 2 sequences, 2 KV heads and 32 slots: keys and values of 16 numbers and a position. Scores too, but not any more in a
         // layer that has begun to unwind.
         let slots = 3 * 2 * 2 * 32;
         assert!((slots * (2 * 16 * 4 + 8)..=slots * (2 * 16 * 4 + 8 + 4)).contains(&of("caches")), "{rows:?}");
         assert_eq!(of("layer checkpoints") > 0, layers == "1", "{rows:?}");
-        // At most the hidden states on their way from one part of the step to the next are nobody's: 2 rows of 300 tokens of 64.
+        // At most the hidden states on their way from one part of the step to the next are nobody's: 2 sequences of 300 tokens of 64.
         assert!((0..=2 * 300 * 64 * 4).contains(&of("other tensors")), "{rows:?}");
         let most = PARTS.iter().map(|part| memory["tensor_peak_bytes_by_part"][*part].as_i64().unwrap()).max().unwrap();
-        let beside = ["process at its start", "code and files since", "allocator and rest"].map(of).iter().sum::<i64>();
-        assert_eq!(most + beside, memory["measured_peak_bytes"].as_i64().unwrap());
+        let process = ["process at its start", "code and files since", "allocator and rest"].map(of).iter().sum::<i64>();
+        assert_eq!(most + process, memory["measured_peak_bytes"].as_i64().unwrap());
     }
 }
 
@@ -151,7 +151,7 @@ fn other_heads_and_all_weights() {
     let place = bare();
     let classes = ["--set", "head.kind=seq_classification_on_logits", "--set", "head.labels=[\"yes\", \"no\"]"];
     let lines_of = |more: &[&str]| lines(&place, &[&["--tokens", "64"][..], more].concat());
-    // Two rows have two targets: 3 · 2 · vocabulary · width each.
+    // Two sequences have two targets: 3 · 2 · vocabulary · width each.
     assert!((number(&lines_of(&classes)[1], "flops_head") - 2.0 * 4.0 * 512.0 * 64.0).abs() < 1.0);
     place.edit_recipe("[lora]\nr = 4\nalpha = 8\n", "");
     let setup = &lines_of(&["--full"])[0];

@@ -9,7 +9,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
-/// A recipe, the `config.json` beside it, and how many tokens its sequences have.
+/// A recipe, its model's `config.json`, and how many tokens its sequences have.
 #[derive(Debug)]
 pub(crate) struct Draw {
     pub(crate) config: Value,
@@ -102,8 +102,8 @@ impl Peaks {
     }
 }
 
-/// Sequences of a memory profile that are no tensors.
-pub(crate) const BESIDE: [&str; 3] = ["process at its start", "code and files since", "allocator and rest"];
+/// Rows of a memory profile that are no tensors.
+pub(crate) const PROCESS: [&str; 3] = ["process at its start", "code and files since", "allocator and rest"];
 
 /// A step in a process of its own, by the binary at `kvtune`, in `dir`.
 pub(crate) fn measure(kvtune: &Path, dir: &Path, draw: &Draw, threads: usize) -> Peaks {
@@ -113,8 +113,8 @@ pub(crate) fn measure(kvtune: &Path, dir: &Path, draw: &Draw, threads: usize) ->
     fs::write(&recipe, &draw.recipe).unwrap();
     let lines = bench(kvtune, &recipe, [draw.tokens, threads, 1]);
     let (forecast, memory, summary) = (line(&lines, "forecast"), line(&lines, "memory"), line(&lines, "summary"));
-    let sequences = sequences(memory);
-    let tensors = sequences.iter().filter(|(name, _)| !BESIDE.contains(&name.as_str())).map(|(_, bytes)| bytes).sum();
+    let parts = parts(memory);
+    let tensors = parts.iter().filter(|(name, _)| !PROCESS.contains(&name.as_str())).map(|(_, bytes)| bytes).sum();
     Peaks {
         process: (number(&forecast["process_bytes"]), number(&memory["measured_peak_bytes"])),
         tensors: (number(&forecast["tensors"]["tensor_bytes"]), tensors),
@@ -145,7 +145,7 @@ pub(crate) fn number(value: &Value) -> f64 {
 }
 
 /// Parts and bytes of a memory profile.
-pub(crate) fn sequences(memory: &Value) -> Vec<(String, f64)> {
-    let sequences = memory["parts"].as_array().unwrap().iter();
-    sequences.map(|sequence| (sequence["part"].as_str().unwrap().to_owned(), number(&sequence["bytes"]))).collect()
+pub(crate) fn parts(memory: &Value) -> Vec<(String, f64)> {
+    let parts = memory["parts"].as_array().unwrap().iter();
+    parts.map(|part| (part["part"].as_str().unwrap().to_owned(), number(&part["bytes"]))).collect()
 }

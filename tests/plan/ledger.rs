@@ -3,7 +3,7 @@
 use kvtune::engine::MemoryByPart;
 use kvtune::units::Bytes;
 
-use super::walked::{TOKENS, both, certain, check, check_rows};
+use super::walked::{TOKENS, both, certain, check, check_sequences};
 
 #[test]
 fn every_policy_holds_what_is_planned() {
@@ -47,13 +47,13 @@ fn other_caches_kinds_heads_and_full_training_hold_what_is_planned() {
 }
 
 #[test]
-fn rows_of_different_lengths_hold_what_is_planned() {
+fn sequences_of_different_lengths_hold_what_is_planned() {
     for lengths in [&[90, TOKENS, 20][..], &[1, 150], &[60, 50]] {
-        check_rows(&["kv_cache.policy=h2o", "grad.layers_per_cell=2"], lengths);
-        check_rows(&["kv_cache.policy=lastrec", "grad.chunks_per_cell=3", "grad.undo_log=int8"], lengths);
-        check_rows(&["kv_cache.buffer=int8", "grad.chunks_per_cell=2"], lengths);
+        check_sequences(&["kv_cache.policy=h2o", "grad.layers_per_cell=2"], lengths);
+        check_sequences(&["kv_cache.policy=lastrec", "grad.chunks_per_cell=3", "grad.undo_log=int8"], lengths);
+        check_sequences(&["kv_cache.buffer=int8", "grad.chunks_per_cell=2"], lengths);
     }
-    check_rows(&["kv_cache.policy=dense", "kv_cache.storage=growing"], &[90, TOKENS, 20]);
+    check_sequences(&["kv_cache.policy=dense", "kv_cache.storage=growing"], &[90, TOKENS, 20]);
 }
 
 /// Compares event by event; `rough` takes out of both, planned and told, what is planned only as the most, and has looked at it.

@@ -1,4 +1,4 @@
-//! The planned peak of a step's tensors against the allocators' count. What the process takes beside them depends on the machine: how near
+//! The planned peak of a step's tensors against the allocators' count. What the process takes in addition depends on the machine: how near
 //! the plan comes to it is measured by `cargo bench --bench planner`, and here only that it is of the right size.
 
 use std::path::Path;

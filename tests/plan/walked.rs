@@ -1,4 +1,4 @@
-//! A step as it is planned beside the same step as the engine tells it.
+//! A step as it is planned, and the same step as the engine tells it.
 
 use std::path::Path;
 
@@ -50,6 +50,8 @@ fn batch(lengths: &[usize], head: &HeadRecipe) -> Batch {
 
 /// What is planned, and what the engine says in the second step.
 pub(crate) fn both(words: &[&str], lengths: &[usize]) -> (Vec<Span>, Vec<(StepPart, MemoryByPart)>) {
+    // Such small tensors are computed sooner on one thread, whatever else runs.
+    tch::set_num_threads(1);
     let recipe = recipe(words);
     let tied = !words.contains(&"train.weights=all");
     let config = json!({
@@ -101,10 +103,10 @@ pub(crate) fn certain(memory: MemoryByPart) -> MemoryByPart {
 
 /// Of sequences of the same length.
 pub(crate) fn check(words: &[&str]) {
-    check_rows(words, &vec![TOKENS; recipe(words).train.micro_batch_size]);
+    check_sequences(words, &vec![TOKENS; recipe(words).train.micro_batch_size]);
 }
 
-pub(crate) fn check_rows(words: &[&str], lengths: &[usize]) {
+pub(crate) fn check_sequences(words: &[&str], lengths: &[usize]) {
     let (planned, told) = both(words, lengths);
     assert_eq!(planned.len(), told.len() + 2, "{words:?}");
     for (i, (planned, (part, memory))) in planned.iter().zip(&told).enumerate() {

@@ -1,6 +1,6 @@
 //! One thing that was looked at: how it came out, what was found, and what to do about it.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,15 +31,6 @@ pub(super) enum Promise {
     Cuda,
 }
 
-impl Promise {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Cpu => "cpu",
-            Self::Cuda => "cuda",
-        }
-    }
-}
-
 /// A row of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct DoctorCheck {
@@ -47,13 +38,11 @@ pub(super) struct DoctorCheck {
     pub(super) state: State,
     pub(super) found: String,
     pub(super) hint: Option<&'static str>,
-    /// Numbers by their names in JSON, with their units.
-    pub(super) figures: Vec<(&'static str, f64)>,
 }
 
 impl DoctorCheck {
     pub(super) fn ok(name: &str, found: impl Into<String>) -> Self {
-        Self { name: name.to_owned(), state: State::Ok, found: found.into(), hint: None, figures: Vec::new() }
+        Self { name: name.to_owned(), state: State::Ok, found: found.into(), hint: None }
     }
 
     pub(super) fn failed(name: &str, found: impl Into<String>, hint: &'static str) -> Self {
@@ -68,16 +57,13 @@ impl DoctorCheck {
         }
     }
 
-    pub(super) fn with(mut self, figures: &[(&'static str, f64)]) -> Self {
-        self.figures.extend_from_slice(figures);
-        self
+    /// Right or wrong.
+    pub(super) fn judged(name: &str, found: String, is_right: bool, hint: &'static str) -> Self {
+        if is_right { Self::ok(name, found) } else { Self::failed(name, found, hint) }
     }
 
     pub(super) fn to_json(&self) -> Value {
-        let figures: Map<String, Value> = self.figures.iter().map(|(name, number)| ((*name).to_owned(), json!(number))).collect();
-        json!({
-            "kind": "check", "name": self.name, "state": self.state.name().to_lowercase(), "found": self.found, "hint": self.hint,
-            "figures": figures,
-        })
+        let state = self.state.name().to_lowercase();
+        json!({ "kind": "check", "name": self.name, "state": state, "found": self.found, "hint": self.hint })
     }
 }

@@ -1,35 +1,45 @@
-//! What is looked at on every machine: libtorch, the CPU, the memory and the disk.
+//! What is looked at on every machine: libtorch, the CPU, a product of matrices, the memory and the disk.
 
 use std::path::Path;
 
-use tch::{Device, Kind};
+use tch::{Device, Kind, TchError, Tensor, no_grad};
 
-use super::check::DoctorCheck;
-use super::product;
+use super::check::{DoctorCheck, Promise};
 use crate::files::free_space;
 use crate::native::cuda::libtorch_folder;
 use crate::native::{cpu_capability, cpu_has, libtorch_version, loaded_libtorch, threads_at_work};
 use crate::ops::attention;
 use crate::report::memory::attainable;
-use crate::units::Bytes;
+
+/// Side of the matrices that are multiplied.
+const SIDE: i64 = 512;
+/// The largest relative errors: of f32 in full, which TF32 would not keep, and of narrow factors summed in f32.
+const TOLERANCES: [(Kind, &str, f64); 2] = [(Kind::Float, "f32", 1e-5), (Kind::BFloat16, "bf16", 1e-2)];
 
 /// All of it; scratch files would be in `scratch`.
-pub(super) fn examine(scratch: &Path, mut say: impl FnMut(DoctorCheck)) {
-    say(libtorch(&libtorch_version(), loaded_libtorch().as_deref()));
-    say(cpu());
-    say(product::check("CPU product", Device::Cpu, &[Kind::Float, Kind::BFloat16]));
-    say(kernels());
-    say(memory(attainable()));
-    say(disk(scratch));
+pub(super) fn examine(scratch: &Path) -> Vec<DoctorCheck> {
+    let kernels = TOLERANCES.map(|(kind, dtype, _)| format!("{} in {dtype}", attention::in_words(Device::Cpu, kind)));
+    let memory = match attainable() {
+        Some(bytes) => DoctorCheck::ok("host memory", format!("{bytes} for this process")),
+        None => DoctorCheck::lacking("host memory", "the system does not tell", "", Promise::Cpu),
+    };
+    vec![
+        libtorch(&libtorch_version(), loaded_libtorch().as_deref()),
+        cpu(),
+        product("CPU product", Device::Cpu),
+        DoctorCheck::ok("CPU attention", kernels.join(", ")),
+        memory,
+        disk(scratch),
+    ]
 }
 
 fn libtorch(built_for: &str, loaded: Option<&str>) -> DoctorCheck {
-    let place = libtorch_folder().map_or_else(|why| why, |folder| format!("`{}`", folder.display()));
+    let folder = libtorch_folder().map_or_else(|why| why, |folder| format!("`{}`", folder.display()));
     match loaded {
-        Some(loaded) if loaded == built_for => DoctorCheck::ok("libtorch", format!("{loaded}, {place}")),
+        Some(loaded) if loaded == built_for => DoctorCheck::ok("libtorch", format!("{loaded}, {folder}")),
         found => DoctorCheck::failed(
             "libtorch",
-            format!("{}, {place}; kvtune was built for {built_for}", found.unwrap_or("of no known version")),
+            format!("{}, {folder}; kvtune was built for {built_for}", found.unwrap_or("of no known version")),
             "install torch 2.11 and point `LD_LIBRARY_PATH` at its `torch/lib`",
         ),
     }
@@ -41,38 +51,42 @@ fn cpu() -> DoctorCheck {
     let mut units = vec![cpu_capability().unwrap_or_else(|| "no vector units known".to_owned())];
     units.extend(features.iter().filter(|(feature, _)| cpu_has(feature)).map(|(_, name)| (*name).to_owned()));
     let found = format!("{}; {at_work} of {threads} threads at work", units.join(", "));
-    let check = if at_work == threads {
-        DoctorCheck::ok("CPU", found)
-    } else {
-        DoctorCheck::failed("CPU", found, "the system gives fewer threads than are asked for: ask for fewer with `--threads`")
+    let hint = "the system gives fewer threads than are asked for: ask for fewer with `--threads`";
+    DoctorCheck::judged("CPU", found, at_work == threads, hint)
+}
+
+/// Products on a device, against the same in f64 on the CPU.
+pub(super) fn product(name: &str, device: Device) -> DoctorCheck {
+    let errors: Result<Vec<f64>, TchError> = TOLERANCES.iter().map(|&(kind, ..)| error_of_product(device, kind)).collect();
+    told(name, errors.map_err(|error| error.to_string().lines().next().unwrap_or_default().to_owned()))
+}
+
+fn told(name: &str, errors: Result<Vec<f64>, String>) -> DoctorCheck {
+    let hint = "the device or its libraries compute wrongly: look at the driver's version and for errors in `dmesg`";
+    let errors = match errors {
+        Ok(errors) => errors,
+        Err(why) => return DoctorCheck::failed(name, why, hint),
     };
-    check.with(&[("threads", threads as f64), ("threads_at_work", at_work as f64)])
+    let all = || errors.iter().zip(TOLERANCES);
+    let found: Vec<String> = all().map(|(error, (_, dtype, _))| format!("{dtype}: error {error:.0e}")).collect();
+    DoctorCheck::judged(name, found.join("; "), all().all(|(error, (.., most))| *error <= most), hint)
 }
 
-/// Which kernels attend on the CPU, by dtype.
-fn kernels() -> DoctorCheck {
-    let device = Device::Cpu;
-    let of = |(kind, dtype)| format!("{} in {dtype}", attention::in_words(device, kind));
-    let found: Vec<String> = [(Kind::Float, "f32"), (Kind::BFloat16, "bf16")].into_iter().map(of).collect();
-    DoctorCheck::ok("CPU attention", found.join(", "))
-}
-
-fn memory(attainable: Option<Bytes>) -> DoctorCheck {
-    match attainable {
-        Some(bytes) => {
-            DoctorCheck::ok("host memory", format!("{bytes} for this process")).with(&[("attainable_bytes", bytes.0 as f64)])
-        }
-        None => DoctorCheck::lacking("host memory", "the system does not tell", "", super::check::Promise::Cpu),
-    }
+fn error_of_product(device: Device, kind: Kind) -> Result<f64, TchError> {
+    no_grad(|| {
+        let drawn = || Tensor::f_randn([SIDE, SIDE], (Kind::Float, Device::Cpu))?.f_to_kind(kind);
+        let (x, w) = (drawn()?, drawn()?);
+        let expected = x.f_to_kind(Kind::Double)?.f_matmul(&w.f_to_kind(Kind::Double)?)?;
+        let found = x.f_to_device(device)?.f_matmul(&w.f_to_device(device)?)?.f_to_device(Device::Cpu)?;
+        f64::try_from((found.f_to_kind(Kind::Double)? - &expected).f_norm()? / expected.f_norm()?)
+    })
 }
 
 fn disk(scratch: &Path) -> DoctorCheck {
+    const NAME: &str = "scratch space";
     match free_space(scratch) {
-        Ok(bytes) => DoctorCheck::ok("scratch space", format!("{bytes} free in `{}`", scratch.display()))
-            .with(&[("free_bytes", bytes.0 as f64)]),
-        Err(error) => {
-            DoctorCheck::failed("scratch space", error.to_string(), "name a directory that exists with `--scratch-dir`")
-        }
+        Ok(bytes) => DoctorCheck::ok(NAME, format!("{bytes} free in `{}`", scratch.display())),
+        Err(error) => DoctorCheck::failed(NAME, error.to_string(), "name a directory that exists with `--scratch-dir`"),
     }
 }
 
@@ -91,14 +105,11 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_is_not_there_has_no_room() {
-        assert_eq!(disk(Path::new("/no/such/place")).state, State::Failed);
-        assert_eq!(disk(Path::new("/")).state, State::Ok);
-    }
-
-    #[test]
-    fn memory_that_nobody_knows_is_no_failure() {
-        assert_eq!(memory(None).state, State::Missing);
-        assert_eq!(memory(Some(Bytes(1 << 30))).found, "1.0 GiB for this process");
+    fn an_error_of_tf32_is_a_failure() {
+        assert_eq!(told("x", Ok(vec![3e-7, 2e-3])).found, "f32: error 3e-7; bf16: error 2e-3");
+        assert_eq!(told("x", Ok(vec![3e-7, 2e-3])).state, State::Ok);
+        assert_eq!(told("x", Ok(vec![3e-4, 2e-3])).state, State::Failed);
+        assert_eq!(told("x", Ok(vec![f64::NAN, 2e-3])).state, State::Failed);
+        assert_eq!(told("x", Err("CUDA error: no kernel image".to_owned())).state, State::Failed);
     }
 }

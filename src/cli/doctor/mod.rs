@@ -2,23 +2,20 @@
 
 mod check;
 mod gpu;
-mod graphs;
 mod host;
-mod product;
-mod round;
 
 use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
 
-use super::device::Wanted;
+use super::device::{Wanted, set_threads};
 use super::evaluate::Format;
 use crate::error::Error;
+use crate::native::cuda::{CudaSupport, Numerics, device_nodes, load_cuda};
 use crate::report::console;
 use crate::report::table::Table;
 use check::{DoctorCheck, Promise, State};
-use round::Round;
 
 #[derive(Debug, Args)]
 pub(super) struct Doctor {
@@ -36,23 +33,26 @@ pub(super) struct Doctor {
 impl Doctor {
     /// Takes what is wanted and not a device: what is wrong with it is what this verb is asked.
     pub(super) fn run(&self, wanted: Wanted, threads: Option<u16>) -> Result<(), Error> {
-        let is_json = self.json || self.format == Format::Json;
-        let round = Round { wanted, threads, scratch: self.scratch_dir.clone() };
-        let promise = round.promise();
-        let mut checks: Vec<DoctorCheck> = Vec::new();
-        round.make(|check| {
-            if is_json {
-                console::result(&check.to_json().to_string())?;
-            }
-            checks.push(check);
-            Ok::<(), Error>(())
-        })?;
+        // Who asks for CUDA, or has a device, is promised that it computes.
+        let promise = match wanted {
+            Wanted::Cuda(_) => Promise::Cuda,
+            Wanted::Auto if !device_nodes().is_empty() => Promise::Cuda,
+            Wanted::Auto | Wanted::Cpu => Promise::Cpu,
+        };
+        let checks = self.examine(wanted, threads, promise);
         let of = |state| checks.iter().filter(move |check| check.state == state);
-        if is_json {
-            let counts = [State::Ok, State::Missing, State::Failed].map(|state| of(state).count());
-            console::result(&summary(promise, counts))?;
+        if self.json || self.format == Format::Json {
+            checks.iter().try_for_each(|check| console::result(&check.to_json().to_string()))?;
+            let [ok, missing, failed] = [State::Ok, State::Missing, State::Failed].map(|state| of(state).count());
+            let promised = if promise == Promise::Cuda { "cuda" } else { "cpu" };
+            let summary = json!({ "kind": "summary", "promised": promised, "ok": ok, "missing": missing, "failed": failed });
+            console::result(&summary.to_string())?;
         } else {
-            console::result(&table(&checks).to_string())?;
+            let mut table = Table::of_words(&["what", "state", "found"]);
+            for check in &checks {
+                table.row(&[&check.name, check.state.name(), &check.found]);
+            }
+            console::result(&table.to_string())?;
             for (name, hint) in of(State::Failed).filter_map(|check| Some((&check.name, check.hint?))) {
                 console::result(&format!("{name}: {hint}"))?;
             }
@@ -60,16 +60,18 @@ impl Doctor {
         let failed: Vec<String> = of(State::Failed).map(|check| check.name.clone()).collect();
         if failed.is_empty() { Ok(()) } else { Err(Error::DoctorFailed { checks: failed }) }
     }
-}
 
-fn summary(promise: Promise, [ok, missing, failed]: [usize; 3]) -> String {
-    json!({ "kind": "summary", "promised": promise.name(), "ok": ok, "missing": missing, "failed": failed }).to_string()
-}
-
-fn table(checks: &[DoctorCheck]) -> Table {
-    let mut table = Table::of_words(&["what", "state", "found"]);
-    for check in checks {
-        table.row(&[&check.name, check.state.name(), &check.found]);
+    fn examine(&self, wanted: Wanted, threads: Option<u16>, promise: Promise) -> Vec<DoctorCheck> {
+        // Before any other call into libtorch, which would remember that there is no CUDA.
+        let half = if wanted == Wanted::Cpu { CudaSupport::NoDevice } else { load_cuda() };
+        set_threads(threads);
+        Numerics::default().set();
+        let mut checks = host::examine(&self.scratch_dir);
+        checks.extend(match wanted {
+            Wanted::Cpu => vec![DoctorCheck::lacking("CUDA", "not asked for: `--device cpu`", "", Promise::Cpu)],
+            Wanted::Auto => gpu::examine(promise, 0, &half),
+            Wanted::Cuda(index) => gpu::examine(promise, index, &half),
+        });
+        checks
     }
-    table
 }

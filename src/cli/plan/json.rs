@@ -31,7 +31,7 @@ pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machin
     let setup = json!({
         "kind": "machine", "device": if machine.device.is_cuda() { "cuda" } else { "cpu" }, "threads": machine.threads,
         "baseline_bytes": machine.baseline.0.0, "host_limit_bytes": limit(machine.limits.host), "device_limit_bytes": limit(machine.limits.device),
-        "scratch_limit_bytes": limit(machine.limits.files), "is_timed": machine.rates.is_some(),
+        "scratch_limit_bytes": limit(machine.limits.files), "is_timed": machine.times.is_some(),
     });
     console::result(&setup.to_string())?;
     console::result(&alternative("chosen", &decision.chosen).to_string())?;

@@ -8,7 +8,7 @@ use crate::report::console;
 use crate::report::table::Table;
 use crate::units::{Bytes, Seconds};
 
-/// Alternatives that are shown beside the chosen one.
+/// Alternatives that are shown in addition to the chosen one.
 const SHOWN: usize = 12;
 
 /// Prints what the chosen tiling takes, and what else there is.
@@ -25,7 +25,7 @@ pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machin
         let free = machine.limits.files.map_or(String::new(), |bytes| format!(" of {bytes} that are free"));
         console::result(&format!("\nin files: {}{free}", chosen.forecast.files))?;
     }
-    console::result(&format!("\n{}", alternatives(chosen, others, machine.rates.is_some())))?;
+    console::result(&format!("\n{}", alternatives(chosen, others, machine.times.is_some())))?;
     let limit = |limit: Option<Bytes>| limit.map_or("unknown".to_owned(), |bytes| bytes.to_string());
     let there = match chosen.device {
         Some(_) => format!("{} on the device and {} on the host", limit(machine.limits.device), limit(machine.limits.host)),
@@ -40,15 +40,15 @@ pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machin
     Ok(())
 }
 
-/// Of a peak the parts that there are; what the whole has beside tensors is the process'.
+/// The parts of a peak that are not empty. What the whole has in addition to tensors is the process' own.
 fn parts(title: &str, peak: &PlannedPeak, whole: Bytes) -> Table {
     let mut table = Table::new(&[title, "size", "of the whole"]);
     let mut add = |name: &str, bytes: Bytes| {
         let share = 100.0 * bytes.0 as f64 / whole.0.max(1) as f64;
         table.row(&[name, &bytes.to_string(), &format!("{share:.1} %")]);
     };
-    let beside = Bytes(whole.0.saturating_sub(peak.bytes().0));
-    let parts = peak.parts.iter().copied().chain([("process and libraries", beside)]);
+    let process = Bytes(whole.0.saturating_sub(peak.bytes().0));
+    let parts = peak.parts.iter().copied().chain([("process and libraries", process)]);
     parts.filter(|(_, bytes)| bytes.0 > 0).for_each(|(name, bytes)| add(name, bytes));
     add(&format!("peak, in {}", peak.part.name()), whole);
     table

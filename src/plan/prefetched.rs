@@ -1,4 +1,4 @@
-//! Where copies go on beside what is computed, a step holds what is planned too: what is set out ahead is in the plan, to the byte.
+//! Where copies run concurrently with the computation, a step holds what is planned too: what is prefetched is in the plan, to the byte.
 
 #[path = "../../tests/plan/walked.rs"]
 mod walked;
@@ -6,7 +6,7 @@ mod walked;
 use crate::store::{WaitFault, with_delayed_copies};
 
 #[test]
-fn what_is_set_out_ahead_is_held_as_it_is_planned() {
+fn what_is_prefetched_is_held_as_it_is_planned() {
     for layers in ["grad.layers_per_cell=1", "grad.layers_per_cell=2", "grad.layers_per_cell=3"] {
         for chunks in ["grad.chunks_per_cell=1", "grad.chunks_per_cell=3"] {
             for more in [
