@@ -3,10 +3,13 @@
 use std::cmp::Ordering;
 use std::fmt;
 
-use serde::de::value::MapAccessDeserializer;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
-use toml::Value;
+use toml::{Table, Value};
+
+use super::diagnose::Checked;
+use super::value::{COUNT, RecipeReader, RecipeValue};
 
 /// How many slots the layers' caches have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,19 +59,49 @@ impl CacheLength {
             Self::Pyramid(pyramid) => (0..num_layers).map(|layer| pyramid.length(layer, num_layers)).collect(),
         }
     }
+}
 
-    /// As the recipe would have it.
-    pub(super) fn to_value(&self) -> Value {
-        let whole = |slots: &usize| Value::Integer(*slots as i64);
-        match self {
-            Self::Uniform(slots) => whole(slots),
-            Self::PerLayer(slots) => Value::Array(slots.iter().map(whole).collect()),
+impl RecipeValue for CacheLength {
+    fn takes(_: Option<&str>) -> String {
+        format!("{}, array of one per layer, or `{{ pyramid = {{ mean = …, top = … }} }}`", COUNT.takes)
+    }
+
+    fn to_value(&self) -> Option<Value> {
+        Some(match self {
+            Self::Uniform(slots) => whole(*slots),
+            Self::PerLayer(slots) => slots.iter().copied().map(whole).collect::<Vec<_>>().into(),
             Self::Pyramid(Pyramid { mean, top }) => {
-                let pyramid = [("mean".to_owned(), whole(mean)), ("top".to_owned(), whole(top))].into_iter().collect();
-                Value::Table([("pyramid".to_owned(), Value::Table(pyramid))].into_iter().collect())
+                let pyramid: Table = [("mean".to_owned(), whole(*mean)), ("top".to_owned(), whole(*top))].into_iter().collect();
+                Table::from_iter([("pyramid".to_owned(), pyramid.into())]).into()
+            }
+        })
+    }
+
+    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+        match &self {
+            Self::Uniform(slots) => COUNT.check(reader, key, &whole(*slots))?,
+            Self::PerLayer(slots) if slots.is_empty() || slots.contains(&0) => {
+                let message = format!("`{key}` must be at least 1 in every layer, found {slots:?}");
+                return reader.refuse(key, message, "write one number for all layers, or one per layer");
+            }
+            Self::PerLayer(_) => {}
+            Self::Pyramid(Pyramid { mean, top }) => {
+                let key_of_top = format!("{key}.pyramid.top");
+                COUNT.check(reader, &format!("{key}.pyramid.mean"), &whole(*mean))?;
+                COUNT.check(reader, &key_of_top, &whole(*top))?;
+                if top > mean {
+                    let message = format!("`{key_of_top}` must be at most the mean, {mean}, found {top}");
+                    let hint = "a pyramid grows narrower towards the top: write less, or list one length per layer";
+                    return reader.refuse(&key_of_top, message, hint);
+                }
             }
         }
+        Ok(self)
     }
+}
+
+fn whole(slots: usize) -> Value {
+    Value::Integer(slots as i64)
 }
 
 /// `1024`, `[1024, 512]`, or `1024 on average, 512 at the top`.
@@ -104,12 +137,8 @@ impl<'de> Deserialize<'de> for CacheLength {
                 Ok(CacheLength::Uniform(slots))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<CacheLength, A::Error> {
-                let mut slots = Vec::new();
-                while let Some(number) = sequence.next_element()? {
-                    slots.push(number);
-                }
-                Ok(CacheLength::PerLayer(slots))
+            fn visit_seq<A: SeqAccess<'de>>(self, slots: A) -> Result<CacheLength, A::Error> {
+                Deserialize::deserialize(SeqAccessDeserializer::new(slots)).map(CacheLength::PerLayer)
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<CacheLength, A::Error> {

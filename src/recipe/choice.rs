@@ -4,9 +4,14 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
-use super::diagnose::{RecipeError, suggest};
+use super::diagnose::{Checked, RecipeError, suggest};
 use super::read::read;
-use super::tree::{Document, KeyValue, Node, NodeValue, RecipeSource, Spot};
+use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, TableEntries, dotted};
+use super::tree::{KeyValue, Node, NodeValue, RecipeSource, Spot};
+use super::value::RecipeReader;
+
+/// Policy of a recipe that names none.
+pub(super) const DEFAULT_POLICY: &str = "h2o";
 
 /// A name and its parameters, with the places where they were written.
 #[derive(Clone, Debug)]
@@ -16,7 +21,7 @@ pub struct PolicyRecipe {
     params: Node,
     spot: Spot,
     /// The dotted key of the choice.
-    key: &'static str,
+    key: String,
     source: Arc<RecipeSource>,
 }
 
@@ -29,21 +34,12 @@ impl PolicyRecipe {
     /// A choice made by a program.
     pub fn with_params(name: &str, params: toml::Table) -> Self {
         let params = Node::from(toml::Value::Table(params));
-        Self { name: name.to_owned(), params, spot: Spot::Code, key: "kv_cache.policy", source: Arc::default() }
-    }
-
-    /// Reads the choice at `key`, a name or a table with one.
-    pub(super) fn read(document: &Document, key: &'static str, default: &str) -> Result<Self, RecipeError> {
-        let mut choice = Self { key, source: document.source.clone(), ..Self::named(default) };
-        if let Some(entry) = document.root.entry(key) {
-            choice.fill(entry, default)?;
-        }
-        Ok(choice)
+        Self { name: name.to_owned(), params, spot: Spot::Code, key: "kv_cache.policy".to_owned(), source: Arc::default() }
     }
 
     /// Takes name and parameters from what is written.
     fn fill(&mut self, entry: &KeyValue, default: &str) -> Result<(), RecipeError> {
-        let key = self.key;
+        let key = &self.key;
         let refuse = |spot, found: String| {
             self.source.reject(
                 spot,
@@ -73,7 +69,7 @@ impl PolicyRecipe {
 
     /// A choice within the parameters of this one: a name, or a table with one.
     pub fn inner(&self, key: &'static str, default: &str) -> Result<Self, RecipeError> {
-        let mut inner = Self { key, source: self.source.clone(), ..Self::named(default) };
+        let mut inner = Self { key: key.to_owned(), source: self.source.clone(), ..Self::named(default) };
         let Some(entry) = self.params.entry(key) else { return Ok(inner) };
         inner.fill(entry, default)?;
         Ok(inner)
@@ -91,16 +87,37 @@ impl PolicyRecipe {
         self.source.reject(entry.map_or(self.spot, |entry| entry.spot), message, hint)
     }
 
-    /// As the recipe would have it: the name alone, or a table.
-    pub(super) fn to_value(&self) -> toml::Value {
-        if self.params.entries().is_empty() {
-            return toml::Value::String(self.name.clone());
-        }
-        toml::Value::Table([(self.name.clone(), self.params.to_value())].into_iter().collect())
-    }
-
     fn path(&self) -> String {
         format!("{}.{}", self.key, self.name)
+    }
+}
+
+/// Which policies there are is known elsewhere, so that the name is not checked here. A recipe that names none still lends its source to
+/// the errors about the default.
+impl RecipeField for PolicyRecipe {
+    fn keys(text: KeyText, default: &KeyDefault) -> Vec<RecipeKey> {
+        let (takes, default) = ("name, or a table with one name".to_owned(), default.of(&text.name));
+        vec![RecipeKey { text, takes, default, check: |reader, key, _| Self::find(reader, "", key).map(drop) }]
+    }
+
+    fn find(reader: &RecipeReader<'_>, table: &str, key: &str) -> Checked<Option<Self>> {
+        let (key, document) = (dotted(table, key), reader.document);
+        let entry = document.root.entry(&key);
+        let mut choice = Self { key, source: document.source.clone(), ..Self::named(DEFAULT_POLICY) };
+        if let Some(entry) = entry {
+            choice.fill(entry, DEFAULT_POLICY)?;
+        }
+        Ok(Some(choice))
+    }
+
+    /// The name alone, or a table.
+    fn entries(&self, key: &str) -> TableEntries {
+        let name = || self.name.clone();
+        let value = match self.params.entries() {
+            [] => toml::Value::String(name()),
+            _ => toml::Value::Table([(name(), self.params.to_value())].into_iter().collect()),
+        };
+        vec![(key.to_owned(), value)]
     }
 }
 

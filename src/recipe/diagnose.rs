@@ -17,6 +17,9 @@ pub struct RecipeError {
     pub hint: Option<String>,
 }
 
+/// What passed a check.
+pub(super) type Checked<T> = Result<T, RecipeError>;
+
 /// Where something of a recipe was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecipeLocation {

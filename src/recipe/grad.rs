@@ -2,39 +2,63 @@
 
 use std::path::PathBuf;
 
-use super::auto::Auto;
-use super::kv_cache::BufferKind;
-use super::plan::HeadRecipe;
-use super::resolve::{Checked, Resolver};
-use super::schema;
+use toml::Value;
+
+use super::diagnose::Checked;
+use super::read::AUTO;
+use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, table};
+use super::value::{COUNT, KeyRule, RecipeReader};
 use super::words::words;
 
-/// `[grad]`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GradRecipe {
-    /// Layers of a cell, default 1.
-    pub layers_per_cell: usize,
-    /// The width of a cell, relative to the width at which its layer checkpoint weighs as much as one cache; default 1.
-    pub chunks_per_cell_multiplier: f64,
-    /// The width of a cell in chunks; where it is given, or left open, the multiplier says nothing.
-    pub chunks_per_cell: Option<usize>,
-    /// Hidden states at the borders of layer bands.
-    pub layer_checkpoints: StoreRecipe,
-    /// Keys and values that were overwritten.
-    pub undo_log: StoreRecipe,
-    /// Where files of stores are; default: `scratch` in the run's directory.
-    pub scratch_dir: Option<PathBuf>,
-    /// Whether tokens from the first target on are run one by one, as they would be generated; default false. The first target of
-    /// any sequence counts for the whole batch, so that sequences of a batch depend on each other: a sequence is what it is alone in batches of
-    /// one sequence only.
-    pub single_tokens_for_targets: bool,
-    /// What a run does where memory runs out; default `fail`.
-    pub on_out_of_memory: OnOutOfMemory,
-    /// Whether a GPU captures what columns of equal shape have in common as CUDA graphs, default false; a CPU has none.
-    pub cuda_graphs: bool,
-    /// Keys that are written `"auto"`: the planner decides. In the order of [`OpenKey::ALL`], none twice. While a key is open, its
-    /// own field holds the default.
-    pub open: Vec<OpenKey>,
+/// A cell is at least a tenth as wide as it is by default.
+const WIDTH: KeyRule = KeyRule {
+    takes: "number ≥ 0.1",
+    expected: "at least 0.1",
+    hint: "1.0 makes a layer checkpoint of a cell weigh as much as one cache; less saves memory and costs time",
+    is_fine: |width| width >= 0.1 && width.is_finite(),
+};
+
+table! {
+    /// The table `[grad]`.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct GradRecipe in "grad" {
+        /// Layers of a cell. More need less recomputation and more memory.
+        #[rule(COUNT)]
+        #[auto = true]
+        pub layers_per_cell: usize = 1,
+        /// Width of a cell. At 1.0 its layer checkpoint is about as large as one layer's cache.
+        #[rule(WIDTH)]
+        pub chunks_per_cell_multiplier: f64 = 1.0,
+        /// Width of a cell in chunks. The multiplier is then ignored.
+        #[rule(COUNT)]
+        #[auto = true]
+        #[default("by the multiplier")]
+        pub chunks_per_cell: Option<usize> = None,
+        /// How hidden states between layer bands are kept: exact, or rounded.
+        #[also("grad.layercp_qname")]
+        #[word("plain", "default")]
+        #[word("int8", "torch-quantized8")]
+        #[word("int4", "torch-quantized4")]
+        #[auto = true]
+        pub layer_checkpoints: StoreRecipe = StoreRecipe::PLAIN,
+        /// How overwritten cache entries are kept: exact, or rounded. With a quantised `buffer` only `plain`.
+        #[auto = true]
+        pub undo_log: StoreRecipe = StoreRecipe::PLAIN,
+        /// Directory of the stores' files.
+        #[default("`scratch` in the run's directory")]
+        pub scratch_dir: Option<PathBuf> = None,
+        /// From the first target of any sequence of a batch on, every token is a chunk. With `next_token` only.
+        #[also("single_tokens_for_targets")]
+        pub single_tokens_for_targets: bool = false,
+        /// With `retreat`, a step is repeated with smaller cells and the same choices, at last with `int8` layer checkpoints.
+        pub on_out_of_memory: OnOutOfMemory = OnOutOfMemory::Fail,
+        /// A GPU captures what columns of equal shape have in common. For small models and small chunks.
+        #[also("train.cuda_graphs", "cuda_graphs")]
+        pub cuda_graphs: bool = false,
+        /// Keys that are written `"auto"`: the planner decides. In the order of [`OpenKey::ALL`], none twice. While a key is open,
+        /// its own field holds the default.
+        pub open: Vec<OpenKey> = Vec::new(),
+    }
 }
 
 impl GradRecipe {
@@ -47,11 +71,47 @@ impl GradRecipe {
     pub fn is_open(&self, key: OpenKey) -> bool {
         self.open.contains(&key)
     }
+
+    /// The keys that may be left open, as a recipe would have them in one line: `grad = { layers_per_cell = 4, … }`.
+    pub fn tiling(&self) -> String {
+        let is_of_tiling = |name: &str| OpenKey::ALL.iter().any(|key| key.name() == name);
+        let entries = self.written().into_iter().filter(|(name, _)| is_of_tiling(name));
+        let written: Vec<String> = entries.map(|(name, value)| format!("{name} = {value}")).collect();
+        format!("grad = {{ {} }}", written.join(", "))
+    }
+
+    /// The table with the keys that are left open.
+    pub(super) fn written(&self) -> TableEntries {
+        // A width that is left open is written, too, though it has no default.
+        let width = if self.is_open(OpenKey::ChunksPerCell) { Some(1) } else { self.chunks_per_cell };
+        let mut entries = Self { chunks_per_cell: width, ..self.clone() }.entries();
+        for (name, value) in &mut entries {
+            if self.open.iter().any(|key| key.name() == name) {
+                *value = Value::from(AUTO);
+            }
+        }
+        entries
+    }
+}
+
+/// No key of its own: it is read from those that are left open.
+impl RecipeField for Vec<OpenKey> {
+    fn keys(_: KeyText, _: &KeyDefault) -> Vec<RecipeKey> {
+        Vec::new()
+    }
+
+    fn find(_: &RecipeReader<'_>, _: &str, _: &str) -> Checked<Option<Self>> {
+        Ok(None)
+    }
+
+    fn entries(&self, _: &str) -> TableEntries {
+        Vec::new()
+    }
 }
 
 words! {
     /// A key of `[grad]` that may be left open: it trades time for memory, or one kind of memory for another.
-    OpenKey {
+    pub enum OpenKey {
         /// Layers of a cell.
         LayersPerCell = "layers_per_cell",
         /// The width of a cell.
@@ -81,9 +141,32 @@ impl StoreRecipe {
     pub const PLAIN: Self = Self { form: StoreForm::Plain, place: StorePlace::Memory };
 }
 
+/// Two keys: the form has the name of the field, and the place another one beside it.
+impl RecipeField for StoreRecipe {
+    fn keys(text: KeyText, default: &KeyDefault) -> Vec<RecipeKey> {
+        let (name, meaning) = (place_key(&text.name), "Where they wait.");
+        let place = KeyText { name, meaning, may_be_auto: text.may_be_auto, ..KeyText::default() };
+        StoreForm::keys(text, default).into_iter().chain(StorePlace::keys(place, default)).collect()
+    }
+
+    fn find(reader: &RecipeReader<'_>, table: &str, key: &str) -> Checked<Option<Self>> {
+        let form = StoreForm::find(reader, table, key)?.unwrap_or(Self::PLAIN.form);
+        let place = StorePlace::find(reader, table, &place_key(key))?.unwrap_or(Self::PLAIN.place);
+        Ok(Some(Self { form, place }))
+    }
+
+    fn entries(&self, key: &str) -> TableEntries {
+        [self.form.entries(key), self.place.entries(&place_key(key))].concat()
+    }
+}
+
+fn place_key(key: &str) -> String {
+    format!("{key}_place")
+}
+
 words! {
     /// How tensors wait.
-    StoreForm {
+    pub enum StoreForm {
         /// As they are.
         Plain = "plain",
         /// In 1.19 bytes a value: smaller, and the gradient is no longer exact.
@@ -95,7 +178,7 @@ words! {
 
 words! {
     /// What a run does where memory runs out.
-    OnOutOfMemory {
+    pub enum OnOutOfMemory {
         /// It ends.
         Fail = "fail",
         /// It makes the step again with smaller cells, and at last with layer checkpoints in `int8`.
@@ -105,76 +188,10 @@ words! {
 
 words! {
     /// Where tensors wait.
-    StorePlace {
+    pub enum StorePlace {
         /// In the host's memory.
         Memory = "memory",
         /// In a file that is deleted at the end.
         File = "file",
     }
-}
-
-impl Resolver<'_> {
-    pub(super) fn grad(&self, schema: schema::GradTable, buffer: Option<BufferKind>, head: &HeadRecipe) -> Checked<GradRecipe> {
-        let single_tokens_for_targets = schema.single_tokens_for_targets.unwrap_or(false);
-        if single_tokens_for_targets && *head != HeadRecipe::NextToken {
-            let key = "grad.single_tokens_for_targets";
-            let message = format!("`{key}` contradicts the head, which has one target per sequence, and no token behind it");
-            return self.refuse(key, message, "remove it, or write `head.kind = \"next_token\"`");
-        }
-        let open = open_keys(&schema);
-        let given = |count: Option<Auto<usize>>| count.and_then(Auto::given);
-        let multiplier = schema.chunks_per_cell_multiplier.unwrap_or(1.0);
-        let is_fine = multiplier >= 0.1 && multiplier.is_finite();
-        let hint = "1.0 makes a layer checkpoint of a cell weigh as much as one cache; less saves memory and costs time";
-        Ok(GradRecipe {
-            layers_per_cell: self.count("grad.layers_per_cell", given(schema.layers_per_cell).unwrap_or(1))?,
-            chunks_per_cell_multiplier: self.check(
-                "grad.chunks_per_cell_multiplier",
-                multiplier,
-                is_fine,
-                "at least 0.1",
-                hint,
-            )?,
-            chunks_per_cell: self.optional_count("grad.chunks_per_cell", given(schema.chunks_per_cell))?,
-            layer_checkpoints: store(schema.layer_checkpoints, schema.layer_checkpoints_place),
-            undo_log: self.undo_log(store(schema.undo_log, schema.undo_log_place), buffer)?,
-            scratch_dir: schema.scratch_dir.map(|path| self.path("grad.scratch_dir", &path)).transpose()?,
-            single_tokens_for_targets,
-            on_out_of_memory: schema.on_out_of_memory.unwrap_or(OnOutOfMemory::Fail),
-            cuda_graphs: schema.cuda_graphs.unwrap_or(false),
-            open,
-        })
-    }
-
-    /// The undo log of a quantised cache holds the cache's own few bits, to the bit. An open form is no contradiction: there is one
-    /// left to choose.
-    fn undo_log(&self, store: StoreRecipe, buffer: Option<BufferKind>) -> Checked<StoreRecipe> {
-        let buffer = buffer.unwrap_or(BufferKind::Plain);
-        if store.form == StoreForm::Plain || buffer.undo_log_may_round() {
-            return Ok(store);
-        }
-        let message = format!(
-            "`grad.undo_log = \"{}\"` contradicts `kv_cache.buffer = \"{buffer}\"`: what is overwritten is kept in the few bits \
-             that the cache has for it",
-            store.form
-        );
-        self.refuse("grad.undo_log", message, "remove it, or write `undo_log = \"plain\"`: it is small already, and stays exact")
-    }
-}
-
-fn store(form: Option<Auto<StoreForm>>, place: Option<Auto<StorePlace>>) -> StoreRecipe {
-    let (default, form, place) = (StoreRecipe::PLAIN, form.and_then(Auto::given), place.and_then(Auto::given));
-    StoreRecipe { form: form.unwrap_or(default.form), place: place.unwrap_or(default.place) }
-}
-
-fn open_keys(schema: &schema::GradTable) -> Vec<OpenKey> {
-    let is_open = |key: OpenKey| match key {
-        OpenKey::LayersPerCell => matches!(schema.layers_per_cell, Some(Auto::Open)),
-        OpenKey::ChunksPerCell => matches!(schema.chunks_per_cell, Some(Auto::Open)),
-        OpenKey::LayerCheckpoints => matches!(schema.layer_checkpoints, Some(Auto::Open)),
-        OpenKey::LayerCheckpointsPlace => matches!(schema.layer_checkpoints_place, Some(Auto::Open)),
-        OpenKey::UndoLog => matches!(schema.undo_log, Some(Auto::Open)),
-        OpenKey::UndoLogPlace => matches!(schema.undo_log_place, Some(Auto::Open)),
-    };
-    OpenKey::ALL.iter().copied().filter(|&key| is_open(key)).collect()
 }

@@ -1,33 +1,44 @@
-//! What a checked recipe says of the cache: how the past is kept, and in which chunks it comes.
+//! What a recipe says of the cache: how the past is kept, and in which chunks it comes.
 
 use super::cache_length::CacheLength;
-use super::choice::PolicyRecipe;
+use super::choice::{DEFAULT_POLICY, PolicyRecipe};
+use super::table::table;
+use super::value::COUNT;
 use super::words::words;
 
-/// `[kv_cache]`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CacheRecipe {
-    /// Which slots are overwritten, default `h2o`. The room `cache` knows which there are.
-    pub policy: PolicyRecipe,
-    /// Default `plain`.
-    pub buffer: BufferKind,
-    /// Slots, default 16384.
-    pub cache_length: CacheLength,
-    /// Tokens that are run in one call, default 1024.
-    pub chunk_size: usize,
-    /// Default `plain`.
-    pub chunking: Chunking,
-    /// Whether training draws the sizes of chunks around `chunk_size`, five for each step; default false.
-    pub randomize_chunk_sizes: bool,
-    /// Default `preallocated`.
-    pub storage: Storage,
-    /// Whether the slots wait on the host while other layers run, default false.
-    pub cpu_offload: bool,
+table! {
+    /// The table `[kv_cache]`.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct CacheRecipe in "kv_cache" {
+        /// Which entries are evicted: `policy = "lastrec"`, or `policy.h2o = { grace_period = 64 }`.
+        pub policy: PolicyRecipe = PolicyRecipe::named(DEFAULT_POLICY),
+        /// How an entry is stored after its own chunk has attended.
+        #[word("plain", "default")]
+        #[word("int8", "torch-quantized8")]
+        #[word("int4", "torch-quantized4")]
+        pub buffer: BufferKind = BufferKind::Plain,
+        /// Slots per KV head. A pyramid falls linearly from layer to layer.
+        #[also("cache_length")]
+        pub cache_length: CacheLength = CacheLength::Uniform(16384),
+        /// Tokens of a chunk: at most the slots less what the policy protects.
+        #[also("chunk_size")]
+        #[rule(COUNT)]
+        pub chunk_size: usize = 1024,
+        /// With `reference`, chunks also end where a layer's cache becomes full, as in `keys_values`.
+        pub chunking: Chunking = Chunking::Plain,
+        /// Training draws the sizes of chunks around `chunk_size`, five for each step.
+        #[also("randomize_chunk_sizes")]
+        pub randomize_chunk_sizes: bool = false,
+        /// Slots are allocated at once, by doubling, or by pages. The last two need the policy `dense`.
+        pub storage: Storage = Storage::Preallocated,
+        /// Slots wait in the host's memory while other layers run.
+        pub cpu_offload: bool = false,
+    }
 }
 
 words! {
     /// How slots are stored.
-    BufferKind {
+    pub enum BufferKind {
         /// As they are.
         Plain = "plain",
         /// 8 bits a value, with a minimum and a scale per head vector.
@@ -46,7 +57,7 @@ impl BufferKind {
 
 words! {
     /// When the slots' memory is taken.
-    Storage {
+    pub enum Storage {
         /// At the start.
         Preallocated = "preallocated",
         /// As the sequence grows, by doubling; for the policy `dense`.
@@ -58,7 +69,7 @@ words! {
 
 words! {
     /// Where chunks end, behind the first tokens that every cache holds.
-    Chunking {
+    pub enum Chunking {
         /// Every `chunk_size` tokens.
         Plain = "plain",
         /// As in the program `keys_values`: a chunk that would end less than five tokens before a layer's cache is full, or behind

@@ -1,22 +1,30 @@
 //! The recipe: a TOML file becomes a checked, complete plan, or an error that points at the place.
 //!
-//! The way: `tree` (text with places) → `overrides` (`--set`) → `alias` (other spellings) → `schema` (types) → `resolve`
-//! (defaults, contradictions) → `plan` (the [`Recipe`]). No tensor, and no look at the files that a recipe names.
+//! The way: `tree` (text with places) → `overrides` (`--set`) → `alias` (other spellings) → `resolve` (types, defaults,
+//! contradictions) → `plan` (the [`Recipe`]). No tensor, and no look at the files that a recipe names.
+//!
+//! A key is a field of the struct of its table (`model`, `data`, `kv_cache`, `grad`, `training`), with its type, default, meaning,
+//! rule and other spellings. `table` makes the rest of it.
 
 mod alias;
-mod auto;
 mod cache_length;
 mod choice;
+mod data;
 mod diagnose;
 mod grad;
 mod initial_part;
 mod kv_cache;
+mod model;
 mod overrides;
 mod plan;
 mod read;
+mod reference;
 mod resolve;
-mod schema;
+mod suggest;
+mod table;
+mod training;
 mod tree;
+mod value;
 mod words;
 mod write;
 
@@ -24,17 +32,19 @@ use std::path::Path;
 
 pub use cache_length::{CacheLength, Pyramid};
 pub use choice::PolicyRecipe;
+pub use data::{BatchOrder, DataFormat, DataRecipe, HeadRecipe, Labels, OnTooLong, ValidationSource};
 pub use diagnose::{RecipeError, RecipeLocation};
 pub use grad::{GradRecipe, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
 pub use initial_part::{EndRegex, InitialPart};
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
-pub use plan::{
-    BatchOrder, CheckpointRecipe, DataFormat, DataRecipe, Dtype, EvalRecipe, HeadRecipe, Labels, LogRecipe, LoraRecipe, Metric,
-    Mode, ModelRecipe, OnTooLong, OptimizerRecipe, Recipe, Schedule, TargetModules, TrainRecipe, ValidationSource, Warmup,
-    Weights,
-};
+pub use model::{Dtype, LoraRecipe, ModelRecipe, TargetModules};
+pub use plan::Recipe;
+pub use reference::reference;
+pub use training::{CheckpointRecipe, EvalRecipe, LogRecipe, Metric, Mode, OptimizerRecipe};
+pub use training::{Schedule, TrainRecipe, Warmup, Weights};
 pub use write::Difference;
 
+use suggest::suggest_key;
 use tree::{Document, RecipeSource};
 
 /// A recipe that was loaded.
@@ -72,7 +82,7 @@ impl Recipe {
     }
 
     fn resolve(text: String, path: &Path, overrides: &[String], weights: Option<Weights>) -> Result<Resolved, RecipeError> {
-        let source = RecipeSource { path: path.to_owned(), text, overrides: overrides.to_vec() };
+        let source = RecipeSource { path: path.to_owned(), text, overrides: overrides.to_vec(), suggest_key };
         let mut document = Document::parse(source)?;
         overrides::apply(&mut document)?;
         let notes = alias::apply(&mut document)?;

@@ -8,26 +8,23 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
-use super::auto::{AUTO, OR_AUTO};
-use super::diagnose::{RecipeError, listed, suggest};
-use super::schema;
-use super::tree::{Node, NodeValue, RecipeSource, Spot};
+use super::diagnose::{Checked, RecipeError, listed, suggest};
+use super::tree::{KeyValue, Node, NodeValue, RecipeSource, Spot};
 
-/// Reads a table; `path` is the dotted key under which it stands (empty: the whole recipe).
-pub(super) fn read<T: DeserializeOwned>(node: &Node, path: &str, source: &RecipeSource) -> Result<T, RecipeError> {
-    T::deserialize(NodeReader(node)).map_err(|mut error| {
-        error.path.extend(path.split('.').rev().filter(|part| !part.is_empty()).map(str::to_owned));
-        error.path.reverse();
-        error.into_recipe_error(source)
-    })
+/// The word for a value that is left to the planner.
+pub(super) const AUTO: &str = "auto";
+
+/// Reads a value; `path` is the dotted key under which it stands.
+pub(super) fn read<T: DeserializeOwned>(node: &Node, path: &str, source: &RecipeSource) -> Checked<T> {
+    T::deserialize(NodeReader(node)).map_err(|error| error.into_recipe_error(path, source))
 }
 
-/// The keys that a table knows, as serde's derive lists them.
-pub(super) fn keys_of<T: DeserializeOwned>() -> &'static [&'static str] {
-    match T::deserialize(AskForKeys) {
-        Err(ReadError { problem: ReadProblem::Keys(keys), .. }) => keys,
-        _ => &[],
+/// Reads a value whose key takes the word `auto` too, which the errors then name.
+pub(super) fn read_or_auto<T: DeserializeOwned>(node: &Node, path: &str, source: &RecipeSource) -> Checked<Option<T>> {
+    if node.as_str() == Some(AUTO) {
+        return Ok(None);
     }
+    T::deserialize(NodeReader(node)).map(Some).map_err(|error| error.or_auto().into_recipe_error(path, source))
 }
 
 /// What is wrong, before it is known where.
@@ -37,57 +34,48 @@ enum ReadProblem {
         key: String,
         known: &'static [&'static str],
     },
-    UnknownValue {
-        value: String,
+    /// Without a word where the value is not even a string.
+    UnknownWord {
+        word: Option<String>,
         known: Vec<&'static str>,
-    },
-    /// Not even a string where one of a few words is expected.
-    NoWord {
-        known: Vec<&'static str>,
-        found: String,
     },
     WrongType {
         expected: String,
-        found: String,
     },
     Missing(&'static str),
     Other(String),
-    /// Not an error: the answer to [`AskForKeys`].
-    Keys(&'static [&'static str]),
 }
 
 #[derive(Debug)]
 struct ReadError {
     problem: ReadProblem,
     spot: Option<Spot>,
+    /// The value in words, as `found` tells them.
+    found: String,
     /// From the inside out, as the error passes the tables.
     path: Vec<String>,
 }
 
 impl ReadError {
     fn new(problem: ReadProblem) -> Self {
-        Self { problem, spot: None, path: Vec::new() }
+        Self { problem, spot: None, found: String::new(), path: Vec::new() }
     }
 
-    fn at(mut self, spot: Spot) -> Self {
-        self.spot.get_or_insert(spot);
+    /// The innermost value that the error passes is the one that is meant.
+    fn at(mut self, spot: Spot, value: &NodeValue) -> Self {
+        if self.spot.is_none() {
+            self.spot = Some(spot);
+            self.found = if self.found.is_empty() { found(value) } else { self.found };
+        }
         self
     }
 
     /// What was read could as well have been left open.
     fn or_auto(mut self) -> Self {
         match &mut self.problem {
-            ReadProblem::UnknownValue { known, .. } | ReadProblem::NoWord { known, .. } => known.push(AUTO),
-            ReadProblem::WrongType { expected, .. } => expected.push_str(", or `\"auto\"`"),
+            ReadProblem::UnknownWord { known, .. } => known.push(AUTO),
+            ReadProblem::WrongType { expected } => expected.push_str(", or `\"auto\"`"),
             _ => {}
-        }
-        self
-    }
-
-    /// One of a few words was expected.
-    fn among(mut self, known: &[&'static str]) -> Self {
-        if let ReadProblem::WrongType { found, .. } = self.problem {
-            self.problem = ReadProblem::NoWord { known: known.to_vec(), found };
         }
         self
     }
@@ -97,21 +85,20 @@ impl ReadError {
         self
     }
 
-    fn into_recipe_error(self, source: &RecipeSource) -> RecipeError {
-        let path = self.path.join(".");
+    /// The error of a value that stands at `path`.
+    fn into_recipe_error(self, path: &str, source: &RecipeSource) -> RecipeError {
+        let path = self.path.iter().rev().fold(path.to_owned(), |path, key| format!("{path}.{key}"));
+        let (spot, found) = (self.spot.unwrap_or_default(), self.found);
         let (message, hint) = match self.problem {
-            ReadProblem::UnknownKey { key, known } => {
-                let table = if path.is_empty() { "at the top level".to_owned() } else { format!("in `[{path}]`") };
-                (format!("unknown key `{key}` {table}"), schema::suggest_key(&path, &key, known))
+            ReadProblem::UnknownKey { key, known } => return source.unknown_key(spot, &path, &key, known),
+            ReadProblem::UnknownWord { word: Some(word), known } => {
+                (format!("unknown value `{word}` for `{path}`"), suggest(&word, &known))
             }
-            ReadProblem::UnknownValue { value, known } => {
-                (format!("unknown value `{value}` for `{path}`"), suggest(&value, &known))
-            }
-            ReadProblem::NoWord { known, found } => {
+            ReadProblem::UnknownWord { word: None, known } => {
                 let words = listed(known);
                 (format!("`{path}` must be {words}, found {found}"), format!("write {words}"))
             }
-            ReadProblem::WrongType { expected, found } => {
+            ReadProblem::WrongType { expected } => {
                 let hint = match expected.as_str() {
                     "a table" => format!("write `[{path}]`, and its keys below it"),
                     _ => format!("write {expected}"),
@@ -120,9 +107,20 @@ impl ReadError {
             }
             ReadProblem::Missing(key) => (format!("`{path}` lacks `{key}`"), format!("add `{key} = …` to `[{path}]`")),
             ReadProblem::Other(message) => (format!("`{path}`: {message}"), format!("correct `{path}`")),
-            ReadProblem::Keys(keys) => (format!("`[{path}]` was not read"), format!("it knows {}", listed(keys.iter().copied()))),
         };
-        source.reject(self.spot.unwrap_or_default(), message, hint)
+        source.reject(spot, message, hint)
+    }
+}
+
+/// A value in words.
+fn found(value: &NodeValue) -> String {
+    match value {
+        NodeValue::String(text) | NodeValue::Datetime(text) => format!("the string {text:?}"),
+        NodeValue::Integer(number) => format!("`{number}`"),
+        NodeValue::Float(number) => format!("`{number:?}`"),
+        NodeValue::Boolean(value) => format!("`{value}`"),
+        NodeValue::Array(_) => "an array".to_owned(),
+        NodeValue::Table(_) => "a table".to_owned(),
     }
 }
 
@@ -139,26 +137,18 @@ impl Error for ReadError {
         Self::new(ReadProblem::Other(message.to_string()))
     }
 
-    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
-        let found = match found {
-            Unexpected::Str(text) => format!("the string {text:?}"),
-            Unexpected::Signed(number) => format!("`{number}`"),
-            Unexpected::Unsigned(number) => format!("`{number}`"),
-            Unexpected::Float(number) => format!("`{number:?}`"),
-            Unexpected::Bool(value) => format!("`{value}`"),
-            Unexpected::Seq => "an array".to_owned(),
-            Unexpected::Map => "a table".to_owned(),
-            other => other.to_string(),
-        };
+    fn invalid_type(_: Unexpected<'_>, expected: &dyn Expected) -> Self {
         let expected = match expected.to_string().as_str() {
             "usize" | "u64" | "u32" => "a whole number, 0 or more".to_owned(),
             "f64" => "a number".to_owned(),
             "a boolean" => "`true` or `false`".to_owned(),
             "a sequence" => "an array".to_owned(),
+            "path string" => "a string".to_owned(),
+            "a map" => "a table".to_owned(),
             text if text.starts_with("struct ") => "a table".to_owned(),
             text => text.to_owned(),
         };
-        Self::new(ReadProblem::WrongType { expected, found })
+        Self::new(ReadProblem::WrongType { expected })
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
@@ -167,7 +157,7 @@ impl Error for ReadError {
 
     fn invalid_length(len: usize, expected: &dyn Expected) -> Self {
         let expected = expected.to_string().replace("a tuple of size", "an array of length");
-        Self::new(ReadProblem::WrongType { expected, found: format!("one of length {len}") })
+        Self { found: format!("one of length {len}"), ..Self::new(ReadProblem::WrongType { expected }) }
     }
 
     fn unknown_field(field: &str, known: &'static [&'static str]) -> Self {
@@ -175,7 +165,7 @@ impl Error for ReadError {
     }
 
     fn unknown_variant(variant: &str, known: &'static [&'static str]) -> Self {
-        Self::new(ReadProblem::UnknownValue { value: variant.to_owned(), known: known.to_vec() })
+        Self::new(ReadProblem::UnknownWord { word: Some(variant.to_owned()), known: known.to_vec() })
     }
 
     fn missing_field(field: &'static str) -> Self {
@@ -209,19 +199,11 @@ impl<'de> Deserializer<'de> for NodeReader<'de> {
             }
             NodeValue::Table(entries) => visitor.visit_map(TableAccess { entries: entries.iter(), current: None }),
         }
-        .map_err(|error| error.at(self.0.spot))
+        .map_err(|error| error.at(self.0.spot, &self.0.value))
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         visitor.visit_some(self)
-    }
-
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, name: &'static str, visitor: V) -> Result<V::Value, ReadError> {
-        match name {
-            OR_AUTO if self.0.as_str() == Some(AUTO) => visitor.visit_unit(),
-            OR_AUTO => visitor.visit_newtype_struct(self).map_err(ReadError::or_auto),
-            _ => visitor.visit_newtype_struct(self),
-        }
     }
 
     /// serde's derive would read an array as the fields in their order.
@@ -232,7 +214,7 @@ impl<'de> Deserializer<'de> for NodeReader<'de> {
         visitor: V,
     ) -> Result<V::Value, ReadError> {
         match &self.0.value {
-            NodeValue::Array(_) => Err(ReadError::invalid_type(Unexpected::Seq, &"a table").at(self.0.spot)),
+            NodeValue::Array(_) => Err(ReadError::invalid_type(Unexpected::Seq, &"a table").at(self.0.spot, &self.0.value)),
             _ => self.deserialize_any(visitor),
         }
     }
@@ -243,40 +225,23 @@ impl<'de> Deserializer<'de> for NodeReader<'de> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, ReadError> {
-        match self.0.as_str() {
-            Some(text) => {
-                StrDeserializer::new(text).deserialize_enum(name, variants, visitor).map_err(|e: ReadError| e.at(self.0.spot))
-            }
-            // No enum of a recipe carries anything, so the visitor's own words for another type are the right ones.
-            None => match self.deserialize_any(AWord) {
-                Ok(never) => match never {},
-                Err(error) => Err(error.among(variants)),
-            },
-        }
+        let read = match self.0.as_str() {
+            Some(word) => StrDeserializer::new(word).deserialize_enum(name, variants, visitor),
+            // No enum of a recipe carries anything.
+            None => Err(ReadError::new(ReadProblem::UnknownWord { word: None, known: variants.to_vec() })),
+        };
+        read.map_err(|error| error.at(self.0.spot, &self.0.value))
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
-        tuple_struct map identifier ignored_any
-    }
-}
-
-/// Refuses what is not a string where one of a few words is expected.
-struct AWord;
-
-enum Never {}
-
-impl Visitor<'_> for AWord {
-    type Value = Never;
-
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("a word")
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct newtype_struct
+        seq tuple tuple_struct map identifier ignored_any
     }
 }
 
 struct TableAccess<'a> {
-    entries: std::slice::Iter<'a, super::tree::KeyValue>,
-    current: Option<&'a super::tree::KeyValue>,
+    entries: std::slice::Iter<'a, KeyValue>,
+    current: Option<&'a KeyValue>,
 }
 
 impl<'de> MapAccess<'de> for TableAccess<'de> {
@@ -285,36 +250,13 @@ impl<'de> MapAccess<'de> for TableAccess<'de> {
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, ReadError> {
         self.current = self.entries.next();
         let Some(entry) = self.current else { return Ok(None) };
-        seed.deserialize(StrDeserializer::new(&entry.key)).map(Some).map_err(|error: ReadError| error.at(entry.spot))
+        seed.deserialize(StrDeserializer::new(&entry.key))
+            .map(Some)
+            .map_err(|error: ReadError| error.at(entry.spot, &entry.node.value))
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ReadError> {
         let entry = self.current.ok_or_else(|| ReadError::custom("a value was asked for before its key"))?;
         seed.deserialize(NodeReader(&entry.node)).map_err(|error| error.inside(&entry.key))
-    }
-}
-
-/// Answers any struct by the list of its fields.
-struct AskForKeys;
-
-impl<'de> Deserializer<'de> for AskForKeys {
-    type Error = ReadError;
-
-    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, ReadError> {
-        Err(ReadError::new(ReadProblem::Keys(&[])))
-    }
-
-    fn deserialize_struct<V: Visitor<'de>>(
-        self,
-        _: &'static str,
-        fields: &'static [&'static str],
-        _: V,
-    ) -> Result<V::Value, ReadError> {
-        Err(ReadError::new(ReadProblem::Keys(fields)))
-    }
-
-    forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
-        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::diagnose::{RecipeError, RecipeLocation};
+use super::diagnose::{RecipeError, RecipeLocation, suggest};
 
 /// Where a key or value was written, as an address into a [`RecipeSource`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,11 +22,22 @@ pub(super) enum Spot {
 }
 
 /// What the user wrote: the recipe's text, and the overrides.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct RecipeSource {
     pub(super) path: PathBuf,
     pub(super) text: String,
     pub(super) overrides: Vec<String>,
+    /// The way out of a key that does not exist, from its table (dotted), the key, and the keys of the table. It knows all tables,
+    /// which who reads one of them does not.
+    pub(super) suggest_key: fn(&str, &str, &[&str]) -> String,
+}
+
+/// That of a value made by a program.
+impl Default for RecipeSource {
+    fn default() -> Self {
+        let suggest_key = |_: &str, written: &str, known: &[&str]| suggest(written, known);
+        Self { path: PathBuf::new(), text: String::new(), overrides: Vec::new(), suggest_key }
+    }
 }
 
 /// A value.
@@ -89,6 +100,12 @@ impl RecipeSource {
 
     pub(super) fn reject(&self, spot: Spot, message: String, hint: impl Into<String>) -> RecipeError {
         RecipeError { message, place: Box::new(self.place(spot)), hint: Some(hint.into()) }
+    }
+
+    /// Refuses a key that `table` (dotted; empty at the top level) does not have.
+    pub(super) fn unknown_key(&self, spot: Spot, table: &str, key: &str, known: &[&str]) -> RecipeError {
+        let place = if table.is_empty() { "at the top level".to_owned() } else { format!("in `[{table}]`") };
+        self.reject(spot, format!("unknown key `{key}` {place}"), (self.suggest_key)(table, key, known))
     }
 }
 

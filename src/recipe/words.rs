@@ -2,19 +2,19 @@
 
 /// An enum of words that the recipe uses, with its spelling in one place.
 macro_rules! words {
-    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
-        pub enum $name {
+        $vis enum $name {
             $($(#[$doc])* #[serde(rename = $word)] $variant),+
         }
 
         impl $name {
             /// All of them.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+            $vis const ALL: &'static [Self] = &[$(Self::$variant),+];
 
             /// As the recipe spells it.
-            pub fn name(self) -> &'static str {
+            $vis fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word),+
                 }
@@ -24,6 +24,16 @@ macro_rules! words {
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str(self.name())
+            }
+        }
+
+        impl super::value::RecipeValue for $name {
+            fn takes(_: Option<&str>) -> String {
+                super::diagnose::listed(Self::ALL.iter().map(|word| word.name()))
+            }
+
+            fn to_value(&self) -> Option<toml::Value> {
+                Some(toml::Value::from(self.name()))
             }
         }
     };

@@ -5,6 +5,7 @@ mod contradictions;
 mod loads;
 mod overrides;
 mod policies;
+mod reference;
 mod round_trip;
 mod typos;
 

@@ -6,7 +6,7 @@ use kvtune::recipe::{
     BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe,
     GradRecipe, HeadRecipe, Labels, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnOutOfMemory, OnTooLong, OpenKey,
     OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules,
-    TrainRecipe, ValidationSource, Warmup,
+    TrainRecipe, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -93,7 +93,8 @@ prop_compose! {
     fn train()(micro_batch_size in small(), gradient_accumulation_steps in small(), max_steps in option::of(large()),
                epochs in large(), norm in option::of(number()), seed in 0..=i64::MAX as u64, deterministic in any::<bool>()) -> TrainRecipe {
         let max_grad_norm = norm.unwrap_or(f64::INFINITY);
-        TrainRecipe { micro_batch_size, gradient_accumulation_steps, max_steps, epochs, max_grad_norm, seed, deterministic }
+        let weights = Weights::Adapter;
+        TrainRecipe { micro_batch_size, gradient_accumulation_steps, max_steps, epochs, max_grad_norm, seed, deterministic, weights }
     }
 }
 
@@ -183,6 +184,7 @@ fn recipe() -> impl Strategy<Value = Recipe> {
             let head = head.clone();
             let adapter = model.adapter.filter(|_| lora.is_some());
             let model = ModelRecipe { adapter, ..model };
+            let train = TrainRecipe { weights: if lora.is_some() { Weights::Adapter } else { Weights::All }, ..train };
             // A quantised cache has an exact undo log.
             let form = if kv_cache.buffer == BufferKind::Plain { grad.undo_log.form } else { StoreForm::Plain };
             let grad = GradRecipe { undo_log: StoreRecipe { form, ..grad.undo_log }, ..grad };

@@ -1,0 +1,266 @@
+//! A table of the recipe is declared once, as a struct. `table!` makes of it the keys with all that there is to know of them, the
+//! reading and the writing.
+
+use toml::Value;
+
+use super::diagnose::Checked;
+use super::read::AUTO;
+use super::value::{KeyRule, RecipeReader, RecipeValue, shown};
+
+/// The keys and values of a table, in their order; a key that is left out is not there.
+pub(super) type TableEntries = Vec<(String, Value)>;
+
+/// A table that [`table!`] declares.
+pub(super) trait RecipeTable: Sized {
+    /// Empty at the top of the file.
+    const NAME: &'static str;
+
+    fn keys() -> Vec<RecipeKey>;
+
+    /// Reads what is written, and puts the default for what is not.
+    fn read(reader: &RecipeReader<'_>) -> Checked<Self>;
+
+    fn entries(&self) -> TableEntries;
+}
+
+/// A field of a table: mostly one key; but a choice that [`either!`] declares, or a store, has several.
+pub(super) trait RecipeField: Sized {
+    /// Its keys, for a field that is declared as `text` says.
+    fn keys(text: KeyText, default: &KeyDefault) -> Vec<RecipeKey>;
+
+    /// What is written of it.
+    fn find(reader: &RecipeReader<'_>, table: &str, key: &str) -> Checked<Option<Self>>;
+
+    fn entries(&self, key: &str) -> TableEntries;
+}
+
+/// A key, with all that it may be.
+pub(super) struct RecipeKey {
+    pub(super) text: KeyText,
+    /// Its type, in words.
+    pub(super) takes: String,
+    pub(super) default: String,
+    /// Refuses a value of another type, and one that breaks the rule.
+    pub(super) check: fn(&RecipeReader<'_>, &str, &KeyText) -> Checked<()>,
+}
+
+/// What a declaration says of a key.
+#[derive(Default)]
+pub(super) struct KeyText {
+    pub(super) name: String,
+    pub(super) meaning: &'static str,
+    /// What other programs call it: dotted, or without a dot at the top of the file.
+    pub(super) also: &'static [&'static str],
+    /// Words of its value, and what other programs call them.
+    pub(super) words: &'static [(&'static str, &'static [&'static str])],
+    pub(super) rule: Option<&'static KeyRule>,
+    /// Whether it may be left to the planner.
+    pub(super) may_be_auto: bool,
+}
+
+/// What holds where a field is not written.
+pub(super) enum KeyDefault {
+    /// Something that only words can tell.
+    Told(&'static str),
+    Value(TableEntries),
+}
+
+impl KeyDefault {
+    /// For the reference.
+    pub(super) fn of(&self, key: &str) -> String {
+        match self {
+            Self::Told(text) => (*text).to_owned(),
+            Self::Value(entries) => match entries.iter().find(|(name, _)| name == key) {
+                Some((_, value)) => format!("`{}`", shown(value)),
+                None => "none".to_owned(),
+            },
+        }
+    }
+}
+
+impl<T: RecipeValue> RecipeField for T {
+    fn keys(text: KeyText, default: &KeyDefault) -> Vec<RecipeKey> {
+        let check = |reader: &RecipeReader<'_>, key: &str, text: &KeyText| {
+            let value = if text.may_be_auto { reader.parse_or_auto::<T>(key)? } else { reader.parse::<T>(key)? };
+            let value = value.map(|value| value.checked(reader, key)).transpose()?.as_ref().and_then(T::to_value);
+            value.iter().zip(text.rule).try_for_each(|(value, rule)| rule.check(reader, key, value))
+        };
+        let takes = T::takes(text.rule.map(|rule| rule.takes));
+        let takes = if text.may_be_auto { format!("{takes}, or `{AUTO}`") } else { takes };
+        vec![RecipeKey { takes, default: default.of(&text.name), text, check }]
+    }
+
+    fn find(reader: &RecipeReader<'_>, table: &str, key: &str) -> Checked<Option<Self>> {
+        let key = dotted(table, key);
+        reader.parse::<T>(&key)?.map(|value| value.checked(reader, &key)).transpose()
+    }
+
+    fn entries(&self, key: &str) -> TableEntries {
+        self.to_value().map(|value| (key.to_owned(), value)).into_iter().collect()
+    }
+}
+
+/// `lora.r`, or `output_dir` at the top of the file.
+pub(super) fn dotted(table: &str, key: &str) -> String {
+    if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") }
+}
+
+/// Declares a table as a struct. A field is a key: its comment is the text of the reference, and behind `=` is its default, which
+/// may name the fields above it. The attributes, in this order, where there is something to say:
+///
+/// * `#[also("lora.rank", …)]`: what other programs call the key
+/// * `#[word("f32", "float32", …)]`: a word of its value, and what other programs call that
+/// * `#[rule(COUNT)]`: what its number must be
+/// * `#[auto = true]`: that it may be left to the planner
+/// * `#[default("all")]`: what the reference says of the default, where the value does not tell
+/// * `#[required("the file of training examples")]`: instead of a default, what an error says of a missing key
+macro_rules! table {
+    (@rule) => { None };
+    (@rule $rule:expr) => { Some(const { &$rule }) };
+
+    (@default $type:ty, $key:ident, [$told:literal] $required:tt $default:tt) => { KeyDefault::Told($told) };
+    (@default $type:ty, $key:ident, [] [$what:expr] []) => { KeyDefault::Told("required") };
+    (@default $type:ty, $key:ident, [] [] [$default:expr]) => {
+        KeyDefault::Value(<$type as RecipeField>::entries(&$default, stringify!($key)))
+    };
+
+    (@absent $reader:ident, $table:literal, $key:ident, [] [$default:expr]) => { $default };
+    (@absent $reader:ident, $table:literal, $key:ident, [$what:expr] []) => {
+        super::table::missing($reader, $table, stringify!($key), &$what.to_string())?
+    };
+
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $name:ident in $table:literal {
+            $(
+                $(#[doc = $doc:literal])+
+                $(#[also($($also:literal),+ $(,)?)])?
+                $(#[word($word:literal, $($other:literal),+)])*
+                $(#[rule($rule:expr)])?
+                $(#[auto = $auto:literal])?
+                $(#[default($told:literal)])?
+                $(#[required($what:expr)])?
+                $key_vis:vis $key:ident: $type:ty $(= $default:expr)?
+            ),+ $(,)?
+        }
+    ) => {
+        $(#[$meta])*
+        $vis struct $name {
+            $(
+                $(#[doc = $doc])+
+                $(#[doc = concat!("\n\nDefault: `", stringify!($default), "`.")])?
+                $key_vis $key: $type,
+            )+
+        }
+
+        const _: () = {
+            use super::diagnose::Checked;
+            use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries};
+            use super::value::RecipeReader;
+
+            impl RecipeTable for $name {
+                const NAME: &'static str = $table;
+
+                fn keys() -> Vec<RecipeKey> {
+                    let mut keys = Vec::new();
+                    $(
+                        let text = KeyText {
+                            name: stringify!($key).to_owned(),
+                            meaning: concat!($($doc),+),
+                            also: &[$($($also),+)?],
+                            words: &[$(($word, &[$($other),+])),*],
+                            rule: table!(@rule $($rule)?),
+                            may_be_auto: [$($auto,)? false][0],
+                        };
+                        let default = table!(@default $type, $key, [$($told)?] [$($what)?] [$($default)?]);
+                        keys.extend(<$type as RecipeField>::keys(text, &default));
+                    )+
+                    keys
+                }
+
+                fn read(reader: &RecipeReader<'_>) -> Checked<Self> {
+                    $(
+                        let $key = match <$type as RecipeField>::find(reader, $table, stringify!($key))? {
+                            Some(value) => value,
+                            None => table!(@absent reader, $table, $key, [$($what)?] [$($default)?]),
+                        };
+                    )+
+                    Ok(Self { $($key),+ })
+                }
+
+                fn entries(&self) -> TableEntries {
+                    [$(RecipeField::entries(&self.$key, stringify!($key))),+].concat()
+                }
+            }
+        };
+    };
+}
+
+pub(super) use table;
+
+/// A key that must be there and is not.
+pub(super) fn missing<T>(reader: &RecipeReader<'_>, table: &str, key: &str, what: &str) -> Checked<T> {
+    let key = dotted(table, key);
+    reader.refuse(&key, format!("`{key}` is missing: {what}"), &format!("add `{key}`, or give `--set {key}=…`"))
+}
+
+/// Declares a field of a table that several keys exclude each other from: an enum with a variant for each. The attributes are those
+/// of [`table!`]; `resolve` refuses two keys at once.
+macro_rules! either {
+    (
+        $(#[$meta:meta])*
+        $vis:vis enum $name:ident {
+            $(
+                $(#[doc = $doc:literal])+
+                $(#[also($($also:literal),+ $(,)?)])?
+                $(#[rule($rule:expr)])?
+                $variant:ident($type:ty) in $key:literal
+            ),+ $(,)?
+        }
+    ) => {
+        $(#[$meta])*
+        $vis enum $name {
+            $($(#[doc = $doc])+ $variant($type)),+
+        }
+
+        const _: () = {
+            use super::diagnose::Checked;
+            use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, TableEntries, table};
+            use super::value::RecipeReader;
+
+            impl RecipeField for $name {
+                fn keys(_: KeyText, default: &KeyDefault) -> Vec<RecipeKey> {
+                    let mut keys = Vec::new();
+                    $(
+                        let text = KeyText {
+                            name: $key.to_owned(),
+                            meaning: concat!($($doc),+),
+                            also: &[$($($also),+)?],
+                            rule: table!(@rule $($rule)?),
+                            ..KeyText::default()
+                        };
+                        keys.extend(<$type as RecipeField>::keys(text, default));
+                    )+
+                    keys
+                }
+
+                fn find(reader: &RecipeReader<'_>, table: &str, _: &str) -> Checked<Option<Self>> {
+                    $(
+                        if let Some(value) = <$type as RecipeField>::find(reader, table, $key)? {
+                            return Ok(Some(Self::$variant(value)));
+                        }
+                    )+
+                    Ok(None)
+                }
+
+                fn entries(&self, _: &str) -> TableEntries {
+                    match self {
+                        $(Self::$variant(value) => RecipeField::entries(value, $key)),+
+                    }
+                }
+            }
+        };
+    };
+}
+
+pub(super) use either;

@@ -1,0 +1,237 @@
+//! What a recipe says of the run: its lengths, the optimiser, validation, saving and logging.
+
+use std::path::PathBuf;
+
+use super::table::{either, table};
+use super::value::{COUNT, KeyRule, PART, positive};
+use super::words::words;
+
+/// A norm that no gradient is longer than is infinite.
+const NORM: KeyRule = KeyRule {
+    takes: "number > 0, or `inf`",
+    expected: "more than 0",
+    hint: "to clip nothing, write `inf`",
+    is_fine: |norm| norm > 0.0,
+};
+
+table! {
+    /// The table `[train]`.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct TrainRecipe in "train" {
+        /// Sequences that run together.
+        #[also(
+            "train.batch_size", "train.per_device_train_batch_size", "micro_batch_size", "batch_size",
+            "per_device_train_batch_size",
+        )]
+        #[rule(COUNT)]
+        pub micro_batch_size: usize = 1,
+        /// Micro-batches of a step.
+        #[also(
+            "train.accumulation", "train.accumulation_steps", "train.gradient_accumulation", "train.grad_accumulation_steps",
+            "gradient_accumulation_steps",
+        )]
+        #[rule(COUNT)]
+        pub gradient_accumulation_steps: usize = 1,
+        /// Ends the run before its epochs do.
+        #[also("max_steps")]
+        #[rule(COUNT)]
+        pub max_steps: Option<u64> = None,
+        /// Passes over the training samples.
+        #[also("train.num_epochs", "train.num_train_epochs", "epochs", "num_epochs", "num_train_epochs")]
+        #[rule(COUNT)]
+        pub epochs: u64 = 1,
+        /// The gradient is clipped to this norm. `inf` clips nothing.
+        #[also(
+            "train.clip_grad_norm", "train.max_norm", "optimizer.max_grad_norm", "optimizer.clip_grad_norm", "max_grad_norm",
+            "clip_grad_norm",
+        )]
+        #[rule(NORM)]
+        pub max_grad_norm: f64 = 1.0,
+        /// Seed of everything random.
+        #[also("seed", "random_seed", "train.random_seed", "data.seed")]
+        pub seed: u64 = 1,
+        /// A GPU computes the same bits every time. A CPU does in any case.
+        #[also("train.full_determinism", "deterministic", "full_determinism")]
+        pub deterministic: bool = false,
+        /// What is trained. `all` excludes `[lora]` and `model.adapter`.
+        #[default("by the command")]
+        pub weights: Weights = Weights::Adapter,
+    }
+}
+
+words! {
+    /// Which weights are trained.
+    pub enum Weights {
+        /// Those of an adapter, which is LoRA.
+        Adapter = "adapter",
+        /// All of the model's.
+        All = "all",
+    }
+}
+
+/// No decay is 0.
+const DECAY: KeyRule = KeyRule {
+    takes: "number ≥ 0",
+    expected: "0 or more, and finite",
+    hint: "to have none, write 0",
+    is_fine: |decay| decay >= 0.0 && decay.is_finite(),
+};
+
+table! {
+    /// The table `[optimizer]`: AdamW.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct OptimizerRecipe in "optimizer" {
+        /// Peak learning rate.
+        #[also("optimizer.lr", "train.learning_rate", "train.lr", "learning_rate", "lr")]
+        #[rule(positive("usual values for LoRA are 5e-5 to 5e-4, for all weights a tenth of that"))]
+        pub learning_rate: f64 = 2e-4,
+        /// Decoupled weight decay.
+        #[also("train.weight_decay", "weight_decay")]
+        #[rule(DECAY)]
+        pub weight_decay: f64 = 0.01,
+        /// Decay of the two moments.
+        #[also("optimizer.adam_betas")]
+        #[rule(PART)]
+        pub betas: (f64, f64) = (0.9, 0.999),
+        /// Added to the denominator.
+        #[also("optimizer.adam_epsilon")]
+        #[rule(positive("the usual value is 1e-8"))]
+        pub eps: f64 = 1e-8,
+        /// Course of the learning rate after the warm-up. `cosine` and `linear` end at 0.
+        #[also(
+            "optimizer.scheduler", "optimizer.lr_scheduler", "optimizer.lr_scheduler_type", "scheduler.name", "lr_scheduler",
+            "lr_scheduler_type",
+        )]
+        pub schedule: Schedule = Schedule::Cosine,
+        /// How long the learning rate rises from 0.
+        pub warmup: Warmup = Warmup::Ratio(0.05),
+    }
+}
+
+words! {
+    /// The course of the learning rate after the warm-up.
+    pub enum Schedule {
+        /// Half a cosine down to 0.
+        Cosine = "cosine",
+        /// A line down to 0.
+        Linear = "linear",
+        /// None.
+        Constant = "constant",
+    }
+}
+
+either! {
+    /// How long the learning rate rises from 0.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub enum Warmup {
+        /// Steps of linear warm-up. Excludes `warmup_ratio`.
+        #[also(
+            "optimizer.num_warmup_steps", "optimizer.lr_warmup_steps", "scheduler.warmup_steps", "scheduler.num_warmup_steps",
+            "train.warmup_steps", "train.lr_warmup_steps", "warmup_steps", "lr_warmup_steps",
+        )]
+        Steps(u64) in "warmup_steps",
+        /// Warm-up as a part of all steps.
+        #[also(
+            "optimizer.warmup_fraction", "optimizer.lr_warmup_fraction", "scheduler.warmup_ratio", "train.warmup_ratio",
+            "train.lr_warmup_fraction", "warmup_ratio", "lr_warmup_fraction",
+        )]
+        #[rule(PART)]
+        Ratio(f64) in "warmup_ratio",
+    }
+}
+
+table! {
+    /// The table `[eval]`.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct EvalRecipe in "eval" {
+        /// Steps from one validation to the next.
+        #[also("eval.steps", "eval.eval_steps", "train.eval_steps", "eval_steps")]
+        #[rule(COUNT)]
+        pub interval: u64 = 100,
+        /// Validate before the first step too.
+        #[also("eval.initial_validation")]
+        pub initial: bool = false,
+        /// Figure that selects the best checkpoint. `accuracy` needs a classification head.
+        #[word("loss", "eval_loss")]
+        pub metric: Metric = Metric::Loss,
+        /// Which of two figures is better.
+        #[default("by the metric")]
+        pub mode: Mode = if metric == Metric::Loss { Mode::Min } else { Mode::Max },
+        /// Sequences that run together.
+        #[also("eval.batch_size", "eval.per_device_eval_batch_size")]
+        #[rule(COUNT)]
+        #[default("that of training")]
+        pub micro_batch_size: Option<usize> = None,
+        /// Batches of a validation.
+        #[also("eval.max_iters")]
+        #[rule(COUNT)]
+        #[default("all")]
+        pub max_batches: Option<usize> = None,
+    }
+}
+
+words! {
+    /// A figure of validation.
+    pub enum Metric {
+        /// Mean over targets.
+        Loss = "loss",
+        /// Of classification.
+        Accuracy = "accuracy",
+    }
+}
+
+words! {
+    /// Which of two figures is the better.
+    pub enum Mode {
+        /// The smaller.
+        Min = "min",
+        /// The larger.
+        Max = "max",
+    }
+}
+
+table! {
+    /// The table `[checkpoint]`.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct CheckpointRecipe in "checkpoint" {
+        /// Steps from one permanent checkpoint to the next.
+        #[also(
+            "checkpoint.save_steps", "checkpoint.interval", "checkpoint.steps", "train.save_interval", "train.save_steps",
+            "save_interval", "save_steps",
+        )]
+        #[rule(COUNT)]
+        pub save_interval: u64 = 50,
+        /// Steps from one intermediate checkpoint to the next.
+        #[also("checkpoint.intermediate_interval", "checkpoint.intermed_save_interval", "train.intermed_save_interval")]
+        #[rule(COUNT)]
+        pub intermediate_save_interval: Option<u64> = None,
+        /// Intermediate checkpoints that are kept.
+        #[also("checkpoint.intermediate_keep", "checkpoint.intermed_save_num", "train.intermed_save_num")]
+        #[rule(COUNT)]
+        pub intermediate_save_keep: usize = 2,
+    }
+}
+
+table! {
+    /// The table `[log]`.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct LogRecipe in "log" {
+        /// Steps from one log line to the next.
+        #[also(
+            "log.steps", "log.logging_steps", "log.log_every_n_steps", "train.log_interval", "log_interval", "logging_steps",
+            "log_every_n_steps",
+        )]
+        #[rule(COUNT)]
+        pub interval: u64 = 1,
+    }
+}
+
+table! {
+    /// What stands at the top of the file, before the first table.
+    pub(super) struct TopOfFile in "" {
+        /// Directory of the run. `--out` on the command line wins.
+        #[also("out_dir", "train.output_dir", "training.output_dir")]
+        #[default("none: `--out`")]
+        pub(super) output_dir: Option<PathBuf> = None,
+    }
+}

@@ -1,0 +1,207 @@
+//! Values that the keys of a recipe have: how they are read, checked and written, and what the reference calls them.
+
+use std::fmt::Debug;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use toml::Value;
+
+use super::diagnose::Checked;
+use super::read::{read, read_or_auto};
+use super::tree::Document;
+
+/// The value of one key.
+pub(super) trait RecipeValue: DeserializeOwned {
+    /// What the reference calls it; `number` is what the key's rule calls a number in it.
+    fn takes(number: Option<&str>) -> String;
+
+    /// As the recipe would have it; `None` where the key is left out.
+    fn to_value(&self) -> Option<Value>;
+
+    /// Refuses what its type alone cannot.
+    fn checked(self, _reader: &RecipeReader<'_>, _key: &str) -> Checked<Self> {
+        Ok(self)
+    }
+}
+
+/// What a number must be, beyond being one.
+pub(super) struct KeyRule {
+    /// As the reference has it.
+    pub(super) takes: &'static str,
+    /// As an error has it.
+    pub(super) expected: &'static str,
+    /// The way out.
+    pub(super) hint: &'static str,
+    pub(super) is_fine: fn(f64) -> bool,
+}
+
+/// A number of things of which there is at least one.
+pub(super) const COUNT: KeyRule = KeyRule {
+    takes: "integer ≥ 1",
+    expected: "at least 1",
+    hint: "write 1 or more; to have the default, leave the key out",
+    is_fine: |number| number >= 1.0,
+};
+
+/// A part of a whole.
+pub(super) const PART: KeyRule = KeyRule {
+    takes: "0 ≤ number < 1",
+    expected: "at least 0 and less than 1",
+    hint: "write a part of the whole, as 0.1 for 10%",
+    is_fine: |number| (0.0..1.0).contains(&number),
+};
+
+/// More than nothing.
+pub(super) const fn positive(hint: &'static str) -> KeyRule {
+    let is_fine = |number: f64| number > 0.0 && number.is_finite();
+    KeyRule { takes: "number > 0", expected: "more than 0, and finite", hint, is_fine }
+}
+
+impl KeyRule {
+    /// Refuses a number, or the first of several, that breaks the rule. What is no number keeps it.
+    pub(super) fn check(&self, reader: &RecipeReader<'_>, key: &str, value: &Value) -> Checked<()> {
+        let number = match value {
+            Value::Integer(number) => *number as f64,
+            Value::Float(number) => *number,
+            Value::Array(items) => return items.iter().try_for_each(|item| self.check(reader, key, item)),
+            _ => return Ok(()),
+        };
+        if (self.is_fine)(number) {
+            return Ok(());
+        }
+        let message = format!("`{key}` must be {}, found {}", self.expected, shown(value));
+        reader.refuse(key, message, self.hint)
+    }
+}
+
+/// A value as a person writes it: words without quotes, and floats with a point.
+pub(super) fn shown(value: &Value) -> String {
+    match value {
+        Value::String(word) => word.clone(),
+        Value::Float(number) => format!("{number:?}"),
+        other => other.to_string(),
+    }
+}
+
+/// A recipe as who reads it has it: its keys are kvtune's own.
+pub(super) struct RecipeReader<'a> {
+    pub(super) document: &'a Document,
+    /// Where relative paths begin.
+    folder: PathBuf,
+}
+
+impl<'a> RecipeReader<'a> {
+    pub(super) fn new(document: &'a Document) -> Self {
+        Self { document, folder: folder_of(&document.source.path) }
+    }
+
+    /// Whether `key` (dotted) is written.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.document.root.entry(key).is_some()
+    }
+
+    /// The value of `key` (dotted), if it is written.
+    pub(super) fn parse<T: DeserializeOwned>(&self, key: &str) -> Checked<Option<T>> {
+        let entry = self.document.root.entry(key);
+        entry.map(|entry| read(&entry.node, key, &self.document.source)).transpose()
+    }
+
+    /// The same of a key that may be left open, which is no value.
+    pub(super) fn parse_or_auto<T: DeserializeOwned>(&self, key: &str) -> Checked<Option<T>> {
+        let entry = self.document.root.entry(key);
+        entry.map_or(Ok(None), |entry| read_or_auto(&entry.node, key, &self.document.source))
+    }
+
+    pub(super) fn refuse<T>(&self, key: &str, message: String, hint: &str) -> Checked<T> {
+        Err(self.document.reject(key, message, hint))
+    }
+
+    /// At least so many, and none twice.
+    pub(super) fn distinct<T: Debug + PartialEq>(&self, key: &str, items: &[T], at_least: usize, hint: &str) -> Checked<()> {
+        if items.len() < at_least {
+            return self.refuse(key, format!("`{key}` must list at least {at_least}, found {}", items.len()), hint);
+        }
+        match items.iter().enumerate().find(|(i, item)| items[..*i].contains(item)) {
+            Some((_, item)) => self.refuse(key, format!("`{key}` lists {item:?} twice"), hint),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The recipe's folder, without symbolic links where it exists.
+fn folder_of(path: &Path) -> PathBuf {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    folder.canonicalize().or_else(|_| std::path::absolute(folder)).unwrap_or_else(|_| folder.to_owned())
+}
+
+/// Relative paths begin at the recipe's folder.
+impl RecipeValue for PathBuf {
+    fn takes(_: Option<&str>) -> String {
+        "path".to_owned()
+    }
+
+    fn to_value(&self) -> Option<Value> {
+        Some(Value::String(self.to_string_lossy().into_owned()))
+    }
+
+    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+        if self.as_os_str().is_empty() {
+            let message = format!("`{key}` must be a path, found \"\"");
+            return reader.refuse(key, message, "write a path, relative to the recipe's folder");
+        }
+        let mut folder = reader.folder.as_path();
+        let mut rest = self.as_path();
+        // The folder has no symbolic links, so that its own name and `..` cancel out.
+        while let Ok(shorter) = rest.strip_prefix("..") {
+            (folder, rest) = (folder.parent().unwrap_or(folder), shorter);
+        }
+        let path = folder.join(rest);
+        if path.to_str().is_none() {
+            let message = format!("`{key}` leads to a path that is not UTF-8");
+            return reader.refuse(key, message, "move the recipe into another folder");
+        }
+        Ok(path)
+    }
+}
+
+/// A key without a value is left out.
+impl<T: RecipeValue> RecipeValue for Option<T> {
+    fn takes(number: Option<&str>) -> String {
+        T::takes(number)
+    }
+
+    fn to_value(&self) -> Option<Value> {
+        self.as_ref().and_then(T::to_value)
+    }
+
+    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+        self.map(|value| value.checked(reader, key)).transpose()
+    }
+}
+
+/// Types that need nothing but a name and a way to TOML.
+macro_rules! plain_values {
+    ($($type:ty: |$number:pat_param| $takes:expr, |$value:ident| $to_value:expr;)+) => {$(
+        impl RecipeValue for $type {
+            fn takes($number: Option<&str>) -> String {
+                $takes.to_owned()
+            }
+
+            fn to_value(&self) -> Option<Value> {
+                let $value = self;
+                Some(Value::from($to_value))
+            }
+        }
+    )+};
+}
+
+plain_values! {
+    bool: |_| "boolean", |value| *value;
+    // TOML's integers end at 2^63 - 1; a recipe that was loaded has none beyond.
+    usize: |number| number.unwrap_or("integer ≥ 0"), |value| *value as i64;
+    u64: |number| number.unwrap_or("integer ≥ 0"), |value| *value as i64;
+    f64: |number| number.unwrap_or("number"), |value| *value;
+    (f64, f64): |number| format!("array of two numbers, each {}", number.unwrap_or("a number")), |value| vec![value.0, value.1];
+    Vec<String>: |_| "array of strings", |value| value.clone();
+    Vec<u32>: |_| "array of integers", |value| value.clone();
+}
