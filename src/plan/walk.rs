@@ -11,7 +11,7 @@ use super::ledger::Ledger;
 use super::part::StepPart;
 use super::{StepSpec, head};
 use crate::cache::CacheShape;
-use crate::engine::{ChunkPlan, MemoryByPart};
+use crate::engine::{BackwardStage, ChunkPlan, ForwardStage, MemoryByPart, Schedule};
 use crate::model::CapturedLayers;
 use crate::units::Bytes;
 
@@ -35,7 +35,7 @@ pub(super) struct StepWalk<'a> {
     /// Positions with a target, by column.
     targets: &'a [usize],
     shapes: Vec<CacheShape>,
-    bands: Vec<Range<usize>>,
+    schedule: Schedule,
     ledger: Ledger<'a>,
     graphs: Graphs,
     /// What is known of layers that were looked at.
@@ -62,8 +62,8 @@ impl<'a> StepWalk<'a> {
     pub(super) fn new(spec: &'a StepSpec<'a>, plan: &'a ChunkPlan, targets: &'a [usize]) -> Self {
         let shapes = spec.settings.cache_shapes(spec.config, plan, (spec.kind, spec.device));
         let ledger = Ledger::new(spec, plan, shapes.clone());
-        let bands = spec.settings.layer_bands();
-        let mut walk = Self { spec, plan, targets, shapes, bands, ledger, graphs: Graphs::default(), layers: RefCell::default() };
+        let schedule = Schedule::new(spec.settings, plan);
+        let mut walk = Self { spec, plan, targets, shapes, schedule, ledger, graphs: Graphs::default(), layers: RefCell::default() };
         walk.graphs = walk.of_graphs();
         walk
     }
@@ -73,40 +73,36 @@ impl<'a> StepWalk<'a> {
     pub(super) fn each(mut self, visit: &mut dyn FnMut(Span)) -> Bytes {
         let kept = self.graphs.kept;
         let visit = &mut |moment: Span| visit(Span { inside: moment.inside + kept, ..moment });
-        self.forward(visit);
-        for depth in 0..self.bands.len() {
-            let layers = self.bands[self.bands.len() - 1 - depth].clone();
-            if depth > 0 {
-                self.replay(&layers, visit);
+        for stage in self.schedule.forward() {
+            match stage {
+                ForwardStage::Column(column) => self.forward(column, visit),
+                ForwardStage::Head(column) => self.forward_head(column, visit),
             }
-            for column in (0..self.plan.columns.len()).rev() {
-                self.cell(&layers, column, visit);
+        }
+        for stage in self.schedule.backward() {
+            match stage {
+                BackwardStage::Replay { band } => self.replay(&self.schedule.layers(band), visit),
+                BackwardStage::Cell { band, column } => self.cell(&self.schedule.layers(band), column, visit),
+                BackwardStage::BandDone { band } => self.ledger.end_band(&self.schedule.layers(band)),
             }
-            self.ledger.end_band(&layers);
         }
         self.end(visit);
         self.ledger.in_files()
     }
 
-    fn head_waits(&self) -> bool {
-        self.spec.settings.makes_last_hidden_states_again()
+    fn forward(&mut self, c: usize, visit: &mut dyn FnMut(Span)) {
+        let layers = 0..self.spec.config.num_layers();
+        let before = self.ledger.memory();
+        let moved = self.ledger.run_column(c, &layers, self.schedule.layers_with_undo().start, true);
+        self.ledger.checkpoint(c);
+        let inside = self.growth(&before) + moved + self.of_column(c) + self.forward_of(&layers, c, true) + self.graphs.held;
+        visit(Span { part: StepPart::Forward, held: before, graph: 0, inside });
     }
 
-    fn forward(&mut self, visit: &mut dyn FnMut(Span)) {
-        let layers = 0..self.spec.config.num_layers();
-        let keeps_undo_from = self.bands.last().map_or(0, |top| top.start);
-        for c in 0..self.plan.columns.len() {
-            let before = self.ledger.memory();
-            let moved = self.ledger.run_column(c, &layers, keeps_undo_from, true);
-            self.ledger.checkpoint(c);
-            let inside = self.growth(&before) + moved + self.of_column(c) + self.forward_of(&layers, c, true) + self.graphs.held;
-            visit(Span { part: StepPart::Forward, held: before, graph: 0, inside });
-            if !self.head_waits() {
-                let inside = self.hidden(c) + self.head(c) + self.graphs.held;
-                visit(Span { part: StepPart::Head, held: self.ledger.memory(), graph: 0, inside });
-                self.ledger.travel(c, self.targets[c] > 0);
-            }
-        }
+    fn forward_head(&mut self, c: usize, visit: &mut dyn FnMut(Span)) {
+        let inside = self.hidden(c) + self.head(c) + self.graphs.held;
+        visit(Span { part: StepPart::Head, held: self.ledger.memory(), graph: 0, inside });
+        self.ledger.travel(c, self.targets[c] > 0);
     }
 
     fn replay(&mut self, layers: &Range<usize>, visit: &mut dyn FnMut(Span)) {
@@ -134,7 +130,7 @@ impl<'a> StepWalk<'a> {
         visit(Span { part: StepPart::Recompute, held: before, graph: 0, inside });
         let taken = self.ledger.take_travelling(c);
         let mut seed = if taken > 0 { 0 } else { self.hidden(c) };
-        if self.head_waits() {
+        if self.schedule.has_head_in_cells() {
             visit(Span { part: StepPart::Head, held: self.ledger.memory(), graph, inside: self.head(c) });
             seed = self.hidden(c);
         }

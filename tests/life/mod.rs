@@ -2,6 +2,7 @@
 
 mod accumulation;
 mod crash;
+mod earlier;
 mod lengths;
 mod resume;
 mod resume_full;
