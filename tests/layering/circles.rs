@@ -11,7 +11,6 @@ use super::{flatten, module_of, sources};
 const PENDING: &[(&str, &str)] = &[
     ("engine", "the parts of a step take the engine's own fields, and the engine calls them"),
     ("model", "a configuration asks the families, whose faults and tensor names are defined beside it"),
-    ("ops", "a backend is chosen by what was measured, and what is measured are the backends"),
     ("plan", "the baseline of a process is rehearsed for the machine that is asked for it"),
     ("recipe", "the reader suggests keys of the schema, whose tables read themselves"),
 ];

@@ -4,7 +4,6 @@ use std::fmt;
 
 use tch::{Device, Kind};
 
-use super::calibrate::chosen;
 use super::chunk::{Chunk, KvPage};
 use super::part::PartKernel;
 use crate::native;
@@ -52,7 +51,7 @@ pub struct AttendShape {
 }
 
 impl AttendShape {
-    fn of(chunk: &Chunk<'_>, past: &[KvPage<'_>]) -> Self {
+    pub(super) fn of(chunk: &Chunk<'_>, past: &[KvPage<'_>]) -> Self {
         let (batch, heads, tokens, head_dim) = chunk.qkv.q_bhnd.size4().unwrap_or_default();
         let past = past.iter().map(|past| past.k_bgpd.size()[2]).sum();
         Self { kind: chunk.qkv.q_bhnd.kind(), batch, heads, groups: chunk.num_kv_heads(), head_dim, tokens, past }
@@ -87,28 +86,6 @@ impl Backend {
             _ => Self::Parts(PartKernel::TorchKernel(TorchKernel::Efficient)),
         }
     }
-
-    /// How the chunk attends to itself and to its past.
-    pub(super) fn of(chunk: &Chunk<'_>, past: &[KvPage<'_>]) -> Self {
-        let (device, kind) = (chunk.qkv.q_bhnd.device(), chunk.qkv.q_bhnd.kind());
-        #[cfg(test)]
-        if let Some(backend) = forced::backend() {
-            return backend;
-        }
-        #[cfg(test)]
-        if crate::sabotage::is_active(crate::sabotage::Sabotage::MergeMissing) {
-            return Self::Parts(PartKernel::Blocks);
-        }
-        if !is_for_torch_kernels(device, kind) {
-            return Self::unmeasured(device, kind);
-        }
-        let is_masked = |part: &KvPage<'_>| part.in_use_bgp.is_some() || part.seen_until_bgp.is_some();
-        if past.iter().any(is_masked) || is_masked(&chunk.own()) {
-            return Self::Parts(PartKernel::Blocks);
-        }
-        let shape = AttendShape::of(chunk, past);
-        chosen(&shape.rounded()).map_or_else(|| Self::unmeasured(device, kind), |choice| choice.of(&shape))
-    }
 }
 
 /// What was found to be the fastest for a rounded shape.
@@ -123,7 +100,7 @@ pub(super) struct BackendChoice {
 const BLOCK: i64 = 128;
 
 impl BackendChoice {
-    fn of(self, shape: &AttendShape) -> Backend {
+    pub(super) fn of(self, shape: &AttendShape) -> Backend {
         let is_whole = shape.tokens % BLOCK == 0 && shape.past % BLOCK == 0;
         if self.backend == Backend::Parts(PartKernel::TorchKernel(TorchKernel::Cudnn)) && !is_whole {
             self.elsewhere
@@ -142,7 +119,7 @@ pub(crate) mod forced {
 
     thread_local! { static WAY: Cell<Option<Backend>> = const { Cell::new(None) }; }
 
-    pub(super) fn backend() -> Option<Backend> {
+    pub(in crate::ops::attention) fn backend() -> Option<Backend> {
         WAY.get()
     }
 

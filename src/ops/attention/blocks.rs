@@ -2,19 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::accumulation_kind;
-use super::chunk::{Attended, Qkv};
-
-/// Which keys the queries of a part see.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Mask<'a> {
-    /// Those up to their own.
-    pub(super) is_causal: bool,
-    /// Those of slots in use, `(B, G, P)` bool.
-    pub(super) in_use_bgp: Option<&'a Tensor>,
-    /// So many of the queries, from the first on, see each key, `(B, G, P)` int64.
-    pub(super) seen_until_bgp: Option<&'a Tensor>,
-}
+use super::chunk::{Attended, Mask, Qkv, accumulation_kind};
 
 /// So far below every score that nothing is left of its weight; not minus infinity, as a head may see nothing at all.
 const HIDDEN: f64 = -1e30;

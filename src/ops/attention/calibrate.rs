@@ -10,10 +10,10 @@ use std::time::Instant;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::backend::{AttendShape, Backend, BackendChoice, is_for_torch_kernels};
+use super::by_backend::{attend_backward_by, attend_by};
 use super::chunk::{Attended, AttentionGrads, Chunk, KvPage};
 use super::part::PartKernel;
 use super::rule::ScoreRule;
-use super::{attend_backward_by, attend_by};
 use crate::native::cuda::{self, Companion, Numerics, TorchKernel, keep, kind_of_gpu, recall};
 use crate::native::libtorch_version;
 

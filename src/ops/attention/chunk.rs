@@ -1,8 +1,7 @@
 //! A chunk as attention sees it: its queries, the keys and values that they see, and what comes of them.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
-use super::blocks::Mask;
 use super::rule::ScoreRule;
 /// Slots below the chunk's region, or a page of them: older than every query of the chunk.
 pub use crate::native::KvPart as KvPage;
@@ -105,7 +104,23 @@ impl<'a> Chunk<'a> {
     }
 }
 
+/// Which keys the queries of a part see.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Mask<'a> {
+    /// Those up to their own.
+    pub(super) is_causal: bool,
+    /// Those of slots in use, `(B, G, P)` bool.
+    pub(super) in_use_bgp: Option<&'a Tensor>,
+    /// So many of the queries, from the first on, see each key, `(B, G, P)` int64.
+    pub(super) seen_until_bgp: Option<&'a Tensor>,
+}
+
 /// What the chunk's queries see of a part of the past.
 pub(super) fn mask_of<'a>(past: &KvPage<'a>) -> Mask<'a> {
     Mask { is_causal: false, in_use_bgp: past.in_use_bgp, seen_until_bgp: past.seen_until_bgp }
+}
+
+/// The kind in which sums over many tokens are kept: f64 for f64, else f32.
+pub fn accumulation_kind(kind: Kind) -> Kind {
+    if kind == Kind::Double { Kind::Double } else { Kind::Float }
 }

@@ -4,8 +4,9 @@ use std::f64::consts::LOG2_E;
 
 use tch::{Kind, Tensor};
 
-use super::all_parts;
 use super::backend::Backend;
+use super::by_backend::all_parts;
+use super::choice::backend_for;
 use super::chunk::{Chunk, KvPage, Queries};
 use crate::native;
 
@@ -15,7 +16,7 @@ use crate::native;
 /// # Shapes
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; result `(B, G, P + n)` in f32 (f64 for f64 inputs).
 pub fn attention_mass(chunk: Chunk<'_>, past: &[KvPage<'_>], lse_bhn: &Tensor, queries: Queries) -> Tensor {
-    if Backend::of(&chunk, past) == Backend::Own {
+    if backend_for(&chunk, past) == Backend::Own {
         let parts = all_parts(&chunk, past);
         let first = queries.first(chunk.qkv.q_bhnd.size()[2]);
         return native::attention_mass(chunk.qkv.q_bhnd, &parts, lse_bhn, chunk.qkv.rule.scale, first) / chunk.per_group();

@@ -2,8 +2,7 @@
 
 use tch::Tensor;
 
-use super::accumulation_kind;
-use super::chunk::{Attended, AttentionGrads, Chunk, KvPage, mask_of};
+use super::chunk::{Attended, AttentionGrads, Chunk, KvPage, accumulation_kind, mask_of};
 use super::part::{self, PartKernel};
 
 /// Each part forward, merged.

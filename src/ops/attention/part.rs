@@ -2,8 +2,8 @@
 
 use tch::Tensor;
 
-use super::blocks::{self, Mask};
-use super::chunk::{Attended, Chunk, KvPage, Qkv};
+use super::blocks;
+use super::chunk::{Attended, Chunk, KvPage, Mask, Qkv};
 use crate::native::cuda::{TorchKernel, TorchKernelMask, vendor_attend, vendor_attend_backward};
 use crate::native::or_panic;
 

@@ -4,6 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::mass::mass_in_blocks;
 use super::*;
+use crate::native;
 use crate::native::cuda::TorchKernel;
 
 const OPTS: (Kind, Device) = (Kind::Double, Device::Cpu);
