@@ -235,6 +235,7 @@ fn check_numbers(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::{ExcludedModules, ModulePatterns};
     use crate::model::{Attend, AttendError, DropoutContext, DropoutKey, Model, Qkv};
     use crate::recipe::Dtype;
     use crate::units::{Failure, LayerIdx};
@@ -339,6 +340,18 @@ mod tests {
         assert!(adapter(&recipe(&["q_proj"]), 1).has_targets(&config(), &TargetModules::Names(vec!["q_proj".into()])).unwrap());
     }
 
+    /// A run that is resumed must draw the masks it drew before: the numbers of linears in their layer are part of the format.
+    #[test]
+    fn every_linear_keeps_its_number_in_the_masks_of_dropout() {
+        let numbers = config().linears().into_iter().map(|linear| (linear.layer.0, linear.number, linear.spec.name().to_owned()));
+        let names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+        let expected = (0..2).flat_map(|layer| names.iter().enumerate().map(move |(i, name)| (layer, i, (*name).to_owned())));
+        assert_eq!(numbers.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+        let adapter = adapter(&recipe(&["k_proj", "down_proj"]), 1);
+        let streams = adapter.deltas.iter().map(|(_, Delta::Lora(lora))| (lora.stream.layer, lora.stream.module));
+        assert_eq!(streams.collect::<Vec<_>>(), [(0, 1), (0, 6), (1, 1), (1, 6)]);
+    }
+
     #[test]
     fn impossible_requests_are_refused() {
         let error = |lora: &LoraRecipe| {
@@ -355,5 +368,13 @@ mod tests {
         assert!(error(&LoraRecipe { r: 0, ..recipe(&["q_proj"]) }).contains("`lora.r` is 0"));
         assert!(error(&LoraRecipe { alpha: f64::NAN, ..recipe(&["q_proj"]) }).contains("`lora.alpha` is NaN"));
         assert!(error(&LoraRecipe { dropout: 1.0, ..recipe(&["q_proj"]) }).contains("`lora.dropout` is 1"));
+        let error = |settings| Adapter::with_settings(&config(), settings, 1, Kind::Float, Device::Cpu).unwrap_err().to_string();
+        let plain = PeftConfig::plain(2, 4.0, 0.0, PeftTargets::Names(vec!["q_proj".into()]));
+        let ranks = |r| ModulePatterns::new([("q_proj".to_owned(), r)]).unwrap();
+        assert!(error(PeftConfig { rank_pattern: ranks(21), ..plain.clone() }).contains("`lora.rank_pattern` is 21"));
+        let alphas = ModulePatterns::new([("q_proj".to_owned(), -1.0)]).unwrap();
+        assert!(error(PeftConfig { alpha_pattern: alphas, ..plain.clone() }).contains("`lora.alpha_pattern` is -1"));
+        let excluded = Some(ExcludedModules::names(vec!["q_proj".into()]));
+        assert!(error(PeftConfig { exclude_modules: excluded, ..plain }).contains("`lora.exclude_modules` is all of"));
     }
 }

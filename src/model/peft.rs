@@ -44,6 +44,8 @@ mod tests {
 
     use super::*;
     use crate::files::{ADAPTER_CONFIG, ADAPTER_TENSORS, FilesError, TensorFile, read_json};
+    use crate::model::Model;
+    use crate::recipe::Dtype;
 
     fn fixture(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
@@ -86,6 +88,25 @@ mod tests {
             if key != "target_modules" {
                 assert_eq!(value, theirs[&key], "{key}");
             }
+        }
+    }
+
+    #[test]
+    fn an_adapter_with_settings_by_linear_is_written_as_it_was_read() {
+        for (kind, keys) in [
+            ("adapter-qwen2-rslora", &["r", "use_rslora"][..]),
+            ("adapter-qwen2-patterns", &["rank_pattern", "alpha_pattern", "exclude_modules"]),
+        ] {
+            let (theirs, ours) = (fixture("families").join(kind), tempfile::tempdir().unwrap());
+            let config = ModelConfig::load(&fixture("model-qwen2")).unwrap();
+            // Through a model, whose linears take the matrices.
+            let model = Model::random(config, Dtype::F32, Device::Cpu, 1).unwrap().with_adapter(load(&theirs).unwrap());
+            model.save_trained(ours.path(), "model-qwen2").unwrap();
+            let [written, read] = [ours.path(), &theirs].map(|dir| read_json::<Value>(&dir.join(ADAPTER_CONFIG)).unwrap());
+            for &key in keys {
+                assert_eq!(written[key], read[key], "{kind}: {key}");
+            }
+            assert_eq!(load(ours.path()).unwrap().parameters(), load(&theirs).unwrap().parameters(), "{kind}");
         }
     }
 

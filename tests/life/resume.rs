@@ -44,6 +44,46 @@ fn from_every_step_to_the_bit() {
     }
 }
 
+/// An adapter whose linears differ in rank and scale, or have none, is resumed and continued as any other.
+#[test]
+fn with_an_adapter_that_differs_by_linear_to_the_bit() {
+    let workshop = workshop();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    for (kind, r) in [("adapter-qwen2-patterns", 4), ("adapter-qwen2-rslora", 6)] {
+        let given = fixtures.join("families").join(kind);
+        let set = |adapter: &Path| {
+            let (model, adapter) = (fixtures.join("model-qwen2").display().to_string(), adapter.display().to_string());
+            [
+                format!("model.path={model}"),
+                format!("model.adapter={adapter}"),
+                format!("lora.r={r}"),
+                "lora.alpha=8".into(),
+                "lora.target_modules=all-linear".into(),
+                "train.max_steps=3".into(),
+            ]
+        };
+        let finished = |run: &str, adapter: &Path| {
+            let set = set(adapter);
+            workshop.finished(run, &set.each_ref().map(String::as_str))
+        };
+        let whole = finished(kind, &given);
+        let from = format!("{kind}-from-1");
+        workshop.copy(kind, &from);
+        workshop.resume("", &from, &["--from", "step-000001"]).with(0);
+        workshop.assert_left(&from, &whole);
+        let settings = |dir: &Path| fs::read_to_string(dir.join("adapter_config.json")).unwrap();
+        let written = settings(&workshop.path(kind).join("final"));
+        for key in ["rank_pattern", "alpha_pattern", "use_rslora"] {
+            let of = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap()[key].clone();
+            assert_eq!(of(&written), of(&settings(&given)), "{kind}: {key}");
+        }
+        let next = format!("{kind}-next");
+        let continued = finished(&next, &workshop.path(kind).join("final"));
+        assert_eq!(settings(&workshop.path(&next).join("final")).replace(&next, kind), written);
+        assert!(continued.metrics[0]["eval_loss"] == whole.metrics[3]["eval_loss"], "{kind} begins where it has ended");
+    }
+}
+
 /// Chunks of 2 to 6 tokens, others in each step.
 #[test]
 fn with_chunk_sizes_that_are_drawn_to_the_bit() {

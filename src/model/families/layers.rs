@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
+use super::family::{Family, SlidingLayers};
 use super::rope::rope;
-use super::{Family, SlidingLayers};
 use crate::model::fields::{ConfigFault, Fields, shown};
 use crate::model::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, ScoreRule};
 

@@ -1,6 +1,6 @@
 //! Qwen2 and Qwen2.5: bias on queries, keys and values; sliding windows only where `config.json` switches them on.
 
-use super::{Family, SlidingLayers};
+use super::family::{Family, SlidingLayers};
 use crate::model::fields::{ConfigFault, Fields};
 
 pub(super) const FAMILY: Family = Family {
