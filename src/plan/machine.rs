@@ -41,14 +41,18 @@ impl Machine {
     pub fn including<T>(&mut self, load: impl FnOnce() -> T) -> T {
         let before = resident_now();
         let loaded = load();
-        self.baseline.0.0 += resident_now().saturating_sub(before);
+        self.baseline.resident.0 += resident_now().saturating_sub(before);
         loaded
     }
 
     /// With what `measure` says of its speed.
     pub fn timed(mut self, measure: impl FnOnce() -> Option<StepTimes>) -> Self {
-        // What stays are the kernels of the shapes that were measured, and their buffers.
-        self.times = self.including(measure);
+        let before = resident_now();
+        self.times = measure();
+        // What stays are kernels of the run's own shapes, as they were expected. Some are still to come, for shapes that the
+        // rehearsal has not met: a quarter, as seen over drawn recipes.
+        let (kernels, expected) = (resident_now().saturating_sub(before), self.baseline.kernels.0);
+        self.baseline.kernels = Bytes(kernels.max(expected) + kernels.min(expected) / 4);
         self
     }
 }

@@ -61,7 +61,7 @@ impl StepTimes {
             times.per_run[part] = per_run;
             times.per_operation[part] = (wide_seconds - per_run * fewer) / wide.0.operations[part].max(1.0);
         }
-        // A model of one layer replays nothing. What is run again is a forward.
+        // Steps of one layer band replay nothing. What is replayed is a forward again.
         let (forward, replay) = (StepPart::Forward as usize, StepPart::Replay as usize);
         if wide.0.operations[replay] == 0.0 {
             times.per_operation[replay] = times.per_operation[forward];

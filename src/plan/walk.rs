@@ -63,7 +63,8 @@ impl<'a> StepWalk<'a> {
         let shapes = spec.settings.cache_shapes(spec.config, plan, (spec.kind, spec.device));
         let ledger = Ledger::new(spec, plan, shapes.clone());
         let schedule = Schedule::new(spec.settings, plan);
-        let mut walk = Self { spec, plan, targets, shapes, schedule, ledger, graphs: Graphs::default(), layers: RefCell::default() };
+        let mut walk =
+            Self { spec, plan, targets, shapes, schedule, ledger, graphs: Graphs::default(), layers: RefCell::default() };
         walk.graphs = walk.of_graphs();
         walk
     }

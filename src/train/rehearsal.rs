@@ -16,21 +16,19 @@ use crate::plan::stopwatch::Stopwatch;
 use crate::plan::{StepPart, StepSpec, StepTimes, StepWork, TrainedPart};
 use crate::recipe::{CacheLength, CacheRecipe, GradRecipe, Recipe, Storage, StoreRecipe};
 
-/// Layers of the rehearsed model: one for the top band, and one below it, which is replayed.
+/// Layers of the rehearsed model, as one layer band: what is replayed is a forward again.
 const LAYERS: usize = 2;
 /// Its vocabulary at most: the head takes time in proportion.
 const VOCABULARY: usize = 8192;
-/// Chunks of a sequence that does not fill the cache.
+/// Chunks of a sequence that does not fill the cache, and of wide columns where the run has narrow ones.
 const CHUNKS: usize = 4;
-/// Chunks of a cell in the two steps that are compared.
-const WIDTHS: [usize; 2] = [1, CHUNKS];
 /// Tokens of a chunk, all sequences together, below which it is not made shorter.
 const SHORTEST_CHUNK: usize = 32;
 /// Operations of a rehearsed step at most, as long as its chunks can be made shorter.
 const OPERATIONS_CPU: f64 = 2e10;
 const OPERATIONS_CUDA: f64 = 4e12;
 /// Rounds at least and at most. The first one warms up. Of the others the fastest counts, as other programs may slow one down.
-const ROUNDS: (usize, usize) = (2, 6);
+const ROUNDS: (usize, usize) = (2, 20);
 /// Seconds after which no further round begins.
 const ENOUGH: f64 = 0.5;
 
@@ -42,7 +40,12 @@ pub(super) fn times(recipe: &Recipe, config: &ModelConfig, batch: &Batch, device
     let some = config.layers.iter().step_by(config.num_layers().div_ceil(LAYERS)).cloned().collect();
     let short = ModelConfig { layers: some, vocab_size: config.vocab_size.min(VOCABULARY), ..config.clone() };
     let kv = CacheRecipe { cache_length: CacheLength::Uniform(longest), randomize_chunk_sizes: false, ..recipe.kv_cache.clone() };
-    let mut rehearsal = Rehearsal { recipe: Recipe { kv_cache: kv, ..recipe.clone() }, config: short, device };
+    // The run's own width, where its columns have several chunks: libraries keep kernels of each shape.
+    let plan = Settings::new(config, &recipe.kv_cache, &recipe.grad.closed())?.plan(batch, None)?;
+    let own = plan.columns.iter().map(ExactSizeIterator::len).max().filter(|&chunks| chunks > 1);
+    let widths = [1, own.unwrap_or(CHUNKS)];
+    let recipe = Recipe { kv_cache: kv, ..recipe.clone() };
+    let mut rehearsal = Rehearsal { recipe, config: short, device, widths };
     let batch = rehearsal.choose_size((batch.sequences.len(), batch.max_len()), longest)?;
     rehearsal.times(&batch)
 }
@@ -52,6 +55,8 @@ struct Rehearsal {
     recipe: Recipe,
     config: ModelConfig,
     device: Device,
+    /// Chunks of a cell in the two steps that are compared.
+    widths: [usize; 2],
 }
 
 impl Rehearsal {
@@ -67,17 +72,17 @@ impl Rehearsal {
         for (chunk, length) in full.into_iter().chain(halves.map(|chunk| (chunk, CHUNKS * chunk))) {
             self.recipe.kv_cache.chunk_size = chunk;
             batch = random_batch(sequences, length.min(tokens), self.config.vocab_size);
-            if self.work(&batch, WIDTHS[0])?.total_operations() <= budget {
+            if self.work(&batch, self.widths[0])?.total_operations() <= budget {
                 break;
             }
         }
         Ok(batch)
     }
 
-    /// The tiling of a width: layer bands of one layer, and what waits is plain and in memory.
+    /// The tiling of a width: one layer band, and what waits is plain and in memory.
     fn grad(&self, chunks: usize) -> GradRecipe {
         GradRecipe {
-            layers_per_cell: 1,
+            layers_per_cell: LAYERS,
             chunks_per_cell: Some(chunks),
             layer_checkpoints: StoreRecipe::PLAIN,
             undo_log: StoreRecipe::PLAIN,
@@ -123,8 +128,8 @@ impl Rehearsal {
             let engine = Engine::new(self.settings(chunks)?, Box::new(NextToken));
             Ok(RetryingEngine::new(engine, self.recipe.kv_cache.clone(), self.grad(chunks)))
         };
-        let mut engines = WIDTHS.into_iter().map(engine).collect::<Result<Vec<_>, TrainError>>()?;
-        let mut fastest = WIDTHS.map(|_| [f64::INFINITY; 6]);
+        let mut engines = self.widths.into_iter().map(engine).collect::<Result<Vec<_>, TrainError>>()?;
+        let mut fastest = self.widths.map(|_| [f64::INFINITY; 6]);
         let began = Instant::now();
         for round in 0..ROUNDS.1 {
             if round >= ROUNDS.0 && began.elapsed().as_secs_f64() > ENOUGH {
@@ -140,7 +145,7 @@ impl Rehearsal {
                 }
             }
         }
-        let [narrow, wide] = WIDTHS.map(|chunks| self.work(batch, chunks));
+        let [narrow, wide] = self.widths.map(|chunks| self.work(batch, chunks));
         Ok(StepTimes::from_steps([(narrow?, fastest[0]), (wide?, fastest[1])]))
     }
 }
@@ -208,7 +213,7 @@ mod tests {
             for layer in &mut config.layers {
                 layer.feed_forward = FeedForwardSpec::Dense { intermediate_size: 4 * hidden_size };
             }
-            let mut rehearsal = Rehearsal { recipe, config, device: Device::Cpu };
+            let mut rehearsal = Rehearsal { recipe, config, device: Device::Cpu, widths: [1, CHUNKS] };
             let batch = rehearsal.choose_size((1, tokens), 1024).unwrap();
             (rehearsal.recipe.kv_cache.chunk_size, batch.max_len())
         };

@@ -22,7 +22,11 @@ fn copy(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();
         let target = to.join(path.file_name().unwrap());
-        if path.is_dir() { copy(&path, &target) } else { drop(fs::copy(&path, &target).unwrap()) }
+        if path.is_dir() {
+            copy(&path, &target);
+        } else {
+            fs::copy(&path, &target).unwrap();
+        }
     }
 }
 
@@ -42,7 +46,8 @@ fn a_run_that_an_earlier_version_began_goes_on() {
     fs::write(run.join("recipe.resolved.toml"), recipe).unwrap();
 
     workshop.resume("", "run", &[]).with(0);
-    let (ours, theirs) = (fs::read_to_string(run.join("metrics.jsonl")).unwrap(), fs::read_to_string(kept.join("whole.jsonl")).unwrap());
+    let (ours, theirs) =
+        (fs::read_to_string(run.join("metrics.jsonl")).unwrap(), fs::read_to_string(kept.join("whole.jsonl")).unwrap());
     let (ours, theirs) = (shown(&ours), shown(&theirs));
     assert_eq!(ours.len(), theirs.len());
     for ((step, loss, choices), (_, expected, recorded)) in ours.into_iter().zip(theirs) {

@@ -31,7 +31,13 @@ fn batch(tokens: usize) -> Batch {
 
 fn machine(host: u64) -> Machine {
     let limits = Limits { host: Some(Bytes(host * MIB)), ..Limits::default() };
-    Machine { device: Device::Cpu, threads: 2, baseline: ProcessBaseline(Bytes(150 * MIB)), limits, times: None }
+    Machine {
+        device: Device::Cpu,
+        threads: 2,
+        baseline: ProcessBaseline { resident: Bytes(150 * MIB), kernels: Bytes(0) },
+        limits,
+        times: None,
+    }
 }
 
 /// What is decided for so many tokens, with so many MiB of memory.

@@ -30,7 +30,7 @@ pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machin
     let limit = |bytes: Option<Bytes>| bytes.map(|bytes| bytes.0);
     let setup = json!({
         "kind": "machine", "device": if machine.device.is_cuda() { "cuda" } else { "cpu" }, "threads": machine.threads,
-        "baseline_bytes": machine.baseline.0.0, "host_limit_bytes": limit(machine.limits.host), "device_limit_bytes": limit(machine.limits.device),
+        "baseline_bytes": machine.baseline.bytes().0, "host_limit_bytes": limit(machine.limits.host), "device_limit_bytes": limit(machine.limits.device),
         "scratch_limit_bytes": limit(machine.limits.files), "is_timed": machine.times.is_some(),
     });
     console::result(&setup.to_string())?;
