@@ -59,9 +59,8 @@ pub(super) fn by_part(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): 
     let config = spec.config;
     let replayed = spec.settings.replayed_layers();
     let mut parts = ByPart::default();
-    for layer in 0..config.num_layers() {
+    for (layer, slots) in spec.settings.slots(plan).into_iter().enumerate() {
         let linear = projections(spec, layer);
-        let slots = spec.settings.cache_length(layer).unwrap_or(usize::MAX);
         let attention = attended(config, visible_pairs(plan, slots));
         parts.forward.linear += tokens as f64 * linear.forward;
         parts.forward.attention += attention.forward;
