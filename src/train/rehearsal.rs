@@ -220,8 +220,7 @@ mod tests {
         // A full cache and two chunks, or all that there is; then four chunks, which become shorter.
         assert_eq!(sizes(64, 256, 9000), (256, 1024 + 512));
         assert_eq!(sizes(64, 256, 700), (256, 700));
-        assert_eq!(sizes(256, 256, 9000), (256, 4 * 256));
-        assert_eq!(sizes(512, 256, 9000), (64, 4 * 64));
+        assert_eq!(sizes(256, 256, 9000), (128, 4 * 128));
         assert_eq!(sizes(4096, 256, 9000), (32, 4 * 32));
     }
 }
