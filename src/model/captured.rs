@@ -255,6 +255,7 @@ mod tests {
 
     use super::*;
     use crate::model::{Adapter, DropoutKey, Qkv, while_graphs_are_simulated};
+    use crate::ops::rope::Rotation;
     use crate::recipe::{Dtype, LoraRecipe, TargetModules};
 
     fn model(dtype: Dtype) -> Model {
@@ -341,7 +342,7 @@ mod tests {
         let positions = model.positions(Tensor::zeros([1, 5], (Kind::Int64, Device::Cpu)));
         let CapturedBuffers { hidden_bne, positions: Positions { position_bn, rotations }, qkv, attended_bhnd, out_bne } =
             CapturedBuffers::new(&model, (2, 5), &positions);
-        let angles = rotations.iter().flat_map(|rotation| rotation.tensors());
+        let angles = rotations.iter().flat_map(Rotation::tensors);
         let all = qkv.iter().chain(angles).chain([&hidden_bne, &position_bn, &attended_bhnd, &out_bne]);
         let bytes: usize = all.map(|t| t.numel() * t.kind().elt_size_in_bytes()).sum();
         assert_eq!(CapturedLayers::bytes(model.config(), Kind::BFloat16, (2, 5)), Bytes(bytes as u64));

@@ -87,7 +87,7 @@ pub struct RopeSpec {
 /// The part of a layer that acts on each token alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FeedForwardSpec {
-    /// A gated MLP with SiLU.
+    /// A gated MLP with `SiLU`.
     Dense {
         /// Its width.
         intermediate_size: usize,

@@ -24,7 +24,7 @@ table! {
         )]
         #[required("the directory of the model")]
         pub path: PathBuf,
-        /// A PEFT adapter to start from.
+        /// A PEFT adapter to start from. It may have `use_rslora`, `rank_pattern`, `alpha_pattern` and `exclude_modules`.
         pub adapter: Option<PathBuf> = None,
         /// Element type of weights and activations. An adapter's matrices are f32 at least. `bf16` trains adapters only.
         #[also("model.precision", "model.torch_dtype", "precision", "dtype", "torch_dtype", "train.precision")]

@@ -220,14 +220,14 @@ fn adapters_on_some_layers() {
 fn adapters_that_differ_by_linear() {
     let cases = varied([
         |c| Case { name: "rsLoRA", is_rslora: true, ..c },
-        |c| Case { name: "rsLoRA, in one cell, with dropout", is_rslora: true, dropout: 0.1, ..whole(c) },
+        |c| Case { name: "rsLoRA, in one cell, with dropout", is_rslora: true, dropout: 0.1, ..whole(&c) },
         |c| Case { name: "ranks", ranks: &[("q_proj", 7), (r"layers\.(0|2)\.mlp\..*", 1), ("layers.1.*", 5)], ..c },
-        |c| Case { name: "ranks, in one cell", ranks: &[(".*_proj", 3), ("q_proj", 6)], ..whole(c) },
+        |c| Case { name: "ranks, in one cell", ranks: &[(".*_proj", 3), ("q_proj", 6)], ..whole(&c) },
         |c| Case { name: "alphas", alphas: &[("v_proj", 20.0), ("layers.1.mlp.up_proj", 0.5)], ..c },
         |c| Case { name: "no o_proj", excluded: &["o_proj"], ..c },
         |c| Case { name: "none in the middle layer's MLP", excluded: MLP_OF_THE_MIDDLE, layers_per_cell: 2, ..c },
         |c| Case { name: "the top layer's alone", excluded: ALL_BUT_THE_TOP, ..c },
-        |c| Case { name: "the top layer's alone, in one cell", excluded: ALL_BUT_THE_TOP, ..whole(c) },
+        |c| Case { name: "the top layer's alone, in one cell", excluded: ALL_BUT_THE_TOP, ..whole(&c) },
         |c| Case {
             name: "everything at once, with dropout",
             is_rslora: true,
@@ -245,8 +245,8 @@ fn adapters_that_differ_by_linear() {
 }
 
 /// A case as one cell.
-fn whole(case: Case) -> Case {
-    Case { layers_per_cell: 3, width: Width::Chunks(100), ..case }
+fn whole(case: &Case) -> Case {
+    Case { layers_per_cell: 3, width: Width::Chunks(100), ..*case }
 }
 
 const MLP_OF_THE_MIDDLE: &[&str] = &["layers.1.mlp.gate_proj", "layers.1.mlp.up_proj", "layers.1.mlp.down_proj"];
