@@ -213,12 +213,12 @@ fn a_file_of_another_kind_is_refused() {
 }
 
 /// A case in caches that become full one after the other, if anything ever leaves them.
-fn full_one_by_one(case: Case) -> Case {
-    Case { cache: if case.policy == "dense" { case.cache } else { &[18, 20, 22] }, chunk: 4, ..case }
+fn full_one_by_one(case: &Case) -> Case {
+    Case { cache: if case.policy == "dense" { case.cache } else { &[18, 20, 22] }, chunk: 4, ..*case }
 }
 
 fn case_of(policy: &'static str, params: &'static str) -> Case {
-    full_one_by_one(Case { policy, params, ..PLAIN })
+    full_one_by_one(&Case { policy, params, ..PLAIN })
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn the_size_is_known_beforehand() {
         (log.bytes(), engine.settings().log_bytes(&plan, case.heads.1))
     };
     for case in registered_policies() {
-        let (real, (_, predicted)) = sizes(&full_one_by_one(case));
+        let (real, (_, predicted)) = sizes(&full_one_by_one(&case));
         assert!(real <= predicted, "{}: {real}, predicted {predicted}", case.policy);
     }
     // 26, 24 and 22 columns leave: one choice for all, and one for each of 3 sequences with 2 heads.
@@ -265,7 +265,7 @@ fn the_size_is_known_beforehand() {
 #[test]
 fn a_forward_phase_that_follows_a_log_is_the_one_that_wrote_it() {
     for case in registered_policies() {
-        let (name, case) = (case.policy, full_one_by_one(case));
+        let (name, case) = (case.policy, full_one_by_one(&case));
         let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
         let first = support::engine(&case, &model).gradients(&model, &batch, context, &mut Silent).unwrap();
         // The policy of the engine that follows is another one: it is not asked.

@@ -15,7 +15,7 @@ use crate::recipe::{
 };
 use crate::report::console;
 use crate::report::table::Table;
-use crate::train::{self, ResolvedRun, Schedule, TrainError};
+use crate::train::{self, ResolvedRun, RunSchedule, TrainError};
 use crate::units::Bytes;
 use crate::verify::ErrorBound;
 
@@ -40,7 +40,7 @@ impl Check {
         let ResolvedRun { recipe, planned, engine, data, .. } = settled;
         let longest = (0..data.train.len()).max_by_key(|&sample| data.train.lengths()[sample]).unwrap_or(0);
         let plan = engine.settings().plan(&data.train.batch(&[longest])?, None).map_err(TrainError::from)?;
-        let schedule = Schedule::new(&recipe, data.train.lengths());
+        let schedule = RunSchedule::new(&recipe, data.train.lengths());
         for note in notes(&recipe, engine.settings(), &config) {
             console::note(&note);
         }
@@ -125,7 +125,7 @@ fn cache(recipe: &Recipe, config: &ModelConfig) -> (String, Option<String>) {
     (words.join(", "), (!is_uniform).then(|| listed.join(", ")))
 }
 
-fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Schedule) -> Table {
+fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &RunSchedule) -> Table {
     let head = match &recipe.head {
         HeadRecipe::NextToken => "next_token".to_owned(),
         HeadRecipe::SeqClassificationOnLogits(labels) => format!("seq_classification_on_logits, {labels}"),

@@ -7,27 +7,29 @@ use tch::{Tensor, no_grad, with_grad};
 
 use super::ahead::Prepared;
 use super::attend::{Column, ColumnAttention, Mode, chain_leaf};
-use super::forward::{ForwardTrace, captured};
+use super::forward::captured;
 use super::head_run::HeadRun;
 use super::layer_state::{link, lock};
-use super::memory::{self, Transient};
+use super::measured::{self, Transient};
 use super::schedule::{BackwardStage, Schedule};
 use super::session::Pass;
-use super::{Engine, EngineError, Event, MicroBatchContext, MicroBatchGradients, Observer};
+use super::setup::Setup;
+use super::trace::ForwardTrace;
+use super::{EngineError, Event, MicroBatchContext, MicroBatchGradients, Observer};
 use crate::model::{CapturedLayers, Model};
 use crate::native::run_backward;
 use crate::store::{HostTensor, Prefetch, copies_are_async};
 
 /// Runs the backward phase.
 pub(super) fn run(
-    engine: &Engine,
+    setup: &Setup,
     model: &Model,
     mut trace: ForwardTrace,
     context: MicroBatchContext,
     observer: &mut dyn Observer,
 ) -> Result<MicroBatchGradients, EngineError> {
     trace.session.give_choices(&mut trace.log.layers);
-    let schedule = Schedule::new(&engine.settings, &trace.session.plan);
+    let schedule = Schedule::new(&setup.settings, &trace.session.plan);
     let (num_bands, num_columns) = schedule.size();
     // The gradient that travels from band to band, by column; never quantised.
     let (mut travelling, mut head) = (std::mem::take(&mut trace.top), std::mem::take(&mut trace.head));
@@ -35,14 +37,14 @@ pub(super) fn run(
     let head_gradients: Vec<Tensor> = head.gradients.iter().map(Tensor::shallow_clone).collect();
     let mut emit = |event, trace: &ForwardTrace, travelling: &[Option<HostTensor>], next: Option<&Prepared>| {
         let ahead = next.map(Prepared::bytes).unwrap_or_default();
-        memory::emit(observer, event, (model, trace), &Transient { travelling, ahead, head: &head_gradients });
+        measured::emit(observer, event, (model, trace), &Transient { travelling, ahead, head: &head_gradients });
     };
     let mut next: Option<Prepared> = None;
     for stage in schedule.backward() {
         match stage {
             BackwardStage::Replay { band: b } => {
                 emit(Event::Replay { band: (b, num_bands) }, &trace, &travelling, None);
-                let captured = captured(engine, model, &trace.session.plan)?;
+                let captured = captured(setup, model, &trace.session.plan)?;
                 let band = LayerBand { model, trace: &trace, layers: schedule.layers(b), context };
                 no_grad(|| band.replay(captured))?;
             }
@@ -57,7 +59,7 @@ pub(super) fn run(
                 if c > 0 && copies_are_async(model.device()) {
                     next = Some(band.prepare(c - 1, &mut travelling)?);
                 }
-                let above = if schedule.has_head_in_cells() { Above::Head(engine, &mut head) } else { Above::Band };
+                let above = if schedule.has_head_in_cells() { Above::Head(setup, &mut head) } else { Above::Band };
                 travelling[c] = band.cell(c, (prepared, above), &mut |phase| match phase {
                     CellPhase::Head => emit(Event::Head { column }, &trace, &travelling, next.as_ref()),
                     CellPhase::Backward => {
@@ -107,7 +109,7 @@ enum Above<'a> {
     /// The band above: it was prepared; nothing where no later token has a target.
     Band,
     /// The head, from the output itself: the only band makes the last hidden states again.
-    Head(&'a Engine, &'a mut HeadRun),
+    Head(&'a Setup, &'a mut HeadRun),
 }
 
 /// Whose turn it is within a cell that has been computed again.
@@ -220,10 +222,10 @@ impl LayerBand<'_> {
         let output = with_grad(|| self.pass(&mut captured).run(input.shallow_clone(), &mut attend, &mut |_, _| Ok(())))?;
         let gradient = match above {
             Above::Band => prepared.take_gradient(),
-            Above::Head(engine, head) => {
+            Above::Head(setup, head) => {
                 emit(CellPhase::Head);
                 let (start, _) = self.trace.at(c);
-                head.column(engine, self.model, (start, &output.detach()), Some(self.context.weight))?
+                head.column(setup, self.model, (start, &output.detach()), Some(self.context.weight))?
             }
         };
         let gradient = gradient.unwrap_or_else(|| output.zeros_like());

@@ -4,18 +4,12 @@ use std::collections::VecDeque;
 
 use tch::Tensor;
 
-use super::{Engine, EngineError};
+use super::EngineError;
+use super::setup::Setup;
 use crate::data::{Batch, Targets};
 use crate::head::{Head, Logits, Losses, Pick, SequenceLoss, SequenceTargets, column_loss};
 use crate::model::Model;
 use crate::store::HostTensor;
-
-impl Engine {
-    /// The head.
-    pub fn head(&self) -> &dyn Head {
-        &*self.head
-    }
-}
 
 /// Losses so far, and what of the model's upper end is trained.
 #[derive(Debug, Default)]
@@ -53,13 +47,13 @@ impl Logits for UpperEnd<'_> {
 }
 
 impl HeadRun {
-    pub(super) fn new(engine: &Engine, model: &Model, batch: &Batch) -> Result<Self, EngineError> {
+    pub(super) fn new(setup: &Setup, model: &Model, batch: &Batch) -> Result<Self, EngineError> {
         let parameters = UpperEnd::of(model).parameters;
         Ok(Self {
             sequences: vec![SequenceLoss::default(); batch.sequences.len()],
             waiting: VecDeque::new(),
             gradients: parameters.iter().map(|leaf| leaf.detach().zeros_like()).collect(),
-            picks: picks(&*engine.head, batch)?,
+            picks: picks(&*setup.head, batch)?,
         })
     }
 
@@ -70,7 +64,7 @@ impl HeadRun {
     /// `hidden_bne (B, n, E)`, before the final norm; the same out.
     pub(super) fn column(
         &mut self,
-        engine: &Engine,
+        setup: &Setup,
         model: &Model,
         (start, hidden_bne): (usize, &Tensor),
         weight: Option<f64>,
@@ -80,7 +74,7 @@ impl HeadRun {
         let here = &self.picks[from(start)..from(end)];
         let upper = UpperEnd::of(model);
         let logits = (&upper as &dyn Logits, model.config().vocab_size);
-        let loss = column_loss(&*engine.head, hidden_bne, start, here, logits, weight)?;
+        let loss = column_loss(&*setup.head, hidden_bne, start, here, logits, weight)?;
         self.waiting.extend(loss.losses.into_iter().map(|block| (block.picks, HostTensor::send(&block.figures_2n))));
         while self.waiting.front().is_some_and(|(_, figures)| figures.has_come()) {
             self.read_next()?;

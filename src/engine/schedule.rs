@@ -130,7 +130,8 @@ mod tests {
 
     #[test]
     fn a_single_band_leaves_the_head_to_its_cells() {
-        let schedule = Schedule { bands: vec![0..3], num_columns: 2, has_head_in_cells: true };
+        let bands = std::iter::once(0..3).collect();
+        let schedule = Schedule { bands, num_columns: 2, has_head_in_cells: true };
         assert_eq!(schedule.forward().collect::<Vec<_>>(), [ForwardStage::Column(0), ForwardStage::Column(1)]);
         assert!(!schedule.backward().any(|stage| matches!(stage, BackwardStage::Replay { .. })));
     }

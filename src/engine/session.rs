@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use tch::{Kind, Tensor, no_grad};
+use tch::{Kind, Tensor};
 
-use super::attend::{Column, ColumnAttention, Mode};
-use super::layer_state::{SharedLayer, lock, new_layer_states};
-use super::{ChunkPlan, Engine, EngineError, guarded};
-use crate::cache::{ChunkSpan, LayerCache, LayerLog, ReplayLog};
+use super::attend::{Column, ColumnAttention};
+use super::layer_state::{SharedLayer, lock};
+use super::{ChunkPlan, EngineError};
+use crate::cache::{ChunkSpan, LayerLog, ReplayLog};
 use crate::model::{CapturedLayers, DropoutContext, Model};
 use crate::units::LayerIdx;
 
@@ -18,7 +18,7 @@ pub struct Session {
     pub(super) layers: Vec<SharedLayer>,
     /// The chunks that it is to see, or those that have come.
     pub(super) plan: ChunkPlan,
-    max_tokens: usize,
+    pub(super) max_tokens: usize,
 }
 
 /// What carries a column through layers: the model with what of it is captured, and what dropout depends on.
@@ -29,43 +29,9 @@ pub(super) struct Pass<'a> {
 }
 
 impl Session {
-    /// A session for sequences of at most `max_tokens` tokens each, with empty caches, whose policies choose.
-    pub fn new(engine: &Engine, model: &Model, num_sequences: usize, max_tokens: usize) -> Result<Self, EngineError> {
-        guarded(|| {
-            let (settings, options) = (&engine.settings, (model.kind(), model.device()));
-            settings.check_fits(max_tokens)?;
-            let plan = ChunkPlan::arriving(settings.cuts_as_they_come());
-            let shapes = settings.shapes_of(model.config(), (num_sequences, max_tokens), settings.longest_chunk(), options);
-            let cache = |(layer, shape)| LayerCache::new(LayerIdx(layer), shape, plan.prefill);
-            let caches = shapes.into_iter().enumerate().map(cache).collect();
-            Ok(Self { layers: new_layer_states(caches, &engine.stores.undo_log), plan, max_tokens })
-        })
-    }
-
     /// A session over a batch that is planned as a whole.
     pub(super) fn planned(layers: Vec<SharedLayer>, plan: ChunkPlan) -> Self {
         Self { layers, max_tokens: plan.len(), plan }
-    }
-
-    /// Runs the next tokens of every sequence, in chunks as long as the settings allow: a prompt as a whole, a generated token alone.
-    /// Nothing is kept for a backward phase.
-    ///
-    /// # Shapes
-    /// `(B, n)` int64 in; the last layer's hidden states `(B, n, E)` out, before the final norm.
-    pub fn extend(&mut self, engine: &Engine, model: &Model, ids_bn: &Tensor) -> Result<Tensor, EngineError> {
-        guarded(|| {
-            let (num_sequences, num_tokens) = ids_bn.size2().unwrap_or_default();
-            let tokens = self.num_tokens() + num_tokens as usize;
-            if num_tokens == 0 || tokens > self.max_tokens {
-                return Err(EngineError::SessionLength { tokens, max_tokens: self.max_tokens });
-            }
-            let column = self.plan.extend(num_sequences as usize, num_tokens as usize);
-            let mode = Mode::Choose { policies: &engine.settings.policies, keeps_undo: 0..0 };
-            let mut pass = Pass { model, captured: &mut CapturedLayers::default(), place: DropoutContext::default() };
-            let column = self.column(&self.plan.spans[column], 0..self.layers.len());
-            let mut attend = ColumnAttention { column, mode };
-            no_grad(|| pass.run(model.embed(ids_bn), &mut attend, &mut |_, _| Ok(())))
-        })
     }
 
     /// Tokens of each sequence so far.

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use tch::{Device, Kind};
 
 use super::chunks;
-use super::slots::{FixedCaches, Slots};
-use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, Engine, EngineError, RandomSizes};
+use super::slots::{FixedCaches, Sizes, Slots};
+use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, EngineError, RandomSizes};
 use crate::cache::{self, CacheError, CacheShape, Policy, PolicyTraits, Scope, log_bytes_per_token};
 use crate::data::{Batch, IGNORE, Targets};
 use crate::model::{CapturedLayers, LayerSpec, ModelConfig};
@@ -32,21 +32,6 @@ pub struct Settings {
     /// Whether a device with graphs may capture.
     has_cuda_graphs: bool,
     width: Width,
-}
-
-impl Engine {
-    /// The settings.
-    pub fn settings(&self) -> &Settings {
-        &self.settings
-    }
-}
-
-/// What decides how long chunks are.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
-    pub(super) chunk_size: usize,
-    pub(super) chunking: Chunking,
-    pub(super) randomizes: bool,
 }
 
 #[derive(Debug)]

@@ -1,10 +1,17 @@
 //! How many slots the cache of each layer has, and which chunks it can take.
 
 use super::chunks::BENT_BY;
-use super::settings::Sizes;
 use super::{Cuts, EngineError, RandomSizes};
 use crate::cache::{CacheError, Policy, PolicyTraits};
 use crate::recipe::Chunking;
+
+/// What decides how long chunks are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) chunk_size: usize,
+    pub(super) chunking: Chunking,
+    pub(super) randomizes: bool,
+}
 
 /// The slots of a layer's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use super::{Engine, Settings};
+use super::Settings;
 use crate::recipe::{StoreForm, StorePlace, StoreRecipe};
 use crate::store::{Form, Store};
 
@@ -22,19 +22,6 @@ impl Stores {
             layer_checkpoints: store(settings.layer_checkpoints, settings.scratch_dir.clone(), "layer-checkpoints"),
             undo_log: store(settings.undo_log, settings.scratch_dir.clone(), "undo-log"),
         }
-    }
-}
-
-impl Engine {
-    /// Another tiling of the same computation; what the stores of the one before took is free again.
-    pub fn retile(&mut self, settings: Settings) {
-        self.stores = Stores::new(&settings);
-        self.settings = settings;
-    }
-
-    /// Where what the backward phase needs waits for it, and what it takes there.
-    pub fn stores(&self) -> &Stores {
-        &self.stores
     }
 }
 

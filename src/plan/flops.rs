@@ -28,7 +28,7 @@ impl Flops {
 
 /// Operations of one layer, or for one token.
 #[derive(Clone, Copy, Debug, Default)]
-struct Pass {
+struct ForwardBackward {
     forward: f64,
     backward: f64,
 }
@@ -78,13 +78,13 @@ pub(super) fn by_part(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): 
 }
 
 /// A token through the projections of a layer.
-fn projections(spec: &StepSpec<'_>, layer: usize) -> Pass {
+fn projections(spec: &StepSpec<'_>, layer: usize) -> ForwardBackward {
     let targets = match spec.trained {
         TrainedPart::Adapter { r, targets, .. } => Some((r, targets)),
         TrainedPart::Weights => None,
     };
     let trains_weights = spec.trains_weights();
-    let mut pass = Pass::default();
+    let mut pass = ForwardBackward::default();
     for projection in Projection::ALL {
         let [out, inner] = projection.shape(&spec.config.layers[0], spec.config.hidden_size);
         let weight = 2.0 * (out * inner) as f64;
@@ -103,9 +103,9 @@ fn projections(spec: &StepSpec<'_>, layer: usize) -> Pass {
 }
 
 /// A layer's attention to so many pairs of query and key: two products forward, five backward.
-fn attended(config: &ModelConfig, pairs: f64) -> Pass {
+fn attended(config: &ModelConfig, pairs: f64) -> ForwardBackward {
     let product = 2.0 * pairs * (config.layers[0].attention.num_heads * config.layers[0].attention.head_dim) as f64;
-    Pass { forward: 2.0 * product, backward: 5.0 * product }
+    ForwardBackward { forward: 2.0 * product, backward: 5.0 * product }
 }
 
 /// Pairs of query and key that see each other, of all sequences, in a layer of so many slots.

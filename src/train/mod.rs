@@ -24,7 +24,7 @@ pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe, resume};
 pub use retreat::{RetryingEngine, ends_rounding};
 pub use run::{Ended, Outcome, Start, run};
 pub use run_dir::RESOLVED_RECIPE;
-pub use schedule::Schedule;
+pub use schedule::RunSchedule;
 pub use step::{Learner, MicroBatchPosition, StepOutcome, StepWatch};
 pub use tiling::{ResolvedRun, disk_of_run, heaviest, machine_of_trial, plan, settled, settled_with_data, timed};
 pub use trainer::Trainer;

@@ -8,7 +8,7 @@ use crate::recipe::{BatchOrder, Recipe};
 
 /// The steps of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Schedule {
+pub struct RunSchedule {
     lengths: Vec<usize>,
     micro_batch_size: usize,
     accumulation: usize,
@@ -18,7 +18,7 @@ pub struct Schedule {
     max_steps: Option<u64>,
 }
 
-impl Schedule {
+impl RunSchedule {
     /// The schedule of a recipe over training samples of these lengths.
     pub fn new(recipe: &Recipe, lengths: &[usize]) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl Schedule {
     }
 }
 
-impl fmt::Display for Schedule {
+impl fmt::Display for RunSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (steps, per_epoch) = (self.num_steps(), self.steps_per_epoch());
         let per_step = self.micro_batch_size.saturating_mul(self.accumulation);

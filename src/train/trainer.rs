@@ -8,7 +8,7 @@ use tch::Device;
 use super::profile::{RunProfile, RunStepWatch};
 use super::retreat::RetryingEngine;
 use super::step::Learner;
-use super::{ResolvedRun, Schedule, TrainError, build, tiling};
+use super::{ResolvedRun, RunSchedule, TrainError, build, tiling};
 use crate::checkpoint::{self, Best, SaveKind, Snapshot, TrainState};
 use crate::data::{Batch, Splits};
 use crate::engine::{EngineError, Observer};
@@ -28,7 +28,7 @@ pub struct Trainer {
     pub(super) dir: PathBuf,
     pub(super) model: Model,
     pub(super) data: Splits,
-    pub(super) schedule: Schedule,
+    pub(super) schedule: RunSchedule,
     pub(super) best: Option<Best>,
     /// Peak of the process in the heaviest step, as planned.
     pub(super) planned_peak: Bytes,
@@ -55,7 +55,7 @@ impl Trainer {
         let tokenizer = machine.including(|| build::tokenizer(&recipe.model.path))?;
         let settled = tiling::settled_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine, |_| {})?;
         let ResolvedRun { recipe, planned, engine, data, machine } = settled;
-        let schedule = Schedule::new(&recipe, data.train.lengths());
+        let schedule = RunSchedule::new(&recipe, data.train.lengths());
         let optimizer = optim::build(&recipe.optimizer, &model.parameters());
         if let Some(profile) = &mut profile {
             profile.built(&model, optimizer.bytes());

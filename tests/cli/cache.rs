@@ -337,7 +337,7 @@ fn a_pyramid_is_shown_layer_by_layer() {
     assert!(!place.check(&[]).done().out.contains("slots by layer"));
     let varied = ["kv_cache.chunking=reference", "kv_cache.cache_length=[32, 24, 16]", "kv_cache.randomize_chunk_sizes=true"];
     assert_snapshot!(place.check(&varied).done().err.trim(), @r#"
-    `kv_cache.chunking = "reference"`: where layers have caches of different length, the borders of chunks follow the longest row of a batch
+    `kv_cache.chunking = "reference"`: where layers have caches of different length, the borders of chunks follow the longest sequence of a batch
     `kv_cache.randomize_chunk_sizes`: in training only; the chunks below are of `chunk_size`
     "#);
 }

@@ -263,8 +263,6 @@ fn make_demo_data() {
               Shortest document, in tokens [default: 8192]
           --max-tokens <MAX_TOKENS>
               Longest document, in tokens [default: 32768]
-          --from <DIR>
-              Folder to look for texts in, instead of the usual places; may be repeated
           --seed <SEED>
               Seed of the choice of texts, questions and places [default: 1]
           --device <DEVICE>

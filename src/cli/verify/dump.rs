@@ -51,18 +51,17 @@ fn logits(engine: &Engine, model: &Model, batch: &Batch) -> Result<Tensor, Error
 
 /// `layer.{l}.chunk.{c}`: the positions held after the write of chunk `c`, `(B, G, C_l)`, −1 for empty.
 fn evictions(log: &ReplayLog, model: &Model) -> Result<Vec<(String, Tensor)>, Error> {
-    let groups = model.config().num_kv_heads();
     let mut all = Vec::new();
-    for layer in 0..model.config().num_layers() {
+    for (layer, groups) in model.config().num_kv_heads().into_iter().enumerate() {
         let slots = log.cache_lengths[layer];
-        for (chunk, held) in walk(log, layer, groups[layer])?.held.into_iter().enumerate() {
+        for (chunk, held) in walk(log, layer, groups)?.held.into_iter().enumerate() {
             let batch = held.len();
             let padded = held.into_iter().flatten().flat_map(|mut head| {
                 head.resize(slots, -1);
                 head
             });
             let flat: Vec<i64> = padded.collect();
-            let shaped = Tensor::from_slice(&flat).view([batch as i64, groups[layer] as i64, slots as i64]).to_kind(Kind::Int);
+            let shaped = Tensor::from_slice(&flat).view([batch as i64, groups as i64, slots as i64]).to_kind(Kind::Int);
             all.push((format!("layer.{layer}.chunk.{chunk}"), shaped));
         }
     }

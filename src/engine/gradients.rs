@@ -1,0 +1,108 @@
+//! The engine: loss and gradients of one batch. The story of a step is [`Engine::gradients`].
+
+use super::forward::{self, HiddenSink, Purpose};
+use super::setup::Setup;
+use super::{
+    EngineError, ForwardTrace, MemoryByPart, MicroBatchContext, MicroBatchGradients, Observer, Settings, Silent, Stores,
+    backward, guarded, measured,
+};
+use crate::cache::ReplayLog;
+use crate::data::Batch;
+use crate::head::{Head, SequenceLoss};
+use crate::model::Model;
+
+type LossesAndLog = (Vec<SequenceLoss>, ReplayLog);
+
+/// Runs batches through one model's shape, cache and head.
+pub struct Engine(pub(super) Setup);
+
+impl Engine {
+    /// An engine for `settings` and `head`.
+    pub fn new(settings: Settings, head: Box<dyn Head>) -> Self {
+        Self(Setup { stores: Stores::new(&settings), settings, head, log: None })
+    }
+
+    /// Loss and gradients of a batch: forward phase, then backward phase.
+    pub fn gradients(
+        &self,
+        model: &Model,
+        batch: &Batch,
+        context: MicroBatchContext,
+        observer: &mut dyn Observer,
+    ) -> Result<MicroBatchGradients, EngineError> {
+        let trace = self.forward(model, batch, context, observer)?;
+        self.backward(model, trace, context, observer)
+    }
+
+    /// The forward phase alone, with what the backward phase needs.
+    pub fn forward(
+        &self,
+        model: &Model,
+        batch: &Batch,
+        context: MicroBatchContext,
+        observer: &mut dyn Observer,
+    ) -> Result<ForwardTrace, EngineError> {
+        guarded(|| forward::run(&self.0, model, batch, Purpose::Gradients(context), observer))
+    }
+
+    /// The backward phase, which consumes the trace: its caches are unwound.
+    pub fn backward(
+        &self,
+        model: &Model,
+        trace: ForwardTrace,
+        context: MicroBatchContext,
+        observer: &mut dyn Observer,
+    ) -> Result<MicroBatchGradients, EngineError> {
+        guarded(|| backward::run(&self.0, model, trace, context, observer))
+    }
+
+    /// Losses alone, by sequence.
+    pub fn losses(&self, model: &Model, batch: &Batch, observer: &mut dyn Observer) -> Result<Vec<SequenceLoss>, EngineError> {
+        guarded(|| forward::run(&self.0, model, batch, Purpose::Losses, observer)?.head.finish())
+    }
+
+    /// Losses and choices, with every column's last hidden states handed to `sink`.
+    pub fn inspect(&self, model: &Model, batch: &Batch, sink: HiddenSink<'_>) -> Result<LossesAndLog, EngineError> {
+        guarded(|| {
+            let trace = forward::run(&self.0, model, batch, Purpose::Inspection(sink), &mut Silent)?;
+            Ok((trace.head.finish()?, trace.log))
+        })
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    /// The head.
+    pub fn head(&self) -> &dyn Head {
+        &*self.0.head
+    }
+
+    /// Where what the backward phase needs waits for it, and what it takes there.
+    pub fn stores(&self) -> &Stores {
+        &self.0.stores
+    }
+
+    /// What is held when no batch is under way: the room of the stores, and the gradients of what is trained.
+    pub fn memory_at_rest(&self, model: &Model) -> MemoryByPart {
+        measured::at_rest(&self.0.stores, model)
+    }
+
+    /// The engine with choices to follow instead of its policies'; it refuses every batch but the one that they were made for.
+    pub fn following(mut self, log: ReplayLog) -> Self {
+        self.follow(Some(log));
+        self
+    }
+
+    /// Choices to follow from now on, or `None` to choose.
+    pub fn follow(&mut self, log: Option<ReplayLog>) {
+        self.0.log = log;
+    }
+
+    /// Another tiling of the same computation; what the stores of the one before took is free again.
+    pub fn retile(&mut self, settings: Settings) {
+        self.0.stores = Stores::new(&settings);
+        self.0.settings = settings;
+    }
+}

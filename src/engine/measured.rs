@@ -1,0 +1,71 @@
+//! What a step holds at some point, counted from the live objects, to the byte of their tensors.
+
+use tch::Tensor;
+
+use super::layer_state::lock;
+use super::trace::ForwardTrace;
+use super::{Event, MemoryByPart, Observer, Stores};
+use crate::model::Model;
+use crate::store::{HostTensor, Store, bytes_of};
+use crate::units::Bytes;
+
+/// What a phase holds in addition to the trace.
+pub(super) struct Transient<'a> {
+    /// Gradients of hidden states, by column.
+    pub(super) travelling: &'a [Option<HostTensor>],
+    /// What of hidden states and their gradients is on its way for the next cell.
+    pub(super) ahead: Bytes,
+    /// Gradients of the head's parameters.
+    pub(super) head: &'a [Tensor],
+}
+
+/// Tells the observer where the step is, and lets it ask what is held there.
+pub(super) fn emit(
+    observer: &mut dyn Observer,
+    event: Event,
+    (model, trace): (&Model, &ForwardTrace),
+    transient: &Transient<'_>,
+) {
+    observer.observe(event);
+    observer.measure(event, &|| memory_of(model, trace, transient));
+}
+
+/// What is held when no batch is under way: the room of the stores, and the gradients of what is trained.
+pub(super) fn at_rest(stores: &Stores, model: &Model) -> MemoryByPart {
+    let mut memory = MemoryByPart { parameter_gradients: bytes_of(&gradients_of(model)), ..MemoryByPart::default() };
+    memory.layer_checkpoints = take_in(&mut memory, &stores.layer_checkpoints);
+    memory.undo_log = take_in(&mut memory, &stores.undo_log);
+    memory
+}
+
+fn memory_of(model: &Model, trace: &ForwardTrace, transient: &Transient<'_>) -> MemoryByPart {
+    let mut memory = MemoryByPart {
+        replay_log: trace.log.bytes(),
+        travelling_gradients: transient.travelling.iter().flatten().map(HostTensor::bytes).sum(),
+        ahead: transient.ahead,
+        parameter_gradients: bytes_of(transient.head.iter().chain(&gradients_of(model))),
+        tokens: bytes_of([trace.tokens.all()]),
+        ..MemoryByPart::default()
+    };
+    trace.session.layers.iter().for_each(|state| lock(state).measure(&mut memory));
+    let checkpoints = take_in(&mut memory, trace.checkpoints.store());
+    let undo_log = trace.session.layers.first().map(|state| take_in(&mut memory, lock(state).store()));
+    memory.layer_checkpoints += checkpoints;
+    memory.undo_log += undo_log.unwrap_or_default();
+    memory
+}
+
+/// What waits in a store's memory; the rest of that memory is added.
+fn take_in(memory: &mut MemoryByPart, store: &Store) -> Bytes {
+    let taken = store.bytes();
+    // In a file nothing waits in memory.
+    let in_use = taken.in_use.min(taken.touched);
+    memory.free_room += Bytes(taken.touched.0 - in_use.0);
+    memory.untouched += Bytes(taken.memory.0 - taken.touched.0);
+    in_use
+}
+
+/// The leaves' own, which stay from step to step.
+fn gradients_of(model: &Model) -> Vec<Tensor> {
+    model.parameters().into_iter().map(|(_, leaf)| leaf.grad()).filter(Tensor::defined).collect()
+}

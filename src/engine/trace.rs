@@ -1,0 +1,77 @@
+//! What the forward phase hands to the backward phase.
+
+use tch::{Device, Tensor};
+
+use super::MicroBatchContext;
+use super::head_run::HeadRun;
+use super::layer_checkpoints::LayerCheckpoints;
+use super::session::Session;
+use crate::cache::ReplayLog;
+use crate::data::Batch;
+use crate::model::{DropoutContext, Model};
+use crate::native::cuda::upload;
+use crate::store::HostTensor;
+
+/// Everything the backward phase needs of the forward phase.
+pub struct ForwardTrace {
+    /// The choices.
+    pub log: ReplayLog,
+    pub(super) session: Session,
+    pub(super) tokens: BatchIds,
+    pub(super) checkpoints: LayerCheckpoints,
+    pub(super) head: HeadRun,
+    /// Gradient of the hidden states above the last layer, by column; `None` where no token has a target, and where cells make it.
+    pub(super) top: Vec<Option<HostTensor>>,
+}
+
+impl ForwardTrace {
+    /// First position and number of the tokens of a column.
+    pub(super) fn at(&self, c: usize) -> (usize, usize) {
+        self.session.plan.tokens(&self.session.plan.columns[c])
+    }
+
+    /// Index and number of columns.
+    pub(super) fn column(&self, c: usize) -> (usize, usize) {
+        (c, self.session.plan.columns.len())
+    }
+}
+
+/// The ids of a batch, padded on the right.
+pub(super) struct BatchIds {
+    ids_bt: Tensor,
+    samples: Vec<u64>,
+    device: Device,
+}
+
+impl BatchIds {
+    pub(super) fn new(batch: &Batch, device: Device) -> Self {
+        let total = batch.max_len();
+        let padded = |sequence: &crate::data::Sequence| {
+            let ids = sequence.inputs.iter().map(|&id| i64::from(id));
+            ids.chain(std::iter::repeat(0)).take(total).collect::<Vec<i64>>()
+        };
+        let ids: Vec<i64> = batch.sequences.iter().flat_map(padded).collect();
+        let ids_bt = Tensor::from_slice(&ids).view([batch.sequences.len() as i64, total as i64]);
+        Self { ids_bt, samples: batch.sequences.iter().map(|r| r.sample).collect(), device }
+    }
+
+    /// The ids of all columns `(B, T)`, on the host.
+    pub(super) fn all(&self) -> &Tensor {
+        &self.ids_bt
+    }
+
+    /// The ids of a column `(B, n)`.
+    pub(super) fn ids(&self, (start, len): (usize, usize)) -> Tensor {
+        upload(&self.ids_bt.narrow(1, start as i64, len as i64), self.device)
+    }
+
+    /// The embeddings of a column `(B, n, E)`.
+    pub(super) fn embed(&self, model: &Model, at: (usize, usize)) -> Tensor {
+        model.embed(&self.ids(at))
+    }
+
+    /// What makes randomness independent of the chunking.
+    pub(super) fn place(&self, context: Option<MicroBatchContext>) -> DropoutContext<'_> {
+        DropoutContext { dropout: context.and_then(|c| c.dropout), samples: &self.samples }
+    }
+}
