@@ -38,7 +38,7 @@ pub(super) struct Moves {
     pub(super) to: Tensor,
     /// The region's old slots in matching order; `(B·G·e)`.
     pub(super) from: Tensor,
-    /// For a chunk in which some row keeps candidates.
+    /// For a chunk in which some sequence keeps candidates.
     pub(super) retained: Option<Retained>,
 }
 
@@ -49,7 +49,7 @@ impl Moves {
     }
 }
 
-/// Columns at the front of the region that keep candidates which their row does not evict.
+/// Columns at the front of the region that keep candidates which their sequence does not evict.
 #[derive(Debug)]
 pub(super) struct Retained {
     /// `(B, 1, n)`, bool: the column keeps an old entry.
@@ -58,14 +58,14 @@ pub(super) struct Retained {
     pub(super) saved: Tensor,
 }
 
-/// Plans the moves for `victims`, of which row `b` keeps the last `retained[b]`.
+/// Plans the moves for `victims`, of which sequence `b` keeps the last `retained[b]`.
 pub(super) fn plan(at: Geometry, victims: &Victims, span: &ChunkSpan, retained: &[usize], device: Device) -> Moves {
     let e = victims.len() as i64;
     let (to, order, from) = match victims.shared() {
         Some(slots) => shared(at, &slots, device),
         None => per_head(at, &victims.slots(at.batch, at.groups, device), e),
     };
-    // Every row keeps something only where the chunk is ragged.
+    // A sequence keeps something only where the chunk is ragged.
     let retained = (span.is_ragged() && retained.iter().any(|&r| r > 0)).then(|| keep(at, &order, retained, e));
     let flat = |slot_bge: &Tensor| (slot_bge + head_offsets(at, at.slots, device)).reshape([-1]);
     Moves { to: flat(&to), from: flat(&from), retained }
@@ -121,7 +121,7 @@ fn per_head(at: Geometry, victim_bge: &Tensor, e: i64) -> (Tensor, Tensor, Tenso
     (to, order, from)
 }
 
-/// Column `c` of row `b` keeps candidate number `e − retained[b] + c`, found through the inverse of the order of saving.
+/// Column `c` of sequence `b` keeps candidate number `e − retained[b] + c`, found through the inverse of the order of saving.
 fn keep(at: Geometry, order_bge: &Tensor, retained: &[usize], e: i64) -> Retained {
     let device = order_bge.device();
     let (mut mask, mut rank) = (Vec::new(), Vec::new());

@@ -1,11 +1,11 @@
-//! What the next cell needs from the host, on its way while the one before it computes: never more than one cell ahead.
+//! What the next cell needs from the host, prefetched while the one before it computes: never more than one cell ahead.
 
 use tch::{Device, Tensor};
 
 use crate::store::{HostTensor, Prefetch, TensorPrefetch};
 use crate::units::Bytes;
 
-/// A cell's input and the gradient of its output, set out; its undo entries are with the layers.
+/// A cell's input and the gradient of its output, prefetched; its undo entries are with the layers.
 #[derive(Debug, Default)]
 pub(super) struct Prepared {
     input: Option<Prefetch>,
@@ -24,7 +24,7 @@ impl Prepared {
         self.input.iter().map(Prefetch::bytes).chain(gradient).sum()
     }
 
-    /// The input, where a layer checkpoint was set out.
+    /// The input, where a layer checkpoint was prefetched.
     pub(super) fn take_input(&mut self) -> Option<Tensor> {
         self.input.take().map(|ahead| ahead.wait().swap_remove(0))
     }

@@ -112,7 +112,7 @@ enum Above<'a> {
     Head(&'a Setup, &'a mut HeadRun),
 }
 
-/// Whose turn it is within a cell that has been computed again.
+/// What follows within a cell that has been computed again.
 enum CellPhase {
     Head,
     Backward,
@@ -137,7 +137,7 @@ impl LayerBand<'_> {
         waited.unwrap_or_else(|| no_grad(|| self.trace.tokens.embed(self.model, self.trace.at(c))))
     }
 
-    /// Sets out what the cell at column `c` needs from the host. Where nothing is gained by it undo entries, of which a cell may have
+    /// Prefetches what the cell at column `c` needs from the host. Where nothing is gained by it undo entries, of which a cell may have
     /// many, and the input are fetched when they are used.
     fn prepare(&self, c: usize, travelling: &mut [Option<HostTensor>]) -> Result<Prepared, EngineError> {
         let (device, gradient) = (self.model.device(), travelling[c].take());

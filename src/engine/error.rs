@@ -50,7 +50,15 @@ pub enum EngineError {
         /// The largest `chunk_size` that works; 0 where none does.
         largest: usize,
     },
-    /// A session is extended by nothing, or beyond what it was made for.
+    /// A session is extended by no tokens, or by those of another number of sequences.
+    #[error("a session of {expected} sequences can not be extended by {} × {} tokens", found.0, found.1)]
+    SessionIds {
+        /// Sequences and tokens that were to come.
+        found: (i64, i64),
+        /// Sequences of the session.
+        expected: i64,
+    },
+    /// A session is extended beyond what it was made for.
     #[error("a session of at most {max_tokens} tokens can not be extended to {tokens}")]
     SessionLength {
         /// Tokens of each sequence with those that were to come.
@@ -85,6 +93,7 @@ pub enum EngineError {
 impl Failure for EngineError {
     fn hint(&self) -> Option<String> {
         match self {
+            Self::SessionIds { .. } => Some("give every sequence of the session its next tokens".into()),
             Self::SessionLength { .. } => Some("begin a session for more tokens".into()),
             Self::Open { .. } => Some("`kvtune plan --recipe FILE` says what it would choose; write that".into()),
             Self::LongestChunk { largest: 0, .. } => {

@@ -39,7 +39,7 @@ pub enum Event {
 
 /// Receives the events of a step.
 pub trait Observer {
-    /// Called before the first step with a shape for which ways to attend have just been measured.
+    /// Called before the first step with a shape for which attention backends have just been measured.
     fn measured(&mut self, attention: &Calibration) {
         let _ = attention;
     }

@@ -3,7 +3,7 @@
 use tch::{Tensor, no_grad};
 
 use super::attend::{ColumnAttention, Mode};
-use super::layer_state::new_layer_states;
+use super::layer_state::{lock, new_layer_states};
 use super::session::{Pass, Session};
 use super::{ChunkPlan, Engine, EngineError, guarded};
 use crate::cache::LayerCache;
@@ -11,7 +11,9 @@ use crate::model::{CapturedLayers, DropoutContext, Model};
 use crate::units::LayerIdx;
 
 impl Session {
-    /// A session for sequences of at most `max_tokens` tokens each, with empty caches, whose policies choose.
+    /// A session for sequences of at most `max_tokens` tokens each, with empty caches, whose policies choose. A policy that protects the
+    /// initial part of a prompt is told of none. The session's log serves to compare choices; the engine does not follow it, as caches
+    /// that depend on the length of a sequence have that of `max_tokens`.
     pub fn new(engine: &Engine, model: &Model, num_sequences: usize, max_tokens: usize) -> Result<Self, EngineError> {
         guarded(|| {
             let (settings, options) = (&engine.0.settings, (model.kind(), model.device()));
@@ -33,7 +35,11 @@ impl Session {
         guarded(|| {
             let (num_sequences, num_tokens) = ids_bn.size2().unwrap_or_default();
             let tokens = self.num_tokens() + num_tokens as usize;
-            if num_tokens == 0 || tokens > self.max_tokens {
+            let num_own = self.layers.first().map_or(num_sequences, |layer| lock(layer).cache.shape().batch);
+            if num_tokens == 0 || num_sequences != num_own {
+                return Err(EngineError::SessionIds { found: (num_sequences, num_tokens), expected: num_own });
+            }
+            if tokens > self.max_tokens {
                 return Err(EngineError::SessionLength { tokens, max_tokens: self.max_tokens });
             }
             let column = self.plan.extend(num_sequences as usize, num_tokens as usize);

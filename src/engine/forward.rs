@@ -134,12 +134,14 @@ pub(super) fn captured(setup: &Setup, model: &Model, plan: &ChunkPlan) -> Result
     Ok(CapturedLayers::new(model.device(), setup.settings.captured_shapes(plan, model.device()))?)
 }
 
-/// Lets the device find its fastest way to attend for the chunks that meet full caches, where it has not yet.
+/// Lets the device find its fastest attention backend for the chunks that meet full caches, where it has not yet.
 fn measure_attention(setup: &Setup, model: &Model, plan: &ChunkPlan, observer: &mut dyn Observer) {
     let tokens = plan.longest_chunk() as i64;
     let kind = model.kind();
     let caches = setup.settings.cache_shapes(model.config(), plan, (kind, model.device()));
-    for (cache, layer) in caches.into_iter().zip(&model.config().layers) {
+    // Layers with a window attend in blocks.
+    let layers = caches.into_iter().zip(&model.config().layers).filter(|(_, layer)| layer.attention.rule.window.is_none());
+    for (cache, layer) in layers {
         let heads = layer.attention.num_heads as i64;
         let past = (cache.cache_length as i64 - tokens).max(0);
         let (batch, groups, head_dim) = (cache.batch, cache.groups, cache.head_dim);

@@ -24,7 +24,7 @@ impl LayerCheckpoints {
         Ok(())
     }
 
-    /// Sets the hidden states out on their way to a device, where there are any.
+    /// Begins to copy the hidden states to a device, where there are any.
     pub(super) fn prefetch(&self, border: usize, column: usize, device: Device) -> Result<Option<Prefetch>, StoreError> {
         self.parked.get(&(border, column)).map(|parked| parked.prefetch(device)).transpose()
     }

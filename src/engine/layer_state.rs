@@ -22,7 +22,7 @@ pub(super) struct LayerState {
     undo: Vec<Option<ParkedUndo>>,
     /// Of the chunks of the current cell, from its recomputation to its backward.
     resident: HashMap<usize, Undo>,
-    /// By chunk; on their way to the device for the cell whose turn is next.
+    /// By chunk; prefetched for the next cell.
     ahead: HashMap<usize, UndoPrefetch>,
     /// Where undo entries wait.
     store: Store,
@@ -32,7 +32,7 @@ pub(super) struct LayerState {
 /// A layer's state, shared with the autograd nodes that unwind it.
 pub(super) type SharedLayer = Arc<Mutex<LayerState>>;
 
-/// Locks a run; a poisoned lock means that a panic is on its way up already.
+/// Locks a layer; a poisoned lock means that a panic is on its way up already.
 pub(super) fn lock(run: &SharedLayer) -> MutexGuard<'_, LayerState> {
     run.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -182,7 +182,7 @@ impl LayerState {
         self.cache.unwind(span, &undo)
     }
 
-    /// Sets the undo entry of a chunk out on its way to the device.
+    /// Begins to copy the undo entry of a chunk to the device.
     pub(super) fn prefetch(&mut self, span: &ChunkSpan) -> Result<(), CacheError> {
         let ahead = self.parked_undo(span)?.prefetch(self.cache.shape().device)?;
         self.ahead.insert(span.index, ahead);
@@ -207,7 +207,7 @@ impl LayerState {
         }
     }
 
-    /// Also the attention mass, where it is asked for beforehand and made on the way.
+    /// Also the attention mass, where a policy has announced that it will ask, and the kernel sums it while it attends.
     fn write_and_attend(
         &mut self,
         span: &ChunkSpan,
@@ -267,7 +267,8 @@ impl LayerState {
         asked: Option<Queries>,
     ) -> (ChunkSaved, PastPages, Option<Tensor>) {
         let seen_until_bgc = self.seen_until(span, &placement, tokens.rule);
-        let own = |all: &Tensor| all.narrow(2, self.cache.region(span), span.len as i64);
+        // A copy, as a part would keep the whole.
+        let own = |all: &Tensor| all.narrow(2, self.cache.region(span), span.len as i64).copy();
         let chunk = OwnKeys {
             q: placement.place(tokens.q_bhnd),
             k,
@@ -323,7 +324,7 @@ impl PastPages {
 struct AttendedChunk<'a> {
     saved: &'a ChunkSaved,
     past: &'a PastPages,
-    /// What was summed on the way.
+    /// What was summed while the chunk attended.
     mass: Option<(Queries, Tensor)>,
 }
 

@@ -13,7 +13,7 @@ use crate::units::Bytes;
 pub(super) struct Transient<'a> {
     /// Gradients of hidden states, by column.
     pub(super) travelling: &'a [Option<HostTensor>],
-    /// What of hidden states and their gradients is on its way for the next cell.
+    /// Hidden states and their gradients that are prefetched for the next cell.
     pub(super) ahead: Bytes,
     /// Gradients of the head's parameters.
     pub(super) head: &'a [Tensor],

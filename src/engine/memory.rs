@@ -26,7 +26,7 @@ pub struct MemoryByPart {
     pub untouched: Bytes,
     /// The gradient of hidden states that goes from layer band to layer band.
     pub travelling_gradients: Bytes,
-    /// What is on its way from the host for the cell whose turn is next; only where copies go on beside what is computed.
+    /// What is prefetched from the host for the next cell; only where copies are asynchronous.
     pub ahead: Bytes,
     /// Gradients of what is trained: the leaves' own, and those that the head has made.
     pub parameter_gradients: Bytes,

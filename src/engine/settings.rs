@@ -208,11 +208,6 @@ impl Settings {
         self.layer_bands().last().map_or(0, |top| top.start)
     }
 
-    /// Slots of a layer under the recipe's policy; `None` for a cache that grows, and for a layer with a sliding window.
-    pub fn cache_length(&self, layer: usize) -> Option<usize> {
-        self.slots.get(layer).and_then(|slots| slots.fixed())
-    }
-
     /// Slots of each layer for a batch planned as `plan`.
     pub fn slots(&self, plan: &ChunkPlan) -> Vec<usize> {
         self.slots.iter().map(|slots| slots.count(plan.len(), plan.longest_chunk())).collect()

@@ -128,6 +128,8 @@ mod tests {
         let types = json!(["sliding_attention", "full_attention", "sliding_attention"]);
         assert_eq!(with(&on, &json!({"layer_types": types, "max_window_layers": 1})), [Some(24), None, Some(24)]);
         assert_eq!(windows(&json!({"use_sliding_window": true, "max_window_layers": 0})), [Some(4096); 3]);
+        let null = json!({"use_sliding_window": true, "max_window_layers": 0, "sliding_window": null});
+        assert_eq!(windows(&null), [None; 3]);
     }
 
     #[test]

@@ -16,6 +16,11 @@ impl<'a> Fields<'a> {
         self.0.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether a key is there and says `null`.
+    pub(super) fn is_null(self, key: &str) -> bool {
+        self.0.get(key).is_some_and(Value::is_null)
+    }
+
     /// A whole number from 1 to `max` that must be there.
     pub(super) fn count(self, key: &'static str, max: usize) -> Result<usize, ConfigFault> {
         if self.get(key).is_none() {

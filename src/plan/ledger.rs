@@ -81,10 +81,10 @@ pub(super) struct Ledger<'a> {
 
 impl<'a> Ledger<'a> {
     pub(super) fn new(spec: &'a StepSpec<'a>, plan: &'a ChunkPlan, shapes: Vec<CacheShape>) -> Self {
-        // One choice makes the policies of all layers: they note the same.
-        let notes = [true, false].map(|is_prefill| notes_per_entry(spec.settings.policy(0), is_prefill));
         let layer = |(index, shape): (usize, CacheShape)| {
-            let traits = spec.settings.policy(index).traits();
+            let policy = spec.settings.policy(index);
+            let notes = [true, false].map(|is_prefill| notes_per_entry(policy, is_prefill));
+            let traits = policy.traits();
             let length = shape.slots_for(shape.allocated.max(1), 0);
             let slots = match traits.shares_out {
                 // A share is not known before. It is largest where all entries of a head are in the better half: then it has its floor,

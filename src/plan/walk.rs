@@ -262,7 +262,7 @@ mod tests {
         let mut heads = 0;
         for (&(part, without), &(_, with)) in plain.iter().zip(&captured) {
             heads += usize::from(part == StepPart::Head);
-            // The head has its turn in the forward phase, as there are two layer bands.
+            // The head runs in the forward phase, as there are two layer bands.
             let has_graphs = [StepPart::Forward, StepPart::Replay, StepPart::Head].contains(&part);
             assert_eq!(with - without, if has_graphs { held + kept } else { kept }, "{part:?}");
         }

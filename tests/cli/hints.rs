@@ -146,6 +146,7 @@ fn engine() {
         EngineError::Open { keys: vec![OpenKey::UndoLog] },
         longest(0),
         longest(10),
+        EngineError::SessionIds { found: (1, 0), expected: 2 },
         EngineError::SessionLength { tokens: 9, max_tokens: 8 },
         EngineError::EmptySequence,
         EngineError::NoTargets,

@@ -73,8 +73,10 @@ fn a_session_ends_where_it_was_made_to() {
     let ids = |n: i64| Tensor::ones([1, n], (Kind::Int64, Device::Cpu));
     let mut session = Session::new(&engine, &model, 1, 8).unwrap();
     let _ = session.extend(&engine, &model, &ids(8)).unwrap();
-    for n in [0, 1] {
-        let error = session.extend(&engine, &model, &ids(n)).unwrap_err();
-        assert_eq!(error.to_string(), format!("a session of at most 8 tokens can not be extended to {}", 8 + n));
+    let error = session.extend(&engine, &model, &ids(1)).unwrap_err();
+    assert_eq!(error.to_string(), "a session of at most 8 tokens can not be extended to 9");
+    for wrong in [ids(0), ids(1).expand([2, 1], false)] {
+        let error = session.extend(&engine, &model, &wrong).unwrap_err();
+        assert!(error.to_string().starts_with("a session of 1 sequences can not be extended by "), "{error}");
     }
 }

@@ -9,7 +9,7 @@ use super::part::PartKernel;
 use crate::native;
 use crate::native::cuda::TorchKernel;
 
-/// A backend to attend; forward and backward go the same.
+/// A backend of attention; forward and backward use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// kvtune's own kernel for the CPU.
@@ -57,7 +57,7 @@ impl AttendShape {
         Self { kind: chunk.qkv.q_bhnd.kind(), batch, heads, groups: chunk.num_kv_heads(), head_dim, tokens, past }
     }
 
-    /// Shapes with the same of these go the same backend, whatever a process has seen before: numbers rounded up to powers of two.
+    /// Shapes that agree in these use the same backend, whatever a process has seen before: numbers rounded up to powers of two.
     pub(super) fn rounded(self) -> Self {
         let up = |count: i64| if count > 0 { count.unsigned_abs().next_power_of_two() as i64 } else { 0 };
         Self { batch: up(self.batch), tokens: up(self.tokens), past: up(self.past), ..self }

@@ -1,4 +1,4 @@
-//! Every backend to attend against plain attention under autograd.
+//! Every backend of attention against plain attention under autograd.
 
 use tch::{Device, Kind, Tensor};
 
