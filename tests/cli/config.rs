@@ -28,7 +28,7 @@ fn model_types() {
 #[test]
 fn layers_of_another_type() {
     let types = ["full_attention", "chunked_attention", "full_attention"];
-    assert_snapshot!(refused(json!({"use_sliding_window": true, "layer_types": types})), @r#"
+    assert_snapshot!(refused(json!({"use_sliding_window": true, "sliding_window": 24, "layer_types": types})), @r#"
     error: `<dir>/model/config.json`: `layer_types` is "chunked_attention", which is not supported: expected `full_attention` or `sliding_attention`
 
     hint: use a model without this, or correct `layer_types` if the model doesn't need it
