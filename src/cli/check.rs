@@ -122,6 +122,10 @@ fn cache(recipe: &Recipe, config: &ModelConfig) -> (String, Option<String>) {
         words.push("waiting on the host".to_owned());
     }
     words.push(format!("chunks of {}", kv.chunk_size));
+    let windows: Vec<usize> = config.layers.iter().filter_map(|layer| layer.attention.rule.window).collect();
+    if let Some(widest) = windows.iter().max() {
+        words.push(format!("{} layers with a window of {widest} instead", windows.len()));
+    }
     (words.join(", "), (!is_uniform).then(|| listed.join(", ")))
 }
 
@@ -190,8 +194,9 @@ fn replay_log(settings: &Settings, config: &ModelConfig, plan: &ChunkPlan) -> St
     let (layers, heads) = (config.num_layers(), config.layers[0].attention.num_kv_heads);
     let (Bytes(per_token), whole) = settings.log_bytes(plan, heads);
     let (at_most, choices, agreed) = match settings.scope() {
-        None => return "empty: nothing is evicted".to_owned(),
-        Some(Scope::Batch) => ("", 1, " for all sequences and KV heads together"),
+        None if whole.0 == 0 => return "empty: nothing is evicted".to_owned(),
+        // Of sliding windows, if not of the policy.
+        None | Some(Scope::Batch) => ("", 1, " for all sequences and KV heads together"),
         Some(Scope::Sequence) => ("at most ", 1, " for all KV heads together"),
         Some(Scope::Head) => ("at most ", heads, ""),
     };

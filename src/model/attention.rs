@@ -45,7 +45,7 @@ impl Attention {
             output: linear(output)?,
             head_norms,
             layer,
-            rotation: config.rotations().iter().position(|&of| of == (spec.head_dim, spec.rope)).unwrap_or(0),
+            rotation: config.rotations().iter().take_while(|&&of| of != (spec.head_dim, spec.rope)).count(),
             head_dim: spec.head_dim as i64,
             rule: spec.rule,
             eps: config.rms_norm_eps,

@@ -61,7 +61,7 @@ pub(super) fn by_part(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): 
     let mut parts = ByPart::default();
     for (layer, slots) in spec.settings.slots(plan).into_iter().enumerate() {
         let linear = projections(spec, layer);
-        let attention = attended(config, visible_pairs(plan, slots));
+        let attention = attended(config, visible_pairs(plan, slots, config.layers[layer].attention.rule.window));
         parts.forward.linear += tokens as f64 * linear.forward;
         parts.forward.attention += attention.forward;
         parts.backward.linear += tokens as f64 * linear.backward;
@@ -108,9 +108,17 @@ fn attended(config: &ModelConfig, pairs: f64) -> ForwardBackward {
     ForwardBackward { forward: 2.0 * product, backward: 5.0 * product }
 }
 
-/// Pairs of query and key that see each other, of all sequences, in a layer of so many slots.
-fn visible_pairs(plan: &ChunkPlan, slots: usize) -> f64 {
+/// Pairs of query and key that see each other, of all sequences, in a layer of so many slots, or with a sliding window.
+fn visible_pairs(plan: &ChunkPlan, slots: usize, window: Option<usize>) -> f64 {
     let pairs = |span: &crate::cache::ChunkSpan| {
+        if let Some(window) = window {
+            // Of the first so many tokens: a triangle, then a band.
+            let before = |tokens: usize| {
+                let ramp = window.min(tokens) as f64;
+                ramp * (ramp + 1.0) / 2.0 + tokens.saturating_sub(window) as f64 * window as f64
+            };
+            return span.real.iter().map(|&n| before(span.start + n) - before(span.start)).sum();
+        }
         let top = slots.min(span.start + span.len);
         let of_sequence = |&n: &usize| (n * (top - span.len)) as f64 + (n * (n + 1)) as f64 / 2.0;
         span.real.iter().map(of_sequence).sum::<f64>()
@@ -169,8 +177,14 @@ mod tests {
         let plan = ChunkPlan::new(&[14], 8, 4, ColumnWidth::Chunks(1));
         let own = |n: usize| n * (n + 1) / 2;
         let (held, all) = (own(4) + (16 + own(4)) + (16 + own(4)) + (12 + own(2)), own(14));
-        assert_eq!(visible_pairs(&plan, 8) as usize, held);
+        assert_eq!(visible_pairs(&plan, 8, None) as usize, held);
         // A cache that holds everything: the lower triangle.
-        assert_eq!(visible_pairs(&plan, usize::MAX) as usize, all);
+        assert_eq!(visible_pairs(&plan, usize::MAX, None) as usize, all);
+        assert_eq!(visible_pairs(&plan, 8, Some(usize::MAX >> 1)) as usize, all);
+        let lengths = plan.spans.iter().fold(vec![0; plan.num_sequences()], |sum: Vec<usize>, span| {
+            sum.iter().zip(&span.real).map(|(sum, real)| sum + real).collect()
+        });
+        let through_3: usize = lengths.iter().map(|&tokens| (0..tokens).map(|position| 3.min(position + 1)).sum::<usize>()).sum();
+        assert_eq!(visible_pairs(&plan, 8, Some(3)) as usize, through_3);
     }
 }
