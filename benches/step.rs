@@ -39,7 +39,7 @@ fn main() {
     for (policy, layers) in CASES {
         let overrides = [format!("kv_cache.policy={policy}"), format!("grad.layers_per_cell={layers}")];
         let recipe = Recipe::load(&path, &overrides).unwrap().recipe;
-        let size = Size { tokens: TOKENS, warm_up: 1, profiles_memory: false, counts_waits: false };
+        let size = Size { tokens: vec![TOKENS], warm_up: 1, profiles_memory: false, counts_waits: false };
         let mut bench = Bench::new(recipe, Device::Cpu, size, true).unwrap();
         let records: Vec<_> = (0..=STEPS).map(|_| bench.step().unwrap()).collect();
         let summary = summarise(&records).unwrap();

@@ -17,6 +17,14 @@ pub enum BenchError {
         /// The model's directory.
         dir: PathBuf,
     },
+    /// Some lengths, and another number of sequences.
+    #[error("`--tokens` has {lengths} lengths: the recipe has {sequences} sequences in a micro-batch")]
+    OtherLengths {
+        /// How many lengths were given.
+        lengths: usize,
+        /// `train.micro_batch_size`.
+        sequences: usize,
+    },
     /// The sequences are longer than what the model has positions for.
     #[error("`--tokens {tokens}`: the model has {positions} positions")]
     TooLong {
@@ -34,6 +42,9 @@ impl Failure for BenchError {
             Self::TooLong { .. } => {
                 Some("ask for fewer tokens, or raise `max_position_embeddings` in the model's `config.json`".into())
             }
+            Self::OtherLengths { .. } => {
+                Some("give one length for all sequences or one for each, or set `train.micro_batch_size`".into())
+            }
             Self::Train(e) => e.hint(),
         }
     }
@@ -41,7 +52,7 @@ impl Failure for BenchError {
     fn exit(&self) -> Exit {
         match self {
             Self::NoWeights { .. } => Exit::Data,
-            Self::TooLong { .. } => Exit::Usage,
+            Self::TooLong { .. } | Self::OtherLengths { .. } => Exit::Usage,
             Self::Train(e) => e.exit(),
         }
     }

@@ -23,6 +23,8 @@ pub struct StepRecord {
     pub parts: [Spent; 6],
     /// Tokens of all sequences.
     pub tokens: usize,
+    /// The same with the pads that were run: of a sequence at most those that fill the chunk in which it ends.
+    pub tokens_run: usize,
     /// What its shapes need.
     pub flops: Flops,
     /// Of a product of two square matrices, measured just before the step.
@@ -130,7 +132,7 @@ impl StepRecord {
     /// The line of the step.
     pub fn to_json(&self) -> Value {
         let mut line = json!({
-            "kind": "step", "step": self.step, "is_warm_up": self.is_warm_up, "tokens": self.tokens, "loss": self.loss,
+            "kind": "step", "step": self.step, "is_warm_up": self.is_warm_up, "tokens": self.tokens, "tokens_run": self.tokens_run, "loss": self.loss,
             "flops": self.flops.total(), "flops_linear": self.flops.linear, "flops_attention": self.flops.attention,
             "flops_head": self.flops.head, "peak_is_of_step": self.peak.is_some_and(|peak| peak.was_reset),
         });

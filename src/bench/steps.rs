@@ -22,10 +22,10 @@ use crate::units::Seconds;
 const B_SPREAD: f64 = 0.02;
 
 /// How much is run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Size {
-    /// Of each sequence.
-    pub tokens: usize,
+    /// Of each sequence, or of all.
+    pub tokens: Vec<usize>,
     /// Steps at the beginning that are not counted.
     pub warm_up: usize,
     /// Whether each step's memory is told by part.
@@ -55,7 +55,7 @@ impl Bench {
             *labels = Labels::Tokens((0..labels.len() as u32).collect());
         }
         let config = ModelConfig::load(&recipe.model.path).map_err(TrainError::from)?;
-        let batch = tokens::batch(&recipe, &config, size.tokens, recipe.train.seed)?;
+        let batch = tokens::batch(&recipe, &config, &size.tokens, recipe.train.seed)?;
         let machine = train::machine_of_trial(&recipe, device);
         let machine = train::timed(machine, &recipe, &config, &batch)?;
         let (recipe, planned) = train::settled(recipe, &config, &batch, machine)?;
@@ -115,7 +115,7 @@ impl Bench {
     /// Makes a step.
     pub fn step(&mut self) -> Result<StepRecord, BenchError> {
         let (seed, step) = (self.recipe.train.seed, self.done as u64);
-        let batch = tokens::batch(&self.recipe, self.model.config(), self.size.tokens, seed.wrapping_add(step))?;
+        let batch = tokens::batch(&self.recipe, self.model.config(), &self.size.tokens, seed.wrapping_add(step))?;
         let settings = self.engine.engine().settings();
         let plan = settings.plan(&batch, Some(ChunkKey { seed, step })).map_err(TrainError::from)?;
         let flops = Flops::of(&self.spec(), &plan, (batch.num_tokens(), batch.num_targets()));
@@ -142,6 +142,7 @@ impl Bench {
             whole,
             parts,
             tokens: batch.num_tokens(),
+            tokens_run: plan.num_tokens_run(),
             flops,
             gemm,
             peak,

@@ -1,5 +1,7 @@
 //! Random tokens in place of data.
 
+use std::cmp::Reverse;
+
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -8,16 +10,21 @@ use crate::data::{Batch, IGNORE, Sequence, Targets};
 use crate::model::ModelConfig;
 use crate::recipe::{HeadRecipe, Recipe};
 
-/// As many sequences as a recipe has in a micro-batch, of `tokens` tokens each: a target at every one for the next token (at the last alone
-/// where tokens are run one by one from the first target on), else a class at the last.
-pub fn batch(recipe: &Recipe, config: &ModelConfig, tokens: usize, seed: u64) -> Result<Batch, BenchError> {
-    let positions = config.max_position_embeddings;
-    if tokens > positions {
+/// As many sequences as a recipe has in a micro-batch, the longest first, of so many tokens each, or of the only length given: a target at
+/// every token for the next one (at the last alone where tokens are run one by one from the first target on), else a class at the last.
+pub fn batch(recipe: &Recipe, config: &ModelConfig, lengths: &[usize], seed: u64) -> Result<Batch, BenchError> {
+    let (positions, sequences) = (config.max_position_embeddings, recipe.train.micro_batch_size);
+    if let Some(&tokens) = lengths.iter().find(|&&tokens| tokens > positions) {
         return Err(BenchError::TooLong { tokens, positions });
     }
+    if ![1, sequences].contains(&lengths.len()) {
+        return Err(BenchError::OtherLengths { lengths: lengths.len(), sequences });
+    }
+    let mut lengths: Vec<usize> = lengths.iter().copied().cycle().take(sequences).collect();
+    lengths.sort_by_key(|&tokens| Reverse(tokens));
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let first_target = if recipe.grad.single_tokens_for_targets { tokens - 1 } else { 0 };
-    let mut sequence = |sample: usize| {
+    let mut sequence = |(sample, tokens): (usize, usize)| {
+        let first_target = if recipe.grad.single_tokens_for_targets { tokens - 1 } else { 0 };
         let mut inputs: Vec<u32> = (0..=tokens).map(|_| rng.random_range(0..config.vocab_size as u32)).collect();
         let targets = match &recipe.head {
             HeadRecipe::NextToken => {
@@ -29,7 +36,7 @@ pub fn batch(recipe: &Recipe, config: &ModelConfig, tokens: usize, seed: u64) ->
         inputs.truncate(tokens);
         Sequence { sample: sample as u64, inputs, targets, initial: None }
     };
-    Ok(Batch { sequences: (0..recipe.train.micro_batch_size).map(&mut sequence).collect() })
+    Ok(Batch { sequences: lengths.into_iter().enumerate().map(&mut sequence).collect() })
 }
 
 #[cfg(test)]
@@ -46,7 +53,7 @@ mod tests {
     fn drawn(more: &str, tokens: usize, seed: u64) -> Result<Batch, BenchError> {
         let config = ModelConfig::from_object(&serde_json::from_str(CONFIG).unwrap()).unwrap();
         let recipe = Recipe::parse(format!("{RECIPE}{more}"), Path::new("recipe.toml"), &[]).unwrap().recipe;
-        batch(&recipe, &config, tokens, seed)
+        batch(&recipe, &config, &[tokens], seed)
     }
 
     #[test]

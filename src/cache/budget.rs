@@ -115,14 +115,14 @@ impl BudgetState {
         Self { index: quota.index, slots: quota.slots, shares: quota.shares.clone(), held, before }
     }
 
-    /// Of the next `count` slots that a chunk takes, how many each head takes from its empty ones `(B, G, 1)`: as many as are missing
-    /// to its share.
-    pub(super) fn empty_first(&self, count: usize, device: Device) -> Tensor {
+    /// Of the next `count` slots that a chunk takes, how many each head of the first `sequences` takes from its empty ones `(B, G, 1)`:
+    /// as many as are missing to its share.
+    pub(super) fn empty_first(&self, sequences: i64, count: usize, device: Device) -> Tensor {
         let missing = |(shares, held): (&Vec<usize>, &Vec<usize>)| {
             shares.iter().zip(held).map(|(share, held)| (share - held).min(count) as i64).collect::<Vec<_>>()
         };
-        let all: Vec<i64> = self.shares.iter().zip(&self.held).flat_map(missing).collect();
-        on_device(&all, device).view([self.shares.len() as i64, -1, 1])
+        let all: Vec<i64> = self.shares.iter().zip(&self.held).take(sequences as usize).flat_map(missing).collect();
+        on_device(&all, device).view([sequences, -1, 1])
     }
 
     /// Records that every head has taken `count` more, or is full.

@@ -305,27 +305,29 @@ impl Buffer {
         let len = chunk.k[0].size()[2];
         for (page, slots, from) in parts(self.pages.iter(), start, len) {
             page.zip(chunk, |plane, new| {
-                plane.narrow(2, slots, from.1).copy_(&new.narrow(2, from.0, from.1));
+                plane.narrow(0, 0, new.size()[0]).narrow(2, slots, from.1).copy_(&new.narrow(2, from.0, from.1));
             });
         }
     }
 
-    /// Keys and values of the slots from `start` on, `(B, G, ·, D)` by page.
-    pub(super) fn read(&self, start: i64, len: i64) -> Vec<(Tensor, Tensor)> {
+    /// Keys and values of the slots from `start` on, `(B, G, ·, D)` by page, of the first `sequences`.
+    pub(super) fn read(&self, sequences: i64, start: i64, len: i64) -> Vec<(Tensor, Tensor)> {
         let read = |(page, slots, (_, len)): (&StoredEntries, i64, (i64, i64))| {
-            (self.read_planes(&page.k, slots, len), self.read_planes(&page.v, slots, len))
+            let read = |planes| self.read_planes(planes, sequences, (slots, len));
+            (read(&page.k), read(&page.v))
         };
         parts(self.held().iter(), start, len).map(read).collect()
     }
 
-    /// The keys alone of the first `len` slots, `(B, G, ·, D)` by page: who looks at keys does not pay for restoring values.
-    pub(super) fn read_keys(&self, len: i64) -> Vec<Tensor> {
+    /// The keys alone of the first `len` slots, `(B, G, ·, D)` by page, of the first `sequences`: who looks at keys does not pay for
+    /// restoring values.
+    pub(super) fn read_keys(&self, sequences: i64, len: i64) -> Vec<Tensor> {
         let parts = parts(self.held().iter(), 0, len);
-        parts.map(|(page, slots, (_, len))| self.read_planes(&page.k, slots, len)).collect()
+        parts.map(|(page, slots, (_, len))| self.read_planes(&page.k, sequences, (slots, len))).collect()
     }
 
-    fn read_planes(&self, planes: &[Tensor], start: i64, len: i64) -> Tensor {
-        let planes: Vec<Tensor> = planes.iter().map(|plane| plane.narrow(2, start, len)).collect();
+    fn read_planes(&self, planes: &[Tensor], sequences: i64, (start, len): (i64, i64)) -> Tensor {
+        let planes: Vec<Tensor> = planes.iter().map(|plane| plane.narrow(0, 0, sequences).narrow(2, start, len)).collect();
         self.codec.decode(&planes).to_device(self.shape.device)
     }
 }

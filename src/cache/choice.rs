@@ -30,8 +30,9 @@ impl LayerCache {
     /// Shows the entries to `choice` as they are before `span`.
     fn choice<T>(&self, policy: &dyn Policy, span: &ChunkSpan, choice: impl FnOnce(&Entries<'_>, ChoiceContext<'_>) -> T) -> T {
         let filled = self.filled as i64;
-        let (observed_bgc, features_bgcf) = (self.notes.observed(filled), self.notes.features(filled));
+        let (observed_bgc, features_bgcf) = (self.observed(), self.notes.features(self.active, filled));
         let position_bgc = self.positions();
+        let protected = &self.protected[..self.protected.len().min(self.active as usize)];
         let entries = Entries {
             filled: self.filled,
             cache_length: self.capacity(),
@@ -42,9 +43,9 @@ impl LayerCache {
             observed_bgc: observed_bgc.as_ref(),
             features_bgcf: features_bgcf.as_ref(),
             keys: &|| self.keys(),
-            candidates: &|| victims::candidates(policy, span.start, &position_bgc, &self.protected),
+            candidates: &|| victims::candidates(policy, span.start, &position_bgc, protected),
         };
-        choice(&entries, ChoiceContext { agreement: &self.agreement, protected: &self.protected, budget: self.budget.as_ref() })
+        choice(&entries, ChoiceContext { agreement: &self.agreement, protected, budget: self.budget.as_ref() })
     }
 
     /// Lets the policy describe the entries of the chunk written last, and observe its attention.
@@ -54,11 +55,11 @@ impl LayerCache {
     pub fn note(&mut self, policy: &dyn Policy, span: &ChunkSpan, (k, v): (&Tensor, &Tensor), attention: &dyn ChunkAttention) {
         let (region, len) = (self.region(span), span.len as i64);
         let size = self.position_bgc.size();
-        let stored = || join(&self.buffer.read(region, len), &self.shape);
+        let stored = || join(&self.buffer.read(self.active, region, len), self.no_entries());
         let features = policy.describe(&NewEntries { k_bgnd: k, v_bgnd: v, stored: &stored });
         self.notes.set_features(&size, region, &features);
         let filled = self.filled as i64;
-        let (previous_bgc, features_bgcf) = (self.notes.observed(filled), self.notes.features(filled));
+        let (previous_bgc, features_bgcf) = (self.observed(), self.notes.features(self.active, filled));
         let observed = policy.observe(&Observed {
             attention,
             position_bgc: &self.positions(),

@@ -40,34 +40,34 @@ impl EntryStats {
         }
     }
 
-    /// What was observed of the first slots `(B, G, filled)`.
-    pub(super) fn observed(&self, filled: i64) -> Option<Tensor> {
-        self.observed.as_ref().map(|notes| notes.narrow(2, 0, filled))
+    /// What was observed of the first slots of the first sequences `(B, G, filled)`.
+    pub(super) fn observed(&self, sequences: i64, filled: i64) -> Option<Tensor> {
+        self.observed.as_ref().map(|notes| notes.narrow(0, 0, sequences).narrow(2, 0, filled))
     }
 
-    /// The features of the first slots `(B, G, filled, F)`.
-    pub(super) fn features(&self, filled: i64) -> Option<Tensor> {
-        self.features.as_ref().map(|notes| notes.narrow(2, 0, filled))
+    /// The features of the first slots of the first sequences `(B, G, filled, F)`.
+    pub(super) fn features(&self, sequences: i64, filled: i64) -> Option<Tensor> {
+        self.features.as_ref().map(|notes| notes.narrow(0, 0, sequences).narrow(2, 0, filled))
     }
 
     /// Replaces what was observed.
     ///
     /// # Shapes
-    /// `observed_bgc (B, G, filled)`; `size` is `[B, G, slots]`.
+    /// `observed_bgc (B, G, filled)`; `size` is `[B, G, slots]`, whose B may be larger.
     pub(super) fn set_observed(&mut self, size: &[i64], observed_bgc: &Tensor) {
         let notes = self.observed.get_or_insert_with(|| empty(size, observed_bgc.device()));
-        notes.narrow(2, 0, observed_bgc.size()[2]).copy_(observed_bgc);
+        notes.narrow(0, 0, observed_bgc.size()[0]).narrow(2, 0, observed_bgc.size()[2]).copy_(observed_bgc);
     }
 
     /// Writes down the features of a region.
     ///
     /// # Shapes
-    /// `(B, G, n)` each; `size` is `[B, G, slots]`.
+    /// `(B, G, n)` each; `size` is `[B, G, slots]`, whose B may be larger.
     pub(super) fn set_features(&mut self, size: &[i64], start: i64, features: &[Tensor]) {
         let Some(first) = features.first() else { return };
         let size = [size, &[features.len() as i64]].concat();
         let notes = self.features.get_or_insert_with(|| empty(&size, first.device()));
-        notes.narrow(2, start, first.size()[2]).copy_(&Tensor::stack(features, -1));
+        notes.narrow(0, 0, first.size()[0]).narrow(2, start, first.size()[2]).copy_(&Tensor::stack(features, -1));
     }
 }
 

@@ -42,10 +42,11 @@ impl CacheShape {
         if evicted == 0 {
             return UndoBytes::default();
         }
-        let entries = self.batch * self.groups * evicted;
+        let sequences = span.num_sequences() as i64;
+        let entries = sequences * self.groups * evicted;
         let planes = self.planes().into_iter().flat_map(|plane| [plane; 2]).map(|(width, kind)| ([entries, width], kind));
         let retained = (span.is_ragged() && span.retained(filled, self.cache_length).iter().any(|&r| r > 0))
-            .then(|| (self.batch * span.len as i64, self.batch * self.groups * span.len as i64));
+            .then(|| (sequences * span.len as i64, sequences * self.groups * span.len as i64));
         let index = |count: i64| form.bytes_of(&[count], Kind::Int).0;
         let (mut waiting, mut at_hand) = (3 * index(entries), 3 * 8 * entries as u64);
         for (size, kind) in planes {

@@ -28,13 +28,15 @@ impl CacheGrads {
     /// Adds one chunk's attention gradients.
     ///
     /// # Shapes
-    /// `own`: of the region `(B, G, n, D)`; `past`: of the slots below it, part by part `(B, G, ·, D)`.
+    /// `own`: of the region `(B, G, n, D)`; `past`: of the slots below it, part by part `(B, G, ·, D)`. B may be smaller than the cache's:
+    /// those that come first.
     pub fn add(&mut self, own: (&Tensor, &Tensor), past: &[(Tensor, Tensor)]) {
         let mut start = 0;
         for (dk, dv) in past.iter().map(|(dk, dv)| (dk, dv)).chain([own]) {
-            let len = dk.size()[2];
-            let _ = self.dk_bgcd.narrow(2, start, len).g_add_(dk);
-            let _ = self.dv_bgcd.narrow(2, start, len).g_add_(dv);
+            let (sequences, len) = (dk.size()[0], dk.size()[2]);
+            let here = |total: &Tensor| total.narrow(0, 0, sequences).narrow(2, start, len);
+            let _ = here(&self.dk_bgcd).g_add_(dk);
+            let _ = here(&self.dv_bgcd).g_add_(dv);
             start += len;
         }
     }
@@ -50,7 +52,7 @@ impl CacheGrads {
 }
 
 fn unwind_one(total: &Tensor, undo: &Undo) -> Tensor {
-    let mut region = total.narrow(2, undo.at.region(), undo.at.len);
+    let mut region = total.narrow(0, 0, undo.at.batch).narrow(2, undo.at.region(), undo.at.len);
     let own = region.copy();
     let Some(moves) = &undo.moves else {
         let _ = region.zero_();

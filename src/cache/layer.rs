@@ -33,7 +33,10 @@ pub struct LayerCache {
     layer: LayerIdx,
     pub(super) shape: CacheShape,
     pub(super) buffer: Buffer,
+    /// Of all sequences and slots.
     pub(super) position_bgc: Tensor,
+    /// Sequences that have not left: only their entries are seen, written and moved.
+    pub(super) active: i64,
     pub(super) agreement: Agreement,
     pub(super) notes: EntryStats,
     /// Begin and end of the positions that never leave, by sequence; empty where there are none.
@@ -54,6 +57,7 @@ impl LayerCache {
             shape,
             buffer,
             position_bgc: Tensor::full(size, -1, (Kind::Int64, shape.device)),
+            active: shape.batch,
             agreement: Agreement::All(Vec::new()),
             notes: EntryStats::default(),
             protected: Vec::new(),
@@ -74,6 +78,13 @@ impl LayerCache {
     pub fn reset(&mut self, prefill: usize) {
         (self.agreement, self.notes, self.budget) = (Agreement::All(Vec::new()), EntryStats::default(), None);
         (self.filled, self.stands, self.prefill) = (0, 0, prefill);
+        self.active = self.shape.batch;
+    }
+
+    /// From now on the cache is that of the sequences that are under way in `span`. Those that have left stay in it untouched, and come
+    /// back when the cache is unwound.
+    pub fn enter(&mut self, span: &ChunkSpan) {
+        self.active = span.num_sequences() as i64;
     }
 
     /// What keys, values, positions and notes take where the cache computes, and what waits on the host.
@@ -94,25 +105,34 @@ impl LayerCache {
         self.stands
     }
 
-    /// Size of the cache as attention sees it `(B, G, slots, D)`.
+    /// Size of the cache `(B, G, slots, D)`, with sequences that have left.
     pub fn size(&self) -> Vec<i64> {
         vec![self.shape.batch, self.shape.groups, self.buffer.slots(), self.shape.head_dim]
     }
 
     /// Positions held by the filled slots `(B, G, filled)`, −1 where a sequence has none.
     pub fn positions(&self) -> Tensor {
-        self.position_bgc.narrow(2, 0, self.filled as i64)
+        self.active_positions().narrow(2, 0, self.filled as i64)
+    }
+
+    /// Of all slots.
+    fn active_positions(&self) -> Tensor {
+        self.position_bgc.narrow(0, 0, self.active)
     }
 
     /// Keys and values of the filled slots `(B, G, filled, D)`, restored where they are quantised.
     pub fn entries(&self) -> (Tensor, Tensor) {
-        join(&self.past(self.filled as i64), &self.shape)
+        join(&self.past(self.filled as i64), self.no_entries())
+    }
+
+    pub(super) fn no_entries(&self) -> Tensor {
+        Tensor::zeros([self.active, self.shape.groups, 0, self.shape.head_dim], (self.shape.kind, self.shape.device))
     }
 
     /// Keys of the filled slots `(B, G, filled, D)`, restored where they are quantised.
     pub(super) fn keys(&self) -> Tensor {
-        match &self.buffer.read_keys(self.filled as i64)[..] {
-            [] => no_entries(&self.shape),
+        match &self.buffer.read_keys(self.active, self.filled as i64)[..] {
+            [] => self.no_entries(),
             [keys] => keys.shallow_clone(),
             pages => Tensor::cat(pages, 2),
         }
@@ -120,12 +140,12 @@ impl LayerCache {
 
     /// What the policy made of the attention so far, by filled slot `(B, G, filled)`.
     pub fn observed(&self) -> Option<Tensor> {
-        self.notes.observed(self.filled as i64)
+        self.notes.observed(self.active, self.filled as i64)
     }
 
     /// The first `count` slots by page, `(B, G, ·, D)` each: the past of a chunk whose region begins there.
     pub fn past(&self, count: i64) -> Vec<(Tensor, Tensor)> {
-        self.buffer.read(0, count)
+        self.buffer.read(self.active, 0, count)
     }
 
     /// Keys and values of the filled slots side by side `(B, G, filled, D)`, as the chunk written last and its past see them: where
@@ -158,13 +178,13 @@ impl LayerCache {
 
     /// Which of the first `count` slots are in use `(B, G, count)`, bool, where heads have shares of different size.
     pub fn in_use(&self, count: i64) -> Option<Tensor> {
-        self.budget.as_ref().map(|_| self.position_bgc.narrow(2, 0, count).ge(0))
+        self.budget.as_ref().map(|_| self.active_positions().narrow(2, 0, count).ge(0))
     }
 
     /// Which columns of the chunk written last hold an entry `(B, G, n)`, bool, where sequences that end in it keep empty slots.
     pub fn region_in_use(&self, span: &ChunkSpan) -> Option<Tensor> {
         let keeps_empty = self.budget.is_some() && span.is_ragged();
-        keeps_empty.then(|| self.position_bgc.narrow(2, self.region(span), span.len as i64).ge(0))
+        keeps_empty.then(|| self.active_positions().narrow(2, self.region(span), span.len as i64).ge(0))
     }
 
     /// How many columns of the chunk written last, from the first on, see each filled slot `(B, G, filled)` through a window of so
@@ -178,12 +198,12 @@ impl LayerCache {
         if self.budget.is_some() {
             return;
         }
-        self.budget = Some(BudgetState::new(quota, self.filled, &self.position_bgc));
+        self.budget = Some(BudgetState::new(quota, self.filled, &self.active_positions()));
         let leaving = upload(&quota.leaving_bgc, self.shape.device);
-        let _ = self.position_bgc.narrow(2, 0, self.filled as i64).masked_fill_(&leaving, -1);
+        let _ = self.positions().masked_fill_(&leaving, -1);
         self.reserve(quota.slots as i64);
         // Another sequence may have left its positions there.
-        let _ = self.position_bgc.narrow(2, self.filled as i64, (quota.slots - self.filled) as i64).fill_(-1);
+        let _ = self.active_positions().narrow(2, self.filled as i64, (quota.slots - self.filled) as i64).fill_(-1);
         (self.filled, self.agreement) = (quota.slots, Agreement::Nothing);
     }
 
@@ -198,6 +218,7 @@ impl LayerCache {
     /// `k`, `v (B, G, n, D)` by the tokens' own columns.
     pub fn write(&mut self, span: &ChunkSpan, victims: Option<&Victims>, k: &Tensor, v: &Tensor) -> Result<Written, CacheError> {
         self.check_order("write", span, self.stands == span.index)?;
+        self.enter(span);
         self.reserve((self.filled + span.len).min(self.capacity()) as i64);
         let at = self.geometry(span);
         let kept = span.retained(self.filled, self.capacity());
@@ -214,7 +235,7 @@ impl LayerCache {
             positions = with_retained(&positions, saved_position, retained);
         }
         self.buffer.write(at.region(), &chunk);
-        self.position_bgc.narrow(2, at.region(), at.len).copy_(&positions);
+        self.active_positions().narrow(2, at.region(), at.len).copy_(&positions);
         self.notes.clear(at.region(), at.len);
         self.write_agreement(span, at, victims);
         if let Some(budget) = &mut self.budget {
@@ -254,6 +275,7 @@ impl LayerCache {
     /// Restores the cache to what it was before `span` was written.
     pub fn unwind(&mut self, span: &ChunkSpan, undo: &Undo) -> Result<(), CacheError> {
         self.check_order("unwind", span, self.stands == span.index + 1)?;
+        self.enter(span);
         // Stats and agreement are not needed backwards: choices are replayed.
         (self.notes, self.agreement) = (EntryStats::default(), Agreement::Nothing);
         if let (Some(moves), Some((saved, position))) = (&undo.moves, &undo.saved) {
@@ -263,9 +285,9 @@ impl LayerCache {
         (self.filled, self.stands) = (undo.at.filled as usize, self.stands - 1);
         if let Some(budget) = self.budget.take_if(|budget| budget.index == span.index) {
             let (filled, positions) = budget.before;
-            let _ = self.position_bgc.fill_(-1);
-            self.position_bgc.narrow(2, 0, filled as i64).copy_(&positions);
+            let _ = self.active_positions().fill_(-1);
             self.filled = filled;
+            self.positions().copy_(&positions);
         }
         Ok(())
     }
@@ -273,7 +295,7 @@ impl LayerCache {
     fn geometry(&self, span: &ChunkSpan) -> Geometry {
         let top = (self.filled + span.len).min(self.capacity());
         Geometry {
-            batch: self.shape.batch,
+            batch: self.active,
             groups: self.shape.groups,
             slots: self.buffer.slots(),
             filled: self.filled as i64,
@@ -345,17 +367,13 @@ fn moved(mut positions: Vec<i64>, span: &ChunkSpan, at: Geometry, victims: &[i64
 }
 
 /// Pages as one pair of tensors.
-pub(super) fn join(pages: &[(Tensor, Tensor)], shape: &CacheShape) -> (Tensor, Tensor) {
+pub(super) fn join(pages: &[(Tensor, Tensor)], no_entries: Tensor) -> (Tensor, Tensor) {
     match pages {
-        [] => (no_entries(shape), no_entries(shape)),
+        [] => (no_entries.shallow_clone(), no_entries),
         [(k, v)] => (k.shallow_clone(), v.shallow_clone()),
         _ => {
             let of = |part: fn(&(Tensor, Tensor)) -> &Tensor| Tensor::cat(&pages.iter().map(part).collect::<Vec<_>>(), 2);
             (of(|page| &page.0), of(|page| &page.1))
         }
     }
-}
-
-fn no_entries(shape: &CacheShape) -> Tensor {
-    Tensor::zeros([shape.batch, shape.groups, 0, shape.head_dim], (shape.kind, shape.device))
 }

@@ -127,7 +127,7 @@ pub fn log_bytes_per_token(scope: Scope, cache_length: usize, (batch, num_kv_hea
 }
 
 fn num_sequences(spans: &[ChunkSpan]) -> usize {
-    spans.first().map_or(0, |s| s.real.len())
+    spans.first().map_or(0, ChunkSpan::num_sequences)
 }
 
 fn same<T: PartialEq>(expected: &T, found: &T, words: impl Fn(&T) -> String) -> Result<(), CacheError> {

@@ -36,9 +36,9 @@ impl ReplayLog {
     }
 
     fn tensors(&self) -> impl Iterator<Item = RawTensor<'static>> {
-        let batch = self.spans.first().map_or(0, |s| s.real.len());
+        let batch = self.spans.first().map_or(0, ChunkSpan::num_sequences);
         let spans = self.spans.iter().flat_map(|s| [s.chunk.0, s.start, s.len]);
-        let real = self.spans.iter().flat_map(|s| s.real.iter().copied());
+        let real = self.spans.iter().flat_map(|s| (0..batch).map(|sequence| s.real_of(sequence)));
         let whole = [
             numbers("spans".into(), vec![self.spans.len(), 3], spans),
             numbers("real".into(), vec![self.spans.len(), batch], real),
@@ -171,7 +171,8 @@ impl LogReader<'_> {
             if !follows || !is_whole {
                 return Err(self.wrong(format!("chunk {index} does not follow from those before it")));
             }
-            spans.push(ChunkSpan { index, chunk: ChunkIdx(chunk), start, len, real: real.to_vec() });
+            let active = real.iter().rposition(|&tokens| tokens > 0).map_or(0, |last| last + 1);
+            spans.push(ChunkSpan { index, chunk: ChunkIdx(chunk), start, len, real: real[..active].to_vec() });
             (next, event) = (start + len, chunk);
         }
         if lengths.iter().max() != Some(&next) {
@@ -184,13 +185,19 @@ impl LogReader<'_> {
         self.0.contains(&shares(layer))
     }
 
-    /// The quota of a layer whose heads hold `filled` entries each before chunk `span`.
-    fn quota(&self, layer: usize, span: &ChunkSpan, filled: usize, cache_length: usize) -> Result<HeadBudgets, CacheError> {
-        let sequences = span.real.len();
-        let (shape, flat) = self.numbers(&shares(layer), &[Some(sequences), None])?;
-        let view = self.0.get(&leaving(layer))?;
-        if shape[1] == 0 {
-            return Err(self.wrong(format!("`{}` is of no heads", shares(layer))));
+    /// The quota of a layer whose heads hold `filled` entries each before chunk `span`, for a batch of so many sequences.
+    fn quota(
+        &self,
+        (layer, batch): (usize, usize),
+        span: &ChunkSpan,
+        filled: usize,
+        cache_length: usize,
+    ) -> Result<HeadBudgets, CacheError> {
+        let (shape, flat) = self.numbers(&shares(layer), &[None, None])?;
+        let (view, active, sequences) = (self.0.get(&leaving(layer))?, span.num_sequences(), shape[0]);
+        if shape[1] == 0 || ![active, batch].contains(&sequences) {
+            let found = format!("{sequences} sequences and {} heads", shape[1]);
+            return Err(self.wrong(format!("`{}` is of {found}, expected {active} sequences and some heads", shares(layer))));
         }
         if view.dtype != Dtype::U8 || view.shape != [sequences, shape[1], filled] || view.bytes.iter().any(|&b| b > 1) {
             let (dtype, found) = (view.dtype, view.shape);
@@ -203,8 +210,8 @@ impl LogReader<'_> {
                 return Err(self.wrong(format!("layer {layer}: {leave} of {filled} entries leave for a share of {share} slots")));
             }
         }
-        let shares = flat.chunks(shape[1].max(1)).map(<[usize]>::to_vec).collect();
-        let leaving: Vec<bool> = view.bytes.iter().map(|&b| b == 1).collect();
+        let shares = flat.chunks(shape[1]).take(active).map(<[usize]>::to_vec).collect();
+        let leaving: Vec<bool> = view.bytes.iter().take(active * shape[1] * filled).map(|&b| b == 1).collect();
         Ok(HeadBudgets::recorded(span.index, filled, shares, &leaving))
     }
 
@@ -221,14 +228,15 @@ impl LogReader<'_> {
         let mut capacity = cache_length;
         for (span, decided) in spans.iter().zip(deciders.chunks(2)) {
             if log.quota().is_none() && span.evictions(filled, cache_length) > 0 && self.is_divided(layer) {
-                let quota = self.quota(layer, span, filled, cache_length)?;
+                let quota = self.quota((layer, spans[0].num_sequences()), span, filled, cache_length)?;
                 (capacity, filled) = (quota.slots, quota.slots);
                 log.record_quota(quota);
             }
             let wrong = |reason: String| self.wrong(format!("layer {layer}, chunk {}: {reason}", span.index));
             let (sequences, heads, e) = (decided[0], decided[1], span.evictions(filled, capacity));
+            let (active, batch) = (span.num_sequences(), spans[0].num_sequences());
             let is_one_of =
-                if e == 0 { sequences == 0 && heads == 0 } else { [1, span.real.len()].contains(&sequences) && heads > 0 };
+                if e == 0 { sequences == 0 && heads == 0 } else { [1, active, batch].contains(&sequences) && heads > 0 };
             if span.len > cache_length || !is_one_of {
                 return Err(wrong(format!("{sequences} sequences and {heads} heads decide which {e} of {filled} entries leave")));
             }
@@ -243,7 +251,9 @@ impl LogReader<'_> {
                 return Err(wrong(format!("expected {e} different slots below {filled}")));
             }
             let size = [sequences as i64, heads as i64, e as i64];
-            log.record((e > 0).then(|| Victims::of_host(&Tensor::from_slice(&slots).view(size), capacity)));
+            // Older logs have choices of sequences that have ended, too.
+            let own = |slots: Tensor| slots.narrow(0, 0, sequences.min(active) as i64);
+            log.record((e > 0).then(|| Victims::of_host(&own(Tensor::from_slice(&slots).view(size)), capacity)));
             filled += span.len - e;
         }
         if rest.is_empty() { Ok(log) } else { Err(self.wrong(format!("layer {layer}: {} slots too many", rest.len() / width))) }

@@ -2,7 +2,7 @@
 
 use crate::units::ChunkIdx;
 
-/// Consecutive columns of the batch that are run in one call, and how many of them are real in each sequence.
+/// Consecutive columns of the batch that are run in one call, and how many of them are real in each sequence that is still under way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkSpan {
     /// Position in the order of writing; pieces of the prefill span count one by one.
@@ -13,11 +13,22 @@ pub struct ChunkSpan {
     pub start: usize,
     /// Columns.
     pub len: usize,
-    /// Per sequence, how many of the columns hold tokens; the rest are pads on the right.
+    /// Per sequence, how many of the columns hold tokens; the rest are pads on the right. Sequences behind the last one that has tokens
+    /// here have left the batch, and are not in it.
     pub real: Vec<usize>,
 }
 
 impl ChunkSpan {
+    /// Sequences that are under way.
+    pub fn num_sequences(&self) -> usize {
+        self.real.len()
+    }
+
+    /// How many of the columns hold tokens of a sequence; none of one that has left.
+    pub fn real_of(&self, sequence: usize) -> usize {
+        self.real.get(sequence).copied().unwrap_or(0)
+    }
+
     /// Whether any sequence has pads here.
     pub fn is_ragged(&self) -> bool {
         self.real.iter().any(|&m| m < self.len)

@@ -173,7 +173,7 @@ pub(super) fn choose(policy: &dyn Policy, entries: &Entries<'_>, held: ChoiceCon
     }
     let mut key = keys(policy, entries, &score, held);
     if let Some(budget) = held.budget {
-        let empty_first = budget.empty_first(entries.num_evicted, key.device());
+        let empty_first = budget.empty_first(key.size()[0], entries.num_evicted, key.device());
         key = order_empty(&key, entries.position_bgc, &empty_first);
     }
     lowest(&key, entries.num_evicted, entries.cache_length)

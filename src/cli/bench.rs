@@ -23,9 +23,9 @@ use crate::units::{Bytes, Seconds};
 pub(super) struct BenchSteps {
     #[command(flatten)]
     recipe: RecipeFile,
-    /// Tokens of each of the `train.micro_batch_size` sequences.
-    #[arg(long, value_name = "N", value_parser = at_least_one())]
-    tokens: usize,
+    /// Tokens of each of the `train.micro_batch_size` sequences; or one number for each, separated by commas.
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = at_least_one())]
+    tokens: Vec<usize>,
     /// Steps to time.
     #[arg(long, value_name = "K", value_parser = at_least_one())]
     steps: usize,
@@ -50,7 +50,7 @@ impl BenchSteps {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
         let recipe = self.recipe.load(device)?;
         let size = Size {
-            tokens: self.tokens,
+            tokens: self.tokens.clone(),
             warm_up: self.warmup,
             profiles_memory: self.profile_memory,
             counts_waits: self.count_syncs,
@@ -117,7 +117,7 @@ impl BenchSteps {
             "{} sequences of {} tokens; {} weights in {dtype}, {trained} trained; {device}, {threads} threads, libtorch {libtorch}; attention: \
              {attention}",
             bench.sequences(),
-            self.tokens,
+            self.tokens.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
             config.num_parameters(),
         );
         Ok(console::result(&line)?)

@@ -3,7 +3,8 @@
 /// The target of an input after which nothing is predicted.
 pub const IGNORE: i64 = -100;
 
-/// Samples that are run together. Sequence `i` is the `i`-th sample asked for; sequences keep their own lengths.
+/// Samples that are run together. Sequence `i` is the `i`-th sample asked for; sequences keep their own lengths. Those that have ended
+/// cost nothing where the longest come first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// One sequence per sample, never none.

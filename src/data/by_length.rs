@@ -1,4 +1,4 @@
-//! The order of an epoch: samples of similar length share a micro-batch, so that little is padded.
+//! The order of an epoch: samples of similar length share a micro-batch, the longest first, so that those that end leave it from behind.
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -21,8 +21,9 @@ pub fn epoch_batches(lengths: &[usize], micro_batch_size: usize, order: BatchOrd
     sorted.sort_by_key(|&sample| lengths[sample]);
     // The incomplete batch holds the shortest samples: the batch of the longest is then the largest there is.
     let first = sorted.len() % size;
+    let longest_first = |batch: &[usize]| batch.iter().rev().copied().collect();
     let mut batches: Vec<Vec<usize>> =
-        sorted[..first].chunks(size).chain(sorted[first..].chunks(size)).map(<[usize]>::to_vec).collect();
+        sorted[..first].chunks(size).chain(sorted[first..].chunks(size)).map(longest_first).collect();
     match order {
         BatchOrder::Shuffled => batches.shuffle(&mut rng),
         BatchOrder::LongestFirst => {
@@ -57,6 +58,7 @@ mod tests {
             let batches = epoch_batches(&lengths, size, order, seed, epoch);
             prop_assert!(batches.iter().all(|batch| !batch.is_empty() && batch.len() <= size));
             prop_assert_eq!(batches.len(), lengths.len().div_ceil(size));
+            prop_assert!(batches.iter().all(|batch| batch.is_sorted_by_key(|&i| std::cmp::Reverse(lengths[i]))));
             // Batches are intervals of the sorted lengths: sorted by their ends they don't overlap.
             let mut ranges: Vec<(usize, usize)> = batches.iter().map(|batch| {
                 let of = |i: &usize| lengths[*i];

@@ -92,9 +92,8 @@ fn ends(model: &Model, trace: &ForwardTrace, head: Vec<Tensor>, travelled: Vec<O
         ends.clear();
     }
     if let Some((name, _)) = model.embedding_parameter() {
-        let columns = trace.session.plan.columns.iter().zip(travelled);
-        let pieces = columns
-            .filter_map(|(c, g)| Some((trace.tokens.ids(trace.session.plan.tokens(c)), g?.prefetch(model.device()).wait())));
+        let columns = travelled.into_iter().enumerate();
+        let pieces = columns.filter_map(|(c, g)| Some((trace.ids(c), g?.prefetch(model.device()).wait())));
         ends.push((name, model.embed_backward(pieces)));
         #[cfg(test)]
         if crate::sabotage::is_active(crate::sabotage::Sabotage::EmbeddingGradientDropped) {
@@ -134,7 +133,7 @@ impl LayerBand<'_> {
 
     /// The same when they have come, or made from the tokens.
     fn input(&self, c: usize, waited: Option<Tensor>) -> Tensor {
-        waited.unwrap_or_else(|| no_grad(|| self.trace.tokens.embed(self.model, self.trace.at(c))))
+        waited.unwrap_or_else(|| no_grad(|| self.model.embed(&self.trace.ids(c))))
     }
 
     /// Prefetches what the cell at column `c` needs from the host. Where nothing is gained by it undo entries, of which a cell may have
@@ -224,8 +223,7 @@ impl LayerBand<'_> {
             Above::Band => prepared.take_gradient(),
             Above::Head(setup, head) => {
                 emit(CellPhase::Head);
-                let (start, _) = self.trace.at(c);
-                head.column(setup, self.model, (start, &output.detach()), Some(self.context.weight))?
+                head.column(setup, self.model, (self.trace.start(c), &output.detach()), Some(self.context.weight))?
             }
         };
         let gradient = gradient.unwrap_or_else(|| output.zeros_like());

@@ -134,7 +134,9 @@ impl ChunkPlan {
     fn cut_to(&mut self, lengths: &[usize]) {
         let total = lengths.iter().copied().max().unwrap_or(0);
         while let Some((chunk, start, len)) = self.cutter.next(total) {
-            let real = lengths.iter().map(|&t| t.saturating_sub(start).min(len)).collect();
+            // Who has ended leaves; where the longest sequences come first, that is everyone who has.
+            let active = lengths.iter().rposition(|&t| t > start).map_or(0, |last| last + 1);
+            let real = lengths[..active].iter().map(|&t| t.saturating_sub(start).min(len)).collect();
             self.spans.push(ChunkSpan { index: self.spans.len(), chunk, start, len, real });
         }
     }
@@ -145,14 +147,25 @@ impl ChunkPlan {
         (spans[0].start, spans.iter().map(|s| s.len).sum())
     }
 
+    /// Sequences that are under way in a column.
+    pub fn sequences(&self, column: &Range<usize>) -> usize {
+        self.spans[column.start].num_sequences()
+    }
+
     /// Sequences and tokens of all columns.
     pub fn shapes(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.columns.iter().map(|column| (self.num_sequences(), self.tokens(column).1))
+        self.columns.iter().map(|column| (self.sequences(column), self.tokens(column).1))
+    }
+
+    /// Tokens that are run, pads among them: those of all sequences, and of each that is not the longest at most the rest of the chunk
+    /// in which it ends, where the longest sequences come first.
+    pub fn num_tokens_run(&self) -> usize {
+        self.spans.iter().map(|span| span.num_sequences() * span.len).sum()
     }
 
     /// Sequences of the batch.
     pub fn num_sequences(&self) -> usize {
-        self.spans.first().map_or(0, |span| span.real.len())
+        self.spans.first().map_or(0, ChunkSpan::num_sequences)
     }
 
     /// Columns of the longest chunk.
@@ -171,14 +184,17 @@ impl ChunkPlan {
     }
 }
 
-/// Consecutive chunks are joined as long as the column does not grow past its width.
+/// Consecutive chunks of the same sequences are joined as long as the column does not grow past its width.
 fn columns(spans: &[ChunkSpan], width: ColumnWidth) -> Vec<Range<usize>> {
     let mut columns: Vec<Range<usize>> = Vec::new();
     let mut tokens = 0;
     for span in spans {
-        let fits = columns.last().is_some_and(|c| match width {
-            ColumnWidth::Tokens(limit) => tokens + span.len <= limit,
-            ColumnWidth::Chunks(limit) => c.len() < limit,
+        let fits = columns.last().is_some_and(|c| {
+            let is_narrow = match width {
+                ColumnWidth::Tokens(limit) => tokens + span.len <= limit,
+                ColumnWidth::Chunks(limit) => c.len() < limit,
+            };
+            is_narrow && spans[c.start].num_sequences() == span.num_sequences()
         });
         match columns.last_mut() {
             Some(last) if fits => {
@@ -209,9 +225,10 @@ mod tests {
     #[test]
     fn the_prefill_span_is_one_chunk_in_pieces() {
         let plan = ChunkPlan::new(&[50, 37], 32, 10, ColumnWidth::Chunks(2));
-        let cuts: Vec<_> = plan.spans.iter().map(|s| (s.chunk.0, s.start, s.len, s.real[1])).collect();
+        let cuts: Vec<_> = plan.spans.iter().map(|s| (s.chunk.0, s.start, s.len, s.real_of(1))).collect();
         assert_eq!(cuts, [(0, 0, 10, 10), (0, 10, 10, 10), (0, 20, 10, 10), (0, 30, 2, 2), (1, 32, 10, 5), (2, 42, 8, 0)]);
-        assert_eq!(plan.columns, [0..2, 2..4, 4..6]);
+        assert_eq!(plan.columns, [0..2, 2..4, 4..5, 5..6], "who has ended is in no further column");
+        assert_eq!((plan.num_tokens_run(), plan.shapes().last()), (92, Some((1, 8))));
         assert_eq!(plan.tokens(&plan.columns[1]), (20, 12));
         assert_eq!(layer_bands(7, 3), [0..3, 3..6, 6..7]);
     }
@@ -286,8 +303,19 @@ mod tests {
             }
             prop_assert_eq!(next, total);
             for (sequence, &length) in lengths.iter().enumerate() {
-                prop_assert_eq!(plan.spans.iter().map(|s| s.real[sequence]).sum::<usize>(), length);
+                prop_assert_eq!(plan.spans.iter().map(|s| s.real_of(sequence)).sum::<usize>(), length);
             }
+        }
+
+        #[test]
+        fn a_batch_costs_its_tokens_and_less_than_a_chunk_for_each_that_ends(
+            cuts in cuts(), mut lengths in prop::collection::vec(1usize..300, 1..6),
+        ) {
+            lengths.sort_unstable_by_key(|&tokens| std::cmp::Reverse(tokens));
+            let plan = ChunkPlan::cut(&lengths, &cuts, ColumnWidth::Chunks(3));
+            let pads = plan.num_tokens_run() - lengths.iter().sum::<usize>();
+            prop_assert!(pads <= (lengths.len() - 1) * (plan.longest_chunk() - 1));
+            prop_assert!(plan.columns.iter().all(|c| plan.spans[c.clone()].iter().all(|s| s.num_sequences() == plan.sequences(c))));
         }
 
         #[test]
@@ -318,7 +346,7 @@ mod tests {
                 }
                 prop_assert_eq!(next, *lengths.iter().max().unwrap());
                 for (sequence, &length) in lengths.iter().enumerate() {
-                    prop_assert_eq!(plan.spans.iter().map(|s| s.real[sequence]).sum::<usize>(), length);
+                    prop_assert_eq!(plan.spans.iter().map(|s| s.real_of(sequence)).sum::<usize>(), length);
                 }
                 let flat: Vec<usize> = plan.columns.iter().flat_map(Clone::clone).collect();
                 prop_assert_eq!(flat, (0..plan.spans.len()).collect::<Vec<_>>());

@@ -20,7 +20,8 @@ use crate::ops::attention;
 use crate::store::HostTensor;
 use crate::units::{Bytes, LayerIdx};
 
-/// Receives the position of a column's first token and its hidden states `(B, n, E)` before the final norm.
+/// Receives the position of a column's first token and its hidden states `(B, n, E)` before the final norm, of the sequences that are
+/// under way in it.
 pub type HiddenSink<'a> = &'a mut dyn FnMut(usize, &Tensor);
 
 /// What a forward phase is run for.
@@ -61,13 +62,13 @@ pub(super) fn run(
                 emit(observer, Event::ForwardColumn { column }, model, &trace);
                 hidden = no_grad(|| run_column(setup, (model, &mut captured), &mut trace, (c, context), &schedule))?;
                 if let Purpose::Inspection(sink) = &mut purpose {
-                    sink(trace.at(c).0, &hidden);
+                    sink(trace.start(c), &hidden);
                 }
             }
             ForwardStage::Head(c) => {
                 let column = trace.column(c);
                 emit(observer, Event::Head { column }, model, &trace);
-                let at = (trace.at(c).0, &hidden);
+                let at = (trace.start(c), &hidden);
                 let gradient = trace.head.column(setup, model, at, context.map(|x| x.weight))?;
                 trace.top[c] = gradient.as_ref().map(HostTensor::send);
             }
@@ -117,9 +118,8 @@ fn run_column(
         Some(_) => Mode::Follow { keeps_undo },
         None => Mode::Choose { policies: &setup.settings.policies, keeps_undo },
     };
-    let column = &session.plan.columns[c];
-    let hidden = tokens.embed(model, session.plan.tokens(column));
-    let column = session.column(&session.plan.spans[column.clone()], 0..session.layers.len());
+    let hidden = model.embed(&tokens.ids(&session.plan, c));
+    let column = session.column(&session.plan.spans[session.plan.columns[c].clone()], 0..session.layers.len());
     let mut pass = Pass { model, captured, place: tokens.place(context) };
     pass.run(hidden, &mut ColumnAttention { column, mode }, &mut |layer, input| {
         if schedule.is_border(layer) {

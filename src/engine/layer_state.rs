@@ -115,6 +115,7 @@ impl LayerState {
         tokens: Qkv<'_>,
         keep_undo: bool,
     ) -> Result<Tensor, CacheError> {
+        self.cache.enter(span);
         if let Some(quota) = self.cache.allocate(policy, span) {
             self.log.record_quota(quota);
         }
@@ -138,6 +139,7 @@ impl LayerState {
 
     /// Recomputation of a cell: replays the choice, or attends again where the chunk stands in the cache already.
     pub(super) fn recompute(&mut self, span: &ChunkSpan, tokens: Qkv<'_>) -> Result<(Tensor, ChunkSaved), CacheError> {
+        self.cache.enter(span);
         let saved = if self.cache.num_chunks() == span.index + 1 {
             let undo = self.fetch_undo(span)?;
             let (k, v) = self.cache.recompose(span, &undo, tokens.k_bgnd, tokens.v_bgnd);
@@ -157,6 +159,7 @@ impl LayerState {
         saved: &ChunkSaved,
         dout: Option<&Tensor>,
     ) -> Result<(Tensor, Tensor, Tensor), CacheError> {
+        self.cache.enter(span);
         let kind = accumulation_kind(saved.own.q.kind());
         let (size, past) = (self.cache.size(), self.past(span, self.seen_until(span, &saved.placement, saved.own.rule).as_ref()));
         let grads = self.grads.get_or_insert_with(|| CacheGrads::zeros(&size, kind, saved.own.q.device()));
@@ -215,6 +218,7 @@ impl LayerState {
         keep: Keep,
         asked: Option<Queries>,
     ) -> Result<(ChunkSaved, PastPages, Option<Tensor>), CacheError> {
+        self.cache.enter(span);
         self.apply_budget(span);
         let victims = self.cache.recall(&self.log, span)?;
         let written = self.cache.write(span, victims, tokens.k_bgnd, tokens.v_bgnd)?;

@@ -85,7 +85,10 @@ impl Pass<'_> {
         let position = Tensor::arange_start(start, start + num_tokens, (Kind::Int64, self.model.device()));
         let positions = self.model.positions(position.view([1, -1]));
         let shape = (num_sequences as usize, num_tokens as usize);
-        let mut layers = self.captured.column((self.model, &self.place), &positions, shape);
+        // Those that have left need no mask; without dropout there may be no samples.
+        let samples = &self.place.samples[..self.place.samples.len().min(shape.0)];
+        let place = DropoutContext { samples, ..self.place };
+        let mut layers = self.captured.column((self.model, &place), &positions, shape);
         for layer in attend.column.first..attend.column.end {
             before(layer, &hidden)?;
             hidden = layers.layer(LayerIdx(layer), &hidden, attend)?;

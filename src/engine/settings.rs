@@ -8,7 +8,7 @@ use tch::{Device, Kind};
 use super::chunks;
 use super::slots::{FixedCaches, Sizes, Slots};
 use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, EngineError, RandomSizes};
-use crate::cache::{self, CacheError, CacheShape, Policy, PolicyTraits, Scope, log_bytes_per_token};
+use crate::cache::{self, CacheError, CacheShape, ChunkSpan, Policy, PolicyTraits, Scope, log_bytes_per_token};
 use crate::data::{Batch, IGNORE, Targets};
 use crate::model::{CapturedLayers, LayerSpec, ModelConfig};
 use crate::recipe::{BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm, StoreRecipe};
@@ -232,18 +232,20 @@ impl Settings {
 
     /// Bytes of the replay log at most: for one evicted column of the batch in every layer, and for a whole batch planned as `plan`.
     pub fn log_bytes(&self, plan: &ChunkPlan, num_kv_heads: usize) -> (Bytes, Bytes) {
-        let sequences = plan.num_sequences();
         let (mut per_token, mut whole) = (0, 0);
         for (policy, length) in self.policies.iter().zip(self.slots(plan)) {
             let PolicyTraits { evicts: true, scope, shares_out, .. } = policy.traits() else { continue };
             // A share may be twice the cache length.
             let slots = if shares_out.is_some() { 2 * length } else { length };
-            let bytes = log_bytes_per_token(scope, slots, (sequences, num_kv_heads)).0;
-            per_token += bytes;
+            let bytes = |sequences| log_bytes_per_token(scope, slots, (sequences, num_kv_heads)).0;
+            let of_all = bytes(plan.num_sequences());
+            per_token += of_all;
+            let chosen = |span: &ChunkSpan| span.evictions(span.start.min(length), length) as u64 * bytes(span.num_sequences());
+            whole += plan.spans.iter().map(chosen).sum::<u64>();
             // And says once of each entry whether it leaves when the shares are made.
-            let leaving = if shares_out.is_some() { sequences * num_kv_heads * length } else { 0 };
-            let evicted = plan.len() - length + if leaving > 0 { self.sizes.chunk_size } else { 0 };
-            whole += bytes * evicted as u64 + leaving as u64;
+            if shares_out.is_some() {
+                whole += of_all * self.sizes.chunk_size as u64 + (plan.num_sequences() * num_kv_heads * length) as u64;
+            }
         }
         (Bytes(per_token), Bytes(whole))
     }

@@ -2,13 +2,13 @@
 
 use tch::{Device, Tensor};
 
-use super::MicroBatchContext;
 use super::head_run::HeadRun;
 use super::layer_checkpoints::LayerCheckpoints;
 use super::session::Session;
+use super::{ChunkPlan, MicroBatchContext};
 use crate::cache::ReplayLog;
 use crate::data::Batch;
-use crate::model::{DropoutContext, Model};
+use crate::model::DropoutContext;
 use crate::native::cuda::upload;
 use crate::store::HostTensor;
 
@@ -25,9 +25,14 @@ pub struct ForwardTrace {
 }
 
 impl ForwardTrace {
-    /// First position and number of the tokens of a column.
-    pub(super) fn at(&self, c: usize) -> (usize, usize) {
-        self.session.plan.tokens(&self.session.plan.columns[c])
+    /// The ids of a column `(B, n)`.
+    pub(super) fn ids(&self, c: usize) -> Tensor {
+        self.tokens.ids(&self.session.plan, c)
+    }
+
+    /// First position of a column.
+    pub(super) fn start(&self, c: usize) -> usize {
+        self.session.plan.tokens(&self.session.plan.columns[c]).0
     }
 
     /// Index and number of columns.
@@ -60,14 +65,11 @@ impl BatchIds {
         &self.ids_bt
     }
 
-    /// The ids of a column `(B, n)`.
-    pub(super) fn ids(&self, (start, len): (usize, usize)) -> Tensor {
-        upload(&self.ids_bt.narrow(1, start as i64, len as i64), self.device)
-    }
-
-    /// The embeddings of a column `(B, n, E)`.
-    pub(super) fn embed(&self, model: &Model, at: (usize, usize)) -> Tensor {
-        model.embed(&self.ids(at))
+    /// The ids of a column, of the sequences that are under way in it `(B, n)`.
+    pub(super) fn ids(&self, plan: &ChunkPlan, c: usize) -> Tensor {
+        let (column, sequences) = (&plan.columns[c], plan.sequences(&plan.columns[c]));
+        let (start, len) = plan.tokens(column);
+        upload(&self.ids_bt.narrow(0, 0, sequences as i64).narrow(1, start as i64, len as i64), self.device)
     }
 
     /// What makes randomness independent of the chunking.

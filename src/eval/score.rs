@@ -116,9 +116,10 @@ pub fn score(
     let mut overall = Score::default();
     let mut by_length: Vec<Bucket> = Vec::new();
     for samples in order.chunks(micro_batch_size.max(1)).take(max_batches.unwrap_or(usize::MAX)) {
-        let batch = dataset.batch(samples)?;
+        // The longest first: those that end leave the batch from behind.
+        let batch = dataset.batch(&samples.iter().rev().copied().collect::<Vec<_>>())?;
         let sequences = engine.losses(model, &batch, observer)?;
-        for (sequence, loss) in batch.sequences.iter().zip(sequences) {
+        for (sequence, loss) in batch.sequences.iter().zip(sequences).rev() {
             if !loss.loss_sum.is_finite() {
                 return Err(EvalError::NotFinite { sample: sequence.sample, value: loss.loss_sum });
             }

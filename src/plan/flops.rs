@@ -181,9 +181,8 @@ mod tests {
         // A cache that holds everything: the lower triangle.
         assert_eq!(visible_pairs(&plan, usize::MAX, None) as usize, all);
         assert_eq!(visible_pairs(&plan, 8, Some(usize::MAX >> 1)) as usize, all);
-        let lengths = plan.spans.iter().fold(vec![0; plan.num_sequences()], |sum: Vec<usize>, span| {
-            sum.iter().zip(&span.real).map(|(sum, real)| sum + real).collect()
-        });
+        let total = |sequence: usize| plan.spans.iter().map(|span| span.real_of(sequence)).sum();
+        let lengths: Vec<usize> = (0..plan.num_sequences()).map(total).collect();
         let through_3: usize = lengths.iter().map(|&tokens| (0..tokens).map(|position| 3.min(position + 1)).sum::<usize>()).sum();
         assert_eq!(visible_pairs(&plan, 8, Some(3)) as usize, through_3);
     }

@@ -29,8 +29,8 @@ struct LayerHolds {
     last_undo: Cell<Option<(Write, (u64, u64))>>,
 }
 
-/// Evictions, columns, and the form of the store.
-type Write = (usize, usize, Form);
+/// Sequences, evictions, columns, and the form of the store.
+type Write = (usize, usize, usize, Form);
 
 /// A store: what waits there now, and the most that does at a time in a step.
 #[derive(Clone, Copy, Debug)]
@@ -166,7 +166,7 @@ impl<'a> Ledger<'a> {
 
     /// A column through some layers, decided or replayed. Returns what a cache that grows has twice for a moment.
     pub(super) fn run_column(&mut self, c: usize, layers: &Range<usize>, keeps_undo_from: usize, is_deciding: bool) -> u64 {
-        let (heads, sequences) = (self.spec.config.layers[0].attention.num_kv_heads, self.plan.num_sequences());
+        let heads = self.spec.config.layers[0].attention.num_kv_heads;
         let mut moved = 0;
         for index in layers.clone() {
             for span in &self.plan.spans[self.plan.columns[c].clone()] {
@@ -178,7 +178,7 @@ impl<'a> Ledger<'a> {
                 layer.slots = slots;
                 if is_deciding {
                     layer.noted = layer.noted.max(layer.notes[usize::from(span.start >= self.plan.prefill)]);
-                    layer.log += logged(layer, span, (sequences, heads));
+                    layer.log += logged(layer, span, (span.num_sequences(), heads));
                 }
                 if index >= keeps_undo_from {
                     let waiting = layer.undo(span, self.undo.form()).0;
@@ -196,14 +196,15 @@ impl<'a> Ledger<'a> {
     }
 
     fn checkpoint_bytes(&self, c: usize) -> u64 {
-        let n = self.plan.tokens(&self.plan.columns[c]).1;
-        let size = [self.plan.num_sequences() as i64, n as i64, self.spec.hidden() as i64];
+        let column = &self.plan.columns[c];
+        let size = [self.plan.sequences(column), self.plan.tokens(column).1, self.spec.hidden() as usize].map(|n| n as i64);
         self.checkpoints.form().bytes_of(&size, self.spec.kind).0
     }
 
     /// A column's gradient is there, and waits for the band below.
     pub(super) fn travel(&mut self, c: usize, is_there: bool) {
-        let n = self.plan.tokens(&self.plan.columns[c]).1 * self.plan.num_sequences();
+        let column = &self.plan.columns[c];
+        let n = self.plan.tokens(column).1 * self.plan.sequences(column);
         self.travelling[c] = if is_there { n as u64 * self.spec.hidden() * self.spec.element() } else { 0 };
     }
 
@@ -307,7 +308,7 @@ impl LayerHolds {
     /// What a write overwrites, in a store and resident on the device.
     fn undo(&self, span: &ChunkSpan, form: Form) -> (u64, u64) {
         let filled = span.start.min(self.shape.cache_length);
-        let key = (span.evictions(filled, self.shape.cache_length), span.len, form);
+        let key = (span.num_sequences(), span.evictions(filled, self.shape.cache_length), span.len, form);
         if let Some((_, known)) = self.last_undo.get().filter(|(last, _)| *last == key && !span.is_ragged()) {
             return known;
         }

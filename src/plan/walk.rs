@@ -54,8 +54,9 @@ struct Graphs {
     kept: u64,
 }
 
-/// Whether the layer is the lowest, its slots, tokens and whether they are one chunk, the longest chunk, entries, and whether victims are chosen.
-type Look = (bool, usize, (u64, bool), u64, u64, bool);
+/// Whether the layer is the lowest, its slots, tokens of how many sequences and whether they are one chunk, the longest chunk, entries, and
+/// whether victims are chosen.
+type Look = (bool, usize, (u64, usize, bool), u64, u64, bool);
 
 impl<'a> StepWalk<'a> {
     /// `targets` are the positions with a target, by column of `plan`.
@@ -169,13 +170,14 @@ impl<'a> StepWalk<'a> {
     /// Of one layer in a column. Most columns and layers are alike.
     fn layer(&self, index: usize, c: usize, is_choosing: bool) -> LayerBytes {
         let spans = &self.plan.spans[self.plan.columns[c].clone()];
-        let (shape, tokens) = (&self.shapes[index], self.tokens(c));
+        let sequences = self.plan.sequences(&self.plan.columns[c]);
+        let (shape, tokens) = (CacheShape { batch: sequences as i64, ..self.shapes[index] }, self.tokens(c));
         let chunk = spans.iter().map(|span| span.len).max().unwrap_or(0) as u64;
         let filled = spans.last().map_or(0, |span| (span.start + span.len).min(shape.cache_length)) as u64;
         let is_one_chunk = spans.len() == 1 && !spans[0].is_ragged();
-        let key = (index == 0, shape.cache_length, (tokens, is_one_chunk), chunk, filled, is_choosing);
+        let key = (index == 0, shape.cache_length, (tokens, sequences, is_one_chunk), chunk, filled, is_choosing);
         *self.layers.borrow_mut().entry(key).or_insert_with(|| {
-            let kernel = Kernel::of(self.spec, shape, (chunk, filled), is_choosing);
+            let kernel = Kernel::of(self.spec, &shape, (chunk, filled), is_choosing);
             Layer { spec: self.spec, index, tokens, is_one_chunk, kernel }.bytes()
         })
     }
@@ -191,7 +193,8 @@ impl<'a> StepWalk<'a> {
 
     /// Tokens of a column, of all sequences, pads with them.
     fn tokens(&self, c: usize) -> u64 {
-        (self.plan.tokens(&self.plan.columns[c]).1 * self.plan.num_sequences()) as u64
+        let column = &self.plan.columns[c];
+        (self.plan.tokens(column).1 * self.plan.sequences(column)) as u64
     }
 
     /// Hidden states of a column.

@@ -92,7 +92,7 @@ fn captured_columns_are_exact() {
         Case { policy: "streaming-llm", ..SHORT },
         Case { policy: "smart-lastrec", params: SMART, initial: &[(0, 30), (3, 7), (0, 9)], ..SHORT },
         SHORT,
-        Case { width: Width::Chunks(2), is_offloaded: true, layers_per_cell: 2, ..SHORT },
+        Case { lengths: &[91, 37, 9], width: Width::Chunks(2), is_offloaded: true, layers_per_cell: 2, ..SHORT },
         Case { head: HeadKind::Classify, layers_per_cell: 3, ..SHORT },
         Case { tail: Tail::OneByOne, targets: TargetsAt::Last(9), lengths: &[58], ..SHORT },
         Case { trains: Trains::All, lora: &[], ..SHORT },

@@ -1,6 +1,8 @@
 //! All ways of running a batch that must not change its gradient, or only as far as a store rounds: shapes of cells, where caches
 //! wait and how they grow, stores.
 
+use std::ops::Range;
+
 use crate::engine::{ChunkPlan, Settings};
 use crate::recipe::{BufferKind, CacheLength, CacheRecipe, GradRecipe, Storage, StoreForm, StorePlace, StoreRecipe};
 
@@ -31,11 +33,13 @@ impl Tiling {
         Self { grad: GradRecipe { layer_checkpoints, undo_log, ..self.grad.clone() }, ..self.clone() }
     }
 
-    /// The same, said in layers and chunks as far as they say it: where all columns but the last are equally wide.
+    /// The same, said in layers and chunks as far as they say it: where all columns but those that end with a sequence are equally wide.
     fn counted(&self, settings: &Settings, plan: &ChunkPlan) -> Self {
-        let widths: Vec<usize> = plan.columns.iter().map(ExactSizeIterator::len).collect();
-        let is_even = widths.windows(2).all(|pair| pair[0] == widths[0]) && widths.last() <= widths.first();
-        let chunks_per_cell = if is_even { widths.first().copied() } else { self.grad.chunks_per_cell };
+        let goes_on = |pair: &&[Range<usize>]| plan.sequences(&pair[0]) == plan.sequences(&pair[1]);
+        let mut whole = plan.columns.windows(2).filter(goes_on).map(|pair| pair[0].len());
+        let width = whole.next().unwrap_or(plan.spans.len());
+        let is_even = whole.all(|chunks| chunks == width) && plan.columns.iter().all(|column| column.len() <= width);
+        let chunks_per_cell = if is_even { Some(width) } else { self.grad.chunks_per_cell };
         let grad = GradRecipe { layers_per_cell: settings.layers_per_cell(), chunks_per_cell, ..self.grad.clone() };
         Self { grad, ..self.clone() }
     }

@@ -9,7 +9,7 @@ use crate::cache::{ChunkSpan, HeadBudgets, ReplayLog, Victims};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerWalk {
     /// `held[event][sequence][head]`: the position in each filled slot after each cache event (the prefill span is event 0), −1 where
-    /// a sequence has none.
+    /// a sequence has none; of a sequence that has left, what it held in the end.
     pub held: Vec<Vec<Vec<Vec<i64>>>>,
     /// `gone[sequence][head][position]`: the first query that does not see the token any more.
     pub gone: Vec<Vec<Vec<i64>>>,
@@ -20,7 +20,7 @@ const STAYS: i64 = i64::MAX;
 
 /// Walks over the choices of one layer with `groups` KV heads.
 pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<LayerWalk, VerifyError> {
-    let (mut capacity, batch) = (log.cache_lengths[layer], log.spans.first().map_or(0, |s| s.real.len()));
+    let (mut capacity, batch) = (log.cache_lengths[layer], log.spans.first().map_or(0, ChunkSpan::num_sequences));
     let tokens = log.spans.last().map_or(0, |s| s.start + s.len);
     let mut slots = vec![vec![Vec::<i64>::new(); groups]; batch];
     let mut gone = vec![vec![vec![STAYS; tokens]; groups]; batch];
@@ -35,7 +35,8 @@ pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<LayerWalk, V
             })?;
             capacity = quota.slots;
         }
-        for b in 0..batch {
+        // Nobody asks any more what one that has left would hold.
+        for b in 0..span.num_sequences() {
             for g in 0..groups {
                 let impossible = |what| VerifyError::ImpossibleChoice { layer, chunk: span.index, what };
                 let leaving = of_head(victims, b, g).map_err(|e| impossible(e.to_string()))?;
@@ -50,7 +51,7 @@ pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<LayerWalk, V
 
 /// Slots are shared out: what exceeds a head's share leaves, and all heads get as many slots as the largest share.
 fn divide(slots: &mut [Vec<Vec<i64>>], gone: &mut [Vec<Vec<i64>>], quota: &HeadBudgets, start: usize) -> Result<(), TchError> {
-    for (b, sequence) in slots.iter_mut().enumerate() {
+    for (b, sequence) in slots.iter_mut().enumerate().take(quota.shares.len()) {
         for (g, head) in sequence.iter_mut().enumerate() {
             let leaving: Vec<bool> = Vec::try_from(quota.leaving_bgc.get(b as i64).get(g as i64).contiguous())?;
             for (position, _) in head.iter_mut().zip(leaving).filter(|(position, leaves)| *leaves && **position >= 0) {
@@ -90,7 +91,7 @@ fn step(
             return Err(format!("slot {slot} twice"));
         }
     }
-    let needed = (filled + span.real[sequence]).saturating_sub(capacity);
+    let needed = (filled + span.real_of(sequence)).saturating_sub(capacity);
     let positions: Vec<i64> = leaving.iter().map(|&s| slots[s as usize]).collect();
     for &position in &positions[..needed.min(positions.len())] {
         if position >= 0 {
@@ -105,7 +106,7 @@ fn step(
     }
     slots.truncate(region);
     slots.extend(&positions[needed.min(positions.len())..]);
-    slots.extend((span.start..span.start + span.real[sequence]).map(|p| p as i64));
+    slots.extend((span.start..span.start + span.real_of(sequence)).map(|p| p as i64));
     slots.resize(top, -1);
     Ok(())
 }

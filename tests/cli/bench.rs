@@ -37,6 +37,21 @@ fn keys(line: &Value) -> String {
     line.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ")
 }
 
+/// The rest of a chunk is all that a sequence costs which has ended.
+#[test]
+fn sequences_that_have_ended_cost_nothing() {
+    let sequences = ["--set", "train.micro_batch_size=3", "--set", "kv_cache.chunk_size=8", "--set", "kv_cache.cache_length=32"];
+    let lines = lines(&bare(), &[&["--tokens", "30,100,50"][..], &sequences].concat());
+    // 100 tokens; 50 and their chunk to its end, 56; 30 and their piece of the prefill span, 32.
+    assert_eq!((number(&lines[1], "tokens"), number(&lines[1], "tokens_run")), (180.0, 188.0));
+    let said = bench(&bare(), &[&["--random-weights", "--tokens", "30,100"][..], &sequences].concat());
+    assert_snapshot!(said.refused(2), @r"
+    error: `--tokens` has 2 lengths: the recipe has 3 sequences in a micro-batch
+
+    hint: give one length for all sequences or one for each, or set `train.micro_batch_size`
+    ");
+}
+
 const PARTS: [&str; 6] = ["forward", "head", "replay", "recompute", "backward", "optimizer"];
 
 #[test]
@@ -47,10 +62,20 @@ fn a_config_is_enough_and_the_keys_stay() {
     let warm_up: Vec<bool> = lines[1..4].iter().map(|line| line["is_warm_up"].as_bool().unwrap()).collect();
     assert_eq!(warm_up, [true, false, false]);
     assert_snapshot!(keys(&lines[0]), @"attention device dtype kind libtorch parameters sequences threads tokens_per_sequence trained_parameters version");
-    assert_snapshot!(keys(&lines[1]), @"backward_cpu_seconds backward_seconds flops flops_attention flops_head flops_linear flops_per_cpu_second flops_per_second forward_cpu_seconds forward_seconds gemm_cpu_share gemm_share gemm_square_flops_per_cpu_second gemm_square_flops_per_second head_cpu_seconds head_seconds is_warm_up kind loss optimizer_cpu_seconds optimizer_seconds peak_is_of_step peak_resident_bytes recompute_cpu_seconds recompute_seconds replay_cpu_seconds replay_seconds step step_cpu_seconds step_seconds store_copy_seconds store_copy_share tokens tokens_per_second");
+    assert_snapshot!(keys(&lines[1]), @"backward_cpu_seconds backward_seconds flops flops_attention flops_head flops_linear flops_per_cpu_second flops_per_second forward_cpu_seconds forward_seconds gemm_cpu_share gemm_share gemm_square_flops_per_cpu_second gemm_square_flops_per_second head_cpu_seconds head_seconds is_warm_up kind loss optimizer_cpu_seconds optimizer_seconds peak_is_of_step peak_resident_bytes recompute_cpu_seconds recompute_seconds replay_cpu_seconds replay_seconds step step_cpu_seconds step_seconds store_copy_seconds store_copy_share tokens tokens_per_second tokens_run");
     let figures = lines[1].as_object().unwrap().keys();
-    let only_of_steps =
-        ["flops", "flops_attention", "flops_head", "flops_linear", "is_warm_up", "loss", "peak_is_of_step", "step", "tokens"];
+    let only_of_steps = [
+        "flops",
+        "flops_attention",
+        "flops_head",
+        "flops_linear",
+        "is_warm_up",
+        "loss",
+        "peak_is_of_step",
+        "step",
+        "tokens",
+        "tokens_run",
+    ];
     for key in figures.filter(|key| *key != "kind" && !only_of_steps.contains(&key.as_str())) {
         let spread = &lines[4][key];
         let [least, median, most] = ["min", "median", "max"].map(|word| number(spread, word));

@@ -294,7 +294,10 @@ fn reports_benches_and_the_program() {
     ];
     hold(Exit::Failed, failed);
     hold(Exit::Data, vec![BenchError::NoWeights { dir: path() }]);
-    hold(Exit::Usage, vec![BenchError::TooLong { tokens: 3, positions: 2 }]);
+    hold(
+        Exit::Usage,
+        vec![BenchError::TooLong { tokens: 3, positions: 2 }, BenchError::OtherLengths { lengths: 3, sequences: 2 }],
+    );
     hold(Exit::Memory, vec![BenchError::from(TrainError::from(does_not_fit()))]);
     let failed = vec![
         Error::Disproved { keys: text(), worst: 1.0, tolerance: 1e-12 },

@@ -225,7 +225,11 @@ fn bench() {
     walk(
         ("bench/error.rs", "BenchError"),
         &[],
-        &[BenchError::NoWeights { dir: path() }, BenchError::TooLong { tokens: 3, positions: 2 }],
+        &[
+            BenchError::NoWeights { dir: path() },
+            BenchError::TooLong { tokens: 3, positions: 2 },
+            BenchError::OtherLengths { lengths: 3, sequences: 2 },
+        ],
     );
 }
 

@@ -11,7 +11,7 @@ use kvtune::verify::{HeadTurn, Proofs, Tiling};
 use tch::{Kind, Tensor};
 
 use crate::support;
-use crate::support::case::{Case, EXACT, HeadKind, PLAIN, Tail, TargetsAt, Trains, Width};
+use crate::support::case::{Case, EXACT, HeadKind, PLAIN, Tail, TargetsAt, Trains, Width, registered_policies};
 
 /// All that make decisions of their own, and dropout, on sequences that end inside a chunk, inside the prefill span, and long before both.
 const POLICIES: &[Case] = &[
@@ -240,4 +240,18 @@ fn micro_batches_add_up_to_the_batch() {
     }
     println!("micro-batches: worst difference {largest:.2e}");
     assert!(largest <= EXACT);
+}
+
+/// What is run is what the plan counts: real tokens, and for each sequence that ends early less than a chunk of pads.
+#[test]
+fn sequences_that_have_ended_are_not_run() {
+    for case in registered_policies() {
+        let case = Case { lengths: &[50, 31, 9], ..case };
+        let (model, batch) = (support::model(&case), support::batch(&case));
+        let (engine, mut run) = (support::engine(&case, &model), 0);
+        engine.inspect(&model, &batch, &mut |_, hidden| run += hidden.size()[0] * hidden.size()[1]).unwrap();
+        let plan = engine.settings().plan(&batch, None).unwrap();
+        assert_eq!(run as usize, plan.num_tokens_run(), "{case:?}");
+        assert!((run as usize) < batch.num_tokens() + 2 * plan.longest_chunk(), "{run} tokens: {case:?}");
+    }
 }

@@ -7,14 +7,10 @@ use serde_json::Value;
 
 use super::workshop::Workshop;
 
-/// What a step has to show that does not depend on the machine: its number, its loss, and the hash of its choices.
-fn shown(metrics: &str) -> Vec<(u64, f64, String)> {
+/// Number and loss of each step.
+fn losses(metrics: &str) -> Vec<(u64, f64)> {
     let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let of_line = |line: Value| {
-        let (step, loss) = (line["step"].as_u64().unwrap(), line["loss"].as_f64().unwrap());
-        (step, loss, line["replay_log"].as_str().unwrap().to_owned())
-    };
-    lines.map(of_line).collect()
+    lines.map(|line| (line["step"].as_u64().unwrap(), line["loss"].as_f64().unwrap())).collect()
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -48,12 +44,12 @@ fn a_run_that_an_earlier_version_began_goes_on() {
     workshop.resume("", "run", &[]).with(0);
     let (ours, theirs) =
         (fs::read_to_string(run.join("metrics.jsonl")).unwrap(), fs::read_to_string(kept.join("whole.jsonl")).unwrap());
-    let (ours, theirs) = (shown(&ours), shown(&theirs));
+    let (ours, theirs) = (losses(&ours), losses(&theirs));
     assert_eq!(ours.len(), theirs.len());
-    for ((step, loss, choices), (_, expected, recorded)) in ours.into_iter().zip(theirs) {
-        // Another processor's products round otherwise.
-        assert!((loss - expected).abs() <= 1e-4 * expected, "step {step}: {loss}, expected {expected}");
-        assert_eq!(choices, recorded, "step {step}");
+    // Another processor's products round otherwise; another choice would show in the loss. The hashes of the choices are others since
+    // sequences that have ended leave their batch, and have none.
+    for ((step, loss), (_, expected)) in ours.into_iter().zip(theirs) {
+        assert!((loss - expected).abs() <= 1e-5 * expected, "step {step}: {loss}, expected {expected}");
     }
     assert!(run.join("final/adapter_model.safetensors").exists());
 }

@@ -127,7 +127,7 @@ impl Content {
     /// Keys and values `(B, G, n, D)` of the tokens from `start` on. Pads are no numbers: nobody may look at them.
     pub(crate) fn chunk(&self, start: usize, real: &[usize], len: usize) -> (Tensor, Tensor) {
         let of = |plane: &Plane| {
-            let chunk = plane.exact_bgtd.narrow(2, start as i64, len as i64).copy();
+            let chunk = plane.exact_bgtd.narrow(0, 0, real.len() as i64).narrow(2, start as i64, len as i64).copy();
             for (sequence, &real) in real.iter().enumerate() {
                 let _ = chunk.get(sequence as i64).narrow(1, real as i64, (len - real) as i64).fill_(f64::NAN);
             }

@@ -73,7 +73,7 @@ impl SlowAttention for Softmax<'_> {
         let per_group = self.shape.1;
         let first = last.map_or(0, |last| span.len.saturating_sub(last));
         let mut sum = 0.0;
-        for at in (first..span.real[sequence]).map(|column| span.start + column) {
+        for at in (first..span.real_of(sequence)).map(|column| span.start + column) {
             for query_head in head * per_group..(head + 1) * per_group {
                 let query = self.query([sequence, query_head, at]);
                 sum += self.weight([sequence, head], (&query, at), span.start, (position, held));

@@ -137,7 +137,7 @@ impl Scene {
     /// What the `last` columns of a chunk (or all of them) pay to `position`. Pads pay nothing.
     pub(crate) fn paid_at(&self, [sequence, head]: [usize; 2], span: &ChunkSpan, last: Option<usize>, position: usize) -> f32 {
         let first = last.map_or(0, |last| span.len.saturating_sub(last));
-        (first..span.real[sequence]).map(|column| self.pays([sequence, head], span.start + column, position)).sum()
+        (first..span.real_of(sequence)).map(|column| self.pays([sequence, head], span.start + column, position)).sum()
     }
 }
 

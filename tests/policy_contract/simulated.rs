@@ -71,6 +71,7 @@ impl<'a> Played<'a> {
     }
 
     fn step(&mut self, span: &ChunkSpan, policy: &dyn Policy, reference: &mut SlowPolicy<'_>) {
+        self.cache.enter(span);
         wander(&mut self.cache, span, 0);
         if let Some(quota) = self.cache.allocate(policy, span) {
             assert!(self.log.quota().is_none(), "{:?}, chunk {}: shared out twice", self.scene, span.index);
@@ -142,7 +143,9 @@ impl<'a> Played<'a> {
         let needed = span.evictions(filled as usize, slots);
         assert_eq!(victims.map_or(0, Victims::len), needed, "{scene:?}, chunk {}", span.index);
         let Some(victims) = victims else { return };
-        for (sequence, head, mut slots) in by_head(&victims.slots(self.shape.batch, self.shape.groups, self.shape.device)) {
+        for (sequence, head, mut slots) in
+            by_head(&victims.slots(span.num_sequences() as i64, self.shape.groups, self.shape.device))
+        {
             slots.sort_unstable();
             slots.dedup();
             assert_eq!(slots.len(), needed, "{}: a slot twice", self.what(span, sequence, head, &slots));
@@ -160,7 +163,7 @@ impl<'a> Played<'a> {
             if let Some(held) = reference.held(sequence, head) {
                 assert_eq!(live(&positions), held, "{}", what());
             }
-            if span.real[sequence] == span.len {
+            if span.real_of(sequence) == span.len {
                 let chunk: Vec<i64> = (span.start..span.start + span.len).map(|p| p as i64).collect();
                 assert!(positions.ends_with(&chunk), "{}: the chunk does not stand at the end", what());
             }
@@ -180,11 +183,11 @@ impl<'a> Played<'a> {
         for (sequence, head, positions) in by_head(&self.cache.positions()) {
             let (live, what) = (live(&positions), || self.what(span, sequence, head, &positions));
             assert!(live.windows(2).all(|w| w[0] < w[1]), "{}: a position twice", what());
-            let seen = (span.start + span.real[sequence]).min(self.scene.lengths[sequence]);
+            let seen = (span.start + span.real_of(sequence)).min(self.scene.lengths[sequence]);
             assert_eq!(live.len(), seen.min(self.share(span, sequence, head)), "{}", what());
             let is_young = |p: usize| p + policy.traits().grace >= span.start;
             let is_promised = |p: &usize| *p < policy.traits().sinks || is_young(*p) || self.scene.protects(sequence, *p);
-            if span.real[sequence] > 0 {
+            if span.real_of(sequence) > 0 {
                 assert!((0..seen).filter(is_promised).all(|p| live.contains(&(p as i64))), "{}: a promise broken", what());
             }
         }
@@ -224,7 +227,7 @@ impl<'a> Played<'a> {
         let tolerance = reference.tolerance();
         for (sequence, head, positions) in by_head(&self.cache.positions()) {
             for (&position, found) in positions.iter().zip(observed.by_ref()) {
-                if position < 0 || span.real[sequence] < span.len {
+                if position < 0 || span.real_of(sequence) < span.len {
                     continue;
                 }
                 if let Some(expected) = reference.noted([sequence, head], position as usize) {
@@ -257,6 +260,7 @@ impl<'a> Played<'a> {
 
     fn replay(&self, cache: &mut LayerCache, span: &ChunkSpan) {
         let (k, v) = self.content.chunk(span.start, &span.real, span.len);
+        cache.enter(span);
         wander(cache, span, 3);
         apply_budget(cache, &self.log, span);
         cache.write(span, cache.recall(&self.log, span).unwrap(), &k, &v).unwrap();
@@ -265,6 +269,7 @@ impl<'a> Played<'a> {
     /// Backwards, each chunk's undo entry restores what stood before it, to the bit; and the chunk is composed again as it was.
     pub(crate) fn check_unwinding(&mut self) {
         for span in self.spans.clone().iter().rev() {
+            self.cache.enter(span);
             self.assert_same(&self.cache, &self.snapshots[span.index], || format!("before chunk {} is unwound", span.index));
             wander(&mut self.cache, span, 4);
             let (k, v) = self.content.chunk(span.start, &span.real, span.len);

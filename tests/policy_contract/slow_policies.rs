@@ -119,7 +119,7 @@ impl<'a> SlowPolicy<'a> {
         for ([sequence, head], leaving) in heads.into_iter().zip(leaving) {
             let notes = &mut self.notes[sequence][head];
             notes.retain(|p, _| !leaving.contains(p));
-            notes.extend((span.start..span.start + span.real[sequence]).map(|p| (p, 0.0)));
+            notes.extend((span.start..span.start + span.real_of(sequence)).map(|p| (p, 0.0)));
         }
     }
 
@@ -131,7 +131,7 @@ impl<'a> SlowPolicy<'a> {
     /// How many entries a head must lose for its tokens of a chunk to fit.
     pub(super) fn excess(&self, at: [usize; 2], span: &ChunkSpan) -> usize {
         let held = self.notes[at[0]][at[1]].len();
-        if self.evicts { (held + span.real[at[0]]).saturating_sub(self.capacity(at)) } else { 0 }
+        if self.evicts { (held + span.real_of(at[0])).saturating_sub(self.capacity(at)) } else { 0 }
     }
 
     fn leaving(&mut self, at: [usize; 2], span: &ChunkSpan) -> Vec<usize> {

@@ -100,7 +100,7 @@ impl SlowPolicy<'_> {
             return;
         }
         self.is_scored = true;
-        let sequences: Vec<usize> = (0..self.notes.len()).filter(|&sequence| span.real[sequence] > 0).collect();
+        let sequences: Vec<usize> = (0..self.notes.len()).filter(|&sequence| span.real_of(sequence) > 0).collect();
         let given: Vec<Vec<Notes>> = sequences
             .iter()
             .map(|&sequence| (0..self.notes[sequence].len()).map(|head| self.given([sequence, head], span, &sequences)).collect())

@@ -51,12 +51,12 @@ impl ChunkAttention for SyntheticAttention<'_> {
     fn queries(&self) -> (Tensor, f64) {
         let heads = self.scene.groups as usize * PER_GROUP;
         let mut all = Vec::new();
-        for sequence in 0..self.scene.lengths.len() {
+        for sequence in 0..self.span.num_sequences() {
             for head in 0..heads {
                 all.extend((self.span.start..self.span.start + self.span.len).flat_map(|p| query([sequence, head, p])));
             }
         }
-        let size = [self.scene.lengths.len() as i64, heads as i64, self.span.len as i64, HEAD_DIM as i64];
+        let size = [self.span.num_sequences() as i64, heads as i64, self.span.len as i64, HEAD_DIM as i64];
         (Tensor::from_slice(&all).view(size), SCALE)
     }
 

@@ -67,7 +67,7 @@ impl Plan {
             console::note(&data.report.to_string());
             return Ok(train::heaviest(recipe, &data.train)?);
         };
-        Ok(bench::batch(recipe, config, tokens, recipe.train.seed)?)
+        Ok(bench::batch(recipe, config, &[tokens], recipe.train.seed)?)
     }
 
     /// What is planned for: this machine, but for what the arguments say of it.

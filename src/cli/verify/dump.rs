@@ -43,8 +43,11 @@ pub(super) fn write(
 
 fn logits(engine: &Engine, model: &Model, batch: &Batch) -> Result<Tensor, Error> {
     let mut parts: Vec<Tensor> = Vec::new();
+    let sequences = batch.sequences.len() as i64;
     engine.inspect(model, batch, &mut |_start, hidden| {
-        parts.push(no_grad(|| model.logits(&model.final_norm(hidden))).to_device(Device::Cpu));
+        let logits = no_grad(|| model.logits(&model.final_norm(hidden))).to_device(Device::Cpu);
+        // Zeros for sequences that have ended.
+        parts.push(logits.constant_pad_nd([0, 0, 0, 0, 0, sequences - logits.size()[0]]));
     })?;
     Ok(Tensor::cat(&parts, 1))
 }
