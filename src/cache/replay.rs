@@ -1,12 +1,16 @@
 //! The replay log: every choice of the forward phase, to be repeated in the backward phase and walked over by the proof.
 
-use super::{CacheError, ChunkSpan, HeadBudgets, Scope, Victims};
+use tch::{Device, Tensor};
+
+use super::{CacheError, ChunkSpan, HeadBudgets, Routing, Scope, Victims};
 use crate::units::{Bytes, LayerIdx};
 
 /// The choices of one layer, by the index of the chunk.
 #[derive(Clone, Debug, Default)]
 pub struct LayerLog {
     victims: Vec<Option<Victims>>,
+    /// Empty where the layer has no experts.
+    routing: Vec<Routing>,
     quota: Option<HeadBudgets>,
 }
 
@@ -38,10 +42,21 @@ impl LayerLog {
         self.victims.get(index).and_then(Option::as_ref)
     }
 
+    /// Records which experts the tokens of the next chunk are sent to.
+    pub fn record_routing(&mut self, routing: Routing) {
+        self.routing.push(routing);
+    }
+
+    /// Which experts the tokens of chunk `index` are sent to.
+    pub fn routing(&self, index: usize) -> Option<&Routing> {
+        self.routing.get(index)
+    }
+
     /// What the choices take in memory.
     pub fn bytes(&self) -> Bytes {
         let quota = self.quota.as_ref().map_or(0, |quota| quota.leaving_bgc.numel() as u64);
-        Bytes(self.all().map(Victims::bytes).sum::<u64>() + quota)
+        let routing: Bytes = self.routing.iter().map(Routing::bytes).sum();
+        Bytes(self.all().map(Victims::bytes).sum::<u64>() + quota + routing.0)
     }
 
     /// All choices, in the order of the chunks.
@@ -60,6 +75,33 @@ impl LayerLog {
         let free = |slot: &i64| !own.contains(slot);
         slots[0] = (0..slots[0]).rev().find(free).or_else(|| (slots[0] + 1..=slots[0] + own.len() as i64).find(free)).unwrap();
         self.victims[index] = Some(Victims::new(&tch::Tensor::from_slice(&slots).view(&size[..]), 1 << 20));
+    }
+
+    /// The experts of the tokens of some chunks, one chunk after the other, checked to be those of so many experts a token and of
+    /// `num_experts` in all.
+    ///
+    /// # Shapes
+    /// `(B, n, k)`, int64.
+    pub fn recall_routing(
+        &self,
+        layer: LayerIdx,
+        spans: &[ChunkSpan],
+        (top_k, num_experts): (usize, usize),
+        device: Device,
+    ) -> Result<Tensor, CacheError> {
+        let mut parts = Vec::with_capacity(spans.len());
+        for span in spans {
+            let expected = [span.num_sequences(), span.len, top_k].map(|n| n as i64);
+            let found = self.routing(span.index).map_or([0; 3], Routing::size);
+            same(&expected, &found, |size| format!("experts of size {size:?} in layer {layer}, chunk {}", span.index))?;
+            parts.extend(self.routing(span.index).map(|routing| routing.chosen(device)));
+        }
+        let chosen_bnk = Tensor::cat(&parts, 1);
+        let most = chosen_bnk.max().int64_value(&[]);
+        same(&true, &(most < num_experts as i64), |fits| {
+            if *fits { format!("experts below {num_experts} in layer {layer}") } else { format!("expert {most}") }
+        })?;
+        Ok(chosen_bnk)
     }
 
     /// The choice for `span`, checked to have the number of evictions that the cache needs.

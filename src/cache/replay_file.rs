@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
-use super::{CacheError, ChunkSpan, HeadBudgets, LayerLog, ReplayLog, Victims};
+use super::{CacheError, ChunkSpan, HeadBudgets, LayerLog, ReplayLog, Routing, Victims};
 use crate::files::{self, Dtype, RawTensor, TensorFile};
 use crate::units::ChunkIdx;
 
@@ -48,7 +48,8 @@ impl ReplayLog {
         let quotas =
             |(layer, log): (usize, &LayerLog)| log.quota().map(|quota| quota_tensors(layer, quota)).into_iter().flatten();
         let layers = || self.layers.iter().enumerate();
-        whole.into_iter().chain(layers().flat_map(by_layer)).chain(layers().flat_map(quotas))
+        let routings = layers().filter_map(|(layer, log)| routing_tensor(layer, log, self.spans.len()));
+        whole.into_iter().chain(layers().flat_map(by_layer)).chain(layers().flat_map(quotas)).chain(routings)
     }
 }
 
@@ -70,6 +71,10 @@ fn shares(layer: usize) -> String {
 
 fn leaving(layer: usize) -> String {
     format!("layer.{layer}.leaving")
+}
+
+fn experts(layer: usize) -> String {
+    format!("layer.{layer}.experts")
 }
 
 fn numbers(name: String, shape: Vec<usize>, values: impl Iterator<Item = usize>) -> RawTensor<'static> {
@@ -105,6 +110,21 @@ fn quota_tensors(layer: usize, quota: &HeadBudgets) -> [RawTensor<'static>; 2] {
     [numbers(shares(layer), vec![sequences, heads], flat), leaving]
 }
 
+/// The experts of all tokens, chunk after chunk, where the layer has some.
+fn routing_tensor(layer: usize, log: &LayerLog, num_chunks: usize) -> Option<RawTensor<'static>> {
+    let parts: Vec<Tensor> = (0..num_chunks).filter_map(|c| Some(log.routing(c)?.packed().flatten(0, 1))).collect();
+    if parts.is_empty() {
+        return None;
+    }
+    let whole = Tensor::cat(&parts, 0);
+    let dtype = if whole.kind() == Kind::Uint8 { Dtype::U8 } else { Dtype::I16 };
+    let flat: Vec<i64> = Vec::try_from(whole.to_kind(Kind::Int64).view(-1)).unwrap_or_default();
+    let width = whole.kind().elt_size_in_bytes();
+    let bytes: Vec<u8> = flat.iter().flat_map(|expert| expert.to_le_bytes().into_iter().take(width)).collect();
+    let shape = whole.size().iter().map(|&n| n as usize).collect();
+    Some(RawTensor { name: experts(layer), dtype, shape, bytes: bytes.into() })
+}
+
 /// A file whose tensors are asked for one by one.
 struct LogReader<'a>(&'a TensorFile);
 
@@ -123,7 +143,8 @@ impl LogReader<'_> {
         // Whoever claims more layers than the file can hold is not believed any further.
         let layers = cache_lengths.len().min(found);
         let budget = (0..layers).filter(|&l| self.is_divided(l)).count();
-        let expected = 3 + 2 * (cache_lengths.len() + budget);
+        let routed = (0..layers).filter(|&l| self.0.contains(&experts(l))).count();
+        let expected = 3 + 2 * (cache_lengths.len() + budget) + routed;
         if expected != found {
             return Err(self.wrong(format!("expected {expected} tensors for {} layers, found {found}", cache_lengths.len())));
         }
@@ -215,6 +236,38 @@ impl LogReader<'_> {
         Ok(HeadBudgets::recorded(span.index, filled, shares, &leaving))
     }
 
+    /// The experts of a layer's tokens, where it has some: of each token different ones.
+    fn read_routing(&self, layer: usize, spans: &[ChunkSpan], log: &mut LayerLog) -> Result<(), CacheError> {
+        let name = experts(layer);
+        if !self.0.contains(&name) {
+            return Ok(());
+        }
+        let view = self.0.get(&name)?;
+        let tokens: usize = spans.iter().map(|span| span.num_sequences() * span.len).sum();
+        let wrong = |found: String| self.wrong(format!("`{name}` is {found}, expected U8 or I16 of shape [{tokens}, any]"));
+        let (width, kind) = match view.dtype {
+            Dtype::U8 => (1, Kind::Uint8),
+            Dtype::I16 => (2, Kind::Int16),
+            other => return Err(wrong(other.to_string())),
+        };
+        let &[found, top_k] = view.shape else { return Err(wrong(format!("of shape {:?}", view.shape))) };
+        if found != tokens || top_k == 0 {
+            return Err(wrong(format!("of shape {:?}", view.shape)));
+        }
+        let chosen: Vec<i64> = view.bytes.chunks(width).map(number).collect();
+        if !chosen.chunks(top_k).all(|own| are_different(own, 1 << 15)) {
+            return Err(self.wrong(format!("`{name}` names an expert twice for a token, or one beyond {}", 1 << 15)));
+        }
+        let (whole, mut start) = (Tensor::from_slice(&chosen).view([tokens as i64, top_k as i64]).to_kind(kind), 0);
+        for span in spans {
+            let (sequences, len) = (span.num_sequences() as i64, span.len as i64);
+            let own = whole.narrow(0, start, sequences * len).view([sequences, len, top_k as i64]);
+            log.record_routing(Routing::of_host(&own));
+            start += sequences * len;
+        }
+        Ok(())
+    }
+
     fn layer(&self, layer: usize, cache_length: usize, spans: &[ChunkSpan]) -> Result<LayerLog, CacheError> {
         let (_, deciders) = self.numbers(&deciders(layer), &[Some(spans.len()), Some(2)])?;
         let view = self.0.get(&slots(layer))?;
@@ -256,6 +309,7 @@ impl LogReader<'_> {
             log.record((e > 0).then(|| Victims::of_host(&own(Tensor::from_slice(&slots).view(size)), capacity)));
             filled += span.len - e;
         }
+        self.read_routing(layer, spans, &mut log)?;
         if rest.is_empty() { Ok(log) } else { Err(self.wrong(format!("layer {layer}: {} slots too many", rest.len() / width))) }
     }
 }

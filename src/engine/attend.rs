@@ -5,8 +5,8 @@ use std::ops::Range;
 use tch::{Kind, Tensor, no_grad};
 
 use super::layer_state::{SharedLayer, link, lock};
-use crate::cache::{CacheError, ChunkSpan, Policy};
-use crate::model::{Attend, AttendError, Qkv};
+use crate::cache::{CacheError, ChunkSpan, Policy, Routing};
+use crate::model::{Attend, AttendError, Qkv, Routed};
 use crate::native::attach_backward;
 use crate::units::LayerIdx;
 
@@ -120,6 +120,21 @@ impl Attend for ColumnAttention<'_> {
             }
             Mode::Differentiate { chain, chain_ends } => differentiate(column, layer, &qkv, (chain, chain_ends)),
         }
+    }
+
+    fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, AttendError> {
+        let num_experts = routed.probability_bnx.size()[2] as usize;
+        let (spans, log) = (self.column.spans, &mut lock(&self.column.states[layer.0]).log);
+        if !matches!(self.mode, Mode::Choose { .. }) {
+            let size = (routed.top_k, num_experts);
+            return log.recall_routing(layer, spans, size, routed.probability_bnx.device()).map_err(refused);
+        }
+        let chosen_bnk = choose();
+        for span in spans {
+            let own_bnk = chosen_bnk.narrow(1, (span.start - spans[0].start) as i64, span.len as i64);
+            log.record_routing(Routing::new(&own_bnk, num_experts));
+        }
+        Ok(chosen_bnk)
     }
 }
 

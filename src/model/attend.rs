@@ -16,6 +16,25 @@ pub trait Attend {
     /// # Shapes
     /// As in [`Qkv`]; `(B, H, n, D)` out.
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError>;
+
+    /// Which experts one layer's new tokens go to. `choose` takes those that the router prefers; whoever computes a chunk once more gives
+    /// the experts that it had before, as a rounding could make the router prefer others.
+    ///
+    /// # Shapes
+    /// As in [`Routed`]; `(B, n, k)`, int64, out.
+    fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, AttendError> {
+        let _ = (layer, routed);
+        Ok(choose())
+    }
+}
+
+/// What a router says of some tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Routed<'a> {
+    /// The probability of each expert `(B, n, X)`, over all experts; with the router's history, where it is trained.
+    pub probability_bnx: &'a Tensor,
+    /// k, experts of a token.
+    pub top_k: usize,
 }
 
 /// Why attention was refused: a message, or another room's error that is passed on as it is.

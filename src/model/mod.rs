@@ -34,7 +34,7 @@ mod spec;
 mod weights;
 
 pub use adapter::Adapter;
-pub use attend::{Attend, AttendError, Qkv};
+pub use attend::{Attend, AttendError, Qkv, Routed};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::{Model, kind_of};
 pub use config::{ModelConfig, ModelLinear};

@@ -1,0 +1,50 @@
+//! Which experts the tokens of a chunk were sent to, kept on the host in the fewest bytes that serve.
+
+use tch::{Device, Kind, Tensor};
+
+use crate::store::HostTensor;
+use crate::units::Bytes;
+
+/// Experts by sequence and token of a chunk, pads among them; the choices of one layer.
+#[derive(Clone, Debug)]
+pub struct Routing(HostTensor);
+
+impl Routing {
+    /// Packs the choices among `num_experts`.
+    ///
+    /// # Shapes
+    /// `(B, n, k)`, int64.
+    pub fn new(chosen_bnk: &Tensor, num_experts: usize) -> Self {
+        Self(HostTensor::send(&chosen_bnk.to_kind(Self::kind(num_experts)).contiguous()))
+    }
+
+    /// Of choices that the host has read.
+    pub(super) fn of_host(chosen_bnk: &Tensor) -> Self {
+        Self(HostTensor::here(chosen_bnk))
+    }
+
+    /// The narrowest integers for so many experts.
+    pub(super) fn kind(num_experts: usize) -> Kind {
+        if num_experts <= 0x100 { Kind::Uint8 } else { Kind::Int16 }
+    }
+
+    /// Sequences, tokens, and experts of a token.
+    pub fn size(&self) -> [i64; 3] {
+        <[i64; 3]>::try_from(self.0.size()).unwrap_or_default()
+    }
+
+    /// The choices `(B, n, k)`, int64.
+    pub fn chosen(&self, device: Device) -> Tensor {
+        self.0.prefetch(device).wait().to_device(device).to_kind(Kind::Int64)
+    }
+
+    /// On the host, as they are kept.
+    pub(super) fn packed(&self) -> Tensor {
+        self.0.on_host()
+    }
+
+    /// What they take.
+    pub(super) fn bytes(&self) -> Bytes {
+        self.0.bytes()
+    }
+}

@@ -1,0 +1,130 @@
+//! Tokens on their way to the experts that a router has chosen for them, and back (Shazeer et al. 2017, arXiv 1701.06538): sorted by
+//! expert, so that each expert's products run over all of its tokens at once.
+
+use tch::{Kind, Tensor, no_grad};
+
+use super::differentiable::differentiable;
+
+/// The choices of some tokens, sorted by expert; within an expert in the order of the tokens.
+#[derive(Debug)]
+pub struct Grouping {
+    /// `(N·k)`: the choice at each place, as `token · k + rank`.
+    choice: Tensor,
+    /// `(N·k)`: the place of each choice.
+    place: Tensor,
+    top_k: i64,
+    counts: Vec<i64>,
+}
+
+impl Grouping {
+    /// Sorts the choices of N tokens among `num_experts`.
+    ///
+    /// # Shapes
+    /// `chosen_nk (N, k)`, int64, each below `num_experts`.
+    pub fn new(chosen_nk: &Tensor, num_experts: usize) -> Self {
+        let flat = chosen_nk.reshape([-1]);
+        let choice = flat.argsort_stable(true, 0, false);
+        let place = choice.argsort(0, false);
+        let counts = flat.bincount::<Tensor>(None, num_experts as i64);
+        let top_k = chosen_nk.size()[1];
+        Self { choice, place, top_k, counts: Vec::try_from(counts).unwrap_or_else(|_| vec![0; num_experts]) }
+    }
+
+    /// How many tokens each expert gets.
+    pub fn counts(&self) -> &[i64] {
+        &self.counts
+    }
+
+    /// A copy of each token for each of its experts, sorted by expert.
+    ///
+    /// # Shapes
+    /// `(N, E)` in, `(N·k, E)` out.
+    pub fn spread(&self, x_ne: &Tensor) -> Tensor {
+        let token = self.choice.floor_divide_scalar(self.top_k);
+        let spread = no_grad(|| x_ne.detach().index_select(0, &token));
+        let (place, top_k) = (self.place.shallow_clone(), self.top_k);
+        // Each token adds up its own copies: no order of additions is left to chance.
+        differentiable([x_ne], spread, move |dy, _| {
+            let by_token = dy.index_select(0, &place).view([-1, top_k, dy.size()[1]]);
+            [Some(by_token.sum_dim_intlist(&[1i64][..], false, dy.kind()))]
+        })
+    }
+
+    /// What the experts made of the copies of a token, weighted and added up.
+    ///
+    /// # Shapes
+    /// `(N·k, E)` sorted by expert and weights `(N, k)` in, `(N, E)` out.
+    pub fn gather(&self, y: &Tensor, weight_nk: &Tensor) -> Tensor {
+        let (y_kept, weight_kept) = (y.detach(), weight_nk.detach().to_kind(y.kind()).unsqueeze(-1));
+        let top_k = self.top_k;
+        let by_token = move |y: &Tensor, place: &Tensor| y.index_select(0, place).view([-1, top_k, y.size()[1]]);
+        let out = no_grad(|| (by_token(&y_kept, &self.place) * &weight_kept).sum_dim_intlist(&[1i64][..], false, y.kind()));
+        let (choice, place, weight_kind) = (self.choice.shallow_clone(), self.place.shallow_clone(), weight_nk.kind());
+        differentiable([y, weight_nk], out, move |dout, needs| {
+            let dout = dout.unsqueeze(1);
+            let dy = || (&dout * &weight_kept).view([-1, dout.size()[2]]).index_select(0, &choice);
+            let dweight = || {
+                let wide = if weight_kind == Kind::Double { Kind::Double } else { Kind::Float };
+                (by_token(&y_kept, &place).to_kind(wide) * &dout).sum_dim_intlist(&[-1i64][..], false, wide).to_kind(weight_kind)
+            };
+            [needs[0].then(dy), needs[1].then(dweight)]
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+    use crate::native;
+
+    const F64: (Kind, Device) = (Kind::Double, Device::Cpu);
+
+    #[test]
+    fn tokens_are_sorted_by_expert_in_their_own_order() {
+        let chosen = Tensor::from_slice(&[2i64, 0, 0, 3, 2, 3]).view([3, 2]);
+        let grouping = Grouping::new(&chosen, 5);
+        assert_eq!(grouping.counts(), [2, 0, 2, 2, 0]);
+        let x = Tensor::from_slice(&[10.0, 11.0, 12.0]).view([3, 1]);
+        assert_eq!(Vec::<f64>::try_from(grouping.spread(&x).view(-1)).unwrap(), [10.0, 11.0, 10.0, 12.0, 11.0, 12.0]);
+    }
+
+    #[test]
+    fn there_and_back_equals_a_loop_over_tokens_and_its_gradient() {
+        tch::manual_seed(1);
+        let (tokens, experts, width) = (7, 4, 3);
+        let chosen = Tensor::rand([tokens, experts], F64).argsort(-1, false).narrow(1, 0, 2);
+        let leaf = |size: &[i64]| Tensor::randn(size, F64).set_requires_grad(true);
+        let (x, weight, matrices) = (leaf(&[tokens, width]), leaf(&[tokens, 2]), leaf(&[experts, width, width]));
+        let grouping = Grouping::new(&chosen, experts as usize);
+        let spread = grouping.spread(&x);
+        let mut start = 0;
+        let parts = grouping.counts().iter().enumerate().map(|(expert, &count)| {
+            start += count;
+            spread.narrow(0, start - count, count).matmul(&matrices.get(expert as i64))
+        });
+        let ours = grouping.gather(&Tensor::cat(&parts.collect::<Vec<_>>(), 0), &weight);
+        let of_token = |token: i64| {
+            let of_choice = |rank: i64| {
+                let matrix = matrices.get(chosen.int64_value(&[token, rank]));
+                x.get(token).unsqueeze(0).matmul(&matrix) * weight.get(token).get(rank)
+            };
+            of_choice(0) + of_choice(1)
+        };
+        let plain = Tensor::cat(&(0..tokens).map(of_token).collect::<Vec<_>>(), 0);
+        assert!(ours.allclose(&plain, 0.0, 1e-13, false));
+        let dy = Tensor::randn([tokens, width], F64);
+        let gradients = |y: &Tensor| native::gradients_of(&[y], &[&dy], &[&x, &weight, &matrices]).unwrap();
+        for (ours, plain) in gradients(&ours).into_iter().zip(gradients(&plain)) {
+            assert!(ours.unwrap().allclose(&plain.unwrap(), 0.0, 1e-13, false));
+        }
+    }
+
+    #[test]
+    fn no_tokens_are_none() {
+        let grouping = Grouping::new(&Tensor::zeros([0, 2], (Kind::Int64, Device::Cpu)), 3);
+        let out = grouping.gather(&grouping.spread(&Tensor::zeros([0, 4], F64)), &Tensor::zeros([0, 2], F64));
+        assert_eq!((grouping.counts(), out.size()), (&[0, 0, 0][..], vec![0, 4]));
+    }
+}
