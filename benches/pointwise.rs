@@ -8,6 +8,7 @@
 mod shapes;
 
 use kvtune::native::gradients_of;
+use kvtune::ops::frequencies::RopeSpec;
 use kvtune::ops::rms_norm::rms_norm;
 use kvtune::ops::rope::Rotation;
 use kvtune::ops::swiglu::swiglu;
@@ -57,7 +58,7 @@ fn cases(kind: Kind, [tokens, hidden, inner, heads, width]: [i64; 5]) -> Vec<Cas
     let new = |size: &[i64]| Tensor::randn(size, (kind, Device::Cpu));
     let leaf = |size: &[i64]| new(size).set_requires_grad(true);
     let position = Tensor::arange(tokens, (Kind::Int64, Device::Cpu));
-    let rotation = Rotation::at(&position, width as usize, 1e4, kind);
+    let rotation = Rotation::at(&position, &RopeSpec::plain(1e4, width as usize).frequencies(&[], kind, Device::Cpu), kind);
     let (cos, sin) = (new(&[1, 1, tokens, width / 2]), new(&[1, 1, tokens, width / 2]));
     let norm = |name: &str, weight: Tensor| Case {
         name: format!("{name} of {tokens} × {hidden}"),

@@ -95,6 +95,7 @@ const MAY_WAIT: &[(&str, usize, &str)] = &[
     ),
     ("cache/replay.rs", 1, "a fault for tests"),
     ("cache/victims.rs", 4, "reads choices on the host, which nothing does inside a row but for those that the host has made"),
+    ("ops/frequencies.rs", 2, "makes the frequencies of a batch, before its first column"),
     ("ops/attention/calibrate.rs", 4, "compares and times ways to attend, before a step"),
     ("head/column.rs", 2, "reads figures that have come, or after the step"),
     ("store/arena.rs", 2, "writes to a file what must be on the host for it"),

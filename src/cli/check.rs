@@ -3,6 +3,7 @@
 use clap::Args;
 use tch::Device;
 
+use super::architecture::architecture;
 use super::recipe_file::RecipeFile;
 use crate::cache::Scope;
 use crate::data::Splits;
@@ -145,6 +146,7 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
         config.layers[0].attention.head_dim
     );
     table.row(&["model", &recipe.model.path.display().to_string()]);
+    table.row(&["family", &architecture(config)]);
     table.row(&["shape", &shape]);
     match &recipe.lora {
         Some(lora) => table.row(&["adapter", &format!("LoRA r {} alpha {}, {}", lora.r, lora.alpha, lora.target_modules)]),

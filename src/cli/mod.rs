@@ -1,5 +1,6 @@
 //! Arguments become one call, and a result becomes words and an exit code.
 
+mod architecture;
 mod bench;
 mod check;
 mod counts;

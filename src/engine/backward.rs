@@ -159,7 +159,8 @@ impl LayerBand<'_> {
 
     /// What carries a column through the band's layers; some of it may be captured.
     fn pass<'a>(&'a self, captured: &'a mut CapturedLayers) -> Pass<'a> {
-        Pass { model: self.model, captured, place: self.trace.tokens.place(Some(self.context)) }
+        let tokens = &self.trace.tokens;
+        Pass { model: self.model, captured, frequencies: tokens.frequencies(), place: tokens.place(Some(self.context)) }
     }
 
     /// Runs the band over all columns with the recorded choices, to make its undo log and its final caches.

@@ -13,7 +13,7 @@ use crate::units::LayerIdx;
 impl Session {
     /// A session for sequences of at most `max_tokens` tokens each, with empty caches, whose policies choose. A policy that protects the
     /// initial part of a prompt is told of none. The session's log serves to compare choices; the engine does not follow it, as caches
-    /// that depend on the length of a sequence have that of `max_tokens`.
+    /// that depend on the length of a sequence have that of `max_tokens`. So have rotary embeddings that depend on it.
     pub fn new(engine: &Engine, model: &Model, num_sequences: usize, max_tokens: usize) -> Result<Self, EngineError> {
         guarded(|| {
             let (settings, options) = (&engine.0.settings, (model.kind(), model.device()));
@@ -44,7 +44,9 @@ impl Session {
             }
             let column = self.plan.extend(num_sequences as usize, num_tokens as usize);
             let mode = Mode::Choose { policies: &engine.0.settings.policies, keeps_undo: 0..0 };
-            let mut pass = Pass { model, captured: &mut CapturedLayers::default(), place: DropoutContext::default() };
+            let frequencies = model.frequencies(&vec![self.max_tokens; num_sequences as usize]);
+            let (captured, place) = (&mut CapturedLayers::default(), DropoutContext::default());
+            let mut pass = Pass { model, captured, frequencies: &frequencies, place };
             let column = self.column(&self.plan.spans[column], 0..self.layers.len());
             let mut attend = ColumnAttention { column, mode };
             no_grad(|| pass.run(model.embed(ids_bn), &mut attend, &mut |_, _| Ok(())))

@@ -91,7 +91,7 @@ fn begin(setup: &Setup, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result
     }
     Ok(ForwardTrace {
         log,
-        tokens: BatchIds::new(batch, model.device()),
+        tokens: BatchIds::new(batch, model),
         checkpoints: LayerCheckpoints::new(setup.stores.layer_checkpoints.clone()),
         head: HeadRun::new(setup, model, batch)?,
         top: session.plan.columns.iter().map(|_| None).collect(),
@@ -120,7 +120,7 @@ fn run_column(
     };
     let hidden = model.embed(&tokens.ids(&session.plan, c));
     let column = session.column(&session.plan.spans[session.plan.columns[c].clone()], 0..session.layers.len());
-    let mut pass = Pass { model, captured, place: tokens.place(context) };
+    let mut pass = Pass { model, captured, frequencies: tokens.frequencies(), place: tokens.place(context) };
     pass.run(hidden, &mut ColumnAttention { column, mode }, &mut |layer, input| {
         if schedule.is_border(layer) {
             checkpoints.put(layer, c, input)?;

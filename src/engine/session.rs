@@ -9,6 +9,7 @@ use super::layer_state::{SharedLayer, lock};
 use super::{ChunkPlan, EngineError};
 use crate::cache::{ChunkSpan, LayerLog, ReplayLog};
 use crate::model::{CapturedLayers, DropoutContext, Model};
+use crate::ops::frequencies::Frequencies;
 use crate::units::LayerIdx;
 
 /// Caches and logs of a batch, and the chunks that they have seen.
@@ -21,10 +22,11 @@ pub struct Session {
     pub(super) max_tokens: usize,
 }
 
-/// What carries a column through layers: the model with what of it is captured, and what dropout depends on.
+/// What carries a column through layers: the model with what of it is captured, and what rotations and dropout depend on.
 pub(super) struct Pass<'a> {
     pub(super) model: &'a Model,
     pub(super) captured: &'a mut CapturedLayers,
+    pub(super) frequencies: &'a [Frequencies],
     pub(super) place: DropoutContext<'a>,
 }
 
@@ -83,9 +85,11 @@ impl Pass<'_> {
         let start = attend.column.spans[0].start as i64;
         // Pads count on, so that all sequences share their positions.
         let position = Tensor::arange_start(start, start + num_tokens, (Kind::Int64, self.model.device()));
-        let positions = self.model.positions(position.view([1, -1]));
+        // Of the sequences that have not left.
+        let frequencies: Vec<Frequencies> = self.frequencies.iter().map(|all| all.of_first(num_sequences)).collect();
+        let positions = self.model.positions(position.view([1, -1]), &frequencies);
         let shape = (num_sequences as usize, num_tokens as usize);
-        // Those that have left need no mask; without dropout there may be no samples.
+        // Without dropout there may be no samples.
         let samples = &self.place.samples[..self.place.samples.len().min(shape.0)];
         let place = DropoutContext { samples, ..self.place };
         let mut layers = self.captured.column((self.model, &place), &positions, shape);

@@ -10,6 +10,7 @@ use crate::cache::ReplayLog;
 use crate::data::Batch;
 use crate::model::DropoutContext;
 use crate::native::cuda::upload;
+use crate::ops::frequencies::Frequencies;
 use crate::store::HostTensor;
 
 /// Everything the backward phase needs of the forward phase.
@@ -45,11 +46,13 @@ impl ForwardTrace {
 pub(super) struct BatchIds {
     ids_bt: Tensor,
     samples: Vec<u64>,
+    /// Of sequences as long as they are without their pads.
+    frequencies: Vec<Frequencies>,
     device: Device,
 }
 
 impl BatchIds {
-    pub(super) fn new(batch: &Batch, device: Device) -> Self {
+    pub(super) fn new(batch: &Batch, model: &Model) -> Self {
         let total = batch.max_len();
         let padded = |sequence: &crate::data::Sequence| {
             let ids = sequence.inputs.iter().map(|&id| i64::from(id));
@@ -57,7 +60,9 @@ impl BatchIds {
         };
         let ids: Vec<i64> = batch.sequences.iter().flat_map(padded).collect();
         let ids_bt = Tensor::from_slice(&ids).view([batch.sequences.len() as i64, total as i64]);
-        Self { ids_bt, samples: batch.sequences.iter().map(|r| r.sample).collect(), device }
+        let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
+        let samples = batch.sequences.iter().map(|r| r.sample).collect();
+        Self { ids_bt, samples, frequencies: model.frequencies(&lengths), device: model.device() }
     }
 
     /// The ids of all columns `(B, T)`, on the host.
@@ -70,6 +75,11 @@ impl BatchIds {
         let (column, sequences) = (&plan.columns[c], plan.sequences(&plan.columns[c]));
         let (start, len) = plan.tokens(column);
         upload(&self.ids_bt.narrow(0, 0, sequences as i64).narrow(1, start as i64, len as i64), self.device)
+    }
+
+    /// How fast the rotations of each sequence turn.
+    pub(super) fn frequencies(&self) -> &[Frequencies] {
+        &self.frequencies
     }
 
     /// What makes randomness independent of the chunking.

@@ -277,7 +277,8 @@ mod tests {
         let mut start = 0;
         let piece = |&end: &i64| {
             let position = Tensor::arange_start(start, end, (Kind::Int64, Device::Cpu)).unsqueeze(0);
-            let (mut hidden, positions) = (model.embed(&ids.narrow(1, start, end - start)), model.positions(position));
+            let positions = model.positions(position, &model.frequencies(&[11, 11]));
+            let mut hidden = model.embed(&ids.narrow(1, start, end - start));
             let place = DropoutContext { dropout, samples: &samples };
             for layer in 0..2 {
                 hidden = model.layer(LayerIdx(layer), &hidden, &positions, &place, &mut Alone).unwrap();

@@ -23,8 +23,8 @@ pub(super) struct Attention {
     /// Norms over the channels of each head of queries and keys, in the families that have them.
     head_norms: Option<[Tensor; 2]>,
     layer: LayerIdx,
-    /// Which of the model's rotations.
-    rotation: usize,
+    /// Which of the model's rotations, if any.
+    rotation: Option<usize>,
     head_dim: i64,
     rule: ScoreRule,
     eps: f64,
@@ -45,22 +45,22 @@ impl Attention {
             output: linear(output)?,
             head_norms,
             layer,
-            rotation: config.rotations().iter().take_while(|&&of| of != (spec.head_dim, spec.rope)).count(),
+            rotation: spec.rope.as_ref().map(|rope| config.rotations().iter().take_while(|of| **of != rope).count()),
             head_dim: spec.head_dim as i64,
             rule: spec.rule,
             eps: config.rms_norm_eps,
         })
     }
 
-    /// Queries, keys and values, turned to their positions.
+    /// Queries, keys and values, turned to their positions where the layer knows them.
     ///
     /// # Shapes
     /// `(B, n, E)` in; as in [`Qkv`] out.
     pub(super) fn project(&self, x_bne: &Tensor, rotations: &[Rotation], tokens: &TokenContext<'_>) -> [Tensor; 3] {
-        let rotation = &rotations[self.rotation];
+        let turned = |x: Tensor| self.rotation.map_or_else(|| x.shallow_clone(), |of| rotations[of].apply(&x));
         let norm_of = |i: usize| self.head_norms.as_ref().map(|norms| &norms[i]);
-        let q_bhnd = rotation.apply(&self.heads(&self.query.forward(x_bne, tokens), norm_of(0)));
-        let k_bgnd = rotation.apply(&self.heads(&self.key.forward(x_bne, tokens), norm_of(1)));
+        let q_bhnd = turned(self.heads(&self.query.forward(x_bne, tokens), norm_of(0)));
+        let k_bgnd = turned(self.heads(&self.key.forward(x_bne, tokens), norm_of(1)));
         let v_bgnd = self.heads(&self.value.forward(x_bne, tokens), None);
         [q_bhnd, k_bgnd, v_bgnd]
     }

@@ -13,6 +13,7 @@ use super::dropout::{DropoutContext, TokenContext};
 use super::positions::Positions;
 #[cfg(test)]
 use super::simulated;
+use super::spec::RopeSpec;
 use crate::native::cuda::{Graph, GraphRecorder};
 use crate::units::{Bytes, LayerIdx};
 
@@ -148,7 +149,8 @@ impl CapturedLayers {
     pub fn bytes(config: &ModelConfig, kind: Kind, (sequences, tokens): (usize, usize)) -> Bytes {
         let attention = &config.layers[0].attention;
         let channels = 2 * (config.hidden_size + (attention.num_heads + attention.num_kv_heads) * attention.head_dim);
-        let rotated: usize = config.rotations().iter().map(|(head_dim, _)| head_dim).sum();
+        let rows = |rope: &RopeSpec| if rope.depends_on_length() { sequences } else { 1 };
+        let rotated: usize = config.rotations().into_iter().map(|rope| rope.rotary_dim * rows(rope)).sum();
         let positions = Kind::Int64.elt_size_in_bytes() + rotated * kind.elt_size_in_bytes();
         Bytes((tokens * (positions + sequences * channels * kind.elt_size_in_bytes())) as u64)
     }
@@ -259,10 +261,15 @@ mod tests {
     use crate::recipe::{Dtype, LoraRecipe, TargetModules};
 
     fn model(dtype: Dtype) -> Model {
-        let object = json!({
+        model_with(dtype, &json!({}))
+    }
+
+    fn model_with(dtype: Dtype, more: &serde_json::Value) -> Model {
+        let mut object = json!({
             "model_type": "qwen2", "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1,
             "intermediate_size": 20, "vocab_size": 11, "max_position_embeddings": 64, "initializer_range": 0.3,
         });
+        object.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let config = ModelConfig::from_object(object.as_object().unwrap()).unwrap();
         let lora = LoraRecipe { r: 2, alpha: 4.0, dropout: 0.3, target_modules: TargetModules::AllLinear };
         let model = Model::random(config, dtype, Device::Cpu, 1).unwrap();
@@ -288,12 +295,13 @@ mod tests {
         let place = DropoutContext { dropout, samples: &samples };
         let shapes = CapturedLayers::shapes(Device::Cpu, lengths.iter().map(|&n| (2, n)));
         let mut captured = CapturedLayers::new(Device::Cpu, shapes).unwrap();
+        let frequencies = model.frequencies(&[64, 5]);
         let mut start = 0;
         let column = |&n: &usize| {
             let position_bn = Tensor::arange_start(start, start + n as i64, (Kind::Int64, Device::Cpu)).unsqueeze(0);
             start += n as i64;
             let mut hidden_bne = model.embed(&position_bn.remainder(11).expand([2, n as i64], false));
-            let positions = model.positions(position_bn);
+            let positions = model.positions(position_bn, &frequencies);
             let mut layers = captured.column((model, &place), &positions, (2, n));
             for layer in 0..2 {
                 hidden_bne = layers.layer(LayerIdx(layer), &hidden_bne, attend).unwrap();
@@ -306,8 +314,10 @@ mod tests {
     #[test]
     fn captured_columns_give_the_very_bits_whatever_comes_between() {
         let lengths = [6, 4, 4, 6, 4, 1, 4, 6, 6, 4, 1, 3, 6, 4, 6, 4, 6, 6, 4, 6];
-        for dtype in [Dtype::F64, Dtype::F32, Dtype::Bf16] {
-            let model = model(dtype);
+        let by_length = json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 16});
+        for (dtype, more) in [(Dtype::F64, json!({})), (Dtype::F32, json!({})), (Dtype::Bf16, json!({})), (Dtype::F32, by_length)]
+        {
+            let model = model_with(dtype, &more);
             let plain = run(&model, &lengths, &mut Keeps::default());
             let (captured, replays) = while_graphs_are_simulated(|| run(&model, &lengths, &mut Keeps::default()));
             assert_eq!(plain, captured, "{dtype}");
@@ -338,13 +348,16 @@ mod tests {
 
     #[test]
     fn what_is_held_is_counted() {
-        let model = model(Dtype::Bf16);
-        let positions = model.positions(Tensor::zeros([1, 5], (Kind::Int64, Device::Cpu)));
-        let CapturedBuffers { hidden_bne, positions: Positions { position_bn, rotations }, qkv, attended_bhnd, out_bne } =
-            CapturedBuffers::new(&model, (2, 5), &positions);
-        let angles = rotations.iter().flat_map(Rotation::tensors);
-        let all = qkv.iter().chain(angles).chain([&hidden_bne, &position_bn, &attended_bhnd, &out_bne]);
-        let bytes: usize = all.map(|t| t.numel() * t.kind().elt_size_in_bytes()).sum();
-        assert_eq!(CapturedLayers::bytes(model.config(), Kind::BFloat16, (2, 5)), Bytes(bytes as u64));
+        for more in [json!({}), json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}})] {
+            let model = model_with(Dtype::Bf16, &more);
+            let position = Tensor::zeros([1, 5], (Kind::Int64, Device::Cpu));
+            let positions = model.positions(position, &model.frequencies(&[5, 90]));
+            let CapturedBuffers { hidden_bne, positions: Positions { position_bn, rotations }, qkv, attended_bhnd, out_bne } =
+                CapturedBuffers::new(&model, (2, 5), &positions);
+            let angles = rotations.iter().flat_map(Rotation::tensors);
+            let all = qkv.iter().chain(angles).chain([&hidden_bne, &position_bn, &attended_bhnd, &out_bne]);
+            let bytes: usize = all.map(|t| t.numel() * t.kind().elt_size_in_bytes()).sum();
+            assert_eq!(CapturedLayers::bytes(model.config(), Kind::BFloat16, (2, 5)), Bytes(bytes as u64));
+        }
     }
 }

@@ -19,6 +19,7 @@ use super::positions::Positions;
 use super::weights::Weights;
 use super::{ModelError, layout};
 use crate::files::PeftConfig;
+use crate::ops::frequencies::Frequencies;
 use crate::ops::rms_norm::rms_norm;
 use crate::recipe::Dtype;
 use crate::units::{Bytes, LayerIdx};
@@ -231,12 +232,18 @@ impl Model {
         self.embedding.embed_backward(pieces)
     }
 
-    /// Tokens at their true positions.
+    /// The frequencies of the layers' rotations, as [`ModelConfig::rotations`] names them, for sequences of these lengths in tokens: all
+    /// of a sequence's, of whatever part of it is run. They are made once for a batch.
+    pub fn frequencies(&self, lengths: &[usize]) -> Vec<Frequencies> {
+        self.config.rotations().iter().map(|rope| rope.frequencies(lengths, self.kind, self.device)).collect()
+    }
+
+    /// Tokens at their true positions, in sequences of these [`Self::frequencies`].
     ///
     /// # Shapes
     /// `(B, n)`, or `(1, n)` or `(n)` where all sequences share their positions; int64.
-    pub fn positions(&self, position_bn: Tensor) -> Positions {
-        Positions::at(position_bn, &self.config, self.kind)
+    pub fn positions(&self, position_bn: Tensor, frequencies: &[Frequencies]) -> Positions {
+        Positions::at(position_bn, frequencies, self.kind)
     }
 
     /// One decoder layer with its part of the adapter.

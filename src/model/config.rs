@@ -49,13 +49,12 @@ impl ModelConfig {
         self.layers.iter().enumerate().flat_map(of_layer).collect()
     }
 
-    /// The rotations that the layers need, each once: width of a head and embedding.
-    pub(super) fn rotations(&self) -> Vec<(usize, RopeSpec)> {
+    /// The rotary embeddings that the layers need, each once.
+    pub fn rotations(&self) -> Vec<&RopeSpec> {
         let mut all = Vec::new();
-        for attention in self.layers.iter().map(|layer| &layer.attention) {
-            let rotation = (attention.head_dim, attention.rope);
-            if !all.contains(&rotation) {
-                all.push(rotation);
+        for rope in self.layers.iter().filter_map(|layer| layer.attention.rope.as_ref()) {
+            if !all.contains(&rope) {
+                all.push(rope);
             }
         }
         all

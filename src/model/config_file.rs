@@ -7,12 +7,11 @@ use tch::Kind;
 
 use super::ModelError;
 use super::config::ModelConfig;
-use super::families::{self, Family, MAX_HIDDEN, layers};
+use super::families::{self, Family, MAX_HIDDEN, layers, max_positions};
 use super::fields::{ConfigFault, Fields, shown};
 use crate::files::read_json;
 
 const MAX_VOCAB: usize = 1 << 22;
-const MAX_POSITIONS: usize = 1 << 31;
 /// 2^43 weights are 16 TiB in bf16.
 const MAX_WEIGHTS: usize = 1 << 43;
 
@@ -30,14 +29,14 @@ impl ModelConfig {
 
     /// Checks the keys of a `config.json`; those it doesn't know are left alone.
     pub fn from_object(object: &Map<String, Value>) -> Result<Self, ConfigFault> {
-        let fields = Fields(object);
+        let fields = Fields::new(object);
         let family = family(fields)?;
         let config = Self {
             model_type: family.model_type,
             hidden_size: fields.count("hidden_size", MAX_HIDDEN)?,
             layers: layers(fields, family)?,
             vocab_size: fields.count("vocab_size", MAX_VOCAB)?,
-            max_position_embeddings: fields.count("max_position_embeddings", MAX_POSITIONS)?,
+            max_position_embeddings: max_positions(fields)?,
             rms_norm_eps: fields.number_or("rms_norm_eps", 1e-6)?,
             tie_word_embeddings: fields.flag_or("tie_word_embeddings", family.tied_by_default)?,
             initializer_range: fields.number_or("initializer_range", 0.02)?,
@@ -53,7 +52,7 @@ impl ModelConfig {
 fn family(fields: Fields<'_>) -> Result<&'static Family, ConfigFault> {
     let found = fields.get("model_type").map(|value| value.as_str().map_or_else(|| shown(value), str::to_owned));
     let family = found.as_deref().and_then(families::find);
-    family.ok_or_else(|| ConfigFault::UnknownFamily { found, known: families::known() })
+    family.ok_or_else(|| ConfigFault::UnknownName { key: "model_type".into(), found, known: families::known() })
 }
 
 fn weight_kind(fields: Fields<'_>) -> Result<Option<Kind>, ConfigFault> {
@@ -73,7 +72,7 @@ fn weight_kind(fields: Fields<'_>) -> Result<Option<Kind>, ConfigFault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, RopeSpec, ScoreRule};
+    use crate::model::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, RopeScaling, RopeSpec, ScoreRule, YarnScaling};
     use crate::units::Failure;
     use serde_json::json;
 
@@ -102,11 +101,12 @@ mod tests {
             num_kv_heads: 2,
             head_dim: 16,
             rule: ScoreRule::scaled(0.25),
-            rope: RopeSpec { theta: 1e6 },
+            rope: Some(RopeSpec::plain(1e6, 16)),
             has_qk_norm: false,
             has_qkv_bias: true,
+            has_output_bias: false,
         };
-        let layer = LayerSpec { attention, feed_forward: FeedForwardSpec::Dense { intermediate_size: 176 } };
+        let layer = LayerSpec { attention, feed_forward: FeedForwardSpec::Dense { intermediate_size: 176, has_bias: false } };
         assert_eq!((old.layers, old.weight_kind), (vec![layer; 3], Some(Kind::BFloat16)));
     }
 
@@ -135,21 +135,24 @@ mod tests {
     #[test]
     fn an_unknown_family_is_named_with_those_that_are_known() {
         let fault = config(&json!({"model_type": "mamba"})).unwrap_err();
-        assert_eq!(fault.to_string(), "unknown `model_type` `mamba`, expected one of `qwen2`");
+        let known = "expected one of `llama`, `mistral`, `qwen2`, `qwen3`, `seed_oss`, `smollm3`";
+        assert_eq!(fault.to_string(), format!("unknown `model_type` `mamba`, {known}"));
         let fault = config(&json!({"model_type": null})).unwrap_err();
-        assert_eq!(fault.to_string(), "no `model_type`, expected one of `qwen2`");
+        assert_eq!(fault.to_string(), format!("no `model_type`, {known}"));
+        let fault = config(&json!({"model_type": "mistrall"})).unwrap_err();
+        assert_eq!(fault.hint().unwrap(), "did you mean `mistral`?");
     }
 
     #[test]
     fn what_is_not_built_is_refused() {
+        const ORIGINAL: &str = "original_max_position_embeddings";
         for (changes, key) in [
-            (json!({"rope_scaling": {"type": "yarn", "factor": 4.0}}), "rope_scaling"),
-            (json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}), "rope_scaling"),
-            (json!({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0}}), "rope_parameters"),
+            (json!({"rope_scaling": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64}}), ORIGINAL),
             (json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}}), "rope_parameters"),
-            (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor"),
             (json!({"hidden_act": "gelu"}), "hidden_act"),
             (json!({"attention_dropout": 0.1}), "attention_dropout"),
+            (json!({"model_type": "seed_oss"}), "attention_dropout"),
+            (json!({"model_type": "seed_oss", "attention_dropout": 0, "residual_dropout": 0.1}), "residual_dropout"),
             (json!({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}), "layer_types"),
             (json!({"layer_types": ["full_attention", "chunked_attention", "full_attention"]}), "layer_types"),
             (json!({"quantization_config": {"bits": 4}}), "quantization_config"),
@@ -177,6 +180,18 @@ mod tests {
             (json!({"use_sliding_window": true, "max_window_layers": -1}), "max_window_layers"),
             (json!({"rms_norm_eps": 0.0}), "rms_norm_eps"),
             (json!({"rope_parameters": {"rope_theta": 1e4}}), "rope_theta"),
+            (json!({"rope_parameters": []}), "rope_parameters"),
+            (json!({"rope_scaling": {"type": "linear", "factor": 0.5}}), "rope_scaling.factor"),
+            (json!({"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {}}), "rope_scaling"),
+            (json!({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2}}), "rope_scaling.type"),
+            (json!({"rope_scaling": {"type": "su", "short_factor": [1, 1], "long_factor": [2]}}), "rope_scaling.short_factor"),
+            (json!({"partial_rotary_factor": 0.1}), "partial_rotary_factor"),
+            (json!({"partial_rotary_factor": 0.5, "rope_scaling": {"partial_rotary_factor": 0.75}}), "partial_rotary_factor"),
+            (json!({"rope_scaling": {"partial_rotary_factor": 1.5}}), "rope_scaling.partial_rotary_factor"),
+            (json!({"model_type": "qwen3", "head_dim": 15}), "head_dim"),
+            (json!({"model_type": "mistral", "sliding_window": 0}), "sliding_window"),
+            (json!({"model_type": "smollm3", "no_rope_layers": [1, 0]}), "no_rope_layers"),
+            (json!({"model_type": "smollm3", "use_sliding_window": true, "sliding_window": 8}), "layer_types"),
             (json!({"torch_dtype": "int4"}), "torch_dtype"),
         ] {
             let fault = config(&changes).unwrap_err();
@@ -184,6 +199,116 @@ mod tests {
         }
         let fault = config(&json!({"vocab_size": null})).unwrap_err();
         assert_eq!(fault.to_string(), "`vocab_size` is missing, expected a whole number");
+    }
+
+    #[test]
+    fn a_table_of_a_rotary_embedding_holds_what_its_kind_knows() {
+        for (table, fault, hint) in [
+            (
+                json!({"rope_type": "yarm"}),
+                "unknown `rope_scaling.rope_type` `yarm`, expected one of `default`, `linear`, `dynamic`, `yarn`, `llama3`, `longrope`",
+                "did you mean `yarn`?",
+            ),
+            (
+                json!({"rope_type": "linear", "facter": 2.0}),
+                "unknown key `rope_scaling.facter`, expected one of `rope_type`, `type`, `rope_theta`, `partial_rotary_factor`, \
+                 `original_max_position_embeddings`, `factor`",
+                "did you mean `factor`?",
+            ),
+            (
+                json!({"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
+                "`rope_scaling.original_max_position_embeddings` is missing, expected a whole number",
+                "take `config.json` from the model's source again",
+            ),
+            (
+                json!({"type": "yarn"}),
+                "`rope_scaling.factor` is missing, expected a positive number",
+                "take `config.json` from the model's source again",
+            ),
+        ] {
+            let found = config(&json!({"rope_scaling": table})).unwrap_err();
+            assert_eq!((found.to_string().as_str(), found.hint().unwrap().as_str()), (fault, hint));
+        }
+    }
+
+    fn rope(changes: &Value) -> RopeSpec {
+        config(changes).unwrap().layers[0].attention.rope.clone().unwrap()
+    }
+
+    #[test]
+    fn scaled_rotary_embeddings_are_the_same_in_both_spellings() {
+        let old = rope(&json!({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}}));
+        let new = json!({"rope_type": "yarn", "rope_theta": 1e6, "factor": 4, "original_max_position_embeddings": 8192});
+        assert_eq!(old, rope(&json!({"rope_theta": null, "rope_parameters": new, "rope_scaling": new})));
+        let attention_factor = 0.1 * 4.0f64.ln() + 1.0;
+        let expected =
+            YarnScaling { factor: 4.0, original: 8192, beta_fast: 32.0, beta_slow: 1.0, truncates: true, attention_factor };
+        assert_eq!(old.scaling, RopeScaling::Yarn(expected));
+        let yarn = |more: &Value| {
+            let mut table = json!({"type": "yarn", "factor": 4.0});
+            table.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let RopeScaling::Yarn(yarn) = rope(&json!({"rope_scaling": table})).scaling else { panic!("no YaRN") };
+            yarn
+        };
+        assert_eq!(yarn(&json!({})).original, 32768, "`max_position_embeddings`");
+        assert!(
+            (yarn(&json!({"mscale": 1.0})).attention_factor - attention_factor).abs() < 1e-15,
+            "one of the two counts for nothing"
+        );
+        let both = yarn(&json!({"mscale": 2.0, "mscale_all_dim": 1.0})).attention_factor;
+        assert!((both - (0.2 * 4.0f64.ln() + 1.0) / attention_factor).abs() < 1e-15);
+        let given = yarn(&json!({"mscale": 2.0, "mscale_all_dim": 1.0, "attention_factor": 1.5, "truncate": false}));
+        assert_eq!((given.attention_factor, given.truncates), (1.5, false));
+    }
+
+    #[test]
+    fn the_first_channels_alone_are_rotated_and_longrope_has_a_factor_for_each_pair() {
+        let lists = json!({"type": "su", "short_factor": [1, 1.5], "long_factor": [2, 3], "partial_rotary_factor": 0.25});
+        let found = rope(&json!({"rope_scaling": lists, "original_max_position_embeddings": 4096}));
+        let RopeScaling::LongRope(longrope) = &found.scaling else { panic!("{found:?}") };
+        assert_eq!((found.rotary_dim, &longrope.long, longrope.original), (4, &vec![2.0, 3.0], 4096));
+        assert!((longrope.attention_factor - (1.0 + 8.0f64.ln() / 4096.0f64.ln()).sqrt()).abs() < 1e-15);
+    }
+
+    #[test]
+    fn each_family_has_its_own_defaults() {
+        let first = |changes: &Value| config(changes).unwrap().layers[0].clone();
+        let biases = |changes: &Value| {
+            let linears = first(changes).linears(64);
+            linears.iter().filter(|linear| linear.has_bias).map(|linear| linear.name().to_owned()).collect::<Vec<_>>().join(" ")
+        };
+        let (attention, mlp) = ("q_proj k_proj v_proj o_proj", "gate_proj up_proj down_proj");
+        let all = |model_type: &str| json!({"model_type": model_type, "attention_bias": true, "mlp_bias": true});
+        assert_eq!(biases(&json!({"model_type": "llama"})), "");
+        assert_eq!(biases(&all("llama")), format!("{attention} {mlp}"));
+        assert_eq!(biases(&all("qwen3")), attention);
+        assert_eq!(biases(&all("mistral")), "");
+        let seed = json!({"model_type": "seed_oss", "attention_dropout": 0, "residual_dropout": 0});
+        assert_eq!(biases(&seed), "q_proj k_proj v_proj");
+        let qwen3 = first(&json!({"model_type": "qwen3"})).attention;
+        assert_eq!((qwen3.head_dim, qwen3.has_qk_norm), (128, true));
+        assert_eq!(first(&json!({"model_type": "qwen3", "head_dim": null})).attention.head_dim, 16);
+        let window = |changes: &Value| first(changes).attention.rule.window;
+        assert_eq!(window(&json!({"model_type": "mistral"})), Some(4096));
+        assert_eq!(window(&json!({"model_type": "mistral", "sliding_window": null})), None);
+        assert_eq!(window(&json!({"model_type": "mistral", "sliding_window": 24})), Some(24));
+        let types = ["full_attention", "sliding_attention", "full_attention"];
+        assert_eq!(window(&json!({"model_type": "mistral", "layer_types": types})), None, "`layer_types` wins");
+        let heads = json!({"model_type": "mistral", "num_key_value_heads": null});
+        assert_eq!(first(&heads).attention.num_kv_heads, 4);
+        let by_default = json!({"model_type": "mistral", "num_attention_heads": 16});
+        let mut object = json!({"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 8,
+            "max_position_embeddings": 64});
+        object.as_object_mut().unwrap().extend(by_default.as_object().unwrap().clone());
+        let mistral = ModelConfig::from_object(object.as_object().unwrap()).unwrap();
+        assert_eq!(mistral.layers[0].attention.num_kv_heads, 8);
+        let rotates = |changes: &Value| {
+            let layers = config(changes).unwrap().layers;
+            layers.iter().map(|layer| layer.attention.rope.is_some()).collect::<Vec<_>>()
+        };
+        assert_eq!(rotates(&json!({"model_type": "smollm3", "no_rope_layers": [1, 0, 1]})), [true, false, true]);
+        assert_eq!(rotates(&json!({"model_type": "smollm3", "no_rope_layer_interval": 3})), [true, true, false]);
+        assert!(config(&json!({"model_type": "smollm3"})).unwrap().tie_word_embeddings);
     }
 
     #[test]

@@ -4,27 +4,55 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
+use crate::recipe::diagnose::nearest;
 use crate::units::{Exit, Failure};
 
 /// The keys of a JSON object, read with checks; `null` counts as absent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fields<'a>(pub(super) &'a Map<String, Value>);
+pub(super) struct Fields<'a> {
+    object: &'a Map<String, Value>,
+    /// Under which key of the file it stands, if under any.
+    table: Option<&'static str>,
+}
 
 impl<'a> Fields<'a> {
+    /// Those of a file.
+    pub(super) fn new(object: &'a Map<String, Value>) -> Self {
+        Self { object, table: None }
+    }
+
+    /// Those of an object that stands under a key.
+    pub(super) fn table(self, key: &'static str) -> Result<Option<Self>, ConfigFault> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let object = value.as_object().ok_or_else(|| self.range(key, "an object".into()))?;
+        Ok(Some(Self { object, table: Some(key) }))
+    }
+
+    /// A key with the one of its object before it.
+    pub(super) fn named(self, key: &str) -> String {
+        self.table.map_or_else(|| key.to_owned(), |table| format!("{table}.{key}"))
+    }
+
+    /// Refuses an object of an object with keys that are not known.
+    pub(super) fn only_keys(self, known: &[&'static str]) -> Result<(), ConfigFault> {
+        let unknown = self.object.iter().find(|(key, value)| !value.is_null() && !known.contains(&key.as_str()));
+        unknown.map_or(Ok(()), |(key, _)| Err(ConfigFault::UnknownKey { key: self.named(key), known: known.to_vec() }))
+    }
+
     /// The value of a key.
     pub(super) fn get(self, key: &str) -> Option<&'a Value> {
-        self.0.get(key).filter(|value| !value.is_null())
+        self.object.get(key).filter(|value| !value.is_null())
     }
 
     /// Whether a key is there and says `null`.
     pub(super) fn is_null(self, key: &str) -> bool {
-        self.0.get(key).is_some_and(Value::is_null)
+        self.object.get(key).is_some_and(Value::is_null)
     }
 
     /// A whole number from 1 to `max` that must be there.
     pub(super) fn count(self, key: &'static str, max: usize) -> Result<usize, ConfigFault> {
         if self.get(key).is_none() {
-            return Err(ConfigFault::Missing { key, expected: "a whole number" });
+            return Err(self.missing(key, "a whole number"));
         }
         self.count_or(key, 0, max)
     }
@@ -50,6 +78,23 @@ impl<'a> Fields<'a> {
         number.ok_or_else(|| self.range(key, "a positive number".into()))
     }
 
+    /// A positive number that must be there.
+    pub(super) fn number(self, key: &'static str) -> Result<f64, ConfigFault> {
+        if self.get(key).is_none() {
+            return Err(self.missing(key, "a positive number"));
+        }
+        self.number_or(key, 0.0)
+    }
+
+    /// A list of so many positive numbers that must be there.
+    pub(super) fn numbers(self, key: &'static str, count: usize) -> Result<Vec<f64>, ConfigFault> {
+        let Some(value) = self.get(key) else { return Err(self.missing(key, "a list of positive numbers")) };
+        let positive = |value: &Value| value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
+        let numbers: Option<Vec<f64>> = value.as_array().and_then(|list| list.iter().map(positive).collect());
+        let expected = || self.range(key, format!("a list of {count} positive numbers"));
+        numbers.filter(|numbers| numbers.len() == count).ok_or_else(expected)
+    }
+
     /// `true` or `false`, or `default`.
     pub(super) fn flag_or(self, key: &'static str, default: bool) -> Result<bool, ConfigFault> {
         let Some(value) = self.get(key) else { return Ok(default) };
@@ -62,15 +107,28 @@ impl<'a> Fields<'a> {
         match self.get(key) {
             // 0 and 0.0 are the same number, but not the same JSON value.
             Some(found) if *found != built && (found.as_f64().is_none() || found.as_f64() != built.as_f64()) => {
-                Err(ConfigFault::Unsupported { key, found: shown(found), supported: format!("`{built}`") })
+                Err(self.unsupported(key, format!("`{built}`")))
             }
             _ => Ok(()),
         }
     }
 
     /// The error for a value out of its range.
-    pub(super) fn range(self, key: &'static str, expected: String) -> ConfigFault {
-        ConfigFault::OutOfRange { key, expected, found: self.get(key).map_or_else(|| "nothing".into(), shown) }
+    pub(super) fn range(self, key: &str, expected: String) -> ConfigFault {
+        ConfigFault::OutOfRange { key: self.named(key), expected, found: self.found(key) }
+    }
+
+    /// The error for a value that asks for what isn't built.
+    pub(super) fn unsupported(self, key: &str, supported: String) -> ConfigFault {
+        ConfigFault::Unsupported { key: self.named(key), found: self.found(key), supported }
+    }
+
+    fn missing(self, key: &str, expected: &'static str) -> ConfigFault {
+        ConfigFault::Missing { key: self.named(key), expected }
+    }
+
+    fn found(self, key: &str) -> String {
+        self.get(key).map_or_else(|| "nothing".into(), shown)
     }
 }
 
@@ -87,24 +145,33 @@ pub(super) fn shown(value: &Value) -> String {
 /// What is wrong with `config.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfigFault {
-    /// The family isn't known.
-    UnknownFamily {
-        /// Its `model_type`.
+    /// A name isn't known: of a family, or of a kind of rotary embedding.
+    UnknownName {
+        /// The key that gives it.
+        key: String,
+        /// The name.
         found: Option<String>,
         /// Those that are known.
+        known: Vec<&'static str>,
+    },
+    /// A key that could change the numbers isn't known.
+    UnknownKey {
+        /// The key.
+        key: String,
+        /// Those that are known beside it.
         known: Vec<&'static str>,
     },
     /// A key must be there.
     Missing {
         /// The key.
-        key: &'static str,
+        key: String,
         /// What is expected.
         expected: &'static str,
     },
     /// A value is of the wrong type or out of bounds.
     OutOfRange {
         /// The key.
-        key: &'static str,
+        key: String,
         /// What is expected.
         expected: String,
         /// What stands there.
@@ -113,7 +180,7 @@ pub enum ConfigFault {
     /// A value asks for what isn't built.
     Unsupported {
         /// The key.
-        key: &'static str,
+        key: String,
         /// What stands there.
         found: String,
         /// What is built.
@@ -124,12 +191,13 @@ pub enum ConfigFault {
 impl fmt::Display for ConfigFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::UnknownFamily { found: Some(found), known } => {
-                write!(f, "unknown `model_type` `{found}`, expected one of `{}`", known.join("`, `"))
+            Self::UnknownName { key, found: Some(found), known } => {
+                write!(f, "unknown `{key}` `{found}`, expected one of `{}`", known.join("`, `"))
             }
-            Self::UnknownFamily { found: None, known } => {
-                write!(f, "no `model_type`, expected one of `{}`", known.join("`, `"))
+            Self::UnknownName { key, found: None, known } => {
+                write!(f, "no `{key}`, expected one of `{}`", known.join("`, `"))
             }
+            Self::UnknownKey { key, known } => write!(f, "unknown key `{key}`, expected one of `{}`", known.join("`, `")),
             Self::Missing { key, expected } => write!(f, "`{key}` is missing, expected {expected}"),
             Self::OutOfRange { key, expected, found } => write!(f, "`{key}` is {found}, expected {expected}"),
             Self::Unsupported { key, found, supported } => {
@@ -142,7 +210,15 @@ impl fmt::Display for ConfigFault {
 impl Failure for ConfigFault {
     fn hint(&self) -> Option<String> {
         Some(match self {
-            Self::UnknownFamily { .. } => "use a model of a known family".into(),
+            Self::UnknownName { key, found, known } => {
+                let near = found.as_ref().and_then(|found| nearest(found, known.iter().copied()));
+                near.map_or_else(|| format!("use a model of a known `{key}`"), |near| format!("did you mean `{near}`?"))
+            }
+            Self::UnknownKey { key, known } => {
+                let name = key.rsplit_once('.').map_or(key.as_str(), |(_, name)| name);
+                let near = nearest(name, known.iter().copied()).map(|near| format!("did you mean `{near}`?"));
+                near.unwrap_or_else(|| "use a model without this, or remove the key if the model doesn't need it".into())
+            }
             Self::Missing { .. } | Self::OutOfRange { .. } => "take `config.json` from the model's source again".into(),
             Self::Unsupported { key, .. } => format!("use a model without this, or correct `{key}` if the model doesn't need it"),
         })

@@ -20,8 +20,8 @@ pub(super) struct Mlp {
 
 impl Mlp {
     pub(super) fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, ModelError> {
-        let FeedForwardSpec::Dense { intermediate_size } = config.layers[layer.0].feed_forward;
-        let [gate, up, down] = gated_linears(intermediate_size, config.hidden_size);
+        let FeedForwardSpec::Dense { intermediate_size, has_bias } = config.layers[layer.0].feed_forward;
+        let [gate, up, down] = gated_linears(intermediate_size, config.hidden_size, has_bias);
         let linear = |spec| Linear::load(weights, layer, &spec);
         Ok(Self { gate: linear(gate)?, up: linear(up)?, down: linear(down)? })
     }

@@ -46,5 +46,6 @@ pub use init::init_model;
 pub use positions::Positions;
 #[cfg(test)]
 pub(crate) use simulated::while_graphs_are_simulated;
-pub use spec::{AttentionSpec, FeedForwardSpec, LayerSpec, LinearSpec, RopeSpec};
+pub use spec::{AttentionSpec, FeedForwardSpec, LayerSpec, LinearSpec};
+pub use spec::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
 pub use weights::MODEL_TENSORS;

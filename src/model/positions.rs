@@ -2,8 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::config::ModelConfig;
-use super::spec::RopeSpec;
+use crate::ops::frequencies::Frequencies;
 use crate::ops::rope::Rotation;
 
 /// Positions, and the rotations of queries and keys there.
@@ -15,10 +14,9 @@ pub struct Positions {
 }
 
 impl Positions {
-    /// Of a model that computes in `kind`.
-    pub(super) fn at(position_bn: Tensor, config: &ModelConfig, kind: Kind) -> Self {
-        let at = |(head_dim, rope): &(usize, RopeSpec)| Rotation::at(&position_bn, *head_dim, rope.theta, kind);
-        let rotations = config.rotations().iter().map(at).collect();
+    /// Of a model that computes in `kind`, with the frequencies of [`super::Model::frequencies`].
+    pub(super) fn at(position_bn: Tensor, frequencies: &[Frequencies], kind: Kind) -> Self {
+        let rotations = frequencies.iter().map(|of| Rotation::at(&position_bn, of, kind)).collect();
         Self { position_bn, rotations }
     }
 

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 pub(super) use crate::ops::attention::ScoreRule;
+pub use crate::ops::frequencies::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
 
 /// One decoder layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,12 +57,14 @@ pub struct AttentionSpec {
     pub head_dim: usize,
     /// Scale and window of the scores.
     pub rule: ScoreRule,
-    /// How queries and keys are rotated.
-    pub rope: RopeSpec,
+    /// How queries and keys are rotated; `None` where they know no position.
+    pub rope: Option<RopeSpec>,
     /// Each head of queries and keys is normalised before it is rotated.
     pub has_qk_norm: bool,
     /// Queries, keys and values have a bias.
     pub has_qkv_bias: bool,
+    /// What comes back from the heads has a bias.
+    pub has_output_bias: bool,
 }
 
 impl AttentionSpec {
@@ -72,16 +75,9 @@ impl AttentionSpec {
             LinearSpec::new("self_attn.q_proj", [queries, hidden], self.has_qkv_bias),
             LinearSpec::new("self_attn.k_proj", [keys, hidden], self.has_qkv_bias),
             LinearSpec::new("self_attn.v_proj", [keys, hidden], self.has_qkv_bias),
-            LinearSpec::new("self_attn.o_proj", [hidden, queries], false),
+            LinearSpec::new("self_attn.o_proj", [hidden, queries], self.has_output_bias),
         ]
     }
-}
-
-/// A rotary position embedding (Su et al. 2021, arXiv 2104.09864).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RopeSpec {
-    /// The base of the frequencies.
-    pub theta: f64,
 }
 
 /// The part of a layer that acts on each token alone.
@@ -91,28 +87,30 @@ pub enum FeedForwardSpec {
     Dense {
         /// Its width.
         intermediate_size: usize,
+        /// Its projections have a bias.
+        has_bias: bool,
     },
 }
 
 impl FeedForwardSpec {
     /// Its linears, in the order in which they are computed.
     pub fn linears(&self, hidden: usize) -> Vec<LinearSpec> {
-        let Self::Dense { intermediate_size } = self;
-        gated_linears(*intermediate_size, hidden).into()
+        let Self::Dense { intermediate_size, has_bias } = self;
+        gated_linears(*intermediate_size, hidden, *has_bias).into()
     }
 
     /// The width of the layer between its projections.
     pub fn intermediate_size(&self) -> usize {
-        let Self::Dense { intermediate_size } = self;
+        let Self::Dense { intermediate_size, .. } = self;
         *intermediate_size
     }
 }
 
 /// The linears of a gated MLP: gate, up, down.
-pub(super) fn gated_linears(intermediate: usize, hidden: usize) -> [LinearSpec; 3] {
+pub(super) fn gated_linears(intermediate: usize, hidden: usize, has_bias: bool) -> [LinearSpec; 3] {
     [
-        LinearSpec::new("mlp.gate_proj", [intermediate, hidden], false),
-        LinearSpec::new("mlp.up_proj", [intermediate, hidden], false),
-        LinearSpec::new("mlp.down_proj", [hidden, intermediate], false),
+        LinearSpec::new("mlp.gate_proj", [intermediate, hidden], has_bias),
+        LinearSpec::new("mlp.up_proj", [intermediate, hidden], has_bias),
+        LinearSpec::new("mlp.down_proj", [hidden, intermediate], has_bias),
     ]
 }

@@ -4,6 +4,7 @@ pub mod attention;
 mod differentiable;
 pub mod dropout;
 pub mod experts;
+pub mod frequencies;
 pub mod linear;
 pub mod rms_norm;
 pub mod rope;

@@ -1,33 +1,36 @@
 //! Rotary position embedding (Su et al. 2021, arXiv 2104.09864): queries and keys turned by angles that grow with the position.
 //!
-//! Channel `i` is paired with channel `i + D/2` (the layout of the published checkpoints, not neighbouring channels).
+//! Channel `i` is paired with channel `i + F` of the 2F first ones, which are turned (the layout of the published checkpoints, not
+//! neighbouring channels).
 
-use tch::{Device, Kind, Tensor, no_grad};
+use tch::{Kind, Tensor, no_grad};
 
 use super::attention::accumulation_kind;
 use super::differentiable::differentiable;
+use super::frequencies::Frequencies;
 use crate::native::{self, RotationDirection};
 
 /// The cosines and sines for the positions of one chunk.
 #[derive(Debug)]
 pub struct Rotation {
-    /// `(B, 1, n, D/2)`, or `(1, 1, n, D/2)` where all sequences share their positions.
+    /// `(B, 1, n, F)`, or `(1, 1, n, F)` where all sequences share their positions and frequencies.
     cos: Tensor,
     sin: Tensor,
 }
 
 impl Rotation {
-    /// The rotation at true positions, computed in f32 (f64 for `kind` f64) and then rounded to `kind`.
+    /// The rotation at true positions, computed in the dtype of the frequencies and then rounded to `kind`.
     ///
     /// # Shapes
     /// `position_bn` is `(B, n)`, or `(1, n)` or `(n)` where all sequences share their positions; int64.
-    pub fn at(position_bn: &Tensor, head_dim: usize, theta: f64, kind: Kind) -> Self {
-        let wide = accumulation_kind(kind);
-        let frequency = inverse_frequencies(head_dim, theta, wide, position_bn.device());
-        let angle = position_bn.atleast_2d().to_kind(wide).unsqueeze(-1) * frequency;
-        // (B, n, D/2) -> (B, 1, n, D/2).
+    pub fn at(position_bn: &Tensor, frequencies: &Frequencies, kind: Kind) -> Self {
+        let Frequencies { inverse_bf, attention_factor } = frequencies;
+        let angle = position_bn.atleast_2d().to_kind(inverse_bf.kind()).unsqueeze(-1) * inverse_bf.unsqueeze(1);
+        // (B, n, F) -> (B, 1, n, F).
         let angle = angle.unsqueeze(-3);
-        Self { cos: angle.cos().to_kind(kind), sin: angle.sin().to_kind(kind) }
+        #[expect(clippy::float_cmp, reason = "1 is what it is where nothing sets it")]
+        let scaled = |x: Tensor| if *attention_factor == 1.0 { x } else { x * *attention_factor };
+        Self { cos: scaled(angle.cos()).to_kind(kind), sin: scaled(angle.sin()).to_kind(kind) }
     }
 
     /// Another one of the same size, with no angles in it yet.
@@ -47,7 +50,7 @@ impl Rotation {
         [&self.cos, &self.sin]
     }
 
-    /// Turns each head vector of `x`. For the backward, which turns it back, nothing of it is kept.
+    /// Turns the first 2F channels of each head vector of `x`. For the backward, which turns them back, nothing of it is kept.
     ///
     /// # Shapes
     /// `(B, heads, n, D)` in and out.
@@ -58,11 +61,23 @@ impl Rotation {
     }
 
     fn turn(&self, x_bhnd: &Tensor, turn: RotationDirection) -> Tensor {
-        let (kind, angles) = (x_bhnd.kind(), (&self.cos, &self.sin));
-        if native::computes(x_bhnd.device(), kind) && self.cos.kind() == kind {
-            return native::rotate(x_bhnd, angles, turn);
+        let (rotary, width) = (2 * self.cos.size()[3], x_bhnd.size()[3]);
+        if rotary == width {
+            return self.turn_all(x_bhnd, turn);
         }
-        native::cuda::rotate(x_bhnd, angles, turn).unwrap_or_else(|| self.turn_tensors(x_bhnd, turn))
+        let parts = [self.turn_all(&x_bhnd.narrow(3, 0, rotary), turn), x_bhnd.narrow(3, rotary, width - rotary)];
+        match turn {
+            RotationDirection::Forth => Tensor::cat(&parts, 3),
+            RotationDirection::Back => Tensor::cat(&parts.map(|x_bhnr| x_bhnr.transpose(1, 2)), 3).transpose(1, 2),
+        }
+    }
+
+    fn turn_all(&self, x_bhnr: &Tensor, turn: RotationDirection) -> Tensor {
+        let (kind, angles) = (x_bhnr.kind(), (&self.cos, &self.sin));
+        if native::computes(x_bhnr.device(), kind) && self.cos.kind() == kind {
+            return native::rotate(x_bhnr, angles, turn);
+        }
+        native::cuda::rotate(x_bhnr, angles, turn).unwrap_or_else(|| self.turn_tensors(x_bhnr, turn))
     }
 
     fn turn_tensors(&self, x_bhnd: &Tensor, turn: RotationDirection) -> Tensor {
@@ -85,16 +100,17 @@ fn turned(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Tensor {
     Tensor::cat(&turned, -1)
 }
 
-/// `theta^(-2i/D)` for `i = 0 .. D/2`, by the very operations (and in the dtype) in which other programs compute them: at
-/// position 100 000 one rounding of a frequency would already turn a vector by another 0.006.
-fn inverse_frequencies(head_dim: usize, theta: f64, kind: Kind, device: Device) -> Tensor {
-    let exponent = Tensor::arange_start_step(0, head_dim as i64, 2, (Kind::Int64, device)).to_kind(kind) / head_dim as f64;
-    Tensor::pow_scalar(theta, &exponent).reciprocal()
-}
-
 #[cfg(test)]
 mod tests {
+    use tch::Device;
+
     use super::*;
+    use crate::ops::frequencies::RopeSpec;
+
+    /// With base 10 000, of all channels.
+    fn rotation(position: &Tensor, head_dim: usize, kind: Kind) -> Rotation {
+        Rotation::at(position, &RopeSpec::plain(1e4, head_dim).frequencies(&[], kind, Device::Cpu), kind)
+    }
 
     fn sample(n: i64) -> Tensor {
         tch::manual_seed(1);
@@ -104,7 +120,7 @@ mod tests {
     #[test]
     fn position_zero_turns_nothing_and_every_turn_keeps_lengths() {
         let x = sample(5);
-        let turned = Rotation::at(&Tensor::arange(5, (Kind::Int64, Device::Cpu)), 8, 1e4, Kind::Double).apply(&x);
+        let turned = rotation(&Tensor::arange(5, (Kind::Int64, Device::Cpu)), 8, Kind::Double).apply(&x);
         assert_eq!(turned.narrow(2, 0, 1), x.narrow(2, 0, 1));
         let length = |t: &Tensor| t.square().sum_dim_intlist([-1].as_slice(), false, None);
         assert!(f64::try_from((length(&turned) - length(&x)).abs().max()).unwrap() < 1e-12);
@@ -114,7 +130,7 @@ mod tests {
     fn products_depend_on_the_difference_of_positions_alone() {
         let (q, k) = (sample(1), sample(2).narrow(2, 1, 1));
         let product = |p: i64, s: i64| {
-            let at = |position: i64| Rotation::at(&Tensor::from_slice(&[position]), 8, 1e4, Kind::Double);
+            let at = |position: i64| rotation(&Tensor::from_slice(&[position]), 8, Kind::Double);
             (at(p).apply(&q) * at(s).apply(&k)).sum_dim_intlist([-1].as_slice(), false, None)
         };
         assert!(f64::try_from((product(9, 4) - product(105, 100)).abs().max()).unwrap() < 1e-12);
@@ -124,9 +140,25 @@ mod tests {
     fn rows_may_stand_at_positions_of_their_own() {
         let x = sample(3).expand([2, -1, -1, -1], false);
         let position = Tensor::from_slice(&[0i64, 1, 2, 7, 8, 9]).view([2, 3]);
-        let both = Rotation::at(&position, 8, 1e4, Kind::Double).apply(&x);
-        let second = Rotation::at(&position.get(1), 8, 1e4, Kind::Double).apply(&x.narrow(0, 1, 1));
+        let both = rotation(&position, 8, Kind::Double).apply(&x);
+        let second = rotation(&position.get(1), 8, Kind::Double).apply(&x.narrow(0, 1, 1));
         assert_eq!(both.narrow(0, 1, 1), second);
+    }
+
+    #[test]
+    fn channels_behind_the_first_stay_and_a_factor_lengthens_those() {
+        let (x, position) = (sample(5), Tensor::arange(5, (Kind::Int64, Device::Cpu)));
+        let frequencies = RopeSpec::plain(1e4, 4).frequencies(&[], Kind::Double, Device::Cpu);
+        let part = Rotation::at(&position, &Frequencies { attention_factor: 1.5, ..frequencies }, Kind::Double);
+        let leaf = x.copy().set_requires_grad(true);
+        let turned = part.apply(&leaf);
+        let first = rotation(&position, 4, Kind::Double).apply(&x.narrow(3, 0, 4)) * 1.5;
+        assert!(turned.narrow(3, 0, 4).allclose(&first, 0.0, 1e-14, false));
+        assert!(turned.narrow(3, 4, 4).equal(&x.narrow(3, 4, 4)) && turned.is_contiguous());
+        let ours = gradient(&turned, &sample(5), &leaf);
+        let by_hand = Tensor::cat(&[naive(&part, &leaf.narrow(3, 0, 4)), leaf.narrow(3, 4, 4)], 3);
+        assert!(ours.allclose(&gradient(&by_hand, &sample(5), &leaf), 0.0, 1e-14, false));
+        assert!(ours.transpose(1, 2).is_contiguous());
     }
 
     /// As plain autograd would.
@@ -148,7 +180,7 @@ mod tests {
             for (position_rows, d) in [(1, 8), (2, 8), (2, 2), (1, 14), (2, 64)] {
                 let options = (kind, Device::Cpu);
                 let position = Tensor::arange(position_rows * 5, (Kind::Int64, Device::Cpu)).view([position_rows, 5]) * 3;
-                let rotation = Rotation::at(&position, d as usize, 1e4, kind);
+                let rotation = rotation(&position, d as usize, kind);
                 // As projections lie, as attention reads, and with channels apart.
                 let layouts = [
                     Tensor::randn([2, 5, 3, d], options).transpose(1, 2),
@@ -173,7 +205,7 @@ mod tests {
     #[test]
     fn half_precision_is_the_wide_result_rounded_once() {
         let position = Tensor::arange_start(90, 97, (Kind::Int64, Device::Cpu));
-        let rotation = Rotation::at(&position, 16, 1e4, Kind::BFloat16);
+        let rotation = rotation(&position, 16, Kind::BFloat16);
         let wide = Rotation { cos: rotation.cos.to_kind(Kind::Double), sin: rotation.sin.to_kind(Kind::Double) };
         let x = Tensor::randn([2, 3, 7, 16], (Kind::BFloat16, Device::Cpu));
         for turn in [RotationDirection::Forth, RotationDirection::Back] {
@@ -187,7 +219,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_without_autograd_and_what_is_no_number_stays_none() {
-        let rotation = Rotation::at(&Tensor::arange(5, (Kind::Int64, Device::Cpu)), 8, 1e4, Kind::Double);
+        let rotation = rotation(&Tensor::arange(5, (Kind::Int64, Device::Cpu)), 8, Kind::Double);
         let x = sample(5);
         assert!(!rotation.apply(&x).requires_grad());
         let leaf = x.copy().set_requires_grad(true);
@@ -198,7 +230,7 @@ mod tests {
 
     #[test]
     fn any_number_of_threads_gives_the_same_bits() {
-        let rotation = Rotation::at(&Tensor::arange(700, (Kind::Int64, Device::Cpu)), 64, 1e4, Kind::Float);
+        let rotation = rotation(&Tensor::arange(700, (Kind::Int64, Device::Cpu)), 64, Kind::Float);
         let x = Tensor::randn([2, 3, 700, 64], (Kind::Float, Device::Cpu));
         let threads = tch::get_num_threads();
         let results = [1, 2, 3].map(|count| {

@@ -101,7 +101,7 @@ impl fmt::Display for RecipeLocation {
 }
 
 /// The candidate that was most likely meant by `written`, if any is near enough.
-pub(super) fn nearest<'a>(written: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(written: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let typed = bare(written);
     let near = candidates.into_iter().filter_map(|candidate| {
         let known = bare(candidate);

@@ -10,7 +10,7 @@ mod alias;
 mod cache_length;
 mod choice;
 mod data;
-mod diagnose;
+pub(crate) mod diagnose;
 mod grad;
 mod initial_part;
 mod kv_cache;

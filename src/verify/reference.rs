@@ -79,7 +79,10 @@ fn forward(model: &Model, batch: &Batch, context: MicroBatchContext, attend: &mu
     let ids = Tensor::from_slice(&ids).view([batch.sequences.len() as i64, total as i64]).to_device(model.device());
     let samples: Vec<u64> = batch.sequences.iter().map(|r| r.sample).collect();
     let place = DropoutContext { dropout: context.dropout, samples: &samples };
-    let positions = model.positions(Tensor::arange(total as i64, (Kind::Int64, model.device())).view([1, -1]));
+    // A rotation that depends on the length of its sequence does so without pads.
+    let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
+    let position = Tensor::arange(total as i64, (Kind::Int64, model.device()));
+    let positions = model.positions(position.view([1, -1]), &model.frequencies(&lengths));
     let mut hidden = model.embed(&ids);
     for layer in 0..model.config().num_layers() {
         hidden = model.layer(LayerIdx(layer), &hidden, &positions, &place, attend)?;

@@ -14,14 +14,19 @@ fn refused(changes: Value) -> String {
 #[test]
 fn model_types() {
     assert_snapshot!(refused(json!({"model_type": null})), @r"
-    error: `<dir>/model/config.json`: no `model_type`, expected one of `qwen2`
+    error: `<dir>/model/config.json`: no `model_type`, expected one of `llama`, `mistral`, `qwen2`, `qwen3`, `seed_oss`, `smollm3`
 
-    hint: use a model of a known family
+    hint: use a model of a known `model_type`
     ");
-    assert_snapshot!(refused(json!({"model_type": "qwen9"})), @r"
-    error: `<dir>/model/config.json`: unknown `model_type` `qwen9`, expected one of `qwen2`
+    assert_snapshot!(refused(json!({"model_type": "mamba"})), @r"
+    error: `<dir>/model/config.json`: unknown `model_type` `mamba`, expected one of `llama`, `mistral`, `qwen2`, `qwen3`, `seed_oss`, `smollm3`
 
-    hint: use a model of a known family
+    hint: use a model of a known `model_type`
+    ");
+    assert_snapshot!(refused(json!({"model_type": "lama"})), @r"
+    error: `<dir>/model/config.json`: unknown `model_type` `lama`, expected one of `llama`, `mistral`, `qwen2`, `qwen3`, `seed_oss`, `smollm3`
+
+    hint: did you mean `llama`?
     ");
 }
 
@@ -36,19 +41,62 @@ fn layers_of_another_type() {
 }
 
 #[test]
-fn rope_scaling_in_both_spellings() {
-    let yarn = json!({"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0});
-    assert_snapshot!(refused(json!({"rope_parameters": yarn})), @r#"
-    error: `<dir>/model/config.json`: `rope_parameters` is {"factor":4.0,"rope_theta":1000000.0,"rope_type":"yarn"}, which is not supported: expected the type `default`
+fn rotary_embeddings_that_are_not_known() {
+    let yarn = json!({"rope_theta": 10000.0, "rope_type": "yarn", "factor": 4.0, "beta_fats": 32});
+    assert_snapshot!(refused(json!({"rope_parameters": yarn})), @r"
+    error: `<dir>/model/config.json`: unknown key `rope_parameters.beta_fats`, expected one of `rope_type`, `type`, `rope_theta`, `partial_rotary_factor`, `original_max_position_embeddings`, `factor`, `attention_factor`, `mscale`, `mscale_all_dim`, `beta_fast`, `beta_slow`, `truncate`, `finetuned`
+
+    hint: did you mean `beta_fast`?
+    ");
+    let linear = json!({"type": "lineal", "factor": 2.0});
+    assert_snapshot!(refused(json!({"rope_parameters": null, "rope_theta": 1e6, "rope_scaling": linear})), @r"
+    error: `<dir>/model/config.json`: unknown `rope_scaling.type` `lineal`, expected one of `default`, `linear`, `dynamic`, `yarn`, `llama3`, `longrope`
+
+    hint: did you mean `linear`?
+    ");
+    let layers = json!({"full_attention": {"rope_type": "default"}});
+    assert_snapshot!(refused(json!({"rope_parameters": layers})), @r#"
+    error: `<dir>/model/config.json`: `rope_parameters` is {"full_attention":{"rope_type":"default"}}, which is not supported: expected one rotary embedding for all layers
 
     hint: use a model without this, or correct `rope_parameters` if the model doesn't need it
     "#);
-    let linear = json!({"type": "linear", "factor": 2.0});
-    assert_snapshot!(refused(json!({"rope_parameters": null, "rope_theta": 1e6, "rope_scaling": linear})), @r#"
-    error: `<dir>/model/config.json`: `rope_scaling` is {"factor":2.0,"type":"linear"}, which is not supported: expected the type `default`
+}
 
-    hint: use a model without this, or correct `rope_scaling` if the model doesn't need it
-    "#);
+#[test]
+fn windows_and_heads_that_are_none() {
+    assert_snapshot!(refused(json!({"model_type": "mistral", "sliding_window": 0})), @r"
+    error: `<dir>/model/config.json`: `sliding_window` is 0, expected a whole number from 1 to 2147483648
+
+    hint: take `config.json` from the model's source again
+    ");
+    assert_snapshot!(refused(json!({"head_dim": 17})), @r"
+    error: `<dir>/model/config.json`: `head_dim` is 17, expected an even `head_dim`, whose halves are rotated against each other
+
+    hint: take `config.json` from the model's source again
+    ");
+    assert_snapshot!(refused(json!({"rope_parameters": {"rope_type": "linear"}})), @r"
+    error: `<dir>/model/config.json`: `rope_parameters.factor` is missing, expected a positive number
+
+    hint: take `config.json` from the model's source again
+    ");
+}
+
+/// The row of `kvtune check` that says what a model is.
+fn family(changes: Value) -> String {
+    let place = Place::new();
+    place.edit_json("model/config.json", changes);
+    let said = place.check(&[]).done().out;
+    let row = said.lines().find_map(|line| line.strip_prefix("| family"));
+    row.unwrap_or_else(|| panic!("{said}")).trim_matches(['|', ' ']).to_owned()
+}
+
+#[test]
+fn the_check_says_what_a_model_is() {
+    assert_snapshot!(family(json!({})), @"qwen2, RoPE on 16 channels of a head, theta 1000000, biases on q_proj k_proj v_proj");
+    let windows = json!({"use_sliding_window": true, "sliding_window": 24, "max_window_layers": 1, "layer_types": null});
+    assert_snapshot!(family(windows), @"qwen2, RoPE on 16 channels of a head, theta 1000000, a window of 24 in 2 of 3 layers, biases on q_proj k_proj v_proj");
+    let yarn = json!({"rope_theta": 10000.0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192});
+    assert_snapshot!(family(json!({"rope_parameters": yarn})), @"qwen2, RoPE yarn × 4 over 8192 tokens on 16 channels of a head, theta 10000, biases on q_proj k_proj v_proj");
 }
 
 #[test]

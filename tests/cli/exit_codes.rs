@@ -142,7 +142,7 @@ fn models_and_checkpoints() {
     ];
     hold(Exit::Usage, usage);
     let data = vec![
-        ModelError::Config { path: path(), fault: ConfigFault::Missing { key: "x", expected: "x" } },
+        ModelError::Config { path: path(), fault: ConfigFault::Missing { key: text(), expected: "x" } },
         ModelError::NoWeights { dir: path() },
         ModelError::Shard { index: path(), tensor: text(), file: text(), expected: "x" },
         ModelError::Tensors { dir: path(), what: "x", problems: TensorProblems::default() },

@@ -167,10 +167,11 @@ fn evaluation_and_proof() {
 fn model() {
     let problems = TensorProblems(vec![TensorProblem::Missing { name: text() }]);
     let faults = [
-        ConfigFault::UnknownFamily { found: None, known: vec!["qwen2"] },
-        ConfigFault::Missing { key: "vocab_size", expected: "a number" },
-        ConfigFault::OutOfRange { key: "vocab_size", expected: text(), found: text() },
-        ConfigFault::Unsupported { key: "hidden_act", found: text(), supported: text() },
+        ConfigFault::UnknownName { key: text(), found: None, known: vec!["qwen2"] },
+        ConfigFault::UnknownKey { key: text(), known: vec!["factor"] },
+        ConfigFault::Missing { key: text(), expected: "a number" },
+        ConfigFault::OutOfRange { key: text(), expected: text(), found: text() },
+        ConfigFault::Unsupported { key: text(), found: text(), supported: text() },
     ];
     let samples = [
         ModelError::Config { path: path(), fault: faults[0].clone() },

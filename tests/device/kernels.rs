@@ -2,6 +2,7 @@
 
 use kvtune::native::cuda::{self, Staying};
 use kvtune::ops::attention::{Chunk, KvPage, Queries, ScoreRule, attention_mass};
+use kvtune::ops::frequencies::RopeSpec;
 use kvtune::ops::rms_norm::rms_norm;
 use kvtune::ops::rope::Rotation;
 use kvtune::ops::swiglu::swiglu;
@@ -121,7 +122,8 @@ fn norms_gates_and_rotations_are_on_a_gpu_what_they_are_on_the_cpu() {
             let turn = |device| {
                 let position = Tensor::arange(tokens, (Kind::Int64, device)).view([1, -1]) + 1000;
                 let leaf = x.to_device(device).detach().set_requires_grad(true);
-                let y = Rotation::at(&position, width as usize, 1e6, kind).apply(&leaf);
+                let frequencies = RopeSpec::plain(1e6, width as usize).frequencies(&[], kind, device);
+                let y = Rotation::at(&position, &frequencies, kind).apply(&leaf);
                 (&y * dy.to_device(device)).sum(Kind::Float).backward();
                 [y.detach(), leaf.grad()]
             };

@@ -1,7 +1,9 @@
 //! The engine beside another program: what it evicted, its logits, its loss and its gradients, case by case as it wrote them down.
 
+mod by_hand;
 mod chunking;
 mod dense;
+mod families;
 pub(crate) mod fixture;
 mod initial_part;
 mod scores;

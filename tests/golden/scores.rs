@@ -115,7 +115,8 @@ fn worst(name: &'static str) -> f64 {
         listening.span = span.clone();
         let (start, len) = (span.start as i64, span.len as i64);
         let mut hidden = model.embed(&ids_bt.narrow(1, start, len));
-        let positions = model.positions(Tensor::arange_start(start, start + len, (Kind::Int64, Device::Cpu)).view([1, -1]));
+        let position = Tensor::arange_start(start, start + len, (Kind::Int64, Device::Cpu)).view([1, -1]);
+        let positions = model.positions(position, &model.frequencies(&[tokens as usize; 2]));
         for layer in 0..lengths.len() {
             hidden = model.layer(LayerIdx(layer), &hidden, &positions, &DropoutContext::default(), &mut listening).unwrap();
         }

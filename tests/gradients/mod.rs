@@ -2,6 +2,7 @@
 
 mod buffers;
 mod chunkings;
+mod families;
 mod full;
 mod invariance;
 mod session;

@@ -34,7 +34,9 @@ fn lowest_layer(model: &Model, batch: &Batch) -> ([Tensor; 3], f64) {
     let padded =
         batch.sequences.iter().flat_map(|sequence| (0..tokens).map(|i| sequence.inputs.get(i).map_or(0, |&id| i64::from(id))));
     let ids_bt = Tensor::from_slice(&padded.collect::<Vec<_>>()).view([batch.sequences.len() as i64, tokens as i64]);
-    let positions = model.positions(Tensor::arange(tokens as i64, (Kind::Int64, CPU)).view([1, -1]));
+    let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
+    let position = Tensor::arange(tokens as i64, (Kind::Int64, CPU)).view([1, -1]);
+    let positions = model.positions(position, &model.frequencies(&lengths));
     let mut taken = Taken::default();
     let _ =
         no_grad(|| model.layer(LayerIdx(0), &model.embed(&ids_bt), &positions, &DropoutContext::default(), &mut taken).unwrap());

@@ -19,6 +19,8 @@ pub struct Case {
     pub policy: &'static str,
     /// Its parameters, as TOML.
     pub params: &'static str,
+    /// Keys of its `config.json` that are not as in other cases: another family, another rotary embedding. As JSON.
+    pub config: &'static str,
     /// Query heads and KV heads.
     pub heads: (usize, usize),
     /// The window of the layers that slide.
@@ -144,6 +146,7 @@ pub const PLAIN: Case = Case {
     name: "plain",
     policy: "h2o",
     params: "",
+    config: "{}",
     heads: (6, 2),
     window: 7,
     sliding_layers: &[],

@@ -11,7 +11,7 @@ use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::engine::{ChunkKey, Engine, MicroBatchContext, Settings};
 use kvtune::files::{ExcludedModules, ModulePatterns, PeftConfig, PeftTargets};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
-use kvtune::model::{Adapter, DropoutKey, Model};
+use kvtune::model::{Adapter, DropoutKey, Model, ModelConfig};
 use kvtune::recipe::{CacheLength, CacheRecipe, Dtype, GradRecipe, OnOutOfMemory, PolicyRecipe};
 use kvtune::units::ChunkIdx;
 use kvtune::verify::{Tiling, every_tiling};
@@ -86,43 +86,45 @@ fn adapter_settings(case: &Case) -> PeftConfig {
     }
 }
 
-fn config(case: &Case) -> serde_json::Value {
+/// The `config.json` of a case.
+pub fn config(case: &Case) -> serde_json::Value {
     let layer_type = |layer| if case.sliding_layers.contains(&layer) { "sliding_attention" } else { "full_attention" };
-    serde_json::json!({
+    let mut config = serde_json::json!({
         "use_sliding_window": !case.sliding_layers.is_empty(), "sliding_window": case.window,
         "layer_types": (0..NUM_LAYERS).map(layer_type).collect::<Vec<_>>(),
         "model_type": "qwen2", "hidden_size": HIDDEN, "num_hidden_layers": NUM_LAYERS, "intermediate_size": 40,
         "num_attention_heads": case.heads.0, "num_key_value_heads": case.heads.1, "head_dim": HEAD_DIM,
         "vocab_size": VOCAB, "max_position_embeddings": 4096, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
         "hidden_act": "silu", "tie_word_embeddings": case.trains == Trains::AllTied,
-    })
+    });
+    let further: serde_json::Value = serde_json::from_str(case.config).unwrap();
+    config.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+    config
 }
 
 /// All weights by their names in a checkpoint.
-fn weights(case: &Case) -> Vec<(String, Tensor)> {
-    let (heads, groups) = (case.heads.0 as i64 * HEAD_DIM, case.heads.1 as i64 * HEAD_DIM);
+pub fn weights(case: &Case) -> Vec<(String, Tensor)> {
+    let config = ModelConfig::from_object(config(case).as_object().unwrap()).unwrap();
     let mut all = vec![
         ("model.embed_tokens.weight".to_owned(), vec![VOCAB as i64, HIDDEN]),
         ("model.norm.weight".to_owned(), vec![HIDDEN]),
         ("lm_head.weight".to_owned(), vec![VOCAB as i64, HIDDEN]),
     ];
     all.retain(|(name, _)| case.trains != Trains::AllTied || name != "lm_head.weight");
-    for layer in 0..NUM_LAYERS {
-        let mut add = |name: &str, shape: &[i64]| all.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
-        for norm in ["input_layernorm.weight", "post_attention_layernorm.weight"] {
-            add(norm, &[HIDDEN]);
+    for linear in config.linears() {
+        let (out, inner) = (linear.spec.out as i64, linear.spec.inner as i64);
+        all.push((format!("{}.weight", linear.name), vec![out, inner]));
+        if linear.spec.has_bias {
+            all.push((format!("{}.bias", linear.name), vec![out]));
         }
-        for (name, out) in [("q_proj", heads), ("k_proj", groups), ("v_proj", groups)] {
-            add(&format!("self_attn.{name}.weight"), &[out, HIDDEN]);
-            add(&format!("self_attn.{name}.bias"), &[out]);
-        }
-        for (name, shape) in [
-            ("self_attn.o_proj.weight", [HIDDEN, heads]),
-            ("mlp.gate_proj.weight", [40, HIDDEN]),
-            ("mlp.up_proj.weight", [40, HIDDEN]),
-            ("mlp.down_proj.weight", [HIDDEN, 40]),
-        ] {
-            add(name, &shape);
+    }
+    for (layer, spec) in config.layers.iter().enumerate() {
+        let mut add = |name: &str, width: i64| all.push((format!("model.layers.{layer}.{name}.weight"), vec![width]));
+        add("input_layernorm", HIDDEN);
+        add("post_attention_layernorm", HIDDEN);
+        if spec.attention.has_qk_norm {
+            add("self_attn.q_norm", HEAD_DIM);
+            add("self_attn.k_norm", HEAD_DIM);
         }
     }
     all.into_iter().map(|(name, shape)| (name.clone(), drawn(case, &name, &shape))).collect()

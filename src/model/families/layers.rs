@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::family::{Family, SlidingLayers};
+use super::family::{Biases, Family, SlidingLayers};
 use super::rope::rope;
 use crate::model::fields::{ConfigFault, Fields, shown};
 use crate::model::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, ScoreRule};
@@ -15,47 +15,58 @@ const MAX_HEAD_DIM: usize = 1 << 12;
 
 /// The layers of a model of a family, bottom to top.
 pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Vec<LayerSpec>, ConfigFault> {
-    refuse_unbuilt(fields)?;
-    let attention = attention(fields, family)?;
+    refuse_unbuilt(fields, family)?;
+    let biases = (family.biases)(fields)?;
+    let attention = attention(fields, family, biases)?;
     let intermediate_size = fields.count("intermediate_size", MAX_INTERMEDIATE)?;
     let num_layers = fields.count("num_hidden_layers", MAX_LAYERS)?;
     let windows = windows_by_layer(fields, (family.windows)(fields, num_layers)?)?;
-    let layer = |window| {
+    let rotates = (family.rotates)(fields, num_layers)?;
+    let layer = |(window, rotates)| {
         let rule = ScoreRule { window, ..attention.rule };
-        let feed_forward = FeedForwardSpec::Dense { intermediate_size };
-        LayerSpec { attention: AttentionSpec { rule, ..attention.clone() }, feed_forward }
+        let rope = attention.rope.clone().filter(|_| rotates);
+        let feed_forward = FeedForwardSpec::Dense { intermediate_size, has_bias: biases.mlp };
+        LayerSpec { attention: AttentionSpec { rule, rope, ..attention.clone() }, feed_forward }
     };
-    Ok(windows.into_iter().map(layer).collect())
+    Ok(windows.into_iter().zip(rotates).map(layer).collect())
 }
 
-/// What would change the numbers, in any family, and isn't built.
-fn refuse_unbuilt(fields: Fields<'_>) -> Result<(), ConfigFault> {
+/// What would change the numbers and isn't built.
+fn refuse_unbuilt(fields: Fields<'_>, family: &Family) -> Result<(), ConfigFault> {
     fields.only("hidden_act", "silu")?;
-    fields.only("attention_dropout", 0.0)?;
-    fields.only("partial_rotary_factor", 1.0)?;
-    match fields.get("quantization_config") {
-        Some(found) => {
-            Err(ConfigFault::Unsupported { key: "quantization_config", found: shown(found), supported: "null".into() })
+    for &(key, default) in family.dropouts {
+        fields.only(key, 0.0)?;
+        if fields.get(key).is_none() && default > 0.0 {
+            let (found, supported) = (format!("{default} where the file doesn't say"), "`0.0`".into());
+            return Err(ConfigFault::Unsupported { key: key.into(), found, supported });
         }
+    }
+    match fields.get("quantization_config") {
+        Some(_) => Err(fields.unsupported("quantization_config", "null".into())),
         None => Ok(()),
     }
 }
 
 /// The attention of a layer without a window.
-fn attention(fields: Fields<'_>, family: &Family) -> Result<AttentionSpec, ConfigFault> {
+fn attention(fields: Fields<'_>, family: &Family, biases: Biases) -> Result<AttentionSpec, ConfigFault> {
     let hidden_size = fields.count("hidden_size", MAX_HIDDEN)?;
     let num_heads = fields.count("num_attention_heads", MAX_HEADS)?;
-    let num_kv_heads = fields.count_or("num_key_value_heads", num_heads, num_heads)?;
-    let head_dim = fields.count_or("head_dim", hidden_size / num_heads, MAX_HEAD_DIM)?;
+    // A null is as many as there are query heads, or a head's share, where a missing key is the family's default.
+    let default = |key, of_family: Option<usize>| of_family.filter(|_| !fields.is_null(key));
+    let kv_heads = default("num_key_value_heads", family.default_kv_heads);
+    let num_kv_heads = fields.count_or("num_key_value_heads", kv_heads.unwrap_or(num_heads), num_heads)?;
+    let default_head_dim = default("head_dim", family.default_head_dim);
+    let head_dim = fields.count_or("head_dim", default_head_dim.unwrap_or(hidden_size / num_heads), MAX_HEAD_DIM)?;
+    let is_share = fields.get("head_dim").is_none() && default_head_dim.is_none();
     if !num_heads.is_multiple_of(num_kv_heads) {
         return Err(fields.range("num_key_value_heads", format!("a divisor of `num_attention_heads` = {num_heads}")));
     }
-    if fields.get("head_dim").is_none() && !hidden_size.is_multiple_of(num_heads) {
+    if is_share && !hidden_size.is_multiple_of(num_heads) {
         let expected = format!("a multiple of `num_attention_heads` = {num_heads}, or a `head_dim`");
         return Err(fields.range("hidden_size", expected));
     }
     if head_dim == 0 || !head_dim.is_multiple_of(2) {
-        let key = if fields.get("head_dim").is_some() { "head_dim" } else { "hidden_size" };
+        let key = if is_share { "hidden_size" } else { "head_dim" };
         return Err(fields.range(key, "an even `head_dim`, whose halves are rotated against each other".into()));
     }
     Ok(AttentionSpec {
@@ -63,9 +74,10 @@ fn attention(fields: Fields<'_>, family: &Family) -> Result<AttentionSpec, Confi
         num_kv_heads,
         head_dim,
         rule: ScoreRule::scaled(1.0 / (head_dim as f64).sqrt()),
-        rope: rope(fields, family.default_rope_theta)?,
+        rope: Some(rope(fields, family.default_rope_theta, head_dim)?),
         has_qk_norm: family.has_qk_norm,
-        has_qkv_bias: family.has_qkv_bias,
+        has_qkv_bias: biases.qkv,
+        has_output_bias: biases.output,
     })
 }
 
@@ -89,6 +101,6 @@ fn slides(layer_type: &Value, has_window: bool) -> Result<bool, ConfigFault> {
     match layer_type.as_str() {
         Some("full_attention") => Ok(false),
         Some("sliding_attention") if has_window => Ok(true),
-        _ => Err(ConfigFault::Unsupported { key: "layer_types", found: shown(layer_type), supported: supported.into() }),
+        _ => Err(ConfigFault::Unsupported { key: "layer_types".into(), found: shown(layer_type), supported: supported.into() }),
     }
 }

@@ -2,14 +2,23 @@
 
 mod family;
 mod layers;
+mod llama;
+mod mistral;
 mod qwen2;
+mod qwen3;
 mod rope;
+mod rope_kinds;
+mod seed_oss;
+mod smollm3;
+mod windows;
 
 pub(super) use family::Family;
 pub(super) use layers::{MAX_HIDDEN, layers};
+pub(super) use rope::max_positions;
 
 /// The known families.
-pub(super) const FAMILIES: &[&Family] = &[&qwen2::FAMILY];
+pub(super) const FAMILIES: &[&Family] =
+    &[&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &seed_oss::FAMILY, &smollm3::FAMILY];
 
 /// Finds a family by its `model_type`.
 pub(super) fn find(model_type: &str) -> Option<&'static Family> {
@@ -19,4 +28,22 @@ pub(super) fn find(model_type: &str) -> Option<&'static Family> {
 /// The `model_type`s that are known.
 pub(super) fn known() -> Vec<&'static str> {
     FAMILIES.iter().map(|family| family.model_type).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table of the README, whose second column is the `model_type`.
+    #[test]
+    fn the_readme_names_each_family_once_and_no_other() {
+        let readme = include_str!("../../../README.md");
+        let (_, table) = readme.split_once("| family | `model_type` |").unwrap();
+        let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+        let mut named: Vec<&str> = rows.map(|row| row.split('|').nth(2).unwrap().trim().trim_matches('`')).collect();
+        let mut known = known();
+        named.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(named, known);
+    }
 }

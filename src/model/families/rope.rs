@@ -1,37 +1,79 @@
-//! The rotary position embedding that a `config.json` asks for.
+//! The rotary position embedding that a `config.json` asks for, in either spelling: `rope_theta` beside `rope_scaling`, or both in
+//! `rope_parameters`.
 
 use serde_json::Value;
 
-use crate::model::fields::{ConfigFault, Fields, shown};
-use crate::model::spec::RopeSpec;
+use super::rope_kinds::{RopeContext, scaling};
+use crate::model::fields::{ConfigFault, Fields};
+use crate::model::spec::{RopeScaling, RopeSpec};
 
-/// In either spelling: `rope_theta` beside `rope_scaling`, or both in `rope_parameters`.
-pub(super) fn rope(fields: Fields<'_>, default_theta: f64) -> Result<RopeSpec, ConfigFault> {
-    for key in ["rope_scaling", "rope_parameters"] {
-        let Some(value) = fields.get(key) else { continue };
-        let unsupported = || ConfigFault::Unsupported { key, found: shown(value), supported: "the type `default`".into() };
-        let rope = value.as_object().ok_or_else(unsupported)?;
-        let is_default = |name: &str| rope.get(name).is_none_or(|kind| kind.as_str() == Some("default"));
-        let is_nested = rope.values().any(Value::is_object);
-        if is_nested || !is_default("rope_type") || !is_default("type") {
-            return Err(unsupported());
-        }
-        Fields(rope).only("partial_rotary_factor", 1.0)?;
-    }
-    Ok(RopeSpec { theta: theta(fields, default_theta)? })
+/// The tables that may hold it.
+const TABLES: [&str; 2] = ["rope_parameters", "rope_scaling"];
+const MAX_POSITIONS: usize = 1 << 31;
+
+/// The longest sequence that a model was made for.
+pub(in crate::model) fn max_positions(fields: Fields<'_>) -> Result<usize, ConfigFault> {
+    fields.count("max_position_embeddings", MAX_POSITIONS)
 }
 
-/// The base of the frequencies.
-fn theta(fields: Fields<'_>, default: f64) -> Result<f64, ConfigFault> {
-    let inner = |key| fields.get(key).and_then(Value::as_object).filter(|rope| rope.contains_key("rope_theta"));
-    let Some(rope) = inner("rope_parameters").or_else(|| inner("rope_scaling")) else {
-        return fields.number_or("rope_theta", default);
-    };
-    let theta = Fields(rope).number_or("rope_theta", default)?;
-    let outer = fields.number_or("rope_theta", theta)?;
-    #[expect(clippy::float_cmp, reason = "two spellings of one literal are equal to the bit")]
-    if outer != theta {
-        return Err(fields.range("rope_theta", format!("{theta} as in `rope_parameters`")));
+/// That of heads of `head_dim` channels.
+pub(super) fn rope(fields: Fields<'_>, default_theta: f64, head_dim: usize) -> Result<RopeSpec, ConfigFault> {
+    let mut tables = Vec::new();
+    for key in TABLES {
+        let Some(table) = fields.table(key)? else { continue };
+        if fields.get(key).and_then(Value::as_object).is_some_and(|object| object.values().any(Value::is_object)) {
+            return Err(fields.unsupported(key, "one rotary embedding for all layers".into()));
+        }
+        tables.push(table);
     }
-    Ok(theta)
+    let places = [&tables[..], &[fields]].concat();
+    let theta = agreed(&places, "rope_theta", |place| place.number("rope_theta"))?.unwrap_or(default_theta);
+    let original_key = "original_max_position_embeddings";
+    let original = agreed(&places, original_key, |place| place.count(original_key, MAX_POSITIONS))?;
+    let rotary_dim = rotary_dim(&places, head_dim)?;
+    let context = RopeContext { rotary_dim, max_positions: max_positions(fields)?, original };
+    let mut scalings = Vec::new();
+    for table in &tables {
+        scalings.push(scaling(*table, &context)?);
+    }
+    if let [first, second] = &scalings[..]
+        && first != second
+    {
+        return Err(fields.range(TABLES[1], format!("the same as `{}`", TABLES[0])));
+    }
+    let scaling = scalings.into_iter().next().unwrap_or(RopeScaling::Unscaled);
+    Ok(RopeSpec { theta, rotary_dim, scaling })
+}
+
+/// How many channels of a head are rotated: its first ones.
+fn rotary_dim(places: &[Fields<'_>], head_dim: usize) -> Result<usize, ConfigFault> {
+    const KEY: &str = "partial_rotary_factor";
+    let Some(factor) = agreed(places, KEY, |place| place.number(KEY))? else { return Ok(head_dim) };
+    // A share of a head, of which a broken channel is no channel.
+    let rotary_dim = (head_dim as f64 * factor) as usize;
+    if rotary_dim > head_dim || rotary_dim == 0 || !rotary_dim.is_multiple_of(2) {
+        let place = places.iter().find(|place| place.get(KEY).is_some()).unwrap_or(&places[0]);
+        return Err(place.range(KEY, format!("a share of `head_dim` = {head_dim} that is an even number of channels")));
+    }
+    Ok(rotary_dim)
+}
+
+/// What the places that have a key say, which must be the same.
+fn agreed<T: Copy + PartialEq + std::fmt::Display>(
+    places: &[Fields<'_>],
+    key: &'static str,
+    read: impl Fn(&Fields<'_>) -> Result<T, ConfigFault>,
+) -> Result<Option<T>, ConfigFault> {
+    let mut first: Option<(T, &Fields<'_>)> = None;
+    for place in places.iter().filter(|place| place.get(key).is_some()) {
+        let found = read(place)?;
+        match first {
+            Some((value, other)) if value != found => {
+                return Err(place.range(key, format!("{value} as in `{}`", other.named(key))));
+            }
+            Some(_) => {}
+            None => first = Some((found, place)),
+        }
+    }
+    Ok(first.map(|(value, _)| value))
 }

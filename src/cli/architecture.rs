@@ -1,0 +1,39 @@
+//! What a model is, in words: family, positions, windows, biases.
+
+use crate::model::{ModelConfig, RopeScaling, RopeSpec};
+
+/// On one line.
+pub(super) fn architecture(config: &ModelConfig) -> String {
+    let mut words = vec![config.model_type.to_owned()];
+    words.extend(config.rotations().into_iter().map(rotary));
+    let count = config.num_layers();
+    let without = config.layers.iter().filter(|layer| layer.attention.rope.is_none()).count();
+    if without > 0 {
+        words.push(format!("no positions in {without} of {count} layers"));
+    }
+    let windows: Vec<usize> = config.layers.iter().filter_map(|layer| layer.attention.rule.window).collect();
+    if let Some(widest) = windows.iter().max() {
+        words.push(format!("a window of {widest} in {} of {count} layers", windows.len()));
+    }
+    if config.layers[0].attention.has_qk_norm {
+        words.push("normalised queries and keys".to_owned());
+    }
+    let linears = config.layers[0].linears(config.hidden_size);
+    let biased: Vec<&str> = linears.iter().filter(|linear| linear.has_bias).map(|linear| linear.name()).collect();
+    if !biased.is_empty() {
+        words.push(format!("biases on {}", biased.join(" ")));
+    }
+    words.join(", ")
+}
+
+fn rotary(rope: &RopeSpec) -> String {
+    let kind = match &rope.scaling {
+        RopeScaling::Unscaled => String::new(),
+        RopeScaling::Linear { factor } => format!(" linear × {factor}"),
+        RopeScaling::Dynamic { factor, max_positions } => format!(" dynamic × {factor} beyond {max_positions} tokens"),
+        RopeScaling::Yarn(yarn) => format!(" yarn × {} over {} tokens", yarn.factor, yarn.original),
+        RopeScaling::Llama3(llama3) => format!(" llama3 × {} over {} tokens", llama3.factor, llama3.original),
+        RopeScaling::LongRope(longrope) => format!(" longrope beyond {} tokens", longrope.original),
+    };
+    format!("RoPE{kind} on {} channels of a head, theta {}", rope.rotary_dim, rope.theta)
+}

@@ -1,0 +1,22 @@
+//! Qwen3: heads of queries and keys are normalised, and are 128 wide unless `config.json` says otherwise; windows as Qwen2 has them.
+
+use super::family::{Biases, Family};
+use super::windows;
+use crate::model::fields::{ConfigFault, Fields};
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "qwen3",
+    architecture: "Qwen3ForCausalLM",
+    default_kv_heads: Some(32),
+    default_head_dim: Some(128),
+    has_qk_norm: true,
+    biases,
+    windows: windows::upper_layers,
+    ..Family::USUAL
+};
+
+/// `attention_bias` is one of all four projections; the MLP has none.
+fn biases(fields: Fields<'_>) -> Result<Biases, ConfigFault> {
+    let attention = fields.flag_or("attention_bias", false)?;
+    Ok(Biases { qkv: attention, output: attention, mlp: false })
+}

@@ -1,0 +1,126 @@
+//! The kinds of scaled rotary embeddings, by the names and keys that they have in `config.json`.
+
+use crate::model::fields::{ConfigFault, Fields, shown};
+use crate::model::spec::{Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};
+
+/// What a kind depends on beside its own table.
+pub(super) struct RopeContext {
+    /// Channels of a head that are rotated.
+    pub(super) rotary_dim: usize,
+    /// `max_position_embeddings`.
+    pub(super) max_positions: usize,
+    /// `original_max_position_embeddings`, wherever it stands.
+    pub(super) original: Option<usize>,
+}
+
+/// One kind.
+struct RopeKind {
+    /// What it is called; the first name is the usual one.
+    names: &'static [&'static str],
+    /// Its keys beside those of [`SHARED_KEYS`].
+    keys: &'static [&'static str],
+    read: fn(Fields<'_>, &RopeContext) -> Result<RopeScaling, ConfigFault>,
+}
+
+const KINDS: &[RopeKind] = &[
+    RopeKind { names: &["default"], keys: &[], read: |_, _| Ok(RopeScaling::Unscaled) },
+    RopeKind { names: &["linear"], keys: &["factor"], read: |table, _| Ok(RopeScaling::Linear { factor: factor(table)? }) },
+    RopeKind { names: &["dynamic"], keys: &["factor"], read: dynamic },
+    RopeKind {
+        names: &["yarn"],
+        // The last one says that a model was trained with this: nothing is computed with it.
+        keys: &["factor", "attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate", "finetuned"],
+        read: yarn,
+    },
+    RopeKind { names: &["llama3"], keys: &["factor", "low_freq_factor", "high_freq_factor"], read: llama3 },
+    RopeKind { names: &["longrope", "su"], keys: &["short_factor", "long_factor", "factor", "attention_factor"], read: longrope },
+];
+
+/// Keys that any table may have.
+const SHARED_KEYS: [&str; 5] = ["rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"];
+
+/// What a table asks for.
+pub(super) fn scaling(table: Fields<'_>, context: &RopeContext) -> Result<RopeScaling, ConfigFault> {
+    let kind = match (kind(table, "rope_type")?, kind(table, "type")?) {
+        (Some(kind), Some(other)) if kind.names != other.names => {
+            return Err(table.range("type", format!("`{}` as in `{}`", kind.names[0], table.named("rope_type"))));
+        }
+        (Some(kind), _) | (None, Some(kind)) => kind,
+        (None, None) => &KINDS[0],
+    };
+    table.only_keys(&[&SHARED_KEYS, kind.keys].concat())?;
+    (kind.read)(table, context)
+}
+
+fn kind(table: Fields<'_>, key: &'static str) -> Result<Option<&'static RopeKind>, ConfigFault> {
+    let Some(value) = table.get(key) else { return Ok(None) };
+    let found = KINDS.iter().find(|kind| value.as_str().is_some_and(|name| kind.names.contains(&name)));
+    let known = || KINDS.iter().map(|kind| kind.names[0]).collect();
+    let name = value.as_str().map_or_else(|| shown(value), str::to_owned);
+    found.map(Some).ok_or_else(|| ConfigFault::UnknownName { key: table.named(key), found: Some(name), known: known() })
+}
+
+/// By how much longer sequences are.
+fn factor(table: Fields<'_>) -> Result<f64, ConfigFault> {
+    let factor = table.number("factor")?;
+    if factor < 1.0 { Err(table.range("factor", "a number of at least 1".into())) } else { Ok(factor) }
+}
+
+fn dynamic(table: Fields<'_>, context: &RopeContext) -> Result<RopeScaling, ConfigFault> {
+    let &RopeContext { rotary_dim, max_positions, original } = context;
+    if original.is_some_and(|original| original != max_positions) {
+        let expected = format!("{max_positions} as `max_position_embeddings`, from where on the base grows");
+        return Err(ConfigFault::Unsupported {
+            key: "original_max_position_embeddings".into(),
+            found: original.unwrap_or_default().to_string(),
+            supported: expected,
+        });
+    }
+    if rotary_dim < 4 {
+        return Err(table.unsupported("rope_type", "another one for heads of two channels".into()));
+    }
+    Ok(RopeScaling::Dynamic { factor: factor(table)?, max_positions })
+}
+
+fn yarn(table: Fields<'_>, context: &RopeContext) -> Result<RopeScaling, ConfigFault> {
+    let factor = factor(table)?;
+    // YaRN, section 3.4: by how much attention is sharpened at a length that many times the original.
+    let mscale = |scale: f64| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
+    let by_default = if table.get("mscale").is_some() && table.get("mscale_all_dim").is_some() {
+        mscale(table.number("mscale")?) / mscale(table.number("mscale_all_dim")?)
+    } else {
+        mscale(1.0)
+    };
+    Ok(RopeScaling::Yarn(YarnScaling {
+        factor,
+        original: context.original.unwrap_or(context.max_positions),
+        beta_fast: table.number_or("beta_fast", 32.0)?,
+        beta_slow: table.number_or("beta_slow", 1.0)?,
+        truncates: table.flag_or("truncate", true)?,
+        attention_factor: table.number_or("attention_factor", by_default)?,
+    }))
+}
+
+fn llama3(table: Fields<'_>, context: &RopeContext) -> Result<RopeScaling, ConfigFault> {
+    let (low, high) = (table.number("low_freq_factor")?, table.number("high_freq_factor")?);
+    if high <= low {
+        return Err(table.range("high_freq_factor", format!("more than `low_freq_factor` = {low}")));
+    }
+    let missing = || ConfigFault::Missing { key: table.named("original_max_position_embeddings"), expected: "a whole number" };
+    let original = context.original.ok_or_else(missing)?;
+    Ok(RopeScaling::Llama3(Llama3Scaling { factor: factor(table)?, low, high, original }))
+}
+
+fn longrope(table: Fields<'_>, context: &RopeContext) -> Result<RopeScaling, ConfigFault> {
+    let pairs = context.rotary_dim / 2;
+    let original = context.original.unwrap_or(context.max_positions);
+    let ratio = table.number_or("factor", context.max_positions as f64 / original as f64)?;
+    // Section 3.3 of the paper.
+    let by_default = if ratio > 1.0 { (1.0 + ratio.ln() / (original as f64).ln()).sqrt() } else { 1.0 };
+    Ok(RopeScaling::LongRope(LongRopeScaling {
+        short: table.numbers("short_factor", pairs)?,
+        long: table.numbers("long_factor", pairs)?,
+        original,
+        attention_factor: table.number_or("attention_factor", by_default)?,
+    }))
+}

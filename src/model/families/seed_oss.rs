@@ -1,0 +1,23 @@
+//! Seed-OSS: biases on queries, keys and values unless `config.json` says otherwise; its dropout is switched off.
+
+use super::family::{Biases, Family};
+use crate::model::fields::{ConfigFault, Fields};
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "seed_oss",
+    architecture: "SeedOssForCausalLM",
+    default_kv_heads: Some(8),
+    default_head_dim: Some(128),
+    // Not built: a file must say 0, so that nobody expects what the family does by default.
+    dropouts: &[("attention_dropout", 0.1), ("residual_dropout", 0.1)],
+    biases,
+    ..Family::USUAL
+};
+
+fn biases(fields: Fields<'_>) -> Result<Biases, ConfigFault> {
+    Ok(Biases {
+        qkv: fields.flag_or("attention_bias", true)?,
+        output: fields.flag_or("attention_out_bias", false)?,
+        mlp: fields.flag_or("mlp_bias", false)?,
+    })
+}

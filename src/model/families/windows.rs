@@ -1,0 +1,26 @@
+//! Sliding windows as several families say them.
+
+use super::family::SlidingLayers;
+use crate::model::fields::{ConfigFault, Fields};
+
+/// The widest window: no position is larger.
+const MAX_WINDOW: usize = 1 << 31;
+
+/// `sliding_window`: a null is no window, where a missing key is the default.
+pub(super) fn width(fields: Fields<'_>, default: Option<usize>) -> Result<Option<usize>, ConfigFault> {
+    const KEY: &str = "sliding_window";
+    if fields.get(KEY).is_none() {
+        return Ok(default.filter(|_| !fields.is_null(KEY)));
+    }
+    fields.count(KEY, MAX_WINDOW).map(Some)
+}
+
+/// The upper layers slide, from `max_window_layers` on; both numbers mean nothing unless `use_sliding_window` is set.
+pub(super) fn upper_layers(fields: Fields<'_>, num_layers: usize) -> Result<SlidingLayers, ConfigFault> {
+    if !fields.flag_or("use_sliding_window", false)? {
+        return Ok(SlidingLayers::none(num_layers));
+    }
+    let Some(window) = width(fields, Some(4096))? else { return Ok(SlidingLayers::none(num_layers)) };
+    let first = fields.count_from_zero_or("max_window_layers", 28)?;
+    Ok(SlidingLayers { window: Some(window), slides: (0..num_layers).map(|layer| layer >= first).collect() })
+}

@@ -1,0 +1,282 @@
+//! How fast the pairs of channels of a rotary position embedding turn, and how that is changed for long sequences.
+
+use std::f64::consts::TAU;
+
+use tch::{Device, Kind, Tensor};
+
+use super::attention::accumulation_kind;
+
+/// A rotary position embedding (Su et al. 2021, arXiv 2104.09864) of the heads of a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeSpec {
+    /// The base of the frequencies.
+    pub theta: f64,
+    /// 2F: so many first channels of a head are turned, in pairs; the others stay as they are.
+    pub rotary_dim: usize,
+    /// How the frequencies are changed for sequences longer than those that the model was first trained on.
+    pub scaling: RopeScaling,
+}
+
+/// How the frequencies of a rotary position embedding are changed.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    Unscaled,
+    /// All are divided by a factor: positions are interpolated (Chen et al. 2023, arXiv 2306.15595).
+    Linear {
+        /// By which.
+        factor: f64,
+    },
+    /// The base grows with the length of a sequence ("dynamic NTK", as described in arXiv 2309.00071, section 3.3). Depends on the
+    /// length of the whole sequence.
+    Dynamic {
+        /// How steeply it grows.
+        factor: f64,
+        /// Tokens up to which nothing changes.
+        max_positions: usize,
+    },
+    /// Slow pairs are interpolated and fast ones are not (Peng et al. 2023, arXiv 2309.00071).
+    Yarn(YarnScaling),
+    /// The same by wavelength, as Llama 3.1 was published (arXiv 2407.21783).
+    Llama3(Llama3Scaling),
+    /// Each pair has a factor of its own, from one of two lists (Ding et al. 2024, arXiv 2402.13753). Depends on the length of the whole
+    /// sequence.
+    LongRope(LongRopeScaling),
+}
+
+/// The settings of YaRN.
+#[derive(Clone, Debug, PartialEq)]
+pub struct YarnScaling {
+    /// By which slow pairs are divided.
+    pub factor: f64,
+    /// Tokens of the sequences that the model was first trained on.
+    pub original: usize,
+    /// Pairs that turn more often than this over the original length are kept.
+    pub beta_fast: f64,
+    /// Pairs that turn less often than this are divided.
+    pub beta_slow: f64,
+    /// The border pairs are whole numbers.
+    pub truncates: bool,
+    /// Cosines and sines are multiplied by it.
+    pub attention_factor: f64,
+}
+
+/// The settings of Llama 3.1.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Llama3Scaling {
+    /// By which pairs of long wavelengths are divided.
+    pub factor: f64,
+    /// Wavelengths above the original length divided by this are long.
+    pub low: f64,
+    /// Wavelengths below the original length divided by this are kept.
+    pub high: f64,
+    /// Tokens of the sequences that the model was first trained on.
+    pub original: usize,
+}
+
+/// The settings of `LongRoPE`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRopeScaling {
+    /// F factors of sequences up to the original length.
+    pub short: Vec<f64>,
+    /// F factors of longer ones, from their first token on.
+    pub long: Vec<f64>,
+    /// Tokens of the sequences that the model was first trained on.
+    pub original: usize,
+    /// Cosines and sines are multiplied by it, at any length.
+    pub attention_factor: f64,
+}
+
+/// The frequencies of a rotary position embedding for the sequences of a batch.
+#[derive(Debug)]
+pub struct Frequencies {
+    /// Angles by which the pairs turn from one position to the next: `(B, F)`, or `(1, F)` where they do not depend on the length of a
+    /// sequence.
+    pub inverse_bf: Tensor,
+    /// Cosines and sines are multiplied by it.
+    pub attention_factor: f64,
+}
+
+impl Frequencies {
+    /// Those of the first sequences of the batch.
+    pub fn of_first(&self, sequences: i64) -> Self {
+        let inverse_bf = self.inverse_bf.narrow(0, 0, sequences.min(self.inverse_bf.size()[0]));
+        Self { inverse_bf, attention_factor: self.attention_factor }
+    }
+}
+
+impl RopeSpec {
+    /// Of all channels of a head, with nothing changed.
+    pub fn plain(theta: f64, head_dim: usize) -> Self {
+        Self { theta, rotary_dim: head_dim, scaling: RopeScaling::Unscaled }
+    }
+
+    /// Whether sequences of different lengths have different frequencies.
+    pub fn depends_on_length(&self) -> bool {
+        matches!(self.scaling, RopeScaling::Dynamic { .. } | RopeScaling::LongRope(_))
+    }
+
+    /// The frequencies for sequences of these lengths in tokens, in f32 (f64 for `kind` f64).
+    ///
+    /// The operations, and the dtype in which they are made, are those of the other programs that run such models: at position 100 000
+    /// one rounding of a frequency would already turn a vector by another 0.006.
+    ///
+    /// # Shapes
+    /// `(B, F)` for B lengths, or `(1, F)` where they do not matter.
+    pub fn frequencies(&self, lengths: &[usize], kind: Kind, device: Device) -> Frequencies {
+        let wide = (accumulation_kind(kind), device);
+        let inverse_bf = if self.depends_on_length() {
+            Tensor::stack(&lengths.iter().map(|&length| self.inverse(length, wide)).collect::<Vec<_>>(), 0)
+        } else {
+            self.inverse(0, wide).unsqueeze(0)
+        };
+        let attention_factor = match &self.scaling {
+            RopeScaling::Yarn(yarn) => yarn.attention_factor,
+            RopeScaling::LongRope(longrope) => longrope.attention_factor,
+            _ => 1.0,
+        };
+        Frequencies { inverse_bf, attention_factor }
+    }
+
+    /// The frequencies of a sequence of so many tokens `(F)`.
+    fn inverse(&self, length: usize, wide: (Kind, Device)) -> Tensor {
+        match &self.scaling {
+            RopeScaling::Unscaled => self.powers(self.theta, wide).reciprocal(),
+            RopeScaling::Linear { factor } => self.powers(self.theta, wide).reciprocal() / *factor,
+            RopeScaling::Dynamic { factor, max_positions } => {
+                self.powers(self.grown_base(*factor, (length, *max_positions), wide.0), wide).reciprocal()
+            }
+            RopeScaling::Yarn(yarn) => self.of_yarn(yarn, wide),
+            RopeScaling::Llama3(llama3) => llama3.changed(self.powers(self.theta, wide).reciprocal()),
+            RopeScaling::LongRope(longrope) => {
+                let factors = if length > longrope.original { &longrope.long } else { &longrope.short };
+                let factors = Tensor::from_slice(factors).to_kind(wide.0).to_device(wide.1);
+                (factors * self.powers(self.theta, wide)).reciprocal()
+            }
+        }
+    }
+
+    /// `base^(i/F)` for `i = 0 .. F`.
+    fn powers(&self, base: f64, (kind, device): (Kind, Device)) -> Tensor {
+        let width = self.rotary_dim as i64;
+        let exponent = Tensor::arange_start_step(0, width, 2, (Kind::Int64, device)).to_kind(kind) / width as f64;
+        Tensor::pow_scalar(base, &exponent)
+    }
+
+    /// The base of [`RopeScaling::Dynamic`] for a sequence, rounded where other programs round it.
+    fn grown_base(&self, factor: f64, (length, max_positions): (usize, usize), kind: Kind) -> f64 {
+        if length <= max_positions {
+            return self.theta;
+        }
+        let width = self.rotary_dim as f64;
+        // On the host, so that no device is waited for.
+        let length = Tensor::from(length as f64).to_kind(kind);
+        let stretched = length * factor / max_positions as f64 - (factor - 1.0);
+        (stretched.pow_tensor_scalar(width / (width - 2.0)) * self.theta).double_value(&[])
+    }
+
+    fn of_yarn(&self, yarn: &YarnScaling, wide: (Kind, Device)) -> Tensor {
+        let width = self.rotary_dim as f64;
+        // The pair that turns so often over the original length.
+        let pair = |turns: f64| width * (yarn.original as f64 / (turns * TAU)).ln() / (2.0 * self.theta.ln());
+        let (first, last) = (pair(yarn.beta_fast), pair(yarn.beta_slow));
+        let (first, last) = if yarn.truncates { (first.floor(), last.ceil()) } else { (first, last) };
+        let (first, last) = (first.max(0.0), last.min(width - 1.0));
+        // A ramp of no width is a step.
+        let rise = if last - first == 0.0 { 0.001 } else { last - first };
+        let ramp = ((Tensor::arange(self.rotary_dim as i64 / 2, wide) - first) / rise).clamp(0.0, 1.0);
+        let kept = 1.0 - ramp;
+        let powers = self.powers(self.theta, wide);
+        let (exact, divided) = (powers.reciprocal(), (powers * yarn.factor).reciprocal());
+        divided * (1.0 - &kept) + exact * kept
+    }
+}
+
+impl Llama3Scaling {
+    /// What becomes of plain frequencies `(F)`.
+    fn changed(&self, inverse_f: Tensor) -> Tensor {
+        let original = self.original as f64;
+        let wavelength = inverse_f.reciprocal() * TAU;
+        let smooth = (wavelength.reciprocal() * original - self.low) / (self.high - self.low);
+        let blended = (1.0 - &smooth) * &inverse_f / self.factor + &smooth * &inverse_f;
+        let is_long = wavelength.gt(original / self.low);
+        let is_short = wavelength.lt(original / self.high);
+        let divided = &inverse_f / self.factor;
+        inverse_f.where_self(&is_short, &divided.where_self(&is_long, &blended))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CPU: Device = Device::Cpu;
+
+    fn spec(scaling: RopeScaling) -> RopeSpec {
+        RopeSpec { scaling, ..RopeSpec::plain(1e4, 16) }
+    }
+
+    fn row(spec: &RopeSpec, length: usize) -> Vec<f64> {
+        Vec::try_from(spec.frequencies(&[length], Kind::Double, CPU).inverse_bf.get(0)).unwrap()
+    }
+
+    fn near(found: &[f64], expected: &[f64]) -> bool {
+        found.len() == expected.len() && found.iter().zip(expected).all(|(f, e)| (f / e - 1.0).abs() < 1e-13)
+    }
+
+    fn plain() -> Vec<f64> {
+        (0..8).map(|i| 1e4f64.powf(-f64::from(i) / 8.0)).collect()
+    }
+
+    #[test]
+    fn what_is_divided_is_divided_and_what_is_kept_is_kept() {
+        assert!(near(&row(&RopeSpec::plain(1e4, 16), 7), &plain()));
+        let linear: Vec<f64> = plain().iter().map(|f| f / 4.0).collect();
+        assert!(near(&row(&spec(RopeScaling::Linear { factor: 4.0 }), 7), &linear));
+        let llama3 = Llama3Scaling { factor: 8.0, low: 1.0, high: 4.0, original: 48 };
+        let found = row(&spec(RopeScaling::Llama3(llama3)), 7);
+        for (found, plain) in found.iter().zip(plain()) {
+            let wavelength = TAU / plain;
+            let share = ((48.0 / wavelength - 1.0) / 3.0).clamp(0.0, 1.0);
+            assert!((found / (share * plain + (1.0 - share) * plain / 8.0) - 1.0).abs() < 1e-13);
+        }
+    }
+
+    #[test]
+    fn yarn_divides_slow_pairs_and_keeps_fast_ones() {
+        let yarn =
+            YarnScaling { factor: 4.0, original: 256, beta_fast: 32.0, beta_slow: 1.0, truncates: true, attention_factor: 1.1 };
+        let found = row(&spec(RopeScaling::Yarn(yarn.clone())), 7);
+        // 32 turns over 256 tokens are made by pair 0.2, and 1 turn by pair 3.2.
+        for (i, (found, plain)) in found.iter().zip(plain()).enumerate() {
+            let divided = (i as f64 / 4.0).min(1.0);
+            assert!((found / (plain * (1.0 - divided) + plain / 4.0 * divided) - 1.0).abs() < 1e-13, "{i}");
+        }
+        let step = YarnScaling { beta_fast: 4.0, beta_slow: 4.0, truncates: false, ..yarn };
+        let found = row(&spec(RopeScaling::Yarn(step)), 7);
+        assert!(
+            near(&found[..3], &plain()[..3])
+                && near(&found[3..], &plain().split_off(3).iter().map(|f| f / 4.0).collect::<Vec<_>>())
+        );
+    }
+
+    #[test]
+    fn those_that_depend_on_the_length_have_a_row_for_each_sequence() {
+        let dynamic = spec(RopeScaling::Dynamic { factor: 2.0, max_positions: 32 });
+        assert!(near(&row(&dynamic, 32), &plain()));
+        let base = 1e4 * (2.0f64 * 96.0 / 32.0 - 1.0).powf(16.0 / 14.0);
+        let grown: Vec<f64> = (0..8).map(|i| base.powf(-f64::from(i) / 8.0)).collect();
+        assert!(near(&row(&dynamic, 96), &grown));
+        let (short, long) = (vec![1.0; 8], vec![2.0; 8]);
+        let longrope = LongRopeScaling { short, long, original: 32, attention_factor: 1.2 };
+        let longrope = spec(RopeScaling::LongRope(longrope));
+        assert!(near(&row(&longrope, 32), &plain()));
+        assert!(near(&row(&longrope, 33), &plain().iter().map(|f| f / 2.0).collect::<Vec<_>>()));
+        for spec in [dynamic, longrope] {
+            let both = spec.frequencies(&[20, 96], Kind::Float, CPU).inverse_bf;
+            for (i, length) in [20, 96].into_iter().enumerate() {
+                assert!(both.get(i as i64).equal(&spec.frequencies(&[length], Kind::Float, CPU).inverse_bf.get(0)));
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Model families as another program computed them: logits, loss and gradients, through plain attention and through the engine.
+
+use kvtune::data::{Batch, Sequence, Targets};
+use kvtune::engine::{Engine, MicroBatchContext, Settings, Silent};
+use kvtune::head::NextToken;
+use kvtune::model::{Adapter, Model, ModelConfig};
+use kvtune::recipe::Dtype;
+use serde_json::{Value, json};
+use tch::{Device, Kind, Tensor, no_grad};
+
+use super::dense::{Golden, assert_family, fixture, furthest, logits};
+use super::fixture;
+use crate::support::case::{Case, PLAIN};
+use crate::support::recipes;
+
+/// The names of a case's numbers and of its model, and the windows of its layers.
+struct FamilyCase {
+    numbers: &'static str,
+    model: &'static str,
+    windows: &'static [Option<usize>],
+}
+
+const fn case(name: &'static str) -> FamilyCase {
+    FamilyCase { numbers: name, model: name, windows: &[None; 2] }
+}
+
+const CASES: &[FamilyCase] = &[
+    case("llama2"),
+    case("llama31"),
+    case("llama-linear"),
+    case("llama-dynamic"),
+    FamilyCase { numbers: "llama-dynamic-short", ..case("llama-dynamic") },
+    FamilyCase { windows: &[Some(24); 2], ..case("mistral") },
+    FamilyCase { windows: &[None, Some(24), Some(24)], ..case("qwen2-swa") },
+    case("qwen2-yarn"),
+    case("seed-oss"),
+    FamilyCase { windows: &[None; 3], ..case("smollm3") },
+];
+
+/// The model without its adapter.
+fn base(name: &str) -> Model {
+    Model::load(&fixture(&format!("families/model-{name}")), Dtype::F32, Device::Cpu).unwrap()
+}
+
+fn adapted(name: &str) -> Model {
+    let base = base(name);
+    let adapter = fixture(&format!("families/adapter-{name}"));
+    let adapter = Adapter::load_peft(&adapter, base.config(), base.kind(), Device::Cpu).unwrap();
+    base.with_adapter(adapter)
+}
+
+/// The greatest relative difference of frequencies, and that of the factor.
+fn assert_frequencies(model: &ModelConfig, length: usize, (inverse_f, attention_factor): (&Tensor, f64)) {
+    let rotations = model.rotations();
+    let [rope] = rotations[..] else { panic!("{rotations:?}") };
+    let found = rope.frequencies(&[length], Kind::Float, Device::Cpu);
+    let error = f64::try_from(((found.inverse_bf.get(0) - inverse_f) / inverse_f).abs().max()).unwrap();
+    println!("frequencies {error:.1e}");
+    assert!(error <= 1e-6, "{rope:?}: {error:e}");
+    assert!((found.attention_factor / attention_factor - 1.0).abs() <= 1e-6, "{}", found.attention_factor);
+}
+
+#[test]
+fn through_plain_attention() {
+    for case in CASES {
+        let (golden, base) = (Golden::of_family(case.numbers), base(case.model));
+        let windows: Vec<_> = base.config().layers.iter().map(|layer| layer.attention.rule.window).collect();
+        assert_eq!(windows, case.windows);
+        if golden.file.names().iter().any(|name| *name == "rope.inv_freq") {
+            let factor = f64::try_from(golden.get("rope.attention_factor").get(0)).unwrap();
+            assert_frequencies(base.config(), golden.ids_bn.size()[1] as usize, (&golden.get("rope.inv_freq"), factor));
+        }
+        let of_base = no_grad(|| golden.furthest_logits(&logits(&base, &golden.ids_bn.narrow(0, 0, 1)), "logits_base"));
+        assert!(of_base <= 1e-4, "{}: {of_base:e}", case.numbers);
+        let [of_logits, of_loss, of_gradients] = assert_family(&adapted(case.model), &golden);
+        let name = case.numbers;
+        println!("{name}: base {of_base:.1e}, logits {of_logits:.1e}, loss {of_loss:.1e}, gradients {of_gradients:.1e}");
+    }
+}
+
+fn sequence(golden: &Golden, row: i64) -> Sequence {
+    let of = |x: &Tensor| Vec::<i64>::try_from(x.get(row)).unwrap();
+    let inputs = of(&golden.ids_bn).into_iter().map(|id| id as u32).collect();
+    Sequence { sample: row as u64, inputs, targets: Targets::NextToken(of(&golden.targets_bn)), initial: None }
+}
+
+/// With a cache that holds all.
+fn engine(model: &Model, chunk: usize) -> Engine {
+    let (kv, grad) = recipes(&Case { policy: "dense", cache: &[96], chunk, ..PLAIN });
+    Engine::new(Settings::new(model.config(), &kv, &grad).unwrap(), Box::new(NextToken))
+}
+
+#[test]
+fn through_the_engine_in_chunks_of_any_size() {
+    for case in CASES {
+        let (golden, model, name) = (Golden::of_family(case.numbers), adapted(case.model), case.numbers);
+        let batch = Batch { sequences: vec![sequence(&golden, 0), sequence(&golden, 1)] };
+        let targets = golden.targets_bn.numel() as f64;
+        let mut worst = [0.0f64; 3];
+        for chunk in [1, 7, 24, 96] {
+            let engine = engine(&model, chunk);
+            let of_logits = golden.furthest_logits(&fixture::logits(&engine, &model, &batch).0, "logits_lora");
+            let context = MicroBatchContext { weight: 1.0 / targets, dropout: None, chunk_sizes: None };
+            let made = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
+            let loss = made.losses.iter().map(|loss| loss.loss_sum).sum::<f64>() / targets;
+            let of_loss = (loss - f64::try_from(golden.get("loss")).unwrap()).abs();
+            let error = |(name, found): (&String, &Tensor)| {
+                let expected = golden.get(&format!("grad.{name}"));
+                f64::try_from((found - &expected).norm() / expected.norm()).unwrap()
+            };
+            let of_gradients = made.gradients.iter().map(error).fold(0.0, f64::max);
+            let errors = [of_logits, of_loss, of_gradients];
+            assert!(of_logits <= 1e-4 && of_loss <= 1e-5 && of_gradients <= 1e-4, "{name}, chunks of {chunk}: {errors:?}");
+            worst.iter_mut().zip(errors).for_each(|(worst, error)| *worst = worst.max(error));
+        }
+        println!("{name}: logits {:.1e}, loss {:.1e}, gradients {:.1e}", worst[0], worst[1], worst[2]);
+    }
+}
+
+/// The other program ran them one by one: with a rotation that depends on the length, neither changes beside the other.
+#[test]
+fn a_long_sequence_and_a_short_one_in_one_batch() {
+    let (long, short) = (Golden::of_family("llama-dynamic"), Golden::of_family("llama-dynamic-short"));
+    let model = adapted("llama-dynamic");
+    for chunk in [1, 7, 40] {
+        let batch = Batch { sequences: vec![sequence(&long, 0), sequence(&short, 0)] };
+        let (logits, _) = fixture::logits(&engine(&model, chunk), &model, &batch);
+        assert!(long.furthest_logits(&logits, "logits_lora") <= 1e-4);
+        let of_short = logits.narrow(0, 1, 1).narrow(1, 0, short.ids_bn.size()[1]);
+        assert!(short.furthest_logits(&of_short, "logits_lora") <= 1e-4);
+        assert!(
+            furthest(&of_short, &logits.narrow(0, 0, 1).narrow(1, 0, of_short.size()[1])) > 0.1,
+            "the same tokens, turned otherwise"
+        );
+    }
+}
+
+/// Of families with heads of 16 channels (or as said), in keys that a Llama may have, too.
+#[test]
+fn frequencies_of_further_kinds() {
+    let phi3 = json!({"max_position_embeddings": 128, "original_max_position_embeddings": 32, "rope_theta": 10000.0, "rope_scaling": {
+        "type": "longrope", "long_factor": [1.1, 1.7, 3.5, 6.5, 10.7, 16.1], "short_factor": [1.0, 1.02, 1.08, 1.18, 1.32, 1.5],
+        "partial_rotary_factor": 0.75,
+    }});
+    let yarn = |max_positions: usize, more: Value| {
+        let mut rope = json!({"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 32});
+        rope.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({"max_position_embeddings": max_positions, "rope_parameters": rope})
+    };
+    let mut wide = yarn(512, json!({"factor": 16.0, "mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 1e6}));
+    wide["head_dim"] = json!(24);
+    let cases: [(Value, usize, f64, &[f32]); 6] = [
+        (phi3.clone(), 96, 1.183_216, &[0.909_090_9, 0.126_731_44, 0.013_261_68, 0.001_538_461_5, 0.000_201_349, 2.882_974_7e-5]),
+        (phi3, 32, 1.183_216, &[1.0, 0.211_219_09, 0.042_977_668, 0.008_474_577, 0.001_632_147_1, 0.000_309_439_32]),
+        (
+            yarn(256, json!({"factor": 8.0, "rope_theta": 150_000.0, "truncate": false})),
+            96,
+            1.207_944_2,
+            &[1.0, 0.044_905_394, 0.006_351_659, 0.001_431_778_3, 0.000_322_748_62, 7.275_335e-5, 1.639_991_4e-5, 3.696_835_9e-6],
+        ),
+        (
+            wide,
+            96,
+            1.0,
+            &[
+                1.0,
+                0.167_996,
+                0.006_25,
+                0.001_976_423_7,
+                0.000_624_999_93,
+                0.000_197_642_38,
+                6.25e-5,
+                1.976_424e-5,
+                6.249_998e-6,
+                1.976_423_4e-6,
+                6.250_002e-7,
+                1.976_423_1e-7,
+            ],
+        ),
+        (
+            yarn(128, json!({"factor": 4.0, "rope_theta": 10000.0, "attention_factor": 1.138_629_436_111_989})),
+            96,
+            1.138_629_4,
+            &[1.0, 0.197_642_36, 0.025, 0.007_905_695, 0.002_5, 0.000_790_569_47, 0.000_25, 7.905_694_7e-5],
+        ),
+        (
+            json!({"max_position_embeddings": 4096, "partial_rotary_factor": 0.5, "rope_parameters": {"rope_theta": 1e6}}),
+            96,
+            1.0,
+            &[1.0, 0.031_622_78, 0.001, 3.162_277_4e-5],
+        ),
+    ];
+    for (keys, length, attention_factor, inverse_f) in cases {
+        let mut object = json!({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "intermediate_size": 8, "vocab_size": 8});
+        object.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        let config = ModelConfig::from_object(object.as_object().unwrap()).unwrap();
+        assert_frequencies(&config, length, (&Tensor::from_slice(inverse_f), attention_factor));
+    }
+}

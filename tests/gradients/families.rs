@@ -1,0 +1,69 @@
+//! The crown, over families: their norms, biases and windows, and every kind of rotary embedding.
+
+use kvtune::engine::Silent;
+
+use super::{KINDS, whole};
+use crate::support::case::{Case, PLAIN, Width, prove};
+use crate::support::{batch, context, engine, model, single};
+
+const BIASED_LLAMA: &str = r#"{"model_type": "llama", "attention_bias": true, "mlp_bias": true}"#;
+const LLAMA_31: &str = r#"{"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 24}}"#;
+const LINEAR: &str = r#"{"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 4.0}}"#;
+const PARTIAL: &str = r#"{"model_type": "llama", "partial_rotary_factor": 0.5}"#;
+/// Of the three sequences two are stretched, each by its own length.
+const DYNAMIC: &str =
+    r#"{"model_type": "llama", "max_position_embeddings": 20, "rope_scaling": {"type": "dynamic", "factor": 2.0}}"#;
+/// Of the three sequences two have the long list.
+const LONGROPE: &str = r#"{"model_type": "llama", "max_position_embeddings": 80, "rope_scaling": {"type": "longrope",
+    "original_max_position_embeddings": 20, "short_factor": [1, 1.1, 1.2, 1.3], "long_factor": [1.2, 2, 4, 6]}}"#;
+const YARN: &str = r#"{"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}"#;
+const QWEN3: &str = r#"{"model_type": "qwen3"}"#;
+const MISTRAL: &str = r#"{"model_type": "mistral"}"#;
+const SMOLLM3: &str = r#"{"model_type": "smollm3", "no_rope_layers": [1, 0, 1]}"#;
+const SEED_OSS: &str = r#"{"model_type": "seed_oss", "attention_dropout": 0.0, "residual_dropout": 0.0}"#;
+
+const FAMILIES: [(&str, &str); 11] = [
+    ("llama with biases", BIASED_LLAMA),
+    ("llama 3.1", LLAMA_31),
+    ("linear", LINEAR),
+    ("the first channels", PARTIAL),
+    ("dynamic", DYNAMIC),
+    ("longrope", LONGROPE),
+    ("yarn", YARN),
+    ("qwen3", QWEN3),
+    ("mistral", MISTRAL),
+    ("smollm3", SMOLLM3),
+    ("seed_oss", SEED_OSS),
+];
+
+#[test]
+fn every_family_with_every_kind_of_policy() {
+    let of = |(name, config): (&'static str, &'static str)| {
+        let sliding_layers: &[usize] = if config == MISTRAL { &[0, 1, 2] } else { &[] };
+        KINDS.map(|case| Case { name, config, sliding_layers, ..case })
+    };
+    let cases: Vec<Case> = FAMILIES.into_iter().flat_map(of).collect();
+    let two_layers = |case: &Case| Case { layers_per_cell: 2, width: Width::Chunks(1), chunk: 3, ..*case };
+    let tiled: Vec<Case> =
+        cases.iter().enumerate().map(|(i, case)| if i % 2 == 0 { whole(case) } else { two_layers(case) }).collect();
+    prove("families", &[cases, tiled].concat());
+}
+
+/// The length that a rotation depends on is a sequence's own, not that of its batch, nor of a chunk.
+#[test]
+fn a_sequence_beside_longer_ones_is_what_it_is_alone() {
+    for (name, config) in [("dynamic", DYNAMIC), ("longrope", LONGROPE)] {
+        // What stays of a sequence depends on it alone.
+        let case = Case { name, config, policy: "lastrec", ..PLAIN };
+        let model = model(&case);
+        let engine = engine(&case, &model);
+        let together = engine.losses(&model, &batch(&case), &mut Silent).unwrap();
+        for (i, together) in together.iter().enumerate() {
+            let alone = engine.losses(&model, &single(&case, i), &mut Silent).unwrap();
+            assert!((together.loss_sum - alone[0].loss_sum).abs() < 1e-11, "{name}, sequence {i}");
+        }
+        let gradients = engine.gradients(&model, &batch(&case), context(&case), &mut Silent).unwrap();
+        assert!(gradients.losses.iter().zip(&together).all(|(a, b)| (a.loss_sum - b.loss_sum).abs() < 1e-11), "{name}");
+    }
+}
