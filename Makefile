@@ -34,7 +34,7 @@ test: setup
 ## make demo    train, stop, resume, evaluate and verify a small model on documents found on this machine
 # The binary of the tests: libtorch does the arithmetic, so an optimised one is hardly faster, and this one is built once.
 demo: setup
-	$(CARGO) build --locked
+	$(CARGO) build --locked --bin kvtune --example demo-data
 	@sh .cargo/demo.sh
 
 ## make device-test   what needs a GPU, as one table and one archive (docs/guides/on-a-gpu.md)

@@ -34,11 +34,11 @@ evaluate() {
 rm -rf "$demo"
 mkdir -p "$demo"
 
-step 'documents: licences, manual pages and library documentation, with questions whose answers stand far away'
-"$kvtune" make-demo-data --out "$demo" --train-samples 12 --validation-samples 4
+step 'documents: plain texts that are on this machine, with questions whose answers stand far away'
+"${DEMO_DATA:-${CARGO_TARGET_DIR:-target}/debug/examples/demo-data}" --out "$demo"
 
 step 'model: a few million random weights, and a tokenizer trained on the same texts'
-"$kvtune" init-model --config data/demo-config.json --tokenizer-from "$demo"/corpus/*.txt --out "$demo/model" --seed 1
+"$kvtune" init-model --config data/demo-config.json --tokenizer-from "$demo/corpus.txt" --out "$demo/model" --seed 1
 "$kvtune" check --recipe "$recipe"
 
 step 'before training, on held-out documents'

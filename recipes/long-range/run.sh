@@ -3,6 +3,7 @@
 # dense cache and with each policy in the loop, on the same samples for as many steps, and evaluated under each policy. Prints a line
 # of accuracies for each, tab-separated; `summary.sh` makes a table of them.
 #
+#   cargo build --bin kvtune --example long-range-data
 #   KVTUNE=target/release/kvtune JOBS=2 SEEDS="1 2 3" LENGTHS="128 64" sh recipes/long-range/run.sh > lines.tsv
 #   sh recipes/long-range/summary.sh < lines.tsv
 #
@@ -11,6 +12,7 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 work=$here/../../data/long-range
 kvtune="${KVTUNE:-$here/../../target/debug/kvtune} --threads 1"
+maker=${MAKER:-$here/../../target/debug/examples/long-range-data}
 seeds=${SEEDS:-1 2 3}
 lengths=${LENGTHS:-64 128}
 policies=${POLICIES:-keydiff h2o h2o-scored expected-attention snapkv lastrec}
@@ -68,7 +70,7 @@ mkdir -p "$work/runs" "$work/lines"
 data() {
     name=$1
     shift
-    [ -d "$work/$name" ] || $kvtune make-long-range-data --out "$work/$name" "$@" >&2
+    [ -d "$work/$name" ] || "$maker" --out "$work/$name" "$@" >&2
 }
 base() {
     out=$work/$1 from=$work/$2 samples=$work/$3/train.jsonl

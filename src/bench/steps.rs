@@ -61,7 +61,7 @@ impl Bench {
         let (recipe, planned) = train::settled(recipe, &config, &batch, machine)?;
         let engine = train::engine(&recipe, &config, None, None)?;
         let engine = RetryingEngine::of_recipe(engine, &recipe, None);
-        let trained = TrainedPart::of(recipe.lora.as_ref()).map_err(TrainError::from)?;
+        let trained = TrainedPart::of(&config, recipe.lora.as_ref()).map_err(TrainError::from)?;
         // A device's allocator is asked for its peak in any case.
         let mut profiler = if size.profiles_memory || device != Device::Cpu { Profiler::start(device) } else { None };
         let model = model(&recipe, device, draws_weights)?;

@@ -4,13 +4,11 @@ mod architecture;
 mod bench;
 mod check;
 mod counts;
-mod demo_data;
 mod device;
 mod doctor;
 mod evaluate;
 mod finetune;
 mod init_model;
-mod long_range_data;
 mod panics;
 mod plan;
 mod process;
@@ -61,10 +59,6 @@ enum Verb {
     Doctor(doctor::Doctor),
     /// Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations.
     InitModel(init_model::InitModel),
-    /// Make long documents with questions from texts that are on this machine.
-    MakeDemoData(demo_data::MakeDemoData),
-    /// Make three long-range tasks in a language of 512 words.
-    MakeLongRangeData(long_range_data::MakeLongRangeData),
 }
 
 fn run(arguments: &Arguments) -> Result<Ending, Error> {
@@ -80,7 +74,5 @@ fn run(arguments: &Arguments) -> Result<Ending, Error> {
         Verb::Bench(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Doctor(verb) => verb.run(arguments.device, arguments.threads).map(|()| Ending::Done),
         Verb::InitModel(verb) => verb.run().map(|()| Ending::Done),
-        Verb::MakeDemoData(verb) => verb.run().map(|()| Ending::Done),
-        Verb::MakeLongRangeData(verb) => verb.run().map(|()| Ending::Done),
     }
 }

@@ -24,14 +24,6 @@ pub enum DataError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// A folder could not be made.
-    #[error("cannot make `{}`", path.display())]
-    Write {
-        /// The folder.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
     /// A data file without a single sample.
     #[error("`{}` holds no samples, expected at least 1", path.display())]
     Empty {
@@ -196,24 +188,6 @@ pub enum DataError {
         /// The size that could be reached, or the smallest that is possible.
         found: usize,
     },
-    /// Too little text on this machine to make the demo's data from.
-    #[error("the documents on this machine hold {found} characters, expected at least {expected}")]
-    TooLittleText {
-        /// Characters needed.
-        expected: usize,
-        /// Characters found.
-        found: usize,
-    },
-    /// Options that contradict each other.
-    #[error("{what}: expected {expected}, found {found}")]
-    Options {
-        /// The option.
-        what: &'static str,
-        /// What is allowed.
-        expected: String,
-        /// What was given.
-        found: String,
-    },
 }
 
 impl DataError {
@@ -227,7 +201,7 @@ impl DataError {
 impl Failure for DataError {
     fn hint(&self) -> Option<String> {
         let hint = match self {
-            Self::Files(_) | Self::Write { .. } => "check that the folder exists, is writable and has space left",
+            Self::Files(_) => "check that the folder exists, is writable and has space left",
             Self::Read { .. } => "check the path; paths in a recipe are relative to the recipe's folder",
             Self::Empty { .. } => "put at least one sample into the file, or name another file",
             Self::NothingFits { .. } => {
@@ -261,8 +235,6 @@ impl Failure for DataError {
                 "the file changed while it was in use, or its `.lengths.json` is stale: start again without it"
             }
             Self::Vocabulary { .. } => "give more text, or ask for a smaller vocabulary (at least 260)",
-            Self::TooLittleText { .. } => "ask for fewer or shorter samples, or install documents (on Debian: `man-db manpages`)",
-            Self::Options { .. } => "correct the option",
         };
         Some(hint.to_owned())
     }
@@ -270,8 +242,6 @@ impl Failure for DataError {
     fn exit(&self) -> Exit {
         match self {
             Self::Files(e) => e.exit(),
-            Self::Options { .. } => Exit::Usage,
-            Self::Write { .. } => Exit::Failed,
             _ => Exit::Data,
         }
     }

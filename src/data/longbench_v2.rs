@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::error::DataError;
 use super::example::{Content, Example, Task};
@@ -22,36 +22,6 @@ const FORMAT_LINE: &str = "Format your response as follows: \"The correct answer
 
 /// The beginning of the answer; ends in a blank, so that the letter is a token of its own.
 const OPENING: &str = "The correct answer is ";
-
-/// One record with all of the upstream fields, as it is written.
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
-pub(super) struct Record {
-    #[serde(rename = "_id")]
-    pub(super) id: String,
-    pub(super) domain: String,
-    pub(super) sub_domain: String,
-    pub(super) difficulty: String,
-    pub(super) length: String,
-    pub(super) question: String,
-    #[serde(rename = "choice_A")]
-    pub(super) choice_a: String,
-    #[serde(rename = "choice_B")]
-    pub(super) choice_b: String,
-    #[serde(rename = "choice_C")]
-    pub(super) choice_c: String,
-    #[serde(rename = "choice_D")]
-    pub(super) choice_d: String,
-    pub(super) answer: String,
-    pub(super) context: String,
-}
-
-impl Record {
-    /// The prompt that asks for an answer in words.
-    pub(super) fn prompt(&self) -> String {
-        let [a, b, c, d] = [&self.choice_a, &self.choice_b, &self.choice_c, &self.choice_d].map(String::as_str);
-        prompt([&self.context, &self.question, a, b, c, d], false)
-    }
-}
 
 /// What is read of a record, in the order of [`FIELDS`].
 #[derive(Deserialize)]
@@ -156,6 +126,7 @@ mod tests {
 
     use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
     use parquet::arrow::ArrowWriter;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::data::Targets;
@@ -163,25 +134,20 @@ mod tests {
     use crate::recipe::DataFormat::LongBenchV2;
     use crate::recipe::{HeadRecipe, Labels};
 
-    fn record(answer: &str) -> Record {
-        let text = str::to_owned;
-        Record {
-            id: text("0"),
-            domain: text("D"),
-            sub_domain: text("S"),
-            difficulty: text("easy"),
-            length: text("short"),
-            question: text(" Which one?\n"),
-            choice_a: text("one "),
-            choice_b: text("two"),
-            choice_c: text("three"),
-            choice_d: text("four"),
-            answer: text(answer),
-            context: text("\nA long text.\n\n"),
-        }
+    fn record(answer: &str) -> Value {
+        json!({
+            "_id": "0",
+            "context": "\nA long text.\n\n",
+            "question": " Which one?\n",
+            "choice_A": "one ",
+            "choice_B": "two",
+            "choice_C": "three",
+            "choice_D": "four",
+            "answer": answer,
+        })
     }
 
-    fn json(records: &[Record]) -> Vec<u8> {
+    fn json(records: &[Value]) -> Vec<u8> {
         serde_json::to_vec(records).unwrap()
     }
 
@@ -194,9 +160,8 @@ mod tests {
 
     fn columns(answers: &[Option<&str>]) -> Vec<(&'static str, ArrayRef)> {
         let record = record("");
-        let texts = [record.context, record.question, record.choice_a, record.choice_b, record.choice_c, record.choice_d];
-        let column = |text: &String| Arc::new(StringArray::from(vec![text.as_str(); answers.len()])) as ArrayRef;
-        let mut columns: Vec<_> = FIELDS.into_iter().zip(texts.iter().map(column)).collect();
+        let column = |field| Arc::new(StringArray::from(vec![record[field].as_str().unwrap(); answers.len()])) as ArrayRef;
+        let mut columns: Vec<_> = FIELDS[..6].iter().map(|&field| (field, column(field))).collect();
         columns.push(("answer", Arc::new(StringArray::from(answers.to_vec()))));
         columns.push(("_id", Arc::new(Int64Array::from(vec![7; answers.len()]))));
         columns

@@ -8,7 +8,7 @@ use super::session::Session;
 use super::{ChunkPlan, MicroBatchContext};
 use crate::cache::ReplayLog;
 use crate::data::Batch;
-use crate::model::DropoutContext;
+use crate::model::{DropoutContext, Model};
 use crate::native::cuda::upload;
 use crate::ops::frequencies::Frequencies;
 use crate::store::HostTensor;

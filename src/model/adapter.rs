@@ -61,7 +61,7 @@ impl Adapter {
         targets: &[LoraTarget],
         mut matrices: impl FnMut(&LoraTarget) -> Result<[Tensor; 2], ModelError>,
     ) -> Result<Self, ModelError> {
-        let names = names_of(targeted(config, &settings.target_modules)?.iter());
+        let names = names_of(meant(config, &settings.target_modules)?.iter());
         check_numbers(config, &settings, names.is_empty(), targets)?;
         let delta = |target: &LoraTarget| {
             let LoraTarget { linear, scale, .. } = target;
@@ -121,7 +121,7 @@ impl Adapter {
 
     /// Whether a recipe's targets are this adapter's, in a model.
     pub fn has_targets(&self, config: &ModelConfig, modules: &TargetModules) -> Result<bool, ModelError> {
-        Ok(names_of(targeted(config, &peft_targets(modules))?.iter()) == self.targets())
+        Ok(names_of(targeted(config, modules)?.iter()) == self.targets())
     }
 
     /// All matrices with their names in PEFT's files, by layer from the bottom; the tensors are the leaves themselves.
@@ -167,12 +167,17 @@ pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec
     let excludes = |linear: &ModelLinear| settings.exclude_modules.as_ref().is_some_and(|all| all.contains(&linear.name));
     let target =
         |linear: ModelLinear| LoraTarget { r: settings.rank_of(&linear.name), scale: settings.scale_of(&linear.name), linear };
-    let linears = targeted(config, &settings.target_modules)?.into_iter();
+    let linears = meant(config, &settings.target_modules)?.into_iter();
     Ok(linears.filter(|linear| !excludes(linear)).map(target).collect())
 }
 
+/// The linears that a recipe means, bottom to top.
+pub fn targeted(config: &ModelConfig, modules: &TargetModules) -> Result<Vec<ModelLinear>, ModelError> {
+    meant(config, &peft_targets(modules))
+}
+
 /// The linears that a list of names means, those that are excluded among them.
-fn targeted(config: &ModelConfig, targets: &PeftTargets) -> Result<Vec<ModelLinear>, ModelError> {
+fn meant(config: &ModelConfig, targets: &PeftTargets) -> Result<Vec<ModelLinear>, ModelError> {
     let mut linears = config.linears();
     let PeftTargets::Names(names) = targets else { return Ok(linears) };
     let is_meant = |linear: &ModelLinear, name: &String| is_named(&linear.spec.path, name);

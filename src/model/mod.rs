@@ -33,7 +33,7 @@ mod simulated;
 mod spec;
 mod weights;
 
-pub use adapter::Adapter;
+pub use adapter::{Adapter, targeted};
 pub use attend::{Attend, AttendError, Qkv, Routed};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::{Model, kind_of};

@@ -1,6 +1,6 @@
 //! The linears of a layer by what they do in it: which tensors they keep, and which of them share an input.
 
-use crate::model::{LayerSpec, ModelError};
+use crate::model::{LayerSpec, ModelConfig, ModelError, targeted};
 use crate::recipe::TargetModules;
 
 /// A linear of a decoder layer.
@@ -39,10 +39,6 @@ impl Projection {
         }
     }
 
-    fn name(self) -> &'static str {
-        self.path().rsplit_once('.').map_or(self.path(), |(_, name)| name)
-    }
-
     /// `[out, in]` in a layer on a residual stream of width `hidden`; nothing where the layer has no such linear.
     pub(super) fn shape(self, spec: &LayerSpec, hidden: usize) -> [usize; 2] {
         let linears = spec.linears(hidden);
@@ -50,13 +46,9 @@ impl Projection {
     }
 
     /// The linears that a recipe means.
-    pub(super) fn targets(modules: &TargetModules) -> Result<Vec<Self>, ModelError> {
-        let TargetModules::Names(names) = modules else { return Ok(Self::ALL.into()) };
-        let is_named = |projection: Self, name: &String| projection.name() == name || projection.path() == name;
-        if let Some(name) = names.iter().find(|name| !Self::ALL.into_iter().any(|projection| is_named(projection, name))) {
-            let known = Self::ALL.map(|projection| format!("`{}`", projection.name())).join(", ");
-            return Err(ModelError::UnknownTarget { name: name.clone(), known });
-        }
-        Ok(Self::ALL.into_iter().filter(|&projection| names.iter().any(|name| is_named(projection, name))).collect())
+    pub(super) fn targets(config: &ModelConfig, modules: &TargetModules) -> Result<Vec<Self>, ModelError> {
+        let linears = targeted(config, modules)?;
+        let is_meant = |projection: &Self| linears.iter().any(|linear| linear.spec.path == projection.path());
+        Ok(Self::ALL.into_iter().filter(is_meant).collect())
     }
 }

@@ -26,10 +26,11 @@ pub enum TrainedPart {
 }
 
 impl TrainedPart {
-    /// What a recipe trains.
-    pub fn of(lora: Option<&LoraRecipe>) -> Result<Self, ModelError> {
+    /// What a recipe trains of a model.
+    pub fn of(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Self, ModelError> {
         let Some(lora) = lora else { return Ok(Self::Weights) };
-        Ok(Self::Adapter { r: lora.r, targets: Projection::targets(&lora.target_modules)?, has_dropout: lora.dropout > 0.0 })
+        let targets = Projection::targets(config, &lora.target_modules)?;
+        Ok(Self::Adapter { r: lora.r, targets, has_dropout: lora.dropout > 0.0 })
     }
 }
 

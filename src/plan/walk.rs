@@ -244,7 +244,7 @@ mod tests {
         let recipe = Recipe::parse(format!("{RECIPE}\n{words}"), Path::new("recipe.toml"), &[]).unwrap().recipe;
         let config = ModelConfig::from_object(&serde_json::from_str(CONFIG).unwrap()).unwrap();
         let settings = Settings::new(&config, &recipe.kv_cache, &recipe.grad).unwrap();
-        let trained = TrainedPart::of(recipe.lora.as_ref()).unwrap();
+        let trained = TrainedPart::of(&config, recipe.lora.as_ref()).unwrap();
         let kind = Kind::BFloat16;
         let spec =
             StepSpec { config: &config, settings: &settings, trained: &trained, kind, device, threads: 1, accumulates: false };

@@ -98,7 +98,7 @@ impl Rehearsal {
 
     /// What is counted in a step over columns of so many chunks.
     fn work(&self, batch: &Batch, chunks: usize) -> Result<StepWork, TrainError> {
-        let (settings, trained) = (self.settings(chunks)?, TrainedPart::of(self.recipe.lora.as_ref())?);
+        let (settings, trained) = (self.settings(chunks)?, TrainedPart::of(&self.config, self.recipe.lora.as_ref())?);
         let spec = StepSpec {
             config: &self.config,
             settings: &settings,

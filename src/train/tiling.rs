@@ -55,7 +55,7 @@ pub fn plan<T>(
     machine: Machine,
     ask: impl FnOnce(&Planner<'_>) -> Result<T, PlanError>,
 ) -> Result<T, TrainError> {
-    let trained = TrainedPart::of(recipe.lora.as_ref())?;
+    let trained = TrainedPart::of(config, recipe.lora.as_ref())?;
     let kind = kind_of(recipe.model.dtype);
     let micro_batches = recipe.train.gradient_accumulation_steps;
     Ok(ask(&Planner { config, kv: &recipe.kv_cache, trained: &trained, kind, batch, micro_batches, machine })?)

@@ -99,8 +99,6 @@ fn recipes_and_data() {
     for (code, error) in file_errors() {
         hold(code, vec![DataError::from(error)]);
     }
-    hold(Exit::Usage, vec![DataError::Options { what: "samples", expected: text(), found: text() }]);
-    hold(Exit::Failed, vec![DataError::Write { path: path(), source: io::ErrorKind::NotFound.into() }]);
     let place = || SamplePlace { path: path(), at: LineOrRecord::Line(1) };
     let wrong = vec![
         DataError::Read { path: path(), source: io::ErrorKind::NotFound.into() },
@@ -123,7 +121,6 @@ fn recipes_and_data() {
         DataError::BadBatch { found: text(), len: 1 },
         DataError::LengthChanged { place: place(), found: 1, recorded: 2 },
         DataError::Vocabulary { expected: 2, found: 1 },
-        DataError::TooLittleText { expected: 2, found: 1 },
     ];
     hold(Exit::Data, wrong);
 }
@@ -251,7 +248,6 @@ fn training() {
     }
     let usage = vec![
         recipe_error().into(),
-        DataError::Options { what: "x", expected: text(), found: text() }.into(),
         ModelError::NotEmpty { dir: path() }.into(),
         PlanError::from(ModelError::NotEmpty { dir: path() }).into(),
         PlanError::from(EngineError::Open { keys: Vec::new() }).into(),

@@ -26,19 +26,17 @@ fn the_verbs() {
     Usage: kvtune [OPTIONS] <COMMAND>
 
     Commands:
-      finetune-lora         Train a LoRA adapter
-      finetune-full         Train all weights of a model
-      resume                Resume a run
-      evaluate              Loss, perplexity and accuracy of a run, a checkpoint or a model
-      verify                Prove the gradients on your model and data against plain autograd
-      check                 Look at a recipe, its model and its data, and print what would run
-      plan                  Predict memory and time of a step, and choose the best tiling
-      bench                 Time training steps on random tokens, part by part
-      doctor                Look at this machine: libtorch, CPU, driver, GPUs, CUDA's libraries; what is there, what works, and why not
-      init-model            Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations
-      make-demo-data        Make long documents with questions from texts that are on this machine
-      make-long-range-data  Make three long-range tasks in a language of 512 words
-      help                  Print this message or the help of the given subcommand(s)
+      finetune-lora  Train a LoRA adapter
+      finetune-full  Train all weights of a model
+      resume         Resume a run
+      evaluate       Loss, perplexity and accuracy of a run, a checkpoint or a model
+      verify         Prove the gradients on your model and data against plain autograd
+      check          Look at a recipe, its model and its data, and print what would run
+      plan           Predict memory and time of a step, and choose the best tiling
+      bench          Time training steps on random tokens, part by part
+      doctor         Look at this machine: libtorch, CPU, driver, GPUs, CUDA's libraries; what is there, what works, and why not
+      init-model     Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations
+      help           Print this message or the help of the given subcommand(s)
 
     Options:
           --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
@@ -242,36 +240,5 @@ fn init_model() {
           --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help                      Print help
       -V, --version                   Print version
-    ");
-}
-
-#[test]
-fn make_demo_data() {
-    assert_snapshot!(help("make-demo-data"), @r"
-    Make long documents with questions from texts that are on this machine
-
-    Usage: kvtune make-demo-data [OPTIONS] --out <DIR>
-
-    Options:
-          --out <DIR>
-              Directory to write `train.json`, `validation.json` and `corpus/` to
-          --train-samples <TRAIN_SAMPLES>
-              Documents to train on [default: 24]
-          --validation-samples <VALIDATION_SAMPLES>
-              Documents held out [default: 6]
-          --min-tokens <MIN_TOKENS>
-              Shortest document, in tokens [default: 8192]
-          --max-tokens <MAX_TOKENS>
-              Longest document, in tokens [default: 32768]
-          --seed <SEED>
-              Seed of the choice of texts, questions and places [default: 1]
-          --device <DEVICE>
-              Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>
-              Threads of the CPU's tensor operations; results are bit-identical for the same number
-      -h, --help
-              Print help
-      -V, --version
-              Print version
     ");
 }

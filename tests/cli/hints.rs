@@ -104,7 +104,6 @@ fn of_files() -> Vec<DataError> {
     let source = || io::ErrorKind::NotFound.into();
     vec![
         DataError::Read { path: path(), source: source() },
-        DataError::Write { path: path(), source: source() },
         DataError::Empty { path: path() },
         DataError::NothingFits { path: path(), read: 2, limit: 3, shortest: 4 },
         DataError::NotJson { place: text(), message: text() },
@@ -113,8 +112,6 @@ fn of_files() -> Vec<DataError> {
         DataError::NoEos { dir: path() },
         DataError::NoTokenizer { what: "text" },
         DataError::Vocabulary { expected: 512, found: 300 },
-        DataError::TooLittleText { expected: 2, found: 1 },
-        DataError::Options { what: "samples", expected: text(), found: text() },
     ]
 }
 

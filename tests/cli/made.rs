@@ -1,4 +1,4 @@
-//! `init-model` and `make-demo-data` with what they can't work with.
+//! `init-model` with what it can't work with, and a model that it makes without a tokenizer.
 
 use insta::assert_snapshot;
 use serde_json::json;
@@ -75,46 +75,16 @@ fn a_place_that_is_no_directory() {
 
     hint: something else stands there: check whether a file or a directory is meant
     ");
-    assert_snapshot!(place.run(&["make-demo-data", "--out", "text.txt", "--max-tokens", "8192"]).refused(1), @r"
-    error: cannot make `text.txt/corpus`
-    cause: Not a directory (os error 20)
-
-    hint: check that the folder exists, is writable and has space left
-    ");
     assert_eq!(place.read("text.txt"), before);
 }
 
 #[test]
-fn lengths_that_contradict_each_other() {
-    let said = place().run(&["make-demo-data", "--out", "demo", "--min-tokens", "100", "--max-tokens", "50"]);
-    assert_snapshot!(said.refused(2), @r"
-    error: tokens per context: expected a range that begins above 0, found 100 to 50
-
-    hint: correct the option
-    ");
-}
-
-#[test]
-fn three_tasks_and_a_model_without_a_tokenizer_that_learns_them() {
+fn a_model_without_a_tokenizer_learns_token_ids() {
     let place = Place::new();
-    let make = ["make-long-range-data", "--out", "tasks", "--tokens", "96", "--train-samples", "3", "--test-samples", "2"];
-    assert!(place.run(&make).done().out.starts_with("wrote 1440 tokens of 512 words to `tasks/train.jsonl`"));
-    assert_snapshot!(place.run(&make).refused(2), @r"
-    error: `--out`: expected a directory without files of these names, found `tasks/train.jsonl`
-
-    hint: correct the option
-    ");
-    assert_snapshot!(place.run(&["make-long-range-data", "--out", "others", "--tokens", "74"]).refused(2), @r"
-    error: `--tokens`: expected at least 75, found 74
-
-    hint: correct the option
-    ");
     place.run(&["init-model", "--config", "model/config.json", "--out", "new"]).done();
     assert_eq!(place.names("new"), ["config.json", "generation_config.json", "model.safetensors"]);
     place.edit_recipe("path = \"model\"", "path = \"new\"");
-    let data = ["data.train=tasks/train.jsonl", "data.validation=tasks/test-keys.jsonl"];
-    let mut run = vec!["finetune-lora", "--recipe", "recipe.toml", "--out", "run", "--set", "train.max_steps=1"];
-    run.extend(data.iter().flat_map(|set| ["--set", *set]));
-    place.run(&run).done();
+    let run = ["finetune-lora", "--recipe", "recipe.toml", "--out", "run", "--set", "train.max_steps=1"];
+    place.run(&[&run[..], &["--set", "data.validation=train.jsonl"]].concat()).done();
     assert!(place.run(&["evaluate", "run"]).done().out.contains("accuracy"));
 }

@@ -42,7 +42,7 @@ fn machine(host: u64) -> Machine {
 
 /// What is decided for so many tokens, with so many MiB of memory.
 fn decide(kv: &CacheRecipe, grad: &GradRecipe, tokens: usize, machine: Machine) -> Result<Decision, PlanError> {
-    let (config, trained, batch) = (config(), TrainedPart::of(recipe("{}").lora.as_ref()).unwrap(), batch(tokens));
+    let (config, trained, batch) = (config(), TrainedPart::of(&config(), recipe("{}").lora.as_ref()).unwrap(), batch(tokens));
     Planner { config: &config, kv, trained: &trained, kind: Kind::Float, batch: &batch, micro_batches: 1, machine }.decide(grad)
 }
 
@@ -140,7 +140,7 @@ fn files_go_no_further_than_the_disk() {
 
 /// Whether any tiling with any stores fits.
 fn anything_fits(recipe: &Recipe, tokens: usize, machine: Machine) -> bool {
-    let (config, trained, batch) = (config(), TrainedPart::of(recipe.lora.as_ref()).unwrap(), batch(tokens));
+    let (config, trained, batch) = (config(), TrainedPart::of(&config(), recipe.lora.as_ref()).unwrap(), batch(tokens));
     let kv = &recipe.kv_cache;
     let planner = Planner { config: &config, kv, trained: &trained, kind: Kind::Float, batch: &batch, micro_batches: 1, machine };
     let forms = [StoreForm::Plain, StoreForm::Int8, StoreForm::Int4];

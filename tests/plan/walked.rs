@@ -82,7 +82,7 @@ pub(crate) fn both(words: &[&str], lengths: &[usize]) -> (Vec<Span>, Vec<(StepPa
         recorder.0.clear();
         engine.gradients(&model, &batch, context, &mut recorder).unwrap();
     }
-    let trained = TrainedPart::of(recipe.lora.as_ref()).unwrap();
+    let trained = TrainedPart::of(&config, recipe.lora.as_ref()).unwrap();
     let spec = StepSpec {
         config: &config,
         settings: engine.settings(),

@@ -1,5 +1,5 @@
 //! Three long-range tasks of RULER's kinds (Hsieh et al. 2024, arXiv 2404.06654) in a language of 512 words, as data of the format
-//! `tokens`: facts scattered over noise, and questions at the end. Deterministic in the seed.
+//! `tokens`: facts scattered over noise, and questions at the end. The same options make the same files.
 //!
 //! | task | facts | a question |
 //! |---|---|---|
@@ -9,20 +9,19 @@
 //!
 //! The words: 0 ends, 1 `note`, 2 `ask`, 3 `set`; 16 to 111 are keys, 112 to 207 values, 208 to 271 variables, 272 to 511 noise.
 
-use std::fmt;
+use std::error::Error;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::process::ExitCode;
 
+use clap::Parser;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha12Rng;
 use serde_json::json;
 
-use super::{DataError, IGNORE};
-use crate::files;
-
-/// Words of the language: the vocabulary that a model needs.
-const NUM_WORDS: usize = 512;
+/// What the format takes for "no target".
+const IGNORE: i64 = -100;
 
 const NOTE: u32 = 1;
 const ASK: u32 = 2;
@@ -107,62 +106,51 @@ fn least_tokens(asks_all: bool) -> usize {
 /// Words of the shortest passage that is copied.
 const SHORTEST_PASSAGE: usize = 8;
 
-/// What to make.
-#[derive(Clone, Debug)]
-pub struct LongRangeOptions {
+#[derive(Clone, Debug, Parser)]
+struct Options {
+    /// Directory to write `train.jsonl` and `test-TASK.jsonl` to, in the format `tokens`, of 512 words.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
     /// Tokens of a sample.
-    pub tokens: usize,
+    #[arg(long, default_value_t = 512)]
+    tokens: usize,
     /// Training samples of each task.
-    pub train_samples: usize,
+    #[arg(long, default_value_t = 4096)]
+    train_samples: usize,
     /// Test samples of each task.
-    pub test_samples: usize,
-    /// Whether training samples ask all that they know, and not only as much as the task does: more to learn from per token.
-    pub asks_all: bool,
-    /// Whether as many copies stand between the training samples: a passage over and over, whose repetitions are to be predicted. A
-    /// model that knows nothing yet learns from copying to look up.
-    pub copies: bool,
-    /// Of everything random.
-    pub seed: u64,
+    #[arg(long, default_value_t = 256)]
+    test_samples: usize,
+    /// Let training samples ask all that they know, not only as much as the test samples do: more to learn from per token.
+    #[arg(long)]
+    ask_all: bool,
+    /// Put a copy behind every training sample: a passage over and over, whose repetitions are to be predicted. A model that knows
+    /// nothing yet learns from copying to look up.
+    #[arg(long)]
+    copies: bool,
+    /// Seed of facts, questions, places and noise.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
 }
 
-/// What was made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LongRangeReport {
-    /// The files, the training file first.
-    pub files: Vec<PathBuf>,
-    /// Tokens of all samples together.
-    pub tokens: usize,
-}
-
-impl fmt::Display for LongRangeReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<String> = self.files.iter().map(|file| format!("`{}`", file.display())).collect();
-        write!(f, "wrote {} tokens of {NUM_WORDS} words to {}", self.tokens, names.join(", "))
+#[allow(clippy::print_stderr)]
+fn main() -> ExitCode {
+    match make(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
     }
 }
 
 /// Writes `train.jsonl`, which mixes the tasks, and `test-TASK.jsonl` for each of them.
-pub fn make_long_range(out: &Path, options: &LongRangeOptions) -> Result<LongRangeReport, DataError> {
-    let least = least_tokens(options.asks_all);
+fn make(options: &Options) -> Result<(), Box<dyn Error>> {
+    let least = least_tokens(options.ask_all);
     if options.tokens < least {
-        let (what, expected) = ("`--tokens`", format!("at least {least}"));
-        return Err(DataError::Options { what, expected, found: options.tokens.to_string() });
+        return Err(format!("`--tokens`: expected at least {least}, found {}", options.tokens).into());
     }
-    let taken =
-        std::iter::once("train.jsonl".to_owned()).chain(LongRangeTask::ALL.map(test_file)).find(|name| out.join(name).exists());
-    if let Some(name) = taken {
-        let (what, expected) = ("`--out`", "a directory without files of these names".to_owned());
-        return Err(DataError::Options { what, expected, found: format!("`{}`", out.join(name).display()) });
-    }
-    files::make_dir(out)?;
-    let mut report = LongRangeReport { files: Vec::new(), tokens: 0 };
-    let mut write = |name: String, lines: Vec<String>| {
-        let path = out.join(name);
-        files::write_atomic(&path, (lines.join("\n") + "\n").as_bytes())?;
-        report.tokens += lines.len() * options.tokens;
-        report.files.push(path);
-        Ok::<(), DataError>(())
-    };
+    std::fs::create_dir_all(&options.out)?;
+    let write = |name: &str, lines: Vec<String>| std::fs::write(options.out.join(name), lines.join("\n") + "\n");
     // Every file has a seed of its own, so that none depends on how many samples the others have.
     let rng = |stream| {
         let mut rng = ChaCha12Rng::seed_from_u64(options.seed);
@@ -172,18 +160,18 @@ pub fn make_long_range(out: &Path, options: &LongRangeOptions) -> Result<LongRan
     let mut training = rng(0);
     let mut lines = Vec::new();
     for task in (0..options.train_samples).flat_map(|_| LongRangeTask::ALL) {
-        lines.push(sample(task, options.tokens, options.asks_all, &mut training));
+        lines.push(sample(task, options.tokens, options.ask_all, &mut training));
         if options.copies {
             lines.push(copy(options.tokens, &mut training));
         }
     }
-    write("train.jsonl".to_owned(), lines)?;
+    write("train.jsonl", lines)?;
     for (task, stream) in LongRangeTask::ALL.into_iter().zip(1..) {
         let mut testing = rng(stream);
         let lines = (0..options.test_samples).map(|_| sample(task, options.tokens, false, &mut testing)).collect();
-        write(test_file(task), lines)?;
+        write(&test_file(task), lines)?;
     }
-    Ok(report)
+    Ok(())
 }
 
 fn test_file(task: LongRangeTask) -> String {
@@ -243,13 +231,21 @@ fn copy(tokens: usize, rng: &mut ChaCha12Rng) -> String {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::path::Path;
 
     use serde_json::Value;
 
     use super::*;
 
-    fn options() -> LongRangeOptions {
-        LongRangeOptions { tokens: 128, train_samples: 20, test_samples: 10, asks_all: false, copies: false, seed: 7 }
+    fn options(out: &Path) -> Options {
+        let line = ["", "--out", out.to_str().unwrap(), "--tokens", "128", "--train-samples", "20", "--test-samples", "10"];
+        Options::parse_from(line)
+    }
+
+    /// The files, the training file first.
+    fn files(options: &Options) -> [PathBuf; 4] {
+        make(options).unwrap();
+        ["train", "test-needle", "test-keys", "test-variables"].map(|name| options.out.join(format!("{name}.jsonl")))
     }
 
     fn sequences(path: &Path) -> Vec<(Vec<u32>, Vec<i64>)> {
@@ -274,13 +270,10 @@ mod tests {
     #[test]
     fn every_answer_can_be_found_and_only_answers_are_targets() {
         let dir = tempfile::tempdir().unwrap();
-        let report = make_long_range(dir.path(), &options()).unwrap();
-        assert!(report.to_string().contains(&NUM_WORDS.to_string()));
-        assert_eq!((report.files.len(), report.tokens), (4, 128 * (60 + 30)));
-        for (file, questions) in report.files[1..].iter().zip([1, 4, 1]) {
+        for (file, questions) in files(&options(dir.path()))[1..].iter().zip([1, 4, 1]) {
             for (ids, labels) in sequences(file) {
                 assert_eq!((ids.len(), labels.len()), (128, 128));
-                assert!(ids.iter().all(|&id| (id as usize) < NUM_WORDS));
+                assert!(ids.iter().all(|&id| id < NOISE.end));
                 let targets: Vec<usize> = (0..128).filter(|&i| labels[i] != IGNORE).collect();
                 assert_eq!(targets.len(), questions);
                 for i in targets {
@@ -294,8 +287,7 @@ mod tests {
     #[test]
     fn training_asks_all_that_is_known() {
         let dir = tempfile::tempdir().unwrap();
-        let report = make_long_range(dir.path(), &LongRangeOptions { asks_all: true, ..options() }).unwrap();
-        let sequences = sequences(&report.files[0]);
+        let sequences = sequences(&files(&Options { ask_all: true, ..options(dir.path()) })[0]);
         assert_eq!(sequences.len(), 60);
         for (i, (ids, labels)) in sequences.iter().enumerate() {
             let asked: Vec<usize> = (0..ids.len()).filter(|&i| labels[i] != IGNORE).collect();
@@ -308,8 +300,7 @@ mod tests {
     #[test]
     fn copies_stand_between_the_training_samples() {
         let dir = tempfile::tempdir().unwrap();
-        let report = make_long_range(dir.path(), &LongRangeOptions { copies: true, ..options() }).unwrap();
-        let sequences = sequences(&report.files[0]);
+        let sequences = sequences(&files(&Options { copies: true, ..options(dir.path()) })[0]);
         assert_eq!(sequences.len(), 120);
         for (_, labels) in sequences.iter().step_by(2) {
             assert!([1, 4].contains(&labels.iter().filter(|&&label| label != IGNORE).count()));
@@ -323,13 +314,12 @@ mod tests {
 
     #[test]
     fn the_shortest_samples_hold_all_their_facts() {
-        for asks_all in [false, true] {
+        for ask_all in [false, true] {
             let dir = tempfile::tempdir().unwrap();
-            let tokens = least_tokens(asks_all);
-            let short = LongRangeOptions { tokens, asks_all, ..options() };
-            assert!(make_long_range(dir.path(), &LongRangeOptions { tokens: tokens - 1, ..short.clone() }).is_err());
-            let report = make_long_range(dir.path(), &short).unwrap();
-            for file in &report.files {
+            let tokens = least_tokens(ask_all);
+            let short = Options { tokens, ask_all, ..options(dir.path()) };
+            assert!(make(&Options { tokens: tokens - 1, ..short.clone() }).is_err());
+            for file in &files(&short) {
                 for (ids, labels) in sequences(file) {
                     assert_eq!((ids.len(), labels.len()), (tokens, tokens));
                     for i in (2..tokens).filter(|&i| labels[i] != IGNORE && ids[i - 2] == ASK) {
@@ -337,21 +327,18 @@ mod tests {
                     }
                 }
             }
-            assert!(make_long_range(dir.path(), &short).unwrap_err().to_string().contains("train.jsonl"));
         }
     }
 
     #[test]
     fn the_same_seed_makes_the_same_files_and_another_seed_others() {
-        let make = |options: LongRangeOptions| {
-            let dir = tempfile::tempdir().unwrap();
-            let report = make_long_range(dir.path(), &options).unwrap();
-            report.files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect::<Vec<_>>()
-        };
-        let first = make(options());
-        assert_eq!(first, make(options()));
-        assert!(first.iter().zip(make(LongRangeOptions { seed: 8, ..options() })).all(|(a, b)| *a != b));
+        let dir = tempfile::tempdir().unwrap();
+        let options = options(dir.path());
+        let made = |options: &Options| files(options).map(|file| std::fs::read_to_string(file).unwrap());
+        let first = made(&options);
+        assert_eq!(first, made(&options));
+        assert!(first.iter().zip(made(&Options { seed: 8, ..options.clone() })).all(|(a, b)| *a != b));
         // A test file is the same whatever the training file holds.
-        assert_eq!(first[1..], make(LongRangeOptions { train_samples: 3, ..options() })[1..]);
+        assert_eq!(first[1..], made(&Options { train_samples: 3, ..options })[1..]);
     }
 }
