@@ -90,7 +90,7 @@ fn make(options: &Options) -> Result<String, Box<dyn Error>> {
         return Err("`--min-tokens` is above `--max-tokens`".into());
     }
     let samples = options.train_samples + options.validation_samples;
-    let mean = (options.min_tokens + options.max_tokens) / 2 * CHARACTERS_PER_TOKEN;
+    let mean = options.min_tokens.midpoint(options.max_tokens) * CHARACTERS_PER_TOKEN;
     let wanted = (mean as f64 * RESERVE * samples as f64) as usize + 2 * LONGEST_TEXT;
     let folders = if options.from.is_empty() { usual_folders() } else { options.from.clone() };
     let mut rng = ChaCha12Rng::seed_from_u64(options.seed);

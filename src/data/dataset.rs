@@ -28,8 +28,6 @@ pub(super) struct Samples {
     pub(super) lengths: Vec<Length>,
     pub(super) fits: Vec<Fit>,
     pub(super) encoder: Encoder,
-    /// Empty without a classification head.
-    pub(super) label_tokens: Vec<u32>,
 }
 
 impl Dataset {
@@ -64,11 +62,6 @@ impl Dataset {
             self.samples.row(*index)
         };
         Ok(Batch { sequences: samples.iter().map(sequence).collect::<Result<_, _>>()? })
-    }
-
-    /// The token of each class where the head classifies.
-    pub fn label_tokens(&self) -> Option<&[u32]> {
-        Some(self.samples.label_tokens.as_slice()).filter(|tokens| !tokens.is_empty())
     }
 
     /// The file which the samples come from.

@@ -145,9 +145,7 @@ impl<'a> Opener<'a> {
             let shortest = lengths.iter().map(|length| length.total).min().unwrap_or(0);
             return Err(DataError::NothingFits { path: path.to_path_buf(), read: report.read, limit: self.limit, shortest });
         }
-        let label_tokens = if let Task::Classify(classes) = &self.task { classes.tokens.clone() } else { Vec::new() };
-        let samples =
-            Samples { path: path.to_path_buf(), hash, examples, lengths, fits, encoder: self.encoder.clone(), label_tokens };
+        let samples = Samples { path: path.to_path_buf(), hash, examples, lengths, fits, encoder: self.encoder.clone() };
         Ok((Arc::new(samples), fitting, report))
     }
 
@@ -235,14 +233,13 @@ mod tests {
         assert_eq!(first.report.files[0].lengths, LengthSource::Counted);
         let second = fixture.open().unwrap();
         assert_eq!(second.report.files[0].lengths, LengthSource::Cached);
-        assert!(!second.report.has_tokenised());
         assert_eq!(second.train.lengths(), first.train.lengths());
         // Another head has other prompts, another content another hash.
         let third = Fixture { head: crate::data::fixtures::letters(), ..fixture };
         assert!(third.error().contains("expected one of the labels"));
         third.write("train.jsonl", texts(8).replace("yes", "A"));
-        assert!(third.open().unwrap().report.has_tokenised());
-        assert!(!third.open().unwrap().report.has_tokenised());
+        assert_eq!(third.open().unwrap().report.files[0].lengths, LengthSource::Counted);
+        assert_eq!(third.open().unwrap().report.files[0].lengths, LengthSource::Cached);
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub struct PeftConfig {
     pub lora_dropout: f64,
     /// The modules that have an adapter.
     pub target_modules: PeftTargets,
+    /// The parameters of modules that have an adapter, as `mlp.experts.down_proj`: matrices of all experts side by side.
+    pub target_parameters: Vec<String>,
     /// Those of them that have none.
     pub exclude_modules: Option<ExcludedModules>,
     /// `r` of the modules that match.
@@ -55,7 +57,6 @@ const ONLY_INERT: &[(&str, &[Inert])] = &[
     ("modules_to_save", &[Inert::Nothing]),
     ("monteclora_config", &[Inert::Nothing]),
     ("peft_type", &[Inert::Text("LORA")]),
-    ("target_parameters", &[Inert::Nothing]),
     ("task_type", &[Inert::Nothing, Inert::Text("CAUSAL_LM")]),
     ("trainable_token_indices", &[Inert::Nothing]),
     ("use_bdlora", &[Inert::Nothing]),
@@ -90,6 +91,7 @@ const HARMLESS: &[&str] = &[
     "rank_pattern",
     "revision",
     "target_modules",
+    "target_parameters",
     "use_rslora",
 ];
 
@@ -138,12 +140,18 @@ impl PeftConfig {
             lora_alpha,
             lora_dropout,
             target_modules,
+            target_parameters: Vec::new(),
             exclude_modules: None,
             rank_pattern: ModulePatterns::default(),
             alpha_pattern: ModulePatterns::default(),
             use_rslora: false,
             base_model: None,
         }
+    }
+
+    /// Whether nothing is a target.
+    pub fn names_nothing(&self) -> bool {
+        self.target_parameters.is_empty() && matches!(&self.target_modules, PeftTargets::Names(names) if names.is_empty())
     }
 
     /// Rows of a module's `lora_A`, by its whole name.
@@ -184,7 +192,8 @@ impl PeftConfig {
             ("use_rslora", json!(self.use_rslora)),
         ];
         let excluded = self.exclude_modules.as_ref().map(|excluded| ("exclude_modules", excluded.to_value()));
-        let values = values.into_iter().chain(excluded).map(|(key, value)| (key, JsonEntry::Value(value)));
+        let parameters = (!self.target_parameters.is_empty()).then(|| ("target_parameters", json!(self.target_parameters)));
+        let values = values.into_iter().chain(excluded).chain(parameters).map(|(key, value)| (key, JsonEntry::Value(value)));
         let ranks = self.rank_pattern.iter().map(|(pattern, r)| (pattern.into(), json!(r))).collect();
         let alphas = self.alpha_pattern.iter().map(|(pattern, alpha)| (pattern.into(), whole_if_it_is(alpha))).collect();
         let patterns = [("rank_pattern", JsonEntry::Table(ranks)), ("alpha_pattern", JsonEntry::Table(alphas))];
@@ -224,6 +233,7 @@ impl PeftConfig {
             })?,
         );
         Ok(Self {
+            target_parameters: names(table, "target_parameters")?,
             exclude_modules: ExcludedModules::read(table.get("exclude_modules"))?,
             use_rslora: match table.get("use_rslora") {
                 None => false,
@@ -279,6 +289,15 @@ fn patterns<T: Copy>(
     ModulePatterns::new(pairs).map_err(|what| format!("each key of `{key}` as {what}"))
 }
 
+/// A list of names, or nothing.
+fn names(table: &Map<String, Value>, key: &str) -> Result<Vec<String>, String> {
+    match table.get(key) {
+        None => Ok(Vec::new()),
+        Some(value) if Inert::Nothing.is(value) => Ok(Vec::new()),
+        Some(value) => serde_json::from_value(value.clone()).map_err(|_| format!("`{key}` as a list of names, found {value}")),
+    }
+}
+
 fn rank(value: &Value) -> Option<usize> {
     value.as_u64().filter(|r| (1..=65_536).contains(r)).map(|r| r as usize)
 }
@@ -294,10 +313,11 @@ fn whole_if_it_is(number: f64) -> Value {
 
 impl PeftTargets {
     fn read(table: &Map<String, Value>) -> Option<Self> {
+        let has_parameters = table.get("target_parameters").is_some_and(|value| !Inert::Nothing.is(value));
         match table.get("target_modules")? {
             Value::String(text) if text == "all-linear" => Some(Self::AllLinear),
             // A text is a regular expression over whole module names: a single name would match nothing.
-            Value::Array(list) if !list.is_empty() => {
+            Value::Array(list) if !list.is_empty() || has_parameters => {
                 let names: Option<Vec<String>> = list.iter().map(|name| name.as_str().map(String::from)).collect();
                 names.map(Self::Names)
             }

@@ -3,13 +3,13 @@
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::ModelError;
-use super::config::{ModelConfig, ModelLinear};
+use super::config::ModelConfig;
 use super::delta::{Delta, LoraDelta, ModuleStream, master_kind};
-use super::linear::Linear;
 use super::names::peft_tensor;
 use super::random;
-use crate::files::{PeftConfig, PeftTargets, is_named};
-use crate::recipe::{LoraRecipe, TargetModules};
+use super::targets::{LoraTarget, listed, peft_module, peft_targets, targets};
+use crate::files::{PeftConfig, PeftTargets};
+use crate::recipe::LoraRecipe;
 
 /// Deltas by linear. A model that trains them takes them into its linears; until then, and for whoever looks at all of them at once, they
 /// stand here.
@@ -21,19 +21,12 @@ pub struct Adapter {
     deltas: Vec<(String, Delta)>,
 }
 
-/// A linear that gets matrices.
-#[derive(Debug)]
-pub(super) struct LoraTarget {
-    linear: ModelLinear,
-    r: usize,
-    scale: f64,
-}
-
 impl Adapter {
     /// A new adapter for a model that computes in `kind`. It adds nothing yet: `A` is uniform in ±1/√in, drawn from a stream of
     /// its own for each matrix, and `B` is zero.
     pub fn new(config: &ModelConfig, lora: &LoraRecipe, seed: u64, kind: Kind, device: Device) -> Result<Self, ModelError> {
-        let settings = PeftConfig::plain(lora.r, lora.alpha, lora.dropout, peft_targets(&lora.target_modules));
+        let plain = PeftConfig::plain(lora.r, lora.alpha, lora.dropout, peft_targets(&lora.target_modules));
+        let settings = PeftConfig { target_parameters: lora.target_parameters.clone(), ..plain };
         Self::with_settings(config, settings, seed, kind, device)
     }
 
@@ -46,9 +39,9 @@ impl Adapter {
         device: Device,
     ) -> Result<Self, ModelError> {
         let draw = |target: &LoraTarget| {
-            let [(a, [r, inner]), (_, [out, _])] = target.matrices();
-            let a_ri = random::uniform(seed, &a, &[r as i64, inner as i64], 1.0 / (inner as f64).sqrt());
-            Ok([a_ri, Tensor::zeros([out as i64, r as i64], (Kind::Float, Device::Cpu))])
+            let [(a, [rows, inner]), (_, [out, columns])] = target.matrices();
+            let a_ri = random::uniform(seed, &a, &[rows as i64, inner as i64], 1.0 / (inner as f64).sqrt());
+            Ok([a_ri, Tensor::zeros([out as i64, columns as i64], (Kind::Float, Device::Cpu))])
         };
         let targets = targets(config, &settings)?;
         Ok(Self::of_targets(config, settings, &targets, draw)?.moved_to(kind, device))
@@ -61,8 +54,8 @@ impl Adapter {
         targets: &[LoraTarget],
         mut matrices: impl FnMut(&LoraTarget) -> Result<[Tensor; 2], ModelError>,
     ) -> Result<Self, ModelError> {
-        let names = names_of(meant(config, &settings.target_modules)?.iter());
-        check_numbers(config, &settings, names.is_empty(), targets)?;
+        let settings = listed(config, settings)?;
+        check_numbers(config, &settings, targets)?;
         let delta = |target: &LoraTarget| {
             let LoraTarget { linear, scale, .. } = target;
             let stream = ModuleStream { layer: linear.layer.0 as u64, module: linear.number as u64 };
@@ -71,13 +64,13 @@ impl Adapter {
             Ok((linear.name.clone(), Delta::Lora(delta)))
         };
         let deltas = targets.iter().map(delta).collect::<Result<_, ModelError>>()?;
-        Ok(Self { settings: PeftConfig { target_modules: PeftTargets::Names(names), ..settings }, deltas })
+        Ok(Self { settings, deltas })
     }
 
-    /// That of a model with these linears.
-    pub(super) fn of_linears<'a>(settings: PeftConfig, linears: impl Iterator<Item = &'a Linear>) -> Self {
-        let alias = |linear: &Linear| Some((linear.name.clone(), linear.delta.as_ref()?.map(Tensor::shallow_clone)));
-        Self { settings, deltas: linears.filter_map(alias).collect() }
+    /// That of a model whose linears have these deltas.
+    pub(super) fn of_deltas<'a>(settings: PeftConfig, deltas: impl Iterator<Item = (&'a str, &'a Delta)>) -> Self {
+        let alias = |(linear, delta): (&str, &Delta)| (linear.to_owned(), delta.map(Tensor::shallow_clone));
+        Self { settings, deltas: deltas.map(alias).collect() }
     }
 
     /// Its settings, and the deltas by the names of linears.
@@ -111,22 +104,22 @@ impl Adapter {
         self.deltas.iter_mut().for_each(|(_, delta)| delta.set_dropout(probability));
     }
 
-    /// The names of the linears that are targets, in the order of the layer.
-    pub fn targets(&self) -> &[String] {
-        match &self.settings.target_modules {
-            PeftTargets::Names(names) => names,
-            PeftTargets::AllLinear => &[],
-        }
+    /// The names of the linears that are targets, in the order of the layer; those of the experts' matrices side by side behind them.
+    pub fn targets(&self) -> Vec<String> {
+        let PeftTargets::Names(names) = &self.settings.target_modules else { return Vec::new() };
+        names.iter().chain(&self.settings.target_parameters).cloned().collect()
     }
 
     /// Whether a recipe's targets are this adapter's, in a model.
-    pub fn has_targets(&self, config: &ModelConfig, modules: &TargetModules) -> Result<bool, ModelError> {
-        Ok(names_of(targeted(config, modules)?.iter()) == self.targets())
+    pub fn has_targets(&self, config: &ModelConfig, lora: &LoraRecipe) -> Result<bool, ModelError> {
+        let named = PeftConfig::plain(lora.r, lora.alpha, lora.dropout, peft_targets(&lora.target_modules));
+        let named = listed(config, PeftConfig { target_parameters: lora.target_parameters.clone(), ..named })?;
+        Ok((named.target_modules, named.target_parameters) == (self.settings.target_modules.clone(), self.settings.target_parameters.clone()))
     }
 
     /// All matrices with their names in PEFT's files, by layer from the bottom; the tensors are the leaves themselves.
     pub fn parameters(&self) -> Vec<(String, Tensor)> {
-        self.deltas.iter().flat_map(|(linear, delta)| parameters(linear, delta)).collect()
+        self.deltas.iter().flat_map(|(linear, delta)| parameters(&self.settings, linear, delta)).collect()
     }
 
     /// Draws every `B` from a normal distribution: with `B = 0` the gradient of `A` is zero and would prove nothing.
@@ -144,76 +137,14 @@ impl Adapter {
     }
 }
 
-impl LoraTarget {
-    /// Names in PEFT's files and shapes of A and of B.
-    pub(super) fn matrices(&self) -> [(String, [usize; 2]); 2] {
-        let ModelLinear { name, spec, .. } = &self.linear;
-        [("lora_A.weight", [self.r, spec.inner]), ("lora_B.weight", [spec.out, self.r])]
-            .map(|(part, shape)| (peft_tensor(name, part), shape))
-    }
-}
-
 /// What is trained beside a linear, by its names in PEFT's files.
-pub(super) fn linear_parameters(linear: &Linear) -> Vec<(String, Tensor)> {
-    linear.delta.as_ref().map(|delta| parameters(&linear.name, delta).into()).unwrap_or_default()
-}
-
-fn parameters(linear: &str, delta: &Delta) -> [(String, Tensor); 2] {
-    delta.parameters().map(|(part, matrix)| (peft_tensor(linear, part), matrix.shallow_clone()))
-}
-
-/// The linears of a model to which the settings of an adapter give matrices, bottom to top.
-pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<LoraTarget>, ModelError> {
-    let excludes = |linear: &ModelLinear| settings.exclude_modules.as_ref().is_some_and(|all| all.contains(&linear.name));
-    let target =
-        |linear: ModelLinear| LoraTarget { r: settings.rank_of(&linear.name), scale: settings.scale_of(&linear.name), linear };
-    let linears = meant(config, &settings.target_modules)?.into_iter();
-    Ok(linears.filter(|linear| !excludes(linear)).map(target).collect())
-}
-
-/// The linears that a recipe means, bottom to top.
-pub fn targeted(config: &ModelConfig, modules: &TargetModules) -> Result<Vec<ModelLinear>, ModelError> {
-    meant(config, &peft_targets(modules))
-}
-
-/// The linears that a list of names means, those that are excluded among them.
-fn meant(config: &ModelConfig, targets: &PeftTargets) -> Result<Vec<ModelLinear>, ModelError> {
-    let mut linears = config.linears();
-    let PeftTargets::Names(names) = targets else { return Ok(linears) };
-    let is_meant = |linear: &ModelLinear, name: &String| is_named(&linear.spec.path, name);
-    if let Some(unknown) = names.iter().find(|&name| !linears.iter().any(|linear| is_meant(linear, name))) {
-        let known: Vec<String> = names_of(linears.iter()).iter().map(|name| format!("`{name}`")).collect();
-        return Err(ModelError::UnknownTarget { name: unknown.clone(), known: known.join(", ") });
-    }
-    linears.retain(|linear| names.iter().any(|name| is_meant(linear, name)));
-    Ok(linears)
-}
-
-/// The names by which linears are targeted, each once.
-fn names_of<'a>(linears: impl Iterator<Item = &'a ModelLinear>) -> Vec<String> {
-    let mut names = Vec::new();
-    for linear in linears {
-        if !names.iter().any(|name| name == linear.spec.name()) {
-            names.push(linear.spec.name().to_owned());
-        }
-    }
-    names
-}
-
-fn peft_targets(modules: &TargetModules) -> PeftTargets {
-    match modules {
-        TargetModules::AllLinear => PeftTargets::AllLinear,
-        TargetModules::Names(names) => PeftTargets::Names(names.clone()),
-    }
+pub(super) fn parameters(settings: &PeftConfig, linear: &str, delta: &Delta) -> [(String, Tensor); 2] {
+    let module = peft_module(settings, linear);
+    delta.parameters().map(|(part, matrix)| (peft_tensor(&module, part), matrix.shallow_clone()))
 }
 
 /// Refuses numbers with which nothing can be trained.
-fn check_numbers(
-    config: &ModelConfig,
-    settings: &PeftConfig,
-    names_nothing: bool,
-    targets: &[LoraTarget],
-) -> Result<(), ModelError> {
+fn check_numbers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
     let refuse = |key, found: String, expected| Err(ModelError::Lora { key, found, expected });
     let widest = config.hidden_size.max(config.intermediate_size());
     let ranks = targets.iter().map(|target| ("rank_pattern", target.r));
@@ -228,11 +159,15 @@ fn check_numbers(
     if !(0.0..1.0).contains(&settings.lora_dropout) {
         return refuse("dropout", settings.lora_dropout.to_string(), "a number from 0 to below 1");
     }
-    if names_nothing {
+    if settings.names_nothing() {
         return refuse("target_modules", "empty".into(), "at least one name");
     }
     if targets.is_empty() {
         return refuse("exclude_modules", "all of `target_modules`".into(), "names that leave one of them");
+    }
+    if settings.lora_dropout > 0.0 && targets.iter().any(LoraTarget::is_of_experts) {
+        // Each expert sees its tokens sorted; PEFT has none for parameters either.
+        return refuse("dropout", settings.lora_dropout.to_string(), "0 where experts are targets");
     }
     Ok(())
 }
@@ -242,7 +177,7 @@ mod tests {
     use super::*;
     use crate::files::{ExcludedModules, ModulePatterns};
     use crate::model::{Attend, AttendError, DropoutContext, DropoutKey, Model, Qkv};
-    use crate::recipe::Dtype;
+    use crate::recipe::{Dtype, TargetModules};
     use crate::units::{Failure, LayerIdx};
     use serde_json::json;
 
@@ -256,7 +191,7 @@ mod tests {
 
     fn recipe(names: &[&str]) -> LoraRecipe {
         let target_modules = TargetModules::Names(names.iter().map(|&name| name.into()).collect());
-        LoraRecipe { r: 2, alpha: 4.0, dropout: 0.0, target_modules }
+        LoraRecipe { r: 2, alpha: 4.0, dropout: 0.0, target_modules, target_parameters: Vec::new() }
     }
 
     fn adapter(lora: &LoraRecipe, seed: u64) -> Adapter {
@@ -343,7 +278,7 @@ mod tests {
         assert_eq!(expected, names(&recipe(&["mlp.down_proj", "q_proj", "self_attn.q_proj"])));
         assert_eq!(expected[0], "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight");
         assert_eq!(expected[3], "base_model.model.model.layers.0.mlp.down_proj.lora_B.weight");
-        assert!(adapter(&recipe(&["q_proj"]), 1).has_targets(&config(), &TargetModules::Names(vec!["q_proj".into()])).unwrap());
+        assert!(adapter(&recipe(&["q_proj"]), 1).has_targets(&config(), &recipe(&["q_proj"])).unwrap());
     }
 
     /// A run that is resumed must draw the masks it drew before: the numbers of linears in their layer are part of the format.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use tch::{Device, Kind, Tensor};
 
-use super::attend::{Attend, AttendError};
+use super::attend::{Attend, AttendError, Qkv};
 use super::causal_lm::Model;
 use super::config::ModelConfig;
 use super::dropout::{DropoutContext, TokenContext};
@@ -113,8 +113,20 @@ impl CapturedBuffers {
     fn behind(common: Common<'_>, idx: LayerIdx, held: &mut Self) {
         let tokens = TokenContext { position_bn: &held.positions.position_bn, dropout: common.place };
         let layer = common.model.decoder_layer(idx);
-        let made = layer.after_attention(&held.hidden_bne, held.attended_bhnd.shallow_clone(), &tokens);
-        held.out_bne.copy_(&made);
+        let attended = held.attended_bhnd.shallow_clone();
+        // Only a layer without experts is captured, which asks for nothing.
+        if let Ok(made) = layer.after_attention(&held.hidden_bne, attended, &tokens, &mut Nobody) {
+            held.out_bne.copy_(&made);
+        }
+    }
+}
+
+/// Remembers nothing.
+struct Nobody;
+
+impl Attend for Nobody {
+    fn attend(&mut self, _: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+        Ok(qkv.q_bhnd.zeros_like())
     }
 }
 
@@ -188,7 +200,9 @@ impl ColumnLayers<'_> {
     /// Those of [`Model::layer`].
     pub fn layer(&mut self, idx: LayerIdx, hidden_bne: &Tensor, attend: &mut dyn Attend) -> Result<Tensor, AttendError> {
         let Common { model, place } = self.common;
-        let Some((recorder, OfShape { held: Some(held), pieces, .. })) = &mut self.captured else {
+        let has_experts = model.decoder_layer(idx).has_experts();
+        let captured = self.captured.as_mut().filter(|_| !has_experts);
+        let Some((recorder, OfShape { held: Some(held), pieces, .. })) = captured else {
             return model.layer(idx, hidden_bne, self.positions, place, attend);
         };
         let [before, behind] = pieces.entry(idx.0).or_default();
@@ -271,7 +285,7 @@ mod tests {
         });
         object.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let config = ModelConfig::from_object(object.as_object().unwrap()).unwrap();
-        let lora = LoraRecipe { r: 2, alpha: 4.0, dropout: 0.3, target_modules: TargetModules::AllLinear };
+        let lora = LoraRecipe { r: 2, alpha: 4.0, dropout: 0.3, target_modules: TargetModules::AllLinear, target_parameters: Vec::new() };
         let model = Model::random(config, dtype, Device::Cpu, 1).unwrap();
         let adapter = Adapter::new(model.config(), &lora, 1, model.kind(), Device::Cpu).unwrap();
         adapter.set_b_normal(0.5, 2);

@@ -10,10 +10,10 @@ use super::all_weights::{self, AllWeights};
 use super::attend::{Attend, AttendError};
 use super::config::ModelConfig;
 use super::decoder::DecoderLayer;
+use super::delta::Delta;
 use super::dropout::{DropoutContext, TokenContext};
 use super::embedding::Embedding;
 use super::init::draw;
-use super::linear::Linear;
 use super::names::FINAL_NORM;
 use super::positions::Positions;
 use super::weights::Weights;
@@ -160,8 +160,8 @@ impl Model {
         }
         let (settings, deltas) = adapter.moved_to(self.kind, self.device).into_parts();
         let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
-        for linear in self.layers.iter_mut().flat_map(DecoderLayer::linears_mut) {
-            linear.delta = deltas.remove(&linear.name);
+        for (name, place) in self.layers.iter_mut().flat_map(DecoderLayer::delta_places) {
+            *place = deltas.remove(name);
         }
         self.trained = Trainable::Adapter(settings);
     }
@@ -169,11 +169,11 @@ impl Model {
     /// The adapter, where one is trained; its matrices are the leaves themselves.
     pub fn adapter(&self) -> Option<Adapter> {
         let Trainable::Adapter(settings) = &self.trained else { return None };
-        Some(Adapter::of_linears(settings.clone(), self.linears()))
+        Some(Adapter::of_deltas(settings.clone(), self.deltas()))
     }
 
-    fn linears(&self) -> impl Iterator<Item = &Linear> {
-        self.layers.iter().flat_map(DecoderLayer::linears)
+    fn deltas(&self) -> impl Iterator<Item = (&str, &Delta)> {
+        self.layers.iter().flat_map(DecoderLayer::deltas)
     }
 
     fn all_weights(&self) -> Option<&AllWeights> {
@@ -185,7 +185,9 @@ impl Model {
     pub fn parameters(&self) -> Vec<(String, Tensor)> {
         match &self.trained {
             Trainable::Nothing => Vec::new(),
-            Trainable::Adapter(_) => self.linears().flat_map(adapter::linear_parameters).collect(),
+            Trainable::Adapter(settings) => {
+                self.deltas().flat_map(|(name, delta)| adapter::parameters(settings, name, delta)).collect()
+            }
             Trainable::AllWeights(all) => all.parameters(),
         }
     }

@@ -37,7 +37,7 @@ impl ModelConfig {
             layers: layers(fields, family)?,
             vocab_size: fields.count("vocab_size", MAX_VOCAB)?,
             max_position_embeddings: max_positions(fields)?,
-            rms_norm_eps: fields.number_or("rms_norm_eps", 1e-6)?,
+            rms_norm_eps: fields.number_or("rms_norm_eps", family.default_norm_eps)?,
             tie_word_embeddings: fields.flag_or("tie_word_embeddings", family.tied_by_default)?,
             initializer_range: fields.number_or("initializer_range", 0.02)?,
             weight_kind: weight_kind(fields)?,

@@ -55,8 +55,10 @@ pub enum ModelError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A target of LoRA that no layer has.
-    #[error("unknown name `{name}` in `target_modules`: the layers have {known}")]
+    #[error("unknown name `{name}` in `{key}`: the layers have {known}")]
     UnknownTarget {
+        /// `target_modules` or `target_parameters`.
+        key: &'static str,
         /// As the user wrote it.
         name: String,
         /// The names that are known, in backticks.

@@ -8,7 +8,7 @@ use super::dropout::TokenContext;
 use super::names::layer_tensor;
 use super::spec::LinearSpec;
 use super::weights::Weights;
-use crate::ops::linear::linear;
+use crate::ops::linear::{LowRank, linear};
 use crate::units::LayerIdx;
 
 /// `x W^T + b`, and what its delta adds.
@@ -42,6 +42,15 @@ impl Linear {
                 with(Some(lora.low_rank(dropped_bni.as_ref())))
             }
         }
+    }
+
+    /// As [`Self::forward`] without dropout, with matrices of low rank that lie elsewhere, or else its own.
+    ///
+    /// # Shapes
+    /// `(N, in)` in, `(N, out)` out.
+    pub(super) fn forward_added(&self, x_ni: &Tensor, elsewhere: Option<LowRank<'_>>) -> Tensor {
+        let own = || self.delta.as_ref().map(|Delta::Lora(lora)| lora.low_rank(None));
+        linear(x_ni, &self.weight_oi, self.bias_o.as_ref(), elsewhere.or_else(own))
     }
 
     /// The tensors of the model itself.

@@ -3,11 +3,11 @@
 use tch::Tensor;
 
 use super::ModelError;
-use super::config::ModelConfig;
 use super::dropout::TokenContext;
 use super::linear::Linear;
-use super::spec::{FeedForwardSpec, gated_linears};
+use super::spec::LinearSpec;
 use super::weights::Weights;
+use crate::ops::linear::LowRank;
 use crate::ops::swiglu::swiglu;
 use crate::units::LayerIdx;
 
@@ -19,9 +19,8 @@ pub(super) struct Mlp {
 }
 
 impl Mlp {
-    pub(super) fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, ModelError> {
-        let FeedForwardSpec::Dense { intermediate_size, has_bias } = config.layers[layer.0].feed_forward;
-        let [gate, up, down] = gated_linears(intermediate_size, config.hidden_size, has_bias);
+    /// Of linears gate, up and down.
+    pub(super) fn load(weights: &Weights, layer: LayerIdx, [gate, up, down]: [LinearSpec; 3]) -> Result<Self, ModelError> {
         let linear = |spec| Linear::load(weights, layer, &spec);
         Ok(Self { gate: linear(gate)?, up: linear(up)?, down: linear(down)? })
     }
@@ -34,7 +33,16 @@ impl Mlp {
         self.down.forward(&gated_bni, tokens)
     }
 
-    /// In the order of [`FeedForwardSpec::linears`].
+    /// As [`Self::forward`] for some tokens by themselves, with low-rank matrices for gate, up and down that lie elsewhere.
+    ///
+    /// # Shapes
+    /// `(N, E)` in and out.
+    pub(super) fn forward_added(&self, x_ne: &Tensor, [gate, up, down]: [Option<LowRank<'_>>; 3]) -> Tensor {
+        let gated_ni = swiglu(&self.gate.forward_added(x_ne, gate), &self.up.forward_added(x_ne, up));
+        self.down.forward_added(&gated_ni, down)
+    }
+
+    /// In the order of [`super::FeedForwardSpec::linears`].
     pub(super) fn linears(&self) -> [&Linear; 3] {
         [&self.gate, &self.up, &self.down]
     }

@@ -17,6 +17,7 @@ mod delta;
 mod dropout;
 mod embedding;
 mod error;
+mod experts;
 mod families;
 mod fields;
 mod fingerprint;
@@ -31,9 +32,10 @@ mod random;
 #[cfg(test)]
 mod simulated;
 mod spec;
+mod targets;
 mod weights;
 
-pub use adapter::{Adapter, targeted};
+pub use adapter::Adapter;
 pub use attend::{Attend, AttendError, Qkv, Routed};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::{Model, kind_of};
@@ -46,6 +48,7 @@ pub use init::init_model;
 pub use positions::Positions;
 #[cfg(test)]
 pub(crate) use simulated::while_graphs_are_simulated;
-pub use spec::{AttentionSpec, FeedForwardSpec, LayerSpec, LinearSpec};
+pub use spec::{AttentionSpec, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerSpec, LinearSpec};
+pub use targets::targeted;
 pub use spec::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
 pub use weights::MODEL_TENSORS;

@@ -5,9 +5,10 @@ use std::path::Path;
 use tch::{Device, Kind};
 
 use super::ModelError;
-use super::adapter::{Adapter, LoraTarget, targets};
+use super::adapter::Adapter;
 use super::config::ModelConfig;
 use super::delta::master_kind;
+use super::targets::{LoraTarget, targets};
 use crate::files::{PeftConfig, read_peft, write_peft};
 use crate::store::{load_tensor, raw_tensors};
 

@@ -90,19 +90,91 @@ pub enum FeedForwardSpec {
         /// Its projections have a bias.
         has_bias: bool,
     },
+    /// Some of many gated MLPs, which a router chooses for each token.
+    Experts(ExpertsSpec),
 }
+
+/// A mixture of experts (Shazeer et al. 2017, arXiv 1701.06538): gated MLPs with `SiLU`, of which each token goes to those with the largest
+/// router probabilities, and gets the sum of what they make of it, weighted by these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpertsSpec {
+    /// X, how many there are.
+    pub num_experts: usize,
+    /// k, how many a token goes to.
+    pub top_k: usize,
+    /// The width of each.
+    pub intermediate_size: usize,
+    /// The weights of a token's experts are divided by their sum.
+    pub is_renormalised: bool,
+    /// How its linears are called in checkpoints.
+    pub names: &'static ExpertNames,
+}
+
+/// What a family calls the linears of its experts.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ExpertNames {
+    /// Where router and experts are in the layer: `mlp`.
+    pub block: &'static str,
+    /// Of one expert: gate, up, down.
+    pub linears: [&'static str; 3],
+}
+
+impl ExpertsSpec {
+    /// The linear whose outputs are the experts' scores.
+    pub(super) fn router(&self, hidden: usize) -> LinearSpec {
+        LinearSpec { path: format!("{}.gate", self.names.block).into(), out: self.num_experts, inner: hidden, has_bias: false }
+    }
+
+    /// Gate, up and down of one expert.
+    pub(super) fn expert(&self, expert: usize, hidden: usize) -> [LinearSpec; 3] {
+        let [gate, up, down] = self.names.linears;
+        let linear = |name: &str, [out, inner]: [usize; 2]| LinearSpec {
+            path: format!("{}.experts.{expert}.{name}", self.names.block).into(),
+            out,
+            inner,
+            has_bias: false,
+        };
+        let (wide, narrow) = ([self.intermediate_size, hidden], [hidden, self.intermediate_size]);
+        [linear(gate, wide), linear(up, wide), linear(down, narrow)]
+    }
+
+    /// The matrices of all experts side by side, as adapters may target them: gate above up, and down. Shapes are those of one expert.
+    pub(super) fn stacked(&self, hidden: usize) -> [LinearSpec; 2] {
+        [
+            LinearSpec::new(STACKED_GATE_UP, [2 * self.intermediate_size, hidden], false),
+            LinearSpec::new(STACKED_DOWN, [hidden, self.intermediate_size], false),
+        ]
+    }
+}
+
+/// What PEFT calls the gate and up matrices of all experts, whatever they are called in a checkpoint.
+pub(super) const STACKED_GATE_UP: &str = "mlp.experts.gate_up_proj";
+/// The same of the down matrices.
+pub(super) const STACKED_DOWN: &str = "mlp.experts.down_proj";
 
 impl FeedForwardSpec {
     /// Its linears, in the order in which they are computed.
     pub fn linears(&self, hidden: usize) -> Vec<LinearSpec> {
-        let Self::Dense { intermediate_size, has_bias } = self;
-        gated_linears(*intermediate_size, hidden, *has_bias).into()
+        match self {
+            Self::Dense { intermediate_size, has_bias } => gated_linears(*intermediate_size, hidden, *has_bias).into(),
+            Self::Experts(spec) => {
+                let experts = (0..spec.num_experts).flat_map(|expert| spec.expert(expert, hidden));
+                std::iter::once(spec.router(hidden)).chain(experts).collect()
+            }
+        }
     }
 
-    /// The width of the layer between its projections.
+    /// The width that a token meets between its projections: of all of its experts together.
     pub fn intermediate_size(&self) -> usize {
-        let Self::Dense { intermediate_size, .. } = self;
-        *intermediate_size
+        match self {
+            Self::Dense { intermediate_size, .. } => *intermediate_size,
+            Self::Experts(spec) => spec.top_k * spec.intermediate_size,
+        }
+    }
+
+    /// The experts, where it has some.
+    pub fn experts(&self) -> Option<&ExpertsSpec> {
+        if let Self::Experts(spec) = self { Some(spec) } else { None }
     }
 }
 

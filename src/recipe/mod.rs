@@ -54,7 +54,6 @@ pub struct Resolved {
     pub recipe: Recipe,
     /// One line for each spelling that is another program's, with its place.
     pub notes: Vec<String>,
-    document: Document,
 }
 
 impl Recipe {
@@ -87,14 +86,6 @@ impl Recipe {
         overrides::apply(&mut document)?;
         let notes = alias::apply(&mut document)?;
         let recipe = resolve::resolve(&mut document, weights)?;
-        Ok(Resolved { recipe, notes, document })
-    }
-}
-
-impl Resolved {
-    /// The error for a value that shows itself to be wrong only beside the model or the data: it points at `key` (dotted) in
-    /// the recipe.
-    pub fn reject(&self, key: &str, message: String, hint: String) -> RecipeError {
-        self.document.reject(key, message, hint)
+        Ok(Resolved { recipe, notes })
     }
 }

@@ -73,6 +73,9 @@ table! {
         )]
         #[word("all-linear", "all", "all_linear")]
         pub target_modules: TargetModules = TargetModules::AllLinear,
+        /// Matrices of all experts side by side, and routers, that get an adapter too, by PEFT's names: `["mlp.experts.gate_up_proj",
+        /// "mlp.experts.down_proj", "mlp.gate.weight"]`. With `all-linear` the first two do.
+        pub target_parameters: Vec<String> = Vec::new(),
     }
 }
 

@@ -7,7 +7,7 @@ use super::grad::GradRecipe;
 use super::kv_cache::CacheRecipe;
 use super::model::{LoraRecipe, ModelRecipe};
 use super::table::{RecipeKey, RecipeTable, TableEntries};
-use super::training::{CheckpointRecipe, EvalRecipe, LogRecipe, OptimizerRecipe, TopOfFile, TrainRecipe, Weights};
+use super::training::{CheckpointRecipe, EvalRecipe, LogRecipe, OptimizerRecipe, TopOfFile, TrainRecipe};
 
 /// A recipe: checked, complete, with absolute paths.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,11 +39,6 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Which weights are trained.
-    pub fn weights(&self) -> Weights {
-        self.train.weights
-    }
-
     /// The tables as they are written, without what stands above them.
     pub(super) fn sections(&self) -> Vec<(&'static str, TableEntries)> {
         fn section<T: RecipeTable>(table: &T) -> (&'static str, TableEntries) {

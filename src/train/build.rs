@@ -169,7 +169,7 @@ fn check_agreement((lora, config): (&LoraRecipe, &ModelConfig), adapter: &Adapte
     if (lora.alpha - adapter.alpha()).abs() > 0.0 {
         return differs("alpha", lora.alpha.to_string(), adapter.alpha().to_string());
     }
-    if !adapter.has_targets(config, &lora.target_modules)? {
+    if !adapter.has_targets(config, lora)? {
         return differs("target_modules", lora.target_modules.to_string(), adapter.targets().join(", "));
     }
     Ok(())

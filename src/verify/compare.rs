@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use tch::{Kind, Tensor};
 
-use super::{VerifyError, reference_gradients};
-use crate::cache::ReplayLog;
+use super::{Reference, VerifyError};
 use crate::data::Batch;
 use crate::engine::{Engine, MicroBatchContext, MicroBatchGradients, Silent};
 use crate::head::SequenceLoss;
@@ -109,27 +108,7 @@ pub fn check_finite(batch: &Batch, sequences: &[SequenceLoss]) -> Result<(), Ver
     }
 }
 
-/// What masked dense autograd finds for one batch and the choices made on it. Cells and stores have no part in it, so that it serves
-/// for every tiling.
-#[derive(Debug)]
-pub struct Reference {
-    sequences: Vec<SequenceLoss>,
-    gradients: BTreeMap<String, Tensor>,
-}
-
 impl Reference {
-    /// Runs the reference on the choices in `log`. Of the engine it asks the head and how entries are stored.
-    pub fn new(
-        engine: &Engine,
-        model: &Model,
-        batch: &Batch,
-        log: &ReplayLog,
-        context: MicroBatchContext,
-    ) -> Result<Self, VerifyError> {
-        let (sequences, gradients) = reference_gradients(engine, model, batch, log, context)?;
-        Ok(Self { sequences, gradients })
-    }
-
     /// What an engine found, beside it.
     pub fn compare(&self, ours: &MicroBatchGradients) -> Comparison {
         Comparison::new((&ours.losses, &ours.gradients), (&self.sequences, &self.gradients))

@@ -11,11 +11,11 @@ mod reference;
 mod tilings;
 mod walk;
 
-pub use compare::{Comparison, MatrixError, Reference, check_finite, compare};
+pub use compare::{Comparison, MatrixError, check_finite, compare};
 pub use error::VerifyError;
 pub use fit::fits_in_f64;
 pub use nearness::{ErrorBound, tolerance};
 pub use proofs::{HeadTurn, Proofs, TilingProof, Verdict};
-pub use reference::reference_gradients;
+pub use reference::Reference;
 pub use tilings::{Tiling, every_tiling};
 pub use walk::{LayerWalk, walk};

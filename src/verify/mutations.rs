@@ -8,7 +8,7 @@ pub(crate) mod support;
 
 use support::case::{Case, EXACT, HeadKind, IN_FILE, IN_MEMORY, PLAIN, Tail, TargetsAt, Trains, Width};
 
-use super::{Comparison, Proofs, TilingProof, Verdict, VerifyError, reference_gradients};
+use super::{Comparison, Proofs, Reference, TilingProof, Verdict, VerifyError};
 use crate::engine::{EngineError, MicroBatchGradients, Settings, Silent};
 use crate::model::while_graphs_are_simulated;
 use crate::native::cuda::TorchKernel;
@@ -36,8 +36,7 @@ fn compared_in(case: &Case, within: impl FnOnce(&dyn Fn() -> Made) -> Made) -> R
     let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
     let engine = support::engine(case, &model);
     let ours = within(&|| engine.gradients(&model, &batch, context, &mut Silent))?;
-    let (sequences, theirs) = reference_gradients(&engine, &model, &batch, &ours.log, context)?;
-    Ok(Comparison::new((&ours.losses, &ours.gradients), (&sequences, &theirs)))
+    Ok(Reference::new(&engine, &model, &batch, &ours.log, context)?.compare(&ours))
 }
 
 fn assert_exact(case: &Case) {
@@ -201,7 +200,7 @@ fn a_flipped_entry_of_the_log_is_noticed() {
         let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
         let engine = support::engine(&case, &model);
         let clean = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
-        let (sequences, theirs) = reference_gradients(&engine, &model, &batch, &clean.log, context).unwrap();
+        let reference = Reference::new(&engine, &model, &batch, &clean.log, context).unwrap();
         let mut flips = 0;
         for (layer, log) in clean.log.layers.iter().enumerate() {
             for span in clean.log.spans.iter().filter(|s| log.victims(s.index).is_some()) {
@@ -209,7 +208,7 @@ fn a_flipped_entry_of_the_log_is_noticed() {
                 trace.log.layers[layer].shift_first_victim(span.index);
                 flips += 1;
                 if let Ok(ours) = engine.backward(&model, trace, context, &mut Silent) {
-                    let worst = Comparison::new((&ours.losses, &ours.gradients), (&sequences, &theirs)).worst();
+                    let worst = reference.compare(&ours).worst();
                     assert!(worst > NOTICED, "layer {layer}, chunk {}: {worst:.2e} on {case:?}", span.index);
                 }
             }

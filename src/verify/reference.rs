@@ -18,56 +18,67 @@ use crate::units::LayerIdx;
 /// Queries whose scores are held at a time; longer sequences recompute each block in the backward.
 const BLOCK: i64 = 512;
 
-/// Loss by sequence, and gradients by name, of the network in which a query sees a token until the chunk that evicts it.
-pub fn reference_gradients(
-    engine: &Engine,
-    model: &Model,
-    batch: &Batch,
-    log: &ReplayLog,
-    context: MicroBatchContext,
-) -> Result<(Vec<SequenceLoss>, BTreeMap<String, Tensor>), VerifyError> {
-    let groups = model.config().num_kv_heads();
-    // One layer at a time: what each slot held after each chunk is far larger than when each token left.
-    let gone = |layer| walk(log, layer, groups[layer]).map(|w| gone_tensor(&w.gone, model.device()));
-    let mut attend = MaskedDense {
-        gone: (0..model.config().num_layers()).map(gone).collect::<Result<_, _>>()?,
-        chunk_t: chunks(log, model.device()),
-        buffer: engine.settings().buffer(),
-    };
-    let hidden = with_grad(|| forward(model, batch, context, &mut attend))?;
+/// What masked dense autograd finds for one batch and the choices made on it. Cells and stores have no part in it, so that it serves
+/// for every tiling.
+#[derive(Debug)]
+pub struct Reference {
+    pub(super) sequences: Vec<SequenceLoss>,
+    pub(super) gradients: BTreeMap<String, Tensor>,
+}
 
-    let mut picks: Vec<Pick> = Vec::new();
-    for (index, sequence) in batch.sequences.iter().enumerate() {
-        let targets = match &sequence.targets {
-            Targets::NextToken(labels) => SequenceTargets::Tokens(labels),
-            Targets::Class(class) => SequenceTargets::Class { len: sequence.inputs.len(), class: *class },
+impl Reference {
+    /// Loss by sequence, and gradients by name, of the network in which a query sees a token until the chunk that evicts it by `log`.
+    /// The engine is asked for the head and for how entries are stored.
+    pub fn new(
+        engine: &Engine,
+        model: &Model,
+        batch: &Batch,
+        log: &ReplayLog,
+        context: MicroBatchContext,
+    ) -> Result<Self, VerifyError> {
+        let groups = model.config().num_kv_heads();
+        // One layer at a time: what each slot held after each chunk is far larger than when each token left.
+        let gone = |layer| walk(log, layer, groups[layer]).map(|w| gone_tensor(&w.gone, model.device()));
+        let mut attend = MaskedDense {
+            gone: (0..model.config().num_layers()).map(gone).collect::<Result<_, _>>()?,
+            chunk_t: chunks(log, model.device()),
+            buffer: engine.settings().buffer(),
         };
-        picks.extend(engine.head().picks(index, targets)?);
-    }
-    // With an adapter the head is frozen, and differentiated in blocks: a vocabulary may be large.
-    let losses = if model.head_parameters().is_empty() {
-        let logits = (&WholeHead(model) as &dyn Logits, model.config().vocab_size);
-        let loss = column_loss(engine.head(), &hidden.detach(), 0, &picks, logits, Some(context.weight))?;
-        if let (Some(gradient), true) = (&loss.hidden_gradient, hidden.requires_grad()) {
-            run_backward(&[&hidden], &[gradient])?;
+        let hidden = with_grad(|| forward(model, batch, context, &mut attend))?;
+
+        let mut picks: Vec<Pick> = Vec::new();
+        for (index, sequence) in batch.sequences.iter().enumerate() {
+            let targets = match &sequence.targets {
+                Targets::NextToken(labels) => SequenceTargets::Tokens(labels),
+                Targets::Class(class) => SequenceTargets::Class { len: sequence.inputs.len(), class: *class },
+            };
+            picks.extend(engine.head().picks(index, targets)?);
         }
-        loss.losses.iter().map(Losses::read).collect::<Result<Vec<_>, _>>()?.concat()
-    } else {
-        through_the_head(engine, model, &hidden, &picks, context.weight)?
-    };
-    let mut sequences = vec![SequenceLoss::default(); batch.sequences.len()];
-    for (pick, value, correct) in losses {
-        let sequence = &mut sequences[pick.sequence];
-        (sequence.loss_sum, sequence.targets, sequence.correct) =
-            (sequence.loss_sum + value, sequence.targets + 1, sequence.correct + usize::from(correct));
+        // With an adapter the head is frozen, and differentiated in blocks: a vocabulary may be large.
+        let losses = if model.head_parameters().is_empty() {
+            let logits = (&WholeHead(model) as &dyn Logits, model.config().vocab_size);
+            let loss = column_loss(engine.head(), &hidden.detach(), 0, &picks, logits, Some(context.weight))?;
+            if let (Some(gradient), true) = (&loss.hidden_gradient, hidden.requires_grad()) {
+                run_backward(&[&hidden], &[gradient])?;
+            }
+            loss.losses.iter().map(Losses::read).collect::<Result<Vec<_>, _>>()?.concat()
+        } else {
+            through_the_head(engine, model, &hidden, &picks, context.weight)?
+        };
+        let mut sequences = vec![SequenceLoss::default(); batch.sequences.len()];
+        for (pick, value, correct) in losses {
+            let sequence = &mut sequences[pick.sequence];
+            (sequence.loss_sum, sequence.targets, sequence.correct) =
+                (sequence.loss_sum + value, sequence.targets + 1, sequence.correct + usize::from(correct));
+        }
+        let mut gradients = BTreeMap::new();
+        for (name, mut parameter) in model.parameters() {
+            let grad = parameter.grad();
+            gradients.insert(name, if grad.defined() { grad.copy() } else { parameter.zeros_like() }.detach());
+            parameter.zero_grad();
+        }
+        Ok(Self { sequences, gradients })
     }
-    let mut gradients = BTreeMap::new();
-    for (name, mut parameter) in model.parameters() {
-        let grad = parameter.grad();
-        gradients.insert(name, if grad.defined() { grad.copy() } else { parameter.zeros_like() }.detach());
-        parameter.zero_grad();
-    }
-    Ok((sequences, gradients))
 }
 
 fn forward(model: &Model, batch: &Batch, context: MicroBatchContext, attend: &mut MaskedDense) -> Result<Tensor, VerifyError> {

@@ -229,7 +229,12 @@ pub fn model(device: Device) -> Model {
 /// Logits of a batch, on the CPU, and what was evicted.
 pub fn logits(engine: &Engine, model: &Model, batch: &Batch) -> (Tensor, ReplayLog) {
     let mut columns = Vec::new();
-    let mut sink = |_: usize, hidden: &Tensor| columns.push(model.logits(&model.final_norm(hidden)));
+    let sequences = batch.sequences.len() as i64;
+    // Zeros for sequences that have ended.
+    let mut sink = |_: usize, hidden: &Tensor| {
+        let logits = model.logits(&model.final_norm(hidden));
+        columns.push(logits.constant_pad_nd([0, 0, 0, 0, 0, sequences - logits.size()[0]]));
+    };
     let (_, log) = engine.inspect(model, batch, &mut sink).unwrap();
     (Tensor::cat(&columns, 1).to_device(Device::Cpu), log)
 }

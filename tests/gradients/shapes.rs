@@ -1,7 +1,7 @@
 //! The crown, over shapes: lengths, caches, chunks and cells that fit each other badly.
 
 use kvtune::engine::Silent;
-use kvtune::verify::{Comparison, reference_gradients};
+use kvtune::verify::Reference;
 use proptest::prelude::*;
 
 use crate::support;
@@ -103,9 +103,8 @@ fn a_cache_that_holds_all_is_full_attention() {
     for (policy, params) in [("dense", ""), ("lastrec", "init_grace_tokens = 3"), ("h2o", "grace_period = 2")] {
         let case = Case { policy, params, lengths: &[33, 20], cache: &[33], ..PLAIN };
         let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
-        let reference =
-            reference_gradients(&support::engine(&case, &model), &model, &batch, &support::full_attention(&batch), context);
-        let (sequences, theirs) = reference.unwrap();
+        let log = support::full_attention(&batch);
+        let reference = Reference::new(&support::engine(&case, &model), &model, &batch, &log, context).unwrap();
         for (cache, chunk, layers_per_cell, width) in [
             (33, 1, 3, Width::Chunks(100)),
             (33, 7, 1, Width::Chunks(2)),
@@ -115,7 +114,7 @@ fn a_cache_that_holds_all_is_full_attention() {
             let cache: &'static [usize] = Box::leak(Box::new([cache]));
             let engine = support::engine(&Case { cache, chunk, layers_per_cell, width, ..case }, &model);
             let ours = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
-            let found = Comparison::new((&ours.losses, &ours.gradients), (&sequences, &theirs));
+            let found = reference.compare(&ours);
             assert!(found.worst() <= EXACT && found.untested().is_empty(), "{policy}, chunk {chunk}: {found:#?}");
             worst = worst.max(found.worst());
         }

@@ -164,7 +164,7 @@ fn what_is_trained_is_what_the_command_asks_for() {
     };
     for &weights in Weights::ALL {
         let recipe = load(&with(""), weights).unwrap();
-        assert_eq!((recipe.weights(), recipe.lora.is_some()), (weights, weights == Weights::Adapter));
+        assert_eq!((recipe.train.weights, recipe.lora.is_some()), (weights, weights == Weights::Adapter));
         assert_eq!(load(&recipe.to_toml(), weights).unwrap(), recipe);
         let other = if weights == Weights::All { Weights::Adapter } else { Weights::All };
         let error = load(&recipe.to_toml(), other).unwrap_err();

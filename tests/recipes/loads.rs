@@ -56,7 +56,7 @@ fn the_recipe_that_was_asked_for_loads_as_it_stands() {
 #[test]
 fn what_is_left_out_has_its_default() {
     let recipe = parse(SMALL).unwrap().recipe;
-    assert_eq!(recipe.weights(), Weights::Adapter);
+    assert_eq!(recipe.train.weights, Weights::Adapter);
     assert_eq!((recipe.model.dtype, recipe.model.adapter), (Dtype::F32, None));
     let lora = recipe.lora.unwrap();
     assert_eq!((lora.r, lora.alpha, lora.dropout), (8, 16.0, 0.0));

@@ -93,14 +93,6 @@ fn a_choice_made_by_a_program_has_no_place() {
 }
 
 #[test]
-fn values_that_prove_wrong_later_can_still_be_shown() {
-    let resolved = parse(&with("[kv_cache]\nchunk_size = 999")).unwrap();
-    let error = resolved.reject("kv_cache.chunk_size", "too large".into(), "choose 8".into());
-    assert_eq!((error.line(), error.column()), (Some(7), Some(1)));
-    assert_eq!(resolved.reject("lora.r", "too large".into(), "choose 8".into()).line(), None);
-}
-
-#[test]
 fn the_initial_part_of_prompts_has_defaults_and_a_regular_expression_that_is_one() {
     let read = |lines: &str| match kvtune::cache::initial_part(&choice(lines)) {
         Ok(part) => Ok(part.unwrap()),

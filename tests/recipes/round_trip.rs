@@ -37,7 +37,7 @@ prop_compose! {
               names in prop::collection::btree_set("[a-z_.\"]{1,8}", 0..4)) -> LoraRecipe {
         let names: Vec<String> = names.into_iter().collect();
         let target_modules = if names.is_empty() { TargetModules::AllLinear } else { TargetModules::Names(names) };
-        LoraRecipe { r, alpha, dropout, target_modules }
+        LoraRecipe { r, alpha, dropout, target_modules, target_parameters: Vec::new() }
     }
 }
 

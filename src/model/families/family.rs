@@ -1,6 +1,7 @@
 //! What a model family says of itself.
 
 use crate::model::fields::{ConfigFault, Fields};
+use crate::model::spec::ExpertsSpec;
 
 /// A family of models, by the `model_type` of its `config.json`. What most families have in common is [`Family::USUAL`].
 #[derive(Debug)]
@@ -12,6 +13,8 @@ pub(in crate::model) struct Family {
     pub(in crate::model) tied_by_default: bool,
     /// The base of the rotary frequencies when `config.json` doesn't say.
     pub(in crate::model) default_rope_theta: f64,
+    /// The epsilon of the norms when `config.json` doesn't say.
+    pub(in crate::model) default_norm_eps: f64,
     /// Heads of keys and values when `config.json` doesn't say; as many as there are query heads where `None`.
     pub(in crate::model) default_kv_heads: Option<usize>,
     /// Channels of a head when `config.json` doesn't say; an equal share of the residual stream's where `None`.
@@ -26,6 +29,8 @@ pub(in crate::model) struct Family {
     pub(in crate::model) windows: fn(Fields<'_>, usize) -> Result<SlidingLayers, ConfigFault>,
     /// Which layers rotate queries and keys, of so many.
     pub(in crate::model) rotates: fn(Fields<'_>, usize) -> Result<Vec<bool>, ConfigFault>,
+    /// The experts of each layer that has some in place of an MLP, of so many.
+    pub(in crate::model) experts: fn(Fields<'_>, usize) -> Result<Vec<Option<ExpertsSpec>>, ConfigFault>,
 }
 
 impl Family {
@@ -35,6 +40,7 @@ impl Family {
         architecture: "",
         tied_by_default: false,
         default_rope_theta: 10_000.0,
+        default_norm_eps: 1e-6,
         default_kv_heads: None,
         default_head_dim: None,
         has_qk_norm: false,
@@ -42,6 +48,7 @@ impl Family {
         biases: |_| Ok(Biases::default()),
         windows: |_, num_layers| Ok(SlidingLayers::none(num_layers)),
         rotates: |_, num_layers| Ok(vec![true; num_layers]),
+        experts: |_, num_layers| Ok(vec![None; num_layers]),
     };
 }
 

@@ -5,10 +5,10 @@ use serde_json::Value;
 use super::family::{Biases, Family, SlidingLayers};
 use super::rope::rope;
 use crate::model::fields::{ConfigFault, Fields, shown};
-use crate::model::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, ScoreRule};
+use crate::model::spec::{AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ScoreRule};
 
 pub(in crate::model) const MAX_HIDDEN: usize = 1 << 16;
-const MAX_INTERMEDIATE: usize = 1 << 20;
+pub(super) const MAX_INTERMEDIATE: usize = 1 << 20;
 const MAX_LAYERS: usize = 1 << 10;
 const MAX_HEADS: usize = 1 << 10;
 const MAX_HEAD_DIM: usize = 1 << 12;
@@ -22,13 +22,15 @@ pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Ve
     let num_layers = fields.count("num_hidden_layers", MAX_LAYERS)?;
     let windows = windows_by_layer(fields, (family.windows)(fields, num_layers)?)?;
     let rotates = (family.rotates)(fields, num_layers)?;
-    let layer = |(window, rotates)| {
+    let experts = (family.experts)(fields, num_layers)?;
+    let layer = |((window, rotates), experts): (_, Option<ExpertsSpec>)| {
         let rule = ScoreRule { window, ..attention.rule };
         let rope = attention.rope.clone().filter(|_| rotates);
-        let feed_forward = FeedForwardSpec::Dense { intermediate_size, has_bias: biases.mlp };
+        let dense = FeedForwardSpec::Dense { intermediate_size, has_bias: biases.mlp };
+        let feed_forward = experts.map_or(dense, FeedForwardSpec::Experts);
         LayerSpec { attention: AttentionSpec { rule, rope, ..attention.clone() }, feed_forward }
     };
-    Ok(windows.into_iter().zip(rotates).map(layer).collect())
+    Ok(windows.into_iter().zip(rotates).zip(experts).map(layer).collect())
 }
 
 /// What would change the numbers and isn't built.

@@ -1,11 +1,14 @@
 //! What differs between model families, and only that: one small file each, and one line in [`FAMILIES`].
 
+mod experts;
 mod family;
 mod layers;
 mod llama;
 mod mistral;
+mod mixtral;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 mod rope;
 mod rope_kinds;
 mod seed_oss;
@@ -18,7 +21,16 @@ pub(super) use rope::max_positions;
 
 /// The known families.
 pub(super) const FAMILIES: &[&Family] =
-    &[&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &seed_oss::FAMILY, &smollm3::FAMILY];
+    &[
+        &llama::FAMILY,
+        &mistral::FAMILY,
+        &mixtral::FAMILY,
+        &qwen2::FAMILY,
+        &qwen3::FAMILY,
+        &qwen3_moe::FAMILY,
+        &seed_oss::FAMILY,
+        &smollm3::FAMILY,
+    ];
 
 /// Finds a family by its `model_type`.
 pub(super) fn find(model_type: &str) -> Option<&'static Family> {

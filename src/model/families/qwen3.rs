@@ -16,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 /// `attention_bias` is one of all four projections; the MLP has none.
-fn biases(fields: Fields<'_>) -> Result<Biases, ConfigFault> {
+pub(super) fn biases(fields: Fields<'_>) -> Result<Biases, ConfigFault> {
     let attention = fields.flag_or("attention_bias", false)?;
     Ok(Biases { qkv: attention, output: attention, mlp: false })
 }

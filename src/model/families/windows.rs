@@ -15,6 +15,11 @@ pub(super) fn width(fields: Fields<'_>, default: Option<usize>) -> Result<Option
     fields.count(KEY, MAX_WINDOW).map(Some)
 }
 
+/// Every layer has the same window, or none.
+pub(super) fn every_layer(fields: Fields<'_>, num_layers: usize, default: Option<usize>) -> Result<SlidingLayers, ConfigFault> {
+    Ok(SlidingLayers { window: width(fields, default)?, slides: vec![true; num_layers] })
+}
+
 /// The upper layers slide, from `max_window_layers` on; both numbers mean nothing unless `use_sliding_window` is set.
 pub(super) fn upper_layers(fields: Fields<'_>, num_layers: usize) -> Result<SlidingLayers, ConfigFault> {
     if !fields.flag_or("use_sliding_window", false)? {

@@ -1,0 +1,39 @@
+//! Qwen3-MoE: Qwen3 with experts in most layers, of a width of their own.
+
+use serde_json::Value;
+
+use super::experts::{ExpertKeys, experts};
+use super::family::Family;
+use super::{qwen3, windows};
+use crate::model::fields::{ConfigFault, Fields};
+use crate::model::spec::{ExpertNames, ExpertsSpec};
+
+const NAMES: ExpertNames = ExpertNames { block: "mlp", linears: ["gate_proj", "up_proj", "down_proj"] };
+/// Published files say `num_experts`, and Transformers 5 writes the other.
+const KEYS: ExpertKeys = ExpertKeys { num_experts: &["num_experts", "num_local_experts"], width: "moe_intermediate_size" };
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "qwen3_moe",
+    architecture: "Qwen3MoeForCausalLM",
+    default_kv_heads: Some(4),
+    has_qk_norm: true,
+    biases: qwen3::biases,
+    windows: windows::upper_layers,
+    experts: some_layers,
+    ..Family::USUAL
+};
+
+/// Each `decoder_sparse_step`-th layer has experts, but for those of `mlp_only_layers`.
+fn some_layers(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<ExpertsSpec>>, ConfigFault> {
+    const DENSE: &str = "mlp_only_layers";
+    let spec = experts(fields, &KEYS, (128, 8), &NAMES)?;
+    let spec = ExpertsSpec { is_renormalised: fields.flag_or("norm_topk_prob", false)?, ..spec };
+    let step = fields.count_or("decoder_sparse_step", 1, usize::MAX)?;
+    let dense: Option<Vec<usize>> = match fields.get(DENSE) {
+        None => Some(Vec::new()),
+        Some(value) => value.as_array().and_then(|list| list.iter().map(|layer| Value::as_u64(layer).map(|l| l as usize)).collect()),
+    };
+    let dense = dense.ok_or_else(|| fields.range(DENSE, "a list of layers".into()))?;
+    let has_experts = |layer: &usize| !dense.contains(layer) && (layer + 1).is_multiple_of(step);
+    Ok((0..num_layers).map(|layer| has_experts(&layer).then(|| spec.clone())).collect())
+}
