@@ -19,6 +19,8 @@ pub(crate) enum Sabotage {
     WindowTooWide,
     /// The rolling buffer of a window is a slot short.
     WindowForgets,
+    /// Rotations that depend on the length of a sequence take that of its batch.
+    LengthOfTheBatch,
     /// The head's parameters keep no gradient.
     HeadGradientDropped,
     /// What has travelled through the lowest band does not reach the embedding.

@@ -30,7 +30,7 @@ pub enum BenchError {
     TooLong {
         /// Tokens of a sequence.
         tokens: usize,
-        /// `max_position_embeddings`.
+        /// The longest that the model is made for.
         positions: usize,
     },
 }

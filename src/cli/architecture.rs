@@ -1,6 +1,6 @@
 //! What a model is, in words: family, positions, windows, biases.
 
-use crate::model::{ModelConfig, RopeScaling, RopeSpec};
+use crate::model::{LinearSpec, ModelConfig, RopeScaling, RopeSpec};
 
 /// On one line.
 pub(super) fn architecture(config: &ModelConfig) -> String {
@@ -19,7 +19,7 @@ pub(super) fn architecture(config: &ModelConfig) -> String {
         words.push("normalised queries and keys".to_owned());
     }
     let linears = config.layers[0].linears(config.hidden_size);
-    let biased: Vec<&str> = linears.iter().filter(|linear| linear.has_bias).map(|linear| linear.name()).collect();
+    let biased: Vec<&str> = linears.iter().filter(|linear| linear.has_bias).map(LinearSpec::name).collect();
     if !biased.is_empty() {
         words.push(format!("biases on {}", biased.join(" ")));
     }

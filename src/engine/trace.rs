@@ -61,6 +61,12 @@ impl BatchIds {
         let ids: Vec<i64> = batch.sequences.iter().flat_map(padded).collect();
         let ids_bt = Tensor::from_slice(&ids).view([batch.sequences.len() as i64, total as i64]);
         let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
+        #[cfg(test)]
+        let lengths = if crate::sabotage::is_active(crate::sabotage::Sabotage::LengthOfTheBatch) {
+            vec![total; lengths.len()]
+        } else {
+            lengths
+        };
         let samples = batch.sequences.iter().map(|r| r.sample).collect();
         Self { ids_bt, samples, frequencies: model.frequencies(&lengths), device: model.device() }
     }

@@ -17,7 +17,7 @@ pub struct ModelConfig {
     pub layers: Vec<LayerSpec>,
     /// V.
     pub vocab_size: usize,
-    /// The longest sequence the model was made for.
+    /// Positions that the file speaks of; [`Self::longest_sequence`] says what a scaled rotary embedding makes of it.
     pub max_position_embeddings: usize,
     /// The epsilon of all norms.
     pub rms_norm_eps: f64,
@@ -58,6 +58,12 @@ impl ModelConfig {
             }
         }
         all
+    }
+
+    /// The longest sequence in tokens that the model is made for: that of the layer that reaches least far.
+    pub fn longest_sequence(&self) -> usize {
+        let reach = self.rotations().into_iter().map(|rope| rope.reach(self.max_position_embeddings)).min();
+        reach.unwrap_or(self.max_position_embeddings)
     }
 
     /// KV heads by layer.

@@ -262,6 +262,19 @@ mod tests {
     }
 
     #[test]
+    fn a_scaled_rotary_embedding_reaches_further_than_the_file_says() {
+        let reach = |rope: &Value| {
+            let config = config(&json!({"max_position_embeddings": 4096, "rope_scaling": rope})).unwrap();
+            config.longest_sequence()
+        };
+        assert_eq!(reach(&json!(null)), 4096);
+        assert_eq!(reach(&json!({"type": "linear", "factor": 4.0})), 16384);
+        assert_eq!(reach(&json!({"type": "dynamic", "factor": 2.0})), 8192);
+        assert_eq!(reach(&json!({"type": "yarn", "factor": 4.0})), 16384);
+        assert_eq!(reach(&json!({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1024})), 4096);
+    }
+
+    #[test]
     fn the_first_channels_alone_are_rotated_and_longrope_has_a_factor_for_each_pair() {
         let lists = json!({"type": "su", "short_factor": [1, 1.5], "long_factor": [2, 3], "partial_rotary_factor": 0.25});
         let found = rope(&json!({"rope_scaling": lists, "original_max_position_embeddings": 4096}));

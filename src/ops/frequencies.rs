@@ -44,7 +44,7 @@ pub enum RopeScaling {
     LongRope(LongRopeScaling),
 }
 
-/// The settings of YaRN.
+/// The settings of `YaRN`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct YarnScaling {
     /// By which slow pairs are divided.
@@ -116,6 +116,18 @@ impl RopeSpec {
         matches!(self.scaling, RopeScaling::Dynamic { .. } | RopeScaling::LongRope(_))
     }
 
+    /// The longest sequence in tokens that it is made for, in a model whose `config.json` speaks of `max_positions`. Where a kind
+    /// stretches that very number, the file keeps it as it was, and the factor tells by how much.
+    pub fn reach(&self, max_positions: usize) -> usize {
+        let times = |tokens: usize, factor: f64| (tokens as f64 * factor) as usize;
+        match &self.scaling {
+            RopeScaling::Unscaled | RopeScaling::LongRope(_) => max_positions,
+            RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor, .. } => times(max_positions, *factor),
+            RopeScaling::Yarn(yarn) => times(yarn.original, yarn.factor).max(max_positions),
+            RopeScaling::Llama3(llama3) => times(llama3.original, llama3.factor).max(max_positions),
+        }
+    }
+
     /// The frequencies for sequences of these lengths in tokens, in f32 (f64 for `kind` f64).
     ///
     /// The operations, and the dtype in which they are made, are those of the other programs that run such models: at position 100 000
@@ -147,7 +159,7 @@ impl RopeSpec {
                 self.powers(self.grown_base(*factor, (length, *max_positions), wide.0), wide).reciprocal()
             }
             RopeScaling::Yarn(yarn) => self.of_yarn(yarn, wide),
-            RopeScaling::Llama3(llama3) => llama3.changed(self.powers(self.theta, wide).reciprocal()),
+            RopeScaling::Llama3(llama3) => llama3.changed(&self.powers(self.theta, wide).reciprocal()),
             RopeScaling::LongRope(longrope) => {
                 let factors = if length > longrope.original { &longrope.long } else { &longrope.short };
                 let factors = Tensor::from_slice(factors).to_kind(wide.0).to_device(wide.1);
@@ -194,14 +206,14 @@ impl RopeSpec {
 
 impl Llama3Scaling {
     /// What becomes of plain frequencies `(F)`.
-    fn changed(&self, inverse_f: Tensor) -> Tensor {
+    fn changed(&self, inverse_f: &Tensor) -> Tensor {
         let original = self.original as f64;
         let wavelength = inverse_f.reciprocal() * TAU;
         let smooth = (wavelength.reciprocal() * original - self.low) / (self.high - self.low);
-        let blended = (1.0 - &smooth) * &inverse_f / self.factor + &smooth * &inverse_f;
+        let blended = (1.0 - &smooth) * inverse_f / self.factor + &smooth * inverse_f;
         let is_long = wavelength.gt(original / self.low);
         let is_short = wavelength.lt(original / self.high);
-        let divided = &inverse_f / self.factor;
+        let divided = inverse_f / self.factor;
         inverse_f.where_self(&is_short, &divided.where_self(&is_long, &blended))
     }
 }

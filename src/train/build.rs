@@ -21,7 +21,7 @@ pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, TrainError> {
 
 /// Opens the data of a recipe for a model.
 pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Result<Splits, TrainError> {
-    let limits = ModelLimits { vocab_size: config.vocab_size, max_positions: config.max_position_embeddings };
+    let limits = ModelLimits { vocab_size: config.vocab_size, max_positions: config.longest_sequence() };
     let initial = cache::initial_part(&recipe.kv_cache.policy).map_err(EngineError::from)?;
     Ok(data::open(&recipe.data, &recipe.head, tokenizer, limits, initial.as_ref(), recipe.train.seed)?)
 }

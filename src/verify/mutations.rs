@@ -182,6 +182,16 @@ fn a_window_of_the_wrong_size_is_noticed() {
 }
 
 #[test]
+fn a_length_that_is_not_the_sequences_own_is_noticed() {
+    let dynamic = r#"{"max_position_embeddings": 20, "rope_scaling": {"type": "dynamic", "factor": 2.0}}"#;
+    let longrope = r#"{"max_position_embeddings": 80, "rope_scaling": {"type": "longrope", "original_max_position_embeddings": 20,
+        "short_factor": [1, 1.1, 1.2, 1.3], "long_factor": [1.2, 2, 4, 6]}}"#;
+    for config in [dynamic, longrope] {
+        assert_noticed(&Case { config, ..LASTREC }, Sabotage::LengthOfTheBatch);
+    }
+}
+
+#[test]
 fn a_dropped_gradient_of_either_end_is_noticed() {
     for trains in [Trains::All, Trains::AllTied] {
         let case = Case { trains, lora: &[], ..LASTREC };

@@ -1,4 +1,4 @@
-//! SmolLM3: some layers know no position.
+//! `SmolLM3`: some layers know no position.
 
 use serde_json::Value;
 
