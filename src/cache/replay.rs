@@ -129,6 +129,20 @@ impl ReplayLog {
         self.layers.iter().map(LayerLog::bytes).sum()
     }
 
+    /// The experts of all tokens in a layer that has some, for a batch of so many sequences: expert 0 and on for those that have left.
+    ///
+    /// # Shapes
+    /// `(B, T, k)`, int64.
+    pub fn routing(&self, layer: usize, sequences: usize, device: Device) -> Option<Tensor> {
+        let padded = |span: &ChunkSpan| {
+            let chosen_bnk = self.layers[layer].routing(span.index)?.chosen(device);
+            let left = sequences - span.num_sequences();
+            Some(if left == 0 { chosen_bnk } else { chosen_bnk.constant_pad_nd([0, 0, 0, 0, 0, left as i64]) })
+        };
+        let parts: Option<Vec<Tensor>> = self.spans.iter().map(padded).collect();
+        parts.filter(|parts| !parts.is_empty()).map(|parts| Tensor::cat(&parts, 1))
+    }
+
     /// Fails if the log was made on another batch, with other caches, or by a model with another number of heads.
     pub fn check_fits(&self, spans: &[ChunkSpan], cache_lengths: &[usize], num_kv_heads: &[usize]) -> Result<(), CacheError> {
         same(&cache_lengths.len(), &self.layers.len(), |n| format!("{n} layers"))?;

@@ -5,6 +5,7 @@ use std::ops::Range;
 use tch::{Kind, Tensor, no_grad};
 
 use super::layer_state::{SharedLayer, link, lock};
+use super::router_balance::RouterTask;
 use crate::cache::{CacheError, ChunkSpan, Policy, Routing};
 use crate::model::{Attend, AttendError, Qkv, Routed};
 use crate::native::attach_backward;
@@ -93,6 +94,7 @@ pub(super) enum Mode<'a> {
 pub(super) struct ColumnAttention<'a> {
     pub(super) column: Column<'a>,
     pub(super) mode: Mode<'a>,
+    pub(super) routers: RouterTask<'a>,
 }
 
 impl ColumnAttention<'_> {
@@ -125,15 +127,18 @@ impl Attend for ColumnAttention<'_> {
     fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, AttendError> {
         let num_experts = routed.probability_bnx.size()[2] as usize;
         let (spans, log) = (self.column.spans, &mut lock(&self.column.states[layer.0]).log);
-        if !matches!(self.mode, Mode::Choose { .. }) {
+        let chosen_bnk = if matches!(self.mode, Mode::Choose { .. }) {
+            let chosen_bnk = choose();
+            for span in spans {
+                let own_bnk = chosen_bnk.narrow(1, (span.start - spans[0].start) as i64, span.len as i64);
+                log.record_routing(Routing::new(&own_bnk, num_experts));
+            }
+            chosen_bnk
+        } else {
             let size = (routed.top_k, num_experts);
-            return log.recall_routing(layer, spans, size, routed.probability_bnx.device()).map_err(refused);
-        }
-        let chosen_bnk = choose();
-        for span in spans {
-            let own_bnk = chosen_bnk.narrow(1, (span.start - spans[0].start) as i64, span.len as i64);
-            log.record_routing(Routing::new(&own_bnk, num_experts));
-        }
+            log.recall_routing(layer, spans, size, routed.probability_bnx.device()).map_err(refused)?
+        };
+        self.routers.take(spans, routed.probability_bnx, &chosen_bnk);
         Ok(chosen_bnk)
     }
 }

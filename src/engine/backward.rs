@@ -11,6 +11,7 @@ use super::forward::captured;
 use super::head_run::HeadRun;
 use super::layer_state::{link, lock};
 use super::measured::{self, Transient};
+use super::router_balance::RouterTask;
 use super::schedule::{BackwardStage, Schedule};
 use super::session::Pass;
 use super::setup::Setup;
@@ -79,7 +80,7 @@ pub(super) fn run(
     trace.log.layers = trace.session.take_choices();
     let ends = ends(model, &trace, std::mem::take(&mut head.gradients), travelling);
     let gradients = collect(model, ends);
-    Ok(MicroBatchGradients { losses: head.finish()?, gradients, log: trace.log })
+    Ok(MicroBatchGradients { losses: head.finish()?, router_loss: trace.routers.loss(), gradients, log: trace.log })
 }
 
 /// The gradients that no cell makes, where all weights are trained: of the head's parameters, and of the embedding, from the
@@ -180,7 +181,7 @@ impl LayerBand<'_> {
             }
             let input = self.input(c, prefetch.map(|ahead| ahead.wait().swap_remove(0)));
             let mode = Mode::Follow { keeps_undo: self.layers.clone() };
-            let attend = &mut ColumnAttention { column: self.column(c), mode };
+            let attend = &mut ColumnAttention { column: self.column(c), mode, routers: RouterTask::Leave };
             let _ = self.pass(&mut captured).run(input, attend, &mut |_, _| Ok(()))?;
         }
         Ok(())
@@ -217,7 +218,10 @@ impl LayerBand<'_> {
         let input = self.input(c, waited).detach().set_requires_grad(has_input_gradient);
         let chain = chain_leaf(input.kind(), input.device());
         let mode = Mode::Differentiate { chain: &chain, chain_ends: Vec::new() };
-        let mut attend = ColumnAttention { column: self.column(c), mode };
+        let router_gradient = self.trace.routers.gradient(self.context.router_weight);
+        let differentiate = |gradient_x| RouterTask::Differentiate { gradient_x, roots: Vec::new() };
+        let routers = router_gradient.map_or(RouterTask::Leave, differentiate);
+        let mut attend = ColumnAttention { column: self.column(c), mode, routers };
         let mut captured = CapturedLayers::default();
         let output = with_grad(|| self.pass(&mut captured).run(input.shallow_clone(), &mut attend, &mut |_, _| Ok(())))?;
         let gradient = match above {
@@ -234,6 +238,10 @@ impl LayerBand<'_> {
         if output.requires_grad() {
             roots.push(&output);
             seeds.push(&gradient);
+        }
+        for (probability, gradient) in attend.routers.roots() {
+            roots.push(probability);
+            seeds.push(gradient);
         }
         emit(CellPhase::Backward);
         run_backward(&roots, &seeds)?;

@@ -4,6 +4,7 @@ use tch::{Tensor, no_grad};
 
 use super::attend::{ColumnAttention, Mode};
 use super::layer_state::{lock, new_layer_states};
+use super::router_balance::RouterTask;
 use super::session::{Pass, Session};
 use super::{ChunkPlan, Engine, EngineError, guarded};
 use crate::cache::LayerCache;
@@ -48,7 +49,7 @@ impl Session {
             let (captured, place) = (&mut CapturedLayers::default(), DropoutContext::default());
             let mut pass = Pass { model, captured, frequencies: &frequencies, place };
             let column = self.column(&self.plan.spans[column], 0..self.layers.len());
-            let mut attend = ColumnAttention { column, mode };
+            let mut attend = ColumnAttention { column, mode, routers: RouterTask::Leave };
             no_grad(|| pass.run(model.embed(ids_bn), &mut attend, &mut |_, _| Ok(())))
         })
     }

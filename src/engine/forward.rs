@@ -8,6 +8,7 @@ use super::head_run::HeadRun;
 use super::layer_checkpoints::LayerCheckpoints;
 use super::layer_state::new_layer_states;
 use super::measured::{self, Transient};
+use super::router_balance::{RouterSums, RouterTask};
 use super::schedule::{ForwardStage, Schedule};
 use super::session::{Pass, Session};
 use super::setup::Setup;
@@ -94,6 +95,7 @@ fn begin(setup: &Setup, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result
         tokens: BatchIds::new(batch, model),
         checkpoints: LayerCheckpoints::new(setup.stores.layer_checkpoints.clone()),
         head: HeadRun::new(setup, model, batch)?,
+        routers: RouterSums::default(),
         top: session.plan.columns.iter().map(|_| None).collect(),
         session,
     })
@@ -112,7 +114,7 @@ fn run_column(
     (c, context): (usize, Option<MicroBatchContext>),
     schedule: &Schedule,
 ) -> Result<Tensor, EngineError> {
-    let ForwardTrace { session, tokens, checkpoints, .. } = trace;
+    let ForwardTrace { session, tokens, checkpoints, routers, .. } = trace;
     let keeps_undo = schedule.layers_with_undo();
     let mode = match setup.log {
         Some(_) => Mode::Follow { keeps_undo },
@@ -121,7 +123,9 @@ fn run_column(
     let hidden = model.embed(&tokens.ids(&session.plan, c));
     let column = session.column(&session.plan.spans[session.plan.columns[c].clone()], 0..session.layers.len());
     let mut pass = Pass { model, captured, frequencies: tokens.frequencies(), place: tokens.place(context) };
-    pass.run(hidden, &mut ColumnAttention { column, mode }, &mut |layer, input| {
+    let has_router_loss = context.is_some_and(|context| context.router_weight > 0.0);
+    let routers = if has_router_loss { RouterTask::Sum(routers) } else { RouterTask::Leave };
+    pass.run(hidden, &mut ColumnAttention { column, mode, routers }, &mut |layer, input| {
         if schedule.is_border(layer) {
             checkpoints.put(layer, c, input)?;
         }

@@ -16,6 +16,7 @@ mod layer_checkpoints;
 mod layer_state;
 mod measured;
 mod memory;
+mod router_balance;
 mod schedule;
 mod session;
 mod settings;

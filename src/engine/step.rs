@@ -14,6 +14,8 @@ use crate::model::DropoutKey;
 pub struct MicroBatchContext {
     /// The gradient is that of `Σ losses · weight`: one over the targets of the global batch.
     pub weight: f64,
+    /// The factor of the routers' load-balance loss of this micro-batch, which is added; 0 adds nothing.
+    pub router_weight: f64,
     /// Seed and step of the dropout masks; `None` outside training.
     pub dropout: Option<DropoutKey>,
     /// What the sizes of chunks are drawn from where the recipe randomises them; `None` outside training.
@@ -25,6 +27,8 @@ pub struct MicroBatchContext {
 pub struct MicroBatchGradients {
     /// By sequence of the batch.
     pub losses: Vec<SequenceLoss>,
+    /// The routers' load-balance loss, where it has a weight and the model has experts.
+    pub router_loss: Option<f64>,
     /// By the names of the model's parameters, in their kind; zero where one had no influence.
     pub gradients: BTreeMap<String, Tensor>,
     /// The choices that were replayed.

@@ -4,6 +4,7 @@ use tch::{Device, Tensor};
 
 use super::head_run::HeadRun;
 use super::layer_checkpoints::LayerCheckpoints;
+use super::router_balance::RouterSums;
 use super::session::Session;
 use super::{ChunkPlan, MicroBatchContext};
 use crate::cache::ReplayLog;
@@ -21,6 +22,7 @@ pub struct ForwardTrace {
     pub(super) tokens: BatchIds,
     pub(super) checkpoints: LayerCheckpoints,
     pub(super) head: HeadRun,
+    pub(super) routers: RouterSums,
     /// Gradient of the hidden states above the last layer, by column; `None` where no token has a target, and where cells make it.
     pub(super) top: Vec<Option<HostTensor>>,
 }

@@ -114,7 +114,8 @@ impl Adapter {
     pub fn has_targets(&self, config: &ModelConfig, lora: &LoraRecipe) -> Result<bool, ModelError> {
         let named = PeftConfig::plain(lora.r, lora.alpha, lora.dropout, peft_targets(&lora.target_modules));
         let named = listed(config, PeftConfig { target_parameters: lora.target_parameters.clone(), ..named })?;
-        Ok((named.target_modules, named.target_parameters) == (self.settings.target_modules.clone(), self.settings.target_parameters.clone()))
+        Ok((named.target_modules, named.target_parameters)
+            == (self.settings.target_modules.clone(), self.settings.target_parameters.clone()))
     }
 
     /// All matrices with their names in PEFT's files, by layer from the bottom; the tensors are the leaves themselves.

@@ -49,6 +49,6 @@ pub use positions::Positions;
 #[cfg(test)]
 pub(crate) use simulated::while_graphs_are_simulated;
 pub use spec::{AttentionSpec, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerSpec, LinearSpec};
-pub use targets::targeted;
 pub use spec::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
+pub use targets::targeted;
 pub use weights::MODEL_TENSORS;

@@ -66,7 +66,8 @@ pub(super) fn listed(config: &ModelConfig, settings: PeftConfig) -> Result<PeftC
 fn meant(config: &ModelConfig, targets: &PeftTargets) -> Result<Vec<ModelLinear>, ModelError> {
     let mut linears = config.linears();
     let PeftTargets::Names(names) = targets else {
-        linears.retain(|linear| config.layers[linear.layer.0].feed_forward.experts().is_none() || linear.spec.path.contains("attn"));
+        linears
+            .retain(|linear| config.layers[linear.layer.0].feed_forward.experts().is_none() || linear.spec.path.contains("attn"));
         return Ok(linears);
     };
     let is_meant = |linear: &ModelLinear, name: &String| is_named(&linear.spec.path, name);
@@ -99,8 +100,11 @@ fn parameters(config: &ModelConfig) -> Vec<(ModelLinear, usize)> {
     let of_layer = |(layer, spec): (usize, &super::LayerSpec)| {
         let Some(experts) = spec.feed_forward.experts() else { return Vec::new() };
         let behind = spec.linears(config.hidden_size).len();
-        let linear = |number, spec: LinearSpec| {
-            ModelLinear { layer: LayerIdx(layer), number, name: layer_tensor(layer, &spec.path), spec }
+        let linear = |number, spec: LinearSpec| ModelLinear {
+            layer: LayerIdx(layer),
+            number,
+            name: layer_tensor(layer, &spec.path),
+            spec,
         };
         let router = linear(spec.attention.linears(config.hidden_size).len(), experts.router(config.hidden_size));
         let stacked = experts.stacked(config.hidden_size).into_iter().enumerate();

@@ -70,7 +70,7 @@ fn rehearse([hidden, inner]: [usize; 2], dtype: Dtype, device: Device) -> Option
     let ids = |from: usize| (from..from + TOKENS).map(|id| (id * 7 % 256) as u32);
     let targets = Targets::NextToken(ids(1).map(i64::from).collect());
     let batch = Batch { sequences: vec![Sequence { sample: 0, inputs: ids(0).collect(), targets, initial: None }] };
-    let context = MicroBatchContext { weight: 1.0, dropout: None, chunk_sizes: None };
+    let context = MicroBatchContext { weight: 1.0, router_weight: 0.0, dropout: None, chunk_sizes: None };
     engine.gradients(&model, &batch, context, &mut Silent).ok().map(drop)
 }
 

@@ -14,6 +14,14 @@ const NORM: KeyRule = KeyRule {
     is_fine: |norm| norm > 0.0,
 };
 
+/// A weight that may be nothing.
+const NOT_NEGATIVE: KeyRule = KeyRule {
+    takes: "number ≥ 0",
+    expected: "at least 0, and finite",
+    hint: "usual values are 0.001 to 0.02; 0 adds nothing",
+    is_fine: |weight| weight >= 0.0 && weight.is_finite(),
+};
+
 table! {
     /// The table `[train]`.
     #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +55,11 @@ table! {
         )]
         #[rule(NORM)]
         pub max_grad_norm: f64 = 1.0,
+        /// Weight of the load-balance loss of a model's routers, which is added to the loss: that of each micro-batch as a whole, and their
+        /// mean over a step. 0 adds nothing, whatever the model's `config.json` says.
+        #[also("train.router_aux_loss", "train.aux_loss_coef", "router_aux_loss_coef", "aux_loss_coef", "moe_aux_loss_coeff")]
+        #[rule(NOT_NEGATIVE)]
+        pub router_aux_loss_coef: f64 = 0.0,
         /// Seed of everything random.
         #[also("seed", "random_seed", "train.random_seed", "data.seed")]
         pub seed: u64 = 1,

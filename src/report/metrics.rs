@@ -19,6 +19,9 @@ pub struct StepMetrics {
     /// Mean loss, nats per target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
+    /// The routers' load-balance loss, before its weight.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub router_loss: Option<f64>,
     /// Share of targets with the largest score.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,

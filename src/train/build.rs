@@ -52,6 +52,10 @@ pub fn engine(
     tokenizer: Option<&Tokenizer>,
     run: Option<&Path>,
 ) -> Result<Engine, TrainError> {
+    let has_experts = config.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
+    if recipe.train.router_aux_loss_coef > 0.0 && !has_experts {
+        return Err(TrainError::NoRouters { model: recipe.model.path.clone() });
+    }
     let head: Box<dyn Head> = match &recipe.head {
         HeadRecipe::NextToken => Box::new(NextToken),
         HeadRecipe::SeqClassificationOnLogits(labels) => Box::new(ClassifyOnLogits::new(&data::label_tokens(labels, tokenizer)?)),

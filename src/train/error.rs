@@ -78,6 +78,12 @@ pub enum TrainError {
         /// Its directory.
         path: PathBuf,
     },
+    /// A loss of routers is asked for, and the model has none.
+    #[error("`train.router_aux_loss_coef` is set, and the model `{model}` has no experts", model = model.display())]
+    NoRouters {
+        /// Its directory.
+        model: PathBuf,
+    },
     /// The output directory has something in it.
     #[error("the output directory `{path}` is not empty", path = path.display())]
     OutputInTheWay {
@@ -139,6 +145,7 @@ impl Failure for TrainError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::OtherAdapter { .. } => Some("make `[lora]` agree with the adapter, or leave `model.adapter` out".into()),
+            Self::NoRouters { .. } => Some("leave the key out: it balances the experts of such models as Mixtral".into()),
             Self::NoRun { .. } => Some(
                 "name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too"
                     .into(),
@@ -172,6 +179,7 @@ impl Failure for TrainError {
         match self {
             Self::ChangedRecipe { .. }
             | Self::OtherAdapter { .. }
+            | Self::NoRouters { .. }
             | Self::OutputInTheWay { .. }
             | Self::NoRun { .. }
             | Self::NoCheckpoint { .. } => Exit::Usage,

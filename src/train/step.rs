@@ -32,6 +32,8 @@ pub struct Learner<'a> {
 pub struct StepOutcome {
     /// Mean loss, nats per target.
     pub loss: f64,
+    /// The routers' load-balance loss, before its weight, as the mean of the micro-batches; `None` where it has none.
+    pub router_loss: Option<f64>,
     /// Of all sequences.
     pub targets: usize,
     /// Likewise.
@@ -109,14 +111,16 @@ impl Learner<'_> {
         }
         let mut total: BTreeMap<String, Tensor> = BTreeMap::new();
         let (mut loss, mut correct, mut suspects, mut logs) = (0.0, 0, Vec::new(), Vec::new());
+        let mut router_loss = None;
         for (index, batch) in batches.iter().enumerate() {
             let at = MicroBatchPosition { step: step + 1, micro_batch: (index, batches.len()) };
             watch.begin(at, &|| (self.engine.engine().memory_at_rest(self.model), bytes_of(total.values())));
-            let part = self.engine.gradients(self.model, batch, self.context(step, targets), watch)?;
+            let part = self.engine.gradients(self.model, batch, self.context(step, targets, batches.len()), watch)?;
             let losses = batch.sequences.iter().zip(&part.losses);
             suspects.extend(losses.filter(|(_, loss)| !loss.loss_sum.is_finite()).map(|(sequence, _)| sequence.sample));
             loss += part.losses.iter().map(|r| r.loss_sum).sum::<f64>();
             correct += part.losses.iter().map(|r| r.correct).sum::<usize>();
+            router_loss = part.router_loss.map(|loss| router_loss.unwrap_or(0.0) + loss / batches.len() as f64);
             logs.push(part.log.hash());
             for (name, gradient) in part.gradients {
                 match total.get_mut(&name) {
@@ -129,16 +133,18 @@ impl Learner<'_> {
         let tokens = batches.iter().map(Batch::num_tokens).sum();
         // As many digits as tell the steps of any run apart.
         let replay_log = files::hash_parts(&logs)[..16].to_owned();
-        let outcome = StepOutcome { loss: loss / targets as f64, targets, tokens, correct, grad_norm: 0.0, replay_log };
+        let loss = loss / targets as f64;
+        let outcome = StepOutcome { loss, router_loss, targets, tokens, correct, grad_norm: 0.0, replay_log };
         Ok(StepGradients { outcome, gradients: total.into_iter().collect() })
     }
 
-    /// Of each micro-batch of the step after `step` others, which has so many targets in all.
-    fn context(&self, step: u64, targets: usize) -> MicroBatchContext {
+    /// Of each of so many micro-batches of the step after `step` others, which has so many targets in all.
+    fn context(&self, step: u64, targets: usize, micro_batches: usize) -> MicroBatchContext {
         let seed = self.recipe.train.seed;
         let has_dropout = self.recipe.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
         MicroBatchContext {
             weight: 1.0 / targets as f64,
+            router_weight: self.recipe.train.router_aux_loss_coef / micro_batches as f64,
             dropout: has_dropout.then_some(DropoutKey { seed, step }),
             chunk_sizes: Some(ChunkKey { seed, step }),
         }

@@ -143,6 +143,7 @@ impl Trainer {
             step: self.step,
             epoch,
             loss: Some(made.loss),
+            router_loss: made.router_loss,
             accuracy: Some(made.correct as f64 / made.targets as f64),
             grad_norm: Some(made.grad_norm),
             learning_rate: Some(rate),

@@ -9,7 +9,7 @@ use crate::cache::{self, ReplayLog};
 use crate::data::{Batch, Targets};
 use crate::engine::{Engine, MicroBatchContext};
 use crate::head::{HeadError, Logits, Losses, Pick, SequenceLoss, SequenceTargets, column_loss};
-use crate::model::{Attend, AttendError, DropoutContext, Model, Qkv};
+use crate::model::{Attend, AttendError, DropoutContext, Model, Qkv, Routed};
 use crate::native::{attach_backward, gradients_of, run_backward};
 use crate::ops::attention::ScoreRule;
 use crate::recipe::BufferKind;
@@ -43,9 +43,13 @@ impl Reference {
             gone: (0..model.config().num_layers()).map(gone).collect::<Result<_, _>>()?,
             chunk_t: chunks(log, model.device()),
             buffer: engine.settings().buffer(),
+            routing: (0..model.config().num_layers()).map(|l| log.routing(l, batch.sequences.len(), model.device())).collect(),
+            routers: Vec::new(),
         };
         let hidden = with_grad(|| forward(model, batch, context, &mut attend))?;
 
+        let router_loss = with_grad(|| attend.router_loss(batch, context.router_weight));
+        let one = router_loss.as_ref().map(Tensor::ones_like);
         let mut picks: Vec<Pick> = Vec::new();
         for (index, sequence) in batch.sequences.iter().enumerate() {
             let targets = match &sequence.targets {
@@ -58,12 +62,15 @@ impl Reference {
         let losses = if model.head_parameters().is_empty() {
             let logits = (&WholeHead(model) as &dyn Logits, model.config().vocab_size);
             let loss = column_loss(engine.head(), &hidden.detach(), 0, &picks, logits, Some(context.weight))?;
-            if let (Some(gradient), true) = (&loss.hidden_gradient, hidden.requires_grad()) {
-                run_backward(&[&hidden], &[gradient])?;
+            let of_hidden = loss.hidden_gradient.iter().map(|gradient| (&hidden, gradient));
+            let of_routers = router_loss.iter().zip(&one);
+            let (roots, seeds): (Vec<_>, Vec<_>) = of_hidden.chain(of_routers).filter(|(root, _)| root.requires_grad()).unzip();
+            if !roots.is_empty() {
+                run_backward(&roots, &seeds)?;
             }
             loss.losses.iter().map(Losses::read).collect::<Result<Vec<_>, _>>()?.concat()
         } else {
-            through_the_head(engine, model, &hidden, &picks, context.weight)?
+            through_the_head(engine, model, &hidden, (&picks, router_loss.as_ref()), context.weight)?
         };
         let mut sequences = vec![SequenceLoss::default(); batch.sequences.len()];
         for (pick, value, correct) in losses {
@@ -107,7 +114,7 @@ fn through_the_head(
     engine: &Engine,
     model: &Model,
     hidden_bte: &Tensor,
-    picks: &[Pick],
+    (picks, router_loss): (&[Pick], Option<&Tensor>),
     weight: f64,
 ) -> Result<Vec<(Pick, f64, bool)>, VerifyError> {
     let (_, total, e) = hidden_bte.size3().unwrap_or_default();
@@ -122,7 +129,10 @@ fn through_the_head(
         let loss_n = -score_nk.log_softmax(-1, wide).gather(1, &target_n.unsqueeze(1), false).squeeze_dim(1);
         (loss_n, score_nk.detach().argmax(-1, false).eq_tensor(&target_n))
     });
-    run_backward(&[&loss_n], &[&loss_n.full_like(weight)])?;
+    let total = with_grad(|| {
+        (&loss_n * weight).sum(None) + router_loss.map_or_else(|| Tensor::from(0.0).to_device(device), Tensor::shallow_clone)
+    });
+    run_backward(&[&total], &[&total.ones_like()])?;
     let losses = Vec::<f64>::try_from(loss_n.detach().to_device(Device::Cpu).to_kind(Kind::Double)).map_err(HeadError::from)?;
     let correct = Vec::<bool>::try_from(correct_n.to_device(Device::Cpu)).map_err(HeadError::from)?;
     Ok(picks.iter().zip(losses.into_iter().zip(correct)).map(|(&pick, (loss, correct))| (pick, loss, correct)).collect())
@@ -156,9 +166,42 @@ struct MaskedDense {
     /// `(T)`.
     chunk_t: Tensor,
     buffer: BufferKind,
+    /// By layer `(B, T, k)`, where it has experts: those that the engine's tokens went to.
+    routing: Vec<Option<Tensor>>,
+    /// Of each such layer: what its router said `(B, T, X)`, and the choices.
+    routers: Vec<(Tensor, Tensor)>,
+}
+
+impl MaskedDense {
+    /// `weight` times the routers' load-balance loss, as a textbook has it; `None` where it has no weight or there are no routers.
+    fn router_loss(&self, batch: &Batch, weight: f64) -> Option<Tensor> {
+        if weight == 0.0 || self.routers.is_empty() {
+            return None;
+        }
+        let real = |of: &Tensor| {
+            let of_sequence =
+                |(i, sequence): (usize, &crate::data::Sequence)| of.get(i as i64).narrow(0, 0, sequence.inputs.len() as i64);
+            Tensor::cat(&batch.sequences.iter().enumerate().map(of_sequence).collect::<Vec<_>>(), 0)
+        };
+        let all = |part: fn(&(Tensor, Tensor)) -> &Tensor| {
+            Tensor::cat(&self.routers.iter().map(|layer| real(part(layer))).collect::<Vec<_>>(), 0)
+        };
+        let (probability_nx, chosen_nk) = (all(|layer| &layer.0), all(|layer| &layer.1));
+        let experts = probability_nx.size()[1];
+        let tokens = probability_nx.size()[0] as f64;
+        let share_x = chosen_nk.reshape([-1]).bincount::<Tensor>(None, experts).to_kind(probability_nx.kind()) / tokens;
+        let mean_x = probability_nx.sum_dim_intlist(&[0i64][..], false, probability_nx.kind()) / tokens;
+        Some((share_x * mean_x).sum(None) * (weight * experts as f64))
+    }
 }
 
 impl Attend for MaskedDense {
+    fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, AttendError> {
+        let chosen_btk = self.routing[layer.0].as_ref().map_or_else(choose, Tensor::shallow_clone);
+        self.routers.push((routed.probability_bnx.shallow_clone(), chosen_btk.shallow_clone()));
+        Ok(chosen_btk)
+    }
+
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
         let total = qkv.q_bhnd.size()[2];
         // What storing changes is a constant: quantisation is differentiated as the identity.

@@ -207,6 +207,7 @@ fn training() {
         TrainError::NoRun { path: path() },
         TrainError::NoCheckpoint { run: path(), name: text(), expected: text() },
         TrainError::OtherAdapter { key: "r", recipe: text(), adapter: text(), path: path() },
+        TrainError::NoRouters { model: path() },
         TrainError::OutputInTheWay { path: path() },
         TrainError::ChangedRecipe { differences: Vec::new() },
         TrainError::OtherData { path: path() },

@@ -108,7 +108,7 @@ fn through_the_engine_in_chunks_of_any_size() {
         for chunk in [1, 7, 24, 96] {
             let engine = engine(&model, chunk);
             let of_logits = golden.furthest_logits(&fixture::logits(&engine, &model, &batch).0, "logits_lora");
-            let context = MicroBatchContext { weight: 1.0 / targets, dropout: None, chunk_sizes: None };
+            let context = MicroBatchContext { weight: 1.0 / targets, router_weight: 0.0, dropout: None, chunk_sizes: None };
             let made = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
             assert_routing(&golden, &made.log);
             let loss = made.losses.iter().map(|loss| loss.loss_sum).sum::<f64>() / targets;
@@ -123,6 +123,38 @@ fn through_the_engine_in_chunks_of_any_size() {
             worst.iter_mut().zip(errors).for_each(|(worst, error)| *worst = worst.max(error));
         }
         println!("{name}: logits {:.1e}, loss {:.1e}, gradients {:.1e}", worst[0], worst[1], worst[2]);
+    }
+}
+
+/// The routers' load-balance loss is one of all tokens and layers, in chunks of any size; pads do not count.
+#[test]
+fn routers_are_balanced_over_the_whole_batch() {
+    let (golden, model) = (Golden::of_family("mixtral-aux"), adapted(&case("mixtral")));
+    let number = |name: &str| f64::try_from(golden.get(name).to_kind(Kind::Double).get(0)).unwrap();
+    let (coef, targets) = (number("coef"), golden.targets_bn.numel() as f64);
+    let whole = Batch { sequences: vec![sequence(&golden, 0), sequence(&golden, 1)] };
+    let mut cut = whole.clone();
+    for (row, sequence) in cut.sequences.iter_mut().enumerate() {
+        let tokens = golden.get("attention_mask").get(row as i64).sum(Kind::Int64).int64_value(&[]) as usize;
+        sequence.inputs.truncate(tokens);
+        sequence.targets = Targets::NextToken(vec![0; tokens]);
+    }
+    cut.sequences.sort_by_key(|sequence| std::cmp::Reverse(sequence.inputs.len()));
+    for chunk in [1, 7, 24, 96] {
+        let engine = engine(&model, chunk);
+        let context = MicroBatchContext { weight: 1.0 / targets, router_weight: coef, dropout: None, chunk_sizes: None };
+        let made = engine.gradients(&model, &whole, context, &mut Silent).unwrap();
+        let loss = made.losses.iter().map(|loss| loss.loss_sum).sum::<f64>() / targets;
+        let of_routers = made.router_loss.unwrap();
+        assert!((of_routers - number("aux_loss")).abs() <= 1e-5, "{of_routers}");
+        assert!((loss + coef * of_routers - number("loss")).abs() <= 1e-5, "{loss}");
+        for (name, found) in &made.gradients {
+            let expected = golden.get(&format!("grad.{name}"));
+            let error = f64::try_from((found - &expected).norm() / expected.norm()).unwrap();
+            assert!(error <= 1e-4, "chunks of {chunk}, {name}: {error:e}");
+        }
+        let of_cut = engine.gradients(&model, &cut, context, &mut Silent).unwrap().router_loss.unwrap();
+        assert!((of_cut - number("aux_loss_masked")).abs() <= 1e-5, "{of_cut}, expected {}", number("aux_loss_masked"));
     }
 }
 

@@ -254,7 +254,7 @@ pub fn check(name: &'static str, gradients: &str, device: Device) {
     assert!(logit_error <= 1e-4, "{name}: logits differ by {logit_error:.2e}");
 
     let num_targets = golden.tensors["targets"].numel();
-    let context = MicroBatchContext { weight: 1.0 / num_targets as f64, dropout: None, chunk_sizes: None };
+    let context = MicroBatchContext { weight: 1.0 / num_targets as f64, router_weight: 0.0, dropout: None, chunk_sizes: None };
     let ours = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
     golden.check_positions(&ours.log);
     let loss = ours.losses.iter().map(|r| r.loss_sum).sum::<f64>() / num_targets as f64;

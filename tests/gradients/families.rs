@@ -23,7 +23,11 @@ const MISTRAL: &str = r#"{"model_type": "mistral"}"#;
 const SMOLLM3: &str = r#"{"model_type": "smollm3", "no_rope_layers": [1, 0, 1]}"#;
 const SEED_OSS: &str = r#"{"model_type": "seed_oss", "attention_dropout": 0.0, "residual_dropout": 0.0}"#;
 
-const FAMILIES: [(&str, &str); 11] = [
+const MIXTRAL: &str = r#"{"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}"#;
+const QWEN3_MOE: &str = r#"{"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 12,
+    "norm_topk_prob": true, "mlp_only_layers": [1]}"#;
+
+const FAMILIES: [(&str, &str); 13] = [
     ("llama with biases", BIASED_LLAMA),
     ("llama 3.1", LLAMA_31),
     ("linear", LINEAR),
@@ -35,6 +39,8 @@ const FAMILIES: [(&str, &str); 11] = [
     ("mistral", MISTRAL),
     ("smollm3", SMOLLM3),
     ("seed_oss", SEED_OSS),
+    ("mixtral", MIXTRAL),
+    ("qwen3_moe", QWEN3_MOE),
 ];
 
 #[test]

@@ -76,7 +76,7 @@ pub(crate) fn both(words: &[&str], lengths: &[usize]) -> (Vec<Span>, Vec<(StepPa
     grad.scratch_dir = Some(home.path().join("scratch"));
     let engine = Engine::new(Settings::new(&config, &recipe.kv_cache, &grad).unwrap(), head);
     let batch = batch(lengths, &recipe.head);
-    let context = MicroBatchContext { weight: 0.01, dropout: None, chunk_sizes: None };
+    let context = MicroBatchContext { weight: 0.01, router_weight: 0.0, dropout: None, chunk_sizes: None };
     let mut recorder = Recorder::default();
     for _ in 0..2 {
         recorder.0.clear();

@@ -94,7 +94,17 @@ prop_compose! {
                epochs in large(), norm in option::of(number()), seed in 0..=i64::MAX as u64, deterministic in any::<bool>()) -> TrainRecipe {
         let max_grad_norm = norm.unwrap_or(f64::INFINITY);
         let weights = Weights::Adapter;
-        TrainRecipe { micro_batch_size, gradient_accumulation_steps, max_steps, epochs, max_grad_norm, seed, deterministic, weights }
+        TrainRecipe {
+            micro_batch_size,
+            gradient_accumulation_steps,
+            max_steps,
+            epochs,
+            max_grad_norm,
+            router_aux_loss_coef: 0.0,
+            seed,
+            deterministic,
+            weights,
+        }
     }
 }
 
@@ -281,7 +291,7 @@ fn a_resumed_run_trains_the_same_weights() {
     let all = parse_with(SMALL, &["train.weights=all"]).unwrap().recipe;
     let found = parse(SMALL).unwrap().recipe.changes_refused_on_resume(&all);
     let keys: Vec<_> = found.iter().map(|d| d.key.as_str()).collect();
-    assert_eq!(keys, ["lora.alpha", "lora.dropout", "lora.r", "lora.target_modules", "train.weights"]);
+    assert_eq!(keys, ["lora.alpha", "lora.dropout", "lora.r", "lora.target_modules", "lora.target_parameters", "train.weights"]);
 }
 
 #[test]

@@ -77,12 +77,18 @@ pub fn model(case: &Case) -> Model {
 
 fn adapter_settings(case: &Case) -> PeftConfig {
     let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    // The experts of a Mixtral have names of their own: they are targeted side by side.
+    let is_stacked = case.config.contains("mixtral");
+    let names: Vec<String> = owned(case.lora);
+    let names =
+        names.into_iter().filter(|name| !is_stacked || !["gate_proj", "up_proj", "down_proj"].contains(&&**name)).collect();
     PeftConfig {
         use_rslora: case.is_rslora,
         rank_pattern: ModulePatterns::new(case.ranks.iter().map(|&(pattern, r)| (pattern.to_owned(), r))).unwrap(),
         alpha_pattern: ModulePatterns::new(case.alphas.iter().map(|&(pattern, alpha)| (pattern.to_owned(), alpha))).unwrap(),
         exclude_modules: (!case.excluded.is_empty()).then(|| ExcludedModules::names(owned(case.excluded))),
-        ..PeftConfig::plain(4, 8.0, case.dropout, PeftTargets::Names(owned(case.lora)))
+        target_parameters: owned(if is_stacked { &["gate_up_proj", "experts.down_proj", "gate.weight"] } else { &[] }),
+        ..PeftConfig::plain(4, 8.0, case.dropout, PeftTargets::Names(names))
     }
 }
 
@@ -264,7 +270,9 @@ pub fn engine_with(case: &Case, settings: Settings) -> Engine {
 /// The weight and the randomness of a case.
 pub fn context(case: &Case) -> MicroBatchContext {
     let dropout = (case.dropout > 0.0).then_some(DropoutKey { seed: 3, step: 11 });
-    MicroBatchContext { weight: 0.01, dropout, chunk_sizes: Some(ChunkKey { seed: 3, step: 11 }) }
+    // Where there are routers, their loss counts.
+    let router_weight = if case.config.contains("expert") { 0.7 } else { 0.0 };
+    MicroBatchContext { weight: 0.01, router_weight, dropout, chunk_sizes: Some(ChunkKey { seed: 3, step: 11 }) }
 }
 
 /// The log of one chunk that holds every token and evicts none: what plain full attention sees.

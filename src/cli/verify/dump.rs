@@ -17,8 +17,8 @@ use crate::verify::{check_finite, walk};
 /// Logits are written up to so many values.
 const MAX_LOGITS: usize = 1 << 27;
 
-/// Writes `loss.json`, `gradients.safetensors`, `logits.safetensors`, `evictions.safetensors` and
-/// `replay_log.safetensors`.
+/// Writes `loss.json`, `gradients.safetensors`, `logits.safetensors`, `evictions.safetensors`, `replay_log.safetensors`, and of a model with
+/// experts `routing.safetensors`.
 pub(super) fn write(
     dir: &Path,
     (engine, model): (&Engine, &Model),
@@ -30,15 +30,34 @@ pub(super) fn write(
     files::make_dir(dir)?;
     let targets: usize = step.losses.iter().map(|r| r.targets).sum();
     let loss = step.losses.iter().map(|r| r.loss_sum).sum::<f64>() / targets.max(1) as f64;
-    files::write_atomic(&dir.join("loss.json"), format!("{}\n", serde_json::json!({ "loss": loss })).as_bytes())?;
+    let loss = match step.router_loss {
+        None => serde_json::json!({ "loss": loss }),
+        Some(router) => {
+            serde_json::json!({ "loss": loss + context.router_weight * router, "cross_entropy": loss, "router_loss": router })
+        }
+    };
+    files::write_atomic(&dir.join("loss.json"), format!("{loss}\n").as_bytes())?;
     let save = |name: &str, tensors: &[(String, Tensor)]| store::save_tensors(&dir.join(name), tensors, &BTreeMap::new());
     save("gradients.safetensors", &step.gradients.into_iter().collect::<Vec<_>>())?;
     step.log.save(&dir.join("replay_log.safetensors"))?;
     save("evictions.safetensors", &evictions(&step.log, model)?)?;
+    let routing = routing(&step.log, batch.sequences.len());
+    if !routing.is_empty() {
+        save("routing.safetensors", &routing)?;
+    }
     if batch.sequences.len() * batch.max_len() * model.config().vocab_size <= MAX_LOGITS {
         save("logits.safetensors", &[("logits".to_owned(), logits(engine, model, batch)?)])?;
     }
     Ok(())
+}
+
+/// `layer.{l}`: the experts of each token, `(B · T, k)` int32, sequence after sequence, 0 for pads.
+fn routing(log: &ReplayLog, sequences: usize) -> Vec<(String, Tensor)> {
+    let of_layer = |layer: usize| {
+        let chosen_btk = log.routing(layer, sequences, Device::Cpu)?;
+        Some((format!("layer.{layer}"), chosen_btk.flatten(0, 1).to_kind(Kind::Int)))
+    };
+    (0..log.layers.len()).filter_map(of_layer).collect()
 }
 
 fn logits(engine: &Engine, model: &Model, batch: &Batch) -> Result<Tensor, Error> {

@@ -72,8 +72,12 @@ impl Verify {
         let engine = engine_of(&recipe)?;
         // The sizes of the first training step, where they are drawn.
         let key = ChunkKey { seed: recipe.train.seed, step: 0 };
-        let context =
-            MicroBatchContext { weight: 1.0 / batch.num_targets().max(1) as f64, dropout: None, chunk_sizes: Some(key) };
+        let context = MicroBatchContext {
+            weight: 1.0 / batch.num_targets().max(1) as f64,
+            router_weight: recipe.train.router_aux_loss_coef,
+            dropout: None,
+            chunk_sizes: Some(key),
+        };
         if let Some(dir) = &self.dump {
             dump::write(dir, (&engine, &model), &batch, context)?;
             console::note(&format!("wrote the dump to {}", dir.display()));

@@ -20,17 +20,16 @@ pub(super) use layers::{MAX_HIDDEN, layers};
 pub(super) use rope::max_positions;
 
 /// The known families.
-pub(super) const FAMILIES: &[&Family] =
-    &[
-        &llama::FAMILY,
-        &mistral::FAMILY,
-        &mixtral::FAMILY,
-        &qwen2::FAMILY,
-        &qwen3::FAMILY,
-        &qwen3_moe::FAMILY,
-        &seed_oss::FAMILY,
-        &smollm3::FAMILY,
-    ];
+pub(super) const FAMILIES: &[&Family] = &[
+    &llama::FAMILY,
+    &mistral::FAMILY,
+    &mixtral::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &qwen3_moe::FAMILY,
+    &seed_oss::FAMILY,
+    &smollm3::FAMILY,
+];
 
 /// Finds a family by its `model_type`.
 pub(super) fn find(model_type: &str) -> Option<&'static Family> {

@@ -31,7 +31,9 @@ fn some_layers(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<Exper
     let step = fields.count_or("decoder_sparse_step", 1, usize::MAX)?;
     let dense: Option<Vec<usize>> = match fields.get(DENSE) {
         None => Some(Vec::new()),
-        Some(value) => value.as_array().and_then(|list| list.iter().map(|layer| Value::as_u64(layer).map(|l| l as usize)).collect()),
+        Some(value) => {
+            value.as_array().and_then(|list| list.iter().map(|layer| Value::as_u64(layer).map(|l| l as usize)).collect())
+        }
     };
     let dense = dense.ok_or_else(|| fields.range(DENSE, "a list of layers".into()))?;
     let has_experts = |layer: &usize| !dense.contains(layer) && (layer + 1).is_multiple_of(step);

@@ -1,0 +1,101 @@
+//! The load-balance loss of the routers over a whole batch, though its tokens come in chunks and layer by layer (Fedus et al. 2021, arXiv
+//! 2101.03961, equations 4 to 6): X · Σ (share of the tokens that went to an expert) · (its mean probability), both over the real
+//! tokens of all layers with experts together. The shares are constants in the backward; the forward phase has counted them.
+
+use tch::{Kind, Tensor, no_grad};
+
+use crate::cache::ChunkSpan;
+
+/// What the tokens of a batch have added up to so far.
+#[derive(Debug, Default)]
+pub(super) struct RouterSums {
+    /// Of each expert `(X)`, f64: its probabilities, and how many tokens went to it.
+    sums: Option<(Tensor, Tensor)>,
+    /// Tokens × layers.
+    tokens: usize,
+}
+
+impl RouterSums {
+    /// Adds one layer's tokens of a column.
+    ///
+    /// # Shapes
+    /// `(B, n, X)` and `(B, n, k)`.
+    pub(super) fn add(&mut self, spans: &[ChunkSpan], probability_bnx: &Tensor, chosen_bnk: &Tensor) {
+        no_grad(|| {
+            let real_bn1 = real_tokens(spans, probability_bnx);
+            let over_tokens = |of: Tensor| (of * &real_bn1).sum_dim_intlist(&[0i64, 1][..], false, Kind::Double);
+            let probability_bnx = probability_bnx.detach().to_kind(Kind::Double);
+            let chosen_bnx = probability_bnx.zeros_like().scatter_value(-1, chosen_bnk, 1.0);
+            let (probability_x, count_x) = (over_tokens(probability_bnx), over_tokens(chosen_bnx));
+            self.sums = Some(match self.sums.take() {
+                None => (probability_x, count_x),
+                Some((probabilities, counts)) => (probabilities + probability_x, counts + count_x),
+            });
+        });
+        self.tokens += spans.iter().flat_map(|span| &span.real).sum::<usize>();
+    }
+
+    /// The loss; `None` where there are no experts.
+    pub(super) fn loss(&self) -> Option<f64> {
+        let (probability_x, count_x) = self.sums.as_ref()?;
+        let tokens = self.tokens as f64;
+        let product = (probability_x / tokens * (count_x / tokens)).sum(Kind::Double);
+        Some(product.double_value(&[]) * count_x.numel() as f64)
+    }
+
+    /// The gradient of `weight` times the loss with respect to the probabilities of any one token `(X)`, f64.
+    pub(super) fn gradient(&self, weight: f64) -> Option<Tensor> {
+        let (_, count_x) = self.sums.as_ref().filter(|_| weight > 0.0)?;
+        let tokens = self.tokens as f64;
+        Some(count_x * (weight * count_x.numel() as f64 / (tokens * tokens)))
+    }
+}
+
+/// What is done with the probabilities of routers while a column runs.
+pub(super) enum RouterTask<'a> {
+    /// Nothing.
+    Leave,
+    /// They are added up for the loss.
+    Sum(&'a mut RouterSums),
+    /// They are roots of the backward.
+    Differentiate {
+        /// Of a real token's probabilities `(X)`.
+        gradient_x: Tensor,
+        /// Probabilities, and their gradients.
+        roots: Vec<(Tensor, Tensor)>,
+    },
+}
+
+impl RouterTask<'_> {
+    /// Takes one layer's probabilities and choices.
+    ///
+    /// # Shapes
+    /// As in [`RouterSums::add`].
+    pub(super) fn take(&mut self, spans: &[ChunkSpan], probability_bnx: &Tensor, chosen_bnk: &Tensor) {
+        match self {
+            Self::Leave => {}
+            Self::Sum(sums) => sums.add(spans, probability_bnx, chosen_bnk),
+            Self::Differentiate { gradient_x, roots } if probability_bnx.requires_grad() => {
+                let gradient = no_grad(|| real_tokens(spans, probability_bnx) * &*gradient_x).to_kind(probability_bnx.kind());
+                roots.push((probability_bnx.shallow_clone(), gradient));
+            }
+            Self::Differentiate { .. } => {}
+        }
+    }
+
+    /// Probabilities and their gradients, for the backward.
+    pub(super) fn roots(&self) -> &[(Tensor, Tensor)] {
+        if let Self::Differentiate { roots, .. } = self { roots } else { &[] }
+    }
+}
+
+/// `(B, n, 1)`, f64: 1 for tokens, 0 for pads.
+fn real_tokens(spans: &[ChunkSpan], like: &Tensor) -> Tensor {
+    let of_sequence = |sequence: usize| {
+        let of_span =
+            move |span: &ChunkSpan| (0..span.len).map(|at| f64::from(u8::from(at < span.real[sequence]))).collect::<Vec<_>>();
+        spans.iter().flat_map(of_span).collect::<Vec<f64>>()
+    };
+    let flat: Vec<f64> = (0..spans[0].num_sequences()).flat_map(of_sequence).collect();
+    Tensor::from_slice(&flat).view([spans[0].num_sequences() as i64, -1, 1]).to_device(like.device())
+}
