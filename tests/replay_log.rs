@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use kvtune::cache::{CacheError, LayerLog, ReplayLog, Victims};
+use kvtune::cache::{CacheError, LayerLog, ReplayLog, Routing, Victims};
 use kvtune::engine::{ChunkPlan, ColumnWidth, EngineError, Silent};
 use kvtune::files::{self, Dtype, RawTensor, TensorFile};
 use kvtune::units::{Bytes, Failure};
@@ -295,6 +295,43 @@ fn a_forward_phase_that_follows_a_log_is_the_one_that_wrote_it() {
         assert!(first.gradients.iter().all(|(key, gradient)| gradient.equal(&second.gradients[key])), "{name}");
         assert_eq!(first.log.hash(), second.log.hash(), "{name}");
     }
+}
+
+const MIXTRAL: &str = r#"{"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2}"#;
+
+/// Which experts tokens go to is kept with the log, followed to the bit, and proved as any other choice is.
+#[test]
+fn experts_are_kept_and_followed() {
+    let case = Case { config: MIXTRAL, ..case_of("h2o", "") };
+    let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
+    let first = support::engine(&case, &model).gradients(&model, &batch, context, &mut Silent).unwrap();
+    let read = kept(&first.log);
+    assert_eq!((read.hash(), read.bytes()), (first.log.hash(), first.log.bytes()));
+    let follow = |log: ReplayLog| support::engine(&case, &model).following(log);
+    let second = follow(read).gradients(&model, &batch, context, &mut Silent).unwrap();
+    assert_eq!((&first.losses, first.router_loss, &first.gradients), (&second.losses, second.router_loss, &second.gradients));
+
+    // Others than the router prefers.
+    let mut turned = first.log.clone();
+    for (layer, log) in turned.layers.iter_mut().enumerate() {
+        let mut own = LayerLog::default();
+        for span in &first.log.spans {
+            own.record(log.victims(span.index).cloned());
+            let chosen = log.routing(span.index).unwrap().chosen(Device::Cpu);
+            own.record_routing(Routing::new(&((chosen + layer as i64 + 1).remainder(5)), 5));
+        }
+        *log = own;
+    }
+    assert_ne!(turned.hash(), first.log.hash());
+    let found = compare(&follow(turned.clone()), &model, &batch, context).unwrap();
+    assert!(found.worst() <= EXACT && (found.loss - first.losses.iter().map(|l| l.loss_sum).sum::<f64>()).abs() > 1e-6);
+
+    let dense = Case { config: PLAIN.config, ..case };
+    let engine = |log| support::engine(&dense, &support::model(&dense)).following(log);
+    assert!(engine(first.log.clone()).losses(&support::model(&dense), &batch, &mut Silent).is_ok(), "nobody asks for experts");
+    let without = support::engine(&dense, &support::model(&dense)).gradients(&support::model(&dense), &batch, context, &mut Silent);
+    let error = follow(without.unwrap().log).losses(&model, &batch, &mut Silent).unwrap_err();
+    assert!(error.to_string().contains("experts of size"), "{error}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! What a model is, in words: family, positions, windows, biases.
+//! What a model is, in words: family, positions, windows, experts, biases.
 
-use crate::model::{LinearSpec, ModelConfig, RopeScaling, RopeSpec};
+use crate::model::{ExpertsSpec, LinearSpec, ModelConfig, RopeScaling, RopeSpec};
 
 /// On one line.
 pub(super) fn architecture(config: &ModelConfig) -> String {
@@ -17,6 +17,10 @@ pub(super) fn architecture(config: &ModelConfig) -> String {
     }
     if config.layers[0].attention.has_qk_norm {
         words.push("normalised queries and keys".to_owned());
+    }
+    let experts: Vec<&ExpertsSpec> = config.layers.iter().filter_map(|layer| layer.feed_forward.experts()).collect();
+    if let [ExpertsSpec { num_experts, top_k, intermediate_size, .. }, ..] = experts[..] {
+        words.push(format!("{top_k} of {num_experts} experts of width {intermediate_size} in {} of {count} layers", experts.len()));
     }
     let linears = config.layers[0].linears(config.hidden_size);
     let biased: Vec<&str> = linears.iter().filter(|linear| linear.has_bias).map(LinearSpec::name).collect();

@@ -47,7 +47,8 @@ impl StackedDelta {
         let Delta::Lora(LoraDelta { a_ri, b_or, scale, .. }) = self.delta.as_ref()?;
         let (experts, inner, out) = (num_experts as i64, a_ri.size()[1], b_or.size()[0]);
         let a = a_ri.view([experts, -1, inner]).unbind(0);
-        let b = b_or.view([out, -1, experts]).unbind(2);
+        // Products want each expert's columns side by side.
+        let b = b_or.view([out, -1, experts]).permute([2, 0, 1]).contiguous().unbind(0);
         Some(a.into_iter().zip(b).map(|(a_ri, b_or)| ExpertDelta { a_ri, b_or, scale: *scale }).collect())
     }
 }

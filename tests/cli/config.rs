@@ -8,23 +8,55 @@ use super::place::Place;
 fn refused(changes: Value) -> String {
     let place = Place::new();
     place.edit_json("model/config.json", changes);
-    place.check(&[]).refused(3)
+    // Which families there are is the README's to say.
+    let said = place.check(&[]).refused(3);
+    match said.split_once("one of `llama`, ") {
+        Some((before, after)) => format!("{before}one of <families>\n{}", after.split_once('\n').unwrap().1),
+        None => said,
+    }
+}
+
+#[test]
+fn experts_that_cannot_be() {
+    let mixtral = |more: Value| {
+        let mut all = json!({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2});
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        refused(all)
+    };
+    let qwen3 = |more: Value| {
+        let mut all = json!({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8});
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        refused(all)
+    };
+    for (said, expected) in [
+        (mixtral(json!({"num_experts_per_tok": 5})), "`num_experts_per_tok` is 5, expected a whole number from 1 to the 4 experts"),
+        (mixtral(json!({"num_experts": 8})), "`num_experts` is 8, expected 4 as in `num_local_experts`"),
+        (mixtral(json!({"router_jitter_noise": 0.1})), "`router_jitter_noise` is 0.1, which is not supported"),
+        (qwen3(json!({"num_experts": 0})), "`num_experts` is 0, expected a whole number from 1 to 4096"),
+        (qwen3(json!({"moe_intermediate_size": null})), "`moe_intermediate_size` is missing, expected a whole number"),
+        (qwen3(json!({"mlp_only_layers": "all"})), "`mlp_only_layers` is \"all\", expected a list of layers"),
+    ] {
+        assert!(said.starts_with("error: `<dir>/model/config.json`: ") && said.contains(expected), "{said}");
+    }
+    // The file has no experts, and names each tensor that it lacks.
+    let said = mixtral(json!({}));
+    assert!(said.contains("`model.layers.0.block_sparse_moe.experts.0.w1.weight`"), "{said}");
 }
 
 #[test]
 fn model_types() {
     assert_snapshot!(refused(json!({"model_type": null})), @r"
-    error: `<dir>/model/config.json`: no `model_type`, expected one of `llama`, `mistral`, `qwen2`, `qwen3`, `seed_oss`, `smollm3`
+    error: `<dir>/model/config.json`: no `model_type`, expected one of <families>
 
     hint: use a model of a known `model_type`
     ");
     assert_snapshot!(refused(json!({"model_type": "mamba"})), @r"
-    error: `<dir>/model/config.json`: unknown `model_type` `mamba`, expected one of `llama`, `mistral`, `qwen2`, `qwen3`, `seed_oss`, `smollm3`
+    error: `<dir>/model/config.json`: unknown `model_type` `mamba`, expected one of <families>
 
     hint: use a model of a known `model_type`
     ");
     assert_snapshot!(refused(json!({"model_type": "lama"})), @r"
-    error: `<dir>/model/config.json`: unknown `model_type` `lama`, expected one of `llama`, `mistral`, `qwen2`, `qwen3`, `seed_oss`, `smollm3`
+    error: `<dir>/model/config.json`: unknown `model_type` `lama`, expected one of <families>
 
     hint: did you mean `llama`?
     ");
