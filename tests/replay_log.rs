@@ -329,7 +329,8 @@ fn experts_are_kept_and_followed() {
     let dense = Case { config: PLAIN.config, ..case };
     let engine = |log| support::engine(&dense, &support::model(&dense)).following(log);
     assert!(engine(first.log.clone()).losses(&support::model(&dense), &batch, &mut Silent).is_ok(), "nobody asks for experts");
-    let without = support::engine(&dense, &support::model(&dense)).gradients(&support::model(&dense), &batch, context, &mut Silent);
+    let without =
+        support::engine(&dense, &support::model(&dense)).gradients(&support::model(&dense), &batch, context, &mut Silent);
     let error = follow(without.unwrap().log).losses(&model, &batch, &mut Silent).unwrap_err();
     assert!(error.to_string().contains("experts of size"), "{error}");
 }

@@ -20,7 +20,10 @@ pub(super) fn architecture(config: &ModelConfig) -> String {
     }
     let experts: Vec<&ExpertsSpec> = config.layers.iter().filter_map(|layer| layer.feed_forward.experts()).collect();
     if let [ExpertsSpec { num_experts, top_k, intermediate_size, .. }, ..] = experts[..] {
-        words.push(format!("{top_k} of {num_experts} experts of width {intermediate_size} in {} of {count} layers", experts.len()));
+        words.push(format!(
+            "{top_k} of {num_experts} experts of width {intermediate_size} in {} of {count} layers",
+            experts.len()
+        ));
     }
     let linears = config.layers[0].linears(config.hidden_size);
     let biased: Vec<&str> = linears.iter().filter(|linear| linear.has_bias).map(LinearSpec::name).collect();

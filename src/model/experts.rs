@@ -96,16 +96,16 @@ impl Experts {
             weight_bnk = &weight_bnk / weight_bnk.sum_dim_intlist(&[-1i64][..], true, weight_bnk.kind());
         }
         let grouping = Grouping::new(&chosen_bnk.view([-1, top_k]), num_experts);
-        let made = self.by_expert(&grouping.spread(&x_bne.reshape([-1, x_bne.size()[2]])), grouping.counts());
+        let made = self.by_expert(&grouping.spread(&x_bne.reshape([-1, x_bne.size()[2]])), grouping.rows());
         Ok(grouping.gather(&made, &weight_bnk.view([-1, top_k])).view(&x_bne.size()[..]))
     }
 
     /// Each expert on its part of the tokens, which are sorted by expert.
-    fn by_expert(&self, x_ne: &Tensor, counts: &[i64]) -> Tensor {
+    fn by_expert(&self, x_ne: &Tensor, rows: &[i64]) -> Tensor {
         let [gate_up, down] = self.stacked.each_ref().map(|stacked| stacked.by_expert(self.spec.num_experts));
         let width = self.spec.intermediate_size as i64;
-        let (mut made, mut start) = (Vec::with_capacity(counts.len()), 0);
-        for (index, (expert, &count)) in self.experts.iter().zip(counts).enumerate() {
+        let (mut made, mut start) = (Vec::with_capacity(rows.len()), 0);
+        for (index, (expert, &count)) in self.experts.iter().zip(rows).enumerate() {
             let here = x_ne.narrow(0, start, count);
             start += count;
             if count == 0 {

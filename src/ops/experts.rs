@@ -4,16 +4,20 @@
 use tch::{Kind, Tensor, no_grad};
 
 use super::differentiable::differentiable;
+use crate::native::cuda::on_device;
 
-/// The choices of some tokens, sorted by expert; within an expert in the order of the tokens.
+/// Rows that an expert gets are a multiple of this: oneDNN compiles a kernel for each number of rows, and keeps so many.
+const ROWS: i64 = 8;
+
+/// The choices of some tokens, sorted by expert; within an expert in the order of the tokens, with pads behind them.
 #[derive(Debug)]
 pub struct Grouping {
-    /// `(N·k)`: the choice at each place, as `token · k + rank`.
+    /// `(P)`: the choice at each place, as `token · k + rank`; any at a pad.
     choice: Tensor,
     /// `(N·k)`: the place of each choice.
     place: Tensor,
     top_k: i64,
-    counts: Vec<i64>,
+    rows: Vec<i64>,
 }
 
 impl Grouping {
@@ -22,23 +26,29 @@ impl Grouping {
     /// # Shapes
     /// `chosen_nk (N, k)`, int64, each below `num_experts`.
     pub fn new(chosen_nk: &Tensor, num_experts: usize) -> Self {
-        let flat = chosen_nk.reshape([-1]);
-        let choice = flat.argsort_stable(true, 0, false);
-        let place = choice.argsort(0, false);
-        let counts = flat.bincount::<Tensor>(None, num_experts as i64);
-        let top_k = chosen_nk.size()[1];
-        Self { choice, place, top_k, counts: Vec::try_from(counts).unwrap_or_else(|_| vec![0; num_experts]) }
+        let (flat, top_k) = (chosen_nk.reshape([-1]), chosen_nk.size()[1]);
+        let counts: Vec<i64> = Vec::try_from(flat.bincount::<Tensor>(None, num_experts as i64)).unwrap_or_default();
+        let rows: Vec<i64> = counts.iter().map(|count| (count + ROWS - 1) / ROWS * ROWS).collect();
+        let (mut places, mut start) = (Vec::with_capacity(flat.numel()), 0);
+        for (count, rows) in counts.iter().zip(&rows) {
+            places.extend(start..start + count);
+            start += rows;
+        }
+        let (sorted, places) = (flat.argsort_stable(true, 0, false), on_device(&places, flat.device()));
+        let none = |len: i64| Tensor::zeros([len], (Kind::Int64, flat.device()));
+        let place = none(flat.numel() as i64).index_copy(0, &sorted, &places);
+        Self { choice: none(start).index_copy(0, &places, &sorted), place, top_k, rows }
     }
 
-    /// How many tokens each expert gets.
-    pub fn counts(&self) -> &[i64] {
-        &self.counts
+    /// How many rows each expert gets.
+    pub fn rows(&self) -> &[i64] {
+        &self.rows
     }
 
     /// A copy of each token for each of its experts, sorted by expert.
     ///
     /// # Shapes
-    /// `(N, E)` in, `(N·k, E)` out.
+    /// `(N, E)` in, `(P, E)` out.
     pub fn spread(&self, x_ne: &Tensor) -> Tensor {
         let token = self.choice.floor_divide_scalar(self.top_k);
         let spread = no_grad(|| x_ne.detach().index_select(0, &token));
@@ -53,16 +63,17 @@ impl Grouping {
     /// What the experts made of the copies of a token, weighted and added up.
     ///
     /// # Shapes
-    /// `(N·k, E)` sorted by expert and weights `(N, k)` in, `(N, E)` out.
+    /// `(P, E)` sorted by expert and weights `(N, k)` in, `(N, E)` out.
     pub fn gather(&self, y: &Tensor, weight_nk: &Tensor) -> Tensor {
         let (y_kept, weight_kept) = (y.detach(), weight_nk.detach().to_kind(y.kind()).unsqueeze(-1));
         let top_k = self.top_k;
         let by_token = move |y: &Tensor, place: &Tensor| y.index_select(0, place).view([-1, top_k, y.size()[1]]);
         let out = no_grad(|| (by_token(&y_kept, &self.place) * &weight_kept).sum_dim_intlist(&[1i64][..], false, y.kind()));
-        let (choice, place, weight_kind) = (self.choice.shallow_clone(), self.place.shallow_clone(), weight_nk.kind());
+        let (place, weight_kind) = (self.place.shallow_clone(), weight_nk.kind());
         differentiable([y, weight_nk], out, move |dout, needs| {
             let dout = dout.unsqueeze(1);
-            let dy = || (&dout * &weight_kept).view([-1, dout.size()[2]]).index_select(0, &choice);
+            // Pads have no gradient.
+            let dy = || y_kept.zeros_like().index_copy_(0, &place, &(&dout * &weight_kept).view([-1, dout.size()[2]]));
             let dweight = || {
                 let wide = if weight_kind == Kind::Double { Kind::Double } else { Kind::Float };
                 (by_token(&y_kept, &place).to_kind(wide) * &dout).sum_dim_intlist(&[-1i64][..], false, wide).to_kind(weight_kind)
@@ -85,9 +96,10 @@ mod tests {
     fn tokens_are_sorted_by_expert_in_their_own_order() {
         let chosen = Tensor::from_slice(&[2i64, 0, 0, 3, 2, 3]).view([3, 2]);
         let grouping = Grouping::new(&chosen, 5);
-        assert_eq!(grouping.counts(), [2, 0, 2, 2, 0]);
-        let x = Tensor::from_slice(&[10.0, 11.0, 12.0]).view([3, 1]);
-        assert_eq!(Vec::<f64>::try_from(grouping.spread(&x).view(-1)).unwrap(), [10.0, 11.0, 10.0, 12.0, 11.0, 12.0]);
+        assert_eq!(grouping.rows(), [8, 0, 8, 8, 0]);
+        let spread = grouping.spread(&Tensor::from_slice(&[10.0, 11.0, 12.0]).view([3, 1]));
+        let first_two = spread.view([3, 8]).narrow(1, 0, 2).contiguous().view(-1);
+        assert_eq!(Vec::<f64>::try_from(first_two).unwrap(), [10.0, 11.0, 10.0, 12.0, 11.0, 12.0]);
     }
 
     #[test]
@@ -100,7 +112,7 @@ mod tests {
         let grouping = Grouping::new(&chosen, experts as usize);
         let spread = grouping.spread(&x);
         let mut start = 0;
-        let parts = grouping.counts().iter().enumerate().map(|(expert, &count)| {
+        let parts = grouping.rows().iter().enumerate().map(|(expert, &count)| {
             start += count;
             spread.narrow(0, start - count, count).matmul(&matrices.get(expert as i64))
         });
@@ -125,6 +137,6 @@ mod tests {
     fn no_tokens_are_none() {
         let grouping = Grouping::new(&Tensor::zeros([0, 2], (Kind::Int64, Device::Cpu)), 3);
         let out = grouping.gather(&grouping.spread(&Tensor::zeros([0, 4], F64)), &Tensor::zeros([0, 2], F64));
-        assert_eq!((grouping.counts(), out.size()), (&[0, 0, 0][..], vec![0, 4]));
+        assert_eq!((grouping.rows(), out.size()), (&[0, 0, 0][..], vec![0, 4]));
     }
 }

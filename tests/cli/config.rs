@@ -29,7 +29,10 @@ fn experts_that_cannot_be() {
         refused(all)
     };
     for (said, expected) in [
-        (mixtral(json!({"num_experts_per_tok": 5})), "`num_experts_per_tok` is 5, expected a whole number from 1 to the 4 experts"),
+        (
+            mixtral(json!({"num_experts_per_tok": 5})),
+            "`num_experts_per_tok` is 5, expected a whole number from 1 to the 4 experts",
+        ),
         (mixtral(json!({"num_experts": 8})), "`num_experts` is 8, expected 4 as in `num_local_experts`"),
         (mixtral(json!({"router_jitter_noise": 0.1})), "`router_jitter_noise` is 0.1, which is not supported"),
         (qwen3(json!({"num_experts": 0})), "`num_experts` is 0, expected a whole number from 1 to 4096"),
