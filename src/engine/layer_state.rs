@@ -271,6 +271,8 @@ impl LayerState {
         asked: Option<Queries>,
     ) -> (ChunkSaved, PastPages, Option<Tensor>) {
         let seen_until_bgc = self.seen_until(span, &placement, tokens.rule);
+        // A chunk that is no longer than the window sees itself, where no older entry stands among its own.
+        let sees_itself = tokens.rule.window.is_none_or(|window| window >= span.len) && !span.is_ragged();
         // A copy, as a part would keep the whole.
         let own = |all: &Tensor| all.narrow(2, self.cache.region(span), span.len as i64).copy();
         let chunk = OwnKeys {
@@ -279,7 +281,7 @@ impl LayerState {
             v,
             rule: tokens.rule,
             in_use_bgn: self.cache.region_in_use(span),
-            seen_until_bgn: seen_until_bgc.as_ref().map(own),
+            seen_until_bgn: seen_until_bgc.as_ref().filter(|_| !sees_itself).map(own),
         };
         let past = self.past(span, seen_until_bgc.as_ref());
         let (attended, mass) = attention::attend_and_sum(chunk.beside(&past), &past.parts(), asked);
