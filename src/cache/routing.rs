@@ -24,8 +24,13 @@ impl Routing {
     }
 
     /// The narrowest integers for so many experts.
-    pub(super) fn kind(num_experts: usize) -> Kind {
+    fn kind(num_experts: usize) -> Kind {
         if num_experts <= 0x100 { Kind::Uint8 } else { Kind::Int16 }
+    }
+
+    /// What the choice of one token takes.
+    pub fn bytes_of_token(top_k: usize, num_experts: usize) -> u64 {
+        (top_k * Self::kind(num_experts).elt_size_in_bytes()) as u64
     }
 
     /// Sequences, tokens, and experts of a token.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use tch::Kind;
 
 use super::StepSpec;
-use crate::cache::{CacheShape, ChunkSpan, Scope, log_bytes_per_token, notes_per_entry};
+use crate::cache::{CacheShape, ChunkSpan, Routing, Scope, log_bytes_per_token, notes_per_entry};
 use crate::engine::{ChunkPlan, MemoryByPart};
 use crate::recipe::{StorePlace, StoreRecipe};
 use crate::store::{Form, copies_are_async};
@@ -20,6 +20,8 @@ struct LayerHolds {
     /// Numbers in f32 that the policy keeps of an entry: in the prefill span, and behind it.
     notes: [usize; 2],
     scope: Option<Scope>,
+    /// Bytes of the log for the experts of a token.
+    routing: u64,
     slots: usize,
     noted: usize,
     has_gradients: bool,
@@ -97,6 +99,10 @@ impl<'a> Ledger<'a> {
                 shape,
                 notes,
                 scope: traits.evicts.then_some(traits.scope),
+                routing: spec.config.layers[index]
+                    .feed_forward
+                    .experts()
+                    .map_or(0, |e| Routing::bytes_of_token(e.top_k, e.num_experts)),
                 noted: 0,
                 has_gradients: false,
                 resident: 0,
@@ -178,7 +184,8 @@ impl<'a> Ledger<'a> {
                 layer.slots = slots;
                 if is_deciding {
                     layer.noted = layer.noted.max(layer.notes[usize::from(span.start >= self.plan.prefill)]);
-                    layer.log += logged(layer, span, (span.num_sequences(), heads));
+                    let routed = layer.routing * (span.num_sequences() * span.len) as u64;
+                    layer.log += logged(layer, span, (span.num_sequences(), heads)) + routed;
                 }
                 if index >= keeps_undo_from {
                     let waiting = layer.undo(span, self.undo.form()).0;
