@@ -4,7 +4,8 @@ use std::f64::consts::PI;
 
 use crate::recipe::{OptimizerRecipe, Schedule, Warmup};
 
-/// The learning rate of update `step` (from 0) of `total`. Warm-up ends at the peak, the cosine and the line at zero.
+/// The learning rate of update `step` (from 0) of `total`. Warm-up ends at the peak, the cosine and the line at `min_lr_ratio`
+/// of it.
 pub fn learning_rate(recipe: &OptimizerRecipe, step: u64, total: u64) -> f64 {
     let warmup = match recipe.warmup {
         Warmup::Steps(steps) => steps,
@@ -15,9 +16,10 @@ pub fn learning_rate(recipe: &OptimizerRecipe, step: u64, total: u64) -> f64 {
     }
     // The last update still moves: progress reaches one only after it.
     let progress = (step - warmup) as f64 / total.saturating_sub(warmup).max(1) as f64;
+    let falls_to = |part: f64| recipe.min_lr_ratio + (1.0 - recipe.min_lr_ratio) * part;
     let factor = match recipe.schedule {
-        Schedule::Cosine => 0.5 * (1.0 + (PI * progress.min(1.0)).cos()),
-        Schedule::Linear => 1.0 - progress.min(1.0),
+        Schedule::Cosine => falls_to(0.5 * (1.0 + (PI * progress.min(1.0)).cos())),
+        Schedule::Linear => falls_to(1.0 - progress.min(1.0)),
         Schedule::Constant => 1.0,
     };
     recipe.learning_rate * factor
@@ -25,17 +27,19 @@ pub fn learning_rate(recipe: &OptimizerRecipe, step: u64, total: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::recipe::Recipe;
+
+    fn usual() -> OptimizerRecipe {
+        let text = "model.path = '.'\nlora.r = 1\ndata = {format = 'tokens', train = 'none'}\nkv_cache = {policy = 'lastrec', cache_length = 8, \
+                    chunk_size = 4}\n";
+        Recipe::parse(text.to_owned(), Path::new("recipe.toml"), &[]).unwrap().recipe.optimizer
+    }
 
     fn rate(schedule: Schedule, step: u64) -> f64 {
-        let recipe = OptimizerRecipe {
-            learning_rate: 2.0,
-            weight_decay: 0.0,
-            betas: (0.9, 0.999),
-            eps: 1e-8,
-            schedule,
-            warmup: Warmup::Steps(4),
-        };
+        let recipe = OptimizerRecipe { learning_rate: 2.0, schedule, warmup: Warmup::Steps(4), ..usual() };
         learning_rate(&recipe, step, 12)
     }
 
@@ -48,5 +52,14 @@ mod tests {
         assert!((rate(Schedule::Linear, 10) - 0.5).abs() < 1e-12);
         assert!((rate(Schedule::Constant, 11) - 2.0).abs() < 1e-12);
         assert!(rate(Schedule::Cosine, 11) > 0.0);
+    }
+
+    #[test]
+    fn a_schedule_may_end_above_zero() {
+        let least = OptimizerRecipe { learning_rate: 2.0, min_lr_ratio: 0.1, warmup: Warmup::Steps(0), ..usual() };
+        for (schedule, expected) in [(Schedule::Cosine, 1.1), (Schedule::Linear, 1.1), (Schedule::Constant, 2.0)] {
+            assert!((learning_rate(&OptimizerRecipe { schedule, ..least.clone() }, 6, 12) - expected).abs() < 1e-12);
+        }
+        assert!((learning_rate(&least, 12, 12) - 0.2).abs() < 1e-12);
     }
 }

@@ -41,7 +41,7 @@ pub use model::{Dtype, LoraRecipe, ModelRecipe, TargetModules};
 pub use plan::Recipe;
 pub use reference::reference;
 pub use training::{CheckpointRecipe, EvalRecipe, LogRecipe, Metric, Mode, OptimizerRecipe};
-pub use training::{Schedule, TrainRecipe, Warmup, Weights};
+pub use training::{OptimizerName, Schedule, TrainRecipe, Warmup, Weights};
 pub use write::Difference;
 
 use suggest::suggest_key;

@@ -11,7 +11,9 @@ use super::overrides::settle;
 use super::plan::{Recipe, tables};
 use super::read::AUTO;
 use super::table::{RecipeKey, RecipeTable, dotted};
-use super::training::{CheckpointRecipe, EvalRecipe, LogRecipe, Metric, OptimizerRecipe, TopOfFile, TrainRecipe, Weights};
+use super::training::{
+    CheckpointRecipe, EvalRecipe, LogRecipe, Metric, OptimizerName, OptimizerRecipe, TopOfFile, TrainRecipe, Weights,
+};
 use super::tree::{Document, KeyValue};
 use super::value::RecipeReader;
 
@@ -39,7 +41,7 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checke
     let eval = EvalRecipe::read(&reader)?;
     refuse_accuracy(&reader, &eval, &head)?;
     Ok(Recipe {
-        optimizer: OptimizerRecipe::read(&reader)?,
+        optimizer: optimizer(&reader)?,
         checkpoint: CheckpointRecipe::read(&reader)?,
         log: LogRecipe::read(&reader)?,
         output_dir: TopOfFile::read(&reader)?.output_dir,
@@ -52,6 +54,29 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checke
         train,
         eval,
     })
+}
+
+/// Refuses values that the optimiser has no use for: whoever sets one means another.
+fn optimizer(reader: &RecipeReader<'_>) -> Checked<OptimizerRecipe> {
+    use OptimizerName::{Adadelta, Adam, AdamW, Adamax, RmsProp, Sgd};
+    let recipe = OptimizerRecipe::read(reader)?;
+    let is_set = [
+        ("optimizer.betas", recipe.betas != (0.9, 0.999), &[AdamW, Adam, Adamax][..]),
+        ("optimizer.eps", recipe.eps.is_some(), &[AdamW, Adam, Adamax, RmsProp, Adadelta]),
+        ("optimizer.momentum", recipe.momentum > 0.0, &[Sgd, RmsProp]),
+        ("optimizer.nesterov", recipe.nesterov, &[Sgd]),
+        ("optimizer.smoothing", recipe.smoothing.is_some(), &[RmsProp, Adadelta]),
+    ];
+    if let Some((key, _, owners)) = is_set.into_iter().find(|(_, is_set, owners)| *is_set && !owners.contains(&recipe.name)) {
+        let owners = owners.iter().map(|owner| format!("`{}`", owner.name())).collect::<Vec<_>>().join(", ");
+        let message = format!("`{key}` is set, and `{}` has no such thing: {owners} have", recipe.name.name());
+        return reader.refuse(key, message, "leave it out, or write `optimizer.name`");
+    }
+    if recipe.nesterov && recipe.momentum == 0.0 {
+        let message = "`optimizer.nesterov = true` without `optimizer.momentum`: there is nothing to look ahead with".to_owned();
+        return reader.refuse("optimizer.nesterov", message, "set a momentum, as 0.9");
+    }
+    Ok(recipe)
 }
 
 /// Refuses keys that do not exist, and values that are wrong by themselves, in the order in which a reader meets them.

@@ -91,42 +91,96 @@ const DECAY: KeyRule = KeyRule {
 };
 
 table! {
-    /// The table `[optimizer]`: AdamW.
+    /// The table `[optimizer]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct OptimizerRecipe in "optimizer" {
+        /// Which one, as `torch.optim` has it.
+        #[also("optimizer.type", "optimizer.optimizer", "train.optimizer", "train.optim", "optim")]
+        pub name: OptimizerName = OptimizerName::AdamW,
         /// Peak learning rate.
         #[also("optimizer.lr", "train.learning_rate", "train.lr", "learning_rate", "lr")]
         #[rule(positive("usual values for LoRA are 5e-5 to 5e-4, for all weights a tenth of that"))]
         pub learning_rate: f64 = 2e-4,
-        /// Decoupled weight decay.
+        /// Weight decay: decoupled with `adamw`, else added to the gradient.
         #[also("train.weight_decay", "weight_decay")]
         #[rule(DECAY)]
-        pub weight_decay: f64 = 0.01,
-        /// Decay of the two moments.
+        #[default("0.01 for `adamw`, else 0")]
+        pub weight_decay: Option<f64> = None,
+        /// Decay of the two moments, for `adamw`, `adam` and `adamax`.
         #[also("optimizer.adam_betas")]
         #[rule(PART)]
         pub betas: (f64, f64) = (0.9, 0.999),
-        /// Added to the denominator.
+        /// Added to the denominator; `sgd` has none.
         #[also("optimizer.adam_epsilon")]
         #[rule(positive("the usual value is 1e-8"))]
-        pub eps: f64 = 1e-8,
-        /// Course of the learning rate after the warm-up. `cosine` and `linear` end at 0.
+        #[default("1e-6 for `adadelta`, else 1e-8")]
+        pub eps: Option<f64> = None,
+        /// Share of the last update that is made again, for `sgd` and `rmsprop`.
+        #[rule(PART)]
+        pub momentum: f64 = 0.0,
+        /// The momentum looks ahead (Nesterov), for `sgd`.
+        pub nesterov: bool = false,
+        /// Decay of the mean square of gradients, for `rmsprop` and `adadelta`.
+        #[also("optimizer.alpha", "optimizer.rho")]
+        #[rule(PART)]
+        #[default("0.99 for `rmsprop`, 0.9 for `adadelta`")]
+        pub smoothing: Option<f64> = None,
+        /// Course of the learning rate after the warm-up. `cosine` and `linear` end at `min_lr_ratio` of the peak.
         #[also(
             "optimizer.scheduler", "optimizer.lr_scheduler", "optimizer.lr_scheduler_type", "scheduler.name", "lr_scheduler",
             "lr_scheduler_type",
         )]
         pub schedule: Schedule = Schedule::Cosine,
+        /// The learning rate at the end of a `cosine` or `linear` schedule, as a part of the peak.
+        #[also("optimizer.min_lr_rate", "optimizer.min_lr_factor", "train.min_lr_ratio", "min_lr_ratio")]
+        #[rule(PART)]
+        pub min_lr_ratio: f64 = 0.0,
         /// How long the learning rate rises from 0.
         pub warmup: Warmup = Warmup::Ratio(0.05),
+    }
+}
+
+impl OptimizerRecipe {
+    /// The factor of the weights in their decay.
+    pub fn decay(&self) -> f64 {
+        self.weight_decay.unwrap_or(if self.name == OptimizerName::AdamW { 0.01 } else { 0.0 })
+    }
+
+    /// What is added to the denominator.
+    pub fn epsilon(&self) -> f64 {
+        self.eps.unwrap_or(if self.name == OptimizerName::Adadelta { 1e-6 } else { 1e-8 })
+    }
+
+    /// The decay of the mean square of gradients.
+    pub fn mean_square_decay(&self) -> f64 {
+        self.smoothing.unwrap_or(if self.name == OptimizerName::Adadelta { 0.9 } else { 0.99 })
+    }
+}
+
+words! {
+    /// The optimisers.
+    pub enum OptimizerName {
+        /// Adam with decoupled weight decay (Loshchilov & Hutter 2019).
+        AdamW = "adamw",
+        /// Adam (Kingma & Ba 2015).
+        Adam = "adam",
+        /// Stochastic gradient descent, with momentum or without.
+        Sgd = "sgd",
+        /// `RMSprop` (Hinton 2012).
+        RmsProp = "rmsprop",
+        /// Adadelta (Zeiler 2012).
+        Adadelta = "adadelta",
+        /// Adam with the largest gradient in place of the mean square (Kingma & Ba 2015).
+        Adamax = "adamax",
     }
 }
 
 words! {
     /// The course of the learning rate after the warm-up.
     pub enum Schedule {
-        /// Half a cosine down to 0.
+        /// Half a cosine down.
         Cosine = "cosine",
-        /// A line down to 0.
+        /// A line down.
         Linear = "linear",
         /// None.
         Constant = "constant",

@@ -75,7 +75,7 @@ fn what_is_left_out_has_its_default() {
     assert_eq!(recipe.grad.open, []);
     assert_eq!((recipe.train.epochs, recipe.train.gradient_accumulation_steps, recipe.train.max_grad_norm), (1, 1, 1.0));
     let optimizer = recipe.optimizer;
-    assert_eq!((optimizer.learning_rate, optimizer.weight_decay, optimizer.eps), (2e-4, 0.01, 1e-8));
+    assert_eq!((optimizer.learning_rate, optimizer.weight_decay, optimizer.eps), (2e-4, None, None));
     assert_eq!((optimizer.betas, optimizer.schedule, optimizer.warmup), ((0.9, 0.999), Schedule::Cosine, Warmup::Ratio(0.05)));
     assert_eq!(
         (recipe.eval.interval, recipe.eval.initial, recipe.eval.metric, recipe.eval.mode),

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use kvtune::recipe::{
     BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe,
     GradRecipe, HeadRecipe, Labels, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnOutOfMemory, OnTooLong, OpenKey,
-    OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules,
-    TrainRecipe, ValidationSource, Warmup, Weights,
+    OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe,
+    TargetModules, TrainRecipe, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -109,10 +109,23 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn optimizer()(learning_rate in number(), weight_decay in 0.0..1e3_f64, betas in (0.0..1.0_f64, 0.0..1.0_f64), eps in number(),
+    fn optimizer()(learning_rate in number(), weight_decay in option::of(0.0..1e3_f64), betas in (0.0..1.0_f64, 0.0..1.0_f64),
+                   eps in option::of(number()), min_lr_ratio in 0.0..1.0_f64,
                    schedule in select(Schedule::ALL), steps in option::of(large()), ratio in 0.0..1.0_f64) -> OptimizerRecipe {
         let warmup = steps.map_or(Warmup::Ratio(ratio), Warmup::Steps);
-        OptimizerRecipe { learning_rate, weight_decay, betas, eps, schedule, warmup }
+        OptimizerRecipe {
+            name: OptimizerName::AdamW,
+            learning_rate,
+            weight_decay,
+            betas,
+            eps,
+            momentum: 0.0,
+            nesterov: false,
+            smoothing: None,
+            schedule,
+            min_lr_ratio,
+            warmup,
+        }
     }
 }
 
