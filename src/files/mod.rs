@@ -10,6 +10,7 @@ mod lock;
 mod peft;
 mod peft_config;
 mod peft_modules;
+mod peft_refused;
 mod scratch;
 mod tensors;
 
@@ -20,7 +21,7 @@ pub use json::{parse_json, read_json, to_json};
 pub use lock::RunLock;
 pub use peft::{ADAPTER_CONFIG, ADAPTER_TENSORS, PeftFiles, read_peft, write_peft};
 pub use peft_config::{PeftConfig, PeftTargets};
-pub use peft_modules::{ExcludedModules, ModulePatterns, is_named};
+pub use peft_modules::{ExcludedModules, ModulePatterns, ModuleRegex, is_named};
 pub use scratch::Scratch;
 pub use tensors::{Dtype, RawTensor, TensorFile, TensorView, write_tensors};
 

@@ -6,11 +6,13 @@ use std::path::Path;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
-use super::peft_modules::{ExcludedModules, InFileOrder, ModulePatterns};
+use super::peft_modules::{ExcludedModules, InFileOrder, ModulePatterns, ModuleRegex};
+use super::peft_refused::{Inert, LORA_ONLY, is_known, refused};
 use super::{FilesError, read_json, to_json};
 
 /// A LoRA adapter's settings.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a key of the file")]
 pub struct PeftConfig {
     /// Rows of `lora_A`, where no pattern says otherwise.
     pub r: usize,
@@ -24,12 +26,22 @@ pub struct PeftConfig {
     pub target_parameters: Vec<String>,
     /// Those of them that have none.
     pub exclude_modules: Option<ExcludedModules>,
+    /// The layers whose modules have an adapter; empty: all.
+    pub layers_to_transform: Vec<usize>,
     /// `r` of the modules that match.
     pub rank_pattern: ModulePatterns<usize>,
     /// `lora_alpha` of the modules that match.
     pub alpha_pattern: ModulePatterns<f64>,
     /// The denominator of the scale is the root of `r`, not `r` (Kalajdzievski 2023, arXiv 2312.03732).
     pub use_rslora: bool,
+    /// B has a bias.
+    pub lora_bias: bool,
+    /// The biases of the targets are trained, too: `bias = "lora_only"`.
+    pub trains_biases: bool,
+    /// The rows of a weight and its addition are scaled to a length that is trained (`DoRA`, Liu et al. 2024, arXiv 2402.09353).
+    pub use_dora: bool,
+    /// A new A is drawn from a normal distribution, not a uniform one.
+    pub is_gaussian: bool,
     /// The model it was trained on, as its author named it.
     pub base_model: Option<String>,
 }
@@ -41,79 +53,8 @@ pub enum PeftTargets {
     AllLinear,
     /// Modules by the last part of their name.
     Names(Vec<String>),
-}
-
-/// Keys of variants that are not built, which only mean nothing with one of these values.
-const ONLY_INERT: &[(&str, &[Inert])] = &[
-    ("alora_invocation_tokens", &[Inert::Nothing]),
-    ("arrow_config", &[Inert::Nothing]),
-    ("bias", &[Inert::Text("none")]),
-    ("fan_in_fan_out", &[Inert::Nothing]),
-    ("kasa_config", &[Inert::Nothing]),
-    ("layer_replication", &[Inert::Nothing]),
-    ("layers_pattern", &[Inert::Nothing]),
-    ("layers_to_transform", &[Inert::Nothing]),
-    ("lora_bias", &[Inert::Nothing]),
-    ("modules_to_save", &[Inert::Nothing]),
-    ("monteclora_config", &[Inert::Nothing]),
-    ("peft_type", &[Inert::Text("LORA")]),
-    ("task_type", &[Inert::Nothing, Inert::Text("CAUSAL_LM")]),
-    ("trainable_token_indices", &[Inert::Nothing]),
-    ("use_bdlora", &[Inert::Nothing]),
-    ("use_dora", &[Inert::Nothing]),
-    ("use_qalora", &[Inert::Nothing]),
-    ("velora_config", &[Inert::Nothing]),
-];
-
-/// Starting points that also change the base model's weights: without these the adapter means something else.
-const CHANGES_BASE: &[&str] = &["pissa", "olora", "loftq", "corda", "lora_ga"];
-
-/// Keys that have no effect on a loaded adapter, or are read below.
-const HARMLESS: &[&str] = &[
-    "alpha_pattern",
-    "auto_mapping",
-    "base_model_name_or_path",
-    "corda_config",
-    "ensure_weight_tying",
-    "eva_config",
-    "exclude_modules",
-    "inference_mode",
-    "init_lora_weights",
-    "loftq_config",
-    "lora_alpha",
-    "lora_dropout",
-    "lora_ga_config",
-    "megatron_config",
-    "megatron_core",
-    "peft_version",
-    "qalora_group_size",
-    "r",
-    "rank_pattern",
-    "revision",
-    "target_modules",
-    "target_parameters",
-    "use_rslora",
-];
-
-/// A value with which a key asks for nothing.
-#[derive(Clone, Copy)]
-enum Inert {
-    /// `null`, `false`, or an empty list, table or text.
-    Nothing,
-    Text(&'static str),
-}
-
-impl Inert {
-    fn is(self, value: &Value) -> bool {
-        match (self, value) {
-            (Self::Nothing, Value::Null | Value::Bool(false)) => true,
-            (Self::Nothing, Value::Array(list)) => list.is_empty(),
-            (Self::Nothing, Value::Object(table)) => table.is_empty(),
-            (Self::Nothing, Value::String(text)) => text.is_empty(),
-            (Self::Text(expected), Value::String(text)) => text.eq_ignore_ascii_case(expected),
-            _ => false,
-        }
-    }
+    /// Modules by their whole name.
+    Matching(ModuleRegex),
 }
 
 /// What stands at a key that is written.
@@ -142,9 +83,14 @@ impl PeftConfig {
             target_modules,
             target_parameters: Vec::new(),
             exclude_modules: None,
+            layers_to_transform: Vec::new(),
             rank_pattern: ModulePatterns::default(),
             alpha_pattern: ModulePatterns::default(),
             use_rslora: false,
+            lora_bias: false,
+            trains_biases: false,
+            use_dora: false,
+            is_gaussian: false,
             base_model: None,
         }
     }
@@ -170,16 +116,19 @@ impl PeftConfig {
         let targets = match &self.target_modules {
             PeftTargets::AllLinear => json!("all-linear"),
             PeftTargets::Names(names) => json!(names),
+            PeftTargets::Matching(regex) => json!(regex.written()),
         };
+        let layers = &self.layers_to_transform;
+        let of_layers = |value: Value| if layers.is_empty() { Value::Null } else { value };
         let values = [
             ("auto_mapping", Value::Null),
             ("base_model_name_or_path", json!(self.base_model)),
-            ("bias", json!("none")),
+            ("bias", json!(if self.trains_biases { LORA_ONLY } else { "none" })),
             ("fan_in_fan_out", json!(false)),
             ("inference_mode", json!(true)),
-            ("init_lora_weights", json!(true)),
-            ("layers_pattern", Value::Null),
-            ("layers_to_transform", Value::Null),
+            ("init_lora_weights", if self.is_gaussian { json!("gaussian") } else { json!(true) }),
+            ("layers_pattern", of_layers(json!("layers"))),
+            ("layers_to_transform", of_layers(json!(layers))),
             ("lora_alpha", whole_if_it_is(self.lora_alpha)),
             ("lora_dropout", json!(self.lora_dropout)),
             ("modules_to_save", Value::Null),
@@ -188,12 +137,18 @@ impl PeftConfig {
             ("revision", Value::Null),
             ("target_modules", targets),
             ("task_type", json!("CAUSAL_LM")),
-            ("use_dora", json!(false)),
+            ("use_dora", json!(self.use_dora)),
             ("use_rslora", json!(self.use_rslora)),
         ];
         let excluded = self.exclude_modules.as_ref().map(|excluded| ("exclude_modules", excluded.to_value()));
         let parameters = (!self.target_parameters.is_empty()).then(|| ("target_parameters", json!(self.target_parameters)));
-        let values = values.into_iter().chain(excluded).chain(parameters).map(|(key, value)| (key, JsonEntry::Value(value)));
+        let lora_bias = self.lora_bias.then(|| ("lora_bias", json!(true)));
+        let values = values
+            .into_iter()
+            .chain(excluded)
+            .chain(parameters)
+            .chain(lora_bias)
+            .map(|(key, value)| (key, JsonEntry::Value(value)));
         let ranks = self.rank_pattern.iter().map(|(pattern, r)| (pattern.into(), json!(r))).collect();
         let alphas = self.alpha_pattern.iter().map(|(pattern, alpha)| (pattern.into(), whole_if_it_is(alpha))).collect();
         let patterns = [("rank_pattern", JsonEntry::Table(ranks)), ("alpha_pattern", JsonEntry::Table(alphas))];
@@ -207,8 +162,7 @@ impl PeftConfig {
         if !refused.is_empty() {
             return Err(FilesError::AdapterSettings { path: path.to_path_buf(), settings: refused });
         }
-        let known = |key: &str| HARMLESS.contains(&key) || ONLY_INERT.iter().any(|(inert, _)| *inert == key);
-        let unknown = table.keys().filter(|key| !known(key)).cloned().collect();
+        let unknown = table.keys().filter(|key| !is_known(key)).cloned().collect();
         let wrong = |reason| FilesError::Json { path: path.to_path_buf(), reason: format!("expected {reason}") };
         let mut config = Self::from_table(&table).map_err(wrong)?;
         if has_patterns(&table).map_err(wrong)? {
@@ -223,24 +177,21 @@ impl PeftConfig {
         let r = table.get("r").and_then(rank);
         let lora_alpha = table.get("lora_alpha").and_then(finite);
         let dropout = table.get("lora_dropout").map_or(Some(0.0), Value::as_f64).filter(|p| (0.0..1.0).contains(p));
-        let targets = PeftTargets::read(table);
         let plain = Self::plain(
             r.ok_or_else(|| format!("`r` from 1 to 65536, found {}", found("r")))?,
             lora_alpha.ok_or_else(|| format!("a number `lora_alpha`, found {}", found("lora_alpha")))?,
             dropout.ok_or_else(|| format!("`lora_dropout` from 0 to below 1, found {}", found("lora_dropout")))?,
-            targets.ok_or_else(|| {
-                format!("`target_modules` as a list of names or \"all-linear\", found {}", found("target_modules"))
-            })?,
+            PeftTargets::read(table)?,
         );
         Ok(Self {
             target_parameters: names(table, "target_parameters")?,
             exclude_modules: ExcludedModules::read(table.get("exclude_modules"))?,
-            use_rslora: match table.get("use_rslora") {
-                None => false,
-                Some(Value::Bool(uses)) => *uses,
-                Some(value) if Inert::Nothing.is(value) => false,
-                Some(value) => return Err(format!("`use_rslora` as true or false, found {value}")),
-            },
+            layers_to_transform: layers(table)?,
+            use_rslora: switch(table, "use_rslora")?,
+            lora_bias: switch(table, "lora_bias")?,
+            trains_biases: table.get("bias").is_some_and(|value| Inert::Text(LORA_ONLY).is(value)),
+            use_dora: switch(table, "use_dora")?,
+            is_gaussian: table.get("init_lora_weights").is_some_and(|value| Inert::Text("gaussian").is(value)),
             base_model: table.get("base_model_name_or_path").and_then(Value::as_str).map(String::from),
             ..plain
         })
@@ -298,6 +249,28 @@ fn names(table: &Map<String, Value>, key: &str) -> Result<Vec<String>, String> {
     }
 }
 
+/// True or false; absent it is false.
+fn switch(table: &Map<String, Value>, key: &str) -> Result<bool, String> {
+    match table.get(key) {
+        Some(Value::Bool(is_on)) => Ok(*is_on),
+        Some(value) if !Inert::Nothing.is(value) => Err(format!("`{key}` as true or false, found {value}")),
+        _ => Ok(false),
+    }
+}
+
+/// One layer, several, or all.
+fn layers(table: &Map<String, Value>) -> Result<Vec<usize>, String> {
+    let index = |value: &Value| value.as_u64().map(|index| index as usize);
+    match table.get("layers_to_transform") {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(value) => {
+            let several = |list: &Vec<Value>| list.iter().map(index).collect();
+            let found = index(value).map(|one| vec![one]).or_else(|| value.as_array().and_then(several));
+            found.ok_or_else(|| format!("`layers_to_transform` as an index or a list of such, found {value}"))
+        }
+    }
+}
+
 fn rank(value: &Value) -> Option<usize> {
     value.as_u64().filter(|r| (1..=65_536).contains(r)).map(|r| r as usize)
 }
@@ -312,33 +285,24 @@ fn whole_if_it_is(number: f64) -> Value {
 }
 
 impl PeftTargets {
-    fn read(table: &Map<String, Value>) -> Option<Self> {
+    /// `Err` says what was expected.
+    fn read(table: &Map<String, Value>) -> Result<Self, String> {
         let has_parameters = table.get("target_parameters").is_some_and(|value| !Inert::Nothing.is(value));
-        match table.get("target_modules")? {
-            Value::String(text) if text == "all-linear" => Some(Self::AllLinear),
-            // A text is a regular expression over whole module names: a single name would match nothing.
+        let value = table.get("target_modules").unwrap_or(&Value::Null);
+        let expected = || format!("`target_modules` as a list of names, a regular expression or \"all-linear\", found {value}");
+        match value {
+            Value::String(text) if text == "all-linear" => Ok(Self::AllLinear),
+            // As in PEFT, which takes a single name for one, too: it matches nothing.
+            Value::String(text) if !text.is_empty() => {
+                ModuleRegex::whole(text).map(Self::Matching).map_err(|what| format!("`target_modules` as {what}"))
+            }
             Value::Array(list) if !list.is_empty() || has_parameters => {
                 let names: Option<Vec<String>> = list.iter().map(|name| name.as_str().map(String::from)).collect();
-                names.map(Self::Names)
+                names.map(Self::Names).ok_or_else(expected)
             }
-            _ => None,
+            _ => Err(expected()),
         }
     }
-}
-
-/// Settings that would change what the adapter computes and are not built, as `key = value`.
-fn refused(table: &Map<String, Value>) -> Vec<String> {
-    let active = |(key, inert): &(&str, &[Inert])| {
-        let value = table.get(*key)?;
-        (!inert.iter().any(|inert| inert.is(value))).then(|| format!("`{key} = {value}`"))
-    };
-    let mut refused: Vec<String> = ONLY_INERT.iter().filter_map(active).collect();
-    if let Some(Value::String(start)) = table.get("init_lora_weights")
-        && CHANGES_BASE.iter().any(|name| start.to_lowercase().starts_with(name))
-    {
-        refused.push(format!("`init_lora_weights = \"{start}\"`"));
-    }
-    refused
 }
 
 #[cfg(test)]
@@ -429,13 +393,29 @@ mod tests {
     }
 
     #[test]
+    fn each_kind_is_read_as_it_is_written() {
+        let matching = || PeftTargets::Matching(ModuleRegex::whole(r".*\.(q|v)_proj").unwrap());
+        let all = [
+            PeftConfig { target_modules: matching(), ..config() },
+            PeftConfig { layers_to_transform: vec![0, 2], ..config() },
+            PeftConfig { lora_bias: true, ..config() },
+            PeftConfig { trains_biases: true, ..config() },
+            PeftConfig { use_dora: true, ..config() },
+            PeftConfig { is_gaussian: true, ..config() },
+        ];
+        for config in all {
+            assert_eq!(read(&config.to_json()).unwrap(), (config, vec![]));
+        }
+        assert_eq!(read(&with("layers_to_transform", json!(1))).unwrap().0.layers_to_transform, [1]);
+    }
+
+    #[test]
     fn what_cannot_be_honoured_is_refused_by_name() {
         let cases = [
-            ("use_dora", json!(true)),
-            ("lora_bias", json!(true)),
-            ("bias", json!("lora_only")),
+            ("bias", json!("all")),
+            ("use_qalora", json!(true)),
             ("modules_to_save", json!(["lm_head"])),
-            ("layers_to_transform", json!([1])),
+            ("layers_pattern", json!("h")),
             ("init_lora_weights", json!("pissa_niter_16")),
             ("peft_type", json!("IA3")),
             ("task_type", json!("SEQ_CLS")),
@@ -451,7 +431,7 @@ mod tests {
     fn unknown_keys_are_named_and_harmless_ones_are_not() {
         assert_eq!(read(&with("brand_new", json!(3))).unwrap().1, ["brand_new"]);
         assert_eq!(read(&with("modules_to_save", json!([]))).unwrap().1, [""; 0]);
-        assert_eq!(read(&with("init_lora_weights", json!("gaussian"))).unwrap().0, config());
+        assert_eq!(read(&with("init_lora_weights", json!("eva"))).unwrap().0, config());
     }
 
     #[test]
@@ -461,7 +441,10 @@ mod tests {
             ("r", json!("8")),
             ("lora_alpha", Value::Null),
             ("lora_dropout", json!(1.5)),
-            ("target_modules", json!(".*q_proj")),
+            ("target_modules", json!("(q_proj")),
+            ("layers_to_transform", json!("1")),
+            ("layers_to_transform", json!([-1])),
+            ("use_dora", json!("yes")),
             ("target_modules", json!([])),
             ("use_rslora", json!("yes")),
             ("rank_pattern", json!({"q_proj": 0})),

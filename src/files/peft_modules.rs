@@ -22,12 +22,27 @@ enum Excluded {
 
 /// A regular expression with the text it was written as.
 #[derive(Clone, Debug)]
-struct ModuleRegex {
+pub struct ModuleRegex {
     written: String,
     compiled: Regex,
 }
 
 impl ModuleRegex {
+    /// One that means the modules whose whole names it matches; the error says in one line what is wrong.
+    pub fn whole(written: &str) -> Result<Self, String> {
+        Self::new(written.to_owned(), &format!("^(?:{written})$"))
+    }
+
+    /// As it was written.
+    pub fn written(&self) -> &str {
+        &self.written
+    }
+
+    /// Whether it means a module, by its whole name.
+    pub fn is_match(&self, module: &str) -> bool {
+        self.compiled.is_match(module)
+    }
+
     /// Compiles what PEFT makes of `written`; the error says in one line what is wrong.
     fn new(written: String, as_matched: &str) -> Result<Self, String> {
         match Regex::new(as_matched) {
@@ -48,6 +63,8 @@ impl PartialEq for ModuleRegex {
     }
 }
 
+impl Eq for ModuleRegex {}
+
 impl<T> Default for ModulePatterns<T> {
     fn default() -> Self {
         Self(Vec::new())
@@ -66,12 +83,27 @@ impl<T: Copy> ModulePatterns<T> {
 
     /// The value for a module, by its whole name.
     pub fn get(&self, module: &str) -> Option<T> {
-        self.0.iter().find(|(regex, _)| regex.compiled.is_match(module)).map(|(_, value)| *value)
+        self.0.iter().find(|(regex, _)| regex.is_match(module)).map(|(_, value)| *value)
     }
 
     /// The patterns as they were written, with their values, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, T)> {
         self.0.iter().map(|(regex, value)| (regex.written.as_str(), *value))
+    }
+}
+
+/// As PEFT's files have it.
+impl<T: Copy + fmt::Display> fmt::Display for ModulePatterns<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pairs: Vec<String> = self.iter().map(|(pattern, value)| format!("{pattern:?}: {value}")).collect();
+        write!(f, "{{{}}}", pairs.join(", "))
+    }
+}
+
+/// As PEFT's files have it.
+impl fmt::Display for ExcludedModules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_value().fmt(f)
     }
 }
 
@@ -83,14 +115,14 @@ impl ExcludedModules {
 
     /// By a regular expression that matches whole names.
     pub fn matching(written: &str) -> Result<Self, String> {
-        Ok(Self(Excluded::Matching(ModuleRegex::new(written.to_owned(), &format!("^(?:{written})$"))?)))
+        Ok(Self(Excluded::Matching(ModuleRegex::whole(written)?)))
     }
 
     /// Whether a module is among them, by its whole name.
     pub fn contains(&self, module: &str) -> bool {
         match &self.0 {
             Excluded::Names(names) => names.iter().any(|name| is_named(module, name)),
-            Excluded::Matching(regex) => regex.compiled.is_match(module),
+            Excluded::Matching(regex) => regex.is_match(module),
         }
     }
 

@@ -1,14 +1,16 @@
 //! An adapter: what is trained beside the frozen linears of a model, and by which settings.
 
+use std::collections::BTreeMap;
+
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::ModelError;
 use super::config::ModelConfig;
-use super::delta::{Delta, LoraDelta, ModuleStream, master_kind};
+use super::delta::{A, B, B_BIAS, BASE_BIAS, Delta, LoraDelta, MAGNITUDE, ModuleStream, master_kind};
 use super::names::peft_tensor;
 use super::random;
-use super::targets::{LoraTarget, listed, peft_module, peft_targets, targets};
-use crate::files::{PeftConfig, PeftTargets};
+use super::targets::{LoraTarget, listed, meant, meant_parameters, peft_module, peft_settings, targets};
+use crate::files::{ExcludedModules, ModulePatterns, PeftConfig, PeftTargets};
 use crate::recipe::LoraRecipe;
 
 /// Deltas by linear. A model that trains them takes them into its linears; until then, and for whoever looks at all of them at once, they
@@ -19,15 +21,15 @@ pub struct Adapter {
     settings: PeftConfig,
     /// By the names of linears in the model, bottom to top.
     deltas: Vec<(String, Delta)>,
+    /// Whether what begins as the model has it has not got these values yet.
+    is_new: bool,
 }
 
 impl Adapter {
     /// A new adapter for a model that computes in `kind`. It adds nothing yet: `A` is uniform in ±1/√in, drawn from a stream of
     /// its own for each matrix, and `B` is zero.
     pub fn new(config: &ModelConfig, lora: &LoraRecipe, seed: u64, kind: Kind, device: Device) -> Result<Self, ModelError> {
-        let plain = PeftConfig::plain(lora.r, lora.alpha, lora.dropout, peft_targets(&lora.target_modules));
-        let settings = PeftConfig { target_parameters: lora.target_parameters.clone(), ..plain };
-        Self::with_settings(config, settings, seed, kind, device)
+        Self::with_settings(config, peft_settings(lora)?, seed, kind, device)
     }
 
     /// As [`Self::new`], by the settings of an adapter's file, which may differ from linear to linear.
@@ -38,44 +40,65 @@ impl Adapter {
         kind: Kind,
         device: Device,
     ) -> Result<Self, ModelError> {
-        let draw = |target: &LoraTarget| {
-            let [(a, [rows, inner]), (_, [out, columns])] = target.matrices();
-            let a_ri = random::uniform(seed, &a, &[rows as i64, inner as i64], 1.0 / (inner as f64).sqrt());
-            Ok([a_ri, Tensor::zeros([out as i64, columns as i64], (Kind::Float, Device::Cpu))])
+        let is_gaussian = settings.is_gaussian;
+        let draw = |target: &LoraTarget, part: &'static str, shape: &[i64]| match (part, shape) {
+            (A, _) if is_gaussian => Ok(random::normal(seed, &target.tensor(A), shape, 1.0 / target.r as f64)),
+            (A, [_, inner]) => Ok(random::uniform(seed, &target.tensor(A), shape, 1.0 / (*inner as f64).sqrt())),
+            _ => Ok(Tensor::zeros(shape, (Kind::Float, Device::Cpu))),
         };
         let targets = targets(config, &settings)?;
-        Ok(Self::of_targets(config, settings, &targets, draw)?.moved_to(kind, device))
+        let adapter = Self::of_targets(config, settings, &targets, draw)?.moved_to(kind, device);
+        Ok(Self { is_new: true, ..adapter })
     }
 
-    /// Checks the numbers and collects the matrices A and B, which become leaves.
+    /// Checks the numbers and collects what is trained, which becomes leaves.
     pub(super) fn of_targets(
         config: &ModelConfig,
         settings: PeftConfig,
         targets: &[LoraTarget],
-        mut matrices: impl FnMut(&LoraTarget) -> Result<[Tensor; 2], ModelError>,
+        mut tensor: impl FnMut(&LoraTarget, &'static str, &[i64]) -> Result<Tensor, ModelError>,
     ) -> Result<Self, ModelError> {
         let settings = listed(config, settings)?;
         check_numbers(config, &settings, targets)?;
         let delta = |target: &LoraTarget| {
             let LoraTarget { linear, scale, .. } = target;
-            let stream = ModuleStream { layer: linear.layer.0 as u64, module: linear.number as u64 };
-            let [a_ri, b_or] = matrices(target)?.map(|matrix| matrix.set_requires_grad(true));
-            let delta = LoraDelta { a_ri, b_or, scale: *scale, dropout: settings.lora_dropout, stream };
+            let mut parts = BTreeMap::new();
+            for (part, shape) in target.parts(&settings) {
+                let shape: Vec<i64> = shape.into_iter().map(|size| size as i64).collect();
+                parts.insert(part, tensor(target, part, &shape)?.set_requires_grad(true));
+            }
+            let mut take = |part| parts.remove(part);
+            let delta = LoraDelta {
+                // Every target has both.
+                a_ri: take(A).unwrap_or_default(),
+                b_or: take(B).unwrap_or_default(),
+                b_bias_o: take(B_BIAS),
+                magnitude_o: take(MAGNITUDE),
+                base_bias_o: take(BASE_BIAS),
+                scale: *scale,
+                dropout: settings.lora_dropout,
+                stream: ModuleStream { layer: linear.layer.0 as u64, module: linear.number as u64 },
+            };
             Ok((linear.name.clone(), Delta::Lora(delta)))
         };
         let deltas = targets.iter().map(delta).collect::<Result<_, ModelError>>()?;
-        Ok(Self { settings, deltas })
+        Ok(Self { settings, deltas, is_new: false })
     }
 
     /// That of a model whose linears have these deltas.
     pub(super) fn of_deltas<'a>(settings: PeftConfig, deltas: impl Iterator<Item = (&'a str, &'a Delta)>) -> Self {
         let alias = |(linear, delta): (&str, &Delta)| (linear.to_owned(), delta.map(Tensor::shallow_clone));
-        Self { settings, deltas: deltas.map(alias).collect() }
+        Self { settings, deltas: deltas.map(alias).collect(), is_new: false }
     }
 
     /// Its settings, and the deltas by the names of linears.
     pub(super) fn into_parts(self) -> (PeftConfig, Vec<(String, Delta)>) {
         (self.settings, self.deltas)
+    }
+
+    /// Whether what begins as the model has it has not got these values yet: it gets them when a model takes it.
+    pub(super) fn is_new(&self) -> bool {
+        self.is_new
     }
 
     /// What a file says of it.
@@ -104,21 +127,43 @@ impl Adapter {
         self.deltas.iter_mut().for_each(|(_, delta)| delta.set_dropout(probability));
     }
 
-    /// The names of the linears that are targets, in the order of the layer; those of the experts' matrices side by side behind them.
+    /// The names of the linears that are targets, in the order of the layer, or the expression that matches them; those of the experts'
+    /// matrices side by side behind them.
     pub fn targets(&self) -> Vec<String> {
-        let PeftTargets::Names(names) = &self.settings.target_modules else { return Vec::new() };
-        names.iter().chain(&self.settings.target_parameters).cloned().collect()
+        let modules = match &self.settings.target_modules {
+            PeftTargets::Names(names) => names.clone(),
+            PeftTargets::Matching(regex) => vec![regex.written().to_owned()],
+            PeftTargets::AllLinear => Vec::new(),
+        };
+        modules.iter().chain(&self.settings.target_parameters).cloned().collect()
     }
 
-    /// Whether a recipe's targets are this adapter's, in a model.
-    pub fn has_targets(&self, config: &ModelConfig, lora: &LoraRecipe) -> Result<bool, ModelError> {
-        let named = PeftConfig::plain(lora.r, lora.alpha, lora.dropout, peft_targets(&lora.target_modules));
-        let named = listed(config, PeftConfig { target_parameters: lora.target_parameters.clone(), ..named })?;
-        Ok((named.target_modules, named.target_parameters)
-            == (self.settings.target_modules.clone(), self.settings.target_parameters.clone()))
+    /// The first key of a recipe that says otherwise than this adapter of the model, and what either says. `r`, `alpha` and the targets
+    /// are always said; the other keys, where they differ from their defaults.
+    pub fn disagreement(&self, config: &ModelConfig, lora: &LoraRecipe) -> Result<Option<Disagreement>, ModelError> {
+        let (ours, theirs) = (&self.settings, listed(config, peft_settings(lora)?)?);
+        let plain = PeftConfig::plain(0, 0.0, 0.0, PeftTargets::AllLinear);
+        let linears = |settings: &PeftConfig| {
+            let modules = meant(config, &settings.target_modules)?.into_iter();
+            let parameters = meant_parameters(config, settings)?.into_iter().map(|(linear, _)| linear);
+            Ok::<Vec<_>, ModelError>(modules.chain(parameters).map(|linear| linear.name).collect())
+        };
+        let always = [
+            ("r", theirs.r != ours.r, theirs.r.to_string(), ours.r.to_string()),
+            (
+                "alpha",
+                (theirs.lora_alpha - ours.lora_alpha).abs() > 0.0,
+                theirs.lora_alpha.to_string(),
+                ours.lora_alpha.to_string(),
+            ),
+            ("target_modules", linears(&theirs)? != linears(ours)?, lora.target_modules.to_string(), self.targets().join(", ")),
+        ];
+        let said = disagreements_of_kind(&theirs, ours, &plain);
+        let first = always.into_iter().chain(said).find(|(_, differs, ..)| *differs);
+        Ok(first.map(|(key, _, recipe, adapter)| Disagreement { key, recipe, adapter }))
     }
 
-    /// All matrices with their names in PEFT's files, by layer from the bottom; the tensors are the leaves themselves.
+    /// All that is trained with its names in PEFT's files, by layer from the bottom; the tensors are the leaves themselves.
     pub fn parameters(&self) -> Vec<(String, Tensor)> {
         self.deltas.iter().flat_map(|(linear, delta)| parameters(&self.settings, linear, delta)).collect()
     }
@@ -138,10 +183,52 @@ impl Adapter {
     }
 }
 
+/// A key of `[lora]` of which a recipe and an adapter say different things.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disagreement {
+    /// The key.
+    pub key: &'static str,
+    /// As in the recipe.
+    pub recipe: String,
+    /// As in the adapter.
+    pub adapter: String,
+}
+
+/// Of the keys that say what kind of adapter it is: whether a recipe says something else than an adapter, and not just the default.
+fn disagreements_of_kind(
+    recipe: &PeftConfig,
+    adapter: &PeftConfig,
+    plain: &PeftConfig,
+) -> [(&'static str, bool, String, String); 8] {
+    fn key<T: PartialEq>(
+        name: &'static str,
+        [recipe, adapter, plain]: [&T; 3],
+        shown: impl Fn(&T) -> String,
+    ) -> (&'static str, bool, String, String) {
+        (name, recipe != plain && recipe != adapter, shown(recipe), shown(adapter))
+    }
+    let of = |get: fn(&PeftConfig) -> &bool| [get(recipe), get(adapter), get(plain)];
+    let bias = |trains: &bool| if *trains { "lora_only" } else { "none" }.to_owned();
+    let layers = [recipe, adapter, plain].map(|settings| &settings.layers_to_transform);
+    let ranks = [recipe, adapter, plain].map(|settings| &settings.rank_pattern);
+    let alphas = [recipe, adapter, plain].map(|settings| &settings.alpha_pattern);
+    let excluded = [recipe, adapter, plain].map(|settings| &settings.exclude_modules);
+    [
+        key("use_rslora", of(|settings| &settings.use_rslora), bool::to_string),
+        key("use_dora", of(|settings| &settings.use_dora), bool::to_string),
+        key("lora_bias", of(|settings| &settings.lora_bias), bool::to_string),
+        key("bias", of(|settings| &settings.trains_biases), bias),
+        key("layers_to_transform", layers, |layers| format!("{layers:?}")),
+        key("rank_pattern", ranks, ModulePatterns::to_string),
+        key("alpha_pattern", alphas, ModulePatterns::to_string),
+        key("exclude_modules", excluded, |all| all.as_ref().map_or_else(|| "[]".into(), ExcludedModules::to_string)),
+    ]
+}
+
 /// What is trained beside a linear, by its names in PEFT's files.
-pub(super) fn parameters(settings: &PeftConfig, linear: &str, delta: &Delta) -> [(String, Tensor); 2] {
+pub(super) fn parameters(settings: &PeftConfig, linear: &str, delta: &Delta) -> Vec<(String, Tensor)> {
     let module = peft_module(settings, linear);
-    delta.parameters().map(|(part, matrix)| (peft_tensor(&module, part), matrix.shallow_clone()))
+    delta.parameters().into_iter().map(|(part, tensor)| (peft_tensor(&module, part), tensor.shallow_clone())).collect()
 }
 
 /// Refuses numbers with which nothing can be trained.
@@ -170,13 +257,48 @@ fn check_numbers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTar
         // Each expert sees its tokens sorted; PEFT has none for parameters either.
         return refuse("dropout", settings.lora_dropout.to_string(), "0 where experts are targets");
     }
+    check_kind(config, settings, targets)
+}
+
+/// Refuses combinations that PEFT does not have: files that hold them would mean nothing there.
+fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
+    let refuse = |key, found: String, expected| Err(ModelError::Lora { key, found, expected });
+    let (layers, has_parameters) = (&settings.layers_to_transform, targets.iter().any(LoraTarget::is_parameter));
+    if layers.iter().any(|layer| *layer >= config.num_layers()) {
+        return refuse("layers_to_transform", format!("{layers:?}"), "layers of the model, from 0");
+    }
+    if !layers.is_empty() && matches!(settings.target_modules, PeftTargets::Matching(_)) {
+        return refuse(
+            "layers_to_transform",
+            format!("{layers:?}"),
+            "`[]` where `target_modules` is an expression: it names layers itself",
+        );
+    }
+    if !layers.is_empty() && has_parameters {
+        return refuse(
+            "layers_to_transform",
+            format!("{layers:?}"),
+            "`[]` where experts are targets: PEFT takes those of all layers",
+        );
+    }
+    for (key, is_on) in [("use_dora", settings.use_dora), ("lora_bias", settings.lora_bias)] {
+        if is_on && has_parameters {
+            return refuse(key, "true".into(), "false where experts or routers are targets: PEFT has plain LoRA for them");
+        }
+    }
+    if settings.lora_bias && settings.use_dora {
+        return refuse("lora_bias", "true".into(), "false with `use_dora`, as PEFT has it");
+    }
+    if settings.lora_bias && settings.is_gaussian {
+        return refuse("init_lora_weights", "gaussian".into(), "`uniform` with `lora_bias`, as PEFT has it");
+    }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::{ExcludedModules, ModulePatterns};
+    use crate::files::ModuleRegex;
     use crate::model::{Attend, AttendError, DropoutContext, DropoutKey, Model, Qkv};
     use crate::recipe::{Dtype, TargetModules};
     use crate::units::{Failure, LayerIdx};
@@ -192,7 +314,7 @@ mod tests {
 
     fn recipe(names: &[&str]) -> LoraRecipe {
         let target_modules = TargetModules::Names(names.iter().map(|&name| name.into()).collect());
-        LoraRecipe { r: 2, alpha: 4.0, dropout: 0.0, target_modules, target_parameters: Vec::new() }
+        LoraRecipe::plain(2, 4.0, 0.0, target_modules)
     }
 
     fn adapter(lora: &LoraRecipe, seed: u64) -> Adapter {
@@ -279,7 +401,8 @@ mod tests {
         assert_eq!(expected, names(&recipe(&["mlp.down_proj", "q_proj", "self_attn.q_proj"])));
         assert_eq!(expected[0], "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight");
         assert_eq!(expected[3], "base_model.model.model.layers.0.mlp.down_proj.lora_B.weight");
-        assert!(adapter(&recipe(&["q_proj"]), 1).has_targets(&config(), &recipe(&["q_proj"])).unwrap());
+        let found = adapter(&recipe(&["q_proj"]), 1).disagreement(&config(), &recipe(&["self_attn.q_proj"])).unwrap();
+        assert_eq!(found, None);
     }
 
     /// A run that is resumed must draw the masks it drew before: the numbers of linears in their layer are part of the format.
@@ -317,6 +440,21 @@ mod tests {
         let alphas = ModulePatterns::new([("q_proj".to_owned(), -1.0)]).unwrap();
         assert!(error(PeftConfig { alpha_pattern: alphas, ..plain.clone() }).contains("`lora.alpha_pattern` is -1"));
         let excluded = Some(ExcludedModules::names(vec!["q_proj".into()]));
-        assert!(error(PeftConfig { exclude_modules: excluded, ..plain }).contains("`lora.exclude_modules` is all of"));
+        assert!(error(PeftConfig { exclude_modules: excluded, ..plain.clone() }).contains("`lora.exclude_modules` is all of"));
+        let plain = || plain.clone();
+        assert!(error(PeftConfig { layers_to_transform: vec![2], ..plain() }).contains("`lora.layers_to_transform` is [2]"));
+        let matching = |written| PeftTargets::Matching(ModuleRegex::whole(written).unwrap());
+        let of_layers = PeftConfig { layers_to_transform: vec![1], target_modules: matching(".*q_proj"), ..plain() };
+        assert!(error(of_layers).contains("where `target_modules` is an expression"));
+        for written in ["q_proj", ".*"] {
+            assert!(
+                error(PeftConfig { target_modules: matching(written), ..plain() }).contains("matches whole names"),
+                "{written}"
+            );
+        }
+        assert!(error(PeftConfig { use_dora: true, lora_bias: true, ..plain() }).contains("`lora.lora_bias` is true"));
+        assert!(
+            error(PeftConfig { is_gaussian: true, lora_bias: true, ..plain() }).contains("`lora.init_lora_weights` is gaussian")
+        );
     }
 }

@@ -174,13 +174,7 @@ mod tests {
         let mut model = Model::load_to_train(changed(&json!({})).path(), Dtype::F32, Device::Cpu).unwrap();
         let weights = model.parameters();
         assert!(weights.iter().all(|(_, leaf)| leaf.requires_grad() && leaf.is_leaf()));
-        let lora = LoraRecipe {
-            r: 2,
-            alpha: 4.0,
-            dropout: 0.0,
-            target_modules: TargetModules::AllLinear,
-            target_parameters: Vec::new(),
-        };
+        let lora = LoraRecipe::plain(2, 4.0, 0.0, TargetModules::AllLinear);
         model.set_adapter(Adapter::new(model.config(), &lora, 1, Kind::Float, Device::Cpu).unwrap());
         assert!(!weights.iter().any(|(_, leaf)| leaf.requires_grad()));
         assert!(model.head_parameters().is_empty() && model.parameters().iter().all(|(name, _)| name.contains("lora_")));

@@ -285,13 +285,7 @@ mod tests {
         });
         object.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let config = ModelConfig::from_object(object.as_object().unwrap()).unwrap();
-        let lora = LoraRecipe {
-            r: 2,
-            alpha: 4.0,
-            dropout: 0.3,
-            target_modules: TargetModules::AllLinear,
-            target_parameters: Vec::new(),
-        };
+        let lora = LoraRecipe::plain(2, 4.0, 0.3, TargetModules::AllLinear);
         let model = Model::random(config, dtype, Device::Cpu, 1).unwrap();
         let adapter = Adapter::new(model.config(), &lora, 1, model.kind(), Device::Cpu).unwrap();
         adapter.set_b_normal(0.5, 2);

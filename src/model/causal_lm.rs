@@ -14,6 +14,7 @@ use super::delta::Delta;
 use super::dropout::{DropoutContext, TokenContext};
 use super::embedding::Embedding;
 use super::init::draw;
+use super::linear::Linear;
 use super::names::FINAL_NORM;
 use super::positions::Positions;
 use super::weights::Weights;
@@ -153,15 +154,20 @@ impl Model {
         self
     }
 
-    /// Puts an adapter in place of what was trained; its matrices move to the model's device, and to f64 in an f64 model.
+    /// Puts an adapter in place of what was trained; its matrices move to the model's device, and to f64 in an f64 model. What of a new one
+    /// begins as the model has it gets these values.
     pub fn set_adapter(&mut self, adapter: Adapter) {
         if let Trainable::AllWeights(all) = &self.trained {
             all.freeze();
         }
+        let is_new = adapter.is_new();
         let (settings, deltas) = adapter.moved_to(self.kind, self.device).into_parts();
         let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
         for (name, place) in self.layers.iter_mut().flat_map(DecoderLayer::delta_places) {
             *place = deltas.remove(name);
+        }
+        if is_new {
+            self.layers.iter().flat_map(DecoderLayer::linears).for_each(Linear::begin_delta);
         }
         self.trained = Trainable::Adapter(settings);
     }

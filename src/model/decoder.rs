@@ -128,10 +128,14 @@ impl DecoderLayer {
 
     /// What is trained beside its linears, by the names of these.
     pub(super) fn deltas(&self) -> Vec<(&str, &Delta)> {
-        let linears = self.attention.linears().into_iter().chain(self.feed_forward.linears());
         let stacked = if let FeedForward::Experts(experts) = &self.feed_forward { &experts.stacked()[..] } else { &[] };
-        let of_linears = linears.filter_map(|linear| Some((linear.name.as_str(), linear.delta.as_ref()?)));
+        let of_linears = self.linears().filter_map(|linear| Some((linear.name.as_str(), linear.delta.as_ref()?)));
         of_linears.chain(stacked.iter().filter_map(|all| Some((all.name.as_str(), all.delta.as_ref()?)))).collect()
+    }
+
+    /// Its linears, those of experts among them.
+    pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.attention.linears().into_iter().chain(self.feed_forward.linears())
     }
 
     /// Places for what is trained beside its linears, by the names of these, in the order of [`Self::deltas`].

@@ -20,6 +20,12 @@ pub(super) struct LoraDelta {
     pub(super) a_ri: Tensor,
     /// `(out, r)`.
     pub(super) b_or: Tensor,
+    /// `(out)`, added to what B makes.
+    pub(super) b_bias_o: Option<Tensor>,
+    /// `(out)`, the lengths of the rows of weight and addition together (`DoRA`, Liu et al. 2024, arXiv 2402.09353).
+    pub(super) magnitude_o: Option<Tensor>,
+    /// `(out)`, the linear's bias where it is trained.
+    pub(super) base_bias_o: Option<Tensor>,
     /// With rsLoRA and with patterns every linear may have another one.
     pub(super) scale: f64,
     /// The probability with which an input of `A` is dropped in training.
@@ -27,6 +33,17 @@ pub(super) struct LoraDelta {
     /// What of the dropout mask depends on where the linear is.
     pub(super) stream: ModuleStream,
 }
+
+/// The end of the name of A in PEFT's files.
+pub(super) const A: &str = "lora_A.weight";
+/// That of B.
+pub(super) const B: &str = "lora_B.weight";
+/// That of the bias of B.
+pub(super) const B_BIAS: &str = "lora_B.bias";
+/// That of the lengths of rows.
+pub(super) const MAGNITUDE: &str = "lora_magnitude_vector";
+/// That of the linear's own bias.
+pub(super) const BASE_BIAS: &str = "base_layer.bias";
 
 /// A linear's number, and that of its layer.
 #[derive(Clone, Copy, Debug)]
@@ -37,16 +54,25 @@ pub(super) struct ModuleStream {
 
 impl Delta {
     /// The trained tensors, by the ends of their names in PEFT's files.
-    pub(super) fn parameters(&self) -> [(&'static str, &Tensor); 2] {
+    pub(super) fn parameters(&self) -> Vec<(&'static str, &Tensor)> {
         let Self::Lora(lora) = self;
-        [("lora_A.weight", &lora.a_ri), ("lora_B.weight", &lora.b_or)]
+        let optional = [(B_BIAS, &lora.b_bias_o), (MAGNITUDE, &lora.magnitude_o), (BASE_BIAS, &lora.base_bias_o)];
+        let optional = optional.into_iter().filter_map(|(part, tensor)| Some((part, tensor.as_ref()?)));
+        [(A, &lora.a_ri), (B, &lora.b_or)].into_iter().chain(optional).collect()
     }
 
     /// The same with other tensors, which become leaves.
     pub(super) fn map(&self, tensor: impl Fn(&Tensor) -> Tensor) -> Self {
         let Self::Lora(lora) = self;
         let leaf = |of: &Tensor| tensor(of).set_requires_grad(true);
-        Self::Lora(LoraDelta { a_ri: leaf(&lora.a_ri), b_or: leaf(&lora.b_or), ..*lora })
+        Self::Lora(LoraDelta {
+            a_ri: leaf(&lora.a_ri),
+            b_or: leaf(&lora.b_or),
+            b_bias_o: lora.b_bias_o.as_ref().map(leaf),
+            magnitude_o: lora.magnitude_o.as_ref().map(leaf),
+            base_bias_o: lora.base_bias_o.as_ref().map(leaf),
+            ..*lora
+        })
     }
 
     pub(super) fn set_dropout(&mut self, probability: f64) {
@@ -65,6 +91,17 @@ impl LoraDelta {
         let ModuleStream { layer, module } = self.stream;
         let stream = DropoutStream { seed: key.seed, step: key.step, layer, module };
         Some(dropout(x_bni, self.dropout, stream, tokens.dropout.samples, tokens.position_bn))
+    }
+
+    /// What is added to every output of the linear, whose own bias is `frozen_o`, in the dtype in which it computes.
+    ///
+    /// # Shapes
+    /// `(out)` in and out.
+    pub(super) fn bias(&self, frozen_o: Option<&Tensor>, kind: Kind) -> Option<Tensor> {
+        let own = self.base_bias_o.as_ref().or(frozen_o).map(|bias_o| bias_o.to_kind(kind));
+        let Some(b_bias_o) = &self.b_bias_o else { return own };
+        let added = (b_bias_o * self.scale).to_kind(kind);
+        Some(own.map_or_else(|| added.shallow_clone(), |own| own + &added))
     }
 
     pub(super) fn low_rank<'a>(&'a self, x_bni: Option<&'a Tensor>) -> LowRank<'a> {

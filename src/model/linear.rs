@@ -1,14 +1,14 @@
 //! A linear of a layer: its weight, and what is trained beside it.
 
-use tch::Tensor;
+use tch::{Tensor, no_grad};
 
 use super::ModelError;
-use super::delta::Delta;
+use super::delta::{Delta, LoraDelta};
 use super::dropout::TokenContext;
 use super::names::layer_tensor;
 use super::spec::LinearSpec;
 use super::weights::Weights;
-use crate::ops::linear::{LowRank, linear};
+use crate::ops::linear::{LowRank, linear, row_norms};
 use crate::units::LayerIdx;
 
 /// `x W^T + b`, and what its delta adds.
@@ -34,14 +34,31 @@ impl Linear {
     /// # Shapes
     /// `(B, n, in)` in, `(B, n, out)` out.
     pub(super) fn forward(&self, x_bni: &Tensor, tokens: &TokenContext<'_>) -> Tensor {
-        let with = |low_rank| linear(x_bni, &self.weight_oi, self.bias_o.as_ref(), low_rank);
-        match &self.delta {
-            None => with(None),
-            Some(Delta::Lora(lora)) => {
-                let dropped_bni = lora.dropped(x_bni, tokens);
-                with(Some(lora.low_rank(dropped_bni.as_ref())))
+        let Some(Delta::Lora(lora)) = &self.delta else {
+            return linear(x_bni, &self.weight_oi, self.bias_o.as_ref(), None);
+        };
+        let dropped_bni = lora.dropped(x_bni, tokens);
+        let bias_o = lora.bias(self.bias_o.as_ref(), x_bni.kind());
+        match &lora.magnitude_o {
+            None => linear(x_bni, &self.weight_oi, bias_o.as_ref(), Some(lora.low_rank(dropped_bni.as_ref()))),
+            Some(magnitude_o) => {
+                let factor_o = (magnitude_o / self.row_norms(lora)).to_kind(x_bni.kind());
+                let scaled = |x: &Tensor| linear(x, &self.weight_oi, None, Some(lora.low_rank(None))) * &factor_o;
+                // As in PEFT, what is scaled sees the dropped input, and the weight by itself what was dropped of it.
+                match (&dropped_bni, bias_o) {
+                    (Some(dropped_bni), bias_o) => {
+                        scaled(dropped_bni) + linear(&(x_bni - dropped_bni), &self.weight_oi, bias_o.as_ref(), None)
+                    }
+                    (None, Some(bias_o)) => scaled(x_bni) + bias_o,
+                    (None, None) => scaled(x_bni),
+                }
             }
         }
+    }
+
+    /// The lengths of the rows of weight and addition together: a constant in the backward pass, as DoRA has it.
+    fn row_norms(&self, lora: &LoraDelta) -> Tensor {
+        row_norms(&self.weight_oi, lora.low_rank(None))
     }
 
     /// As [`Self::forward`] without dropout, with matrices of low rank that lie elsewhere, or else its own.
@@ -51,6 +68,18 @@ impl Linear {
     pub(super) fn forward_added(&self, x_ni: &Tensor, elsewhere: Option<LowRank<'_>>) -> Tensor {
         let own = || self.delta.as_ref().map(|Delta::Lora(lora)| lora.low_rank(None));
         linear(x_ni, &self.weight_oi, self.bias_o.as_ref(), elsewhere.or_else(own))
+    }
+
+    /// Gives what is trained beside it, and begins as the linear itself has it, its values.
+    pub(super) fn begin_delta(&self) {
+        let Some(Delta::Lora(lora)) = &self.delta else { return };
+        let begin = |leaf: &Option<Tensor>, value: &dyn Fn() -> Option<Tensor>| {
+            if let Some((leaf, value)) = leaf.as_ref().and_then(|leaf| Some((leaf, value()?))) {
+                no_grad(|| leaf.shallow_clone().copy_(&value));
+            }
+        };
+        begin(&lora.magnitude_o, &|| Some(self.row_norms(lora)));
+        begin(&lora.base_bias_o, &|| self.bias_o.as_ref().map(Tensor::shallow_clone));
     }
 
     /// The tensors of the model itself.

@@ -35,7 +35,7 @@ mod spec;
 mod targets;
 mod weights;
 
-pub use adapter::Adapter;
+pub use adapter::{Adapter, Disagreement};
 pub use attend::{Attend, AttendError, Qkv, Routed};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::{Model, kind_of};
@@ -50,5 +50,5 @@ pub use positions::Positions;
 pub(crate) use simulated::while_graphs_are_simulated;
 pub use spec::{AttentionSpec, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerSpec, LinearSpec};
 pub use spec::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
-pub use targets::targeted;
+pub use targets::{num_trained, on_every_layer, targeted};
 pub use weights::MODEL_TENSORS;

@@ -18,14 +18,13 @@ impl Adapter {
     pub fn load_peft(dir: &Path, config: &ModelConfig, kind: Kind, device: Device) -> Result<Self, ModelError> {
         let files = read_peft(dir)?;
         let targets = targets(config, &files.config)?;
-        let expected = targets.iter().flat_map(LoraTarget::matrices).map(|(name, shape)| (name, shape.into()));
-        files.check(&expected.collect::<Vec<_>>())?;
+        let parts = |target: &LoraTarget| {
+            target.parts(&files.config).into_iter().map(|(part, shape)| (target.tensor(part), shape)).collect()
+        };
+        files.check(&targets.iter().flat_map::<Vec<_>, _>(parts).collect::<Vec<_>>())?;
         // Copied, because training writes into the matrices, and a file's memory must not be written to.
         let load = |name: &str| Ok::<_, ModelError>(load_tensor(&files.tensors, name)?.to_kind(master_kind(kind)).copy());
-        let load = |target: &LoraTarget| {
-            let [(a, _), (b, _)] = target.matrices();
-            Ok([load(&a)?, load(&b)?])
-        };
+        let load = |target: &LoraTarget, part: &str, _: &[i64]| load(&target.tensor(part));
         Ok(Self::of_targets(config, files.config.clone(), &targets, load)?.moved_to(kind, device))
     }
 
@@ -97,6 +96,11 @@ mod tests {
         for (kind, keys) in [
             ("adapter-qwen2-rslora", &["r", "use_rslora"][..]),
             ("adapter-qwen2-patterns", &["rank_pattern", "alpha_pattern", "exclude_modules"]),
+            ("adapter-qwen2-regex", &["target_modules"]),
+            ("adapter-qwen2-layers", &["layers_to_transform", "layers_pattern"]),
+            ("adapter-qwen2-lorabias", &["lora_bias"]),
+            ("adapter-qwen2-biasloraonly", &["bias"]),
+            ("adapter-qwen2-dora", &["use_dora"]),
         ] {
             let (theirs, ours) = (fixture("families").join(kind), tempfile::tempdir().unwrap());
             let config = ModelConfig::load(&fixture("model-qwen2")).unwrap();

@@ -1,11 +1,14 @@
 //! Which linears an adapter means, and what PEFT calls them.
 
+use std::collections::BTreeMap;
+
 use super::ModelError;
 use super::config::{ModelConfig, ModelLinear};
+use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::names::{layer_tensor, peft_tensor};
 use super::spec::{LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
-use crate::files::{PeftConfig, PeftTargets, is_named};
-use crate::recipe::TargetModules;
+use crate::files::{ExcludedModules, ModulePatterns, ModuleRegex, PeftConfig, PeftTargets, is_named};
+use crate::recipe::{InitLora, LoraRecipe, TargetModules, TrainedBias};
 use crate::units::LayerIdx;
 
 /// A linear that gets matrices, or the same linear of all experts.
@@ -26,49 +29,135 @@ impl LoraTarget {
         Self { peft: peft_module(settings, &linear.name), linear, experts, r, scale }
     }
 
-    /// Names in PEFT's files and shapes of A and of B.
-    pub(super) fn matrices(&self) -> [(String, [usize; 2]); 2] {
-        let (LinearSpec { inner, out, .. }, rows) = (&self.linear.spec, self.experts * self.r);
-        [("lora_A.weight", [rows, *inner]), ("lora_B.weight", [*out, rows])]
-            .map(|(part, shape)| (peft_tensor(&self.peft, part), shape))
+    /// What is trained beside it: the ends of names in PEFT's files, and shapes.
+    pub(super) fn parts(&self, settings: &PeftConfig) -> Vec<(&'static str, Vec<usize>)> {
+        let (LinearSpec { inner, out, has_bias, .. }, rows) = (&self.linear.spec, self.experts * self.r);
+        let all = [
+            (A, vec![rows, *inner], true),
+            (B, vec![*out, rows], true),
+            (B_BIAS, vec![*out], settings.lora_bias),
+            (MAGNITUDE, vec![*out], settings.use_dora),
+            (BASE_BIAS, vec![*out], settings.trains_biases && *has_bias),
+        ];
+        all.into_iter().filter(|(.., is_trained)| *is_trained).map(|(part, shape, _)| (part, shape)).collect()
+    }
+
+    /// The name in PEFT's files of one of its [`Self::parts`].
+    pub(super) fn tensor(&self, part: &str) -> String {
+        peft_tensor(&self.peft, part)
     }
 
     /// Whether its tokens are those that were sent to an expert.
     pub(super) fn is_of_experts(&self) -> bool {
         self.linear.name.contains(".experts.")
     }
+
+    /// Whether PEFT sees it as a parameter of a module, beside which it has plain LoRA only.
+    pub(super) fn is_parameter(&self) -> bool {
+        self.is_of_experts() || self.peft.ends_with("mlp.gate")
+    }
 }
 
 /// The linears of a model to which the settings of an adapter give matrices, bottom to top.
 pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<LoraTarget>, ModelError> {
     let excludes = |linear: &ModelLinear| settings.exclude_modules.as_ref().is_some_and(|all| all.contains(&linear.name));
-    let modules = meant(config, &settings.target_modules)?.into_iter().map(|linear| (linear, 1));
+    let layers = &settings.layers_to_transform;
+    let modules = meant(config, &settings.target_modules)?.into_iter();
+    let modules = modules.filter(|linear| layers.is_empty() || layers.contains(&linear.layer.0)).map(|linear| (linear, 1));
     let all = modules.chain(meant_parameters(config, settings)?).filter(|(linear, _)| !excludes(linear));
     let mut all: Vec<LoraTarget> = all.map(|(linear, experts)| LoraTarget::new(settings, linear, experts)).collect();
     all.sort_by_key(|target| (target.linear.layer.0, target.linear.number));
     Ok(all)
 }
 
-/// The linears that a recipe's names mean, bottom to top.
-pub fn targeted(config: &ModelConfig, modules: &TargetModules) -> Result<Vec<ModelLinear>, ModelError> {
-    meant(config, &peft_targets(modules))
+/// The paths of the linears that a recipe gives matrices in some layer, and the largest rank among them.
+pub fn targeted(config: &ModelConfig, lora: &LoraRecipe) -> Result<(Vec<String>, usize), ModelError> {
+    let targets = targets(config, &peft_settings(lora)?)?;
+    let r = targets.iter().map(|target| target.r).max().unwrap_or(lora.r);
+    Ok((names_of(targets.iter().map(|target| target.linear.spec.path.to_string())), r))
 }
 
-/// The settings with all targets as names, each once, in the order of the layer.
+/// A recipe that gives every layer what some layer of the model gets by this one, at the largest rank.
+pub fn on_every_layer(config: &ModelConfig, lora: &LoraRecipe) -> Result<LoraRecipe, ModelError> {
+    let is_of_layers = !lora.layers_to_transform.is_empty() || !lora.exclude_modules.is_empty() || !lora.rank_pattern.is_empty();
+    if !is_of_layers && !matches!(lora.target_modules, TargetModules::Matching(_)) {
+        return Ok(lora.clone());
+    }
+    let stacked = [STACKED_GATE_UP, STACKED_DOWN];
+    let (mut paths, r) = targeted(config, lora)?;
+    paths.retain(|path| !stacked.contains(&path.as_str()));
+    Ok(LoraRecipe {
+        r,
+        target_modules: TargetModules::Names(paths),
+        exclude_modules: Vec::new(),
+        layers_to_transform: Vec::new(),
+        rank_pattern: BTreeMap::new(),
+        alpha_pattern: BTreeMap::new(),
+        ..lora.clone()
+    })
+}
+
+/// How many numbers a recipe trains beside the linears of a model.
+pub fn num_trained(config: &ModelConfig, lora: &LoraRecipe) -> Result<usize, ModelError> {
+    let settings = peft_settings(lora)?;
+    let of_target =
+        |target: LoraTarget| target.parts(&settings).iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
+    Ok(targets(config, &settings)?.into_iter().map(of_target).sum())
+}
+
+/// The settings of an adapter that a recipe describes.
+pub(super) fn peft_settings(lora: &LoraRecipe) -> Result<PeftConfig, ModelError> {
+    let pattern = |key, what: String| ModelError::Lora { key, found: what, expected: "regular expressions that can be read" };
+    let plain = PeftConfig::plain(lora.r, lora.alpha, lora.dropout, peft_targets(&lora.target_modules)?);
+    let ranks = lora.rank_pattern.iter().map(|(pattern, r)| (pattern.clone(), *r));
+    let alphas = lora.alpha_pattern.iter().map(|(pattern, alpha)| (pattern.clone(), *alpha));
+    let excluded = &lora.exclude_modules;
+    Ok(PeftConfig {
+        target_parameters: lora.target_parameters.clone(),
+        exclude_modules: (!excluded.is_empty()).then(|| ExcludedModules::names(excluded.clone())),
+        layers_to_transform: lora.layers_to_transform.clone(),
+        rank_pattern: ModulePatterns::new(ranks).map_err(|what| pattern("rank_pattern", what))?,
+        alpha_pattern: ModulePatterns::new(alphas).map_err(|what| pattern("alpha_pattern", what))?,
+        use_rslora: lora.use_rslora,
+        lora_bias: lora.lora_bias,
+        trains_biases: lora.bias == TrainedBias::LoraOnly,
+        use_dora: lora.use_dora,
+        is_gaussian: lora.init_lora_weights == InitLora::Gaussian,
+        ..plain
+    })
+}
+
+/// The settings with all targets as names, each once, in the order of the layer; an expression stays as it is.
 pub(super) fn listed(config: &ModelConfig, settings: PeftConfig) -> Result<PeftConfig, ModelError> {
     let parameters = names_of(meant_parameters(config, &settings)?.iter().map(|(linear, _)| parameter_name(linear)));
-    let modules = names_of(meant(config, &settings.target_modules)?.iter().map(|linear| linear.spec.name().to_owned()));
-    Ok(PeftConfig { target_modules: PeftTargets::Names(modules), target_parameters: parameters, ..settings })
+    let linears = meant(config, &settings.target_modules)?;
+    let names = || PeftTargets::Names(names_of(linears.iter().map(|linear| linear.spec.name().to_owned())));
+    let is_expression = matches!(settings.target_modules, PeftTargets::Matching(_));
+    let target_modules = if is_expression { settings.target_modules.clone() } else { names() };
+    Ok(PeftConfig { target_modules, target_parameters: parameters, ..settings })
 }
 
 /// The linears that a list of names means, those that are excluded among them. All linears are, with experts, those of attention: the
 /// experts are all targeted at once then ([`meant_parameters`]), and the router is not.
-fn meant(config: &ModelConfig, targets: &PeftTargets) -> Result<Vec<ModelLinear>, ModelError> {
+pub(super) fn meant(config: &ModelConfig, targets: &PeftTargets) -> Result<Vec<ModelLinear>, ModelError> {
     let mut linears = config.linears();
-    let PeftTargets::Names(names) = targets else {
-        linears
-            .retain(|linear| config.layers[linear.layer.0].feed_forward.experts().is_none() || linear.spec.path.contains("attn"));
-        return Ok(linears);
+    let names = match targets {
+        PeftTargets::Names(names) => names,
+        PeftTargets::Matching(regex) => {
+            linears.retain(|linear| regex.is_match(&linear.name));
+            let is_of_ends = ["lm_head", "model.embed_tokens"].iter().any(|module| regex.is_match(module));
+            let expected =
+                "an expression that matches whole names of linears in the layers, as `model.layers.0.self_attn.q_proj`, only";
+            let found = format!("`{}`", regex.written());
+            let refused = ModelError::Lora { key: "target_modules", found, expected };
+            return if linears.is_empty() || is_of_ends { Err(refused) } else { Ok(linears) };
+        }
+        PeftTargets::AllLinear => {
+            linears.retain(|linear| {
+                config.layers[linear.layer.0].feed_forward.experts().is_none() || linear.spec.path.contains("attn")
+            });
+            return Ok(linears);
+        }
     };
     let is_meant = |linear: &ModelLinear, name: &String| is_named(&linear.spec.path, name);
     if let Some(unknown) = names.iter().find(|&name| !linears.iter().any(|linear| is_meant(linear, name))) {
@@ -80,7 +169,7 @@ fn meant(config: &ModelConfig, targets: &PeftTargets) -> Result<Vec<ModelLinear>
 }
 
 /// The linears that PEFT sees as parameters of a module: those of all experts side by side, with their number, and routers.
-fn meant_parameters(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<(ModelLinear, usize)>, ModelError> {
+pub(super) fn meant_parameters(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<(ModelLinear, usize)>, ModelError> {
     let known = parameters(config);
     if settings.target_modules == PeftTargets::AllLinear && settings.target_parameters.is_empty() {
         return Ok(known.into_iter().filter(|(_, experts)| *experts > 1).collect());
@@ -158,9 +247,12 @@ fn names_of(all: impl Iterator<Item = String>) -> Vec<String> {
     names
 }
 
-pub(super) fn peft_targets(modules: &TargetModules) -> PeftTargets {
-    match modules {
+fn peft_targets(modules: &TargetModules) -> Result<PeftTargets, ModelError> {
+    Ok(match modules {
         TargetModules::AllLinear => PeftTargets::AllLinear,
         TargetModules::Names(names) => PeftTargets::Names(names.clone()),
-    }
+        TargetModules::Matching(written) => PeftTargets::Matching(ModuleRegex::whole(written).map_err(|found| {
+            ModelError::Lora { key: "target_modules", found, expected: "a regular expression that can be read" }
+        })?),
+    })
 }

@@ -33,6 +33,22 @@ pub fn linear(x_bni: &Tensor, weight_oi: &Tensor, bias_o: Option<&Tensor>, low_r
     differentiable(inputs, y_bno, move |dy_bno, needs| saved.backward(dy_bno, needs))
 }
 
+/// The Euclidean lengths of the rows of `W + scale · B A`, which is not made for it; a constant for autograd, in the dtype of A.
+///
+/// # Shapes
+/// `weight (out, in)`; result `(out)`.
+pub fn row_norms(weight_oi: &Tensor, LowRank { a_ri, b_or, scale, .. }: LowRank<'_>) -> Tensor {
+    let sums = |x: Tensor| x.sum_dim_intlist(&[1i64][..], false, a_ri.kind());
+    no_grad(|| {
+        let (weight_oi, a_ri, b_or) = (weight_oi.detach(), a_ri.detach(), b_or.detach());
+        // |w + sb|² = |w|² + 2s·wb + s²|b|², with b a row of B A.
+        let squares_o = weight_oi.norm_scalaropt_dim_dtype(2, &[1i64][..], false, a_ri.kind()).square();
+        let shared_or = weight_oi.matmul(&a_ri.transpose(0, 1).to_kind(weight_oi.kind())).to_kind(a_ri.kind());
+        let added_or = b_or.matmul(&a_ri.matmul(&a_ri.transpose(0, 1)));
+        (squares_o + sums((shared_or * (2.0 * scale) + added_or * (scale * scale)) * b_or)).sqrt()
+    })
+}
+
 /// What the backward needs.
 struct LinearSaved {
     /// Rows by channels, where a matrix needs it for its gradient.
@@ -163,6 +179,14 @@ mod tests {
         let grads = crate::native::gradients_of(&[&y], &[&y.ones_like()], &[&a, &b, &x]).unwrap();
         let kinds: Vec<Kind> = grads.iter().flatten().map(Tensor::kind).collect();
         assert_eq!(kinds, [Kind::Float, Kind::Float, Kind::BFloat16]);
+    }
+
+    #[test]
+    fn lengths_of_rows_are_those_of_the_sum() {
+        let (weight, a, b) = (leaf(&[7, 12], Kind::Double), leaf(&[3, 12], Kind::Double), leaf(&[7, 3], Kind::Double));
+        let ours = row_norms(&weight, LowRank { a_ri: &a, b_or: &b, scale: 0.7, x_bni: None });
+        let plain = (&weight + b.matmul(&a) * 0.7).norm_scalaropt_dim_dtype(2, &[1i64][..], false, Kind::Double);
+        assert!(ours.allclose(&plain, 1e-13, 0.0, false) && !ours.requires_grad());
     }
 
     #[test]

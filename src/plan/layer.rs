@@ -88,15 +88,14 @@ impl Layer<'_> {
         16 * inputs.max().unwrap_or(0)
     }
 
-    /// What an adapter's matrices on a projection save: `x Aᵀ`, and where inputs are dropped the factors and what is left of x.
+    /// What an adapter's matrices on a projection save: `x Aᵀ`, and where inputs are dropped the factors and what is left of x. With lengths
+    /// of rows, what is scaled by them, too.
     fn addition(&self, projection: Projection) -> u64 {
-        let TrainedPart::Adapter { r, targets, has_dropout } = self.spec.trained else { return 0 };
-        let dropped = if *has_dropout {
-            2 * projection.shape(&self.spec.config.layers[0], self.spec.config.hidden_size)[1] as u64
-        } else {
-            0
-        };
-        if targets.contains(&projection) { (*r as u64 + dropped) * self.spec.element() } else { 0 }
+        let TrainedPart::Adapter { r, targets, has_dropout, has_magnitudes, .. } = self.spec.trained else { return 0 };
+        let [out, inner] = projection.shape(&self.spec.config.layers[0], self.spec.config.hidden_size);
+        let dropped = if *has_dropout { 2 * inner } else { 0 };
+        let scaled = if *has_magnitudes { out } else { 0 };
+        if targets.contains(&projection) { (r + dropped + scaled) as u64 * self.spec.element() } else { 0 }
     }
 
     fn additions(&self, projections: &[Projection]) -> u64 {

@@ -1,7 +1,7 @@
 //! The linears of a layer by what they do in it: which tensors they keep, and which of them share an input.
 
 use crate::model::{LayerSpec, ModelConfig, ModelError, targeted};
-use crate::recipe::TargetModules;
+use crate::recipe::LoraRecipe;
 
 /// A linear of a decoder layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,10 +45,10 @@ impl Projection {
         linears.iter().find(|linear| linear.path == self.path()).map_or([0, 0], |linear| [linear.out, linear.inner])
     }
 
-    /// The linears that a recipe means.
-    pub(super) fn targets(config: &ModelConfig, modules: &TargetModules) -> Result<Vec<Self>, ModelError> {
-        let linears = targeted(config, modules)?;
-        let is_meant = |projection: &Self| linears.iter().any(|linear| linear.spec.path == projection.path());
-        Ok(Self::ALL.into_iter().filter(is_meant).collect())
+    /// The linears that a recipe gives matrices in some layer, and their largest rank.
+    pub(super) fn targets(config: &ModelConfig, lora: &LoraRecipe) -> Result<(Vec<Self>, usize), ModelError> {
+        let (paths, r) = targeted(config, lora)?;
+        let is_meant = |projection: &Self| paths.iter().any(|path| path == projection.path());
+        Ok((Self::ALL.into_iter().filter(is_meant).collect(), r))
     }
 }

@@ -4,7 +4,7 @@ use tch::{Device, Kind};
 
 use super::projection::Projection;
 use crate::engine::Settings;
-use crate::model::{ModelConfig, ModelError};
+use crate::model::{ModelConfig, ModelError, num_trained};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::LoraRecipe;
 use crate::units::Bytes;
@@ -14,12 +14,16 @@ use crate::units::Bytes;
 pub enum TrainedPart {
     /// LoRA.
     Adapter {
-        /// Rows of its A matrices.
+        /// The most rows of its A matrices.
         r: usize,
-        /// The projections that have matrices.
+        /// The projections that have matrices in some layer.
         targets: Vec<Projection>,
+        /// How many numbers are trained.
+        numbers: usize,
         /// Whether inputs are dropped.
         has_dropout: bool,
+        /// Whether the lengths of rows are trained by themselves.
+        has_magnitudes: bool,
     },
     /// All weights.
     Weights,
@@ -29,8 +33,8 @@ impl TrainedPart {
     /// What a recipe trains of a model.
     pub fn of(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Self, ModelError> {
         let Some(lora) = lora else { return Ok(Self::Weights) };
-        let targets = Projection::targets(config, &lora.target_modules)?;
-        Ok(Self::Adapter { r: lora.r, targets, has_dropout: lora.dropout > 0.0 })
+        let ((targets, r), numbers) = (Projection::targets(config, lora)?, num_trained(config, lora)?);
+        Ok(Self::Adapter { r, targets, numbers, has_dropout: lora.dropout > 0.0, has_magnitudes: lora.use_dora })
     }
 }
 
@@ -104,11 +108,8 @@ impl StepSpec<'_> {
 
     /// What is trained; an adapter's matrices are kept in f32 at least.
     pub fn trained_bytes(&self) -> Bytes {
-        let TrainedPart::Adapter { r, targets, .. } = self.trained else { return self.weights() };
-        let sides =
-            |projection: &Projection| projection.shape(&self.config.layers[0], self.config.hidden_size).iter().sum::<usize>();
-        let numbers = self.config.num_layers() * r * targets.iter().map(sides).sum::<usize>();
-        Bytes(numbers as u64 * self.wide())
+        let TrainedPart::Adapter { numbers, .. } = self.trained else { return self.weights() };
+        Bytes(*numbers as u64 * self.wide())
     }
 
     /// An adapter's own bytes; nothing where the weights are trained.

@@ -1,5 +1,6 @@
 //! What a recipe says of the model, and of the adapter that is trained on it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -24,7 +25,7 @@ table! {
         )]
         #[required("the directory of the model")]
         pub path: PathBuf,
-        /// A PEFT adapter to start from. It may have `use_rslora`, `rank_pattern`, `alpha_pattern` and `exclude_modules`.
+        /// A PEFT adapter to start from. What `[lora]` leaves out but `r`, `alpha` and `target_modules` is as in the adapter.
         pub adapter: Option<PathBuf> = None,
         /// Element type of weights and activations. An adapter's matrices are f32 at least. `bf16` trains adapters only.
         #[also("model.precision", "model.torch_dtype", "precision", "dtype", "torch_dtype", "train.precision")]
@@ -66,7 +67,8 @@ table! {
         #[also("lora.lora_dropout", "model.lora_dropout", "lora_dropout")]
         #[rule(PART)]
         pub dropout: f64 = 0.0,
-        /// Modules that get an adapter: every linear module of the decoder layers, or `["q_proj", "v_proj", …]`.
+        /// Modules that get an adapter: every linear module of the decoder layers, `["q_proj", "v_proj", …]`, or as in PEFT a regular
+        /// expression that matches whole names, as `'.*\.(0|2)\.mlp\.(gate|up)_proj'`.
         #[also(
             "lora.target", "lora.targets", "lora.lora_target", "lora.lora_target_modules", "lora_target", "lora_target_modules",
             "target_modules",
@@ -76,6 +78,73 @@ table! {
         /// Matrices of all experts side by side, and routers, that get an adapter too, by PEFT's names: `["mlp.experts.gate_up_proj",
         /// "mlp.experts.down_proj", "mlp.gate.weight"]`. With `all-linear` the first two do.
         pub target_parameters: Vec<String> = Vec::new(),
+        /// Modules that get none though they are among `target_modules`: whole names, or the ends of names from behind a dot.
+        pub exclude_modules: Vec<String> = Vec::new(),
+        /// The layers that get an adapter, from 0; `[]` are all.
+        #[also("peft_layers_to_transform")]
+        pub layers_to_transform: Vec<usize> = Vec::new(),
+        /// Ranks of some modules, by regular expressions that match their names to the end: `{ q_proj = 16 }`. The first in alphabetical
+        /// order that matches counts, which is PEFT's order, too.
+        #[rule(COUNT)]
+        pub rank_pattern: BTreeMap<String, usize> = BTreeMap::new(),
+        /// The same for `alpha`.
+        #[rule(positive("usual values are `r` to twice `r`"))]
+        pub alpha_pattern: BTreeMap<String, f64> = BTreeMap::new(),
+        /// The update is scaled by `alpha / √r` instead (rsLoRA).
+        #[also("use_rslora", "peft_use_rslora")]
+        pub use_rslora: bool = false,
+        /// The length of each row of a weight is trained by itself (`DoRA`). It takes one more output per module, and more time.
+        #[also("use_dora", "peft_use_dora")]
+        pub use_dora: bool = false,
+        /// The matrix B has a bias.
+        pub lora_bias: bool = false,
+        /// The biases of the base model that are trained: none, or those of the modules with an adapter.
+        pub bias: TrainedBias = TrainedBias::None,
+        /// How the matrix A of a new adapter is drawn; B begins as zero.
+        #[word("uniform", "kaiming")]
+        pub init_lora_weights: InitLora = InitLora::Uniform,
+    }
+}
+
+impl LoraRecipe {
+    /// With a default for everything else.
+    pub fn plain(r: usize, alpha: f64, dropout: f64, target_modules: TargetModules) -> Self {
+        Self {
+            r,
+            alpha,
+            dropout,
+            target_modules,
+            target_parameters: Vec::new(),
+            exclude_modules: Vec::new(),
+            layers_to_transform: Vec::new(),
+            rank_pattern: BTreeMap::new(),
+            alpha_pattern: BTreeMap::new(),
+            use_rslora: false,
+            use_dora: false,
+            lora_bias: false,
+            bias: TrainedBias::None,
+            init_lora_weights: InitLora::Uniform,
+        }
+    }
+}
+
+words! {
+    /// Which biases of the base model are trained beside an adapter.
+    pub enum TrainedBias {
+        /// None.
+        None = "none",
+        /// Those of the modules that have an adapter.
+        LoraOnly = "lora_only",
+    }
+}
+
+words! {
+    /// From which distribution the matrix A of a new adapter is drawn.
+    pub enum InitLora {
+        /// Uniform in ±1/√in.
+        Uniform = "uniform",
+        /// Normal, with a standard deviation of 1/r.
+        Gaussian = "gaussian",
     }
 }
 
@@ -86,17 +155,20 @@ pub enum TargetModules {
     AllLinear,
     /// By PEFT's names, as `q_proj`.
     Names(Vec<String>),
+    /// By a regular expression that matches whole names, as `model.layers.3.mlp.up_proj`.
+    Matching(String),
 }
 
 impl RecipeValue for TargetModules {
     fn takes(_: Option<&str>) -> String {
-        "`all-linear`, or an array of names".to_owned()
+        "`all-linear`, an array of names, or a regular expression".to_owned()
     }
 
     fn to_value(&self) -> Option<Value> {
         Some(match self {
             Self::AllLinear => Value::from("all-linear"),
             Self::Names(names) => Value::from(names.clone()),
+            Self::Matching(expression) => Value::from(expression.clone()),
         })
     }
 
@@ -108,12 +180,13 @@ impl RecipeValue for TargetModules {
     }
 }
 
-/// `all-linear`, or `q_proj, v_proj`.
+/// `all-linear`, `q_proj, v_proj`, or the expression.
 impl fmt::Display for TargetModules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AllLinear => f.write_str("all-linear"),
             Self::Names(names) => f.write_str(&names.join(", ")),
+            Self::Matching(expression) => f.write_str(expression),
         }
     }
 }
@@ -132,6 +205,10 @@ impl<'de> Deserialize<'de> for TargetModules {
             fn visit_str<E: Error>(self, word: &str) -> Result<TargetModules, E> {
                 match word {
                     "all-linear" => Ok(TargetModules::AllLinear),
+                    // A whole name has dots, which a word without any sign matches nowhere: it is a slip of the pen.
+                    _ if word.contains(|sign: char| !sign.is_alphanumeric() && !matches!(sign, '_' | '-' | ' ')) => {
+                        Ok(TargetModules::Matching(word.to_owned()))
+                    }
                     _ => Err(E::unknown_variant(word, &["all-linear", "[\"q_proj\", …]"])),
                 }
             }

@@ -1,5 +1,6 @@
 //! Values that the keys of a recipe have: how they are read, checked and written, and what the reference calls them.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
@@ -64,6 +65,7 @@ impl KeyRule {
             Value::Integer(number) => *number as f64,
             Value::Float(number) => *number,
             Value::Array(items) => return items.iter().try_for_each(|item| self.check(reader, key, item)),
+            Value::Table(items) => return items.iter().try_for_each(|(_, item)| self.check(reader, key, item)),
             _ => return Ok(()),
         };
         if (self.is_fine)(number) {
@@ -179,6 +181,18 @@ impl<T: RecipeValue> RecipeValue for Option<T> {
     }
 }
 
+/// Numbers by names of the user's.
+impl<T: RecipeValue> RecipeValue for BTreeMap<String, T> {
+    fn takes(number: Option<&str>) -> String {
+        format!("table, each value: {}", T::takes(number))
+    }
+
+    fn to_value(&self) -> Option<Value> {
+        let pair = |(name, value): (&String, &T)| Some((name.clone(), value.to_value()?));
+        Some(Value::Table(self.iter().filter_map(pair).collect()))
+    }
+}
+
 /// Types that need nothing but a name and a way to TOML.
 macro_rules! plain_values {
     ($($type:ty: |$number:pat_param| $takes:expr, |$value:ident| $to_value:expr;)+) => {$(
@@ -204,4 +218,5 @@ plain_values! {
     (f64, f64): |number| format!("array of two numbers, each {}", number.unwrap_or("a number")), |value| vec![value.0, value.1];
     Vec<String>: |_| "array of strings", |value| value.clone();
     Vec<u32>: |_| "array of integers", |value| value.clone();
+    Vec<usize>: |_| "array of integers", |value| value.iter().map(|&number| number as i64).collect::<Vec<_>>();
 }

@@ -10,7 +10,7 @@ use crate::data::{self, ModelLimits, Splits, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
 use crate::files::Scratch;
 use crate::head::{ClassifyOnLogits, Head, NextToken};
-use crate::model::{Adapter, Model, ModelConfig};
+use crate::model::{Adapter, Disagreement, Model, ModelConfig};
 use crate::native::cuda::Numerics;
 use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Recipe};
 
@@ -165,16 +165,6 @@ pub(super) fn take_parameters(model: &Model, saved: &[(String, Tensor)], dir: &P
 
 /// An adapter brings its own numbers: a recipe that says otherwise is a mistake.
 fn check_agreement((lora, config): (&LoraRecipe, &ModelConfig), adapter: &Adapter, path: &Path) -> Result<(), TrainError> {
-    let differs =
-        |key, recipe: String, adapter: String| Err(TrainError::OtherAdapter { key, recipe, adapter, path: path.to_owned() });
-    if lora.r != adapter.r() {
-        return differs("r", lora.r.to_string(), adapter.r().to_string());
-    }
-    if (lora.alpha - adapter.alpha()).abs() > 0.0 {
-        return differs("alpha", lora.alpha.to_string(), adapter.alpha().to_string());
-    }
-    if !adapter.has_targets(config, lora)? {
-        return differs("target_modules", lora.target_modules.to_string(), adapter.targets().join(", "));
-    }
-    Ok(())
+    let Some(Disagreement { key, recipe, adapter }) = adapter.disagreement(config, lora)? else { return Ok(()) };
+    Err(TrainError::OtherAdapter { key, recipe, adapter, path: path.to_owned() })
 }

@@ -10,7 +10,7 @@ use super::step::{Learner, StepWatch};
 use crate::data::{Batch, Sequence, Targets};
 use crate::engine::{Engine, Event, MemoryByPart, Observer, Settings};
 use crate::head::NextToken;
-use crate::model::{Adapter, Model, ModelConfig, kind_of};
+use crate::model::{Adapter, Model, ModelConfig, kind_of, on_every_layer};
 use crate::optim;
 use crate::plan::stopwatch::Stopwatch;
 use crate::plan::{StepPart, StepSpec, StepTimes, StepWork, TrainedPart};
@@ -44,7 +44,9 @@ pub(super) fn times(recipe: &Recipe, config: &ModelConfig, batch: &Batch, device
     let plan = Settings::new(config, &recipe.kv_cache, &recipe.grad.closed())?.plan(batch, None)?;
     let own = plan.columns.iter().map(ExactSizeIterator::len).max().filter(|&chunks| chunks > 1);
     let widths = [1, own.unwrap_or(CHUNKS)];
-    let recipe = Recipe { kv_cache: kv, ..recipe.clone() };
+    // The few layers stand for all of them, whichever have an adapter.
+    let lora = recipe.lora.as_ref().map(|lora| on_every_layer(config, lora)).transpose()?;
+    let recipe = Recipe { kv_cache: kv, lora, ..recipe.clone() };
     let mut rehearsal = Rehearsal { recipe, config: short, device, widths };
     let batch = rehearsal.choose_size((batch.sequences.len(), batch.max_len()), longest)?;
     rehearsal.times(&batch)

@@ -55,12 +55,37 @@ fn other_matrices_than_its_configuration() {
 #[test]
 fn features_that_are_not_built() {
     let place = Place::new();
-    place.edit_json("adapter/adapter_config.json", json!({"use_dora": true}));
+    place.edit_json("adapter/adapter_config.json", json!({"use_qalora": true}));
     assert_snapshot!(place.check(&["model.adapter=adapter"]).refused(3), @r#"
-    error: `<dir>/adapter/adapter_config.json` asks for what is not supported: `use_dora = true`
+    error: `<dir>/adapter/adapter_config.json` asks for what is not supported: `use_qalora = true`
 
-    hint: only plain LoRA is supported: one `r` and `lora_alpha` for a list of modules, or "all-linear"
+    hint: LoRA and DoRA are supported, with rsLoRA, patterns, chosen layers, `lora_bias` and `bias = "lora_only"`
     "#);
+}
+
+#[test]
+fn kinds_that_contradict_the_recipe_or_each_other() {
+    let place = Place::new();
+    assert_snapshot!(place.check(&["model.adapter=adapter", "lora.use_dora=true"]).refused(2), @r"
+    error: `lora.use_dora` is true in the recipe, but false in the adapter `<dir>/adapter`
+
+    hint: make `[lora]` agree with the adapter, or leave `model.adapter` out
+    ");
+    assert_snapshot!(place.check(&["lora.use_dora=true", "lora.lora_bias=true"]).refused(2), @r"
+    error: `lora.lora_bias` is true, expected false with `use_dora`, as PEFT has it
+
+    hint: correct `lora.lora_bias` in the recipe
+    ");
+    assert_snapshot!(place.check(&["lora.layers_to_transform=[1, 30]"]).refused(2), @r"
+    error: `lora.layers_to_transform` is [1, 30], expected layers of the model, from 0
+
+    hint: correct `lora.layers_to_transform` in the recipe
+    ");
+    assert_snapshot!(place.check(&["lora.target_modules='.*[.]wq'"]).refused(2), @r"
+    error: `lora.target_modules` is `.*[.]wq`, expected an expression that matches whole names of linears in the layers, as `model.layers.0.self_attn.q_proj`, only
+
+    hint: correct `lora.target_modules` in the recipe
+    ");
 }
 
 #[test]

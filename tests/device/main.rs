@@ -153,8 +153,7 @@ fn captured_layers_of_some_width_give_the_same_bits() {
         "intermediate_size": 1024, "vocab_size": 97, "max_position_embeddings": 4096, "initializer_range": 0.05,
     });
     let config = ModelConfig::from_object(object.as_object().unwrap()).unwrap();
-    let lora =
-        LoraRecipe { r: 8, alpha: 16.0, dropout: 0.1, target_modules: TargetModules::AllLinear, target_parameters: Vec::new() };
+    let lora = LoraRecipe::plain(8, 16.0, 0.1, TargetModules::AllLinear);
     let adapter = Adapter::new(&config, &lora, 1, Kind::BFloat16, device).unwrap();
     adapter.set_b_normal(0.1, 2);
     let model = Model::random(config, Dtype::Bf16, device, 3).unwrap().with_adapter(adapter);

@@ -111,8 +111,45 @@ fn assert_adapter_kind(kind: &str) -> Model {
     let adapter = fixture(&format!("families/adapter-{kind}"));
     let adapter = Adapter::load_peft(&adapter, base.config(), base.kind(), Device::Cpu).unwrap();
     let model = base.with_adapter(adapter);
-    assert_family(&model, &Golden::of_family(kind));
+    let [of_logits, of_loss, of_gradients] = assert_family(&model, &Golden::of_family(kind));
+    println!("{kind}: logits {of_logits:.1e}, loss {of_loss:.1e}, gradients {of_gradients:.1e}");
     model
+}
+
+/// The names of what a model trains, without what all of them begin with.
+fn trained(model: &Model) -> Vec<String> {
+    let short = |name: &str| name.strip_prefix("base_model.model.model.layers.").unwrap().to_owned();
+    model.parameters().iter().map(|(name, _)| short(name)).collect()
+}
+
+#[test]
+fn an_expression_targets_the_linears_whose_whole_names_it_matches() {
+    let names = trained(&assert_adapter_kind("qwen2-regex"));
+    assert!(names.iter().all(|name| name.starts_with("0.") || name.starts_with("2.")) && names.len() == 12, "{names:?}");
+}
+
+#[test]
+fn some_layers_alone_have_an_adapter() {
+    let names = trained(&assert_adapter_kind("qwen2-layers"));
+    assert!(names.iter().all(|name| name.starts_with("1.")) && names.len() == 14, "{names:?}");
+}
+
+#[test]
+fn the_bias_of_b_is_scaled_as_the_rest_of_the_addition() {
+    let names = trained(&assert_adapter_kind("qwen2-lorabias"));
+    assert_eq!(names.iter().filter(|name| name.ends_with(".lora_B.bias")).count(), 21);
+}
+
+#[test]
+fn the_biases_of_targets_are_trained_where_they_have_some() {
+    let names = trained(&assert_adapter_kind("qwen2-biasloraonly"));
+    assert_eq!(names.iter().filter(|name| name.ends_with("_proj.base_layer.bias")).count(), 6);
+}
+
+#[test]
+fn dora_trains_the_lengths_of_rows_by_themselves() {
+    let names = trained(&assert_adapter_kind("qwen2-dora"));
+    assert_eq!(names.iter().filter(|name| name.ends_with(".lora_magnitude_vector")).count(), 21);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use kvtune::recipe::{BufferKind, Chunking, Storage};
 use tch::Kind;
 
 use crate::support::case::{
-    Case, HeadKind, NEAR_BF16, PLAIN, Tail, TargetsAt, Trains, Width, cosine_of_bf16, prove, registered_policies, run,
+    Beside, Case, HeadKind, NEAR_BF16, PLAIN, Tail, TargetsAt, Trains, Width, cosine_of_bf16, prove, registered_policies, run,
 };
 
 const SMART: &str = "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4";
@@ -243,6 +243,23 @@ fn adapters_that_differ_by_linear() {
     prove("adapters by linear", &cases);
     let [plain, rslora] = [false, true].map(|is_rslora| run(&Case { is_rslora, ..PLAIN }).loss);
     assert!((plain - rslora).abs() > 1e-4, "{plain} with LoRA's scale and with rsLoRA's");
+}
+
+#[test]
+fn adapters_of_other_kinds() {
+    let cases = varied([
+        |c| Case { name: "an expression", matching: Some(r".*\.(0|2)\.(self_attn\.(q|v)_proj|mlp\.down_proj)"), ..c },
+        |c| Case { name: "the middle layer", layers: &[1], layers_per_cell: 2, ..c },
+        |c| Case { name: "the bias of B", beside: Beside::BiasOfB, ..c },
+        |c| Case { name: "the bias of B, in one cell, with dropout", beside: Beside::BiasOfB, dropout: 0.1, ..whole(&c) },
+        |c| Case { name: "biases of targets", beside: Beside::BaseBiases, ..c },
+        |c| Case { name: "biases of targets, two layers a cell", beside: Beside::BaseBiases, layers_per_cell: 2, ..c },
+        |c| Case { name: "DoRA", beside: Beside::Magnitudes, ..c },
+        |c| Case { name: "DoRA with rsLoRA, in one cell", beside: Beside::Magnitudes, is_rslora: true, ..whole(&c) },
+        |c| Case { name: "DoRA, with dropout", beside: Beside::Magnitudes, dropout: 0.1, ..c },
+        |c| Case { name: "DoRA and biases", beside: Beside::MagnitudesAndBaseBiases, lora: &["q_proj", "up_proj"], ..c },
+    ]);
+    prove("adapters of other kinds", &cases);
 }
 
 /// A case as one cell.

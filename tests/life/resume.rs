@@ -49,7 +49,16 @@ fn from_every_step_to_the_bit() {
 fn with_an_adapter_that_differs_by_linear_to_the_bit() {
     let workshop = workshop();
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    for (kind, r) in [("adapter-qwen2-patterns", 4), ("adapter-qwen2-rslora", 6)] {
+    let seven = "all-linear";
+    for (kind, r, targets) in [
+        ("adapter-qwen2-patterns", 4, seven),
+        ("adapter-qwen2-rslora", 6, seven),
+        ("adapter-qwen2-layers", 4, seven),
+        ("adapter-qwen2-regex", 4, r"'.*\.(0|2)\.(self_attn\.(q|v)_proj|mlp\.down_proj)'"),
+        ("adapter-qwen2-lorabias", 4, seven),
+        ("adapter-qwen2-biasloraonly", 4, r#"["q_proj", "k_proj", "down_proj"]"#),
+        ("adapter-qwen2-dora", 4, seven),
+    ] {
         let given = fixtures.join("families").join(kind);
         let set = |adapter: &Path| {
             let (model, adapter) = (fixtures.join("model-qwen2").display().to_string(), adapter.display().to_string());
@@ -58,7 +67,7 @@ fn with_an_adapter_that_differs_by_linear_to_the_bit() {
                 format!("model.adapter={adapter}"),
                 format!("lora.r={r}"),
                 "lora.alpha=8".into(),
-                "lora.target_modules=all-linear".into(),
+                format!("lora.target_modules={targets}"),
                 "train.max_steps=3".into(),
             ]
         };
@@ -73,8 +82,12 @@ fn with_an_adapter_that_differs_by_linear_to_the_bit() {
         workshop.assert_left(&from, &whole);
         let settings = |dir: &Path| fs::read_to_string(dir.join("adapter_config.json")).unwrap();
         let written = settings(&workshop.path(kind).join("final"));
-        for key in ["rank_pattern", "alpha_pattern", "use_rslora"] {
-            let of = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap()[key].clone();
+        for key in ["rank_pattern", "alpha_pattern", "use_rslora", "layers_to_transform", "lora_bias", "bias", "use_dora"] {
+            // What is not written is `false`.
+            let of = |text: &str| {
+                let value = serde_json::from_str::<serde_json::Value>(text).unwrap()[key].clone();
+                value.as_bool().filter(|is_on| !is_on).map_or(value, |_| serde_json::Value::Null)
+            };
             assert_eq!(of(&written), of(&settings(&given)), "{kind}: {key}");
         }
         let next = format!("{kind}-next");
@@ -82,6 +95,21 @@ fn with_an_adapter_that_differs_by_linear_to_the_bit() {
         assert_eq!(settings(&workshop.path(&next).join("final")).replace(&next, kind), written);
         assert!(continued.metrics[0]["eval_loss"] == whole.metrics[3]["eval_loss"], "{kind} begins where it has ended");
     }
+}
+
+/// What of a new adapter begins as the model has it, as the lengths of rows, changes nothing, and is trained and resumed as all the rest.
+#[test]
+fn with_a_new_dora_and_the_biases_of_its_targets_to_the_bit() {
+    let workshop = workshop();
+    let set = ["lora.use_dora=true", "lora.bias=lora_only", "lora.init_lora_weights=gaussian", "train.max_steps=3"];
+    let whole = workshop.finished("whole", &set);
+    workshop.copy("whole", "from-1");
+    workshop.resume("", "from-1", &["--from", "step-000001"]).with(0);
+    workshop.assert_left("from-1", &whole);
+    let plain = workshop.finished("plain", &set[3..]);
+    let loss = |metrics: &[serde_json::Value], step: usize| metrics[step]["eval_loss"].as_f64().unwrap();
+    assert!((loss(&plain.metrics, 0) - loss(&whole.metrics, 0)).abs() < 1e-4);
+    assert!((loss(&plain.metrics, 3) - loss(&whole.metrics, 3)).abs() > 1e-6);
 }
 
 /// Chunks of 2 to 6 tokens, others in each step.

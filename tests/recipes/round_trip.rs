@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use kvtune::recipe::{
     BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe,
-    GradRecipe, HeadRecipe, Labels, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnOutOfMemory, OnTooLong, OpenKey,
-    OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe,
-    TargetModules, TrainRecipe, ValidationSource, Warmup, Weights,
+    GradRecipe, HeadRecipe, InitLora, Labels, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnOutOfMemory, OnTooLong,
+    OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe,
+    TargetModules, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -32,12 +32,36 @@ fn small() -> impl Strategy<Value = usize> {
     1..100_000_usize
 }
 
+fn targets() -> impl Strategy<Value = TargetModules> {
+    let names = prop::collection::btree_set("[a-z_.\"]{1,8}", 1..4).prop_map(|names| names.into_iter().collect());
+    prop_oneof![
+        Just(TargetModules::AllLinear),
+        names.prop_map(TargetModules::Names),
+        "[a-z\\\\.*+|()]{1,8}[.*]".prop_map(TargetModules::Matching),
+    ]
+}
+
 prop_compose! {
-    fn lora()(r in small(), alpha in number(), dropout in 0.0..1.0_f64,
-              names in prop::collection::btree_set("[a-z_.\"]{1,8}", 0..4)) -> LoraRecipe {
-        let names: Vec<String> = names.into_iter().collect();
-        let target_modules = if names.is_empty() { TargetModules::AllLinear } else { TargetModules::Names(names) };
-        LoraRecipe { r, alpha, dropout, target_modules, target_parameters: Vec::new() }
+    fn lora()(numbers in (small(), number(), 0.0..1.0_f64), target_modules in targets(),
+              exclude_modules in prop::collection::vec("[a-z_.]{1,8}", 0..3),
+              layers_to_transform in prop::collection::vec(0..100_usize, 0..3),
+              rank_pattern in prop::collection::btree_map("[a-z.*\\\\\"]{1,6}", small(), 0..3),
+              alpha_pattern in prop::collection::btree_map("[a-z.*\\\\\"]{1,6}", number(), 0..3),
+              (use_rslora, use_dora, lora_bias) in any::<(bool, bool, bool)>(),
+              bias in select(TrainedBias::ALL), init_lora_weights in select(InitLora::ALL)) -> LoraRecipe {
+        let plain = LoraRecipe::plain(numbers.0, numbers.1, numbers.2, target_modules);
+        LoraRecipe {
+            exclude_modules,
+            layers_to_transform,
+            rank_pattern,
+            alpha_pattern,
+            use_rslora,
+            use_dora,
+            lora_bias,
+            bias,
+            init_lora_weights,
+            ..plain
+        }
     }
 }
 
@@ -268,6 +292,16 @@ const BOUND: &[(&str, &str)] = &[
     ("lora.alpha", "7"),
     ("lora.dropout", "0.7"),
     ("lora.target_modules", "[\"q_proj\"]"),
+    ("lora.target_modules", "'.*q_proj'"),
+    ("lora.exclude_modules", "[\"q_proj\"]"),
+    ("lora.layers_to_transform", "[0]"),
+    ("lora.rank_pattern", "{ q_proj = 7 }"),
+    ("lora.alpha_pattern", "{ q_proj = 7.0 }"),
+    ("lora.use_rslora", "true"),
+    ("lora.use_dora", "true"),
+    ("lora.lora_bias", "true"),
+    ("lora.bias", "lora_only"),
+    ("lora.init_lora_weights", "gaussian"),
     ("data.format", "longbench-v2"),
     ("data.train", "other"),
     ("data.validation_fraction", "0.7"),
@@ -304,7 +338,9 @@ fn a_resumed_run_trains_the_same_weights() {
     let all = parse_with(SMALL, &["train.weights=all"]).unwrap().recipe;
     let found = parse(SMALL).unwrap().recipe.changes_refused_on_resume(&all);
     let keys: Vec<_> = found.iter().map(|d| d.key.as_str()).collect();
-    assert_eq!(keys, ["lora.alpha", "lora.dropout", "lora.r", "lora.target_modules", "lora.target_parameters", "train.weights"]);
+    let (last, of_adapter) = keys.split_last().unwrap();
+    assert!(*last == "train.weights" && of_adapter.iter().all(|key| key.starts_with("lora.")), "{keys:?}");
+    assert!(["lora.r", "lora.target_modules", "lora.use_dora"].iter().all(|key| of_adapter.contains(key)), "{keys:?}");
 }
 
 #[test]

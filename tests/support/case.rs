@@ -63,6 +63,12 @@ pub struct Case {
     pub alphas: &'static [(&'static str, f64)],
     /// Names of those that have no adapter though they are among `lora`.
     pub excluded: &'static [&'static str],
+    /// The layers that have one; empty: all.
+    pub layers: &'static [usize],
+    /// In place of `lora` and `layers`, an expression that matches whole names.
+    pub matching: Option<&'static str>,
+    /// What is trained beside A and B.
+    pub beside: Beside,
     /// What is trained.
     pub trains: Trains,
     /// Where the losses are.
@@ -103,6 +109,21 @@ pub enum Trains {
     All,
     /// All weights of a model whose output projection is the embedding.
     AllTied,
+}
+
+/// What an adapter trains beside A and B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    /// Nothing.
+    Nothing,
+    /// A bias of B.
+    BiasOfB,
+    /// The biases that the linears have.
+    BaseBiases,
+    /// The lengths of the weights' rows.
+    Magnitudes,
+    /// These and the linears' biases.
+    MagnitudesAndBaseBiases,
 }
 
 /// How wide a cell is.
@@ -168,6 +189,9 @@ pub const PLAIN: Case = Case {
     ranks: &[],
     alphas: &[],
     excluded: &[],
+    layers: &[],
+    matching: None,
+    beside: Beside::Nothing,
     trains: Trains::Adapter,
     targets: TargetsAt::All,
     head: HeadKind::NextToken,

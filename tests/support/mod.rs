@@ -9,7 +9,7 @@ pub mod policies;
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
 use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::engine::{ChunkKey, Engine, MicroBatchContext, Settings};
-use kvtune::files::{ExcludedModules, ModulePatterns, PeftConfig, PeftTargets};
+use kvtune::files::{ExcludedModules, ModulePatterns, ModuleRegex, PeftConfig, PeftTargets};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, DropoutKey, Model, ModelConfig};
 use kvtune::recipe::{CacheLength, CacheRecipe, Dtype, GradRecipe, OnOutOfMemory, PolicyRecipe};
@@ -20,7 +20,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use tch::{Device, Kind, Tensor};
 
-use case::{Case, HeadKind, Tail, TargetsAt, Trains, Width};
+use case::{Beside, Case, HeadKind, Tail, TargetsAt, Trains, Width};
 
 /// Layers of every model here: a bottom, a middle and a top layer band.
 pub const NUM_LAYERS: usize = 3;
@@ -66,12 +66,18 @@ pub fn model(case: &Case) -> Model {
     }
     let mut model = Model::load(dir.path(), dtype, case.device).unwrap();
     let adapter = Adapter::with_settings(model.config(), adapter_settings(case), 1, case.kind, case.device).unwrap();
-    for (name, mut parameter) in adapter.parameters() {
-        let size = parameter.size();
-        let deviation = if name.contains("lora_A") { 1.0 / (size[1] as f64).sqrt() } else { 0.1 };
-        tch::no_grad(|| parameter.copy_(&normal(seed_of(&name), &size, deviation)));
-    }
     model.set_adapter(adapter);
+    for (name, mut parameter) in model.parameters() {
+        let size = parameter.size();
+        let drawn = |deviation| normal(seed_of(&name), &size, deviation);
+        let value = match &size[..] {
+            [_, inner] if name.contains("lora_A") => drawn(1.0 / (*inner as f64).sqrt()),
+            // Lengths stay near what they are.
+            [_] if name.contains("magnitude") => &parameter.to_device(CPU).detach() * (drawn(0.1) + 1.0),
+            _ => drawn(0.1),
+        };
+        tch::no_grad(|| parameter.copy_(&value));
+    }
     model
 }
 
@@ -82,13 +88,21 @@ fn adapter_settings(case: &Case) -> PeftConfig {
     let names: Vec<String> = owned(case.lora);
     let names =
         names.into_iter().filter(|name| !is_stacked || !["gate_proj", "up_proj", "down_proj"].contains(&&**name)).collect();
+    let targets = match case.matching {
+        Some(expression) => PeftTargets::Matching(ModuleRegex::whole(expression).unwrap()),
+        None => PeftTargets::Names(names),
+    };
     PeftConfig {
         use_rslora: case.is_rslora,
         rank_pattern: ModulePatterns::new(case.ranks.iter().map(|&(pattern, r)| (pattern.to_owned(), r))).unwrap(),
         alpha_pattern: ModulePatterns::new(case.alphas.iter().map(|&(pattern, alpha)| (pattern.to_owned(), alpha))).unwrap(),
         exclude_modules: (!case.excluded.is_empty()).then(|| ExcludedModules::names(owned(case.excluded))),
         target_parameters: owned(if is_stacked { &["gate_up_proj", "experts.down_proj", "gate.weight"] } else { &[] }),
-        ..PeftConfig::plain(4, 8.0, case.dropout, PeftTargets::Names(names))
+        layers_to_transform: case.layers.to_vec(),
+        lora_bias: case.beside == Beside::BiasOfB,
+        trains_biases: matches!(case.beside, Beside::BaseBiases | Beside::MagnitudesAndBaseBiases),
+        use_dora: matches!(case.beside, Beside::Magnitudes | Beside::MagnitudesAndBaseBiases),
+        ..PeftConfig::plain(4, 8.0, case.dropout, targets)
     }
 }
 

@@ -1,0 +1,99 @@
+//! Keys of `adapter_config.json` that ask for what is not built, and those that ask for nothing.
+
+use serde_json::{Map, Value};
+
+/// Keys of variants that are not built, or not with all of their values: these are.
+const ONLY_INERT: &[(&str, &[Inert])] = &[
+    ("alora_invocation_tokens", &[Inert::Nothing]),
+    ("arrow_config", &[Inert::Nothing]),
+    ("bias", &[Inert::Text("none"), Inert::Text(LORA_ONLY)]),
+    ("fan_in_fan_out", &[Inert::Nothing]),
+    ("kasa_config", &[Inert::Nothing]),
+    ("layer_replication", &[Inert::Nothing]),
+    ("layers_pattern", &[Inert::Nothing, Inert::Text("layers")]),
+    ("modules_to_save", &[Inert::Nothing]),
+    ("monteclora_config", &[Inert::Nothing]),
+    ("peft_type", &[Inert::Text("LORA")]),
+    ("task_type", &[Inert::Nothing, Inert::Text("CAUSAL_LM")]),
+    ("trainable_token_indices", &[Inert::Nothing]),
+    ("use_bdlora", &[Inert::Nothing]),
+    ("use_qalora", &[Inert::Nothing]),
+    ("velora_config", &[Inert::Nothing]),
+];
+
+/// The value of `bias` with which the biases of the targets are trained.
+pub(super) const LORA_ONLY: &str = "lora_only";
+
+/// Starting points that also change the base model's weights: without these the adapter means something else.
+const CHANGES_BASE: &[&str] = &["pissa", "olora", "loftq", "corda", "lora_ga"];
+
+/// Keys that have no effect on a loaded adapter, or are read below.
+const HARMLESS: &[&str] = &[
+    "alpha_pattern",
+    "auto_mapping",
+    "base_model_name_or_path",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "inference_mode",
+    "init_lora_weights",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_alpha",
+    "lora_bias",
+    "lora_dropout",
+    "lora_ga_config",
+    "megatron_config",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "rank_pattern",
+    "revision",
+    "target_modules",
+    "target_parameters",
+    "use_dora",
+    "use_rslora",
+];
+
+/// A value with which a key asks for nothing that is not built.
+#[derive(Clone, Copy)]
+pub(super) enum Inert {
+    /// `null`, `false`, or an empty list, table or text.
+    Nothing,
+    Text(&'static str),
+}
+
+impl Inert {
+    pub(super) fn is(self, value: &Value) -> bool {
+        match (self, value) {
+            (Self::Nothing, Value::Null | Value::Bool(false)) => true,
+            (Self::Nothing, Value::Array(list)) => list.is_empty(),
+            (Self::Nothing, Value::Object(table)) => table.is_empty(),
+            (Self::Nothing, Value::String(text)) => text.is_empty(),
+            (Self::Text(expected), Value::String(text)) => text.eq_ignore_ascii_case(expected),
+            _ => false,
+        }
+    }
+}
+
+/// Whether anybody here knows a key.
+pub(super) fn is_known(key: &str) -> bool {
+    HARMLESS.contains(&key) || ONLY_INERT.iter().any(|(inert, _)| *inert == key)
+}
+
+/// Settings that would change what the adapter computes and are not built, as `key = value`.
+pub(super) fn refused(table: &Map<String, Value>) -> Vec<String> {
+    let active = |(key, inert): &(&str, &[Inert])| {
+        let value = table.get(*key)?;
+        (!inert.iter().any(|inert| inert.is(value))).then(|| format!("`{key} = {value}`"))
+    };
+    let mut refused: Vec<String> = ONLY_INERT.iter().filter_map(active).collect();
+    if let Some(Value::String(start)) = table.get("init_lora_weights")
+        && CHANGES_BASE.iter().any(|name| start.to_lowercase().starts_with(name))
+    {
+        refused.push(format!("`init_lora_weights = \"{start}\"`"));
+    }
+    refused
+}
