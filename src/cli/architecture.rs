@@ -15,7 +15,7 @@ pub(super) fn architecture(config: &ModelConfig) -> String {
     if let Some(widest) = windows.iter().max() {
         words.push(format!("a window of {widest} in {} of {count} layers", windows.len()));
     }
-    if config.layers[0].attention.has_qk_norm {
+    if config.layers[0].attention.qk_norm.is_some() {
         words.push("normalised queries and keys".to_owned());
     }
     let experts: Vec<&ExpertsSpec> = config.layers.iter().filter_map(|layer| layer.feed_forward.experts()).collect();
@@ -24,6 +24,9 @@ pub(super) fn architecture(config: &ModelConfig) -> String {
             "{top_k} of {num_experts} experts of width {intermediate_size} in {} of {count} layers",
             experts.len()
         ));
+    }
+    if let Some(growth) = config.layers[0].attention.query_growth {
+        words.push(format!("queries that grow every {} tokens", growth.original));
     }
     let linears = config.layers[0].linears(config.hidden_size);
     let biased: Vec<&str> = linears.iter().filter(|linear| linear.has_bias).map(LinearSpec::name).collect();

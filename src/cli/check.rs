@@ -148,6 +148,10 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
     table.row(&["model", &recipe.model.path.display().to_string()]);
     table.row(&["family", &architecture(config)]);
     table.row(&["shape", &shape]);
+    if !config.dropouts.is_empty() {
+        let known: Vec<String> = config.dropouts.iter().map(|(key, probability)| format!("{key} {probability}")).collect();
+        table.row(&["model's dropout", &format!("{}: left out, what is trained has its own", known.join(", "))]);
+    }
     match &recipe.lora {
         Some(lora) => table.row(&["adapter", &format!("LoRA r {} alpha {}, {}", lora.r, lora.alpha, lora.target_modules)]),
         None => table.row(&["weights", &format!("all {} are trained", config.num_parameters())]),

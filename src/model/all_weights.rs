@@ -8,6 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::ModelError;
 use super::config::ModelConfig;
+use super::families::unwrapped;
 use super::layout;
 use super::names::{EMBEDDING, FINAL_NORM, OUTPUT};
 use super::weights::{MODEL_TENSORS, Weights};
@@ -56,7 +57,8 @@ impl AllWeights {
         Ok(Self {
             leaves: layout::entries(config).into_iter().map(leaf).collect::<Result<_, ModelError>>()?,
             output: if config.tie_word_embeddings { EMBEDDING } else { OUTPUT },
-            config: read_json(&dir.join("config.json"))?,
+            // What is saved is the language model alone, where it was inside another one.
+            config: unwrapped(&read_json(&dir.join("config.json"))?).into_owned(),
             companions: present.map(read).collect::<Result<_, ModelError>>()?,
         })
     }

@@ -8,20 +8,20 @@ use super::config::ModelConfig;
 use super::dropout::TokenContext;
 use super::linear::Linear;
 use super::names::layer_tensor;
+use super::spec::{AttentionSpec, NormSpec, QkNorm, QueryGrowth};
 use super::weights::Weights;
-use crate::ops::attention::ScoreRule;
+use crate::ops::attention::{ScoreRule, accumulation_kind};
 use crate::ops::rms_norm::rms_norm;
 use crate::ops::rope::Rotation;
 use crate::units::LayerIdx;
 
 #[derive(Debug)]
 pub(super) struct Attention {
-    query: Linear,
-    key: Linear,
-    value: Linear,
+    inputs: QkvLinears,
     output: Linear,
-    /// Norms over the channels of each head of queries and keys, in the families that have them.
-    head_norms: Option<[Tensor; 2]>,
+    /// Norms of queries and of keys, and over which of their channels, in the families that have them.
+    norms: Option<(QkNorm, [Tensor; 2])>,
+    query_growth: Option<QueryGrowth>,
     layer: LayerIdx,
     /// Which of the model's rotations, if any.
     rotation: Option<usize>,
@@ -30,20 +30,63 @@ pub(super) struct Attention {
     eps: f64,
 }
 
+/// The linears to queries, keys and values.
+#[derive(Debug)]
+enum QkvLinears {
+    Apart([Linear; 3]),
+    /// All in one product, and how many channels of it are queries, keys and values.
+    Fused(Linear, [i64; 3]),
+}
+
+impl QkvLinears {
+    fn load(weights: &Weights, layer: LayerIdx, spec: &AttentionSpec, hidden: usize) -> Result<Self, ModelError> {
+        if spec.is_fused {
+            let linear = Linear::load(weights, layer, &spec.fused_input(hidden))?;
+            return Ok(Self::Fused(linear, spec.widths().map(|width| width as i64)));
+        }
+        let [query, key, value] = spec.inputs(hidden).map(|linear| Linear::load(weights, layer, &linear));
+        Ok(Self::Apart([query?, key?, value?]))
+    }
+
+    /// `(B, n, E)` to thrice `(B, n, heads · D)`.
+    fn forward(&self, x_bne: &Tensor, tokens: &TokenContext<'_>) -> [Tensor; 3] {
+        match self {
+            Self::Apart(linears) => linears.each_ref().map(|linear| linear.forward(x_bne, tokens)),
+            Self::Fused(linear, [queries, keys, values]) => {
+                let all = linear.forward(x_bne, tokens);
+                [(0, queries), (*queries, keys), (queries + keys, values)].map(|(start, &width)| all.narrow(-1, start, width))
+            }
+        }
+    }
+
+    fn linears(&self) -> &[Linear] {
+        match self {
+            Self::Apart(linears) => linears,
+            Self::Fused(linear, _) => std::slice::from_ref(linear),
+        }
+    }
+
+    fn linears_mut(&mut self) -> &mut [Linear] {
+        match self {
+            Self::Apart(linears) => linears,
+            Self::Fused(linear, _) => std::slice::from_mut(linear),
+        }
+    }
+}
+
 impl Attention {
     pub(super) fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, ModelError> {
-        let norm = |name: &str| weights.load(&layer_tensor(layer.0, name));
         let spec = &config.layers[layer.0].attention;
-        let [query, key, value, output] = spec.linears(config.hidden_size);
-        let linear = |spec| Linear::load(weights, layer, &spec);
-        let head_norms =
-            if spec.has_qk_norm { Some([norm("self_attn.q_norm.weight")?, norm("self_attn.k_norm.weight")?]) } else { None };
+        let norm = |of: NormSpec| weights.load(&layer_tensor(layer.0, &format!("{}.weight", of.path)));
+        let norms = match spec.qk_norm.zip(spec.norms()) {
+            Some((kind, [of_queries, of_keys])) => Some((kind, [norm(of_queries)?, norm(of_keys)?])),
+            None => None,
+        };
         Ok(Self {
-            query: linear(query)?,
-            key: linear(key)?,
-            value: linear(value)?,
-            output: linear(output)?,
-            head_norms,
+            inputs: QkvLinears::load(weights, layer, spec, config.hidden_size)?,
+            output: Linear::load(weights, layer, &spec.output(config.hidden_size))?,
+            norms,
+            query_growth: spec.query_growth,
             layer,
             rotation: spec.rope.as_ref().map(|rope| config.rotations().iter().take_while(|of| **of != rope).count()),
             head_dim: spec.head_dim as i64,
@@ -58,11 +101,23 @@ impl Attention {
     /// `(B, n, E)` in; as in [`Qkv`] out.
     pub(super) fn project(&self, x_bne: &Tensor, rotations: &[Rotation], tokens: &TokenContext<'_>) -> [Tensor; 3] {
         let turned = |x: Tensor| self.rotation.map_or_else(|| x.shallow_clone(), |of| rotations[of].apply(&x));
-        let norm_of = |i: usize| self.head_norms.as_ref().map(|norms| &norms[i]);
-        let q_bhnd = turned(self.heads(&self.query.forward(x_bne, tokens), norm_of(0)));
-        let k_bgnd = turned(self.heads(&self.key.forward(x_bne, tokens), norm_of(1)));
-        let v_bgnd = self.heads(&self.value.forward(x_bne, tokens), None);
-        [q_bhnd, k_bgnd, v_bgnd]
+        let norm_of = |i: usize| self.norms.as_ref().map(|(kind, norms)| (*kind, &norms[i]));
+        let [q_bni, k_bni, v_bni] = self.inputs.forward(x_bne, tokens);
+        let q_bhnd = self.grown(turned(self.heads(&q_bni, norm_of(0))), tokens);
+        let k_bgnd = turned(self.heads(&k_bni, norm_of(1)));
+        [q_bhnd, k_bgnd, self.heads(&v_bni, None)]
+    }
+
+    /// Queries with the factor of their positions.
+    ///
+    /// # Shapes
+    /// `(B, H, n, D)` in and out.
+    fn grown(&self, q_bhnd: Tensor, tokens: &TokenContext<'_>) -> Tensor {
+        let Some(QueryGrowth { beta, original }) = self.query_growth else { return q_bhnd };
+        let step_bn = tokens.position_bn.atleast_2d().floor_divide_scalar(original as i64);
+        let factor_bn = (step_bn + 1).to_kind(accumulation_kind(q_bhnd.kind())).log() * beta + 1.0;
+        // (B, n) -> (B, 1, n, 1).
+        &q_bhnd * factor_bn.to_kind(q_bhnd.kind()).unsqueeze(1).unsqueeze(-1)
     }
 
     /// Asks whoever remembers the past.
@@ -82,22 +137,27 @@ impl Attention {
     }
 
     /// `(B, n, heads · D)` to `(B, heads, n, D)`.
-    fn heads(&self, x_bni: &Tensor, norm_d: Option<&Tensor>) -> Tensor {
+    fn heads(&self, x_bni: &Tensor, norm: Option<(QkNorm, &Tensor)>) -> Tensor {
         let size = x_bni.size();
-        let x_bnhd = x_bni.view([size[0], size[1], -1, self.head_dim]);
-        norm_d.map_or_else(|| x_bnhd.shallow_clone(), |norm_d| rms_norm(&x_bnhd, norm_d, self.eps)).transpose(1, 2)
+        let apart = |x_bni: &Tensor| x_bni.view([size[0], size[1], -1, self.head_dim]);
+        let x_bnhd = match norm {
+            None => apart(x_bni),
+            Some((QkNorm::PerHead, norm_d)) => rms_norm(&apart(x_bni), norm_d, self.eps),
+            Some((QkNorm::FullWidth, norm_i)) => apart(&rms_norm(x_bni, norm_i, self.eps)),
+        };
+        x_bnhd.transpose(1, 2)
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.linears().into_iter().flat_map(Linear::tensors).chain(self.head_norms.iter().flatten())
+        self.linears().flat_map(Linear::tensors).chain(self.norms.iter().flat_map(|(_, norms)| norms))
     }
 
     /// In the order of [`super::AttentionSpec::linears`].
-    pub(super) fn linears(&self) -> [&Linear; 4] {
-        [&self.query, &self.key, &self.value, &self.output]
+    pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.inputs.linears().iter().chain([&self.output])
     }
 
-    pub(super) fn linears_mut(&mut self) -> [&mut Linear; 4] {
-        [&mut self.query, &mut self.key, &mut self.value, &mut self.output]
+    pub(super) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
+        self.inputs.linears_mut().iter_mut().chain([&mut self.output])
     }
 }

@@ -17,9 +17,9 @@ use super::init::draw;
 use super::linear::Linear;
 use super::names::FINAL_NORM;
 use super::positions::Positions;
-use super::weights::Weights;
+use super::weights::{TensorNames, Weights};
 use super::{ModelError, layout};
-use crate::files::PeftConfig;
+use crate::files::{PeftConfig, read_json};
 use crate::ops::frequencies::Frequencies;
 use crate::ops::rms_norm::rms_norm;
 use crate::recipe::Dtype;
@@ -54,7 +54,8 @@ impl Model {
 
     fn open(dir: &Path, kind: Kind, device: Device) -> Result<(ModelConfig, Weights), ModelError> {
         let config = ModelConfig::load(dir)?;
-        let weights = Weights::open(dir, kind, device)?;
+        let names = TensorNames::of(&read_json(&dir.join("config.json"))?);
+        let weights = Weights::open(dir, names, kind, device)?;
         weights.check(&layout::entries(&config), config.tie_word_embeddings)?;
         Ok((config, weights))
     }

@@ -17,6 +17,10 @@ pub struct ModelConfig {
     pub layers: Vec<LayerSpec>,
     /// V.
     pub vocab_size: usize,
+    /// The embeddings of tokens are multiplied by it.
+    pub embedding_scale: f64,
+    /// The logits are divided by it.
+    pub logits_divisor: f64,
     /// Positions that the file speaks of; [`Self::longest_sequence`] says what a scaled rotary embedding makes of it.
     pub max_position_embeddings: usize,
     /// The epsilon of all norms.
@@ -27,6 +31,9 @@ pub struct ModelConfig {
     pub initializer_range: f64,
     /// The dtype the weights are said to be stored in.
     pub weight_kind: Option<Kind>,
+    /// Probabilities of dropout inside the model, by their keys, that it was made with, where they are not 0. Nothing is computed with
+    /// them: what is trained has a dropout of its own.
+    pub dropouts: Vec<(&'static str, f64)>,
 }
 
 impl ModelConfig {

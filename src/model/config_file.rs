@@ -7,7 +7,7 @@ use tch::Kind;
 
 use super::ModelError;
 use super::config::ModelConfig;
-use super::families::{self, Family, MAX_HIDDEN, layers, max_positions};
+use super::families::{self, Family, MAX_HIDDEN, dropouts, layers, max_positions, unwrapped};
 use super::fields::{ConfigFault, Fields, shown};
 use crate::files::read_json;
 
@@ -29,18 +29,23 @@ impl ModelConfig {
 
     /// Checks the keys of a `config.json`; those it doesn't know are left alone.
     pub fn from_object(object: &Map<String, Value>) -> Result<Self, ConfigFault> {
-        let fields = Fields::new(object);
+        let object = unwrapped(object);
+        let fields = Fields::new(&object);
         let family = family(fields)?;
+        let scales = (family.scales)(fields)?;
         let config = Self {
             model_type: family.model_type,
             hidden_size: fields.count("hidden_size", MAX_HIDDEN)?,
             layers: layers(fields, family)?,
             vocab_size: fields.count("vocab_size", MAX_VOCAB)?,
+            embedding_scale: scales.embedding,
+            logits_divisor: scales.logits_divisor,
             max_position_embeddings: max_positions(fields)?,
             rms_norm_eps: fields.number_or("rms_norm_eps", family.default_norm_eps)?,
             tie_word_embeddings: fields.flag_or("tie_word_embeddings", family.tied_by_default)?,
             initializer_range: fields.number_or("initializer_range", 0.02)?,
             weight_kind: weight_kind(fields)?,
+            dropouts: dropouts(fields, family)?,
         };
         if config.num_parameters() > MAX_WEIGHTS {
             return Err(fields.range("num_hidden_layers", "fewer than 2^43 weights altogether".into()));
@@ -72,7 +77,8 @@ fn weight_kind(fields: Fields<'_>) -> Result<Option<Kind>, ConfigFault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, RopeScaling, RopeSpec, ScoreRule, YarnScaling};
+    use crate::model::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, NormsSpec, QkNorm, QueryGrowth, RopeScaling, RopeSpec};
+    use crate::model::spec::{ScoreRule, YarnScaling};
     use crate::units::Failure;
     use serde_json::json;
 
@@ -102,11 +108,18 @@ mod tests {
             head_dim: 16,
             rule: ScoreRule::scaled(0.25),
             rope: Some(RopeSpec::plain(1e6, 16)),
-            has_qk_norm: false,
+            qk_norm: None,
+            query_growth: None,
+            is_fused: false,
             has_qkv_bias: true,
             has_output_bias: false,
         };
-        let layer = LayerSpec { attention, feed_forward: FeedForwardSpec::Dense { intermediate_size: 176, has_bias: false } };
+        let layer = LayerSpec {
+            attention,
+            feed_forward: FeedForwardSpec::Dense { intermediate_size: 176, has_bias: false, is_fused: false },
+            norms: NormsSpec::BEFORE,
+            residual_scale: 1.0,
+        };
         assert_eq!((old.layers, old.weight_kind), (vec![layer; 3], Some(Kind::BFloat16)));
     }
 
@@ -135,7 +148,8 @@ mod tests {
     #[test]
     fn an_unknown_family_is_named_with_those_that_are_known() {
         let fault = config(&json!({"model_type": "mamba"})).unwrap_err();
-        let known = "expected one of `llama`, `mistral`, `qwen2`, `qwen3`, `seed_oss`, `smollm3`";
+        let known = "expected one of `granite`, `llama`, `ministral3`, `mistral`, `mixtral`, `olmo2`, `olmo3`, `phi3`, `qwen2`, `qwen3`, \
+             `qwen3_moe`, `seed_oss`, `smollm3`";
         assert_eq!(fault.to_string(), format!("unknown `model_type` `mamba`, {known}"));
         let fault = config(&json!({"model_type": null})).unwrap_err();
         assert_eq!(fault.to_string(), format!("no `model_type`, {known}"));
@@ -150,9 +164,7 @@ mod tests {
             (json!({"rope_scaling": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64}}), ORIGINAL),
             (json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}}), "rope_parameters"),
             (json!({"hidden_act": "gelu"}), "hidden_act"),
-            (json!({"attention_dropout": 0.1}), "attention_dropout"),
-            (json!({"model_type": "seed_oss"}), "attention_dropout"),
-            (json!({"model_type": "seed_oss", "attention_dropout": 0, "residual_dropout": 0.1}), "residual_dropout"),
+            (json!({"text_config": {"model_type": "qwen2"}, "quantization_config": {"bits": 4}}), "quantization_config"),
             (json!({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}), "layer_types"),
             (json!({"layer_types": ["full_attention", "chunked_attention", "full_attention"]}), "layer_types"),
             (json!({"quantization_config": {"bits": 4}}), "quantization_config"),
@@ -192,6 +204,18 @@ mod tests {
             (json!({"model_type": "mistral", "sliding_window": 0}), "sliding_window"),
             (json!({"model_type": "smollm3", "no_rope_layers": [1, 0]}), "no_rope_layers"),
             (json!({"model_type": "smollm3", "use_sliding_window": true, "sliding_window": 8}), "layer_types"),
+            (json!({"model_type": "granite", "residual_multiplier": 0}), "residual_multiplier"),
+            (json!({"model_type": "granite", "logits_scaling": "8"}), "logits_scaling"),
+            (json!({"model_type": "olmo2", "attention_bias": 1}), "attention_bias"),
+            (json!({"model_type": "olmo3", "sliding_window": -1}), "sliding_window"),
+            (json!({"model_type": "phi3", "partial_rotary_factor": 0.1}), "partial_rotary_factor"),
+            (json!({"model_type": "phi3", "resid_pdrop": 1}), "resid_pdrop"),
+            (
+                json!({"model_type": "ministral3", "rope_parameters": {"rope_theta": 1e6, "llama_4_scaling_beta": "a",
+                "original_max_position_embeddings": 64}}),
+                "rope_parameters.llama_4_scaling_beta",
+            ),
+            (json!({"attention_dropout": 1.5}), "attention_dropout"),
             (json!({"torch_dtype": "int4"}), "torch_dtype"),
         ] {
             let fault = config(&changes).unwrap_err();
@@ -296,10 +320,12 @@ mod tests {
         assert_eq!(biases(&all("llama")), format!("{attention} {mlp}"));
         assert_eq!(biases(&all("qwen3")), attention);
         assert_eq!(biases(&all("mistral")), "");
-        let seed = json!({"model_type": "seed_oss", "attention_dropout": 0, "residual_dropout": 0});
-        assert_eq!(biases(&seed), "q_proj k_proj v_proj");
+        assert_eq!(biases(&json!({"model_type": "seed_oss"})), "q_proj k_proj v_proj");
+        assert_eq!(biases(&all("granite")), format!("{attention} {mlp}"));
+        assert_eq!(biases(&all("olmo2")), attention);
+        assert_eq!(biases(&all("phi3")), "");
         let qwen3 = first(&json!({"model_type": "qwen3"})).attention;
-        assert_eq!((qwen3.head_dim, qwen3.has_qk_norm), (128, true));
+        assert_eq!((qwen3.head_dim, qwen3.qk_norm), (128, Some(QkNorm::PerHead)));
         assert_eq!(first(&json!({"model_type": "qwen3", "head_dim": null})).attention.head_dim, 16);
         let window = |changes: &Value| first(changes).attention.rule.window;
         assert_eq!(window(&json!({"model_type": "mistral"})), Some(4096));
@@ -322,6 +348,91 @@ mod tests {
         assert_eq!(rotates(&json!({"model_type": "smollm3", "no_rope_layers": [1, 0, 1]})), [true, false, true]);
         assert_eq!(rotates(&json!({"model_type": "smollm3", "no_rope_layer_interval": 3})), [true, true, false]);
         assert!(config(&json!({"model_type": "smollm3"})).unwrap().tie_word_embeddings);
+    }
+
+    #[test]
+    fn a_dropout_of_the_model_is_known_and_left_out() {
+        let dropouts = |changes: &Value| config(changes).unwrap().dropouts;
+        assert_eq!(dropouts(&json!({})), []);
+        let seed = [("attention_dropout", 0.1), ("residual_dropout", 0.1)];
+        assert_eq!(dropouts(&json!({"model_type": "seed_oss"})), seed);
+        assert_eq!(dropouts(&json!({"model_type": "seed_oss", "attention_dropout": 0})), seed[1..]);
+        assert_eq!(dropouts(&json!({"attention_dropout": 0.25})), [("attention_dropout", 0.25)]);
+    }
+
+    #[test]
+    fn granite_has_four_factors_which_are_1_by_default() {
+        let scales = |changes: &Value| {
+            let config = config(changes).unwrap();
+            let layer = &config.layers[0];
+            [config.embedding_scale, layer.attention.rule.scale, layer.residual_scale, config.logits_divisor]
+        };
+        assert_eq!(scales(&json!({})), [1.0, 0.25, 1.0, 1.0]);
+        assert_eq!(scales(&json!({"model_type": "granite"})), [1.0; 4]);
+        let multipliers = json!({"model_type": "granite", "embedding_multiplier": 12, "attention_multiplier": 0.0078125,
+            "residual_multiplier": 0.22, "logits_scaling": 8.0});
+        assert_eq!(scales(&multipliers), [12.0, 0.007_812_5, 0.22, 8.0]);
+    }
+
+    #[test]
+    fn olmo_3_scales_the_rotation_of_layers_that_do_not_slide_alone() {
+        let yarn = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192});
+        let olmo3 = config(&json!({"model_type": "olmo3", "num_hidden_layers": 5, "rope_scaling": yarn})).unwrap();
+        let windows: Vec<_> = olmo3.layers.iter().map(|layer| layer.attention.rule.window).collect();
+        assert_eq!(windows, [Some(4096), Some(4096), Some(4096), None, Some(4096)]);
+        for LayerSpec { attention, norms, .. } in &olmo3.layers {
+            let is_plain = attention.rope == Some(RopeSpec::plain(1e6, 16));
+            assert_eq!((is_plain, attention.qk_norm), (attention.rule.window.is_some(), Some(QkNorm::FullWidth)));
+            assert_eq!(*norms, NormsSpec::BEHIND);
+        }
+        assert_eq!((olmo3.rotations().len(), olmo3.rms_norm_eps), (2, 1e-5));
+    }
+
+    #[test]
+    fn phi_3_reads_what_stands_beside_the_table() {
+        let of = |pairs: usize, more: &Value| {
+            let mut table = json!({"type": "su", "short_factor": vec![1.0; pairs], "long_factor": vec![2.0; pairs],
+                "partial_rotary_factor": 0.25, "original_max_position_embeddings": 64});
+            let mut all = json!({"model_type": "phi3"});
+            for (key, value) in more.as_object().unwrap() {
+                let place = if key == "type" { &mut table } else { &mut all };
+                place[key.as_str()] = value.clone();
+            }
+            all["rope_scaling"] = table;
+            let found = rope(&all);
+            let RopeScaling::LongRope(longrope) = found.scaling else { panic!("{:?}", found.scaling) };
+            (found.rotary_dim, longrope.original)
+        };
+        assert_eq!(of(8, &json!({})), (16, 4096));
+        assert_eq!(of(6, &json!({"partial_rotary_factor": 0.75, "original_max_position_embeddings": 128})), (12, 128));
+        assert_eq!(of(8, &json!({"type": "yarn"})), (16, 4096));
+        assert_eq!(of(8, &json!({"type": "longrope"})), (16, 4096));
+    }
+
+    #[test]
+    fn ministral_3_grows_its_queries_by_numbers_of_the_rotation() {
+        let table = json!({"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 16384});
+        let ministral = |table: &Value| config(&json!({"model_type": "ministral3", "rope_parameters": table}));
+        let attention = ministral(&table).unwrap().layers[0].attention.clone();
+        assert_eq!(attention.query_growth, Some(QueryGrowth { beta: 0.1, original: 16384 }));
+        assert_eq!((attention.head_dim, attention.rule.window), (128, None));
+        assert!(matches!(ministral(&json!(null)), Err(ConfigFault::Missing { .. })));
+        let fault = config(&json!({"rope_theta": null, "rope_parameters": table})).unwrap_err();
+        assert!(matches!(fault, ConfigFault::UnknownKey { .. }), "of no other family: {fault}");
+    }
+
+    #[test]
+    fn a_language_model_inside_another_one_is_read_from_its_own_object() {
+        let inner = config(&json!({})).unwrap();
+        let mut object = json!({"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 176, "vocab_size": 512, "max_position_embeddings": 32768, "rope_theta": 1e6});
+        object["tie_word_embeddings"] = Value::Null;
+        let outer = json!({"model_type": "mistral3", "text_config": object, "vision_config": {"hidden_size": 8},
+            "tie_word_embeddings": true, "torch_dtype": "bfloat16"});
+        let found = ModelConfig::from_object(outer.as_object().unwrap()).unwrap();
+        let expected = ModelConfig { tie_word_embeddings: true, weight_kind: Some(Kind::BFloat16), ..inner };
+        assert_eq!(found, expected);
     }
 
     #[test]

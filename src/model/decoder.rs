@@ -12,7 +12,7 @@ use super::experts::Experts;
 use super::linear::Linear;
 use super::mlp::Mlp;
 use super::names::layer_tensor;
-use super::spec::{FeedForwardSpec, gated_linears};
+use super::spec::{BranchNorms, FeedForwardSpec, fused_linears, gated_linears};
 use super::weights::Weights;
 use crate::ops::rms_norm::rms_norm;
 use crate::ops::rope::Rotation;
@@ -21,11 +21,39 @@ use crate::units::LayerIdx;
 #[derive(Debug)]
 pub(super) struct DecoderLayer {
     idx: LayerIdx,
-    attention_norm_e: Tensor,
     attention: Attention,
-    mlp_norm_e: Tensor,
+    attention_norms: Norms,
     feed_forward: FeedForward,
+    feed_forward_norms: Norms,
+    residual_scale: f64,
+}
+
+/// The norms of a branch, of which it may lack any.
+#[derive(Debug)]
+struct Norms {
+    input_e: Option<Tensor>,
+    output_e: Option<Tensor>,
     eps: f64,
+}
+
+impl Norms {
+    fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx, spec: BranchNorms) -> Result<Self, ModelError> {
+        let load =
+            |path: Option<&str>| path.map(|path| weights.load(&layer_tensor(layer.0, &format!("{path}.weight")))).transpose();
+        Ok(Self { input_e: load(spec.input)?, output_e: load(spec.output)?, eps: config.rms_norm_eps })
+    }
+
+    fn before(&self, x_bne: &Tensor) -> Tensor {
+        self.input_e.as_ref().map_or_else(|| x_bne.shallow_clone(), |norm_e| rms_norm(x_bne, norm_e, self.eps))
+    }
+
+    fn behind(&self, x_bne: Tensor) -> Tensor {
+        self.output_e.as_ref().map_or_else(|| x_bne.shallow_clone(), |norm_e| rms_norm(&x_bne, norm_e, self.eps))
+    }
+
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.input_e.iter().chain(&self.output_e)
+    }
 }
 
 #[derive(Debug)]
@@ -38,8 +66,11 @@ impl FeedForward {
     fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, ModelError> {
         let hidden = config.hidden_size;
         Ok(match &config.layers[layer.0].feed_forward {
-            FeedForwardSpec::Dense { intermediate_size, has_bias } => {
+            FeedForwardSpec::Dense { intermediate_size, has_bias, is_fused: false } => {
                 Self::Dense(Mlp::load(weights, layer, gated_linears(*intermediate_size, hidden, *has_bias))?)
+            }
+            FeedForwardSpec::Dense { intermediate_size, has_bias, is_fused: true } => {
+                Self::Dense(Mlp::load_fused(weights, layer, fused_linears(*intermediate_size, hidden, *has_bias))?)
             }
             FeedForwardSpec::Experts(spec) => Self::Experts(Experts::load(weights, layer, spec, hidden)?),
         })
@@ -47,7 +78,7 @@ impl FeedForward {
 
     fn linears(&self) -> Vec<&Linear> {
         match self {
-            Self::Dense(mlp) => mlp.linears().into(),
+            Self::Dense(mlp) => mlp.linears().collect(),
             Self::Experts(experts) => experts.linears().collect(),
         }
     }
@@ -55,14 +86,15 @@ impl FeedForward {
 
 impl DecoderLayer {
     pub(super) fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, ModelError> {
-        let norm = |name: &str| weights.load(&layer_tensor(layer.0, name));
+        let spec = &config.layers[layer.0];
+        let norms = |of: BranchNorms| Norms::load(weights, config, layer, of);
         Ok(Self {
-            attention_norm_e: norm("input_layernorm.weight")?,
             attention: Attention::load(weights, config, layer)?,
-            mlp_norm_e: norm("post_attention_layernorm.weight")?,
+            attention_norms: norms(spec.norms.attention)?,
             feed_forward: FeedForward::load(weights, config, layer)?,
+            feed_forward_norms: norms(spec.norms.feed_forward)?,
+            residual_scale: spec.residual_scale,
             idx: layer,
-            eps: config.rms_norm_eps,
         })
     }
 
@@ -86,7 +118,7 @@ impl DecoderLayer {
     /// # Shapes
     /// `(B, n, E)` in; as in [`super::Qkv`] out.
     pub(super) fn before_attention(&self, hidden_bne: &Tensor, rotations: &[Rotation], tokens: &TokenContext<'_>) -> [Tensor; 3] {
-        self.attention.project(&rms_norm(hidden_bne, &self.attention_norm_e, self.eps), rotations, tokens)
+        self.attention.project(&self.attention_norms.before(hidden_bne), rotations, tokens)
     }
 
     /// What follows attention: the layer's output. What was attended is gone, but for what autograd keeps, before the MLP.
@@ -100,14 +132,21 @@ impl DecoderLayer {
         tokens: &TokenContext<'_>,
         attend: &mut dyn Attend,
     ) -> Result<Tensor, AttendError> {
-        let hidden_bne = hidden_bne + self.attention.output(&attended_bhnd, tokens);
+        let hidden_bne = self.added(hidden_bne, self.attention_norms.behind(self.attention.output(&attended_bhnd, tokens)));
         drop(attended_bhnd);
-        let normed_bne = rms_norm(&hidden_bne, &self.mlp_norm_e, self.eps);
+        let normed_bne = self.feed_forward_norms.before(&hidden_bne);
         let added_bne = match &self.feed_forward {
             FeedForward::Dense(mlp) => mlp.forward(&normed_bne, tokens),
             FeedForward::Experts(experts) => experts.forward(self.idx, &normed_bne, tokens, attend)?,
         };
-        Ok(hidden_bne + added_bne)
+        Ok(self.added(&hidden_bne, self.feed_forward_norms.behind(added_bne)))
+    }
+
+    /// The residual stream with what a branch has made.
+    fn added(&self, hidden_bne: &Tensor, made_bne: Tensor) -> Tensor {
+        #[expect(clippy::float_cmp, reason = "1 is what it is where nothing sets it")]
+        let is_plain = self.residual_scale == 1.0;
+        if is_plain { hidden_bne + made_bne } else { hidden_bne + made_bne * self.residual_scale }
     }
 
     /// Asks whoever remembers the past.
@@ -118,7 +157,8 @@ impl DecoderLayer {
     /// The tensors of the model itself.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let of_feed_forward = self.feed_forward.linears().into_iter().flat_map(Linear::tensors);
-        [&self.attention_norm_e, &self.mlp_norm_e].into_iter().chain(self.attention.tensors()).chain(of_feed_forward)
+        let norms = self.attention_norms.tensors().chain(self.feed_forward_norms.tensors());
+        norms.chain(self.attention.tensors()).chain(of_feed_forward)
     }
 
     /// Whether a router decides which of its matrices a token meets.
@@ -141,7 +181,7 @@ impl DecoderLayer {
     /// Places for what is trained beside its linears, by the names of these, in the order of [`Self::deltas`].
     pub(super) fn delta_places(&mut self) -> Vec<(&str, &mut Option<Delta>)> {
         let mut places: Vec<(&str, &mut Option<Delta>)> = Vec::new();
-        places.extend(self.attention.linears_mut().into_iter().map(|linear| (linear.name.as_str(), &mut linear.delta)));
+        places.extend(self.attention.linears_mut().map(|linear| (linear.name.as_str(), &mut linear.delta)));
         match &mut self.feed_forward {
             FeedForward::Dense(mlp) => places.extend(mlp.linears_mut().map(|linear| (linear.name.as_str(), &mut linear.delta))),
             FeedForward::Experts(experts) => {

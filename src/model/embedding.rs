@@ -13,19 +13,31 @@ pub(super) struct Embedding {
     input_ve: Tensor,
     /// `None` where the embedding serves as output projection too.
     output_ve: Option<Tensor>,
+    /// On what a token is turned into.
+    scale: f64,
+    /// Of the logits.
+    divisor: f64,
+}
+
+/// `x · factor`; where nothing sets one, x itself.
+fn scaled(x: Tensor, factor: f64) -> Tensor {
+    #[expect(clippy::float_cmp, reason = "1 is what it is where nothing sets it")]
+    let is_plain = factor == 1.0;
+    if is_plain { x } else { x * factor }
 }
 
 impl Embedding {
     pub(super) fn load(weights: &Weights, config: &ModelConfig) -> Result<Self, ModelError> {
         // A tied model's file may hold an output projection; it is not looked at, as the embedding takes its place.
         let output_ve = if config.tie_word_embeddings { None } else { Some(weights.load(OUTPUT)?) };
-        Ok(Self { input_ve: weights.load(EMBEDDING)?, output_ve })
+        let (scale, divisor) = (config.embedding_scale, config.logits_divisor);
+        Ok(Self { input_ve: weights.load(EMBEDDING)?, output_ve, scale, divisor })
     }
 
     /// # Shapes
     /// `(B, n)` int64 in, `(B, n, E)` out.
     pub(super) fn embed(&self, ids_bn: &Tensor) -> Tensor {
-        Tensor::embedding(&self.input_ve, ids_bn, -1, false, false)
+        scaled(Tensor::embedding(&self.input_ve, ids_bn, -1, false, false), self.scale)
     }
 
     /// The backward of [`Self::embed`] over pieces of a sequence: ids, and the gradients of what they were turned into.
@@ -35,7 +47,8 @@ impl Embedding {
     pub(super) fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Tensor {
         let mut gradient_ve = self.input_ve.detach().zeros_like();
         for (ids_bn, gradient_bne) in pieces {
-            let _ = gradient_ve.index_add_(0, &ids_bn.flatten(0, 1), &gradient_bne.flatten(0, 1));
+            let gradient_ne = scaled(gradient_bne.flatten(0, 1), self.scale);
+            let _ = gradient_ve.index_add_(0, &ids_bn.flatten(0, 1), &gradient_ne);
         }
         gradient_ve
     }
@@ -43,7 +56,9 @@ impl Embedding {
     /// # Shapes
     /// `(…, E)` in, `(…, V)` out.
     pub(super) fn logits(&self, normed: &Tensor) -> Tensor {
-        linear(normed, self.output_ve.as_ref().unwrap_or(&self.input_ve), None, None)
+        // Dividing what goes in is the same, and takes E numbers of a token where V would come out.
+        let normed = scaled(normed.shallow_clone(), 1.0 / self.divisor);
+        linear(&normed, self.output_ve.as_ref().unwrap_or(&self.input_ve), None, None)
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {

@@ -45,15 +45,13 @@ pub(super) fn entries(config: &ModelConfig) -> Vec<TensorEntry> {
 
 /// The tensors of one layer, by their names inside it.
 fn layer_entries(spec: &LayerSpec, hidden_size: usize) -> Vec<TensorEntry> {
-    let mut all = vec![norm("input_layernorm.weight", hidden_size), norm("post_attention_layernorm.weight", hidden_size)];
+    let norms = spec.norms(hidden_size).into_iter();
+    let mut all: Vec<TensorEntry> = norms.map(|of| norm(&format!("{}.weight", of.path), of.width)).collect();
     for LinearSpec { path, out, inner, has_bias } in spec.linears(hidden_size) {
         all.push(TensorEntry { name: format!("{path}.weight"), shape: vec![out, inner], role: Role::Matrix });
         if has_bias {
             all.push(TensorEntry { name: format!("{path}.bias"), shape: vec![out], role: Role::Bias });
         }
-    }
-    if spec.attention.has_qk_norm {
-        all.extend(["self_attn.q_norm.weight", "self_attn.k_norm.weight"].map(|name| norm(name, spec.attention.head_dim)));
     }
     all
 }

@@ -13,24 +13,51 @@ use crate::units::LayerIdx;
 
 #[derive(Debug)]
 pub(super) struct Mlp {
-    gate: Linear,
-    up: Linear,
+    gate_up: GateUp,
     down: Linear,
+}
+
+/// What a token is turned into before its gate acts.
+#[derive(Debug)]
+enum GateUp {
+    Apart([Linear; 2]),
+    /// Both in one product: gate, and behind it up.
+    Fused(Linear),
+}
+
+impl GateUp {
+    fn linears(&self) -> &[Linear] {
+        match self {
+            Self::Apart(linears) => linears,
+            Self::Fused(linear) => std::slice::from_ref(linear),
+        }
+    }
+
+    fn linears_mut(&mut self) -> &mut [Linear] {
+        match self {
+            Self::Apart(linears) => linears,
+            Self::Fused(linear) => std::slice::from_mut(linear),
+        }
+    }
 }
 
 impl Mlp {
     /// Of linears gate, up and down.
     pub(super) fn load(weights: &Weights, layer: LayerIdx, [gate, up, down]: [LinearSpec; 3]) -> Result<Self, ModelError> {
         let linear = |spec| Linear::load(weights, layer, &spec);
-        Ok(Self { gate: linear(gate)?, up: linear(up)?, down: linear(down)? })
+        Ok(Self { gate_up: GateUp::Apart([linear(gate)?, linear(up)?]), down: linear(down)? })
+    }
+
+    /// Of a linear for gate and up, and down.
+    pub(super) fn load_fused(weights: &Weights, layer: LayerIdx, [gate_up, down]: [LinearSpec; 2]) -> Result<Self, ModelError> {
+        let linear = |spec| Linear::load(weights, layer, &spec);
+        Ok(Self { gate_up: GateUp::Fused(linear(gate_up)?), down: linear(down)? })
     }
 
     /// # Shapes
     /// `(B, n, E)` in and out.
     pub(super) fn forward(&self, x_bne: &Tensor, tokens: &TokenContext<'_>) -> Tensor {
-        // Gate and up are gone, but for what autograd keeps, before the next product.
-        let gated_bni = swiglu(&self.gate.forward(x_bne, tokens), &self.up.forward(x_bne, tokens));
-        self.down.forward(&gated_bni, tokens)
+        self.down.forward(&self.gated(|linear, _| linear.forward(x_bne, tokens)), tokens)
     }
 
     /// As [`Self::forward`] for some tokens by themselves, with low-rank matrices for gate, up and down that lie elsewhere.
@@ -38,16 +65,28 @@ impl Mlp {
     /// # Shapes
     /// `(N, E)` in and out.
     pub(super) fn forward_added(&self, x_ne: &Tensor, [gate, up, down]: [Option<LowRank<'_>>; 3]) -> Tensor {
-        let gated_ni = swiglu(&self.gate.forward_added(x_ne, gate), &self.up.forward_added(x_ne, up));
-        self.down.forward_added(&gated_ni, down)
+        self.down.forward_added(&self.gated(|linear, index| linear.forward_added(x_ne, [gate, up][index])), down)
+    }
+
+    /// What `forward` makes by each of the linears before the gate, given with its number, and the gate of both. Gate and up are gone,
+    /// but for what autograd keeps, before the next product.
+    fn gated(&self, forward: impl Fn(&Linear, usize) -> Tensor) -> Tensor {
+        match &self.gate_up {
+            GateUp::Apart([gate, up]) => swiglu(&forward(gate, 0), &forward(up, 1)),
+            GateUp::Fused(linear) => {
+                let both = forward(linear, 0);
+                let half = both.size()[both.dim() - 1] / 2;
+                swiglu(&both.narrow(-1, 0, half), &both.narrow(-1, half, half))
+            }
+        }
     }
 
     /// In the order of [`super::FeedForwardSpec::linears`].
-    pub(super) fn linears(&self) -> [&Linear; 3] {
-        [&self.gate, &self.up, &self.down]
+    pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.gate_up.linears().iter().chain([&self.down])
     }
 
-    pub(super) fn linears_mut(&mut self) -> [&mut Linear; 3] {
-        [&mut self.gate, &mut self.up, &mut self.down]
+    pub(super) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
+        self.gate_up.linears_mut().iter_mut().chain([&mut self.down])
     }
 }

@@ -48,7 +48,10 @@ pub use init::init_model;
 pub use positions::Positions;
 #[cfg(test)]
 pub(crate) use simulated::while_graphs_are_simulated;
-pub use spec::{AttentionSpec, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerSpec, LinearSpec};
+pub use spec::QueryGrowth;
+pub use spec::{
+    AttentionSpec, BranchNorms, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerSpec, LinearSpec, NormSpec, NormsSpec, QkNorm,
+};
 pub use spec::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
 pub use targets::{num_trained, on_every_layer, targeted};
 pub use weights::MODEL_TENSORS;

@@ -12,6 +12,69 @@ pub struct LayerSpec {
     pub attention: AttentionSpec,
     /// What follows its attention.
     pub feed_forward: FeedForwardSpec,
+    /// Where its norms stand.
+    pub norms: NormsSpec,
+    /// What attention and feed-forward make is multiplied by it before it is added to the residual stream.
+    pub residual_scale: f64,
+}
+
+/// The norms of a layer over the width of the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NormsSpec {
+    /// Those around attention.
+    pub attention: BranchNorms,
+    /// Those around what follows it.
+    pub feed_forward: BranchNorms,
+}
+
+/// The norms of one branch of a layer, by what they are called in it: `input_layernorm`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BranchNorms {
+    /// Of what the branch takes from the residual stream.
+    pub input: Option<&'static str>,
+    /// Of what it makes, before that is added.
+    pub output: Option<&'static str>,
+}
+
+impl NormsSpec {
+    /// Before both branches, as most models have them.
+    pub(super) const BEFORE: Self = Self {
+        attention: BranchNorms { input: Some("input_layernorm"), output: None },
+        feed_forward: BranchNorms { input: Some("post_attention_layernorm"), output: None },
+    };
+    /// Behind both branches, whose inputs are the residual stream as it is (OLMo 2, arXiv 2501.00656, section 3.2).
+    pub(super) const BEHIND: Self = Self {
+        attention: BranchNorms { input: None, output: Some("post_attention_layernorm") },
+        feed_forward: BranchNorms { input: None, output: Some("post_feedforward_layernorm") },
+    };
+}
+
+/// A norm of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NormSpec {
+    /// Inside the layer: `self_attn.q_norm`.
+    pub path: &'static str,
+    /// Channels that are normalised together.
+    pub width: usize,
+}
+
+/// How queries and keys are normalised before they are rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head by itself.
+    PerHead,
+    /// All heads together.
+    FullWidth,
+}
+
+/// A factor on queries that grows with their position, in steps (as Llama 4 was published):
+/// `1 + beta · ln(1 + floor(position / original))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// How steeply it grows.
+    pub beta: f64,
+    /// Tokens of a step.
+    pub original: usize,
 }
 
 /// A linear of a layer. Whoever speaks of one names its path: which ones a layer has is for its specs alone to say.
@@ -44,6 +107,14 @@ impl LayerSpec {
     pub fn linears(&self, hidden: usize) -> Vec<LinearSpec> {
         self.attention.linears(hidden).into_iter().chain(self.feed_forward.linears(hidden)).collect()
     }
+
+    /// All norms of the layer, on a residual stream of width `hidden`.
+    pub fn norms(&self, hidden: usize) -> Vec<NormSpec> {
+        let NormsSpec { attention, feed_forward } = self.norms;
+        let around = [attention.input, attention.output, feed_forward.input, feed_forward.output];
+        let around = around.into_iter().flatten().map(|path| NormSpec { path, width: hidden });
+        around.chain(self.attention.norms().into_iter().flatten()).collect()
+    }
 }
 
 /// The attention of a layer.
@@ -59,8 +130,12 @@ pub struct AttentionSpec {
     pub rule: ScoreRule,
     /// How queries and keys are rotated; `None` where they know no position.
     pub rope: Option<RopeSpec>,
-    /// Each head of queries and keys is normalised before it is rotated.
-    pub has_qk_norm: bool,
+    /// How queries and keys are normalised, if they are.
+    pub qk_norm: Option<QkNorm>,
+    /// By how much queries grow with their position, if they do.
+    pub query_growth: Option<QueryGrowth>,
+    /// Queries, keys and values come of one linear, one behind the other.
+    pub is_fused: bool,
     /// Queries, keys and values have a bias.
     pub has_qkv_bias: bool,
     /// What comes back from the heads has a bias.
@@ -68,15 +143,42 @@ pub struct AttentionSpec {
 }
 
 impl AttentionSpec {
-    /// Those to queries, keys and values, and that from the heads back to the residual stream.
-    pub fn linears(&self, hidden: usize) -> [LinearSpec; 4] {
-        let [queries, keys] = [self.num_heads, self.num_kv_heads].map(|heads| heads * self.head_dim);
-        [
-            LinearSpec::new("self_attn.q_proj", [queries, hidden], self.has_qkv_bias),
-            LinearSpec::new("self_attn.k_proj", [keys, hidden], self.has_qkv_bias),
-            LinearSpec::new("self_attn.v_proj", [keys, hidden], self.has_qkv_bias),
-            LinearSpec::new("self_attn.o_proj", [hidden, queries], self.has_output_bias),
-        ]
+    /// Those to queries, keys and values, and at last that from the heads back to the residual stream.
+    pub fn linears(&self, hidden: usize) -> Vec<LinearSpec> {
+        let mut all = if self.is_fused { vec![self.fused_input(hidden)] } else { self.inputs(hidden).into() };
+        all.push(self.output(hidden));
+        all
+    }
+
+    /// Those to queries, keys and values, where they are apart.
+    pub(super) fn inputs(&self, hidden: usize) -> [LinearSpec; 3] {
+        let [queries, keys, values] = self.widths();
+        let linear = |path, width| LinearSpec::new(path, [width, hidden], self.has_qkv_bias);
+        [linear("self_attn.q_proj", queries), linear("self_attn.k_proj", keys), linear("self_attn.v_proj", values)]
+    }
+
+    /// The one to all of these.
+    pub(super) fn fused_input(&self, hidden: usize) -> LinearSpec {
+        LinearSpec::new("self_attn.qkv_proj", [self.widths().iter().sum(), hidden], self.has_qkv_bias)
+    }
+
+    pub(super) fn output(&self, hidden: usize) -> LinearSpec {
+        LinearSpec::new("self_attn.o_proj", [hidden, self.num_heads * self.head_dim], self.has_output_bias)
+    }
+
+    /// Channels of the queries of a token, of its keys and of its values.
+    pub(super) fn widths(&self) -> [usize; 3] {
+        [self.num_heads, self.num_kv_heads, self.num_kv_heads].map(|heads| heads * self.head_dim)
+    }
+
+    /// Those of queries and of keys, if they are normalised.
+    pub(super) fn norms(&self) -> Option<[NormSpec; 2]> {
+        let [queries, keys, _] = self.widths();
+        let [of_queries, of_keys] = match self.qk_norm? {
+            QkNorm::PerHead => [self.head_dim; 2],
+            QkNorm::FullWidth => [queries, keys],
+        };
+        Some([NormSpec { path: "self_attn.q_norm", width: of_queries }, NormSpec { path: "self_attn.k_norm", width: of_keys }])
     }
 }
 
@@ -89,6 +191,8 @@ pub enum FeedForwardSpec {
         intermediate_size: usize,
         /// Its projections have a bias.
         has_bias: bool,
+        /// Gate and up come of one linear, one behind the other.
+        is_fused: bool,
     },
     /// Some of many gated MLPs, which a router chooses for each token.
     Experts(ExpertsSpec),
@@ -156,7 +260,12 @@ impl FeedForwardSpec {
     /// Its linears, in the order in which they are computed.
     pub fn linears(&self, hidden: usize) -> Vec<LinearSpec> {
         match self {
-            Self::Dense { intermediate_size, has_bias } => gated_linears(*intermediate_size, hidden, *has_bias).into(),
+            Self::Dense { intermediate_size, has_bias, is_fused: false } => {
+                gated_linears(*intermediate_size, hidden, *has_bias).into()
+            }
+            Self::Dense { intermediate_size, has_bias, is_fused: true } => {
+                fused_linears(*intermediate_size, hidden, *has_bias).into()
+            }
             Self::Experts(spec) => {
                 let experts = (0..spec.num_experts).flat_map(|expert| spec.expert(expert, hidden));
                 std::iter::once(spec.router(hidden)).chain(experts).collect()
@@ -183,6 +292,14 @@ pub(super) fn gated_linears(intermediate: usize, hidden: usize, has_bias: bool) 
     [
         LinearSpec::new("mlp.gate_proj", [intermediate, hidden], has_bias),
         LinearSpec::new("mlp.up_proj", [intermediate, hidden], has_bias),
+        LinearSpec::new("mlp.down_proj", [hidden, intermediate], has_bias),
+    ]
+}
+
+/// The same where gate and up are one: both, down.
+pub(super) fn fused_linears(intermediate: usize, hidden: usize, has_bias: bool) -> [LinearSpec; 2] {
+    [
+        LinearSpec::new("mlp.gate_up_proj", [2 * intermediate, hidden], has_bias),
         LinearSpec::new("mlp.down_proj", [hidden, intermediate], has_bias),
     ]
 }

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
 
 use super::error::{ModelError, TensorProblem, TensorProblems};
+use super::families::{is_wrapped, own_name};
 use super::layout::{Role, TensorEntry};
 use super::names::OUTPUT;
 use crate::files::{Dtype as FileDtype, FilesError, TensorFile, read_json};
@@ -41,20 +42,41 @@ enum WeightSource {
 struct Files {
     dir: PathBuf,
     opened: Vec<TensorFile>,
-    /// Which file a tensor is read from.
-    places: BTreeMap<String, usize>,
+    /// Which file a tensor is read from, and what it is called there.
+    places: BTreeMap<String, (usize, String)>,
     /// Tensors in files to which the index doesn't assign them.
     strays: BTreeSet<String>,
+}
+
+/// How the tensors of a directory are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TensorNames {
+    /// As in the model.
+    Own,
+    /// As those of a language model inside another one, whose further tensors are left alone.
+    Wrapped,
+}
+
+impl TensorNames {
+    /// By a directory's `config.json`.
+    pub(super) fn of(config: &serde_json::Map<String, serde_json::Value>) -> Self {
+        if is_wrapped(config) { Self::Wrapped } else { Self::Own }
+    }
 }
 
 /// Dtypes and shapes by name.
 type FoundTensors<'a> = BTreeMap<&'a str, (FileDtype, &'a [usize])>;
 
 impl Weights {
-    /// Opens the files of a directory and reads their headers.
-    pub(super) fn open(dir: &Path, kind: Kind, device: Device) -> Result<Self, ModelError> {
+    /// Opens the files of a directory and reads their headers. `name` says what a tensor of the files is called in the model, if it is
+    /// one of the model's.
+    pub(super) fn open(dir: &Path, name: TensorNames, kind: Kind, device: Device) -> Result<Self, ModelError> {
         let upload = (device != Device::Cpu).then(|| Upload::to(device));
-        Ok(Self { source: WeightSource::Files(Files::open(dir)?), kind, device, upload })
+        let mut files = Files::open(dir)?;
+        if name == TensorNames::Wrapped {
+            files.unwrap_names();
+        }
+        Ok(Self { source: WeightSource::Files(files), kind, device, upload })
     }
 
     /// Tensors that lie in memory.
@@ -126,7 +148,7 @@ impl Files {
         let single = dir.join(MODEL_TENSORS);
         if single.exists() {
             let file = TensorFile::open(&single)?;
-            let places = file.names().into_iter().map(|name| (name, 0)).collect();
+            let places = file.names().into_iter().map(|name| (name.clone(), (0, name))).collect();
             return Ok(Self { dir: dir.into(), opened: vec![file], places, strays: BTreeSet::new() });
         }
         let index = dir.join(INDEX);
@@ -148,7 +170,7 @@ impl Files {
             let file = TensorFile::open(&shard_path(dir, index, tensor, shard)?)?;
             for name in file.names() {
                 if weight_map.get(&name).is_some_and(|assigned| assigned == shard) {
-                    all.places.insert(name, all.opened.len());
+                    all.places.insert(name.clone(), (all.opened.len(), name));
                 } else {
                     all.strays.insert(name);
                 }
@@ -158,18 +180,25 @@ impl Files {
         Ok(all)
     }
 
+    /// Keeps the tensors of a language model inside another one, by the names that they have without it.
+    fn unwrap_names(&mut self) {
+        let places = std::mem::take(&mut self.places);
+        self.places = places.into_iter().filter_map(|(stored, place)| Some((own_name(&stored)?, place))).collect();
+        self.strays = std::mem::take(&mut self.strays).into_iter().filter_map(|stored| own_name(&stored)).collect();
+    }
+
     fn found(&self) -> Result<FoundTensors<'_>, FilesError> {
         let mut found = FoundTensors::new();
-        for (name, file) in &self.places {
-            let view = self.opened[*file].get(name)?;
+        for (name, (file, stored)) in &self.places {
+            let view = self.opened[*file].get(stored)?;
             found.insert(name, (view.dtype, view.shape));
         }
         Ok(found)
     }
 
     fn load(&self, name: &str, kind: Kind, home: Home<'_>) -> Result<Tensor, ModelError> {
-        let file = self.places.get(name).ok_or_else(|| missing(&self.dir, name))?;
-        Ok(load_tensor_to(&self.opened[*file], name, kind, home)?)
+        let (file, stored) = self.places.get(name).ok_or_else(|| missing(&self.dir, name))?;
+        Ok(load_tensor_to(&self.opened[*file], stored, kind, home)?)
     }
 }
 
@@ -424,6 +453,34 @@ mod tests {
         assert_eq!(numbers, config.num_parameters());
         let frozen = Model::drawn(dir.path(), Dtype::Bf16, Device::Cpu).unwrap();
         assert_eq!((frozen.parameters().len(), frozen.weight_bytes().0), (0, 2 * numbers as u64));
+    }
+
+    #[test]
+    fn a_language_model_inside_another_one_is_found_and_saved_by_itself() {
+        let ids = Tensor::from_slice(&[5i64, 6]).view([1, 2]);
+        let expected = Model::load(&fixture(), Dtype::F32, Device::Cpu).unwrap();
+        for prefix in ["language_model.model.", "model.language_model."] {
+            let dir = tempfile::tempdir().unwrap();
+            let inner: Value = read_json(&fixture().join("config.json")).unwrap();
+            let outer = serde_json::json!({"model_type": "mistral3", "text_config": inner, "vision_config": {}});
+            fs::write(dir.path().join("config.json"), outer.to_string()).unwrap();
+            let inside = |(name, tensor): (String, Tensor)| (name.replacen("model.", prefix, 1), tensor);
+            let mut all: Vec<_> = tensors().into_iter().map(inside).collect();
+            all.push(("vision_tower.weight".into(), Tensor::zeros([2], (Kind::Float, Device::Cpu))));
+            save(&dir.path().join(MODEL_TENSORS), &all);
+            let model = Model::load_to_train(dir.path(), Dtype::F32, Device::Cpu).unwrap();
+            assert_eq!(model.embed(&ids), expected.embed(&ids));
+            let out = tempfile::tempdir().unwrap();
+            model.save_trained(out.path(), "unused").unwrap();
+            let saved: Value = read_json(&out.path().join("config.json")).unwrap();
+            assert_eq!((&saved["model_type"], saved.get("text_config")), (&inner["model_type"], None));
+            assert_eq!(saved["architectures"], serde_json::json!(["Qwen2ForCausalLM"]));
+            let read = Model::load(out.path(), Dtype::F32, Device::Cpu).unwrap();
+            assert_eq!(read.config().layers, expected.config().layers);
+            all.retain(|(name, _)| !name.ends_with("layers.0.mlp.up_proj.weight"));
+            save(&dir.path().join(MODEL_TENSORS), &all);
+            assert!(error(dir.path()).to_string().contains("1 missing (`model.layers.0.mlp.up_proj.weight`)"));
+        }
     }
 
     #[test]

@@ -89,7 +89,7 @@ fn projections(spec: &StepSpec<'_>, layer: usize) -> ForwardBackward {
         let [out, inner] = projection.shape(&spec.config.layers[0], spec.config.hidden_size);
         let weight = 2.0 * (out * inner) as f64;
         // Behind a frozen embedding nobody asks for the gradient of the lowest layer's input.
-        let is_first = layer == 0 && matches!(projection, Projection::Query | Projection::Key | Projection::Value);
+        let is_first = layer == 0 && projection.is_of_attention_input();
         let to_input = if is_first && !trains_weights { 0.0 } else { 1.0 };
         pass.forward += weight;
         pass.backward += weight * (to_input + f64::from(u8::from(trains_weights)));

@@ -5,6 +5,7 @@ use super::StepSpec;
 use super::attention::Kernel;
 use super::projection::Projection;
 use super::step_spec::TrainedPart;
+use crate::model::BranchNorms;
 use crate::native;
 
 /// Bytes of one layer for one column of tokens.
@@ -79,6 +80,11 @@ impl Layer<'_> {
         count as u64 * self.spec.wide()
     }
 
+    /// What a branch makes, where a norm of it keeps it.
+    fn made(&self, norms: BranchNorms) -> u64 {
+        norms.output.map_or(0, |_| self.spec.hidden() * self.spec.element() + self.norms(1))
+    }
+
     /// While it is drawn which of a projection's inputs are dropped: two words of 64 bits for each.
     fn drawn(&self) -> u64 {
         let TrainedPart::Adapter { targets, has_dropout: true, .. } = self.spec.trained else { return 0 };
@@ -109,11 +115,11 @@ impl Layer<'_> {
     }
 
     fn graph_of_attention(&self) -> u64 {
-        use Projection::{Key, Output, Query, Value};
+        use Projection::{Key, Output, Query, QueryKeyValue, Value};
         let (s, w) = (self.spec, self.spec.element());
         let (e, q, kv) = (s.hidden(), s.queries(), s.keys());
         let norm = if self.has_gradient_below() { self.norms(1) } else { 0 };
-        let head_norms = if s.config.layers[0].attention.has_qk_norm {
+        let head_norms = if s.config.layers[0].attention.qk_norm.is_some() {
             (q + kv) * w + self.norms(s.config.layers[0].attention.num_heads + s.config.layers[0].attention.num_kv_heads)
         } else {
             0
@@ -124,8 +130,10 @@ impl Layer<'_> {
         let joined = if is_shared { 0 } else { self.input_of(&[Output], q) };
         // The next norm's input.
         let sum = e * w;
-        norm + self.input_of(&[Query, Key, Value], e)
-            + self.additions(&[Query, Key, Value, Output])
+        let made = self.made(s.config.layers[0].norms.attention);
+        norm + made
+            + self.input_of(&[Query, Key, Value, QueryKeyValue], e)
+            + self.additions(&[Query, Key, Value, QueryKeyValue, Output])
             + head_norms
             + attended
             + joined
@@ -133,13 +141,14 @@ impl Layer<'_> {
     }
 
     fn graph_of_mlp(&self) -> u64 {
-        use Projection::{Down, Gate, Up};
+        use Projection::{Down, Gate, GateUp, Up};
         let (s, w) = (self.spec, self.spec.element());
         let (e, i) = (s.hidden(), s.config.intermediate_size() as u64);
         let (gate_and_up, sum) = (2 * i * w, e * w);
         self.norms(1)
-            + self.input_of(&[Gate, Up], e)
-            + self.additions(&[Gate, Up, Down])
+            + self.made(s.config.layers[0].norms.feed_forward)
+            + self.input_of(&[Gate, Up, GateUp], e)
+            + self.additions(&[Gate, Up, GateUp, Down])
             + gate_and_up
             + self.input_of(&[Down], i)
             + sum

@@ -14,17 +14,22 @@ pub enum Projection {
     Value,
     /// From the heads back to the residual stream.
     Output,
+    /// To all of these at once.
+    QueryKeyValue,
     /// To the MLP's gate.
     Gate,
     /// To what the gate lets through.
     Up,
+    /// To both at once.
+    GateUp,
     /// From the MLP back to the residual stream.
     Down,
 }
 
 impl Projection {
     /// All of a layer's, in the order in which they are computed.
-    pub(super) const ALL: [Self; 7] = [Self::Query, Self::Key, Self::Value, Self::Output, Self::Gate, Self::Up, Self::Down];
+    pub(super) const ALL: [Self; 9] =
+        [Self::Query, Self::Key, Self::Value, Self::QueryKeyValue, Self::Output, Self::Gate, Self::Up, Self::GateUp, Self::Down];
 
     /// Its place inside the layer: `self_attn.q_proj`.
     fn path(self) -> &'static str {
@@ -33,10 +38,17 @@ impl Projection {
             Self::Key => "self_attn.k_proj",
             Self::Value => "self_attn.v_proj",
             Self::Output => "self_attn.o_proj",
+            Self::QueryKeyValue => "self_attn.qkv_proj",
             Self::Gate => "mlp.gate_proj",
             Self::Up => "mlp.up_proj",
+            Self::GateUp => "mlp.gate_up_proj",
             Self::Down => "mlp.down_proj",
         }
+    }
+
+    /// Whether it reads the input of attention.
+    pub(super) fn is_of_attention_input(self) -> bool {
+        matches!(self, Self::Query | Self::Key | Self::Value | Self::QueryKeyValue)
     }
 
     /// `[out, in]` in a layer on a residual stream of width `hidden`; nothing where the layer has no such linear.

@@ -4,7 +4,7 @@ use kvtune::cache::ReplayLog;
 use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::engine::{Engine, MicroBatchContext, Settings, Silent};
 use kvtune::head::NextToken;
-use kvtune::model::{Adapter, Model, ModelConfig};
+use kvtune::model::{Adapter, Model, ModelConfig, RopeSpec};
 use kvtune::recipe::Dtype;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor, no_grad};
@@ -39,6 +39,12 @@ const CASES: &[FamilyCase] = &[
     FamilyCase { windows: &[None; 3], ..case("smollm3") },
     case("mixtral"),
     FamilyCase { model: "mixtral", ..case("mixtral-v4") },
+    case("granite"),
+    case("olmo2"),
+    FamilyCase { windows: &[Some(24), Some(24), None], ..case("olmo3") },
+    case("phi3"),
+    FamilyCase { numbers: "phi3-short", ..case("phi3") },
+    case("ministral3"),
     case("qwen3-moe"),
     FamilyCase { model: "qwen3-moe", ..case("qwen3-moe-v4") },
 ];
@@ -55,10 +61,17 @@ fn adapted(case: &FamilyCase) -> Model {
     base.with_adapter(adapter)
 }
 
+/// The rotation of the layers with a window or of those without.
+fn rotation(model: &ModelConfig, slides: bool) -> &RopeSpec {
+    let attention = model.layers.iter().map(|layer| &layer.attention);
+    let mut ropes = attention.filter(|attention| attention.rule.window.is_some() == slides).filter_map(|of| of.rope.as_ref());
+    let first = ropes.next().unwrap();
+    assert!(ropes.all(|rope| rope == first));
+    first
+}
+
 /// The greatest relative difference of frequencies, and that of the factor.
-fn assert_frequencies(model: &ModelConfig, length: usize, (inverse_f, attention_factor): (&Tensor, f64)) {
-    let rotations = model.rotations();
-    let [rope] = rotations[..] else { panic!("{rotations:?}") };
+fn assert_frequencies(rope: &RopeSpec, length: usize, (inverse_f, attention_factor): (&Tensor, f64)) {
     let found = rope.frequencies(&[length], Kind::Float, Device::Cpu);
     let error = f64::try_from(((found.inverse_bf.get(0) - inverse_f) / inverse_f).abs().max()).unwrap();
     println!("frequencies {error:.1e}");
@@ -72,9 +85,13 @@ fn through_plain_attention() {
         let (golden, base) = (Golden::of_family(case.numbers), base(case.model));
         let windows: Vec<_> = base.config().layers.iter().map(|layer| layer.attention.rule.window).collect();
         assert_eq!(windows, case.windows);
-        if golden.file.names().iter().any(|name| *name == "rope.inv_freq") {
-            let factor = f64::try_from(golden.get("rope.attention_factor").get(0)).unwrap();
-            assert_frequencies(base.config(), golden.ids_bn.size()[1] as usize, (&golden.get("rope.inv_freq"), factor));
+        let all_slide = windows.iter().all(Option::is_some);
+        for (rope, slides) in [("rope", all_slide), ("rope_local", true)] {
+            if golden.file.contains(&format!("{rope}.inv_freq")) {
+                let factor = f64::try_from(golden.get(&format!("{rope}.attention_factor")).get(0)).unwrap();
+                let inverse_f = golden.get(&format!("{rope}.inv_freq"));
+                assert_frequencies(rotation(base.config(), slides), golden.ids_bn.size()[1] as usize, (&inverse_f, factor));
+            }
         }
         let has_base = golden.file.contains("logits_base");
         let of_base = || no_grad(|| golden.furthest_logits(&logits(&base, &golden.ids_bn.narrow(0, 0, 1)), "logits_base"));
@@ -250,6 +267,6 @@ fn frequencies_of_further_kinds() {
             "intermediate_size": 8, "vocab_size": 8});
         object.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
         let config = ModelConfig::from_object(object.as_object().unwrap()).unwrap();
-        assert_frequencies(&config, length, (&Tensor::from_slice(inverse_f), attention_factor));
+        assert_frequencies(rotation(&config, false), length, (&Tensor::from_slice(inverse_f), attention_factor));
     }
 }

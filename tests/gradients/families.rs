@@ -3,7 +3,7 @@
 use kvtune::engine::Silent;
 
 use super::{KINDS, whole};
-use crate::support::case::{Case, PLAIN, Width, prove};
+use crate::support::case::{Case, PLAIN, Trains, Width, prove};
 use crate::support::{batch, context, engine, model, single};
 
 const BIASED_LLAMA: &str = r#"{"model_type": "llama", "attention_bias": true, "mlp_bias": true}"#;
@@ -21,13 +21,27 @@ const YARN: &str = r#"{"rope_scaling": {"type": "yarn", "factor": 4.0, "original
 const QWEN3: &str = r#"{"model_type": "qwen3"}"#;
 const MISTRAL: &str = r#"{"model_type": "mistral"}"#;
 const SMOLLM3: &str = r#"{"model_type": "smollm3", "no_rope_layers": [1, 0, 1]}"#;
-const SEED_OSS: &str = r#"{"model_type": "seed_oss", "attention_dropout": 0.0, "residual_dropout": 0.0}"#;
+/// With the dropout that its files ask for.
+const SEED_OSS: &str = r#"{"model_type": "seed_oss"}"#;
+const GRANITE: &str = r#"{"model_type": "granite", "embedding_multiplier": 3.0, "attention_multiplier": 0.2,
+    "residual_multiplier": 0.44, "logits_scaling": 1.7}"#;
+const OLMO2: &str = r#"{"model_type": "olmo2"}"#;
+/// Two layers slide, whose rotation is another one.
+const OLMO3: &str = r#"{"model_type": "olmo3",
+    "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}"#;
+const PHI3: &str = r#"{"model_type": "phi3", "partial_rotary_factor": 0.5, "max_position_embeddings": 80,
+    "original_max_position_embeddings": 20, "rope_scaling": {"type": "su", "short_factor": [1, 1.1], "long_factor": [1.5, 3]}}"#;
+/// The three sequences have three, three and one of its steps.
+const MINISTRAL3: &str = r#"{"model_type": "ministral3", "rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.4}}"#;
+/// What the adapters of a model with fused projections are beside.
+const FUSED: &[&str] = &["qkv_proj", "o_proj", "gate_up_proj", "down_proj"];
 
 const MIXTRAL: &str = r#"{"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}"#;
 const QWEN3_MOE: &str = r#"{"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 12,
     "norm_topk_prob": true, "mlp_only_layers": [1]}"#;
 
-const FAMILIES: [(&str, &str); 13] = [
+const FAMILIES: [(&str, &str); 18] = [
     ("llama with biases", BIASED_LLAMA),
     ("llama 3.1", LLAMA_31),
     ("linear", LINEAR),
@@ -41,15 +55,37 @@ const FAMILIES: [(&str, &str); 13] = [
     ("seed_oss", SEED_OSS),
     ("mixtral", MIXTRAL),
     ("qwen3_moe", QWEN3_MOE),
+    ("granite", GRANITE),
+    ("olmo2", OLMO2),
+    ("olmo3", OLMO3),
+    ("phi3", PHI3),
+    ("ministral3", MINISTRAL3),
 ];
+
+/// A case with a family in place of its own.
+fn of_family((name, config): (&'static str, &'static str), case: Case) -> Case {
+    let sliding_layers: &[usize] = match config {
+        MISTRAL => &[0, 1, 2],
+        OLMO3 => &[0, 1],
+        _ => &[],
+    };
+    Case { name, config, sliding_layers, lora: if config == PHI3 { FUSED } else { case.lora }, ..case }
+}
+
+/// Those whose layers are built otherwise, with all weights trained: scaled, normed behind their branches, of fused linears.
+#[test]
+fn all_weights_of_every_build() {
+    let cases = [("granite", GRANITE), ("olmo2", OLMO2), ("olmo3", OLMO3), ("phi3", PHI3), ("ministral3", MINISTRAL3)];
+    let trained = |family| {
+        let case = Case { trains: Trains::All, ..of_family(family, PLAIN) };
+        [Case { lora: &[], ..case }, Case { lora: &[], policy: "dense", cache: &[50], trains: Trains::AllTied, ..whole(&case) }]
+    };
+    prove("all weights of families", &cases.map(trained).concat());
+}
 
 #[test]
 fn every_family_with_every_kind_of_policy() {
-    let of = |(name, config): (&'static str, &'static str)| {
-        let sliding_layers: &[usize] = if config == MISTRAL { &[0, 1, 2] } else { &[] };
-        KINDS.map(|case| Case { name, config, sliding_layers, ..case })
-    };
-    let cases: Vec<Case> = FAMILIES.into_iter().flat_map(of).collect();
+    let cases: Vec<Case> = FAMILIES.into_iter().flat_map(|family| KINDS.map(|case| of_family(family, case))).collect();
     let two_layers = |case: &Case| Case { layers_per_cell: 2, width: Width::Chunks(1), chunk: 3, ..*case };
     let tiled: Vec<Case> =
         cases.iter().enumerate().map(|(i, case)| if i % 2 == 0 { whole(case) } else { two_layers(case) }).collect();

@@ -11,7 +11,7 @@ use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::engine::{ChunkKey, Engine, MicroBatchContext, Settings};
 use kvtune::files::{ExcludedModules, ModulePatterns, ModuleRegex, PeftConfig, PeftTargets};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
-use kvtune::model::{Adapter, DropoutKey, Model, ModelConfig};
+use kvtune::model::{Adapter, DropoutKey, Model, ModelConfig, NormSpec};
 use kvtune::recipe::{CacheLength, CacheRecipe, Dtype, GradRecipe, OnOutOfMemory, PolicyRecipe};
 use kvtune::units::ChunkIdx;
 use kvtune::verify::{Tiling, every_tiling};
@@ -139,13 +139,8 @@ pub fn weights(case: &Case) -> Vec<(String, Tensor)> {
         }
     }
     for (layer, spec) in config.layers.iter().enumerate() {
-        let mut add = |name: &str, width: i64| all.push((format!("model.layers.{layer}.{name}.weight"), vec![width]));
-        add("input_layernorm", HIDDEN);
-        add("post_attention_layernorm", HIDDEN);
-        if spec.attention.has_qk_norm {
-            add("self_attn.q_norm", HEAD_DIM);
-            add("self_attn.k_norm", HEAD_DIM);
-        }
+        let of = |norm: NormSpec| (format!("model.layers.{layer}.{}.weight", norm.path), vec![norm.width as i64]);
+        all.extend(spec.norms(HIDDEN as usize).into_iter().map(of));
     }
     all.into_iter().map(|(name, shape)| (name.clone(), drawn(case, &name, &shape))).collect()
 }

@@ -1,7 +1,7 @@
 //! What a model family says of itself.
 
 use crate::model::fields::{ConfigFault, Fields};
-use crate::model::spec::ExpertsSpec;
+use crate::model::spec::{ExpertsSpec, NormsSpec, QkNorm, QueryGrowth, RopeSpec};
 
 /// A family of models, by the `model_type` of its `config.json`. What most families have in common is [`Family::USUAL`].
 #[derive(Debug)]
@@ -11,16 +11,20 @@ pub(in crate::model) struct Family {
     pub(in crate::model) architecture: &'static str,
     /// Whether the output projection is the embedding when `config.json` doesn't say.
     pub(in crate::model) tied_by_default: bool,
-    /// The base of the rotary frequencies when `config.json` doesn't say.
-    pub(in crate::model) default_rope_theta: f64,
+    /// Its rotary embedding.
+    pub(in crate::model) rope: RopeRules,
     /// The epsilon of the norms when `config.json` doesn't say.
     pub(in crate::model) default_norm_eps: f64,
     /// Heads of keys and values when `config.json` doesn't say; as many as there are query heads where `None`.
     pub(in crate::model) default_kv_heads: Option<usize>,
     /// Channels of a head when `config.json` doesn't say; an equal share of the residual stream's where `None`.
     pub(in crate::model) default_head_dim: Option<usize>,
-    /// Each head of queries and keys is normalised before it is rotated.
-    pub(in crate::model) has_qk_norm: bool,
+    /// How queries and keys are normalised, if they are.
+    pub(in crate::model) qk_norm: Option<QkNorm>,
+    /// Where the norms of a layer stand.
+    pub(in crate::model) norms: NormsSpec,
+    /// Queries, keys and values come of one linear, and gate and up of another.
+    pub(in crate::model) is_fused: bool,
     /// Probabilities of dropout that the family knows: their keys, and what they are when `config.json` doesn't say.
     pub(in crate::model) dropouts: &'static [(&'static str, f64)],
     /// Which linears have a bias.
@@ -29,6 +33,12 @@ pub(in crate::model) struct Family {
     pub(in crate::model) windows: fn(Fields<'_>, usize) -> Result<SlidingLayers, ConfigFault>,
     /// Which layers rotate queries and keys, of so many.
     pub(in crate::model) rotates: fn(Fields<'_>, usize) -> Result<Vec<bool>, ConfigFault>,
+    /// The rotation of a layer that slides, where that of one that does not is given.
+    pub(in crate::model) sliding_rope: fn(RopeSpec) -> RopeSpec,
+    /// The factors on embeddings, scores, branches and logits.
+    pub(in crate::model) scales: fn(Fields<'_>) -> Result<Scales, ConfigFault>,
+    /// By how much queries grow with their position.
+    pub(in crate::model) query_growth: fn(Fields<'_>) -> Result<Option<QueryGrowth>, ConfigFault>,
     /// The experts of each layer that has some in place of an MLP, of so many.
     pub(in crate::model) experts: fn(Fields<'_>, usize) -> Result<Vec<Option<ExpertsSpec>>, ConfigFault>,
 }
@@ -39,17 +49,63 @@ impl Family {
         model_type: "",
         architecture: "",
         tied_by_default: false,
-        default_rope_theta: 10_000.0,
+        rope: RopeRules::USUAL,
         default_norm_eps: 1e-6,
         default_kv_heads: None,
         default_head_dim: None,
-        has_qk_norm: false,
+        qk_norm: None,
+        norms: NormsSpec::BEFORE,
+        is_fused: false,
         dropouts: &[("attention_dropout", 0.0)],
         biases: |_| Ok(Biases::default()),
         windows: |_, num_layers| Ok(SlidingLayers::none(num_layers)),
         rotates: |_, num_layers| Ok(vec![true; num_layers]),
+        sliding_rope: |rope| rope,
+        scales: |_| Ok(Scales::NONE),
+        query_growth: |_| Ok(None),
         experts: |_, num_layers| Ok(vec![None; num_layers]),
     };
+}
+
+/// How a family reads its rotary embedding.
+#[derive(Debug)]
+pub(in crate::model) struct RopeRules {
+    /// The base of the frequencies when `config.json` doesn't say.
+    pub(in crate::model) default_theta: f64,
+    /// Keys of its table that all programs leave to the family itself, beside those of the table's kind.
+    pub(in crate::model) further_keys: &'static [&'static str],
+    /// Names of kinds that mean another one here, and which.
+    pub(in crate::model) aliases: &'static [(&'static str, &'static str)],
+    /// The original length when `config.json` does not say it beside the table. Where a family has one, that and the share of rotated
+    /// channels are read there alone, whatever the table says.
+    pub(in crate::model) default_original: Option<usize>,
+}
+
+impl RopeRules {
+    /// What a family has unless it says otherwise.
+    pub(super) const USUAL: Self = Self { default_theta: 10_000.0, further_keys: &[], aliases: &[], default_original: None };
+
+    /// With another base.
+    pub(super) const fn of_theta(default_theta: f64) -> Self {
+        Self { default_theta, ..Self::USUAL }
+    }
+}
+
+/// Constant factors in a model.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::model) struct Scales {
+    /// On the embeddings of tokens.
+    pub(in crate::model) embedding: f64,
+    /// On the products of queries and keys; one over the root of a head's channels where `None`.
+    pub(in crate::model) scores: Option<f64>,
+    /// On what attention and feed-forward add to the residual stream.
+    pub(in crate::model) residual: f64,
+    /// By which logits are divided.
+    pub(in crate::model) logits_divisor: f64,
+}
+
+impl Scales {
+    pub(super) const NONE: Self = Self { embedding: 1.0, scores: None, residual: 1.0, logits_divisor: 1.0 };
 }
 
 /// Which linears of a layer have a bias.

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::family::{Biases, Family, SlidingLayers};
+use super::family::{Biases, Family, Scales, SlidingLayers};
 use super::rope::rope;
 use crate::model::fields::{ConfigFault, Fields, shown};
 use crate::model::spec::{AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ScoreRule};
@@ -15,9 +15,10 @@ const MAX_HEAD_DIM: usize = 1 << 12;
 
 /// The layers of a model of a family, bottom to top.
 pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Vec<LayerSpec>, ConfigFault> {
-    refuse_unbuilt(fields, family)?;
+    refuse_unbuilt(fields)?;
     let biases = (family.biases)(fields)?;
-    let attention = attention(fields, family, biases)?;
+    let scales = (family.scales)(fields)?;
+    let attention = attention(fields, family, (biases, scales))?;
     let intermediate_size = fields.count("intermediate_size", MAX_INTERMEDIATE)?;
     let num_layers = fields.count("num_hidden_layers", MAX_LAYERS)?;
     let windows = windows_by_layer(fields, (family.windows)(fields, num_layers)?)?;
@@ -26,31 +27,41 @@ pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Ve
     let layer = |((window, rotates), experts): (_, Option<ExpertsSpec>)| {
         let rule = ScoreRule { window, ..attention.rule };
         let rope = attention.rope.clone().filter(|_| rotates);
-        let dense = FeedForwardSpec::Dense { intermediate_size, has_bias: biases.mlp };
-        let feed_forward = experts.map_or(dense, FeedForwardSpec::Experts);
-        LayerSpec { attention: AttentionSpec { rule, rope, ..attention.clone() }, feed_forward }
+        let rope = if window.is_some() { rope.map(family.sliding_rope) } else { rope };
+        let dense = FeedForwardSpec::Dense { intermediate_size, has_bias: biases.mlp, is_fused: family.is_fused };
+        LayerSpec {
+            attention: AttentionSpec { rule, rope, ..attention.clone() },
+            feed_forward: experts.map_or(dense, FeedForwardSpec::Experts),
+            norms: family.norms,
+            residual_scale: scales.residual,
+        }
     };
     Ok(windows.into_iter().zip(rotates).zip(experts).map(layer).collect())
 }
 
 /// What would change the numbers and isn't built.
-fn refuse_unbuilt(fields: Fields<'_>, family: &Family) -> Result<(), ConfigFault> {
+fn refuse_unbuilt(fields: Fields<'_>) -> Result<(), ConfigFault> {
     fields.only("hidden_act", "silu")?;
-    for &(key, default) in family.dropouts {
-        fields.only(key, 0.0)?;
-        if fields.get(key).is_none() && default > 0.0 {
-            let (found, supported) = (format!("{default} where the file doesn't say"), "`0.0`".into());
-            return Err(ConfigFault::Unsupported { key: key.into(), found, supported });
-        }
-    }
     match fields.get("quantization_config") {
         Some(_) => Err(fields.unsupported("quantization_config", "null".into())),
         None => Ok(()),
     }
 }
 
+/// The dropout that a model was made with, where there is any.
+pub(in crate::model) fn dropouts(fields: Fields<'_>, family: &Family) -> Result<Vec<(&'static str, f64)>, ConfigFault> {
+    let mut all = Vec::new();
+    for &(key, default) in family.dropouts {
+        let probability = fields.get(key).map_or(Some(default), Value::as_f64);
+        let probability = probability.filter(|probability| (0.0..1.0).contains(probability));
+        all.push((key, probability.ok_or_else(|| fields.range(key, "a probability from 0 to less than 1".into()))?));
+    }
+    all.retain(|(_, probability)| *probability > 0.0);
+    Ok(all)
+}
+
 /// The attention of a layer without a window.
-fn attention(fields: Fields<'_>, family: &Family, biases: Biases) -> Result<AttentionSpec, ConfigFault> {
+fn attention(fields: Fields<'_>, family: &Family, (biases, scales): (Biases, Scales)) -> Result<AttentionSpec, ConfigFault> {
     let hidden_size = fields.count("hidden_size", MAX_HIDDEN)?;
     let num_heads = fields.count("num_attention_heads", MAX_HEADS)?;
     // A null is as many as there are query heads, or a head's share, where a missing key is the family's default.
@@ -75,9 +86,11 @@ fn attention(fields: Fields<'_>, family: &Family, biases: Biases) -> Result<Atte
         num_heads,
         num_kv_heads,
         head_dim,
-        rule: ScoreRule::scaled(1.0 / (head_dim as f64).sqrt()),
-        rope: Some(rope(fields, family.default_rope_theta, head_dim)?),
-        has_qk_norm: family.has_qk_norm,
+        rule: ScoreRule::scaled(scales.scores.unwrap_or_else(|| 1.0 / (head_dim as f64).sqrt())),
+        rope: Some(rope(fields, &family.rope, head_dim)?),
+        qk_norm: family.qk_norm,
+        query_growth: (family.query_growth)(fields)?,
+        is_fused: family.is_fused,
         has_qkv_bias: biases.qkv,
         has_output_bias: biases.output,
     })

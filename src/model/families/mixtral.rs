@@ -1,7 +1,7 @@
 //! Mixtral: Mistral with experts in every layer, whose weights are always divided by their sum.
 
 use super::experts::{ExpertKeys, experts};
-use super::family::Family;
+use super::family::{Family, RopeRules};
 use super::windows;
 use crate::model::spec::ExpertNames;
 
@@ -11,7 +11,7 @@ const KEYS: ExpertKeys = ExpertKeys { num_experts: &["num_local_experts", "num_e
 pub(super) const FAMILY: Family = Family {
     model_type: "mixtral",
     architecture: "MixtralForCausalLM",
-    default_rope_theta: 1_000_000.0,
+    rope: RopeRules::of_theta(1_000_000.0),
     default_norm_eps: 1e-5,
     default_kv_heads: Some(8),
     windows: |fields, num_layers| windows::every_layer(fields, num_layers, None),

@@ -2,10 +2,15 @@
 
 mod experts;
 mod family;
+mod granite;
 mod layers;
 mod llama;
+mod ministral3;
 mod mistral;
 mod mixtral;
+mod olmo2;
+mod olmo3;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
@@ -14,16 +19,23 @@ mod rope_kinds;
 mod seed_oss;
 mod smollm3;
 mod windows;
+mod wrapper;
 
 pub(super) use family::Family;
-pub(super) use layers::{MAX_HIDDEN, layers};
+pub(super) use layers::{MAX_HIDDEN, dropouts, layers};
 pub(super) use rope::max_positions;
+pub(super) use wrapper::{is_wrapped, own_name, unwrapped};
 
 /// The known families.
 pub(super) const FAMILIES: &[&Family] = &[
+    &granite::FAMILY,
     &llama::FAMILY,
+    &ministral3::FAMILY,
     &mistral::FAMILY,
     &mixtral::FAMILY,
+    &olmo2::FAMILY,
+    &olmo3::FAMILY,
+    &phi3::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
     &qwen3_moe::FAMILY,

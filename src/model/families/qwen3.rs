@@ -3,13 +3,14 @@
 use super::family::{Biases, Family};
 use super::windows;
 use crate::model::fields::{ConfigFault, Fields};
+use crate::model::spec::QkNorm;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen3",
     architecture: "Qwen3ForCausalLM",
     default_kv_heads: Some(32),
     default_head_dim: Some(128),
-    has_qk_norm: true,
+    qk_norm: Some(QkNorm::PerHead),
     biases,
     windows: windows::upper_layers,
     ..Family::USUAL

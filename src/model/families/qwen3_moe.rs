@@ -6,7 +6,7 @@ use super::experts::{ExpertKeys, experts};
 use super::family::Family;
 use super::{qwen3, windows};
 use crate::model::fields::{ConfigFault, Fields};
-use crate::model::spec::{ExpertNames, ExpertsSpec};
+use crate::model::spec::{ExpertNames, ExpertsSpec, QkNorm};
 
 const NAMES: ExpertNames = ExpertNames { block: "mlp", linears: ["gate_proj", "up_proj", "down_proj"] };
 /// Published files say `num_experts`, and Transformers 5 writes the other.
@@ -16,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "qwen3_moe",
     architecture: "Qwen3MoeForCausalLM",
     default_kv_heads: Some(4),
-    has_qk_norm: true,
+    qk_norm: Some(QkNorm::PerHead),
     biases: qwen3::biases,
     windows: windows::upper_layers,
     experts: some_layers,

@@ -3,21 +3,30 @@
 
 use serde_json::Value;
 
+use super::family::RopeRules;
 use super::rope_kinds::{RopeContext, scaling};
 use crate::model::fields::{ConfigFault, Fields};
 use crate::model::spec::{RopeScaling, RopeSpec};
 
 /// The tables that may hold it.
 const TABLES: [&str; 2] = ["rope_parameters", "rope_scaling"];
-const MAX_POSITIONS: usize = 1 << 31;
+pub(super) const MAX_POSITIONS: usize = 1 << 31;
 
 /// The longest sequence that a model was made for.
 pub(in crate::model) fn max_positions(fields: Fields<'_>) -> Result<usize, ConfigFault> {
     fields.count("max_position_embeddings", MAX_POSITIONS)
 }
 
+/// The table that holds it, if there is one.
+pub(super) fn table(fields: Fields<'_>) -> Result<Option<Fields<'_>>, ConfigFault> {
+    match fields.table(TABLES[0])? {
+        Some(table) => Ok(Some(table)),
+        None => fields.table(TABLES[1]),
+    }
+}
+
 /// That of heads of `head_dim` channels.
-pub(super) fn rope(fields: Fields<'_>, default_theta: f64, head_dim: usize) -> Result<RopeSpec, ConfigFault> {
+pub(super) fn rope(fields: Fields<'_>, rules: &RopeRules, head_dim: usize) -> Result<RopeSpec, ConfigFault> {
     let mut tables = Vec::new();
     for key in TABLES {
         let Some(table) = fields.table(key)? else { continue };
@@ -27,11 +36,14 @@ pub(super) fn rope(fields: Fields<'_>, default_theta: f64, head_dim: usize) -> R
         tables.push(table);
     }
     let places = [&tables[..], &[fields]].concat();
-    let theta = agreed(&places, "rope_theta", |place| place.number("rope_theta"))?.unwrap_or(default_theta);
+    let theta = agreed(&places, "rope_theta", |place| place.number("rope_theta"))?.unwrap_or(rules.default_theta);
+    // A family that reads the rest beside the table does not look into it.
+    let places = if rules.default_original.is_some() { vec![fields] } else { places };
     let original_key = "original_max_position_embeddings";
     let original = agreed(&places, original_key, |place| place.count(original_key, MAX_POSITIONS))?;
     let rotary_dim = rotary_dim(&places, head_dim)?;
-    let context = RopeContext { rotary_dim, max_positions: max_positions(fields)?, original };
+    let original = original.or(rules.default_original);
+    let context = RopeContext { rotary_dim, max_positions: max_positions(fields)?, original, rules };
     let mut scalings = Vec::new();
     for table in &tables {
         scalings.push(scaling(*table, &context)?);

@@ -1,10 +1,13 @@
 //! The kinds of scaled rotary embeddings, by the names and keys that they have in `config.json`.
 
+use super::family::RopeRules;
 use crate::model::fields::{ConfigFault, Fields, shown};
 use crate::model::spec::{Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};
 
 /// What a kind depends on beside its own table.
-pub(super) struct RopeContext {
+pub(super) struct RopeContext<'a> {
+    /// The family's.
+    pub(super) rules: &'a RopeRules,
     /// Channels of a head that are rotated.
     pub(super) rotary_dim: usize,
     /// `max_position_embeddings`.
@@ -19,7 +22,7 @@ struct RopeKind {
     names: &'static [&'static str],
     /// Its keys beside those of [`SHARED_KEYS`].
     keys: &'static [&'static str],
-    read: fn(Fields<'_>, &RopeContext) -> Result<RopeScaling, ConfigFault>,
+    read: fn(Fields<'_>, &RopeContext<'_>) -> Result<RopeScaling, ConfigFault>,
 }
 
 const KINDS: &[RopeKind] = &[
@@ -40,21 +43,24 @@ const KINDS: &[RopeKind] = &[
 const SHARED_KEYS: [&str; 5] = ["rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"];
 
 /// What a table asks for.
-pub(super) fn scaling(table: Fields<'_>, context: &RopeContext) -> Result<RopeScaling, ConfigFault> {
-    let kind = match (kind(table, "rope_type")?, kind(table, "type")?) {
+pub(super) fn scaling(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, ConfigFault> {
+    let kind = |key| kind(table, key, context.rules.aliases);
+    let kind = match (kind("rope_type")?, kind("type")?) {
         (Some(kind), Some(other)) if kind.names != other.names => {
             return Err(table.range("type", format!("`{}` as in `{}`", kind.names[0], table.named("rope_type"))));
         }
         (Some(kind), _) | (None, Some(kind)) => kind,
         (None, None) => &KINDS[0],
     };
-    table.only_keys(&[&SHARED_KEYS, kind.keys].concat())?;
+    table.only_keys(&[&SHARED_KEYS, kind.keys, context.rules.further_keys].concat())?;
     (kind.read)(table, context)
 }
 
-fn kind(table: Fields<'_>, key: &'static str) -> Result<Option<&'static RopeKind>, ConfigFault> {
+fn kind(table: Fields<'_>, key: &'static str, aliases: &[(&str, &str)]) -> Result<Option<&'static RopeKind>, ConfigFault> {
     let Some(value) = table.get(key) else { return Ok(None) };
-    let found = KINDS.iter().find(|kind| value.as_str().is_some_and(|name| kind.names.contains(&name)));
+    let name = value.as_str();
+    let name = aliases.iter().find(|(alias, _)| name == Some(*alias)).map_or(name, |(_, meant)| Some(*meant));
+    let found = KINDS.iter().find(|kind| name.is_some_and(|name| kind.names.contains(&name)));
     let known = || KINDS.iter().map(|kind| kind.names[0]).collect();
     let name = value.as_str().map_or_else(|| shown(value), str::to_owned);
     found.map(Some).ok_or_else(|| ConfigFault::UnknownName { key: table.named(key), found: Some(name), known: known() })
@@ -66,8 +72,8 @@ fn factor(table: Fields<'_>) -> Result<f64, ConfigFault> {
     if factor < 1.0 { Err(table.range("factor", "a number of at least 1".into())) } else { Ok(factor) }
 }
 
-fn dynamic(table: Fields<'_>, context: &RopeContext) -> Result<RopeScaling, ConfigFault> {
-    let &RopeContext { rotary_dim, max_positions, original } = context;
+fn dynamic(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, ConfigFault> {
+    let &RopeContext { rotary_dim, max_positions, original, .. } = context;
     if original.is_some_and(|original| original != max_positions) {
         let expected = format!("{max_positions} as `max_position_embeddings`, from where on the base grows");
         return Err(ConfigFault::Unsupported {
@@ -82,7 +88,7 @@ fn dynamic(table: Fields<'_>, context: &RopeContext) -> Result<RopeScaling, Conf
     Ok(RopeScaling::Dynamic { factor: factor(table)?, max_positions })
 }
 
-fn yarn(table: Fields<'_>, context: &RopeContext) -> Result<RopeScaling, ConfigFault> {
+fn yarn(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, ConfigFault> {
     let factor = factor(table)?;
     // YaRN, section 3.4: by how much attention is sharpened at a length that many times the original.
     let mscale = |scale: f64| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
@@ -101,7 +107,7 @@ fn yarn(table: Fields<'_>, context: &RopeContext) -> Result<RopeScaling, ConfigF
     }))
 }
 
-fn llama3(table: Fields<'_>, context: &RopeContext) -> Result<RopeScaling, ConfigFault> {
+fn llama3(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, ConfigFault> {
     let (low, high) = (table.number("low_freq_factor")?, table.number("high_freq_factor")?);
     if high <= low {
         return Err(table.range("high_freq_factor", format!("more than `low_freq_factor` = {low}")));
@@ -111,7 +117,7 @@ fn llama3(table: Fields<'_>, context: &RopeContext) -> Result<RopeScaling, Confi
     Ok(RopeScaling::Llama3(Llama3Scaling { factor: factor(table)?, low, high, original }))
 }
 
-fn longrope(table: Fields<'_>, context: &RopeContext) -> Result<RopeScaling, ConfigFault> {
+fn longrope(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, ConfigFault> {
     let pairs = context.rotary_dim / 2;
     let original = context.original.unwrap_or(context.max_positions);
     let ratio = table.number_or("factor", context.max_positions as f64 / original as f64)?;

@@ -1,4 +1,4 @@
-//! Seed-OSS: biases on queries, keys and values unless `config.json` says otherwise; its dropout is switched off.
+//! Seed-OSS: biases on queries, keys and values unless `config.json` says otherwise.
 
 use super::family::{Biases, Family};
 use crate::model::fields::{ConfigFault, Fields};
@@ -8,7 +8,6 @@ pub(super) const FAMILY: Family = Family {
     architecture: "SeedOssForCausalLM",
     default_kv_heads: Some(8),
     default_head_dim: Some(128),
-    // Not built: a file must say 0, so that nobody expects what the family does by default.
     dropouts: &[("attention_dropout", 0.1), ("residual_dropout", 0.1)],
     biases,
     ..Family::USUAL

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::family::{Family, SlidingLayers};
+use super::family::{Family, RopeRules, SlidingLayers};
 use super::{llama, windows};
 use crate::model::fields::{ConfigFault, Fields};
 
@@ -10,7 +10,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "smollm3",
     architecture: "SmolLM3ForCausalLM",
     tied_by_default: true,
-    default_rope_theta: 2_000_000.0,
+    rope: RopeRules::of_theta(2_000_000.0),
     default_kv_heads: Some(4),
     biases: llama::biases,
     windows,

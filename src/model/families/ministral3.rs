@@ -1,0 +1,32 @@
+//! Ministral 3: Mistral whose queries grow with their position.
+
+use super::family::{Family, RopeRules};
+use super::{rope, windows};
+use crate::model::fields::{ConfigFault, Fields};
+use crate::model::spec::QueryGrowth;
+
+const BETA: &str = "llama_4_scaling_beta";
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "ministral3",
+    architecture: "Ministral3ForCausalLM",
+    default_norm_eps: 1e-5,
+    default_kv_heads: Some(8),
+    default_head_dim: Some(128),
+    rope: RopeRules { default_theta: 1_000_000.0, further_keys: &[BETA], ..RopeRules::USUAL },
+    windows: |fields, num_layers| windows::every_layer(fields, num_layers, None),
+    query_growth,
+    ..Family::USUAL
+};
+
+/// Its numbers stand with those of the rotary embedding. Without a table other programs take the scaling of one certain model.
+fn query_growth(fields: Fields<'_>) -> Result<Option<QueryGrowth>, ConfigFault> {
+    let Some(table) = rope::table(fields)? else {
+        return Err(ConfigFault::Missing { key: "rope_parameters".into(), expected: "the rotary embedding's table" });
+    };
+    if table.get(BETA).is_none() {
+        return Ok(None);
+    }
+    let original = table.count("original_max_position_embeddings", rope::MAX_POSITIONS)?;
+    Ok(Some(QueryGrowth { beta: table.number(BETA)?, original }))
+}
