@@ -96,7 +96,8 @@ pub trait ChunkAttention {
     /// probabilities, as the mean over the query heads of a KV head. The queries of pads do not count.
     fn mass(&self, queries: Queries) -> Tensor;
 
-    /// The chunk's queries `(B, H, n, D)`, turned to their positions, and the factor on `q · k`.
+    /// The chunk's queries `(B, H, n, D)`, turned to their positions, and the factor on `q · k`. A layer may cap its scores softly: who
+    /// makes scores from these makes them without that, which leaves the order of one query's keys as it is.
     fn queries(&self) -> (Tensor, f64);
 
     /// Keys and values of all entries `(B, G, filled, D)`, as the chunk saw them.

@@ -1,4 +1,4 @@
-//! What a model is, in words: family, positions, windows, experts, biases.
+//! What a model is, in words: family, positions, windows, caps, experts, biases.
 
 use crate::model::{ExpertsSpec, LinearSpec, ModelConfig, RopeScaling, RopeSpec};
 
@@ -27,6 +27,12 @@ pub(super) fn architecture(config: &ModelConfig) -> String {
     }
     if let Some(growth) = config.layers[0].attention.query_growth {
         words.push(format!("queries that grow every {} tokens", growth.original));
+    }
+    if let Some(cap) = config.layers[0].attention.rule.soft_cap {
+        words.push(format!("scores capped at {cap}"));
+    }
+    if let Some(cap) = config.logit_soft_cap {
+        words.push(format!("logits capped at {cap}"));
     }
     let linears = config.layers[0].linears(config.hidden_size);
     let biased: Vec<&str> = linears.iter().filter(|linear| linear.has_bias).map(LinearSpec::name).collect();

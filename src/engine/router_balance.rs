@@ -73,13 +73,12 @@ impl RouterTask<'_> {
     /// As in [`RouterSums::add`].
     pub(super) fn take(&mut self, spans: &[ChunkSpan], probability_bnx: &Tensor, chosen_bnk: &Tensor) {
         match self {
-            Self::Leave => {}
             Self::Sum(sums) => sums.add(spans, probability_bnx, chosen_bnk),
             Self::Differentiate { gradient_x, roots } if probability_bnx.requires_grad() => {
                 let gradient = no_grad(|| real_tokens(spans, probability_bnx) * &*gradient_x).to_kind(probability_bnx.kind());
                 roots.push((probability_bnx.shallow_clone(), gradient));
             }
-            Self::Differentiate { .. } => {}
+            Self::Differentiate { .. } | Self::Leave => {}
         }
     }
 

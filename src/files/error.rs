@@ -176,7 +176,7 @@ impl Failure for FilesError {
                     .into()
             }
             Self::AdapterSettings { .. } => {
-                "LoRA and DoRA are supported, with rsLoRA, patterns, chosen layers, `lora_bias` and `bias = \"lora_only\"`".into()
+                "supported are LoRA and DoRA, with rsLoRA, patterns, chosen layers, `lora_bias` and `bias = \"lora_only\"`".into()
             }
             Self::AdapterTensors { .. } => "check that the adapter was trained for this model".into(),
         })

@@ -142,7 +142,7 @@ impl PeftConfig {
         ];
         let excluded = self.exclude_modules.as_ref().map(|excluded| ("exclude_modules", excluded.to_value()));
         let parameters = (!self.target_parameters.is_empty()).then(|| ("target_parameters", json!(self.target_parameters)));
-        let lora_bias = self.lora_bias.then(|| ("lora_bias", json!(true)));
+        let lora_bias = self.lora_bias.then_some(("lora_bias", json!(true)));
         let values = values
             .into_iter()
             .chain(excluded)

@@ -247,6 +247,7 @@ fn check_numbers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTar
     if !(0.0..1.0).contains(&settings.lora_dropout) {
         return refuse("dropout", settings.lora_dropout.to_string(), "a number from 0 to below 1");
     }
+    check_kind(config, settings, targets)?;
     if settings.names_nothing() {
         return refuse("target_modules", "empty".into(), "at least one name");
     }
@@ -257,7 +258,7 @@ fn check_numbers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTar
         // Each expert sees its tokens sorted; PEFT has none for parameters either.
         return refuse("dropout", settings.lora_dropout.to_string(), "0 where experts are targets");
     }
-    check_kind(config, settings, targets)
+    Ok(())
 }
 
 /// Refuses combinations that PEFT does not have: files that hold them would mean nothing there.

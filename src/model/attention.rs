@@ -8,10 +8,10 @@ use super::config::ModelConfig;
 use super::dropout::TokenContext;
 use super::linear::Linear;
 use super::names::layer_tensor;
+use super::norm::RmsNorm;
 use super::spec::{AttentionSpec, NormSpec, QkNorm, QueryGrowth};
 use super::weights::Weights;
 use crate::ops::attention::{ScoreRule, accumulation_kind};
-use crate::ops::rms_norm::rms_norm;
 use crate::ops::rope::Rotation;
 use crate::units::LayerIdx;
 
@@ -20,20 +20,19 @@ pub(super) struct Attention {
     inputs: QkvLinears,
     output: Linear,
     /// Norms of queries and of keys, and over which of their channels, in the families that have them.
-    norms: Option<(QkNorm, [Tensor; 2])>,
+    norms: Option<(QkNorm, [RmsNorm; 2])>,
     query_growth: Option<QueryGrowth>,
     layer: LayerIdx,
     /// Which of the model's rotations, if any.
     rotation: Option<usize>,
     head_dim: i64,
     rule: ScoreRule,
-    eps: f64,
 }
 
 /// The linears to queries, keys and values.
 #[derive(Debug)]
 enum QkvLinears {
-    Apart([Linear; 3]),
+    Apart(Box<[Linear; 3]>),
     /// All in one product, and how many channels of it are queries, keys and values.
     Fused(Linear, [i64; 3]),
 }
@@ -45,7 +44,7 @@ impl QkvLinears {
             return Ok(Self::Fused(linear, spec.widths().map(|width| width as i64)));
         }
         let [query, key, value] = spec.inputs(hidden).map(|linear| Linear::load(weights, layer, &linear));
-        Ok(Self::Apart([query?, key?, value?]))
+        Ok(Self::Apart(Box::new([query?, key?, value?])))
     }
 
     /// `(B, n, E)` to thrice `(B, n, heads · D)`.
@@ -61,14 +60,14 @@ impl QkvLinears {
 
     fn linears(&self) -> &[Linear] {
         match self {
-            Self::Apart(linears) => linears,
+            Self::Apart(linears) => &linears[..],
             Self::Fused(linear, _) => std::slice::from_ref(linear),
         }
     }
 
     fn linears_mut(&mut self) -> &mut [Linear] {
         match self {
-            Self::Apart(linears) => linears,
+            Self::Apart(linears) => &mut linears[..],
             Self::Fused(linear, _) => std::slice::from_mut(linear),
         }
     }
@@ -77,7 +76,7 @@ impl QkvLinears {
 impl Attention {
     pub(super) fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, ModelError> {
         let spec = &config.layers[layer.0].attention;
-        let norm = |of: NormSpec| weights.load(&layer_tensor(layer.0, &format!("{}.weight", of.path)));
+        let norm = |of: NormSpec| RmsNorm::load(weights, config, &layer_tensor(layer.0, &format!("{}.weight", of.path)));
         let norms = match spec.qk_norm.zip(spec.norms()) {
             Some((kind, [of_queries, of_keys])) => Some((kind, [norm(of_queries)?, norm(of_keys)?])),
             None => None,
@@ -91,7 +90,6 @@ impl Attention {
             rotation: spec.rope.as_ref().map(|rope| config.rotations().iter().take_while(|of| **of != rope).count()),
             head_dim: spec.head_dim as i64,
             rule: spec.rule,
-            eps: config.rms_norm_eps,
         })
     }
 
@@ -137,19 +135,19 @@ impl Attention {
     }
 
     /// `(B, n, heads · D)` to `(B, heads, n, D)`.
-    fn heads(&self, x_bni: &Tensor, norm: Option<(QkNorm, &Tensor)>) -> Tensor {
+    fn heads(&self, x_bni: &Tensor, norm: Option<(QkNorm, &RmsNorm)>) -> Tensor {
         let size = x_bni.size();
         let apart = |x_bni: &Tensor| x_bni.view([size[0], size[1], -1, self.head_dim]);
         let x_bnhd = match norm {
             None => apart(x_bni),
-            Some((QkNorm::PerHead, norm_d)) => rms_norm(&apart(x_bni), norm_d, self.eps),
-            Some((QkNorm::FullWidth, norm_i)) => apart(&rms_norm(x_bni, norm_i, self.eps)),
+            Some((QkNorm::PerHead, norm)) => norm.apply(&apart(x_bni)),
+            Some((QkNorm::FullWidth, norm)) => apart(&norm.apply(x_bni)),
         };
         x_bnhd.transpose(1, 2)
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.linears().flat_map(Linear::tensors).chain(self.norms.iter().flat_map(|(_, norms)| norms))
+        self.linears().flat_map(Linear::tensors).chain(self.norms.iter().flat_map(|(_, norms)| norms).map(RmsNorm::tensor))
     }
 
     /// In the order of [`super::AttentionSpec::linears`].

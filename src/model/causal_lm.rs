@@ -16,12 +16,12 @@ use super::embedding::Embedding;
 use super::init::draw;
 use super::linear::Linear;
 use super::names::FINAL_NORM;
+use super::norm::RmsNorm;
 use super::positions::Positions;
 use super::weights::{TensorNames, Weights};
 use super::{ModelError, layout};
 use crate::files::{PeftConfig, read_json};
 use crate::ops::frequencies::Frequencies;
-use crate::ops::rms_norm::rms_norm;
 use crate::recipe::Dtype;
 use crate::units::{Bytes, LayerIdx};
 
@@ -31,7 +31,7 @@ pub struct Model {
     config: ModelConfig,
     embedding: Embedding,
     layers: Vec<DecoderLayer>,
-    final_norm_e: Tensor,
+    final_norm: RmsNorm,
     trained: Trainable,
     kind: Kind,
     device: Device,
@@ -123,8 +123,8 @@ impl Model {
         let layer = |idx| DecoderLayer::load(weights, &config, LayerIdx(idx));
         let layers = (0..config.num_layers()).map(layer).collect::<Result<_, _>>()?;
         let embedding = Embedding::load(weights, &config)?;
-        let final_norm_e = weights.load(FINAL_NORM)?;
-        Ok(Self { config, embedding, layers, final_norm_e, trained: Trainable::Nothing, kind, device })
+        let final_norm = RmsNorm::load(weights, &config, FINAL_NORM)?;
+        Ok(Self { config, embedding, layers, final_norm, trained: Trainable::Nothing, kind, device })
     }
 
     /// What the model is.
@@ -145,7 +145,7 @@ impl Model {
     /// The bytes of all weights, without an adapter.
     pub fn weight_bytes(&self) -> Bytes {
         let layers = self.layers.iter().flat_map(DecoderLayer::tensors);
-        let numbers: usize = layers.chain(self.embedding.tensors()).chain([&self.final_norm_e]).map(Tensor::numel).sum();
+        let numbers: usize = layers.chain(self.embedding.tensors()).chain([self.final_norm.tensor()]).map(Tensor::numel).sum();
         Bytes((numbers * self.kind.elt_size_in_bytes()) as u64)
     }
 
@@ -280,7 +280,7 @@ impl Model {
     /// # Shapes
     /// `(…, E)` in and out.
     pub fn final_norm(&self, hidden: &Tensor) -> Tensor {
-        rms_norm(hidden, &self.final_norm_e, self.config.rms_norm_eps)
+        self.final_norm.apply(hidden)
     }
 
     /// The scores of all tokens of the vocabulary.

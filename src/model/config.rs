@@ -25,6 +25,10 @@ pub struct ModelConfig {
     pub max_position_embeddings: usize,
     /// The epsilon of all norms.
     pub rms_norm_eps: f64,
+    /// Norms multiply by 1 + their weight, where others multiply by the weight.
+    pub norms_add_one: bool,
+    /// What no logit exceeds: logits x become cap · tanh(x / cap).
+    pub logit_soft_cap: Option<f64>,
     /// The output projection is the embedding.
     pub tie_word_embeddings: bool,
     /// Standard deviation of newly drawn weights.

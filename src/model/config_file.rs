@@ -42,6 +42,8 @@ impl ModelConfig {
             logits_divisor: scales.logits_divisor,
             max_position_embeddings: max_positions(fields)?,
             rms_norm_eps: fields.number_or("rms_norm_eps", family.default_norm_eps)?,
+            norms_add_one: family.norms_add_one,
+            logit_soft_cap: (family.logit_soft_cap)(fields)?,
             tie_word_embeddings: fields.flag_or("tie_word_embeddings", family.tied_by_default)?,
             initializer_range: fields.number_or("initializer_range", 0.02)?,
             weight_kind: weight_kind(fields)?,
@@ -77,8 +79,10 @@ fn weight_kind(fields: Fields<'_>) -> Result<Option<Kind>, ConfigFault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, NormsSpec, QkNorm, QueryGrowth, RopeScaling, RopeSpec};
-    use crate::model::spec::{ScoreRule, YarnScaling};
+    use crate::model::spec::{
+        Activation, AttentionSpec, FeedForwardSpec, LayerSpec, NormsSpec, QkNorm, QueryGrowth, RopeScaling, RopeSpec, ScoreRule,
+        YarnScaling,
+    };
     use crate::units::Failure;
     use serde_json::json;
 
@@ -116,7 +120,12 @@ mod tests {
         };
         let layer = LayerSpec {
             attention,
-            feed_forward: FeedForwardSpec::Dense { intermediate_size: 176, has_bias: false, is_fused: false },
+            feed_forward: FeedForwardSpec::Dense {
+                intermediate_size: 176,
+                has_bias: false,
+                is_fused: false,
+                activation: Activation::Silu,
+            },
             norms: NormsSpec::BEFORE,
             residual_scale: 1.0,
         };
@@ -148,8 +157,7 @@ mod tests {
     #[test]
     fn an_unknown_family_is_named_with_those_that_are_known() {
         let fault = config(&json!({"model_type": "mamba"})).unwrap_err();
-        let known = "expected one of `granite`, `llama`, `ministral3`, `mistral`, `mixtral`, `olmo2`, `olmo3`, `phi3`, `qwen2`, `qwen3`, \
-             `qwen3_moe`, `seed_oss`, `smollm3`";
+        let known = format!("expected one of `{}`", families::known().join("`, `"));
         assert_eq!(fault.to_string(), format!("unknown `model_type` `mamba`, {known}"));
         let fault = config(&json!({"model_type": null})).unwrap_err();
         assert_eq!(fault.to_string(), format!("no `model_type`, {known}"));
@@ -164,9 +172,12 @@ mod tests {
             (json!({"rope_scaling": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64}}), ORIGINAL),
             (json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}}), "rope_parameters"),
             (json!({"hidden_act": "gelu"}), "hidden_act"),
-            (json!({"text_config": {"model_type": "qwen2"}, "quantization_config": {"bits": 4}}), "quantization_config"),
             (json!({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}), "layer_types"),
             (json!({"layer_types": ["full_attention", "chunked_attention", "full_attention"]}), "layer_types"),
+            (json!({"model_type": "gemma2"}), "hidden_act"),
+            (gemma("gemma2", &json!({"hidden_activation": "gelu"})), "hidden_activation"),
+            (gemma("gemma3_text", &json!({"use_bidirectional_attention": true})), "use_bidirectional_attention"),
+            (gemma("gemma2", &json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}})), "rope_parameters"),
             (json!({"quantization_config": {"bits": 4}}), "quantization_config"),
         ] {
             let fault = config(&changes).unwrap_err();
@@ -200,6 +211,23 @@ mod tests {
             (json!({"partial_rotary_factor": 0.1}), "partial_rotary_factor"),
             (json!({"partial_rotary_factor": 0.5, "rope_scaling": {"partial_rotary_factor": 0.75}}), "partial_rotary_factor"),
             (json!({"rope_scaling": {"partial_rotary_factor": 1.5}}), "rope_scaling.partial_rotary_factor"),
+            (json!({"attention_dropout": 1.5}), "attention_dropout"),
+            (json!({"torch_dtype": "int4"}), "torch_dtype"),
+        ] {
+            assert_out_of_range(&changes, key);
+        }
+        let fault = config(&json!({"vocab_size": null})).unwrap_err();
+        assert_eq!(fault.to_string(), "`vocab_size` is missing, expected a whole number");
+    }
+
+    fn assert_out_of_range(changes: &Value, key: &str) {
+        let fault = config(changes).unwrap_err();
+        assert!(matches!(&fault, ConfigFault::OutOfRange { key: k, .. } if *k == key), "{key}: {fault}");
+    }
+
+    #[test]
+    fn numbers_of_a_family_that_cannot_be_are_refused() {
+        for (changes, key) in [
             (json!({"model_type": "qwen3", "head_dim": 15}), "head_dim"),
             (json!({"model_type": "mistral", "sliding_window": 0}), "sliding_window"),
             (json!({"model_type": "smollm3", "no_rope_layers": [1, 0]}), "no_rope_layers"),
@@ -215,14 +243,25 @@ mod tests {
                 "original_max_position_embeddings": 64}}),
                 "rope_parameters.llama_4_scaling_beta",
             ),
-            (json!({"attention_dropout": 1.5}), "attention_dropout"),
-            (json!({"torch_dtype": "int4"}), "torch_dtype"),
+            (gemma("gemma2", &json!({"attn_logit_softcapping": 0.0})), "attn_logit_softcapping"),
+            (gemma("gemma2", &json!({"final_logit_softcapping": -1})), "final_logit_softcapping"),
+            (gemma("gemma2", &json!({"query_pre_attn_scalar": "24"})), "query_pre_attn_scalar"),
+            (gemma("gemma3_text", &json!({"sliding_window_pattern": 0})), "sliding_window_pattern"),
+            (
+                gemma("gemma3_text", &json!({"sliding_window_pattern": 2, "_sliding_window_pattern": 3})),
+                "_sliding_window_pattern",
+            ),
+            (gemma("gemma3_text", &json!({"rope_local_base_freq": -1.0})), "rope_local_base_freq"),
+            (
+                gemma(
+                    "gemma3_text",
+                    &json!({"rope_local_base_freq": 2.0, "rope_parameters": {"sliding_attention": {"rope_theta": 3.0}}}),
+                ),
+                "sliding_attention.rope_theta",
+            ),
         ] {
-            let fault = config(&changes).unwrap_err();
-            assert!(matches!(&fault, ConfigFault::OutOfRange { key: k, .. } if *k == key), "{key}: {fault}");
+            assert_out_of_range(&changes, key);
         }
-        let fault = config(&json!({"vocab_size": null})).unwrap_err();
-        assert_eq!(fault.to_string(), "`vocab_size` is missing, expected a whole number");
     }
 
     #[test]
@@ -350,6 +389,59 @@ mod tests {
         assert!(config(&json!({"model_type": "smollm3"})).unwrap().tie_word_embeddings);
     }
 
+    /// Keys of a Gemma, which the other keys of these tests would have another activation.
+    fn gemma(model_type: &str, more: &Value) -> Value {
+        let mut keys = json!({"model_type": model_type, "hidden_act": null, "rope_theta": null});
+        keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        keys
+    }
+
+    #[test]
+    fn gemmas_have_caps_and_scales_of_their_own() {
+        let of = |model_type: &str, more: &Value| config(&gemma(model_type, more)).unwrap();
+        let (second, third) = (of("gemma2", &json!({})), of("gemma3_text", &json!({"sliding_window_pattern": 3})));
+        let caps = |config: &ModelConfig| (config.layers[0].attention.rule.soft_cap, config.logit_soft_cap);
+        assert_eq!((caps(&second), caps(&third)), ((Some(50.0), Some(30.0)), (None, None)));
+        let none = json!({"attn_logit_softcapping": null, "final_logit_softcapping": null, "query_pre_attn_scalar": 64});
+        assert_eq!(caps(&of("gemma2", &none)), (None, None));
+        let scale = |config: &ModelConfig| config.layers[0].attention.rule.scale;
+        assert_eq!((scale(&second), scale(&of("gemma2", &none))), (1.0 / 16.0, 1.0 / 8.0));
+        for config in [&second, &third] {
+            let attention = &config.layers[0].attention;
+            let kv_heads = families::find(config.model_type).unwrap().default_kv_heads;
+            assert_eq!((attention.head_dim, kv_heads, config.embedding_scale), (256, Some(4), 8.0));
+            assert!(config.tie_word_embeddings && config.norms_add_one);
+            assert_eq!(config.layers[0].norms, NormsSpec::AROUND);
+        }
+        let windows = |config: &ModelConfig| config.layers.iter().map(|layer| layer.attention.rule.window).collect::<Vec<_>>();
+        assert_eq!(windows(&second), [Some(4096), None, Some(4096)]);
+        assert_eq!(windows(&third), [Some(4096), Some(4096), None]);
+        assert_eq!(windows(&of("gemma3_text", &json!({"_sliding_window_pattern": 2}))), [Some(4096), None, Some(4096)]);
+        assert_eq!(windows(&of("gemma3_text", &json!({}))), [Some(4096); 3]);
+    }
+
+    #[test]
+    fn layers_that_slide_may_have_a_rotation_of_their_own_in_both_spellings() {
+        let ropes = |more: &Value| {
+            let config = config(&gemma("gemma3_text", more)).unwrap();
+            let of = |layer: usize| config.layers[layer].attention.rope.clone().unwrap();
+            [of(0), of(2)]
+        };
+        let pattern = json!({"sliding_window_pattern": 3});
+        assert_eq!(ropes(&pattern), [RopeSpec::plain(1e4, 256), RopeSpec::plain(1e6, 256)]);
+        let old = json!({"sliding_window_pattern": 3, "rope_theta": 5e5, "rope_local_base_freq": 2e4,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0}});
+        let new = json!({"sliding_window_pattern": 3, "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}});
+        assert_eq!(ropes(&old), ropes(&new));
+        let scaled = RopeSpec { scaling: RopeScaling::Linear { factor: 8.0 }, ..RopeSpec::plain(5e5, 256) };
+        assert_eq!(ropes(&old), [RopeSpec::plain(2e4, 256), scaled]);
+        let nulls = json!({"rope_parameters": {"full_attention": {}, "sliding_atention": {}}});
+        let fault = config(&gemma("gemma3_text", &nulls)).unwrap_err();
+        assert_eq!(fault.hint().unwrap(), "did you mean `sliding_attention`?");
+    }
+
     #[test]
     fn a_dropout_of_the_model_is_known_and_left_out() {
         let dropouts = |changes: &Value| config(changes).unwrap().dropouts;
@@ -365,13 +457,14 @@ mod tests {
         let scales = |changes: &Value| {
             let config = config(changes).unwrap();
             let layer = &config.layers[0];
-            [config.embedding_scale, layer.attention.rule.scale, layer.residual_scale, config.logits_divisor]
+            let all = [config.embedding_scale, layer.attention.rule.scale, layer.residual_scale, config.logits_divisor];
+            all.map(|scale| scale.to_string())
         };
-        assert_eq!(scales(&json!({})), [1.0, 0.25, 1.0, 1.0]);
-        assert_eq!(scales(&json!({"model_type": "granite"})), [1.0; 4]);
-        let multipliers = json!({"model_type": "granite", "embedding_multiplier": 12, "attention_multiplier": 0.0078125,
+        assert_eq!(scales(&json!({})), ["1", "0.25", "1", "1"]);
+        assert_eq!(scales(&json!({"model_type": "granite"})), ["1"; 4]);
+        let multipliers = json!({"model_type": "granite", "embedding_multiplier": 12, "attention_multiplier": 0.125,
             "residual_multiplier": 0.22, "logits_scaling": 8.0});
-        assert_eq!(scales(&multipliers), [12.0, 0.007_812_5, 0.22, 8.0]);
+        assert_eq!(scales(&multipliers), ["12", "0.125", "0.22", "8"]);
     }
 
     #[test]
@@ -428,11 +521,14 @@ mod tests {
         let mut object = json!({"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
             "num_key_value_heads": 2, "intermediate_size": 176, "vocab_size": 512, "max_position_embeddings": 32768, "rope_theta": 1e6});
         object["tie_word_embeddings"] = Value::Null;
-        let outer = json!({"model_type": "mistral3", "text_config": object, "vision_config": {"hidden_size": 8},
+        let mut outer = json!({"model_type": "mistral3", "text_config": object, "vision_config": {"hidden_size": 8},
             "tie_word_embeddings": true, "torch_dtype": "bfloat16"});
         let found = ModelConfig::from_object(outer.as_object().unwrap()).unwrap();
         let expected = ModelConfig { tie_word_embeddings: true, weight_kind: Some(Kind::BFloat16), ..inner };
         assert_eq!(found, expected);
+        outer["quantization_config"] = json!({"bits": 8});
+        let fault = ModelConfig::from_object(outer.as_object().unwrap()).unwrap_err();
+        assert!(matches!(&fault, ConfigFault::Unsupported { key, .. } if key == "quantization_config"), "{fault}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One decoder layer: attention, and an MLP or experts, each on a normalised input, each added to the residual stream.
+//! One decoder layer: attention, and an MLP or experts, each normalised before or behind it or both, each added to the residual stream.
 
 use tch::Tensor;
 
@@ -12,9 +12,9 @@ use super::experts::Experts;
 use super::linear::Linear;
 use super::mlp::Mlp;
 use super::names::layer_tensor;
+use super::norm::RmsNorm;
 use super::spec::{BranchNorms, FeedForwardSpec, fused_linears, gated_linears};
 use super::weights::Weights;
-use crate::ops::rms_norm::rms_norm;
 use crate::ops::rope::Rotation;
 use crate::units::LayerIdx;
 
@@ -31,28 +31,29 @@ pub(super) struct DecoderLayer {
 /// The norms of a branch, of which it may lack any.
 #[derive(Debug)]
 struct Norms {
-    input_e: Option<Tensor>,
-    output_e: Option<Tensor>,
-    eps: f64,
+    input: Option<RmsNorm>,
+    output: Option<RmsNorm>,
 }
 
 impl Norms {
     fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx, spec: BranchNorms) -> Result<Self, ModelError> {
-        let load =
-            |path: Option<&str>| path.map(|path| weights.load(&layer_tensor(layer.0, &format!("{path}.weight")))).transpose();
-        Ok(Self { input_e: load(spec.input)?, output_e: load(spec.output)?, eps: config.rms_norm_eps })
+        let load = |path: Option<&str>| {
+            let load = |path| RmsNorm::load(weights, config, &layer_tensor(layer.0, &format!("{path}.weight")));
+            path.map(load).transpose()
+        };
+        Ok(Self { input: load(spec.input)?, output: load(spec.output)? })
     }
 
     fn before(&self, x_bne: &Tensor) -> Tensor {
-        self.input_e.as_ref().map_or_else(|| x_bne.shallow_clone(), |norm_e| rms_norm(x_bne, norm_e, self.eps))
+        self.input.as_ref().map_or_else(|| x_bne.shallow_clone(), |norm| norm.apply(x_bne))
     }
 
-    fn behind(&self, x_bne: Tensor) -> Tensor {
-        self.output_e.as_ref().map_or_else(|| x_bne.shallow_clone(), |norm_e| rms_norm(&x_bne, norm_e, self.eps))
+    fn behind(&self, x_bne: &Tensor) -> Tensor {
+        self.output.as_ref().map_or_else(|| x_bne.shallow_clone(), |norm| norm.apply(x_bne))
     }
 
     fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.input_e.iter().chain(&self.output_e)
+        self.input.iter().chain(&self.output).map(RmsNorm::tensor)
     }
 }
 
@@ -66,11 +67,13 @@ impl FeedForward {
     fn load(weights: &Weights, config: &ModelConfig, layer: LayerIdx) -> Result<Self, ModelError> {
         let hidden = config.hidden_size;
         Ok(match &config.layers[layer.0].feed_forward {
-            FeedForwardSpec::Dense { intermediate_size, has_bias, is_fused: false } => {
-                Self::Dense(Mlp::load(weights, layer, gated_linears(*intermediate_size, hidden, *has_bias))?)
+            FeedForwardSpec::Dense { intermediate_size, has_bias, is_fused: false, activation } => {
+                let linears = gated_linears(*intermediate_size, hidden, *has_bias);
+                Self::Dense(Mlp::load(weights, layer, linears, *activation)?)
             }
-            FeedForwardSpec::Dense { intermediate_size, has_bias, is_fused: true } => {
-                Self::Dense(Mlp::load_fused(weights, layer, fused_linears(*intermediate_size, hidden, *has_bias))?)
+            FeedForwardSpec::Dense { intermediate_size, has_bias, is_fused: true, activation } => {
+                let linears = fused_linears(*intermediate_size, hidden, *has_bias);
+                Self::Dense(Mlp::load_fused(weights, layer, linears, *activation)?)
             }
             FeedForwardSpec::Experts(spec) => Self::Experts(Experts::load(weights, layer, spec, hidden)?),
         })
@@ -132,18 +135,18 @@ impl DecoderLayer {
         tokens: &TokenContext<'_>,
         attend: &mut dyn Attend,
     ) -> Result<Tensor, AttendError> {
-        let hidden_bne = self.added(hidden_bne, self.attention_norms.behind(self.attention.output(&attended_bhnd, tokens)));
+        let hidden_bne = self.added(hidden_bne, &self.attention_norms.behind(&self.attention.output(&attended_bhnd, tokens)));
         drop(attended_bhnd);
         let normed_bne = self.feed_forward_norms.before(&hidden_bne);
         let added_bne = match &self.feed_forward {
             FeedForward::Dense(mlp) => mlp.forward(&normed_bne, tokens),
             FeedForward::Experts(experts) => experts.forward(self.idx, &normed_bne, tokens, attend)?,
         };
-        Ok(self.added(&hidden_bne, self.feed_forward_norms.behind(added_bne)))
+        Ok(self.added(&hidden_bne, &self.feed_forward_norms.behind(&added_bne)))
     }
 
     /// The residual stream with what a branch has made.
-    fn added(&self, hidden_bne: &Tensor, made_bne: Tensor) -> Tensor {
+    fn added(&self, hidden_bne: &Tensor, made_bne: &Tensor) -> Tensor {
         #[expect(clippy::float_cmp, reason = "1 is what it is where nothing sets it")]
         let is_plain = self.residual_scale == 1.0;
         if is_plain { hidden_bne + made_bne } else { hidden_bne + made_bne * self.residual_scale }
@@ -175,7 +178,7 @@ impl DecoderLayer {
 
     /// Its linears, those of experts among them.
     pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
-        self.attention.linears().into_iter().chain(self.feed_forward.linears())
+        self.attention.linears().chain(self.feed_forward.linears())
     }
 
     /// Places for what is trained beside its linears, by the names of these, in the order of [`Self::deltas`].

@@ -7,6 +7,7 @@ use super::config::ModelConfig;
 use super::names::{EMBEDDING, OUTPUT};
 use super::weights::Weights;
 use crate::ops::linear::linear;
+use crate::ops::soft_cap::soft_cap;
 
 #[derive(Debug)]
 pub(super) struct Embedding {
@@ -17,6 +18,8 @@ pub(super) struct Embedding {
     scale: f64,
     /// Of the logits.
     divisor: f64,
+    /// What no logit exceeds.
+    soft_cap: Option<f64>,
 }
 
 /// `x · factor`; where nothing sets one, x itself.
@@ -30,8 +33,10 @@ impl Embedding {
     pub(super) fn load(weights: &Weights, config: &ModelConfig) -> Result<Self, ModelError> {
         // A tied model's file may hold an output projection; it is not looked at, as the embedding takes its place.
         let output_ve = if config.tie_word_embeddings { None } else { Some(weights.load(OUTPUT)?) };
-        let (scale, divisor) = (config.embedding_scale, config.logits_divisor);
-        Ok(Self { input_ve: weights.load(EMBEDDING)?, output_ve, scale, divisor })
+        let (input_ve, divisor) = (weights.load(EMBEDDING)?, config.logits_divisor);
+        // As the published models were run: a factor in the dtype of what it multiplies.
+        let scale = Tensor::from(config.embedding_scale).to_kind(input_ve.kind()).double_value(&[]);
+        Ok(Self { input_ve, output_ve, scale, divisor, soft_cap: config.logit_soft_cap })
     }
 
     /// # Shapes
@@ -58,7 +63,8 @@ impl Embedding {
     pub(super) fn logits(&self, normed: &Tensor) -> Tensor {
         // Dividing what goes in is the same, and takes E numbers of a token where V would come out.
         let normed = scaled(normed.shallow_clone(), 1.0 / self.divisor);
-        linear(&normed, self.output_ve.as_ref().unwrap_or(&self.input_ve), None, None)
+        let logits = linear(&normed, self.output_ve.as_ref().unwrap_or(&self.input_ve), None, None);
+        self.soft_cap.map_or_else(|| logits.shallow_clone(), |cap| soft_cap(&logits, cap))
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {

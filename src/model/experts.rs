@@ -9,7 +9,7 @@ use super::dropout::TokenContext;
 use super::linear::Linear;
 use super::mlp::Mlp;
 use super::names::layer_tensor;
-use super::spec::{ExpertsSpec, STACKED_DOWN, STACKED_GATE_UP};
+use super::spec::{Activation, ExpertsSpec, STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::Weights;
 use crate::ops::attention::accumulation_kind;
 use crate::ops::experts::Grouping;
@@ -20,7 +20,7 @@ use crate::units::LayerIdx;
 pub(super) struct Experts {
     spec: ExpertsSpec,
     router: Linear,
-    experts: Vec<Mlp>,
+    mlps: Vec<Mlp>,
     /// Beside gate and up, and beside down, of all experts.
     stacked: [StackedDelta; 2],
 }
@@ -66,11 +66,11 @@ impl ExpertDelta {
 
 impl Experts {
     pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, ModelError> {
-        let expert = |expert| Mlp::load(weights, layer, spec.expert(expert, hidden));
+        let expert = |expert| Mlp::load(weights, layer, spec.expert(expert, hidden), Activation::Silu);
         let stacked = [STACKED_GATE_UP, STACKED_DOWN].map(|path| StackedDelta { name: layer_tensor(layer.0, path), delta: None });
         Ok(Self {
             router: Linear::load(weights, layer, &spec.router(hidden))?,
-            experts: (0..spec.num_experts).map(expert).collect::<Result<_, _>>()?,
+            mlps: (0..spec.num_experts).map(expert).collect::<Result<_, _>>()?,
             stacked,
             spec: spec.clone(),
         })
@@ -105,7 +105,7 @@ impl Experts {
         let [gate_up, down] = self.stacked.each_ref().map(|stacked| stacked.by_expert(self.spec.num_experts));
         let width = self.spec.intermediate_size as i64;
         let (mut made, mut start) = (Vec::with_capacity(rows.len()), 0);
-        for (index, (expert, &count)) in self.experts.iter().zip(rows).enumerate() {
+        for (index, (expert, &count)) in self.mlps.iter().zip(rows).enumerate() {
             let here = x_ne.narrow(0, start, count);
             start += count;
             if count == 0 {
@@ -120,11 +120,11 @@ impl Experts {
 
     /// In the order of [`super::FeedForwardSpec::linears`].
     pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
-        std::iter::once(&self.router).chain(self.experts.iter().flat_map(Mlp::linears))
+        std::iter::once(&self.router).chain(self.mlps.iter().flat_map(Mlp::linears))
     }
 
     pub(super) fn linears_mut(&mut self) -> (impl Iterator<Item = &mut Linear>, &mut [StackedDelta; 2]) {
-        let linears = std::iter::once(&mut self.router).chain(self.experts.iter_mut().flat_map(Mlp::linears_mut));
+        let linears = std::iter::once(&mut self.router).chain(self.mlps.iter_mut().flat_map(Mlp::linears_mut));
         (linears, &mut self.stacked)
     }
 

@@ -22,7 +22,8 @@ const PAD_TOKENS: [&str; 3] = ["<|pad|>", "<pad>", "[PAD]"];
 /// Writes a model directory with random weights: `config` is the path of a `config.json`, whose `vocab_size` and special tokens
 /// are made to fit the tokenizer where there is one, and whose `dtype` says how the weights are stored (f32 where it doesn't say).
 ///
-/// A tensor's numbers depend on `seed` and its name alone: matrices are normal with `initializer_range`, norms 1, biases 0.
+/// A tensor's numbers depend on `seed` and its name alone: matrices are normal with `initializer_range`, norms multiply by 1,
+/// biases are 0.
 pub fn init_model(config: &Path, tokenizer_json: Option<&[u8]>, out_dir: &Path, seed: u64) -> Result<ModelConfig, ModelError> {
     let mut object: Map<String, Value> = read_json(config)?;
     let tokenizer = tokenizer_json.map(|json| Ok::<_, ModelError>((json, TokenizerFacts::read(json)?))).transpose()?;
@@ -58,7 +59,7 @@ pub(super) fn draw(config: &ModelConfig, kind: Kind, seed: u64) -> Vec<(String, 
         let tensor = match entry.role {
             Role::Matrix => random::normal(seed, &entry.name, &shape, config.initializer_range).to_kind(kind),
             Role::Norm => Tensor::ones(&shape, (kind, Device::Cpu)),
-            Role::Bias => Tensor::zeros(&shape, (kind, Device::Cpu)),
+            Role::Bias | Role::NormAboutOne => Tensor::zeros(&shape, (kind, Device::Cpu)),
         };
         (entry.name, tensor)
     };

@@ -9,6 +9,8 @@ use super::spec::{LayerSpec, LinearSpec};
 pub(super) enum Role {
     Matrix,
     Norm,
+    /// A norm that multiplies by 1 + its weight.
+    NormAboutOne,
     Bias,
 }
 
@@ -33,10 +35,10 @@ pub(super) fn entries(config: &ModelConfig) -> Vec<TensorEntry> {
     let embedding = [config.vocab_size, config.hidden_size];
     let mut all = vec![matrix(EMBEDDING, embedding)];
     for (layer, spec) in config.layers.iter().enumerate() {
-        let entries = layer_entries(spec, config.hidden_size).into_iter();
+        let entries = layer_entries(spec, config).into_iter();
         all.extend(entries.map(|entry| TensorEntry { name: layer_tensor(layer, &entry.name), ..entry }));
     }
-    all.push(norm(FINAL_NORM, config.hidden_size));
+    all.push(norm(config, FINAL_NORM, config.hidden_size));
     if !config.tie_word_embeddings {
         all.push(matrix(OUTPUT, embedding));
     }
@@ -44,9 +46,10 @@ pub(super) fn entries(config: &ModelConfig) -> Vec<TensorEntry> {
 }
 
 /// The tensors of one layer, by their names inside it.
-fn layer_entries(spec: &LayerSpec, hidden_size: usize) -> Vec<TensorEntry> {
+fn layer_entries(spec: &LayerSpec, config: &ModelConfig) -> Vec<TensorEntry> {
+    let hidden_size = config.hidden_size;
     let norms = spec.norms(hidden_size).into_iter();
-    let mut all: Vec<TensorEntry> = norms.map(|of| norm(&format!("{}.weight", of.path), of.width)).collect();
+    let mut all: Vec<TensorEntry> = norms.map(|of| norm(config, &format!("{}.weight", of.path), of.width)).collect();
     for LinearSpec { path, out, inner, has_bias } in spec.linears(hidden_size) {
         all.push(TensorEntry { name: format!("{path}.weight"), shape: vec![out, inner], role: Role::Matrix });
         if has_bias {
@@ -56,6 +59,7 @@ fn layer_entries(spec: &LayerSpec, hidden_size: usize) -> Vec<TensorEntry> {
     all
 }
 
-fn norm(name: &str, size: usize) -> TensorEntry {
-    TensorEntry { name: name.into(), shape: vec![size], role: Role::Norm }
+fn norm(config: &ModelConfig, name: &str, size: usize) -> TensorEntry {
+    let role = if config.norms_add_one { Role::NormAboutOne } else { Role::Norm };
+    TensorEntry { name: name.into(), shape: vec![size], role }
 }

@@ -56,7 +56,7 @@ impl Linear {
         }
     }
 
-    /// The lengths of the rows of weight and addition together: a constant in the backward pass, as DoRA has it.
+    /// The lengths of the rows of weight and addition together: a constant in the backward pass, as `DoRA` has it.
     fn row_norms(&self, lora: &LoraDelta) -> Tensor {
         row_norms(&self.weight_oi, lora.low_rank(None))
     }

@@ -5,8 +5,9 @@ use tch::Tensor;
 use super::ModelError;
 use super::dropout::TokenContext;
 use super::linear::Linear;
-use super::spec::LinearSpec;
+use super::spec::{Activation, LinearSpec};
 use super::weights::Weights;
+use crate::ops::geglu::geglu;
 use crate::ops::linear::LowRank;
 use crate::ops::swiglu::swiglu;
 use crate::units::LayerIdx;
@@ -15,6 +16,7 @@ use crate::units::LayerIdx;
 pub(super) struct Mlp {
     gate_up: GateUp,
     down: Linear,
+    activation: Activation,
 }
 
 /// What a token is turned into before its gate acts.
@@ -43,15 +45,25 @@ impl GateUp {
 
 impl Mlp {
     /// Of linears gate, up and down.
-    pub(super) fn load(weights: &Weights, layer: LayerIdx, [gate, up, down]: [LinearSpec; 3]) -> Result<Self, ModelError> {
+    pub(super) fn load(
+        weights: &Weights,
+        layer: LayerIdx,
+        [gate, up, down]: [LinearSpec; 3],
+        activation: Activation,
+    ) -> Result<Self, ModelError> {
         let linear = |spec| Linear::load(weights, layer, &spec);
-        Ok(Self { gate_up: GateUp::Apart([linear(gate)?, linear(up)?]), down: linear(down)? })
+        Ok(Self { gate_up: GateUp::Apart([linear(gate)?, linear(up)?]), down: linear(down)?, activation })
     }
 
     /// Of a linear for gate and up, and down.
-    pub(super) fn load_fused(weights: &Weights, layer: LayerIdx, [gate_up, down]: [LinearSpec; 2]) -> Result<Self, ModelError> {
+    pub(super) fn load_fused(
+        weights: &Weights,
+        layer: LayerIdx,
+        [gate_up, down]: [LinearSpec; 2],
+        activation: Activation,
+    ) -> Result<Self, ModelError> {
         let linear = |spec| Linear::load(weights, layer, &spec);
-        Ok(Self { gate_up: GateUp::Fused(linear(gate_up)?), down: linear(down)? })
+        Ok(Self { gate_up: GateUp::Fused(linear(gate_up)?), down: linear(down)?, activation })
     }
 
     /// # Shapes
@@ -72,12 +84,21 @@ impl Mlp {
     /// but for what autograd keeps, before the next product.
     fn gated(&self, forward: impl Fn(&Linear, usize) -> Tensor) -> Tensor {
         match &self.gate_up {
-            GateUp::Apart([gate, up]) => swiglu(&forward(gate, 0), &forward(up, 1)),
+            GateUp::Apart([gate, up]) => self.activated(&forward(gate, 0), &forward(up, 1)),
             GateUp::Fused(linear) => {
                 let both = forward(linear, 0);
                 let half = both.size()[both.dim() - 1] / 2;
-                swiglu(&both.narrow(-1, 0, half), &both.narrow(-1, half, half))
+                self.activated(&both.narrow(-1, 0, half), &both.narrow(-1, half, half))
             }
+        }
+    }
+
+    /// # Shapes
+    /// Two tensors of one shape in, the same shape out.
+    fn activated(&self, gate: &Tensor, up: &Tensor) -> Tensor {
+        match self.activation {
+            Activation::Silu => swiglu(gate, up),
+            Activation::GeluTanh => geglu(gate, up),
         }
     }
 

@@ -26,6 +26,7 @@ mod layout;
 mod linear;
 mod mlp;
 mod names;
+mod norm;
 mod peft;
 mod positions;
 mod random;
@@ -50,7 +51,8 @@ pub use positions::Positions;
 pub(crate) use simulated::while_graphs_are_simulated;
 pub use spec::QueryGrowth;
 pub use spec::{
-    AttentionSpec, BranchNorms, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerSpec, LinearSpec, NormSpec, NormsSpec, QkNorm,
+    Activation, AttentionSpec, BranchNorms, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerSpec, LinearSpec, NormSpec,
+    NormsSpec, QkNorm,
 };
 pub use spec::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
 pub use targets::{num_trained, on_every_layer, targeted};

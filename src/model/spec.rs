@@ -42,7 +42,12 @@ impl NormsSpec {
         attention: BranchNorms { input: Some("input_layernorm"), output: None },
         feed_forward: BranchNorms { input: Some("post_attention_layernorm"), output: None },
     };
-    /// Behind both branches, whose inputs are the residual stream as it is (OLMo 2, arXiv 2501.00656, section 3.2).
+    /// Before both branches and behind them (Gemma 2, arXiv 2408.00118, section 2).
+    pub(super) const AROUND: Self = Self {
+        attention: BranchNorms { input: Some("input_layernorm"), output: Some("post_attention_layernorm") },
+        feed_forward: BranchNorms { input: Some("pre_feedforward_layernorm"), output: Some("post_feedforward_layernorm") },
+    };
+    /// Behind both branches, whose inputs are the residual stream as it is (`OLMo` 2, arXiv 2501.00656, section 3.2).
     pub(super) const BEHIND: Self = Self {
         attention: BranchNorms { input: None, output: Some("post_attention_layernorm") },
         feed_forward: BranchNorms { input: None, output: Some("post_feedforward_layernorm") },
@@ -75,6 +80,15 @@ pub struct QueryGrowth {
     pub beta: f64,
     /// Tokens of a step.
     pub original: usize,
+}
+
+/// What a gated MLP does to its gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x · sigmoid(x)`.
+    Silu,
+    /// `GELU`, the normal distribution in it approximated by a hyperbolic tangent.
+    GeluTanh,
 }
 
 /// A linear of a layer. Whoever speaks of one names its path: which ones a layer has is for its specs alone to say.
@@ -126,7 +140,7 @@ pub struct AttentionSpec {
     pub num_kv_heads: usize,
     /// D, even.
     pub head_dim: usize,
-    /// Scale and window of the scores.
+    /// Scale, window and cap of the scores.
     pub rule: ScoreRule,
     /// How queries and keys are rotated; `None` where they know no position.
     pub rope: Option<RopeSpec>,
@@ -185,7 +199,7 @@ impl AttentionSpec {
 /// The part of a layer that acts on each token alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FeedForwardSpec {
-    /// A gated MLP with `SiLU`.
+    /// A gated MLP.
     Dense {
         /// Its width.
         intermediate_size: usize,
@@ -193,6 +207,8 @@ pub enum FeedForwardSpec {
         has_bias: bool,
         /// Gate and up come of one linear, one behind the other.
         is_fused: bool,
+        /// What is done to its gate.
+        activation: Activation,
     },
     /// Some of many gated MLPs, which a router chooses for each token.
     Experts(ExpertsSpec),
@@ -260,10 +276,10 @@ impl FeedForwardSpec {
     /// Its linears, in the order in which they are computed.
     pub fn linears(&self, hidden: usize) -> Vec<LinearSpec> {
         match self {
-            Self::Dense { intermediate_size, has_bias, is_fused: false } => {
+            Self::Dense { intermediate_size, has_bias, is_fused: false, .. } => {
                 gated_linears(*intermediate_size, hidden, *has_bias).into()
             }
-            Self::Dense { intermediate_size, has_bias, is_fused: true } => {
+            Self::Dense { intermediate_size, has_bias, is_fused: true, .. } => {
                 fused_linears(*intermediate_size, hidden, *has_bias).into()
             }
             Self::Experts(spec) => {

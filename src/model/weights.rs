@@ -133,13 +133,13 @@ impl Weights {
     }
 }
 
-/// A new tensor: matrices are normal, norms 1, biases 0.
+/// A new tensor: matrices are normal, norms multiply by 1, biases are 0.
 fn draw(entry: &TensorEntry, std: f64, options: (Kind, Device)) -> Tensor {
     let shape: Vec<i64> = entry.shape.iter().map(|&size| size as i64).collect();
     match entry.role {
         Role::Matrix => Tensor::empty(&shape, options).normal_(0.0, std),
         Role::Norm => Tensor::ones(&shape, options),
-        Role::Bias => Tensor::zeros(&shape, options),
+        Role::Bias | Role::NormAboutOne => Tensor::zeros(&shape, options),
     }
 }
 

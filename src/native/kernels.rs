@@ -29,6 +29,7 @@ unsafe extern "C" {
         seen_until: *const *mut C_tensor,
         parts: usize,
         scale: f64,
+        cap: f64,
         from_token: i64,
         results: *mut *mut C_tensor,
     ) -> c_int;
@@ -43,6 +44,7 @@ unsafe extern "C" {
         out: *mut C_tensor,
         lse: *mut C_tensor,
         scale: f64,
+        cap: f64,
         results: *mut *mut C_tensor,
     ) -> c_int;
     fn kvtune_attention_mass(
@@ -53,6 +55,7 @@ unsafe extern "C" {
         parts: usize,
         lse: *mut C_tensor,
         scale: f64,
+        cap: f64,
         first: i64,
         result: *mut *mut C_tensor,
     ) -> c_int;
@@ -137,6 +140,22 @@ impl<'a> KvPart<'a> {
     }
 }
 
+/// How the scores of queries and keys come about: `q · k · scale`, and with a soft cap `cap · tanh(that / cap)`.
+#[derive(Clone, Copy, Debug)]
+pub struct Scoring {
+    /// The factor.
+    pub scale: f64,
+    /// The cap, above 0.
+    pub soft_cap: Option<f64>,
+}
+
+impl Scoring {
+    /// As the shim takes them: without a cap it is 0.
+    fn numbers(self) -> (f64, f64) {
+        (self.scale, self.soft_cap.unwrap_or(0.0))
+    }
+}
+
 /// Parts as the shim takes them.
 struct Pointers {
     k: Vec<*mut C_tensor>,
@@ -165,13 +184,29 @@ impl Pointers {
 /// # Shapes
 /// `q_bhnd (B, H, n, D)`. Results `(B, H, n, D)` in the kind of the queries, `(B, H, n)` and `(B, G, all keys)`. A query that sees no
 /// key at all gets zeros, and minus infinity.
-pub fn attend(q_bhnd: &Tensor, parts: &[KvPart<'_>], scale: f64, first_paying: Option<i64>) -> (Tensor, Tensor, Option<Tensor>) {
+pub fn attend(
+    q_bhnd: &Tensor,
+    parts: &[KvPart<'_>],
+    scoring: Scoring,
+    first_paying: Option<i64>,
+) -> (Tensor, Tensor, Option<Tensor>) {
     let Pointers { k, v, in_use, seen_until } = Pointers::of(parts);
-    let (q, from_token) = (pointer(q_bhnd), first_paying.unwrap_or(-1));
+    let (q, from_token, (scale, cap)) = (pointer(q_bhnd), first_paying.unwrap_or(-1), scoring.numbers());
     let count = 2 + usize::from(first_paying.is_some());
     // SAFETY: all are live tensors, or null where that is allowed; two results are written, and a third if some token pays.
     let results = made(count, |results| unsafe {
-        kvtune_attend(q, k.as_ptr(), v.as_ptr(), in_use.as_ptr(), seen_until.as_ptr(), parts.len(), scale, from_token, results)
+        kvtune_attend(
+            q,
+            k.as_ptr(),
+            v.as_ptr(),
+            in_use.as_ptr(),
+            seen_until.as_ptr(),
+            parts.len(),
+            scale,
+            cap,
+            from_token,
+            results,
+        )
     });
     let mut results = results.into_iter();
     (results.next().unwrap_or_default(), results.next().unwrap_or_default(), results.next())
@@ -197,9 +232,10 @@ pub fn attend_backward(
     q_bhnd: &Tensor,
     parts: &[KvPart<'_>],
     (out_bhnd, lse_bhn): (&Tensor, &Tensor),
-    scale: f64,
+    scoring: Scoring,
 ) -> AttendGrads {
     let Pointers { k, v, in_use, seen_until } = Pointers::of(parts);
+    let (scale, cap) = scoring.numbers();
     let [dout, q, out, lse] = [dout_bhnd, q_bhnd, out_bhnd, lse_bhn].map(pointer);
     // SAFETY: all are live tensors, or null where that is allowed; one result for the queries and two for each part are written.
     let results = made(1 + 2 * parts.len(), |results| unsafe {
@@ -214,6 +250,7 @@ pub fn attend_backward(
             out,
             lse,
             scale,
+            cap,
             results,
         )
     });
@@ -228,11 +265,22 @@ pub fn attend_backward(
 ///
 /// # Shapes
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; the rest as in [`attend`]; result `(B, G, all keys)`, in f32 for bf16.
-pub fn attention_mass(q_bhnd: &Tensor, parts: &[KvPart<'_>], lse_bhn: &Tensor, scale: f64, first_token: i64) -> Tensor {
+pub fn attention_mass(q_bhnd: &Tensor, parts: &[KvPart<'_>], lse_bhn: &Tensor, scoring: Scoring, first_token: i64) -> Tensor {
     let Pointers { k, in_use, seen_until, .. } = Pointers::of(parts);
-    let [q, lse] = [q_bhnd, lse_bhn].map(pointer);
+    let ([q, lse], (scale, cap)) = ([q_bhnd, lse_bhn].map(pointer), scoring.numbers());
     // SAFETY: all are live tensors, or null where that is allowed; one result is written.
     first(made(1, |result| unsafe {
-        kvtune_attention_mass(q, k.as_ptr(), in_use.as_ptr(), seen_until.as_ptr(), parts.len(), lse, scale, first_token, result)
+        kvtune_attention_mass(
+            q,
+            k.as_ptr(),
+            in_use.as_ptr(),
+            seen_until.as_ptr(),
+            parts.len(),
+            lse,
+            scale,
+            cap,
+            first_token,
+            result,
+        )
     }))
 }

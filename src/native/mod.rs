@@ -18,7 +18,7 @@ pub use allocated::Allocated;
 pub(crate) use autograd::or_panic;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward};
 pub use facts::{cpu_capability, cpu_has, loaded_libtorch, threads_at_work};
-pub use kernels::{AttendGrads, AttentionShape, KvPart, attend, attend_backward, attention_mass, computes, product};
+pub use kernels::{AttendGrads, AttentionShape, KvPart, Scoring, attend, attend_backward, attention_mass, computes, product};
 pub use mapped::{FileMap, libtorch_version, tensor_over};
 pub use memory::{HostMemory, allowed_memory, line_of, machine_memory};
 pub use meter::{AllocationMeter, give_free_memory_back};

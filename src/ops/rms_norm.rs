@@ -20,6 +20,22 @@ pub fn rms_norm(x: &Tensor, weight_e: &Tensor, eps: f64) -> Tensor {
     differentiable([x, weight_e], normed, move |dy, needs| backward(dy, (&kept_x, &kept_weight_e, &rstd), needs))
 }
 
+/// `(1 + weight) · x / sqrt(mean(x²) + eps)`, as in [`rms_norm`], but everything in f32 (f64) and rounded once, the sum with 1 too: this is
+/// how models with such weights, which are near 0, were run. For the backward x and one number a row are kept.
+///
+/// # Shapes
+/// As in [`rms_norm`].
+pub fn rms_norm_about_one(x: &Tensor, weight_e: &Tensor, eps: f64) -> Tensor {
+    let (kept_x, kept_weight_e) = (x.detach(), weight_e.detach());
+    let kinds = [x.kind(), weight_e.kind()];
+    let wide = move |t: &Tensor| t.to_kind(accumulation_kind(kinds[0]));
+    let (normed, rstd) = no_grad(|| forward(&wide(&kept_x), &(wide(&kept_weight_e) + 1.0), eps));
+    differentiable([x, weight_e], normed.to_kind(kinds[0]), move |dy, needs| {
+        let [dx, dweight_e] = backward(&wide(dy), (&wide(&kept_x), &(wide(&kept_weight_e) + 1.0), &rstd), needs);
+        [dx.map(|dx| dx.to_kind(kinds[0])), dweight_e.map(|dweight_e| dweight_e.to_kind(kinds[1]))]
+    })
+}
+
 fn is_fused(x: &Tensor, weight_e: &Tensor) -> bool {
     native::computes(x.device(), x.kind()) && weight_e.kind() == x.kind()
 }
@@ -114,6 +130,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_weight_about_one_is_added_to_it_before_anything_is_rounded() {
+        tch::manual_seed(2);
+        for (kind, bound) in [(Kind::Double, 1e-13), (Kind::Float, 1e-5)] {
+            let leaf = |size: &[i64]| Tensor::randn(size, (kind, Device::Cpu)).set_requires_grad(true);
+            let (x, weight, dy) = (leaf(&[2, 9, 33]), leaf(&[33]), leaf(&[2, 9, 33]).detach());
+            let (ours, plain) = (rms_norm_about_one(&x, &weight, 1e-6), naive(&x, &(&weight + 1.0), 1e-6));
+            assert!(ours.allclose(&plain, 0.0, bound, false));
+            let [ours, plain] = [ours, plain].map(|y| gradients(&y, &dy, [&x, &weight]));
+            assert!(ours.iter().zip(&plain).all(|(ours, plain)| ours.allclose(plain, bound, 10.0 * bound, false)));
+        }
+        let sample =
+            |size: &[i64], factor: f64| (Tensor::randn(size, (Kind::BFloat16, Device::Cpu)) * factor).set_requires_grad(true);
+        let (x, weight) = (sample(&[70, 33], 1.0), sample(&[33], 0.05));
+        let ours = rms_norm_about_one(&x, &weight, 1e-6);
+        let exact = naive(&x.to_kind(Kind::Double), &(weight.to_kind(Kind::Double) + 1.0), 1e-6);
+        assert_eq!(ours.kind(), Kind::BFloat16);
+        assert!(ours.to_kind(Kind::Double).allclose(&exact, 1.01 / 256.0, 0.0, false), "one rounding");
+        let made = gradients(&ours, &ours.ones_like(), [&x, &weight]);
+        assert!(made.iter().all(|gradient| gradient.kind() == Kind::BFloat16));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Each optimiser against the numbers of `torch.optim`.
 
+use std::fmt::Write;
 use std::path::Path;
 
 use serde_json::Value;
@@ -14,7 +15,7 @@ fn recipe(name: &str, settings: &Value) -> OptimizerRecipe {
          chunk_size = 4}}\n[optimizer]\nname = '{name}'\n"
     );
     for (key, value) in settings.as_object().unwrap() {
-        text += &format!("{key} = {value}\n");
+        writeln!(text, "{key} = {value}").unwrap();
     }
     Recipe::parse(text, Path::new("recipe.toml"), &[]).unwrap().recipe.optimizer
 }

@@ -124,6 +124,9 @@ impl StepSpec<'_> {
             TrainedPart::Adapter { r, .. } => (*r, c.hidden_size.max(c.intermediate_size())),
             TrainedPart::Weights => (c.hidden_size, c.intermediate_size().max(c.vocab_size)),
         };
+        // Linears that are several in one are wider than what the layer is made of.
+        let of_linears = c.layers[0].linears(c.hidden_size).iter().map(|linear| linear.out).max();
+        let widest = widest.max(of_linears.unwrap_or(0));
         16 * (inner * widest) as u64
     }
 

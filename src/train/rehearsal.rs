@@ -213,8 +213,8 @@ mod tests {
             let config = ModelConfig::load(&recipe.model.path).unwrap();
             let mut config = ModelConfig { hidden_size, ..config };
             for layer in &mut config.layers {
-                layer.feed_forward =
-                    FeedForwardSpec::Dense { intermediate_size: 4 * hidden_size, has_bias: false, is_fused: false };
+                let FeedForwardSpec::Dense { intermediate_size, .. } = &mut layer.feed_forward else { panic!("experts") };
+                *intermediate_size = 4 * hidden_size;
             }
             let mut rehearsal = Rehearsal { recipe, config, device: Device::Cpu, widths: [1, CHUNKS] };
             let batch = rehearsal.choose_size((1, tokens), 1024).unwrap();

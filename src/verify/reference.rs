@@ -241,7 +241,11 @@ impl View {
     fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
         let (repeat, len, total) = (q.size()[1] / k.size()[1], q.size()[2], k.size()[2]);
         let wide = |x: &Tensor| x.repeat_interleave_self_int(repeat, 1, None);
-        let products = |k: &Tensor| q.matmul(&wide(k).transpose(-1, -2)) * self.rule.scale;
+        let scaled = |k: &Tensor| q.matmul(&wide(k).transpose(-1, -2)) * self.rule.scale;
+        let products = |k: &Tensor| match self.rule.soft_cap {
+            Some(cap) => (scaled(k) / cap).tanh() * cap,
+            None => scaled(k),
+        };
         let query = Tensor::arange_start(self.start, self.start + len, (Kind::Int64, q.device())).view([1, 1, -1, 1]);
         let key = Tensor::arange(total, (Kind::Int64, q.device())).view([1, 1, 1, -1]);
         let end = match self.rule.window {

@@ -59,7 +59,7 @@ fn features_that_are_not_built() {
     assert_snapshot!(place.check(&["model.adapter=adapter"]).refused(3), @r#"
     error: `<dir>/adapter/adapter_config.json` asks for what is not supported: `use_qalora = true`
 
-    hint: LoRA and DoRA are supported, with rsLoRA, patterns, chosen layers, `lora_bias` and `bias = "lora_only"`
+    hint: supported are LoRA and DoRA, with rsLoRA, patterns, chosen layers, `lora_bias` and `bias = "lora_only"`
     "#);
 }
 

@@ -10,7 +10,8 @@ fn refused(changes: Value) -> String {
     place.edit_json("model/config.json", changes);
     let said = place.check(&[]).refused(3);
     // Which families there are is the README's to say.
-    let families = said.split("expected one of ").nth(1).and_then(|rest| rest.lines().next()).filter(|list| list.contains("`qwen2`"));
+    let families =
+        said.split("expected one of ").nth(1).and_then(|rest| rest.lines().next()).filter(|list| list.contains("`qwen2`"));
     families.map_or(said.clone(), |list| said.replace(list, "<families>"))
 }
 
@@ -61,6 +62,14 @@ fn model_types() {
 
     hint: did you mean `llama`?
     ");
+}
+
+#[test]
+fn a_dropout_of_the_model_is_named() {
+    let place = Place::new();
+    place.edit_json("model/config.json", json!({"attention_dropout": 0.1}));
+    let said = place.check(&[]);
+    assert!(said.out.contains("attention_dropout 0.1: left out"), "{}{}", said.out, said.err);
 }
 
 #[test]

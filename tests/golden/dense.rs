@@ -23,6 +23,7 @@ impl Attend for Dense {
         let by_head = |x: &Tensor| x.repeat_interleave_self_int(groups, 1, None);
         let (k, v) = (by_head(qkv.k_bgnd), by_head(qkv.v_bgnd));
         let score = qkv.q_bhnd.matmul(&k.transpose(2, 3)) * qkv.rule.scale;
+        let score = qkv.rule.soft_cap.map_or_else(|| score.shallow_clone(), |cap| (&score / cap).tanh() * cap);
         let length = score.size()[3];
         let ones = || Tensor::ones([length, length], (Kind::Bool, score.device()));
         let future = ones().triu(1);

@@ -37,6 +37,8 @@ const CASES: &[FamilyCase] = &[
     case("qwen2-yarn"),
     case("seed-oss"),
     FamilyCase { windows: &[None; 3], ..case("smollm3") },
+    FamilyCase { windows: &[Some(24), None, Some(24)], ..case("gemma2") },
+    FamilyCase { windows: &[Some(24), Some(24), None], ..case("gemma3") },
     case("mixtral"),
     FamilyCase { model: "mixtral", ..case("mixtral-v4") },
     case("granite"),
@@ -91,6 +93,14 @@ fn through_plain_attention() {
                 let factor = f64::try_from(golden.get(&format!("{rope}.attention_factor")).get(0)).unwrap();
                 let inverse_f = golden.get(&format!("{rope}.inv_freq"));
                 assert_frequencies(rotation(base.config(), slides), golden.ids_bn.size()[1] as usize, (&inverse_f, factor));
+            }
+        }
+        // Layers that slide come first, and have a rotation of their own.
+        for (layer_type, rope) in ["sliding_attention", "full_attention"].iter().zip(base.config().rotations()) {
+            let [frequencies, factor] = ["inv_freq", "attention_factor"].map(|of| format!("rope.{of}.{layer_type}"));
+            if golden.file.contains(&frequencies) {
+                let factor = f64::try_from(golden.get(&factor).get(0)).unwrap();
+                assert_rotation(rope, golden.ids_bn.size()[1] as usize, (&golden.get(&frequencies), factor));
             }
         }
         let has_base = golden.file.contains("logits_base");

@@ -3,7 +3,7 @@
 use kvtune::engine::Silent;
 
 use super::{KINDS, whole};
-use crate::support::case::{Case, PLAIN, Trains, Width, prove};
+use crate::support::case::{Case, HeadKind, PLAIN, Trains, Width, prove};
 use crate::support::{batch, context, engine, model, single};
 
 const BIASED_LLAMA: &str = r#"{"model_type": "llama", "attention_bias": true, "mlp_bias": true}"#;
@@ -37,11 +37,17 @@ const MINISTRAL3: &str = r#"{"model_type": "ministral3", "rope_scaling": {"type"
 /// What the adapters of a model with fused projections are beside.
 const FUSED: &[&str] = &["qkv_proj", "o_proj", "gate_up_proj", "down_proj"];
 
+/// Caps near the scores, so that they bend them.
+const GEMMA2: &str = r#"{"model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh", "query_pre_attn_scalar": 12,
+    "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}"#;
+const GEMMA3: &str = r#"{"model_type": "gemma3_text", "hidden_act": "gelu_pytorch_tanh", "query_pre_attn_scalar": 12, "rope_theta": 1e6,
+    "rope_scaling": {"type": "linear", "factor": 8.0}}"#;
+
 const MIXTRAL: &str = r#"{"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}"#;
 const QWEN3_MOE: &str = r#"{"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 12,
     "norm_topk_prob": true, "mlp_only_layers": [1]}"#;
 
-const FAMILIES: [(&str, &str); 18] = [
+const FAMILIES: [(&str, &str); 20] = [
     ("llama with biases", BIASED_LLAMA),
     ("llama 3.1", LLAMA_31),
     ("linear", LINEAR),
@@ -60,6 +66,8 @@ const FAMILIES: [(&str, &str); 18] = [
     ("olmo3", OLMO3),
     ("phi3", PHI3),
     ("ministral3", MINISTRAL3),
+    ("gemma2", GEMMA2),
+    ("gemma3", GEMMA3),
 ];
 
 /// A case with a family in place of its own.
@@ -67,6 +75,7 @@ fn of_family((name, config): (&'static str, &'static str), case: Case) -> Case {
     let sliding_layers: &[usize] = match config {
         MISTRAL => &[0, 1, 2],
         OLMO3 => &[0, 1],
+        GEMMA2 | GEMMA3 => &[0, 2],
         _ => &[],
     };
     Case { name, config, sliding_layers, lora: if config == PHI3 { FUSED } else { case.lora }, ..case }
@@ -90,6 +99,20 @@ fn every_family_with_every_kind_of_policy() {
     let tiled: Vec<Case> =
         cases.iter().enumerate().map(|(i, case)| if i % 2 == 0 { whole(case) } else { two_layers(case) }).collect();
     prove("families", &[cases, tiled].concat());
+}
+
+/// Every weight of the families whose norms, embeddings and logits are not the usual ones, the embedding twice where it is tied.
+#[test]
+fn all_weights_of_families_with_scales_and_caps() {
+    let of = |(name, config): (&'static str, &'static str)| {
+        let case = Case { name, config, sliding_layers: &[0, 2], chunk: 3, ..PLAIN };
+        [
+            Case { trains: Trains::All, ..case },
+            Case { trains: Trains::AllTied, layers_per_cell: 2, ..case },
+            Case { trains: Trains::AllTied, head: HeadKind::Classify, ..whole(&case) },
+        ]
+    };
+    prove("all weights of families", &[("gemma2", GEMMA2), ("gemma3", GEMMA3)].map(of).concat());
 }
 
 /// The length that a rotation depends on is a sequence's own, not that of its batch, nor of a chunk.

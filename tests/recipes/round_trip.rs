@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use kvtune::recipe::{
     BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe,
     GradRecipe, HeadRecipe, InitLora, Labels, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnOutOfMemory, OnTooLong,
-    OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe,
-    TargetModules, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
+    OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace,
+    StoreRecipe, TargetModules, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;

@@ -1,6 +1,7 @@
 //! `expected-attention`: what queries like the last chunk's can be expected to look at stays, weighted with the norm of the value
 //! (Devoto et al. 2025, arXiv 2510.00636). Departs from the paper in taking the queries' mean and covariance after the rotation to
 //! their positions, instead of turning unrotated ones to future positions; before the first eviction, of the prefill span's last piece.
+//! A soft cap of the layer's scores does not count: what is expected of them is a formula of the plain product.
 
 use serde::Deserialize;
 use tch::{Kind, Tensor};

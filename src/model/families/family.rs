@@ -1,7 +1,10 @@
 //! What a model family says of itself.
 
 use crate::model::fields::{ConfigFault, Fields};
-use crate::model::spec::{ExpertsSpec, NormsSpec, QkNorm, QueryGrowth, RopeSpec};
+use crate::model::spec::{Activation, ExpertsSpec, NormsSpec, QkNorm, QueryGrowth, RopeSpec};
+
+/// Reads what stands in each of so many layers.
+type ByLayer<T> = fn(Fields<'_>, usize) -> Result<Vec<T>, ConfigFault>;
 
 /// A family of models, by the `model_type` of its `config.json`. What most families have in common is [`Family::USUAL`].
 #[derive(Debug)]
@@ -25,6 +28,14 @@ pub(in crate::model) struct Family {
     pub(in crate::model) norms: NormsSpec,
     /// Queries, keys and values come of one linear, and gate and up of another.
     pub(in crate::model) is_fused: bool,
+    /// Norms multiply by 1 + their weight.
+    pub(in crate::model) norms_add_one: bool,
+    /// What no logit exceeds.
+    pub(in crate::model) logit_soft_cap: fn(Fields<'_>) -> Result<Option<f64>, ConfigFault>,
+    /// What no product of a query and a key exceeds, after its factor.
+    pub(in crate::model) score_soft_cap: fn(Fields<'_>) -> Result<Option<f64>, ConfigFault>,
+    /// What the MLP does to its gate.
+    pub(in crate::model) activation: fn(Fields<'_>) -> Result<Activation, ConfigFault>,
     /// Probabilities of dropout that the family knows: their keys, and what they are when `config.json` doesn't say.
     pub(in crate::model) dropouts: &'static [(&'static str, f64)],
     /// Which linears have a bias.
@@ -32,15 +43,15 @@ pub(in crate::model) struct Family {
     /// The window of a layer that slides, and which layers do when `layer_types` does not say, of so many.
     pub(in crate::model) windows: fn(Fields<'_>, usize) -> Result<SlidingLayers, ConfigFault>,
     /// Which layers rotate queries and keys, of so many.
-    pub(in crate::model) rotates: fn(Fields<'_>, usize) -> Result<Vec<bool>, ConfigFault>,
-    /// The rotation of a layer that slides, where that of one that does not is given.
-    pub(in crate::model) sliding_rope: fn(RopeSpec) -> RopeSpec,
+    pub(in crate::model) rotates: ByLayer<bool>,
+    /// The rotation of a layer that slides, where that of one that does not is given, and the channels of a head.
+    pub(in crate::model) sliding_rope: fn(Fields<'_>, RopeSpec, usize) -> Result<RopeSpec, ConfigFault>,
     /// The factors on embeddings, scores, branches and logits.
     pub(in crate::model) scales: fn(Fields<'_>) -> Result<Scales, ConfigFault>,
     /// By how much queries grow with their position.
     pub(in crate::model) query_growth: fn(Fields<'_>) -> Result<Option<QueryGrowth>, ConfigFault>,
     /// The experts of each layer that has some in place of an MLP, of so many.
-    pub(in crate::model) experts: fn(Fields<'_>, usize) -> Result<Vec<Option<ExpertsSpec>>, ConfigFault>,
+    pub(in crate::model) experts: ByLayer<Option<ExpertsSpec>>,
 }
 
 impl Family {
@@ -56,11 +67,15 @@ impl Family {
         qk_norm: None,
         norms: NormsSpec::BEFORE,
         is_fused: false,
+        norms_add_one: false,
+        logit_soft_cap: |_| Ok(None),
+        score_soft_cap: |_| Ok(None),
+        activation: |fields| fields.only("hidden_act", "silu").map(|()| Activation::Silu),
         dropouts: &[("attention_dropout", 0.0)],
         biases: |_| Ok(Biases::default()),
         windows: |_, num_layers| Ok(SlidingLayers::none(num_layers)),
         rotates: |_, num_layers| Ok(vec![true; num_layers]),
-        sliding_rope: |rope| rope,
+        sliding_rope: |_, rope, _| Ok(rope),
         scales: |_| Ok(Scales::NONE),
         query_growth: |_| Ok(None),
         experts: |_, num_layers| Ok(vec![None; num_layers]),
@@ -79,11 +94,14 @@ pub(in crate::model) struct RopeRules {
     /// The original length when `config.json` does not say it beside the table. Where a family has one, that and the share of rotated
     /// channels are read there alone, whatever the table says.
     pub(in crate::model) default_original: Option<usize>,
+    /// Layers that slide and those that do not may have a table each.
+    pub(in crate::model) has_table_by_type: bool,
 }
 
 impl RopeRules {
     /// What a family has unless it says otherwise.
-    pub(super) const USUAL: Self = Self { default_theta: 10_000.0, further_keys: &[], aliases: &[], default_original: None };
+    pub(super) const USUAL: Self =
+        Self { default_theta: 10_000.0, further_keys: &[], aliases: &[], default_original: None, has_table_by_type: false };
 
     /// With another base.
     pub(super) const fn of_theta(default_theta: f64) -> Self {

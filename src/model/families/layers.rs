@@ -24,11 +24,12 @@ pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Ve
     let windows = windows_by_layer(fields, (family.windows)(fields, num_layers)?)?;
     let rotates = (family.rotates)(fields, num_layers)?;
     let experts = (family.experts)(fields, num_layers)?;
+    let activation = (family.activation)(fields)?;
+    let sliding_rope = attention.rope.clone().map(|rope| (family.sliding_rope)(fields, rope, attention.head_dim)).transpose()?;
     let layer = |((window, rotates), experts): (_, Option<ExpertsSpec>)| {
         let rule = ScoreRule { window, ..attention.rule };
-        let rope = attention.rope.clone().filter(|_| rotates);
-        let rope = if window.is_some() { rope.map(family.sliding_rope) } else { rope };
-        let dense = FeedForwardSpec::Dense { intermediate_size, has_bias: biases.mlp, is_fused: family.is_fused };
+        let rope = if window.is_some() { sliding_rope.clone() } else { attention.rope.clone() }.filter(|_| rotates);
+        let dense = FeedForwardSpec::Dense { intermediate_size, has_bias: biases.mlp, is_fused: family.is_fused, activation };
         LayerSpec {
             attention: AttentionSpec { rule, rope, ..attention.clone() },
             feed_forward: experts.map_or(dense, FeedForwardSpec::Experts),
@@ -41,7 +42,6 @@ pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Ve
 
 /// What would change the numbers and isn't built.
 fn refuse_unbuilt(fields: Fields<'_>) -> Result<(), ConfigFault> {
-    fields.only("hidden_act", "silu")?;
     match fields.get("quantization_config") {
         Some(_) => Err(fields.unsupported("quantization_config", "null".into())),
         None => Ok(()),
@@ -82,12 +82,13 @@ fn attention(fields: Fields<'_>, family: &Family, (biases, scales): (Biases, Sca
         let key = if is_share { "hidden_size" } else { "head_dim" };
         return Err(fields.range(key, "an even `head_dim`, whose halves are rotated against each other".into()));
     }
+    let scale = scales.scores.unwrap_or_else(|| 1.0 / (head_dim as f64).sqrt());
     Ok(AttentionSpec {
         num_heads,
         num_kv_heads,
         head_dim,
-        rule: ScoreRule::scaled(scales.scores.unwrap_or_else(|| 1.0 / (head_dim as f64).sqrt())),
-        rope: Some(rope(fields, &family.rope, head_dim)?),
+        rule: ScoreRule { soft_cap: (family.score_soft_cap)(fields)?, ..ScoreRule::scaled(scale) },
+        rope: Some(rope(fields, family, head_dim)?),
         qk_norm: family.qk_norm,
         query_growth: (family.query_growth)(fields)?,
         is_fused: family.is_fused,

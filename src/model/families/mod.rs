@@ -2,6 +2,8 @@
 
 mod experts;
 mod family;
+mod gemma2;
+mod gemma3;
 mod granite;
 mod layers;
 mod llama;
@@ -28,6 +30,8 @@ pub(super) use wrapper::{is_wrapped, own_name, unwrapped};
 
 /// The known families.
 pub(super) const FAMILIES: &[&Family] = &[
+    &gemma2::FAMILY,
+    &gemma3::FAMILY,
     &granite::FAMILY,
     &llama::FAMILY,
     &ministral3::FAMILY,

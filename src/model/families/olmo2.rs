@@ -1,4 +1,4 @@
-//! OLMo 2 (arXiv 2501.00656): norms stand behind attention and MLP, and queries and keys are normalised over their full width.
+//! `OLMo` 2 (arXiv 2501.00656): norms stand behind attention and MLP, and queries and keys are normalised over their full width.
 
 use super::family::{Biases, Family};
 use crate::model::fields::{ConfigFault, Fields};

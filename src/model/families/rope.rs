@@ -1,9 +1,9 @@
 //! The rotary position embedding that a `config.json` asks for, in either spelling: `rope_theta` beside `rope_scaling`, or both in
 //! `rope_parameters`.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::family::RopeRules;
+use super::family::{Family, RopeRules};
 use super::rope_kinds::{RopeContext, scaling};
 use crate::model::fields::{ConfigFault, Fields};
 use crate::model::spec::{RopeScaling, RopeSpec};
@@ -25,17 +25,62 @@ pub(super) fn table(fields: Fields<'_>) -> Result<Option<Fields<'_>>, ConfigFaul
     }
 }
 
-/// That of heads of `head_dim` channels.
-pub(super) fn rope(fields: Fields<'_>, rules: &RopeRules, head_dim: usize) -> Result<RopeSpec, ConfigFault> {
+/// The types of layers that may have a table each, as `layer_types` calls them, within a table.
+const BY_TYPE: [&str; 2] = ["full_attention", "sliding_attention"];
+
+/// That of heads of `head_dim` channels, in layers that do not slide.
+pub(super) fn rope(fields: Fields<'_>, family: &Family, head_dim: usize) -> Result<RopeSpec, ConfigFault> {
+    let has_several = family.rope.has_table_by_type;
     let mut tables = Vec::new();
     for key in TABLES {
         let Some(table) = fields.table(key)? else { continue };
-        if fields.get(key).and_then(Value::as_object).is_some_and(|object| object.values().any(Value::is_object)) {
-            return Err(fields.unsupported(key, "one rotary embedding for all layers".into()));
+        match by_type(fields, key)? {
+            Some([full, _]) if has_several => tables.extend(full),
+            Some(_) => return Err(fields.unsupported(key, "one rotary embedding for all layers".into())),
+            None => tables.push(table),
         }
-        tables.push(table);
     }
-    let places = [&tables[..], &[fields]].concat();
+    rope_of((fields, max_positions(fields)?), &tables, &family.rope, head_dim)
+}
+
+/// That of layers that slide, where they have a base of their own and are not scaled with the others.
+pub(super) fn sliding_rope(fields: Fields<'_>, _: RopeSpec, head_dim: usize) -> Result<RopeSpec, ConfigFault> {
+    const LOCAL: &str = "rope_local_base_freq";
+    let local = fields.number_or(LOCAL, 10_000.0)?;
+    let mut found = None;
+    for key in TABLES {
+        let Some([_, Some(table)]) = by_type(fields, key)? else { continue };
+        let rope = rope_of((table, max_positions(fields)?), &[table], &RopeRules::of_theta(local), head_dim)?;
+        if fields.get(LOCAL).is_some() && (rope.theta - local).abs() > 0.0 {
+            return Err(table.range("rope_theta", format!("{local} as in `{LOCAL}`")));
+        }
+        if found.as_ref().is_some_and(|other| *other != rope) {
+            return Err(fields.range(TABLES[1], format!("the same as `{}`", TABLES[0])));
+        }
+        found = Some(rope);
+    }
+    Ok(found.unwrap_or_else(|| RopeSpec::plain(local, head_dim)))
+}
+
+/// The tables within a table, if it holds some: of layers that do not slide, and of those that do.
+fn by_type<'a>(fields: Fields<'a>, key: &'static str) -> Result<Option<[Option<Fields<'a>>; 2]>, ConfigFault> {
+    let holds_tables = |object: &Map<String, Value>| object.values().any(Value::is_object);
+    if !fields.get(key).and_then(Value::as_object).is_some_and(holds_tables) {
+        return Ok(None);
+    }
+    let Some(table) = fields.table(key)? else { return Ok(None) };
+    table.only_keys(&BY_TYPE)?;
+    Ok(Some([table.table(BY_TYPE[0])?, table.table(BY_TYPE[1])?]))
+}
+
+/// That of some tables, beside which keys may stand in `fields`.
+fn rope_of(
+    (fields, max_positions): (Fields<'_>, usize),
+    tables: &[Fields<'_>],
+    rules: &RopeRules,
+    head_dim: usize,
+) -> Result<RopeSpec, ConfigFault> {
+    let places = [tables, &[fields]].concat();
     let theta = agreed(&places, "rope_theta", |place| place.number("rope_theta"))?.unwrap_or(rules.default_theta);
     // A family that reads the rest beside the table does not look into it.
     let places = if rules.default_original.is_some() { vec![fields] } else { places };
@@ -43,9 +88,9 @@ pub(super) fn rope(fields: Fields<'_>, rules: &RopeRules, head_dim: usize) -> Re
     let original = agreed(&places, original_key, |place| place.count(original_key, MAX_POSITIONS))?;
     let rotary_dim = rotary_dim(&places, head_dim)?;
     let original = original.or(rules.default_original);
-    let context = RopeContext { rotary_dim, max_positions: max_positions(fields)?, original, rules };
+    let context = RopeContext { rules, rotary_dim, max_positions, original };
     let mut scalings = Vec::new();
-    for table in &tables {
+    for table in tables {
         scalings.push(scaling(*table, &context)?);
     }
     if let [first, second] = &scalings[..]

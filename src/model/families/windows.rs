@@ -20,6 +20,11 @@ pub(super) fn every_layer(fields: Fields<'_>, num_layers: usize, default: Option
     Ok(SlidingLayers { window: width(fields, default)?, slides: vec![true; num_layers] })
 }
 
+/// All but each `pattern`-th layer slide.
+pub(super) fn but_each(pattern: usize, num_layers: usize, window: Option<usize>) -> SlidingLayers {
+    SlidingLayers { window, slides: (1..=num_layers).map(|layer| !layer.is_multiple_of(pattern)).collect() }
+}
+
 /// The upper layers slide, from `max_window_layers` on; both numbers mean nothing unless `use_sliding_window` is set.
 pub(super) fn upper_layers(fields: Fields<'_>, num_layers: usize) -> Result<SlidingLayers, ConfigFault> {
     if !fields.flag_or("use_sliding_window", false)? {

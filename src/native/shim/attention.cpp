@@ -74,11 +74,11 @@ using namespace kvtune;
 extern "C" {
 
 // q (B, H, n, D); keys and values (B, G, ., D) of `parts` parts, the chunk's own last, which slots are in use (B, G, .), or null, and how many
-// tokens from the first on see each slot (B, G, .), or null;
+// tokens from the first on see each slot (B, G, .), or null; `scale` and `cap` as in Scoring;
 // `results` receives new tensors: the output (B, H, n, D), in memory (B, n, H, D), the log-sum-exp (B, H, n), and, unless `from_token`
 // is negative, the attention mass by the tokens from `from_token` on (B, G, all keys), summed over them and the heads of a group.
-int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, at::Tensor** seen_until, size_t count, double scale, int64_t from_token,
-                  at::Tensor** results) {
+int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, at::Tensor** seen_until, size_t count, double scale, double cap,
+                  int64_t from_token, at::Tensor** results) {
   return kvtune::guarded([&] {
     Parts parts = parts_of(k, v, in_use, seen_until, count);
     at::Tensor queries = gathered(*q);
@@ -86,7 +86,7 @@ int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in
     at::Tensor out = empty_by_token(queries.sizes(), queries);
     at::Tensor lse = at::empty({s.batch, s.heads, s.tokens}, wide_options(queries)), mass;
     if (from_token >= 0) mass = at::empty({s.batch, s.groups, s.keys}, lse.options());
-    BY_KIND(queries, Forward<S>{s, queries, parts, scale, out, lse, from_token < 0 ? s.tokens : from_token}.run(mass));
+    BY_KIND(queries, Forward<S>{s, queries, parts, {scale, cap}, out, lse, from_token < 0 ? s.tokens : from_token}.run(mass));
     results[0] = new at::Tensor(std::move(out));
     results[1] = new at::Tensor(std::move(lse));
     if (mass.defined()) results[2] = new at::Tensor(std::move(mass));
@@ -95,7 +95,7 @@ int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in
 
 // `results` receives dq, then dk of each part, then dv of each part; these two in f32 for bf16.
 int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in_use, at::Tensor** seen_until, size_t count,
-                           at::Tensor* out, at::Tensor* lse, double scale, at::Tensor** results) {
+                           at::Tensor* out, at::Tensor* lse, double scale, double cap, at::Tensor** results) {
   return kvtune::guarded([&] {
     Parts parts = parts_of(k, v, in_use, seen_until, count);
     at::Tensor queries = gathered(*q), doutput = gathered(*dout), output = gathered(*out);
@@ -113,7 +113,7 @@ int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::
         if (parts.in_use[p].defined() || parts.seen_until[p].defined()) gradients->back().zero_();
       }
     }
-    BY_KIND(queries, Backward<S>{s, doutput, queries, output, dense_lse, parts, scale, dq, dk, dv}.run());
+    BY_KIND(queries, Backward<S>{s, doutput, queries, output, dense_lse, parts, {scale, cap}, dq, dk, dv}.run());
     results[0] = new at::Tensor(std::move(dq));
     for (size_t p = 0; p < count; ++p) {
       results[1 + p] = new at::Tensor(std::move(dk[p]));
@@ -123,7 +123,7 @@ int kvtune_attend_backward(at::Tensor* dout, at::Tensor* q, at::Tensor** k, at::
 }
 
 // Sums over the heads of a group and the queries from token `first` on (B, G, all keys).
-int kvtune_attention_mass(at::Tensor* q, at::Tensor** k, at::Tensor** in_use, at::Tensor** seen_until, size_t count, at::Tensor* lse, double scale, int64_t first,
+int kvtune_attention_mass(at::Tensor* q, at::Tensor** k, at::Tensor** in_use, at::Tensor** seen_until, size_t count, at::Tensor* lse, double scale, double cap, int64_t first,
                           at::Tensor** result) {
   return kvtune::guarded([&] {
     Parts parts = parts_of(k, k, in_use, seen_until, count);
@@ -131,7 +131,7 @@ int kvtune_attention_mass(at::Tensor* q, at::Tensor** k, at::Tensor** in_use, at
     Shape s = shape_of(queries, parts);
     check_lse(s, *lse, queries);
     at::Tensor sums = at::zeros({s.batch, s.groups, s.keys}, wide_options(queries)), dense_lse = lse->contiguous();
-    if (first < s.tokens) BY_KIND(queries, Mass<S>{s, queries, dense_lse, parts, scale, std::max<int64_t>(0, first)}.run(sums));
+    if (first < s.tokens) BY_KIND(queries, Mass<S>{s, queries, dense_lse, parts, {scale, cap}, std::max<int64_t>(0, first)}.run(sums));
     *result = new at::Tensor(std::move(sums));
   });
 }

@@ -14,7 +14,7 @@ template <class S> struct Backward {
   const Shape& s;
   const at::Tensor &dout, &q, &out, &lse;
   const Parts& parts;
-  double scale;
+  Scoring scoring;
   at::Tensor& dq;
   std::vector<at::Tensor>&dk, &dv;
 
@@ -41,7 +41,7 @@ template <class S> struct Backward {
     for (int64_t lane = 0; lane < block.lanes(); ++lane) {
       for (int64_t i = 0; i < d; ++i) delta[lane] += query[lane * d + i] * gradient[lane * d + i];
     }
-    block.gather_queries<S>(q, scale, query, query_t);
+    block.gather_queries<S>(q, scoring.scale, query, query_t);
     int64_t seen = visible.seen_before(block.end());
     return {block, seen, query, query_t, gradient, gradient_t, block.binary_lse<T>(lse), std::move(delta)};
   }
@@ -71,9 +71,10 @@ template <class S> struct Backward {
         if (keys.count <= 0) continue;
         int64_t lanes = of_block.block.lanes(), rows = keys.rows();
         multiply({rows, lanes, d}, {k_apart, lanes, lanes}, k, of_block.query_t, x, false);
+        scoring.apply(x, rows * lanes);
         multiply({rows, lanes, d}, {v_apart, lanes, lanes}, v, of_block.gradient_t, dx, false);
         Tile tile = visible.tile(keys, rows, {of_block.block.start, s.per_group(), lanes}, sight);
-        to_score_gradient(x, dx, of_block.lse.data(), of_block.delta.data(), tile);
+        to_score_gradient(x, dx, of_block.lse.data(), of_block.delta.data(), scoring.most<T>(), tile);
         multiply({rows, d, lanes}, {lanes, d, d}, x, of_block.gradient, dv_rows, true);
         multiply({rows, d, lanes}, {lanes, d, d}, dx, of_block.query, dk_rows, true);
         multiply({d, lanes, rows}, {TILE, lanes, lanes}, k_t, dx, dq_t + n * matrix(), true);
@@ -96,7 +97,7 @@ template <class S> struct Backward {
       for (const T* part = sum + numbers; part < sum + blocks.splits * numbers; part += numbers) {
         for (int64_t i = 0; i < numbers; ++i) sum[i] += part[i];
       }
-      std::vector<T> factors(blocks.lanes, static_cast<T>(scale)), rows(matrix());
+      std::vector<T> factors(blocks.lanes, static_cast<T>(scoring.scale)), rows(matrix());
       for (int64_t n = 0; n < blocks.count; ++n) {
         Block::of(s, blocks, s.head(index), n).scatter<S>(sum + n * matrix(), factors.data(), rows.data(), dq);
       }

@@ -17,7 +17,7 @@ template <class S> struct Forward {
   const Shape& s;
   const at::Tensor& q;
   const Parts& parts;
-  double scale;
+  Scoring scoring;
   at::Tensor &out, &lse;
   // The first token whose attention is summed.
   int64_t from_token;
@@ -28,7 +28,7 @@ template <class S> struct Forward {
     int64_t lanes = block.lanes(), d = s.width, seen = visible.seen_before(block.end());
     T *query = scratch.take(lanes * d), *query_t = scratch.take(lanes * d), *out_t = scratch.take(lanes * d);
     T *rows = scratch.take(TILE * d), *scores = scratch.take(at::round_up(seen, TILE) * lanes);
-    block.gather_queries<S>(q, scale, query, query_t);
+    block.gather_queries<S>(q, scoring.scale, query, query_t);
     std::vector<T> top(lanes, -std::numeric_limits<T>::infinity()), sum(lanes, 0);
     Sight sight;
     auto each_tile = [&](auto body) {
@@ -40,6 +40,7 @@ template <class S> struct Forward {
     each_tile([&](Stretch keys, T* x, Tile tile) {
       auto [k, apart] = visible.rows<S>(parts.k, keys, rows);
       multiply({tile.keys, lanes, d}, {apart, lanes, lanes}, k, query_t, x, false);
+      scoring.apply(x, tile.keys * lanes);
       raise(top.data(), x, tile);
     });
     std::fill(out_t, out_t + lanes * d, T(0));

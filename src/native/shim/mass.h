@@ -16,7 +16,7 @@ template <class S> struct Mass {
   const Shape& s;
   const at::Tensor &q, &lse;
   const Parts& parts;
-  double scale;
+  Scoring scoring;
   // The first token whose attention is summed.
   int64_t from_token;
 
@@ -25,7 +25,7 @@ template <class S> struct Mass {
     int64_t lanes = block.lanes(), d = s.width;
     T *query = scratch.take(lanes * d), *query_t = scratch.take(lanes * d);
     T *rows = scratch.take(TILE * d), *x = scratch.take(TILE * lanes);
-    block.gather_queries<S>(q, scale, query, query_t);
+    block.gather_queries<S>(q, scoring.scale, query, query_t);
     std::vector<T> l = block.binary_lse<T>(lse);
     // Lanes without a query give nothing.
     std::fill(l.begin() + block.used(), l.end(), std::numeric_limits<T>::infinity());
@@ -33,6 +33,7 @@ template <class S> struct Mass {
     visible.each_tile(visible.seen_before(block.end()), [&](Stretch keys) {
       auto [k, apart] = visible.rows<S>(parts.k, keys, rows);
       multiply({keys.rows(), lanes, d}, {apart, lanes, lanes}, k, query_t, x, false);
+      scoring.apply(x, keys.rows() * lanes);
       Tile tile = visible.tile(keys, keys.count, {block.start, s.per_group(), lanes}, sight);
       add_mass(sums + keys.first, x, l.data(), tile);
     });

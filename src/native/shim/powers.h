@@ -79,4 +79,20 @@ template <class T> INLINE T exponential(T x) {
   return x < least ? T(0) : series_from<T, 0>(rest * log2_e) * power_of_rounded(shifted);
 }
 
+// e^x - 1 for x at most 0, to some roundings of the result however small x is: what is left of whole powers is expanded without its 1.
+template <class T> INLINE T exponential_less_one(T x) {
+  using P = Powers<T>;
+  constexpr T least = (1 - P::BIAS) / LOG2_E, log2_e = LOG2_E;
+  T held = x < least ? least : x;
+  T shifted = held * log2_e + P::SHIFT, whole = shifted - P::SHIFT;
+  T rest = ((held - whole * P::LN2_HIGH) - whole * P::LN2_LOW) * log2_e, power = power_of_rounded(shifted);
+  return x < least ? T(-1) : power * (rest * series_from<T, 1>(rest)) + (power - 1);
+}
+
+template <class T> INLINE T hyperbolic_tangent(T x) {
+  T less_one = exponential_less_one(x < 0 ? 2 * x : -2 * x);
+  T size = -less_one / (2 + less_one);
+  return x < 0 ? -size : size;
+}
+
 }  // namespace kvtune

@@ -13,6 +13,18 @@ constexpr int64_t LANES = 128, BLOCK_SCORES = 1 << 20;
 // Multiplications below which another thread is not worth waking.
 constexpr int64_t LEAST_WORK = 1 << 18;
 
+// How scores come about: q · k · scale, and where `cap` is not 0 cap · tanh(that / cap).
+struct Scoring {
+  double scale, cap;
+
+  // Scores of `count` products, of powers of 2 already.
+  template <class T> void apply(T* x, int64_t count) const {
+    if (cap != 0) kvtune::cap(x, most<T>(), count);
+  }
+  // What no such score exceeds; 0 where nothing holds it.
+  template <class T> T most() const { return static_cast<T>(cap * LOG2_E); }
+};
+
 // So many queries of a block with those that fill it up: few sizes, for each has kernels of its own.
 inline int64_t padded(int64_t lanes) {
   for (int64_t size : {16, 32, 64}) {

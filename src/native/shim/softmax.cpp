@@ -13,6 +13,12 @@ INLINE int64_t end_of(Tile tile, int64_t key) {
   return tile.until == nullptr ? tile.lanes : std::max(first_of(tile, key), tile.until[key]);
 }
 
+template <class T> INLINE void capped(T* x, T most, int64_t count) {
+  T share = T(1) / most;
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) x[i] = most * hyperbolic_tangent(x[i] * share);
+}
+
 template <class T> INLINE void raised(T* top, const T* x, Tile tile) {
   for (int64_t key = 0; key < tile.keys; ++key, x += tile.lanes) {
     int64_t end = end_of(tile, key);
@@ -35,7 +41,8 @@ template <class T> INLINE void weights(T* x, T* sum, const T* top, Tile tile) {
   }
 }
 
-template <class T> INLINE void score_gradient(T* x, T* dx, const T* lse, const T* delta, Tile tile) {
+template <class T> INLINE void score_gradient(T* x, T* dx, const T* lse, const T* delta, T most, Tile tile) {
+  T per_most = most > 0 ? T(1) / most : T(0);
   for (int64_t key = 0; key < tile.keys; ++key, x += tile.lanes, dx += tile.lanes) {
     int64_t first = first_of(tile, key), end = end_of(tile, key);
     for (T* row : {x, dx}) {
@@ -44,9 +51,9 @@ template <class T> INLINE void score_gradient(T* x, T* dx, const T* lse, const T
     }
 #pragma omp simd
     for (int64_t i = first; i < end; ++i) {
-      T w = power(x[i] - lse[i]);
+      T w = power(x[i] - lse[i]), share = x[i] * per_most;
       x[i] = w;
-      dx[i] = w * (dx[i] - delta[i]);
+      dx[i] = w * (dx[i] - delta[i]) * (1 - share * share);
     }
   }
 }
@@ -73,9 +80,12 @@ template <class T> INLINE void shares(T* mass, const T* x, const T* share, Tile 
 }  // namespace
 
 #define FOR_KIND(T)                                                                                                                  \
+  VARIANTS void cap(T* x, T most, int64_t count) { capped<T>(x, most, count); }                                                      \
   VARIANTS void raise(T* top, const T* x, Tile tile) { raised<T>(top, x, tile); }                                                    \
   VARIANTS void to_weights(T* x, T* sum, const T* top, Tile tile) { weights<T>(x, sum, top, tile); }                                 \
-  VARIANTS void to_score_gradient(T* x, T* dx, const T* lse, const T* delta, Tile tile) { score_gradient<T>(x, dx, lse, delta, tile); } \
+  VARIANTS void to_score_gradient(T* x, T* dx, const T* lse, const T* delta, T most, Tile tile) {                                    \
+    score_gradient<T>(x, dx, lse, delta, most, tile);                                                                                \
+  }                                                                                                                                  \
   VARIANTS void add_mass(T* mass, const T* x, const T* lse, Tile tile) { payments<T>(mass, x, lse, tile); }                          \
   VARIANTS void add_shares(T* mass, const T* x, const T* share, Tile tile) { shares<T>(mass, x, share, tile); }
 FOR_KIND(float)

@@ -3,6 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::chunk::{Attended, Mask, Qkv, accumulation_kind};
+use super::rule::ScoreRule;
 
 /// So far below every score that nothing is left of its weight; not minus infinity, as a head may see nothing at all.
 const HIDDEN: f64 = -1e30;
@@ -10,24 +11,28 @@ const HIDDEN: f64 = -1e30;
 /// Queries per block.
 const BLOCK: i64 = 512;
 
-/// Scores of a block of queries against all keys, `(B, G, R, m, P)`, in the accumulation kind.
-fn block_scores(q: &Tensor, k: &Tensor, rows: (i64, i64), mask: Mask<'_>, scale: f64) -> Tensor {
-    let (start, len) = rows;
+/// Scores of a block of queries against all keys, `(B, G, R, m, P)`, in the accumulation kind, whatever is hidden of them.
+fn block_scores(q: &Tensor, k: &Tensor, (start, len): (i64, i64), rule: ScoreRule) -> Tensor {
     let (b, h, _, d) = q.size4().unwrap_or_default();
     let (g, p) = (k.size()[1], k.size()[2]);
     let kind = accumulation_kind(q.kind());
     let block = q.narrow(2, start, len).to_kind(kind).reshape([b, g, h / g * len, d]);
-    let scores = (block * scale).matmul(&k.to_kind(kind).transpose(-1, -2)).view([b, g, h / g, len, p]);
-    let mut scores = scores;
+    let products = (block * rule.scale).matmul(&k.to_kind(kind).transpose(-1, -2));
+    rule.capped(products).view([b, g, h / g, len, p])
+}
+
+/// Scores without those of keys that a query does not see.
+fn hidden(mut scores: Tensor, start: i64, mask: Mask<'_>) -> Tensor {
+    let (b, g, _, len, p) = scores.size5().unwrap_or_default();
     if let Some(in_use_bgp) = mask.in_use_bgp {
         scores = scores.masked_fill(&in_use_bgp.logical_not().view([b, g, 1, 1, p]), HIDDEN);
     }
     if let Some(seen_until_bgp) = mask.seen_until_bgp {
-        let query = Tensor::arange_start(start, start + len, (Kind::Int64, q.device())).view([-1, 1]);
+        let query = Tensor::arange_start(start, start + len, (Kind::Int64, scores.device())).view([-1, 1]);
         scores = scores.masked_fill(&seen_until_bgp.view([b, g, 1, 1, p]).le_tensor(&query), HIDDEN);
     }
     if mask.is_causal {
-        let later = Tensor::ones([len, p], (Kind::Bool, q.device())).tril(start).logical_not();
+        let later = Tensor::ones([len, p], (Kind::Bool, scores.device())).tril(start).logical_not();
         scores = scores.masked_fill(&later, f64::NEG_INFINITY);
     }
     scores
@@ -37,14 +42,14 @@ fn block_scores(q: &Tensor, k: &Tensor, rows: (i64, i64), mask: Mask<'_>, scale:
 ///
 /// # Shapes
 /// `q (B, H, n, D)`, `k`, `v (B, G, P, D)` with `P > 0`; a causal part has `P = n`.
-pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask<'_>, scale: f64) -> Attended {
+pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask<'_>, rule: ScoreRule) -> Attended {
     let (b, h, n, d) = q.size4().unwrap_or_default();
     let kind = accumulation_kind(q.kind());
     let (mut outs, mut lses) = (Vec::new(), Vec::new());
     let (k, v) = (k.to_kind(kind), v.to_kind(kind).unsqueeze(2));
     for start in (0..n).step_by(BLOCK as usize) {
         let len = BLOCK.min(n - start);
-        let scores = block_scores(q, &k, (start, len), mask, scale);
+        let scores = hidden(block_scores(q, &k, (start, len), rule), start, mask);
         let lse = scores.logsumexp(&[-1i64][..], false);
         let weight = (scores - lse.unsqueeze(-1)).exp();
         let out = weight.matmul(&v);
@@ -59,7 +64,7 @@ pub(super) fn forward(q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask<'_>, scale:
 /// # Shapes
 /// As in [`forward`]; `dk`, `dv` have the KV heads of `k`, in the accumulation kind.
 pub(super) fn backward(dout: &Tensor, part: Qkv<'_>, merged: &Attended, mask: Mask<'_>) -> (Tensor, Tensor, Tensor) {
-    let (q, k, v, scale) = (part.q_bhnd, part.k_bgnd, part.v_bgnd, part.rule.scale);
+    let (q, k, v, rule) = (part.q_bhnd, part.k_bgnd, part.v_bgnd, part.rule);
     let (b, h, n, d) = q.size4().unwrap_or_default();
     let (g, p) = (k.size()[1], k.size()[2]);
     let kind = accumulation_kind(q.kind());
@@ -70,11 +75,15 @@ pub(super) fn backward(dout: &Tensor, part: Qkv<'_>, merged: &Attended, mask: Ma
         let len = BLOCK.min(n - start);
         let grouped = |x: &Tensor| x.narrow(2, start, len).to_kind(kind).reshape([b, g, h / g, len, -1]);
         let lse = merged.lse_bhn.narrow(2, start, len).reshape([b, g, h / g, len, 1]);
-        let weight = (block_scores(q, &k, (start, len), mask, scale) - lse).exp();
+        let scores = block_scores(q, &k, (start, len), rule);
+        // The derivative of c · tanh(s / c) is 1 − tanh²(s / c).
+        let slope = rule.soft_cap.map(|cap| 1.0 - (&scores / cap).square());
+        let weight = (hidden(scores, start, mask) - lse).exp();
         let (go, out) = (grouped(dout), grouped(&merged.out_bhnd));
         let delta = (&go * out).sum_dim_intlist(&[-1i64][..], true, kind);
         let dweight = go.matmul(&v.unsqueeze(2).transpose(-1, -2));
-        let dscore = &weight * (dweight - delta) * scale;
+        let dscore = &weight * (dweight - delta) * rule.scale;
+        let dscore = slope.map_or_else(|| dscore.shallow_clone(), |slope| &dscore * slope);
         let flat = |x: &Tensor| x.reshape([b, g, h / g * len, -1]);
         dk += flat(&dscore).transpose(-1, -2).matmul(&flat(&grouped(q)));
         dv += flat(&weight).transpose(-1, -2).matmul(&flat(&go));
@@ -89,7 +98,6 @@ mod tests {
     use tch::Device;
 
     use super::*;
-    use crate::ops::attention::ScoreRule;
 
     const ALL: Mask<'static> = Mask { is_causal: false, in_use_bgp: None, seen_until_bgp: None };
     const CAUSAL: Mask<'static> = Mask { is_causal: true, ..ALL };
@@ -117,7 +125,7 @@ mod tests {
             let (k, v) = (Tensor::randn([2, g, p, 8], opts), Tensor::randn([2, g, p, 8], opts));
             let part = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, rule: ScoreRule::scaled(0.4) };
             let (expected, gradients) = of_libtorch(&dout, part, mask.is_causal);
-            let blocks = forward(&q, &k, &v, mask, 0.4);
+            let blocks = forward(&q, &k, &v, mask, part.rule);
             assert!(blocks.out_bhnd.allclose(&expected.out_bhnd, 0.0, 1e-12, false));
             assert!(blocks.lse_bhn.allclose(&expected.lse_bhn, 1e-12, 1e-12, false));
             let (dq, dk, dv) = backward(&dout, part, &expected, mask);
@@ -132,8 +140,8 @@ mod tests {
         let opts = (Kind::Double, Device::Cpu);
         let (q, k, v) = (Tensor::randn([1, 2, 5, 8], opts), Tensor::randn([1, 2, 7, 8], opts), Tensor::randn([1, 2, 7, 8], opts));
         let in_use = Tensor::from_slice(&[true, true, true, true, false, false, false]).view([1, 1, 7]).expand([1, 2, 7], false);
-        let masked = forward(&q, &k, &v, masked_by(&in_use), 0.4);
-        let shorter = forward(&q, &k.narrow(2, 0, 4), &v.narrow(2, 0, 4), ALL, 0.4);
+        let masked = forward(&q, &k, &v, masked_by(&in_use), ScoreRule::scaled(0.4));
+        let shorter = forward(&q, &k.narrow(2, 0, 4), &v.narrow(2, 0, 4), ALL, ScoreRule::scaled(0.4));
         assert!(masked.out_bhnd.allclose(&shorter.out_bhnd, 0.0, 1e-13, false));
         assert!(masked.lse_bhn.allclose(&shorter.lse_bhn, 0.0, 1e-13, false));
         let (dout, own) = (Tensor::randn([1, 2, 5, 8], opts), (k.narrow(2, 0, 4), v.narrow(2, 0, 4)));

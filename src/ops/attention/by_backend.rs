@@ -19,11 +19,11 @@ pub(super) fn attend_by(
         (Backend::Own, _) => {
             let first = asked.map(|queries| queries.first(chunk.qkv.q_bhnd.size()[2]));
             let (out_bhnd, lse_bhn, sums) =
-                native::attend(chunk.qkv.q_bhnd, &all_parts(&chunk, past), chunk.qkv.rule.scale, first);
+                native::attend(chunk.qkv.q_bhnd, &all_parts(&chunk, past), chunk.qkv.rule.scoring(), first);
             (Attended { out_bhnd, lse_bhn }, sums.map(|sums| sums / chunk.per_group()))
         }
-        (Backend::Joined(vendor), Some(keys)) => (joined::attend(vendor, chunk, keys), None),
-        (Backend::Joined(vendor), None) => (merged::attend(PartKernel::TorchKernel(vendor), chunk, past), None),
+        (Backend::Joined(vendor), Some(keys)) if chunk.qkv.rule.soft_cap.is_none() => (joined::attend(vendor, chunk, keys), None),
+        (Backend::Joined(vendor), _) => (merged::attend(PartKernel::TorchKernel(vendor), chunk, past), None),
         (Backend::Parts(kernel), _) => (merged::attend(kernel, chunk, past), None),
     }
 }
@@ -39,13 +39,15 @@ pub(super) fn attend_backward_by(
     match (backend, chunk.joined_bgcd) {
         (Backend::Own, _) => {
             let out = (&attended.out_bhnd, &attended.lse_bhn);
-            let grads = native::attend_backward(dout, chunk.qkv.q_bhnd, &all_parts(&chunk, past), out, chunk.qkv.rule.scale);
+            let grads = native::attend_backward(dout, chunk.qkv.q_bhnd, &all_parts(&chunk, past), out, chunk.qkv.rule.scoring());
             let mut past: Vec<(Tensor, Tensor)> = grads.dk_bgpd.into_iter().zip(grads.dv_bgpd).collect();
             let (dk_bgnd, dv_bgnd) = past.pop().unwrap_or_default();
             AttentionGrads { dq_bhnd: grads.dq_bhnd, dk_bgnd, dv_bgnd, past }
         }
-        (Backend::Joined(vendor), Some(keys)) => joined::attend_backward(vendor, dout, chunk, keys, attended),
-        (Backend::Joined(vendor), None) => merged::attend_backward(PartKernel::TorchKernel(vendor), dout, chunk, past, attended),
+        (Backend::Joined(vendor), Some(keys)) if chunk.qkv.rule.soft_cap.is_none() => {
+            joined::attend_backward(vendor, dout, chunk, keys, attended)
+        }
+        (Backend::Joined(vendor), _) => merged::attend_backward(PartKernel::TorchKernel(vendor), dout, chunk, past, attended),
         (Backend::Parts(kernel), _) => merged::attend_backward(kernel, dout, chunk, past, attended),
     }
 }

@@ -21,8 +21,10 @@ pub(super) fn backend_for(chunk: &Chunk<'_>, past: &[KvPage<'_>]) -> Backend {
     if !is_for_torch_kernels(device, kind) {
         return Backend::unmeasured(device, kind);
     }
+    // Of these kernels none caps scores, and none leaves out slots.
+    let is_capped = chunk.qkv.rule.soft_cap.is_some();
     let is_masked = |part: &KvPage<'_>| part.in_use_bgp.is_some() || part.seen_until_bgp.is_some();
-    if past.iter().any(is_masked) || is_masked(&chunk.own()) {
+    if is_capped || past.iter().any(is_masked) || is_masked(&chunk.own()) {
         return Backend::Parts(PartKernel::Blocks);
     }
     let shape = AttendShape::of(chunk, past);

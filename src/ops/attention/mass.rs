@@ -8,10 +8,11 @@ use super::backend::Backend;
 use super::by_backend::all_parts;
 use super::choice::backend_for;
 use super::chunk::{Chunk, KvPage, Queries};
+use super::rule::ScoreRule;
 use crate::native;
 
-/// The attention mass to each slot by some queries of a chunk: `(1/R) Σ_heads Σ_i exp(q_i · k_c · scale −
-/// lse_i)`, past slots first, then the chunk's own. Queries are taken in blocks, so that no `(n × slots)` matrix is kept.
+/// The attention mass to each slot by some queries of a chunk: `(1/R) Σ_heads Σ_i exp(s_ic − lse_i)`, where s are the scores by the
+/// chunk's rule; past slots first, then the chunk's own. Queries are taken in blocks, so that no `(n × slots)` matrix is kept.
 ///
 /// # Shapes
 /// `lse_bhn (B, H, n)`, `+inf` for a query that does not count; result `(B, G, P + n)` in f32 (f64 for f64 inputs).
@@ -19,17 +20,18 @@ pub fn attention_mass(chunk: Chunk<'_>, past: &[KvPage<'_>], lse_bhn: &Tensor, q
     if backend_for(&chunk, past) == Backend::Own {
         let parts = all_parts(&chunk, past);
         let first = queries.first(chunk.qkv.q_bhnd.size()[2]);
-        return native::attention_mass(chunk.qkv.q_bhnd, &parts, lse_bhn, chunk.qkv.rule.scale, first) / chunk.per_group();
+        return native::attention_mass(chunk.qkv.q_bhnd, &parts, lse_bhn, chunk.qkv.rule.scoring(), first) / chunk.per_group();
     }
     mass_by_cuda(chunk, past, lse_bhn, queries).unwrap_or_else(|| mass_in_blocks(chunk, past, lse_bhn, queries))
 }
 
 fn mass_by_cuda(chunk: Chunk<'_>, past: &[KvPage<'_>], lse_bhn: &Tensor, queries: Queries) -> Option<Tensor> {
     let (q, parts) = (chunk.qkv.q_bhnd, all_parts(&chunk, past));
-    if parts.iter().any(|part| part.seen_until_bgp.is_some()) {
+    let rule = chunk.qkv.rule;
+    if rule.soft_cap.is_some() || parts.iter().any(|part| part.seen_until_bgp.is_some()) {
         return None;
     }
-    let mass = native::cuda::attention_mass(q, &parts, lse_bhn, chunk.qkv.rule.scale, queries.first(q.size()[2]));
+    let mass = native::cuda::attention_mass(q, &parts, lse_bhn, rule.scale, queries.first(q.size()[2]));
     mass.map(|mass| mass / chunk.per_group())
 }
 
@@ -53,11 +55,13 @@ const BLOCK_SCORES: i64 = 1 << 18;
 const BLOCK_QUERIES: (i64, i64) = (16, 64);
 
 /// The queries that give mass: one product with a key gives `(q · k · scale − lse) log₂ e`, as the query has one more number, −lse, and each
-/// key a 1. Weights are powers of 2: libtorch leaves those of e to a library that is three times slower on some CPUs.
+/// key a 1; what is capped is the product alone. Weights are powers of 2: libtorch leaves those of e to a library that is three times slower on some CPUs.
 struct MassQueries {
     /// `(B·G, n·R, D + 1)`: a token's heads stand together, so that a block of tokens is a range.
     query: Tensor,
     per_group: i64,
+    /// How scores come about, in powers of 2.
+    rule: ScoreRule,
     /// Index in the chunk of the first token that gives any, and how many do.
     first: i64,
     count: i64,
@@ -68,10 +72,24 @@ impl MassQueries {
         let (b, h, n, d) = chunk.qkv.q_bhnd.size4().unwrap_or_default();
         let (groups, count) = (chunk.num_kv_heads(), n - queries.first(n));
         let per_group = h / groups;
-        let q = chunk.qkv.q_bhnd.narrow(2, n - count, count).to_kind(lse_bhn.kind()) * (chunk.qkv.rule.scale * LOG2_E);
+        let rule = chunk.qkv.rule;
+        let rule = ScoreRule { scale: rule.scale * LOG2_E, soft_cap: rule.soft_cap.map(|cap| cap * LOG2_E), ..rule };
+        let q = chunk.qkv.q_bhnd.narrow(2, n - count, count).to_kind(lse_bhn.kind()) * rule.scale;
         let minus_lse = lse_bhn.narrow(2, n - count, count).unsqueeze(-1) * -LOG2_E;
         let query = Tensor::cat(&[q, minus_lse], -1).view([b * groups, per_group, count, d + 1]).transpose(1, 2);
-        Self { query: query.reshape([b * groups, count * per_group, d + 1]), per_group, first: n - count, count }
+        Self { query: query.reshape([b * groups, count * per_group, d + 1]), per_group, rule, first: n - count, count }
+    }
+
+    /// Scores of a block without the log-sum-exp, in `room`.
+    ///
+    /// # Shapes
+    /// `query (B·G, rows, D + 1)`, `keys (B·G, D + 1, slots)`; room and result `(B·G, rows, slots)`.
+    fn scores_less_lse(&self, query: &Tensor, keys: &Tensor, room: &Tensor) -> Tensor {
+        if self.rule.soft_cap.is_none() {
+            return query.bmm_out(room, keys);
+        }
+        let d = query.size()[2] - 1;
+        self.rule.capped(query.narrow(2, 0, d).bmm_out(room, &keys.narrow(1, 0, d))).g_add_(&query.narrow(2, d, 1))
     }
 
     /// What they give to a part's keys, the sum over the heads of a group `(B·G, slots)`.
@@ -93,7 +111,7 @@ impl MassQueries {
             let width = if causal { self.first + start + len } else { slots };
             let scores = buffer.narrow(0, 0, rows * len * width).view([b * g, len * self.per_group, width]);
             let query = self.query.narrow(1, start * self.per_group, len * self.per_group);
-            let weight = query.bmm_out(&scores, &keys.narrow(2, 0, width)).exp2_();
+            let weight = self.scores_less_lse(&query, &keys.narrow(2, 0, width), &scores).exp2_();
             if causal {
                 let mut own = weight.narrow(2, width - len, len).view([b * g, len, self.per_group, len]);
                 // What a query does not see may be infinitely more than it sees, and no product would make it nothing.

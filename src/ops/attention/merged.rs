@@ -7,9 +7,9 @@ use super::part::{self, PartKernel};
 
 /// Each part forward, merged.
 pub(super) fn attend(kernel: PartKernel, chunk: Chunk<'_>, past: &[KvPage<'_>]) -> Attended {
-    let own = part::forward(kernel, chunk.qkv.q_bhnd, &chunk.own(), chunk.mask(), chunk.qkv.rule.scale);
+    let own = part::forward(kernel, chunk.qkv.q_bhnd, &chunk.own(), chunk.mask(), chunk.qkv.rule);
     past.iter().fold(own, |merged, past| {
-        let old = part::forward(kernel, chunk.qkv.q_bhnd, past, mask_of(past), chunk.qkv.rule.scale);
+        let old = part::forward(kernel, chunk.qkv.q_bhnd, past, mask_of(past), chunk.qkv.rule);
         merge(&old, &merged)
     })
 }

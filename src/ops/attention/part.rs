@@ -4,22 +4,25 @@ use tch::Tensor;
 
 use super::blocks;
 use super::chunk::{Attended, Chunk, KvPage, Mask, Qkv};
+use super::rule::ScoreRule;
 use crate::native::cuda::{TorchKernel, TorchKernelMask, vendor_attend, vendor_attend_backward};
 use crate::native::or_panic;
 
 /// What computes a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartKernel {
-    /// Tensor operations on blocks of queries: for any device and kind, and the only one that leaves out slots.
+    /// Tensor operations on blocks of queries: for any device and kind, and the only one that leaves out slots and caps
+    /// scores.
     Blocks,
     /// A kernel that comes with libtorch.
     TorchKernel(TorchKernel),
 }
 
 impl PartKernel {
-    /// The kernel that comes with libtorch, if it serves what the queries see.
-    fn vendor(self, mask: Mask<'_>) -> Option<(TorchKernel, TorchKernelMask)> {
+    /// The kernel that comes with libtorch, if it serves what the queries see, and how.
+    fn vendor(self, mask: Mask<'_>, rule: ScoreRule) -> Option<(TorchKernel, TorchKernelMask)> {
         match (self, mask) {
+            _ if rule.soft_cap.is_some() => None,
             (Self::TorchKernel(vendor), Mask { is_causal, in_use_bgp: None, seen_until_bgp: None }) => {
                 Some((vendor, if is_causal { TorchKernelMask::Causal } else { TorchKernelMask::All }))
             }
@@ -42,12 +45,12 @@ fn folded(x: &Tensor, groups: i64) -> Tensor {
 ///
 /// # Shapes
 /// `q_bhnd (B, H, n, D)`; a causal part has as many keys.
-pub(super) fn forward(kernel: PartKernel, q_bhnd: &Tensor, part: &KvPage<'_>, mask: Mask<'_>, scale: f64) -> Attended {
+pub(super) fn forward(kernel: PartKernel, q_bhnd: &Tensor, part: &KvPage<'_>, mask: Mask<'_>, rule: ScoreRule) -> Attended {
     let (k, v) = (part.k_bgpd, part.v_bgpd);
-    let Some((vendor, seen)) = kernel.vendor(mask) else { return blocks::forward(q_bhnd, k, v, mask, scale) };
+    let Some((vendor, seen)) = kernel.vendor(mask, rule) else { return blocks::forward(q_bhnd, k, v, mask, rule) };
     let size = q_bhnd.size();
     let q = if seen == TorchKernelMask::All { &folded(q_bhnd, k.size()[1]) } else { q_bhnd };
-    let (out, lse) = or_panic(vendor_attend(vendor, q, (k, v), seen, scale));
+    let (out, lse) = or_panic(vendor_attend(vendor, q, (k, v), seen, rule.scale));
     Attended { out_bhnd: out.reshape(&size[..]), lse_bhn: lse.reshape(&size[..3]) }
 }
 
@@ -63,7 +66,7 @@ pub(super) fn backward(
     merged: &Attended,
 ) -> (Tensor, Tensor, Tensor) {
     let (k, v) = (part.k_bgpd, part.v_bgpd);
-    let Some((vendor, seen)) = kernel.vendor(mask) else {
+    let Some((vendor, seen)) = kernel.vendor(mask, chunk.qkv.rule) else {
         return blocks::backward(dout_bhnd, Qkv { k_bgnd: k, v_bgnd: v, ..chunk.qkv }, merged, mask);
     };
     let inputs = [dout_bhnd, chunk.qkv.q_bhnd, &merged.out_bhnd, &merged.lse_bhn];

@@ -293,7 +293,7 @@ fn a_window_hides_what_is_older() {
             let until = (&position + (window - past)).clamp(0, n).view([1, 1, -1]).expand([b, g, past + n], false);
             let (old, own) = (part(&until, 0, past), part(&until, past, n));
             let (old_k, old_v, own_k, own_v) = (part(&k0, 0, past), part(&v0, 0, past), part(&k0, past, n), part(&v0, past, n));
-            let rule = ScoreRule { scale, window: Some(window as usize) };
+            let rule = ScoreRule { window: Some(window as usize), ..ScoreRule::scaled(scale) };
             let chunk = Chunk { seen_until_bgn: Some(&own), ..Chunk::of(&q0, (&own_k, &own_v), rule) };
             let pages = [KvPage { seen_until_bgp: Some(&old), ..KvPage::of(&old_k, &old_v) }];
             let sums = weights.detach().sum_dim_intlist(&[2i64][..], false, Kind::Double).view([b, g, h / g, past + n]);
@@ -309,5 +309,83 @@ fn a_window_hides_what_is_older() {
                 assert!(worst(&mass_by(backend, chunk, &pages, &merged.lse_bhn, Queries::All), &mean) < 1e-12);
             }
         }
+    }
+}
+
+/// Scores far below the cap, at it and far above it, with a window and without, against a textbook's softmax under autograd; in more
+/// queries and keys than one block or tile has.
+#[test]
+fn a_soft_cap_holds_in_every_way() {
+    tch::manual_seed(7);
+    for (n, past, h, g, d) in [(5, 7, 6, 2, 8), (1, 3, 4, 4, 8), (70, 300, 4, 2, 8), (600, 65, 2, 1, 10)] {
+        for (scale, window) in [(0.02, None), (0.6, None), (20.0, None), (0.6, Some(n + past / 3))] {
+            let (b, cap) = (2, 2.5);
+            let [q, dout] = [h, h].map(|heads| Tensor::randn([b, heads, n, d], OPTS));
+            let [k, v] = [g, g].map(|heads| Tensor::randn([b, heads, past + n, d], OPTS));
+            let [q, k, v] = [q, k, v].map(|x| x.set_requires_grad(true));
+            let wide = |x: &Tensor| x.repeat_interleave_self_int(h / g, 1, None);
+            let scores = (q.matmul(&wide(&k).transpose(-1, -2)) * (scale / cap)).tanh() * cap;
+            let ones = || Tensor::ones([n, past + n], (Kind::Bool, Device::Cpu));
+            let hidden =
+                window.map_or_else(|| ones().triu(past + 1), |w| ones().triu(past + 1).logical_or(&ones().tril(past - w)));
+            let weights = scores.masked_fill(&hidden, f64::NEG_INFINITY).softmax(-1, Kind::Double);
+            let expected = weights.matmul(&wide(&v));
+            (&expected * &dout).sum(Kind::Double).backward();
+
+            let [q0, k0, v0] = [&q, &k, &v].map(Tensor::detach);
+            let part = |x: &Tensor, start, len| x.narrow(2, start, len).contiguous();
+            let (old_k, old_v, own_k, own_v) = (part(&k0, 0, past), part(&v0, 0, past), part(&k0, past, n), part(&v0, past, n));
+            let until = window.map(|w| {
+                let position = Tensor::arange(past + n, (Kind::Int64, Device::Cpu));
+                (position + (w - past)).clamp(0, n).view([1, 1, -1]).expand([b, g, past + n], false)
+            });
+            let until = until.map(|until| (part(&until, 0, past), part(&until, past, n)));
+            let rule = ScoreRule { soft_cap: Some(cap), window: window.map(|w| w as usize), ..ScoreRule::scaled(scale) };
+            let of_chunk = Chunk::of(&q0, (&own_k, &own_v), rule);
+            let chunk = Chunk {
+                seen_until_bgn: until.as_ref().map(|(_, own)| own),
+                joined_bgcd: window.is_none().then_some((&k0, &v0)),
+                ..of_chunk
+            };
+            let pages = [KvPage { seen_until_bgp: until.as_ref().map(|(old, _)| old), ..KvPage::of(&old_k, &old_v) }];
+            let weights = weights.detach();
+            for backend in WAYS {
+                let merged = attend_by(backend, chunk, &pages, None).0;
+                let error = worst(&merged.out_bhnd, &expected);
+                assert!(error < 1e-13, "{backend:?}, {n} tokens, scale {scale}: {error:.1e}");
+                let grads = attend_backward_by(backend, &dout, chunk, &pages, &merged);
+                let all = |old: &Tensor, new: &Tensor| Tensor::cat(&[old, new], 2);
+                let near = |ours: &Tensor, theirs: &Tensor| worst(ours, theirs) < 1e-13 * (1.0 + scale) * n as f64;
+                assert!(near(&grads.dq_bhnd, &q.grad()), "{backend:?}, {n} tokens, scale {scale}");
+                assert!(near(&all(&grads.past[0].0, &grads.dk_bgnd), &k.grad()));
+                assert!(near(&all(&grads.past[0].1, &grads.dv_bgnd), &v.grad()));
+                for queries in ASKED {
+                    let first = queries.first(n);
+                    let sums = weights.narrow(2, first, n - first).sum_dim_intlist(&[2i64][..], false, Kind::Double);
+                    let mean = sums.view([b, g, h / g, past + n]).mean_dim(&[2i64][..], false, Kind::Double);
+                    assert!(worst(&mass_by(backend, chunk, &pages, &merged.lse_bhn, queries), &mean) < 1e-12);
+                    let on_the_way = attend_by(backend, chunk, &pages, Some(queries)).1;
+                    assert!(on_the_way.is_none_or(|sums| worst(&sums, &mean) < 1e-12));
+                }
+            }
+        }
+    }
+}
+
+/// The cap is made of powers by hand: it is as exact as a rounding of the score, near 0 too, and no score exceeds it.
+#[test]
+fn a_capped_score_is_right_to_some_roundings() {
+    for (kind, bound) in [(Kind::Float, 4e-7), (Kind::Double, 1e-15)] {
+        // One channel, and one query: the log-sum-exp of its only key is the score.
+        let score = Tensor::cat(&[Tensor::linspace(-400.0, 400.0, 4001, OPTS), Tensor::logspace(-8.0, 0.0, 400, 10.0, OPTS)], 0);
+        let q = score.to_kind(kind).view([-1, 1, 1, 1]);
+        let one = q.ones_like();
+        let rule = ScoreRule { soft_cap: Some(50.0), ..ScoreRule::scaled(1.0) };
+        let found = attend_by(Backend::Own, Chunk::of(&q, (&one, &one), rule), &[], None).0.lse_bhn.view([-1]);
+        let expected = (q.to_kind(Kind::Double).view([-1]) / 50.0).tanh() * 50.0;
+        let error =
+            ((found.to_kind(Kind::Double) - &expected).abs() / expected.abs().clamp_min(1e-300)).nan_to_num(0.0, None, None);
+        assert!(error.max().double_value(&[]) < bound, "{kind:?}: {:e}", error.max().double_value(&[]));
+        assert!(found.abs().max().double_value(&[]) <= 50.0 * (1.0 + bound));
     }
 }
