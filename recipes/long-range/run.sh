@@ -4,7 +4,7 @@
 # of accuracies for each, tab-separated; `summary.sh` makes a table of them.
 #
 #   cargo build --bin kvtune --example long-range-data
-#   KVTUNE=target/release/kvtune JOBS=2 SEEDS="1 2 3" LENGTHS="128 64" sh recipes/long-range/run.sh > lines.tsv
+#   JOBS=2 SEEDS="1 2 3" LENGTHS="128 64" sh recipes/long-range/run.sh > lines.tsv
 #   sh recipes/long-range/summary.sh < lines.tsv
 #
 # Everything is written to data/long-range, and what is there already is not made again: an interrupted run goes on where it was.

@@ -94,14 +94,17 @@ impl LayerLog {
             let expected = [span.num_sequences(), span.len, top_k].map(|n| n as i64);
             let found = self.routing(span.index).map_or([0; 3], Routing::size);
             same(&expected, &found, |size| format!("experts of size {size:?} in layer {layer}, chunk {}", span.index))?;
-            parts.extend(self.routing(span.index).map(|routing| routing.chosen(device)));
+            let Some(routing) = self.routing(span.index) else { continue };
+            same(&true, &(routing.largest < num_experts as i64), |fits| {
+                if *fits {
+                    format!("experts below {num_experts} in layer {layer}")
+                } else {
+                    format!("expert {}", routing.largest)
+                }
+            })?;
+            parts.push(routing.chosen(device));
         }
-        let chosen_bnk = Tensor::cat(&parts, 1);
-        let most = chosen_bnk.max().int64_value(&[]);
-        same(&true, &(most < num_experts as i64), |fits| {
-            if *fits { format!("experts below {num_experts} in layer {layer}") } else { format!("expert {most}") }
-        })?;
-        Ok(chosen_bnk)
+        Ok(Tensor::cat(&parts, 1))
     }
 
     /// The choice for `span`, checked to have the number of evictions that the cache needs.

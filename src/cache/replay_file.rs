@@ -258,11 +258,12 @@ impl LogReader<'_> {
         if !chosen.chunks(top_k).all(|own| are_different(own, 1 << 15)) {
             return Err(self.wrong(format!("`{name}` names an expert twice for a token, or one beyond {}", 1 << 15)));
         }
+        let largest = chosen.iter().copied().max().unwrap_or(0);
         let (whole, mut start) = (Tensor::from_slice(&chosen).view([tokens as i64, top_k as i64]).to_kind(kind), 0);
         for span in spans {
             let (sequences, len) = (span.num_sequences() as i64, span.len as i64);
             let own = whole.narrow(0, start, sequences * len).view([sequences, len, top_k as i64]);
-            log.record_routing(Routing::of_host(&own));
+            log.record_routing(Routing::of_host(&own, largest));
             start += sequences * len;
         }
         Ok(())

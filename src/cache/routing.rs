@@ -7,7 +7,11 @@ use crate::units::Bytes;
 
 /// Experts by sequence and token of a chunk, pads among them; the choices of one layer.
 #[derive(Clone, Debug)]
-pub struct Routing(HostTensor);
+pub struct Routing {
+    chosen: HostTensor,
+    /// No expert has a larger number.
+    pub(super) largest: i64,
+}
 
 impl Routing {
     /// Packs the choices among `num_experts`.
@@ -15,12 +19,13 @@ impl Routing {
     /// # Shapes
     /// `(B, n, k)`, int64.
     pub fn new(chosen_bnk: &Tensor, num_experts: usize) -> Self {
-        Self(HostTensor::send(&chosen_bnk.to_kind(Self::kind(num_experts)).contiguous()))
+        let chosen = HostTensor::send(&chosen_bnk.to_kind(Self::kind(num_experts)).contiguous());
+        Self { chosen, largest: num_experts as i64 - 1 }
     }
 
-    /// Of choices that the host has read.
-    pub(super) fn of_host(chosen_bnk: &Tensor) -> Self {
-        Self(HostTensor::here(chosen_bnk))
+    /// Of choices that the host has read, and the largest number among them.
+    pub(super) fn of_host(chosen_bnk: &Tensor, largest: i64) -> Self {
+        Self { chosen: HostTensor::here(chosen_bnk), largest }
     }
 
     /// The narrowest integers for so many experts.
@@ -35,21 +40,21 @@ impl Routing {
 
     /// Sequences, tokens, and experts of a token.
     pub fn size(&self) -> [i64; 3] {
-        <[i64; 3]>::try_from(self.0.size()).unwrap_or_default()
+        <[i64; 3]>::try_from(self.chosen.size()).unwrap_or_default()
     }
 
     /// The choices `(B, n, k)`, int64.
     pub fn chosen(&self, device: Device) -> Tensor {
-        self.0.prefetch(device).wait().to_device(device).to_kind(Kind::Int64)
+        self.chosen.prefetch(device).wait().to_device(device).to_kind(Kind::Int64)
     }
 
     /// On the host, as they are kept.
     pub(super) fn packed(&self) -> Tensor {
-        self.0.on_host()
+        self.chosen.on_host()
     }
 
     /// What they take.
     pub(super) fn bytes(&self) -> Bytes {
-        self.0.bytes()
+        self.chosen.bytes()
     }
 }

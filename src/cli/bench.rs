@@ -24,7 +24,7 @@ pub(super) struct BenchSteps {
     #[command(flatten)]
     recipe: RecipeFile,
     /// Tokens of each of the `train.micro_batch_size` sequences; or one number for each, separated by commas.
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = at_least_one())]
+    #[arg(long, value_name = "N", required = true, value_delimiter = ',', value_parser = at_least_one())]
     tokens: Vec<usize>,
     /// Steps to time.
     #[arg(long, value_name = "K", value_parser = at_least_one())]

@@ -5,6 +5,7 @@
 use tch::{Kind, Tensor, no_grad};
 
 use crate::cache::ChunkSpan;
+use crate::native::cuda::on_device;
 
 /// What the tokens of a batch have added up to so far.
 #[derive(Debug, Default)]
@@ -96,5 +97,5 @@ fn real_tokens(spans: &[ChunkSpan], like: &Tensor) -> Tensor {
         spans.iter().flat_map(of_span).collect::<Vec<f64>>()
     };
     let flat: Vec<f64> = (0..spans[0].num_sequences()).flat_map(of_sequence).collect();
-    Tensor::from_slice(&flat).view([spans[0].num_sequences() as i64, -1, 1]).to_device(like.device())
+    on_device(&flat, like.device()).view([spans[0].num_sequences() as i64, -1, 1])
 }

@@ -9,7 +9,7 @@ use super::config::ModelConfig;
 use super::delta::{A, B, B_BIAS, BASE_BIAS, Delta, LoraDelta, MAGNITUDE, ModuleStream, master_kind};
 use super::names::peft_tensor;
 use super::random;
-use super::targets::{LoraTarget, listed, meant, meant_parameters, peft_module, peft_settings, targets};
+use super::targets::{LoraTarget, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets};
 use crate::files::{ExcludedModules, ModulePatterns, PeftConfig, PeftTargets};
 use crate::recipe::LoraRecipe;
 
@@ -121,10 +121,12 @@ impl Adapter {
         self.settings.lora_dropout
     }
 
-    /// Sets the dropout probability, as a recipe may train a loaded adapter with another one.
-    pub fn set_dropout(&mut self, probability: f64) {
+    /// Sets the dropout probability, as a recipe may train a loaded adapter with another one. Adapters of experts have none.
+    pub fn set_dropout(&mut self, probability: f64) -> Result<(), ModelError> {
+        refuse_dropout(probability, self.deltas.iter().any(|(linear, _)| is_of_experts(linear)))?;
         self.settings.lora_dropout = probability;
         self.deltas.iter_mut().for_each(|(_, delta)| delta.set_dropout(probability));
+        Ok(())
     }
 
     /// The names of the linears that are targets, in the order of the layer, or the expression that matches them; those of the experts'
@@ -254,9 +256,14 @@ fn check_numbers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTar
     if targets.is_empty() {
         return refuse("exclude_modules", "all of `target_modules`".into(), "names that leave one of them");
     }
-    if settings.lora_dropout > 0.0 && targets.iter().any(LoraTarget::is_of_experts) {
-        // Each expert sees its tokens sorted; PEFT has none for parameters either.
-        return refuse("dropout", settings.lora_dropout.to_string(), "0 where experts are targets");
+    refuse_dropout(settings.lora_dropout, targets.iter().any(|target| is_of_experts(&target.linear.name)))
+}
+
+/// Each expert sees its tokens sorted; PEFT has no dropout for parameters either.
+fn refuse_dropout(probability: f64, has_experts: bool) -> Result<(), ModelError> {
+    if probability > 0.0 && has_experts {
+        let (found, expected) = (probability.to_string(), "0 where experts are targets");
+        return Err(ModelError::Lora { key: "dropout", found, expected });
     }
     Ok(())
 }
@@ -281,6 +288,12 @@ fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget
             format!("{layers:?}"),
             "`[]` where experts are targets: PEFT takes those of all layers",
         );
+    }
+    let is_twice = |at: usize| targets[..at].iter().any(|other| other.linear.name == targets[at].linear.name);
+    let is_apart = |target: &LoraTarget| is_of_experts(&target.linear.name) && !target.is_stacked();
+    if (0..targets.len()).any(is_twice) || targets.iter().any(LoraTarget::is_stacked) && targets.iter().any(is_apart) {
+        let found = format!("{:?}", settings.target_parameters);
+        return refuse("target_parameters", found, "nothing that `target_modules` has as well: each expert and router once");
     }
     for (key, is_on) in [("use_dora", settings.use_dora), ("lora_bias", settings.lora_bias)] {
         if is_on && has_parameters {

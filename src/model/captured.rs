@@ -173,7 +173,7 @@ impl CapturedLayers {
         Ok(Self { recorder, shapes: shapes.into_iter().map(|shape| (shape, OfShape::default())).collect() })
     }
 
-    /// The layers over the column that is next, of so many sequences and tokens. `model` and `place` are always the same.
+    /// The layers over the column that is next, of so many sequences and tokens. `model` is always the same, and so is `place` for all columns of one shape.
     pub fn column<'a>(
         &'a mut self,
         (model, place): (&'a Model, &'a DropoutContext<'a>),

@@ -1,8 +1,8 @@
 //! Learned weights and how they act on hidden states; knows no cache and no tokenizer.
 //!
 //! A [`Model`] is read from a directory in Hugging Face's layout. What is trained is an [`Adapter`] (LoRA) beside its frozen
-//! weights, or the weights themselves; [`Model::parameters`] are either. What
-//! remembers the past plugs in through [`Attend`], so that the same layers serve plain attention, caches and their backward.
+//! weights, or the weights themselves; [`Model::parameters`] are either. What remembers the past plugs in through [`Attend`], so that the
+//! same layers serve plain attention, caches and their backward.
 
 mod adapter;
 mod all_weights;
@@ -49,10 +49,9 @@ pub use init::init_model;
 pub use positions::Positions;
 #[cfg(test)]
 pub(crate) use simulated::while_graphs_are_simulated;
-pub use spec::QueryGrowth;
 pub use spec::{
     Activation, AttentionSpec, BranchNorms, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerSpec, LinearSpec, NormSpec,
-    NormsSpec, QkNorm,
+    NormsSpec, QkNorm, QueryGrowth,
 };
 pub use spec::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
 pub use targets::{num_trained, on_every_layer, targeted};

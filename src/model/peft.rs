@@ -45,7 +45,7 @@ mod tests {
     use super::*;
     use crate::files::{ADAPTER_CONFIG, ADAPTER_TENSORS, FilesError, TensorFile, read_json};
     use crate::model::Model;
-    use crate::recipe::Dtype;
+    use crate::recipe::{Dtype, LoraRecipe, TargetModules};
 
     fn fixture(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
@@ -125,6 +125,43 @@ mod tests {
         assert!(matches!(&error, ModelError::Files(FilesError::AdapterTensors { differences, .. }) if differences.len() == 36));
         let error = load(changed(&json!({"target_modules": ["wq"]})).path()).unwrap_err();
         assert!(matches!(&error, ModelError::UnknownTarget { name, .. } if name == "wq"), "{error}");
+    }
+
+    /// Dense layers and experts may have linears of one name: what is written means those that were meant.
+    #[test]
+    fn an_adapter_of_experts_and_a_dense_layer_is_read_again() {
+        let object = json!({
+            "model_type": "qwen3_moe", "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "head_dim": 8, "intermediate_size": 20, "moe_intermediate_size": 6, "num_experts": 4, "num_experts_per_tok": 2,
+            "mlp_only_layers": [1], "vocab_size": 11, "max_position_embeddings": 64,
+        });
+        let config = ModelConfig::from_object(object.as_object().unwrap()).unwrap();
+        let lora = |targets, parameters: &[&str]| LoraRecipe {
+            target_parameters: parameters.iter().map(|&name| name.into()).collect(),
+            ..LoraRecipe::plain(2, 4.0, 0.0, targets)
+        };
+        let names = |names: &[&str]| TargetModules::Names(names.iter().map(|&name| name.into()).collect());
+        for lora in [
+            lora(TargetModules::AllLinear, &[]),
+            lora(TargetModules::AllLinear, &["gate_up_proj", "gate.weight"]),
+            lora(names(&["q_proj"]), &["experts.down_proj"]),
+            lora(names(&["q_proj", "mlp.up_proj"]), &["experts.gate_up_proj"]),
+            lora(names(&["gate_proj", "down_proj", "gate"]), &[]),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let adapter = Adapter::new(&config, &lora, 1, Kind::Float, Device::Cpu).unwrap();
+            adapter.save_peft(dir.path(), "model").unwrap();
+            let read = Adapter::load_peft(dir.path(), &config, Kind::Float, Device::Cpu).unwrap();
+            assert_eq!(adapter.parameters(), read.parameters(), "{lora:?}");
+        }
+        for (lora, key) in [
+            (lora(names(&["gate_proj"]), &["experts.gate_up_proj"]), "target_parameters"),
+            (lora(names(&["gate"]), &["gate.weight"]), "target_parameters"),
+            (LoraRecipe { dropout: 0.1, ..lora(TargetModules::AllLinear, &[]) }, "dropout"),
+        ] {
+            let error = Adapter::new(&config, &lora, 1, Kind::Float, Device::Cpu).unwrap_err();
+            assert!(error.to_string().starts_with(&format!("`lora.{key}` is ")), "{error}");
+        }
     }
 
     #[test]

@@ -47,15 +47,20 @@ impl LoraTarget {
         peft_tensor(&self.peft, part)
     }
 
-    /// Whether its tokens are those that were sent to an expert.
-    pub(super) fn is_of_experts(&self) -> bool {
-        self.linear.name.contains(".experts.")
+    /// Whether it is the same linear of all experts.
+    pub(super) fn is_stacked(&self) -> bool {
+        self.experts > 1
     }
 
     /// Whether PEFT sees it as a parameter of a module, beside which it has plain LoRA only.
     pub(super) fn is_parameter(&self) -> bool {
-        self.is_of_experts() || self.peft.ends_with("mlp.gate")
+        is_of_experts(&self.linear.name) || self.peft.ends_with("mlp.gate")
     }
+}
+
+/// Whether the tokens of a linear are those that were sent to an expert.
+pub(super) fn is_of_experts(linear: &str) -> bool {
+    linear.contains(".experts.")
 }
 
 /// The linears of a model to which the settings of an adapter give matrices, bottom to top.
@@ -131,7 +136,14 @@ pub(super) fn peft_settings(lora: &LoraRecipe) -> Result<PeftConfig, ModelError>
 pub(super) fn listed(config: &ModelConfig, settings: PeftConfig) -> Result<PeftConfig, ModelError> {
     let parameters = names_of(meant_parameters(config, &settings)?.iter().map(|(linear, _)| parameter_name(linear)));
     let linears = meant(config, &settings.target_modules)?;
-    let names = || PeftTargets::Names(names_of(linears.iter().map(|linear| linear.spec.name().to_owned())));
+    // The last part of a path, where it means no other linear.
+    let is_meant = |other: &ModelLinear| linears.iter().any(|linear| linear.name == other.name);
+    let others: Vec<ModelLinear> = config.linears().into_iter().filter(|linear| !is_meant(linear)).collect();
+    let name = |linear: &ModelLinear| {
+        let is_shared = others.iter().any(|other| other.spec.name() == linear.spec.name());
+        if is_shared { linear.spec.path.to_string() } else { linear.spec.name().to_owned() }
+    };
+    let names = || PeftTargets::Names(names_of(linears.iter().map(name)));
     let is_expression = matches!(settings.target_modules, PeftTargets::Matching(_));
     let target_modules = if is_expression { settings.target_modules.clone() } else { names() };
     Ok(PeftConfig { target_modules, target_parameters: parameters, ..settings })
@@ -217,8 +229,9 @@ const ROUTER: &str = "mlp.gate.weight";
 /// wraps once for each: the inner one is that of gate and up, where both are targets.
 pub(super) fn peft_module(settings: &PeftConfig, linear: &str) -> String {
     let targets = |parameter: &str| settings.target_parameters.iter().any(|name| is_named(parameter, name));
-    // With all linears as targets both are, whether or not they are listed yet.
-    let has_down = targets(STACKED_DOWN) || settings.target_modules == PeftTargets::AllLinear;
+    // With all linears as targets both are, where they are not listed yet.
+    let is_open = settings.target_modules == PeftTargets::AllLinear && settings.target_parameters.is_empty();
+    let has_down = targets(STACKED_DOWN) || is_open;
     if let Some(module) = linear.strip_suffix(STACKED_GATE_UP) {
         return format!("{module}mlp.experts{}", if has_down { ".base_layer" } else { "" });
     }

@@ -68,8 +68,8 @@ impl TensorNames {
 type FoundTensors<'a> = BTreeMap<&'a str, (FileDtype, &'a [usize])>;
 
 impl Weights {
-    /// Opens the files of a directory and reads their headers. `name` says what a tensor of the files is called in the model, if it is
-    /// one of the model's.
+    /// Opens the files of a directory and reads their headers. `name` says whether the model's tensors are called as by itself, or as
+    /// part of another model.
     pub(super) fn open(dir: &Path, name: TensorNames, kind: Kind, device: Device) -> Result<Self, ModelError> {
         let upload = (device != Device::Cpu).then(|| Upload::to(device));
         let mut files = Files::open(dir)?;

@@ -4,7 +4,6 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::rule::{Rule, Update};
 use super::{OptimError, Optimizer};
-use crate::store::bytes_of;
 use crate::units::Bytes;
 
 /// A rule, and what it remembers of each parameter.
@@ -56,7 +55,8 @@ impl Optimizer for RuleOptimizer {
     }
 
     fn bytes(&self) -> Bytes {
-        bytes_of(self.remembered.iter().flat_map(|(_, slots)| slots))
+        let of = |slot: &Tensor| (slot.numel() * slot.kind().elt_size_in_bytes()) as u64;
+        Bytes(self.remembered.iter().flat_map(|(_, slots)| slots).map(of).sum())
     }
 
     fn load_state(&mut self, state: &[(String, Tensor)]) -> Result<(), OptimError> {

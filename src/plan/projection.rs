@@ -51,8 +51,29 @@ impl Projection {
         matches!(self, Self::Query | Self::Key | Self::Value | Self::QueryKeyValue)
     }
 
-    /// `[out, in]` in a layer on a residual stream of width `hidden`; nothing where the layer has no such linear.
+    /// The ends of the paths of what does the same in experts: of one, and of all side by side.
+    fn expert_names(self) -> Option<[&'static str; 3]> {
+        match self {
+            Self::Gate => Some(["gate_proj", "w1", "gate_up_proj"]),
+            Self::Up => Some(["up_proj", "w3", "gate_up_proj"]),
+            Self::Down => Some(["down_proj", "w2", "down_proj"]),
+            _ => None,
+        }
+    }
+
+    /// Whether a linear's path in its layer is that of this one, or of experts.
+    fn is_at(self, path: &str) -> bool {
+        let end = path.rsplit('.').next().unwrap_or_default();
+        path == self.path() || path.contains(".experts.") && self.expert_names().is_some_and(|names| names.contains(&end))
+    }
+
+    /// `[out, in]` in a layer on a residual stream of width `hidden`; nothing where the layer has no such linear. Of experts, what a token
+    /// meets of them together.
     pub(super) fn shape(self, spec: &LayerSpec, hidden: usize) -> [usize; 2] {
+        if let (Some(_), true) = (spec.feed_forward.experts(), self.expert_names().is_some()) {
+            let wide = spec.feed_forward.intermediate_size();
+            return if self == Self::Down { [hidden, wide] } else { [wide, hidden] };
+        }
         let linears = spec.linears(hidden);
         linears.iter().find(|linear| linear.path == self.path()).map_or([0, 0], |linear| [linear.out, linear.inner])
     }
@@ -60,7 +81,7 @@ impl Projection {
     /// The linears that a recipe gives matrices in some layer, and their largest rank.
     pub(super) fn targets(config: &ModelConfig, lora: &LoraRecipe) -> Result<(Vec<Self>, usize), ModelError> {
         let (paths, r) = targeted(config, lora)?;
-        let is_meant = |projection: &Self| paths.iter().any(|path| path == projection.path());
+        let is_meant = |projection: &Self| paths.iter().any(|path| projection.is_at(path));
         Ok((Self::ALL.into_iter().filter(is_meant).collect(), r))
     }
 }

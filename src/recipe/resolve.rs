@@ -12,7 +12,7 @@ use super::plan::{Recipe, tables};
 use super::read::AUTO;
 use super::table::{RecipeKey, RecipeTable, dotted};
 use super::training::{
-    CheckpointRecipe, EvalRecipe, LogRecipe, Metric, OptimizerName, OptimizerRecipe, TopOfFile, TrainRecipe, Weights,
+    CheckpointRecipe, EvalRecipe, LogRecipe, Metric, OptimizerName, OptimizerRecipe, Schedule, TopOfFile, TrainRecipe, Weights,
 };
 use super::tree::{Document, KeyValue};
 use super::value::RecipeReader;
@@ -75,6 +75,10 @@ fn optimizer(reader: &RecipeReader<'_>) -> Checked<OptimizerRecipe> {
     if recipe.nesterov && recipe.momentum == 0.0 {
         let message = "`optimizer.nesterov = true` without `optimizer.momentum`: there is nothing to look ahead with".to_owned();
         return reader.refuse("optimizer.nesterov", message, "set a momentum, as 0.9");
+    }
+    if recipe.min_lr_ratio > 0.0 && recipe.schedule == Schedule::Constant {
+        let message = "`optimizer.min_lr_ratio` is set, and a `constant` schedule never falls".to_owned();
+        return reader.refuse("optimizer.min_lr_ratio", message, "leave it out, or choose `schedule = \"cosine\"`");
     }
     Ok(recipe)
 }

@@ -133,7 +133,7 @@ fn adapter(
     };
     let mut adapter = Adapter::load_peft(path, config, kind, device)?;
     check_agreement((lora, config), &adapter, path)?;
-    adapter.set_dropout(lora.dropout);
+    adapter.set_dropout(lora.dropout)?;
     Ok(adapter)
 }
 

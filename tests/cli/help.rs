@@ -192,7 +192,7 @@ fn bench() {
           --recipe <FILE>    The recipe
           --set <a.b=c>      Override a key of the recipe
           --full             As for `finetune-full`: all weights are trained, and there is no adapter
-          --tokens <N>       Tokens of each of the `train.micro_batch_size` sequences
+          --tokens <N>       Tokens of each of the `train.micro_batch_size` sequences; or one number for each, separated by commas
           --steps <K>        Steps to time
           --warmup <W>       Steps before those, which are shown and not counted [default: 1]
           --random-weights   Draw the weights, on the device: of the model's directory only `config.json` is read

@@ -21,7 +21,7 @@ fn training_stops_with_step_and_samples_and_the_checkpoint_as_it_was() {
     let place = Place::new();
     let error = place.finetune(&["optimizer.learning_rate=1e30", "optimizer.warmup_steps=0"]).refused(5);
     assert_snapshot!(error, @r"
-    error: step 2: the loss (and the gradient of `base_model.model.model.layers.0.mlp.down_proj.lora_A.weight`) is not finite, in samples 2, 1 (counted from 0)
+    error: step 2: the loss (and the gradient of `base_model.model.model.layers.0.mlp.down_proj.lora_A.weight`) is not finite, in samples 1, 2 (counted from 0)
 
     hint: what was saved before is intact: look at these samples and at the model's weights, or begin again with a lower `optimizer.learning_rate`
     ");

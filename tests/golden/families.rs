@@ -100,7 +100,7 @@ fn through_plain_attention() {
             let [frequencies, factor] = ["inv_freq", "attention_factor"].map(|of| format!("rope.{of}.{layer_type}"));
             if golden.file.contains(&frequencies) {
                 let factor = f64::try_from(golden.get(&factor).get(0)).unwrap();
-                assert_rotation(rope, golden.ids_bn.size()[1] as usize, (&golden.get(&frequencies), factor));
+                assert_frequencies(rope, golden.ids_bn.size()[1] as usize, (&golden.get(&frequencies), factor));
             }
         }
         let has_base = golden.file.contains("logits_base");

@@ -71,14 +71,14 @@ const FAMILIES: [(&str, &str); 20] = [
 ];
 
 /// A case with a family in place of its own.
-fn of_family((name, config): (&'static str, &'static str), case: Case) -> Case {
+fn of_family((name, config): (&'static str, &'static str), case: &Case) -> Case {
     let sliding_layers: &[usize] = match config {
         MISTRAL => &[0, 1, 2],
         OLMO3 => &[0, 1],
         GEMMA2 | GEMMA3 => &[0, 2],
         _ => &[],
     };
-    Case { name, config, sliding_layers, lora: if config == PHI3 { FUSED } else { case.lora }, ..case }
+    Case { name, config, sliding_layers, lora: if config == PHI3 { FUSED } else { case.lora }, ..*case }
 }
 
 /// Those whose layers are built otherwise, with all weights trained: scaled, normed behind their branches, of fused linears.
@@ -86,7 +86,7 @@ fn of_family((name, config): (&'static str, &'static str), case: Case) -> Case {
 fn all_weights_of_every_build() {
     let cases = [("granite", GRANITE), ("olmo2", OLMO2), ("olmo3", OLMO3), ("phi3", PHI3), ("ministral3", MINISTRAL3)];
     let trained = |family| {
-        let case = Case { trains: Trains::All, ..of_family(family, PLAIN) };
+        let case = Case { trains: Trains::All, ..of_family(family, &PLAIN) };
         [Case { lora: &[], ..case }, Case { lora: &[], policy: "dense", cache: &[50], trains: Trains::AllTied, ..whole(&case) }]
     };
     prove("all weights of families", &cases.map(trained).concat());
@@ -94,7 +94,7 @@ fn all_weights_of_every_build() {
 
 #[test]
 fn every_family_with_every_kind_of_policy() {
-    let cases: Vec<Case> = FAMILIES.into_iter().flat_map(|family| KINDS.map(|case| of_family(family, case))).collect();
+    let cases: Vec<Case> = FAMILIES.into_iter().flat_map(|family| KINDS.map(|case| of_family(family, &case))).collect();
     let two_layers = |case: &Case| Case { layers_per_cell: 2, width: Width::Chunks(1), chunk: 3, ..*case };
     let tiled: Vec<Case> =
         cases.iter().enumerate().map(|(i, case)| if i % 2 == 0 { whole(case) } else { two_layers(case) }).collect();

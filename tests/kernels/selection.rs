@@ -131,6 +131,7 @@ fn choices_of(scene: &Scene) -> Vec<Vec<u8>> {
     let mut cache = LayerCache::new(LayerIdx(0), shape, plan.prefill).protecting(protected.clone());
     let (mut quota, mut choices) = (None, Vec::new());
     for span in &plan.spans {
+        cache.enter(span);
         if let Some(shares) = cache.allocate(&policy, span) {
             cache.apply_budget(&shares);
             quota = Some(shares);

@@ -147,7 +147,7 @@ prop_compose! {
             nesterov: false,
             smoothing: None,
             schedule,
-            min_lr_ratio,
+            min_lr_ratio: if schedule == Schedule::Constant { 0.0 } else { min_lr_ratio },
             warmup,
         }
     }

@@ -14,7 +14,7 @@ use super::evaluate::Format;
 use super::recipe_file::RecipeFile;
 use crate::cache::ReplayLog;
 use crate::data::{Batch, Dataset};
-use crate::engine::{ChunkKey, Engine, MicroBatchContext};
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::recipe::{Dtype, Recipe, ValidationSource};
 use crate::report::console;
@@ -70,14 +70,7 @@ impl Verify {
             recipe = train::settled(recipe, &config, &batch, machine)?.0;
         }
         let engine = engine_of(&recipe)?;
-        // The sizes of the first training step, where they are drawn.
-        let key = ChunkKey { seed: recipe.train.seed, step: 0 };
-        let context = MicroBatchContext {
-            weight: 1.0 / batch.num_targets().max(1) as f64,
-            router_weight: recipe.train.router_aux_loss_coef,
-            dropout: None,
-            chunk_sizes: Some(key),
-        };
+        let context = proof::context(&recipe, &batch);
         if let Some(dir) = &self.dump {
             dump::write(dir, (&engine, &model), &batch, context)?;
             console::note(&format!("wrote the dump to {}", dir.display()));

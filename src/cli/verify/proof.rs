@@ -5,7 +5,7 @@ use tch::Device;
 
 use crate::cli::evaluate::Format;
 use crate::data::Batch;
-use crate::engine::MicroBatchContext;
+use crate::engine::{ChunkKey, MicroBatchContext};
 use crate::error::Error;
 use crate::model::Model;
 use crate::recipe::{Dtype, Recipe, StoreForm};
@@ -13,6 +13,16 @@ use crate::report::console;
 use crate::report::table::Table;
 use crate::train;
 use crate::verify::{Comparison, ErrorBound, MatrixError, TilingProof, Verdict, tolerance};
+
+/// What a batch contributes, without dropout, as it would alone; chunks are drawn as in the first step of training.
+pub(super) fn context(recipe: &Recipe, batch: &Batch) -> MicroBatchContext {
+    MicroBatchContext {
+        weight: 1.0 / batch.num_targets().max(1) as f64,
+        router_weight: recipe.train.router_aux_loss_coef,
+        dropout: None,
+        chunk_sizes: Some(ChunkKey { seed: recipe.train.seed, step: 0 }),
+    }
+}
 
 /// Spread of the proof's B matrices where no adapter is given: at zero, half of the gradients would be zero.
 const PROOF_B: f64 = 0.02;
