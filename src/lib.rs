@@ -12,6 +12,7 @@ pub mod error;
 pub mod eval;
 pub mod files;
 pub mod head;
+pub mod metrics;
 pub mod model;
 pub mod native;
 pub mod ops;

@@ -29,6 +29,7 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("ops", Only(&["units", "sabotage", "native"])),
     ("store", Only(&["units", "ops", "files", "native"])),
     ("recipe", Only(&["units"])),
+    ("metrics", Only(&[])),
     ("dist", Only(&["units", "recipe", "native"])),
     ("data", Only(&["units", "recipe", "files"])),
     ("head", Only(&["units", "recipe", "ops", "native"])),

@@ -16,6 +16,7 @@ mod gradients;
 mod kernels;
 mod layering;
 mod life;
+mod metrics;
 mod plan;
 mod policy_contract;
 mod recipes;

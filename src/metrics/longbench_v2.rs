@@ -1,0 +1,96 @@
+//! `LongBench` v2: the choice that a reply names, and accuracy as its `result.py` sums it up.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+use super::bags::compiled;
+
+/// In parentheses first, then without; both in this spelling only.
+static CHOICES: LazyLock<[Regex; 2]> =
+    LazyLock::new(|| [r"The correct answer is \(([A-D])\)", r"The correct answer is ([A-D])"].map(compiled));
+
+/// The choice A to D that a reply names; `None` where it names none.
+pub fn extract_choice(reply: &str) -> Option<char> {
+    let reply = reply.replace('*', "");
+    CHOICES.iter().find_map(|choice| choice.captures(&reply)?.get(1)?.as_str().chars().next())
+}
+
+/// Some of the samples: how many, and the sum of their credits.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Group {
+    /// Samples.
+    pub samples: usize,
+    credits: f64,
+}
+
+impl Group {
+    fn add(&mut self, credit: f64) {
+        self.samples += 1;
+        self.credits += credit;
+    }
+
+    /// Accuracy in per cent; `None` without samples.
+    pub fn percent(&self) -> Option<f64> {
+        (self.samples > 0).then(|| 100.0 * self.credits / self.samples as f64)
+    }
+
+    /// In per cent with one decimal; `-` without samples.
+    fn cell(&self) -> String {
+        self.percent().map_or("-".into(), |percent| format!("{percent:.1}"))
+    }
+}
+
+/// Accuracy over all, by difficulty, by length and by domain.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LongBenchV2 {
+    /// Whether a reply without a choice earns 0.25, what guessing would.
+    pub compensated: bool,
+    /// All samples.
+    pub overall: Group,
+    /// Easy; hard is whatever is not.
+    pub by_difficulty: [Group; 2],
+    /// Short, medium; long is whatever is neither.
+    pub by_length: [Group; 3],
+    /// By name.
+    pub by_domain: BTreeMap<String, Group>,
+}
+
+impl LongBenchV2 {
+    /// The columns of [`LongBenchV2::cells`].
+    pub const COLUMNS: [&'static str; 6] = ["Overall", "Easy", "Hard", "Short", "Medium", "Long"];
+
+    /// Counts a sample with this correct answer and the choice of the reply. An empty reply counts as one without a choice.
+    pub fn add(&mut self, [difficulty, length, domain]: [&str; 3], answer: &str, choice: Option<char>) {
+        let credit = match choice {
+            Some(choice) if answer.chars().eq([choice]) => 1.0,
+            None if self.compensated => 0.25,
+            _ => 0.0,
+        };
+        self.overall.add(credit);
+        self.by_difficulty[usize::from(difficulty != "easy")].add(credit);
+        self.by_length[["short", "medium"].iter().position(|name| *name == length).unwrap_or(2)].add(credit);
+        self.by_domain.entry(domain.to_owned()).or_default().add(credit);
+    }
+
+    /// Per cent with one decimal, by [`LongBenchV2::COLUMNS`].
+    pub fn cells(&self) -> [String; 6] {
+        let ([easy, hard], [short, medium, long]) = (&self.by_difficulty, &self.by_length);
+        [&self.overall, easy, hard, short, medium, long].map(Group::cell)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_without_samples_has_no_accuracy() {
+        let mut table = LongBenchV2::default();
+        table.add(["easy", "short", "Law"], "B", Some('B'));
+        table.add(["easy", "medium", "Law"], "B", None);
+        assert_eq!(table.cells(), ["50.0", "50.0", "-", "100.0", "0.0", "-"]);
+        assert_eq!(table.by_domain["Law"].percent(), Some(50.0));
+    }
+}

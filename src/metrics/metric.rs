@@ -1,0 +1,164 @@
+//! The metrics by name.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::LazyLock;
+
+use super::rouge::RougeMeasure;
+use super::{bags, infinitebench, longbench_v1, longbench_v2, python, ruler};
+
+/// What says how good a prediction is: a number from 0 to 1, of the best reference unless it says otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    /// Equal after normalisation (HELMET).
+    ExactMatch,
+    /// A normalised reference is part of the normalised prediction (HELMET).
+    Substring,
+    /// F1 of words, where yes and no must be equal (HELMET).
+    F1,
+    /// F1 of words (`LongBench` v1, `InfiniteBench`).
+    QaF1,
+    /// F1 of characters (`InfiniteBench`, Chinese).
+    QaF1Zh,
+    /// ROUGE of `rouge_score` (HELMET: stemmed).
+    Rouge(RougeMeasure),
+    /// The share of the references that occur (RULER).
+    RulerAll,
+    /// Whether any reference occurs (RULER, qa).
+    RulerPart,
+    /// The share of the references that occur, control characters being what they are (HELMET).
+    RulerRecall,
+    /// ROUGE-L of the package `rouge` (`LongBench` v1).
+    LongBenchRougeL,
+    /// The share of the prediction's numbers that are right (`LongBench` v1).
+    Count,
+    /// The share of the prediction's numbers that are the right paragraph (`LongBench` v1).
+    Retrieval,
+    /// How similar the first line of code and the first reference are (`LongBench` v1).
+    CodeSimilarity,
+    /// The choice of the reply is right (`LongBench` v2).
+    LongBenchV2,
+    /// The first reference is a word of the prediction (`InfiniteBench`).
+    KvRetrieval,
+    /// The first number is the first reference (`InfiniteBench`).
+    FirstNumber,
+    /// The choice is one of the references (`InfiniteBench`).
+    Choice,
+}
+
+/// Why a metric cannot score a row.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected {expected}, found {found}")]
+pub struct MetricError {
+    /// What the references must be.
+    pub expected: &'static str,
+    /// What they are.
+    pub found: String,
+}
+
+static NAMES: LazyLock<Vec<(String, Metric)>> = LazyLock::new(|| {
+    let rouge = RougeMeasure::all().map(|measure| (measure.to_string(), Metric::Rouge(measure)));
+    let other = [
+        ("exact_match", Metric::ExactMatch),
+        ("substring", Metric::Substring),
+        ("f1", Metric::F1),
+        ("qa_f1", Metric::QaF1),
+        ("qa_f1_zh", Metric::QaF1Zh),
+        ("ruler_all", Metric::RulerAll),
+        ("ruler_part", Metric::RulerPart),
+        ("ruler_recall", Metric::RulerRecall),
+        ("longbench_rouge_l", Metric::LongBenchRougeL),
+        ("count", Metric::Count),
+        ("retrieval", Metric::Retrieval),
+        ("code_similarity", Metric::CodeSimilarity),
+        ("longbench_v2", Metric::LongBenchV2),
+        ("kv_retrieval", Metric::KvRetrieval),
+        ("first_number", Metric::FirstNumber),
+        ("choice", Metric::Choice),
+    ];
+    other.map(|(name, metric)| (name.to_owned(), metric)).into_iter().chain(rouge).collect()
+});
+
+impl Metric {
+    /// The names of all metrics.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        NAMES.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        NAMES.iter().find(|(_, metric)| *metric == self).map_or("", |(name, _)| name)
+    }
+
+    /// Scores a prediction, from 0 to 1.
+    ///
+    /// # Errors
+    /// There is no reference, or `retrieval` finds one that names no paragraph.
+    pub fn score(self, prediction: &str, references: &[String]) -> Result<f64, MetricError> {
+        if references.is_empty() {
+            return Err(MetricError { expected: "at least 1 reference", found: "an empty array".into() });
+        }
+        if let Some(other) = references.iter().find(|text| self == Self::Retrieval && longbench_v1::paragraph(text).is_none()) {
+            return Err(MetricError { expected: "`Paragraph N` for `retrieval`", found: format!("`{other}`") });
+        }
+        let best = |score: &dyn Fn(&str, &str) -> f64| references.iter().map(|text| score(prediction, text)).fold(0.0, f64::max);
+        Ok(match self {
+            Self::ExactMatch => best(&bags::exact_match),
+            Self::Substring => best(&bags::substring),
+            Self::F1 => best(&bags::f1),
+            Self::QaF1 => best(&bags::qa_f1),
+            Self::QaF1Zh => best(&bags::qa_f1_zh),
+            Self::Rouge(measure) => best(&|prediction, text| measure.score(prediction, text)),
+            Self::RulerAll => ruler::all(prediction, references),
+            Self::RulerPart => ruler::part(prediction, references),
+            Self::RulerRecall => ruler::recall(prediction, references),
+            Self::LongBenchRougeL => best(&longbench_v1::rouge_l),
+            Self::Count => best(&longbench_v1::count),
+            Self::Retrieval => best(&longbench_v1::retrieval),
+            Self::CodeSimilarity => longbench_v1::code_similarity(prediction, &references[0]),
+            Self::LongBenchV2 => {
+                let choice = longbench_v2::extract_choice(prediction);
+                best(&|_, text| python::one_if(choice.is_some_and(|choice| text.chars().eq([choice]))))
+            }
+            Self::KvRetrieval => infinitebench::kv_retrieval(prediction, references),
+            Self::FirstNumber => infinitebench::first_number(prediction, references),
+            Self::Choice => infinitebench::choice(prediction, references),
+        })
+    }
+}
+
+impl fmt::Display for Metric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Metric {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = NAMES.iter().find(|(name, _)| name == text).map(|(_, metric)| *metric);
+        found.ok_or_else(|| format!("unknown metric `{text}`, expected one of {}", Self::names().collect::<Vec<_>>().join(", ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_one_metric() {
+        let mut names: Vec<&str> = Metric::names().collect();
+        assert!(names.iter().all(|name| name.parse::<Metric>().is_ok_and(|metric| metric.name() == *name)));
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), NAMES.len());
+        assert!("f2".parse::<Metric>().is_err_and(|message| message.contains("`f2`")));
+    }
+
+    #[test]
+    fn what_cannot_be_scored_is_refused() {
+        assert!(Metric::F1.score("x", &[]).is_err());
+        assert!(Metric::Retrieval.score("1", &["1".into()]).is_err_and(|error| error.found == "`1`"));
+    }
+}
