@@ -13,6 +13,7 @@ mod panics;
 mod plan;
 mod process;
 mod recipe_file;
+mod score;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -47,6 +48,8 @@ enum Verb {
     Resume(finetune::Resume),
     /// Loss, perplexity and accuracy of a run, a checkpoint or a model.
     Evaluate(evaluate::Evaluate),
+    /// Score a file of answers: exact match, F1, ROUGE, RULER's string match and others.
+    Score(score::ScoreAnswers),
     /// Prove the gradients on your model and data against plain autograd.
     Verify(verify::Verify),
     /// Look at a recipe, its model and its data, and print what would run.
@@ -68,6 +71,7 @@ fn run(arguments: &Arguments) -> Result<Ending, Error> {
         Verb::FinetuneFull(verb) => verb.run(Weights::All, on()?),
         Verb::Resume(verb) => verb.run(on()?),
         Verb::Evaluate(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Score(verb) => verb.run().map(|()| Ending::Done),
         Verb::Verify(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Check(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Plan(verb) => verb.run(on()?).map(|()| Ending::Done),

@@ -30,6 +30,9 @@ pub enum DataError {
         /// The data file.
         path: PathBuf,
     },
+    /// A file of answers that cannot be scored.
+    #[error(transparent)]
+    Answer(Box<DataError>),
     /// No sample is left after those that are too long were dropped.
     #[error("none of the {read} samples of `{}` fits into {limit} tokens, the shortest has {shortest}", path.display())]
     NothingFits {
@@ -204,6 +207,9 @@ impl Failure for DataError {
             Self::Files(_) => "check that the folder exists, is writable and has space left",
             Self::Read { .. } => "check the path; paths in a recipe are relative to the recipe's folder",
             Self::Empty { .. } => "put at least one sample into the file, or name another file",
+            Self::Answer(_) => {
+                "each line is a JSON object with `prediction`, a text, `references`, a list of texts, and the fields that `--by` names"
+            }
             Self::NothingFits { .. } => {
                 "raise `data.max_seq_length` as far as the model allows, or set `data.on_too_long = \"truncate\"`"
             }

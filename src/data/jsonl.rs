@@ -21,8 +21,17 @@ pub(super) fn read(
     path: &Path,
     mut parse: impl FnMut(&mut Object) -> Result<Content, DataError>,
 ) -> Result<Vec<Example>, DataError> {
-    let file = File::open(path).map_err(DataError::read(path))?;
     let mut examples = Vec::new();
+    each(path, |object| {
+        examples.push(Example { at: object.place.at, content: parse(object)? });
+        Ok::<(), DataError>(())
+    })?;
+    Ok(examples)
+}
+
+/// Calls `row` for each line that is not blank, one line in memory at a time.
+pub(super) fn each<E: From<DataError>>(path: &Path, mut row: impl FnMut(&mut Object) -> Result<(), E>) -> Result<(), E> {
+    let file = File::open(path).map_err(DataError::read(path))?;
     for (index, line) in BufReader::with_capacity(1 << 20, file).split(b'\n').enumerate() {
         let mut line = line.map_err(DataError::read(path))?;
         if index == 0 && line.starts_with(b"\xef\xbb\xbf") {
@@ -31,18 +40,17 @@ pub(super) fn read(
         if line.trim_ascii().is_empty() {
             continue;
         }
-        let at = LineOrRecord::Line(index + 1);
-        let place = SamplePlace { path: path.to_path_buf(), at };
+        let place = SamplePlace { path: path.to_path_buf(), at: LineOrRecord::Line(index + 1) };
         let value = serde_json::from_slice(&line).map_err(|error| DataError::NotJson {
             place: format!("{}:{}", path.display(), index + 1),
             message: column_only(&error),
         })?;
         let Value::Object(fields) = value else {
-            return Err(DataError::Shape { place, expected: "a JSON object", found: kind(&value).to_owned() });
+            Err(DataError::Shape { place, expected: "a JSON object", found: kind(&value).to_owned() })?
         };
-        examples.push(Example { at, content: parse(&mut Object { fields, place })? });
+        row(&mut Object { fields, place })?;
     }
-    Ok(examples)
+    Ok(())
 }
 
 impl Object {

@@ -4,6 +4,7 @@
 //! [`Dataset::batch`] asks for them, and knows their lengths beforehand, so that [`epoch_batches`] can group samples of
 //! similar length.
 
+mod answers;
 mod batch;
 mod by_length;
 mod dataset;
@@ -29,6 +30,7 @@ mod tokenizer;
 mod tokens;
 mod train_bpe;
 
+pub use answers::{Answer, each_answer};
 pub use batch::{Batch, IGNORE, Sequence, Targets};
 pub use by_length::epoch_batches;
 pub use dataset::Dataset;

@@ -24,6 +24,7 @@ mod plan;
 mod profile;
 mod recipe;
 mod replay_log;
+mod score;
 mod stores;
 mod tokenizer;
 mod weights;

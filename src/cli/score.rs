@@ -1,0 +1,151 @@
+//! `kvtune score`: metrics of a file of anybody's answers, row by row.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
+use serde_json::{Map, Value, json};
+
+use super::evaluate::Format;
+use crate::data::{Answer, each_answer};
+use crate::error::Error;
+use crate::metrics::{Metric, after_cue};
+use crate::report::console;
+use crate::report::table::Table;
+
+#[derive(Debug, Args)]
+pub(super) struct ScoreAnswers {
+    /// JSONL with `prediction` and `references` in each row.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Which metrics, with commas between them.
+    #[arg(
+        long,
+        value_name = "METRIC",
+        required = true,
+        value_delimiter = ',',
+        hide_possible_values = true,
+        value_parser = PossibleValuesParser::new(Metric::names()).try_map(|name| name.parse::<Metric>())
+    )]
+    metrics: Vec<Metric>,
+    /// Score what follows this text in its line too, such as `Answer:`, and count the better score.
+    #[arg(long, value_name = "TEXT")]
+    answer_cue: Option<String>,
+    /// Means by these fields of the rows too.
+    #[arg(long, value_enum, value_name = "FIELD", value_delimiter = ',')]
+    by: Vec<Field>,
+    /// How to print: the means as a table, or each row and then the means as JSON.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+/// What `LongBench` v2 reports by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Field {
+    Difficulty,
+    Length,
+    Domain,
+}
+
+impl Field {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Difficulty => "difficulty",
+            Self::Length => "length",
+            Self::Domain => "domain",
+        }
+    }
+}
+
+/// Sums of some rows.
+#[derive(Default)]
+struct Sums {
+    rows: usize,
+    scores: Vec<f64>,
+}
+
+impl Sums {
+    fn add(&mut self, scores: &[f64]) {
+        self.rows += 1;
+        self.scores.resize(scores.len(), 0.0);
+        self.scores.iter_mut().zip(scores).for_each(|(sum, score)| *sum += score);
+    }
+
+    fn means(&self) -> Vec<f64> {
+        self.scores.iter().map(|sum| sum / self.rows as f64).collect()
+    }
+}
+
+impl ScoreAnswers {
+    pub(super) fn run(&self) -> Result<(), Error> {
+        self.refuse_twice()?;
+        let mut overall = Sums::default();
+        let mut groups: Vec<BTreeMap<String, Sums>> = self.by.iter().map(|_| BTreeMap::new()).collect();
+        each_answer(&self.file, |mut answer| {
+            let scores = self.score(&answer)?;
+            for (field, groups) in self.by.iter().zip(&mut groups) {
+                groups.entry(answer.text(field.name())?).or_default().add(&scores);
+            }
+            if self.format == Format::Json {
+                console::result(&json!({ "row": overall.rows, "scores": self.named(&scores) }).to_string())?;
+            }
+            overall.add(&scores);
+            Ok::<(), Error>(())
+        })?;
+        match self.format {
+            Format::Json => self.print_json(&overall, &groups),
+            Format::Table => self.print_table(&overall, &groups),
+        }
+    }
+
+    fn refuse_twice(&self) -> Result<(), Error> {
+        let twice = self.metrics.iter().enumerate().find(|(at, metric)| self.metrics[..*at].contains(metric));
+        twice.map_or(Ok(()), |(_, metric)| {
+            Err(Error::Usage { message: format!("`--metrics` names `{metric}` twice"), hint: "name each metric once".into() })
+        })
+    }
+
+    fn score(&self, answer: &Answer<'_>) -> Result<Vec<f64>, Error> {
+        let of = |metric: &Metric, text: &str| {
+            metric.score(text, &answer.references).map_err(|error| answer.bad_references(error.expected, error.found))
+        };
+        let parsed = self.answer_cue.as_deref().map(|cue| after_cue(&answer.prediction, cue));
+        let mut scores = Vec::with_capacity(self.metrics.len());
+        for metric in &self.metrics {
+            let whole = of(metric, &answer.prediction)?;
+            scores.push(parsed.map_or(Ok(whole), |text| of(metric, text).map(|score| score.max(whole)))?);
+        }
+        Ok(scores)
+    }
+
+    fn named(&self, scores: &[f64]) -> Map<String, Value> {
+        self.metrics.iter().map(ToString::to_string).zip(scores.iter().map(|score| json!(score))).collect()
+    }
+
+    fn print_json(&self, overall: &Sums, groups: &[BTreeMap<String, Sums>]) -> Result<(), Error> {
+        let of = |sums: &Sums| json!({ "rows": sums.rows, "means": self.named(&sums.means()) });
+        let mut summary = of(overall);
+        for (field, groups) in self.by.iter().zip(groups) {
+            summary["by"][field.name()] = groups.iter().map(|(name, sums)| (name.clone(), of(sums))).collect();
+        }
+        Ok(console::result(&summary.to_string())?)
+    }
+
+    fn print_table(&self, overall: &Sums, groups: &[BTreeMap<String, Sums>]) -> Result<(), Error> {
+        let names = self.metrics.iter().map(|metric| metric.name());
+        let mut table = Table::new(&["rows of", "rows"].into_iter().chain(names).collect::<Vec<_>>());
+        let mut add = |name: &str, sums: &Sums| {
+            let cells: Vec<String> = sums.means().iter().map(|mean| format!("{mean:.4}")).collect();
+            let rows = sums.rows.to_string();
+            table.row(&[name, &rows].into_iter().chain(cells.iter().map(String::as_str)).collect::<Vec<_>>());
+        };
+        for (field, groups) in self.by.iter().zip(groups) {
+            for (name, sums) in groups {
+                add(&format!("{} {name}", field.name()), sums);
+            }
+        }
+        add("all", overall);
+        Ok(console::result(&table.to_string())?)
+    }
+}

@@ -1,0 +1,81 @@
+//! Answers to be scored: `prediction` and `references`, a JSON object per line, one row in memory at a time.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::error::DataError;
+use super::jsonl::{self, Object, kind};
+
+/// An answer and what it is compared with.
+pub struct Answer<'a> {
+    /// What somebody's model said.
+    pub prediction: String,
+    /// What it might have said; at least one.
+    pub references: Vec<String>,
+    row: &'a mut Object,
+}
+
+impl Answer<'_> {
+    /// Another text of the row.
+    pub fn text(&mut self, field: &'static str) -> Result<String, DataError> {
+        self.row.text(field).map_err(refused)
+    }
+
+    /// The references are none that can be scored.
+    pub fn bad_references(&self, expected: impl Into<String>, found: impl Into<String>) -> DataError {
+        refused(self.row.bad("references", expected, found))
+    }
+}
+
+/// Why the walk ended early.
+enum Stop<E> {
+    Row(DataError),
+    Caller(E),
+}
+
+impl<E> From<DataError> for Stop<E> {
+    fn from(error: DataError) -> Self {
+        Self::Row(refused(error))
+    }
+}
+
+/// Calls `score` for each row of a JSONL file.
+///
+/// # Errors
+/// The file cannot be read, has no row, or a row lacks a field or has one of another type; or `score` refuses.
+pub fn each_answer<E: From<DataError>>(path: &Path, mut score: impl FnMut(Answer<'_>) -> Result<(), E>) -> Result<(), E> {
+    let mut rows = 0_usize;
+    let walk = jsonl::each(path, |row| {
+        let prediction = row.text("prediction")?;
+        let references = references(row)?;
+        rows += 1;
+        score(Answer { prediction, references, row }).map_err(Stop::Caller)
+    });
+    match walk {
+        Err(Stop::Row(error)) => Err(error.into()),
+        Err(Stop::Caller(error)) => Err(error),
+        Ok(()) if rows == 0 => Err(DataError::Empty { path: path.to_path_buf() }.into()),
+        Ok(()) => Ok(()),
+    }
+}
+
+fn references(row: &mut Object) -> Result<Vec<String>, DataError> {
+    let found = match row.require("references")? {
+        Value::Array(texts) if texts.is_empty() => "an empty array".to_owned(),
+        Value::Array(texts) => match texts.iter().position(|text| !text.is_string()) {
+            None => return Ok(texts.into_iter().filter_map(|text| text.as_str().map(str::to_owned)).collect()),
+            Some(at) => format!("{} at index {at}", kind(&texts[at])),
+        },
+        other => kind(&other).to_owned(),
+    };
+    Err(row.bad("references", "an array of at least 1 string", found))
+}
+
+/// What is wrong with a row, with a hint for files of answers.
+fn refused(error: DataError) -> DataError {
+    match error {
+        DataError::Read { .. } => error,
+        _ => DataError::Answer(Box::new(error)),
+    }
+}
