@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 
+use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::ChunkSpan;
@@ -96,6 +97,17 @@ fn share_out(keys: &[i64], (groups, filled): (usize, usize), cache_length: usize
     shares
 }
 
+/// A quota in force, but for its tensor.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BudgetNumbers {
+    pub(super) index: usize,
+    pub(super) slots: usize,
+    pub(super) shares: Vec<Vec<usize>>,
+    pub(super) held: Vec<Vec<usize>>,
+    pub(super) filled_before: usize,
+}
+
 /// A quota in force.
 #[derive(Debug)]
 pub(super) struct BudgetState {
@@ -108,7 +120,20 @@ pub(super) struct BudgetState {
     pub(super) before: (usize, Tensor),
 }
 
+impl BudgetNumbers {
+    /// With its tensor: the positions of the slots that were filled before, `(B, G, filled)`.
+    pub(super) fn state(&self, before_bgc: Tensor) -> BudgetState {
+        let Self { index, slots, ref shares, ref held, filled_before } = *self;
+        BudgetState { index, slots, shares: shares.clone(), held: held.clone(), before: (filled_before, before_bgc) }
+    }
+}
+
 impl BudgetState {
+    pub(super) fn numbers(&self) -> BudgetNumbers {
+        let (shares, held) = (self.shares.clone(), self.held.clone());
+        BudgetNumbers { index: self.index, slots: self.slots, shares, held, filled_before: self.before.0 }
+    }
+
     pub(super) fn new(quota: &HeadBudgets, filled: usize, position_bgc: &Tensor) -> Self {
         let held = quota.shares.iter().map(|sequence| sequence.iter().map(|&share| share.min(filled)).collect()).collect();
         let before = (filled, position_bgc.narrow(2, 0, filled as i64).copy());

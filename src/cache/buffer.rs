@@ -326,6 +326,20 @@ impl Buffer {
         parts.map(|(page, slots, (_, len))| self.read_planes(&page.k, sequences, (slots, len))).collect()
     }
 
+    /// The first `len` slots in their stored form, of all sequences, side by side.
+    pub(super) fn stored(&self, len: i64) -> StoredEntries {
+        let pages: Vec<StoredEntries> = parts(self.held().iter(), 0, len)
+            .map(|(page, slots, (_, len))| page.map(|plane| plane.narrow(2, slots, len)))
+            .collect();
+        let join = |planes: fn(&StoredEntries) -> &Vec<Tensor>, i: usize| match &pages[..] {
+            [] => planes(&self.page(0, self.on_device()))[i].shallow_clone(),
+            [page] => planes(page)[i].shallow_clone(),
+            pages => Tensor::cat(&pages.iter().map(|page| planes(page)[i].shallow_clone()).collect::<Vec<_>>(), 2),
+        };
+        let all = |planes: fn(&StoredEntries) -> &Vec<Tensor>| (0..self.codec.planes().len()).map(|i| join(planes, i)).collect();
+        StoredEntries { k: all(|page| &page.k), v: all(|page| &page.v) }
+    }
+
     fn read_planes(&self, planes: &[Tensor], sequences: i64, (start, len): (i64, i64)) -> Tensor {
         let planes: Vec<Tensor> = planes.iter().map(|plane| plane.narrow(0, 0, sequences).narrow(2, start, len)).collect();
         self.codec.decode(&planes).to_device(self.shape.device)

@@ -35,6 +35,18 @@ pub enum CacheError {
         /// Of the log's.
         found: String,
     },
+    /// What a cache is to be filled with was taken from one of another kind.
+    #[error("layer {layer}: `{tensor}` of a saved cache does not fit: expected {expected}, found {found}")]
+    OtherSnapshot {
+        /// The layer.
+        layer: LayerIdx,
+        /// Its name.
+        tensor: String,
+        /// Of this model and recipe.
+        expected: String,
+        /// What was saved.
+        found: String,
+    },
     /// A chunk would evict its own tokens, or protected ones.
     #[error(
         "`kv_cache.chunk_size` = {chunk_size} is too large for {layer}: with `cache_length` = {cache_length}, {}{sinks} first and \
@@ -126,6 +138,7 @@ impl Failure for CacheError {
             Self::OtherLog { .. } => {
                 Some("take the recipe, the data and the number of samples with which the log was written".into())
             }
+            Self::OtherSnapshot { .. } => Some("read the document again with this model and these settings of the cache".into()),
             Self::ChunkTooLarge { largest, share, .. } => {
                 let floor = if share.is_some() { " or the policy's `floor`" } else { "" };
                 Some(match largest {
@@ -149,7 +162,7 @@ impl Failure for CacheError {
 
     fn exit(&self) -> Exit {
         match self {
-            Self::NotALog { .. } | Self::OtherLog { .. } => Exit::Data,
+            Self::NotALog { .. } | Self::OtherLog { .. } | Self::OtherSnapshot { .. } => Exit::Data,
             Self::OutOfOrder { .. } | Self::LogMismatch { .. } => Exit::Failed,
             _ => self.origin().map_or(Exit::Usage, Failure::exit),
         }

@@ -30,7 +30,7 @@ pub struct Written {
 /// Keys, values, positions and a policy's notes of one layer.
 #[derive(Debug)]
 pub struct LayerCache {
-    layer: LayerIdx,
+    pub(super) layer: LayerIdx,
     pub(super) shape: CacheShape,
     pub(super) buffer: Buffer,
     /// Of all sequences and slots.
@@ -43,7 +43,7 @@ pub struct LayerCache {
     pub(super) protected: Vec<(usize, usize)>,
     pub(super) budget: Option<BudgetState>,
     pub(super) filled: usize,
-    stands: usize,
+    pub(super) stands: usize,
     pub(super) prefill: usize,
 }
 
@@ -326,7 +326,7 @@ impl LayerCache {
     }
 
     /// Makes room for so many slots in a cache that grows.
-    fn reserve(&mut self, needed: i64) {
+    pub(super) fn reserve(&mut self, needed: i64) {
         let have = self.buffer.slots();
         if needed <= have {
             return;

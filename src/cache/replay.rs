@@ -8,6 +8,8 @@ use crate::units::{Bytes, LayerIdx};
 /// The choices of one layer, by the index of the chunk.
 #[derive(Clone, Debug, Default)]
 pub struct LayerLog {
+    /// Chunks whose choices are forgotten.
+    forgotten: usize,
     victims: Vec<Option<Victims>>,
     /// Empty where the layer has no experts.
     routing: Vec<Routing>,
@@ -27,6 +29,18 @@ impl LayerLog {
         }
     }
 
+    /// Forgets all choices but how the layer's slots are shared out: nobody will follow the log.
+    pub fn forget(&mut self) {
+        self.forgotten += self.victims.len();
+        self.victims.clear();
+        self.routing.clear();
+    }
+
+    /// Goes on behind so many chunks, of which it knows nothing.
+    pub fn stand_behind(&mut self, chunks: usize) {
+        self.forgotten = chunks;
+    }
+
     /// Records how the layer's slots are shared out.
     pub fn record_quota(&mut self, quota: HeadBudgets) {
         self.quota = Some(quota);
@@ -39,7 +53,7 @@ impl LayerLog {
 
     /// What chunk `index` evicted.
     pub fn victims(&self, index: usize) -> Option<&Victims> {
-        self.victims.get(index).and_then(Option::as_ref)
+        self.victims.get(index.checked_sub(self.forgotten)?).and_then(Option::as_ref)
     }
 
     /// Records which experts the tokens of the next chunk are sent to.

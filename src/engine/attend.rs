@@ -225,7 +225,7 @@ fn cached_attention(
     Ok((out, next))
 }
 
-fn refused(error: CacheError) -> AttendError {
+pub(super) fn refused(error: CacheError) -> AttendError {
     AttendError::caused_by(error)
 }
 

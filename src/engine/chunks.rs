@@ -122,12 +122,25 @@ impl ChunkPlan {
         Self::from(Cutter::new(cuts, None))
     }
 
-    /// Adds a column of so many further tokens of each of some sequences.
-    pub(super) fn extend(&mut self, num_sequences: usize, tokens: usize) -> Range<usize> {
-        let first = self.spans.len();
+    /// Adds so many further tokens of each of some sequences, in columns of such a width; their numbers are returned.
+    pub(super) fn extend(&mut self, num_sequences: usize, tokens: usize, width: ColumnWidth) -> Range<usize> {
+        let (first, first_span) = (self.columns.len(), self.spans.len());
         self.cut_to(&vec![self.len() + tokens; num_sequences]);
-        self.columns.push(first..self.spans.len());
-        first..self.spans.len()
+        let further = columns(&self.spans[first_span..], width);
+        self.columns.extend(further.into_iter().map(|column| column.start + first_span..column.end + first_span));
+        first..self.columns.len()
+    }
+
+    /// The plan of sequences that have come as far as `last`.
+    pub(super) fn behind(cuts: Cuts, last: ChunkSpan) -> Self {
+        let (start, chunk) = (last.start + last.len, Some(last.chunk));
+        Self { spans: vec![last], ..Self::from(Cutter { start, last: chunk, ..Cutter::new(cuts, None) }) }
+    }
+
+    /// Forgets the chunks that have come, but for how far they reach.
+    pub(super) fn forget(&mut self) {
+        self.columns.clear();
+        self.spans.drain(..self.spans.len().saturating_sub(1));
     }
 
     /// Adds the chunks of sequences up to these lengths.
@@ -137,7 +150,8 @@ impl ChunkPlan {
             // Who has ended leaves; where the longest sequences come first, that is everyone who has.
             let active = lengths.iter().rposition(|&t| t > start).map_or(0, |last| last + 1);
             let real = lengths[..active].iter().map(|&t| t.saturating_sub(start).min(len)).collect();
-            self.spans.push(ChunkSpan { index: self.spans.len(), chunk, start, len, real });
+            let index = self.spans.last().map_or(0, |last| last.index + 1);
+            self.spans.push(ChunkSpan { index, chunk, start, len, real });
         }
     }
 
@@ -188,7 +202,7 @@ impl ChunkPlan {
 fn columns(spans: &[ChunkSpan], width: ColumnWidth) -> Vec<Range<usize>> {
     let mut columns: Vec<Range<usize>> = Vec::new();
     let mut tokens = 0;
-    for span in spans {
+    for (i, span) in spans.iter().enumerate() {
         let fits = columns.last().is_some_and(|c| {
             let is_narrow = match width {
                 ColumnWidth::Tokens(limit) => tokens + span.len <= limit,
@@ -202,7 +216,7 @@ fn columns(spans: &[ChunkSpan], width: ColumnWidth) -> Vec<Range<usize>> {
                 tokens += span.len;
             }
             _ => {
-                columns.push(span.index..span.index + 1);
+                columns.push(i..i + 1);
                 tokens = span.len;
             }
         }

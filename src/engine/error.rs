@@ -66,6 +66,14 @@ pub enum EngineError {
         /// What the session was made for.
         max_tokens: usize,
     },
+    /// A saved session is of another kind of model or batch.
+    #[error("the saved session does not fit: expected {expected}, found {found}")]
+    OtherSession {
+        /// Of this model.
+        expected: String,
+        /// What was saved.
+        found: String,
+    },
     /// The batch has no sequences, or a sequence has no tokens.
     #[error("the batch has a sequence without tokens")]
     EmptySequence,
@@ -94,6 +102,7 @@ impl Failure for EngineError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::SessionIds { .. } => Some("give every sequence of the session its next tokens".into()),
+            Self::OtherSession { .. } => Some("read the document again with this model".into()),
             Self::SessionLength { .. } => Some("begin a session for more tokens".into()),
             Self::Open { .. } => Some("`kvtune plan --recipe FILE` says what it would choose; write that".into()),
             Self::LongestChunk { largest: 0, .. } => {
@@ -118,7 +127,7 @@ impl Failure for EngineError {
     fn exit(&self) -> Exit {
         match self {
             Self::Open { .. } | Self::LongestChunk { .. } => Exit::Usage,
-            Self::EmptySequence | Self::NoTargets => Exit::Data,
+            Self::EmptySequence | Self::NoTargets | Self::OtherSession { .. } => Exit::Data,
             Self::OutOfMemory(_) => Exit::Memory,
             _ => self.origin().map_or(Exit::Failed, Failure::exit),
         }

@@ -3,54 +3,128 @@
 use tch::{Tensor, no_grad};
 
 use super::attend::{ColumnAttention, Mode};
-use super::layer_state::{lock, new_layer_states};
+use super::forward::HiddenSink;
+use super::layer_state::{fork_layer_states, lock, new_layer_states};
 use super::router_balance::RouterTask;
 use super::session::{Pass, Session};
-use super::{ChunkPlan, Engine, EngineError, guarded};
+use super::{ChunkPlan, Cuts, Engine, EngineError, Settings, guarded};
 use crate::cache::LayerCache;
 use crate::model::{CapturedLayers, DropoutContext, Model};
 use crate::units::LayerIdx;
 
+/// What a session is made for.
+#[derive(Clone, Debug)]
+pub struct SessionSpec {
+    /// Sequences, which get their tokens together.
+    pub num_sequences: usize,
+    /// The most tokens of each.
+    pub max_tokens: usize,
+    /// The prefill span ends with so many tokens at the latest, as before the first target of a sample whose targets are run one by one;
+    /// `None` where it ends with the smallest cache.
+    pub prompt: Option<usize>,
+    /// Rotary embeddings that depend on the length of a sequence are those of this length.
+    pub rope_length: usize,
+    /// The first position of each sequence's initial part, and the one behind it; empty where there is none.
+    pub initial: Vec<(usize, usize)>,
+    /// Whether the choices are kept, to be compared.
+    pub keeps_log: bool,
+}
+
+impl SessionSpec {
+    /// For sequences of at most `max_tokens` tokens each, whose choices are kept.
+    pub fn new(num_sequences: usize, max_tokens: usize) -> Self {
+        Self { num_sequences, max_tokens, prompt: None, rope_length: max_tokens, initial: Vec::new(), keeps_log: true }
+    }
+}
+
+impl Settings {
+    /// Where the tokens of a session are cut.
+    pub(super) fn cuts_of(&self, spec: &SessionSpec) -> Cuts {
+        let cuts = self.cuts_as_they_come();
+        Cuts { span: cuts.span.min(spec.prompt.unwrap_or(usize::MAX)), ..cuts }
+    }
+}
+
 impl Session {
-    /// A session for sequences of at most `max_tokens` tokens each, with empty caches, whose policies choose. A policy that protects the
-    /// initial part of a prompt is told of none. The session's log serves to compare choices; the engine does not follow it, as caches
-    /// that depend on the length of a sequence have that of `max_tokens`. So have rotary embeddings that depend on it.
-    pub fn new(engine: &Engine, model: &Model, num_sequences: usize, max_tokens: usize) -> Result<Self, EngineError> {
+    /// A session with empty caches, whose policies choose. Its log serves to compare choices; the engine does not follow it, as caches
+    /// that depend on the length of a sequence have that of `max_tokens`.
+    pub fn new(engine: &Engine, model: &Model, spec: &SessionSpec) -> Result<Self, EngineError> {
         guarded(|| {
             let (settings, options) = (&engine.0.settings, (model.kind(), model.device()));
-            settings.check_fits(max_tokens)?;
-            let plan = ChunkPlan::arriving(settings.cuts_as_they_come());
-            let shapes = settings.shapes_of(model.config(), (num_sequences, max_tokens), settings.longest_chunk(), options);
-            let cache = |(layer, shape)| LayerCache::new(LayerIdx(layer), shape, plan.prefill);
+            settings.check_fits(spec.max_tokens)?;
+            let plan = ChunkPlan::arriving(settings.cuts_of(spec));
+            let size = (spec.num_sequences, spec.max_tokens);
+            let shapes = settings.shapes_of(model.config(), size, settings.longest_chunk(), options);
+            let protected = |layer| {
+                let traits = settings.policy(layer).traits();
+                spec.initial.iter().map(|&initial| traits.protects(initial)).collect()
+            };
+            let cache = |(layer, shape)| LayerCache::new(LayerIdx(layer), shape, plan.prefill).protecting(protected(layer));
             let caches = shapes.into_iter().enumerate().map(cache).collect();
-            Ok(Self { layers: new_layer_states(caches, &engine.0.stores.undo_log), plan, max_tokens })
+            let layers = new_layer_states(caches, &engine.0.stores.undo_log);
+            layers.iter().for_each(|layer| lock(layer).forgets = !spec.keeps_log);
+            let frequencies = model.frequencies(&vec![spec.rope_length; spec.num_sequences]);
+            Ok(Self { layers, plan, spec: spec.clone(), frequencies })
         })
     }
 
-    /// Runs the next tokens of every sequence, in chunks as long as the settings allow: a prompt as a whole, a generated token alone.
-    /// Nothing is kept for a backward phase.
+    /// Another session that stands where this one does, and goes on by itself: the caches are copied, nothing is computed again.
+    pub fn fork(&self) -> Result<Self, EngineError> {
+        guarded(|| {
+            Ok(Self {
+                layers: fork_layer_states(&self.layers)?,
+                plan: self.plan.clone(),
+                spec: self.spec.clone(),
+                frequencies: self.frequencies.clone(),
+            })
+        })
+    }
+
+    /// Sequences.
+    pub(super) fn num_sequences(&self) -> i64 {
+        self.layers.first().map_or(0, |layer| lock(layer).cache.shape().batch)
+    }
+
+    /// Fails where so many further tokens are too many.
+    pub(super) fn check_room(&self, further: usize) -> Result<(), EngineError> {
+        let tokens = self.num_tokens() + further;
+        if tokens > self.spec.max_tokens {
+            return Err(EngineError::SessionLength { tokens, max_tokens: self.spec.max_tokens });
+        }
+        Ok(())
+    }
+
+    /// Runs the next tokens of every sequence, in chunks as long as the settings allow and columns as wide. `sink` gets the last layer's
+    /// hidden states, column by column. Nothing is kept for a backward phase.
     ///
     /// # Shapes
-    /// `(B, n)` int64 in; the last layer's hidden states `(B, n, E)` out, before the final norm.
-    pub fn extend(&mut self, engine: &Engine, model: &Model, ids_bn: &Tensor) -> Result<Tensor, EngineError> {
+    /// `(B, n)` int64 in.
+    pub fn extend(&mut self, engine: &Engine, model: &Model, ids_bn: &Tensor, sink: HiddenSink<'_>) -> Result<(), EngineError> {
         guarded(|| {
             let (num_sequences, num_tokens) = ids_bn.size2().unwrap_or_default();
-            let tokens = self.num_tokens() + num_tokens as usize;
-            let num_own = self.layers.first().map_or(num_sequences, |layer| lock(layer).cache.shape().batch);
+            let num_own = self.num_sequences();
             if num_tokens == 0 || num_sequences != num_own {
                 return Err(EngineError::SessionIds { found: (num_sequences, num_tokens), expected: num_own });
             }
-            if tokens > self.max_tokens {
-                return Err(EngineError::SessionLength { tokens, max_tokens: self.max_tokens });
+            self.check_room(num_tokens as usize)?;
+            let first = self.num_tokens() as i64;
+            let width = engine.0.settings.column_width(self.spec.max_tokens);
+            for column in self.plan.extend(num_sequences as usize, num_tokens as usize, width) {
+                let column = self.plan.columns[column].clone();
+                let (start, len) = self.plan.tokens(&column);
+                let mode = Mode::Choose { policies: &engine.0.settings.policies, keeps_undo: 0..0 };
+                let (captured, place) = (&mut CapturedLayers::default(), DropoutContext::default());
+                let mut pass = Pass { model, captured, frequencies: &self.frequencies, place };
+                let column = self.column(&self.plan.spans[column], 0..self.layers.len());
+                let mut attend = ColumnAttention { column, mode, routers: RouterTask::Leave };
+                let ids_bn = ids_bn.narrow(1, start as i64 - first, len as i64);
+                let hidden = no_grad(|| pass.run(model.embed(&ids_bn), &mut attend, &mut |_, _| Ok(())))?;
+                sink(start, &hidden);
             }
-            let column = self.plan.extend(num_sequences as usize, num_tokens as usize);
-            let mode = Mode::Choose { policies: &engine.0.settings.policies, keeps_undo: 0..0 };
-            let frequencies = model.frequencies(&vec![self.max_tokens; num_sequences as usize]);
-            let (captured, place) = (&mut CapturedLayers::default(), DropoutContext::default());
-            let mut pass = Pass { model, captured, frequencies: &frequencies, place };
-            let column = self.column(&self.plan.spans[column], 0..self.layers.len());
-            let mut attend = ColumnAttention { column, mode, routers: RouterTask::Leave };
-            no_grad(|| pass.run(model.embed(ids_bn), &mut attend, &mut |_, _| Ok(())))
+            if !self.spec.keeps_log {
+                self.plan.forget();
+            }
+            Ok(())
         })
     }
 }

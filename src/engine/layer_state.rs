@@ -7,8 +7,8 @@ use tch::Tensor;
 
 use super::MemoryByPart;
 use crate::cache::{
-    CacheError, CacheGrads, ChunkAttention, ChunkSpan, LayerCache, LayerLog, ParkedUndo, Placement, Policy, Queries, Undo,
-    UndoPrefetch,
+    CacheError, CacheGrads, CacheSnapshot, ChunkAttention, ChunkSpan, LayerCache, LayerLog, ParkedUndo, Placement, Policy,
+    Queries, Undo, UndoPrefetch,
 };
 use crate::ops::attention::{self, Attended, Chunk, KvPage, Qkv, ScoreRule, accumulation_kind, attention_mass};
 use crate::store::{Form, Store};
@@ -27,6 +27,8 @@ pub(super) struct LayerState {
     /// Where undo entries wait.
     store: Store,
     grads: Option<CacheGrads>,
+    /// Whether the choices are forgotten as soon as they are carried out.
+    pub(super) forgets: bool,
 }
 
 /// A layer's state, shared with the autograd nodes that unwind it.
@@ -78,7 +80,20 @@ impl Keep {
 impl LayerState {
     fn new(cache: LayerCache, store: Store) -> Self {
         let (undo, resident, ahead) = (Vec::new(), HashMap::new(), HashMap::new());
-        Self { cache, log: LayerLog::default(), undo, resident, ahead, store, grads: None }
+        Self { cache, log: LayerLog::default(), undo, resident, ahead, store, grads: None, forgets: false }
+    }
+
+    /// Another one that stands where this one does, and goes on by itself; for one that keeps no undo log.
+    pub(super) fn fork(&self) -> Result<Self, CacheError> {
+        let log = self.log.clone();
+        Ok(Self { log, forgets: self.forgets, ..Self::new(self.cache.fork()?, self.store.clone()) })
+    }
+
+    /// Fills the cache with what another one holds; the choices that led there are not known.
+    pub(super) fn fill(&mut self, snapshot: &CacheSnapshot) -> Result<(), CacheError> {
+        self.cache.fill(snapshot)?;
+        self.log.stand_behind(self.cache.num_chunks());
+        Ok(())
     }
 
     /// Where undo entries wait; the same for all layers.
@@ -128,6 +143,9 @@ impl LayerState {
         self.log.settle();
         let mass = asked.zip(mass);
         self.cache.note(policy, span, (&saved.own.k, &saved.own.v), &AttendedChunk { saved: &saved, past: &past, mass });
+        if self.forgets {
+            self.log.forget();
+        }
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
     }
 
@@ -360,6 +378,11 @@ impl ChunkAttention for AttendedChunk<'_> {
 /// One run per layer, with an empty cache; their undo entries wait in one store.
 pub(super) fn new_layer_states(caches: Vec<LayerCache>, store: &Store) -> Vec<SharedLayer> {
     caches.into_iter().map(|cache| Arc::new(Mutex::new(LayerState::new(cache, store.clone())))).collect()
+}
+
+/// Each forked; see [`LayerState::fork`].
+pub(super) fn fork_layer_states(layers: &[SharedLayer]) -> Result<Vec<SharedLayer>, CacheError> {
+    layers.iter().map(|layer| Ok(Arc::new(Mutex::new(lock(layer).fork()?)))).collect()
 }
 
 /// A one-element tensor that carries the order of a layer's operators.

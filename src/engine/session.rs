@@ -5,6 +5,7 @@ use std::ops::Range;
 use tch::{Kind, Tensor};
 
 use super::attend::{Column, ColumnAttention};
+use super::extend::SessionSpec;
 use super::layer_state::{SharedLayer, lock};
 use super::{ChunkPlan, EngineError};
 use crate::cache::{ChunkSpan, LayerLog, ReplayLog};
@@ -19,7 +20,10 @@ pub struct Session {
     pub(super) layers: Vec<SharedLayer>,
     /// The chunks that it is to see, or those that have come.
     pub(super) plan: ChunkPlan,
-    pub(super) max_tokens: usize,
+    /// What it was made for.
+    pub(super) spec: SessionSpec,
+    /// Of one that is extended as tokens come.
+    pub(super) frequencies: Vec<Frequencies>,
 }
 
 /// What carries a column through layers: the model with what of it is captured, and what rotations and dropout depend on.
@@ -33,7 +37,7 @@ pub(super) struct Pass<'a> {
 impl Session {
     /// A session over a batch that is planned as a whole.
     pub(super) fn planned(layers: Vec<SharedLayer>, plan: ChunkPlan) -> Self {
-        Self { layers, max_tokens: plan.len(), plan }
+        Self { layers, spec: SessionSpec::new(plan.num_sequences(), plan.len()), plan, frequencies: Vec::new() }
     }
 
     /// Tokens of each sequence so far.

@@ -258,13 +258,17 @@ impl Settings {
         }
         let tokens = lengths.iter().copied().max().unwrap_or(0);
         self.check_fits(tokens)?;
+        Ok(ChunkPlan::cut(&lengths, &self.cuts(batch, key), self.column_width(tokens)))
+    }
+
+    /// How wide the columns of sequences of at most `tokens` tokens are.
+    pub(super) fn column_width(&self, tokens: usize) -> ColumnWidth {
         let longest = self.slots.iter().map(|slots| slots.count(tokens, self.sizes.chunk_size)).max().unwrap_or(1);
-        let width = match self.width {
+        match self.width {
             Width::Chunks(chunks) => ColumnWidth::Chunks(chunks),
             // The rule of the reference: one layer checkpoint of a cell weighs as much as one cache.
             Width::TokensPerSlot(factor) => ColumnWidth::Tokens((factor * longest as f64) as usize),
-        };
-        Ok(ChunkPlan::cut(&lengths, &self.cuts(batch, key), width))
+        }
     }
 
     fn cuts(&self, batch: &Batch, key: Option<ChunkKey>) -> Cuts {

@@ -97,6 +97,13 @@ pub struct Frequencies {
     pub attention_factor: f64,
 }
 
+impl Clone for Frequencies {
+    /// They are never written to, so that both may lie in the same memory.
+    fn clone(&self) -> Self {
+        Self { inverse_bf: self.inverse_bf.shallow_clone(), attention_factor: self.attention_factor }
+    }
+}
+
 impl Frequencies {
     /// Those of the first sequences of the batch.
     pub fn of_first(&self, sequences: i64) -> Self {

@@ -1,10 +1,12 @@
 //! A session that is extended as tokens come: hidden states and choices are those of the engine, for every policy.
 
-use kvtune::engine::Session;
+use kvtune::engine::{Engine, Session, SessionSpec, extend_each};
+use kvtune::model::Model;
+use kvtune::recipe::{BufferKind, Storage};
 use tch::{Device, Kind, Tensor};
 
 use super::FURTHER;
-use crate::support::case::{Case, PLAIN, Width, registered_policies};
+use crate::support::case::{Case, PLAIN, Tail, TargetsAt, Width, registered_policies};
 use crate::support::{batch, engine, model};
 
 /// Hidden states of all tokens `(B, T, E)`, and every choice.
@@ -15,53 +17,132 @@ fn of_engine(case: &Case) -> (Tensor, String) {
     (Tensor::cat(&hidden, 1), log.hash())
 }
 
-/// The same of a session that is given so many tokens at a time.
-fn of_session(case: &Case, pieces: &[usize]) -> (Tensor, String) {
-    let (model, batch) = (model(case), batch(case));
-    let engine = engine(case, &model);
+/// The tokens of a case's batch, whose sequences are of one length: `(B, T)`.
+fn ids_of(case: &Case) -> Tensor {
+    let batch = batch(case);
     let ids: Vec<i64> = batch.sequences.iter().flat_map(|sequence| sequence.inputs.iter().map(|&id| i64::from(id))).collect();
-    let ids_bt = Tensor::from_slice(&ids).view([batch.sequences.len() as i64, -1]).to_device(Device::Cpu);
-    let mut session = Session::new(&engine, &model, batch.sequences.len(), batch.max_len()).unwrap();
+    Tensor::from_slice(&ids).view([batch.sequences.len() as i64, -1]).to_device(Device::Cpu)
+}
+
+/// What a session of a case is made for.
+fn spec_of(case: &Case) -> SessionSpec {
+    let initial = batch(case).sequences.iter().filter_map(|sequence| sequence.initial).collect();
+    SessionSpec { initial, ..SessionSpec::new(case.lengths.len(), case.lengths[0]) }
+}
+
+/// Hidden states `(B, n, E)` of the next tokens of a session.
+fn extend(session: &mut Session, (engine, model): (&Engine, &Model), ids_bn: &Tensor) -> Tensor {
+    let mut hidden = Vec::new();
+    session.extend(engine, model, ids_bn, &mut |_, of_column| hidden.push(of_column.copy())).unwrap();
+    Tensor::cat(&hidden, 1)
+}
+
+/// The same as [`of_engine`] of a session that is given so many tokens at a time.
+fn of_session(case: &Case, spec: &SessionSpec, pieces: &[usize]) -> (Tensor, String) {
+    let (model, ids_bt) = (model(case), ids_of(case));
+    let engine = engine(case, &model);
+    let mut session = Session::new(&engine, &model, spec).unwrap();
     let mut hidden = Vec::new();
     for &piece in pieces {
-        let (start, piece) = (session.num_tokens() as i64, piece as i64);
-        hidden.push(session.extend(&engine, &model, &ids_bt.narrow(1, start, piece)).unwrap());
+        let start = session.num_tokens() as i64;
+        hidden.push(extend(&mut session, (&engine, &model), &ids_bt.narrow(1, start, piece as i64)));
     }
-    assert_eq!(session.num_tokens(), batch.max_len());
+    assert_eq!(session.num_tokens() as i64, ids_bt.size()[1]);
     (Tensor::cat(&hidden, 1), session.log().hash())
 }
 
-/// Policies that need the initial part of a prompt have none in a session.
-fn has_initial_part(case: &Case) -> bool {
-    !case.initial.is_empty()
+/// Every policy, and every way to store entries, for sequences of one length.
+fn every_session(lengths: &'static [usize]) -> Vec<Case> {
+    let buffers = [
+        Case { name: "int8", buffer: BufferKind::Int8, ..PLAIN },
+        Case { name: "int4, waiting on the host", buffer: BufferKind::Int4, is_offloaded: true, ..PLAIN },
+        Case { name: "paged", policy: "dense", cache: &[16], chunk: 3, storage: Storage::Paged, ..PLAIN },
+        Case { name: "windows", window: 7, sliding_layers: &[0, 2], ..PLAIN },
+    ];
+    let cases = [registered_policies(), FURTHER.to_vec(), buffers.to_vec()].concat();
+    let initial = |case: &Case| if case.initial.is_empty() { case.initial } else { &[(2, 6), (3, 5)] };
+    cases.into_iter().map(|case| Case { lengths, initial: initial(&case), ..case }).collect()
 }
 
 #[test]
 fn token_by_token_is_the_engine_with_chunks_of_one() {
-    let mut compared = 0;
-    for case in registered_policies().iter().chain(FURTHER).filter(|case| !has_initial_part(case)) {
+    for case in every_session(&[44, 44]) {
         // One token a column, too: products of several tokens round otherwise.
-        let case = Case { lengths: &[44, 44], chunk: 1, width: Width::Chunks(1), ..*case };
+        let case = Case { chunk: 1, width: Width::Chunks(1), ..case };
         let (expected, choices) = of_engine(&case);
-        let (found, ours) = of_session(&case, &[1; 44]);
+        let (found, ours) = of_session(&case, &spec_of(&case), &[1; 44]);
         assert_eq!(choices, ours, "{case:?}");
         assert!(found.equal(&expected), "{case:?}: {:.1e}", (found - expected).abs().max().double_value(&[]));
-        compared += 1;
     }
-    println!("{compared} cases");
 }
 
 #[test]
-fn a_prompt_and_then_tokens_are_the_engine_with_singles_behind_the_prompt() {
-    let slides = Case { window: 7, sliding_layers: &[0, 2], ..PLAIN };
-    for case in
-        [PLAIN, slides, Case { policy: "lastrec", ..PLAIN }, Case { policy: "snapkv", params: "window_size = 2", ..PLAIN }]
-    {
-        let case = Case { lengths: &[33, 33], ..case };
-        let (expected, choices) = of_session(&case, &[18, 5, 5, 1, 1, 1, 1, 1]);
-        let (found, ours) = of_session(&case, &[28, 1, 1, 1, 1, 1]);
+fn a_prompt_and_then_tokens_are_what_single_tokens_for_targets_trains() {
+    for case in every_session(&[33, 33]) {
+        let case = Case { tail: Tail::OneByOne, targets: TargetsAt::Last(6), ..case };
+        let (expected, choices) = of_engine(&case);
+        let spec = SessionSpec { prompt: Some(27), ..spec_of(&case) };
+        let (found, ours) = of_session(&case, &spec, &[27, 1, 1, 1, 1, 1, 1]);
         assert_eq!(choices, ours, "{case:?}");
         assert!((found - expected).abs().max().double_value(&[]) < 1e-12, "{case:?}");
+    }
+}
+
+#[test]
+fn a_copy_and_a_saved_session_go_on_to_the_bit() {
+    for case in every_session(&[33, 33]) {
+        let (model, ids_bt) = (model(&case), ids_of(&case));
+        let engine = engine(&case, &model);
+        let on = (&engine, &model);
+        let mut session = Session::new(&engine, &model, &spec_of(&case)).unwrap();
+        let _ = extend(&mut session, on, &ids_bt.narrow(1, 0, 25));
+        let mut fork = session.fork().unwrap();
+        let snapshot = session.snapshot().unwrap();
+        let mut restored = Session::restored(&engine, &model, &spec_of(&case), snapshot).unwrap();
+        // Another continuation in between leaves no trace in the copies.
+        let _ = extend(&mut session, on, &ids_bt.narrow(1, 3, 8));
+        let rest = ids_bt.narrow(1, 25, 8);
+        let mut whole = Session::new(&engine, &model, &spec_of(&case)).unwrap();
+        let _ = extend(&mut whole, on, &ids_bt.narrow(1, 0, 25));
+        let expected = extend(&mut whole, on, &rest);
+        for copy in [&mut fork, &mut restored] {
+            assert!(extend(copy, on, &rest).equal(&expected), "{case:?}");
+            assert_eq!(copy.num_tokens(), 33);
+        }
+        assert_eq!(fork.log().hash(), whole.log().hash(), "{case:?}");
+    }
+}
+
+#[test]
+fn sessions_side_by_side_are_those_sessions_alone() {
+    for case in every_session(&[33]) {
+        let (model, ids_bt) = (model(&case), ids_of(&case));
+        let engine = engine(&case, &model);
+        let spec = SessionSpec { keeps_log: false, ..spec_of(&case) };
+        let begun = |tokens: i64| {
+            let mut session = Session::new(&engine, &model, &spec).unwrap();
+            let _ = extend(&mut session, (&engine, &model), &ids_bt.narrow(1, 0, tokens));
+            session
+        };
+        let next = |tokens: usize| ids_bt.int64_value(&[0, tokens as i64]) as u32;
+        let prompts = [5, 28, 19];
+        let alone: Vec<Vec<Tensor>> = prompts
+            .iter()
+            .map(|&prompt| {
+                let mut session = begun(prompt);
+                let mut step = |tokens| extend_each(&engine, &model, &mut [&mut session], &[next(tokens)], 4).unwrap();
+                (prompt as usize..prompt as usize + 5).map(&mut step).collect()
+            })
+            .collect();
+        let mut sessions = prompts.map(begun);
+        for step in 0..5 {
+            let ids: Vec<u32> = sessions.iter().map(|session| next(session.num_tokens())).collect();
+            let mut together: Vec<&mut Session> = sessions.iter_mut().collect();
+            let hidden = extend_each(&engine, &model, &mut together, &ids, 4).unwrap();
+            for (i, alone) in alone.iter().enumerate() {
+                assert!(hidden.narrow(0, i as i64, 1).equal(&alone[step]), "{case:?}, session {i}, step {step}");
+            }
+        }
     }
 }
 
@@ -71,12 +152,17 @@ fn a_session_ends_where_it_was_made_to() {
     let model = model(&case);
     let engine = engine(&case, &model);
     let ids = |n: i64| Tensor::ones([1, n], (Kind::Int64, Device::Cpu));
-    let mut session = Session::new(&engine, &model, 1, 8).unwrap();
-    let _ = session.extend(&engine, &model, &ids(8)).unwrap();
-    let error = session.extend(&engine, &model, &ids(1)).unwrap_err();
+    let mut session = Session::new(&engine, &model, &SessionSpec::new(1, 8)).unwrap();
+    assert!(session.snapshot().is_none(), "there is nothing to keep");
+    session.extend(&engine, &model, &ids(8), &mut |_, _| ()).unwrap();
+    let error = session.extend(&engine, &model, &ids(1), &mut |_, _| ()).unwrap_err();
     assert_eq!(error.to_string(), "a session of at most 8 tokens can not be extended to 9");
     for wrong in [ids(0), ids(1).expand([2, 1], false)] {
-        let error = session.extend(&engine, &model, &wrong).unwrap_err();
+        let error = session.extend(&engine, &model, &wrong, &mut |_, _| ()).unwrap_err();
         assert!(error.to_string().starts_with("a session of 1 sequences can not be extended by "), "{error}");
     }
+    let other = Case { buffer: BufferKind::Int8, ..case };
+    let other = crate::support::engine(&other, &model);
+    let error = Session::restored(&other, &model, &SessionSpec::new(1, 20), session.snapshot().unwrap()).err().unwrap();
+    assert!(error.to_string().starts_with("layer 0: `keys.0` of a saved cache does not fit: expected [1, 2, 8, "), "{error}");
 }

@@ -1,0 +1,146 @@
+//! What a cache holds, as tensors and numbers: to go on from it twice, or on another day.
+
+use serde::{Deserialize, Serialize};
+use tch::{Kind, Tensor};
+
+use super::budget::{BudgetNumbers, BudgetState};
+use super::buffer::StoredEntries;
+use super::victims::Agreement;
+use super::{CacheError, LayerCache};
+
+/// What one layer's cache holds; its tensors may lie in the cache's own memory.
+#[derive(Debug)]
+pub struct CacheSnapshot {
+    /// By name: stored entries as `(B, G, filled, width)`, positions and notes.
+    pub tensors: Vec<(String, Tensor)>,
+    /// The rest.
+    pub numbers: CacheNumbers,
+}
+
+/// The part of a snapshot that is no tensor.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct CacheNumbers {
+    filled: usize,
+    stands: usize,
+    prefill: usize,
+    agreement: SlotsThatAgree,
+    protected: Vec<(usize, usize)>,
+    budget: Option<BudgetNumbers>,
+}
+
+/// [`Agreement`], whose positions are those of the tensors.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum SlotsThatAgree {
+    All,
+    Heads,
+    Nothing,
+}
+
+const POSITIONS: &str = "positions";
+const OBSERVED: &str = "observed";
+const FEATURES: &str = "features";
+const BEFORE: &str = "positions_before_budget";
+
+impl LayerCache {
+    /// What the cache holds.
+    pub fn snapshot(&self) -> CacheSnapshot {
+        let (entries, filled) = (self.buffer.stored(self.filled as i64), self.filled as i64);
+        let (k, v) = entries.planes();
+        let named = |name: &str, planes: &[Tensor]| {
+            let planes = planes.iter().enumerate();
+            planes.map(|(i, plane)| (format!("{name}.{i}"), plane.shallow_clone())).collect::<Vec<_>>()
+        };
+        let mut tensors = named("keys", k);
+        tensors.extend(named("values", v));
+        let sequences = self.shape.batch;
+        let beside = [
+            (POSITIONS, Some(self.position_bgc.narrow(2, 0, filled))),
+            (OBSERVED, self.notes.observed(sequences, filled)),
+            (FEATURES, self.notes.features(sequences, filled)),
+            (BEFORE, self.budget.as_ref().map(|budget| budget.before.1.shallow_clone())),
+        ];
+        tensors.extend(beside.into_iter().filter_map(|(name, tensor)| Some((name.to_owned(), tensor?))));
+        let agreement = match &self.agreement {
+            Agreement::All(_) => SlotsThatAgree::All,
+            Agreement::Heads => SlotsThatAgree::Heads,
+            Agreement::Nothing => SlotsThatAgree::Nothing,
+        };
+        let numbers = CacheNumbers {
+            filled: self.filled,
+            stands: self.stands,
+            prefill: self.prefill,
+            agreement,
+            protected: self.protected.clone(),
+            budget: self.budget.as_ref().map(BudgetState::numbers),
+        };
+        CacheSnapshot { tensors, numbers }
+    }
+
+    /// Fills an empty cache with copies of what another one holds, of as many sequences, heads and channels, in the same stored form.
+    pub fn fill(&mut self, snapshot: &CacheSnapshot) -> Result<(), CacheError> {
+        let CacheNumbers { filled, stands, prefill, agreement, ref protected, ref budget } = snapshot.numbers;
+        self.check_snapshot(snapshot)?;
+        let device = self.shape.device;
+        let get = |name: &str| snapshot.tensors.iter().find(|(n, _)| n == name).map(|(_, tensor)| tensor.to_device(device));
+        let planes = |name: &str| (0..self.shape.planes().len()).filter_map(|i| get(&format!("{name}.{i}"))).collect();
+        let entries = StoredEntries::of(planes("keys"), planes("values"));
+        self.budget = budget.as_ref().zip(get(BEFORE)).map(|(numbers, before)| numbers.state(before.copy()));
+        self.reserve(filled as i64);
+        self.buffer.write(0, &entries);
+        if let Some(positions) = get(POSITIONS) {
+            self.position_bgc.narrow(2, 0, filled as i64).copy_(&positions);
+        }
+        let size = &self.size()[..3];
+        if let Some(observed) = get(OBSERVED) {
+            self.notes.set_observed(size, &observed);
+        }
+        if let Some(features) = get(FEATURES) {
+            self.notes.set_features(size, 0, &features.unbind(-1));
+        }
+        self.agreement = match agreement {
+            SlotsThatAgree::All => {
+                let first = self.position_bgc.narrow(2, 0, filled as i64).select(0, 0).select(0, 0);
+                Agreement::All(Vec::try_from(first).unwrap_or_default())
+            }
+            SlotsThatAgree::Heads => Agreement::Heads,
+            SlotsThatAgree::Nothing => Agreement::Nothing,
+        };
+        (self.filled, self.stands, self.prefill) = (filled, stands, prefill);
+        self.protected.clone_from(protected);
+        self.park();
+        Ok(())
+    }
+
+    /// Fails where a snapshot is not of a cache like this one.
+    fn check_snapshot(&self, snapshot: &CacheSnapshot) -> Result<(), CacheError> {
+        let filled = snapshot.numbers.filled as i64;
+        let (b, g) = (self.shape.batch, self.shape.groups);
+        let mut expected = vec![(POSITIONS.to_owned(), vec![b, g, filled], Kind::Int64)];
+        for (i, (width, kind)) in self.shape.planes().into_iter().enumerate() {
+            expected.extend(["keys", "values"].map(|name| (format!("{name}.{i}"), vec![b, g, filled, width], kind)));
+        }
+        for (name, size, kind) in expected {
+            let found = snapshot.tensors.iter().find(|(n, _)| *n == name).map(|(_, tensor)| (tensor.size(), tensor.kind()));
+            if found.as_ref() != Some(&(size.clone(), kind)) {
+                let found = found.map_or("nothing".to_owned(), |(size, kind)| format!("{size:?} {kind:?}"));
+                let expected = format!("{size:?} {kind:?}");
+                return Err(CacheError::OtherSnapshot { layer: self.layer, tensor: name, expected, found });
+            }
+        }
+        if snapshot.numbers.budget.is_none() && filled > self.shape.cache_length as i64 {
+            let (expected, found) = (format!("at most {} entries", self.shape.cache_length), format!("{filled}"));
+            return Err(CacheError::OtherSnapshot { layer: self.layer, tensor: POSITIONS.to_owned(), expected, found });
+        }
+        Ok(())
+    }
+
+    /// Another cache that holds the same, in memory of its own.
+    pub fn fork(&self) -> Result<Self, CacheError> {
+        let mut fork = Self::new(self.layer, self.shape, self.prefill);
+        fork.fill(&self.snapshot())?;
+        fork.active = self.active;
+        Ok(fork)
+    }
+}

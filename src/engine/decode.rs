@@ -1,0 +1,115 @@
+//! Decoding: one further token of each of several sequences, which are at different positions and come and go as they like.
+
+use tch::{Tensor, no_grad};
+
+use super::attend::refused;
+use super::layer_state::{SharedLayer, lock};
+use super::session::Session;
+use super::{ColumnWidth, Engine, EngineError, guarded};
+use crate::cache::{ChunkSpan, Policy, Routing};
+use crate::model::{Attend, AttendError, DropoutContext, Model, Qkv, Routed};
+use crate::ops::frequencies::Frequencies;
+use crate::units::LayerIdx;
+
+/// Runs the next token of each session, which has one sequence; the hidden states of the last layer are returned.
+///
+/// What is no attention is computed for all at once, in `width` rows of which the last may be empty. With the same width a sequence gets
+/// the same bits whatever the others are, where the model has no experts: their products are as large as the tokens that they get.
+///
+/// # Shapes
+/// One id for each session in, `(sessions, 1, E)` out.
+pub fn extend_each(
+    engine: &Engine,
+    model: &Model,
+    sessions: &mut [&mut Session],
+    ids: &[u32],
+    width: usize,
+) -> Result<Tensor, EngineError> {
+    guarded(|| {
+        for session in sessions.iter() {
+            if session.num_sequences() != 1 {
+                return Err(EngineError::SessionIds { found: (1, 1), expected: session.num_sequences() });
+            }
+            session.check_room(1)?;
+        }
+        let rows = width.max(sessions.len());
+        let mut spans = Vec::with_capacity(sessions.len());
+        for session in sessions.iter_mut() {
+            session.plan.extend(1, 1, ColumnWidth::Chunks(1));
+            spans.extend(session.plan.spans.last().cloned());
+            if !session.spec.keeps_log {
+                session.plan.forget();
+            }
+        }
+        let states = sessions.iter().map(|session| &session.layers[..]).collect();
+        let mut attend = EachAttends { states, spans: &spans, policies: &engine.0.settings.policies, rows: rows as i64 };
+        let column = |numbers: &mut dyn Iterator<Item = i64>| {
+            let mut all: Vec<i64> = numbers.collect();
+            all.resize(rows, 0);
+            Tensor::from_slice(&all).to_device(model.device()).unsqueeze(1)
+        };
+        let position_b1 = column(&mut spans.iter().map(|span| span.start as i64));
+        let ids_b1 = column(&mut ids.iter().map(|&id| i64::from(id)));
+        let positions = model.positions(position_b1, &frequencies(sessions, rows));
+        no_grad(|| {
+            let mut hidden = model.embed(&ids_b1);
+            for layer in 0..model.config().num_layers() {
+                hidden = model.layer(LayerIdx(layer), &hidden, &positions, &DropoutContext::default(), &mut attend)?;
+            }
+            Ok(hidden.narrow(0, 0, sessions.len() as i64))
+        })
+    })
+}
+
+/// Those of all rows; of the empty ones any.
+fn frequencies(sessions: &[&mut Session], rows: usize) -> Vec<Frequencies> {
+    let Some(first) = sessions.first() else { return Vec::new() };
+    let of_rotation = |rotation: usize| {
+        let of_row = |row: usize| &sessions.get(row).unwrap_or(first).frequencies[rotation];
+        let inverse_bf = Tensor::cat(&(0..rows).map(|row| of_row(row).inverse_bf.shallow_clone()).collect::<Vec<_>>(), 0);
+        Frequencies { inverse_bf, attention_factor: of_row(0).attention_factor }
+    };
+    (0..first.frequencies.len()).map(of_rotation).collect()
+}
+
+/// How a row reaches the caches of its own session.
+struct EachAttends<'a> {
+    /// The layers of each session.
+    states: Vec<&'a [SharedLayer]>,
+    /// The chunk of one token of each.
+    spans: &'a [ChunkSpan],
+    policies: &'a [Box<dyn Policy>],
+    rows: i64,
+}
+
+impl Attend for EachAttends<'_> {
+    fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
+        let mut outs = Vec::with_capacity(self.states.len() + 1);
+        for (row, (states, span)) in self.states.iter().zip(self.spans).enumerate() {
+            let own = |x: &Tensor| x.narrow(0, row as i64, 1);
+            let (q, k, v) = (own(qkv.q_bhnd), own(qkv.k_bgnd), own(qkv.v_bgnd));
+            let own = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, rule: qkv.rule };
+            let mut state = lock(&states[layer.0]);
+            state.cache.bring();
+            outs.push(state.decide(&*self.policies[layer.0], span, own, false).map_err(refused)?);
+            state.cache.park();
+        }
+        let empty = self.rows - outs.len() as i64;
+        if empty > 0 {
+            outs.push(outs[0].zeros_like().expand([empty, -1, -1, -1], false));
+        }
+        Ok(if outs.len() == 1 { outs.remove(0) } else { Tensor::cat(&outs, 0) })
+    }
+
+    fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, AttendError> {
+        let num_experts = routed.probability_bnx.size()[2] as usize;
+        let chosen_bnk = choose();
+        for (row, states) in self.states.iter().enumerate() {
+            let mut state = lock(&states[layer.0]);
+            if !state.forgets {
+                state.log.record_routing(Routing::new(&chosen_bnk.narrow(0, row as i64, 1), num_experts));
+            }
+        }
+        Ok(chosen_bnk)
+    }
+}

@@ -1,0 +1,97 @@
+//! What a session holds, as tensors and numbers: a long document is read once, and asked on another day.
+
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
+
+use super::extend::SessionSpec;
+use super::layer_state::lock;
+use super::session::Session;
+use super::{ChunkPlan, Engine, EngineError, guarded};
+use crate::cache::{CacheNumbers, CacheSnapshot, ChunkSpan};
+use crate::model::Model;
+use crate::units::ChunkIdx;
+
+/// What a session holds. Its choices are not among it.
+#[derive(Debug)]
+pub struct SessionSnapshot {
+    /// The tensors of each layer's cache, `layers.3.keys.0`.
+    pub tensors: Vec<(String, Tensor)>,
+    /// The rest.
+    pub numbers: SessionNumbers,
+}
+
+/// The part of a snapshot that is no tensor.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct SessionNumbers {
+    num_sequences: usize,
+    /// Tokens of each sequence.
+    num_tokens: usize,
+    /// Rotary embeddings that depend on the length of a sequence are those of this length.
+    pub rope_length: usize,
+    prefill: usize,
+    last_chunk: LastChunk,
+    caches: Vec<CacheNumbers>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct LastChunk {
+    index: usize,
+    number: usize,
+    start: usize,
+}
+
+impl Session {
+    /// What the session holds; `None` of one that has got no tokens.
+    pub fn snapshot(&self) -> Option<SessionSnapshot> {
+        let last = self.plan.spans.last()?;
+        let mut tensors = Vec::new();
+        let caches = self.layers.iter().enumerate().map(|(layer, state)| {
+            let CacheSnapshot { tensors: own, numbers } = lock(state).cache.snapshot();
+            tensors.extend(own.into_iter().map(|(name, tensor)| (format!("layers.{layer}.{name}"), tensor)));
+            numbers
+        });
+        let numbers = SessionNumbers {
+            num_sequences: last.num_sequences(),
+            num_tokens: self.num_tokens(),
+            rope_length: self.spec.rope_length,
+            prefill: self.plan.prefill,
+            last_chunk: LastChunk { index: last.index, number: last.chunk.0, start: last.start },
+            caches: caches.collect(),
+        };
+        Some(SessionSnapshot { tensors, numbers })
+    }
+
+    /// A session that goes on from a snapshot: made for what `spec` says, but for the prompt, which has been read, and the length of the
+    /// rotary embeddings. Model and settings must be those of the snapshot; what does not fit the caches is refused.
+    pub fn restored(engine: &Engine, model: &Model, spec: &SessionSpec, snapshot: SessionSnapshot) -> Result<Self, EngineError> {
+        let SessionSnapshot { tensors, numbers } = snapshot;
+        let LastChunk { index, number, start } = numbers.last_chunk;
+        let layers = model.config().num_layers();
+        let is_whole = numbers.caches.len() == layers && numbers.num_sequences == spec.num_sequences;
+        if !is_whole || start >= numbers.num_tokens {
+            let found = format!("{} sequences in {} layers", numbers.num_sequences, numbers.caches.len());
+            return Err(EngineError::OtherSession {
+                expected: format!("{} sequences in {layers} layers", spec.num_sequences),
+                found,
+            });
+        }
+        let spec = SessionSpec { prompt: Some(numbers.prefill), rope_length: numbers.rope_length, ..spec.clone() };
+        let mut session = Self::new(engine, model, &spec)?;
+        session.check_room(numbers.num_tokens)?;
+        guarded(|| {
+            let len = numbers.num_tokens - start;
+            let last = ChunkSpan { index, chunk: ChunkIdx(number), start, len, real: vec![len; numbers.num_sequences] };
+            session.plan = ChunkPlan::behind(engine.settings().cuts_of(&spec), last);
+            for (layer, (state, numbers)) in session.layers.iter().zip(numbers.caches).enumerate() {
+                let prefix = format!("layers.{layer}.");
+                let own = tensors
+                    .iter()
+                    .filter_map(|(name, tensor)| Some((name.strip_prefix(&prefix)?.to_owned(), tensor.shallow_clone())));
+                lock(state).fill(&CacheSnapshot { tensors: own.collect(), numbers })?;
+            }
+            Ok(session)
+        })
+    }
+}
