@@ -7,6 +7,7 @@ use crate::data::DataError;
 use crate::engine::EngineError;
 use crate::eval::EvalError;
 use crate::files::FilesError;
+use crate::generation::GenerationError;
 use crate::model::ModelError;
 use crate::recipe::RecipeError;
 use crate::report::ReportError;
@@ -45,6 +46,9 @@ pub enum Error {
     /// Training failed.
     #[error(transparent)]
     Train(#[from] TrainError),
+    /// A text could not be generated.
+    #[error(transparent)]
+    Generation(#[from] GenerationError),
     /// An evaluation failed.
     #[error(transparent)]
     Eval(#[from] EvalError),
@@ -155,6 +159,7 @@ impl Failure for Error {
             Self::Engine(e) => e,
             Self::Checkpoint(e) => e,
             Self::Train(e) => e,
+            Self::Generation(e) => e,
             Self::Eval(e) => e,
             Self::Verify(e) => e,
             Self::Bench(e) => e,

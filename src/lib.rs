@@ -11,6 +11,7 @@ pub mod engine;
 pub mod error;
 pub mod eval;
 pub mod files;
+pub mod generation;
 pub mod head;
 pub mod metrics;
 pub mod model;

@@ -105,6 +105,11 @@ impl LayerCache {
         self.stands
     }
 
+    /// Filled slots of a KV head.
+    pub fn num_entries(&self) -> usize {
+        self.filled
+    }
+
     /// Size of the cache `(B, G, slots, D)`, with sequences that have left.
     pub fn size(&self) -> Vec<i64> {
         vec![self.shape.batch, self.shape.groups, self.buffer.slots(), self.shape.head_dim]

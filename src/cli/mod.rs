@@ -8,12 +8,14 @@ mod device;
 mod doctor;
 mod evaluate;
 mod finetune;
+mod generate;
 mod init_model;
 mod panics;
 mod plan;
 mod process;
 mod recipe_file;
 mod score;
+mod used_model;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -50,6 +52,8 @@ enum Verb {
     Evaluate(evaluate::Evaluate),
     /// Score a file of answers: exact match, F1, ROUGE, RULER's string match and others.
     Score(score::ScoreAnswers),
+    /// Write texts with a run, a checkpoint or a model, through the cache that it was trained with.
+    Generate(generate::Generate),
     /// Prove the gradients on your model and data against plain autograd.
     Verify(verify::Verify),
     /// Look at a recipe, its model and its data, and print what would run.
@@ -72,6 +76,7 @@ fn run(arguments: &Arguments) -> Result<Ending, Error> {
         Verb::Resume(verb) => verb.run(on()?),
         Verb::Evaluate(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Score(verb) => verb.run().map(|()| Ending::Done),
+        Verb::Generate(verb) => verb.run(on()?),
         Verb::Verify(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Check(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Plan(verb) => verb.run(on()?).map(|()| Ending::Done),

@@ -122,13 +122,16 @@ impl ChunkPlan {
         Self::from(Cutter::new(cuts, None))
     }
 
-    /// Adds so many further tokens of each of some sequences, in columns of such a width; their numbers are returned.
+    /// Adds the next column of such a width, of the `tokens` further tokens of each of some sequences: its first token and how many it has.
     pub(super) fn extend(&mut self, num_sequences: usize, tokens: usize, width: ColumnWidth) -> Range<usize> {
-        let (first, first_span) = (self.columns.len(), self.spans.len());
-        self.cut_to(&vec![self.len() + tokens; num_sequences]);
-        let further = columns(&self.spans[first_span..], width);
-        self.columns.extend(further.into_iter().map(|column| column.start + first_span..column.end + first_span));
-        first..self.columns.len()
+        let (first, start) = (self.spans.len(), self.len());
+        let mut whole = self.clone();
+        whole.cut_to(&vec![start + tokens; num_sequences]);
+        let column = columns(&whole.spans[first..], width).remove(0);
+        let end = whole.spans[first..][column].last().map_or(start, |span| span.start + span.len);
+        self.cut_to(&vec![end; num_sequences]);
+        self.columns.push(first..self.spans.len());
+        first..self.spans.len()
     }
 
     /// The plan of sequences that have come as far as `last`.

@@ -13,11 +13,11 @@ use crate::units::LayerIdx;
 
 /// Runs the next token of each session, which has one sequence; the hidden states of the last layer are returned.
 ///
-/// What is no attention is computed for all at once, in `width` rows of which the last may be empty. With the same width a sequence gets
+/// What is no attention is computed for all at once, in `width` rows of which the last may be empty: they mean nothing. With the same width a sequence gets
 /// the same bits whatever the others are, where the model has no experts: their products are as large as the tokens that they get.
 ///
 /// # Shapes
-/// One id for each session in, `(sessions, 1, E)` out.
+/// One id for each session in, `(width, 1, E)` out, or as many rows as there are sessions.
 pub fn extend_each(
     engine: &Engine,
     model: &Model,
@@ -56,7 +56,7 @@ pub fn extend_each(
             for layer in 0..model.config().num_layers() {
                 hidden = model.layer(LayerIdx(layer), &hidden, &positions, &DropoutContext::default(), &mut attend)?;
             }
-            Ok(hidden.narrow(0, 0, sessions.len() as i64))
+            Ok(hidden)
         })
     })
 }

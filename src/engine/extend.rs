@@ -4,7 +4,7 @@ use tch::{Tensor, no_grad};
 
 use super::attend::{ColumnAttention, Mode};
 use super::forward::HiddenSink;
-use super::layer_state::{fork_layer_states, lock, new_layer_states};
+use super::layer_state::{SharedLayer, fork_layer_states, lock, new_layer_states};
 use super::router_balance::RouterTask;
 use super::session::{Pass, Session};
 use super::{ChunkPlan, Cuts, Engine, EngineError, Settings, guarded};
@@ -100,6 +100,28 @@ impl Session {
     /// # Shapes
     /// `(B, n)` int64 in.
     pub fn extend(&mut self, engine: &Engine, model: &Model, ids_bn: &Tensor, sink: HiddenSink<'_>) -> Result<(), EngineError> {
+        let num_tokens = ids_bn.size().get(1).copied().unwrap_or_default();
+        self.check_room(num_tokens as usize)?;
+        let mut done = 0;
+        loop {
+            done += self.extend_by_column(engine, model, &ids_bn.narrow(1, done, num_tokens - done), sink)? as i64;
+            if done == num_tokens {
+                return Ok(());
+            }
+        }
+    }
+
+    /// As [`Self::extend`], of the first column alone; returns how many tokens it had.
+    ///
+    /// # Shapes
+    /// `(B, n)` int64 in.
+    pub fn extend_by_column(
+        &mut self,
+        engine: &Engine,
+        model: &Model,
+        ids_bn: &Tensor,
+        sink: HiddenSink<'_>,
+    ) -> Result<usize, EngineError> {
         guarded(|| {
             let (num_sequences, num_tokens) = ids_bn.size2().unwrap_or_default();
             let num_own = self.num_sequences();
@@ -107,24 +129,39 @@ impl Session {
                 return Err(EngineError::SessionIds { found: (num_sequences, num_tokens), expected: num_own });
             }
             self.check_room(num_tokens as usize)?;
-            let first = self.num_tokens() as i64;
             let width = engine.0.settings.column_width(self.spec.max_tokens);
-            for column in self.plan.extend(num_sequences as usize, num_tokens as usize, width) {
-                let column = self.plan.columns[column].clone();
-                let (start, len) = self.plan.tokens(&column);
-                let mode = Mode::Choose { policies: &engine.0.settings.policies, keeps_undo: 0..0 };
-                let (captured, place) = (&mut CapturedLayers::default(), DropoutContext::default());
-                let mut pass = Pass { model, captured, frequencies: &self.frequencies, place };
-                let column = self.column(&self.plan.spans[column], 0..self.layers.len());
-                let mut attend = ColumnAttention { column, mode, routers: RouterTask::Leave };
-                let ids_bn = ids_bn.narrow(1, start as i64 - first, len as i64);
-                let hidden = no_grad(|| pass.run(model.embed(&ids_bn), &mut attend, &mut |_, _| Ok(())))?;
-                sink(start, &hidden);
-            }
+            let column = self.plan.extend(num_sequences as usize, num_tokens as usize, width);
+            let (start, len) = self.plan.tokens(&column);
+            let mode = Mode::Choose { policies: &engine.0.settings.policies, keeps_undo: 0..0 };
+            let (captured, place) = (&mut CapturedLayers::default(), DropoutContext::default());
+            let mut pass = Pass { model, captured, frequencies: &self.frequencies, place };
+            let column = self.column(&self.plan.spans[column], 0..self.layers.len());
+            let mut attend = ColumnAttention { column, mode, routers: RouterTask::Leave };
+            let ids_bn = ids_bn.narrow(1, 0, len as i64);
+            let hidden = no_grad(|| pass.run(model.embed(&ids_bn), &mut attend, &mut |_, _| Ok(())))?;
+            sink(start, &hidden);
             if !self.spec.keeps_log {
                 self.plan.forget();
             }
-            Ok(())
+            Ok(len)
         })
+    }
+
+    /// The most tokens of each sequence.
+    pub fn max_tokens(&self) -> usize {
+        self.spec.max_tokens
+    }
+
+    /// Entries that the caches of all layers hold, by KV head, and those that have been evicted.
+    pub fn entries(&self) -> (usize, usize) {
+        let written = self.num_tokens();
+        let of_layer = |state: &SharedLayer| lock(state).cache.num_entries();
+        let held = self.layers.iter().map(of_layer).sum::<usize>();
+        (held, (written * self.layers.len()).saturating_sub(held))
+    }
+
+    /// The length that rotary embeddings are made for which depend on the length of a sequence.
+    pub fn rope_length(&self) -> usize {
+        self.spec.rope_length
     }
 }

@@ -77,6 +77,13 @@ impl ModelConfig {
         reach.unwrap_or(self.max_position_embeddings)
     }
 
+    /// The length that a sequence of `so_far` tokens counts as for rotary embeddings, while it grows to `at_most`; see
+    /// [`RopeSpec::length_under_way`].
+    pub fn length_under_way(&self, so_far: usize, at_most: usize) -> usize {
+        let under_way = |rope: &RopeSpec| rope.length_under_way(so_far, at_most);
+        self.rotations().into_iter().map(under_way).min().unwrap_or(at_most)
+    }
+
     /// KV heads by layer.
     pub fn num_kv_heads(&self) -> Vec<usize> {
         self.layers.iter().map(|layer| layer.attention.num_kv_heads).collect()

@@ -113,6 +113,16 @@ impl Frequencies {
 }
 
 impl RopeSpec {
+    /// The length that a sequence counts as while it grows token by token: rotated keys stay as they are. Where the base grows with the
+    /// length it is that of the end, `at_most`; where there are two lists of factors a sequence of `so_far` tokens has that of its length,
+    /// and is computed anew when it passes the border.
+    pub fn length_under_way(&self, so_far: usize, at_most: usize) -> usize {
+        match &self.scaling {
+            RopeScaling::LongRope(LongRopeScaling { original, .. }) => so_far.min(original + 1).max(*original),
+            _ => at_most,
+        }
+    }
+
     /// Of all channels of a head, with nothing changed.
     pub fn plain(theta: f64, head_dim: usize) -> Self {
         Self { theta, rotary_dim: head_dim, scaling: RopeScaling::Unscaled }

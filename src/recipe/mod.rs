@@ -80,6 +80,15 @@ impl Recipe {
         Self::resolve(text, path, overrides, None)
     }
 
+    /// What a recipe would say of a model that is used and not trained: nothing is evicted, and no data are named.
+    pub fn of_model(model: &Path, overrides: &[String]) -> Result<Resolved, RecipeError> {
+        let path = toml::Value::from(model.display().to_string());
+        let text = format!(
+            "[model]\npath = {path}\n[data]\ntrain = {path}\nformat = \"tokens\"\n[kv_cache]\npolicy = \"dense\"\nstorage = \"growing\"\n"
+        );
+        Self::parse(text, Path::new("command line"), overrides)
+    }
+
     fn resolve(text: String, path: &Path, overrides: &[String], weights: Option<Weights>) -> Result<Resolved, RecipeError> {
         let source = RecipeSource { path: path.to_owned(), text, overrides: overrides.to_vec(), suggest_key };
         let mut document = Document::parse(source)?;

@@ -48,6 +48,13 @@ impl Recipe {
             .collect()
     }
 
+    /// The table `[kv_cache]` in TOML, on one line.
+    pub fn cache_in_toml(&self) -> String {
+        let keys =
+            self.flat().into_iter().filter_map(|(key, value)| Some(format!("{} = {value}", key.strip_prefix("kv_cache.")?)));
+        keys.collect::<Vec<_>>().join(", ")
+    }
+
     /// All values in TOML by their dotted keys.
     fn flat(&self) -> BTreeMap<String, String> {
         let sections = self.sections().into_iter();

@@ -14,6 +14,15 @@ pub fn result(text: &str) -> Result<(), ReportError> {
     }
 }
 
+/// A part of a result that comes bit by bit.
+pub fn part(text: &str) -> Result<(), ReportError> {
+    let mut out = io::stdout().lock();
+    match write!(out, "{text}").and_then(|()| out.flush()) {
+        Err(source) if source.kind() != io::ErrorKind::BrokenPipe => Err(ReportError::Output { source }),
+        _ => Ok(()),
+    }
+}
+
 /// A remark.
 pub fn note(text: &str) {
     say(text);

@@ -10,21 +10,28 @@ use signal_hook::flag;
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
     signal: Arc<AtomicUsize>,
+    /// Whether another signal ends the process.
+    again: Arc<AtomicBool>,
 }
 
 impl Interrupt {
     /// Installs the handlers. They only set flags: the loop does the work.
     pub fn install() -> std::io::Result<Self> {
         let interrupt = Self::default();
-        // One flag for both: Ctrl-C after SIGTERM is the second, too.
-        let again = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             // Order matters: the shutdown looks at the flag before the next line's handler sets it.
-            flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?;
-            flag::register(signal, again.clone())?;
+            flag::register_conditional_shutdown(signal, 128 + signal, interrupt.again.clone())?;
+            // One flag for both: Ctrl-C after SIGTERM is the second, too.
+            flag::register(signal, interrupt.again.clone())?;
             flag::register_usize(signal, interrupt.signal.clone(), signal as usize)?;
         }
         Ok(interrupt)
+    }
+
+    /// Forgets the signals so far: what was asked to stop has stopped, and something else begins.
+    pub fn reset(&self) {
+        self.signal.store(0, Ordering::Relaxed);
+        self.again.store(false, Ordering::Relaxed);
     }
 
     /// The signal that arrived, if any.

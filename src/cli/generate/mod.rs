@@ -1,0 +1,101 @@
+//! `kvtune generate`: texts from a model, through the cache that it was trained with.
+
+mod prompts;
+mod rules;
+mod write;
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use tch::Device;
+
+use super::finetune::Ending;
+use super::used_model::{LoadedModel, UsedModel};
+use crate::error::Error;
+use crate::generation::{GenerationRules, Generator, Request, SavedSession};
+use crate::report::console;
+use crate::train::Interrupt;
+use prompts::{Prompt, Prompts};
+use rules::RuleArguments;
+use write::Written;
+
+#[derive(Debug, Args)]
+pub(super) struct Generate {
+    #[command(flatten)]
+    model: UsedModel,
+    #[command(flatten)]
+    prompts: Prompts,
+    #[command(flatten)]
+    rules: RuleArguments,
+    /// So many texts for each prompt, which is read once.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    n: u16,
+    /// So many texts are written at the same time.
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    batch: u16,
+    /// Keep what has been read of the prompt, to go on from it with `--session`; nothing is generated.
+    #[arg(long, value_name = "FILE")]
+    save_session: Option<PathBuf>,
+    /// Go on from what `--save-session` has kept: the prompt follows it.
+    #[arg(long, value_name = "FILE", conflicts_with = "save_session")]
+    session: Option<PathBuf>,
+    /// How to print: text as it comes, or a JSON object per line and text.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+}
+
+/// How texts are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+impl Generate {
+    pub(super) fn run(&self, device: Device) -> Result<Ending, Error> {
+        let interrupt = Interrupt::install().map_err(|error| Error::Usage {
+            message: format!("no handler for Ctrl-C can be installed: {error}"),
+            hint: "look at the limits of this process".into(),
+        })?;
+        let used = self.model.load(device)?;
+        let (own, unknown) = GenerationRules::of_model(&used.recipe.model.path)?;
+        if !unknown.is_empty() {
+            console::note(&format!("`generation_config.json`: {} not known, and ignored", unknown.join(", ")));
+        }
+        let rules = self.rules.over(own)?;
+        let prompts = self.prompts.read(used.tokenizer.as_ref(), self.session.is_none())?;
+        if let Some(path) = &self.save_session {
+            return save(&used, path, &prompts);
+        }
+        let requests =
+            prompts.into_iter().map(|prompt| self.request(&used, prompt, &rules)).collect::<Result<Vec<_>, Error>>()?;
+        let width = usize::from(self.batch).min(requests.len() * usize::from(self.n));
+        let generator = Generator::new(&used.engine, &used.model, used.tokenizer.as_ref(), width);
+        let written = Written::of(&requests, self.format == Format::Json);
+        written.all(generator, requests, &interrupt)
+    }
+
+    fn request(&self, used: &LoadedModel, prompt: Prompt, rules: &GenerationRules) -> Result<Request, Error> {
+        let mut request = Request { samples: usize::from(self.n), ..Request::new(prompt.ids, rules.clone()) };
+        if let Some(path) = &self.session {
+            let longest = used.model.config().longest_sequence();
+            let saved = SavedSession::read(path, (&used.engine, &used.model), &used.identity()?, longest)?;
+            request.prompt.splice(0..0, saved.ids);
+            request.session = Some(saved.session);
+        }
+        Ok(request)
+    }
+}
+
+/// Reads the only prompt, and keeps what has been read.
+fn save(used: &LoadedModel, path: &std::path::Path, prompts: &[Prompt]) -> Result<Ending, Error> {
+    let [prompt] = prompts else {
+        let message = format!("`--save-session` takes one prompt, found {}", prompts.len());
+        return Err(Error::Usage { message, hint: "give one `--prompt`, `--prompt-file` or `--prompt-tokens`".into() });
+    };
+    let generator = Generator::new(&used.engine, &used.model, used.tokenizer.as_ref(), 1);
+    let session = generator.read(&prompt.ids)?;
+    SavedSession::write(path, &session, &prompt.ids, &used.identity()?)?;
+    console::note(&format!("{} tokens read; the session is in `{}`", prompt.ids.len(), path.display()));
+    Ok(Ending::Done)
+}

@@ -1,0 +1,72 @@
+//! The prompts of `kvtune generate`, as text or as tokens.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::data::Tokenizer;
+use crate::error::Error;
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = true)]
+pub(super) struct Prompts {
+    /// A text to go on from; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    prompt: Vec<String>,
+    /// A file whose text is a prompt, `-` for standard input; may be given several times.
+    #[arg(long, value_name = "FILE")]
+    prompt_file: Vec<PathBuf>,
+    /// Token ids to go on from, for models without a tokenizer, too; may be given several times.
+    #[arg(long, value_name = "1,2,3")]
+    prompt_tokens: Vec<String>,
+}
+
+/// A prompt.
+pub(super) struct Prompt {
+    pub(super) ids: Vec<u32>,
+}
+
+impl Prompts {
+    /// All prompts: texts, then files, then tokens. At the beginning of a sequence a text has the tokens that a tokenizer puts there.
+    pub(super) fn read(&self, tokenizer: Option<&Tokenizer>, is_beginning: bool) -> Result<Vec<Prompt>, Error> {
+        let mut texts = self.prompt.clone();
+        for path in &self.prompt_file {
+            texts.push(text_of(path)?);
+        }
+        let mut all = Vec::new();
+        for text in texts {
+            let tokenizer = tokenizer.ok_or_else(|| Error::Usage {
+                message: "the model has no `tokenizer.json`, so that it reads no text".into(),
+                hint: "give token ids with `--prompt-tokens 1,2,3`".into(),
+            })?;
+            let ids = if is_beginning { tokenizer.encode_prompt(&text)? } else { tokenizer.encode(&text)? };
+            all.push(Prompt { ids });
+        }
+        for list in &self.prompt_tokens {
+            all.push(Prompt { ids: tokens_of(list)? });
+        }
+        Ok(all)
+    }
+}
+
+fn text_of(path: &Path) -> Result<String, Error> {
+    let read = if path == Path::new("-") {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).map(|_| text)
+    } else {
+        std::fs::read_to_string(path)
+    };
+    read.map_err(|error| Error::Usage {
+        message: format!("the prompt in `{}` cannot be read: {error}", path.display()),
+        hint: "name a file of UTF-8 text, or `-` for standard input".into(),
+    })
+}
+
+fn tokens_of(list: &str) -> Result<Vec<u32>, Error> {
+    let ids = list.split(',').map(|id| id.trim().parse::<u32>()).collect::<Result<Vec<u32>, _>>();
+    ids.map_err(|_| Error::Usage {
+        message: format!("`--prompt-tokens` takes token ids with commas between them, found `{list}`"),
+        hint: "write, for instance, `--prompt-tokens 15,7,201`".into(),
+    })
+}

@@ -1,0 +1,81 @@
+//! How `kvtune generate` is told to sample: over what `generation_config.json` says.
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::error::Error;
+use crate::generation::GenerationRules;
+
+#[derive(Debug, Args)]
+pub(super) struct RuleArguments {
+    /// New tokens at most.
+    #[arg(long, visible_alias = "max-tokens", value_name = "N")]
+    max_new_tokens: Option<usize>,
+    /// Take the most likely token each time.
+    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p", "seed"])]
+    greedy: bool,
+    /// Draw, with logits divided by this.
+    #[arg(long, visible_alias = "temp", value_name = "T")]
+    temperature: Option<f64>,
+    /// Draw among so many most likely tokens; 0 for all.
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Draw among the fewest most likely tokens that are together as likely as this.
+    #[arg(long, value_name = "P")]
+    top_p: Option<f64>,
+    /// Draw among tokens that are this fraction as likely as the most likely one.
+    #[arg(long, value_name = "P")]
+    min_p: Option<f64>,
+    /// Make tokens that have occurred less likely, from 1 on.
+    #[arg(long, value_name = "X")]
+    repetition_penalty: Option<f64>,
+    /// Let no run of so many tokens occur twice.
+    #[arg(long, value_name = "N")]
+    no_repeat_ngram_size: Option<usize>,
+    /// Let no end token come before so many new ones.
+    #[arg(long, value_name = "N")]
+    min_new_tokens: Option<usize>,
+    /// End the text before this; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// The token that ends a text, in place of the model's own; may be given several times.
+    #[arg(long, value_name = "ID")]
+    eos: Vec<u32>,
+    /// Let no token end a text.
+    #[arg(long, conflicts_with = "eos")]
+    ignore_eos: bool,
+    /// Draw the texts of this number: the same number gives the same texts, whatever else is generated.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+}
+
+impl RuleArguments {
+    /// The rules with those of the arguments in place of the model's own.
+    pub(super) fn over(&self, mut rules: GenerationRules) -> Result<GenerationRules, Error> {
+        let draws = self.temperature.is_some() || self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
+        let draws = draws || self.seed.is_some();
+        let set = [
+            ("do_sample", (draws || self.greedy).then(|| json!(draws))),
+            ("max_new_tokens", self.max_new_tokens.map(Value::from)),
+            ("temperature", self.temperature.map(Value::from)),
+            ("top_k", self.top_k.map(Value::from)),
+            ("top_p", self.top_p.map(Value::from)),
+            ("min_p", self.min_p.map(Value::from)),
+            ("repetition_penalty", self.repetition_penalty.map(Value::from)),
+            ("no_repeat_ngram_size", self.no_repeat_ngram_size.map(Value::from)),
+            ("min_new_tokens", self.min_new_tokens.map(Value::from)),
+            ("stop", (!self.stop.is_empty()).then(|| json!(self.stop))),
+            ("eos_token_id", (self.ignore_eos || !self.eos.is_empty()).then(|| json!(self.eos))),
+            ("seed", self.seed.map(Value::from)),
+        ];
+        for (key, value) in set {
+            let Some(value) = value else { continue };
+            rules.set(key, &value).map_err(|fault| {
+                let hint =
+                    if key == "temperature" { "take the most likely token with `--greedy`" } else { "correct the argument" };
+                Error::Usage { message: fault.to_string(), hint: hint.into() }
+            })?;
+        }
+        Ok(rules)
+    }
+}

@@ -1,0 +1,133 @@
+//! The model of the verbs that use one: a model, a run or a checkpoint, with the cache that it was trained with or another.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use tch::Device;
+
+use crate::checkpoint;
+use crate::data::Tokenizer;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::files::{self, ADAPTER_TENSORS};
+use crate::generation::SessionIdentity;
+use crate::model::{Model, fingerprint};
+use crate::recipe::{Recipe, Storage, Weights};
+use crate::report::console;
+use crate::train;
+
+// No documentation of its own: clap would take it for that of the verb.
+#[derive(Debug, Args)]
+pub(super) struct UsedModel {
+    /// A model directory, a run (its best known end: `final`, else its newest checkpoint) or one checkpoint.
+    #[arg(value_name = "MODEL|RUN|CHECKPOINT")]
+    path: PathBuf,
+    /// A PEFT adapter for the model; if a run of kvtune has made it, the cache is the run's.
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+    /// Which entries are evicted; if left out, as in the run, and of a model none (`dense`).
+    #[arg(long, value_name = "POLICY")]
+    policy: Option<String>,
+    /// Slots per KV head.
+    #[arg(long, value_name = "N")]
+    cache_length: Option<usize>,
+    /// Override a key of the recipe.
+    #[arg(long = "set", value_name = "a.b=c")]
+    set: Vec<String>,
+}
+
+/// A model that is ready for use.
+pub(super) struct LoadedModel {
+    pub(super) recipe: Recipe,
+    pub(super) model: Model,
+    pub(super) tokenizer: Option<Tokenizer>,
+    pub(super) engine: Engine,
+    /// The adapter's directory, where there is one.
+    pub(super) adapter: Option<PathBuf>,
+}
+
+impl UsedModel {
+    /// Loads the model with its adapter, and makes an engine with its cache.
+    pub(super) fn load(&self, device: Device) -> Result<LoadedModel, Error> {
+        let (recipe, adapter) = self.recipe()?;
+        train::set_numerics(&recipe, device);
+        let mut model = train::base_model(&recipe, device)?;
+        if let Some(dir) = &adapter {
+            train::load_adapter(&mut model, dir)?;
+        }
+        let tokenizer = train::tokenizer(&recipe.model.path)?;
+        let engine = train::engine(&recipe, model.config(), tokenizer.as_ref(), None)?;
+        Ok(LoadedModel { recipe, model, tokenizer, engine, adapter })
+    }
+
+    /// The recipe, and the directory of the adapter.
+    fn recipe(&self) -> Result<(Recipe, Option<PathBuf>), Error> {
+        let is_model = self.path.join("config.json").exists() && checkpoint::holds(&self.path).is_none();
+        let (resolved, adapter) = if is_model {
+            let of_run = self.adapter.as_deref().and_then(recipe_beside);
+            let overrides = self.overrides(of_run.is_none());
+            let mut resolved = match of_run {
+                Some(recipe) => Recipe::load(&recipe, &overrides)?,
+                None => Recipe::of_model(&absolute(&self.path), &overrides)?,
+            };
+            resolved.recipe.model.path = absolute(&self.path);
+            (resolved, self.adapter.clone())
+        } else {
+            let found = train::find_checkpoint(&self.path)?;
+            let mut resolved = Recipe::load(&train::resolved_recipe(&found.run)?, &self.overrides(false))?;
+            if found.holds == Weights::All {
+                resolved.recipe.model.path = absolute(&found.dir);
+            } else if self.adapter.is_some() {
+                let message = format!("`{}` has an adapter of its own, and `--adapter` names another", self.path.display());
+                return Err(Error::Usage {
+                    message,
+                    hint: "name the base model instead of the run, or leave `--adapter` out".into(),
+                });
+            }
+            let own = (found.holds == Weights::Adapter).then_some(found.dir);
+            (resolved, own.or_else(|| self.adapter.clone()))
+        };
+        resolved.notes.iter().for_each(|note| console::note(note));
+        let mut recipe = resolved.recipe;
+        recipe.grad = recipe.grad.closed();
+        recipe.model.adapter = None;
+        Ok((recipe, adapter))
+    }
+
+    /// What the arguments say, as overrides. A policy that is asked for decides how slots are stored, unless that is asked for too.
+    fn overrides(&self, is_dense: bool) -> Vec<String> {
+        let is_dense = self.policy.as_deref().map_or(is_dense && self.cache_length.is_none(), |policy| policy == "dense");
+        let storage = if is_dense && self.cache_length.is_none() { Storage::Growing } else { Storage::Preallocated };
+        let mut all = Vec::new();
+        if self.policy.is_some() || self.cache_length.is_some() {
+            all.push(format!("kv_cache.storage={}", storage.name()));
+        }
+        all.extend(self.policy.as_ref().map(|policy| format!("kv_cache.policy={policy}")));
+        all.extend(self.cache_length.map(|length| format!("kv_cache.cache_length={length}")));
+        all.extend(self.set.iter().cloned());
+        all
+    }
+}
+
+impl LoadedModel {
+    /// What a saved session of this model belongs to.
+    pub(super) fn identity(&self) -> Result<SessionIdentity, Error> {
+        let adapter = self.adapter.as_ref().map(|dir| files::hash_file(&dir.join(ADAPTER_TENSORS))).transpose()?;
+        Ok(SessionIdentity {
+            model: fingerprint(&self.recipe.model.path)?,
+            adapter,
+            cache: self.recipe.cache_in_toml(),
+            dtype: self.recipe.model.dtype.name().to_owned(),
+        })
+    }
+}
+
+/// The recipe of the run that an adapter is a checkpoint of.
+fn recipe_beside(adapter: &Path) -> Option<PathBuf> {
+    let found = train::find_checkpoint(adapter).ok()?;
+    train::resolved_recipe(&found.run).ok()
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}

@@ -1,0 +1,112 @@
+//! What can go wrong while a text is generated.
+
+use std::path::PathBuf;
+
+use super::rules::RuleFault;
+use crate::data::DataError;
+use crate::engine::EngineError;
+use crate::files::FilesError;
+use crate::store::StoreError;
+use crate::units::{Exit, Failure};
+
+/// An error of the generation.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerationError {
+    /// The engine refused.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The tokenizer refused.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A file can't be read or written.
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    /// A tensor can't be read or written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// `generation_config.json` says what can not be followed.
+    #[error("`{}`: {fault}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        fault: RuleFault,
+    },
+    /// A prompt has no tokens.
+    #[error("the prompt has no tokens")]
+    EmptyPrompt,
+    /// A prompt has a token that the model does not know.
+    #[error("token {token} of the prompt is not in the vocabulary of {vocab_size}")]
+    UnknownToken {
+        /// Its id.
+        token: u32,
+        /// Of the model.
+        vocab_size: usize,
+    },
+    /// Prompt and answer together are longer than the model's positions.
+    #[error("a prompt of {prompt} tokens and {new_tokens} new ones are more than the {longest} positions of the model")]
+    TooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Of the answer, at most.
+        new_tokens: usize,
+        /// Of the model.
+        longest: usize,
+    },
+    /// Stop strings without a tokenizer.
+    #[error("stop strings need text, and the model has no `tokenizer.json`")]
+    NoText,
+    /// A file is no saved session.
+    #[error("`{}` is no saved session: {reason}", path.display())]
+    NotASession {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A session was saved with something else.
+    #[error("the session in `{}` was saved with another {what}: expected {expected}, found {found}", path.display())]
+    OtherSession {
+        /// The file.
+        path: PathBuf,
+        /// What is different.
+        what: String,
+        /// Of this command.
+        expected: String,
+        /// Of the session.
+        found: String,
+    },
+}
+
+impl Failure for GenerationError {
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Config { .. } => "correct the file, or ask for `--greedy` with a copy of the model without it".into(),
+            Self::EmptyPrompt => "give a text, or tokens".into(),
+            Self::UnknownToken { .. } => "make the tokens with the model's own tokenizer".into(),
+            Self::TooLong { .. } => "shorten the prompt, or ask for fewer tokens with `--max-new-tokens`".into(),
+            Self::NoText => "use `--eos` with token ids instead".into(),
+            Self::NotASession { .. } => "name a file that `--save-session` has written".into(),
+            Self::OtherSession { .. } => "read the document again with `--save-session`, or use what it was saved with".into(),
+            _ => return self.origin()?.hint(),
+        })
+    }
+
+    fn exit(&self) -> Exit {
+        match self {
+            Self::NotASession { .. } | Self::OtherSession { .. } | Self::Config { .. } | Self::UnknownToken { .. } => Exit::Data,
+            Self::EmptyPrompt | Self::TooLong { .. } | Self::NoText => Exit::Usage,
+            _ => self.origin().map_or(Exit::Failed, Failure::exit),
+        }
+    }
+
+    fn origin(&self) -> Option<&dyn Failure> {
+        match self {
+            Self::Engine(e) => Some(e),
+            Self::Data(e) => Some(e),
+            Self::Files(e) => Some(e),
+            Self::Store(e) => Some(e),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Many requests through one model: a prompt is read column by column, its texts go on token by token, side by side with others; who has
+//! finished leaves, who waits enters.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use tch::{Device, Kind, Tensor};
+
+use super::likelihood::{likelihoods, next_logits, of_logits};
+use super::request::{Continued, Finish, GenerationEvent, Request, RequestId};
+use super::sampling::{DrawPlace, TokensSoFar};
+use super::{GenerationError, GenerationRules, StoppedText, TokenLikelihood};
+use crate::data::Tokenizer;
+use crate::engine::{Engine, EngineError, Session, SessionSpec, extend_each};
+use crate::model::Model;
+
+/// Carries out requests, a step at a time.
+pub struct Generator<'a> {
+    engine: &'a Engine,
+    model: &'a Model,
+    tokenizer: Option<&'a Tokenizer>,
+    /// Texts that go on at the same time.
+    width: usize,
+    waiting: VecDeque<Prefill>,
+    running: Vec<Sample>,
+    next_request: u64,
+}
+
+/// A prompt that is being read.
+struct Prefill {
+    id: RequestId,
+    request: Request,
+    session: Option<Session>,
+    /// New tokens at most.
+    limit: usize,
+    likelihoods: Vec<TokenLikelihood>,
+}
+
+/// A text that is being written. Its session has read all of its tokens but the last.
+struct Sample {
+    request: RequestId,
+    index: usize,
+    session: Session,
+    ids: Vec<u32>,
+    num_prompt: usize,
+    limit: usize,
+    rules: Arc<GenerationRules>,
+    text: StoppedText,
+    num_likely: Option<usize>,
+    keeps_session: bool,
+}
+
+impl<'a> Generator<'a> {
+    /// For a model with its engine; `width` texts go on at the same time.
+    pub fn new(engine: &'a Engine, model: &'a Model, tokenizer: Option<&'a Tokenizer>, width: usize) -> Self {
+        Self { engine, model, tokenizer, width: width.max(1), waiting: VecDeque::new(), running: Vec::new(), next_request: 0 }
+    }
+
+    /// Takes a request, or says why not.
+    pub fn submit(&mut self, mut request: Request) -> Result<RequestId, GenerationError> {
+        let limit = self.check(&request)?;
+        let id = RequestId(self.next_request);
+        self.next_request += 1;
+        let session = request.session.take();
+        self.waiting.push_back(Prefill { id, request, session, limit, likelihoods: Vec::new() });
+        Ok(id)
+    }
+
+    /// Lets go of a request, wherever it stands.
+    pub fn cancel(&mut self, id: RequestId) {
+        self.waiting.retain(|prefill| prefill.id != id);
+        self.running.retain(|sample| sample.request != id);
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Requests whose prompts have not been read, and texts that are being written.
+    pub fn load(&self) -> (usize, usize) {
+        (self.waiting.len(), self.running.len())
+    }
+
+    /// Entries of all caches: those in use, and those that were evicted.
+    pub fn entries(&self) -> (usize, usize) {
+        self.running.iter().map(|sample| sample.session.entries()).fold((0, 0), |all, own| (all.0 + own.0, all.1 + own.1))
+    }
+
+    /// Reads a column of the prompt that is next in line, if there is room, and writes a token of every text that is under way.
+    pub fn step(&mut self) -> Vec<GenerationEvent> {
+        let mut events = Vec::new();
+        if let Some(prefill) = self.waiting.front() {
+            let fits = self.running.len() + prefill.request.samples <= self.width;
+            if fits || self.running.is_empty() {
+                self.read_on(&mut events);
+            }
+        }
+        if !self.running.is_empty()
+            && let Err(error) = self.write_on(&mut events)
+        {
+            self.fail_all(error, &mut events);
+        }
+        events
+    }
+
+    /// The new tokens of a request at most, where it can be carried out.
+    fn check(&self, request: &Request) -> Result<usize, GenerationError> {
+        let (prompt, config) = (&request.prompt, self.model.config());
+        if prompt.is_empty() {
+            return Err(GenerationError::EmptyPrompt);
+        }
+        if let Some(&token) = prompt.iter().find(|&&token| token as usize >= config.vocab_size) {
+            return Err(GenerationError::UnknownToken { token, vocab_size: config.vocab_size });
+        }
+        if self.tokenizer.is_none() && !request.rules.stop.is_empty() {
+            return Err(GenerationError::NoText);
+        }
+        let (longest, asked) = (config.longest_sequence(), request.rules.new_tokens(prompt.len()));
+        let room = longest.saturating_sub(prompt.len());
+        // What nobody has asked for may be cut short; the reason of the end says so.
+        let limit = if request.rules.max_new_tokens.is_none() { asked.min(room) } else { asked };
+        if limit == 0 || limit > room {
+            return Err(GenerationError::TooLong { prompt: prompt.len(), new_tokens: limit.max(1), longest });
+        }
+        self.engine.settings().check_fits(prompt.len() + limit)?;
+        Ok(limit)
+    }
+
+    /// Reads on in the first prompt that waits.
+    fn read_on(&mut self, events: &mut Vec<GenerationEvent>) {
+        let Some(mut prefill) = self.waiting.pop_front() else { return };
+        let request = prefill.id;
+        let read = self.read_column(&mut prefill).and_then(|is_read| {
+            if is_read {
+                self.begin(prefill, events)
+            } else {
+                self.waiting.push_front(prefill);
+                Ok(())
+            }
+        });
+        if let Err(error) = read {
+            events.push(GenerationEvent::Failed { request, error });
+        }
+    }
+
+    /// Reads a column of a prompt, all of which but the last token is read so; returns whether it is.
+    fn read_column(&self, prefill: &mut Prefill) -> Result<bool, GenerationError> {
+        let Prefill { request, limit, likelihoods: told, .. } = prefill;
+        let (prompt, last) = (&request.prompt, request.prompt.len() - 1);
+        let session = match &mut prefill.session {
+            Some(session) => session,
+            none => none.insert(self.session(prompt.len(), request.keeps_session.unwrap_or(prompt.len() + *limit))?),
+        };
+        let done = session.num_tokens();
+        if done >= last {
+            return Ok(true);
+        }
+        let mut sink = |start: usize, hidden_1ne: &Tensor| {
+            let Some(top) = request.likelihoods.prompt else { return };
+            let hidden_ne = hidden_1ne.squeeze_dim(0);
+            let next = &prompt[start + 1..start + 1 + hidden_ne.size()[0] as usize];
+            told.extend(likelihoods(self.model, &hidden_ne, next, top));
+        };
+        let read =
+            session.extend_by_column(self.engine, self.model, &row(&prompt[done..last], self.model.device()), &mut sink)?;
+        Ok(done + read == last)
+    }
+
+    /// A session that has read all of `ids`, to be kept: as the beginning of prompts of any length.
+    pub fn read(&self, ids: &[u32]) -> Result<Session, GenerationError> {
+        self.check(&Request::new(ids.to_vec(), GenerationRules { max_new_tokens: Some(1), ..GenerationRules::default() }))?;
+        let longest = self.model.config().longest_sequence();
+        let rope_length = self.model.config().length_under_way(ids.len(), longest);
+        let mut session = Session::new(
+            self.engine,
+            self.model,
+            &SessionSpec { rope_length, keeps_log: false, ..SessionSpec::new(1, longest) },
+        )?;
+        session.extend(self.engine, self.model, &row(ids, self.model.device()), &mut |_, _| ())?;
+        Ok(session)
+    }
+
+    /// A session for a prompt of so many tokens and what follows, `at_most` in all.
+    fn session(&self, prompt: usize, at_most: usize) -> Result<Session, EngineError> {
+        let rope_length = self.model.config().length_under_way(prompt, at_most);
+        let spec =
+            SessionSpec { prompt: Some((prompt - 1).max(1)), rope_length, keeps_log: false, ..SessionSpec::new(1, at_most) };
+        Session::new(self.engine, self.model, &spec)
+    }
+
+    /// The texts of a prompt that has been read begin.
+    fn begin(&mut self, prefill: Prefill, events: &mut Vec<GenerationEvent>) -> Result<(), GenerationError> {
+        let Prefill { id, request, session, limit, likelihoods } = prefill;
+        let Some(session) = session else { return Ok(()) };
+        let rules = Arc::new(request.rules);
+        let sample = |index, session| Sample {
+            request: id,
+            index,
+            session,
+            ids: request.prompt.clone(),
+            num_prompt: request.prompt.len(),
+            limit,
+            rules: rules.clone(),
+            text: StoppedText::new(rules.stop.clone()),
+            num_likely: request.likelihoods.new_tokens,
+            keeps_session: request.keeps_session.is_some(),
+        };
+        let mut samples = Vec::with_capacity(request.samples);
+        for index in 1..request.samples {
+            samples.push(sample(index, session.fork()?));
+        }
+        samples.insert(0, sample(0, session));
+        self.running.append(&mut samples);
+        events.push(GenerationEvent::Prompt { request: id, likelihoods });
+        Ok(())
+    }
+
+    /// Writes a token of every text.
+    fn write_on(&mut self, events: &mut Vec<GenerationEvent>) -> Result<(), GenerationError> {
+        self.begin_anew_where_rotations_change()?;
+        let ids: Vec<u32> = self.running.iter().filter_map(|sample| sample.ids.last().copied()).collect();
+        let mut sessions: Vec<&mut Session> = self.running.iter_mut().map(|sample| &mut sample.session).collect();
+        let hidden = extend_each(self.engine, self.model, &mut sessions, &ids, self.width)?;
+        let logits_nv = next_logits(self.model, &hidden.squeeze_dim(1));
+        let mut finished = Vec::new();
+        for (row, sample) in self.running.iter_mut().enumerate() {
+            let (event, end) = sample.write(&logits_nv.get(row as i64), self.tokenizer)?;
+            events.push(event);
+            finished.extend(end.map(|reason| (row, reason)));
+        }
+        for (row, reason) in finished.into_iter().rev() {
+            let mut sample = self.running.remove(row);
+            let (request, index) = (sample.request, sample.index);
+            let text = self.tokenizer.map(|tokenizer| sample.text.finish(tokenizer)).transpose()?.unwrap_or_default();
+            let session = sample.keeps_session.then(|| Continued { session: sample.session, ids: sample.ids });
+            events.push(GenerationEvent::Finished { request, sample: index, text, reason, session });
+        }
+        Ok(())
+    }
+
+    /// Reads the texts again whose next token makes them so long that other rotations are due from their first token on.
+    fn begin_anew_where_rotations_change(&mut self) -> Result<(), GenerationError> {
+        let (engine, model) = (self.engine, self.model);
+        for at in 0..self.running.len() {
+            let sample = &self.running[at];
+            let (tokens, at_most) = (sample.ids.len(), sample.num_prompt + sample.limit);
+            if model.config().length_under_way(tokens, sample.session.max_tokens()) == sample.session.rope_length() {
+                continue;
+            }
+            let mut session = self.session(tokens, sample.session.max_tokens().max(at_most))?;
+            session.extend(engine, model, &row(&sample.ids[..tokens - 1], model.device()), &mut |_, _| ())?;
+            self.running[at].session = session;
+        }
+        Ok(())
+    }
+
+    fn fail_all(&mut self, error: GenerationError, events: &mut Vec<GenerationEvent>) {
+        let mut requests: Vec<RequestId> = self.running.drain(..).map(|sample| sample.request).collect();
+        requests.dedup();
+        let message = error.to_string();
+        let mut first = Some(error);
+        events.extend(requests.into_iter().map(|request| {
+            let error = first.take().unwrap_or_else(|| GenerationError::Engine(EngineError::Torch(message.clone())));
+            GenerationEvent::Failed { request, error }
+        }));
+    }
+}
+
+impl Sample {
+    /// Chooses the next token by its logits `(V,)`; where the text ends with it, says why.
+    fn write(
+        &mut self,
+        logits_v: &Tensor,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<(GenerationEvent, Option<Finish>), GenerationError> {
+        let rules = self.rules.clone();
+        let mut logits: Vec<f32> = Vec::try_from(logits_v).unwrap_or_default();
+        let so_far = TokensSoFar { ids: &self.ids, num_prompt: self.num_prompt, eos: &rules.eos };
+        let step = (self.ids.len() - self.num_prompt) as u64;
+        let place = DrawPlace { seed: rules.seed, sample: self.index as u64, step };
+        let id = rules.sampling.choose(&mut logits, so_far, place);
+        self.ids.push(id);
+        let is_end = rules.eos.contains(&id);
+        let text = match tokenizer {
+            Some(tokenizer) if !is_end => self.text.push(tokenizer, id)?,
+            _ => String::new(),
+        };
+        let likelihood = self.num_likely.and_then(|top| of_logits(&logits_v.unsqueeze(0), &[id], top).pop());
+        let end = if is_end || self.text.has_stopped {
+            Some(Finish::Stop)
+        } else {
+            (self.ids.len() == self.num_prompt + self.limit).then_some(Finish::Length)
+        };
+        Ok((GenerationEvent::Token { request: self.request, sample: self.index, id, text, likelihood }, end))
+    }
+}
+
+/// Tokens as a batch of one sequence.
+fn row(ids: &[u32], device: Device) -> Tensor {
+    let ids: Vec<i64> = ids.iter().map(|&id| i64::from(id)).collect();
+    Tensor::from_slice(&ids).to_kind(Kind::Int64).to_device(device).unsqueeze(0)
+}

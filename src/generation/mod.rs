@@ -1,0 +1,19 @@
+//! Texts from a model through the cache that it was trained with: sampling, stop strings, many requests at a time, sessions on disk.
+
+mod error;
+mod generator;
+mod likelihood;
+mod request;
+mod rules;
+mod sampling;
+mod session_file;
+mod stop;
+
+pub use error::GenerationError;
+pub use generator::Generator;
+pub use likelihood::TokenLikelihood;
+pub use request::{Continued, Finish, GenerationEvent, LikelihoodsOf, Request, RequestId};
+pub use rules::{GenerationRules, RuleFault};
+pub use sampling::{Candidate, DrawPlace, SamplingRules, TokensSoFar, probabilities};
+pub use session_file::{SavedSession, SessionIdentity};
+pub use stop::StoppedText;

@@ -1,0 +1,111 @@
+//! What is asked of a generator, and what it tells.
+
+use super::{GenerationError, GenerationRules, TokenLikelihood};
+use crate::engine::Session;
+
+/// A number that a generator gives to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// A prompt that is to be continued.
+pub struct Request {
+    /// Its tokens, all of them: those that a session has read, too.
+    pub prompt: Vec<u32>,
+    /// How it is continued.
+    pub rules: GenerationRules,
+    /// So many texts, which share what is computed of the prompt.
+    pub samples: usize,
+    /// Which likelihoods are told.
+    pub likelihoods: LikelihoodsOf,
+    /// A session that has read the beginning of the prompt, and less than all.
+    pub session: Option<Session>,
+    /// Whether the session is handed back at the end, and for how many tokens in all it is made; of one sample only.
+    pub keeps_session: Option<usize>,
+}
+
+impl Request {
+    /// One text after `prompt`.
+    pub fn new(prompt: Vec<u32>, rules: GenerationRules) -> Self {
+        Self { prompt, rules, samples: 1, likelihoods: LikelihoodsOf::default(), session: None, keeps_session: None }
+    }
+}
+
+/// Of which tokens likelihoods are told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LikelihoodsOf {
+    /// New tokens, each with so many of the most likely ones.
+    pub new_tokens: Option<usize>,
+    /// Tokens of the prompt, likewise.
+    pub prompt: Option<usize>,
+}
+
+/// Something that a generator tells of a request.
+pub enum GenerationEvent {
+    /// The prompt has been read.
+    Prompt {
+        /// Whose.
+        request: RequestId,
+        /// Of each of its tokens but the first, where they are asked for.
+        likelihoods: Vec<TokenLikelihood>,
+    },
+    /// A token has come.
+    Token {
+        /// Of which request.
+        request: RequestId,
+        /// Of which of its texts.
+        sample: usize,
+        /// The token.
+        id: u32,
+        /// What it adds to the text for good; nothing without a tokenizer.
+        text: String,
+        /// Where it is asked for.
+        likelihood: Option<TokenLikelihood>,
+    },
+    /// A text has ended.
+    Finished {
+        /// Of which request.
+        request: RequestId,
+        /// Which of its texts.
+        sample: usize,
+        /// What is left of the text.
+        text: String,
+        /// Why.
+        reason: Finish,
+        /// What is handed back.
+        session: Option<Continued>,
+    },
+    /// A request could not be carried out; nothing more comes of it.
+    Failed {
+        /// Which.
+        request: RequestId,
+        /// Why.
+        error: GenerationError,
+    },
+}
+
+/// Why a text has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// By an end token or a stop string.
+    Stop,
+    /// There are as many tokens as were asked for.
+    Length,
+}
+
+impl Finish {
+    /// As other programs write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+        }
+    }
+}
+
+/// A session that goes on.
+pub struct Continued {
+    /// It has read all tokens but the last.
+    pub session: Session,
+    /// All tokens, with the last, which the session is yet to read.
+    pub ids: Vec<u32>,
+}

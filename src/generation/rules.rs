@@ -1,0 +1,175 @@
+//! How texts are generated: what `generation_config.json` says, and who asks.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::{GenerationError, SamplingRules};
+use crate::files;
+
+/// New tokens where nobody says how many.
+const MAX_NEW_TOKENS: usize = 256;
+
+/// How a text is generated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerationRules {
+    /// How the next token is chosen.
+    pub sampling: SamplingRules,
+    /// New tokens at most; `None` where nobody says.
+    pub max_new_tokens: Option<usize>,
+    /// Tokens at most, with the prompt's; counts where nobody says how many new ones.
+    pub max_length: Option<usize>,
+    /// Tokens that end a text.
+    pub eos: Vec<u32>,
+    /// A text ends before the first of these.
+    pub stop: Vec<String>,
+    /// Of the draws.
+    pub seed: u64,
+}
+
+impl Default for GenerationRules {
+    fn default() -> Self {
+        let (max_new_tokens, max_length, eos, stop) = (None, None, Vec::new(), Vec::new());
+        Self { sampling: SamplingRules::default(), max_new_tokens, max_length, eos, stop, seed: 0 }
+    }
+}
+
+/// Keys of `generation_config.json` that say nothing about the text.
+const HARMLESS: &[&str] = &[
+    "bos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "transformers_version",
+    "use_cache",
+    "cache_implementation",
+    "cache_config",
+    "return_dict_in_generate",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "output_logits",
+    "renormalize_logits",
+    "num_return_sequences",
+    "remove_invalid_values",
+    "early_stopping",
+    "length_penalty",
+    "disable_compile",
+    "low_memory",
+    "prefill_chunk_size",
+    "chat_format",
+    "max_window_size",
+    "trust_remote_code",
+];
+
+/// Keys that would change the text in ways that are not built, and the values with which they do not.
+const NEUTRAL: &[(&str, &[f64])] = &[
+    ("num_beams", &[1.0]),
+    ("num_beam_groups", &[1.0]),
+    ("guidance_scale", &[1.0]),
+    ("penalty_alpha", &[0.0]),
+    ("diversity_penalty", &[0.0]),
+    ("encoder_repetition_penalty", &[1.0]),
+    ("encoder_no_repeat_ngram_size", &[0.0]),
+    ("min_length", &[0.0]),
+];
+
+impl GenerationRules {
+    /// The rules of the model in `dir`: of its `generation_config.json`, and the end tokens of its `config.json` where that names none.
+    /// Besides, the names of keys that nobody knows.
+    pub fn of_model(dir: &Path) -> Result<(Self, Vec<String>), GenerationError> {
+        let (mut rules, mut unknown) = (Self::default(), Vec::new());
+        let path = dir.join("generation_config.json");
+        if path.exists() {
+            for (key, value) in &files::read_json::<Map<String, Value>>(&path)? {
+                let at = |fault: RuleFault| GenerationError::Config { path: path.clone(), fault };
+                let is_private = key.starts_with('_') || HARMLESS.contains(&key.as_str());
+                if !is_private && !value.is_null() && !rules.set(key, value).map_err(at)? {
+                    unknown.push(key.clone());
+                }
+            }
+        }
+        let config = dir.join("config.json");
+        if rules.eos.is_empty() && config.exists() {
+            let all: Map<String, Value> = files::read_json(&config)?;
+            if let Some(value) = all.get("eos_token_id").filter(|value| !value.is_null()) {
+                rules.set("eos_token_id", value).map_err(|fault| GenerationError::Config { path: config, fault })?;
+            }
+        }
+        Ok((rules, unknown))
+    }
+
+    /// Sets a rule by the name that Transformers has for it; false where there is none of this name.
+    pub fn set(&mut self, key: &str, value: &Value) -> Result<bool, RuleFault> {
+        let fault = |expected: &'static str| RuleFault { key: key.to_owned(), found: value.to_string(), expected };
+        let number = |fine: fn(f64) -> bool, expected| value.as_f64().filter(|&x| fine(x)).ok_or_else(|| fault(expected));
+        let count = || value.as_u64().map(|n| n as usize).ok_or_else(|| fault("a whole number of at least 0"));
+        let at_least_one = || count().ok().filter(|&n| n > 0).ok_or_else(|| fault("a whole number of at least 1"));
+        let share = || number(|p| (0.0..=1.0).contains(&p), "a number from 0 to 1");
+        let rules = &mut self.sampling;
+        match key {
+            "do_sample" => rules.do_sample = value.as_bool().ok_or_else(|| fault("`true` or `false`"))?,
+            "temperature" => {
+                rules.temperature = number(|t| t > 0.0, "a number above 0; without `do_sample` the most likely token is taken")?
+            }
+            // Other programs write −1 for all.
+            "top_k" => rules.top_k = if value.as_i64() == Some(-1) { 0 } else { count()? },
+            "top_p" => rules.top_p = share()?,
+            "min_p" => rules.min_p = share()?,
+            "typical_p" => rules.typical_p = number(|p| p > 0.0 && p <= 1.0, "a number above 0, at most 1")?,
+            "epsilon_cutoff" => rules.epsilon_cutoff = number(|p| (0.0..1.0).contains(&p), "a number of at least 0, below 1")?,
+            "eta_cutoff" => rules.eta_cutoff = number(|p| (0.0..1.0).contains(&p), "a number of at least 0, below 1")?,
+            "repetition_penalty" => rules.repetition_penalty = number(|p| p > 0.0, "a number above 0")?,
+            "no_repeat_ngram_size" => rules.no_repeat_ngram_size = count()?,
+            "min_new_tokens" | "min_tokens" => rules.min_new_tokens = count()?,
+            "suppress_tokens" => rules.suppress_tokens = tokens(value).ok_or_else(|| fault("a list of token ids"))?,
+            "max_new_tokens" | "max_tokens" | "max_completion_tokens" => self.max_new_tokens = Some(at_least_one()?),
+            "max_length" => self.max_length = Some(at_least_one()?),
+            "eos_token_id" => self.eos = tokens(value).ok_or_else(|| fault("a token id, or a list of them"))?,
+            "stop_token_ids" => self.eos.extend(tokens(value).ok_or_else(|| fault("a list of token ids"))?),
+            "stop" | "stop_strings" => {
+                self.stop = texts(value).ok_or_else(|| fault("a text that is not empty, or a list of them"))?
+            }
+            "seed" => self.seed = value.as_u64().ok_or_else(|| fault("a whole number of at least 0"))?,
+            _ => return self.refuse_others(key, value),
+        }
+        Ok(true)
+    }
+
+    /// Refuses what would change the text, and is not built.
+    fn refuse_others(&self, key: &str, value: &Value) -> Result<bool, RuleFault> {
+        let Some((_, neutral)) = NEUTRAL.iter().find(|(name, _)| *name == key) else { return Ok(false) };
+        let is_neutral = value.as_f64().is_some_and(|x| neutral.iter().any(|n| (x - n).abs() < f64::EPSILON));
+        let fault = || RuleFault { key: key.to_owned(), found: value.to_string(), expected: "nothing, as this is not supported" };
+        if is_neutral { Ok(true) } else { Err(fault()) }
+    }
+
+    /// New tokens at most, behind a prompt of so many.
+    pub fn new_tokens(&self, num_prompt: usize) -> usize {
+        let within_length = || self.max_length.map(|length| length.saturating_sub(num_prompt).max(1));
+        self.max_new_tokens.or_else(within_length).unwrap_or(MAX_NEW_TOKENS)
+    }
+}
+
+/// A rule that cannot be followed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{key}` is {found}, expected {expected}")]
+pub struct RuleFault {
+    /// Its name.
+    pub key: String,
+    /// As it was written.
+    pub found: String,
+    /// What it may be.
+    pub expected: &'static str,
+}
+
+/// One id or several.
+fn tokens(value: &Value) -> Option<Vec<u32>> {
+    let one = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    value.as_array().map_or_else(|| one(value).map(|id| vec![id]), |all| all.iter().map(one).collect())
+}
+
+/// One text or several, none of them empty.
+fn texts(value: &Value) -> Option<Vec<String>> {
+    let one = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+    value.as_array().map_or_else(|| one(value).map(|text| vec![text]), |all| all.iter().map(one).collect())
+}

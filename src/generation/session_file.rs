@@ -1,0 +1,112 @@
+//! A session on disk: one file of tensors, whose metadata says what it belongs to.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::GenerationError;
+use crate::engine::{Engine, Session, SessionNumbers, SessionSnapshot, SessionSpec};
+use crate::files::TensorFile;
+use crate::model::Model;
+use crate::store;
+
+/// What a session belongs to: it goes on only with the same.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct SessionIdentity {
+    /// Hash of the model's files.
+    pub model: String,
+    /// Hash of the adapter's tensors; none without an adapter.
+    pub adapter: Option<String>,
+    /// The cache's settings, as a recipe has them.
+    pub cache: String,
+    /// What the model computes in.
+    pub dtype: String,
+}
+
+impl SessionIdentity {
+    /// The first part in which the other one differs: what it is, here and there.
+    fn difference<'a>(&'a self, other: &'a Self) -> Option<(&'static str, &'a str, &'a str)> {
+        let none = "none";
+        let adapter = |identity: &'a Self| identity.adapter.as_deref().unwrap_or(none);
+        let parts = [
+            ("model", &self.model[..], &other.model[..]),
+            ("adapter", adapter(self), adapter(other)),
+            ("policy", &self.cache, &other.cache),
+            ("dtype", &self.dtype, &other.dtype),
+        ];
+        parts.into_iter().find(|(_, own, others)| own != others)
+    }
+}
+
+/// A session that has been read back.
+pub struct SavedSession {
+    /// It goes on where it stood.
+    pub session: Session,
+    /// The tokens that it has read.
+    pub ids: Vec<u32>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    format_version: u32,
+    identity: SessionIdentity,
+    ids: Vec<u32>,
+    numbers: SessionNumbers,
+}
+
+const FORMAT_VERSION: u32 = 1;
+const KEY: &str = "kvtune_session";
+
+impl SavedSession {
+    /// Writes a session that has read `ids` to a file, which is whole or not there.
+    pub fn write(path: &Path, session: &Session, ids: &[u32], identity: &SessionIdentity) -> Result<(), GenerationError> {
+        let Some(SessionSnapshot { tensors, numbers }) = session.snapshot() else { return Err(GenerationError::EmptyPrompt) };
+        let header = Header { format_version: FORMAT_VERSION, identity: identity.clone(), ids: ids.to_vec(), numbers };
+        let fault = |error: serde_json::Error| not_a_session(path, &error.to_string());
+        let metadata = BTreeMap::from([(KEY.to_owned(), serde_json::to_string(&header).map_err(fault)?)]);
+        let tensors: Vec<_> = tensors.into_iter().map(|(name, tensor)| (name, tensor.contiguous())).collect();
+        Ok(store::save_tensors(path, &tensors, &metadata)?)
+    }
+
+    /// Reads a session back, for `at_most` tokens in all.
+    pub fn read(
+        path: &Path,
+        (engine, model): (&Engine, &Model),
+        identity: &SessionIdentity,
+        at_most: usize,
+    ) -> Result<Self, GenerationError> {
+        let file = TensorFile::open(path)?;
+        let metadata = file.metadata();
+        let header = metadata.get(KEY).ok_or_else(|| not_a_session(path, "it was not written by kvtune"))?;
+        let version: Version = serde_json::from_str(header).map_err(|error| not_a_session(path, &error.to_string()))?;
+        if version.format_version != FORMAT_VERSION {
+            let reason = format!("its format is {}, this program reads {FORMAT_VERSION}", version.format_version);
+            return Err(not_a_session(path, &reason));
+        }
+        let Header { identity: found, ids, numbers, .. } =
+            serde_json::from_str(header).map_err(|error| not_a_session(path, &error.to_string()))?;
+        if let Some((what, expected, found)) = identity.difference(&found) {
+            let (path, what) = (path.to_owned(), what.to_owned());
+            return Err(GenerationError::OtherSession { path, what, expected: expected.to_owned(), found: found.to_owned() });
+        }
+        let spec = SessionSpec { keeps_log: false, ..SessionSpec::new(1, at_most) };
+        let snapshot = SessionSnapshot { tensors: store::load_tensors(&file)?, numbers };
+        let session = Session::restored(engine, model, &spec, snapshot)?;
+        if session.num_tokens() != ids.len() {
+            return Err(not_a_session(path, "it has read another number of tokens than it lists"));
+        }
+        Ok(Self { session, ids })
+    }
+}
+
+#[derive(Deserialize)]
+struct Version {
+    format_version: u32,
+}
+
+fn not_a_session(path: &Path, reason: &str) -> GenerationError {
+    GenerationError::NotASession { path: path.to_owned(), reason: reason.to_owned() }
+}
