@@ -47,6 +47,7 @@ const ROOMS: &[(&str, Allowed)] = &[
             "native",
         ]),
     ),
+    ("generation", Only(&["units", "recipe", "data", "ops", "store", "files", "model", "cache", "engine", "native"])),
     ("eval", AboveBut(&["sabotage", "optim", "verify"])),
     ("train", AboveBut(&[])),
     ("bench", AboveBut(&["sabotage", "eval", "verify", "checkpoint"])),

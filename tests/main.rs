@@ -11,6 +11,7 @@
 
 mod binary;
 mod cli;
+mod generation;
 mod golden;
 mod gradients;
 mod kernels;

@@ -148,6 +148,9 @@ impl<'a> Generator<'a> {
     fn read_column(&self, prefill: &mut Prefill) -> Result<bool, GenerationError> {
         let Prefill { request, limit, likelihoods: told, .. } = prefill;
         let (prompt, last) = (&request.prompt, request.prompt.len() - 1);
+        if prefill.session.as_ref().is_some_and(|session| has_other_rotations(self.model, session, prompt.len())) {
+            prefill.session = None;
+        }
         let session = match &mut prefill.session {
             Some(session) => session,
             none => none.insert(self.session(prompt.len(), request.keeps_session.unwrap_or(prompt.len() + *limit))?),
@@ -244,11 +247,11 @@ impl<'a> Generator<'a> {
         let (engine, model) = (self.engine, self.model);
         for at in 0..self.running.len() {
             let sample = &self.running[at];
-            let (tokens, at_most) = (sample.ids.len(), sample.num_prompt + sample.limit);
-            if model.config().length_under_way(tokens, sample.session.max_tokens()) == sample.session.rope_length() {
+            let (tokens, session) = (sample.ids.len(), &sample.session);
+            if !has_other_rotations(model, session, tokens) {
                 continue;
             }
-            let mut session = self.session(tokens, sample.session.max_tokens().max(at_most))?;
+            let mut session = self.session(tokens, session.max_tokens())?;
             session.extend(engine, model, &row(&sample.ids[..tokens - 1], model.device()), &mut |_, _| ())?;
             self.running[at].session = session;
         }
@@ -294,6 +297,11 @@ impl Sample {
         };
         Ok((GenerationEvent::Token { request: self.request, sample: self.index, id, text, likelihood }, end))
     }
+}
+
+/// Whether a sequence of so many tokens has other rotations, from the first token on, than a session has that is to read it.
+fn has_other_rotations(model: &Model, session: &Session, tokens: usize) -> bool {
+    model.config().length_under_way(tokens, session.rope_length()) != session.rope_length()
 }
 
 /// Tokens as a batch of one sequence.

@@ -18,8 +18,8 @@ struct TextStream {
 /// What stands for bytes that are no character yet. A character has four bytes at most, the first of which tells how many.
 const UNFINISHED: char = char::REPLACEMENT_CHARACTER;
 const LONGEST: usize = 3;
-/// Tokens of a window, after which it moves even if no character has ended.
-const LONGEST_WINDOW: usize = 16;
+/// Tokens without the end of a character, after which the window moves all the same.
+const LONGEST_WAIT: usize = 16;
 
 impl TextStream {
     /// The text that is sure with one more token.
@@ -30,7 +30,7 @@ impl TextStream {
         let sure = sure.map_or(text.len(), |(start, _)| start);
         let new = text.get(self.told..sure).unwrap_or_default().to_owned();
         self.told = self.told.max(sure);
-        if sure == text.len() || self.ids.len() - self.window > LONGEST_WINDOW {
+        if sure == text.len() || self.ids.len() - self.read > LONGEST_WAIT {
             (self.window, self.read) = (self.read, self.ids.len());
             let seen = tokenizer.decode(&self.ids[self.window..])?.len();
             self.told = seen.saturating_sub(text.len() - sure);

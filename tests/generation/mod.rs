@@ -1,0 +1,151 @@
+//! Texts that are generated: as Transformers generates them where nothing is evicted, and the same alone as among others where it is.
+
+mod rules;
+mod sessions;
+
+use std::path::PathBuf;
+
+use kvtune::data::Tokenizer;
+use kvtune::engine::Engine;
+use kvtune::generation::{Finish, GenerationEvent, GenerationRules, Generator, LikelihoodsOf, Request, TokenLikelihood};
+use kvtune::model::Model;
+use kvtune::recipe::Recipe;
+use kvtune::train;
+use serde_json::{Map, Value};
+use tch::Device;
+
+/// A model that is ready for use.
+pub(crate) struct Used {
+    pub(crate) model: Model,
+    pub(crate) engine: Engine,
+    pub(crate) tokenizer: Option<Tokenizer>,
+}
+
+impl Used {
+    /// Of a model among the fixtures, with keys of the recipe, and an adapter among the fixtures.
+    pub(crate) fn new(model: &str, set: &[&str], adapter: Option<&str>) -> Self {
+        let path = fixture(model);
+        let set: Vec<String> = set.iter().map(|key| (*key).to_owned()).collect();
+        let mut recipe = Recipe::of_model(&path, &set).unwrap().recipe;
+        recipe.grad = recipe.grad.closed();
+        let mut model = train::base_model(&recipe, Device::Cpu).unwrap();
+        if let Some(adapter) = adapter {
+            train::load_adapter(&mut model, &fixture(adapter)).unwrap();
+        }
+        let tokenizer = train::tokenizer(&path).unwrap();
+        let engine = train::engine(&recipe, model.config(), tokenizer.as_ref(), None).unwrap();
+        Self { model, engine, tokenizer }
+    }
+
+    pub(crate) fn generator(&self, width: usize) -> Generator<'_> {
+        Generator::new(&self.engine, &self.model, self.tokenizer.as_ref(), width)
+    }
+}
+
+/// A text that was written.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Text {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) text: String,
+    pub(crate) finish: Option<Finish>,
+    pub(crate) likelihoods: Vec<TokenLikelihood>,
+}
+
+/// The texts of requests, each with its samples.
+pub(crate) fn texts(generator: &mut Generator<'_>, requests: Vec<Request>) -> Vec<Vec<Text>> {
+    let mut all: Vec<Vec<Text>> = requests.iter().map(|request| vec![Text::default(); request.samples]).collect();
+    let ids: Vec<_> = requests.into_iter().map(|request| generator.submit(request).unwrap()).collect();
+    let at = |request| ids.iter().position(|id| *id == request).unwrap();
+    while !generator.is_idle() {
+        for event in generator.step() {
+            match event {
+                GenerationEvent::Prompt { request, likelihoods } => all[at(request)][0].likelihoods = likelihoods,
+                GenerationEvent::Token { request, sample, id, text, likelihood } => {
+                    let own = &mut all[at(request)][sample];
+                    own.ids.push(id);
+                    own.text.push_str(&text);
+                    own.likelihoods.extend(likelihood);
+                }
+                GenerationEvent::Finished { request, sample, text, reason, .. } => {
+                    let own = &mut all[at(request)][sample];
+                    own.text.push_str(&text);
+                    own.finish = Some(reason);
+                }
+                GenerationEvent::Failed { error, .. } => panic!("{error}"),
+            }
+        }
+    }
+    all
+}
+
+pub(crate) fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// The rows of a file of JSON lines among the fixtures.
+pub(crate) fn rows(name: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(fixture("generation").join(name)).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Numbers of a row.
+pub(crate) fn numbers(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+pub(crate) fn rules(options: &Map<String, Value>) -> GenerationRules {
+    let mut rules = GenerationRules::default();
+    for (key, value) in options {
+        assert!(rules.set(key, value).unwrap(), "{key}");
+    }
+    rules
+}
+
+fn new_tokens(count: usize) -> GenerationRules {
+    GenerationRules { max_new_tokens: Some(count), ..GenerationRules::default() }
+}
+
+#[test]
+fn greedy_texts_are_those_of_transformers_side_by_side() {
+    let used = Used::new("model-qwen2", &[], None);
+    let rows = rows("greedy.jsonl");
+    let request = |row: &Value| Request::new(numbers(&row["prompt"]), rules(row["options"].as_object().unwrap()));
+    let found = texts(&mut used.generator(5), rows.iter().map(request).collect());
+    for (row, found) in rows.iter().zip(found) {
+        assert_eq!(found[0].ids, numbers(&row["new_tokens"]), "{row}");
+        assert!(row.get("text").is_none_or(|text| *text == found[0].text), "{row}: {:?}", found[0].text);
+        let finish = found[0].finish.unwrap().name();
+        assert!(row.get("finish_reason").is_none_or(|expected| *expected == finish), "{row}");
+    }
+}
+
+#[test]
+fn families_write_what_they_write_elsewhere_with_and_without_adapter() {
+    for row in rows("families.jsonl") {
+        let arch = row["arch"].as_str().unwrap();
+        for (kind, adapter) in [("base", None), ("lora", Some(format!("families/adapter-{arch}")))] {
+            let used = Used::new(&format!("families/model-{arch}"), &[], adapter.as_deref());
+            let request = Request::new(numbers(&row["prompt"]), new_tokens(24));
+            let found = texts(&mut used.generator(1), vec![request]);
+            assert_eq!(found[0][0].ids, numbers(&row[kind]), "{arch}, {kind}");
+        }
+    }
+}
+
+#[test]
+fn likelihoods_of_a_prompt_are_those_of_transformers() {
+    // Small chunks, so that a prompt comes in several columns.
+    let used = Used::new("model-qwen2", &["kv_cache.chunk_size=7", "grad.chunks_per_cell=1"], None);
+    for row in rows("likelihoods.jsonl") {
+        let likelihoods = LikelihoodsOf { new_tokens: Some(1), prompt: Some(1) };
+        let request = Request { likelihoods, ..Request::new(numbers(&row["prompt"]), new_tokens(1)) };
+        let found = texts(&mut used.generator(1), vec![request]).remove(0).remove(0).likelihoods;
+        let (expected, most_likely) = (row["log_probabilities"].as_array().unwrap(), row["most_likely"].as_array().unwrap());
+        assert_eq!(found.iter().map(|token| token.id).collect::<Vec<_>>(), numbers(&row["tokens"])[1..]);
+        for ((found, expected), most_likely) in found.iter().zip(expected).zip(most_likely) {
+            assert!((f64::from(found.log_probability) - expected.as_f64().unwrap()).abs() < 1e-4, "{found:?}: {expected}");
+            assert_eq!(u64::from(found.most_likely[0].0), most_likely["token"].as_u64().unwrap());
+            assert!((f64::from(found.most_likely[0].1) - most_likely["logprob"].as_f64().unwrap()).abs() < 1e-4);
+        }
+    }
+}
