@@ -95,6 +95,7 @@ const MAY_WAIT: &[(&str, usize, &str)] = &[
     ),
     ("cache/replay.rs", 1, "a fault for tests"),
     ("cache/replay_file.rs", 1, "writes a log that is on the host"),
+    ("cache/snapshot.rs", 1, "a copy of a cache knows its positions; none is made inside a step"),
     ("cache/victims.rs", 4, "reads choices on the host, which nothing does inside a row but for those that the host has made"),
     ("engine/router_balance.rs", 1, "the figure of a step, when it is made"),
     ("ops/experts.rs", 1, "asks how many tokens go to each expert: its products have as many rows"),

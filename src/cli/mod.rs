@@ -53,7 +53,7 @@ enum Verb {
     /// Score a file of answers: exact match, F1, ROUGE, RULER's string match and others.
     Score(score::ScoreAnswers),
     /// Write texts with a run, a checkpoint or a model, through the cache that it was trained with.
-    Generate(generate::Generate),
+    Generate(Box<generate::Generate>),
     /// Prove the gradients on your model and data against plain autograd.
     Verify(verify::Verify),
     /// Look at a recipe, its model and its data, and print what would run.

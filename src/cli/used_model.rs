@@ -73,8 +73,10 @@ impl UsedModel {
             resolved.recipe.model.path = absolute(&self.path);
             (resolved, self.adapter.clone())
         } else {
-            let found = train::find_checkpoint(&self.path)?;
-            let mut resolved = Recipe::load(&train::resolved_recipe(&found.run)?, &self.overrides(false))?;
+            let is_run = checkpoint::holds(&self.path).is_some() || train::resolved_recipe(&self.path).is_ok();
+            let found = if is_run { train::find_checkpoint(&self.path)? } else { return Err(self.unknown()) };
+            let recipe = train::resolved_recipe(&found.run).map_err(|_| self.unknown())?;
+            let mut resolved = Recipe::load(&recipe, &self.overrides(false))?;
             if found.holds == Weights::All {
                 resolved.recipe.model.path = absolute(&found.dir);
             } else if self.adapter.is_some() {
@@ -92,6 +94,21 @@ impl UsedModel {
         recipe.grad = recipe.grad.closed();
         recipe.model.adapter = None;
         Ok((recipe, adapter))
+    }
+
+    /// The error for a directory that is not what is needed.
+    fn unknown(&self) -> Error {
+        let path = self.path.display();
+        let (message, hint) = match checkpoint::holds(&self.path) {
+            Some(Weights::Adapter) => {
+                (format!("`{path}` is an adapter outside of a run"), "name its base model, and the adapter with `--adapter`")
+            }
+            _ => (
+                format!("`{path}` is neither a model, nor a run, nor a checkpoint"),
+                "a model directory has a `config.json`; a run is what `kvtune finetune-lora` or `finetune-full` has written",
+            ),
+        };
+        Error::Usage { message, hint: hint.into() }
     }
 
     /// What the arguments say, as overrides. A policy that is asked for decides how slots are stored, unless that is asked for too.
@@ -116,7 +133,7 @@ impl LoadedModel {
         Ok(SessionIdentity {
             model: fingerprint(&self.recipe.model.path)?,
             adapter,
-            cache: self.recipe.cache_in_toml(),
+            cache: self.recipe.cache_keys(),
             dtype: self.recipe.model.dtype.name().to_owned(),
         })
     }

@@ -105,6 +105,14 @@ pub enum DataError {
         /// The model directory.
         dir: PathBuf,
     },
+    /// A chat template can not be read, or refuses a conversation.
+    #[error("the chat template of `{place}`: {message}")]
+    ChatTemplate {
+        /// The file.
+        place: String,
+        /// In the template's own words, where it refuses.
+        message: String,
+    },
     /// Text data and no tokenizer to read it with.
     #[error("{what} needs a tokenizer, found none")]
     NoTokenizer {
@@ -220,6 +228,7 @@ impl Failure for DataError {
             Self::BadField { .. } => "correct the field, or remove the sample",
             Self::Parquet { .. } => "fetch the file again; its columns must be those of LongBench v2, as strings",
             Self::Tokenizer { .. } => "fetch `tokenizer.json` again, or save it anew with the `tokenizers` library",
+            Self::ChatTemplate { .. } => "change the messages, or name another template with `--chat-template FILE`",
             Self::NoEos { .. } => "add `\"eos_token_id\": N` to the model's generation_config.json",
             Self::NoTokenizer { what: INITIAL_PART } => {
                 "put `tokenizer.json` into the model directory, or choose a policy that does not look for an initial part"

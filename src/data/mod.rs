@@ -7,6 +7,7 @@
 mod answers;
 mod batch;
 mod by_length;
+mod chat_template;
 mod dataset;
 mod encode;
 mod error;
@@ -33,6 +34,7 @@ mod train_bpe;
 pub use answers::{Answer, each_answer};
 pub use batch::{Batch, IGNORE, Sequence, Targets};
 pub use by_length::epoch_batches;
+pub use chat_template::{ChatTemplate, Message};
 pub use dataset::Dataset;
 pub use error::DataError;
 pub use label_tokens::label_tokens;

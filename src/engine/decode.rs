@@ -8,6 +8,7 @@ use super::session::Session;
 use super::{ColumnWidth, Engine, EngineError, guarded};
 use crate::cache::{ChunkSpan, Policy, Routing};
 use crate::model::{Attend, AttendError, DropoutContext, Model, Qkv, Routed};
+use crate::native::cuda::on_device;
 use crate::ops::frequencies::Frequencies;
 use crate::units::LayerIdx;
 
@@ -46,7 +47,7 @@ pub fn extend_each(
         let column = |numbers: &mut dyn Iterator<Item = i64>| {
             let mut all: Vec<i64> = numbers.collect();
             all.resize(rows, 0);
-            Tensor::from_slice(&all).to_device(model.device()).unsqueeze(1)
+            on_device(&all, model.device()).unsqueeze(1)
         };
         let position_b1 = column(&mut spans.iter().map(|span| span.start as i64));
         let ids_b1 = column(&mut ids.iter().map(|&id| i64::from(id)));

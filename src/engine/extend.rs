@@ -6,36 +6,11 @@ use super::attend::{ColumnAttention, Mode};
 use super::forward::HiddenSink;
 use super::layer_state::{SharedLayer, fork_layer_states, lock, new_layer_states};
 use super::router_balance::RouterTask;
-use super::session::{Pass, Session};
+use super::session::{Pass, Session, SessionSpec};
 use super::{ChunkPlan, Cuts, Engine, EngineError, Settings, guarded};
 use crate::cache::LayerCache;
 use crate::model::{CapturedLayers, DropoutContext, Model};
 use crate::units::LayerIdx;
-
-/// What a session is made for.
-#[derive(Clone, Debug)]
-pub struct SessionSpec {
-    /// Sequences, which get their tokens together.
-    pub num_sequences: usize,
-    /// The most tokens of each.
-    pub max_tokens: usize,
-    /// The prefill span ends with so many tokens at the latest, as before the first target of a sample whose targets are run one by one;
-    /// `None` where it ends with the smallest cache.
-    pub prompt: Option<usize>,
-    /// Rotary embeddings that depend on the length of a sequence are those of this length.
-    pub rope_length: usize,
-    /// The first position of each sequence's initial part, and the one behind it; empty where there is none.
-    pub initial: Vec<(usize, usize)>,
-    /// Whether the choices are kept, to be compared.
-    pub keeps_log: bool,
-}
-
-impl SessionSpec {
-    /// For sequences of at most `max_tokens` tokens each, whose choices are kept.
-    pub fn new(num_sequences: usize, max_tokens: usize) -> Self {
-        Self { num_sequences, max_tokens, prompt: None, rope_length: max_tokens, initial: Vec::new(), keeps_log: true }
-    }
-}
 
 impl Settings {
     /// Where the tokens of a session are cut.
@@ -62,7 +37,9 @@ impl Session {
             let cache = |(layer, shape)| LayerCache::new(LayerIdx(layer), shape, plan.prefill).protecting(protected(layer));
             let caches = shapes.into_iter().enumerate().map(cache).collect();
             let layers = new_layer_states(caches, &engine.0.stores.undo_log);
-            layers.iter().for_each(|layer| lock(layer).forgets = !spec.keeps_log);
+            for layer in &layers {
+                lock(layer).forgets = !spec.keeps_log;
+            }
             let frequencies = model.frequencies(&vec![spec.rope_length; spec.num_sequences]);
             Ok(Self { layers, plan, spec: spec.clone(), frequencies })
         })
@@ -101,7 +78,6 @@ impl Session {
     /// `(B, n)` int64 in.
     pub fn extend(&mut self, engine: &Engine, model: &Model, ids_bn: &Tensor, sink: HiddenSink<'_>) -> Result<(), EngineError> {
         let num_tokens = ids_bn.size().get(1).copied().unwrap_or_default();
-        self.check_room(num_tokens as usize)?;
         let mut done = 0;
         loop {
             done += self.extend_by_column(engine, model, &ids_bn.narrow(1, done, num_tokens - done), sink)? as i64;

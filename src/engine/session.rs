@@ -5,7 +5,6 @@ use std::ops::Range;
 use tch::{Kind, Tensor};
 
 use super::attend::{Column, ColumnAttention};
-use super::extend::SessionSpec;
 use super::layer_state::{SharedLayer, lock};
 use super::{ChunkPlan, EngineError};
 use crate::cache::{ChunkSpan, LayerLog, ReplayLog};
@@ -24,6 +23,31 @@ pub struct Session {
     pub(super) spec: SessionSpec,
     /// Of one that is extended as tokens come.
     pub(super) frequencies: Vec<Frequencies>,
+}
+
+/// What a session is made for.
+#[derive(Clone, Debug)]
+pub struct SessionSpec {
+    /// Sequences, which get their tokens together.
+    pub num_sequences: usize,
+    /// The most tokens of each.
+    pub max_tokens: usize,
+    /// The prefill span ends with so many tokens at the latest, as before the first target of a sample whose targets are run one by one;
+    /// `None` where it ends with the smallest cache.
+    pub prompt: Option<usize>,
+    /// Rotary embeddings that depend on the length of a sequence are those of this length.
+    pub rope_length: usize,
+    /// The first position of each sequence's initial part, and the one behind it; empty where there is none.
+    pub initial: Vec<(usize, usize)>,
+    /// Whether the choices are kept, to be compared.
+    pub keeps_log: bool,
+}
+
+impl SessionSpec {
+    /// For sequences of at most `max_tokens` tokens each, whose choices are kept.
+    pub fn new(num_sequences: usize, max_tokens: usize) -> Self {
+        Self { num_sequences, max_tokens, prompt: None, rope_length: max_tokens, initial: Vec::new(), keeps_log: true }
+    }
 }
 
 /// What carries a column through layers: the model with what of it is captured, and what rotations and dropout depend on.

@@ -3,9 +3,8 @@
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::extend::SessionSpec;
 use super::layer_state::lock;
-use super::session::Session;
+use super::session::{Session, SessionSpec};
 use super::{ChunkPlan, Engine, EngineError, guarded};
 use crate::cache::{CacheNumbers, CacheSnapshot, ChunkSpan};
 use crate::model::Model;

@@ -2,12 +2,23 @@
 
 use std::path::PathBuf;
 
-use super::rules::RuleFault;
 use crate::data::DataError;
 use crate::engine::EngineError;
 use crate::files::FilesError;
 use crate::store::StoreError;
 use crate::units::{Exit, Failure};
+
+/// A rule that cannot be followed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{key}` is {found}, expected {expected}")]
+pub struct RuleFault {
+    /// Its name.
+    pub key: String,
+    /// As it was written.
+    pub found: String,
+    /// What it may be.
+    pub expected: &'static str,
+}
 
 /// An error of the generation.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +76,7 @@ pub enum GenerationError {
         reason: String,
     },
     /// A session was saved with something else.
-    #[error("the session in `{}` was saved with another {what}: expected {expected}, found {found}", path.display())]
+    #[error("the session in `{}` was saved with another `{what}`: expected {expected}, found {found}", path.display())]
     OtherSession {
         /// The file.
         path: PathBuf,

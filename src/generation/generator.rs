@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 use super::likelihood::{likelihoods, next_logits, of_logits};
 use super::request::{Continued, Finish, GenerationEvent, Request, RequestId};
@@ -13,6 +13,7 @@ use super::{GenerationError, GenerationRules, StoppedText, TokenLikelihood};
 use crate::data::Tokenizer;
 use crate::engine::{Engine, EngineError, Session, SessionSpec, extend_each};
 use crate::model::Model;
+use crate::native::cuda::on_device;
 
 /// Carries out requests, a step at a time.
 pub struct Generator<'a> {
@@ -70,6 +71,14 @@ impl<'a> Generator<'a> {
     pub fn cancel(&mut self, id: RequestId) {
         self.waiting.retain(|prefill| prefill.id != id);
         self.running.retain(|sample| sample.request != id);
+    }
+
+    /// Ends a text where it stands, and hands its session back.
+    pub fn stop(&mut self, id: RequestId) -> Option<Continued> {
+        let at = self.running.iter().position(|sample| sample.request == id)?;
+        let Sample { session, ids, .. } = self.running.remove(at);
+        self.cancel(id);
+        Some(Continued { session, ids })
     }
 
     /// Whether there is nothing to do.
@@ -236,7 +245,7 @@ impl<'a> Generator<'a> {
             let mut sample = self.running.remove(row);
             let (request, index) = (sample.request, sample.index);
             let text = self.tokenizer.map(|tokenizer| sample.text.finish(tokenizer)).transpose()?.unwrap_or_default();
-            let session = sample.keeps_session.then(|| Continued { session: sample.session, ids: sample.ids });
+            let session = sample.keeps_session.then(|| Box::new(Continued { session: sample.session, ids: sample.ids }));
             events.push(GenerationEvent::Finished { request, sample: index, text, reason, session });
         }
         Ok(())
@@ -307,5 +316,5 @@ fn has_other_rotations(model: &Model, session: &Session, tokens: usize) -> bool 
 /// Tokens as a batch of one sequence.
 fn row(ids: &[u32], device: Device) -> Tensor {
     let ids: Vec<i64> = ids.iter().map(|&id| i64::from(id)).collect();
-    Tensor::from_slice(&ids).to_kind(Kind::Int64).to_device(device).unsqueeze(0)
+    on_device(&ids, device).unsqueeze(0)
 }

@@ -9,11 +9,11 @@ mod sampling;
 mod session_file;
 mod stop;
 
-pub use error::GenerationError;
+pub use error::{GenerationError, RuleFault};
 pub use generator::Generator;
 pub use likelihood::TokenLikelihood;
 pub use request::{Continued, Finish, GenerationEvent, LikelihoodsOf, Request, RequestId};
-pub use rules::{GenerationRules, RuleFault};
+pub use rules::GenerationRules;
 pub use sampling::{Candidate, DrawPlace, SamplingRules, TokensSoFar, probabilities};
 pub use session_file::{SavedSession, SessionIdentity};
 pub use stop::StoppedText;

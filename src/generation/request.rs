@@ -72,7 +72,7 @@ pub enum GenerationEvent {
         /// Why.
         reason: Finish,
         /// What is handed back.
-        session: Option<Continued>,
+        session: Option<Box<Continued>>,
     },
     /// A request could not be carried out; nothing more comes of it.
     Failed {

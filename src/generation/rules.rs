@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::error::RuleFault;
 use super::{GenerationError, SamplingRules};
 use crate::files;
 
@@ -109,7 +110,7 @@ impl GenerationRules {
         match key {
             "do_sample" => rules.do_sample = value.as_bool().ok_or_else(|| fault("`true` or `false`"))?,
             "temperature" => {
-                rules.temperature = number(|t| t > 0.0, "a number above 0; without `do_sample` the most likely token is taken")?
+                rules.temperature = number(|t| t > 0.0, "a number above 0; without `do_sample` the most likely token is taken")?;
             }
             // Other programs write −1 for all.
             "top_k" => rules.top_k = if value.as_i64() == Some(-1) { 0 } else { count()? },
@@ -127,20 +128,12 @@ impl GenerationRules {
             "eos_token_id" => self.eos = tokens(value).ok_or_else(|| fault("a token id, or a list of them"))?,
             "stop_token_ids" => self.eos.extend(tokens(value).ok_or_else(|| fault("a list of token ids"))?),
             "stop" | "stop_strings" => {
-                self.stop = texts(value).ok_or_else(|| fault("a text that is not empty, or a list of them"))?
+                self.stop = texts(value).ok_or_else(|| fault("a text that is not empty, or a list of them"))?;
             }
             "seed" => self.seed = value.as_u64().ok_or_else(|| fault("a whole number of at least 0"))?,
-            _ => return self.refuse_others(key, value),
+            _ => return refuse_others(key, value),
         }
         Ok(true)
-    }
-
-    /// Refuses what would change the text, and is not built.
-    fn refuse_others(&self, key: &str, value: &Value) -> Result<bool, RuleFault> {
-        let Some((_, neutral)) = NEUTRAL.iter().find(|(name, _)| *name == key) else { return Ok(false) };
-        let is_neutral = value.as_f64().is_some_and(|x| neutral.iter().any(|n| (x - n).abs() < f64::EPSILON));
-        let fault = || RuleFault { key: key.to_owned(), found: value.to_string(), expected: "nothing, as this is not supported" };
-        if is_neutral { Ok(true) } else { Err(fault()) }
     }
 
     /// New tokens at most, behind a prompt of so many.
@@ -150,16 +143,12 @@ impl GenerationRules {
     }
 }
 
-/// A rule that cannot be followed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{key}` is {found}, expected {expected}")]
-pub struct RuleFault {
-    /// Its name.
-    pub key: String,
-    /// As it was written.
-    pub found: String,
-    /// What it may be.
-    pub expected: &'static str,
+/// Refuses what would change the text, and is not built.
+fn refuse_others(key: &str, value: &Value) -> Result<bool, RuleFault> {
+    let Some((_, neutral)) = NEUTRAL.iter().find(|(name, _)| *name == key) else { return Ok(false) };
+    let is_neutral = value.as_f64().is_some_and(|x| neutral.iter().any(|n| (x - n).abs() < f64::EPSILON));
+    let fault = || RuleFault { key: key.to_owned(), found: value.to_string(), expected: "nothing, as this is not supported" };
+    if is_neutral { Ok(true) } else { Err(fault()) }
 }
 
 /// One id or several.

@@ -199,7 +199,7 @@ fn banned_by_ngrams(ids: &[u32], size: usize) -> Vec<u32> {
     ids.windows(size).filter(|run| run[..size - 1] == *last).map(|run| run[size - 1]).collect()
 }
 
-fn descending(a: &Candidate, b: &Candidate) -> Ordering {
+fn descending(a: Candidate, b: Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit)
 }
 
@@ -208,7 +208,7 @@ fn cut_top_k(kept: &mut Vec<Candidate>, k: usize) {
         return;
     }
     let mut order = kept.clone();
-    let lowest = order.select_nth_unstable_by(k - 1, descending).1.logit;
+    let lowest = order.select_nth_unstable_by(k - 1, |a, b| descending(*a, *b)).1.logit;
     kept.retain(|candidate| candidate.logit >= lowest);
 }
 
@@ -216,14 +216,14 @@ fn cut_top_k(kept: &mut Vec<Candidate>, k: usize) {
 fn cut_top_p(kept: &mut Vec<Candidate>, p: f64) {
     let probability = probabilities(kept);
     let mut order: Vec<usize> = (0..kept.len()).collect();
-    order.sort_by(|&a, &b| descending(&kept[b], &kept[a]));
+    order.sort_by(|&a, &b| descending(kept[b], kept[a]));
     order.pop();
     let mut together = 0.0;
     let goes = order.iter().take_while(|&&i| {
         together += probability[i];
         together <= 1.0 - p
     });
-    remove(kept, goes.copied().collect());
+    remove(kept, &goes.copied().collect());
 }
 
 /// What is less likely than a bound goes, which may depend on the highest probability and the entropy; the most likely one stays.
@@ -231,7 +231,7 @@ fn cut_below(kept: &mut Vec<Candidate>, bound: impl Fn(f64, f64) -> f64) {
     let probability = probabilities(kept);
     let highest = probability.iter().copied().fold(0.0, f64::max);
     let bound = bound(highest, entropy(&probability)).min(highest);
-    remove(kept, (0..probability.len()).filter(|&i| probability[i] < bound).collect());
+    remove(kept, &(0..probability.len()).filter(|&i| probability[i] < bound).collect());
 }
 
 fn entropy(probability: &[f64]) -> f64 {
@@ -250,10 +250,10 @@ fn cut_untypical(kept: &mut Vec<Candidate>, mass: f64) {
         together >= mass
     });
     let farthest = distance[order[enough.unwrap_or(order.len() - 1)]];
-    remove(kept, (0..kept.len()).filter(|&i| distance[i] > farthest).collect());
+    remove(kept, &(0..kept.len()).filter(|&i| distance[i] > farthest).collect());
 }
 
-fn remove(kept: &mut Vec<Candidate>, goes: HashSet<usize>) {
+fn remove(kept: &mut Vec<Candidate>, goes: &HashSet<usize>) {
     let mut at = 0..;
     kept.retain(|_| at.next().is_some_and(|i| !goes.contains(&i)));
 }

@@ -19,24 +19,26 @@ pub struct SessionIdentity {
     pub model: String,
     /// Hash of the adapter's tensors; none without an adapter.
     pub adapter: Option<String>,
-    /// The cache's settings, as a recipe has them.
-    pub cache: String,
+    /// What the cache computes, by the keys of the recipe.
+    pub cache: BTreeMap<String, String>,
     /// What the model computes in.
     pub dtype: String,
 }
 
 impl SessionIdentity {
     /// The first part in which the other one differs: what it is, here and there.
-    fn difference<'a>(&'a self, other: &'a Self) -> Option<(&'static str, &'a str, &'a str)> {
-        let none = "none";
-        let adapter = |identity: &'a Self| identity.adapter.as_deref().unwrap_or(none);
-        let parts = [
-            ("model", &self.model[..], &other.model[..]),
-            ("adapter", adapter(self), adapter(other)),
-            ("policy", &self.cache, &other.cache),
-            ("dtype", &self.dtype, &other.dtype),
-        ];
-        parts.into_iter().find(|(_, own, others)| own != others)
+    fn difference(&self, other: &Self) -> Option<(String, String, String)> {
+        let flat = |identity: &Self| {
+            let adapter = identity.adapter.clone().unwrap_or_else(|| "none".to_owned());
+            let mut all = identity.cache.clone();
+            let beside = [("model", identity.model.clone()), ("adapter", adapter), ("dtype", identity.dtype.clone())];
+            all.extend(beside.map(|(name, value)| (name.to_owned(), value)));
+            all
+        };
+        let (own, others) = (flat(self), flat(other));
+        let name = own.keys().chain(others.keys()).find(|name| own.get(*name) != others.get(*name))?;
+        let shown = |all: &BTreeMap<String, String>| all.get(name).cloned().unwrap_or_else(|| "not set".to_owned());
+        Some((name.clone(), shown(&own), shown(&others)))
     }
 }
 
@@ -81,16 +83,15 @@ impl SavedSession {
         let file = TensorFile::open(path)?;
         let metadata = file.metadata();
         let header = metadata.get(KEY).ok_or_else(|| not_a_session(path, "it was not written by kvtune"))?;
-        let version: Version = serde_json::from_str(header).map_err(|error| not_a_session(path, &error.to_string()))?;
-        if version.format_version != FORMAT_VERSION {
-            let reason = format!("its format is {}, this program reads {FORMAT_VERSION}", version.format_version);
+        let format: SessionFormat = serde_json::from_str(header).map_err(|error| not_a_session(path, &error.to_string()))?;
+        if format.format_version != FORMAT_VERSION {
+            let reason = format!("its format is {}, this program reads {FORMAT_VERSION}", format.format_version);
             return Err(not_a_session(path, &reason));
         }
         let Header { identity: found, ids, numbers, .. } =
             serde_json::from_str(header).map_err(|error| not_a_session(path, &error.to_string()))?;
         if let Some((what, expected, found)) = identity.difference(&found) {
-            let (path, what) = (path.to_owned(), what.to_owned());
-            return Err(GenerationError::OtherSession { path, what, expected: expected.to_owned(), found: found.to_owned() });
+            return Err(GenerationError::OtherSession { path: path.to_owned(), what, expected, found });
         }
         let spec = SessionSpec { keeps_log: false, ..SessionSpec::new(1, at_most) };
         let snapshot = SessionSnapshot { tensors: store::load_tensors(&file)?, numbers };
@@ -103,7 +104,7 @@ impl SavedSession {
 }
 
 #[derive(Deserialize)]
-struct Version {
+struct SessionFormat {
     format_version: u32,
 }
 

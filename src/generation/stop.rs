@@ -96,6 +96,6 @@ impl StoppedText {
 
 /// Bytes at the end of `text` that a stop string may begin with.
 fn overlap(text: &str, stop: &str) -> usize {
-    let ends = stop.char_indices().map(|(end, _)| end).filter(|&end| end > 0 && end <= text.len());
-    ends.filter(|&end| text.ends_with(&stop[..end])).last().unwrap_or(0)
+    let mut ends = stop.char_indices().map(|(end, _)| end).filter(|&end| end > 0 && end <= text.len());
+    ends.rfind(|&end| text.ends_with(&stop[..end])).unwrap_or(0)
 }

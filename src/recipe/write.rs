@@ -48,11 +48,10 @@ impl Recipe {
             .collect()
     }
 
-    /// The table `[kv_cache]` in TOML, on one line.
-    pub fn cache_in_toml(&self) -> String {
-        let keys =
-            self.flat().into_iter().filter_map(|(key, value)| Some(format!("{} = {value}", key.strip_prefix("kv_cache.")?)));
-        keys.collect::<Vec<_>>().join(", ")
+    /// What the cache computes: the values of the table `[kv_cache]` in TOML by their dotted keys, but for where slots wait.
+    pub fn cache_keys(&self) -> BTreeMap<String, String> {
+        let decides = |key: &String| key.starts_with("kv_cache.") && key != "kv_cache.cpu_offload";
+        self.flat().into_iter().filter(|(key, _)| decides(key)).collect()
     }
 
     /// All values in TOML by their dotted keys.

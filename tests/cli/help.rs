@@ -31,6 +31,7 @@ fn the_verbs() {
       resume         Resume a run
       evaluate       Loss, perplexity and accuracy of a run, a checkpoint or a model
       score          Score a file of answers: exact match, F1, ROUGE, RULER's string match and others
+      generate       Write texts with a run, a checkpoint or a model, through the cache that it was trained with
       verify         Prove the gradients on your model and data against plain autograd
       check          Look at a recipe, its model and its data, and print what would run
       plan           Predict memory and time of a step, and choose the best tiling

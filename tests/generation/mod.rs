@@ -46,7 +46,7 @@ impl Used {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Text {
     pub(crate) ids: Vec<u32>,
-    pub(crate) text: String,
+    pub(crate) words: String,
     pub(crate) finish: Option<Finish>,
     pub(crate) likelihoods: Vec<TokenLikelihood>,
 }
@@ -63,12 +63,12 @@ pub(crate) fn texts(generator: &mut Generator<'_>, requests: Vec<Request>) -> Ve
                 GenerationEvent::Token { request, sample, id, text, likelihood } => {
                     let own = &mut all[at(request)][sample];
                     own.ids.push(id);
-                    own.text.push_str(&text);
+                    own.words.push_str(&text);
                     own.likelihoods.extend(likelihood);
                 }
                 GenerationEvent::Finished { request, sample, text, reason, .. } => {
                     let own = &mut all[at(request)][sample];
-                    own.text.push_str(&text);
+                    own.words.push_str(&text);
                     own.finish = Some(reason);
                 }
                 GenerationEvent::Failed { error, .. } => panic!("{error}"),
@@ -113,7 +113,7 @@ fn greedy_texts_are_those_of_transformers_side_by_side() {
     let found = texts(&mut used.generator(5), rows.iter().map(request).collect());
     for (row, found) in rows.iter().zip(found) {
         assert_eq!(found[0].ids, numbers(&row["new_tokens"]), "{row}");
-        assert!(row.get("text").is_none_or(|text| *text == found[0].text), "{row}: {:?}", found[0].text);
+        assert!(row.get("text").is_none_or(|text| *text == found[0].words), "{row}: {:?}", found[0].words);
         let finish = found[0].finish.unwrap().name();
         assert!(row.get("finish_reason").is_none_or(|expected| *expected == finish), "{row}");
     }

@@ -7,7 +7,7 @@ use super::{Used, new_tokens, texts};
 /// Small caches, so that entries leave in the prompt and while a text is written.
 const EVICTS: &[&str] = &["kv_cache.storage=preallocated", "kv_cache.cache_length=24", "kv_cache.chunk_size=8"];
 
-fn with_policy<'a>(policy: &'a str) -> Vec<&'a str> {
+fn with_policy(policy: &str) -> Vec<&str> {
     [EVICTS, &[policy]].concat()
 }
 
@@ -64,7 +64,12 @@ fn a_saved_session_goes_on_as_it_would_have() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("document.session");
     let (document, question) = (prompt(1, 90), prompt(2, 9));
-    let identity = SessionIdentity { model: "m".into(), adapter: None, cache: "h2o".into(), dtype: "f32".into() };
+    let identity = SessionIdentity {
+        model: "m".into(),
+        adapter: None,
+        cache: [("kv_cache.policy".to_owned(), "\"h2o\"".to_owned())].into(),
+        dtype: "f32".into(),
+    };
     let read = used.generator(1).read(&document).unwrap();
     SavedSession::write(&path, &read, &document, &identity).unwrap();
     let on = (&used.engine, &used.model);

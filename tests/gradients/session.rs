@@ -5,7 +5,6 @@ use kvtune::model::Model;
 use kvtune::recipe::{BufferKind, Storage};
 use tch::{Device, Kind, Tensor};
 
-use super::FURTHER;
 use crate::support::case::{Case, PLAIN, Tail, TargetsAt, Width, registered_policies};
 use crate::support::{batch, engine, model};
 
@@ -59,7 +58,7 @@ fn every_session(lengths: &'static [usize]) -> Vec<Case> {
         Case { name: "paged", policy: "dense", cache: &[16], chunk: 3, storage: Storage::Paged, ..PLAIN },
         Case { name: "windows", window: 7, sliding_layers: &[0, 2], ..PLAIN },
     ];
-    let cases = [registered_policies(), FURTHER.to_vec(), buffers.to_vec()].concat();
+    let cases = [registered_policies(), buffers.to_vec()].concat();
     let initial = |case: &Case| if case.initial.is_empty() { case.initial } else { &[(2, 6), (3, 5)] };
     cases.into_iter().map(|case| Case { lengths, initial: initial(&case), ..case }).collect()
 }

@@ -1,5 +1,7 @@
 //! `kvtune generate`: texts from a model, through the cache that it was trained with.
 
+mod chat;
+mod document;
 mod prompts;
 mod rules;
 mod write;
@@ -12,12 +14,13 @@ use tch::Device;
 use super::finetune::Ending;
 use super::used_model::{LoadedModel, UsedModel};
 use crate::error::Error;
-use crate::generation::{GenerationRules, Generator, Request, SavedSession};
+use crate::generation::{GenerationRules, Generator, Request};
 use crate::report::console;
 use crate::train::Interrupt;
+use chat::Chat;
 use prompts::{Prompt, Prompts};
 use rules::RuleArguments;
-use write::Written;
+use write::WrittenTexts;
 
 #[derive(Debug, Args)]
 pub(super) struct Generate {
@@ -39,14 +42,20 @@ pub(super) struct Generate {
     /// Go on from what `--save-session` has kept: the prompt follows it.
     #[arg(long, value_name = "FILE", conflicts_with = "save_session")]
     session: Option<PathBuf>,
+    /// What the assistant is told before a conversation.
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system_prompt: Option<String>,
+    /// The chat template, in place of the model's own.
+    #[arg(long, value_name = "FILE", requires = "chat")]
+    chat_template: Option<PathBuf>,
     /// How to print: text as it comes, or a JSON object per line and text.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    format: Format,
+    #[arg(long, value_enum, default_value_t = TextFormat::Text)]
+    format: TextFormat,
 }
 
 /// How texts are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
+enum TextFormat {
     Text,
     Json,
 }
@@ -63,39 +72,26 @@ impl Generate {
             console::note(&format!("`generation_config.json`: {} not known, and ignored", unknown.join(", ")));
         }
         let rules = self.rules.over(own)?;
+        if self.prompts.chat {
+            return Chat::new(&used, rules, self.chat_template.as_deref(), self.system_prompt.as_deref())?.run(&interrupt);
+        }
         let prompts = self.prompts.read(used.tokenizer.as_ref(), self.session.is_none())?;
         if let Some(path) = &self.save_session {
-            return save(&used, path, &prompts);
+            return document::save(&used, path, &prompts);
         }
         let requests =
             prompts.into_iter().map(|prompt| self.request(&used, prompt, &rules)).collect::<Result<Vec<_>, Error>>()?;
         let width = usize::from(self.batch).min(requests.len() * usize::from(self.n));
         let generator = Generator::new(&used.engine, &used.model, used.tokenizer.as_ref(), width);
-        let written = Written::of(&requests, self.format == Format::Json);
+        let written = WrittenTexts::of(&requests, self.format == TextFormat::Json);
         written.all(generator, requests, &interrupt)
     }
 
     fn request(&self, used: &LoadedModel, prompt: Prompt, rules: &GenerationRules) -> Result<Request, Error> {
-        let mut request = Request { samples: usize::from(self.n), ..Request::new(prompt.ids, rules.clone()) };
-        if let Some(path) = &self.session {
-            let longest = used.model.config().longest_sequence();
-            let saved = SavedSession::read(path, (&used.engine, &used.model), &used.identity()?, longest)?;
-            request.prompt.splice(0..0, saved.ids);
-            request.session = Some(saved.session);
+        let request = Request { samples: usize::from(self.n), ..Request::new(prompt.ids, rules.clone()) };
+        match &self.session {
+            Some(path) => document::go_on(used, path, request),
+            None => Ok(request),
         }
-        Ok(request)
     }
-}
-
-/// Reads the only prompt, and keeps what has been read.
-fn save(used: &LoadedModel, path: &std::path::Path, prompts: &[Prompt]) -> Result<Ending, Error> {
-    let [prompt] = prompts else {
-        let message = format!("`--save-session` takes one prompt, found {}", prompts.len());
-        return Err(Error::Usage { message, hint: "give one `--prompt`, `--prompt-file` or `--prompt-tokens`".into() });
-    };
-    let generator = Generator::new(&used.engine, &used.model, used.tokenizer.as_ref(), 1);
-    let session = generator.read(&prompt.ids)?;
-    SavedSession::write(path, &session, &prompt.ids, &used.identity()?)?;
-    console::note(&format!("{} tokens read; the session is in `{}`", prompt.ids.len(), path.display()));
-    Ok(Ending::Done)
 }

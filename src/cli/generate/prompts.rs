@@ -11,6 +11,9 @@ use crate::error::Error;
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
 pub(super) struct Prompts {
+    /// Talk: what you write is answered, and the conversation is kept.
+    #[arg(long, conflicts_with_all = ["prompt", "prompt_file", "prompt_tokens", "n", "save_session", "session", "format"])]
+    pub(super) chat: bool,
     /// A text to go on from; may be given several times.
     #[arg(long, value_name = "TEXT")]
     prompt: Vec<String>,

@@ -12,24 +12,24 @@ use crate::report::console;
 use crate::train::Interrupt;
 
 /// Texts that are being written.
-pub(super) struct Written {
-    texts: BTreeMap<(RequestId, usize), Text>,
+pub(super) struct WrittenTexts {
+    texts: BTreeMap<(RequestId, usize), WrittenText>,
     /// Tokens of each prompt.
     prompts: Vec<usize>,
     is_json: bool,
 }
 
 #[derive(Default)]
-struct Text {
+struct WrittenText {
     ids: Vec<u32>,
-    text: String,
+    words: String,
     finish: Option<&'static str>,
 }
 
 /// The word for a text that was not written to its end.
 const CANCELLED: &str = "cancelled";
 
-impl Written {
+impl WrittenTexts {
     /// Nothing yet.
     pub(super) fn of(requests: &[Request], is_json: bool) -> Self {
         let prompts = requests.iter().map(|request| request.prompt.len()).collect();
@@ -49,7 +49,7 @@ impl Written {
         for request in requests {
             let samples = request.samples;
             let id = generator.submit(request)?;
-            self.texts.extend((0..samples).map(|sample| ((id, sample), Text::default())));
+            self.texts.extend((0..samples).map(|sample| ((id, sample), WrittenText::default())));
             ids.push(id);
         }
         let mut read = None;
@@ -98,11 +98,11 @@ impl Written {
                 let prompt_tokens = self.prompts[prompt];
                 json!({
                     "prompt": prompt, "sample": sample, "prompt_tokens": prompt_tokens, "token_ids": text.ids,
-                    "text": text.text, "finish_reason": finish,
+                    "text": text.words, "finish_reason": finish,
                 })
                 .to_string()
             } else {
-                let words = if text.text.is_empty() { format!("{:?}", text.ids) } else { text.text.clone() };
+                let words = if text.words.is_empty() { format!("{:?}", text.ids) } else { text.words.clone() };
                 format!("== prompt {}, text {} ({finish}) ==\n{words}", prompt + 1, sample + 1)
             };
             console::result(&line)?;
@@ -112,8 +112,8 @@ impl Written {
 }
 
 /// Adds what has come, and shows it where one text streams.
-fn add(text: &mut Text, new: &str, streams: bool) -> Result<(), Error> {
-    text.text.push_str(new);
+fn add(text: &mut WrittenText, new: &str, streams: bool) -> Result<(), Error> {
+    text.words.push_str(new);
     if streams {
         console::part(new)?;
     }

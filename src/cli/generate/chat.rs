@@ -1,0 +1,160 @@
+//! `kvtune generate --chat`: a conversation, of which each turn goes on from what has been read.
+
+use std::io::{BufRead, IsTerminal};
+use std::path::Path;
+
+use super::{Ending, LoadedModel};
+use crate::data::{ChatTemplate, Message, Tokenizer};
+use crate::error::Error;
+use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Generator, Request};
+use crate::report::console;
+use crate::train::Interrupt;
+
+/// A conversation.
+pub(super) struct Chat<'a> {
+    used: &'a LoadedModel,
+    tokenizer: &'a Tokenizer,
+    template: ChatTemplate,
+    rules: GenerationRules,
+    system: Option<Message>,
+    messages: Vec<Message>,
+    /// What has been read of the conversation.
+    kept: Option<Kept>,
+}
+
+/// A session and the text that it has read, up to the end of the last answer.
+struct Kept {
+    session: Continued,
+    text: String,
+}
+
+const HELP: &str = "!clear   forget the conversation\n!status  how long it is\n!exit    end (or Ctrl-D); Ctrl-C ends an answer";
+
+impl<'a> Chat<'a> {
+    pub(super) fn new(
+        used: &'a LoadedModel,
+        rules: GenerationRules,
+        template: Option<&Path>,
+        system: Option<&str>,
+    ) -> Result<Self, Error> {
+        let missing =
+            |what: &str, hint: &str| Error::Usage { message: format!("the model has no {what}"), hint: hint.to_owned() };
+        let hint = "put `tokenizer.json` into the model directory, or generate from `--prompt-tokens`";
+        let tokenizer = used.tokenizer.as_ref().ok_or_else(|| missing("`tokenizer.json`, so that it reads no text", hint))?;
+        let found = ChatTemplate::load(&used.recipe.model.path, template)?;
+        let template =
+            found.ok_or_else(|| missing("chat template", "name one with `--chat-template FILE`, or use `--prompt`"))?;
+        let system = system.map(|text| Message::new("system", text));
+        Ok(Self { used, tokenizer, template, rules, messages: system.iter().cloned().collect(), system, kept: None })
+    }
+
+    /// Answers line after line of standard input.
+    pub(super) fn run(mut self, interrupt: &Interrupt) -> Result<Ending, Error> {
+        let is_terminal = std::io::stdin().is_terminal();
+        if is_terminal {
+            console::note("!help says what there is beside talking");
+        }
+        for line in std::io::stdin().lock().lines() {
+            let line = line.map_err(|error| Error::Usage {
+                message: format!("standard input cannot be read: {error}"),
+                hint: "write UTF-8 text".into(),
+            })?;
+            match line.trim() {
+                "" => {}
+                "!exit" => break,
+                "!help" => console::note(HELP),
+                "!clear" => {
+                    self.messages = self.system.iter().cloned().collect();
+                    self.kept = None;
+                }
+                "!status" => self.tell_status(),
+                word if word.starts_with('!') => console::warning(&format!("there is no `{word}`\n{HELP}")),
+                text => {
+                    // A signal before the answer has begun was for the one before.
+                    interrupt.reset();
+                    self.answer(text, interrupt)?;
+                }
+            }
+        }
+        Ok(Ending::Done)
+    }
+
+    fn ends(&self, token: Option<&u32>) -> bool {
+        token.is_some_and(|token| self.rules.eos.contains(token))
+    }
+
+    fn tell_status(&self) {
+        let tokens = self.kept.as_ref().map_or(0, |kept| kept.session.ids.len());
+        let (held, evicted) = self.kept.as_ref().map_or((0, 0), |kept| kept.session.session.entries());
+        let messages = self.messages.len();
+        console::note(&format!(
+            "{messages} messages, {tokens} tokens; the caches hold {held} entries, {evicted} have been evicted"
+        ));
+    }
+
+    /// Answers a message.
+    fn answer(&mut self, text: &str, interrupt: &Interrupt) -> Result<(), Error> {
+        self.messages.push(Message::new("user", text));
+        let rendered = match self.template.render(&self.messages, true) {
+            Ok(rendered) => rendered,
+            Err(error) => {
+                // The conversation goes on without what the template refuses.
+                self.messages.pop();
+                console::warning(&error.to_string());
+                return Ok(());
+            }
+        };
+        let request = self.request(&rendered)?;
+        let mut generator = Generator::new(&self.used.engine, &self.used.model, self.used.tokenizer.as_ref(), 1);
+        let id = generator.submit(request)?;
+        let (mut answer, mut session) = (String::new(), None);
+        while !generator.is_idle() {
+            if interrupt.signal().is_some() {
+                session = generator.stop(id);
+                break;
+            }
+            for event in generator.step() {
+                match event {
+                    GenerationEvent::Prompt { .. } => {}
+                    GenerationEvent::Token { text, .. } => show(&mut answer, &text)?,
+                    GenerationEvent::Finished { text, session: kept, reason, .. } => {
+                        show(&mut answer, &text)?;
+                        // What follows a stop string has been read, and is not in the conversation.
+                        let is_whole = |kept: &Continued| reason == Finish::Length || self.ends(kept.ids.last());
+                        session = kept.map(|kept| *kept).filter(is_whole);
+                    }
+                    GenerationEvent::Failed { error, .. } => return Err(error.into()),
+                }
+            }
+        }
+        console::result("")?;
+        interrupt.reset();
+        self.kept = session.map(|session| Kept { session, text: format!("{rendered}{answer}") });
+        self.messages.push(Message::new("assistant", &answer));
+        Ok(())
+    }
+
+    /// The conversation as a prompt: what follows the part that has been read, where the template leaves that as it was.
+    fn request(&mut self, rendered: &str) -> Result<Request, Error> {
+        let longest = self.used.model.config().longest_sequence();
+        let kept = self.kept.take();
+        let follows = kept.and_then(|kept| Some((kept.session, rendered.strip_prefix(&kept.text[..])?)));
+        let (prompt, session) = if let Some((Continued { session, mut ids }, rest)) = follows {
+            // The template writes the end of the answer itself.
+            ids.pop_if(|last| self.ends(Some(last)));
+            ids.extend(self.tokenizer.encode(rest)?);
+            (ids, Some(session))
+        } else {
+            if self.messages.iter().any(|message| message.role == "assistant") {
+                console::note("the whole conversation is read again: the template writes earlier messages otherwise");
+            }
+            (self.tokenizer.encode(rendered)?, None)
+        };
+        Ok(Request { session, keeps_session: Some(longest), ..Request::new(prompt, self.rules.clone()) })
+    }
+}
+
+fn show(answer: &mut String, text: &str) -> Result<(), Error> {
+    answer.push_str(text);
+    Ok(console::part(text)?)
+}
