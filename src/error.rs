@@ -11,6 +11,7 @@ use crate::generation::GenerationError;
 use crate::model::ModelError;
 use crate::recipe::RecipeError;
 use crate::report::ReportError;
+use crate::serve::ServeError;
 use crate::store::StoreError;
 use crate::train::TrainError;
 use crate::units::{Exit, Failure};
@@ -49,6 +50,9 @@ pub enum Error {
     /// A text could not be generated.
     #[error(transparent)]
     Generation(#[from] GenerationError),
+    /// The server could not begin.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
     /// An evaluation failed.
     #[error(transparent)]
     Eval(#[from] EvalError),
@@ -160,6 +164,7 @@ impl Failure for Error {
             Self::Checkpoint(e) => e,
             Self::Train(e) => e,
             Self::Generation(e) => e,
+            Self::Serve(e) => e,
             Self::Eval(e) => e,
             Self::Verify(e) => e,
             Self::Bench(e) => e,

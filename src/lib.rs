@@ -22,6 +22,7 @@ pub mod plan;
 pub mod profile;
 pub mod recipe;
 pub mod report;
+pub mod serve;
 pub mod store;
 pub mod train;
 pub mod units;

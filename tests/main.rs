@@ -22,6 +22,7 @@ mod plan;
 mod policy_contract;
 mod recipes;
 mod replay_log;
+mod serve;
 mod support;
 mod syncs;
 mod weights;

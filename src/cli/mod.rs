@@ -15,6 +15,7 @@ mod plan;
 mod process;
 mod recipe_file;
 mod score;
+mod serve;
 mod used_model;
 mod verify;
 
@@ -54,6 +55,8 @@ enum Verb {
     Score(score::ScoreAnswers),
     /// Write texts with a run, a checkpoint or a model, through the cache that it was trained with.
     Generate(Box<generate::Generate>),
+    /// Serve a run, a checkpoint or a model over HTTP, as OpenAI's clients expect it.
+    Serve(serve::Serve),
     /// Prove the gradients on your model and data against plain autograd.
     Verify(verify::Verify),
     /// Look at a recipe, its model and its data, and print what would run.
@@ -77,6 +80,7 @@ fn run(arguments: &Arguments) -> Result<Ending, Error> {
         Verb::Evaluate(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Score(verb) => verb.run().map(|()| Ending::Done),
         Verb::Generate(verb) => verb.run(on()?),
+        Verb::Serve(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Verify(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Check(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Plan(verb) => verb.run(on()?).map(|()| Ending::Done),

@@ -47,6 +47,11 @@ pub(super) struct LoadedModel {
 }
 
 impl UsedModel {
+    /// What the directory is called.
+    pub(super) fn name(&self) -> Option<String> {
+        Some(absolute(&self.path).file_name()?.to_string_lossy().into_owned())
+    }
+
     /// Loads the model with its adapter, and makes an engine with its cache.
     pub(super) fn load(&self, device: Device) -> Result<LoadedModel, Error> {
         let (recipe, adapter) = self.recipe()?;

@@ -32,6 +32,7 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// The special tokens by their names, as `bos_token`.
     tokens: Vec<(String, String)>,
+    source: String,
     place: String,
 }
 
@@ -82,8 +83,18 @@ impl ChatTemplate {
         });
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let fault = |error: Error| DataError::ChatTemplate { place: place.clone(), message: error.to_string() };
-        environment.add_template_owned(NAME, source).map_err(fault)?;
-        Ok(Self { environment, tokens, place })
+        environment.add_template_owned(NAME, source.clone()).map_err(fault)?;
+        Ok(Self { environment, tokens, source, place })
+    }
+
+    /// The template itself.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The special tokens of the tokenizer by their names.
+    pub fn special_tokens(&self) -> &[(String, String)] {
+        &self.tokens
     }
 
     /// The text of a conversation, and behind it, where `adds_generation_prompt`, what the assistant's next message begins with.

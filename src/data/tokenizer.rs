@@ -80,6 +80,11 @@ impl Tokenizer {
         guarded(|| self.inner.encoder.decode(ids, true)).map_err(|message| self.error(message))
     }
 
+    /// The text of one token, special or not; a part of a character becomes a replacement character.
+    pub fn token_text(&self, id: u32) -> Result<String, DataError> {
+        guarded(|| self.inner.encoder.decode(&[id], false)).map_err(|message| self.error(message))
+    }
+
     /// The token that ends a sequence.
     pub fn eos(&self) -> Result<u32, DataError> {
         let dir = || self.inner.path.parent().unwrap_or(Path::new("")).to_path_buf();

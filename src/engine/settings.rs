@@ -223,6 +223,22 @@ impl Settings {
         Ok(())
     }
 
+    /// Tokens of a chunk whose size is not drawn.
+    pub fn chunk_size(&self) -> usize {
+        self.sizes.chunk_size
+    }
+
+    /// Whether nothing that the model can still see ever leaves a cache.
+    pub fn keeps_all(&self) -> bool {
+        self.scope().is_none()
+    }
+
+    /// Whether sequences that have the same first `tokens` tokens, and more, have the same chunks there, if a chunk ends there in one.
+    pub fn cuts_the_same_behind(&self, tokens: usize) -> bool {
+        let span = self.fixed_caches().smallest().unwrap_or(0);
+        self.sizes.chunking == Chunking::Plain && tokens >= span
+    }
+
     /// How many a choice serves at least; `None` where nothing ever leaves.
     pub fn scope(&self) -> Option<Scope> {
         let is_window = |slots: &Slots| matches!(slots, Slots::Window(_));

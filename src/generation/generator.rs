@@ -35,6 +35,8 @@ struct Prefill {
     /// New tokens at most.
     limit: usize,
     likelihoods: Vec<TokenLikelihood>,
+    /// Tokens of the column that was read last.
+    last_column: usize,
 }
 
 /// A text that is being written. Its session has read all of its tokens but the last.
@@ -63,7 +65,7 @@ impl<'a> Generator<'a> {
         let id = RequestId(self.next_request);
         self.next_request += 1;
         let session = request.session.take();
-        self.waiting.push_back(Prefill { id, request, session, limit, likelihoods: Vec::new() });
+        self.waiting.push_back(Prefill { id, request, session, limit, likelihoods: Vec::new(), last_column: 0 });
         Ok(id)
     }
 
@@ -140,7 +142,7 @@ impl<'a> Generator<'a> {
     fn read_on(&mut self, events: &mut Vec<GenerationEvent>) {
         let Some(mut prefill) = self.waiting.pop_front() else { return };
         let request = prefill.id;
-        let read = self.read_column(&mut prefill).and_then(|is_read| {
+        let read = self.border(&mut prefill, events).and_then(|()| self.read_column(&mut prefill)).and_then(|is_read| {
             if is_read {
                 self.begin(prefill, events)
             } else {
@@ -153,9 +155,25 @@ impl<'a> Generator<'a> {
         }
     }
 
+    /// Hands out where a prompt stands, if it is wanted and about to be read to its end. Chunks that end before the last one do not depend on
+    /// where the prompt ends, once all caches that evict are full.
+    fn border(&self, prefill: &mut Prefill, events: &mut Vec<GenerationEvent>) -> Result<(), GenerationError> {
+        let Some(session) = prefill.session.as_ref().filter(|_| prefill.request.keeps_border) else { return Ok(()) };
+        let (done, last) = (session.num_tokens(), prefill.request.prompt.len() - 1);
+        // Prompts that begin alike differ in their ends: a chunk is left to them at least.
+        let (rest, chunk) = (last.saturating_sub(done), self.engine.settings().chunk_size());
+        let is_near_end = rest >= chunk && rest < chunk + prefill.last_column;
+        if is_near_end && self.engine.settings().cuts_the_same_behind(done) {
+            let session = Box::new(session.fork()?);
+            prefill.request.keeps_border = false;
+            events.push(GenerationEvent::Border { request: prefill.id, session });
+        }
+        Ok(())
+    }
+
     /// Reads a column of a prompt, all of which but the last token is read so; returns whether it is.
     fn read_column(&self, prefill: &mut Prefill) -> Result<bool, GenerationError> {
-        let Prefill { request, limit, likelihoods: told, .. } = prefill;
+        let Prefill { request, limit, likelihoods: told, last_column, .. } = prefill;
         let (prompt, last) = (&request.prompt, request.prompt.len() - 1);
         if prefill.session.as_ref().is_some_and(|session| has_other_rotations(self.model, session, prompt.len())) {
             prefill.session = None;
@@ -176,6 +194,7 @@ impl<'a> Generator<'a> {
         };
         let read =
             session.extend_by_column(self.engine, self.model, &row(&prompt[done..last], self.model.device()), &mut sink)?;
+        *last_column = read;
         Ok(done + read == last)
     }
 
@@ -203,7 +222,7 @@ impl<'a> Generator<'a> {
 
     /// The texts of a prompt that has been read begin.
     fn begin(&mut self, prefill: Prefill, events: &mut Vec<GenerationEvent>) -> Result<(), GenerationError> {
-        let Prefill { id, request, session, limit, likelihoods } = prefill;
+        let Prefill { id, request, session, limit, likelihoods, .. } = prefill;
         let Some(session) = session else { return Ok(()) };
         let rules = Arc::new(request.rules);
         let sample = |index, session| Sample {
@@ -245,8 +264,9 @@ impl<'a> Generator<'a> {
             let mut sample = self.running.remove(row);
             let (request, index) = (sample.request, sample.index);
             let text = self.tokenizer.map(|tokenizer| sample.text.finish(tokenizer)).transpose()?.unwrap_or_default();
+            let evicted = sample.session.entries().1;
             let session = sample.keeps_session.then(|| Box::new(Continued { session: sample.session, ids: sample.ids }));
-            events.push(GenerationEvent::Finished { request, sample: index, text, reason, session });
+            events.push(GenerationEvent::Finished { request, sample: index, text, reason, evicted, session });
         }
         Ok(())
     }

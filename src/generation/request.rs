@@ -21,12 +21,22 @@ pub struct Request {
     pub session: Option<Session>,
     /// Whether the session is handed back at the end, and for how many tokens in all it is made; of one sample only.
     pub keeps_session: Option<usize>,
+    /// Whether a session is handed out that has read the prompt up to the last border of a column which prompts share that begin alike.
+    pub keeps_border: bool,
 }
 
 impl Request {
     /// One text after `prompt`.
     pub fn new(prompt: Vec<u32>, rules: GenerationRules) -> Self {
-        Self { prompt, rules, samples: 1, likelihoods: LikelihoodsOf::default(), session: None, keeps_session: None }
+        Self {
+            prompt,
+            rules,
+            samples: 1,
+            likelihoods: LikelihoodsOf::default(),
+            session: None,
+            keeps_session: None,
+            keeps_border: false,
+        }
     }
 }
 
@@ -47,6 +57,13 @@ pub enum GenerationEvent {
         request: RequestId,
         /// Of each of its tokens but the first, where they are asked for.
         likelihoods: Vec<TokenLikelihood>,
+    },
+    /// The prompt has been read up to a border that longer prompts with the same beginning have, too.
+    Border {
+        /// Whose.
+        request: RequestId,
+        /// A session of its own that stands there.
+        session: Box<Session>,
     },
     /// A token has come.
     Token {
@@ -71,6 +88,8 @@ pub enum GenerationEvent {
         text: String,
         /// Why.
         reason: Finish,
+        /// Entries that have left its caches, by KV head and layer.
+        evicted: usize,
         /// What is handed back.
         session: Option<Box<Continued>>,
     },

@@ -3,7 +3,7 @@
 use tch::Kind;
 
 use super::names::layer_tensor;
-use super::spec::{LayerSpec, LinearSpec, RopeSpec};
+use super::spec::{LayerSpec, LinearSpec, RopeScaling, RopeSpec};
 use crate::units::LayerIdx;
 
 /// What a model is, from its `config.json`.
@@ -75,6 +75,12 @@ impl ModelConfig {
     pub fn longest_sequence(&self) -> usize {
         let reach = self.rotations().into_iter().map(|rope| rope.reach(self.max_position_embeddings)).min();
         reach.unwrap_or(self.max_position_embeddings)
+    }
+
+    /// Whether rotary embeddings depend on the length of a sequence.
+    pub fn rotates_by_length(&self) -> bool {
+        let depends = |rope: &&RopeSpec| matches!(rope.scaling, RopeScaling::Dynamic { .. } | RopeScaling::LongRope(_));
+        self.rotations().iter().any(depends)
     }
 
     /// The length that a sequence of `so_far` tokens counts as for rotary embeddings, while it grows to `at_most`; see

@@ -59,6 +59,7 @@ pub(crate) fn texts(generator: &mut Generator<'_>, requests: Vec<Request>) -> Ve
     while !generator.is_idle() {
         for event in generator.step() {
             match event {
+                GenerationEvent::Border { .. } => {}
                 GenerationEvent::Prompt { request, likelihoods } => all[at(request)][0].likelihoods = likelihoods,
                 GenerationEvent::Token { request, sample, id, text, likelihood } => {
                     let own = &mut all[at(request)][sample];

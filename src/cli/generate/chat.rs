@@ -115,7 +115,7 @@ impl<'a> Chat<'a> {
             }
             for event in generator.step() {
                 match event {
-                    GenerationEvent::Prompt { .. } => {}
+                    GenerationEvent::Prompt { .. } | GenerationEvent::Border { .. } => {}
                     GenerationEvent::Token { text, .. } => show(&mut answer, &text)?,
                     GenerationEvent::Finished { text, session: kept, reason, .. } => {
                         show(&mut answer, &text)?;

@@ -71,7 +71,7 @@ impl WrittenTexts {
 
     fn take(&mut self, event: GenerationEvent, streams: bool) -> Result<(), Error> {
         match event {
-            GenerationEvent::Prompt { .. } => {}
+            GenerationEvent::Prompt { .. } | GenerationEvent::Border { .. } => {}
             GenerationEvent::Token { request, sample, id, text, .. } => {
                 let own = self.texts.entry((request, sample)).or_default();
                 own.ids.push(id);

@@ -1,0 +1,110 @@
+//! `kvtune serve`: OpenAI's protocol over a model and the cache that it was trained with.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use tch::Device;
+
+use super::used_model::UsedModel;
+use crate::data::ChatTemplate;
+use crate::error::Error;
+use crate::generation::GenerationRules;
+use crate::report::console;
+use crate::serve::{self, Limits, ServeOptions, ServedModel};
+use crate::train::Interrupt;
+
+#[derive(Debug, Args)]
+pub(super) struct Serve {
+    #[command(flatten)]
+    model: UsedModel,
+    /// The address to listen at; `0.0.0.0` for all of this machine.
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
+    host: String,
+    /// The port to listen at; 0 for a free one, which is printed.
+    #[arg(long, default_value_t = 8000, value_name = "PORT")]
+    port: u16,
+    /// A file with the key that clients must send.
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// What clients call the model; if left out, the name of its directory.
+    #[arg(long, value_name = "NAME")]
+    served_name: Option<String>,
+    /// The chat template, in place of the model's own.
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
+    /// So many texts are written at the same time.
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    batch: u16,
+    /// So many prompts wait at most; further ones are refused.
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    queue: u16,
+    /// So many sessions are held for prompts that begin with what they have read; 0 for none.
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    keep: u16,
+    /// A request may take so many seconds.
+    #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: u64,
+    /// The body of a request may have so many bytes.
+    #[arg(long, default_value_t = 32 << 20, value_name = "BYTES")]
+    max_body: usize,
+    /// A prompt may have so many tokens; if left out, as many as the model has positions.
+    #[arg(long, value_name = "N")]
+    max_prompt: Option<usize>,
+}
+
+impl Serve {
+    pub(super) fn run(&self, device: Device) -> Result<(), Error> {
+        let api_key = self.api_key_file.as_deref().map(key_in).transpose()?;
+        let interrupt = Interrupt::install().map_err(|error| Error::Usage {
+            message: format!("no handler for signals can be installed: {error}"),
+            hint: "look at the limits of this process".into(),
+        })?;
+        let used = self.model.load(device)?;
+        let path = &used.recipe.model.path;
+        let (rules, _) = GenerationRules::of_model(path)?;
+        let template = ChatTemplate::load(path, self.chat_template.as_deref())?;
+        let name = self.served_name.clone().or_else(|| self.model.name()).unwrap_or_else(|| "model".to_owned());
+        let cache = &used.recipe.kv_cache;
+        let longest = used.model.config().longest_sequence();
+        let served = ServedModel {
+            engine: &used.engine,
+            model: &used.model,
+            tokenizer: used.tokenizer.as_ref(),
+            template,
+            rules,
+            name,
+            path: path.display().to_string(),
+            cache: json!({
+                "policy": cache.policy.name, "cache_length": cache.cache_length.by_layer(used.model.config().num_layers()),
+                "chunk_size": cache.chunk_size,
+            }),
+        };
+        let limits = Limits {
+            timeout: Duration::from_secs(self.timeout),
+            max_body: self.max_body,
+            max_prompt: self.max_prompt.unwrap_or(longest),
+        };
+        let options = ServeOptions {
+            host: self.host.clone(),
+            port: self.port,
+            api_key,
+            queue: self.queue.into(),
+            width: self.batch.into(),
+            keep: self.keep.into(),
+            limits,
+        };
+        serve::serve(served, options, move || interrupt.signal().is_some())?;
+        console::note("all requests are answered");
+        Ok(())
+    }
+}
+
+fn key_in(path: &std::path::Path) -> Result<String, Error> {
+    let refuse = |message: String| Error::Usage { message, hint: "write the key into the file, alone on its line".into() };
+    let text = std::fs::read_to_string(path);
+    let text = text.map_err(|error| refuse(format!("the API key in `{}` cannot be read: {error}", path.display())))?;
+    let key = text.trim().to_owned();
+    if key.is_empty() { Err(refuse(format!("`{}` holds no API key", path.display()))) } else { Ok(key) }
+}

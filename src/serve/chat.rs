@@ -1,0 +1,75 @@
+//! `/v1/chat/completions`: a conversation by the model's chat template, and the assistant's next message.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::ApiError;
+use super::completions::tells_usage;
+use super::reply::{ReplyHead, whole};
+use super::routes::Served;
+use super::stream::{Shape, stream};
+use super::texts::gather;
+use super::tokens::Reader;
+use crate::generation::{LikelihoodsOf, TokenLikelihood};
+
+/// Texts of a prompt, and most likely tokens, at most.
+const MOST: usize = 64;
+
+pub(super) async fn chat_completions(State(served): State<Arc<Served>>, request: Request) -> Result<Response, ApiError> {
+    let mut fields = served.fields(request).await?;
+    served.check_model(&mut fields)?;
+    let reader = served.clone();
+    let (mut fields, prompt) = served
+        .apart(move || {
+            let prompt = reader.reader.conversation(&mut fields)?;
+            Ok((fields, prompt))
+        })
+        .await?;
+    let prompts = vec![prompt];
+    let samples = fields.count("n", 1..=MOST)?.unwrap_or(1);
+    let streams = fields.flag("stream", false)?;
+    let is_told = fields.flag("logprobs", false)?;
+    let count = fields.count("top_logprobs", 0..=MOST)?;
+    if count.is_some() && !is_told {
+        return Err(ApiError::field("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
+    }
+    let options = fields.take("stream_options");
+    let rules = fields.rules(&served.rules)?;
+    let new_tokens = is_told.then(|| count.unwrap_or(0));
+    let answers = served.ask(&prompts, &rules, samples, LikelihoodsOf { new_tokens, prompt: None })?;
+    let head = ReplyHead::new("chatcmpl", &served.name);
+    if streams {
+        if is_told {
+            return Err(ApiError::field("stream", "`stream` does not go with `logprobs`"));
+        }
+        let shape = Shape { head, is_chat: true, tells_usage: tells_usage(options.as_ref()) };
+        return Ok(stream(&served, shape, answers, (1, samples), prompts[0].len()));
+    }
+    let all = served.in_time(gather(answers, 1, samples)).await?;
+    let choice = |(index, text): (usize, &super::texts::WholeText)| {
+        let likelihoods = |own: &TokenLikelihood| of_token(&served.reader, own, count.unwrap_or(0));
+        let content: Vec<Value> = text.likelihoods.iter().map(likelihoods).collect();
+        json!({
+            "index": index, "message": { "role": "assistant", "content": text.text },
+            "finish_reason": text.reason.map(crate::generation::Finish::name),
+            "logprobs": if is_told { json!({ "content": content }) } else { Value::Null },
+        })
+    };
+    let reply = head.with("chat.completion", all[0].texts.iter().enumerate().map(choice).collect());
+    Ok(Json(whole(reply, &prompts, &all, &served.cache)).into_response())
+}
+
+/// A token of `logprobs.content`.
+fn of_token(reader: &Reader, own: &TokenLikelihood, count: usize) -> Value {
+    let one = |id: u32, log_probability: f32| {
+        let token = reader.token(id);
+        json!({ "bytes": token.as_bytes(), "token": token, "logprob": log_probability })
+    };
+    let mut entry = one(own.id, own.log_probability);
+    entry["top_logprobs"] = own.most_likely.iter().take(count).map(|&(id, value)| one(id, value)).collect();
+    entry
+}

@@ -1,0 +1,91 @@
+//! `/v1/completions`: prompts as texts or tokens, continued; with `echo` and `logprobs`, the likelihoods that harnesses read.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::ApiError;
+use super::reply::{ReplyHead, whole};
+use super::routes::Served;
+use super::stream::{Shape, stream};
+use super::texts::{PromptTexts, WholeText, gather};
+use super::tokens::Reader;
+use crate::generation::{LikelihoodsOf, TokenLikelihood};
+
+/// New tokens where nobody says how many, as OpenAI has it.
+const MAX_TOKENS: usize = 16;
+/// Texts of a prompt, and most likely tokens, at most.
+const MOST: usize = 64;
+
+pub(super) async fn completions(State(served): State<Arc<Served>>, request: Request) -> Result<Response, ApiError> {
+    let mut fields = served.fields(request).await?;
+    served.check_model(&mut fields)?;
+    let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "`prompt` is missing"))?;
+    let adds_special = fields.flag("add_special_tokens", true)?;
+    let samples = fields.count("n", 1..=MOST)?.unwrap_or(1);
+    let (echo, streams) = (fields.flag("echo", false)?, fields.flag("stream", false)?);
+    let count = fields.count("logprobs", 0..=MOST)?;
+    let of_prompt = fields.count("prompt_logprobs", 0..=MOST)?.or(count.filter(|_| echo));
+    let options = fields.take("stream_options");
+    let mut rules = fields.rules(&served.rules)?;
+    rules.max_new_tokens.get_or_insert(MAX_TOKENS);
+    let reader = served.clone();
+    let prompts = served.apart(move || reader.reader.prompts(&prompt, adds_special)).await?;
+    let likelihoods = LikelihoodsOf { new_tokens: count, prompt: of_prompt };
+    let answers = served.ask(&prompts, &rules, samples, likelihoods)?;
+    let head = ReplyHead::new("cmpl", &served.name);
+    if streams {
+        if echo || count.is_some() {
+            return Err(ApiError::field("stream", "`stream` goes neither with `echo` nor with `logprobs`"));
+        }
+        let shape = Shape { head, is_chat: false, tells_usage: tells_usage(options.as_ref()) };
+        let prompt_tokens = prompts.iter().map(Vec::len).sum();
+        return Ok(stream(&served, shape, answers, (prompts.len(), samples), prompt_tokens));
+    }
+    let all = served.in_time(gather(answers, prompts.len(), samples)).await?;
+    let reader = &served.reader;
+    let mut choices = Vec::new();
+    for (ids, texts) in prompts.iter().zip(&all) {
+        for text in &texts.texts {
+            let echoed = if echo { reader.decode(ids).unwrap_or_default() } else { String::new() };
+            let mut choice = json!({
+                "index": choices.len(), "text": format!("{echoed}{}", text.text), "token_ids": text.ids,
+                "finish_reason": text.reason.map(crate::generation::Finish::name), "logprobs": null,
+            });
+            if let Some(count) = count {
+                choice["logprobs"] = likelihoods_of(reader, echo.then_some((&ids[..], texts)), text, count);
+            }
+            choices.push(choice);
+        }
+    }
+    let reply = head.with("text_completion", choices);
+    Ok(Json(whole(reply, &prompts, &all, &served.cache)).into_response())
+}
+
+/// Whether the end of a stream tells what was used.
+pub(super) fn tells_usage(options: Option<&Value>) -> bool {
+    options.and_then(|options| options.get("include_usage")).and_then(Value::as_bool).unwrap_or(false)
+}
+
+/// `logprobs` of a choice: with `echo`, an entry for each token of the prompt, of which the first has no likelihood.
+fn likelihoods_of(reader: &Reader, echoed: Option<(&[u32], &PromptTexts)>, text: &WholeText, count: usize) -> Value {
+    let (mut tokens, mut values, mut most_likely, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut offset = 0;
+    let mut add = |id: u32, likelihood: Option<&TokenLikelihood>| {
+        let token = reader.token(id);
+        offsets.push(offset);
+        offset += token.chars().count();
+        tokens.push(token);
+        values.push(likelihood.map(|own| own.log_probability));
+        most_likely.push(likelihood.map(|own| Value::Object(reader.most_likely(own, count))));
+    };
+    if let Some((ids, texts)) = echoed {
+        let likelihoods = std::iter::once(None).chain(texts.likelihoods.iter().map(Some));
+        ids.iter().zip(likelihoods).for_each(|(&id, likelihood)| add(id, likelihood));
+    }
+    text.likelihoods.iter().for_each(|likelihood| add(likelihood.id, Some(likelihood)));
+    json!({ "tokens": tokens, "token_logprobs": values, "top_logprobs": most_likely, "text_offset": offsets })
+}

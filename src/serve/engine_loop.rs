@@ -1,0 +1,203 @@
+//! The engine's thread: it takes prompts from the queue, writes tokens, and tells who has asked.
+
+use std::collections::HashMap;
+
+use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::mpsc::{Receiver, UnboundedSender};
+
+use super::ApiError;
+use super::counters::{Counters, add, set};
+use super::held::HeldSessions;
+use super::job::{Answer, Job};
+use crate::engine::Engine;
+use crate::generation::{GenerationEvent, Generator, Request, RequestId};
+use crate::model::Model;
+use crate::report::ReportError;
+use crate::units::{Exit, Failure};
+
+/// The server could not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// No listening at the address.
+    #[error("`{address}` can not be listened at: {source}")]
+    Listen {
+        /// Host and port.
+        address: String,
+        /// The system's words.
+        source: std::io::Error,
+    },
+    /// The HTTP side could not begin.
+    #[error("the server can not begin: {source}")]
+    Start {
+        /// The system's words.
+        source: std::io::Error,
+    },
+    /// Its address could not be told.
+    #[error(transparent)]
+    Report(#[from] ReportError),
+}
+
+impl Failure for ServeError {
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Listen { .. } => "choose another `--port`; 0 takes a free one".into(),
+            Self::Start { .. } => "look at the limits of this process".into(),
+            Self::Report(error) => return error.hint(),
+        })
+    }
+
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Listen { .. } => Exit::Usage,
+            Self::Start { .. } => Exit::Failed,
+            Self::Report(error) => error.exit(),
+        }
+    }
+}
+
+/// A prompt that is under way.
+struct OpenPrompt {
+    ids: Vec<u32>,
+    index: usize,
+    answers: UnboundedSender<(usize, Answer)>,
+    /// Texts that have not ended.
+    texts: usize,
+}
+
+/// The engine's side of the server.
+pub(super) struct EngineLoop<'a> {
+    pub(super) generator: Generator<'a>,
+    pub(super) counters: &'a Counters,
+    held: HeldSessions,
+    /// Whether a session serves a prompt that begins with what it has read, whatever it has read.
+    keeps_all: bool,
+    /// The most tokens of a session that is held.
+    longest: usize,
+    open: HashMap<RequestId, OpenPrompt>,
+}
+
+impl<'a> EngineLoop<'a> {
+    pub(super) fn new(generator: Generator<'a>, (engine, model): (&Engine, &Model), keep: usize, counters: &'a Counters) -> Self {
+        // Rotations by length are those of a whole text.
+        let capacity = if model.config().rotates_by_length() { 0 } else { keep };
+        let (held, open) = (HeldSessions::new(capacity), HashMap::new());
+        let (keeps_all, longest) =
+            (engine.settings().keeps_all(), if capacity > 0 { model.config().longest_sequence() } else { 0 });
+        Self { generator, counters, held, keeps_all, longest, open }
+    }
+
+    /// Works until nobody can ask any more, and all is answered.
+    pub(super) fn run(mut self, mut jobs: Receiver<Job>) {
+        let mut is_open = true;
+        loop {
+            while is_open && self.generator.load().0 == 0 {
+                match jobs.try_recv() {
+                    Ok(job) => self.begin(job),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => is_open = false,
+                }
+            }
+            if self.generator.is_idle() {
+                self.show(jobs.len());
+                match is_open.then(|| jobs.blocking_recv()).flatten() {
+                    Some(job) => self.begin(job),
+                    None => return,
+                }
+                continue;
+            }
+            for event in self.generator.step() {
+                self.tell(event);
+            }
+            self.let_go();
+            self.show(jobs.len());
+        }
+    }
+
+    fn show(&self, waiting: usize) {
+        let ((reading, running), (entries, _)) = (self.generator.load(), self.generator.entries());
+        set(&self.counters.queued, waiting + reading);
+        set(&self.counters.running, running);
+        set(&self.counters.entries, entries);
+        set(&self.counters.held, self.held.len());
+    }
+
+    fn begin(&mut self, job: Job) {
+        let Job { prompt, rules, samples, likelihoods, index, answers } = job;
+        // Who reads likelihoods of the prompt has it read.
+        let session = if likelihoods.prompt.is_none() { self.held.find(&prompt) } else { None };
+        let (num_prompt, reused) = (prompt.len(), session.as_ref().map_or(0, crate::engine::Session::num_tokens));
+        let is_kept = self.longest > 0;
+        let request = Request {
+            samples,
+            likelihoods,
+            session,
+            keeps_session: is_kept.then_some(self.longest),
+            keeps_border: is_kept && !self.keeps_all,
+            ..Request::new(prompt.clone(), rules)
+        };
+        match self.generator.submit(request) {
+            Ok(id) => {
+                add(&self.counters.requests, 1);
+                add(&self.counters.prompt_tokens, num_prompt);
+                add(&self.counters.reused_tokens, reused);
+                self.open.insert(id, OpenPrompt { ids: prompt, index, answers, texts: samples });
+            }
+            Err(error) => {
+                add(&self.counters.refused, 1);
+                let _ = answers.send((index, Answer::Failed(ApiError::from(&error))));
+            }
+        }
+    }
+
+    fn tell(&mut self, event: GenerationEvent) {
+        match event {
+            GenerationEvent::Border { request, session } => {
+                if let Some(open) = self.open.get(&request) {
+                    self.held.hold(&open.ids, *session);
+                }
+            }
+            GenerationEvent::Prompt { request, likelihoods } => self.answer(request, Answer::Prompt(likelihoods)),
+            GenerationEvent::Token { request, sample, id, text, likelihood } => {
+                add(&self.counters.new_tokens, 1);
+                self.answer(request, Answer::Token { sample, id, text, likelihood });
+            }
+            GenerationEvent::Finished { request, sample, text, reason, evicted, session } => {
+                add(&self.counters.finished, 1);
+                add(&self.counters.evicted, evicted);
+                if let Some(continued) = session.filter(|_| self.keeps_all) {
+                    self.held.hold(&continued.ids, continued.session);
+                }
+                self.answer(request, Answer::Finished { sample, text, reason, evicted });
+                let ended = self.open.get_mut(&request).is_some_and(|open| {
+                    open.texts -= 1;
+                    open.texts == 0
+                });
+                if ended {
+                    self.open.remove(&request);
+                }
+            }
+            GenerationEvent::Failed { request, error } => {
+                add(&self.counters.failed, 1);
+                self.answer(request, Answer::Failed(ApiError::from(&error)));
+                self.open.remove(&request);
+            }
+        }
+    }
+
+    fn answer(&self, request: RequestId, answer: Answer) {
+        if let Some(open) = self.open.get(&request) {
+            // A client that has gone is let go of below.
+            let _ = open.answers.send((open.index, answer));
+        }
+    }
+
+    /// Lets go of the prompts of clients that have gone.
+    fn let_go(&mut self) {
+        let gone: Vec<RequestId> = self.open.iter().filter(|(_, open)| open.answers.is_closed()).map(|(id, _)| *id).collect();
+        for request in gone {
+            self.generator.cancel(request);
+            self.open.remove(&request);
+            add(&self.counters.cancelled, 1);
+        }
+    }
+}

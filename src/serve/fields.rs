@@ -1,0 +1,107 @@
+//! The fields of a request's body: each is read once, and what nobody reads is refused.
+
+use rand::TryRng;
+use rand::rngs::SysRng;
+use serde_json::{Map, Value};
+
+use super::ApiError;
+use crate::generation::GenerationRules;
+
+/// A body on its way.
+pub(super) struct Fields(Map<String, Value>);
+
+/// Fields that say nothing about the text, or are about things that are not here.
+const HARMLESS: &[&str] =
+    &["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls", "verbosity"];
+
+/// Fields that must be left at what changes nothing: their name and that value.
+const NEUTRAL: &[(&str, &[&str])] = &[
+    ("presence_penalty", &["0", "0.0"]),
+    ("frequency_penalty", &["0", "0.0"]),
+    ("logit_bias", &["{}"]),
+    ("suffix", &["\"\""]),
+    ("tools", &["[]"]),
+    ("tool_choice", &["\"none\"", "\"auto\""]),
+    ("functions", &["[]"]),
+    ("response_format", &["{\"type\":\"text\"}"]),
+    ("modalities", &["[\"text\"]"]),
+    ("chat_template_kwargs", &["{}"]),
+    ("continue_final_message", &["false"]),
+    ("skip_special_tokens", &["true"]),
+    ("include_stop_str_in_output", &["false"]),
+    ("use_beam_search", &["false"]),
+    ("best_of", &["1"]),
+    ("return_token_ids", &["true", "false"]),
+];
+
+impl Fields {
+    /// The fields of a body.
+    pub(super) fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let value: Value =
+            serde_json::from_slice(body).map_err(|error| ApiError::bad(format!("the body is no JSON: {error}")))?;
+        match value {
+            Value::Object(fields) => Ok(Self(fields)),
+            _ => Err(ApiError::bad("the body must be a JSON object")),
+        }
+    }
+
+    /// A field, if it is there and not null.
+    pub(super) fn take(&mut self, name: &str) -> Option<Value> {
+        self.0.remove(name).filter(|value| !value.is_null())
+    }
+
+    /// A field that is a text.
+    pub(super) fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        let text = value.as_str().map(str::to_owned);
+        text.map(Some).ok_or_else(|| ApiError::field(name, format!("`{name}` must be a text")))
+    }
+
+    /// A field that is true or false.
+    pub(super) fn flag(&mut self, name: &str, default: bool) -> Result<bool, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(default) };
+        value.as_bool().ok_or_else(|| ApiError::field(name, format!("`{name}` must be true or false")))
+    }
+
+    /// A field that is a whole number within bounds.
+    pub(super) fn count(&mut self, name: &str, bounds: std::ops::RangeInclusive<usize>) -> Result<Option<usize>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        let count = value.as_u64().map(|n| n as usize).filter(|n| bounds.contains(n));
+        let message = || format!("`{name}` must be a whole number from {} to {}", bounds.start(), bounds.end());
+        count.map(Some).ok_or_else(|| ApiError::field(name, message()))
+    }
+
+    /// The rules of the text, over those of the model, from all fields that are left: OpenAI's defaults are not Transformers'.
+    pub(super) fn rules(mut self, model: &GenerationRules) -> Result<GenerationRules, ApiError> {
+        let mut rules = GenerationRules { eos: model.eos.clone(), ..GenerationRules::default() };
+        rules.sampling.suppress_tokens.clone_from(&model.sampling.suppress_tokens);
+        (rules.sampling.top_k, rules.sampling.do_sample) = (0, true);
+        // A text of its own for whoever names no seed.
+        rules.seed = SysRng.try_next_u64().unwrap_or_default();
+        if self.flag("ignore_eos", false)? {
+            rules.eos.clear();
+        }
+        if let Some(temperature) = self.take("temperature") {
+            // Here 0 means the most likely token.
+            if temperature.as_f64().is_some_and(|t| t.abs() < 1e-5) {
+                rules.sampling.do_sample = false;
+            } else {
+                rules.set("temperature", &temperature)?;
+            }
+        }
+        for (name, value) in self.0 {
+            let neutral = NEUTRAL.iter().find(|(neutral, _)| *neutral == name);
+            match neutral {
+                _ if value.is_null() || HARMLESS.contains(&&name[..]) => {}
+                Some((_, values)) if values.contains(&&value.to_string()[..]) => {}
+                Some((_, values)) => {
+                    let expected = values.iter().map(|value| format!("`{value}`")).collect::<Vec<_>>().join(" or ");
+                    return Err(ApiError::field(&name, format!("`{name}` is not supported but as {expected}")));
+                }
+                None if rules.set(&name, &value)? => {}
+                None => return Err(ApiError::field(&name, format!("there is no field `{name}`"))),
+            }
+        }
+        Ok(rules)
+    }
+}

@@ -1,0 +1,49 @@
+//! Sessions that wait for a prompt which begins with what they have read.
+
+use crate::engine::Session;
+
+/// The sessions that were used last.
+pub(super) struct HeldSessions {
+    sessions: Vec<HeldSession>,
+    capacity: usize,
+}
+
+struct HeldSession {
+    /// What it has read.
+    ids: Vec<u32>,
+    session: Session,
+}
+
+impl HeldSessions {
+    /// None yet, and never more than so many.
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { sessions: Vec::new(), capacity }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// A copy of the one that has read most of a prompt, but not all.
+    pub(super) fn find(&mut self, prompt: &[u32]) -> Option<Session> {
+        let fits = |held: &HeldSession| held.ids.len() < prompt.len() && prompt.starts_with(&held.ids);
+        let candidates = self.sessions.iter().enumerate().filter(|(_, held)| fits(held));
+        let (at, _) = candidates.max_by_key(|(_, held)| held.ids.len())?;
+        // The one that was used last is the last to go.
+        let held = self.sessions.remove(at);
+        let copy = held.session.fork().ok();
+        self.sessions.push(held);
+        copy
+    }
+
+    /// Holds a session that has read `ids`, in place of one that has read the same, or of the one that was not used for longest.
+    pub(super) fn hold(&mut self, ids: &[u32], session: Session) {
+        let ids = ids[..session.num_tokens().min(ids.len())].to_vec();
+        self.sessions.retain(|held| held.ids != ids);
+        self.sessions.push(HeldSession { ids, session });
+        while self.sessions.len() > self.capacity {
+            self.sessions.remove(0);
+        }
+    }
+}

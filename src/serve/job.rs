@@ -1,0 +1,31 @@
+//! What the HTTP side asks of the engine's thread, and what it is told.
+
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::ApiError;
+use crate::generation::{Finish, GenerationRules, LikelihoodsOf, TokenLikelihood};
+
+/// A prompt to go on from. Whose client has gone, is let go of: its sender says so.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) prompt: Vec<u32>,
+    pub(super) rules: GenerationRules,
+    pub(super) samples: usize,
+    pub(super) likelihoods: LikelihoodsOf,
+    /// The number of the prompt in its request.
+    pub(super) index: usize,
+    pub(super) answers: UnboundedSender<(usize, Answer)>,
+}
+
+/// Something about a prompt.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// It has been read.
+    Prompt(Vec<TokenLikelihood>),
+    /// A token of one of its texts.
+    Token { sample: usize, id: u32, text: String, likelihood: Option<TokenLikelihood> },
+    /// The end of one of its texts.
+    Finished { sample: usize, text: String, reason: Finish, evicted: usize },
+    /// It can not be carried out.
+    Failed(ApiError),
+}

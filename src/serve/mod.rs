@@ -1,0 +1,19 @@
+//! A server of OpenAI's protocol over one model and its cache: HTTP on one thread, the engine on another, a bounded queue between them.
+
+mod api_error;
+mod chat;
+mod completions;
+mod counters;
+mod engine_loop;
+mod fields;
+mod held;
+mod job;
+mod reply;
+mod routes;
+mod stream;
+mod texts;
+mod tokens;
+
+pub use api_error::ApiError;
+pub use engine_loop::ServeError;
+pub use routes::{Limits, ServeOptions, ServedModel, serve};

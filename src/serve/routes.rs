@@ -1,0 +1,313 @@
+//! The HTTP side: who may ask, what a body may be, and which path leads where.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::to_bytes;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post, put};
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::mpsc::{Sender, UnboundedReceiver, channel, unbounded_channel};
+use tokio::time::{sleep, timeout};
+
+use super::ApiError;
+use super::chat::chat_completions;
+use super::completions::completions;
+use super::counters::Counters;
+use super::engine_loop::{EngineLoop, ServeError};
+use super::fields::Fields;
+use super::job::{Answer, Job};
+use super::texts::gather;
+use super::tokens::Reader;
+use crate::data::{ChatTemplate, Tokenizer};
+use crate::engine::Engine;
+use crate::generation::{GenerationRules, Generator, LikelihoodsOf};
+use crate::model::Model;
+use crate::report::console;
+
+/// A model that is served.
+pub struct ServedModel<'a> {
+    /// Its engine.
+    pub engine: &'a Engine,
+    /// Itself.
+    pub model: &'a Model,
+    /// What reads and writes its text.
+    pub tokenizer: Option<&'a Tokenizer>,
+    /// How conversations become text.
+    pub template: Option<ChatTemplate>,
+    /// Its own rules: what ends a text.
+    pub rules: GenerationRules,
+    /// What clients call it, beside its path.
+    pub name: String,
+    /// Its directory.
+    pub path: String,
+    /// Policy, cache length and chunk size, as replies tell them.
+    pub cache: Value,
+}
+
+/// How it is served.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// The address that is listened at.
+    pub host: String,
+    /// 0 for a free one.
+    pub port: u16,
+    /// What clients must know.
+    pub api_key: Option<String>,
+    /// Prompts that wait, at most.
+    pub queue: usize,
+    /// Texts that are written at the same time.
+    pub width: usize,
+    /// Sessions that are held for prompts to come.
+    pub keep: usize,
+    /// Of a request.
+    pub limits: Limits,
+}
+
+/// What a request may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// From its coming to the end of its reply.
+    pub timeout: Duration,
+    /// Bytes of its body.
+    pub max_body: usize,
+    /// Tokens of a prompt.
+    pub max_prompt: usize,
+}
+
+/// What the HTTP side knows.
+pub(super) struct Served {
+    pub(super) name: String,
+    path: String,
+    pub(super) reader: Reader,
+    pub(super) rules: GenerationRules,
+    pub(super) cache: Value,
+    pub(super) limits: Limits,
+    longest: usize,
+    /// Hash of the key that clients must know.
+    api_key: Option<blake3::Hash>,
+    jobs: Sender<Job>,
+    counters: Arc<Counters>,
+}
+
+/// Serves a model until `stops` says so and all that was begun has ended.
+pub fn serve(
+    served: ServedModel<'_>,
+    options: ServeOptions,
+    stops: impl Fn() -> bool + Send + 'static,
+) -> Result<(), ServeError> {
+    let ServedModel { engine, model, tokenizer, template, rules, name, path, cache } = served;
+    let address = format!("{}:{}", options.host, options.port);
+    let listening = std::net::TcpListener::bind(&address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok((listener.local_addr()?, listener))
+    });
+    let (local, listener) = listening.map_err(|source| ServeError::Listen { address, source })?;
+    console::result(&format!("listening on http://{local}"))?;
+    let (jobs, waiting) = channel(options.queue.max(1));
+    let counters = Arc::new(Counters::default());
+    let state = Served {
+        name,
+        path,
+        reader: Reader { tokenizer: tokenizer.cloned(), template },
+        rules,
+        cache,
+        limits: options.limits,
+        longest: model.config().longest_sequence(),
+        api_key: options.api_key.map(|key| blake3::hash(key.as_bytes())),
+        jobs,
+        counters: counters.clone(),
+    };
+    let http = std::thread::spawn(move || listen(state, listener, stops));
+    EngineLoop::new(Generator::new(engine, model, tokenizer, options.width), (engine, model), options.keep, &counters)
+        .run(waiting);
+    let ended = http.join().unwrap_or_else(|_| Err(std::io::Error::other("the HTTP thread has failed")));
+    ended.map_err(|source| ServeError::Start { source })
+}
+
+/// The HTTP side, until `stops` says so and all replies are sent.
+fn listen(state: Served, listener: std::net::TcpListener, stops: impl Fn() -> bool + Send + 'static) -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+    runtime.block_on(async move {
+        let listener = TcpListener::from_std(listener)?;
+        let shutdown = async move {
+            while !stops() {
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        axum::serve(listener, routes(Arc::new(state))).with_graceful_shutdown(shutdown).await
+    })
+}
+
+fn routes(state: Arc<Served>) -> Router {
+    Router::new()
+        .route("/v1/models", get(models))
+        .route("/v1/completions", post(completions))
+        .route("/v1/chat/completions", post(chat_completions))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/tokenizer_info", get(tokenizer_info))
+        .route("/generate", put(generate).post(generate))
+        .route("/metrics", get(metrics))
+        .fallback(async || ApiError::new(StatusCode::NOT_FOUND, "there is no such path"))
+        .method_not_allowed_fallback(async || ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method"))
+        .layer(from_fn_with_state(state.clone(), knows_the_key))
+        .route("/health", get(async || StatusCode::OK))
+        .with_state(state)
+}
+
+/// Lets nobody in who does not know the key. Hashes are compared, so that the time tells nothing about it.
+async fn knows_the_key(State(served): State<Arc<Served>>, request: Request, next: Next) -> Response {
+    let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let given = given.and_then(|value| value.strip_prefix("Bearer ")).map(|key| blake3::hash(key.as_bytes()));
+    if served.api_key.is_some() && given != served.api_key {
+        let message = "send the API key of this server as `Authorization: Bearer KEY`";
+        return ApiError::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key").into_response();
+    }
+    next.run(request).await
+}
+
+impl Served {
+    /// The fields of a request's body.
+    pub(super) async fn fields(&self, request: Request) -> Result<Fields, ApiError> {
+        let too_large = || {
+            let message = format!("the body is larger than {} bytes", self.limits.max_body);
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+        };
+        let length = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+        if length.is_some_and(|length| length > self.limits.max_body) {
+            return Err(too_large());
+        }
+        let read = timeout(self.limits.timeout, to_bytes(request.into_body(), self.limits.max_body)).await;
+        let cut_off = |error: axum::Error| {
+            let words = error.to_string();
+            if words.contains("length limit") { too_large() } else { ApiError::bad(format!("the body can not be read: {words}")) }
+        };
+        Fields::read(&read.map_err(|_| self.timed_out())?.map_err(cut_off)?)
+    }
+
+    /// Fails where a request names another model.
+    pub(super) fn check_model(&self, fields: &mut Fields) -> Result<(), ApiError> {
+        match fields.text("model")? {
+            Some(name) if name != self.name && name != self.path => {
+                let message = format!("the model `{name}` does not exist; this server has `{}`", self.name);
+                let error = ApiError::new(StatusCode::NOT_FOUND, message);
+                Err(error.with_code("model_not_found"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Does what may take long beside the connections.
+    pub(super) async fn apart<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let failed = |error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}"));
+        tokio::task::spawn_blocking(work).await.map_err(failed)?
+    }
+
+    /// Puts prompts into the queue.
+    pub(super) fn ask(
+        &self,
+        prompts: &[Vec<u32>],
+        rules: &GenerationRules,
+        samples: usize,
+        likelihoods: LikelihoodsOf,
+    ) -> Result<UnboundedReceiver<(usize, Answer)>, ApiError> {
+        let (answers, receiver) = unbounded_channel();
+        if let Some(long) = prompts.iter().map(Vec::len).find(|&tokens| tokens > self.limits.max_prompt) {
+            let message = format!("a prompt has {long} tokens; this server takes {}", self.limits.max_prompt);
+            return Err(ApiError::field("prompt", message).with_code("context_length_exceeded"));
+        }
+        for (index, prompt) in prompts.iter().enumerate() {
+            let (prompt, rules, answers) = (prompt.clone(), rules.clone(), answers.clone());
+            self.jobs.try_send(Job { prompt, rules, samples, likelihoods, index, answers }).map_err(|error| {
+                let message = match error {
+                    TrySendError::Full(_) => "too many requests are waiting: try again later",
+                    TrySendError::Closed(_) => "the server is shutting down",
+                };
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+            })?;
+        }
+        Ok(receiver)
+    }
+
+    /// Waits no longer than a request may take.
+    pub(super) async fn in_time<T>(&self, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
+        timeout(self.limits.timeout, work).await.map_err(|_| self.timed_out())?
+    }
+
+    pub(super) fn timed_out(&self) -> ApiError {
+        let message = format!("the request has taken longer than {} s", self.limits.timeout.as_secs());
+        ApiError::new(StatusCode::GATEWAY_TIMEOUT, message)
+    }
+}
+
+async fn models(State(served): State<Arc<Served>>) -> Json<Value> {
+    let model = json!({
+        "id": served.name, "object": "model", "created": 0, "owned_by": "kvtune", "root": served.path,
+        "max_model_len": served.longest,
+    });
+    Json(json!({ "object": "list", "data": [model] }))
+}
+
+async fn metrics(State(served): State<Arc<Served>>) -> Response {
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4");
+    ([(header::CONTENT_TYPE, kind)], served.counters.to_text()).into_response()
+}
+
+async fn tokenize(State(served): State<Arc<Served>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let mut fields = served.fields(request).await?;
+    served.check_model(&mut fields)?;
+    let reader = served.clone();
+    let ids = served
+        .apart(move || {
+            let adds_special = fields.flag("add_special_tokens", true)?;
+            match fields.text("prompt")? {
+                Some(text) => reader.reader.encode(&text, adds_special),
+                None => reader.reader.conversation(&mut fields),
+            }
+        })
+        .await?;
+    Ok(Json(json!({ "count": ids.len(), "max_model_len": served.longest, "tokens": ids })))
+}
+
+async fn detokenize(State(served): State<Arc<Served>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let mut fields = served.fields(request).await?;
+    served.check_model(&mut fields)?;
+    let wrong = || ApiError::field("tokens", "`tokens` must be a list of token ids");
+    let ids = fields.take("tokens").ok_or_else(wrong)?;
+    let ids: Vec<u32> = serde_json::from_value(ids).map_err(|_| wrong())?;
+    Ok(Json(json!({ "prompt": served.reader.decode(&ids)? })))
+}
+
+async fn tokenizer_info(State(served): State<Arc<Served>>) -> Json<Value> {
+    let mut info = json!({ "chat_template": served.reader.template.as_ref().map(ChatTemplate::source) });
+    for (name, token) in served.reader.template.iter().flat_map(ChatTemplate::special_tokens) {
+        info[name] = json!(token);
+    }
+    Json(info)
+}
+
+/// The protocol of RULER's own client.
+async fn generate(State(served): State<Arc<Served>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let mut fields = served.fields(request).await?;
+    let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "`prompt` is missing"))?;
+    let samples = fields.count("n", 1..=64)?.unwrap_or(1);
+    fields.flag("stream", false)?;
+    let rules = fields.rules(&served.rules)?;
+    let reader = served.clone();
+    let prompts = served.apart(move || reader.reader.prompts(&prompt, true)).await?;
+    let answers = served.ask(&prompts, &rules, samples, LikelihoodsOf::default())?;
+    let all = served.in_time(gather(answers, prompts.len(), samples)).await?;
+    let texts: Vec<&String> = all.iter().flat_map(|prompt| prompt.texts.iter().map(|text| &text.text)).collect();
+    Ok(Json(json!({ "text": texts })))
+}

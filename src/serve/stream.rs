@@ -1,0 +1,94 @@
+//! Replies that come bit by bit, as server-sent events.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::response::sse::{Event, Sse};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::time::{Instant, timeout_at};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+use super::job::Answer;
+use super::reply::{ReplyHead, usage};
+use super::routes::Served;
+use super::texts::gone;
+
+/// How the events of a reply look.
+pub(super) struct Shape {
+    pub(super) head: ReplyHead,
+    pub(super) is_chat: bool,
+    /// Whether the last event tells what was used.
+    pub(super) tells_usage: bool,
+}
+
+impl Shape {
+    /// An event of a choice: a part of its text, its end, or both.
+    fn part(&self, index: usize, text: &str, finish: Option<&str>) -> Value {
+        let choice = if self.is_chat {
+            let delta = if text.is_empty() { json!({}) } else { json!({ "content": text }) };
+            json!({ "index": index, "delta": delta, "finish_reason": finish, "logprobs": null })
+        } else {
+            json!({ "index": index, "text": text, "finish_reason": finish, "logprobs": null })
+        };
+        self.head.with(self.object(), vec![choice])
+    }
+
+    /// The first event of a choice.
+    fn begin(&self, index: usize) -> Option<Value> {
+        let delta = json!({ "role": "assistant", "content": "" });
+        let choice = json!({ "index": index, "delta": delta, "finish_reason": null, "logprobs": null });
+        self.is_chat.then(|| self.head.with(self.object(), vec![choice]))
+    }
+
+    fn object(&self) -> &'static str {
+        if self.is_chat { "chat.completion.chunk" } else { "text_completion" }
+    }
+}
+
+/// The events of a reply with so many prompts and texts of each. A client that goes away ends the task below, and with it the texts.
+pub(super) fn stream(
+    served: &Arc<Served>,
+    shape: Shape,
+    mut answers: UnboundedReceiver<(usize, Answer)>,
+    (prompts, samples): (usize, usize),
+    prompt_tokens: usize,
+) -> Response {
+    let (sender, receiver) = unbounded_channel::<Result<Event, Infallible>>();
+    let (deadline, served) = (Instant::now() + served.limits.timeout, served.clone());
+    tokio::spawn(async move {
+        let send = |value: Value| sender.send(Ok(Event::default().data(value.to_string()))).is_ok();
+        let mut is_there = (0..prompts * samples).filter_map(|index| shape.begin(index)).all(send);
+        let (mut left, mut new_tokens) = (prompts * samples, 0);
+        while left > 0 && is_there {
+            let next = tokio::select! {
+                next = timeout_at(deadline, answers.recv()) => next,
+                () = sender.closed() => return,
+            };
+            let answer = next.map_err(|_| served.timed_out()).and_then(|next| next.ok_or_else(gone));
+            is_there = match answer {
+                Ok((_, Answer::Prompt(_))) => true,
+                Ok((prompt, Answer::Token { sample, text, .. })) => {
+                    new_tokens += 1;
+                    text.is_empty() || send(shape.part(prompt * samples + sample, &text, None))
+                }
+                Ok((prompt, Answer::Finished { sample, text, reason, .. })) => {
+                    left -= 1;
+                    send(shape.part(prompt * samples + sample, &text, Some(reason.name())))
+                }
+                Ok((_, Answer::Failed(error))) | Err(error) => {
+                    left = 0;
+                    send(error.to_json())
+                }
+            };
+        }
+        if is_there && shape.tells_usage {
+            let mut last = shape.head.with(shape.object(), Vec::new());
+            last["usage"] = usage(prompt_tokens, new_tokens);
+            send(last);
+        }
+        let _ = sender.send(Ok(Event::default().data("[DONE]")));
+    });
+    Sse::new(UnboundedReceiverStream::new(receiver)).into_response()
+}

@@ -1,0 +1,275 @@
+//! The server beside clients: what they ask, what they get, and what happens to the server.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::binary::kvtune;
+use crate::generation::{fixture, numbers, rows};
+
+/// A server that ends with the test.
+struct Server {
+    process: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(more: &[&str]) -> Self {
+        let mut command = kvtune();
+        command.arg("serve").arg(fixture("model-qwen2")).args(["--port", "0"]).args(more);
+        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().rsplit('/').next().unwrap().to_owned();
+        Self { process, address }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+    }
+
+    fn send(&self, head: &str, body: &[u8]) -> TcpStream {
+        let mut stream = self.connect();
+        let length = body.len();
+        write!(stream, "{head} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n").unwrap();
+        // The server may have answered before it has read all.
+        let _ = stream.write_all(body);
+        stream
+    }
+
+    /// Status and body.
+    fn ask(&self, head: &str, body: &Value) -> (u16, String) {
+        received(self.send(head, body.to_string().as_bytes()))
+    }
+
+    fn json(&self, head: &str, body: &Value) -> Value {
+        let (status, text) = self.ask(head, body);
+        assert_eq!(status, 200, "{text}");
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn metric(&self, name: &str) -> u64 {
+        let (_, text) = self.ask("GET /metrics", &Value::Null);
+        let line = text.lines().find(|line| line.starts_with(&format!("kvtune_{name} "))).unwrap();
+        line.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
+    /// Resident memory in kilobytes.
+    fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    /// Asks it to end, and waits; returns the exit code.
+    fn end(mut self) -> Option<i32> {
+        Command::new("kill").args(["-TERM", &self.process.id().to_string()]).status().unwrap();
+        self.process.wait().unwrap().code()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn received(mut stream: TcpStream) -> (u16, String) {
+    let mut all = Vec::new();
+    let _ = stream.read_to_end(&mut all);
+    let text = String::from_utf8_lossy(&all).into_owned();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    (status, body.to_owned())
+}
+
+const COMPLETIONS: &str = "POST /v1/completions";
+const CHAT: &str = "POST /v1/chat/completions";
+const EVICTS: &[&str] = &["--policy", "h2o", "--cache-length", "24", "--set", "kv_cache.chunk_size=8"];
+
+/// A template of our own: the model of the fixtures has none.
+fn template(dir: &tempfile::TempDir) -> String {
+    let path = dir.path().join("chat.jinja");
+    let text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+                {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    std::fs::write(&path, text).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn a_harness_reads_the_likelihoods_of_transformers() {
+    let server = Server::start(&[]);
+    for row in rows("likelihoods.jsonl") {
+        // As lm-evaluation-harness asks.
+        let reply = server.json(
+            COMPLETIONS,
+            &json!({ "model": "model-qwen2", "prompt": [row["prompt"]], "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": true, "seed": 1234 }),
+        );
+        let choice = &reply["choices"][0];
+        let found = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+        let expected = row["log_probabilities"].as_array().unwrap();
+        assert_eq!(found.len(), expected.len() + 1, "an entry for each token of the prompt, and the new one");
+        assert!(found[0].is_null());
+        for ((found, expected), most_likely) in
+            found[1..].iter().zip(expected).zip(&choice["logprobs"]["top_logprobs"].as_array().unwrap()[1..])
+        {
+            let (found, expected) = (found.as_f64().unwrap(), expected.as_f64().unwrap());
+            assert!((found - expected).abs() < 1e-4, "{found}, expected {expected}");
+            // A token counts as the most likely one if both numbers are the same.
+            let highest = most_likely.as_object().unwrap().values().filter_map(Value::as_f64).fold(f64::NEG_INFINITY, f64::max);
+            assert!(found <= highest, "{found} {highest}");
+        }
+        assert_eq!(choice["token_ids"], json!([*numbers(&row["tokens"]).last().unwrap()]));
+        assert_eq!(reply["usage"]["prompt_tokens"], row["prompt"].as_array().unwrap().len());
+    }
+    assert_eq!(server.end(), Some(0));
+}
+
+#[test]
+fn texts_are_the_same_whole_and_in_parts_and_say_what_was_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let template = template(&dir);
+    let server = Server::start(&[EVICTS, &["--chat-template", &template]].concat());
+    let chat = json!({ "messages": [{ "role": "user", "content": "Which sea is grey?" }], "max_tokens": 20, "seed": 3, "n": 2 });
+    let whole = server.json(CHAT, &chat);
+    let mut streamed = chat.clone();
+    streamed["stream"] = json!(true);
+    streamed["stream_options"] = json!({ "include_usage": true });
+    let (status, events) = server.ask(CHAT, &streamed);
+    assert_eq!(status, 200);
+    let events: Vec<&str> = events.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+    assert_eq!(events.last(), Some(&"[DONE]"));
+    let events: Vec<Value> = events[..events.len() - 1].iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+    for index in 0..2 {
+        let of_choice = |event: &Value| event["choices"].as_array().unwrap().iter().find(|c| c["index"] == index).cloned();
+        let parts: Vec<Value> = events.iter().filter_map(of_choice).collect();
+        let text: String = parts.iter().filter_map(|part| part["delta"]["content"].as_str()).collect();
+        assert_eq!(text, whole["choices"][index]["message"]["content"]);
+        assert_eq!(parts.last().unwrap()["finish_reason"], whole["choices"][index]["finish_reason"]);
+    }
+    assert_eq!(events.last().unwrap()["usage"], whole["usage"]);
+    assert_eq!(whole["kvtune"]["policy"], "h2o");
+    assert!(whole["kvtune"]["evicted"].as_u64().unwrap() > 0, "{whole}");
+    let tokens = server.json("POST /tokenize", &json!({ "prompt": "The sea" }));
+    assert_eq!(server.json("POST /detokenize", &json!({ "tokens": tokens["tokens"] }))["prompt"], "The sea");
+    let of_ruler =
+        server.json("PUT /generate", &json!({ "prompt": "The sea", "max_tokens": 4, "temperature": 0, "top_k": 32, "stop": [] }));
+    assert_eq!(of_ruler["text"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn who_asks_wrongly_is_told_and_the_server_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    std::fs::write(&key, "secret\n").unwrap();
+    let server = Server::start(&["--max-body", "100000", "--timeout", "2"]);
+    let asked = |body: Value| server.ask(COMPLETIONS, &body);
+    for (body, status, words) in [
+        (json!([1]), 400, "the body must be a JSON object"),
+        (json!({}), 400, "`prompt` is missing"),
+        (json!({ "prompt": 3 }), 400, "`prompt` must be a text, a list of texts"),
+        (json!({ "prompt": "x", "n": "two" }), 400, "`n` must be a whole number from 1 to 64"),
+        (json!({ "prompt": "x", "temprature": 1 }), 400, "there is no field `temprature`"),
+        (json!({ "prompt": "x", "temperature": -1 }), 400, "`temperature` is -1, expected a number above 0"),
+        (json!({ "prompt": "x", "presence_penalty": 1 }), 400, "`presence_penalty` is not supported"),
+        (json!({ "prompt": [[9999]] }), 400, "token 9999 of the prompt is not in the vocabulary"),
+        (json!({ "prompt": "x", "max_tokens": 1_000_000 }), 400, "are more than the"),
+        (json!({ "prompt": "x", "model": "other" }), 404, "the model `other` does not exist"),
+        (json!({ "prompt": "x".repeat(200_000) }), 413, "the body is larger than 100000 bytes"),
+    ] {
+        let (found, text) = asked(body);
+        assert!(found == status && text.contains(words) && text.starts_with("{\"error\":"), "{status} {words}: {found} {text}");
+    }
+    let (status, text) = received(server.send(COMPLETIONS, b"{\"prompt\": "));
+    assert!(status == 400 && text.contains("the body is no JSON"), "{status} {text}");
+    let (status, text) = server.ask(CHAT, &json!({ "messages": [] }));
+    assert!(status == 400 && text.contains("this model has no chat template"), "{text}");
+    assert_eq!(server.ask("GET /v1/nothing", &Value::Null).0, 404);
+    assert_eq!(server.ask("DELETE /v1/models", &Value::Null).0, 405);
+    // A client that says how much it will send, and does not.
+    let mut slow = server.connect();
+    write!(slow, "{COMPLETIONS} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 50\r\n\r\n{{").unwrap();
+    let (status, text) = received(slow);
+    assert!(status == 504 && text.contains("the request has taken longer than 2 s"), "{status} {text}");
+    assert_eq!(server.json("GET /v1/models", &Value::Null)["data"][0]["id"], "model-qwen2");
+    assert_eq!(server.end(), Some(0));
+    let locked = Server::start(&["--api-key-file", key.to_str().unwrap()]);
+    assert_eq!(locked.ask("GET /v1/models", &Value::Null).0, 401);
+    assert_eq!(locked.ask("GET /v1/models HTTP/1.1\r\nAuthorization: Bearer secret\r\nX: y", &Value::Null).0, 200);
+    assert_eq!(locked.ask("GET /health", &Value::Null).0, 200);
+}
+
+/// A document with questions, where entries leave; a conversation, where none do.
+#[test]
+fn what_a_held_session_has_read_is_not_read_again() {
+    let document: Vec<u32> = (0..70).map(|i| i * i * 5 % 400 + 9).collect();
+    let ask = |server: &Server, prompt: &[u32]| {
+        numbers(&server.json(COMPLETIONS, &json!({ "prompt": [prompt], "max_tokens": 8, "seed": 4 }))["choices"][0]["token_ids"])
+    };
+    for policy in [EVICTS, &[]] {
+        let (holds, reads) = (Server::start(policy), Server::start(&[policy, &["--keep", "0"]].concat()));
+        let mut prompt = document.clone();
+        for turn in 0..3 {
+            let question = (0..6).map(|i| (turn * 50 + i) % 400 + 9);
+            prompt.truncate(if policy.is_empty() { prompt.len() } else { document.len() });
+            prompt.extend(question);
+            let answer = ask(&reads, &prompt);
+            assert_eq!(ask(&holds, &prompt), answer, "{policy:?}, {turn}");
+            prompt.extend(answer);
+        }
+        assert_eq!(reads.metric("prompt_tokens_reused_total"), 0);
+        assert!(holds.metric("prompt_tokens_reused_total") >= 2 * 40, "{policy:?}");
+    }
+}
+
+#[test]
+fn many_clients_half_of_whom_go_away_leave_nothing_behind() {
+    let server = Server::start(&[EVICTS, &["--batch", "8", "--keep", "0"]].concat());
+    let body = |i: usize| {
+        let prompt: Vec<usize> = (0..20 + i % 7 * 9).map(|at| (at * at + i % 13) % 450 + 9).collect();
+        json!({ "prompt": [prompt], "max_tokens": 4 + i % 11, "seed": i % 13 })
+    };
+    let text = |reply: &Value| reply["choices"][0]["token_ids"].clone();
+    let alone: Vec<Value> = (0..91).map(|i| text(&server.json(COMPLETIONS, &body(i)))).collect();
+    let before = server.resident();
+    let (next, requests) = (AtomicUsize::new(0), 400);
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                loop {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    if i >= requests {
+                        break;
+                    }
+                    if i % 2 == 1 {
+                        // Goes away at some time after it has asked.
+                        let stream = server.send(COMPLETIONS, body(i).to_string().as_bytes());
+                        thread::sleep(Duration::from_millis((i * 7 % 23) as u64));
+                        drop(stream);
+                    } else if body(i) == body(i % 91) {
+                        assert_eq!(text(&server.json(COMPLETIONS, &body(i))), alone[i % 91], "{i}");
+                    } else {
+                        server.json(COMPLETIONS, &body(i));
+                    }
+                }
+            });
+        }
+    });
+    while server.metric("requests_waiting") + server.metric("texts_running") > 0 {
+        thread::sleep(Duration::from_millis(20));
+    }
+    let after = server.resident();
+    println!("resident: {before} kB before, {after} kB after {requests} requests");
+    assert_eq!(server.metric("requests_failed_total") + server.metric("requests_refused_total"), 0);
+    assert_eq!(server.metric("cache_entries"), 0);
+    assert!(after < before + before / 20, "{before} kB, then {after} kB");
+    assert_eq!(server.end(), Some(0));
+}
