@@ -6,6 +6,7 @@ use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::engine::EngineError;
 use crate::eval::EvalError;
+use crate::export::ExportError;
 use crate::files::FilesError;
 use crate::generation::GenerationError;
 use crate::model::ModelError;
@@ -56,6 +57,9 @@ pub enum Error {
     /// An evaluation failed.
     #[error(transparent)]
     Eval(#[from] EvalError),
+    /// An export failed.
+    #[error(transparent)]
+    Export(#[from] ExportError),
     /// A proof could not be made.
     #[error(transparent)]
     Verify(#[from] VerifyError),
@@ -166,6 +170,7 @@ impl Failure for Error {
             Self::Generation(e) => e,
             Self::Serve(e) => e,
             Self::Eval(e) => e,
+            Self::Export(e) => e,
             Self::Verify(e) => e,
             Self::Bench(e) => e,
             Self::Report(e) => e,

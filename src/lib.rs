@@ -10,6 +10,7 @@ pub mod data;
 pub mod engine;
 pub mod error;
 pub mod eval;
+pub mod export;
 pub mod files;
 pub mod generation;
 pub mod head;

@@ -48,6 +48,7 @@ const ROOMS: &[(&str, Allowed)] = &[
         ]),
     ),
     ("generation", Only(&["units", "recipe", "data", "ops", "store", "files", "model", "cache", "engine", "native"])),
+    ("export", Only(&["units", "report", "recipe", "files", "store", "checkpoint", "model"])),
     ("eval", AboveBut(&["sabotage", "optim", "verify"])),
     ("train", AboveBut(&[])),
     ("bench", AboveBut(&["sabotage", "eval", "verify", "checkpoint"])),

@@ -34,7 +34,7 @@ pub struct Snapshot<'a> {
 /// leaves all earlier checkpoints as they were.
 pub fn save(run: &Path, snapshot: &Snapshot<'_>, keep_intermediate: usize) -> Result<PathBuf, CheckpointError> {
     let place = run.join(snapshot.state.directory());
-    let replaced = put(snapshot, &place)?;
+    let replaced = files::put_dir(&place, |staged| stage(staged, snapshot))?;
     if let Err(error) = settle(run, &place) {
         // What stood here before is known to be good. It is put back, or stays beside the new one for a person to find.
         if let Some(old) = &replaced {
@@ -48,15 +48,6 @@ pub fn save(run: &Path, snapshot: &Snapshot<'_>, keep_intermediate: usize) -> Re
     set_latest(run, &snapshot.state.directory())?;
     retain(run, keep_intermediate)?;
     Ok(place)
-}
-
-/// Stages a checkpoint and renames it to `place`; returns where the one now lies that stood there before.
-fn put(snapshot: &Snapshot<'_>, place: &Path) -> Result<Option<PathBuf>, CheckpointError> {
-    let staged = files::temporary_beside(place);
-    stage(&staged, snapshot).and_then(|()| Ok(files::replace_dir(&staged, place)?)).inspect_err(|_| {
-        // The error tells what happened; what is left of the attempt is only in the way.
-        let _ = fs::remove_dir_all(&staged);
-    })
 }
 
 /// Makes the new name durable, and reads again what it names.

@@ -60,6 +60,11 @@ pub fn names(run: &Path) -> Result<Vec<String>, CheckpointError> {
     Ok(named.filter(|name| !files::is_temporary(name)).collect())
 }
 
+/// What a run knew of itself at a checkpoint; nothing where another program saved it.
+pub fn state_of(dir: &Path) -> Result<Option<TrainState>, CheckpointError> {
+    if dir.join(STATE).exists() { state(dir).map(Some) } else { Ok(None) }
+}
+
 /// Checks a directory against its manifest. An adapter that another program saved has none, and passes.
 pub fn check(dir: &Path) -> Result<(), CheckpointError> {
     if dir.join(manifest::NAME).exists() { Manifest::verify(dir).map(drop) } else { Ok(()) }

@@ -43,6 +43,15 @@ pub struct Best {
     pub step: u64,
 }
 
+/// How many samples a run has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SampleCounts {
+    /// To train on.
+    pub train: usize,
+    /// Held out.
+    pub validation: usize,
+}
+
 /// One tensor that is trained.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParameterInfo {
@@ -75,6 +84,9 @@ pub struct TrainState {
     pub data_hash: String,
     /// Hash of the content of the file that the validation samples come from.
     pub validation_hash: Option<String>,
+    /// The samples of the run; earlier versions did not say.
+    #[serde(default)]
+    pub samples: Option<SampleCounts>,
     /// What is trained.
     pub parameters: Vec<ParameterInfo>,
     /// Who wrote it.
@@ -101,6 +113,7 @@ impl TrainState {
             model_hash: String::new(),
             data_hash: String::new(),
             validation_hash: None,
+            samples: None,
             parameters: parameters.iter().map(info).collect(),
             kvtune_version: env!("CARGO_PKG_VERSION").to_owned(),
             libtorch_version: native::libtorch_version(),

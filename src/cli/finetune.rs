@@ -72,7 +72,7 @@ impl Resume {
     }
 }
 
-fn install() -> Result<Interrupt, Error> {
+pub(super) fn install() -> Result<Interrupt, Error> {
     Interrupt::install().map_err(|e| Error::Usage {
         message: format!("can't watch for signals: {e}"),
         hint: "a run must be able to save when it is interrupted".into(),

@@ -7,6 +7,7 @@ mod counts;
 mod device;
 mod doctor;
 mod evaluate;
+mod export;
 mod finetune;
 mod generate;
 mod init_model;
@@ -57,6 +58,8 @@ enum Verb {
     Generate(Box<generate::Generate>),
     /// Serve a run, a checkpoint or a model over HTTP, as OpenAI's clients expect it.
     Serve(serve::Serve),
+    /// Write what was trained for another program: an adapter for PEFT or a server, or a merged model.
+    Export(export::Export),
     /// Prove the gradients on your model and data against plain autograd.
     Verify(verify::Verify),
     /// Look at a recipe, its model and its data, and print what would run.
@@ -81,6 +84,7 @@ fn run(arguments: &Arguments) -> Result<Ending, Error> {
         Verb::Score(verb) => verb.run().map(|()| Ending::Done),
         Verb::Generate(verb) => verb.run(on()?),
         Verb::Serve(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Export(verb) => verb.run(),
         Verb::Verify(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Check(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Plan(verb) => verb.run(on()?).map(|()| Ending::Done),

@@ -75,6 +75,16 @@ pub fn sync_dir(dir: &Path) -> Result<(), FilesError> {
     failpoint::pass("dir.sync").and_then(|()| sync()).map_err(FilesError::io("sync", dir))
 }
 
+/// Fills a new directory beside `place` and renames it; returns where the one now lies that stood there before. If anything fails, nothing of
+/// the attempt stays. The new name is durable after [`sync_dir`] of the parent.
+pub fn put_dir<E: From<FilesError>>(place: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<Option<PathBuf>, E> {
+    let staged = temporary_beside(place);
+    fill(&staged).and_then(|()| Ok(replace_dir(&staged, place)?)).inspect_err(|_| {
+        // The error tells what happened; what is left of the attempt is only in the way.
+        let _ = fs::remove_dir_all(&staged);
+    })
+}
+
 /// Puts the directory `staged` in the place of `target`, atomically; the new name is durable after [`sync_dir`] of the parent.
 ///
 /// Returns where the directory now lies that stood there before, if one did. Both must have the same parent.

@@ -14,7 +14,7 @@ mod peft_refused;
 mod scratch;
 mod tensors;
 
-pub use atomic::{is_temporary, refuse_symlink, replace_dir, sync_dir, temporary_beside, write_atomic};
+pub use atomic::{is_temporary, put_dir, refuse_symlink, replace_dir, sync_dir, temporary_beside, write_atomic};
 pub use error::FilesError;
 pub use hash::{hash_bytes, hash_ends, hash_file, hash_parts};
 pub use json::{parse_json, read_json, to_json};
@@ -23,7 +23,7 @@ pub use peft::{ADAPTER_CONFIG, ADAPTER_TENSORS, PeftFiles, read_peft, write_peft
 pub use peft_config::{PeftConfig, PeftTargets};
 pub use peft_modules::{ExcludedModules, ModulePatterns, ModuleRegex, is_named};
 pub use scratch::Scratch;
-pub use tensors::{Dtype, RawTensor, TensorFile, TensorView, write_tensors};
+pub use tensors::{Dtype, RawTensor, TensorFile, TensorHead, TensorView, write_tensors, write_tensors_in_turn};
 
 use std::path::Path;
 

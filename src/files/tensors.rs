@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -141,34 +142,75 @@ fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), FilesErro
     Ok((header, start))
 }
 
-/// Writes a safetensors file, atomically. The same tensors and text pairs give the same bytes.
-pub fn write_tensors(path: &Path, tensors: &[RawTensor<'_>], metadata: &BTreeMap<String, String>) -> Result<(), FilesError> {
-    // Wide types first, so that every tensor is aligned; then by name, whatever order the caller has.
-    let mut order: Vec<&RawTensor<'_>> = tensors.iter().collect();
-    order.sort_by(|a, b| (b.dtype, &a.name).cmp(&(a.dtype, &b.name)));
-    let header = encode_header(&order, metadata).map_err(|reason| wrong(path, reason))?;
-    write_atomic_with(path, |file| {
-        file.write_all(&(header.len() as u64).to_le_bytes())?;
-        file.write_all(&header)?;
-        order.iter().try_for_each(|tensor| file.write_all(&tensor.bytes))
-    })
+/// What a header says of a tensor that is to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorHead {
+    /// Its name.
+    pub name: String,
+    /// The element type.
+    pub dtype: Dtype,
+    /// The lengths of its axes.
+    pub shape: Vec<usize>,
 }
 
-fn encode_header(tensors: &[&RawTensor<'_>], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, String> {
+impl TensorHead {
+    /// The bytes of all elements.
+    pub fn num_bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
+    }
+}
+
+/// Writes a safetensors file, atomically. The same tensors and text pairs give the same bytes.
+pub fn write_tensors(path: &Path, tensors: &[RawTensor<'_>], metadata: &BTreeMap<String, String>) -> Result<(), FilesError> {
+    let head = |of: &RawTensor<'_>| TensorHead { name: of.name.clone(), dtype: of.dtype, shape: of.shape.clone() };
+    let heads: Vec<TensorHead> = tensors.iter().map(head).collect();
+    write_tensors_in_turn(path, &heads, metadata, |index| Ok(Cow::Borrowed(&*tensors[index].bytes)))
+}
+
+/// As [`write_tensors`], for tensors of which only one is in memory at a time: `bytes` is asked for each by its index, once.
+pub fn write_tensors_in_turn<'a, E: From<FilesError>>(
+    path: &Path,
+    heads: &[TensorHead],
+    metadata: &BTreeMap<String, String>,
+    mut bytes: impl FnMut(usize) -> Result<Cow<'a, [u8]>, E>,
+) -> Result<(), E> {
+    // Wide types first, so that every tensor is aligned; then by name, whatever order the caller has.
+    let mut order: Vec<usize> = (0..heads.len()).collect();
+    order.sort_by(|&a, &b| (heads[b].dtype, &heads[a].name).cmp(&(heads[a].dtype, &heads[b].name)));
+    let header = encode_header(order.iter().map(|&index| &heads[index]), metadata).map_err(|reason| wrong(path, reason))?;
+    let mut failed = None;
+    let written = write_atomic_with(path, |file| {
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(&header)?;
+        order.iter().try_for_each(|&index| match bytes(index) {
+            Ok(bytes) if bytes.len() == heads[index].num_bytes() => file.write_all(&bytes),
+            Ok(bytes) => Err(misfit(&heads[index], bytes.len())),
+            Err(error) => {
+                failed = Some(error);
+                Err(io::Error::other("there is nothing to write"))
+            }
+        })
+    });
+    failed.map_or(written.map_err(E::from), Err)
+}
+
+fn misfit(head: &TensorHead, found: usize) -> io::Error {
+    io::Error::other(format!("`{}` of shape {:?} and type {} has {found} bytes", head.name, head.shape, head.dtype))
+}
+
+fn encode_header<'a>(
+    tensors: impl Iterator<Item = &'a TensorHead>,
+    metadata: &BTreeMap<String, String>,
+) -> Result<Vec<u8>, String> {
     let mut header = serde_json::Map::new();
     if !metadata.is_empty() {
         header.insert(METADATA.into(), serde_json::json!(metadata));
     }
     let (mut start, mut names) = (0, HashSet::from([METADATA]));
     for tensor in tensors {
-        let end = start + tensor.bytes.len();
+        let end = start + tensor.num_bytes();
         if !names.insert(&tensor.name) {
             return Err(format!("two tensors would be called `{}`", tensor.name));
-        }
-        let elements: usize = tensor.shape.iter().product();
-        if elements * tensor.dtype.bitsize() != tensor.bytes.len() * 8 {
-            let (shape, found) = (&tensor.shape, tensor.bytes.len());
-            return Err(format!("`{}` of shape {shape:?} and type {} has {found} bytes", tensor.name, tensor.dtype));
         }
         let info = TensorInfo { dtype: tensor.dtype, shape: tensor.shape.clone(), data_offsets: (start, end) };
         header.insert(tensor.name.clone(), serde_json::json!(info));

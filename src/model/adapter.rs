@@ -91,6 +91,16 @@ impl Adapter {
         Self { settings, deltas: deltas.map(alias).collect(), is_new: false }
     }
 
+    /// By the names of linears in the model, bottom to top.
+    pub(super) fn deltas(&self) -> &[(String, Delta)] {
+        &self.deltas
+    }
+
+    /// One that was trained, of these [`Self::into_parts`].
+    pub(super) fn of_parts(settings: PeftConfig, deltas: Vec<(String, Delta)>) -> Self {
+        Self { settings, deltas, is_new: false }
+    }
+
     /// Its settings, and the deltas by the names of linears.
     pub(super) fn into_parts(self) -> (PeftConfig, Vec<(String, Delta)>) {
         (self.settings, self.deltas)

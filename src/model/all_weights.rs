@@ -17,7 +17,7 @@ use crate::recipe::Dtype;
 use crate::store::{pt_metadata, save_tensors};
 
 /// What a model directory may hold beside configuration and weights: whatever of it the base has goes into each checkpoint.
-const COMPANIONS: [&str; 9] = [
+pub(super) const COMPANIONS: [&str; 9] = [
     "added_tokens.json",
     "chat_template.jinja",
     "generation_config.json",

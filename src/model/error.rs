@@ -89,6 +89,17 @@ pub enum ModelError {
         /// The directory.
         dir: PathBuf,
     },
+    /// What was trained has no place in the weights.
+    #[error("`{linear}` can't be merged: {reason}")]
+    NotMergeable {
+        /// The linear or tensor.
+        linear: String,
+        /// Why.
+        reason: String,
+    },
+    /// A write was stopped from outside.
+    #[error("the model is not written: it was interrupted")]
+    Stopped,
     /// A tokenizer from which no vocabulary can be read.
     #[error("the tokenizer is not usable: {message}")]
     Tokenizer {
@@ -109,6 +120,8 @@ impl Failure for ModelError {
                 "write `model.dtype = \"f32\"`, in which `bf16` weights load too; an adapter can be trained in `bf16`".into()
             }
             Self::NotEmpty { .. } => "choose another `--out`, or empty the directory".into(),
+            Self::NotMergeable { .. } => "use the adapter beside its base: `--for peft`".into(),
+            Self::Stopped => "start it again: nothing of it was left".into(),
             Self::Tokenizer { .. } => "give the contents of a `tokenizer.json` that has a vocabulary".into(),
             _ => return self.origin()?.hint(),
         })

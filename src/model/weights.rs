@@ -16,7 +16,8 @@ use crate::store::{Home, load_tensor_to};
 
 /// Name of a model's tensors where they are one file.
 pub const MODEL_TENSORS: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+/// Name of what says which file a tensor is in, where they are many.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
 const EXTENSION: &str = ".safetensors";
 
 /// Where a model's tensors come from, and how they are wanted.
@@ -39,9 +40,9 @@ enum WeightSource {
 
 /// The safetensors files of a directory.
 #[derive(Debug)]
-struct Files {
+pub(super) struct Files {
     dir: PathBuf,
-    opened: Vec<TensorFile>,
+    pub(super) opened: Vec<TensorFile>,
     /// Which file a tensor is read from, and what it is called there.
     places: BTreeMap<String, (usize, String)>,
     /// Tensors in files to which the index doesn't assign them.
@@ -144,7 +145,7 @@ fn draw(entry: &TensorEntry, std: f64, options: (Kind, Device)) -> Tensor {
 }
 
 impl Files {
-    fn open(dir: &Path) -> Result<Self, ModelError> {
+    pub(super) fn open(dir: &Path) -> Result<Self, ModelError> {
         let single = dir.join(MODEL_TENSORS);
         if single.exists() {
             let file = TensorFile::open(&single)?;

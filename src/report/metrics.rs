@@ -92,6 +92,15 @@ impl Metrics {
     }
 }
 
+/// The file's name in a run.
+pub const METRICS: &str = "metrics.jsonl";
+
+/// The lines of a run up to `step`; none where there is no file.
+pub fn read(path: &Path, step: u64) -> Result<Vec<StepMetrics>, ReportError> {
+    let lines = if path.exists() { lines_up_to(path, step)? } else { Vec::new() };
+    Ok(lines.into_iter().map(|(_, metrics)| metrics).collect())
+}
+
 /// The lines of steps up to `step`. A broken line is forgiven at the end only: there a crash may have cut it.
 fn lines_up_to(path: &Path, step: u64) -> Result<Vec<(String, StepMetrics)>, ReportError> {
     let failed = |source| ReportError::Io { action: "read", path: path.to_owned(), source };

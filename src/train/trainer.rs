@@ -9,8 +9,8 @@ use super::profile::{RunProfile, RunStepWatch};
 use super::retreat::RetryingEngine;
 use super::step::Learner;
 use super::{ResolvedRun, RunSchedule, TrainError, build, tiling};
-use crate::checkpoint::{self, Best, SaveKind, Snapshot, TrainState};
-use crate::data::{Batch, Splits};
+use crate::checkpoint::{self, Best, SampleCounts, SaveKind, Snapshot, TrainState};
+use crate::data::{Batch, Dataset, Splits};
 use crate::engine::{EngineError, Observer};
 use crate::eval::{self, Scores};
 use crate::model::{Model, fingerprint};
@@ -216,6 +216,8 @@ impl Trainer {
         state.model_hash.clone_from(&self.model_hash);
         self.data.train.hash().clone_into(&mut state.data_hash);
         state.validation_hash = self.data.validation.as_ref().map(|data| data.hash().to_owned());
+        let validation = self.data.validation.as_ref().map_or(0, Dataset::len);
+        state.samples = Some(SampleCounts { train: self.data.train.len(), validation });
         let base_model = self.recipe.model.path.display().to_string();
         let snapshot =
             Snapshot { model: &self.model, base_model: &base_model, optimizer: &self.optimizer.state(), state: &state };

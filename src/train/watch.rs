@@ -9,7 +9,7 @@ use crate::eval::Scores;
 use crate::native::cuda::{missing_kernels, why_not_pinned};
 use crate::ops::attention::Calibration;
 use crate::report::memory::{not_pinned, peak_resident, planned_and_measured};
-use crate::report::metrics::{Metrics, StepMetrics};
+use crate::report::metrics::{METRICS, Metrics, StepMetrics};
 use crate::report::progress::Progress;
 use crate::report::summary::RunSummary;
 use crate::report::tensorboard::{self, TensorBoard};
@@ -31,7 +31,7 @@ impl RunWatch {
     /// Opens metrics and events after the steps that are made already.
     pub(super) fn begin(trainer: &Trainer) -> Result<Self, TrainError> {
         let step = trainer.step();
-        let (metrics, before) = Metrics::open_after(&trainer.dir.join("metrics.jsonl"), (step > 0).then_some(step))?;
+        let (metrics, before) = Metrics::open_after(&trainer.dir.join(METRICS), (step > 0).then_some(step))?;
         let progress = Progress::new(trainer.schedule.num_steps(), step, trainer.recipe.log.interval);
         progress.note(&trainer.data_report());
         progress.note(&format!("steps: {}", trainer.schedule));

@@ -12,6 +12,7 @@ mod device_script;
 mod doctor;
 mod every_tiling;
 mod exit_codes;
+mod export;
 mod full;
 mod head;
 mod help;

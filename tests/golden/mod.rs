@@ -6,6 +6,7 @@ mod dense;
 mod families;
 pub(crate) mod fixture;
 mod initial_part;
+mod merged;
 mod scores;
 
 use fixture::{BY_MASK, Golden, ITS_OWN, check, logits, model};

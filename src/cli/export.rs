@@ -1,0 +1,94 @@
+//! `kvtune export`: what was trained, for another program.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+
+use super::finetune::{Ending, install};
+use crate::checkpoint;
+use crate::error::Error;
+use crate::export::{ExportError, ExportTarget, Trained, export};
+use crate::model::ModelError;
+use crate::recipe::Recipe;
+use crate::report::{console, metrics};
+use crate::train::{self, FoundCheckpoint};
+
+#[derive(Debug, Args)]
+pub(super) struct Export {
+    /// A run (its best known end: `final`, else its newest checkpoint), one checkpoint, or an adapter of PEFT.
+    #[arg(value_name = "RUN|CHECKPOINT")]
+    checkpoint: PathBuf,
+    /// Whom it is for.
+    #[arg(long = "for", value_enum, value_name = "PROGRAM")]
+    target: ServedBy,
+    /// Directory to write; must be empty or not exist. Default: `export-PROGRAM` beside the checkpoint.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Where the adapter's base model is, if not where the run had it.
+    #[arg(long, value_name = "MODEL")]
+    base: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ServedBy {
+    /// The adapter as PEFT writes it.
+    Peft,
+    /// An adapter of one rank that vLLM has room for.
+    Vllm,
+    /// An adapter that the converter of llama.cpp takes.
+    #[value(name = "llama.cpp")]
+    LlamaCpp,
+    /// A whole model, as Transformers loads it.
+    Merged,
+}
+
+impl ServedBy {
+    fn target(self) -> (ExportTarget, &'static str) {
+        match self {
+            Self::Peft => (ExportTarget::Peft, "export-peft"),
+            Self::Vllm => (ExportTarget::Vllm, "export-vllm"),
+            Self::LlamaCpp => (ExportTarget::LlamaCpp, "export-llama.cpp"),
+            Self::Merged => (ExportTarget::Merged, "export-merged"),
+        }
+    }
+}
+
+impl Export {
+    pub(super) fn run(&self) -> Result<Ending, Error> {
+        let found = train::find_checkpoint(&self.checkpoint)?;
+        let recipe = recipe_of(&found.run)?;
+        let state = checkpoint::state_of(&found.dir)?;
+        let step = state.as_ref().map_or(0, |state| state.step);
+        let trained = Trained {
+            checkpoint: &found.dir,
+            holds: found.holds,
+            base: self.base.as_deref(),
+            recipe: recipe.as_ref().filter(|_| state.is_some()),
+            metrics: if state.is_some() { metrics::read(&found.run.join(metrics::METRICS), step)? } else { Vec::new() },
+            state,
+        };
+        let (target, name) = self.target.target();
+        let out = self.out.clone().unwrap_or_else(|| beside(&found, name));
+        let interrupt = install()?;
+        match export(&trained, target, &out, &|| interrupt.signal().is_none()) {
+            Ok(notes) => notes.iter().for_each(|note| console::note(note)),
+            Err(ExportError::Model(ModelError::Stopped)) => {
+                console::note(&ModelError::Stopped.to_string());
+                return Ok(Ending::Interrupted(interrupt.signal().unwrap_or_default()));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        console::result(&format!("exported: {}", out.display()))?;
+        Ok(Ending::Done)
+    }
+}
+
+/// The recipe of a run; none where an adapter lies by itself.
+fn recipe_of(run: &Path) -> Result<Option<Recipe>, Error> {
+    let Ok(path) = train::resolved_recipe(run) else { return Ok(None) };
+    Ok(Some(Recipe::load(&path, &[])?.recipe))
+}
+
+fn beside(found: &FoundCheckpoint, name: &str) -> PathBuf {
+    found.dir.parent().unwrap_or(Path::new("")).join(name)
+}

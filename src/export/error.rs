@@ -1,0 +1,93 @@
+//! What can go wrong with an export.
+
+use std::path::PathBuf;
+
+use crate::checkpoint::CheckpointError;
+use crate::files::FilesError;
+use crate::model::ModelError;
+use crate::report::ReportError;
+use crate::units::{Exit, Failure};
+
+/// An error of an export.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// The model or the adapter can't be read, merged or written.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A file can't be read or written.
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    /// The checkpoint can't be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The figures of the run can't be read.
+    #[error(transparent)]
+    Report(#[from] ReportError),
+    /// There is something where the export would go.
+    #[error("`{dir}` exists and is not empty", dir = dir.display())]
+    NotEmpty {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// Nobody says which model an adapter belongs to, or it is not there.
+    #[error("the base model of `{checkpoint}` is not known: {why}", checkpoint = checkpoint.display())]
+    NoBase {
+        /// The adapter.
+        checkpoint: PathBuf,
+        /// What was found instead.
+        why: String,
+    },
+    /// The base is not what the adapter was trained on.
+    #[error("`{base}` is not the model that `{checkpoint}` was trained on", base = base.display(), checkpoint = checkpoint.display())]
+    OtherBase {
+        /// The model.
+        base: PathBuf,
+        /// The adapter.
+        checkpoint: PathBuf,
+    },
+    /// A server does not load such an adapter.
+    #[error("{server} can't load this adapter: {}", reasons.join("; "))]
+    Unloadable {
+        /// Its name.
+        server: &'static str,
+        /// Why not.
+        reasons: Vec<String>,
+    },
+    /// Whole models are no adapters.
+    #[error("`{checkpoint}` holds a whole model, not an adapter", checkpoint = checkpoint.display())]
+    WholeModel {
+        /// The checkpoint.
+        checkpoint: PathBuf,
+    },
+}
+
+impl Failure for ExportError {
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::NotEmpty { .. } => "choose another `--out`, or empty the directory".into(),
+            Self::NoBase { .. } => "say where it is with `--base DIR`".into(),
+            Self::OtherBase { .. } => "restore the model, or say where the right one is with `--base DIR`".into(),
+            Self::Unloadable { .. } => "use `--for merged`: the server then loads a model like its base".into(),
+            Self::WholeModel { .. } => "use `--for merged`, which writes it as a model directory".into(),
+            _ => return self.origin()?.hint(),
+        })
+    }
+
+    fn exit(&self) -> Exit {
+        match self {
+            Self::NotEmpty { .. } | Self::NoBase { .. } | Self::Unloadable { .. } | Self::WholeModel { .. } => Exit::Usage,
+            Self::OtherBase { .. } => Exit::Data,
+            _ => self.origin().map_or(Exit::Data, Failure::exit),
+        }
+    }
+
+    fn origin(&self) -> Option<&dyn Failure> {
+        match self {
+            Self::Model(e) => Some(e),
+            Self::Files(e) => Some(e),
+            Self::Checkpoint(e) => Some(e),
+            Self::Report(e) => Some(e),
+            _ => None,
+        }
+    }
+}

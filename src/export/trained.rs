@@ -1,0 +1,46 @@
+//! What is exported and for whom.
+
+use std::path::Path;
+
+use crate::checkpoint::TrainState;
+use crate::recipe::{Recipe, Weights};
+use crate::report::metrics::StepMetrics;
+
+/// Whom an export is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportTarget {
+    /// PEFT, and what reads all that it writes.
+    Peft,
+    /// vLLM.
+    Vllm,
+    /// The converter of llama.cpp.
+    LlamaCpp,
+    /// Whoever loads the base.
+    Merged,
+}
+
+/// What is exported, and what is known of it.
+#[derive(Debug)]
+pub struct Trained<'a> {
+    /// Its directory.
+    pub checkpoint: &'a Path,
+    /// What that holds.
+    pub holds: Weights,
+    /// Where an adapter's base is, if somebody says so.
+    pub base: Option<&'a Path>,
+    /// The recipe of its run.
+    pub recipe: Option<&'a Recipe>,
+    /// The state of its run.
+    pub state: Option<TrainState>,
+    /// The figures of its run up to it.
+    pub metrics: Vec<StepMetrics>,
+}
+
+impl Trained<'_> {
+    /// The last two names of its path.
+    pub(super) fn name(&self) -> String {
+        let absolute = std::path::absolute(self.checkpoint).unwrap_or_else(|_| self.checkpoint.to_owned());
+        let names = absolute.iter().rev().take(2).map(|name| name.to_string_lossy().into_owned());
+        names.collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("/")
+    }
+}

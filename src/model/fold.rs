@@ -1,0 +1,76 @@
+//! An adapter for programs that know one rank and one factor for all linears.
+
+use tch::no_grad;
+
+use super::adapter::Adapter;
+use super::delta::{Delta, LoraDelta};
+use super::targets::is_of_experts;
+use crate::files::{ModulePatterns, PeftConfig};
+
+/// What an adapter has beside A and B of linears that stand alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdapterFeature {
+    /// The lengths of rows are trained.
+    Magnitudes,
+    /// B has a bias.
+    BiasOfB,
+    /// The biases of the targets are trained.
+    BaseBiases,
+    /// Experts are targets.
+    Experts,
+    /// Routers are.
+    Routers,
+}
+
+impl Adapter {
+    /// All that it has of these, each once.
+    pub fn features(&self) -> Vec<AdapterFeature> {
+        let settings = self.settings();
+        let of_linears = |is: fn(&str) -> bool| self.deltas().iter().any(|(linear, _)| is(linear));
+        [
+            (AdapterFeature::Magnitudes, settings.use_dora),
+            (AdapterFeature::BiasOfB, settings.lora_bias),
+            (AdapterFeature::BaseBiases, settings.trains_biases),
+            (AdapterFeature::Experts, of_linears(is_of_experts)),
+            (AdapterFeature::Routers, of_linears(|linear| linear.ends_with(".gate"))),
+        ]
+        .into_iter()
+        .filter_map(|(feature, has)| has.then_some(feature))
+        .collect()
+    }
+
+    /// The largest rank of a linear.
+    pub fn largest_rank(&self) -> usize {
+        let ranks = self.deltas().iter().map(|(_, Delta::Lora(lora))| lora.a_ri.size()[0] as usize);
+        ranks.max().unwrap_or_else(|| self.r())
+    }
+
+    /// The model that the author named as its base.
+    pub fn base_model(&self) -> Option<&str> {
+        self.settings().base_model.as_deref()
+    }
+
+    /// The same function with the rank `r` everywhere, at least [`Self::largest_rank`], and the factor 1: every linear's own factor is
+    /// multiplied into B, and what its rank lacks is zero. It is for adapters without [`Self::features`].
+    pub fn folded(self, r: usize) -> Self {
+        let rank = r as i64;
+        let fold = |Delta::Lora(lora): Delta| {
+            let lacking = rank - lora.a_ri.size()[0];
+            let (a_ri, b_or) = no_grad(|| {
+                let b_or = &lora.b_or * lora.scale;
+                (lora.a_ri.constant_pad_nd([0, 0, 0, lacking]), b_or.constant_pad_nd([0, lacking]))
+            });
+            Delta::Lora(LoraDelta { a_ri, b_or, scale: 1.0, ..lora })
+        };
+        let (settings, deltas) = self.into_parts();
+        let settings = PeftConfig {
+            r,
+            lora_alpha: r as f64,
+            rank_pattern: ModulePatterns::default(),
+            alpha_pattern: ModulePatterns::default(),
+            use_rslora: false,
+            ..settings
+        };
+        Self::of_parts(settings, deltas.into_iter().map(|(linear, delta)| (linear, fold(delta))).collect())
+    }
+}

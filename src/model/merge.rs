@@ -1,0 +1,260 @@
+//! A model with what was trained beside its weights added into them: written tensor by tensor, in the files that its base has.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+use tch::{Tensor, no_grad};
+
+use super::adapter::Adapter;
+use super::all_weights::COMPANIONS;
+use super::delta::{Delta, LoraDelta, master_kind};
+use super::families::own_name;
+use super::names::{EMBEDDING, OUTPUT, layer_tensor};
+use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
+use super::weights::{Files, INDEX, MODEL_TENSORS, TensorNames};
+use super::{Model, ModelConfig, ModelError};
+use crate::files::{self, FilesError, TensorFile, TensorHead};
+use crate::store::{load_tensor, pt_metadata, raw_tensors};
+use crate::units::Bytes;
+
+/// What a model that sees has beside [`COMPANIONS`].
+const OF_WRAPPERS: [&str; 3] = ["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"];
+/// Where further chat templates are.
+const TEMPLATES: &str = "additional_chat_templates";
+
+/// A model directory and what is added into its weights. Nothing of the weights is in memory before it is written.
+#[derive(Debug)]
+pub struct MergedModel {
+    dir: PathBuf,
+    files: Files,
+    names: TensorNames,
+    ties_embeddings: bool,
+    /// By the names of linears.
+    deltas: BTreeMap<String, LoraDelta>,
+    /// By the names of linears of experts whose deltas lie side by side.
+    experts: BTreeMap<String, ExpertPart>,
+    /// Trained in full, by their names in the model.
+    saved: BTreeMap<String, Tensor>,
+}
+
+/// Which part of the delta of all experts is that of one linear of one of them.
+#[derive(Debug)]
+struct ExpertPart {
+    /// The name of the linear of all experts.
+    stacked: String,
+    expert: i64,
+    num_experts: i64,
+    /// The first row of B, and how many there are.
+    rows: (i64, i64),
+}
+
+/// A file to write.
+struct Shard<'a> {
+    name: String,
+    file: &'a TensorFile,
+    heads: Vec<TensorHead>,
+}
+
+impl MergedModel {
+    /// Opens the model in `dir` to add `adapter` into it. Tensors that were trained in full (`saved`, by their names in the model) take
+    /// the place of the model's, or come on top.
+    pub fn open(dir: &Path, adapter: Option<Adapter>, saved: Vec<(String, Tensor)>) -> Result<Self, ModelError> {
+        let config = Model::check(dir)?;
+        let names = TensorNames::of(&files::read_json(&dir.join("config.json"))?);
+        let deltas = adapter.map(|adapter| adapter.into_parts().1).unwrap_or_default();
+        let deltas: BTreeMap<_, _> = deltas.into_iter().map(|(linear, Delta::Lora(lora))| (linear, lora)).collect();
+        for linear in config.linears().iter().filter(|linear| !linear.spec.has_bias) {
+            if deltas.get(&linear.name).is_some_and(|lora| lora.b_bias_o.is_some()) {
+                let reason = "B has a bias, and the linear has none to add it to".into();
+                return Err(ModelError::NotMergeable { linear: linear.name.clone(), reason });
+            }
+        }
+        Ok(Self {
+            dir: dir.to_owned(),
+            files: Files::open(dir)?,
+            names,
+            ties_embeddings: config.tie_word_embeddings,
+            experts: expert_parts(&config),
+            deltas,
+            saved: saved.into_iter().collect(),
+        })
+    }
+
+    /// Writes a model directory that loads as its base does: the same files of weights in the same dtypes, its configuration, tokenizer,
+    /// templates and settings of generation. `dir` is made. Sums are made in f32 (in f64 for f64 weights) and rounded once; at any time one
+    /// tensor is in memory. Where `goes_on` says no, it ends with an error.
+    pub fn write(&self, dir: &Path, goes_on: &dyn Fn() -> bool) -> Result<(), ModelError> {
+        let shards = self.shards()?;
+        let bytes: usize = shards.iter().flat_map(|shard| &shard.heads).map(TensorHead::num_bytes).sum();
+        files::require_space(dir.parent().unwrap_or(dir), Bytes((bytes + bytes / 100) as u64 + (1 << 20)))?;
+        files::make_dir(dir)?;
+        for shard in &shards {
+            let mut before: Option<&str> = None;
+            files::write_tensors_in_turn(&dir.join(&shard.name), &shard.heads, &pt_metadata(), |index| {
+                // What the one before was read from need not stay in memory.
+                if let Some(name) = before.replace(&shard.heads[index].name) {
+                    shard.file.release(name);
+                }
+                if goes_on() { self.bytes(shard.file, &shard.heads[index]) } else { Err(ModelError::Stopped) }
+            })?;
+        }
+        if shards.len() > 1 {
+            let map: BTreeMap<&str, &str> =
+                shards.iter().flat_map(|shard| shard.heads.iter().map(|head| (&*head.name, &*shard.name))).collect();
+            let index = json!({ "metadata": { "total_size": bytes }, "weight_map": map });
+            files::write_atomic(&dir.join(INDEX), &files::to_json(&index))?;
+        }
+        self.write_config(dir)?;
+        copy_companions(&self.dir, dir)
+    }
+
+    /// The files of the base, under names that count them, and their tensors; what it has no place for goes into the last.
+    fn shards(&self) -> Result<Vec<Shard<'_>>, ModelError> {
+        let all = &self.files.opened;
+        let name = |index: usize| match all.len() {
+            1 => MODEL_TENSORS.to_owned(),
+            count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+        };
+        let mut shards = Vec::with_capacity(all.len());
+        let mut new: BTreeMap<&str, &Tensor> = self.saved.iter().map(|(name, tensor)| (&**name, tensor)).collect();
+        for (index, file) in all.iter().enumerate() {
+            let mut heads = Vec::new();
+            for name in file.names() {
+                let view = file.get(&name)?;
+                let own = self.own(&name);
+                if let Some(saved) = own.as_deref().and_then(|own| new.remove(own)) {
+                    self.check_saved(&name, saved, view.shape)?;
+                }
+                heads.push(TensorHead { dtype: view.dtype, shape: view.shape.to_vec(), name });
+            }
+            shards.push(Shard { name: name(index), file, heads });
+        }
+        if let Some(last) = shards.last_mut() {
+            let raw = new.into_iter().map(|(name, tensor)| (name.to_owned(), tensor.shallow_clone())).collect::<Vec<_>>();
+            let heads = raw_tensors(&self.dir, &raw)?.into_iter();
+            last.heads.extend(heads.map(|raw| TensorHead { name: raw.name, dtype: raw.dtype, shape: raw.shape }));
+        }
+        Ok(shards)
+    }
+
+    fn check_saved(&self, name: &str, saved: &Tensor, shape: &[usize]) -> Result<(), ModelError> {
+        let found: Vec<usize> = saved.size().into_iter().map(|size| size as usize).collect();
+        if found == shape {
+            return Ok(());
+        }
+        let reason = format!("expected the shape {shape:?} of `{}`, found {found:?}", self.dir.display());
+        Err(ModelError::NotMergeable { linear: name.to_owned(), reason })
+    }
+
+    /// What a tensor of the files is called in the model, where it is of it.
+    fn own(&self, stored: &str) -> Option<String> {
+        if self.names == TensorNames::Wrapped { own_name(stored) } else { Some(stored.to_owned()) }
+    }
+
+    /// A tensor's bytes: those of the file where nothing is added.
+    fn bytes<'a>(&self, file: &'a TensorFile, head: &TensorHead) -> Result<Cow<'a, [u8]>, ModelError> {
+        let own = self.own(&head.name).unwrap_or_default();
+        let tensor = match self.saved.get(&own) {
+            Some(saved) if file.contains(&head.name) => saved.to_kind(load_tensor(file, &head.name)?.kind()),
+            Some(saved) => saved.shallow_clone(),
+            None => match no_grad(|| self.merged(&own, || Ok(load_tensor(file, &head.name)?)))? {
+                Some(merged) => merged,
+                None => return Ok(Cow::Borrowed(file.get(&head.name)?.bytes)),
+            },
+        };
+        Ok(raw_tensors(file.path(), &[(head.name.clone(), tensor)])?.swap_remove(0).bytes)
+    }
+
+    /// The weight or bias of a linear with what is added to it, in its own dtype; `None` where that is nothing.
+    fn merged(&self, own: &str, load: impl Fn() -> Result<Tensor, ModelError>) -> Result<Option<Tensor>, ModelError> {
+        if let Some(lora) = own.strip_suffix(".bias").and_then(|linear| self.deltas.get(linear)) {
+            let stored_o = load()?;
+            let merged = lora.bias(Some(&stored_o), master_kind(stored_o.kind()));
+            return Ok(merged.map(|bias_o| bias_o.to_kind(stored_o.kind())));
+        }
+        let Some(linear) = own.strip_suffix(".weight") else { return Ok(None) };
+        let (lora, part) = match (self.deltas.get(linear), self.experts.get(linear)) {
+            (Some(lora), _) => (lora, None),
+            (None, Some(part)) => match self.deltas.get(&part.stacked) {
+                Some(lora) => (lora, Some(part)),
+                None => return Ok(None),
+            },
+            (None, None) => return Ok(None),
+        };
+        let stored_oi = load()?;
+        Ok(Some(sum(&stored_oi.to_kind(master_kind(stored_oi.kind())), lora, part).to_kind(stored_oi.kind())))
+    }
+
+    /// `config.json` as the base has it. A model whose two ends were one matrix, of which one is trained, has two.
+    fn write_config(&self, dir: &Path) -> Result<(), ModelError> {
+        let (from, to) = (self.dir.join("config.json"), dir.join("config.json"));
+        if self.ties_embeddings && [EMBEDDING, OUTPUT].iter().any(|end| self.saved.contains_key(*end)) {
+            let mut config: Map<String, Value> = files::read_json(&from)?;
+            config.insert("tie_word_embeddings".into(), json!(false));
+            return Ok(files::write_atomic(&to, &files::to_json(&config))?);
+        }
+        copy(&from, &to)
+    }
+}
+
+/// `W + scale · B A`; with magnitudes, its rows in their lengths, as `DoRA` has it.
+///
+/// # Shapes
+/// `(out, in)` in and out.
+fn sum(weight_oi: &Tensor, lora: &LoraDelta, part: Option<&ExpertPart>) -> Tensor {
+    let kind = weight_oi.kind();
+    let (a_ri, b_or) = part.map_or_else(|| (lora.a_ri.shallow_clone(), lora.b_or.shallow_clone()), |part| part.of(lora));
+    let sum_oi = weight_oi + b_or.to_kind(kind).matmul(&a_ri.to_kind(kind)) * lora.scale;
+    let Some(magnitude_o) = &lora.magnitude_o else { return sum_oi };
+    let length_o = sum_oi.norm_scalaropt_dim(2.0, &[1i64][..], false);
+    sum_oi * (magnitude_o.to_kind(kind) / length_o).unsqueeze(1)
+}
+
+impl ExpertPart {
+    /// A `(r, in)` and B `(out, r)` of the linear.
+    fn of(&self, lora: &LoraDelta) -> (Tensor, Tensor) {
+        let (inner, out) = (lora.a_ri.size()[1], lora.b_or.size()[0]);
+        let a_ri = lora.a_ri.view([self.num_experts, -1, inner]).get(self.expert);
+        // The columns of one expert are as far apart as there are experts.
+        let b_or = lora.b_or.view([out, -1, self.num_experts]).select(2, self.expert);
+        (a_ri, b_or.narrow(0, self.rows.0, self.rows.1))
+    }
+}
+
+/// Of every linear of an expert.
+fn expert_parts(config: &ModelConfig) -> BTreeMap<String, ExpertPart> {
+    let mut parts = BTreeMap::new();
+    for (layer, spec) in config.layers.iter().enumerate() {
+        let Some(experts) = spec.feed_forward.experts() else { continue };
+        let (wide, hidden) = (experts.intermediate_size as i64, config.hidden_size as i64);
+        let places = [(STACKED_GATE_UP, (0, wide)), (STACKED_GATE_UP, (wide, wide)), (STACKED_DOWN, (0, hidden))];
+        for expert in 0..experts.num_experts {
+            for (linear, (stacked, rows)) in experts.expert(expert, config.hidden_size).into_iter().zip(places) {
+                let (expert, num_experts) = (expert as i64, experts.num_experts as i64);
+                let part = ExpertPart { stacked: layer_tensor(layer, stacked), expert, num_experts, rows };
+                parts.insert(layer_tensor(layer, &linear.path), part);
+            }
+        }
+    }
+    parts
+}
+
+/// Whatever the base has beside configuration and weights.
+fn copy_companions(from: &Path, to: &Path) -> Result<(), ModelError> {
+    for name in COMPANIONS.iter().chain(&OF_WRAPPERS).filter(|name| from.join(name).exists()) {
+        copy(&from.join(name), &to.join(name))?;
+    }
+    let Ok(templates) = fs::read_dir(from.join(TEMPLATES)) else { return Ok(()) };
+    files::make_dir(&to.join(TEMPLATES))?;
+    for template in templates.flatten() {
+        copy(&template.path(), &to.join(TEMPLATES).join(template.file_name()))?;
+    }
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), ModelError> {
+    Ok(files::write_atomic(to, &fs::read(from).map_err(FilesError::io("read", from))?)?)
+}
