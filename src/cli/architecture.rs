@@ -48,6 +48,7 @@ fn rotary(rope: &RopeSpec) -> String {
         RopeScaling::Linear { factor } => format!(" linear × {factor}"),
         RopeScaling::Dynamic { factor, max_positions } => format!(" dynamic × {factor} beyond {max_positions} tokens"),
         RopeScaling::Yarn(yarn) => format!(" yarn × {} over {} tokens", yarn.factor, yarn.original),
+        RopeScaling::DynamicYarn(yarn) => format!(" yarn by the length of a sequence beyond {} tokens", yarn.original),
         RopeScaling::Llama3(llama3) => format!(" llama3 × {} over {} tokens", llama3.factor, llama3.original),
         RopeScaling::LongRope(longrope) => format!(" longrope beyond {} tokens", longrope.original),
     };

@@ -29,7 +29,7 @@ pub(super) struct Check {
 impl Check {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
         let recipe = self.recipe.load(device)?;
-        let config = Model::check(&recipe.model.path)?;
+        let config = Model::check(&recipe.model)?;
         train::check_trained(&recipe, &config)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
         let machine = Machine::here(recipe.model.dtype, device);

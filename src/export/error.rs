@@ -53,6 +53,14 @@ pub enum ExportError {
         /// Why not.
         reasons: Vec<String>,
     },
+    /// A server computes other positions than were trained with.
+    #[error("{server} has no rotary embeddings of the kind `{kind}`, with which this was trained")]
+    OtherPositions {
+        /// Its name.
+        server: &'static str,
+        /// As in `model.rope_scaling`.
+        kind: &'static str,
+    },
     /// Whole models are no adapters.
     #[error("`{checkpoint}` holds a whole model, not an adapter", checkpoint = checkpoint.display())]
     WholeModel {
@@ -68,6 +76,7 @@ impl Failure for ExportError {
             Self::NoBase { .. } => "say where it is with `--base DIR`".into(),
             Self::OtherBase { .. } => "restore the model, or say where the right one is with `--base DIR`".into(),
             Self::Unloadable { .. } => "use `--for merged`: the server then loads a model like its base".into(),
+            Self::OtherPositions { .. } => "use it with kvtune, or train without `model.rope_scaling`".into(),
             Self::WholeModel { .. } => "use `--for merged`, which writes it as a model directory".into(),
             _ => return self.origin()?.hint(),
         })
@@ -75,7 +84,11 @@ impl Failure for ExportError {
 
     fn exit(&self) -> Exit {
         match self {
-            Self::NotEmpty { .. } | Self::NoBase { .. } | Self::Unloadable { .. } | Self::WholeModel { .. } => Exit::Usage,
+            Self::NotEmpty { .. }
+            | Self::NoBase { .. }
+            | Self::Unloadable { .. }
+            | Self::OtherPositions { .. }
+            | Self::WholeModel { .. } => Exit::Usage,
             Self::OtherBase { .. } => Exit::Data,
             _ => self.origin().map_or(Exit::Data, Failure::exit),
         }

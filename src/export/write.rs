@@ -9,8 +9,8 @@ use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
 use super::trained::{ExportTarget, Trained};
 use super::{ExportError, card};
 use crate::files::{self, FilesError};
-use crate::model::{Adapter, MergedModel, ModelConfig, fingerprint};
-use crate::recipe::Weights;
+use crate::model::{Adapter, MergedModel, ModelConfig, ModelSource, fingerprint};
+use crate::recipe::{RopeScalingRecipe, Weights};
 
 /// Writes an export into `out`, which is empty or not there. Returns what the user should know. A write that fails, or for which `goes_on`
 /// says no, leaves nothing.
@@ -58,6 +58,7 @@ enum ExportedWeights {
 }
 
 fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, ExportError> {
+    let scaling = trained.recipe.and_then(|recipe| recipe.model.rope_scaling.as_ref());
     if trained.holds == Weights::All {
         if target != ExportTarget::Merged {
             return Err(ExportError::WholeModel { checkpoint: trained.checkpoint.to_owned() });
@@ -65,7 +66,7 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, ExportErr
         let weights = ExportedWeights::Model(MergedModel::open(trained.checkpoint, None, Vec::new())?);
         let base_model = trained.recipe.map_or_else(|| trained.name(), |recipe| recipe.model.path.display().to_string());
         let hash = trained.state.as_ref().map_or_else(String::new, |state| state.model_hash.clone());
-        return Ok(Parts { weights, base_model, hash, notes: Vec::new() });
+        return Ok(Parts { weights, base_model, hash, notes: refuse_or_note(scaling, target)? });
     }
     let base = base(trained)?;
     let hash = fingerprint(&base)?;
@@ -73,14 +74,38 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, ExportErr
         return Err(ExportError::OtherBase { base, checkpoint: trained.checkpoint.to_owned() });
     }
     let adapter = Adapter::load_peft(trained.checkpoint, &ModelConfig::load(&base)?, Kind::Float, Device::Cpu)?;
-    let mut notes = Vec::new();
+    let mut notes = refuse_or_note(scaling, target)?;
+    let source = ModelSource { dir: &base, rope_scaling: scaling };
     let weights = match target {
         ExportTarget::Peft => ExportedWeights::Adapter(adapter),
         ExportTarget::Vllm => ExportedWeights::Adapter(folded(adapter, &VLLM, &mut notes)?),
         ExportTarget::LlamaCpp => ExportedWeights::Adapter(folded(adapter, &LLAMA_CPP, &mut notes)?),
-        ExportTarget::Merged => ExportedWeights::Model(MergedModel::open(&base, Some(adapter), Vec::new())?),
+        ExportTarget::Merged => ExportedWeights::Model(MergedModel::open(source, Some(adapter), Vec::new())?),
     };
     Ok(Parts { weights, base_model: base.display().to_string(), hash, notes })
+}
+
+/// No other program has frequencies by the length of a sequence: what it would compute is another function.
+fn refuse_or_note(scaling: Option<&RopeScalingRecipe>, target: ExportTarget) -> Result<Vec<String>, ExportError> {
+    let Some(scaling) = scaling else { return Ok(Vec::new()) };
+    let name = scaling.rope_type.name();
+    let server = match target {
+        ExportTarget::Vllm => VLLM.name,
+        ExportTarget::LlamaCpp => LLAMA_CPP.name,
+        ExportTarget::Peft => {
+            return Ok(vec![format!(
+                "trained with `model.rope_scaling` of the kind `{name}`, which PEFT does not have: beyond the original \
+                                    length the base computes other positions"
+            )]);
+        }
+        ExportTarget::Merged => {
+            return Ok(vec![format!(
+                "`config.json` has a rotary embedding of the kind `{name}`, which Transformers refuses; up to the \
+                                    original length the model is the same without it"
+            )]);
+        }
+    };
+    Err(ExportError::OtherPositions { server, kind: name })
 }
 
 /// Where the base is: as the user says, as the run had it, or as the adapter names it.

@@ -11,8 +11,9 @@ use super::config::ModelConfig;
 use super::families::unwrapped;
 use super::layout;
 use super::names::{EMBEDDING, FINAL_NORM, OUTPUT};
+use super::source::ModelSource;
 use super::weights::{MODEL_TENSORS, Weights};
-use crate::files::{FilesError, read_json, to_json, write_atomic};
+use crate::files::{FilesError, to_json, write_atomic};
 use crate::recipe::Dtype;
 use crate::store::{pt_metadata, save_tensors};
 
@@ -47,7 +48,8 @@ pub(super) fn check_dtype(dtype: Dtype) -> Result<(), ModelError> {
 }
 
 impl AllWeights {
-    pub(super) fn load(dir: &Path, config: &ModelConfig, weights: &Weights) -> Result<Self, ModelError> {
+    pub(super) fn load(source: ModelSource<'_>, config: &ModelConfig, weights: &Weights) -> Result<Self, ModelError> {
+        let dir = source.dir;
         let leaf = |entry: layout::TensorEntry| {
             let tensor = weights.load_to_write(&entry.name)?.set_requires_grad(true);
             Ok((entry.name, tensor))
@@ -58,7 +60,7 @@ impl AllWeights {
             leaves: layout::entries(config).into_iter().map(leaf).collect::<Result<_, ModelError>>()?,
             output: if config.tie_word_embeddings { EMBEDDING } else { OUTPUT },
             // What is saved is the language model alone, where it was inside another one.
-            config: unwrapped(&read_json(&dir.join("config.json"))?).into_owned(),
+            config: unwrapped(&source.object()?).into_owned(),
             companions: present.map(read).collect::<Result<_, ModelError>>()?,
         })
     }
@@ -118,6 +120,7 @@ impl AllWeights {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::read_json;
     use crate::model::{Adapter, Model};
     use crate::recipe::{LoraRecipe, TargetModules};
     use crate::units::Failure;

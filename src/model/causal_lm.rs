@@ -18,9 +18,10 @@ use super::linear::Linear;
 use super::names::FINAL_NORM;
 use super::norm::RmsNorm;
 use super::positions::Positions;
+use super::source::ModelSource;
 use super::weights::{TensorNames, Weights};
 use super::{ModelError, layout};
-use crate::files::{PeftConfig, read_json};
+use crate::files::PeftConfig;
 use crate::ops::frequencies::Frequencies;
 use crate::recipe::Dtype;
 use crate::units::{Bytes, LayerIdx};
@@ -48,31 +49,31 @@ enum Trainable {
 
 impl Model {
     /// Looks at a model directory without reading its weights: the configuration, and names, shapes and dtypes of all tensors.
-    pub fn check(dir: &Path) -> Result<ModelConfig, ModelError> {
-        Ok(Self::open(dir, Kind::Float, Device::Cpu)?.0)
+    pub fn check<'a>(source: impl Into<ModelSource<'a>>) -> Result<ModelConfig, ModelError> {
+        Ok(Self::open(source.into(), Kind::Float, Device::Cpu)?.0)
     }
 
-    fn open(dir: &Path, kind: Kind, device: Device) -> Result<(ModelConfig, Weights), ModelError> {
-        let config = ModelConfig::load(dir)?;
-        let names = TensorNames::of(&read_json(&dir.join("config.json"))?);
-        let weights = Weights::open(dir, names, kind, device)?;
+    fn open(source: ModelSource<'_>, kind: Kind, device: Device) -> Result<(ModelConfig, Weights), ModelError> {
+        let config = source.config()?;
+        let names = TensorNames::of(&source.object()?);
+        let weights = Weights::open(source.dir, names, kind, device)?;
         weights.check(&layout::entries(&config), config.tie_word_embeddings)?;
         Ok((config, weights))
     }
 
     /// Reads a model from a directory in Hugging Face's layout, converting its weights to `dtype`.
-    pub fn load(dir: &Path, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
+    pub fn load<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
         let kind = kind_of(dtype);
-        let (config, weights) = Self::open(dir, kind, device)?;
+        let (config, weights) = Self::open(source.into(), kind, device)?;
         Self::build(config, &weights, kind, device)
     }
 
     /// As [`Self::load`], with every weight a parameter that is trained; a tied matrix is one.
-    pub fn load_to_train(dir: &Path, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
+    pub fn load_to_train<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
         Self::check_dtype_to_train(dtype)?;
-        let kind = kind_of(dtype);
-        let (config, weights) = Self::open(dir, kind, device)?;
-        let all = AllWeights::load(dir, &config, &weights)?;
+        let (kind, source) = (kind_of(dtype), source.into());
+        let (config, weights) = Self::open(source, kind, device)?;
+        let all = AllWeights::load(source, &config, &weights)?;
         let model = Self::build(config, &all.weights(kind, device), kind, device)?;
         Ok(Self { trained: Trainable::AllWeights(all), ..model })
     }
@@ -90,8 +91,8 @@ impl Model {
     }
 
     /// A model from the `config.json` of a directory alone: its weights are drawn on the device, by libtorch's generator.
-    pub fn drawn(dir: &Path, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
-        Self::drawn_as(ModelConfig::load(dir)?, dtype, device)
+    pub fn drawn<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
+        Self::drawn_as(ModelConfig::load(source)?, dtype, device)
     }
 
     /// As [`Self::drawn`], of a shape that no directory has.
@@ -101,15 +102,20 @@ impl Model {
     }
 
     /// As [`Self::drawn`], with every weight a parameter that is trained.
-    pub fn drawn_to_train(dir: &Path, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
-        Self::drawn_to_train_as((dir, ModelConfig::load(dir)?), dtype, device)
+    pub fn drawn_to_train<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
+        let source = source.into();
+        Self::drawn_to_train_as((source, source.config()?), dtype, device)
     }
 
     /// As [`Self::drawn_to_train`], of another shape than the directory's.
-    pub fn drawn_to_train_as((dir, config): (&Path, ModelConfig), dtype: Dtype, device: Device) -> Result<Self, ModelError> {
+    pub fn drawn_to_train_as<'a>(
+        (source, config): (impl Into<ModelSource<'a>>, ModelConfig),
+        dtype: Dtype,
+        device: Device,
+    ) -> Result<Self, ModelError> {
         Self::check_dtype_to_train(dtype)?;
         let (weights, kind) = Self::draw_weights(&config, dtype, device);
-        let all = AllWeights::load(dir, &config, &weights)?;
+        let all = AllWeights::load(source.into(), &config, &weights)?;
         let model = Self::build(config, &all.weights(kind, device), kind, device)?;
         Ok(Self { trained: Trainable::AllWeights(all), ..model })
     }

@@ -16,11 +16,6 @@ const MAX_VOCAB: usize = 1 << 22;
 const MAX_WEIGHTS: usize = 1 << 43;
 
 impl ModelConfig {
-    /// Reads `config.json` in `dir`.
-    pub fn load(dir: &Path) -> Result<Self, ModelError> {
-        Self::load_file(&dir.join("config.json"))
-    }
-
     /// Reads a `config.json`, whatever its name.
     pub fn load_file(path: &Path) -> Result<Self, ModelError> {
         let object: Map<String, Value> = read_json(path)?;

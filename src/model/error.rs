@@ -89,6 +89,14 @@ pub enum ModelError {
         /// The directory.
         dir: PathBuf,
     },
+    /// A recipe asks for scaled rotary embeddings that the model can't have.
+    #[error("`model.rope_scaling` does not fit `{dir}`: {reason}", dir = dir.display())]
+    RopeScaling {
+        /// The model.
+        dir: PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// What was trained has no place in the weights.
     #[error("`{linear}` can't be merged: {reason}")]
     NotMergeable {
@@ -120,6 +128,7 @@ impl Failure for ModelError {
                 "write `model.dtype = \"f32\"`, in which `bf16` weights load too; an adapter can be trained in `bf16`".into()
             }
             Self::NotEmpty { .. } => "choose another `--out`, or empty the directory".into(),
+            Self::RopeScaling { .. } => "leave `model.rope_scaling` out, or take another model".into(),
             Self::NotMergeable { .. } => "use the adapter beside its base: `--for peft`".into(),
             Self::Stopped => "start it again: nothing of it was left".into(),
             Self::Tokenizer { .. } => "give the contents of a `tokenizer.json` that has a vocabulary".into(),
@@ -129,7 +138,11 @@ impl Failure for ModelError {
 
     fn exit(&self) -> Exit {
         match self {
-            Self::UnknownTarget { .. } | Self::Lora { .. } | Self::TrainedDtype { .. } | Self::NotEmpty { .. } => Exit::Usage,
+            Self::UnknownTarget { .. }
+            | Self::Lora { .. }
+            | Self::TrainedDtype { .. }
+            | Self::NotEmpty { .. }
+            | Self::RopeScaling { .. } => Exit::Usage,
             _ => self.origin().map_or(Exit::Data, Failure::exit),
         }
     }

@@ -13,6 +13,7 @@ use super::all_weights::COMPANIONS;
 use super::delta::{Delta, LoraDelta, master_kind};
 use super::families::own_name;
 use super::names::{EMBEDDING, OUTPUT, layer_tensor};
+use super::source::ModelSource;
 use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::{Files, INDEX, MODEL_TENSORS, TensorNames};
 use super::{Model, ModelConfig, ModelError};
@@ -31,7 +32,8 @@ pub struct MergedModel {
     dir: PathBuf,
     files: Files,
     names: TensorNames,
-    ties_embeddings: bool,
+    /// In place of the base's, where that would mean another model.
+    config: Option<Map<String, Value>>,
     /// By the names of linears.
     deltas: BTreeMap<String, LoraDelta>,
     /// By the names of linears of experts whose deltas lie side by side.
@@ -59,11 +61,21 @@ struct Shard<'a> {
 }
 
 impl MergedModel {
-    /// Opens the model in `dir` to add `adapter` into it. Tensors that were trained in full (`saved`, by their names in the model) take
+    /// Opens a model to add `adapter` into it. Tensors that were trained in full (`saved`, by their names in the model) take
     /// the place of the model's, or come on top.
-    pub fn open(dir: &Path, adapter: Option<Adapter>, saved: Vec<(String, Tensor)>) -> Result<Self, ModelError> {
-        let config = Model::check(dir)?;
-        let names = TensorNames::of(&files::read_json(&dir.join("config.json"))?);
+    pub fn open<'a>(
+        source: impl Into<ModelSource<'a>>,
+        adapter: Option<Adapter>,
+        saved: Vec<(String, Tensor)>,
+    ) -> Result<Self, ModelError> {
+        let source = source.into();
+        let (config, mut object) = (Model::check(source)?, source.object()?);
+        let names = TensorNames::of(&object);
+        // Two ends that were one matrix, of which one is trained, are two.
+        let parts_ends = config.tie_word_embeddings && saved.iter().any(|(name, _)| [EMBEDDING, OUTPUT].contains(&&**name));
+        if parts_ends {
+            object.insert("tie_word_embeddings".into(), json!(false));
+        }
         let deltas = adapter.map(|adapter| adapter.into_parts().1).unwrap_or_default();
         let deltas: BTreeMap<_, _> = deltas.into_iter().map(|(linear, Delta::Lora(lora))| (linear, lora)).collect();
         for linear in config.linears().iter().filter(|linear| !linear.spec.has_bias) {
@@ -73,10 +85,10 @@ impl MergedModel {
             }
         }
         Ok(Self {
-            dir: dir.to_owned(),
-            files: Files::open(dir)?,
+            dir: source.dir.to_owned(),
+            files: Files::open(source.dir)?,
             names,
-            ties_embeddings: config.tie_word_embeddings,
+            config: (parts_ends || source.rope_scaling.is_some()).then_some(object),
             experts: expert_parts(&config),
             deltas,
             saved: saved.into_iter().collect(),
@@ -188,15 +200,12 @@ impl MergedModel {
         Ok(Some(sum(&stored_oi.to_kind(master_kind(stored_oi.kind())), lora, part).to_kind(stored_oi.kind())))
     }
 
-    /// `config.json` as the base has it. A model whose two ends were one matrix, of which one is trained, has two.
     fn write_config(&self, dir: &Path) -> Result<(), ModelError> {
-        let (from, to) = (self.dir.join("config.json"), dir.join("config.json"));
-        if self.ties_embeddings && [EMBEDDING, OUTPUT].iter().any(|end| self.saved.contains_key(*end)) {
-            let mut config: Map<String, Value> = files::read_json(&from)?;
-            config.insert("tie_word_embeddings".into(), json!(false));
-            return Ok(files::write_atomic(&to, &files::to_json(&config))?);
+        let to = dir.join("config.json");
+        match &self.config {
+            Some(config) => Ok(files::write_atomic(&to, &files::to_json(config))?),
+            None => copy(&self.dir.join("config.json"), &to),
         }
-        copy(&from, &to)
     }
 }
 

@@ -34,6 +34,7 @@ mod positions;
 mod random;
 #[cfg(test)]
 mod simulated;
+mod source;
 mod spec;
 mod targets;
 mod weights;
@@ -53,10 +54,11 @@ pub use merge::MergedModel;
 pub use positions::Positions;
 #[cfg(test)]
 pub(crate) use simulated::while_graphs_are_simulated;
+pub use source::ModelSource;
 pub use spec::{
     Activation, AttentionSpec, BranchNorms, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerSpec, LinearSpec, NormSpec,
     NormsSpec, QkNorm, QueryGrowth,
 };
-pub use spec::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
+pub use spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
 pub use targets::{num_trained, on_every_layer, targeted};
 pub use weights::MODEL_TENSORS;

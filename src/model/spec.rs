@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 pub(super) use crate::ops::attention::ScoreRule;
-pub use crate::ops::frequencies::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
+pub use crate::ops::frequencies::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
 
 /// One decoder layer.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,6 +6,9 @@ use tch::{Device, Kind, Tensor};
 
 use super::attention::accumulation_kind;
 
+/// The longest sequence in tokens of which a model's files may speak.
+pub const LONGEST_SEQUENCE: usize = 1 << 31;
+
 /// A rotary position embedding (Su et al. 2021, arXiv 2104.09864) of the heads of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
@@ -37,6 +40,8 @@ pub enum RopeScaling {
     },
     /// Slow pairs are interpolated and fast ones are not (Peng et al. 2023, arXiv 2309.00071).
     Yarn(YarnScaling),
+    /// The same by the length of each sequence. Depends on the length of the whole sequence.
+    DynamicYarn(DynamicYarnScaling),
     /// The same by wavelength, as Llama 3.1 was published (arXiv 2407.21783).
     Llama3(Llama3Scaling),
     /// Each pair has a factor of its own, from one of two lists (Ding et al. 2024, arXiv 2402.13753). Depends on the length of the whole
@@ -59,6 +64,18 @@ pub struct YarnScaling {
     pub truncates: bool,
     /// Cosines and sines are multiplied by it.
     pub attention_factor: f64,
+}
+
+/// The settings of `YaRN` whose factor is how many times longer a sequence is than those that the model was first trained on; up to that
+/// length nothing changes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DynamicYarnScaling {
+    /// Tokens of the sequences that the model was first trained on.
+    pub original: usize,
+    /// Pairs that turn more often than this over the original length are kept.
+    pub beta_fast: f64,
+    /// Pairs that turn less often than this are divided by the factor. In between, the share that is kept grows with the number of turns.
+    pub beta_slow: f64,
 }
 
 /// The settings of Llama 3.1.
@@ -93,8 +110,8 @@ pub struct Frequencies {
     /// Angles by which the pairs turn from one position to the next: `(B, F)`, or `(1, F)` where they do not depend on the length of a
     /// sequence.
     pub inverse_bf: Tensor,
-    /// Cosines and sines are multiplied by it.
-    pub attention_factor: f64,
+    /// Cosines and sines are multiplied by it: `(B)`, or `(1)` where it does not depend on the length of a sequence; `None` is 1.
+    pub attention_factor_b: Option<Tensor>,
 }
 
 impl Clone for Frequencies {
@@ -107,8 +124,8 @@ impl Clone for Frequencies {
 impl Frequencies {
     /// Those of the first sequences of the batch.
     pub fn of_first(&self, sequences: i64) -> Self {
-        let inverse_bf = self.inverse_bf.narrow(0, 0, sequences.min(self.inverse_bf.size()[0]));
-        Self { inverse_bf, attention_factor: self.attention_factor }
+        let first = |of: &Tensor| of.narrow(0, 0, sequences.min(of.size()[0]));
+        Self { inverse_bf: first(&self.inverse_bf), attention_factor_b: self.attention_factor_b.as_ref().map(first) }
     }
 }
 
@@ -130,7 +147,7 @@ impl RopeSpec {
 
     /// Whether sequences of different lengths have different frequencies.
     pub fn depends_on_length(&self) -> bool {
-        matches!(self.scaling, RopeScaling::Dynamic { .. } | RopeScaling::LongRope(_))
+        matches!(self.scaling, RopeScaling::Dynamic { .. } | RopeScaling::DynamicYarn(_) | RopeScaling::LongRope(_))
     }
 
     /// The longest sequence in tokens that it is made for, in a model whose `config.json` speaks of `max_positions`. Where a kind
@@ -141,6 +158,7 @@ impl RopeSpec {
             RopeScaling::Unscaled | RopeScaling::LongRope(_) => max_positions,
             RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor, .. } => times(max_positions, *factor),
             RopeScaling::Yarn(yarn) => times(yarn.original, yarn.factor).max(max_positions),
+            RopeScaling::DynamicYarn(_) => LONGEST_SEQUENCE,
             RopeScaling::Llama3(llama3) => times(llama3.original, llama3.factor).max(max_positions),
         }
     }
@@ -159,12 +177,15 @@ impl RopeSpec {
         } else {
             self.inverse(0, wide).unsqueeze(0)
         };
-        let attention_factor = match &self.scaling {
-            RopeScaling::Yarn(yarn) => yarn.attention_factor,
-            RopeScaling::LongRope(longrope) => longrope.attention_factor,
-            _ => 1.0,
+        let factors = match &self.scaling {
+            RopeScaling::Yarn(yarn) => vec![yarn.attention_factor],
+            RopeScaling::LongRope(longrope) => vec![longrope.attention_factor],
+            RopeScaling::DynamicYarn(yarn) => lengths.iter().map(|&length| 0.1 * yarn.factor(length).ln() + 1.0).collect(),
+            _ => Vec::new(),
         };
-        Frequencies { inverse_bf, attention_factor }
+        let is_plain = factors.iter().all(|factor| (factor - 1.0).abs() == 0.0);
+        let attention_factor_b = (!is_plain).then(|| Tensor::from_slice(&factors).to_kind(wide.0).to_device(device));
+        Frequencies { inverse_bf, attention_factor_b }
     }
 
     /// The frequencies of a sequence of so many tokens `(F)`.
@@ -176,6 +197,7 @@ impl RopeSpec {
                 self.powers(self.grown_base(*factor, (length, *max_positions), wide.0), wide).reciprocal()
             }
             RopeScaling::Yarn(yarn) => self.of_yarn(yarn, wide),
+            RopeScaling::DynamicYarn(yarn) => yarn.changed(&self.powers(self.theta, wide).reciprocal(), yarn.factor(length)),
             RopeScaling::Llama3(llama3) => llama3.changed(&self.powers(self.theta, wide).reciprocal()),
             RopeScaling::LongRope(longrope) => {
                 let factors = if length > longrope.original { &longrope.long } else { &longrope.short };
@@ -218,6 +240,20 @@ impl RopeSpec {
         let powers = self.powers(self.theta, wide);
         let (exact, divided) = (powers.reciprocal(), (powers * yarn.factor).reciprocal());
         divided * (1.0 - &kept) + exact * kept
+    }
+}
+
+impl DynamicYarnScaling {
+    /// By which slow pairs of a sequence are divided.
+    fn factor(&self, length: usize) -> f64 {
+        (length as f64 / self.original as f64).max(1.0)
+    }
+
+    /// What becomes of plain frequencies `(F)`.
+    fn changed(&self, inverse_f: &Tensor, factor: f64) -> Tensor {
+        let turns = inverse_f * (self.original as f64 / TAU);
+        let kept = ((turns - self.beta_slow) / (self.beta_fast - self.beta_slow)).clamp(0.0, 1.0);
+        (1.0 - &kept) * inverse_f / factor + kept * inverse_f
     }
 }
 
@@ -287,6 +323,28 @@ mod tests {
             near(&found[..3], &plain()[..3])
                 && near(&found[3..], &plain().split_off(3).iter().map(|f| f / 4.0).collect::<Vec<_>>())
         );
+    }
+
+    /// The formula by hand: `(1 − g) θ / s + g θ`, where g is the share of pairs that turn often, and scores times `(0.1 ln s + 1)²`.
+    #[test]
+    fn yarn_by_the_length_of_a_sequence_is_its_formula() {
+        let (original, beta_fast, beta_slow) = (256, 32.0, 1.0);
+        let yarn = spec(RopeScaling::DynamicYarn(DynamicYarnScaling { original, beta_fast, beta_slow }));
+        let expected = |length: f64| -> Vec<f64> {
+            let scale = (length / 256.0).max(1.0);
+            let share = |theta: f64| ((256.0 * theta / TAU - 1.0) / 31.0).clamp(0.0, 1.0);
+            plain().into_iter().map(|theta| (1.0 - share(theta)) * theta / scale + share(theta) * theta).collect()
+        };
+        let found = yarn.frequencies(&[40, 256, 300, 2560], Kind::Double, CPU);
+        for (i, length) in [40.0, 256.0, 300.0, 2560.0].into_iter().enumerate() {
+            assert!(near(&Vec::<f64>::try_from(found.inverse_bf.get(i as i64)).unwrap(), &expected(length)), "{length}");
+        }
+        assert!(near(&row(&yarn, 256), &plain()) && !near(&row(&yarn, 257), &plain()));
+        let factors = Vec::<f64>::try_from(found.attention_factor_b.unwrap()).unwrap();
+        assert!(near(&factors, &[1.0, 1.0, 0.1 * (300.0f64 / 256.0).ln() + 1.0, 0.1 * 10.0f64.ln() + 1.0]), "{factors:?}");
+        // Of sequences within the original length nothing is scaled.
+        assert!(yarn.frequencies(&[40, 256], Kind::Double, CPU).attention_factor_b.is_none());
+        assert_eq!(yarn.reach(256), LONGEST_SEQUENCE);
     }
 
     #[test]

@@ -24,12 +24,12 @@ impl Rotation {
     /// # Shapes
     /// `position_bn` is `(B, n)`, or `(1, n)` or `(n)` where all sequences share their positions; int64.
     pub fn at(position_bn: &Tensor, frequencies: &Frequencies, kind: Kind) -> Self {
-        let Frequencies { inverse_bf, attention_factor } = frequencies;
+        let Frequencies { inverse_bf, attention_factor_b } = frequencies;
         let angle = position_bn.atleast_2d().to_kind(inverse_bf.kind()).unsqueeze(-1) * inverse_bf.unsqueeze(1);
         // (B, n, F) -> (B, 1, n, F).
         let angle = angle.unsqueeze(-3);
-        #[expect(clippy::float_cmp, reason = "1 is what it is where nothing sets it")]
-        let scaled = |x: Tensor| if *attention_factor == 1.0 { x } else { x * *attention_factor };
+        let scaled =
+            |x: Tensor| attention_factor_b.as_ref().map_or_else(|| x.shallow_clone(), |of_b| &x * of_b.view([-1, 1, 1, 1]));
         Self { cos: scaled(angle.cos()).to_kind(kind), sin: scaled(angle.sin()).to_kind(kind) }
     }
 
@@ -149,7 +149,11 @@ mod tests {
     fn channels_behind_the_first_stay_and_a_factor_lengthens_those() {
         let (x, position) = (sample(5), Tensor::arange(5, (Kind::Int64, Device::Cpu)));
         let frequencies = RopeSpec::plain(1e4, 4).frequencies(&[], Kind::Double, Device::Cpu);
-        let part = Rotation::at(&position, &Frequencies { attention_factor: 1.5, ..frequencies }, Kind::Double);
+        let part = Rotation::at(
+            &position,
+            &Frequencies { attention_factor_b: Some(Tensor::from(1.5).view(1)), ..frequencies },
+            Kind::Double,
+        );
         let leaf = x.copy().set_requires_grad(true);
         let turned = part.apply(&leaf);
         let first = rotation(&position, 4, Kind::Double).apply(&x.narrow(3, 0, 4)) * 1.5;

@@ -37,7 +37,7 @@ pub use diagnose::{RecipeError, RecipeLocation};
 pub use grad::{GradRecipe, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
 pub use initial_part::{EndRegex, InitialPart};
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
-pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, TargetModules, TrainedBias};
+pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, RopeType, TargetModules, TrainedBias};
 pub use plan::Recipe;
 pub use reference::reference;
 pub use training::{CheckpointRecipe, EvalRecipe, LogRecipe, Metric, Mode, OptimizerRecipe};

@@ -16,7 +16,7 @@ use super::words::words;
 
 table! {
     /// The table `[model]`.
-    #[derive(Clone, Debug, PartialEq, Eq)]
+    #[derive(Clone, Debug, PartialEq)]
     pub struct ModelRecipe in "model" {
         /// A Hugging Face model directory.
         #[also(
@@ -36,6 +36,79 @@ table! {
         /// A GPU may round the factors of f32 products to 10 bits of mantissa.
         #[also("model.tf32", "train.tf32", "train.allow_tf32", "allow_tf32", "tf32")]
         pub allow_tf32: bool = false,
+        /// In place of what `config.json` says of scaled rotary embeddings: `{ rope_type = "dynamic_yarn",
+        /// original_max_position_embeddings = 8192, beta_fast = 32.0, beta_slow = 1.0 }`, `YaRN` by the length of each sequence, as in
+        /// `keys_values`. Sequences up to the original length (without one, that of `config.json`) are as without scaling.
+        pub rope_scaling: Option<RopeScalingRecipe> = None,
+    }
+}
+
+/// How rotary embeddings are scaled, whatever the model's files say.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RopeScalingRecipe {
+    /// By which rule.
+    #[serde(alias = "type")]
+    pub rope_type: RopeType,
+    /// Tokens of the sequences that the model was first trained on; as in its files, if nothing is said.
+    #[serde(default)]
+    pub original_max_position_embeddings: Option<usize>,
+    /// Pairs of channels that turn more often than this over the original length are kept.
+    #[serde(default = "beta_fast")]
+    pub beta_fast: f64,
+    /// Pairs that turn less often than this are stretched.
+    #[serde(default = "beta_slow")]
+    pub beta_slow: f64,
+}
+
+fn beta_fast() -> f64 {
+    32.0
+}
+
+fn beta_slow() -> f64 {
+    1.0
+}
+
+words! {
+    /// A rule by which rotary embeddings are scaled that models' files do not have.
+    pub enum RopeType {
+        /// `YaRN`, whose factor is how many times longer a sequence is than the original length.
+        DynamicYarn = "dynamic_yarn",
+    }
+}
+
+impl RecipeValue for RopeScalingRecipe {
+    fn takes(_: Option<&str>) -> String {
+        "table".to_owned()
+    }
+
+    fn to_value(&self) -> Option<Value> {
+        let original =
+            self.original_max_position_embeddings.map(|tokens| ("original_max_position_embeddings", (tokens as i64).into()));
+        let all = [
+            ("rope_type", self.rope_type.name().into()),
+            ("beta_fast", self.beta_fast.into()),
+            ("beta_slow", self.beta_slow.into()),
+        ];
+        Some(Value::Table(all.into_iter().chain(original).map(|(key, value): (&str, Value)| (key.to_owned(), value)).collect()))
+    }
+
+    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+        if self.original_max_position_embeddings == Some(0) {
+            let message = format!("`{key}.original_max_position_embeddings` must be at least 1, found 0");
+            return reader.refuse(
+                key,
+                message,
+                "write the length in tokens that the model was first trained on, or leave it out",
+            );
+        }
+        let Self { beta_fast, beta_slow, .. } = self;
+        if beta_slow > 0.0 && beta_fast > beta_slow && beta_fast.is_finite() {
+            return Ok(self);
+        }
+        let message =
+            format!("`{key}.beta_fast` must be more than `beta_slow`, and both more than 0, found {beta_fast} and {beta_slow}");
+        reader.refuse(key, message, "usual values are 32 and 1")
     }
 }
 

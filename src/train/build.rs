@@ -89,13 +89,13 @@ pub fn set_numerics(recipe: &Recipe, device: Device) {
 
 /// The recipe's model, of which nothing is trained.
 pub fn base_model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
-    Ok(Model::load(&recipe.model.path, recipe.model.dtype, device)?)
+    Ok(Model::load(&recipe.model, recipe.model.dtype, device)?)
 }
 
 /// The recipe's model with its adapter, or all weights of which are trained.
 pub fn model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
     let Some(lora) = &recipe.lora else {
-        return Ok(Model::load_to_train(&recipe.model.path, recipe.model.dtype, device)?);
+        return Ok(Model::load_to_train(&recipe.model, recipe.model.dtype, device)?);
     };
     let mut model = base_model(recipe, device)?;
     model.set_adapter(adapter((recipe, lora), model.config(), model.kind(), device)?);
@@ -104,11 +104,11 @@ pub fn model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
 
 /// As [`model`], from the `config.json` in the recipe's model directory alone: the weights are drawn on the device.
 pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
-    let (path, dtype) = (&recipe.model.path, recipe.model.dtype);
+    let dtype = recipe.model.dtype;
     let Some(lora) = &recipe.lora else {
-        return Ok(Model::drawn_to_train(path, dtype, device)?);
+        return Ok(Model::drawn_to_train(&recipe.model, dtype, device)?);
     };
-    let mut model = Model::drawn(path, dtype, device)?;
+    let mut model = Model::drawn(&recipe.model, dtype, device)?;
     model.set_adapter(adapter((recipe, lora), model.config(), model.kind(), device)?);
     Ok(model)
 }

@@ -74,3 +74,29 @@ fn places_and_bases_that_do_not_fit() {
     hint: restore the model, or say where the right one is with `--base DIR`
     ");
 }
+
+/// It is part of the recipe, and so of everything that is done with a run.
+#[test]
+fn positions_scaled_by_the_length() {
+    let place = Place::new();
+    let scaling = "model.rope_scaling={ rope_type = \"dynamic_yarn\", original_max_position_embeddings = 16 }";
+    let words = place.check(&[scaling]).done();
+    assert!(words.out.contains("yarn by the length of a sequence beyond 16 tokens"), "{}", words.out);
+    place.on_cpu("verify", &[scaling]).done();
+    place.finetune(&[scaling, "data.validation_fraction=0.34"]).done();
+    let own = scores(&place, &["run"]);
+    let said = place.run(&["export", "run", "--for", "merged"]).done();
+    assert!(said.err.contains("which Transformers refuses"), "{}", said.err);
+    // The model has it, whatever a recipe says.
+    let merged =
+        scores(&place, &["--base", "run/export-merged", "--recipe", "recipe.toml", "--set", "data.validation_fraction=0.34"]);
+    let difference = own["loss"].as_f64().unwrap() - merged["loss"].as_f64().unwrap();
+    assert!(difference.abs() < 1e-5, "{own} {merged}");
+    let plain = scores(&place, &["--base", "model", "--recipe", "recipe.toml", "--set", "data.validation_fraction=0.34"]);
+    assert!((own["loss"].as_f64().unwrap() - plain["loss"].as_f64().unwrap()).abs() > 1e-3, "{own} {plain}");
+    assert_snapshot!(place.run(&["export", "run", "--for", "vllm"]).refused(2), @r"
+    error: vLLM has no rotary embeddings of the kind `dynamic_yarn`, with which this was trained
+
+    hint: use it with kvtune, or train without `model.rope_scaling`
+    ");
+}

@@ -17,6 +17,9 @@ const DYNAMIC: &str =
 /// Of the three sequences two have the long list.
 const LONGROPE: &str = r#"{"model_type": "llama", "max_position_embeddings": 80, "rope_scaling": {"type": "longrope",
     "original_max_position_embeddings": 20, "short_factor": [1, 1.1, 1.2, 1.3], "long_factor": [1.2, 2, 4, 6]}}"#;
+/// Two are stretched, each by its own length.
+const DYNAMIC_YARN: &str =
+    r#"{"rope_scaling": {"type": "dynamic_yarn", "original_max_position_embeddings": 20, "beta_fast": 4.0}}"#;
 const YARN: &str = r#"{"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}"#;
 const QWEN3: &str = r#"{"model_type": "qwen3"}"#;
 const MISTRAL: &str = r#"{"model_type": "mistral"}"#;
@@ -47,7 +50,7 @@ const MIXTRAL: &str = r#"{"model_type": "mixtral", "num_local_experts": 4, "num_
 const QWEN3_MOE: &str = r#"{"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 12,
     "norm_topk_prob": true, "mlp_only_layers": [1]}"#;
 
-const FAMILIES: [(&str, &str); 20] = [
+const FAMILIES: [(&str, &str); 21] = [
     ("llama with biases", BIASED_LLAMA),
     ("llama 3.1", LLAMA_31),
     ("linear", LINEAR),
@@ -55,6 +58,7 @@ const FAMILIES: [(&str, &str); 20] = [
     ("dynamic", DYNAMIC),
     ("longrope", LONGROPE),
     ("yarn", YARN),
+    ("yarn by length", DYNAMIC_YARN),
     ("qwen3", QWEN3),
     ("mistral", MISTRAL),
     ("smollm3", SMOLLM3),

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use kvtune::recipe::{
     BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe,
     GradRecipe, HeadRecipe, InitLora, Labels, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnOutOfMemory, OnTooLong,
-    OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace,
-    StoreRecipe, TargetModules, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
+    OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, RopeScalingRecipe, RopeType, Schedule, Storage,
+    StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -190,7 +190,15 @@ fn opened(open: Vec<OpenKey>, mut grad: GradRecipe) -> GradRecipe {
 }
 
 prop_compose! {
-    fn rest(head: HeadRecipe)(model in (path(), option::of(path()), select(Dtype::ALL), any::<bool>()),
+    fn rope_scaling()(original_max_position_embeddings in option::of(small()), beta_slow in 0.1..9.0_f64, more in 0.1..9.0_f64)
+                     -> RopeScalingRecipe {
+        let rope_type = RopeType::DynamicYarn;
+        RopeScalingRecipe { rope_type, original_max_position_embeddings, beta_fast: beta_slow + more, beta_slow }
+    }
+}
+
+prop_compose! {
+    fn rest(head: HeadRecipe)(model in (path(), option::of(path()), select(Dtype::ALL), any::<bool>(), option::of(rope_scaling())),
               grad in (small(), 0.1..1e3_f64, option::of(small()), any::<bool>()), stores in stores(),
               on_out_of_memory in select(OnOutOfMemory::ALL), cuda_graphs in any::<bool>(),
               open in subsequence(OpenKey::ALL, 0..=OpenKey::ALL.len()),
@@ -200,7 +208,7 @@ prop_compose! {
         let single_tokens_for_targets = singles && head == HeadRecipe::NextToken;
         let (save_interval, intermediate_save_interval, intermediate_save_keep) = checkpoint;
         (
-            ModelRecipe { path: model.0, adapter: model.1, dtype: model.2, allow_tf32: model.3 },
+            ModelRecipe { path: model.0, adapter: model.1, dtype: model.2, allow_tf32: model.3, rope_scaling: model.4 },
             opened(
                 open,
                 GradRecipe {
@@ -322,6 +330,7 @@ const BOUND: &[(&str, &str)] = &[
     ("train.seed", "7"),
     ("train.deterministic", "true"),
     ("model.allow_tf32", "true"),
+    ("model.rope_scaling", "{ rope_type = \"dynamic_yarn\" }"),
     ("eval.interval", "7"),
     ("eval.mode", "max"),
     ("eval.max_batches", "7"),

@@ -7,10 +7,11 @@ use super::family::{Family, RopeRules};
 use super::rope_kinds::{RopeContext, scaling};
 use crate::model::fields::{ConfigFault, Fields};
 use crate::model::spec::{RopeScaling, RopeSpec};
+use crate::ops::frequencies::LONGEST_SEQUENCE;
 
 /// The tables that may hold it.
 const TABLES: [&str; 2] = ["rope_parameters", "rope_scaling"];
-pub(super) const MAX_POSITIONS: usize = 1 << 31;
+pub(super) const MAX_POSITIONS: usize = LONGEST_SEQUENCE;
 
 /// The longest sequence that a model was made for.
 pub(in crate::model) fn max_positions(fields: Fields<'_>) -> Result<usize, ConfigFault> {
@@ -88,7 +89,7 @@ fn rope_of(
     let original = agreed(&places, original_key, |place| place.count(original_key, MAX_POSITIONS))?;
     let rotary_dim = rotary_dim(&places, head_dim)?;
     let original = original.or(rules.default_original);
-    let context = RopeContext { rules, rotary_dim, max_positions, original };
+    let context = RopeContext { rules, head_dim, rotary_dim, max_positions, original };
     let mut scalings = Vec::new();
     for table in tables {
         scalings.push(scaling(*table, &context)?);

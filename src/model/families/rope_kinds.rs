@@ -2,13 +2,16 @@
 
 use super::family::RopeRules;
 use crate::model::fields::{ConfigFault, Fields, shown};
-use crate::model::spec::{Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};
+use crate::model::spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};
+use crate::ops::frequencies::LONGEST_SEQUENCE;
 
 /// What a kind depends on beside its own table.
 pub(super) struct RopeContext<'a> {
     /// The family's.
     pub(super) rules: &'a RopeRules,
-    /// Channels of a head that are rotated.
+    /// Channels of a head.
+    pub(super) head_dim: usize,
+    /// Those that are rotated.
     pub(super) rotary_dim: usize,
     /// `max_position_embeddings`.
     pub(super) max_positions: usize,
@@ -35,6 +38,7 @@ const KINDS: &[RopeKind] = &[
         keys: &["factor", "attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate", "finetuned"],
         read: yarn,
     },
+    RopeKind { names: &["dynamic_yarn"], keys: &["beta_fast", "beta_slow"], read: dynamic_yarn },
     RopeKind { names: &["llama3"], keys: &["factor", "low_freq_factor", "high_freq_factor"], read: llama3 },
     RopeKind { names: &["longrope", "su"], keys: &["short_factor", "long_factor", "factor", "attention_factor"], read: longrope },
 ];
@@ -105,6 +109,21 @@ fn yarn(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, Con
         truncates: table.flag_or("truncate", true)?,
         attention_factor: table.number_or("attention_factor", by_default)?,
     }))
+}
+
+fn dynamic_yarn(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, ConfigFault> {
+    // It is the scores that are sharpened, of which channels that are not rotated are a part, too.
+    if context.rotary_dim < context.head_dim {
+        return Err(table.unsupported("rope_type", "another one where only the first channels of a head are rotated".into()));
+    }
+    let (beta_fast, beta_slow) = (table.number_or("beta_fast", 32.0)?, table.number_or("beta_slow", 1.0)?);
+    if beta_fast <= beta_slow {
+        return Err(table.range("beta_fast", format!("more than `beta_slow` = {beta_slow}")));
+    }
+    let original_key = "original_max_position_embeddings";
+    let own = table.get(original_key).map(|_| table.count(original_key, LONGEST_SEQUENCE)).transpose()?;
+    let original = own.or(context.original).unwrap_or(context.max_positions);
+    Ok(RopeScaling::DynamicYarn(DynamicYarnScaling { original, beta_fast, beta_slow }))
 }
 
 fn llama3(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, ConfigFault> {
