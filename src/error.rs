@@ -3,6 +3,7 @@
 use crate::bench::BenchError;
 use crate::cache::CacheError;
 use crate::checkpoint::CheckpointError;
+use crate::conformance::ConformanceError;
 use crate::data::DataError;
 use crate::engine::EngineError;
 use crate::eval::EvalError;
@@ -57,6 +58,9 @@ pub enum Error {
     /// An evaluation failed.
     #[error(transparent)]
     Eval(#[from] EvalError),
+    /// The file of a policy can't be read, or a model departs from it.
+    #[error(transparent)]
+    Conformance(#[from] ConformanceError),
     /// An export failed.
     #[error(transparent)]
     Export(#[from] ExportError),
@@ -170,6 +174,7 @@ impl Failure for Error {
             Self::Generation(e) => e,
             Self::Serve(e) => e,
             Self::Eval(e) => e,
+            Self::Conformance(e) => e,
             Self::Export(e) => e,
             Self::Verify(e) => e,
             Self::Bench(e) => e,

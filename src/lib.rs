@@ -6,6 +6,7 @@ pub mod bench;
 pub mod cache;
 pub mod checkpoint;
 pub mod cli;
+pub mod conformance;
 pub mod data;
 pub mod engine;
 pub mod error;

@@ -26,6 +26,8 @@ pub struct Snapshot<'a> {
     pub base_model: &'a str,
     /// The optimiser's tensors.
     pub optimizer: &'a [(String, Tensor)],
+    /// Further files, by their names.
+    pub beside: &'a [(&'a str, Vec<u8>)],
     /// The rest.
     pub state: &'a TrainState,
 }
@@ -73,6 +75,9 @@ fn stage(staged: &Path, snapshot: &Snapshot<'_>) -> Result<(), CheckpointError> 
     snapshot.model.save_trained(staged, snapshot.base_model)?;
     store::save_tensors(&staged.join(OPTIMIZER), snapshot.optimizer, &store::pt_metadata())?;
     files::write_atomic(&staged.join(STATE), &files::to_json(snapshot.state))?;
+    for (name, bytes) in snapshot.beside {
+        files::write_atomic(&staged.join(name), bytes)?;
+    }
     let manifest = Manifest::of(staged)?;
     files::write_atomic(&staged.join(manifest::NAME), &files::to_json(&manifest))?;
     Ok(files::sync_dir(staged)?)
@@ -133,7 +138,8 @@ mod tests {
         fn save(&mut self, run: &Path, step: u64, kind: SaveKind, keep: usize) -> Result<PathBuf, CheckpointError> {
             let _ = self.optimizer[0].1.fill_(step as f64);
             let state = TrainState::new(step, 7, kind, &self.model.parameters());
-            let snapshot = Snapshot { model: &self.model, base_model: "m", optimizer: &self.optimizer, state: &state };
+            let snapshot =
+                Snapshot { model: &self.model, base_model: "m", optimizer: &self.optimizer, beside: &[], state: &state };
             save(run, &snapshot, keep)
         }
     }

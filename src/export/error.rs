@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::checkpoint::CheckpointError;
+use crate::conformance::ConformanceError;
 use crate::files::FilesError;
 use crate::model::ModelError;
 use crate::report::ReportError;
@@ -20,6 +21,9 @@ pub enum ExportError {
     /// The checkpoint can't be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The policy's file can't be read.
+    #[error(transparent)]
+    Conformance(#[from] ConformanceError),
     /// The figures of the run can't be read.
     #[error(transparent)]
     Report(#[from] ReportError),
@@ -99,6 +103,7 @@ impl Failure for ExportError {
             Self::Model(e) => Some(e),
             Self::Files(e) => Some(e),
             Self::Checkpoint(e) => Some(e),
+            Self::Conformance(e) => Some(e),
             Self::Report(e) => Some(e),
             _ => None,
         }

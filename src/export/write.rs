@@ -8,6 +8,7 @@ use tch::{Device, Kind};
 use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
 use super::trained::{ExportTarget, Trained};
 use super::{ExportError, card};
+use crate::conformance::{KV_POLICY, PolicyFile};
 use crate::files::{self, FilesError};
 use crate::model::{Adapter, MergedModel, ModelConfig, ModelSource, fingerprint};
 use crate::recipe::{RopeScalingRecipe, Weights};
@@ -33,6 +34,9 @@ pub fn export(
             }
             ExportedWeights::Model(model) => model.write(staged, goes_on)?,
         }
+        if let Some(policy) = &parts.policy {
+            files::write_atomic(&staged.join(KV_POLICY), &policy.to_json())?;
+        }
         let card = card::card(trained, target, &parts.base_model, &parts.hash);
         files::write_atomic(&staged.join("README.md"), card.as_bytes())?;
         Ok::<_, ExportError>(files::sync_dir(staged)?)
@@ -49,6 +53,7 @@ struct Parts {
     base_model: String,
     /// Of the base.
     hash: String,
+    policy: Option<PolicyFile>,
     notes: Vec<String>,
 }
 
@@ -58,6 +63,7 @@ enum ExportedWeights {
 }
 
 fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, ExportError> {
+    let policy = PolicyFile::find(trained.checkpoint)?;
     let scaling = trained.recipe.and_then(|recipe| recipe.model.rope_scaling.as_ref());
     if trained.holds == Weights::All {
         if target != ExportTarget::Merged {
@@ -66,7 +72,7 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, ExportErr
         let weights = ExportedWeights::Model(MergedModel::open(trained.checkpoint, None, Vec::new())?);
         let base_model = trained.recipe.map_or_else(|| trained.name(), |recipe| recipe.model.path.display().to_string());
         let hash = trained.state.as_ref().map_or_else(String::new, |state| state.model_hash.clone());
-        return Ok(Parts { weights, base_model, hash, notes: refuse_or_note(scaling, target)? });
+        return Ok(Parts { weights, base_model, hash, policy, notes: refuse_or_note(scaling, target)? });
     }
     let base = base(trained)?;
     let hash = fingerprint(&base)?;
@@ -82,7 +88,10 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, ExportErr
         ExportTarget::LlamaCpp => ExportedWeights::Adapter(folded(adapter, &LLAMA_CPP, &mut notes)?),
         ExportTarget::Merged => ExportedWeights::Model(MergedModel::open(source, Some(adapter), Vec::new())?),
     };
-    Ok(Parts { weights, base_model: base.display().to_string(), hash, notes })
+    if policy.is_none() {
+        notes.push(format!("no `{KV_POLICY}`: the checkpoint has none that says which cache it was trained with"));
+    }
+    Ok(Parts { weights, base_model: base.display().to_string(), hash, policy, notes })
 }
 
 /// No other program has frequencies by the length of a sequence: what it would compute is another function.

@@ -264,7 +264,7 @@ mod tests {
         for (table, fault, hint) in [
             (
                 json!({"rope_type": "yarm"}),
-                "unknown `rope_scaling.rope_type` `yarm`, expected one of `default`, `linear`, `dynamic`, `yarn`, `llama3`, `longrope`",
+                "unknown `rope_scaling.rope_type` `yarm`, expected one of `default`, `linear`, `dynamic`, `yarn`, `dynamic_yarn`, `llama3`, `longrope`",
                 "did you mean `yarn`?",
             ),
             (

@@ -2,6 +2,7 @@
 
 use std::f64::consts::TAU;
 
+use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::attention::accumulation_kind;
@@ -10,7 +11,8 @@ use super::attention::accumulation_kind;
 pub const LONGEST_SEQUENCE: usize = 1 << 31;
 
 /// A rotary position embedding (Su et al. 2021, arXiv 2104.09864) of the heads of a layer.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RopeSpec {
     /// The base of the frequencies.
     pub theta: f64,
@@ -21,7 +23,8 @@ pub struct RopeSpec {
 }
 
 /// How the frequencies of a rotary position embedding are changed.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
 pub enum RopeScaling {
     /// Not at all.
     Unscaled,
@@ -50,7 +53,8 @@ pub enum RopeScaling {
 }
 
 /// The settings of `YaRN`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct YarnScaling {
     /// By which slow pairs are divided.
     pub factor: f64,
@@ -68,7 +72,8 @@ pub struct YarnScaling {
 
 /// The settings of `YaRN` whose factor is how many times longer a sequence is than those that the model was first trained on; up to that
 /// length nothing changes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct DynamicYarnScaling {
     /// Tokens of the sequences that the model was first trained on.
     pub original: usize,
@@ -79,7 +84,8 @@ pub struct DynamicYarnScaling {
 }
 
 /// The settings of Llama 3.1.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Llama3Scaling {
     /// By which pairs of long wavelengths are divided.
     pub factor: f64,
@@ -92,7 +98,8 @@ pub struct Llama3Scaling {
 }
 
 /// The settings of `LongRoPE`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LongRopeScaling {
     /// F factors of sequences up to the original length.
     pub short: Vec<f64>,

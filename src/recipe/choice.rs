@@ -75,6 +75,14 @@ impl PolicyRecipe {
         Ok(inner)
     }
 
+    /// As a recipe has it: the name alone, or a table with the parameters under it.
+    pub fn to_value(&self) -> toml::Value {
+        match self.params.entries() {
+            [] => toml::Value::String(self.name.clone()),
+            _ => toml::Value::Table([(self.name.clone(), self.params.to_value())].into_iter().collect()),
+        }
+    }
+
     /// The error for a name that is not among the known ones.
     pub fn unknown(&self, known: &[&str]) -> RecipeError {
         let message = format!("unknown value `{}` for `{}`", self.name, self.key);
@@ -110,14 +118,8 @@ impl RecipeField for PolicyRecipe {
         Ok(Some(choice))
     }
 
-    /// The name alone, or a table.
     fn entries(&self, key: &str) -> TableEntries {
-        let name = || self.name.clone();
-        let value = match self.params.entries() {
-            [] => toml::Value::String(name()),
-            _ => toml::Value::Table([(name(), self.params.to_value())].into_iter().collect()),
-        };
-        vec![(key.to_owned(), value)]
+        vec![(key.to_owned(), self.to_value())]
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Error, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use toml::Value;
 
 use super::diagnose::Checked;
@@ -44,14 +44,14 @@ table! {
 }
 
 /// How rotary embeddings are scaled, whatever the model's files say.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RopeScalingRecipe {
     /// By which rule.
     #[serde(alias = "type")]
     pub rope_type: RopeType,
     /// Tokens of the sequences that the model was first trained on; as in its files, if nothing is said.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original_max_position_embeddings: Option<usize>,
     /// Pairs of channels that turn more often than this over the original length are kept.
     #[serde(default = "beta_fast")]

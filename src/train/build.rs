@@ -6,6 +6,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::TrainError;
 use crate::cache;
+use crate::conformance::PolicyFile;
 use crate::data::{self, ModelLimits, Splits, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
 use crate::files::Scratch;
@@ -132,6 +133,7 @@ fn adapter(
         return Ok(Adapter::new(config, lora, recipe.train.seed, kind, device)?);
     };
     let mut adapter = Adapter::load_peft(path, config, kind, device)?;
+    check_positions(config, path)?;
     check_agreement((lora, config), &adapter, path)?;
     adapter.set_dropout(lora.dropout)?;
     Ok(adapter)
@@ -140,6 +142,7 @@ fn adapter(
 /// Puts the PEFT adapter in `dir` into the model.
 pub fn load_adapter(model: &mut Model, dir: &Path) -> Result<(), TrainError> {
     let adapter = Adapter::load_peft(dir, model.config(), model.kind(), model.device())?;
+    check_positions(model.config(), dir)?;
     model.set_adapter(adapter);
     Ok(())
 }
@@ -161,6 +164,17 @@ pub(super) fn take_parameters(model: &Model, saved: &[(String, Tensor)], dir: &P
         no_grad(|| tensor.copy_(values));
     }
     Ok(())
+}
+
+/// An adapter was trained with certain positions: with others it is another function.
+fn check_positions(config: &ModelConfig, path: &Path) -> Result<(), TrainError> {
+    let Some(file) = PolicyFile::find(path)? else { return Ok(()) };
+    let ropes = config.layers.iter().map(|layer| layer.attention.rope.as_ref());
+    if file.rope.iter().map(Option::as_ref).eq(ropes) {
+        return Ok(());
+    }
+    let scaling = file.rope_scaling.map_or_else(|| "without `model.rope_scaling`".to_owned(), |table| format!("with {table}"));
+    Err(TrainError::OtherPositions { path: path.to_owned(), scaling })
 }
 
 /// An adapter brings its own numbers: a recipe that says otherwise is a mistake.

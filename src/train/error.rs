@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::checkpoint::CheckpointError;
+use crate::conformance::ConformanceError;
 use crate::data::DataError;
 use crate::engine::EngineError;
 use crate::eval::EvalError;
@@ -41,6 +42,9 @@ pub enum TrainError {
     /// The optimiser refused.
     #[error(transparent)]
     Optim(#[from] OptimError),
+    /// The policy's file can't be made or read.
+    #[error(transparent)]
+    Conformance(#[from] ConformanceError),
     /// A checkpoint can't be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -77,6 +81,14 @@ pub enum TrainError {
         adapter: String,
         /// Its directory.
         path: PathBuf,
+    },
+    /// An adapter was trained with other rotary embeddings than the recipe's model has.
+    #[error("the adapter in `{path}` was trained with other positions: {scaling}", path = path.display())]
+    OtherPositions {
+        /// Its directory.
+        path: PathBuf,
+        /// What its recipe had.
+        scaling: String,
     },
     /// A loss of routers is asked for, and the model has none.
     #[error("`train.router_aux_loss_coef` is set, and the model `{model}` has no experts", model = model.display())]
@@ -145,6 +157,9 @@ impl Failure for TrainError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::OtherAdapter { .. } => Some("make `[lora]` agree with the adapter, or leave `model.adapter` out".into()),
+            Self::OtherPositions { .. } => {
+                Some("make `model.rope_scaling` in the recipe the same, and take the model it was trained on".into())
+            }
             Self::NoRouters { .. } => Some("leave the key out: it balances the experts of such models as Mixtral".into()),
             Self::NoRun { .. } => Some(
                 "name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too"
@@ -179,6 +194,7 @@ impl Failure for TrainError {
         match self {
             Self::ChangedRecipe { .. }
             | Self::OtherAdapter { .. }
+            | Self::OtherPositions { .. }
             | Self::NoRouters { .. }
             | Self::OutputInTheWay { .. }
             | Self::NoRun { .. }
@@ -201,6 +217,7 @@ impl Failure for TrainError {
             Self::Engine(e) => Some(e),
             Self::Plan(e) => Some(e),
             Self::Eval(e) => Some(e),
+            Self::Conformance(e) => Some(e),
             Self::Optim(e) => Some(e),
             Self::Checkpoint(e) | Self::NotSaved(e) => Some(e),
             Self::Report(e) => Some(e),

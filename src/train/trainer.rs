@@ -10,6 +10,7 @@ use super::retreat::RetryingEngine;
 use super::step::Learner;
 use super::{ResolvedRun, RunSchedule, TrainError, build, tiling};
 use crate::checkpoint::{self, Best, SampleCounts, SaveKind, Snapshot, TrainState};
+use crate::conformance::{KV_POLICY, PolicyFile, PolicyTrial};
 use crate::data::{Batch, Dataset, Splits};
 use crate::engine::{EngineError, Observer};
 use crate::eval::{self, Scores};
@@ -40,6 +41,8 @@ pub struct Trainer {
     step: u64,
     total_tokens: u64,
     profile: Option<RunProfile>,
+    /// What a checkpoint's policy file is recorded with.
+    trial: PolicyTrial,
 }
 
 impl Trainer {
@@ -61,6 +64,7 @@ impl Trainer {
             profile.built(&model, optimizer.bytes());
         }
         Ok(Self {
+            trial: PolicyTrial::smallest(model.config(), &recipe.kv_cache, &recipe.grad)?,
             model_hash: fingerprint(&recipe.model.path)?,
             dir: dir.to_owned(),
             model,
@@ -219,8 +223,14 @@ impl Trainer {
         let validation = self.data.validation.as_ref().map_or(0, Dataset::len);
         state.samples = Some(SampleCounts { train: self.data.train.len(), validation });
         let base_model = self.recipe.model.path.display().to_string();
-        let snapshot =
-            Snapshot { model: &self.model, base_model: &base_model, optimizer: &self.optimizer.state(), state: &state };
+        let policy = PolicyFile::record(&self.recipe, &self.model, &self.model_hash, &self.trial)?;
+        let snapshot = Snapshot {
+            model: &self.model,
+            base_model: &base_model,
+            optimizer: &self.optimizer.state(),
+            beside: &[(KV_POLICY, policy.to_json())],
+            state: &state,
+        };
         let keep = self.recipe.checkpoint.intermediate_save_keep;
         checkpoint::save(&self.dir, &snapshot, keep).map_err(TrainError::NotSaved)
     }

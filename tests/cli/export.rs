@@ -100,3 +100,49 @@ fn positions_scaled_by_the_length() {
     hint: use it with kvtune, or train without `model.rope_scaling`
     ");
 }
+
+/// Beside every checkpoint and export, and tested by running it.
+#[test]
+fn the_policy_file_conforms_and_tells_where_not() {
+    let place = trained();
+    place.run(&["export", "run", "--for", "merged"]).done();
+    place.run(&["export", "run", "--for", "vllm"]).done();
+    let conformance = |dir: &str| place.run(&["verify", "--device", "cpu", "--conformance", dir]);
+    for dir in ["run/final", "run/step-000001", "run/export-merged", "run/export-vllm"] {
+        assert!(conformance(dir).done().out.starts_with("conforms: "), "{dir}");
+    }
+    let file: serde_json::Value = serde_json::from_slice(&place.read("run/final/kv_policy.json")).unwrap();
+    assert_eq!((&file["policy"], &file["cache_lengths"]), (&json!("h2o"), &json!([[32, 32], [32, 32], [32, 32]])));
+    assert_eq!((&file["chunk_size"], &file["positions"], &file["buffer"]), (&json!(8), &json!("absolute"), &json!("plain")));
+    let left = file["conformance"]["left"][0][0].as_array().unwrap();
+    assert!(left.len() == 49 && left.iter().filter(|query| query.is_u64()).count() == 33, "{left:?}");
+    let corrupt = |changes| {
+        place.edit_json("run/export-vllm/kv_policy.json", changes);
+        conformance("run/export-vllm")
+    };
+    let mut recorded = file["conformance"].clone();
+    let token = (0..left.len()).find(|&token| left[token].is_u64()).unwrap();
+    recorded["left"][0][0][token] = json!(null);
+    let error = corrupt(json!({"conformance": recorded})).refused(1);
+    assert!(error.contains(&format!("layer 0, KV head 0, token {token} leaves before query")), "{error}");
+    assert!(error.contains(", recorded: stays"), "{error}");
+    let good = file["conformance"].clone();
+    for (changes, expected, code) in [
+        (json!({"conformance": good, "unknown": 1}), "unknown field `unknown`", 3),
+        (json!({"unknown": null, "version": 2}), "of version 2, expected", 3),
+        (json!({"version": 1, "positions": "shifted"}), "`positions` in", 3),
+        (json!({"positions": "absolute", "windows": [4, null, null]}), "`windows` in", 3),
+        (json!({"windows": file["windows"], "base_hash": "0"}), "`base_hash` in", 3),
+        (json!({"base_hash": file["base_hash"], "policy": "h3o"}), "unknown value `h3o`", 2),
+        (json!({"policy": {"h2o": {"grac": 1}}}), "unknown key `grac` in `[kv_cache.policy.h2o]`", 2),
+    ] {
+        let error = corrupt(changes).refused(code);
+        assert!(error.contains(expected), "{expected} in {error}");
+    }
+    let error = place.run(&["verify", "--device", "cpu", "--conformance", "adapter"]).refused(3);
+    assert!(error.contains("there is no `kv_policy.json` in `adapter`"), "{error}");
+    // An adapter goes with the positions that it was trained with.
+    let other = "model.rope_scaling={ rope_type = \"dynamic_yarn\", original_max_position_embeddings = 16 }";
+    let error = place.run(&["evaluate", "run", "--device", "cpu", "--split", "train", "--set", other]).refused(2);
+    assert!(error.contains("was trained with other positions: without `model.rope_scaling`"), "{error}");
+}

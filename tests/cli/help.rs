@@ -32,6 +32,7 @@ fn the_verbs() {
       evaluate       Loss, perplexity and accuracy of a run, a checkpoint or a model
       score          Score a file of answers: exact match, F1, ROUGE, RULER's string match and others
       generate       Write texts with a run, a checkpoint or a model, through the cache that it was trained with
+      export         Write what was trained for another program: an adapter for PEFT or a server, or a merged model
       verify         Prove the gradients on your model and data against plain autograd
       check          Look at a recipe, its model and its data, and print what would run
       plan           Predict memory and time of a step, and choose the best tiling
@@ -124,12 +125,14 @@ fn verify() {
     assert_snapshot!(help("verify"), @r"
     Prove the gradients on your model and data against plain autograd
 
-    Usage: kvtune verify [OPTIONS] --recipe <FILE>
+    Usage: kvtune verify [OPTIONS] <--recipe <FILE>|--conformance <DIR>>
 
     Options:
           --recipe <FILE>      The recipe
           --set <a.b=c>        Override a key of the recipe
           --full               As for `finetune-full`: all weights are trained, and there is no adapter
+          --conformance <DIR>  Test instead whether the cache evicts what `kv_policy.json` in this checkpoint or export has recorded
+          --base <MODEL>       Where the adapter's base model is, if not where the adapter says
           --every-tiling       Prove other tilings than the recipe's too: shapes of cells, stores, caches that wait on the host
           --samples <K>        Samples to prove, from the start of the training file, in one batch. Default: `train.micro_batch_size`; with `--dump`, all samples of the file
           --dump <DIR>         Write loss, gradients, logits, evictions and the replay log to this directory

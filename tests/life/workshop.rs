@@ -257,7 +257,7 @@ pub fn names(dir: &Path) -> Vec<String> {
 pub fn assert_valid(checkpoint: &Path) {
     let manifest: Value = serde_json::from_slice(&fs::read(checkpoint.join("MANIFEST.json")).unwrap()).unwrap();
     let files = manifest["files"].as_object().unwrap();
-    assert_eq!(files.len(), 4, "{}", checkpoint.display());
+    assert_eq!(files.len(), 5, "{}", checkpoint.display());
     for (name, entry) in files {
         let hash = blake3::hash(&fs::read(checkpoint.join(name)).unwrap());
         assert_eq!(entry["blake3"], hash.to_hex().as_str(), "{}: {name}", checkpoint.display());

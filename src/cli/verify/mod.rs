@@ -1,5 +1,6 @@
 //! `kvtune verify`: the proof on the user's own model and data.
 
+mod conformance;
 mod dump;
 mod every_tiling;
 mod proof;
@@ -13,7 +14,6 @@ use super::counts::at_least_one;
 use super::evaluate::Format;
 use super::recipe_file::RecipeFile;
 use crate::cache::ReplayLog;
-use crate::data::{Batch, Dataset};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::recipe::{Dtype, Recipe, ValidationSource};
@@ -23,9 +23,17 @@ use crate::verify::{Proofs, fits_in_f64};
 use proof::{ProofSubject, proof_model};
 
 #[derive(Debug, Args)]
+#[command(override_usage = "kvtune verify [OPTIONS] <--recipe <FILE>|--conformance <DIR>>")]
+#[command(mut_arg("recipe", |recipe| recipe.required(false).required_unless_present("conformance")))]
 pub(super) struct Verify {
     #[command(flatten)]
-    recipe: RecipeFile,
+    recipe: Option<RecipeFile>,
+    /// Test instead whether the cache evicts what `kv_policy.json` in this checkpoint or export has recorded.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["recipe", "set", "full", "every_tiling", "samples", "dump", "replay_log"])]
+    conformance: Option<PathBuf>,
+    /// Where the adapter's base model is, if not where the adapter says.
+    #[arg(long, value_name = "MODEL", requires = "conformance")]
+    base: Option<PathBuf>,
     /// Prove other tilings than the recipe's too: shapes of cells, stores, caches that wait on the host.
     #[arg(long)]
     every_tiling: bool,
@@ -44,12 +52,14 @@ pub(super) struct Verify {
     format: Format,
 }
 
-/// More samples than this in one dumped batch must be asked for.
-const MAX_DUMPED: usize = 64;
-
 impl Verify {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
-        let mut recipe = self.recipe.load(device)?;
+        if let Some(dir) = &self.conformance {
+            return conformance::check(dir, self.base.as_deref(), device);
+        }
+        // clap lets neither pass.
+        let Some(recipe) = &self.recipe else { return Ok(()) };
+        let mut recipe = recipe.load(device)?;
         // The proof takes the sequences of the file in their order.
         recipe.data.validation = ValidationSource::Fraction(0.0);
         // Before the model is there.
@@ -65,7 +75,7 @@ impl Verify {
         engine_of(&Recipe { grad: recipe.grad.closed(), ..recipe.clone() })?;
         let data = train::open_data(&recipe, &config, tokenizer.as_ref())?;
         console::note(&data.report.to_string());
-        let batch = self.batch(&data.train, recipe.train.micro_batch_size)?;
+        let batch = proof::batch(&data.train, (self.samples, self.dump.is_some()), recipe.train.micro_batch_size)?;
         if let Some(machine) = machine {
             recipe = train::settled(recipe, &config, &batch, machine)?.0;
         }
@@ -83,15 +93,5 @@ impl Verify {
         }
         let found = Proofs::new(&model, &batch, context).prove(&engine)?;
         subject.tell(&found, &engine.settings().inexact_stores())
-    }
-
-    fn batch(&self, data: &Dataset, micro_batch_size: usize) -> Result<Batch, Error> {
-        let default = if self.dump.is_some() { data.len() } else { micro_batch_size };
-        if self.samples.is_none() && default > MAX_DUMPED {
-            let message = format!("the file has {default} samples, which would be dumped as one batch");
-            return Err(Error::Usage { message, hint: "say how many with `--samples`".into() });
-        }
-        let count = self.samples.unwrap_or(default).min(data.len());
-        Ok(data.batch(&(0..count).collect::<Vec<_>>())?)
     }
 }

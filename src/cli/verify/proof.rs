@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tch::Device;
 
 use crate::cli::evaluate::Format;
-use crate::data::Batch;
+use crate::data::{Batch, Dataset};
 use crate::engine::{ChunkKey, MicroBatchContext};
 use crate::error::Error;
 use crate::model::Model;
@@ -105,6 +105,20 @@ impl ProofSubject<'_> {
         }
         Ok(console::result(&line.to_string())?)
     }
+}
+
+/// More samples than this in one dumped batch must be asked for.
+const MAX_DUMPED: usize = 64;
+
+/// The first samples of a file: as many as were asked for, all of a dump, or else `default`.
+pub(super) fn batch(data: &Dataset, (samples, is_dumped): (Option<usize>, bool), default: usize) -> Result<Batch, Error> {
+    let default = if is_dumped { data.len() } else { default };
+    if samples.is_none() && default > MAX_DUMPED {
+        let message = format!("the file has {default} samples, which would be dumped as one batch");
+        return Err(Error::Usage { message, hint: "say how many with `--samples`".into() });
+    }
+    let count = samples.unwrap_or(default).min(data.len());
+    Ok(data.batch(&(0..count).collect::<Vec<_>>())?)
 }
 
 /// The recipe's model in `dtype`, with gradients that are not zero.

@@ -1,0 +1,47 @@
+//! `kvtune verify --conformance`: whether the cache evicts what was recorded beside a checkpoint or an export.
+
+use std::path::{Path, PathBuf};
+
+use tch::Device;
+
+use crate::conformance::{ConformanceError, KV_POLICY, PolicyFile};
+use crate::error::Error;
+use crate::files;
+use crate::model::{Model, ModelSource, fingerprint};
+use crate::recipe::Weights;
+use crate::report::console;
+use crate::train;
+
+/// Runs the prompt of the file in `dir` with the model there, or with the adapter there beside its base.
+pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(), Error> {
+    let file = PolicyFile::read(dir)?;
+    let (rope_scaling, dtype) = file.model_settings(dir)?;
+    let is_adapter = crate::checkpoint::holds(dir) == Some(Weights::Adapter);
+    let model_dir = if is_adapter { base_of(dir, base)? } else { dir.to_owned() };
+    let source = ModelSource { dir: &model_dir, rope_scaling: rope_scaling.as_ref() };
+    let mut model = Model::load(source, dtype, device)?;
+    if is_adapter {
+        let found = fingerprint(&model_dir)?;
+        if found != file.base_hash {
+            let (path, expected) = (dir.join(KV_POLICY), format!("{found}, the hash of `{}`", model_dir.display()));
+            return Err(ConformanceError::Unfit { path, key: "base_hash", found: file.base_hash, expected }.into());
+        }
+        train::load_adapter(&mut model, dir)?;
+    }
+    let left = file.check(dir, &model)?;
+    let tokens = file.conformance.prompt.len();
+    Ok(console::result(&format!(
+        "conforms: {left} evictions of a prompt of {tokens} tokens are as recorded, in every layer and head"
+    ))?)
+}
+
+/// Where an adapter's base is: as the user says, or as the adapter names it.
+fn base_of(dir: &Path, base: Option<&Path>) -> Result<PathBuf, Error> {
+    if let Some(base) = base {
+        return Ok(base.to_owned());
+    }
+    files::read_peft(dir)?.config.base_model.map(Into::into).ok_or_else(|| Error::Usage {
+        message: format!("the adapter in `{}` does not name its base model", dir.display()),
+        hint: "say where it is with `--base DIR`".into(),
+    })
+}

@@ -1,0 +1,220 @@
+//! The file: the cache by policy, lengths, chunks and buffer; positions; the base; and a recorded prompt.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::trial::first_difference;
+use super::{ConformanceError, PolicyTrial, RecordedTrial};
+use crate::engine::{EngineError, Settings};
+use crate::files::{self, FilesError};
+use crate::model::{Model, ModelConfig, RopeSpec};
+use crate::recipe::{CacheRecipe, Dtype, GradRecipe, Recipe, RopeScalingRecipe};
+
+/// Its name.
+pub const KV_POLICY: &str = "kv_policy.json";
+const FORMAT: &str = "kvtune kv policy";
+const VERSION: u32 = 1;
+/// Keys count from the first token of the sequence, and stay where they are when others leave.
+const ABSOLUTE: &str = "absolute";
+/// Chunks evict nothing until then.
+const PREFILL: &str = "until the smallest cache is full";
+
+/// The cache that a model was trained with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyFile {
+    /// What the file is.
+    pub format: String,
+    /// Of the format.
+    pub version: u32,
+    /// A name, or a table with one: its parameters.
+    pub policy: Value,
+    /// Slots by layer and KV head; of a layer with a sliding window, those of its window.
+    pub cache_lengths: Vec<Vec<usize>>,
+    /// The sliding windows by layer; a layer that has one has a rolling cache in place of the policy.
+    pub windows: Vec<Option<usize>>,
+    /// First tokens that never leave, by layer.
+    pub sinks: Vec<usize>,
+    /// Last tokens that never leave, by layer.
+    pub grace: Vec<usize>,
+    /// Tokens that are run together, and choose together who leaves.
+    pub chunk_size: usize,
+    /// Where chunks end: `plain` or `reference`.
+    pub chunking: String,
+    /// How long nothing leaves.
+    pub prefill: String,
+    /// How an entry is stored after its own chunk has attended.
+    pub buffer: String,
+    /// Which positions keys have.
+    pub positions: String,
+    /// Rotary embeddings by layer, as trained; `null` where a layer knows no position.
+    pub rope: Vec<Option<RopeSpec>>,
+    /// What the recipe had in place of the model's own scaling.
+    pub rope_scaling: Option<Value>,
+    /// Hash of the base model's directory.
+    pub base_hash: String,
+    /// What an implementation is tested with.
+    pub conformance: RecordedTrial,
+}
+
+impl PolicyFile {
+    /// That of a run: `trial` is made of the same recipe.
+    pub fn record(recipe: &Recipe, model: &Model, base_hash: &str, trial: &PolicyTrial) -> Result<Self, ConformanceError> {
+        let (config, kv) = (model.config(), &recipe.kv_cache);
+        let settings = Settings::new(config, kv, &recipe.grad.closed())?;
+        let layers = || 0..config.num_layers();
+        let own = kv.cache_length.by_layer(config.num_layers());
+        let length = |layer: usize| config.layers[layer].attention.rule.window.unwrap_or(own[layer]);
+        let heads = config.num_kv_heads();
+        Ok(Self {
+            format: FORMAT.into(),
+            version: VERSION,
+            policy: json!(kv.policy.to_value()),
+            cache_lengths: layers().map(|layer| vec![length(layer); heads[layer]]).collect(),
+            windows: config.layers.iter().map(|layer| layer.attention.rule.window).collect(),
+            sinks: layers().map(|layer| settings.policy(layer).traits().sinks).collect(),
+            grace: layers().map(|layer| settings.policy(layer).traits().grace).collect(),
+            chunk_size: kv.chunk_size,
+            chunking: kv.chunking.name().into(),
+            prefill: PREFILL.into(),
+            buffer: kv.buffer.name().into(),
+            positions: ABSOLUTE.into(),
+            rope: config.layers.iter().map(|layer| layer.attention.rope.clone()).collect(),
+            rope_scaling: recipe.model.rope_scaling.as_ref().map(|scaling| json!(scaling)),
+            base_hash: base_hash.into(),
+            conformance: trial.record(model, recipe.model.dtype.name())?,
+        })
+    }
+
+    /// The file's bytes.
+    pub fn to_json(&self) -> Vec<u8> {
+        files::to_json(self)
+    }
+
+    /// Reads the file of a checkpoint or an export, if it has one.
+    pub fn find(dir: &Path) -> Result<Option<Self>, ConformanceError> {
+        let path = dir.join(KV_POLICY);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let object: Map<String, Value> = files::read_json(&path)?;
+        // Before the rest, which another version may not have.
+        let found = format!(
+            "{} of version {}",
+            object.get("format").unwrap_or(&Value::Null),
+            object.get("version").unwrap_or(&Value::Null)
+        );
+        let expected = format!("{} of version {VERSION}", json!(FORMAT));
+        if found != expected {
+            return Err(ConformanceError::Format { path, found, expected });
+        }
+        let wrong = |e: serde_json::Error| FilesError::Json { path: path.clone(), reason: e.to_string() };
+        let file: Self = serde_json::from_value(Value::Object(object)).map_err(wrong)?;
+        for (key, found, expected) in [("positions", &file.positions, ABSOLUTE), ("prefill", &file.prefill, PREFILL)] {
+            if found != expected {
+                return Err(ConformanceError::Unfit {
+                    path,
+                    key,
+                    found: format!("{found:?}"),
+                    expected: format!("{expected:?}"),
+                });
+            }
+        }
+        Ok(Some(file))
+    }
+
+    /// As [`Self::find`], where there must be one.
+    pub fn read(dir: &Path) -> Result<Self, ConformanceError> {
+        Self::find(dir)?.ok_or_else(|| ConformanceError::Missing { dir: dir.to_owned() })
+    }
+
+    /// What a recipe would say of the cache and of what is scaled, and the dtype of the recording.
+    fn recipe(&self, dir: &Path) -> Result<Recipe, ConformanceError> {
+        let lengths: Vec<Option<&usize>> = self.cache_lengths.iter().map(|heads| heads.first()).collect();
+        let mut kv = toml::Table::new();
+        let text = |text: &str| toml::Value::String(text.to_owned());
+        let path = dir.join(KV_POLICY);
+        let wrong =
+            |key, found: String| ConformanceError::Unfit { path: path.clone(), key, found, expected: "as in a recipe".into() };
+        let policy = toml::Value::try_from(&self.policy).map_err(|_| wrong("policy", self.policy.to_string()))?;
+        let lengths = lengths.into_iter().map(|length| length.map(|&slots| toml::Value::Integer(slots as i64)));
+        let lengths: Option<Vec<toml::Value>> = lengths.collect();
+        kv.insert("policy".into(), policy);
+        kv.insert("cache_length".into(), lengths.ok_or_else(|| wrong("cache_lengths", "empty in a layer".into()))?.into());
+        kv.insert("chunk_size".into(), toml::Value::Integer(self.chunk_size as i64));
+        kv.insert("chunking".into(), text(&self.chunking));
+        kv.insert("buffer".into(), text(&self.buffer));
+        let mut model = toml::Table::new();
+        model.insert("path".into(), text("."));
+        model.insert("dtype".into(), text(&self.conformance.dtype));
+        if let Some(scaling) = &self.rope_scaling {
+            model.insert(
+                "rope_scaling".into(),
+                toml::Value::try_from(scaling).map_err(|_| wrong("rope_scaling", scaling.to_string()))?,
+            );
+        }
+        let mut whole = toml::Table::new();
+        whole.insert("model".into(), model.into());
+        whole.insert("kv_cache".into(), kv.into());
+        let data = toml::Table::from_iter([("train".to_owned(), text("none")), ("format".to_owned(), text("tokens"))]);
+        whole.insert("data".into(), data.into());
+        Ok(Recipe::parse(whole.to_string(), &path, &[])?.recipe)
+    }
+
+    /// How the model's rotary embeddings are scaled if not as its own files say, and the dtype of the recording.
+    pub fn model_settings(&self, dir: &Path) -> Result<(Option<RopeScalingRecipe>, Dtype), ConformanceError> {
+        let recipe = self.recipe(dir)?;
+        Ok((recipe.model.rope_scaling, recipe.model.dtype))
+    }
+
+    /// Runs the recorded prompt with a model; the file lies in `dir`. Returns how many tokens left, over all layers and heads.
+    pub fn check(&self, dir: &Path, model: &Model) -> Result<usize, ConformanceError> {
+        let path = dir.join(KV_POLICY);
+        self.check_model(dir, model.config())?;
+        let recipe = self.recipe(dir)?;
+        let (kv, grad): (&CacheRecipe, &GradRecipe) = (&recipe.kv_cache, &recipe.grad);
+        let trial = PolicyTrial::recorded(model.config(), (kv, grad), &self.conformance).map_err(EngineError::from)?;
+        let (found, left) = (trial.run(model)?, &self.conformance.left);
+        let shape =
+            |of: &super::Departures| of.iter().map(|heads| heads.iter().map(Vec::len).collect()).collect::<Vec<Vec<usize>>>();
+        if shape(&found) != shape(left) {
+            let (found, expected) = (format!("of the shape {:?}", shape(left)), format!("{:?}", shape(&found)));
+            return Err(ConformanceError::Unfit { path, key: "conformance.left", found, expected });
+        }
+        if let Some(what) = first_difference(left, &found) {
+            return Err(ConformanceError::Departs { path, what });
+        }
+        Ok(found.iter().flatten().flatten().flatten().count())
+    }
+
+    /// Whether the file speaks of such a model.
+    fn check_model(&self, dir: &Path, config: &ModelConfig) -> Result<(), ConformanceError> {
+        let refuse = |key, found: String, expected: String| {
+            Err(ConformanceError::Unfit { path: dir.join(KV_POLICY), key, found, expected })
+        };
+        let heads: Vec<usize> = self.cache_lengths.iter().map(Vec::len).collect();
+        if heads != config.num_kv_heads() {
+            return refuse("cache_lengths", format!("for {heads:?} heads"), format!("{:?} by layer", config.num_kv_heads()));
+        }
+        let windows: Vec<Option<usize>> = config.layers.iter().map(|layer| layer.attention.rule.window).collect();
+        if self.windows != windows {
+            return refuse("windows", json!(self.windows).to_string(), json!(windows).to_string());
+        }
+        let ropes: Vec<Option<RopeSpec>> = config.layers.iter().map(|layer| layer.attention.rope.clone()).collect();
+        if let Some(layer) = (0..ropes.len()).find(|&layer| self.rope.get(layer) != Some(&ropes[layer])) {
+            let found = self.rope.get(layer).map_or_else(|| "missing".into(), |rope| json!(rope).to_string());
+            return refuse("rope", found, format!("{} in layer {layer}", json!(ropes[layer])));
+        }
+        let (prompt, vocab_size) = (&self.conformance.prompt, config.vocab_size);
+        if prompt.len() < 2 || prompt.iter().any(|&id| id as usize >= vocab_size) {
+            return refuse("conformance.prompt", format!("{} tokens", prompt.len()), format!("at least 2, below {vocab_size}"));
+        }
+        let (begin, end) = self.conformance.initial_part;
+        if begin > end || end > prompt.len() {
+            return refuse("conformance.initial_part", format!("{begin} to {end}"), format!("within {} tokens", prompt.len()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,178 @@
+//! One short prompt through a small cache of the trained policy: which token leaves when.
+
+use serde::{Deserialize, Serialize};
+
+use super::ConformanceError;
+use crate::data::{Batch, IGNORE, Sequence, Targets};
+use crate::engine::{Engine, EngineError, Settings};
+use crate::head::NextToken;
+use crate::model::{Model, ModelConfig};
+use crate::recipe::{CacheLength, CacheRecipe, GradRecipe, Storage};
+use crate::verify::walk;
+
+/// By layer, KV head and token: the first query that does not see the token any more, `null` where it stays. A layer with a sliding window,
+/// which has no policy, has no heads.
+pub type Departures = Vec<Vec<Vec<Option<usize>>>>;
+
+/// The test as the file has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecordedTrial {
+    /// The tokens.
+    pub prompt: Vec<u32>,
+    /// Begin and end of the prompt's initial part.
+    pub initial_part: (usize, usize),
+    /// Slots of each layer's cache at most: smaller than in training, so that a short prompt evicts.
+    pub cache_length: usize,
+    /// Tokens of a chunk.
+    pub chunk_size: usize,
+    /// In which everything was computed.
+    pub dtype: String,
+    /// What was found.
+    pub left: Departures,
+}
+
+/// A cache and a prompt to try it with.
+pub struct PolicyTrial {
+    engine: Engine,
+    batch: Batch,
+    cache_length: usize,
+    chunk_size: usize,
+}
+
+/// The smallest cache that is tried.
+const FEWEST_SLOTS: usize = 16;
+/// What may count as the initial part of the prompt.
+const INITIAL_PART: (usize, usize) = (0, 4);
+
+impl PolicyTrial {
+    /// The smallest cache that the policy gets along with, and a prompt three times as long; one that evicts nothing is filled.
+    pub fn smallest(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<Self, EngineError> {
+        let largest = kv.cache_length.by_layer(config.num_layers()).into_iter().max().unwrap_or(FEWEST_SLOTS);
+        let mut cache_length = FEWEST_SLOTS;
+        while cache_length < largest {
+            if let Ok(trial) = Self::new(config, kv, grad, (cache_length, kv.chunk_size.min(cache_length / 4)), None) {
+                return Ok(trial);
+            }
+            cache_length *= 2;
+        }
+        Self::new(config, kv, grad, (largest, kv.chunk_size), None)
+    }
+
+    /// The one that was recorded.
+    pub fn recorded(
+        config: &ModelConfig,
+        (kv, grad): (&CacheRecipe, &GradRecipe),
+        recorded: &RecordedTrial,
+    ) -> Result<Self, EngineError> {
+        let sizes = (recorded.cache_length, recorded.chunk_size);
+        Self::new(config, kv, grad, sizes, Some((&recorded.prompt, recorded.initial_part)))
+    }
+
+    fn new(
+        config: &ModelConfig,
+        kv: &CacheRecipe,
+        grad: &GradRecipe,
+        (cache_length, chunk_size): (usize, usize),
+        prompt: Option<(&[u32], (usize, usize))>,
+    ) -> Result<Self, EngineError> {
+        let lengths = kv.cache_length.by_layer(config.num_layers()).into_iter().map(|own| own.min(cache_length)).collect();
+        let kv = CacheRecipe {
+            cache_length: CacheLength::PerLayer(lengths),
+            chunk_size,
+            storage: Storage::Preallocated,
+            randomize_chunk_sizes: false,
+            ..kv.clone()
+        };
+        let settings = Settings::new(config, &kv, &grad.closed())?;
+        let (inputs, initial) = match prompt {
+            Some((ids, initial)) => (ids.to_vec(), initial),
+            None => {
+                let tokens = if settings.scope().is_some() { 3 * cache_length + 1 } else { cache_length };
+                (ids(tokens.min(config.longest_sequence()), config.vocab_size), INITIAL_PART)
+            }
+        };
+        let targets = inputs[1..].iter().map(|&id| i64::from(id)).chain([IGNORE]).collect();
+        let sequence = Sequence { sample: 0, inputs, targets: Targets::NextToken(targets), initial: Some(initial) };
+        let engine = Engine::new(settings, Box::new(NextToken));
+        Ok(Self { engine, batch: Batch { sequences: vec![sequence] }, cache_length, chunk_size })
+    }
+
+    /// Runs the prompt.
+    pub fn run(&self, model: &Model) -> Result<Departures, ConformanceError> {
+        let (_, log) = self.engine.inspect(model, &self.batch, &mut |_, _| {})?;
+        let layers = model.config().layers.iter().enumerate();
+        layers
+            .map(|(layer, spec)| {
+                if spec.attention.rule.window.is_some() {
+                    return Ok(Vec::new());
+                }
+                let walked = walk(&log, layer, spec.attention.num_kv_heads)?;
+                let when = |&query: &i64| (query != i64::MAX).then_some(query as usize);
+                let of_sequence = walked.gone.into_iter().next().unwrap_or_default();
+                Ok(of_sequence.iter().map(|head| head.iter().map(when).collect()).collect())
+            })
+            .collect()
+    }
+
+    /// Runs the prompt to be written down.
+    pub fn record(&self, model: &Model, dtype: &str) -> Result<RecordedTrial, ConformanceError> {
+        let sequence = &self.batch.sequences[0];
+        Ok(RecordedTrial {
+            prompt: sequence.inputs.clone(),
+            initial_part: sequence.initial.unwrap_or(INITIAL_PART),
+            cache_length: self.cache_length,
+            chunk_size: self.chunk_size,
+            dtype: dtype.to_owned(),
+            left: self.run(model)?,
+        })
+    }
+}
+
+/// Tokens without meaning, the same every time; none twice in a row.
+fn ids(count: usize, vocab_size: usize) -> Vec<u32> {
+    let mut state = 1u64;
+    let mut next = || {
+        // Knuth's MMIX generator.
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) % vocab_size as u64) as u32
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// The first token that leaves at another time than was recorded, in words.
+pub(super) fn first_difference(recorded: &Departures, found: &Departures) -> Option<String> {
+    let mut first: Option<(usize, String)> = None;
+    for (layer, (expected, found)) in recorded.iter().zip(found).enumerate() {
+        for (head, (expected, found)) in expected.iter().zip(found).enumerate() {
+            for (token, (expected, found)) in expected.iter().zip(found).enumerate().filter(|(_, (e, f))| e != f) {
+                let at = expected.unwrap_or(usize::MAX).min(found.unwrap_or(usize::MAX));
+                if first.as_ref().is_none_or(|(earliest, _)| at < *earliest) {
+                    let words =
+                        |when: &Option<usize>| when.map_or("stays".to_owned(), |query| format!("leaves before query {query}"));
+                    let text =
+                        format!("layer {layer}, KV head {head}, token {token} {}, recorded: {}", words(found), words(expected));
+                    first = Some((at, text));
+                }
+            }
+        }
+    }
+    first.map(|(_, text)| text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_earliest_difference_is_named() {
+        let recorded = vec![vec![], vec![vec![Some(9), Some(20), None]], vec![vec![Some(8), Some(12), None]]];
+        let mut found = recorded.clone();
+        assert_eq!(first_difference(&recorded, &found), None);
+        (found[1][0][1], found[2][0][2]) = (Some(24), Some(16));
+        let text = first_difference(&recorded, &found).unwrap();
+        assert_eq!(text, "layer 2, KV head 0, token 2 leaves before query 16, recorded: stays");
+        found[2][0][2] = None;
+        assert!(first_difference(&recorded, &found).unwrap().starts_with("layer 1, KV head 0, token 1 leaves before query 24"));
+    }
+}
