@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::trial::first_difference;
 use super::{ConformanceError, PolicyTrial, RecordedTrial};
-use crate::engine::{EngineError, Settings};
+use crate::engine::Settings;
 use crate::files::{self, FilesError};
 use crate::model::{Model, ModelConfig, RopeSpec};
 use crate::recipe::{CacheRecipe, Dtype, GradRecipe, Recipe, RopeScalingRecipe};
@@ -175,7 +175,7 @@ impl PolicyFile {
         self.check_model(dir, model.config())?;
         let recipe = self.recipe(dir)?;
         let (kv, grad): (&CacheRecipe, &GradRecipe) = (&recipe.kv_cache, &recipe.grad);
-        let trial = PolicyTrial::recorded(model.config(), (kv, grad), &self.conformance).map_err(EngineError::from)?;
+        let trial = PolicyTrial::recorded(model.config(), (kv, grad), &self.conformance)?;
         let (found, left) = (trial.run(model)?, &self.conformance.left);
         let shape =
             |of: &super::Departures| of.iter().map(|heads| heads.iter().map(Vec::len).collect()).collect::<Vec<Vec<usize>>>();

@@ -85,12 +85,11 @@ impl PolicyTrial {
             ..kv.clone()
         };
         let settings = Settings::new(config, &kv, &grad.closed())?;
-        let (inputs, initial) = match prompt {
-            Some((ids, initial)) => (ids.to_vec(), initial),
-            None => {
-                let tokens = if settings.scope().is_some() { 3 * cache_length + 1 } else { cache_length };
-                (ids(tokens.min(config.longest_sequence()), config.vocab_size), INITIAL_PART)
-            }
+        let (inputs, initial) = if let Some((ids, initial)) = prompt {
+            (ids.to_vec(), initial)
+        } else {
+            let tokens = if settings.scope().is_some() { 3 * cache_length + 1 } else { cache_length };
+            (ids(tokens.min(config.longest_sequence()), config.vocab_size), INITIAL_PART)
         };
         let targets = inputs[1..].iter().map(|&id| i64::from(id)).chain([IGNORE]).collect();
         let sequence = Sequence { sample: 0, inputs, targets: Targets::NextToken(targets), initial: Some(initial) };

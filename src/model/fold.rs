@@ -32,7 +32,7 @@ impl Adapter {
             (AdapterFeature::BiasOfB, settings.lora_bias),
             (AdapterFeature::BaseBiases, settings.trains_biases),
             (AdapterFeature::Experts, of_linears(is_of_experts)),
-            (AdapterFeature::Routers, of_linears(|linear| linear.ends_with(".gate"))),
+            (AdapterFeature::Routers, of_linears(|linear| linear.rsplit('.').next() == Some("gate"))),
         ]
         .into_iter()
         .filter_map(|(feature, has)| has.then_some(feature))

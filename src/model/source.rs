@@ -59,7 +59,7 @@ impl ModelSource<'_> {
             return refuse("its queries grow with their position, which belongs to the scaling of its own");
         }
         let scaled = ModelConfig::from_object(&self.object()?);
-        scaled.or_else(|fault| Err(ModelError::RopeScaling { dir: self.dir.to_owned(), reason: fault.to_string() }))
+        scaled.map_err(|fault| ModelError::RopeScaling { dir: self.dir.to_owned(), reason: fault.to_string() })
     }
 
     /// `config.json` as it counts.
