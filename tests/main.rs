@@ -12,6 +12,7 @@
 mod binary;
 mod cli;
 mod generation;
+mod conformance;
 mod golden;
 mod gradients;
 mod kernels;

@@ -42,16 +42,22 @@ pub struct PolicyTrial {
 
 /// The smallest cache that is tried.
 const FEWEST_SLOTS: usize = 16;
+/// A policy that needs a large cache makes the prompt long enough.
+const LONGEST_CHUNK: usize = 64;
+/// So many choices.
+const CHUNKS: usize = 8;
 /// What may count as the initial part of the prompt.
 const INITIAL_PART: (usize, usize) = (0, 4);
 
 impl PolicyTrial {
-    /// The smallest cache that the policy gets along with, and a prompt three times as long; one that evicts nothing is filled.
+    /// The smallest cache that the policy gets along with, and a prompt with which it chooses eight times; one that evicts nothing is filled.
     pub fn smallest(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<Self, EngineError> {
         let largest = kv.cache_length.by_layer(config.num_layers()).into_iter().max().unwrap_or(FEWEST_SLOTS);
         let mut cache_length = FEWEST_SLOTS;
         while cache_length < largest {
-            if let Ok(trial) = Self::new(config, kv, grad, (cache_length, kv.chunk_size.min(cache_length / 4)), None) {
+            if let Ok(trial) =
+                Self::new(config, kv, grad, (cache_length, kv.chunk_size.min(cache_length / 4).min(LONGEST_CHUNK)), None)
+            {
                 return Ok(trial);
             }
             cache_length *= 2;
@@ -88,7 +94,8 @@ impl PolicyTrial {
         let (inputs, initial) = if let Some((ids, initial)) = prompt {
             (ids.to_vec(), initial)
         } else {
-            let tokens = if settings.scope().is_some() { 3 * cache_length + 1 } else { cache_length };
+            let evicting = if settings.scope().is_some() { CHUNKS * chunk_size.min(LONGEST_CHUNK) + 1 } else { 0 };
+            let tokens = cache_length + evicting;
             (ids(tokens.min(config.longest_sequence()), config.vocab_size), INITIAL_PART)
         };
         let targets = inputs[1..].iter().map(|&id| i64::from(id)).chain([IGNORE]).collect();
