@@ -11,8 +11,8 @@
 
 mod binary;
 mod cli;
-mod generation;
 mod conformance;
+mod generation;
 mod golden;
 mod gradients;
 mod kernels;

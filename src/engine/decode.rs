@@ -67,8 +67,7 @@ fn frequencies(sessions: &[&mut Session], rows: usize) -> Vec<Frequencies> {
     let Some(first) = sessions.first() else { return Vec::new() };
     let of_rotation = |rotation: usize| {
         let of_row = |row: usize| &sessions.get(row).unwrap_or(first).frequencies[rotation];
-        let inverse_bf = Tensor::cat(&(0..rows).map(|row| of_row(row).inverse_bf.shallow_clone()).collect::<Vec<_>>(), 0);
-        Frequencies { inverse_bf, attention_factor: of_row(0).attention_factor }
+        Frequencies::joined(&(0..rows).map(of_row).collect::<Vec<_>>())
     };
     (0..first.frequencies.len()).map(of_rotation).collect()
 }

@@ -124,11 +124,24 @@ pub struct Frequencies {
 impl Clone for Frequencies {
     /// They are never written to, so that both may lie in the same memory.
     fn clone(&self) -> Self {
-        Self { inverse_bf: self.inverse_bf.shallow_clone(), attention_factor: self.attention_factor }
+        let attention_factor_b = self.attention_factor_b.as_ref().map(Tensor::shallow_clone);
+        Self { inverse_bf: self.inverse_bf.shallow_clone(), attention_factor_b }
     }
 }
 
 impl Frequencies {
+    /// Those of several batches, one behind the other.
+    pub fn joined(all: &[&Self]) -> Self {
+        let inverse: Vec<&Tensor> = all.iter().map(|of| &of.inverse_bf).collect();
+        let factor = |of: &&Self| {
+            let ones = || Tensor::ones([of.inverse_bf.size()[0]], (of.inverse_bf.kind(), of.inverse_bf.device()));
+            of.attention_factor_b.as_ref().map_or_else(ones, Tensor::shallow_clone)
+        };
+        let is_plain = all.iter().all(|of| of.attention_factor_b.is_none());
+        let attention_factor_b = (!is_plain).then(|| Tensor::cat(&all.iter().map(factor).collect::<Vec<_>>(), 0));
+        Self { inverse_bf: Tensor::cat(&inverse, 0), attention_factor_b }
+    }
+
     /// Those of the first sequences of the batch.
     pub fn of_first(&self, sequences: i64) -> Self {
         let first = |of: &Tensor| of.narrow(0, 0, sequences.min(of.size()[0]));
