@@ -62,7 +62,7 @@ impl Column<'_> {
         for span in self.spans {
             let part = |x: &Tensor| x.narrow(2, (span.start - first) as i64, span.len as i64);
             let (q, k, v) = (part(qkv.q_bhnd), part(qkv.k_bgnd), part(qkv.v_bgnd));
-            outs.push(attend(span, Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, rule: qkv.rule })?);
+            outs.push(attend(span, Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, ..*qkv })?);
         }
         Ok(if outs.len() == 1 { outs.remove(0) } else { Tensor::cat(&outs, 2) })
     }
@@ -196,30 +196,36 @@ impl OffloadMoves {
 fn cached_attention(
     (state, moves): (&SharedLayer, OffloadMoves),
     span: &ChunkSpan,
-    Qkv { q_bhnd: q, k_bgnd: k, v_bgnd: v, rule }: Qkv<'_>,
+    Qkv { q_bhnd: q, k_bgnd: k, v_bgnd: v, rule, drain_h }: Qkv<'_>,
     chain: &Tensor,
 ) -> Result<(Tensor, Tensor), AttendError> {
-    let needs = [q.requires_grad(), k.requires_grad(), v.requires_grad()];
-    let detached = [q.detach(), k.detach(), v.detach()];
+    let inputs: Vec<&Tensor> = [q, k, v, chain].into_iter().chain(drain_h).collect();
+    let needs: Vec<bool> = inputs.iter().map(|input| input.requires_grad()).collect();
+    let detached: Vec<Tensor> = inputs.iter().map(|input| input.detach()).collect();
     let (out, saved, next) = no_grad(|| {
-        let tokens = Qkv { q_bhnd: &detached[0], k_bgnd: &detached[1], v_bgnd: &detached[2], rule };
+        let tokens = Qkv {
+            q_bhnd: &detached[0],
+            k_bgnd: &detached[1],
+            v_bgnd: &detached[2],
+            rule,
+            drain_h: detached.get(4),
+        };
         let (out, saved) = lock(state).recompute(span, tokens).map_err(refused)?;
         // Autograd hangs its history on a tensor of its own; its numbers are those that the backward keeps.
         Ok::<_, AttendError>((out.detach(), saved, link(chain)))
     })?;
     let (shared, here) = (state.clone(), span.clone());
-    attach_backward(&[q, k, v, chain], &[&out, &next], move |grads| {
+    attach_backward(&inputs, &[&out, &next], move |grads| {
         lock(&shared).cache.bring();
         if let Some(below) = &moves.below {
             lock(below).cache.bring();
         }
-        let (dq, dk, dv) = no_grad(|| lock(&shared).backward(&here, &saved, grads[0].as_ref())).map_err(|e| e.to_string())?;
+        let [dq, dk, dv, ddrain] = no_grad(|| lock(&shared).backward(&here, &saved, grads[0].as_ref())).map_err(|e| e.to_string())?;
         if moves.parks {
             lock(&shared).cache.park();
         }
-        let given = |needed: bool, grad: Tensor| needed.then_some(grad);
-        let end = Tensor::zeros([1], (dq.kind(), dq.device()));
-        Ok(vec![given(needs[0], dq), given(needs[1], dk), given(needs[2], dv), Some(end)])
+        let end = dq.as_ref().map(|dq| Tensor::zeros([1], (dq.kind(), dq.device())));
+        Ok([dq, dk, dv, end, ddrain].into_iter().zip(needs).map(|(grad, needed)| grad.filter(|_| needed)).collect())
     })
     .map_err(|e| AttendError::new(e.to_string()))?;
     Ok((out, next))

@@ -10,7 +10,7 @@ use crate::cache::{
     CacheError, CacheGrads, CacheSnapshot, ChunkAttention, ChunkSpan, LayerCache, LayerLog, ParkedUndo, Placement, Policy,
     Queries, Undo, UndoPrefetch,
 };
-use crate::ops::attention::{self, Attended, Chunk, KvPage, Qkv, ScoreRule, accumulation_kind, attention_mass};
+use crate::ops::attention::{self, Attended, Chunk, KvPage, Qkv, ScoreRule, accumulation_kind, attention_mass, drain_backward};
 use crate::store::{Form, Store};
 
 /// The state of one layer.
@@ -54,6 +54,8 @@ struct OwnKeys {
     k: Tensor,
     v: Tensor,
     rule: ScoreRule,
+    /// The drains of the query heads, in a layer that has them.
+    drain_h: Option<Tensor>,
     /// Which of the region's columns hold an entry `(B, G, n)`, where sequences end in the chunk and heads have empty slots.
     in_use_bgn: Option<Tensor>,
     /// How many of the region's columns, from the first on, see each of them `(B, G, n)`, where the layer has a window.
@@ -170,21 +172,24 @@ impl LayerState {
         Ok((saved.placement.unplace(&saved.attended.out_bhnd), saved))
     }
 
-    /// Backward of one chunk's attention: adds to the cache's gradient, unwinds it and the cache, returns `(dq, dk, dv)`.
+    /// Backward of one chunk's attention: adds to the cache's gradient, unwinds it and the cache, returns the gradients of queries, keys
+    /// and values, and of the drains, where there are some.
     pub(super) fn backward(
         &mut self,
         span: &ChunkSpan,
         saved: &ChunkSaved,
         dout: Option<&Tensor>,
-    ) -> Result<(Tensor, Tensor, Tensor), CacheError> {
+    ) -> Result<[Option<Tensor>; 4], CacheError> {
         self.cache.enter(span);
         let kind = accumulation_kind(saved.own.q.kind());
         let (size, past) = (self.cache.size(), self.past(span, self.seen_until(span, &saved.placement, saved.own.rule).as_ref()));
         let grads = self.grads.get_or_insert_with(|| CacheGrads::zeros(&size, kind, saved.own.q.device()));
+        let mut ddrain = None;
         let dq = dout.map(|dout| {
-            let part =
-                attention::attend_backward(&saved.placement.place(dout), saved.own.beside(&past), &past.parts(), &saved.attended);
+            let dout = saved.placement.place(dout);
+            let part = attention::attend_backward(&dout, saved.own.beside(&past), &past.parts(), &saved.attended);
             grads.add((&part.dk_bgnd, &part.dv_bgnd), &part.past);
+            ddrain = saved.own.drain_h.as_ref().map(|drain| drain_backward(&dout, &saved.attended, drain).to_kind(drain.kind()));
             saved.placement.unplace(&part.dq_bhnd)
         });
         let undo = self.resident.remove(&span.index).ok_or_else(|| self.cache.missing_undo(span))?;
@@ -194,7 +199,8 @@ impl LayerState {
         let (dk, dv) = grads.unwind(&undo);
         self.cache.unwind(span, &undo)?;
         let own = |d: &Tensor| saved.placement.unplace(d).to_kind(saved.own.k.kind());
-        Ok((dq.unwrap_or_else(|| saved.placement.unplace(&saved.own.q.zeros_like())), own(&dk), own(&dv)))
+        let dq = dq.unwrap_or_else(|| saved.placement.unplace(&saved.own.q.zeros_like()));
+        Ok([Some(dq), Some(own(&dk)), Some(own(&dv)), ddrain])
     }
 
     /// Restores the cache to what it was before `span`: the cell that follows makes the undo entry again when it writes.
@@ -298,6 +304,7 @@ impl LayerState {
             k,
             v,
             rule: tokens.rule,
+            drain_h: tokens.drain_h.map(Tensor::shallow_clone),
             in_use_bgn: self.cache.region_in_use(span),
             seen_until_bgn: seen_until_bgc.as_ref().filter(|_| !sees_itself).map(own),
         };
@@ -311,7 +318,13 @@ impl OwnKeys {
     /// With a past that stands in the cache as it did when the chunk attended.
     fn beside<'a>(&'a self, past: &'a PastPages) -> Chunk<'a> {
         Chunk {
-            qkv: Qkv { q_bhnd: &self.q, k_bgnd: &self.k, v_bgnd: &self.v, rule: self.rule },
+            qkv: Qkv {
+                q_bhnd: &self.q,
+                k_bgnd: &self.k,
+                v_bgnd: &self.v,
+                rule: self.rule,
+                drain_h: self.drain_h.as_ref(),
+            },
             in_use_bgn: self.in_use_bgn.as_ref(),
             seen_until_bgn: self.seen_until_bgn.as_ref(),
             joined_bgcd: past.joined(),

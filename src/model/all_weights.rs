@@ -35,6 +35,8 @@ pub(super) const COMPANIONS: [&str; 9] = [
 pub(super) struct AllWeights {
     /// Bottom to top; a tied matrix stands here once, as the embedding.
     leaves: Vec<(String, Tensor)>,
+    /// What is saved beside them, and never trained.
+    constants: Vec<(String, Tensor)>,
     /// Name of the matrix behind the logits.
     output: &'static str,
     config: Map<String, Value>,
@@ -50,14 +52,18 @@ pub(super) fn check_dtype(dtype: Dtype) -> Result<(), ModelError> {
 impl AllWeights {
     pub(super) fn load(source: ModelSource<'_>, config: &ModelConfig, weights: &Weights) -> Result<Self, ModelError> {
         let dir = source.dir;
-        let leaf = |entry: layout::TensorEntry| {
-            let tensor = weights.load_to_write(&entry.name)?.set_requires_grad(true);
+        let (constants, trained): (Vec<_>, Vec<_>) =
+            layout::entries(config).into_iter().partition(|entry| entry.role == layout::Role::Constant);
+        let constant = |entry: layout::TensorEntry| {
+            let tensor = weights.load_to_write(&entry.name)?;
             Ok((entry.name, tensor))
         };
+        let leaf = |entry| constant(entry).map(|(name, tensor)| (name, tensor.set_requires_grad(true)));
         let present = COMPANIONS.into_iter().filter(|name| dir.join(name).exists());
         let read = |name| Ok((name, fs::read(dir.join(name)).map_err(FilesError::io("read", &dir.join(name)))?));
         Ok(Self {
-            leaves: layout::entries(config).into_iter().map(leaf).collect::<Result<_, ModelError>>()?,
+            leaves: trained.into_iter().map(leaf).collect::<Result<_, ModelError>>()?,
+            constants: constants.into_iter().map(constant).collect::<Result<_, ModelError>>()?,
             output: if config.tie_word_embeddings { EMBEDDING } else { OUTPUT },
             // What is saved is the language model alone, where it was inside another one.
             config: unwrapped(&source.object()?).into_owned(),
@@ -67,11 +73,17 @@ impl AllWeights {
 
     /// The leaves themselves, for the layers to compute with.
     pub(super) fn weights(&self, kind: Kind, device: Device) -> Weights {
-        Weights::in_memory(self.parameters(), kind, device)
+        Weights::in_memory(self.tensors(), kind, device)
     }
 
     pub(super) fn parameters(&self) -> Vec<(String, Tensor)> {
         self.leaves.iter().map(|(name, leaf)| (name.clone(), leaf.shallow_clone())).collect()
+    }
+
+    /// Parameters and constants.
+    fn tensors(&self) -> Vec<(String, Tensor)> {
+        let constants = self.constants.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone()));
+        self.parameters().into_iter().chain(constants).collect()
     }
 
     /// The weights of the final norm and of the output projection.
@@ -96,7 +108,7 @@ impl AllWeights {
 
     /// Writes a model directory, in the dtype that is trained in; `dir` exists.
     pub(super) fn save(&self, dir: &Path) -> Result<(), ModelError> {
-        save_tensors(&dir.join(MODEL_TENSORS), &self.leaves, &pt_metadata())?;
+        save_tensors(&dir.join(MODEL_TENSORS), &self.tensors(), &pt_metadata())?;
         for (name, bytes) in &self.companions {
             write_atomic(&dir.join(name), bytes)?;
         }

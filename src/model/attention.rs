@@ -9,7 +9,7 @@ use super::dropout::TokenContext;
 use super::linear::Linear;
 use super::names::layer_tensor;
 use super::norm::RmsNorm;
-use super::spec::{AttentionSpec, NormSpec, QkNorm, QueryGrowth};
+use super::spec::{AttentionSpec, DRAIN, NormSpec, QkNorm, QueryGrowth};
 use super::weights::Weights;
 use crate::ops::attention::{ScoreRule, accumulation_kind};
 use crate::ops::rope::Rotation;
@@ -27,6 +27,7 @@ pub(super) struct Attention {
     rotation: Option<usize>,
     head_dim: i64,
     rule: ScoreRule,
+    drain_h: Option<Tensor>,
 }
 
 /// The linears to queries, keys and values.
@@ -90,6 +91,7 @@ impl Attention {
             rotation: spec.rope.as_ref().map(|rope| config.rotations().iter().take_while(|of| **of != rope).count()),
             head_dim: spec.head_dim as i64,
             rule: spec.rule,
+            drain_h: if spec.has_drain { Some(weights.load(&layer_tensor(layer.0, DRAIN))?) } else { None },
         })
     }
 
@@ -123,7 +125,7 @@ impl Attention {
     /// # Shapes
     /// As in [`Qkv`]; `(B, H, n, D)` out.
     pub(super) fn attend(&self, [q_bhnd, k_bgnd, v_bgnd]: [&Tensor; 3], attend: &mut dyn Attend) -> Result<Tensor, AttendError> {
-        attend.attend(self.layer, Qkv { q_bhnd, k_bgnd, v_bgnd, rule: self.rule })
+        attend.attend(self.layer, Qkv { q_bhnd, k_bgnd, v_bgnd, rule: self.rule, drain_h: self.drain_h.as_ref() })
     }
 
     /// From the heads back to the residual stream.
@@ -147,7 +149,8 @@ impl Attention {
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.linears().flat_map(Linear::tensors).chain(self.norms.iter().flat_map(|(_, norms)| norms).map(RmsNorm::tensor))
+        let norms = self.norms.iter().flat_map(|(_, norms)| norms).map(RmsNorm::tensor);
+        self.linears().flat_map(Linear::tensors).chain(norms).chain(&self.drain_h)
     }
 
     /// In the order of [`super::AttentionSpec::linears`].

@@ -151,8 +151,8 @@ impl Model {
     /// The bytes of all weights, without an adapter.
     pub fn weight_bytes(&self) -> Bytes {
         let layers = self.layers.iter().flat_map(DecoderLayer::tensors);
-        let numbers: usize = layers.chain(self.embedding.tensors()).chain([self.final_norm.tensor()]).map(Tensor::numel).sum();
-        Bytes((numbers * self.kind.elt_size_in_bytes()) as u64)
+        let all = layers.chain(self.embedding.tensors()).chain([self.final_norm.tensor()]);
+        Bytes(all.map(|tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64).sum())
     }
 
     /// The model with an adapter in place of the one it had.

@@ -161,7 +161,8 @@ impl DecoderLayer {
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let of_feed_forward = self.feed_forward.linears().into_iter().flat_map(Linear::tensors);
         let norms = self.attention_norms.tensors().chain(self.feed_forward_norms.tensors());
-        norms.chain(self.attention.tensors()).chain(of_feed_forward)
+        let further = if let FeedForward::Experts(experts) = &self.feed_forward { Some(experts.further_tensors()) } else { None };
+        norms.chain(self.attention.tensors()).chain(of_feed_forward).chain(further.into_iter().flatten())
     }
 
     /// Whether a router decides which of its matrices a token meets.

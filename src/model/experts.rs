@@ -1,28 +1,109 @@
 //! A layer's experts: a router, the MLPs that it chooses from, and what is trained beside all of them at once.
 
-use tch::{Tensor, no_grad};
+use tch::Tensor;
 
 use super::ModelError;
 use super::attend::{Attend, AttendError, Routed};
 use super::delta::{Delta, LoraDelta};
 use super::dropout::TokenContext;
 use super::linear::Linear;
-use super::mlp::Mlp;
+use super::mlp::{Mlp, activated};
 use super::names::layer_tensor;
+use super::router::Router;
 use super::spec::{Activation, ExpertsSpec, STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::Weights;
-use crate::ops::attention::accumulation_kind;
 use crate::ops::experts::Grouping;
-use crate::ops::linear::LowRank;
+use crate::ops::linear::{LowRank, linear};
 use crate::units::LayerIdx;
 
 #[derive(Debug)]
 pub(super) struct Experts {
-    spec: ExpertsSpec,
-    router: Linear,
-    mlps: Vec<Mlp>,
+    router: Router,
+    num_experts: usize,
+    matrices: ExpertMatrices,
+    /// What all tokens go to beside their experts.
+    shared: Option<Mlp>,
     /// Beside gate and up, and beside down, of all experts.
     stacked: [StackedDelta; 2],
+}
+
+/// The experts' own matrices, as checkpoints have them.
+#[derive(Debug)]
+enum ExpertMatrices {
+    /// Those of each expert, and its width.
+    Apart(Vec<Mlp>, i64),
+    /// All side by side, with biases: `(X, E, 2I)` and `(X, 2I)` with gate and up by turns, then `(X, I, E)` and `(X, E)`.
+    Stacked([Tensor; 4], Activation),
+}
+
+impl ExpertMatrices {
+    fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, ModelError> {
+        if spec.is_stacked() {
+            let load = |path: String| weights.load(&layer_tensor(layer.0, &path));
+            let bias = |path| load(format!("{path}_bias"));
+            let [gate_up, down] = [STACKED_GATE_UP, STACKED_DOWN];
+            let tensors = [load(gate_up.into())?, bias(gate_up)?, load(down.into())?, bias(down)?];
+            return Ok(Self::Stacked(tensors, spec.activation));
+        }
+        let load = |linears| Mlp::load(weights, layer, linears, spec.activation);
+        let mlps = spec.experts(hidden).into_iter().map(load).collect::<Result<_, _>>()?;
+        Ok(Self::Apart(mlps, spec.intermediate_size as i64))
+    }
+
+    /// What is computed with, made anew for each use: under autograd, one operation brings the gradients of all experts together.
+    fn by_expert(&self) -> Vec<Expert<'_>> {
+        match self {
+            Self::Apart(mlps, width) => mlps.iter().map(|mlp| Expert::Apart(mlp, *width)).collect(),
+            Self::Stacked(tensors, activation) => {
+                let [gate_up, gate_up_bias, down, down_bias] = tensors.each_ref().map(|tensor| tensor.unbind(0));
+                let inputs = gate_up.into_iter().zip(gate_up_bias);
+                let all = inputs.zip(down.into_iter().zip(down_bias));
+                all.map(|(inputs, down)| Expert::Stacked(inputs, down, *activation)).collect()
+            }
+        }
+    }
+
+    fn mlps(&self) -> &[Mlp] {
+        if let Self::Apart(mlps, _) = self { mlps } else { &[] }
+    }
+
+    fn mlps_mut(&mut self) -> &mut [Mlp] {
+        if let Self::Apart(mlps, _) = self { mlps } else { &mut [] }
+    }
+
+    fn stacked(&self) -> &[Tensor] {
+        if let Self::Stacked(tensors, _) = self { tensors } else { &[] }
+    }
+}
+
+/// One expert.
+enum Expert<'a> {
+    Apart(&'a Mlp, i64),
+    /// Gate and up by turns `(E, 2I)` with their bias, and down `(I, E)` with its own.
+    Stacked((Tensor, Tensor), (Tensor, Tensor), Activation),
+}
+
+impl Expert<'_> {
+    /// With what is trained beside gate and up, and beside down.
+    ///
+    /// # Shapes
+    /// `(N, E)` in and out.
+    fn forward(&self, x_ne: &Tensor, gate_up: Option<&ExpertDelta>, down: Option<&ExpertDelta>) -> Tensor {
+        let of_down = down.map(ExpertDelta::low_rank);
+        match self {
+            Self::Apart(mlp, width) => {
+                let parts = [0, *width].map(|start| gate_up.map(|delta| delta.part(start, *width)));
+                let [gate, up] = parts.each_ref().map(|part| part.as_ref().map(ExpertDelta::low_rank));
+                mlp.forward_added(x_ne, [gate, up, of_down])
+            }
+            Self::Stacked((gate_up_ei, bias_i), (down_ie, bias_e), activation) => {
+                let both = linear(x_ne, &gate_up_ei.transpose(0, 1), Some(bias_i), gate_up.map(ExpertDelta::low_rank));
+                let [gate, up] = [0, 1].map(|first| both.slice(-1, first, None, 2));
+                drop(both);
+                linear(&activated(*activation, &gate, &up), &down_ie.transpose(0, 1), Some(bias_e), of_down)
+            }
+        }
+    }
 }
 
 /// Matrices of low rank beside the same linear of all experts, in two tensors: A `(X·r, in)`, expert by expert, and B `(out, r·X)`,
@@ -66,13 +147,14 @@ impl ExpertDelta {
 
 impl Experts {
     pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, ModelError> {
-        let expert = |expert| Mlp::load(weights, layer, spec.expert(expert, hidden), Activation::Silu);
         let stacked = [STACKED_GATE_UP, STACKED_DOWN].map(|path| StackedDelta { name: layer_tensor(layer.0, path), delta: None });
+        let shared = spec.shared(hidden).map(|linears| Mlp::load(weights, layer, linears, spec.activation));
         Ok(Self {
-            router: Linear::load(weights, layer, &spec.router(hidden))?,
-            mlps: (0..spec.num_experts).map(expert).collect::<Result<_, _>>()?,
+            router: Router::load(weights, layer, spec, hidden)?,
+            num_experts: spec.num_experts,
+            matrices: ExpertMatrices::load(weights, layer, spec, hidden)?,
+            shared: shared.transpose()?,
             stacked,
-            spec: spec.clone(),
         })
     }
 
@@ -85,47 +167,49 @@ impl Experts {
         tokens: &TokenContext<'_>,
         attend: &mut dyn Attend,
     ) -> Result<Tensor, AttendError> {
-        let (top_k, num_experts) = (self.spec.top_k as i64, self.spec.num_experts);
-        let score_bnx = self.router.forward(x_bne, tokens);
-        let probability_bnx = score_bnx.softmax(-1, accumulation_kind(score_bnx.kind()));
-        let routed = Routed { probability_bnx: &probability_bnx, top_k: self.spec.top_k };
-        let choose = || no_grad(|| probability_bnx.topk(top_k, -1, true, true).1);
-        let chosen_bnk = attend.route(layer, routed, &choose)?;
-        let mut weight_bnk = probability_bnx.gather(-1, &chosen_bnk, false);
-        if self.spec.is_renormalised {
-            weight_bnk = &weight_bnk / weight_bnk.sum_dim_intlist(&[-1i64][..], true, weight_bnk.kind());
-        }
-        let grouping = Grouping::new(&chosen_bnk.view([-1, top_k]), num_experts);
+        let probability_bnx = self.router.probabilities(x_bne, tokens);
+        let routed = Routed { probability_bnx: &probability_bnx, top_k: self.router.top_k() };
+        let chosen_bnk = attend.route(layer, routed, &|| self.router.choose(&probability_bnx))?;
+        let weight_bnk = self.router.weights(&probability_bnx, &chosen_bnk);
+        let top_k = self.router.top_k() as i64;
+        let grouping = Grouping::new(&chosen_bnk.view([-1, top_k]), self.num_experts);
         let made = self.by_expert(&grouping.spread(&x_bne.reshape([-1, x_bne.size()[2]])), grouping.rows());
-        Ok(grouping.gather(&made, &weight_bnk.view([-1, top_k])).view(&x_bne.size()[..]))
+        let routed_bne = grouping.gather(&made, &weight_bnk.view([-1, top_k])).view(&x_bne.size()[..]);
+        Ok(match &self.shared {
+            Some(shared) => routed_bne + shared.forward(x_bne, tokens),
+            None => routed_bne,
+        })
     }
 
     /// Each expert on its part of the tokens, which are sorted by expert.
     fn by_expert(&self, x_ne: &Tensor, rows: &[i64]) -> Tensor {
-        let [gate_up, down] = self.stacked.each_ref().map(|stacked| stacked.by_expert(self.spec.num_experts));
-        let width = self.spec.intermediate_size as i64;
+        let [gate_up, down] = self.stacked.each_ref().map(|stacked| stacked.by_expert(self.num_experts));
         let (mut made, mut start) = (Vec::with_capacity(rows.len()), 0);
-        for (index, (expert, &count)) in self.mlps.iter().zip(rows).enumerate() {
+        for (index, (expert, &count)) in self.matrices.by_expert().iter().zip(rows).enumerate() {
             let here = x_ne.narrow(0, start, count);
             start += count;
-            if count == 0 {
-                continue;
+            if count > 0 {
+                let [gate_up, down] = [&gate_up, &down].map(|all| all.as_ref().map(|all| &all[index]));
+                made.push(expert.forward(&here, gate_up, down));
             }
-            let of = |all: &Option<Vec<ExpertDelta>>, start, len| all.as_ref().map(|all| all[index].part(start, len));
-            let added = [of(&gate_up, 0, width), of(&gate_up, width, width), of(&down, 0, x_ne.size()[1])];
-            made.push(expert.forward_added(&here, added.each_ref().map(|delta| delta.as_ref().map(ExpertDelta::low_rank))));
         }
         if made.is_empty() { x_ne.shallow_clone() } else { Tensor::cat(&made, 0) }
     }
 
     /// In the order of [`super::FeedForwardSpec::linears`].
     pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
-        std::iter::once(&self.router).chain(self.mlps.iter().flat_map(Mlp::linears))
+        let apart = self.matrices.mlps().iter().chain(&self.shared).flat_map(Mlp::linears);
+        std::iter::once(&self.router.linear).chain(apart)
     }
 
     pub(super) fn linears_mut(&mut self) -> (impl Iterator<Item = &mut Linear>, &mut [StackedDelta; 2]) {
-        let linears = std::iter::once(&mut self.router).chain(self.mlps.iter_mut().flat_map(Mlp::linears_mut));
-        (linears, &mut self.stacked)
+        let apart = self.matrices.mlps_mut().iter_mut().chain(&mut self.shared).flat_map(Mlp::linears_mut);
+        (std::iter::once(&mut self.router.linear).chain(apart), &mut self.stacked)
+    }
+
+    /// The tensors of the model itself that are of no linear.
+    pub(super) fn further_tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.matrices.stacked().iter().chain(self.router.correction())
     }
 
     pub(super) fn stacked(&self) -> &[StackedDelta; 2] {

@@ -59,7 +59,7 @@ pub(super) fn draw(config: &ModelConfig, kind: Kind, seed: u64) -> Vec<(String, 
         let tensor = match entry.role {
             Role::Matrix => random::normal(seed, &entry.name, &shape, config.initializer_range).to_kind(kind),
             Role::Norm => Tensor::ones(&shape, (kind, Device::Cpu)),
-            Role::Bias | Role::NormAboutOne => Tensor::zeros(&shape, (kind, Device::Cpu)),
+            Role::Bias | Role::Constant | Role::NormAboutOne => Tensor::zeros(&shape, (kind, Device::Cpu)),
         };
         (entry.name, tensor)
     };

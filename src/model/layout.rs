@@ -2,7 +2,7 @@
 
 use super::config::ModelConfig;
 use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, layer_tensor};
-use super::spec::{LayerSpec, LinearSpec};
+use super::spec::{DRAIN, LayerSpec, LinearSpec};
 
 /// What a tensor is for, which is how a new one is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +12,8 @@ pub(super) enum Role {
     /// A norm that multiplies by 1 + its weight.
     NormAboutOne,
     Bias,
+    /// Never trained.
+    Constant,
 }
 
 /// One tensor of a checkpoint.
@@ -23,9 +25,10 @@ pub(super) struct TensorEntry {
 }
 
 impl ModelConfig {
-    /// How many weights the model has.
+    /// How many weights the model has, without constants.
     pub fn num_parameters(&self) -> usize {
-        entries(self).iter().map(|entry| entry.shape.iter().product::<usize>()).sum()
+        let trainable = entries(self).into_iter().filter(|entry| entry.role != Role::Constant);
+        trainable.map(|entry| entry.shape.iter().product::<usize>()).sum()
     }
 }
 
@@ -54,6 +57,18 @@ fn layer_entries(spec: &LayerSpec, config: &ModelConfig) -> Vec<TensorEntry> {
         all.push(TensorEntry { name: format!("{path}.weight"), shape: vec![out, inner], role: Role::Matrix });
         if has_bias {
             all.push(TensorEntry { name: format!("{path}.bias"), shape: vec![out], role: Role::Bias });
+        }
+    }
+    let tensor = |name: &str, shape: &[usize], role| TensorEntry { name: name.into(), shape: shape.into(), role };
+    if spec.attention.has_drain {
+        all.push(tensor(DRAIN, &[spec.attention.num_heads], Role::Matrix));
+    }
+    if let Some(experts) = spec.feed_forward.experts() {
+        let count = experts.num_experts;
+        all.extend(experts.correction().map(|path| tensor(&path, &[count], Role::Constant)));
+        for LinearSpec { path, out, inner, .. } in experts.stacked(hidden_size).iter().filter(|_| experts.is_stacked()) {
+            all.push(tensor(path, &[count, *inner, *out], Role::Matrix));
+            all.push(tensor(&format!("{path}_bias"), &[count, *out], Role::Bias));
         }
     }
     all

@@ -23,8 +23,17 @@ pub(super) struct Linear {
 
 impl Linear {
     pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &LinearSpec) -> Result<Self, ModelError> {
+        Self::of(layer, spec, |name| weights.load(name))
+    }
+
+    /// As [`Self::load`], in the accumulation kind whatever the model's dtype.
+    pub(super) fn load_wide(weights: &Weights, layer: LayerIdx, spec: &LinearSpec) -> Result<Self, ModelError> {
+        Self::of(layer, spec, |name| weights.load_wide(name))
+    }
+
+    fn of(layer: LayerIdx, spec: &LinearSpec, load: impl Fn(&str) -> Result<Tensor, ModelError>) -> Result<Self, ModelError> {
         let name = layer_tensor(layer.0, &spec.path);
-        let tensor = |part: &str| weights.load(&format!("{name}.{part}"));
+        let tensor = |part: &str| load(&format!("{name}.{part}"));
         let bias_o = if spec.has_bias { Some(tensor("bias")?) } else { None };
         Ok(Self { weight_oi: tensor("weight")?, bias_o, delta: None, name })
     }

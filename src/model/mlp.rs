@@ -7,6 +7,7 @@ use super::dropout::TokenContext;
 use super::linear::Linear;
 use super::spec::{Activation, LinearSpec};
 use super::weights::Weights;
+use crate::ops::clamped_swiglu::clamped_swiglu;
 use crate::ops::geglu::geglu;
 use crate::ops::linear::LowRank;
 use crate::ops::swiglu::swiglu;
@@ -84,21 +85,12 @@ impl Mlp {
     /// but for what autograd keeps, before the next product.
     fn gated(&self, forward: impl Fn(&Linear, usize) -> Tensor) -> Tensor {
         match &self.gate_up {
-            GateUp::Apart([gate, up]) => self.activated(&forward(gate, 0), &forward(up, 1)),
+            GateUp::Apart([gate, up]) => activated(self.activation, &forward(gate, 0), &forward(up, 1)),
             GateUp::Fused(linear) => {
                 let both = forward(linear, 0);
                 let half = both.size()[both.dim() - 1] / 2;
-                self.activated(&both.narrow(-1, 0, half), &both.narrow(-1, half, half))
+                activated(self.activation, &both.narrow(-1, 0, half), &both.narrow(-1, half, half))
             }
-        }
-    }
-
-    /// # Shapes
-    /// Two tensors of one shape in, the same shape out.
-    fn activated(&self, gate: &Tensor, up: &Tensor) -> Tensor {
-        match self.activation {
-            Activation::Silu => swiglu(gate, up),
-            Activation::GeluTanh => geglu(gate, up),
         }
     }
 
@@ -109,5 +101,15 @@ impl Mlp {
 
     pub(super) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
         self.gate_up.linears_mut().iter_mut().chain([&mut self.down])
+    }
+}
+
+/// # Shapes
+/// Two tensors of one shape in, the same shape out.
+pub(super) fn activated(activation: Activation, gate: &Tensor, up: &Tensor) -> Tensor {
+    match activation {
+        Activation::Silu => swiglu(gate, up),
+        Activation::GeluTanh => geglu(gate, up),
+        Activation::ClampedSilu => clamped_swiglu(gate, up),
     }
 }

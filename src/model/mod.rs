@@ -32,6 +32,7 @@ mod norm;
 mod peft;
 mod positions;
 mod random;
+mod router;
 #[cfg(test)]
 mod simulated;
 mod source;
@@ -57,7 +58,7 @@ pub(crate) use simulated::while_graphs_are_simulated;
 pub use source::ModelSource;
 pub use spec::{
     Activation, AttentionSpec, BranchNorms, ExpertNames, ExpertsSpec, FeedForwardSpec, LayerSpec, LinearSpec, NormSpec,
-    NormsSpec, QkNorm, QueryGrowth,
+    NormsSpec, Preference, QkNorm, QueryGrowth,
 };
 pub use spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
 pub use targets::{num_trained, on_every_layer, targeted};

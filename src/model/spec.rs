@@ -89,6 +89,8 @@ pub enum Activation {
     Silu,
     /// `GELU`, the normal distribution in it approximated by a hyperbolic tangent.
     GeluTanh,
+    /// `x · sigmoid(1.702 x)` of what is at most 7, for what is let through in ±7 and moved by 1 (gpt-oss, arXiv 2508.10925).
+    ClampedSilu,
 }
 
 /// A linear of a layer. Whoever speaks of one names its path: which ones a layer has is for its specs alone to say.
@@ -154,7 +156,12 @@ pub struct AttentionSpec {
     pub has_qkv_bias: bool,
     /// What comes back from the heads has a bias.
     pub has_output_bias: bool,
+    /// Each query head has a drain: one more score in its softmax, of nothing.
+    pub has_drain: bool,
 }
+
+/// What the drains of a layer are called in it.
+pub(super) const DRAIN: &str = "self_attn.sinks";
 
 impl AttentionSpec {
     /// Those to queries, keys and values, and at last that from the heads back to the residual stream.
@@ -197,7 +204,7 @@ impl AttentionSpec {
 }
 
 /// The part of a layer that acts on each token alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum FeedForwardSpec {
     /// A gated MLP.
     Dense {
@@ -214,9 +221,9 @@ pub enum FeedForwardSpec {
     Experts(ExpertsSpec),
 }
 
-/// A mixture of experts (Shazeer et al. 2017, arXiv 1701.06538): gated MLPs with `SiLU`, of which each token goes to those with the largest
-/// router probabilities, and gets the sum of what they make of it, weighted by these.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A mixture of experts (Shazeer et al. 2017, arXiv 1701.06538): gated MLPs, of which each token goes to those that the router prefers, and
+/// gets the sum of what they make of it, weighted by its probabilities.
+#[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsSpec {
     /// X, how many there are.
     pub num_experts: usize,
@@ -224,10 +231,33 @@ pub struct ExpertsSpec {
     pub top_k: usize,
     /// The width of each.
     pub intermediate_size: usize,
+    /// How the router's scores become probabilities, and which experts are preferred.
+    pub preference: Preference,
     /// The weights of a token's experts are divided by their sum.
     pub is_renormalised: bool,
+    /// The weights are multiplied by it at last.
+    pub weight_scale: f64,
+    /// The width of a further MLP that all tokens go to, with weight 1.
+    pub shared_size: Option<usize>,
+    /// What the experts do to their gate.
+    pub activation: Activation,
     /// How its linears are called in checkpoints.
     pub names: &'static ExpertNames,
+}
+
+/// How a router's scores become probabilities, and which experts it prefers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preference {
+    /// Softmax over all experts; the largest are preferred.
+    Softmax,
+    /// Each expert by itself, and for the choice alone a correction is added (`DeepSeek`-V3, arXiv 2412.19437, section 2.1.2). Experts
+    /// stand in groups of which some are kept: those with the largest sum of their two best experts.
+    Sigmoid {
+        /// Groups of equal size.
+        groups: usize,
+        /// How many of them are kept.
+        kept: usize,
+    },
 }
 
 /// What a family calls the linears of its experts.
@@ -235,36 +265,69 @@ pub struct ExpertsSpec {
 pub struct ExpertNames {
     /// Where router and experts are in the layer: `mlp`.
     pub block: &'static str,
-    /// Of one expert: gate, up, down.
-    pub linears: [&'static str; 3],
+    /// The router in the block: `gate`.
+    pub router: &'static str,
+    /// Of one expert: gate, up, down. `None` where a checkpoint has the matrices of all experts in two tensors, inputs before outputs,
+    /// gate and up by turns; then router and experts have biases.
+    pub linears: Option<[&'static str; 3]>,
 }
 
 impl ExpertsSpec {
     /// The linear whose outputs are the experts' scores.
     pub(super) fn router(&self, hidden: usize) -> LinearSpec {
-        LinearSpec { path: format!("{}.gate", self.names.block).into(), out: self.num_experts, inner: hidden, has_bias: false }
+        let path = format!("{}.{}", self.names.block, self.names.router).into();
+        LinearSpec { path, out: self.num_experts, inner: hidden, has_bias: self.is_stacked() }
     }
 
-    /// Gate, up and down of one expert.
-    pub(super) fn expert(&self, expert: usize, hidden: usize) -> [LinearSpec; 3] {
-        let [gate, up, down] = self.names.linears;
-        let linear = |name: &str, [out, inner]: [usize; 2]| LinearSpec {
-            path: format!("{}.experts.{expert}.{name}", self.names.block).into(),
-            out,
-            inner,
-            has_bias: false,
-        };
-        let (wide, narrow) = ([self.intermediate_size, hidden], [hidden, self.intermediate_size]);
-        [linear(gate, wide), linear(up, wide), linear(down, narrow)]
+    /// Whether checkpoints have the matrices of all experts side by side.
+    pub(super) fn is_stacked(&self) -> bool {
+        self.names.linears.is_none()
     }
 
-    /// The matrices of all experts side by side, as adapters may target them: gate above up, and down. Shapes are those of one expert.
+    /// What is added to the probabilities of the experts for the choice, as a tensor in the layer.
+    pub(super) fn correction(&self) -> Option<String> {
+        let corrects = matches!(self.preference, Preference::Sigmoid { .. });
+        corrects.then(|| format!("{}.{}.e_score_correction_bias", self.names.block, self.names.router))
+    }
+
+    /// Gate, up and down of each expert, where they are apart.
+    pub(super) fn experts(&self, hidden: usize) -> Vec<[LinearSpec; 3]> {
+        let Some(names) = &self.names.linears else { return Vec::new() };
+        let of_expert = |expert| gated(&format!("{}.experts.{expert}", self.names.block), names, [self.intermediate_size, hidden]);
+        (0..self.num_experts).map(of_expert).collect()
+    }
+
+    /// Gate, up and down of the MLP that all tokens go to.
+    pub(super) fn shared(&self, hidden: usize) -> Option<[LinearSpec; 3]> {
+        let names = ["gate_proj", "up_proj", "down_proj"];
+        self.shared_size.map(|width| gated(&format!("{}.shared_experts", self.names.block), &names, [width, hidden]))
+    }
+
+    /// The matrices of all experts side by side, as adapters may target them: gate above up, or both by turns, and down. Shapes are those
+    /// of one expert.
     pub(super) fn stacked(&self, hidden: usize) -> [LinearSpec; 2] {
         [
-            LinearSpec::new(STACKED_GATE_UP, [2 * self.intermediate_size, hidden], false),
-            LinearSpec::new(STACKED_DOWN, [hidden, self.intermediate_size], false),
+            LinearSpec::new(STACKED_GATE_UP, [2 * self.intermediate_size, hidden], self.is_stacked()),
+            LinearSpec::new(STACKED_DOWN, [hidden, self.intermediate_size], self.is_stacked()),
         ]
     }
+
+    fn linears(&self, hidden: usize) -> Vec<LinearSpec> {
+        let apart = self.experts(hidden).into_iter().chain(self.shared(hidden)).flatten();
+        std::iter::once(self.router(hidden)).chain(apart).collect()
+    }
+}
+
+/// Gate, up and down of an MLP of `wide` channels on a residual stream of `hidden`.
+fn gated(path: &str, names: &[&str; 3], [wide, hidden]: [usize; 2]) -> [LinearSpec; 3] {
+    let linear = |name: &str, [out, inner]: [usize; 2]| LinearSpec {
+        path: format!("{path}.{name}").into(),
+        out,
+        inner,
+        has_bias: false,
+    };
+    let [gate, up, down] = names;
+    [linear(gate, [wide, hidden]), linear(up, [wide, hidden]), linear(down, [hidden, wide])]
 }
 
 /// What PEFT calls the gate and up matrices of all experts, whatever they are called in a checkpoint.
@@ -282,18 +345,15 @@ impl FeedForwardSpec {
             Self::Dense { intermediate_size, has_bias, is_fused: true, .. } => {
                 fused_linears(*intermediate_size, hidden, *has_bias).into()
             }
-            Self::Experts(spec) => {
-                let experts = (0..spec.num_experts).flat_map(|expert| spec.expert(expert, hidden));
-                std::iter::once(spec.router(hidden)).chain(experts).collect()
-            }
+            Self::Experts(spec) => spec.linears(hidden),
         }
     }
 
-    /// The width that a token meets between its projections: of all of its experts together.
+    /// The width that a token meets between its projections: of all of its experts together, the shared one among them.
     pub fn intermediate_size(&self) -> usize {
         match self {
             Self::Dense { intermediate_size, .. } => *intermediate_size,
-            Self::Experts(spec) => spec.top_k * spec.intermediate_size,
+            Self::Experts(spec) => spec.top_k * spec.intermediate_size + spec.shared_size.unwrap_or(0),
         }
     }
 

@@ -54,7 +54,7 @@ impl LoraTarget {
 
     /// Whether PEFT sees it as a parameter of a module, beside which it has plain LoRA only.
     pub(super) fn is_parameter(&self) -> bool {
-        is_of_experts(&self.linear.name) || self.peft.ends_with("mlp.gate")
+        is_of_experts(&self.linear.name) || ["mlp.gate", "mlp.router"].iter().any(|router| self.peft.ends_with(router))
     }
 }
 
@@ -219,11 +219,9 @@ fn parameters(config: &ModelConfig) -> Vec<(ModelLinear, usize)> {
 fn parameter_name(linear: &ModelLinear) -> String {
     match &*linear.spec.path {
         stacked @ (STACKED_GATE_UP | STACKED_DOWN) => stacked.to_owned(),
-        _ => ROUTER.to_owned(),
+        router => format!("mlp.{}.weight", router.rsplit('.').next().unwrap_or_default()),
     }
 }
-
-const ROUTER: &str = "mlp.gate.weight";
 
 /// What PEFT calls the module beside whose linear something is trained. The experts' two matrices are parameters of one module, which it
 /// wraps once for each: the inner one is that of gate and up, where both are targets.
@@ -239,7 +237,7 @@ pub(super) fn peft_module(settings: &PeftConfig, linear: &str) -> String {
         return format!("{module}mlp.experts");
     }
     match linear.strip_suffix("block_sparse_moe.gate") {
-        Some(module) if targets(ROUTER) => format!("{module}mlp.gate"),
+        Some(module) if targets("mlp.gate.weight") => format!("{module}mlp.gate"),
         _ => linear.to_owned(),
     }
 }

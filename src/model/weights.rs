@@ -12,6 +12,7 @@ use super::layout::{Role, TensorEntry};
 use super::names::OUTPUT;
 use crate::files::{Dtype as FileDtype, FilesError, TensorFile, read_json};
 use crate::native::cuda::Upload;
+use crate::ops::attention::accumulation_kind;
 use crate::store::{Home, load_tensor_to};
 
 /// Name of a model's tensors where they are one file.
@@ -110,25 +111,30 @@ impl Weights {
 
     /// Reads a tensor, converted to the wanted dtype, on the wanted device. It may lie in a file's memory: it is not to be written to.
     pub(super) fn load(&self, name: &str) -> Result<Tensor, ModelError> {
-        self.load_to(name, Home::File)
+        self.load_to(name, Home::File, self.kind)
+    }
+
+    /// The same in the accumulation kind of the wanted dtype.
+    pub(super) fn load_wide(&self, name: &str) -> Result<Tensor, ModelError> {
+        self.load_to(name, Home::File, accumulation_kind(self.kind))
     }
 
     /// The same in memory of its own, to be trained.
     pub(super) fn load_to_write(&self, name: &str) -> Result<Tensor, ModelError> {
-        self.load_to(name, Home::Host)
+        self.load_to(name, Home::Host, self.kind)
     }
 
-    fn load_to(&self, name: &str, home: Home<'_>) -> Result<Tensor, ModelError> {
+    fn load_to(&self, name: &str, home: Home<'_>, kind: Kind) -> Result<Tensor, ModelError> {
         match &self.source {
-            WeightSource::Files(files) => files.load(name, self.kind, self.upload.as_ref().map_or(home, Home::Device)),
+            WeightSource::Files(files) => files.load(name, kind, self.upload.as_ref().map_or(home, Home::Device)),
             WeightSource::Memory(tensors) => {
                 let tensor = tensors.get(name).ok_or_else(|| missing(Path::new(""), name))?;
-                let moved = tensor.to_device(self.device).to_kind(self.kind);
+                let moved = tensor.to_device(self.device).to_kind(kind);
                 Ok(if matches!(home, Home::File) { moved } else { moved.copy() })
             }
             WeightSource::Drawn(entries, std) => {
                 let entry = entries.iter().find(|entry| entry.name == name).ok_or_else(|| missing(Path::new(""), name))?;
-                Ok(draw(entry, *std, (self.kind, self.device)))
+                Ok(draw(entry, *std, (kind, self.device)))
             }
         }
     }
@@ -140,7 +146,7 @@ fn draw(entry: &TensorEntry, std: f64, options: (Kind, Device)) -> Tensor {
     match entry.role {
         Role::Matrix => Tensor::empty(&shape, options).normal_(0.0, std),
         Role::Norm => Tensor::ones(&shape, options),
-        Role::Bias | Role::NormAboutOne => Tensor::zeros(&shape, options),
+        Role::Bias | Role::Constant | Role::NormAboutOne => Tensor::zeros(&shape, options),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Pure functions on tensors: no state, no configuration.
 
 pub mod attention;
+pub mod clamped_swiglu;
 mod differentiable;
 pub mod dropout;
 pub mod experts;

@@ -64,7 +64,7 @@ impl Projection {
     /// Whether a linear's path in its layer is that of this one, or of experts.
     fn is_at(self, path: &str) -> bool {
         let end = path.rsplit('.').next().unwrap_or_default();
-        path == self.path() || path.contains(".experts.") && self.expert_names().is_some_and(|names| names.contains(&end))
+        path == self.path() || path.contains("experts.") && self.expert_names().is_some_and(|names| names.contains(&end))
     }
 
     /// `[out, in]` in a layer on a residual stream of width `hidden`; nothing where the layer has no such linear. Of experts, what a token

@@ -220,7 +220,8 @@ impl Attend for MaskedDense {
                 start,
                 rule: qkv.rule,
             };
-            outs.push(if total <= BLOCK { view.attend(&q, &k, &v) } else { recomputed([q, k, v], view)? });
+            let drain = qkv.drain_h;
+            outs.push(if total <= BLOCK { view.attend(&q, &k, &v, drain) } else { recomputed([q, k, v], drain, view)? });
         }
         Ok(Tensor::cat(&outs, 2))
     }
@@ -237,8 +238,8 @@ struct View {
 }
 
 impl View {
-    /// Softmax attention, as in a textbook.
-    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
+    /// Softmax attention, as in a textbook; a drain is one more score, whose weight is left out.
+    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor, drain_h: Option<&Tensor>) -> Tensor {
         let (repeat, len, total) = (q.size()[1] / k.size()[1], q.size()[2], k.size()[2]);
         let wide = |x: &Tensor| x.repeat_interleave_self_int(repeat, 1, None);
         let scaled = |k: &Tensor| q.matmul(&wide(k).transpose(-1, -2)) * self.rule.scale;
@@ -255,32 +256,39 @@ impl View {
         };
         let seen = key.le_tensor(&query).logical_and(&query.lt_tensor(&end));
         let hide = |scores: Tensor| scores.masked_fill(&seen.logical_not(), f64::NEG_INFINITY);
+        let weights = |scores: Tensor| {
+            let Some(drain_h) = drain_h else { return scores.softmax(-1, None) };
+            let drains = drain_h.view([1, -1, 1, 1]).expand([scores.size()[0], -1, len, 1], false);
+            Tensor::cat(&[scores, drains], -1).softmax(-1, None).narrow(-1, 0, total)
+        };
         let Some((change_k, change_v)) = &self.changes else {
-            return hide(products(k)).softmax(-1, None).matmul(&wide(v));
+            return weights(hide(products(k))).matmul(&wide(v));
         };
         let own = self.chunk_t.narrow(0, self.start, len).unsqueeze(1).eq_tensor(&self.chunk_t.unsqueeze(0));
-        let weights = hide(products(k).where_self(&own, &products(&(k + change_k)))).softmax(-1, None);
+        let weights = weights(hide(products(k).where_self(&own, &products(&(k + change_k)))));
         let (exact, stored) = (&weights * own.to_kind(q.kind()), &weights * own.logical_not().to_kind(q.kind()));
         exact.matmul(&wide(v)) + stored.matmul(&wide(&(v + change_v)))
     }
 }
 
 /// The same, with the scores recomputed in the backward instead of kept.
-fn recomputed([q, k, v]: [Tensor; 3], view: View) -> Result<Tensor, AttendError> {
-    let needs = [&q, &k, &v].map(Tensor::requires_grad);
-    let detached = [&q, &k, &v].map(Tensor::detach);
-    let out = no_grad(|| view.attend(&detached[0], &detached[1], &detached[2]));
+fn recomputed([q, k, v]: [Tensor; 3], drain_h: Option<&Tensor>, view: View) -> Result<Tensor, AttendError> {
+    let inputs: Vec<&Tensor> = [&q, &k, &v].into_iter().chain(drain_h).collect();
+    let needs: Vec<bool> = inputs.iter().map(|input| input.requires_grad()).collect();
+    let detached: Vec<Tensor> = inputs.iter().map(|input| input.detach()).collect();
+    let attend = move |x: &[Tensor]| view.attend(&x[0], &x[1], &x[2], x.get(3));
+    let out = no_grad(|| attend(&detached));
     if !needs.contains(&true) {
         return Ok(out);
     }
     let backward = move |grads: Vec<Option<Tensor>>| {
-        let Some(seed) = grads.into_iter().next().flatten() else { return Ok(vec![None, None, None]) };
-        let leaves = detached.map(|x| x.set_requires_grad(true));
-        let out = with_grad(|| view.attend(&leaves[0], &leaves[1], &leaves[2]));
-        gradients_of(&[&out], &[&seed], &[&leaves[0], &leaves[1], &leaves[2]])
+        let Some(seed) = grads.into_iter().next().flatten() else { return Ok(needs.iter().map(|_| None).collect()) };
+        let leaves: Vec<Tensor> = detached.into_iter().map(|x| x.set_requires_grad(true)).collect();
+        let out = with_grad(|| attend(&leaves));
+        gradients_of(&[&out], &[&seed], &leaves.iter().collect::<Vec<_>>())
             .map(|grads| grads.into_iter().zip(needs).map(|(g, needed)| g.filter(|_| needed)).collect())
             .map_err(|e| e.to_string())
     };
-    attach_backward(&[&q, &k, &v], &[&out], backward).map_err(|e| AttendError::new(e.to_string()))?;
+    attach_backward(&inputs, &[&out], backward).map_err(|e| AttendError::new(e.to_string()))?;
     Ok(out)
 }

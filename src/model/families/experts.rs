@@ -1,9 +1,9 @@
 //! Experts as several families say them.
 
 use crate::model::fields::{ConfigFault, Fields};
-use crate::model::spec::{ExpertNames, ExpertsSpec};
+use crate::model::spec::{Activation, ExpertNames, ExpertsSpec, Preference};
 
-const MAX_EXPERTS: usize = 1 << 12;
+pub(super) const MAX_EXPERTS: usize = 1 << 12;
 
 /// The keys under which a family says how many experts there are, the usual one first, and how wide each is.
 pub(super) struct ExpertKeys {
@@ -31,5 +31,15 @@ pub(super) fn experts(
     let intermediate_size = fields.count(keys.width, super::layers::MAX_INTERMEDIATE)?;
     // Noise in training, which no cache and no other program would repeat.
     fields.only("router_jitter_noise", 0.0)?;
-    Ok(ExpertsSpec { num_experts, top_k, intermediate_size, is_renormalised: true, names })
+    Ok(ExpertsSpec {
+        num_experts,
+        top_k,
+        intermediate_size,
+        preference: Preference::Softmax,
+        is_renormalised: true,
+        weight_scale: 1.0,
+        shared_size: None,
+        activation: Activation::Silu,
+        names,
+    })
 }

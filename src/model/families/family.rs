@@ -23,7 +23,9 @@ pub(in crate::model) struct Family {
     /// Channels of a head when `config.json` doesn't say; an equal share of the residual stream's where `None`.
     pub(in crate::model) default_head_dim: Option<usize>,
     /// How queries and keys are normalised, if they are.
-    pub(in crate::model) qk_norm: Option<QkNorm>,
+    pub(in crate::model) qk_norm: fn(Fields<'_>) -> Result<Option<QkNorm>, ConfigFault>,
+    /// Query heads have a drain.
+    pub(in crate::model) has_drain: bool,
     /// Where the norms of a layer stand.
     pub(in crate::model) norms: NormsSpec,
     /// Queries, keys and values come of one linear, and gate and up of another.
@@ -52,6 +54,10 @@ pub(in crate::model) struct Family {
     pub(in crate::model) query_growth: fn(Fields<'_>) -> Result<Option<QueryGrowth>, ConfigFault>,
     /// The experts of each layer that has some in place of an MLP, of so many.
     pub(in crate::model) experts: ByLayer<Option<ExpertsSpec>>,
+    /// Layers behind the last one in checkpoints, which predict further tokens and are left alone.
+    pub(in crate::model) further_layers: fn(Fields<'_>) -> Result<usize, ConfigFault>,
+    /// Whether `layer_types` is a key of its `config.json`.
+    pub(in crate::model) has_layer_types: bool,
 }
 
 impl Family {
@@ -64,7 +70,8 @@ impl Family {
         default_norm_eps: 1e-6,
         default_kv_heads: None,
         default_head_dim: None,
-        qk_norm: None,
+        qk_norm: |_| Ok(None),
+        has_drain: false,
         norms: NormsSpec::BEFORE,
         is_fused: false,
         norms_add_one: false,
@@ -79,6 +86,8 @@ impl Family {
         scales: |_| Ok(Scales::NONE),
         query_growth: |_| Ok(None),
         experts: |_, num_layers| Ok(vec![None; num_layers]),
+        further_layers: |_| Ok(0),
+        has_layer_types: false,
     };
 }
 
@@ -96,12 +105,23 @@ pub(in crate::model) struct RopeRules {
     pub(in crate::model) default_original: Option<usize>,
     /// Layers that slide and those that do not may have a table each.
     pub(in crate::model) has_table_by_type: bool,
+    /// The share of a head's channels that is rotated when `config.json` doesn't say.
+    pub(in crate::model) default_share: f64,
+    /// A table must be there: without one, other programs take the scaling of one certain model.
+    pub(in crate::model) needs_table: bool,
 }
 
 impl RopeRules {
     /// What a family has unless it says otherwise.
-    pub(super) const USUAL: Self =
-        Self { default_theta: 10_000.0, further_keys: &[], aliases: &[], default_original: None, has_table_by_type: false };
+    pub(super) const USUAL: Self = Self {
+        default_theta: 10_000.0,
+        further_keys: &[],
+        aliases: &[],
+        default_original: None,
+        has_table_by_type: false,
+        default_share: 1.0,
+        needs_table: false,
+    };
 
     /// With another base.
     pub(super) const fn of_theta(default_theta: f64) -> Self {

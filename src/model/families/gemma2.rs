@@ -19,6 +19,7 @@ pub(super) const FAMILY: Family = Family {
     activation,
     score_soft_cap: |fields| soft_cap(fields, "attn_logit_softcapping", Some(50.0)),
     biases: qwen3::biases,
+    has_layer_types: true,
     windows: |fields, num_layers| Ok(windows::but_each(2, num_layers, windows::width(fields, Some(4096))?)),
     ..Family::USUAL
 };

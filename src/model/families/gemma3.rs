@@ -10,7 +10,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "gemma3_text",
     architecture: "Gemma3ForCausalLM",
     rope: RopeRules { has_table_by_type: true, ..RopeRules::of_theta(1_000_000.0) },
-    qk_norm: Some(QkNorm::PerHead),
+    qk_norm: |_| Ok(Some(QkNorm::PerHead)),
     logit_soft_cap: |fields| gemma2::soft_cap(fields, "final_logit_softcapping", None),
     score_soft_cap: |fields| gemma2::soft_cap(fields, "attn_logit_softcapping", None),
     sliding_rope: rope::sliding_rope,

@@ -89,11 +89,12 @@ fn attention(fields: Fields<'_>, family: &Family, (biases, scales): (Biases, Sca
         head_dim,
         rule: ScoreRule { soft_cap: (family.score_soft_cap)(fields)?, ..ScoreRule::scaled(scale) },
         rope: Some(rope(fields, family, head_dim)?),
-        qk_norm: family.qk_norm,
+        qk_norm: (family.qk_norm)(fields)?,
         query_growth: (family.query_growth)(fields)?,
         is_fused: family.is_fused,
         has_qkv_bias: biases.qkv,
         has_output_bias: biases.output,
+        has_drain: family.has_drain,
     })
 }
 

@@ -13,20 +13,15 @@ pub(super) const FAMILY: Family = Family {
     default_norm_eps: 1e-5,
     default_kv_heads: Some(8),
     default_head_dim: Some(128),
-    rope: RopeRules { default_theta: 1_000_000.0, further_keys: &[BETA], ..RopeRules::USUAL },
+    rope: RopeRules { default_theta: 1_000_000.0, further_keys: &[BETA], needs_table: true, ..RopeRules::USUAL },
     windows: |fields, num_layers| windows::every_layer(fields, num_layers, None),
     query_growth,
     ..Family::USUAL
 };
 
-/// Its numbers stand with those of the rotary embedding. Without a table other programs take the scaling of one certain model.
+/// Its numbers stand with those of the rotary embedding.
 fn query_growth(fields: Fields<'_>) -> Result<Option<QueryGrowth>, ConfigFault> {
-    let Some(table) = rope::table(fields)? else {
-        return Err(ConfigFault::Missing { key: "rope_parameters".into(), expected: "the rotary embedding's table" });
-    };
-    if table.get(BETA).is_none() {
-        return Ok(None);
-    }
+    let Some(table) = rope::table(fields)?.filter(|table| table.get(BETA).is_some()) else { return Ok(None) };
     let original = table.count("original_max_position_embeddings", rope::MAX_POSITIONS)?;
     Ok(Some(QueryGrowth { beta: table.number(BETA)?, original }))
 }

@@ -5,7 +5,7 @@ use super::family::{Family, RopeRules};
 use super::windows;
 use crate::model::spec::ExpertNames;
 
-const NAMES: ExpertNames = ExpertNames { block: "block_sparse_moe", linears: ["w1", "w3", "w2"] };
+const NAMES: ExpertNames = ExpertNames { block: "block_sparse_moe", router: "gate", linears: Some(["w1", "w3", "w2"]) };
 const KEYS: ExpertKeys = ExpertKeys { num_experts: &["num_local_experts", "num_experts"], width: "intermediate_size" };
 
 pub(super) const FAMILY: Family = Family {

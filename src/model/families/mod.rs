@@ -4,6 +4,8 @@ mod experts;
 mod family;
 mod gemma2;
 mod gemma3;
+mod glm4_moe;
+mod gpt_oss;
 mod granite;
 mod layers;
 mod llama;
@@ -32,6 +34,8 @@ pub(super) use wrapper::{is_wrapped, own_name, unwrapped};
 pub(super) const FAMILIES: &[&Family] = &[
     &gemma2::FAMILY,
     &gemma3::FAMILY,
+    &glm4_moe::FAMILY,
+    &gpt_oss::FAMILY,
     &granite::FAMILY,
     &llama::FAMILY,
     &ministral3::FAMILY,

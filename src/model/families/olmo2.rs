@@ -8,7 +8,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "olmo2",
     architecture: "Olmo2ForCausalLM",
     default_norm_eps: 1e-5,
-    qk_norm: Some(QkNorm::FullWidth),
+    qk_norm: |_| Ok(Some(QkNorm::FullWidth)),
     norms: NormsSpec::BEHIND,
     biases,
     ..Family::USUAL

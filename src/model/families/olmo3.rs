@@ -8,6 +8,7 @@ use crate::model::spec::{RopeScaling, RopeSpec};
 pub(super) const FAMILY: Family = Family {
     model_type: "olmo3",
     architecture: "Olmo3ForCausalLM",
+    has_layer_types: true,
     windows: |fields, num_layers| {
         let slides = (0..num_layers).map(|layer| !(layer + 1).is_multiple_of(4)).collect();
         Ok(SlidingLayers { window: windows::width(fields, Some(4096))?, slides })

@@ -8,6 +8,7 @@ pub(super) const FAMILY: Family = Family {
     architecture: "Qwen2ForCausalLM",
     // No key of config.json says so: it is part of the architecture.
     biases: |_| Ok(Biases { qkv: true, ..Biases::default() }),
+    has_layer_types: true,
     windows: windows::upper_layers,
     ..Family::USUAL
 };

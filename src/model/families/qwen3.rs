@@ -10,8 +10,9 @@ pub(super) const FAMILY: Family = Family {
     architecture: "Qwen3ForCausalLM",
     default_kv_heads: Some(32),
     default_head_dim: Some(128),
-    qk_norm: Some(QkNorm::PerHead),
+    qk_norm: |_| Ok(Some(QkNorm::PerHead)),
     biases,
+    has_layer_types: true,
     windows: windows::upper_layers,
     ..Family::USUAL
 };

@@ -8,7 +8,7 @@ use super::{qwen3, windows};
 use crate::model::fields::{ConfigFault, Fields};
 use crate::model::spec::{ExpertNames, ExpertsSpec, QkNorm};
 
-const NAMES: ExpertNames = ExpertNames { block: "mlp", linears: ["gate_proj", "up_proj", "down_proj"] };
+pub(super) const NAMES: ExpertNames = ExpertNames { block: "mlp", router: "gate", linears: Some(["gate_proj", "up_proj", "down_proj"]) };
 /// Published files say `num_experts`, and Transformers 5 writes the other.
 const KEYS: ExpertKeys = ExpertKeys { num_experts: &["num_experts", "num_local_experts"], width: "moe_intermediate_size" };
 
@@ -16,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "qwen3_moe",
     architecture: "Qwen3MoeForCausalLM",
     default_kv_heads: Some(4),
-    qk_norm: Some(QkNorm::PerHead),
+    qk_norm: |_| Ok(Some(QkNorm::PerHead)),
     biases: qwen3::biases,
     windows: windows::upper_layers,
     experts: some_layers,

@@ -41,6 +41,9 @@ pub(super) fn rope(fields: Fields<'_>, family: &Family, head_dim: usize) -> Resu
             None => tables.push(table),
         }
     }
+    if family.rope.needs_table && tables.is_empty() {
+        return Err(ConfigFault::Missing { key: TABLES[0].into(), expected: "the rotary embedding's table" });
+    }
     rope_of((fields, max_positions(fields)?), &tables, &family.rope, head_dim)
 }
 
@@ -87,7 +90,7 @@ fn rope_of(
     let places = if rules.default_original.is_some() { vec![fields] } else { places };
     let original_key = "original_max_position_embeddings";
     let original = agreed(&places, original_key, |place| place.count(original_key, MAX_POSITIONS))?;
-    let rotary_dim = rotary_dim(&places, head_dim)?;
+    let rotary_dim = rotary_dim(&places, rules.default_share, head_dim)?;
     let original = original.or(rules.default_original);
     let context = RopeContext { rules, head_dim, rotary_dim, max_positions, original };
     let mut scalings = Vec::new();
@@ -104,9 +107,9 @@ fn rope_of(
 }
 
 /// How many channels of a head are rotated: its first ones.
-fn rotary_dim(places: &[Fields<'_>], head_dim: usize) -> Result<usize, ConfigFault> {
+fn rotary_dim(places: &[Fields<'_>], default: f64, head_dim: usize) -> Result<usize, ConfigFault> {
     const KEY: &str = "partial_rotary_factor";
-    let Some(factor) = agreed(places, KEY, |place| place.number(KEY))? else { return Ok(head_dim) };
+    let factor = agreed(places, KEY, |place| place.number(KEY))?.unwrap_or(default);
     // A share of a head, of which a broken channel is no channel.
     let rotary_dim = (head_dim as f64 * factor) as usize;
     if rotary_dim > head_dim || rotary_dim == 0 || !rotary_dim.is_multiple_of(2) {

@@ -13,6 +13,7 @@ pub(super) const FAMILY: Family = Family {
     rope: RopeRules::of_theta(2_000_000.0),
     default_kv_heads: Some(4),
     biases: llama::biases,
+    has_layer_types: true,
     windows,
     rotates,
     ..Family::USUAL

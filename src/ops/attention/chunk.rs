@@ -39,6 +39,8 @@ pub struct Qkv<'a> {
     pub v_bgnd: &'a Tensor,
     /// How scores come about.
     pub rule: ScoreRule,
+    /// The drain of each query head `(H)`: one more score, that no key has; its weight goes nowhere.
+    pub drain_h: Option<&'a Tensor>,
 }
 
 /// A chunk's queries, keys and values, and which of its own keys its queries see.
@@ -79,7 +81,7 @@ impl<'a> Chunk<'a> {
     /// # Shapes
     /// As of its fields.
     pub fn of(q_bhnd: &'a Tensor, (k_bgnd, v_bgnd): (&'a Tensor, &'a Tensor), rule: ScoreRule) -> Self {
-        let qkv = Qkv { q_bhnd, k_bgnd, v_bgnd, rule };
+        let qkv = Qkv { q_bhnd, k_bgnd, v_bgnd, rule, drain_h: None };
         Self { qkv, in_use_bgn: None, seen_until_bgn: None, joined_bgcd: None }
     }
 

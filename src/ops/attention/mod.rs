@@ -9,6 +9,7 @@ mod by_backend;
 mod calibrate;
 mod choice;
 mod chunk;
+mod drain;
 mod joined;
 mod mass;
 mod merged;
@@ -24,6 +25,7 @@ pub(crate) use backend::forced;
 pub use backend::{AttendShape, Backend};
 pub use calibrate::{Calibration, Timed, calibrate, calibrations, in_words, measure};
 pub use chunk::{Attended, AttentionGrads, Chunk, KvPage, Qkv, Queries, accumulation_kind};
+pub use drain::drain_backward;
 pub use mass::attention_mass;
 pub use part::PartKernel;
 pub use rule::ScoreRule;
@@ -42,7 +44,10 @@ pub fn attend(chunk: Chunk<'_>, past: &[KvPage<'_>]) -> Attended {
 /// As [`attend`], and where some queries are asked for, and the kernel makes it on the way, the attention mass of those queries, as in
 /// [`attention_mass`].
 pub fn attend_and_sum(chunk: Chunk<'_>, past: &[KvPage<'_>], asked: Option<Queries>) -> (Attended, Option<Tensor>) {
-    attend_by(backend_for(&chunk, past), chunk, past, asked)
+    let backend = backend_for(&chunk, past);
+    let Some(drain_h) = chunk.qkv.drain_h else { return attend_by(backend, chunk, past, asked) };
+    // What a kernel sums on the way are weights without the drain.
+    (drain::drained(attend_by(backend, chunk, past, None).0, drain_h), None)
 }
 
 /// The backward of [`attend`].

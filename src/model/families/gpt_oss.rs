@@ -1,0 +1,39 @@
+//! gpt-oss (arXiv 2508.10925): heads with drains, each second layer slides, the lowest among them, and experts in every layer, whose
+//! matrices lie side by side in checkpoints.
+
+use super::experts::{ExpertKeys, experts};
+use super::family::{Biases, Family, RopeRules};
+use super::windows;
+use crate::model::fields::{ConfigFault, Fields};
+use crate::model::spec::{Activation, ExpertNames, ExpertsSpec};
+
+const NAMES: ExpertNames = ExpertNames { block: "mlp", router: "router", linears: None };
+const KEYS: ExpertKeys = ExpertKeys { num_experts: &["num_local_experts", "num_experts"], width: "intermediate_size" };
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "gpt_oss",
+    architecture: "GptOssForCausalLM",
+    rope: RopeRules { needs_table: true, ..RopeRules::of_theta(150_000.0) },
+    default_norm_eps: 1e-5,
+    default_kv_heads: Some(8),
+    default_head_dim: Some(64),
+    has_drain: true,
+    has_layer_types: true,
+    biases,
+    windows: |fields, num_layers| Ok(windows::but_each(2, num_layers, windows::width(fields, Some(128))?)),
+    experts: every_layer,
+    ..Family::USUAL
+};
+
+fn biases(fields: Fields<'_>) -> Result<Biases, ConfigFault> {
+    let attention = fields.flag_or("attention_bias", true)?;
+    Ok(Biases { qkv: attention, output: attention, mlp: false })
+}
+
+/// The softmax of the chosen scores alone is that of all scores, divided by the sum of the chosen.
+fn every_layer(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<ExpertsSpec>>, ConfigFault> {
+    // Other programs take it for what it is here, whatever stands there.
+    fields.only("swiglu_limit", 7.0)?;
+    let spec = experts(fields, &KEYS, (128, 4), &NAMES)?;
+    Ok(vec![Some(ExpertsSpec { activation: Activation::ClampedSilu, ..spec }); num_layers])
+}
