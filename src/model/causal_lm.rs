@@ -56,7 +56,8 @@ impl Model {
     fn open(source: ModelSource<'_>, kind: Kind, device: Device) -> Result<(ModelConfig, Weights), ModelError> {
         let config = source.config()?;
         let names = TensorNames::of(&source.object()?);
-        let weights = Weights::open(source.dir, names, kind, device)?;
+        let mut weights = Weights::open(source.dir, names, kind, device)?;
+        weights.leave_layers(config.num_layers(), config.further_layers);
         weights.check(&layout::entries(&config), config.tie_word_embeddings)?;
         Ok((config, weights))
     }

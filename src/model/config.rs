@@ -15,6 +15,8 @@ pub struct ModelConfig {
     pub hidden_size: usize,
     /// The layers, bottom to top.
     pub layers: Vec<LayerSpec>,
+    /// Layers behind the last one in checkpoints, which predict further tokens, and are left alone.
+    pub further_layers: usize,
     /// V.
     pub vocab_size: usize,
     /// The embeddings of tokens are multiplied by it.

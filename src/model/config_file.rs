@@ -32,6 +32,7 @@ impl ModelConfig {
             model_type: family.model_type,
             hidden_size: fields.count("hidden_size", MAX_HIDDEN)?,
             layers: layers(fields, family)?,
+            further_layers: (family.further_layers)(fields)?,
             vocab_size: fields.count("vocab_size", MAX_VOCAB)?,
             embedding_scale: scales.embedding,
             logits_divisor: scales.logits_divisor,
@@ -365,8 +366,8 @@ mod tests {
         assert_eq!(window(&json!({"model_type": "mistral"})), Some(4096));
         assert_eq!(window(&json!({"model_type": "mistral", "sliding_window": null})), None);
         assert_eq!(window(&json!({"model_type": "mistral", "sliding_window": 24})), Some(24));
-        let types = ["full_attention", "sliding_attention", "full_attention"];
-        assert_eq!(window(&json!({"model_type": "mistral", "layer_types": types})), None, "`layer_types` wins");
+        let types = json!({"model_type": "mistral", "layer_types": ["full_attention"]});
+        assert!(matches!(config(&types), Err(ConfigFault::UnknownKey { key, .. }) if key == "layer_types"));
         let heads = json!({"model_type": "mistral", "num_key_value_heads": null});
         assert_eq!(first(&heads).attention.num_kv_heads, 4);
         let by_default = json!({"model_type": "mistral", "num_attention_heads": 16});

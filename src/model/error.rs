@@ -121,6 +121,9 @@ impl Failure for ModelError {
         Some(match self {
             Self::NoWeights { .. } => "only safetensors are read: convert `.bin` or `.pt` weights to them first".into(),
             Self::Shard { .. } => "the index may be damaged or hostile: take the model from its source again".into(),
+            Self::Tensors { problems, .. } if problems.are_mxfp4() => {
+                "the experts are quantised as MXFP4, which is not unpacked here: use a version of the model in bf16".into()
+            }
             Self::Tensors { .. } => "check that weights and configuration belong together and that all files are complete".into(),
             Self::UnknownTarget { .. } => "use names from that list, or `target_modules = \"all-linear\"`".into(),
             Self::Lora { key, .. } => format!("correct `lora.{key}` in the recipe"),
@@ -194,6 +197,14 @@ pub struct TensorProblems(pub Vec<TensorProblem>);
 
 /// How many tensors of one kind of problem are named.
 const NAMED: usize = 8;
+
+impl TensorProblems {
+    /// Whether tensors are there in blocks of 4-bit numbers with scales, as gpt-oss is published.
+    fn are_mxfp4(&self) -> bool {
+        let is_block = |problem: &TensorProblem| matches!(problem, TensorProblem::Extra { name } if name.ends_with("proj_blocks"));
+        self.0.iter().any(is_block)
+    }
+}
 
 impl fmt::Display for TensorProblems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

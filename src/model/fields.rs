@@ -197,6 +197,7 @@ impl fmt::Display for ConfigFault {
             Self::UnknownName { key, found: None, known } => {
                 write!(f, "no `{key}`, expected one of `{}`", known.join("`, `"))
             }
+            Self::UnknownKey { key, known } if known.is_empty() => write!(f, "unknown key `{key}` for this `model_type`"),
             Self::UnknownKey { key, known } => write!(f, "unknown key `{key}`, expected one of `{}`", known.join("`, `")),
             Self::Missing { key, expected } => write!(f, "`{key}` is missing, expected {expected}"),
             Self::OutOfRange { key, expected, found } => write!(f, "`{key}` is {found}, expected {expected}"),
@@ -220,6 +221,9 @@ impl Failure for ConfigFault {
                 near.unwrap_or_else(|| "use a model without this, or remove the key if the model doesn't need it".into())
             }
             Self::Missing { .. } | Self::OutOfRange { .. } => "take `config.json` from the model's source again".into(),
+            Self::Unsupported { found, .. } if found == "mxfp4" => {
+                "use a version of the model in bf16: Transformers saves one that it has loaded with `Mxfp4Config(dequantize=True)`".into()
+            }
             Self::Unsupported { key, .. } => format!("use a model without this, or correct `{key}` if the model doesn't need it"),
         })
     }

@@ -5,6 +5,11 @@ pub(super) fn layer_tensor(layer: usize, path: &str) -> String {
     format!("model.layers.{layer}.{path}")
 }
 
+/// The layer of a tensor that has one.
+pub(super) fn layer_of(name: &str) -> Option<usize> {
+    name.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
+}
+
 /// The name in PEFT's files of what is trained beside a linear, as `peft_tensor("model.layers.3.mlp.up_proj", "lora_A.weight")`.
 pub(super) fn peft_tensor(linear: &str, part: &str) -> String {
     format!("base_model.model.{linear}.{part}")

@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 use super::error::{ModelError, TensorProblem, TensorProblems};
 use super::families::{is_wrapped, own_name};
 use super::layout::{Role, TensorEntry};
-use super::names::OUTPUT;
+use super::names::{OUTPUT, layer_of};
 use crate::files::{Dtype as FileDtype, FilesError, TensorFile, read_json};
 use crate::native::cuda::Upload;
 use crate::ops::attention::accumulation_kind;
@@ -89,6 +89,15 @@ impl Weights {
     /// Tensors that libtorch's generator draws where they are wanted, one by one, so that no second copy of a model is needed.
     pub(super) fn drawn(entries: Vec<TensorEntry>, std: f64, kind: Kind, device: Device) -> Self {
         Self { source: WeightSource::Drawn(entries, std), kind, device, upload: None }
+    }
+
+    /// Leaves the tensors of so many layers from `first` on alone.
+    pub(super) fn leave_layers(&mut self, first: usize, count: usize) {
+        if let WeightSource::Files(files) = &mut self.source {
+            let is_left = |name: &String| layer_of(name).is_some_and(|layer| layer >= first && layer - first < count);
+            files.places.retain(|name, _| !is_left(name));
+            files.strays.retain(|name| !is_left(name));
+        }
     }
 
     /// Compares names, shapes and dtypes with what a model needs, and reports all differences at once. A tied model's file may

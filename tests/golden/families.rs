@@ -49,6 +49,8 @@ const CASES: &[FamilyCase] = &[
     case("ministral3"),
     case("qwen3-moe"),
     FamilyCase { model: "qwen3-moe", ..case("qwen3-moe-v4") },
+    FamilyCase { windows: &[Some(24), None], ..case("gpt-oss") },
+    case("glm4-moe"),
 ];
 
 /// The model without its adapter.

@@ -50,7 +50,13 @@ const MIXTRAL: &str = r#"{"model_type": "mixtral", "num_local_experts": 4, "num_
 const QWEN3_MOE: &str = r#"{"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 12,
     "norm_topk_prob": true, "mlp_only_layers": [1]}"#;
 
-const FAMILIES: [(&str, &str); 21] = [
+/// One of three experts of a token is in a group by itself, half of the channels are not rotated, and the lowest layer is dense.
+const GLM4_MOE: &str = r#"{"model_type": "glm4_moe", "n_routed_experts": 6, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2,
+    "moe_intermediate_size": 12, "routed_scaling_factor": 1.7, "use_qk_norm": true, "attention_bias": true}"#;
+const GPT_OSS: &str = r#"{"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2,
+    "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": false}}"#;
+
+const FAMILIES: [(&str, &str); 23] = [
     ("llama with biases", BIASED_LLAMA),
     ("llama 3.1", LLAMA_31),
     ("linear", LINEAR),
@@ -72,6 +78,8 @@ const FAMILIES: [(&str, &str); 21] = [
     ("ministral3", MINISTRAL3),
     ("gemma2", GEMMA2),
     ("gemma3", GEMMA3),
+    ("glm4_moe", GLM4_MOE),
+    ("gpt_oss", GPT_OSS),
 ];
 
 /// A case with a family in place of its own.
@@ -79,7 +87,7 @@ fn of_family((name, config): (&'static str, &'static str), case: &Case) -> Case 
     let sliding_layers: &[usize] = match config {
         MISTRAL => &[0, 1, 2],
         OLMO3 => &[0, 1],
-        GEMMA2 | GEMMA3 => &[0, 2],
+        GEMMA2 | GEMMA3 | GPT_OSS => &[0, 2],
         _ => &[],
     };
     Case { name, config, sliding_layers, lora: if config == PHI3 { FUSED } else { case.lora }, ..*case }

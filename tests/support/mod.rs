@@ -11,7 +11,7 @@ use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::engine::{ChunkKey, Engine, MicroBatchContext, Settings};
 use kvtune::files::{ExcludedModules, ModulePatterns, ModuleRegex, PeftConfig, PeftTargets};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
-use kvtune::model::{Adapter, DropoutKey, Model, ModelConfig, NormSpec};
+use kvtune::model::{Adapter, DropoutKey, Model, ModelConfig, NormSpec, Preference};
 use kvtune::recipe::{CacheLength, CacheRecipe, Dtype, GradRecipe, OnOutOfMemory, PolicyRecipe};
 use kvtune::units::ChunkIdx;
 use kvtune::verify::{Tiling, every_tiling};
@@ -83,8 +83,13 @@ pub fn model(case: &Case) -> Model {
 
 fn adapter_settings(case: &Case) -> PeftConfig {
     let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-    // The experts of a Mixtral have names of their own: they are targeted side by side.
-    let is_stacked = case.config.contains("mixtral");
+    // The experts of a Mixtral have names of their own, and those of gpt-oss none: they are targeted side by side.
+    let routers: &[&str] = match case.config {
+        config if config.contains("mixtral") => &["gate.weight"],
+        config if config.contains("gpt_oss") => &["router.weight"],
+        _ => &[],
+    };
+    let is_stacked = !routers.is_empty();
     let names: Vec<String> = owned(case.lora);
     let names =
         names.into_iter().filter(|name| !is_stacked || !["gate_proj", "up_proj", "down_proj"].contains(&&**name)).collect();
@@ -97,7 +102,10 @@ fn adapter_settings(case: &Case) -> PeftConfig {
         rank_pattern: ModulePatterns::new(case.ranks.iter().map(|&(pattern, r)| (pattern.to_owned(), r))).unwrap(),
         alpha_pattern: ModulePatterns::new(case.alphas.iter().map(|&(pattern, alpha)| (pattern.to_owned(), alpha))).unwrap(),
         exclude_modules: (!case.excluded.is_empty()).then(|| ExcludedModules::names(owned(case.excluded))),
-        target_parameters: owned(if is_stacked { &["gate_up_proj", "experts.down_proj", "gate.weight"] } else { &[] }),
+        target_parameters: owned(if is_stacked { &["gate_up_proj", "experts.down_proj"] } else { &[] })
+            .into_iter()
+            .chain(owned(routers))
+            .collect(),
         layers_to_transform: case.layers.to_vec(),
         lora_bias: case.beside == Beside::BiasOfB,
         trains_biases: matches!(case.beside, Beside::BaseBiases | Beside::MagnitudesAndBaseBiases),
@@ -109,9 +117,12 @@ fn adapter_settings(case: &Case) -> PeftConfig {
 /// The `config.json` of a case.
 pub fn config(case: &Case) -> serde_json::Value {
     let layer_type = |layer| if case.sliding_layers.contains(&layer) { "sliding_attention" } else { "full_attention" };
+    let slides = !case.sliding_layers.is_empty();
+    // All layers of a Mistral slide, and no key says which.
+    let has_types = slides && !case.config.contains("\"mistral\"");
     let mut config = serde_json::json!({
-        "use_sliding_window": !case.sliding_layers.is_empty(), "sliding_window": case.window,
-        "layer_types": (0..NUM_LAYERS).map(layer_type).collect::<Vec<_>>(),
+        "use_sliding_window": slides, "sliding_window": slides.then_some(case.window),
+        "layer_types": has_types.then(|| (0..NUM_LAYERS).map(layer_type).collect::<Vec<_>>()),
         "model_type": "qwen2", "hidden_size": HIDDEN, "num_hidden_layers": NUM_LAYERS, "intermediate_size": 40,
         "num_attention_heads": case.heads.0, "num_key_value_heads": case.heads.1, "head_dim": HEAD_DIM,
         "vocab_size": VOCAB, "max_position_embeddings": 4096, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
@@ -141,6 +152,21 @@ pub fn weights(case: &Case) -> Vec<(String, Tensor)> {
     for (layer, spec) in config.layers.iter().enumerate() {
         let of = |norm: NormSpec| (format!("model.layers.{layer}.{}.weight", norm.path), vec![norm.width as i64]);
         all.extend(spec.norms(HIDDEN as usize).into_iter().map(of));
+        let mut add = |path: &str, shape: &[i64]| all.push((format!("model.layers.{layer}.{path}"), shape.into()));
+        if spec.attention.has_drain {
+            add("self_attn.sinks", &[spec.attention.num_heads as i64]);
+        }
+        let Some(experts) = spec.feed_forward.experts() else { continue };
+        let (count, width) = (experts.num_experts as i64, experts.intermediate_size as i64);
+        if matches!(experts.preference, Preference::Sigmoid { .. }) {
+            add("mlp.gate.e_score_correction_bias", &[count]);
+        }
+        if experts.names.linears.is_none() {
+            add("mlp.experts.gate_up_proj", &[count, HIDDEN, 2 * width]);
+            add("mlp.experts.gate_up_proj_bias", &[count, 2 * width]);
+            add("mlp.experts.down_proj", &[count, width, HIDDEN]);
+            add("mlp.experts.down_proj_bias", &[count, HIDDEN]);
+        }
     }
     all.into_iter().map(|(name, shape)| (name.clone(), drawn(case, &name, &shape))).collect()
 }

@@ -28,7 +28,7 @@ pub(super) const FAMILY: Family = Family {
 fn upper_layers(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<ExpertsSpec>>, ConfigFault> {
     let spec = experts(fields, &KEYS, (128, 8), &qwen3_moe::NAMES)?;
     let shared = fields.count_from_zero_or("n_shared_experts", 1)?;
-    if shared * spec.intermediate_size > MAX_INTERMEDIATE {
+    if shared.saturating_mul(spec.intermediate_size) > MAX_INTERMEDIATE {
         return Err(fields.range("n_shared_experts", format!("altogether no wider than {MAX_INTERMEDIATE}")));
     }
     let spec = ExpertsSpec {

@@ -12,6 +12,7 @@ pub(super) const MAX_INTERMEDIATE: usize = 1 << 20;
 const MAX_LAYERS: usize = 1 << 10;
 const MAX_HEADS: usize = 1 << 10;
 const MAX_HEAD_DIM: usize = 1 << 12;
+const LAYER_TYPES: &str = "layer_types";
 
 /// The layers of a model of a family, bottom to top.
 pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Vec<LayerSpec>, ConfigFault> {
@@ -21,6 +22,9 @@ pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Ve
     let attention = attention(fields, family, (biases, scales))?;
     let intermediate_size = fields.count("intermediate_size", MAX_INTERMEDIATE)?;
     let num_layers = fields.count("num_hidden_layers", MAX_LAYERS)?;
+    if fields.get(LAYER_TYPES).is_some() && !family.has_layer_types {
+        return Err(ConfigFault::UnknownKey { key: LAYER_TYPES.into(), known: Vec::new() });
+    }
     let windows = windows_by_layer(fields, (family.windows)(fields, num_layers)?)?;
     let rotates = (family.rotates)(fields, num_layers)?;
     let experts = (family.experts)(fields, num_layers)?;
@@ -42,8 +46,14 @@ pub(in crate::model) fn layers(fields: Fields<'_>, family: &Family) -> Result<Ve
 
 /// What would change the numbers and isn't built.
 fn refuse_unbuilt(fields: Fields<'_>) -> Result<(), ConfigFault> {
-    match fields.get("quantization_config") {
-        Some(_) => Err(fields.unsupported("quantization_config", "null".into())),
+    const KEY: &str = "quantization_config";
+    match fields.get(KEY).map(|table| table.get("quant_method").and_then(Value::as_str)) {
+        Some(Some("mxfp4")) => Err(ConfigFault::Unsupported {
+            key: format!("{KEY}.quant_method"),
+            found: "mxfp4".into(),
+            supported: "weights that are not quantised: the experts' numbers of 4 bits are not unpacked here".into(),
+        }),
+        Some(_) => Err(fields.unsupported(KEY, "null".into())),
         None => Ok(()),
     }
 }
@@ -100,14 +110,13 @@ fn attention(fields: Fields<'_>, family: &Family, (biases, scales): (Biases, Sca
 
 /// The window of each layer: `layer_types`, where it is given, says which layers slide.
 fn windows_by_layer(fields: Fields<'_>, sliding: SlidingLayers) -> Result<Vec<Option<usize>>, ConfigFault> {
-    const KEY: &str = "layer_types";
     let num_layers = sliding.slides.len();
-    let slides = match fields.get(KEY) {
+    let slides = match fields.get(LAYER_TYPES) {
         None => sliding.slides,
         Some(Value::Array(types)) if types.len() == num_layers => {
             types.iter().map(|layer_type| slides(layer_type, sliding.window.is_some())).collect::<Result<_, _>>()?
         }
-        Some(_) => return Err(fields.range(KEY, format!("a list of {num_layers} names, one for each layer"))),
+        Some(_) => return Err(fields.range(LAYER_TYPES, format!("a list of {num_layers} names, one for each layer"))),
     };
     Ok(slides.into_iter().map(|slides| sliding.window.filter(|_| slides)).collect())
 }
@@ -118,6 +127,6 @@ fn slides(layer_type: &Value, has_window: bool) -> Result<bool, ConfigFault> {
     match layer_type.as_str() {
         Some("full_attention") => Ok(false),
         Some("sliding_attention") if has_window => Ok(true),
-        _ => Err(ConfigFault::Unsupported { key: "layer_types".into(), found: shown(layer_type), supported: supported.into() }),
+        _ => Err(ConfigFault::Unsupported { key: LAYER_TYPES.into(), found: shown(layer_type), supported: supported.into() }),
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::experts::{ExpertKeys, experts};
-use super::family::Family;
+use super::family::{Family, SlidingLayers};
 use super::{qwen3, windows};
 use crate::model::fields::{ConfigFault, Fields};
 use crate::model::spec::{ExpertNames, ExpertsSpec, QkNorm};
@@ -18,10 +18,18 @@ pub(super) const FAMILY: Family = Family {
     default_kv_heads: Some(4),
     qk_norm: |_| Ok(Some(QkNorm::PerHead)),
     biases: qwen3::biases,
-    windows: windows::upper_layers,
+    windows,
     experts: some_layers,
     ..Family::USUAL
 };
+
+/// All layers slide, or none: this family knows no `max_window_layers`.
+fn windows(fields: Fields<'_>, num_layers: usize) -> Result<SlidingLayers, ConfigFault> {
+    if fields.flag_or("use_sliding_window", false)? {
+        return windows::every_layer(fields, num_layers, Some(4096));
+    }
+    Ok(SlidingLayers::none(num_layers))
+}
 
 /// Each `decoder_sparse_step`-th layer has experts, but for those of `mlp_only_layers`.
 fn some_layers(fields: Fields<'_>, num_layers: usize) -> Result<Vec<Option<ExpertsSpec>>, ConfigFault> {
