@@ -1,6 +1,11 @@
 //! What a model is, in words: family, positions, windows, caps, experts, biases.
 
-use crate::model::{ExpertsSpec, LinearSpec, ModelConfig, RopeScaling, RopeSpec};
+use crate::model::{ExpertsSpec, LinearSpec, ModelConfig, Preference, RopeScaling, RopeSpec};
+
+/// Those of the layers that have some.
+pub(super) fn experts(config: &ModelConfig) -> impl Iterator<Item = &ExpertsSpec> {
+    config.layers.iter().filter_map(|layer| layer.feed_forward.experts())
+}
 
 /// On one line.
 pub(super) fn architecture(config: &ModelConfig) -> String {
@@ -18,11 +23,19 @@ pub(super) fn architecture(config: &ModelConfig) -> String {
     if config.layers[0].attention.qk_norm.is_some() {
         words.push("normalised queries and keys".to_owned());
     }
-    let experts: Vec<&ExpertsSpec> = config.layers.iter().filter_map(|layer| layer.feed_forward.experts()).collect();
-    if let [ExpertsSpec { num_experts, top_k, intermediate_size, .. }, ..] = experts[..] {
+    if config.layers[0].attention.has_drain {
+        words.push("heads with drains".to_owned());
+    }
+    let experts: Vec<&ExpertsSpec> = experts(config).collect();
+    if let [ExpertsSpec { num_experts, top_k, intermediate_size, shared_size, preference, .. }, ..] = experts[..] {
+        let groups = match preference {
+            Preference::Sigmoid { groups, kept } if kept < groups => format!(" from {kept} of {groups} groups"),
+            _ => String::new(),
+        };
+        let shared = shared_size.map(|width| format!(" and a shared one of {width}")).unwrap_or_default();
+        let experts = experts.len();
         words.push(format!(
-            "{top_k} of {num_experts} experts of width {intermediate_size} in {} of {count} layers",
-            experts.len()
+            "{top_k} of {num_experts} experts of width {intermediate_size}{groups}{shared} in {experts} of {count} layers"
         ));
     }
     if let Some(growth) = config.layers[0].attention.query_growth {

@@ -3,9 +3,9 @@
 use clap::Args;
 use tch::Device;
 
-use super::architecture::architecture;
+use super::architecture::{architecture, experts};
 use super::recipe_file::RecipeFile;
-use crate::cache::Scope;
+use crate::cache::{Routing, Scope};
 use crate::data::Splits;
 use crate::engine::{ChunkPlan, Settings};
 use crate::error::Error;
@@ -46,7 +46,7 @@ impl Check {
             console::note(&note);
         }
         if recipe.grad.cuda_graphs {
-            console::note(&captured(engine.settings(), &plan));
+            console::note(&captured(engine.settings(), &config, &plan));
         }
         let mut table = table(&recipe, &config, &plan, &schedule);
         table.row(&["replay log", &replay_log(engine.settings(), &config, &plan)]);
@@ -172,11 +172,16 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
 }
 
 /// How much of a forward phase a GPU would capture.
-fn captured(settings: &Settings, plan: &ChunkPlan) -> String {
+fn captured(settings: &Settings, config: &ModelConfig, plan: &ChunkPlan) -> String {
     let shapes = settings.captured_shapes(plan, Device::Cuda(0));
     let count = plan.shapes().filter(|shape| shapes.contains(shape)).count();
     let words = "are of shapes that come often enough to be captured, in forward phase, replays and evaluation";
-    format!("`grad.cuda_graphs`: on a GPU; {count} of the {} columns of the longest sample {words}", plan.columns.len())
+    let (layers, with_experts) = (config.num_layers(), experts(config).count());
+    let left_out = match with_experts {
+        0 => String::new(),
+        _ => format!("; {with_experts} of {layers} layers are left out: a router decides which products experts make"),
+    };
+    format!("`grad.cuda_graphs`: on a GPU; {count} of the {} columns of the longest sample {words}{left_out}", plan.columns.len())
 }
 
 /// What a GPU may do with numbers; a CPU rounds no factor, and repeats itself in any case.
@@ -195,12 +200,27 @@ fn waiting(store: StoreRecipe) -> String {
     format!("{}, {place}", store.form)
 }
 
-/// What the choices take on the host.
+/// What the choices take on the host: of evictions, and of experts.
 fn replay_log(settings: &Settings, config: &ModelConfig, plan: &ChunkPlan) -> String {
+    let of_evictions = evictions(settings, config, plan);
+    let per_token: u64 = experts(config).map(|spec| Routing::bytes_of_token(spec.top_k, spec.num_experts)).sum();
+    if per_token == 0 {
+        return of_evictions.unwrap_or_else(|| "empty: nothing is evicted".to_owned());
+    }
+    let whole = Bytes(per_token * plan.len() as u64);
+    let of_experts = format!("{per_token} bytes per token for its experts, {whole} for the longest sample");
+    match of_evictions {
+        None => format!("nothing is evicted; {of_experts}"),
+        Some(of_evictions) => format!("{of_evictions}; {of_experts}"),
+    }
+}
+
+/// What the choices of evictions take, if there are any.
+fn evictions(settings: &Settings, config: &ModelConfig, plan: &ChunkPlan) -> Option<String> {
     let (layers, heads) = (config.num_layers(), config.layers[0].attention.num_kv_heads);
     let (Bytes(per_token), whole) = settings.log_bytes(plan, heads);
     let (at_most, choices, agreed) = match settings.scope() {
-        None if whole.0 == 0 => return "empty: nothing is evicted".to_owned(),
+        None if whole.0 == 0 => return None,
         // Of sliding windows, if not of the policy.
         None | Some(Scope::Batch) => ("", 1, " for all sequences and KV heads together"),
         Some(Scope::Sequence) => ("at most ", 1, " for all KV heads together"),
@@ -209,5 +229,5 @@ fn replay_log(settings: &Settings, config: &ModelConfig, plan: &ChunkPlan) -> St
     let mean = per_token as f64 / (layers * choices) as f64;
     let heads = if choices == 1 { String::new() } else { format!(" × {heads} KV heads") };
     let product = format!("{layers} layers{heads} × {} B", (mean * 100.0).round() / 100.0);
-    format!("{at_most}{per_token} bytes per evicted token{agreed} ({product}), {whole} for the longest sample")
+    Some(format!("{at_most}{per_token} bytes per evicted token{agreed} ({product}), {whole} for the longest sample"))
 }

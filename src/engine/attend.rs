@@ -203,13 +203,7 @@ fn cached_attention(
     let needs: Vec<bool> = inputs.iter().map(|input| input.requires_grad()).collect();
     let detached: Vec<Tensor> = inputs.iter().map(|input| input.detach()).collect();
     let (out, saved, next) = no_grad(|| {
-        let tokens = Qkv {
-            q_bhnd: &detached[0],
-            k_bgnd: &detached[1],
-            v_bgnd: &detached[2],
-            rule,
-            drain_h: detached.get(4),
-        };
+        let tokens = Qkv { q_bhnd: &detached[0], k_bgnd: &detached[1], v_bgnd: &detached[2], rule, drain_h: detached.get(4) };
         let (out, saved) = lock(state).recompute(span, tokens).map_err(refused)?;
         // Autograd hangs its history on a tensor of its own; its numbers are those that the backward keeps.
         Ok::<_, AttendError>((out.detach(), saved, link(chain)))
@@ -220,7 +214,9 @@ fn cached_attention(
         if let Some(below) = &moves.below {
             lock(below).cache.bring();
         }
-        let [dq, dk, dv, ddrain] = no_grad(|| lock(&shared).backward(&here, &saved, grads[0].as_ref())).map_err(|e| e.to_string())?;
+        let trains_drain = needs.get(4) == Some(&true);
+        let [dq, dk, dv, ddrain] =
+            no_grad(|| lock(&shared).backward(&here, &saved, grads[0].as_ref(), trains_drain)).map_err(|e| e.to_string())?;
         if moves.parks {
             lock(&shared).cache.park();
         }

@@ -173,12 +173,13 @@ impl LayerState {
     }
 
     /// Backward of one chunk's attention: adds to the cache's gradient, unwinds it and the cache, returns the gradients of queries, keys
-    /// and values, and of the drains, where there are some.
+    /// and values, and of the drains, where they are trained.
     pub(super) fn backward(
         &mut self,
         span: &ChunkSpan,
         saved: &ChunkSaved,
         dout: Option<&Tensor>,
+        trains_drain: bool,
     ) -> Result<[Option<Tensor>; 4], CacheError> {
         self.cache.enter(span);
         let kind = accumulation_kind(saved.own.q.kind());
@@ -189,7 +190,8 @@ impl LayerState {
             let dout = saved.placement.place(dout);
             let part = attention::attend_backward(&dout, saved.own.beside(&past), &past.parts(), &saved.attended);
             grads.add((&part.dk_bgnd, &part.dv_bgnd), &part.past);
-            ddrain = saved.own.drain_h.as_ref().map(|drain| drain_backward(&dout, &saved.attended, drain).to_kind(drain.kind()));
+            let drain_h = saved.own.drain_h.as_ref().filter(|_| trains_drain);
+            ddrain = drain_h.map(|drain_h| drain_backward(&dout, &saved.attended, drain_h).to_kind(drain_h.kind()));
             saved.placement.unplace(&part.dq_bhnd)
         });
         let undo = self.resident.remove(&span.index).ok_or_else(|| self.cache.missing_undo(span))?;
@@ -318,13 +320,7 @@ impl OwnKeys {
     /// With a past that stands in the cache as it did when the chunk attended.
     fn beside<'a>(&'a self, past: &'a PastPages) -> Chunk<'a> {
         Chunk {
-            qkv: Qkv {
-                q_bhnd: &self.q,
-                k_bgnd: &self.k,
-                v_bgnd: &self.v,
-                rule: self.rule,
-                drain_h: self.drain_h.as_ref(),
-            },
+            qkv: Qkv { q_bhnd: &self.q, k_bgnd: &self.k, v_bgnd: &self.v, rule: self.rule, drain_h: self.drain_h.as_ref() },
             in_use_bgn: self.in_use_bgn.as_ref(),
             seen_until_bgn: self.seen_until_bgn.as_ref(),
             joined_bgcd: past.joined(),

@@ -76,8 +76,8 @@ fn weight_kind(fields: Fields<'_>) -> Result<Option<Kind>, ConfigFault> {
 mod tests {
     use super::*;
     use crate::model::spec::{
-        Activation, AttentionSpec, FeedForwardSpec, LayerSpec, NormsSpec, QkNorm, QueryGrowth, RopeScaling, RopeSpec, ScoreRule,
-        YarnScaling,
+        Activation, AttentionSpec, FeedForwardSpec, LayerSpec, NormsSpec, Preference, QkNorm, QueryGrowth, RopeScaling, RopeSpec,
+        ScoreRule, YarnScaling,
     };
     use crate::units::Failure;
     use serde_json::json;
@@ -113,6 +113,7 @@ mod tests {
             is_fused: false,
             has_qkv_bias: true,
             has_output_bias: false,
+            has_drain: false,
         };
         let layer = LayerSpec {
             attention,
@@ -175,6 +176,8 @@ mod tests {
             (gemma("gemma3_text", &json!({"use_bidirectional_attention": true})), "use_bidirectional_attention"),
             (gemma("gemma2", &json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}})), "rope_parameters"),
             (json!({"quantization_config": {"bits": 4}}), "quantization_config"),
+            (gpt_oss(&json!({"quantization_config": {"quant_method": "mxfp4"}})), "quantization_config.quant_method"),
+            (gpt_oss(&json!({"swiglu_limit": 5.0})), "swiglu_limit"),
         ] {
             let fault = config(&changes).unwrap_err();
             assert!(matches!(&fault, ConfigFault::Unsupported { key: k, .. } if *k == key), "{key}: {fault}");
@@ -221,11 +224,49 @@ mod tests {
         assert!(matches!(&fault, ConfigFault::OutOfRange { key: k, .. } if *k == key), "{key}: {fault}");
     }
 
+    fn gpt_oss(changes: &Value) -> Value {
+        let mut object = json!({"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_theta": 1e6}});
+        object.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        object
+    }
+
+    fn glm4_moe(changes: &Value) -> Value {
+        let mut object = json!({"model_type": "glm4_moe", "n_routed_experts": 8, "num_experts_per_tok": 3,
+            "moe_intermediate_size": 8, "rope_parameters": {"rope_theta": 1e6}});
+        object.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        object
+    }
+
+    #[test]
+    fn routers_of_glm_may_lack_what_they_have_by_default() {
+        let experts = |changes: &Value| config(&glm4_moe(changes)).unwrap().layers.into_iter().map(|layer| layer.feed_forward);
+        let mut layers = experts(&json!({"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}));
+        assert!(matches!(layers.next(), Some(FeedForwardSpec::Dense { intermediate_size: 176, .. })));
+        let of_layer = layers.next().unwrap();
+        let spec = of_layer.experts().unwrap();
+        assert_eq!(spec.preference, Preference::Sigmoid { groups: 4, kept: 2 });
+        assert_eq!((spec.shared_size, spec.is_renormalised, spec.weight_scale.to_string()), (Some(8), true, "2.5".into()));
+        assert_eq!(of_layer.intermediate_size(), 3 * 8 + 8);
+        let bare = experts(&json!({"n_shared_experts": 0, "first_k_dense_replace": 0, "norm_topk_prob": false}));
+        assert!(bare.into_iter().all(|of| of.experts().is_some_and(|spec| spec.shared_size.is_none() && !spec.is_renormalised)));
+        let attention = config(&glm4_moe(&json!({}))).unwrap().layers.remove(0).attention;
+        assert_eq!((attention.rope.unwrap().rotary_dim, attention.qk_norm), (8, None));
+    }
+
     #[test]
     fn numbers_of_a_family_that_cannot_be_are_refused() {
         for (changes, key) in [
             (json!({"model_type": "qwen3", "head_dim": 15}), "head_dim"),
             (json!({"model_type": "mistral", "sliding_window": 0}), "sliding_window"),
+            (gpt_oss(&json!({"num_experts_per_tok": 5})), "num_experts_per_tok"),
+            (glm4_moe(&json!({"num_experts_per_tok": 9})), "num_experts_per_tok"),
+            (glm4_moe(&json!({"n_group": 3})), "n_group"),
+            (glm4_moe(&json!({"n_group": 8, "topk_group": 4})), "n_group"),
+            (glm4_moe(&json!({"n_group": 4, "topk_group": 5})), "topk_group"),
+            (glm4_moe(&json!({"n_group": 4, "topk_group": 1})), "topk_group"),
+            (glm4_moe(&json!({"routed_scaling_factor": 0})), "routed_scaling_factor"),
+            (glm4_moe(&json!({"n_shared_experts": 1_u64 << 63})), "n_shared_experts"),
             (json!({"model_type": "smollm3", "no_rope_layers": [1, 0]}), "no_rope_layers"),
             (json!({"model_type": "smollm3", "use_sliding_window": true, "sliding_window": 8}), "layer_types"),
             (json!({"model_type": "granite", "residual_multiplier": 0}), "residual_multiplier"),

@@ -201,7 +201,8 @@ const NAMED: usize = 8;
 impl TensorProblems {
     /// Whether tensors are there in blocks of 4-bit numbers with scales, as gpt-oss is published.
     fn are_mxfp4(&self) -> bool {
-        let is_block = |problem: &TensorProblem| matches!(problem, TensorProblem::Extra { name } if name.ends_with("proj_blocks"));
+        let is_block =
+            |problem: &TensorProblem| matches!(problem, TensorProblem::Extra { name } if name.ends_with("proj_blocks"));
         self.0.iter().any(is_block)
     }
 }

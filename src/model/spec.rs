@@ -293,7 +293,8 @@ impl ExpertsSpec {
     /// Gate, up and down of each expert, where they are apart.
     pub(super) fn experts(&self, hidden: usize) -> Vec<[LinearSpec; 3]> {
         let Some(names) = &self.names.linears else { return Vec::new() };
-        let of_expert = |expert| gated(&format!("{}.experts.{expert}", self.names.block), names, [self.intermediate_size, hidden]);
+        let of_expert =
+            |expert| gated(&format!("{}.experts.{expert}", self.names.block), names, [self.intermediate_size, hidden]);
         (0..self.num_experts).map(of_expert).collect()
     }
 
@@ -320,12 +321,8 @@ impl ExpertsSpec {
 
 /// Gate, up and down of an MLP of `wide` channels on a residual stream of `hidden`.
 fn gated(path: &str, names: &[&str; 3], [wide, hidden]: [usize; 2]) -> [LinearSpec; 3] {
-    let linear = |name: &str, [out, inner]: [usize; 2]| LinearSpec {
-        path: format!("{path}.{name}").into(),
-        out,
-        inner,
-        has_bias: false,
-    };
+    let linear =
+        |name: &str, [out, inner]: [usize; 2]| LinearSpec { path: format!("{path}.{name}").into(), out, inner, has_bias: false };
     let [gate, up, down] = names;
     [linear(gate, [wide, hidden]), linear(up, [wide, hidden]), linear(down, [hidden, wide])]
 }

@@ -25,7 +25,19 @@ impl Kernel {
         } else {
             Self::in_parts(spec, shape.batch as u64, (chunk, slots))
         };
-        Self { forward: kernel.forward.max(scores) + restored, backward: kernel.backward + restored }
+        let of_drains = Self::of_drains(spec, shape.batch as u64 * chunk);
+        Self {
+            forward: kernel.forward.max(scores).max(of_drains.forward) + restored,
+            backward: kernel.backward.max(of_drains.backward) + restored,
+        }
+    }
+
+    /// Of heads with drains: log-sum-exps without and with them, and what they leave; where they are trained, products with the output.
+    fn of_drains(s: &StepSpec<'_>, tokens: u64) -> Self {
+        let attention = &s.config.layers[0].attention;
+        let numbers = |per_token: u64| if attention.has_drain { tokens * per_token * s.wide() } else { 0 };
+        let of_products = if s.trains_weights() { s.queries() } else { 0 };
+        Self { forward: numbers(3 * attention.num_heads as u64), backward: numbers(of_products) }
     }
 
     /// kvtune's own: what it works on, the gradients of keys and values, and of choosing the sums.

@@ -11,7 +11,7 @@ use crate::data::{self, ModelLimits, Splits, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
 use crate::files::Scratch;
 use crate::head::{ClassifyOnLogits, Head, NextToken};
-use crate::model::{Adapter, Disagreement, Model, ModelConfig};
+use crate::model::{Adapter, Disagreement, Model, ModelConfig, Preference};
 use crate::native::cuda::Numerics;
 use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Recipe};
 
@@ -53,15 +53,26 @@ pub fn engine(
     tokenizer: Option<&Tokenizer>,
     run: Option<&Path>,
 ) -> Result<Engine, TrainError> {
-    let has_experts = config.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
-    if recipe.train.router_aux_loss_coef > 0.0 && !has_experts {
-        return Err(TrainError::NoRouters { model: recipe.model.path.clone() });
+    if recipe.train.router_aux_loss_coef > 0.0 {
+        check_routers(&recipe.model.path, config)?;
     }
     let head: Box<dyn Head> = match &recipe.head {
         HeadRecipe::NextToken => Box::new(NextToken),
         HeadRecipe::SeqClassificationOnLogits(labels) => Box::new(ClassifyOnLogits::new(&data::label_tokens(labels, tokenizer)?)),
     };
     Ok(Engine::new(Settings::new(config, &recipe.kv_cache, &grad_of_run(recipe, run))?, head))
+}
+
+/// Refuses a load-balance loss where it means nothing.
+fn check_routers(model: &Path, config: &ModelConfig) -> Result<(), TrainError> {
+    let mut preferences = config.layers.iter().filter_map(|layer| Some(layer.feed_forward.experts()?.preference)).peekable();
+    if preferences.peek().is_none() {
+        return Err(TrainError::NoRouters { model: model.into() });
+    }
+    if preferences.any(|preference| preference != Preference::Softmax) {
+        return Err(TrainError::CorrectedRouters { model: model.into() });
+    }
+    Ok(())
 }
 
 /// Removes the scratch files that an earlier start of the run in `dir` has left, also where this one needs none.

@@ -96,6 +96,12 @@ pub enum TrainError {
         /// Its directory.
         model: PathBuf,
     },
+    /// A loss of routers is asked for, and those of the model need none.
+    #[error("`train.router_aux_loss_coef` is set, and the routers of `{model}` are balanced by a correction of their own", model = model.display())]
+    CorrectedRouters {
+        /// Its directory.
+        model: PathBuf,
+    },
     /// The output directory has something in it.
     #[error("the output directory `{path}` is not empty", path = path.display())]
     OutputInTheWay {
@@ -159,6 +165,9 @@ impl Failure for TrainError {
             Self::OtherAdapter { .. } => Some("make `[lora]` agree with the adapter, or leave `model.adapter` out".into()),
             Self::OtherPositions { .. } => {
                 Some("make `model.rope_scaling` in the recipe the same, and take the model it was trained on".into())
+            }
+            Self::CorrectedRouters { .. } => {
+                Some("leave the key out: this loss is of routers with a softmax over all experts".into())
             }
             Self::NoRouters { .. } => Some("leave the key out: it balances the experts of such models as Mixtral".into()),
             Self::NoRun { .. } => Some(

@@ -31,7 +31,10 @@ impl Attend for Dense {
             Some(window) => future.logical_or(&ones().tril(-(window as i64))),
             None => future,
         };
-        Ok(score.masked_fill(&unseen, f64::NEG_INFINITY).softmax(-1, None).matmul(&v))
+        let score = score.masked_fill(&unseen, f64::NEG_INFINITY);
+        let Some(drain_h) = qkv.drain_h else { return Ok(score.softmax(-1, None).matmul(&v)) };
+        let drain = drain_h.view([1, -1, 1, 1]).expand([score.size()[0], -1, length, 1], false);
+        Ok(Tensor::cat(&[score, drain], -1).softmax(-1, None).narrow(-1, 0, length).matmul(&v))
     }
 }
 

@@ -93,15 +93,17 @@ fn of_family((name, config): (&'static str, &'static str), case: &Case) -> Case 
     Case { name, config, sliding_layers, lora: if config == PHI3 { FUSED } else { case.lora }, ..*case }
 }
 
-/// Those whose layers are built otherwise, with all weights trained: scaled, normed behind their branches, of fused linears.
+/// Those whose layers are built otherwise, with all weights trained: scaled, normed behind their branches, of fused linears, with drains,
+/// with experts side by side, with a shared one.
 #[test]
 fn all_weights_of_every_build() {
     let cases = [("granite", GRANITE), ("olmo2", OLMO2), ("olmo3", OLMO3), ("phi3", PHI3), ("ministral3", MINISTRAL3)];
+    let cases = [&cases[..], &[("glm4_moe", GLM4_MOE), ("gpt_oss", GPT_OSS)]].concat();
     let trained = |family| {
         let case = Case { trains: Trains::All, ..of_family(family, &PLAIN) };
         [Case { lora: &[], ..case }, Case { lora: &[], policy: "dense", cache: &[50], trains: Trains::AllTied, ..whole(&case) }]
     };
-    prove("all weights of families", &cases.map(trained).concat());
+    prove("all weights of families", &cases.into_iter().flat_map(trained).collect::<Vec<_>>());
 }
 
 #[test]

@@ -8,7 +8,8 @@ use super::{qwen3, windows};
 use crate::model::fields::{ConfigFault, Fields};
 use crate::model::spec::{ExpertNames, ExpertsSpec, QkNorm};
 
-pub(super) const NAMES: ExpertNames = ExpertNames { block: "mlp", router: "gate", linears: Some(["gate_proj", "up_proj", "down_proj"]) };
+pub(super) const NAMES: ExpertNames =
+    ExpertNames { block: "mlp", router: "gate", linears: Some(["gate_proj", "up_proj", "down_proj"]) };
 /// Published files say `num_experts`, and Transformers 5 writes the other.
 const KEYS: ExpertKeys = ExpertKeys { num_experts: &["num_experts", "num_local_experts"], width: "moe_intermediate_size" };
 

@@ -108,7 +108,7 @@ mod tests {
 
     /// libtorch's own kernel for the CPU: output, log-sum-exp and gradients.
     fn of_libtorch(dout: &Tensor, part: Qkv<'_>, is_causal: bool) -> (Attended, [Tensor; 3]) {
-        let Qkv { q_bhnd: q, k_bgnd: k, v_bgnd: v, rule: ScoreRule { scale, .. } } = part;
+        let Qkv { q_bhnd: q, k_bgnd: k, v_bgnd: v, rule: ScoreRule { scale, .. }, .. } = part;
         let none = None::<&Tensor>;
         let (out, lse) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, none, scale);
         let (dq, dk, dv) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
@@ -123,7 +123,7 @@ mod tests {
         for (n, p, g, mask) in [(6, 6, 2, CAUSAL), (5, 9, 2, ALL), (600, 600, 2, CAUSAL), (600, 9, 4, ALL)] {
             let (q, dout) = (Tensor::randn([2, 4, n, 8], opts), Tensor::randn([2, 4, n, 8], opts));
             let (k, v) = (Tensor::randn([2, g, p, 8], opts), Tensor::randn([2, g, p, 8], opts));
-            let part = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, rule: ScoreRule::scaled(0.4) };
+            let part = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, rule: ScoreRule::scaled(0.4), drain_h: None };
             let (expected, gradients) = of_libtorch(&dout, part, mask.is_causal);
             let blocks = forward(&q, &k, &v, mask, part.rule);
             assert!(blocks.out_bhnd.allclose(&expected.out_bhnd, 0.0, 1e-12, false));
@@ -145,7 +145,7 @@ mod tests {
         assert!(masked.out_bhnd.allclose(&shorter.out_bhnd, 0.0, 1e-13, false));
         assert!(masked.lse_bhn.allclose(&shorter.lse_bhn, 0.0, 1e-13, false));
         let (dout, own) = (Tensor::randn([1, 2, 5, 8], opts), (k.narrow(2, 0, 4), v.narrow(2, 0, 4)));
-        let part = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, rule: ScoreRule::scaled(0.4) };
+        let part = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, rule: ScoreRule::scaled(0.4), drain_h: None };
         let (dq, dk, dv) = backward(&dout, part, &masked, masked_by(&in_use));
         let expected = backward(&dout, Qkv { k_bgnd: &own.0, v_bgnd: &own.1, ..part }, &masked, ALL);
         for (ours, expected) in [(dq, expected.0), (dk.narrow(2, 0, 4), expected.1), (dv.narrow(2, 0, 4), expected.2)] {
