@@ -124,7 +124,7 @@ impl AllWeights {
 
     /// The bytes of what [`Self::save`] writes, but for the headers.
     pub(super) fn saved_bytes(&self) -> usize {
-        let tensors = self.leaves.iter().map(|(_, leaf)| leaf.numel() * leaf.kind().elt_size_in_bytes());
+        let tensors = self.leaves.iter().chain(&self.constants).map(|(_, leaf)| leaf.numel() * leaf.kind().elt_size_in_bytes());
         tensors.chain(self.companions.iter().map(|(_, bytes)| bytes.len())).sum()
     }
 }
@@ -133,8 +133,10 @@ impl AllWeights {
 mod tests {
     use super::*;
     use crate::files::read_json;
+    use crate::files::TensorFile;
     use crate::model::{Adapter, Model};
     use crate::recipe::{LoraRecipe, TargetModules};
+    use crate::store::load_tensors;
     use crate::units::Failure;
 
     /// A copy of the fixture with some keys of its configuration changed.
@@ -171,6 +173,22 @@ mod tests {
             assert_eq!((&config["dtype"], config.get("torch_dtype")), (&json!(word), None));
             assert!(fs::metadata(out.path().join(MODEL_TENSORS)).unwrap().len() < model.trained_bytes().0);
         }
+    }
+
+    #[test]
+    fn what_corrects_a_router_is_saved_and_never_trained() {
+        let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families/model-glm4-moe");
+        let model = Model::load_to_train(&base, Dtype::F32, Device::Cpu).unwrap();
+        let is_correction = |(name, _): &(String, Tensor)| name.ends_with("correction_bias");
+        assert!(!model.parameters().iter().any(is_correction));
+        let out = tempfile::tempdir().unwrap();
+        model.save_trained(out.path(), "unused").unwrap();
+        let correction = |dir: &Path| {
+            let all = load_tensors(&TensorFile::open(&dir.join(MODEL_TENSORS)).unwrap()).unwrap();
+            all.into_iter().find(is_correction).unwrap().1
+        };
+        assert_eq!(correction(out.path()), correction(&base));
+        Model::check(out.path()).unwrap();
     }
 
     #[test]

@@ -116,6 +116,29 @@ mod tests {
     }
 
     #[test]
+    fn adapters_of_experts_and_routers_are_written_as_peft_does() {
+        for family in ["mixtral", "gpt-oss", "glm4-moe"] {
+            let (theirs, ours) = (fixture("families").join(format!("adapter-{family}")), tempfile::tempdir().unwrap());
+            let config = ModelConfig::load(&fixture("families").join(format!("model-{family}"))).unwrap();
+            let adapter = Adapter::load_peft(&theirs, &config, Kind::Float, Device::Cpu).unwrap();
+            adapter.save_peft(ours.path(), "model").unwrap();
+            let tensors = |dir: &Path| {
+                let file = TensorFile::open(&dir.join(ADAPTER_TENSORS)).unwrap();
+                let mut all = crate::store::load_tensors(&file).unwrap();
+                all.sort_by(|a, b| a.0.cmp(&b.0));
+                all
+            };
+            assert_eq!(tensors(ours.path()), tensors(&theirs), "{family}");
+            let targets = [ours.path(), &theirs].map(|dir| {
+                let config = read_json::<Value>(&dir.join(ADAPTER_CONFIG)).unwrap();
+                let names = config["target_parameters"].as_array().unwrap();
+                names.iter().map(|name| name.as_str().unwrap().to_owned()).collect::<std::collections::BTreeSet<_>>()
+            });
+            assert_eq!(targets[0], targets[1], "{family}");
+        }
+    }
+
+    #[test]
     fn all_misfits_are_reported_at_once() {
         let error = load(changed(&json!({"r": 8})).path()).unwrap_err();
         let ModelError::Files(FilesError::AdapterTensors { differences, .. }) = error else { panic!("{error}") };

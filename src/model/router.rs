@@ -105,3 +105,22 @@ fn of_groups(score_bnx: &Tensor, groups: i64, kept: i64) -> Tensor {
     let is_kept = best_two.zeros_like().to_kind(Kind::Bool).scatter_value(-1, &best_two.topk(kept, -1, true, false).1, 1);
     by_group.masked_fill(&is_kept.logical_not().unsqueeze(-1), 0.0).view([b, n, experts])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Transformers 5.3 has it: an expert of a group that is dropped has a score of 0, not none.
+    #[test]
+    fn experts_of_groups_that_are_dropped_have_a_score_of_zero() {
+        let of = |scores: &[f64], groups, kept| {
+            let score_bnx = Tensor::from_slice(scores).view([1, 1, -1]);
+            Vec::<f64>::try_from(of_groups(&score_bnx, groups, kept).view([-1])).unwrap()
+        };
+        // The best expert of all stands in a group whose best two are worth least.
+        let scores = [0.9, -0.5, 0.4, 0.3, 0.35, 0.3, 0.1, 0.6];
+        assert_eq!(of(&scores, 4, 2), [0.0, 0.0, 0.4, 0.3, 0.0, 0.0, 0.1, 0.6]);
+        assert_eq!(of(&scores, 2, 1), [0.9, -0.5, 0.4, 0.3, 0.0, 0.0, 0.0, 0.0]);
+        assert_eq!(of(&scores, 1, 1), scores);
+    }
+}

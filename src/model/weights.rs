@@ -499,6 +499,45 @@ mod tests {
         }
     }
 
+    /// A family's fixture with its tensors as `change` leaves them.
+    fn family(name: &str, change: impl Fn(&mut Vec<(String, Tensor)>)) -> tempfile::TempDir {
+        let (home, dir) = (fixture().with_file_name("families").join(name), tempfile::tempdir().unwrap());
+        fs::copy(home.join("config.json"), dir.path().join("config.json")).unwrap();
+        let mut tensors = load_tensors(&TensorFile::open(&home.join(MODEL_TENSORS)).unwrap()).unwrap();
+        change(&mut tensors);
+        save(&dir.path().join(MODEL_TENSORS), &tensors);
+        dir
+    }
+
+    #[test]
+    fn a_layer_that_predicts_further_tokens_is_left_alone_and_no_other() {
+        let further = |layer: usize| {
+            let name = format!("model.layers.{layer}.eh_proj.weight");
+            move |all: &mut Vec<(String, Tensor)>| all.push((name.clone(), Tensor::zeros([2], (Kind::Float, Device::Cpu))))
+        };
+        Model::load(family("model-glm4-moe", further(2)).path(), Dtype::F32, Device::Cpu).unwrap();
+        for (name, layer) in [("model-glm4-moe", 1), ("model-glm4-moe", 3), ("model-gpt-oss", 2)] {
+            let error = error(family(name, further(layer)).path()).to_string();
+            assert!(error.contains(&format!("1 extra (`model.layers.{layer}.eh_proj.weight`)")), "{error}");
+        }
+    }
+
+    #[test]
+    fn experts_side_by_side_of_another_width_or_in_blocks_are_refused() {
+        const DOWN: &str = "model.layers.1.mlp.experts.down_proj";
+        let narrow = |all: &mut Vec<(String, Tensor)>| {
+            all.iter_mut().filter(|(name, _)| name == DOWN).for_each(|(_, down)| *down = down.narrow(1, 0, 39).contiguous());
+        };
+        let found = error(family("model-gpt-oss", narrow).path()).to_string();
+        assert!(found.contains(&format!("`{DOWN}` expected [4, 40, 64], found [4, 39, 64]")), "{found}");
+        let blocks = |all: &mut Vec<(String, Tensor)>| {
+            all.iter_mut().filter(|(name, _)| name == DOWN).for_each(|(name, _)| name.push_str("_blocks"));
+        };
+        let found = error(family("model-gpt-oss", blocks).path());
+        let hint = crate::units::Failure::hint(&found).unwrap();
+        assert!(found.to_string().contains(&format!("1 missing (`{DOWN}`)")) && hint.contains("MXFP4"), "{found} {hint}");
+    }
+
     #[test]
     fn a_header_with_a_key_twice_is_refused() {
         let dir = bare();

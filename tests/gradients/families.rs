@@ -50,8 +50,8 @@ const MIXTRAL: &str = r#"{"model_type": "mixtral", "num_local_experts": 4, "num_
 const QWEN3_MOE: &str = r#"{"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 12,
     "norm_topk_prob": true, "mlp_only_layers": [1]}"#;
 
-/// One of three experts of a token is in a group by itself, half of the channels are not rotated, and the lowest layer is dense.
-const GLM4_MOE: &str = r#"{"model_type": "glm4_moe", "n_routed_experts": 6, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2,
+/// A token's experts are those of one of two groups, half of the channels are not rotated, and the lowest layer is dense.
+const GLM4_MOE: &str = r#"{"model_type": "glm4_moe", "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
     "moe_intermediate_size": 12, "routed_scaling_factor": 1.7, "use_qk_norm": true, "attention_bias": true}"#;
 const GPT_OSS: &str = r#"{"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2,
     "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": false}}"#;
