@@ -44,6 +44,8 @@ pub struct PeftConfig {
     pub is_gaussian: bool,
     /// The model it was trained on, as its author named it.
     pub base_model: Option<String>,
+    /// Its modules are those of a language model inside another model, and are called so. No key of the file: the tensors say it.
+    pub is_inner: bool,
 }
 
 /// Which modules have an adapter.
@@ -92,6 +94,7 @@ impl PeftConfig {
             use_dora: false,
             is_gaussian: false,
             base_model: None,
+            is_inner: false,
         }
     }
 

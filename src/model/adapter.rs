@@ -29,7 +29,7 @@ impl Adapter {
     /// A new adapter for a model that computes in `kind`. It adds nothing yet: `A` is uniform in ±1/√in, drawn from a stream of
     /// its own for each matrix, and `B` is zero.
     pub fn new(config: &ModelConfig, lora: &LoraRecipe, seed: u64, kind: Kind, device: Device) -> Result<Self, ModelError> {
-        Self::with_settings(config, peft_settings(lora)?, seed, kind, device)
+        Self::with_settings(config, peft_settings(config, lora)?, seed, kind, device)
     }
 
     /// As [`Self::new`], by the settings of an adapter's file, which may differ from linear to linear.
@@ -153,10 +153,10 @@ impl Adapter {
     /// The first key of a recipe that says otherwise than this adapter of the model, and what either says. `r`, `alpha` and the targets
     /// are always said; the other keys, where they differ from their defaults.
     pub fn disagreement(&self, config: &ModelConfig, lora: &LoraRecipe) -> Result<Option<Disagreement>, ModelError> {
-        let (ours, theirs) = (&self.settings, listed(config, peft_settings(lora)?)?);
+        let (ours, theirs) = (&self.settings, listed(config, peft_settings(config, lora)?)?);
         let plain = PeftConfig::plain(0, 0.0, 0.0, PeftTargets::AllLinear);
         let linears = |settings: &PeftConfig| {
-            let modules = meant(config, &settings.target_modules)?.into_iter();
+            let modules = meant(config, settings)?.into_iter();
             let parameters = meant_parameters(config, settings)?.into_iter().map(|(linear, _)| linear);
             Ok::<Vec<_>, ModelError>(modules.chain(parameters).map(|linear| linear.name).collect())
         };

@@ -15,6 +15,8 @@ pub struct ModelConfig {
     pub hidden_size: usize,
     /// The layers, bottom to top.
     pub layers: Vec<LayerSpec>,
+    /// The language model is inside another one, whose checkpoint it is read from.
+    pub is_inner: bool,
     /// Layers behind the last one in checkpoints, which predict further tokens, and are left alone.
     pub further_layers: usize,
     /// V.

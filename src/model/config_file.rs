@@ -7,7 +7,7 @@ use tch::Kind;
 
 use super::ModelError;
 use super::config::ModelConfig;
-use super::families::{self, Family, MAX_HIDDEN, dropouts, layers, max_positions, unwrapped};
+use super::families::{self, Family, MAX_HIDDEN, dropouts, is_wrapped, layers, max_positions, unwrapped};
 use super::fields::{ConfigFault, Fields, shown};
 use crate::files::read_json;
 
@@ -24,6 +24,7 @@ impl ModelConfig {
 
     /// Checks the keys of a `config.json`; those it doesn't know are left alone.
     pub fn from_object(object: &Map<String, Value>) -> Result<Self, ConfigFault> {
+        let is_inner = is_wrapped(object);
         let object = unwrapped(object);
         let fields = Fields::new(&object);
         let family = family(fields)?;
@@ -32,6 +33,7 @@ impl ModelConfig {
             model_type: family.model_type,
             hidden_size: fields.count("hidden_size", MAX_HIDDEN)?,
             layers: layers(fields, family)?,
+            is_inner,
             further_layers: (family.further_layers)(fields)?,
             vocab_size: fields.count("vocab_size", MAX_VOCAB)?,
             embedding_scale: scales.embedding,
@@ -557,11 +559,12 @@ mod tests {
         let inner = config(&json!({})).unwrap();
         let mut object = json!({"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
             "num_key_value_heads": 2, "intermediate_size": 176, "vocab_size": 512, "max_position_embeddings": 32768, "rope_theta": 1e6});
-        object["tie_word_embeddings"] = Value::Null;
+        // Of the output projection the whole model has the last word.
+        object["tie_word_embeddings"] = json!(false);
         let mut outer = json!({"model_type": "mistral3", "text_config": object, "vision_config": {"hidden_size": 8},
             "tie_word_embeddings": true, "torch_dtype": "bfloat16"});
         let found = ModelConfig::from_object(outer.as_object().unwrap()).unwrap();
-        let expected = ModelConfig { tie_word_embeddings: true, weight_kind: Some(Kind::BFloat16), ..inner };
+        let expected = ModelConfig { is_inner: true, tie_word_embeddings: true, weight_kind: Some(Kind::BFloat16), ..inner };
         assert_eq!(found, expected);
         outer["quantization_config"] = json!({"bits": 8});
         let fault = ModelConfig::from_object(outer.as_object().unwrap()).unwrap_err();

@@ -10,6 +10,14 @@ pub(super) fn layer_of(name: &str) -> Option<usize> {
     name.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }
 
+/// What a linear is called inside a model of which the language model is a part.
+pub(super) fn inner_module(linear: &str) -> String {
+    linear.replacen("model.", INNER, 1)
+}
+
+/// Before the names of modules there.
+pub(super) const INNER: &str = "model.language_model.";
+
 /// The name in PEFT's files of what is trained beside a linear, as `peft_tensor("model.layers.3.mlp.up_proj", "lora_A.weight")`.
 pub(super) fn peft_tensor(linear: &str, part: &str) -> String {
     format!("base_model.model.{linear}.{part}")

@@ -8,7 +8,8 @@ use super::ModelError;
 use super::adapter::Adapter;
 use super::config::ModelConfig;
 use super::delta::master_kind;
-use super::targets::{LoraTarget, targets};
+use super::names::INNER;
+use super::targets::{LoraTarget, targets, written};
 use crate::files::{PeftConfig, read_peft, write_peft};
 use crate::store::{load_tensor, raw_tensors};
 
@@ -16,7 +17,9 @@ impl Adapter {
     /// Reads a PEFT adapter for a model that computes in `kind`. Its ranks, scales, dropout and targets are the adapter's own;
     /// whether they agree with a recipe is the caller's to decide.
     pub fn load_peft(dir: &Path, config: &ModelConfig, kind: Kind, device: Device) -> Result<Self, ModelError> {
-        let files = read_peft(dir)?;
+        let mut files = read_peft(dir)?;
+        // An adapter of the language model by itself fits, too.
+        files.config.is_inner = config.is_inner && files.tensors.names().iter().any(|name| name.contains(INNER));
         let targets = targets(config, &files.config)?;
         let parts = |target: &LoraTarget| {
             target.parts(&files.config).into_iter().map(|(part, shape)| (target.tensor(part), shape)).collect()
@@ -30,7 +33,7 @@ impl Adapter {
 
     /// Writes the adapter into a directory that exists, in PEFT's format. `base_model` is the name or path of the model.
     pub fn save_peft(&self, dir: &Path, base_model: &str) -> Result<(), ModelError> {
-        let settings = PeftConfig { base_model: Some(base_model.into()), ..self.settings().clone() };
+        let settings = PeftConfig { base_model: Some(base_model.into()), ..written(self.settings())? };
         Ok(write_peft(dir, &settings, &raw_tensors(dir, &self.parameters())?)?)
     }
 }
@@ -136,6 +139,29 @@ mod tests {
             });
             assert_eq!(targets[0], targets[1], "{family}");
         }
+    }
+
+    /// PEFT calls the modules of a language model otherwise where it is inside another one, whose eyes may have modules of the same names.
+    #[test]
+    fn an_adapter_inside_a_model_that_sees_is_called_as_there() {
+        let inner: Value = read_json(&fixture("model-qwen2").join("config.json")).unwrap();
+        let outer = json!({"model_type": "gemma3", "text_config": inner, "vision_config": {}});
+        let config = ModelConfig::from_object(outer.as_object().unwrap()).unwrap();
+        let names = TargetModules::Names(vec!["q_proj".into(), "mlp.up_proj".into()]);
+        let lora = LoraRecipe { layers_to_transform: vec![0, 2], ..LoraRecipe::plain(2, 4.0, 0.0, names) };
+        let adapter = Adapter::new(&config, &lora, 1, Kind::Float, Device::Cpu).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        adapter.save_peft(dir.path(), "model").unwrap();
+        let first = "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight";
+        assert_eq!((adapter.parameters().len(), adapter.parameters()[0].0.as_str()), (8, first));
+        let written: Value = read_json(&dir.path().join(ADAPTER_CONFIG)).unwrap();
+        let expression = r"model\.language_model\.layers\.(?:0|2)\.(?:.*\.)?(?:q_proj|up_proj)";
+        assert_eq!((&written["target_modules"], &written["layers_to_transform"]), (&json!(expression), &Value::Null));
+        let read = Adapter::load_peft(dir.path(), &config, Kind::Float, Device::Cpu).unwrap();
+        assert_eq!(read.parameters(), adapter.parameters());
+        // That of the language model by itself keeps its names.
+        let own = Adapter::load_peft(&fixture("adapter-qwen2"), &config, Kind::Float, Device::Cpu).unwrap();
+        assert_eq!(own.parameters(), load(&fixture("adapter-qwen2")).unwrap().parameters());
     }
 
     #[test]

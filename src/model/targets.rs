@@ -1,11 +1,12 @@
 //! Which linears an adapter means, and what PEFT calls them.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::ModelError;
 use super::config::{ModelConfig, ModelLinear};
 use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
-use super::names::{layer_tensor, peft_tensor};
+use super::names::{INNER, inner_module, layer_tensor, peft_tensor};
 use super::spec::{LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
 use crate::files::{ExcludedModules, ModulePatterns, ModuleRegex, PeftConfig, PeftTargets, is_named};
 use crate::recipe::{InitLora, LoraRecipe, TargetModules, TrainedBias};
@@ -25,7 +26,8 @@ pub(super) struct LoraTarget {
 
 impl LoraTarget {
     fn new(settings: &PeftConfig, linear: ModelLinear, experts: usize) -> Self {
-        let (r, scale) = (settings.rank_of(&linear.name), settings.scale_of(&linear.name));
+        let module = module(settings, &linear.name);
+        let (r, scale) = (settings.rank_of(&module), settings.scale_of(&module));
         Self { peft: peft_module(settings, &linear.name), linear, experts, r, scale }
     }
 
@@ -65,9 +67,10 @@ pub(super) fn is_of_experts(linear: &str) -> bool {
 
 /// The linears of a model to which the settings of an adapter give matrices, bottom to top.
 pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<LoraTarget>, ModelError> {
-    let excludes = |linear: &ModelLinear| settings.exclude_modules.as_ref().is_some_and(|all| all.contains(&linear.name));
+    let excludes =
+        |linear: &ModelLinear| settings.exclude_modules.as_ref().is_some_and(|all| all.contains(&module(settings, &linear.name)));
     let layers = &settings.layers_to_transform;
-    let modules = meant(config, &settings.target_modules)?.into_iter();
+    let modules = meant(config, settings)?.into_iter();
     let modules = modules.filter(|linear| layers.is_empty() || layers.contains(&linear.layer.0)).map(|linear| (linear, 1));
     let all = modules.chain(meant_parameters(config, settings)?).filter(|(linear, _)| !excludes(linear));
     let mut all: Vec<LoraTarget> = all.map(|(linear, experts)| LoraTarget::new(settings, linear, experts)).collect();
@@ -77,7 +80,7 @@ pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec
 
 /// The paths of the linears that a recipe gives matrices in some layer, and the largest rank among them.
 pub fn targeted(config: &ModelConfig, lora: &LoraRecipe) -> Result<(Vec<String>, usize), ModelError> {
-    let targets = targets(config, &peft_settings(lora)?)?;
+    let targets = targets(config, &peft_settings(config, lora)?)?;
     let r = targets.iter().map(|target| target.r).max().unwrap_or(lora.r);
     Ok((names_of(targets.iter().map(|target| target.linear.spec.path.to_string())), r))
 }
@@ -104,14 +107,14 @@ pub fn on_every_layer(config: &ModelConfig, lora: &LoraRecipe) -> Result<LoraRec
 
 /// How many numbers a recipe trains beside the linears of a model.
 pub fn num_trained(config: &ModelConfig, lora: &LoraRecipe) -> Result<usize, ModelError> {
-    let settings = peft_settings(lora)?;
+    let settings = peft_settings(config, lora)?;
     let of_target =
         |target: LoraTarget| target.parts(&settings).iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
     Ok(targets(config, &settings)?.into_iter().map(of_target).sum())
 }
 
 /// The settings of an adapter that a recipe describes.
-pub(super) fn peft_settings(lora: &LoraRecipe) -> Result<PeftConfig, ModelError> {
+pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<PeftConfig, ModelError> {
     let pattern = |key, what: String| ModelError::Lora { key, found: what, expected: "regular expressions that can be read" };
     let plain = PeftConfig::plain(lora.r, lora.alpha, lora.dropout, peft_targets(&lora.target_modules)?);
     let ranks = lora.rank_pattern.iter().map(|(pattern, r)| (pattern.clone(), *r));
@@ -128,6 +131,7 @@ pub(super) fn peft_settings(lora: &LoraRecipe) -> Result<PeftConfig, ModelError>
         trains_biases: lora.bias == TrainedBias::LoraOnly,
         use_dora: lora.use_dora,
         is_gaussian: lora.init_lora_weights == InitLora::Gaussian,
+        is_inner: config.is_inner,
         ..plain
     })
 }
@@ -135,7 +139,7 @@ pub(super) fn peft_settings(lora: &LoraRecipe) -> Result<PeftConfig, ModelError>
 /// The settings with all targets as names, each once, in the order of the layer; an expression stays as it is.
 pub(super) fn listed(config: &ModelConfig, settings: PeftConfig) -> Result<PeftConfig, ModelError> {
     let parameters = names_of(meant_parameters(config, &settings)?.iter().map(|(linear, _)| parameter_name(linear)));
-    let linears = meant(config, &settings.target_modules)?;
+    let linears = meant(config, &settings)?;
     // The last part of a path, where it means no other linear.
     let is_meant = |other: &ModelLinear| linears.iter().any(|linear| linear.name == other.name);
     let others: Vec<ModelLinear> = config.linears().into_iter().filter(|linear| !is_meant(linear)).collect();
@@ -151,13 +155,13 @@ pub(super) fn listed(config: &ModelConfig, settings: PeftConfig) -> Result<PeftC
 
 /// The linears that a list of names means, those that are excluded among them. All linears are, with experts, those of attention: the
 /// experts are all targeted at once then ([`meant_parameters`]), and the router is not.
-pub(super) fn meant(config: &ModelConfig, targets: &PeftTargets) -> Result<Vec<ModelLinear>, ModelError> {
+pub(super) fn meant(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<ModelLinear>, ModelError> {
     let mut linears = config.linears();
-    let names = match targets {
+    let names = match &settings.target_modules {
         PeftTargets::Names(names) => names,
         PeftTargets::Matching(regex) => {
-            linears.retain(|linear| regex.is_match(&linear.name));
-            let is_of_ends = ["lm_head", "model.embed_tokens"].iter().any(|module| regex.is_match(module));
+            linears.retain(|linear| regex.is_match(&module(settings, &linear.name)));
+            let is_of_ends = ["lm_head", "model.embed_tokens"].iter().any(|of_end| regex.is_match(&module(settings, of_end)));
             let expected =
                 "an expression that matches whole names of linears in the layers, as `model.layers.0.self_attn.q_proj`, only";
             let found = format!("`{}`", regex.written());
@@ -223,9 +227,29 @@ fn parameter_name(linear: &ModelLinear) -> String {
     }
 }
 
+/// What PEFT calls a module of the model, where it is one of its own.
+fn module<'a>(settings: &PeftConfig, name: &'a str) -> Cow<'a, str> {
+    if settings.is_inner { inner_module(name).into() } else { name.into() }
+}
+
+/// The settings as they are written: inside a model that sees, a list of names would mean modules of its eyes, too.
+pub(super) fn written(settings: &PeftConfig) -> Result<PeftConfig, ModelError> {
+    let PeftTargets::Names(names) = &settings.target_modules else { return Ok(settings.clone()) };
+    if !settings.is_inner || names.is_empty() {
+        return Ok(settings.clone());
+    }
+    let layers: Vec<String> = settings.layers_to_transform.iter().map(ToString::to_string).collect();
+    let layers = if layers.is_empty() { r"\d+".to_owned() } else { format!("(?:{})", layers.join("|")) };
+    let [inner, names] = [INNER.to_owned(), names.join("|")].map(|name| name.replace('.', r"\."));
+    let expression = format!(r"{inner}layers\.{layers}\.(?:.*\.)?(?:{names})");
+    let target_modules = peft_targets(&TargetModules::Matching(expression))?;
+    Ok(PeftConfig { target_modules, layers_to_transform: Vec::new(), ..settings.clone() })
+}
+
 /// What PEFT calls the module beside whose linear something is trained. The experts' two matrices are parameters of one module, which it
 /// wraps once for each: the inner one is that of gate and up, where both are targets.
 pub(super) fn peft_module(settings: &PeftConfig, linear: &str) -> String {
+    let linear = &*module(settings, linear);
     let targets = |parameter: &str| settings.target_parameters.iter().any(|name| is_named(parameter, name));
     // With all linears as targets both are, where they are not listed yet.
     let is_open = settings.target_modules == PeftTargets::AllLinear && settings.target_parameters.is_empty();

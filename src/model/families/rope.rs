@@ -73,7 +73,9 @@ fn by_type<'a>(fields: Fields<'a>, key: &'static str) -> Result<Option<[Option<F
         return Ok(None);
     }
     let Some(table) = fields.table(key)? else { return Ok(None) };
-    table.only_keys(&BY_TYPE)?;
+    // Transformers 5.3 writes a kind beside the tables, which says nothing.
+    table.only_keys(&[BY_TYPE[0], BY_TYPE[1], "rope_type"])?;
+    table.only("rope_type", "default")?;
     Ok(Some([table.table(BY_TYPE[0])?, table.table(BY_TYPE[1])?]))
 }
 

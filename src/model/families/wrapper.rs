@@ -9,7 +9,9 @@ use super::find;
 /// Under which key a model that sees has the configuration of its language model.
 const INNER: &str = "text_config";
 /// Keys that count for the language model wherever they stand.
-const SHARED: [&str; 4] = ["quantization_config", "tie_word_embeddings", "dtype", "torch_dtype"];
+const SHARED: [&str; 4] = ["quantization_config", TIED, "dtype", "torch_dtype"];
+/// The whole model has the output projection, and so the last word on it.
+const TIED: &str = "tie_word_embeddings";
 
 /// Whether a `config.json` is of a model that sees.
 pub(in crate::model) fn is_wrapped(object: &Map<String, Value>) -> bool {
@@ -21,7 +23,7 @@ pub(in crate::model) fn unwrapped(object: &Map<String, Value>) -> Cow<'_, Map<St
     let Some(Value::Object(inner)) = object.get(INNER) else { return Cow::Borrowed(object) };
     let mut inner = inner.clone();
     for key in SHARED {
-        if let Some(value) = object.get(key).filter(|_| inner.get(key).is_none_or(Value::is_null)) {
+        if let Some(value) = object.get(key).filter(|_| key == TIED || inner.get(key).is_none_or(Value::is_null)) {
             inner.insert(key.into(), value.clone());
         }
     }
