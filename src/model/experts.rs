@@ -19,10 +19,9 @@ use crate::units::LayerIdx;
 #[derive(Debug)]
 pub(super) struct Experts {
     router: Router,
-    num_experts: usize,
     matrices: ExpertMatrices,
     /// What all tokens go to beside their experts.
-    shared: Option<Mlp>,
+    shared: Option<Box<Mlp>>,
     /// Beside gate and up, and beside down, of all experts.
     stacked: [StackedDelta; 2],
 }
@@ -151,9 +150,8 @@ impl Experts {
         let shared = spec.shared(hidden).map(|linears| Mlp::load(weights, layer, linears, spec.activation));
         Ok(Self {
             router: Router::load(weights, layer, spec, hidden)?,
-            num_experts: spec.num_experts,
             matrices: ExpertMatrices::load(weights, layer, spec, hidden)?,
-            shared: shared.transpose()?,
+            shared: shared.transpose()?.map(Box::new),
             stacked,
         })
     }
@@ -171,8 +169,8 @@ impl Experts {
         let routed = Routed { probability_bnx: &probability_bnx, top_k: self.router.top_k() };
         let chosen_bnk = attend.route(layer, routed, &|| self.router.choose(&probability_bnx))?;
         let weight_bnk = self.router.weights(&probability_bnx, &chosen_bnk);
-        let top_k = self.router.top_k() as i64;
-        let grouping = Grouping::new(&chosen_bnk.view([-1, top_k]), self.num_experts);
+        let (top_k, num_experts) = (self.router.top_k() as i64, probability_bnx.size()[2] as usize);
+        let grouping = Grouping::new(&chosen_bnk.view([-1, top_k]), num_experts);
         let made = self.by_expert(&grouping.spread(&x_bne.reshape([-1, x_bne.size()[2]])), grouping.rows());
         let routed_bne = grouping.gather(&made, &weight_bnk.view([-1, top_k])).view(&x_bne.size()[..]);
         Ok(match &self.shared {
@@ -183,7 +181,7 @@ impl Experts {
 
     /// Each expert on its part of the tokens, which are sorted by expert.
     fn by_expert(&self, x_ne: &Tensor, rows: &[i64]) -> Tensor {
-        let [gate_up, down] = self.stacked.each_ref().map(|stacked| stacked.by_expert(self.num_experts));
+        let [gate_up, down] = self.stacked.each_ref().map(|stacked| stacked.by_expert(rows.len()));
         let (mut made, mut start) = (Vec::with_capacity(rows.len()), 0);
         for (index, (expert, &count)) in self.matrices.by_expert().iter().zip(rows).enumerate() {
             let here = x_ne.narrow(0, start, count);
@@ -198,12 +196,12 @@ impl Experts {
 
     /// In the order of [`super::FeedForwardSpec::linears`].
     pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
-        let apart = self.matrices.mlps().iter().chain(&self.shared).flat_map(Mlp::linears);
+        let apart = self.matrices.mlps().iter().chain(self.shared.as_deref()).flat_map(Mlp::linears);
         std::iter::once(&self.router.linear).chain(apart)
     }
 
     pub(super) fn linears_mut(&mut self) -> (impl Iterator<Item = &mut Linear>, &mut [StackedDelta; 2]) {
-        let apart = self.matrices.mlps_mut().iter_mut().chain(&mut self.shared).flat_map(Mlp::linears_mut);
+        let apart = self.matrices.mlps_mut().iter_mut().chain(self.shared.as_deref_mut()).flat_map(Mlp::linears_mut);
         (std::iter::once(&mut self.router.linear).chain(apart), &mut self.stacked)
     }
 

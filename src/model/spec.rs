@@ -135,6 +135,7 @@ impl LayerSpec {
 
 /// The attention of a layer.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
 pub struct AttentionSpec {
     /// H, query heads.
     pub num_heads: usize,

@@ -169,9 +169,9 @@ pub(super) fn meant(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<M
             return if linears.is_empty() || is_of_ends { Err(refused) } else { Ok(linears) };
         }
         PeftTargets::AllLinear => {
-            linears.retain(|linear| {
-                config.layers[linear.layer.0].feed_forward.experts().is_none() || linear.spec.path.contains("attn")
-            });
+            // PEFT takes the MLP of a layer without experts, and a shared one, for experts: it could not read them.
+            let has_experts = config.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
+            linears.retain(|linear| !has_experts || linear.spec.path.contains("attn"));
             return Ok(linears);
         }
     };

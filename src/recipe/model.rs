@@ -149,7 +149,8 @@ table! {
         #[word("all-linear", "all", "all_linear")]
         pub target_modules: TargetModules = TargetModules::AllLinear,
         /// Matrices of all experts side by side, and routers, that get an adapter too, by PEFT's names: `["mlp.experts.gate_up_proj",
-        /// "mlp.experts.down_proj", "mlp.gate.weight"]`. With `all-linear` the first two do.
+        /// "mlp.experts.down_proj", "mlp.gate.weight"]` (`mlp.router.weight` of gpt-oss; that of GLM-4.5 PEFT cannot read). With
+        /// `all-linear` the first two do, and of all other linears those of attention.
         pub target_parameters: Vec<String> = Vec::new(),
         /// Modules that get none though they are among `target_modules`: whole names, or the ends of names from behind a dot.
         pub exclude_modules: Vec<String> = Vec::new(),

@@ -205,6 +205,7 @@ impl Failure for TrainError {
             | Self::OtherAdapter { .. }
             | Self::OtherPositions { .. }
             | Self::NoRouters { .. }
+            | Self::CorrectedRouters { .. }
             | Self::OutputInTheWay { .. }
             | Self::NoRun { .. }
             | Self::NoCheckpoint { .. } => Exit::Usage,

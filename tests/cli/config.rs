@@ -5,14 +5,44 @@ use serde_json::{Value, json};
 
 use super::place::Place;
 
-fn refused(changes: Value) -> String {
+fn refused(mut changes: Value) -> String {
     let place = Place::new();
+    if changes.get("model_type").is_some() {
+        // Not all families know it.
+        changes["layer_types"] = Value::Null;
+    }
     place.edit_json("model/config.json", changes);
     let said = place.check(&[]).refused(3);
     // Which families there are is the README's to say.
     let families =
         said.split("expected one of ").nth(1).and_then(|rest| rest.lines().next()).filter(|list| list.contains("`qwen2`"));
     families.map_or(said.clone(), |list| said.replace(list, "<families>"))
+}
+
+#[test]
+fn numbers_of_four_bits_name_what_to_take_instead() {
+    let quantised = json!({"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"});
+    assert_snapshot!(refused(json!({"model_type": "gpt_oss", "quantization_config": quantised})), @r"
+    error: `<dir>/model/config.json`: `quantization_config.quant_method` is mxfp4, which is not supported: expected weights that are not quantised: the experts' numbers of 4 bits are not unpacked here
+
+    hint: use a version of the model in bf16: Transformers saves one that it has loaded with `Mxfp4Config(dequantize=True)`
+    ");
+}
+
+#[test]
+fn a_model_with_experts_says_what_they_add() {
+    let place = Place::new();
+    let family = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families/model-glm4-moe");
+    for file in ["config.json", "model.safetensors"] {
+        place.write(&format!("model/{file}"), std::fs::read(family.join(file)).unwrap());
+    }
+    let said = place.check(&["kv_cache.policy=\"dense\"", "kv_cache.cache_length=40", "grad.cuda_graphs=true"]).done();
+    let of_experts = "2 of 8 experts of width 24 and a shared one of 24 in 1 of 2 layers";
+    let log = "nothing is evicted; 2 bytes per token for its experts, 80 B for the longest sample";
+    assert!(said.out.contains(of_experts) && said.out.contains(log), "{}", said.out);
+    assert!(said.err.contains("1 of 2 layers are left out: a router decides"), "{}", said.err);
+    let balance = place.finetune(&["train.router_aux_loss_coef=0.1"]).refused(2);
+    assert!(balance.contains("are balanced by a correction of their own"), "{balance}");
 }
 
 #[test]

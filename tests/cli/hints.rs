@@ -208,6 +208,7 @@ fn training() {
         TrainError::NoCheckpoint { run: path(), name: text(), expected: text() },
         TrainError::OtherAdapter { key: "r", recipe: text(), adapter: text(), path: path() },
         TrainError::NoRouters { model: path() },
+        TrainError::CorrectedRouters { model: path() },
         TrainError::OutputInTheWay { path: path() },
         TrainError::ChangedRecipe { differences: Vec::new() },
         TrainError::OtherData { path: path() },

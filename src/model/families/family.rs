@@ -8,6 +8,7 @@ type ByLayer<T> = fn(Fields<'_>, usize) -> Result<Vec<T>, ConfigFault>;
 
 /// A family of models, by the `model_type` of its `config.json`. What most families have in common is [`Family::USUAL`].
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
 pub(in crate::model) struct Family {
     pub(in crate::model) model_type: &'static str,
     /// What `config.json` goes by in the family's `architectures`.

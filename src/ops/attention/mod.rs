@@ -17,6 +17,8 @@ mod part;
 mod rule;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_of_drains;
 
 use tch::Tensor;
 
