@@ -88,7 +88,7 @@ impl Attend for EachAttends<'_> {
         for (row, (states, span)) in self.states.iter().zip(self.spans).enumerate() {
             let own = |x: &Tensor| x.narrow(0, row as i64, 1);
             let (q, k, v) = (own(qkv.q_bhnd), own(qkv.k_bgnd), own(qkv.v_bgnd));
-            let own = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, rule: qkv.rule };
+            let own = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, ..qkv };
             let mut state = lock(&states[layer.0]);
             state.cache.bring();
             outs.push(state.decide(&*self.policies[layer.0], span, own, false).map_err(refused)?);
