@@ -132,8 +132,8 @@ impl AllWeights {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::read_json;
     use crate::files::TensorFile;
+    use crate::files::read_json;
     use crate::model::{Adapter, Model};
     use crate::recipe::{LoraRecipe, TargetModules};
     use crate::store::load_tensors;

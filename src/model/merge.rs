@@ -187,6 +187,12 @@ impl MergedModel {
             let merged = lora.bias(Some(&stored_o), master_kind(stored_o.kind()));
             return Ok(merged.map(|bias_o| bias_o.to_kind(stored_o.kind())));
         }
+        if let Some(lora) = self.deltas.get(own) {
+            let stored_xio = load()?;
+            return Ok(Some(
+                sum_of_all(own, &stored_xio.to_kind(master_kind(stored_xio.kind())), lora).to_kind(stored_xio.kind()),
+            ));
+        }
         let Some(linear) = own.strip_suffix(".weight") else { return Ok(None) };
         let (lora, part) = match (self.deltas.get(linear), self.experts.get(linear)) {
             (Some(lora), _) => (lora, None),
@@ -222,6 +228,20 @@ fn sum(weight_oi: &Tensor, lora: &LoraDelta, part: Option<&ExpertPart>) -> Tenso
     sum_oi * (magnitude_o.to_kind(kind) / length_o).unsqueeze(1)
 }
 
+/// The same of the matrices of all experts, inputs before outputs.
+///
+/// # Shapes
+/// `(experts, in, out)` in and out.
+fn sum_of_all(name: &str, weight_xio: &Tensor, lora: &LoraDelta) -> Tensor {
+    let (num_experts, _, out) = weight_xio.size3().unwrap_or_default();
+    let of_expert = |expert| {
+        let part = ExpertPart { stacked: name.to_owned(), expert, num_experts, rows: (0, out) };
+        let zeros_oi = weight_xio.get(expert).tr().zeros_like();
+        sum(&zeros_oi, lora, Some(&part)).tr()
+    };
+    weight_xio + Tensor::stack(&(0..num_experts).map(of_expert).collect::<Vec<_>>(), 0)
+}
+
 impl ExpertPart {
     /// A `(r, in)` and B `(out, r)` of the linear.
     fn of(&self, lora: &LoraDelta) -> (Tensor, Tensor) {
@@ -240,8 +260,8 @@ fn expert_parts(config: &ModelConfig) -> BTreeMap<String, ExpertPart> {
         let Some(experts) = spec.feed_forward.experts() else { continue };
         let (wide, hidden) = (experts.intermediate_size as i64, config.hidden_size as i64);
         let places = [(STACKED_GATE_UP, (0, wide)), (STACKED_GATE_UP, (wide, wide)), (STACKED_DOWN, (0, hidden))];
-        for expert in 0..experts.num_experts {
-            for (linear, (stacked, rows)) in experts.expert(expert, config.hidden_size).into_iter().zip(places) {
+        for (expert, linears) in experts.experts(config.hidden_size).into_iter().enumerate() {
+            for (linear, (stacked, rows)) in linears.into_iter().zip(places) {
                 let (expert, num_experts) = (expert as i64, experts.num_experts as i64);
                 let part = ExpertPart { stacked: layer_tensor(layer, stacked), expert, num_experts, rows };
                 parts.insert(layer_tensor(layer, &linear.path), part);

@@ -28,6 +28,8 @@ const KINDS: &[(&str, &str)] = &[
     ("families/model-mixtral", "families/adapter-mixtral"),
     ("families/model-mixtral", "families/adapter-mixtral-v4"),
     ("families/model-qwen3-moe", "families/adapter-qwen3-moe"),
+    ("families/model-gpt-oss", "families/adapter-gpt-oss"),
+    ("families/model-glm4-moe", "families/adapter-glm4-moe"),
 ];
 
 fn adapter(base: &Path, dir: &Path) -> Adapter {
@@ -107,7 +109,10 @@ fn every_kind_of_adapter_keeps_its_function() {
                 Err(ExportError::Unloadable { reasons, .. }) => {
                     assert!(!reasons.is_empty() && !out(place).exists());
                     let name = name.display().to_string();
-                    assert!(["dora", "bias", "mixtral", "moe"].iter().any(|kind| name.contains(kind)), "{name}: {reasons:?}");
+                    assert!(
+                        ["dora", "bias", "mixtral", "moe", "gpt-oss"].iter().any(|kind| name.contains(kind)),
+                        "{name}: {reasons:?}"
+                    );
                 }
                 Err(error) => panic!("{error}"),
             }
