@@ -50,6 +50,7 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("generation", Only(&["units", "recipe", "data", "ops", "store", "files", "model", "cache", "engine", "native"])),
     ("conformance", Only(&["units", "recipe", "files", "data", "head", "model", "engine", "verify"])),
     ("export", Only(&["units", "report", "recipe", "files", "store", "checkpoint", "model", "conformance"])),
+    ("serve", Only(&["units", "report", "recipe", "data", "model", "engine", "generation"])),
     ("eval", AboveBut(&["sabotage", "optim", "verify"])),
     ("train", AboveBut(&[])),
     ("bench", AboveBut(&["sabotage", "eval", "verify", "checkpoint"])),

@@ -12,7 +12,7 @@ use crate::data::ChatTemplate;
 use crate::error::Error;
 use crate::generation::GenerationRules;
 use crate::report::console;
-use crate::serve::{self, Limits, ServeOptions, ServedModel};
+use crate::serve::{self, RequestLimits, ServeOptions, ServedModel};
 use crate::train::Interrupt;
 
 #[derive(Debug, Args)]
@@ -81,7 +81,7 @@ impl Serve {
                 "chunk_size": cache.chunk_size,
             }),
         };
-        let limits = Limits {
+        let limits = RequestLimits {
             timeout: Duration::from_secs(self.timeout),
             max_body: self.max_body,
             max_prompt: self.max_prompt.unwrap_or(longest),

@@ -6,13 +6,14 @@ use clap::Args;
 use tch::Device;
 
 use crate::checkpoint;
+use crate::conformance::PolicyFile;
 use crate::data::Tokenizer;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::files::{self, ADAPTER_TENSORS};
 use crate::generation::SessionIdentity;
 use crate::model::{Model, fingerprint};
-use crate::recipe::{Recipe, Storage, Weights};
+use crate::recipe::{Recipe, Resolved, Storage, Weights};
 use crate::report::console;
 use crate::train;
 
@@ -22,10 +23,10 @@ pub(super) struct UsedModel {
     /// A model directory, a run (its best known end: `final`, else its newest checkpoint) or one checkpoint.
     #[arg(value_name = "MODEL|RUN|CHECKPOINT")]
     path: PathBuf,
-    /// A PEFT adapter for the model; if a run of kvtune has made it, the cache is the run's.
+    /// A PEFT adapter for the model; what kvtune has made has its cache beside it.
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
-    /// Which entries are evicted; if left out, as in the run, and of a model none (`dense`).
+    /// Which entries are evicted; if left out, as it was trained; of a model that was not, none (`dense`).
     #[arg(long, value_name = "POLICY")]
     policy: Option<String>,
     /// Slots per KV head.
@@ -69,13 +70,19 @@ impl UsedModel {
     fn recipe(&self) -> Result<(Recipe, Option<PathBuf>), Error> {
         let is_model = self.path.join("config.json").exists() && checkpoint::holds(&self.path).is_none();
         let (resolved, adapter) = if is_model {
-            let of_run = self.adapter.as_deref().and_then(recipe_beside);
-            let overrides = self.overrides(of_run.is_none());
-            let mut resolved = match of_run {
-                Some(recipe) => Recipe::load(&recipe, &overrides)?,
-                None => Recipe::of_model(&absolute(&self.path), &overrides)?,
+            let model = absolute(&self.path);
+            let (of_run, overrides) = (self.adapter.as_deref().and_then(recipe_beside), self.overrides(false));
+            // What was exported has its cache beside it.
+            let beside = self.adapter.as_deref().unwrap_or(&self.path);
+            let mut resolved = match (of_run, PolicyFile::find(beside)?) {
+                (Some(recipe), _) => Recipe::load(&recipe, &overrides)?,
+                (None, Some(file)) => Resolved {
+                    recipe: file.to_recipe(beside, &model, &self.overrides(file.policy == "dense"))?,
+                    notes: Vec::new(),
+                },
+                (None, None) => Recipe::of_model(&model, &self.overrides(true))?,
             };
-            resolved.recipe.model.path = absolute(&self.path);
+            resolved.recipe.model.path = model;
             (resolved, self.adapter.clone())
         } else {
             let is_run = checkpoint::holds(&self.path).is_some() || train::resolved_recipe(&self.path).is_ok();
@@ -121,7 +128,7 @@ impl UsedModel {
         let is_dense = self.policy.as_deref().map_or(is_dense && self.cache_length.is_none(), |policy| policy == "dense");
         let storage = if is_dense && self.cache_length.is_none() { Storage::Growing } else { Storage::Preallocated };
         let mut all = Vec::new();
-        if self.policy.is_some() || self.cache_length.is_some() {
+        if is_dense || self.policy.is_some() || self.cache_length.is_some() {
             all.push(format!("kv_cache.storage={}", storage.name()));
         }
         all.extend(self.policy.as_ref().map(|policy| format!("kv_cache.policy={policy}")));

@@ -130,8 +130,9 @@ impl PolicyFile {
         Self::find(dir)?.ok_or_else(|| ConformanceError::Missing { dir: dir.to_owned() })
     }
 
-    /// What a recipe would say of the cache and of what is scaled, and the dtype of the recording.
-    fn recipe(&self, dir: &Path) -> Result<Recipe, ConformanceError> {
+    /// What a recipe would say of the model in `model_dir`, of its cache and of what is scaled, in the dtype of the recording; with further
+    /// overrides as behind `--set`. The file lies in `dir`.
+    pub fn to_recipe(&self, dir: &Path, model_dir: &Path, overrides: &[String]) -> Result<Recipe, ConformanceError> {
         let lengths: Vec<Option<&usize>> = self.cache_lengths.iter().map(|heads| heads.first()).collect();
         let mut kv = toml::Table::new();
         let text = |text: &str| toml::Value::String(text.to_owned());
@@ -147,7 +148,7 @@ impl PolicyFile {
         kv.insert("chunking".into(), text(&self.chunking));
         kv.insert("buffer".into(), text(&self.buffer));
         let mut model = toml::Table::new();
-        model.insert("path".into(), text("."));
+        model.insert("path".into(), text(&model_dir.display().to_string()));
         model.insert("dtype".into(), text(&self.conformance.dtype));
         if let Some(scaling) = &self.rope_scaling {
             model.insert(
@@ -160,12 +161,12 @@ impl PolicyFile {
         whole.insert("kv_cache".into(), kv.into());
         let data = toml::Table::from_iter([("train".to_owned(), text("none")), ("format".to_owned(), text("tokens"))]);
         whole.insert("data".into(), data.into());
-        Ok(Recipe::parse(whole.to_string(), &path, &[])?.recipe)
+        Ok(Recipe::parse(whole.to_string(), &path, overrides)?.recipe)
     }
 
     /// How the model's rotary embeddings are scaled if not as its own files say, and the dtype of the recording.
     pub fn model_settings(&self, dir: &Path) -> Result<(Option<RopeScalingRecipe>, Dtype), ConformanceError> {
-        let recipe = self.recipe(dir)?;
+        let recipe = self.to_recipe(dir, Path::new("."), &[])?;
         Ok((recipe.model.rope_scaling, recipe.model.dtype))
     }
 
@@ -173,7 +174,7 @@ impl PolicyFile {
     pub fn check(&self, dir: &Path, model: &Model) -> Result<usize, ConformanceError> {
         let path = dir.join(KV_POLICY);
         self.check_model(dir, model.config())?;
-        let recipe = self.recipe(dir)?;
+        let recipe = self.to_recipe(dir, Path::new("."), &[])?;
         let (kv, grad): (&CacheRecipe, &GradRecipe) = (&recipe.kv_cache, &recipe.grad);
         let trial = PolicyTrial::recorded(model.config(), (kv, grad), &self.conformance)?;
         let (found, left) = (trial.run(model)?, &self.conformance.left);

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::ApiError;
 use super::completions::tells_usage;
 use super::reply::{ReplyHead, whole};
-use super::routes::Served;
+use super::served::Served;
 use super::stream::{Shape, stream};
 use super::texts::gather;
 use super::tokens::Reader;
@@ -59,7 +59,7 @@ pub(super) async fn chat_completions(State(served): State<Arc<Served>>, request:
             "logprobs": if is_told { json!({ "content": content }) } else { Value::Null },
         })
     };
-    let reply = head.with("chat.completion", all[0].texts.iter().enumerate().map(choice).collect());
+    let reply = head.with("chat.completion", &all[0].texts.iter().enumerate().map(choice).collect::<Vec<_>>());
     Ok(Json(whole(reply, &prompts, &all, &served.cache)).into_response())
 }
 

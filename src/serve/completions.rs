@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::ApiError;
 use super::reply::{ReplyHead, whole};
-use super::routes::Served;
+use super::served::Served;
 use super::stream::{Shape, stream};
 use super::texts::{PromptTexts, WholeText, gather};
 use super::tokens::Reader;
@@ -61,7 +61,7 @@ pub(super) async fn completions(State(served): State<Arc<Served>>, request: Requ
             choices.push(choice);
         }
     }
-    let reply = head.with("text_completion", choices);
+    let reply = head.with("text_completion", &choices);
     Ok(Json(whole(reply, &prompts, &all, &served.cache)).into_response())
 }
 

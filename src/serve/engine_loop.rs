@@ -8,7 +8,7 @@ use tokio::sync::mpsc::{Receiver, UnboundedSender};
 use super::ApiError;
 use super::counters::{Counters, add, set};
 use super::held::HeldSessions;
-use super::job::{Answer, Job};
+use super::job::{PromptJob, TextEvent};
 use crate::engine::Engine;
 use crate::generation::{GenerationEvent, Generator, Request, RequestId};
 use crate::model::Model;
@@ -59,7 +59,7 @@ impl Failure for ServeError {
 struct OpenPrompt {
     ids: Vec<u32>,
     index: usize,
-    answers: UnboundedSender<(usize, Answer)>,
+    answers: UnboundedSender<(usize, TextEvent)>,
     /// Texts that have not ended.
     texts: usize,
 }
@@ -87,7 +87,7 @@ impl<'a> EngineLoop<'a> {
     }
 
     /// Works until nobody can ask any more, and all is answered.
-    pub(super) fn run(mut self, mut jobs: Receiver<Job>) {
+    pub(super) fn run(mut self, mut jobs: Receiver<PromptJob>) {
         let mut is_open = true;
         loop {
             while is_open && self.generator.load().0 == 0 {
@@ -121,8 +121,8 @@ impl<'a> EngineLoop<'a> {
         set(&self.counters.held, self.held.len());
     }
 
-    fn begin(&mut self, job: Job) {
-        let Job { prompt, rules, samples, likelihoods, index, answers } = job;
+    fn begin(&mut self, job: PromptJob) {
+        let PromptJob { prompt, rules, samples, likelihoods, index, answers } = job;
         // Who reads likelihoods of the prompt has it read.
         let session = if likelihoods.prompt.is_none() { self.held.find(&prompt) } else { None };
         let (num_prompt, reused) = (prompt.len(), session.as_ref().map_or(0, crate::engine::Session::num_tokens));
@@ -144,7 +144,7 @@ impl<'a> EngineLoop<'a> {
             }
             Err(error) => {
                 add(&self.counters.refused, 1);
-                let _ = answers.send((index, Answer::Failed(ApiError::from(&error))));
+                let _ = answers.send((index, TextEvent::Failed(ApiError::from(&error))));
             }
         }
     }
@@ -156,10 +156,10 @@ impl<'a> EngineLoop<'a> {
                     self.held.hold(&open.ids, *session);
                 }
             }
-            GenerationEvent::Prompt { request, likelihoods } => self.answer(request, Answer::Prompt(likelihoods)),
+            GenerationEvent::Prompt { request, likelihoods } => self.answer(request, TextEvent::Prompt(likelihoods)),
             GenerationEvent::Token { request, sample, id, text, likelihood } => {
                 add(&self.counters.new_tokens, 1);
-                self.answer(request, Answer::Token { sample, id, text, likelihood });
+                self.answer(request, TextEvent::Token { sample, id, text, likelihood });
             }
             GenerationEvent::Finished { request, sample, text, reason, evicted, session } => {
                 add(&self.counters.finished, 1);
@@ -167,7 +167,7 @@ impl<'a> EngineLoop<'a> {
                 if let Some(continued) = session.filter(|_| self.keeps_all) {
                     self.held.hold(&continued.ids, continued.session);
                 }
-                self.answer(request, Answer::Finished { sample, text, reason, evicted });
+                self.answer(request, TextEvent::Finished { sample, text, reason, evicted });
                 let ended = self.open.get_mut(&request).is_some_and(|open| {
                     open.texts -= 1;
                     open.texts == 0
@@ -178,13 +178,13 @@ impl<'a> EngineLoop<'a> {
             }
             GenerationEvent::Failed { request, error } => {
                 add(&self.counters.failed, 1);
-                self.answer(request, Answer::Failed(ApiError::from(&error)));
+                self.answer(request, TextEvent::Failed(ApiError::from(&error)));
                 self.open.remove(&request);
             }
         }
     }
 
-    fn answer(&self, request: RequestId, answer: Answer) {
+    fn answer(&self, request: RequestId, answer: TextEvent) {
         if let Some(open) = self.open.get(&request) {
             // A client that has gone is let go of below.
             let _ = open.answers.send((open.index, answer));

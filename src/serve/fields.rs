@@ -8,7 +8,7 @@ use super::ApiError;
 use crate::generation::GenerationRules;
 
 /// A body on its way.
-pub(super) struct Fields(Map<String, Value>);
+pub(super) struct BodyFields(Map<String, Value>);
 
 /// Fields that say nothing about the text, or are about things that are not here.
 const HARMLESS: &[&str] =
@@ -34,7 +34,7 @@ const NEUTRAL: &[(&str, &[&str])] = &[
     ("return_token_ids", &["true", "false"]),
 ];
 
-impl Fields {
+impl BodyFields {
     /// The fields of a body.
     pub(super) fn read(body: &[u8]) -> Result<Self, ApiError> {
         let value: Value =

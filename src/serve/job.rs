@@ -7,19 +7,19 @@ use crate::generation::{Finish, GenerationRules, LikelihoodsOf, TokenLikelihood}
 
 /// A prompt to go on from. Whose client has gone, is let go of: its sender says so.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct PromptJob {
     pub(super) prompt: Vec<u32>,
     pub(super) rules: GenerationRules,
     pub(super) samples: usize,
     pub(super) likelihoods: LikelihoodsOf,
     /// The number of the prompt in its request.
     pub(super) index: usize,
-    pub(super) answers: UnboundedSender<(usize, Answer)>,
+    pub(super) answers: UnboundedSender<(usize, TextEvent)>,
 }
 
 /// Something about a prompt.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum TextEvent {
     /// It has been read.
     Prompt(Vec<TokenLikelihood>),
     /// A token of one of its texts.

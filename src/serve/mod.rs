@@ -10,10 +10,12 @@ mod held;
 mod job;
 mod reply;
 mod routes;
+mod served;
 mod stream;
 mod texts;
 mod tokens;
 
 pub use api_error::ApiError;
 pub use engine_loop::ServeError;
-pub use routes::{Limits, ServeOptions, ServedModel, serve};
+pub use routes::{ServeOptions, ServedModel, serve};
+pub use served::RequestLimits;

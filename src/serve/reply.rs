@@ -26,7 +26,7 @@ impl ReplyHead {
     }
 
     /// A reply, or a part of one, with its choices.
-    pub(super) fn with(&self, object: &str, choices: Vec<Value>) -> Value {
+    pub(super) fn with(&self, object: &str, choices: &[Value]) -> Value {
         json!({ "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices })
     }
 }

@@ -1,10 +1,8 @@
 //! The HTTP side: who may ask, what a body may be, and which path leads where.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::to_bytes;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
@@ -13,17 +11,15 @@ use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::mpsc::{Sender, UnboundedReceiver, channel, unbounded_channel};
-use tokio::time::{sleep, timeout};
+use tokio::sync::mpsc::channel;
+use tokio::time::sleep;
 
 use super::ApiError;
 use super::chat::chat_completions;
 use super::completions::completions;
 use super::counters::Counters;
 use super::engine_loop::{EngineLoop, ServeError};
-use super::fields::Fields;
-use super::job::{Answer, Job};
+use super::served::{RequestLimits, Served};
 use super::texts::gather;
 use super::tokens::Reader;
 use crate::data::{ChatTemplate, Tokenizer};
@@ -68,33 +64,7 @@ pub struct ServeOptions {
     /// Sessions that are held for prompts to come.
     pub keep: usize,
     /// Of a request.
-    pub limits: Limits,
-}
-
-/// What a request may take.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// From its coming to the end of its reply.
-    pub timeout: Duration,
-    /// Bytes of its body.
-    pub max_body: usize,
-    /// Tokens of a prompt.
-    pub max_prompt: usize,
-}
-
-/// What the HTTP side knows.
-pub(super) struct Served {
-    pub(super) name: String,
-    path: String,
-    pub(super) reader: Reader,
-    pub(super) rules: GenerationRules,
-    pub(super) cache: Value,
-    pub(super) limits: Limits,
-    longest: usize,
-    /// Hash of the key that clients must know.
-    api_key: Option<blake3::Hash>,
-    jobs: Sender<Job>,
-    counters: Arc<Counters>,
+    pub limits: RequestLimits,
 }
 
 /// Serves a model until `stops` says so and all that was begun has ended.
@@ -172,83 +142,6 @@ async fn knows_the_key(State(served): State<Arc<Served>>, request: Request, next
         return ApiError::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key").into_response();
     }
     next.run(request).await
-}
-
-impl Served {
-    /// The fields of a request's body.
-    pub(super) async fn fields(&self, request: Request) -> Result<Fields, ApiError> {
-        let too_large = || {
-            let message = format!("the body is larger than {} bytes", self.limits.max_body);
-            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
-        };
-        let length = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-        if length.is_some_and(|length| length > self.limits.max_body) {
-            return Err(too_large());
-        }
-        let read = timeout(self.limits.timeout, to_bytes(request.into_body(), self.limits.max_body)).await;
-        let cut_off = |error: axum::Error| {
-            let words = error.to_string();
-            if words.contains("length limit") { too_large() } else { ApiError::bad(format!("the body can not be read: {words}")) }
-        };
-        Fields::read(&read.map_err(|_| self.timed_out())?.map_err(cut_off)?)
-    }
-
-    /// Fails where a request names another model.
-    pub(super) fn check_model(&self, fields: &mut Fields) -> Result<(), ApiError> {
-        match fields.text("model")? {
-            Some(name) if name != self.name && name != self.path => {
-                let message = format!("the model `{name}` does not exist; this server has `{}`", self.name);
-                let error = ApiError::new(StatusCode::NOT_FOUND, message);
-                Err(error.with_code("model_not_found"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Does what may take long beside the connections.
-    pub(super) async fn apart<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let failed = |error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}"));
-        tokio::task::spawn_blocking(work).await.map_err(failed)?
-    }
-
-    /// Puts prompts into the queue.
-    pub(super) fn ask(
-        &self,
-        prompts: &[Vec<u32>],
-        rules: &GenerationRules,
-        samples: usize,
-        likelihoods: LikelihoodsOf,
-    ) -> Result<UnboundedReceiver<(usize, Answer)>, ApiError> {
-        let (answers, receiver) = unbounded_channel();
-        if let Some(long) = prompts.iter().map(Vec::len).find(|&tokens| tokens > self.limits.max_prompt) {
-            let message = format!("a prompt has {long} tokens; this server takes {}", self.limits.max_prompt);
-            return Err(ApiError::field("prompt", message).with_code("context_length_exceeded"));
-        }
-        for (index, prompt) in prompts.iter().enumerate() {
-            let (prompt, rules, answers) = (prompt.clone(), rules.clone(), answers.clone());
-            self.jobs.try_send(Job { prompt, rules, samples, likelihoods, index, answers }).map_err(|error| {
-                let message = match error {
-                    TrySendError::Full(_) => "too many requests are waiting: try again later",
-                    TrySendError::Closed(_) => "the server is shutting down",
-                };
-                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
-            })?;
-        }
-        Ok(receiver)
-    }
-
-    /// Waits no longer than a request may take.
-    pub(super) async fn in_time<T>(&self, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
-        timeout(self.limits.timeout, work).await.map_err(|_| self.timed_out())?
-    }
-
-    pub(super) fn timed_out(&self) -> ApiError {
-        let message = format!("the request has taken longer than {} s", self.limits.timeout.as_secs());
-        ApiError::new(StatusCode::GATEWAY_TIMEOUT, message)
-    }
 }
 
 async fn models(State(served): State<Arc<Served>>) -> Json<Value> {

@@ -10,9 +10,9 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-use super::job::Answer;
+use super::job::TextEvent;
 use super::reply::{ReplyHead, usage};
-use super::routes::Served;
+use super::served::Served;
 use super::texts::gone;
 
 /// How the events of a reply look.
@@ -32,14 +32,14 @@ impl Shape {
         } else {
             json!({ "index": index, "text": text, "finish_reason": finish, "logprobs": null })
         };
-        self.head.with(self.object(), vec![choice])
+        self.head.with(self.object(), &[choice])
     }
 
     /// The first event of a choice.
     fn begin(&self, index: usize) -> Option<Value> {
         let delta = json!({ "role": "assistant", "content": "" });
         let choice = json!({ "index": index, "delta": delta, "finish_reason": null, "logprobs": null });
-        self.is_chat.then(|| self.head.with(self.object(), vec![choice]))
+        self.is_chat.then(|| self.head.with(self.object(), &[choice]))
     }
 
     fn object(&self) -> &'static str {
@@ -51,7 +51,7 @@ impl Shape {
 pub(super) fn stream(
     served: &Arc<Served>,
     shape: Shape,
-    mut answers: UnboundedReceiver<(usize, Answer)>,
+    mut answers: UnboundedReceiver<(usize, TextEvent)>,
     (prompts, samples): (usize, usize),
     prompt_tokens: usize,
 ) -> Response {
@@ -68,23 +68,23 @@ pub(super) fn stream(
             };
             let answer = next.map_err(|_| served.timed_out()).and_then(|next| next.ok_or_else(gone));
             is_there = match answer {
-                Ok((_, Answer::Prompt(_))) => true,
-                Ok((prompt, Answer::Token { sample, text, .. })) => {
+                Ok((_, TextEvent::Prompt(_))) => true,
+                Ok((prompt, TextEvent::Token { sample, text, .. })) => {
                     new_tokens += 1;
                     text.is_empty() || send(shape.part(prompt * samples + sample, &text, None))
                 }
-                Ok((prompt, Answer::Finished { sample, text, reason, .. })) => {
+                Ok((prompt, TextEvent::Finished { sample, text, reason, .. })) => {
                     left -= 1;
                     send(shape.part(prompt * samples + sample, &text, Some(reason.name())))
                 }
-                Ok((_, Answer::Failed(error))) | Err(error) => {
+                Ok((_, TextEvent::Failed(error))) | Err(error) => {
                     left = 0;
                     send(error.to_json())
                 }
             };
         }
         if is_there && shape.tells_usage {
-            let mut last = shape.head.with(shape.object(), Vec::new());
+            let mut last = shape.head.with(shape.object(), &[]);
             last["usage"] = usage(prompt_tokens, new_tokens);
             send(last);
         }

@@ -4,7 +4,7 @@ use axum::http::StatusCode;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::ApiError;
-use super::job::Answer;
+use super::job::TextEvent;
 use crate::generation::{Finish, TokenLikelihood};
 
 /// The texts of one prompt.
@@ -32,7 +32,7 @@ pub(super) fn gone() -> ApiError {
 
 /// Waits for all texts of so many prompts.
 pub(super) async fn gather(
-    mut answers: UnboundedReceiver<(usize, Answer)>,
+    mut answers: UnboundedReceiver<(usize, TextEvent)>,
     prompts: usize,
     samples: usize,
 ) -> Result<Vec<PromptTexts>, ApiError> {
@@ -41,20 +41,20 @@ pub(super) async fn gather(
     while left > 0 {
         let (prompt, answer) = answers.recv().await.ok_or_else(gone)?;
         match answer {
-            Answer::Prompt(likelihoods) => all[prompt].likelihoods = likelihoods,
-            Answer::Token { sample, id, text, likelihood } => {
+            TextEvent::Prompt(likelihoods) => all[prompt].likelihoods = likelihoods,
+            TextEvent::Token { sample, id, text, likelihood } => {
                 let own = &mut all[prompt].texts[sample];
                 own.ids.push(id);
                 own.text.push_str(&text);
                 own.likelihoods.extend(likelihood);
             }
-            Answer::Finished { sample, text, reason, evicted } => {
+            TextEvent::Finished { sample, text, reason, evicted } => {
                 let own = &mut all[prompt].texts[sample];
                 own.text.push_str(&text);
                 (own.reason, own.evicted) = (Some(reason), evicted);
                 left -= 1;
             }
-            Answer::Failed(error) => return Err(error),
+            TextEvent::Failed(error) => return Err(error),
         }
     }
     Ok(all)

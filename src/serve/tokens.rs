@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::ApiError;
-use super::fields::Fields;
+use super::fields::BodyFields;
 use crate::data::{ChatTemplate, Message, Tokenizer};
 use crate::generation::TokenLikelihood;
 
@@ -45,7 +45,7 @@ impl Reader {
     }
 
     /// The tokens of a conversation by the chat template.
-    pub(super) fn conversation(&self, fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
+    pub(super) fn conversation(&self, fields: &mut BodyFields) -> Result<Vec<u32>, ApiError> {
         let template = self.template.as_ref();
         let template = template.ok_or_else(|| ApiError::bad("this model has no chat template: use /v1/completions"))?;
         let messages = fields.take("messages").unwrap_or_default();

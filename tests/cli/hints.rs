@@ -10,14 +10,18 @@ use kvtune::Error;
 use kvtune::bench::BenchError;
 use kvtune::cache::CacheError;
 use kvtune::checkpoint::CheckpointError;
+use kvtune::conformance::ConformanceError;
 use kvtune::data::{DataError, LineOrRecord, SamplePlace};
 use kvtune::engine::EngineError;
 use kvtune::eval::EvalError;
+use kvtune::export::ExportError;
+use kvtune::generation::{GenerationError, RuleFault};
 use kvtune::head::HeadError;
 use kvtune::model::{ConfigFault, ModelError, TensorProblem, TensorProblems};
 use kvtune::optim::OptimError;
 use kvtune::recipe::{Dtype, OpenKey};
 use kvtune::report::ReportError;
+use kvtune::serve::ServeError;
 use kvtune::store::StoreError;
 use kvtune::train::TrainError;
 use kvtune::units::{Failure, LayerIdx};
@@ -82,6 +86,7 @@ fn cache() {
         CacheError::Full { tokens: 3, layer, cache_length: 2 },
         CacheError::WrongNumberOfLengths { found: 1, expected: 2 },
         CacheError::NothingQuantised { policy: text() },
+        CacheError::OtherSnapshot { layer, tensor: text(), expected: text(), found: text() },
         CacheError::OutOfOrder { layer, action: "write", chunk: 1, stands: 0 },
         CacheError::LogMismatch { layer, chunk: 1, expected: 2, found: 3 },
     ];
@@ -110,6 +115,7 @@ fn of_files() -> Vec<DataError> {
         DataError::Parquet { path: path(), message: text() },
         DataError::Tokenizer { path: path(), message: text() },
         DataError::NoEos { dir: path() },
+        DataError::ChatTemplate { place: text(), message: text() },
         DataError::NoTokenizer { what: "text" },
         DataError::Vocabulary { expected: 512, found: 300 },
     ]
@@ -145,6 +151,7 @@ fn engine() {
         longest(10),
         EngineError::SessionIds { found: (1, 0), expected: 2 },
         EngineError::SessionLength { tokens: 9, max_tokens: 8 },
+        EngineError::OtherSession { expected: text(), found: text() },
         EngineError::EmptySequence,
         EngineError::NoTargets,
         EngineError::OutOfMemory(text()),
@@ -179,6 +186,9 @@ fn model() {
         ModelError::Lora { key: "r", found: text(), expected: "a number" },
         ModelError::TrainedDtype { dtype: Dtype::Bf16 },
         ModelError::NotEmpty { dir: path() },
+        ModelError::RopeScaling { dir: path(), reason: text() },
+        ModelError::NotMergeable { linear: text(), reason: text() },
+        ModelError::Stopped,
         ModelError::Tokenizer { message: text() },
     ];
     walk(("model/error.rs", "ModelError"), &["NothingTrained"], &samples);
@@ -207,6 +217,7 @@ fn training() {
         TrainError::NoRun { path: path() },
         TrainError::NoCheckpoint { run: path(), name: text(), expected: text() },
         TrainError::OtherAdapter { key: "r", recipe: text(), adapter: text(), path: path() },
+        TrainError::OtherPositions { path: path(), scaling: text() },
         TrainError::NoRouters { model: path() },
         TrainError::CorrectedRouters { model: path() },
         TrainError::OutputInTheWay { path: path() },
@@ -218,6 +229,45 @@ fn training() {
         TrainError::NotFinite { step: 1, what: "the loss".into(), samples: vec![1] },
     ];
     walk(("train/error.rs", "TrainError"), &[], &samples);
+}
+
+#[test]
+fn generation_and_serving() {
+    let fault = RuleFault { key: text(), found: text(), expected: "a number" };
+    let samples = [
+        GenerationError::Config { path: path(), fault },
+        GenerationError::EmptyPrompt,
+        GenerationError::UnknownToken { token: 9, vocab_size: 8 },
+        GenerationError::TooLong { prompt: 3, new_tokens: 2, longest: 4 },
+        GenerationError::NoText,
+        GenerationError::NotASession { path: path(), reason: text() },
+        GenerationError::OtherSession { path: path(), what: text(), expected: text(), found: text() },
+    ];
+    walk(("generation/error.rs", "GenerationError"), &[], &samples);
+    let source = || io::ErrorKind::AddrInUse.into();
+    let samples = [ServeError::Listen { address: text(), source: source() }, ServeError::Start { source: source() }];
+    walk(("serve/engine_loop.rs", "ServeError"), &[], &samples);
+}
+
+#[test]
+fn export_and_conformance() {
+    let (dir, checkpoint) = (path(), path());
+    let samples = [
+        ExportError::NotEmpty { dir: path() },
+        ExportError::NoBase { checkpoint: path(), why: text() },
+        ExportError::OtherBase { base: dir, checkpoint },
+        ExportError::Unloadable { server: "vLLM", reasons: vec![text()] },
+        ExportError::OtherPositions { server: "vLLM", kind: "dynamic_yarn" },
+        ExportError::WholeModel { checkpoint: path() },
+    ];
+    walk(("export/error.rs", "ExportError"), &[], &samples);
+    let samples = [
+        ConformanceError::Missing { dir: path() },
+        ConformanceError::Format { path: path(), found: text(), expected: text() },
+        ConformanceError::Unfit { path: path(), key: "windows", found: text(), expected: text() },
+        ConformanceError::Departs { path: path(), what: text() },
+    ];
+    walk(("conformance/error.rs", "ConformanceError"), &[], &samples);
 }
 
 #[test]

@@ -1,0 +1,123 @@
+//! What the HTTP side knows of the model and its limits; bodies are read and prompts queued here.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::to_bytes;
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::mpsc::{Sender, UnboundedReceiver, unbounded_channel};
+use tokio::time::timeout;
+
+use super::ApiError;
+use super::counters::Counters;
+use super::fields::BodyFields;
+use super::job::{PromptJob, TextEvent};
+use super::tokens::Reader;
+use crate::generation::{GenerationRules, LikelihoodsOf};
+use serde_json::Value;
+
+/// What a request may take.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestLimits {
+    /// From its coming to the end of its reply.
+    pub timeout: Duration,
+    /// Bytes of its body.
+    pub max_body: usize,
+    /// Tokens of a prompt.
+    pub max_prompt: usize,
+}
+
+/// What the HTTP side knows.
+pub(super) struct Served {
+    pub(super) name: String,
+    pub(super) path: String,
+    pub(super) reader: Reader,
+    pub(super) rules: GenerationRules,
+    pub(super) cache: Value,
+    pub(super) limits: RequestLimits,
+    pub(super) longest: usize,
+    /// Hash of the key that clients must know.
+    pub(super) api_key: Option<blake3::Hash>,
+    pub(super) jobs: Sender<PromptJob>,
+    pub(super) counters: Arc<Counters>,
+}
+
+impl Served {
+    /// The fields of a request's body.
+    pub(super) async fn fields(&self, request: Request) -> Result<BodyFields, ApiError> {
+        let too_large = || {
+            let message = format!("the body is larger than {} bytes", self.limits.max_body);
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+        };
+        let length = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+        if length.is_some_and(|length| length > self.limits.max_body) {
+            return Err(too_large());
+        }
+        let read = timeout(self.limits.timeout, to_bytes(request.into_body(), self.limits.max_body)).await;
+        let cut_off = |error: axum::Error| {
+            let words = error.to_string();
+            if words.contains("length limit") { too_large() } else { ApiError::bad(format!("the body can not be read: {words}")) }
+        };
+        BodyFields::read(&read.map_err(|_| self.timed_out())?.map_err(cut_off)?)
+    }
+
+    /// Fails where a request names another model.
+    pub(super) fn check_model(&self, fields: &mut BodyFields) -> Result<(), ApiError> {
+        match fields.text("model")? {
+            Some(name) if name != self.name && name != self.path => {
+                let message = format!("the model `{name}` does not exist; this server has `{}`", self.name);
+                let error = ApiError::new(StatusCode::NOT_FOUND, message);
+                Err(error.with_code("model_not_found"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Does what may take long beside the connections.
+    pub(super) async fn apart<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let failed = |error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}"));
+        tokio::task::spawn_blocking(work).await.map_err(failed)?
+    }
+
+    /// Puts prompts into the queue.
+    pub(super) fn ask(
+        &self,
+        prompts: &[Vec<u32>],
+        rules: &GenerationRules,
+        samples: usize,
+        likelihoods: LikelihoodsOf,
+    ) -> Result<UnboundedReceiver<(usize, TextEvent)>, ApiError> {
+        let (answers, receiver) = unbounded_channel();
+        if let Some(long) = prompts.iter().map(Vec::len).find(|&tokens| tokens > self.limits.max_prompt) {
+            let message = format!("a prompt has {long} tokens; this server takes {}", self.limits.max_prompt);
+            return Err(ApiError::field("prompt", message).with_code("context_length_exceeded"));
+        }
+        for (index, prompt) in prompts.iter().enumerate() {
+            let (prompt, rules, answers) = (prompt.clone(), rules.clone(), answers.clone());
+            self.jobs.try_send(PromptJob { prompt, rules, samples, likelihoods, index, answers }).map_err(|error| {
+                let message = match error {
+                    TrySendError::Full(_) => "too many requests are waiting: try again later",
+                    TrySendError::Closed(_) => "the server is shutting down",
+                };
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+            })?;
+        }
+        Ok(receiver)
+    }
+
+    /// Waits no longer than a request may take.
+    pub(super) async fn in_time<T>(&self, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
+        timeout(self.limits.timeout, work).await.map_err(|_| self.timed_out())?
+    }
+
+    pub(super) fn timed_out(&self) -> ApiError {
+        let message = format!("the request has taken longer than {} s", self.limits.timeout.as_secs());
+        ApiError::new(StatusCode::GATEWAY_TIMEOUT, message)
+    }
+}
