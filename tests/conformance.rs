@@ -14,7 +14,8 @@ const CPU: Device = Device::Cpu;
 /// A recipe for a fixture, with a `[kv_cache]` of its own.
 fn recipe(model: &str, cache: &str) -> Recipe {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(model);
-    let text = format!("[model]\npath = {path:?}\n[data]\nformat = \"tokens\"\ntrain = \"none\"\n[kv_cache]\n{cache}\n");
+    let text =
+        format!("[model]\npath = \"{}\"\n[data]\nformat = \"tokens\"\ntrain = \"none\"\n[kv_cache]\n{cache}\n", path.display());
     Recipe::parse(text, Path::new("/nowhere/r.toml"), &[]).unwrap().recipe
 }
 

@@ -100,7 +100,7 @@ const MAY_WAIT: &[(&str, usize, &str)] = &[
     ("engine/router_balance.rs", 1, "the figure of a step, when it is made"),
     ("ops/experts.rs", 1, "asks how many tokens go to each expert: its products have as many rows"),
     ("model/embedding.rs", 1, "rounds a factor, when a model is loaded"),
-    ("ops/frequencies.rs", 2, "makes the frequencies of a batch, before its first column"),
+    ("ops/frequencies.rs", 3, "makes the frequencies of a batch, before its first column"),
     ("ops/attention/calibrate.rs", 4, "compares and times ways to attend, before a step"),
     ("head/column.rs", 2, "reads figures that have come, or after the step"),
     ("store/arena.rs", 2, "writes to a file what must be on the host for it"),

@@ -32,6 +32,7 @@ fn the_verbs() {
       evaluate       Loss, perplexity and accuracy of a run, a checkpoint or a model
       score          Score a file of answers: exact match, F1, ROUGE, RULER's string match and others
       generate       Write texts with a run, a checkpoint or a model, through the cache that it was trained with
+      serve          Serve a run, a checkpoint or a model over HTTP, as OpenAI's clients expect it
       export         Write what was trained for another program: an adapter for PEFT or a server, or a merged model
       verify         Prove the gradients on your model and data against plain autograd
       check          Look at a recipe, its model and its data, and print what would run
