@@ -14,6 +14,7 @@ mod every_tiling;
 mod exit_codes;
 mod export;
 mod full;
+mod generate;
 mod head;
 mod help;
 mod hints;

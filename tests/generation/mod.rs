@@ -6,13 +6,13 @@ mod sessions;
 use std::path::PathBuf;
 
 use kvtune::data::Tokenizer;
-use kvtune::engine::Engine;
+use kvtune::engine::{Engine, Session, SessionSpec, extend_each};
 use kvtune::generation::{Finish, GenerationEvent, GenerationRules, Generator, LikelihoodsOf, Request, TokenLikelihood};
 use kvtune::model::Model;
 use kvtune::recipe::Recipe;
 use kvtune::train;
 use serde_json::{Map, Value};
-use tch::Device;
+use tch::{Device, Tensor, no_grad};
 
 /// A model that is ready for use.
 pub(crate) struct Used {
@@ -131,6 +131,40 @@ fn families_write_what_they_write_elsewhere_with_and_without_adapter() {
             assert_eq!(found[0][0].ids, numbers(&row[kind]), "{arch}, {kind}");
         }
     }
+}
+
+/// The logits `(n, V)` of the tokens that follow hidden states `(n, E)`.
+fn logits(model: &Model, hidden_ne: &Tensor) -> Tensor {
+    no_grad(|| model.logits(&model.final_norm(hidden_ne)))
+}
+
+#[test]
+fn tokens_one_by_one_behind_a_prompt_are_one_pass_in_every_family() {
+    let ids: Vec<u32> = (0..40).map(|i| i * i * 7 % 300 + 5).collect();
+    let row = |ids: &[u32]| Tensor::from_slice(&ids.iter().map(|&id| i64::from(id)).collect::<Vec<_>>()).unsqueeze(0);
+    let mut worst = Vec::new();
+    for entry in std::fs::read_dir(fixture("families")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        if !name.starts_with("model-") {
+            continue;
+        }
+        let used = Used::new(&format!("families/{name}"), &[], None);
+        let (engine, model) = (&used.engine, &used.model);
+        let spec = SessionSpec::new(1, ids.len());
+        let (mut whole, mut hidden) = (Session::new(engine, model, &spec).unwrap(), Vec::new());
+        whole.extend(engine, model, &row(&ids), &mut |_, column| hidden.push(column.squeeze_dim(0))).unwrap();
+        let expected = logits(model, &Tensor::cat(&hidden, 0));
+        let mut session = Session::new(engine, model, &spec).unwrap();
+        session.extend(engine, model, &row(&ids[..25]), &mut |_, _| ()).unwrap();
+        for at in 25..ids.len() {
+            let hidden = extend_each(engine, model, &mut [&mut session], &ids[at..=at], 1).unwrap().squeeze_dim(1);
+            let apart = (logits(model, &hidden).get(0) - expected.get(at as i64)).abs().max().double_value(&[]);
+            worst.push((apart, name.clone()));
+        }
+    }
+    let (apart, name) = worst.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
+    println!("at most {apart:.1e}, in {name}");
+    assert!(apart <= 1e-5, "{name}: {apart:.1e}");
 }
 
 #[test]

@@ -1,0 +1,112 @@
+//! `generate`: what it prints, and what is said where there is nothing to go on from.
+
+use serde_json::Value;
+
+use super::place::{Place, Said};
+use crate::generation::{numbers, rows};
+
+fn generate(place: &Place, more: &[&str]) -> Said {
+    place.run(&[&["generate", "model"], more].concat())
+}
+
+/// The error holds some words.
+fn refused(said: Said, code: i32, words: &str) {
+    let error = said.refused(code);
+    assert!(error.contains(words), "{words}: {error}");
+}
+
+const EVICTS: &[&str] = &["--policy", "h2o", "--cache-length", "16", "--set", "kv_cache.chunk_size=4"];
+
+/// The last line, as JSON.
+fn last(said: &str) -> Value {
+    serde_json::from_str(said.lines().last().unwrap_or_default()).unwrap()
+}
+
+#[test]
+fn a_line_of_json_for_each_text() {
+    let place = Place::new();
+    let row = &rows("greedy.jsonl")[0];
+    let prompt: Vec<String> = numbers(&row["prompt"]).iter().map(ToString::to_string).collect();
+    let tokens = prompt.join(",");
+    let more = ["--prompt-tokens", &tokens, "--policy", "dense", "--max-new-tokens", "24", "--greedy", "--format", "json"];
+    let found = last(&generate(&place, &more).done().out);
+    assert_eq!((&found["token_ids"], &found["text"]), (&row["new_tokens"], &row["text"]));
+    assert_eq!(found["prompt_tokens"], prompt.len());
+    assert_eq!(found["finish_reason"], "length");
+    let said =
+        generate(&place, &["--prompt", "The sea", "--prompt", "Ada", "--n", "2", "--seed", "1", "--format", "json"]).done();
+    assert_eq!(said.out.lines().count(), 4);
+}
+
+#[test]
+fn a_document_that_is_read_once() {
+    let place = Place::new();
+    let document = ["--prompt", "Read this: the sea is grey and old and wide and deep and far.", "--save-session", "d.session"];
+    generate(&place, &[&document, EVICTS].concat()).done();
+    let ask = ["--session", "d.session", "--prompt", " Is it?", "--max-new-tokens", "6", "--format", "json"];
+    let found = last(&generate(&place, &[&ask, EVICTS].concat()).done().out);
+    assert_eq!(found["token_ids"].as_array().unwrap().len(), 6);
+    let other = ["--policy", "h2o", "--cache-length", "20", "--set", "kv_cache.chunk_size=4"];
+    let said = generate(&place, &[&ask[..], &other].concat());
+    refused(said, 3, "was saved with another `kv_cache.cache_length`: expected 20, found 16");
+    let said = generate(&place, &[&ask[..], EVICTS, &["--adapter", "adapter"]].concat());
+    refused(said, 3, "was saved with another `adapter`");
+}
+
+#[test]
+fn a_conversation_goes_on_from_what_was_read() {
+    let place = Place::new();
+    place.write("t.jinja", "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|endoftext|>{% endfor %}<assistant>");
+    let talk = ["generate", "model", "--chat", "--chat-template", "t.jinja", "--max-new-tokens", "5", "--greedy"];
+    let lines = "Hello\n!status\n!nothing\nAnd then?\n!status\n!clear\n!status\n";
+    let said = place.hear(place.command(&talk).write_stdin(lines)).done();
+    assert_eq!(said.out.lines().count(), 2, "{}", said.out);
+    for words in ["2 messages, ", "there is no `!nothing`", "4 messages, ", "0 messages, 0 tokens"] {
+        assert!(said.err.contains(words), "{words}: {}", said.err);
+    }
+    assert!(!said.err.contains("read again"), "{}", said.err);
+    // A template that leaves the spaces of earlier messages out writes them otherwise.
+    place.write("t.jinja", "{% for m in messages %}<{{ m.role }}>{{ m.content[:2] }}<|endoftext|>{% endfor %}<assistant>");
+    let said = place.hear(place.command(&talk).write_stdin("Hello\nAnd then?\n")).done();
+    assert!(said.err.contains("the whole conversation is read again"), "{}", said.err);
+}
+
+#[test]
+fn an_adapter_brings_its_cache() {
+    let place = Place::new();
+    place.run(&["finetune-lora", "--recipe", "recipe.toml", "--out", "run"]).done();
+    let ask = ["--prompt-tokens", "5,6,7,8,9,10,11,12", "--max-new-tokens", "3", "--format", "json"];
+    let of_run = last(&place.run(&[&["generate", "run"], &ask[..]].concat()).done().out);
+    std::fs::rename(place.path("run/final"), place.path("alone")).unwrap();
+    let alone = place.run(&[&["generate", "model", "--adapter", "alone"], &ask[..]].concat()).done();
+    assert_eq!(last(&alone.out)["token_ids"], of_run["token_ids"]);
+    // The policy of the run, with its cache of 32 slots and its chunks of 8.
+    let save = ["generate", "model", "--adapter", "alone", "--prompt-tokens", "5,6", "--save-session", "s"];
+    place.run(&save).done();
+    let longer = ["generate", "model", "--adapter", "alone", "--session", "s", "--prompt-tokens", "7", "--cache-length", "40"];
+    refused(place.run(&longer), 3, "`kv_cache.cache_length`: expected 40, found ");
+    refused(place.run(&["generate", "alone", "--prompt", "x"]), 2, "`alone` is an adapter outside of a run");
+}
+
+#[test]
+fn what_can_not_be_continued() {
+    let place = Place::new();
+    for (more, words) in [
+        (&["--prompt", "x", "--temperature", "0"][..], "take the most likely token with `--greedy`"),
+        (&["--prompt", "x", "--max-new-tokens", "40000"], "are more than the 32768 positions of the model"),
+        (&["--prompt-tokens", "1,b"], "`--prompt-tokens` takes token ids with commas between them, found `1,b`"),
+        (&["--prompt", ""], "the prompt has no tokens"),
+        (&["--chat"], "the model has no chat template"),
+        (&["--prompt", "x", "--policy", "h2p"], "did you mean `h2o`?"),
+        (&["--prompt-file", "nothing.txt"], "the prompt in `nothing.txt` cannot be read"),
+    ] {
+        refused(generate(&place, more), 2, words);
+    }
+    let error = generate(&place, &["--prompt", "x", "--greedy", "--seed", "3"]).misused();
+    assert!(error.contains("cannot be used with"), "{error}");
+    let nowhere = place.run(&["generate", "nowhere", "--prompt", "x"]);
+    refused(nowhere, 2, "`nowhere` is neither a model, nor a run, nor a checkpoint");
+    std::fs::remove_file(place.path("model/tokenizer.json")).unwrap();
+    refused(generate(&place, &["--prompt", "x"]), 2, "give token ids with `--prompt-tokens 1,2,3`");
+    refused(generate(&place, &["--prompt-tokens", "4,5", "--stop", "x"]), 2, "stop strings need text");
+}
