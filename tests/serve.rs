@@ -235,12 +235,12 @@ fn many_clients_half_of_whom_go_away_leave_nothing_behind() {
     let server = Server::start(&[EVICTS, &["--batch", "8", "--keep", "0"]].concat());
     let body = |i: usize| {
         let prompt: Vec<usize> = (0..20 + i % 7 * 9).map(|at| (at * at + i % 13) % 450 + 9).collect();
-        json!({ "prompt": [prompt], "max_tokens": 4 + i % 11, "seed": i % 13 })
+        json!({ "prompt": [prompt], "max_tokens": 4 + i % 7, "seed": i % 13 })
     };
     let text = |reply: &Value| reply["choices"][0]["token_ids"].clone();
     let alone: Vec<Value> = (0..91).map(|i| text(&server.json(COMPLETIONS, &body(i)))).collect();
     let before = server.resident();
-    let (next, requests) = (AtomicUsize::new(0), 400);
+    let (next, requests) = (AtomicUsize::new(0), 1000);
     thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
@@ -254,10 +254,8 @@ fn many_clients_half_of_whom_go_away_leave_nothing_behind() {
                         let stream = server.send(COMPLETIONS, body(i).to_string().as_bytes());
                         thread::sleep(Duration::from_millis((i * 7 % 23) as u64));
                         drop(stream);
-                    } else if body(i) == body(i % 91) {
-                        assert_eq!(text(&server.json(COMPLETIONS, &body(i))), alone[i % 91], "{i}");
                     } else {
-                        server.json(COMPLETIONS, &body(i));
+                        assert_eq!(text(&server.json(COMPLETIONS, &body(i))), alone[i % 91], "{i}");
                     }
                 }
             });
@@ -270,6 +268,6 @@ fn many_clients_half_of_whom_go_away_leave_nothing_behind() {
     println!("resident: {before} kB before, {after} kB after {requests} requests");
     assert_eq!(server.metric("requests_failed_total") + server.metric("requests_refused_total"), 0);
     assert_eq!(server.metric("cache_entries"), 0);
-    assert!(after < before + before / 20, "{before} kB, then {after} kB");
+    assert!(after < before + before / 50, "{before} kB, then {after} kB");
     assert_eq!(server.end(), Some(0));
 }
