@@ -43,7 +43,7 @@ fn answers() {
     let rows: Vec<Row> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!((rows.len(), columns.metrics.len(), columns.after_cue.len()), (96, 38, 7));
     // The two that stand elsewhere: `retrieval` where a reference names a paragraph, `longbench_v2` beside its replies.
-    assert_eq!(Metric::names().count(), columns.metrics.len() + 2);
+    assert_eq!(Metric::names().len(), columns.metrics.len() + 2);
     for row in &rows {
         let score = |name: &str, prediction: &str| name.parse::<Metric>().unwrap().score(prediction, &row.references).unwrap();
         let near = |name: &str, found: f64, expected: f64| {

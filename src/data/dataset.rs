@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::batch::{Batch, Sequence};
-use super::encode::Encoder;
+use super::encode::{EncodedSample, Encoder};
 use super::error::DataError;
 use super::example::{Content, Example};
 use super::on_too_long::{Fit, Length};
+use super::question::{Question, SampleGroups};
 use super::sample_place::SamplePlace;
 
 /// Samples to train on or to validate with, in file order.
@@ -28,6 +29,8 @@ pub(super) struct Samples {
     pub(super) lengths: Vec<Length>,
     pub(super) fits: Vec<Fit>,
     pub(super) encoder: Encoder,
+    /// The end of each prompt that is the beginning of the reply.
+    pub(super) opening: &'static str,
 }
 
 impl Dataset {
@@ -64,6 +67,24 @@ impl Dataset {
         Ok(Batch { sequences: samples.iter().map(sequence).collect::<Result<_, _>>()? })
     }
 
+    /// The prompt of a sample, and its answer as text.
+    pub fn question(&self, sample: usize) -> Result<Question, DataError> {
+        let index = self.chosen.get(sample).ok_or_else(|| DataError::BadBatch { found: format!("sample {sample}"), len: self.len() })?;
+        self.samples.question(*index)
+    }
+
+    /// What a sample is reported under, where its file says.
+    pub fn groups(&self, sample: usize) -> Option<&SampleGroups> {
+        self.samples.examples[*self.chosen.get(sample)?].groups.as_ref()
+    }
+
+    /// The first samples alone, in file order; all, where there are not as many.
+    pub fn first(mut self, count: usize) -> Self {
+        self.chosen.truncate(count);
+        self.lengths.truncate(count);
+        self
+    }
+
     /// The file which the samples come from.
     pub fn path(&self) -> &Path {
         &self.samples.path
@@ -88,7 +109,33 @@ impl Samples {
         self.lengths[index].total - cut - usize::from(!is_classified)
     }
 
+    /// The samples that are left out as too long, but for those of more than `most` tokens.
+    pub(super) fn dropped(&self, most: usize) -> Vec<usize> {
+        let is_dropped = |index: &usize| self.fits[*index] == Fit::Dropped && self.lengths[*index].total <= most;
+        (0..self.examples.len()).filter(is_dropped).collect()
+    }
+
     fn row(&self, index: usize) -> Result<Sequence, DataError> {
+        Ok(self.encoded(index)?.into_sequence(index))
+    }
+
+    fn question(&self, index: usize) -> Result<Question, DataError> {
+        let example = &self.examples[index];
+        let place = || SamplePlace { path: self.path.clone(), at: example.at };
+        let (prompt, answer, initial) = self.encoded(index)?.into_question().ok_or_else(|| DataError::NoQuestion { place: place() })?;
+        if prompt.is_empty() {
+            return Err(DataError::NoPrompt { place: place() });
+        }
+        let reference = match &example.content {
+            Content::Text { completion, .. } => completion.clone(),
+            _ => self.encoder.text(&answer)?,
+        };
+        let groups = example.groups.clone();
+        Ok(Question { sample: index as u64, prompt, initial, opening: self.opening, references: vec![reference], groups })
+    }
+
+    /// The tokens of a sample, cut where it is too long.
+    fn encoded(&self, index: usize) -> Result<EncodedSample, DataError> {
         let example = &self.examples[index];
         let place = || SamplePlace { path: self.path.clone(), at: example.at };
         let mut sequence = self.encoder.encode(&example.content, &place)?;
@@ -100,6 +147,6 @@ impl Samples {
         if let Fit::Cut(range) = &self.fits[index] {
             sequence.cut(range.clone());
         }
-        Ok(sequence.into_sequence(index))
+        Ok(sequence)
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::batch::{IGNORE, Sequence, Targets};
-use super::error::DataError;
+use super::error::{ANSWER, DataError};
 use super::example::Content;
 use super::initial_part::{Finder, after_cut};
 use super::on_too_long::Length;
@@ -85,6 +85,12 @@ impl Encoder {
         Ok(EncodedSample { ids, prompt, aim: Aim::Tokens(is_trained), initial: None })
     }
 
+    /// The text of an answer that is given as tokens.
+    pub(super) fn text(&self, ids: &[u32]) -> Result<String, DataError> {
+        let tokenizer = self.tokenizer.as_ref().ok_or(DataError::NoTokenizer { what: ANSWER })?;
+        tokenizer.decode(ids)
+    }
+
     fn tokenizer(&self) -> Result<&Tokenizer, DataError> {
         self.tokenizer.as_ref().ok_or(DataError::NoTokenizer { what: "text data" })
     }
@@ -119,6 +125,16 @@ impl EncodedSample {
         };
         let initial = initial.map(|range| (range.start.min(inputs.len()), range.end.min(inputs.len())));
         Sequence { sample: sample as u64, inputs, targets, initial }
+    }
+
+    /// The tokens before the first target, the targets that follow without a gap, and where the initial part stands; `None` of a sample
+    /// with a class.
+    pub(super) fn into_question(self) -> Option<(Vec<u32>, Vec<u32>, Option<(usize, usize)>)> {
+        let Self { ids: mut prompt, prompt: len, aim: Aim::Tokens(is_trained), initial } = self else { return None };
+        let answer = prompt.split_off(len);
+        let wanted = is_trained[len..].iter().take_while(|&&trained| trained).count();
+        let initial = initial.map(|range| (range.start.min(len), range.end.min(len)));
+        Some((prompt, answer[..wanted].to_vec(), initial))
     }
 
     fn check(&self, vocab_size: usize, place: &dyn Fn() -> SamplePlace) -> Result<(), DataError> {

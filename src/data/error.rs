@@ -9,6 +9,9 @@ use crate::units::{Exit, Failure};
 /// What asks for a tokenizer even where sequences are token ids already.
 pub(super) const INITIAL_PART: &str = "the initial part of a prompt";
 
+/// What asks for a tokenizer where answers are compared.
+pub(super) const ANSWER: &str = "the text of an answer";
+
 /// What can be wrong with data files, tokenizers and labels.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -112,6 +115,18 @@ pub enum DataError {
         place: String,
         /// In the template's own words, where it refuses.
         message: String,
+    },
+    /// A sample without a text that could be an answer.
+    #[error("{place} has a class, and no answer in words")]
+    NoQuestion {
+        /// The sample.
+        place: SamplePlace,
+    },
+    /// A sample all of which is a target.
+    #[error("{place} has no prompt: its first token is a target already")]
+    NoPrompt {
+        /// The sample.
+        place: SamplePlace,
     },
     /// Text data and no tokenizer to read it with.
     #[error("{what} needs a tokenizer, found none")]
@@ -230,6 +245,11 @@ impl Failure for DataError {
             Self::Tokenizer { .. } => "fetch `tokenizer.json` again, or save it anew with the `tokenizers` library",
             Self::ChatTemplate { .. } => "change the messages, or name another template with `--chat-template FILE`",
             Self::NoEos { .. } => "add `\"eos_token_id\": N` to the model's generation_config.json",
+            Self::NoTokenizer { what: ANSWER } => {
+                "put `tokenizer.json` into the model directory: answers are compared as texts"
+            }
+            Self::NoQuestion { .. } => "answer in words with `head.kind = \"next_token\"`",
+            Self::NoPrompt { .. } => "label the tokens of the prompt with -100, or leave the sample out",
             Self::NoTokenizer { what: INITIAL_PART } => {
                 "put `tokenizer.json` into the model directory, or choose a policy that does not look for an initial part"
             }

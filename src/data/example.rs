@@ -1,6 +1,7 @@
 //! One sample as its file gives it, before tokenisation.
 
 use super::label_tokens::Classes;
+use super::question::SampleGroups;
 use super::sample_place::LineOrRecord;
 
 /// A sample and its place in the file.
@@ -8,6 +9,8 @@ use super::sample_place::LineOrRecord;
 pub(super) struct Example {
     pub(super) at: LineOrRecord,
     pub(super) content: Content,
+    /// What it is reported under, where the file says.
+    pub(super) groups: Option<SampleGroups>,
 }
 
 /// What a sample holds.

@@ -23,7 +23,7 @@ pub(super) fn read(
 ) -> Result<Vec<Example>, DataError> {
     let mut examples = Vec::new();
     each(path, |object| {
-        examples.push(Example { at: object.place.at, content: parse(object)? });
+        examples.push(Example { at: object.place.at, content: parse(object)?, groups: None });
         Ok::<(), DataError>(())
     })?;
     Ok(examples)

@@ -10,22 +10,27 @@ use super::error::DataError;
 use super::example::{Content, Example, Task};
 use super::label_tokens::Classes;
 use super::parquet_rows;
+use super::question::SampleGroups;
 use super::sample_place::{LineOrRecord, SamplePlace};
 use super::tokenizer::Tokenizer;
 
 const LETTERS: [&str; 4] = ["A", "B", "C", "D"];
 
-const FIELDS: [&str; 7] = ["context", "question", "choice_A", "choice_B", "choice_C", "choice_D", "answer"];
+const FIELDS: [&str; 10] =
+    ["context", "question", "choice_A", "choice_B", "choice_C", "choice_D", "answer", "difficulty", "length", "domain"];
+
+/// The first fields, which must be there; by the others samples are reported.
+const NUM_REQUIRED: usize = 7;
 
 /// The line that upstream's evaluation relies on to find the answer in a reply.
 const FORMAT_LINE: &str = "Format your response as follows: \"The correct answer is (insert answer here)\".";
 
 /// The beginning of the answer; ends in a blank, so that the letter is a token of its own.
-const OPENING: &str = "The correct answer is ";
+pub(super) const OPENING: &str = "The correct answer is ";
 
-/// What is read of a record, in the order of [`FIELDS`].
+/// What is read of a record.
 #[derive(Deserialize)]
-struct Read7 {
+struct Record {
     context: Option<String>,
     question: Option<String>,
     #[serde(rename = "choice_A")]
@@ -37,6 +42,9 @@ struct Read7 {
     #[serde(rename = "choice_D")]
     choice_d: Option<String>,
     answer: Option<String>,
+    difficulty: Option<String>,
+    length: Option<String>,
+    domain: Option<String>,
 }
 
 /// Reads the file: Parquet is recognised by its first bytes, anything else must be a JSON array.
@@ -44,15 +52,16 @@ pub(super) fn read(path: &Path, task: &Task, tokenizer: &Tokenizer) -> Result<Ve
     let mut beginning = Vec::new();
     let file = File::open(path).map_err(DataError::read(path))?;
     file.take(4).read_to_end(&mut beginning).map_err(DataError::read(path))?;
-    let rows = if parquet_rows::is_parquet(&beginning) { parquet_rows::read(path, FIELDS)? } else { read_json(path)? };
+    let rows = if parquet_rows::is_parquet(&beginning) { parquet_rows::read(path, FIELDS, NUM_REQUIRED)? } else { read_json(path)? };
     let classes = match task {
         Task::NextToken => None,
         Task::Classify(classes) => Some(classes_of_letters(classes, tokenizer)?),
     };
     let place = |record| SamplePlace { path: path.to_path_buf(), at: LineOrRecord::Record(record) };
-    let convert = |(record, sequence)| {
-        let content = content(sequence, classes, task, &|| place(record))?;
-        Ok(Example { at: LineOrRecord::Record(record), content })
+    let convert = |(record, mut fields): (usize, [Option<String>; FIELDS.len()])| {
+        let groups = groups(&mut fields);
+        let content = content(fields, classes, task, &|| place(record))?;
+        Ok(Example { at: LineOrRecord::Record(record), content, groups })
     };
     rows.into_iter().enumerate().map(convert).collect()
 }
@@ -72,7 +81,7 @@ fn read_json(path: &Path) -> Result<Vec<[Option<String>; FIELDS.len()]>, DataErr
     if bytes.trim_ascii().is_empty() {
         return Ok(Vec::new());
     }
-    let records: Vec<Read7> = serde_json::from_slice(&bytes).map_err(|error| {
+    let records: Vec<Record> = serde_json::from_slice(&bytes).map_err(|error| {
         if error.is_data() {
             let place = SamplePlace { path: path.to_path_buf(), at: LineOrRecord::Line(error.line()) };
             DataError::Shape { place, expected: "an array of LongBench v2 records, all fields strings", found: error.to_string() }
@@ -80,20 +89,30 @@ fn read_json(path: &Path) -> Result<Vec<[Option<String>; FIELDS.len()]>, DataErr
             DataError::NotJson { place: path.display().to_string(), message: error.to_string() }
         }
     })?;
-    let columns = |r: Read7| [r.context, r.question, r.choice_a, r.choice_b, r.choice_c, r.choice_d, r.answer];
+    let columns = |r: Record| {
+        let required = [r.context, r.question, r.choice_a, r.choice_b, r.choice_c, r.choice_d, r.answer];
+        let mut all = required.into_iter().chain([r.difficulty, r.length, r.domain]);
+        std::array::from_fn(|_| all.next().flatten())
+    };
     Ok(records.into_iter().map(columns).collect())
 }
 
+/// What a record is reported under; `None` where it lacks any of it.
+fn groups(fields: &mut [Option<String>; FIELDS.len()]) -> Option<SampleGroups> {
+    let [.., difficulty, length, domain] = fields;
+    Some(SampleGroups { difficulty: difficulty.take()?, length: length.take()?, domain: domain.take()? })
+}
+
 fn content(
-    sequence: [Option<String>; FIELDS.len()],
+    fields: [Option<String>; FIELDS.len()],
     classes: Option<[Option<usize>; 4]>,
     task: &Task,
     place: &dyn Fn() -> SamplePlace,
 ) -> Result<Content, DataError> {
-    if let Some(missing) = sequence.iter().position(Option::is_none) {
+    if let Some(missing) = fields[..NUM_REQUIRED].iter().position(Option::is_none) {
         return Err(DataError::MissingField { place: place(), field: FIELDS[missing] });
     }
-    let fields = sequence.map(Option::unwrap_or_default);
+    let fields = fields.map(Option::unwrap_or_default);
     let answer = fields[6].trim();
     let bad = |expected: String| DataError::BadField { place: place(), field: "answer", expected, found: format!("`{answer}`") };
     let letter = LETTERS.iter().position(|&letter| letter == answer);
@@ -217,6 +236,28 @@ mod tests {
         }
         let error = Fixture::new(LongBenchV2, &bytes[..bytes.len() / 2]).error();
         assert!(error.starts_with("cannot read `train.jsonl` as Parquet: "), "{error}");
+    }
+
+    #[test]
+    fn samples_are_questions_with_what_they_are_reported_under() {
+        let mut grouped = record("C");
+        for (field, text) in [("difficulty", "hard"), ("length", "short"), ("domain", "Law")] {
+            grouped[field] = text.into();
+        }
+        let mut columns = columns(&[Some("C"), Some("A")]);
+        for field in &FIELDS[NUM_REQUIRED..] {
+            let texts = vec![grouped[field].as_str(), (*field != "domain").then_some("x")];
+            columns.push((field, Arc::new(StringArray::from(texts))));
+        }
+        for content in [json(&[grouped, record("A")]), parquet(&columns)] {
+            let train = Fixture::new(LongBenchV2, content).open().unwrap().train;
+            let question = train.question(0).unwrap();
+            let batch = train.batch(&[0]).unwrap();
+            assert_eq!((question.references, question.opening), (vec!["C".to_owned()], OPENING));
+            assert_eq!(question.prompt, batch.sequences[0].inputs[..batch.max_len() - 1]);
+            let expected = SampleGroups { difficulty: "hard".into(), length: "short".into(), domain: "Law".into() };
+            assert_eq!((question.groups, train.groups(1)), (Some(expected), None));
+        }
     }
 
     #[test]

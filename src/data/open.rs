@@ -37,6 +37,8 @@ pub struct Splits {
     pub train: Dataset,
     /// What is held out; `None` for a fraction of 0 or a file of one sample.
     pub validation: Option<Dataset>,
+    /// What `data.on_too_long = "drop"` has left out of the training file, as far as the model has positions; `None` where that is none.
+    pub rest: Option<Dataset>,
     /// What was read, dropped and cut.
     pub report: LoadReport,
 }
@@ -56,6 +58,8 @@ pub fn open(
     let mut opener = Opener::new(recipe, head, tokenizer, limits)?;
     opener.encoder.initial = initial.map(|rule| Finder::new(rule, tokenizer)).transpose()?;
     let (samples, fitting, report) = opener.read_file(&recipe.train)?;
+    let rest = samples.dropped(limits.max_positions);
+    let rest = (!rest.is_empty()).then(|| Dataset::new(Arc::clone(&samples), rest));
     let mut files = vec![report];
     let (train, validation) = match &recipe.validation {
         ValidationSource::Fraction(fraction) => {
@@ -70,7 +74,7 @@ pub fn open(
         }
     };
     let report = LoadReport { files, train: train.len(), validation: validation.as_ref().map_or(0, Dataset::len) };
-    Ok(Splits { train, validation, report })
+    Ok(Splits { train, validation, rest, report })
 }
 
 struct Opener<'a> {
@@ -145,7 +149,8 @@ impl<'a> Opener<'a> {
             let shortest = lengths.iter().map(|length| length.total).min().unwrap_or(0);
             return Err(DataError::NothingFits { path: path.to_path_buf(), read: report.read, limit: self.limit, shortest });
         }
-        let samples = Samples { path: path.to_path_buf(), hash, examples, lengths, fits, encoder: self.encoder.clone() };
+        let opening = if self.recipe.format == DataFormat::LongBenchV2 { longbench_v2::OPENING } else { "" };
+        let samples = Samples { path: path.to_path_buf(), hash, examples, lengths, fits, encoder: self.encoder.clone(), opening };
         Ok((Arc::new(samples), fitting, report))
     }
 
@@ -262,6 +267,10 @@ mod tests {
         let drop = fixture.limit(limit, OnTooLong::Drop);
         let dropped = drop.open().unwrap();
         assert_eq!((dropped.train.len(), dropped.report.files[0].dropped), (21, 9));
+        let rest = dropped.rest.unwrap();
+        let whole_rest = whole.batch(&(21..30).collect::<Vec<_>>()).unwrap();
+        assert_eq!(rest.batch(&(0..9).collect::<Vec<_>>()).unwrap(), whole_rest);
+        assert_eq!(rest.first(2).batch(&[0, 1]).unwrap().sequences, whole_rest.sequences[..2]);
         let cut = drop.limit(limit, OnTooLong::Truncate);
         let splits = cut.open().unwrap();
         assert_eq!((splits.train.len(), splits.report.files[0].cut), (30, 9));

@@ -23,16 +23,27 @@ pub(super) fn is_parquet(beginning: &[u8]) -> bool {
     beginning.starts_with(MAGIC)
 }
 
-/// The columns `names` of every row, in this order; `None` stands for null.
-pub(super) fn read<const N: usize>(path: &Path, names: [&'static str; N]) -> Result<Vec<[Option<String>; N]>, DataError> {
+/// The columns `names` of every row, in this order; `None` stands for null. Only the first `required` must be there.
+pub(super) fn read<const N: usize>(
+    path: &Path,
+    names: [&'static str; N],
+    required: usize,
+) -> Result<Vec<[Option<String>; N]>, DataError> {
     let file = File::open(path).map_err(DataError::read(path))?;
-    guarded(|| read_rows(file, names)).map_err(|message| DataError::Parquet { path: path.to_path_buf(), message })
+    guarded(|| read_rows(file, names, required)).map_err(|message| DataError::Parquet { path: path.to_path_buf(), message })
 }
 
-fn read_rows<const N: usize>(file: File, names: [&'static str; N]) -> Result<Vec<[Option<String>; N]>, String> {
+fn read_rows<const N: usize>(
+    file: File,
+    names: [&'static str; N],
+    required: usize,
+) -> Result<Vec<[Option<String>; N]>, String> {
     let size = file.metadata().map_err(|error| error.to_string())?.len();
     let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| error.to_string())?;
-    for name in names {
+    let is_there = |name: &str| builder.schema().field_with_name(name).is_ok();
+    let columns: Vec<(usize, &str)> =
+        names.into_iter().enumerate().filter(|&(column, name)| column < required || is_there(name)).collect();
+    for &(_, name) in &columns {
         let known = || builder.schema().fields().iter().map(|field| format!("`{}`", field.name())).collect::<Vec<_>>().join(", ");
         let field = builder.schema().field_with_name(name);
         let field = field.map_err(|_| format!("column `{name}` is missing, found {}", known()))?;
@@ -46,23 +57,23 @@ fn read_rows<const N: usize>(file: File, names: [&'static str; N]) -> Result<Vec
     if u64::try_from(claimed).unwrap_or(u64::MAX) > size {
         return Err(format!("its footer promises {claimed} bytes, the file has {size}"));
     }
-    let mask = ProjectionMask::columns(builder.parquet_schema(), names);
+    let mask = ProjectionMask::columns(builder.parquet_schema(), columns.iter().map(|&(_, name)| name));
     let reader = builder.with_projection(mask).with_batch_size(BATCH_ROWS).build().map_err(|error| error.to_string())?;
     let mut rows = Vec::new();
     for batch in reader {
-        append(&batch.map_err(|error| error.to_string())?, names, &mut rows)?;
+        append(&batch.map_err(|error| error.to_string())?, &columns, &mut rows)?;
     }
     Ok(rows)
 }
 
 fn append<const N: usize>(
     batch: &RecordBatch,
-    names: [&'static str; N],
+    columns: &[(usize, &str)],
     rows: &mut Vec<[Option<String>; N]>,
 ) -> Result<(), String> {
     let first = rows.len();
     rows.resize_with(first + batch.num_rows(), || std::array::from_fn(|_| None));
-    for (column, name) in names.into_iter().enumerate() {
+    for &(column, name) in columns {
         let array = batch.column_by_name(name).ok_or_else(|| format!("column `{name}` is missing"))?;
         let array = cast(array, &DataType::LargeUtf8).map_err(|error| format!("column `{name}`: {error}"))?;
         let texts = array.as_any().downcast_ref::<LargeStringArray>();

@@ -136,6 +136,11 @@ impl Session {
         (held, (written * self.layers.len()).saturating_sub(held))
     }
 
+    /// Where the initial part of each sequence stands; empty where there is none.
+    pub fn initial(&self) -> &[(usize, usize)] {
+        &self.spec.initial
+    }
+
     /// The length that rotary embeddings are made for which depend on the length of a sequence.
     pub fn rope_length(&self) -> usize {
         self.spec.rope_length

@@ -2,53 +2,12 @@
 
 use serde::Serialize;
 
-use crate::data::{DataError, Dataset};
-use crate::engine::{Engine, EngineError, Observer};
+use super::EvalError;
+use crate::data::{Dataset, Targets};
+use crate::engine::{Engine, Observer};
 use crate::head::SequenceLoss;
+use crate::metrics::LongBenchV2;
 use crate::model::Model;
-use crate::units::{Exit, Failure};
-
-/// What can go wrong in an evaluation.
-#[derive(Debug, thiserror::Error)]
-pub enum EvalError {
-    /// A batch could not be made.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// The engine refused.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// There is nothing to evaluate.
-    #[error("there is no sample to evaluate")]
-    Empty,
-    /// A loss was not finite.
-    #[error("the loss of sample {sample} (counted from 0) is {value}")]
-    NotFinite {
-        /// Index in its file.
-        sample: u64,
-        /// What it was.
-        value: f64,
-    },
-}
-
-impl Failure for EvalError {
-    fn hint(&self) -> Option<String> {
-        match self {
-            Self::Data(e) => e.hint(),
-            Self::Engine(e) => e.hint(),
-            Self::Empty => Some("check the split and `data.on_too_long`: every sample may have been dropped".into()),
-            Self::NotFinite { .. } => Some("the weights or the adapter may be damaged, or the dtype too narrow for them".into()),
-        }
-    }
-
-    fn exit(&self) -> Exit {
-        match self {
-            Self::Data(e) => e.exit(),
-            Self::Engine(e) => e.exit(),
-            Self::Empty => Exit::Data,
-            Self::NotFinite { .. } => Exit::NotFinite,
-        }
-    }
-}
 
 /// Sums over some samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -85,6 +44,9 @@ pub struct Scores {
     pub overall: Score,
     /// By powers of two of the length; empty buckets are left out.
     pub by_length: Vec<Bucket>,
+    /// Accuracy as `LongBench` v2 reports it, of samples with a class whose data say what they are reported under.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longbench_v2: Option<LongBenchV2>,
 }
 
 impl Score {
@@ -115,11 +77,12 @@ pub fn score(
     order.sort_by_key(|&i| (dataset.lengths()[i], i));
     let mut overall = Score::default();
     let mut by_length: Vec<Bucket> = Vec::new();
+    let mut longbench_v2: Option<LongBenchV2> = None;
     for samples in order.chunks(micro_batch_size.max(1)).take(max_batches.unwrap_or(usize::MAX)) {
         // The longest first: those that end leave the batch from behind.
         let batch = dataset.batch(&samples.iter().rev().copied().collect::<Vec<_>>())?;
         let sequences = engine.losses(model, &batch, observer)?;
-        for (sequence, loss) in batch.sequences.iter().zip(sequences).rev() {
+        for ((sequence, loss), &sample) in batch.sequences.iter().zip(sequences).rev().zip(samples) {
             if !loss.loss_sum.is_finite() {
                 return Err(EvalError::NotFinite { sample: sequence.sample, value: loss.loss_sum });
             }
@@ -131,9 +94,12 @@ pub fn score(
             if let Some(bucket) = by_length.last_mut() {
                 bucket.score.add(loss, tokens);
             }
+            if let (Targets::Class(_), Some(groups)) = (&sequence.targets, dataset.groups(sample)) {
+                longbench_v2.get_or_insert_with(LongBenchV2::default).add_credit(groups.by(), loss.correct as f64);
+            }
         }
     }
-    Ok(Scores { overall, by_length })
+    Ok(Scores { overall, by_length, longbench_v2 })
 }
 
 #[cfg(test)]

@@ -180,7 +180,10 @@ impl<'a> Generator<'a> {
         }
         let session = match &mut prefill.session {
             Some(session) => session,
-            none => none.insert(self.session(prompt.len(), request.keeps_session.unwrap_or(prompt.len() + *limit))?),
+            none => {
+                let at_most = request.keeps_session.unwrap_or(prompt.len() + *limit);
+                none.insert(self.session(prompt.len(), at_most, request.initial.into_iter().collect())?)
+            }
         };
         let done = session.num_tokens();
         if done >= last {
@@ -213,10 +216,10 @@ impl<'a> Generator<'a> {
     }
 
     /// A session for a prompt of so many tokens and what follows, `at_most` in all.
-    fn session(&self, prompt: usize, at_most: usize) -> Result<Session, EngineError> {
+    fn session(&self, prompt: usize, at_most: usize, initial: Vec<(usize, usize)>) -> Result<Session, EngineError> {
         let rope_length = self.model.config().length_under_way(prompt, at_most);
         let spec =
-            SessionSpec { prompt: Some((prompt - 1).max(1)), rope_length, keeps_log: false, ..SessionSpec::new(1, at_most) };
+            SessionSpec { prompt: Some((prompt - 1).max(1)), rope_length, initial, keeps_log: false, ..SessionSpec::new(1, at_most) };
         Session::new(self.engine, self.model, &spec)
     }
 
@@ -280,7 +283,7 @@ impl<'a> Generator<'a> {
             if !has_other_rotations(model, session, tokens) {
                 continue;
             }
-            let mut session = self.session(tokens, session.max_tokens())?;
+            let mut session = self.session(tokens, session.max_tokens(), session.initial().to_vec())?;
             session.extend(engine, model, &row(&sample.ids[..tokens - 1], model.device()), &mut |_, _| ())?;
             self.running[at].session = session;
         }

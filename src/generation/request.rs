@@ -11,6 +11,8 @@ pub struct RequestId(pub u64);
 pub struct Request {
     /// Its tokens, all of them: those that a session has read, too.
     pub prompt: Vec<u32>,
+    /// The first position of its initial part, and the one behind it, for a policy that keeps that.
+    pub initial: Option<(usize, usize)>,
     /// How it is continued.
     pub rules: GenerationRules,
     /// So many texts, which share what is computed of the prompt.
@@ -30,6 +32,7 @@ impl Request {
     pub fn new(prompt: Vec<u32>, rules: GenerationRules) -> Self {
         Self {
             prompt,
+            initial: None,
             rules,
             samples: 1,
             likelihoods: LikelihoodsOf::default(),

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::error::RuleFault;
@@ -12,7 +13,7 @@ use crate::files;
 const MAX_NEW_TOKENS: usize = 256;
 
 /// How a text is generated.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GenerationRules {
     /// How the next token is chosen.
     pub sampling: SamplingRules,

@@ -6,9 +6,10 @@ use std::collections::HashSet;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
 
 /// How the next token is chosen.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SamplingRules {
     /// Drawn; otherwise the most likely token is taken, and of the rules only those count that come before `temperature`.
     pub do_sample: bool,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use regex::Regex;
+use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use super::bags::compiled;
 
@@ -62,22 +63,45 @@ impl LongBenchV2 {
     pub const COLUMNS: [&'static str; 6] = ["Overall", "Easy", "Hard", "Short", "Medium", "Long"];
 
     /// Counts a sample with this correct answer and the choice of the reply. An empty reply counts as one without a choice.
-    pub fn add(&mut self, [difficulty, length, domain]: [&str; 3], answer: &str, choice: Option<char>) {
+    pub fn add(&mut self, groups: [&str; 3], answer: &str, choice: Option<char>) {
         let credit = match choice {
             Some(choice) if answer.chars().eq([choice]) => 1.0,
             None if self.compensated => 0.25,
             _ => 0.0,
         };
+        self.add_credit(groups, credit);
+    }
+
+    /// Counts a sample that earns so much, from 0 to 1.
+    pub fn add_credit(&mut self, [difficulty, length, domain]: [&str; 3], credit: f64) {
         self.overall.add(credit);
         self.by_difficulty[usize::from(difficulty != "easy")].add(credit);
         self.by_length[["short", "medium"].iter().position(|name| *name == length).unwrap_or(2)].add(credit);
         self.by_domain.entry(domain.to_owned()).or_default().add(credit);
     }
 
+    /// The groups by [`LongBenchV2::COLUMNS`].
+    fn groups(&self) -> [&Group; 6] {
+        let ([easy, hard], [short, medium, long]) = (&self.by_difficulty, &self.by_length);
+        [&self.overall, easy, hard, short, medium, long]
+    }
+
     /// Per cent with one decimal, by [`LongBenchV2::COLUMNS`].
     pub fn cells(&self) -> [String; 6] {
-        let ([easy, hard], [short, medium, long]) = (&self.by_difficulty, &self.by_length);
-        [&self.overall, easy, hard, short, medium, long].map(Group::cell)
+        self.groups().map(Group::cell)
+    }
+}
+
+/// Per cent by the names of [`LongBenchV2::COLUMNS`] in lower case and by domain; null without samples.
+impl Serialize for LongBenchV2 {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        for (name, group) in Self::COLUMNS.iter().zip(self.groups()) {
+            map.serialize_entry(&name.to_lowercase(), &group.percent())?;
+        }
+        let domains: BTreeMap<&str, Option<f64>> = self.by_domain.iter().map(|(name, group)| (&name[..], group.percent())).collect();
+        map.serialize_entry("by_domain", &domains)?;
+        map.end()
     }
 }
 
@@ -92,5 +116,7 @@ mod tests {
         table.add(["easy", "medium", "Law"], "B", None);
         assert_eq!(table.cells(), ["50.0", "50.0", "-", "100.0", "0.0", "-"]);
         assert_eq!(table.by_domain["Law"].percent(), Some(50.0));
+        let json = r#"{"overall":50.0,"easy":50.0,"hard":null,"short":100.0,"medium":0.0,"long":null,"by_domain":{"Law":50.0}}"#;
+        assert_eq!(serde_json::to_string(&table).unwrap(), json);
     }
 }

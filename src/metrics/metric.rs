@@ -4,6 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
+use serde::de::{Deserialize, Deserializer, Error};
+use serde::ser::{Serialize, Serializer};
+
 use super::rouge::RougeMeasure;
 use super::{bags, infinitebench, longbench_v1, longbench_v2, python, ruler};
 
@@ -79,10 +82,12 @@ static NAMES: LazyLock<Vec<(String, Metric)>> = LazyLock::new(|| {
     other.map(|(name, metric)| (name.to_owned(), metric)).into_iter().chain(rouge).collect()
 });
 
+static KNOWN: LazyLock<Vec<&'static str>> = LazyLock::new(|| NAMES.iter().map(|(name, _)| name.as_str()).collect());
+
 impl Metric {
     /// The names of all metrics.
-    pub fn names() -> impl Iterator<Item = &'static str> {
-        NAMES.iter().map(|(name, _)| name.as_str())
+    pub fn names() -> &'static [&'static str] {
+        &KNOWN
     }
 
     /// Its name.
@@ -133,12 +138,26 @@ impl fmt::Display for Metric {
     }
 }
 
+/// By its name.
+impl Serialize for Metric {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for Metric {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        name.parse().map_err(|_| D::Error::unknown_variant(&name, Self::names()))
+    }
+}
+
 impl FromStr for Metric {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = NAMES.iter().find(|(name, _)| name == text).map(|(_, metric)| *metric);
-        found.ok_or_else(|| format!("unknown metric `{text}`, expected one of {}", Self::names().collect::<Vec<_>>().join(", ")))
+        found.ok_or_else(|| format!("unknown metric `{text}`, expected one of {}", Self::names().join(", ")))
     }
 }
 
@@ -148,7 +167,7 @@ mod tests {
 
     #[test]
     fn every_name_is_one_metric() {
-        let mut names: Vec<&str> = Metric::names().collect();
+        let mut names: Vec<&str> = Metric::names().to_vec();
         assert!(names.iter().all(|name| name.parse::<Metric>().is_ok_and(|metric| metric.name() == *name)));
         names.sort_unstable();
         names.dedup();

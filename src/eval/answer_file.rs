@@ -1,0 +1,102 @@
+//! Answers on disk, a JSON object per line: what was interrupted goes on behind the last whole line, and ends with the same file.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{EvalError, ScoredAnswer};
+use crate::files::{self, FilesError, failpoint};
+
+/// A file of answers, open for more.
+#[derive(Debug)]
+pub struct AnswerFile {
+    path: PathBuf,
+    file: File,
+    /// What it held when it was opened, as far as nobody has taken it.
+    kept: std::vec::IntoIter<Row>,
+    /// Rows that were taken.
+    taken: usize,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Row {
+    #[serde(flatten)]
+    answer: ScoredAnswer,
+    settings: Value,
+}
+
+impl AnswerFile {
+    /// Opens a file, or begins one. A last line that was cut short is removed.
+    pub fn open(path: &Path) -> Result<Self, EvalError> {
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            files::make_dir(folder)?;
+        }
+        let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+        let mut file = open.map_err(FilesError::io("open", path))?;
+        let bytes = std::fs::read(path).map_err(FilesError::io("read", path))?;
+        let (mut kept, mut end) = (Vec::new(), 0);
+        while let Some(len) = bytes[end..].iter().position(|&byte| byte == b'\n') {
+            let row = serde_json::from_slice(&bytes[end..end + len]).map_err(|error| EvalError::NotAnAnswer {
+                path: path.to_owned(),
+                line: kept.len() + 1,
+                message: error.to_string(),
+            })?;
+            kept.push(row);
+            end += len + 1;
+        }
+        file.set_len(end as u64).and_then(|()| file.seek(SeekFrom::End(0))).map_err(FilesError::io("write", path))?;
+        Ok(Self { path: path.to_owned(), file, kept: kept.into_iter(), taken: 0 })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Rows of it that were taken.
+    pub fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// The next answer that it holds, which must be one to this sample with these settings; `None` behind the last.
+    pub(super) fn take(&mut self, settings: &Value, (sample, prompt): (u64, &str)) -> Result<Option<ScoredAnswer>, EvalError> {
+        let Some(Row { answer, settings: found }) = self.kept.next() else { return Ok(None) };
+        self.taken += 1;
+        let mut parts: Vec<(&str, Value, Value)> = Vec::new();
+        for (key, expected) in settings.as_object().into_iter().flatten() {
+            parts.push((key, expected.clone(), found[key].clone()));
+        }
+        parts.push(("settings", settings.clone(), found));
+        parts.push(("sample", sample.into(), answer.sample.into()));
+        parts.push(("prompt_hash", prompt.into(), answer.prompt_hash.clone().into()));
+        if let Some((what, expected, found)) = parts.into_iter().find(|(_, expected, found)| expected != found) {
+            let (path, line, what) = (self.path.clone(), self.taken, what.to_owned());
+            return Err(EvalError::OtherAnswers { path, line, what, expected: expected.to_string(), found: found.to_string() });
+        }
+        Ok(Some(answer))
+    }
+
+    /// Appends an answer, and makes it durable.
+    pub(super) fn append(&mut self, settings: &Value, answer: &ScoredAnswer) -> Result<(), EvalError> {
+        let row = Row { answer: answer.clone(), settings: settings.clone() };
+        let mut write = || -> std::io::Result<()> {
+            let mut line = serde_json::to_vec(&row)?;
+            line.push(b'\n');
+            let (half, rest) = line.split_at(line.len() / 2);
+            self.file.write_all(half)?;
+            failpoint::pass("answers.append")?;
+            self.file.write_all(rest)?;
+            self.file.sync_data()
+        };
+        Ok(write().map_err(FilesError::io("write", &self.path))?)
+    }
+
+    /// Fails where it holds answers that nobody asked for.
+    pub fn finish(mut self) -> Result<(), EvalError> {
+        let more = self.kept.next().is_some();
+        if more { Err(EvalError::MoreAnswers { path: self.path, asked: self.taken }) } else { Ok(()) }
+    }
+}
