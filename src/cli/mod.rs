@@ -50,7 +50,7 @@ enum Verb {
     FinetuneFull(finetune::Finetune),
     /// Resume a run.
     Resume(finetune::Resume),
-    /// Loss, perplexity and accuracy of a run, a checkpoint or a model.
+    /// Loss, perplexity, accuracy and answers of runs, checkpoints and models, with one or several caches.
     Evaluate(evaluate::Evaluate),
     /// Score a file of answers: exact match, F1, ROUGE, RULER's string match and others.
     Score(score::ScoreAnswers),

@@ -123,32 +123,40 @@ impl UsedModel {
         Error::Usage { message, hint: hint.into() }
     }
 
-    /// What the arguments say, as overrides. A policy that is asked for decides how slots are stored, unless that is asked for too.
     fn overrides(&self, is_dense: bool) -> Vec<String> {
-        let is_dense = self.policy.as_deref().map_or(is_dense && self.cache_length.is_none(), |policy| policy == "dense");
-        let storage = if is_dense && self.cache_length.is_none() { Storage::Growing } else { Storage::Preallocated };
-        let mut all = Vec::new();
-        if is_dense || self.policy.is_some() || self.cache_length.is_some() {
-            all.push(format!("kv_cache.storage={}", storage.name()));
-        }
-        all.extend(self.policy.as_ref().map(|policy| format!("kv_cache.policy={policy}")));
-        all.extend(self.cache_length.map(|length| format!("kv_cache.cache_length={length}")));
-        all.extend(self.set.iter().cloned());
-        all
+        [&cache_overrides(self.policy.as_deref(), self.cache_length, is_dense)[..], &self.set].concat()
     }
+}
+
+/// A cache that is asked for, as overrides. A policy decides how slots are stored, unless that is asked for too; `is_dense` says whether the
+/// recipe's own is `dense`.
+pub(super) fn cache_overrides(policy: Option<&str>, cache_length: Option<usize>, is_dense: bool) -> Vec<String> {
+    let is_dense = policy.map_or(is_dense && cache_length.is_none(), |policy| policy == "dense");
+    let storage = if is_dense && cache_length.is_none() { Storage::Growing } else { Storage::Preallocated };
+    let mut all = Vec::new();
+    if is_dense || policy.is_some() || cache_length.is_some() {
+        all.push(format!("kv_cache.storage={}", storage.name()));
+    }
+    all.extend(policy.map(|policy| format!("kv_cache.policy={policy}")));
+    all.extend(cache_length.map(|length| format!("kv_cache.cache_length={length}")));
+    all
 }
 
 impl LoadedModel {
     /// What a saved session of this model belongs to.
     pub(super) fn identity(&self) -> Result<SessionIdentity, Error> {
-        let adapter = self.adapter.as_ref().map(|dir| files::hash_file(&dir.join(ADAPTER_TENSORS))).transpose()?;
-        Ok(SessionIdentity {
-            model: fingerprint(&self.recipe.model.path)?,
-            adapter,
-            cache: self.recipe.cache_keys(),
-            dtype: self.recipe.model.dtype.name().to_owned(),
-        })
+        identity(&self.recipe, self.adapter.as_deref())
     }
+}
+
+/// What texts depend on, beside the rules by which they are generated: the recipe's model, cache and dtype, and the adapter.
+pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<SessionIdentity, Error> {
+    Ok(SessionIdentity {
+        model: fingerprint(&recipe.model.path)?,
+        adapter: adapter.map(|dir| files::hash_file(&dir.join(ADAPTER_TENSORS))).transpose()?,
+        cache: recipe.cache_keys(),
+        dtype: recipe.model.dtype.name().to_owned(),
+    })
 }
 
 /// The recipe of the run that an adapter is a checkpoint of.

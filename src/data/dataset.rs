@@ -69,7 +69,8 @@ impl Dataset {
 
     /// The prompt of a sample, and its answer as text.
     pub fn question(&self, sample: usize) -> Result<Question, DataError> {
-        let index = self.chosen.get(sample).ok_or_else(|| DataError::BadBatch { found: format!("sample {sample}"), len: self.len() })?;
+        let index =
+            self.chosen.get(sample).ok_or_else(|| DataError::BadBatch { found: format!("sample {sample}"), len: self.len() })?;
         self.samples.question(*index)
     }
 
@@ -122,7 +123,8 @@ impl Samples {
     fn question(&self, index: usize) -> Result<Question, DataError> {
         let example = &self.examples[index];
         let place = || SamplePlace { path: self.path.clone(), at: example.at };
-        let (prompt, answer, initial) = self.encoded(index)?.into_question().ok_or_else(|| DataError::NoQuestion { place: place() })?;
+        let (prompt, answer, initial) =
+            self.encoded(index)?.into_question().ok_or_else(|| DataError::NoQuestion { place: place() })?;
         if prompt.is_empty() {
             return Err(DataError::NoPrompt { place: place() });
         }

@@ -245,9 +245,7 @@ impl Failure for DataError {
             Self::Tokenizer { .. } => "fetch `tokenizer.json` again, or save it anew with the `tokenizers` library",
             Self::ChatTemplate { .. } => "change the messages, or name another template with `--chat-template FILE`",
             Self::NoEos { .. } => "add `\"eos_token_id\": N` to the model's generation_config.json",
-            Self::NoTokenizer { what: ANSWER } => {
-                "put `tokenizer.json` into the model directory: answers are compared as texts"
-            }
+            Self::NoTokenizer { what: ANSWER } => "put `tokenizer.json` into the model directory: answers are compared as texts",
             Self::NoQuestion { .. } => "answer in words with `head.kind = \"next_token\"`",
             Self::NoPrompt { .. } => "label the tokens of the prompt with -100, or leave the sample out",
             Self::NoTokenizer { what: INITIAL_PART } => {

@@ -52,7 +52,8 @@ pub(super) fn read(path: &Path, task: &Task, tokenizer: &Tokenizer) -> Result<Ve
     let mut beginning = Vec::new();
     let file = File::open(path).map_err(DataError::read(path))?;
     file.take(4).read_to_end(&mut beginning).map_err(DataError::read(path))?;
-    let rows = if parquet_rows::is_parquet(&beginning) { parquet_rows::read(path, FIELDS, NUM_REQUIRED)? } else { read_json(path)? };
+    let rows =
+        if parquet_rows::is_parquet(&beginning) { parquet_rows::read(path, FIELDS, NUM_REQUIRED)? } else { read_json(path)? };
     let classes = match task {
         Task::NextToken => None,
         Task::Classify(classes) => Some(classes_of_letters(classes, tokenizer)?),

@@ -33,11 +33,7 @@ pub(super) fn read<const N: usize>(
     guarded(|| read_rows(file, names, required)).map_err(|message| DataError::Parquet { path: path.to_path_buf(), message })
 }
 
-fn read_rows<const N: usize>(
-    file: File,
-    names: [&'static str; N],
-    required: usize,
-) -> Result<Vec<[Option<String>; N]>, String> {
+fn read_rows<const N: usize>(file: File, names: [&'static str; N], required: usize) -> Result<Vec<[Option<String>; N]>, String> {
     let size = file.metadata().map_err(|error| error.to_string())?.len();
     let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| error.to_string())?;
     let is_there = |name: &str| builder.schema().field_with_name(name).is_ok();

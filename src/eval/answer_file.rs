@@ -42,7 +42,8 @@ impl AnswerFile {
             let row = serde_json::from_slice(&bytes[end..end + len]).map_err(|error| EvalError::NotAnAnswer {
                 path: path.to_owned(),
                 line: kept.len() + 1,
-                message: error.to_string(),
+                // The parser counts lines within what it was given, which is one.
+                message: error.to_string().split(" at line ").next().unwrap_or_default().to_owned(),
             })?;
             kept.push(row);
             end += len + 1;

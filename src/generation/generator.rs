@@ -218,8 +218,13 @@ impl<'a> Generator<'a> {
     /// A session for a prompt of so many tokens and what follows, `at_most` in all.
     fn session(&self, prompt: usize, at_most: usize, initial: Vec<(usize, usize)>) -> Result<Session, EngineError> {
         let rope_length = self.model.config().length_under_way(prompt, at_most);
-        let spec =
-            SessionSpec { prompt: Some((prompt - 1).max(1)), rope_length, initial, keeps_log: false, ..SessionSpec::new(1, at_most) };
+        let spec = SessionSpec {
+            prompt: Some((prompt - 1).max(1)),
+            rope_length,
+            initial,
+            keeps_log: false,
+            ..SessionSpec::new(1, at_most)
+        };
         Session::new(self.engine, self.model, &spec)
     }
 

@@ -1,6 +1,7 @@
 //! `LongBench` v2: the choice that a reply names, and accuracy as its `result.py` sums it up.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::LazyLock;
 
 use regex::Regex;
@@ -36,10 +37,15 @@ impl Group {
     pub fn percent(&self) -> Option<f64> {
         (self.samples > 0).then(|| 100.0 * self.credits / self.samples as f64)
     }
+}
 
-    /// In per cent with one decimal; `-` without samples.
-    fn cell(&self) -> String {
-        self.percent().map_or("-".into(), |percent| format!("{percent:.1}"))
+/// In per cent with one decimal; `-` without samples.
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.percent() {
+            Some(percent) => write!(f, "{percent:.1}"),
+            None => f.write_str("-"),
+        }
     }
 }
 
@@ -88,7 +94,7 @@ impl LongBenchV2 {
 
     /// Per cent with one decimal, by [`LongBenchV2::COLUMNS`].
     pub fn cells(&self) -> [String; 6] {
-        self.groups().map(Group::cell)
+        self.groups().map(ToString::to_string)
     }
 }
 
@@ -99,7 +105,8 @@ impl Serialize for LongBenchV2 {
         for (name, group) in Self::COLUMNS.iter().zip(self.groups()) {
             map.serialize_entry(&name.to_lowercase(), &group.percent())?;
         }
-        let domains: BTreeMap<&str, Option<f64>> = self.by_domain.iter().map(|(name, group)| (&name[..], group.percent())).collect();
+        let domains: BTreeMap<&str, Option<f64>> =
+            self.by_domain.iter().map(|(name, group)| (&name[..], group.percent())).collect();
         map.serialize_entry("by_domain", &domains)?;
         map.end()
     }

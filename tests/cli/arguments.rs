@@ -38,8 +38,11 @@ fn arguments_that_are_missing() {
     let place = Place::new();
     place.run(&["check"]).misused();
     place.run(&["evaluate"]).misused();
-    place.run(&["evaluate", "--base", "model"]).misused();
-    place.run(&["evaluate", "run", "--base", "model", "--recipe", "recipe.toml"]).misused();
+    assert_snapshot!(place.run(&["evaluate", "--base", "model"]).refused(2), @r"
+    error: the model `model` has no recipe that says what it is evaluated on
+
+    hint: name one with `--recipe`, or a run beside it
+    ");
     place.run(&["resume"]).misused();
     assert_eq!(place.run(&[]).code, 2);
     assert_snapshot!(place.run(&["finetune-lora", "--recipe", "recipe.toml"]).refused(2), @r"

@@ -90,11 +90,6 @@ fn that_is_no_run() {
 
     hint: name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too
     ");
-    assert_snapshot!(place.run(&["evaluate", "model", "--device", "cpu"]).refused(2), @r"
-    error: `model` is not the directory of a run: it has no `recipe.resolved.toml`
-
-    hint: name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too
-    ");
     assert_snapshot!(place.run(&["evaluate", "nowhere", "--device", "cpu"]).refused(2), @r"
     error: `nowhere` is not the directory of a run: it has no `recipe.resolved.toml`
 

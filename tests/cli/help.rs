@@ -100,25 +100,45 @@ fn resume() {
 
 #[test]
 fn evaluate() {
-    assert_snapshot!(help("evaluate"), @r"
-    Loss, perplexity and accuracy of a run, a checkpoint or a model
+    assert_snapshot!(help("evaluate"), @r#"
+    Loss, perplexity, accuracy and answers of runs, checkpoints and models, with one or several caches
 
-    Usage: kvtune evaluate [OPTIONS] [RUN|CHECKPOINT]
+    Usage: kvtune evaluate [OPTIONS] [RUN|CHECKPOINT|MODEL]...
 
     Arguments:
-      [RUN|CHECKPOINT]  A run (its best known end: `final`, else its newest checkpoint) or one checkpoint
+      [RUN|CHECKPOINT|MODEL]...  Runs (their best known end: `final`, else their newest checkpoint), checkpoints, and models, which have no adapter
 
     Options:
-          --base <MODEL>     Evaluate this model without an adapter
-          --recipe <FILE>    The recipe to evaluate with; a run's own, if left out
-          --set <a.b=c>      Override a key of the recipe
-          --split <SPLIT>    Which samples [default: validation] [possible values: train, validation]
-          --format <FORMAT>  How to print [default: table] [possible values: table, json]
-          --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
-      -h, --help             Print help
-      -V, --version          Print version
-    ");
+          --base <MODEL>              Evaluate this model without an adapter; may be given several times
+          --recipe <FILE>             The recipe to evaluate with; a run's own, if left out, and for a model that of the first run
+          --policy <POLICY>           Which entries are evicted, in place of the recipe's policy: several with commas, each of which is evaluated
+          --cache-length <N>          Slots per KV head, in place of the recipe's: several with commas, each of which is evaluated. `dense` has all that it needs
+          --set <a.b=c>               Override a key of the recipe
+          --split <SPLIT>             Which samples; `rest` are those of the training file that `data.on_too_long = "drop"` leaves out [default: validation] [possible values: train, validation, rest]
+          --limit <N>                 The first samples of the split alone
+          --generate                  Write an answer to each prompt, greedily unless told otherwise, and score it: `longbench_v2` for LongBench v2, else `exact_match` and `f1`
+          --metrics <METRIC>          Generate, and score the answers by these metrics, with commas between them
+          --answers <FILE>            Generate, and keep all answers in this file of JSON lines; those that it holds already are not generated again. Default: a file for each cache in the folder `answers` of the run
+          --batch <N>                 So many answers are written at the same time [default: 8]
+          --max-new-tokens <N>        New tokens at most [alias: --max-tokens]
+          --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --greedy                    Take the most likely token each time
+          --temperature <T>           Draw, with logits divided by this [alias: --temp]
+          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --top-k <K>                 Draw among so many most likely tokens; 0 for all
+          --top-p <P>                 Draw among the fewest most likely tokens that are together as likely as this
+          --min-p <P>                 Draw among tokens that are this fraction as likely as the most likely one
+          --repetition-penalty <X>    Make tokens that have occurred less likely, from 1 on
+          --no-repeat-ngram-size <N>  Let no run of so many tokens occur twice
+          --min-new-tokens <N>        Let no end token come before so many new ones
+          --stop <TEXT>               End the text before this; may be given several times
+          --eos <ID>                  The token that ends a text, in place of the model's own; may be given several times
+          --ignore-eos                Let no token end a text
+          --seed <N>                  Draw the texts of this number: the same number gives the same texts, whatever else is generated
+          --format <FORMAT>           How to print: a table, or a JSON object per line for each model and cache [default: table] [possible values: table, json]
+      -h, --help                      Print help
+      -V, --version                   Print version
+    "#);
 }
 
 #[test]

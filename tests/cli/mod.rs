@@ -10,6 +10,7 @@ mod config;
 mod data;
 mod device_script;
 mod doctor;
+mod evaluate;
 mod every_tiling;
 mod exit_codes;
 mod export;

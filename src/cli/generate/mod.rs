@@ -19,7 +19,7 @@ use crate::report::console;
 use crate::train::Interrupt;
 use chat::Chat;
 use prompts::{Prompt, Prompts};
-use rules::RuleArguments;
+pub(super) use rules::RuleArguments;
 use write::WrittenTexts;
 
 #[derive(Debug, Args)]

@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 use crate::error::Error;
 use crate::generation::GenerationRules;
 
-#[derive(Debug, Args)]
-pub(super) struct RuleArguments {
+// No documentation of its own: clap would take it for that of the verb.
+#[derive(Debug, Default, PartialEq, Args)]
+pub(in crate::cli) struct RuleArguments {
     /// New tokens at most.
     #[arg(long, visible_alias = "max-tokens", value_name = "N")]
     max_new_tokens: Option<usize>,
@@ -51,7 +52,7 @@ pub(super) struct RuleArguments {
 
 impl RuleArguments {
     /// The rules with those of the arguments in place of the model's own.
-    pub(super) fn over(&self, mut rules: GenerationRules) -> Result<GenerationRules, Error> {
+    pub(in crate::cli) fn over(&self, mut rules: GenerationRules) -> Result<GenerationRules, Error> {
         let draws = self.temperature.is_some() || self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
         let draws = draws || self.seed.is_some();
         let set = [

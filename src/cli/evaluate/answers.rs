@@ -1,0 +1,150 @@
+//! Answers of an evaluation: whether there are any, how they are generated and scored, and where they are kept.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use serde_json::{Value, json};
+
+use super::Loaded;
+use crate::cli::generate::RuleArguments;
+use crate::cli::used_model::identity;
+use crate::data::Dataset;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::eval::{self, AnswerFile, AnswerScores, AnswerSpec};
+use crate::files;
+use crate::generation::{GenerationRules, Generator, SamplingRules};
+use crate::metrics::Metric;
+use crate::recipe::{DataFormat, HeadRecipe, Recipe};
+use crate::report::console;
+
+/// Texts that are written at the same time.
+const WIDTH: u16 = 8;
+
+// No documentation of its own: clap would take it for that of the verb.
+#[derive(Debug, Args)]
+pub(super) struct AnswerArguments {
+    /// Write an answer to each prompt, greedily unless told otherwise, and score it: `longbench_v2` for LongBench v2, else `exact_match`
+    /// and `f1`.
+    #[arg(long)]
+    generate: bool,
+    /// Generate, and score the answers by these metrics, with commas between them.
+    #[arg(
+        long,
+        value_name = "METRIC",
+        value_delimiter = ',',
+        hide_possible_values = true,
+        value_parser = PossibleValuesParser::new(Metric::names()).try_map(|name| name.parse::<Metric>())
+    )]
+    metrics: Vec<Metric>,
+    /// Generate, and keep all answers in this file of JSON lines; those that it holds already are not generated again. Default: a file
+    /// for each cache in the folder `answers` of the run.
+    #[arg(long, value_name = "FILE")]
+    answers: Option<PathBuf>,
+    /// So many answers are written at the same time [default: 8].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    batch: Option<u16>,
+    #[command(flatten)]
+    rules: RuleArguments,
+}
+
+impl AnswerArguments {
+    fn are_wanted(&self) -> bool {
+        self.generate || !self.metrics.is_empty() || self.answers.is_some()
+    }
+
+    /// Refuses what would go unheard.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        if self.are_wanted() || (self.rules == RuleArguments::default() && self.batch.is_none()) {
+            return Ok(());
+        }
+        Err(Error::Usage {
+            message: "it is said how answers are generated, and none are asked for".into(),
+            hint: "add `--generate`, or `--metrics` with the metrics to score them by".into(),
+        })
+    }
+
+    /// Refuses a head that generates nothing.
+    pub(super) fn check_head(&self, recipe: &Recipe) -> Result<(), Error> {
+        if !self.are_wanted() || recipe.head == HeadRecipe::NextToken {
+            return Ok(());
+        }
+        Err(Error::Usage {
+            message: "the recipe's head reads a class, and generates no answers".into(),
+            hint: "leave `--generate` and `--metrics` out, or use `--set head.kind=next_token`".into(),
+        })
+    }
+
+    /// The file of all answers, where one is named.
+    pub(super) fn file(&self) -> Result<Option<AnswerFile>, Error> {
+        Ok(self.answers.as_deref().map(AnswerFile::open).transpose()?)
+    }
+
+    /// Answers the samples of a dataset, where that is asked for.
+    pub(super) fn answer(
+        &self,
+        loaded: &Loaded<'_>,
+        (engine, dataset): (&Engine, &Dataset),
+        split: &str,
+        shared_file: &mut Option<AnswerFile>,
+    ) -> Result<Option<AnswerScores>, Error> {
+        if !self.are_wanted() {
+            return Ok(None);
+        }
+        let Loaded { target, model, tokenizer, recipe } = *loaded;
+        let spec = self.spec(loaded)?;
+        let used = identity(recipe, target.adapter())?;
+        let settings = json!({
+            "model": used.model, "adapter": used.adapter, "cache": used.cache, "dtype": used.dtype, "data": dataset.hash(),
+            "split": split, "rules": spec.rules, "metrics": spec.metrics, "batch": spec.width,
+        });
+        let answer_into = |file: &mut AnswerFile| {
+            let before = file.taken();
+            let generator = Generator::new(engine, model, tokenizer, spec.width);
+            let answers = eval::answer(generator, dataset, &spec, Some((file, &settings)))?;
+            let (path, taken) = (file.path().display(), file.taken() - before);
+            console::note(&format!("{} answers, {taken} of which were there already, are in `{path}`", answers.len()));
+            Ok::<_, Error>(Some(AnswerScores::of(&answers)))
+        };
+        if let Some(file) = shared_file {
+            return answer_into(file);
+        }
+        let mut file = AnswerFile::open(&default_path(loaded, split, &settings)?)?;
+        let scores = answer_into(&mut file)?;
+        file.finish()?;
+        Ok(scores)
+    }
+
+    fn spec(&self, loaded: &Loaded<'_>) -> Result<AnswerSpec, Error> {
+        let Loaded { model, recipe, .. } = *loaded;
+        let (own, _) = GenerationRules::of_model(&recipe.model.path)?;
+        let sampling = SamplingRules { do_sample: false, ..own.sampling };
+        let rules = self.rules.over(GenerationRules { sampling, max_new_tokens: None, max_length: None, ..own })?;
+        let metrics = match (&self.metrics[..], recipe.data.format) {
+            ([], DataFormat::LongBenchV2) => vec![Metric::LongBenchV2],
+            ([], _) => vec![Metric::ExactMatch, Metric::F1],
+            (asked, _) => asked.to_vec(),
+        };
+        // Products of experts are as large as their tokens are many: alone, each text has the same bits whatever was there already.
+        let has_experts = model.config().layers.iter().any(|layer| layer.feed_forward.experts().is_some());
+        if has_experts && self.batch.is_some_and(|batch| batch > 1) {
+            console::note("the model has experts: its answers are written one by one");
+        }
+        let width = if has_experts { 1 } else { self.batch.unwrap_or(WIDTH) };
+        Ok(AnswerSpec { rules, metrics, width: width.into() })
+    }
+}
+
+/// Beside the run, a file for each checkpoint, split and settings.
+fn default_path(loaded: &Loaded<'_>, split: &str, settings: &Value) -> Result<PathBuf, Error> {
+    let Some(run) = loaded.target.run() else {
+        return Err(Error::Usage {
+            message: format!("`{}` is not in a run that its answers could be kept in", loaded.target.dir().display()),
+            hint: "name a file with `--answers`".into(),
+        });
+    };
+    let name = loaded.target.dir().file_name().unwrap_or_default().to_string_lossy();
+    let hash = files::hash_bytes(settings.to_string().as_bytes());
+    Ok(run.join("answers").join(format!("{name}-{split}-{}.jsonl", &hash[..8])))
+}

@@ -1,0 +1,151 @@
+//! What is evaluated: models with or without adapters, and the caches that each is evaluated with.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use tch::Device;
+
+use crate::checkpoint;
+use crate::cli::used_model::cache_overrides;
+use crate::error::Error;
+use crate::model::Model;
+use crate::recipe::{Recipe, Weights};
+use crate::report::console;
+use crate::train::{self, FoundCheckpoint};
+
+// No documentation of its own: clap would take it for that of the verb.
+#[derive(Debug, Args)]
+pub(super) struct CacheArguments {
+    /// Which entries are evicted, in place of the recipe's policy: several with commas, each of which is evaluated.
+    #[arg(long, value_name = "POLICY", value_delimiter = ',')]
+    policy: Vec<String>,
+    /// Slots per KV head, in place of the recipe's: several with commas, each of which is evaluated. `dense` has all that it needs.
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    cache_length: Vec<u32>,
+}
+
+/// A model or a checkpoint, and where its recipe is.
+pub(super) struct Target {
+    path: PathBuf,
+    recipe: PathBuf,
+    /// What it was found to be; a model has none.
+    checkpoint: Option<FoundCheckpoint>,
+}
+
+/// What `paths` and `bases` mean.
+pub(super) fn targets(paths: &[PathBuf], bases: &[PathBuf], recipe: Option<&Path>) -> Result<Vec<Target>, Error> {
+    let mut found: Vec<(PathBuf, Option<FoundCheckpoint>)> = Vec::new();
+    for path in paths {
+        let is_model = path.join("config.json").exists() && checkpoint::holds(path).is_none();
+        found.push((path.clone(), (!is_model).then(|| train::find_checkpoint(path)).transpose()?));
+    }
+    found.extend(bases.iter().map(|base| (base.clone(), None)));
+    let first_run = found.iter().find_map(|(_, checkpoint)| checkpoint.as_ref()).map(|found| found.run.clone());
+    let target = |(path, checkpoint): (PathBuf, Option<FoundCheckpoint>)| {
+        let run = checkpoint.as_ref().map(|found| found.run.clone()).or_else(|| first_run.clone());
+        let recipe = match (recipe, run) {
+            (Some(recipe), _) => recipe.to_owned(),
+            (None, Some(run)) => train::resolved_recipe(&run)?,
+            (None, None) => {
+                return Err(Error::Usage {
+                    message: format!("the model `{}` has no recipe that says what it is evaluated on", path.display()),
+                    hint: "name one with `--recipe`, or a run beside it".into(),
+                });
+            }
+        };
+        Ok(Target { path, recipe, checkpoint })
+    };
+    found.into_iter().map(target).collect()
+}
+
+impl CacheArguments {
+    /// The recipes of a target, one for each cache.
+    pub(super) fn recipes(&self, target: &Target, set: &[String]) -> Result<Vec<Recipe>, Error> {
+        let (own, notes) = target.recipe(set)?;
+        notes.iter().for_each(|note| console::note(note));
+        let policies: Vec<Option<&str>> = optional(self.policy.iter().map(String::as_str));
+        let lengths: Vec<Option<usize>> = optional(self.cache_length.iter().map(|&length| length as usize));
+        let mut recipes = Vec::new();
+        for policy in policies {
+            // The recipe's own policy keeps its parameters.
+            let is_own = policy.is_none_or(|name| name == own.kv_cache.policy.name);
+            let is_dense = policy.unwrap_or(&own.kv_cache.policy.name) == "dense";
+            for &length in if is_dense { &[None][..] } else { &lengths } {
+                if is_own && length.is_none() {
+                    recipes.push(own.clone());
+                    continue;
+                }
+                let cache = cache_overrides(policy.filter(|_| !is_own), length, is_dense);
+                recipes.push(target.recipe(&[&cache[..], set].concat())?.0);
+            }
+        }
+        Ok(recipes)
+    }
+}
+
+/// Each of several, or nothing once.
+fn optional<T>(all: impl Iterator<Item = T>) -> Vec<Option<T>> {
+    let all: Vec<Option<T>> = all.map(Some).collect();
+    if all.is_empty() { vec![None] } else { all }
+}
+
+impl Target {
+    /// The directory that it is known by.
+    pub(super) fn dir(&self) -> &Path {
+        self.checkpoint.as_ref().map_or(&self.path, |found| &found.dir)
+    }
+
+    /// The run that it is a checkpoint of.
+    pub(super) fn run(&self) -> Option<&Path> {
+        self.checkpoint.as_ref().map(|found| found.run.as_path()).filter(|run| train::resolved_recipe(run).is_ok())
+    }
+
+    /// The directory of its adapter.
+    pub(super) fn adapter(&self) -> Option<&Path> {
+        self.checkpoint.as_ref().filter(|found| found.holds == Weights::Adapter).map(|found| found.dir.as_path())
+    }
+
+    /// The recipe, and what is to be said of its spelling.
+    fn recipe(&self, overrides: &[String]) -> Result<(Recipe, Vec<String>), Error> {
+        let resolved = Recipe::load(&self.recipe, overrides)?;
+        let mut recipe = resolved.recipe;
+        recipe.grad = recipe.grad.closed();
+        match &self.checkpoint {
+            None => {
+                recipe.model.path = absolute(&self.path);
+                recipe.model.adapter = None;
+            }
+            Some(found) if found.holds == Weights::All => {
+                self.refuse_other_model(&found.dir, &recipe)?;
+                recipe.model.path.clone_from(&found.dir);
+            }
+            Some(_) => {}
+        }
+        Ok((recipe, resolved.notes))
+    }
+
+    /// A checkpoint of all weights is a model of its own: another one that is asked for would go unheard.
+    fn refuse_other_model(&self, checkpoint: &Path, recipe: &Recipe) -> Result<(), Error> {
+        let is_set = Recipe::load(&self.recipe, &[]).is_ok_and(|written| written.recipe.model.path != recipe.model.path);
+        if !is_set {
+            return Ok(());
+        }
+        Err(Error::Usage {
+            message: format!("`model.path` is set, but the checkpoint `{}` holds a whole model", checkpoint.display()),
+            hint: "leave it out, or evaluate that model with `--base`".into(),
+        })
+    }
+
+    /// Loads the model, with its adapter.
+    pub(super) fn load(&self, recipe: &Recipe, device: Device) -> Result<Model, Error> {
+        let mut model = train::base_model(recipe, device)?;
+        if let Some(dir) = self.adapter() {
+            train::load_adapter(&mut model, dir)?;
+        }
+        Ok(model)
+    }
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}

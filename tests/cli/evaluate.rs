@@ -1,0 +1,239 @@
+//! `evaluate` of several models and caches, and of generated answers, which go on where they were interrupted.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+
+use insta::assert_snapshot;
+use serde_json::{Value, json};
+
+use super::place::{Place, Said};
+
+const SAMPLES: usize = 7;
+
+/// With prompts of different length, and their completions.
+fn place() -> Place {
+    let place = Place::new();
+    place.edit_recipe("format = \"tokens\"", "format = \"prompt-completion\"");
+    let prompt = |index: usize| format!("the policy keeps {} ", "entries of the cache ".repeat(1 + index % 4));
+    let row = |index| json!({ "prompt": prompt(index), "completion": format!("number {index}") }).to_string() + "\n";
+    place.write("train.jsonl", (0..SAMPLES).map(row).collect::<String>());
+    place
+}
+
+/// `kvtune evaluate` of `what` on the training file.
+fn arguments<'a>(what: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    let recipe = ["--recipe", "recipe.toml", "--split", "train", "--device", "cpu"];
+    [&["evaluate"], what, &recipe, more].concat()
+}
+
+fn evaluate(place: &Place, what: &[&str], more: &[&str]) -> Said {
+    place.run(&arguments(what, more))
+}
+
+fn lines(said: &Said) -> Vec<Value> {
+    said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Records of LongBench v2, of which the easy ones are about law.
+fn longbench() -> Place {
+    let place = Place::new();
+    place.edit_recipe("format = \"tokens\"", "format = \"longbench-v2\"");
+    let record = |index: usize| {
+        let of = |names: &[&str]| names[index % names.len()].to_owned();
+        json!({
+            "context": "some text ".repeat(index + 1), "question": "Which?", "choice_A": "1", "choice_B": "2", "choice_C": "3",
+            "choice_D": "4", "answer": of(&["A", "B", "C", "D"]), "difficulty": of(&["easy", "hard"]),
+            "length": of(&["short", "medium", "long"]), "domain": of(&["Law", "Code"]),
+        })
+    };
+    place.write("train.jsonl", json!((0..6).map(record).collect::<Vec<_>>()).to_string());
+    place
+}
+
+#[test]
+fn models_and_caches_in_one_table() {
+    let place = place();
+    let caches = ["--policy", "dense,h2o,lastrec", "--cache-length", "16,24", "--format", "json"];
+    let found = lines(&evaluate(&place, &["model", "adapter"], &caches).done());
+    let named = |line: &Value| ["evaluated", "policy", "cache_length"].map(|key| line[key].as_str().unwrap().to_owned());
+    let of_model = [("dense", "all"), ("h2o", "16"), ("h2o", "24"), ("lastrec", "16"), ("lastrec", "24")];
+    let expected = ["model", "adapter"].iter().flat_map(|of| of_model.map(|(policy, slots)| [*of, policy, slots]));
+    assert_eq!(found.iter().map(named).collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    let mut losses: Vec<String> = found.iter().map(|line| line["scores"]["overall"]["loss"].to_string()).collect();
+    // Each is what it is alone.
+    let alone = ["--format", "json", "--set", "kv_cache.policy=lastrec", "--set", "kv_cache.cache_length=24"];
+    assert_eq!(lines(&evaluate(&place, &["adapter"], &alone).done())[0]["scores"], found[9]["scores"]);
+    losses.sort();
+    losses.dedup();
+    assert_eq!(losses.len(), 10, "{losses:?}");
+    let table = evaluate(&place, &["model"], &["--base", "model", "--cache-length", "20", "--limit", "4"]).done().out;
+    let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    let rows: Vec<Vec<String>> = table.lines().map(cells).filter(|row| row[4] == "all").collect();
+    assert_eq!(rows.len(), 2);
+    assert!(rows[0] == rows[1] && rows[0][1..6] == ["model", "h2o", "20", "all", "4"], "{table}");
+}
+
+#[test]
+fn classes_are_reported_as_longbench_v2_reports_them() {
+    let place = longbench();
+    let head = ["--set", "head.kind=seq_classification_on_logits", "--set", "head.labels=[\"A\",\"B\",\"C\",\"D\"]"];
+    let found = lines(&evaluate(&place, &["model"], &[&head[..], &["--format", "json"]].concat()).done()).remove(0);
+    let (scores, groups) = (&found["scores"], &found["scores"]["longbench_v2"]);
+    let percent = |key: &str| groups[key].as_f64().unwrap();
+    let overall = 100.0 * scores["overall"]["accuracy"].as_f64().unwrap();
+    for parts in [&["easy", "hard"][..], &["short", "medium", "long"]] {
+        let mean = parts.iter().map(|part| percent(part)).sum::<f64>() / parts.len() as f64;
+        assert!((mean - overall).abs() < 1e-9 && (percent("overall") - overall).abs() < 1e-9, "{found}");
+    }
+    assert_eq!([&groups["by_domain"]["Law"], &groups["by_domain"]["Code"]], [&groups["easy"], &groups["hard"]]);
+    assert!(overall > 0.0 && overall < 100.0, "{found}");
+    let table = evaluate(&place, &["model"], &head).done().out;
+    assert!(table.lines().next().unwrap().contains("| Overall | Easy | Hard | Short | Medium | Long |"), "{table}");
+    assert!(table.contains("|          Law |"), "{table}");
+    assert_snapshot!(evaluate(&place, &["model"], &[&head[..], &["--generate"]].concat()).refused(2), @r"
+    error: the recipe's head reads a class, and generates no answers
+
+    hint: leave `--generate` and `--metrics` out, or use `--set head.kind=next_token`
+    ");
+    // The opening in the prompt belongs to the reply.
+    let generate = ["--generate", "--max-new-tokens", "3", "--answers", "answers.jsonl", "--format", "json"];
+    let found = lines(&evaluate(&place, &["model"], &generate).done()).remove(0);
+    assert!(found["answers"]["longbench_v2"]["easy"].is_f64() && found["answers"]["means"]["longbench_v2"].is_f64(), "{found}");
+}
+
+const ANSWERS: &[&str] =
+    &["--metrics", "f1,rouge_l", "--max-new-tokens", "6", "--batch", "2", "--answers", "answers.jsonl", "--format", "json"];
+
+#[test]
+fn answers_are_those_of_generate_and_scored_as_score_does() {
+    let place = place();
+    let found = lines(&evaluate(&place, &["adapter"], ANSWERS).done()).remove(0);
+    let rows: Vec<Value> =
+        String::from_utf8(place.read("answers.jsonl")).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), SAMPLES);
+    let prompt = format!("the policy keeps {} ", "entries of the cache ".repeat(4));
+    let generate = ["generate", "model", "--adapter", "adapter", "--policy", "h2o", "--cache-length", "32", "--greedy"];
+    let rest = ["--prompt", &prompt, "--max-new-tokens", "6", "--set", "kv_cache.chunk_size=8", "--format", "json"];
+    let said = place.run(&[&generate[..], &rest, &["--device", "cpu"]].concat()).done();
+    let text: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!((&text["token_ids"], &text["text"]), (&rows[3]["token_ids"], &rows[3]["prediction"]));
+    assert_eq!(rows[3]["references"], json!(["number 3"]));
+    let said = place.run(&["score", "answers.jsonl", "--metrics", "f1,rouge_l", "--format", "json"]).done();
+    let scored: Vec<Value> = said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(rows.iter().zip(&scored).all(|(row, scored)| row["scores"] == scored["scores"]));
+    assert_eq!(scored[SAMPLES]["means"], found["answers"]["means"]);
+}
+
+#[test]
+fn an_interrupted_evaluation_ends_with_the_same_file() {
+    let place = place();
+    let caches = [ANSWERS, &["--policy", "h2o,lastrec"]].concat();
+    let whole = evaluate(&place, &["model"], &caches).done();
+    let expected = place.read("answers.jsonl");
+    let file = place.path("answers.jsonl");
+    for (killed_at, lines) in [(1, 0), (4, 3), (SAMPLES + 2, SAMPLES + 1)] {
+        fs::remove_file(&file).unwrap();
+        let mut command = place.command(&arguments(&["model"], &caches));
+        let failed = command.env("KVTUNE_FAILPOINT", format!("answers.append=kill:{killed_at}")).output().unwrap();
+        assert_eq!(failed.status.signal(), Some(9));
+        let left = fs::read(&file).unwrap();
+        assert!(left.split_last().is_some_and(|(last, rest)| *last != b'\n' && expected.starts_with(rest)), "a half line");
+        assert_eq!(left.iter().filter(|&&byte| byte == b'\n').count(), lines);
+        let said = evaluate(&place, &["model"], &caches).done();
+        assert_eq!((fs::read(&file).unwrap() == expected, &said.out), (true, &whole.out), "killed at {killed_at}");
+    }
+    let said = evaluate(&place, &["model"], &caches).done();
+    assert!(said.err.contains("7 answers, 7 of which were there already, are in `answers.jsonl`"), "{}", said.err);
+    // More of the samples, the same settings.
+    fs::remove_file(&file).unwrap();
+    evaluate(&place, &["model"], &[ANSWERS, &["--limit", "3"]].concat()).done();
+    evaluate(&place, &["model"], ANSWERS).done();
+    assert!(expected.starts_with(&fs::read(&file).unwrap()));
+}
+
+#[test]
+fn answers_of_something_else_are_refused() {
+    let place = place();
+    evaluate(&place, &["model"], ANSWERS).done();
+    let before = place.read("answers.jsonl");
+    let refused = |what: &str, more: &[&str]| evaluate(&place, &[what], &[ANSWERS, more].concat()).refused(3);
+    let cut = |error: String| error.split_once(": expected").map(|(start, _)| start.to_owned()).unwrap_or(error);
+    assert_snapshot!(refused("model", &["--limit", "3"]), @r"
+    error: `answers.jsonl` holds more than the 3 answers that are asked for
+
+    hint: name another file with `--answers`, or remove this one to begin anew
+    ");
+    assert_snapshot!(cut(refused("adapter", &[])), @"error: `answers.jsonl`, line 1: an answer with another `adapter`");
+    assert_snapshot!(cut(refused("model", &["--stop", "x"])), @"error: `answers.jsonl`, line 1: an answer with another `rules`");
+    assert_snapshot!(cut(refused("model", &["--policy", "lastrec"])), @"error: `answers.jsonl`, line 1: an answer with another `cache`");
+    assert_eq!(place.read("answers.jsonl"), before);
+    place.write("answers.jsonl", [b"{\"sample\": 0}\n", &before[..]].concat());
+    assert_snapshot!(refused("model", &[]), @r"
+    error: `answers.jsonl`, line 1: not an answer of an evaluation: missing field `settings`
+
+    hint: name another file with `--answers`, or remove this one to begin anew
+    ");
+}
+
+#[test]
+fn answers_that_cannot_be_had() {
+    let place = place();
+    assert_snapshot!(evaluate(&place, &["model"], &["--generate"]).refused(2), @r"
+    error: `model` is not in a run that its answers could be kept in
+
+    hint: name a file with `--answers`
+    ");
+    assert_snapshot!(evaluate(&place, &["model"], &["--max-new-tokens", "3"]).refused(2), @r"
+    error: it is said how answers are generated, and none are asked for
+
+    hint: add `--generate`, or `--metrics` with the metrics to score them by
+    ");
+    let retrieval = ["--metrics", "retrieval", "--max-new-tokens", "1", "--answers", "a.jsonl"];
+    assert_snapshot!(evaluate(&place, &["model"], &retrieval).refused(3), @r"
+    error: the answer to sample 0 (counted from 0) can't be scored: its reference is not what the metric needs
+    cause: expected `Paragraph N` for `retrieval`, found `number 0`
+
+    hint: leave the metric out, or choose samples that it is made for
+    ");
+    let tokens = Place::new();
+    let generate = ["--generate", "--max-new-tokens", "3", "--answers", "a.jsonl"];
+    assert_snapshot!(evaluate(&tokens, &["model"], &generate).refused(3), @r"
+    error: `<dir>/train.jsonl:1` has no prompt: its first token is a target already
+
+    hint: label the tokens of the prompt with -100, or leave the sample out
+    ");
+    // Tokens have the text that the tokenizer gives them.
+    let ids: Vec<usize> = (0..30).map(|i| 5 + i * 7).collect();
+    let labels: Vec<i64> = ids.iter().map(|&id| if (20..24).contains(&((id - 5) / 7)) { id as i64 } else { -100 }).collect();
+    tokens.write("train.jsonl", json!({ "input_ids": ids, "labels": labels }).to_string());
+    evaluate(&tokens, &["model"], &generate).done();
+    let row: Value = serde_json::from_slice(tokens.read("a.jsonl").trim_ascii()).unwrap();
+    let decoded = kvtune::data::Tokenizer::load(&tokens.path("model")).unwrap();
+    assert_eq!(row["references"], json!([decoded.decode(&[145, 152, 159, 166]).unwrap()]));
+    fs::remove_file(tokens.path("model/tokenizer.json")).unwrap();
+    fs::remove_file(tokens.path("a.jsonl")).unwrap();
+    assert_snapshot!(evaluate(&tokens, &["model"], &generate).refused(3), @r"
+    error: the text of an answer needs a tokenizer, found none
+
+    hint: put `tokenizer.json` into the model directory: answers are compared as texts
+    ");
+}
+
+#[test]
+fn the_rest_is_what_training_has_dropped() {
+    let place = place();
+    let rest = |set: &[&str]| {
+        let sets: Vec<&str> = set.iter().flat_map(|set| ["--set", *set]).collect();
+        place.run(&[&["evaluate", "model", "--recipe", "recipe.toml", "--split", "rest", "--format", "json"][..], &sets].concat())
+    };
+    let drop = ["data.on_too_long=drop", "data.max_seq_length=60"];
+    let dropped = lines(&rest(&drop).done()).remove(0)["scores"]["overall"]["samples"].as_u64().unwrap();
+    let kept = evaluate(&place, &["model"], &["--format", "json", "--set", drop[0], "--set", drop[1]]).done();
+    let kept = lines(&kept).remove(0)["scores"]["overall"]["samples"].as_u64().unwrap();
+    assert!(dropped > 0 && kept > 0 && dropped + kept == SAMPLES as u64, "{dropped}, {kept}");
+    assert_snapshot!(rest(&[]).refused(2), @r"
+    error: no sample is left out: `data.on_too_long` is not `drop`
+
+    hint: use `--set data.on_too_long=drop` with the `data.max_seq_length` of training
+    ");
+}
