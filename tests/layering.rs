@@ -28,8 +28,9 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("report", Only(&["units", "files", "native"])),
     ("ops", Only(&["units", "sabotage", "native"])),
     ("store", Only(&["units", "ops", "files", "native"])),
-    ("recipe", Only(&["units"])),
     ("metrics", Only(&[])),
+    // A recipe names metrics, and is refused at the line that names one that there is not.
+    ("recipe", Only(&["units", "metrics"])),
     ("dist", Only(&["units", "recipe", "native"])),
     ("data", Only(&["units", "recipe", "files"])),
     ("head", Only(&["units", "recipe", "ops", "native"])),

@@ -5,7 +5,7 @@ use serde_json::json;
 use tch::Device;
 
 use super::counts::{any_number, at_least_one};
-use super::evaluate::Format;
+use super::format::Format;
 use super::plan::json::alternative;
 use super::recipe_file::RecipeFile;
 use crate::bench::{Bench, BenchSummary, Size, StepRecord, summarise};

@@ -9,6 +9,7 @@ mod doctor;
 mod evaluate;
 mod export;
 mod finetune;
+mod format;
 mod generate;
 mod init_model;
 mod panics;

@@ -7,7 +7,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
-use super::evaluate::Format;
+use super::format::Format;
 use crate::data::{Answer, each_answer};
 use crate::error::Error;
 use crate::metrics::{Metric, after_cue};

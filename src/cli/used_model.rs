@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::files::{self, ADAPTER_TENSORS};
 use crate::generation::SessionIdentity;
 use crate::model::{Model, fingerprint};
-use crate::recipe::{Recipe, Resolved, Storage, Weights};
+use crate::recipe::{Recipe, Resolved, RopeScalingRecipe, Storage, Weights};
 use crate::report::console;
 use crate::train;
 
@@ -151,8 +151,10 @@ impl LoadedModel {
 
 /// What texts depend on, beside the rules by which they are generated: the recipe's model, cache and dtype, and the adapter.
 pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<SessionIdentity, Error> {
+    let files_of_model = fingerprint(&recipe.model.path)?;
+    let scaled = |scaling: &RopeScalingRecipe| files::hash_parts([&files_of_model, &format!("{scaling:?}")]);
     Ok(SessionIdentity {
-        model: fingerprint(&recipe.model.path)?,
+        model: recipe.model.rope_scaling.as_ref().map_or_else(|| files_of_model.clone(), scaled),
         adapter: adapter.map(|dir| files::hash_file(&dir.join(ADAPTER_TENSORS))).transpose()?,
         cache: recipe.cache_keys(),
         dtype: recipe.model.dtype.name().to_owned(),

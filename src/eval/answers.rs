@@ -2,13 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use serde::{Deserialize, Serialize};
-
-use super::{AnswerFile, EvalError};
-use crate::data::{Dataset, Question, SampleGroups};
+use super::{AnswerFile, EvalError, ScoredAnswer};
+use crate::data::{Dataset, Question};
 use crate::files;
 use crate::generation::{Finish, GenerationEvent, GenerationRules, Generator, Request, RequestId};
-use crate::metrics::{LongBenchV2, Metric};
+use crate::metrics::Metric;
 
 /// How answers are generated and scored.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,58 +17,6 @@ pub struct AnswerSpec {
     pub metrics: Vec<Metric>,
     /// Texts that are written at the same time.
     pub width: usize,
-}
-
-/// An answer with its scores.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ScoredAnswer {
-    /// Index of the sample in its file, counted from 0.
-    pub sample: u64,
-    /// Of the prompt's token ids.
-    pub prompt_hash: String,
-    /// What was generated.
-    pub prediction: String,
-    /// What might have been.
-    pub references: Vec<String>,
-    /// The generated tokens.
-    pub token_ids: Vec<u32>,
-    /// Why the text ended, as other programs write it.
-    pub finish_reason: String,
-    /// By metric, from 0 to 1.
-    pub scores: BTreeMap<String, f64>,
-    /// What the sample is reported under.
-    #[serde(flatten)]
-    pub groups: Option<SampleGroups>,
-}
-
-/// Means over answers.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct AnswerScores {
-    /// Samples.
-    pub samples: usize,
-    /// By metric, from 0 to 1.
-    pub means: BTreeMap<String, f64>,
-    /// As `LongBench` v2 reports, where its metric is asked for and the data say what samples are reported under.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub longbench_v2: Option<LongBenchV2>,
-}
-
-impl AnswerScores {
-    /// Of some answers with the same metrics.
-    pub fn of(answers: &[ScoredAnswer]) -> Self {
-        let mut means = BTreeMap::new();
-        for (name, score) in answers.iter().flat_map(|answer| &answer.scores) {
-            *means.entry(name.clone()).or_insert(0.0) += score;
-        }
-        means.values_mut().for_each(|sum| *sum /= answers.len() as f64);
-        let mut longbench_v2 = None;
-        for answer in answers {
-            if let (Some(groups), Some(&credit)) = (&answer.groups, answer.scores.get(Metric::LongBenchV2.name())) {
-                longbench_v2.get_or_insert_with(LongBenchV2::default).add_credit(groups.by(), credit);
-            }
-        }
-        Self { samples: answers.len(), means, longbench_v2 }
-    }
 }
 
 /// A question whose answer is being written.
@@ -124,6 +70,11 @@ pub fn answer(
     }
 }
 
+/// Fails where a sample of `dataset` has no question, or one that cannot be answered; nothing is generated.
+pub fn check_answers(mut generator: Generator<'_>, dataset: &Dataset, spec: &AnswerSpec) -> Result<(), EvalError> {
+    (0..dataset.len()).try_for_each(|sample| submit(&mut generator, dataset.question(sample)?, spec).map(drop))
+}
+
 fn submit(generator: &mut Generator<'_>, question: Question, spec: &AnswerSpec) -> Result<Pending, EvalError> {
     let request = Request { initial: question.initial, ..Request::new(question.prompt.clone(), spec.rules.clone()) };
     let failed = |source| EvalError::Answer { sample: question.sample, source };
@@ -134,7 +85,7 @@ fn submit(generator: &mut Generator<'_>, question: Question, spec: &AnswerSpec) 
 fn take(event: GenerationEvent, pending: &mut VecDeque<Pending>) -> Result<(), EvalError> {
     let of = |id: RequestId| move |pending: &&mut Pending| pending.request == id;
     match event {
-        GenerationEvent::Prompt { .. } => {}
+        GenerationEvent::Prompt { .. } | GenerationEvent::Border { .. } => {}
         GenerationEvent::Token { request, id, text, .. } => {
             if let Some(own) = pending.iter_mut().find(of(request)) {
                 own.ids.push(id);

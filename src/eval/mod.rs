@@ -4,8 +4,10 @@ mod answer_file;
 mod answers;
 mod error;
 mod score;
+mod scored_answer;
 
 pub use answer_file::AnswerFile;
-pub use answers::{AnswerScores, AnswerSpec, ScoredAnswer, answer};
+pub use answers::{AnswerSpec, answer, check_answers};
 pub use error::EvalError;
 pub use score::{Bucket, Score, Scores, score};
+pub use scored_answer::{AnswerScores, ScoredAnswer};

@@ -3,14 +3,14 @@
 //! The way: `tree` (text with places) → `overrides` (`--set`) → `alias` (other spellings) → `resolve` (types, defaults,
 //! contradictions) → `plan` (the [`Recipe`]). No tensor, and no look at the files that a recipe names.
 //!
-//! A key is a field of the struct of its table (`model`, `data`, `kv_cache`, `grad`, `training`), with its type, default, meaning,
-//! rule and other spellings. `table` makes the rest of it.
+//! A key is a field of the struct of its table, with its type, default, meaning, rule and other spellings. `table` makes the rest of it.
 
 mod alias;
 mod cache_length;
 mod choice;
 mod data;
 pub(crate) mod diagnose;
+mod eval;
 mod grad;
 mod initial_part;
 mod kv_cache;
@@ -34,14 +34,14 @@ pub use cache_length::{CacheLength, Pyramid};
 pub use choice::PolicyRecipe;
 pub use data::{BatchOrder, DataFormat, DataRecipe, HeadRecipe, Labels, OnTooLong, ValidationSource};
 pub use diagnose::{RecipeError, RecipeLocation};
+pub use eval::{EvalRecipe, Figure, GenerateRecipe, Mode};
 pub use grad::{GradRecipe, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
 pub use initial_part::{EndRegex, InitialPart};
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, RopeType, TargetModules, TrainedBias};
 pub use plan::Recipe;
 pub use reference::reference;
-pub use training::{CheckpointRecipe, EvalRecipe, LogRecipe, Metric, Mode, OptimizerRecipe};
-pub use training::{OptimizerName, Schedule, TrainRecipe, Warmup, Weights};
+pub use training::{CheckpointRecipe, LogRecipe, OptimizerName, OptimizerRecipe, Schedule, TrainRecipe, Warmup, Weights};
 pub use write::Difference;
 
 use suggest::suggest_key;

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use super::data::{DataRecipe, HeadRecipe, HeadTable};
+use super::eval::EvalRecipe;
 use super::grad::GradRecipe;
 use super::kv_cache::CacheRecipe;
 use super::model::{LoraRecipe, ModelRecipe};
 use super::table::{RecipeKey, RecipeTable, TableEntries};
-use super::training::{CheckpointRecipe, EvalRecipe, LogRecipe, OptimizerRecipe, TopOfFile, TrainRecipe};
+use super::training::{CheckpointRecipe, LogRecipe, OptimizerRecipe, TopOfFile, TrainRecipe};
 
 /// A recipe: checked, complete, with absolute paths.
 #[derive(Clone, Debug, PartialEq)]

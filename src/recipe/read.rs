@@ -16,7 +16,8 @@ pub(super) const AUTO: &str = "auto";
 
 /// Reads a value; `path` is the dotted key under which it stands.
 pub(super) fn read<T: DeserializeOwned>(node: &Node, path: &str, source: &RecipeSource) -> Checked<T> {
-    T::deserialize(NodeReader(node)).map_err(|error| error.into_recipe_error(path, source))
+    let at = |error: ReadError| error.at(node.spot, &node.value);
+    T::deserialize(NodeReader(node)).map_err(|error| at(error).into_recipe_error(path, source))
 }
 
 /// Reads a value whose key takes the word `auto` too, which the errors then name.
@@ -24,7 +25,8 @@ pub(super) fn read_or_auto<T: DeserializeOwned>(node: &Node, path: &str, source:
     if node.as_str() == Some(AUTO) {
         return Ok(None);
     }
-    T::deserialize(NodeReader(node)).map(Some).map_err(|error| error.or_auto().into_recipe_error(path, source))
+    let at = |error: ReadError| error.at(node.spot, &node.value);
+    T::deserialize(NodeReader(node)).map(Some).map_err(|error| at(error).or_auto().into_recipe_error(path, source))
 }
 
 /// What is wrong, before it is known where.

@@ -4,6 +4,7 @@ use toml::Table;
 
 use super::data::{DataFormat, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels};
 use super::diagnose::Checked;
+use super::eval::{EvalRecipe, Figure};
 use super::grad::{GradRecipe, OpenKey, StoreForm};
 use super::kv_cache::{CacheRecipe, Storage};
 use super::model::{LoraRecipe, ModelRecipe};
@@ -11,9 +12,7 @@ use super::overrides::settle;
 use super::plan::{Recipe, tables};
 use super::read::AUTO;
 use super::table::{RecipeKey, RecipeTable, dotted};
-use super::training::{
-    CheckpointRecipe, EvalRecipe, LogRecipe, Metric, OptimizerName, OptimizerRecipe, Schedule, TopOfFile, TrainRecipe, Weights,
-};
+use super::training::{CheckpointRecipe, LogRecipe, OptimizerName, OptimizerRecipe, Schedule, TopOfFile, TrainRecipe, Weights};
 use super::tree::{Document, KeyValue};
 use super::value::RecipeReader;
 
@@ -39,7 +38,7 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checke
     refuse_single_tokens(&reader, &grad, &head)?;
     refuse_undo_log(&reader, &grad, &kv_cache)?;
     let eval = EvalRecipe::read(&reader)?;
-    refuse_accuracy(&reader, &eval, &head)?;
+    refuse_figure(&reader, &eval, &head)?;
     Ok(Recipe {
         optimizer: optimizer(&reader)?,
         checkpoint: CheckpointRecipe::read(&reader)?,
@@ -218,8 +217,23 @@ fn refuse_undo_log(reader: &RecipeReader<'_>, grad: &GradRecipe, CacheRecipe { b
     reader.refuse("grad.undo_log", message, "remove it, or write `undo_log = \"plain\"`: it is small already, and stays exact")
 }
 
-fn refuse_accuracy(reader: &RecipeReader<'_>, eval: &EvalRecipe, head: &HeadRecipe) -> Checked<()> {
-    if eval.metric == Metric::Accuracy && *head == HeadRecipe::NextToken {
+/// Refuses figures that no validation computes.
+fn refuse_figure(reader: &RecipeReader<'_>, eval: &EvalRecipe, head: &HeadRecipe) -> Checked<()> {
+    if eval.generate.is_some() && *head != HeadRecipe::NextToken {
+        let message = "`eval.generate` contradicts the head, which reads a class and generates no answers".to_owned();
+        return reader.refuse("eval.generate", message, "remove it, or write `head.kind = \"next_token\"`");
+    }
+    if let Figure::Answers(metric) = eval.metric
+        && !eval.generate.as_ref().is_some_and(|generate| generate.metrics.contains(&metric))
+    {
+        let message = format!("`eval.metric = \"{metric}\"` is not among the metrics of `eval.generate`");
+        return reader.refuse(
+            "eval.metric",
+            message,
+            &format!("write `generate = {{ metrics = [\"{metric}\"] }}` below `[eval]`"),
+        );
+    }
+    if eval.metric == Figure::Accuracy && *head == HeadRecipe::NextToken {
         let message = "`eval.metric = \"accuracy\"` contradicts the head `next_token`, which has no classes".to_owned();
         let hint = "write `metric = \"loss\"`, or choose `head.kind = \"seq_classification_on_logits\"`";
         return reader.refuse("eval.metric", message, hint);

@@ -208,56 +208,6 @@ either! {
 }
 
 table! {
-    /// The table `[eval]`.
-    #[derive(Clone, Debug, PartialEq, Eq)]
-    pub struct EvalRecipe in "eval" {
-        /// Steps from one validation to the next.
-        #[also("eval.steps", "eval.eval_steps", "train.eval_steps", "eval_steps")]
-        #[rule(COUNT)]
-        pub interval: u64 = 100,
-        /// Validate before the first step too.
-        #[also("eval.initial_validation")]
-        pub initial: bool = false,
-        /// Figure that selects the best checkpoint. `accuracy` needs a classification head.
-        #[word("loss", "eval_loss")]
-        pub metric: Metric = Metric::Loss,
-        /// Which of two figures is better.
-        #[default("by the metric")]
-        pub mode: Mode = if metric == Metric::Loss { Mode::Min } else { Mode::Max },
-        /// Sequences that run together.
-        #[also("eval.batch_size", "eval.per_device_eval_batch_size")]
-        #[rule(COUNT)]
-        #[default("that of training")]
-        pub micro_batch_size: Option<usize> = None,
-        /// Batches of a validation.
-        #[also("eval.max_iters")]
-        #[rule(COUNT)]
-        #[default("all")]
-        pub max_batches: Option<usize> = None,
-    }
-}
-
-words! {
-    /// A figure of validation.
-    pub enum Metric {
-        /// Mean over targets.
-        Loss = "loss",
-        /// Of classification.
-        Accuracy = "accuracy",
-    }
-}
-
-words! {
-    /// Which of two figures is the better.
-    pub enum Mode {
-        /// The smaller.
-        Min = "min",
-        /// The larger.
-        Max = "max",
-    }
-}
-
-table! {
     /// The table `[checkpoint]`.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct CheckpointRecipe in "checkpoint" {

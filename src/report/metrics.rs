@@ -1,5 +1,6 @@
 //! `metrics.jsonl`: one line per step, appended and flushed; the source of truth for curves.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -43,6 +44,9 @@ pub struct StepMetrics {
     /// Validation accuracy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_accuracy: Option<f64>,
+    /// Means over the answers of a validation, by metric.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub eval_answers: BTreeMap<String, f64>,
     /// Hash of what the caches evicted in the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay_log: Option<String>,

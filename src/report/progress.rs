@@ -71,6 +71,9 @@ fn describe(m: &StepMetrics, left: Seconds) -> String {
     let mut add = |name: &str, value: Option<String>| parts.extend(value.map(|v| format!("{name}{v}")));
     add("loss ", m.loss.map(|v| format!("{v:.4}")));
     add("eval loss ", m.eval_loss.map(|v| format!("{v:.4}")));
+    for (metric, mean) in &m.eval_answers {
+        add(metric, Some(format!(" {mean:.4}")));
+    }
     add("lr ", m.learning_rate.map(|v| format!("{v:.2e}")));
     add("|g| ", m.grad_norm.map(|v| format!("{v:.3}")));
     add("", m.loss.map(|_| format!("{:.0} tok/s", m.tokens_per_second)));

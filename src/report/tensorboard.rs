@@ -4,27 +4,39 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
-use tensorboard_rs::summary_writer::SummaryWriter;
+use tensorboard_proto::summary::{Summary, Summary_Value};
+use tensorboard_proto::types::DataType;
+use tensorboard_rs::summary::scalar;
+use tensorboard_rs::summary_writer::FileWriter;
 
 use super::console;
 use super::metrics::StepMetrics;
 
+/// What the thread writes.
+enum Entry {
+    Step(Box<StepMetrics>),
+    Answers { step: u64, text: String },
+}
+
 /// The sender's side. Each start of a run begins a new event file.
 #[derive(Debug)]
 pub struct TensorBoard {
-    sender: Option<Sender<StepMetrics>>,
+    sender: Option<Sender<Entry>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl TensorBoard {
     /// Starts the thread that writes into `dir`.
     pub fn start(dir: &Path) -> Self {
-        let (sender, receiver) = channel::<StepMetrics>();
+        let (sender, receiver) = channel::<Entry>();
         let dir = dir.to_owned();
         let write = move || {
-            let mut writer = SummaryWriter::new(&dir);
-            while let Ok(metrics) = receiver.recv() {
-                write_step(&mut writer, &metrics);
+            let mut writer = FileWriter::new(&dir);
+            while let Ok(entry) = receiver.recv() {
+                match entry {
+                    Entry::Step(metrics) => write_step(&mut writer, &metrics),
+                    Entry::Answers { step, text } => writer.add_summary(in_text("eval/answers", text), step as usize),
+                }
                 writer.flush();
             }
         };
@@ -37,8 +49,17 @@ impl TensorBoard {
 
     /// Hands one step over.
     pub fn send(&mut self, metrics: &StepMetrics) {
+        self.hand_over(Entry::Step(Box::new(metrics.clone())));
+    }
+
+    /// Hands a few answers of a validation over.
+    pub fn send_text(&mut self, step: u64, text: String) {
+        self.hand_over(Entry::Answers { step, text });
+    }
+
+    fn hand_over(&mut self, entry: Entry) {
         let Some(sender) = &self.sender else { return };
-        if sender.send(metrics.clone()).is_err() {
+        if sender.send(entry).is_err() {
             console::warning("the TensorBoard writer died: no more events, training goes on");
             // Told once: its end is not looked at again.
             (self.sender, self.thread) = (None, None);
@@ -56,7 +77,7 @@ impl Drop for TensorBoard {
 }
 
 /// HF's tag names, so that curves of different tools lie in the same plots.
-fn write_step(writer: &mut SummaryWriter, m: &StepMetrics) {
+fn write_step(writer: &mut FileWriter, m: &StepMetrics) {
     let scalars = [
         ("train/loss", m.loss),
         ("train/accuracy", m.accuracy),
@@ -71,9 +92,26 @@ fn write_step(writer: &mut SummaryWriter, m: &StepMetrics) {
     ];
     for (tag, value) in scalars {
         if let Some(value) = value {
-            writer.add_scalar(tag, value as f32, m.step as usize);
+            writer.add_summary(scalar(tag, value as f32), m.step as usize);
         }
     }
+    for (metric, mean) in &m.eval_answers {
+        writer.add_summary(scalar(&format!("eval/{metric}"), *mean as f32), m.step as usize);
+    }
+}
+
+/// A text, as TensorBoard's plugin for texts reads it.
+fn in_text(tag: &str, text: String) -> Summary {
+    let mut value = Summary_Value::new();
+    value.set_tag(tag.to_owned());
+    value.mut_metadata().mut_plugin_data().set_plugin_name("text".to_owned());
+    let tensor = value.mut_tensor();
+    tensor.set_dtype(DataType::DT_STRING);
+    tensor.mut_tensor_shape().mut_dim().push_default().set_size(1);
+    tensor.mut_string_val().push(text.into_bytes());
+    let mut summary = Summary::new();
+    summary.mut_value().push(value);
+    summary
 }
 
 /// Where the events of a run lie.
@@ -90,9 +128,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut board = TensorBoard::start(&dir_of(dir.path()));
         board.send(&StepMetrics { step: 1, loss: Some(2.5), ..StepMetrics::default() });
+        board.send_text(1, "an answer".into());
         drop(board);
         let file = std::fs::read_dir(dir_of(dir.path())).unwrap().next().unwrap().unwrap().path();
         let bytes = std::fs::read(file).unwrap();
-        assert!(bytes.windows(10).any(|w| w == b"train/loss"));
+        for part in [&b"train/loss"[..], b"eval/answers", b"an answer"] {
+            assert!(bytes.windows(part.len()).any(|w| w == part));
+        }
     }
 }

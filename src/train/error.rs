@@ -8,6 +8,7 @@ use crate::data::DataError;
 use crate::engine::EngineError;
 use crate::eval::EvalError;
 use crate::files::FilesError;
+use crate::generation::GenerationError;
 use crate::model::ModelError;
 use crate::optim::OptimError;
 use crate::plan::PlanError;
@@ -39,6 +40,9 @@ pub enum TrainError {
     /// Validation failed.
     #[error(transparent)]
     Eval(#[from] EvalError),
+    /// Answers can't be generated.
+    #[error(transparent)]
+    Generation(#[from] GenerationError),
     /// The optimiser refused.
     #[error(transparent)]
     Optim(#[from] OptimError),
@@ -54,6 +58,9 @@ pub enum TrainError {
     /// Metrics or the like could not be written.
     #[error(transparent)]
     Report(#[from] ReportError),
+    /// Answers at validation without samples to validate with.
+    #[error("`eval.generate` is set, and no samples are held out for validation")]
+    NothingToAnswer,
     /// A directory that no run wrote.
     #[error("`{path}` is not the directory of a run: it has no `recipe.resolved.toml`", path = path.display())]
     NoRun {
@@ -169,6 +176,9 @@ impl Failure for TrainError {
             Self::CorrectedRouters { .. } => {
                 Some("leave the key out: this loss is of routers with a softmax over all experts".into())
             }
+            Self::NothingToAnswer => {
+                Some("set `data.validation` or `data.validation_fraction`, or leave `eval.generate` out".into())
+            }
             Self::NoRouters { .. } => Some("leave the key out: it balances the experts of such models as Mixtral".into()),
             Self::NoRun { .. } => Some(
                 "name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too"
@@ -206,6 +216,7 @@ impl Failure for TrainError {
             | Self::OtherPositions { .. }
             | Self::NoRouters { .. }
             | Self::CorrectedRouters { .. }
+            | Self::NothingToAnswer
             | Self::OutputInTheWay { .. }
             | Self::NoRun { .. }
             | Self::NoCheckpoint { .. } => Exit::Usage,
@@ -228,6 +239,7 @@ impl Failure for TrainError {
             Self::Plan(e) => Some(e),
             Self::Eval(e) => Some(e),
             Self::Conformance(e) => Some(e),
+            Self::Generation(e) => Some(e),
             Self::Optim(e) => Some(e),
             Self::Checkpoint(e) | Self::NotSaved(e) => Some(e),
             Self::Report(e) => Some(e),

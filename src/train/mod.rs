@@ -1,5 +1,6 @@
 //! The loop: steps, validation, saving, resuming.
 
+mod answers;
 mod build;
 mod error;
 mod interrupt;

@@ -59,8 +59,8 @@ pub fn run(recipe: Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, TrainE
 pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<Ended, TrainError> {
     let mut watch = RunWatch::begin(trainer)?;
     if trainer.recipe.eval.initial {
-        let scores = trainer.validate(&mut watch)?;
-        watch.validated_first(scores.as_ref().map(|(s, _)| s))?;
+        let validation = trainer.validate(&mut watch)?;
+        watch.validated_first(validation.as_ref())?;
     }
     go_on(trainer, &mut watch, interrupt)
 }
@@ -86,10 +86,10 @@ fn require_unused_by_others(dir: &Path) -> Result<(), TrainError> {
 pub(super) fn go_on(trainer: &mut Trainer, watch: &mut RunWatch, interrupt: &Interrupt) -> Result<Ended, TrainError> {
     while trainer.step() < trainer.schedule.num_steps() {
         let metrics = trainer.advance(watch)?;
-        let scores = if trainer.is_eval_due() { trainer.validate(watch)? } else { None };
+        let validation = if trainer.is_eval_due() { trainer.validate(watch)? } else { None };
         // The line is on disk before the checkpoint: after a crash in between, the resume takes it back.
-        watch.stepped(metrics, scores.as_ref().map(|(s, _)| s))?;
-        if scores.is_some_and(|(_, is_best)| is_best) {
+        watch.stepped(metrics, validation.as_ref())?;
+        if validation.is_some_and(|validation| validation.is_best) {
             trainer.save(SaveKind::Best)?;
         }
         let due = trainer.save_due();

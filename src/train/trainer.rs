@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use tch::Device;
 
+use super::answers::{Validation, ValidationAnswers};
 use super::profile::{RunProfile, RunStepWatch};
 use super::retreat::RetryingEngine;
 use super::step::Learner;
@@ -13,11 +14,11 @@ use crate::checkpoint::{self, Best, SampleCounts, SaveKind, Snapshot, TrainState
 use crate::conformance::{KV_POLICY, PolicyFile, PolicyTrial};
 use crate::data::{Batch, Dataset, Splits};
 use crate::engine::{EngineError, Observer};
-use crate::eval::{self, Scores};
+use crate::eval;
 use crate::model::{Model, fingerprint};
 use crate::optim::{self, Optimizer, learning_rate};
 use crate::plan::{Alternative, Machine};
-use crate::recipe::{Metric, Mode, OnOutOfMemory, Recipe};
+use crate::recipe::{Mode, OnOutOfMemory, Recipe};
 use crate::report::console;
 use crate::report::memory::peak_resident;
 use crate::report::metrics::StepMetrics;
@@ -43,6 +44,7 @@ pub struct Trainer {
     profile: Option<RunProfile>,
     /// What a checkpoint's policy file is recorded with.
     trial: PolicyTrial,
+    answers: Option<ValidationAnswers>,
 }
 
 impl Trainer {
@@ -59,6 +61,7 @@ impl Trainer {
         let settled = tiling::settled_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine, |_| {})?;
         let ResolvedRun { recipe, planned, engine, data, machine } = settled;
         let schedule = RunSchedule::new(&recipe, data.train.lengths());
+        let answers = ValidationAnswers::new(&recipe, &data, tokenizer.as_ref(), (&engine, &model))?;
         let optimizer = optim::build(&recipe.optimizer, &model.parameters());
         if let Some(profile) = &mut profile {
             profile.built(&model, optimizer.bytes());
@@ -79,6 +82,7 @@ impl Trainer {
             step: 0,
             total_tokens: 0,
             profile,
+            answers,
         })
     }
 
@@ -182,24 +186,24 @@ impl Trainer {
     }
 
     /// Scores the validation split, and notes whether it is the best so far.
-    pub(super) fn validate(&mut self, observer: &mut dyn Observer) -> Result<Option<(Scores, bool)>, TrainError> {
+    pub(super) fn validate(&mut self, observer: &mut dyn Observer) -> Result<Option<Validation>, TrainError> {
         let Some(validation) = &self.data.validation else { return Ok(None) };
         let options = &self.recipe.eval;
         let batch = options.micro_batch_size.unwrap_or(self.recipe.train.micro_batch_size);
-        let scores = eval::score((self.tiled.engine(), &self.model), validation, batch, options.max_batches, observer)?;
-        let value = match options.metric {
-            Metric::Loss => scores.overall.loss,
-            Metric::Accuracy => scores.overall.accuracy,
-        };
+        let engine = self.tiled.engine();
+        let scores = eval::score((engine, &self.model), validation, batch, options.max_batches, observer)?;
+        let answers = self.answers.as_ref().map(|answers| answers.answer(engine, &self.model)).transpose()?;
+        let mut validation = Validation { scores, answers, is_best: false };
+        let value = validation.value(options.metric);
         let is_better = |best: &Best| match options.mode {
             Mode::Min => value < best.value,
             Mode::Max => value > best.value,
         };
-        let is_best = self.step > 0 && self.best.as_ref().is_none_or(is_better);
-        if is_best {
+        validation.is_best = self.step > 0 && self.best.as_ref().is_none_or(is_better);
+        if validation.is_best {
             self.best = Some(Best { metric: options.metric.name().to_owned(), value, step: self.step });
         }
-        Ok(Some((scores, is_best)))
+        Ok(Some(validation))
     }
 
     /// Why the step just made is saved, if it is.

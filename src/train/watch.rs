@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::time::Instant;
 
+use super::answers::Validation;
 use super::{TrainError, Trainer};
 use crate::engine::{Event, Observer};
-use crate::eval::Scores;
+use crate::eval::ScoredAnswer;
 use crate::native::cuda::{missing_kernels, why_not_pinned};
 use crate::ops::attention::Calibration;
 use crate::report::memory::{not_pinned, peak_resident, planned_and_measured};
@@ -45,19 +46,26 @@ impl RunWatch {
     }
 
     /// The validation before the first step.
-    pub(super) fn validated_first(&mut self, scores: Option<&Scores>) -> Result<(), TrainError> {
+    pub(super) fn validated_first(&mut self, validation: Option<&Validation>) -> Result<(), TrainError> {
         let metrics = StepMetrics { peak_memory: peak_resident().0, ..StepMetrics::default() };
-        self.stepped(metrics, scores)
+        self.stepped(metrics, validation)
     }
 
     /// A step, and the validation after it.
-    pub(super) fn stepped(&mut self, mut metrics: StepMetrics, scores: Option<&Scores>) -> Result<(), TrainError> {
-        metrics.eval_loss = scores.map(|s| s.overall.loss);
-        metrics.eval_accuracy = scores.map(|s| s.overall.accuracy);
+    pub(super) fn stepped(&mut self, mut metrics: StepMetrics, validation: Option<&Validation>) -> Result<(), TrainError> {
+        metrics.eval_loss = validation.map(|v| v.scores.overall.loss);
+        metrics.eval_accuracy = validation.map(|v| v.scores.overall.accuracy);
+        let answers = validation.and_then(|v| v.answers.as_ref());
+        metrics.eval_answers = answers.map(|(scores, _)| scores.means.clone()).unwrap_or_default();
         self.note_losses(&metrics);
         self.metrics.append(&metrics)?;
         self.board.send(&metrics);
         self.progress.stepped(&metrics);
+        if let Some((_, shown)) = answers {
+            let shown: Vec<String> = shown.iter().map(in_words).collect();
+            shown.iter().for_each(|answer| self.progress.note(answer));
+            self.board.send_text(metrics.step, shown.join("\n\n"));
+        }
         // Kernels are built when they are first asked for, which is in the first step.
         for line in missing_kernels() {
             self.progress.note(&line);
@@ -104,6 +112,19 @@ impl RunWatch {
         summary.write(&trainer.dir.join("summary.md"))?;
         Ok(())
     }
+}
+
+/// Characters of a text that are shown.
+const SHOWN: usize = 200;
+
+/// A line about an answer.
+fn in_words(answer: &ScoredAnswer) -> String {
+    let quoted = |text: &str| match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{:?} …", &text[..end]),
+        None => format!("{text:?}"),
+    };
+    let references: Vec<String> = answer.references.iter().map(|text| quoted(text)).collect();
+    format!("sample {}: {}, expected {}", answer.sample, quoted(&answer.prediction), references.join(" or "))
 }
 
 impl Observer for RunWatch {

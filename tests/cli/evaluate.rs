@@ -237,3 +237,44 @@ fn the_rest_is_what_training_has_dropped() {
     hint: use `--set data.on_too_long=drop` with the `data.max_seq_length` of training
     ");
 }
+
+#[test]
+fn a_run_answers_at_validation_and_its_best_checkpoint_is_chosen_by_the_answers() {
+    let place = place();
+    // What the base writes is right: nothing can be better than it.
+    evaluate(&place, &["model"], ANSWERS).done();
+    let text = String::from_utf8(place.read("answers.jsonl")).unwrap();
+    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let prompts: Vec<Value> =
+        place.read("train.jsonl").split(|&b| b == b'\n').filter_map(|l| serde_json::from_slice(l).ok()).collect();
+    let right = |(prompt, row): (&Value, &Value)| {
+        json!({ "prompt": prompt["prompt"], "completion": row["prediction"].as_str().unwrap().to_owned() + " x" }).to_string()
+            + "\n"
+    };
+    place.write("held-out.jsonl", prompts.iter().zip(&rows).map(right).collect::<String>());
+    let generate = "eval.generate={ metrics = [\"rouge_l\", \"f1\"], samples = 4, max_new_tokens = 6 }";
+    let set = ["data.validation=held-out.jsonl", "eval.interval=1", "eval.initial=true", "eval.metric=f1", generate];
+    let said = place.finetune(&[&set[..], &["optimizer.learning_rate=0.3", "optimizer.schedule=constant"]].concat()).done();
+    assert!(said.err.contains("\nsample 2: ") && !said.err.contains("\nsample 3: "), "{}", said.err);
+    let metrics = String::from_utf8(place.read("run/metrics.jsonl")).unwrap();
+    let f1: Vec<f64> = metrics
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["eval_answers"]["f1"].as_f64().unwrap())
+        .collect();
+    assert!(f1[0] > 0.5 && f1[3] < f1[0], "{f1:?}");
+    let of_steps: Vec<f64> = f1[1..].to_vec();
+    let best = of_steps.iter().copied().fold(f64::MIN, f64::max);
+    let state: Value = serde_json::from_slice(&place.read("run/best/state.json")).unwrap();
+    assert_eq!((state["best"]["metric"].as_str(), state["best"]["value"].as_f64()), (Some("f1"), Some(best)));
+    assert_eq!(state["best"]["step"].as_u64(), of_steps.iter().position(|&f1| f1 == best).map(|at| at as u64 + 1));
+    let again = ["evaluate", "run/final", "--limit", "4", "--metrics", "f1", "--max-new-tokens", "6", "--format", "json"];
+    let again = lines(&place.run(&again).done()).remove(0);
+    assert_eq!(again["answers"]["means"]["f1"].as_f64(), Some(f1[3]));
+    assert_eq!(place.names("run/answers").len(), 1);
+    fs::remove_dir_all(place.path("run")).unwrap();
+    assert_snapshot!(place.finetune(&[generate]).refused(2), @r"
+    error: `eval.generate` is set, and no samples are held out for validation
+
+    hint: set `data.validation` or `data.validation_fraction`, or leave `eval.generate` out
+    ");
+}

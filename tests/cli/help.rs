@@ -29,7 +29,7 @@ fn the_verbs() {
       finetune-lora  Train a LoRA adapter
       finetune-full  Train all weights of a model
       resume         Resume a run
-      evaluate       Loss, perplexity and accuracy of a run, a checkpoint or a model
+      evaluate       Loss, perplexity, accuracy and answers of runs, checkpoints and models, with one or several caches
       score          Score a file of answers: exact match, F1, ROUGE, RULER's string match and others
       generate       Write texts with a run, a checkpoint or a model, through the cache that it was trained with
       serve          Serve a run, a checkpoint or a model over HTTP, as OpenAI's clients expect it

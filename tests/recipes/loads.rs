@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use kvtune::recipe::{
-    BatchOrder, CacheLength, Chunking, DataFormat, Dtype, GradRecipe, HeadRecipe, Labels, Metric, Mode, OnTooLong, OpenKey,
+    BatchOrder, CacheLength, Chunking, DataFormat, Dtype, Figure, GradRecipe, HeadRecipe, Labels, Mode, OnTooLong, OpenKey,
     Pyramid, Recipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, ValidationSource, Warmup, Weights,
 };
 
@@ -79,7 +79,7 @@ fn what_is_left_out_has_its_default() {
     assert_eq!((optimizer.betas, optimizer.schedule, optimizer.warmup), ((0.9, 0.999), Schedule::Cosine, Warmup::Ratio(0.05)));
     assert_eq!(
         (recipe.eval.interval, recipe.eval.initial, recipe.eval.metric, recipe.eval.mode),
-        (100, false, Metric::Loss, Mode::Min)
+        (100, false, Figure::Loss, Mode::Min)
     );
     let checkpoint = recipe.checkpoint;
     assert_eq!(

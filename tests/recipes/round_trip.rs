@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use kvtune::metrics::Metric;
 use kvtune::recipe::{
     BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe,
-    GradRecipe, HeadRecipe, InitLora, Labels, LogRecipe, LoraRecipe, Metric, Mode, ModelRecipe, OnOutOfMemory, OnTooLong,
-    OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, RopeScalingRecipe, RopeType, Schedule, Storage,
-    StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
+    Figure, GenerateRecipe, GradRecipe, HeadRecipe, InitLora, Labels, LogRecipe, LoraRecipe, Mode, ModelRecipe, OnOutOfMemory,
+    OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, RopeScalingRecipe, RopeType, Schedule,
+    Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -155,9 +156,14 @@ prop_compose! {
 
 prop_compose! {
     fn eval(head: HeadRecipe)(interval in large(), initial in any::<bool>(), accuracy in any::<bool>(), mode in select(Mode::ALL),
-            micro_batch_size in option::of(small()), max_batches in option::of(small())) -> EvalRecipe {
-        let metric = if accuracy && head != HeadRecipe::NextToken { Metric::Accuracy } else { Metric::Loss };
-        EvalRecipe { interval, initial, metric, mode, micro_batch_size, max_batches }
+            micro_batch_size in option::of(small()), max_batches in option::of(small()),
+            generate in option::of((small(), small(), any::<bool>()))) -> EvalRecipe {
+        let metrics = vec![Metric::F1, Metric::RulerAll];
+        let generate = generate.filter(|_| head == HeadRecipe::NextToken);
+        let figure = if generate.is_some_and(|(.., chooses)| chooses) { Figure::Answers(Metric::F1) } else { Figure::Loss };
+        let generate = generate.map(|(samples, max_new_tokens, _)| GenerateRecipe { metrics, samples, max_new_tokens });
+        let metric = if accuracy && head != HeadRecipe::NextToken { Figure::Accuracy } else { figure };
+        EvalRecipe { interval, initial, metric, mode, micro_batch_size, max_batches, generate }
     }
 }
 
@@ -334,6 +340,7 @@ const BOUND: &[(&str, &str)] = &[
     ("eval.interval", "7"),
     ("eval.mode", "max"),
     ("eval.max_batches", "7"),
+    ("eval.generate", "{ metrics = [\"f1\"] }"),
     ("optimizer.learning_rate", "7"),
     ("optimizer.weight_decay", "7"),
     ("optimizer.betas", "[0.7, 0.7]"),

@@ -10,7 +10,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::device::{Wanted, set_threads};
-use super::evaluate::Format;
+use super::format::Format;
 use crate::error::Error;
 use crate::native::cuda::{CudaSupport, Numerics, device_nodes, load_cuda};
 use crate::report::console;

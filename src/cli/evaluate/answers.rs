@@ -6,7 +6,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::{Value, json};
 
-use super::Loaded;
+use super::targets::LoadedTarget;
 use crate::cli::generate::RuleArguments;
 use crate::cli::used_model::identity;
 use crate::data::Dataset;
@@ -84,7 +84,7 @@ impl AnswerArguments {
     /// Answers the samples of a dataset, where that is asked for.
     pub(super) fn answer(
         &self,
-        loaded: &Loaded<'_>,
+        loaded: &LoadedTarget<'_>,
         (engine, dataset): (&Engine, &Dataset),
         split: &str,
         shared_file: &mut Option<AnswerFile>,
@@ -92,7 +92,7 @@ impl AnswerArguments {
         if !self.are_wanted() {
             return Ok(None);
         }
-        let Loaded { target, model, tokenizer, recipe } = *loaded;
+        let LoadedTarget { target, model, tokenizer, recipe } = *loaded;
         let spec = self.spec(loaded)?;
         let used = identity(recipe, target.adapter())?;
         let settings = json!({
@@ -116,8 +116,8 @@ impl AnswerArguments {
         Ok(scores)
     }
 
-    fn spec(&self, loaded: &Loaded<'_>) -> Result<AnswerSpec, Error> {
-        let Loaded { model, recipe, .. } = *loaded;
+    fn spec(&self, loaded: &LoadedTarget<'_>) -> Result<AnswerSpec, Error> {
+        let LoadedTarget { model, recipe, .. } = *loaded;
         let (own, _) = GenerationRules::of_model(&recipe.model.path)?;
         let sampling = SamplingRules { do_sample: false, ..own.sampling };
         let rules = self.rules.over(GenerationRules { sampling, max_new_tokens: None, max_length: None, ..own })?;
@@ -137,7 +137,7 @@ impl AnswerArguments {
 }
 
 /// Beside the run, a file for each checkpoint, split and settings.
-fn default_path(loaded: &Loaded<'_>, split: &str, settings: &Value) -> Result<PathBuf, Error> {
+fn default_path(loaded: &LoadedTarget<'_>, split: &str, settings: &Value) -> Result<PathBuf, Error> {
     let Some(run) = loaded.target.run() else {
         return Err(Error::Usage {
             message: format!("`{}` is not in a run that its answers could be kept in", loaded.target.dir().display()),

@@ -1,16 +1,35 @@
-//! The table of an evaluation: a row for each model and cache, and above it those of its samples by length and domain.
+//! What came of an evaluation, as JSON and as a table: a row for each model and cache, and above it those of its samples by length and domain.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
-use super::Evaluated;
-use crate::eval::Score;
+use crate::eval::{AnswerScores, Score, Scores};
 use crate::metrics::LongBenchV2;
 use crate::report::table::Table;
 
 const COLUMNS: [&str; 10] =
     ["evaluated", "policy", "slots", "samples of", "samples", "tokens", "targets", "loss", "perplexity", "accuracy"];
 
+/// What came of a model with a cache.
+pub(super) struct Evaluated {
+    pub(super) name: PathBuf,
+    pub(super) policy: String,
+    pub(super) slots: String,
+    pub(super) scores: Scores,
+    pub(super) answers: Option<AnswerScores>,
+}
+
 impl Evaluated {
+    /// On one line.
+    pub(super) fn to_json(&self) -> serde_json::Value {
+        let Self { name, policy, slots, scores, answers } = self;
+        let mut value = serde_json::json!({ "evaluated": name, "policy": policy, "cache_length": slots, "scores": scores });
+        if let Some(answers) = answers {
+            value["answers"] = serde_json::json!(answers);
+        }
+        value
+    }
+
     /// As `LongBench` v2 reports: of classes, or of answers.
     fn longbench_v2(&self) -> Option<&LongBenchV2> {
         self.scores.longbench_v2.as_ref().or_else(|| self.answers.as_ref()?.longbench_v2.as_ref())

@@ -7,6 +7,7 @@ use tch::Device;
 
 use crate::checkpoint;
 use crate::cli::used_model::cache_overrides;
+use crate::data::Tokenizer;
 use crate::error::Error;
 use crate::model::Model;
 use crate::recipe::{Recipe, Weights};
@@ -30,6 +31,14 @@ pub(super) struct Target {
     recipe: PathBuf,
     /// What it was found to be; a model has none.
     checkpoint: Option<FoundCheckpoint>,
+}
+
+/// A model that is loaded, and the recipe of one evaluation of it.
+pub(super) struct LoadedTarget<'a> {
+    pub(super) target: &'a Target,
+    pub(super) model: &'a Model,
+    pub(super) tokenizer: Option<&'a Tokenizer>,
+    pub(super) recipe: &'a Recipe,
 }
 
 /// What `paths` and `bases` mean.

@@ -7,7 +7,7 @@ use clap::Args;
 use tch::Device;
 
 use super::counts::{at_least_one, bytes};
-use super::evaluate::Format;
+use super::format::Format;
 use super::recipe_file::RecipeFile;
 use crate::bench;
 use crate::data::Batch;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::proof::{ProofSubject, proved, tested, written};
-use crate::cli::evaluate::Format;
+use crate::cli::format::Format;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::recipe::{Recipe, StoreRecipe};

@@ -11,7 +11,7 @@ use clap::Args;
 use tch::Device;
 
 use super::counts::at_least_one;
-use super::evaluate::Format;
+use super::format::Format;
 use super::recipe_file::RecipeFile;
 use crate::cache::ReplayLog;
 use crate::engine::Engine;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tch::Device;
 
-use crate::cli::evaluate::Format;
+use crate::cli::format::Format;
 use crate::data::{Batch, Dataset};
 use crate::engine::{ChunkKey, MicroBatchContext};
 use crate::error::Error;

@@ -1,0 +1,62 @@
+//! The samples of an evaluation: which split, and how many of it.
+
+use clap::{Args, ValueEnum};
+
+use crate::data::{Dataset, Splits};
+use crate::error::Error;
+use crate::recipe::{OnTooLong, Recipe};
+
+// No documentation of its own: clap would take it for that of the verb.
+#[derive(Debug, Args)]
+pub(super) struct SampleArguments {
+    /// Which samples; `rest` are those of the training file that `data.on_too_long = "drop"` leaves out.
+    #[arg(long, value_enum, default_value_t = Split::Validation)]
+    pub(super) split: Split,
+    /// The first samples of the split alone.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) limit: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Split {
+    Train,
+    Validation,
+    Rest,
+}
+
+impl SampleArguments {
+    /// The samples that are asked for.
+    pub(super) fn choose(&self, splits: Splits, recipe: &Recipe) -> Result<Dataset, Error> {
+        let (found, message, hint) = match self.split {
+            Split::Train => (Some(splits.train), "", ""),
+            Split::Validation => (
+                splits.validation,
+                "the recipe holds no samples out for validation",
+                "use `--split train`, or `--set data.validation_fraction=0.1`",
+            ),
+            Split::Rest if recipe.data.on_too_long == OnTooLong::Drop => (
+                splits.rest,
+                "no sample is left out that the model has positions for",
+                "set a smaller `data.max_seq_length`, or use another `--split`",
+            ),
+            Split::Rest => (
+                None,
+                "no sample is left out: `data.on_too_long` is not `drop`",
+                "use `--set data.on_too_long=drop` with the `data.max_seq_length` of training",
+            ),
+        };
+        let limit = self.limit.map_or(usize::MAX, |limit| limit as usize);
+        found.map(|dataset| dataset.first(limit)).ok_or_else(|| Error::Usage { message: message.into(), hint: hint.into() })
+    }
+}
+
+impl Split {
+    /// As it is asked for.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Validation => "validation",
+            Self::Rest => "rest",
+        }
+    }
+}

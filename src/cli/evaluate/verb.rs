@@ -1,0 +1,119 @@
+//! The verb: every model with every cache, one after the other.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tch::Device;
+
+use super::answers::AnswerArguments;
+use super::samples::SampleArguments;
+use super::table::{self, Evaluated};
+use super::targets::{self, CacheArguments, LoadedTarget};
+use crate::cli::format::Format;
+use crate::engine::{Settings, Silent};
+use crate::error::Error;
+use crate::eval::{self, AnswerFile};
+use crate::model::ModelConfig;
+use crate::report::console;
+use crate::train;
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Evaluate {
+    /// Runs (their best known end: `final`, else their newest checkpoint), checkpoints, and models, which have no adapter.
+    #[arg(value_name = "RUN|CHECKPOINT|MODEL", required_unless_present = "base")]
+    paths: Vec<PathBuf>,
+    /// Evaluate this model without an adapter; may be given several times.
+    #[arg(long, value_name = "MODEL")]
+    base: Vec<PathBuf>,
+    /// The recipe to evaluate with; a run's own, if left out, and for a model that of the first run.
+    #[arg(long, value_name = "FILE")]
+    recipe: Option<PathBuf>,
+    #[command(flatten)]
+    caches: CacheArguments,
+    /// Override a key of the recipe.
+    #[arg(long = "set", value_name = "a.b=c")]
+    set: Vec<String>,
+    #[command(flatten)]
+    samples: SampleArguments,
+    #[command(flatten)]
+    answers: AnswerArguments,
+    /// How to print: a table, or a JSON object per line for each model and cache.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+impl Evaluate {
+    pub(in crate::cli) fn run(&self, device: Device) -> Result<(), Error> {
+        self.answers.check()?;
+        // What is wrong with a recipe shall not come to light behind hours of work.
+        let mut targets = Vec::new();
+        for target in targets::targets(&self.paths, &self.base, self.recipe.as_deref())? {
+            let recipes = self.caches.recipes(&target, &self.set)?;
+            for recipe in &recipes {
+                self.answers.check_head(recipe)?;
+                Settings::new(&ModelConfig::load(&recipe.model)?, &recipe.kv_cache, &recipe.grad)?;
+            }
+            targets.push((target, recipes));
+        }
+        let mut shared_file = self.answers.file()?;
+        let mut results = Vec::new();
+        for (target, recipes) in &targets {
+            let Some(first) = recipes.first() else { continue };
+            train::set_numerics(first, device);
+            let model = target.load(first, device)?;
+            let tokenizer = train::tokenizer(&first.model.path)?;
+            let mut said = String::new();
+            for recipe in recipes {
+                let loaded = LoadedTarget { target, model: &model, tokenizer: tokenizer.as_ref(), recipe };
+                let result = self.one(&loaded, &mut shared_file, &mut said)?;
+                if self.format == Format::Json {
+                    console::result(&result.to_json().to_string())?;
+                }
+                results.push(result);
+            }
+        }
+        if let Some(file) = shared_file {
+            file.finish()?;
+        }
+        if self.format == Format::Table {
+            console::result(&table::of(&results).to_string())?;
+        }
+        Ok(())
+    }
+
+    /// One model with one cache; of the data nothing is said twice.
+    fn one(
+        &self,
+        loaded: &LoadedTarget<'_>,
+        shared_file: &mut Option<AnswerFile>,
+        said: &mut String,
+    ) -> Result<Evaluated, Error> {
+        let LoadedTarget { target, model, tokenizer, recipe } = *loaded;
+        let engine = train::engine(recipe, model.config(), tokenizer, None)?;
+        let splits = train::open_data(recipe, model.config(), tokenizer)?;
+        let report = splits.report.to_string();
+        if *said != report {
+            console::note(&report);
+            *said = report;
+        }
+        let dataset = self.samples.choose(splits, recipe)?;
+        let batch = recipe.eval.micro_batch_size.unwrap_or(recipe.train.micro_batch_size);
+        // Who says how many samples means as many.
+        let max_batches = recipe.eval.max_batches.filter(|_| self.samples.limit.is_none());
+        if let Some(max) = max_batches.filter(|max| max.saturating_mul(batch) < dataset.len()) {
+            let shown = max.saturating_mul(batch);
+            console::note(&format!("the {shown} shortest of {} samples: `eval.max_batches` = {max}", dataset.len()));
+        }
+        // First, as there is more that they may be refused for.
+        let answers = self.answers.answer(loaded, (&engine, &dataset), self.samples.split.name(), shared_file)?;
+        let scores = eval::score((&engine, model), &dataset, batch, max_batches, &mut Silent)?;
+        let evicts = recipe.kv_cache.policy.name != "dense";
+        Ok(Evaluated {
+            name: target.dir().to_owned(),
+            policy: recipe.kv_cache.policy.name.clone(),
+            slots: if evicts { recipe.kv_cache.cache_length.to_string() } else { "all".to_owned() },
+            scores,
+            answers,
+        })
+    }
+}

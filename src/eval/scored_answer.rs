@@ -1,0 +1,60 @@
+//! An answer with its scores, and the means over several.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::data::SampleGroups;
+use crate::metrics::{LongBenchV2, Metric};
+
+/// An answer with its scores.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScoredAnswer {
+    /// Index of the sample in its file, counted from 0.
+    pub sample: u64,
+    /// Of the prompt's token ids.
+    pub prompt_hash: String,
+    /// What was generated.
+    pub prediction: String,
+    /// What might have been.
+    pub references: Vec<String>,
+    /// The generated tokens.
+    pub token_ids: Vec<u32>,
+    /// Why the text ended, as other programs write it.
+    pub finish_reason: String,
+    /// By metric, from 0 to 1.
+    pub scores: BTreeMap<String, f64>,
+    /// What the sample is reported under.
+    #[serde(flatten)]
+    pub groups: Option<SampleGroups>,
+}
+
+/// Means over answers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AnswerScores {
+    /// Samples.
+    pub samples: usize,
+    /// By metric, from 0 to 1.
+    pub means: BTreeMap<String, f64>,
+    /// As `LongBench` v2 reports, where its metric is asked for and the data say what samples are reported under.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longbench_v2: Option<LongBenchV2>,
+}
+
+impl AnswerScores {
+    /// Of some answers with the same metrics.
+    pub fn of(answers: &[ScoredAnswer]) -> Self {
+        let mut means = BTreeMap::new();
+        for (name, score) in answers.iter().flat_map(|answer| &answer.scores) {
+            *means.entry(name.clone()).or_insert(0.0) += score;
+        }
+        means.values_mut().for_each(|sum| *sum /= answers.len() as f64);
+        let mut longbench_v2 = None;
+        for answer in answers {
+            if let (Some(groups), Some(&credit)) = (&answer.groups, answer.scores.get(Metric::LongBenchV2.name())) {
+                longbench_v2.get_or_insert_with(LongBenchV2::default).add_credit(groups.by(), credit);
+            }
+        }
+        Self { samples: answers.len(), means, longbench_v2 }
+    }
+}

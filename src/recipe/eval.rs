@@ -1,0 +1,153 @@
+//! What a recipe says of validation: when and on what, which answers are generated, and which figure chooses the best checkpoint.
+
+use std::sync::LazyLock;
+
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize};
+use toml::Value;
+
+use super::diagnose::Checked;
+use super::table::table;
+use super::value::{COUNT, RecipeReader, RecipeValue};
+use super::words::words;
+use crate::metrics::Metric;
+
+table! {
+    /// The table `[eval]`.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct EvalRecipe in "eval" {
+        /// Steps from one validation to the next.
+        #[also("eval.steps", "eval.eval_steps", "train.eval_steps", "eval_steps")]
+        #[rule(COUNT)]
+        pub interval: u64 = 100,
+        /// Validate before the first step too.
+        #[also("eval.initial_validation")]
+        pub initial: bool = false,
+        /// Figure that selects the best checkpoint. `accuracy` needs a classification head, a metric `eval.generate`.
+        #[word("loss", "eval_loss")]
+        pub metric: Figure = Figure::Loss,
+        /// Which of two figures is better.
+        #[default("by the metric")]
+        pub mode: Mode = if metric == Figure::Loss { Mode::Min } else { Mode::Max },
+        /// Sequences that run together.
+        #[also("eval.batch_size", "eval.per_device_eval_batch_size")]
+        #[rule(COUNT)]
+        #[default("that of training")]
+        pub micro_batch_size: Option<usize> = None,
+        /// Batches of a validation.
+        #[also("eval.max_iters")]
+        #[rule(COUNT)]
+        #[default("all")]
+        pub max_batches: Option<usize> = None,
+        /// The first held-out samples are answered, greedily and through the run's own cache, and the answers scored. Needs the head
+        /// `next_token`.
+        #[default("no answers")]
+        pub generate: Option<GenerateRecipe> = None,
+    }
+}
+
+words! {
+    /// Which of two figures is the better.
+    pub enum Mode {
+        /// The smaller.
+        Min = "min",
+        /// The larger.
+        Max = "max",
+    }
+}
+
+/// The table `[eval.generate]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GenerateRecipe {
+    /// What is computed of each answer; at least one.
+    pub metrics: Vec<Metric>,
+    /// So many samples are answered, the first of the validation split.
+    #[serde(default = "default_samples")]
+    pub samples: usize,
+    /// Tokens of an answer at most.
+    #[serde(default = "default_new_tokens")]
+    pub max_new_tokens: usize,
+}
+
+fn default_samples() -> usize {
+    16
+}
+
+fn default_new_tokens() -> usize {
+    64
+}
+
+impl RecipeValue for GenerateRecipe {
+    fn takes(_: Option<&str>) -> String {
+        format!(
+            "table: `metrics`, array of [metrics](metrics.md); `samples`, integer ≥ 1 (`{}`); `max_new_tokens`, integer ≥ 1 (`{}`)",
+            default_samples(),
+            default_new_tokens()
+        )
+    }
+
+    fn to_value(&self) -> Option<Value> {
+        Value::try_from(self).ok()
+    }
+
+    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+        let metrics: Vec<&str> = self.metrics.iter().map(|metric| metric.name()).collect();
+        reader.distinct(
+            &format!("{key}.metrics"),
+            &metrics,
+            1,
+            "name each metric once, as `metrics = [\"exact_match\", \"f1\"]`",
+        )?;
+        for (name, number) in [("samples", self.samples), ("max_new_tokens", self.max_new_tokens)] {
+            COUNT.check(reader, &format!("{key}.{name}"), &Value::Integer(number as i64))?;
+        }
+        Ok(self)
+    }
+}
+
+/// A figure of validation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figure {
+    /// Mean over targets.
+    Loss,
+    /// Of classification.
+    Accuracy,
+    /// Mean of a metric over generated answers.
+    Answers(Metric),
+}
+
+static FIGURES: LazyLock<Vec<&'static str>> =
+    LazyLock::new(|| ["loss", "accuracy"].into_iter().chain(Metric::names().iter().copied()).collect());
+
+impl Figure {
+    /// As the recipe spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Loss => "loss",
+            Self::Accuracy => "accuracy",
+            Self::Answers(metric) => metric.name(),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Figure {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        match &name[..] {
+            "loss" => Ok(Self::Loss),
+            "accuracy" => Ok(Self::Accuracy),
+            other => other.parse().map(Self::Answers).map_err(|_| D::Error::unknown_variant(other, &FIGURES)),
+        }
+    }
+}
+
+impl RecipeValue for Figure {
+    fn takes(_: Option<&str>) -> String {
+        "`loss`, `accuracy`, or a metric of `eval.generate`".to_owned()
+    }
+
+    fn to_value(&self) -> Option<Value> {
+        Some(Value::from(self.name()))
+    }
+}

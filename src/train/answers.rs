@@ -1,0 +1,76 @@
+//! Answers at validation: the first held-out samples, generated through the run's own cache and scored.
+
+use super::TrainError;
+use crate::data::{Dataset, Splits, Tokenizer};
+use crate::engine::Engine;
+use crate::eval::{self, AnswerScores, AnswerSpec, ScoredAnswer, Scores};
+use crate::generation::{GenerationRules, Generator, SamplingRules};
+use crate::model::Model;
+use crate::recipe::{Figure, Recipe};
+
+/// So many answers are shown.
+const SHOWN: usize = 3;
+
+/// What a validation came to.
+pub(super) struct Validation {
+    pub(super) scores: Scores,
+    /// Means over answers, where answers are generated, and a few of them.
+    pub(super) answers: Option<(AnswerScores, Vec<ScoredAnswer>)>,
+    /// Whether no validation before was better.
+    pub(super) is_best: bool,
+}
+
+impl Validation {
+    /// The figure that checkpoints are compared by.
+    pub(super) fn value(&self, figure: Figure) -> f64 {
+        match figure {
+            Figure::Loss => self.scores.overall.loss,
+            Figure::Accuracy => self.scores.overall.accuracy,
+            // A recipe names no metric that it does not compute.
+            Figure::Answers(metric) => {
+                self.answers.as_ref().and_then(|(means, _)| means.means.get(metric.name())).copied().unwrap_or(f64::NAN)
+            }
+        }
+    }
+}
+
+/// What is answered, and how.
+pub(super) struct ValidationAnswers {
+    samples: Dataset,
+    spec: AnswerSpec,
+    tokenizer: Option<Tokenizer>,
+}
+
+impl ValidationAnswers {
+    /// As the recipe asks for them, if it does; what cannot be answered is refused before anything is trained.
+    pub(super) fn new(
+        recipe: &Recipe,
+        data: &Splits,
+        tokenizer: Option<&Tokenizer>,
+        (engine, model): (&Engine, &Model),
+    ) -> Result<Option<Self>, TrainError> {
+        let Some(asked) = &recipe.eval.generate else { return Ok(None) };
+        let samples = data.validation.clone().ok_or(TrainError::NothingToAnswer)?.first(asked.samples);
+        let (own, _) = GenerationRules::of_model(&recipe.model.path)?;
+        let sampling = SamplingRules { do_sample: false, ..own.sampling };
+        let rules = GenerationRules { sampling, max_new_tokens: Some(asked.max_new_tokens), ..own };
+        // As many side by side as the run's memory was planned for.
+        let width = recipe.eval.micro_batch_size.unwrap_or(recipe.train.micro_batch_size);
+        let spec = AnswerSpec { rules, metrics: asked.metrics.clone(), width };
+        let answers = Self { samples, spec, tokenizer: tokenizer.cloned() };
+        eval::check_answers(answers.generator(engine, model), &answers.samples, &answers.spec)?;
+        Ok(Some(answers))
+    }
+
+    fn generator<'a>(&'a self, engine: &'a Engine, model: &'a Model) -> Generator<'a> {
+        Generator::new(engine, model, self.tokenizer.as_ref(), self.spec.width)
+    }
+
+    /// Generates and scores them; a few are returned to be shown.
+    pub(super) fn answer(&self, engine: &Engine, model: &Model) -> Result<(AnswerScores, Vec<ScoredAnswer>), TrainError> {
+        let mut answers = eval::answer(self.generator(engine, model), &self.samples, &self.spec, None)?;
+        let scores = AnswerScores::of(&answers);
+        answers.truncate(SHOWN);
+        Ok((scores, answers))
+    }
+}
