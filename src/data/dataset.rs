@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::batch::{Batch, Sequence};
-use super::encode::{EncodedSample, Encoder};
+use super::encode::{EncodedQuestion, EncodedSample, Encoder};
 use super::error::DataError;
 use super::example::{Content, Example};
 use super::on_too_long::{Fit, Length};
@@ -123,7 +123,7 @@ impl Samples {
     fn question(&self, index: usize) -> Result<Question, DataError> {
         let example = &self.examples[index];
         let place = || SamplePlace { path: self.path.clone(), at: example.at };
-        let (prompt, answer, initial) =
+        let EncodedQuestion { prompt, answer, initial } =
             self.encoded(index)?.into_question().ok_or_else(|| DataError::NoQuestion { place: place() })?;
         if prompt.is_empty() {
             return Err(DataError::NoPrompt { place: place() });

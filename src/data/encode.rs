@@ -30,6 +30,16 @@ pub(super) struct EncodedSample {
     initial: Option<Range<usize>>,
 }
 
+/// A sample in two parts.
+pub(super) struct EncodedQuestion {
+    /// The tokens before the first target.
+    pub(super) prompt: Vec<u32>,
+    /// The targets that follow without a gap.
+    pub(super) answer: Vec<u32>,
+    /// Where the initial part stands.
+    pub(super) initial: Option<(usize, usize)>,
+}
+
 #[derive(Debug, PartialEq, Eq)]
 enum Aim {
     /// Whether each token is a target.
@@ -127,14 +137,13 @@ impl EncodedSample {
         Sequence { sample: sample as u64, inputs, targets, initial }
     }
 
-    /// The tokens before the first target, the targets that follow without a gap, and where the initial part stands; `None` of a sample
-    /// with a class.
-    pub(super) fn into_question(self) -> Option<(Vec<u32>, Vec<u32>, Option<(usize, usize)>)> {
+    /// As a question; `None` of a sample with a class.
+    pub(super) fn into_question(self) -> Option<EncodedQuestion> {
         let Self { ids: mut prompt, prompt: len, aim: Aim::Tokens(is_trained), initial } = self else { return None };
         let answer = prompt.split_off(len);
         let wanted = is_trained[len..].iter().take_while(|&&trained| trained).count();
         let initial = initial.map(|range| (range.start.min(len), range.end.min(len)));
-        Some((prompt, answer[..wanted].to_vec(), initial))
+        Some(EncodedQuestion { prompt, answer: answer[..wanted].to_vec(), initial })
     }
 
     fn check(&self, vocab_size: usize, place: &dyn Fn() -> SamplePlace) -> Result<(), DataError> {

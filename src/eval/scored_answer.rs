@@ -48,7 +48,9 @@ impl AnswerScores {
         for (name, score) in answers.iter().flat_map(|answer| &answer.scores) {
             *means.entry(name.clone()).or_insert(0.0) += score;
         }
-        means.values_mut().for_each(|sum| *sum /= answers.len() as f64);
+        for sum in means.values_mut() {
+            *sum /= answers.len() as f64;
+        }
         let mut longbench_v2 = None;
         for answer in answers {
             if let (Some(groups), Some(&credit)) = (&answer.groups, answer.scores.get(Metric::LongBenchV2.name())) {

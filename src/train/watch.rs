@@ -63,7 +63,9 @@ impl RunWatch {
         self.progress.stepped(&metrics);
         if let Some((_, shown)) = answers {
             let shown: Vec<String> = shown.iter().map(in_words).collect();
-            shown.iter().for_each(|answer| self.progress.note(answer));
+            for answer in &shown {
+                self.progress.note(answer);
+            }
             self.board.send_text(metrics.step, shown.join("\n\n"));
         }
         // Kernels are built when they are first asked for, which is in the first step.

@@ -121,11 +121,11 @@ fn evaluate() {
           --answers <FILE>            Generate, and keep all answers in this file of JSON lines; those that it holds already are not generated again. Default: a file for each cache in the folder `answers` of the run
           --batch <N>                 So many answers are written at the same time [default: 8]
           --max-new-tokens <N>        New tokens at most [alias: --max-tokens]
-          --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --greedy                    Take the most likely token each time
           --temperature <T>           Draw, with logits divided by this [alias: --temp]
-          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --top-k <K>                 Draw among so many most likely tokens; 0 for all
+          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
           --top-p <P>                 Draw among the fewest most likely tokens that are together as likely as this
           --min-p <P>                 Draw among tokens that are this fraction as likely as the most likely one
           --repetition-penalty <X>    Make tokens that have occurred less likely, from 1 on

@@ -17,6 +17,7 @@ use kvtune::eval::EvalError;
 use kvtune::export::ExportError;
 use kvtune::generation::{GenerationError, RuleFault};
 use kvtune::head::HeadError;
+use kvtune::metrics::MetricError;
 use kvtune::model::{ConfigFault, ModelError, TensorProblem, TensorProblems};
 use kvtune::optim::OptimError;
 use kvtune::recipe::{Dtype, OpenKey};
@@ -132,6 +133,8 @@ fn data() {
         DataError::OutOfVocabulary { what: text(), id: 600, vocab_size: 512 },
         DataError::TooLong { place: place(), length: 5, limit: 4 },
         DataError::NoTarget { place: place(), length: 5 },
+        DataError::NoQuestion { place: place() },
+        DataError::NoPrompt { place: place() },
         DataError::LabelTokens { label: text(), tokens: vec![1, 2] },
         DataError::DuplicateLabel { first: 0, second: 1, token: 40 },
         DataError::LabelCount { expected: "2 or more", found: 1 },
@@ -162,7 +165,17 @@ fn engine() {
 
 #[test]
 fn evaluation_and_proof() {
-    walk(("eval/score.rs", "EvalError"), &[], &[EvalError::Empty, EvalError::NotFinite { sample: 1, value: f64::NAN }]);
+    let reference = MetricError { expected: "at least 1 reference", found: text() };
+    let samples = [
+        EvalError::Empty,
+        EvalError::NotFinite { sample: 1, value: f64::NAN },
+        EvalError::Answer { sample: 1, source: GenerationError::EmptyPrompt },
+        EvalError::Reference { sample: 1, source: reference },
+        EvalError::NotAnAnswer { path: path(), line: 1, message: text() },
+        EvalError::OtherAnswers { path: path(), line: 1, what: text(), expected: text(), found: text() },
+        EvalError::MoreAnswers { path: path(), asked: 3 },
+    ];
+    walk(("eval/error.rs", "EvalError"), &[], &samples);
     let impossible = VerifyError::ImpossibleChoice { layer: 0, chunk: 1, what: text() };
     walk(("verify/error.rs", "VerifyError"), &[], &[impossible, VerifyError::NotFinite { sample: 1 }]);
 }
@@ -214,6 +227,7 @@ fn head_optimiser_report_and_store() {
 #[test]
 fn training() {
     let samples = [
+        TrainError::NothingToAnswer,
         TrainError::NoRun { path: path() },
         TrainError::NoCheckpoint { run: path(), name: text(), expected: text() },
         TrainError::OtherAdapter { key: "r", recipe: text(), adapter: text(), path: path() },

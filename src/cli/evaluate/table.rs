@@ -1,6 +1,6 @@
 //! What came of an evaluation, as JSON and as a table: a row for each model and cache, and above it those of its samples by length and domain.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use crate::eval::{AnswerScores, Score, Scores};
@@ -44,8 +44,8 @@ impl Evaluated {
 pub(super) fn of(results: &[Evaluated]) -> Table {
     let is_longbench = results.iter().any(|result| result.longbench_v2().is_some());
     let groups: &[&str] = if is_longbench { &LongBenchV2::COLUMNS } else { &[] };
-    let metrics: BTreeMap<&String, ()> = results.iter().flat_map(Evaluated::means).map(|(name, _)| (name, ())).collect();
-    let names = metrics.keys().map(|name| name.as_str());
+    let metrics: BTreeSet<&String> = results.iter().flat_map(Evaluated::means).map(|(name, _)| name).collect();
+    let names = metrics.iter().map(|name| name.as_str());
     let mut table = Table::new(&COLUMNS.iter().chain(groups).copied().chain(names).collect::<Vec<_>>());
     for result in results {
         let own = [result.name.display().to_string(), result.policy.clone(), result.slots.clone()];
@@ -65,7 +65,7 @@ pub(super) fn of(results: &[Evaluated]) -> Table {
         let mut further: Vec<String> = groups.collect();
         further.resize(if is_longbench { LongBenchV2::COLUMNS.len() } else { 0 }, String::new());
         let means: BTreeMap<&String, &f64> = result.means().collect();
-        further.extend(metrics.keys().map(|name| means.get(name).map_or_else(String::new, |mean| format!("{mean:.4}"))));
+        further.extend(metrics.iter().map(|name| means.get(name).map_or_else(String::new, |mean| format!("{mean:.4}"))));
         add("all".to_owned(), Some(&result.scores.overall), further);
     }
     table

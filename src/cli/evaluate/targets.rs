@@ -71,7 +71,9 @@ impl CacheArguments {
     /// The recipes of a target, one for each cache.
     pub(super) fn recipes(&self, target: &Target, set: &[String]) -> Result<Vec<Recipe>, Error> {
         let (own, notes) = target.recipe(set)?;
-        notes.iter().for_each(|note| console::note(note));
+        for note in notes {
+            console::note(&note);
+        }
         let policies: Vec<Option<&str>> = optional(self.policy.iter().map(String::as_str));
         let lengths: Vec<Option<usize>> = optional(self.cache_length.iter().map(|&length| length as usize));
         let mut recipes = Vec::new();
