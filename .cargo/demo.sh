@@ -1,5 +1,5 @@
 #!/bin/sh
-# The main job from end to end on documents found on this machine: make data and a model, train, be killed, resume, evaluate, prove.
+# The main job from end to end on documents found on this machine: make data and a model, train, be killed, resume, evaluate, prove, answer.
 # Fails when a step fails, or when training has not lowered the loss on held-out documents.
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -72,6 +72,10 @@ evaluate after-answers-as-classes "$run" --set data.train_on_prompt=false \
 step "proof: tiled gradients against plain autograd, two documents cut to $proof_tokens tokens"
 "$kvtune" verify --recipe "$recipe" --samples 2 \
     --set "data.max_seq_length=$proof_tokens" --set data.on_too_long=truncate
+
+step 'before and after in one table, with generated answers'
+"$kvtune" evaluate "$demo/model" "$run" --recipe "$recipe" --split validation --limit 2 --answers "$demo/answers.jsonl" --max-new-tokens 24
+printf 'the answer to its last question: %s\n' "$(sed -n '$s/.*"prediction":"\([^"]*\)".*/\1/p' "$demo/answers.jsonl")"
 
 before=$(overall loss <"$demo/before-all-tokens.json")
 after=$(overall loss <"$demo/after-all-tokens.json")

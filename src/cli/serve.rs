@@ -72,6 +72,7 @@ impl Serve {
             engine: &used.engine,
             model: &used.model,
             tokenizer: used.tokenizer.as_ref(),
+            initial_parts: used.initial_parts.as_ref(),
             template,
             rules,
             name,

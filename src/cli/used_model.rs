@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use tch::Device;
 
+use crate::cache;
 use crate::checkpoint;
 use crate::conformance::PolicyFile;
-use crate::data::Tokenizer;
+use crate::data::{InitialPartFinder, Tokenizer};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::files::{self, ADAPTER_TENSORS};
-use crate::generation::SessionIdentity;
+use crate::generation::{Generator, SessionIdentity};
 use crate::model::{Model, fingerprint};
 use crate::recipe::{Recipe, Resolved, RopeScalingRecipe, Storage, Weights};
 use crate::report::console;
@@ -43,6 +44,8 @@ pub(super) struct LoadedModel {
     pub(super) model: Model,
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) engine: Engine,
+    /// What finds the initial part of a prompt, where the policy keeps it.
+    pub(super) initial_parts: Option<InitialPartFinder>,
     /// The adapter's directory, where there is one.
     pub(super) adapter: Option<PathBuf>,
 }
@@ -63,7 +66,9 @@ impl UsedModel {
         }
         let tokenizer = train::tokenizer(&recipe.model.path)?;
         let engine = train::engine(&recipe, model.config(), tokenizer.as_ref(), None)?;
-        Ok(LoadedModel { recipe, model, tokenizer, engine, adapter })
+        let rule = cache::initial_part(&recipe.kv_cache.policy)?;
+        let initial_parts = rule.map(|rule| InitialPartFinder::new(&rule, tokenizer.as_ref())).transpose()?;
+        Ok(LoadedModel { recipe, model, tokenizer, engine, initial_parts, adapter })
     }
 
     /// The recipe, and the directory of the adapter.
@@ -143,6 +148,11 @@ pub(super) fn cache_overrides(policy: Option<&str>, cache_length: Option<usize>,
 }
 
 impl LoadedModel {
+    /// What writes `width` texts at the same time.
+    pub(super) fn generator(&self, width: usize) -> Generator<'_> {
+        Generator::new(&self.engine, &self.model, self.tokenizer.as_ref(), width).finding(self.initial_parts.as_ref())
+    }
+
     /// What a saved session of this model belongs to.
     pub(super) fn identity(&self) -> Result<SessionIdentity, Error> {
         identity(&self.recipe, self.adapter.as_deref())

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::batch::{IGNORE, Sequence, Targets};
 use super::error::{ANSWER, DataError};
 use super::example::Content;
-use super::initial_part::{Finder, after_cut};
+use super::initial_part::{InitialPartFinder, after_cut};
 use super::on_too_long::Length;
 use super::sample_place::SamplePlace;
 use super::tokenizer::Tokenizer;
@@ -17,7 +17,7 @@ pub(super) struct Encoder {
     pub(super) trains_on_prompt: bool,
     pub(super) vocab_size: usize,
     /// Finds the initial part of sequences, where that is asked for.
-    pub(super) initial: Option<Finder>,
+    pub(super) initial: Option<InitialPartFinder>,
 }
 
 /// A sample as token ids.

@@ -6,15 +6,16 @@ use super::error::{DataError, INITIAL_PART};
 use super::tokenizer::Tokenizer;
 use crate::recipe::InitialPart;
 
-/// Applies a rule to sequences.
+/// Finds the initial part of sequences by a rule.
 #[derive(Clone, Debug)]
-pub(super) struct Finder {
+pub struct InitialPartFinder {
     rule: InitialPart,
     tokenizer: Tokenizer,
 }
 
-impl Finder {
-    pub(super) fn new(rule: &InitialPart, tokenizer: Option<&Tokenizer>) -> Result<Self, DataError> {
+impl InitialPartFinder {
+    /// For a rule; it reads text.
+    pub fn new(rule: &InitialPart, tokenizer: Option<&Tokenizer>) -> Result<Self, DataError> {
         let tokenizer = tokenizer.ok_or(DataError::NoTokenizer { what: INITIAL_PART })?.clone();
         Ok(Self { rule: rule.clone(), tokenizer })
     }
@@ -32,7 +33,7 @@ impl Finder {
     }
 
     /// The initial part of a sequence given as token ids, behind pads on its left or with them.
-    pub(super) fn in_tokens(&self, ids: &[u32]) -> Result<Range<usize>, DataError> {
+    pub fn in_tokens(&self, ids: &[u32]) -> Result<Range<usize>, DataError> {
         let pads = ids.iter().take_while(|&&id| id == self.rule.pad_id).count();
         let rest = &ids[pads..];
         if rest.is_empty() {
@@ -165,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_special_token_before_the_prompt_belongs_to_it() {
-        let (finder, text) = (Finder::new(&rule("###"), Some(&tokenizer())).unwrap(), "Read this. ### the cache");
+        let (finder, text) = (InitialPartFinder::new(&rule("###"), Some(&tokenizer())).unwrap(), "Read this. ### the cache");
         let plain = tokenizer().encode(text).unwrap();
         let alone = finder.in_text(text, &plain).unwrap();
         assert_eq!(finder.in_text(text, &[&[1], &plain[..]].concat()).unwrap(), 0..alone.end + 1);

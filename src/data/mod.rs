@@ -38,6 +38,7 @@ pub use by_length::epoch_batches;
 pub use chat_template::{ChatTemplate, Message};
 pub use dataset::Dataset;
 pub use error::DataError;
+pub use initial_part::InitialPartFinder;
 pub use label_tokens::label_tokens;
 pub use load_report::{FileReport, LengthSource, LoadReport};
 pub use open::{ModelLimits, Splits, open};

@@ -9,7 +9,7 @@ use super::dataset::{Dataset, Samples};
 use super::encode::Encoder;
 use super::error::DataError;
 use super::example::{Example, Task};
-use super::initial_part::Finder;
+use super::initial_part::InitialPartFinder;
 use super::label_tokens::Classes;
 use super::length_cache::{self, Key};
 use super::load_report::{FileReport, LengthSource, LoadReport};
@@ -56,7 +56,7 @@ pub fn open(
     seed: u64,
 ) -> Result<Splits, DataError> {
     let mut opener = Opener::new(recipe, head, tokenizer, limits)?;
-    opener.encoder.initial = initial.map(|rule| Finder::new(rule, tokenizer)).transpose()?;
+    opener.encoder.initial = initial.map(|rule| InitialPartFinder::new(rule, tokenizer)).transpose()?;
     let (samples, fitting, report) = opener.read_file(&recipe.train)?;
     let rest = samples.dropped(limits.max_positions);
     let rest = (!rest.is_empty()).then(|| Dataset::new(Arc::clone(&samples), rest));

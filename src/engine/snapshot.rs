@@ -28,6 +28,8 @@ pub struct SessionNumbers {
     num_tokens: usize,
     /// Rotary embeddings that depend on the length of a sequence are those of this length.
     pub rope_length: usize,
+    /// Where the initial part of each sequence stands.
+    initial: Vec<(usize, usize)>,
     prefill: usize,
     last_chunk: LastChunk,
     caches: Vec<CacheNumbers>,
@@ -55,6 +57,7 @@ impl Session {
             num_sequences: last.num_sequences(),
             num_tokens: self.num_tokens(),
             rope_length: self.spec.rope_length,
+            initial: self.spec.initial.clone(),
             prefill: self.plan.prefill,
             last_chunk: LastChunk { index: last.index, number: last.chunk.0, start: last.start },
             caches: caches.collect(),
@@ -76,7 +79,12 @@ impl Session {
                 found,
             });
         }
-        let spec = SessionSpec { prompt: Some(numbers.prefill), rope_length: numbers.rope_length, ..spec.clone() };
+        let spec = SessionSpec {
+            prompt: Some(numbers.prefill),
+            rope_length: numbers.rope_length,
+            initial: numbers.initial,
+            ..spec.clone()
+        };
         let mut session = Self::new(engine, model, &spec)?;
         session.check_room(numbers.num_tokens)?;
         guarded(|| {

@@ -10,7 +10,7 @@ use super::likelihood::{likelihoods, next_logits, of_logits};
 use super::request::{Continued, Finish, GenerationEvent, Request, RequestId};
 use super::sampling::{DrawPlace, TokensSoFar};
 use super::{GenerationError, GenerationRules, StoppedText, TokenLikelihood};
-use crate::data::Tokenizer;
+use crate::data::{InitialPartFinder, Tokenizer};
 use crate::engine::{Engine, EngineError, Session, SessionSpec, extend_each};
 use crate::model::Model;
 use crate::native::cuda::on_device;
@@ -20,6 +20,8 @@ pub struct Generator<'a> {
     engine: &'a Engine,
     model: &'a Model,
     tokenizer: Option<&'a Tokenizer>,
+    /// What finds the initial part of a prompt, for a policy that keeps it.
+    initial_parts: Option<&'a InitialPartFinder>,
     /// Texts that go on at the same time.
     width: usize,
     waiting: VecDeque<Prefill>,
@@ -56,7 +58,27 @@ struct Sample {
 impl<'a> Generator<'a> {
     /// For a model with its engine; `width` texts go on at the same time.
     pub fn new(engine: &'a Engine, model: &'a Model, tokenizer: Option<&'a Tokenizer>, width: usize) -> Self {
-        Self { engine, model, tokenizer, width: width.max(1), waiting: VecDeque::new(), running: Vec::new(), next_request: 0 }
+        Self {
+            engine,
+            model,
+            tokenizer,
+            initial_parts: None,
+            width: width.max(1),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            next_request: 0,
+        }
+    }
+
+    /// The same, for a policy that keeps the initial part of a prompt.
+    pub fn finding(self, initial_parts: Option<&'a InitialPartFinder>) -> Self {
+        Self { initial_parts, ..self }
+    }
+
+    /// Where the initial part of a prompt is, if the policy keeps it.
+    fn initial_part(&self, prompt: &[u32]) -> Result<Option<(usize, usize)>, GenerationError> {
+        let found = self.initial_parts.map(|finder| finder.in_tokens(prompt)).transpose()?;
+        Ok(found.map(|range| (range.start, range.end)))
     }
 
     /// Takes a request, or says why not.
@@ -64,7 +86,12 @@ impl<'a> Generator<'a> {
         let limit = self.check(&request)?;
         let id = RequestId(self.next_request);
         self.next_request += 1;
-        let session = request.session.take();
+        if request.initial.is_none() {
+            request.initial = self.initial_part(&request.prompt)?;
+        }
+        // One that keeps another part of the prompt is of no use.
+        let fits = |session: &Session| session.initial().first() == request.initial.as_ref();
+        let session = request.session.take().filter(fits);
         self.waiting.push_back(Prefill { id, request, session, limit, likelihoods: Vec::new(), last_column: 0 });
         Ok(id)
     }
@@ -209,7 +236,12 @@ impl<'a> Generator<'a> {
         let mut session = Session::new(
             self.engine,
             self.model,
-            &SessionSpec { rope_length, keeps_log: false, ..SessionSpec::new(1, longest) },
+            &SessionSpec {
+                rope_length,
+                initial: self.initial_part(ids)?.into_iter().collect(),
+                keeps_log: false,
+                ..SessionSpec::new(1, longest)
+            },
         )?;
         session.extend(self.engine, self.model, &row(ids, self.model.device()), &mut |_, _| ())?;
         Ok(session)

@@ -22,7 +22,7 @@ use super::engine_loop::{EngineLoop, ServeError};
 use super::served::{RequestLimits, Served};
 use super::texts::gather;
 use super::tokens::Reader;
-use crate::data::{ChatTemplate, Tokenizer};
+use crate::data::{ChatTemplate, InitialPartFinder, Tokenizer};
 use crate::engine::Engine;
 use crate::generation::{GenerationRules, Generator, LikelihoodsOf};
 use crate::model::Model;
@@ -36,6 +36,8 @@ pub struct ServedModel<'a> {
     pub model: &'a Model,
     /// What reads and writes its text.
     pub tokenizer: Option<&'a Tokenizer>,
+    /// What finds the initial part of a prompt, where the policy keeps it.
+    pub initial_parts: Option<&'a InitialPartFinder>,
     /// How conversations become text.
     pub template: Option<ChatTemplate>,
     /// Its own rules: what ends a text.
@@ -73,7 +75,7 @@ pub fn serve(
     options: ServeOptions,
     stops: impl Fn() -> bool + Send + 'static,
 ) -> Result<(), ServeError> {
-    let ServedModel { engine, model, tokenizer, template, rules, name, path, cache } = served;
+    let ServedModel { engine, model, tokenizer, initial_parts, template, rules, name, path, cache } = served;
     let address = format!("{}:{}", options.host, options.port);
     let listening = std::net::TcpListener::bind(&address).and_then(|listener| {
         listener.set_nonblocking(true)?;
@@ -96,8 +98,8 @@ pub fn serve(
         counters: counters.clone(),
     };
     let http = std::thread::spawn(move || listen(state, listener, stops));
-    EngineLoop::new(Generator::new(engine, model, tokenizer, options.width), (engine, model), options.keep, &counters)
-        .run(waiting);
+    let generator = Generator::new(engine, model, tokenizer, options.width).finding(initial_parts);
+    EngineLoop::new(generator, (engine, model), options.keep, &counters).run(waiting);
     let ended = http.join().unwrap_or_else(|_| Err(std::io::Error::other("the HTTP thread has failed")));
     ended.map_err(|source| ServeError::Start { source })
 }

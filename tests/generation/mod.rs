@@ -5,7 +5,7 @@ mod sessions;
 
 use std::path::PathBuf;
 
-use kvtune::data::Tokenizer;
+use kvtune::data::{InitialPartFinder, Tokenizer};
 use kvtune::engine::{Engine, Session, SessionSpec, extend_each};
 use kvtune::generation::{Finish, GenerationEvent, GenerationRules, Generator, LikelihoodsOf, Request, TokenLikelihood};
 use kvtune::model::Model;
@@ -19,6 +19,7 @@ pub(crate) struct Used {
     pub(crate) model: Model,
     pub(crate) engine: Engine,
     pub(crate) tokenizer: Option<Tokenizer>,
+    initial_parts: Option<InitialPartFinder>,
 }
 
 impl Used {
@@ -34,11 +35,13 @@ impl Used {
         }
         let tokenizer = train::tokenizer(&path).unwrap();
         let engine = train::engine(&recipe, model.config(), tokenizer.as_ref(), None).unwrap();
-        Self { model, engine, tokenizer }
+        let rule = kvtune::cache::initial_part(&recipe.kv_cache.policy).unwrap();
+        let initial_parts = rule.map(|rule| InitialPartFinder::new(&rule, tokenizer.as_ref()).unwrap());
+        Self { model, engine, tokenizer, initial_parts }
     }
 
     pub(crate) fn generator(&self, width: usize) -> Generator<'_> {
-        Generator::new(&self.engine, &self.model, self.tokenizer.as_ref(), width)
+        Generator::new(&self.engine, &self.model, self.tokenizer.as_ref(), width).finding(self.initial_parts.as_ref())
     }
 }
 

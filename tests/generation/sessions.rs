@@ -22,7 +22,8 @@ fn drawn(seed: u64, count: usize) -> GenerationRules {
 
 #[test]
 fn a_text_does_not_depend_on_who_is_beside_it() {
-    for policy in ["kv_cache.policy=h2o", "kv_cache.policy=lastrec", "kv_cache.policy=snapkv"] {
+    let initial = r#"kv_cache.policy={"smart-lastrec"={end_initial_regex="de", max_initial_fraction=0.4}}"#;
+    for policy in ["kv_cache.policy=h2o", "kv_cache.policy=lastrec", "kv_cache.policy=snapkv", initial] {
         let used = Used::new("model-qwen2", &with_policy(policy), None);
         let request = |i: u32| Request::new(prompt(i, 5 + 23 * i), drawn(u64::from(i), 4 + 5 * i as usize));
         let together = texts(&mut used.generator(3), (0..6).map(request).collect());
@@ -30,6 +31,19 @@ fn a_text_does_not_depend_on_who_is_beside_it() {
             assert_eq!(texts(&mut used.generator(3), vec![request(i)]), together[i as usize..=i as usize], "{policy}, {i}");
         }
     }
+}
+
+#[test]
+fn the_initial_part_of_a_prompt_stays() {
+    let smart = |most: &str| {
+        let policy = format!("kv_cache.policy={{\"smart-lastrec\"={{end_initial_regex=\"de\", max_initial_fraction={most}}}}}");
+        let used = Used::new("model-qwen2", &with_policy(&policy), None);
+        texts(&mut used.generator(1), vec![Request::new(prompt(2, 90), new_tokens(12))])
+    };
+    let used = Used::new("model-qwen2", &with_policy("kv_cache.policy=lastrec"), None);
+    let without = texts(&mut used.generator(1), vec![Request::new(prompt(2, 90), new_tokens(12))]);
+    assert_ne!(smart("0.5"), smart("0.2"));
+    assert_ne!(smart("0.5"), without);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::{Ending, LoadedModel};
 use crate::data::{ChatTemplate, Message, Tokenizer};
 use crate::error::Error;
-use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Generator, Request};
+use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Request};
 use crate::report::console;
 use crate::train::Interrupt;
 
@@ -105,7 +105,7 @@ impl<'a> Chat<'a> {
             }
         };
         let request = self.request(&rendered)?;
-        let mut generator = Generator::new(&self.used.engine, &self.used.model, self.used.tokenizer.as_ref(), 1);
+        let mut generator = self.used.generator(1);
         let id = generator.submit(request)?;
         let (mut answer, mut session) = (String::new(), None);
         while !generator.is_idle() {

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::prompts::Prompt;
 use super::{Ending, LoadedModel};
 use crate::error::Error;
-use crate::generation::{Generator, Request, SavedSession};
+use crate::generation::{Request, SavedSession};
 use crate::report::console;
 
 /// Reads the only prompt, and keeps what has been read.
@@ -14,8 +14,7 @@ pub(super) fn save(used: &LoadedModel, path: &Path, prompts: &[Prompt]) -> Resul
         let message = format!("`--save-session` takes one prompt, found {}", prompts.len());
         return Err(Error::Usage { message, hint: "give one `--prompt`, `--prompt-file` or `--prompt-tokens`".into() });
     };
-    let generator = Generator::new(&used.engine, &used.model, used.tokenizer.as_ref(), 1);
-    let session = generator.read(&prompt.ids)?;
+    let session = used.generator(1).read(&prompt.ids)?;
     SavedSession::write(path, &session, &prompt.ids, &used.identity()?)?;
     console::note(&format!("{} tokens read; the session is in `{}`", prompt.ids.len(), path.display()));
     Ok(Ending::Done)

@@ -14,7 +14,7 @@ use tch::Device;
 use super::finetune::Ending;
 use super::used_model::{LoadedModel, UsedModel};
 use crate::error::Error;
-use crate::generation::{GenerationRules, Generator, Request};
+use crate::generation::{GenerationRules, Request};
 use crate::report::console;
 use crate::train::Interrupt;
 use chat::Chat;
@@ -82,7 +82,7 @@ impl Generate {
         let requests =
             prompts.into_iter().map(|prompt| self.request(&used, prompt, &rules)).collect::<Result<Vec<_>, Error>>()?;
         let width = usize::from(self.batch).min(requests.len() * usize::from(self.n));
-        let generator = Generator::new(&used.engine, &used.model, used.tokenizer.as_ref(), width);
+        let generator = used.generator(width);
         let written = WrittenTexts::of(&requests, self.format == TextFormat::Json);
         written.all(generator, requests, &interrupt)
     }
