@@ -54,7 +54,7 @@ impl Bench {
         if let HeadRecipe::SeqClassificationOnLogits(labels) = &mut recipe.head {
             *labels = Labels::Tokens((0..labels.len() as u32).collect());
         }
-        let config = ModelConfig::load(&recipe.model).map_err(TrainError::from)?;
+        let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model).map_err(TrainError::from)?)?;
         let batch = tokens::batch(&recipe, &config, &size.tokens, recipe.train.seed)?;
         let machine = train::machine_of_trial(&recipe, device);
         let machine = train::timed(machine, &recipe, &config, &batch)?;

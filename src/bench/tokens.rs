@@ -32,6 +32,7 @@ pub fn batch(recipe: &Recipe, config: &ModelConfig, lengths: &[usize], seed: u64
                 Targets::NextToken(labels.map(|(at, &id)| if at < first_target { IGNORE } else { i64::from(id) }).collect())
             }
             HeadRecipe::SeqClassificationOnLogits(labels) => Targets::Class(rng.random_range(0..labels.len())),
+            HeadRecipe::SeqClassification(classes) => Targets::Class(rng.random_range(0..classes.count())),
         };
         inputs.truncate(tokens);
         Sequence { sample: sample as u64, inputs, targets, initial: None }

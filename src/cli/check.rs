@@ -9,7 +9,7 @@ use crate::cache::{Routing, Scope};
 use crate::data::Splits;
 use crate::engine::{ChunkPlan, Settings};
 use crate::error::Error;
-use crate::model::{Model, ModelConfig};
+use crate::model::{Model, ModelConfig, trained_by_kind};
 use crate::plan::Machine;
 use crate::recipe::{
     BufferKind, CacheLength, Chunking, HeadRecipe, OnOutOfMemory, Recipe, Storage, StoreForm, StorePlace, StoreRecipe,
@@ -29,7 +29,7 @@ pub(super) struct Check {
 impl Check {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
         let recipe = self.recipe.load(device)?;
-        let config = Model::check(&recipe.model)?;
+        let config = train::as_headed(&recipe, Model::check(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
         let machine = Machine::here(recipe.model.dtype, device);
@@ -48,7 +48,9 @@ impl Check {
         if recipe.grad.cuda_graphs {
             console::note(&captured(engine.settings(), &config, &plan));
         }
-        let mut table = table(&recipe, &config, &plan, &schedule);
+        let kinds = trained_by_kind(&config, recipe.lora.as_ref())?;
+        let kinds: Vec<String> = kinds.iter().map(|(kind, numbers)| format!("{kind} {numbers}")).collect();
+        let mut table = table(&recipe, &config, &plan, &schedule, &kinds.join(", "));
         table.row(&["replay log", &replay_log(engine.settings(), &config, &plan)]);
         table.row(&["peak memory, planned", &planned.words()]);
         Ok(console::result(&table.to_string())?)
@@ -87,6 +89,11 @@ fn notes(recipe: &Recipe, settings: &Settings, config: &ModelConfig) -> Vec<Stri
     if recipe.grad.on_out_of_memory == OnOutOfMemory::Retreat && train::ends_rounding(&recipe.grad, config.num_layers()) {
         let words = "if a step fits no other way, it and all that follow are made with layer checkpoints in int8; then";
         notes.push(format!("`grad.on_out_of_memory = \"retreat\"`: {words} {}", not_exact(StoreForm::Int8)));
+    }
+    if config.tie_word_embeddings && recipe.lora.as_ref().is_some_and(|lora| !lora.modules_to_save.is_empty()) {
+        let words =
+            "the model's embedding is its output projection, too; a copy that is trained is no longer tied to it, as in PEFT";
+        notes.push(format!("`lora.modules_to_save`: {words}"));
     }
     if recipe.kv_cache.randomize_chunk_sizes {
         notes.push("`kv_cache.randomize_chunk_sizes`: in training only; the chunks below are of `chunk_size`".to_owned());
@@ -130,10 +137,11 @@ fn cache(recipe: &Recipe, config: &ModelConfig) -> (String, Option<String>) {
     (words.join(", "), (!is_uniform).then(|| listed.join(", ")))
 }
 
-fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &RunSchedule) -> Table {
+fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &RunSchedule, trained: &str) -> Table {
     let head = match &recipe.head {
         HeadRecipe::NextToken => "next_token".to_owned(),
         HeadRecipe::SeqClassificationOnLogits(labels) => format!("seq_classification_on_logits, {labels}"),
+        HeadRecipe::SeqClassification(classes) => format!("seq_classification, {classes}"),
     };
     let num_bands = config.num_layers().div_ceil(recipe.grad.layers_per_cell.min(config.num_layers()));
     let mut table = Table::new(&["what", "value"]);
@@ -156,6 +164,7 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
         Some(lora) => table.row(&["adapter", &format!("LoRA r {} alpha {}, {}", lora.r, lora.alpha, lora.target_modules)]),
         None => table.row(&["weights", &format!("all {} are trained", config.num_parameters())]),
     }
+    table.row(&["trained numbers", trained]);
     table.row(&["numerics", &numerics(recipe)]);
     table.row(&["head", &head]);
     let (cache, by_layer) = cache(recipe, config);

@@ -61,6 +61,10 @@ impl UsedModel {
         let (recipe, adapter) = self.recipe()?;
         train::set_numerics(&recipe, device);
         let mut model = train::base_model(&recipe, device)?;
+        if model.config().num_classes.is_some() {
+            let message = format!("`{}` scores classes, and writes no text", self.path.display());
+            return Err(Error::Usage { message, hint: "`kvtune evaluate` says how often it finds the right class".into() });
+        }
         if let Some(dir) = &adapter {
             train::load_adapter(&mut model, dir)?;
         }

@@ -63,6 +63,16 @@ impl Object {
         self.fields.remove(field).filter(|value| !value.is_null())
     }
 
+    /// Whether a field is there and a number.
+    pub(super) fn is_number(&self, field: &'static str) -> bool {
+        self.fields.get(field).is_some_and(Value::is_number)
+    }
+
+    /// Whether a field is there.
+    pub(super) fn has(&self, field: &'static str) -> bool {
+        self.fields.get(field).is_some_and(|value| !value.is_null())
+    }
+
     /// Takes a field that must be there.
     pub(super) fn require(&mut self, field: &'static str) -> Result<Value, DataError> {
         self.take(field).ok_or_else(|| DataError::MissingField { place: self.place(), field })
@@ -79,6 +89,15 @@ impl Object {
     pub(super) fn bad(&self, field: &'static str, expected: impl Into<String>, found: impl Into<String>) -> DataError {
         DataError::BadField { place: self.place(), field, expected: expected.into(), found: found.into() }
     }
+}
+
+/// The class by its number, at the key `label`.
+pub(super) fn class(object: &mut Object, num_classes: usize) -> Result<usize, DataError> {
+    let value = object.require("label")?;
+    let class = value.as_u64().filter(|&class| class < num_classes as u64);
+    class
+        .map(|class| class as usize)
+        .ok_or_else(|| object.bad("label", format!("a class from 0 to {}", num_classes - 1), value.to_string()))
 }
 
 /// What a value is, for messages.

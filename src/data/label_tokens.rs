@@ -1,8 +1,8 @@
-//! The classes of a classification head: one token each.
+//! The classes of a classification head: one token each, or names and numbers.
 
 use super::error::DataError;
 use super::tokenizer::Tokenizer;
-use crate::recipe::Labels;
+use crate::recipe::{ClassList, Labels};
 
 /// The token of each class, in the order of the labels; the loss is taken over the logits of these.
 ///
@@ -37,14 +37,26 @@ fn single_token(label: &str, tokenizer: &Tokenizer) -> Result<u32, DataError> {
 /// Labels as the readers of files need them: to find a sample's class.
 #[derive(Clone, Debug)]
 pub(super) struct Classes {
+    /// Of each class; none where a matrix scores them.
     pub(super) tokens: Vec<u32>,
     texts: Option<Vec<String>>,
+    pub(super) count: usize,
 }
 
 impl Classes {
     pub(super) fn new(labels: &Labels, tokenizer: Option<&Tokenizer>) -> Result<Self, DataError> {
         let texts = if let Labels::Texts(texts) = labels { Some(texts.clone()) } else { None };
-        Ok(Self { tokens: label_tokens(labels, tokenizer)?, texts })
+        let tokens = label_tokens(labels, tokenizer)?;
+        Ok(Self { count: tokens.len(), tokens, texts })
+    }
+
+    /// Those that a matrix scores; without names they are numbers from 0.
+    pub(super) fn scored(classes: &ClassList) -> Self {
+        let texts = match classes {
+            ClassList::Named(names) => names.clone(),
+            ClassList::Count(count) => (0..*count).map(|class| class.to_string()).collect(),
+        };
+        Self { tokens: Vec::new(), texts: Some(texts), count: classes.count() }
     }
 
     /// The class whose label is `text`: by its text, or by its one token where labels are given as tokens.
@@ -58,9 +70,9 @@ impl Classes {
         }
     }
 
-    /// Whether the labels were given as token ids.
-    pub(super) fn are_tokens(&self) -> bool {
-        self.texts.is_none()
+    /// Whether the classes were given without names.
+    pub(super) fn are_numbers(&self) -> bool {
+        self.texts.as_ref().is_none_or(|texts| texts.iter().enumerate().all(|(class, text)| *text == class.to_string()))
     }
 
     /// For messages: `A`, `B`, `C`.

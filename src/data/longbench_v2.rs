@@ -73,7 +73,7 @@ fn classes_of_letters(classes: &Classes, tokenizer: &Tokenizer) -> Result<[Optio
     for (class, letter) in found.iter_mut().zip(LETTERS) {
         *class = classes.find(letter, tokenizer)?;
     }
-    let is_positional = classes.are_tokens() && classes.tokens.len() == LETTERS.len() && found.iter().all(Option::is_none);
+    let is_positional = classes.are_numbers() && classes.count == LETTERS.len() && found.iter().all(Option::is_none);
     Ok(if is_positional { [0, 1, 2, 3].map(Some) } else { found })
 }
 

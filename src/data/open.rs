@@ -94,6 +94,7 @@ impl<'a> Opener<'a> {
         let task = match head {
             HeadRecipe::NextToken => Task::NextToken,
             HeadRecipe::SeqClassificationOnLogits(labels) => Task::Classify(Classes::new(labels, tokenizer)?),
+            HeadRecipe::SeqClassification(classes) => Task::Classify(Classes::scored(classes)),
         };
         if let Task::Classify(classes) = &task {
             let outside = classes.tokens.iter().find(|&&token| token as usize >= limits.vocab_size);

@@ -1,24 +1,29 @@
-//! The format `prompt-completion`: JSONL with `prompt` and `completion`; further columns are ignored.
+//! The format `prompt-completion`: JSONL with `prompt` and `completion`, or of a classification `label`; further columns are ignored.
 
 use std::path::Path;
 
 use super::error::DataError;
 use super::example::{Content, Example, Task};
-use super::jsonl;
+use super::jsonl::{self, class};
 use super::tokenizer::Tokenizer;
 
-/// Reads the file. With a classification head the completion, without space around it, must be one of the labels.
+/// Reads the file. With a classification head `label` is the class by its number or its name; where there is none the completion must be
+/// one of the names, without space around it.
 pub(super) fn read(path: &Path, task: &Task, tokenizer: &Tokenizer) -> Result<Vec<Example>, DataError> {
     jsonl::read(path, |object| {
         let prompt = object.text("prompt")?;
-        let completion = object.text("completion")?;
         let Task::Classify(classes) = task else {
-            return Ok(Content::Text { prompt, completion });
+            return Ok(Content::Text { prompt, completion: object.text("completion")? });
         };
-        let answer = completion.trim();
+        if object.is_number("label") {
+            return Ok(Content::TextClass { prompt, class: class(object, classes.count)? });
+        }
+        let field = if object.has("label") { "label" } else { "completion" };
+        let answer = object.text(field)?;
+        let answer = answer.trim();
         match classes.find(answer, tokenizer)? {
             Some(class) => Ok(Content::TextClass { prompt, class }),
-            None => Err(object.bad("completion", format!("one of the labels {}", classes.describe()), format!("`{answer}`"))),
+            None => Err(object.bad(field, format!("one of the labels {}", classes.describe()), format!("`{answer}`"))),
         }
     })
 }

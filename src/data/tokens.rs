@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::batch::IGNORE;
 use super::error::DataError;
 use super::example::{Content, Example, Task};
-use super::jsonl::{self, Object, kind};
+use super::jsonl::{self, Object, class, kind};
 
 /// Reads the file and checks every id against the model's vocabulary.
 pub(super) fn read(path: &Path, task: &Task, vocab_size: usize) -> Result<Vec<Example>, DataError> {
@@ -17,7 +17,7 @@ pub(super) fn read(path: &Path, task: &Task, vocab_size: usize) -> Result<Vec<Ex
         let ids = ids(object, vocab_size)?;
         match task {
             Task::NextToken => Ok(Content::Tokens { is_trained: labels(object, &ids)?, ids }),
-            Task::Classify(classes) => Ok(Content::TokensClass { class: class(object, classes.tokens.len())?, ids }),
+            Task::Classify(classes) => Ok(Content::TokensClass { class: class(object, classes.count)?, ids }),
         }
     })
 }
@@ -61,14 +61,6 @@ fn labels(object: &mut Object, ids: &[u32]) -> Result<Vec<bool>, DataError> {
         _ => Err(object.bad("labels", format!("{id} (`input_ids[{index}]`) or {IGNORE}"), format!("{value} at index {index}"))),
     };
     values.iter().zip(ids).enumerate().map(convert).collect()
-}
-
-fn class(object: &mut Object, num_classes: usize) -> Result<usize, DataError> {
-    let value = object.require("label")?;
-    let class = value.as_u64().filter(|&class| class < num_classes as u64);
-    class
-        .map(|class| class as usize)
-        .ok_or_else(|| object.bad("label", format!("a class from 0 to {}", num_classes - 1), value.to_string()))
 }
 
 #[cfg(test)]

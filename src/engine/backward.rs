@@ -83,8 +83,8 @@ pub(super) fn run(
     Ok(MicroBatchGradients { losses: head.finish()?, router_loss: trace.routers.loss(), gradients, log: trace.log })
 }
 
-/// The gradients that no cell makes, where all weights are trained: of the head's parameters, and of the embedding, from the
-/// gradients that have travelled through the lowest band. A tied matrix has both.
+/// The gradients that no cell makes: of the head's parameters, and of the embedding or what is added to it, from the gradients that have
+/// travelled through the lowest band. A tied matrix has both.
 fn ends(model: &Model, trace: &ForwardTrace, head: Vec<Tensor>, travelled: Vec<Option<HostTensor>>) -> Vec<(String, Tensor)> {
     let head = model.head_parameters().into_iter().zip(head);
     let mut ends: Vec<_> = head.map(|((name, _), gradient)| (name, gradient)).collect();
@@ -92,10 +92,11 @@ fn ends(model: &Model, trace: &ForwardTrace, head: Vec<Tensor>, travelled: Vec<O
     if crate::sabotage::is_active(crate::sabotage::Sabotage::HeadGradientDropped) {
         ends.clear();
     }
-    if let Some((name, _)) = model.embedding_parameter() {
+    let embedding = model.embedding_parameters();
+    if !embedding.is_empty() {
         let columns = travelled.into_iter().enumerate();
         let pieces = columns.filter_map(|(c, g)| Some((trace.ids(c), g?.prefetch(model.device()).wait())));
-        ends.push((name, model.embed_backward(pieces)));
+        ends.extend(embedding.into_iter().map(|(name, _)| name).zip(model.embed_backward(pieces)));
         #[cfg(test)]
         if crate::sabotage::is_active(crate::sabotage::Sabotage::EmbeddingGradientDropped) {
             ends.pop();
@@ -210,7 +211,7 @@ impl LayerBand<'_> {
                 }
             }
         }
-        let has_input_gradient = self.layers.start > 0 || self.model.embedding_parameter().is_some();
+        let has_input_gradient = self.layers.start > 0 || !self.model.embedding_parameters().is_empty();
         let waited = match prepared.take_input() {
             Some(input) => Some(input),
             None => self.prefetch_input(c)?.map(|ahead| ahead.wait().swap_remove(0)),

@@ -73,7 +73,7 @@ impl HeadRun {
         let from = |position: usize| self.picks.partition_point(|p| p.position < position);
         let here = &self.picks[from(start)..from(end)];
         let upper = UpperEnd::of(model);
-        let logits = (&upper as &dyn Logits, model.config().vocab_size);
+        let logits = (&upper as &dyn Logits, model.config().num_scores());
         let loss = column_loss(&*setup.head, hidden_bne, start, here, logits, weight)?;
         self.waiting.extend(loss.losses.into_iter().map(|block| (block.picks, HostTensor::send(&block.figures_2n))));
         while self.waiting.front().is_some_and(|(_, figures)| figures.has_come()) {

@@ -12,6 +12,9 @@ pub(super) struct Server {
     pub(super) refused: &'static [(AdapterFeature, &'static str)],
 }
 
+const EMBEDDING_REASON: &str =
+    "matrices beside the embedding have no common factor with those of linears: merge them, or use PEFT";
+
 /// The rank for which vLLM has room when nothing is said.
 pub(super) const VLLM_DEFAULT_RANK: usize = 16;
 
@@ -28,6 +31,9 @@ pub(super) const VLLM: Server = Server {
             "which experts it loads, and by which names, differs by its version and the model's quantisation",
         ),
         (AdapterFeature::Routers, "it has no place for matrices beside a router"),
+        (AdapterFeature::Embedding, EMBEDDING_REASON),
+        (AdapterFeature::SavedModules, "it loads adapters without `modules_to_save` only"),
+        (AdapterFeature::Classes, "it loads adapters without `modules_to_save` only, and the scores of classes are one"),
     ],
 };
 
@@ -41,6 +47,9 @@ pub(super) const LLAMA_CPP: Server = Server {
         (AdapterFeature::BaseBiases, "its converter ends at a bias"),
         (AdapterFeature::Experts, "its converter does not know matrices of all experts side by side"),
         (AdapterFeature::Routers, "its converter does not know matrices beside a router"),
+        (AdapterFeature::Embedding, EMBEDDING_REASON),
+        (AdapterFeature::SavedModules, "its converter ends at a module that was trained in full"),
+        (AdapterFeature::Classes, "its converter ends at the matrix that scores classes"),
     ],
 };
 

@@ -69,7 +69,7 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, ExportErr
         if target != ExportTarget::Merged {
             return Err(ExportError::WholeModel { checkpoint: trained.checkpoint.to_owned() });
         }
-        let weights = ExportedWeights::Model(MergedModel::open(trained.checkpoint, None, Vec::new())?);
+        let weights = ExportedWeights::Model(MergedModel::open(trained.checkpoint, None)?);
         let base_model = trained.recipe.map_or_else(|| trained.name(), |recipe| recipe.model.path.display().to_string());
         let hash = trained.state.as_ref().map_or_else(String::new, |state| state.model_hash.clone());
         return Ok(Parts { weights, base_model, hash, policy, notes: refuse_or_note(scaling, target)? });
@@ -79,14 +79,15 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, ExportErr
     if trained.state.as_ref().is_some_and(|state| state.model_hash != hash) {
         return Err(ExportError::OtherBase { base, checkpoint: trained.checkpoint.to_owned() });
     }
-    let adapter = Adapter::load_peft(trained.checkpoint, &ModelConfig::load(&base)?, Kind::Float, Device::Cpu)?;
+    let config = Adapter::classes_of(trained.checkpoint, ModelConfig::load(&base)?)?;
+    let adapter = Adapter::load_peft(trained.checkpoint, &config, Kind::Float, Device::Cpu)?;
     let mut notes = refuse_or_note(scaling, target)?;
     let source = ModelSource { dir: &base, rope_scaling: scaling };
     let weights = match target {
         ExportTarget::Peft => ExportedWeights::Adapter(adapter),
         ExportTarget::Vllm => ExportedWeights::Adapter(folded(adapter, &VLLM, &mut notes)?),
         ExportTarget::LlamaCpp => ExportedWeights::Adapter(folded(adapter, &LLAMA_CPP, &mut notes)?),
-        ExportTarget::Merged => ExportedWeights::Model(MergedModel::open(source, Some(adapter), Vec::new())?),
+        ExportTarget::Merged => ExportedWeights::Model(MergedModel::open(source, Some(adapter))?),
     };
     if policy.is_none() {
         notes.push(format!("no `{KV_POLICY}`: the checkpoint has none that says which cache it was trained with"));

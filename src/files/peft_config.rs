@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::peft_modules::{ExcludedModules, InFileOrder, ModulePatterns, ModuleRegex};
-use super::peft_refused::{Inert, LORA_ONLY, is_known, refused};
+use super::peft_refused::{CLASSIFIERS, Inert, LORA_ONLY, SEQ_CLS, is_known, refused};
 use super::{FilesError, read_json, to_json};
 
 /// A LoRA adapter's settings.
@@ -24,6 +24,10 @@ pub struct PeftConfig {
     pub target_modules: PeftTargets,
     /// The parameters of modules that have an adapter, as `mlp.experts.down_proj`: matrices of all experts side by side.
     pub target_parameters: Vec<String>,
+    /// Modules of which whole copies are trained, as `lm_head`; that of a classification is not named.
+    pub modules_to_save: Vec<String>,
+    /// Classes are predicted by a matrix that is trained: `task_type = "SEQ_CLS"`.
+    pub is_classifier: bool,
     /// Those of them that have none.
     pub exclude_modules: Option<ExcludedModules>,
     /// The layers whose modules have an adapter; empty: all.
@@ -84,6 +88,8 @@ impl PeftConfig {
             lora_dropout,
             target_modules,
             target_parameters: Vec::new(),
+            modules_to_save: Vec::new(),
+            is_classifier: false,
             exclude_modules: None,
             layers_to_transform: Vec::new(),
             rank_pattern: ModulePatterns::default(),
@@ -114,6 +120,11 @@ impl PeftConfig {
         alpha / if self.use_rslora { r.sqrt() } else { r }
     }
 
+    /// The modules that PEFT adds to those to save where classes are predicted; of these names a model has one.
+    fn classifiers(&self) -> &'static [&'static str] {
+        if self.is_classifier { &CLASSIFIERS } else { &[] }
+    }
+
     /// The file's bytes, in PEFT's form: sorted keys, indented by 2.
     pub fn to_json(&self) -> Vec<u8> {
         let targets = match &self.target_modules {
@@ -121,6 +132,8 @@ impl PeftConfig {
             PeftTargets::Names(names) => json!(names),
             PeftTargets::Matching(regex) => json!(regex.written()),
         };
+        let saved: Vec<&str> =
+            self.modules_to_save.iter().map(String::as_str).chain(self.classifiers().iter().copied()).collect();
         let layers = &self.layers_to_transform;
         let of_layers = |value: Value| if layers.is_empty() { Value::Null } else { value };
         let values = [
@@ -134,12 +147,12 @@ impl PeftConfig {
             ("layers_to_transform", of_layers(json!(layers))),
             ("lora_alpha", whole_if_it_is(self.lora_alpha)),
             ("lora_dropout", json!(self.lora_dropout)),
-            ("modules_to_save", Value::Null),
+            ("modules_to_save", if saved.is_empty() { Value::Null } else { json!(saved) }),
             ("peft_type", json!("LORA")),
             ("r", json!(self.r)),
             ("revision", Value::Null),
             ("target_modules", targets),
-            ("task_type", json!("CAUSAL_LM")),
+            ("task_type", json!(if self.is_classifier { SEQ_CLS } else { "CAUSAL_LM" })),
             ("use_dora", json!(self.use_dora)),
             ("use_rslora", json!(self.use_rslora)),
         ];
@@ -188,6 +201,8 @@ impl PeftConfig {
         );
         Ok(Self {
             target_parameters: names(table, "target_parameters")?,
+            modules_to_save: saved_modules(table)?,
+            is_classifier: table.get("task_type").is_some_and(|value| Inert::Text(SEQ_CLS).is(value)),
             exclude_modules: ExcludedModules::read(table.get("exclude_modules"))?,
             layers_to_transform: layers(table)?,
             use_rslora: switch(table, "use_rslora")?,
@@ -250,6 +265,12 @@ fn names(table: &Map<String, Value>, key: &str) -> Result<Vec<String>, String> {
         Some(value) if Inert::Nothing.is(value) => Ok(Vec::new()),
         Some(value) => serde_json::from_value(value.clone()).map_err(|_| format!("`{key}` as a list of names, found {value}")),
     }
+}
+
+/// Without those that PEFT adds of itself, which the task tells.
+fn saved_modules(table: &Map<String, Value>) -> Result<Vec<String>, String> {
+    let is_added = |name: &String| CLASSIFIERS.contains(&name.as_str());
+    Ok(names(table, "modules_to_save")?.into_iter().filter(|name| !is_added(name)).collect())
 }
 
 /// True or false; absent it is false.
@@ -417,11 +438,11 @@ mod tests {
         let cases = [
             ("bias", json!("all")),
             ("use_qalora", json!(true)),
-            ("modules_to_save", json!(["lm_head"])),
+            ("modules_to_save", json!(["lm_head", "norm"])),
             ("layers_pattern", json!("h")),
             ("init_lora_weights", json!("pissa_niter_16")),
             ("peft_type", json!("IA3")),
-            ("task_type", json!("SEQ_CLS")),
+            ("task_type", json!("TOKEN_CLS")),
         ];
         for (key, value) in cases {
             let error = read(&with(key, value)).unwrap_err();

@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use super::peft_modules::is_named;
+
 /// Keys of variants that are not built, or not with all of their values: these are.
 const ONLY_INERT: &[(&str, &[Inert])] = &[
     ("alora_invocation_tokens", &[Inert::Nothing]),
@@ -11,15 +13,21 @@ const ONLY_INERT: &[(&str, &[Inert])] = &[
     ("kasa_config", &[Inert::Nothing]),
     ("layer_replication", &[Inert::Nothing]),
     ("layers_pattern", &[Inert::Nothing, Inert::Text("layers")]),
-    ("modules_to_save", &[Inert::Nothing]),
     ("monteclora_config", &[Inert::Nothing]),
     ("peft_type", &[Inert::Text("LORA")]),
-    ("task_type", &[Inert::Nothing, Inert::Text("CAUSAL_LM")]),
+    ("task_type", &[Inert::Nothing, Inert::Text("CAUSAL_LM"), Inert::Text(SEQ_CLS)]),
     ("trainable_token_indices", &[Inert::Nothing]),
     ("use_bdlora", &[Inert::Nothing]),
     ("use_qalora", &[Inert::Nothing]),
     ("velora_config", &[Inert::Nothing]),
 ];
+
+/// The value of `task_type` with which classes are predicted.
+pub(super) const SEQ_CLS: &str = "SEQ_CLS";
+/// The modules that PEFT saves with it.
+pub(super) const CLASSIFIERS: [&str; 2] = ["classifier", "score"];
+/// Those that it saves where it is told to.
+const SAVED: [&str; 2] = ["model.embed_tokens", "lm_head"];
 
 /// The value of `bias` with which the biases of the targets are trained.
 pub(super) const LORA_ONLY: &str = "lora_only";
@@ -46,6 +54,7 @@ const HARMLESS: &[&str] = &[
     "lora_ga_config",
     "megatron_config",
     "megatron_core",
+    "modules_to_save",
     "peft_version",
     "qalora_group_size",
     "r",
@@ -94,6 +103,12 @@ pub(super) fn refused(table: &Map<String, Value>) -> Vec<String> {
         && CHANGES_BASE.iter().any(|name| start.to_lowercase().starts_with(name))
     {
         refused.push(format!("`init_lora_weights = \"{start}\"`"));
+    }
+    if let Some(value @ Value::Array(names)) = table.get("modules_to_save") {
+        let is_built = |name: &str| CLASSIFIERS.contains(&name) || SAVED.iter().any(|module| is_named(module, name));
+        if !names.iter().all(|name| name.as_str().is_some_and(is_built)) {
+            refused.push(format!("`modules_to_save = {value}`"));
+        }
     }
     refused
 }

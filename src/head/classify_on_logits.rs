@@ -2,6 +2,7 @@
 
 use tch::Tensor;
 
+use super::classify::last_input;
 use super::{Head, HeadError, Pick, SequenceTargets};
 use crate::native::cuda::upload;
 
@@ -21,11 +22,7 @@ impl ClassifyOnLogits {
 
 impl Head for ClassifyOnLogits {
     fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, HeadError> {
-        let SequenceTargets::Class { len, class } = targets else {
-            let (expected, found) = ("`label` (a class)", "`labels`");
-            return Err(HeadError::WrongTargets { head: "seq_classification_on_logits", expected, found });
-        };
-        Ok(vec![Pick { sequence, position: len - 1, target: class as i64 }])
+        last_input("seq_classification_on_logits", sequence, targets)
     }
 
     fn choices(&self, logits_nv: &Tensor) -> Tensor {

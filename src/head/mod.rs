@@ -1,5 +1,6 @@
 //! Hidden states or logits, and targets, to loss: evaluated only where there are targets, its gradient made in one go.
 
+mod classify;
 mod classify_on_logits;
 mod column;
 mod error;
@@ -7,6 +8,7 @@ mod next_token;
 
 use tch::Tensor;
 
+pub use classify::Classify;
 pub use classify_on_logits::ClassifyOnLogits;
 pub use column::{ColumnLoss, Losses, SequenceLoss, column_loss, places_of_block};
 pub use error::HeadError;
@@ -18,7 +20,7 @@ pub trait Logits {
     /// `hidden_ne (N, E)` in, `(N, V)` out.
     fn logits(&self, hidden_ne: &Tensor) -> Tensor;
 
-    /// The leaves behind the logits that are trained; of a model with an adapter there are none.
+    /// The leaves behind the logits that are trained.
     fn parameters(&self) -> &[Tensor] {
         &[]
     }

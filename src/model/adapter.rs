@@ -7,9 +7,12 @@ use tch::{Device, Kind, Tensor, no_grad};
 use super::ModelError;
 use super::config::ModelConfig;
 use super::delta::{A, B, B_BIAS, BASE_BIAS, Delta, LoraDelta, MAGNITUDE, ModuleStream, master_kind};
-use super::names::peft_tensor;
+use super::ends::{AdapterEnds, EndPart};
+use super::names::{EMBEDDING_MODULE, peft_tensor};
 use super::random;
-use super::targets::{LoraTarget, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets};
+use super::targets::{
+    LoraTarget, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets, targets_embedding,
+};
 use crate::files::{ExcludedModules, ModulePatterns, PeftConfig, PeftTargets};
 use crate::recipe::LoraRecipe;
 
@@ -21,6 +24,8 @@ pub struct Adapter {
     settings: PeftConfig,
     /// By the names of linears in the model, bottom to top.
     deltas: Vec<(String, Delta)>,
+    /// What is trained outside the layers.
+    ends: AdapterEnds,
     /// Whether what begins as the model has it has not got these values yet.
     is_new: bool,
 }
@@ -40,14 +45,21 @@ impl Adapter {
         kind: Kind,
         device: Device,
     ) -> Result<Self, ModelError> {
-        let is_gaussian = settings.is_gaussian;
+        let PeftConfig { is_gaussian, is_inner, .. } = settings;
         let draw = |target: &LoraTarget, part: &'static str, shape: &[i64]| match (part, shape) {
             (A, _) if is_gaussian => Ok(random::normal(seed, &target.tensor(A), shape, 1.0 / target.r as f64)),
             (A, [_, inner]) => Ok(random::uniform(seed, &target.tensor(A), shape, 1.0 / (*inner as f64).sqrt())),
             _ => Ok(Tensor::zeros(shape, (Kind::Float, Device::Cpu))),
         };
+        // As in PEFT: of an addition to the embedding B is drawn, and A is zero.
+        let draw_end = |part: EndPart, shape: &[i64]| match part {
+            EndPart::LowRankB => Ok(random::normal(seed, &part.name(is_inner), shape, 1.0)),
+            EndPart::Score => Ok(random::normal(seed, &part.name(is_inner), shape, config.initializer_range)),
+            _ => Ok(Tensor::zeros(shape, (Kind::Float, Device::Cpu))),
+        };
+        let ends = AdapterEnds::new(config, &settings, draw_end)?;
         let targets = targets(config, &settings)?;
-        let adapter = Self::of_targets(config, settings, &targets, draw)?.moved_to(kind, device);
+        let adapter = Self::of_targets(config, settings, &targets, ends, draw)?.moved_to(kind, device);
         Ok(Self { is_new: true, ..adapter })
     }
 
@@ -56,6 +68,7 @@ impl Adapter {
         config: &ModelConfig,
         settings: PeftConfig,
         targets: &[LoraTarget],
+        ends: AdapterEnds,
         mut tensor: impl FnMut(&LoraTarget, &'static str, &[i64]) -> Result<Tensor, ModelError>,
     ) -> Result<Self, ModelError> {
         let settings = listed(config, settings)?;
@@ -82,13 +95,17 @@ impl Adapter {
             Ok((linear.name.clone(), Delta::Lora(delta)))
         };
         let deltas = targets.iter().map(delta).collect::<Result<_, ModelError>>()?;
-        Ok(Self { settings, deltas, is_new: false })
+        Ok(Self { settings, deltas, ends, is_new: false })
     }
 
     /// That of a model whose linears have these deltas.
-    pub(super) fn of_deltas<'a>(settings: PeftConfig, deltas: impl Iterator<Item = (&'a str, &'a Delta)>) -> Self {
+    pub(super) fn of_deltas<'a>(
+        settings: PeftConfig,
+        deltas: impl Iterator<Item = (&'a str, &'a Delta)>,
+        ends: AdapterEnds,
+    ) -> Self {
         let alias = |(linear, delta): (&str, &Delta)| (linear.to_owned(), delta.map(Tensor::shallow_clone));
-        Self { settings, deltas: deltas.map(alias).collect(), is_new: false }
+        Self { settings, deltas: deltas.map(alias).collect(), ends, is_new: false }
     }
 
     /// By the names of linears in the model, bottom to top.
@@ -97,13 +114,18 @@ impl Adapter {
     }
 
     /// One that was trained, of these [`Self::into_parts`].
-    pub(super) fn of_parts(settings: PeftConfig, deltas: Vec<(String, Delta)>) -> Self {
-        Self { settings, deltas, is_new: false }
+    pub(super) fn of_parts(settings: PeftConfig, deltas: Vec<(String, Delta)>, ends: AdapterEnds) -> Self {
+        Self { settings, deltas, ends, is_new: false }
     }
 
-    /// Its settings, and the deltas by the names of linears.
-    pub(super) fn into_parts(self) -> (PeftConfig, Vec<(String, Delta)>) {
-        (self.settings, self.deltas)
+    /// Its settings, the deltas by the names of linears, and what is trained outside the layers.
+    pub(super) fn into_parts(self) -> (PeftConfig, Vec<(String, Delta)>, AdapterEnds) {
+        (self.settings, self.deltas, self.ends)
+    }
+
+    /// What is trained outside the layers.
+    pub(super) fn ends(&self) -> &AdapterEnds {
+        &self.ends
     }
 
     /// Whether what begins as the model has it has not got these values yet: it gets them when a model takes it.
@@ -158,7 +180,8 @@ impl Adapter {
         let linears = |settings: &PeftConfig| {
             let modules = meant(config, settings)?.into_iter();
             let parameters = meant_parameters(config, settings)?.into_iter().map(|(linear, _)| linear);
-            Ok::<Vec<_>, ModelError>(modules.chain(parameters).map(|linear| linear.name).collect())
+            let embedding = targets_embedding(settings).then(|| EMBEDDING_MODULE.to_owned());
+            Ok::<Vec<_>, ModelError>(modules.chain(parameters).map(|linear| linear.name).chain(embedding).collect())
         };
         let always = [
             ("r", theirs.r != ours.r, theirs.r.to_string(), ours.r.to_string()),
@@ -170,19 +193,23 @@ impl Adapter {
             ),
             ("target_modules", linears(&theirs)? != linears(ours)?, lora.target_modules.to_string(), self.targets().join(", ")),
         ];
-        let said = disagreements_of_kind(&theirs, ours, &plain);
+        let said = disagreements_of_kind(config, &theirs, ours, &plain);
         let first = always.into_iter().chain(said).find(|(_, differs, ..)| *differs);
         Ok(first.map(|(key, _, recipe, adapter)| Disagreement { key, recipe, adapter }))
     }
 
-    /// All that is trained with its names in PEFT's files, by layer from the bottom; the tensors are the leaves themselves.
+    /// All that is trained with its names in PEFT's files, by layer from the bottom, and what is trained outside the layers behind them; the
+    /// tensors are the leaves themselves.
     pub fn parameters(&self) -> Vec<(String, Tensor)> {
-        self.deltas.iter().flat_map(|(linear, delta)| parameters(&self.settings, linear, delta)).collect()
+        let of_layers = self.deltas.iter().flat_map(|(linear, delta)| parameters(&self.settings, linear, delta));
+        of_layers.chain(self.ends.parameters()).collect()
     }
 
-    /// Draws every `B` from a normal distribution: with `B = 0` the gradient of `A` is zero and would prove nothing.
+    /// Draws every `B`, and what else begins as zero, from a normal distribution: with `B = 0` the gradient of `A` is zero and would
+    /// prove nothing.
     pub fn set_b_normal(&self, std: f64, seed: u64) {
-        let b_matrices = self.parameters().into_iter().filter(|(name, _)| name.ends_with("lora_B.weight"));
+        let is_zero = |name: &str| name.ends_with("lora_B.weight") || name.ends_with("lora_embedding_A");
+        let b_matrices = self.parameters().into_iter().filter(|(name, _)| is_zero(name));
         no_grad(|| b_matrices.for_each(|(name, mut b_or)| b_or.copy_(&random::normal(seed, &name, &b_or.size(), std))));
     }
 
@@ -191,7 +218,8 @@ impl Adapter {
         let kind = master_kind(kind);
         let moved = |delta: Delta| delta.map(|matrix| matrix.to_kind(kind).to_device(device));
         let deltas = no_grad(|| self.deltas.into_iter().map(|(linear, delta)| (linear, moved(delta))).collect());
-        Self { deltas, ..self }
+        let ends = no_grad(|| self.ends.moved_to(kind, device));
+        Self { deltas, ends, ..self }
     }
 }
 
@@ -208,10 +236,11 @@ pub struct Disagreement {
 
 /// Of the keys that say what kind of adapter it is: whether a recipe says something else than an adapter, and not just the default.
 fn disagreements_of_kind(
+    config: &ModelConfig,
     recipe: &PeftConfig,
     adapter: &PeftConfig,
     plain: &PeftConfig,
-) -> [(&'static str, bool, String, String); 8] {
+) -> [(&'static str, bool, String, String); 9] {
     fn key<T: PartialEq>(
         name: &'static str,
         [recipe, adapter, plain]: [&T; 3],
@@ -222,8 +251,19 @@ fn disagreements_of_kind(
     let of = |get: fn(&PeftConfig) -> &bool| [get(recipe), get(adapter), get(plain)];
     let bias = |trains: &bool| if *trains { "lora_only" } else { "none" }.to_owned();
     let layers = [recipe, adapter, plain].map(|settings| &settings.layers_to_transform);
-    let ranks = [recipe, adapter, plain].map(|settings| &settings.rank_pattern);
-    let alphas = [recipe, adapter, plain].map(|settings| &settings.alpha_pattern);
+    // What they say of each linear counts, not the order in which they say it.
+    let names: Vec<String> =
+        config.linears().into_iter().map(|linear| linear.name).chain([EMBEDDING_MODULE.to_owned()]).collect();
+    let same = |get: &dyn Fn(&PeftConfig, &str) -> Option<f64>| names.iter().all(|name| get(recipe, name) == get(adapter, name));
+    let same_ranks = same(&|settings, name| settings.rank_pattern.get(name).map(|r| r as f64));
+    let same_alphas = same(&|settings, name| settings.alpha_pattern.get(name));
+    let ranks = [recipe, if same_ranks { recipe } else { adapter }, plain].map(|settings| &settings.rank_pattern);
+    let alphas = [recipe, if same_alphas { recipe } else { adapter }, plain].map(|settings| &settings.alpha_pattern);
+    let saved = [recipe, adapter, plain].map(|settings| {
+        let mut names = settings.modules_to_save.clone();
+        names.sort();
+        names
+    });
     let excluded = [recipe, adapter, plain].map(|settings| &settings.exclude_modules);
     [
         key("use_rslora", of(|settings| &settings.use_rslora), bool::to_string),
@@ -233,6 +273,7 @@ fn disagreements_of_kind(
         key("layers_to_transform", layers, |layers| format!("{layers:?}")),
         key("rank_pattern", ranks, ModulePatterns::to_string),
         key("alpha_pattern", alphas, ModulePatterns::to_string),
+        key("modules_to_save", saved.each_ref(), |names| format!("{names:?}")),
         key("exclude_modules", excluded, |all| all.as_ref().map_or_else(|| "[]".into(), ExcludedModules::to_string)),
     ]
 }
@@ -263,7 +304,7 @@ fn check_numbers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTar
     if settings.names_nothing() {
         return refuse("target_modules", "empty".into(), "at least one name");
     }
-    if targets.is_empty() {
+    if targets.is_empty() && !targets_embedding(settings) {
         return refuse("exclude_modules", "all of `target_modules`".into(), "names that leave one of them");
     }
     refuse_dropout(settings.lora_dropout, targets.iter().any(|target| is_of_experts(&target.linear.name)))

@@ -10,7 +10,7 @@ use super::ModelError;
 use super::config::ModelConfig;
 use super::families::unwrapped;
 use super::layout;
-use super::names::{EMBEDDING, FINAL_NORM, OUTPUT};
+use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, SCORE};
 use super::source::ModelSource;
 use super::weights::{MODEL_TENSORS, Weights};
 use crate::files::{FilesError, to_json, write_atomic};
@@ -64,7 +64,11 @@ impl AllWeights {
         Ok(Self {
             leaves: trained.into_iter().map(leaf).collect::<Result<_, ModelError>>()?,
             constants: constants.into_iter().map(constant).collect::<Result<_, ModelError>>()?,
-            output: if config.tie_word_embeddings { EMBEDDING } else { OUTPUT },
+            output: match config.tie_word_embeddings {
+                _ if config.has_score => SCORE,
+                true => EMBEDDING,
+                false => OUTPUT,
+            },
             // What is saved is the language model alone, where it was inside another one.
             config: unwrapped(&source.object()?).into_owned(),
             companions: present.map(read).collect::<Result<_, ModelError>>()?,
@@ -158,7 +162,7 @@ mod tests {
         let base = changed(&json!({"torch_dtype": "bfloat16", "dtype": null}));
         for (dtype, word) in [(Dtype::F32, "float32"), (Dtype::F64, "float64")] {
             let model = Model::load_to_train(base.path(), dtype, Device::Cpu).unwrap();
-            let (_, mut embedding) = model.embedding_parameter().unwrap();
+            let (_, mut embedding) = model.embedding_parameters().remove(0);
             tch::no_grad(|| drop(embedding.g_add_scalar_(1.0)));
             let out = tempfile::tempdir().unwrap();
             model.save_trained(out.path(), "unused").unwrap();
@@ -201,7 +205,7 @@ mod tests {
         assert_eq!(numbers, model.config().num_parameters());
         let [(norm, _), (output, ours)] = &model.head_parameters()[..] else { panic!("two parameters") };
         assert_eq!((norm.as_str(), output.as_str()), (FINAL_NORM, EMBEDDING));
-        assert_eq!(ours.data_ptr(), model.embedding_parameter().unwrap().1.data_ptr());
+        assert_eq!(ours.data_ptr(), model.embedding_parameters()[0].1.data_ptr());
     }
 
     #[test]

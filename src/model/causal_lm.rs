@@ -13,6 +13,7 @@ use super::decoder::DecoderLayer;
 use super::delta::Delta;
 use super::dropout::{DropoutContext, TokenContext};
 use super::embedding::Embedding;
+use super::ends::base_embedding;
 use super::init::draw;
 use super::linear::Linear;
 use super::names::FINAL_NORM;
@@ -134,6 +135,16 @@ impl Model {
         Ok(Self { config, embedding, layers, final_norm, trained: Trainable::Nothing, kind, device })
     }
 
+    /// The same model, whose last hidden states are scored by `num_classes` classes ([`ModelConfig::with_classes`]).
+    pub fn with_classes(self, num_classes: Option<usize>) -> Self {
+        Self { config: self.config.with_classes(num_classes), ..self }
+    }
+
+    /// Whether something scores the classes of a classifier: the model's own matrix, or an adapter's.
+    pub fn has_score(&self) -> bool {
+        self.embedding.has_score()
+    }
+
     /// What the model is.
     pub fn config(&self) -> &ModelConfig {
         &self.config
@@ -169,7 +180,7 @@ impl Model {
             all.freeze();
         }
         let is_new = adapter.is_new();
-        let (settings, deltas) = adapter.moved_to(self.kind, self.device).into_parts();
+        let (settings, deltas, ends) = adapter.moved_to(self.kind, self.device).into_parts();
         let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
         for (name, place) in self.layers.iter_mut().flat_map(DecoderLayer::delta_places) {
             *place = deltas.remove(name);
@@ -177,13 +188,14 @@ impl Model {
         if is_new {
             self.layers.iter().flat_map(DecoderLayer::linears).for_each(Linear::begin_delta);
         }
+        self.embedding.train(ends, is_new);
         self.trained = Trainable::Adapter(settings);
     }
 
     /// The adapter, where one is trained; its matrices are the leaves themselves.
     pub fn adapter(&self) -> Option<Adapter> {
         let Trainable::Adapter(settings) = &self.trained else { return None };
-        Some(Adapter::of_deltas(settings.clone(), self.deltas()))
+        Some(Adapter::of_deltas(settings.clone(), self.deltas(), self.embedding.alias_trained()))
     }
 
     fn deltas(&self) -> impl Iterator<Item = (&str, &Delta)> {
@@ -200,20 +212,28 @@ impl Model {
         match &self.trained {
             Trainable::Nothing => Vec::new(),
             Trainable::Adapter(settings) => {
-                self.deltas().flat_map(|(name, delta)| adapter::parameters(settings, name, delta)).collect()
+                let of_layers = self.deltas().flat_map(|(name, delta)| adapter::parameters(settings, name, delta));
+                of_layers.chain(self.embedding.trained().parameters()).collect()
             }
             Trainable::AllWeights(all) => all.parameters(),
         }
     }
 
-    /// The parameters behind the last layer, in final norm and output projection; none where an adapter is trained.
+    /// The parameters behind the last layer, in final norm and output projection; with an adapter, what it trains in its place.
     pub fn head_parameters(&self) -> Vec<(String, Tensor)> {
-        self.all_weights().map(AllWeights::head).unwrap_or_default()
+        self.all_weights().map_or_else(|| self.embedding.trained().of_head(), AllWeights::head)
     }
 
-    /// The embedding `(V, E)`, where it is trained; of a tied model it is among the [`Self::head_parameters`], too.
-    pub fn embedding_parameter(&self) -> Option<(String, Tensor)> {
-        self.all_weights().and_then(AllWeights::embedding)
+    /// The parameters before the first layer: the embedding `(V, E)`, where it is trained, and of an adapter what it adds. Of a tied
+    /// model all of whose weights are trained the embedding is among the [`Self::head_parameters`], too.
+    pub fn embedding_parameters(&self) -> Vec<(String, Tensor)> {
+        self.all_weights().map_or_else(|| self.embedding.trained().of_embedding(), |all| all.embedding().into_iter().collect())
+    }
+
+    /// Of tensors that [`Self::save_trained`] has written, those that are trained, as [`Self::parameters`] has them.
+    pub fn trained_of_saved(&self, saved: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
+        // The embedding that goes with an addition to it is a constant.
+        saved.into_iter().filter(|(name, _)| *name != base_embedding(self.config.is_inner)).collect()
     }
 
     /// Writes what is trained into a directory that exists: an adapter in PEFT's format, which names `base_model`, or all
@@ -229,7 +249,10 @@ impl Model {
     /// About as much as [`Self::save_trained`] writes.
     pub fn trained_bytes(&self) -> Bytes {
         let bytes = |tensors: Vec<(String, Tensor)>| tensors.iter().map(|(_, t)| t.numel() * t.kind().elt_size_in_bytes()).sum();
-        Bytes(self.all_weights().map_or_else(|| bytes(self.parameters()), AllWeights::saved_bytes) as u64)
+        // With an addition to the embedding goes the embedding.
+        let adapter =
+            || bytes(self.parameters()) + self.embedding.alias_trained().base_ve.map_or(0, |t| bytes(vec![(String::new(), t)]));
+        Bytes(self.all_weights().map_or_else(adapter, AllWeights::saved_bytes) as u64)
     }
 
     /// Hidden states of tokens.
@@ -243,8 +266,8 @@ impl Model {
     /// The backward of [`Self::embed`] over pieces of a sequence: ids, and the gradients of their hidden states.
     ///
     /// # Shapes
-    /// `(B, n)` int64 and `(B, n, E)` by piece; the embedding's gradient `(V, E)` out.
-    pub fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Tensor {
+    /// `(B, n)` int64 and `(B, n, E)` by piece; the gradients of the [`Self::embedding_parameters`] out.
+    pub fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Vec<Tensor> {
         self.embedding.embed_backward(pieces)
     }
 
@@ -290,10 +313,10 @@ impl Model {
         self.final_norm.apply(hidden)
     }
 
-    /// The scores of all tokens of the vocabulary.
+    /// The scores of all tokens of the vocabulary, or of a classifier's classes.
     ///
     /// # Shapes
-    /// `(…, E)` in, `(…, V)` out.
+    /// `(…, E)` in, `(…, V)` or `(…, K)` out.
     pub fn logits(&self, normed: &Tensor) -> Tensor {
         self.embedding.logits(normed)
     }

@@ -35,6 +35,10 @@ pub struct ModelConfig {
     pub logit_soft_cap: Option<f64>,
     /// The output projection is the embedding.
     pub tie_word_embeddings: bool,
+    /// K, the number of classes, where a matrix of its own scores them in place of the output projection.
+    pub num_classes: Option<usize>,
+    /// Whether that matrix is among the model's weights; else whoever trains it begins with a new one.
+    pub has_score: bool,
     /// Standard deviation of newly drawn weights.
     pub initializer_range: f64,
     /// The dtype the weights are said to be stored in.
@@ -62,6 +66,16 @@ impl ModelConfig {
             spec.linears(self.hidden_size).into_iter().enumerate().map(linear)
         };
         self.layers.iter().enumerate().flat_map(of_layer).collect()
+    }
+
+    /// The same model, whose last hidden states are scored by `num_classes` classes: its own, where it has some.
+    pub fn with_classes(self, num_classes: Option<usize>) -> Self {
+        Self { num_classes: if self.has_score { self.num_classes } else { num_classes }, ..self }
+    }
+
+    /// How many scores a hidden state gets: one a token of the vocabulary, or one a class.
+    pub fn num_scores(&self) -> usize {
+        self.num_classes.unwrap_or(self.vocab_size)
     }
 
     /// The rotary embeddings that the layers need, each once.

@@ -24,7 +24,7 @@ impl ModelConfig {
 
     /// Checks the keys of a `config.json`; those it doesn't know are left alone.
     pub fn from_object(object: &Map<String, Value>) -> Result<Self, ConfigFault> {
-        let is_inner = is_wrapped(object);
+        let (is_inner, num_classes) = (is_wrapped(object), num_classes(object)?);
         let object = unwrapped(object);
         let fields = Fields::new(&object);
         let family = family(fields)?;
@@ -43,6 +43,8 @@ impl ModelConfig {
             norms_add_one: family.norms_add_one,
             logit_soft_cap: (family.logit_soft_cap)(fields)?,
             tie_word_embeddings: fields.flag_or("tie_word_embeddings", family.tied_by_default)?,
+            num_classes,
+            has_score: num_classes.is_some(),
             initializer_range: fields.number_or("initializer_range", 0.02)?,
             weight_kind: weight_kind(fields)?,
             dropouts: dropouts(fields, family)?,
@@ -58,6 +60,25 @@ fn family(fields: Fields<'_>) -> Result<&'static Family, ConfigFault> {
     let found = fields.get("model_type").map(|value| value.as_str().map_or_else(|| shown(value), str::to_owned));
     let family = found.as_deref().and_then(families::find);
     family.ok_or_else(|| ConfigFault::UnknownName { key: "model_type".into(), found, known: families::known() })
+}
+
+/// How many classes a model scores that was saved as a classifier of sequences. Transformers says so by the names of the classes, and
+/// leaves out two that have none.
+fn num_classes(object: &Map<String, Value>) -> Result<Option<usize>, ConfigFault> {
+    let fields = Fields::new(object);
+    let architectures = fields.get("architectures").and_then(Value::as_array);
+    let mut names = architectures.into_iter().flatten().filter_map(Value::as_str);
+    if !names.any(|name| name.ends_with("ForSequenceClassification")) {
+        return Ok(None);
+    }
+    if is_wrapped(object) {
+        return Err(fields.unsupported("architectures", "a classifier by a language model alone".into()));
+    }
+    match fields.get("id2label").and_then(Value::as_object) {
+        Some(names) if names.len() < 2 => Err(fields.range("id2label", "the names of at least two classes".into())),
+        Some(names) => Ok(Some(names.len())),
+        None => Ok(Some(fields.count_or("num_labels", 2, MAX_VOCAB)?)),
+    }
 }
 
 fn weight_kind(fields: Fields<'_>) -> Result<Option<Kind>, ConfigFault> {

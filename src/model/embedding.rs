@@ -1,10 +1,11 @@
 //! The two ends of a model, tokens to hidden states and hidden states to logits: one matrix where they are tied.
 
-use tch::Tensor;
+use tch::{Tensor, no_grad};
 
 use super::ModelError;
 use super::config::ModelConfig;
-use super::names::{EMBEDDING, OUTPUT};
+use super::ends::{AdapterEnds, EndPart, rows};
+use super::names::{EMBEDDING, OUTPUT, SCORE};
 use super::weights::Weights;
 use crate::ops::linear::linear;
 use crate::ops::soft_cap::soft_cap;
@@ -14,6 +15,10 @@ pub(super) struct Embedding {
     input_ve: Tensor,
     /// `None` where the embedding serves as output projection too.
     output_ve: Option<Tensor>,
+    /// What scores classes in place of an output projection.
+    score_ke: Option<Tensor>,
+    /// What an adapter trains in their place, and beside them.
+    trained: AdapterEnds,
     /// On what a token is turned into.
     scale: f64,
     /// Of the logits.
@@ -32,42 +37,108 @@ fn scaled(x: Tensor, factor: f64) -> Tensor {
 impl Embedding {
     pub(super) fn load(weights: &Weights, config: &ModelConfig) -> Result<Self, ModelError> {
         // A tied model's file may hold an output projection; it is not looked at, as the embedding takes its place.
-        let output_ve = if config.tie_word_embeddings { None } else { Some(weights.load(OUTPUT)?) };
+        let has_output = !config.tie_word_embeddings && !config.has_score;
+        let output_ve = if has_output { Some(weights.load(OUTPUT)?) } else { None };
+        let score_ke = if config.has_score { Some(weights.load(SCORE)?) } else { None };
         let (input_ve, divisor) = (weights.load(EMBEDDING)?, config.logits_divisor);
         // As the published models were run: a factor in the dtype of what it multiplies.
         let scale = Tensor::from(config.embedding_scale).to_kind(input_ve.kind()).double_value(&[]);
-        Ok(Self { input_ve, output_ve, scale, divisor, soft_cap: config.logit_soft_cap })
+        Ok(Self {
+            input_ve,
+            output_ve,
+            score_ke,
+            trained: AdapterEnds::default(),
+            scale,
+            divisor,
+            soft_cap: config.logit_soft_cap,
+        })
     }
 
     /// # Shapes
     /// `(B, n)` int64 in, `(B, n, E)` out.
     pub(super) fn embed(&self, ids_bn: &Tensor) -> Tensor {
-        scaled(Tensor::embedding(&self.input_ve, ids_bn, -1, false, false), self.scale)
+        let kind = self.input_ve.kind();
+        let own = self.trained.embed(ids_bn).map_or_else(|| rows(&self.input_ve, ids_bn), |own| own.to_kind(kind));
+        let embedded = match self.trained.addition(ids_bn) {
+            Some(addition) => own + addition.to_kind(kind),
+            None => own,
+        };
+        scaled(embedded, self.scale)
     }
 
-    /// The backward of [`Self::embed`] over pieces of a sequence: ids, and the gradients of what they were turned into.
+    /// The backward of [`Self::embed`] over pieces of a sequence: ids, and the gradients of what they were turned into. The gradients are of
+    /// the embedding, where that is trained itself, or of what an adapter trains of it, in its order.
     ///
     /// # Shapes
-    /// `(B, n)` int64 and `(B, n, E)` by piece, `(V, E)` out.
-    pub(super) fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Tensor {
-        let mut gradient_ve = self.input_ve.detach().zeros_like();
-        for (ids_bn, gradient_bne) in pieces {
-            let gradient_ne = scaled(gradient_bne.flatten(0, 1), self.scale);
-            let _ = gradient_ve.index_add_(0, &ids_bn.flatten(0, 1), &gradient_ne);
+    /// `(B, n)` int64 and `(B, n, E)` by piece.
+    pub(super) fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Vec<Tensor> {
+        let flat =
+            |(ids_bn, gradient_bne): (Tensor, Tensor)| (ids_bn.flatten(0, 1), scaled(gradient_bne.flatten(0, 1), self.scale));
+        if !self.input_ve.requires_grad() {
+            return self.trained.embed_backward(pieces.map(flat));
         }
-        gradient_ve
+        let mut gradient_ve = self.input_ve.detach().zeros_like();
+        for (ids_n, gradient_ne) in pieces.map(flat) {
+            let _ = gradient_ve.index_add_(0, &ids_n, &gradient_ne);
+        }
+        vec![gradient_ve]
     }
 
+    /// Takes what an adapter trains; of a new one what begins as the model has it gets these values.
+    pub(super) fn train(&mut self, ends: AdapterEnds, is_new: bool) {
+        let begin = |part, value: Option<&Tensor>| {
+            if let Some((leaf, value)) = ends.get(part).zip(value) {
+                no_grad(|| leaf.shallow_clone().copy_(value));
+            }
+        };
+        if is_new {
+            begin(EndPart::Embedding, Some(&self.input_ve));
+            begin(EndPart::Output, self.output_ve.as_ref().or(Some(&self.input_ve)));
+            begin(EndPart::Score, self.score_ke.as_ref());
+        }
+        if let Some(base_ve) = &ends.base_ve {
+            let base_ve = base_ve.to_kind(self.input_ve.kind()).to_device(self.input_ve.device());
+            if !base_ve.equal(&self.input_ve) {
+                self.input_ve = base_ve;
+            }
+        }
+        self.trained = ends;
+    }
+
+    /// What an adapter trains.
+    pub(super) fn trained(&self) -> &AdapterEnds {
+        &self.trained
+    }
+
+    /// The same, for whoever looks at all of an adapter at once; with an addition to the embedding comes the model's own.
+    pub(super) fn alias_trained(&self) -> AdapterEnds {
+        let base_ve = self.trained.get(EndPart::LowRankA).map(|_| self.input_ve.shallow_clone());
+        self.trained.map(Tensor::shallow_clone).with_base(base_ve)
+    }
+
+    /// Whether there is something that scores classes.
+    pub(super) fn has_score(&self) -> bool {
+        self.score_ke.is_some() || self.trained.get(EndPart::Score).is_some()
+    }
+
+    /// The scores of the vocabulary, or of classes where there are some.
+    ///
     /// # Shapes
-    /// `(…, E)` in, `(…, V)` out.
+    /// `(…, E)` in, `(…, V)` or `(…, K)` out.
     pub(super) fn logits(&self, normed: &Tensor) -> Tensor {
+        let kind = normed.kind();
+        if let Some(score_ke) = self.trained.get(EndPart::Score).or(self.score_ke.as_ref()) {
+            return linear(normed, &score_ke.to_kind(kind), None, None);
+        }
         // Dividing what goes in is the same, and takes E numbers of a token where V would come out.
         let normed = scaled(normed.shallow_clone(), 1.0 / self.divisor);
-        let logits = linear(&normed, self.output_ve.as_ref().unwrap_or(&self.input_ve), None, None);
+        let frozen = self.output_ve.as_ref().unwrap_or(&self.input_ve);
+        let output_ve = self.trained.get(EndPart::Output).map_or_else(|| frozen.shallow_clone(), |own| own.to_kind(kind));
+        let logits = linear(&normed, &output_ve, None, None);
         self.soft_cap.map_or_else(|| logits.shallow_clone(), |cap| soft_cap(&logits, cap))
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        std::iter::once(&self.input_ve).chain(&self.output_ve)
+        std::iter::once(&self.input_ve).chain(&self.output_ve).chain(&self.score_ke)
     }
 }

@@ -74,6 +74,12 @@ pub enum ModelError {
         /// What may stand there.
         expected: &'static str,
     },
+    /// An adapter that was trained for another head than the model has.
+    #[error("the adapter was trained to predict {adapter}, and `head.kind` asks for something else")]
+    OtherTask {
+        /// What it predicts.
+        adapter: &'static str,
+    },
     /// A dtype that is too coarse to train weights in.
     #[error("all weights can't be trained in `{dtype}`: most updates are smaller than the steps between its numbers")]
     TrainedDtype {
@@ -127,6 +133,9 @@ impl Failure for ModelError {
             Self::Tensors { .. } => "check that weights and configuration belong together and that all files are complete".into(),
             Self::UnknownTarget { .. } => "use names from that list, or `target_modules = \"all-linear\"`".into(),
             Self::Lora { key, .. } => format!("correct `lora.{key}` in the recipe"),
+            Self::OtherTask { .. } => {
+                "an adapter of classes (`task_type` `SEQ_CLS`) goes with `head.kind = \"seq_classification\"`, any other without it".into()
+            }
             Self::TrainedDtype { .. } => {
                 "write `model.dtype = \"f32\"`, in which `bf16` weights load too; an adapter can be trained in `bf16`".into()
             }
@@ -143,6 +152,7 @@ impl Failure for ModelError {
         match self {
             Self::UnknownTarget { .. }
             | Self::Lora { .. }
+            | Self::OtherTask { .. }
             | Self::TrainedDtype { .. }
             | Self::NotEmpty { .. }
             | Self::RopeScaling { .. } => Exit::Usage,

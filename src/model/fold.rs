@@ -4,7 +4,7 @@ use tch::no_grad;
 
 use super::adapter::Adapter;
 use super::delta::{Delta, LoraDelta};
-use super::targets::is_of_experts;
+use super::targets::{is_of_experts, targets_embedding};
 use crate::files::{ModulePatterns, PeftConfig};
 
 /// What an adapter has beside A and B of linears that stand alone.
@@ -20,6 +20,12 @@ pub enum AdapterFeature {
     Experts,
     /// Routers are.
     Routers,
+    /// The embedding has matrices of low rank.
+    Embedding,
+    /// Whole copies of modules are trained.
+    SavedModules,
+    /// Classes are scored by a matrix of its own.
+    Classes,
 }
 
 impl Adapter {
@@ -33,6 +39,9 @@ impl Adapter {
             (AdapterFeature::BaseBiases, settings.trains_biases),
             (AdapterFeature::Experts, of_linears(is_of_experts)),
             (AdapterFeature::Routers, of_linears(|linear| linear.rsplit('.').next() == Some("gate"))),
+            (AdapterFeature::Embedding, targets_embedding(settings)),
+            (AdapterFeature::SavedModules, !settings.modules_to_save.is_empty()),
+            (AdapterFeature::Classes, settings.is_classifier),
         ]
         .into_iter()
         .filter_map(|(feature, has)| has.then_some(feature))
@@ -62,7 +71,7 @@ impl Adapter {
             });
             Delta::Lora(LoraDelta { a_ri, b_or, scale: 1.0, ..lora })
         };
-        let (settings, deltas) = self.into_parts();
+        let (settings, deltas, ends) = self.into_parts();
         let settings = PeftConfig {
             r,
             lora_alpha: r as f64,
@@ -71,6 +80,6 @@ impl Adapter {
             use_rslora: false,
             ..settings
         };
-        Self::of_parts(settings, deltas.into_iter().map(|(linear, delta)| (linear, fold(delta))).collect())
+        Self::of_parts(settings, deltas.into_iter().map(|(linear, delta)| (linear, fold(delta))).collect(), ends)
     }
 }

@@ -1,7 +1,7 @@
 //! Which tensors a model has: their names in checkpoints, their shapes, and what they are for.
 
 use super::config::ModelConfig;
-use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, layer_tensor};
+use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, SCORE, layer_tensor};
 use super::spec::{DRAIN, LayerSpec, LinearSpec};
 
 /// What a tensor is for, which is how a new one is filled.
@@ -32,7 +32,7 @@ impl ModelConfig {
     }
 }
 
-/// All tensors of a model, bottom to top. With tied embeddings the output projection is none of them.
+/// All tensors of a model, bottom to top. With tied embeddings the output projection is none of them, and a classifier has none.
 pub(super) fn entries(config: &ModelConfig) -> Vec<TensorEntry> {
     let matrix = |name: &str, shape: [usize; 2]| TensorEntry { name: name.into(), shape: shape.into(), role: Role::Matrix };
     let embedding = [config.vocab_size, config.hidden_size];
@@ -42,8 +42,10 @@ pub(super) fn entries(config: &ModelConfig) -> Vec<TensorEntry> {
         all.extend(entries.map(|entry| TensorEntry { name: layer_tensor(layer, &entry.name), ..entry }));
     }
     all.push(norm(config, FINAL_NORM, config.hidden_size));
-    if !config.tie_word_embeddings {
-        all.push(matrix(OUTPUT, embedding));
+    match config.num_classes.filter(|_| config.has_score) {
+        Some(num_classes) => all.push(matrix(SCORE, [num_classes, config.hidden_size])),
+        None if config.tie_word_embeddings => {}
+        None => all.push(matrix(OUTPUT, embedding)),
     }
     all
 }

@@ -11,8 +11,9 @@ use tch::{Tensor, no_grad};
 use super::adapter::Adapter;
 use super::all_weights::COMPANIONS;
 use super::delta::{Delta, LoraDelta, master_kind};
+use super::ends::{AdapterEnds, EndPart};
 use super::families::own_name;
-use super::names::{EMBEDDING, OUTPUT, layer_tensor};
+use super::names::{EMBEDDING, OUTPUT, SCORE, layer_tensor};
 use super::source::ModelSource;
 use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::{Files, INDEX, MODEL_TENSORS, TensorNames};
@@ -61,22 +62,15 @@ struct Shard<'a> {
 }
 
 impl MergedModel {
-    /// Opens a model to add `adapter` into it. Tensors that were trained in full (`saved`, by their names in the model) take
-    /// the place of the model's, or come on top.
-    pub fn open<'a>(
-        source: impl Into<ModelSource<'a>>,
-        adapter: Option<Adapter>,
-        saved: Vec<(String, Tensor)>,
-    ) -> Result<Self, ModelError> {
+    /// Opens a model to add `adapter` into it. What it has trained in full takes the place of the model's own, or comes on top.
+    pub fn open<'a>(source: impl Into<ModelSource<'a>>, adapter: Option<Adapter>) -> Result<Self, ModelError> {
         let source = source.into();
         let (config, mut object) = (Model::check(source)?, source.object()?);
-        let names = TensorNames::of(&object);
-        // Two ends that were one matrix, of which one is trained, are two.
-        let parts_ends = config.tie_word_embeddings && saved.iter().any(|(name, _)| [EMBEDDING, OUTPUT].contains(&&**name));
-        if parts_ends {
-            object.insert("tie_word_embeddings".into(), json!(false));
-        }
-        let deltas = adapter.map(|adapter| adapter.into_parts().1).unwrap_or_default();
+        let (names, files) = (TensorNames::of(&object), Files::open(source.dir)?);
+        let (deltas, ends) =
+            adapter.map(|adapter| adapter.into_parts()).map(|(_, deltas, ends)| (deltas, ends)).unwrap_or_default();
+        let saved = merged_ends(&config, &ends, |name| stored(&files, names, name))?;
+        let changes_config = change_config(&mut object, &config, &saved)?;
         let deltas: BTreeMap<_, _> = deltas.into_iter().map(|(linear, Delta::Lora(lora))| (linear, lora)).collect();
         for linear in config.linears().iter().filter(|linear| !linear.spec.has_bias) {
             if deltas.get(&linear.name).is_some_and(|lora| lora.b_bias_o.is_some()) {
@@ -86,12 +80,12 @@ impl MergedModel {
         }
         Ok(Self {
             dir: source.dir.to_owned(),
-            files: Files::open(source.dir)?,
+            files,
             names,
-            config: (parts_ends || source.rope_scaling.is_some()).then_some(object),
+            config: (changes_config || source.rope_scaling.is_some()).then_some(object),
             experts: expert_parts(&config),
             deltas,
-            saved: saved.into_iter().collect(),
+            saved,
         })
     }
 
@@ -163,7 +157,7 @@ impl MergedModel {
 
     /// What a tensor of the files is called in the model, where it is of it.
     fn own(&self, stored: &str) -> Option<String> {
-        if self.names == TensorNames::Wrapped { own_name(stored) } else { Some(stored.to_owned()) }
+        own(self.names, stored)
     }
 
     /// A tensor's bytes: those of the file where nothing is added.
@@ -213,6 +207,70 @@ impl MergedModel {
             None => copy(&self.dir.join("config.json"), &to),
         }
     }
+}
+
+fn own(names: TensorNames, stored: &str) -> Option<String> {
+    if names == TensorNames::Wrapped { own_name(stored) } else { Some(stored.to_owned()) }
+}
+
+/// A tensor of the files by its name in the model.
+fn stored(files: &Files, names: TensorNames, name: &str) -> Result<Option<Tensor>, ModelError> {
+    let called = |stored: &String| own(names, stored).as_deref() == Some(name);
+    let found = files.opened.iter().find_map(|file| Some((file, file.names().into_iter().find(called)?)));
+    Ok(found.map(|(file, name)| load_tensor(file, &name)).transpose()?)
+}
+
+/// What an adapter has trained at the two ends, by the names in the model. Of two ends that were one matrix the other becomes one, too.
+fn merged_ends(
+    config: &ModelConfig,
+    ends: &AdapterEnds,
+    stored: impl Fn(&str) -> Result<Option<Tensor>, ModelError>,
+) -> Result<BTreeMap<String, Tensor>, ModelError> {
+    let mut saved = BTreeMap::new();
+    for (part, name) in [(EndPart::Embedding, EMBEDDING), (EndPart::Output, OUTPUT), (EndPart::Score, SCORE)] {
+        saved.extend(ends.get(part).map(|tensor| (name.to_owned(), tensor.detach())));
+    }
+    let has_addition = ends.get(EndPart::LowRankA).is_some();
+    let leaves_output =
+        config.tie_word_embeddings && (has_addition || saved.contains_key(EMBEDDING)) && !saved.contains_key(OUTPUT);
+    if !has_addition && !leaves_output && saved.is_empty() {
+        return Ok(saved);
+    }
+    let Some(stored_ve) = stored(EMBEDDING)? else { return Ok(saved) };
+    let base_ve = ends.base_ve.as_ref().map_or_else(|| stored_ve.shallow_clone(), Tensor::shallow_clone);
+    if has_addition {
+        saved.insert(EMBEDDING.into(), no_grad(|| ends.added_to(&base_ve.to_kind(master_kind(stored_ve.kind())))));
+    }
+    if leaves_output {
+        saved.insert(OUTPUT.into(), base_ve);
+    }
+    // What comes on top is in the dtype of what there is.
+    Ok(saved.into_iter().map(|(name, tensor)| (name, tensor.to_kind(stored_ve.kind()))).collect())
+}
+
+/// Makes a configuration that of the model with what was saved; says whether that changes it.
+fn change_config(
+    object: &mut Map<String, Value>,
+    config: &ModelConfig,
+    saved: &BTreeMap<String, Tensor>,
+) -> Result<bool, ModelError> {
+    let parts_ends = config.tie_word_embeddings && [EMBEDDING, OUTPUT].iter().any(|&name| saved.contains_key(name));
+    if parts_ends {
+        object.insert("tie_word_embeddings".into(), json!(false));
+    }
+    let Some(score_ke) = saved.get(SCORE).filter(|_| !config.has_score) else { return Ok(parts_ends) };
+    let architecture = object.get("architectures").and_then(|all| all.get(0)?.as_str()?.strip_suffix("ForCausalLM"));
+    let Some(architecture) = architecture.map(|family| format!("{family}ForSequenceClassification")) else {
+        let reason = "`architectures` in `config.json` names no model `…ForCausalLM`, of which a classifier could be made".into();
+        return Err(ModelError::NotMergeable { linear: SCORE.into(), reason });
+    };
+    object.insert("architectures".into(), json!([architecture]));
+    let names = |class: i64| format!("LABEL_{class}");
+    let classes = 0..score_ke.size()[0];
+    let labels: BTreeMap<String, String> = classes.clone().map(|class| (class.to_string(), names(class))).collect();
+    object.insert("id2label".into(), json!(labels));
+    object.insert("label2id".into(), json!(classes.map(|class| (names(class), class)).collect::<BTreeMap<_, _>>()));
+    Ok(true)
 }
 
 /// `W + scale · B A`; with magnitudes, its rows in their lengths, as `DoRA` has it.

@@ -12,10 +12,12 @@ mod captured;
 mod causal_lm;
 mod config;
 mod config_file;
+mod count;
 mod decoder;
 mod delta;
 mod dropout;
 mod embedding;
+mod ends;
 mod error;
 mod experts;
 mod families;
@@ -45,6 +47,7 @@ pub use attend::{Attend, AttendError, Qkv, Routed};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::{Model, kind_of};
 pub use config::{ModelConfig, ModelLinear};
+pub use count::{EndNumbers, end_numbers, trained_by_kind};
 pub use dropout::{DropoutContext, DropoutKey};
 pub use error::{ModelError, TensorProblem, TensorProblems};
 pub use fields::ConfigFault;
@@ -61,5 +64,5 @@ pub use spec::{
     NormsSpec, Preference, QkNorm, QueryGrowth,
 };
 pub use spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
-pub use targets::{num_trained, on_every_layer, targeted};
+pub use targets::{on_every_layer, targeted};
 pub use weights::MODEL_TENSORS;

@@ -23,9 +23,13 @@ pub(super) fn peft_tensor(linear: &str, part: &str) -> String {
     format!("base_model.model.{linear}.{part}")
 }
 
+/// The embedding as a module.
+pub(super) const EMBEDDING_MODULE: &str = "model.embed_tokens";
 /// The embedding's weight `(V, E)`.
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 /// The final norm's weight `(E)`.
 pub(super) const FINAL_NORM: &str = "model.norm.weight";
+/// The weight `(K, E)` that scores classes in place of the output projection.
+pub(super) const SCORE: &str = "score.weight";
 /// The output projection's weight `(V, E)`.
 pub(super) const OUTPUT: &str = "lm_head.weight";

@@ -8,8 +8,9 @@ use super::ModelError;
 use super::adapter::Adapter;
 use super::config::ModelConfig;
 use super::delta::master_kind;
+use super::ends::{AdapterEnds, EndPart, base_embedding, check_ends, end_parts};
 use super::names::INNER;
-use super::targets::{LoraTarget, targets, written};
+use super::targets::{LoraTarget, targets, targets_embedding, written};
 use crate::files::{PeftConfig, read_peft, write_peft};
 use crate::store::{load_tensor, raw_tensors};
 
@@ -20,21 +21,41 @@ impl Adapter {
         let mut files = read_peft(dir)?;
         // An adapter of the language model by itself fits, too.
         files.config.is_inner = config.is_inner && files.tensors.names().iter().any(|name| name.contains(INNER));
-        let targets = targets(config, &files.config)?;
+        let (targets, is_inner) = (targets(config, &files.config)?, files.config.is_inner);
         let parts = |target: &LoraTarget| {
             target.parts(&files.config).into_iter().map(|(part, shape)| (target.tensor(part), shape)).collect()
         };
-        files.check(&targets.iter().flat_map::<Vec<_>, _>(parts).collect::<Vec<_>>())?;
+        check_ends(config, &files.config)?;
+        let ends = end_parts(config, &files.config).into_iter().map(|(part, shape)| (part.name(is_inner), shape.to_vec()));
+        // PEFT saves the embedding with an addition to it, unless it is told not to.
+        let base_name = base_embedding(is_inner);
+        let has_base = files.tensors.contains(&base_name) && targets_embedding(&files.config);
+        let base = has_base.then(|| (base_name.clone(), vec![config.vocab_size, config.hidden_size]));
+        files.check(&targets.iter().flat_map::<Vec<_>, _>(parts).chain(ends).chain(base).collect::<Vec<_>>())?;
         // Copied, because training writes into the matrices, and a file's memory must not be written to.
         let load = |name: &str| Ok::<_, ModelError>(load_tensor(&files.tensors, name)?.to_kind(master_kind(kind)).copy());
+        let base_ve = if has_base { Some(load_tensor(&files.tensors, &base_name)?) } else { None };
+        let ends = AdapterEnds::new(config, &files.config, |part, _| load(&part.name(is_inner)))?.with_base(base_ve);
         let load = |target: &LoraTarget, part: &str, _: &[i64]| load(&target.tensor(part));
-        Ok(Self::of_targets(config, files.config.clone(), &targets, load)?.moved_to(kind, device))
+        Ok(Self::of_targets(config, files.config.clone(), &targets, ends, load)?.moved_to(kind, device))
+    }
+
+    /// The model with the classes that a PEFT adapter scores; any other adapter leaves it as it is.
+    pub fn classes_of(dir: &Path, config: ModelConfig) -> Result<ModelConfig, ModelError> {
+        let files = read_peft(dir)?;
+        if !files.config.is_classifier || config.num_classes.is_some() {
+            return Ok(config);
+        }
+        let score = files.tensors.get(&EndPart::Score.name(false))?;
+        Ok(config.with_classes(score.shape.first().copied()))
     }
 
     /// Writes the adapter into a directory that exists, in PEFT's format. `base_model` is the name or path of the model.
     pub fn save_peft(&self, dir: &Path, base_model: &str) -> Result<(), ModelError> {
         let settings = PeftConfig { base_model: Some(base_model.into()), ..written(self.settings())? };
-        Ok(write_peft(dir, &settings, &raw_tensors(dir, &self.parameters())?)?)
+        let base_ve = self.ends().base_ve.as_ref().map(|base_ve| (base_embedding(settings.is_inner), base_ve.shallow_clone()));
+        let tensors: Vec<_> = self.parameters().into_iter().chain(base_ve).collect();
+        Ok(write_peft(dir, &settings, &raw_tensors(dir, &tensors)?)?)
     }
 }
 
@@ -104,17 +125,29 @@ mod tests {
             ("adapter-qwen2-lorabias", &["lora_bias"]),
             ("adapter-qwen2-biasloraonly", &["bias"]),
             ("adapter-qwen2-dora", &["use_dora"]),
+            ("adapter-qwen2-lmhead", &["modules_to_save", "target_modules"]),
+            ("adapter-qwen2-embed", &["modules_to_save", "task_type"]),
+            ("adapter-qwen2-loraembed", &["r", "task_type"]),
+            ("adapter-qwen2-seqcls", &["modules_to_save", "task_type"]),
         ] {
             let (theirs, ours) = (fixture("families").join(kind), tempfile::tempdir().unwrap());
-            let config = ModelConfig::load(&fixture("model-qwen2")).unwrap();
-            // Through a model, whose linears take the matrices.
-            let model = Model::random(config, Dtype::F32, Device::Cpu, 1).unwrap().with_adapter(load(&theirs).unwrap());
+            let classes = kind.ends_with("seqcls").then_some(4);
+            let config = ModelConfig::load(&fixture("model-qwen2")).unwrap().with_classes(classes);
+            let load = |dir: &Path| Adapter::load_peft(dir, &config, Kind::Float, Device::Cpu);
+            // Through a model, whose linears and ends take the matrices.
+            let model = Model::random(config.clone(), Dtype::F32, Device::Cpu, 1).unwrap().with_adapter(load(&theirs).unwrap());
             model.save_trained(ours.path(), "model-qwen2").unwrap();
             let [written, read] = [ours.path(), &theirs].map(|dir| read_json::<Value>(&dir.join(ADAPTER_CONFIG)).unwrap());
             for &key in keys {
                 assert_eq!(written[key], read[key], "{kind}: {key}");
             }
             assert_eq!(load(ours.path()).unwrap().parameters(), load(&theirs).unwrap().parameters(), "{kind}");
+            let names = |dir: &Path| {
+                let mut names = TensorFile::open(&dir.join(ADAPTER_TENSORS)).unwrap().names();
+                names.sort();
+                names
+            };
+            assert_eq!(names(ours.path()), names(&theirs), "{kind}");
         }
     }
 

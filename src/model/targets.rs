@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::ModelError;
 use super::config::{ModelConfig, ModelLinear};
 use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
-use super::names::{INNER, inner_module, layer_tensor, peft_tensor};
+use super::names::{EMBEDDING_MODULE, INNER, inner_module, layer_tensor, peft_tensor};
 use super::spec::{LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
 use crate::files::{ExcludedModules, ModulePatterns, ModuleRegex, PeftConfig, PeftTargets, is_named};
 use crate::recipe::{InitLora, LoraRecipe, TargetModules, TrainedBias};
@@ -78,6 +78,18 @@ pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec
     Ok(all)
 }
 
+/// Whether the embedding gets matrices of low rank.
+pub(super) fn targets_embedding(settings: &PeftConfig) -> bool {
+    let is_meant = match &settings.target_modules {
+        PeftTargets::AllLinear => false,
+        PeftTargets::Names(names) => names.iter().any(|name| is_named(EMBEDDING_MODULE, name)),
+        PeftTargets::Matching(regex) => regex.is_match(&module(settings, EMBEDDING_MODULE)),
+    };
+    let is_excluded = settings.exclude_modules.as_ref().is_some_and(|all| all.contains(&module(settings, EMBEDDING_MODULE)));
+    // It is of no layer.
+    is_meant && !is_excluded && settings.layers_to_transform.is_empty()
+}
+
 /// The paths of the linears that a recipe gives matrices in some layer, and the largest rank among them.
 pub fn targeted(config: &ModelConfig, lora: &LoraRecipe) -> Result<(Vec<String>, usize), ModelError> {
     let targets = targets(config, &peft_settings(config, lora)?)?;
@@ -94,6 +106,7 @@ pub fn on_every_layer(config: &ModelConfig, lora: &LoraRecipe) -> Result<LoraRec
     let stacked = [STACKED_GATE_UP, STACKED_DOWN];
     let (mut paths, r) = targeted(config, lora)?;
     paths.retain(|path| !stacked.contains(&path.as_str()));
+    paths.extend(targets_embedding(&peft_settings(config, lora)?).then(|| EMBEDDING_MODULE.to_owned()));
     Ok(LoraRecipe {
         r,
         target_modules: TargetModules::Names(paths),
@@ -105,14 +118,6 @@ pub fn on_every_layer(config: &ModelConfig, lora: &LoraRecipe) -> Result<LoraRec
     })
 }
 
-/// How many numbers a recipe trains beside the linears of a model.
-pub fn num_trained(config: &ModelConfig, lora: &LoraRecipe) -> Result<usize, ModelError> {
-    let settings = peft_settings(config, lora)?;
-    let of_target =
-        |target: LoraTarget| target.parts(&settings).iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
-    Ok(targets(config, &settings)?.into_iter().map(of_target).sum())
-}
-
 /// The settings of an adapter that a recipe describes.
 pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<PeftConfig, ModelError> {
     let pattern = |key, what: String| ModelError::Lora { key, found: what, expected: "regular expressions that can be read" };
@@ -122,6 +127,8 @@ pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<P
     let excluded = &lora.exclude_modules;
     Ok(PeftConfig {
         target_parameters: lora.target_parameters.clone(),
+        modules_to_save: lora.modules_to_save.clone(),
+        is_classifier: config.num_classes.is_some(),
         exclude_modules: (!excluded.is_empty()).then(|| ExcludedModules::names(excluded.clone())),
         layers_to_transform: lora.layers_to_transform.clone(),
         rank_pattern: ModulePatterns::new(ranks).map_err(|what| pattern("rank_pattern", what))?,
@@ -147,7 +154,8 @@ pub(super) fn listed(config: &ModelConfig, settings: PeftConfig) -> Result<PeftC
         let is_shared = others.iter().any(|other| other.spec.name() == linear.spec.name());
         if is_shared { linear.spec.path.to_string() } else { linear.spec.name().to_owned() }
     };
-    let names = || PeftTargets::Names(names_of(linears.iter().map(name)));
+    let embedding = targets_embedding(&settings).then(|| "embed_tokens".to_owned());
+    let names = || PeftTargets::Names(names_of(linears.iter().map(name).chain(embedding)));
     let is_expression = matches!(settings.target_modules, PeftTargets::Matching(_));
     let target_modules = if is_expression { settings.target_modules.clone() } else { names() };
     Ok(PeftConfig { target_modules, target_parameters: parameters, ..settings })
@@ -161,12 +169,12 @@ pub(super) fn meant(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<M
         PeftTargets::Names(names) => names,
         PeftTargets::Matching(regex) => {
             linears.retain(|linear| regex.is_match(&module(settings, &linear.name)));
-            let is_of_ends = ["lm_head", "model.embed_tokens"].iter().any(|of_end| regex.is_match(&module(settings, of_end)));
-            let expected =
-                "an expression that matches whole names of linears in the layers, as `model.layers.0.self_attn.q_proj`, only";
+            let matches_nothing = linears.is_empty() && !targets_embedding(settings);
+            let expected = "an expression that matches whole names of linears in the layers, as `model.layers.0.self_attn.q_proj`, or \
+                            that of the embedding, `model.embed_tokens`, only";
             let found = format!("`{}`", regex.written());
             let refused = ModelError::Lora { key: "target_modules", found, expected };
-            return if linears.is_empty() || is_of_ends { Err(refused) } else { Ok(linears) };
+            return if matches_nothing || regex.is_match("lm_head") { Err(refused) } else { Ok(linears) };
         }
         PeftTargets::AllLinear => {
             // PEFT takes the MLP of a layer without experts, and a shared one, for experts: it could not read them.
@@ -176,7 +184,8 @@ pub(super) fn meant(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<M
         }
     };
     let is_meant = |linear: &ModelLinear, name: &String| is_named(&linear.spec.path, name);
-    if let Some(unknown) = names.iter().find(|&name| !linears.iter().any(|linear| is_meant(linear, name))) {
+    let is_known = |name: &&String| is_named(EMBEDDING_MODULE, name) || linears.iter().any(|linear| is_meant(linear, name));
+    if let Some(unknown) = names.iter().find(|name| !is_known(name)) {
         let known = names_of(linears.iter().map(|linear| linear.spec.name().to_owned()));
         return Err(unknown_target("target_modules", unknown, &known));
     }
@@ -228,7 +237,7 @@ fn parameter_name(linear: &ModelLinear) -> String {
 }
 
 /// What PEFT calls a module of the model, where it is one of its own.
-fn module<'a>(settings: &PeftConfig, name: &'a str) -> Cow<'a, str> {
+pub(super) fn module<'a>(settings: &PeftConfig, name: &'a str) -> Cow<'a, str> {
     if settings.is_inner { inner_module(name).into() } else { name.into() }
 }
 
@@ -241,7 +250,9 @@ pub(super) fn written(settings: &PeftConfig) -> Result<PeftConfig, ModelError> {
     let layers: Vec<String> = settings.layers_to_transform.iter().map(ToString::to_string).collect();
     let layers = if layers.is_empty() { r"\d+".to_owned() } else { format!("(?:{})", layers.join("|")) };
     let [inner, names] = [INNER.to_owned(), names.join("|")].map(|name| name.replace('.', r"\."));
-    let expression = format!(r"{inner}layers\.{layers}\.(?:.*\.)?(?:{names})");
+    let of_layers = format!(r"layers\.{layers}\.(?:.*\.)?(?:{names})");
+    let expression =
+        format!("{inner}{}", if targets_embedding(settings) { format!("(?:embed_tokens|{of_layers})") } else { of_layers });
     let target_modules = peft_targets(&TargetModules::Matching(expression))?;
     Ok(PeftConfig { target_modules, layers_to_transform: Vec::new(), ..settings.clone() })
 }

@@ -23,7 +23,7 @@ use crate::recipe::{OptimizerName, OptimizerRecipe};
 
 /// The optimiser of a recipe, for `parameters`. A further one is one file, a name in the recipe, and a line here.
 pub fn build(recipe: &OptimizerRecipe, parameters: &[(String, Tensor)]) -> Box<dyn Optimizer> {
-    Box::new(rule_optimizer::RuleOptimizer::new(rule(recipe), parameters))
+    Box::new(rule_optimizer::RuleOptimizer::new(rule(recipe), recipe.loraplus_lr_ratio, parameters))
 }
 
 fn rule(recipe: &OptimizerRecipe) -> Box<dyn rule::Rule> {

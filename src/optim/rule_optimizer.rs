@@ -10,6 +10,8 @@ use crate::units::Bytes;
 #[derive(Debug)]
 pub(super) struct RuleOptimizer {
     rule: Box<dyn Rule>,
+    /// How many times as fast the matrices B of an adapter learn (LoRA+).
+    b_ratio: f64,
     step: i64,
     /// By parameter, in the order of the rule's slots.
     remembered: Vec<(String, Vec<Tensor>)>,
@@ -19,9 +21,9 @@ const STEP: &str = "step";
 
 impl RuleOptimizer {
     /// With nothing remembered of `parameters`.
-    pub(super) fn new(rule: Box<dyn Rule>, parameters: &[(String, Tensor)]) -> Self {
+    pub(super) fn new(rule: Box<dyn Rule>, b_ratio: f64, parameters: &[(String, Tensor)]) -> Self {
         let zeros = |(name, p): &(String, Tensor)| (name.clone(), rule.slots().iter().map(|_| p.detach().zeros_like()).collect());
-        Self { remembered: parameters.iter().map(zeros).collect(), rule, step: 0 }
+        Self { remembered: parameters.iter().map(zeros).collect(), rule, b_ratio, step: 0 }
     }
 
     fn slots(&self) -> impl Iterator<Item = (String, &Tensor)> {
@@ -43,6 +45,8 @@ impl Optimizer for RuleOptimizer {
                 if let (Some((_, slots)), Some((_, parameter))) = (remembered, parameter) {
                     let gradient = gradient.to_kind(parameter.kind());
                     let step = self.step as i32;
+                    let is_b = name.contains(".lora_B.") || name.ends_with(".lora_embedding_B");
+                    let learning_rate = if is_b { learning_rate * self.b_ratio } else { learning_rate };
                     self.rule.update(Update { parameter: parameter.detach(), gradient, slots, step, learning_rate });
                 }
             }

@@ -48,6 +48,17 @@ fn twenty_steps_end_where_those_of_torch_do_and_survive_saving() {
 }
 
 #[test]
+fn the_matrices_b_of_an_adapter_learn_faster_where_asked_to() {
+    let recipe = recipe("sgd", &serde_json::json!({"loraplus_lr_ratio": 4.0}));
+    let names = ["m.q_proj.lora_A.weight", "m.q_proj.lora_B.weight", "m.embed_tokens.lora_embedding_B"];
+    let named = |value: f64| Vec::from(names.map(|name| (name.to_owned(), Tensor::from_slice(&[value]))));
+    let parameters = named(0.0);
+    build(&recipe, &parameters).step(&parameters, &named(-1.0), 0.5);
+    let found: Vec<f64> = parameters.iter().map(|(_, of)| of.double_value(&[0])).collect();
+    assert_eq!(found, [0.5, 2.0, 2.0]);
+}
+
+#[test]
 fn foreign_state_is_refused() {
     let (one, two) = (serde_json::json!([1.0]), serde_json::json!([1.0, 2.0]));
     let recipe = recipe("adamw", &serde_json::json!({}));

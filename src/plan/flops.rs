@@ -72,8 +72,8 @@ pub(super) fn by_part(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): 
             parts.replay.attention += attention.forward;
         }
     }
-    let scores = 2.0 * (targets * config.hidden_size * config.vocab_size) as f64;
-    parts.forward.head = scores * if spec.trains_weights() { 3.0 } else { 2.0 };
+    let scores = 2.0 * (targets * config.hidden_size * config.num_scores()) as f64;
+    parts.forward.head = scores * if spec.output_numbers() > 0 { 3.0 } else { 2.0 };
     parts
 }
 
@@ -90,7 +90,7 @@ fn projections(spec: &StepSpec<'_>, layer: usize) -> ForwardBackward {
         let weight = 2.0 * (out * inner) as f64;
         // Behind a frozen embedding nobody asks for the gradient of the lowest layer's input.
         let is_first = layer == 0 && projection.is_of_attention_input();
-        let to_input = if is_first && !trains_weights { 0.0 } else { 1.0 };
+        let to_input = if is_first && !spec.trains_embedding() { 0.0 } else { 1.0 };
         pass.forward += weight;
         pass.backward += weight * (to_input + f64::from(u8::from(trains_weights)));
         if let Some((r, _)) = targets.filter(|(_, targets)| targets.contains(&projection)) {

@@ -8,13 +8,14 @@ pub(super) fn inside(s: &StepSpec<'_>, targets: usize, hidden: u64) -> u64 {
     if targets == 0 {
         return 0;
     }
-    let (vocab, e) = (s.config.vocab_size as u64, s.hidden());
-    let places = targets.min(places_of_block(s.config.vocab_size, s.device)) as u64;
+    let (choices, e, output) = (s.config.num_scores() as u64, s.hidden(), s.output_numbers());
+    let places = targets.min(places_of_block(s.config.num_scores(), s.device)) as u64;
     // Logits, their powers, and in a narrow model one of them in its own kind too; for the weight's gradient they are laid out anew.
-    let scores = vocab * (2 * s.wide() + if s.is_narrow() || s.trains_weights() { s.element() } else { 0 });
+    let scores = choices * (2 * s.wide() + if s.is_narrow() || output > 0 { s.element() } else { 0 });
     // Hidden states of the places, and the gradients of their norm and of themselves.
     let states = 3 * e * s.element();
-    // Of final norm and output projection: the sum, and a block's part.
-    let trained = if s.trains_weights() { 2 * (vocab * e + e) * s.element() } else { 0 };
+    // Of final norm and output projection: the sum, and a block's part. An adapter's own matrix is wide, and computes as a narrow one.
+    let narrow = if s.is_narrow() && !s.trains_weights() { 2 * s.element() } else { 0 };
+    let trained = output * (2 * if s.trains_weights() { s.element() } else { s.wide() } + narrow);
     hidden + places * (scores + states) + trained
 }

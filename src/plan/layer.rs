@@ -72,7 +72,7 @@ impl Layer<'_> {
 
     /// Whether a gradient goes on below the layer.
     fn has_gradient_below(&self) -> bool {
-        self.index > 0 || self.spec.trains_weights()
+        self.index > 0 || self.spec.trains_embedding()
     }
 
     /// What so many norms of a token save in addition to their inputs.

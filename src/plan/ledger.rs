@@ -301,9 +301,7 @@ impl<'a> Ledger<'a> {
 /// The leaves' own, which stay from step to step, and those that the head sums up. Of an embedding that is no output projection the
 /// gradient is made at the end.
 fn parameter_gradients(s: &StepSpec<'_>) -> u64 {
-    let made_at_the_end = s.trains_weights() && !s.config.tie_word_embeddings;
-    let embedding = s.config.vocab_size as u64 * s.hidden() * s.element();
-    s.trained_bytes().0 - if made_at_the_end { embedding } else { 0 }
+    s.trained_bytes().0 - s.embedding_gradients()
 }
 
 impl LayerHolds {

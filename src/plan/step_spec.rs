@@ -4,7 +4,7 @@ use tch::{Device, Kind};
 
 use super::projection::Projection;
 use crate::engine::Settings;
-use crate::model::{ModelConfig, ModelError, num_trained};
+use crate::model::{EndNumbers, ModelConfig, ModelError, end_numbers, trained_by_kind};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::LoraRecipe;
 use crate::units::Bytes;
@@ -20,6 +20,8 @@ pub enum TrainedPart {
         targets: Vec<Projection>,
         /// How many numbers are trained.
         numbers: usize,
+        /// Those of them outside the layers.
+        ends: EndNumbers,
         /// Whether inputs are dropped.
         has_dropout: bool,
         /// Whether the lengths of rows are trained by themselves.
@@ -33,8 +35,9 @@ impl TrainedPart {
     /// What a recipe trains of a model.
     pub fn of(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Self, ModelError> {
         let Some(lora) = lora else { return Ok(Self::Weights) };
-        let ((targets, r), numbers) = (Projection::targets(config, lora)?, num_trained(config, lora)?);
-        Ok(Self::Adapter { r, targets, numbers, has_dropout: lora.dropout > 0.0, has_magnitudes: lora.use_dora })
+        let ((targets, r), ends) = (Projection::targets(config, lora)?, end_numbers(config, lora)?);
+        let numbers = trained_by_kind(config, Some(lora))?.into_iter().map(|(_, numbers)| numbers).sum();
+        Ok(Self::Adapter { r, targets, numbers, ends, has_dropout: lora.dropout > 0.0, has_magnitudes: lora.use_dora })
     }
 }
 
@@ -92,6 +95,32 @@ impl StepSpec<'_> {
         *self.trained == TrainedPart::Weights
     }
 
+    /// Whether something before the first layer is trained, so that gradients go on below it.
+    pub(super) fn trains_embedding(&self) -> bool {
+        match self.trained {
+            TrainedPart::Adapter { ends, .. } => ends.embedding > 0,
+            TrainedPart::Weights => true,
+        }
+    }
+
+    /// Numbers that are trained behind the last layer.
+    pub(super) fn output_numbers(&self) -> u64 {
+        match self.trained {
+            TrainedPart::Adapter { ends, .. } => ends.output as u64,
+            TrainedPart::Weights => (self.config.num_scores() as u64 + 1) * self.hidden(),
+        }
+    }
+
+    /// Bytes of the gradients that are made at the end of a step alone. Of a tied embedding the head has made some of them before.
+    pub(super) fn embedding_gradients(&self) -> u64 {
+        let c = self.config;
+        match self.trained {
+            TrainedPart::Adapter { ends, .. } => ends.embedding as u64 * self.wide(),
+            TrainedPart::Weights if c.tie_word_embeddings && !c.has_score => 0,
+            TrainedPart::Weights => (c.vocab_size * c.hidden_size) as u64 * self.element(),
+        }
+    }
+
     /// Whether autograd keeps the input of a projection.
     pub(super) fn keeps_input(&self, projection: Projection) -> bool {
         match self.trained {
@@ -127,7 +156,11 @@ impl StepSpec<'_> {
         // Linears that are several in one are wider than what the layer is made of.
         let of_linears = c.layers[0].linears(c.hidden_size).iter().map(|linear| linear.out).max();
         let widest = widest.max(of_linears.unwrap_or(0));
-        16 * (inner * widest) as u64
+        let of_ends = match self.trained {
+            TrainedPart::Adapter { ends, .. } => ends.embedding.max(ends.output),
+            TrainedPart::Weights => 0,
+        };
+        16 * (inner * widest).max(of_ends) as u64
     }
 
     /// The optimiser's two moments.

@@ -140,7 +140,7 @@ impl<'a> StepWalk<'a> {
         let inside = self.backward(layers, &made);
         let graph = graph + seed + taken;
         visit(Span { part: StepPart::Backward, held, graph, inside });
-        let has_input_gradient = layers.start > 0 || self.spec.trains_weights();
+        let has_input_gradient = layers.start > 0 || self.spec.trains_embedding();
         self.ledger.end_cell(layers, c, has_input_gradient);
     }
 
@@ -148,7 +148,8 @@ impl<'a> StepWalk<'a> {
     fn end(&self, visit: &mut dyn FnMut(Span)) {
         let (s, held) = (self.spec, self.ledger.memory());
         let copies = s.trained_bytes().0;
-        visit(Span { part: StepPart::Backward, held, graph: 0, inside: copies });
+        let of_ends = if s.trains_weights() { 0 } else { s.embedding_gradients() };
+        visit(Span { part: StepPart::Backward, held, graph: 0, inside: copies + of_ends });
         let held =
             MemoryByPart { free_room: held.free_room, parameter_gradients: held.parameter_gradients, ..Default::default() };
         visit(Span { part: StepPart::Optimizer, held, graph: 0, inside: copies + s.largest_update() });

@@ -15,6 +15,14 @@ const LENGTH: KeyRule = KeyRule {
     is_fine: |tokens| tokens >= 2.0,
 };
 
+/// With one class there is nothing to tell apart.
+const CLASSES: KeyRule = KeyRule {
+    takes: "integer ≥ 2",
+    expected: "at least 2",
+    hint: "write how many classes there are, or their names as `labels`",
+    is_fine: |classes| classes >= 2.0,
+};
+
 table! {
     /// The table `[data]`.
     #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +66,7 @@ words! {
     pub enum DataFormat {
         /// LongBench v2: a JSON array, JSON lines, or Parquet.
         LongBenchV2 = "longbench-v2",
-        /// JSON lines with `prompt` and `completion`.
+        /// JSON lines with `prompt` and `completion`; of a classification with `prompt` and `label`, or `completion`.
         PromptCompletion = "prompt-completion",
         /// JSON lines with `input_ids`, and `labels` or `label`.
         Tokens = "tokens",
@@ -106,12 +114,18 @@ words! {
 table! {
     /// The table `[head]` as it is written; [`HeadRecipe`] is what it says.
     pub(super) struct HeadTable in "head" {
-        /// The loss: every labelled token, or one class per sequence from the logits at its last token.
+        /// The loss: every labelled token, or one class per sequence at its last token, from the logits of some tokens, or from a matrix of
+        /// its own that is trained too.
         #[word("next_token", "next-token", "next_token_prediction")]
+        #[word("seq_classification", "seq-classification", "sequence_classification")]
         #[word("seq_classification_on_logits", "seq-classification-on-logits")]
         pub(super) kind: HeadKind = HeadKind::NextToken,
-        /// Classes by text. Each must be one token.
+        /// Classes by name; with `seq_classification_on_logits` each must be one token.
         pub(super) labels: Option<Vec<String>> = None,
+        /// Number of classes that have no names, for `seq_classification`. Excludes `labels`.
+        #[also("model.num_labels", "num_labels")]
+        #[rule(CLASSES)]
+        pub(super) num_labels: Option<usize> = None,
         /// Classes by token id. Excludes `labels`.
         pub(super) label_tokens: Option<Vec<u32>> = None,
     }
@@ -122,8 +136,10 @@ words! {
     pub(super) enum HeadKind {
         /// That of each next token.
         NextToken = "next_token",
-        /// That of one class per sequence.
+        /// That of one class per sequence, from the logits of a token per class.
         SeqClassificationOnLogits = "seq_classification_on_logits",
+        /// That of one class per sequence, from a matrix with a row per class.
+        SeqClassification = "seq_classification",
     }
 }
 
@@ -134,21 +150,70 @@ pub enum HeadRecipe {
     NextToken,
     /// One class per sequence, read from the logits of a few tokens at the last position.
     SeqClassificationOnLogits(Labels),
+    /// One class per sequence, scored by a matrix of its own in place of the output projection at the last position.
+    SeqClassification(ClassList),
 }
 
 impl HeadRecipe {
     /// As a recipe would have it.
     pub(super) fn to_table(&self) -> HeadTable {
-        let (kind, labels, label_tokens) = match self.clone() {
-            Self::NextToken => (HeadKind::NextToken, None, None),
-            Self::SeqClassificationOnLogits(Labels::Texts(texts)) => (HeadKind::SeqClassificationOnLogits, Some(texts), None),
-            Self::SeqClassificationOnLogits(Labels::Tokens(ids)) => (HeadKind::SeqClassificationOnLogits, None, Some(ids)),
-        };
-        HeadTable { kind, labels, label_tokens }
+        let none = |kind| HeadTable { kind, labels: None, num_labels: None, label_tokens: None };
+        match self.clone() {
+            Self::NextToken => none(HeadKind::NextToken),
+            Self::SeqClassificationOnLogits(Labels::Texts(texts)) => {
+                HeadTable { labels: Some(texts), ..none(HeadKind::SeqClassificationOnLogits) }
+            }
+            Self::SeqClassificationOnLogits(Labels::Tokens(ids)) => {
+                HeadTable { label_tokens: Some(ids), ..none(HeadKind::SeqClassificationOnLogits) }
+            }
+            Self::SeqClassification(ClassList::Named(names)) => {
+                HeadTable { labels: Some(names), ..none(HeadKind::SeqClassification) }
+            }
+            Self::SeqClassification(ClassList::Count(count)) => {
+                HeadTable { num_labels: Some(count), ..none(HeadKind::SeqClassification) }
+            }
+        }
     }
 }
 
-/// The classes of a classification.
+/// The classes that a matrix scores.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClassList {
+    /// By name.
+    Named(Vec<String>),
+    /// So many, without names.
+    Count(usize),
+}
+
+impl ClassList {
+    /// Number of classes.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Named(names) => names.len(),
+            Self::Count(count) => *count,
+        }
+    }
+
+    /// Their names; as Transformers has it, `LABEL_0` and so on where they have none.
+    pub fn names(&self) -> Vec<String> {
+        match self {
+            Self::Named(names) => names.clone(),
+            Self::Count(count) => (0..*count).map(|class| format!("LABEL_{class}")).collect(),
+        }
+    }
+}
+
+/// `A, B, C, D`, or `4 classes`.
+impl fmt::Display for ClassList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Named(names) => f.write_str(&names.join(", ")),
+            Self::Count(count) => write!(f, "{count} classes"),
+        }
+    }
+}
+
+/// The classes of a classification by the logits of tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Labels {
     /// By token.

@@ -32,7 +32,7 @@ use std::path::Path;
 
 pub use cache_length::{CacheLength, Pyramid};
 pub use choice::PolicyRecipe;
-pub use data::{BatchOrder, DataFormat, DataRecipe, HeadRecipe, Labels, OnTooLong, ValidationSource};
+pub use data::{BatchOrder, ClassList, DataFormat, DataRecipe, HeadRecipe, Labels, OnTooLong, ValidationSource};
 pub use diagnose::{RecipeError, RecipeLocation};
 pub use eval::{EvalRecipe, Figure, GenerateRecipe, Mode};
 pub use grad::{GradRecipe, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};

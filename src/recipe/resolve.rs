@@ -2,12 +2,12 @@
 
 use toml::Table;
 
-use super::data::{DataFormat, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels};
+use super::data::{ClassList, DataFormat, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels};
 use super::diagnose::Checked;
 use super::eval::{EvalRecipe, Figure};
 use super::grad::{GradRecipe, OpenKey, StoreForm};
 use super::kv_cache::{CacheRecipe, Storage};
-use super::model::{LoraRecipe, ModelRecipe};
+use super::model::{InitLora, LoraRecipe, ModelRecipe};
 use super::overrides::settle;
 use super::plan::{Recipe, tables};
 use super::read::AUTO;
@@ -20,6 +20,7 @@ use super::value::RecipeReader;
 pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checked<Recipe> {
     settle(document, "data.validation", "data.validation_fraction", "the validation examples come from one of them")?;
     settle(document, "head.label_tokens", "head.labels", "they are two ways to name the same classes")?;
+    settle(document, "head.num_labels", "head.labels", "the names say how many classes there are")?;
     settle(document, "optimizer.warmup_steps", "optimizer.warmup_ratio", "they are two ways to say how long the warm-up is")?;
     refuse_f16(document)?;
     check_keys(&RecipeReader::new(document))?;
@@ -32,6 +33,7 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checke
     let mut train = TrainRecipe::read(&reader)?;
     train.weights = weights(&reader, train.weights, asked)?;
     let lora = (train.weights == Weights::Adapter).then(|| LoraRecipe::read(&reader)).transpose()?;
+    refuse_idle_adapter_keys(&reader, &model, lora.as_ref())?;
     let kv_cache = CacheRecipe::read(&reader)?;
     refuse_storage(&reader, &kv_cache)?;
     let grad = GradRecipe { open, ..GradRecipe::read(&reader)? };
@@ -53,6 +55,20 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checke
         train,
         eval,
     })
+}
+
+/// Refuses what is said of an adapter's beginning or of its matrices, and would go unheard.
+fn refuse_idle_adapter_keys(reader: &RecipeReader<'_>, model: &ModelRecipe, lora: Option<&LoraRecipe>) -> Checked<()> {
+    if model.adapter.is_some() && lora.is_some_and(|lora| lora.init_lora_weights != InitLora::Uniform) {
+        let message = "`lora.init_lora_weights` has no effect on `model.adapter`, which is not new".to_owned();
+        return reader.refuse("lora.init_lora_weights", message, "leave it out, or begin without an adapter");
+    }
+    let ratio = OptimizerRecipe::read(reader)?.loraplus_lr_ratio;
+    if lora.is_none() && (ratio - 1.0).abs() > 0.0 {
+        let message = "`optimizer.loraplus_lr_ratio` is set, and without an adapter there are no matrices B".to_owned();
+        return reader.refuse("optimizer.loraplus_lr_ratio", message, "leave it out");
+    }
+    Ok(())
 }
 
 /// Refuses values that the optimiser has no use for: whoever sets one means another.
@@ -138,30 +154,43 @@ fn refuse_prompt_as_target(reader: &RecipeReader<'_>, data: &DataRecipe) -> Chec
 
 /// What the table `[head]` says.
 fn head(reader: &RecipeReader<'_>, table: HeadTable, data: &DataRecipe) -> Checked<HeadRecipe> {
-    let hint = "write `labels = [\"A\", \"B\", \"C\", \"D\"]`, or `label_tokens = […]`";
+    let kind = table.kind;
+    if kind != HeadKind::NextToken && data.train_on_prompt {
+        let message = format!("`data.train_on_prompt` contradicts `head.kind = \"{kind}\"`");
+        return reader.refuse("data.train_on_prompt", message, "remove it: the only target is the class at the last token");
+    }
+    let owners = [
+        ("head.label_tokens", table.label_tokens.is_some(), &[HeadKind::SeqClassificationOnLogits][..]),
+        ("head.num_labels", table.num_labels.is_some(), &[HeadKind::SeqClassification]),
+        ("head.labels", table.labels.is_some(), &[HeadKind::SeqClassificationOnLogits, HeadKind::SeqClassification]),
+    ];
+    let idle = owners.into_iter().find(|(_, is_set, owners)| *is_set && !owners.contains(&kind));
+    if let Some((key, _, [owner, ..])) = idle {
+        let message = format!("`{key}` says nothing where `head.kind` is `{kind}`");
+        return reader.refuse(key, message, &format!("remove it, or write `kind = \"{owner}\"`"));
+    }
     let distinct = "list two classes or more, and give each a token of its own";
-    match (table.kind, table.label_tokens, table.labels) {
-        (HeadKind::NextToken, None, None) => Ok(HeadRecipe::NextToken),
-        (HeadKind::NextToken, tokens, _) => {
-            let key = if tokens.is_some() { "head.label_tokens" } else { "head.labels" };
-            let message = format!("`{key}` says nothing where `head.kind` is `next_token`");
-            reader.refuse(key, message, "remove it, or write `kind = \"seq_classification_on_logits\"`")
-        }
-        (HeadKind::SeqClassificationOnLogits, ..) if data.train_on_prompt => {
-            let message = "`data.train_on_prompt` contradicts `head.kind = \"seq_classification_on_logits\"`".to_owned();
-            reader.refuse("data.train_on_prompt", message, "remove it: the only target is the class at the last token")
-        }
-        (HeadKind::SeqClassificationOnLogits, Some(tokens), _) => {
+    let named = "list two classes or more, each once";
+    let hint = match kind {
+        HeadKind::SeqClassification => "write `labels = [\"yes\", \"no\"]`, or `num_labels = 2`",
+        _ => "write `labels = [\"A\", \"B\", \"C\", \"D\"]`, or `label_tokens = […]`",
+    };
+    match (kind, table.label_tokens, table.labels, table.num_labels) {
+        (HeadKind::NextToken, ..) => Ok(HeadRecipe::NextToken),
+        (HeadKind::SeqClassificationOnLogits, Some(tokens), ..) => {
             reader.distinct("head.label_tokens", &tokens, 2, distinct)?;
             Ok(HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(tokens)))
         }
-        (HeadKind::SeqClassificationOnLogits, None, Some(texts)) => {
+        (HeadKind::SeqClassificationOnLogits, None, Some(texts), _) => {
             reader.distinct("head.labels", &texts, 2, distinct)?;
             Ok(HeadRecipe::SeqClassificationOnLogits(Labels::Texts(texts)))
         }
-        (HeadKind::SeqClassificationOnLogits, None, None) => {
-            reader.refuse("head.kind", "`head.kind = \"seq_classification_on_logits\"` needs classes".to_owned(), hint)
+        (HeadKind::SeqClassification, _, Some(names), _) => {
+            reader.distinct("head.labels", &names, 2, named)?;
+            Ok(HeadRecipe::SeqClassification(ClassList::Named(names)))
         }
+        (HeadKind::SeqClassification, _, None, Some(count)) => Ok(HeadRecipe::SeqClassification(ClassList::Count(count))),
+        (_, _, None, _) => reader.refuse("head.kind", format!("`head.kind = \"{kind}\"` needs classes"), hint),
     }
 }
 

@@ -101,6 +101,10 @@ table! {
         #[also("optimizer.lr", "train.learning_rate", "train.lr", "learning_rate", "lr")]
         #[rule(positive("usual values for LoRA are 5e-5 to 5e-4, for all weights a tenth of that"))]
         pub learning_rate: f64 = 2e-4,
+        /// The matrices B of an adapter learn so many times as fast (LoRA+, Hayou et al. 2024, arXiv 2402.12354).
+        #[also("lora.loraplus_lr_ratio", "train.loraplus_lr_ratio", "loraplus_lr_ratio")]
+        #[rule(positive("usual values are 1 to 16"))]
+        pub loraplus_lr_ratio: f64 = 1.0,
         /// Weight decay: decoupled with `adamw`, else added to the gradient.
         #[also("train.weight_decay", "weight_decay")]
         #[rule(DECAY)]

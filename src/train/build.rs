@@ -10,7 +10,7 @@ use crate::conformance::PolicyFile;
 use crate::data::{self, ModelLimits, Splits, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
 use crate::files::Scratch;
-use crate::head::{ClassifyOnLogits, Head, NextToken};
+use crate::head::{Classify, ClassifyOnLogits, Head, NextToken};
 use crate::model::{Adapter, Disagreement, Model, ModelConfig, Preference};
 use crate::native::cuda::Numerics;
 use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Recipe};
@@ -59,6 +59,7 @@ pub fn engine(
     let head: Box<dyn Head> = match &recipe.head {
         HeadRecipe::NextToken => Box::new(NextToken),
         HeadRecipe::SeqClassificationOnLogits(labels) => Box::new(ClassifyOnLogits::new(&data::label_tokens(labels, tokenizer)?)),
+        HeadRecipe::SeqClassification(_) => Box::new(Classify),
     };
     Ok(Engine::new(Settings::new(config, &recipe.kv_cache, &grad_of_run(recipe, run))?, head))
 }
@@ -99,15 +100,43 @@ pub fn set_numerics(recipe: &Recipe, device: Device) {
     }
 }
 
+/// What a recipe's head makes of its model: it has classes, or predicts tokens.
+pub fn as_headed(recipe: &Recipe, config: ModelConfig) -> Result<ModelConfig, TrainError> {
+    let num_classes = num_classes(recipe);
+    if config.has_score && config.num_classes != num_classes {
+        let found = config.num_classes.unwrap_or(0);
+        return Err(TrainError::OtherClasses { model: recipe.model.path.clone(), found, asked: num_classes });
+    }
+    if recipe.lora.is_none() && num_classes.is_some() && !config.has_score {
+        return Err(TrainError::NoScore { model: recipe.model.path.clone() });
+    }
+    Ok(config.with_classes(num_classes))
+}
+
+/// Fails where the recipe's head needs what scores classes, and neither model nor adapter has it.
+pub fn check_head(recipe: &Recipe, model: &Model) -> Result<(), TrainError> {
+    let is_missing = num_classes(recipe).is_some() && !model.has_score();
+    if is_missing { Err(TrainError::NoScore { model: recipe.model.path.clone() }) } else { Ok(()) }
+}
+
+fn num_classes(recipe: &Recipe) -> Option<usize> {
+    if let HeadRecipe::SeqClassification(classes) = &recipe.head { Some(classes.count()) } else { None }
+}
+
+fn headed(recipe: &Recipe, model: Model) -> Result<Model, TrainError> {
+    as_headed(recipe, model.config().clone())?;
+    Ok(model.with_classes(num_classes(recipe)))
+}
+
 /// The recipe's model, of which nothing is trained.
 pub fn base_model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
-    Ok(Model::load(&recipe.model, recipe.model.dtype, device)?)
+    headed(recipe, Model::load(&recipe.model, recipe.model.dtype, device)?)
 }
 
 /// The recipe's model with its adapter, or all weights of which are trained.
 pub fn model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
     let Some(lora) = &recipe.lora else {
-        return Ok(Model::load_to_train(&recipe.model, recipe.model.dtype, device)?);
+        return headed(recipe, Model::load_to_train(&recipe.model, recipe.model.dtype, device)?);
     };
     let mut model = base_model(recipe, device)?;
     model.set_adapter(adapter((recipe, lora), model.config(), model.kind(), device)?);
@@ -118,9 +147,9 @@ pub fn model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
 pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
     let dtype = recipe.model.dtype;
     let Some(lora) = &recipe.lora else {
-        return Ok(Model::drawn_to_train(&recipe.model, dtype, device)?);
+        return headed(recipe, Model::drawn_to_train(&recipe.model, dtype, device)?);
     };
-    let mut model = Model::drawn(&recipe.model, dtype, device)?;
+    let mut model = headed(recipe, Model::drawn(&recipe.model, dtype, device)?)?;
     model.set_adapter(adapter((recipe, lora), model.config(), model.kind(), device)?);
     Ok(model)
 }

@@ -109,6 +109,22 @@ pub enum TrainError {
         /// Its directory.
         model: PathBuf,
     },
+    /// The model was made for other classes than the recipe's.
+    #[error("the model `{model}` is a classifier of {found} classes, and `[head]` asks for {}", asked_for(*asked), model = model.display())]
+    OtherClasses {
+        /// Its directory.
+        model: PathBuf,
+        /// What it has.
+        found: usize,
+        /// What the recipe has, if classes.
+        asked: Option<usize>,
+    },
+    /// Nothing scores the classes of the recipe.
+    #[error("`head.kind` is `seq_classification`, and the model `{model}` has no matrix that scores classes", model = model.display())]
+    NoScore {
+        /// Its directory.
+        model: PathBuf,
+    },
     /// The output directory has something in it.
     #[error("the output directory `{path}` is not empty", path = path.display())]
     OutputInTheWay {
@@ -161,6 +177,10 @@ fn listed_samples(samples: &[u64]) -> String {
     format!("sample{} {}{more} (counted from 0)", if samples.len() == 1 { "" } else { "s" }, numbers.join(", "))
 }
 
+fn asked_for(classes: Option<usize>) -> String {
+    classes.map_or_else(|| "none".to_owned(), |count| format!("{count} classes"))
+}
+
 fn listed(differences: &[Difference]) -> String {
     let line = |d: &Difference| format!("\n  `{}`: was {}, is {}", d.key, d.before, d.after);
     differences.iter().map(line).collect()
@@ -179,6 +199,11 @@ impl Failure for TrainError {
             Self::NothingToAnswer => {
                 Some("set `data.validation` or `data.validation_fraction`, or leave `eval.generate` out".into())
             }
+            Self::OtherClasses { .. } => Some("let `head.kind` be `seq_classification`, with as many classes as the model has".into()),
+            Self::NoScore { .. } => Some(
+                "train one with an adapter (`kvtune finetune-lora`), or begin with a model that was saved as a classifier of sequences"
+                    .into(),
+            ),
             Self::NoRouters { .. } => Some("leave the key out: it balances the experts of such models as Mixtral".into()),
             Self::NoRun { .. } => Some(
                 "name a directory that `kvtune finetune-lora` or `finetune-full` has written; `evaluate` takes `--recipe` too"
@@ -217,6 +242,8 @@ impl Failure for TrainError {
             | Self::NoRouters { .. }
             | Self::CorrectedRouters { .. }
             | Self::NothingToAnswer
+            | Self::OtherClasses { .. }
+            | Self::NoScore { .. }
             | Self::OutputInTheWay { .. }
             | Self::NoRun { .. }
             | Self::NoCheckpoint { .. } => Exit::Usage,

@@ -38,7 +38,9 @@ pub(super) fn times(recipe: &Recipe, config: &ModelConfig, batch: &Batch, device
     let longest = lengths.into_iter().max().unwrap_or(recipe.kv_cache.chunk_size);
     // From all heights, as layers need not be alike.
     let some = config.layers.iter().step_by(config.num_layers().div_ceil(LAYERS)).cloned().collect();
-    let short = ModelConfig { layers: some, vocab_size: config.vocab_size.min(VOCABULARY), ..config.clone() };
+    // Its tokens have targets, not classes: what is trained of the ends of a model counts little beside its layers.
+    let vocab_size = config.vocab_size.min(VOCABULARY);
+    let short = ModelConfig { layers: some, vocab_size, num_classes: None, has_score: false, ..config.clone() };
     let kv = CacheRecipe { cache_length: CacheLength::Uniform(longest), randomize_chunk_sizes: false, ..recipe.kv_cache.clone() };
     // The run's own width, where its columns have several chunks: libraries keep kernels of each shape.
     let plan = Settings::new(config, &recipe.kv_cache, &recipe.grad.closed())?.plan(batch, None)?;

@@ -58,9 +58,9 @@ impl Reference {
             };
             picks.extend(engine.head().picks(index, targets)?);
         }
-        // With an adapter the head is frozen, and differentiated in blocks: a vocabulary may be large.
+        // A frozen head is differentiated in blocks: a vocabulary may be large.
         let losses = if model.head_parameters().is_empty() {
-            let logits = (&WholeHead(model) as &dyn Logits, model.config().vocab_size);
+            let logits = (&WholeHead(model) as &dyn Logits, model.config().num_scores());
             let loss = column_loss(engine.head(), &hidden.detach(), 0, &picks, logits, Some(context.weight))?;
             let of_hidden = loss.hidden_gradient.iter().map(|gradient| (&hidden, gradient));
             let of_routers = router_loss.iter().zip(&one);

@@ -82,7 +82,7 @@ fn kinds_that_contradict_the_recipe_or_each_other() {
     hint: correct `lora.layers_to_transform` in the recipe
     ");
     assert_snapshot!(place.check(&["lora.target_modules='.*[.]wq'"]).refused(2), @r"
-    error: `lora.target_modules` is `.*[.]wq`, expected an expression that matches whole names of linears in the layers, as `model.layers.0.self_attn.q_proj`, only
+    error: `lora.target_modules` is `.*[.]wq`, expected an expression that matches whole names of linears in the layers, as `model.layers.0.self_attn.q_proj`, or that of the embedding, `model.embed_tokens`, only
 
     hint: correct `lora.target_modules` in the recipe
     ");

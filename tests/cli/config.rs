@@ -122,7 +122,7 @@ fn rotary_embeddings_that_are_not_known() {
     ");
     let linear = json!({"type": "lineal", "factor": 2.0});
     assert_snapshot!(refused(json!({"rope_parameters": null, "rope_theta": 1e6, "rope_scaling": linear})), @r"
-    error: `<dir>/model/config.json`: unknown `rope_scaling.type` `lineal`, expected one of `default`, `linear`, `dynamic`, `yarn`, `llama3`, `longrope`
+    error: `<dir>/model/config.json`: unknown `rope_scaling.type` `lineal`, expected one of `default`, `linear`, `dynamic`, `yarn`, `dynamic_yarn`, `llama3`, `longrope`
 
     hint: did you mean `linear`?
     ");

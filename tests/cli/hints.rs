@@ -201,6 +201,7 @@ fn model() {
         ModelError::NotEmpty { dir: path() },
         ModelError::RopeScaling { dir: path(), reason: text() },
         ModelError::NotMergeable { linear: text(), reason: text() },
+        ModelError::OtherTask { adapter: "classes" },
         ModelError::Stopped,
         ModelError::Tokenizer { message: text() },
     ];
@@ -234,6 +235,8 @@ fn training() {
         TrainError::OtherPositions { path: path(), scaling: text() },
         TrainError::NoRouters { model: path() },
         TrainError::CorrectedRouters { model: path() },
+        TrainError::OtherClasses { model: path(), found: 4, asked: Some(2) },
+        TrainError::NoScore { model: path() },
         TrainError::OutputInTheWay { path: path() },
         TrainError::ChangedRecipe { differences: Vec::new() },
         TrainError::OtherData { path: path() },

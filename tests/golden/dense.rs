@@ -79,6 +79,13 @@ impl Golden {
         Self { file, ids_bn, targets_bn }
     }
 
+    /// Of a classification, whose file has classes for targets.
+    pub(super) fn of_classes(case: &str) -> Self {
+        let file = TensorFile::open(&fixture(&format!("families/{case}.safetensors"))).unwrap();
+        let [ids_bn, targets_bn] = ["input_ids", "labels"].map(|name| load_tensor(&file, name).unwrap());
+        Self { file, ids_bn, targets_bn }
+    }
+
     /// How far the first sequence's logits `(B, T, V)` are from those of the file, which may be of every so manieth position: the last of
     /// each group.
     pub(super) fn furthest_logits(&self, logits_btv: &Tensor, name: &str) -> f64 {
@@ -154,6 +161,18 @@ fn the_biases_of_targets_are_trained_where_they_have_some() {
 fn dora_trains_the_lengths_of_rows_by_themselves() {
     let names = trained(&assert_adapter_kind("qwen2-dora"));
     assert_eq!(names.iter().filter(|name| name.ends_with(".lora_magnitude_vector")).count(), 21);
+}
+
+#[test]
+fn whole_copies_and_matrices_beside_the_embedding_are_trained_though_the_model_is_tied() {
+    for (kind, name) in [
+        ("qwen2-lmhead", "base_model.model.lm_head.weight"),
+        ("qwen2-embed", "base_model.model.model.embed_tokens.weight"),
+        ("qwen2-loraembed", "base_model.model.model.embed_tokens.lora_embedding_A"),
+    ] {
+        let model = assert_adapter_kind(kind);
+        assert!(model.parameters().iter().any(|(own, _)| own == name), "{name}");
+    }
 }
 
 #[test]

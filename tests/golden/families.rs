@@ -3,7 +3,7 @@
 use kvtune::cache::ReplayLog;
 use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::engine::{Engine, MicroBatchContext, Settings, Silent};
-use kvtune::head::NextToken;
+use kvtune::head::{Classify, NextToken};
 use kvtune::model::{Adapter, Model, ModelConfig, RopeSpec};
 use kvtune::recipe::Dtype;
 use serde_json::{Value, json};
@@ -113,6 +113,43 @@ fn through_plain_attention() {
         let [of_logits, of_loss, of_gradients] = assert_family(&adapted(case), &golden);
         let name = case.numbers;
         println!("{name}: base {of_base:.1e}, logits {of_logits:.1e}, loss {of_loss:.1e}, gradients {of_gradients:.1e}");
+    }
+}
+
+/// A classification: the scores at the last token of each sequence, without what pads it.
+#[test]
+fn classes_by_a_matrix_of_their_own() {
+    let numbers = Golden::of_classes("qwen2-seqcls");
+    let base = Model::load(&fixture("model-qwen2"), Dtype::F32, Device::Cpu).unwrap().with_classes(Some(4));
+    let adapter = fixture("families/adapter-qwen2-seqcls");
+    let adapter = Adapter::load_peft(&adapter, base.config(), base.kind(), Device::Cpu).unwrap();
+    let model = base.with_adapter(adapter);
+    let lengths = Vec::<i64>::try_from(numbers.get("attention_mask").sum_dim_intlist(&[1i64][..], false, Kind::Int64)).unwrap();
+    let labels = Vec::<i64>::try_from(numbers.get("labels")).unwrap();
+    let sequence = |(row, (&len, &class)): (usize, (&i64, &i64))| {
+        let ids = Vec::<i64>::try_from(numbers.ids_bn.get(row as i64).narrow(0, 0, len)).unwrap();
+        let inputs = ids.into_iter().map(|id| id as u32).collect();
+        Sequence { sample: row as u64, inputs, targets: Targets::Class(class as usize), initial: None }
+    };
+    let batch = Batch { sequences: lengths.iter().zip(&labels).enumerate().map(sequence).collect() };
+    for chunk in [1, 7, 96] {
+        let (kv, grad) = recipes(&Case { policy: "dense", cache: &[96], chunk, ..PLAIN });
+        let engine = Engine::new(Settings::new(model.config(), &kv, &grad).unwrap(), Box::new(Classify));
+        let (scores_btk, _) = fixture::logits(&engine, &model, &batch);
+        let last = |row: usize| scores_btk.get(row as i64).get(lengths[row] - 1);
+        let of_logits = furthest(&Tensor::stack(&[last(0), last(1)], 0), &numbers.get("logits"));
+        let context = MicroBatchContext { weight: 0.5, router_weight: 0.0, dropout: None, chunk_sizes: None };
+        let made = engine.gradients(&model, &batch, context, &mut Silent).unwrap();
+        let loss = made.losses.iter().map(|of| of.loss_sum).sum::<f64>() / 2.0;
+        let of_loss = (loss - f64::try_from(numbers.get("loss").get(0)).unwrap()).abs();
+        assert_eq!(made.gradients.len(), 43);
+        let mut worst = 0.0f64;
+        for (name, found) in &made.gradients {
+            let expected = numbers.get(&format!("grad.{name}"));
+            worst = worst.max(f64::try_from((found - &expected).norm() / expected.norm()).unwrap());
+        }
+        println!("seqcls, chunks of {chunk}: logits {of_logits:.1e}, loss {of_loss:.1e}, gradients {worst:.1e}");
+        assert!(of_logits <= 1e-4 && of_loss <= 1e-5 && worst <= 1e-4, "{of_logits:e} {of_loss:e} {worst:e}");
     }
 }
 

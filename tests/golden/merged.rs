@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use kvtune::checkpoint;
 use kvtune::export::{ExportError, ExportTarget, Trained, export};
 use kvtune::files::TensorFile;
-use kvtune::model::{Adapter, MergedModel, Model, ModelConfig};
+use kvtune::model::{Adapter, Model, ModelConfig};
 use kvtune::recipe::{Dtype, Weights};
 use kvtune::store::{load_tensor, load_tensors, pt_metadata, save_tensors};
 use serde_json::{Value, json};
@@ -24,6 +24,9 @@ const KINDS: &[(&str, &str)] = &[
     ("model-qwen2", "families/adapter-qwen2-layers"),
     ("model-qwen2", "families/adapter-qwen2-dora"),
     ("model-qwen2", "families/adapter-qwen2-biasloraonly"),
+    ("model-qwen2", "families/adapter-qwen2-lmhead"),
+    ("model-qwen2", "families/adapter-qwen2-embed"),
+    ("model-qwen2", "families/adapter-qwen2-loraembed"),
     ("families/model-phi3", "families/adapter-phi3"),
     ("families/model-mixtral", "families/adapter-mixtral"),
     ("families/model-mixtral", "families/adapter-mixtral-v4"),
@@ -110,7 +113,7 @@ fn every_kind_of_adapter_keeps_its_function() {
                     assert!(!reasons.is_empty() && !out(place).exists());
                     let name = name.display().to_string();
                     assert!(
-                        ["dora", "bias", "mixtral", "moe", "gpt-oss"].iter().any(|kind| name.contains(kind)),
+                        ["dora", "bias", "mixtral", "moe", "gpt-oss", "lmhead", "embed"].iter().any(|kind| name.contains(kind)),
                         "{name}: {reasons:?}"
                     );
                 }
@@ -212,19 +215,36 @@ fn an_export_is_whole_or_nothing_and_overwrites_nothing() {
 fn modules_in_full_take_their_place() {
     let (base, dir) = (fixture("model-qwen2"), tempfile::tempdir().unwrap());
     let stored = tensors(&base.join("model.safetensors"));
-    let output = &stored["model.embed_tokens.weight"] * 0.5;
-    let norm = &stored["model.norm.weight"] * 2.0;
-    let saved = vec![("lm_head.weight".to_owned(), output.copy()), ("model.norm.weight".to_owned(), norm.copy())];
-    let out = dir.path().join("out");
-    MergedModel::open(&base, None, saved).unwrap().write(&out, &|| true).unwrap();
-    let written = tensors(&out.join("model.safetensors"));
-    assert_eq!((&written["lm_head.weight"], &written["model.norm.weight"]), (&output, &norm));
-    assert_eq!(written["model.embed_tokens.weight"], stored["model.embed_tokens.weight"]);
-    // Twice the norm through half the matrix.
-    let ids = Tensor::from_slice(&[5i64, 6, 7]).view([1, 3]);
-    let [before, after] = [&base, &out].map(|dir| no_grad(|| logits(&load(dir), &ids)));
-    assert!(!load(&out).config().tie_word_embeddings && furthest(&before, &after) <= 1e-5);
-    let wrong = vec![("model.norm.weight".to_owned(), output)];
-    let error = MergedModel::open(&base, None, wrong).unwrap().write(&dir.path().join("other"), &|| true).unwrap_err();
-    assert!(error.to_string().contains("`model.norm.weight` can't be merged: expected the shape [64]"), "{error}");
+    for (name, trained, other) in
+        [("lmhead", "lm_head.weight", "model.embed_tokens.weight"), ("loraembed", "model.embed_tokens.weight", "lm_head.weight")]
+    {
+        let out = dir.path().join(name);
+        exported(&base, &fixture(&format!("families/adapter-qwen2-{name}")), ExportTarget::Merged, &out).unwrap();
+        let written = tensors(&out.join("model.safetensors"));
+        let was = &stored["model.embed_tokens.weight"];
+        assert!(written[other] == *was && written[trained] != *was && !load(&out).config().tie_word_embeddings, "{name}");
+    }
+}
+
+/// A classifier of sequences, as its base with the adapter apart.
+#[test]
+fn a_merged_classifier_is_one() {
+    let (base, name, dir) = (fixture("model-qwen2"), fixture("families/adapter-qwen2-seqcls"), tempfile::tempdir().unwrap());
+    let apart = {
+        let model = load(&base).with_classes(Some(4));
+        let adapter = Adapter::load_peft(&name, model.config(), Kind::Float, Device::Cpu).unwrap();
+        model.with_adapter(adapter)
+    };
+    let ids = Tensor::from_slice(&[5i64, 6, 80, 200, 7]).view([1, 5]);
+    exported(&base, &name, ExportTarget::Merged, &dir.path().join("merged")).unwrap();
+    let merged = load(&dir.path().join("merged"));
+    assert_eq!((merged.config().num_classes, merged.config().has_score), (Some(4), true));
+    let [before, after] = [&apart, &merged].map(|model| no_grad(|| logits(model, &ids)));
+    assert_eq!(before.size(), [1, 5, 4]);
+    assert!(furthest(&before, &after) <= 5e-5);
+    for target in [ExportTarget::Vllm, ExportTarget::LlamaCpp] {
+        let error = exported(&base, &name, target, &dir.path().join("other")).unwrap_err();
+        assert!(matches!(error, ExportError::Unloadable { .. }), "{error}");
+    }
+    exported(&base, &name, ExportTarget::Peft, &dir.path().join("peft")).unwrap();
 }

@@ -31,6 +31,9 @@ fn tied_and_untied_under_both_heads() {
         |c| Case { name: "tied classification", head: HeadKind::Classify, trains: Trains::AllTied, ..c },
     ]);
     prove("all weights, ends and heads", &cases);
+    let classifier = r#"{"architectures": ["Qwen2ForSequenceClassification"], "num_labels": 4}"#;
+    let scored = Case { name: "classes", head: HeadKind::Score, config: classifier, ..FULL };
+    prove("all weights of a classifier", &[scored, Case { layers_per_cell: 3, ..scored }]);
 }
 
 #[test]

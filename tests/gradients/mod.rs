@@ -129,6 +129,8 @@ fn every_head() {
             ..c
         },
         |c| Case { name: "classification of single sequences", head: HeadKind::Classify, lengths: &[44], ..c },
+        |c| Case { name: "scores of classes", head: HeadKind::Score, ..c },
+        |c| Case { name: "scores of classes, in one cell", head: HeadKind::Score, ..whole(&c) },
     ]);
     prove("heads", &cases);
 }
@@ -262,6 +264,39 @@ fn adapters_of_other_kinds() {
     prove("adapters of other kinds", &cases);
 }
 
+/// What is trained outside the layers, of a model with an output projection of its own and of one that has none.
+#[test]
+fn adapters_at_the_ends_of_a_model() {
+    const BOTH: &[&str] = &["embed_tokens", "lm_head"];
+    const TIED: &str = r#"{"tie_word_embeddings": true}"#;
+    let cases = varied([
+        |c| Case { name: "a copy of the output projection", saved: &["lm_head"], ..c },
+        |c| Case { name: "a copy of the embedding, tied", saved: &["embed_tokens"], config: TIED, ..c },
+        |c| Case { name: "copies of both, tied, two layers a cell", saved: BOTH, config: TIED, layers_per_cell: 2, ..c },
+        |c| Case { name: "copies of both, in one cell", saved: BOTH, ..whole(&c) },
+        |c| Case { name: "beside the embedding", lora: &["embed_tokens", "q_proj", "down_proj"], config: TIED, ..c },
+        |c| Case {
+            name: "beside the embedding alone, with a rank and a scale of its own",
+            lora: &["embed_tokens"],
+            is_rslora: true,
+            ranks: &[("embed_tokens", 3)],
+            alphas: &[("model.embed_tokens", 5.0)],
+            width: Width::Chunks(1),
+            ..c
+        },
+        |c| Case { name: "classes, and a copy of the embedding", head: HeadKind::Score, saved: &["embed_tokens"], ..c },
+    ]);
+    prove("ends of a model", &cases);
+    let scaled = r#"{"model_type": "granite", "embedding_multiplier": 3.0, "logits_scaling": 4.0}"#;
+    let granite = Case { config: scaled, lora: &["embed_tokens", "v_proj"], saved: &["lm_head"], ..PLAIN };
+    let gemma = Case {
+        saved: BOTH,
+        config: r#"{"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh", "hidden_act": null}"#,
+        ..PLAIN
+    };
+    prove("scaled ends of a model", &[granite, gemma]);
+}
+
 /// A case as one cell.
 fn whole(case: &Case) -> Case {
     Case { layers_per_cell: 3, width: Width::Chunks(100), ..*case }
@@ -312,6 +347,7 @@ fn bf16_is_near_f32() {
         |c| Case { name: "in one band", layers_per_cell: 3, ..c },
         |c| Case { name: "a single target", targets: TargetsAt::Last(1), ..c },
         |c| Case { name: "classification", head: HeadKind::Classify, ..c },
+        |c| Case { name: "trained ends", saved: &["embed_tokens", "lm_head"], ..c },
         |c| Case { name: "waiting on the host", is_offloaded: true, layers_per_cell: 2, ..c },
     ]);
     let mut least: f64 = 1.0;

@@ -44,6 +44,12 @@ fn other_caches_kinds_heads_and_full_training_hold_what_is_planned() {
     check(&["train.weights=all", "grad.layers_per_cell=2"]);
     check(&["head.kind=seq_classification_on_logits", "head.label_tokens=[3, 5]", "grad.layers_per_cell=1"]);
     check(&["lora.target_modules=[\"down_proj\", \"v_proj\"]", "lora.r=3"]);
+    for kind in ["model.dtype=f32", "model.dtype=bf16"] {
+        check(&["lora.modules_to_save=[\"lm_head\"]", kind, "grad.layers_per_cell=2"]);
+        check(&["lora.modules_to_save=[\"embed_tokens\", \"lm_head\"]", kind, "grad.layers_per_cell=3"]);
+        check(&["lora.target_modules=[\"embed_tokens\", \"v_proj\"]", kind, "grad.layers_per_cell=1"]);
+        check(&["head.kind=seq_classification", "head.num_labels=3", kind, "grad.layers_per_cell=2"]);
+    }
 }
 
 #[test]

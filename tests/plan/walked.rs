@@ -4,7 +4,7 @@ use std::path::Path;
 
 use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::engine::{Engine, Event, MemoryByPart, MicroBatchContext, Observer, Settings};
-use kvtune::head::{ClassifyOnLogits, Head, NextToken};
+use kvtune::head::{Classify, ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, Model, ModelConfig, kind_of};
 use kvtune::plan::{Forecast, Span, StepPart, StepSpec, TrainedPart};
 use kvtune::recipe::{HeadRecipe, Recipe};
@@ -41,7 +41,7 @@ fn batch(lengths: &[usize], head: &HeadRecipe) -> Batch {
             HeadRecipe::NextToken => {
                 Targets::NextToken((0..tokens).map(|t| if t < 40 { -100 } else { (t % 90) as i64 }).collect())
             }
-            HeadRecipe::SeqClassificationOnLogits(_) => Targets::Class(sample % 2),
+            HeadRecipe::SeqClassification(_) | HeadRecipe::SeqClassificationOnLogits(_) => Targets::Class(sample % 2),
         };
         Sequence { sample: sample as u64, inputs, targets, initial: None }
     };
@@ -60,7 +60,8 @@ pub(crate) fn both(words: &[&str], lengths: &[usize]) -> (Vec<Span>, Vec<(StepPa
     });
     let home = tempfile::tempdir().unwrap();
     std::fs::write(home.path().join("config.json"), config.to_string()).unwrap();
-    let config = ModelConfig::load(home.path()).unwrap();
+    let classes = if let HeadRecipe::SeqClassification(classes) = &recipe.head { Some(classes.count()) } else { None };
+    let config = ModelConfig::load(home.path()).unwrap().with_classes(classes);
     let model = match &recipe.lora {
         Some(lora) => {
             let adapter = Adapter::new(&config, lora, 1, kind_of(recipe.model.dtype), Device::Cpu).unwrap();
@@ -70,6 +71,7 @@ pub(crate) fn both(words: &[&str], lengths: &[usize]) -> (Vec<Span>, Vec<(StepPa
     };
     let head: Box<dyn Head> = match &recipe.head {
         HeadRecipe::NextToken => Box::new(NextToken),
+        HeadRecipe::SeqClassification(_) => Box::new(Classify),
         HeadRecipe::SeqClassificationOnLogits(_) => Box::new(ClassifyOnLogits::new(&[3, 5])),
     };
     let mut grad = recipe.grad.clone();

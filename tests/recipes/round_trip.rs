@@ -141,6 +141,7 @@ prop_compose! {
         OptimizerRecipe {
             name: OptimizerName::AdamW,
             learning_rate,
+            loraplus_lr_ratio: 4.0,
             weight_decay,
             betas,
             eps,
@@ -243,7 +244,11 @@ fn recipe() -> impl Strategy<Value = Recipe> {
         let parts = (rest(head.clone()), lora, data(head.clone()), kv_cache(), train(), optimizer(), eval(head.clone()));
         parts.prop_map(move |((model, grad, checkpoint, log, output_dir), lora, data, kv_cache, train, optimizer, eval)| {
             let head = head.clone();
-            let adapter = model.adapter.filter(|_| lora.is_some());
+            // The beginning of an adapter that is not new, and LoRA+ without one, are refused.
+            let is_plain = |lora: &LoraRecipe| lora.init_lora_weights == InitLora::Uniform;
+            let adapter = model.adapter.filter(|_| lora.as_ref().is_some_and(is_plain));
+            let loraplus_lr_ratio = if lora.is_some() { optimizer.loraplus_lr_ratio } else { 1.0 };
+            let optimizer = OptimizerRecipe { loraplus_lr_ratio, ..optimizer };
             let model = ModelRecipe { adapter, ..model };
             let train = TrainRecipe { weights: if lora.is_some() { Weights::Adapter } else { Weights::All }, ..train };
             // A quantised cache has an exact undo log.

@@ -69,6 +69,8 @@ pub struct Case {
     pub matching: Option<&'static str>,
     /// What is trained beside A and B.
     pub beside: Beside,
+    /// Modules of which whole copies are trained.
+    pub saved: &'static [&'static str],
     /// What is trained.
     pub trains: Trains,
     /// Where the losses are.
@@ -155,6 +157,8 @@ pub enum HeadKind {
     NextToken,
     /// `seq_classification_on_logits`.
     Classify,
+    /// `seq_classification`.
+    Score,
 }
 
 /// A plain store.
@@ -192,6 +196,7 @@ pub const PLAIN: Case = Case {
     layers: &[],
     matching: None,
     beside: Beside::Nothing,
+    saved: &[],
     trains: Trains::Adapter,
     targets: TargetsAt::All,
     head: HeadKind::NextToken,

@@ -10,7 +10,7 @@ use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
 use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::engine::{ChunkKey, Engine, MicroBatchContext, Settings};
 use kvtune::files::{ExcludedModules, ModulePatterns, ModuleRegex, PeftConfig, PeftTargets};
-use kvtune::head::{ClassifyOnLogits, Head, NextToken};
+use kvtune::head::{Classify, ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, DropoutKey, Model, ModelConfig, NormSpec, Preference};
 use kvtune::recipe::{CacheLength, CacheRecipe, Dtype, GradRecipe, OnOutOfMemory, PolicyRecipe};
 use kvtune::units::ChunkIdx;
@@ -64,7 +64,8 @@ pub fn model(case: &Case) -> Model {
     if case.trains != Trains::Adapter {
         return Model::load_to_train(dir.path(), dtype, case.device).unwrap();
     }
-    let mut model = Model::load(dir.path(), dtype, case.device).unwrap();
+    let classes = (case.head == HeadKind::Score).then_some(LABELS.len());
+    let mut model = Model::load(dir.path(), dtype, case.device).unwrap().with_classes(classes);
     let adapter = Adapter::with_settings(model.config(), adapter_settings(case), 1, case.kind, case.device).unwrap();
     model.set_adapter(adapter);
     for (name, mut parameter) in model.parameters() {
@@ -107,6 +108,8 @@ fn adapter_settings(case: &Case) -> PeftConfig {
             .chain(owned(routers))
             .collect(),
         layers_to_transform: case.layers.to_vec(),
+        modules_to_save: owned(case.saved),
+        is_classifier: case.head == HeadKind::Score,
         lora_bias: case.beside == Beside::BiasOfB,
         trains_biases: matches!(case.beside, Beside::BaseBiases | Beside::MagnitudesAndBaseBiases),
         use_dora: matches!(case.beside, Beside::Magnitudes | Beside::MagnitudesAndBaseBiases),
@@ -141,7 +144,10 @@ pub fn weights(case: &Case) -> Vec<(String, Tensor)> {
         ("model.norm.weight".to_owned(), vec![HIDDEN]),
         ("lm_head.weight".to_owned(), vec![VOCAB as i64, HIDDEN]),
     ];
-    all.retain(|(name, _)| case.trains != Trains::AllTied || name != "lm_head.weight");
+    all.retain(|(name, _)| case.trains != Trains::AllTied && !config.has_score || name != "lm_head.weight");
+    if let Some(classes) = config.num_classes {
+        all.push(("score.weight".to_owned(), vec![classes as i64, HIDDEN]));
+    }
     for linear in config.linears() {
         let (out, inner) = (linear.spec.out as i64, linear.spec.inner as i64);
         all.push((format!("{}.weight", linear.name), vec![out, inner]));
@@ -233,7 +239,7 @@ fn row(case: &Case, i: usize, len: usize) -> Sequence {
     };
     let targets = match case.head {
         HeadKind::NextToken => Targets::NextToken((0..len).map(target).collect()),
-        HeadKind::Classify => Targets::Class((i + 1) % LABELS.len()),
+        HeadKind::Classify | HeadKind::Score => Targets::Class((i + 1) % LABELS.len()),
     };
     Sequence { sample: 70 + i as u64, inputs, targets, initial: case.initial.get(i).copied() }
 }
@@ -297,6 +303,7 @@ pub fn tilings(case: &Case, model: &Model) -> Vec<Tiling> {
 pub fn engine_with(case: &Case, settings: Settings) -> Engine {
     let head: Box<dyn Head> = match case.head {
         HeadKind::NextToken => Box::new(NextToken),
+        HeadKind::Score => Box::new(Classify),
         HeadKind::Classify => Box::new(ClassifyOnLogits::new(&LABELS)),
     };
     Engine::new(settings, head)

@@ -153,6 +153,7 @@ impl Target {
         if let Some(dir) = self.adapter() {
             train::load_adapter(&mut model, dir)?;
         }
+        train::check_head(recipe, &model)?;
         Ok(model)
     }
 }

@@ -43,7 +43,7 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
         let recipe = self.recipe.load(device)?;
-        let config = ModelConfig::load(&recipe.model)?;
+        let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;
         let batch = self.batch(&recipe, &config)?;
         let machine = self.machine(&recipe, &config, &batch, device)?;

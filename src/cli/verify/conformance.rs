@@ -7,7 +7,7 @@ use tch::Device;
 use crate::conformance::{ConformanceError, KV_POLICY, PolicyFile};
 use crate::error::Error;
 use crate::files;
-use crate::model::{Model, ModelSource, fingerprint};
+use crate::model::{Adapter, Model, ModelSource, fingerprint};
 use crate::recipe::Weights;
 use crate::report::console;
 use crate::train;
@@ -26,6 +26,8 @@ pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(
             let (path, expected) = (dir.join(KV_POLICY), format!("{found}, the hash of `{}`", model_dir.display()));
             return Err(ConformanceError::Unfit { path, key: "base_hash", found: file.base_hash, expected }.into());
         }
+        let classes = Adapter::classes_of(dir, model.config().clone())?.num_classes;
+        model = model.with_classes(classes);
         train::load_adapter(&mut model, dir)?;
     }
     let left = file.check(dir, &model)?;

@@ -1,0 +1,27 @@
+//! `seq_classification`: cross-entropy among the scores of classes at the last input.
+
+use tch::Tensor;
+
+use super::{Head, HeadError, Pick, SequenceTargets};
+
+/// Classification by a model that scores classes.
+#[derive(Debug)]
+pub struct Classify;
+
+/// The last input, where the data has a class.
+pub(super) fn last_input(head: &'static str, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, HeadError> {
+    let SequenceTargets::Class { len, class } = targets else {
+        return Err(HeadError::WrongTargets { head, expected: "`label` (a class)", found: "`labels`" });
+    };
+    Ok(vec![Pick { sequence, position: len - 1, target: class as i64 }])
+}
+
+impl Head for Classify {
+    fn picks(&self, sequence: usize, targets: SequenceTargets<'_>) -> Result<Vec<Pick>, HeadError> {
+        last_input("seq_classification", sequence, targets)
+    }
+
+    fn choices(&self, logits_nk: &Tensor) -> Tensor {
+        logits_nk.shallow_clone()
+    }
+}

@@ -1,0 +1,77 @@
+//! How many numbers are trained of a model, by kind.
+
+use super::ModelError;
+use super::config::ModelConfig;
+use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
+use super::ends::{EndPart, end_parts};
+use super::layout::{self, Role};
+use super::names::{EMBEDDING, OUTPUT, SCORE};
+use super::spec::DRAIN;
+use super::targets::{peft_settings, targets};
+use crate::recipe::LoraRecipe;
+
+/// The numbers that an adapter trains outside the layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndNumbers {
+    /// Before the first layer: of the embedding, or of what is added to it.
+    pub embedding: usize,
+    /// Behind the last: of the output projection, or of what scores classes.
+    pub output: usize,
+}
+
+/// What is trained of a model, in words, and how many numbers that is: all weights, or what a recipe of an adapter says.
+pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Result<Vec<(&'static str, usize)>, ModelError> {
+    let mut kinds: Vec<(&'static str, usize)> = Vec::new();
+    let mut add = |kind: &'static str, numbers: usize| match kinds.iter_mut().find(|(other, _)| *other == kind) {
+        Some((_, total)) => *total += numbers,
+        None => kinds.push((kind, numbers)),
+    };
+    let Some(lora) = lora else {
+        for entry in layout::entries(config) {
+            let kind = match (entry.name.as_str(), entry.role) {
+                (EMBEDDING, _) => "embedding",
+                (OUTPUT, _) => "output projection",
+                (SCORE, _) => "scores of classes",
+                (_, Role::Norm | Role::NormAboutOne) => "norms",
+                (_, Role::Bias) => "biases",
+                (_, Role::Constant) => continue,
+                (_, Role::Matrix) if entry.name.ends_with(DRAIN) => "drains",
+                (_, Role::Matrix) => "linears",
+            };
+            add(kind, entry.shape.iter().product());
+        }
+        return Ok(kinds);
+    };
+    let settings = peft_settings(config, lora)?;
+    for target in targets(config, &settings)? {
+        for (part, shape) in target.parts(&settings) {
+            let kind = match part {
+                A | B => "LoRA",
+                B_BIAS => "biases of LoRA",
+                MAGNITUDE => "DoRA's lengths",
+                BASE_BIAS => "biases",
+                _ => "others",
+            };
+            add(kind, shape.iter().product());
+        }
+    }
+    for (part, [rows, columns]) in end_parts(config, &settings) {
+        let kind = match part {
+            EndPart::Embedding => "copy of embed_tokens",
+            EndPart::LowRankA | EndPart::LowRankB => "LoRA of the embedding",
+            EndPart::Output => "copy of lm_head",
+            EndPart::Score => "scores of classes",
+        };
+        add(kind, rows * columns);
+    }
+    Ok(kinds)
+}
+
+/// How many numbers a recipe trains outside the layers of a model.
+pub fn end_numbers(config: &ModelConfig, lora: &LoraRecipe) -> Result<EndNumbers, ModelError> {
+    let parts = end_parts(config, &peft_settings(config, lora)?);
+    let sum = |is_meant: fn(EndPart) -> bool| {
+        parts.iter().filter(|(part, _)| is_meant(*part)).map(|(_, [rows, columns])| rows * columns).sum()
+    };
+    Ok(EndNumbers { embedding: sum(EndPart::is_below_the_layers), output: sum(|part| !part.is_below_the_layers()) })
+}

@@ -1,0 +1,235 @@
+//! What an adapter trains at the two ends of a model: whole matrices in place of the model's own, which PEFT calls modules to save, and
+//! matrices of low rank beside the embedding.
+
+use std::collections::BTreeMap;
+
+use tch::{Device, Kind, Tensor};
+
+use super::ModelError;
+use super::config::ModelConfig;
+use super::names::{EMBEDDING_MODULE, inner_module, peft_tensor};
+use super::targets::{module, targets_embedding};
+use crate::files::{PeftConfig, is_named};
+
+/// A tensor that may be trained there, from the bottom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum EndPart {
+    /// `(V, E)`, in place of the embedding.
+    Embedding,
+    /// `(r, V)`, of the addition to the embedding.
+    LowRankA,
+    /// `(E, r)`, of the same.
+    LowRankB,
+    /// `(V, E)`, in place of the output projection. As in PEFT a copy of its own, also where the model's is the embedding.
+    Output,
+    /// `(K, E)`, what scores classes.
+    Score,
+}
+
+impl EndPart {
+    /// The name in PEFT's files, where the model is one inside another (`is_inner`) or is not.
+    pub(super) fn name(self, is_inner: bool) -> String {
+        match self {
+            Self::Embedding => of_embedding(is_inner, "weight"),
+            Self::LowRankA => of_embedding(is_inner, "lora_embedding_A"),
+            Self::LowRankB => of_embedding(is_inner, "lora_embedding_B"),
+            Self::Output => peft_tensor("lm_head", "weight"),
+            Self::Score => peft_tensor("score", "weight"),
+        }
+    }
+
+    pub(super) fn is_below_the_layers(self) -> bool {
+        matches!(self, Self::Embedding | Self::LowRankA | Self::LowRankB)
+    }
+}
+
+/// The name in PEFT's files of the embedding as the model has it, which PEFT saves with an addition to it.
+pub(super) fn base_embedding(is_inner: bool) -> String {
+    of_embedding(is_inner, "base_layer.weight")
+}
+
+fn of_embedding(is_inner: bool, part: &str) -> String {
+    if is_inner { peft_tensor(&inner_module(EMBEDDING_MODULE), part) } else { peft_tensor(EMBEDDING_MODULE, part) }
+}
+
+/// What the settings of an adapter train at the ends of a model, with its shapes.
+pub(super) fn end_parts(config: &ModelConfig, settings: &PeftConfig) -> Vec<(EndPart, [usize; 2])> {
+    let (vocab, width, r) = (config.vocab_size, config.hidden_size, settings.rank_of(&module(settings, EMBEDDING_MODULE)));
+    let saves = |module: &str| settings.modules_to_save.iter().any(|name| is_named(module, name));
+    let has_addition = targets_embedding(settings);
+    let classes = config.num_classes.filter(|_| settings.is_classifier);
+    let all = [
+        (EndPart::Embedding, [vocab, width], saves(EMBEDDING_MODULE)),
+        (EndPart::LowRankA, [r, vocab], has_addition),
+        (EndPart::LowRankB, [width, r], has_addition),
+        (EndPart::Output, [vocab, width], saves("lm_head")),
+        (EndPart::Score, [classes.unwrap_or(0), width], classes.is_some()),
+    ];
+    all.into_iter().filter(|(.., is_trained)| *is_trained).map(|(part, shape, _)| (part, shape)).collect()
+}
+
+/// Refuses what can not be trained at the ends of a model, or means nothing in PEFT.
+pub(super) fn check_ends(config: &ModelConfig, settings: &PeftConfig) -> Result<(), ModelError> {
+    let refuse = |key, found: String, expected| Err(ModelError::Lora { key, found, expected });
+    let saved = || format!("{:?}", settings.modules_to_save);
+    if settings.is_classifier != config.num_classes.is_some() {
+        let adapter = if settings.is_classifier { "classes" } else { "next tokens" };
+        return Err(ModelError::OtherTask { adapter });
+    }
+    if settings.modules_to_save.iter().any(|name| ![EMBEDDING_MODULE, "lm_head"].iter().any(|module| is_named(module, name))) {
+        return refuse("modules_to_save", saved(), "`embed_tokens`, `lm_head` or both");
+    }
+    let parts = end_parts(config, settings);
+    let has = |part| parts.iter().any(|(other, _)| *other == part);
+    if has(EndPart::Output) && settings.is_classifier {
+        return refuse("modules_to_save", saved(), "no `lm_head` where the head is `seq_classification`, which has none");
+    }
+    if !has(EndPart::LowRankA) {
+        return Ok(());
+    }
+    if has(EndPart::Embedding) {
+        return refuse("modules_to_save", saved(), "no `embed_tokens` where `target_modules` has it");
+    }
+    for (key, is_on) in [("use_dora", settings.use_dora), ("lora_bias", settings.lora_bias)] {
+        if is_on {
+            return refuse(key, "true".into(), "false where `embed_tokens` is a target");
+        }
+    }
+    Ok(())
+}
+
+/// The tensors that are trained.
+#[derive(Debug, Default)]
+pub(super) struct AdapterEnds {
+    tensors: BTreeMap<EndPart, Tensor>,
+    /// Of the addition to the embedding.
+    scale: f64,
+    /// As [`PeftConfig::is_inner`].
+    is_inner: bool,
+    /// The embedding as the adapter's file has it. Where it is another than the model's it takes its place, as in PEFT.
+    pub(super) base_ve: Option<Tensor>,
+}
+
+impl AdapterEnds {
+    /// Collects what is trained, which becomes leaves.
+    pub(super) fn new(
+        config: &ModelConfig,
+        settings: &PeftConfig,
+        mut tensor: impl FnMut(EndPart, &[i64]) -> Result<Tensor, ModelError>,
+    ) -> Result<Self, ModelError> {
+        check_ends(config, settings)?;
+        let leaf = |(part, shape): (EndPart, [usize; 2])| {
+            let tensor = tensor(part, &shape.map(|size| size as i64))?;
+            Ok((part, tensor.set_requires_grad(true)))
+        };
+        let tensors = end_parts(config, settings).into_iter().map(leaf).collect::<Result<_, ModelError>>()?;
+        let scale = settings.scale_of(&module(settings, EMBEDDING_MODULE));
+        Ok(Self { tensors, scale, is_inner: settings.is_inner, base_ve: None })
+    }
+
+    /// With the embedding as an adapter's file has it.
+    pub(super) fn with_base(self, base_ve: Option<Tensor>) -> Self {
+        Self { base_ve, ..self }
+    }
+
+    pub(super) fn get(&self, part: EndPart) -> Option<&Tensor> {
+        self.tensors.get(&part)
+    }
+
+    /// All, by their names in PEFT's files; the tensors are the leaves themselves.
+    pub(super) fn parameters(&self) -> Vec<(String, Tensor)> {
+        self.some(|_| true)
+    }
+
+    /// Those below the layers.
+    pub(super) fn of_embedding(&self) -> Vec<(String, Tensor)> {
+        self.some(EndPart::is_below_the_layers)
+    }
+
+    /// Those above them.
+    pub(super) fn of_head(&self) -> Vec<(String, Tensor)> {
+        self.some(|part| !part.is_below_the_layers())
+    }
+
+    fn some(&self, is_meant: impl Fn(EndPart) -> bool) -> Vec<(String, Tensor)> {
+        let meant = self.tensors.iter().filter(|(part, _)| is_meant(**part));
+        meant.map(|(part, tensor)| (part.name(self.is_inner), tensor.shallow_clone())).collect()
+    }
+
+    /// The same with other tensors, which become leaves.
+    pub(super) fn map(&self, tensor: impl Fn(&Tensor) -> Tensor) -> Self {
+        let leaf = |(part, of): (&EndPart, &Tensor)| (*part, tensor(of).set_requires_grad(true));
+        let base_ve = self.base_ve.as_ref().map(Tensor::shallow_clone);
+        Self { tensors: self.tensors.iter().map(leaf).collect(), base_ve, ..*self }
+    }
+
+    /// What is trained in place of the embedding: what tokens become.
+    ///
+    /// # Shapes
+    /// `(…)` int64 in, `(…, E)` out, in the dtype that it is kept in.
+    pub(super) fn embed(&self, ids: &Tensor) -> Option<Tensor> {
+        Some(rows(self.get(EndPart::Embedding)?, ids))
+    }
+
+    /// What is added to that.
+    ///
+    /// # Shapes
+    /// As of [`Self::embed`].
+    pub(super) fn addition(&self, ids: &Tensor) -> Option<Tensor> {
+        let (a_rv, b_er) = self.low_rank()?;
+        Some(rows(&a_rv.transpose(0, 1), ids).matmul(&b_er.transpose(0, 1)) * self.scale)
+    }
+
+    /// The embedding with that in it.
+    ///
+    /// # Shapes
+    /// `(V, E)` in and out.
+    pub(super) fn added_to(&self, base_ve: &Tensor) -> Tensor {
+        let Some((a_rv, b_er)) = self.low_rank() else { return base_ve.shallow_clone() };
+        base_ve + b_er.matmul(a_rv).transpose(0, 1).to_kind(base_ve.kind()) * self.scale
+    }
+
+    fn low_rank(&self) -> Option<(&Tensor, &Tensor)> {
+        Some((self.get(EndPart::LowRankA)?, self.get(EndPart::LowRankB)?))
+    }
+
+    /// The gradients of [`Self::of_embedding`], in its order, from those of what tokens became.
+    ///
+    /// # Shapes
+    /// `(n)` int64 and `(n, E)` by piece.
+    pub(super) fn embed_backward(&self, pieces: impl Iterator<Item = (Tensor, Tensor)>) -> Vec<Tensor> {
+        let mut gradients: BTreeMap<EndPart, Tensor> = BTreeMap::new();
+        for (part, tensor) in self.tensors.iter().filter(|(part, _)| part.is_below_the_layers()) {
+            gradients.insert(*part, tensor.detach().zeros_like());
+        }
+        for (ids_n, gradient_ne) in pieces {
+            if let Some(total_ve) = gradients.get_mut(&EndPart::Embedding) {
+                let _ = total_ve.index_add_(0, &ids_n, &gradient_ne.to_kind(total_ve.kind()));
+            }
+            if let Some((a_rv, b_er)) = self.low_rank() {
+                let (a_rv, b_er) = (a_rv.detach(), b_er.detach());
+                let scaled_ne = gradient_ne.to_kind(a_rv.kind()) * self.scale;
+                let of_a_rn = b_er.transpose(0, 1).matmul(&scaled_ne.transpose(0, 1));
+                let of_b_er = scaled_ne.transpose(0, 1).matmul(&rows(&a_rv.transpose(0, 1), &ids_n));
+                for (part, total) in &mut gradients {
+                    match part {
+                        EndPart::LowRankA => drop(total.index_add_(1, &ids_n, &of_a_rn)),
+                        EndPart::LowRankB => drop(total.g_add_(&of_b_er)),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        gradients.into_values().collect()
+    }
+
+    /// In masters of `kind` on `device`.
+    pub(super) fn moved_to(&self, kind: Kind, device: Device) -> Self {
+        self.map(|tensor| tensor.to_kind(kind).to_device(device))
+    }
+}
+
+/// The rows of a table at some indices.
+pub(super) fn rows(table: &Tensor, ids: &Tensor) -> Tensor {
+    Tensor::embedding(table, ids, -1, false, false)
+}
