@@ -140,6 +140,9 @@ fn texts_are_the_same_whole_and_in_parts_and_say_what_was_used() {
     let server = Server::start(&[EVICTS, &["--chat-template", &template]].concat());
     let chat = json!({ "messages": [{ "role": "user", "content": "Which sea is grey?" }], "max_tokens": 20, "seed": 3, "n": 2 });
     let whole = server.json(CHAT, &chat);
+    // As a harness writes messages.
+    let typed = json!({ "messages": [{ "role": "user", "type": "text", "content": "Which sea is grey?" }], "max_tokens": 20, "seed": 3, "n": 2 });
+    assert_eq!(server.json(CHAT, &typed)["choices"], whole["choices"]);
     let mut streamed = chat.clone();
     streamed["stream"] = json!(true);
     streamed["stream_options"] = json!({ "include_usage": true });
@@ -182,6 +185,14 @@ fn who_asks_wrongly_is_told_and_the_server_goes_on() {
         (json!({ "prompt": "x", "presence_penalty": 1 }), 400, "`presence_penalty` is not supported"),
         (json!({ "prompt": [[9999]] }), 400, "token 9999 of the prompt is not in the vocabulary"),
         (json!({ "prompt": "x", "max_tokens": 1_000_000 }), 400, "are more than the"),
+        (
+            json!({ "prompt": [5], "suppress_tokens": (0..512).collect::<Vec<_>>(), "typical_p": 0.9 }),
+            400,
+            "no token can come next",
+        ),
+        (json!({ "prompt": "x", "max_tokens": 1, "max_completion_tokens": 2 }), 400, "contradict each other"),
+        (json!({ "prompt": "x", "stream": true, "echo": true }), 400, "`stream` goes neither with"),
+        (json!({ "prompt": vec![[5, 6]; 100] }), 400, "a request has 100 prompts; 64 can wait at most"),
         (json!({ "prompt": "x", "model": "other" }), 404, "the model `other` does not exist"),
         (json!({ "prompt": "x".repeat(200_000) }), 413, "the body is larger than 100000 bytes"),
     ] {
@@ -194,6 +205,8 @@ fn who_asks_wrongly_is_told_and_the_server_goes_on() {
     assert!(status == 400 && text.contains("this model has no chat template"), "{text}");
     assert_eq!(server.ask("GET /v1/nothing", &Value::Null).0, 404);
     assert_eq!(server.ask("DELETE /v1/models", &Value::Null).0, 405);
+    let info = server.json("GET /tokenizer_info", &Value::Null);
+    assert_eq!(info["eos_token"], "<|endoftext|>", "without a chat template, too: {info}");
     // A client that says how much it will send, and does not.
     let mut slow = server.connect();
     write!(slow, "{COMPLETIONS} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 50\r\n\r\n{{").unwrap();
@@ -214,12 +227,13 @@ fn what_a_held_session_has_read_is_not_read_again() {
     let ask = |server: &Server, prompt: &[u32]| {
         numbers(&server.json(COMPLETIONS, &json!({ "prompt": [prompt], "max_tokens": 8, "seed": 4 }))["choices"][0]["token_ids"])
     };
-    for policy in [EVICTS, &[]] {
+    let fixed: &[&str] = &["--policy", "dense", "--cache-length", "512"];
+    for policy in [EVICTS, &[], fixed] {
         let (holds, reads) = (Server::start(policy), Server::start(&[policy, &["--keep", "0"]].concat()));
         let mut prompt = document.clone();
         for turn in 0..3 {
             let question = (0..6).map(|i| (turn * 50 + i) % 400 + 9);
-            prompt.truncate(if policy.is_empty() { prompt.len() } else { document.len() });
+            prompt.truncate(if policy == EVICTS { document.len() } else { prompt.len() });
             prompt.extend(question);
             let answer = ask(&reads, &prompt);
             assert_eq!(ask(&holds, &prompt), answer, "{policy:?}, {turn}");
@@ -264,6 +278,20 @@ fn many_clients_half_of_whom_go_away_leave_nothing_behind() {
     while server.metric("requests_waiting") + server.metric("texts_running") > 0 {
         thread::sleep(Duration::from_millis(20));
     }
+    // Who goes away in the middle of a long text ends it, whole or streamed.
+    let gone = server.metric("requests_cancelled_total");
+    for streams in [false, true] {
+        let long = json!({ "prompt": [[5, 6, 7]], "max_tokens": 30_000, "ignore_eos": true, "stream": streams });
+        let stream = server.send(COMPLETIONS, long.to_string().as_bytes());
+        while server.metric("texts_running") == 0 {
+            thread::sleep(Duration::from_millis(5));
+        }
+        drop(stream);
+        while server.metric("texts_running") > 0 {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+    assert_eq!(server.metric("requests_cancelled_total"), gone + 2);
     let after = server.resident();
     println!("resident: {before} kB before, {after} kB after {requests} requests");
     assert_eq!(server.metric("requests_failed_total") + server.metric("requests_refused_total"), 0);

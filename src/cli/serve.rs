@@ -8,7 +8,7 @@ use serde_json::json;
 use tch::Device;
 
 use super::used_model::UsedModel;
-use crate::data::ChatTemplate;
+use crate::data::{self, ChatTemplate, DataError};
 use crate::error::Error;
 use crate::generation::GenerationRules;
 use crate::report::console;
@@ -63,8 +63,18 @@ impl Serve {
         })?;
         let used = self.model.load(device)?;
         let path = &used.recipe.model.path;
-        let (rules, _) = GenerationRules::of_model(path)?;
-        let template = ChatTemplate::load(path, self.chat_template.as_deref())?;
+        let (rules, unknown) = GenerationRules::of_model(path)?;
+        if !unknown.is_empty() {
+            console::note(&format!("`generation_config.json`: {} not known, and ignored", unknown.join(", ")));
+        }
+        let template = match ChatTemplate::load(path, self.chat_template.as_deref()) {
+            // Without it all but the chat can be served.
+            Err(error @ DataError::ChatTemplate { .. }) if self.chat_template.is_none() => {
+                console::warning(&format!("{error}; conversations are refused"));
+                None
+            }
+            template => template?,
+        };
         let name = self.served_name.clone().or_else(|| self.model.name()).unwrap_or_else(|| "model".to_owned());
         let cache = &used.recipe.kv_cache;
         let longest = used.model.config().longest_sequence();
@@ -74,6 +84,7 @@ impl Serve {
             tokenizer: used.tokenizer.as_ref(),
             initial_parts: used.initial_parts.as_ref(),
             template,
+            special_tokens: data::special_tokens(path)?,
             rules,
             name,
             path: path.display().to_string(),

@@ -11,7 +11,7 @@ use crate::conformance::PolicyFile;
 use crate::data::{InitialPartFinder, Tokenizer};
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::files::{self, ADAPTER_TENSORS};
+use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FilesError};
 use crate::generation::{Generator, SessionIdentity};
 use crate::model::{Model, fingerprint};
 use crate::recipe::{Recipe, Resolved, RopeScalingRecipe, Storage, Weights};
@@ -66,6 +66,9 @@ impl UsedModel {
             return Err(Error::Usage { message, hint: "`kvtune evaluate` says how often it finds the right class".into() });
         }
         if let Some(dir) = &adapter {
+            if let Some(file) = PolicyFile::find(dir)? {
+                file.check_base(dir, &recipe.model.path, model.config())?;
+            }
             train::load_adapter(&mut model, dir)?;
         }
         let tokenizer = train::tokenizer(&recipe.model.path)?;
@@ -169,10 +172,16 @@ pub(super) fn identity(recipe: &Recipe, adapter: Option<&Path>) -> Result<Sessio
     let scaled = |scaling: &RopeScalingRecipe| files::hash_parts([&files_of_model, &format!("{scaling:?}")]);
     Ok(SessionIdentity {
         model: recipe.model.rope_scaling.as_ref().map_or_else(|| files_of_model.clone(), scaled),
-        adapter: adapter.map(|dir| files::hash_file(&dir.join(ADAPTER_TENSORS))).transpose()?,
+        adapter: adapter.map(hash_of_adapter).transpose()?,
         cache: recipe.cache_keys(),
         dtype: recipe.model.dtype.name().to_owned(),
     })
+}
+
+/// Of its tensors and of what says how they are used.
+fn hash_of_adapter(dir: &Path) -> Result<String, FilesError> {
+    let parts = [ADAPTER_TENSORS, ADAPTER_CONFIG].map(|name| files::hash_file(&dir.join(name)));
+    Ok(files::hash_parts(parts.into_iter().collect::<Result<Vec<_>, _>>()?))
 }
 
 /// The recipe of the run that an adapter is a checkpoint of.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::engine::EngineError;
 use crate::files::FilesError;
+use crate::model::ModelError;
 use crate::recipe::RecipeError;
 use crate::units::{Exit, Failure};
 use crate::verify::VerifyError;
@@ -23,6 +24,9 @@ pub enum ConformanceError {
     /// The log can't be walked over.
     #[error(transparent)]
     Verify(#[from] VerifyError),
+    /// The base can't be read.
+    #[error(transparent)]
+    Model(#[from] ModelError),
     /// There is no policy file.
     #[error("there is no `kv_policy.json` in `{dir}`", dir = dir.display())]
     Missing {
@@ -89,6 +93,7 @@ impl Failure for ConformanceError {
             Self::Recipe(e) => Some(e),
             Self::Engine(e) => Some(e),
             Self::Verify(e) => Some(e),
+            Self::Model(e) => Some(e),
             _ => None,
         }
     }

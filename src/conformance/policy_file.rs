@@ -7,9 +7,10 @@ use serde_json::{Map, Value, json};
 
 use super::trial::first_difference;
 use super::{ConformanceError, PolicyTrial, RecordedTrial};
+use crate::cache::PolicyTraits;
 use crate::engine::Settings;
 use crate::files::{self, FilesError};
-use crate::model::{Model, ModelConfig, RopeSpec};
+use crate::model::{Model, ModelConfig, RopeSpec, fingerprint};
 use crate::recipe::{CacheRecipe, Dtype, GradRecipe, Recipe, RopeScalingRecipe};
 
 /// Its name.
@@ -176,6 +177,21 @@ impl PolicyFile {
         self.check_model(dir, model.config())?;
         let recipe = self.to_recipe(dir, Path::new("."), &[])?;
         let (kv, grad): (&CacheRecipe, &GradRecipe) = (&recipe.kv_cache, &recipe.grad);
+        let settings = Settings::new(model.config(), kv, &grad.closed())?;
+        let traits: Vec<_> = (0..model.config().num_layers()).map(|layer| settings.policy(layer).traits()).collect();
+        let own = |of: fn(&PolicyTraits<'_>) -> usize| traits.iter().map(of).collect::<Vec<_>>();
+        for (key, found, expected) in
+            [("sinks", &self.sinks, own(|traits| traits.sinks)), ("grace", &self.grace, own(|traits| traits.grace))]
+        {
+            if *found != expected {
+                return Err(ConformanceError::Unfit {
+                    path,
+                    key,
+                    found: format!("{found:?}"),
+                    expected: format!("{expected:?}"),
+                });
+            }
+        }
         let trial = PolicyTrial::recorded(model.config(), (kv, grad), &self.conformance)?;
         let (found, left) = (trial.run(model)?, &self.conformance.left);
         let shape =
@@ -190,6 +206,17 @@ impl PolicyFile {
         Ok(found.iter().flatten().flatten().flatten().count())
     }
 
+    /// Fails where the file speaks of another base than the model in `base`; it lies in `dir`.
+    pub fn check_base(&self, dir: &Path, base: &Path, config: &ModelConfig) -> Result<(), ConformanceError> {
+        let found = fingerprint(base)?;
+        if found != self.base_hash {
+            let (path, key) = (dir.join(KV_POLICY), "base_hash");
+            let expected = format!("{found}, as of `{}`", base.display());
+            return Err(ConformanceError::Unfit { path, key, found: self.base_hash.clone(), expected });
+        }
+        self.check_model(dir, config)
+    }
+
     /// Whether the file speaks of such a model.
     fn check_model(&self, dir: &Path, config: &ModelConfig) -> Result<(), ConformanceError> {
         let refuse = |key, found: String, expected: String| {
@@ -198,6 +225,13 @@ impl PolicyFile {
         let heads: Vec<usize> = self.cache_lengths.iter().map(Vec::len).collect();
         if heads != config.num_kv_heads() {
             return refuse("cache_lengths", format!("for {heads:?} heads"), format!("{:?} by layer", config.num_kv_heads()));
+        }
+        if let Some(lengths) = self.cache_lengths.iter().find(|lengths| lengths.iter().any(|length| *length != lengths[0])) {
+            return refuse("cache_lengths", format!("{lengths:?} in a layer"), "one length for the heads of a layer".into());
+        }
+        let (slots, chunk) = (self.conformance.cache_length, self.conformance.chunk_size);
+        if slots == 0 || chunk == 0 || self.chunk_size == 0 {
+            return refuse("conformance", format!("{slots} slots, chunks of {chunk}"), "at least one of each".into());
         }
         let windows: Vec<Option<usize>> = config.layers.iter().map(|layer| layer.attention.rule.window).collect();
         if self.windows != windows {

@@ -1,7 +1,7 @@
 //! A model's chat template: messages become the text that it was trained on.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
@@ -17,12 +17,14 @@ pub struct Message {
     pub role: String,
     /// What is said.
     pub content: String,
+    /// Who says it, where several have the same role.
+    pub name: Option<String>,
 }
 
 impl Message {
     /// A message of a role.
     pub fn new(role: &str, content: &str) -> Self {
-        Self { role: role.to_owned(), content: content.to_owned() }
+        Self { role: role.to_owned(), content: content.to_owned(), name: None }
     }
 }
 
@@ -47,22 +49,14 @@ impl ChatTemplate {
     /// counts that is named `default`.
     pub fn load(dir: &Path, file: Option<&Path>) -> Result<Option<Self>, DataError> {
         let read = |path: &Path| std::fs::read_to_string(path).map_err(DataError::read(path));
-        let (config_path, beside) = (dir.join("tokenizer_config.json"), dir.join("chat_template.jinja"));
-        let config: serde_json::Value = if config_path.exists() {
-            let not_json = |error: serde_json::Error| DataError::NotJson {
-                place: config_path.display().to_string(),
-                message: error.to_string(),
-            };
-            serde_json::from_str(&read(&config_path)?).map_err(not_json)?
-        } else {
-            serde_json::Value::Null
-        };
+        let (config, config_path) = tokenizer_config(dir)?;
+        let beside = dir.join("chat_template.jinja");
         let (source, place) = match file {
             Some(file) => (Some(read(file)?), file.to_owned()),
             None if beside.exists() => (Some(read(&beside)?), beside),
             None => (of_config(&config), config_path),
         };
-        let tokens = special_tokens(&config);
+        let tokens = named_tokens(&config);
         source.map(|source| Self::new(&source, tokens, place.display().to_string())).transpose()
     }
 
@@ -92,17 +86,15 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// The special tokens of the tokenizer by their names.
-    pub fn special_tokens(&self) -> &[(String, String)] {
-        &self.tokens
-    }
-
     /// The text of a conversation, and behind it, where `adds_generation_prompt`, what the assistant's next message begins with.
     pub fn render(&self, messages: &[Message], adds_generation_prompt: bool) -> Result<String, DataError> {
         let fault = |error: Error| DataError::ChatTemplate { place: self.place.clone(), message: words(&error) };
         let template = self.environment.get_template(NAME).map_err(fault)?;
         let tokens = Value::from_pairs(self.tokens.iter().map(|(name, token)| (name.clone(), Value::from(token.clone()))));
-        let message = |message: &Message| Value::from_pairs([("role", &message.role[..]), ("content", &message.content)]);
+        let message = |message: &Message| {
+            let name = message.name.as_ref().map(|name| ("name", &name[..]));
+            Value::from_pairs([("role", &message.role[..]), ("content", &message.content)].into_iter().chain(name))
+        };
         let own = context! {
             messages => messages.iter().map(message).collect::<Vec<_>>(),
             tools => Value::from(()),
@@ -111,6 +103,23 @@ impl ChatTemplate {
         };
         template.render(context! { ..own, ..tokens }).map_err(fault)
     }
+}
+
+/// The special tokens of the tokenizer in a model directory by their names, as `bos_token`.
+pub fn special_tokens(dir: &Path) -> Result<Vec<(String, String)>, DataError> {
+    Ok(named_tokens(&tokenizer_config(dir)?.0))
+}
+
+/// `tokenizer_config.json` and its path; nothing where there is none.
+fn tokenizer_config(dir: &Path) -> Result<(serde_json::Value, PathBuf), DataError> {
+    let path = dir.join("tokenizer_config.json");
+    if !path.exists() {
+        return Ok((serde_json::Value::Null, path));
+    }
+    let bytes = std::fs::read(&path).map_err(DataError::read(&path))?;
+    let not_json =
+        |error: serde_json::Error| DataError::NotJson { place: path.display().to_string(), message: error.to_string() };
+    Ok((serde_json::from_slice(&bytes).map_err(not_json)?, path))
 }
 
 /// What an error says: what the template itself raises, as it is.
@@ -131,7 +140,7 @@ fn of_config(config: &serde_json::Value) -> Option<String> {
 }
 
 /// The special tokens of a `tokenizer_config.json`: each a text, or a table whose `content` is.
-fn special_tokens(config: &serde_json::Value) -> Vec<(String, String)> {
+fn named_tokens(config: &serde_json::Value) -> Vec<(String, String)> {
     let text = |value: &serde_json::Value| value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned);
     let entries = config.as_object().into_iter().flatten().filter(|(name, _)| name.ends_with("_token"));
     entries.filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect()

@@ -35,7 +35,7 @@ mod train_bpe;
 pub use answers::{Answer, each_answer};
 pub use batch::{Batch, IGNORE, Sequence, Targets};
 pub use by_length::epoch_batches;
-pub use chat_template::{ChatTemplate, Message};
+pub use chat_template::{ChatTemplate, Message, special_tokens};
 pub use dataset::Dataset;
 pub use error::DataError;
 pub use initial_part::InitialPartFinder;

@@ -223,6 +223,12 @@ impl Settings {
         Ok(())
     }
 
+    /// The most tokens of a sequence: what a cache holds that evicts nothing and does not grow.
+    pub fn longest_sequence(&self) -> usize {
+        let keeps = |layer: &usize| !self.policy(*layer).traits().evicts;
+        (0..self.policies.len()).filter(keeps).filter_map(|layer| self.slots[layer].fixed()).min().unwrap_or(usize::MAX)
+    }
+
     /// Tokens of a chunk whose size is not drawn.
     pub fn chunk_size(&self) -> usize {
         self.sizes.chunk_size

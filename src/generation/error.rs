@@ -64,6 +64,12 @@ pub enum GenerationError {
         /// Of the model.
         longest: usize,
     },
+    /// The rules forbid every token, or the model's logits are no numbers.
+    #[error("no token can come next: the rules forbid all of them, or the model's logits are not finite")]
+    NothingLikely,
+    /// A session can not be kept, as what it has read depends on the length of the whole.
+    #[error("the rotary embeddings of this model depend on the length of the whole text, so that no session can be kept")]
+    RotatesByLength,
     /// Stop strings without a tokenizer.
     #[error("stop strings need text, and the model has no `tokenizer.json`")]
     NoText,
@@ -96,6 +102,8 @@ impl Failure for GenerationError {
             Self::EmptyPrompt => "give a text, or tokens".into(),
             Self::UnknownToken { .. } => "make the tokens with the model's own tokenizer".into(),
             Self::TooLong { .. } => "shorten the prompt, or ask for fewer tokens with `--max-new-tokens`".into(),
+            Self::NothingLikely => "allow more tokens; `kvtune evaluate` says whether the model's loss is finite".into(),
+            Self::RotatesByLength => "give document and question together with each `--prompt-file`".into(),
             Self::NoText => "use `--eos` with token ids instead".into(),
             Self::NotASession { .. } => "name a file that `--save-session` has written".into(),
             Self::OtherSession { .. } => "read the document again with `--save-session`, or use what it was saved with".into(),
@@ -106,7 +114,7 @@ impl Failure for GenerationError {
     fn exit(&self) -> Exit {
         match self {
             Self::NotASession { .. } | Self::OtherSession { .. } | Self::Config { .. } | Self::UnknownToken { .. } => Exit::Data,
-            Self::EmptyPrompt | Self::TooLong { .. } | Self::NoText => Exit::Usage,
+            Self::EmptyPrompt | Self::TooLong { .. } | Self::NoText | Self::RotatesByLength => Exit::Usage,
             _ => self.origin().map_or(Exit::Failed, Failure::exit),
         }
     }

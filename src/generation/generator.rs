@@ -11,7 +11,7 @@ use super::request::{Continued, Finish, GenerationEvent, Request, RequestId};
 use super::sampling::{DrawPlace, TokensSoFar};
 use super::{GenerationError, GenerationRules, StoppedText, TokenLikelihood};
 use crate::data::{InitialPartFinder, Tokenizer};
-use crate::engine::{Engine, EngineError, Session, SessionSpec, extend_each};
+use crate::engine::{Engine, EngineError, Session, SessionSpec, extend_each, guarded};
 use crate::model::Model;
 use crate::native::cuda::on_device;
 
@@ -75,6 +75,11 @@ impl<'a> Generator<'a> {
         Self { initial_parts, ..self }
     }
 
+    /// Whether tokens become text.
+    pub fn writes_text(&self) -> bool {
+        self.tokenizer.is_some()
+    }
+
     /// Where the initial part of a prompt is, if the policy keeps it.
     fn initial_part(&self, prompt: &[u32]) -> Result<Option<(usize, usize)>, GenerationError> {
         let found = self.initial_parts.map(|finder| finder.in_tokens(prompt)).transpose()?;
@@ -86,6 +91,9 @@ impl<'a> Generator<'a> {
         let limit = self.check(&request)?;
         let id = RequestId(self.next_request);
         self.next_request += 1;
+        if request.session.as_ref().is_some_and(|session| session.num_tokens() >= request.prompt.len()) {
+            return Err(GenerationError::EmptyPrompt);
+        }
         if request.initial.is_none() {
             request.initial = self.initial_part(&request.prompt)?;
         }
@@ -228,10 +236,16 @@ impl<'a> Generator<'a> {
         Ok(done + read == last)
     }
 
+    /// The most tokens of a session that is kept for texts of any length; `None` where its rotations would be those of another length.
+    pub fn longest_kept(&self) -> Option<usize> {
+        let config = self.model.config();
+        (!config.rotates_by_length()).then(|| config.longest_sequence().min(self.engine.settings().longest_sequence()))
+    }
+
     /// A session that has read all of `ids`, to be kept: as the beginning of prompts of any length.
     pub fn read(&self, ids: &[u32]) -> Result<Session, GenerationError> {
         self.check(&Request::new(ids.to_vec(), GenerationRules { max_new_tokens: Some(1), ..GenerationRules::default() }))?;
-        let longest = self.model.config().longest_sequence();
+        let longest = self.longest_kept().ok_or(GenerationError::RotatesByLength)?;
         let rope_length = self.model.config().length_under_way(ids.len(), longest);
         let mut session = Session::new(
             self.engine,
@@ -287,26 +301,35 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
-    /// Writes a token of every text.
+    /// Writes a token of every text. What fails in one of them ends that request alone.
     fn write_on(&mut self, events: &mut Vec<GenerationEvent>) -> Result<(), GenerationError> {
         self.begin_anew_where_rotations_change()?;
         let ids: Vec<u32> = self.running.iter().filter_map(|sample| sample.ids.last().copied()).collect();
         let mut sessions: Vec<&mut Session> = self.running.iter_mut().map(|sample| &mut sample.session).collect();
         let hidden = extend_each(self.engine, self.model, &mut sessions, &ids, self.width)?;
-        let logits_nv = next_logits(self.model, &hidden.squeeze_dim(1));
-        let mut finished = Vec::new();
+        let logits_nv = guarded(|| Ok(next_logits(self.model, &hidden.squeeze_dim(1))))?;
+        let (mut finished, mut failed) = (Vec::new(), Vec::new());
         for (row, sample) in self.running.iter_mut().enumerate() {
-            let (event, end) = sample.write(&logits_nv.get(row as i64), self.tokenizer)?;
-            events.push(event);
-            finished.extend(end.map(|reason| (row, reason)));
+            let written = guarded(|| Ok(sample.write(&logits_nv.get(row as i64), self.tokenizer)));
+            match written.map_err(GenerationError::from).flatten() {
+                Ok((event, end)) => {
+                    events.push(event);
+                    finished.extend(end.map(|reason| (row, reason)));
+                }
+                Err(error) => failed.push((sample.request, error)),
+            }
         }
         for (row, reason) in finished.into_iter().rev() {
-            let mut sample = self.running.remove(row);
-            let (request, index) = (sample.request, sample.index);
-            let text = self.tokenizer.map(|tokenizer| sample.text.finish(tokenizer)).transpose()?.unwrap_or_default();
-            let evicted = sample.session.entries().1;
-            let session = sample.keeps_session.then(|| Box::new(Continued { session: sample.session, ids: sample.ids }));
-            events.push(GenerationEvent::Finished { request, sample: index, text, reason, evicted, session });
+            let sample = self.running.remove(row);
+            let request = sample.request;
+            match sample.finish(self.tokenizer, reason) {
+                Ok(event) => events.push(event),
+                Err(error) => failed.push((request, error)),
+            }
+        }
+        for (request, error) in failed {
+            self.cancel(request);
+            events.push(GenerationEvent::Failed { request, error });
         }
         Ok(())
     }
@@ -340,6 +363,14 @@ impl<'a> Generator<'a> {
 }
 
 impl Sample {
+    /// Tells the end of the text, and hands back what is kept.
+    fn finish(mut self, tokenizer: Option<&Tokenizer>, reason: Finish) -> Result<GenerationEvent, GenerationError> {
+        let text = tokenizer.map(|tokenizer| self.text.finish(tokenizer)).transpose()?.unwrap_or_default();
+        let evicted = self.session.entries().1;
+        let session = self.keeps_session.then(|| Box::new(Continued { session: self.session, ids: self.ids }));
+        Ok(GenerationEvent::Finished { request: self.request, sample: self.index, text, reason, evicted, session })
+    }
+
     /// Chooses the next token by its logits `(V,)`; where the text ends with it, says why.
     fn write(
         &mut self,
@@ -351,7 +382,7 @@ impl Sample {
         let so_far = TokensSoFar { ids: &self.ids, num_prompt: self.num_prompt, eos: &rules.eos };
         let step = (self.ids.len() - self.num_prompt) as u64;
         let place = DrawPlace { seed: rules.seed, sample: self.index as u64, step };
-        let id = rules.sampling.choose(&mut logits, so_far, place);
+        let id = rules.sampling.choose(&mut logits, so_far, place).ok_or(GenerationError::NothingLikely)?;
         self.ids.push(id);
         let is_end = rules.eos.contains(&id);
         let text = match tokenizer {

@@ -73,6 +73,16 @@ const NEUTRAL: &[(&str, &[f64])] = &[
     ("encoder_repetition_penalty", &[1.0]),
     ("encoder_no_repeat_ngram_size", &[0.0]),
     ("min_length", &[0.0]),
+    ("bad_words_ids", &[]),
+    ("force_words_ids", &[]),
+    ("constraints", &[]),
+    ("forced_bos_token_id", &[]),
+    ("forced_eos_token_id", &[]),
+    ("begin_suppress_tokens", &[]),
+    ("sequence_bias", &[]),
+    ("exponential_decay_length_penalty", &[]),
+    ("watermarking_config", &[]),
+    ("dola_layers", &[]),
 ];
 
 impl GenerationRules {
@@ -139,7 +149,7 @@ impl GenerationRules {
 
     /// New tokens at most, behind a prompt of so many.
     pub fn new_tokens(&self, num_prompt: usize) -> usize {
-        let within_length = || self.max_length.map(|length| length.saturating_sub(num_prompt).max(1));
+        let within_length = || self.max_length.map(|length| length.saturating_sub(num_prompt));
         self.max_new_tokens.or_else(within_length).unwrap_or(MAX_NEW_TOKENS)
     }
 }

@@ -99,17 +99,16 @@ impl DrawPlace {
 }
 
 impl SamplingRules {
-    /// The next token.
+    /// The next token; `None` where none may come.
     ///
     /// # Shapes
     /// One logit per token of the vocabulary; they are changed by the penalties.
-    pub fn choose(&self, logits: &mut [f32], so_far: TokensSoFar<'_>, place: DrawPlace) -> u32 {
+    pub fn choose(&self, logits: &mut [f32], so_far: TokensSoFar<'_>, place: DrawPlace) -> Option<u32> {
         self.penalise(logits, so_far);
         if !self.do_sample {
             return most_likely(logits);
         }
-        let kept = self.candidates(logits);
-        draw(&kept, place.unit())
+        draw(&self.candidates(logits), place.unit())
     }
 
     /// What holds for the most likely token, too.
@@ -140,6 +139,9 @@ impl SamplingRules {
         let mut kept: Vec<Candidate> = logits.iter().enumerate().map(scaled).collect();
         cut_top_k(&mut kept, self.top_k);
         kept.retain(|candidate| candidate.logit > f32::NEG_INFINITY);
+        if kept.is_empty() {
+            return kept;
+        }
         if self.top_p < 1.0 {
             cut_top_p(&mut kept, self.top_p);
         }
@@ -160,14 +162,11 @@ impl SamplingRules {
 }
 
 /// The first of the highest logits.
-fn most_likely(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (id, logit) in logits.iter().enumerate() {
-        if *logit > logits[best] {
-            best = id;
-        }
-    }
-    best as u32
+fn most_likely(logits: &[f32]) -> Option<u32> {
+    let is_higher = |best: Option<usize>, logit: f32| best.is_none_or(|best: usize| logit > logits[best]);
+    let possible = logits.iter().enumerate().filter(|(_, logit)| **logit > f32::NEG_INFINITY);
+    let best = possible.fold(None, |best, (id, logit)| if is_higher(best, *logit) { Some(id) } else { best });
+    best.map(|id| id as u32)
 }
 
 /// How likely each is: they add up to 1.
@@ -179,16 +178,16 @@ pub fn probabilities(candidates: &[Candidate]) -> Vec<f64> {
 }
 
 /// The candidate at `unit` of the way through all probability.
-fn draw(candidates: &[Candidate], unit: f64) -> u32 {
+fn draw(candidates: &[Candidate], unit: f64) -> Option<u32> {
     let mut rest = unit;
     for (candidate, probability) in candidates.iter().zip(probabilities(candidates)) {
         rest -= probability;
         if rest < 0.0 {
-            return candidate.id;
+            return Some(candidate.id);
         }
     }
     // Rounding has left a little.
-    candidates.last().map_or(0, |candidate| candidate.id)
+    candidates.last().map(|candidate| candidate.id)
 }
 
 /// Tokens that would repeat a run of so many.
@@ -271,7 +270,7 @@ mod tests {
         let (mut counts, draws) = ([0usize; 12], 100_000);
         for step in 0..draws {
             let so_far = TokensSoFar { ids: &[], num_prompt: 0, eos: &[] };
-            counts[rules.choose(&mut logits.clone(), so_far, DrawPlace { seed: 7, sample: 1, step }) as usize] += 1;
+            counts[rules.choose(&mut logits.clone(), so_far, DrawPlace { seed: 7, sample: 1, step }).unwrap() as usize] += 1;
         }
         let chi: f64 =
             counts.iter().zip(&expected).map(|(&n, p)| (n as f64 - draws as f64 * p).powi(2) / (draws as f64 * p)).sum();

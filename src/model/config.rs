@@ -3,7 +3,7 @@
 use tch::Kind;
 
 use super::names::layer_tensor;
-use super::spec::{LayerSpec, LinearSpec, RopeScaling, RopeSpec};
+use super::spec::{LayerSpec, LinearSpec, RopeSpec};
 use crate::units::LayerIdx;
 
 /// What a model is, from its `config.json`.
@@ -97,8 +97,7 @@ impl ModelConfig {
 
     /// Whether rotary embeddings depend on the length of a sequence.
     pub fn rotates_by_length(&self) -> bool {
-        let depends = |rope: &&RopeSpec| matches!(rope.scaling, RopeScaling::Dynamic { .. } | RopeScaling::LongRope(_));
-        self.rotations().iter().any(depends)
+        self.rotations().iter().any(|rope| rope.depends_on_length())
     }
 
     /// The length that a sequence of `so_far` tokens counts as for rotary embeddings, while it grows to `at_most`; see

@@ -8,16 +8,13 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::ApiError;
-use super::completions::tells_usage;
+use super::fields::MOST;
 use super::reply::{ReplyHead, whole};
 use super::served::Served;
 use super::stream::{Shape, stream};
 use super::texts::gather;
 use super::tokens::Reader;
 use crate::generation::{LikelihoodsOf, TokenLikelihood};
-
-/// Texts of a prompt, and most likely tokens, at most.
-const MOST: usize = 64;
 
 pub(super) async fn chat_completions(State(served): State<Arc<Served>>, request: Request) -> Result<Response, ApiError> {
     let mut fields = served.fields(request).await?;
@@ -37,16 +34,18 @@ pub(super) async fn chat_completions(State(served): State<Arc<Served>>, request:
     if count.is_some() && !is_told {
         return Err(ApiError::field("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
     }
-    let options = fields.take("stream_options");
-    let rules = fields.rules(&served.rules)?;
+    if streams && is_told {
+        return Err(ApiError::field("stream", "`stream` does not go with `logprobs`"));
+    }
+    let tells_usage = fields.tells_usage()?;
+    let mut rules = fields.rules(&served.rules)?;
+    // A message is as long as it gets, unless somebody says otherwise.
+    rules.max_length.get_or_insert(served.longest);
     let new_tokens = is_told.then(|| count.unwrap_or(0));
     let answers = served.ask(&prompts, &rules, samples, LikelihoodsOf { new_tokens, prompt: None })?;
     let head = ReplyHead::new("chatcmpl", &served.name);
     if streams {
-        if is_told {
-            return Err(ApiError::field("stream", "`stream` does not go with `logprobs`"));
-        }
-        let shape = Shape { head, is_chat: true, tells_usage: tells_usage(options.as_ref()) };
+        let shape = Shape { head, is_chat: true, tells_usage };
         return Ok(stream(&served, shape, answers, (1, samples), prompts[0].len()));
     }
     let all = served.in_time(gather(answers, 1, samples)).await?;

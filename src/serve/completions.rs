@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::ApiError;
+use super::fields::MOST;
 use super::reply::{ReplyHead, whole};
 use super::served::Served;
 use super::stream::{Shape, stream};
@@ -17,8 +18,6 @@ use crate::generation::{LikelihoodsOf, TokenLikelihood};
 
 /// New tokens where nobody says how many, as OpenAI has it.
 const MAX_TOKENS: usize = 16;
-/// Texts of a prompt, and most likely tokens, at most.
-const MOST: usize = 64;
 
 pub(super) async fn completions(State(served): State<Arc<Served>>, request: Request) -> Result<Response, ApiError> {
     let mut fields = served.fields(request).await?;
@@ -28,20 +27,20 @@ pub(super) async fn completions(State(served): State<Arc<Served>>, request: Requ
     let samples = fields.count("n", 1..=MOST)?.unwrap_or(1);
     let (echo, streams) = (fields.flag("echo", false)?, fields.flag("stream", false)?);
     let count = fields.count("logprobs", 0..=MOST)?;
-    let of_prompt = fields.count("prompt_logprobs", 0..=MOST)?.or(count.filter(|_| echo));
-    let options = fields.take("stream_options");
+    let of_prompt = fields.count("prompt_logprobs", 0..=MOST)?;
+    let tells_usage = fields.tells_usage()?;
+    if streams && (echo || count.is_some() || of_prompt.is_some()) {
+        return Err(ApiError::field("stream", "`stream` goes neither with `echo` nor with `logprobs`"));
+    }
     let mut rules = fields.rules(&served.rules)?;
     rules.max_new_tokens.get_or_insert(MAX_TOKENS);
     let reader = served.clone();
     let prompts = served.apart(move || reader.reader.prompts(&prompt, adds_special)).await?;
-    let likelihoods = LikelihoodsOf { new_tokens: count, prompt: of_prompt };
+    let likelihoods = LikelihoodsOf { new_tokens: count, prompt: of_prompt.max(count.filter(|_| echo)) };
     let answers = served.ask(&prompts, &rules, samples, likelihoods)?;
     let head = ReplyHead::new("cmpl", &served.name);
     if streams {
-        if echo || count.is_some() {
-            return Err(ApiError::field("stream", "`stream` goes neither with `echo` nor with `logprobs`"));
-        }
-        let shape = Shape { head, is_chat: false, tells_usage: tells_usage(options.as_ref()) };
+        let shape = Shape { head, is_chat: false, tells_usage };
         let prompt_tokens = prompts.iter().map(Vec::len).sum();
         return Ok(stream(&served, shape, answers, (prompts.len(), samples), prompt_tokens));
     }
@@ -58,6 +57,9 @@ pub(super) async fn completions(State(served): State<Arc<Served>>, request: Requ
             if let Some(count) = count {
                 choice["logprobs"] = likelihoods_of(reader, echo.then_some((&ids[..], texts)), text, count);
             }
+            if let Some(count) = of_prompt {
+                choice["prompt_logprobs"] = of_prompt_tokens(reader, texts, count);
+            }
             choices.push(choice);
         }
     }
@@ -65,9 +67,15 @@ pub(super) async fn completions(State(served): State<Arc<Served>>, request: Requ
     Ok(Json(whole(reply, &prompts, &all, &served.cache)).into_response())
 }
 
-/// Whether the end of a stream tells what was used.
-pub(super) fn tells_usage(options: Option<&Value>) -> bool {
-    options.and_then(|options| options.get("include_usage")).and_then(Value::as_bool).unwrap_or(false)
+/// `prompt_logprobs` of a choice, as vLLM has it: by the ids of the tokens; the first token of the prompt has none.
+fn of_prompt_tokens(reader: &Reader, texts: &PromptTexts, count: usize) -> Value {
+    let one = |likelihood: &TokenLikelihood| {
+        let own = (likelihood.id, likelihood.log_probability);
+        let all = likelihood.most_likely.iter().take(count).copied().chain([own]);
+        let entry = |(id, value): (u32, f32)| (id.to_string(), json!({ "logprob": value, "decoded_token": reader.token(id) }));
+        Value::Object(all.map(entry).collect())
+    };
+    std::iter::once(Value::Null).chain(texts.likelihoods.iter().map(one)).collect()
 }
 
 /// `logprobs` of a choice: with `echo`, an entry for each token of the prompt, of which the first has no likelihood.

@@ -11,7 +11,7 @@ use super::held::HeldSessions;
 use super::job::{PromptJob, TextEvent};
 use crate::engine::Engine;
 use crate::generation::{GenerationEvent, Generator, Request, RequestId};
-use crate::model::Model;
+use crate::recipe::BufferKind;
 use crate::report::ReportError;
 use crate::units::{Exit, Failure};
 
@@ -71,18 +71,17 @@ pub(super) struct EngineLoop<'a> {
     held: HeldSessions,
     /// Whether a session serves a prompt that begins with what it has read, whatever it has read.
     keeps_all: bool,
-    /// The most tokens of a session that is held.
-    longest: usize,
+    /// The most tokens of a session that is held; `None` where none is.
+    longest: Option<usize>,
     open: HashMap<RequestId, OpenPrompt>,
 }
 
 impl<'a> EngineLoop<'a> {
-    pub(super) fn new(generator: Generator<'a>, (engine, model): (&Engine, &Model), keep: usize, counters: &'a Counters) -> Self {
-        // Rotations by length are those of a whole text.
-        let capacity = if model.config().rotates_by_length() { 0 } else { keep };
-        let (held, open) = (HeldSessions::new(capacity), HashMap::new());
-        let (keeps_all, longest) =
-            (engine.settings().keeps_all(), if capacity > 0 { model.config().longest_sequence() } else { 0 });
+    pub(super) fn new(generator: Generator<'a>, engine: &Engine, keep: usize, counters: &'a Counters) -> Self {
+        let longest = generator.longest_kept().filter(|_| keep > 0);
+        let (held, open) = (HeldSessions::new(keep), HashMap::new());
+        // Entries of an answer were rounded one by one; read as a prompt, they would have been seen exact by their chunk.
+        let keeps_all = engine.settings().keeps_all() && engine.settings().buffer() == BufferKind::Plain;
         Self { generator, counters, held, keeps_all, longest, open }
     }
 
@@ -123,16 +122,19 @@ impl<'a> EngineLoop<'a> {
 
     fn begin(&mut self, job: PromptJob) {
         let PromptJob { prompt, rules, samples, likelihoods, index, answers } = job;
+        if answers.is_closed() {
+            add(&self.counters.cancelled, 1);
+            return;
+        }
         // Who reads likelihoods of the prompt has it read.
         let session = if likelihoods.prompt.is_none() { self.held.find(&prompt) } else { None };
         let (num_prompt, reused) = (prompt.len(), session.as_ref().map_or(0, crate::engine::Session::num_tokens));
-        let is_kept = self.longest > 0;
         let request = Request {
             samples,
             likelihoods,
             session,
-            keeps_session: is_kept.then_some(self.longest),
-            keeps_border: is_kept && !self.keeps_all,
+            keeps_session: self.longest,
+            keeps_border: self.longest.is_some() && !self.keeps_all,
             ..Request::new(prompt.clone(), rules)
         };
         match self.generator.submit(request) {

@@ -10,6 +10,9 @@ use crate::generation::GenerationRules;
 /// A body on its way.
 pub(super) struct BodyFields(Map<String, Value>);
 
+/// Texts of a prompt, and most likely tokens, at most.
+pub(super) const MOST: usize = 64;
+
 /// Fields that say nothing about the text, or are about things that are not here.
 const HARMLESS: &[&str] =
     &["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls", "verbosity"];
@@ -71,6 +74,21 @@ impl BodyFields {
         count.map(Some).ok_or_else(|| ApiError::field(name, message()))
     }
 
+    /// Whether the end of a stream tells what was used.
+    pub(super) fn tells_usage(&mut self) -> Result<bool, ApiError> {
+        let wrong = |message: String| ApiError::field("stream_options", message);
+        let Some(options) = self.take("stream_options") else { return Ok(false) };
+        let mut options = options.as_object().cloned().ok_or_else(|| wrong("`stream_options` must be an object".to_owned()))?;
+        // Padding of events is not made here, and nobody needs it.
+        options.remove("include_obfuscation");
+        let tells = options.remove("include_usage").unwrap_or(Value::Bool(false));
+        match (options.keys().next(), tells.as_bool()) {
+            (Some(name), _) => Err(wrong(format!("there is no field `stream_options.{name}`"))),
+            (None, None) => Err(wrong("`stream_options.include_usage` must be true or false".to_owned())),
+            (None, Some(tells)) => Ok(tells),
+        }
+    }
+
     /// The rules of the text, over those of the model, from all fields that are left: OpenAI's defaults are not Transformers'.
     pub(super) fn rules(mut self, model: &GenerationRules) -> Result<GenerationRules, ApiError> {
         let mut rules = GenerationRules { eos: model.eos.clone(), ..GenerationRules::default() };
@@ -78,6 +96,11 @@ impl BodyFields {
         (rules.sampling.top_k, rules.sampling.do_sample) = (0, true);
         // A text of its own for whoever names no seed.
         rules.seed = SysRng.try_next_u64().unwrap_or_default();
+        let (old, new) = (self.0.get("max_tokens"), self.0.get("max_completion_tokens"));
+        if old.zip(new).is_some_and(|(old, new)| old != new) {
+            let message = "`max_tokens` and `max_completion_tokens` contradict each other";
+            return Err(ApiError::field("max_completion_tokens", message));
+        }
         if self.flag("ignore_eos", false)? {
             rules.eos.clear();
         }
@@ -98,7 +121,8 @@ impl BodyFields {
                     let expected = values.iter().map(|value| format!("`{value}`")).collect::<Vec<_>>().join(" or ");
                     return Err(ApiError::field(&name, format!("`{name}` is not supported but as {expected}")));
                 }
-                None if rules.set(&name, &value)? => {}
+                // Here `temperature` says it.
+                None if name != "do_sample" && rules.set(&name, &value)? => {}
                 None => return Err(ApiError::field(&name, format!("there is no field `{name}`"))),
             }
         }

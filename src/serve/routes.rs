@@ -19,6 +19,7 @@ use super::chat::chat_completions;
 use super::completions::completions;
 use super::counters::Counters;
 use super::engine_loop::{EngineLoop, ServeError};
+use super::fields::MOST;
 use super::served::{RequestLimits, Served};
 use super::texts::gather;
 use super::tokens::Reader;
@@ -40,6 +41,8 @@ pub struct ServedModel<'a> {
     pub initial_parts: Option<&'a InitialPartFinder>,
     /// How conversations become text.
     pub template: Option<ChatTemplate>,
+    /// The special tokens of the tokenizer by their names.
+    pub special_tokens: Vec<(String, String)>,
     /// Its own rules: what ends a text.
     pub rules: GenerationRules,
     /// What clients call it, beside its path.
@@ -73,9 +76,9 @@ pub struct ServeOptions {
 pub fn serve(
     served: ServedModel<'_>,
     options: ServeOptions,
-    stops: impl Fn() -> bool + Send + 'static,
+    stops: impl Fn() -> bool + Send + Sync + 'static,
 ) -> Result<(), ServeError> {
-    let ServedModel { engine, model, tokenizer, initial_parts, template, rules, name, path, cache } = served;
+    let ServedModel { engine, model, tokenizer, initial_parts, template, special_tokens, rules, name, path, cache } = served;
     let address = format!("{}:{}", options.host, options.port);
     let listening = std::net::TcpListener::bind(&address).and_then(|listener| {
         listener.set_nonblocking(true)?;
@@ -88,34 +91,52 @@ pub fn serve(
     let state = Served {
         name,
         path,
-        reader: Reader { tokenizer: tokenizer.cloned(), template },
+        reader: Reader { tokenizer: tokenizer.cloned(), template, special_tokens },
         rules,
         cache,
         limits: options.limits,
         longest: model.config().longest_sequence(),
+        vocab_size: model.config().vocab_size,
+        queue: options.queue.max(1),
         api_key: options.api_key.map(|key| blake3::hash(key.as_bytes())),
         jobs,
         counters: counters.clone(),
     };
     let http = std::thread::spawn(move || listen(state, listener, stops));
     let generator = Generator::new(engine, model, tokenizer, options.width).finding(initial_parts);
-    EngineLoop::new(generator, (engine, model), options.keep, &counters).run(waiting);
+    EngineLoop::new(generator, engine, options.keep, &counters).run(waiting);
     let ended = http.join().unwrap_or_else(|_| Err(std::io::Error::other("the HTTP thread has failed")));
     ended.map_err(|source| ServeError::Start { source })
 }
 
 /// The HTTP side, until `stops` says so and all replies are sent.
-fn listen(state: Served, listener: std::net::TcpListener, stops: impl Fn() -> bool + Send + 'static) -> std::io::Result<()> {
+fn listen(
+    state: Served,
+    listener: std::net::TcpListener,
+    stops: impl Fn() -> bool + Send + Sync + 'static,
+) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+    let (stops, longest) = (Arc::new(stops), state.limits.timeout);
     runtime.block_on(async move {
         let listener = TcpListener::from_std(listener)?;
-        let shutdown = async move {
-            while !stops() {
-                sleep(Duration::from_millis(50)).await;
-            }
+        let serving = axum::serve(listener, routes(Arc::new(state))).with_graceful_shutdown(stopped(stops.clone()));
+        // A client that neither sends nor reads does not hold the server up for longer than a request may take.
+        let given_up = async {
+            stopped(stops).await;
+            sleep(longest).await;
         };
-        axum::serve(listener, routes(Arc::new(state))).with_graceful_shutdown(shutdown).await
+        tokio::select! {
+            ended = serving => ended,
+            () = given_up => Ok(()),
+        }
     })
+}
+
+/// Comes when it is time to stop.
+async fn stopped(stops: Arc<impl Fn() -> bool>) {
+    while !stops() {
+        sleep(Duration::from_millis(50)).await;
+    }
 }
 
 fn routes(state: Arc<Served>) -> Router {
@@ -186,7 +207,7 @@ async fn detokenize(State(served): State<Arc<Served>>, request: Request) -> Resu
 
 async fn tokenizer_info(State(served): State<Arc<Served>>) -> Json<Value> {
     let mut info = json!({ "chat_template": served.reader.template.as_ref().map(ChatTemplate::source) });
-    for (name, token) in served.reader.template.iter().flat_map(ChatTemplate::special_tokens) {
+    for (name, token) in &served.reader.special_tokens {
         info[name] = json!(token);
     }
     Json(info)
@@ -196,8 +217,10 @@ async fn tokenizer_info(State(served): State<Arc<Served>>) -> Json<Value> {
 async fn generate(State(served): State<Arc<Served>>, request: Request) -> Result<Json<Value>, ApiError> {
     let mut fields = served.fields(request).await?;
     let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "`prompt` is missing"))?;
-    let samples = fields.count("n", 1..=64)?.unwrap_or(1);
-    fields.flag("stream", false)?;
+    let samples = fields.count("n", 1..=MOST)?.unwrap_or(1);
+    if fields.flag("stream", false)? {
+        return Err(ApiError::field("stream", "this path does not stream: use /v1/completions"));
+    }
     let rules = fields.rules(&served.rules)?;
     let reader = served.clone();
     let prompts = served.apart(move || reader.reader.prompts(&prompt, true)).await?;

@@ -12,7 +12,7 @@ use tokio::sync::mpsc::{Sender, UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
 
 use super::ApiError;
-use super::counters::Counters;
+use super::counters::{Counters, add};
 use super::fields::BodyFields;
 use super::job::{PromptJob, TextEvent};
 use super::tokens::Reader;
@@ -39,6 +39,9 @@ pub(super) struct Served {
     pub(super) cache: Value,
     pub(super) limits: RequestLimits,
     pub(super) longest: usize,
+    pub(super) vocab_size: usize,
+    /// Prompts that wait, at most.
+    pub(super) queue: usize,
     /// Hash of the key that clients must know.
     pub(super) api_key: Option<blake3::Hash>,
     pub(super) jobs: Sender<PromptJob>,
@@ -85,7 +88,7 @@ impl Served {
         tokio::task::spawn_blocking(work).await.map_err(failed)?
     }
 
-    /// Puts prompts into the queue.
+    /// Puts prompts into the queue, all or none.
     pub(super) fn ask(
         &self,
         prompts: &[Vec<u32>],
@@ -93,22 +96,48 @@ impl Served {
         samples: usize,
         likelihoods: LikelihoodsOf,
     ) -> Result<UnboundedReceiver<(usize, TextEvent)>, ApiError> {
-        let (answers, receiver) = unbounded_channel();
-        if let Some(long) = prompts.iter().map(Vec::len).find(|&tokens| tokens > self.limits.max_prompt) {
-            let message = format!("a prompt has {long} tokens; this server takes {}", self.limits.max_prompt);
-            return Err(ApiError::field("prompt", message).with_code("context_length_exceeded"));
+        prompts.iter().try_for_each(|prompt| self.check_prompt(prompt, rules))?;
+        if prompts.len() > self.queue {
+            let message = format!("a request has {} prompts; {} can wait at most", prompts.len(), self.queue);
+            return Err(ApiError::field("prompt", message));
         }
-        for (index, prompt) in prompts.iter().enumerate() {
+        let places = self.jobs.try_reserve_many(prompts.len()).map_err(|error| {
+            let message = match error {
+                TrySendError::Full(()) => "too many requests are waiting: try again later",
+                TrySendError::Closed(()) => "the server is shutting down",
+            };
+            add(&self.counters.refused, prompts.len());
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+        })?;
+        let (answers, receiver) = unbounded_channel();
+        for (index, (place, prompt)) in places.zip(prompts).enumerate() {
             let (prompt, rules, answers) = (prompt.clone(), rules.clone(), answers.clone());
-            self.jobs.try_send(PromptJob { prompt, rules, samples, likelihoods, index, answers }).map_err(|error| {
-                let message = match error {
-                    TrySendError::Full(_) => "too many requests are waiting: try again later",
-                    TrySendError::Closed(_) => "the server is shutting down",
-                };
-                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
-            })?;
+            place.send(PromptJob { prompt, rules, samples, likelihoods, index, answers });
         }
         Ok(receiver)
+    }
+
+    /// Fails where a prompt can not be continued: before anything is queued, or a stream has begun.
+    fn check_prompt(&self, prompt: &[u32], rules: &GenerationRules) -> Result<(), ApiError> {
+        if let Some(token) = prompt.iter().find(|&&token| token as usize >= self.vocab_size) {
+            let message = format!("token {token} of the prompt is not in the vocabulary of {}", self.vocab_size);
+            return Err(ApiError::field("prompt", message));
+        }
+        if prompt.is_empty() {
+            return Err(ApiError::field("prompt", "the prompt has no tokens"));
+        }
+        let (tokens, new_tokens) = (prompt.len(), rules.max_new_tokens.unwrap_or(1));
+        let too_long = if tokens > self.limits.max_prompt {
+            format!("a prompt has {tokens} tokens; this server takes {}", self.limits.max_prompt)
+        } else if tokens + new_tokens > self.longest {
+            format!(
+                "a prompt of {tokens} tokens and {new_tokens} new ones are more than the {} positions of the model",
+                self.longest
+            )
+        } else {
+            return Ok(());
+        };
+        Err(ApiError::field("prompt", too_long).with_code("context_length_exceeded"))
     }
 
     /// Waits no longer than a request may take.

@@ -12,6 +12,8 @@ use crate::generation::TokenLikelihood;
 pub(super) struct Reader {
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) template: Option<ChatTemplate>,
+    /// By their names, as `bos_token`.
+    pub(super) special_tokens: Vec<(String, String)>,
 }
 
 impl Reader {
@@ -82,10 +84,16 @@ impl Reader {
 fn message(value: &Value) -> Result<Message, ApiError> {
     let wrong = |what: &str| ApiError::field("messages", format!("a message {what}"));
     let fields = value.as_object().ok_or_else(|| wrong("must be an object"))?;
-    if let Some(other) = fields.iter().find(|(name, value)| !["role", "content", "name"].contains(&&name[..]) && !value.is_null())
+    if let Some(other) =
+        fields.iter().find(|(name, value)| !["role", "content", "name", "type"].contains(&&name[..]) && !value.is_null())
     {
         return Err(wrong(&format!("has `{}`, which is not supported", other.0)));
     }
+    // Some harnesses say what kind of content a message has.
+    if fields.get("type").is_some_and(|kind| kind != "text") {
+        return Err(wrong("has a `type` that is not `text`"));
+    }
+    let name = fields.get("name").and_then(Value::as_str).map(str::to_owned);
     let role = fields.get("role").and_then(Value::as_str).ok_or_else(|| wrong("needs `role`, a text"))?;
     let content = match fields.get("content") {
         Some(Value::String(text)) => text.clone(),
@@ -96,7 +104,7 @@ fn message(value: &Value) -> Result<Message, ApiError> {
         }
         _ => return Err(wrong("needs `content`, a text")),
     };
-    Ok(Message::new(role, &content))
+    Ok(Message { name, ..Message::new(role, &content) })
 }
 
 fn ids_of(value: &Value) -> Option<Vec<u32>> {

@@ -256,6 +256,8 @@ fn generation_and_serving() {
         GenerationError::EmptyPrompt,
         GenerationError::UnknownToken { token: 9, vocab_size: 8 },
         GenerationError::TooLong { prompt: 3, new_tokens: 2, longest: 4 },
+        GenerationError::NothingLikely,
+        GenerationError::RotatesByLength,
         GenerationError::NoText,
         GenerationError::NotASession { path: path(), reason: text() },
         GenerationError::OtherSession { path: path(), what: text(), expected: text(), found: text() },

@@ -25,7 +25,7 @@ fn every_rule_keeps_the_tokens_that_it_keeps_elsewhere() {
         }
         let so_far = TokensSoFar { ids: &ids, num_prompt, eos: &rules.eos };
         if !rules.sampling.do_sample {
-            let chosen = rules.sampling.choose(&mut logits.clone(), so_far, DrawPlace { seed: 0, sample: 0, step: 0 });
+            let chosen = rules.sampling.choose(&mut logits.clone(), so_far, DrawPlace { seed: 0, sample: 0, step: 0 }).unwrap();
             assert_eq!(u64::from(chosen), row["argmax"].as_u64().unwrap(), "{row}");
         }
         rules.sampling.penalise(&mut logits, so_far);

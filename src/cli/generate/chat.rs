@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Request};
 use crate::report::console;
 use crate::train::Interrupt;
+use crate::units::Failure;
 
 /// A conversation.
 pub(super) struct Chat<'a> {
@@ -106,7 +107,14 @@ impl<'a> Chat<'a> {
         };
         let request = self.request(&rendered)?;
         let mut generator = self.used.generator(1);
-        let id = generator.submit(request)?;
+        let id = match generator.submit(request) {
+            Ok(id) => id,
+            Err(error) => {
+                self.messages.pop();
+                console::error(&error, error.hint().as_deref());
+                return Ok(());
+            }
+        };
         let (mut answer, mut session) = (String::new(), None);
         while !generator.is_idle() {
             if interrupt.signal().is_some() {
@@ -136,7 +144,6 @@ impl<'a> Chat<'a> {
 
     /// The conversation as a prompt: what follows the part that has been read, where the template leaves that as it was.
     fn request(&mut self, rendered: &str) -> Result<Request, Error> {
-        let longest = self.used.model.config().longest_sequence();
         let kept = self.kept.take();
         let follows = kept.and_then(|kept| Some((kept.session, rendered.strip_prefix(&kept.text[..])?)));
         let (prompt, session) = if let Some((Continued { session, mut ids }, rest)) = follows {
@@ -150,7 +157,7 @@ impl<'a> Chat<'a> {
             }
             (self.tokenizer.encode(rendered)?, None)
         };
-        Ok(Request { session, keeps_session: Some(longest), ..Request::new(prompt, self.rules.clone()) })
+        Ok(Request { session, keeps_session: self.used.generator(1).longest_kept(), ..Request::new(prompt, self.rules.clone()) })
     }
 }
 

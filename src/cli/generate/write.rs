@@ -44,7 +44,7 @@ impl WrittenTexts {
         interrupt: &Interrupt,
     ) -> Result<Ending, Error> {
         let begin = Instant::now();
-        let streams = !self.is_json && requests.len() == 1 && requests[0].samples == 1;
+        let streams = !self.is_json && generator.writes_text() && requests.len() == 1 && requests[0].samples == 1;
         let mut ids = Vec::new();
         for request in requests {
             let samples = request.samples;
