@@ -7,7 +7,6 @@ use serde_json::{Map, Value, json};
 
 use super::trial::first_difference;
 use super::{ConformanceError, PolicyTrial, RecordedTrial};
-use crate::cache::PolicyTraits;
 use crate::engine::Settings;
 use crate::files::{self, FilesError};
 use crate::model::{Model, ModelConfig, RopeSpec, fingerprint};
@@ -178,11 +177,10 @@ impl PolicyFile {
         let recipe = self.to_recipe(dir, Path::new("."), &[])?;
         let (kv, grad): (&CacheRecipe, &GradRecipe) = (&recipe.kv_cache, &recipe.grad);
         let settings = Settings::new(model.config(), kv, &grad.closed())?;
-        let traits: Vec<_> = (0..model.config().num_layers()).map(|layer| settings.policy(layer).traits()).collect();
-        let own = |of: fn(&PolicyTraits<'_>) -> usize| traits.iter().map(of).collect::<Vec<_>>();
-        for (key, found, expected) in
-            [("sinks", &self.sinks, own(|traits| traits.sinks)), ("grace", &self.grace, own(|traits| traits.grace))]
-        {
+        let layers = || 0..model.config().num_layers();
+        let sinks = layers().map(|layer| settings.policy(layer).traits().sinks).collect::<Vec<_>>();
+        let grace = layers().map(|layer| settings.policy(layer).traits().grace).collect::<Vec<_>>();
+        for (key, found, expected) in [("sinks", &self.sinks, sinks), ("grace", &self.grace, grace)] {
             if *found != expected {
                 return Err(ConformanceError::Unfit {
                     path,

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use tch::{Device, Tensor};
 
-use super::likelihood::{likelihoods, next_logits, of_logits};
-use super::request::{Continued, Finish, GenerationEvent, Request, RequestId};
-use super::sampling::{DrawPlace, TokensSoFar};
+use super::likelihood::{likelihoods, next_logits};
+use super::request::{Continued, GenerationEvent, Request, RequestId};
+use super::sample::Sample;
 use super::{GenerationError, GenerationRules, StoppedText, TokenLikelihood};
 use crate::data::{InitialPartFinder, Tokenizer};
 use crate::engine::{Engine, EngineError, Session, SessionSpec, extend_each, guarded};
@@ -39,20 +39,6 @@ struct Prefill {
     likelihoods: Vec<TokenLikelihood>,
     /// Tokens of the column that was read last.
     last_column: usize,
-}
-
-/// A text that is being written. Its session has read all of its tokens but the last.
-struct Sample {
-    request: RequestId,
-    index: usize,
-    session: Session,
-    ids: Vec<u32>,
-    num_prompt: usize,
-    limit: usize,
-    rules: Arc<GenerationRules>,
-    text: StoppedText,
-    num_likely: Option<usize>,
-    keeps_session: bool,
 }
 
 impl<'a> Generator<'a> {
@@ -359,43 +345,6 @@ impl<'a> Generator<'a> {
             let error = first.take().unwrap_or_else(|| GenerationError::Engine(EngineError::Torch(message.clone())));
             GenerationEvent::Failed { request, error }
         }));
-    }
-}
-
-impl Sample {
-    /// Tells the end of the text, and hands back what is kept.
-    fn finish(mut self, tokenizer: Option<&Tokenizer>, reason: Finish) -> Result<GenerationEvent, GenerationError> {
-        let text = tokenizer.map(|tokenizer| self.text.finish(tokenizer)).transpose()?.unwrap_or_default();
-        let evicted = self.session.entries().1;
-        let session = self.keeps_session.then(|| Box::new(Continued { session: self.session, ids: self.ids }));
-        Ok(GenerationEvent::Finished { request: self.request, sample: self.index, text, reason, evicted, session })
-    }
-
-    /// Chooses the next token by its logits `(V,)`; where the text ends with it, says why.
-    fn write(
-        &mut self,
-        logits_v: &Tensor,
-        tokenizer: Option<&Tokenizer>,
-    ) -> Result<(GenerationEvent, Option<Finish>), GenerationError> {
-        let rules = self.rules.clone();
-        let mut logits: Vec<f32> = Vec::try_from(logits_v).unwrap_or_default();
-        let so_far = TokensSoFar { ids: &self.ids, num_prompt: self.num_prompt, eos: &rules.eos };
-        let step = (self.ids.len() - self.num_prompt) as u64;
-        let place = DrawPlace { seed: rules.seed, sample: self.index as u64, step };
-        let id = rules.sampling.choose(&mut logits, so_far, place).ok_or(GenerationError::NothingLikely)?;
-        self.ids.push(id);
-        let is_end = rules.eos.contains(&id);
-        let text = match tokenizer {
-            Some(tokenizer) if !is_end => self.text.push(tokenizer, id)?,
-            _ => String::new(),
-        };
-        let likelihood = self.num_likely.and_then(|top| of_logits(&logits_v.unsqueeze(0), &[id], top).pop());
-        let end = if is_end || self.text.has_stopped {
-            Some(Finish::Stop)
-        } else {
-            (self.ids.len() == self.num_prompt + self.limit).then_some(Finish::Length)
-        };
-        Ok((GenerationEvent::Token { request: self.request, sample: self.index, id, text, likelihood }, end))
     }
 }
 

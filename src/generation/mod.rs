@@ -5,6 +5,7 @@ mod generator;
 mod likelihood;
 mod request;
 mod rules;
+mod sample;
 mod sampling;
 mod session_file;
 mod stop;

@@ -8,6 +8,7 @@ use crate::units::LayerIdx;
 
 /// What a model is, from its `config.json`.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::struct_excessive_bools, reason = "each says one thing of a model, and none of them excludes another")]
 pub struct ModelConfig {
     /// The family's name in `config.json`.
     pub model_type: &'static str,
