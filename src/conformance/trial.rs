@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::ConformanceError;
 use crate::data::{Batch, IGNORE, Sequence, Targets};
 use crate::engine::{Engine, EngineError, Settings};
-use crate::head::NextToken;
+use crate::head::{Classify, Head, NextToken};
 use crate::model::{Model, ModelConfig};
 use crate::recipe::{CacheLength, CacheRecipe, GradRecipe, Storage};
 use crate::verify::walk;
@@ -98,9 +98,13 @@ impl PolicyTrial {
             let tokens = cache_length + evicting;
             (ids(tokens.min(config.longest_sequence()), config.vocab_size), INITIAL_PART)
         };
-        let targets = inputs[1..].iter().map(|&id| i64::from(id)).chain([IGNORE]).collect();
-        let sequence = Sequence { sample: 0, inputs, targets: Targets::NextToken(targets), initial: Some(initial) };
-        let engine = Engine::new(settings, Box::new(NextToken));
+        let next = || inputs[1..].iter().map(|&id| i64::from(id)).chain([IGNORE]).collect();
+        let (targets, head): (_, Box<dyn Head>) = match config.num_classes {
+            Some(_) => (Targets::Class(0), Box::new(Classify)),
+            None => (Targets::NextToken(next()), Box::new(NextToken)),
+        };
+        let sequence = Sequence { sample: 0, inputs, targets, initial: Some(initial) };
+        let engine = Engine::new(settings, head);
         Ok(Self { engine, batch: Batch { sequences: vec![sequence] }, cache_length, chunk_size })
     }
 

@@ -46,6 +46,8 @@ pub struct PeftConfig {
     pub use_dora: bool,
     /// A new A is drawn from a normal distribution, not a uniform one.
     pub is_gaussian: bool,
+    /// A new adapter begins as the largest part of each weight (`PiSSA`, Meng et al. 2024, arXiv 2404.02948). What is written is LoRA.
+    pub is_pissa: bool,
     /// The model it was trained on, as its author named it.
     pub base_model: Option<String>,
     /// Its modules are those of a language model inside another model, and are called so. No key of the file: the tensors say it.
@@ -99,6 +101,7 @@ impl PeftConfig {
             trains_biases: false,
             use_dora: false,
             is_gaussian: false,
+            is_pissa: false,
             base_model: None,
             is_inner: false,
         }

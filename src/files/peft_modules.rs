@@ -86,6 +86,17 @@ impl<T: Copy> ModulePatterns<T> {
         self.0.iter().find(|(regex, _)| regex.is_match(module)).map(|(_, value)| *value)
     }
 
+    /// A pattern, as it was written, that means none of some modules.
+    pub fn idle(&self, modules: &[String]) -> Option<&str> {
+        let is_idle = |regex: &ModuleRegex| !modules.iter().any(|module| regex.is_match(module));
+        self.0.iter().find(|(regex, _)| is_idle(regex)).map(|(regex, _)| regex.written())
+    }
+
+    /// The same patterns with other values.
+    pub fn map(&self, value: impl Fn(T) -> T) -> Self {
+        Self(self.0.iter().map(|(regex, of)| (regex.clone(), value(*of))).collect())
+    }
+
     /// The patterns as they were written, with their values, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, T)> {
         self.0.iter().map(|(regex, value)| (regex.written.as_str(), *value))

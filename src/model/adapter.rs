@@ -11,7 +11,8 @@ use super::ends::{AdapterEnds, EndPart};
 use super::names::{EMBEDDING_MODULE, peft_tensor};
 use super::random;
 use super::targets::{
-    LoraTarget, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets, targets_embedding,
+    LoraTarget, check_names, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets,
+    targets_embedding,
 };
 use crate::files::{ExcludedModules, ModulePatterns, PeftConfig, PeftTargets};
 use crate::recipe::LoraRecipe;
@@ -32,9 +33,12 @@ pub struct Adapter {
 
 impl Adapter {
     /// A new adapter for a model that computes in `kind`. It adds nothing yet: `A` is uniform in ±1/√in, drawn from a stream of
-    /// its own for each matrix, and `B` is zero.
+    /// its own for each matrix, and `B` is zero. Where it begins as a part of the weights, it gets that when a model takes it.
     pub fn new(config: &ModelConfig, lora: &LoraRecipe, seed: u64, kind: Kind, device: Device) -> Result<Self, ModelError> {
-        Self::with_settings(config, peft_settings(config, lora)?, seed, kind, device)
+        let settings = peft_settings(config, lora)?;
+        let adapter = Self::with_settings(config, settings.clone(), seed, kind, device)?;
+        check_names(config, lora, &settings)?;
+        Ok(adapter)
     }
 
     /// As [`Self::new`], by the settings of an adapter's file, which may differ from linear to linear.
@@ -88,6 +92,7 @@ impl Adapter {
                 b_bias_o: take(B_BIAS),
                 magnitude_o: take(MAGNITUDE),
                 base_bias_o: take(BASE_BIAS),
+                beginning: None,
                 scale: *scale,
                 dropout: settings.lora_dropout,
                 stream: ModuleStream { layer: linear.layer.0 as u64, module: linear.number as u64 },
@@ -176,6 +181,7 @@ impl Adapter {
     /// are always said; the other keys, where they differ from their defaults.
     pub fn disagreement(&self, config: &ModelConfig, lora: &LoraRecipe) -> Result<Option<Disagreement>, ModelError> {
         let (ours, theirs) = (&self.settings, listed(config, peft_settings(config, lora)?)?);
+        check_names(config, lora, &theirs)?;
         let plain = PeftConfig::plain(0, 0.0, 0.0, PeftTargets::AllLinear);
         let linears = |settings: &PeftConfig| {
             let modules = meant(config, settings)?.into_iter();
@@ -301,6 +307,9 @@ fn check_numbers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTar
         return refuse("dropout", settings.lora_dropout.to_string(), "a number from 0 to below 1");
     }
     check_kind(config, settings, targets)?;
+    if settings.is_pissa {
+        check_beginning(settings, targets)?;
+    }
     if settings.names_nothing() {
         return refuse("target_modules", "empty".into(), "at least one name");
     }
@@ -354,8 +363,23 @@ fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget
     if settings.lora_bias && settings.use_dora {
         return refuse("lora_bias", "true".into(), "false with `use_dora`, as PEFT has it");
     }
-    if settings.lora_bias && settings.is_gaussian {
-        return refuse("init_lora_weights", "gaussian".into(), "`uniform` with `lora_bias`, as PEFT has it");
+    let other = [("gaussian", settings.is_gaussian), ("pissa", settings.is_pissa)].into_iter().find(|(_, is_on)| *is_on);
+    if let Some((name, _)) = other.filter(|_| settings.lora_bias) {
+        return refuse("init_lora_weights", name.into(), "`uniform` with `lora_bias`, as PEFT has it");
+    }
+    Ok(())
+}
+
+/// Refuses parts of weights that an adapter can not begin as.
+fn check_beginning(settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
+    let refuse = |expected| Err(ModelError::Lora { key: "init_lora_weights", found: "pissa".into(), expected });
+    if targets_embedding(settings) || targets.iter().any(|target| target.is_parameter()) {
+        return refuse("`uniform` where experts, routers or `embed_tokens` are targets");
+    }
+    // What is written has twice the rank.
+    let is_narrow = |target: &LoraTarget| 2 * target.r > target.linear.spec.inner.min(target.linear.spec.out);
+    if targets.iter().any(is_narrow) {
+        return refuse("`uniform` where `r` is more than half of a target's inputs or outputs");
     }
     Ok(())
 }
@@ -363,9 +387,10 @@ fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::ModuleRegex;
+    use crate::files::{ADAPTER_TENSORS, ModuleRegex, TensorFile};
     use crate::model::{Attend, AttendError, DropoutContext, DropoutKey, Model, Qkv};
-    use crate::recipe::{Dtype, TargetModules};
+    use crate::recipe::{Dtype, InitLora, TargetModules};
+    use crate::store::load_tensors;
     use crate::units::{Failure, LayerIdx};
     use serde_json::json;
 
@@ -482,6 +507,63 @@ mod tests {
         assert_eq!(streams.collect::<Vec<_>>(), [(0, 1), (0, 6), (1, 1), (1, 6)]);
     }
 
+    /// Both matrices begin as the nearest of their rank to the weight, which keeps the rest; what is saved is for the weights as they were.
+    #[test]
+    fn an_adapter_that_begins_as_a_part_of_the_weights_is_saved_beside_them() {
+        let ranks = [("q_proj".to_owned(), 3)].into_iter().collect();
+        let alphas = [("up_proj".to_owned(), 3.0)].into_iter().collect();
+        let plain = LoraRecipe { init_lora_weights: InitLora::Pissa, ..recipe(&["q_proj", "up_proj", "down_proj"]) };
+        for lora in [
+            plain.clone(),
+            LoraRecipe { use_rslora: true, rank_pattern: ranks, alpha_pattern: alphas, ..plain.clone() },
+            LoraRecipe { use_dora: true, ..plain },
+        ] {
+            let base = || Model::random(config(), Dtype::F64, Device::Cpu, 1).unwrap();
+            let near = |a: &Tensor, b: &Tensor| f64::try_from((a - b).abs().max()).unwrap() < 1e-12;
+            let of = |model: &Model| no_grad(|| run(model, &[0, 1], &[11], None));
+            let (without, mut model) = (of(&base()), base().with_adapter(adapter(&lora, 1)));
+            assert!(near(&of(&model), &without), "{lora:?}");
+            // Without its adapter the model is another: the adapter is a part of it.
+            let parameters = model.parameters();
+            let began: Vec<Tensor> = parameters.iter().map(|(_, leaf)| leaf.detach().copy()).collect();
+            no_grad(|| {
+                parameters.iter().filter(|(name, _)| name.contains("lora_B")).for_each(|(_, b)| drop(b.shallow_clone().zero_()))
+            });
+            assert!(!near(&of(&model), &without));
+            no_grad(|| {
+                parameters.iter().zip(&began).for_each(|((name, leaf), began)| {
+                    leaf.shallow_clone().copy_(&(began + random::normal(7, name, &leaf.size(), 0.2)));
+                })
+            });
+            let (trained, dir) = (of(&model), tempfile::tempdir().unwrap());
+            model.save_trained(dir.path(), "model").unwrap();
+            let read = Adapter::load_peft(dir.path(), &config(), Kind::Double, Device::Cpu).unwrap();
+            assert!(near(&of(&base().with_adapter(read)), &trained) && !near(&trained, &without), "{lora:?}");
+            // Resumed, also where the singular vectors were saved with other signs.
+            let file = TensorFile::open(&dir.path().join(ADAPTER_TENSORS)).unwrap();
+            for sign in [1.0, -1.0] {
+                let mut resumed = base().with_adapter(adapter(&lora, 1));
+                let saved: Vec<_> = load_tensors(&file).unwrap();
+                for (name, tensor) in &saved {
+                    let dim = i64::from(name.contains("lora_B"));
+                    if name.contains("lora_A") || name.contains("lora_B") {
+                        let r = tensor.size()[dim as usize] / 2;
+                        let _ = tensor.narrow(dim, r, r).g_mul_scalar_(sign);
+                    }
+                }
+                for (name, tensor) in resumed.take_saved(saved) {
+                    let (_, leaf) = resumed.parameters().into_iter().find(|(other, _)| *other == name).unwrap();
+                    no_grad(|| leaf.shallow_clone().copy_(&tensor));
+                }
+                let found = of(&resumed);
+                assert!(if sign > 0.0 { found == trained } else { near(&found, &trained) }, "{lora:?}");
+            }
+            let other = LoraRecipe { alpha: 40.0, ..lora };
+            model.set_adapter(adapter(&other, 1));
+            assert!(near(&of(&model), &without), "another takes its place");
+        }
+    }
+
     #[test]
     fn impossible_requests_are_refused() {
         let error = |lora: &LoraRecipe| {
@@ -521,5 +603,13 @@ mod tests {
         assert!(
             error(PeftConfig { is_gaussian: true, lora_bias: true, ..plain() }).contains("`lora.init_lora_weights` is gaussian")
         );
+        let pissa = || PeftConfig { is_pissa: true, ..plain() };
+        for wrong in [
+            PeftConfig { lora_bias: true, ..pissa() },
+            PeftConfig { r: 7, ..pissa() },
+            PeftConfig { target_modules: PeftTargets::Names(vec!["q_proj".into(), "embed_tokens".into()]), ..pissa() },
+        ] {
+            assert!(error(wrong).contains("`lora.init_lora_weights` is pissa, expected `uniform` w"));
+        }
     }
 }

@@ -8,6 +8,7 @@ use tch::{Device, Kind, Tensor};
 use super::adapter::{self, Adapter};
 use super::all_weights::{self, AllWeights};
 use super::attend::{Attend, AttendError};
+use super::beginning::Beginning;
 use super::config::ModelConfig;
 use super::decoder::DecoderLayer;
 use super::delta::Delta;
@@ -182,8 +183,12 @@ impl Model {
         let is_new = adapter.is_new();
         let (settings, deltas, ends) = adapter.moved_to(self.kind, self.device).into_parts();
         let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
+        self.linears_mut().for_each(|linear| linear.set_beginning(None));
         for (name, place) in self.layers.iter_mut().flat_map(DecoderLayer::delta_places) {
             *place = deltas.remove(name);
+        }
+        if is_new && settings.is_pissa {
+            self.linears_mut().for_each(Linear::take_largest_part);
         }
         if is_new {
             self.layers.iter().flat_map(DecoderLayer::linears).for_each(Linear::begin_delta);
@@ -230,10 +235,33 @@ impl Model {
         self.all_weights().map_or_else(|| self.embedding.trained().of_embedding(), |all| all.embedding().into_iter().collect())
     }
 
-    /// Of tensors that [`Self::save_trained`] has written, those that are trained, as [`Self::parameters`] has them.
-    pub fn trained_of_saved(&self, saved: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
+    /// Of tensors that [`Self::save_trained`] has written, those that are trained, as [`Self::parameters`] has them. Where an adapter has
+    /// begun as a part of the weights, it has begun as these say from now on.
+    pub fn take_saved(&mut self, saved: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
+        let Trainable::Adapter(settings) = &self.trained else { return saved };
         // The embedding that goes with an addition to it is a constant.
-        saved.into_iter().filter(|(name, _)| *name != base_embedding(self.config.is_inner)).collect()
+        let mut saved: BTreeMap<_, _> =
+            saved.into_iter().filter(|(name, _)| *name != base_embedding(settings.is_inner)).collect();
+        for linear in self.layers.iter_mut().flat_map(DecoderLayer::linears_mut).filter(|_| settings.is_pissa) {
+            let Some(delta) = &linear.delta else { continue };
+            let of_delta = adapter::parameters(settings, &linear.name, delta);
+            let [(a_name, a_ri), (b_name, b_or), ..] = &of_delta[..] else { continue };
+            let Some((saved_a, saved_b)) = saved.get(a_name).zip(saved.get(b_name)) else { continue };
+            let (r, inner, out) = (a_ri.size()[0], a_ri.size()[1], b_or.size()[0]);
+            // What has another shape is of another adapter, as whoever takes it will see.
+            if saved_a.size() != [2 * r, inner] || saved_b.size() != [out, 2 * r] {
+                continue;
+            }
+            let beginning = Beginning::of_saved(saved_a, saved_b);
+            let trained = [saved_a.narrow(0, 0, r).contiguous(), saved_b.narrow(1, 0, r).contiguous()];
+            saved.extend([a_name.clone(), b_name.clone()].into_iter().zip(trained));
+            linear.set_beginning(Some(beginning));
+        }
+        saved.into_iter().collect()
+    }
+
+    fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
+        self.layers.iter_mut().flat_map(DecoderLayer::linears_mut)
     }
 
     /// Writes what is trained into a directory that exists: an adapter in PEFT's format, which names `base_model`, or all
@@ -246,12 +274,18 @@ impl Model {
         }
     }
 
+    fn begins_in_weights(&self) -> bool {
+        matches!(&self.trained, Trainable::Adapter(settings) if settings.is_pissa)
+    }
+
     /// About as much as [`Self::save_trained`] writes.
     pub fn trained_bytes(&self) -> Bytes {
         let bytes = |tensors: Vec<(String, Tensor)>| tensors.iter().map(|(_, t)| t.numel() * t.kind().elt_size_in_bytes()).sum();
         // With an addition to the embedding goes the embedding.
-        let adapter =
-            || bytes(self.parameters()) + self.embedding.alias_trained().base_ve.map_or(0, |t| bytes(vec![(String::new(), t)]));
+        let adapter = || {
+            bytes(self.parameters()) * if self.begins_in_weights() { 2 } else { 1 }
+                + self.embedding.alias_trained().base_ve.map_or(0, |t| bytes(vec![(String::new(), t)]))
+        };
         Bytes(self.all_weights().map_or_else(adapter, AllWeights::saved_bytes) as u64)
     }
 

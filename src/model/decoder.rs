@@ -182,6 +182,15 @@ impl DecoderLayer {
         self.attention.linears().chain(self.feed_forward.linears())
     }
 
+    /// The same, to be changed.
+    pub(super) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
+        let feed_forward: Vec<&mut Linear> = match &mut self.feed_forward {
+            FeedForward::Dense(mlp) => mlp.linears_mut().collect(),
+            FeedForward::Experts(experts) => experts.linears_mut().0.collect(),
+        };
+        self.attention.linears_mut().chain(feed_forward)
+    }
+
     /// Places for what is trained beside its linears, by the names of these, in the order of [`Self::deltas`].
     pub(super) fn delta_places(&mut self) -> Vec<(&str, &mut Option<Delta>)> {
         let mut places: Vec<(&str, &mut Option<Delta>)> = Vec::new();

@@ -2,6 +2,7 @@
 
 use tch::{Kind, Tensor};
 
+use super::beginning::Beginning;
 use super::dropout::TokenContext;
 use crate::ops::dropout::{DropoutStream, dropout};
 use crate::ops::linear::LowRank;
@@ -26,6 +27,8 @@ pub(super) struct LoraDelta {
     pub(super) magnitude_o: Option<Tensor>,
     /// `(out)`, the linear's bias where it is trained.
     pub(super) base_bias_o: Option<Tensor>,
+    /// Where both matrices began, if that is a part of the weight.
+    pub(super) beginning: Option<Beginning>,
     /// With rsLoRA and with patterns every linear may have another one.
     pub(super) scale: f64,
     /// The probability with which an input of `A` is dropped in training.
@@ -71,6 +74,7 @@ impl Delta {
             b_bias_o: lora.b_bias_o.as_ref().map(leaf),
             magnitude_o: lora.magnitude_o.as_ref().map(leaf),
             base_bias_o: lora.base_bias_o.as_ref().map(leaf),
+            beginning: lora.beginning.clone(),
             ..*lora
         })
     }

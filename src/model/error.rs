@@ -54,15 +54,17 @@ pub enum ModelError {
     /// A tensor can't be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A target of LoRA that no layer has.
-    #[error("unknown name `{name}` in `{key}`: the layers have {known}")]
+    /// A target of LoRA that no layer has, or what is said of a target that none is.
+    #[error("unknown name `{name}` in `{key}`: {} {known}", if is_of_targets(key) { "the targets are" } else { "the layers have" })]
     UnknownTarget {
-        /// `target_modules` or `target_parameters`.
+        /// The key of `[lora]`.
         key: &'static str,
         /// As the user wrote it.
         name: String,
         /// The names that are known, in backticks.
         known: String,
+        /// The one that may be meant.
+        near: Option<String>,
     },
     /// No target, a zero `r` or the like.
     #[error("`lora.{key}` is {found}, expected {expected}")]
@@ -122,6 +124,11 @@ pub enum ModelError {
     },
 }
 
+/// Whether a key of `[lora]` says something of targets, and makes none.
+fn is_of_targets(key: &str) -> bool {
+    !key.starts_with("target")
+}
+
 impl Failure for ModelError {
     fn hint(&self) -> Option<String> {
         Some(match self {
@@ -131,6 +138,10 @@ impl Failure for ModelError {
                 "the experts are quantised as MXFP4, which is not unpacked here: use a version of the model in bf16".into()
             }
             Self::Tensors { .. } => "check that weights and configuration belong together and that all files are complete".into(),
+            Self::UnknownTarget { near: Some(near), .. } => format!("did you mean `{near}`?"),
+            Self::UnknownTarget { key, .. } if is_of_targets(key) => {
+                format!("use names from that list in `lora.{key}`, or leave the name out")
+            }
             Self::UnknownTarget { .. } => "use names from that list, or `target_modules = \"all-linear\"`".into(),
             Self::Lora { key, .. } => format!("correct `lora.{key}` in the recipe"),
             Self::OtherTask { .. } => {

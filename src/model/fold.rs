@@ -1,6 +1,6 @@
 //! An adapter for programs that know one rank and one factor for all linears.
 
-use tch::no_grad;
+use tch::{Tensor, no_grad};
 
 use super::adapter::Adapter;
 use super::delta::{Delta, LoraDelta};
@@ -57,6 +57,31 @@ impl Adapter {
     /// The model that the author named as its base.
     pub fn base_model(&self) -> Option<&str> {
         self.settings().base_model.as_deref()
+    }
+
+    /// The same beside the weights as they were before it took a part of them: `B A − B₀ A₀`, of twice the rank at the same scale.
+    pub(super) fn beside_the_base(&self) -> Self {
+        let joined = |delta: &Delta| {
+            let Delta::Lora(mut joined) = delta.map(Tensor::shallow_clone);
+            if let Some(began) = joined.beginning.take() {
+                let device = joined.a_ri.device();
+                joined.a_ri = Tensor::cat(&[&joined.a_ri, &began.a_ri.to_device(device)], 0);
+                joined.b_or = Tensor::cat(&[&joined.b_or, &-began.b_or.to_device(device)], 1);
+            }
+            Delta::Lora(joined)
+        };
+        let deltas = no_grad(|| self.deltas().iter().map(|(linear, delta)| (linear.clone(), joined(delta))).collect());
+        let settings = self.settings();
+        let factor = if settings.use_rslora { 2f64.sqrt() } else { 2.0 };
+        let settings = PeftConfig {
+            r: 2 * settings.r,
+            lora_alpha: factor * settings.lora_alpha,
+            rank_pattern: settings.rank_pattern.map(|r| 2 * r),
+            alpha_pattern: settings.alpha_pattern.map(|alpha| factor * alpha),
+            is_pissa: false,
+            ..settings.clone()
+        };
+        Self::of_parts(settings, deltas, self.ends().map(Tensor::shallow_clone))
     }
 
     /// The same function with the rank `r` everywhere, at least [`Self::largest_rank`], and the factor 1: every linear's own factor is

@@ -3,6 +3,7 @@
 use tch::{Tensor, no_grad};
 
 use super::ModelError;
+use super::beginning::Beginning;
 use super::delta::{Delta, LoraDelta};
 use super::dropout::TokenContext;
 use super::names::layer_tensor;
@@ -77,6 +78,45 @@ impl Linear {
     pub(super) fn forward_added(&self, x_ni: &Tensor, elsewhere: Option<LowRank<'_>>) -> Tensor {
         let own = || self.delta.as_ref().map(|Delta::Lora(lora)| lora.low_rank(None));
         linear(x_ni, &self.weight_oi, self.bias_o.as_ref(), elsewhere.or_else(own))
+    }
+
+    /// Sets where the adapter beside it begins: the weight lacks that part from now on, and has again what it lacked before, but for
+    /// rounding.
+    pub(super) fn set_beginning(&mut self, beginning: Option<Beginning>) {
+        let Some(Delta::Lora(lora)) = &mut self.delta else { return };
+        if lora
+            .beginning
+            .as_ref()
+            .zip(beginning.as_ref())
+            .map_or(lora.beginning.is_none() && beginning.is_none(), |(a, b)| a.is(b))
+        {
+            return;
+        }
+        let kind = lora.a_ri.kind();
+        self.weight_oi = no_grad(|| {
+            let part = |of: &Beginning| of.product(self.weight_oi.device()).to_kind(kind) * lora.scale;
+            let mut weight_oi = self.weight_oi.to_kind(kind);
+            if let Some(before) = &lora.beginning {
+                weight_oi = weight_oi + part(before);
+            }
+            if let Some(now) = &beginning {
+                weight_oi = weight_oi - part(now);
+            }
+            weight_oi.to_kind(self.weight_oi.kind())
+        });
+        lora.beginning = beginning;
+    }
+
+    /// Makes the largest part of the weight the beginning of the adapter beside it, and its matrices that.
+    pub(super) fn take_largest_part(&mut self) {
+        let Some(Delta::Lora(lora)) = &self.delta else { return };
+        let weight_oi = self.weight_oi.detach().to_kind(lora.a_ri.kind());
+        let beginning = no_grad(|| Beginning::of(&weight_oi, lora.a_ri.size()[0], lora.scale));
+        no_grad(|| {
+            lora.a_ri.shallow_clone().copy_(&beginning.a_ri);
+            lora.b_or.shallow_clone().copy_(&beginning.b_or);
+        });
+        self.set_beginning(Some(beginning));
     }
 
     /// Gives what is trained beside it, and begins as the linear itself has it, its values.

@@ -8,6 +8,7 @@ mod adapter;
 mod all_weights;
 mod attend;
 mod attention;
+mod beginning;
 mod captured;
 mod causal_lm;
 mod config;

@@ -52,9 +52,11 @@ impl Adapter {
 
     /// Writes the adapter into a directory that exists, in PEFT's format. `base_model` is the name or path of the model.
     pub fn save_peft(&self, dir: &Path, base_model: &str) -> Result<(), ModelError> {
-        let settings = PeftConfig { base_model: Some(base_model.into()), ..written(self.settings())? };
-        let base_ve = self.ends().base_ve.as_ref().map(|base_ve| (base_embedding(settings.is_inner), base_ve.shallow_clone()));
-        let tensors: Vec<_> = self.parameters().into_iter().chain(base_ve).collect();
+        let joined = self.settings().is_pissa.then(|| self.beside_the_base());
+        let adapter = joined.as_ref().unwrap_or(self);
+        let settings = PeftConfig { base_model: Some(base_model.into()), ..written(adapter.settings())? };
+        let base_ve = adapter.ends().base_ve.as_ref().map(|base_ve| (base_embedding(settings.is_inner), base_ve.shallow_clone()));
+        let tensors: Vec<_> = adapter.parameters().into_iter().chain(base_ve).collect();
         Ok(write_peft(dir, &settings, &raw_tensors(dir, &tensors)?)?)
     }
 }

@@ -9,6 +9,7 @@ use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::names::{EMBEDDING_MODULE, INNER, inner_module, layer_tensor, peft_tensor};
 use super::spec::{LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
 use crate::files::{ExcludedModules, ModulePatterns, ModuleRegex, PeftConfig, PeftTargets, is_named};
+use crate::recipe::diagnose::nearest;
 use crate::recipe::{InitLora, LoraRecipe, TargetModules, TrainedBias};
 use crate::units::LayerIdx;
 
@@ -78,16 +79,49 @@ pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec
     Ok(all)
 }
 
+/// Refuses names in a recipe that mean nothing in the model, though PEFT would pass over them without a word.
+pub(super) fn check_names(config: &ModelConfig, lora: &LoraRecipe, settings: &PeftConfig) -> Result<(), ModelError> {
+    let layers = &settings.layers_to_transform;
+    if means_embedding(settings) && !layers.is_empty() {
+        let expected = "`[]` where `embed_tokens` is a target: it is of no layer";
+        return Err(ModelError::Lora { key: "layers_to_transform", found: format!("{layers:?}"), expected });
+    }
+    let without = PeftConfig { exclude_modules: None, ..settings.clone() };
+    let modules = |settings: &PeftConfig| {
+        let linears = targets(config, settings)?.into_iter().map(|target| module(settings, &target.linear.name).into_owned());
+        let embedding = targets_embedding(settings).then(|| module(settings, EMBEDDING_MODULE).into_owned());
+        Ok::<Vec<String>, ModelError>(linears.chain(embedding).collect())
+    };
+    let (meant, left) = (modules(&without)?, modules(settings)?);
+    let is_idle = |name: &&String| !meant.iter().any(|module| is_named(module, name));
+    let idle = [
+        ("exclude_modules", lora.exclude_modules.iter().find(is_idle).map(String::as_str), &meant),
+        ("rank_pattern", settings.rank_pattern.idle(&left), &left),
+        ("alpha_pattern", settings.alpha_pattern.idle(&left), &left),
+    ];
+    match idle.into_iter().find_map(|(key, idle, modules)| Some((key, idle?, modules))) {
+        Some((key, idle, modules)) => {
+            let last = |module: &String| module.rsplit('.').next().unwrap_or_default().to_owned();
+            Err(unknown_target(key, idle, &names_of(modules.iter().map(last))))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Whether the embedding gets matrices of low rank.
 pub(super) fn targets_embedding(settings: &PeftConfig) -> bool {
+    // It is of no layer.
+    means_embedding(settings) && settings.layers_to_transform.is_empty()
+}
+
+fn means_embedding(settings: &PeftConfig) -> bool {
     let is_meant = match &settings.target_modules {
         PeftTargets::AllLinear => false,
         PeftTargets::Names(names) => names.iter().any(|name| is_named(EMBEDDING_MODULE, name)),
         PeftTargets::Matching(regex) => regex.is_match(&module(settings, EMBEDDING_MODULE)),
     };
     let is_excluded = settings.exclude_modules.as_ref().is_some_and(|all| all.contains(&module(settings, EMBEDDING_MODULE)));
-    // It is of no layer.
-    is_meant && !is_excluded && settings.layers_to_transform.is_empty()
+    is_meant && !is_excluded
 }
 
 /// The paths of the linears that a recipe gives matrices in some layer, and the largest rank among them.
@@ -138,6 +172,7 @@ pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<P
         trains_biases: lora.bias == TrainedBias::LoraOnly,
         use_dora: lora.use_dora,
         is_gaussian: lora.init_lora_weights == InitLora::Gaussian,
+        is_pissa: lora.init_lora_weights == InitLora::Pissa,
         is_inner: config.is_inner,
         ..plain
     })
@@ -278,8 +313,9 @@ pub(super) fn peft_module(settings: &PeftConfig, linear: &str) -> String {
 }
 
 fn unknown_target(key: &'static str, name: &str, known: &[String]) -> ModelError {
+    let near = nearest(name, known.iter().map(String::as_str)).map(str::to_owned);
     let known = known.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    ModelError::UnknownTarget { key, name: name.to_owned(), known: if known.is_empty() { "none".into() } else { known } }
+    ModelError::UnknownTarget { key, name: name.to_owned(), known: if known.is_empty() { "none".into() } else { known }, near }
 }
 
 /// Each name once.

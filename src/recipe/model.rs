@@ -178,7 +178,8 @@ table! {
         pub lora_bias: bool = false,
         /// The biases of the base model that are trained: none, or those of the modules with an adapter.
         pub bias: TrainedBias = TrainedBias::None,
-        /// How the matrix A of a new adapter is drawn; B begins as zero.
+        /// How the matrix A of a new adapter is drawn; B begins as zero. With `pissa` both begin as the largest part of each weight,
+        /// which is found before the first step, and what is saved is LoRA of rank `2·r` beside the weights as they were.
         #[word("uniform", "kaiming")]
         pub init_lora_weights: InitLora = InitLora::Uniform,
     }
@@ -205,6 +206,12 @@ impl LoraRecipe {
             init_lora_weights: InitLora::Uniform,
         }
     }
+
+    /// The same for weights that are drawn: to look for their largest part would take time, and tell nothing.
+    pub fn for_drawn_weights(self) -> Self {
+        let is_part = self.init_lora_weights == InitLora::Pissa;
+        Self { init_lora_weights: if is_part { InitLora::Uniform } else { self.init_lora_weights }, ..self }
+    }
 }
 
 words! {
@@ -218,12 +225,14 @@ words! {
 }
 
 words! {
-    /// From which distribution the matrix A of a new adapter is drawn.
+    /// How a new adapter begins.
     pub enum InitLora {
         /// Uniform in ±1/√in.
         Uniform = "uniform",
         /// Normal, with a standard deviation of 1/r.
         Gaussian = "gaussian",
+        /// Both matrices are the largest singular values of the weight with their vectors, and the weight keeps the rest.
+        Pissa = "pissa",
     }
 }
 

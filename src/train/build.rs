@@ -150,7 +150,7 @@ pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, TrainError>
         return headed(recipe, Model::drawn_to_train(&recipe.model, dtype, device)?);
     };
     let mut model = headed(recipe, Model::drawn(&recipe.model, dtype, device)?)?;
-    model.set_adapter(adapter((recipe, lora), model.config(), model.kind(), device)?);
+    model.set_adapter(adapter((recipe, &lora.clone().for_drawn_weights()), model.config(), model.kind(), device)?);
     Ok(model)
 }
 

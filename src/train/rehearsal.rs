@@ -14,7 +14,7 @@ use crate::model::{Adapter, Model, ModelConfig, kind_of, on_every_layer};
 use crate::optim;
 use crate::plan::stopwatch::Stopwatch;
 use crate::plan::{StepPart, StepSpec, StepTimes, StepWork, TrainedPart};
-use crate::recipe::{CacheLength, CacheRecipe, GradRecipe, Recipe, Storage, StoreRecipe};
+use crate::recipe::{CacheLength, CacheRecipe, GradRecipe, LoraRecipe, Recipe, Storage, StoreRecipe};
 
 /// Layers of the rehearsed model, as one layer band: what is replayed is a forward again.
 const LAYERS: usize = 2;
@@ -47,7 +47,7 @@ pub(super) fn times(recipe: &Recipe, config: &ModelConfig, batch: &Batch, device
     let own = plan.columns.iter().map(ExactSizeIterator::len).max().filter(|&chunks| chunks > 1);
     let widths = [1, own.unwrap_or(CHUNKS)];
     // The few layers stand for all of them, whichever have an adapter.
-    let lora = recipe.lora.as_ref().map(|lora| on_every_layer(config, lora)).transpose()?;
+    let lora = recipe.lora.as_ref().map(|lora| on_every_layer(config, lora)).transpose()?.map(LoraRecipe::for_drawn_weights);
     let recipe = Recipe { kv_cache: kv, lora, ..recipe.clone() };
     let mut rehearsal = Rehearsal { recipe, config: short, device, widths };
     let batch = rehearsal.choose_size((batch.sequences.len(), batch.max_len()), longest)?;

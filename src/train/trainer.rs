@@ -114,7 +114,8 @@ impl Trainer {
             let difference = format!("`{}` is not as it was when the run began", self.recipe.model.path.display());
             return Err(TrainError::OtherModel { path: dir.to_owned(), difference });
         }
-        build::take_parameters(&self.model, &self.model.trained_of_saved(parameters), dir)?;
+        let trained = self.model.take_saved(parameters);
+        build::take_parameters(&self.model, &trained, dir)?;
         self.optimizer.load_state(&optimizer)?;
         (self.step, self.total_tokens, self.best) = (state.step, state.total_tokens, state.best);
         Ok(state.kind)

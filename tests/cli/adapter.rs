@@ -102,6 +102,58 @@ fn a_target_that_no_layer_has() {
     assert_snapshot!(Place::new().check(&["lora.target_modules=[\"q_pro\"]"]).refused(2), @r#"
     error: unknown name `q_pro` in `target_modules`: the layers have `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`
 
-    hint: use names from that list, or `target_modules = "all-linear"`
+    hint: did you mean `q_proj`?
     "#);
+}
+
+#[test]
+fn names_that_mean_no_target() {
+    let place = Place::new();
+    assert_snapshot!(place.check(&["lora.exclude_modules=[\"down_prj\"]"]).refused(2), @r"
+    error: unknown name `down_prj` in `exclude_modules`: the targets are `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`
+
+    hint: did you mean `down_proj`?
+    ");
+    assert_snapshot!(place.check(&["lora.target_modules=[\"q_proj\", \"v_proj\"]", "lora.rank_pattern={ o_proj = 2 }"]).refused(2), @r"
+    error: unknown name `o_proj` in `rank_pattern`: the targets are `q_proj`, `v_proj`
+
+    hint: did you mean `q_proj`?
+    ");
+    assert_snapshot!(place.check(&["lora.alpha_pattern={ '.*wq' = 2.0 }"]).refused(2), @r"
+    error: unknown name `.*wq` in `alpha_pattern`: the targets are `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`
+
+    hint: use names from that list in `lora.alpha_pattern`, or leave the name out
+    ");
+    assert_snapshot!(place.check(&["lora.target_modules=[\"q_proj\", \"embed_tokens\"]", "lora.layers_to_transform=[0]"]).refused(2), @r"
+    error: `lora.layers_to_transform` is [0], expected `[]` where `embed_tokens` is a target: it is of no layer
+
+    hint: correct `lora.layers_to_transform` in the recipe
+    ");
+}
+
+#[test]
+fn a_beginning_that_can_not_be() {
+    let place = Place::new();
+    let pissa = "lora.init_lora_weights=pissa";
+    assert_snapshot!(place.check(&[pissa, "lora.lora_bias=true"]).refused(2), @r"
+    error: `lora.init_lora_weights` is pissa, expected `uniform` with `lora_bias`, as PEFT has it
+
+    hint: correct `lora.init_lora_weights` in the recipe
+    ");
+    assert_snapshot!(place.check(&[pissa, "lora.r=17"]).refused(2), @r"
+    error: `lora.init_lora_weights` is pissa, expected `uniform` where `r` is more than half of a target's inputs or outputs
+
+    hint: correct `lora.init_lora_weights` in the recipe
+    ");
+    assert_snapshot!(place.check(&[pissa, "lora.target_modules=[\"q_proj\", \"embed_tokens\"]"]).refused(2), @r"
+    error: `lora.init_lora_weights` is pissa, expected `uniform` where experts, routers or `embed_tokens` are targets
+
+    hint: correct `lora.init_lora_weights` in the recipe
+    ");
+    assert_snapshot!(place.check(&[pissa, "model.adapter=adapter"]).refused(2), @r"
+    error: `lora.init_lora_weights` has no effect on `model.adapter`, which is not new
+      --> --set lora.init_lora_weights=pissa
+
+    hint: leave it out, or begin without an adapter
+    ");
 }

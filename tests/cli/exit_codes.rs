@@ -132,7 +132,7 @@ fn models_and_checkpoints() {
     }
     hold(Exit::Usage, vec![ModelError::from(StoreError::NoScratchDir)]);
     let usage = vec![
-        ModelError::UnknownTarget { key: "target_modules", name: text(), known: text() },
+        ModelError::UnknownTarget { key: "target_modules", name: text(), known: text(), near: None },
         ModelError::Lora { key: "r", found: text(), expected: "x" },
         ModelError::TrainedDtype { dtype: Dtype::Bf16 },
         ModelError::NotEmpty { dir: path() },

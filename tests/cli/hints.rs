@@ -195,7 +195,7 @@ fn model() {
         ModelError::NoWeights { dir: path() },
         ModelError::Shard { index: path(), tensor: text(), file: text(), expected: "a file" },
         ModelError::Tensors { dir: path(), what: "its `config.json`", problems },
-        ModelError::UnknownTarget { key: "target_modules", name: text(), known: text() },
+        ModelError::UnknownTarget { key: "target_modules", name: text(), known: text(), near: None },
         ModelError::Lora { key: "r", found: text(), expected: "a number" },
         ModelError::TrainedDtype { dtype: Dtype::Bf16 },
         ModelError::NotEmpty { dir: path() },

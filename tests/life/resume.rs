@@ -112,6 +112,49 @@ fn with_a_new_dora_and_the_biases_of_its_targets_to_the_bit() {
     assert!((loss(&plain.metrics, 3) - loss(&whole.metrics, 3)).abs() > 1e-6);
 }
 
+/// Whole copies of both ends, matrices beside the embedding, classes by a matrix of their own, and an adapter that begins as a part of
+/// the weights.
+#[test]
+fn with_what_else_an_adapter_trains_to_the_bit() {
+    let workshop = workshop();
+    for file in ["train.jsonl", "validation.jsonl"] {
+        let text = fs::read_to_string(workshop.path(file)).unwrap();
+        let labelled = |(row, line): (usize, &str)| format!("{}, \"label\": {}}}\n", line.strip_suffix('}').unwrap(), row % 3);
+        let lines: String = text.lines().enumerate().map(labelled).collect();
+        fs::write(workshop.path(&format!("labelled-{file}")), lines).unwrap();
+    }
+    let classes = [
+        "head.kind=seq_classification",
+        "head.num_labels=3",
+        "data.train=labelled-train.jsonl",
+        "data.validation=labelled-validation.jsonl",
+    ];
+    for (run, set) in [
+        ("copies", &["lora.modules_to_save=[\"embed_tokens\", \"lm_head\"]"][..]),
+        ("embedding", &["lora.target_modules=[\"q_proj\", \"embed_tokens\"]"]),
+        ("classes", &classes),
+        ("pissa", &["lora.init_lora_weights=pissa", "lora.use_rslora=true", "lora.rank_pattern={ q_proj = 3 }"]),
+    ] {
+        let whole = workshop.finished(run, &[set, &["train.max_steps=3"]].concat());
+        let from = format!("{run}-from-1");
+        workshop.copy(run, &from);
+        workshop.resume("", &from, &["--from", "step-000001"]).with(0);
+        workshop.assert_left(&from, &whole);
+        let loss = |step: usize| whole.metrics[step]["eval_loss"].as_f64().unwrap();
+        assert!((loss(0) - loss(3)).abs() > 1e-6, "{run} learns");
+        let end = format!("{run}/final");
+        workshop.kvtune("", &["verify", "--conformance", &end]).with(0);
+        workshop.kvtune("", &["evaluate", &end]).with(0);
+    }
+    // Saved is LoRA of twice the rank beside the model as it is.
+    let adapter = format!("model.adapter={}", workshop.path("pissa").join("final").display());
+    let alpha = format!("lora.alpha={}", 4.0 * 2f64.sqrt());
+    let next = [&adapter, "lora.r=4", &alpha, "lora.use_rslora=true", "lora.rank_pattern={ q_proj = 6 }", "train.max_steps=1"];
+    let next = workshop.finished("next", &next);
+    let ended = workshop.left("pissa").metrics[3]["eval_loss"].as_f64().unwrap();
+    assert!((next.metrics[0]["eval_loss"].as_f64().unwrap() - ended).abs() < 1e-5);
+}
+
 /// Chunks of 2 to 6 tokens, others in each step.
 #[test]
 fn with_chunk_sizes_that_are_drawn_to_the_bit() {
