@@ -373,7 +373,7 @@ fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget
 /// Refuses parts of weights that an adapter can not begin as.
 fn check_beginning(settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
     let refuse = |expected| Err(ModelError::Lora { key: "init_lora_weights", found: "pissa".into(), expected });
-    if targets_embedding(settings) || targets.iter().any(|target| target.is_parameter()) {
+    if targets_embedding(settings) || targets.iter().any(LoraTarget::is_parameter) {
         return refuse("`uniform` where experts, routers or `embed_tokens` are targets");
     }
     // What is written has twice the rank.
@@ -527,13 +527,13 @@ mod tests {
             let parameters = model.parameters();
             let began: Vec<Tensor> = parameters.iter().map(|(_, leaf)| leaf.detach().copy()).collect();
             no_grad(|| {
-                parameters.iter().filter(|(name, _)| name.contains("lora_B")).for_each(|(_, b)| drop(b.shallow_clone().zero_()))
+                parameters.iter().filter(|(name, _)| name.contains("lora_B")).for_each(|(_, b)| drop(b.shallow_clone().zero_()));
             });
             assert!(!near(&of(&model), &without));
             no_grad(|| {
                 parameters.iter().zip(&began).for_each(|((name, leaf), began)| {
                     leaf.shallow_clone().copy_(&(began + random::normal(7, name, &leaf.size(), 0.2)));
-                })
+                });
             });
             let (trained, dir) = (of(&model), tempfile::tempdir().unwrap());
             model.save_trained(dir.path(), "model").unwrap();

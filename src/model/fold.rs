@@ -1,4 +1,4 @@
-//! An adapter for programs that know one rank and one factor for all linears.
+//! An adapter in another form: beside the weights as they were, or with one rank and one factor for all linears.
 
 use tch::{Tensor, no_grad};
 

@@ -95,14 +95,12 @@ impl Linear {
         let kind = lora.a_ri.kind();
         self.weight_oi = no_grad(|| {
             let part = |of: &Beginning| of.product(self.weight_oi.device()).to_kind(kind) * lora.scale;
-            let mut weight_oi = self.weight_oi.to_kind(kind);
-            if let Some(before) = &lora.beginning {
-                weight_oi = weight_oi + part(before);
-            }
-            if let Some(now) = &beginning {
-                weight_oi = weight_oi - part(now);
-            }
-            weight_oi.to_kind(self.weight_oi.kind())
+            let back = lora.beginning.as_ref().map(part);
+            let out = beginning.as_ref().map(|now| -part(now));
+            // Never in place: it may be somebody else's tensor.
+            let moved_oi =
+                back.into_iter().chain(out).fold(self.weight_oi.to_kind(kind), |weight_oi, part_oi| weight_oi + part_oi);
+            moved_oi.to_kind(self.weight_oi.kind())
         });
         lora.beginning = beginning;
     }

@@ -94,7 +94,8 @@ impl MergedModel {
     pub fn write(&self, dir: &Path, goes_on: &dyn Fn() -> bool) -> Result<(), ModelError> {
         let shards = self.shards()?;
         let bytes: usize = shards.iter().flat_map(|shard| &shard.heads).map(TensorHead::num_bytes).sum();
-        files::require_space(dir.parent().unwrap_or(dir), Bytes((bytes + bytes / 100) as u64 + (1 << 20)))?;
+        let home = dir.parent().filter(|home| !home.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        files::require_space(home, Bytes((bytes + bytes / 100) as u64 + (1 << 20)))?;
         files::make_dir(dir)?;
         for shard in &shards {
             let mut before: Option<&str> = None;

@@ -34,6 +34,7 @@ fn a_merged_run_scores_as_the_run() {
     }
     // A run goes on beside its exports, and a checkpoint of its own choice is exported beside them.
     place.run(&["resume", "run", "--device", "cpu", "--set", "train.max_steps=4", "--set", "train.epochs=2"]).done();
+    place.run(&["export", "run", "--for", "merged", "--out", "whole"]).done();
     place.run(&["export", "run/step-000001", "--for", "vllm", "--out", "served"]).done();
     let card = String::from_utf8(place.read("served/README.md")).unwrap();
     assert!(card.contains("library_name: peft") && card.contains("--enable-lora"), "{card}");
