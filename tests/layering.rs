@@ -36,7 +36,7 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("head", Only(&["units", "recipe", "ops", "native"])),
     ("cache", Only(&["units", "sabotage", "recipe", "ops", "store", "files", "native"])),
     ("model", Only(&["units", "recipe", "ops", "store", "files", "native"])),
-    ("optim", Only(&["units", "recipe", "native"])),
+    ("optim", Only(&["units", "recipe", "store", "native"])),
     ("checkpoint", Only(&["units", "recipe", "files", "store", "model", "optim", "native"])),
     ("engine", Only(&["units", "sabotage", "recipe", "data", "ops", "store", "model", "cache", "head", "native"])),
     ("plan", Only(&["units", "report", "recipe", "data", "ops", "store", "head", "cache", "model", "engine", "native"])),

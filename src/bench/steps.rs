@@ -68,7 +68,7 @@ impl Bench {
         if let (None, Some(adapter)) = (&recipe.model.adapter, model.adapter()) {
             adapter.set_b_normal(B_SPREAD, recipe.train.seed);
         }
-        let optimizer = optim::build(&recipe.optimizer, &model.parameters());
+        let optimizer = optim::build(&recipe.optimizer, recipe.train.offload, &model.parameters(), device);
         if let Some(profiler) = &mut profiler {
             profiler.built(&model, optimizer.bytes());
         }
@@ -105,6 +105,8 @@ impl Bench {
             config: self.model.config(),
             settings: self.engine.engine().settings(),
             trained: &self.trained,
+            optimizer: &self.recipe.optimizer,
+            offload: self.recipe.train.offload,
             kind: self.model.kind(),
             device: self.model.device(),
             threads: tch::get_num_threads() as usize,

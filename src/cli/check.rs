@@ -9,10 +9,10 @@ use crate::cache::{Routing, Scope};
 use crate::data::Splits;
 use crate::engine::{ChunkPlan, Settings};
 use crate::error::Error;
-use crate::model::{Model, ModelConfig, trained_by_kind};
+use crate::model::{Model, ModelConfig, kind_of, trained_by_kind};
 use crate::plan::Machine;
 use crate::recipe::{
-    BufferKind, CacheLength, Chunking, HeadRecipe, OnOutOfMemory, Recipe, Storage, StoreForm, StorePlace, StoreRecipe,
+    BufferKind, CacheLength, Chunking, HeadRecipe, Offload, OnOutOfMemory, Recipe, Storage, StoreForm, StorePlace, StoreRecipe,
 };
 use crate::report::console;
 use crate::report::table::Table;
@@ -51,6 +51,9 @@ impl Check {
         let kinds = trained_by_kind(&config, recipe.lora.as_ref())?;
         let kinds: Vec<String> = kinds.iter().map(|(kind, numbers)| format!("{kind} {numbers}")).collect();
         let mut table = table(&recipe, &config, &plan, &schedule, &kinds.join(", "));
+        if recipe.train.offload != Offload::None {
+            table.row(&["waits on the host", &waiting_parts(&recipe, engine.settings(), &config)]);
+        }
         table.row(&["replay log", &replay_log(engine.settings(), &config, &plan)]);
         table.row(&["peak memory, planned", &planned.words()]);
         Ok(console::result(&table.to_string())?)
@@ -198,6 +201,29 @@ fn numerics(recipe: &Recipe) -> String {
     let tf32 = if recipe.model.allow_tf32 { "TF32 allowed on a GPU" } else { "no TF32" };
     let bits = if recipe.train.deterministic { "the same bits every time" } else { "the same bits every time on a CPU" };
     format!("{}, {tf32}, {bits}", recipe.model.dtype)
+}
+
+/// What of weights and optimiser waits on the host, where a GPU computes.
+fn waiting_parts(recipe: &Recipe, settings: &Settings, config: &ModelConfig) -> String {
+    let state = "the optimiser's state".to_owned();
+    if recipe.train.offload != Offload::Weights {
+        return state;
+    }
+    let bytes = |numbers: usize| Bytes((numbers * kind_of(recipe.model.dtype).elt_size_in_bytes()) as u64);
+    let of_bands: Vec<usize> =
+        settings.layer_bands().into_iter().map(|band| band.map(|layer| config.num_layer_parameters(layer)).sum()).collect();
+    let (all, in_flight) = (of_bands.iter().sum(), of_bands.windows(2).map(|pair| pair[0] + pair[1]).max());
+    let Some(in_flight) = in_flight else {
+        return format!(
+            "{state}; a single layer band holds all layers, whose weights stay ({}): lower `grad.layers_per_cell`",
+            bytes(all)
+        );
+    };
+    format!(
+        "{state}, and the layers' weights ({}), of which a GPU holds two layer bands at a time ({})",
+        bytes(all),
+        bytes(in_flight)
+    )
 }
 
 /// How and where something waits for the backward phase.

@@ -8,6 +8,7 @@ use tch::{Tensor, no_grad, with_grad};
 use super::ahead::Prepared;
 use super::attend::{Column, ColumnAttention, Mode, chain_leaf};
 use super::forward::captured;
+use super::gradient_sums::GradientSums;
 use super::head_run::HeadRun;
 use super::layer_state::{link, lock};
 use super::measured::{self, Transient};
@@ -16,9 +17,11 @@ use super::schedule::{BackwardStage, Schedule};
 use super::session::Pass;
 use super::setup::Setup;
 use super::trace::ForwardTrace;
+use super::weights_turn::{Way, WeightsTurn};
 use super::{EngineError, Event, MicroBatchContext, MicroBatchGradients, Observer};
 use crate::model::{CapturedLayers, Model};
 use crate::native::run_backward;
+use crate::ops::attention::zero_sum_of;
 use crate::store::{HostTensor, Prefetch, copies_are_async};
 
 /// Runs the backward phase.
@@ -32,27 +35,29 @@ pub(super) fn run(
     trace.session.give_choices(&mut trace.log.layers);
     let schedule = Schedule::new(&setup.settings, &trace.session.plan);
     let (num_bands, num_columns) = schedule.size();
+    let (turn, mut sums) = (WeightsTurn::new(&setup.settings, Way::Down), GradientSums::default());
     // The gradient that travels from band to band, by column; never quantised.
     let (mut travelling, mut head) = (std::mem::take(&mut trace.top), std::mem::take(&mut trace.head));
     // The very tensors that the head adds to.
     let head_gradients: Vec<Tensor> = head.gradients.iter().map(Tensor::shallow_clone).collect();
-    let mut emit = |event, trace: &ForwardTrace, travelling: &[Option<HostTensor>], next: Option<&Prepared>| {
-        let ahead = next.map(Prepared::bytes).unwrap_or_default();
-        measured::emit(observer, event, (model, trace), &Transient { travelling, ahead, head: &head_gradients });
-    };
+    let mut emit =
+        |event, trace: &ForwardTrace, (travelling, sums): (&[Option<HostTensor>], &GradientSums), next: Option<&Prepared>| {
+            let ahead = next.map(Prepared::bytes).unwrap_or_default();
+            measured::emit(observer, event, (model, trace), &Transient { travelling, ahead, head: &head_gradients, sums });
+        };
     let mut next: Option<Prepared> = None;
     for stage in schedule.backward() {
         match stage {
             BackwardStage::Replay { band: b } => {
-                emit(Event::Replay { band: (b, num_bands) }, &trace, &travelling, None);
+                emit(Event::Replay { band: (b, num_bands) }, &trace, (&travelling, &sums), None);
                 let captured = captured(setup, model, &trace.session.plan)?;
-                let band = LayerBand { model, trace: &trace, layers: schedule.layers(b), context };
+                let band = LayerBand { model, trace: &trace, layers: schedule.layers(b), context, turn: &turn };
                 no_grad(|| band.replay(captured))?;
             }
             BackwardStage::Cell { band: b, column: c } => {
                 let (at, column) = ((b, num_bands), (c, num_columns));
-                let band = LayerBand { model, trace: &trace, layers: schedule.layers(b), context };
-                emit(Event::Cell { band: at, column }, &trace, &travelling, next.as_ref());
+                let band = LayerBand { model, trace: &trace, layers: schedule.layers(b), context, turn: &turn };
+                emit(Event::Cell { band: at, column }, &trace, (&travelling, &sums), next.as_ref());
                 let prepared = match next.take() {
                     Some(prepared) => prepared,
                     None => band.prepare(c, &mut travelling)?,
@@ -62,14 +67,16 @@ pub(super) fn run(
                 }
                 let above = if schedule.has_head_in_cells() { Above::Head(setup, &mut head) } else { Above::Band };
                 travelling[c] = band.cell(c, (prepared, above), &mut |phase| match phase {
-                    CellPhase::Head => emit(Event::Head { column }, &trace, &travelling, next.as_ref()),
+                    CellPhase::Head => emit(Event::Head { column }, &trace, (&travelling, &sums), next.as_ref()),
                     CellPhase::Backward => {
-                        emit(Event::CellBackward { band: at, column }, &trace, &travelling, next.as_ref());
+                        emit(Event::CellBackward { band: at, column }, &trace, (&travelling, &sums), next.as_ref());
                     }
                 })?;
+                sums.take(model, schedule.layers(b))?;
             }
             BackwardStage::BandDone { band } => {
                 let layers = schedule.layers(band);
+                sums.end_band(model);
                 trace.checkpoints.drop_border(layers.start);
                 for state in &trace.session.layers[layers] {
                     lock(state).reset(trace.session.plan.prefill);
@@ -79,7 +86,8 @@ pub(super) fn run(
     }
     trace.log.layers = trace.session.take_choices();
     let ends = ends(model, &trace, std::mem::take(&mut head.gradients), travelling);
-    let gradients = collect(model, ends);
+    model.release_layers();
+    let gradients = collect(model, ends, sums);
     Ok(MicroBatchGradients { losses: head.finish()?, router_loss: trace.routers.loss(), gradients, log: trace.log })
 }
 
@@ -125,6 +133,7 @@ struct LayerBand<'a> {
     trace: &'a ForwardTrace,
     layers: Range<usize>,
     context: MicroBatchContext,
+    turn: &'a WeightsTurn,
 }
 
 impl LayerBand<'_> {
@@ -162,7 +171,8 @@ impl LayerBand<'_> {
     /// What carries a column through the band's layers; some of it may be captured.
     fn pass<'a>(&'a self, captured: &'a mut CapturedLayers) -> Pass<'a> {
         let tokens = &self.trace.tokens;
-        Pass { model: self.model, captured, frequencies: tokens.frequencies(), place: tokens.place(Some(self.context)) }
+        let (frequencies, place) = (tokens.frequencies(), tokens.place(Some(self.context)));
+        Pass { model: self.model, captured, frequencies, place, turn: self.turn.clone() }
     }
 
     /// Runs the band over all columns with the recorded choices, to make its undo log and its final caches.
@@ -263,12 +273,16 @@ impl LayerBand<'_> {
     }
 }
 
-/// Takes the gradients out of the parameters, and adds those from the model's ends.
-fn collect(model: &Model, ends: Vec<(String, Tensor)>) -> BTreeMap<String, Tensor> {
+/// Takes the gradients out of the parameters, if they were not taken before, and adds those from the model's ends.
+fn collect(model: &Model, ends: Vec<(String, Tensor)>, mut sums: GradientSums) -> BTreeMap<String, Tensor> {
     let mut gradients = BTreeMap::new();
     for (name, mut parameter) in model.parameters() {
         let grad = parameter.grad();
-        let taken = if grad.defined() { grad.copy() } else { parameter.zeros_like() };
+        let taken = match sums.remove(&name) {
+            Some(sum) => sum,
+            None if grad.defined() => grad.copy(),
+            None => zero_sum_of(&parameter),
+        };
         parameter.zero_grad();
         gradients.insert(name, taken.detach());
     }

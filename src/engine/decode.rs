@@ -5,6 +5,7 @@ use tch::{Tensor, no_grad};
 use super::attend::refused;
 use super::layer_state::{SharedLayer, lock};
 use super::session::Session;
+use super::weights_turn::{Way, WeightsTurn};
 use super::{ColumnWidth, Engine, EngineError, guarded};
 use crate::cache::{ChunkSpan, Policy, Routing};
 use crate::model::{Attend, AttendError, DropoutContext, Model, Qkv, Routed};
@@ -53,8 +54,9 @@ pub fn extend_each(
         let ids_b1 = column(&mut ids.iter().map(|&id| i64::from(id)));
         let positions = model.positions(position_b1, &frequencies(sessions, rows));
         no_grad(|| {
-            let mut hidden = model.embed(&ids_b1);
+            let (mut hidden, turn) = (model.embed(&ids_b1), WeightsTurn::new(&engine.0.settings, Way::Up));
             for layer in 0..model.config().num_layers() {
+                turn.enter(model, layer);
                 hidden = model.layer(LayerIdx(layer), &hidden, &positions, &DropoutContext::default(), &mut attend)?;
             }
             Ok(hidden)

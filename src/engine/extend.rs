@@ -7,6 +7,7 @@ use super::forward::HiddenSink;
 use super::layer_state::{SharedLayer, fork_layer_states, lock, new_layer_states};
 use super::router_balance::RouterTask;
 use super::session::{Pass, Session, SessionSpec};
+use super::weights_turn::{Way, WeightsTurn};
 use super::{ChunkPlan, Cuts, Engine, EngineError, Settings, guarded};
 use crate::cache::LayerCache;
 use crate::model::{CapturedLayers, DropoutContext, Model};
@@ -110,7 +111,8 @@ impl Session {
             let (start, len) = self.plan.tokens(&column);
             let mode = Mode::Choose { policies: &engine.0.settings.policies, keeps_undo: 0..0 };
             let (captured, place) = (&mut CapturedLayers::default(), DropoutContext::default());
-            let mut pass = Pass { model, captured, frequencies: &self.frequencies, place };
+            let turn = WeightsTurn::new(&engine.0.settings, Way::Up);
+            let mut pass = Pass { model, captured, frequencies: &self.frequencies, place, turn };
             let column = self.column(&self.plan.spans[column], 0..self.layers.len());
             let mut attend = ColumnAttention { column, mode, routers: RouterTask::Leave };
             let ids_bn = ids_bn.narrow(1, 0, len as i64);

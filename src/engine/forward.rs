@@ -4,6 +4,7 @@
 use tch::{Tensor, no_grad};
 
 use super::attend::{ColumnAttention, Mode};
+use super::gradient_sums::GradientSums;
 use super::head_run::HeadRun;
 use super::layer_checkpoints::LayerCheckpoints;
 use super::layer_state::new_layer_states;
@@ -13,6 +14,7 @@ use super::schedule::{ForwardStage, Schedule};
 use super::session::{Pass, Session};
 use super::setup::Setup;
 use super::trace::{BatchIds, ForwardTrace};
+use super::weights_turn::{Way, WeightsTurn};
 use super::{ChunkPlan, EngineError, Event, MicroBatchContext, Observer};
 use crate::cache::{CacheShape, LayerCache, ReplayLog};
 use crate::data::Batch;
@@ -102,7 +104,8 @@ fn begin(setup: &Setup, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result
 }
 
 fn emit(observer: &mut dyn Observer, event: Event, model: &Model, trace: &ForwardTrace) {
-    let held = Transient { travelling: &trace.top, ahead: Bytes(0), head: &trace.head.gradients };
+    let sums = &GradientSums::default();
+    let held = Transient { travelling: &trace.top, ahead: Bytes(0), head: &trace.head.gradients, sums };
     measured::emit(observer, event, (model, trace), &held);
 }
 
@@ -122,7 +125,9 @@ fn run_column(
     };
     let hidden = model.embed(&tokens.ids(&session.plan, c));
     let column = session.column(&session.plan.spans[session.plan.columns[c].clone()], 0..session.layers.len());
-    let mut pass = Pass { model, captured, frequencies: tokens.frequencies(), place: tokens.place(context) };
+    let is_last = c + 1 == session.plan.columns.len();
+    let turn = WeightsTurn::new(&setup.settings, if is_last && context.is_some() { Way::UpAndBack } else { Way::Up });
+    let mut pass = Pass { model, captured, frequencies: tokens.frequencies(), place: tokens.place(context), turn };
     let has_router_loss = context.is_some_and(|context| context.router_weight > 0.0);
     let routers = if has_router_loss { RouterTask::Sum(routers) } else { RouterTask::Leave };
     pass.run(hidden, &mut ColumnAttention { column, mode, routers }, &mut |layer, input| {

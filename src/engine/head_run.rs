@@ -9,6 +9,7 @@ use super::setup::Setup;
 use crate::data::{Batch, Targets};
 use crate::head::{Head, Logits, Losses, Pick, SequenceLoss, SequenceTargets, column_loss};
 use crate::model::Model;
+use crate::ops::attention::zero_sum_of;
 use crate::store::HostTensor;
 
 /// Losses so far, and what of the model's upper end is trained.
@@ -52,7 +53,7 @@ impl HeadRun {
         Ok(Self {
             sequences: vec![SequenceLoss::default(); batch.sequences.len()],
             waiting: VecDeque::new(),
-            gradients: parameters.iter().map(|leaf| leaf.detach().zeros_like()).collect(),
+            gradients: parameters.iter().map(zero_sum_of).collect(),
             picks: picks(&*setup.head, batch)?,
         })
     }

@@ -2,6 +2,7 @@
 
 use tch::Tensor;
 
+use super::gradient_sums::GradientSums;
 use super::layer_state::lock;
 use super::trace::ForwardTrace;
 use super::{Event, MemoryByPart, Observer, Stores};
@@ -17,6 +18,8 @@ pub(super) struct Transient<'a> {
     pub(super) ahead: Bytes,
     /// Gradients of the head's parameters.
     pub(super) head: &'a [Tensor],
+    /// Those of the layers' weights that are summed apart.
+    pub(super) sums: &'a GradientSums,
 }
 
 /// Tells the observer where the step is, and lets it ask what is held there.
@@ -43,7 +46,8 @@ fn memory_of(model: &Model, trace: &ForwardTrace, transient: &Transient<'_>) -> 
         replay_log: trace.log.bytes(),
         travelling_gradients: transient.travelling.iter().flatten().map(HostTensor::bytes).sum(),
         ahead: transient.ahead,
-        parameter_gradients: bytes_of(transient.head.iter().chain(&gradients_of(model))),
+        parameter_gradients: bytes_of(transient.head.iter().chain(&gradients_of(model)).chain(transient.sums.here.values())),
+        waiting_gradients: transient.sums.away.values().map(HostTensor::bytes).sum(),
         tokens: bytes_of([trace.tokens.all()]),
         ..MemoryByPart::default()
     };

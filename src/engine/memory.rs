@@ -30,6 +30,8 @@ pub struct MemoryByPart {
     pub ahead: Bytes,
     /// Gradients of what is trained: the leaves' own, and those that the head has made.
     pub parameter_gradients: Bytes,
+    /// Those of layers whose weights wait on the host.
+    pub waiting_gradients: Bytes,
     /// The ids of the batch.
     pub tokens: Bytes,
 }
@@ -56,7 +58,7 @@ pub struct MemoryEntry {
 
 impl MemoryByPart {
     /// All parts.
-    pub fn entries(&self) -> [MemoryEntry; 12] {
+    pub fn entries(&self) -> [MemoryEntry; 13] {
         let entry = |name, place, bytes| MemoryEntry { name, place, bytes };
         [
             entry("caches", MemoryPlace::Device, self.caches),
@@ -70,6 +72,7 @@ impl MemoryByPart {
             entry("free room of stores", MemoryPlace::Host, self.free_room),
             entry("travelling gradients", MemoryPlace::Host, self.travelling_gradients),
             entry("gradients of what is trained", MemoryPlace::Device, self.parameter_gradients),
+            entry("waiting gradients of what is trained", MemoryPlace::Host, self.waiting_gradients),
             entry("tokens", MemoryPlace::Host, self.tokens),
         ]
     }

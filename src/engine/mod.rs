@@ -10,6 +10,7 @@ mod error;
 mod events;
 mod extend;
 mod forward;
+mod gradient_sums;
 mod gradients;
 mod guard;
 mod head_run;
@@ -27,6 +28,7 @@ mod snapshot;
 mod step;
 mod stores;
 mod trace;
+mod weights_turn;
 
 pub use chunk_sizes::{ChunkKey, RandomSizes};
 pub use chunks::{ChunkPlan, ColumnWidth, Cuts};

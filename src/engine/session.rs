@@ -6,6 +6,7 @@ use tch::{Kind, Tensor};
 
 use super::attend::{Column, ColumnAttention};
 use super::layer_state::{SharedLayer, lock};
+use super::weights_turn::WeightsTurn;
 use super::{ChunkPlan, EngineError};
 use crate::cache::{ChunkSpan, LayerLog, ReplayLog};
 use crate::model::{CapturedLayers, DropoutContext, Model};
@@ -56,6 +57,7 @@ pub(super) struct Pass<'a> {
     pub(super) captured: &'a mut CapturedLayers,
     pub(super) frequencies: &'a [Frequencies],
     pub(super) place: DropoutContext<'a>,
+    pub(super) turn: WeightsTurn,
 }
 
 impl Session {
@@ -123,6 +125,7 @@ impl Pass<'_> {
         let mut layers = self.captured.column((self.model, &place), &positions, shape);
         for layer in attend.column.first..attend.column.end {
             before(layer, &hidden)?;
+            self.turn.enter(self.model, layer);
             hidden = layers.layer(LayerIdx(layer), &hidden, attend)?;
         }
         Ok(hidden)

@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor, no_grad, with_grad};
 use super::{Head, HeadError, Logits, Pick};
 use crate::native::cuda::on_device;
 use crate::native::gradients_of;
-use crate::ops::attention::accumulation_kind;
+use crate::ops::attention::{accumulation_kind, zero_sum_of};
 
 /// What one sequence has lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -78,7 +78,7 @@ pub fn column_loss(
     let flat = hidden_bne.reshape([-1, e]);
     let mut gradient = (weight.is_some() && !picks.is_empty()).then(|| flat.zeros_like());
     let parameters = if gradient.is_some() { logits.parameters() } else { &[] };
-    let mut parameter_gradients: Vec<Tensor> = parameters.iter().map(|p| p.detach().zeros_like()).collect();
+    let mut parameter_gradients: Vec<Tensor> = parameters.iter().map(zero_sum_of).collect();
     let mut losses = Vec::new();
     for picks in picks.chunks(places_of_block(vocab_size, flat.device())) {
         let place: Vec<i64> = picks.iter().map(|p| p.sequence as i64 * n + (p.position - start) as i64).collect();

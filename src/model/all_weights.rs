@@ -1,20 +1,21 @@
 //! All weights of a model as what is trained: leaves by their names in checkpoints, saved as a directory that loads as a model.
 
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::ModelError;
 use super::config::ModelConfig;
 use super::families::unwrapped;
 use super::layout;
-use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, SCORE};
+use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, SCORE, layer_tensor};
 use super::source::ModelSource;
+use super::waiting_layers::ModelPlacement;
 use super::weights::{MODEL_TENSORS, Weights};
 use crate::files::{FilesError, to_json, write_atomic};
-use crate::recipe::Dtype;
 use crate::store::{pt_metadata, save_tensors};
 
 /// What a model directory may hold beside configuration and weights: whatever of it the base has goes into each checkpoint.
@@ -44,18 +45,13 @@ pub(super) struct AllWeights {
     companions: Vec<(&'static str, Vec<u8>)>,
 }
 
-/// Refuses a dtype whose steps are wider than most updates of a weight.
-pub(super) fn check_dtype(dtype: Dtype) -> Result<(), ModelError> {
-    if dtype == Dtype::Bf16 { Err(ModelError::TrainedDtype { dtype }) } else { Ok(()) }
-}
-
 impl AllWeights {
     pub(super) fn load(source: ModelSource<'_>, config: &ModelConfig, weights: &Weights) -> Result<Self, ModelError> {
         let dir = source.dir;
         let (constants, trained): (Vec<_>, Vec<_>) =
             layout::entries(config).into_iter().partition(|entry| entry.role == layout::Role::Constant);
         let constant = |entry: layout::TensorEntry| {
-            let tensor = weights.load_to_write(&entry.name)?;
+            let tensor = weights.load_to_write(&entry)?;
             Ok((entry.name, tensor))
         };
         let leaf = |entry| constant(entry).map(|(name, tensor)| (name, tensor.set_requires_grad(true)));
@@ -76,8 +72,8 @@ impl AllWeights {
     }
 
     /// The leaves themselves, for the layers to compute with.
-    pub(super) fn weights(&self, kind: Kind, device: Device) -> Weights {
-        Weights::in_memory(self.tensors(), kind, device)
+    pub(super) fn weights(&self, kind: Kind, placement: ModelPlacement) -> Weights {
+        Weights::in_memory(self.tensors(), kind, placement)
     }
 
     pub(super) fn parameters(&self) -> Vec<(String, Tensor)> {
@@ -99,6 +95,13 @@ impl AllWeights {
         self.find(EMBEDDING)
     }
 
+    /// The weights of some layers.
+    pub(super) fn of_layers(&self, layers: Range<usize>) -> Vec<(String, Tensor)> {
+        let starts: Vec<String> = layers.map(|layer| layer_tensor(layer, "")).collect();
+        let is_meant = |(name, _): &&(String, Tensor)| starts.iter().any(|start| name.starts_with(start.as_str()));
+        self.leaves.iter().filter(is_meant).map(|(name, leaf)| (name.clone(), leaf.shallow_clone())).collect()
+    }
+
     fn find(&self, name: &str) -> Option<(String, Tensor)> {
         self.leaves.iter().find(|(n, _)| n == name).map(|(name, leaf)| (name.clone(), leaf.shallow_clone()))
     }
@@ -116,8 +119,11 @@ impl AllWeights {
         for (name, bytes) in &self.companions {
             write_atomic(&dir.join(name), bytes)?;
         }
-        let kind = self.leaves.first().map(|(_, leaf)| leaf.kind());
-        let dtype = if kind == Some(Kind::Double) { "float64" } else { "float32" };
+        let dtype = match self.leaves.first().map(|(_, leaf)| leaf.kind()) {
+            Some(Kind::Double) => "float64",
+            Some(Kind::BFloat16) => "bfloat16",
+            _ => "float32",
+        };
         let mut config = self.config.clone();
         // `torch_dtype` is the older spelling; of two, programs differ on which counts.
         let spelling = if config.contains_key("torch_dtype") && !config.contains_key("dtype") { "torch_dtype" } else { "dtype" };
@@ -135,13 +141,15 @@ impl AllWeights {
 
 #[cfg(test)]
 mod tests {
+    use tch::Device;
+
     use super::*;
     use crate::files::TensorFile;
     use crate::files::read_json;
     use crate::model::{Adapter, Model};
-    use crate::recipe::{LoraRecipe, TargetModules};
+    use crate::recipe::{Dtype, LoraRecipe, TargetModules};
     use crate::store::load_tensors;
-    use crate::units::Failure;
+    use crate::units::LayerIdx;
 
     /// A copy of the fixture with some keys of its configuration changed.
     fn changed(changes: &Value) -> tempfile::TempDir {
@@ -160,7 +168,7 @@ mod tests {
     #[test]
     fn what_is_saved_is_a_model_with_all_that_its_base_had() {
         let base = changed(&json!({"torch_dtype": "bfloat16", "dtype": null}));
-        for (dtype, word) in [(Dtype::F32, "float32"), (Dtype::F64, "float64")] {
+        for (dtype, word) in [(Dtype::F32, "float32"), (Dtype::F64, "float64"), (Dtype::Bf16, "bfloat16")] {
             let model = Model::load_to_train(base.path(), dtype, Device::Cpu).unwrap();
             let (_, mut embedding) = model.embedding_parameters().remove(0);
             tch::no_grad(|| drop(embedding.g_add_scalar_(1.0)));
@@ -180,19 +188,25 @@ mod tests {
     }
 
     #[test]
-    fn what_corrects_a_router_is_saved_and_never_trained() {
+    fn what_corrects_a_router_is_saved_and_never_trained_and_loses_no_bits_in_bf16() {
         let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families/model-glm4-moe");
-        let model = Model::load_to_train(&base, Dtype::F32, Device::Cpu).unwrap();
-        let is_correction = |(name, _): &(String, Tensor)| name.ends_with("correction_bias");
-        assert!(!model.parameters().iter().any(is_correction));
-        let out = tempfile::tempdir().unwrap();
-        model.save_trained(out.path(), "unused").unwrap();
-        let correction = |dir: &Path| {
-            let all = load_tensors(&TensorFile::open(&dir.join(MODEL_TENSORS)).unwrap()).unwrap();
-            all.into_iter().find(is_correction).unwrap().1
-        };
-        assert_eq!(correction(out.path()), correction(&base));
-        Model::check(out.path()).unwrap();
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let model = Model::load_to_train(&base, dtype, Device::Cpu).unwrap();
+            let is_correction = |(name, _): &(String, Tensor)| name.ends_with("correction_bias");
+            assert!(!model.parameters().iter().any(is_correction));
+            // The router, too, is a leaf of more bits, and the one that computes.
+            let (_, router) = model.parameters().into_iter().find(|(name, _)| name.ends_with("mlp.gate.weight")).unwrap();
+            let computes = |tensor: &Tensor| tensor.data_ptr() == router.data_ptr();
+            assert!(router.kind() == Kind::Float && model.decoder_layer(LayerIdx(1)).tensors().any(computes));
+            let out = tempfile::tempdir().unwrap();
+            model.save_trained(out.path(), "unused").unwrap();
+            let correction = |dir: &Path| {
+                let all = load_tensors(&TensorFile::open(&dir.join(MODEL_TENSORS)).unwrap()).unwrap();
+                all.into_iter().find(is_correction).unwrap().1
+            };
+            assert_eq!(correction(out.path()), correction(&base));
+            Model::check(out.path()).unwrap();
+        }
     }
 
     #[test]
@@ -222,10 +236,8 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_trained_or_saved_is_refused() {
+    fn what_is_not_trained_is_not_saved() {
         let base = changed(&json!({}));
-        let error = Model::load_to_train(base.path(), Dtype::Bf16, Device::Cpu).unwrap_err();
-        assert!(error.to_string().contains("`bf16`") && error.hint().is_some_and(|hint| hint.contains("f32")), "{error}");
         let frozen = Model::load(base.path(), Dtype::F32, Device::Cpu).unwrap();
         assert!(matches!(frozen.save_trained(base.path(), "m"), Err(ModelError::NothingTrained)));
     }

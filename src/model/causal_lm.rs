@@ -1,12 +1,14 @@
 //! The whole model: embedding, decoder layers, final norm, output projection, and what of it is trained.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use tch::{Device, Kind, Tensor};
 
+use super::ModelError;
 use super::adapter::{self, Adapter};
-use super::all_weights::{self, AllWeights};
+use super::all_weights::AllWeights;
 use super::attend::{Attend, AttendError};
 use super::beginning::Beginning;
 use super::config::ModelConfig;
@@ -15,17 +17,15 @@ use super::delta::Delta;
 use super::dropout::{DropoutContext, TokenContext};
 use super::embedding::Embedding;
 use super::ends::base_embedding;
-use super::init::draw;
 use super::linear::Linear;
 use super::names::FINAL_NORM;
 use super::norm::RmsNorm;
 use super::positions::Positions;
 use super::source::ModelSource;
-use super::weights::{TensorNames, Weights};
-use super::{ModelError, layout};
+use super::waiting_layers::{ModelPlacement, WaitingLayers};
+use super::weights::Weights;
 use crate::files::PeftConfig;
 use crate::ops::frequencies::Frequencies;
-use crate::recipe::Dtype;
 use crate::units::{Bytes, LayerIdx};
 
 /// A decoder-only language model; knows no cache and no tokenizer.
@@ -34,6 +34,7 @@ pub struct Model {
     config: ModelConfig,
     embedding: Embedding,
     layers: Vec<DecoderLayer>,
+    waiting: Option<WaitingLayers>,
     final_norm: RmsNorm,
     trained: Trainable,
     kind: Kind,
@@ -50,90 +51,26 @@ enum Trainable {
 }
 
 impl Model {
-    /// Looks at a model directory without reading its weights: the configuration, and names, shapes and dtypes of all tensors.
-    pub fn check<'a>(source: impl Into<ModelSource<'a>>) -> Result<ModelConfig, ModelError> {
-        Ok(Self::open(source.into(), Kind::Float, Device::Cpu)?.0)
-    }
-
-    fn open(source: ModelSource<'_>, kind: Kind, device: Device) -> Result<(ModelConfig, Weights), ModelError> {
-        let config = source.config()?;
-        let names = TensorNames::of(&source.object()?);
-        let mut weights = Weights::open(source.dir, names, kind, device)?;
-        weights.leave_layers(config.num_layers(), config.further_layers);
-        weights.check(&layout::entries(&config), config.tie_word_embeddings)?;
-        Ok((config, weights))
-    }
-
-    /// Reads a model from a directory in Hugging Face's layout, converting its weights to `dtype`.
-    pub fn load<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
-        let kind = kind_of(dtype);
-        let (config, weights) = Self::open(source.into(), kind, device)?;
-        Self::build(config, &weights, kind, device)
-    }
-
-    /// As [`Self::load`], with every weight a parameter that is trained; a tied matrix is one.
-    pub fn load_to_train<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
-        Self::check_dtype_to_train(dtype)?;
-        let (kind, source) = (kind_of(dtype), source.into());
-        let (config, weights) = Self::open(source, kind, device)?;
-        let all = AllWeights::load(source, &config, &weights)?;
-        let model = Self::build(config, &all.weights(kind, device), kind, device)?;
-        Ok(Self { trained: Trainable::AllWeights(all), ..model })
-    }
-
-    /// Refuses a dtype in which [`Self::load_to_train`] does not load: weights are their own masters.
-    pub fn check_dtype_to_train(dtype: Dtype) -> Result<(), ModelError> {
-        all_weights::check_dtype(dtype)
-    }
-
-    /// A model with newly drawn weights that never were on a disk.
-    pub fn random(config: ModelConfig, dtype: Dtype, device: Device, seed: u64) -> Result<Self, ModelError> {
-        let kind = kind_of(dtype);
-        let weights = Weights::in_memory(draw(&config, Kind::Float, seed), kind, device);
-        Self::build(config, &weights, kind, device)
-    }
-
-    /// A model from the `config.json` of a directory alone: its weights are drawn on the device, by libtorch's generator.
-    pub fn drawn<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
-        Self::drawn_as(ModelConfig::load(source)?, dtype, device)
-    }
-
-    /// As [`Self::drawn`], of a shape that no directory has.
-    pub fn drawn_as(config: ModelConfig, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
-        let (weights, kind) = Self::draw_weights(&config, dtype, device);
-        Self::build(config, &weights, kind, device)
-    }
-
-    /// As [`Self::drawn`], with every weight a parameter that is trained.
-    pub fn drawn_to_train<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, device: Device) -> Result<Self, ModelError> {
-        let source = source.into();
-        Self::drawn_to_train_as((source, source.config()?), dtype, device)
-    }
-
-    /// As [`Self::drawn_to_train`], of another shape than the directory's.
-    pub fn drawn_to_train_as<'a>(
-        (source, config): (impl Into<ModelSource<'a>>, ModelConfig),
-        dtype: Dtype,
-        device: Device,
+    /// With every weight a parameter that is trained; a tied matrix is one.
+    pub(super) fn build_to_train(
+        source: ModelSource<'_>,
+        config: ModelConfig,
+        weights: &Weights,
+        (kind, at): (Kind, ModelPlacement),
     ) -> Result<Self, ModelError> {
-        Self::check_dtype_to_train(dtype)?;
-        let (weights, kind) = Self::draw_weights(&config, dtype, device);
-        let all = AllWeights::load(source.into(), &config, &weights)?;
-        let model = Self::build(config, &all.weights(kind, device), kind, device)?;
+        let all = AllWeights::load(source, &config, weights)?;
+        let model = Self::build(config, &all.weights(kind, at), kind, at)?;
         Ok(Self { trained: Trainable::AllWeights(all), ..model })
     }
 
-    fn draw_weights(config: &ModelConfig, dtype: Dtype, device: Device) -> (Weights, Kind) {
-        let kind = kind_of(dtype);
-        (Weights::drawn(layout::entries(config), config.initializer_range, kind, device), kind)
-    }
-
-    fn build(config: ModelConfig, weights: &Weights, kind: Kind, device: Device) -> Result<Self, ModelError> {
+    /// Of weights that are `kind` and compute where `at` says.
+    pub(super) fn build(config: ModelConfig, weights: &Weights, kind: Kind, at: ModelPlacement) -> Result<Self, ModelError> {
         let layer = |idx| DecoderLayer::load(weights, &config, LayerIdx(idx));
-        let layers = (0..config.num_layers()).map(layer).collect::<Result<_, _>>()?;
+        let layers = (0..config.num_layers()).map(layer).collect::<Result<Vec<_>, _>>()?;
         let embedding = Embedding::load(weights, &config)?;
         let final_norm = RmsNorm::load(weights, &config, FINAL_NORM)?;
-        Ok(Self { config, embedding, layers, final_norm, trained: Trainable::Nothing, kind, device })
+        let waiting = WaitingLayers::of(layers.iter().map(|layer| layer.tensors().collect()), at);
+        Ok(Self { config, embedding, layers, waiting, final_norm, trained: Trainable::Nothing, kind, device: at.device })
     }
 
     /// The same model, whose last hidden states are scored by `num_classes` classes ([`ModelConfig::with_classes`]).
@@ -156,7 +93,7 @@ impl Model {
         self.kind
     }
 
-    /// Where the weights lie.
+    /// Where it computes.
     pub fn device(&self) -> Device {
         self.device
     }
@@ -183,6 +120,7 @@ impl Model {
         let is_new = adapter.is_new();
         let (settings, deltas, ends) = adapter.moved_to(self.kind, self.device).into_parts();
         let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
+        self.release_layers();
         self.linears_mut().for_each(|linear| linear.set_beginning(None));
         for (name, place) in self.layers.iter_mut().flat_map(DecoderLayer::delta_places) {
             *place = deltas.remove(name);
@@ -190,8 +128,13 @@ impl Model {
         if is_new && settings.is_pissa {
             self.linears_mut().for_each(Linear::take_largest_part);
         }
+        self.let_linears_wait();
         if is_new {
-            self.layers.iter().flat_map(DecoderLayer::linears).for_each(Linear::begin_delta);
+            for (idx, layer) in self.layers.iter().enumerate() {
+                self.bring_layers(idx..idx + 1, None);
+                layer.linears().for_each(Linear::begin_delta);
+            }
+            self.release_layers();
         }
         self.embedding.train(ends, is_new);
         self.trained = Trainable::Adapter(settings);
@@ -224,6 +167,45 @@ impl Model {
         }
     }
 
+    /// The parameters of some layers whose gradients are summed up outside of them: all weights, where they are in fewer bits than gradients
+    /// are summed in, or wait on the host; else none.
+    pub fn parameters_summed_apart(&self, layers: Range<usize>) -> Vec<(String, Tensor)> {
+        let is_apart = self.waiting.is_some() || self.kind == Kind::BFloat16;
+        self.all_weights().filter(|_| is_apart).map(|all| all.of_layers(layers)).unwrap_or_default()
+    }
+
+    /// Whether layers wait on the host.
+    pub fn has_waiting_layers(&self) -> bool {
+        self.waiting.is_some()
+    }
+
+    /// How many layers that wait are where the model computes, or on their way there.
+    #[cfg(test)]
+    pub(crate) fn layers_in_flight(&self) -> usize {
+        self.waiting.as_ref().map_or(0, WaitingLayers::in_flight)
+    }
+
+    /// The model with copies of all layers' weights where it computes, for good.
+    #[cfg(test)]
+    pub(crate) fn with_layers_here(mut self) -> Self {
+        self.bring_layers(0..self.layers.len(), None);
+        self.waiting = None;
+        self
+    }
+
+    /// Has the weights of some layers where the model computes, where they are not always; those of `next` come meanwhile, and those of
+    /// no others stay. Only such a layer can run.
+    pub fn bring_layers(&self, layers: Range<usize>, next: Option<Range<usize>>) {
+        if let Some(waiting) = &self.waiting {
+            waiting.bring(layers, next);
+        }
+    }
+
+    /// Lets all layers wait again, with their weights to be read and written.
+    pub fn release_layers(&self) {
+        self.bring_layers(0..0, None);
+    }
+
     /// The parameters behind the last layer, in final norm and output projection; with an adapter, what it trains in its place.
     pub fn head_parameters(&self) -> Vec<(String, Tensor)> {
         self.all_weights().map_or_else(|| self.embedding.trained().of_head(), AllWeights::head)
@@ -238,6 +220,7 @@ impl Model {
     /// Of tensors that [`Self::save_trained`] has written, those that are trained, as [`Self::parameters`] has them. Where an adapter has
     /// begun as a part of the weights, it has begun as these say from now on.
     pub fn take_saved(&mut self, saved: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
+        self.release_layers();
         let Trainable::Adapter(settings) = &self.trained else { return saved };
         // The embedding that goes with an addition to it is a constant.
         let mut saved: BTreeMap<_, _> =
@@ -257,7 +240,15 @@ impl Model {
             saved.extend([a_name.clone(), b_name.clone()].into_iter().zip(trained));
             linear.set_beginning(Some(beginning));
         }
+        self.let_linears_wait();
         saved.into_iter().collect()
+    }
+
+    /// Where linears have other weights than before, these wait from now on.
+    fn let_linears_wait(&mut self) {
+        if let Some(waiting) = &mut self.waiting {
+            waiting.follow(self.layers.iter().map(DecoderLayer::tensors));
+        }
     }
 
     fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
@@ -332,10 +323,11 @@ impl Model {
         attend: &mut dyn Attend,
     ) -> Result<Tensor, AttendError> {
         let tokens = TokenContext { position_bn: &positions.position_bn, dropout: place };
-        self.layers[idx.0].forward(hidden_bne, &positions.rotations, &tokens, attend)
+        self.decoder_layer(idx).forward(hidden_bne, &positions.rotations, &tokens, attend)
     }
 
     pub(super) fn decoder_layer(&self, idx: LayerIdx) -> &DecoderLayer {
+        debug_assert!(self.waiting.as_ref().is_none_or(|waiting| waiting.is_here(idx.0)), "{idx} is not here");
         &self.layers[idx.0]
     }
 
@@ -353,14 +345,5 @@ impl Model {
     /// `(…, E)` in, `(…, V)` or `(…, K)` out.
     pub fn logits(&self, normed: &Tensor) -> Tensor {
         self.embedding.logits(normed)
-    }
-}
-
-/// The dtype by libtorch's name.
-pub fn kind_of(dtype: Dtype) -> Kind {
-    match dtype {
-        Dtype::F32 => Kind::Float,
-        Dtype::Bf16 => Kind::BFloat16,
-        Dtype::F64 => Kind::Double,
     }
 }

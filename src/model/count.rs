@@ -36,7 +36,7 @@ pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Resul
                 (_, Role::Bias) => "biases",
                 (_, Role::Constant) => continue,
                 (_, Role::Matrix) if entry.name.ends_with(DRAIN) => "drains",
-                (_, Role::Matrix) => "linears",
+                (_, Role::Matrix | Role::WideMatrix) => "linears",
             };
             add(kind, entry.shape.iter().product());
         }

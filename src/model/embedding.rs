@@ -7,6 +7,7 @@ use super::config::ModelConfig;
 use super::ends::{AdapterEnds, EndPart, rows};
 use super::names::{EMBEDDING, OUTPUT, SCORE};
 use super::weights::Weights;
+use crate::ops::attention::zero_sum_of;
 use crate::ops::linear::linear;
 use crate::ops::soft_cap::soft_cap;
 
@@ -67,7 +68,8 @@ impl Embedding {
     }
 
     /// The backward of [`Self::embed`] over pieces of a sequence: ids, and the gradients of what they were turned into. The gradients are of
-    /// the embedding, where that is trained itself, or of what an adapter trains of it, in its order.
+    /// the embedding, where that is trained itself, or of what an adapter trains of it, in its order; in the kind in which gradients are
+    /// summed.
     ///
     /// # Shapes
     /// `(B, n)` int64 and `(B, n, E)` by piece.
@@ -77,9 +79,9 @@ impl Embedding {
         if !self.input_ve.requires_grad() {
             return self.trained.embed_backward(pieces.map(flat));
         }
-        let mut gradient_ve = self.input_ve.detach().zeros_like();
+        let mut gradient_ve = zero_sum_of(&self.input_ve);
         for (ids_n, gradient_ne) in pieces.map(flat) {
-            let _ = gradient_ve.index_add_(0, &ids_n, &gradient_ne);
+            let _ = gradient_ve.index_add_(0, &ids_n, &gradient_ne.to_kind(gradient_ve.kind()));
         }
         vec![gradient_ve]
     }

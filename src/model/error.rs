@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use super::fields::ConfigFault;
 use crate::files::FilesError;
-use crate::recipe::Dtype;
 use crate::store::StoreError;
 use crate::units::{Exit, Failure};
 
@@ -82,12 +81,6 @@ pub enum ModelError {
         /// What it predicts.
         adapter: &'static str,
     },
-    /// A dtype that is too coarse to train weights in.
-    #[error("all weights can't be trained in `{dtype}`: most updates are smaller than the steps between its numbers")]
-    TrainedDtype {
-        /// As in the recipe.
-        dtype: Dtype,
-    },
     /// A model of which nothing is trained has nothing to save.
     #[error("nothing of the model is trained, so there is nothing to save")]
     NothingTrained,
@@ -147,9 +140,6 @@ impl Failure for ModelError {
             Self::OtherTask { .. } => {
                 "an adapter of classes (`task_type` `SEQ_CLS`) goes with `head.kind = \"seq_classification\"`, any other without it".into()
             }
-            Self::TrainedDtype { .. } => {
-                "write `model.dtype = \"f32\"`, in which `bf16` weights load too; an adapter can be trained in `bf16`".into()
-            }
             Self::NotEmpty { .. } => "choose another `--out`, or empty the directory".into(),
             Self::RopeScaling { .. } => "leave `model.rope_scaling` out, or take another model".into(),
             Self::NotMergeable { .. } => "use the adapter beside its base: `--for peft`".into(),
@@ -164,7 +154,6 @@ impl Failure for ModelError {
             Self::UnknownTarget { .. }
             | Self::Lora { .. }
             | Self::OtherTask { .. }
-            | Self::TrainedDtype { .. }
             | Self::NotEmpty { .. }
             | Self::RopeScaling { .. } => Exit::Usage,
             _ => self.origin().map_or(Exit::Data, Failure::exit),

@@ -57,7 +57,7 @@ pub(super) fn draw(config: &ModelConfig, kind: Kind, seed: u64) -> Vec<(String, 
     let fill = |entry: layout::TensorEntry| {
         let shape: Vec<i64> = entry.shape.iter().map(|&size| size as i64).collect();
         let tensor = match entry.role {
-            Role::Matrix => random::normal(seed, &entry.name, &shape, config.initializer_range).to_kind(kind),
+            Role::Matrix | Role::WideMatrix => random::normal(seed, &entry.name, &shape, config.initializer_range).to_kind(kind),
             Role::Norm => Tensor::ones(&shape, (kind, Device::Cpu)),
             Role::Bias | Role::Constant | Role::NormAboutOne => Tensor::zeros(&shape, (kind, Device::Cpu)),
         };

@@ -8,11 +8,13 @@ use super::spec::{DRAIN, LayerSpec, LinearSpec};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Matrix,
+    /// In the accumulation kind, whatever the model's dtype.
+    WideMatrix,
     Norm,
     /// A norm that multiplies by 1 + its weight.
     NormAboutOne,
     Bias,
-    /// Never trained.
+    /// Never trained, and in the accumulation kind.
     Constant,
 }
 
@@ -27,9 +29,18 @@ pub(super) struct TensorEntry {
 impl ModelConfig {
     /// How many weights the model has, without constants.
     pub fn num_parameters(&self) -> usize {
-        let trainable = entries(self).into_iter().filter(|entry| entry.role != Role::Constant);
-        trainable.map(|entry| entry.shape.iter().product::<usize>()).sum()
+        count(&entries(self))
     }
+
+    /// How many of them are a layer's.
+    pub fn num_layer_parameters(&self, layer: usize) -> usize {
+        count(&layer_entries(&self.layers[layer], self))
+    }
+}
+
+fn count(entries: &[TensorEntry]) -> usize {
+    let trainable = entries.iter().filter(|entry| entry.role != Role::Constant);
+    trainable.map(|entry| entry.shape.iter().product::<usize>()).sum()
 }
 
 /// All tensors of a model, bottom to top. With tied embeddings the output projection is none of them, and a classifier has none.
@@ -56,7 +67,10 @@ fn layer_entries(spec: &LayerSpec, config: &ModelConfig) -> Vec<TensorEntry> {
     let norms = spec.norms(hidden_size).into_iter();
     let mut all: Vec<TensorEntry> = norms.map(|of| norm(config, &format!("{}.weight", of.path), of.width)).collect();
     for LinearSpec { path, out, inner, has_bias } in spec.linears(hidden_size) {
-        all.push(TensorEntry { name: format!("{path}.weight"), shape: vec![out, inner], role: Role::Matrix });
+        let is_wide =
+            spec.feed_forward.experts().is_some_and(|experts| experts.has_wide_router() && experts.router(0).path == path);
+        let role = if is_wide { Role::WideMatrix } else { Role::Matrix };
+        all.push(TensorEntry { name: format!("{path}.weight"), shape: vec![out, inner], role });
         if has_bias {
             all.push(TensorEntry { name: format!("{path}.bias"), shape: vec![out], role: Role::Bias });
         }

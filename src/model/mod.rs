@@ -28,6 +28,7 @@ mod fold;
 mod init;
 mod layout;
 mod linear;
+mod load;
 mod merge;
 mod mlp;
 mod names;
@@ -41,12 +42,13 @@ mod simulated;
 mod source;
 mod spec;
 mod targets;
+mod waiting_layers;
 mod weights;
 
 pub use adapter::{Adapter, Disagreement};
 pub use attend::{Attend, AttendError, Qkv, Routed};
 pub use captured::{CapturedLayers, ColumnLayers};
-pub use causal_lm::{Model, kind_of};
+pub use causal_lm::Model;
 pub use config::{ModelConfig, ModelLinear};
 pub use count::{EndNumbers, end_numbers, trained_by_kind};
 pub use dropout::{DropoutContext, DropoutKey};
@@ -55,6 +57,7 @@ pub use fields::ConfigFault;
 pub use fingerprint::fingerprint;
 pub use fold::AdapterFeature;
 pub use init::init_model;
+pub use load::kind_of;
 pub use merge::MergedModel;
 pub use positions::Positions;
 #[cfg(test)]
@@ -66,4 +69,5 @@ pub use spec::{
 };
 pub use spec::{DynamicYarnScaling, Llama3Scaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling};
 pub use targets::{on_every_layer, targeted};
+pub use waiting_layers::ModelPlacement;
 pub use weights::MODEL_TENSORS;

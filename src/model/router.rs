@@ -24,10 +24,8 @@ pub(super) struct Router {
 
 impl Router {
     pub(super) fn load(weights: &Weights, layer: LayerIdx, spec: &ExpertsSpec, hidden: usize) -> Result<Self, ModelError> {
-        let linear = match spec.preference {
-            Preference::Softmax => Linear::load(weights, layer, &spec.router(hidden))?,
-            Preference::Sigmoid { .. } => Linear::load_wide(weights, layer, &spec.router(hidden))?,
-        };
+        let load = if spec.has_wide_router() { Linear::load_wide } else { Linear::load };
+        let linear = load(weights, layer, &spec.router(hidden))?;
         let correction = spec.correction().map(|path| weights.load_wide(&layer_tensor(layer.0, &path)));
         Ok(Self {
             linear,

@@ -280,6 +280,11 @@ impl ExpertsSpec {
         LinearSpec { path, out: self.num_experts, inner: hidden, has_bias: self.is_stacked() }
     }
 
+    /// Whether its router is in the accumulation kind, as published models of its kind are run.
+    pub(super) fn has_wide_router(&self) -> bool {
+        matches!(self.preference, Preference::Sigmoid { .. })
+    }
+
     /// Whether checkpoints have the matrices of all experts side by side.
     pub(super) fn is_stacked(&self) -> bool {
         self.names.linears.is_none()

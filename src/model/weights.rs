@@ -10,6 +10,7 @@ use super::error::{ModelError, TensorProblem, TensorProblems};
 use super::families::{is_wrapped, own_name};
 use super::layout::{Role, TensorEntry};
 use super::names::{OUTPUT, layer_of};
+use super::waiting_layers::ModelPlacement;
 use crate::files::{Dtype as FileDtype, FilesError, TensorFile, read_json};
 use crate::native::cuda::Upload;
 use crate::ops::attention::accumulation_kind;
@@ -26,7 +27,7 @@ const EXTENSION: &str = ".safetensors";
 pub(super) struct Weights {
     source: WeightSource,
     kind: Kind,
-    device: Device,
+    placement: ModelPlacement,
     /// From files to a device.
     upload: Option<Upload>,
 }
@@ -72,23 +73,23 @@ type FoundTensors<'a> = BTreeMap<&'a str, (FileDtype, &'a [usize])>;
 impl Weights {
     /// Opens the files of a directory and reads their headers. `name` says whether the model's tensors are called as by itself, or as
     /// part of another model.
-    pub(super) fn open(dir: &Path, name: TensorNames, kind: Kind, device: Device) -> Result<Self, ModelError> {
-        let upload = (device != Device::Cpu).then(|| Upload::to(device));
+    pub(super) fn open(dir: &Path, name: TensorNames, kind: Kind, placement: ModelPlacement) -> Result<Self, ModelError> {
+        let upload = (placement.device != Device::Cpu).then(|| Upload::to(placement.device));
         let mut files = Files::open(dir)?;
         if name == TensorNames::Wrapped {
             files.unwrap_names();
         }
-        Ok(Self { source: WeightSource::Files(files), kind, device, upload })
+        Ok(Self { source: WeightSource::Files(files), kind, placement, upload })
     }
 
     /// Tensors that lie in memory.
-    pub(super) fn in_memory(tensors: Vec<(String, Tensor)>, kind: Kind, device: Device) -> Self {
-        Self { source: WeightSource::Memory(tensors.into_iter().collect()), kind, device, upload: None }
+    pub(super) fn in_memory(tensors: Vec<(String, Tensor)>, kind: Kind, placement: ModelPlacement) -> Self {
+        Self { source: WeightSource::Memory(tensors.into_iter().collect()), kind, placement, upload: None }
     }
 
     /// Tensors that libtorch's generator draws where they are wanted, one by one, so that no second copy of a model is needed.
-    pub(super) fn drawn(entries: Vec<TensorEntry>, std: f64, kind: Kind, device: Device) -> Self {
-        Self { source: WeightSource::Drawn(entries, std), kind, device, upload: None }
+    pub(super) fn drawn(entries: Vec<TensorEntry>, std: f64, kind: Kind, placement: ModelPlacement) -> Self {
+        Self { source: WeightSource::Drawn(entries, std), kind, placement, upload: None }
     }
 
     /// Leaves the tensors of so many layers from `first` on alone.
@@ -129,21 +130,26 @@ impl Weights {
     }
 
     /// The same in memory of its own, to be trained.
-    pub(super) fn load_to_write(&self, name: &str) -> Result<Tensor, ModelError> {
-        self.load_to(name, Home::Host, self.kind)
+    pub(super) fn load_to_write(&self, entry: &TensorEntry) -> Result<Tensor, ModelError> {
+        let is_wide = matches!(entry.role, Role::WideMatrix | Role::Constant);
+        self.load_to(&entry.name, Home::Host, if is_wide { accumulation_kind(self.kind) } else { self.kind })
     }
 
     fn load_to(&self, name: &str, home: Home<'_>, kind: Kind) -> Result<Tensor, ModelError> {
+        let device = self.placement.home_of(name);
         match &self.source {
-            WeightSource::Files(files) => files.load(name, kind, self.upload.as_ref().map_or(home, Home::Device)),
+            WeightSource::Files(files) => {
+                let upload = self.upload.as_ref().filter(|_| device != Device::Cpu);
+                files.load(name, kind, upload.map_or(home, Home::Device))
+            }
             WeightSource::Memory(tensors) => {
                 let tensor = tensors.get(name).ok_or_else(|| missing(Path::new(""), name))?;
-                let moved = tensor.to_device(self.device).to_kind(kind);
+                let moved = tensor.to_device(device).to_kind(kind);
                 Ok(if matches!(home, Home::File) { moved } else { moved.copy() })
             }
             WeightSource::Drawn(entries, std) => {
                 let entry = entries.iter().find(|entry| entry.name == name).ok_or_else(|| missing(Path::new(""), name))?;
-                Ok(draw(entry, *std, (kind, self.device)))
+                Ok(draw(entry, *std, (kind, device)))
             }
         }
     }
@@ -153,7 +159,7 @@ impl Weights {
 fn draw(entry: &TensorEntry, std: f64, options: (Kind, Device)) -> Tensor {
     let shape: Vec<i64> = entry.shape.iter().map(|&size| size as i64).collect();
     match entry.role {
-        Role::Matrix => Tensor::empty(&shape, options).normal_(0.0, std),
+        Role::Matrix | Role::WideMatrix => Tensor::empty(&shape, options).normal_(0.0, std),
         Role::Norm => Tensor::ones(&shape, options),
         Role::Bias | Role::Constant | Role::NormAboutOne => Tensor::zeros(&shape, options),
     }

@@ -26,6 +26,7 @@ unsafe extern "C" {
         user: *mut c_void,
     ) -> c_int;
     fn kvtune_backward(roots: *const *mut C_tensor, grads: *const *mut C_tensor, count: usize) -> c_int;
+    fn kvtune_take_gradient(leaf: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
     fn kvtune_grad(
         roots: *const *mut C_tensor,
         grads: *const *mut C_tensor,
@@ -92,6 +93,19 @@ pub fn run_backward(roots: &[&Tensor], grads: &[&Tensor]) -> Result<(), Backward
     let (roots, grads) = (pointers(roots), pointers(grads));
     // SAFETY: both lists hold live tensors and have the same length.
     check(unsafe { kvtune_backward(roots.as_ptr(), grads.as_ptr(), roots.len().min(grads.len())) })
+}
+
+/// Takes the gradient out of a leaf, which has none afterwards; `None` where it had none.
+///
+/// # Shapes
+/// The leaf's.
+pub fn take_gradient(leaf: &Tensor) -> Result<Option<Tensor>, BackwardError> {
+    let mut result = std::ptr::null_mut();
+    // SAFETY: the leaf is a live tensor; a non-null result is a new `at::Tensor` that is ours to own.
+    unsafe {
+        check(kvtune_take_gradient(pointer(leaf), &raw mut result))?;
+        Ok((!result.is_null()).then(|| Tensor::from_ptr(result)))
+    }
 }
 
 /// The gradients of `inputs`, given those of `roots`; `None` where the roots do not depend on an input.

@@ -16,7 +16,7 @@ mod threads;
 
 pub use allocated::Allocated;
 pub(crate) use autograd::or_panic;
-pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward};
+pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward, take_gradient};
 pub use facts::{cpu_capability, cpu_has, loaded_libtorch, threads_at_work};
 pub use kernels::{AttendGrads, AttentionShape, KvPart, Scoring, attend, attend_backward, attention_mass, computes, product};
 pub use mapped::{FileMap, libtorch_version, tensor_over};

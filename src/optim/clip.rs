@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 pub fn clip_grad_norm(gradients: &mut [(String, Tensor)], max_norm: f64) -> f64 {
     no_grad(|| {
         let square = |(_, t): &(String, Tensor)| t.to_kind(Kind::Double).square().sum(Kind::Double);
-        let squares: Vec<Tensor> = gradients.iter().map(square).collect();
+        let squares = in_one_place(gradients.iter().map(square).collect());
         // One wait for the device, not one for each; added up on the host, in the order of the names.
         let norm = read(&squares).into_iter().sum::<f64>().sqrt();
         if norm > max_norm {
@@ -16,6 +16,12 @@ pub fn clip_grad_norm(gradients: &mut [(String, Tensor)], max_norm: f64) -> f64 
         }
         norm
     })
+}
+
+/// Of tensors on the host and on a device, all on the device.
+pub fn in_one_place(tensors: Vec<Tensor>) -> Vec<Tensor> {
+    let device = tensors.iter().map(Tensor::device).find(|device| device.is_cuda()).unwrap_or(Device::Cpu);
+    tensors.into_iter().map(|tensor| tensor.to_device(device)).collect()
 }
 
 /// The values of tensors of one element, f64.

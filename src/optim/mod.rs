@@ -4,7 +4,9 @@ mod adadelta;
 mod adam;
 mod adamax;
 mod clip;
+mod dynamic_map;
 mod optimizer;
+mod remembered;
 mod rmsprop;
 mod rule;
 mod rule_optimizer;
@@ -13,24 +15,32 @@ mod sgd;
 #[cfg(test)]
 mod tests;
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
-pub use clip::clip_grad_norm;
+pub use clip::{clip_grad_norm, in_one_place};
 pub use optimizer::{OptimError, Optimizer};
 pub use schedule::learning_rate;
 
-use crate::recipe::{OptimizerName, OptimizerRecipe};
+use dynamic_map::DynamicMap;
+use remembered::StateForm;
+use rule_optimizer::RuleOptimizer;
 
-/// The optimiser of a recipe, for `parameters`. A further one is one file, a name in the recipe, and a line here.
-pub fn build(recipe: &OptimizerRecipe, parameters: &[(String, Tensor)]) -> Box<dyn Optimizer> {
-    Box::new(rule_optimizer::RuleOptimizer::new(rule(recipe), recipe.loraplus_lr_ratio, parameters))
+use crate::recipe::{Offload, OptimizerName, OptimizerRecipe};
+
+/// The optimiser of a recipe, for `parameters` of a model on `device`; its state waits where `offload` says. A further one is one
+/// file, a name in the recipe, and a line here.
+pub fn build(recipe: &OptimizerRecipe, offload: Offload, parameters: &[(String, Tensor)], device: Device) -> Box<dyn Optimizer> {
+    let maps =
+        if recipe.name == OptimizerName::AdamW8bit { vec![DynamicMap::signed(), DynamicMap::unsigned()] } else { Vec::new() };
+    let form = StateForm { maps, is_on_host: offload != Offload::None };
+    Box::new(RuleOptimizer::new((rule(recipe), recipe.loraplus_lr_ratio), form, parameters, device))
 }
 
 fn rule(recipe: &OptimizerRecipe) -> Box<dyn rule::Rule> {
     let OptimizerRecipe { betas, momentum, .. } = *recipe;
     let (eps, weight_decay, smoothing) = (recipe.epsilon(), recipe.decay(), recipe.mean_square_decay());
     match recipe.name {
-        OptimizerName::AdamW => Box::new(adam::Adam { betas, eps, weight_decay, is_decoupled: true }),
+        OptimizerName::AdamW | OptimizerName::AdamW8bit => Box::new(adam::Adam { betas, eps, weight_decay, is_decoupled: true }),
         OptimizerName::Adam => Box::new(adam::Adam { betas, eps, weight_decay, is_decoupled: false }),
         OptimizerName::Sgd => Box::new(sgd::Sgd { weight_decay, momentum, is_nesterov: recipe.nesterov }),
         OptimizerName::RmsProp => Box::new(rmsprop::RmsProp { smoothing, eps, weight_decay, momentum }),

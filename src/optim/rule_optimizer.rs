@@ -1,7 +1,8 @@
 //! An optimiser made of a rule: it applies the rule to each parameter, and keeps what the rule remembers.
 
-use tch::{Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
+use super::remembered::{Remembered, StateForm};
 use super::rule::{Rule, Update};
 use super::{OptimError, Optimizer};
 use crate::units::Bytes;
@@ -12,55 +13,65 @@ pub(super) struct RuleOptimizer {
     rule: Box<dyn Rule>,
     /// How many times as fast the matrices B of an adapter learn (LoRA+).
     b_ratio: f64,
+    form: StateForm,
+    /// Where updates are computed.
+    device: Device,
     step: i64,
-    /// By parameter, in the order of the rule's slots.
-    remembered: Vec<(String, Vec<Tensor>)>,
+    remembered: Vec<Remembered>,
 }
 
 const STEP: &str = "step";
 
 impl RuleOptimizer {
-    /// With nothing remembered of `parameters`.
-    pub(super) fn new(rule: Box<dyn Rule>, b_ratio: f64, parameters: &[(String, Tensor)]) -> Self {
-        let zeros = |(name, p): &(String, Tensor)| (name.clone(), rule.slots().iter().map(|_| p.detach().zeros_like()).collect());
-        Self { remembered: parameters.iter().map(zeros).collect(), rule, b_ratio, step: 0 }
-    }
-
-    fn slots(&self) -> impl Iterator<Item = (String, &Tensor)> {
-        let ends = self.rule.slots();
-        let of = move |(name, slots): &'_ (String, Vec<Tensor>)| -> Vec<String> {
-            ends.iter().take(slots.len()).map(|end| format!("{name}.{end}")).collect()
-        };
-        self.remembered.iter().flat_map(move |parameter| of(parameter).into_iter().zip(&parameter.1))
+    /// With nothing remembered of `parameters`, which are updated on `device`.
+    pub(super) fn new(
+        (rule, b_ratio): (Box<dyn Rule>, f64),
+        form: StateForm,
+        parameters: &[(String, Tensor)],
+        device: Device,
+    ) -> Self {
+        let remembered = parameters.iter().map(|parameter| Remembered::new(&*rule, &form, parameter, device)).collect();
+        Self { rule, b_ratio, form, device, step: 0, remembered }
     }
 }
 
 impl Optimizer for RuleOptimizer {
     fn step(&mut self, parameters: &[(String, Tensor)], gradients: &[(String, Tensor)], learning_rate: f64) {
         self.step += 1;
+        let step = self.step as i32;
+        let of = |all: &[(String, Tensor)], name: &str| all.iter().find(|(own, _)| own == name).map(|(_, t)| t.detach());
+        let (form, device) = (&self.form, self.device);
+        let mut ahead = None;
         no_grad(|| {
-            for (name, gradient) in gradients {
-                let remembered = self.remembered.iter_mut().find(|(own, _)| own == name);
-                let parameter = parameters.iter().find(|(own, _)| own == name);
-                if let (Some((_, slots)), Some((_, parameter))) = (remembered, parameter) {
-                    let gradient = gradient.to_kind(parameter.kind());
-                    let step = self.step as i32;
-                    let is_b = name.contains(".lora_B.") || name.ends_with(".lora_embedding_B");
-                    let learning_rate = if is_b { learning_rate * self.b_ratio } else { learning_rate };
-                    self.rule.update(Update { parameter: parameter.detach(), gradient, slots, step, learning_rate });
+            for index in 0..self.remembered.len() {
+                let mut tensors = ahead.take().unwrap_or_else(|| self.remembered[index].prefetch(device)).wait();
+                ahead = self.remembered.get(index + 1).filter(|next| next.is_away()).map(|next| next.prefetch(device));
+                let own = &mut self.remembered[index];
+                let (Some(gradient), Some(stored)) = (of(gradients, &own.name), of(parameters, &own.name)) else { continue };
+                // A weight of fewer bits follows its master, and one that waits on the host is updated where the others are.
+                let parameter = own.master(&tensors).unwrap_or_else(|| stored.to_device(device));
+                let gradient = gradient.to_device(device).to_kind(parameter.kind());
+                let mut slots = form.decode(&tensors);
+                let is_b = own.name.contains(".lora_B.") || own.name.ends_with(".lora_embedding_B");
+                let learning_rate = if is_b { learning_rate * self.b_ratio } else { learning_rate };
+                let update = Update { parameter: parameter.shallow_clone(), gradient, slots: &mut slots, step, learning_rate };
+                self.rule.update(update);
+                form.encode(&slots, &mut tensors);
+                if stored.data_ptr() != parameter.data_ptr() {
+                    stored.shallow_clone().copy_(&parameter);
                 }
+                own.keep(tensors);
             }
         });
     }
 
     fn state(&self) -> Vec<(String, Tensor)> {
         let step = (STEP.to_owned(), Tensor::from_slice(&[self.step]));
-        std::iter::once(step).chain(self.slots().map(|(name, slot)| (name, slot.shallow_clone()))).collect()
+        std::iter::once(step).chain(self.remembered.iter().flat_map(Remembered::named)).collect()
     }
 
     fn bytes(&self) -> Bytes {
-        let of = |slot: &Tensor| (slot.numel() * slot.kind().elt_size_in_bytes()) as u64;
-        Bytes(self.remembered.iter().flat_map(|(_, slots)| slots).map(of).sum())
+        self.remembered.iter().map(Remembered::bytes).sum()
     }
 
     fn load_state(&mut self, state: &[(String, Tensor)]) -> Result<(), OptimError> {
@@ -68,21 +79,22 @@ impl Optimizer for RuleOptimizer {
             let found = state.iter().find(|(n, _)| n == name);
             found.map(|(_, t)| t).ok_or_else(|| OptimError::OtherState(format!("`{name}` is missing")))
         };
-        let expected = self.slots().count() + 1;
+        let expected = self.remembered.iter().map(Remembered::count).sum::<usize>() + 1;
         if state.len() != expected {
             return Err(OptimError::OtherState(format!("expected {expected} tensors, found {}", state.len())));
         }
         self.step = find(STEP)?.to_kind(Kind::Int64).int64_value(&[0]);
-        for (parameter, slots) in &mut self.remembered {
-            for (own, end) in slots.iter_mut().zip(self.rule.slots()) {
-                let name = format!("{parameter}.{end}");
+        for own in &mut self.remembered {
+            let mut tensors = Vec::new();
+            for (name, now) in own.named() {
                 let saved = find(&name)?;
-                if saved.size() != own.size() {
-                    let message = format!("`{name}`: expected {:?}, found {:?}", own.size(), saved.size());
-                    return Err(OptimError::OtherState(message));
+                if (saved.size(), saved.kind()) != (now.size(), now.kind()) {
+                    let [expected, found] = [&now, saved].map(|t| format!("{:?} {:?}", t.size(), t.kind()));
+                    return Err(OptimError::OtherState(format!("`{name}`: expected {expected}, found {found}")));
                 }
-                *own = saved.to_kind(own.kind()).to_device(own.device()).copy();
+                tensors.push(saved.to_device(self.device).copy());
             }
+            own.keep(tensors);
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use super::{Forecast, Machine, PlanError, StepSpec, StepTimes, StepWork, Trained
 use crate::data::Batch;
 use crate::engine::{RandomSizes, Settings};
 use crate::model::ModelConfig;
-use crate::recipe::{BufferKind, CacheRecipe, GradRecipe, OpenKey, StoreForm, StorePlace, StoreRecipe};
+use crate::recipe::{BufferKind, CacheRecipe, GradRecipe, Offload, OpenKey, OptimizerRecipe, StoreForm, StorePlace, StoreRecipe};
 use crate::units::Bytes;
 
 /// What is planned: a batch through a model, on a machine.
@@ -19,6 +19,10 @@ pub struct Planner<'a> {
     pub kv: &'a CacheRecipe,
     /// What is trained.
     pub trained: &'a TrainedPart,
+    /// What updates it.
+    pub optimizer: &'a OptimizerRecipe,
+    /// What of all this waits on the host.
+    pub offload: Offload,
     /// The dtype.
     pub kind: Kind,
     /// The heaviest that will come.
@@ -184,8 +188,9 @@ impl Planner<'_> {
     }
 
     fn spec<'b>(&'b self, settings: &'b Settings) -> StepSpec<'b> {
-        let Self { config, trained, kind, machine: Machine { device, threads, .. }, micro_batches, .. } = *self;
-        StepSpec { config, settings, trained, kind, device, threads, accumulates: micro_batches > 1 }
+        let Self { config, trained, optimizer, offload, kind, machine: Machine { device, threads, .. }, micro_batches, .. } =
+            *self;
+        StepSpec { config, settings, trained, optimizer, offload, kind, device, threads, accumulates: micro_batches > 1 }
     }
 
     /// Shapes of cells, as far as they are open, with given stores.

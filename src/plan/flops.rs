@@ -149,8 +149,17 @@ mod tests {
         let settings = Settings::new(&config, &recipe.kv_cache, &recipe.grad).unwrap();
         let trained = TrainedPart::of(&config, recipe.lora.as_ref()).unwrap();
         let (kind, device) = (Kind::Float, Device::Cpu);
-        let spec =
-            StepSpec { config: &config, settings: &settings, trained: &trained, kind, device, threads: 1, accumulates: false };
+        let spec = StepSpec {
+            config: &config,
+            settings: &settings,
+            trained: &trained,
+            optimizer: &recipe.optimizer,
+            offload: recipe.train.offload,
+            kind,
+            device,
+            threads: 1,
+            accumulates: false,
+        };
         Flops::of(&spec, &ChunkPlan::new(&[14], 8, 4, ColumnWidth::Chunks(1)), (14, 14))
     }
 

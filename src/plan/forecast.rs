@@ -6,7 +6,8 @@ use super::StepSpec;
 use super::part::StepPart;
 use super::walk::{Span, StepWalk};
 use crate::data::{Batch, IGNORE, Sequence, Targets};
-use crate::engine::{ChunkPlan, MemoryPlace};
+use crate::engine::{ChunkPlan, MemoryEntry, MemoryPlace};
+use crate::recipe::Offload;
 use crate::units::Bytes;
 
 /// One memory at its peak.
@@ -56,8 +57,8 @@ impl Forecast {
 
 /// The highest moments so far.
 struct Collected {
-    /// What there is at every moment where the model computes.
-    standing: [(&'static str, Bytes); 4],
+    /// What there is at every moment.
+    standing: [MemoryEntry; 5],
     device: Highest,
     host: Option<Highest>,
 }
@@ -85,22 +86,28 @@ impl Highest {
 impl Collected {
     fn new(spec: &StepSpec<'_>) -> Self {
         let accumulated = if spec.accumulates { spec.trained_bytes() } else { Bytes(0) };
+        let entry = |name, place, bytes| MemoryEntry { name, place, bytes };
+        let [weights, waiting] = spec.weights();
+        let of_gradients = if spec.sums_apart() && spec.layers_wait() { MemoryPlace::Host } else { MemoryPlace::Device };
+        let of_optimizer = if spec.offload == Offload::None { MemoryPlace::Device } else { MemoryPlace::Host };
         let standing = [
-            ("weights", spec.weights()),
-            ("adapter", spec.adapter()),
-            ("optimizer state", spec.optimizer()),
-            ("accumulated gradients", accumulated),
+            entry("weights", MemoryPlace::Device, weights),
+            entry("waiting weights", MemoryPlace::Host, waiting),
+            entry("adapter", MemoryPlace::Device, spec.adapter()),
+            entry("optimizer state", of_optimizer, spec.optimizer_state()),
+            entry("accumulated gradients", of_gradients, accumulated),
         ];
         Self { standing, device: Highest::none(), host: spec.device.is_cuda().then(Highest::none) }
     }
 
     fn take(&mut self, moment: &Span) {
-        let (held, is_alone) = (moment.held.entries(), self.host.is_none());
+        let (held, standing, is_alone) = (moment.held.entries(), self.standing, self.host.is_none());
         let at = |place: MemoryPlace| {
-            held.iter().filter(move |entry| is_alone || entry.place == place).map(|entry| (entry.name, entry.bytes))
+            let all = standing.iter().chain(&held);
+            all.filter(move |entry| is_alone || entry.place == place).map(|entry| (entry.name, entry.bytes))
         };
         let of_moment = [("graph of the cell", Bytes(moment.graph)), ("inside", Bytes(moment.inside))];
-        self.device.raise(moment.part, self.standing.into_iter().chain(at(MemoryPlace::Device)).chain(of_moment));
+        self.device.raise(moment.part, at(MemoryPlace::Device).chain(of_moment));
         if let Some(host) = &mut self.host {
             host.raise(moment.part, at(MemoryPlace::Host));
         }

@@ -16,6 +16,6 @@ pub(super) fn inside(s: &StepSpec<'_>, targets: usize, hidden: u64) -> u64 {
     let states = 3 * e * s.element();
     // Of final norm and output projection: the sum, and a block's part. An adapter's own matrix is wide, and computes as a narrow one.
     let narrow = if s.is_narrow() && !s.trains_weights() { 2 * s.element() } else { 0 };
-    let trained = output * (2 * if s.trains_weights() { s.element() } else { s.wide() } + narrow);
+    let trained = output * (2 * s.wide() + narrow);
     hidden + places * (scores + states) + trained
 }

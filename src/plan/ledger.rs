@@ -77,6 +77,8 @@ pub(super) struct Ledger<'a> {
     travelling: Vec<u64>,
     ahead: LookAhead,
     parameter_gradients: u64,
+    /// Those of layers that are summed apart, where they are computed and on the host.
+    summed_gradients: [u64; 2],
     /// Borders between layer bands.
     borders: u64,
 }
@@ -120,6 +122,7 @@ impl<'a> Ledger<'a> {
             travelling: vec![0; plan.columns.len()],
             ahead: LookAhead::default(),
             parameter_gradients: parameter_gradients(spec),
+            summed_gradients: [0; 2],
             borders: spec.settings.layer_bands().len() as u64 - 1,
         };
         ledger.remember_a_step();
@@ -146,7 +149,8 @@ impl<'a> Ledger<'a> {
         let mut memory = MemoryByPart {
             travelling_gradients: Bytes(self.travelling.iter().sum()),
             ahead: Bytes(self.ahead.bytes),
-            parameter_gradients: Bytes(self.parameter_gradients),
+            parameter_gradients: Bytes(self.parameter_gradients + self.summed_gradients[0]),
+            waiting_gradients: Bytes(self.summed_gradients[1]),
             tokens: Bytes(8 * (self.plan.len() * self.plan.num_sequences()) as u64),
             ..MemoryByPart::default()
         };
@@ -263,6 +267,10 @@ impl<'a> Ledger<'a> {
                 self.undo.now -= layer.undo(span, self.undo.form()).0;
             }
         }
+        let is_first = layers.clone().all(|layer| !self.layers[layer].has_gradients);
+        if is_first && self.spec.sums_apart() {
+            self.summed_gradients[0] += layers.clone().map(|layer| self.spec.of_layer(layer)).sum::<u64>() * self.spec.wide();
+        }
         for layer in &mut self.layers[layers.clone()] {
             (layer.noted, layer.has_gradients, layer.resident) = (0, true, 0);
         }
@@ -272,6 +280,9 @@ impl<'a> Ledger<'a> {
     /// A band is done: its border, and its caches' gradients, are gone.
     pub(super) fn end_band(&mut self, layers: &Range<usize>) {
         self.begin_again(layers);
+        if self.spec.layers_wait() {
+            self.summed_gradients[1] += std::mem::take(&mut self.summed_gradients[0]);
+        }
         if layers.start > 0 {
             let border: u64 = (0..self.plan.columns.len()).map(|c| self.checkpoint_bytes(c)).sum();
             self.checkpoints.now -= border;
@@ -301,6 +312,9 @@ impl<'a> Ledger<'a> {
 /// The leaves' own, which stay from step to step, and those that the head sums up. Of an embedding that is no output projection the
 /// gradient is made at the end.
 fn parameter_gradients(s: &StepSpec<'_>) -> u64 {
+    if s.sums_apart() {
+        return s.output_numbers() * s.wide();
+    }
     s.trained_bytes().0 - s.embedding_gradients()
 }
 

@@ -15,6 +15,8 @@ fn what_is_prefetched_is_held_as_it_is_planned() {
                 &["grad.layer_checkpoints=int8", "grad.undo_log=int4"],
                 &["grad.layer_checkpoints_place=file", "grad.undo_log=int8"],
                 &["train.weights=all"],
+                &["train.weights=all", "model.dtype=bf16"],
+                &["train.weights=all", "train.offload=weights"],
                 &["model.dtype=bf16"],
             ] {
                 let words = [&[layers, chunks], more].concat();

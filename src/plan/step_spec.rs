@@ -1,12 +1,15 @@
 //! What a forecast is about: a step before it is made.
 
+use std::ops::Range;
+
 use tch::{Device, Kind};
 
 use super::projection::Projection;
 use crate::engine::Settings;
 use crate::model::{EndNumbers, ModelConfig, ModelError, end_numbers, trained_by_kind};
 use crate::ops::attention::accumulation_kind;
-use crate::recipe::LoraRecipe;
+use crate::recipe::{LoraRecipe, Offload, OptimizerRecipe};
+use crate::store::copies_are_async;
 use crate::units::Bytes;
 
 /// What is trained.
@@ -50,6 +53,10 @@ pub struct StepSpec<'a> {
     pub settings: &'a Settings,
     /// What is trained.
     pub trained: &'a TrainedPart,
+    /// What updates it.
+    pub optimizer: &'a OptimizerRecipe,
+    /// What of all this waits on the host.
+    pub offload: Offload,
     /// The dtype of hidden states and weights.
     pub kind: Kind,
     /// Where it computes; need not be there.
@@ -117,7 +124,7 @@ impl StepSpec<'_> {
         match self.trained {
             TrainedPart::Adapter { ends, .. } => ends.embedding as u64 * self.wide(),
             TrainedPart::Weights if c.tie_word_embeddings && !c.has_score => 0,
-            TrainedPart::Weights => (c.vocab_size * c.hidden_size) as u64 * self.element(),
+            TrainedPart::Weights => self.of_embedding() * self.wide(),
         }
     }
 
@@ -130,15 +137,48 @@ impl StepSpec<'_> {
         }
     }
 
-    /// The model's weights, without an adapter.
-    pub fn weights(&self) -> Bytes {
-        Bytes(self.config.num_parameters() as u64 * self.element())
+    /// The model's weights, without an adapter: where it computes, and on the host, where those of all layers wait but of two bands.
+    pub fn weights(&self) -> [Bytes; 2] {
+        let all = self.config.num_parameters() as u64 * self.element();
+        if !self.layers_wait() {
+            return [Bytes(all), Bytes(0)];
+        }
+        let of_band = |band: Range<usize>| band.map(|layer| self.of_layer(layer) * self.element()).sum();
+        let bands: Vec<u64> = self.settings.layer_bands().into_iter().map(of_band).collect();
+        // A band computes, and the one above or below it is on its way.
+        let in_flight = bands.windows(2).map(|pair| pair[0] + pair[1]).max().unwrap_or(bands.iter().sum());
+        let layers: u64 = bands.iter().sum();
+        [Bytes(all - layers + in_flight), Bytes(layers)]
     }
 
-    /// What is trained; an adapter's matrices are kept in f32 at least.
+    /// Whether the layers' weights wait in another memory.
+    pub(super) fn layers_wait(&self) -> bool {
+        self.offload == Offload::Weights && copies_are_async(self.device)
+    }
+
+    /// Whether the layers' gradients are taken out of their leaves after each cell.
+    pub(super) fn sums_apart(&self) -> bool {
+        self.trains_weights() && (self.is_narrow() || self.layers_wait())
+    }
+
+    /// How many numbers a layer has.
+    pub(super) fn of_layer(&self, layer: usize) -> u64 {
+        self.config.num_layer_parameters(layer) as u64
+    }
+
+    /// How many numbers the embedding has.
+    pub(super) fn of_embedding(&self) -> u64 {
+        self.config.vocab_size as u64 * self.hidden()
+    }
+
+    fn num_trained(&self) -> u64 {
+        let TrainedPart::Adapter { numbers, .. } = self.trained else { return self.config.num_parameters() as u64 };
+        *numbers as u64
+    }
+
+    /// What is trained, in f32 at least, as gradients and an adapter's matrices are kept.
     pub fn trained_bytes(&self) -> Bytes {
-        let TrainedPart::Adapter { numbers, .. } = self.trained else { return self.weights() };
-        Bytes(*numbers as u64 * self.wide())
+        Bytes(self.num_trained() * self.wide())
     }
 
     /// An adapter's own bytes; nothing where the weights are trained.
@@ -163,8 +203,11 @@ impl StepSpec<'_> {
         16 * (inner * widest).max(of_ends) as u64
     }
 
-    /// The optimiser's two moments.
-    pub fn optimizer(&self) -> Bytes {
-        Bytes(2 * self.trained_bytes().0)
+    /// What the optimiser remembers, and the f32 masters of weights of fewer bits.
+    pub fn optimizer_state(&self) -> Bytes {
+        let numbers = self.num_trained();
+        let master = if self.trains_weights() && self.is_narrow() { self.wide() } else { 0 };
+        let widened = self.optimizer.bytes_of_state() * self.wide() as f64 / 4.0;
+        Bytes((numbers as f64 * (widened + master as f64)).ceil() as u64)
     }
 }

@@ -137,21 +137,27 @@ impl<'a> StepWalk<'a> {
             seed = self.hidden(c);
         }
         let held = self.ledger.memory();
-        let inside = self.backward(layers, &made);
+        let leaves = if self.spec.sums_apart() { layers.clone().map(|layer| self.spec.of_layer(layer)).sum() } else { 0 };
+        let inside = self.backward(layers, &made) + leaves * self.spec.element();
         let graph = graph + seed + taken;
         visit(Span { part: StepPart::Backward, held, graph, inside });
         let has_input_gradient = layers.start > 0 || self.spec.trains_embedding();
         self.ledger.end_cell(layers, c, has_input_gradient);
     }
 
-    /// Gradients are copied from their leaves, then clipped and applied, one after the other.
+    /// Gradients are copied from their leaves, or that of the embedding is made beside the others; then they are clipped and applied, one
+    /// after the other.
     fn end(&self, visit: &mut dyn FnMut(Span)) {
         let (s, held) = (self.spec, self.ledger.memory());
-        let copies = s.trained_bytes().0;
+        let copies = if s.sums_apart() { s.of_embedding() * s.wide() } else { s.trained_bytes().0 };
         let of_ends = if s.trains_weights() { 0 } else { s.embedding_gradients() };
         visit(Span { part: StepPart::Backward, held, graph: 0, inside: copies + of_ends });
-        let held =
-            MemoryByPart { free_room: held.free_room, parameter_gradients: held.parameter_gradients, ..Default::default() };
+        let held = MemoryByPart {
+            free_room: held.free_room,
+            parameter_gradients: held.parameter_gradients,
+            waiting_gradients: held.waiting_gradients,
+            ..Default::default()
+        };
         visit(Span { part: StepPart::Optimizer, held, graph: 0, inside: copies + s.largest_update() });
     }
 
@@ -247,8 +253,17 @@ mod tests {
         let settings = Settings::new(&config, &recipe.kv_cache, &recipe.grad).unwrap();
         let trained = TrainedPart::of(&config, recipe.lora.as_ref()).unwrap();
         let kind = Kind::BFloat16;
-        let spec =
-            StepSpec { config: &config, settings: &settings, trained: &trained, kind, device, threads: 1, accumulates: false };
+        let spec = StepSpec {
+            config: &config,
+            settings: &settings,
+            trained: &trained,
+            optimizer: &recipe.optimizer,
+            offload: recipe.train.offload,
+            kind,
+            device,
+            threads: 1,
+            accumulates: false,
+        };
         let plan = ChunkPlan::new(&[42], 8, 4, ColumnWidth::Chunks(1));
         let mut inside = Vec::new();
         StepWalk::new(&spec, &plan, &vec![4; plan.columns.len()]).each(&mut |moment| inside.push((moment.part, moment.inside)));

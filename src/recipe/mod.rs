@@ -2,7 +2,6 @@
 //!
 //! The way: `tree` (text with places) → `overrides` (`--set`) → `alias` (other spellings) → `resolve` (types, defaults,
 //! contradictions) → `plan` (the [`Recipe`]). No tensor, and no look at the files that a recipe names.
-//!
 //! A key is a field of the struct of its table, with its type, default, meaning, rule and other spellings. `table` makes the rest of it.
 
 mod alias;
@@ -41,7 +40,8 @@ pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, RopeType, TargetModules, TrainedBias};
 pub use plan::Recipe;
 pub use reference::reference;
-pub use training::{CheckpointRecipe, LogRecipe, OptimizerName, OptimizerRecipe, Schedule, TrainRecipe, Warmup, Weights};
+pub use training::{CheckpointRecipe, LogRecipe, Offload, OptimizerName, OptimizerRecipe};
+pub use training::{Schedule, TrainRecipe, Warmup, Weights};
 pub use write::Difference;
 
 use suggest::suggest_key;

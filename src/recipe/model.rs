@@ -27,7 +27,8 @@ table! {
         pub path: PathBuf,
         /// A PEFT adapter to start from. What `[lora]` leaves out but `r`, `alpha` and `target_modules` is as in the adapter.
         pub adapter: Option<PathBuf> = None,
-        /// Element type of weights and activations. An adapter's matrices are f32 at least. `bf16` trains adapters only.
+        /// Element type of weights and activations. An adapter's matrices are f32 at least. Weights that are trained in
+        /// `bf16` have f32 masters, which the checkpoint holds with the optimiser's state.
         #[also("model.precision", "model.torch_dtype", "precision", "dtype", "torch_dtype", "train.precision")]
         #[word("f32", "float32", "fp32", "32-true", "32")]
         #[word("bf16", "bfloat16", "bf16-true")]

@@ -12,7 +12,9 @@ use super::overrides::settle;
 use super::plan::{Recipe, tables};
 use super::read::AUTO;
 use super::table::{RecipeKey, RecipeTable, dotted};
-use super::training::{CheckpointRecipe, LogRecipe, OptimizerName, OptimizerRecipe, Schedule, TopOfFile, TrainRecipe, Weights};
+use super::training::{
+    CheckpointRecipe, LogRecipe, Offload, OptimizerName, OptimizerRecipe, Schedule, TopOfFile, TrainRecipe, Weights,
+};
 use super::tree::{Document, KeyValue};
 use super::value::RecipeReader;
 
@@ -39,6 +41,7 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checke
     let grad = GradRecipe { open, ..GradRecipe::read(&reader)? };
     refuse_single_tokens(&reader, &grad, &head)?;
     refuse_undo_log(&reader, &grad, &kv_cache)?;
+    refuse_graphs_over_waiting_weights(&reader, &grad, &train)?;
     let eval = EvalRecipe::read(&reader)?;
     refuse_figure(&reader, &eval, &head)?;
     Ok(Recipe {
@@ -73,11 +76,11 @@ fn refuse_idle_adapter_keys(reader: &RecipeReader<'_>, model: &ModelRecipe, lora
 
 /// Refuses values that the optimiser has no use for: whoever sets one means another.
 fn optimizer(reader: &RecipeReader<'_>) -> Checked<OptimizerRecipe> {
-    use OptimizerName::{Adadelta, Adam, AdamW, Adamax, RmsProp, Sgd};
+    use OptimizerName::{Adadelta, Adam, AdamW, AdamW8bit, Adamax, RmsProp, Sgd};
     let recipe = OptimizerRecipe::read(reader)?;
     let is_set = [
-        ("optimizer.betas", recipe.betas != (0.9, 0.999), &[AdamW, Adam, Adamax][..]),
-        ("optimizer.eps", recipe.eps.is_some(), &[AdamW, Adam, Adamax, RmsProp, Adadelta]),
+        ("optimizer.betas", recipe.betas != (0.9, 0.999), &[AdamW, AdamW8bit, Adam, Adamax][..]),
+        ("optimizer.eps", recipe.eps.is_some(), &[AdamW, AdamW8bit, Adam, Adamax, RmsProp, Adadelta]),
         ("optimizer.momentum", recipe.momentum > 0.0, &[Sgd, RmsProp]),
         ("optimizer.nesterov", recipe.nesterov, &[Sgd]),
         ("optimizer.smoothing", recipe.smoothing.is_some(), &[RmsProp, Adadelta]),
@@ -96,6 +99,16 @@ fn optimizer(reader: &RecipeReader<'_>) -> Checked<OptimizerRecipe> {
         return reader.refuse("optimizer.min_lr_ratio", message, "leave it out, or choose `schedule = \"cosine\"`");
     }
     Ok(recipe)
+}
+
+fn refuse_graphs_over_waiting_weights(reader: &RecipeReader<'_>, grad: &GradRecipe, train: &TrainRecipe) -> Checked<()> {
+    if grad.cuda_graphs && train.offload == Offload::Weights {
+        let message = "`train.offload = \"weights\"` contradicts `grad.cuda_graphs = true`: a graph is captured over weights that stay where \
+                       they are"
+            .to_owned();
+        return reader.refuse("train.offload", message, "write `grad.cuda_graphs = false`, or `train.offload = \"optimizer\"`");
+    }
+    Ok(())
 }
 
 /// Refuses keys that do not exist, and values that are wrong by themselves, in the order in which a reader meets them.

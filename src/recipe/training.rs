@@ -66,6 +66,12 @@ table! {
         /// A GPU computes the same bits every time. A CPU does in any case.
         #[also("train.full_determinism", "deterministic", "full_determinism")]
         pub deterministic: bool = false,
+        /// What waits in the host's memory, so that a GPU need not hold it; nothing where the CPU computes. `weights` excludes
+        /// `grad.cuda_graphs`.
+        #[also("train.cpu_offload", "train.offloading", "train.offload_optimizer", "offload")]
+        #[word("none", "false")]
+        #[word("optimizer", "true")]
+        pub offload: Offload = Offload::None,
         /// What is trained. `all` excludes `[lora]` and `model.adapter`.
         #[default("by the command")]
         pub weights: Weights = Weights::Adapter,
@@ -82,6 +88,19 @@ words! {
     }
 }
 
+words! {
+    /// What of a run waits in the host's memory.
+    pub enum Offload {
+        /// Nothing but what always does.
+        None = "none",
+        /// The optimiser's state, which passes through the GPU tensor by tensor in the update.
+        Optimizer = "optimizer",
+        /// The weights of all layers but those of two layer bands at a time, and the optimiser's state; where all weights are trained the
+        /// layers' gradients, too.
+        Weights = "weights",
+    }
+}
+
 /// No decay is 0.
 const DECAY: KeyRule = KeyRule {
     takes: "number ≥ 0",
@@ -95,7 +114,7 @@ table! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct OptimizerRecipe in "optimizer" {
         /// Which one, as `torch.optim` has it.
-        #[also("optimizer.type", "optimizer.optimizer", "train.optimizer", "train.optim", "optim")]
+        #[also("optimizer.kind", "optimizer.type", "optimizer.optimizer", "train.optimizer", "train.optim", "optim")]
         pub name: OptimizerName = OptimizerName::AdamW,
         /// Peak learning rate.
         #[also("optimizer.lr", "train.learning_rate", "train.lr", "learning_rate", "lr")]
@@ -105,12 +124,12 @@ table! {
         #[also("lora.loraplus_lr_ratio", "train.loraplus_lr_ratio", "loraplus_lr_ratio")]
         #[rule(positive("usual values are 1 to 16"))]
         pub loraplus_lr_ratio: f64 = 1.0,
-        /// Weight decay: decoupled with `adamw`, else added to the gradient.
+        /// Weight decay: decoupled with `adamw` and `adamw_8bit`, else added to the gradient.
         #[also("train.weight_decay", "weight_decay")]
         #[rule(DECAY)]
-        #[default("0.01 for `adamw`, else 0")]
+        #[default("0.01 for `adamw` and `adamw_8bit`, else 0")]
         pub weight_decay: Option<f64> = None,
-        /// Decay of the two moments, for `adamw`, `adam` and `adamax`.
+        /// Decay of the two moments, for `adamw`, `adamw_8bit`, `adam` and `adamax`.
         #[also("optimizer.adam_betas")]
         #[rule(PART)]
         pub betas: (f64, f64) = (0.9, 0.999),
@@ -147,7 +166,20 @@ table! {
 impl OptimizerRecipe {
     /// The factor of the weights in their decay.
     pub fn decay(&self) -> f64 {
-        self.weight_decay.unwrap_or(if self.name == OptimizerName::AdamW { 0.01 } else { 0.0 })
+        let is_decoupled = matches!(self.name, OptimizerName::AdamW | OptimizerName::AdamW8bit);
+        self.weight_decay.unwrap_or(if is_decoupled { 0.01 } else { 0.0 })
+    }
+
+    /// What the optimiser remembers of each number that it updates in f32, in bytes: its moments, and a scale for each 256 where they are
+    /// in 8 bits.
+    pub fn bytes_of_state(&self) -> f64 {
+        let has_momentum = f64::from(u8::from(self.momentum > 0.0));
+        match self.name {
+            OptimizerName::AdamW8bit => 2.0 * (1.0 + 4.0 / 256.0),
+            OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Adadelta | OptimizerName::Adamax => 8.0,
+            OptimizerName::RmsProp => 4.0 + 4.0 * has_momentum,
+            OptimizerName::Sgd => 4.0 * has_momentum,
+        }
     }
 
     /// What is added to the denominator.
@@ -166,6 +198,8 @@ words! {
     pub enum OptimizerName {
         /// Adam with decoupled weight decay (Loshchilov & Hutter 2019).
         AdamW = "adamw",
+        /// `AdamW` whose moments take 8 bits a number (Dettmers et al. 2022).
+        AdamW8bit = "adamw_8bit",
         /// Adam (Kingma & Ba 2015).
         Adam = "adam",
         /// Stochastic gradient descent, with momentum or without.

@@ -11,9 +11,9 @@ use crate::data::{self, ModelLimits, Splits, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
 use crate::files::Scratch;
 use crate::head::{Classify, ClassifyOnLogits, Head, NextToken};
-use crate::model::{Adapter, Disagreement, Model, ModelConfig, Preference};
+use crate::model::{Adapter, Disagreement, Model, ModelConfig, ModelPlacement, Preference};
 use crate::native::cuda::Numerics;
-use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Recipe};
+use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Offload, Recipe};
 
 /// The tokenizer of a model directory; `None` where it has none.
 pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, TrainError> {
@@ -130,13 +130,18 @@ fn headed(recipe: &Recipe, model: Model) -> Result<Model, TrainError> {
 
 /// The recipe's model, of which nothing is trained.
 pub fn base_model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
-    headed(recipe, Model::load(&recipe.model, recipe.model.dtype, device)?)
+    headed(recipe, Model::load(&recipe.model, recipe.model.dtype, placement(recipe, device))?)
+}
+
+/// Where the recipe's weights are, of a model that computes on `device`.
+fn placement(recipe: &Recipe, device: Device) -> ModelPlacement {
+    ModelPlacement { device, keeps_layers_on_host: recipe.train.offload == Offload::Weights }
 }
 
 /// The recipe's model with its adapter, or all weights of which are trained.
 pub fn model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
     let Some(lora) = &recipe.lora else {
-        return headed(recipe, Model::load_to_train(&recipe.model, recipe.model.dtype, device)?);
+        return headed(recipe, Model::load_to_train(&recipe.model, recipe.model.dtype, placement(recipe, device))?);
     };
     let mut model = base_model(recipe, device)?;
     model.set_adapter(adapter((recipe, lora), model.config(), model.kind(), device)?);
@@ -145,11 +150,11 @@ pub fn model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
 
 /// As [`model`], from the `config.json` in the recipe's model directory alone: the weights are drawn on the device.
 pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, TrainError> {
-    let dtype = recipe.model.dtype;
+    let (dtype, at) = (recipe.model.dtype, placement(recipe, device));
     let Some(lora) = &recipe.lora else {
-        return headed(recipe, Model::drawn_to_train(&recipe.model, dtype, device)?);
+        return headed(recipe, Model::drawn_to_train(&recipe.model, dtype, at)?);
     };
-    let mut model = headed(recipe, Model::drawn(&recipe.model, dtype, device)?)?;
+    let mut model = headed(recipe, Model::drawn(&recipe.model, dtype, at)?)?;
     model.set_adapter(adapter((recipe, &lora.clone().for_drawn_weights()), model.config(), model.kind(), device)?);
     Ok(model)
 }
@@ -158,7 +163,7 @@ pub fn drawn_model(recipe: &Recipe, device: Device) -> Result<Model, TrainError>
 pub fn check_trained(recipe: &Recipe, config: &ModelConfig) -> Result<(), TrainError> {
     match &recipe.lora {
         Some(lora) => adapter((recipe, lora), config, Kind::Float, Device::Cpu).map(drop),
-        None => Ok(Model::check_dtype_to_train(recipe.model.dtype)?),
+        None => Ok(()),
     }
 }
 

@@ -107,6 +107,8 @@ impl Rehearsal {
             config: &self.config,
             settings: &settings,
             trained: &trained,
+            optimizer: &self.recipe.optimizer,
+            offload: self.recipe.train.offload,
             kind: kind_of(self.recipe.model.dtype),
             device: self.device,
             threads: 1,
@@ -127,7 +129,7 @@ impl Rehearsal {
     /// Makes the steps.
     fn times(&self, batch: &Batch) -> Result<StepTimes, TrainError> {
         let model = self.model()?;
-        let mut optimizer = optim::build(&self.recipe.optimizer, &model.parameters());
+        let mut optimizer = optim::build(&self.recipe.optimizer, self.recipe.train.offload, &model.parameters(), self.device);
         let engine = |chunks| {
             let engine = Engine::new(self.settings(chunks)?, Box::new(NextToken));
             Ok(RetryingEngine::new(engine, self.recipe.kv_cache.clone(), self.grad(chunks)))

@@ -10,7 +10,7 @@ use crate::data::Batch;
 use crate::engine::{ChunkKey, EngineError, MemoryByPart, MicroBatchContext, Observer};
 use crate::files;
 use crate::model::{DropoutKey, Model};
-use crate::optim::{Optimizer, clip_grad_norm};
+use crate::optim::{Optimizer, clip_grad_norm, in_one_place};
 use crate::recipe::Recipe;
 use crate::store::bytes_of;
 use crate::units::Bytes;
@@ -159,7 +159,7 @@ fn refuse_not_finite(
     gradients: &BTreeMap<String, Tensor>,
 ) -> Result<(), TrainError> {
     let is_finite = |t: &Tensor| t.isfinite().all();
-    let all: Vec<Tensor> = gradients.values().map(is_finite).collect();
+    let all = in_one_place(gradients.values().map(is_finite).collect());
     // One wait for the device; which matrix it was is asked only where one was not finite.
     let are_finite = all.is_empty() || Tensor::stack(&all, 0).all().int64_value(&[]) == 1;
     let first = || gradients.keys().zip(&all).find(|(_, is_finite)| is_finite.int64_value(&[]) == 0);

@@ -58,7 +58,17 @@ pub fn plan<T>(
     let trained = TrainedPart::of(config, recipe.lora.as_ref())?;
     let kind = kind_of(recipe.model.dtype);
     let micro_batches = recipe.train.gradient_accumulation_steps;
-    Ok(ask(&Planner { config, kv: &recipe.kv_cache, trained: &trained, kind, batch, micro_batches, machine })?)
+    Ok(ask(&Planner {
+        config,
+        kv: &recipe.kv_cache,
+        trained: &trained,
+        optimizer: &recipe.optimizer,
+        offload: recipe.train.offload,
+        kind,
+        batch,
+        micro_batches,
+        machine,
+    })?)
 }
 
 /// The recipe with nothing left open, and what its step on `batch` would take; says what was decided.

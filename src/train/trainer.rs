@@ -62,7 +62,7 @@ impl Trainer {
         let ResolvedRun { recipe, planned, engine, data, machine } = settled;
         let schedule = RunSchedule::new(&recipe, data.train.lengths());
         let answers = ValidationAnswers::new(&recipe, &data, tokenizer.as_ref(), (&engine, &model))?;
-        let optimizer = optim::build(&recipe.optimizer, &model.parameters());
+        let optimizer = optim::build(&recipe.optimizer, recipe.train.offload, &model.parameters(), device);
         if let Some(profile) = &mut profile {
             profile.built(&model, optimizer.bytes());
         }

@@ -9,6 +9,8 @@ mod nearness;
 mod proofs;
 mod reference;
 mod tilings;
+#[cfg(test)]
+mod waiting_weights;
 mod walk;
 
 pub use compare::{Comparison, MatrixError, check_finite, compare};

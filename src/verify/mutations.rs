@@ -230,7 +230,7 @@ fn a_flipped_entry_of_the_log_is_noticed() {
 const INT8: StoreRecipe = StoreRecipe { form: StoreForm::Int8, ..IN_MEMORY };
 
 /// Everything that is copied between the host and a device, and every way of cutting it.
-const COPIED: &[Case] = &[
+pub(super) const COPIED: &[Case] = &[
     PLAIN,
     LASTREC,
     Case { name: "cells of one chunk", width: Width::Chunks(1), ..PLAIN },

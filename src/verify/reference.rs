@@ -102,6 +102,8 @@ fn forward(model: &Model, batch: &Batch, context: MicroBatchContext, attend: &mu
     let position = Tensor::arange(total as i64, (Kind::Int64, model.device()));
     let positions = model.positions(position.view([1, -1]), &model.frequencies(&lengths));
     let mut hidden = model.embed(&ids);
+    // Plain autograd keeps them all.
+    model.bring_layers(0..model.config().num_layers(), None);
     for layer in 0..model.config().num_layers() {
         hidden = model.layer(LayerIdx(layer), &hidden, &positions, &place, attend)?;
     }

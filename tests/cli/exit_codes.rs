@@ -17,7 +17,7 @@ use kvtune::native::BackwardError;
 use kvtune::native::cuda::GraphError;
 use kvtune::optim::OptimError;
 use kvtune::plan::{Limits, PlanError};
-use kvtune::recipe::{Dtype, OpenKey, RecipeError, RecipeLocation};
+use kvtune::recipe::{OpenKey, RecipeError, RecipeLocation};
 use kvtune::report::ReportError;
 use kvtune::store::StoreError;
 use kvtune::train::TrainError;
@@ -134,7 +134,6 @@ fn models_and_checkpoints() {
     let usage = vec![
         ModelError::UnknownTarget { key: "target_modules", name: text(), known: text(), near: None },
         ModelError::Lora { key: "r", found: text(), expected: "x" },
-        ModelError::TrainedDtype { dtype: Dtype::Bf16 },
         ModelError::NotEmpty { dir: path() },
     ];
     hold(Exit::Usage, usage);

@@ -77,16 +77,17 @@ fn the_other_verb() {
 }
 
 #[test]
-fn half_precision() {
+fn weights_that_wait_on_the_host() {
     let place = place();
-    assert_snapshot!(finetune(&place, &["model.dtype=bf16"]).refused(2), @r#"
-    error: all weights can't be trained in `bf16`: most updates are smaller than the steps between its numbers
-
-    hint: write `model.dtype = "f32"`, in which `bf16` weights load too; an adapter can be trained in `bf16`
-    "#);
-    let check = run(&place, "check", &["--full", "--set", "model.dtype=bf16"]).refused(2);
-    assert!(check.contains("can't be trained in `bf16`"), "{check}");
-    assert!(!place.path("run").exists());
+    let check = |more: &[&str]| {
+        let set = ["--full", "--set", "model.dtype=bf16", "--set", "train.offload=weights"];
+        run(&place, "check", &[&set[..], more].concat())
+    };
+    let told = check(&["--set", "grad.layers_per_cell=1"]).done().out;
+    assert!(told.contains("of which a GPU holds two layer bands at a time"), "{told}");
+    assert!(check(&["--set", "grad.layers_per_cell=9"]).done().out.contains("a single layer band holds all layers"));
+    let refused = check(&["--set", "grad.cuda_graphs=true"]).refused(2);
+    assert!(refused.contains("`train.offload = \"weights\"` contradicts `grad.cuda_graphs = true`"), "{refused}");
 }
 
 #[test]

@@ -20,7 +20,7 @@ use kvtune::head::HeadError;
 use kvtune::metrics::MetricError;
 use kvtune::model::{ConfigFault, ModelError, TensorProblem, TensorProblems};
 use kvtune::optim::OptimError;
-use kvtune::recipe::{Dtype, OpenKey};
+use kvtune::recipe::OpenKey;
 use kvtune::report::ReportError;
 use kvtune::serve::ServeError;
 use kvtune::store::StoreError;
@@ -197,7 +197,6 @@ fn model() {
         ModelError::Tensors { dir: path(), what: "its `config.json`", problems },
         ModelError::UnknownTarget { key: "target_modules", name: text(), known: text(), near: None },
         ModelError::Lora { key: "r", found: text(), expected: "a number" },
-        ModelError::TrainedDtype { dtype: Dtype::Bf16 },
         ModelError::NotEmpty { dir: path() },
         ModelError::RopeScaling { dir: path(), reason: text() },
         ModelError::NotMergeable { linear: text(), reason: text() },

@@ -349,6 +349,7 @@ fn bf16_is_near_f32() {
         |c| Case { name: "classification", head: HeadKind::Classify, ..c },
         |c| Case { name: "trained ends", saved: &["embed_tokens", "lm_head"], ..c },
         |c| Case { name: "waiting on the host", is_offloaded: true, layers_per_cell: 2, ..c },
+        |c| Case { name: "all weights", trains: Trains::AllTied, lora: &[], ..c },
     ]);
     let mut least: f64 = 1.0;
     for case in &cases {

@@ -155,6 +155,16 @@ fn with_what_else_an_adapter_trains_to_the_bit() {
     assert!((next.metrics[0]["eval_loss"].as_f64().unwrap() - ended).abs() < 1e-5);
 }
 
+/// What an optimiser remembers in few bits is saved as it is.
+#[test]
+fn with_moments_in_8_bits_to_the_bit() {
+    let workshop = workshop();
+    let whole = workshop.finished("whole", &["optimizer.name=adamw_8bit", "train.offload=optimizer", "train.max_steps=3"]);
+    workshop.copy("whole", "from-1");
+    workshop.resume("", "from-1", &["--from", "step-000001"]).with(0);
+    workshop.assert_left("from-1", &whole);
+}
+
 /// Chunks of 2 to 6 tokens, others in each step.
 #[test]
 fn with_chunk_sizes_that_are_drawn_to_the_bit() {

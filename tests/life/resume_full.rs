@@ -30,6 +30,26 @@ fn from_some_steps_to_the_bit() {
     assert!(words.contains("`[lora]` says nothing where all weights are trained"), "{words}");
 }
 
+/// The masters of weights in bf16 are saved beside them.
+#[test]
+fn in_bf16_with_masters_in_f32_to_the_bit() {
+    let workshop = workshop();
+    let whole = |run: &str, more: &[&str]| {
+        workshop
+            .finetune_full(run, &[&["model.dtype=bf16", "train.max_steps=3", "optimizer.learning_rate=1e-3"], more].concat())
+            .with(0);
+        workshop.left(run)
+    };
+    let left = whole("whole", &[]);
+    assert!(left.metrics[3]["loss"].as_f64() < left.metrics[1]["loss"].as_f64(), "it learns");
+    workshop.copy("whole", "from-1");
+    workshop.resume("", "from-1", &["--from", "step-000001"]).with(0);
+    workshop.assert_left("from-1", &left);
+    // Where the CPU computes, what waits on the host is where it was.
+    let offloaded = whole("offloaded", &["train.offload=weights"]);
+    assert_eq!(offloaded.metrics[3]["loss"], left.metrics[3]["loss"]);
+}
+
 #[test]
 fn what_is_left_is_a_model() {
     let workshop = workshop();

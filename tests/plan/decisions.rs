@@ -40,10 +40,23 @@ fn machine(host: u64) -> Machine {
     }
 }
 
+fn planner<'a>(
+    recipe: &'a Recipe,
+    config: &'a ModelConfig,
+    kv: &'a CacheRecipe,
+    trained: &'a TrainedPart,
+    batch: &'a Batch,
+    machine: Machine,
+) -> Planner<'a> {
+    let (optimizer, offload) = (&recipe.optimizer, recipe.train.offload);
+    Planner { config, kv, trained, optimizer, offload, kind: Kind::Float, batch, micro_batches: 1, machine }
+}
+
 /// What is decided for so many tokens, with so many MiB of memory.
 fn decide(kv: &CacheRecipe, grad: &GradRecipe, tokens: usize, machine: Machine) -> Result<Decision, PlanError> {
-    let (config, trained, batch) = (config(), TrainedPart::of(&config(), recipe("{}").lora.as_ref()).unwrap(), batch(tokens));
-    Planner { config: &config, kv, trained: &trained, kind: Kind::Float, batch: &batch, micro_batches: 1, machine }.decide(grad)
+    let recipe = recipe("{}");
+    let (config, trained, batch) = (config(), TrainedPart::of(&config(), recipe.lora.as_ref()).unwrap(), batch(tokens));
+    planner(&recipe, &config, kv, &trained, &batch, machine).decide(grad)
 }
 
 fn open(grad: &GradRecipe) -> GradRecipe {
@@ -142,7 +155,7 @@ fn files_go_no_further_than_the_disk() {
 fn anything_fits(recipe: &Recipe, tokens: usize, machine: Machine) -> bool {
     let (config, trained, batch) = (config(), TrainedPart::of(&config(), recipe.lora.as_ref()).unwrap(), batch(tokens));
     let kv = &recipe.kv_cache;
-    let planner = Planner { config: &config, kv, trained: &trained, kind: Kind::Float, batch: &batch, micro_batches: 1, machine };
+    let planner = planner(recipe, &config, kv, &trained, &batch, machine);
     let forms = [StoreForm::Plain, StoreForm::Int8, StoreForm::Int4];
     let stores: Vec<StoreRecipe> = forms
         .into_iter()

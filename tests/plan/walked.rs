@@ -5,9 +5,9 @@ use std::path::Path;
 use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::engine::{Engine, Event, MemoryByPart, MicroBatchContext, Observer, Settings};
 use kvtune::head::{Classify, ClassifyOnLogits, Head, NextToken};
-use kvtune::model::{Adapter, Model, ModelConfig, kind_of};
+use kvtune::model::{Adapter, Model, ModelConfig, ModelPlacement, kind_of};
 use kvtune::plan::{Forecast, Span, StepPart, StepSpec, TrainedPart};
-use kvtune::recipe::{HeadRecipe, Recipe};
+use kvtune::recipe::{HeadRecipe, Offload, Recipe};
 use kvtune::units::Bytes;
 use serde_json::json;
 use tch::Device;
@@ -62,12 +62,13 @@ pub(crate) fn both(words: &[&str], lengths: &[usize]) -> (Vec<Span>, Vec<(StepPa
     std::fs::write(home.path().join("config.json"), config.to_string()).unwrap();
     let classes = if let HeadRecipe::SeqClassification(classes) = &recipe.head { Some(classes.count()) } else { None };
     let config = ModelConfig::load(home.path()).unwrap().with_classes(classes);
+    let at = ModelPlacement { device: Device::Cpu, keeps_layers_on_host: recipe.train.offload == Offload::Weights };
     let model = match &recipe.lora {
         Some(lora) => {
             let adapter = Adapter::new(&config, lora, 1, kind_of(recipe.model.dtype), Device::Cpu).unwrap();
-            Model::drawn(home.path(), recipe.model.dtype, Device::Cpu).unwrap().with_adapter(adapter)
+            Model::drawn(home.path(), recipe.model.dtype, at).unwrap().with_adapter(adapter)
         }
-        None => Model::drawn_to_train(home.path(), recipe.model.dtype, Device::Cpu).unwrap(),
+        None => Model::drawn_to_train(home.path(), recipe.model.dtype, at).unwrap(),
     };
     let head: Box<dyn Head> = match &recipe.head {
         HeadRecipe::NextToken => Box::new(NextToken),
@@ -89,6 +90,8 @@ pub(crate) fn both(words: &[&str], lengths: &[usize]) -> (Vec<Span>, Vec<(StepPa
         config: &config,
         settings: engine.settings(),
         trained: &trained,
+        optimizer: &recipe.optimizer,
+        offload: recipe.train.offload,
         kind: model.kind(),
         device: Device::Cpu,
         threads: 1,

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use kvtune::metrics::Metric;
 use kvtune::recipe::{
     BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe,
-    Figure, GenerateRecipe, GradRecipe, HeadRecipe, InitLora, Labels, LogRecipe, LoraRecipe, Mode, ModelRecipe, OnOutOfMemory,
-    OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, RopeScalingRecipe, RopeType, Schedule,
-    Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
+    Figure, GenerateRecipe, GradRecipe, HeadRecipe, InitLora, Labels, LogRecipe, LoraRecipe, Mode, ModelRecipe, Offload,
+    OnOutOfMemory, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, RopeScalingRecipe,
+    RopeType, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe, TrainedBias, ValidationSource,
+    Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -116,7 +117,8 @@ prop_compose! {
 
 prop_compose! {
     fn train()(micro_batch_size in small(), gradient_accumulation_steps in small(), max_steps in option::of(large()),
-               epochs in large(), norm in option::of(number()), seed in 0..=i64::MAX as u64, deterministic in any::<bool>()) -> TrainRecipe {
+               epochs in large(), norm in option::of(number()), seed in 0..=i64::MAX as u64, deterministic in any::<bool>(),
+               offload in select(&[Offload::None, Offload::Optimizer])) -> TrainRecipe {
         let max_grad_norm = norm.unwrap_or(f64::INFINITY);
         let weights = Weights::Adapter;
         TrainRecipe {
@@ -128,6 +130,7 @@ prop_compose! {
             router_aux_loss_coef: 0.0,
             seed,
             deterministic,
+            offload,
             weights,
         }
     }

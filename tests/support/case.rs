@@ -85,6 +85,8 @@ pub struct Case {
     pub has_cuda_graphs: bool,
     /// One residual channel is 1000 times the others.
     pub has_loud_channel: bool,
+    /// Whether the layers' weights wait on the host, where that is another memory.
+    pub has_waiting_weights: bool,
     /// dtype of the model.
     pub kind: Kind,
     /// Where it computes.
@@ -204,6 +206,7 @@ pub const PLAIN: Case = Case {
     undo_log: IN_MEMORY,
     has_cuda_graphs: false,
     has_loud_channel: false,
+    has_waiting_weights: false,
     kind: Kind::Double,
     device: Device::Cpu,
     untested: 0,

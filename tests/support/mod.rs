@@ -11,7 +11,7 @@ use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::engine::{ChunkKey, Engine, MicroBatchContext, Settings};
 use kvtune::files::{ExcludedModules, ModulePatterns, ModuleRegex, PeftConfig, PeftTargets};
 use kvtune::head::{Classify, ClassifyOnLogits, Head, NextToken};
-use kvtune::model::{Adapter, DropoutKey, Model, ModelConfig, NormSpec, Preference};
+use kvtune::model::{Adapter, DropoutKey, Model, ModelConfig, ModelPlacement, NormSpec, Preference};
 use kvtune::recipe::{CacheLength, CacheRecipe, Dtype, GradRecipe, OnOutOfMemory, PolicyRecipe};
 use kvtune::units::ChunkIdx;
 use kvtune::verify::{Tiling, every_tiling};
@@ -61,11 +61,12 @@ pub fn model(case: &Case) -> Model {
         Kind::BFloat16 => Dtype::Bf16,
         _ => Dtype::F32,
     };
+    let at = ModelPlacement { device: case.device, keeps_layers_on_host: case.has_waiting_weights };
     if case.trains != Trains::Adapter {
-        return Model::load_to_train(dir.path(), dtype, case.device).unwrap();
+        return Model::load_to_train(dir.path(), dtype, at).unwrap();
     }
     let classes = (case.head == HeadKind::Score).then_some(LABELS.len());
-    let mut model = Model::load(dir.path(), dtype, case.device).unwrap().with_classes(classes);
+    let mut model = Model::load(dir.path(), dtype, at).unwrap().with_classes(classes);
     let adapter = Adapter::with_settings(model.config(), adapter_settings(case), 1, case.kind, case.device).unwrap();
     model.set_adapter(adapter);
     for (name, mut parameter) in model.parameters() {

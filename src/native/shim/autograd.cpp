@@ -95,6 +95,15 @@ int kvtune_backward(at::Tensor** roots, at::Tensor** grads, size_t count) {
   return guarded([&] { torch::autograd::backward(gathered(roots, count), gathered(grads, count)); });
 }
 
+// The `.grad` of a leaf, which has none from then on; null where it had none.
+int kvtune_take_gradient(at::Tensor* leaf, at::Tensor** result) {
+  return guarded([&] {
+    at::Tensor& grad = leaf->mutable_grad();
+    *result = grad.defined() ? new at::Tensor(std::move(grad)) : nullptr;
+    grad = at::Tensor();
+  });
+}
+
 // `results[i]` receives a new tensor, or null where the roots do not depend on `inputs[i]`.
 int kvtune_grad(at::Tensor** roots, at::Tensor** grads, size_t count, at::Tensor** inputs, at::Tensor** results, size_t num_inputs) {
   return guarded([&] {

@@ -122,6 +122,14 @@ pub(super) fn mask_of<'a>(past: &KvPage<'a>) -> Mask<'a> {
     Mask { is_causal: false, in_use_bgp: past.in_use_bgp, seen_until_bgp: past.seen_until_bgp }
 }
 
+/// A sum over many tokens of tensors like `x`, of none so far.
+///
+/// # Shapes
+/// Those of `x`.
+pub fn zero_sum_of(x: &Tensor) -> Tensor {
+    Tensor::zeros(x.size(), (accumulation_kind(x.kind()), x.device()))
+}
+
 /// The kind in which sums over many tokens are kept: f64 for f64, else f32.
 pub fn accumulation_kind(kind: Kind) -> Kind {
     if kind == Kind::Double { Kind::Double } else { Kind::Float }

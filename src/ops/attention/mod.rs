@@ -26,7 +26,7 @@ use tch::Tensor;
 pub(crate) use backend::forced;
 pub use backend::{AttendShape, Backend};
 pub use calibrate::{Calibration, Timed, calibrate, calibrations, in_words, measure};
-pub use chunk::{Attended, AttentionGrads, Chunk, KvPage, Qkv, Queries, accumulation_kind};
+pub use chunk::{Attended, AttentionGrads, Chunk, KvPage, Qkv, Queries, accumulation_kind, zero_sum_of};
 pub use drain::drain_backward;
 pub use mass::attention_mass;
 pub use part::PartKernel;

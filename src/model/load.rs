@@ -1,0 +1,104 @@
+//! Where a model comes from: the files of a directory, or weights that are drawn.
+
+use tch::{Device, Kind};
+
+use super::causal_lm::Model;
+use super::config::ModelConfig;
+use super::init::draw;
+use super::source::ModelSource;
+use super::waiting_layers::ModelPlacement;
+use super::weights::{TensorNames, Weights};
+use super::{ModelError, layout};
+use crate::recipe::Dtype;
+
+impl Model {
+    /// Looks at a model directory without reading its weights: the configuration, and names, shapes and dtypes of all tensors.
+    pub fn check<'a>(source: impl Into<ModelSource<'a>>) -> Result<ModelConfig, ModelError> {
+        Ok(Self::open(source.into(), Kind::Float, Device::Cpu.into())?.0)
+    }
+
+    fn open(source: ModelSource<'_>, kind: Kind, at: ModelPlacement) -> Result<(ModelConfig, Weights), ModelError> {
+        let config = source.config()?;
+        let names = TensorNames::of(&source.object()?);
+        let mut weights = Weights::open(source.dir, names, kind, at)?;
+        weights.leave_layers(config.num_layers(), config.further_layers);
+        weights.check(&layout::entries(&config), config.tie_word_embeddings)?;
+        Ok((config, weights))
+    }
+
+    /// Reads a model from a directory in Hugging Face's layout, converting its weights to `dtype`.
+    pub fn load<'a>(source: impl Into<ModelSource<'a>>, dtype: Dtype, at: impl Into<ModelPlacement>) -> Result<Self, ModelError> {
+        let (kind, at) = (kind_of(dtype), at.into());
+        let (config, weights) = Self::open(source.into(), kind, at)?;
+        Self::build(config, &weights, kind, at)
+    }
+
+    /// As [`Self::load`], with every weight a parameter that is trained; a tied matrix is one.
+    pub fn load_to_train<'a>(
+        source: impl Into<ModelSource<'a>>,
+        dtype: Dtype,
+        at: impl Into<ModelPlacement>,
+    ) -> Result<Self, ModelError> {
+        let (kind, at, source) = (kind_of(dtype), at.into(), source.into());
+        let (config, weights) = Self::open(source, kind, at)?;
+        Self::build_to_train(source, config, &weights, (kind, at))
+    }
+
+    /// A model with newly drawn weights that never were on a disk.
+    pub fn random(config: ModelConfig, dtype: Dtype, device: Device, seed: u64) -> Result<Self, ModelError> {
+        let kind = kind_of(dtype);
+        let weights = Weights::in_memory(draw(&config, Kind::Float, seed), kind, device.into());
+        Self::build(config, &weights, kind, device.into())
+    }
+
+    /// A model from the `config.json` of a directory alone: its weights are drawn on the device, by libtorch's generator.
+    pub fn drawn<'a>(
+        source: impl Into<ModelSource<'a>>,
+        dtype: Dtype,
+        at: impl Into<ModelPlacement>,
+    ) -> Result<Self, ModelError> {
+        Self::drawn_as(ModelConfig::load(source)?, dtype, at)
+    }
+
+    /// As [`Self::drawn`], of a shape that no directory has.
+    pub fn drawn_as(config: ModelConfig, dtype: Dtype, at: impl Into<ModelPlacement>) -> Result<Self, ModelError> {
+        let at = at.into();
+        let (weights, kind) = Self::draw_weights(&config, dtype, at);
+        Self::build(config, &weights, kind, at)
+    }
+
+    /// As [`Self::drawn`], with every weight a parameter that is trained.
+    pub fn drawn_to_train<'a>(
+        source: impl Into<ModelSource<'a>>,
+        dtype: Dtype,
+        at: impl Into<ModelPlacement>,
+    ) -> Result<Self, ModelError> {
+        let source = source.into();
+        Self::drawn_to_train_as((source, source.config()?), dtype, at)
+    }
+
+    /// As [`Self::drawn_to_train`], of another shape than the directory's.
+    pub fn drawn_to_train_as<'a>(
+        (source, config): (impl Into<ModelSource<'a>>, ModelConfig),
+        dtype: Dtype,
+        at: impl Into<ModelPlacement>,
+    ) -> Result<Self, ModelError> {
+        let at = at.into();
+        let (weights, kind) = Self::draw_weights(&config, dtype, at);
+        Self::build_to_train(source.into(), config, &weights, (kind, at))
+    }
+
+    fn draw_weights(config: &ModelConfig, dtype: Dtype, at: ModelPlacement) -> (Weights, Kind) {
+        let kind = kind_of(dtype);
+        (Weights::drawn(layout::entries(config), config.initializer_range, kind, at), kind)
+    }
+}
+
+/// The dtype by libtorch's name.
+pub fn kind_of(dtype: Dtype) -> Kind {
+    match dtype {
+        Dtype::F32 => Kind::Float,
+        Dtype::Bf16 => Kind::BFloat16,
+        Dtype::F64 => Kind::Double,
+    }
+}

@@ -1,0 +1,159 @@
+//! Layers whose weights wait on the host: those of a band come to where the model computes while the band before is computed.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use tch::{Device, Tensor};
+
+use crate::native::cuda::host_tensor;
+use crate::store::{CopyMark, CopyStream, copier_of, copies_are_async};
+
+/// Where a model computes, and where its layers are meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelPlacement {
+    /// Where it computes.
+    pub device: Device,
+    /// Whether the weights of layers wait on the host, where that is another memory.
+    pub keeps_layers_on_host: bool,
+}
+
+impl From<Device> for ModelPlacement {
+    fn from(device: Device) -> Self {
+        Self { device, keeps_layers_on_host: false }
+    }
+}
+
+impl ModelPlacement {
+    /// Where a tensor of this name belongs.
+    pub(super) fn home_of(self, name: &str) -> Device {
+        if self.keeps_layers_on_host && name.starts_with("model.layers.") { Device::Cpu } else { self.device }
+    }
+}
+
+/// The layers' tensors, and which of them are where the model computes.
+#[derive(Debug)]
+pub(super) struct WaitingLayers {
+    device: Device,
+    layers: Vec<Vec<WaitingTensor>>,
+    turn: RefCell<BandsInFlight>,
+}
+
+/// A tensor of the model, whose content is now the host's and now a copy of it.
+#[derive(Debug)]
+struct WaitingTensor {
+    own: Tensor,
+    host: Tensor,
+}
+
+#[derive(Debug, Default)]
+struct BandsInFlight {
+    here: Range<usize>,
+    coming: Option<ComingBand>,
+}
+
+#[derive(Debug)]
+struct ComingBand {
+    layers: Range<usize>,
+    copies: Vec<Tensor>,
+    mark: CopyMark,
+}
+
+impl WaitingTensor {
+    /// In memory of the host that a device copies from by itself.
+    fn new(own: &Tensor, device: Device) -> Self {
+        let mut host = host_tensor(&own.size(), own.kind(), device);
+        host.copy_(&own.detach());
+        let waiting = Self { own: own.shallow_clone(), host };
+        waiting.be(&waiting.host);
+        waiting
+    }
+
+    /// All who share the tensor see the content change.
+    fn be(&self, content: &Tensor) {
+        self.own.shallow_clone().set_data(content);
+    }
+}
+
+impl WaitingLayers {
+    /// Sends layers away from where they compute; nothing where that is the host itself.
+    pub(super) fn of<'a>(layers: impl Iterator<Item = Vec<&'a Tensor>>, placement: ModelPlacement) -> Option<Self> {
+        let ModelPlacement { device, keeps_layers_on_host } = placement;
+        let of_layer = |tensors: Vec<&Tensor>| tensors.into_iter().map(|own| WaitingTensor::new(own, device)).collect();
+        let is_elsewhere = keeps_layers_on_host && copies_are_async(device);
+        is_elsewhere.then(|| Self { device, layers: layers.map(of_layer).collect(), turn: RefCell::default() })
+    }
+
+    /// Takes tensors that stand in the place of others. No layer may be where it computes.
+    pub(super) fn follow<'a>(&mut self, layers: impl Iterator<Item = impl Iterator<Item = &'a Tensor>>) {
+        for (own, new) in self.layers.iter_mut().zip(layers).flat_map(|(own, new)| own.iter_mut().zip(new)) {
+            if own.own.data_ptr() != new.data_ptr() {
+                *own = WaitingTensor::new(new, self.device);
+            }
+        }
+    }
+
+    /// Has the weights of some layers where they compute, lets those of `next` come beside what is computed, and no others.
+    pub(super) fn bring(&self, layers: Range<usize>, next: Option<Range<usize>>) {
+        let mut turn = self.turn.borrow_mut();
+        if turn.here != layers {
+            self.tensors(&turn.here).for_each(|tensor| tensor.be(&tensor.host));
+            let coming = turn.coming.take().filter(|coming| coming.layers == layers);
+            let coming = coming.unwrap_or_else(|| self.prefetch(layers.clone()));
+            copier_of(self.device).wait(coming.mark);
+            self.tensors(&layers).zip(&coming.copies).for_each(|(tensor, copy)| tensor.be(copy));
+            turn.here = layers;
+        }
+        let next = next.filter(|next| *next != turn.here);
+        if turn.coming.as_ref().map(|coming| &coming.layers) != next.as_ref() {
+            turn.coming = None;
+            turn.coming = next.map(|next| self.prefetch(next));
+        }
+    }
+
+    fn prefetch(&self, layers: Range<usize>) -> ComingBand {
+        let copies: Vec<Tensor> =
+            self.tensors(&layers).map(|t| Tensor::empty(t.host.size(), (t.host.kind(), self.device))).collect();
+        let pairs: Vec<(&Tensor, &Tensor)> = copies.iter().zip(self.tensors(&layers)).map(|(to, t)| (to, &t.host)).collect();
+        let mark = copier_of(self.device).start(CopyStream::ToDevice, &pairs, &[]);
+        ComingBand { layers, copies, mark }
+    }
+
+    fn tensors(&self, layers: &Range<usize>) -> impl Iterator<Item = &WaitingTensor> {
+        self.layers[layers.clone()].iter().flatten()
+    }
+
+    /// Whether a layer may compute.
+    pub(super) fn is_here(&self, layer: usize) -> bool {
+        self.turn.borrow().here.contains(&layer)
+    }
+
+    /// Layers that are where they compute, and those on their way.
+    #[cfg(test)]
+    pub(super) fn in_flight(&self) -> usize {
+        let turn = self.turn.borrow();
+        turn.here.len() + turn.coming.as_ref().map_or(0, |coming| coming.layers.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Kind;
+
+    use super::*;
+    use crate::store::{WaitFault, with_delayed_copies};
+
+    #[test]
+    fn a_tensor_in_the_place_of_another_waits_in_its_place() {
+        with_delayed_copies(WaitFault::Kept, || {
+            let [first, second] = [1.0, 2.0].map(|value| Tensor::full([3], value, (Kind::Float, Device::Cpu)));
+            let placement = ModelPlacement { device: Device::Cpu, keeps_layers_on_host: true };
+            let mut layers = WaitingLayers::of([vec![&first]].into_iter(), placement).unwrap();
+            layers.follow([[&second].into_iter()].into_iter());
+            let waits_at = second.data_ptr();
+            layers.bring(0..1, None);
+            assert!(second.data_ptr() != waits_at && second.equal(&Tensor::full([3], 2.0, (Kind::Float, Device::Cpu))));
+            layers.bring(0..0, None);
+            assert_eq!(second.data_ptr(), waits_at);
+        });
+    }
+}

@@ -1,0 +1,146 @@
+//! What an optimiser remembers of a parameter between steps: in which form, and where.
+
+use tch::{Device, Kind, Tensor};
+
+use super::dynamic_map::DynamicMap;
+use super::rule::Rule;
+use crate::store::{HostTensor, TensorPrefetch, bytes_of};
+use crate::units::Bytes;
+
+/// How the slots of a rule are remembered.
+#[derive(Debug)]
+pub(super) struct StateForm {
+    /// The maps of slots in 8 bits, in their order; none where they stay as they are.
+    pub(super) maps: Vec<DynamicMap>,
+    /// Whether they wait on the host between steps.
+    pub(super) is_on_host: bool,
+}
+
+/// The weight itself in more bits, where the model has it in few.
+const MASTER: &str = "master";
+
+/// Of one parameter.
+#[derive(Debug)]
+pub(super) struct Remembered {
+    /// The parameter's.
+    pub(super) name: String,
+    /// The ends of the names of what is remembered: slots, or their codes and scales; and behind them the master, where there is one.
+    ends: Vec<String>,
+    tensors: KeptTensors,
+}
+
+#[derive(Debug)]
+enum KeptTensors {
+    Here(Vec<Tensor>),
+    OnHost(Vec<HostTensor>),
+}
+
+/// What is remembered of a parameter, on its way to where it is updated.
+pub(super) enum RememberedPrefetch {
+    Here(Vec<Tensor>),
+    Coming(Vec<TensorPrefetch>),
+}
+
+impl StateForm {
+    /// The slots as the rule has them, the very tensors where they are plain.
+    pub(super) fn decode(&self, tensors: &[Tensor]) -> Vec<Tensor> {
+        if self.maps.is_empty() {
+            return tensors.iter().map(Tensor::shallow_clone).collect();
+        }
+        self.maps.iter().zip(tensors.chunks(2)).map(|(map, pair)| map.decode(&pair[0], &pair[1])).collect()
+    }
+
+    /// Puts slots that have changed back.
+    pub(super) fn encode(&self, slots: &[Tensor], tensors: &mut [Tensor]) {
+        for ((map, slot), pair) in self.maps.iter().zip(slots).zip(tensors.chunks_mut(2)) {
+            for (own, made) in pair.iter_mut().zip(map.encode(slot)) {
+                *own = made;
+            }
+        }
+    }
+}
+
+impl Remembered {
+    /// Nothing yet.
+    pub(super) fn new(rule: &dyn Rule, form: &StateForm, (name, parameter): &(String, Tensor), device: Device) -> Self {
+        let parameter = parameter.detach().to_device(device);
+        let has_master = parameter.kind() == Kind::BFloat16;
+        let wide = if has_master { parameter.to_kind(Kind::Float) } else { parameter };
+        let (mut ends, mut tensors) = (Vec::new(), Vec::new());
+        for (index, end) in rule.slots().iter().enumerate() {
+            let zeros = wide.zeros_like();
+            if let Some(map) = form.maps.get(index) {
+                ends.extend(["codes", "scales"].map(|part| format!("{end}.{part}")));
+                tensors.extend(map.encode(&zeros));
+            } else {
+                ends.push((*end).to_owned());
+                tensors.push(zeros);
+            }
+        }
+        if has_master {
+            ends.push(MASTER.to_owned());
+            tensors.push(wide);
+        }
+        let empty = if form.is_on_host { KeptTensors::OnHost(Vec::new()) } else { KeptTensors::Here(Vec::new()) };
+        let mut own = Self { name: name.clone(), ends, tensors: empty };
+        own.keep(tensors);
+        own
+    }
+
+    /// Whether it is to be fetched.
+    pub(super) fn is_away(&self) -> bool {
+        matches!(self.tensors, KeptTensors::OnHost(_))
+    }
+
+    /// Sets it out to where it is updated.
+    pub(super) fn prefetch(&self, device: Device) -> RememberedPrefetch {
+        match &self.tensors {
+            KeptTensors::Here(tensors) => RememberedPrefetch::Here(tensors.iter().map(Tensor::shallow_clone).collect()),
+            KeptTensors::OnHost(tensors) => {
+                RememberedPrefetch::Coming(tensors.iter().map(|tensor| tensor.prefetch(device)).collect())
+            }
+        }
+    }
+
+    /// Keeps what has changed, in the place of what was.
+    pub(super) fn keep(&mut self, changed: Vec<Tensor>) {
+        match &mut self.tensors {
+            KeptTensors::Here(tensors) => *tensors = changed,
+            KeptTensors::OnHost(tensors) => *tensors = changed.iter().map(HostTensor::send).collect(),
+        }
+    }
+
+    /// The master among its tensors.
+    pub(super) fn master(&self, tensors: &[Tensor]) -> Option<Tensor> {
+        self.ends.iter().zip(tensors).find(|(end, _)| *end == MASTER).map(|(_, tensor)| tensor.shallow_clone())
+    }
+
+    /// Its tensors by name, where they are.
+    pub(super) fn named(&self) -> Vec<(String, Tensor)> {
+        let tensors: Vec<Tensor> = match &self.tensors {
+            KeptTensors::Here(tensors) => tensors.iter().map(Tensor::shallow_clone).collect(),
+            KeptTensors::OnHost(tensors) => tensors.iter().map(HostTensor::on_host).collect(),
+        };
+        self.ends.iter().map(|end| format!("{}.{end}", self.name)).zip(tensors).collect()
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub(super) fn bytes(&self) -> Bytes {
+        match &self.tensors {
+            KeptTensors::Here(tensors) => bytes_of(tensors),
+            KeptTensors::OnHost(tensors) => tensors.iter().map(HostTensor::bytes).sum(),
+        }
+    }
+}
+
+impl RememberedPrefetch {
+    pub(super) fn wait(self) -> Vec<Tensor> {
+        match self {
+            Self::Here(tensors) => tensors,
+            Self::Coming(tensors) => tensors.into_iter().map(TensorPrefetch::wait).collect(),
+        }
+    }
+}
