@@ -20,10 +20,11 @@ pub(super) fn architecture(config: &ModelConfig) -> String {
     if let Some(widest) = windows.iter().max() {
         words.push(format!("a window of {widest} in {} of {count} layers", windows.len()));
     }
-    if config.layers[0].attention.qk_norm.is_some() {
+    let attention = &config.layers[0].attention;
+    if attention.qk_norm.is_some() {
         words.push("normalised queries and keys".to_owned());
     }
-    if config.layers[0].attention.has_drain {
+    if attention.has_drain {
         words.push("heads with drains".to_owned());
     }
     let experts: Vec<&ExpertsSpec> = experts(config).collect();
@@ -38,10 +39,10 @@ pub(super) fn architecture(config: &ModelConfig) -> String {
             "{top_k} of {num_experts} experts of width {intermediate_size}{groups}{shared} in {experts} of {count} layers"
         ));
     }
-    if let Some(growth) = config.layers[0].attention.query_growth {
+    if let Some(growth) = attention.query_growth {
         words.push(format!("queries that grow every {} tokens", growth.original));
     }
-    if let Some(cap) = config.layers[0].attention.rule.soft_cap {
+    if let Some(cap) = attention.rule.soft_cap {
         words.push(format!("scores capped at {cap}"));
     }
     if let Some(cap) = config.logit_soft_cap {

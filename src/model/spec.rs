@@ -189,7 +189,7 @@ impl AttentionSpec {
     }
 
     /// Channels of the queries of a token, of its keys and of its values.
-    pub(super) fn widths(&self) -> [usize; 3] {
+    pub fn widths(&self) -> [usize; 3] {
         [self.num_heads, self.num_kv_heads, self.num_kv_heads].map(|heads| heads * self.head_dim)
     }
 

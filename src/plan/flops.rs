@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::projection::Projection;
 use super::{StepSpec, TrainedPart};
 use crate::engine::ChunkPlan;
-use crate::model::ModelConfig;
+use crate::model::AttentionSpec;
 
 /// Operations of one step; a multiplication with its addition counts as two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -61,7 +61,8 @@ pub(super) fn by_part(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): 
     let mut parts = ByPart::default();
     for (layer, slots) in spec.settings.slots(plan).into_iter().enumerate() {
         let linear = projections(spec, layer);
-        let attention = attended(config, visible_pairs(plan, slots, config.layers[layer].attention.rule.window));
+        let of_layer = &config.layers[layer].attention;
+        let attention = attended(of_layer, visible_pairs(plan, slots, of_layer.rule.window));
         parts.forward.linear += tokens as f64 * linear.forward;
         parts.forward.attention += attention.forward;
         parts.backward.linear += tokens as f64 * linear.backward;
@@ -86,7 +87,7 @@ fn projections(spec: &StepSpec<'_>, layer: usize) -> ForwardBackward {
     let trains_weights = spec.trains_weights();
     let mut pass = ForwardBackward::default();
     for projection in Projection::ALL {
-        let [out, inner] = projection.shape(&spec.config.layers[0], spec.config.hidden_size);
+        let [out, inner] = projection.shape(&spec.config.layers[layer], spec.config.hidden_size);
         let weight = 2.0 * (out * inner) as f64;
         // Behind a frozen embedding nobody asks for the gradient of the lowest layer's input.
         let is_first = layer == 0 && projection.is_of_attention_input();
@@ -103,8 +104,8 @@ fn projections(spec: &StepSpec<'_>, layer: usize) -> ForwardBackward {
 }
 
 /// A layer's attention to so many pairs of query and key: two products forward, five backward.
-fn attended(config: &ModelConfig, pairs: f64) -> ForwardBackward {
-    let product = 2.0 * pairs * (config.layers[0].attention.num_heads * config.layers[0].attention.head_dim) as f64;
+fn attended(attention: &AttentionSpec, pairs: f64) -> ForwardBackward {
+    let product = 2.0 * pairs * attention.widths()[0] as f64;
     ForwardBackward { forward: 2.0 * product, backward: 5.0 * product }
 }
 
@@ -128,39 +129,16 @@ fn visible_pairs(plan: &ChunkPlan, slots: usize, window: Option<usize>) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use tch::{Device, Kind};
 
     use super::*;
-    use crate::engine::{ColumnWidth, Settings};
-    use crate::recipe::Recipe;
-
-    const CONFIG: &str = r#"{"model_type": "qwen2", "hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "intermediate_size": 6, "vocab_size": 10, "max_position_embeddings": 64}"#;
-    const RECIPE: &str = "model.path = '.'\ndata = {format = 'tokens', train = 'none'}\ntrain.weights = 'WEIGHTS'\nLORA\n\
-                          kv_cache = {policy = 'lastrec', cache_length = 8, chunk_size = 4}\ngrad.layers_per_cell = 1";
+    use crate::engine::ColumnWidth;
+    use crate::plan::fixtures::with_step;
 
     /// The operations of 14 tokens with a target each.
-    fn counted(weights: &str, lora: &str) -> Flops {
-        let text = RECIPE.replace("WEIGHTS", weights).replace("LORA", lora);
-        let recipe = Recipe::parse(text, Path::new("recipe.toml"), &[]).unwrap().recipe;
-        let config = ModelConfig::from_object(&serde_json::from_str(CONFIG).unwrap()).unwrap();
-        let settings = Settings::new(&config, &recipe.kv_cache, &recipe.grad).unwrap();
-        let trained = TrainedPart::of(&config, recipe.lora.as_ref()).unwrap();
-        let (kind, device) = (Kind::Float, Device::Cpu);
-        let spec = StepSpec {
-            config: &config,
-            settings: &settings,
-            trained: &trained,
-            optimizer: &recipe.optimizer,
-            offload: recipe.train.offload,
-            kind,
-            device,
-            threads: 1,
-            accumulates: false,
-        };
-        Flops::of(&spec, &ChunkPlan::new(&[14], 8, 4, ColumnWidth::Chunks(1)), (14, 14))
+    fn counted(words: &str) -> Flops {
+        let plan = ChunkPlan::new(&[14], 8, 4, ColumnWidth::Chunks(1));
+        with_step(words, (Kind::Float, Device::Cpu), |spec| Flops::of(spec, &plan, (14, 14)))
     }
 
     #[test]
@@ -171,13 +149,13 @@ mod tests {
         let linear = 14 * 2 * 120 * (3 + 2 + 2 * 2);
         // 10 + 26 + 26 + 15 pairs; a product of them is 2 · 4 · 77 operations in each layer; two products forward, five backward.
         let attention = 2 * 4 * 77 * (2 * (3 + 2) + 5 * 2);
-        assert_eq!(rounded(counted("all", "")), [linear, attention, 14 * 2 * 40 * 3]);
+        assert_eq!(rounded(counted("train.weights = 'all'")), [linear, attention, 14 * 2 * 40 * 3]);
         // Frozen weights need no gradient, and the lowest q, k and v none of their input. What is added to q has 4 numbers in each
         // matrix: both forward; backward two products each, but for the input of the lowest.
         let frozen = 2 * 120 * (3 + 2) + 2 * (120 + 120 - 32);
         let added = 2 * (4 + 4) * (3 + 2) + 2 * (4 * 4 + 3 * 4);
         let lora = "lora = {r = 1, target_modules = ['q_proj']}";
-        assert_eq!(rounded(counted("adapter", lora)), [14 * (frozen + added), attention, 14 * 2 * 40 * 2]);
+        assert_eq!(rounded(counted(lora)), [14 * (frozen + added), attention, 14 * 2 * 40 * 2]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::StepSpec;
 use super::attention::Kernel;
 use super::projection::Projection;
 use super::step_spec::TrainedPart;
-use crate::model::BranchNorms;
+use crate::model::{BranchNorms, LayerSpec};
 use crate::native;
 
 /// Bytes of one layer for one column of tokens.
@@ -41,9 +41,19 @@ pub(super) struct Layer<'a> {
 }
 
 impl Layer<'_> {
+    fn layer(&self) -> &LayerSpec {
+        &self.spec.config.layers[self.index]
+    }
+
+    /// H · D, G · D and the width of what a token meets behind attention.
+    fn widths(&self) -> [u64; 3] {
+        let [queries, keys, _] = self.layer().attention.widths();
+        [queries, keys, self.layer().feed_forward.intermediate_size()].map(|width| width as u64)
+    }
+
     pub(super) fn bytes(&self) -> LayerBytes {
         let (s, w) = (self.spec, self.spec.element());
-        let (e, q, kv, i) = (s.hidden(), s.queries(), s.keys(), s.config.intermediate_size() as u64);
+        let (e, [q, kv, i]) = (s.hidden(), self.widths());
         let graph_of_mlp = self.graph_of_mlp();
         // Gate, up and what comes of them; without autograd the last alone is there when its product begins.
         let (gated, drawn) = (w * (2 * e + 3 * i), self.drawn());
@@ -63,7 +73,7 @@ impl Layer<'_> {
     /// Gradients of gate and up, and that of their gated product, whose value the down projection has kept and frees.
     fn backward_of_mlp(&self) -> u64 {
         let (s, w) = (self.spec, self.spec.element());
-        let (e, i) = (s.hidden(), s.config.intermediate_size() as u64);
+        let (e, [_, _, i]) = (s.hidden(), self.widths());
         let freed = (self.input_of(&[Projection::Down], i) + self.addition(Projection::Down)).min(i * w);
         let is_fused = native::computes(s.device, s.kind);
         let gradients = if s.is_narrow() && !is_fused { i * (2 * w + 3 * s.wide()) } else { 3 * i * w };
@@ -90,7 +100,7 @@ impl Layer<'_> {
         let TrainedPart::Adapter { targets, has_dropout: true, .. } = self.spec.trained else { return 0 };
         let inputs = targets
             .iter()
-            .map(|projection| projection.shape(&self.spec.config.layers[0], self.spec.config.hidden_size)[1] as u64);
+            .map(|projection| projection.shape(self.layer(), self.spec.config.hidden_size)[1] as u64);
         16 * inputs.max().unwrap_or(0)
     }
 
@@ -98,7 +108,7 @@ impl Layer<'_> {
     /// of rows, what is scaled by them, too.
     fn addition(&self, projection: Projection) -> u64 {
         let TrainedPart::Adapter { r, targets, has_dropout, has_magnitudes, .. } = self.spec.trained else { return 0 };
-        let [out, inner] = projection.shape(&self.spec.config.layers[0], self.spec.config.hidden_size);
+        let [out, inner] = projection.shape(self.layer(), self.spec.config.hidden_size);
         let dropped = if *has_dropout { 2 * inner } else { 0 };
         let scaled = if *has_magnitudes { out } else { 0 };
         if targets.contains(&projection) { (r + dropped + scaled) as u64 * self.spec.element() } else { 0 }
@@ -117,20 +127,20 @@ impl Layer<'_> {
     fn graph_of_attention(&self) -> u64 {
         use Projection::{Key, Output, Query, QueryKeyValue, Value};
         let (s, w) = (self.spec, self.spec.element());
-        let (e, q, kv) = (s.hidden(), s.queries(), s.keys());
+        let (e, [q, kv, _], attention) = (s.hidden(), self.widths(), &self.layer().attention);
         let norm = if self.has_gradient_below() { self.norms(1) } else { 0 };
-        let head_norms = if s.config.layers[0].attention.qk_norm.is_some() {
-            (q + kv) * w + self.norms(s.config.layers[0].attention.num_heads + s.config.layers[0].attention.num_kv_heads)
+        let head_norms = if attention.qk_norm.is_some() {
+            (q + kv) * w + self.norms(attention.num_heads + attention.num_kv_heads)
         } else {
             0
         };
-        let attended = w * (q + 2 * kv + q) + s.config.layers[0].attention.num_heads as u64 * s.wide();
+        let attended = w * (q + 2 * kv + q) + attention.num_heads as u64 * s.wide();
         // The kernel lays a chunk's output out as the projection reads it: what both keep is one tensor.
         let is_shared = self.is_one_chunk && native::computes(s.device, s.kind);
         let joined = if is_shared { 0 } else { self.input_of(&[Output], q) };
         // The next norm's input.
         let sum = e * w;
-        let made = self.made(s.config.layers[0].norms.attention);
+        let made = self.made(self.layer().norms.attention);
         norm + made
             + self.input_of(&[Query, Key, Value, QueryKeyValue], e)
             + self.additions(&[Query, Key, Value, QueryKeyValue, Output])
@@ -143,10 +153,10 @@ impl Layer<'_> {
     fn graph_of_mlp(&self) -> u64 {
         use Projection::{Down, Gate, GateUp, Up};
         let (s, w) = (self.spec, self.spec.element());
-        let (e, i) = (s.hidden(), s.config.intermediate_size() as u64);
+        let (e, [_, _, i]) = (s.hidden(), self.widths());
         let (gate_and_up, sum) = (2 * i * w, e * w);
         self.norms(1)
-            + self.made(s.config.layers[0].norms.feed_forward)
+            + self.made(self.layer().norms.feed_forward)
             + self.input_of(&[Gate, Up, GateUp], e)
             + self.additions(&[Gate, Up, GateUp, Down])
             + gate_and_up

@@ -176,7 +176,6 @@ impl<'a> Ledger<'a> {
 
     /// A column through some layers, decided or replayed. Returns what a cache that grows has twice for a moment.
     pub(super) fn run_column(&mut self, c: usize, layers: &Range<usize>, keeps_undo_from: usize, is_deciding: bool) -> u64 {
-        let heads = self.spec.config.layers[0].attention.num_kv_heads;
         let mut moved = 0;
         for index in layers.clone() {
             for span in &self.plan.spans[self.plan.columns[c].clone()] {
@@ -189,7 +188,7 @@ impl<'a> Ledger<'a> {
                 if is_deciding {
                     layer.noted = layer.noted.max(layer.notes[usize::from(span.start >= self.plan.prefill)]);
                     let routed = layer.routing * (span.num_sequences() * span.len) as u64;
-                    layer.log += logged(layer, span, (span.num_sequences(), heads)) + routed;
+                    layer.log += logged(layer, span) + routed;
                 }
                 if index >= keeps_undo_from {
                     let waiting = layer.undo(span, self.undo.form()).0;
@@ -296,11 +295,12 @@ impl<'a> Ledger<'a> {
     }
 
     fn gradient_bytes(&self, layer: &LayerHolds) -> u64 {
-        2 * (self.plan.num_sequences() * layer.slots) as u64 * self.spec.keys() * self.spec.wide()
+        let numbers = layer.shape.groups * layer.shape.head_dim;
+        2 * (self.plan.num_sequences() * layer.slots) as u64 * numbers as u64 * self.spec.wide()
     }
 
     fn cache_bytes(&self, layer: &LayerHolds) -> (u64, u64) {
-        let entries = (self.plan.num_sequences() * layer.slots * self.spec.config.layers[0].attention.num_kv_heads) as u64;
+        let entries = (self.plan.num_sequences() * layer.slots) as u64 * layer.shape.groups as u64;
         let notes = 4 * layer.noted as u64 * entries;
         if layer.shape.is_offloaded {
             return (8 * entries + notes, layer.entry_bytes());
@@ -341,7 +341,8 @@ impl LayerHolds {
 }
 
 /// What the log keeps of a chunk's choice.
-fn logged(layer: &LayerHolds, span: &ChunkSpan, batch: (usize, usize)) -> u64 {
+fn logged(layer: &LayerHolds, span: &ChunkSpan) -> u64 {
+    let batch = (span.num_sequences(), layer.shape.groups as usize);
     let cache_length = layer.shape.cache_length;
     let evicted = span.evictions(span.start.min(cache_length), cache_length) as u64;
     layer.scope.map_or(0, |scope| evicted * log_bytes_per_token(scope, cache_length, batch).0)

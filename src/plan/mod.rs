@@ -4,6 +4,8 @@ mod attention;
 mod baseline;
 mod choose;
 mod error;
+#[cfg(test)]
+mod fixtures;
 mod flops;
 mod forecast;
 mod head;

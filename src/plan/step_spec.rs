@@ -88,16 +88,6 @@ impl StepSpec<'_> {
         self.config.hidden_size as u64
     }
 
-    /// H · D.
-    pub(super) fn queries(&self) -> u64 {
-        (self.config.layers[0].attention.num_heads * self.config.layers[0].attention.head_dim) as u64
-    }
-
-    /// G · D.
-    pub(super) fn keys(&self) -> u64 {
-        (self.config.layers[0].attention.num_kv_heads * self.config.layers[0].attention.head_dim) as u64
-    }
-
     pub(super) fn trains_weights(&self) -> bool {
         *self.trained == TrainedPart::Weights
     }
@@ -194,7 +184,7 @@ impl StepSpec<'_> {
             TrainedPart::Weights => (c.hidden_size, c.intermediate_size().max(c.vocab_size)),
         };
         // Linears that are several in one are wider than what the layer is made of.
-        let of_linears = c.layers[0].linears(c.hidden_size).iter().map(|linear| linear.out).max();
+        let of_linears = c.layers.iter().flat_map(|layer| layer.linears(c.hidden_size)).map(|linear| linear.out).max();
         let widest = widest.max(of_linears.unwrap_or(0));
         let of_ends = match self.trained {
             TrainedPart::Adapter { ends, .. } => ends.embedding.max(ends.output),

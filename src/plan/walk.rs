@@ -38,6 +38,10 @@ pub(super) struct StepWalk<'a> {
     schedule: Schedule,
     ledger: Ledger<'a>,
     graphs: Graphs,
+    /// Channels of a head that some rotation turns, over all rotations.
+    rotated: usize,
+    /// By layer, the first one that is made like it.
+    alike: Vec<usize>,
     /// What is known of layers that were looked at.
     layers: RefCell<HashMap<Look, LayerBytes>>,
 }
@@ -54,9 +58,9 @@ struct Graphs {
     kept: u64,
 }
 
-/// Whether the layer is the lowest, its slots, tokens of how many sequences and whether they are one chunk, the longest chunk, entries, and
+/// Whether the layer is the lowest, the first one like it, its slots, tokens of how many sequences and whether they are one chunk, the longest chunk, entries, and
 /// whether victims are chosen.
-type Look = (bool, usize, (u64, usize, bool), u64, u64, bool);
+type Look = (bool, usize, usize, (u64, usize, bool), u64, u64, bool);
 
 impl<'a> StepWalk<'a> {
     /// `targets` are the positions with a target, by column of `plan`.
@@ -64,8 +68,11 @@ impl<'a> StepWalk<'a> {
         let shapes = spec.settings.cache_shapes(spec.config, plan, (spec.kind, spec.device));
         let ledger = Ledger::new(spec, plan, shapes.clone());
         let schedule = Schedule::new(spec.settings, plan);
-        let mut walk =
-            Self { spec, plan, targets, shapes, schedule, ledger, graphs: Graphs::default(), layers: RefCell::default() };
+        let rotated = spec.config.rotations().into_iter().map(|rope| rope.rotary_dim).sum();
+        let layers = &spec.config.layers;
+        let alike = layers.iter().enumerate().map(|(at, layer)| layers.iter().position(|other| other == layer).unwrap_or(at)).collect();
+        let (graphs, known) = (Graphs::default(), RefCell::default());
+        let mut walk = Self { spec, plan, targets, shapes, schedule, ledger, graphs, rotated, alike, layers: known };
         walk.graphs = walk.of_graphs();
         walk
     }
@@ -182,9 +189,9 @@ impl<'a> StepWalk<'a> {
         let chunk = spans.iter().map(|span| span.len).max().unwrap_or(0) as u64;
         let filled = spans.last().map_or(0, |span| (span.start + span.len).min(shape.cache_length)) as u64;
         let is_one_chunk = spans.len() == 1 && !spans[0].is_ragged();
-        let key = (index == 0, shape.cache_length, (tokens, sequences, is_one_chunk), chunk, filled, is_choosing);
+        let key = (index == 0, self.alike[index], shape.cache_length, (tokens, sequences, is_one_chunk), chunk, filled, is_choosing);
         *self.layers.borrow_mut().entry(key).or_insert_with(|| {
-            let kernel = Kernel::of(self.spec, &shape, (chunk, filled), is_choosing);
+            let kernel = Kernel::of(self.spec, index, &shape, (chunk, filled), is_choosing);
             Layer { spec: self.spec, index, tokens, is_one_chunk, kernel }.bytes()
         })
     }
@@ -220,7 +227,7 @@ impl<'a> StepWalk<'a> {
     /// What all layers share: hidden states, and the rotations of a sequence's positions.
     fn of_column(&self, c: usize) -> u64 {
         let (_, tokens) = self.plan.tokens(&self.plan.columns[c]);
-        self.hidden(c) + tokens as u64 * self.spec.config.layers[0].attention.head_dim as u64 * self.spec.element()
+        self.hidden(c) + (tokens * self.rotated) as u64 * self.spec.element()
     }
 
     fn growth(&self, before: &MemoryByPart) -> u64 {
@@ -231,42 +238,19 @@ impl<'a> StepWalk<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use tch::{Device, Kind};
 
     use super::*;
-    use crate::engine::{ColumnWidth, Settings};
-    use crate::model::ModelConfig;
-    use crate::plan::TrainedPart;
-    use crate::recipe::Recipe;
-
-    const CONFIG: &str = r#"{"model_type": "qwen2", "hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "intermediate_size": 6, "vocab_size": 10, "max_position_embeddings": 64}"#;
-    const RECIPE: &str = "model.path = '.'\ndata = {format = 'tokens', train = 'none'}\n\
-                          kv_cache = {policy = 'lastrec', cache_length = 8, chunk_size = 4}\ngrad.layers_per_cell = 1";
+    use crate::engine::ColumnWidth;
+    use crate::plan::fixtures::with_step;
 
     /// The parts of a step over 42 tokens, in ten columns of 4 and one of 2, with the most inside of each.
     fn inside(device: Device, words: &str) -> Vec<(StepPart, u64)> {
-        let recipe = Recipe::parse(format!("{RECIPE}\n{words}"), Path::new("recipe.toml"), &[]).unwrap().recipe;
-        let config = ModelConfig::from_object(&serde_json::from_str(CONFIG).unwrap()).unwrap();
-        let settings = Settings::new(&config, &recipe.kv_cache, &recipe.grad).unwrap();
-        let trained = TrainedPart::of(&config, recipe.lora.as_ref()).unwrap();
-        let kind = Kind::BFloat16;
-        let spec = StepSpec {
-            config: &config,
-            settings: &settings,
-            trained: &trained,
-            optimizer: &recipe.optimizer,
-            offload: recipe.train.offload,
-            kind,
-            device,
-            threads: 1,
-            accumulates: false,
-        };
         let plan = ChunkPlan::new(&[42], 8, 4, ColumnWidth::Chunks(1));
         let mut inside = Vec::new();
-        StepWalk::new(&spec, &plan, &vec![4; plan.columns.len()]).each(&mut |moment| inside.push((moment.part, moment.inside)));
+        with_step(words, (Kind::BFloat16, device), |spec| {
+            StepWalk::new(spec, &plan, &vec![4; plan.columns.len()]).each(&mut |moment| inside.push((moment.part, moment.inside)));
+        });
         inside
     }
 

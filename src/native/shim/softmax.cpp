@@ -41,8 +41,10 @@ template <class T> INLINE void weights(T* x, T* sum, const T* top, Tile tile) {
   }
 }
 
-template <class T> INLINE void score_gradient(T* x, T* dx, const T* lse, const T* delta, T most, Tile tile) {
-  T per_most = most > 0 ? T(1) / most : T(0);
+// Where nothing is capped the factor costs nothing.
+template <bool IS_CAPPED, class T>
+INLINE void score_gradient(T* x, T* dx, const T* lse, const T* delta, T most, Tile tile) {
+  T per_most = IS_CAPPED ? T(1) / most : T(0);
   for (int64_t key = 0; key < tile.keys; ++key, x += tile.lanes, dx += tile.lanes) {
     int64_t first = first_of(tile, key), end = end_of(tile, key);
     for (T* row : {x, dx}) {
@@ -53,7 +55,8 @@ template <class T> INLINE void score_gradient(T* x, T* dx, const T* lse, const T
     for (int64_t i = first; i < end; ++i) {
       T w = power(x[i] - lse[i]), share = x[i] * per_most;
       x[i] = w;
-      dx[i] = w * (dx[i] - delta[i]) * (1 - share * share);
+      dx[i] = w * (dx[i] - delta[i]);
+      if constexpr (IS_CAPPED) dx[i] *= 1 - share * share;
     }
   }
 }
@@ -84,7 +87,7 @@ template <class T> INLINE void shares(T* mass, const T* x, const T* share, Tile 
   VARIANTS void raise(T* top, const T* x, Tile tile) { raised<T>(top, x, tile); }                                                    \
   VARIANTS void to_weights(T* x, T* sum, const T* top, Tile tile) { weights<T>(x, sum, top, tile); }                                 \
   VARIANTS void to_score_gradient(T* x, T* dx, const T* lse, const T* delta, T most, Tile tile) {                                    \
-    score_gradient<T>(x, dx, lse, delta, most, tile);                                                                                \
+    most > 0 ? score_gradient<true>(x, dx, lse, delta, most, tile) : score_gradient<false>(x, dx, lse, delta, most, tile);           \
   }                                                                                                                                  \
   VARIANTS void add_mass(T* mass, const T* x, const T* lse, Tile tile) { payments<T>(mass, x, lse, tile); }                          \
   VARIANTS void add_shares(T* mass, const T* x, const T* share, Tile tile) { shares<T>(mass, x, share, tile); }
