@@ -17,7 +17,13 @@ const SCORE_BYTES: u64 = 32;
 
 impl Kernel {
     /// Of chunks of `chunk` tokens a sequence, in the layer `index`, whose cache holds `slots` of `shape` with them.
-    pub(super) fn of(spec: &StepSpec<'_>, index: usize, shape: &CacheShape, (chunk, slots): (u64, u64), is_choosing: bool) -> Self {
+    pub(super) fn of(
+        spec: &StepSpec<'_>,
+        index: usize,
+        shape: &CacheShape,
+        (chunk, slots): (u64, u64),
+        is_choosing: bool,
+    ) -> Self {
         let attention = &spec.config.layers[index].attention;
         let heads = (shape.batch * shape.groups) as u64;
         let restored = shape.restored_bytes(slots as usize).0;
@@ -53,10 +59,7 @@ impl Kernel {
         };
         let (forward, backward) = shape.scratch(s.threads);
         let keys = batch as u64 * slots * attention.num_kv_heads as u64;
-        Self {
-            forward: s.wide() * (forward + 2 * keys),
-            backward: s.wide() * (backward + 2 * keys * attention.head_dim as u64),
-        }
+        Self { forward: s.wide() * (forward + 2 * keys), backward: s.wide() * (backward + 2 * keys * attention.head_dim as u64) }
     }
 
     /// In parts: an output and a log-sum-exp for the past and for the chunk, which are merged in more bits, and gradients of both. On

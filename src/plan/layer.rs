@@ -98,9 +98,7 @@ impl Layer<'_> {
     /// While it is drawn which of a projection's inputs are dropped: two words of 64 bits for each.
     fn drawn(&self) -> u64 {
         let TrainedPart::Adapter { targets, has_dropout: true, .. } = self.spec.trained else { return 0 };
-        let inputs = targets
-            .iter()
-            .map(|projection| projection.shape(self.layer(), self.spec.config.hidden_size)[1] as u64);
+        let inputs = targets.iter().map(|projection| projection.shape(self.layer(), self.spec.config.hidden_size)[1] as u64);
         16 * inputs.max().unwrap_or(0)
     }
 
@@ -129,11 +127,8 @@ impl Layer<'_> {
         let (s, w) = (self.spec, self.spec.element());
         let (e, [q, kv, _], attention) = (s.hidden(), self.widths(), &self.layer().attention);
         let norm = if self.has_gradient_below() { self.norms(1) } else { 0 };
-        let head_norms = if attention.qk_norm.is_some() {
-            (q + kv) * w + self.norms(attention.num_heads + attention.num_kv_heads)
-        } else {
-            0
-        };
+        let head_norms =
+            if attention.qk_norm.is_some() { (q + kv) * w + self.norms(attention.num_heads + attention.num_kv_heads) } else { 0 };
         let attended = w * (q + 2 * kv + q) + attention.num_heads as u64 * s.wide();
         // The kernel lays a chunk's output out as the projection reads it: what both keep is one tensor.
         let is_shared = self.is_one_chunk && native::computes(s.device, s.kind);

@@ -70,7 +70,8 @@ impl<'a> StepWalk<'a> {
         let schedule = Schedule::new(spec.settings, plan);
         let rotated = spec.config.rotations().into_iter().map(|rope| rope.rotary_dim).sum();
         let layers = &spec.config.layers;
-        let alike = layers.iter().enumerate().map(|(at, layer)| layers.iter().position(|other| other == layer).unwrap_or(at)).collect();
+        let alike =
+            layers.iter().enumerate().map(|(at, layer)| layers.iter().position(|other| other == layer).unwrap_or(at)).collect();
         let (graphs, known) = (Graphs::default(), RefCell::default());
         let mut walk = Self { spec, plan, targets, shapes, schedule, ledger, graphs, rotated, alike, layers: known };
         walk.graphs = walk.of_graphs();
@@ -189,7 +190,8 @@ impl<'a> StepWalk<'a> {
         let chunk = spans.iter().map(|span| span.len).max().unwrap_or(0) as u64;
         let filled = spans.last().map_or(0, |span| (span.start + span.len).min(shape.cache_length)) as u64;
         let is_one_chunk = spans.len() == 1 && !spans[0].is_ragged();
-        let key = (index == 0, self.alike[index], shape.cache_length, (tokens, sequences, is_one_chunk), chunk, filled, is_choosing);
+        let key =
+            (index == 0, self.alike[index], shape.cache_length, (tokens, sequences, is_one_chunk), chunk, filled, is_choosing);
         *self.layers.borrow_mut().entry(key).or_insert_with(|| {
             let kernel = Kernel::of(self.spec, index, &shape, (chunk, filled), is_choosing);
             Layer { spec: self.spec, index, tokens, is_one_chunk, kernel }.bytes()
@@ -249,7 +251,8 @@ mod tests {
         let plan = ChunkPlan::new(&[42], 8, 4, ColumnWidth::Chunks(1));
         let mut inside = Vec::new();
         with_step(words, (Kind::BFloat16, device), |spec| {
-            StepWalk::new(spec, &plan, &vec![4; plan.columns.len()]).each(&mut |moment| inside.push((moment.part, moment.inside)));
+            StepWalk::new(spec, &plan, &vec![4; plan.columns.len()])
+                .each(&mut |moment| inside.push((moment.part, moment.inside)));
         });
         inside
     }

@@ -6,7 +6,8 @@
 #[path = "../../tests/support/mod.rs"]
 pub(crate) mod support;
 
-use support::case::{Case, EXACT, HeadKind, IN_FILE, IN_MEMORY, PLAIN, Tail, TargetsAt, Trains, Width};
+use support::case::{Case, EXACT, IN_FILE, IN_MEMORY, PLAIN, Tail, TargetsAt, Trains, Width};
+use support::grid::each_policy;
 
 use super::{Comparison, Proofs, Reference, TilingProof, Verdict, VerifyError};
 use crate::engine::{EngineError, MicroBatchGradients, Settings, Silent};
@@ -82,30 +83,23 @@ fn every_way_to_attend_is_exact() {
 #[test]
 fn captured_columns_are_exact() {
     const SHORT: Case = Case { has_cuda_graphs: true, lengths: &[76, 37, 9], chunk: 3, width: Width::Chunks(1), ..PLAIN };
-    const SMART: &str = "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4";
-    for case in [
-        Case { policy: "dense", cache: &[80], ..SHORT },
+    let of_policy = |case: Case| Case {
+        has_cuda_graphs: true,
+        lengths: SHORT.lengths,
+        cache: if case.policy == "dense" { &[80] } else { case.cache },
+        chunk: SHORT.chunk,
+        width: SHORT.width,
+        ..case
+    };
+    let further = [
         Case { policy: "dense", cache: &[16], storage: Storage::Growing, ..SHORT },
         Case { policy: "dense", cache: &[16], storage: Storage::Paged, ..SHORT },
         Case { policy: "lastrec", dropout: 0.2, ..SHORT },
-        Case { policy: "streaming-llm", ..SHORT },
-        Case { policy: "smart-lastrec", params: SMART, initial: &[(0, 30), (3, 7), (0, 9)], ..SHORT },
-        SHORT,
         Case { lengths: &[91, 37, 9], width: Width::Chunks(2), is_offloaded: true, layers_per_cell: 2, ..SHORT },
-        Case { head: HeadKind::Classify, layers_per_cell: 3, ..SHORT },
         Case { tail: Tail::OneByOne, targets: TargetsAt::Last(9), lengths: &[58], ..SHORT },
         Case { trains: Trains::All, lora: &[], ..SHORT },
-        Case { policy: "h2o-vlen", ..SHORT },
-        Case { policy: "h2o-orig", ..SHORT },
-        Case { policy: "qh2o", buffer: BufferKind::Int8, ..SHORT },
-        Case { policy: "qh2o-vlen", buffer: BufferKind::Int4, ..SHORT },
-        Case { policy: "knorm", ..SHORT },
-        Case { policy: "keydiff", ..SHORT },
-        Case { policy: "tova", ..SHORT },
-        Case { policy: "snapkv", ..SHORT },
-        Case { policy: "expected-attention", ..SHORT },
-        Case { policy: "adakv", params: "floor = 0.5\npolicy.snapkv = { window_size = 2 }", ..SHORT },
-    ] {
+    ];
+    for case in each_policy().into_iter().map(of_policy).chain(further) {
         let late = |run: &dyn Fn() -> Made| with_delayed_copies(WaitFault::Kept, run);
         let (worst, replays) = while_graphs_are_simulated(|| compared_in(&case, late).unwrap().worst());
         assert!(worst <= EXACT, "{worst:.2e} on {case:?}");

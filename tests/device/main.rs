@@ -23,8 +23,9 @@ use fixture::{BY_MASK, ITS_OWN};
 use kvtune::engine::{MicroBatchGradients, Silent};
 use kvtune::model::{Adapter, Model, ModelConfig};
 use kvtune::native::cuda::{Numerics, Upload, graph_replays, pinned};
-use kvtune::recipe::{BufferKind, Dtype, LoraRecipe, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules};
-use support::case::{Case, HeadKind, NEAR_BF16, PLAIN, Trains, Width, cosine_of_bf16, registered_policies, run};
+use kvtune::recipe::{BufferKind, Dtype, LoraRecipe, Storage, TargetModules};
+use support::case::{Case, NEAR_BF16, PLAIN, Trains, Width, cosine_of_bf16, registered_policies, run};
+use support::grid::each_policy;
 use tch::{Device, Kind, Tensor};
 
 /// The bound of f32 on a GPU, whose sums have another order than the reference's; and that of f64, in which entries that are rounded
@@ -32,29 +33,22 @@ use tch::{Device, Kind, Tensor};
 const BOUND_F32: f64 = 1e-4;
 const BOUND_F64: f64 = 1e-11;
 
-/// Beside every policy with its defaults, what a GPU does otherwise than a CPU, or might: where things wait, what is sorted, how entries
+/// Beside every policy by itself and under buffers, heads and tilings in turn, what a GPU does otherwise than a CPU, or might: where things wait, what is sorted, how entries
 /// are stored.
 const FURTHER: &[Case] = &[
     Case { name: "dense, growing", policy: "dense", cache: &[16], storage: Storage::Growing, ..PLAIN },
     Case { name: "dense, paged", policy: "dense", cache: &[16], chunk: 3, storage: Storage::Paged, ..PLAIN },
     Case { name: "h2o, one layer band", layers_per_cell: 3, width: Width::Chunks(2), ..PLAIN },
-    Case { name: "h2o, waiting on the host", is_offloaded: true, layers_per_cell: 2, ..PLAIN },
-    Case { name: "h2o, int8 waiting on the host", buffer: BufferKind::Int8, is_offloaded: true, ..PLAIN },
-    Case { name: "h2o, int4", buffer: BufferKind::Int4, ..PLAIN },
-    Case { name: "h2o, stores in files", layer_checkpoints: IN_FILE, undo_log: IN_FILE, ..PLAIN },
     Case { name: "h2o, one KV head", heads: (8, 1), ..PLAIN },
-    Case { name: "h2o, classification", head: HeadKind::Classify, dropout: 0.1, ..PLAIN },
+    Case { name: "h2o, dropout", dropout: 0.1, ..PLAIN },
     Case { name: "h2o, all weights", trains: Trains::All, lora: &[], ..PLAIN },
     Case { name: "h2o, all weights, tied", trains: Trains::AllTied, lora: &[], ..PLAIN },
-    Case { name: "h2o-vlen", policy: "h2o-vlen", params: "grace_period = 3\nscore_prefill = true", ..PLAIN },
-    Case { name: "qh2o", policy: "qh2o", buffer: BufferKind::Int8, params: "combination_constant = 0.3", ..PLAIN },
-    Case { name: "qh2o-vlen", policy: "qh2o-vlen", buffer: BufferKind::Int4, params: "combination_constant = 0.3", ..PLAIN },
-    Case { name: "snapkv", policy: "snapkv", params: "kernel_size = 3", ..PLAIN },
+    Case { name: "h2o-vlen, prefill scored", policy: "h2o-vlen", params: "grace_period = 3\nscore_prefill = true", ..PLAIN },
+    Case { name: "snapkv, narrow", policy: "snapkv", params: "kernel_size = 3", ..PLAIN },
 ];
-const IN_FILE: StoreRecipe = StoreRecipe { form: StoreForm::Plain, place: StorePlace::File };
 
 fn cases() -> Vec<Case> {
-    [registered_policies(), FURTHER.to_vec()].concat()
+    [registered_policies(), each_policy(), FURTHER.to_vec()].concat()
 }
 
 /// The GPU that the proofs run on; without one, says so.

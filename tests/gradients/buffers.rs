@@ -3,43 +3,8 @@
 
 use kvtune::recipe::{BufferKind, Storage};
 
-use crate::support::case::{Case, HeadKind, PLAIN, TargetsAt, Width, prove, run};
-
-const POLICIES: [(&str, &str); 10] = [
-    ("lastrec", "init_grace_tokens = 3"),
-    ("h2o", "grace_period = 4"),
-    ("h2o-vlen", ""),
-    ("qh2o", "combination_constant = 0.3"),
-    ("qh2o-vlen", "grace_period = 2\nnormalize_scores = true"),
-    ("keydiff", ""),
-    ("tova", ""),
-    ("snapkv", "kernel_size = 3"),
-    ("adakv", "floor = 0.4\npolicy.snapkv = { window_size = 2 }"),
-    ("expected-attention", "init_grace_tokens = 1"),
-];
-
-const BUFFERS: [BufferKind; 2] = [BufferKind::Int8, BufferKind::Int4];
-
-#[test]
-fn every_quantised_buffer() {
-    for buffer in BUFFERS {
-        let cases: Vec<Case> = POLICIES
-            .iter()
-            .flat_map(|&(policy, params)| {
-                let case = Case { name: "quantised", policy, params, buffer, ..PLAIN };
-                [
-                    case,
-                    Case { name: "one chunk a cell", width: Width::Chunks(1), ..case },
-                    Case { name: "one cell", layers_per_cell: 3, width: Width::Chunks(100), ..case },
-                    Case { name: "two layers a cell, by the rule", layers_per_cell: 2, width: Width::Multiplier(1.0), ..case },
-                    Case { name: "one KV head", heads: (4, 1), lengths: &[19, 44], ..case },
-                    Case { name: "classification", head: HeadKind::Classify, dropout: 0.1, ..case },
-                ]
-            })
-            .collect();
-        prove(buffer.name(), &cases);
-    }
-}
+use crate::support::case::{Case, PLAIN, TargetsAt, Width, prove, run};
+use crate::support::grid::each_policy;
 
 #[test]
 fn quantised_dense_caches_of_every_storage() {
@@ -57,26 +22,9 @@ fn quantised_dense_caches_of_every_storage() {
 #[test]
 fn entries_that_wait_on_the_host() {
     let mut cases = Vec::new();
-    for (buffer, (policy, params)) in [
-        (BufferKind::Plain, POLICIES[0]),
-        (BufferKind::Plain, POLICIES[1]),
-        (BufferKind::Int8, POLICIES[3]),
-        (BufferKind::Int4, POLICIES[5]),
-        (BufferKind::Int8, POLICIES[8]),
-    ] {
-        for layers_per_cell in [1, 2, 3] {
-            for width in [Width::Chunks(1), Width::Chunks(3), Width::Chunks(100)] {
-                cases.push(Case {
-                    name: "offloaded",
-                    policy,
-                    params,
-                    buffer,
-                    is_offloaded: true,
-                    layers_per_cell,
-                    width,
-                    ..PLAIN
-                });
-            }
+    for case in each_policy() {
+        for (layers_per_cell, width) in [(1, Width::Chunks(1)), (2, Width::Chunks(100)), (3, Width::Chunks(3))] {
+            cases.push(Case { name: "offloaded", is_offloaded: true, layers_per_cell, width, ..case });
         }
     }
     cases.push(Case { name: "offloaded, paged", policy: "dense", storage: Storage::Paged, is_offloaded: true, ..PLAIN });

@@ -12,35 +12,22 @@ use tch::{Kind, Tensor};
 
 use crate::support;
 use crate::support::case::{Case, EXACT, HeadKind, PLAIN, Tail, TargetsAt, Trains, Width, registered_policies};
+use crate::support::grid::each_policy;
 
-/// All that make decisions of their own, and dropout, on sequences that end inside a chunk, inside the prefill span, and long before both.
-const POLICIES: &[Case] = &[
-    Case { policy: "dense", cache: &[50], ..PLAIN },
-    Case { policy: "lastrec", params: "init_grace_tokens = 3", ..PLAIN },
-    PLAIN,
-    Case { params: "grace_period = 4\nkeep_initial_fraction = 0.3", ..PLAIN },
-    Case { params: "normalize_scores = true", ..PLAIN },
+/// Every policy whose sequences decide for themselves, and what else a sequence could get from its neighbours or its tiling.
+fn cases() -> Vec<Case> {
+    let alone = each_policy().into_iter().filter(|case| case.policy != "h2o-orig");
+    alone.chain(FURTHER.iter().copied()).collect()
+}
+
+const FURTHER: &[Case] = &[
     // More first tokens to keep than the first eviction of the longest sequence leaves room for.
     Case { params: "grace_period = 4\nkeep_initial_fraction = 0.4", chunk: 11, ..PLAIN },
-    Case { cache: &[11, 18, 14], ..PLAIN },
+    Case { params: "normalize_scores = true", cache: &[11, 18, 14], ..PLAIN },
     // What is drawn follows the number of the chunk, not the length of a sequence or its batch.
     Case { is_randomized: true, ..PLAIN },
     // Masks follow the sample and the position, not the place in a batch or a chunk.
     Case { dropout: 0.1, ..PLAIN },
-    Case { policy: "h2o-vlen", params: "score_prefill = true\nnormalize_scores = true", ..PLAIN },
-    Case { policy: "qh2o-vlen", params: "grace_period = 3", buffer: BufferKind::Int8, ..PLAIN },
-    Case { policy: "keydiff", buffer: BufferKind::Int4, ..PLAIN },
-    Case { policy: "knorm", params: "grace_period = 2", is_offloaded: true, ..PLAIN },
-    Case { policy: "tova", ..PLAIN },
-    Case {
-        policy: "smart-lastrec",
-        params: "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4",
-        initial: &[(0, 30), (3, 7), (1, 9), (0, 4)],
-        ..PLAIN
-    },
-    Case { policy: "snapkv", params: "window_size = 3\nkernel_size = 3\npooling = \"mean\"", ..PLAIN },
-    Case { policy: "expected-attention", params: "init_grace_tokens = 2", ..PLAIN },
-    Case { policy: "adakv", params: "floor = 0.4\npolicy.snapkv = { window_size = 2 }", ..PLAIN },
     Case { policy: "adakv", params: "floor = 0.4\npolicy = \"knorm\"", cache: &[14, 25, 31], ..PLAIN },
     Case { policy: "dense", storage: Storage::Paged, buffer: BufferKind::Int8, ..PLAIN },
 ];
@@ -63,7 +50,7 @@ fn worst(a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Tensor>) -> f64 {
 #[test]
 fn the_tiling_changes_nothing() {
     let mut largest: f64 = 0.0;
-    for &case in POLICIES {
+    for case in cases() {
         let (model, batch) = (support::model(&case), support::batch(&case));
         let one = gradients(&Case { layers_per_cell: 3, width: Width::Chunks(100), ..case }, &model, &batch);
         for layers_per_cell in [1, 2, 3] {
@@ -172,7 +159,7 @@ fn every_tiling_is_there_once() {
 
 #[test]
 fn two_runs_are_identical_to_the_bit() {
-    for &case in POLICIES {
+    for case in cases() {
         for kind in [Kind::Double, Kind::Float] {
             let case = Case { kind, layers_per_cell: 2, ..case };
             let (model, batch) = (support::model(&case), support::batch(&case));
@@ -186,7 +173,7 @@ fn two_runs_are_identical_to_the_bit() {
 #[test]
 fn a_padded_batch_is_its_rows_alone() {
     let mut largest: f64 = 0.0;
-    for &case in POLICIES {
+    for case in cases() {
         for lengths in [&[44, 37, 9][..], &[1, 44, 18, 28], &[23, 40], &[44, 31, 25]] {
             let case = Case { lengths, ..case };
             let model = support::model(&case);
@@ -228,7 +215,7 @@ fn the_published_h2o_couples_its_rows() {
 #[test]
 fn micro_batches_add_up_to_the_batch() {
     let mut largest: f64 = 0.0;
-    for &case in POLICIES {
+    for case in cases() {
         let case = Case { lengths: &[44, 37, 9, 30], ..case };
         let (model, batch) = (support::model(&case), support::batch(&case));
         let whole = gradients(&case, &model, &batch);

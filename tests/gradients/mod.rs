@@ -13,66 +13,9 @@ use kvtune::recipe::{BufferKind, Chunking, Storage};
 use tch::Kind;
 
 use crate::support::case::{
-    Beside, Case, HeadKind, NEAR_BF16, PLAIN, Tail, TargetsAt, Trains, Width, cosine_of_bf16, prove, registered_policies, run,
+    Beside, Case, HeadKind, NEAR_BF16, PLAIN, Tail, TargetsAt, Trains, Width, cosine_of_bf16, prove, run,
 };
-
-const SMART: &str = "end_initial_regex = \"###\"\nmax_initial_fraction = 0.4";
-
-/// Beside every policy with its defaults: parameters, storages and initial parts that change what a policy does.
-const FURTHER: &[Case] = &[
-    Case { name: "dense, growing", policy: "dense", cache: &[16], storage: Storage::Growing, ..PLAIN },
-    Case { name: "dense, paged", policy: "dense", cache: &[16], chunk: 3, storage: Storage::Paged, ..PLAIN },
-    Case { name: "lastrec without sinks", policy: "lastrec", params: "init_grace_tokens = 0", ..PLAIN },
-    Case { name: "lastrec with sinks", policy: "lastrec", params: "init_grace_tokens = 4", ..PLAIN },
-    Case { name: "h2o without first tokens", params: "keep_initial_fraction = 0.0", ..PLAIN },
-    Case { name: "h2o with first tokens", params: "keep_initial_fraction = 0.4", ..PLAIN },
-    Case { name: "h2o, grace 1", params: "grace_period = 1", ..PLAIN },
-    Case { name: "h2o, grace 4", params: "grace_period = 4", ..PLAIN },
-    Case { name: "h2o, grace 12", params: "grace_period = 12", ..PLAIN },
-    Case { name: "h2o, normalised", params: "normalize_scores = true", ..PLAIN },
-    Case { name: "h2o, normalised as the reference counts", params: "normalize_scores = true\nreference_counts = true", ..PLAIN },
-    Case { name: "h2o, prefill scored", params: "score_prefill = true", ..PLAIN },
-    Case { name: "h2o-vlen, grace 3", policy: "h2o-vlen", params: "grace_period = 3\nscore_prefill = true", ..PLAIN },
-    Case { name: "h2o-vlen, normalised", policy: "h2o-vlen", params: "normalize_scores = true", ..PLAIN },
-    Case { name: "h2o-orig, prefill scored", policy: "h2o-orig", params: "score_prefill = true", ..PLAIN },
-    Case { name: "streaming-llm, one sink", policy: "streaming-llm", params: "init_grace_tokens = 1", ..PLAIN },
-    Case { name: "keydiff, grace 3", policy: "keydiff", params: "grace_period = 3", ..PLAIN },
-    Case { name: "knorm, grace 3", policy: "knorm", params: "grace_period = 3", ..PLAIN },
-    Case { name: "tova, grace 3", policy: "tova", params: "grace_period = 3", ..PLAIN },
-    Case { name: "snapkv, wide", policy: "snapkv", params: "window_size = 6\nkernel_size = 7", ..PLAIN },
-    Case { name: "snapkv, mean", policy: "snapkv", params: "kernel_size = 3\npooling = \"mean\"", ..PLAIN },
-    Case {
-        name: "expected-attention, grace 3",
-        policy: "expected-attention",
-        params: "init_grace_tokens = 0\ngrace_period = 3",
-        ..PLAIN
-    },
-    Case { name: "qh2o", policy: "qh2o", buffer: BufferKind::Int8, params: "combination_constant = 0.3", ..PLAIN },
-    Case { name: "qh2o-vlen", policy: "qh2o-vlen", buffer: BufferKind::Int4, params: "combination_constant = 0.3", ..PLAIN },
-    Case {
-        name: "smart-lastrec, one range",
-        params: SMART,
-        policy: "smart-lastrec",
-        initial: &[(0, 6), (0, 6), (0, 6)],
-        ..PLAIN
-    },
-    Case { name: "smart-lastrec, late ranges", params: SMART, policy: "smart-lastrec", initial: &[(12, 40), (17, 25)], ..PLAIN },
-    Case { name: "adakv over h2o", policy: "adakv", params: "floor = 0.3\npolicy.h2o = { score_prefill = true }", ..PLAIN },
-    Case {
-        name: "adakv, unequal layers",
-        policy: "adakv",
-        params: "floor = 0.4\npolicy = \"keydiff\"",
-        cache: &[18, 25, 31],
-        ..PLAIN
-    },
-    Case {
-        name: "adakv over knorm",
-        policy: "adakv",
-        params: "floor = 0.28\npolicy = \"knorm\"",
-        lengths: &[44, 19, 20, 30],
-        ..PLAIN
-    },
-];
+use crate::support::grid::{FURTHER, grid};
 
 /// Four that behave differently: nothing leaves, one choice for all, one for each head, one for each sequence.
 const KINDS: [Case; 4] = [
@@ -87,8 +30,13 @@ fn varied<const N: usize>(variations: [fn(Case) -> Case; N]) -> Vec<Case> {
 }
 
 #[test]
-fn every_policy() {
-    prove("policies", &[registered_policies(), FURTHER.to_vec()].concat());
+fn every_policy_buffer_head_and_tiling() {
+    prove("grid", &grid());
+}
+
+#[test]
+fn every_variation_of_a_policy() {
+    prove("variations", FURTHER);
 }
 
 #[test]

@@ -5,7 +5,8 @@ use kvtune::model::Model;
 use kvtune::recipe::{BufferKind, Storage};
 use tch::{Device, Kind, Tensor};
 
-use crate::support::case::{Case, PLAIN, Tail, TargetsAt, Width, registered_policies};
+use crate::support::case::{Case, HeadKind, PLAIN, Tail, TargetsAt, Width};
+use crate::support::grid::each_policy;
 use crate::support::{batch, engine, model};
 
 /// Hidden states of all tokens `(B, T, E)`, and every choice.
@@ -50,17 +51,17 @@ fn of_session(case: &Case, spec: &SessionSpec, pieces: &[usize]) -> (Tensor, Str
     (Tensor::cat(&hidden, 1), session.log().hash())
 }
 
-/// Every policy, and every way to store entries, for sequences of one length.
+/// Every policy and every way to store entries, for sequences of one length.
 fn every_session(lengths: &'static [usize]) -> Vec<Case> {
-    let buffers = [
-        Case { name: "int8", buffer: BufferKind::Int8, ..PLAIN },
-        Case { name: "int4, waiting on the host", buffer: BufferKind::Int4, is_offloaded: true, ..PLAIN },
+    let further = [
         Case { name: "paged", policy: "dense", cache: &[16], chunk: 3, storage: Storage::Paged, ..PLAIN },
         Case { name: "windows", window: 7, sliding_layers: &[0, 2], ..PLAIN },
     ];
-    let cases = [registered_policies(), buffers.to_vec()].concat();
+    let cases = [each_policy(), further.to_vec()].concat();
     let initial = |case: &Case| if case.initial.is_empty() { case.initial } else { &[(2, 6), (3, 5)] };
-    cases.into_iter().map(|case| Case { lengths, initial: initial(&case), ..case }).collect()
+    let of_tokens =
+        |case: Case| Case { lengths, initial: initial(&case), head: HeadKind::NextToken, targets: TargetsAt::All, ..case };
+    cases.into_iter().map(of_tokens).collect()
 }
 
 #[test]

@@ -227,7 +227,7 @@ pub fn registered_policies() -> Vec<Case> {
             params,
             cache: if traits.evicts { PLAIN.cache } else { &[50] },
             buffer: if traits.needs_quantised { BufferKind::Int8 } else { BufferKind::Plain },
-            initial: if traits.initial_part.is_some() { &[(0, 30), (3, 7), (0, 9)] } else { &[] },
+            initial: if traits.initial_part.is_some() { &[(0, 30), (3, 7), (0, 9), (0, 4)] } else { &[] },
             ..PLAIN
         }
     };

@@ -4,6 +4,7 @@
 #![allow(dead_code, unreachable_pub, reason = "the suite, the proofs on a GPU and the library's own tests take what they need")]
 
 pub mod case;
+pub mod grid;
 pub mod policies;
 
 use kvtune::cache::{ChunkSpan, LayerLog, ReplayLog};
