@@ -87,6 +87,15 @@ pub struct TrainState {
     /// The samples of the run; earlier versions did not say.
     #[serde(default)]
     pub samples: Option<SampleCounts>,
+    /// Steps, counted from 1, that were left out as they came to nothing finite.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skipped_steps: Vec<u64>,
+    /// Whether the validation after this step was given up, and is still to be made.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub owes_validation: bool,
+    /// Threads that computed: with another number sums have another order. Earlier versions did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<i32>,
     /// What is trained.
     pub parameters: Vec<ParameterInfo>,
     /// Who wrote it.
@@ -114,6 +123,9 @@ impl TrainState {
             data_hash: String::new(),
             validation_hash: None,
             samples: None,
+            skipped_steps: Vec::new(),
+            owes_validation: false,
+            threads: None,
             parameters: parameters.iter().map(info).collect(),
             kvtune_version: env!("CARGO_PKG_VERSION").to_owned(),
             libtorch_version: native::libtorch_version(),

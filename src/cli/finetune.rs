@@ -58,7 +58,7 @@ impl Finetune {
             message: "the run has no output directory".into(),
             hint: "give `--out DIR`, or `output_dir` at the top of the recipe".into(),
         })?;
-        let interrupt = install()?;
+        let interrupt = watched(Interrupt::install_for_saves())?;
         let start = Start { device, interrupt: &interrupt, profiles_memory: self.profile_memory };
         end(train::run(recipe, &out, start)?, &out)
     }
@@ -66,14 +66,18 @@ impl Finetune {
 
 impl Resume {
     pub(super) fn run(&self, device: Device) -> Result<Ending, Error> {
-        let interrupt = install()?;
+        let interrupt = watched(Interrupt::install_for_saves())?;
         let start = Start { device, interrupt: &interrupt, profiles_memory: self.profile_memory };
         end(train::resume(&self.run, self.from.as_deref(), &self.set, start)?, &self.run)
     }
 }
 
 pub(super) fn install() -> Result<Interrupt, Error> {
-    Interrupt::install().map_err(|e| Error::Usage {
+    watched(Interrupt::install())
+}
+
+fn watched(installed: std::io::Result<Interrupt>) -> Result<Interrupt, Error> {
+    installed.map_err(|e| Error::Usage {
         message: format!("can't watch for signals: {e}"),
         hint: "a run must be able to save when it is interrupted".into(),
     })

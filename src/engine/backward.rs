@@ -1,5 +1,6 @@
 //! The backward phase: layer bands top-down, cells from right to left, the choices replayed, caches and gradients unwound.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -40,24 +41,26 @@ pub(super) fn run(
     let (mut travelling, mut head) = (std::mem::take(&mut trace.top), std::mem::take(&mut trace.head));
     // The very tensors that the head adds to.
     let head_gradients: Vec<Tensor> = head.gradients.iter().map(Tensor::shallow_clone).collect();
-    let mut emit =
+    let observer = RefCell::new(observer);
+    let emit =
         |event, trace: &ForwardTrace, (travelling, sums): (&[Option<HostTensor>], &GradientSums), next: Option<&Prepared>| {
             let ahead = next.map(Prepared::bytes).unwrap_or_default();
-            measured::emit(observer, event, (model, trace), &Transient { travelling, ahead, head: &head_gradients, sums });
+            let held = Transient { travelling, ahead, head: &head_gradients, sums };
+            measured::emit(&mut **observer.borrow_mut(), event, (model, trace), &held)
         };
     let mut next: Option<Prepared> = None;
     for stage in schedule.backward() {
         match stage {
             BackwardStage::Replay { band: b } => {
-                emit(Event::Replay { band: (b, num_bands) }, &trace, (&travelling, &sums), None);
+                emit(Event::Replay { band: (b, num_bands) }, &trace, (&travelling, &sums), None)?;
                 let captured = captured(setup, model, &trace.session.plan)?;
                 let band = LayerBand { model, trace: &trace, layers: schedule.layers(b), context, turn: &turn };
-                no_grad(|| band.replay(captured))?;
+                no_grad(|| band.replay(captured, &|| observer.borrow().wants_to_stop()))?;
             }
             BackwardStage::Cell { band: b, column: c } => {
                 let (at, column) = ((b, num_bands), (c, num_columns));
                 let band = LayerBand { model, trace: &trace, layers: schedule.layers(b), context, turn: &turn };
-                emit(Event::Cell { band: at, column }, &trace, (&travelling, &sums), next.as_ref());
+                emit(Event::Cell { band: at, column }, &trace, (&travelling, &sums), next.as_ref())?;
                 let prepared = match next.take() {
                     Some(prepared) => prepared,
                     None => band.prepare(c, &mut travelling)?,
@@ -69,7 +72,7 @@ pub(super) fn run(
                 travelling[c] = band.cell(c, (prepared, above), &mut |phase| match phase {
                     CellPhase::Head => emit(Event::Head { column }, &trace, (&travelling, &sums), next.as_ref()),
                     CellPhase::Backward => {
-                        emit(Event::CellBackward { band: at, column }, &trace, (&travelling, &sums), next.as_ref());
+                        emit(Event::CellBackward { band: at, column }, &trace, (&travelling, &sums), next.as_ref())
                     }
                 })?;
                 sums.take(model, schedule.layers(b))?;
@@ -176,13 +179,16 @@ impl LayerBand<'_> {
     }
 
     /// Runs the band over all columns with the recorded choices, to make its undo log and its final caches.
-    fn replay(&self, mut captured: CapturedLayers) -> Result<(), EngineError> {
+    fn replay(&self, mut captured: CapturedLayers, wants_to_stop: &dyn Fn() -> bool) -> Result<(), EngineError> {
         for state in &self.trace.session.layers[self.layers.clone()] {
             lock(state).reset(self.trace.session.plan.prefill);
         }
         let count = self.trace.session.plan.columns.len();
         let mut next = None;
         for c in 0..count {
+            if wants_to_stop() {
+                return Err(EngineError::GivenUp);
+            }
             let prefetch = match next.take() {
                 Some(prefetch) => prefetch,
                 None => self.prefetch_input(c)?,
@@ -204,7 +210,7 @@ impl LayerBand<'_> {
         &self,
         c: usize,
         (mut prepared, above): (Prepared, Above<'_>),
-        emit: &mut dyn FnMut(CellPhase),
+        emit: &mut dyn FnMut(CellPhase) -> Result<(), EngineError>,
     ) -> Result<Option<HostTensor>, EngineError> {
         let spans = self.column(c).spans;
         #[cfg(test)]
@@ -238,7 +244,7 @@ impl LayerBand<'_> {
         let gradient = match above {
             Above::Band => prepared.take_gradient(),
             Above::Head(setup, head) => {
-                emit(CellPhase::Head);
+                emit(CellPhase::Head)?;
                 head.column(setup, self.model, (self.trace.start(c), &output.detach()), Some(self.context.weight))?
             }
         };
@@ -254,7 +260,7 @@ impl LayerBand<'_> {
             roots.push(probability);
             seeds.push(gradient);
         }
-        emit(CellPhase::Backward);
+        emit(CellPhase::Backward)?;
         run_backward(&roots, &seeds)?;
         self.check_left_border(spans[0].index)?;
         let below = input.grad();

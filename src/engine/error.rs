@@ -80,6 +80,9 @@ pub enum EngineError {
     /// The batch has no target at all.
     #[error("no token of the batch has a target")]
     NoTargets,
+    /// Who watches wanted no more of it.
+    #[error("given up as it was asked for")]
+    GivenUp,
     /// libtorch could not allocate.
     #[error("out of memory: {0}")]
     OutOfMemory(String),
@@ -119,6 +122,7 @@ impl Failure for EngineError {
                  `grad.layer_checkpoints = \"int8\"`; where the host's memory is short, `grad.layer_checkpoints_place = \"file\"`"
                     .into(),
             ),
+            Self::GivenUp => Some("begin it again".into()),
             Self::Misplaced { .. } => Some("this is a defect of kvtune: please report it".into()),
             _ => self.origin()?.hint(),
         }

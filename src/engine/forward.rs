@@ -62,7 +62,7 @@ pub(super) fn run(
         match stage {
             ForwardStage::Column(c) => {
                 let column = trace.column(c);
-                emit(observer, Event::ForwardColumn { column }, model, &trace);
+                emit(observer, Event::ForwardColumn { column }, model, &trace)?;
                 hidden = no_grad(|| run_column(setup, (model, &mut captured), &mut trace, (c, context), &schedule))?;
                 if let Purpose::Inspection(sink) = &mut purpose {
                     sink(trace.start(c), &hidden);
@@ -70,7 +70,7 @@ pub(super) fn run(
             }
             ForwardStage::Head(c) => {
                 let column = trace.column(c);
-                emit(observer, Event::Head { column }, model, &trace);
+                emit(observer, Event::Head { column }, model, &trace)?;
                 let at = (trace.start(c), &hidden);
                 let gradient = trace.head.column(setup, model, at, context.map(|x| x.weight))?;
                 trace.top[c] = gradient.as_ref().map(HostTensor::send);
@@ -103,10 +103,10 @@ fn begin(setup: &Setup, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result
     })
 }
 
-fn emit(observer: &mut dyn Observer, event: Event, model: &Model, trace: &ForwardTrace) {
+fn emit(observer: &mut dyn Observer, event: Event, model: &Model, trace: &ForwardTrace) -> Result<(), EngineError> {
     let sums = &GradientSums::default();
     let held = Transient { travelling: &trace.top, ahead: Bytes(0), head: &trace.head.gradients, sums };
-    measured::emit(observer, event, (model, trace), &held);
+    measured::emit(observer, event, (model, trace), &held)
 }
 
 /// One column through all layers; the inputs of layer bands are kept.

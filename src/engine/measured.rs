@@ -5,7 +5,7 @@ use tch::Tensor;
 use super::gradient_sums::GradientSums;
 use super::layer_state::lock;
 use super::trace::ForwardTrace;
-use super::{Event, MemoryByPart, Observer, Stores};
+use super::{EngineError, Event, MemoryByPart, Observer, Stores};
 use crate::model::Model;
 use crate::store::{HostTensor, Store, bytes_of};
 use crate::units::Bytes;
@@ -22,15 +22,19 @@ pub(super) struct Transient<'a> {
     pub(super) sums: &'a GradientSums,
 }
 
-/// Tells the observer where the step is, and lets it ask what is held there.
+/// Tells the observer where the step is, and lets it ask what is held there; `Err` where it wants no more of it.
 pub(super) fn emit(
     observer: &mut dyn Observer,
     event: Event,
     (model, trace): (&Model, &ForwardTrace),
     transient: &Transient<'_>,
-) {
+) -> Result<(), EngineError> {
     observer.observe(event);
+    if observer.wants_to_stop() {
+        return Err(EngineError::GivenUp);
+    }
     observer.measure(event, &|| memory_of(model, trace, transient));
+    Ok(())
 }
 
 /// What is held when no batch is under way: the room of the stores, and the gradients of what is trained.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::{AnswerFile, EvalError, ScoredAnswer};
 use crate::data::{Dataset, Question};
+use crate::engine::EngineError;
 use crate::files;
 use crate::generation::{Finish, GenerationEvent, GenerationRules, Generator, Request, RequestId};
 use crate::metrics::Metric;
@@ -35,6 +36,7 @@ pub fn answer(
     dataset: &Dataset,
     spec: &AnswerSpec,
     mut file: Option<(&mut AnswerFile, &serde_json::Value)>,
+    wants_to_stop: &dyn Fn() -> bool,
 ) -> Result<Vec<ScoredAnswer>, EvalError> {
     let mut answers = Vec::with_capacity(dataset.len());
     let mut questions = (0..dataset.len()).map(|sample| dataset.question(sample)).peekable();
@@ -55,6 +57,9 @@ pub fn answer(
         }
         if pending.is_empty() {
             return Ok(answers);
+        }
+        if wants_to_stop() {
+            return Err(EngineError::GivenUp.into());
         }
         for event in generator.step() {
             take(event, &mut pending)?;

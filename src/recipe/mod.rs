@@ -41,7 +41,7 @@ pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, Rop
 pub use plan::Recipe;
 pub use reference::reference;
 pub use training::{CheckpointRecipe, LogRecipe, Offload, OptimizerName, OptimizerRecipe};
-pub use training::{Schedule, TrainRecipe, Warmup, Weights};
+pub use training::{OnNonFinite, OnSigterm, Schedule, TrainRecipe, Warmup, Weights};
 pub use write::Difference;
 
 use suggest::suggest_key;

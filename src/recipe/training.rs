@@ -72,9 +72,32 @@ table! {
         #[word("none", "false")]
         #[word("optimizer", "true")]
         pub offload: Offload = Offload::None,
+        /// What a step comes to whose loss, gradient or update is not finite, or whose loss is above `max_loss`.
+        #[also("train.nan_policy", "train.on_nan", "on_non_finite")]
+        pub on_non_finite: OnNonFinite = OnNonFinite::Stop,
+        /// So many steps in a row are left out at most, where `on_non_finite` leaves steps out; one more ends the run.
+        #[rule(COUNT)]
+        pub max_skipped_steps: usize = 5,
+        /// A loss above it is taken for one that is not finite.
+        #[also("train.loss_watchdog_threshold", "loss_watchdog_threshold")]
+        #[rule(positive("a model that knows nothing has the logarithm of its vocabulary's size, 10 to 12"))]
+        #[default("none")]
+        pub max_loss: Option<f64> = None,
         /// What is trained. `all` excludes `[lora]` and `model.adapter`.
         #[default("by the command")]
         pub weights: Weights = Weights::Adapter,
+    }
+}
+
+words! {
+    /// What a step that came to nothing leads to.
+    pub enum OnNonFinite {
+        /// The run ends; what was saved before stays as it is.
+        Stop = "stop",
+        /// The step is counted and changes nothing. An update that is not finite ends the run.
+        Skip = "skip",
+        /// The run goes on from its last checkpoint, and leaves that step out.
+        Rollback = "rollback",
     }
 }
 
@@ -264,6 +287,18 @@ table! {
         #[also("checkpoint.intermediate_keep", "checkpoint.intermed_save_num", "train.intermed_save_num")]
         #[rule(COUNT)]
         pub intermediate_save_keep: usize = 2,
+        /// What SIGTERM does to the step or validation under way. Ctrl-C lets it end in any case.
+        pub on_sigterm: OnSigterm = OnSigterm::AbandonStep,
+    }
+}
+
+words! {
+    /// What SIGTERM does to what is under way; then the run is saved, and ends.
+    pub enum OnSigterm {
+        /// It is given up at the next column or cell.
+        AbandonStep = "abandon_step",
+        /// It is brought to its end.
+        FinishStep = "finish_step",
     }
 }
 

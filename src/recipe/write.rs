@@ -68,5 +68,6 @@ fn may_change(key: &str) -> bool {
     // The one key of `grad` that says what is computed, not how.
     key != "grad.single_tokens_for_targets"
         && (matches!(table, "log" | "checkpoint" | "grad")
-            || matches!(key, "train.epochs" | "train.max_steps" | "kv_cache.cpu_offload"))
+            || matches!(key, "train.epochs" | "train.max_steps" | "kv_cache.cpu_offload")
+            || matches!(key, "train.on_non_finite" | "train.max_skipped_steps" | "train.max_loss"))
 }

@@ -50,6 +50,9 @@ pub struct StepMetrics {
     /// Hash of what the caches evicted in the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay_log: Option<String>,
+    /// Why the step was left out, where it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped: Option<String>,
     /// Duration of the step, validation apart.
     pub seconds: f64,
     /// Tokens per second of the step.

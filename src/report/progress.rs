@@ -69,6 +69,7 @@ impl Progress {
 fn describe(m: &StepMetrics, left: Seconds) -> String {
     let mut parts = Vec::new();
     let mut add = |name: &str, value: Option<String>| parts.extend(value.map(|v| format!("{name}{v}")));
+    add("left out: ", m.skipped.clone());
     add("loss ", m.loss.map(|v| format!("{v:.4}")));
     add("eval loss ", m.eval_loss.map(|v| format!("{v:.4}")));
     for (metric, mean) in &m.eval_answers {

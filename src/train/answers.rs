@@ -67,8 +67,13 @@ impl ValidationAnswers {
     }
 
     /// Generates and scores them; a few are returned to be shown.
-    pub(super) fn answer(&self, engine: &Engine, model: &Model) -> Result<(AnswerScores, Vec<ScoredAnswer>), TrainError> {
-        let mut answers = eval::answer(self.generator(engine, model), &self.samples, &self.spec, None)?;
+    pub(super) fn answer(
+        &self,
+        engine: &Engine,
+        model: &Model,
+        wants_to_stop: &dyn Fn() -> bool,
+    ) -> Result<(AnswerScores, Vec<ScoredAnswer>), TrainError> {
+        let mut answers = eval::answer(self.generator(engine, model), &self.samples, &self.spec, None, wants_to_stop)?;
         let scores = AnswerScores::of(&answers);
         answers.truncate(SHOWN);
         Ok((scores, answers))

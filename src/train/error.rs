@@ -169,6 +169,50 @@ pub enum TrainError {
         /// Samples whose loss is not finite, else all of the step, as indices in their file from 0.
         samples: Vec<u64>,
     },
+    /// The loss of a step is above the recipe's bound; the optimiser is untouched.
+    #[error("step {step}: the loss is {loss:.4}, above `train.max_loss` = {most}")]
+    LossTooHigh {
+        /// The step that was being made.
+        step: u64,
+        /// The loss.
+        loss: f64,
+        /// The bound.
+        most: f64,
+    },
+    /// An update has made a number that is not finite; it is not saved.
+    #[error("step {step}: its update made `{name}` not finite")]
+    UpdateNotFinite {
+        /// The step that was made.
+        step: u64,
+        /// The first parameter, or tensor of the optimiser, that has such a number.
+        name: String,
+    },
+    /// A checkpoint holds a number that is not finite.
+    #[error("the checkpoint `{path}` can't be gone on from: `{name}` is not finite", path = path.display())]
+    SavedNotFinite {
+        /// Its directory.
+        path: PathBuf,
+        /// The first such parameter, or tensor of the optimiser.
+        name: String,
+    },
+    /// The handlers of signals can't be installed.
+    #[error("can't watch for signals: {0}")]
+    Signals(std::io::Error),
+}
+
+impl TrainError {
+    /// The step, counted from 1, that came to nothing finite, where it is such an error.
+    pub(super) fn lost_step(&self) -> Option<u64> {
+        match self {
+            Self::NotFinite { step, .. } | Self::LossTooHigh { step, .. } | Self::UpdateNotFinite { step, .. } => Some(*step),
+            _ => None,
+        }
+    }
+
+    /// Whether what was being run was given up as it was asked for.
+    pub(super) fn is_given_up(&self) -> bool {
+        matches!(self, Self::Engine(EngineError::GivenUp) | Self::Eval(EvalError::Engine(EngineError::GivenUp)))
+    }
 }
 
 fn listed_samples(samples: &[u64]) -> String {
@@ -225,6 +269,18 @@ impl Failure for TrainError {
                 Some(format!("{advice}; or `grad.on_out_of_memory = \"retreat\"`, which finds one by trying"))
             }
             Self::OutOfMemory { reason, advice: None } => EngineError::OutOfMemory(reason.clone()).hint(),
+            Self::LossTooHigh { .. } => Some(
+                "what was saved before is intact: look at the data of this step, begin again with a lower `optimizer.learning_rate`, or \
+                 resume with `--set train.on_non_finite=rollback`"
+                    .into(),
+            ),
+            Self::UpdateNotFinite { .. } => Some(
+                "what was saved before is intact: begin again with a lower `optimizer.learning_rate`, or resume with \
+                 `--set train.on_non_finite=rollback`"
+                    .into(),
+            ),
+            Self::SavedNotFinite { .. } => Some("go on from an earlier checkpoint: `kvtune resume RUN --from step-…`".into()),
+            Self::Signals(_) => Some("a run must be able to save when it is interrupted".into()),
             Self::NotFinite { .. } => Some(
                 "what was saved before is intact: look at these samples and at the model's weights, or begin again with a lower \
                  `optimizer.learning_rate`"
@@ -247,9 +303,9 @@ impl Failure for TrainError {
             | Self::OutputInTheWay { .. }
             | Self::NoRun { .. }
             | Self::NoCheckpoint { .. } => Exit::Usage,
-            Self::OtherModel { .. } | Self::OtherData { .. } => Exit::Data,
+            Self::OtherModel { .. } | Self::OtherData { .. } | Self::SavedNotFinite { .. } => Exit::Data,
             Self::OutOfMemory { .. } => Exit::Memory,
-            Self::NotFinite { .. } => Exit::NotFinite,
+            Self::NotFinite { .. } | Self::LossTooHigh { .. } | Self::UpdateNotFinite { .. } => Exit::NotFinite,
             // What was to be written is right, wherever that failed.
             Self::NotSaved(_) => Exit::Failed,
             _ => self.origin().map_or(Exit::Failed, Failure::exit),

@@ -1,31 +1,45 @@
-//! Ctrl-C and SIGTERM: the first asks the run to save and stop after its step, the second ends it at once.
+//! Signals: SIGTERM and Ctrl-C end a run in good order, SIGUSR1 has it save and go on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 
-/// Tells whether somebody asked the run to stop.
+/// Tells whether somebody asked the run to stop, or to save.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
     signal: Arc<AtomicUsize>,
     /// Whether another signal ends the process.
     again: Arc<AtomicBool>,
+    save: Arc<AtomicBool>,
 }
 
 impl Interrupt {
-    /// Installs the handlers. They only set flags: the loop does the work.
+    /// Installs all handlers. They only set flags: the loop does the work.
     pub fn install() -> std::io::Result<Self> {
         let interrupt = Self::default();
+        interrupt.watch_for_stops()?;
+        Ok(interrupt)
+    }
+
+    /// Installs that of SIGUSR1 alone: what is ended while it loads has nothing to save, and ends at once.
+    pub fn install_for_saves() -> std::io::Result<Self> {
+        let interrupt = Self::default();
+        flag::register(SIGUSR1, interrupt.save.clone())?;
+        Ok(interrupt)
+    }
+
+    /// From now on the first SIGTERM or Ctrl-C is a request, and the second ends the process.
+    pub(super) fn watch_for_stops(&self) -> std::io::Result<()> {
         for signal in [SIGINT, SIGTERM] {
             // Order matters: the shutdown looks at the flag before the next line's handler sets it.
-            flag::register_conditional_shutdown(signal, 128 + signal, interrupt.again.clone())?;
+            flag::register_conditional_shutdown(signal, 128 + signal, self.again.clone())?;
             // One flag for both: Ctrl-C after SIGTERM is the second, too.
-            flag::register(signal, interrupt.again.clone())?;
-            flag::register_usize(signal, interrupt.signal.clone(), signal as usize)?;
+            flag::register(signal, self.again.clone())?;
+            flag::register_usize(signal, self.signal.clone(), signal as usize)?;
         }
-        Ok(interrupt)
+        Ok(())
     }
 
     /// Forgets the signals so far: what was asked to stop has stopped, and something else begins.
@@ -38,5 +52,15 @@ impl Interrupt {
     pub fn signal(&self) -> Option<i32> {
         let signal = self.signal.load(Ordering::Relaxed);
         (signal != 0).then_some(signal as i32)
+    }
+
+    /// Whether SIGTERM arrived.
+    pub(super) fn is_terminated(&self) -> bool {
+        self.signal() == Some(SIGTERM)
+    }
+
+    /// Whether a save was asked for since the last call.
+    pub(super) fn takes_save(&self) -> bool {
+        self.save.swap(false, Ordering::Relaxed)
     }
 }

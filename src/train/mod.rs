@@ -11,6 +11,7 @@ mod retreat;
 mod run;
 mod run_dir;
 mod schedule;
+mod skipped;
 mod step;
 mod tiling;
 mod trainer;

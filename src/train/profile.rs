@@ -144,6 +144,10 @@ impl Observer for RunStepWatch<'_> {
         self.observer.observe(event);
     }
 
+    fn wants_to_stop(&self) -> bool {
+        self.observer.wants_to_stop()
+    }
+
     fn measure(&mut self, event: Event, memory: &dyn Fn() -> MemoryByPart) {
         self.observer.measure(event, memory);
         if let Some(profile) = &mut self.profile {

@@ -103,7 +103,9 @@ pub fn resume(
         console::note(&format!("moved the later checkpoints to `{}`", aside.display()));
     }
     console::note(&format!("resuming after step {} from `{}`", trainer.step(), start.display()));
-    let mut watch = RunWatch::begin(&trainer)?;
+    interrupt.watch_for_stops().map_err(TrainError::Signals)?;
+    let step = trainer.step();
+    let mut watch = RunWatch::begin(&mut trainer, Some(step), interrupt)?;
     // The best is saved first: a crash may have come between it and the save that was due at the same step.
     if kind == Some(SaveKind::Best)
         && let Some(due) = trainer.save_due()

@@ -49,16 +49,21 @@ impl RetryingEngine {
         context: MicroBatchContext,
         observer: &mut dyn Observer,
     ) -> Result<MicroBatchGradients, EngineError> {
-        if self.grad.on_out_of_memory == OnOutOfMemory::Fail {
-            return self.engine.gradients(model, batch, context, observer);
-        }
         let mut log = None;
         loop {
-            let error = match self.attempt(model, batch, context, (&mut log, observer)) {
-                Err(EngineError::OutOfMemory(reason)) => reason,
-                done => return done,
+            let made = match self.grad.on_out_of_memory {
+                OnOutOfMemory::Fail => self.engine.gradients(model, batch, context, observer),
+                OnOutOfMemory::Retreat => self.attempt(model, batch, context, (&mut log, observer)),
+            };
+            let error = match made {
+                Ok(made) => return Ok(made),
+                Err(error) => error,
             };
             forget_gradients(model);
+            let error = match error {
+                EngineError::OutOfMemory(reason) if self.grad.on_out_of_memory == OnOutOfMemory::Retreat => reason,
+                other => return Err(other),
+            };
             let Some(smaller) = self.smaller(model, batch, context)? else { return Err(EngineError::OutOfMemory(error)) };
             let reason = error.lines().next().unwrap_or_default();
             observer.note(&format!("out of memory ({reason}): this step again, and all that follow, with {}", smaller.tiling()));

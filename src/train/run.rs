@@ -8,9 +8,10 @@ use tch::Device;
 use super::build::{self, SCRATCH};
 use super::watch::RunWatch;
 use super::{Interrupt, RESOLVED_RECIPE, TrainError, Trainer};
-use crate::checkpoint::SaveKind;
+use crate::checkpoint::{self, SaveKind};
 use crate::files::{self, RunLock};
-use crate::recipe::Recipe;
+use crate::recipe::{OnNonFinite, Recipe};
+use crate::report::metrics::StepMetrics;
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,10 +58,18 @@ pub fn run(recipe: Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, TrainE
 
 /// From before the first step to the end.
 pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<Ended, TrainError> {
-    let mut watch = RunWatch::begin(trainer)?;
+    interrupt.watch_for_stops().map_err(TrainError::Signals)?;
+    let mut watch = RunWatch::begin(trainer, None, interrupt)?;
     if trainer.recipe.eval.initial {
-        let validation = trainer.validate(&mut watch)?;
-        watch.validated_first(validation.as_ref())?;
+        match trainer.validate(&mut watch) {
+            Ok(validation) => watch.validated_first(validation.as_ref())?,
+            Err(error) if error.is_given_up() => return interrupted(trainer, &watch, interrupt),
+            Err(error) => return Err(error),
+        }
+    }
+    if trainer.recipe.train.on_non_finite == OnNonFinite::Rollback {
+        // There is always something to go back to.
+        watch.saved(&trainer.save(SaveKind::Intermediate)?);
     }
     go_on(trainer, &mut watch, interrupt)
 }
@@ -84,28 +93,76 @@ fn require_unused_by_others(dir: &Path) -> Result<(), TrainError> {
 
 /// The loop.
 pub(super) fn go_on(trainer: &mut Trainer, watch: &mut RunWatch, interrupt: &Interrupt) -> Result<Ended, TrainError> {
-    while trainer.step() < trainer.schedule.num_steps() {
-        let metrics = trainer.advance(watch)?;
-        let validation = if trainer.is_eval_due() { trainer.validate(watch)? } else { None };
+    loop {
+        // A step whose validation was given up is made, and its line is not whole.
+        let made = match watch.takes_unvalidated() {
+            Some(metrics) => StepEnd::Step(Box::new(metrics)),
+            None if trainer.step() == trainer.schedule.num_steps() => break,
+            None => step(trainer, watch)?,
+        };
+        let StepEnd::Step(metrics) = made else {
+            if matches!(made, StepEnd::GoneBack) {
+                continue;
+            }
+            if trainer.saved_step() < Some(trainer.step()) && trainer.step() > 0 {
+                watch.saved(&trainer.save(SaveKind::Intermediate)?);
+            }
+            return interrupted(trainer, watch, interrupt);
+        };
+        let validation = match trainer.is_eval_due().then(|| trainer.validate(watch)).transpose() {
+            Err(error) if error.is_given_up() => {
+                trainer.owes_validation = true;
+                None
+            }
+            validation => validation?.flatten(),
+        };
         // The line is on disk before the checkpoint: after a crash in between, the resume takes it back.
-        watch.stepped(metrics, validation.as_ref())?;
+        watch.stepped(*metrics, validation.as_ref())?;
         if validation.is_some_and(|validation| validation.is_best) {
             trainer.save(SaveKind::Best)?;
         }
         let due = trainer.save_due();
-        if let Some(kind) = due {
+        let is_asked = interrupt.takes_save() || interrupt.signal().is_some();
+        if let Some(kind) = due.or(is_asked.then_some(SaveKind::Intermediate)) {
             watch.saved(&trainer.save(kind)?);
         }
-        if let Some(signal) = interrupt.signal() {
-            if due.is_none() {
-                watch.saved(&trainer.save(SaveKind::Intermediate)?);
-            }
-            watch.end(trainer, &format!("interrupted after step {}", trainer.step()))?;
-            return Ok(Ended { outcome: Outcome::Interrupted(signal), memory: trainer.memory_by_part() });
+        if interrupt.signal().is_some() {
+            return interrupted(trainer, watch, interrupt);
         }
     }
     // `final` comes last: where it is, nothing is missing.
     watch.end(trainer, "finished")?;
     watch.saved(&trainer.save(SaveKind::Final)?);
     Ok(Ended { outcome: Outcome::Finished, memory: trainer.memory_by_part() })
+}
+
+/// What became of a step.
+enum StepEnd {
+    /// It is made, or left out.
+    Step(Box<StepMetrics>),
+    /// The run is back at its last checkpoint.
+    GoneBack,
+    /// It was given up as it was asked for; the one before stands.
+    GivenUp,
+}
+
+fn step(trainer: &mut Trainer, watch: &mut RunWatch) -> Result<StepEnd, TrainError> {
+    let error = match trainer.advance(watch).and_then(|metrics| trainer.check_if_built_on().map(|()| metrics)) {
+        Ok(metrics) => return Ok(StepEnd::Step(Box::new(metrics))),
+        Err(error) if error.is_given_up() => return Ok(StepEnd::GivenUp),
+        Err(error) => error,
+    };
+    let why = error.to_string();
+    let lost = trainer.skipped.leave_out(error, OnNonFinite::Rollback, &trainer.recipe.train)?;
+    let newest = checkpoint::newest(&trainer.dir)?.dir;
+    trainer.load(&newest)?;
+    watch.gone_back(trainer, &format!("{why}: back to `{}`, and without step {lost}", newest.display()))?;
+    Ok(StepEnd::GoneBack)
+}
+
+/// The end of a run that was asked to stop; what is to be saved is saved.
+fn interrupted(trainer: &Trainer, watch: &RunWatch, interrupt: &Interrupt) -> Result<Ended, TrainError> {
+    watch.end(trainer, &format!("interrupted after step {}", trainer.step()))?;
+    let signal = interrupt.signal().unwrap_or_default();
+    Ok(Ended { outcome: Outcome::Interrupted(signal), memory: trainer.memory_by_part() })
 }

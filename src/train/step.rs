@@ -131,6 +131,11 @@ impl Learner<'_> {
         }
         refuse_not_finite(step + 1, batches, (loss, suspects), &total)?;
         let tokens = batches.iter().map(Batch::num_tokens).sum();
+        if let Some(most) = self.recipe.train.max_loss
+            && loss / targets as f64 > most
+        {
+            return Err(TrainError::LossTooHigh { step: step + 1, loss: loss / targets as f64, most });
+        }
         // As many digits as tell the steps of any run apart.
         let replay_log = files::hash_parts(&logs)[..16].to_owned();
         let loss = loss / targets as f64;
@@ -151,6 +156,17 @@ impl Learner<'_> {
     }
 }
 
+/// The name of the first of some tensors that holds a number which is not finite. One wait for the device, where all are finite.
+pub(super) fn first_not_finite<'a>(tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) -> Option<&'a str> {
+    let tensors: Vec<(&str, &Tensor)> = tensors.collect();
+    let is_finite = |(_, tensor): &(&str, &Tensor)| tensor.isfinite().all();
+    let all = in_one_place(tensors.iter().map(is_finite).collect());
+    if all.is_empty() || Tensor::stack(&all, 0).all().int64_value(&[]) == 1 {
+        return None;
+    }
+    tensors.iter().zip(&all).find(|(_, is_finite)| is_finite.int64_value(&[]) == 0).map(|((name, _), _)| *name)
+}
+
 /// Names the samples whose loss isn't finite, else all of them, and the first matrix whose gradient isn't.
 fn refuse_not_finite(
     step: u64,
@@ -158,12 +174,8 @@ fn refuse_not_finite(
     (loss, mut samples): (f64, Vec<u64>),
     gradients: &BTreeMap<String, Tensor>,
 ) -> Result<(), TrainError> {
-    let is_finite = |t: &Tensor| t.isfinite().all();
-    let all = in_one_place(gradients.values().map(is_finite).collect());
-    // One wait for the device; which matrix it was is asked only where one was not finite.
-    let are_finite = all.is_empty() || Tensor::stack(&all, 0).all().int64_value(&[]) == 1;
-    let first = || gradients.keys().zip(&all).find(|(_, is_finite)| is_finite.int64_value(&[]) == 0);
-    let matrix = (!are_finite).then(first).flatten().map(|(name, _)| format!("the gradient of `{name}`"));
+    let first = first_not_finite(gradients.iter().map(|(name, gradient)| (&name[..], gradient)));
+    let matrix = first.map(|name| format!("the gradient of `{name}`"));
     let what = match (loss.is_finite(), matrix) {
         (true, None) => return Ok(()),
         (true, Some(matrix)) => matrix,

@@ -1,5 +1,6 @@
 //! A run in memory: everything that the loop moves forward, built from a recipe.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -8,17 +9,19 @@ use tch::Device;
 use super::answers::{Validation, ValidationAnswers};
 use super::profile::{RunProfile, RunStepWatch};
 use super::retreat::RetryingEngine;
-use super::step::Learner;
+use super::skipped::SkippedSteps;
+use super::step::{Learner, first_not_finite};
 use super::{ResolvedRun, RunSchedule, TrainError, build, tiling};
 use crate::checkpoint::{self, Best, SampleCounts, SaveKind, Snapshot, TrainState};
 use crate::conformance::{KV_POLICY, PolicyFile, PolicyTrial};
 use crate::data::{Batch, Dataset, Splits};
 use crate::engine::{EngineError, Observer};
 use crate::eval;
+use crate::files::{FilesError, failpoint};
 use crate::model::{Model, fingerprint};
 use crate::optim::{self, Optimizer, learning_rate};
 use crate::plan::{Alternative, Machine};
-use crate::recipe::{Mode, OnOutOfMemory, Recipe};
+use crate::recipe::{Mode, OnNonFinite, OnOutOfMemory, Recipe};
 use crate::report::console;
 use crate::report::memory::peak_resident;
 use crate::report::metrics::StepMetrics;
@@ -41,6 +44,14 @@ pub struct Trainer {
     optimizer: Box<dyn Optimizer>,
     step: u64,
     total_tokens: u64,
+    /// Steps that were left out.
+    pub(super) skipped: SkippedSteps,
+    /// Whether the validation after the last step was given up.
+    pub(super) owes_validation: bool,
+    /// The last step with a checkpoint of its own.
+    saved: Cell<Option<u64>>,
+    /// Whether what the last update made is known to be finite.
+    is_finite: Cell<bool>,
     profile: Option<RunProfile>,
     /// What a checkpoint's policy file is recorded with.
     trial: PolicyTrial,
@@ -81,6 +92,10 @@ impl Trainer {
             optimizer,
             step: 0,
             total_tokens: 0,
+            skipped: SkippedSteps::default(),
+            owes_validation: false,
+            saved: Cell::new(None),
+            is_finite: Cell::new(true),
             profile,
             answers,
         })
@@ -89,6 +104,11 @@ impl Trainer {
     /// Steps made.
     pub fn step(&self) -> u64 {
         self.step
+    }
+
+    /// The last step with a checkpoint of its own, of this start.
+    pub(super) fn saved_step(&self) -> Option<u64> {
+        self.saved.get()
     }
 
     /// Tokens trained on.
@@ -118,7 +138,43 @@ impl Trainer {
         build::take_parameters(&self.model, &trained, dir)?;
         self.optimizer.load_state(&optimizer)?;
         (self.step, self.total_tokens, self.best) = (state.step, state.total_tokens, state.best);
+        self.skipped.add(&state.skipped_steps);
+        self.owes_validation = state.owes_validation;
+        if let Some(name) = self.not_finite() {
+            return Err(TrainError::SavedNotFinite { path: dir.to_owned(), name });
+        }
+        let threads = tch::get_num_threads();
+        if let Some(before) = state.threads.filter(|&before| before != threads && self.model.device() == Device::Cpu) {
+            console::note(&format!(
+                "{before} threads computed until here, {threads} do now: sums have another order, so that their last bits differ"
+            ));
+        }
+        self.saved.set((state.kind != SaveKind::Best).then_some(state.step));
         Ok(state.kind)
+    }
+
+    /// The first parameter, or tensor of the optimiser, that is not finite.
+    fn not_finite(&self) -> Option<String> {
+        let (parameters, state) = (self.model.parameters(), self.optimizer.state());
+        let tensors = parameters.iter().chain(&state).map(|(name, tensor)| (&name[..], tensor));
+        first_not_finite(tensors).map(str::to_owned)
+    }
+
+    /// [`Self::require_finite`], where a validation or a save follows the last step: on a GPU the others need not be waited for.
+    pub(super) fn check_if_built_on(&self) -> Result<(), TrainError> {
+        let is_last = self.step == self.schedule.num_steps();
+        if is_last || self.is_eval_due() || self.save_due().is_some() { self.require_finite() } else { Ok(()) }
+    }
+
+    /// Fails where the last update made a number that is not finite: before anything is built on it, or saved.
+    fn require_finite(&self) -> Result<(), TrainError> {
+        if !self.is_finite.get()
+            && let Some(name) = self.not_finite()
+        {
+            return Err(TrainError::UpdateNotFinite { step: self.step, name });
+        }
+        self.is_finite.set(true);
+        Ok(())
     }
 
     /// The position in the data is one in these files, and the best validation one of these samples.
@@ -134,8 +190,13 @@ impl Trainer {
         Ok(())
     }
 
-    /// Makes one step.
+    /// Makes one step, or leaves it out.
     pub(super) fn advance(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, TrainError> {
+        self.require_finite()?;
+        if self.skipped.contains(self.step + 1) {
+            return Ok(self.pass_over("a run of it came to nothing finite"));
+        }
+        failpoint::pass("run.step").map_err(FilesError::io("train in", &self.dir))?;
         let began = Instant::now();
         let samples = self.schedule.micro_batches(self.step);
         let batches = samples.iter().map(|s| self.data.train.batch(s)).collect::<Result<Vec<Batch>, _>>()?;
@@ -143,7 +204,16 @@ impl Trainer {
         let mut watch = RunStepWatch { observer, profile: self.profile.as_mut() };
         let mut learner =
             Learner { recipe: &self.recipe, model: &self.model, engine: &mut self.tiled, optimizer: &mut *self.optimizer };
-        let made = learner.step(&batches, self.step, rate, &mut watch).map_err(|error| self.advised(error))?;
+        let made = match learner.step(&batches, self.step, rate, &mut watch) {
+            Ok(made) => made,
+            Err(error) => {
+                let error = self.advised(error);
+                let why = error.to_string();
+                self.skipped.leave_out(error, OnNonFinite::Skip, &self.recipe.train)?;
+                return Ok(self.pass_over(&why));
+            }
+        };
+        self.is_finite.set(false);
         let epoch = self.schedule.epoch(self.step);
         self.step += 1;
         self.total_tokens += made.tokens as u64;
@@ -167,6 +237,20 @@ impl Trainer {
         })
     }
 
+    /// Counts the next step without making it.
+    fn pass_over(&mut self, why: &str) -> StepMetrics {
+        let epoch = self.schedule.epoch(self.step);
+        self.step += 1;
+        StepMetrics {
+            step: self.step,
+            epoch,
+            skipped: Some(why.to_owned()),
+            total_tokens: self.total_tokens,
+            peak_memory: peak_resident().0,
+            ..StepMetrics::default()
+        }
+    }
+
     /// What is to be done about memory that ran out, as the planner sees it.
     fn advised(&self, error: TrainError) -> TrainError {
         let TrainError::Engine(EngineError::OutOfMemory(reason)) = error else { return error };
@@ -188,12 +272,15 @@ impl Trainer {
 
     /// Scores the validation split, and notes whether it is the best so far.
     pub(super) fn validate(&mut self, observer: &mut dyn Observer) -> Result<Option<Validation>, TrainError> {
+        self.require_finite()?;
         let Some(validation) = &self.data.validation else { return Ok(None) };
+        failpoint::pass("run.validate").map_err(FilesError::io("validate in", &self.dir))?;
         let options = &self.recipe.eval;
         let batch = options.micro_batch_size.unwrap_or(self.recipe.train.micro_batch_size);
         let engine = self.tiled.engine();
         let scores = eval::score((engine, &self.model), validation, batch, options.max_batches, observer)?;
-        let answers = self.answers.as_ref().map(|answers| answers.answer(engine, &self.model)).transpose()?;
+        let answers =
+            self.answers.as_ref().map(|answers| answers.answer(engine, &self.model, &|| observer.wants_to_stop())).transpose()?;
         let mut validation = Validation { scores, answers, is_best: false };
         let value = validation.value(options.metric);
         let is_better = |best: &Best| match options.mode {
@@ -218,10 +305,14 @@ impl Trainer {
 
     /// Writes a checkpoint.
     pub(super) fn save(&self, kind: SaveKind) -> Result<PathBuf, TrainError> {
+        self.require_finite()?;
         let parameters = self.model.parameters();
         let mut state = TrainState::new(self.step, self.recipe.train.seed, kind, &parameters);
         state.total_tokens = self.total_tokens;
         state.best.clone_from(&self.best);
+        state.skipped_steps = self.skipped.to_vec();
+        state.owes_validation = self.owes_validation;
+        state.threads = Some(tch::get_num_threads());
         state.model_hash.clone_from(&self.model_hash);
         self.data.train.hash().clone_into(&mut state.data_hash);
         state.validation_hash = self.data.validation.as_ref().map(|data| data.hash().to_owned());
@@ -237,7 +328,11 @@ impl Trainer {
             state: &state,
         };
         let keep = self.recipe.checkpoint.intermediate_save_keep;
-        checkpoint::save(&self.dir, &snapshot, keep).map_err(TrainError::NotSaved)
+        let dir = checkpoint::save(&self.dir, &snapshot, keep).map_err(TrainError::NotSaved)?;
+        if kind != SaveKind::Best {
+            self.saved.set(Some(self.step));
+        }
+        Ok(dir)
     }
 }
 
@@ -246,28 +341,35 @@ mod tests {
     use tch::{Device, Tensor, no_grad};
 
     use super::*;
-    use crate::engine::Silent;
+    use crate::engine::{Event, Silent};
 
     fn copied(tensors: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
         tensors.into_iter().map(|(name, tensor)| (name, tensor.detach().copy())).collect()
     }
 
+    /// A run over three samples, with further words of its recipe.
+    fn trainer(dir: &Path, words: &str) -> Trainer {
+        let ids: Vec<usize> = (1..30).collect();
+        let sequence = format!("{{\"input_ids\": {ids:?}, \"labels\": {ids:?}}}\n");
+        std::fs::write(dir.join("t.jsonl"), sequence.repeat(3)).unwrap();
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
+        let text = format!(
+            "{words}\n[model]\npath = {model:?}\n[data]\nformat = \"tokens\"\ntrain = \"t.jsonl\"\nvalidation_fraction = 0\n\
+             [kv_cache]\ncache_length = 16\nchunk_size = 8\n"
+        );
+        let recipe = Recipe::parse(text, &dir.join("r.toml"), &[]).unwrap().recipe;
+        Trainer::new(recipe, dir, Device::Cpu, false).unwrap()
+    }
+
     #[test]
     fn a_step_that_is_not_finite_leaves_optimiser_and_adapter_untouched() {
         let dir = tempfile::tempdir().unwrap();
-        let ids: Vec<usize> = (1..30).collect();
-        let sequence = format!("{{\"input_ids\": {ids:?}, \"labels\": {ids:?}}}\n");
-        std::fs::write(dir.path().join("t.jsonl"), sequence.repeat(3)).unwrap();
-        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
-        let text = format!(
-            "[model]\npath = {model:?}\n[data]\nformat = \"tokens\"\ntrain = \"t.jsonl\"\nvalidation_fraction = 0\n\
-             [kv_cache]\ncache_length = 16\nchunk_size = 8\n"
-        );
-        let recipe = Recipe::parse(text, &dir.path().join("r.toml"), &[]).unwrap().recipe;
-        let mut trainer = Trainer::new(recipe, dir.path(), Device::Cpu, false).unwrap();
+        let mut trainer = trainer(dir.path(), "");
         trainer.advance(&mut Silent).unwrap();
         let (_, first) = trainer.model.parameters().swap_remove(0);
         drop(no_grad(|| first.get(0).fill_(f64::NAN)));
+        // As if the update had not made it.
+        trainer.is_finite.set(true);
         let before = (copied(trainer.optimizer.state()), copied(trainer.model.parameters()));
 
         let error = trainer.advance(&mut Silent).unwrap_err();
@@ -279,5 +381,41 @@ mod tests {
             }
         }
         assert_eq!((trainer.step(), trainer.total_tokens), (1, 28));
+    }
+
+    /// Gives up at the n-th event.
+    struct GivesUp(usize);
+
+    impl Observer for GivesUp {
+        fn observe(&mut self, _event: Event) {
+            self.0 = self.0.saturating_sub(1);
+        }
+
+        fn wants_to_stop(&self) -> bool {
+            self.0 == 0
+        }
+    }
+
+    #[test]
+    fn a_step_that_is_given_up_anywhere_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut trainer = trainer(dir.path(), "grad.layers_per_cell = 1");
+        let untouched = (copied(trainer.optimizer.state()), copied(trainer.model.parameters()));
+        let mut events = 0;
+        while let Err(error) = trainer.advance(&mut GivesUp(events + 1)) {
+            assert!(error.is_given_up(), "{error}");
+            for (before, after) in [(&untouched.0, trainer.optimizer.state()), (&untouched.1, trainer.model.parameters())] {
+                assert!(before.iter().zip(&after).all(|((_, before), (_, after))| before.equal(after)), "event {events}");
+            }
+            assert_eq!(trainer.step(), 0);
+            events += 1;
+        }
+        assert!(events > 10, "{events}");
+        let other = tempfile::tempdir().unwrap();
+        let mut whole = self::trainer(other.path(), "grad.layers_per_cell = 1");
+        whole.advance(&mut Silent).unwrap();
+        for ((name, a), (_, b)) in trainer.model.parameters().iter().zip(&whole.model.parameters()) {
+            assert!(a.equal(b), "{name} after {events} steps that were given up");
+        }
     }
 }

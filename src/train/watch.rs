@@ -4,13 +4,14 @@ use std::path::Path;
 use std::time::Instant;
 
 use super::answers::Validation;
-use super::{TrainError, Trainer};
+use super::{Interrupt, TrainError, Trainer};
 use crate::engine::{Event, Observer};
 use crate::eval::ScoredAnswer;
 use crate::native::cuda::{missing_kernels, why_not_pinned};
 use crate::ops::attention::Calibration;
+use crate::recipe::OnSigterm;
 use crate::report::memory::{not_pinned, peak_resident, planned_and_measured};
-use crate::report::metrics::{METRICS, Metrics, StepMetrics};
+use crate::report::metrics::{self, METRICS, Metrics, StepMetrics};
 use crate::report::progress::Progress;
 use crate::report::summary::RunSummary;
 use crate::report::tensorboard::{self, TensorBoard};
@@ -26,23 +27,53 @@ pub(super) struct RunWatch {
     eval_loss: Option<(f64, f64)>,
     /// Whether it was said that memory is not pinned.
     said_not_pinned: bool,
+    /// The line of a step that was made, and whose validation is still to be made.
+    unvalidated: Option<StepMetrics>,
+    interrupt: Interrupt,
+    gives_up: bool,
 }
 
 impl RunWatch {
-    /// Opens metrics and events after the steps that are made already.
-    pub(super) fn begin(trainer: &Trainer) -> Result<Self, TrainError> {
+    /// Opens metrics and events of a run that begins, or goes on after the step `resumed`.
+    pub(super) fn begin(trainer: &mut Trainer, resumed: Option<u64>, interrupt: &Interrupt) -> Result<Self, TrainError> {
+        let path = trainer.dir.join(METRICS);
         let step = trainer.step();
-        let (metrics, before) = Metrics::open_after(&trainer.dir.join(METRICS), (step > 0).then_some(step))?;
+        let owes = std::mem::take(&mut trainer.owes_validation);
+        let unvalidated = if owes { metrics::read(&path, step)?.pop() } else { None };
+        let (metrics, before) = Metrics::open_after(&path, resumed.map(|step| step - u64::from(unvalidated.is_some())))?;
         let progress = Progress::new(trainer.schedule.num_steps(), step, trainer.recipe.log.interval);
         progress.note(&trainer.data_report());
         progress.note(&format!("steps: {}", trainer.schedule));
         let board = TensorBoard::start(&tensorboard::dir_of(&trainer.dir));
-        let (train_loss, eval_loss, said_not_pinned) = (None, None, false);
-        let mut watch = Self { progress, metrics, board, began: Instant::now(), train_loss, eval_loss, said_not_pinned };
+        let mut watch = Self {
+            progress,
+            metrics,
+            board,
+            began: Instant::now(),
+            train_loss: None,
+            eval_loss: None,
+            said_not_pinned: false,
+            unvalidated,
+            interrupt: interrupt.clone(),
+            gives_up: trainer.recipe.checkpoint.on_sigterm == OnSigterm::AbandonStep,
+        };
         for line in &before {
             watch.note_losses(line);
         }
         Ok(watch)
+    }
+
+    /// The line of a step that is made but for its validation, once.
+    pub(super) fn takes_unvalidated(&mut self) -> Option<StepMetrics> {
+        self.unvalidated.take()
+    }
+
+    /// The run is back at an earlier step: what came after it is taken back.
+    pub(super) fn gone_back(&mut self, trainer: &mut Trainer, why: &str) -> Result<(), TrainError> {
+        let step = trainer.step();
+        self.progress.note(why);
+        *self = Self::begin(trainer, Some(step), &self.interrupt)?;
+        Ok(())
     }
 
     /// The validation before the first step.
@@ -130,6 +161,10 @@ fn in_words(answer: &ScoredAnswer) -> String {
 }
 
 impl Observer for RunWatch {
+    fn wants_to_stop(&self) -> bool {
+        self.gives_up && self.interrupt.is_terminated()
+    }
+
     fn measured(&mut self, attention: &Calibration) {
         self.progress.note(&attention.to_string());
     }

@@ -209,7 +209,10 @@ fn caches_and_steps() {
     let (chunk_size, longest, layer, cache_length, allowed, largest) = (14, 21, 0, 18, 15, 10);
     hold(Exit::Usage, vec![EngineError::LongestChunk { chunk_size, longest, layer, cache_length, allowed, largest }]);
     hold(Exit::Memory, vec![EngineError::OutOfMemory(text())]);
-    hold(Exit::Failed, vec![EngineError::Torch(text()), EngineError::Misplaced { layer: 0, stands: 1, expected: 2 }]);
+    hold(
+        Exit::Failed,
+        vec![EngineError::Torch(text()), EngineError::GivenUp, EngineError::Misplaced { layer: 0, stands: 1, expected: 2 }],
+    );
 }
 
 #[test]
@@ -272,6 +275,8 @@ fn training() {
     let not_finite = vec![
         TrainError::from(EvalError::NotFinite { sample: 1, value }),
         TrainError::NotFinite { step: 1, what: text(), samples: vec![1] },
+        TrainError::LossTooHigh { step: 1, loss: 9.0, most: 8.0 },
+        TrainError::UpdateNotFinite { step: 1, name: text() },
     ];
     hold(Exit::NotFinite, not_finite);
     hold(Exit::Failed, vec![TrainError::from(ReportError::Output { source: io::ErrorKind::StorageFull.into() })]);

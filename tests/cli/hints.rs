@@ -159,6 +159,7 @@ fn engine() {
         EngineError::NoTargets,
         EngineError::OutOfMemory(text()),
         EngineError::Misplaced { layer: 0, stands: 1, expected: 2 },
+        EngineError::GivenUp,
     ];
     walk(("engine/error.rs", "EngineError"), &["Torch"], &samples);
 }
@@ -243,6 +244,10 @@ fn training() {
         TrainError::OutOfMemory { reason: text(), advice: None },
         TrainError::OutOfMemory { reason: text(), advice: Some(text()) },
         TrainError::NotFinite { step: 1, what: "the loss".into(), samples: vec![1] },
+        TrainError::LossTooHigh { step: 1, loss: 9.0, most: 8.0 },
+        TrainError::UpdateNotFinite { step: 1, name: text() },
+        TrainError::SavedNotFinite { path: path(), name: text() },
+        TrainError::Signals(io::ErrorKind::Other.into()),
     ];
     walk(("train/error.rs", "TrainError"), &[], &samples);
 }

@@ -4,6 +4,7 @@ mod accumulation;
 mod crash;
 mod earlier;
 mod lengths;
+mod lost_steps;
 mod resume;
 mod resume_full;
 mod scratch;

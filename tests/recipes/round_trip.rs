@@ -6,9 +6,9 @@ use kvtune::metrics::Metric;
 use kvtune::recipe::{
     BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe,
     Figure, GenerateRecipe, GradRecipe, HeadRecipe, InitLora, Labels, LogRecipe, LoraRecipe, Mode, ModelRecipe, Offload,
-    OnOutOfMemory, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, RopeScalingRecipe,
-    RopeType, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe, TrainedBias, ValidationSource,
-    Warmup, Weights,
+    OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe,
+    RopeScalingRecipe, RopeType, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe, TrainedBias,
+    ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -118,7 +118,8 @@ prop_compose! {
 prop_compose! {
     fn train()(micro_batch_size in small(), gradient_accumulation_steps in small(), max_steps in option::of(large()),
                epochs in large(), norm in option::of(number()), seed in 0..=i64::MAX as u64, deterministic in any::<bool>(),
-               offload in select(&[Offload::None, Offload::Optimizer])) -> TrainRecipe {
+               offload in select(&[Offload::None, Offload::Optimizer]), on_non_finite in select(OnNonFinite::ALL),
+               max_skipped_steps in small(), max_loss in option::of(number())) -> TrainRecipe {
         let max_grad_norm = norm.unwrap_or(f64::INFINITY);
         let weights = Weights::Adapter;
         TrainRecipe {
@@ -131,6 +132,9 @@ prop_compose! {
             seed,
             deterministic,
             offload,
+            on_non_finite,
+            max_skipped_steps,
+            max_loss,
             weights,
         }
     }
@@ -212,11 +216,11 @@ prop_compose! {
               grad in (small(), 0.1..1e3_f64, option::of(small()), any::<bool>()), stores in stores(),
               on_out_of_memory in select(OnOutOfMemory::ALL), cuda_graphs in any::<bool>(),
               open in subsequence(OpenKey::ALL, 0..=OpenKey::ALL.len()),
-              checkpoint in (large(), option::of(large()), small()), interval in large(), output_dir in option::of(path()))
+              checkpoint in (large(), option::of(large()), small(), select(OnSigterm::ALL)), interval in large(), output_dir in option::of(path()))
              -> (ModelRecipe, GradRecipe, CheckpointRecipe, LogRecipe, Option<PathBuf>) {
         let (layers_per_cell, chunks_per_cell_multiplier, chunks_per_cell, singles) = grad;
         let single_tokens_for_targets = singles && head == HeadRecipe::NextToken;
-        let (save_interval, intermediate_save_interval, intermediate_save_keep) = checkpoint;
+        let (save_interval, intermediate_save_interval, intermediate_save_keep, on_sigterm) = checkpoint;
         (
             ModelRecipe { path: model.0, adapter: model.1, dtype: model.2, allow_tf32: model.3, rope_scaling: model.4 },
             opened(
@@ -234,7 +238,7 @@ prop_compose! {
                     open: Vec::new(),
                 },
             ),
-            CheckpointRecipe { save_interval, intermediate_save_interval, intermediate_save_keep },
+            CheckpointRecipe { save_interval, intermediate_save_interval, intermediate_save_keep, on_sigterm },
             LogRecipe { interval },
             output_dir,
         )

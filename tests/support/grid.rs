@@ -37,8 +37,8 @@ pub const TILINGS: [Value; 5] = [
 ];
 
 /// The case of a policy with one value of each axis.
-fn case_at(policy: Case, [buffer, head, tiling]: [usize; 3]) -> Case {
-    TILINGS[tiling](HEADS[head](BUFFERS[buffer](policy)))
+fn case_at(policy: &Case, [buffer, head, tiling]: [usize; 3]) -> Case {
+    TILINGS[tiling](HEADS[head](BUFFERS[buffer](*policy)))
 }
 
 /// By policy and number of the buffer. Steps of 1 and 2 bring each head and each tiling to each buffer.
@@ -49,14 +49,14 @@ fn values_at(policy: usize, buffer: usize) -> [usize; 3] {
 /// Every registered policy with every buffer, under heads and tilings in turn.
 pub fn grid() -> Vec<Case> {
     let policies = registered_policies().into_iter().enumerate();
-    let with_buffers = |(at, policy)| (0..BUFFERS.len()).map(move |buffer| case_at(policy, values_at(at, buffer)));
+    let with_buffers = |(at, policy)| (0..BUFFERS.len()).map(move |buffer| case_at(&policy, values_at(at, buffer)));
     policies.flat_map(with_buffers).collect()
 }
 
 /// Every registered policy once, under buffers, heads and tilings in turn; every value of each axis is there.
 pub fn each_policy() -> Vec<Case> {
     let policies = registered_policies().into_iter().enumerate();
-    policies.map(|(at, policy)| case_at(policy, values_at(at, at % BUFFERS.len()))).collect()
+    policies.map(|(at, policy)| case_at(&policy, values_at(at, at % BUFFERS.len()))).collect()
 }
 
 /// Parameters, storages and initial parts that change what a policy does, beside its defaults.

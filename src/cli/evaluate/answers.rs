@@ -102,7 +102,7 @@ impl AnswerArguments {
         let answer_into = |file: &mut AnswerFile| {
             let before = file.taken();
             let generator = Generator::new(engine, model, tokenizer, spec.width);
-            let answers = eval::answer(generator, dataset, &spec, Some((file, &settings)))?;
+            let answers = eval::answer(generator, dataset, &spec, Some((file, &settings)), &|| false)?;
             let (path, taken) = (file.path().display(), file.taken() - before);
             console::note(&format!("{} answers, {taken} of which were there already, are in `{path}`", answers.len()));
             Ok::<_, Error>(Some(AnswerScores::of(&answers)))
