@@ -10,7 +10,7 @@ use super::trained::{ExportTarget, Trained};
 use super::{ExportError, card};
 use crate::conformance::{KV_POLICY, PolicyFile};
 use crate::files::{self, FilesError};
-use crate::model::{Adapter, MergedModel, ModelConfig, ModelSource, fingerprint};
+use crate::model::{Adapter, MergedModel, ModelConfig, ModelSource, fingerprint, has_fingerprint};
 use crate::recipe::{RopeScalingRecipe, Weights};
 
 /// Writes an export into `out`, which is empty or not there. Returns what the user should know. A write that fails, or for which `goes_on`
@@ -75,10 +75,12 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, ExportErr
         return Ok(Parts { weights, base_model, hash, policy, notes: refuse_or_note(scaling, target)? });
     }
     let base = base(trained)?;
-    let hash = fingerprint(&base)?;
-    if trained.state.as_ref().is_some_and(|state| state.model_hash != hash) {
+    if let Some(state) = &trained.state
+        && !has_fingerprint(&base, &state.model_hash)?
+    {
         return Err(ExportError::OtherBase { base, checkpoint: trained.checkpoint.to_owned() });
     }
+    let hash = fingerprint(&base)?;
     let config = Adapter::classes_of(trained.checkpoint, ModelConfig::load(&base)?)?;
     let adapter = Adapter::load_peft(trained.checkpoint, &config, Kind::Float, Device::Cpu)?;
     let mut notes = refuse_or_note(scaling, target)?;

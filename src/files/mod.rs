@@ -6,6 +6,7 @@ mod atomic;
 mod error;
 mod hash;
 mod json;
+mod known_hashes;
 mod lock;
 mod peft;
 mod peft_config;
@@ -18,6 +19,7 @@ pub use atomic::{is_temporary, put_dir, refuse_symlink, replace_dir, sync_dir, t
 pub use error::FilesError;
 pub use hash::{hash_bytes, hash_ends, hash_file, hash_parts};
 pub use json::{parse_json, read_json, to_json};
+pub use known_hashes::hash_large_file;
 pub use lock::RunLock;
 pub use peft::{ADAPTER_CONFIG, ADAPTER_TENSORS, PeftFiles, read_peft, write_peft};
 pub use peft_config::{PeftConfig, PeftTargets};

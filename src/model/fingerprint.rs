@@ -1,16 +1,39 @@
-//! Tells one model directory from another, so that a run goes on with the weights that it began with.
+//! Tells one model directory from another, so that a run goes on with the model that it began with.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::ModelError;
+use super::weights::{INDEX, weight_files};
 use crate::files::{self, FilesError};
 
-/// Weights are many gigabytes; their header and the first values of the file are within this, and so are the last ones.
-const WINDOW: u64 = 1 << 20;
+/// What a fingerprint of whole files begins with.
+const WHOLE: &str = "blake3:";
 
-/// A hash of what a model directory says: its configuration, its tokenizer, and both ends of each file of weights.
+/// What is read of a model directory beside its weights.
+const BESIDE: [&str; 4] = ["config.json", "generation_config.json", "tokenizer.json", INDEX];
+
+/// A hash of what is read of a model directory: configuration, tokenizer, index, and every byte of each file of weights. Large files that
+/// have not changed since they were last hashed are not read again ([`files::hash_large_file`]).
 pub fn fingerprint(dir: &Path) -> Result<String, ModelError> {
+    let beside = BESIDE.iter().map(|name| dir.join(name)).filter(|path| path.exists());
+    let paths: Vec<PathBuf> = beside.chain(weight_files(dir)?).collect();
+    let line = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        Ok(format!("{name} {}\n", files::hash_large_file(path)?))
+    };
+    let lines = paths.iter().map(line).collect::<Result<Vec<_>, FilesError>>()?;
+    Ok(format!("{WHOLE}{}", files::hash_bytes(lines.concat().as_bytes())))
+}
+
+/// Whether a model directory is the one that `saved` is the fingerprint of, as this version or an earlier one has made it.
+pub fn has_fingerprint(dir: &Path, saved: &str) -> Result<bool, ModelError> {
+    if saved.starts_with(WHOLE) { Ok(fingerprint(dir)? == saved) } else { Ok(of_ends(dir)? == saved) }
+}
+
+/// An earlier version's: configuration, tokenizer, and this much of both ends of each file of weights.
+fn of_ends(dir: &Path) -> Result<String, ModelError> {
+    const WINDOW: u64 = 1 << 20;
     let entries = fs::read_dir(dir).map_err(FilesError::io("read", dir))?;
     let counts = |name: &String| {
         let is_weights = name.starts_with("model") && Path::new(name).extension().is_some_and(|e| e == "safetensors");
@@ -21,4 +44,39 @@ pub fn fingerprint(dir: &Path) -> Result<String, ModelError> {
     let line = |name: &String| Ok(format!("{name} {}\n", files::hash_ends(&dir.join(name), WINDOW)?));
     let lines = names.iter().map(line).collect::<Result<Vec<_>, FilesError>>()?;
     Ok(files::hash_bytes(lines.concat().as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_byte_of_what_is_read_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
+        for name in ["config.json", "tokenizer.json"] {
+            fs::copy(model.join(name), path(name)).unwrap();
+        }
+        let weights = fs::read(model.join("model.safetensors")).unwrap();
+        let of = || fingerprint(dir.path()).unwrap();
+        // Under another name, which an index gives.
+        fs::write(path("part.safetensors"), &weights).unwrap();
+        fs::write(path(INDEX), r#"{"weight_map": {"model.norm.weight": "part.safetensors"}}"#).unwrap();
+        let first = of();
+        assert_eq!((of() == first, has_fingerprint(dir.path(), &first).unwrap()), (true, true));
+        let mut seen = vec![first];
+        let mut other = weights.clone();
+        other[weights.len() / 2] ^= 1;
+        fs::write(path("part.safetensors"), &other).unwrap();
+        seen.push(of());
+        fs::write(path("generation_config.json"), "{}").unwrap();
+        seen.push(of());
+        fs::write(path("tokenizer.json"), "{}").unwrap();
+        seen.push(of());
+        for (at, hash) in seen.iter().enumerate() {
+            assert!(!seen[..at].contains(hash), "change {at} is not seen");
+        }
+        assert!(has_fingerprint(dir.path(), &of_ends(dir.path()).unwrap()).unwrap(), "an earlier version's");
+    }
 }

@@ -54,7 +54,7 @@ pub use count::{EndNumbers, end_numbers, trained_by_kind};
 pub use dropout::{DropoutContext, DropoutKey};
 pub use error::{ModelError, TensorProblem, TensorProblems};
 pub use fields::ConfigFault;
-pub use fingerprint::fingerprint;
+pub use fingerprint::{fingerprint, has_fingerprint};
 pub use fold::AdapterFeature;
 pub use init::init_model;
 pub use load::kind_of;

@@ -165,6 +165,20 @@ fn draw(entry: &TensorEntry, std: f64, options: (Kind, Device)) -> Tensor {
     }
 }
 
+/// The files that hold a model's tensors, in the order of their names.
+pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    let (single, index) = (dir.join(MODEL_TENSORS), dir.join(INDEX));
+    if single.exists() {
+        return Ok(vec![single]);
+    }
+    if !index.exists() {
+        return Err(ModelError::NoWeights { dir: dir.into() });
+    }
+    let Index { weight_map } = read_json(&index)?;
+    let shards: BTreeMap<&String, &String> = weight_map.iter().map(|(tensor, shard)| (shard, tensor)).collect();
+    shards.into_iter().map(|(shard, tensor)| shard_path(dir, &index, tensor, shard)).collect()
+}
+
 impl Files {
     pub(super) fn open(dir: &Path) -> Result<Self, ModelError> {
         let single = dir.join(MODEL_TENSORS);

@@ -18,7 +18,7 @@ use crate::data::{Batch, Dataset, Splits};
 use crate::engine::{EngineError, Observer};
 use crate::eval;
 use crate::files::{FilesError, failpoint};
-use crate::model::{Model, fingerprint};
+use crate::model::{Model, fingerprint, has_fingerprint};
 use crate::optim::{self, Optimizer, learning_rate};
 use crate::plan::{Alternative, Machine};
 use crate::recipe::{Mode, OnNonFinite, OnOutOfMemory, Recipe};
@@ -130,7 +130,7 @@ impl Trainer {
     pub(super) fn load(&mut self, dir: &Path) -> Result<SaveKind, TrainError> {
         let checkpoint::Loaded { parameters, optimizer, state } = checkpoint::load(dir)?;
         self.check_data(&state)?;
-        if state.model_hash != self.model_hash {
+        if !has_fingerprint(&self.recipe.model.path, &state.model_hash)? {
             let difference = format!("`{}` is not as it was when the run began", self.recipe.model.path.display());
             return Err(TrainError::OtherModel { path: dir.to_owned(), difference });
         }

@@ -7,7 +7,7 @@ use tch::Device;
 use crate::conformance::{ConformanceError, KV_POLICY, PolicyFile};
 use crate::error::Error;
 use crate::files;
-use crate::model::{Adapter, Model, ModelSource, fingerprint};
+use crate::model::{Adapter, Model, ModelSource, fingerprint, has_fingerprint};
 use crate::recipe::Weights;
 use crate::report::console;
 use crate::train;
@@ -21,8 +21,8 @@ pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(
     let source = ModelSource { dir: &model_dir, rope_scaling: rope_scaling.as_ref() };
     let mut model = Model::load(source, dtype, device)?;
     if is_adapter {
-        let found = fingerprint(&model_dir)?;
-        if found != file.base_hash {
+        if !has_fingerprint(&model_dir, &file.base_hash)? {
+            let found = fingerprint(&model_dir)?;
             let (path, expected) = (dir.join(KV_POLICY), format!("{found}, the hash of `{}`", model_dir.display()));
             return Err(ConformanceError::Unfit { path, key: "base_hash", found: file.base_hash, expected }.into());
         }
