@@ -10,6 +10,9 @@ use serde_json::Value;
 use super::{EvalError, ScoredAnswer};
 use crate::files::{self, FilesError, failpoint};
 
+/// The folder of a run that keeps answers.
+pub const ANSWERS: &str = "answers";
+
 /// A file of answers, open for more.
 #[derive(Debug)]
 pub struct AnswerFile {
@@ -37,19 +40,31 @@ impl AnswerFile {
         let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let mut file = open.map_err(FilesError::io("open", path))?;
         let bytes = std::fs::read(path).map_err(FilesError::io("read", path))?;
-        let (mut kept, mut end) = (Vec::new(), 0);
-        while let Some(len) = bytes[end..].iter().position(|&byte| byte == b'\n') {
-            let row = serde_json::from_slice(&bytes[end..end + len]).map_err(|error| EvalError::NotAnAnswer {
-                path: path.to_owned(),
-                line: kept.len() + 1,
-                // The parser counts lines within what it was given, which is one.
-                message: error.to_string().split(" at line ").next().unwrap_or_default().to_owned(),
-            })?;
-            kept.push(row);
-            end += len + 1;
-        }
+        let (kept, end) = whole_rows(path, &bytes)?;
         file.set_len(end as u64).and_then(|()| file.seek(SeekFrom::End(0))).map_err(FilesError::io("write", path))?;
         Ok(Self { path: path.to_owned(), file, kept: kept.into_iter(), taken: 0 })
+    }
+
+    /// The answers of a file, and the settings of the first; what was cut short at the end is left out. Changes nothing.
+    pub fn read(path: &Path) -> Result<(Vec<ScoredAnswer>, Value), EvalError> {
+        let bytes = std::fs::read(path).map_err(FilesError::io("read", path))?;
+        let rows = whole_rows(path, &bytes)?.0;
+        let settings = rows.first().map_or(Value::Null, |row| row.settings.clone());
+        Ok((rows.into_iter().map(|row| row.answer).collect(), settings))
+    }
+
+    /// Writes a file of answers whole, in place of one that is there.
+    pub fn write(path: &Path, settings: &Value, answers: &[ScoredAnswer]) -> Result<(), EvalError> {
+        if let Some(folder) = path.parent() {
+            files::make_dir(folder)?;
+        }
+        let line = |answer: &ScoredAnswer| {
+            let mut line = serde_json::to_vec(&Row { answer: answer.clone(), settings: settings.clone() })?;
+            line.push(b'\n');
+            Ok(line)
+        };
+        let lines: std::io::Result<Vec<Vec<u8>>> = answers.iter().map(line).collect();
+        Ok(files::write_atomic(path, &lines.map_err(FilesError::io("write", path))?.concat())?)
     }
 
     /// Where it is.
@@ -100,4 +115,20 @@ impl AnswerFile {
         let more = self.kept.next().is_some();
         if more { Err(EvalError::MoreAnswers { path: self.path, asked: self.taken }) } else { Ok(()) }
     }
+}
+
+/// The rows of a file's whole lines, and where these end.
+fn whole_rows(path: &Path, bytes: &[u8]) -> Result<(Vec<Row>, usize), EvalError> {
+    let (mut rows, mut end) = (Vec::new(), 0);
+    while let Some(len) = bytes[end..].iter().position(|&byte| byte == b'\n') {
+        let row = serde_json::from_slice(&bytes[end..end + len]).map_err(|error| EvalError::NotAnAnswer {
+            path: path.to_owned(),
+            line: rows.len() + 1,
+            // The parser counts lines within what it was given, which is one.
+            message: error.to_string().split(" at line ").next().unwrap_or_default().to_owned(),
+        })?;
+        rows.push(row);
+        end += len + 1;
+    }
+    Ok((rows, end))
 }

@@ -6,7 +6,7 @@ mod error;
 mod score;
 mod scored_answer;
 
-pub use answer_file::AnswerFile;
+pub use answer_file::{ANSWERS, AnswerFile};
 pub use answers::{AnswerSpec, answer, check_answers};
 pub use error::EvalError;
 pub use score::{Bucket, Score, Scores, score};

@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::ReportError;
 use crate::files::{self, failpoint};
@@ -18,19 +18,19 @@ pub struct StepMetrics {
     /// Epoch of the step, from 0.
     pub epoch: u64,
     /// Mean loss, nats per target.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "or_nan", skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
     /// The routers' load-balance loss, before its weight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub router_loss: Option<f64>,
     /// Share of targets with the largest score.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "or_nan", skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
     /// Norm of the gradient before clipping.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "or_nan", skip_serializing_if = "Option::is_none")]
     pub grad_norm: Option<f64>,
     /// Learning rate of the update.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "or_nan", skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f64>,
     /// Tokens of the step.
     pub tokens: u64,
@@ -39,10 +39,10 @@ pub struct StepMetrics {
     /// Tokens of the run so far.
     pub total_tokens: u64,
     /// Validation loss.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "or_nan", skip_serializing_if = "Option::is_none")]
     pub eval_loss: Option<f64>,
     /// Validation accuracy.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "or_nan", skip_serializing_if = "Option::is_none")]
     pub eval_accuracy: Option<f64>,
     /// Means over the answers of a validation, by metric.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -61,6 +61,11 @@ pub struct StepMetrics {
     pub peak_memory: u64,
 }
 
+/// JSON has no number for what is not finite, and says `null`: such a figure is there.
+fn or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    Ok(Some(Option::deserialize(from)?.unwrap_or(f64::NAN)))
+}
+
 /// The file, open for appending.
 #[derive(Debug)]
 pub struct Metrics {
@@ -73,7 +78,7 @@ impl Metrics {
     /// the lines that stay as well.
     pub fn open_after(path: &Path, step: Option<u64>) -> Result<(Self, Vec<StepMetrics>), ReportError> {
         let kept = match (step, path.exists()) {
-            (Some(step), true) => lines_up_to(path, step)?,
+            (Some(step), true) => lines_up_to(path, step)?.0,
             _ => Vec::new(),
         };
         let text = kept.iter().flat_map(|(line, _)| [line.as_str(), "\n"]).collect::<String>();
@@ -104,26 +109,31 @@ pub const METRICS: &str = "metrics.jsonl";
 
 /// The lines of a run up to `step`; none where there is no file.
 pub fn read(path: &Path, step: u64) -> Result<Vec<StepMetrics>, ReportError> {
-    let lines = if path.exists() { lines_up_to(path, step)? } else { Vec::new() };
-    Ok(lines.into_iter().map(|(_, metrics)| metrics).collect())
+    Ok(read_all(path)?.0.into_iter().filter(|metrics| metrics.step <= step).collect())
 }
 
-/// The lines of steps up to `step`. A broken line is forgiven at the end only: there a crash may have cut it.
-fn lines_up_to(path: &Path, step: u64) -> Result<Vec<(String, StepMetrics)>, ReportError> {
+/// All lines of a run, and whether the last one was cut short; none where there is no file.
+pub fn read_all(path: &Path) -> Result<(Vec<StepMetrics>, bool), ReportError> {
+    let (lines, is_cut) = if path.exists() { lines_up_to(path, u64::MAX)? } else { (Vec::new(), false) };
+    Ok((lines.into_iter().map(|(_, metrics)| metrics).collect(), is_cut))
+}
+
+/// The lines of steps up to `step`. A broken line is forgiven at the end only, and told: there a crash may have cut it.
+fn lines_up_to(path: &Path, step: u64) -> Result<(Vec<(String, StepMetrics)>, bool), ReportError> {
     let failed = |source| ReportError::Io { action: "read", path: path.to_owned(), source };
     // Bytes: what a power cut leaves at the end need not be text.
     let bytes = std::fs::read(path).map_err(failed)?;
     let lines: Vec<&[u8]> = bytes.split(|&b| b == b'\n').filter(|line| !line.is_empty()).collect();
-    let mut kept = Vec::new();
+    let (mut kept, mut is_cut) = (Vec::new(), false);
     for (index, line) in lines.iter().enumerate() {
         match serde_json::from_slice::<StepMetrics>(line) {
             Ok(metrics) if metrics.step <= step => kept.push((String::from_utf8_lossy(line).into_owned(), metrics)),
             Ok(_) => {}
-            Err(_) if index + 1 == lines.len() => {}
+            Err(_) if index + 1 == lines.len() => is_cut = true,
             Err(_) => return Err(ReportError::BrokenLine { path: path.to_owned(), line: index + 1 }),
         }
     }
-    Ok(kept)
+    Ok((kept, is_cut))
 }
 
 #[cfg(test)]
@@ -147,6 +157,18 @@ mod tests {
             .map(|l| serde_json::from_str::<StepMetrics>(l).unwrap().step)
             .collect();
         assert_eq!(steps, [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_figure_that_is_not_finite_is_not_one_that_is_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut metrics = Metrics::open_after(&path, None).unwrap().0;
+        metrics.append(&StepMetrics { step: 1, loss: Some(f64::NAN), ..StepMetrics::default() }).unwrap();
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"step\":2,").unwrap();
+        let (lines, is_cut) = read_all(&path).unwrap();
+        assert!(is_cut && lines.len() == 1 && lines[0].loss.is_some_and(f64::is_nan) && lines[0].eval_loss.is_none());
+        assert!(!read_all(&dir.path().join("none")).unwrap().1);
     }
 
     #[test]

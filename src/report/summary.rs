@@ -7,6 +7,18 @@ use super::table::Table;
 use crate::files;
 use crate::units::{Bytes, Seconds};
 
+/// The file's name in a run.
+pub const SUMMARY: &str = "summary.md";
+
+/// Before the state, on the first line of the page.
+const HEADING: &str = "# kvtune run: ";
+
+/// How a run ended, as its page says; `None` where it has none.
+pub fn state(run: &Path) -> Option<String> {
+    let page = std::fs::read_to_string(run.join(SUMMARY)).ok()?;
+    page.lines().next()?.strip_prefix(HEADING).map(str::to_owned)
+}
+
 /// The figures of a finished or interrupted run.
 #[derive(Clone, Debug, Default)]
 pub struct RunSummary {
@@ -57,7 +69,7 @@ impl RunSummary {
             add(name, value.clone());
         }
         let memory = self.memory_by_part.as_ref().map(|text| format!("\n## Memory by part\n\n{text}\n")).unwrap_or_default();
-        format!("# kvtune run: {}\n\n{table}\n{memory}", self.state)
+        format!("{HEADING}{}\n\n{table}\n{memory}", self.state)
     }
 
     /// Writes the page.

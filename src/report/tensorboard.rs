@@ -1,83 +1,104 @@
-//! TensorBoard events, written by a thread of its own: if it dies, training goes on with one warning.
+//! TensorBoard events. The crate makes records in memory, and they are appended here: a file that cannot be written is one warning, and
+//! the run goes on.
 
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Sender, channel};
-use std::thread::JoinHandle;
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use protobuf::Message;
+use tensorboard_proto::event::{Event, SessionLog, SessionLog_SessionStatus};
 use tensorboard_proto::summary::{Summary, Summary_Value};
 use tensorboard_proto::types::DataType;
+use tensorboard_rs::record_writer::RecordWriter;
 use tensorboard_rs::summary::scalar;
-use tensorboard_rs::summary_writer::FileWriter;
 
 use super::console;
 use super::metrics::StepMetrics;
 
-/// What the thread writes.
-enum Entry {
-    Step(Box<StepMetrics>),
-    Answers { step: u64, text: String },
-}
-
-/// The sender's side. Each start of a run begins a new event file.
+/// The event file of one start of a run.
 #[derive(Debug)]
 pub struct TensorBoard {
-    sender: Option<Sender<Entry>>,
-    thread: Option<JoinHandle<()>>,
+    /// Gone once it could not be written.
+    file: Option<File>,
 }
 
 impl TensorBoard {
-    /// Starts the thread that writes into `dir`.
-    pub fn start(dir: &Path) -> Self {
-        let (sender, receiver) = channel::<Entry>();
-        let dir = dir.to_owned();
-        let write = move || {
-            let mut writer = FileWriter::new(&dir);
-            while let Ok(entry) = receiver.recv() {
-                match entry {
-                    Entry::Step(metrics) => write_step(&mut writer, &metrics),
-                    Entry::Answers { step, text } => writer.add_summary(in_text("eval/answers", text), step as usize),
-                }
-                writer.flush();
-            }
-        };
-        let thread = std::thread::Builder::new().name("tensorboard".into()).spawn(write);
-        if let Err(error) = &thread {
-            console::warning(&format!("no TensorBoard events: {error}"));
+    /// Begins a file in `dir`. `first_step` is the first step that this start makes: what an earlier start has written from there on is
+    /// no longer shown.
+    pub fn start(dir: &Path, first_step: u64) -> Self {
+        let mut board = Self { file: None };
+        match begin(dir) {
+            Ok(file) => board.file = Some(file),
+            Err(error) => warn(&error),
         }
-        Self { sender: thread.is_ok().then_some(sender), thread: thread.ok() }
+        let mut version = Event::new();
+        version.set_file_version("brain.Event:2".to_owned());
+        let mut session = Event::new();
+        session.set_step(first_step as i64);
+        let mut log = SessionLog::new();
+        log.set_status(SessionLog_SessionStatus::START);
+        session.set_session_log(log);
+        board.append([version, session].into());
+        board
     }
 
-    /// Hands one step over.
+    /// Appends the figures of a step.
     pub fn send(&mut self, metrics: &StepMetrics) {
-        self.hand_over(Entry::Step(Box::new(metrics.clone())));
+        let event = |summary| of_step(metrics.step, summary);
+        self.append(summaries(metrics).into_iter().map(event).collect());
     }
 
-    /// Hands a few answers of a validation over.
+    /// Appends a few answers of a validation.
     pub fn send_text(&mut self, step: u64, text: String) {
-        self.hand_over(Entry::Answers { step, text });
+        self.append(vec![of_step(step, in_text("eval/answers", text))]);
     }
 
-    fn hand_over(&mut self, entry: Entry) {
-        let Some(sender) = &self.sender else { return };
-        if sender.send(entry).is_err() {
-            console::warning("the TensorBoard writer died: no more events, training goes on");
-            // Told once: its end is not looked at again.
-            (self.sender, self.thread) = (None, None);
+    fn append(&mut self, events: Vec<Event>) {
+        let Some(file) = &mut self.file else { return };
+        if let Err(error) = records(events).and_then(|bytes| file.write_all(&bytes)) {
+            warn(&error);
+            self.file = None;
         }
     }
 }
 
-impl Drop for TensorBoard {
-    fn drop(&mut self) {
-        self.sender = None;
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            console::warning("the TensorBoard writer died: some events are missing");
-        }
+fn warn(error: &io::Error) {
+    console::warning(&format!("no more TensorBoard events, the run goes on: {error}"));
+}
+
+fn begin(dir: &Path) -> io::Result<File> {
+    fs::create_dir_all(dir)?;
+    // TensorBoard reads files in the order of their names.
+    let name = format!("events.out.tfevents.{:010}.kvtune.{}.0", now() as u64, std::process::id());
+    OpenOptions::new().append(true).create(true).open(dir.join(name))
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
+}
+
+fn of_step(step: u64, summary: Summary) -> Event {
+    let mut event = Event::new();
+    event.set_step(step as i64);
+    event.set_summary(summary);
+    event
+}
+
+/// Events as they stand in a file: lengths and checksums around each.
+fn records(events: Vec<Event>) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut writer = RecordWriter::new(&mut bytes);
+    for mut event in events {
+        event.set_wall_time(now());
+        writer.write(&event.write_to_bytes().map_err(io::Error::other)?)?;
     }
+    Ok(bytes)
 }
 
 /// HF's tag names, so that curves of different tools lie in the same plots.
-fn write_step(writer: &mut FileWriter, m: &StepMetrics) {
+fn summaries(m: &StepMetrics) -> Vec<Summary> {
     let scalars = [
         ("train/loss", m.loss),
         ("train/accuracy", m.accuracy),
@@ -90,14 +111,9 @@ fn write_step(writer: &mut FileWriter, m: &StepMetrics) {
         ("perf/step_time", m.loss.map(|_| m.seconds)),
         ("memory/peak_gib", Some(m.peak_memory as f64 / f64::from(1u32 << 30))),
     ];
-    for (tag, value) in scalars {
-        if let Some(value) = value {
-            writer.add_summary(scalar(tag, value as f32), m.step as usize);
-        }
-    }
-    for (metric, mean) in &m.eval_answers {
-        writer.add_summary(scalar(&format!("eval/{metric}"), *mean as f32), m.step as usize);
-    }
+    let known = scalars.into_iter().filter_map(|(tag, value)| Some(scalar(tag, value? as f32)));
+    let answers = m.eval_answers.iter().map(|(metric, mean)| scalar(&format!("eval/{metric}"), *mean as f32));
+    known.chain(answers).collect()
 }
 
 /// A text, as TensorBoard's plugin for texts reads it.
@@ -123,17 +139,51 @@ pub fn dir_of(run: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
-    #[test]
-    fn events_reach_the_disk_with_the_tags_of_hf() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut board = TensorBoard::start(&dir_of(dir.path()));
-        board.send(&StepMetrics { step: 1, loss: Some(2.5), ..StepMetrics::default() });
-        board.send_text(1, "an answer".into());
-        drop(board);
-        let file = std::fs::read_dir(dir_of(dir.path())).unwrap().next().unwrap().unwrap().path();
-        let bytes = std::fs::read(file).unwrap();
-        for part in [&b"train/loss"[..], b"eval/answers", b"an answer"] {
-            assert!(bytes.windows(part.len()).any(|w| w == part));
+    /// The events of the files in a directory, in the order of TensorBoard.
+    fn events(dir: &Path) -> Vec<Event> {
+        let mut files: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        let mut events = Vec::new();
+        for bytes in files.iter().map(|file| fs::read(file).unwrap()) {
+            let mut rest = &bytes[..];
+            while let Some((length, behind)) = rest.split_first_chunk::<8>() {
+                let end = 4 + u64::from_le_bytes(*length) as usize;
+                events.push(Event::parse_from_bytes(&behind[4..end]).unwrap());
+                rest = &behind[end + 4..];
+            }
         }
+        events
+    }
+
+    fn step(step: u64) -> StepMetrics {
+        StepMetrics { step, loss: Some(2.5), ..StepMetrics::default() }
+    }
+
+    #[test]
+    fn events_reach_the_disk_with_the_tags_of_hf_behind_the_mark_of_their_session() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir_of(dir.path());
+        let mut board = TensorBoard::start(&dir, 7);
+        board.send(&step(7));
+        board.send_text(7, "an answer".into());
+        let found = events(&dir);
+        assert_eq!(found[0].get_file_version(), "brain.Event:2");
+        let is_start = found[1].get_session_log().get_status() == SessionLog_SessionStatus::START;
+        assert!(is_start && found[1].get_step() == 7, "{:?}", found[1]);
+        assert!(found[2..].iter().all(|event| event.get_step() == 7 && event.get_wall_time() > 1e9));
+        let tags: Vec<&str> = found[2..].iter().map(|event| event.get_summary().get_value()[0].get_tag()).collect();
+        assert!(tags[0] == "train/loss" && tags.last() == Some(&"eval/answers"), "{tags:?}");
+        assert_eq!(found.last().unwrap().get_summary().get_value()[0].get_tensor().get_string_val()[0], b"an answer");
+    }
+
+    #[test]
+    fn a_full_disk_ends_the_events_and_nothing_else() {
+        let mut board = TensorBoard { file: Some(OpenOptions::new().write(true).open("/dev/full").unwrap()) };
+        board.send(&step(1));
+        assert!(board.file.is_none());
+        board.send(&step(2));
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("in the way"), "").unwrap();
+        assert!(TensorBoard::start(&dir.path().join("in the way"), 0).file.is_none());
     }
 }

@@ -8,13 +8,10 @@ use crate::generation::{GenerationRules, Generator, SamplingRules};
 use crate::model::Model;
 use crate::recipe::{Figure, Recipe};
 
-/// So many answers are shown.
-const SHOWN: usize = 3;
-
 /// What a validation came to.
 pub(super) struct Validation {
     pub(super) scores: Scores,
-    /// Means over answers, where answers are generated, and a few of them.
+    /// Means over answers, where answers are generated, and the answers.
     pub(super) answers: Option<(AnswerScores, Vec<ScoredAnswer>)>,
     /// Whether no validation before was better.
     pub(super) is_best: bool,
@@ -66,16 +63,14 @@ impl ValidationAnswers {
         Generator::new(engine, model, self.tokenizer.as_ref(), self.spec.width)
     }
 
-    /// Generates and scores them; a few are returned to be shown.
+    /// Generates and scores them.
     pub(super) fn answer(
         &self,
         engine: &Engine,
         model: &Model,
         wants_to_stop: &dyn Fn() -> bool,
     ) -> Result<(AnswerScores, Vec<ScoredAnswer>), TrainError> {
-        let mut answers = eval::answer(self.generator(engine, model), &self.samples, &self.spec, None, wants_to_stop)?;
-        let scores = AnswerScores::of(&answers);
-        answers.truncate(SHOWN);
-        Ok((scores, answers))
+        let answers = eval::answer(self.generator(engine, model), &self.samples, &self.spec, None, wants_to_stop)?;
+        Ok((AnswerScores::of(&answers), answers))
     }
 }

@@ -1,19 +1,21 @@
 //! Connects the engine's events and the loop's figures to what people read.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+use serde_json::json;
 
 use super::answers::Validation;
 use super::{Interrupt, TrainError, Trainer};
 use crate::engine::{Event, Observer};
-use crate::eval::ScoredAnswer;
+use crate::eval::{ANSWERS, AnswerFile, ScoredAnswer};
 use crate::native::cuda::{missing_kernels, why_not_pinned};
 use crate::ops::attention::Calibration;
 use crate::recipe::OnSigterm;
 use crate::report::memory::{not_pinned, peak_resident, planned_and_measured};
 use crate::report::metrics::{self, METRICS, Metrics, StepMetrics};
 use crate::report::progress::Progress;
-use crate::report::summary::RunSummary;
+use crate::report::summary::{RunSummary, SUMMARY};
 use crate::report::tensorboard::{self, TensorBoard};
 use crate::units::Bytes;
 
@@ -22,6 +24,8 @@ pub(super) struct RunWatch {
     progress: Progress,
     metrics: Metrics,
     board: TensorBoard,
+    /// Where the answers of validations are kept.
+    answers: PathBuf,
     began: Instant,
     train_loss: Option<(f64, f64)>,
     eval_loss: Option<(f64, f64)>,
@@ -44,11 +48,13 @@ impl RunWatch {
         let progress = Progress::new(trainer.schedule.num_steps(), step, trainer.recipe.log.interval);
         progress.note(&trainer.data_report());
         progress.note(&format!("steps: {}", trainer.schedule));
-        let board = TensorBoard::start(&tensorboard::dir_of(&trainer.dir));
+        let first_step = if step > 0 { step + 1 } else { 0 };
+        let board = TensorBoard::start(&tensorboard::dir_of(&trainer.dir), first_step);
         let mut watch = Self {
             progress,
             metrics,
             board,
+            answers: trainer.dir.join(ANSWERS),
             began: Instant::now(),
             train_loss: None,
             eval_loss: None,
@@ -92,8 +98,10 @@ impl RunWatch {
         self.metrics.append(&metrics)?;
         self.board.send(&metrics);
         self.progress.stepped(&metrics);
-        if let Some((_, shown)) = answers {
-            let shown: Vec<String> = shown.iter().map(in_words).collect();
+        if let Some((_, answers)) = answers {
+            let file = self.answers.join(format!("validation-step-{:06}.jsonl", metrics.step));
+            AnswerFile::write(&file, &json!({ "split": "validation", "step": metrics.step }), answers)?;
+            let shown: Vec<String> = answers.iter().take(SHOWN).map(in_words).collect();
             for answer in &shown {
                 self.progress.note(answer);
             }
@@ -142,17 +150,19 @@ impl RunWatch {
             ],
         };
         self.progress.note(&planned_and_measured(trainer.planned_peak, Bytes(summary.peak_memory)));
-        summary.write(&trainer.dir.join("summary.md"))?;
+        summary.write(&trainer.dir.join(SUMMARY))?;
         Ok(())
     }
 }
 
-/// Characters of a text that are shown.
-const SHOWN: usize = 200;
+/// So many answers of a validation are shown.
+const SHOWN: usize = 3;
+/// And so many characters of a text.
+const SHOWN_CHARACTERS: usize = 200;
 
 /// A line about an answer.
 fn in_words(answer: &ScoredAnswer) -> String {
-    let quoted = |text: &str| match text.char_indices().nth(SHOWN) {
+    let quoted = |text: &str| match text.char_indices().nth(SHOWN_CHARACTERS) {
         Some((end, _)) => format!("{:?} …", &text[..end]),
         None => format!("{text:?}"),
     };

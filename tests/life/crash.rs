@@ -233,6 +233,6 @@ fn without_event_files_the_run_goes_on() {
     fs::remove_dir_all(workshop.path("run/tensorboard")).unwrap();
     fs::write(workshop.path("run/tensorboard"), "in the way").unwrap();
     let words = workshop.resume("", "run", &[]).with(0);
-    assert_eq!(words.matches("warning: the TensorBoard writer died").count(), 1, "{words}");
+    assert_eq!(words.matches("warning: no more TensorBoard events, the run goes on").count(), 1, "{words}");
     workshop.assert_left("run", &whole);
 }

@@ -12,7 +12,7 @@ use crate::cli::used_model::identity;
 use crate::data::Dataset;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::eval::{self, AnswerFile, AnswerScores, AnswerSpec};
+use crate::eval::{self, ANSWERS, AnswerFile, AnswerScores, AnswerSpec};
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SamplingRules};
 use crate::metrics::Metric;
@@ -146,5 +146,5 @@ fn default_path(loaded: &LoadedTarget<'_>, split: &str, settings: &Value) -> Res
     };
     let name = loaded.target.dir().file_name().unwrap_or_default().to_string_lossy();
     let hash = files::hash_bytes(settings.to_string().as_bytes());
-    Ok(run.join("answers").join(format!("{name}-{split}-{}.jsonl", &hash[..8])))
+    Ok(run.join(ANSWERS).join(format!("{name}-{split}-{}.jsonl", &hash[..8])))
 }
