@@ -77,6 +77,12 @@ step 'before and after in one table, with generated answers'
 "$kvtune" evaluate "$demo/model" "$run" --recipe "$recipe" --split validation --limit 2 --answers "$demo/answers.jsonl" --max-new-tokens 24
 printf 'the answer to its last question: %s\n' "$(sed -n '$s/.*"prediction":"\([^"]*\)".*/\1/p' "$demo/answers.jsonl")"
 
+step 'the run, and what its caches kept of the longest of two documents'
+"$kvtune" inspect "$run"
+"$kvtune" evaluate "$run" --limit 2 --replay-log "$demo/log.safetensors" >/dev/null
+"$kvtune" inspect --evictions "$demo/log.safetensors" --out "$demo/kept.svg"
+"$kvtune" report "$run" --evictions "$demo/log.safetensors"
+
 before=$(overall loss <"$demo/before-all-tokens.json")
 after=$(overall loss <"$demo/after-all-tokens.json")
 awk -v before="$before" -v after="$after" 'BEGIN { exit !(before + 0 > 0 && after + 0 > 0 && after + 0 < before + 0) }' ||

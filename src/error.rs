@@ -10,6 +10,7 @@ use crate::eval::EvalError;
 use crate::export::ExportError;
 use crate::files::FilesError;
 use crate::generation::GenerationError;
+use crate::inspect::InspectError;
 use crate::model::ModelError;
 use crate::recipe::RecipeError;
 use crate::report::ReportError;
@@ -67,6 +68,9 @@ pub enum Error {
     /// A proof could not be made.
     #[error(transparent)]
     Verify(#[from] VerifyError),
+    /// A run could not be looked at.
+    #[error(transparent)]
+    Inspect(#[from] InspectError),
     /// A bench failed.
     #[error(transparent)]
     Bench(#[from] BenchError),
@@ -177,6 +181,7 @@ impl Failure for Error {
             Self::Conformance(e) => e,
             Self::Export(e) => e,
             Self::Verify(e) => e,
+            Self::Inspect(e) => e,
             Self::Bench(e) => e,
             Self::Report(e) => e,
             _ => return None,

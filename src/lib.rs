@@ -4,6 +4,7 @@
 
 pub mod bench;
 pub mod cache;
+pub mod chart;
 pub mod checkpoint;
 pub mod cli;
 pub mod conformance;
@@ -15,6 +16,7 @@ pub mod export;
 pub mod files;
 pub mod generation;
 pub mod head;
+pub mod inspect;
 pub mod metrics;
 pub mod model;
 pub mod native;

@@ -24,6 +24,8 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("native", Only(&[])),
     // A memory map is unsafe to make, so `native` makes it.
     ("files", Only(&["units", "native"])),
+    // Pictures of figures, whatever they are of.
+    ("chart", Only(&[])),
     // What memory the host has is asked below, where some of it is pinned.
     ("report", Only(&["units", "files", "native"])),
     ("ops", Only(&["units", "sabotage", "native"])),
@@ -55,6 +57,8 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("eval", AboveBut(&["sabotage", "optim", "verify"])),
     ("train", AboveBut(&[])),
     ("bench", AboveBut(&["sabotage", "eval", "verify", "checkpoint"])),
+    // What others have written, read again for people.
+    ("inspect", Only(&["units", "files", "chart", "report", "recipe", "cache", "checkpoint", "verify", "eval", "train"])),
     // It unites the rooms' error types and may name nothing else of them.
     ("error", AboveBut(&["sabotage"])),
     ("cli", AboveBut(&["sabotage"])),

@@ -178,6 +178,11 @@ impl ReplayLog {
         self.head_counts().try_for_each(|(layer, heads)| same(&num_kv_heads[layer], &heads, |n| format!("{n} KV heads")))
     }
 
+    /// KV heads of a layer that chose for themselves; 1 where all agreed.
+    pub fn num_deciders(&self, layer: usize) -> usize {
+        self.head_counts().filter(|(other, _)| *other == layer).map(|(_, heads)| heads).max().unwrap_or(1)
+    }
+
     /// Layer and number of heads of each choice that heads made for themselves.
     pub(super) fn head_counts(&self) -> impl Iterator<Item = (usize, usize)> {
         let of_layer = |(layer, log): (usize, &LayerLog)| {

@@ -12,20 +12,18 @@ mod finetune;
 mod format;
 mod generate;
 mod init_model;
+mod inspect;
 mod panics;
 mod plan;
 mod process;
 mod recipe_file;
+mod report;
 mod score;
 mod serve;
 mod used_model;
 mod verify;
 
 use clap::{Parser, Subcommand};
-
-use crate::error::Error;
-use crate::recipe::Weights;
-use finetune::Ending;
 
 pub use process::main;
 
@@ -61,6 +59,10 @@ enum Verb {
     Serve(serve::Serve),
     /// Write what was trained for another program: an adapter for PEFT or a server, or a merged model.
     Export(export::Export),
+    /// Look at a run or a checkpoint: what is in it, how it went, the loss as a curve; or at what the caches of a replay log kept.
+    Inspect(inspect::Inspect),
+    /// Write one HTML page about one or several runs: curves, scores, answers, settings that differ.
+    Report(report::ReportRuns),
     /// Prove the gradients on your model and data against plain autograd.
     Verify(verify::Verify),
     /// Look at a recipe, its model and its data, and print what would run.
@@ -73,24 +75,4 @@ enum Verb {
     Doctor(doctor::Doctor),
     /// Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations.
     InitModel(init_model::InitModel),
-}
-
-fn run(arguments: &Arguments) -> Result<Ending, Error> {
-    let on = || device::prepare(arguments.device, arguments.threads);
-    match &arguments.verb {
-        Verb::FinetuneLora(verb) => verb.run(Weights::Adapter, on()?),
-        Verb::FinetuneFull(verb) => verb.run(Weights::All, on()?),
-        Verb::Resume(verb) => verb.run(on()?),
-        Verb::Evaluate(verb) => verb.run(on()?).map(|()| Ending::Done),
-        Verb::Score(verb) => verb.run().map(|()| Ending::Done),
-        Verb::Generate(verb) => verb.run(on()?),
-        Verb::Serve(verb) => verb.run(on()?).map(|()| Ending::Done),
-        Verb::Export(verb) => verb.run(),
-        Verb::Verify(verb) => verb.run(on()?).map(|()| Ending::Done),
-        Verb::Check(verb) => verb.run(on()?).map(|()| Ending::Done),
-        Verb::Plan(verb) => verb.run(on()?).map(|()| Ending::Done),
-        Verb::Bench(verb) => verb.run(on()?).map(|()| Ending::Done),
-        Verb::Doctor(verb) => verb.run(arguments.device, arguments.threads).map(|()| Ending::Done),
-        Verb::InitModel(verb) => verb.run().map(|()| Ending::Done),
-    }
 }

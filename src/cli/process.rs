@@ -6,7 +6,9 @@ use clap::Parser;
 use signal_hook::low_level::exit;
 
 use super::finetune::Ending;
-use super::{Arguments, device, panics, run};
+use super::{Arguments, Verb, device, panics};
+use crate::error::Error;
+use crate::recipe::Weights;
 use crate::report::console;
 use crate::units::Failure;
 
@@ -29,6 +31,29 @@ fn refused(error: &clap::Error) -> i32 {
     // To a terminal that is gone nothing can be said.
     let _ = error.print();
     error.exit_code()
+}
+
+/// Does what is asked for.
+fn run(arguments: &Arguments) -> Result<Ending, Error> {
+    let on = || device::prepare(arguments.device, arguments.threads);
+    match &arguments.verb {
+        Verb::FinetuneLora(verb) => verb.run(Weights::Adapter, on()?),
+        Verb::FinetuneFull(verb) => verb.run(Weights::All, on()?),
+        Verb::Resume(verb) => verb.run(on()?),
+        Verb::Evaluate(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Score(verb) => verb.run().map(|()| Ending::Done),
+        Verb::Generate(verb) => verb.run(on()?),
+        Verb::Serve(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Export(verb) => verb.run(),
+        Verb::Inspect(verb) => verb.run().map(|()| Ending::Done),
+        Verb::Report(verb) => verb.run().map(|()| Ending::Done),
+        Verb::Verify(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Check(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Plan(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Bench(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Doctor(verb) => verb.run(arguments.device, arguments.threads).map(|()| Ending::Done),
+        Verb::InitModel(verb) => verb.run().map(|()| Ending::Done),
+    }
 }
 
 fn code_of(arguments: &Arguments) -> i32 {

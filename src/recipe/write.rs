@@ -55,7 +55,7 @@ impl Recipe {
     }
 
     /// All values in TOML by their dotted keys.
-    fn flat(&self) -> BTreeMap<String, String> {
+    pub fn flat(&self) -> BTreeMap<String, String> {
         let sections = self.sections().into_iter();
         sections
             .flat_map(|(name, entries)| entries.into_iter().map(move |(key, value)| (format!("{name}.{key}"), value.to_string())))

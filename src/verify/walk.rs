@@ -18,13 +18,33 @@ pub struct LayerWalk {
 /// Never gone.
 const STAYS: i64 = i64::MAX;
 
+/// By sequence, KV head and position: the first query that does not see the token any more.
+type GoneByHead = Vec<Vec<Vec<i64>>>;
+
+/// Sees what each sequence and head holds after a chunk.
+type Show<'a> = dyn FnMut(&ChunkSpan, &[Vec<Vec<i64>>]) + 'a;
+
 /// Walks over the choices of one layer with `groups` KV heads.
 pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<LayerWalk, VerifyError> {
+    let mut held: Vec<Vec<Vec<Vec<i64>>>> = Vec::new();
+    let gone = follow(log, layer, groups, &mut |span, slots| {
+        held.truncate(span.chunk.0);
+        held.push(slots.to_vec());
+    })?;
+    Ok(LayerWalk { held, gone })
+}
+
+/// `gone` of [`LayerWalk`] alone: what is held in between would fill the memory where sequences are long.
+pub fn departures(log: &ReplayLog, layer: usize, groups: usize) -> Result<GoneByHead, VerifyError> {
+    follow(log, layer, groups, &mut |_, _| {})
+}
+
+/// Walks, and shows what each sequence and head holds after each chunk.
+fn follow(log: &ReplayLog, layer: usize, groups: usize, show: &mut Show<'_>) -> Result<GoneByHead, VerifyError> {
     let (mut capacity, batch) = (log.cache_lengths[layer], log.spans.first().map_or(0, ChunkSpan::num_sequences));
     let tokens = log.spans.last().map_or(0, |s| s.start + s.len);
     let mut slots = vec![vec![Vec::<i64>::new(); groups]; batch];
     let mut gone = vec![vec![vec![STAYS; tokens]; groups]; batch];
-    let mut held: Vec<Vec<Vec<Vec<i64>>>> = Vec::new();
     for span in &log.spans {
         let victims = log.layers[layer].victims(span.index);
         if let Some(quota) = log.layers[layer].quota().filter(|quota| quota.index == span.index) {
@@ -43,10 +63,9 @@ pub fn walk(log: &ReplayLog, layer: usize, groups: usize) -> Result<LayerWalk, V
                 step(&mut slots[b][g], &mut gone[b][g], (span, b), capacity, &leaving).map_err(impossible)?;
             }
         }
-        held.truncate(span.chunk.0);
-        held.push(slots.clone());
+        show(span, &slots);
     }
-    Ok(LayerWalk { held, gone })
+    Ok(gone)
 }
 
 /// Slots are shared out: what exceeds a head's share leaves, and all heads get as many slots as the largest share.
@@ -83,13 +102,14 @@ fn step(
     let filled = slots.len();
     let top = capacity.min(filled + span.len);
     let region = top - span.len;
-    for (i, &slot) in leaving.iter().enumerate() {
-        if slot < 0 || slot as usize >= filled {
-            return Err(format!("slot {slot} of {filled}"));
-        }
-        if leaving[..i].contains(&slot) {
-            return Err(format!("slot {slot} twice"));
-        }
+    let mut sorted = leaving.to_vec();
+    sorted.sort_unstable();
+    if let Some(slot) = sorted.iter().find(|&&slot| slot < 0 || slot as usize >= filled) {
+        return Err(format!("slot {slot} of {filled}"));
+    }
+    let is_twice = |pair: &[i64]| matches!(pair, [a, b] if a == b).then(|| pair[0]);
+    if let Some(slot) = sorted.windows(2).find_map(is_twice) {
+        return Err(format!("slot {slot} twice"));
     }
     let needed = (filled + span.real_of(sequence)).saturating_sub(capacity);
     let positions: Vec<i64> = leaving.iter().map(|&s| slots[s as usize]).collect();
@@ -98,9 +118,8 @@ fn step(
             gone[position as usize] = span.start as i64;
         }
     }
-    let mut holes: Vec<usize> = leaving.iter().map(|&s| s as usize).filter(|&s| s < region).collect();
-    holes.sort_unstable();
-    let survivors = (region.min(filled)..filled).filter(|&s| !leaving.contains(&(s as i64)));
+    let holes: Vec<usize> = sorted.iter().map(|&s| s as usize).filter(|&s| s < region).collect();
+    let survivors = (region.min(filled)..filled).filter(|&s| sorted.binary_search(&(s as i64)).is_err());
     for (hole, survivor) in holes.into_iter().zip(survivors) {
         slots[hole] = slots[survivor];
     }

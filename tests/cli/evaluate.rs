@@ -270,7 +270,17 @@ fn a_run_answers_at_validation_and_its_best_checkpoint_is_chosen_by_the_answers(
     let again = ["evaluate", "run/final", "--limit", "4", "--metrics", "f1", "--max-new-tokens", "6", "--format", "json"];
     let again = lines(&place.run(&again).done()).remove(0);
     assert_eq!(again["answers"]["means"]["f1"].as_f64(), Some(f1[3]));
-    assert_eq!(place.names("run/answers").len(), 1);
+    // Beside the answers of this evaluation those of each validation.
+    let kept = place.names("run/answers");
+    assert!(
+        kept.len() == 5 && kept[1] == "validation-step-000000.jsonl" && kept[4] == "validation-step-000003.jsonl",
+        "{kept:?}"
+    );
+    let last = String::from_utf8(place.read("run/answers/validation-step-000003.jsonl")).unwrap();
+    let scores = last.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["scores"]["f1"].as_f64().unwrap());
+    assert!((scores.sum::<f64>() / 4.0 - f1[3]).abs() < 1e-12, "{last}");
+    let shown = place.run(&["inspect", "run"]).done().out;
+    assert!(shown.contains("| validation-step-000002"), "{shown}");
     fs::remove_dir_all(place.path("run")).unwrap();
     assert_snapshot!(place.finetune(&[generate]).refused(2), @r"
     error: `eval.generate` is set, and no samples are held out for validation

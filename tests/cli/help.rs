@@ -34,6 +34,8 @@ fn the_verbs() {
       generate       Write texts with a run, a checkpoint or a model, through the cache that it was trained with
       serve          Serve a run, a checkpoint or a model over HTTP, as OpenAI's clients expect it
       export         Write what was trained for another program: an adapter for PEFT or a server, or a merged model
+      inspect        Look at a run or a checkpoint: what is in it, how it went, the loss as a curve; or at what the caches of a replay log kept
+      report         Write one HTML page about one or several runs: curves, scores, answers, settings that differ
       verify         Prove the gradients on your model and data against plain autograd
       check          Look at a recipe, its model and its data, and print what would run
       plan           Predict memory and time of a step, and choose the best tiling
@@ -123,22 +125,66 @@ fn evaluate() {
           --max-new-tokens <N>        New tokens at most [alias: --max-tokens]
           --greedy                    Take the most likely token each time
           --temperature <T>           Draw, with logits divided by this [alias: --temp]
-          --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --top-k <K>                 Draw among so many most likely tokens; 0 for all
-          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
           --top-p <P>                 Draw among the fewest most likely tokens that are together as likely as this
+          --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --min-p <P>                 Draw among tokens that are this fraction as likely as the most likely one
           --repetition-penalty <X>    Make tokens that have occurred less likely, from 1 on
+          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
           --no-repeat-ngram-size <N>  Let no run of so many tokens occur twice
           --min-new-tokens <N>        Let no end token come before so many new ones
           --stop <TEXT>               End the text before this; may be given several times
           --eos <ID>                  The token that ends a text, in place of the model's own; may be given several times
           --ignore-eos                Let no token end a text
           --seed <N>                  Draw the texts of this number: the same number gives the same texts, whatever else is generated
+          --replay-log <FILE>         Write what the cache evicts over the longest of the samples to this file, for `kvtune inspect --evictions`
           --format <FORMAT>           How to print: a table, or a JSON object per line for each model and cache [default: table] [possible values: table, json]
       -h, --help                      Print help
       -V, --version                   Print version
     "#);
+}
+
+#[test]
+fn inspect() {
+    assert_snapshot!(help("inspect"), @r"
+    Look at a run or a checkpoint: what is in it, how it went, the loss as a curve; or at what the caches of a replay log kept
+
+    Usage: kvtune inspect [OPTIONS] <RUN|CHECKPOINT|--evictions <LOG>>
+
+    Arguments:
+      [RUN|CHECKPOINT]  A run or one of its checkpoints
+
+    Options:
+          --evictions <LOG>  Look at this replay log instead: which positions each layer and KV head kept. `kvtune evaluate --replay-log` writes one
+          --out <FILE>       Draw them: `.svg` or `.png`
+          --sequence <N>     Which sequence of the log, counted from 0 [default: 0]
+          --format <FORMAT>  How to print [default: table] [possible values: table, json]
+          --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help             Print help
+      -V, --version          Print version
+    ");
+}
+
+#[test]
+fn report() {
+    assert_snapshot!(help("report"), @r"
+    Write one HTML page about one or several runs: curves, scores, answers, settings that differ
+
+    Usage: kvtune report [OPTIONS] <RUN|CHECKPOINT>...
+
+    Arguments:
+      <RUN|CHECKPOINT>...  Runs or checkpoints, which are compared
+
+    Options:
+          --out <FILE>       The page to write, in HTML [default: `report.html` in the first run]
+          --scores <FILE>    Show these scores too, which `kvtune evaluate --format json` has printed; may be given several times
+          --evictions <LOG>  Draw what the caches of this replay log kept; may be given several times
+          --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help             Print help
+      -V, --version          Print version
+    ");
 }
 
 #[test]

@@ -17,6 +17,7 @@ use kvtune::eval::EvalError;
 use kvtune::export::ExportError;
 use kvtune::generation::{GenerationError, RuleFault};
 use kvtune::head::HeadError;
+use kvtune::inspect::InspectError;
 use kvtune::metrics::MetricError;
 use kvtune::model::{ConfigFault, ModelError, TensorProblem, TensorProblems};
 use kvtune::optim::OptimError;
@@ -291,6 +292,13 @@ fn export_and_conformance() {
         ConformanceError::Departs { path: path(), what: text() },
     ];
     walk(("conformance/error.rs", "ConformanceError"), &[], &samples);
+}
+
+#[test]
+fn looking_at_runs() {
+    let samples =
+        [InspectError::NoSequence { asked: 2, found: 1 }, InspectError::NotScores { path: path(), line: 1, message: text() }];
+    walk(("inspect/error.rs", "InspectError"), &[], &samples);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The verb: every model with every cache, one after the other.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use tch::Device;
@@ -10,10 +10,11 @@ use super::samples::SampleArguments;
 use super::table::{self, Evaluated};
 use super::targets::{self, CacheArguments, LoadedTarget};
 use crate::cli::format::Format;
-use crate::engine::{Settings, Silent};
+use crate::data::Dataset;
+use crate::engine::{Engine, Settings, Silent};
 use crate::error::Error;
 use crate::eval::{self, AnswerFile};
-use crate::model::ModelConfig;
+use crate::model::{Model, ModelConfig};
 use crate::report::console;
 use crate::train;
 
@@ -37,6 +38,9 @@ pub(in crate::cli) struct Evaluate {
     samples: SampleArguments,
     #[command(flatten)]
     answers: AnswerArguments,
+    /// Write what the cache evicts over the longest of the samples to this file, for `kvtune inspect --evictions`.
+    #[arg(long, value_name = "FILE")]
+    replay_log: Option<PathBuf>,
     /// How to print: a table, or a JSON object per line for each model and cache.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -55,6 +59,7 @@ impl Evaluate {
             }
             targets.push((target, recipes));
         }
+        self.refuse_several_logs(targets.iter().map(|(_, recipes)| recipes.len()).sum())?;
         let mut shared_file = self.answers.file()?;
         let mut results = Vec::new();
         for (target, recipes) in &targets {
@@ -79,6 +84,17 @@ impl Evaluate {
             console::result(&table::of(&results).to_string())?;
         }
         Ok(())
+    }
+
+    /// One file holds the log of one cache.
+    fn refuse_several_logs(&self, evaluations: usize) -> Result<(), Error> {
+        if self.replay_log.is_none() || evaluations == 1 {
+            return Ok(());
+        }
+        Err(Error::Usage {
+            message: format!("`--replay-log` names one file, and {evaluations} models and caches are evaluated"),
+            hint: "evaluate one model with one policy and one cache length at a time".into(),
+        })
     }
 
     /// One model with one cache; of the data nothing is said twice.
@@ -107,6 +123,9 @@ impl Evaluate {
         // First, as there is more that they may be refused for.
         let answers = self.answers.answer(loaded, (&engine, &dataset), self.samples.split.name(), shared_file)?;
         let scores = eval::score((&engine, model), &dataset, batch, max_batches, &mut Silent)?;
+        if let Some(path) = &self.replay_log {
+            keep_log(path, (&engine, model), &dataset)?;
+        }
         let evicts = recipe.kv_cache.policy.name != "dense";
         Ok(Evaluated {
             name: target.dir().to_owned(),
@@ -116,4 +135,13 @@ impl Evaluate {
             answers,
         })
     }
+}
+
+/// Runs the longest sample once more, and writes what left its cache.
+fn keep_log(path: &Path, (engine, model): (&Engine, &Model), dataset: &Dataset) -> Result<(), Error> {
+    let Some(longest) = (0..dataset.len()).max_by_key(|&sample| dataset.lengths()[sample]) else { return Ok(()) };
+    let (_, log) = engine.inspect(model, &dataset.batch(&[longest])?, &mut |_, _| {})?;
+    log.save(path)?;
+    console::note(&format!("wrote the replay log of a sample of {} tokens to `{}`", dataset.lengths()[longest], path.display()));
+    Ok(())
 }

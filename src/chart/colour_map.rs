@@ -1,0 +1,247 @@
+//! A map of coloured cells: a row for each of several things, in groups, over a common axis; as SVG and as PNG.
+
+use super::canvas::{Anchor, Canvas, Ink, Words};
+use super::pixels::{Raster, Rgb};
+use super::svg::Svg;
+use super::ticks::{in_short, ticks};
+
+/// A row of a map.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ColourRow {
+    /// What stands beside the rows of a group: neighbours with the same words.
+    pub group: String,
+    /// What tells it from others of its group.
+    pub name: String,
+    /// As many in each row; `None` where there is nothing.
+    pub cells: Vec<Option<Rgb>>,
+}
+
+/// Colours of the legend, and what stands beside them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ColourScale {
+    /// One colour, or those from one end of a scale to the other.
+    pub colours: Vec<Rgb>,
+    /// What they mean.
+    pub words: String,
+}
+
+/// A map.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ColourMap {
+    /// What it shows.
+    pub title: String,
+    /// Lines under the title.
+    pub notes: Vec<String>,
+    /// What x is, and where it ends; it begins at 0.
+    pub x: (String, usize),
+    /// From the top.
+    pub rows: Vec<ColourRow>,
+    /// What the colours mean.
+    pub scales: Vec<ColourScale>,
+}
+
+/// The widest plot, in pixels; a map has no more cells in a row.
+pub const MOST_CELLS: usize = 960;
+const NARROWEST: usize = 480;
+const LEFT: f64 = 190.0;
+/// Neighbouring labels stand so far apart at least.
+const LABEL_GAP: usize = 14;
+
+/// Sizes in whole pixels.
+struct MapLayout {
+    cell: usize,
+    row: usize,
+    /// Of each row.
+    tops: Vec<usize>,
+    plot: (usize, usize),
+    top: f64,
+}
+
+impl ColourMap {
+    /// As SVG; `id` is its own within a page.
+    pub fn to_svg(&self, id: &str) -> String {
+        let layout = self.layout();
+        let mut svg = Svg::new(self.size(&layout), id, &self.title, &self.in_words());
+        self.draw(&mut svg, &layout);
+        svg.finish()
+    }
+
+    /// As PNG.
+    pub fn to_png(&self) -> Vec<u8> {
+        let layout = self.layout();
+        let (width, height) = self.size(&layout);
+        let mut raster = Raster::new(width as usize, height as usize);
+        self.draw(&mut raster, &layout);
+        raster.to_png()
+    }
+
+    fn in_words(&self) -> String {
+        let groups = self.groups().len();
+        let meanings: Vec<&str> = self.scales.iter().map(|scale| scale.words.as_str()).collect();
+        let (name, end) = (&self.x.0, self.x.1);
+        format!(
+            "{}; {} rows in {groups} groups over {end} of {name}; {}",
+            self.notes.join("; "),
+            self.rows.len(),
+            meanings.join("; ")
+        )
+    }
+
+    fn layout(&self) -> MapLayout {
+        let cells = self.rows.iter().map(|row| row.cells.len()).max().unwrap_or(0).max(1);
+        let (cell, count, groups) = ((MOST_CELLS / cells).max(1), self.rows.len().max(1), self.groups().len());
+        let row = (560 / count).clamp(2, 20);
+        let gap = if groups == count { 0 } else { (row / 3).clamp(1, 4) };
+        let (mut tops, mut y) = (Vec::with_capacity(count), 0);
+        for (index, own) in self.rows.iter().enumerate() {
+            y += if index > 0 && self.rows[index - 1].group != own.group { gap } else { 0 };
+            tops.push(y);
+            y += row;
+        }
+        MapLayout {
+            cell,
+            row,
+            tops,
+            plot: ((cell * cells).max(NARROWEST), y.max(row)),
+            top: 52.0 + 17.0 * self.notes.len() as f64,
+        }
+    }
+
+    fn size(&self, layout: &MapLayout) -> (f64, f64) {
+        (LEFT + layout.plot.0 as f64 + 28.0, layout.top + layout.plot.1 as f64 + 66.0 + 22.0 * self.scales.len() as f64)
+    }
+
+    /// The first row and the number of rows of each group.
+    fn groups(&self) -> Vec<(usize, usize)> {
+        let mut groups: Vec<(usize, usize)> = Vec::new();
+        for (index, row) in self.rows.iter().enumerate() {
+            match groups.last_mut() {
+                Some((first, count)) if self.rows[*first].group == row.group => *count += 1,
+                _ => groups.push((index, 1)),
+            }
+        }
+        groups
+    }
+
+    fn draw(&self, canvas: &mut dyn Canvas, layout: &MapLayout) {
+        let (width, height) = self.size(layout);
+        canvas.rect((0.0, 0.0, width, height), Ink::Paper);
+        canvas.text((18.0, 28.0), &self.title, Words::new(16.0, Ink::Text).bold());
+        for (index, note) in self.notes.iter().enumerate() {
+            canvas.text((18.0, 48.0 + 17.0 * index as f64), note, Words::new(12.0, Ink::Muted));
+        }
+        canvas.image((LEFT, layout.top), &self.pixels(layout));
+        self.label_rows(canvas, layout);
+        self.label_axis(canvas, layout);
+        let mut y = layout.top + layout.plot.1 as f64 + 66.0;
+        for scale in &self.scales {
+            // Pixels of one image: rectangles side by side would show their seams where a page scales them.
+            let each = if scale.colours.len() > 1 { (160 / scale.colours.len()).max(1) } else { 24 };
+            let mut swatch = Raster::new(each * scale.colours.len(), 12);
+            for (index, &colour) in scale.colours.iter().enumerate() {
+                swatch.fill((index * each, 0), (each, 12), colour);
+            }
+            canvas.image((LEFT, y - 10.0), &swatch);
+            let end = LEFT + swatch.width as f64;
+            canvas.text((end + 10.0, y), &scale.words, Words::new(12.0, Ink::Text));
+            y += 22.0;
+        }
+    }
+
+    fn pixels(&self, layout: &MapLayout) -> Raster {
+        let mut raster = Raster::new(layout.plot.0, layout.plot.1);
+        for (row, &top) in self.rows.iter().zip(&layout.tops) {
+            // A hair of paper tells rows apart that are high enough.
+            let height = if layout.row > 5 { layout.row - 1 } else { layout.row };
+            for (index, &colour) in row.cells.iter().enumerate() {
+                if let Some(colour) = colour {
+                    raster.fill((index * layout.cell, top), (layout.cell, height), colour);
+                }
+            }
+        }
+        raster
+    }
+
+    fn label_rows(&self, canvas: &mut dyn Canvas, layout: &MapLayout) {
+        let names_fit = layout.row >= LABEL_GAP - 2;
+        let mut free_from = 0;
+        for (first, count) in self.groups() {
+            let top = layout.tops[first];
+            let height = count * layout.row;
+            let middle = |top: usize, height: usize| layout.top + top as f64 + height as f64 / 2.0 + 4.0;
+            if names_fit {
+                for row in first..first + count {
+                    let at = (LEFT - 8.0, middle(layout.tops[row], layout.row));
+                    canvas.text(at, &self.rows[row].name, Words::new(11.0, Ink::Muted).at(Anchor::End));
+                }
+            }
+            // Groups too low for words of their own leave some out.
+            let at = top + height / 2;
+            if at >= free_from {
+                canvas.text((18.0, middle(top, height)), &self.rows[first].group, Words::new(11.0, Ink::Text));
+                free_from = at + LABEL_GAP;
+            }
+        }
+    }
+
+    fn label_axis(&self, canvas: &mut dyn Canvas, layout: &MapLayout) {
+        let (name, end) = (&self.x.0, self.x.1 as f64);
+        let bottom = layout.top + layout.plot.1 as f64 + 4.0;
+        let cells = self.rows.iter().map(|row| row.cells.len()).max().unwrap_or(0);
+        let width = (cells * layout.cell) as f64;
+        canvas.line((LEFT, bottom), (LEFT + width, bottom), Ink::Border);
+        let columns = ticks(0.0, end, 8);
+        let step = columns.windows(2).next().map_or(1.0, |pair| pair[1] - pair[0]);
+        for value in columns.into_iter().filter(|value| value.fract() == 0.0) {
+            let x = LEFT + width * value / end;
+            canvas.line((x, bottom), (x, bottom + 5.0), Ink::Border);
+            canvas.text((x, bottom + 18.0), &in_short(value, step), Words::new(11.0, Ink::Muted).at(Anchor::Middle));
+        }
+        canvas.text((LEFT + width / 2.0, bottom + 34.0), name, Words::new(11.0, Ink::Muted).at(Anchor::Middle));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(rows: usize, cells: usize) -> ColourMap {
+        let row = |index: usize| ColourRow {
+            group: format!("layer {}", index / 2),
+            name: format!("head {}", index % 2),
+            cells: (0..cells).map(|cell| (cell % 3 > 0).then_some([200, (cell % 256) as u8, 10])).collect(),
+        };
+        let scales = vec![ColourScale { colours: vec![[1, 2, 3]; 4], words: "short < long".into() }];
+        let rows = (0..rows).map(row).collect();
+        ColourMap { title: "a & b".into(), notes: vec!["one".into()], x: ("position".into(), cells), rows, scales }
+    }
+
+    #[test]
+    fn it_is_the_same_picture_in_pixels_and_in_svg() {
+        let map = map(4, 8);
+        let bytes = map.to_png();
+        let mut reader = png::Decoder::new(std::io::Cursor::new(&bytes)).read_info().unwrap();
+        let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+        let size = reader.next_frame(&mut pixels).unwrap();
+        let (width, height) = map.size(&map.layout());
+        assert_eq!((size.width, size.height), (width as u32, height as u32));
+        // Cell 4 of the first row, in its middle.
+        let (x, y) = (LEFT as usize + 4 * 120 + 60, map.layout().top as usize + 5);
+        assert_eq!(pixels[3 * (y * size.width as usize + x)..][..3], [200, 4, 10]);
+        let svg = map.to_svg("m");
+        assert!(svg.contains(&format!("viewBox=\"0 0 {width} {height}\"")), "{}", &svg[..300]);
+        assert!(
+            svg.contains("a &amp; b") && svg.contains("short &lt; long") && svg.contains("layer 1") && svg.contains("head 1")
+        );
+        assert!(svg.contains("data:image/png;base64,"));
+    }
+
+    #[test]
+    fn nothing_and_very_much_are_drawn_too() {
+        assert!(map(0, 0).to_svg("m").contains("a &amp; b") && !map(0, 0).to_png().is_empty());
+        let large = map(400, MOST_CELLS);
+        let (width, height) = large.size(&large.layout());
+        assert!(width < 1200.0 && height < 3000.0, "{width} × {height}");
+        assert!(large.to_svg("m").matches("<text").count() < 300);
+    }
+}

@@ -1,0 +1,16 @@
+//! Figures as pictures: curves, and maps of coloured cells, as SVG and PNG; curves in a terminal. It knows no run and no cache.
+
+mod canvas;
+mod colour_map;
+mod curve;
+mod pixels;
+mod raster;
+mod svg;
+mod terminal;
+mod ticks;
+
+pub use colour_map::{ColourMap, ColourRow, ColourScale, MOST_CELLS};
+pub use curve::{Curve, CurveChart, legend_mark};
+pub use pixels::Rgb;
+pub use svg::escape;
+pub use terminal::in_terminal;

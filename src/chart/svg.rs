@@ -1,0 +1,103 @@
+//! An SVG picture, element by element. Colours are attributes and classes: alone it has those of paper; a page's style may have others.
+
+use std::fmt::Write;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+
+use super::canvas::{Canvas, Ink, Words};
+use super::pixels::Raster;
+
+/// A text as it stands in HTML, SVG or an attribute of either. Control characters, which XML knows no way to write, become visible.
+pub fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            '\n' | '\t' => out.push(c),
+            // What turns the direction of what follows would reach beyond the text.
+            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
+            c if c.is_control() => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// A picture that grows.
+pub(super) struct Svg {
+    body: String,
+}
+
+impl Svg {
+    /// An empty one, to be closed by [`Self::finish`]. `id` is what its parts are called by, once in a page.
+    pub(super) fn new((width, height): (f64, f64), id: &str, title: &str, description: &str) -> Self {
+        let (id, title, description) = (escape(id), escape(title), escape(description));
+        let body = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
+             role=\"img\" aria-labelledby=\"{id}-title {id}-desc\" \
+             font-family=\"-apple-system, Segoe UI, Helvetica, Arial, sans-serif\">\n\
+             <title id=\"{id}-title\">{title}</title>\n<desc id=\"{id}-desc\">{description}</desc>\n"
+        );
+        Self { body }
+    }
+
+    /// An element without content, from its name and attributes, of which texts are escaped.
+    pub(super) fn element(&mut self, name: &str, attributes: &str) {
+        let _ = writeln!(self.body, "<{name} {attributes}/>");
+    }
+
+    /// The text of the picture.
+    pub(super) fn finish(self) -> String {
+        format!("{}</svg>\n", self.body)
+    }
+}
+
+impl Canvas for Svg {
+    fn rect(&mut self, (x, y, width, height): (f64, f64, f64, f64), ink: Ink) {
+        let attributes =
+            format!("x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" {}", ink.attributes("fill"));
+        self.element("rect", &attributes);
+    }
+
+    fn line(&mut self, from: (f64, f64), to: (f64, f64), ink: Ink) {
+        let ((x1, y1), (x2, y2), ink) = (from, to, ink.attributes("stroke"));
+        self.element("line", &format!("x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" {ink}"));
+    }
+
+    fn text(&mut self, (x, y): (f64, f64), words: &str, Words { size, ink, anchor, is_bold }: Words) {
+        let weight = if is_bold { " font-weight=\"600\"" } else { "" };
+        let (ink, words) = (ink.attributes("fill"), escape(words));
+        let _ = writeln!(
+            self.body,
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"{}\"{weight} {ink}>{words}</text>",
+            anchor.name()
+        );
+    }
+
+    fn image(&mut self, (x, y): (f64, f64), image: &Raster) {
+        let (width, height, bytes) = (image.width, image.height, BASE64_STANDARD.encode(image.to_png()));
+        self.element(
+            "image",
+            &format!(
+                "x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width}\" height=\"{height}\" preserveAspectRatio=\"none\" \
+                 style=\"image-rendering:pixelated\" href=\"data:image/png;base64,{bytes}\""
+            ),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_text_ends_its_element_or_attribute() {
+        let escaped = escape("</svg><script>\"'&\u{0}\u{1b}[31m\u{202e}\n");
+        assert_eq!(escaped, "&lt;/svg&gt;&lt;script&gt;&quot;&#39;&amp;\u{fffd}\u{fffd}[31m\u{fffd}\n");
+    }
+}

@@ -1,0 +1,49 @@
+//! Checkpoints as they lie in a run, whole or not, to be looked at.
+
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::manifest::Manifest;
+use super::{CheckpointError, TrainState, names, state_of};
+use crate::files::FilesError;
+use crate::units::Bytes;
+
+/// A checkpoint, as far as it can be read.
+#[derive(Clone, Debug, Serialize)]
+pub struct CheckpointListing {
+    /// Of its directory.
+    pub name: String,
+    /// What the run knew of itself; `None` where that cannot be read.
+    #[serde(skip)]
+    pub state: Option<TrainState>,
+    /// Steps made.
+    pub step: Option<u64>,
+    /// Size of all its files.
+    pub bytes: u64,
+    /// What is wrong with it; `None` where every file is what its manifest says.
+    pub damage: Option<String>,
+}
+
+/// The checkpoints of a run, those with fewer steps first.
+pub fn list(run: &Path) -> Result<Vec<CheckpointListing>, CheckpointError> {
+    let mut all = names(run)?.into_iter().map(|name| look(&run.join(name))).collect::<Result<Vec<_>, _>>()?;
+    all.sort_by(|a, b| (a.step, &b.name).cmp(&(b.step, &a.name)));
+    Ok(all)
+}
+
+/// One checkpoint: every file of it is read.
+pub fn look(dir: &Path) -> Result<CheckpointListing, CheckpointError> {
+    let mut bytes = Bytes(0);
+    for entry in fs::read_dir(dir).map_err(FilesError::io("read", dir))?.flatten() {
+        bytes += Bytes(entry.metadata().map_or(0, |found| found.len()));
+    }
+    let (state, unread) = match state_of(dir) {
+        Ok(state) => (state, None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let damage = Manifest::verify(dir).err().map(|error| error.to_string()).or(unread);
+    let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(CheckpointListing { name, step: state.as_ref().map(|state| state.step), state, bytes: bytes.0, damage })
+}

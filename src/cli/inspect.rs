@@ -1,0 +1,189 @@
+//! `kvtune inspect`: what is in a run or a checkpoint and how it went; what the caches of a replay log kept.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::format::Format;
+use crate::cache::ReplayLog;
+use crate::chart::in_terminal;
+use crate::error::Error;
+use crate::files;
+use crate::inspect::{Evictions, RunContents, RunFigures};
+use crate::report::console;
+use crate::report::table::Table;
+use crate::units::{Bytes, Seconds};
+
+#[derive(Debug, Args)]
+#[command(override_usage = "kvtune inspect [OPTIONS] <RUN|CHECKPOINT|--evictions <LOG>>")]
+pub(super) struct Inspect {
+    /// A run or one of its checkpoints.
+    #[arg(value_name = "RUN|CHECKPOINT", required_unless_present = "evictions", conflicts_with = "evictions")]
+    path: Option<PathBuf>,
+    /// Look at this replay log instead: which positions each layer and KV head kept. `kvtune evaluate --replay-log` writes one.
+    #[arg(long, value_name = "LOG")]
+    evictions: Option<PathBuf>,
+    /// Draw them: `.svg` or `.png`.
+    #[arg(long, value_name = "FILE", requires = "evictions")]
+    out: Option<PathBuf>,
+    /// Which sequence of the log, counted from 0.
+    #[arg(long, value_name = "N", requires = "evictions", default_value_t = 0)]
+    sequence: usize,
+    /// How to print.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+/// Settings that a run is known by.
+const MAIN_SETTINGS: [&str; 16] = [
+    "model.path",
+    "model.dtype",
+    "train.weights",
+    "lora.r",
+    "lora.alpha",
+    "lora.target_modules",
+    "data.format",
+    "data.train",
+    "data.max_seq_length",
+    "kv_cache.policy",
+    "kv_cache.buffer",
+    "kv_cache.cache_length",
+    "kv_cache.chunk_size",
+    "optimizer.learning_rate",
+    "train.max_steps",
+    "train.seed",
+];
+/// Size of the curve, in characters.
+const CURVE: (usize, usize) = (72, 12);
+
+impl Inspect {
+    pub(super) fn run(&self) -> Result<(), Error> {
+        match (&self.evictions, &self.path) {
+            (Some(log), _) => self.evictions(log),
+            (None, Some(path)) => self.contents(path),
+            // clap lets it not pass.
+            (None, None) => Ok(()),
+        }
+    }
+
+    fn contents(&self, path: &Path) -> Result<(), Error> {
+        let contents = RunContents::read(path)?;
+        let text = match self.format {
+            Format::Json => to_json(&contents).to_string(),
+            Format::Table => in_words(&contents),
+        };
+        Ok(console::result(&text)?)
+    }
+
+    fn evictions(&self, path: &Path) -> Result<(), Error> {
+        let draw = self.out.as_deref().map(|out| Ok::<_, Error>((out, picture_kind(out)?))).transpose()?;
+        let evictions = Evictions::of(&ReplayLog::load(path)?, self.sequence)?;
+        let text = match self.format {
+            Format::Json => json!(evictions).to_string(),
+            Format::Table => kept(&evictions).to_string(),
+        };
+        console::result(&text)?;
+        if let Some((out, kind)) = draw {
+            let map = evictions.map(&path.display().to_string());
+            let bytes = if kind == PictureKind::Png { map.to_png() } else { map.to_svg("evictions").into_bytes() };
+            files::write_atomic(out, &bytes)?;
+            console::note(&format!("drawn: {}", out.display()));
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PictureKind {
+    Svg,
+    Png,
+}
+
+fn picture_kind(out: &Path) -> Result<PictureKind, Error> {
+    let end = out.extension().map(|end| end.to_string_lossy().to_lowercase());
+    match end.as_deref() {
+        Some("svg") => Ok(PictureKind::Svg),
+        Some("png") => Ok(PictureKind::Png),
+        _ => Err(Error::Usage {
+            message: format!("`--out {}` names neither an SVG nor a PNG", out.display()),
+            hint: "let its name end in `.svg` or `.png`".into(),
+        }),
+    }
+}
+
+fn to_json(contents: &RunContents) -> Value {
+    let answers: Vec<Value> =
+        contents.answers.iter().map(|file| json!({ "name": file.name, "answers": file.answers.len() })).collect();
+    json!({
+        "path": contents.path, "state": contents.state, "figures": RunFigures::of(contents), "settings": contents.settings,
+        "checkpoints": contents.checkpoints, "latest": contents.latest, "answers": answers, "metrics_cut_short": contents.is_cut,
+    })
+}
+
+fn in_words(contents: &RunContents) -> String {
+    let mut parts = vec![format!("{}: {}", contents.path.display(), contents.state)];
+    let main = MAIN_SETTINGS.iter().filter_map(|key| Some((*key, contents.settings.get(*key)?)));
+    let mut settings = Table::of_words(&["setting", "value"]);
+    main.for_each(|(key, value)| settings.row(&[key, value.trim_matches('"')]));
+    parts.push(if contents.settings.is_empty() { "no recipe beside it".to_owned() } else { settings.to_string() });
+    parts.push(figures(contents).to_string());
+    let mut checkpoints = Table::of_words(&["checkpoint", "step", "size", "state"]);
+    for own in &contents.checkpoints {
+        let step = own.step.map_or("–".to_owned(), |step| step.to_string());
+        let newest = if contents.latest.as_ref() == Some(&own.name) { ", the newest" } else { "" };
+        let state = own.damage.clone().unwrap_or_else(|| "whole".to_owned()) + newest;
+        checkpoints.row(&[&own.name, &step, &Bytes(own.bytes).to_string(), &state]);
+    }
+    let none = contents.checkpoints.is_empty();
+    parts.push(if none { "no checkpoint is saved yet".to_owned() } else { checkpoints.to_string() });
+    if !contents.answers.is_empty() {
+        let mut answers = Table::of_words(&["file of answers", "answers"]);
+        contents.answers.iter().for_each(|file| answers.row(&[&file.name, &file.answers.len().to_string()]));
+        parts.push(answers.to_string());
+    }
+    let points: Vec<(f64, f64)> = contents.metrics.iter().filter_map(|line| Some((line.step as f64, line.loss?))).collect();
+    let curve = in_terminal(&points, CURVE.0, CURVE.1);
+    parts.push(curve.map_or("no loss to be drawn".to_owned(), |curve| format!("training loss by step\n{curve}")));
+    if contents.is_cut {
+        parts.push("the last line of the metrics was cut short, and is left out".to_owned());
+    }
+    parts.join("\n\n")
+}
+
+fn figures(contents: &RunContents) -> Table {
+    let figures = RunFigures::of(contents);
+    let mut table = Table::of_words(&["figure", "value"]);
+    let mut add = |name: &str, value: Option<String>| value.iter().for_each(|value| table.row(&[name, value]));
+    add("steps", Some(figures.steps.to_string()));
+    add("tokens", Some(figures.tokens.to_string()));
+    add("samples", figures.samples.map(|s| format!("{} for training, {} for validation", s.train, s.validation)));
+    add("numbers trained", figures.trained.map(|trained| trained.to_string()));
+    add("training loss", figures.loss.map(|e| format!("{:.4} → {:.4}, lowest {:.4}", e.first, e.last, e.lowest)));
+    add("validation loss", figures.eval_loss.map(|e| format!("{:.4} → {:.4}, lowest {:.4}", e.first, e.last, e.lowest)));
+    add("best validation", figures.best.map(|best| format!("{} {:.4}, step {}", best.metric, best.value, best.step)));
+    add("steps that are not finite", (figures.not_finite > 0).then(|| figures.not_finite.to_string()));
+    add("time of the steps", Some(Seconds(figures.seconds).to_string()));
+    add("tokens a second", figures.tokens_per_second.map(|rate| format!("{rate:.0}")));
+    add("peak memory", figures.peak_memory.map(|bytes| Bytes(bytes).to_string()));
+    table
+}
+
+/// A row for each layer and head.
+fn kept(evictions: &Evictions) -> Table {
+    let mut table = Table::new(&["layer", "KV head", "slots", "evicted", "kept", "mean stay, tokens", "order"]);
+    for (index, layer) in evictions.layers.iter().enumerate() {
+        for (head, own) in layer.heads.iter().enumerate() {
+            let head = if layer.heads.len() == 1 { "all".to_owned() } else { head.to_string() };
+            let stay = own.mean_stay.map_or("–".to_owned(), |stay| format!("{stay:.1}"));
+            let order = match (own.evicted, layer.is_rolling) {
+                (0, _) => "nothing left",
+                (_, true) => "oldest first",
+                _ => "by the policy",
+            };
+            let numbers = [index, layer.slots, own.evicted, own.kept].map(|number| number.to_string());
+            table.row(&[&numbers[0], &head, &numbers[1], &numbers[2], &numbers[3], &stay, order]);
+        }
+    }
+    table
+}

@@ -1,0 +1,144 @@
+//! What lies in a run or a checkpoint: read through the rooms that write it, and nothing changed.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::InspectError;
+use crate::checkpoint::{self, CheckpointListing, FINAL};
+use crate::eval::{ANSWERS, AnswerFile, ScoredAnswer};
+use crate::files::{FilesError, RunLock};
+use crate::recipe::Recipe;
+use crate::report::metrics::{self, METRICS, StepMetrics};
+use crate::report::summary;
+use crate::train;
+
+/// What an evaluation has kept.
+#[derive(Clone, Debug)]
+pub struct AnswerListing {
+    /// Of the file.
+    pub name: String,
+    /// What the answers depend on beside the sample.
+    pub settings: Value,
+    /// All of them.
+    pub answers: Vec<ScoredAnswer>,
+}
+
+/// A run, or one checkpoint and what is known of its run.
+#[derive(Clone, Debug)]
+pub struct RunContents {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it is called where several are compared.
+    pub name: String,
+    /// How the run ended, or that it has not.
+    pub state: String,
+    /// Every setting in TOML, by its dotted key; empty where a checkpoint lies by itself.
+    pub settings: BTreeMap<String, String>,
+    /// The resolved recipe as it is written.
+    pub recipe: String,
+    /// By step; of a checkpoint those up to its own.
+    pub metrics: Vec<StepMetrics>,
+    /// Whether the last line of the metrics was cut short, and is left out.
+    pub is_cut: bool,
+    /// With fewer steps first.
+    pub checkpoints: Vec<CheckpointListing>,
+    /// The newest one, as the last save has noted it.
+    pub latest: Option<String>,
+    /// By name.
+    pub answers: Vec<AnswerListing>,
+}
+
+impl RunContents {
+    /// Looks at a run or a checkpoint.
+    pub fn read(path: &Path) -> Result<Self, InspectError> {
+        if checkpoint::holds(path).is_some() { Self::of_checkpoint(path) } else { Self::of_run(path) }
+    }
+
+    /// Looks at several, of which those in directories of the same name are called by their paths.
+    pub fn read_all(paths: &[PathBuf]) -> Result<Vec<Self>, InspectError> {
+        let mut all = paths.iter().map(|path| Self::read(path)).collect::<Result<Vec<_>, _>>()?;
+        let names: Vec<String> = all.iter().map(|run| run.name.clone()).collect();
+        for run in &mut all {
+            if names.iter().filter(|name| **name == run.name).count() > 1 {
+                run.name = run.path.display().to_string();
+            }
+        }
+        Ok(all)
+    }
+
+    fn of_run(path: &Path) -> Result<Self, InspectError> {
+        let file = train::resolved_recipe(path)?;
+        let recipe = fs::read_to_string(&file).map_err(FilesError::io("read", &file))?;
+        let settings = Recipe::load(&file, &[])?.recipe.flat();
+        let (metrics, is_cut) = metrics::read_all(&path.join(METRICS))?;
+        let checkpoints = checkpoint::list(path)?;
+        let state = state(path, &metrics, &checkpoints);
+        let (latest, answers) = (checkpoint::latest(path), answers(&path.join(ANSWERS))?);
+        let name = name_of(path);
+        Ok(Self { path: path.to_owned(), name, state, settings, recipe, metrics, is_cut, checkpoints, latest, answers })
+    }
+
+    fn of_checkpoint(path: &Path) -> Result<Self, InspectError> {
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let run = absolute.parent().unwrap_or(path);
+        let own = checkpoint::look(path)?;
+        let mut contents = match Self::of_run(run) {
+            Ok(contents) => contents,
+            Err(InspectError::Train(_)) => Self {
+                path: path.to_owned(),
+                name: String::new(),
+                state: String::new(),
+                settings: BTreeMap::new(),
+                recipe: String::new(),
+                metrics: Vec::new(),
+                is_cut: false,
+                checkpoints: Vec::new(),
+                latest: None,
+                answers: Vec::new(),
+            },
+            Err(error) => return Err(error),
+        };
+        path.clone_into(&mut contents.path);
+        contents.name = name_of(path);
+        contents.state = own.step.map_or("a checkpoint".to_owned(), |step| format!("a checkpoint after step {step}"));
+        contents.metrics.retain(|line| own.step.is_none_or(|step| line.step <= step));
+        contents.checkpoints = vec![own];
+        contents.answers.retain(|file| file.name.starts_with(&format!("{}-", contents.checkpoints[0].name)));
+        Ok(contents)
+    }
+}
+
+/// The name of a directory.
+fn name_of(path: &Path) -> String {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    absolute.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+fn state(run: &Path, metrics: &[StepMetrics], checkpoints: &[CheckpointListing]) -> String {
+    if let Err(FilesError::Locked { .. }) = RunLock::refuse_held(run) {
+        return "running".to_owned();
+    }
+    let step = metrics.last().map_or(0, |line| line.step);
+    match summary::state(run) {
+        Some(state) if state == "finished" && checkpoints.iter().any(|c| c.name == FINAL && c.damage.is_none()) => state,
+        // A page of an earlier start says nothing of this one.
+        Some(state) if state.ends_with(&format!(" {step}")) => state,
+        _ => "not finished".to_owned(),
+    }
+}
+
+fn answers(folder: &Path) -> Result<Vec<AnswerListing>, InspectError> {
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(Vec::new()) };
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|end| end == "jsonl") && path.is_file());
+    paths.sort();
+    let read = |path: PathBuf| {
+        let (answers, settings) = AnswerFile::read(&path)?;
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(AnswerListing { name, settings, answers })
+    };
+    paths.into_iter().map(read).collect()
+}

@@ -1,0 +1,88 @@
+//! How a run went, in a few numbers.
+
+use serde::Serialize;
+
+use super::RunContents;
+use crate::checkpoint::{Best, SampleCounts};
+use crate::report::metrics::StepMetrics;
+
+/// Where a curve begins, where it ends, and how low it comes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct CurveEnds {
+    /// The first value that is finite.
+    pub first: f64,
+    /// The last.
+    pub last: f64,
+    /// The smallest.
+    pub lowest: f64,
+}
+
+/// The figures of a run or a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RunFigures {
+    /// Steps with a line of metrics.
+    pub steps: u64,
+    /// Tokens trained on.
+    pub tokens: u64,
+    /// Time of the steps, validation apart.
+    pub seconds: f64,
+    /// Tokens by time, over all steps.
+    pub tokens_per_second: Option<f64>,
+    /// Training loss, nats per target.
+    pub loss: Option<CurveEnds>,
+    /// Validation loss.
+    pub eval_loss: Option<CurveEnds>,
+    /// The best validation, as the newest checkpoint knows it.
+    pub best: Option<Best>,
+    /// Largest resident size, bytes.
+    pub peak_memory: Option<u64>,
+    /// Samples of the data.
+    pub samples: Option<SampleCounts>,
+    /// Numbers that are trained.
+    pub trained: Option<i64>,
+    /// Steps whose loss or gradient is not finite.
+    pub not_finite: usize,
+}
+
+impl RunFigures {
+    /// Of what lies there.
+    pub fn of(contents: &RunContents) -> Self {
+        let lines = &contents.metrics;
+        let seconds: f64 = lines.iter().map(|line| line.seconds).sum();
+        let tokens = lines.last().map_or(0, |line| line.total_tokens);
+        let state = contents.checkpoints.iter().rev().find_map(|checkpoint| checkpoint.state.as_ref());
+        let is_odd = |line: &&StepMetrics| [line.loss, line.grad_norm].into_iter().flatten().any(|value| !value.is_finite());
+        Self {
+            steps: lines.last().map_or(0, |line| line.step),
+            tokens,
+            seconds,
+            tokens_per_second: (seconds > 0.0).then(|| tokens as f64 / seconds),
+            loss: ends(lines.iter().filter_map(|line| line.loss)),
+            eval_loss: ends(lines.iter().filter_map(|line| line.eval_loss)),
+            best: state.and_then(|state| state.best.clone()),
+            peak_memory: lines.iter().map(|line| line.peak_memory).max(),
+            samples: state.and_then(|state| state.samples),
+            trained: state.map(|state| state.parameters.iter().map(|info| info.shape.iter().product::<i64>()).sum()),
+            not_finite: lines.iter().filter(is_odd).count(),
+        }
+    }
+}
+
+fn ends(values: impl Iterator<Item = f64>) -> Option<CurveEnds> {
+    values.filter(|value| value.is_finite()).fold(None, |ends, value| {
+        let CurveEnds { first, lowest, .. } = ends.unwrap_or(CurveEnds { first: value, last: value, lowest: value });
+        Some(CurveEnds { first, last: value, lowest: lowest.min(value) })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_those_of_finite_values() {
+        let found = ends([f64::NAN, 3.0, 1.0, 2.0, f64::INFINITY].into_iter());
+        assert_eq!(found, Some(CurveEnds { first: 3.0, last: 2.0, lowest: 1.0 }));
+        assert_eq!(ends([f64::NAN].into_iter()), None);
+    }
+}

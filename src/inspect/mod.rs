@@ -1,0 +1,17 @@
+//! What is in a run and how it went; what its caches kept. As words, as JSON, as pictures, and as one page to be read in a browser.
+
+mod contents;
+mod curves;
+mod error;
+mod evictions;
+mod figures;
+mod page;
+mod page_tables;
+mod scores;
+
+pub use contents::{AnswerListing, RunContents};
+pub use error::InspectError;
+pub use evictions::{Evictions, HeadEvictions, LayerEvictions};
+pub use figures::{CurveEnds, RunFigures};
+pub use page::report_page;
+pub use scores::{EvaluationLine, read_scores};

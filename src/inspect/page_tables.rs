@@ -1,0 +1,117 @@
+//! The tables of the page.
+
+use std::collections::BTreeSet;
+
+use super::{EvaluationLine, RunContents, RunFigures};
+use crate::chart::escape;
+use crate::eval::AnswerScores;
+use crate::units::{Bytes, Seconds};
+
+/// A table with a caption; the first cell of a row is its heading. Nothing where there are no rows.
+pub(super) fn table(caption: &str, header: &[&str], rows: &[Vec<String>], is_numbers: bool) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let head: Vec<String> = header.iter().map(|cell| format!("<th scope=\"col\">{}</th>", escape(cell))).collect();
+    let row = |cells: &Vec<String>| {
+        let rest: Vec<String> = cells.iter().skip(1).map(|cell| format!("<td>{}</td>", escape(cell))).collect();
+        format!("<tr><th scope=\"row\">{}</th>{}</tr>\n", escape(cells.first().map_or("", String::as_str)), rest.concat())
+    };
+    let class = if is_numbers { " class=\"numbers\"" } else { "" };
+    format!(
+        "<div class=\"card\"><table{class}>\n<caption>{}</caption>\n<thead><tr>{}</tr></thead>\n<tbody>\n{}</tbody>\n</table></div>\n",
+        escape(caption),
+        head.concat(),
+        rows.iter().map(row).collect::<Vec<_>>().concat()
+    )
+}
+
+/// Figures of all runs, a column for each.
+pub(super) fn figures(runs: &[RunContents]) -> String {
+    let all: Vec<RunFigures> = runs.iter().map(RunFigures::of).collect();
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    let mut add = |name: &str, values: Vec<Option<String>>| {
+        if values.iter().any(Option::is_some) {
+            let cells = values.into_iter().map(|value| value.unwrap_or_else(|| "–".to_owned()));
+            rows.push([name.to_owned()].into_iter().chain(cells).collect());
+        }
+    };
+    let setting =
+        |key: &'static str| move |run: &RunContents| run.settings.get(key).map(|value| value.trim_matches('"').to_owned());
+    let of = |value: &dyn Fn(&RunFigures) -> Option<String>| all.iter().map(value).collect::<Vec<_>>();
+    add("state", runs.iter().map(|run| Some(run.state.clone()).filter(|state| !state.is_empty())).collect());
+    add("model", runs.iter().map(setting("model.path")).collect());
+    add("policy", runs.iter().map(setting("kv_cache.policy")).collect());
+    add("slots", runs.iter().map(setting("kv_cache.cache_length")).collect());
+    add("numbers trained", of(&|f| f.trained.map(|n| n.to_string())));
+    add("samples: training, validation", of(&|f| f.samples.map(|s| format!("{}, {}", s.train, s.validation))));
+    add("steps", of(&|f| Some(f.steps.to_string())));
+    add("tokens", of(&|f| Some(f.tokens.to_string())));
+    add("training loss: first, last", of(&|f| f.loss.map(|ends| format!("{:.4}, {:.4}", ends.first, ends.last))));
+    add("validation loss: first, last", of(&|f| f.eval_loss.map(|ends| format!("{:.4}, {:.4}", ends.first, ends.last))));
+    add("best validation", of(&|f| f.best.as_ref().map(|b| format!("{} {:.4} (step {})", b.metric, b.value, b.step))));
+    add("steps that are not finite", of(&|f| (f.not_finite > 0).then(|| f.not_finite.to_string())));
+    add("time of the steps", of(&|f| Some(Seconds(f.seconds).to_string())));
+    add("tokens a second", of(&|f| f.tokens_per_second.map(|rate| format!("{rate:.0}"))));
+    add("peak memory", of(&|f| f.peak_memory.map(|bytes| Bytes(bytes).to_string())));
+    let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
+    let header: Vec<&str> = ["figure"].into_iter().chain(names.iter().map(String::as_str)).collect();
+    table("Figures of each run, by its lines of metrics and its newest checkpoint", &header, &rows, true)
+}
+
+/// Settings that are not the same in all runs.
+pub(super) fn differing(runs: &[RunContents]) -> String {
+    let keys: BTreeSet<&String> = runs.iter().flat_map(|run| run.settings.keys()).collect();
+    let row = |key: &&String| {
+        let values: Vec<Option<&String>> = runs.iter().map(|run| run.settings.get(*key)).collect();
+        let is_same = values.windows(2).all(|pair| pair[0] == pair[1]);
+        let cells = values.iter().map(|value| value.map_or("not set".to_owned(), Clone::clone));
+        (!is_same).then(|| [(*key).clone()].into_iter().chain(cells).collect::<Vec<_>>())
+    };
+    let rows: Vec<Vec<String>> = keys.iter().filter_map(row).collect();
+    if rows.is_empty() && runs.len() > 1 {
+        return "<p>All settings of the runs are the same.</p>\n".to_owned();
+    }
+    let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
+    let header: Vec<&str> = ["setting"].into_iter().chain(names.iter().map(String::as_str)).collect();
+    table("Settings that differ between the runs; all others are the same", &header, &rows, false)
+}
+
+/// Scores of evaluations, and means over the answers that the runs keep.
+pub(super) fn evaluations(runs: &[RunContents], scores: &[EvaluationLine]) -> String {
+    const LOSSES: [&str; 3] = ["loss", "perplexity", "accuracy"];
+    let cell = |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.4}"));
+    let metrics: BTreeSet<&String> = scores.iter().flat_map(EvaluationLine::metrics).collect();
+    let columns: Vec<&str> = LOSSES.into_iter().chain(metrics.iter().map(|name| name.as_str())).collect();
+    let row = |line: &EvaluationLine| {
+        let own = [line.evaluated.clone(), line.policy.clone(), line.cache_length.clone()];
+        own.into_iter().chain(columns.iter().map(|name| cell(line.figure(name)))).collect()
+    };
+    let rows: Vec<Vec<String>> = scores.iter().map(row).collect();
+    let header: Vec<&str> = ["evaluated", "policy", "slots"].into_iter().chain(columns.iter().copied()).collect();
+    let mut out = table("Scores of evaluations, over all their samples", &header, &rows, true);
+    let mut rows = Vec::new();
+    for run in runs {
+        for file in &run.answers {
+            let found = AnswerScores::of(&file.answers);
+            let means: Vec<String> = found.means.iter().map(|(name, mean)| format!("{name} {mean:.4}")).collect();
+            rows.push(vec![run.name.clone(), file.name.clone(), found.samples.to_string(), means.join(", ")]);
+        }
+    }
+    out += &table("Answers that the runs keep", &["run", "file", "answers", "means"], &rows, false);
+    out
+}
+
+/// What can be loaded.
+pub(super) fn checkpoints(runs: &[RunContents]) -> String {
+    let mut rows = Vec::new();
+    for run in runs {
+        for own in &run.checkpoints {
+            let step = own.step.map_or("–".to_owned(), |step| step.to_string());
+            let newest = if run.latest.as_ref() == Some(&own.name) { "newest" } else { "" };
+            let whole = own.damage.clone().unwrap_or_else(|| "whole".to_owned());
+            rows.push(vec![run.name.clone(), own.name.clone(), step, Bytes(own.bytes).to_string(), whole, newest.to_owned()]);
+        }
+    }
+    table("Checkpoints, compared with their manifests", &["run", "checkpoint", "step", "size", "state", ""], &rows, false)
+}

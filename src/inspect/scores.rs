@@ -1,0 +1,58 @@
+//! Scores that `kvtune evaluate --format json` has printed into a file.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::InspectError;
+use crate::files::FilesError;
+
+/// What came of one model with one cache.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct EvaluationLine {
+    /// The model, checkpoint or run.
+    pub evaluated: String,
+    /// The policy of its cache.
+    pub policy: String,
+    /// Slots, or `all`.
+    pub cache_length: String,
+    scores: OverallScores,
+    answers: Option<AnswerMeans>,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+struct OverallScores {
+    overall: BTreeMap<String, f64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+struct AnswerMeans {
+    means: BTreeMap<String, f64>,
+}
+
+impl EvaluationLine {
+    /// A figure over all samples, as `loss`, or the mean of a metric of answers.
+    pub fn figure(&self, name: &str) -> Option<f64> {
+        self.scores.overall.get(name).or_else(|| self.answers.as_ref()?.means.get(name)).copied()
+    }
+
+    /// Metrics of answers.
+    pub fn metrics(&self) -> impl Iterator<Item = &String> {
+        self.answers.iter().flat_map(|answers| answers.means.keys())
+    }
+}
+
+/// The lines of a file.
+pub fn read_scores(path: &Path) -> Result<Vec<EvaluationLine>, InspectError> {
+    let text = std::fs::read(path).map_err(FilesError::io("read", path))?;
+    let lines = text.split(|&byte| byte == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty());
+    let read = |(index, line): (usize, &[u8])| {
+        serde_json::from_slice(line).map_err(|error| InspectError::NotScores {
+            path: path.to_owned(),
+            line: index + 1,
+            message: error.to_string().split(" at line ").next().unwrap_or_default().to_owned(),
+        })
+    };
+    lines.map(read).collect()
+}
