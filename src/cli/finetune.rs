@@ -72,6 +72,7 @@ impl Resume {
     }
 }
 
+/// Watches for signals from now on.
 pub(super) fn install() -> Result<Interrupt, Error> {
     watched(Interrupt::install())
 }
@@ -79,7 +80,7 @@ pub(super) fn install() -> Result<Interrupt, Error> {
 fn watched(installed: std::io::Result<Interrupt>) -> Result<Interrupt, Error> {
     installed.map_err(|e| Error::Usage {
         message: format!("can't watch for signals: {e}"),
-        hint: "a run must be able to save when it is interrupted".into(),
+        hint: "look at the limits of this process".into(),
     })
 }
 

@@ -7,13 +7,12 @@ use clap::Args;
 use serde_json::json;
 use tch::Device;
 
-use super::used_model::UsedModel;
+use super::finetune::install;
+use super::used_model::{UsedModel, own_rules};
 use crate::data::{self, ChatTemplate, DataError};
 use crate::error::Error;
-use crate::generation::GenerationRules;
 use crate::report::console;
 use crate::serve::{self, RequestLimits, ServeOptions, ServedModel};
-use crate::train::Interrupt;
 
 #[derive(Debug, Args)]
 pub(super) struct Serve {
@@ -57,16 +56,10 @@ pub(super) struct Serve {
 impl Serve {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
         let api_key = self.api_key_file.as_deref().map(key_in).transpose()?;
-        let interrupt = Interrupt::install().map_err(|error| Error::Usage {
-            message: format!("no handler for signals can be installed: {error}"),
-            hint: "look at the limits of this process".into(),
-        })?;
+        let interrupt = install()?;
         let used = self.model.load(device)?;
         let path = &used.recipe.model.path;
-        let (rules, unknown) = GenerationRules::of_model(path)?;
-        if !unknown.is_empty() {
-            console::note(&format!("`generation_config.json`: {} not known, and ignored", unknown.join(", ")));
-        }
+        let rules = own_rules(path)?;
         let template = match ChatTemplate::load(path, self.chat_template.as_deref()) {
             // Without it all but the chat can be served.
             Err(error @ DataError::ChatTemplate { .. }) if self.chat_template.is_none() => {

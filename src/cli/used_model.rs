@@ -12,7 +12,7 @@ use crate::data::{InitialPartFinder, Tokenizer};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FilesError};
-use crate::generation::{Generator, SessionIdentity};
+use crate::generation::{GenerationRules, Generator, SessionIdentity};
 use crate::model::{Model, fingerprint};
 use crate::recipe::{Recipe, Resolved, RopeScalingRecipe, Storage, Weights};
 use crate::report::console;
@@ -164,6 +164,15 @@ impl LoadedModel {
     pub(super) fn identity(&self) -> Result<SessionIdentity, Error> {
         identity(&self.recipe, self.adapter.as_deref())
     }
+}
+
+/// How texts of the model in `dir` are generated, by its own files.
+pub(super) fn own_rules(dir: &Path) -> Result<GenerationRules, Error> {
+    let (rules, unknown) = GenerationRules::of_model(dir)?;
+    if !unknown.is_empty() {
+        console::note(&format!("`generation_config.json`: {} not known, and ignored", unknown.join(", ")));
+    }
+    Ok(rules)
 }
 
 /// What texts depend on, beside the rules by which they are generated: the recipe's model, cache and dtype, and the adapter.

@@ -78,8 +78,8 @@ impl Cutter {
         Self { prefill: cuts.span.min(singles_from), singles_from, cuts, start: 0, last: None }
     }
 
-    /// Number, first position and length of the next chunk of the tokens before `end`; `None` where all are cut.
-    fn next(&mut self, end: usize) -> Option<(ChunkIdx, usize, usize)> {
+    /// The next chunk of the tokens before `end`; `None` where all are cut.
+    fn peek(&self, end: usize) -> Option<NextChunk> {
         let start = self.start;
         if start >= end {
             return None;
@@ -90,8 +90,31 @@ impl Cutter {
             _ if start < self.singles_from => self.cuts.end(start, chunk, self.singles_from.min(end)),
             _ => start + 1,
         };
-        (self.start, self.last) = (stop, Some(ChunkIdx(chunk)));
-        Some((ChunkIdx(chunk), start, stop - start))
+        Some(NextChunk { chunk: ChunkIdx(chunk), start, len: stop - start })
+    }
+
+    /// Goes on behind a chunk.
+    fn take(&mut self, next: NextChunk) {
+        (self.start, self.last) = (next.start + next.len, Some(next.chunk));
+    }
+}
+
+/// A chunk before it is known whose tokens are in it.
+#[derive(Clone, Copy, Debug)]
+struct NextChunk {
+    chunk: ChunkIdx,
+    start: usize,
+    len: usize,
+}
+
+impl ColumnWidth {
+    /// Whether a column of so many chunks and tokens takes a further chunk of `len` tokens.
+    fn takes(self, (chunks, tokens): (usize, usize), len: usize) -> bool {
+        chunks == 0
+            || match self {
+                Self::Tokens(limit) => tokens + len <= limit,
+                Self::Chunks(limit) => chunks < limit,
+            }
     }
 }
 
@@ -122,14 +145,14 @@ impl ChunkPlan {
         Self::from(Cutter::new(cuts, None))
     }
 
-    /// Adds the next column of such a width, of the `tokens` further tokens of each of some sequences: its first token and how many it has.
+    /// Adds the next column of such a width, of the `tokens` further tokens of each of some sequences; as a range of `spans`.
     pub(super) fn extend(&mut self, num_sequences: usize, tokens: usize, width: ColumnWidth) -> Range<usize> {
-        let (first, start) = (self.spans.len(), self.len());
-        let mut whole = self.clone();
-        whole.cut_to(&vec![start + tokens; num_sequences]);
-        let column = columns(&whole.spans[first..], width).remove(0);
-        let end = whole.spans[first..][column].last().map_or(start, |span| span.start + span.len);
-        self.cut_to(&vec![end; num_sequences]);
+        let (first, start, end) = (self.spans.len(), self.len(), self.len() + tokens);
+        while let Some(next) = self.cutter.peek(end)
+            && width.takes((self.spans.len() - first, self.len() - start), next.len)
+        {
+            self.push(next, vec![next.len; num_sequences]);
+        }
         self.columns.push(first..self.spans.len());
         first..self.spans.len()
     }
@@ -149,13 +172,19 @@ impl ChunkPlan {
     /// Adds the chunks of sequences up to these lengths.
     fn cut_to(&mut self, lengths: &[usize]) {
         let total = lengths.iter().copied().max().unwrap_or(0);
-        while let Some((chunk, start, len)) = self.cutter.next(total) {
+        while let Some(next) = self.cutter.peek(total) {
             // Who has ended leaves; where the longest sequences come first, that is everyone who has.
-            let active = lengths.iter().rposition(|&t| t > start).map_or(0, |last| last + 1);
-            let real = lengths[..active].iter().map(|&t| t.saturating_sub(start).min(len)).collect();
-            let index = self.spans.last().map_or(0, |last| last.index + 1);
-            self.spans.push(ChunkSpan { index, chunk, start, len, real });
+            let active = lengths.iter().rposition(|&t| t > next.start).map_or(0, |last| last + 1);
+            let real = lengths[..active].iter().map(|&t| t.saturating_sub(next.start).min(next.len)).collect();
+            self.push(next, real);
         }
+    }
+
+    /// Adds a chunk that has so many tokens of each sequence.
+    fn push(&mut self, next: NextChunk, real: Vec<usize>) {
+        self.cutter.take(next);
+        let (NextChunk { chunk, start, len }, index) = (next, self.spans.last().map_or(0, |last| last.index + 1));
+        self.spans.push(ChunkSpan { index, chunk, start, len, real });
     }
 
     /// Tokens of a column: its first position and its length.
@@ -206,13 +235,9 @@ fn columns(spans: &[ChunkSpan], width: ColumnWidth) -> Vec<Range<usize>> {
     let mut columns: Vec<Range<usize>> = Vec::new();
     let mut tokens = 0;
     for (i, span) in spans.iter().enumerate() {
-        let fits = columns.last().is_some_and(|c| {
-            let is_narrow = match width {
-                ColumnWidth::Tokens(limit) => tokens + span.len <= limit,
-                ColumnWidth::Chunks(limit) => c.len() < limit,
-            };
-            is_narrow && spans[c.start].num_sequences() == span.num_sequences()
-        });
+        let fits = columns
+            .last()
+            .is_some_and(|c| width.takes((c.len(), tokens), span.len) && spans[c.start].num_sequences() == span.num_sequences());
         match columns.last_mut() {
             Some(last) if fits => {
                 last.end += 1;

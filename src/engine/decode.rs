@@ -15,8 +15,9 @@ use crate::units::LayerIdx;
 
 /// Runs the next token of each session, which has one sequence; the hidden states of the last layer are returned.
 ///
-/// What is no attention is computed for all at once, in `width` rows of which the last may be empty: they mean nothing. With the same width a sequence gets
-/// the same bits whatever the others are, where the model has no experts: their products are as large as the tokens that they get.
+/// What is no attention is computed for all at once, in `width` rows of which the last may be empty: they mean nothing. With the same width
+/// a sequence gets the same bits whatever the others are, where the model has no experts: their products are as large as the tokens that
+/// they get.
 ///
 /// # Shapes
 /// One id for each session in, `(width, 1, E)` out, or as many rows as there are sessions.

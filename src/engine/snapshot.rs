@@ -27,7 +27,7 @@ pub struct SessionNumbers {
     /// Tokens of each sequence.
     num_tokens: usize,
     /// Rotary embeddings that depend on the length of a sequence are those of this length.
-    pub rope_length: usize,
+    rope_length: usize,
     /// Where the initial part of each sequence stands.
     initial: Vec<(usize, usize)>,
     prefill: usize,

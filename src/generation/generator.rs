@@ -9,7 +9,7 @@ use tch::{Device, Tensor};
 use super::likelihood::{likelihoods, next_logits};
 use super::request::{Continued, GenerationEvent, Request, RequestId};
 use super::sample::Sample;
-use super::{GenerationError, GenerationRules, StoppedText, TokenLikelihood};
+use super::{GenerationError, GenerationRules, PromptLimits, StoppedText, TokenLikelihood};
 use crate::data::{InitialPartFinder, Tokenizer};
 use crate::engine::{Engine, EngineError, Session, SessionSpec, extend_each, guarded};
 use crate::model::Model;
@@ -114,9 +114,9 @@ impl<'a> Generator<'a> {
         (self.waiting.len(), self.running.len())
     }
 
-    /// Entries of all caches: those in use, and those that were evicted.
-    pub fn entries(&self) -> (usize, usize) {
-        self.running.iter().map(|sample| sample.session.entries()).fold((0, 0), |all, own| (all.0 + own.0, all.1 + own.1))
+    /// Entries that the caches of all texts hold.
+    pub fn entries(&self) -> usize {
+        self.running.iter().map(|sample| sample.session.entries().0).sum()
     }
 
     /// Reads a column of the prompt that is next in line, if there is room, and writes a token of every text that is under way.
@@ -138,24 +138,11 @@ impl<'a> Generator<'a> {
 
     /// The new tokens of a request at most, where it can be carried out.
     fn check(&self, request: &Request) -> Result<usize, GenerationError> {
-        let (prompt, config) = (&request.prompt, self.model.config());
-        if prompt.is_empty() {
-            return Err(GenerationError::EmptyPrompt);
-        }
-        if let Some(&token) = prompt.iter().find(|&&token| token as usize >= config.vocab_size) {
-            return Err(GenerationError::UnknownToken { token, vocab_size: config.vocab_size });
-        }
+        let limit = PromptLimits::of(self.model.config()).check(&request.prompt, &request.rules)?;
         if self.tokenizer.is_none() && !request.rules.stop.is_empty() {
             return Err(GenerationError::NoText);
         }
-        let (longest, asked) = (config.longest_sequence(), request.rules.new_tokens(prompt.len()));
-        let room = longest.saturating_sub(prompt.len());
-        // What nobody has asked for may be cut short; the reason of the end says so.
-        let limit = if request.rules.max_new_tokens.is_none() { asked.min(room) } else { asked };
-        if limit == 0 || limit > room {
-            return Err(GenerationError::TooLong { prompt: prompt.len(), new_tokens: limit.max(1), longest });
-        }
-        self.engine.settings().check_fits(prompt.len() + limit)?;
+        self.engine.settings().check_fits(request.prompt.len() + limit)?;
         Ok(limit)
     }
 
@@ -203,7 +190,7 @@ impl<'a> Generator<'a> {
             Some(session) => session,
             none => {
                 let at_most = request.keeps_session.unwrap_or(prompt.len() + *limit);
-                none.insert(self.session(prompt.len(), at_most, request.initial.into_iter().collect())?)
+                none.insert(self.session((prompt.len(), at_most), Some(last.max(1)), request.initial.into_iter().collect())?)
             }
         };
         let done = session.num_tokens();
@@ -232,31 +219,21 @@ impl<'a> Generator<'a> {
     pub fn read(&self, ids: &[u32]) -> Result<Session, GenerationError> {
         self.check(&Request::new(ids.to_vec(), GenerationRules { max_new_tokens: Some(1), ..GenerationRules::default() }))?;
         let longest = self.longest_kept().ok_or(GenerationError::RotatesByLength)?;
-        let rope_length = self.model.config().length_under_way(ids.len(), longest);
-        let mut session = Session::new(
-            self.engine,
-            self.model,
-            &SessionSpec {
-                rope_length,
-                initial: self.initial_part(ids)?.into_iter().collect(),
-                keeps_log: false,
-                ..SessionSpec::new(1, longest)
-            },
-        )?;
+        let mut session = self.session((ids.len(), longest), None, self.initial_part(ids)?.into_iter().collect())?;
         session.extend(self.engine, self.model, &row(ids, self.model.device()), &mut |_, _| ())?;
         Ok(session)
     }
 
-    /// A session for a prompt of so many tokens and what follows, `at_most` in all.
-    fn session(&self, prompt: usize, at_most: usize, initial: Vec<(usize, usize)>) -> Result<Session, EngineError> {
-        let rope_length = self.model.config().length_under_way(prompt, at_most);
-        let spec = SessionSpec {
-            prompt: Some((prompt - 1).max(1)),
-            rope_length,
-            initial,
-            keeps_log: false,
-            ..SessionSpec::new(1, at_most)
-        };
+    /// A session for a text of so many tokens and what follows, `at_most` in all. The prefill span ends with `prompt` at the latest, where
+    /// the end of the prompt is known.
+    fn session(
+        &self,
+        (so_far, at_most): (usize, usize),
+        prompt: Option<usize>,
+        initial: Vec<(usize, usize)>,
+    ) -> Result<Session, EngineError> {
+        let rope_length = self.model.config().length_under_way(so_far, at_most);
+        let spec = SessionSpec { prompt, rope_length, initial, keeps_log: false, ..SessionSpec::new(1, at_most) };
         Session::new(self.engine, self.model, &spec)
     }
 
@@ -313,6 +290,9 @@ impl<'a> Generator<'a> {
                 Err(error) => failed.push((request, error)),
             }
         }
+        // Several texts of a request may fail: it is told once.
+        failed.sort_by_key(|(request, _)| *request);
+        failed.dedup_by_key(|(request, _)| *request);
         for (request, error) in failed {
             self.cancel(request);
             events.push(GenerationEvent::Failed { request, error });
@@ -329,7 +309,8 @@ impl<'a> Generator<'a> {
             if !has_other_rotations(model, session, tokens) {
                 continue;
             }
-            let mut session = self.session(tokens, session.max_tokens(), session.initial().to_vec())?;
+            let (prompt, initial) = ((tokens - 1).max(1), session.initial().to_vec());
+            let mut session = self.session((tokens, session.max_tokens()), Some(prompt), initial)?;
             session.extend(engine, model, &row(&sample.ids[..tokens - 1], model.device()), &mut |_, _| ())?;
             self.running[at].session = session;
         }

@@ -3,6 +3,7 @@
 mod error;
 mod generator;
 mod likelihood;
+mod limits;
 mod request;
 mod rules;
 mod sample;
@@ -13,6 +14,7 @@ mod stop;
 pub use error::{GenerationError, RuleFault};
 pub use generator::Generator;
 pub use likelihood::TokenLikelihood;
+pub use limits::PromptLimits;
 pub use request::{Continued, Finish, GenerationEvent, LikelihoodsOf, Request, RequestId};
 pub use rules::GenerationRules;
 pub use sampling::{Candidate, DrawPlace, SamplingRules, TokensSoFar, probabilities};

@@ -52,6 +52,7 @@ impl From<&GenerationError> for ApiError {
         let message = error.to_string();
         match (error, error.exit()) {
             (GenerationError::TooLong { .. }, _) => Self::field("prompt", message).with_code("context_length_exceeded"),
+            (GenerationError::EmptyPrompt | GenerationError::UnknownToken { .. }, _) => Self::field("prompt", message),
             (GenerationError::NothingLikely, _) | (_, Exit::Usage | Exit::Data) => Self::bad(message),
             (_, Exit::Memory) => Self::new(StatusCode::SERVICE_UNAVAILABLE, message),
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),

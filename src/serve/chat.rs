@@ -40,7 +40,7 @@ pub(super) async fn chat_completions(State(served): State<Arc<Served>>, request:
     let tells_usage = fields.tells_usage()?;
     let mut rules = fields.rules(&served.rules)?;
     // A message is as long as it gets, unless somebody says otherwise.
-    rules.max_length.get_or_insert(served.longest);
+    rules.max_length.get_or_insert(served.prompts.longest);
     let new_tokens = is_told.then(|| count.unwrap_or(0));
     let answers = served.ask(&prompts, &rules, samples, LikelihoodsOf { new_tokens, prompt: None })?;
     let head = ReplyHead::new("chatcmpl", &served.name);

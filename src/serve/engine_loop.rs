@@ -66,8 +66,8 @@ struct OpenPrompt {
 
 /// The engine's side of the server.
 pub(super) struct EngineLoop<'a> {
-    pub(super) generator: Generator<'a>,
-    pub(super) counters: &'a Counters,
+    generator: Generator<'a>,
+    counters: &'a Counters,
     held: HeldSessions,
     /// Whether a session serves a prompt that begins with what it has read, whatever it has read.
     keeps_all: bool,
@@ -113,10 +113,10 @@ impl<'a> EngineLoop<'a> {
     }
 
     fn show(&self, waiting: usize) {
-        let ((reading, running), (entries, _)) = (self.generator.load(), self.generator.entries());
+        let (reading, running) = self.generator.load();
         set(&self.counters.queued, waiting + reading);
         set(&self.counters.running, running);
-        set(&self.counters.entries, entries);
+        set(&self.counters.entries, self.generator.entries());
         set(&self.counters.held, self.held.len());
     }
 

@@ -25,7 +25,7 @@ use super::texts::gather;
 use super::tokens::Reader;
 use crate::data::{ChatTemplate, InitialPartFinder, Tokenizer};
 use crate::engine::Engine;
-use crate::generation::{GenerationRules, Generator, LikelihoodsOf};
+use crate::generation::{GenerationRules, Generator, LikelihoodsOf, PromptLimits};
 use crate::model::Model;
 use crate::report::console;
 
@@ -95,8 +95,7 @@ pub fn serve(
         rules,
         cache,
         limits: options.limits,
-        longest: model.config().longest_sequence(),
-        vocab_size: model.config().vocab_size,
+        prompts: PromptLimits::of(model.config()),
         queue: options.queue.max(1),
         api_key: options.api_key.map(|key| blake3::hash(key.as_bytes())),
         jobs,
@@ -170,7 +169,7 @@ async fn knows_the_key(State(served): State<Arc<Served>>, request: Request, next
 async fn models(State(served): State<Arc<Served>>) -> Json<Value> {
     let model = json!({
         "id": served.name, "object": "model", "created": 0, "owned_by": "kvtune", "root": served.path,
-        "max_model_len": served.longest,
+        "max_model_len": served.prompts.longest,
     });
     Json(json!({ "object": "list", "data": [model] }))
 }
@@ -193,7 +192,7 @@ async fn tokenize(State(served): State<Arc<Served>>, request: Request) -> Result
             }
         })
         .await?;
-    Ok(Json(json!({ "count": ids.len(), "max_model_len": served.longest, "tokens": ids })))
+    Ok(Json(json!({ "count": ids.len(), "max_model_len": served.prompts.longest, "tokens": ids })))
 }
 
 async fn detokenize(State(served): State<Arc<Served>>, request: Request) -> Result<Json<Value>, ApiError> {

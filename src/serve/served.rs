@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::body::to_bytes;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
+use serde_json::Value;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Sender, UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
@@ -16,8 +17,7 @@ use super::counters::{Counters, add};
 use super::fields::BodyFields;
 use super::job::{PromptJob, TextEvent};
 use super::tokens::Reader;
-use crate::generation::{GenerationRules, LikelihoodsOf};
-use serde_json::Value;
+use crate::generation::{GenerationRules, LikelihoodsOf, PromptLimits};
 
 /// What a request may take.
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +38,8 @@ pub(super) struct Served {
     pub(super) rules: GenerationRules,
     pub(super) cache: Value,
     pub(super) limits: RequestLimits,
-    pub(super) longest: usize,
-    pub(super) vocab_size: usize,
+    /// What the model can read.
+    pub(super) prompts: PromptLimits,
     /// Prompts that wait, at most.
     pub(super) queue: usize,
     /// Hash of the key that clients must know.
@@ -119,25 +119,12 @@ impl Served {
 
     /// Fails where a prompt can not be continued: before anything is queued, or a stream has begun.
     fn check_prompt(&self, prompt: &[u32], rules: &GenerationRules) -> Result<(), ApiError> {
-        if let Some(token) = prompt.iter().find(|&&token| token as usize >= self.vocab_size) {
-            let message = format!("token {token} of the prompt is not in the vocabulary of {}", self.vocab_size);
-            return Err(ApiError::field("prompt", message));
+        let (tokens, most) = (prompt.len(), self.limits.max_prompt);
+        if tokens > most {
+            let message = format!("a prompt has {tokens} tokens; this server takes {most}");
+            return Err(ApiError::field("prompt", message).with_code("context_length_exceeded"));
         }
-        if prompt.is_empty() {
-            return Err(ApiError::field("prompt", "the prompt has no tokens"));
-        }
-        let (tokens, new_tokens) = (prompt.len(), rules.max_new_tokens.unwrap_or(1));
-        let too_long = if tokens > self.limits.max_prompt {
-            format!("a prompt has {tokens} tokens; this server takes {}", self.limits.max_prompt)
-        } else if tokens + new_tokens > self.longest {
-            format!(
-                "a prompt of {tokens} tokens and {new_tokens} new ones are more than the {} positions of the model",
-                self.longest
-            )
-        } else {
-            return Ok(());
-        };
-        Err(ApiError::field("prompt", too_long).with_code("context_length_exceeded"))
+        self.prompts.check(prompt, rules).map(|_| ()).map_err(|error| ApiError::from(&error))
     }
 
     /// Waits no longer than a request may take.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::targets::LoadedTarget;
 use crate::cli::generate::RuleArguments;
-use crate::cli::used_model::identity;
+use crate::cli::used_model::{identity, own_rules};
 use crate::data::Dataset;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -118,7 +118,7 @@ impl AnswerArguments {
 
     fn spec(&self, loaded: &LoadedTarget<'_>) -> Result<AnswerSpec, Error> {
         let LoadedTarget { model, recipe, .. } = *loaded;
-        let (own, _) = GenerationRules::of_model(&recipe.model.path)?;
+        let own = own_rules(&recipe.model.path)?;
         let sampling = SamplingRules { do_sample: false, ..own.sampling };
         let rules = self.rules.over(GenerationRules { sampling, max_new_tokens: None, max_length: None, ..own })?;
         let metrics = match (&self.metrics[..], recipe.data.format) {

@@ -11,12 +11,10 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use tch::Device;
 
-use super::finetune::Ending;
-use super::used_model::{LoadedModel, UsedModel};
+use super::finetune::{Ending, install};
+use super::used_model::{LoadedModel, UsedModel, own_rules};
 use crate::error::Error;
 use crate::generation::{GenerationRules, Request};
-use crate::report::console;
-use crate::train::Interrupt;
 use chat::Chat;
 use prompts::{Prompt, Prompts};
 pub(super) use rules::RuleArguments;
@@ -62,16 +60,9 @@ enum TextFormat {
 
 impl Generate {
     pub(super) fn run(&self, device: Device) -> Result<Ending, Error> {
-        let interrupt = Interrupt::install().map_err(|error| Error::Usage {
-            message: format!("no handler for Ctrl-C can be installed: {error}"),
-            hint: "look at the limits of this process".into(),
-        })?;
+        let interrupt = install()?;
         let used = self.model.load(device)?;
-        let (own, unknown) = GenerationRules::of_model(&used.recipe.model.path)?;
-        if !unknown.is_empty() {
-            console::note(&format!("`generation_config.json`: {} not known, and ignored", unknown.join(", ")));
-        }
-        let rules = self.rules.over(own)?;
+        let rules = self.rules.over(own_rules(&used.recipe.model.path)?)?;
         if self.prompts.chat {
             return Chat::new(&used, rules, self.chat_template.as_deref(), self.system_prompt.as_deref())?.run(&interrupt);
         }
