@@ -1,8 +1,12 @@
 //! `generate`: what it prints, and what is said where there is nothing to go on from.
 
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
 use serde_json::Value;
 
 use super::place::{Place, Said};
+use crate::binary::kvtune;
 use crate::generation::{numbers, rows};
 
 fn generate(place: &Place, more: &[&str]) -> Said {
@@ -39,6 +43,39 @@ fn a_line_of_json_for_each_text() {
 }
 
 #[test]
+fn a_prompt_that_can_not_be_continued_leaves_the_others_their_lines() {
+    let place = Place::new();
+    let ask = ["--prompt-tokens", "5,6", "--prompt-tokens", "5,600", "--prompt-tokens", "7,8", "--max-new-tokens", "4"];
+    let said = generate(&place, &[&ask[..], &["--n", "2", "--format", "json"]].concat());
+    let lines: Vec<Value> = said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let places: Vec<_> = lines.iter().map(|line| (line["prompt"].as_u64().unwrap(), line["sample"].as_u64().unwrap())).collect();
+    assert_eq!(places, [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]);
+    let words = "token 600 of the prompt is not in the vocabulary of 512";
+    for line in &lines {
+        let failed = line["prompt"] == 1;
+        assert_eq!(line["token_ids"].as_array().unwrap().len(), if failed { 0 } else { 4 }, "{line}");
+        assert_eq!(line["finish_reason"], if failed { "error" } else { "length" });
+        assert_eq!(line.get("error").and_then(Value::as_str), failed.then_some(words));
+    }
+    refused(said, 3, words);
+}
+
+#[test]
+fn a_line_comes_as_soon_as_its_text_ends() {
+    let place = Place::new();
+    let prompts = ["--prompt-tokens", "5", "--prompt-tokens", "6", "--max-new-tokens", "600"];
+    let mut command = kvtune();
+    command.current_dir(place.path(".")).args(["generate", "model", "--batch", "1", "--greedy", "--ignore-eos"]).args(prompts);
+    let mut command = command.args(["--format", "json"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(command.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&line).unwrap()["prompt"], 0);
+    assert!(command.try_wait().unwrap().is_none(), "the second text is still being written");
+    command.kill().unwrap();
+    command.wait().unwrap();
+}
+
+#[test]
 fn a_document_that_is_read_once() {
     let place = Place::new();
     let document = ["--prompt", "Read this: the sea is grey and old and wide and deep and far.", "--save-session", "d.session"];
@@ -46,6 +83,16 @@ fn a_document_that_is_read_once() {
     let ask = ["--session", "d.session", "--prompt", " Is it?", "--max-new-tokens", "6", "--format", "json"];
     let found = last(&generate(&place, &[&ask, EVICTS].concat()).done().out);
     assert_eq!(found["token_ids"].as_array().unwrap().len(), 6);
+    // Several questions to the one that was read: each gets the answer that it gets alone.
+    let lines = |said: Said| said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>();
+    let both = lines(generate(&place, &[&ask[..], &["--prompt", " Who?"], EVICTS].concat()).done());
+    assert_eq!((both.len(), &both[0]["token_ids"]), (2, &found["token_ids"]));
+    // A cache of fixed size that nothing leaves is shorter than the model.
+    let fixed = ["--policy", "dense", "--cache-length", "96"];
+    generate(&place, &[&document, &fixed[..]].concat()).done();
+    let found = last(&generate(&place, &[&ask[..], &fixed].concat()).done().out);
+    assert_eq!(found["token_ids"].as_array().unwrap().len(), 6);
+    generate(&place, &[&document, EVICTS].concat()).done();
     let other = ["--policy", "h2o", "--cache-length", "20", "--set", "kv_cache.chunk_size=4"];
     let said = generate(&place, &[&ask[..], &other].concat());
     refused(said, 3, "was saved with another `kv_cache.cache_length`: expected 20, found 16");

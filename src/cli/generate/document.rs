@@ -5,7 +5,7 @@ use std::path::Path;
 use super::prompts::Prompt;
 use super::{Ending, LoadedModel};
 use crate::error::Error;
-use crate::generation::{Request, SavedSession};
+use crate::generation::{GenerationError, Request, SavedSession};
 use crate::report::console;
 
 /// Reads the only prompt, and keeps what has been read.
@@ -20,11 +20,15 @@ pub(super) fn save(used: &LoadedModel, path: &Path, prompts: &[Prompt]) -> Resul
     Ok(Ending::Done)
 }
 
-/// The request with what has been read before its prompt.
-pub(super) fn go_on(used: &LoadedModel, path: &Path, mut request: Request) -> Result<Request, Error> {
-    let longest = used.model.config().longest_sequence();
-    let saved = SavedSession::read(path, (&used.engine, &used.model), &used.identity()?, longest)?;
-    request.prompt.splice(0..0, saved.ids);
-    request.session = Some(saved.session);
+/// What has been read before all prompts.
+pub(super) fn open(used: &LoadedModel, path: &Path) -> Result<SavedSession, Error> {
+    let longest = used.generator(1).longest_kept().ok_or(GenerationError::RotatesByLength)?;
+    Ok(SavedSession::read(path, (&used.engine, &used.model), &used.identity()?, longest)?)
+}
+
+/// The request with a copy of what has been read before its prompt.
+pub(super) fn go_on(saved: &SavedSession, mut request: Request) -> Result<Request, Error> {
+    request.prompt.splice(0..0, saved.ids.iter().copied());
+    request.session = Some(saved.session.fork()?);
     Ok(request)
 }

@@ -14,11 +14,11 @@ use tch::Device;
 use super::finetune::{Ending, install};
 use super::used_model::{LoadedModel, UsedModel, own_rules};
 use crate::error::Error;
-use crate::generation::{GenerationRules, Request};
+use crate::generation::Request;
 use chat::Chat;
-use prompts::{Prompt, Prompts};
+use prompts::Prompts;
 pub(super) use rules::RuleArguments;
-use write::WrittenTexts;
+use write::{Shown, WrittenTexts};
 
 #[derive(Debug, Args)]
 pub(super) struct Generate {
@@ -70,19 +70,18 @@ impl Generate {
         if let Some(path) = &self.save_session {
             return document::save(&used, path, &prompts);
         }
-        let requests =
-            prompts.into_iter().map(|prompt| self.request(&used, prompt, &rules)).collect::<Result<Vec<_>, Error>>()?;
-        let width = usize::from(self.batch).min(requests.len() * usize::from(self.n));
-        let generator = used.generator(width);
-        let written = WrittenTexts::of(&requests, self.format == TextFormat::Json);
-        written.all(generator, requests, &interrupt)
-    }
-
-    fn request(&self, used: &LoadedModel, prompt: Prompt, rules: &GenerationRules) -> Result<Request, Error> {
-        let request = Request { samples: usize::from(self.n), ..Request::new(prompt.ids, rules.clone()) };
-        match &self.session {
-            Some(path) => document::go_on(used, path, request),
-            None => Ok(request),
-        }
+        let document = self.session.as_deref().map(|path| document::open(&used, path)).transpose()?;
+        let (samples, num_texts) = (usize::from(self.n), prompts.len() * usize::from(self.n));
+        let requests = prompts.into_iter().map(|prompt| {
+            let request = Request { samples, ..Request::new(prompt.ids, rules.clone()) };
+            document.iter().try_fold(request, |request, saved| document::go_on(saved, request))
+        });
+        let generator = used.generator(usize::from(self.batch).min(num_texts));
+        let shown = match self.format {
+            TextFormat::Json => Shown::Json,
+            TextFormat::Text if num_texts == 1 && generator.writes_text() => Shown::Streamed,
+            TextFormat::Text => Shown::Texts,
+        };
+        WrittenTexts::new(shown).all(generator, requests, &interrupt)
     }
 }

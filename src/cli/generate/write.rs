@@ -1,121 +1,226 @@
-//! What `kvtune generate` prints: text as it comes where there is one, texts or JSON lines in their order where there are several.
+//! What `kvtune generate` prints: text as it comes where there is one, texts or JSON lines in their order where there are several, each as
+//! soon as it and those before it have ended.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Instant;
 
 use serde_json::json;
 
 use super::Ending;
 use crate::error::Error;
-use crate::generation::{GenerationEvent, Generator, Request, RequestId};
+use crate::generation::{Finish, GenerationError, GenerationEvent, Generator, Request, RequestId};
 use crate::report::console;
 use crate::train::Interrupt;
 
+/// How texts are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shown {
+    /// The only one, as it comes.
+    Streamed,
+    /// One below the other.
+    Texts,
+    /// A JSON object a line.
+    Json,
+}
+
 /// Texts that are being written.
 pub(super) struct WrittenTexts {
-    texts: BTreeMap<(RequestId, usize), WrittenText>,
-    /// Tokens of each prompt.
-    prompts: Vec<usize>,
-    is_json: bool,
+    shown: Shown,
+    /// By prompt, and of each by sample.
+    texts: Vec<WrittenText>,
+    /// Where the texts of a request stand.
+    places: BTreeMap<RequestId, Range<usize>>,
+    /// Texts that have been printed.
+    num_printed: usize,
+    /// The first of the requests that could not be carried out.
+    failed: Option<GenerationError>,
 }
 
-#[derive(Default)]
 struct WrittenText {
+    prompt: usize,
+    sample: usize,
+    prompt_tokens: usize,
     ids: Vec<u32>,
     words: String,
-    finish: Option<&'static str>,
+    end: Option<End>,
 }
 
-/// The word for a text that was not written to its end.
-const CANCELLED: &str = "cancelled";
+enum End {
+    Finished(Finish),
+    /// It was not written to its end.
+    Cancelled,
+    Failed(String),
+}
+
+impl End {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Finished(reason) => reason.name(),
+            Self::Cancelled => "cancelled",
+            Self::Failed(_) => "error",
+        }
+    }
+}
 
 impl WrittenTexts {
     /// Nothing yet.
-    pub(super) fn of(requests: &[Request], is_json: bool) -> Self {
-        let prompts = requests.iter().map(|request| request.prompt.len()).collect();
-        Self { texts: BTreeMap::new(), prompts, is_json }
+    pub(super) fn new(shown: Shown) -> Self {
+        Self { shown, texts: Vec::new(), places: BTreeMap::new(), num_printed: 0, failed: None }
     }
 
-    /// Has all requests carried out, and prints the texts. Ctrl-C ends them where they are.
+    /// Has all requests carried out, and prints the texts. What fails in one of them ends that one alone, and the command with an error when
+    /// all others are written. Ctrl-C ends them where they are.
     pub(super) fn all(
         mut self,
         mut generator: Generator<'_>,
-        requests: Vec<Request>,
+        mut requests: impl Iterator<Item = Result<Request, Error>>,
         interrupt: &Interrupt,
     ) -> Result<Ending, Error> {
-        let begin = Instant::now();
-        let streams = !self.is_json && generator.writes_text() && requests.len() == 1 && requests[0].samples == 1;
-        let mut ids = Vec::new();
-        for request in requests {
-            let samples = request.samples;
-            let id = generator.submit(request)?;
-            self.texts.extend((0..samples).map(|sample| ((id, sample), WrittenText::default())));
-            ids.push(id);
-        }
-        let mut read = None;
-        while !generator.is_idle() && interrupt.signal().is_none() {
-            for event in generator.step() {
-                if matches!(event, GenerationEvent::Prompt { .. }) {
-                    read.get_or_insert_with(|| begin.elapsed());
+        let (begin, mut read) = (Instant::now(), None);
+        while interrupt.signal().is_none() {
+            // Requests hold sessions: they are made when their turn comes.
+            while generator.load().0 == 0
+                && let Some(request) = requests.next()
+            {
+                self.submit(&mut generator, request?);
+            }
+            if !generator.is_idle() {
+                for event in generator.step() {
+                    if matches!(event, GenerationEvent::Prompt { .. }) {
+                        read.get_or_insert_with(|| begin.elapsed());
+                    }
+                    self.take(event)?;
                 }
-                self.take(event, streams)?;
+            }
+            self.print_ended()?;
+            if generator.is_idle() {
+                break;
             }
         }
-        self.print(&ids, streams)?;
-        let (new, prompt): (usize, usize) = (self.texts.values().map(|text| text.ids.len()).sum(), self.prompts.iter().sum());
-        let (whole, first) = (begin.elapsed().as_secs_f64(), read.unwrap_or_default().as_secs_f64());
-        let speed = new as f64 / (whole - first).max(1e-9);
-        console::note(&format!("{prompt} tokens read, the first prompt in {first:.2} s; {new} written, {speed:.1} per second"));
-        Ok(interrupt.signal().map_or(Ending::Done, Ending::Interrupted))
+        // Those that nobody has begun would have had a text, too.
+        if interrupt.signal().is_some() {
+            requests.try_for_each(|request| request.map(|request| drop(self.add(&request))))?;
+        }
+        self.texts.iter_mut().filter(|text| text.end.is_none()).for_each(|text| text.end = Some(End::Cancelled));
+        self.print_ended()?;
+        if let Some(first) = read {
+            let (whole, first) = (begin.elapsed().as_secs_f64(), first.as_secs_f64());
+            let (prompt, new) = (self.num_read(), self.num_written());
+            let speed = new as f64 / (whole - first).max(1e-9);
+            console::note(&format!(
+                "{prompt} tokens read, the first prompt in {first:.2} s; {new} written, {speed:.1} per second"
+            ));
+        }
+        match (interrupt.signal(), self.failed) {
+            (Some(signal), _) => Ok(Ending::Interrupted(signal)),
+            (None, Some(error)) => Err(error.into()),
+            (None, None) => Ok(Ending::Done),
+        }
     }
 
-    fn take(&mut self, event: GenerationEvent, streams: bool) -> Result<(), Error> {
+    /// Tokens of all prompts.
+    fn num_read(&self) -> usize {
+        self.texts.iter().filter(|text| text.sample == 0).map(|text| text.prompt_tokens).sum()
+    }
+
+    /// Tokens of all texts.
+    fn num_written(&self) -> usize {
+        self.texts.iter().map(|text| text.ids.len()).sum()
+    }
+
+    fn submit(&mut self, generator: &mut Generator<'_>, request: Request) {
+        let place = self.add(&request);
+        match generator.submit(request) {
+            Ok(id) => drop(self.places.insert(id, place)),
+            Err(error) => self.fail(place, error),
+        }
+    }
+
+    /// Adds the texts of a request, of which nothing has come.
+    fn add(&mut self, request: &Request) -> Range<usize> {
+        let (first, prompt) = (self.texts.len(), self.texts.last().map_or(0, |text| text.prompt + 1));
+        let prompt_tokens = request.prompt.len();
+        let empty = |sample| WrittenText { prompt, sample, prompt_tokens, ids: Vec::new(), words: String::new(), end: None };
+        self.texts.extend((0..request.samples).map(empty));
+        first..self.texts.len()
+    }
+
+    fn take(&mut self, event: GenerationEvent) -> Result<(), Error> {
         match event {
             GenerationEvent::Prompt { .. } | GenerationEvent::Border { .. } => {}
             GenerationEvent::Token { request, sample, id, text, .. } => {
-                let own = self.texts.entry((request, sample)).or_default();
-                own.ids.push(id);
-                add(own, &text, streams)?;
+                if let Some(own) = self.text(request, sample) {
+                    own.ids.push(id);
+                    own.words.push_str(&text);
+                }
+                self.stream(&text)?;
             }
             GenerationEvent::Finished { request, sample, text, reason, .. } => {
-                let own = self.texts.entry((request, sample)).or_default();
-                own.finish = Some(reason.name());
-                add(own, &text, streams)?;
+                if let Some(own) = self.text(request, sample) {
+                    own.words.push_str(&text);
+                    own.end = Some(End::Finished(reason));
+                }
+                self.stream(&text)?;
             }
-            GenerationEvent::Failed { error, .. } => return Err(error.into()),
+            GenerationEvent::Failed { request, error } => {
+                if let Some(place) = self.places.get(&request) {
+                    self.fail(place.clone(), error);
+                }
+            }
         }
         Ok(())
     }
 
-    fn print(&self, ids: &[RequestId], streams: bool) -> Result<(), Error> {
-        if streams {
-            return Ok(console::result("")?);
+    fn text(&mut self, request: RequestId, sample: usize) -> Option<&mut WrittenText> {
+        let place = self.places.get(&request)?;
+        self.texts.get_mut(place.start + sample)
+    }
+
+    /// Ends those texts of a request that have not ended.
+    fn fail(&mut self, place: Range<usize>, error: GenerationError) {
+        let open = self.texts[place].iter_mut().filter(|text| text.end.is_none());
+        open.for_each(|text| text.end = Some(End::Failed(error.to_string())));
+        self.failed.get_or_insert(error);
+    }
+
+    fn stream(&self, new: &str) -> Result<(), Error> {
+        if self.shown == Shown::Streamed {
+            console::part(new)?;
         }
-        for ((request, sample), text) in &self.texts {
-            let prompt = ids.iter().position(|id| id == request).unwrap_or(0);
-            let finish = text.finish.unwrap_or(CANCELLED);
-            let line = if self.is_json {
-                let prompt_tokens = self.prompts[prompt];
-                json!({
-                    "prompt": prompt, "sample": sample, "prompt_tokens": prompt_tokens, "token_ids": text.ids,
-                    "text": text.words, "finish_reason": finish,
-                })
-                .to_string()
-            } else {
-                let words = if text.words.is_empty() { format!("{:?}", text.ids) } else { text.words.clone() };
-                format!("== prompt {}, text {} ({finish}) ==\n{words}", prompt + 1, sample + 1)
+        Ok(())
+    }
+
+    /// Prints the texts that have ended, up to the first that has not.
+    fn print_ended(&mut self) -> Result<(), Error> {
+        while let Some((text, end)) = self.texts.get(self.num_printed).and_then(|text| Some((text, text.end.as_ref()?))) {
+            self.num_printed += 1;
+            let WrittenText { prompt, sample, prompt_tokens, ids, words, .. } = text;
+            let line = match (self.shown, end) {
+                // The error says it all.
+                (Shown::Streamed | Shown::Texts, End::Failed(_)) if self.texts.len() == 1 && ids.is_empty() => continue,
+                (Shown::Streamed, _) => String::new(),
+                (Shown::Texts, _) => {
+                    let words = match end {
+                        End::Failed(error) => error.clone(),
+                        _ if words.is_empty() => format!("{ids:?}"),
+                        _ => words.clone(),
+                    };
+                    format!("== prompt {}, text {} ({}) ==\n{words}", prompt + 1, sample + 1, end.name())
+                }
+                (Shown::Json, _) => {
+                    let mut line = json!({
+                        "prompt": prompt, "sample": sample, "prompt_tokens": prompt_tokens, "token_ids": ids, "text": words,
+                        "finish_reason": end.name(),
+                    });
+                    if let End::Failed(error) = end {
+                        line["error"] = json!(error);
+                    }
+                    line.to_string()
+                }
             };
             console::result(&line)?;
         }
         Ok(())
     }
-}
-
-/// Adds what has come, and shows it where one text streams.
-fn add(text: &mut WrittenText, new: &str, streams: bool) -> Result<(), Error> {
-    text.words.push_str(new);
-    if streams {
-        console::part(new)?;
-    }
-    Ok(())
 }
