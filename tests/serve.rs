@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -228,6 +228,14 @@ fn what_a_held_session_has_read_is_not_read_again() {
         numbers(&server.json(COMPLETIONS, &json!({ "prompt": [prompt], "max_tokens": 8, "seed": 4 }))["choices"][0]["token_ids"])
     };
     let fixed: &[&str] = &["--policy", "dense", "--cache-length", "512"];
+    // Prompts that share four whole chunks, and go on otherwise.
+    let small: &[&str] = &["--set", "kv_cache.chunk_size=16"];
+    let (holds, reads) = (Server::start(small), Server::start(&[small, &["--keep", "0"]].concat()));
+    for turn in 0..3 {
+        let prompt = [&document[..], &[turn + 20; 9]].concat();
+        assert_eq!(ask(&holds, &prompt), ask(&reads, &prompt), "{turn}");
+    }
+    assert_eq!(holds.metric("prompt_tokens_reused_total"), 2 * 64);
     for policy in [EVICTS, &[], fixed] {
         let (holds, reads) = (Server::start(policy), Server::start(&[policy, &["--keep", "0"]].concat()));
         let mut prompt = document.clone();
@@ -242,6 +250,31 @@ fn what_a_held_session_has_read_is_not_read_again() {
         assert_eq!(reads.metric("prompt_tokens_reused_total"), 0);
         assert!(holds.metric("prompt_tokens_reused_total") >= 2 * 40, "{policy:?}");
     }
+}
+
+#[test]
+fn who_sends_no_whole_head_is_let_go() {
+    let server = Server::start(&["--header-timeout", "1"]);
+    let begin = Instant::now();
+    let silent = server.connect();
+    let mut half = server.connect();
+    write!(half, "{COMPLETIONS} HTTP/1.1\r\nHost: x\r\n").unwrap();
+    // A line every now and then does not help.
+    let mut dripping = server.connect();
+    let drips = dripping.try_clone().unwrap();
+    let drip = thread::spawn(move || {
+        write!(&drips, "{COMPLETIONS} HTTP/1.1\r\n").unwrap();
+        (0..100).take_while(|i| write!(&drips, "X-{i}: y\r\n").is_ok()).for_each(|_| thread::sleep(Duration::from_millis(100)));
+    });
+    for mut stream in [silent, half] {
+        // To its end, which comes from the server.
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+    let _ = dripping.read_to_end(&mut Vec::new());
+    drip.join().unwrap();
+    assert!((1..8).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
+    assert_eq!(server.ask("GET /health", &Value::Null).0, 200);
+    assert_eq!(server.end(), Some(0));
 }
 
 #[test]

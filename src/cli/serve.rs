@@ -45,6 +45,9 @@ pub(super) struct Serve {
     /// A request may take so many seconds.
     #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
+    /// A client may take so many seconds to send the head of a request; then its connection is closed.
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    header_timeout: u64,
     /// The body of a request may have so many bytes.
     #[arg(long, default_value_t = 32 << 20, value_name = "BYTES")]
     max_body: usize,
@@ -88,6 +91,7 @@ impl Serve {
         };
         let limits = RequestLimits {
             timeout: Duration::from_secs(self.timeout),
+            headers: Duration::from_secs(self.header_timeout),
             max_body: self.max_body,
             max_prompt: self.max_prompt.unwrap_or(longest),
         };

@@ -8,6 +8,7 @@ mod engine_loop;
 mod fields;
 mod held;
 mod job;
+mod listen;
 mod reply;
 mod routes;
 mod served;

@@ -1,7 +1,6 @@
 //! The HTTP side: who may ask, what a body may be, and which path leads where.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -10,9 +9,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 use tokio::sync::mpsc::channel;
-use tokio::time::sleep;
 
 use super::ApiError;
 use super::chat::chat_completions;
@@ -20,6 +17,7 @@ use super::completions::completions;
 use super::counters::Counters;
 use super::engine_loop::{EngineLoop, ServeError};
 use super::fields::MOST;
+use super::listen::listen;
 use super::served::{RequestLimits, Served};
 use super::texts::gather;
 use super::tokens::Reader;
@@ -101,41 +99,11 @@ pub fn serve(
         jobs,
         counters: counters.clone(),
     };
-    let http = std::thread::spawn(move || listen(state, listener, stops));
+    let http = std::thread::spawn(move || listen(routes(Arc::new(state)), options.limits, listener, stops));
     let generator = Generator::new(engine, model, tokenizer, options.width).finding(initial_parts);
     EngineLoop::new(generator, engine, options.keep, &counters).run(waiting);
     let ended = http.join().unwrap_or_else(|_| Err(std::io::Error::other("the HTTP thread has failed")));
     ended.map_err(|source| ServeError::Start { source })
-}
-
-/// The HTTP side, until `stops` says so and all replies are sent.
-fn listen(
-    state: Served,
-    listener: std::net::TcpListener,
-    stops: impl Fn() -> bool + Send + Sync + 'static,
-) -> std::io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-    let (stops, longest) = (Arc::new(stops), state.limits.timeout);
-    runtime.block_on(async move {
-        let listener = TcpListener::from_std(listener)?;
-        let serving = axum::serve(listener, routes(Arc::new(state))).with_graceful_shutdown(stopped(stops.clone()));
-        // A client that neither sends nor reads does not hold the server up for longer than a request may take.
-        let given_up = async {
-            stopped(stops).await;
-            sleep(longest).await;
-        };
-        tokio::select! {
-            ended = serving => ended,
-            () = given_up => Ok(()),
-        }
-    })
-}
-
-/// Comes when it is time to stop.
-async fn stopped(stops: Arc<impl Fn() -> bool>) {
-    while !stops() {
-        sleep(Duration::from_millis(50)).await;
-    }
 }
 
 fn routes(state: Arc<Served>) -> Router {

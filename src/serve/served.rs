@@ -24,6 +24,8 @@ use crate::generation::{GenerationRules, LikelihoodsOf, PromptLimits};
 pub struct RequestLimits {
     /// From its coming to the end of its reply.
     pub timeout: Duration,
+    /// From the beginning of a connection, or the end of a reply, to the end of the head of a request.
+    pub headers: Duration,
     /// Bytes of its body.
     pub max_body: usize,
     /// Tokens of a prompt.
