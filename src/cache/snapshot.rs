@@ -136,6 +136,23 @@ impl LayerCache {
         Ok(())
     }
 
+    /// Goes back to where it held the entries before position `tokens`, and no others; false where it does not stand as if no more had come:
+    /// entries have left it, or the policy has seen what attention they got since.
+    pub fn cut_back(&mut self, tokens: usize) -> bool {
+        let written = match &self.agreement {
+            Agreement::All(positions) => positions.iter().zip(0..).all(|(&position, slot)| position == slot),
+            Agreement::Heads | Agreement::Nothing => false,
+        };
+        let is_fit = written && tokens <= self.filled && self.budget.is_none() && self.observed().is_none();
+        if is_fit {
+            self.filled = tokens;
+            if let Agreement::All(positions) = &mut self.agreement {
+                positions.truncate(tokens);
+            }
+        }
+        is_fit
+    }
+
     /// Another cache that holds the same, in memory of its own.
     pub fn fork(&self) -> Result<Self, CacheError> {
         let mut fork = Self::new(self.layer, self.shape, self.prefill);

@@ -163,6 +163,11 @@ impl ChunkPlan {
         Self { spans: vec![last], ..Self::from(Cutter { start, last: chunk, ..Cutter::new(cuts, None) }) }
     }
 
+    /// The same plan where sequences have come only as far as `last`.
+    pub(super) fn back_to(self, last: ChunkSpan) -> Self {
+        Self { prefill: self.prefill, ..Self::behind(self.cutter.cuts, last) }
+    }
+
     /// Forgets the chunks that have come, but for how far they reach.
     pub(super) fn forget(&mut self) {
         self.columns.clear();

@@ -9,7 +9,7 @@ use super::router_balance::RouterTask;
 use super::session::{Pass, Session, SessionSpec};
 use super::weights_turn::{Way, WeightsTurn};
 use super::{ChunkPlan, Cuts, Engine, EngineError, Settings, guarded};
-use crate::cache::LayerCache;
+use crate::cache::{ChunkSpan, LayerCache};
 use crate::model::{CapturedLayers, DropoutContext, Model};
 use crate::units::LayerIdx;
 
@@ -56,6 +56,18 @@ impl Session {
                 frequencies: self.frequencies.clone(),
             })
         })
+    }
+
+    /// Goes back to where it had read so many tokens, at least one, and none of those behind them. False where it would not stand as if they
+    /// had never come; then it is of no further use. A session that keeps its choices does not go back.
+    pub fn cut_back(&mut self, tokens: usize) -> bool {
+        let Some(last) = self.plan.spans.last().filter(|_| (1..=self.num_tokens()).contains(&tokens)) else { return false };
+        if self.spec.keeps_log || !self.layers.iter().all(|layer| lock(layer).cache.cut_back(tokens)) {
+            return false;
+        }
+        let last = ChunkSpan { start: tokens - 1, len: 1, real: vec![1; last.num_sequences()], ..*last };
+        self.plan = self.plan.clone().back_to(last);
+        true
     }
 
     /// Sequences.

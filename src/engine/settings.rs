@@ -239,6 +239,11 @@ impl Settings {
         self.scope().is_none()
     }
 
+    /// Whether, besides, each is seen as it was computed, by its own chunk and by those that follow.
+    pub fn keeps_all_exactly(&self) -> bool {
+        self.keeps_all() && self.buffer == BufferKind::Plain
+    }
+
     /// Whether sequences that have the same first `tokens` tokens, and more, have the same chunks there, if a chunk ends there in one.
     pub fn cuts_the_same_behind(&self, tokens: usize) -> bool {
         let span = self.fixed_caches().smallest().unwrap_or(0);

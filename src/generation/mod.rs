@@ -1,5 +1,6 @@
 //! Texts from a model through the cache that it was trained with: sampling, stop strings, many requests at a time, sessions on disk.
 
+mod beginning;
 mod error;
 mod generator;
 mod likelihood;
@@ -11,6 +12,7 @@ mod sampling;
 mod session_file;
 mod stop;
 
+pub use beginning::{at_beginning, shared_tokens};
 pub use error::{GenerationError, RuleFault};
 pub use generator::Generator;
 pub use likelihood::TokenLikelihood;

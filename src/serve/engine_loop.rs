@@ -11,7 +11,6 @@ use super::held::HeldSessions;
 use super::job::{PromptJob, TextEvent};
 use crate::engine::Engine;
 use crate::generation::{GenerationEvent, Generator, Request, RequestId};
-use crate::recipe::BufferKind;
 use crate::report::ReportError;
 use crate::units::{Exit, Failure};
 
@@ -67,6 +66,7 @@ struct OpenPrompt {
 /// The engine's side of the server.
 pub(super) struct EngineLoop<'a> {
     generator: Generator<'a>,
+    engine: &'a Engine,
     counters: &'a Counters,
     held: HeldSessions,
     /// Whether a session serves a prompt that begins with what it has read, whatever it has read.
@@ -77,12 +77,12 @@ pub(super) struct EngineLoop<'a> {
 }
 
 impl<'a> EngineLoop<'a> {
-    pub(super) fn new(generator: Generator<'a>, engine: &Engine, keep: usize, counters: &'a Counters) -> Self {
+    pub(super) fn new(generator: Generator<'a>, engine: &'a Engine, keep: usize, counters: &'a Counters) -> Self {
         let longest = generator.longest_kept().filter(|_| keep > 0);
         let (held, open) = (HeldSessions::new(keep), HashMap::new());
         // Entries of an answer were rounded one by one; read as a prompt, they would have been seen exact by their chunk.
-        let keeps_all = engine.settings().keeps_all() && engine.settings().buffer() == BufferKind::Plain;
-        Self { generator, counters, held, keeps_all, longest, open }
+        let keeps_all = engine.settings().keeps_all_exactly();
+        Self { generator, engine, counters, held, keeps_all, longest, open }
     }
 
     /// Works until nobody can ask any more, and all is answered.
@@ -127,7 +127,7 @@ impl<'a> EngineLoop<'a> {
             return;
         }
         // Who reads likelihoods of the prompt has it read.
-        let session = if likelihoods.prompt.is_none() { self.held.find(&prompt) } else { None };
+        let session = if likelihoods.prompt.is_none() { self.held.find(&prompt, self.engine.settings()) } else { None };
         let (num_prompt, reused) = (prompt.len(), session.as_ref().map_or(0, crate::engine::Session::num_tokens));
         let request = Request {
             samples,

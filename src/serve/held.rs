@@ -1,6 +1,7 @@
 //! Sessions that wait for a prompt which begins with what they have read.
 
-use crate::engine::Session;
+use crate::engine::{Session, Settings};
+use crate::generation::{at_beginning, shared_tokens};
 
 /// The sessions that were used last.
 pub(super) struct HeldSessions {
@@ -25,16 +26,15 @@ impl HeldSessions {
         self.sessions.len()
     }
 
-    /// A copy of the one that has read most of a prompt, but not all.
-    pub(super) fn find(&mut self, prompt: &[u32]) -> Option<Session> {
-        let fits = |held: &HeldSession| held.ids.len() < prompt.len() && prompt.starts_with(&held.ids);
-        let candidates = self.sessions.iter().enumerate().filter(|(_, held)| fits(held));
-        let (at, _) = candidates.max_by_key(|(_, held)| held.ids.len())?;
+    /// A copy of the one that has read most of the beginning of a prompt, as it stood there.
+    pub(super) fn find(&mut self, prompt: &[u32], settings: &Settings) -> Option<Session> {
+        let shared = self.sessions.iter().map(|held| shared_tokens(settings, &held.ids, prompt)).enumerate();
+        let (at, tokens) = shared.max_by_key(|&(_, tokens)| tokens).filter(|&(_, tokens)| tokens > 0)?;
         // The one that was used last is the last to go.
         let held = self.sessions.remove(at);
         let copy = held.session.fork().ok();
         self.sessions.push(held);
-        copy
+        at_beginning(copy?, tokens)
     }
 
     /// Holds a session that has read `ids`, in place of one that has read the same, or of the one that was not used for longest.

@@ -115,7 +115,11 @@ fn a_conversation_goes_on_from_what_was_read() {
     // A template that leaves the spaces of earlier messages out writes them otherwise.
     place.write("t.jinja", "{% for m in messages %}<{{ m.role }}>{{ m.content[:2] }}<|endoftext|>{% endfor %}<assistant>");
     let said = place.hear(place.command(&talk).write_stdin("Hello\nAnd then?\n")).done();
-    assert!(said.err.contains("the whole conversation is read again"), "{}", said.err);
+    assert!(said.err.contains("the conversation is read again from token 0 on"), "{}", said.err);
+    // In chunks that are shorter than what stays the same, that is not read again.
+    let small = [&talk[..], &["--system-prompt", "Be brief.", "--set", "kv_cache.chunk_size=4"]].concat();
+    let said = place.hear(place.command(&small).write_stdin("Hello\nAnd then?\n")).done();
+    assert!(said.err.contains("the conversation is read again from token 28 on"), "{}", said.err);
 }
 
 #[test]

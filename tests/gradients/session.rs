@@ -114,6 +114,50 @@ fn a_copy_and_a_saved_session_go_on_to_the_bit() {
 }
 
 #[test]
+fn a_session_that_goes_back_is_one_that_has_read_no_more() {
+    let dense = |case: &Case| Case { policy: "dense", cache: &[40], chunk: 5, lengths: &[33], width: Width::Chunks(1), ..*case };
+    let kinds = [
+        dense(&PLAIN),
+        Case { storage: Storage::Growing, ..dense(&PLAIN) },
+        Case { storage: Storage::Paged, ..dense(&PLAIN) },
+        Case { buffer: BufferKind::Int8, is_offloaded: true, ..dense(&PLAIN) },
+        Case { window: 30, sliding_layers: &[0, 2], ..dense(&PLAIN) },
+    ];
+    for case in kinds {
+        let (model, ids_bt) = (model(&case), ids_of(&case));
+        let engine = engine(&case, &model);
+        let on = (&engine, &model);
+        let spec = SessionSpec { keeps_log: false, ..spec_of(&case) };
+        // To the border of a chunk of what was read, and to one between tokens that came one by one.
+        for (read, back) in [(28, 20), (28, 30)] {
+            let (mut session, mut expected) =
+                (Session::new(&engine, &model, &spec).unwrap(), Session::new(&engine, &model, &spec).unwrap());
+            let _ = extend(&mut session, on, &ids_bt.narrow(1, 0, read));
+            for at in read..32 {
+                // Other tokens than those that follow below.
+                let other = if at < back { at } else { 0 };
+                let _ = extend(&mut session, on, &ids_bt.narrow(1, other, 1));
+            }
+            assert!(session.cut_back(back as usize), "{case:?}");
+            let _ = extend(&mut expected, on, &ids_bt.narrow(1, 0, read.min(back)));
+            for at in read..back {
+                let _ = extend(&mut expected, on, &ids_bt.narrow(1, at, 1));
+            }
+            let rest = ids_bt.narrow(1, back, 33 - back);
+            assert!(extend(&mut session, on, &rest).equal(&extend(&mut expected, on, &rest)), "{case:?}, {back}");
+        }
+    }
+    for case in [PLAIN, Case { window: 7, sliding_layers: &[0], ..dense(&PLAIN) }] {
+        let case = Case { lengths: &[33], ..case };
+        let (model, ids_bt) = (model(&case), ids_of(&case));
+        let engine = engine(&case, &model);
+        let mut session = Session::new(&engine, &model, &SessionSpec { keeps_log: false, ..spec_of(&case) }).unwrap();
+        let _ = extend(&mut session, (&engine, &model), &ids_bt);
+        assert!(!session.cut_back(20), "entries have left: {case:?}");
+    }
+}
+
+#[test]
 fn sessions_side_by_side_are_those_sessions_alone() {
     for case in every_session(&[33]) {
         let (model, ids_bt) = (model(&case), ids_of(&case));

@@ -5,8 +5,9 @@ use std::path::Path;
 
 use super::{Ending, LoadedModel};
 use crate::data::{ChatTemplate, Message, Tokenizer};
+use crate::engine::Session;
 use crate::error::Error;
-use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Request};
+use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Request, at_beginning, shared_tokens};
 use crate::report::console;
 use crate::train::Interrupt;
 use crate::units::Failure;
@@ -144,18 +145,28 @@ impl<'a> Chat<'a> {
 
     /// The conversation as a prompt: what follows the part that has been read, where the template leaves that as it was.
     fn request(&mut self, rendered: &str) -> Result<Request, Error> {
-        let kept = self.kept.take();
-        let follows = kept.and_then(|kept| Some((kept.session, rendered.strip_prefix(&kept.text[..])?)));
-        let (prompt, session) = if let Some((Continued { session, mut ids }, rest)) = follows {
-            // The template writes the end of the answer itself.
-            ids.pop_if(|last| self.ends(Some(last)));
-            ids.extend(self.tokenizer.encode(rest)?);
-            (ids, Some(session))
-        } else {
-            if self.messages.iter().any(|message| message.role == "assistant") {
-                console::note("the whole conversation is read again: the template writes earlier messages otherwise");
+        let (prompt, session) = match self.kept.take() {
+            Some(kept) if rendered.starts_with(&kept.text) => {
+                let Continued { session, mut ids } = kept.session;
+                // The template writes the end of the answer itself.
+                ids.pop_if(|last| self.ends(Some(last)));
+                ids.extend(self.tokenizer.encode(&rendered[kept.text.len()..])?);
+                (ids, Some(session))
             }
-            (self.tokenizer.encode(rendered)?, None)
+            kept => {
+                let prompt = self.tokenizer.encode(rendered)?;
+                let session = kept.and_then(|Kept { session: Continued { session, ids }, .. }| {
+                    let tokens = shared_tokens(self.used.engine.settings(), &ids[..session.num_tokens()], &prompt);
+                    at_beginning(session, tokens)
+                });
+                if self.messages.iter().any(|message| message.role == "assistant") {
+                    let from = session.as_ref().map_or(0, Session::num_tokens);
+                    console::note(&format!(
+                        "the conversation is read again from token {from} on: the template writes earlier messages otherwise"
+                    ));
+                }
+                (prompt, session)
+            }
         };
         Ok(Request { session, keeps_session: self.used.generator(1).longest_kept(), ..Request::new(prompt, self.rules.clone()) })
     }
