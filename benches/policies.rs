@@ -159,7 +159,14 @@ impl Run {
     /// A chunk as the engine runs it in the forward phase; seconds by part.
     fn chunk(&mut self, [q, k, v]: &[Tensor; 3], scale: f64) -> [f64; 4] {
         let len = q.size()[2] as usize;
-        let span = ChunkSpan { index: self.index, chunk: ChunkIdx(self.index), start: self.start, len, real: vec![len] };
+        let span = ChunkSpan {
+            index: self.index,
+            chunk: ChunkIdx(self.index),
+            start: self.start,
+            len,
+            real: vec![len],
+            is_block: false,
+        };
         let mut times = [Instant::now(); 5];
         times[0] = Instant::now();
         if let Some(quota) = self.cache.allocate(&*self.policy, &span) {

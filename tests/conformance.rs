@@ -73,6 +73,15 @@ fn models_of_other_builds_conform() {
 }
 
 #[test]
+fn what_is_trained_as_in_decoding_conforms_by_its_prompt() {
+    let (dir, cache) = (tempfile::tempdir().unwrap(), "policy = \"h2o\"\ncache_length = 32\nchunk_size = 8\ndecode_block = 4");
+    let (model, file) =
+        written(&recipe("model-qwen2", &format!("{cache}\n[grad]\nsingle_tokens_for_targets = true")), dir.path());
+    assert_eq!(file.decode_block, 4);
+    assert!(PolicyFile::read(dir.path()).unwrap().check(dir.path(), &model).unwrap() > 0);
+}
+
+#[test]
 fn a_file_of_another_model_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (_, file) = written(&recipe("model-qwen2", "cache_length = 32\nchunk_size = 8"), dir.path());

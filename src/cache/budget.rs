@@ -59,7 +59,7 @@ impl HeadBudgets {
         let mut leaving = vec![false; keys.len()];
         for (sequence, keys) in keys.chunks(groups * filled).enumerate() {
             // Alone, a sequence that ends before its first eviction would lose nothing, and share out nothing.
-            if filled + span.real[sequence] <= cache_length {
+            if filled + span.taken_by(sequence) <= cache_length {
                 shares.push(vec![cache_length; groups]);
                 continue;
             }

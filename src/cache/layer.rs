@@ -251,6 +251,15 @@ impl LayerCache {
         Ok(Written { k_bgnd, v_bgnd, placement, undo: Undo { at, moves, saved } })
     }
 
+    /// Writes tokens of the chunk written last, behind the first `from`, in place of what stands there.
+    ///
+    /// # Shapes
+    /// `k`, `v (B, G, n, D)`.
+    pub fn write_part(&mut self, span: &ChunkSpan, from: usize, k: &Tensor, v: &Tensor) {
+        let part = self.buffer.encode(&k.contiguous(), &v.contiguous());
+        self.buffer.write(self.region(span) + from as i64, &part);
+    }
+
     /// The region's entries for a chunk that stands in the cache already, from its tokens and what it overwrote.
     ///
     /// # Shapes

@@ -23,6 +23,11 @@ struct Columns {
 }
 
 impl Placement {
+    /// That of a chunk without pads.
+    pub fn whole() -> Self {
+        Self(None)
+    }
+
     /// The placement of `span`, whose sequence `b` keeps `retained[b]` old entries in front of its tokens.
     pub fn new(span: &ChunkSpan, retained: &[usize], device: Device) -> Self {
         if !span.is_ragged() {

@@ -57,8 +57,11 @@ impl LayerLog {
     }
 
     /// Records which experts the tokens of the next chunk are sent to.
-    pub fn record_routing(&mut self, routing: Routing) {
-        self.routing.push(routing);
+    pub fn record_routing(&mut self, routing: Routing, continues: bool) {
+        match self.routing.pop_if(|_| continues) {
+            Some(before) => self.routing.push(before.followed_by(&routing)),
+            None => self.routing.push(routing),
+        }
     }
 
     /// Which experts the tokens of chunk `index` are sent to.
@@ -166,8 +169,9 @@ impl ReplayLog {
         same(&num_sequences(spans), &num_sequences(&self.spans), |n| format!("a batch of {n}"))?;
         for (expected, found) in spans.iter().zip(&self.spans) {
             let words = |s: &ChunkSpan| {
-                let ChunkSpan { index, chunk, start, len, real } = s;
-                format!("chunk {index} (event {chunk}) of {len} columns from position {start}, with {real:?} tokens by sequence")
+                let ChunkSpan { index, chunk, start, len, real, is_block } = s;
+                let kind = if *is_block { "block" } else { "chunk" };
+                format!("{kind} {index} (event {chunk}) of {len} columns from position {start}, with {real:?} tokens by sequence")
             };
             same(expected, found, words)?;
         }

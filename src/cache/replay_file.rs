@@ -14,6 +14,8 @@ use crate::units::ChunkIdx;
 /// What the file says that it is.
 const FORMAT: &str = "kvtune replay log";
 const VERSION: &str = "1";
+/// Which chunks are blocks of decoding, where some are.
+const BLOCKS: &str = "blocks";
 /// Above every position and every length: sums of what a file claims do not overflow.
 const LIMIT: i64 = 1 << 31;
 
@@ -44,12 +46,14 @@ impl ReplayLog {
             numbers("real".into(), vec![self.spans.len(), batch], real),
             numbers("cache_lengths".into(), vec![self.cache_lengths.len()], self.cache_lengths.iter().copied()),
         ];
+        let is_block = || self.spans.iter().map(|s| usize::from(s.is_block));
+        let blocks = is_block().any(|b| b > 0).then(|| numbers(BLOCKS.into(), vec![self.spans.len()], is_block()));
         let by_layer = |(layer, log)| layer_tensors(layer, log, self.cache_lengths[layer], self.spans.len());
         let quotas =
             |(layer, log): (usize, &LayerLog)| log.quota().map(|quota| quota_tensors(layer, quota)).into_iter().flatten();
         let layers = || self.layers.iter().enumerate();
         let routings = layers().filter_map(|(layer, log)| routing_tensor(layer, log, self.spans.len()));
-        whole.into_iter().chain(layers().flat_map(by_layer)).chain(layers().flat_map(quotas)).chain(routings)
+        whole.into_iter().chain(blocks).chain(layers().flat_map(by_layer)).chain(layers().flat_map(quotas)).chain(routings)
     }
 }
 
@@ -144,7 +148,7 @@ impl LogReader<'_> {
         let layers = cache_lengths.len().min(found);
         let budget = (0..layers).filter(|&l| self.is_divided(l)).count();
         let routed = (0..layers).filter(|&l| self.0.contains(&experts(l))).count();
-        let expected = 3 + 2 * (cache_lengths.len() + budget) + routed;
+        let expected = 3 + usize::from(self.0.contains(BLOCKS)) + 2 * (cache_lengths.len() + budget) + routed;
         if expected != found {
             return Err(self.wrong(format!("expected {expected} tensors for {} layers, found {found}", cache_lengths.len())));
         }
@@ -182,6 +186,7 @@ impl LogReader<'_> {
             return Err(self.wrong("it has no chunks"));
         }
         let batch = real_shape[1];
+        let blocks = if self.0.contains(BLOCKS) { self.numbers(BLOCKS, &[Some(shape[0])])?.1 } else { vec![0; shape[0]] };
         let lengths: Vec<usize> = (0..batch).map(|b| real[b..].iter().step_by(batch).sum()).collect();
         let (mut spans, mut next, mut event) = (Vec::<ChunkSpan>::with_capacity(shape[0]), 0, 0);
         for (index, (numbers, real)) in flat.chunks(3).zip(real.chunks(batch)).enumerate() {
@@ -193,10 +198,21 @@ impl LogReader<'_> {
                 return Err(self.wrong(format!("chunk {index} does not follow from those before it")));
             }
             let active = real.iter().rposition(|&tokens| tokens > 0).map_or(0, |last| last + 1);
-            spans.push(ChunkSpan { index, chunk: ChunkIdx(chunk), start, len, real: real[..active].to_vec() });
+            spans.push(ChunkSpan {
+                index,
+                chunk: ChunkIdx(chunk),
+                start,
+                len,
+                real: real[..active].to_vec(),
+                is_block: blocks[index] > 0,
+            });
             (next, event) = (start + len, chunk);
         }
-        if lengths.iter().max() != Some(&next) {
+        // The last block may have pads for the longest sequence, too.
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let is_whole =
+            |last: &ChunkSpan| if last.is_block { (last.start + 1..=next).contains(&longest) } else { longest == next };
+        if !spans.last().is_some_and(is_whole) {
             return Err(self.wrong(format!("its chunks have {next} columns, and no sequence as many tokens")));
         }
         Ok(spans)
@@ -263,7 +279,7 @@ impl LogReader<'_> {
         for span in spans {
             let (sequences, len) = (span.num_sequences() as i64, span.len as i64);
             let own = whole.narrow(0, start, sequences * len).view([sequences, len, top_k as i64]);
-            log.record_routing(Routing::of_host(&own, largest));
+            log.record_routing(Routing::of_host(&own, largest), false);
             start += sequences * len;
         }
         Ok(())

@@ -28,6 +28,11 @@ impl Routing {
         Self { chosen: HostTensor::here(chosen_bnk), largest }
     }
 
+    /// With that of further tokens of the same chunk.
+    pub(super) fn followed_by(&self, next: &Self) -> Self {
+        Self::of_host(&Tensor::cat(&[self.packed(), next.packed()], 1), self.largest.max(next.largest))
+    }
+
     /// The narrowest integers for so many experts.
     fn kind(num_experts: usize) -> Kind {
         if num_experts <= 0x100 { Kind::Uint8 } else { Kind::Int16 }

@@ -16,6 +16,9 @@ pub struct ChunkSpan {
     /// Per sequence, how many of the columns hold tokens; the rest are pads on the right. Sequences behind the last one that has tokens
     /// here have left the batch, and are not in it.
     pub real: Vec<usize>,
+    /// Whether it is a block of decoding, whose victims leave before it is known how many of its tokens will come: a sequence that ends in it
+    /// has given up as many slots as one that goes on.
+    pub is_block: bool,
 }
 
 impl ChunkSpan {
@@ -27,6 +30,15 @@ impl ChunkSpan {
     /// How many of the columns hold tokens of a sequence; none of one that has left.
     pub fn real_of(&self, sequence: usize) -> usize {
         self.real.get(sequence).copied().unwrap_or(0)
+    }
+
+    /// Slots that a sequence needs here.
+    pub fn taken_by(&self, sequence: usize) -> usize {
+        match self.real_of(sequence) {
+            0 => 0,
+            _ if self.is_block => self.len,
+            real => real,
+        }
     }
 
     /// Whether any sequence has pads here.
@@ -42,7 +54,7 @@ impl ChunkSpan {
     /// Per sequence, the columns at the front of the chunk's region which keep candidates that this sequence does not evict.
     pub fn retained(&self, filled: usize, capacity: usize) -> Vec<usize> {
         let e = self.evictions(filled, capacity);
-        self.real.iter().map(|&m| e - (filled + m).saturating_sub(capacity).min(e)).collect()
+        (0..self.real.len()).map(|b| e - (filled + self.taken_by(b)).saturating_sub(capacity).min(e)).collect()
     }
 }
 
@@ -52,10 +64,12 @@ mod tests {
 
     #[test]
     fn a_row_that_ends_in_the_chunk_keeps_some_candidates() {
-        let span = ChunkSpan { index: 3, chunk: ChunkIdx(2), start: 40, len: 5, real: vec![5, 2, 0] };
+        let span = ChunkSpan { index: 3, chunk: ChunkIdx(2), start: 40, len: 5, real: vec![5, 2, 0], is_block: false };
         // 18 slots, 16 filled: 3 evictions; a sequence with 2 tokens needs none, nor does one with no token.
         assert_eq!(span.evictions(16, 18), 3);
         assert_eq!(span.retained(16, 18), [0, 3, 3]);
         assert_eq!(span.retained(18, 18), [0, 3, 5]);
+        let block = ChunkSpan { is_block: true, ..span };
+        assert_eq!(block.retained(16, 18), [0, 0, 3], "whether more tokens come is not known when the victims leave");
     }
 }

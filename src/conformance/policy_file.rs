@@ -41,6 +41,9 @@ pub struct PolicyFile {
     pub grace: Vec<usize>,
     /// Tokens that are run together, and choose together who leaves.
     pub chunk_size: usize,
+    /// Likewise in decoding.
+    #[serde(default = "one_by_one")]
+    pub decode_block: usize,
     /// Where chunks end: `plain` or `reference`.
     pub chunking: String,
     /// How long nothing leaves.
@@ -57,6 +60,11 @@ pub struct PolicyFile {
     pub base_hash: String,
     /// What an implementation is tested with.
     pub conformance: RecordedTrial,
+}
+
+/// What older files do not say.
+fn one_by_one() -> usize {
+    1
 }
 
 impl PolicyFile {
@@ -77,6 +85,7 @@ impl PolicyFile {
             sinks: layers().map(|layer| settings.policy(layer).traits().sinks).collect(),
             grace: layers().map(|layer| settings.policy(layer).traits().grace).collect(),
             chunk_size: kv.chunk_size,
+            decode_block: kv.decode_block,
             chunking: kv.chunking.name().into(),
             prefill: PREFILL.into(),
             buffer: kv.buffer.name().into(),
@@ -145,6 +154,7 @@ impl PolicyFile {
         kv.insert("policy".into(), policy);
         kv.insert("cache_length".into(), lengths.ok_or_else(|| wrong("cache_lengths", "empty in a layer".into()))?.into());
         kv.insert("chunk_size".into(), toml::Value::Integer(self.chunk_size as i64));
+        kv.insert("decode_block".into(), toml::Value::Integer(self.decode_block as i64));
         kv.insert("chunking".into(), text(&self.chunking));
         kv.insert("buffer".into(), text(&self.buffer));
         let mut model = toml::Table::new();

@@ -90,7 +90,9 @@ impl PolicyTrial {
             randomize_chunk_sizes: false,
             ..kv.clone()
         };
-        let settings = Settings::new(config, &kv, &grad.closed())?;
+        // Its chunks are those of a prompt, whatever is trained.
+        let grad = GradRecipe { single_tokens_for_targets: false, ..grad.closed() };
+        let settings = Settings::new(config, &kv, &grad)?;
         let (inputs, initial) = if let Some((ids, initial)) = prompt {
             (ids.to_vec(), initial)
         } else {

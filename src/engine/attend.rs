@@ -51,7 +51,8 @@ impl Column<'_> {
         if layer.0 + 1 < self.end { layer.0 + 1 } else { self.first }
     }
 
-    /// Calls `attend` for each chunk with its part of q, k, v and joins the outputs.
+    /// Calls `attend` for each chunk with its part of q, k, v and joins the outputs. Pads that the column has beyond its chunks attend to
+    /// nothing.
     fn by_chunk(
         &self,
         qkv: &Qkv<'_>,
@@ -64,6 +65,10 @@ impl Column<'_> {
             let (q, k, v) = (part(qkv.q_bhnd), part(qkv.k_bgnd), part(qkv.v_bgnd));
             outs.push(attend(span, Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, ..*qkv })?);
         }
+        let pads = qkv.q_bhnd.size()[2] - self.spans.iter().map(|span| span.len as i64).sum::<i64>();
+        if pads > 0 {
+            outs.push(qkv.q_bhnd.narrow(2, 0, pads).zeros_like());
+        }
         Ok(if outs.len() == 1 { outs.remove(0) } else { Tensor::cat(&outs, 2) })
     }
 }
@@ -75,6 +80,8 @@ pub(super) enum Mode<'a> {
         policies: &'a [Box<dyn Policy>],
         /// The layers whose undo log is kept.
         keeps_undo: Range<usize>,
+        /// The chunk that the column is a part of, and how many of its tokens came before.
+        part: Option<(&'a ChunkSpan, usize)>,
     },
     /// Recorded choices are followed: in a forward phase that is given its log, and in a layer band's second forward.
     Follow {
@@ -108,10 +115,17 @@ impl Attend for ColumnAttention<'_> {
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
         let (column, state) = (self.column, &self.column.states[layer.0]);
         match &mut self.mode {
-            Mode::Choose { policies, keeps_undo } => {
+            Mode::Choose { policies, keeps_undo, part } => {
                 let (policy, keeps_undo) = (&*policies[layer.0], keeps_undo.contains(&layer.0));
                 column.with_cache(layer, column.above(layer), || {
-                    column.by_chunk(&qkv, |span, qkv| lock(state).decide(policy, span, qkv, keeps_undo).map_err(refused))
+                    column.by_chunk(&qkv, |span, qkv| {
+                        let mut state = lock(state);
+                        let out = match *part {
+                            Some(part) => state.decide_part(policy, part, qkv),
+                            None => state.decide(policy, span, qkv, keeps_undo),
+                        };
+                        out.map_err(refused)
+                    })
                 })
             }
             Mode::Follow { keeps_undo } => {
@@ -127,11 +141,11 @@ impl Attend for ColumnAttention<'_> {
     fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, AttendError> {
         let num_experts = routed.probability_bnx.size()[2] as usize;
         let (spans, log) = (self.column.spans, &mut lock(&self.column.states[layer.0]).log);
-        let chosen_bnk = if matches!(self.mode, Mode::Choose { .. }) {
+        let chosen_bnk = if let Mode::Choose { part, .. } = self.mode {
             let chosen_bnk = choose();
             for span in spans {
                 let own_bnk = chosen_bnk.narrow(1, (span.start - spans[0].start) as i64, span.len as i64);
-                log.record_routing(Routing::new(&own_bnk, num_experts));
+                log.record_routing(Routing::new(&own_bnk, num_experts), part.is_some_and(|(_, from)| from > 0));
             }
             chosen_bnk
         } else {

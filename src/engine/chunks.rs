@@ -40,8 +40,10 @@ pub struct Cuts {
     /// Positions at which a layer's cache becomes full, ascending: no chunk goes beyond one, or ends just before. Empty where
     /// chunks are not bent.
     pub full_at: Vec<usize>,
-    /// From this position on, tokens are run one by one.
+    /// From this position on, tokens are run as they are in decoding.
     pub singles_from: Option<usize>,
+    /// Tokens of a chunk in decoding; 0 counts as 1.
+    pub block: usize,
 }
 
 /// A chunk that would end so many tokens before a cache is full, or less, ends where it is full.
@@ -88,9 +90,20 @@ impl Cutter {
         let stop = match start {
             _ if start < self.prefill => start + self.cuts.chunk_size.min(self.prefill.min(end) - start),
             _ if start < self.singles_from => self.cuts.end(start, chunk, self.singles_from.min(end)),
-            _ => start + 1,
+            _ => return Some(self.block()),
         };
-        Some(NextChunk { chunk: ChunkIdx(chunk), start, len: stop - start })
+        Some(NextChunk { chunk: ChunkIdx(chunk), start, len: stop - start, is_block: false })
+    }
+
+    /// The next chunk where tokens come one by one: of how many is known, how many of them will come is not.
+    fn block(&self) -> NextChunk {
+        let (start, block) = (self.start, self.cuts.block.max(1));
+        let (chunk, len) = if start < self.prefill {
+            (0, block.min(self.prefill - start))
+        } else {
+            (self.last.map_or(0, |last| last.0) + 1, block)
+        };
+        NextChunk { chunk: ChunkIdx(chunk), start, len, is_block: len > 1 }
     }
 
     /// Goes on behind a chunk.
@@ -105,6 +118,7 @@ struct NextChunk {
     chunk: ChunkIdx,
     start: usize,
     len: usize,
+    is_block: bool,
 }
 
 impl ColumnWidth {
@@ -157,6 +171,13 @@ impl ChunkPlan {
         first..self.spans.len()
     }
 
+    /// Adds a column of the chunk whose tokens come one by one from now on.
+    pub(super) fn extend_by_block(&mut self, num_sequences: usize) {
+        let next = self.cutter.block();
+        self.push(next, vec![next.len; num_sequences]);
+        self.columns.push(self.spans.len() - 1..self.spans.len());
+    }
+
     /// The plan of sequences that have come as far as `last`.
     pub(super) fn behind(cuts: Cuts, last: ChunkSpan) -> Self {
         let (start, chunk) = (last.start + last.len, Some(last.chunk));
@@ -188,8 +209,8 @@ impl ChunkPlan {
     /// Adds a chunk that has so many tokens of each sequence.
     fn push(&mut self, next: NextChunk, real: Vec<usize>) {
         self.cutter.take(next);
-        let (NextChunk { chunk, start, len }, index) = (next, self.spans.last().map_or(0, |last| last.index + 1));
-        self.spans.push(ChunkSpan { index, chunk, start, len, real });
+        let (NextChunk { chunk, start, len, is_block }, index) = (next, self.spans.last().map_or(0, |last| last.index + 1));
+        self.spans.push(ChunkSpan { index, chunk, start, len, real, is_block });
     }
 
     /// Tokens of a column: its first position and its length.
@@ -224,7 +245,7 @@ impl ChunkPlan {
         self.spans.iter().map(|span| span.len).max().unwrap_or(1)
     }
 
-    /// Number of tokens of the longest sequence.
+    /// Number of tokens of the longest sequence; where its last tokens are a block of decoding, with the pads behind them.
     pub fn len(&self) -> usize {
         self.spans.last().map_or(0, |s| s.start + s.len)
     }
@@ -309,11 +330,11 @@ mod tests {
     fn cuts() -> impl Strategy<Value = Cuts> {
         let key = (any::<bool>(), any::<u64>(), 0u64..100)
             .prop_map(|(is_drawn, seed, step)| is_drawn.then_some(ChunkKey { seed, step }));
-        let places = (prop::collection::btree_set(1usize..200, 0..4), proptest::option::of(0usize..300));
-        (1usize..100, 1usize..40, key, places).prop_map(|(span, chunk_size, key, (places, singles_from))| {
+        let places = (prop::collection::btree_set(1usize..200, 0..4), proptest::option::of(0usize..300), 0usize..6);
+        (1usize..100, 1usize..40, key, places).prop_map(|(span, chunk_size, key, (places, singles_from, block))| {
             let full_at = std::iter::once(span).chain(places.into_iter().map(|more| span + more)).collect();
             let sizes = key.map(|key| RandomSizes::new(key, chunk_size, span));
-            Cuts { span, chunk_size, sizes, full_at, singles_from }
+            Cuts { span, chunk_size, sizes, full_at, singles_from, block }
         })
     }
 
@@ -335,7 +356,7 @@ mod tests {
                     continue;
                 }
                 if s.start >= singles_from {
-                    prop_assert_eq!(s.len, 1);
+                    prop_assert_eq!((s.len, s.is_block), (cuts.block.max(1), cuts.block > 1));
                     continue;
                 }
                 let is_bent = cuts.full_at.contains(&end);
@@ -348,7 +369,7 @@ mod tests {
                 prop_assert!(is_bent || end == singles_from || s.len <= largest);
                 prop_assert!(is_bent || end == singles_from || cuts.sizes.is_none() || range.contains(&s.len));
             }
-            prop_assert_eq!(next, total);
+            prop_assert!(next == total || plan.spans.last().is_some_and(|s| s.is_block && s.start < total && next > total));
             for (sequence, &length) in lengths.iter().enumerate() {
                 prop_assert_eq!(plan.spans.iter().map(|s| s.real_of(sequence)).sum::<usize>(), length);
             }
@@ -361,7 +382,9 @@ mod tests {
             lengths.sort_unstable_by_key(|&tokens| std::cmp::Reverse(tokens));
             let plan = ChunkPlan::cut(&lengths, &cuts, ColumnWidth::Chunks(3));
             let pads = plan.num_tokens_run() - lengths.iter().sum::<usize>();
-            prop_assert!(pads <= (lengths.len() - 1) * (plan.longest_chunk() - 1));
+            // A block has pads for the longest sequence, too.
+            let padded = if plan.spans.last().is_some_and(|s| s.is_block) { lengths.len() } else { lengths.len() - 1 };
+            prop_assert!(pads <= padded * (plan.longest_chunk() - 1));
             prop_assert!(plan.columns.iter().all(|c| plan.spans[c.clone()].iter().all(|s| s.num_sequences() == plan.sequences(c))));
         }
 

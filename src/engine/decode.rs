@@ -6,9 +6,9 @@ use super::attend::refused;
 use super::layer_state::{SharedLayer, lock};
 use super::session::Session;
 use super::weights_turn::{Way, WeightsTurn};
-use super::{ColumnWidth, Engine, EngineError, guarded};
+use super::{Engine, EngineError, guarded};
 use crate::cache::{ChunkSpan, Policy, Routing};
-use crate::model::{Attend, AttendError, DropoutContext, Model, Qkv, Routed};
+use crate::model::{Attend, AttendError, CapturedLayers, DropoutContext, Model, Qkv, Routed};
 use crate::native::cuda::on_device;
 use crate::ops::frequencies::Frequencies;
 use crate::units::LayerIdx;
@@ -19,11 +19,13 @@ use crate::units::LayerIdx;
 /// a sequence gets the same bits whatever the others are, where the model has no experts: their products are as large as the tokens that
 /// they get.
 ///
+/// `layers` are those of [`super::Settings::session_layers`], or none that are captured.
+///
 /// # Shapes
 /// One id for each session in, `(width, 1, E)` out, or as many rows as there are sessions.
 pub fn extend_each(
     engine: &Engine,
-    model: &Model,
+    (model, layers): (&Model, &mut CapturedLayers),
     sessions: &mut [&mut Session],
     ids: &[u32],
     width: usize,
@@ -36,29 +38,28 @@ pub fn extend_each(
             session.check_room(1)?;
         }
         let rows = width.max(sessions.len());
-        let mut spans = Vec::with_capacity(sessions.len());
+        let mut parts = Vec::with_capacity(sessions.len());
         for session in sessions.iter_mut() {
-            session.plan.extend(1, 1, ColumnWidth::Chunks(1));
-            spans.extend(session.plan.spans.last().cloned());
-            if !session.spec.keeps_log {
-                session.plan.forget();
-            }
+            parts.extend(session.next_part());
+            session.missing -= 1;
         }
         let states = sessions.iter().map(|session| &session.layers[..]).collect();
-        let mut attend = EachAttends { states, spans: &spans, policies: &engine.0.settings.policies, rows: rows as i64 };
+        let mut attend = EachAttends { states, parts: &parts, policies: &engine.0.settings.policies, rows: rows as i64 };
         let column = |numbers: &mut dyn Iterator<Item = i64>| {
             let mut all: Vec<i64> = numbers.collect();
             all.resize(rows, 0);
             on_device(&all, model.device()).unsqueeze(1)
         };
-        let position_b1 = column(&mut spans.iter().map(|span| span.start as i64));
+        let position_b1 = column(&mut parts.iter().map(|(span, from)| (span.start + from) as i64));
         let ids_b1 = column(&mut ids.iter().map(|&id| i64::from(id)));
         let positions = model.positions(position_b1, &frequencies(sessions, rows));
         no_grad(|| {
             let (mut hidden, turn) = (model.embed(&ids_b1), WeightsTurn::new(&engine.0.settings, Way::Up));
+            let place = DropoutContext::default();
+            let mut layers = layers.column((model, &place), &positions, (rows, 1));
             for layer in 0..model.config().num_layers() {
                 turn.enter(model, layer);
-                hidden = model.layer(LayerIdx(layer), &hidden, &positions, &DropoutContext::default(), &mut attend)?;
+                hidden = layers.layer(LayerIdx(layer), &hidden, &mut attend)?;
             }
             Ok(hidden)
         })
@@ -79,8 +80,8 @@ fn frequencies(sessions: &[&mut Session], rows: usize) -> Vec<Frequencies> {
 struct EachAttends<'a> {
     /// The layers of each session.
     states: Vec<&'a [SharedLayer]>,
-    /// The chunk of one token of each.
-    spans: &'a [ChunkSpan],
+    /// The chunk of each that its token belongs to, and how many tokens of that came before.
+    parts: &'a [(ChunkSpan, usize)],
     policies: &'a [Box<dyn Policy>],
     rows: i64,
 }
@@ -88,13 +89,13 @@ struct EachAttends<'a> {
 impl Attend for EachAttends<'_> {
     fn attend(&mut self, layer: LayerIdx, qkv: Qkv<'_>) -> Result<Tensor, AttendError> {
         let mut outs = Vec::with_capacity(self.states.len() + 1);
-        for (row, (states, span)) in self.states.iter().zip(self.spans).enumerate() {
+        for (row, (states, (span, from))) in self.states.iter().zip(self.parts).enumerate() {
             let own = |x: &Tensor| x.narrow(0, row as i64, 1);
             let (q, k, v) = (own(qkv.q_bhnd), own(qkv.k_bgnd), own(qkv.v_bgnd));
             let own = Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, ..qkv };
             let mut state = lock(&states[layer.0]);
             state.cache.bring();
-            outs.push(state.decide(&*self.policies[layer.0], span, own, false).map_err(refused)?);
+            outs.push(state.decide_part(&*self.policies[layer.0], (span, *from), own).map_err(refused)?);
             state.cache.park();
         }
         let empty = self.rows - outs.len() as i64;
@@ -107,10 +108,10 @@ impl Attend for EachAttends<'_> {
     fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, AttendError> {
         let num_experts = routed.probability_bnx.size()[2] as usize;
         let chosen_bnk = choose();
-        for (row, states) in self.states.iter().enumerate() {
+        for (row, (states, (_, from))) in self.states.iter().zip(self.parts).enumerate() {
             let mut state = lock(&states[layer.0]);
             if !state.forgets {
-                state.log.record_routing(Routing::new(&chosen_bnk.narrow(0, row as i64, 1), num_experts));
+                state.log.record_routing(Routing::new(&chosen_bnk.narrow(0, row as i64, 1), num_experts), *from > 0);
             }
         }
         Ok(chosen_bnk)

@@ -8,7 +8,7 @@ use super::layer_state::{SharedLayer, fork_layer_states, lock, new_layer_states}
 use super::router_balance::RouterTask;
 use super::session::{Pass, Session, SessionSpec};
 use super::weights_turn::{Way, WeightsTurn};
-use super::{ChunkPlan, Cuts, Engine, EngineError, Settings, guarded};
+use super::{ChunkPlan, ColumnWidth, Cuts, Engine, EngineError, Settings, guarded};
 use crate::cache::{ChunkSpan, LayerCache};
 use crate::model::{CapturedLayers, DropoutContext, Model};
 use crate::units::LayerIdx;
@@ -29,7 +29,9 @@ impl Session {
             let (settings, options) = (&engine.0.settings, (model.kind(), model.device()));
             settings.check_fits(spec.max_tokens)?;
             let plan = ChunkPlan::arriving(settings.cuts_of(spec));
-            let size = (spec.num_sequences, spec.max_tokens);
+            // The last block may be begun for one token.
+            let tokens = spec.max_tokens.saturating_add(settings.decode_block() - 1);
+            let size = (spec.num_sequences, if settings.static_width.is_some() { usize::MAX } else { tokens });
             let shapes = settings.shapes_of(model.config(), size, settings.longest_chunk(), options);
             let protected = |layer| {
                 let traits = settings.policy(layer).traits();
@@ -42,7 +44,7 @@ impl Session {
                 lock(layer).forgets = !spec.keeps_log;
             }
             let frequencies = model.frequencies(&vec![spec.rope_length; spec.num_sequences]);
-            Ok(Self { layers, plan, spec: spec.clone(), frequencies })
+            Ok(Self { layers, plan, spec: spec.clone(), frequencies, missing: 0 })
         })
     }
 
@@ -54,6 +56,7 @@ impl Session {
                 plan: self.plan.clone(),
                 spec: self.spec.clone(),
                 frequencies: self.frequencies.clone(),
+                missing: self.missing,
             })
         })
     }
@@ -61,7 +64,9 @@ impl Session {
     /// Goes back to where it had read so many tokens, at least one, and none of those behind them. False where it would not stand as if they
     /// had never come; then it is of no further use. A session that keeps its choices does not go back.
     pub fn cut_back(&mut self, tokens: usize) -> bool {
-        let Some(last) = self.plan.spans.last().filter(|_| (1..=self.num_tokens()).contains(&tokens)) else { return false };
+        let Some(last) = self.plan.spans.last().filter(|_| self.missing == 0 && (1..=self.num_tokens()).contains(&tokens)) else {
+            return false;
+        };
         if self.spec.keeps_log || !self.layers.iter().all(|layer| lock(layer).cache.cut_back(tokens)) {
             return false;
         }
@@ -91,23 +96,24 @@ impl Session {
     /// `(B, n)` int64 in.
     pub fn extend(&mut self, engine: &Engine, model: &Model, ids_bn: &Tensor, sink: HiddenSink<'_>) -> Result<(), EngineError> {
         let num_tokens = ids_bn.size().get(1).copied().unwrap_or_default();
-        let mut done = 0;
+        let (mut done, mut layers) = (0, CapturedLayers::default());
         loop {
-            done += self.extend_by_column(engine, model, &ids_bn.narrow(1, done, num_tokens - done), sink)? as i64;
+            done += self.extend_by_column(engine, (model, &mut layers), &ids_bn.narrow(1, done, num_tokens - done), sink)? as i64;
             if done == num_tokens {
                 return Ok(());
             }
         }
     }
 
-    /// As [`Self::extend`], of the first column alone; returns how many tokens it had.
+    /// As [`Self::extend`], of the first column alone; returns how many tokens it had. `layers` are those of
+    /// [`Settings::session_layers`], or none that are captured.
     ///
     /// # Shapes
     /// `(B, n)` int64 in.
     pub fn extend_by_column(
         &mut self,
         engine: &Engine,
-        model: &Model,
+        (model, layers): (&Model, &mut CapturedLayers),
         ids_bn: &Tensor,
         sink: HiddenSink<'_>,
     ) -> Result<usize, EngineError> {
@@ -118,23 +124,40 @@ impl Session {
                 return Err(EngineError::SessionIds { found: (num_sequences, num_tokens), expected: num_own });
             }
             self.check_room(num_tokens as usize)?;
-            let width = engine.0.settings.column_width(self.spec.max_tokens);
-            let column = self.plan.extend(num_sequences as usize, num_tokens as usize, width);
-            let (start, len) = self.plan.tokens(&column);
-            let mode = Mode::Choose { policies: &engine.0.settings.policies, keeps_undo: 0..0 };
-            let (captured, place) = (&mut CapturedLayers::default(), DropoutContext::default());
-            let turn = WeightsTurn::new(&engine.0.settings, Way::Up);
-            let mut pass = Pass { model, captured, frequencies: &self.frequencies, place, turn };
-            let column = self.column(&self.plan.spans[column], 0..self.layers.len());
+            let (spans, part) = self.next_spans(engine, num_tokens as usize);
+            let (start, len) = (spans[0].start, spans.iter().map(|span| span.len).sum::<usize>());
+            let part = part.as_ref().map(|(span, from)| (span, *from));
+            let mode = Mode::Choose { policies: &engine.0.settings.policies, keeps_undo: 0..0, part };
+            let (place, turn) = (DropoutContext::default(), WeightsTurn::new(&engine.0.settings, Way::Up));
+            let mut pass = Pass { model, captured: layers, frequencies: &self.frequencies, place, turn };
+            let column = self.column(&spans, 0..self.layers.len());
             let mut attend = ColumnAttention { column, mode, routers: RouterTask::Leave };
-            let ids_bn = ids_bn.narrow(1, 0, len as i64);
+            let pads = engine.0.settings.static_width.map_or(0, |width| width - len);
+            let ids_bn = ids_bn.narrow(1, 0, len as i64).constant_pad_nd([0, pads as i64]);
             let hidden = no_grad(|| pass.run(model.embed(&ids_bn), &mut attend, &mut |_, _| Ok(())))?;
-            sink(start, &hidden);
+            sink(start, &hidden.narrow(1, 0, len as i64));
             if !self.spec.keeps_log {
                 self.plan.forget();
             }
             Ok(len)
         })
+    }
+
+    /// The chunks of the next column of the `tokens` that come; or, of a chunk whose tokens are still coming, what comes of them, that chunk,
+    /// and how many came before.
+    fn next_spans(&mut self, engine: &Engine, tokens: usize) -> (Vec<ChunkSpan>, Option<(ChunkSpan, usize)>) {
+        if self.missing > 0
+            && let Some((span, from)) = self.next_part()
+        {
+            let len = self.missing.min(tokens);
+            self.missing -= len;
+            let own = ChunkSpan { start: span.start + from, len, real: vec![len; span.real.len()], ..span.clone() };
+            return (vec![own], Some((span, from)));
+        }
+        let settings = &engine.0.settings;
+        let width = settings.static_width.map_or_else(|| settings.column_width(self.spec.max_tokens), |_| ColumnWidth::Chunks(1));
+        let column = self.plan.extend(self.num_sequences() as usize, tokens, width);
+        (self.plan.spans[column].to_vec(), None)
     }
 
     /// The most tokens of each sequence.
@@ -144,10 +167,10 @@ impl Session {
 
     /// Entries that the caches of all layers hold, by KV head, and those that have been evicted.
     pub fn entries(&self) -> (usize, usize) {
-        let written = self.num_tokens();
         let of_layer = |state: &SharedLayer| lock(state).cache.num_entries();
-        let held = self.layers.iter().map(of_layer).sum::<usize>();
-        (held, (written * self.layers.len()).saturating_sub(held))
+        let (taken, layers) = (self.layers.iter().map(of_layer).sum::<usize>(), self.layers.len());
+        // Slots that wait for tokens hold nothing.
+        (taken.saturating_sub(self.missing * layers), (self.plan.len() * layers).saturating_sub(taken))
     }
 
     /// Where the initial part of each sequence stands; empty where there is none.

@@ -94,7 +94,7 @@ fn begin(setup: &Setup, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result
     }
     Ok(ForwardTrace {
         log,
-        tokens: BatchIds::new(batch, model),
+        tokens: BatchIds::new(batch, session.plan.len(), model),
         checkpoints: LayerCheckpoints::new(setup.stores.layer_checkpoints.clone()),
         head: HeadRun::new(setup, model, batch)?,
         routers: RouterSums::default(),
@@ -121,7 +121,7 @@ fn run_column(
     let keeps_undo = schedule.layers_with_undo();
     let mode = match setup.log {
         Some(_) => Mode::Follow { keeps_undo },
-        None => Mode::Choose { policies: &setup.settings.policies, keeps_undo },
+        None => Mode::Choose { policies: &setup.settings.policies, keeps_undo, part: None },
     };
     let hidden = model.embed(&tokens.ids(&session.plan, c));
     let column = session.column(&session.plan.spans[session.plan.columns[c].clone()], 0..session.layers.len());

@@ -6,11 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
 
 use super::MemoryByPart;
+use super::open_block::OpenBlock;
+use super::sight::{AttendedChunk, ChunkSaved, OwnKeys, PastPage, PastPages};
 use crate::cache::{
-    CacheError, CacheGrads, CacheSnapshot, ChunkAttention, ChunkSpan, LayerCache, LayerLog, ParkedUndo, Placement, Policy,
-    Queries, Undo, UndoPrefetch,
+    CacheError, CacheGrads, CacheSnapshot, ChunkSpan, LayerCache, LayerLog, ParkedUndo, Placement, Policy, Queries, Undo,
+    UndoPrefetch,
 };
-use crate::ops::attention::{self, Attended, Chunk, KvPage, Qkv, ScoreRule, accumulation_kind, attention_mass, drain_backward};
+use crate::ops::attention::{self, Qkv, ScoreRule, accumulation_kind, drain_backward};
 use crate::store::{Form, Store};
 
 /// The state of one layer.
@@ -29,6 +31,8 @@ pub(super) struct LayerState {
     grads: Option<CacheGrads>,
     /// Whether the choices are forgotten as soon as they are carried out.
     pub(super) forgets: bool,
+    /// The chunk whose tokens are still coming.
+    pub(super) open: OpenBlock,
 }
 
 /// A layer's state, shared with the autograd nodes that unwind it.
@@ -37,29 +41,6 @@ pub(super) type SharedLayer = Arc<Mutex<LayerState>>;
 /// Locks a layer; a poisoned lock means that a panic is on its way up already.
 pub(super) fn lock(run: &SharedLayer) -> MutexGuard<'_, LayerState> {
     run.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What a chunk's backward needs, and nothing of the size of the cache.
-#[derive(Debug)]
-pub(super) struct ChunkSaved {
-    own: OwnKeys,
-    attended: Attended,
-    placement: Placement,
-}
-
-/// A chunk by the columns of its region: queries, keys, values, and which of the keys the queries see.
-#[derive(Debug)]
-struct OwnKeys {
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rule: ScoreRule,
-    /// The drains of the query heads, in a layer that has them.
-    drain_h: Option<Tensor>,
-    /// Which of the region's columns hold an entry `(B, G, n)`, where sequences end in the chunk and heads have empty slots.
-    in_use_bgn: Option<Tensor>,
-    /// How many of the region's columns, from the first on, see each of them `(B, G, n)`, where the layer has a window.
-    seen_until_bgn: Option<Tensor>,
 }
 
 /// What becomes of a write's undo entry.
@@ -82,13 +63,24 @@ impl Keep {
 impl LayerState {
     fn new(cache: LayerCache, store: Store) -> Self {
         let (undo, resident, ahead) = (Vec::new(), HashMap::new(), HashMap::new());
-        Self { cache, log: LayerLog::default(), undo, resident, ahead, store, grads: None, forgets: false }
+        Self {
+            cache,
+            log: LayerLog::default(),
+            undo,
+            resident,
+            ahead,
+            store,
+            grads: None,
+            forgets: false,
+            open: OpenBlock::default(),
+        }
     }
 
     /// Another one that stands where this one does, and goes on by itself; for one that keeps no undo log.
     pub(super) fn fork(&self) -> Result<Self, CacheError> {
         let log = self.log.clone();
-        Ok(Self { log, forgets: self.forgets, ..Self::new(self.cache.fork()?, self.store.clone()) })
+        let (forgets, open) = (self.forgets, self.open.clone());
+        Ok(Self { log, forgets, open, ..Self::new(self.cache.fork()?, self.store.clone()) })
     }
 
     /// Fills the cache with what another one holds; the choices that led there are not known.
@@ -132,13 +124,7 @@ impl LayerState {
         tokens: Qkv<'_>,
         keep_undo: bool,
     ) -> Result<Tensor, CacheError> {
-        self.cache.enter(span);
-        if let Some(quota) = self.cache.allocate(policy, span) {
-            self.log.record_quota(quota);
-        }
-        self.apply_budget(span);
-        let victims = self.cache.decide(policy, span);
-        self.log.record(victims);
+        self.choose(policy, span);
         // Pads must not pay: in a ragged chunk the sums wait until a policy asks.
         let asked = policy.traits().required_queries(span.chunk.0 == 0).filter(|_| !span.is_ragged());
         let (saved, past, mass) = self.write_and_attend(span, tokens, Keep::of(keep_undo), asked)?;
@@ -149,6 +135,17 @@ impl LayerState {
             self.log.forget();
         }
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
+    }
+
+    /// Chooses a chunk's victims, and writes them down.
+    pub(super) fn choose(&mut self, policy: &dyn Policy, span: &ChunkSpan) {
+        self.cache.enter(span);
+        if let Some(quota) = self.cache.allocate(policy, span) {
+            self.log.record_quota(quota);
+        }
+        self.apply_budget(span);
+        let victims = self.cache.decide(policy, span);
+        self.log.record(victims);
     }
 
     /// Replays the recorded choice.
@@ -264,29 +261,33 @@ impl LayerState {
     }
 
     /// Past and chunk side by side. An undo log that rounds brings the chunk's own entries back rounded, which it must see as they were.
-    fn joined(&self) -> Option<(Tensor, Tensor)> {
+    pub(super) fn joined(&self) -> Option<(Tensor, Tensor)> {
         if self.store.form() == Form::Plain { self.cache.joined() } else { None }
     }
 
     /// How many of the region's columns see each filled slot, where the layer has a window.
-    fn seen_until(&self, span: &ChunkSpan, placement: &Placement, rule: ScoreRule) -> Option<Tensor> {
+    pub(super) fn seen_until(&self, span: &ChunkSpan, placement: &Placement, rule: ScoreRule) -> Option<Tensor> {
         rule.window.map(|window| self.cache.seen_until(span, placement, window))
     }
 
     /// What the chunk written last sees in addition to itself.
     fn past(&self, span: &ChunkSpan, seen_until_bgc: Option<&Tensor>) -> PastPages {
         let region = self.cache.region(span);
-        let by_page = self.cache.past(region);
-        let mut start = 0;
-        let of_page = |(k, _): &(Tensor, Tensor)| {
-            let (first, slots) = (start, k.size()[2]);
-            start += slots;
-            seen_until_bgc.as_ref().map(|all| all.narrow(2, first, slots))
-        };
-        let seen_until_by_page = by_page.iter().filter_map(of_page).collect();
         // Kernels that see all at once know no window.
         let joined = if seen_until_bgc.is_none() { self.joined() } else { None };
-        PastPages { by_page, in_use_bgp: self.cache.in_use(region), seen_until_by_page, joined }
+        PastPages { pages: self.pages(region, seen_until_bgc), joined }
+    }
+
+    /// The first `count` slots by page.
+    pub(super) fn pages(&self, count: i64, seen_until_bgc: Option<&Tensor>) -> Vec<PastPage> {
+        let (in_use_bgp, mut start) = (self.cache.in_use(count), 0);
+        let page = |(k, v): (Tensor, Tensor)| {
+            let (first, slots) = (start, k.size()[2]);
+            start += slots;
+            let of_page = |all: &Tensor| all.narrow(2, first, slots);
+            PastPage { k, v, in_use_bgp: in_use_bgp.as_ref().map(of_page), seen_until_bgp: seen_until_bgc.map(of_page) }
+        };
+        self.cache.past(count).into_iter().map(page).collect()
     }
 
     fn attend(
@@ -296,7 +297,20 @@ impl LayerState {
         (k, v, placement): (Tensor, Tensor, Placement),
         asked: Option<Queries>,
     ) -> (ChunkSaved, PastPages, Option<Tensor>) {
-        let seen_until_bgc = self.seen_until(span, &placement, tokens.rule);
+        let (chunk, past) = self.sides(span, tokens, (k, v), &placement);
+        let (attended, mass) = attention::attend_and_sum(chunk.beside(&past), &past.parts(), asked);
+        (ChunkSaved { own: chunk, attended, placement }, past, mass)
+    }
+
+    /// The chunk written last, whose keys and values its own queries see as `k` and `v`, and what it sees beside.
+    pub(super) fn sides(
+        &self,
+        span: &ChunkSpan,
+        tokens: Qkv<'_>,
+        (k, v): (Tensor, Tensor),
+        placement: &Placement,
+    ) -> (OwnKeys, PastPages) {
+        let seen_until_bgc = self.seen_until(span, placement, tokens.rule);
         // A chunk that is no longer than the window sees itself, where no older entry stands among its own.
         let sees_itself = tokens.rule.window.is_none_or(|window| window >= span.len) && !span.is_ragged();
         // A copy, as a part would keep the whole.
@@ -310,77 +324,7 @@ impl LayerState {
             in_use_bgn: self.cache.region_in_use(span),
             seen_until_bgn: seen_until_bgc.as_ref().filter(|_| !sees_itself).map(own),
         };
-        let past = self.past(span, seen_until_bgc.as_ref());
-        let (attended, mass) = attention::attend_and_sum(chunk.beside(&past), &past.parts(), asked);
-        (ChunkSaved { own: chunk, attended, placement }, past, mass)
-    }
-}
-
-impl OwnKeys {
-    /// With a past that stands in the cache as it did when the chunk attended.
-    fn beside<'a>(&'a self, past: &'a PastPages) -> Chunk<'a> {
-        Chunk {
-            qkv: Qkv { q_bhnd: &self.q, k_bgnd: &self.k, v_bgnd: &self.v, rule: self.rule, drain_h: self.drain_h.as_ref() },
-            in_use_bgn: self.in_use_bgn.as_ref(),
-            seen_until_bgn: self.seen_until_bgn.as_ref(),
-            joined_bgcd: past.joined(),
-        }
-    }
-}
-
-/// The slots below a chunk's region.
-struct PastPages {
-    /// Keys and values by page.
-    by_page: Vec<(Tensor, Tensor)>,
-    /// Of the only page, where heads have shares of different size.
-    in_use_bgp: Option<Tensor>,
-    /// How many of the chunk's columns see each slot, by page; empty where the layer has no window.
-    seen_until_by_page: Vec<Tensor>,
-    /// With the chunk that stands behind it, where both are what attention sees and lie side by side.
-    joined: Option<(Tensor, Tensor)>,
-}
-
-impl PastPages {
-    fn joined(&self) -> Option<(&Tensor, &Tensor)> {
-        self.joined.as_ref().map(|(k, v)| (k, v))
-    }
-
-    fn parts(&self) -> Vec<KvPage<'_>> {
-        let in_use_bgp = self.in_use_bgp.as_ref();
-        let masks = self.seen_until_by_page.iter().map(Some).chain(std::iter::repeat(None));
-        let pages = self.by_page.iter().zip(masks);
-        pages.map(|((k, v), seen_until_bgp)| KvPage { in_use_bgp, seen_until_bgp, ..KvPage::of(k, v) }).collect()
-    }
-}
-
-/// The attention of a chunk that has just attended, for the policy to ask about.
-struct AttendedChunk<'a> {
-    saved: &'a ChunkSaved,
-    past: &'a PastPages,
-    /// What was summed while the chunk attended.
-    mass: Option<(Queries, Tensor)>,
-}
-
-impl ChunkAttention for AttendedChunk<'_> {
-    fn mass(&self, queries: Queries) -> Tensor {
-        if let Some((summed, mass)) = &self.mass
-            && *summed == queries
-        {
-            return mass.shallow_clone();
-        }
-        let lse = self.saved.placement.silence(&self.saved.attended.lse_bhn);
-        attention_mass(self.saved.own.beside(self.past), &self.past.parts(), &lse, queries)
-    }
-
-    fn queries(&self) -> (Tensor, f64) {
-        (self.saved.own.q.shallow_clone(), self.saved.own.rule.scale)
-    }
-
-    fn entries(&self) -> (Tensor, Tensor) {
-        let all = |of: fn(&(Tensor, Tensor)) -> &Tensor, own| {
-            Tensor::cat(&self.past.by_page.iter().map(of).chain([own]).collect::<Vec<_>>(), 2)
-        };
-        (all(|page| &page.0, &self.saved.own.k), all(|page| &page.1, &self.saved.own.v))
+        (chunk, self.past(span, seen_until_bgc.as_ref()))
     }
 }
 

@@ -24,6 +24,8 @@ pub struct Session {
     pub(super) spec: SessionSpec,
     /// Of one that is extended as tokens come.
     pub(super) frequencies: Vec<Frequencies>,
+    /// Tokens of the last chunk that are still to come.
+    pub(super) missing: usize,
 }
 
 /// What a session is made for.
@@ -63,12 +65,12 @@ pub(super) struct Pass<'a> {
 impl Session {
     /// A session over a batch that is planned as a whole.
     pub(super) fn planned(layers: Vec<SharedLayer>, plan: ChunkPlan) -> Self {
-        Self { layers, spec: SessionSpec::new(plan.num_sequences(), plan.len()), plan, frequencies: Vec::new() }
+        Self { layers, spec: SessionSpec::new(plan.num_sequences(), plan.len()), plan, frequencies: Vec::new(), missing: 0 }
     }
 
     /// Tokens of each sequence so far.
     pub fn num_tokens(&self) -> usize {
-        self.plan.len()
+        self.plan.len() - self.missing
     }
 
     /// The choices so far.
@@ -92,6 +94,21 @@ impl Session {
         for (layer, log) in self.layers.iter().zip(choices.drain(..)) {
             lock(layer).log = log;
         }
+    }
+
+    /// The chunk that the next token of all belongs to where they come one by one, and how many of its tokens came before.
+    pub(super) fn next_part(&mut self) -> Option<(ChunkSpan, usize)> {
+        if self.missing == 0 {
+            let sequences = self.num_sequences();
+            self.plan.extend_by_block(sequences as usize);
+            self.missing = self.plan.spans.last().map_or(0, |span| span.len);
+            if !self.spec.keeps_log {
+                self.plan.forget();
+            }
+        }
+        let span = self.plan.spans.last()?.clone();
+        let from = span.len - self.missing;
+        Some((span, from))
     }
 
     /// Some chunks, for some layers to attend over.

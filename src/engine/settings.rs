@@ -22,6 +22,9 @@ pub struct Settings {
     slots: Vec<Slots>,
     sizes: Sizes,
     single_tokens_for_targets: bool,
+    decode_block: usize,
+    /// The columns' width in tokens where texts are generated at fixed widths.
+    pub(super) static_width: Option<usize>,
     pub(super) storage: Storage,
     pub(super) buffer: BufferKind,
     pub(super) is_offloaded: bool,
@@ -76,6 +79,8 @@ impl Settings {
             buffer: kv.buffer,
             is_offloaded: kv.cpu_offload,
             single_tokens_for_targets: grad.single_tokens_for_targets,
+            decode_block: kv.decode_block,
+            static_width: None,
             layers_per_cell: grad.layers_per_cell.min(config.num_layers()),
             layer_checkpoints: grad.layer_checkpoints,
             undo_log: grad.undo_log,
@@ -84,7 +89,7 @@ impl Settings {
             width,
         };
         settings.check_policies(&kv.policy.name)?;
-        Ok(settings)
+        Ok(Self { static_width: kv.r#static.then(|| settings.longest_chunk()), ..settings })
     }
 
     /// Whether the policies, which errors call `name`, get along with chunks and buffer.
@@ -178,6 +183,14 @@ impl Settings {
         if self.has_cuda_graphs { CapturedLayers::shapes(device, plan.shapes()) } else { Vec::new() }
     }
 
+    /// What runs the layers of sessions, so many of which write texts at a time: captured on a device that has graphs, where all widths are
+    /// fixed.
+    pub fn session_layers(&self, sessions: usize, device: Device) -> Result<CapturedLayers, EngineError> {
+        let shapes =
+            self.static_width.filter(|_| self.has_cuda_graphs).map_or(Vec::new(), |width| vec![(1, width), (sessions, 1)]);
+        Ok(CapturedLayers::endless(device, shapes)?)
+    }
+
     /// The policy of a layer.
     pub fn policy(&self, layer: usize) -> &dyn Policy {
         &*self.policies[layer]
@@ -232,6 +245,11 @@ impl Settings {
     /// Tokens of a chunk whose size is not drawn.
     pub fn chunk_size(&self) -> usize {
         self.sizes.chunk_size
+    }
+
+    /// Tokens that are decided upon together in decoding; one where nothing ever leaves.
+    pub fn decode_block(&self) -> usize {
+        if self.keeps_all() { 1 } else { self.decode_block }
     }
 
     /// Whether nothing that the model can still see ever leaves a cache.
@@ -315,6 +333,7 @@ impl Settings {
             span: caches.smallest().unwrap_or(usize::MAX),
             chunk_size: self.sizes.chunk_size,
             full_at: caches.full_at(self.sizes.chunking),
+            block: self.decode_block(),
             ..Cuts::default()
         }
     }

@@ -170,7 +170,7 @@ mod tests {
             let caches = FixedCaches::of(&slots, &policies);
             let span = *lengths.iter().min().unwrap();
             let sizes = is_drawn.then(|| RandomSizes::new(ChunkKey { seed, step: 1 }, chunk_size, span));
-            let cuts = Cuts { span, chunk_size, sizes, full_at: caches.full_at(chunking), singles_from: None };
+            let cuts = Cuts { span, chunk_size, sizes, full_at: caches.full_at(chunking), ..Cuts::default() };
             let longest_of = |total: usize, cache_length: usize| {
                 let spans = ChunkPlan::cut(&[total], &cuts, ColumnWidth::Chunks(1)).spans.into_iter();
                 spans.filter(|s| s.start >= cache_length).map(|s| s.len).max().unwrap_or(0)

@@ -44,9 +44,9 @@ struct LastChunk {
 }
 
 impl Session {
-    /// What the session holds; `None` of one that has got no tokens.
+    /// What the session holds; `None` of one that has got no tokens, or stands within a block of decoding.
     pub fn snapshot(&self) -> Option<SessionSnapshot> {
-        let last = self.plan.spans.last()?;
+        let last = self.plan.spans.last().filter(|_| self.missing == 0)?;
         let mut tensors = Vec::new();
         let caches = self.layers.iter().enumerate().map(|(layer, state)| {
             let CacheSnapshot { tensors: own, numbers } = lock(state).cache.snapshot();
@@ -89,7 +89,8 @@ impl Session {
         session.check_room(numbers.num_tokens)?;
         guarded(|| {
             let len = numbers.num_tokens - start;
-            let last = ChunkSpan { index, chunk: ChunkIdx(number), start, len, real: vec![len; numbers.num_sequences] };
+            let last =
+                ChunkSpan { index, chunk: ChunkIdx(number), start, len, real: vec![len; numbers.num_sequences], is_block: false };
             session.plan = ChunkPlan::behind(engine.settings().cuts_of(&spec), last);
             for (layer, (state, numbers)) in session.layers.iter().zip(numbers.caches).enumerate() {
                 let prefix = format!("layers.{layer}.");

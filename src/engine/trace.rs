@@ -54,8 +54,8 @@ pub(super) struct BatchIds {
 }
 
 impl BatchIds {
-    pub(super) fn new(batch: &Batch, model: &Model) -> Self {
-        let total = batch.max_len();
+    /// Of so many tokens each, with pads.
+    pub(super) fn new(batch: &Batch, total: usize, model: &Model) -> Self {
         let padded = |sequence: &crate::data::Sequence| {
             let ids = sequence.inputs.iter().map(|&id| i64::from(id));
             ids.chain(std::iter::repeat(0)).take(total).collect::<Vec<i64>>()

@@ -12,7 +12,7 @@ use super::sample::Sample;
 use super::{GenerationError, GenerationRules, PromptLimits, StoppedText, TokenLikelihood};
 use crate::data::{InitialPartFinder, Tokenizer};
 use crate::engine::{Engine, EngineError, Session, SessionSpec, extend_each, guarded};
-use crate::model::Model;
+use crate::model::{CapturedLayers, Model};
 use crate::native::cuda::on_device;
 
 /// Carries out requests, a step at a time.
@@ -27,6 +27,8 @@ pub struct Generator<'a> {
     waiting: VecDeque<Prefill>,
     running: Vec<Sample>,
     next_request: u64,
+    /// What carries tokens through the model, once there are some.
+    layers: Option<CapturedLayers>,
 }
 
 /// A prompt that is being read.
@@ -53,6 +55,7 @@ impl<'a> Generator<'a> {
             waiting: VecDeque::new(),
             running: Vec::new(),
             next_request: 0,
+            layers: None,
         }
     }
 
@@ -180,7 +183,7 @@ impl<'a> Generator<'a> {
     }
 
     /// Reads a column of a prompt, all of which but the last token is read so; returns whether it is.
-    fn read_column(&self, prefill: &mut Prefill) -> Result<bool, GenerationError> {
+    fn read_column(&mut self, prefill: &mut Prefill) -> Result<bool, GenerationError> {
         let Prefill { request, limit, likelihoods: told, last_column, .. } = prefill;
         let (prompt, last) = (&request.prompt, request.prompt.len() - 1);
         if prefill.session.as_ref().is_some_and(|session| has_other_rotations(self.model, session, prompt.len())) {
@@ -203,8 +206,9 @@ impl<'a> Generator<'a> {
             let next = &prompt[start + 1..start + 1 + hidden_ne.size()[0] as usize];
             told.extend(likelihoods(self.model, &hidden_ne, next, top));
         };
-        let read =
-            session.extend_by_column(self.engine, self.model, &row(&prompt[done..last], self.model.device()), &mut sink)?;
+        let (model, ids_1n) = (self.model, row(&prompt[done..last], self.model.device()));
+        let layers = session_layers(&mut self.layers, (self.engine, model), self.width)?;
+        let read = session.extend_by_column(self.engine, (model, layers), &ids_1n, &mut sink)?;
         *last_column = read;
         Ok(done + read == last)
     }
@@ -269,7 +273,8 @@ impl<'a> Generator<'a> {
         self.begin_anew_where_rotations_change()?;
         let ids: Vec<u32> = self.running.iter().filter_map(|sample| sample.ids.last().copied()).collect();
         let mut sessions: Vec<&mut Session> = self.running.iter_mut().map(|sample| &mut sample.session).collect();
-        let hidden = extend_each(self.engine, self.model, &mut sessions, &ids, self.width)?;
+        let layers = session_layers(&mut self.layers, (self.engine, self.model), self.width)?;
+        let hidden = extend_each(self.engine, (self.model, layers), &mut sessions, &ids, self.width)?;
         let logits_nv = guarded(|| Ok(next_logits(self.model, &hidden.squeeze_dim(1))))?;
         let (mut finished, mut failed) = (Vec::new(), Vec::new());
         for (row, sample) in self.running.iter_mut().enumerate() {
@@ -326,6 +331,18 @@ impl<'a> Generator<'a> {
             let error = first.take().unwrap_or_else(|| GenerationError::Engine(EngineError::Torch(message.clone())));
             GenerationEvent::Failed { request, error }
         }));
+    }
+}
+
+/// What carries tokens through the model, made where there is none yet.
+fn session_layers<'a>(
+    made: &'a mut Option<CapturedLayers>,
+    (engine, model): (&Engine, &Model),
+    width: usize,
+) -> Result<&'a mut CapturedLayers, EngineError> {
+    match made {
+        Some(layers) => Ok(layers),
+        none => Ok(none.insert(engine.settings().session_layers(width, model.device())?)),
     }
 }
 

@@ -173,6 +173,11 @@ impl CapturedLayers {
         Ok(Self { recorder, shapes: shapes.into_iter().map(|shape| (shape, OfShape::default())).collect() })
     }
 
+    /// The same for columns of some shapes that come without end: all are captured, where the device has graphs.
+    pub fn endless(device: Device, shapes: Vec<(usize, usize)>) -> Result<Self, AttendError> {
+        Self::new(device, if has_graphs(device) { shapes } else { Vec::new() })
+    }
+
     /// The layers over the column that is next, of so many sequences and tokens. `model` is always the same, and so is `place` for all columns of one shape.
     pub fn column<'a>(
         &'a mut self,

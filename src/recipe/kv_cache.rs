@@ -29,6 +29,12 @@ table! {
         /// Training draws the sizes of chunks around `chunk_size`, five for each step.
         #[also("randomize_chunk_sizes")]
         pub randomize_chunk_sizes: bool = false,
+        /// Tokens that are decided upon together in decoding, and where `grad.single_tokens_for_targets` trains it; at most `chunk_size`.
+        #[rule(COUNT)]
+        pub decode_block: usize = 1,
+        /// Texts are generated at fixed widths, whatever comes: all chunks of a prompt are computed as `chunk_size` tokens, all caches have
+        /// their length from the beginning. A GPU then launches a layer as captured graphs.
+        pub r#static: bool = false,
         /// Slots are allocated at once, by doubling, or by pages. The last two need the policy `dense`.
         pub storage: Storage = Storage::Preallocated,
         /// Slots wait in the host's memory while other layers run.

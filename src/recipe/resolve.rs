@@ -38,6 +38,8 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checke
     refuse_idle_adapter_keys(&reader, &model, lora.as_ref())?;
     let kv_cache = CacheRecipe::read(&reader)?;
     refuse_storage(&reader, &kv_cache)?;
+    refuse_long_blocks(&reader, &kv_cache)?;
+    refuse_static_growth(&reader, &kv_cache)?;
     let grad = GradRecipe { open, ..GradRecipe::read(&reader)? };
     refuse_single_tokens(&reader, &grad, &head)?;
     refuse_undo_log(&reader, &grad, &kv_cache)?;
@@ -234,6 +236,28 @@ fn refuse_storage(reader: &RecipeReader<'_>, CacheRecipe { storage, policy, .. }
     let message =
         format!("`kv_cache.storage = \"{storage}\"` contradicts the policy `{policy}`, which has a fixed number of slots");
     reader.refuse("kv_cache.storage", message, "write `storage = \"preallocated\"`, or `policy = \"dense\"`")
+}
+
+/// A block is a chunk.
+fn refuse_long_blocks(reader: &RecipeReader<'_>, &CacheRecipe { decode_block, chunk_size, .. }: &CacheRecipe) -> Checked<()> {
+    if decode_block <= chunk_size {
+        return Ok(());
+    }
+    let message = format!("`kv_cache.decode_block` is {decode_block}, more than `kv_cache.chunk_size`, which is {chunk_size}");
+    reader.refuse("kv_cache.decode_block", message, "a chunk of decoding is no longer than one of a prompt")
+}
+
+fn refuse_static_growth(reader: &RecipeReader<'_>, kv: &CacheRecipe) -> Checked<()> {
+    if !kv.r#static || kv.storage == Storage::Preallocated {
+        return Ok(());
+    }
+    let message =
+        format!("`kv_cache.static` contradicts `kv_cache.storage = \"{}\"`: a cache that grows has no fixed size", kv.storage);
+    reader.refuse(
+        "kv_cache.static",
+        message,
+        "name a length with `kv_cache.cache_length`, and write `storage = \"preallocated\"`",
+    )
 }
 
 fn refuse_single_tokens(reader: &RecipeReader<'_>, grad: &GradRecipe, head: &HeadRecipe) -> Checked<()> {

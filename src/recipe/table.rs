@@ -100,6 +100,11 @@ impl<T: RecipeValue> RecipeField for T {
     }
 }
 
+/// The key of a field, which may be a word of Rust.
+pub(super) fn key_name(field: &'static str) -> &'static str {
+    field.trim_start_matches("r#")
+}
+
 /// `lora.r`, or `output_dir` at the top of the file.
 pub(super) fn dotted(table: &str, key: &str) -> String {
     if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") }
@@ -121,12 +126,12 @@ macro_rules! table {
     (@default $type:ty, $key:ident, [$told:literal] $required:tt $default:tt) => { KeyDefault::Told($told) };
     (@default $type:ty, $key:ident, [] [$what:expr] []) => { KeyDefault::Told("required") };
     (@default $type:ty, $key:ident, [] [] [$default:expr]) => {
-        KeyDefault::Value(<$type as RecipeField>::entries(&$default, stringify!($key)))
+        KeyDefault::Value(<$type as RecipeField>::entries(&$default, super::table::key_name(stringify!($key))))
     };
 
     (@absent $reader:ident, $table:literal, $key:ident, [] [$default:expr]) => { $default };
     (@absent $reader:ident, $table:literal, $key:ident, [$what:expr] []) => {
-        super::table::missing($reader, $table, stringify!($key), &$what.to_string())?
+        super::table::missing($reader, $table, super::table::key_name(stringify!($key)), &$what.to_string())?
     };
 
     (
@@ -165,7 +170,7 @@ macro_rules! table {
                     let mut keys = Vec::new();
                     $(
                         let text = KeyText {
-                            name: stringify!($key).to_owned(),
+                            name: super::table::key_name(stringify!($key)).to_owned(),
                             meaning: concat!($($doc),+),
                             also: &[$($($also),+)?],
                             words: &[$(($word, &[$($other),+])),*],
@@ -180,7 +185,7 @@ macro_rules! table {
 
                 fn read(reader: &RecipeReader<'_>) -> Checked<Self> {
                     $(
-                        let $key = match <$type as RecipeField>::find(reader, $table, stringify!($key))? {
+                        let $key = match <$type as RecipeField>::find(reader, $table, super::table::key_name(stringify!($key)))? {
                             Some(value) => value,
                             None => table!(@absent reader, $table, $key, [$($what)?] [$($default)?]),
                         };
@@ -189,7 +194,7 @@ macro_rules! table {
                 }
 
                 fn entries(&self) -> TableEntries {
-                    [$(RecipeField::entries(&self.$key, stringify!($key))),+].concat()
+                    [$(RecipeField::entries(&self.$key, super::table::key_name(stringify!($key)))),+].concat()
                 }
             }
         };

@@ -50,7 +50,8 @@ impl Recipe {
 
     /// What the cache computes: the values of the table `[kv_cache]` in TOML by their dotted keys, but for where slots wait.
     pub fn cache_keys(&self) -> BTreeMap<String, String> {
-        let decides = |key: &String| key.starts_with("kv_cache.") && key != "kv_cache.cpu_offload";
+        let beside = ["kv_cache.cpu_offload", "kv_cache.static"];
+        let decides = |key: &String| key.starts_with("kv_cache.") && !beside.contains(&&key[..]);
         self.flat().into_iter().filter(|(key, _)| decides(key)).collect()
     }
 

@@ -8,6 +8,8 @@ pub(crate) mod mutations;
 mod nearness;
 mod proofs;
 mod reference;
+#[cfg(test)]
+mod static_widths;
 mod tilings;
 #[cfg(test)]
 mod waiting_weights;

@@ -111,7 +111,9 @@ fn step(
     if let Some(slot) = sorted.windows(2).find_map(is_twice) {
         return Err(format!("slot {slot} twice"));
     }
-    let needed = (filled + span.real_of(sequence)).saturating_sub(capacity);
+    // A sequence in a block gives up its slots for all of the block, unless it has ended before.
+    let taken = if span.is_block && span.real_of(sequence) > 0 { span.len } else { span.real_of(sequence) };
+    let needed = (filled + taken).saturating_sub(capacity);
     let positions: Vec<i64> = leaving.iter().map(|&s| slots[s as usize]).collect();
     for &position in &positions[..needed.min(positions.len())] {
         if position >= 0 {

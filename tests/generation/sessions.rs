@@ -34,6 +34,23 @@ fn a_text_does_not_depend_on_who_is_beside_it() {
 }
 
 #[test]
+fn fixed_widths_write_the_same_texts() {
+    for (policy, buffer, length) in
+        [("h2o", "plain", 24), ("h2o", "int8", 24), ("lastrec", "int4", 24), ("snapkv", "plain", 24), ("dense", "int8", 64)]
+    {
+        let own = [format!("policy={policy}"), format!("buffer={buffer}"), format!("cache_length={length}")];
+        let own = own.map(|key| format!("kv_cache.{key}"));
+        let set = [EVICTS, &own.each_ref().map(String::as_str)].concat();
+        let request = |i: u32| Request::new(prompt(i, 5 + 23 * i), drawn(u64::from(i), 8));
+        let written = |more: &[&str]| {
+            let used = Used::new("model-qwen2", &[&set[..], more].concat(), None);
+            texts(&mut used.generator(2), (0..3).map(request).collect())
+        };
+        assert_eq!(written(&["kv_cache.static=true"]), written(&[]), "{policy}, {buffer}");
+    }
+}
+
+#[test]
 fn the_initial_part_of_a_prompt_stays() {
     let smart = |most: &str| {
         let policy = format!("kv_cache.policy={{\"smart-lastrec\"={{end_initial_regex=\"de\", max_initial_fraction={most}}}}}");

@@ -196,6 +196,8 @@ pub fn caches(policy: PolicyRecipe, lengths: Vec<usize>, chunk_size: usize) -> C
         chunk_size,
         chunking: Chunking::Plain,
         randomize_chunk_sizes: false,
+        decode_block: 1,
+        r#static: false,
         storage: Storage::Preallocated,
         cpu_offload: false,
     }

@@ -110,6 +110,43 @@ fn single_tokens_for_targets() {
 }
 
 #[test]
+fn blocks_of_decoding() {
+    let cases = varied([
+        |c| Case { name: "blocks", tail: Tail::InBlocks(4), targets: TargetsAt::Last(6), ..c },
+        |c| Case { name: "blocks of one sequence", tail: Tail::InBlocks(3), targets: TargetsAt::Last(10), lengths: &[40], ..c },
+        |c| Case {
+            name: "blocks from within the prefill span, in one cell",
+            tail: Tail::InBlocks(5),
+            targets: TargetsAt::Last(20),
+            lengths: &[30, 29],
+            layers_per_cell: 3,
+            width: Width::Chunks(100),
+            ..c
+        },
+        |c| Case {
+            name: "blocks, narrowing caches",
+            tail: Tail::InBlocks(4),
+            targets: TargetsAt::Last(9),
+            lengths: &[44, 41],
+            cache: &[18, 14, 11],
+            ..c
+        },
+    ]);
+    let model = support::model(&PLAIN);
+    assert_eq!(sizes(&cases[1], &model), [5, 5, 5, 3, 5, 5, 2, 3, 3, 3, 3], "the last block has two pads");
+    prove("blocks", &cases);
+    let blocks = Case { tail: Tail::InBlocks(4), targets: TargetsAt::Last(6), lengths: &[44, 41], ..PLAIN };
+    prove(
+        "blocks, budgets and windows",
+        &[
+            Case { policy: "adakv", params: "floor = 0.5\npolicy.snapkv = { window_size = 2 }", ..blocks },
+            Case { window: 7, sliding_layers: &[0, 2], ..blocks },
+            Case { policy: "dense", cache: &[50], ..blocks },
+        ],
+    );
+}
+
+#[test]
 fn caches_that_narrow_towards_the_top() {
     let lengths = CacheLength::Pyramid(Pyramid { mean: 16, top: 11 }).by_layer(support::NUM_LAYERS);
     assert_eq!(lengths, [21, 16, 11]);

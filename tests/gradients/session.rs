@@ -1,7 +1,8 @@
 //! A session that is extended as tokens come: hidden states and choices are those of the engine, for every policy.
 
+use kvtune::cache::{LayerLog, ReplayLog, Victims};
 use kvtune::engine::{Engine, Session, SessionSpec, extend_each};
-use kvtune::model::Model;
+use kvtune::model::{CapturedLayers, Model};
 use kvtune::recipe::{BufferKind, Storage};
 use tch::{Device, Kind, Tensor};
 
@@ -85,6 +86,50 @@ fn a_prompt_and_then_tokens_are_what_single_tokens_for_targets_trains() {
         let (found, ours) = of_session(&case, &spec, &[27, 1, 1, 1, 1, 1, 1]);
         assert_eq!(choices, ours, "{case:?}");
         assert!((found - expected).abs().max().double_value(&[]) < 1e-12, "{case:?}");
+    }
+}
+
+/// What each chunk evicted that evicted any, layer by layer.
+fn victims(log: &ReplayLog) -> Vec<Vec<Vec<i64>>> {
+    let of_chunk = |victims: &Victims| (0..2).flat_map(|head| victims.of_head(0, head).unwrap()).collect();
+    let of_layer = |layer: &LayerLog| (0..log.spans.len()).filter_map(|c| layer.victims(c).map(of_chunk)).collect();
+    log.layers.iter().map(of_layer).collect()
+}
+
+#[test]
+fn a_prompt_and_then_tokens_in_blocks_are_what_is_trained() {
+    for case in every_session(&[34]) {
+        let case = Case { tail: Tail::InBlocks(4), targets: TargetsAt::Last(7), ..case };
+        let (model, ids_bt) = (model(&case), ids_of(&case));
+        let engine = engine(&case, &model);
+        let mut expected = Vec::new();
+        let (_, log) = engine.inspect(&model, &batch(&case), &mut |_, of_column| expected.push(of_column.copy())).unwrap();
+        // The last block has a pad.
+        let expected = Tensor::cat(&expected, 1).narrow(1, 0, 34);
+        let on = (&engine, &model);
+        let mut session = Session::new(&engine, &model, &SessionSpec { prompt: Some(27), ..spec_of(&case) }).unwrap();
+        let mut hidden = vec![extend(&mut session, on, &ids_bt.narrow(1, 0, 27))];
+        let next = |session: &mut Session| {
+            let id = ids_bt.int64_value(&[0, session.num_tokens() as i64]) as u32;
+            extend_each(&engine, (&model, &mut CapturedLayers::default()), &mut [session], &[id], 1).unwrap()
+        };
+        hidden.extend([next(&mut session), next(&mut session)]);
+        // Within a block a copy goes on, and so does who reads further tokens at once.
+        let mut copy = session.fork().unwrap();
+        hidden.extend([next(&mut session), next(&mut session)]);
+        // Where nothing leaves there are no blocks, and what is read at once is a chunk.
+        let further = if engine.settings().decode_block() == 1 { 1 } else { 2 };
+        let at_once: Vec<Tensor> =
+            (29..31).step_by(further as usize).map(|at| extend(&mut copy, on, &ids_bt.narrow(1, at, further))).collect();
+        for session in [&mut session, &mut copy] {
+            hidden.truncate(5);
+            hidden.extend([next(session), next(session), next(session)]);
+            assert_eq!(session.num_tokens(), 34);
+            let apart = (Tensor::cat(&hidden, 1) - &expected).abs().max().double_value(&[]);
+            assert!(apart < 1e-12, "{case:?}: {apart:.1e}");
+            assert_eq!(victims(&session.log()), victims(&log), "{case:?}");
+        }
+        assert!((Tensor::cat(&at_once, 1) - expected.narrow(1, 29, 2)).abs().max().double_value(&[]) < 1e-12, "{case:?}");
     }
 }
 
@@ -174,7 +219,10 @@ fn sessions_side_by_side_are_those_sessions_alone() {
             .iter()
             .map(|&prompt| {
                 let mut session = begun(prompt);
-                let mut step = |tokens| extend_each(&engine, &model, &mut [&mut session], &[next(tokens)], 4).unwrap();
+                let mut step = |tokens| {
+                    extend_each(&engine, (&model, &mut CapturedLayers::default()), &mut [&mut session], &[next(tokens)], 4)
+                        .unwrap()
+                };
                 (prompt as usize..prompt as usize + 5).map(&mut step).collect()
             })
             .collect();
@@ -182,7 +230,7 @@ fn sessions_side_by_side_are_those_sessions_alone() {
         for step in 0..5 {
             let ids: Vec<u32> = sessions.iter().map(|session| next(session.num_tokens())).collect();
             let mut together: Vec<&mut Session> = sessions.iter_mut().collect();
-            let hidden = extend_each(&engine, &model, &mut together, &ids, 4).unwrap();
+            let hidden = extend_each(&engine, (&model, &mut CapturedLayers::default()), &mut together, &ids, 4).unwrap();
             for (i, alone) in alone.iter().enumerate() {
                 assert!(hidden.narrow(0, i as i64, 1).equal(&alone[step].narrow(0, 0, 1)), "{case:?}, session {i}, step {step}");
             }

@@ -55,6 +55,13 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("[kv_cache]\ncache_length.pyramid = { mean = 8 }", "{ mean = 8 }", "`kv_cache.cache_length.pyramid` lacks `top`"),
     ("[kv_cache]\ncache_length.pyramid = { mean = 8, tip = 4 }", "tip", "unknown key `tip`"),
     ("[kv_cache]\ncache_length.pyramids = { mean = 8, top = 4 }", "pyramids", "unknown key `pyramids`"),
+    ("[kv_cache]\nchunk_size = 8\ndecode_block = 9", "decode_block", "is 9, more than `kv_cache.chunk_size`, which is 8"),
+    ("[kv_cache]\ndecode_block = 0", "decode_block", "must be at least 1, found 0"),
+    (
+        "[kv_cache]\npolicy = \"dense\"\nstorage = \"paged\"\nstatic = true",
+        "static",
+        "contradicts `kv_cache.storage = \"paged\"`",
+    ),
     ("[kv_cache]\nchunking = \"bent\"", "\"bent\"", "unknown value `bent`"),
     ("[kv_cache]\nrandomize_chunk_sizes = 1", "1", "must be `true` or `false`"),
     ("[kv_cache]\nbuffer = \"int8\"\n[grad]\nundo_log = \"int8\"", "undo_log", "contradicts `kv_cache.buffer = \"int8\"`"),

@@ -102,7 +102,7 @@ prop_compose! {
     fn kv_cache()(policy in policy(), lengths in prop::collection::vec(small(), 1..4), uniform in any::<bool>(),
                   chunk_size in small(), grow in any::<bool>(), buffer in select(BufferKind::ALL),
                    cpu_offload in any::<bool>(), pyramid in option::of((small(), small())),
-                  chunking in select(Chunking::ALL), randomize_chunk_sizes in any::<bool>()) -> CacheRecipe {
+                  chunking in select(Chunking::ALL), randomize_chunk_sizes in any::<bool>(), block in small()) -> CacheRecipe {
         let cache_length = match pyramid {
             Some((a, b)) => CacheLength::Pyramid(Pyramid { mean: a.max(b), top: a.min(b) }),
             None if uniform => CacheLength::Uniform(lengths[0]),
@@ -111,7 +111,8 @@ prop_compose! {
         let policy = if grow { PolicyRecipe::named("dense") } else { policy };
         let growing = if chunk_size % 2 == 0 { Storage::Growing } else { Storage::Paged };
         let storage = if grow { growing } else { Storage::Preallocated };
-        CacheRecipe { policy, buffer, cache_length, chunk_size, chunking, randomize_chunk_sizes, storage, cpu_offload }
+        let (decode_block, r#static) = (block.min(chunk_size), !grow && block % 2 == 0);
+        CacheRecipe { policy, buffer, cache_length, chunk_size, chunking, randomize_chunk_sizes, decode_block, r#static, storage, cpu_offload }
     }
 }
 
@@ -341,6 +342,8 @@ const BOUND: &[(&str, &str)] = &[
     ("kv_cache.chunking", "reference"),
     ("kv_cache.buffer", "int8"),
     ("kv_cache.randomize_chunk_sizes", "true"),
+    ("kv_cache.decode_block", "4"),
+    ("kv_cache.static", "true"),
     ("grad.single_tokens_for_targets", "true"),
     ("train.micro_batch_size", "7"),
     ("train.gradient_accumulation_steps", "7"),

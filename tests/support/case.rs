@@ -83,6 +83,8 @@ pub struct Case {
     pub undo_log: StoreRecipe,
     /// Whether a GPU captures what columns of equal shape have in common.
     pub has_cuda_graphs: bool,
+    /// Whether sessions have fixed widths.
+    pub is_static: bool,
     /// One residual channel is 1000 times the others.
     pub has_loud_channel: bool,
     /// Whether the layers' weights wait on the host, where that is another memory.
@@ -102,6 +104,8 @@ pub enum Tail {
     InChunks,
     /// One by one.
     OneByOne,
+    /// In blocks of decoding of so many.
+    InBlocks(usize),
 }
 
 /// What is trained.
@@ -205,6 +209,7 @@ pub const PLAIN: Case = Case {
     layer_checkpoints: IN_MEMORY,
     undo_log: IN_MEMORY,
     has_cuda_graphs: false,
+    is_static: false,
     has_loud_channel: false,
     has_waiting_weights: false,
     kind: Kind::Double,

@@ -271,6 +271,8 @@ pub fn recipes(case: &Case) -> (CacheRecipe, GradRecipe) {
         chunk_size: case.chunk,
         chunking: case.chunking,
         randomize_chunk_sizes: case.is_randomized,
+        r#static: case.is_static,
+        decode_block: if let Tail::InBlocks(block) = case.tail { block } else { 1 },
         storage: case.storage,
         cpu_offload: case.is_offloaded,
     };
@@ -285,7 +287,7 @@ pub fn recipes(case: &Case) -> (CacheRecipe, GradRecipe) {
         layer_checkpoints: case.layer_checkpoints,
         undo_log: case.undo_log,
         scratch_dir: Some(std::env::temp_dir().join(format!("kvtune-proofs-{}", std::process::id()))),
-        single_tokens_for_targets: case.tail == Tail::OneByOne,
+        single_tokens_for_targets: case.tail != Tail::InChunks,
         on_out_of_memory: OnOutOfMemory::Fail,
         cuda_graphs: case.has_cuda_graphs,
         open: Vec::new(),
@@ -323,7 +325,7 @@ pub fn context(case: &Case) -> MicroBatchContext {
 pub fn full_attention(batch: &Batch) -> ReplayLog {
     let len = batch.max_len();
     let real = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
-    let span = ChunkSpan { index: 0, chunk: ChunkIdx(0), start: 0, len, real };
+    let span = ChunkSpan { index: 0, chunk: ChunkIdx(0), start: 0, len, real, is_block: false };
     let layers = (0..NUM_LAYERS).map(|_| LayerLog::default()).collect();
     ReplayLog { spans: vec![span], cache_lengths: vec![len; NUM_LAYERS], layers }
 }

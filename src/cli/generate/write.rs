@@ -100,7 +100,9 @@ impl WrittenTexts {
         }
         // Those that nobody has begun would have had a text, too.
         if interrupt.signal().is_some() {
-            requests.try_for_each(|request| request.map(|request| drop(self.add(&request))))?;
+            for request in requests {
+                self.add(&request?);
+            }
         }
         self.texts.iter_mut().filter(|text| text.end.is_none()).for_each(|text| text.end = Some(End::Cancelled));
         self.print_ended()?;
