@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::error::DataError;
-use super::jsonl::{self, Object, kind};
+use super::rows::{self, DataRow, RowSettings, kind};
 
 /// An answer and what it is compared with.
 pub struct Answer<'a> {
@@ -13,7 +13,7 @@ pub struct Answer<'a> {
     pub prediction: String,
     /// What it might have said; at least one.
     pub references: Vec<String>,
-    row: &'a mut Object,
+    row: &'a mut DataRow,
 }
 
 impl Answer<'_> {
@@ -46,7 +46,8 @@ impl<E> From<DataError> for Stop<E> {
 /// The file cannot be read, has no row, or a row lacks a field or has one of another type; or `score` refuses.
 pub fn each_answer<E: From<DataError>>(path: &Path, mut score: impl FnMut(Answer<'_>) -> Result<(), E>) -> Result<(), E> {
     let mut rows = 0_usize;
-    let walk = jsonl::each(path, |row| {
+    let walk = rows::each(path, &RowSettings::default(), &mut |row| {
+        let row = &mut row?;
         let prediction = row.text("prediction")?;
         let references = references(row)?;
         rows += 1;
@@ -60,7 +61,7 @@ pub fn each_answer<E: From<DataError>>(path: &Path, mut score: impl FnMut(Answer
     }
 }
 
-fn references(row: &mut Object) -> Result<Vec<String>, DataError> {
+fn references(row: &mut DataRow) -> Result<Vec<String>, DataError> {
     let found = match row.require("references")? {
         Value::Array(texts) if texts.is_empty() => "an empty array".to_owned(),
         Value::Array(texts) => match texts.iter().position(|text| !text.is_string()) {

@@ -10,7 +10,7 @@ use super::error::DataError;
 use super::example::{Content, Example};
 use super::on_too_long::{Fit, Length};
 use super::question::{Question, SampleGroups};
-use super::sample_place::SamplePlace;
+use crate::recipe::DataFormat;
 
 /// Samples to train on or to validate with, in file order.
 #[derive(Clone)]
@@ -25,6 +25,7 @@ pub struct Dataset {
 pub(super) struct Samples {
     pub(super) path: PathBuf,
     pub(super) hash: String,
+    pub(super) format: DataFormat,
     pub(super) examples: Vec<Example>,
     pub(super) lengths: Vec<Length>,
     pub(super) fits: Vec<Fit>,
@@ -91,6 +92,11 @@ impl Dataset {
         &self.samples.path
     }
 
+    /// What the files hold.
+    pub fn format(&self) -> DataFormat {
+        self.samples.format
+    }
+
     /// Hash of that file's content: a resumed run must find the same.
     pub fn hash(&self) -> &str {
         &self.samples.hash
@@ -122,24 +128,25 @@ impl Samples {
 
     fn question(&self, index: usize) -> Result<Question, DataError> {
         let example = &self.examples[index];
-        let place = || SamplePlace { path: self.path.clone(), at: example.at };
+        let place = || example.place.clone();
         let EncodedQuestion { prompt, answer, initial } =
             self.encoded(index)?.into_question().ok_or_else(|| DataError::NoQuestion { place: place() })?;
         if prompt.is_empty() {
             return Err(DataError::NoPrompt { place: place() });
         }
-        let reference = match &example.content {
-            Content::Text { completion, .. } => completion.clone(),
-            _ => self.encoder.text(&answer)?,
+        let references = match &example.content {
+            _ if !example.references.is_empty() => example.references.clone(),
+            Content::Text { completion, .. } => vec![completion.clone()],
+            _ => vec![self.encoder.text(&answer)?],
         };
         let groups = example.groups.clone();
-        Ok(Question { sample: index as u64, prompt, initial, opening: self.opening, references: vec![reference], groups })
+        Ok(Question { sample: index as u64, prompt, initial, opening: self.opening, references, groups })
     }
 
     /// The tokens of a sample, cut where it is too long.
     fn encoded(&self, index: usize) -> Result<EncodedSample, DataError> {
         let example = &self.examples[index];
-        let place = || SamplePlace { path: self.path.clone(), at: example.at };
+        let place = || example.place.clone();
         let mut sequence = self.encoder.encode(&example.content, &place)?;
         if sequence.length() != self.lengths[index] {
             let (found, recorded) = (sequence.length().total, self.lengths[index].total);

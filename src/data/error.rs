@@ -67,12 +67,14 @@ pub enum DataError {
         found: String,
     },
     /// A sample lacks a field.
-    #[error("{place}: field `{field}` is missing")]
+    #[error("{place}: field `{field}` is missing{}", if others.is_empty() { String::new() } else { format!(", others are {others}") })]
     MissingField {
         /// The sample.
         place: SamplePlace,
         /// The field.
-        field: &'static str,
+        field: String,
+        /// The other fields, in words.
+        others: String,
     },
     /// A field holds something that the format does not allow.
     #[error("{place}: field `{field}`: expected {expected}, found {found}")]
@@ -80,17 +82,53 @@ pub enum DataError {
         /// The sample.
         place: SamplePlace,
         /// The field.
-        field: &'static str,
+        field: String,
         /// What the format asks for.
         expected: String,
         /// What is there.
         found: String,
     },
-    /// A Parquet file that cannot be read, or lacks a column.
-    #[error("cannot read `{}` as Parquet: {message}", path.display())]
-    Parquet {
+    /// A line or row that is none.
+    #[error("{place}: {message}")]
+    BadRow {
+        /// Where it stands.
+        place: SamplePlace,
+        /// What is wrong.
+        message: String,
+    },
+    /// Several rows that cannot be read.
+    #[error("{count} of {read} rows of the data files cannot be read{}", listed(first, *count))]
+    BadRows {
+        /// What is wrong with the first of them.
+        first: Vec<DataError>,
+        /// How many there are.
+        count: usize,
+        /// Rows in the files.
+        read: usize,
+    },
+    /// A row that is of no known format, or of another one than those before it.
+    #[error("{place}: which `data.format` it is cannot be told: found {found}")]
+    UnknownFormat {
+        /// Where it stands.
+        place: SamplePlace,
+        /// What it looks like.
+        found: String,
+    },
+    /// A folder or a pattern without the files that are looked for.
+    #[error("`{}`: {message}", path.display())]
+    BadSource {
+        /// What the recipe names.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+    /// A file that is damaged, cut off, or not of its kind.
+    #[error("cannot read `{}` as {as_what}: {message}", path.display())]
+    Unreadable {
         /// The file.
         path: PathBuf,
+        /// Its kind.
+        as_what: &'static str,
         /// What is wrong.
         message: String,
     },
@@ -216,7 +254,19 @@ pub enum DataError {
     },
 }
 
+/// What is wrong, a line each.
+fn listed(errors: &[DataError], count: usize) -> String {
+    let lines: Vec<String> = errors.iter().map(|error| format!("\n  {error}")).collect();
+    let lines = lines.concat();
+    if count > errors.len() { format!("; the first {} are{lines}", errors.len()) } else { format!(":{lines}") }
+}
+
 impl DataError {
+    /// A source that lacks what is looked for.
+    pub(super) fn bad_source(path: &std::path::Path, message: String) -> Self {
+        Self::BadSource { path: path.to_path_buf(), message }
+    }
+
     /// For `map_err`: a failed read of `path`.
     pub(super) fn read(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_path_buf();
@@ -236,12 +286,27 @@ impl Failure for DataError {
             Self::NothingFits { .. } => {
                 "raise `data.max_seq_length` as far as the model allows, or set `data.on_too_long = \"truncate\"`"
             }
-            Self::NotJson { .. } => {
-                "repair it, or check `data.format`: `prompt-completion` and `tokens` are one JSON object per line, `longbench-v2` is one JSON array or a Parquet file"
+            Self::NotJson { .. } => "repair it; a file of texts holds a JSON object a line, or one JSON array of objects",
+            Self::Shape { .. } => "check `data.format` against what the file holds",
+            Self::MissingField { .. } => {
+                "check `data.format` against what the file holds; a column of another name is named as in `data.columns = { prompt = \"question\" }`"
             }
-            Self::Shape { .. } | Self::MissingField { .. } => "check `data.format` against what the file holds",
             Self::BadField { .. } => "correct the field, or remove the sample",
-            Self::Parquet { .. } => "fetch the file again; its columns must be those of LongBench v2, as strings",
+            // Where none can be read, something is wrong with all of them.
+            Self::BadRows { first, count, read } if count == read => return first.first().and_then(Self::hint),
+            Self::BadRow { .. } | Self::BadRows { .. } => {
+                "repair them, or leave them out with `data.on_bad_row = \"drop\"`, which counts them"
+            }
+            Self::UnknownFormat { .. } => {
+                "set `data.format`, and where fields have other names `data.columns = { prompt = \"question\" }`"
+            }
+            Self::BadSource { .. } => {
+                "name a file, a folder of files (train, validation, test), a folder saved by `datasets`, or a pattern such as `data/*.jsonl`"
+            }
+            Self::Unreadable { as_what: "JSON", .. } => {
+                "write an array of records, or an object a line in a file called `.jsonl`"
+            }
+            Self::Unreadable { .. } => "fetch or write the file again; nothing of it is used",
             Self::Tokenizer { .. } => "fetch `tokenizer.json` again, or save it anew with the `tokenizers` library",
             Self::ChatTemplate { .. } => "change the messages, or name another template with `--chat-template FILE`",
             Self::NoEos { .. } => "add `\"eos_token_id\": N` to the model's generation_config.json",

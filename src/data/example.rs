@@ -2,15 +2,17 @@
 
 use super::label_tokens::Classes;
 use super::question::SampleGroups;
-use super::sample_place::LineOrRecord;
+use super::sample_place::SamplePlace;
 
-/// A sample and its place in the file.
+/// A sample and its place.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Example {
-    pub(super) at: LineOrRecord,
+    pub(super) place: SamplePlace,
     pub(super) content: Content,
     /// What it is reported under, where the file says.
     pub(super) groups: Option<SampleGroups>,
+    /// The right answers, where they are others than the completion alone.
+    pub(super) references: Vec<String>,
 }
 
 /// What a sample holds.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{DataError, ModelLimits, Splits, Tokenizer, open};
-use crate::recipe::{BatchOrder, DataFormat, DataRecipe, HeadRecipe, Labels, OnTooLong, ValidationSource};
+use crate::recipe::{DataFormat, DataRecipe, HeadRecipe, Labels, OnTooLong};
 
 pub(super) const LIMITS: ModelLimits = ModelLimits { vocab_size: 512, max_positions: 32_768 };
 
@@ -27,15 +27,7 @@ impl Fixture {
         let dir = tempfile::tempdir().unwrap();
         let train = dir.path().join("train.jsonl");
         std::fs::write(&train, content).unwrap();
-        let recipe = DataRecipe {
-            format,
-            train,
-            validation: ValidationSource::Fraction(0.0),
-            max_seq_length: None,
-            on_too_long: OnTooLong::Error,
-            order: BatchOrder::Shuffled,
-            train_on_prompt: false,
-        };
+        let recipe = DataRecipe { format: Some(format), ..DataRecipe::of(train.into()) };
         Self { dir, recipe, head: HeadRecipe::NextToken }
     }
 

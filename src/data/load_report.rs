@@ -14,13 +14,17 @@ pub enum LengthSource {
     Cached,
 }
 
-/// What one data file held.
+/// What the data files of one split held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileReport {
-    /// The file.
+    /// The file, or the first of several.
     pub path: PathBuf,
-    /// Samples in it.
+    /// How many files are read as one.
+    pub files: usize,
+    /// Rows in them.
     pub read: usize,
+    /// Rows left out because they cannot be read.
+    pub bad: usize,
     /// Tokens that a sample may have.
     pub limit: usize,
     /// Samples left out because they are too long.
@@ -35,6 +39,10 @@ pub struct FileReport {
     pub lengths: LengthSource,
     /// Why the lengths could not be kept for the next start.
     pub cache_problem: Option<String>,
+    /// The format, and what it was told from, where the recipe does not say.
+    pub format: Option<String>,
+    /// What of folders was left out.
+    pub notes: Vec<String>,
 }
 
 /// What happened when data was opened.
@@ -55,9 +63,19 @@ impl fmt::Display for FileReport {
             LengthSource::Counted => "tokenised now",
             LengthSource::Cached => "lengths from the cache",
         };
-        let Self { read, longest, limit, dropped, cut, uncuttable, .. } = self;
+        let Self { read, bad, longest, limit, dropped, cut, uncuttable, .. } = self;
         let samples = if *read == 1 { "sample" } else { "samples" };
-        write!(f, "`{}`: {read} {samples}, longest {longest} tokens, limit {limit}: ", self.path.display())?;
+        for note in &self.notes {
+            writeln!(f, "{note}")?;
+        }
+        if let Some(format) = &self.format {
+            writeln!(f, "`data.format` is {format}")?;
+        }
+        let more = if self.files > 1 { format!(" and {} more files", self.files - 1) } else { String::new() };
+        write!(f, "`{}`{more}: {read} {samples}, longest {longest} tokens, limit {limit}: ", self.path.display())?;
+        if *bad > 0 {
+            write!(f, "{bad} bad, ")?;
+        }
         write!(f, "{dropped} dropped, {cut} cut ({source})")?;
         if *uncuttable > 0 {
             write!(f, "; {uncuttable} of the dropped have a completion that alone exceeds the limit")?;
@@ -86,7 +104,9 @@ mod tests {
     fn says_what_was_dropped_and_cut() {
         let file = FileReport {
             path: "train.jsonl".into(),
-            read: 12,
+            files: 1,
+            read: 13,
+            bad: 1,
             limit: 4096,
             dropped: 2,
             uncuttable: 1,
@@ -94,11 +114,13 @@ mod tests {
             longest: 9000,
             lengths: LengthSource::Cached,
             cache_problem: None,
+            format: None,
+            notes: Vec::new(),
         };
         let report = LoadReport { files: vec![file], train: 9, validation: 1 };
         assert_eq!(
             report.to_string(),
-            "`train.jsonl`: 12 samples, longest 9000 tokens, limit 4096: 2 dropped, 3 cut (lengths from the cache); \
+            "`train.jsonl`: 13 samples, longest 9000 tokens, limit 4096: 1 bad, 2 dropped, 3 cut (lengths from the cache); \
              1 of the dropped have a completion that alone exceeds the limit\n9 to train on, 1 held out"
         );
     }

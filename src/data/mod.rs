@@ -5,6 +5,7 @@
 //! similar length.
 
 mod answers;
+mod bad_rows;
 mod batch;
 mod by_length;
 mod chat_template;
@@ -14,22 +15,19 @@ mod error;
 mod example;
 #[cfg(test)]
 mod fixtures;
+mod formats;
 mod guard;
 mod initial_part;
-mod jsonl;
 mod label_tokens;
 mod length_cache;
 mod load_report;
-mod longbench_v2;
 mod on_too_long;
 mod open;
-mod parquet_rows;
-mod prompt_completion;
 mod question;
+mod rows;
 mod sample_place;
 mod split;
 mod tokenizer;
-mod tokens;
 mod train_bpe;
 
 pub use answers::{Answer, each_answer};

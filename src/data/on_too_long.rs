@@ -59,7 +59,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn place() -> SamplePlace {
-        SamplePlace { path: "train.jsonl".into(), at: LineOrRecord::Line(3) }
+        SamplePlace { path: std::path::Path::new("train.jsonl").into(), at: LineOrRecord::Line(3) }
     }
 
     proptest! {

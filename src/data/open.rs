@@ -1,25 +1,26 @@
 //! The door of the room: from the recipe's `data` table to data sets ready to be batched.
 
 use std::num::NonZero;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use super::bad_rows::BadRows;
 use super::dataset::{Dataset, Samples};
 use super::encode::Encoder;
 use super::error::DataError;
 use super::example::{Example, Task};
+use super::formats::{ExampleReader, detect, each_example};
 use super::initial_part::InitialPartFinder;
 use super::label_tokens::Classes;
 use super::length_cache::{self, Key};
 use super::load_report::{FileReport, LengthSource, LoadReport};
 use super::on_too_long::{Fit, Length, fit};
-use super::sample_place::SamplePlace;
+use super::rows::{self, RowSettings, SplitName};
 use super::split::split;
 use super::tokenizer::Tokenizer;
-use super::{longbench_v2, prompt_completion, tokens};
 use crate::files;
-use crate::recipe::{DataFormat, DataRecipe, HeadRecipe, InitialPart, ValidationSource};
+use crate::recipe::{DataFormat, DataPaths, DataRecipe, HeadRecipe, InitialPart, ValidationSource};
 
 /// What the model allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +58,7 @@ pub fn open(
 ) -> Result<Splits, DataError> {
     let mut opener = Opener::new(recipe, head, tokenizer, limits)?;
     opener.encoder.initial = initial.map(|rule| InitialPartFinder::new(rule, tokenizer)).transpose()?;
-    let (samples, fitting, report) = opener.read_file(&recipe.train)?;
+    let (samples, fitting, report) = opener.read(&recipe.train, SplitName::Train)?;
     let rest = samples.dropped(limits.max_positions);
     let rest = (!rest.is_empty()).then(|| Dataset::new(Arc::clone(&samples), rest));
     let mut files = vec![report];
@@ -67,8 +68,8 @@ pub fn open(
             let validation = (!validation.is_empty()).then(|| Dataset::new(Arc::clone(&samples), validation));
             (Dataset::new(samples, train), validation)
         }
-        ValidationSource::File(path) => {
-            let (held_out, held_out_fitting, report) = opener.read_file(path)?;
+        ValidationSource::File(paths) => {
+            let (held_out, held_out_fitting, report) = opener.read(paths, SplitName::Validation)?;
             files.push(report);
             (Dataset::new(samples, fitting), Some(Dataset::new(held_out, held_out_fitting)))
         }
@@ -113,16 +114,31 @@ impl<'a> Opener<'a> {
         Ok(Self { recipe, task, encoder, limit })
     }
 
-    /// One file's samples, the indices of those that fit, and what happened to the others.
-    fn read_file(&self, path: &Path) -> Result<(Arc<Samples>, Vec<usize>, FileReport), DataError> {
-        let examples = self.parse(path)?;
+    /// One split's samples, the indices of those that fit, and what happened to the others.
+    fn read(&self, paths: &DataPaths, split: SplitName) -> Result<(Arc<Samples>, Vec<usize>, FileReport), DataError> {
+        let source = rows::find(paths.paths(), split)?;
+        let settings = RowSettings { max_line_bytes: self.recipe.max_line_bytes, columns: self.recipe.columns.clone() };
+        let detected = self.recipe.format.map_or_else(|| detect(&source.files, &settings).map(Some), |_| Ok(None))?;
+        let format = detected.as_ref().map_or(self.recipe.format, |detected| Some(detected.format));
+        let format = format.unwrap_or(DataFormat::PromptCompletion);
+        let reader = ExampleReader::new(format, &self.task, self.encoder.tokenizer.as_ref(), self.encoder.vocab_size)?;
+        let mut bad = BadRows::new(self.recipe.on_bad_row);
+        let mut examples = Vec::new();
+        each_example(&source.files, &settings, &reader, &mut bad, &mut |example| {
+            examples.push(example);
+            Ok(())
+        })?;
+        let read = bad.read();
+        let (bad, first_bad) = bad.finish()?;
+        let path = source.files.first().cloned().unwrap_or_default();
         if examples.is_empty() {
-            return Err(DataError::Empty { path: path.to_path_buf() });
+            return Err(first_bad.into_iter().next().unwrap_or(DataError::Empty { path }));
         }
-        let hash = files::hash_file(path)?;
         let mut report = FileReport {
-            path: path.to_path_buf(),
-            read: examples.len(),
+            path,
+            files: source.files.len(),
+            read,
+            bad,
             limit: self.limit,
             dropped: 0,
             uncuttable: 0,
@@ -130,14 +146,16 @@ impl<'a> Opener<'a> {
             longest: 0,
             lengths: LengthSource::Given,
             cache_problem: None,
+            format: detected.map(|detected| detected.words()),
+            notes: source.notes.clone(),
         };
-        let lengths = self.lengths(path, &hash, &examples, &mut report)?;
+        let hash = hash_of(&source.files)?;
+        let lengths = self.lengths(format, &hash, &examples, &mut report)?;
         report.longest = lengths.iter().map(|length| length.total).max().unwrap_or(0);
         let mut fits = Vec::with_capacity(lengths.len());
         let mut fitting = Vec::new();
         for (index, (&length, example)) in lengths.iter().zip(&examples).enumerate() {
-            let place = || SamplePlace { path: path.to_path_buf(), at: example.at };
-            let fit = fit(length, self.limit, self.recipe.on_too_long, place)?;
+            let fit = fit(length, self.limit, self.recipe.on_too_long, || example.place.clone())?;
             report.cut += usize::from(matches!(fit, Fit::Cut(_)));
             report.uncuttable += usize::from(fit == Fit::NothingToCut);
             match fit {
@@ -148,39 +166,33 @@ impl<'a> Opener<'a> {
         }
         if fitting.is_empty() {
             let shortest = lengths.iter().map(|length| length.total).min().unwrap_or(0);
-            return Err(DataError::NothingFits { path: path.to_path_buf(), read: report.read, limit: self.limit, shortest });
+            return Err(DataError::NothingFits { path: report.path, read: report.read, limit: self.limit, shortest });
         }
-        let opening = if self.recipe.format == DataFormat::LongBenchV2 { longbench_v2::OPENING } else { "" };
-        let samples = Samples { path: path.to_path_buf(), hash, examples, lengths, fits, encoder: self.encoder.clone(), opening };
+        let (encoder, opening) = (self.encoder.clone(), reader.opening());
+        let samples = Samples { path: report.path.clone(), hash, format, examples, lengths, fits, encoder, opening };
         Ok((Arc::new(samples), fitting, report))
     }
 
-    fn parse(&self, path: &Path) -> Result<Vec<Example>, DataError> {
-        let tokenizer = || self.encoder.tokenizer.as_ref().ok_or(DataError::NoTokenizer { what: "text data" });
-        match self.recipe.format {
-            DataFormat::Tokens => tokens::read(path, &self.task, self.encoder.vocab_size),
-            DataFormat::PromptCompletion => prompt_completion::read(path, &self.task, tokenizer()?),
-            DataFormat::LongBenchV2 => longbench_v2::read(path, &self.task, tokenizer()?),
-        }
-    }
-
     /// Lengths of all samples: counted only where no valid record of an earlier start is found.
-    fn lengths(&self, path: &Path, hash: &str, examples: &[Example], report: &mut FileReport) -> Result<Vec<Length>, DataError> {
-        let count = |example: &Example| {
-            let place = || SamplePlace { path: path.to_path_buf(), at: example.at };
-            Ok(self.encoder.encode(&example.content, &place)?.length())
-        };
-        let Some(tokenizer) = self.encoder.tokenizer.as_ref().filter(|_| self.recipe.format != DataFormat::Tokens) else {
+    fn lengths(
+        &self,
+        format: DataFormat,
+        hash: &str,
+        examples: &[Example],
+        report: &mut FileReport,
+    ) -> Result<Vec<Length>, DataError> {
+        let count = |example: &Example| Ok(self.encoder.encode(&example.content, &|| example.place.clone())?.length());
+        let Some(tokenizer) = self.encoder.tokenizer.as_ref().filter(|_| format != DataFormat::Tokens) else {
             return examples.iter().map(count).collect();
         };
-        let kind = match (&self.recipe.format, &self.task) {
-            (DataFormat::LongBenchV2, Task::NextToken) => "longbench-v2/next_token",
-            (DataFormat::LongBenchV2, Task::Classify(_)) => "longbench-v2/classification",
-            (_, Task::NextToken) => "prompt-completion/next_token",
-            (_, Task::Classify(_)) => "prompt-completion/classification",
+        let head = match &self.task {
+            Task::NextToken => "next_token",
+            Task::Classify(_) => "classification",
         };
-        let key = Key { data_hash: hash.to_owned(), tokenizer_hash: tokenizer.hash().to_owned(), kind: kind.to_owned() };
-        let places = length_cache::places(path, hash);
+        let columns: Vec<String> = self.recipe.columns.iter().map(|(field, column)| format!("/{field}={column}")).collect();
+        let kind = format!("{format}/{head}{}", columns.concat());
+        let key = Key { data_hash: hash.to_owned(), tokenizer_hash: tokenizer.hash().to_owned(), kind };
+        let places = length_cache::places(&report.path, hash);
         if let Some(lengths) = length_cache::read(&places, &key, examples.len()) {
             report.lengths = LengthSource::Cached;
             return Ok(lengths);
@@ -190,6 +202,12 @@ impl<'a> Opener<'a> {
         report.cache_problem = length_cache::write(&places, &key, &lengths).err();
         Ok(lengths)
     }
+}
+
+/// Of the content of files; of one alone, that of its bytes.
+fn hash_of(files: &[PathBuf]) -> Result<String, DataError> {
+    let hashes = files.iter().map(|file| files::hash_file(file)).collect::<Result<Vec<_>, _>>()?;
+    Ok(if let [hash] = &hashes[..] { hash.clone() } else { files::hash_bytes(hashes.concat().as_bytes()) })
 }
 
 /// Maps `work` over the examples on all cores, in order; of several errors the one of the earliest example.
@@ -319,10 +337,10 @@ mod tests {
         let mut all = [samples(&splits.train), samples(&validation)].concat();
         all.sort_unstable();
         assert_eq!(all, (0..20).collect::<Vec<_>>());
-        fixture.recipe.validation = ValidationSource::File(fixture.write("held_out.jsonl", texts(3)));
+        fixture.recipe.validation = ValidationSource::File(fixture.write("held_out.jsonl", texts(3)).into());
         let splits = fixture.open().unwrap();
         assert_eq!((splits.train.len(), splits.validation.unwrap().len(), splits.report.files.len()), (20, 3, 2));
-        fixture.recipe.validation = ValidationSource::File(fixture.write("held_out.jsonl", ""));
+        fixture.recipe.validation = ValidationSource::File(fixture.write("held_out.jsonl", "").into());
         assert_eq!(fixture.error(), "`held_out.jsonl` holds no samples, expected at least 1");
     }
 

@@ -1,7 +1,8 @@
 //! Where a sample stands in its file.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::Path;
+use std::sync::Arc;
 
 /// Which line or record of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,13 +11,15 @@ pub enum LineOrRecord {
     Line(usize),
     /// Record, counted from 0.
     Record(usize),
+    /// All of it: the file is one sample.
+    Whole,
 }
 
 /// A sample's place, as people look it up: `train.jsonl:12`, or record 3 of `data.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SamplePlace {
     /// The data file.
-    pub path: PathBuf,
+    pub path: Arc<Path>,
     /// Where in it.
     pub at: LineOrRecord,
 }
@@ -25,7 +28,15 @@ impl fmt::Display for SamplePlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.at {
             LineOrRecord::Line(line) => write!(f, "`{}:{line}`", self.path.display()),
+            LineOrRecord::Whole => write!(f, "`{}`", self.path.display()),
             LineOrRecord::Record(record) => write!(f, "record {record} (from 0) of `{}`", self.path.display()),
         }
+    }
+}
+
+impl SamplePlace {
+    /// `train.jsonl:12`, without what encloses it.
+    pub(super) fn path_and_line(&self) -> String {
+        self.to_string().trim_matches('`').to_owned()
     }
 }

@@ -1,7 +1,6 @@
 //! The model card: `README.md` of what is exported, from the recipe and the figures of its run.
 
 use std::fmt::Write;
-use std::path::Path;
 
 use super::trained::{ExportTarget, Trained};
 use crate::recipe::Recipe;
@@ -50,7 +49,7 @@ fn figures(trained: &Trained<'_>, base_model: &str, hash: &str) -> Table {
 }
 
 fn of_recipe(table: &mut Table, recipe: &Recipe) {
-    table.row(&["data", &format!("`{}`", file_name(&recipe.data.train))]);
+    table.row(&["data", &format!("`{}`", recipe.data.train)]);
     table.row(&["policy of the cache", &recipe.kv_cache.policy.name]);
     table.row(&["cache length", &recipe.kv_cache.cache_length.to_string()]);
     table.row(&["chunk size", &recipe.kv_cache.chunk_size.to_string()]);
@@ -86,9 +85,4 @@ fn usage(target: ExportTarget, base_model: &str) -> String {
                 .into()
         }
     }
-}
-
-/// The name of a file, without saying where on a machine it is.
-fn file_name(path: &Path) -> String {
-    path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }

@@ -1,10 +1,11 @@
 //! What a recipe says of the examples, and of the loss on them.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
 
+pub use super::data_paths::DataPaths;
 use super::table::{either, table};
-use super::value::{KeyRule, PART, RecipeValue};
+use super::value::{COUNT, KeyRule, PART};
 use super::words::words;
 
 /// A sequence has a token, and one that follows it.
@@ -31,12 +32,13 @@ table! {
         #[also("data.type", "data.format_type")]
         #[word("longbench-v2", "longbench_v2", "longbenchv2", "LongBenchV2", "LongBench-v2")]
         #[word("prompt-completion", "prompt_completion")]
-        #[required(format!("it is {}", DataFormat::takes(None)))]
-        pub format: DataFormat,
-        /// Training samples.
+        #[default("told from the fields of the first rows")]
+        pub format: Option<DataFormat> = None,
+        /// Training samples: a file (`.jsonl`, `.json`, `.csv`, `.parquet`, `.arrow`, `.txt`; texts also as `.gz` or `.zst`), a folder of
+        /// files or shards, one saved by `datasets`, a pattern as `data/*.jsonl`, or several of these.
         #[also("data.path", "data.train_file")]
         #[required("the file of training examples")]
-        pub train: PathBuf,
+        pub train: DataPaths,
         /// Where the validation samples come from.
         pub validation: ValidationSource = ValidationSource::Fraction(0.1),
         /// Tokens of the longest sequence.
@@ -58,6 +60,33 @@ table! {
         /// The tokens of the prompt are targets too. Not with `tokens`.
         #[also("data.train_on_inputs", "data.train_on_input", "train_on_inputs", "train_on_prompt")]
         pub train_on_prompt: bool = false,
+        /// The columns that hold the fields of the format, where they have other names: `columns = { prompt = "question" }`.
+        #[also("data.column_map", "data.column_mapping")]
+        pub columns: BTreeMap<String, String> = BTreeMap::new(),
+        /// A row that cannot be read, or is no sample of the format, stops the run, or is left out and counted. A file that is damaged stops
+        /// the run in any case.
+        pub on_bad_row: OnBadRow = OnBadRow::Error,
+        /// Bytes of the longest line of a file, or record of another text file. A longer one is a bad row, and is not read whole.
+        #[rule(COUNT)]
+        pub max_line_bytes: usize = 64 << 20,
+    }
+}
+
+impl DataRecipe {
+    /// All of these files to train on, and the other keys left out.
+    pub fn of(train: DataPaths) -> Self {
+        Self {
+            format: None,
+            train,
+            validation: ValidationSource::Fraction(0.0),
+            max_seq_length: None,
+            on_too_long: OnTooLong::Error,
+            order: BatchOrder::Shuffled,
+            train_on_prompt: false,
+            columns: BTreeMap::new(),
+            on_bad_row: OnBadRow::Error,
+            max_line_bytes: 64 << 20,
+        }
     }
 }
 
@@ -79,7 +108,7 @@ either! {
     pub enum ValidationSource {
         /// Validation samples, in the same format. Excludes `validation_fraction`.
         #[also("data.validation_file")]
-        File(PathBuf) in "validation",
+        File(DataPaths) in "validation",
         /// Part of the training samples that validates, drawn by the seed. 0 is none.
         #[also("data.val_split_fraction", "data.val_fraction")]
         #[rule(PART)]
@@ -96,6 +125,16 @@ words! {
         Truncate = "truncate",
         /// The run does not start.
         Error = "error",
+    }
+}
+
+words! {
+    /// What happens to a row that cannot be read.
+    pub enum OnBadRow {
+        /// The run does not start; the first ten are listed.
+        Error = "error",
+        /// It is left out, and counted.
+        Drop = "drop",
     }
 }
 

@@ -8,6 +8,7 @@ mod alias;
 mod cache_length;
 mod choice;
 mod data;
+mod data_paths;
 pub(crate) mod diagnose;
 mod eval;
 mod grad;
@@ -31,7 +32,7 @@ use std::path::Path;
 
 pub use cache_length::{CacheLength, Pyramid};
 pub use choice::PolicyRecipe;
-pub use data::{BatchOrder, ClassList, DataFormat, DataRecipe, HeadRecipe, Labels, OnTooLong, ValidationSource};
+pub use data::*;
 pub use diagnose::{RecipeError, RecipeLocation};
 pub use eval::{EvalRecipe, Figure, GenerateRecipe, Mode};
 pub use grad::{GradRecipe, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
@@ -40,8 +41,7 @@ pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, RopeType, TargetModules, TrainedBias};
 pub use plan::Recipe;
 pub use reference::reference;
-pub use training::{CheckpointRecipe, LogRecipe, Offload, OptimizerName, OptimizerRecipe};
-pub use training::{OnNonFinite, OnSigterm, Schedule, TrainRecipe, Warmup, Weights};
+pub use training::*;
 pub use write::Difference;
 
 use suggest::suggest_key;

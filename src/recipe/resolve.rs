@@ -160,7 +160,7 @@ fn refuse_f16(document: &Document) -> Checked<()> {
 }
 
 fn refuse_prompt_as_target(reader: &RecipeReader<'_>, data: &DataRecipe) -> Checked<()> {
-    if data.train_on_prompt && data.format == DataFormat::Tokens {
+    if data.train_on_prompt && data.format == Some(DataFormat::Tokens) {
         let message = "`data.train_on_prompt` says nothing where `data.format` is `tokens`: the sequences bring their labels";
         return reader.refuse("data.train_on_prompt", message.to_owned(), "leave it out, and label the tokens in the file");
     }

@@ -35,11 +35,11 @@ fn missing_or_a_directory() {
 
     hint: check the path; paths in a recipe are relative to the recipe's folder
     ");
-    assert_snapshot!(place.check(&["data.train=model"]).refused(3), @r"
-    error: cannot read `<dir>/model`
-    cause: Is a directory (os error 21)
+    std::fs::create_dir(place.path("folder")).unwrap();
+    assert_snapshot!(place.check(&["data.train=folder"]).refused(3), @r"
+    error: `<dir>/folder`: the folder holds no files of data for the split `train`
 
-    hint: check the path; paths in a recipe are relative to the recipe's folder
+    hint: name a file, a folder of files (train, validation, test), a folder saved by `datasets`, or a pattern such as `data/*.jsonl`
     ");
     assert_snapshot!(place.check(&["data.validation=nowhere.jsonl"]).refused(3), @r"
     error: cannot read `<dir>/nowhere.jsonl`
@@ -54,32 +54,32 @@ fn a_line_that_is_not_json() {
     assert_snapshot!(refused(format!("{}{{oops\n{}", row(0), row(1))), @r"
     error: `<dir>/train.jsonl:2` is not JSON: key must be a string at column 2
 
-    hint: repair it, or check `data.format`: `prompt-completion` and `tokens` are one JSON object per line, `longbench-v2` is one JSON array or a Parquet file
+    hint: repair it; a file of texts holds a JSON object a line, or one JSON array of objects
     ");
-    assert_snapshot!(refused([row(0).as_bytes(), b"\xff\xfe\n"].concat()), @r"
-    error: `<dir>/train.jsonl:2` is not JSON: expected value at column 1
+    assert_snapshot!(refused([row(0).as_bytes(), b"\xff\xfe\n"].concat()), @r#"
+    error: `<dir>/train.jsonl:2`: byte 1 is 0xff, which is not UTF-8
 
-    hint: repair it, or check `data.format`: `prompt-completion` and `tokens` are one JSON object per line, `longbench-v2` is one JSON array or a Parquet file
-    ");
+    hint: repair them, or leave them out with `data.on_bad_row = "drop"`, which counts them
+    "#);
     assert_snapshot!(refused("[".repeat(100_000)), @r"
-    error: `<dir>/train.jsonl:1` is not JSON: recursion limit exceeded at column 128
+    error: `<dir>/train.jsonl` is not JSON: record 0 (from 0): recursion limit exceeded at line 1 column 128
 
-    hint: repair it, or check `data.format`: `prompt-completion` and `tokens` are one JSON object per line, `longbench-v2` is one JSON array or a Parquet file
+    hint: repair it; a file of texts holds a JSON object a line, or one JSON array of objects
     ");
 }
 
 #[test]
 fn a_line_of_another_shape() {
-    assert_snapshot!(refused("[1, 2]\n"), @r"
-    error: `<dir>/train.jsonl:1`: expected a JSON object, found an array
+    assert_snapshot!(refused("[1]\n"), @r"
+    error: record 0 (from 0) of `<dir>/train.jsonl`: expected a JSON object, found a number
 
     hint: check `data.format` against what the file holds
     ");
-    assert_snapshot!(refused("{\"input_ids\": [1, 2]}\n"), @r"
+    assert_snapshot!(refused("{\"input_ids\": [1, 2]}\n"), @r#"
     error: `<dir>/train.jsonl:1`: field `labels` is missing
 
-    hint: check `data.format` against what the file holds
-    ");
+    hint: check `data.format` against what the file holds; a column of another name is named as in `data.columns = { prompt = "question" }`
+    "#);
     assert_snapshot!(refused("{\"input_ids\": [1, 2], \"labels\": [1]}\n"), @r"
     error: `<dir>/train.jsonl:1`: field `labels`: expected 2 entries, one per token, found 1
 
@@ -153,23 +153,23 @@ fn longbench_that_is_none() {
     hint: correct the field, or remove the sample
     ");
     assert_snapshot!(refused("n.json", with("context", json!(null)).as_bytes()), @r"
-    error: record 1 (from 0) of `<dir>/n.json`: field `context` is missing
+    error: record 1 (from 0) of `<dir>/n.json`: field `context`: expected a string, found null
 
-    hint: check `data.format` against what the file holds
+    hint: correct the field, or remove the sample
     ");
     assert_snapshot!(refused("o.json", b"{\"a\": 1}"), @r"
-    error: `<dir>/o.json:1`: expected an array of LongBench v2 records, all fields strings, found invalid type: map, expected a sequence at line 1 column 0
+    error: cannot read `<dir>/o.json` as JSON: expected an array of records, found one object
 
-    hint: check `data.format` against what the file holds
+    hint: write an array of records, or an object a line in a file called `.jsonl`
     ");
     assert_snapshot!(refused("t.json", &with("answer", json!("B")).as_bytes()[..200]), @r"
-    error: `<dir>/t.json` is not JSON: EOF while parsing a string at line 1 column 200
+    error: `<dir>/t.json` is not JSON: record 1 (from 0): EOF while parsing a string at line 1 column 200
 
-    hint: repair it, or check `data.format`: `prompt-completion` and `tokens` are one JSON object per line, `longbench-v2` is one JSON array or a Parquet file
+    hint: repair it; a file of texts holds a JSON object a line, or one JSON array of objects
     ");
     assert_snapshot!(refused("b.parquet", b"PAR1junkPAR1"), @r"
     error: cannot read `<dir>/b.parquet` as Parquet: EOF: Parquet file too small. Size is 12 but need 1802401138
 
-    hint: fetch the file again; its columns must be those of LongBench v2, as strings
+    hint: fetch or write the file again; nothing of it is used
     ");
 }

@@ -99,16 +99,20 @@ fn recipes_and_data() {
     for (code, error) in file_errors() {
         hold(code, vec![DataError::from(error)]);
     }
-    let place = || SamplePlace { path: path(), at: LineOrRecord::Line(1) };
+    let place = || SamplePlace { path: path().into(), at: LineOrRecord::Line(1) };
     let wrong = vec![
         DataError::Read { path: path(), source: io::ErrorKind::NotFound.into() },
         DataError::Empty { path: path() },
         DataError::NothingFits { path: path(), read: 2, limit: 3, shortest: 4 },
         DataError::NotJson { place: text(), message: text() },
         DataError::Shape { place: place(), expected: "x", found: text() },
-        DataError::MissingField { place: place(), field: "x" },
-        DataError::BadField { place: place(), field: "x", expected: text(), found: text() },
-        DataError::Parquet { path: path(), message: text() },
+        DataError::MissingField { place: place(), field: text(), others: text() },
+        DataError::BadField { place: place(), field: text(), expected: text(), found: text() },
+        DataError::Unreadable { path: path(), as_what: "Parquet", message: text() },
+        DataError::BadRow { place: place(), message: text() },
+        DataError::BadRows { first: Vec::new(), count: 2, read: 3 },
+        DataError::UnknownFormat { place: place(), found: text() },
+        DataError::BadSource { path: path(), message: text() },
         DataError::Tokenizer { path: path(), message: text() },
         DataError::NoEos { dir: path() },
         DataError::NoTokenizer { what: "x" },

@@ -2,7 +2,7 @@
 
 use insta::assert_snapshot;
 
-use super::place::{Place, classified};
+use super::place::{Place, classified, row};
 
 const CLASSIFY: &str = "head.kind=seq_classification_on_logits";
 
@@ -42,23 +42,28 @@ fn labels_that_are_no_classes() {
 
     hint: use token ids of the model's own tokenizer
     ");
-    assert_snapshot!(place.check(&[CLASSIFY, "head.label_tokens=[40, 41]"]).refused(3), @r"
-    error: `<dir>/train.jsonl:3`: field `label`: expected a class from 0 to 1, found 2
+    assert_snapshot!(place.check(&[CLASSIFY, "head.label_tokens=[40, 41]"]).refused(3), @r#"
+    error: 2 of 4 rows of the data files cannot be read:
+      `<dir>/train.jsonl:3`: field `label`: expected a class from 0 to 1, found 2
+      `<dir>/train.jsonl:4`: field `label`: expected a class from 0 to 1, found 3
 
-    hint: correct the field, or remove the sample
-    ");
+    hint: repair them, or leave them out with `data.on_bad_row = "drop"`, which counts them
+    "#);
 }
 
 #[test]
 fn targets_of_another_head() {
-    assert_snapshot!(classes().check(&[]).refused(3), @r"
+    let place = Place::new();
+    place.write("train.jsonl", classified(0));
+    assert_snapshot!(place.check(&[]).refused(3), @r"
     error: `<dir>/train.jsonl:1`: field `label`: expected `labels` (one per token), as the head `next_token` needs them, found the class `label` 0
 
     hint: correct the field, or remove the sample
     ");
-    assert_snapshot!(Place::new().check(&[CLASSIFY, "head.label_tokens=[40, 41]"]).refused(3), @r"
-    error: `<dir>/train.jsonl:1`: field `label` is missing
+    place.write("train.jsonl", row(0));
+    assert_snapshot!(place.check(&[CLASSIFY, "head.label_tokens=[40, 41]"]).refused(3), @r#"
+    error: `<dir>/train.jsonl:1`: field `label` is missing, others are `labels`
 
-    hint: check `data.format` against what the file holds
-    ");
+    hint: check `data.format` against what the file holds; a column of another name is named as in `data.columns = { prompt = "question" }`
+    "#);
 }

@@ -114,7 +114,7 @@ fn of_files() -> Vec<DataError> {
         DataError::Empty { path: path() },
         DataError::NothingFits { path: path(), read: 2, limit: 3, shortest: 4 },
         DataError::NotJson { place: text(), message: text() },
-        DataError::Parquet { path: path(), message: text() },
+        DataError::Unreadable { path: path(), as_what: "Parquet", message: text() },
         DataError::Tokenizer { path: path(), message: text() },
         DataError::NoEos { dir: path() },
         DataError::ChatTemplate { place: text(), message: text() },
@@ -125,12 +125,16 @@ fn of_files() -> Vec<DataError> {
 
 #[test]
 fn data() {
-    let place = || SamplePlace { path: path(), at: LineOrRecord::Line(1) };
+    let place = || SamplePlace { path: path().into(), at: LineOrRecord::Line(1) };
     let mut samples = of_files();
     samples.extend([
         DataError::Shape { place: place(), expected: "an object", found: text() },
-        DataError::MissingField { place: place(), field: "labels" },
-        DataError::BadField { place: place(), field: "labels", expected: text(), found: text() },
+        DataError::MissingField { place: place(), field: text(), others: text() },
+        DataError::BadField { place: place(), field: text(), expected: text(), found: text() },
+        DataError::BadRow { place: place(), message: text() },
+        DataError::BadRows { first: vec![DataError::BadRow { place: place(), message: text() }], count: 2, read: 3 },
+        DataError::UnknownFormat { place: place(), found: text() },
+        DataError::BadSource { path: path(), message: text() },
         DataError::OutOfVocabulary { what: text(), id: 600, vocab_size: 512 },
         DataError::TooLong { place: place(), length: 5, limit: 4 },
         DataError::NoTarget { place: place(), length: 5 },

@@ -63,7 +63,7 @@ fn rows_that_cannot_be_scored() {
         error.replace("error: `answers.jsonl:3`", "")
     };
     for (line, expected) in [
-        (r#"{"references": ["Paragraph 1"]}"#, ": field `prediction` is missing"),
+        (r#"{"references": ["Paragraph 1"]}"#, ": field `prediction` is missing, others are `references`"),
         (r#"{"prediction": 3, "references": ["Paragraph 1"]}"#, ": field `prediction`: expected a string, found a number"),
         (r#"{"prediction": "x"}"#, ": field `references` is missing"),
         (

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kvtune::data::{ModelLimits, Tokenizer, open};
-use kvtune::recipe::{BatchOrder, DataFormat, DataRecipe, EndRegex, HeadRecipe, InitialPart, OnTooLong, ValidationSource};
+use kvtune::recipe::{DataFormat, DataRecipe, EndRegex, HeadRecipe, InitialPart};
 use serde_json::{Value, json};
 use tch::Tensor;
 
@@ -36,15 +36,7 @@ fn check(name: &str) {
         range_is_prefix: how["range_is_prefix"].as_bool().unwrap(),
     };
     let dir = tempfile::tempdir().unwrap();
-    let data = DataRecipe {
-        format: DataFormat::Tokens,
-        train: sequences(name, dir.path()),
-        validation: ValidationSource::Fraction(0.0),
-        max_seq_length: None,
-        on_too_long: OnTooLong::Error,
-        order: BatchOrder::Shuffled,
-        train_on_prompt: false,
-    };
+    let data = DataRecipe { format: Some(DataFormat::Tokens), ..DataRecipe::of(sequences(name, dir.path()).into()) };
     let tokenizer = Tokenizer::load(&fixture("model-qwen2")).unwrap();
     let limits = ModelLimits { vocab_size: 512, max_positions: 4096 };
     let splits = open(&data, &HeadRecipe::NextToken, Some(&tokenizer), limits, Some(&rule), 1).unwrap();

@@ -205,6 +205,6 @@ fn what_has_no_default_is_missed_by_name() {
     let error = refused("[data]\nformat = \"tokens\"\n");
     assert_eq!((error.message.as_str(), error.line()), ("`data.train` is missing: the file of training examples", Some(1)));
     let error = refused("");
-    assert!(error.message.starts_with("`data.format` is missing") && error.line().is_none(), "{error}");
+    assert!(error.message.starts_with("`data.train` is missing") && error.line().is_none(), "{error}");
     assert!(error.to_string().ends_with("\n  --> /nowhere/a.toml"), "{error}");
 }

@@ -45,7 +45,7 @@ fn the_recipe_that_was_asked_for_loads_as_it_stands() {
     let recipe = resolved.recipe;
     assert_eq!(recipe.model.path, Path::new("/shared/golden/model-qwen2"));
     assert_eq!(recipe.model.adapter.as_deref(), Some(Path::new("/shared/golden/adapter-qwen2")));
-    assert_eq!(recipe.data.train, Path::new("/nowhere/tokens.jsonl"));
+    assert_eq!(recipe.data.train.paths(), [Path::new("/nowhere/tokens.jsonl")]);
     let lora = recipe.lora.unwrap();
     assert_eq!((lora.r, lora.alpha), (4, 8.0));
     assert_eq!(recipe.kv_cache.policy.name, "h2o");
@@ -148,9 +148,9 @@ fn the_recipes_that_come_along_load() {
     assert_eq!((quick.kv_cache.cache_length, quick.kv_cache.chunk_size), (CacheLength::Uniform(1024), 256));
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).canonicalize().unwrap().join("data/demo");
     assert_eq!(quick.model.path, data.join("model"));
-    assert_eq!(quick.data.validation, ValidationSource::File(data.join("validation.json")));
+    assert_eq!(quick.data.validation, ValidationSource::File(data.join("validation.json").into()));
     let long = load("longbench.toml");
-    assert_eq!((long.data.format, long.data.max_seq_length), (DataFormat::LongBenchV2, Some(32768)));
+    assert_eq!((long.data.format, long.data.max_seq_length), (Some(DataFormat::LongBenchV2), Some(32768)));
 }
 
 #[test]

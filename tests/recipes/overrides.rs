@@ -19,10 +19,10 @@ fn values_are_toml_or_else_strings() {
     let recipe = parse_with(SMALL, &set).unwrap().recipe;
     assert_eq!(recipe.kv_cache.cache_length, CacheLength::PerLayer(vec![8, 16]));
     assert_eq!((recipe.lora.unwrap().alpha, recipe.eval.initial), (3.0, true));
-    assert_eq!(recipe.data.train, Path::new("/nowhere/other file.jsonl"));
+    assert_eq!(recipe.data.train.paths(), [Path::new("/nowhere/other file.jsonl")]);
     let recipe = parse_with(SMALL, &["lora.target_modules=[\"q_proj\"]", "data.train='a=b.jsonl'"]).unwrap().recipe;
     assert_eq!(recipe.lora.unwrap().target_modules, TargetModules::Names(vec!["q_proj".into()]));
-    assert_eq!(recipe.data.train, Path::new("/nowhere/a=b.jsonl"));
+    assert_eq!(recipe.data.train.paths(), [Path::new("/nowhere/a=b.jsonl")]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use kvtune::metrics::Metric;
 use kvtune::recipe::{
     BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe,
     Figure, GenerateRecipe, GradRecipe, HeadRecipe, InitLora, Labels, LogRecipe, LoraRecipe, Mode, ModelRecipe, Offload,
-    OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe,
+    OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe,
     RopeScalingRecipe, RopeType, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe, TrainedBias,
     ValidationSource, Warmup, Weights,
 };
@@ -80,10 +80,13 @@ fn head() -> impl Strategy<Value = HeadRecipe> {
 prop_compose! {
     fn data(head: HeadRecipe)(format in select(DataFormat::ALL), train in path(), file in option::of(path()),
             part in 0.0..1.0_f64, max_seq_length in option::of(2..1_000_000_usize), on_too_long in select(OnTooLong::ALL),
-            order in select(BatchOrder::ALL), prompt in any::<bool>()) -> DataRecipe {
-        let validation = file.map_or(ValidationSource::Fraction(part), ValidationSource::File);
-        let train_on_prompt = prompt && format != DataFormat::Tokens && head == HeadRecipe::NextToken;
-        DataRecipe { format, train, validation, max_seq_length, on_too_long, order, train_on_prompt }
+            order in select(BatchOrder::ALL), prompt in any::<bool>(), on_bad_row in select(OnBadRow::ALL),
+            columns in prop::collection::btree_map("[a-z_]{1,6}", "[a-z]{1,6}", 0..3), max_line_bytes in 1..1_000_000_usize) -> DataRecipe {
+        let validation = file.map_or(ValidationSource::Fraction(part), |file| ValidationSource::File(file.into()));
+        let format = Some(format);
+        let train_on_prompt = prompt && format != Some(DataFormat::Tokens) && head == HeadRecipe::NextToken;
+        let train = train.into();
+        DataRecipe { format, train, validation, max_seq_length, on_too_long, order, train_on_prompt, columns, on_bad_row, max_line_bytes }
     }
 }
 

@@ -93,7 +93,7 @@ impl AnswerArguments {
             return Ok(None);
         }
         let LoadedTarget { target, model, tokenizer, recipe } = *loaded;
-        let spec = self.spec(loaded)?;
+        let spec = self.spec(loaded, dataset)?;
         let used = identity(recipe, target.adapter())?;
         let settings = json!({
             "model": used.model, "adapter": used.adapter, "cache": used.cache, "dtype": used.dtype, "data": dataset.hash(),
@@ -116,12 +116,12 @@ impl AnswerArguments {
         Ok(scores)
     }
 
-    fn spec(&self, loaded: &LoadedTarget<'_>) -> Result<AnswerSpec, Error> {
+    fn spec(&self, loaded: &LoadedTarget<'_>, dataset: &Dataset) -> Result<AnswerSpec, Error> {
         let LoadedTarget { model, recipe, .. } = *loaded;
         let own = own_rules(&recipe.model.path)?;
         let sampling = SamplingRules { do_sample: false, ..own.sampling };
         let rules = self.rules.over(GenerationRules { sampling, max_new_tokens: None, max_length: None, ..own })?;
-        let metrics = match (&self.metrics[..], recipe.data.format) {
+        let metrics = match (&self.metrics[..], dataset.format()) {
             ([], DataFormat::LongBenchV2) => vec![Metric::LongBenchV2],
             ([], _) => vec![Metric::ExactMatch, Metric::F1],
             (asked, _) => asked.to_vec(),

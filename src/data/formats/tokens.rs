@@ -1,44 +1,39 @@
-//! The format `tokens`: JSONL of token ids with `labels` per token, or one class `label`.
+//! The format `tokens`: rows of token ids with `labels` per token, or one class `label`.
 //!
 //! `labels` follow Hugging Face's convention: entry `i` is `input_ids[i]` or -100, and the shift by one is ours.
 
-use std::path::Path;
-
 use serde_json::Value;
 
-use super::batch::IGNORE;
-use super::error::DataError;
-use super::example::{Content, Example, Task};
-use super::jsonl::{self, Object, class, kind};
+use crate::data::batch::IGNORE;
+use crate::data::error::DataError;
+use crate::data::example::{Content, Task};
+use crate::data::rows::{DataRow, class, kind};
 
-/// Reads the file and checks every id against the model's vocabulary.
-pub(super) fn read(path: &Path, task: &Task, vocab_size: usize) -> Result<Vec<Example>, DataError> {
-    jsonl::read(path, |object| {
-        let ids = ids(object, vocab_size)?;
-        match task {
-            Task::NextToken => Ok(Content::Tokens { is_trained: labels(object, &ids)?, ids }),
-            Task::Classify(classes) => Ok(Content::TokensClass { class: class(object, classes.count)?, ids }),
-        }
-    })
-}
-
-fn array(object: &mut Object, field: &'static str) -> Result<Vec<Value>, DataError> {
-    match object.require(field)? {
-        Value::Array(values) => Ok(values),
-        other => Err(object.bad(field, "an array of integers", kind(&other))),
+/// What a row says; every id is checked against the model's vocabulary.
+pub(super) fn content(row: &mut DataRow, task: &Task, vocab_size: usize) -> Result<Content, DataError> {
+    let ids = ids(row, vocab_size)?;
+    match task {
+        Task::NextToken => Ok(Content::Tokens { is_trained: labels(row, &ids)?, ids }),
+        Task::Classify(classes) => Ok(Content::TokensClass { class: class(row, classes.count)?, ids }),
     }
 }
 
-fn ids(object: &mut Object, vocab_size: usize) -> Result<Vec<u32>, DataError> {
-    let values = array(object, "input_ids")?;
+fn array(row: &mut DataRow, field: &'static str) -> Result<Vec<Value>, DataError> {
+    match row.require(field)? {
+        Value::Array(values) => Ok(values),
+        other => Err(row.bad(field, "an array of integers", kind(&other))),
+    }
+}
+
+fn ids(row: &mut DataRow, vocab_size: usize) -> Result<Vec<u32>, DataError> {
+    let values = array(row, "input_ids")?;
     if values.is_empty() {
-        return Err(object.bad("input_ids", "at least 1 token id", "an empty array"));
+        return Err(row.bad("input_ids", "at least 1 token id", "an empty array"));
     }
     let convert = |(index, value): (usize, &Value)| {
-        let id =
-            value.as_u64().ok_or_else(|| object.bad("input_ids", "integers from 0 up", format!("{value} at index {index}")))?;
+        let id = value.as_u64().ok_or_else(|| row.bad("input_ids", "integers from 0 up", format!("{value} at index {index}")))?;
         if id >= vocab_size as u64 || id > u64::from(u32::MAX) {
-            let what = format!("{}, index {index} of `input_ids`", object.place());
+            let what = format!("{}, index {index} of `input_ids`", row.place());
             return Err(DataError::OutOfVocabulary { what, id, vocab_size });
         }
         Ok(id as u32)
@@ -46,19 +41,19 @@ fn ids(object: &mut Object, vocab_size: usize) -> Result<Vec<u32>, DataError> {
     values.iter().enumerate().map(convert).collect()
 }
 
-fn labels(object: &mut Object, ids: &[u32]) -> Result<Vec<bool>, DataError> {
-    if let Some(class) = object.take("label") {
+fn labels(row: &mut DataRow, ids: &[u32]) -> Result<Vec<bool>, DataError> {
+    if let Some(class) = row.take("label") {
         let found = format!("the class `label` {class}");
-        return Err(object.bad("label", "`labels` (one per token), as the head `next_token` needs them", found));
+        return Err(row.bad("label", "`labels` (one per token), as the head `next_token` needs them", found));
     }
-    let values = array(object, "labels")?;
+    let values = array(row, "labels")?;
     if values.len() != ids.len() {
-        return Err(object.bad("labels", format!("{} entries, one per token", ids.len()), values.len().to_string()));
+        return Err(row.bad("labels", format!("{} entries, one per token", ids.len()), values.len().to_string()));
     }
     let convert = |(index, (value, &id)): (usize, (&Value, &u32))| match value.as_i64() {
         Some(IGNORE) => Ok(false),
         Some(label) if label == i64::from(id) => Ok(true),
-        _ => Err(object.bad("labels", format!("{id} (`input_ids[{index}]`) or {IGNORE}"), format!("{value} at index {index}"))),
+        _ => Err(row.bad("labels", format!("{id} (`input_ids[{index}]`) or {IGNORE}"), format!("{value} at index {index}"))),
     };
     values.iter().zip(ids).enumerate().map(convert).collect()
 }

@@ -1,26 +1,15 @@
 //! The format `longbench-v2`: four-way questions on long contexts, as upstream's JSON array or as Parquet.
 
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
-
-use serde::Deserialize;
-
-use super::error::DataError;
-use super::example::{Content, Example, Task};
-use super::label_tokens::Classes;
-use super::parquet_rows;
-use super::question::SampleGroups;
-use super::sample_place::{LineOrRecord, SamplePlace};
-use super::tokenizer::Tokenizer;
+use crate::data::error::DataError;
+use crate::data::example::{Content, Task};
+use crate::data::label_tokens::Classes;
+use crate::data::question::SampleGroups;
+use crate::data::rows::DataRow;
+use crate::data::tokenizer::Tokenizer;
 
 const LETTERS: [&str; 4] = ["A", "B", "C", "D"];
 
-const FIELDS: [&str; 10] =
-    ["context", "question", "choice_A", "choice_B", "choice_C", "choice_D", "answer", "difficulty", "length", "domain"];
-
-/// The first fields, which must be there; by the others samples are reported.
-const NUM_REQUIRED: usize = 7;
+const FIELDS: [&str; 6] = ["context", "question", "choice_A", "choice_B", "choice_C", "choice_D"];
 
 /// The line that upstream's evaluation relies on to find the answer in a reply.
 const FORMAT_LINE: &str = "Format your response as follows: \"The correct answer is (insert answer here)\".";
@@ -28,47 +17,11 @@ const FORMAT_LINE: &str = "Format your response as follows: \"The correct answer
 /// The beginning of the answer; ends in a blank, so that the letter is a token of its own.
 pub(super) const OPENING: &str = "The correct answer is ";
 
-/// What is read of a record.
-#[derive(Deserialize)]
-struct Record {
-    context: Option<String>,
-    question: Option<String>,
-    #[serde(rename = "choice_A")]
-    choice_a: Option<String>,
-    #[serde(rename = "choice_B")]
-    choice_b: Option<String>,
-    #[serde(rename = "choice_C")]
-    choice_c: Option<String>,
-    #[serde(rename = "choice_D")]
-    choice_d: Option<String>,
-    answer: Option<String>,
-    difficulty: Option<String>,
-    length: Option<String>,
-    domain: Option<String>,
-}
-
-/// Reads the file: Parquet is recognised by its first bytes, anything else must be a JSON array.
-pub(super) fn read(path: &Path, task: &Task, tokenizer: &Tokenizer) -> Result<Vec<Example>, DataError> {
-    let mut beginning = Vec::new();
-    let file = File::open(path).map_err(DataError::read(path))?;
-    file.take(4).read_to_end(&mut beginning).map_err(DataError::read(path))?;
-    let rows =
-        if parquet_rows::is_parquet(&beginning) { parquet_rows::read(path, FIELDS, NUM_REQUIRED)? } else { read_json(path)? };
-    let classes = match task {
-        Task::NextToken => None,
-        Task::Classify(classes) => Some(classes_of_letters(classes, tokenizer)?),
-    };
-    let place = |record| SamplePlace { path: path.to_path_buf(), at: LineOrRecord::Record(record) };
-    let convert = |(record, mut fields): (usize, [Option<String>; FIELDS.len()])| {
-        let groups = groups(&mut fields);
-        let content = content(fields, classes, task, &|| place(record))?;
-        Ok(Example { at: LineOrRecord::Record(record), content, groups })
-    };
-    rows.into_iter().enumerate().map(convert).collect()
-}
+/// The class of each letter, where it has one.
+pub(super) type LetterClasses = [Option<usize>; 4];
 
 /// The class of each letter: by its label, or in order where four tokens are given that stand for no letter.
-fn classes_of_letters(classes: &Classes, tokenizer: &Tokenizer) -> Result<[Option<usize>; 4], DataError> {
+pub(super) fn classes_of_letters(classes: &Classes, tokenizer: &Tokenizer) -> Result<LetterClasses, DataError> {
     let mut found = [None; 4];
     for (class, letter) in found.iter_mut().zip(LETTERS) {
         *class = classes.find(letter, tokenizer)?;
@@ -77,56 +30,35 @@ fn classes_of_letters(classes: &Classes, tokenizer: &Tokenizer) -> Result<[Optio
     Ok(if is_positional { [0, 1, 2, 3].map(Some) } else { found })
 }
 
-fn read_json(path: &Path) -> Result<Vec<[Option<String>; FIELDS.len()]>, DataError> {
-    let bytes = std::fs::read(path).map_err(DataError::read(path))?;
-    if bytes.trim_ascii().is_empty() {
-        return Ok(Vec::new());
-    }
-    let records: Vec<Record> = serde_json::from_slice(&bytes).map_err(|error| {
-        if error.is_data() {
-            let place = SamplePlace { path: path.to_path_buf(), at: LineOrRecord::Line(error.line()) };
-            DataError::Shape { place, expected: "an array of LongBench v2 records, all fields strings", found: error.to_string() }
-        } else {
-            DataError::NotJson { place: path.display().to_string(), message: error.to_string() }
-        }
-    })?;
-    let columns = |r: Record| {
-        let required = [r.context, r.question, r.choice_a, r.choice_b, r.choice_c, r.choice_d, r.answer];
-        let mut all = required.into_iter().chain([r.difficulty, r.length, r.domain]);
-        std::array::from_fn(|_| all.next().flatten())
-    };
-    Ok(records.into_iter().map(columns).collect())
-}
-
-/// What a record is reported under; `None` where it lacks any of it.
-fn groups(fields: &mut [Option<String>; FIELDS.len()]) -> Option<SampleGroups> {
-    let [.., difficulty, length, domain] = fields;
-    Some(SampleGroups { difficulty: difficulty.take()?, length: length.take()?, domain: domain.take()? })
-}
-
-fn content(
-    fields: [Option<String>; FIELDS.len()],
-    classes: Option<[Option<usize>; 4]>,
+/// What a row says, and what it is reported under; nothing where it lacks any of that.
+pub(super) fn content(
+    row: &mut DataRow,
     task: &Task,
-    place: &dyn Fn() -> SamplePlace,
-) -> Result<Content, DataError> {
-    if let Some(missing) = fields[..NUM_REQUIRED].iter().position(Option::is_none) {
-        return Err(DataError::MissingField { place: place(), field: FIELDS[missing] });
+    classes: Option<LetterClasses>,
+) -> Result<(Content, Option<SampleGroups>), DataError> {
+    let mut texts: [String; FIELDS.len()] = Default::default();
+    for (text, field) in texts.iter_mut().zip(FIELDS) {
+        *text = row.text(field)?;
     }
-    let fields = fields.map(Option::unwrap_or_default);
-    let answer = fields[6].trim();
-    let bad = |expected: String| DataError::BadField { place: place(), field: "answer", expected, found: format!("`{answer}`") };
+    let answer = row.text("answer")?;
+    let answer = answer.trim();
+    let bad = |expected: String| row.bad("answer", expected, format!("`{answer}`"));
     let letter = LETTERS.iter().position(|&letter| letter == answer);
     let letter = letter.ok_or_else(|| bad("one of `A`, `B`, `C`, `D`".to_owned()))?;
-    let texts = std::array::from_fn(|index| fields[index].as_str());
-    let prompt = prompt(texts, matches!(task, Task::Classify(_)));
-    match (task, classes) {
+    let prompt = prompt(texts.each_ref().map(String::as_str), matches!(task, Task::Classify(_)));
+    let content = match (task, classes) {
         (Task::Classify(labels), Some(classes)) => {
             let class = classes[letter].ok_or_else(|| bad(format!("one of the labels {}", labels.describe())))?;
-            Ok(Content::TextClass { prompt, class })
+            Content::TextClass { prompt, class }
         }
-        _ => Ok(Content::Text { prompt, completion: answer.to_owned() }),
-    }
+        _ => Content::Text { prompt, completion: answer.to_owned() },
+    };
+    let [difficulty, length, domain] = ["difficulty", "length", "domain"].map(|field| row.optional_text(field));
+    let groups = match (difficulty?, length?, domain?) {
+        (Some(difficulty), Some(length), Some(domain)) => Some(SampleGroups { difficulty, length, domain }),
+        _ => None,
+    };
+    Ok((content, groups))
 }
 
 /// Upstream's wording with the reference's choice lines and tails: a class is read right behind the opening, an answer
@@ -220,7 +152,7 @@ mod tests {
         assert_eq!(class(vec![letter("D"), letter("A")]).unwrap(), Targets::Class(0));
         assert_eq!(class(vec![500, 501, 502, 503]).unwrap(), Targets::Class(3));
         let error = class(vec![500, 501]).unwrap_err().to_string();
-        assert!(error.ends_with("field `answer`: expected one of the labels token 500, token 501, found `D`"), "{error}");
+        assert!(error.contains("field `answer`: expected one of the labels token 500, token 501, found `D`"), "{error}");
     }
 
     #[test]
@@ -246,8 +178,8 @@ mod tests {
             grouped[field] = text.into();
         }
         let mut columns = columns(&[Some("C"), Some("A")]);
-        for field in &FIELDS[NUM_REQUIRED..] {
-            let texts = vec![grouped[field].as_str(), (*field != "domain").then_some("x")];
+        for field in ["difficulty", "length", "domain"] {
+            let texts = vec![grouped[field].as_str(), (field != "domain").then_some("x")];
             columns.push((field, Arc::new(StringArray::from(texts))));
         }
         for content in [json(&[grouped, record("A")]), parquet(&columns)] {
@@ -267,11 +199,14 @@ mod tests {
         let mut without = columns(&[Some("A")]);
         without.remove(1);
         let message = error(&without);
-        assert!(message.contains("column `question` is missing, found `context`, `choice_A`"), "{message}");
+        assert!(message.contains("field `question` is missing, others are"), "{message}");
         let mut numbers = columns(&[Some("A")]);
         numbers[6].1 = Arc::new(Int64Array::from(vec![1]));
-        assert!(error(&numbers).ends_with("column `answer`: expected strings, found Int64"));
-        assert_eq!(error(&columns(&[Some("A"), None])), "record 1 (from 0) of `train.jsonl`: field `answer` is missing");
+        assert!(error(&numbers).ends_with("field `answer`: expected a string, found a number in a column of Int64"));
+        assert_eq!(
+            error(&columns(&[Some("A"), None])),
+            "record 1 (from 0) of `train.jsonl`: field `answer`: expected a string, found null in a column of Utf8"
+        );
         assert_eq!(error(&columns(&[])), "`train.jsonl` holds no samples, expected at least 1");
     }
 
@@ -282,10 +217,14 @@ mod tests {
             error(&json(&[record("A"), record("E")])),
             "record 1 (from 0) of `train.jsonl`: field `answer`: expected one of `A`, `B`, `C`, `D`, found `E`"
         );
-        assert_eq!(error(b"[{\"question\": \"\"}]"), "record 0 (from 0) of `train.jsonl`: field `context` is missing");
-        assert!(error(b"{\"question\": \"\"}").contains("expected an array of LongBench v2 records"));
-        assert!(error(b"[{\"answer\": 3}]").contains("expected an array of LongBench v2 records"));
-        assert!(error(b"[{\"answer\":").starts_with("`train.jsonl` is not JSON: EOF"));
+        assert_eq!(
+            error(b"[{\"question\": \"\"}]"),
+            "record 0 (from 0) of `train.jsonl`: field `context` is missing, others are `question`"
+        );
+        let mut number = record("A");
+        number["choice_B"] = 3.into();
+        assert!(error(&json(&[number])).ends_with("field `choice_B`: expected a string, found a number"));
+        assert!(error(b"[{\"answer\":").starts_with("`train.jsonl` is not JSON: record 0 (from 0): EOF"));
         assert_eq!(error(b"[]"), "`train.jsonl` holds no samples, expected at least 1");
         assert_eq!(error(b""), "`train.jsonl` holds no samples, expected at least 1");
     }

@@ -1,31 +1,27 @@
-//! The format `prompt-completion`: JSONL with `prompt` and `completion`, or of a classification `label`; further columns are ignored.
+//! The format `prompt-completion`: rows with `prompt` and `completion`, or of a classification `label`; further fields are ignored.
 
-use std::path::Path;
+use crate::data::error::DataError;
+use crate::data::example::{Content, Task};
+use crate::data::rows::{DataRow, class};
+use crate::data::tokenizer::Tokenizer;
 
-use super::error::DataError;
-use super::example::{Content, Example, Task};
-use super::jsonl::{self, class};
-use super::tokenizer::Tokenizer;
-
-/// Reads the file. With a classification head `label` is the class by its number or its name; where there is none the completion must be
+/// What a row says. With a classification head `label` is the class by its number or its name; where there is none the completion must be
 /// one of the names, without space around it.
-pub(super) fn read(path: &Path, task: &Task, tokenizer: &Tokenizer) -> Result<Vec<Example>, DataError> {
-    jsonl::read(path, |object| {
-        let prompt = object.text("prompt")?;
-        let Task::Classify(classes) = task else {
-            return Ok(Content::Text { prompt, completion: object.text("completion")? });
-        };
-        if object.is_number("label") {
-            return Ok(Content::TextClass { prompt, class: class(object, classes.count)? });
-        }
-        let field = if object.has("label") { "label" } else { "completion" };
-        let answer = object.text(field)?;
-        let answer = answer.trim();
-        match classes.find(answer, tokenizer)? {
-            Some(class) => Ok(Content::TextClass { prompt, class }),
-            None => Err(object.bad(field, format!("one of the labels {}", classes.describe()), format!("`{answer}`"))),
-        }
-    })
+pub(super) fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> Result<Content, DataError> {
+    let prompt = row.text("prompt")?;
+    let Task::Classify(classes) = task else {
+        return Ok(Content::Text { prompt, completion: row.text("completion")? });
+    };
+    if row.is_number("label") {
+        return Ok(Content::TextClass { prompt, class: class(row, classes.count)? });
+    }
+    let field = if row.has("label") { "label" } else { "completion" };
+    let answer = row.text(field)?;
+    let answer = answer.trim();
+    match classes.find(answer, tokenizer)? {
+        Some(class) => Ok(Content::TextClass { prompt, class }),
+        None => Err(row.bad(field, format!("one of the labels {}", classes.describe()), format!("`{answer}`"))),
+    }
 }
 
 #[cfg(test)]
@@ -77,13 +73,20 @@ mod tests {
         let good = "{\"prompt\": \"a\", \"completion\": \"b\"}\n";
         assert_eq!(error(&format!("{good}\nnot json\n")), "`train.jsonl:3` is not JSON: expected ident at column 2");
         assert_eq!(error("{\"prompt\": \"a\"}"), "`train.jsonl:1`: field `completion` is missing");
-        assert_eq!(error("{\"completion\": \"a\", \"prompt\": null}"), "`train.jsonl:1`: field `prompt` is missing");
-        assert_eq!(error("[1]\n"), "`train.jsonl:1`: expected a JSON object, found an array");
+        assert_eq!(
+            error("{\"completion\": \"a\", \"prompt\": null}"),
+            "`train.jsonl:1`: field `prompt`: expected a string, found null"
+        );
+        assert_eq!(error("[1]\n"), "record 0 (from 0) of `train.jsonl`: expected a JSON object, found a number");
         let chat = "{\"prompt\": [{\"role\": \"user\"}], \"completion\": \"a\"}";
         assert_eq!(error(chat), "`train.jsonl:1`: field `prompt`: expected a string, found an array");
         assert_eq!(error(""), "`train.jsonl` holds no samples, expected at least 1");
         assert_eq!(error(" \n\n"), "`train.jsonl` holds no samples, expected at least 1");
-        assert!(Fixture::new(PromptCompletion, [0xff, 0xfe, b'\n']).error().starts_with("`train.jsonl:1` is not JSON"));
+        assert!(
+            Fixture::new(PromptCompletion, [0xff, 0xfe, b'\n'])
+                .error()
+                .starts_with("`train.jsonl:1`: byte 1 is 0xff, which is not UTF-8")
+        );
         let nothing = "{\"prompt\": \"\", \"completion\": \"\"}";
         assert_eq!(error(nothing), "`train.jsonl:1`: 1 tokens and none to predict, expected at least 1 target");
     }

@@ -1,0 +1,145 @@
+//! Rows of values between commas, under names in the first line.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io::{self, BufRead, Read};
+use std::path::Path;
+use std::rc::Rc;
+
+use csv::{ByteRecord, ErrorKind, ReaderBuilder};
+use serde_json::Value;
+
+use super::input::Input;
+use super::row::{self, DataRow};
+use super::sink::Sink;
+use crate::data::error::DataError;
+use crate::data::sample_place::{LineOrRecord, SamplePlace};
+
+/// Hands over each row; all values are texts.
+pub(super) fn each<E: From<DataError>>(mut input: Input, delimiter: u8, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
+    let path = input.path.clone();
+    let reader = std::mem::replace(&mut input.reader, Box::new(io::empty()));
+    let lines = Rc::new(RefCell::new(VecDeque::new()));
+    let next_line = || lines.borrow_mut().pop_front().unwrap_or_default();
+    let quotes =
+        Quotes { reader, delimiter, limit, state: ValuePart::Start, line: 1, begun: 1, length: 0, lines: Rc::clone(&lines) };
+    let mut reader = ReaderBuilder::new().delimiter(delimiter).buffer_capacity(1 << 16).from_reader(quotes);
+    let header = reader.byte_headers().map_err(|error| broken(&input, error))?.clone();
+    let first = place(&path, next_line());
+    let names = texts(&header, &first)?;
+    if let Some(twice) = names.iter().enumerate().find_map(|(index, name)| names[..index].contains(name).then_some(name)) {
+        Err(DataError::BadRow { place: first, message: format!("two columns are called `{twice}`") })?;
+    }
+    let mut record = ByteRecord::new();
+    loop {
+        let row = match reader.read_byte_record(&mut record) {
+            Ok(false) => return Ok(()),
+            Ok(true) => {
+                let place = place(&path, next_line());
+                texts(&record, &place).map(|values| {
+                    let values = values.into_iter().map(Value::String);
+                    DataRow::new(names.iter().cloned().zip(values).collect(), place)
+                })
+            }
+            Err(error) => match error.kind() {
+                ErrorKind::UnequalLengths { expected_len, len, .. } => {
+                    let message = format!("expected {expected_len} values, as the first line has names, found {len}");
+                    Err(DataError::BadRow { place: place(&path, next_line()), message })
+                }
+                _ => Err(broken(&input, error))?,
+            },
+        };
+        sink(row)?;
+    }
+}
+
+fn place(path: &Path, line: u64) -> SamplePlace {
+    SamplePlace { path: path.into(), at: LineOrRecord::Line(line as usize) }
+}
+
+fn texts(record: &ByteRecord, place: &SamplePlace) -> Result<Vec<String>, DataError> {
+    record.iter().map(|value| row::utf8(value.to_vec(), place)).collect()
+}
+
+/// What ends the walk.
+fn broken(input: &Input, error: csv::Error) -> DataError {
+    match error.into_kind() {
+        ErrorKind::Io(error) => match error.get_ref().and_then(|inner| inner.downcast_ref::<Unending>()) {
+            Some(Unending { line, message }) => DataError::BadRow { place: place(&input.path, *line), message: message.clone() },
+            None => input.error(&error),
+        },
+        other => DataError::Unreadable { path: input.path.clone(), as_what: "CSV", message: format!("{other:?}") },
+    }
+}
+
+/// A reader that knows whether a quote is open: the parser takes the file's end for its end.
+struct Quotes {
+    reader: Box<dyn BufRead>,
+    delimiter: u8,
+    limit: usize,
+    state: ValuePart,
+    line: u64,
+    /// Line of the row, or within it of the open quote.
+    begun: u64,
+    /// Bytes of the row.
+    length: usize,
+    /// In which lines the rows begin that were read and not yet handed over; the parser counts blank lines to the row behind them.
+    lines: Rc<RefCell<VecDeque<u64>>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ValuePart {
+    /// Of a value.
+    Start,
+    Plain,
+    Quoted,
+    /// Behind a quote, which is the last one or the first of two.
+    Quote,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+struct Unending {
+    line: u64,
+    message: String,
+}
+
+impl Quotes {
+    fn step(&mut self, byte: u8) {
+        let ends_row = self.state != ValuePart::Quoted && matches!(byte, b'\n' | b'\r');
+        self.state = match (self.state, byte) {
+            (ValuePart::Quoted, b'"') => ValuePart::Quote,
+            (ValuePart::Quoted, _) | (ValuePart::Start | ValuePart::Quote, b'"') => ValuePart::Quoted,
+            _ if ends_row || byte == self.delimiter => ValuePart::Start,
+            _ => ValuePart::Plain,
+        };
+        self.line += u64::from(byte == b'\n');
+        self.length = if ends_row { 0 } else { self.length + 1 };
+        if self.length == 1 {
+            self.begun = self.line;
+            self.lines.borrow_mut().push_back(self.line);
+        }
+    }
+}
+
+impl Read for Quotes {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.reader.read(buffer)?;
+        let unending = |line, message| Err(io::Error::other(Unending { line, message }));
+        if read == 0 && self.state == ValuePart::Quoted && !buffer.is_empty() {
+            return unending(self.begun, "a quote is opened here and never closed".to_owned());
+        }
+        for &byte in &buffer[..read] {
+            let was_open = self.state == ValuePart::Quoted;
+            self.step(byte);
+            if self.state == ValuePart::Quoted && !was_open && byte == b'"' {
+                self.begun = self.line;
+            }
+            if self.length > self.limit {
+                let message = format!("more than {} bytes, which is the most that `data.max_line_bytes` allows", self.limit);
+                return unending(self.begun, message);
+            }
+        }
+        Ok(read)
+    }
+}

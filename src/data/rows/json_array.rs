@@ -1,0 +1,90 @@
+//! One JSON array of objects, read one object at a time.
+
+use std::cell::Cell;
+use std::fmt;
+use std::io::{self, BufRead, Read};
+use std::rc::Rc;
+
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde_json::Value;
+
+use super::input::Input;
+use super::json::Strict;
+use super::row::{DataRow, kind};
+use super::sink::Sink;
+use crate::data::error::DataError;
+use crate::data::sample_place::{LineOrRecord, SamplePlace};
+
+/// Hands over each element of the array.
+pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
+    let path = input.path.clone();
+    let place = |record| SamplePlace { path: path.as_path().into(), at: LineOrRecord::Record(record) };
+    let reader = std::mem::replace(&mut input.reader, Box::new(io::empty()));
+    let left = Rc::new(Cell::new(limit));
+    let mut json = serde_json::Deserializer::from_reader(Metered { reader, left: Rc::clone(&left), limit });
+    let (mut stopped, mut records) = (None, 0);
+    let mut hand_over = |Strict(value)| {
+        left.set(limit);
+        let row = match value {
+            Value::Object(fields) => Ok(DataRow::new(fields, place(records))),
+            other => Err(DataError::Shape { place: place(records), expected: "a JSON object", found: kind(&other).to_owned() }),
+        };
+        records += 1;
+        sink(row).map_err(|error| stopped = Some(error)).is_ok()
+    };
+    let ended = json.deserialize_seq(Elements(&mut hand_over)).and_then(|()| json.end());
+    match (stopped, ended) {
+        (Some(error), _) => Err(error),
+        (None, Ok(())) => Ok(()),
+        (None, Err(error)) if error.is_io() => {
+            let error = io::Error::from(error);
+            let is_long = matches!(error.get_ref(), Some(inner) if inner.is::<TooLong>());
+            let message = || DataError::BadRow { place: place(records), message: error.to_string() };
+            Err(if is_long { message() } else { input.error(&error) }.into())
+        }
+        (None, Err(error)) => {
+            Err(DataError::NotJson { place: path.display().to_string(), message: format!("record {records} (from 0): {error}") }
+                .into())
+        }
+    }
+}
+
+/// What is done with each element; false ends the walk.
+struct Elements<'a>(&'a mut dyn FnMut(Strict) -> bool);
+
+impl<'de> Visitor<'de> for Elements<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array of objects")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
+        while let Some(element) = elements.next_element()? {
+            if !self.0(element) {
+                return Err(A::Error::custom("the walk was ended"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A reader that refuses records of too many bytes.
+struct Metered {
+    reader: Box<dyn BufRead>,
+    left: Rc<Cell<usize>>,
+    limit: usize,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("more than {0} bytes, which is the most that `data.max_line_bytes` allows")]
+struct TooLong(usize);
+
+impl Read for Metered {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.reader.read(buffer)?;
+        let left = self.left.get().checked_sub(read).ok_or_else(|| io::Error::other(TooLong(self.limit)))?;
+        self.left.set(left);
+        Ok(read)
+    }
+}

@@ -1,0 +1,64 @@
+//! A JSON object a line.
+
+use std::io::{BufRead, Read};
+
+use serde_json::Value;
+
+use super::input::Input;
+use super::json::Strict;
+use super::row::{self, DataRow, kind};
+use super::sink::Sink;
+use crate::data::error::DataError;
+use crate::data::sample_place::{LineOrRecord, SamplePlace};
+
+/// Hands over each line that is not blank; only `\n` ends a line.
+pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
+    let path = input.path.clone();
+    // One object alone is mostly something around the records.
+    let may_be_alone = path.extension().is_none_or(|extension| extension != "json");
+    let mut rows = 0_usize;
+    let mut line = Vec::new();
+    for number in 1.. {
+        line.clear();
+        let mut part = input.reader.by_ref().take(limit as u64 + 1);
+        let read = part.read_until(b'\n', &mut line).map_err(|error| input.error(&error))?;
+        if read == 0 {
+            break;
+        }
+        let place = SamplePlace { path: path.as_path().into(), at: LineOrRecord::Line(number) };
+        if read > limit && line.last() != Some(&b'\n') {
+            input.reader.skip_until(b'\n').map_err(|error| input.error(&error))?;
+            sink(Err(row::too_long(place, limit)))?;
+        } else if !line.trim_ascii().is_empty() {
+            line.pop_if(|last| *last == b'\n');
+            sink(parse(std::mem::take(&mut line), place))?;
+        } else {
+            continue;
+        }
+        rows += 1;
+    }
+    if rows == 1 && !may_be_alone {
+        let message = "expected an array of records, found one object".to_owned();
+        Err(DataError::Unreadable { path, as_what: "JSON", message })?;
+    }
+    Ok(())
+}
+
+fn parse(line: Vec<u8>, place: SamplePlace) -> Result<DataRow, DataError> {
+    let text = row::utf8(line, &place)?;
+    let Strict(value) = serde_json::from_str(&text)
+        .map_err(|error| DataError::NotJson { place: place.path_and_line(), message: column_only(&error) })?;
+    match value {
+        Value::Object(fields) => Ok(DataRow::new(fields, place)),
+        other => Err(DataError::Shape { place, expected: "a JSON object", found: kind(&other).to_owned() }),
+    }
+}
+
+/// The parser counts lines within what it was given, which is always one: only its column means something.
+fn column_only(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.rfind(" at line ") {
+        Some(end) => format!("{} at column {}", &text[..end], error.column()),
+        None => text,
+    }
+}

@@ -1,0 +1,61 @@
+//! Files of any kind as rows: JSON objects that know where they stand, one at a time.
+//!
+//! [`each`] walks one file; which kind it is its first bytes tell, and its name where they do not. What is wrong with one row is handed
+//! over in its place, and the walk goes on; what is wrong with the file ends it. [`Sources`] finds the files.
+
+mod arrow_stream;
+mod arrow_values;
+mod csv_rows;
+mod input;
+mod json;
+mod json_array;
+mod lines;
+mod parquet_rows;
+mod row;
+mod saved;
+mod sink;
+mod sources;
+mod split_name;
+#[cfg(test)]
+mod tests;
+
+use std::io::Read;
+use std::path::Path;
+
+use super::error::DataError;
+use super::sample_place::{LineOrRecord, SamplePlace};
+use input::Kind;
+pub(super) use row::{DataRow, class, kind};
+pub(super) use sink::{RowSettings, Sink};
+pub(super) use sources::find;
+pub(super) use split_name::SplitName;
+
+/// Hands over the rows of a file in their order. No more than a few rows are in memory.
+///
+/// # Errors
+/// The file cannot be read, is damaged or cut off; or `sink` refuses.
+pub(super) fn each<E: From<DataError>>(path: &Path, settings: &RowSettings, sink: Sink<'_, E>) -> Result<(), E> {
+    let mut renamed = |row: Result<DataRow, DataError>| sink(row.and_then(|row| row.renamed(&settings.columns)));
+    let (kind, mut input) = input::open(path)?;
+    match kind {
+        Kind::Lines => lines::each(input, settings.max_line_bytes, &mut renamed),
+        Kind::Array => json_array::each(input, settings.max_line_bytes, &mut renamed),
+        Kind::Csv(delimiter) => csv_rows::each(input, delimiter, settings.max_line_bytes, &mut renamed),
+        Kind::Parquet => parquet_rows::each(path, &mut renamed),
+        Kind::Arrow => arrow_stream::each(path, &mut renamed),
+        Kind::Document => {
+            let place = SamplePlace { path: path.into(), at: LineOrRecord::Whole };
+            let mut bytes = Vec::new();
+            let limit = settings.max_line_bytes;
+            let read =
+                input.reader.by_ref().take(limit as u64 + 1).read_to_end(&mut bytes).map_err(|error| input.error(&error))?;
+            if read > limit {
+                return renamed(Err(row::too_long(place, limit)));
+            }
+            renamed(
+                row::utf8(bytes, &place)
+                    .map(|text| DataRow::new([("text".to_owned(), text.into())].into_iter().collect(), place)),
+            )
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Rows of a Parquet file. The file is foreign: whatever it makes its reader do becomes an error.
+
+use std::fs::File;
+use std::path::Path;
+
+use arrow::array::RecordBatchReader;
+use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+
+use super::arrow_values;
+use super::row::DataRow;
+use super::sink::Sink;
+use crate::data::error::DataError;
+use crate::data::guard::guarded;
+use crate::data::sample_place::{LineOrRecord, SamplePlace};
+
+/// Rows decoded at once: contexts are long, so few.
+const BATCH_ROWS: usize = 16;
+
+/// Hands over each row.
+pub(super) fn each<E: From<DataError>>(path: &Path, sink: Sink<'_, E>) -> Result<(), E> {
+    let broken = |message| DataError::Unreadable { path: path.to_path_buf(), as_what: "Parquet", message };
+    let file = File::open(path).map_err(DataError::read(path))?;
+    let mut reader = guarded(|| reader(file)).map_err(broken)?;
+    let types = arrow_values::column_types(&reader.schema()).map_err(broken)?;
+    let mut record = 0;
+    let mut next = || {
+        guarded(|| match reader.next() {
+            None => Ok(None),
+            Some(batch) => arrow_values::rows(&batch.map_err(|error| error.to_string())?).map(Some),
+        })
+    };
+    while let Some(rows) = next().map_err(broken)? {
+        for fields in rows {
+            let place = SamplePlace { path: path.into(), at: LineOrRecord::Record(record) };
+            sink(Ok(DataRow::typed(fields, place, types.clone())))?;
+            record += 1;
+        }
+    }
+    Ok(())
+}
+
+fn reader(file: File) -> Result<ParquetRecordBatchReader, String> {
+    let size = file.metadata().map_err(|error| error.to_string())?.len();
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| error.to_string())?;
+    // A corrupt footer can ask for any amount of memory before a single page is looked at.
+    let claimed: i64 =
+        builder.metadata().row_groups().iter().map(|group| group.compressed_size().max(0)).fold(0, i64::saturating_add);
+    if u64::try_from(claimed).unwrap_or(u64::MAX) > size {
+        return Err(format!("its footer promises {claimed} bytes, the file has {size}"));
+    }
+    builder.with_batch_size(BATCH_ROWS).build().map_err(|error| error.to_string())
+}

@@ -1,0 +1,150 @@
+//! One row of a file: its fields, its place, and errors that name both.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::data::error::DataError;
+use crate::data::sample_place::SamplePlace;
+
+/// One row's fields, and where it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::data) struct DataRow {
+    fields: Map<String, Value>,
+    place: SamplePlace,
+    /// Of a file with typed columns: their types, by name.
+    types: Option<Arc<BTreeMap<String, String>>>,
+}
+
+impl DataRow {
+    pub(super) fn new(fields: Map<String, Value>, place: SamplePlace) -> Self {
+        Self { fields, place, types: None }
+    }
+
+    pub(super) fn typed(fields: Map<String, Value>, place: SamplePlace, types: Arc<BTreeMap<String, String>>) -> Self {
+        Self { fields, place, types: Some(types) }
+    }
+
+    /// With the columns under the names of the fields that they hold.
+    pub(super) fn renamed(mut self, columns: &BTreeMap<String, String>) -> Result<Self, DataError> {
+        let mut values = Vec::with_capacity(columns.len());
+        for (field, column) in columns {
+            let value = self.fields.remove(column).ok_or_else(|| self.missing(column))?;
+            values.push((field.clone(), value));
+        }
+        self.fields.extend(values);
+        if let Some(types) = self.types.take() {
+            let mut named = BTreeMap::clone(&types);
+            named.extend(columns.iter().filter_map(|(field, column)| Some((field.clone(), types.get(column)?.clone()))));
+            self.types = Some(if columns.is_empty() { types } else { Arc::new(named) });
+        }
+        Ok(self)
+    }
+
+    pub(in crate::data) fn place(&self) -> SamplePlace {
+        self.place.clone()
+    }
+
+    /// Whether absent fields of nested objects may stand as null: Arrow's structs have the fields of all rows.
+    #[cfg_attr(not(test), allow(dead_code))]
+    pub(in crate::data) fn is_padded(&self) -> bool {
+        self.types.is_some()
+    }
+
+    /// All fields, null or not.
+    pub(in crate::data) fn fields(&self) -> &Map<String, Value> {
+        &self.fields
+    }
+
+    /// Takes a field out; `None` where it is missing or null.
+    pub(in crate::data) fn take(&mut self, field: &str) -> Option<Value> {
+        self.fields.remove(field).filter(|value| !value.is_null())
+    }
+
+    /// Whether a field is there and a number.
+    pub(in crate::data) fn is_number(&self, field: &str) -> bool {
+        self.fields.get(field).is_some_and(Value::is_number)
+    }
+
+    /// Whether a field is there.
+    pub(in crate::data) fn has(&self, field: &str) -> bool {
+        self.fields.get(field).is_some_and(|value| !value.is_null())
+    }
+
+    /// Takes a field that must be there.
+    pub(in crate::data) fn require(&mut self, field: &str) -> Result<Value, DataError> {
+        self.require_as(field, "a value")
+    }
+
+    /// Takes a text field.
+    pub(in crate::data) fn text(&mut self, field: &str) -> Result<String, DataError> {
+        match self.require_as(field, "a string")? {
+            Value::String(text) => Ok(text),
+            other => Err(self.bad(field, "a string", kind(&other))),
+        }
+    }
+
+    /// Takes a text field that may be missing.
+    pub(in crate::data) fn optional_text(&mut self, field: &str) -> Result<Option<String>, DataError> {
+        if self.has(field) { self.text(field).map(Some) } else { Ok(None) }
+    }
+
+    fn require_as(&mut self, field: &str, expected: &str) -> Result<Value, DataError> {
+        match self.fields.remove(field) {
+            Some(Value::Null) => Err(self.bad(field, expected, "null")),
+            Some(value) => Ok(value),
+            None if self.types.as_ref().is_some_and(|types| types.contains_key(field)) => {
+                Err(self.bad(field, expected, "a value"))
+            }
+            None => Err(self.missing(field)),
+        }
+    }
+
+    fn missing(&self, field: &str) -> DataError {
+        let others: Vec<String> = self.fields.keys().map(|name| format!("`{name}`")).collect();
+        DataError::MissingField { place: self.place(), field: field.to_owned(), others: others.join(", ") }
+    }
+
+    /// What is wrong with a field; says the type of its column, where columns have types.
+    pub(in crate::data) fn bad(&self, field: &str, expected: impl Into<String>, found: impl Into<String>) -> DataError {
+        let of_type = self.types.as_ref().and_then(|types| types.get(field)).map(|name| format!(" in a column of {name}"));
+        let found = found.into() + &of_type.unwrap_or_default();
+        DataError::BadField { place: self.place(), field: field.to_owned(), expected: expected.into(), found }
+    }
+}
+
+/// The class by its number, at the key `label`.
+pub(in crate::data) fn class(row: &mut DataRow, num_classes: usize) -> Result<usize, DataError> {
+    let value = row.require("label")?;
+    let class = value.as_u64().filter(|&class| class < num_classes as u64);
+    class
+        .map(|class| class as usize)
+        .ok_or_else(|| row.bad("label", format!("a class from 0 to {}", num_classes - 1), value.to_string()))
+}
+
+/// What a value is, for messages.
+pub(in crate::data) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// The text of a row's bytes.
+pub(super) fn utf8(bytes: Vec<u8>, place: &SamplePlace) -> Result<String, DataError> {
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let message = format!("byte {} is 0x{:02x}, which is not UTF-8", at + 1, error.as_bytes()[at]);
+        DataError::BadRow { place: place.clone(), message }
+    })
+}
+
+/// A row that is longer than allowed.
+pub(super) fn too_long(place: SamplePlace, limit: usize) -> DataError {
+    DataError::BadRow { place, message: format!("more than {limit} bytes, which is the most that `data.max_line_bytes` allows") }
+}

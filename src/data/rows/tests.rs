@@ -1,0 +1,332 @@
+//! Every kind of file gives the same rows, and damaged ones their place.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{
+    ArrayRef, Int32Array, ListArray, RecordBatch, StringArray, StringDictionaryBuilder, StringViewArray, StructArray,
+};
+use arrow::datatypes::{Int8Type, Int32Type};
+use arrow::ipc::writer::{FileWriter, StreamWriter};
+use parquet::arrow::ArrowWriter;
+use serde_json::{Map, Value, json};
+
+use super::*;
+use crate::units::Failure;
+
+/// Rows and errors of a file in a folder of its own, which errors do not name.
+fn walk_with(name: &str, content: &[u8], settings: &RowSettings) -> Result<Vec<Result<Map<String, Value>, String>>, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(name);
+    fs::write(&path, content).unwrap();
+    let words = |error: DataError| {
+        assert!(error.hint().is_some());
+        error.to_string().replace(&format!("{}/", dir.path().display()), "")
+    };
+    let mut rows = Vec::new();
+    let walk = each(&path, settings, &mut |row| {
+        rows.push(row.map(|row| row.fields().clone()).map_err(words));
+        Ok::<(), DataError>(())
+    });
+    walk.map(|()| rows).map_err(words)
+}
+
+fn walk(name: &str, content: impl AsRef<[u8]>) -> Result<Vec<Result<Map<String, Value>, String>>, String> {
+    walk_with(name, content.as_ref(), &RowSettings::default())
+}
+
+/// All that is wrong, in one text.
+fn wrong(name: &str, content: impl AsRef<[u8]>) -> String {
+    match walk(name, content) {
+        Ok(rows) => rows.into_iter().filter_map(Result::err).collect::<Vec<_>>().join("; "),
+        Err(error) => error,
+    }
+}
+
+fn two_rows() -> Value {
+    json!([{"prompt": "a \"b\"\r\n", "completion": "é"}, {"prompt": "", "completion": "x,y"}])
+}
+
+fn objects(rows: &Value) -> Vec<Result<Map<String, Value>, String>> {
+    rows.as_array().unwrap().iter().map(|row| Ok(row.as_object().unwrap().clone())).collect()
+}
+
+fn lines(rows: &Value) -> String {
+    rows.as_array().unwrap().iter().map(|row| format!("{row}\n")).collect()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn batch(columns: Vec<(&str, ArrayRef)>) -> RecordBatch {
+    RecordBatch::try_from_iter(columns).unwrap()
+}
+
+fn texts() -> RecordBatch {
+    let mut prompts = StringDictionaryBuilder::<Int8Type>::new();
+    prompts.extend([Some("a \"b\"\r\n"), Some("")]);
+    let completions = StringViewArray::from(vec!["é", "x,y"]);
+    batch(vec![("prompt", Arc::new(prompts.finish())), ("completion", Arc::new(completions))])
+}
+
+fn parquet(batch: &RecordBatch) -> Vec<u8> {
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+    writer.write(batch).unwrap();
+    writer.into_inner().unwrap()
+}
+
+fn stream(batch: &RecordBatch) -> Vec<u8> {
+    let mut writer = StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+    writer.write(batch).unwrap();
+    writer.finish().unwrap();
+    writer.into_inner().unwrap()
+}
+
+fn arrow_file(batch: &RecordBatch) -> Vec<u8> {
+    let mut writer = FileWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+    writer.write(batch).unwrap();
+    writer.finish().unwrap();
+    writer.into_inner().unwrap()
+}
+
+#[test]
+fn all_kinds_give_the_same_rows() {
+    let rows = two_rows();
+    let plain = lines(&rows);
+    let (first, second) = plain.split_at(plain.find('\n').unwrap() + 1);
+    let zstd = |text: &str| zstd::encode_all(text.as_bytes(), 0).unwrap();
+    let csv = "prompt,completion\r\n\"a \"\"b\"\"\r\n\",é\r\n\r\n\"\",\"x,y\"";
+    for (name, content) in [
+        ("a.jsonl", plain.clone().into_bytes()),
+        ("a.json", format!("\u{feff} {rows:#}\n").into_bytes()),
+        ("bom.jsonl", format!("\u{feff}\n \t\r\n{plain}\n\n").into_bytes()),
+        ("no-end", plain.trim_end().as_bytes().to_vec()),
+        ("a.jsonl.gz", [gzip(first.as_bytes()), gzip(second.as_bytes())].concat()),
+        ("a.json.zst", [zstd(&rows.to_string()[..9]), zstd(&rows.to_string()[9..])].concat()),
+        ("a.csv", csv.as_bytes().to_vec()),
+        ("a.csv.gz", gzip(csv.as_bytes())),
+        ("a.tsv", csv.replace("prompt,", "prompt\t").replace(",é", "\té").replace("\"\",", "\"\"\t").into_bytes()),
+        ("a.parquet", parquet(&texts())),
+        ("a.arrow", stream(&texts())),
+        ("b.arrow", arrow_file(&texts())),
+    ] {
+        assert_eq!(walk(name, content), Ok(objects(&rows)), "{name}");
+    }
+    assert_eq!(walk("a.txt", "\u{feff}one\n\ntwo"), Ok(objects(&json!([{"text": "one\n\ntwo"}]))));
+}
+
+#[test]
+fn nested_columns_become_values_that_know_of_arrows_padding() {
+    let roles: ArrayRef = Arc::new(StringArray::from(vec![Some("user"), Some("tool"), Some("user")]));
+    let names: ArrayRef = Arc::new(StringArray::from(vec![None, Some("f"), None]));
+    let structs = StructArray::try_from(vec![("role", roles), ("name", names)]).unwrap();
+    let field = Arc::new(arrow::datatypes::Field::new("item", arrow::array::Array::data_type(&structs).clone(), true));
+    let offsets = arrow::buffer::OffsetBuffer::new(vec![0, 2, 2].into());
+    let messages = ListArray::new(field, offsets, Arc::new(structs.slice(0, 2)), None);
+    let ids = ListArray::from_iter_primitive::<Int32Type, _, _>([Some(vec![Some(7), Some(-1)]), None]);
+    let hidden = arrow::array::TimestampSecondArray::from(vec![1, 2]);
+    let batch = batch(vec![("messages", Arc::new(messages)), ("ids", Arc::new(ids)), ("at", Arc::new(hidden))]);
+    let expected = json!([
+        {"messages": [{"role": "user", "name": null}, {"role": "tool", "name": "f"}], "ids": [7, -1]},
+        {"messages": [], "ids": null},
+    ]);
+    for (name, content) in [("a.parquet", parquet(&batch)), ("a.arrow", stream(&batch))] {
+        assert_eq!(walk(name, &content), Ok(objects(&expected)), "{name}");
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(name), content).unwrap();
+        each(&dir.path().join(name), &RowSettings::default(), &mut |row| {
+            let mut row = row?;
+            assert!(row.is_padded());
+            let error = row.text("at").unwrap_err().to_string();
+            assert!(error.ends_with("field `at`: expected a string, found a value in a column of Timestamp(s)"), "{error}");
+            Ok::<(), DataError>(())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn ten_bad_lines() {
+    for (content, expected) in [
+        ("{\"a\": 1}\n{\"a\": 1,}\n", "`x.jsonl:2` is not JSON: trailing comma at column 9"),
+        ("{\"a\": \"1\n", "`x.jsonl:1` is not JSON: EOF while parsing a string at column 8"),
+        ("{\"a\": 1}\n[2]\n{\"b\": 1}", "`x.jsonl:2`: expected a JSON object, found an array"),
+        ("\n\nnull", "`x.jsonl:3`: expected a JSON object, found null"),
+        ("{\"a\": 1} {\"a\": 2}", "`x.jsonl:1` is not JSON: trailing characters at column 10"),
+        ("{\"a\": 1, \"b\": {\"c\": 1, \"c\": 2}}", "`x.jsonl:1` is not JSON: the key `c` stands twice at column 30"),
+        ("{\"a\": 1}\r{\"a\": 2}", "`x.jsonl:1` is not JSON: trailing characters"),
+        ("{\"a\": NaN}", "`x.jsonl:1` is not JSON: expected value"),
+        ("{\"a\": \"\\ud800\"}", "`x.jsonl:1` is not JSON: unexpected end of hex escape"),
+        ("{\"a\": 1e999}", "`x.jsonl:1` is not JSON: number out of range"),
+    ] {
+        let wrong = wrong("x.jsonl", content);
+        assert!(wrong.starts_with(expected), "{wrong}");
+    }
+    assert_eq!(wrong("x.jsonl", b"{}\n{\"a\": \"\xe9\"}"), "`x.jsonl:2`: byte 8 is 0xe9, which is not UTF-8");
+    let settings = RowSettings { max_line_bytes: 12, ..RowSettings::default() };
+    let rows = walk_with("x.jsonl", b"{\"a\": 12345}\n{\"a\": 123456}\n{\"a\": 3}", &settings).unwrap();
+    let too_long = "`x.jsonl:2`: more than 12 bytes, which is the most that `data.max_line_bytes` allows".to_owned();
+    assert_eq!((rows[1].clone(), rows.len()), (Err(too_long), 3));
+}
+
+#[test]
+fn ten_bad_arrays() {
+    for (content, expected) in [
+        ("[{\"a\": 1}, {\"a\"", "`x.json` is not JSON: record 1 (from 0): EOF while parsing an object at line 1 column 15"),
+        ("[{\"a\": 1} {\"a\": 2}]", "`x.json` is not JSON: record 1 (from 0): expected `,` or `]`"),
+        ("[{\"a\": 1},\n 2]", "record 1 (from 0) of `x.json`: expected a JSON object, found a number"),
+        ("[{\"a\": 1, \"a\": 1}]", "`x.json` is not JSON: record 0 (from 0): the key `a` stands twice"),
+        ("[{\"a\": 1}] x", "`x.json` is not JSON: record 1 (from 0): trailing characters"),
+        ("[[]]", "record 0 (from 0) of `x.json`: expected a JSON object, found an array"),
+        ("{\"a\": 1}", "cannot read `x.json` as JSON: expected an array of records, found one object"),
+        ("{\n\"a\": 1}", "`x.json:1` is not JSON: EOF while parsing an object"),
+        ("[{\"a\": tru}]", "`x.json` is not JSON: record 0 (from 0): expected ident"),
+        ("[", "`x.json` is not JSON: record 0 (from 0): EOF while parsing a list"),
+    ] {
+        let wrong = wrong("x.json", content);
+        assert!(wrong.starts_with(expected), "{wrong}");
+    }
+    let settings = RowSettings { max_line_bytes: 12, ..RowSettings::default() };
+    let long = walk_with("x.json", b"[{\"a\": 1}, {\"a\": 1234567}]", &settings).unwrap_err();
+    assert_eq!(long, "record 1 (from 0) of `x.json`: more than 12 bytes, which is the most that `data.max_line_bytes` allows");
+}
+
+#[test]
+fn ten_bad_tables() {
+    for (content, expected) in [
+        ("a,b\n1,2\n3\n4,5", "`x.csv:3`: expected 2 values, as the first line has names, found 1"),
+        ("a,b\n1,2,3\n", "`x.csv:2`: expected 2 values, as the first line has names, found 3"),
+        ("a,a\n1,2\n", "`x.csv:1`: two columns are called `a`"),
+        ("a,b\n1,2\n\"3,4\n5,6\n", "`x.csv:3`: a quote is opened here and never closed"),
+        ("a,b\n1,\"2\n\n", "`x.csv:2`: a quote is opened here and never closed"),
+        ("a,b\n\"x\ny\",\"2\n\n", "`x.csv:3`: a quote is opened here and never closed"),
+        ("a,\"b", "`x.csv:1`: a quote is opened here and never closed"),
+        ("a,b\n\n1\n", "`x.csv:3`: expected 2 values, as the first line has names, found 1"),
+        ("a;b\n1,2\n", "`x.csv:2`: expected 1 values, as the first line has names, found 2"),
+    ] {
+        assert_eq!(wrong("x.csv", content), expected, "{content:?}");
+    }
+    assert_eq!(wrong("x.csv", b"a,b\n1,2\n3,\xe9\n"), "`x.csv:3`: byte 1 is 0xe9, which is not UTF-8");
+    let settings = RowSettings { max_line_bytes: 9, ..RowSettings::default() };
+    let long = walk_with("x.csv", b"a,b\n1,2\n\"3\n45678901\",2", &settings).unwrap_err();
+    assert_eq!(long, "`x.csv:3`: more than 9 bytes, which is the most that `data.max_line_bytes` allows");
+    // Quotes within a value are none.
+    assert_eq!(walk("x.csv", "a,b\n1\",\"\"\"\"\n").unwrap(), objects(&json!([{"a": "1\"", "b": "\""}])));
+}
+
+#[test]
+fn what_is_damaged_is_refused_wherever_it_is_cut() {
+    let plain = lines(&two_rows());
+    for (name, bytes) in [
+        ("x.jsonl.gz", gzip(plain.as_bytes())),
+        ("x.jsonl.zst", zstd::encode_all(plain.as_bytes(), 0).unwrap()),
+        ("x.parquet", parquet(&texts())),
+        ("x.arrow", stream(&texts())),
+        ("y.arrow", arrow_file(&texts())),
+    ] {
+        for end in (1..bytes.len()).step_by(if bytes.len() > 200 { 41 } else { 9 }).chain([bytes.len() - 1]) {
+            let error = walk(name, &bytes[..end]);
+            assert!(error.as_ref().is_err_and(|error| error.starts_with("cannot read `")), "{name} {end}: {error:?}");
+        }
+        // Whatever is changed: an error or other rows, never an abort.
+        for at in (0..bytes.len()).step_by(5) {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x5a;
+            let _ = walk(name, damaged);
+        }
+    }
+    let mut wrong_sum = gzip(plain.as_bytes());
+    let at = wrong_sum.len() - 8;
+    wrong_sum[at] ^= 1;
+    let found = wrong("x.jsonl.gz", wrong_sum);
+    assert!(
+        found.starts_with("cannot read `x.jsonl.gz` as gzip: corrupt gzip stream does not have a matching checksum"),
+        "{found}"
+    );
+    assert!(wrong("x.jsonl.gz", [gzip(plain.as_bytes()), b"garbage".to_vec()].concat()).contains("as gzip"));
+    assert!(wrong("x.jsonl.gz", &plain).contains("as gzip: invalid gzip header"));
+    assert!(wrong("x.arrow", "PAR2 and some more words").ends_with("it begins neither as an Arrow file nor as an Arrow stream"));
+    assert!(wrong("x.gz", gzip(&parquet(&texts()))).contains("unpack it"));
+    let nan = batch(vec![("a", Arc::new(arrow::array::Float32Array::from(vec![f32::NAN])))]);
+    assert_eq!(wrong("x.parquet", parquet(&nan)), "cannot read `x.parquet` as Parquet: column `a`: NaN is no number of JSON");
+}
+
+#[test]
+fn columns_come_under_the_names_of_fields() {
+    let columns = [("prompt", "question"), ("completion", "prompt")];
+    let columns = columns.into_iter().map(|(field, column)| (field.to_owned(), column.to_owned())).collect();
+    let settings = RowSettings { columns, ..RowSettings::default() };
+    let rows = walk_with("x.jsonl", b"{\"question\": \"q\", \"prompt\": \"p\"}\n{\"question\": 1}", &settings).unwrap();
+    assert_eq!(rows[0].clone().unwrap(), *json!({"prompt": "q", "completion": "p"}).as_object().unwrap());
+    assert_eq!(rows[1], Err("`x.jsonl:2`: field `prompt` is missing, others are `question`".to_owned()));
+}
+
+/// A folder of empty files, but for these.
+fn folder(names: &[&str]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for name in names {
+        let (name, content) = name.split_once('=').unwrap_or((name, ""));
+        let path = dir.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    dir
+}
+
+/// The files behind a path below a folder, in words.
+fn found(dir: &Path, paths: &[&str], split: SplitName) -> Result<Vec<String>, String> {
+    let words = |text: String| text.replace(&format!("{}/", dir.display()), "").replace(&dir.display().to_string(), ".");
+    let paths: Vec<PathBuf> = paths.iter().map(|path| dir.join(path)).collect();
+    let found = find(&paths, split).map_err(|error| words(error.to_string()))?;
+    let files = found.files.iter().map(|file| file.display().to_string());
+    Ok(files.chain(found.notes.clone()).map(words).collect())
+}
+
+#[test]
+fn folders_patterns_and_lists() {
+    use SplitName::{Test, Train, Validation};
+    let dir = folder(&[
+        "d/train-00001-of-00002.parquet",
+        "d/train-00000-of-00002.parquet",
+        "d/dev.jsonl",
+        "d/README",
+        "e/b.csv",
+        "e/a.jsonl.gz",
+    ]);
+    let found = |paths: &[&str], split| found(dir.path(), paths, split);
+    let note = "of the folder `d` the split `train` is read, not `README`, `dev.jsonl`";
+    assert_eq!(found(&["d"], Train).unwrap(), ["d/train-00000-of-00002.parquet", "d/train-00001-of-00002.parquet", note]);
+    assert_eq!(found(&["d"], Validation).unwrap()[0], "d/dev.jsonl");
+    assert_eq!(found(&["d"], Test), Err("`d`: no file of the folder is called `test`".to_owned()));
+    assert_eq!(found(&["e", "d/dev.jsonl"], Validation).unwrap(), ["e/a.jsonl.gz", "e/b.csv", "d/dev.jsonl"]);
+    assert_eq!(found(&["*/*.jsonl*"], Train).unwrap(), ["d/dev.jsonl", "e/a.jsonl.gz"]);
+    assert_eq!(found(&["*/x*"], Train), Err("`*/x*`: no file matches it".to_owned()));
+    assert_eq!(found(&["e", "e/../e/b.csv"], Train), Err("`e/../e/b.csv`: it would be read twice".to_owned()));
+    fs::remove_file(dir.path().join("d/train-00000-of-00002.parquet")).unwrap();
+    assert_eq!(found(&["d"], Train), Err("`d`: the shard `train-00000-of-00002.parquet` is missing".to_owned()));
+}
+
+#[test]
+fn folders_as_datasets_saves_them() {
+    let state = "state.json={\"_data_files\": [{\"filename\": \"data-0.arrow\"}, {\"filename\": \"data-1.arrow\"}]}";
+    let saved = ["data-0.arrow", "data-1.arrow", "cache-9.arrow", "dataset_info.json={}", state];
+    let dict = "d/dataset_dict.json={\"splits\": [\"train\", \"test\"]}";
+    let within: Vec<String> = saved.iter().map(|name| format!("d/train/{name}")).collect();
+    let names: Vec<&str> = saved.into_iter().chain(within.iter().map(String::as_str)).chain([dict]).collect();
+    let dir = folder(&names);
+    let found = |paths: &[&str], split| found(dir.path(), paths, split);
+    assert_eq!(found(&["."], SplitName::Train).unwrap(), ["./data-0.arrow", "./data-1.arrow"]);
+    assert_eq!(found(&["d"], SplitName::Train).unwrap(), ["d/train/data-0.arrow", "d/train/data-1.arrow"]);
+    assert_eq!(found(&["d"], SplitName::Validation), Err("`d`: it has no split `validation`, but train, test".to_owned()));
+    assert_eq!(found(&["d"], SplitName::Test), Err("`d/test`: `state.json` of the split is missing".to_owned()));
+    fs::remove_file(dir.path().join("d/train/data-1.arrow")).unwrap();
+    assert_eq!(found(&["d"], SplitName::Train), Err("`d/train`: the shard `data-1.arrow` is missing".to_owned()));
+    let numbers = batch(vec![("a", Arc::new(Int32Array::from(vec![1])))]);
+    fs::write(dir.path().join("data-0.arrow"), stream(&numbers)).unwrap();
+    assert_eq!(walk("data-0.arrow", stream(&numbers)), Ok(objects(&json!([{"a": 1}]))));
+}

@@ -1,0 +1,79 @@
+//! What names data files: a path, a pattern or a folder, or several of these.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::value::{SeqAccessDeserializer, StrDeserializer};
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use toml::Value;
+
+use super::diagnose::Checked;
+use super::value::{RecipeReader, RecipeValue};
+
+/// At least one path, pattern or folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataPaths(Vec<PathBuf>);
+
+impl DataPaths {
+    /// As the recipe lists them.
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.0
+    }
+}
+
+impl<P: AsRef<Path>> From<P> for DataPaths {
+    fn from(path: P) -> Self {
+        Self(vec![path.as_ref().to_path_buf()])
+    }
+}
+
+/// Their names alone.
+impl fmt::Display for DataPaths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |path: &PathBuf| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        f.write_str(&self.0.iter().map(name).collect::<Vec<_>>().join(", "))
+    }
+}
+
+impl RecipeValue for DataPaths {
+    fn takes(_: Option<&str>) -> String {
+        "path, folder or pattern, or an array of these".to_owned()
+    }
+
+    fn to_value(&self) -> Option<Value> {
+        match &self.0[..] {
+            [path] => path.to_value(),
+            paths => Some(Value::Array(paths.iter().filter_map(RecipeValue::to_value).collect())),
+        }
+    }
+
+    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+        reader.distinct(key, &self.0, 1, "name each file once")?;
+        self.0.into_iter().map(|path| path.checked(reader, key)).collect::<Checked<_>>().map(Self)
+    }
+}
+
+impl<'de> Deserialize<'de> for DataPaths {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrMore;
+
+        impl<'de> Visitor<'de> for OneOrMore {
+            type Value = Vec<PathBuf>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a path or an array of paths")
+            }
+
+            fn visit_str<E: Error>(self, path: &str) -> Result<Vec<PathBuf>, E> {
+                PathBuf::deserialize(StrDeserializer::new(path)).map(|path| vec![path])
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, paths: A) -> Result<Vec<PathBuf>, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(paths))
+            }
+        }
+
+        deserializer.deserialize_any(OneOrMore).map(Self)
+    }
+}
