@@ -4,6 +4,7 @@ mod architecture;
 mod bench;
 mod check;
 mod counts;
+mod data;
 mod device;
 mod doctor;
 mod evaluate;
@@ -67,6 +68,8 @@ enum Verb {
     Verify(verify::Verify),
     /// Look at a recipe, its model and its data, and print what would run.
     Check(check::Check),
+    /// Look at the rows of the data files: what is trained, what is left out, what is cut.
+    Data(data::LookAtData),
     /// Predict memory and time of a step, and choose the best tiling.
     Plan(plan::Plan),
     /// Time training steps on random tokens, part by part.

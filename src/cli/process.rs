@@ -49,6 +49,7 @@ fn run(arguments: &Arguments) -> Result<Ending, Error> {
         Verb::Report(verb) => verb.run().map(|()| Ending::Done),
         Verb::Verify(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Check(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Data(verb) => verb.run().map(|()| Ending::Done),
         Verb::Plan(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Bench(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Doctor(verb) => verb.run(arguments.device, arguments.threads).map(|()| Ending::Done),

@@ -117,8 +117,7 @@ fn tokenizer_config(dir: &Path) -> Result<(serde_json::Value, PathBuf), DataErro
         return Ok((serde_json::Value::Null, path));
     }
     let bytes = std::fs::read(&path).map_err(DataError::read(&path))?;
-    let not_json =
-        |error: serde_json::Error| DataError::NotJson { place: path.display().to_string(), message: error.to_string() };
+    let not_json = |error: serde_json::Error| DataError::not_json(&path, &error);
     Ok((serde_json::from_slice(&bytes).map_err(not_json)?, path))
 }
 

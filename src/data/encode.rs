@@ -95,6 +95,16 @@ impl Encoder {
         Ok(EncodedSample { ids, prompt, aim: Aim::Tokens(is_trained), initial: None })
     }
 
+    /// The text that a sample's tokens were made of; `None` of one that is token ids.
+    #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "a template that makes the text may refuse")]
+    pub(super) fn source_text(&self, content: &Content, _place: &dyn Fn() -> SamplePlace) -> Result<Option<String>, DataError> {
+        match content {
+            Content::Text { prompt, completion } => Ok(Some([&prompt[..], completion].concat())),
+            Content::TextClass { prompt, .. } => Ok(Some(prompt.clone())),
+            Content::Tokens { .. } | Content::TokensClass { .. } => Ok(None),
+        }
+    }
+
     /// The text of an answer that is given as tokens.
     pub(super) fn text(&self, ids: &[u32]) -> Result<String, DataError> {
         let tokenizer = self.tokenizer.as_ref().ok_or(DataError::NoTokenizer { what: ANSWER })?;
@@ -135,6 +145,18 @@ impl EncodedSample {
         };
         let initial = initial.map(|range| (range.start.min(inputs.len()), range.end.min(inputs.len())));
         Sequence { sample: sample as u64, inputs, targets, initial }
+    }
+
+    /// The tokens, which of them are targets, and the class where that is the target.
+    pub(super) fn into_parts(self) -> (Vec<u32>, Vec<bool>, Option<usize>) {
+        let Self { ids, aim, .. } = self;
+        match aim {
+            Aim::Tokens(is_trained) => (ids, is_trained, None),
+            Aim::Class(class) => {
+                let is_trained = vec![false; ids.len()];
+                (ids, is_trained, Some(class))
+            }
+        }
     }
 
     /// As a question; `None` of a sample with a class.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::sample_place::SamplePlace;
+use super::sample_place::{LineOrRecord, SamplePlace};
 use crate::files::FilesError;
 use crate::units::{Exit, Failure};
 
@@ -23,6 +23,14 @@ pub enum DataError {
     #[error("cannot read `{}`", path.display())]
     Read {
         /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file of samples could not be written.
+    #[error("cannot write `{}`", path.display())]
+    Dump {
+        /// The file.
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
@@ -49,10 +57,10 @@ pub enum DataError {
         shortest: usize,
     },
     /// A line or a file that is not JSON.
-    #[error("`{place}` is not JSON: {message}")]
+    #[error("{place} is not JSON: {message}")]
     NotJson {
-        /// Where: `file:line`, or the file.
-        place: String,
+        /// The line, or the file.
+        place: SamplePlace,
         /// What the parser said.
         message: String,
     },
@@ -262,6 +270,21 @@ fn listed(errors: &[DataError], count: usize) -> String {
 }
 
 impl DataError {
+    /// The row that is bad, where it is one.
+    pub(super) fn place(&self) -> Option<&SamplePlace> {
+        match self {
+            Self::NotJson { place, .. } | Self::BadRow { place, .. } | Self::Shape { place, .. } => Some(place),
+            Self::MissingField { place, .. } | Self::BadField { place, .. } => Some(place),
+            _ => None,
+        }
+    }
+
+    /// JSON that is none, in a file that is no data.
+    pub(super) fn not_json(path: &std::path::Path, error: &serde_json::Error) -> Self {
+        let place = SamplePlace { path: path.into(), at: LineOrRecord::Whole };
+        Self::NotJson { place, message: error.to_string() }
+    }
+
     /// A source that lacks what is looked for.
     pub(super) fn bad_source(path: &std::path::Path, message: String) -> Self {
         Self::BadSource { path: path.to_path_buf(), message }
@@ -277,7 +300,7 @@ impl DataError {
 impl Failure for DataError {
     fn hint(&self) -> Option<String> {
         let hint = match self {
-            Self::Files(_) => "check that the folder exists, is writable and has space left",
+            Self::Files(_) | Self::Dump { .. } => "check that the folder exists, is writable and has space left",
             Self::Read { .. } => "check the path; paths in a recipe are relative to the recipe's folder",
             Self::Empty { .. } => "put at least one sample into the file, or name another file",
             Self::Answer(_) => {

@@ -26,7 +26,9 @@ mod open;
 mod question;
 mod rows;
 mod sample_place;
+mod source;
 mod split;
+mod survey;
 mod tokenizer;
 mod train_bpe;
 
@@ -42,5 +44,7 @@ pub use load_report::{FileReport, LengthSource, LoadReport};
 pub use open::{ModelLimits, Splits, open};
 pub use question::{Question, SampleGroups};
 pub use sample_place::{LineOrRecord, SamplePlace};
+pub use source::DataSource;
+pub use survey::{SampleFate, SurveyedRow, SurveyedSample, survey};
 pub use tokenizer::Tokenizer;
 pub use train_bpe::{SPECIAL_TOKENS, train_bpe};

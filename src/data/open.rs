@@ -10,13 +10,14 @@ use super::dataset::{Dataset, Samples};
 use super::encode::Encoder;
 use super::error::DataError;
 use super::example::{Example, Task};
-use super::formats::{ExampleReader, detect, each_example};
+use super::formats::{ExampleReader, each_example};
 use super::initial_part::InitialPartFinder;
 use super::label_tokens::Classes;
 use super::length_cache::{self, Key};
 use super::load_report::{FileReport, LengthSource, LoadReport};
 use super::on_too_long::{Fit, Length, fit};
-use super::rows::{self, RowSettings, SplitName};
+use super::rows::SplitName;
+use super::source::DataSource;
 use super::split::split;
 use super::tokenizer::Tokenizer;
 use crate::files;
@@ -78,15 +79,15 @@ pub fn open(
     Ok(Splits { train, validation, rest, report })
 }
 
-struct Opener<'a> {
-    recipe: &'a DataRecipe,
-    task: Task,
-    encoder: Encoder,
-    limit: usize,
+pub(super) struct Opener<'a> {
+    pub(super) recipe: &'a DataRecipe,
+    pub(super) task: Task,
+    pub(super) encoder: Encoder,
+    pub(super) limit: usize,
 }
 
 impl<'a> Opener<'a> {
-    fn new(
+    pub(super) fn new(
         recipe: &'a DataRecipe,
         head: &HeadRecipe,
         tokenizer: Option<&Tokenizer>,
@@ -116,15 +117,12 @@ impl<'a> Opener<'a> {
 
     /// One split's samples, the indices of those that fit, and what happened to the others.
     fn read(&self, paths: &DataPaths, split: SplitName) -> Result<(Arc<Samples>, Vec<usize>, FileReport), DataError> {
-        let source = rows::find(paths.paths(), split)?;
-        let settings = RowSettings { max_line_bytes: self.recipe.max_line_bytes, columns: self.recipe.columns.clone() };
-        let detected = self.recipe.format.map_or_else(|| detect(&source.files, &settings).map(Some), |_| Ok(None))?;
-        let format = detected.as_ref().map_or(self.recipe.format, |detected| Some(detected.format));
-        let format = format.unwrap_or(DataFormat::PromptCompletion);
+        let source = DataSource::find(self.recipe, paths, split)?;
+        let format = source.format;
         let reader = ExampleReader::new(format, &self.task, self.encoder.tokenizer.as_ref(), self.encoder.vocab_size)?;
         let mut bad = BadRows::new(self.recipe.on_bad_row);
         let mut examples = Vec::new();
-        each_example(&source.files, &settings, &reader, &mut bad, &mut |example| {
+        each_example(&source.files, &source.rows, &reader, &mut bad, &mut |example| {
             examples.push(example);
             Ok(())
         })?;
@@ -146,7 +144,7 @@ impl<'a> Opener<'a> {
             longest: 0,
             lengths: LengthSource::Given,
             cache_problem: None,
-            format: detected.map(|detected| detected.words()),
+            format: source.told.clone(),
             notes: source.notes.clone(),
         };
         let hash = hash_of(&source.files)?;

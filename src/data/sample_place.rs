@@ -33,10 +33,3 @@ impl fmt::Display for SamplePlace {
         }
     }
 }
-
-impl SamplePlace {
-    /// `train.jsonl:12`, without what encloses it.
-    pub(super) fn path_and_line(&self) -> String {
-        self.to_string().trim_matches('`').to_owned()
-    }
-}

@@ -85,6 +85,11 @@ impl Tokenizer {
         guarded(|| self.inner.encoder.decode(&[id], false)).map_err(|message| self.error(message))
     }
 
+    /// The text of `ids` with the special tokens in it; parts of characters become replacement characters.
+    pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, DataError> {
+        guarded(|| self.inner.encoder.decode(ids, false)).map_err(|message| self.error(message))
+    }
+
     /// The token that ends a sequence.
     pub fn eos(&self) -> Result<u32, DataError> {
         let dir = || self.inner.path.parent().unwrap_or(Path::new("")).to_path_buf();
@@ -146,8 +151,7 @@ fn json_field(path: &Path, field: &str) -> Result<Option<Value>, DataError> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         bytes => bytes.map_err(DataError::read(path))?,
     };
-    let mut value: Value = serde_json::from_slice(&bytes)
-        .map_err(|error| DataError::NotJson { place: path.display().to_string(), message: error.to_string() })?;
+    let mut value: Value = serde_json::from_slice(&bytes).map_err(|error| DataError::not_json(path, &error))?;
     Ok(value.get_mut(field).map(Value::take))
 }
 

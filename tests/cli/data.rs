@@ -62,7 +62,7 @@ fn a_line_that_is_not_json() {
     hint: repair them, or leave them out with `data.on_bad_row = "drop"`, which counts them
     "#);
     assert_snapshot!(refused("[".repeat(100_000)), @r"
-    error: `<dir>/train.jsonl` is not JSON: record 0 (from 0): recursion limit exceeded at line 1 column 128
+    error: record 0 (from 0) of `<dir>/train.jsonl` is not JSON: recursion limit exceeded at line 1 column 128
 
     hint: repair it; a file of texts holds a JSON object a line, or one JSON array of objects
     ");
@@ -163,7 +163,7 @@ fn longbench_that_is_none() {
     hint: write an array of records, or an object a line in a file called `.jsonl`
     ");
     assert_snapshot!(refused("t.json", &with("answer", json!("B")).as_bytes()[..200]), @r"
-    error: `<dir>/t.json` is not JSON: record 1 (from 0): EOF while parsing a string at line 1 column 200
+    error: record 1 (from 0) of `<dir>/t.json` is not JSON: EOF while parsing a string at line 1 column 200
 
     hint: repair it; a file of texts holds a JSON object a line, or one JSON array of objects
     ");

@@ -104,7 +104,7 @@ fn recipes_and_data() {
         DataError::Read { path: path(), source: io::ErrorKind::NotFound.into() },
         DataError::Empty { path: path() },
         DataError::NothingFits { path: path(), read: 2, limit: 3, shortest: 4 },
-        DataError::NotJson { place: text(), message: text() },
+        DataError::NotJson { place: place(), message: text() },
         DataError::Shape { place: place(), expected: "x", found: text() },
         DataError::MissingField { place: place(), field: text(), others: text() },
         DataError::BadField { place: place(), field: text(), expected: text(), found: text() },

@@ -113,7 +113,7 @@ fn of_files() -> Vec<DataError> {
         DataError::Read { path: path(), source: source() },
         DataError::Empty { path: path() },
         DataError::NothingFits { path: path(), read: 2, limit: 3, shortest: 4 },
-        DataError::NotJson { place: text(), message: text() },
+        DataError::NotJson { place: place(), message: text() },
         DataError::Unreadable { path: path(), as_what: "Parquet", message: text() },
         DataError::Tokenizer { path: path(), message: text() },
         DataError::NoEos { dir: path() },

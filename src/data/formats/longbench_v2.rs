@@ -224,7 +224,7 @@ mod tests {
         let mut number = record("A");
         number["choice_B"] = 3.into();
         assert!(error(&json(&[number])).ends_with("field `choice_B`: expected a string, found a number"));
-        assert!(error(b"[{\"answer\":").starts_with("`train.jsonl` is not JSON: record 0 (from 0): EOF"));
+        assert!(error(b"[{\"answer\":").starts_with("record 0 (from 0) of `train.jsonl` is not JSON: EOF"));
         assert_eq!(error(b"[]"), "`train.jsonl` holds no samples, expected at least 1");
         assert_eq!(error(b""), "`train.jsonl` holds no samples, expected at least 1");
     }

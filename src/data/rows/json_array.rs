@@ -42,10 +42,7 @@ pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sin
             let message = || DataError::BadRow { place: place(records), message: error.to_string() };
             Err(if is_long { message() } else { input.error(&error) }.into())
         }
-        (None, Err(error)) => {
-            Err(DataError::NotJson { place: path.display().to_string(), message: format!("record {records} (from 0): {error}") }
-                .into())
-        }
+        (None, Err(error)) => Err(DataError::NotJson { place: place(records), message: error.to_string() }.into()),
     }
 }
 

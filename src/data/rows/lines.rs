@@ -46,8 +46,8 @@ pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sin
 
 fn parse(line: Vec<u8>, place: SamplePlace) -> Result<DataRow, DataError> {
     let text = row::utf8(line, &place)?;
-    let Strict(value) = serde_json::from_str(&text)
-        .map_err(|error| DataError::NotJson { place: place.path_and_line(), message: column_only(&error) })?;
+    let Strict(value) =
+        serde_json::from_str(&text).map_err(|error| DataError::NotJson { place: place.clone(), message: column_only(&error) })?;
     match value {
         Value::Object(fields) => Ok(DataRow::new(fields, place)),
         other => Err(DataError::Shape { place, expected: "a JSON object", found: kind(&other).to_owned() }),

@@ -27,7 +27,7 @@ use super::sample_place::{LineOrRecord, SamplePlace};
 use input::Kind;
 pub(super) use row::{DataRow, class, kind};
 pub(super) use sink::{RowSettings, Sink};
-pub(super) use sources::find;
+pub(super) use sources::{SourceFiles, find};
 pub(super) use split_name::SplitName;
 
 /// Hands over the rows of a file in their order. No more than a few rows are in memory.

@@ -64,6 +64,6 @@ fn json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, DataEr
         return Ok(None);
     }
     let bytes = std::fs::read(path).map_err(DataError::read(path))?;
-    let broken = |error: serde_json::Error| DataError::NotJson { place: path.display().to_string(), message: error.to_string() };
+    let broken = |error: serde_json::Error| DataError::not_json(path, &error);
     serde_json::from_slice(&bytes).map(Some).map_err(broken)
 }

@@ -177,16 +177,16 @@ fn ten_bad_lines() {
 #[test]
 fn ten_bad_arrays() {
     for (content, expected) in [
-        ("[{\"a\": 1}, {\"a\"", "`x.json` is not JSON: record 1 (from 0): EOF while parsing an object at line 1 column 15"),
-        ("[{\"a\": 1} {\"a\": 2}]", "`x.json` is not JSON: record 1 (from 0): expected `,` or `]`"),
+        ("[{\"a\": 1}, {\"a\"", "record 1 (from 0) of `x.json` is not JSON: EOF while parsing an object at line 1 column 15"),
+        ("[{\"a\": 1} {\"a\": 2}]", "record 1 (from 0) of `x.json` is not JSON: expected `,` or `]`"),
         ("[{\"a\": 1},\n 2]", "record 1 (from 0) of `x.json`: expected a JSON object, found a number"),
-        ("[{\"a\": 1, \"a\": 1}]", "`x.json` is not JSON: record 0 (from 0): the key `a` stands twice"),
-        ("[{\"a\": 1}] x", "`x.json` is not JSON: record 1 (from 0): trailing characters"),
+        ("[{\"a\": 1, \"a\": 1}]", "record 0 (from 0) of `x.json` is not JSON: the key `a` stands twice"),
+        ("[{\"a\": 1}] x", "record 1 (from 0) of `x.json` is not JSON: trailing characters"),
         ("[[]]", "record 0 (from 0) of `x.json`: expected a JSON object, found an array"),
         ("{\"a\": 1}", "cannot read `x.json` as JSON: expected an array of records, found one object"),
         ("{\n\"a\": 1}", "`x.json:1` is not JSON: EOF while parsing an object"),
-        ("[{\"a\": tru}]", "`x.json` is not JSON: record 0 (from 0): expected ident"),
-        ("[", "`x.json` is not JSON: record 0 (from 0): EOF while parsing a list"),
+        ("[{\"a\": tru}]", "record 0 (from 0) of `x.json` is not JSON: expected ident"),
+        ("[", "record 0 (from 0) of `x.json` is not JSON: EOF while parsing a list"),
     ] {
         let wrong = wrong("x.json", content);
         assert!(wrong.starts_with(expected), "{wrong}");

@@ -1,0 +1,39 @@
+//! The files of a split, and how they are read: as the recipe says, or as their first rows show.
+
+use std::path::PathBuf;
+
+use super::error::DataError;
+use super::formats::detect;
+use super::rows::{self, RowSettings, SplitName};
+use crate::recipe::{DataFormat, DataPaths, DataRecipe};
+
+/// Files of one split, read as one.
+#[derive(Clone, Debug)]
+pub struct DataSource {
+    /// In the order in which they are read.
+    pub files: Vec<PathBuf>,
+    /// What they hold.
+    pub format: DataFormat,
+    /// The format and what it was told from, where the recipe does not say.
+    pub told: Option<String>,
+    /// What of folders was left out.
+    pub notes: Vec<String>,
+    pub(super) rows: RowSettings,
+}
+
+impl DataSource {
+    /// # Errors
+    /// Files are missing, or nobody says which format they have.
+    pub(super) fn find(recipe: &DataRecipe, paths: &DataPaths, split: SplitName) -> Result<Self, DataError> {
+        let rows::SourceFiles { files, notes } = rows::find(paths.paths(), split)?;
+        let rows = RowSettings { max_line_bytes: recipe.max_line_bytes, columns: recipe.columns.clone() };
+        let (format, told) = match recipe.format {
+            Some(format) => (format, None),
+            None => {
+                let detected = detect(&files, &rows)?;
+                (detected.format, Some(detected.words()))
+            }
+        };
+        Ok(Self { files, format, told, notes, rows })
+    }
+}
