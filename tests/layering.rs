@@ -34,7 +34,8 @@ const ROOMS: &[(&str, Allowed)] = &[
     // A recipe names metrics, and is refused at the line that names one that there is not.
     ("recipe", Only(&["units", "metrics"])),
     ("dist", Only(&["units", "recipe", "native"])),
-    ("data", Only(&["units", "recipe", "files"])),
+    // A prompt is stripped as the benchmark that it comes from does it, and so is its answer.
+    ("data", Only(&["units", "metrics", "recipe", "files"])),
     ("head", Only(&["units", "recipe", "ops", "native"])),
     ("cache", Only(&["units", "sabotage", "recipe", "ops", "store", "files", "native"])),
     ("model", Only(&["units", "recipe", "ops", "store", "files", "native"])),

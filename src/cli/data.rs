@@ -42,12 +42,12 @@ pub(super) struct LookAtData {
     #[arg(long, value_name = "FILE")]
     dump: Option<PathBuf>,
     /// The files of `data.train`, from which validation samples may be drawn, or those of `data.validation`.
-    #[arg(long, value_enum, default_value_t = Files::Train)]
-    split: Files,
+    #[arg(long, value_enum, default_value_t = SplitFiles::Train)]
+    split: SplitFiles,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Files {
+enum SplitFiles {
     Train,
     Validation,
 }
@@ -78,7 +78,7 @@ impl LookAtData {
             Ok::<(), Error>(())
         };
         let data = (&recipe.data, &recipe.head);
-        let source = survey(data, tokenizer.as_ref(), limits, (paths, self.split == Files::Train), &mut take)?;
+        let source = survey(data, tokenizer.as_ref(), limits, (paths, self.split == SplitFiles::Train), &mut take)?;
         if let Some(dump) = dump {
             dump.finish()?;
         }
@@ -90,9 +90,9 @@ impl LookAtData {
 
     fn paths<'a>(&self, recipe: &'a Recipe) -> Result<&'a DataPaths, Error> {
         match (self.split, &recipe.data.validation) {
-            (Files::Train, _) => Ok(&recipe.data.train),
-            (Files::Validation, ValidationSource::File(paths)) => Ok(paths),
-            (Files::Validation, ValidationSource::Fraction(_)) => Err(Error::Usage {
+            (SplitFiles::Train, _) => Ok(&recipe.data.train),
+            (SplitFiles::Validation, ValidationSource::File(paths)) => Ok(paths),
+            (SplitFiles::Validation, ValidationSource::Fraction(_)) => Err(Error::Usage {
                 message: "the recipe names no files of validation samples".into(),
                 hint: "leave `--split` out: they are drawn from the training files; or set `data.validation`".into(),
             }),

@@ -2,10 +2,8 @@
 
 use std::path::Path;
 
-use serde_json::Value;
-
 use super::error::DataError;
-use super::rows::{self, DataRow, RowSettings, kind};
+use super::rows::{self, DataRow, RowSettings};
 
 /// An answer and what it is compared with.
 pub struct Answer<'a> {
@@ -49,7 +47,7 @@ pub fn each_answer<E: From<DataError>>(path: &Path, mut score: impl FnMut(Answer
     let walk = rows::each(path, &RowSettings::default(), &mut |row| {
         let row = &mut row?;
         let prediction = row.text("prediction")?;
-        let references = references(row)?;
+        let references = row.texts("references")?;
         rows += 1;
         score(Answer { prediction, references, row }).map_err(Stop::Caller)
     });
@@ -59,18 +57,6 @@ pub fn each_answer<E: From<DataError>>(path: &Path, mut score: impl FnMut(Answer
         Ok(()) if rows == 0 => Err(DataError::Empty { path: path.to_path_buf() }.into()),
         Ok(()) => Ok(()),
     }
-}
-
-fn references(row: &mut DataRow) -> Result<Vec<String>, DataError> {
-    let found = match row.require("references")? {
-        Value::Array(texts) if texts.is_empty() => "an empty array".to_owned(),
-        Value::Array(texts) => match texts.iter().position(|text| !text.is_string()) {
-            None => return Ok(texts.into_iter().filter_map(|text| text.as_str().map(str::to_owned)).collect()),
-            Some(at) => format!("{} at index {at}", kind(&texts[at])),
-        },
-        other => kind(&other).to_owned(),
-    };
-    Err(row.bad("references", "an array of at least 1 string", found))
 }
 
 /// What is wrong with a row, with a hint for files of answers.

@@ -81,6 +81,11 @@ impl ChatTemplate {
         Ok(Self { environment, tokens, source, place })
     }
 
+    /// What is wrong with what it makes of a conversation.
+    pub(super) fn refused(&self, message: &str) -> DataError {
+        DataError::ChatTemplate { place: self.place.clone(), message: message.to_owned() }
+    }
+
     /// The template itself.
     pub fn source(&self) -> &str {
         &self.source

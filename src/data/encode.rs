@@ -59,6 +59,10 @@ impl Encoder {
                 EncodedSample { ids: ids.clone(), prompt: ids.len() - 1, aim: Aim::Class(*class), initial: None }
             }
             Content::Text { prompt, completion } => self.encode_text(prompt, completion)?,
+            Content::Rendered { prompt, completion } => {
+                let tokenizer = self.tokenizer()?;
+                self.in_two_parts(tokenizer.encode(prompt)?, tokenizer.encode(completion)?)
+            }
             Content::TextClass { prompt, class } => {
                 // The class is read at the EOS behind the prompt.
                 let tokenizer = self.tokenizer()?;
@@ -76,7 +80,7 @@ impl Encoder {
     pub(super) fn mark_initial(&self, content: &Content, sequence: &mut EncodedSample) -> Result<(), DataError> {
         let Some(finder) = &self.initial else { return Ok(()) };
         let found = match content {
-            Content::Text { prompt, .. } | Content::TextClass { prompt, .. } => {
+            Content::Text { prompt, .. } | Content::Rendered { prompt, .. } | Content::TextClass { prompt, .. } => {
                 finder.in_text(prompt, &sequence.ids[..sequence.prompt])?
             }
             Content::Tokens { .. } | Content::TokensClass { .. } => finder.in_tokens(&sequence.ids)?,
@@ -87,19 +91,25 @@ impl Encoder {
 
     fn encode_text(&self, prompt: &str, completion: &str) -> Result<EncodedSample, DataError> {
         let tokenizer = self.tokenizer()?;
-        let mut ids = tokenizer.encode_prompt(prompt)?;
-        let prompt = ids.len();
-        ids.extend(tokenizer.encode(completion)?);
-        ids.push(tokenizer.eos()?);
-        let is_trained = (0..ids.len()).map(|index| index >= prompt || self.trains_on_prompt).collect();
-        Ok(EncodedSample { ids, prompt, aim: Aim::Tokens(is_trained), initial: None })
+        let mut completion = tokenizer.encode(completion)?;
+        completion.push(tokenizer.eos()?);
+        Ok(self.in_two_parts(tokenizer.encode_prompt(prompt)?, completion))
+    }
+
+    fn in_two_parts(&self, prompt: Vec<u32>, completion: Vec<u32>) -> EncodedSample {
+        let first = prompt.len();
+        let ids = [prompt, completion].concat();
+        let is_trained = (0..ids.len()).map(|index| index >= first || self.trains_on_prompt).collect();
+        EncodedSample { ids, prompt: first, aim: Aim::Tokens(is_trained), initial: None }
     }
 
     /// The text that a sample's tokens were made of; `None` of one that is token ids.
     #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "a template that makes the text may refuse")]
     pub(super) fn source_text(&self, content: &Content, _place: &dyn Fn() -> SamplePlace) -> Result<Option<String>, DataError> {
         match content {
-            Content::Text { prompt, completion } => Ok(Some([&prompt[..], completion].concat())),
+            Content::Text { prompt, completion } | Content::Rendered { prompt, completion } => {
+                Ok(Some([&prompt[..], completion].concat()))
+            }
             Content::TextClass { prompt, .. } => Ok(Some(prompt.clone())),
             Content::Tokens { .. } | Content::TokensClass { .. } => Ok(None),
         }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::sample_place::{LineOrRecord, SamplePlace};
 use crate::files::FilesError;
+use crate::recipe::DataFormat;
 use crate::units::{Exit, Failure};
 
 /// What asks for a tokenizer even where sequences are token ids already.
@@ -190,6 +191,12 @@ pub enum DataError {
         /// Sequences of the model's embedding.
         vocab_size: usize,
     },
+    /// A head with classes, and rows that have none.
+    #[error("`data.format = \"{format}\"` has no classes, which the head asks for")]
+    NoClasses {
+        /// The format.
+        format: DataFormat,
+    },
     /// A sample longer than allowed, where the recipe says that this is an error.
     #[error("{place}: {length} tokens, expected at most {limit}")]
     TooLong {
@@ -273,8 +280,11 @@ impl DataError {
     /// The row that is bad, where it is one.
     pub(super) fn place(&self) -> Option<&SamplePlace> {
         match self {
-            Self::NotJson { place, .. } | Self::BadRow { place, .. } | Self::Shape { place, .. } => Some(place),
-            Self::MissingField { place, .. } | Self::BadField { place, .. } => Some(place),
+            Self::NotJson { place, .. }
+            | Self::BadRow { place, .. }
+            | Self::Shape { place, .. }
+            | Self::MissingField { place, .. }
+            | Self::BadField { place, .. } => Some(place),
             _ => None,
         }
     }
@@ -350,6 +360,7 @@ impl Failure for DataError {
             Self::NoTarget { .. } => "remove the sample, or give it a label that is not -100 behind its first token",
             Self::LabelTokens { .. } => "choose labels that are one token each, or give token ids in `head.label_tokens`",
             Self::DuplicateLabel { .. } => "give each class a token of its own",
+            Self::NoClasses { .. } => "use `head.kind = \"next_token\"`, or rows with `prompt` and `label`",
             Self::LabelCount { .. } => "list one entry per class in `head.labels` or `head.label_tokens`",
             Self::BadBatch { .. } => "ask for at least one sample, each within the data set",
             Self::LengthChanged { .. } => {

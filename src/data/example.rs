@@ -20,6 +20,8 @@ pub(super) struct Example {
 pub(super) enum Content {
     /// A prompt and what must follow it.
     Text { prompt: String, completion: String },
+    /// The same as a chat template writes it, which sets all special tokens itself.
+    Rendered { prompt: String, completion: String },
     /// A prompt and its class.
     TextClass { prompt: String, class: usize },
     /// Token ids, and which of them are targets.

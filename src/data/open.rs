@@ -119,7 +119,8 @@ impl<'a> Opener<'a> {
     fn read(&self, paths: &DataPaths, split: SplitName) -> Result<(Arc<Samples>, Vec<usize>, FileReport), DataError> {
         let source = DataSource::find(self.recipe, paths, split)?;
         let format = source.format;
-        let reader = ExampleReader::new(format, &self.task, self.encoder.tokenizer.as_ref(), self.encoder.vocab_size)?;
+        let reader =
+            ExampleReader::new(self.recipe, format, &self.task, self.encoder.tokenizer.as_ref(), self.encoder.vocab_size)?;
         let mut bad = BadRows::new(self.recipe.on_bad_row);
         let mut examples = Vec::new();
         each_example(&source.files, &source.rows, &reader, &mut bad, &mut |example| {
@@ -148,7 +149,7 @@ impl<'a> Opener<'a> {
             notes: source.notes.clone(),
         };
         let hash = hash_of(&source.files)?;
-        let lengths = self.lengths(format, &hash, &examples, &mut report)?;
+        let lengths = self.lengths(&reader, &hash, &examples, &mut report)?;
         report.longest = lengths.iter().map(|length| length.total).max().unwrap_or(0);
         let mut fits = Vec::with_capacity(lengths.len());
         let mut fitting = Vec::new();
@@ -174,21 +175,16 @@ impl<'a> Opener<'a> {
     /// Lengths of all samples: counted only where no valid record of an earlier start is found.
     fn lengths(
         &self,
-        format: DataFormat,
+        reader: &ExampleReader<'_>,
         hash: &str,
         examples: &[Example],
         report: &mut FileReport,
     ) -> Result<Vec<Length>, DataError> {
         let count = |example: &Example| Ok(self.encoder.encode(&example.content, &|| example.place.clone())?.length());
-        let Some(tokenizer) = self.encoder.tokenizer.as_ref().filter(|_| format != DataFormat::Tokens) else {
+        let Some(tokenizer) = self.encoder.tokenizer.as_ref().filter(|_| reader.format != DataFormat::Tokens) else {
             return examples.iter().map(count).collect();
         };
-        let head = match &self.task {
-            Task::NextToken => "next_token",
-            Task::Classify(_) => "classification",
-        };
-        let columns: Vec<String> = self.recipe.columns.iter().map(|(field, column)| format!("/{field}={column}")).collect();
-        let kind = format!("{format}/{head}{}", columns.concat());
+        let kind = files::hash_bytes(reader.identity().as_bytes());
         let key = Key { data_hash: hash.to_owned(), tokenizer_hash: tokenizer.hash().to_owned(), kind };
         let places = length_cache::places(&report.path, hash);
         if let Some(lengths) = length_cache::read(&places, &key, examples.len()) {

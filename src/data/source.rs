@@ -27,12 +27,11 @@ impl DataSource {
     pub(super) fn find(recipe: &DataRecipe, paths: &DataPaths, split: SplitName) -> Result<Self, DataError> {
         let rows::SourceFiles { files, notes } = rows::find(paths.paths(), split)?;
         let rows = RowSettings { max_line_bytes: recipe.max_line_bytes, columns: recipe.columns.clone() };
-        let (format, told) = match recipe.format {
-            Some(format) => (format, None),
-            None => {
-                let detected = detect(&files, &rows)?;
-                (detected.format, Some(detected.words()))
-            }
+        let (format, told) = if let Some(format) = recipe.format {
+            (format, None)
+        } else {
+            let detected = detect(&files, &rows)?;
+            (detected.format, Some(detected.words()))
         };
         Ok(Self { files, format, told, notes, rows })
     }

@@ -63,7 +63,7 @@ pub fn survey<E: From<DataError>>(
     let opener = Opener::new(recipe, head, tokenizer, limits)?;
     let split = if is_training { SplitName::Train } else { SplitName::Validation };
     let source = DataSource::find(recipe, paths, split)?;
-    let reader = ExampleReader::new(source.format, &opener.task, tokenizer, limits.vocab_size)?;
+    let reader = ExampleReader::new(recipe, source.format, &opener.task, tokenizer, limits.vocab_size)?;
     for file in &source.files {
         rows::each(file, &source.rows, &mut |row| {
             let whole = || SamplePlace { path: file.as_path().into(), at: LineOrRecord::Whole };

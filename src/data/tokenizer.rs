@@ -63,6 +63,11 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// The ids of `text` with all special tokens that the post-processor puts around it.
+    pub(super) fn encode_with_special(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        self.run(text, true)
+    }
+
     /// The ids of `text` alone and where in it each begins, in bytes; a character that is split over tokens begins in all of them.
     pub(super) fn encode_with_starts(&self, text: &str) -> Result<(Vec<u32>, Vec<usize>), DataError> {
         // Some post-processors take spaces away from the tokens' ends.
@@ -92,8 +97,12 @@ impl Tokenizer {
 
     /// The token that ends a sequence.
     pub fn eos(&self) -> Result<u32, DataError> {
-        let dir = || self.inner.path.parent().unwrap_or(Path::new("")).to_path_buf();
-        self.inner.eos.ok_or_else(|| DataError::NoEos { dir: dir() })
+        self.inner.eos.ok_or_else(|| DataError::NoEos { dir: self.dir().to_path_buf() })
+    }
+
+    /// The directory of its files.
+    pub(super) fn dir(&self) -> &Path {
+        self.inner.path.parent().unwrap_or(Path::new(""))
     }
 
     /// Hash of `tokenizer.json`'s content.

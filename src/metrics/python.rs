@@ -5,8 +5,8 @@ pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// `text.strip()`.
-pub(super) fn strip(text: &str) -> &str {
+/// Python's `text.strip()`: takes four separators of ASCII off, too.
+pub fn strip(text: &str) -> &str {
     text.trim_matches(is_space)
 }
 

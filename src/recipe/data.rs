@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+pub use super::benchmark::{HelmetFamily, LongBenchPrompt};
 pub use super::data_paths::DataPaths;
 use super::table::{either, table};
 use super::value::{COUNT, KeyRule, PART};
@@ -60,6 +61,17 @@ table! {
         /// The tokens of the prompt are targets too. Not with `tokens`.
         #[also("data.train_on_inputs", "data.train_on_input", "train_on_inputs", "train_on_prompt")]
         pub train_on_prompt: bool = false,
+        /// Whose wording the prompts of `longbench-v2` have. A head with classes has one of its own, that of `keys-values`.
+        #[default("`upstream`")]
+        pub prompt: Option<LongBenchPrompt> = None,
+        /// Tokens of the longest prompt of `longbench-v2`: of a longer one the first and the last half are kept and made text again, before the
+        /// chat template, as upstream cuts it (there 120000 for most models). What is too long then `on_too_long` decides.
+        #[rule(COUNT)]
+        #[default("not cut so")]
+        pub max_prompt_tokens: Option<usize> = None,
+        /// Which rows of HELMET the files hold.
+        #[default("told from the fields; `icl` must be named")]
+        pub family: Option<HelmetFamily> = None,
         /// The columns that hold the fields of the format, where they have other names: `columns = { prompt = "question" }`.
         #[also("data.column_map", "data.column_mapping")]
         pub columns: BTreeMap<String, String> = BTreeMap::new(),
@@ -83,6 +95,9 @@ impl DataRecipe {
             on_too_long: OnTooLong::Error,
             order: BatchOrder::Shuffled,
             train_on_prompt: false,
+            prompt: None,
+            max_prompt_tokens: None,
+            family: None,
             columns: BTreeMap::new(),
             on_bad_row: OnBadRow::Error,
             max_line_bytes: 64 << 20,
@@ -93,12 +108,18 @@ impl DataRecipe {
 words! {
     /// What the data files hold.
     pub enum DataFormat {
-        /// LongBench v2: a JSON array, JSON lines, or Parquet.
+        /// Rows of LongBench v2.
         LongBenchV2 = "longbench-v2",
-        /// JSON lines with `prompt` and `completion`; of a classification with `prompt` and `label`, or `completion`.
+        /// Rows with `prompt` and `completion`; of a classification with `prompt` and `label`, or `completion`.
         PromptCompletion = "prompt-completion",
-        /// JSON lines with `input_ids`, and `labels` or `label`.
+        /// Rows with `input_ids`, and `labels` or `label`.
         Tokens = "tokens",
+        /// Rows with `text`, or a file `.txt` each; all of it is trained. Of a classification with `label`.
+        Text = "text",
+        /// RULER's rows: `input`, `answer_prefix` and `outputs`.
+        Ruler = "ruler",
+        /// HELMET's rows of recall, retrieval, ranking and many examples.
+        Helmet = "helmet",
     }
 }
 

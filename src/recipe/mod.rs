@@ -5,6 +5,7 @@
 //! A key is a field of the struct of its table, with its type, default, meaning, rule and other spellings. `table` makes the rest of it.
 
 mod alias;
+mod benchmark;
 mod cache_length;
 mod choice;
 mod data;
@@ -44,8 +45,7 @@ pub use reference::reference;
 pub use training::*;
 pub use write::Difference;
 
-use suggest::suggest_key;
-use tree::{Document, RecipeSource};
+use {suggest::suggest_key, tree::Document, tree::RecipeSource};
 
 /// A recipe that was loaded.
 #[derive(Clone, Debug)]

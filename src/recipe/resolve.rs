@@ -30,6 +30,7 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checke
     let reader = RecipeReader::new(&decided);
     let data = DataRecipe::read(&reader)?;
     refuse_prompt_as_target(&reader, &data)?;
+    refuse_other_formats(&reader, &data)?;
     let head = head(&reader, HeadTable::read(&reader)?, &data)?;
     let model = ModelRecipe::read(&reader)?;
     let mut train = TrainRecipe::read(&reader)?;
@@ -167,12 +168,31 @@ fn refuse_prompt_as_target(reader: &RecipeReader<'_>, data: &DataRecipe) -> Chec
     Ok(())
 }
 
+/// Refuses keys of another format.
+fn refuse_other_formats(reader: &RecipeReader<'_>, data: &DataRecipe) -> Checked<()> {
+    for (key, is_set, format) in [
+        ("data.prompt", data.prompt.is_some(), DataFormat::LongBenchV2),
+        ("data.max_prompt_tokens", data.max_prompt_tokens.is_some(), DataFormat::LongBenchV2),
+        ("data.family", data.family.is_some(), DataFormat::Helmet),
+    ] {
+        if is_set && data.format != Some(format) {
+            let message = format!("`{key}` says nothing where `data.format` is not `{format}`");
+            return reader.refuse(key, message, &format!("leave it out, or write `format = \"{format}\"`"));
+        }
+    }
+    Ok(())
+}
+
 /// What the table `[head]` says.
 fn head(reader: &RecipeReader<'_>, table: HeadTable, data: &DataRecipe) -> Checked<HeadRecipe> {
     let kind = table.kind;
     if kind != HeadKind::NextToken && data.train_on_prompt {
         let message = format!("`data.train_on_prompt` contradicts `head.kind = \"{kind}\"`");
         return reader.refuse("data.train_on_prompt", message, "remove it: the only target is the class at the last token");
+    }
+    if let (true, Some(wording)) = (kind != HeadKind::NextToken, data.prompt) {
+        let message = format!("`data.prompt = \"{wording}\"` contradicts `head.kind = \"{kind}\"`");
+        return reader.refuse("data.prompt", message, "remove it: a class is read behind a wording of its own");
     }
     let owners = [
         ("head.label_tokens", table.label_tokens.is_some(), &[HeadKind::SeqClassificationOnLogits][..]),

@@ -113,6 +113,8 @@ fn recipes_and_data() {
         DataError::BadRows { first: Vec::new(), count: 2, read: 3 },
         DataError::UnknownFormat { place: place(), found: text() },
         DataError::BadSource { path: path(), message: text() },
+        DataError::NoClasses { format: kvtune::recipe::DataFormat::Ruler },
+        DataError::Dump { path: path(), source: std::io::Error::other("x") },
         DataError::Tokenizer { path: path(), message: text() },
         DataError::NoEos { dir: path() },
         DataError::NoTokenizer { what: "x" },

@@ -38,6 +38,7 @@ fn the_verbs() {
       report         Write one HTML page about one or several runs: curves, scores, answers, settings that differ
       verify         Prove the gradients on your model and data against plain autograd
       check          Look at a recipe, its model and its data, and print what would run
+      data           Look at the rows of the data files: what is trained, what is left out, what is cut
       plan           Predict memory and time of a step, and choose the best tiling
       bench          Time training steps on random tokens, part by part
       doctor         Look at this machine: libtorch, CPU, driver, GPUs, CUDA's libraries; what is there, what works, and why not
@@ -118,7 +119,7 @@ fn evaluate() {
           --set <a.b=c>               Override a key of the recipe
           --split <SPLIT>             Which samples; `rest` are those of the training file that `data.on_too_long = "drop"` leaves out [default: validation] [possible values: train, validation, rest]
           --limit <N>                 The first samples of the split alone
-          --generate                  Write an answer to each prompt, greedily unless told otherwise, and score it: `longbench_v2` for LongBench v2, else `exact_match` and `f1`
+          --generate                  Write an answer to each prompt, greedily unless told otherwise, and score it: `longbench_v2` for LongBench v2, `ruler_all` for RULER, `substring` for HELMET, else `exact_match` and `f1`
           --metrics <METRIC>          Generate, and score the answers by these metrics, with commas between them
           --answers <FILE>            Generate, and keep all answers in this file of JSON lines; those that it holds already are not generated again. Default: a file for each cache in the folder `answers` of the run
           --batch <N>                 So many answers are written at the same time [default: 8]
@@ -129,6 +130,7 @@ fn evaluate() {
           --top-p <P>                 Draw among the fewest most likely tokens that are together as likely as this
           --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --min-p <P>                 Draw among tokens that are this fraction as likely as the most likely one
+          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
           --repetition-penalty <X>    Make tokens that have occurred less likely, from 1 on
           --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
           --no-repeat-ngram-size <N>  Let no run of so many tokens occur twice

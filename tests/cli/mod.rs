@@ -8,6 +8,7 @@ mod cache;
 mod checkpoint;
 mod config;
 mod data;
+mod data_rows;
 mod device_script;
 mod doctor;
 mod evaluate;

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use kvtune::metrics::Metric;
 use kvtune::recipe::{
     BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe,
-    Figure, GenerateRecipe, GradRecipe, HeadRecipe, InitLora, Labels, LogRecipe, LoraRecipe, Mode, ModelRecipe, Offload,
-    OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe,
-    RopeScalingRecipe, RopeType, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe, TrainedBias,
-    ValidationSource, Warmup, Weights,
+    Figure, GenerateRecipe, GradRecipe, HeadRecipe, HelmetFamily, InitLora, Labels, LogRecipe, LongBenchPrompt, LoraRecipe, Mode,
+    ModelRecipe, Offload, OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid,
+    Recipe, RopeScalingRecipe, RopeType, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe,
+    TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -81,12 +81,16 @@ prop_compose! {
     fn data(head: HeadRecipe)(format in select(DataFormat::ALL), train in path(), file in option::of(path()),
             part in 0.0..1.0_f64, max_seq_length in option::of(2..1_000_000_usize), on_too_long in select(OnTooLong::ALL),
             order in select(BatchOrder::ALL), prompt in any::<bool>(), on_bad_row in select(OnBadRow::ALL),
-            columns in prop::collection::btree_map("[a-z_]{1,6}", "[a-z]{1,6}", 0..3), max_line_bytes in 1..1_000_000_usize) -> DataRecipe {
+            columns in prop::collection::btree_map("[a-z_]{1,6}", "[a-z]{1,6}", 0..3), max_line_bytes in 1..1_000_000_usize,
+            (wording, most, kind) in (select(LongBenchPrompt::ALL), 1..1_000_000_usize, select(HelmetFamily::ALL))) -> DataRecipe {
+        let (is_longbench, is_helmet) = (format == DataFormat::LongBenchV2, format == DataFormat::Helmet);
+        let prompt_key = (is_longbench && head == HeadRecipe::NextToken).then_some(wording);
         let validation = file.map_or(ValidationSource::Fraction(part), |file| ValidationSource::File(file.into()));
         let format = Some(format);
         let train_on_prompt = prompt && format != Some(DataFormat::Tokens) && head == HeadRecipe::NextToken;
         let train = train.into();
-        DataRecipe { format, train, validation, max_seq_length, on_too_long, order, train_on_prompt, columns, on_bad_row, max_line_bytes }
+        DataRecipe { format, train, validation, max_seq_length, on_too_long, order, train_on_prompt, columns, on_bad_row, max_line_bytes,
+            prompt: prompt_key, max_prompt_tokens: is_longbench.then_some(most), family: is_helmet.then_some(kind) }
     }
 }
 

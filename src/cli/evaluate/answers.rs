@@ -16,7 +16,7 @@ use crate::eval::{self, ANSWERS, AnswerFile, AnswerScores, AnswerSpec};
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SamplingRules};
 use crate::metrics::Metric;
-use crate::recipe::{DataFormat, HeadRecipe, Recipe};
+use crate::recipe::{DataFormat, HeadRecipe, HelmetFamily, Recipe};
 use crate::report::console;
 
 /// Texts that are written at the same time.
@@ -25,8 +25,8 @@ const WIDTH: u16 = 8;
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
 pub(super) struct AnswerArguments {
-    /// Write an answer to each prompt, greedily unless told otherwise, and score it: `longbench_v2` for LongBench v2, else `exact_match`
-    /// and `f1`.
+    /// Write an answer to each prompt, greedily unless told otherwise, and score it: `longbench_v2` for LongBench v2, `ruler_all` for
+    /// RULER, `substring` for HELMET, else `exact_match` and `f1`.
     #[arg(long)]
     generate: bool,
     /// Generate, and score the answers by these metrics, with commas between them.
@@ -105,6 +105,10 @@ impl AnswerArguments {
             let answers = eval::answer(generator, dataset, &spec, Some((file, &settings)), &|| false)?;
             let (path, taken) = (file.path().display(), file.taken() - before);
             console::note(&format!("{} answers, {taken} of which were there already, are in `{path}`", answers.len()));
+            let empty = answers.iter().filter(|answer| answer.prediction.trim().is_empty()).count();
+            if empty > 0 {
+                console::note(&format!("{empty} of the answers are empty, and count as wrong ones"));
+            }
             Ok::<_, Error>(Some(AnswerScores::of(&answers)))
         };
         if let Some(file) = shared_file {
@@ -123,6 +127,8 @@ impl AnswerArguments {
         let rules = self.rules.over(GenerationRules { sampling, max_new_tokens: None, max_length: None, ..own })?;
         let metrics = match (&self.metrics[..], dataset.format()) {
             ([], DataFormat::LongBenchV2) => vec![Metric::LongBenchV2],
+            ([], DataFormat::Ruler) => vec![Metric::RulerAll],
+            ([], DataFormat::Helmet) if recipe.data.family != Some(HelmetFamily::Icl) => vec![Metric::Substring],
             ([], _) => vec![Metric::ExactMatch, Metric::F1],
             (asked, _) => asked.to_vec(),
         };

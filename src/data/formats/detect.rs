@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::helmet;
 use crate::data::error::DataError;
 use crate::data::rows::{self, DataRow, RowSettings};
 use crate::recipe::DataFormat;
@@ -10,11 +11,17 @@ use crate::recipe::DataFormat;
 const LOOKED_AT: usize = 10;
 
 /// The fields that a format is known by; the first format whose fields are all there counts.
-const KNOWN_BY: [(DataFormat, &[&str]); 4] = [
+const KNOWN_BY: &[(DataFormat, &[&str])] = &[
     (DataFormat::LongBenchV2, &["context", "question", "choice_A", "choice_B", "choice_C", "choice_D", "answer"]),
     (DataFormat::Tokens, &["input_ids"]),
     (DataFormat::PromptCompletion, &["prompt", "completion"]),
     (DataFormat::PromptCompletion, &["prompt", "label"]),
+    (DataFormat::Ruler, &["input", "answer_prefix", "outputs"]),
+    (DataFormat::Helmet, helmet::KNOWN_BY[0].1),
+    (DataFormat::Helmet, helmet::KNOWN_BY[1].1),
+    (DataFormat::Helmet, helmet::KNOWN_BY[2].1),
+    (DataFormat::Helmet, helmet::KNOWN_BY[3].1),
+    (DataFormat::Text, &["text"]),
 ];
 
 /// The format of files, and what it was told from.
@@ -40,7 +47,7 @@ impl From<DataError> for LookEnd {
 /// Looks at the first sound rows of the first files.
 ///
 /// # Errors
-/// There is no sound row; its fields are those of no format; or the rows do not agree.
+/// No row has the fields of a format, or the rows do not agree.
 pub(in crate::data) fn detect(files: &[PathBuf], settings: &RowSettings) -> Result<Detected, DataError> {
     let mut detected: Option<Detected> = None;
     let mut bad = None;
@@ -49,14 +56,15 @@ pub(in crate::data) fn detect(files: &[PathBuf], settings: &RowSettings) -> Resu
         let walk = rows::each(file, settings, &mut |row| {
             match row {
                 Ok(row) => {
-                    let of_row = of_row(&row)?;
-                    match &detected {
-                        Some(before) if before.format != of_row.format => {
+                    match (of_row(&row), &detected) {
+                        (Ok(of_row), Some(before)) if before.format != of_row.format => {
                             let found = format!("{}, but {}", of_row.words(), before.words());
                             return Err(DataError::UnknownFormat { place: row.place(), found }.into());
                         }
-                        Some(_) => {}
-                        None => detected = Some(of_row),
+                        (Ok(_), Some(_)) => {}
+                        (Ok(of_row), None) => detected = Some(of_row),
+                        // A bad row of the format that others tell.
+                        (Err(error), _) => bad = bad.take().or(Some(error)),
                     }
                 }
                 Err(error) => bad = bad.take().or(Some(error)),

@@ -1,21 +1,25 @@
-//! The format `longbench-v2`: four-way questions on long contexts, as upstream's JSON array or as Parquet.
+//! The format `longbench-v2`: four-way questions on long contexts, in upstream's wording (THUDM/LongBench at 2e00731, MIT licence), in that
+//! of `keys_values`, or in that of lm-evaluation-harness (MIT licence).
 
+use super::text_row::TextRow;
 use crate::data::error::DataError;
-use crate::data::example::{Content, Task};
+use crate::data::example::Content;
 use crate::data::label_tokens::Classes;
 use crate::data::question::SampleGroups;
 use crate::data::rows::DataRow;
 use crate::data::tokenizer::Tokenizer;
+use crate::metrics::strip;
+use crate::recipe::LongBenchPrompt;
 
 const LETTERS: [&str; 4] = ["A", "B", "C", "D"];
 
 const FIELDS: [&str; 6] = ["context", "question", "choice_A", "choice_B", "choice_C", "choice_D"];
 
-/// The line that upstream's evaluation relies on to find the answer in a reply.
+/// By these words upstream's evaluation finds the answer in a reply.
 const FORMAT_LINE: &str = "Format your response as follows: \"The correct answer is (insert answer here)\".";
 
-/// The beginning of the answer; ends in a blank, so that the letter is a token of its own.
-pub(super) const OPENING: &str = "The correct answer is ";
+/// The beginning of the answer in the wording of `keys_values`; ends in a blank, so that the letter is a token of its own.
+const OPENING: &str = "The correct answer is ";
 
 /// The class of each letter, where it has one.
 pub(super) type LetterClasses = [Option<usize>; 4];
@@ -30,45 +34,101 @@ pub(super) fn classes_of_letters(classes: &Classes, tokenizer: &Tokenizer) -> Re
     Ok(if is_positional { [0, 1, 2, 3].map(Some) } else { found })
 }
 
-/// What a row says, and what it is reported under; nothing where it lacks any of that.
-pub(super) fn content(
-    row: &mut DataRow,
-    task: &Task,
-    classes: Option<LetterClasses>,
-) -> Result<(Content, Option<SampleGroups>), DataError> {
-    let mut texts: [String; FIELDS.len()] = Default::default();
-    for (text, field) in texts.iter_mut().zip(FIELDS) {
-        *text = row.text(field)?;
-    }
-    let answer = row.text("answer")?;
-    let answer = answer.trim();
-    let bad = |expected: String| row.bad("answer", expected, format!("`{answer}`"));
-    let letter = LETTERS.iter().position(|&letter| letter == answer);
-    let letter = letter.ok_or_else(|| bad("one of `A`, `B`, `C`, `D`".to_owned()))?;
-    let prompt = prompt(texts.each_ref().map(String::as_str), matches!(task, Task::Classify(_)));
-    let content = match (task, classes) {
-        (Task::Classify(labels), Some(classes)) => {
-            let class = classes[letter].ok_or_else(|| bad(format!("one of the labels {}", labels.describe())))?;
-            Content::TextClass { prompt, class }
-        }
-        _ => Content::Text { prompt, completion: answer.to_owned() },
-    };
-    let [difficulty, length, domain] = ["difficulty", "length", "domain"].map(|field| row.optional_text(field));
-    let groups = match (difficulty?, length?, domain?) {
-        (Some(difficulty), Some(length), Some(domain)) => Some(SampleGroups { difficulty, length, domain }),
-        _ => None,
-    };
-    Ok((content, groups))
+/// A question as its row has it.
+pub(super) struct LongBenchRow {
+    texts: [String; FIELDS.len()],
+    /// Index of the right letter.
+    letter: usize,
+    groups: Option<SampleGroups>,
 }
 
-/// Upstream's wording with the reference's choice lines and tails: a class is read right behind the opening, an answer
-/// that is generated is asked for in words first.
-fn prompt(fields: [&str; 6], is_classified: bool) -> String {
-    let [context, question, a, b, c, d] = fields.map(str::trim);
-    let tail = if is_classified { OPENING.to_owned() } else { format!("{FORMAT_LINE}\n\nAnswer:\n{OPENING}") };
+impl LongBenchRow {
+    pub(super) fn read(row: &mut DataRow) -> Result<Self, DataError> {
+        let mut texts: [String; FIELDS.len()] = Default::default();
+        for (text, field) in texts.iter_mut().zip(FIELDS) {
+            *text = row.text(field)?;
+        }
+        let answer = row.text("answer")?;
+        let letter = LETTERS.iter().position(|&letter| letter == answer.trim());
+        let letter = letter.ok_or_else(|| row.bad("answer", "one of `A`, `B`, `C`, `D`", format!("`{}`", answer.trim())))?;
+        let [difficulty, length, domain] = ["difficulty", "length", "domain"].map(|field| row.optional_text(field));
+        let groups = match (difficulty?, length?, domain?) {
+            (Some(difficulty), Some(length), Some(domain)) => Some(SampleGroups { difficulty, length, domain }),
+            _ => None,
+        };
+        Ok(Self { texts, letter, groups })
+    }
+
+    /// The class, and what the sample is reported under; nothing where the row lacks any of that.
+    pub(super) fn classified(
+        self,
+        row: &DataRow,
+        labels: &Classes,
+        classes: LetterClasses,
+    ) -> Result<(Content, Option<SampleGroups>), DataError> {
+        let bad = || row.bad("answer", format!("one of the labels {}", labels.describe()), format!("`{}`", LETTERS[self.letter]));
+        let class = classes[self.letter].ok_or_else(bad)?;
+        let prompt = question(&self.texts, &["A: ", "B: ", "C: ", "D: "], OPENING);
+        Ok((Content::TextClass { prompt, class }, self.groups))
+    }
+
+    /// Prompt, completion and answer in somebody's wording.
+    pub(super) fn worded(self, wording: LongBenchPrompt) -> (TextRow, Option<SampleGroups>) {
+        let letter = LETTERS[self.letter];
+        let stripped = || self.texts.each_ref().map(|text| strip(text).to_owned());
+        let brackets = ["(A) ", "(B) ", "(C) ", "(D) "];
+        let (prompt, completion) = match wording {
+            LongBenchPrompt::Upstream => (question(&stripped(), &brackets, FORMAT_LINE), format!("{OPENING}({letter})")),
+            LongBenchPrompt::UpstreamNoContext => {
+                let [_, asked, choices @ ..] = stripped();
+                let tail = format!("What is the single, most likely answer choice? {FORMAT_LINE}");
+                (choice(&asked, &choices, &brackets, &tail), format!("{OPENING}({letter})"))
+            }
+            LongBenchPrompt::KeysValues => {
+                let tail = format!("{FORMAT_LINE}\n\nAnswer:\n{OPENING}");
+                (question(&self.texts, &["A: ", "B: ", "C: ", "D: "], &tail), letter.to_owned())
+            }
+            LongBenchPrompt::LmEval => {
+                let mut texts = self.texts.clone();
+                strip(&self.texts[1]).clone_into(&mut texts[1]);
+                (question(&texts, &brackets, "Answer:"), format!(" {letter}"))
+            }
+        };
+        (TextRow { prompt, completion, references: vec![letter.to_owned()] }, self.groups)
+    }
+}
+
+/// What comes before a reply in which the letter is looked for behind upstream's words.
+pub(super) fn opening(wording: LongBenchPrompt) -> &'static str {
+    match wording {
+        LongBenchPrompt::Upstream | LongBenchPrompt::UpstreamNoContext => "",
+        LongBenchPrompt::KeysValues => OPENING,
+        // The reply begins with the blank.
+        LongBenchPrompt::LmEval => OPENING.trim_ascii_end(),
+    }
+}
+
+/// As upstream cuts: the first and the last tokens, as text again; which upstream does before the chat template.
+pub(super) fn cut(prompt: String, most: usize, tokenizer: &Tokenizer) -> Result<String, DataError> {
+    let ids = tokenizer.encode_with_special(&prompt)?;
+    if ids.len() <= most {
+        return Ok(prompt);
+    }
+    let front = most / 2;
+    tokenizer.decode(&[&ids[..front], &ids[ids.len() - (most - front)..]].concat())
+}
+
+/// The text, and what is asked about it: all places are filled at once, so that none is looked for in what fills another.
+fn question([context, asked, choices @ ..]: &[String; 6], letters: &[&str; 4], tail: &str) -> String {
+    let rest = choice(asked, choices, letters, tail);
+    format!("Please read the following text and answer the question below.\n\n<text>\n{context}\n</text>\n\n{rest}")
+}
+
+fn choice(asked: &str, [a, b, c, d]: &[String; 4], letters: &[&str; 4], tail: &str) -> String {
+    let [before_a, before_b, before_c, before_d] = letters;
     format!(
-        "Please read the following text and answer the question below.\n\n<text>\n{context}\n</text>\n\n\
-         What is the correct answer to this question: {question}\nChoices:\nA: {a}\nB: {b}\nC: {c}\nD: {d}\n\n{tail}"
+        "What is the correct answer to this question: {asked}\nChoices:\n\
+         {before_a}{a}\n{before_b}{b}\n{before_c}{c}\n{before_d}{d}\n\n{tail}"
     )
 }
 
@@ -82,7 +142,7 @@ mod tests {
 
     use super::*;
     use crate::data::Targets;
-    use crate::data::fixtures::{Fixture, tokenizer};
+    use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
     use crate::recipe::DataFormat::LongBenchV2;
     use crate::recipe::{HeadRecipe, Labels};
 
@@ -122,17 +182,73 @@ mod tests {
     const PROMPT: &str = "Please read the following text and answer the question below.\n\n<text>\nA long text.\n</text>\n\n\
         What is the correct answer to this question: Which one?\nChoices:\nA: one\nB: two\nC: three\nD: four\n\n";
 
+    /// The text of the first sample in a wording.
+    fn worded(content: Vec<u8>, wording: LongBenchPrompt) -> String {
+        let mut fixture = Fixture::new(LongBenchV2, content);
+        fixture.recipe.prompt = Some(wording);
+        let train = fixture.open().unwrap().train;
+        assert_eq!(train.question(0).unwrap().opening, opening(wording));
+        tokenizer().decode(&train.batch(&[0]).unwrap().sequences[0].inputs).unwrap()
+    }
+
     #[test]
-    fn asks_for_the_letter_in_words() {
-        let splits = Fixture::new(LongBenchV2, json(&[record("C"), record("A")])).open().unwrap();
-        let batch = splits.train.batch(&[0]).unwrap();
-        let text = tokenizer().decode(&batch.sequences[0].inputs).unwrap();
-        let tail = "Format your response as follows: \"The correct answer is (insert answer here)\".\n\nAnswer:\nThe correct answer is C";
-        assert_eq!(text, format!("{PROMPT}{tail}"));
+    fn asks_in_the_wording_of_each_program() {
+        let mut fixture = Fixture::new(LongBenchV2, json(&[record("C"), record("A")]));
+        fixture.recipe.prompt = Some(LongBenchPrompt::KeysValues);
+        let batch = fixture.open().unwrap().train.batch(&[0]).unwrap();
         let Targets::NextToken(targets) = &batch.sequences[0].targets else { panic!("a class") };
         let letter = i64::from(tokenizer().encode("C").unwrap()[0]);
         assert_eq!(targets[targets.len() - 2..], [letter, 0]);
         assert_eq!(batch.num_targets(), 2);
+        let mut odd = record("C");
+        odd["context"] = "\u{1c}a $Q$ {question}\u{a0}".into();
+        let of = |wording| worded(json(std::slice::from_ref(&odd)), wording);
+        let read = "Please read the following text and answer the question below.\n\n<text>\n";
+        let asked = "What is the correct answer to this question:";
+        let format = "Format your response as follows: \"The correct answer is (insert answer here)\".";
+        let brackets = "Choices:\n(A) one\n(B) two\n(C) three\n(D) four\n\n";
+        let upstream = format!("{asked} Which one?\n{brackets}");
+        let reply = "The correct answer is (C)";
+        assert_eq!(of(LongBenchPrompt::Upstream), format!("{read}a $Q$ {{question}}\n</text>\n\n{upstream}{format}{reply}"));
+        let likely = "What is the single, most likely answer choice?";
+        assert_eq!(of(LongBenchPrompt::UpstreamNoContext), format!("{upstream}{likely} {format}{reply}"));
+        let raw = "\u{1c}a $Q$ {question}\u{a0}\n</text>\n\n";
+        let letters = "Choices:\nA: one \nB: two\nC: three\nD: four\n\n";
+        assert_eq!(
+            of(LongBenchPrompt::KeysValues),
+            format!("{read}{raw}{asked}  Which one?\n\n{letters}{format}\n\nAnswer:\nThe correct answer is C")
+        );
+        let unstripped = brackets.replace("one", "one ");
+        assert_eq!(of(LongBenchPrompt::LmEval), format!("{read}{raw}{asked} Which one?\n{unstripped}Answer: C"));
+    }
+
+    #[test]
+    fn upstreams_prompt_is_a_message_where_the_model_has_a_template_and_is_cut_before() {
+        let mut fixture = Fixture::new(LongBenchV2, json(&[record("C")]));
+        fixture.recipe.max_prompt_tokens = Some(21);
+        let plain = fixture.open().unwrap().train.question(0).unwrap();
+        let text = tokenizer().decode(&plain.prompt).unwrap();
+        let whole = tokenizer().encode(&worded(json(&[record("C")]), LongBenchPrompt::Upstream)).unwrap();
+        let ids = tokenizer().encode(&text).unwrap();
+        assert!(ids.len() <= 22 && ids[..9] == whole[..9], "{text}");
+        assert!(text.ends_with("answer here)\"."), "{text}");
+        let model = tempfile::tempdir().unwrap();
+        let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
+        for name in ["tokenizer.json", "config.json"] {
+            std::fs::copy(fixtures.join(name), model.path().join(name)).unwrap();
+        }
+        let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+                        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+        std::fs::write(model.path().join("chat_template.jinja"), template).unwrap();
+        let tokenizer = Tokenizer::load(model.path()).unwrap();
+        let splits = crate::data::open(&fixture.recipe, &fixture.head, Some(&tokenizer), LIMITS, None, 1).unwrap();
+        let question = splits.train.question(0).unwrap();
+        let asked = tokenizer.decode_with_special(&question.prompt).unwrap();
+        assert_eq!(asked, format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"));
+        let sequence = splits.train.batch(&[0]).unwrap().sequences.swap_remove(0);
+        let reply = tokenizer.decode_with_special(&sequence.inputs[question.prompt.len()..]).unwrap();
+        assert_eq!(reply, "The correct answer is (C)<|im_end|>");
+        assert_eq!(question.references, ["C"]);
     }
 
     #[test]
@@ -142,7 +258,16 @@ mod tests {
         assert_eq!(batch.sequences[0].targets, Targets::Class(3));
         assert_eq!(batch.sequences[0].inputs.last(), Some(&0));
         let text = tokenizer().decode(&batch.sequences[0].inputs).unwrap();
-        assert_eq!(text, format!("{PROMPT}The correct answer is "));
+        assert_eq!(
+            text,
+            format!(
+                "{}The correct answer is ",
+                PROMPT
+                    .replace("A long text.", "\nA long text.\n\n")
+                    .replace("Which one?", " Which one?\n")
+                    .replace("one\nB", "one \nB")
+            )
+        );
         // Labels as tokens: by the letter they stand for, or else in order.
         let mut class = |tokens: Vec<u32>| {
             fixture.head = HeadRecipe::SeqClassificationOnLogits(Labels::Tokens(tokens));
@@ -186,8 +311,8 @@ mod tests {
             let train = Fixture::new(LongBenchV2, content).open().unwrap().train;
             let question = train.question(0).unwrap();
             let batch = train.batch(&[0]).unwrap();
-            assert_eq!((question.references, question.opening), (vec!["C".to_owned()], OPENING));
-            assert_eq!(question.prompt, batch.sequences[0].inputs[..batch.max_len() - 1]);
+            assert_eq!((question.references, question.opening), (vec!["C".to_owned()], ""));
+            assert!(batch.sequences[0].inputs.starts_with(&question.prompt));
             let expected = SampleGroups { difficulty: "hard".into(), length: "short".into(), domain: "Law".into() };
             assert_eq!((question.groups, train.groups(1)), (Some(expected), None));
         }

@@ -2,6 +2,7 @@
 
 use crate::data::error::DataError;
 use crate::data::example::{Content, Task};
+use crate::data::label_tokens::Classes;
 use crate::data::rows::{DataRow, class};
 use crate::data::tokenizer::Tokenizer;
 
@@ -12,10 +13,20 @@ pub(super) fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> 
     let Task::Classify(classes) = task else {
         return Ok(Content::Text { prompt, completion: row.text("completion")? });
     };
-    if row.is_number("label") {
+    let field = if row.has("label") { "label" } else { "completion" };
+    classified(row, prompt, field, (classes, tokenizer))
+}
+
+/// A prompt with the class that a field has, by its number or by its name.
+pub(super) fn classified(
+    row: &mut DataRow,
+    prompt: String,
+    field: &str,
+    (classes, tokenizer): (&Classes, &Tokenizer),
+) -> Result<Content, DataError> {
+    if field == "label" && row.is_number("label") {
         return Ok(Content::TextClass { prompt, class: class(row, classes.count)? });
     }
-    let field = if row.has("label") { "label" } else { "completion" };
     let answer = row.text(field)?;
     let answer = answer.trim();
     match classes.find(answer, tokenizer)? {

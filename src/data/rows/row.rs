@@ -90,6 +90,33 @@ impl DataRow {
         if self.has(field) { self.text(field).map(Some) } else { Ok(None) }
     }
 
+    /// Takes an array; an empty one where the field is missing.
+    pub(in crate::data) fn list(&mut self, field: &str) -> Result<Vec<Value>, DataError> {
+        match self.take(field) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(values)) => Ok(values),
+            Some(other) => Err(self.bad(field, "an array", kind(&other))),
+        }
+    }
+
+    /// Takes an array of at least one text.
+    pub(in crate::data) fn texts(&mut self, field: &str) -> Result<Vec<String>, DataError> {
+        let found = match self.require_as(field, "an array of at least 1 string")? {
+            Value::Array(texts) if texts.is_empty() => "an empty array".to_owned(),
+            Value::Array(texts) => match texts.iter().position(|text| !text.is_string()) {
+                None => return Ok(texts.into_iter().filter_map(|text| text.as_str().map(str::to_owned)).collect()),
+                Some(at) => format!("{} at index {at}", kind(&texts[at])),
+            },
+            other => kind(&other).to_owned(),
+        };
+        Err(self.bad(field, "an array of at least 1 string", found))
+    }
+
+    /// An object within this row.
+    pub(in crate::data) fn inner(&self, fields: Map<String, Value>) -> Self {
+        Self { fields, place: self.place(), types: None }
+    }
+
     fn require_as(&mut self, field: &str, expected: &str) -> Result<Value, DataError> {
         match self.fields.remove(field) {
             Some(Value::Null) => Err(self.bad(field, expected, "null")),

@@ -16,8 +16,10 @@ use serde_json::{Map, Value, json};
 use super::*;
 use crate::units::Failure;
 
+type Walked = Result<Vec<Result<Map<String, Value>, String>>, String>;
+
 /// Rows and errors of a file in a folder of its own, which errors do not name.
-fn walk_with(name: &str, content: &[u8], settings: &RowSettings) -> Result<Vec<Result<Map<String, Value>, String>>, String> {
+fn walk_with(name: &str, content: &[u8], settings: &RowSettings) -> Walked {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(name);
     fs::write(&path, content).unwrap();
@@ -33,7 +35,7 @@ fn walk_with(name: &str, content: &[u8], settings: &RowSettings) -> Result<Vec<R
     walk.map(|()| rows).map_err(words)
 }
 
-fn walk(name: &str, content: impl AsRef<[u8]>) -> Result<Vec<Result<Map<String, Value>, String>>, String> {
+fn walk(name: &str, content: impl AsRef<[u8]>) -> Walked {
     walk_with(name, content.as_ref(), &RowSettings::default())
 }
 
@@ -54,7 +56,7 @@ fn objects(rows: &Value) -> Vec<Result<Map<String, Value>, String>> {
 }
 
 fn lines(rows: &Value) -> String {
-    rows.as_array().unwrap().iter().map(|row| format!("{row}\n")).collect()
+    rows.as_array().unwrap().iter().map(|row| format!("{row}\n")).collect::<Vec<_>>().concat()
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {

@@ -1,0 +1,164 @@
+//! The format `helmet`: rows of HELMET's tasks of recall, retrieval, many examples and ranking. The wording is that of princeton-nlp/HELMET
+//! at 4526dfb (`data.py`, MIT licence), to the letter, slips included: scores compare only where prompts do.
+
+use serde_json::{Map, Value};
+
+use super::text_row::TextRow;
+use crate::data::error::DataError;
+use crate::data::rows::DataRow;
+use crate::recipe::HelmetFamily;
+
+/// The family of a row, by its fields; many examples (`icl`) have none of their own.
+pub(super) const KNOWN_BY: [(HelmetFamily, &[&str]); 4] = [
+    (HelmetFamily::Kilt, &["question", "answers", "ctxs"]),
+    (HelmetFamily::JsonKv, &["context", "question", "answer", "num_kvs"]),
+    (HelmetFamily::Msmarco, &["query", "ctxs", "qid"]),
+    (HelmetFamily::Niah, &["context", "query", "type_needle_v"]),
+];
+
+/// Demonstrations of `json_kv` that are used, as HELMET's settings have it.
+const SHOTS: usize = 2;
+
+/// What a row says: the prompt to be completed, its demonstrations from the field `demos`.
+pub(super) fn text(row: &mut DataRow, wanted: Option<HelmetFamily>) -> Result<TextRow, DataError> {
+    let of_fields = || KNOWN_BY.iter().find(|(_, fields)| fields.iter().all(|&field| row.has(field))).map(|&(family, _)| family);
+    let Some(family) = wanted.or_else(of_fields) else {
+        let families = HelmetFamily::ALL.iter().map(|family| family.name()).collect::<Vec<_>>().join(", ");
+        let found = format!("fields of no family of HELMET ({families}); `data.family` names one");
+        return Err(DataError::UnknownFormat { place: row.place(), found });
+    };
+    match family {
+        HelmetFamily::Kilt => kilt(row),
+        HelmetFamily::JsonKv => json_kv(row),
+        HelmetFamily::Msmarco => msmarco(row),
+        HelmetFamily::Niah => niah(row),
+        HelmetFamily::Icl => icl(row),
+    }
+}
+
+fn kilt(row: &mut DataRow) -> Result<TextRow, DataError> {
+    let documents =
+        |row: &DataRow, ctxs: Value| passages(row, ctxs, |title, text, _| format!("Document (Title: {title}): {text}"));
+    let mut demos = Vec::new();
+    for mut demo in rows_of(row, "demos")? {
+        let ctxs = demo.require("ctxs")?;
+        let answer = one_or_more(&mut demo, "answers")?.swap_remove(0);
+        demos.push(format!("{}\n\nQuestion: {}\nAnswer: {answer}\n\n", documents(&demo, ctxs)?, demo.text("question")?));
+    }
+    let demos = demos.concat();
+    let ctxs = row.require("ctxs")?;
+    let context = documents(row, ctxs)?;
+    let question = row.text("question")?;
+    let references = one_or_more(row, "answers")?;
+    let task = "Use the given documents to write a concise and short answer to the question. Write your answer in the following format:\n\
+                Answer: [answer]";
+    Ok(first_of(format!("{task}\n\n{demos}{context}\n\nQuestion: {question}\nAnswer:"), references))
+}
+
+fn json_kv(row: &mut DataRow) -> Result<TextRow, DataError> {
+    let mut demos = Vec::new();
+    for (index, demo) in row.list("demos")?.into_iter().take(SHOTS).enumerate() {
+        let [Value::String(key), Value::String(value)] = demo.as_array().map(Vec::as_slice).unwrap_or_default() else {
+            return Err(row.bad("demos", "pairs of texts", format!("{demo} at index {index}")));
+        };
+        demos.push(format!("Key: {key}\nCorresponding value: {value}\n\n"));
+    }
+    let demos = demos.concat();
+    let (context, question) = (row.text("context")?, row.text("question")?);
+    let references = one_or_more(row, "answer")?;
+    let task = "Extract the value corresponding to the specified key in the JSON object below.";
+    Ok(first_of(format!("{context}\n\n{task}\n\n{demos}Key: {question}\nCorresponding value:"), references))
+}
+
+fn msmarco(row: &mut DataRow) -> Result<TextRow, DataError> {
+    fn documents(row: &DataRow, ctxs: &Value) -> Result<(String, String), DataError> {
+        let mut ids = Vec::new();
+        let texts = passages(row, ctxs.clone(), |title, text, passage| {
+            let id = passage.get("id").map(|id| id.as_str().map_or_else(|| id.to_string(), str::to_owned)).unwrap_or_default();
+            let line = if title.is_empty() {
+                format!("[ID: {id}] Document: {text}")
+            } else {
+                format!("[ID: {id}] Document (Title: {title}): {text}")
+            };
+            ids.push((passage.get("label").and_then(Value::as_f64).unwrap_or(0.0), id));
+            line
+        })?;
+        ids.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        Ok((texts, ids.into_iter().map(|(_, id)| id).collect::<Vec<_>>().join(" > ")))
+    }
+    let mut demos = Vec::new();
+    for mut demo in rows_of(row, "demos")? {
+        let ctxs = demo.require("ctxs")?;
+        let (texts, ranking) = documents(&demo, &ctxs)?;
+        demos.push(format!("{texts}\n\nQuery: {}\nRanking: {ranking}\n\n", demo.text("query")?));
+    }
+    let demos = demos.concat();
+    let ctxs = row.require("ctxs")?;
+    let (context, ranking) = documents(row, &ctxs)?;
+    let query = row.text("query")?;
+    let task = "You are provided with a list of documents, each indicated by their ID. Rank each document based on their relevance to the \
+                question in descending order from most relelvant to least relevant texts. Include all documents in the rankings. Write your \
+                answer using the unique IDs, with the following format:\nRanking: ID3 > ID1 > ID2";
+    Ok(first_of(format!("{task}\n\n{demos}{context}\n\nQuery: {query}\nRanking:"), vec![ranking]))
+}
+
+fn niah(row: &mut DataRow) -> Result<TextRow, DataError> {
+    let (context, query, needle) = (row.text("context")?, row.text("query")?, row.text("type_needle_v")?);
+    let references = one_or_more(row, if row.has("outputs") { "outputs" } else { "answer" })?;
+    let has_many = needle.ends_with('s');
+    let (hidden, what, are) = if has_many {
+        (format!("Some special magic {needle} are hidden"), "What are all", "are")
+    } else {
+        (format!("A special magic {needle} is hidden"), "What is", "is")
+    };
+    let prompt = format!(
+        "{hidden} within the following text. Make sure to memorize it. I will quiz you about the {needle} afterwards.\n{context}\n\
+         {what} the special magic {needle} for {query} mentioned in the provided text?\n\
+         The special magic {needle} for {query} mentioned in the provided text {are}"
+    );
+    Ok(TextRow { prompt, completion: format!(" {}", references.join(", ")), references })
+}
+
+fn icl(row: &mut DataRow) -> Result<TextRow, DataError> {
+    let (context, question) = (row.text("context")?, row.text("question")?);
+    let references = one_or_more(row, "answer")?;
+    let task = "Use the provided mapping from the text to label to assign a label to the text. Only output \"label: {label}\" and nothing else. ";
+    Ok(first_of(format!("{task}\n\n{context}\n\n{question}\nlabel:"), references))
+}
+
+/// A prompt that the first of the right answers completes.
+fn first_of(prompt: String, references: Vec<String>) -> TextRow {
+    TextRow { prompt, completion: references.first().map(|answer| format!(" {answer}")).unwrap_or_default(), references }
+}
+
+/// One text, or a list of at least one.
+fn one_or_more(row: &mut DataRow, field: &str) -> Result<Vec<String>, DataError> {
+    if row.fields().get(field).is_some_and(Value::is_string) { Ok(vec![row.text(field)?]) } else { row.texts(field) }
+}
+
+/// The rows in a field, which may be missing; errors name the row around them.
+fn rows_of(row: &mut DataRow, field: &str) -> Result<Vec<DataRow>, DataError> {
+    let objects = row.list(field)?;
+    let inner = |(index, value): (usize, Value)| match value {
+        Value::Object(fields) => Ok(row.inner(fields)),
+        other => Err(row.bad(field, "objects", format!("{other} at index {index}"))),
+    };
+    objects.into_iter().enumerate().map(inner).collect()
+}
+
+/// Passages with a blank line between them.
+fn passages(
+    row: &DataRow,
+    ctxs: Value,
+    mut word: impl FnMut(&str, &str, &Map<String, Value>) -> String,
+) -> Result<String, DataError> {
+    let Value::Array(ctxs) = ctxs else { return Err(row.bad("ctxs", "an array of passages", "something else")) };
+    let mut texts = Vec::with_capacity(ctxs.len());
+    for (index, passage) in ctxs.iter().enumerate() {
+        let passage = passage.as_object().ok_or_else(|| row.bad("ctxs", "objects", format!("{passage} at index {index}")))?;
+        let text = passage.get("text").and_then(Value::as_str);
+        let text = text.ok_or_else(|| row.bad("ctxs", "a string as `text`", format!("none at index {index}")))?;
+        texts.push(word(passage.get("title").and_then(Value::as_str).unwrap_or_default(), text, passage));
+    }
+    Ok(texts.join("\n\n"))
+}

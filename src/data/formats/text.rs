@@ -1,0 +1,16 @@
+//! The format `text`: rows with `text`, all of which is trained; a file of plain text is one row.
+
+use super::prompt_completion::classified;
+use crate::data::error::DataError;
+use crate::data::example::{Content, Task};
+use crate::data::rows::DataRow;
+use crate::data::tokenizer::Tokenizer;
+
+/// What a row says. With a classification head `label` is its class.
+pub(super) fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> Result<Content, DataError> {
+    let text = row.text("text")?;
+    match task {
+        Task::NextToken => Ok(Content::Text { prompt: String::new(), completion: text }),
+        Task::Classify(classes) => classified(row, text, "label", (classes, tokenizer)),
+    }
+}

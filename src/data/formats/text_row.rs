@@ -1,0 +1,9 @@
+//! A row as a prompt and its answers.
+
+/// What formats of text make of a row.
+pub(super) struct TextRow {
+    pub(super) prompt: String,
+    pub(super) completion: String,
+    /// The right answers; at least one.
+    pub(super) references: Vec<String>,
+}

@@ -1,0 +1,92 @@
+//! `kvtune data`: rows are counted, shown and written out, with a tokenizer and a configuration alone.
+
+use insta::assert_snapshot;
+use serde_json::Value;
+
+use super::place::{Place, Said};
+
+/// A place of texts, one of which is bad, one too long and one there twice; the model has no weights.
+fn place() -> Place {
+    let place = Place::new();
+    let model = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
+    std::fs::copy(model.join("tokenizer.json"), place.path("model/tokenizer.json")).unwrap();
+    std::fs::remove_file(place.path("model/model.safetensors")).unwrap();
+    let long = "word ".repeat(50);
+    let rows = [
+        "{\"prompt\": \"the cache\", \"completion\": \" holds\"}",
+        "{\"prompt\": \"the cache\"}",
+        &format!("{{\"prompt\": \"{long}\", \"completion\": \" end\"}}"),
+        "{\"prompt\": \"the cache\", \"completion\": \" holds\"}",
+    ];
+    place.write("texts.jsonl", rows.join("\n"));
+    place.edit_recipe("format = \"tokens\"", "");
+    place.edit_recipe("train = \"train.jsonl\"", "train = \"texts.jsonl\"\nmax_seq_length = 24");
+    place
+}
+
+fn look(place: &Place, arguments: &[&str]) -> Said {
+    place.run(&[&["data", "recipe.toml"][..], arguments].concat())
+}
+
+#[test]
+fn every_row_is_counted() {
+    let said = look(&place(), &["--set", "data.on_too_long=truncate", "--set", "data.on_bad_row=drop", "--show", "1"]).done();
+    assert_snapshot!(said.out, @r"
+    ── `<dir>/texts.jsonl:1`: 10 tokens, 5 trained
+    the cache⟦ holds<|endoftext|>⟧
+
+    | rows                                | count |
+    |-------------------------------------|-------|
+    | read                                |     4 |
+    | bad                                 |     1 |
+    | dropped as too long                 |     0 |
+    | dropped, nothing to cut             |     0 |
+    | used, cut                           |     1 |
+    | used whole                          |     2 |
+    | of these the same as an earlier one |     1 |
+    | tokens that are used                |    44 |
+    | tokens that are trained             |    15 |
+    | tokens that are cut out             |   231 |
+    | tokens of the longest sample        |   255 |
+         ≤ 16 tokens        2 ████████████████████████████████████████
+         ≤ 32 tokens        0
+         ≤ 64 tokens        0
+        ≤ 128 tokens        0
+        ≤ 256 tokens        1 ████████████████████
+    ");
+    assert_snapshot!(said.err, @r"
+    `data.format` is `prompt-completion` by the fields `prompt`, `completion` of `<dir>/texts.jsonl:1`
+    warning: `<dir>/texts.jsonl:2`: field `completion` is missing
+    ");
+}
+
+#[test]
+fn a_row_that_would_stop_the_run_is_an_error() {
+    assert_snapshot!(look(&place(), &["--set", "data.on_too_long=drop"]).refused(3), @r#"
+    error: `<dir>/texts.jsonl:2`: field `completion` is missing
+
+    hint: check `data.format` against what the file holds; a column of another name is named as in `data.columns = { prompt = "question" }`
+    "#);
+    assert_snapshot!(look(&place(), &["--split", "validation"]).refused(2), @r"
+    error: the recipe names no files of validation samples
+
+    hint: leave `--split` out: they are drawn from the training files; or set `data.validation`
+    ");
+}
+
+#[test]
+fn a_dump_has_a_line_for_every_row() {
+    let place = place();
+    let said = look(&place, &["--dump", "rows.jsonl"]).done();
+    assert!(said.err.contains("warning: 2 of 4 rows of the data files cannot be read:"), "{}", said.err);
+    let text = String::from_utf8(place.read("rows.jsonl")).unwrap();
+    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.iter().map(|row| row["row"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    assert_eq!((&rows[0]["text"], &rows[0]["input_ids"]), (&"the cache holds".into(), &rows[3]["input_ids"]));
+    let (ids, labels) = (rows[0]["input_ids"].as_array().unwrap(), rows[0]["labels"].as_array().unwrap());
+    let trained = labels.iter().filter(|&label| *label != -100).count();
+    assert!(ids.len() == labels.len() && labels[0] == -100 && labels[ids.len() - trained..] == ids[ids.len() - trained..]);
+    assert!(rows[1]["error"].as_str().unwrap().contains("field `completion` is missing"));
+    assert!(rows[1].get("labels").is_none() && rows[2]["error"].as_str().unwrap().contains("tokens, expected at most 24"));
+    assert!(look(&place, &["--dump", "no/such/rows.jsonl"]).refused(3).contains("cannot write"));
+}
