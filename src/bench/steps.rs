@@ -87,7 +87,7 @@ impl Bench {
 
     /// Sequences of a step's batch.
     pub fn sequences(&self) -> usize {
-        self.recipe.train.micro_batch_size
+        self.recipe.train.batch_size.sequences()
     }
 
     /// The kernel that attends.

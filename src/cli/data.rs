@@ -107,7 +107,7 @@ fn say(source: &DataSource) {
     }
 }
 
-/// What the rows came to. Every row is in exactly one of `bad`, `dropped`, `uncuttable`, `cut` and `whole`.
+/// What the rows came to. Every row is in exactly one of `bad`, `dropped`, `uncuttable`, `cut`, `split` and `whole`.
 #[derive(Debug, Default)]
 struct RowCounts {
     rows: usize,
@@ -115,6 +115,8 @@ struct RowCounts {
     dropped: usize,
     uncuttable: usize,
     cut: usize,
+    split: usize,
+    windows: usize,
     whole: usize,
     duplicated: usize,
     tokens: usize,
@@ -151,9 +153,13 @@ impl RowCounts {
                 self.cut += 1;
                 self.cut_tokens += tokens;
             }
+            SampleFate::Split(windows) => {
+                self.split += 1;
+                self.windows += windows;
+            }
             SampleFate::Whole => self.whole += 1,
         }
-        if matches!(sample.fate, SampleFate::Whole | SampleFate::Cut(_)) {
+        if matches!(sample.fate, SampleFate::Whole | SampleFate::Cut(_) | SampleFate::Split(_)) {
             self.tokens += sample.ids.len();
             self.trained += num_trained(&sample);
             let labels = sample.ids.iter().zip(&sample.is_trained);
@@ -178,6 +184,10 @@ impl RowCounts {
         row("dropped as too long", self.dropped);
         row("dropped, nothing to cut", self.uncuttable);
         row("used, cut", self.cut);
+        if self.split > 0 {
+            row("used, split", self.split);
+            row("windows of those that are split", self.windows);
+        }
         row("used whole", self.whole);
         row("of these the same as an earlier one", self.duplicated);
         row("tokens that are used", self.tokens);
@@ -219,6 +229,7 @@ fn in_words(sample: &SurveyedSample) -> String {
     let fate = match sample.fate {
         SampleFate::Whole => String::new(),
         SampleFate::Cut(tokens) => format!(", {tokens} cut out"),
+        SampleFate::Split(windows) => format!(", in {windows} windows"),
         SampleFate::Dropped => ", left out as too long".to_owned(),
         SampleFate::NothingToCut => ", left out: its completion alone is too long".to_owned(),
     };
@@ -302,6 +313,7 @@ fn line(row: &SurveyedRow) -> Value {
             match sample.fate {
                 SampleFate::Whole => {}
                 SampleFate::Cut(tokens) => object["cut"] = tokens.into(),
+                SampleFate::Split(windows) => object["windows"] = windows.into(),
                 SampleFate::Dropped | SampleFate::NothingToCut => object["dropped"] = true.into(),
             }
         }

@@ -25,23 +25,13 @@ impl BadRows {
         self.read += 1;
     }
 
-    /// A row that was not.
+    /// A row that is no sample.
     pub(super) fn note(&mut self, error: DataError) {
         self.read += 1;
-        self.fault(error);
-    }
-
-    /// A row that was read and is no sample after all.
-    pub(super) fn fault(&mut self, error: DataError) {
         self.count += 1;
         if self.first.len() < TOLD {
             self.first.push(error);
         }
-    }
-
-    /// Rows that were read, good or bad.
-    pub(super) fn read(&self) -> usize {
-        self.read
     }
 
     /// What was wrong, and with how many: nothing, or rows that the recipe leaves out.

@@ -1,38 +1,142 @@
 //! The order of an epoch: samples of similar length share a micro-batch, the longest first, so that those that end leave it from behind.
 
+use std::cmp::Reverse;
+
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha12Rng;
 
-use crate::recipe::BatchOrder;
+use crate::recipe::{BatchOrder, BatchSize};
 
 /// The micro-batches of one epoch, as indices into `lengths`; each sample stands in exactly one.
 ///
 /// Another epoch gives another order, and other company for samples of equal length; the same arguments give the same
-/// batches. With `LongestFirst` the batch of the longest samples leads (memory runs out early or never), with
-/// `ShortestFirst` that of the shortest; the rest is shuffled.
-pub fn epoch_batches(lengths: &[usize], micro_batch_size: usize, order: BatchOrder, seed: u64, epoch: u64) -> Vec<Vec<usize>> {
-    let size = micro_batch_size.max(1);
+/// batches, and every epoch gives as many. With `LongestFirst` the batch of the longest samples leads (memory runs out early or never), with
+/// `ShortestFirst` that of the shortest; the rest is shuffled. With `LengthBuckets` samples of a similar length have other company, too.
+pub fn epoch_batches(lengths: &[usize], size: BatchSize, order: BatchOrder, seed: u64, epoch: u64) -> Vec<Vec<usize>> {
     let mut rng = ChaCha12Rng::seed_from_u64(seed);
     // A stream of its own for each epoch: no epoch's order depends on how many came before it in this process.
     rng.set_stream(epoch.wrapping_add(1));
-    let mut sorted: Vec<usize> = (0..lengths.len()).collect();
-    sorted.shuffle(&mut rng);
-    sorted.sort_by_key(|&sample| lengths[sample]);
+    let mut samples: Vec<usize> = (0..lengths.len()).collect();
+    samples.shuffle(&mut rng);
     // The incomplete batch holds the shortest samples: the batch of the longest is then the largest there is.
-    let first = sorted.len() % size;
-    let longest_first = |batch: &[usize]| batch.iter().rev().copied().collect();
-    let mut batches: Vec<Vec<usize>> =
-        sorted[..first].chunks(size).chain(sorted[first..].chunks(size)).map(longest_first).collect();
+    let mut batches = if order == BatchOrder::LengthBuckets {
+        bucketed(samples, lengths, size)
+    } else {
+        // Those of equal length stand in the reverse of the order that was drawn, as they always did.
+        samples.reverse();
+        samples.sort_by_key(|&sample| Reverse(lengths[sample]));
+        consecutive(&samples, lengths, size)
+    };
     match order {
-        BatchOrder::Shuffled => batches.shuffle(&mut rng),
-        BatchOrder::LongestFirst => {
+        BatchOrder::LongestFirst => shuffle_tail(&mut batches, &mut rng),
+        BatchOrder::Shuffled | BatchOrder::LengthBuckets => {
+            batches.reverse();
+            batches.shuffle(&mut rng);
+        }
+        BatchOrder::ShortestFirst => {
             batches.reverse();
             shuffle_tail(&mut batches, &mut rng);
         }
-        BatchOrder::ShortestFirst => shuffle_tail(&mut batches, &mut rng),
     }
     batches
+}
+
+/// Batches of samples that follow each other, as large as may be; the last one has what is left.
+pub fn consecutive(samples: &[usize], lengths: &[usize], size: BatchSize) -> Vec<Vec<usize>> {
+    let most = match size {
+        BatchSize::Sequences(count) => return samples.chunks(count.max(1)).map(<[usize]>::to_vec).collect(),
+        BatchSize::Tokens(most) => most,
+    };
+    let mut batches: Vec<Vec<usize>> = Vec::new();
+    let mut tokens = 0_usize;
+    for &sample in samples {
+        tokens = tokens.saturating_add(lengths[sample]);
+        match batches.last_mut().filter(|_| tokens <= most) {
+            Some(batch) => batch.push(sample),
+            None => {
+                batches.push(vec![sample]);
+                tokens = lengths[sample];
+            }
+        }
+    }
+    batches
+}
+
+/// Those of the largest batches of any epoch that no other of them is as long and as wide as, as indices into `lengths`.
+pub fn largest_batches(lengths: &[usize], size: BatchSize, order: BatchOrder) -> Vec<Vec<usize>> {
+    let mut samples: Vec<usize> = (0..lengths.len()).collect();
+    samples.sort_by_key(|&sample| Reverse(lengths[sample]));
+    let mut batches = match (size, order) {
+        (BatchSize::Tokens(most), BatchOrder::LengthBuckets) => {
+            // Whichever samples of a bucket begin a batch, they are no longer than its longest.
+            let starts = samples.chunk_by(|&a, &b| bucket(lengths[a]) == bucket(lengths[b])).scan(0, |start, bucket| {
+                let first = *start;
+                *start += bucket.len();
+                Some(first)
+            });
+            let from = |start: usize| samples[start..].iter().take(width(lengths[samples[start]], most)).copied().collect();
+            starts.map(from).collect()
+        }
+        _ => consecutive(&samples, lengths, size),
+    };
+    // They become shorter from batch to batch: one must be wider than those before to be the largest in anything.
+    let mut widest = 0;
+    batches.retain(|batch: &Vec<usize>| {
+        let is_wider = batch.len() > widest;
+        widest = widest.max(batch.len());
+        is_wider
+    });
+    batches
+}
+
+/// Batches of samples from buckets of similar lengths, from the longest; within a bucket they keep their order.
+fn bucketed(mut samples: Vec<usize>, lengths: &[usize], size: BatchSize) -> Vec<Vec<usize>> {
+    samples.sort_by_cached_key(|&sample| Reverse(bucket(lengths[sample])));
+    let mut batches = Vec::new();
+    let mut buckets = samples.chunk_by(|&a, &b| bucket(lengths[a]) == bucket(lengths[b]));
+    let (mut bucket_ends, mut longest) = (0, 0);
+    let mut start = 0;
+    while start < samples.len() {
+        while start >= bucket_ends
+            && let Some(bucket) = buckets.next()
+        {
+            bucket_ends += bucket.len();
+            longest = bucket.iter().map(|&sample| lengths[sample]).max().unwrap_or(0);
+        }
+        // By the longest of the bucket, not by those that happen to be drawn: so every epoch has as many batches.
+        let width = match size {
+            BatchSize::Sequences(count) => count.max(1),
+            BatchSize::Tokens(most) => width(longest, most),
+        };
+        let mut batch = samples[start..samples.len().min(start + width)].to_vec();
+        start += batch.len();
+        batch.sort_by_key(|&sample| Reverse(lengths[sample]));
+        batches.push(batch);
+    }
+    batches
+}
+
+/// Sequences of at most `longest` tokens that have at most `most` tokens together.
+fn width(longest: usize, most: usize) -> usize {
+    (most / longest.max(1)).max(1)
+}
+
+/// Which bucket a length is in: each reaches a quarter further than the one below.
+fn bucket(length: usize) -> usize {
+    let borders = std::iter::successors(Some(1_usize), |&border| Some((border + border / 4).max(border + 1)));
+    borders.take_while(|&border| border < length).count()
+}
+
+/// What one of several processes that train together runs of the `batches` of a step. Together they have each batch once, and none has two
+/// more than another; where there are fewer batches than processes, some have none.
+pub fn share(mut batches: Vec<Vec<usize>>, lengths: &[usize], (rank, ranks): (usize, usize)) -> Vec<Vec<usize>> {
+    if ranks > 1 {
+        let tokens = |batch: &Vec<usize>| batch.iter().map(|&sample| lengths[sample]).sum::<usize>();
+        // What is alike stands together, and is dealt to different processes: none waits long for another.
+        batches.sort_by_key(|batch| Reverse(tokens(batch)));
+    }
+    batches.into_iter().skip(rank).step_by(ranks.max(1)).collect()
 }
 
 fn shuffle_tail(batches: &mut [Vec<usize>], rng: &mut ChaCha12Rng) {
@@ -47,18 +151,52 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_order() -> impl Strategy<Value = BatchOrder> {
-        prop_oneof![Just(BatchOrder::Shuffled), Just(BatchOrder::LongestFirst), Just(BatchOrder::ShortestFirst)]
+        prop::sample::select(BatchOrder::ALL)
+    }
+
+    /// The order of earlier versions, which their runs go on in.
+    fn earlier(lengths: &[usize], size: usize, order: BatchOrder, seed: u64, epoch: u64) -> Vec<Vec<usize>> {
+        let mut rng = ChaCha12Rng::seed_from_u64(seed);
+        rng.set_stream(epoch.wrapping_add(1));
+        let mut sorted: Vec<usize> = (0..lengths.len()).collect();
+        sorted.shuffle(&mut rng);
+        sorted.sort_by_key(|&sample| lengths[sample]);
+        let first = sorted.len() % size;
+        let longest_first = |batch: &[usize]| batch.iter().rev().copied().collect();
+        let mut batches: Vec<Vec<usize>> =
+            sorted[..first].chunks(size).chain(sorted[first..].chunks(size)).map(longest_first).collect();
+        match order {
+            BatchOrder::LongestFirst => {
+                batches.reverse();
+                shuffle_tail(&mut batches, &mut rng);
+            }
+            BatchOrder::ShortestFirst => shuffle_tail(&mut batches, &mut rng),
+            _ => batches.shuffle(&mut rng),
+        }
+        batches
+    }
+
+    fn sorted(batches: &[Vec<usize>]) -> Vec<usize> {
+        let mut all = batches.concat();
+        all.sort_unstable();
+        all
     }
 
     proptest! {
         #[test]
         fn each_sample_stands_in_exactly_one_batch(
-            lengths in prop::collection::vec(1usize..50, 0..60), size in 1usize..9, order in any_order(), seed: u64, epoch in 0u64..5,
+            lengths in prop::collection::vec(1usize..50, 0..60), count in 1usize..9, order in any_order(), seed: u64, epoch in 0u64..5,
         ) {
+            let size = BatchSize::Sequences(count);
             let batches = epoch_batches(&lengths, size, order, seed, epoch);
-            prop_assert!(batches.iter().all(|batch| !batch.is_empty() && batch.len() <= size));
-            prop_assert_eq!(batches.len(), lengths.len().div_ceil(size));
-            prop_assert!(batches.iter().all(|batch| batch.is_sorted_by_key(|&i| std::cmp::Reverse(lengths[i]))));
+            prop_assert!(batches.iter().all(|batch| !batch.is_empty() && batch.len() <= count));
+            prop_assert_eq!(batches.len(), lengths.len().div_ceil(count));
+            prop_assert!(batches.iter().all(|batch| batch.is_sorted_by_key(|&i| Reverse(lengths[i]))));
+            prop_assert_eq!(sorted(&batches), (0..lengths.len()).collect::<Vec<_>>());
+            if order == BatchOrder::LengthBuckets {
+                return Ok(());
+            }
+            prop_assert_eq!(&earlier(&lengths, count, order, seed, epoch), &batches);
             // Batches are intervals of the sorted lengths: sorted by their ends they don't overlap.
             let mut ranges: Vec<(usize, usize)> = batches.iter().map(|batch| {
                 let of = |i: &usize| lengths[*i];
@@ -70,23 +208,66 @@ mod tests {
             if order == BatchOrder::LongestFirst && !lengths.is_empty() {
                 prop_assert!(batches[0].iter().any(|i| Some(&lengths[*i]) == longest));
             }
-            let mut all = batches.concat();
-            all.sort_unstable();
-            prop_assert_eq!(all, (0..lengths.len()).collect::<Vec<_>>());
-            prop_assert_eq!(epoch_batches(&lengths, size, order, seed, epoch), batches);
+        }
+
+        #[test]
+        fn batches_of_tokens_are_full_and_none_is_larger_than_planned(
+            lengths in prop::collection::vec(1usize..300, 1..80), most in 1usize..600, order in any_order(), seed: u64,
+        ) {
+            let size = BatchSize::Tokens(most);
+            let tokens = |batch: &[usize]| batch.iter().map(|&i| lengths[i]).sum::<usize>();
+            let largest = largest_batches(&lengths, size, order);
+            let mut counts = Vec::new();
+            for epoch in 0..3 {
+                let batches = epoch_batches(&lengths, size, order, seed, epoch);
+                prop_assert_eq!(sorted(&batches), (0..lengths.len()).collect::<Vec<_>>());
+                prop_assert!(batches.iter().all(|batch| batch.is_sorted_by_key(|&i| Reverse(lengths[i]))));
+                prop_assert!(batches.iter().all(|batch| batch.len() == 1 || tokens(batch) <= most));
+                let is_within = |batch: &Vec<usize>| largest.iter().any(|large| {
+                    large.len() >= batch.len() && batch.iter().zip(large).all(|(&i, &j)| lengths[i] <= lengths[j])
+                });
+                prop_assert!(batches.iter().all(is_within));
+                counts.push(batches.len());
+            }
+            prop_assert!(counts.iter().all(|&count| count == counts[0]));
+            if order != BatchOrder::LengthBuckets {
+                // A batch ends only where the next sample has no room.
+                let mut batches = epoch_batches(&lengths, size, order, seed, 0);
+                batches.sort_by_key(|batch| Reverse((lengths[batch[0]], lengths[batch[batch.len() - 1]])));
+                prop_assert!(batches.windows(2).all(|pair| tokens(&pair[0]) + lengths[pair[1][0]] > most));
+            }
+        }
+
+        #[test]
+        fn processes_have_as_many_steps_and_each_batch_once(
+            lengths in prop::collection::vec(1usize..50, 0..40), ranks in 1usize..6, accumulation in 1usize..4,
+        ) {
+            let batches = epoch_batches(&lengths, BatchSize::Sequences(2), BatchOrder::Shuffled, 1, 0);
+            let mut all = Vec::new();
+            for step in batches.chunks(ranks * accumulation) {
+                let shares: Vec<_> = (0..ranks).map(|rank| share(step.to_vec(), &lengths, (rank, ranks))).collect();
+                let counts: Vec<usize> = shares.iter().map(Vec::len).collect();
+                prop_assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1);
+                prop_assert!(counts.iter().all(|&count| count <= accumulation));
+                all.extend(shares.concat());
+            }
+            prop_assert_eq!(sorted(&all), (0..lengths.len()).collect::<Vec<_>>());
+            prop_assert_eq!(share(batches.clone(), &lengths, (0, 1)), batches);
         }
     }
 
     #[test]
     fn epochs_differ_and_repeat() {
         let lengths: Vec<usize> = (0..64).collect();
-        let order = |epoch| epoch_batches(&lengths, 4, BatchOrder::Shuffled, 7, epoch);
+        let order = |epoch| epoch_batches(&lengths, BatchSize::Sequences(4), BatchOrder::Shuffled, 7, epoch);
         assert_ne!(order(0), order(1));
         assert_eq!(order(1), order(1));
         let equal = vec![9; 64];
         let company = |epoch| {
-            let mut batch =
-                epoch_batches(&equal, 4, BatchOrder::Shuffled, 7, epoch).into_iter().find(|b| b.contains(&0)).unwrap();
+            let mut batch = epoch_batches(&equal, BatchSize::Sequences(4), BatchOrder::Shuffled, 7, epoch)
+                .into_iter()
+                .find(|b| b.contains(&0))
+                .unwrap();
             batch.sort_unstable();
             batch
         };
@@ -96,9 +277,18 @@ mod tests {
     #[test]
     fn the_longest_batch_is_full() {
         let lengths = [5, 1, 9, 7, 3];
-        let mut first = epoch_batches(&lengths, 2, BatchOrder::LongestFirst, 0, 0).swap_remove(0);
+        let mut first = epoch_batches(&lengths, BatchSize::Sequences(2), BatchOrder::LongestFirst, 0, 0).swap_remove(0);
         first.sort_unstable();
         assert_eq!(first, [2, 3]);
-        assert_eq!(epoch_batches(&lengths, 2, BatchOrder::ShortestFirst, 0, 0)[0], [1]);
+        assert_eq!(epoch_batches(&lengths, BatchSize::Sequences(2), BatchOrder::ShortestFirst, 0, 0)[0], [1]);
+    }
+
+    #[test]
+    fn buckets_give_other_company_each_epoch() {
+        let lengths: Vec<usize> = (0..64).map(|sample| 1000 + sample).collect();
+        let batches = |epoch| epoch_batches(&lengths, BatchSize::Tokens(8000), BatchOrder::LengthBuckets, 7, epoch);
+        let company = |epoch| batches(epoch).into_iter().find(|batch| batch.contains(&5)).unwrap();
+        assert_ne!(company(0), company(1));
+        assert_eq!(batches(0).len(), 64_usize.div_ceil(7));
     }
 }

@@ -1,53 +1,101 @@
 //! The samples of a split: their lengths at once, their tokens when a batch asks for them.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::batch::{Batch, Sequence};
 use super::encode::{EncodedQuestion, EncodedSample, Encoder};
 use super::error::DataError;
-use super::example::{Content, Example};
-use super::on_too_long::{Fit, Length};
+use super::on_too_long::Fit;
 use super::question::{Question, SampleGroups};
+use super::sample_place::SamplePlace;
+use super::token_cache::Tokens;
+use super::token_file::fingerprint;
+use super::windows::{Window, windows};
 use crate::recipe::DataFormat;
 
 /// Samples to train on or to validate with, in file order.
 #[derive(Clone)]
 pub struct Dataset {
     samples: Arc<Samples>,
-    /// Indices of this split's samples in the file.
-    chosen: Vec<usize>,
+    /// What is run, one by one: samples of this split, or parts of them.
+    pieces: Vec<Piece>,
     lengths: Vec<usize>,
 }
 
-/// All samples of a file: two splits can share one.
+/// All samples of some files: two splits can share them.
 pub(super) struct Samples {
-    pub(super) path: PathBuf,
+    pub(super) paths: Vec<PathBuf>,
+    /// Of the content of the files.
     pub(super) hash: String,
-    pub(super) format: DataFormat,
-    pub(super) examples: Vec<Example>,
-    pub(super) lengths: Vec<Length>,
-    pub(super) fits: Vec<Fit>,
+    pub(super) tokens: Tokens,
     pub(super) encoder: Encoder,
+    pub(super) format: DataFormat,
     /// The end of each prompt that is the beginning of the reply.
     pub(super) opening: &'static str,
+    /// Whether the tokens of each sample have been found to be those that were written.
+    pub(super) are_checked: Vec<AtomicBool>,
+}
+
+/// A sample, or what of it is run at once.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    sample: usize,
+    part: Part,
+}
+
+#[derive(Clone, Debug)]
+enum Part {
+    Whole,
+    /// Without these tokens.
+    Without(Range<usize>),
+    Window(Window),
+}
+
+/// How long samples may be, and which are longer.
+pub(super) struct Limit {
+    /// Tokens.
+    pub(super) tokens: usize,
+    /// Tokens that windows share.
+    pub(super) overlap: usize,
+}
+
+impl Piece {
+    /// The pieces that a sample becomes; none where it is left out.
+    pub(super) fn of(sample: usize, fit: &Fit, total: usize, limit: &Limit) -> Vec<Self> {
+        match fit {
+            Fit::Whole => vec![Self { sample, part: Part::Whole }],
+            Fit::Cut(range) => vec![Self { sample, part: Part::Without(range.clone()) }],
+            Fit::Split => {
+                windows(total, limit.tokens, limit.overlap).map(|window| Self { sample, part: Part::Window(window) }).collect()
+            }
+            Fit::Dropped | Fit::NothingToCut => Vec::new(),
+        }
+    }
+
+    /// The sample that it is of.
+    pub(super) fn sample(&self) -> usize {
+        self.sample
+    }
 }
 
 impl Dataset {
-    pub(super) fn new(samples: Arc<Samples>, chosen: Vec<usize>) -> Self {
-        let lengths = chosen.iter().map(|&index| samples.num_inputs(index)).collect();
-        Self { samples, chosen, lengths }
+    pub(super) fn new(samples: Arc<Samples>, pieces: Vec<Piece>) -> Self {
+        let lengths = pieces.iter().map(|piece| samples.num_inputs(piece)).collect();
+        Self { samples, pieces, lengths }
     }
 
-    /// Number of samples, at least one.
+    /// Number of samples, at least one; windows of a sample count one by one.
     pub fn len(&self) -> usize {
-        self.chosen.len()
+        self.pieces.len()
     }
 
     /// Never true for an opened data set; here because `len` is.
     pub fn is_empty(&self) -> bool {
-        self.chosen.is_empty()
+        self.pieces.is_empty()
     }
 
     /// Tokens that are run, per sample.
@@ -55,41 +103,46 @@ impl Dataset {
         &self.lengths
     }
 
-    /// Tokenises these samples (indices from 0 to `len` - 1) and cuts what is too long; sequence `i` is `samples[i]`.
+    /// The tokens of these samples (indices from 0 to `len` - 1), cut where they are too long; sequence `i` is `samples[i]`.
     pub fn batch(&self, samples: &[usize]) -> Result<Batch, DataError> {
-        let bad = |found: &dyn fmt::Display| DataError::BadBatch { found: found.to_string(), len: self.len() };
         if samples.is_empty() {
-            return Err(bad(&"no samples"));
+            return Err(self.bad_batch(&"no samples"));
         }
         let sequence = |&sample: &usize| {
-            let index = self.chosen.get(sample).ok_or_else(|| bad(&format_args!("sample {sample}")))?;
-            self.samples.row(*index)
+            let piece = self.piece(sample)?;
+            Ok(self.samples.encoded(piece)?.into_sequence(piece.sample))
         };
-        Ok(Batch { sequences: samples.iter().map(sequence).collect::<Result<_, _>>()? })
+        Ok(Batch { sequences: samples.iter().map(sequence).collect::<Result<Vec<Sequence>, DataError>>()? })
     }
 
     /// The prompt of a sample, and its answer as text.
     pub fn question(&self, sample: usize) -> Result<Question, DataError> {
-        let index =
-            self.chosen.get(sample).ok_or_else(|| DataError::BadBatch { found: format!("sample {sample}"), len: self.len() })?;
-        self.samples.question(*index)
+        self.samples.question(self.piece(sample)?)
     }
 
     /// What a sample is reported under, where its file says.
-    pub fn groups(&self, sample: usize) -> Option<&SampleGroups> {
-        self.samples.examples[*self.chosen.get(sample)?].groups.as_ref()
+    pub fn groups(&self, sample: usize) -> Result<Option<SampleGroups>, DataError> {
+        let sample = self.piece(sample)?.sample;
+        Ok(self.samples.tokens.about(&self.samples.paths, sample)?.groups)
     }
 
     /// The first samples alone, in file order; all, where there are not as many.
     pub fn first(mut self, count: usize) -> Self {
-        self.chosen.truncate(count);
+        self.pieces.truncate(count);
         self.lengths.truncate(count);
         self
     }
 
-    /// The file which the samples come from.
+    /// The samples by their indices in the files, in order; a sample in windows stands there once.
+    pub fn samples(&self) -> Vec<usize> {
+        let mut samples: Vec<usize> = self.pieces.iter().map(|piece| piece.sample).collect();
+        samples.dedup();
+        samples
+    }
+
+    /// The file which the samples come from, the first of several.
     pub fn path(&self) -> &Path {
-        &self.samples.path
+        self.samples.paths.first().map_or(Path::new(""), PathBuf::as_path)
     }
 
     /// What the files hold.
@@ -97,65 +150,93 @@ impl Dataset {
         self.samples.format
     }
 
-    /// Hash of that file's content: a resumed run must find the same.
+    /// Hash of the content of its files: a resumed run must find the same.
     pub fn hash(&self) -> &str {
         &self.samples.hash
+    }
+
+    fn piece(&self, sample: usize) -> Result<&Piece, DataError> {
+        self.pieces.get(sample).ok_or_else(|| self.bad_batch(&format_args!("sample {sample}")))
+    }
+
+    fn bad_batch(&self, found: &dyn fmt::Display) -> DataError {
+        DataError::BadBatch { found: found.to_string(), len: self.len() }
     }
 }
 
 impl fmt::Debug for Dataset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dataset").field("path", &self.samples.path).field("len", &self.len()).finish_non_exhaustive()
+        f.debug_struct("Dataset").field("paths", &self.samples.paths).field("len", &self.len()).finish_non_exhaustive()
     }
 }
 
 impl Samples {
-    fn num_inputs(&self, index: usize) -> usize {
-        let cut = if let Fit::Cut(range) = &self.fits[index] { range.len() } else { 0 };
-        let is_classified = matches!(self.examples[index].content, Content::TextClass { .. } | Content::TokensClass { .. });
-        self.lengths[index].total - cut - usize::from(!is_classified)
+    /// The samples of which nothing is run, but for those of more than `most` tokens; `pieces` is what is run.
+    pub(super) fn dropped(&self, pieces: &[Piece], most: usize) -> Vec<Piece> {
+        let file = &self.tokens.file;
+        let is_run = |sample| pieces.binary_search_by_key(&sample, |piece| piece.sample).is_ok();
+        let is_dropped = |sample: &usize| file.length(*sample).total <= most && !is_run(*sample);
+        (0..file.len()).filter(is_dropped).map(|sample| Piece { sample, part: Part::Whole }).collect()
     }
 
-    /// The samples that are left out as too long, but for those of more than `most` tokens.
-    pub(super) fn dropped(&self, most: usize) -> Vec<usize> {
-        let is_dropped = |index: &usize| self.fits[*index] == Fit::Dropped && self.lengths[*index].total <= most;
-        (0..self.examples.len()).filter(is_dropped).collect()
-    }
-
-    fn row(&self, index: usize) -> Result<Sequence, DataError> {
-        Ok(self.encoded(index)?.into_sequence(index))
-    }
-
-    fn question(&self, index: usize) -> Result<Question, DataError> {
-        let example = &self.examples[index];
-        let place = || example.place.clone();
-        let EncodedQuestion { prompt, answer, initial } =
-            self.encoded(index)?.into_question().ok_or_else(|| DataError::NoQuestion { place: place() })?;
-        if prompt.is_empty() {
-            return Err(DataError::NoPrompt { place: place() });
-        }
-        let references = match &example.content {
-            _ if !example.references.is_empty() => example.references.clone(),
-            Content::Text { completion, .. } => vec![completion.clone()],
-            _ => vec![self.encoder.text(&answer)?],
+    fn num_inputs(&self, piece: &Piece) -> usize {
+        let file = &self.tokens.file;
+        let tokens = match &piece.part {
+            Part::Whole => file.ids(piece.sample).len(),
+            Part::Without(range) => file.ids(piece.sample).len() - range.len(),
+            Part::Window(window) => window.tokens.len(),
         };
-        let groups = example.groups.clone();
-        Ok(Question { sample: index as u64, prompt, initial, opening: self.opening, references, groups })
+        // The last token is only ever a target, but where a class is read at it.
+        tokens - usize::from(file.class(piece.sample).is_none())
     }
 
-    /// The tokens of a sample, cut where it is too long.
-    fn encoded(&self, index: usize) -> Result<EncodedSample, DataError> {
-        let example = &self.examples[index];
-        let place = || example.place.clone();
-        let mut sequence = self.encoder.encode(&example.content, &place)?;
-        if sequence.length() != self.lengths[index] {
-            let (found, recorded) = (sequence.length().total, self.lengths[index].total);
-            return Err(DataError::LengthChanged { place: place(), found, recorded });
+    fn place(&self, sample: usize) -> Result<SamplePlace, DataError> {
+        self.tokens.place(&self.paths, sample)
+    }
+
+    fn question(&self, piece: &Piece) -> Result<Question, DataError> {
+        let about = self.tokens.about(&self.paths, piece.sample)?;
+        let Some(EncodedQuestion { prompt, answer, initial }) = self.encoded(piece)?.into_question() else {
+            return Err(DataError::NoQuestion { place: self.place(piece.sample)? });
+        };
+        if prompt.is_empty() {
+            return Err(DataError::NoPrompt { place: self.place(piece.sample)? });
         }
-        self.encoder.mark_initial(&example.content, &mut sequence)?;
-        if let Fit::Cut(range) = &self.fits[index] {
-            sequence.cut(range.clone());
+        let references = match about.references {
+            Some(references) => references,
+            None => vec![self.encoder.text(&answer)?],
+        };
+        let (sample, opening, groups) = (piece.sample as u64, self.opening, about.groups);
+        Ok(Question { sample, prompt, initial, opening, references, groups })
+    }
+
+    /// The tokens of a piece.
+    fn encoded(&self, piece: &Piece) -> Result<EncodedSample, DataError> {
+        let Tokens { file, map, .. } = &self.tokens;
+        let ids = file.ids(piece.sample);
+        if !self.are_checked[piece.sample].load(Ordering::Relaxed) {
+            if fingerprint(ids) != file.fingerprint(piece.sample) {
+                return Err(DataError::DamagedTokens { place: self.place(piece.sample)? });
+            }
+            self.are_checked[piece.sample].store(true, Ordering::Relaxed);
         }
-        Ok(sequence)
+        let encoded = match &piece.part {
+            Part::Whole => file.part(piece.sample, 0..ids.len()),
+            Part::Without(range) => {
+                let mut encoded = file.part(piece.sample, 0..ids.len());
+                encoded.cut(range.clone());
+                encoded
+            }
+            Part::Window(Window { tokens, context }) => {
+                let mut encoded = file.part(piece.sample, tokens.clone());
+                encoded.without_targets_before(*context);
+                encoded
+            }
+        };
+        if let Some(map) = map {
+            // They are looked at once an epoch.
+            map.release(ids);
+        }
+        Ok(encoded)
     }
 }

@@ -23,11 +23,13 @@ pub(super) struct Encoder {
 /// A sample as token ids.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct EncodedSample {
-    ids: Vec<u32>,
+    /// At least one.
+    pub(super) ids: Vec<u32>,
     /// Leading tokens that may be cut.
-    prompt: usize,
-    aim: Aim,
-    initial: Option<Range<usize>>,
+    pub(super) prompt: usize,
+    pub(super) aim: Aim,
+    /// Where the initial part stands, where somebody asked.
+    pub(super) initial: Option<Range<usize>>,
 }
 
 /// A sample in two parts.
@@ -40,17 +42,26 @@ pub(super) struct EncodedQuestion {
     pub(super) initial: Option<(usize, usize)>,
 }
 
+/// What a sample is trained towards.
 #[derive(Debug, PartialEq, Eq)]
-enum Aim {
+pub(super) enum Aim {
     /// Whether each token is a target.
     Tokens(Vec<bool>),
+    /// Index of the class.
     Class(usize),
 }
 
 impl Encoder {
-    /// Encodes a whole sample, however long.
+    /// All that decides what it makes of a text, in words that change with it.
+    pub(super) fn identity(&self) -> String {
+        let tokenizer = self.tokenizer.as_ref().map(|tokenizer| (tokenizer.hash(), tokenizer.eos().ok()));
+        let initial = self.initial.as_ref().map(InitialPartFinder::rule);
+        format!("{tokenizer:?} {} {} {initial:?}", self.trains_on_prompt, self.vocab_size)
+    }
+
+    /// Encodes a whole sample, however long, and finds its initial part where that is asked for.
     pub(super) fn encode(&self, content: &Content, place: &dyn Fn() -> SamplePlace) -> Result<EncodedSample, DataError> {
-        let sequence = match content {
+        let mut sequence = match content {
             Content::Tokens { ids, is_trained } => {
                 let prompt = is_trained.iter().take_while(|&&trained| !trained).count();
                 EncodedSample { ids: ids.clone(), prompt, aim: Aim::Tokens(is_trained.clone()), initial: None }
@@ -73,11 +84,11 @@ impl Encoder {
             }
         };
         sequence.check(self.vocab_size, place)?;
+        self.mark_initial(content, &mut sequence)?;
         Ok(sequence)
     }
 
-    /// Marks the initial part of a sequence that nothing has been cut from.
-    pub(super) fn mark_initial(&self, content: &Content, sequence: &mut EncodedSample) -> Result<(), DataError> {
+    fn mark_initial(&self, content: &Content, sequence: &mut EncodedSample) -> Result<(), DataError> {
         let Some(finder) = &self.initial else { return Ok(()) };
         let found = match content {
             Content::Text { prompt, .. } | Content::Rendered { prompt, .. } | Content::TextClass { prompt, .. } => {
@@ -131,6 +142,11 @@ impl EncodedSample {
         Length { total: self.ids.len(), prompt: self.prompt }
     }
 
+    /// Whether all of its tokens are targets, but perhaps the first, which nothing predicts.
+    pub(super) fn is_plain_text(&self) -> bool {
+        matches!(&self.aim, Aim::Tokens(is_trained) if is_trained.iter().skip(1).all(|&trained| trained))
+    }
+
     /// Cuts a part of the prompt out.
     pub(super) fn cut(&mut self, range: Range<usize>) {
         self.prompt -= range.len();
@@ -138,6 +154,13 @@ impl EncodedSample {
         self.initial = self.initial.take().map(|initial| after_cut(&initial, &range));
         if let Aim::Tokens(is_trained) = &mut self.aim {
             is_trained.drain(range);
+        }
+    }
+
+    /// Makes the first tokens mere context: none of them is a target.
+    pub(super) fn without_targets_before(&mut self, context: usize) {
+        if let Aim::Tokens(is_trained) = &mut self.aim {
+            is_trained[..context].fill(false);
         }
     }
 

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use super::sample_place::{LineOrRecord, SamplePlace};
 use crate::files::FilesError;
 use crate::recipe::DataFormat;
-use crate::units::{Exit, Failure};
 
 /// What asks for a tokenizer even where sequences are token ids already.
 pub(super) const INITIAL_PART: &str = "the initial part of a prompt";
@@ -249,15 +248,41 @@ pub enum DataError {
         /// Samples in the data set.
         len: usize,
     },
-    /// A sample's length differs from the recorded one.
-    #[error("{place}: {found} tokens, but {recorded} were recorded when the data was opened")]
-    LengthChanged {
+    /// A sample's tokens are not those that were written.
+    #[error("{place}: its tokens in the cache are damaged")]
+    DamagedTokens {
         /// The sample.
         place: SamplePlace,
-        /// Tokens now.
-        found: usize,
-        /// Tokens recorded.
-        recorded: usize,
+    },
+    /// A file that was written to while it was read.
+    #[error("`{}` has changed while it was read", path.display())]
+    Changed {
+        /// The data file.
+        path: PathBuf,
+    },
+    /// There is no place for the tokens of the data.
+    #[error("the tokens of the data cannot be kept: {message}")]
+    NotKept {
+        /// What is wrong with the last place.
+        message: String,
+    },
+    /// A sample that is too long, and cannot become windows.
+    #[error("{place}: {length} tokens, expected at most {limit}, or a text all of whose tokens are targets, which can be split")]
+    NoPlainText {
+        /// The sample.
+        place: SamplePlace,
+        /// Its tokens.
+        length: usize,
+        /// Tokens that it may have.
+        limit: usize,
+    },
+    /// Windows that share so much that none goes on.
+    #[error("windows of {limit} tokens cannot share {overlap}: expected at most {}", limit.saturating_sub(2))]
+    Overlap {
+        /// Tokens of a window.
+        limit: usize,
+        /// Tokens that two share.
+        overlap: usize,
     },
     /// Texts too small for a vocabulary of the wanted size.
     #[error("the texts give a vocabulary of {found} tokens, expected {expected}")]
@@ -304,77 +329,5 @@ impl DataError {
     pub(super) fn read(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::Read { path, source }
-    }
-}
-
-impl Failure for DataError {
-    fn hint(&self) -> Option<String> {
-        let hint = match self {
-            Self::Files(_) | Self::Dump { .. } => "check that the folder exists, is writable and has space left",
-            Self::Read { .. } => "check the path; paths in a recipe are relative to the recipe's folder",
-            Self::Empty { .. } => "put at least one sample into the file, or name another file",
-            Self::Answer(_) => {
-                "each line is a JSON object with `prediction`, a text, `references`, a list of texts, and the fields that `--by` names"
-            }
-            Self::NothingFits { .. } => {
-                "raise `data.max_seq_length` as far as the model allows, or set `data.on_too_long = \"truncate\"`"
-            }
-            Self::NotJson { .. } => "repair it; a file of texts holds a JSON object a line, or one JSON array of objects",
-            Self::Shape { .. } => "check `data.format` against what the file holds",
-            Self::MissingField { .. } => {
-                "check `data.format` against what the file holds; a column of another name is named as in `data.columns = { prompt = \"question\" }`"
-            }
-            Self::BadField { .. } => "correct the field, or remove the sample",
-            // Where none can be read, something is wrong with all of them.
-            Self::BadRows { first, count, read } if count == read => return first.first().and_then(Self::hint),
-            Self::BadRow { .. } | Self::BadRows { .. } => {
-                "repair them, or leave them out with `data.on_bad_row = \"drop\"`, which counts them"
-            }
-            Self::UnknownFormat { .. } => {
-                "set `data.format`, and where fields have other names `data.columns = { prompt = \"question\" }`"
-            }
-            Self::BadSource { .. } => {
-                "name a file, a folder of files (train, validation, test), a folder saved by `datasets`, or a pattern such as `data/*.jsonl`"
-            }
-            Self::Unreadable { as_what: "JSON", .. } => {
-                "write an array of records, or an object a line in a file called `.jsonl`"
-            }
-            Self::Unreadable { .. } => "fetch or write the file again; nothing of it is used",
-            Self::Tokenizer { .. } => "fetch `tokenizer.json` again, or save it anew with the `tokenizers` library",
-            Self::ChatTemplate { .. } => "change the messages, or name another template with `--chat-template FILE`",
-            Self::NoEos { .. } => "add `\"eos_token_id\": N` to the model's generation_config.json",
-            Self::NoTokenizer { what: ANSWER } => "put `tokenizer.json` into the model directory: answers are compared as texts",
-            Self::NoQuestion { .. } => "answer in words with `head.kind = \"next_token\"`",
-            Self::NoPrompt { .. } => "label the tokens of the prompt with -100, or leave the sample out",
-            Self::NoTokenizer { what: INITIAL_PART } => {
-                "put `tokenizer.json` into the model directory, or choose a policy that does not look for an initial part"
-            }
-            Self::NoTokenizer { .. } => {
-                "put `tokenizer.json` into the model directory, or use `data.format = \"tokens\"` with `head.label_tokens`"
-            }
-            Self::OutOfVocabulary { .. } => "use token ids of the model's own tokenizer",
-            Self::TooLong { .. } => {
-                "set `data.on_too_long` to \"drop\" or \"truncate\", or raise `data.max_seq_length` as far as the model's \
-                 `max_position_embeddings` allows"
-            }
-            Self::NoTarget { .. } => "remove the sample, or give it a label that is not -100 behind its first token",
-            Self::LabelTokens { .. } => "choose labels that are one token each, or give token ids in `head.label_tokens`",
-            Self::DuplicateLabel { .. } => "give each class a token of its own",
-            Self::NoClasses { .. } => "use `head.kind = \"next_token\"`, or rows with `prompt` and `label`",
-            Self::LabelCount { .. } => "list one entry per class in `head.labels` or `head.label_tokens`",
-            Self::BadBatch { .. } => "ask for at least one sample, each within the data set",
-            Self::LengthChanged { .. } => {
-                "the file changed while it was in use, or its `.lengths.json` is stale: start again without it"
-            }
-            Self::Vocabulary { .. } => "give more text, or ask for a smaller vocabulary (at least 260)",
-        };
-        Some(hint.to_owned())
-    }
-
-    fn exit(&self) -> Exit {
-        match self {
-            Self::Files(e) => e.exit(),
-            _ => Exit::Data,
-        }
     }
 }

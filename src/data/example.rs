@@ -30,6 +30,31 @@ pub(super) enum Content {
     TokensClass { ids: Vec<u32>, class: usize },
 }
 
+impl Example {
+    /// The right answers, where they are given as texts.
+    pub(super) fn references(self) -> Option<Vec<String>> {
+        match self.content {
+            _ if !self.references.is_empty() => Some(self.references),
+            // Without a prompt it is no question, and a text need not be kept twice.
+            Content::Text { prompt, completion } | Content::Rendered { prompt, completion } if !prompt.is_empty() => {
+                Some(vec![completion])
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Content {
+    /// About as many bytes as it takes.
+    pub(super) fn size(&self) -> usize {
+        match self {
+            Self::Text { prompt, completion } | Self::Rendered { prompt, completion } => prompt.len() + completion.len(),
+            Self::TextClass { prompt, .. } => prompt.len(),
+            Self::Tokens { ids, .. } | Self::TokensClass { ids, .. } => 4 * ids.len(),
+        }
+    }
+}
+
 /// What the head makes of a sample: decides what a format's reader must look for.
 #[derive(Clone, Debug)]
 pub(super) enum Task {

@@ -3,18 +3,23 @@
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where the lengths of samples came from.
+use super::on_too_long::Fit;
+use super::source::DataSource;
+use super::token_cache::Tokens;
+use crate::recipe::DataFormat;
+
+/// Where the tokens of samples came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LengthSource {
+pub enum TokenOrigin {
     /// The samples are token ids already.
     Given,
-    /// The file was tokenised.
-    Counted,
-    /// The length cache had them: nothing was tokenised.
+    /// The files were tokenised.
+    Tokenised,
+    /// An earlier start has left them.
     Cached,
 }
 
-/// What the data files of one split held.
+/// What the data files of a split held, and what became of it: their rows are the samples that are kept, dropped and bad.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileReport {
     /// The file, or the first of several.
@@ -22,27 +27,92 @@ pub struct FileReport {
     /// How many files are read as one.
     pub files: usize,
     /// Rows in them.
-    pub read: usize,
-    /// Rows left out because they cannot be read.
+    pub rows: usize,
+    /// Rows that are no samples, and were left out.
     pub bad: usize,
-    /// Tokens that a sample may have.
-    pub limit: usize,
+    /// Samples that are run, whole or not.
+    pub kept: usize,
     /// Samples left out because they are too long.
     pub dropped: usize,
     /// Of these, samples whose completion alone is too long: nothing of them may be cut.
     pub uncuttable: usize,
-    /// Samples whose prompts were cut in the middle.
+    /// Tokens that a sample may have.
+    pub limit: usize,
+    /// Of the kept, samples whose prompts were cut in the middle.
     pub cut: usize,
+    /// What they lost.
+    pub cut_tokens: usize,
+    /// Of the kept, samples that became windows.
+    pub split: usize,
+    /// How many.
+    pub windows: usize,
+    /// Samples with the same tokens as an earlier one. They are not left out.
+    pub duplicates: usize,
     /// Tokens of the longest sample, before any cut.
     pub longest: usize,
-    /// Where the lengths came from.
-    pub lengths: LengthSource,
-    /// Why the lengths could not be kept for the next start.
+    /// Where the tokens came from.
+    pub origin: TokenOrigin,
+    /// Why they could not be kept for the next start.
     pub cache_problem: Option<String>,
     /// The format, and what it was told from, where the recipe does not say.
     pub format: Option<String>,
     /// What of folders was left out.
     pub notes: Vec<String>,
+}
+
+impl FileReport {
+    /// Before any sample was looked at.
+    pub(super) fn new(source: &DataSource, limit: usize, tokens: &Tokens) -> Self {
+        let Tokens { file, counts, is_cached, problem, .. } = tokens;
+        let origin = match (source.format == DataFormat::Tokens, is_cached) {
+            (_, true) => TokenOrigin::Cached,
+            (true, _) => TokenOrigin::Given,
+            (false, _) => TokenOrigin::Tokenised,
+        };
+        let mut fingerprints: Vec<u64> = (0..file.len()).map(|sample| file.fingerprint(sample)).collect();
+        fingerprints.sort_unstable();
+        let duplicates = fingerprints.windows(2).filter(|pair| pair[0] == pair[1]).count();
+        Self {
+            path: source.files.first().cloned().unwrap_or_default(),
+            files: source.files.len(),
+            rows: counts.read + counts.bad,
+            bad: counts.bad,
+            kept: 0,
+            dropped: 0,
+            uncuttable: 0,
+            limit,
+            cut: 0,
+            cut_tokens: 0,
+            split: 0,
+            windows: 0,
+            duplicates,
+            longest: 0,
+            origin,
+            cache_problem: problem.clone(),
+            format: source.told.clone(),
+            notes: source.notes.clone(),
+        }
+    }
+
+    /// Counts a sample of so many tokens that becomes so many pieces.
+    pub(super) fn count(&mut self, total: usize, fit: &Fit, pieces: usize) {
+        self.longest = self.longest.max(total);
+        let is_kept = pieces > 0;
+        self.kept += usize::from(is_kept);
+        self.dropped += usize::from(!is_kept);
+        match fit {
+            Fit::Whole | Fit::Dropped => {}
+            Fit::NothingToCut => self.uncuttable += 1,
+            Fit::Cut(range) => {
+                self.cut += 1;
+                self.cut_tokens += range.len();
+            }
+            Fit::Split => {
+                self.split += 1;
+                self.windows += pieces;
+            }
+        }
+    }
 }
 
 /// What happened when data was opened.
@@ -58,13 +128,13 @@ pub struct LoadReport {
 
 impl fmt::Display for FileReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let source = match self.lengths {
-            LengthSource::Given => "pre-tokenised",
-            LengthSource::Counted => "tokenised now",
-            LengthSource::Cached => "lengths from the cache",
+        let origin = match self.origin {
+            TokenOrigin::Given => "pre-tokenised",
+            TokenOrigin::Tokenised => "tokenised now",
+            TokenOrigin::Cached => "tokens from the cache",
         };
-        let Self { read, bad, longest, limit, dropped, cut, uncuttable, .. } = self;
-        let samples = if *read == 1 { "sample" } else { "samples" };
+        let Self { rows, kept, dropped, bad, cut, cut_tokens, longest, limit, .. } = self;
+        let word = if *rows == 1 { "row" } else { "rows" };
         for note in &self.notes {
             writeln!(f, "{note}")?;
         }
@@ -72,16 +142,23 @@ impl fmt::Display for FileReport {
             writeln!(f, "`data.format` is {format}")?;
         }
         let more = if self.files > 1 { format!(" and {} more files", self.files - 1) } else { String::new() };
-        write!(f, "`{}`{more}: {read} {samples}, longest {longest} tokens, limit {limit}: ", self.path.display())?;
-        if *bad > 0 {
-            write!(f, "{bad} bad, ")?;
+        write!(f, "`{}`{more}: {rows} {word}, longest {longest} tokens, limit {limit}: ", self.path.display())?;
+        write!(f, "{kept} kept, {dropped} dropped, {bad} bad; {cut} cut")?;
+        if *cut > 0 {
+            write!(f, " by {cut_tokens} tokens")?;
         }
-        write!(f, "{dropped} dropped, {cut} cut ({source})")?;
-        if *uncuttable > 0 {
-            write!(f, "; {uncuttable} of the dropped have a completion that alone exceeds the limit")?;
+        if self.split > 0 {
+            write!(f, "; {} split into {} windows", self.split, self.windows)?;
+        }
+        if self.duplicates > 0 {
+            write!(f, "; {} with the tokens of an earlier one", self.duplicates)?;
+        }
+        write!(f, " ({origin})")?;
+        if self.uncuttable > 0 {
+            write!(f, "; {} of the dropped have a completion that alone exceeds the limit", self.uncuttable)?;
         }
         if let Some(problem) = &self.cache_problem {
-            write!(f, "; lengths not kept: {problem}")?;
+            write!(f, "; tokens not kept: {problem}")?;
         }
         Ok(())
     }
@@ -105,14 +182,19 @@ mod tests {
         let file = FileReport {
             path: "train.jsonl".into(),
             files: 1,
-            read: 13,
+            rows: 13,
             bad: 1,
-            limit: 4096,
+            kept: 10,
             dropped: 2,
             uncuttable: 1,
+            limit: 4096,
             cut: 3,
+            cut_tokens: 500,
+            split: 1,
+            windows: 4,
+            duplicates: 2,
             longest: 9000,
-            lengths: LengthSource::Cached,
+            origin: TokenOrigin::Cached,
             cache_problem: None,
             format: None,
             notes: Vec::new(),
@@ -120,8 +202,9 @@ mod tests {
         let report = LoadReport { files: vec![file], train: 9, validation: 1 };
         assert_eq!(
             report.to_string(),
-            "`train.jsonl`: 13 samples, longest 9000 tokens, limit 4096: 1 bad, 2 dropped, 3 cut (lengths from the cache); \
-             1 of the dropped have a completion that alone exceeds the limit\n9 to train on, 1 held out"
+            "`train.jsonl`: 13 rows, longest 9000 tokens, limit 4096: 10 kept, 2 dropped, 1 bad; 3 cut by 500 tokens; 1 split into 4 \
+             windows; 2 with the tokens of an earlier one (tokens from the cache); 1 of the dropped have a completion that alone exceeds \
+             the limit\n9 to train on, 1 held out"
         );
     }
 }

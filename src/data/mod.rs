@@ -1,8 +1,8 @@
 //! Files of examples become batches of token ids: formats, tokenizer, split, length limits, order.
 //!
-//! [`open`] reads the files that a recipe names and returns [`Splits`]; a [`Dataset`] tokenises its samples only when
-//! [`Dataset::batch`] asks for them, and knows their lengths beforehand, so that [`epoch_batches`] can group samples of
-//! similar length.
+//! [`open`] reads the files that a recipe names, tokenises them on all cores unless an earlier start has left their tokens, and returns
+//! [`Splits`]; a [`Dataset`] reads the tokens of its samples from a mapped file when [`Dataset::batch`] asks for them, and knows their lengths
+//! beforehand, so that [`epoch_batches`] can group samples of similar length.
 
 mod answers;
 mod bad_rows;
@@ -17,9 +17,10 @@ mod example;
 mod fixtures;
 mod formats;
 mod guard;
+mod hints;
+mod in_order;
 mod initial_part;
 mod label_tokens;
-mod length_cache;
 mod load_report;
 mod on_too_long;
 mod open;
@@ -29,19 +30,22 @@ mod sample_place;
 mod source;
 mod split;
 mod survey;
+mod token_cache;
+mod token_file;
 mod tokenizer;
 mod train_bpe;
+mod windows;
 
 pub use answers::{Answer, each_answer};
 pub use batch::{Batch, IGNORE, Sequence, Targets};
-pub use by_length::epoch_batches;
+pub use by_length::{consecutive, epoch_batches, largest_batches, share};
 pub use chat_template::{ChatTemplate, Message, special_tokens};
 pub use dataset::Dataset;
 pub use error::DataError;
 pub use initial_part::InitialPartFinder;
 pub use label_tokens::label_tokens;
-pub use load_report::{FileReport, LengthSource, LoadReport};
-pub use open::{ModelLimits, Splits, open};
+pub use load_report::{FileReport, LoadReport, TokenOrigin};
+pub use open::{ModelLimits, Splits, TokenisingProgress, Watch, open};
 pub use question::{Question, SampleGroups};
 pub use sample_place::{LineOrRecord, SamplePlace};
 pub use source::DataSource;

@@ -26,6 +26,8 @@ pub(super) enum Fit {
     Dropped,
     /// It is left out because what may not be cut is too long already.
     NothingToCut,
+    /// It becomes windows.
+    Split,
 }
 
 /// Decides for one sample.
@@ -33,14 +35,15 @@ pub(super) fn fit(
     length: Length,
     limit: usize,
     on_too_long: OnTooLong,
-    place: impl FnOnce() -> SamplePlace,
+    place: impl FnOnce() -> Result<SamplePlace, DataError>,
 ) -> Result<Fit, DataError> {
     if length.total <= limit {
         return Ok(Fit::Whole);
     }
     match on_too_long {
+        OnTooLong::Split => Ok(Fit::Split),
         OnTooLong::Drop => Ok(Fit::Dropped),
-        OnTooLong::Error => Err(DataError::TooLong { place: place(), length: length.total, limit }),
+        OnTooLong::Error => Err(DataError::TooLong { place: place()?, length: length.total, limit }),
         OnTooLong::Truncate => {
             let kept = limit.saturating_sub(length.total - length.prompt);
             if kept == 0 {
@@ -58,8 +61,8 @@ mod tests {
     use crate::data::sample_place::LineOrRecord;
     use proptest::prelude::*;
 
-    fn place() -> SamplePlace {
-        SamplePlace { path: std::path::Path::new("train.jsonl").into(), at: LineOrRecord::Line(3) }
+    fn place() -> Result<SamplePlace, DataError> {
+        Ok(SamplePlace { path: std::path::Path::new("train.jsonl").into(), at: LineOrRecord::Line(3) })
     }
 
     proptest! {
@@ -75,7 +78,7 @@ mod tests {
                     prop_assert!(front == back || front == back + 1);
                 }
                 Fit::NothingToCut => prop_assert!(rest >= limit),
-                Fit::Dropped => prop_assert!(false),
+                Fit::Dropped | Fit::Split => prop_assert!(false),
             }
         }
     }
@@ -86,6 +89,7 @@ mod tests {
         assert_eq!(fit(length, 12, OnTooLong::Drop, place).unwrap(), Fit::Dropped);
         assert_eq!(fit(length, 12, OnTooLong::Truncate, place).unwrap(), Fit::Cut(5..9));
         assert_eq!(fit(length, 16, OnTooLong::Error, place).unwrap(), Fit::Whole);
+        assert_eq!(fit(length, 12, OnTooLong::Split, place).unwrap(), Fit::Split);
         let error = fit(length, 12, OnTooLong::Error, place).unwrap_err();
         assert_eq!(error.to_string(), "`train.jsonl:3`: 16 tokens, expected at most 12");
     }

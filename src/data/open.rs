@@ -1,27 +1,35 @@
 //! The door of the room: from the recipe's `data` table to data sets ready to be batched.
 
-use std::num::NonZero;
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use super::bad_rows::BadRows;
-use super::dataset::{Dataset, Samples};
-use super::encode::Encoder;
+use super::dataset::{Dataset, Limit, Piece, Samples};
+use super::encode::{EncodedSample, Encoder};
 use super::error::DataError;
 use super::example::{Example, Task};
 use super::formats::{ExampleReader, each_example};
+use super::in_order::in_order;
 use super::initial_part::InitialPartFinder;
 use super::label_tokens::Classes;
-use super::length_cache::{self, Key};
-use super::load_report::{FileReport, LengthSource, LoadReport};
-use super::on_too_long::{Fit, Length, fit};
+use super::load_report::{FileReport, LoadReport};
+use super::on_too_long::{Fit, fit};
 use super::rows::SplitName;
 use super::source::DataSource;
 use super::split::split;
+use super::token_cache::{self, NotWritten, Out, RowsRead, TokenRecord, TokenSource, Tokens};
+use super::token_file::{About, TokenWriter};
 use super::tokenizer::Tokenizer;
 use crate::files;
-use crate::recipe::{DataFormat, DataPaths, DataRecipe, HeadRecipe, InitialPart, ValidationSource};
+use crate::recipe::{BatchOrder, DataPaths, DataRecipe, HeadRecipe, InitialPart, OnTooLong, ValidationSource};
+
+/// What examples of one handing-over take, about.
+const PORTION_BYTES: usize = 1 << 18;
+
+/// How many there are at most.
+const PORTION_EXAMPLES: usize = 256;
 
 /// What the model allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +39,20 @@ pub struct ModelLimits {
     /// Longest sequence it was made for.
     pub max_positions: usize,
 }
+
+/// How far the tokenising of a file is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenisingProgress {
+    /// The file.
+    pub path: PathBuf,
+    /// Samples that are done.
+    pub samples: usize,
+    /// Their tokens.
+    pub tokens: usize,
+}
+
+/// Is told how far the tokenising is, several times a second.
+pub type Watch<'a> = &'a mut dyn FnMut(&TokenisingProgress);
 
 /// Opened data.
 #[derive(Debug)]
@@ -49,6 +71,7 @@ pub struct Splits {
 ///
 /// `ValidationSource::Fraction(0.0)` gives all samples, in file order, to `train`. `tokenizer` may be `None` for the
 /// format `tokens` with labels given as token ids. With a rule for the `initial` part of prompts, each sequence says where it stands.
+/// `watch` hears nothing where an earlier start has left the tokens.
 pub fn open(
     recipe: &DataRecipe,
     head: &HeadRecipe,
@@ -56,23 +79,24 @@ pub fn open(
     limits: ModelLimits,
     initial: Option<&InitialPart>,
     seed: u64,
+    watch: Watch<'_>,
 ) -> Result<Splits, DataError> {
     let mut opener = Opener::new(recipe, head, tokenizer, limits)?;
     opener.encoder.initial = initial.map(|rule| InitialPartFinder::new(rule, tokenizer)).transpose()?;
-    let (samples, fitting, report) = opener.read(&recipe.train, SplitName::Train)?;
-    let rest = samples.dropped(limits.max_positions);
+    let (samples, pieces, report) = opener.read(&recipe.train, SplitName::Train, watch)?;
+    let rest = samples.dropped(&pieces, limits.max_positions);
     let rest = (!rest.is_empty()).then(|| Dataset::new(Arc::clone(&samples), rest));
     let mut files = vec![report];
     let (train, validation) = match &recipe.validation {
         ValidationSource::Fraction(fraction) => {
-            let (train, validation) = split(&fitting, *fraction, seed);
+            let (train, validation) = split(pieces, *fraction, seed);
             let validation = (!validation.is_empty()).then(|| Dataset::new(Arc::clone(&samples), validation));
             (Dataset::new(samples, train), validation)
         }
         ValidationSource::File(paths) => {
-            let (held_out, held_out_fitting, report) = opener.read(paths, SplitName::Validation)?;
+            let (held_out, held_out_pieces, report) = opener.read(paths, SplitName::Validation, watch)?;
             files.push(report);
-            (Dataset::new(samples, fitting), Some(Dataset::new(held_out, held_out_fitting)))
+            (Dataset::new(samples, pieces), Some(Dataset::new(held_out, held_out_pieces)))
         }
     };
     let report = LoadReport { files, train: train.len(), validation: validation.as_ref().map_or(0, Dataset::len) };
@@ -83,7 +107,7 @@ pub(super) struct Opener<'a> {
     pub(super) recipe: &'a DataRecipe,
     pub(super) task: Task,
     pub(super) encoder: Encoder,
-    pub(super) limit: usize,
+    pub(super) limit: Limit,
 }
 
 impl<'a> Opener<'a> {
@@ -111,133 +135,195 @@ impl<'a> Opener<'a> {
             vocab_size: limits.vocab_size,
             initial: None,
         };
-        let limit = recipe.max_seq_length.unwrap_or(usize::MAX).min(limits.max_positions);
+        let limit = Limit {
+            tokens: recipe.max_seq_length.unwrap_or(usize::MAX).min(limits.max_positions),
+            overlap: recipe.split_overlap,
+        };
+        if recipe.on_too_long == OnTooLong::Split && limit.overlap.saturating_add(2) > limit.tokens {
+            return Err(DataError::Overlap { limit: limit.tokens, overlap: limit.overlap });
+        }
         Ok(Self { recipe, task, encoder, limit })
     }
 
-    /// One split's samples, the indices of those that fit, and what happened to the others.
-    fn read(&self, paths: &DataPaths, split: SplitName) -> Result<(Arc<Samples>, Vec<usize>, FileReport), DataError> {
-        let source = DataSource::find(self.recipe, paths, split)?;
-        let format = source.format;
-        let reader =
-            ExampleReader::new(self.recipe, format, &self.task, self.encoder.tokenizer.as_ref(), self.encoder.vocab_size)?;
-        let mut bad = BadRows::new(self.recipe.on_bad_row);
-        let mut examples = Vec::new();
-        each_example(&source.files, &source.rows, &reader, &mut bad, &mut |example| {
-            examples.push(example);
-            Ok(())
-        })?;
-        let read = bad.read();
-        let (bad, first_bad) = bad.finish()?;
-        let path = source.files.first().cloned().unwrap_or_default();
-        if examples.is_empty() {
-            return Err(first_bad.into_iter().next().unwrap_or(DataError::Empty { path }));
-        }
-        let mut report = FileReport {
-            path,
-            files: source.files.len(),
-            read,
-            bad,
-            limit: self.limit,
-            dropped: 0,
-            uncuttable: 0,
-            cut: 0,
-            longest: 0,
-            lengths: LengthSource::Given,
-            cache_problem: None,
-            format: source.told.clone(),
-            notes: source.notes.clone(),
-        };
-        let hash = hash_of(&source.files)?;
-        let lengths = self.lengths(&reader, &hash, &examples, &mut report)?;
-        report.longest = lengths.iter().map(|length| length.total).max().unwrap_or(0);
-        let mut fits = Vec::with_capacity(lengths.len());
-        let mut fitting = Vec::new();
-        for (index, (&length, example)) in lengths.iter().zip(&examples).enumerate() {
-            let fit = fit(length, self.limit, self.recipe.on_too_long, || example.place.clone())?;
-            report.cut += usize::from(matches!(fit, Fit::Cut(_)));
-            report.uncuttable += usize::from(fit == Fit::NothingToCut);
-            match fit {
-                Fit::Whole | Fit::Cut(_) => fitting.push(index),
-                Fit::Dropped | Fit::NothingToCut => report.dropped += 1,
-            }
-            fits.push(fit);
-        }
-        if fitting.is_empty() {
-            let shortest = lengths.iter().map(|length| length.total).min().unwrap_or(0);
-            return Err(DataError::NothingFits { path: report.path, read: report.read, limit: self.limit, shortest });
-        }
-        let (encoder, opening) = (self.encoder.clone(), reader.opening());
-        let samples = Samples { path: report.path.clone(), hash, format, examples, lengths, fits, encoder, opening };
-        Ok((Arc::new(samples), fitting, report))
-    }
-
-    /// Lengths of all samples: counted only where no valid record of an earlier start is found.
-    fn lengths(
+    /// One split's samples, those that are run, and what happened to the others.
+    fn read(
         &self,
-        reader: &ExampleReader<'_>,
-        hash: &str,
-        examples: &[Example],
-        report: &mut FileReport,
-    ) -> Result<Vec<Length>, DataError> {
-        let count = |example: &Example| Ok(self.encoder.encode(&example.content, &|| example.place.clone())?.length());
-        let Some(tokenizer) = self.encoder.tokenizer.as_ref().filter(|_| reader.format != DataFormat::Tokens) else {
-            return examples.iter().map(count).collect();
-        };
-        let kind = files::hash_bytes(reader.identity().as_bytes());
-        let key = Key { data_hash: hash.to_owned(), tokenizer_hash: tokenizer.hash().to_owned(), kind };
-        let places = length_cache::places(&report.path, hash);
-        if let Some(lengths) = length_cache::read(&places, &key, examples.len()) {
-            report.lengths = LengthSource::Cached;
-            return Ok(lengths);
+        paths: &DataPaths,
+        split: SplitName,
+        watch: Watch<'_>,
+    ) -> Result<(Arc<Samples>, Vec<Piece>, FileReport), DataError> {
+        let source = DataSource::find(self.recipe, paths, split)?;
+        let reader =
+            ExampleReader::new(self.recipe, source.format, &self.task, self.encoder.tokenizer.as_ref(), self.encoder.vocab_size)?;
+        let tokens = token_cache::open(
+            &TokenSource { settings: self.settings(&reader), is_kept: true, paths: &source.files },
+            |out, record| self.tokenise((&source, &reader), out, record, &mut *watch),
+        )?;
+        let mut report = FileReport::new(&source, self.limit.tokens, &tokens);
+        let opening = reader.opening();
+        let pieces = self.pieces(&source.files, &tokens, &mut report)?;
+        let are_checked = (0..tokens.file.len()).map(|_| AtomicBool::new(false)).collect();
+        let (hash, encoder) = (hash_of(&tokens.hashes), self.encoder.clone());
+        let (paths, format) = (source.files, source.format);
+        Ok((Arc::new(Samples { paths, hash, tokens, encoder, format, opening, are_checked }), pieces, report))
+    }
+
+    /// What is run of samples, and the counts of it.
+    fn pieces(&self, paths: &[PathBuf], tokens: &Tokens, report: &mut FileReport) -> Result<Vec<Piece>, DataError> {
+        let file = &tokens.file;
+        let mut pieces = Vec::with_capacity(file.len());
+        let mut shortest = usize::MAX;
+        for sample in 0..file.len() {
+            let length = file.length(sample);
+            shortest = shortest.min(length.total);
+            let fit = fit(length, self.limit.tokens, self.recipe.on_too_long, || tokens.place(paths, sample))?;
+            if fit == Fit::Split && !file.is_plain_text(sample) {
+                let place = tokens.place(paths, sample)?;
+                return Err(DataError::NoPlainText { place, length: length.total, limit: self.limit.tokens });
+            }
+            let before = pieces.len();
+            pieces.extend(Piece::of(sample, &fit, length.total, &self.limit));
+            report.count(length.total, &fit, pieces.len() - before);
         }
-        let lengths = on_all_cores(examples, count)?;
-        report.lengths = LengthSource::Counted;
-        report.cache_problem = length_cache::write(&places, &key, &lengths).err();
-        Ok(lengths)
+        if pieces.is_empty() {
+            let (path, read) = (report.path.clone(), file.len());
+            return Err(DataError::NothingFits { path, read, limit: self.limit.tokens, shortest });
+        }
+        Ok(pieces)
+    }
+
+    /// All that decides ids and targets, in words that change with it.
+    fn settings(&self, reader: &ExampleReader<'_>) -> String {
+        // What is said of lengths, order and split decides what becomes of the tokens later.
+        let decisive = DataRecipe {
+            train: PathBuf::new().into(),
+            validation: ValidationSource::Fraction(0.0),
+            max_seq_length: None,
+            on_too_long: OnTooLong::Error,
+            split_overlap: 0,
+            order: BatchOrder::Shuffled,
+            format: Some(reader.format),
+            ..self.recipe.clone()
+        };
+        format!("{decisive:?} {} {}", reader.identity(), self.encoder.identity())
+    }
+
+    /// Reads files and writes their tokens, on all cores.
+    fn tokenise(
+        &self,
+        (source, reader): (&DataSource, &ExampleReader<'_>),
+        out: Out<'_>,
+        mut record: TokenRecord,
+        watch: Watch<'_>,
+    ) -> Result<(), NotWritten> {
+        let path = source.files.first().cloned().unwrap_or_default();
+        let indices: HashMap<&Path, usize> =
+            source.files.iter().enumerate().map(|(index, path)| (path.as_path(), index)).collect();
+        let mut writer = TokenWriter::new(out)?;
+        let mut progress = TokenisingProgress { path: path.clone(), samples: 0, tokens: 0 };
+        let mut bad = BadRows::new(self.recipe.on_bad_row);
+        let encode = |portion: Vec<Unread>| portion.into_iter().map(|example| self.encode(&indices, example)).collect::<Vec<_>>();
+        in_order(
+            |hand_on| each_portion(source, reader, hand_on),
+            encode,
+            |encoded| {
+                for sample in encoded {
+                    match sample {
+                        Ok((sample, about)) => {
+                            bad.good();
+                            writer.push(&sample, &about)?;
+                            progress.samples += 1;
+                            progress.tokens += sample.ids.len();
+                        }
+                        Err(Unusable::Row(error)) => bad.note(error),
+                        Err(Unusable::All(error)) => return Err(error.into()),
+                    }
+                }
+                watch(&progress);
+                Ok::<_, NotWritten>(())
+            },
+        )?;
+        let (count, first) = bad.finish()?;
+        if progress.samples == 0 {
+            return Err(first.into_iter().next().unwrap_or(DataError::Empty { path }).into());
+        }
+        record.counts = RowsRead { read: progress.samples, bad: count };
+        Ok(writer.finish(&record)?)
+    }
+
+    fn encode(&self, indices: &HashMap<&Path, usize>, example: Unread) -> Result<(EncodedSample, About), Unusable> {
+        let example = example?;
+        let encoded = self.encoder.encode(&example.content, &|| example.place.clone()).map_err(Unusable::of_sample)?;
+        let file = indices.get(&*example.place.path).copied().unwrap_or(0);
+        let (at, groups) = (example.place.at, example.groups.clone());
+        Ok((encoded, About { file, at, references: example.references(), groups }))
     }
 }
 
-/// Of the content of files; of one alone, that of its bytes.
-fn hash_of(files: &[PathBuf]) -> Result<String, DataError> {
-    let hashes = files.iter().map(|file| files::hash_file(file)).collect::<Result<Vec<_>, _>>()?;
-    Ok(if let [hash] = &hashes[..] { hash.clone() } else { files::hash_bytes(hashes.concat().as_bytes()) })
+/// An example, or why there is none.
+type Unread = Result<Example, Unusable>;
+
+/// Why there is no sample.
+enum Unusable {
+    /// The row is none.
+    Row(DataError),
+    /// None can be read or encoded.
+    All(DataError),
 }
 
-/// Maps `work` over the examples on all cores, in order; of several errors the one of the earliest example.
-fn on_all_cores<T: Send>(
-    examples: &[Example],
-    work: impl Fn(&Example) -> Result<T, DataError> + Sync,
-) -> Result<Vec<T>, DataError> {
-    let next = AtomicUsize::new(0);
-    let has_failed = AtomicBool::new(false);
-    let worker = || {
-        let mut done = Vec::new();
-        while !has_failed.load(Ordering::Relaxed) {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(example) = examples.get(index) else { break };
-            let result = work(example);
-            has_failed.fetch_or(result.is_err(), Ordering::Relaxed);
-            done.push((index, result));
+impl Unusable {
+    /// Of what a sample was refused for when it was encoded.
+    fn of_sample(error: DataError) -> Self {
+        match error {
+            DataError::NoTarget { .. } => Self::Row(error),
+            _ => Self::All(error),
         }
-        done
-    };
-    let num_threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(examples.len());
-    let mut results = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..num_threads).map(|_| scope.spawn(worker)).collect();
-        let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        joined.flatten().collect::<Vec<_>>()
+    }
+}
+
+/// Hands over the examples of all files in portions, until nobody listens.
+fn each_portion(source: &DataSource, reader: &ExampleReader<'_>, hand_on: &mut dyn FnMut(Vec<Unread>) -> bool) {
+    let mut portion = Portion::default();
+    let mut is_heard = true;
+    let walked = each_example(source, reader, &mut |example| {
+        let full = portion.push(example.map_err(Unusable::Row));
+        is_heard = is_heard && full.is_none_or(&mut *hand_on);
+        // The walk ends at any error, and nobody hears this one.
+        if is_heard { Ok(()) } else { Err(DataError::Empty { path: PathBuf::new() }) }
     });
-    results.sort_by_key(|&(index, _)| index);
-    results.into_iter().map(|(_, result)| result).collect()
+    portion.examples.extend(walked.err().map(|error| Err(Unusable::All(error))));
+    hand_on(portion.examples);
+}
+
+/// Examples that are encoded together: handing over has its price, which short ones share.
+#[derive(Default)]
+struct Portion {
+    examples: Vec<Unread>,
+    bytes: usize,
+}
+
+impl Portion {
+    /// Adds one; what there is then, if it is enough.
+    fn push(&mut self, example: Unread) -> Option<Vec<Unread>> {
+        self.bytes += PORTION_BYTES / PORTION_EXAMPLES + example.as_ref().map_or(0, |example| example.content.size());
+        self.examples.push(example);
+        (self.bytes >= PORTION_BYTES).then(|| std::mem::take(self).examples)
+    }
+}
+
+/// Of several files their hashes together; that of one is its own.
+fn hash_of(hashes: &[String]) -> String {
+    if let [hash] = hashes { hash.clone() } else { files::hash_parts(hashes) }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
-    use crate::data::{IGNORE, Targets};
-    use crate::recipe::{Labels, OnTooLong};
+    use crate::data::{IGNORE, Targets, TokenOrigin};
+    use crate::recipe::{DataFormat, Labels, OnTooLong};
 
     fn texts(number: usize) -> String {
         let line = |index: usize| format!("{{\"prompt\": \"{}\", \"completion\": \"yes\"}}\n", "word ".repeat(index + 1));
@@ -248,28 +334,126 @@ mod tests {
     fn the_second_start_does_not_tokenise() {
         let fixture = Fixture::new(DataFormat::PromptCompletion, texts(9));
         let first = fixture.open().unwrap();
-        assert_eq!(first.report.files[0].lengths, LengthSource::Counted);
+        assert_eq!(first.report.files[0].origin, TokenOrigin::Tokenised);
         let second = fixture.open().unwrap();
-        assert_eq!(second.report.files[0].lengths, LengthSource::Cached);
+        assert_eq!(second.report.files[0].origin, TokenOrigin::Cached);
         assert_eq!(second.train.lengths(), first.train.lengths());
         // Another head has other prompts, another content another hash.
         let third = Fixture { head: crate::data::fixtures::letters(), ..fixture };
         assert!(third.error().contains("expected one of the labels"));
         third.write("train.jsonl", texts(8).replace("yes", "A"));
-        assert_eq!(third.open().unwrap().report.files[0].lengths, LengthSource::Counted);
-        assert_eq!(third.open().unwrap().report.files[0].lengths, LengthSource::Cached);
+        assert_eq!(third.open().unwrap().report.files[0].origin, TokenOrigin::Tokenised);
+        assert_eq!(third.open().unwrap().report.files[0].origin, TokenOrigin::Cached);
     }
 
     #[test]
-    fn a_record_that_lies_is_found_out() {
+    fn damaged_tokens_are_found_out() {
         let fixture = Fixture::new(DataFormat::PromptCompletion, texts(1));
         let length = fixture.open().unwrap().train.lengths()[0];
-        let cache = fixture.dir.path().join("train.jsonl.lengths.json");
-        let text = std::fs::read_to_string(&cache).unwrap();
-        std::fs::write(&cache, text.replace(&format!("[[{},", length + 1), "[[99,")).unwrap();
+        let folder = fixture.dir.path().join("train.jsonl.tokens");
+        let cache = std::fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
+        let mut bytes = std::fs::read(&cache).unwrap();
+        let id = tokenizer().encode("word").unwrap()[0].to_le_bytes();
+        let at = bytes.windows(8).position(|window| window[..4] == id).unwrap();
+        bytes[at] ^= 1;
+        std::fs::write(&cache, bytes).unwrap();
         let splits = fixture.open().unwrap();
-        assert_eq!(splits.train.lengths(), [98]);
-        assert!(matches!(splits.train.batch(&[0]), Err(DataError::LengthChanged { recorded: 99, .. })));
+        assert_eq!(splits.train.lengths(), [length]);
+        let error = splits.train.batch(&[0]).unwrap_err().to_string();
+        assert!(error.ends_with("train.jsonl:1`: its tokens in the cache are damaged"), "{error}");
+    }
+
+    #[test]
+    fn other_settings_make_other_tokens() {
+        let mut fixture = Fixture::new(DataFormat::PromptCompletion, texts(2));
+        let trained = |fixture: &Fixture| fixture.open().unwrap().train.batch(&[0]).unwrap().num_targets();
+        let completion = trained(&fixture);
+        fixture.recipe.train_on_prompt = true;
+        let all = trained(&fixture);
+        assert!(all > completion);
+        fixture.recipe.train_on_prompt = false;
+        assert_eq!(trained(&fixture), completion);
+        // What decides what becomes of the tokens makes none.
+        let other = fixture.limit(40, OnTooLong::Drop);
+        assert_eq!(other.open().unwrap().report.files[0].origin, TokenOrigin::Cached);
+    }
+
+    /// Sequences of plain text of these lengths; the tokens tell the samples apart, where `kinds` says so.
+    fn plain(lengths: &[(usize, u32)]) -> String {
+        let line = |&(length, kind): &(usize, u32)| {
+            let ids: Vec<u32> = (0..length as u32).map(|at| (kind + 7 * at) % 512).collect();
+            format!("{}\n", serde_json::json!({"input_ids": ids, "labels": ids}))
+        };
+        lengths.iter().map(line).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn nothing_is_skipped_doubled_or_cut_without_a_word(
+            lengths in prop::collection::vec((2_usize..60, 0_u32..4), 1..12), limit in 4_usize..50, overlap in 0_usize..2,
+            on_too_long in prop::sample::select(OnTooLong::ALL), fraction in prop_oneof![Just(0.0), 0.1..0.9_f64],
+        ) {
+            let mut fixture = Fixture::new(DataFormat::Tokens, plain(&lengths)).limit(limit, on_too_long);
+            fixture.recipe.validation = ValidationSource::Fraction(fraction);
+            fixture.recipe.split_overlap = if on_too_long == OnTooLong::Split { overlap } else { 0 };
+            let too_long = lengths.iter().filter(|(length, _)| *length > limit).count();
+            let splits = match fixture.open() {
+                Ok(splits) => splits,
+                Err(DataError::TooLong { .. }) => {
+                    prop_assert!(on_too_long == OnTooLong::Error && too_long > 0);
+                    return Ok(());
+                }
+                Err(DataError::NothingFits { .. }) => {
+                    // Of plain text nothing may be cut out.
+                    prop_assert!(too_long == lengths.len() && matches!(on_too_long, OnTooLong::Drop | OnTooLong::Truncate));
+                    return Ok(());
+                }
+                Err(error) => panic!("{error}"),
+            };
+            let LoadReport { files, train, validation } = &splits.report;
+            let file = &files[0];
+            prop_assert_eq!((file.rows, file.bad), (lengths.len(), 0));
+            prop_assert_eq!(file.kept + file.dropped + file.bad, file.rows);
+            let dropped = if on_too_long == OnTooLong::Split { 0 } else { too_long };
+            prop_assert_eq!((file.dropped, file.split), (dropped, too_long - dropped));
+            prop_assert_eq!(train + validation, file.kept - file.split + file.windows);
+            let distinct: std::collections::BTreeSet<_> = lengths.iter().collect();
+            prop_assert_eq!(file.duplicates, lengths.len() - distinct.len());
+            prop_assert_eq!(splits.rest.as_ref().map_or(0, Dataset::len), dropped);
+            // Every token of every sample that is kept but the first is a target, and is one once, on one side.
+            let mut targets: Vec<Vec<u32>> = vec![Vec::new(); lengths.len()];
+            let mut sides: Vec<Vec<usize>> = vec![Vec::new(); lengths.len()];
+            for (side, dataset) in [Some(&splits.train), splits.validation.as_ref()].into_iter().flatten().enumerate() {
+                for index in 0..dataset.len() {
+                    let sequence = dataset.batch(&[index]).unwrap().sequences.swap_remove(0);
+                    prop_assert!(sequence.inputs.len() < limit.max(2) && sequence.inputs.len() == dataset.lengths()[index]);
+                    let Targets::NextToken(found) = sequence.targets else { panic!("a class") };
+                    let trained = found.iter().filter(|&&target| target != IGNORE).map(|&target| target as u32);
+                    targets[sequence.sample as usize].extend(trained);
+                    sides[sequence.sample as usize].push(side);
+                }
+            }
+            for ((length, kind), (targets, sides)) in lengths.iter().zip(targets.iter().zip(&mut sides)) {
+                let expected: Vec<u32> = (1..*length as u32).map(|at| (kind + 7 * at) % 512).collect();
+                prop_assert!(targets.is_empty() && dropped > 0 && *length > limit || *targets == expected);
+                sides.dedup();
+                prop_assert!(sides.len() <= 1);
+            }
+        }
+    }
+
+    #[test]
+    fn only_plain_text_becomes_windows() {
+        let fixture = Fixture::new(DataFormat::PromptCompletion, texts(30)).limit(20, OnTooLong::Split);
+        assert!(
+            fixture.error().ends_with("or a text all of whose tokens are targets, which can be split"),
+            "{}",
+            fixture.error()
+        );
+        let mut overlapping = Fixture::new(DataFormat::Tokens, plain(&[(30, 0)])).limit(5, OnTooLong::Split);
+        overlapping.recipe.split_overlap = 4;
+        assert_eq!(overlapping.error(), "windows of 5 tokens cannot share 4: expected at most 3");
     }
 
     #[test]
@@ -312,7 +496,9 @@ mod tests {
     #[test]
     fn the_models_positions_limit_too() {
         let fixture = Fixture::new(DataFormat::Tokens, "{\"input_ids\": [1, 2, 3, 4], \"labels\": [1, 2, 3, 4]}\n");
-        let open = |max_positions| open(&fixture.recipe, &fixture.head, None, ModelLimits { max_positions, ..LIMITS }, None, 1);
+        let open = |max_positions| {
+            open(&fixture.recipe, &fixture.head, None, ModelLimits { max_positions, ..LIMITS }, None, 1, &mut |_| {})
+        };
         assert!(open(4).is_ok());
         assert!(matches!(open(3), Err(DataError::TooLong { length: 4, limit: 3, .. })));
     }
@@ -348,17 +534,17 @@ mod tests {
     #[test]
     fn text_needs_a_tokenizer_that_fits_the_model() {
         let fixture = Fixture::new(DataFormat::PromptCompletion, texts(2));
-        let error = open(&fixture.recipe, &fixture.head, None, LIMITS, None, 1).unwrap_err();
+        let error = open(&fixture.recipe, &fixture.head, None, LIMITS, None, 1, &mut |_| {}).unwrap_err();
         assert_eq!(error.to_string(), "text data needs a tokenizer, found none");
         let small = ModelLimits { vocab_size: 40, ..LIMITS };
-        let error = open(&fixture.recipe, &fixture.head, Some(&tokenizer()), small, None, 1).unwrap_err();
+        let error = open(&fixture.recipe, &fixture.head, Some(&tokenizer()), small, None, 1, &mut |_| {}).unwrap_err();
         assert!(matches!(error, DataError::OutOfVocabulary { vocab_size: 40, .. }), "{error}");
         let labels = HeadRecipe::SeqClassificationOnLogits(Labels::Texts(vec!["yes".into(), "two words".into()]));
-        let error = open(&fixture.recipe, &labels, Some(&tokenizer()), LIMITS, None, 1).unwrap_err();
+        let error = open(&fixture.recipe, &labels, Some(&tokenizer()), LIMITS, None, 1, &mut |_| {}).unwrap_err();
         assert!(matches!(error, DataError::LabelTokens { .. }), "{error}");
         let mut missing = fixture.recipe.clone();
         missing.train = "no/such/file".into();
-        let error = open(&missing, &fixture.head, Some(&tokenizer()), LIMITS, None, 1).unwrap_err();
+        let error = open(&missing, &fixture.head, Some(&tokenizer()), LIMITS, None, 1, &mut |_| {}).unwrap_err();
         assert_eq!(error.to_string(), "cannot read `no/such/file`");
     }
 }

@@ -4,8 +4,10 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 /// Which line or record of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LineOrRecord {
     /// Line, counted from 1.
     Line(usize),

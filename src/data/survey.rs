@@ -8,6 +8,7 @@ use super::rows::{self, DataRow, SplitName};
 use super::sample_place::{LineOrRecord, SamplePlace};
 use super::source::DataSource;
 use super::tokenizer::Tokenizer;
+use super::windows::windows;
 use crate::recipe::{DataPaths, DataRecipe, HeadRecipe};
 
 /// A row, and what becomes of it.
@@ -43,6 +44,8 @@ pub enum SampleFate {
     Whole,
     /// It is used, but for so many tokens.
     Cut(usize),
+    /// It is used in so many windows.
+    Split(usize),
     /// It is left out as too long.
     Dropped,
     /// It is left out as too long, and nothing of it may be cut.
@@ -84,10 +87,14 @@ impl Opener<'_> {
         let place = || example.place.clone();
         let mut sample = self.encoder.encode(&example.content, &place)?;
         let length = sample.length();
-        let fate = match fit(length, self.limit, self.recipe.on_too_long, place)? {
+        let fate = match fit(length, self.limit.tokens, self.recipe.on_too_long, || Ok(place()))? {
             Fit::Whole => SampleFate::Whole,
             Fit::Dropped => SampleFate::Dropped,
             Fit::NothingToCut => SampleFate::NothingToCut,
+            Fit::Split if !sample.is_plain_text() => {
+                return Err(DataError::NoPlainText { place: place(), length: length.total, limit: self.limit.tokens });
+            }
+            Fit::Split => SampleFate::Split(windows(length.total, self.limit.tokens, self.limit.overlap).count()),
             Fit::Cut(range) => {
                 let cut = range.len();
                 sample.cut(range);

@@ -9,5 +9,5 @@ mod scored_answer;
 pub use answer_file::{ANSWERS, AnswerFile};
 pub use answers::{AnswerSpec, answer, check_answers};
 pub use error::EvalError;
-pub use score::{Bucket, Score, Scores, score};
+pub use score::{Bucket, Score, Scores, batches, score};
 pub use scored_answer::{AnswerScores, ScoredAnswer};

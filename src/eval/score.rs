@@ -3,11 +3,12 @@
 use serde::Serialize;
 
 use super::EvalError;
-use crate::data::{Dataset, Targets};
+use crate::data::{Dataset, Targets, consecutive};
 use crate::engine::{Engine, Observer};
 use crate::head::SequenceLoss;
 use crate::metrics::LongBenchV2;
 use crate::model::Model;
+use crate::recipe::BatchSize;
 
 /// Sums over some samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -62,27 +63,34 @@ impl Score {
     }
 }
 
+/// The first `max_batches` batches (all, if `None`) that [`score`] makes of a data set, the shortest samples first.
+pub fn batches(dataset: &Dataset, size: BatchSize, max_batches: Option<usize>) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..dataset.len()).collect();
+    order.sort_by_key(|&i| (dataset.lengths()[i], i));
+    let mut batches = consecutive(&order, dataset.lengths(), size);
+    batches.truncate(max_batches.unwrap_or(usize::MAX));
+    batches
+}
+
 /// Evaluates the first `max_batches` batches (all, if `None`) of `dataset`, shortest samples first.
 pub fn score(
     (engine, model): (&Engine, &Model),
     dataset: &Dataset,
-    micro_batch_size: usize,
+    size: BatchSize,
     max_batches: Option<usize>,
     observer: &mut dyn Observer,
 ) -> Result<Scores, EvalError> {
     if dataset.is_empty() {
         return Err(EvalError::Empty);
     }
-    let mut order: Vec<usize> = (0..dataset.len()).collect();
-    order.sort_by_key(|&i| (dataset.lengths()[i], i));
     let mut overall = Score::default();
     let mut by_length: Vec<Bucket> = Vec::new();
     let mut longbench_v2: Option<LongBenchV2> = None;
-    for samples in order.chunks(micro_batch_size.max(1)).take(max_batches.unwrap_or(usize::MAX)) {
+    for samples in batches(dataset, size, max_batches) {
         // The longest first: those that end leave the batch from behind.
         let batch = dataset.batch(&samples.iter().rev().copied().collect::<Vec<_>>())?;
         let sequences = engine.losses(model, &batch, observer)?;
-        for ((sequence, loss), &sample) in batch.sequences.iter().zip(sequences).rev().zip(samples) {
+        for ((sequence, loss), sample) in batch.sequences.iter().zip(sequences).rev().zip(samples.iter().copied()) {
             if !loss.loss_sum.is_finite() {
                 return Err(EvalError::NotFinite { sample: sequence.sample, value: loss.loss_sum });
             }
@@ -94,7 +102,7 @@ pub fn score(
             if let Some(bucket) = by_length.last_mut() {
                 bucket.score.add(loss, tokens);
             }
-            if let (Targets::Class(_), Some(groups)) = (&sequence.targets, dataset.groups(sample)) {
+            if let (Targets::Class(_), Some(groups)) = (&sequence.targets, dataset.groups(sample)?) {
                 longbench_v2.get_or_insert_with(LongBenchV2::default).add_credit(groups.by(), loss.correct as f64);
             }
         }

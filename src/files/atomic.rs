@@ -20,7 +20,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), FilesError> {
 }
 
 /// As [`write_atomic`], for contents that are produced piece by piece.
-pub(super) fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), FilesError> {
+pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), FilesError> {
     let temporary = Temporary(temporary_beside(path));
     write_new(&temporary.0, fill)?;
     failpoint::pass("file.rename").and_then(|()| fs::rename(&temporary.0, path)).map_err(FilesError::io("rename to", path))?;

@@ -50,13 +50,18 @@ table! {
         #[rule(LENGTH)]
         #[default("the model's positions")]
         pub max_seq_length: Option<usize> = None,
-        /// A longer sequence is left out, loses the middle of its prompt, or stops the run.
+        /// A longer sequence is left out, loses the middle of its prompt, becomes windows, or stops the run.
         #[also("data.excess_length_strategy", "excess_length_strategy")]
         #[word("error", "raise")]
         pub on_too_long: OnTooLong = OnTooLong::Error,
+        /// Tokens of a window that the window before has, too: they are context there, and no targets. Only with
+        /// `on_too_long = "split"`.
+        #[also("data.window_overlap", "data.chunk_overlap")]
+        pub split_overlap: usize = 0,
         /// Order of an epoch's batches. A batch holds sequences of similar length in any case.
         #[word("longest_first", "longest-first")]
         #[word("shortest_first", "shortest-first")]
+        #[word("length_buckets", "length-buckets", "group_by_length")]
         pub order: BatchOrder = BatchOrder::Shuffled,
         /// The tokens of the prompt are targets too. Not with `tokens`.
         #[also("data.train_on_inputs", "data.train_on_input", "train_on_inputs", "train_on_prompt")]
@@ -93,6 +98,7 @@ impl DataRecipe {
             validation: ValidationSource::Fraction(0.0),
             max_seq_length: None,
             on_too_long: OnTooLong::Error,
+            split_overlap: 0,
             order: BatchOrder::Shuffled,
             train_on_prompt: false,
             prompt: None,
@@ -144,6 +150,9 @@ words! {
         Drop = "drop",
         /// The middle of its prompt is cut out, and it is counted.
         Truncate = "truncate",
+        /// It becomes windows of `max_seq_length` tokens; each of its tokens is a target in one of them. Of plain text only, all of which is
+        /// trained.
+        Split = "split",
         /// The run does not start.
         Error = "error",
     }
@@ -168,6 +177,9 @@ words! {
         LongestFirst = "longest_first",
         /// The shortest first.
         ShortestFirst = "shortest_first",
+        /// Shuffled, and batches are drawn anew for each epoch from sequences whose lengths differ by at most a quarter: a sequence has other
+        /// company each time.
+        LengthBuckets = "length_buckets",
     }
 }
 

@@ -2,7 +2,7 @@
 
 use toml::Table;
 
-use super::data::{ClassList, DataFormat, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels};
+use super::data::{ClassList, DataFormat, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels, OnTooLong};
 use super::diagnose::Checked;
 use super::eval::{EvalRecipe, Figure};
 use super::grad::{GradRecipe, OpenKey, StoreForm};
@@ -23,6 +23,7 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checke
     settle(document, "data.validation", "data.validation_fraction", "the validation examples come from one of them")?;
     settle(document, "head.label_tokens", "head.labels", "they are two ways to name the same classes")?;
     settle(document, "head.num_labels", "head.labels", "the names say how many classes there are")?;
+    settle(document, "train.max_tokens_per_batch", "train.micro_batch_size", "they are two ways to say how much runs together")?;
     settle(document, "optimizer.warmup_steps", "optimizer.warmup_ratio", "they are two ways to say how long the warm-up is")?;
     refuse_f16(document)?;
     check_keys(&RecipeReader::new(document))?;
@@ -31,6 +32,7 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checke
     let data = DataRecipe::read(&reader)?;
     refuse_prompt_as_target(&reader, &data)?;
     refuse_other_formats(&reader, &data)?;
+    refuse_overlap(&reader, &data)?;
     let head = head(&reader, HeadTable::read(&reader)?, &data)?;
     let model = ModelRecipe::read(&reader)?;
     let mut train = TrainRecipe::read(&reader)?;
@@ -61,6 +63,22 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checke
         train,
         eval,
     })
+}
+
+/// Refuses windows that share what they cannot, or an overlap of no windows.
+fn refuse_overlap(reader: &RecipeReader<'_>, data: &DataRecipe) -> Checked<()> {
+    let (overlap, key) = (data.split_overlap, "data.split_overlap");
+    if overlap > 0 && data.on_too_long != OnTooLong::Split {
+        let message = format!("`{key}` is set, and `data.on_too_long` is `{}`: there are no windows", data.on_too_long);
+        return reader.refuse(key, message, "leave it out, or write `on_too_long = \"split\"`");
+    }
+    match data.max_seq_length.filter(|&length| data.on_too_long == OnTooLong::Split && overlap.saturating_add(2) > length) {
+        Some(length) => {
+            let message = format!("windows of `data.max_seq_length = {length}` cannot share {overlap} tokens: none would go on");
+            reader.refuse(key, message, "share at most 2 tokens fewer than a window has")
+        }
+        None => Ok(()),
+    }
 }
 
 /// Refuses what is said of an adapter's beginning or of its matrices, and would go unheard.

@@ -4,6 +4,10 @@ use super::diagnose::{listed, nearest};
 use super::plan::tables;
 use super::table::RecipeKey;
 
+/// Packing saves the pads of a batch, of which there are none here.
+const NO_PACKING: &str = "leave it out: sequences of similar length share a batch, those that end leave it, and nothing is computed for pads; \
+                          `train.max_tokens_per_batch` has many short ones run together";
+
 /// Keys of other programs that have no counterpart of the same meaning, and what to do instead.
 pub(super) const ADVICE: &[(&str, &str)] = &[
     ("global_batch_size", "set `train.gradient_accumulation_steps` to the global batch divided by `train.micro_batch_size`"),
@@ -14,7 +18,18 @@ pub(super) const ADVICE: &[(&str, &str)] = &[
         "save_total_limit",
         "set `checkpoint.intermediate_save_interval` and `intermediate_save_keep`: of these saves only the last stay",
     ),
-    ("packed", "leave it out: batches are made of sequences of similar length"),
+    ("packing", NO_PACKING),
+    ("sample_packing", NO_PACKING),
+    ("packed", NO_PACKING),
+    ("neat_packing", NO_PACKING),
+    ("padding_free", NO_PACKING),
+    ("eval_packing", NO_PACKING),
+    ("eval_sample_packing", NO_PACKING),
+    ("packing_strategy", NO_PACKING),
+    (
+        "group_by_length",
+        "leave it out: a batch holds sequences of similar length in any case; `data.order` says in which order they come",
+    ),
     ("gradient_checkpointing", "leave it out: the tables `kv_cache` and `grad` say what is recomputed"),
     ("enable_activation_checkpointing", "leave it out: the tables `kv_cache` and `grad` say what is recomputed"),
     ("report_to", "leave it out: every run writes `metrics.jsonl` and TensorBoard events"),

@@ -26,13 +26,8 @@ table! {
     /// The table `[train]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct TrainRecipe in "train" {
-        /// Sequences that run together.
-        #[also(
-            "train.batch_size", "train.per_device_train_batch_size", "micro_batch_size", "batch_size",
-            "per_device_train_batch_size",
-        )]
-        #[rule(COUNT)]
-        pub micro_batch_size: usize = 1,
+        /// How much runs together.
+        pub batch_size: BatchSize = BatchSize::Sequences(1),
         /// Micro-batches of a step.
         #[also(
             "train.accumulation", "train.accumulation_steps", "train.gradient_accumulation", "train.grad_accumulation_steps",
@@ -86,6 +81,32 @@ table! {
         /// What is trained. `all` excludes `[lora]` and `model.adapter`.
         #[default("by the command")]
         pub weights: Weights = Weights::Adapter,
+    }
+}
+
+either! {
+    /// How much runs together.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum BatchSize {
+        /// Sequences that run together. Excludes `max_tokens_per_batch`.
+        #[also(
+            "train.batch_size", "train.per_device_train_batch_size", "micro_batch_size", "batch_size",
+            "per_device_train_batch_size",
+        )]
+        #[rule(COUNT)]
+        Sequences(usize) in "micro_batch_size",
+        /// Tokens of the sequences that run together, at most: as many short ones as cost the same as few long ones. A longer sequence runs
+        /// alone.
+        #[also("train.tokens_per_batch", "train.batch_tokens", "max_tokens_per_batch", "tokens_per_batch")]
+        #[rule(COUNT)]
+        Tokens(usize) in "max_tokens_per_batch",
+    }
+}
+
+impl BatchSize {
+    /// Sequences, where they are counted; else 1, which no number of tokens forbids.
+    pub fn sequences(self) -> usize {
+        if let Self::Sequences(count) = self { count } else { 1 }
     }
 }
 

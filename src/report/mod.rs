@@ -7,6 +7,7 @@ pub mod progress;
 pub mod summary;
 pub mod table;
 pub mod tensorboard;
+pub mod tokenising;
 
 use std::path::PathBuf;
 

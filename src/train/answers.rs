@@ -52,7 +52,7 @@ impl ValidationAnswers {
         let sampling = SamplingRules { do_sample: false, ..own.sampling };
         let rules = GenerationRules { sampling, max_new_tokens: Some(asked.max_new_tokens), ..own };
         // As many side by side as the run's memory was planned for.
-        let width = recipe.eval.micro_batch_size.unwrap_or(recipe.train.micro_batch_size);
+        let width = recipe.eval.micro_batch_size.unwrap_or(recipe.train.batch_size.sequences());
         let spec = AnswerSpec { rules, metrics: asked.metrics.clone(), width };
         let answers = Self { samples, spec, tokenizer: tokenizer.cloned() };
         eval::check_answers(answers.generator(engine, model), &answers.samples, &answers.spec)?;

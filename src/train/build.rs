@@ -7,13 +7,14 @@ use tch::{Device, Kind, Tensor, no_grad};
 use super::TrainError;
 use crate::cache;
 use crate::conformance::PolicyFile;
-use crate::data::{self, ModelLimits, Splits, Tokenizer};
+use crate::data::{self, ModelLimits, Splits, TokenisingProgress, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
 use crate::files::Scratch;
 use crate::head::{Classify, ClassifyOnLogits, Head, NextToken};
 use crate::model::{Adapter, Disagreement, Model, ModelConfig, ModelPlacement, Preference};
 use crate::native::cuda::Numerics;
 use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Offload, Recipe};
+use crate::report::tokenising::Tokenising;
 
 /// The tokenizer of a model directory; `None` where it has none.
 pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, TrainError> {
@@ -24,7 +25,9 @@ pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, TrainError> {
 pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Result<Splits, TrainError> {
     let limits = ModelLimits { vocab_size: config.vocab_size, max_positions: config.longest_sequence() };
     let initial = cache::initial_part(&recipe.kv_cache.policy).map_err(EngineError::from)?;
-    Ok(data::open(&recipe.data, &recipe.head, tokenizer, limits, initial.as_ref(), recipe.train.seed)?)
+    let mut progress = Tokenising::new();
+    let mut watch = |at: &TokenisingProgress| progress.at(&at.path, at.samples, at.tokens);
+    Ok(data::open(&recipe.data, &recipe.head, tokenizer, limits, initial.as_ref(), recipe.train.seed, &mut watch)?)
 }
 
 /// Where a run's scratch files are, unless the recipe has another place for them.

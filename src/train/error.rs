@@ -143,6 +143,14 @@ pub enum TrainError {
         /// The file.
         path: PathBuf,
     },
+    /// The data are divided into training and validation in another way.
+    #[error("the samples of `{path}` are not divided as `{split}` has them", path = path.display(), split = split.display())]
+    OtherSplit {
+        /// The data file.
+        path: PathBuf,
+        /// What the run has written down.
+        split: PathBuf,
+    },
     /// The checkpoint belongs to a model with other parameters.
     #[error("the checkpoint `{path}` belongs to another model or adapter: {difference}", path = path.display())]
     OtherModel {
@@ -264,6 +272,9 @@ impl Failure for TrainError {
             Self::OtherData { .. } => {
                 Some("restore the file, or begin a new run: a resumed run goes on at the same place of the same data".into())
             }
+            Self::OtherSplit { .. } => {
+                Some("begin a new run: with this version, what the run has not seen so far would be other samples".into())
+            }
             Self::OtherModel { .. } => Some("resume with the model and the settings that the run began with".into()),
             Self::OutOfMemory { advice: Some(advice), .. } => {
                 Some(format!("{advice}; or `grad.on_out_of_memory = \"retreat\"`, which finds one by trying"))
@@ -303,7 +314,7 @@ impl Failure for TrainError {
             | Self::OutputInTheWay { .. }
             | Self::NoRun { .. }
             | Self::NoCheckpoint { .. } => Exit::Usage,
-            Self::OtherModel { .. } | Self::OtherData { .. } | Self::SavedNotFinite { .. } => Exit::Data,
+            Self::OtherModel { .. } | Self::OtherData { .. } | Self::OtherSplit { .. } | Self::SavedNotFinite { .. } => Exit::Data,
             Self::OutOfMemory { .. } => Exit::Memory,
             Self::NotFinite { .. } | Self::LossTooHigh { .. } | Self::UpdateNotFinite { .. } => Exit::NotFinite,
             // What was to be written is right, wherever that failed.

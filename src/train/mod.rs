@@ -10,6 +10,7 @@ mod resume;
 mod retreat;
 mod run;
 mod run_dir;
+mod saved_split;
 mod schedule;
 mod skipped;
 mod step;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::run::{begin, go_on};
+use super::saved_split::SavedSplit;
 use super::watch::RunWatch;
 use super::{Ended, Outcome, RESOLVED_RECIPE, Start, TrainError, Trainer, build};
 use crate::checkpoint::{self, CheckpointError, FINAL, SaveKind};
@@ -83,6 +84,7 @@ pub fn resume(
     let from = from.map(|name| name.trim_end_matches('/'));
     let start = start(dir, from)?;
     let mut trainer = Trainer::new(recipe, dir, device, profiles_memory)?;
+    SavedSplit::check(&trainer.data, dir)?;
     let kind = start.as_ref().map(|start| trainer.load(start)).transpose()?;
     if kind == Some(SaveKind::Final) && is_complete(&trainer) {
         checkpoint::retain(dir, trainer.recipe.checkpoint.intermediate_save_keep)?;

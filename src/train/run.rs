@@ -6,6 +6,7 @@ use std::path::Path;
 use tch::Device;
 
 use super::build::{self, SCRATCH};
+use super::saved_split::SavedSplit;
 use super::watch::RunWatch;
 use super::{Interrupt, RESOLVED_RECIPE, TrainError, Trainer};
 use crate::checkpoint::{self, SaveKind};
@@ -53,6 +54,7 @@ pub fn run(recipe: Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, TrainE
     require_unused_by_others(dir)?;
     build::clean_scratch(dir)?;
     files::write_atomic(&dir.join(RESOLVED_RECIPE), trainer.recipe.to_toml().as_bytes())?;
+    SavedSplit::write(&trainer.data, dir)?;
     begin(&mut trainer, start.interrupt)
 }
 

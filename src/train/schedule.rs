@@ -1,16 +1,19 @@
 //! How long a run is, and which samples each step takes: a function of the recipe and the lengths, so that a resume needs only
 //! the number of the step.
 
+use std::cell::RefCell;
 use std::fmt;
 
-use crate::data::epoch_batches;
-use crate::recipe::{BatchOrder, Recipe};
+use crate::data::{epoch_batches, share};
+use crate::recipe::{BatchOrder, BatchSize, Recipe};
 
 /// The steps of a run.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct RunSchedule {
     lengths: Vec<usize>,
-    micro_batch_size: usize,
+    size: BatchSize,
+    /// The epoch that was asked for last, and its micro-batches; every epoch has as many.
+    batches: RefCell<(u64, Vec<Vec<usize>>)>,
     accumulation: usize,
     order: BatchOrder,
     seed: u64,
@@ -21,12 +24,14 @@ pub struct RunSchedule {
 impl RunSchedule {
     /// The schedule of a recipe over training samples of these lengths.
     pub fn new(recipe: &Recipe, lengths: &[usize]) -> Self {
+        let (size, order, seed) = (recipe.train.batch_size, recipe.data.order, recipe.train.seed);
         Self {
             lengths: lengths.to_vec(),
-            micro_batch_size: recipe.train.micro_batch_size,
+            size,
+            batches: RefCell::new((0, epoch_batches(lengths, size, order, seed, 0))),
             accumulation: recipe.train.gradient_accumulation_steps,
-            order: recipe.data.order,
-            seed: recipe.train.seed,
+            order,
+            seed,
             epochs: recipe.train.epochs,
             max_steps: recipe.train.max_steps,
         }
@@ -34,7 +39,7 @@ impl RunSchedule {
 
     /// Steps of one epoch; the last one may have fewer micro-batches.
     pub fn steps_per_epoch(&self) -> u64 {
-        self.lengths.len().div_ceil(self.micro_batch_size).div_ceil(self.accumulation) as u64
+        self.steps_per_epoch_of(1)
     }
 
     /// Steps of the run.
@@ -50,17 +55,38 @@ impl RunSchedule {
 
     /// The micro-batches of a step, counted from 0, as samples of the training split.
     pub fn micro_batches(&self, step: u64) -> Vec<Vec<usize>> {
-        let (epoch, within) = (self.epoch(step), step % self.steps_per_epoch().max(1));
-        let all = epoch_batches(&self.lengths, self.micro_batch_size, self.order, self.seed, epoch);
-        all.into_iter().skip((within as usize).saturating_mul(self.accumulation)).take(self.accumulation).collect()
+        self.micro_batches_of(step, (0, 1))
+    }
+
+    /// As [`RunSchedule::steps_per_epoch`], where so many processes train together: each has as many.
+    pub fn steps_per_epoch_of(&self, ranks: usize) -> u64 {
+        self.batches.borrow().1.len().div_ceil(ranks.max(1)).div_ceil(self.accumulation) as u64
+    }
+
+    /// The micro-batches of a step that one of several processes runs, by its number from 0 and how many there are. In the last step of
+    /// an epoch some may have fewer than others, or none.
+    pub fn micro_batches_of(&self, step: u64, (rank, ranks): (usize, usize)) -> Vec<Vec<usize>> {
+        let per_epoch = self.steps_per_epoch_of(ranks).max(1);
+        let (epoch, within) = (step / per_epoch, (step % per_epoch) as usize);
+        let mut batches = self.batches.borrow_mut();
+        if batches.0 != epoch {
+            *batches = (epoch, epoch_batches(&self.lengths, self.size, self.order, self.seed, epoch));
+        }
+        let per_step = self.accumulation.saturating_mul(ranks);
+        let of_step = batches.1.iter().skip(within.saturating_mul(per_step)).take(per_step).cloned().collect();
+        share(of_step, &self.lengths, (rank, ranks))
     }
 }
 
 impl fmt::Display for RunSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (steps, per_epoch) = (self.num_steps(), self.steps_per_epoch());
-        let per_step = self.micro_batch_size.saturating_mul(self.accumulation);
-        write!(f, "{steps} of up to {per_step} samples ({per_epoch} an epoch, {} epochs", self.epochs)?;
+        let (per_step, what) = match self.size {
+            BatchSize::Sequences(count) => (count, "samples"),
+            BatchSize::Tokens(tokens) => (tokens, "tokens"),
+        };
+        let per_step = per_step.saturating_mul(self.accumulation);
+        write!(f, "{steps} of up to {per_step} {what} ({per_epoch} an epoch, {} epochs", self.epochs)?;
         match self.max_steps {
             Some(max) if max > steps => write!(f, "; fewer than max_steps = {max}: raise `train.epochs`)"),
             Some(max) => write!(f, "; max_steps = {max})"),

@@ -5,7 +5,7 @@ use std::path::Path;
 use tch::Device;
 
 use super::{TrainError, build, rehearsal};
-use crate::data::{Batch, Dataset, Splits, Tokenizer};
+use crate::data::{Batch, DataError, Dataset, Splits, Tokenizer, largest_batches};
 use crate::engine::{Engine, Settings};
 use crate::files::{self, Scratch};
 use crate::model::{ModelConfig, kind_of};
@@ -14,12 +14,31 @@ use crate::recipe::{GradRecipe, OpenKey, Recipe};
 use crate::report::console;
 use crate::units::Bytes;
 
-/// The heaviest batch of a training set: its longest samples.
-pub fn heaviest(recipe: &Recipe, data: &Dataset) -> Result<Batch, TrainError> {
-    let mut samples: Vec<usize> = (0..data.len()).collect();
-    samples.sort_by_key(|&sample| std::cmp::Reverse(data.lengths()[sample]));
-    samples.truncate(recipe.train.micro_batch_size);
-    Ok(data.batch(&samples)?)
+/// Batches that are weighed to find the heaviest; of more some are, from the longest to the widest.
+const MOST_WEIGHED: usize = 24;
+
+/// The heaviest batch of a training set. Of batches of so many tokens, which may be long or wide, it is the one whose step takes the most
+/// memory in the recipe's tiling.
+pub fn heaviest(recipe: &Recipe, config: &ModelConfig, data: &Dataset, machine: Machine) -> Result<Batch, TrainError> {
+    let mut largest = largest_batches(data.lengths(), recipe.train.batch_size, recipe.data.order);
+    if largest.len() > MOST_WEIGHED {
+        let last = largest.len() - 1;
+        largest = (0..MOST_WEIGHED).map(|index| largest[index * last / (MOST_WEIGHED - 1)].clone()).collect();
+    }
+    let mut heaviest = None;
+    for samples in &largest {
+        let batch = data.batch(samples)?;
+        if largest.len() == 1 {
+            return Ok(batch);
+        }
+        let planned = plan(recipe, config, &batch, machine, |planner| planner.consider(recipe.grad.closed()))?;
+        let weight = planned.device.unwrap_or(planned.host);
+        if heaviest.as_ref().is_none_or(|(most, _)| weight > *most) {
+            heaviest = Some((weight, batch));
+        }
+    }
+    let (_, batch) = heaviest.ok_or(DataError::BadBatch { found: "no samples".to_owned(), len: 0 })?;
+    Ok(batch)
 }
 
 /// What is free for the scratch files of a run; `None` where its directory is not known yet, or the system does not tell.
@@ -126,7 +145,7 @@ pub(super) fn smaller(
         None => machine.limits.host = less(machine.limits.host, planned.host),
     }
     let open = GradRecipe { open: OpenKey::ALL.to_vec(), ..recipe.grad.clone() };
-    let batch = heaviest(recipe, data).ok()?;
+    let batch = heaviest(recipe, config, data, machine).ok()?;
     let Decision { chosen, .. } = plan(recipe, config, &batch, machine, |planner| planner.decide(&open)).ok()?;
     Some(format!("the planner would write `{}`: {} at the peak", chosen.grad.tiling(), chosen.words()))
 }
@@ -148,7 +167,7 @@ pub fn settled_with_data(
     let data = machine.including(|| build::open_data(&recipe, config, tokenizer))?;
     opened(&data);
     build::check_lengths(&engine, &data)?;
-    let batch = heaviest(&recipe, &data.train)?;
+    let batch = heaviest(&recipe, config, &data.train, machine)?;
     let is_open = !recipe.grad.open.is_empty();
     let (recipe, planned) = settled(recipe, config, &batch, machine)?;
     let engine = if is_open { engine_of(&recipe)? } else { engine };

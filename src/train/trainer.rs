@@ -21,7 +21,7 @@ use crate::files::{FilesError, failpoint};
 use crate::model::{Model, fingerprint, has_fingerprint};
 use crate::optim::{self, Optimizer, learning_rate};
 use crate::plan::{Alternative, Machine};
-use crate::recipe::{Mode, OnNonFinite, OnOutOfMemory, Recipe};
+use crate::recipe::{BatchSize, Mode, OnNonFinite, OnOutOfMemory, Recipe};
 use crate::report::console;
 use crate::report::memory::peak_resident;
 use crate::report::metrics::StepMetrics;
@@ -276,7 +276,7 @@ impl Trainer {
         let Some(validation) = &self.data.validation else { return Ok(None) };
         failpoint::pass("run.validate").map_err(FilesError::io("validate in", &self.dir))?;
         let options = &self.recipe.eval;
-        let batch = options.micro_batch_size.unwrap_or(self.recipe.train.micro_batch_size);
+        let batch = options.micro_batch_size.map_or(self.recipe.train.batch_size, BatchSize::Sequences);
         let engine = self.tiled.engine();
         let scores = eval::score((engine, &self.model), validation, batch, options.max_batches, observer)?;
         let answers =

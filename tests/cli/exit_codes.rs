@@ -125,7 +125,11 @@ fn recipes_and_data() {
         DataError::DuplicateLabel { first: 0, second: 1, token: 2 },
         DataError::LabelCount { expected: "x", found: 1 },
         DataError::BadBatch { found: text(), len: 1 },
-        DataError::LengthChanged { place: place(), found: 1, recorded: 2 },
+        DataError::DamagedTokens { place: place() },
+        DataError::Changed { path: path() },
+        DataError::NotKept { message: "m".into() },
+        DataError::NoPlainText { place: place(), length: 9, limit: 5 },
+        DataError::Overlap { limit: 5, overlap: 4 },
         DataError::Vocabulary { expected: 2, found: 1 },
     ];
     hold(Exit::Data, wrong);
@@ -272,6 +276,7 @@ fn training() {
         EvalError::Empty.into(),
         OptimError::OtherState(text()).into(),
         TrainError::OtherData { path: path() },
+        TrainError::OtherSplit { path: path(), split: path() },
         TrainError::OtherModel { path: path(), difference: text() },
     ];
     hold(Exit::Data, data);

@@ -146,7 +146,11 @@ fn data() {
         DataError::DuplicateLabel { first: 0, second: 1, token: 40 },
         DataError::LabelCount { expected: "2 or more", found: 1 },
         DataError::BadBatch { found: text(), len: 3 },
-        DataError::LengthChanged { place: place(), found: 1, recorded: 2 },
+        DataError::DamagedTokens { place: place() },
+        DataError::Changed { path: path() },
+        DataError::NotKept { message: "m".into() },
+        DataError::NoPlainText { place: place(), length: 9, limit: 5 },
+        DataError::Overlap { limit: 5, overlap: 4 },
     ]);
     walk(("data/error.rs", "DataError"), &[], &samples);
 }
@@ -247,6 +251,7 @@ fn training() {
         TrainError::OutputInTheWay { path: path() },
         TrainError::ChangedRecipe { differences: Vec::new() },
         TrainError::OtherData { path: path() },
+        TrainError::OtherSplit { path: path(), split: path() },
         TrainError::OtherModel { path: path(), difference: text() },
         TrainError::OutOfMemory { reason: text(), advice: None },
         TrainError::OutOfMemory { reason: text(), advice: Some(text()) },

@@ -13,6 +13,8 @@ fn four_at_once_are_one_four_times() {
     let shared = [
         ("halves", set("train.micro_batch_size=2", "train.gradient_accumulation_steps=2")),
         ("thirds", set("train.micro_batch_size=3", "train.gradient_accumulation_steps=2")),
+        // Two batches of two sequences and one of one, or the like: of unequal numbers of targets.
+        ("tokens", set("train.max_tokens_per_batch=60", "train.gradient_accumulation_steps=4")),
         ("quarters", set("train.micro_batch_size=1", "train.gradient_accumulation_steps=4")),
     ];
     for (run, set) in shared {

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use serde_json::json;
+
 use super::workshop::{Left, Workshop, copy_dir, names, tree};
 
 /// 13 samples make 7 micro-batches, the first of one sequence, and 4 steps an epoch, the last of one micro-batch.
@@ -273,6 +275,16 @@ fn changed_data_is_refused() {
         assert!(words.contains(&format!("{file}` has changed since the checkpoint")), "{words}");
         fs::write(&path, text).unwrap();
     }
+    // Which samples are trained and which validate is written down, too.
+    let split = workshop.path("run/split.json");
+    let written = fs::read_to_string(&split).unwrap();
+    let held: serde_json::Value = serde_json::from_str(&written).unwrap();
+    assert_eq!((&held["train"]["samples"], &held["validation"]["samples"]), (&json!([[0, 4]]), &json!([[0, 2]])));
+    fs::write(&split, json!({"train": {"file": "t", "hash": held["train"]["hash"], "samples": [[0, 3]]}}).to_string()).unwrap();
+    let words = workshop.resume("", "run", &["--from", "step-000001"]).with(3);
+    assert!(words.contains("train.jsonl` are not divided as") && words.contains("hint: begin a new run"), "{words}");
+    // A run of an earlier version has none.
+    fs::remove_file(&split).unwrap();
     workshop.resume("", "run", &["--from", "step-000001"]).with(0);
 }
 

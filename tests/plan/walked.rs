@@ -108,7 +108,7 @@ pub(crate) fn certain(memory: MemoryByPart) -> MemoryByPart {
 
 /// Of sequences of the same length.
 pub(crate) fn check(words: &[&str]) {
-    check_sequences(words, &vec![TOKENS; recipe(words).train.micro_batch_size]);
+    check_sequences(words, &vec![TOKENS; recipe(words).train.batch_size.sequences()]);
 }
 
 pub(crate) fn check_sequences(words: &[&str], lengths: &[usize]) {

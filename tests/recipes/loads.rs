@@ -50,7 +50,7 @@ fn the_recipe_that_was_asked_for_loads_as_it_stands() {
     assert_eq!((lora.r, lora.alpha), (4, 8.0));
     assert_eq!(recipe.kv_cache.policy.name, "h2o");
     assert_eq!(recipe.kv_cache.cache_length, CacheLength::Uniform(32));
-    assert_eq!((recipe.train.micro_batch_size, recipe.train.max_steps), (2, Some(1)));
+    assert_eq!((recipe.train.batch_size.sequences(), recipe.train.max_steps), (2, Some(1)));
 }
 
 #[test]

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use kvtune::metrics::Metric;
 use kvtune::recipe::{
-    BatchOrder, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe,
-    Figure, GenerateRecipe, GradRecipe, HeadRecipe, HelmetFamily, InitLora, Labels, LogRecipe, LongBenchPrompt, LoraRecipe, Mode,
-    ModelRecipe, Offload, OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid,
-    Recipe, RopeScalingRecipe, RopeType, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TrainRecipe,
-    TrainedBias, ValidationSource, Warmup, Weights,
+    BatchOrder, BatchSize, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Chunking, DataFormat, DataRecipe, Dtype,
+    EvalRecipe, Figure, GenerateRecipe, GradRecipe, HeadRecipe, HelmetFamily, InitLora, Labels, LogRecipe, LongBenchPrompt,
+    LoraRecipe, Mode, ModelRecipe, Offload, OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe,
+    PolicyRecipe, Pyramid, Recipe, RopeScalingRecipe, RopeType, Schedule, Storage, StoreForm, StorePlace, StoreRecipe,
+    TargetModules, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -89,8 +89,23 @@ prop_compose! {
         let format = Some(format);
         let train_on_prompt = prompt && format != Some(DataFormat::Tokens) && head == HeadRecipe::NextToken;
         let train = train.into();
-        DataRecipe { format, train, validation, max_seq_length, on_too_long, order, train_on_prompt, columns, on_bad_row, max_line_bytes,
-            prompt: prompt_key, max_prompt_tokens: is_longbench.then_some(most), family: is_helmet.then_some(kind) }
+        let split_overlap = if on_too_long == OnTooLong::Split { max_seq_length.map_or(3, |length| (length - 2).min(7)) } else { 0 };
+        DataRecipe {
+            format,
+            train,
+            validation,
+            max_seq_length,
+            on_too_long,
+            split_overlap,
+            order,
+            train_on_prompt,
+            prompt: prompt_key,
+            max_prompt_tokens: is_longbench.then_some(most),
+            family: is_helmet.then_some(kind),
+            columns,
+            on_bad_row,
+            max_line_bytes,
+        }
     }
 }
 
@@ -124,14 +139,14 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn train()(micro_batch_size in small(), gradient_accumulation_steps in small(), max_steps in option::of(large()),
+    fn train()(size in small(), by_tokens in any::<bool>(), gradient_accumulation_steps in small(), max_steps in option::of(large()),
                epochs in large(), norm in option::of(number()), seed in 0..=i64::MAX as u64, deterministic in any::<bool>(),
                offload in select(&[Offload::None, Offload::Optimizer]), on_non_finite in select(OnNonFinite::ALL),
                max_skipped_steps in small(), max_loss in option::of(number())) -> TrainRecipe {
         let max_grad_norm = norm.unwrap_or(f64::INFINITY);
         let weights = Weights::Adapter;
         TrainRecipe {
-            micro_batch_size,
+            batch_size: if by_tokens { BatchSize::Tokens(size) } else { BatchSize::Sequences(size) },
             gradient_accumulation_steps,
             max_steps,
             epochs,

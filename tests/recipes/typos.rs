@@ -177,7 +177,9 @@ fn the_error_shows_the_line_with_a_caret_below_the_key() {
 
 #[test]
 fn keys_of_other_programs_without_a_counterpart_get_advice() {
-    for (table, key) in [("[train]", "global_batch_size"), ("[lora]", "use_dora"), ("[checkpoint]", "save_total_limit")] {
+    for (table, key) in
+        [("[train]", "global_batch_size"), ("[lora]", "use_dora"), ("[checkpoint]", "save_total_limit"), ("[train]", "packing")]
+    {
         let error = refused(&FULL.replace(table, &format!("{table}\n{key} = 1")));
         assert!(!error.hint().unwrap().starts_with("did you mean"), "{error}");
         assert!(error.message.contains(key), "{error}");

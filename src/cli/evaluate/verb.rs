@@ -15,6 +15,7 @@ use crate::engine::{Engine, Settings, Silent};
 use crate::error::Error;
 use crate::eval::{self, AnswerFile};
 use crate::model::{Model, ModelConfig};
+use crate::recipe::BatchSize;
 use crate::report::console;
 use crate::train;
 
@@ -113,11 +114,11 @@ impl Evaluate {
             *said = report;
         }
         let dataset = self.samples.choose(splits, recipe)?;
-        let batch = recipe.eval.micro_batch_size.unwrap_or(recipe.train.micro_batch_size);
+        let batch = recipe.eval.micro_batch_size.map_or(recipe.train.batch_size, BatchSize::Sequences);
         // Who says how many samples means as many.
         let max_batches = recipe.eval.max_batches.filter(|_| self.samples.limit.is_none());
-        if let Some(max) = max_batches.filter(|max| max.saturating_mul(batch) < dataset.len()) {
-            let shown = max.saturating_mul(batch);
+        let shown: usize = eval::batches(&dataset, batch, max_batches).iter().map(Vec::len).sum();
+        if let Some(max) = max_batches.filter(|_| shown < dataset.len()) {
             console::note(&format!("the {shown} shortest of {} samples: `eval.max_batches` = {max}", dataset.len()));
         }
         // First, as there is more that they may be refused for.

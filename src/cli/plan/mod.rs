@@ -45,8 +45,10 @@ impl Plan {
         let recipe = self.recipe.load(device)?;
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;
-        let batch = self.batch(&recipe, &config)?;
-        let machine = self.machine(&recipe, &config, &batch, device)?;
+        let mut machine = Machine::here(recipe.model.dtype, device);
+        let here = machine;
+        let batch = machine.including(|| self.batch(&recipe, &config, here))?;
+        let machine = self.machine(&recipe, &config, &batch, machine)?;
         let decision = train::plan(&recipe, &config, &batch, machine, |planner| planner.decide(&recipe.grad))?;
         let others = if recipe.grad.open.is_empty() {
             train::plan(&recipe, &config, &batch, machine, |planner| planner.alternatives(&recipe.grad))?
@@ -60,20 +62,19 @@ impl Plan {
     }
 
     /// The heaviest that will come.
-    fn batch(&self, recipe: &Recipe, config: &ModelConfig) -> Result<Batch, Error> {
+    fn batch(&self, recipe: &Recipe, config: &ModelConfig, machine: Machine) -> Result<Batch, Error> {
         let Some(tokens) = self.tokens else {
             let tokenizer = train::tokenizer(&recipe.model.path)?;
             let data = train::open_data(recipe, config, tokenizer.as_ref())?;
             console::note(&data.report.to_string());
-            return Ok(train::heaviest(recipe, &data.train)?);
+            return Ok(train::heaviest(recipe, config, &data.train, machine)?);
         };
         Ok(bench::batch(recipe, config, &[tokens], recipe.train.seed)?)
     }
 
     /// What is planned for: this machine, but for what the arguments say of it.
-    fn machine(&self, recipe: &Recipe, config: &ModelConfig, batch: &Batch, device: Device) -> Result<Machine, TrainError> {
-        let mut machine = Machine::here(recipe.model.dtype, device);
-        if self.device_memory.is_none() || device.is_cuda() {
+    fn machine(&self, recipe: &Recipe, config: &ModelConfig, batch: &Batch, mut machine: Machine) -> Result<Machine, TrainError> {
+        if self.device_memory.is_none() || machine.device.is_cuda() {
             machine = train::timed(machine, recipe, config, batch)?;
         } else {
             machine.device = Device::Cuda(0);

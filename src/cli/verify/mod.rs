@@ -75,7 +75,7 @@ impl Verify {
         engine_of(&Recipe { grad: recipe.grad.closed(), ..recipe.clone() })?;
         let data = train::open_data(&recipe, &config, tokenizer.as_ref())?;
         console::note(&data.report.to_string());
-        let batch = proof::batch(&data.train, (self.samples, self.dump.is_some()), recipe.train.micro_batch_size)?;
+        let batch = proof::batch(&data.train, (self.samples, self.dump.is_some()), recipe.train.batch_size.sequences())?;
         if let Some(machine) = machine {
             recipe = train::settled(recipe, &config, &batch, machine)?.0;
         }

@@ -12,37 +12,26 @@ mod text;
 mod text_row;
 mod tokens;
 
-use std::path::PathBuf;
-
-use super::bad_rows::BadRows;
 use super::error::DataError;
 use super::example::Example;
-use super::rows::{self, RowSettings};
+use super::rows;
+use super::source::DataSource;
 pub(super) use detect::detect;
 pub(super) use reader::ExampleReader;
 
-/// Hands over the examples of files in their order, one at a time. A bad row is noted in `bad`, which decides whether all ends there.
+/// Hands over the examples of files in their order, one at a time, and what is wrong with a row in its place.
 ///
 /// # Errors
 /// A file cannot be read, or is damaged; or `sink` refuses.
 pub(super) fn each_example(
-    files: &[PathBuf],
-    settings: &RowSettings,
+    source: &DataSource,
     reader: &ExampleReader<'_>,
-    bad: &mut BadRows,
-    sink: &mut dyn FnMut(Example) -> Result<(), DataError>,
+    sink: &mut dyn FnMut(Result<Example, DataError>) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
-    for file in files {
-        rows::each(file, settings, &mut |row| match row.and_then(|row| reader.example(row)) {
-            Ok(example) => {
-                bad.good();
-                sink(example)
-            }
-            Err(error) => {
-                bad.note(error);
-                Ok(())
-            }
-        })?;
-    }
-    Ok(())
+    source.files.iter().try_for_each(|file| {
+        rows::each(file, &source.rows, &mut |row| {
+            let example = row.and_then(|row| reader.example(row));
+            sink(example)
+        })
+    })
 }

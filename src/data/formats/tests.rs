@@ -191,7 +191,7 @@ fn bad_rows_are_listed_or_left_out() {
     assert_eq!(error.lines().count(), 11);
     fixture.recipe.on_bad_row = OnBadRow::Drop;
     let splits = fixture.open().unwrap();
-    assert_eq!((splits.train.len(), splits.report.files[0].bad, splits.report.files[0].read), (15, 15, 30));
+    assert_eq!((splits.train.len(), splits.report.files[0].bad, splits.report.files[0].rows), (15, 15, 30));
     fixture.write("train.jsonl", "{\n\n{");
     assert!(fixture.error().starts_with("`train.jsonl:1` is not JSON"));
 }
@@ -225,8 +225,8 @@ proptest! {
         prop_assert_eq!(bad, rows.iter().filter(|row| row.1).count());
         if let Ok(splits) = fixture.open() {
             let report = &splits.report.files[0];
-            prop_assert_eq!((report.read, report.bad, splits.train.len()), (rows.len(), bad, used));
-            prop_assert_eq!(report.bad + report.dropped + splits.train.len(), report.read);
+            prop_assert_eq!((report.rows, report.bad, splits.train.len()), (rows.len(), bad, used));
+            prop_assert_eq!(report.bad + report.dropped + splits.train.len(), report.rows);
             prop_assert_eq!((report.cut, report.uncuttable), (of(|fate| matches!(fate, SampleFate::Cut(_))), of(|fate| *fate == SampleFate::NothingToCut)));
         } else {
             prop_assert_eq!(used, 0);

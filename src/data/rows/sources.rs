@@ -58,7 +58,8 @@ fn add(path: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(), Da
 fn matches(pattern: &Path) -> Result<Vec<PathBuf>, DataError> {
     let bad = |message: String| DataError::bad_source(pattern, message);
     let paths = glob::glob(&pattern.to_string_lossy()).map_err(|error| bad(format!("it is no pattern: {error}")))?;
-    let paths: Vec<PathBuf> = paths.collect::<Result<_, _>>().map_err(|error| bad(error.to_string()))?;
+    let mut paths: Vec<PathBuf> = paths.collect::<Result<_, _>>().map_err(|error| bad(error.to_string()))?;
+    paths.retain(|path| !name(path).ends_with(".tokens"));
     if paths.is_empty() { Err(bad("no file matches it".to_owned())) } else { Ok(paths) }
 }
 
@@ -70,7 +71,7 @@ fn folder(folder: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(
     let mut entries: Vec<PathBuf> = std::fs::read_dir(folder)
         .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect())
         .map_err(DataError::read(folder))?;
-    entries.retain(|path| !name(path).starts_with('.') && !name(path).ends_with(".lengths.json"));
+    entries.retain(|path| !name(path).starts_with('.') && !name(path).ends_with(".tokens"));
     entries.sort();
     let is_file = |path: &&PathBuf| path.is_file() && is_data(path) && !ABOUT.contains(&name(path).as_str());
     let files: Vec<&PathBuf> = entries.iter().filter(is_file).collect();

@@ -1,0 +1,80 @@
+//! The way out of what can be wrong with data, and how the program ends with it.
+
+use super::error::{ANSWER, DataError, INITIAL_PART};
+use crate::units::{Exit, Failure};
+
+impl Failure for DataError {
+    fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::Files(_) | Self::Dump { .. } => "check that the folder exists, is writable and has space left",
+            Self::Read { .. } => "check the path; paths in a recipe are relative to the recipe's folder",
+            Self::Empty { .. } => "put at least one sample into the file, or name another file",
+            Self::Answer(_) => {
+                "each line is a JSON object with `prediction`, a text, `references`, a list of texts, and the fields that `--by` names"
+            }
+            Self::NothingFits { .. } => {
+                "raise `data.max_seq_length` as far as the model allows, or set `data.on_too_long = \"truncate\"`"
+            }
+            Self::NotJson { .. } => "repair it; a file of texts holds a JSON object a line, or one JSON array of objects",
+            Self::Shape { .. } => "check `data.format` against what the file holds",
+            Self::MissingField { .. } => {
+                "check `data.format` against what the file holds; a column of another name is named as in `data.columns = { prompt = \"question\" }`"
+            }
+            Self::BadField { .. } => "correct the field, or remove the sample",
+            // Where none can be read, something is wrong with all of them.
+            Self::BadRows { first, count, read } if count == read => return first.first().and_then(Self::hint),
+            Self::BadRow { .. } | Self::BadRows { .. } => {
+                "repair them, or leave them out with `data.on_bad_row = \"drop\"`, which counts them"
+            }
+            Self::UnknownFormat { .. } => {
+                "set `data.format`, and where fields have other names `data.columns = { prompt = \"question\" }`"
+            }
+            Self::BadSource { .. } => {
+                "name a file, a folder of files (train, validation, test), a folder saved by `datasets`, or a pattern such as `data/*.jsonl`"
+            }
+            Self::Unreadable { as_what: "JSON", .. } => {
+                "write an array of records, or an object a line in a file called `.jsonl`"
+            }
+            Self::Unreadable { .. } => "fetch or write the file again; nothing of it is used",
+            Self::Tokenizer { .. } => "fetch `tokenizer.json` again, or save it anew with the `tokenizers` library",
+            Self::ChatTemplate { .. } => "change the messages, or name another template with `--chat-template FILE`",
+            Self::NoEos { .. } => "add `\"eos_token_id\": N` to the model's generation_config.json",
+            Self::NoTokenizer { what: ANSWER } => "put `tokenizer.json` into the model directory: answers are compared as texts",
+            Self::NoQuestion { .. } => "answer in words with `head.kind = \"next_token\"`",
+            Self::NoPrompt { .. } => "label the tokens of the prompt with -100, or leave the sample out",
+            Self::NoTokenizer { what: INITIAL_PART } => {
+                "put `tokenizer.json` into the model directory, or choose a policy that does not look for an initial part"
+            }
+            Self::NoTokenizer { .. } => {
+                "put `tokenizer.json` into the model directory, or use `data.format = \"tokens\"` with `head.label_tokens`"
+            }
+            Self::OutOfVocabulary { .. } => "use token ids of the model's own tokenizer",
+            Self::TooLong { .. } => {
+                "set `data.on_too_long` to \"drop\" or \"truncate\", or raise `data.max_seq_length` as far as the model's \
+                 `max_position_embeddings` allows"
+            }
+            Self::NoTarget { .. } => "remove the sample, or give it a label that is not -100 behind its first token",
+            Self::LabelTokens { .. } => "choose labels that are one token each, or give token ids in `head.label_tokens`",
+            Self::DuplicateLabel { .. } => "give each class a token of its own",
+            Self::NoClasses { .. } => "use `head.kind = \"next_token\"`, or rows with `prompt` and `label`",
+            Self::LabelCount { .. } => "list one entry per class in `head.labels` or `head.label_tokens`",
+            Self::BadBatch { .. } => "ask for at least one sample, each within the data set",
+            Self::DamagedTokens { .. } => "remove the folder `.tokens` beside the data file, and start again",
+            Self::Changed { .. } => "start again when nobody writes to it",
+            Self::NotKept { .. } => {
+                "free some disk space beside the data file or for temporary files, or use a machine with more memory"
+            }
+            Self::NoPlainText { .. } => "set `data.on_too_long` to \"drop\" or \"truncate\", or raise `data.max_seq_length`",
+            Self::Overlap { .. } => "lower `data.split_overlap`, or raise `data.max_seq_length`",
+            Self::Vocabulary { .. } => "give more text, or ask for a smaller vocabulary (at least 260)",
+        };
+        Some(hint.to_owned())
+    }
+
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Files(e) => e.exit(),
+            _ => Exit::Data,
+        }
+    }
+}

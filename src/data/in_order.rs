@@ -1,0 +1,112 @@
+//! Work on all cores whose results are consumed in order: one thread makes pieces, several work on them, and none waits for all of them.
+
+use std::collections::BTreeMap;
+use std::num::NonZero;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::mpsc::{channel, sync_channel};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+/// Pieces under way for each thread that works: enough that none waits, and few enough for any memory.
+const AHEAD: usize = 4;
+
+/// Hands what `produce` makes to `work` on all cores, and what comes of it to `consume`, in its order.
+///
+/// `produce` runs on a thread of its own; what it calls says `false` as soon as nobody listens any more. The first error of `consume` ends
+/// everything.
+pub(super) fn in_order<I: Send, O: Send, E>(
+    produce: impl FnOnce(&mut dyn FnMut(I) -> bool) + Send,
+    work: impl Fn(I) -> O + Sync,
+    mut consume: impl FnMut(O) -> Result<(), E>,
+) -> Result<(), E> {
+    let num_threads = thread::available_parallelism().map_or(1, NonZero::get);
+    // A ticket is taken before a piece is handed on, and given back when it is consumed: so many are under way, and no more.
+    let (take_ticket, tickets) = sync_channel::<()>(AHEAD * num_threads);
+    let (hand_on, jobs) = channel::<(usize, I)>();
+    let jobs = Mutex::new(jobs);
+    thread::scope(|scope| {
+        let (hand_back, done) = channel();
+        scope.spawn(move || {
+            let mut count = 0..;
+            produce(&mut |piece| {
+                let job = (count.next().unwrap_or(usize::MAX), piece);
+                take_ticket.send(()).is_ok() && hand_on.send(job).is_ok()
+            });
+        });
+        for _ in 0..num_threads {
+            let (hand_back, jobs, work) = (hand_back.clone(), &jobs, &work);
+            scope.spawn(move || {
+                loop {
+                    let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let Ok((index, piece)) = job else { break };
+                    // A panic here would let the consumer wait for ever.
+                    let result = catch_unwind(AssertUnwindSafe(|| work(piece)));
+                    if hand_back.send((index, result)).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(hand_back);
+        // Whichever way this ends, the receivers go with it, and the threads notice.
+        let (tickets, done) = (tickets, done);
+        let mut early = BTreeMap::new();
+        let mut next = 0;
+        for (index, result) in &done {
+            early.insert(index, result);
+            while let Some(result) = early.remove(&next) {
+                next += 1;
+                consume(result.unwrap_or_else(|panic| resume_unwind(panic)))?;
+                let _ = tickets.recv();
+            }
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn results_come_in_order_and_few_are_under_way() {
+        let (made, consumed, most) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+        let mut squares = Vec::new();
+        let produce = |hand_on: &mut dyn FnMut(usize) -> bool| {
+            for number in 0..500 {
+                most.fetch_max(made.fetch_add(1, Ordering::SeqCst) - consumed.load(Ordering::SeqCst), Ordering::SeqCst);
+                assert!(hand_on(number));
+            }
+        };
+        let work = |number: usize| {
+            if number.is_multiple_of(7) {
+                thread::yield_now();
+            }
+            number * number
+        };
+        let consume = |square| {
+            squares.push(square);
+            consumed.fetch_add(1, Ordering::SeqCst);
+            Ok::<_, ()>(())
+        };
+        in_order(produce, work, consume).unwrap();
+        assert_eq!(squares, (0..500).map(|number| number * number).collect::<Vec<_>>());
+        let threads = thread::available_parallelism().unwrap().get();
+        assert!(most.into_inner() <= AHEAD * threads + 1);
+    }
+
+    #[test]
+    fn the_first_error_and_a_panic_end_it() {
+        let endless = |hand_on: &mut dyn FnMut(usize) -> bool| {
+            let mut numbers = 0..;
+            while numbers.next().is_some_and(&mut *hand_on) {}
+        };
+        let refuse = |number: usize| if number < 40 { Ok(()) } else { Err(number) };
+        assert_eq!(in_order(endless, |number| number, refuse), Err(40));
+        let broken = |number: usize| assert!(number != 9, "nine");
+        let ended = catch_unwind(|| in_order(endless, broken, |()| Ok::<_, ()>(())));
+        assert!(ended.is_err());
+    }
+}

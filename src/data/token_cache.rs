@@ -1,0 +1,411 @@
+//! The tokens of data files, kept beside them, so that the second start does not tokenise them again.
+//!
+//! A text file of 500 long documents takes minutes to tokenise. What comes of it lies in an Arrow file, which is mapped: what a data set
+//! takes in memory does not depend on its size.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use arrow::buffer::Buffer;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::error::DataError;
+use super::sample_place::{LineOrRecord, SamplePlace};
+use super::token_file::{About, TokenFile};
+use crate::files::{self, FilesError, MappedFile, Scratch};
+
+/// Raised whenever files or prompts change their meaning.
+const VERSION: u32 = 2;
+
+/// Files of tokens that are kept of the same data, with other tokenizers or settings; the oldest is forgotten first.
+const MAX_FILES: usize = 4;
+
+/// How exactly the time of a change tells changes apart, at worst.
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// A data file as the system lists it: while this is the same, so is the content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Stamp {
+    size: u64,
+    /// Nanoseconds since 1970.
+    changed: u64,
+    inode: u64,
+}
+
+impl Stamp {
+    fn of(path: &Path) -> Option<Self> {
+        let found = fs::metadata(path).ok()?;
+        let changed = found.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        Some(Self { size: found.len(), changed: u64::try_from(changed.as_nanos()).ok()?, inode: found.ino() })
+    }
+
+    /// Itself, but of a file that was changed just now: it may be changed again and look the same.
+    fn settled(self) -> Option<Self> {
+        let changed = UNIX_EPOCH + Duration::from_nanos(self.changed);
+        SystemTime::now().duration_since(changed).is_ok_and(|age| age >= SETTLED).then_some(self)
+    }
+}
+
+/// What a file of tokens was made of.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct TokenRecord {
+    version: u32,
+    /// Of each data file, where it was settled.
+    stamps: Vec<Option<Stamp>>,
+    /// Likewise.
+    hashes: Vec<String>,
+    /// Everything else that decides ids and targets: tokenizer, format, head.
+    settings: String,
+    pub(super) counts: RowsRead,
+}
+
+/// What there was to be read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RowsRead {
+    /// Rows that are samples.
+    pub(super) read: usize,
+    /// Rows that are none, and were left out.
+    pub(super) bad: usize,
+}
+
+/// Data files and what decides their tokens.
+pub(super) struct TokenSource<'a> {
+    pub(super) paths: &'a [PathBuf],
+    pub(super) settings: String,
+    /// Whether their tokens are worth a file.
+    pub(super) is_kept: bool,
+}
+
+/// Tokens of data files.
+pub(super) struct Tokens {
+    pub(super) file: TokenFile,
+    pub(super) counts: RowsRead,
+    /// Of each data file's content.
+    pub(super) hashes: Vec<String>,
+    /// What the file is mapped by; `None` where it is in memory.
+    pub(super) map: Option<MappedFile>,
+    /// Whether they were there already.
+    pub(super) is_cached: bool,
+    /// Why they could not be kept for the next start.
+    pub(super) problem: Option<String>,
+}
+
+impl Tokens {
+    /// What a sample of these data files has beside its tokens.
+    pub(super) fn about(&self, paths: &[PathBuf], sample: usize) -> Result<About, DataError> {
+        self.file.about(sample).map_err(|_| {
+            let path = paths.first().map_or(Path::new(""), PathBuf::as_path);
+            DataError::DamagedTokens { place: SamplePlace { path: path.into(), at: LineOrRecord::Record(sample) } }
+        })
+    }
+
+    /// Where a sample stands.
+    pub(super) fn place(&self, paths: &[PathBuf], sample: usize) -> Result<SamplePlace, DataError> {
+        let About { file, at, .. } = self.about(paths, sample)?;
+        Ok(SamplePlace { path: paths.get(file).map_or(Path::new(""), PathBuf::as_path).into(), at })
+    }
+}
+
+/// Where tokens are written to.
+pub(super) type Out<'a> = &'a mut dyn Write;
+
+/// Why writing ended early.
+pub(super) enum NotWritten {
+    /// The data are at fault.
+    Data(DataError),
+    /// The place is.
+    Place(io::Error),
+}
+
+impl From<DataError> for NotWritten {
+    fn from(error: DataError) -> Self {
+        Self::Data(error)
+    }
+}
+
+impl From<io::Error> for NotWritten {
+    fn from(error: io::Error) -> Self {
+        Self::Place(error)
+    }
+}
+
+/// The tokens that an earlier start has left, or those that `write` makes. `write` is given the record to finish the file with, and is
+/// called again where a place turns out to be full.
+pub(super) fn open(
+    source: &TokenSource<'_>,
+    write: impl FnMut(Out<'_>, TokenRecord) -> Result<(), NotWritten>,
+) -> Result<Tokens, DataError> {
+    let places = if source.is_kept { places(source) } else { Vec::new() };
+    open_in(&places, source, write)
+}
+
+fn open_in(
+    places: &[PathBuf],
+    source: &TokenSource<'_>,
+    mut write: impl FnMut(Out<'_>, TokenRecord) -> Result<(), NotWritten>,
+) -> Result<Tokens, DataError> {
+    let listed = || source.paths.iter().map(|path| Stamp::of(path)).collect::<Vec<_>>();
+    let before = listed();
+    let stamps: Vec<_> = before.iter().cloned().map(|stamp| stamp.and_then(Stamp::settled)).collect();
+    let found = || places.iter().filter_map(|place| stored(place, source).ok());
+    if let Some(found) = found().find(|found| stamps.iter().all(Option::is_some) && found.1 == stamps) {
+        return Ok(found.0);
+    }
+    let hash = |path: &PathBuf| {
+        // What cannot be read is said in the words of this room.
+        File::open(path).and_then(|mut file| file.read(&mut [0])).map_err(DataError::read(path))?;
+        Ok::<_, DataError>(files::hash_file(path)?)
+    };
+    let hashes = source.paths.iter().map(hash).collect::<Result<Vec<_>, _>>()?;
+    if let Some(found) = found().find(|found| found.0.hashes == hashes) {
+        return Ok(found.0);
+    }
+    let mut write = |out: Out<'_>, record| {
+        write(out, record)?;
+        let changed = source.paths.iter().zip(&before).find(|(path, before)| Stamp::of(path) != **before);
+        changed.map_or(Ok(()), |(path, _)| Err(DataError::Changed { path: path.clone() }.into()))
+    };
+    let record = TokenRecord { version: VERSION, stamps, hashes, settings: source.settings.clone(), counts: RowsRead::default() };
+    let mut problem = None;
+    for place in places {
+        match make(place, &mut |out| write(out, record.clone())) {
+            Ok(()) => {
+                forget_old(place);
+                match stored(place, source) {
+                    Ok((tokens, _)) => return Ok(Tokens { is_cached: false, ..tokens }),
+                    Err(message) => problem = Some(message),
+                }
+            }
+            Err(NotWritten::Data(error)) => return Err(error),
+            Err(NotWritten::Place(error)) => problem = Some(error.to_string()),
+        }
+    }
+    let tokens = if source.is_kept { in_temporary_file(&record, &mut write)? } else { None };
+    Ok(Tokens { problem, ..tokens.map_or_else(|| in_memory(&record, &mut write), Ok)? })
+}
+
+/// The places that tokens may lie in, the best first: beside the first data file, then in the user's cache folder.
+fn places(source: &TokenSource<'_>) -> Vec<PathBuf> {
+    let Some(first) = source.paths.first() else { return Vec::new() };
+    let name = format!("{}.arrow", &files::hash_bytes(source.settings.as_bytes())[..16]);
+    let mut beside = first.as_os_str().to_owned();
+    beside.push(".tokens");
+    let folder = |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")));
+    // Of files of the same name in other folders.
+    let paths = source.paths.iter().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+    let own = files::hash_parts(paths.map(|path| path.into_os_string().into_encoded_bytes()));
+    let cache = cache.map(|cache| cache.join("kvtune/tokens").join(&own[..16]));
+    std::iter::once(PathBuf::from(beside)).chain(cache).map(|folder| folder.join(&name)).collect()
+}
+
+/// Writes tokens into a place, whole or not at all.
+fn make(place: &Path, write: &mut dyn FnMut(Out<'_>) -> Result<(), NotWritten>) -> Result<(), NotWritten> {
+    let folder = place.parent().unwrap_or(place);
+    // A folder beside the data is made if its own parent is there and can be written to; one in the user's cache with all above it.
+    let is_new = !folder.exists();
+    fs::create_dir_all(folder)?;
+    let mut data_error = None;
+    let written = files::write_atomic_with(place, |out| match write(out) {
+        Ok(()) => Ok(()),
+        Err(NotWritten::Place(error)) => Err(error),
+        Err(NotWritten::Data(error)) => {
+            data_error = Some(error);
+            Err(io::Error::other("the data cannot be used"))
+        }
+    });
+    if written.is_err() && is_new {
+        // An empty folder would only be in the way.
+        let _ = fs::remove_dir(folder);
+    }
+    match (data_error, written) {
+        (Some(error), _) => Err(NotWritten::Data(error)),
+        (None, Err(error)) => Err(NotWritten::Place(io::Error::other(in_full(&error)))),
+        (None, Ok(())) => Ok(()),
+    }
+}
+
+fn in_full(error: &FilesError) -> String {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
+    format!("{error}{}", cause.unwrap_or_default())
+}
+
+/// What lies in a place, if it was made of these data files with these settings as far as names and settings go; and the stamps that
+/// they had. What is missing, damaged or of another version is as good as none.
+fn stored(place: &Path, source: &TokenSource<'_>) -> Result<(Tokens, Vec<Option<Stamp>>), String> {
+    let map = MappedFile::open(place).map_err(|error| in_full(&error))?;
+    let (file, record) = TokenFile::read::<TokenRecord>(&Buffer::from(Bytes::from_owner(map.clone())))?;
+    if record.version != VERSION || record.settings != source.settings || record.hashes.len() != source.paths.len() {
+        return Err(format!("`{}` was made of something else", place.display()));
+    }
+    let TokenRecord { stamps, hashes, counts, .. } = record;
+    if counts.read != file.len() {
+        return Err(format!("`{}` lacks samples", place.display()));
+    }
+    Ok((Tokens { file, counts, hashes, map: Some(map), is_cached: true, problem: None }, stamps))
+}
+
+/// Removes the oldest files of tokens in the folder of `place`, and what writes have left there that did not end.
+fn forget_old(place: &Path) {
+    let Some(folder) = place.parent() else { return };
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_arrow = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "arrow");
+    let mut kept: Vec<(SystemTime, PathBuf)> = entries
+        .map(|entry| entry.path())
+        .filter(|path| is_arrow(path) && path != place)
+        .filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)))
+        .collect();
+    kept.sort();
+    let surplus = (kept.len() + 1).saturating_sub(MAX_FILES);
+    for (_, path) in &kept[..surplus] {
+        // What cannot be removed takes room, and does no other harm.
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Tokens that nobody finds again; `None` where there is no room for them either.
+fn in_temporary_file(
+    record: &TokenRecord,
+    write: &mut dyn FnMut(Out<'_>, TokenRecord) -> Result<(), NotWritten>,
+) -> Result<Option<Tokens>, DataError> {
+    let Ok(scratch) = Scratch::create(&Scratch::temporary_dir(), "tokens") else { return Ok(None) };
+    let written = File::options().write(true).open(scratch.path()).map_err(NotWritten::Place).and_then(|file| {
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        write(&mut out, record.clone())?;
+        Ok(out.flush()?)
+    });
+    match written {
+        Err(NotWritten::Data(error)) => Err(error),
+        Err(NotWritten::Place(_)) => Ok(None),
+        // Its name goes here; the file stays as long as it is mapped.
+        Ok(()) => {
+            Ok(MappedFile::open(scratch.path()).ok().and_then(|map| made(Some(map.clone()), Bytes::from_owner(map), record)))
+        }
+    }
+}
+
+fn in_memory(
+    record: &TokenRecord,
+    write: &mut dyn FnMut(Out<'_>, TokenRecord) -> Result<(), NotWritten>,
+) -> Result<Tokens, DataError> {
+    let mut bytes = Vec::new();
+    let failed = |message: String| DataError::NotKept { message };
+    match write(&mut bytes, record.clone()) {
+        Ok(()) => made(None, Bytes::from(bytes), record).ok_or_else(|| failed("what was written is not what is read".into())),
+        Err(NotWritten::Data(error)) => Err(error),
+        Err(NotWritten::Place(error)) => Err(failed(error.to_string())),
+    }
+}
+
+fn made(map: Option<MappedFile>, bytes: Bytes, record: &TokenRecord) -> Option<Tokens> {
+    let (file, read) = TokenFile::read::<TokenRecord>(&Buffer::from(bytes)).ok()?;
+    Some(Tokens { file, counts: read.counts, hashes: record.hashes.clone(), map, is_cached: false, problem: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::encode::{Aim, EncodedSample};
+    use crate::data::token_file::TokenWriter;
+
+    /// Tokens of files whose bytes are the tokens; counts how often they are made.
+    fn open_counted(places: &[PathBuf], paths: &[PathBuf], settings: &str, made: &mut usize) -> Result<Tokens, DataError> {
+        let source = TokenSource { paths, settings: settings.to_owned(), is_kept: true };
+        open_in(places, &source, |out, mut record| {
+            *made += 1;
+            let mut writer = TokenWriter::new(out)?;
+            for (file, path) in paths.iter().enumerate() {
+                let ids: Vec<u32> = fs::read(path)?.into_iter().map(u32::from).collect();
+                let aim = Aim::Tokens(vec![true; ids.len()]);
+                let about = About { file, at: LineOrRecord::Line(1), references: None, groups: None };
+                writer.push(&EncodedSample { ids, prompt: 0, aim, initial: None }, &about)?;
+                record.counts.read += 1;
+            }
+            Ok(writer.finish(&record)?)
+        })
+    }
+
+    #[test]
+    fn remembers_by_content_and_settings_and_believes_only_what_is_sound() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = vec![dir.path().join("a.txt")];
+        fs::write(&data[0], "some").unwrap();
+        let source = |settings: &str| TokenSource { paths: &data, settings: settings.to_owned(), is_kept: true };
+        let beside = |settings: &str| places(&source(settings)).remove(0);
+        assert_eq!(beside("s").parent().unwrap(), dir.path().join("a.txt.tokens"));
+        let open = |settings: &str| {
+            let mut made = 0;
+            let tokens = open_counted(&[beside(settings)], &data, settings, &mut made).unwrap();
+            assert_eq!((tokens.is_cached, tokens.problem), (made == 0, None));
+            (tokens.file.ids(0).to_vec(), made)
+        };
+        let some = b"some".map(u32::from).to_vec();
+        assert_eq!([open("s"), open("s"), open("t"), open("s")], [1, 0, 1, 0].map(|made| (some.clone(), made)));
+        // Another content of the same length.
+        fs::write(&data[0], "more").unwrap();
+        assert_eq!(open("s"), (b"more".map(u32::from).to_vec(), 1));
+        let whole = fs::read(beside("s")).unwrap();
+        for damaged in [&whole[..whole.len() - 1], b"{}", b""] {
+            fs::write(beside("s"), damaged).unwrap();
+            assert_eq!((open("s").1, open("s").1), (1, 0));
+        }
+        // One of other settings under this name is none.
+        fs::copy(beside("t"), beside("u")).unwrap();
+        assert_eq!(open("u").1, 1);
+        for number in 0..9 {
+            open(&number.to_string());
+        }
+        assert_eq!(fs::read_dir(dir.path().join("a.txt.tokens")).unwrap().count(), MAX_FILES);
+        assert_eq!((open("8").1, open("s").1), (0, 1));
+    }
+
+    #[test]
+    fn a_settled_file_is_not_hashed_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = vec![dir.path().join("a.txt")];
+        let place = [dir.path().join("tokens.arrow")];
+        let old = SystemTime::now() - Duration::from_secs(100);
+        let write = |text: &str, changed| {
+            fs::write(&data[0], text).unwrap();
+            File::options().write(true).open(&data[0]).unwrap().set_modified(changed).unwrap();
+        };
+        let mut made = 0;
+        write("some", old);
+        open_counted(&place, &data, "s", &mut made).unwrap();
+        // What looks the same is believed to be the same.
+        write("more", old);
+        assert_eq!(open_counted(&place, &data, "s", &mut made).unwrap().file.ids(0)[0], u32::from(b's'));
+        write("more", old + Duration::from_secs(1));
+        assert_eq!(open_counted(&place, &data, "s", &mut made).unwrap().file.ids(0)[0], u32::from(b'm'));
+        // Only the time has changed: the hash tells.
+        write("more", old + Duration::from_secs(2));
+        open_counted(&place, &data, "s", &mut made).unwrap();
+        assert_eq!(made, 2);
+    }
+
+    #[test]
+    fn where_nothing_can_be_kept_the_tokens_live_as_long_as_the_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = vec![dir.path().join("a.txt")];
+        fs::write(&data[0], "some").unwrap();
+        // A file stands where the folder would.
+        let places = [dir.path().join("a.txt/x.arrow"), dir.path().join("kvtune/tokens/x.arrow")];
+        let mut made = 0;
+        let found = open_counted(&places, &data, "s", &mut made).unwrap();
+        assert!(places[1].exists() && found.map.is_some());
+        let found = open_counted(&places[..1], &data, "s", &mut made).unwrap();
+        assert!(found.problem.is_some_and(|problem| !problem.is_empty()) && found.file.len() == 1);
+        let source = TokenSource { paths: &data, settings: "s".into(), is_kept: false };
+        let refused = open(&source, |_, _| Err(NotWritten::Data(DataError::Empty { path: "x".into() })));
+        assert!(matches!(refused, Err(DataError::Empty { .. })));
+        let changing = open(&source, |out, record| {
+            fs::write(&data[0], "longer").unwrap();
+            Ok(TokenWriter::new(out)?.finish(&record)?)
+        });
+        assert!(matches!(changing, Err(DataError::Changed { .. })));
+    }
+}

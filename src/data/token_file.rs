@@ -1,0 +1,428 @@
+//! Encoded samples in an Arrow file: written batch by batch, read where they lie, mapped or in memory.
+
+use std::io::{self, Write};
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, LargeBinaryArray, LargeListArray, RecordBatch, UInt32Array, UInt64Array};
+use arrow::buffer::{Buffer, OffsetBuffer};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type, UInt64Type};
+use arrow::error::ArrowError;
+use arrow::ipc::reader::{FileDecoder, read_footer_length};
+use arrow::ipc::writer::FileWriter;
+use arrow::ipc::{convert::try_fb_to_schema, root_as_footer};
+use serde::{Deserialize, Serialize};
+
+use super::encode::{Aim, EncodedSample};
+use super::guard::guarded;
+use super::on_too_long::Length;
+use super::question::SampleGroups;
+use super::sample_place::LineOrRecord;
+
+/// Tokens of a record batch: few enough for any memory, many enough to cost nothing each.
+const BATCH_TOKENS: usize = 1 << 20;
+
+/// The key of the footer's metadata under which a file says what it was made of.
+const RECORD: &str = "kvtune";
+
+/// Bytes behind the footer: its length and the format's name.
+const TRAILER: usize = 10;
+
+/// What a sample has beside its tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct About {
+    /// Which of the files it is in.
+    pub(super) file: usize,
+    /// Where it stands there.
+    pub(super) at: LineOrRecord,
+    /// The right answers as texts, where the file gives them so.
+    pub(super) references: Option<Vec<String>>,
+    /// What it is reported under, where the file says.
+    pub(super) groups: Option<SampleGroups>,
+}
+
+/// Where the columns of a file stand, in order.
+#[derive(Clone, Copy)]
+enum TokenColumn {
+    /// The tokens.
+    Ids,
+    /// Where runs of tokens that are targets begin and end, in turn; empty with a class.
+    Trained,
+    /// Index of the class.
+    Class,
+    /// Leading tokens that may be cut.
+    Prompt,
+    /// Where the initial part begins and ends; empty where nobody asked.
+    Initial,
+    /// [`About`] as JSON.
+    About,
+    /// Of the ids: tells samples apart, and finds damage.
+    Fingerprint,
+}
+
+fn schema() -> SchemaRef {
+    let list = || DataType::LargeList(Arc::new(Field::new("item", DataType::UInt32, false)));
+    let field = |name: &str, kind, is_nullable| Field::new(name, kind, is_nullable);
+    Arc::new(Schema::new(vec![
+        field("ids", list(), false),
+        field("trained", list(), false),
+        field("class", DataType::UInt32, true),
+        field("prompt", DataType::UInt64, false),
+        field("initial", list(), false),
+        field("about", DataType::LargeBinary, false),
+        field("fingerprint", DataType::UInt64, false),
+    ]))
+}
+
+/// A hash of token ids.
+pub(super) fn fingerprint(ids: &[u32]) -> u64 {
+    let mut hasher = blake3::Hasher::new();
+    for block in ids.chunks(1024) {
+        let mut bytes = [0; 4096];
+        for (place, id) in bytes.chunks_exact_mut(4).zip(block) {
+            place.copy_from_slice(&id.to_le_bytes());
+        }
+        hasher.update(&bytes[..4 * block.len()]);
+    }
+    let mut first = [0; 8];
+    first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+    u64::from_le_bytes(first)
+}
+
+/// Lists that grow.
+struct Lists {
+    values: Vec<u32>,
+    ends: Vec<i64>,
+}
+
+impl Lists {
+    fn new() -> Self {
+        Self { values: Vec::new(), ends: vec![0] }
+    }
+
+    fn push(&mut self, values: impl IntoIterator<Item = u32>) {
+        self.values.extend(values);
+        self.ends.push(self.values.len() as i64);
+    }
+
+    fn take(&mut self) -> ArrayRef {
+        let Self { values, ends } = std::mem::replace(self, Self::new());
+        let field = Arc::new(Field::new("item", DataType::UInt32, false));
+        let offsets = OffsetBuffer::new(ends.into());
+        Arc::new(LargeListArray::new(field, offsets, Arc::new(UInt32Array::from(values)), None))
+    }
+}
+
+/// Writes samples one after another.
+pub(super) struct TokenWriter<W: Write> {
+    file: FileWriter<W>,
+    ids: Lists,
+    trained: Lists,
+    initial: Lists,
+    classes: Vec<Option<u32>>,
+    prompts: Vec<u64>,
+    about: Vec<Vec<u8>>,
+    fingerprints: Vec<u64>,
+}
+
+impl<W: Write> TokenWriter<W> {
+    pub(super) fn new(out: W) -> io::Result<Self> {
+        Ok(Self {
+            file: FileWriter::try_new(out, &schema()).map_err(into_io)?,
+            ids: Lists::new(),
+            trained: Lists::new(),
+            initial: Lists::new(),
+            classes: Vec::new(),
+            prompts: Vec::new(),
+            about: Vec::new(),
+            fingerprints: Vec::new(),
+        })
+    }
+
+    pub(super) fn push(&mut self, sample: &EncodedSample, about: &About) -> io::Result<()> {
+        let number = |at: usize| u32::try_from(at).map_err(|_| io::Error::other("a sample of more than 2^32 tokens"));
+        number(sample.ids.len())?;
+        self.ids.push(sample.ids.iter().copied());
+        let (runs, class) = match &sample.aim {
+            Aim::Class(class) => (Vec::new(), Some(number(*class)?)),
+            Aim::Tokens(is_trained) => (borders(is_trained), None),
+        };
+        self.trained.push(runs);
+        self.initial.push(sample.initial.iter().flat_map(|range| [range.start as u32, range.end as u32]));
+        self.classes.push(class);
+        self.prompts.push(sample.prompt as u64);
+        self.about.push(serde_json::to_vec(about)?);
+        self.fingerprints.push(fingerprint(&sample.ids));
+        if self.ids.values.len() >= BATCH_TOKENS { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let about: LargeBinaryArray = std::mem::take(&mut self.about).iter().map(Some).collect();
+        let columns: Vec<ArrayRef> = vec![
+            self.ids.take(),
+            self.trained.take(),
+            Arc::new(UInt32Array::from(std::mem::take(&mut self.classes))),
+            Arc::new(UInt64Array::from(std::mem::take(&mut self.prompts))),
+            self.initial.take(),
+            Arc::new(about),
+            Arc::new(UInt64Array::from(std::mem::take(&mut self.fingerprints))),
+        ];
+        let batch = RecordBatch::try_new(schema(), columns).map_err(into_io)?;
+        self.file.write(&batch).map_err(into_io)
+    }
+
+    /// Ends the file; `record` says what it was made of.
+    pub(super) fn finish(mut self, record: &impl Serialize) -> io::Result<()> {
+        self.flush()?;
+        self.file.write_metadata(RECORD, serde_json::to_string(record)?);
+        self.file.finish().map_err(into_io)
+    }
+}
+
+/// Where runs of what is true begin and end, in turn.
+fn borders(is_true: &[bool]) -> Vec<u32> {
+    let mut borders = Vec::new();
+    let mut before = false;
+    for (index, &now) in is_true.iter().chain([&false]).enumerate() {
+        if now != before {
+            borders.push(index as u32);
+        }
+        before = now;
+    }
+    borders
+}
+
+fn into_io(error: ArrowError) -> io::Error {
+    match error {
+        ArrowError::IoError(_, error) => error,
+        other => io::Error::other(other.to_string()),
+    }
+}
+
+/// The samples of a file, where they lie.
+pub(super) struct TokenFile {
+    batches: Vec<RecordBatch>,
+    /// The first sample of each batch.
+    firsts: Vec<usize>,
+    len: usize,
+}
+
+impl TokenFile {
+    /// Reads the footer of a file and checks the shape of all that is in it, but for the tokens, which wait; returns what `finish` was
+    /// given beside it.
+    pub(super) fn read<R: for<'de> Deserialize<'de>>(buffer: &Buffer) -> Result<(Self, R), String> {
+        let (batches, record) = guarded(|| read_batches(buffer))?;
+        let record = serde_json::from_str(&record).map_err(|error| error.to_string())?;
+        let mut firsts = Vec::with_capacity(batches.len());
+        let mut len = 0;
+        for batch in &batches {
+            firsts.push(len);
+            len += batch.num_rows();
+        }
+        let file = Self { batches, firsts, len };
+        match (0..len).find(|&sample| !file.is_sound(sample)) {
+            Some(sample) => Err(format!("sample {sample} is damaged")),
+            None => Ok((file, record)),
+        }
+    }
+
+    /// Number of samples.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The tokens of a sample.
+    pub(super) fn ids(&self, sample: usize) -> &[u32] {
+        self.list(sample, TokenColumn::Ids)
+    }
+
+    /// Its length.
+    pub(super) fn length(&self, sample: usize) -> Length {
+        let (batch, row) = self.place(sample);
+        let prompt = batch.column(TokenColumn::Prompt as usize).as_primitive::<UInt64Type>().value(row);
+        Length { total: self.ids(sample).len(), prompt: prompt as usize }
+    }
+
+    /// Index of its class, if it has one.
+    pub(super) fn class(&self, sample: usize) -> Option<usize> {
+        let (batch, row) = self.place(sample);
+        let classes = batch.column(TokenColumn::Class as usize).as_primitive::<UInt32Type>();
+        classes.is_valid(row).then(|| classes.value(row) as usize)
+    }
+
+    /// The hash of its ids, as it was written.
+    pub(super) fn fingerprint(&self, sample: usize) -> u64 {
+        let (batch, row) = self.place(sample);
+        batch.column(TokenColumn::Fingerprint as usize).as_primitive::<UInt64Type>().value(row)
+    }
+
+    /// What it has beside its tokens.
+    pub(super) fn about(&self, sample: usize) -> Result<About, String> {
+        let (batch, row) = self.place(sample);
+        let about = batch.column(TokenColumn::About as usize).as_binary::<i64>().value(row);
+        serde_json::from_slice(about).map_err(|error| error.to_string())
+    }
+
+    /// Whether all tokens of a sample are targets, but perhaps the first, which nothing predicts.
+    pub(super) fn is_plain_text(&self, sample: usize) -> bool {
+        let len = self.ids(sample).len() as u32;
+        matches!(self.list(sample, TokenColumn::Trained), [0 | 1, end] if *end == len)
+    }
+
+    /// A part of a sample, as it was encoded; what lies outside the part counts nowhere.
+    pub(super) fn part(&self, sample: usize, part: Range<usize>) -> EncodedSample {
+        let Length { prompt, .. } = self.length(sample);
+        let within = |at: u32| (at as usize).clamp(part.start, part.end) - part.start;
+        let aim = match self.class(sample) {
+            Some(class) => Aim::Class(class),
+            None => {
+                let mut is_trained = vec![false; part.len()];
+                for run in self.list(sample, TokenColumn::Trained).chunks_exact(2) {
+                    is_trained[within(run[0])..within(run[1])].fill(true);
+                }
+                Aim::Tokens(is_trained)
+            }
+        };
+        let initial = match self.list(sample, TokenColumn::Initial) {
+            [start, end] => Some(within(*start)..within(*end)),
+            _ => None,
+        };
+        let ids = self.ids(sample)[part.clone()].to_vec();
+        EncodedSample { ids, prompt: prompt.clamp(part.start, part.end) - part.start, aim, initial }
+    }
+
+    fn place(&self, sample: usize) -> (&RecordBatch, usize) {
+        let batch = self.firsts.partition_point(|&first| first <= sample) - 1;
+        (&self.batches[batch], sample - self.firsts[batch])
+    }
+
+    fn list(&self, sample: usize, column: TokenColumn) -> &[u32] {
+        let (batch, row) = self.place(sample);
+        let lists = batch.column(column as usize).as_list::<i64>();
+        let (start, end) = (lists.value_offsets()[row] as usize, lists.value_offsets()[row + 1] as usize);
+        &lists.values().as_primitive::<UInt32Type>().values()[start..end]
+    }
+
+    /// Whether a sample can be used without a further look at its numbers.
+    fn is_sound(&self, sample: usize) -> bool {
+        let Length { total, prompt } = self.length(sample);
+        let (trained, initial) = (self.list(sample, TokenColumn::Trained), self.list(sample, TokenColumn::Initial));
+        let is_within = |ends: &[u32]| {
+            ends.len().is_multiple_of(2) && ends.is_sorted() && ends.last().is_none_or(|&end| end as usize <= total)
+        };
+        total > 0
+            && prompt <= total
+            && is_within(trained)
+            && is_within(initial)
+            && initial.len() <= 2
+            && trained.is_empty() == self.class(sample).is_some()
+    }
+}
+
+fn read_batches(buffer: &Buffer) -> Result<(Vec<RecordBatch>, String), String> {
+    let cut_short = || "it is cut short".to_owned();
+    let trailer = buffer.len().checked_sub(TRAILER).ok_or_else(cut_short)?;
+    let length: [u8; TRAILER] = buffer[trailer..].try_into().map_err(|_| cut_short())?;
+    let length = read_footer_length(length).map_err(|error| error.to_string())?;
+    let footer = trailer.checked_sub(length).ok_or_else(cut_short)?;
+    let footer = root_as_footer(&buffer[footer..trailer]).map_err(|error| error.to_string())?;
+    let found = try_fb_to_schema(footer.schema().ok_or_else(cut_short)?).map_err(|error| error.to_string())?;
+    if found.fields() != schema().fields() {
+        return Err("it has other columns".to_owned());
+    }
+    let record = footer.custom_metadata().into_iter().flatten().find(|pair| pair.key() == Some(RECORD));
+    let record = record.and_then(|pair| pair.value()).ok_or("it does not say what it was made of")?.to_owned();
+    // What is not aligned would be copied into memory.
+    let decoder = FileDecoder::new(schema(), footer.version()).with_require_alignment(true);
+    let mut batches = Vec::new();
+    for block in footer.recordBatches().into_iter().flatten() {
+        let size = |length: i64| usize::try_from(length).map_err(|_| cut_short());
+        let length = size(block.bodyLength())?.saturating_add(size(i64::from(block.metaDataLength()))?);
+        let start = size(block.offset())?;
+        if start.checked_add(length).is_none_or(|end| end > buffer.len()) {
+            return Err(cut_short());
+        }
+        let data = buffer.slice_with_length(start, length);
+        let batch = decoder.read_record_batch(block, &data).map_err(|error| error.to_string())?;
+        batches.push(batch.unwrap_or_else(|| RecordBatch::new_empty(schema())));
+    }
+    Ok((batches, record))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sample() -> impl Strategy<Value = EncodedSample> {
+        let token = (any::<u32>(), any::<bool>());
+        let class = prop::option::of(0_usize..9);
+        (prop::collection::vec(token, 1..40), any::<[u8; 3]>(), class, any::<bool>()).prop_map(
+            |(tokens, ends, class, is_asked)| {
+                let (ids, mut is_trained): (Vec<u32>, Vec<bool>) = tokens.into_iter().unzip();
+                is_trained[0] = true;
+                let [prompt, start, end] = ends.map(|end| usize::from(end) % (ids.len() + 1));
+                let initial = is_asked.then(|| start.min(end)..end.max(start));
+                EncodedSample { ids, prompt, aim: class.map_or(Aim::Tokens(is_trained), Aim::Class), initial }
+            },
+        )
+    }
+
+    fn about(sample: usize) -> About {
+        About {
+            file: sample % 3, at: LineOrRecord::Record(sample), references: Some(vec![format!("“{sample}”")]), groups: None
+        }
+    }
+
+    fn written(samples: &[EncodedSample]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut writer = TokenWriter::new(&mut bytes).unwrap();
+        for (index, sample) in samples.iter().enumerate() {
+            writer.push(sample, &about(index)).unwrap();
+            if index % 4 == 3 {
+                writer.flush().unwrap();
+            }
+        }
+        writer.finish(&"a record").unwrap();
+        bytes
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_read_is_what_was_written(samples in prop::collection::vec(sample(), 0..12), part in any::<[u8; 2]>()) {
+            let bytes = written(&samples);
+            let (file, record) = TokenFile::read::<String>(&Buffer::from_vec(bytes.clone())).unwrap();
+            prop_assert_eq!((file.len(), record.as_str()), (samples.len(), "a record"));
+            for (index, sample) in samples.iter().enumerate() {
+                let len = sample.ids.len();
+                prop_assert_eq!(&file.part(index, 0..len), sample);
+                prop_assert_eq!(file.about(index).unwrap(), about(index));
+                prop_assert_eq!(file.fingerprint(index), fingerprint(&sample.ids));
+                let [a, b] = part.map(|end| usize::from(end) % (len + 1));
+                let (start, end) = (a.min(b), a.max(b));
+                let found = file.part(index, start..end);
+                prop_assert_eq!(&found.ids, &sample.ids[start..end]);
+                if let (Aim::Tokens(found), Aim::Tokens(all)) = (&found.aim, &sample.aim) {
+                    prop_assert_eq!(&found[..], &all[start..end]);
+                }
+            }
+            // Cut short anywhere, it is refused and nothing worse.
+            let short = bytes[..bytes.len() * usize::from(part[0]) / 256].to_vec();
+            prop_assert!(TokenFile::read::<String>(&Buffer::from_vec(short)).is_err());
+        }
+
+        #[test]
+        fn damage_is_an_error_or_changes_numbers(samples in prop::collection::vec(sample(), 1..4), at: u16, bits in 1_u8..=255) {
+            let mut bytes = written(&samples);
+            let place = usize::from(at) % bytes.len();
+            bytes[place] ^= bits;
+            if let Ok((file, _)) = TokenFile::read::<String>(&Buffer::from_vec(bytes)) {
+                for sample in 0..file.len() {
+                    drop(file.part(sample, 0..file.ids(sample).len()));
+                    let _ = (file.about(sample), file.is_plain_text(sample));
+                }
+            }
+        }
+    }
+}
