@@ -9,7 +9,7 @@ use tch::Device;
 
 use super::finetune::install;
 use super::used_model::{UsedModel, own_rules};
-use crate::data::{self, ChatTemplate, DataError};
+use crate::data::{self, ChatTemplates, DataError};
 use crate::error::Error;
 use crate::report::console;
 use crate::serve::{self, RequestLimits, ServeOptions, ServedModel};
@@ -30,9 +30,9 @@ pub(super) struct Serve {
     /// What clients call the model; if left out, the name of its directory.
     #[arg(long, value_name = "NAME")]
     served_name: Option<String>,
-    /// The chat template, in place of the model's own.
+    /// The chat template, in place of the model's own: a file, a text, or the name of one of several that the model has.
     #[arg(long, value_name = "FILE")]
-    chat_template: Option<PathBuf>,
+    chat_template: Option<String>,
     /// So many texts are written at the same time.
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
@@ -63,7 +63,7 @@ impl Serve {
         let used = self.model.load(device)?;
         let path = &used.recipe.model.path;
         let rules = own_rules(path)?;
-        let template = match ChatTemplate::load(path, self.chat_template.as_deref()) {
+        let template = match ChatTemplates::load(path, self.chat_template.as_deref(), None) {
             // Without it all but the chat can be served.
             Err(error @ DataError::ChatTemplate { .. }) if self.chat_template.is_none() => {
                 console::warning(&format!("{error}; conversations are refused"));

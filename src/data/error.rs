@@ -162,6 +162,30 @@ pub enum DataError {
         /// In the template's own words, where it refuses.
         message: String,
     },
+    /// No chat template where one is needed.
+    #[error("the model of `{}` has no chat template", dir.display())]
+    NoTemplate {
+        /// The model directory.
+        dir: PathBuf,
+    },
+    /// A chat template that is asked for and not there.
+    #[error("there is no chat template `{wanted}`: neither a file, nor among {}", names.join(", "))]
+    NoSuchTemplate {
+        /// What was asked for.
+        wanted: String,
+        /// The names of the model's templates.
+        names: Vec<String>,
+    },
+    /// A conversation that its template refuses, or of which nobody can say what the assistant writes.
+    #[error("{place}: {message}")]
+    Conversation {
+        /// The sample.
+        place: SamplePlace,
+        /// In the template's own words, where it refuses.
+        message: String,
+        /// Whether the template refuses, so that there is no text.
+        is_refused: bool,
+    },
     /// A sample without a text that could be an answer.
     #[error("{place} has a class, and no answer in words")]
     NoQuestion {

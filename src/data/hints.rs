@@ -38,6 +38,14 @@ impl Failure for DataError {
             Self::Unreadable { .. } => "fetch or write the file again; nothing of it is used",
             Self::Tokenizer { .. } => "fetch `tokenizer.json` again, or save it anew with the `tokenizers` library",
             Self::ChatTemplate { .. } => "change the messages, or name another template with `--chat-template FILE`",
+            Self::NoTemplate { .. } => "name one in `data.chat_template`: a file, or its text",
+            Self::NoSuchTemplate { .. } => "name a file, relative to the recipe's folder, or a template of the model",
+            Self::Conversation { is_refused: true, .. } => {
+                "correct the messages, or name another template in `data.chat_template`"
+            }
+            Self::Conversation { .. } => {
+                "train on the last answer with `data.train_on = \"last\"`, or name a template with `{% generation %}` tags in `data.chat_template`"
+            }
             Self::NoEos { .. } => "add `\"eos_token_id\": N` to the model's generation_config.json",
             Self::NoTokenizer { what: ANSWER } => "put `tokenizer.json` into the model directory: answers are compared as texts",
             Self::NoQuestion { .. } => "answer in words with `head.kind = \"next_token\"`",

@@ -21,7 +21,7 @@ use super::listen::listen;
 use super::served::{RequestLimits, Served};
 use super::texts::gather;
 use super::tokens::Reader;
-use crate::data::{ChatTemplate, InitialPartFinder, Tokenizer};
+use crate::data::{ChatTemplates, InitialPartFinder, Tokenizer};
 use crate::engine::Engine;
 use crate::generation::{GenerationRules, Generator, LikelihoodsOf, PromptLimits};
 use crate::model::Model;
@@ -38,7 +38,7 @@ pub struct ServedModel<'a> {
     /// What finds the initial part of a prompt, where the policy keeps it.
     pub initial_parts: Option<&'a InitialPartFinder>,
     /// How conversations become text.
-    pub template: Option<ChatTemplate>,
+    pub template: Option<ChatTemplates>,
     /// The special tokens of the tokenizer by their names.
     pub special_tokens: Vec<(String, String)>,
     /// Its own rules: what ends a text.
@@ -173,7 +173,7 @@ async fn detokenize(State(served): State<Arc<Served>>, request: Request) -> Resu
 }
 
 async fn tokenizer_info(State(served): State<Arc<Served>>) -> Json<Value> {
-    let mut info = json!({ "chat_template": served.reader.template.as_ref().map(ChatTemplate::source) });
+    let mut info = json!({ "chat_template": served.reader.template.as_ref().and_then(ChatTemplates::source) });
     for (name, token) in &served.reader.special_tokens {
         info[name] = json!(token);
     }

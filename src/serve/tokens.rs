@@ -4,14 +4,14 @@ use serde_json::{Map, Value, json};
 
 use super::ApiError;
 use super::fields::BodyFields;
-use crate::data::{ChatTemplate, Message, Tokenizer};
+use crate::data::{ChatTemplates, Conversation, Tokenizer, tools_of};
 use crate::generation::TokenLikelihood;
 
 /// What reads and writes text, where the model has it.
 #[derive(Clone, Debug)]
 pub(super) struct Reader {
     pub(super) tokenizer: Option<Tokenizer>,
-    pub(super) template: Option<ChatTemplate>,
+    pub(super) template: Option<ChatTemplates>,
     /// By their names, as `bos_token`.
     pub(super) special_tokens: Vec<(String, String)>,
 }
@@ -50,16 +50,30 @@ impl Reader {
     pub(super) fn conversation(&self, fields: &mut BodyFields) -> Result<Vec<u32>, ApiError> {
         let template = self.template.as_ref();
         let template = template.ok_or_else(|| ApiError::bad("this model has no chat template: use /v1/completions"))?;
-        let messages = fields.take("messages").unwrap_or_default();
-        let wrong = || ApiError::field("messages", "`messages` must be a list of objects with `role` and `content`");
-        let messages: Vec<Message> = messages.as_array().ok_or_else(wrong)?.iter().map(message).collect::<Result<_, _>>()?;
-        if messages.is_empty() {
-            return Err(wrong());
+        let mut messages = fields.take("messages").unwrap_or_default();
+        messages.as_array_mut().into_iter().flatten().try_for_each(plain_content)?;
+        let wrong = |field: &str| {
+            let field = field.to_owned();
+            move |fault: String| ApiError::field(&field, format!("`{field}`: {fault}"))
+        };
+        let mut conversation = Conversation::of(messages).map_err(wrong("messages"))?;
+        conversation.tools = fields.take("tools").map(tools_of).transpose().map_err(wrong("tools"))?.flatten();
+        conversation.documents = fields.take("documents");
+        if let Some(variables) = fields.take("chat_template_kwargs") {
+            let variables = variables.as_object().cloned();
+            conversation.variables =
+                variables.ok_or_else(|| wrong("chat_template_kwargs")("an object is expected".to_owned()))?;
         }
-        let adds_prompt = fields.flag("add_generation_prompt", true)?;
-        let text = template.render(&messages, adds_prompt).map_err(|error| ApiError::field("messages", error.to_string()))?;
+        let continues = fields.flag("continue_final_message", false)?;
+        let adds_prompt = fields.flag("add_generation_prompt", !continues)?;
+        if continues && adds_prompt {
+            let message = "`continue_final_message` and `add_generation_prompt` exclude each other";
+            return Err(ApiError::field("continue_final_message", message));
+        }
+        let text =
+            if continues { template.render_to_continue(&conversation) } else { template.render(&conversation, adds_prompt) };
         // The template writes all special tokens itself.
-        self.encode(&text, false)
+        self.encode(&text.map_err(|error| ApiError::field("messages", error.to_string()))?, false)
     }
 
     /// The text of one token; its id where there is no text.
@@ -80,31 +94,20 @@ impl Reader {
     }
 }
 
-/// A message, whose content is a text or a list of parts that are texts.
-fn message(value: &Value) -> Result<Message, ApiError> {
+/// A message whose content is parts that are all texts has them as one text: not every template reads parts.
+fn plain_content(message: &mut Value) -> Result<(), ApiError> {
     let wrong = |what: &str| ApiError::field("messages", format!("a message {what}"));
-    let fields = value.as_object().ok_or_else(|| wrong("must be an object"))?;
-    if let Some(other) =
-        fields.iter().find(|(name, value)| !["role", "content", "name", "type"].contains(&&name[..]) && !value.is_null())
-    {
-        return Err(wrong(&format!("has `{}`, which is not supported", other.0)));
-    }
+    let Some(fields) = message.as_object_mut() else { return Ok(()) };
     // Some harnesses say what kind of content a message has.
-    if fields.get("type").is_some_and(|kind| kind != "text") {
+    if fields.remove("type").is_some_and(|kind| kind != "text") {
         return Err(wrong("has a `type` that is not `text`"));
     }
-    let name = fields.get("name").and_then(Value::as_str).map(str::to_owned);
-    let role = fields.get("role").and_then(Value::as_str).ok_or_else(|| wrong("needs `role`, a text"))?;
-    let content = match fields.get("content") {
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => {
-            let text =
-                |part: &Value| part.get("text").and_then(Value::as_str).filter(|_| part["type"] == "text").map(str::to_owned);
-            parts.iter().map(text).collect::<Option<Vec<_>>>().ok_or_else(|| wrong("has a part that is no text"))?.concat()
-        }
-        _ => return Err(wrong("needs `content`, a text")),
-    };
-    Ok(Message { name, ..Message::new(role, &content) })
+    if let Some(Value::Array(parts)) = fields.get("content") {
+        let text = |part: &Value| part.get("text").and_then(Value::as_str).filter(|_| part["type"] == "text").map(str::to_owned);
+        let texts = parts.iter().map(text).collect::<Option<Vec<_>>>().ok_or_else(|| wrong("has a part that is no text"))?;
+        fields.insert("content".to_owned(), Value::from(texts.concat()));
+    }
+    Ok(())
 }
 
 fn ids_of(value: &Value) -> Option<Vec<u32>> {

@@ -1,10 +1,12 @@
 //! `kvtune generate --chat`: a conversation, of which each turn goes on from what has been read.
 
 use std::io::{BufRead, IsTerminal};
-use std::path::Path;
 
+use serde_json::Value;
+
+use super::template::{ConversationReader, TemplateArguments};
 use super::{Ending, LoadedModel};
-use crate::data::{ChatTemplate, Message, Tokenizer};
+use crate::data;
 use crate::engine::Session;
 use crate::error::Error;
 use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Request, at_beginning, shared_tokens};
@@ -15,11 +17,10 @@ use crate::units::Failure;
 /// A conversation.
 pub(super) struct Chat<'a> {
     used: &'a LoadedModel,
-    tokenizer: &'a Tokenizer,
-    template: ChatTemplate,
+    reader: ConversationReader<'a>,
     rules: GenerationRules,
-    system: Option<Message>,
-    messages: Vec<Message>,
+    system: Option<Value>,
+    messages: Vec<Value>,
     /// What has been read of the conversation.
     kept: Option<Kept>,
 }
@@ -36,18 +37,12 @@ impl<'a> Chat<'a> {
     pub(super) fn new(
         used: &'a LoadedModel,
         rules: GenerationRules,
-        template: Option<&Path>,
+        template: &TemplateArguments,
         system: Option<&str>,
     ) -> Result<Self, Error> {
-        let missing =
-            |what: &str, hint: &str| Error::Usage { message: format!("the model has no {what}"), hint: hint.to_owned() };
-        let hint = "put `tokenizer.json` into the model directory, or generate from `--prompt-tokens`";
-        let tokenizer = used.tokenizer.as_ref().ok_or_else(|| missing("`tokenizer.json`, so that it reads no text", hint))?;
-        let found = ChatTemplate::load(&used.recipe.model.path, template)?;
-        let template =
-            found.ok_or_else(|| missing("chat template", "name one with `--chat-template FILE`, or use `--prompt`"))?;
-        let system = system.map(|text| Message::new("system", text));
-        Ok(Self { used, tokenizer, template, rules, messages: system.iter().cloned().collect(), system, kept: None })
+        let reader = template.reader(used)?;
+        let system = system.map(|text| data::message("system", text));
+        Ok(Self { used, reader, rules, messages: system.iter().cloned().collect(), system, kept: None })
     }
 
     /// Answers line after line of standard input.
@@ -96,8 +91,9 @@ impl<'a> Chat<'a> {
 
     /// Answers a message.
     fn answer(&mut self, text: &str, interrupt: &Interrupt) -> Result<(), Error> {
-        self.messages.push(Message::new("user", text));
-        let rendered = match self.template.render(&self.messages, true) {
+        self.messages.push(data::message("user", text));
+        let conversation = self.reader.conversation(self.messages.clone());
+        let rendered = match self.reader.template.render(&conversation, true) {
             Ok(rendered) => rendered,
             Err(error) => {
                 // The conversation goes on without what the template refuses.
@@ -139,7 +135,7 @@ impl<'a> Chat<'a> {
         console::result("")?;
         interrupt.reset();
         self.kept = session.map(|session| Kept { session, text: format!("{rendered}{answer}") });
-        self.messages.push(Message::new("assistant", &answer));
+        self.messages.push(data::message("assistant", &answer));
         Ok(())
     }
 
@@ -150,16 +146,16 @@ impl<'a> Chat<'a> {
                 let Continued { session, mut ids } = kept.session;
                 // The template writes the end of the answer itself.
                 ids.pop_if(|last| self.ends(Some(last)));
-                ids.extend(self.tokenizer.encode(&rendered[kept.text.len()..])?);
+                ids.extend(self.reader.tokenizer.encode(&rendered[kept.text.len()..])?);
                 (ids, Some(session))
             }
             kept => {
-                let prompt = self.tokenizer.encode(rendered)?;
+                let prompt = self.reader.tokenizer.encode(rendered)?;
                 let session = kept.and_then(|Kept { session: Continued { session, ids }, .. }| {
                     let tokens = shared_tokens(self.used.engine.settings(), &ids[..session.num_tokens()], &prompt);
                     at_beginning(session, tokens)
                 });
-                if self.messages.iter().any(|message| message.role == "assistant") {
+                if self.messages.iter().any(|message| message["role"] == "assistant") {
                     let from = session.as_ref().map_or(0, Session::num_tokens);
                     console::note(&format!(
                         "the conversation is read again from token {from} on: the template writes earlier messages otherwise"

@@ -4,6 +4,7 @@ mod chat;
 mod document;
 mod prompts;
 mod rules;
+mod template;
 mod write;
 
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use crate::generation::Request;
 use chat::Chat;
 use prompts::Prompts;
 pub(super) use rules::RuleArguments;
+use template::TemplateArguments;
 use write::{Shown, WrittenTexts};
 
 #[derive(Debug, Args)]
@@ -43,9 +45,8 @@ pub(super) struct Generate {
     /// What the assistant is told before a conversation.
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system_prompt: Option<String>,
-    /// The chat template, in place of the model's own.
-    #[arg(long, value_name = "FILE", requires = "chat")]
-    chat_template: Option<PathBuf>,
+    #[command(flatten)]
+    template: TemplateArguments,
     /// How to print: text as it comes, or a JSON object per line and text.
     #[arg(long, value_enum, default_value_t = TextFormat::Text)]
     format: TextFormat,
@@ -64,9 +65,9 @@ impl Generate {
         let used = self.model.load(device)?;
         let rules = self.rules.over(own_rules(&used.recipe.model.path)?)?;
         if self.prompts.chat {
-            return Chat::new(&used, rules, self.chat_template.as_deref(), self.system_prompt.as_deref())?.run(&interrupt);
+            return Chat::new(&used, rules, &self.template, self.system_prompt.as_deref())?.run(&interrupt);
         }
-        let prompts = self.prompts.read(used.tokenizer.as_ref(), self.session.is_none())?;
+        let prompts = self.prompts.read(&used, &self.template, self.session.is_none())?;
         if let Some(path) = &self.save_session {
             return document::save(&used, path, &prompts);
         }

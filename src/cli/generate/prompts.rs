@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::data::Tokenizer;
+use super::LoadedModel;
+use super::template::TemplateArguments;
 use crate::error::Error;
 
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
 pub(super) struct Prompts {
     /// Talk: what you write is answered, and the conversation is kept.
-    #[arg(long, conflicts_with_all = ["prompt", "prompt_file", "prompt_tokens", "n", "save_session", "session", "format"])]
+    #[arg(long, conflicts_with_all = ["prompt", "prompt_file", "prompt_tokens", "messages", "n", "save_session", "session", "format"])]
     pub(super) chat: bool,
     /// A text to go on from; may be given several times.
     #[arg(long, value_name = "TEXT")]
@@ -23,6 +24,10 @@ pub(super) struct Prompts {
     /// Token ids to go on from, for models without a tokenizer, too; may be given several times.
     #[arg(long, value_name = "1,2,3")]
     prompt_tokens: Vec<String>,
+    /// A file with a conversation to be answered, by the chat template: a JSON list of messages, or an object with `messages`, `tools`
+    /// and `chat_template_kwargs`; may be given several times.
+    #[arg(long, value_name = "FILE", conflicts_with = "session")]
+    messages: Vec<PathBuf>,
 }
 
 /// A prompt.
@@ -31,8 +36,15 @@ pub(super) struct Prompt {
 }
 
 impl Prompts {
-    /// All prompts: texts, then files, then tokens. At the beginning of a sequence a text has the tokens that a tokenizer puts there.
-    pub(super) fn read(&self, tokenizer: Option<&Tokenizer>, is_beginning: bool) -> Result<Vec<Prompt>, Error> {
+    /// All prompts: texts, then files, then tokens, then conversations. At the beginning of a sequence a text has the tokens that a
+    /// tokenizer puts there.
+    pub(super) fn read(
+        &self,
+        used: &LoadedModel,
+        template: &TemplateArguments,
+        is_beginning: bool,
+    ) -> Result<Vec<Prompt>, Error> {
+        let tokenizer = used.tokenizer.as_ref();
         let mut texts = self.prompt.clone();
         for path in &self.prompt_file {
             texts.push(text_of(path)?);
@@ -48,6 +60,10 @@ impl Prompts {
         }
         for list in &self.prompt_tokens {
             all.push(Prompt { ids: tokens_of(list)? });
+        }
+        let reader = if self.messages.is_empty() { None } else { Some(template.reader(used)?) };
+        for (path, reader) in self.messages.iter().zip(reader.iter().cycle()) {
+            all.push(Prompt { ids: reader.read(path)? });
         }
         Ok(all)
     }

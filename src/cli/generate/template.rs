@@ -1,0 +1,112 @@
+//! How conversations become prompts: the chat template, and what it is told beside the messages.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::{Map, Value};
+
+use super::LoadedModel;
+use crate::data::{ChatTemplates, Conversation, Tokenizer, tools_of};
+use crate::error::Error;
+
+// No documentation of its own: clap would take it for that of the verb.
+#[derive(Debug, Args)]
+pub(super) struct TemplateArguments {
+    /// The chat template, in place of the model's own: a file, a text, or the name of one of several that the model has.
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<String>,
+    /// What the chat template is told beside the messages, as `{"enable_thinking": false}`.
+    #[arg(long, value_name = "JSON")]
+    chat_template_kwargs: Option<String>,
+    /// A file with the functions that the assistant may call, a JSON list.
+    #[arg(long, value_name = "FILE")]
+    tools: Option<PathBuf>,
+}
+
+/// Turns conversations into text, and text into tokens.
+pub(super) struct ConversationReader<'a> {
+    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) template: ChatTemplates,
+    tools: Option<Value>,
+    variables: Map<String, Value>,
+}
+
+impl TemplateArguments {
+    pub(super) fn reader<'a>(&self, used: &'a LoadedModel) -> Result<ConversationReader<'a>, Error> {
+        let missing =
+            |what: &str, hint: &str| Error::Usage { message: format!("the model has no {what}"), hint: hint.to_owned() };
+        let hint = "put `tokenizer.json` into the model directory, or generate from `--prompt-tokens`";
+        let tokenizer = used.tokenizer.as_ref().ok_or_else(|| missing("`tokenizer.json`, so that it reads no text", hint))?;
+        let found = ChatTemplates::load(&used.recipe.model.path, self.chat_template.as_deref(), None)?;
+        let template =
+            found.ok_or_else(|| missing("chat template", "name one with `--chat-template FILE`, or use `--prompt`"))?;
+        let variables = match self.chat_template_kwargs.as_deref().map(serde_json::from_str) {
+            None => Map::new(),
+            Some(Ok(Value::Object(variables))) => variables,
+            Some(_) => {
+                let message = "`--chat-template-kwargs` takes a JSON object".to_owned();
+                return Err(Error::Usage { message, hint: "write, for instance, '{\"enable_thinking\": false}'".into() });
+            }
+        };
+        let tools =
+            self.tools.as_deref().map(|path| tools_of(json_in(path)?).map_err(|fault| wrong(path, &fault))).transpose()?;
+        Ok(ConversationReader { tokenizer, template, tools: tools.flatten(), variables })
+    }
+}
+
+impl ConversationReader<'_> {
+    /// A conversation of messages, with what the arguments say.
+    pub(super) fn conversation(&self, messages: Vec<Value>) -> Conversation {
+        Conversation { messages, tools: self.tools.clone(), documents: None, variables: self.variables.clone() }
+    }
+
+    /// The tokens of a conversation in a file: a list of messages, or an object with `messages`, and `tools`,
+    /// `chat_template_kwargs`, `add_generation_prompt` and `continue_final_message` where that is so.
+    pub(super) fn read(&self, path: &Path) -> Result<Vec<u32>, Error> {
+        let mut fields = match json_in(path)? {
+            Value::Object(fields) => fields,
+            messages => Map::from_iter([("messages".to_owned(), messages)]),
+        };
+        let fault = |fault: String| wrong(path, &fault);
+        let messages = fields.remove("messages").unwrap_or_default();
+        let mut conversation = self.conversation(Conversation::of(messages).map_err(fault)?.messages);
+        if let Some(tools) = fields.remove("tools") {
+            conversation.tools = tools_of(tools).map_err(|fault| wrong(path, &format!("`tools`: {fault}")))?;
+        }
+        conversation.documents = fields.remove("documents").filter(|documents| !documents.is_null());
+        match fields.remove("chat_template_kwargs") {
+            None | Some(Value::Null) => {}
+            Some(Value::Object(own)) => conversation.variables.extend(own),
+            Some(_) => return Err(wrong(path, "`chat_template_kwargs` must be an object")),
+        }
+        let mut flag = |name: &str| match fields.remove(name) {
+            None => Ok(None),
+            Some(value) => value.as_bool().map(Some).ok_or_else(|| wrong(path, &format!("`{name}` must be true or false"))),
+        };
+        let continues = flag("continue_final_message")?.unwrap_or(false);
+        let adds = flag("add_generation_prompt")?.unwrap_or(!continues);
+        if let Some(other) = fields.keys().next() {
+            return Err(wrong(path, &format!("there is no field `{other}`")));
+        }
+        if continues && adds {
+            return Err(wrong(path, "`continue_final_message` and `add_generation_prompt` exclude each other"));
+        }
+        let rendered = if continues {
+            self.template.render_to_continue(&conversation)?
+        } else {
+            self.template.render(&conversation, adds)?
+        };
+        // The template writes all special tokens itself.
+        Ok(self.tokenizer.encode(&rendered)?)
+    }
+}
+
+fn json_in(path: &Path) -> Result<Value, Error> {
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(path, &error.to_string()))?;
+    serde_json::from_str(&text).map_err(|error| wrong(path, &format!("it is not JSON: {error}")))
+}
+
+fn wrong(path: &Path, fault: &str) -> Error {
+    let message = format!("`{}`: {fault}", path.display());
+    Error::Usage { message, hint: "write a JSON list of messages with `role` and `content`, or an object with `messages`".into() }
+}

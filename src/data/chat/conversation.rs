@@ -1,0 +1,180 @@
+//! A conversation as templates see it: messages as they come, tools, documents and the caller's own variables.
+
+use serde_json::{Map, Value as Json, json};
+
+use super::markers::Markers;
+
+/// A conversation, ready to be rendered.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conversation {
+    /// Objects with `role`, mostly `content`, and whatever else the template knows.
+    pub messages: Vec<Json>,
+    /// The functions that the assistant may call, each a JSON schema.
+    pub tools: Option<Json>,
+    /// Texts that the assistant may cite.
+    pub documents: Option<Json>,
+    /// What else the template is told, such as `enable_thinking`.
+    pub variables: Map<String, Json>,
+}
+
+impl Conversation {
+    /// A conversation of messages from elsewhere, which may have been written for a protocol: arguments of calls that are JSON in a
+    /// text become what they say. The error says what is wrong with which message.
+    pub fn of(messages: Json) -> Result<Self, String> {
+        let kind = super::super::jsonl::kind(&messages);
+        let Json::Array(mut messages) = messages else { return Err(format!("a list of messages is expected, found {kind}")) };
+        if messages.is_empty() {
+            return Err("there is no message".to_owned());
+        }
+        for (index, message) in messages.iter_mut().enumerate() {
+            check_message(message).map_err(|fault| format!("message {index} (from 0): {fault}"))?;
+            parse_arguments(message);
+        }
+        Ok(Self { messages, ..Self::default() })
+    }
+
+    /// Whether a character occurs in it.
+    pub(super) fn contains(&self, wanted: char) -> bool {
+        let others = [&self.tools, &self.documents].into_iter().flatten();
+        self.messages.iter().chain(others).chain(self.variables.values()).any(|value| occurs(value, wanted))
+    }
+
+    /// Whether the markers occur in it.
+    pub(super) fn mentions(&self, markers: Markers) -> bool {
+        self.contains(markers.open) || self.contains(markers.close)
+    }
+}
+
+/// A message of a role.
+pub fn message(role: &str, content: &str) -> Json {
+    json!({ "role": role, "content": content })
+}
+
+/// The role of a message.
+pub(super) fn role(message: &Json) -> &str {
+    message.get("role").and_then(Json::as_str).unwrap_or_default()
+}
+
+/// Tools as a list, or as the JSON text of one; no tools are none.
+pub fn tools_of(tools: Json) -> Result<Option<Json>, String> {
+    let tools = match tools {
+        Json::String(text) if text.trim().is_empty() => return Ok(None),
+        Json::String(text) => serde_json::from_str(&text).map_err(|error| format!("its text is not JSON: {error}"))?,
+        other => other,
+    };
+    match &tools {
+        Json::Null => Ok(None),
+        Json::Array(all) if all.is_empty() => Ok(None),
+        Json::Array(all) if all.iter().all(Json::is_object) => Ok(Some(tools)),
+        other => Err(format!("a list of objects is expected, or its JSON as text, found {}", super::super::jsonl::kind(other))),
+    }
+}
+
+/// Takes out what a table of columns had to fill with null: it gives each row all the keys that any row has. In a tool's schema a
+/// null that says something stays.
+pub(super) fn drop_padding(value: &mut Json) {
+    const MEANT: [&str; 3] = ["default", "const", "enum"];
+    match value {
+        Json::Object(fields) => {
+            fields.retain(|name, value| !value.is_null() || MEANT.contains(&&name[..]));
+            fields.iter_mut().filter(|(name, _)| !MEANT.contains(&&name[..])).for_each(|(_, value)| drop_padding(value));
+        }
+        Json::Array(items) => items.iter_mut().for_each(drop_padding),
+        _ => {}
+    }
+}
+
+fn occurs(value: &Json, wanted: char) -> bool {
+    match value {
+        Json::String(text) => text.contains(wanted),
+        Json::Array(items) => items.iter().any(|item| occurs(item, wanted)),
+        Json::Object(fields) => fields.iter().any(|(name, value)| name.contains(wanted) || occurs(value, wanted)),
+        _ => false,
+    }
+}
+
+fn check_message(message: &Json) -> Result<(), String> {
+    let kind = super::super::jsonl::kind;
+    let fields =
+        message.as_object().ok_or_else(|| format!("an object with `role` and `content` is expected, found {}", kind(message)))?;
+    match fields.get("role") {
+        Some(Json::String(role)) if !role.is_empty() => {}
+        Some(other) => {
+            return Err(format!("`role` must be a text, found {}", if other.is_string() { "nothing in it" } else { kind(other) }));
+        }
+        None => return Err("`role` is missing".to_owned()),
+    }
+    match fields.get("content") {
+        None if fields.keys().all(|name| name == "role" || name == "name") => Err("`content` is missing".to_owned()),
+        None | Some(Json::Null | Json::String(_)) => Ok(()),
+        Some(Json::Array(parts)) => match parts.iter().find(|part| !part.is_object() && !part.is_string()) {
+            Some(part) => Err(format!("a part of `content` must be an object, found {}", kind(part))),
+            None => Ok(()),
+        },
+        Some(other) => Err(format!("`content` must be a text or a list of parts, found {}", kind(other))),
+    }
+}
+
+/// `"arguments": "{\"x\": 1}"` is an object in a text, as `OpenAI`'s protocol has it.
+fn parse_arguments(message: &mut Json) {
+    let calls = message.get_mut("tool_calls").and_then(Json::as_array_mut).into_iter().flatten();
+    for call in calls {
+        let function = if call.get("function").is_some() { call.get_mut("function") } else { Some(call) };
+        let Some(arguments) = function.and_then(|function| function.get_mut("arguments")) else { continue };
+        let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Json>(text).ok());
+        if let Some(object) = parsed.filter(Json::is_object) {
+            *arguments = object;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_checked_and_arguments_are_what_they_say() {
+        let call =
+            |arguments: Json| json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]);
+        let read = Conversation::of(call(json!("{\"b\": 1, \"a\": [null]}"))).unwrap();
+        assert_eq!(read.messages, *call(json!({"b": 1, "a": [null]})).as_array().unwrap());
+        assert_eq!(Conversation::of(call(json!("none"))).unwrap().messages, *call(json!("none")).as_array().unwrap());
+        for (messages, why) in [
+            (json!("hi"), "a list of messages is expected, found a string"),
+            (json!([]), "there is no message"),
+            (json!([3]), "message 0 (from 0): an object with `role` and `content` is expected, found a number"),
+            (json!([{"role": "user", "content": "a"}, {"content": "b"}]), "message 1 (from 0): `role` is missing"),
+            (json!([{"role": "user"}]), "message 0 (from 0): `content` is missing"),
+            (json!([{"role": 1, "content": "a"}]), "message 0 (from 0): `role` must be a text, found a number"),
+            (
+                json!([{"role": "user", "content": 12}]),
+                "message 0 (from 0): `content` must be a text or a list of parts, found a number",
+            ),
+            (
+                json!([{"role": "user", "content": [1]}]),
+                "message 0 (from 0): a part of `content` must be an object, found a number",
+            ),
+        ] {
+            assert_eq!(Conversation::of(messages).unwrap_err(), why);
+        }
+    }
+
+    #[test]
+    fn padding_of_columns_goes_and_what_is_meant_stays() {
+        let mut row =
+            json!({"content": null, "tool_calls": [{"name": "f", "x": null}], "default": null, "enum": [null, {"a": null}]});
+        drop_padding(&mut row);
+        assert_eq!(row, json!({"tool_calls": [{"name": "f"}], "default": null, "enum": [null, {"a": null}]}));
+    }
+
+    #[test]
+    fn tools_are_a_list_or_its_text() {
+        assert_eq!(tools_of(json!("[{\"a\": 1}]")).unwrap(), Some(json!([{"a": 1}])));
+        assert_eq!(
+            (tools_of(json!([])).unwrap(), tools_of(json!("")).unwrap(), tools_of(json!("null")).unwrap()),
+            (None, None, None)
+        );
+        assert!(tools_of(json!("[")).unwrap_err().contains("not JSON"));
+        assert_eq!(tools_of(json!(3)).unwrap_err(), "a list of objects is expected, or its JSON as text, found a number");
+    }
+}

@@ -1,0 +1,162 @@
+//! Filters and tests that are otherwise in minijinja than in Jinja2.
+
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Output, State, Value, escape_formatter};
+
+use super::python_methods::strip;
+use super::python_values::{text_of, tojson};
+use super::scan::WALKED;
+
+/// Blanks of an indentation at most.
+const MOST_INDENT: usize = 256;
+
+/// Puts them in place of minijinja's own.
+pub(super) fn add(environment: &mut Environment<'static>) {
+    environment.add_filter("tojson", tojson);
+    environment.add_filter("indent", indent);
+    environment.add_filter("int", int);
+    environment.add_filter("float", float);
+    environment.add_filter("trim", |value: &Value, chars: Option<&str>| strip(&text_of(value), chars, true, true).to_owned());
+    environment.add_filter("string", |value: &Value| text_of(value));
+    environment.add_filter("wordcount", |value: &Value| {
+        text_of(value).split(|c: char| !c.is_alphanumeric() && c != '_').filter(|w| !w.is_empty()).count()
+    });
+    environment.add_filter("center", |state: &mut State, text: &Value, width: Option<usize>| {
+        super::python_methods::call(state, text, "center", &[Value::from(width.unwrap_or(80))])
+    });
+    environment.add_filter("truncate", truncate);
+    environment.add_filter(WALKED, walked);
+    environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+    environment.add_test("sequence", |value: &Value| {
+        matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined)
+    });
+    environment.set_formatter(|out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value| match value.kind() {
+        ValueKind::Number | ValueKind::Seq | ValueKind::Map => out.write_str(&text_of(value)).map_err(Error::from),
+        _ => escape_formatter(out, state, value),
+    });
+}
+
+fn fault(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message.into())
+}
+
+/// The list of a loop, which must be one.
+fn walked(value: Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::None => Err(fault("'NoneType' object is not iterable")),
+        ValueKind::Bool | ValueKind::Number => Err(fault(format!("{value} is not iterable"))),
+        _ => Ok(value),
+    }
+}
+
+/// As Jinja2 has it: the last line keeps what follows it, and lines of nothing stay so unless `blank` is set.
+fn indent(text: &str, width: Option<Value>, first: Option<bool>, blank: Option<bool>, options: Kwargs) -> Result<String, Error> {
+    let width = width.or(options.get("width")?).unwrap_or(Value::from(4));
+    let first = first.or(options.get("first")?).unwrap_or(false);
+    let blank = blank.or(options.get("blank")?).unwrap_or(false);
+    options.assert_all_used()?;
+    let indentation = match width.as_usize() {
+        Some(width) if width <= MOST_INDENT => " ".repeat(width),
+        Some(width) => return Err(fault(format!("indent: a width of {width} is more than {MOST_INDENT}"))),
+        None => width.as_str().ok_or_else(|| fault("indent: the width must be a number or a text"))?.to_owned(),
+    };
+    // One more line end, as Jinja2 adds one before it splits the text into lines.
+    let text = format!("{text}\n");
+    let lines: Vec<&str> = text.split_inclusive('\n').map(|line| line.trim_end_matches(['\n', '\r'])).collect();
+    let between = |line: &&str| if blank || !line.is_empty() { format!("\n{indentation}{line}") } else { format!("\n{line}") };
+    let rest: String = lines.iter().skip(1).map(between).collect();
+    Ok(format!("{}{}{rest}", if first { &indentation } else { "" }, lines.first().unwrap_or(&"")))
+}
+
+fn int(value: &Value, default: Option<Value>, base: Option<u32>, options: Kwargs) -> Result<Value, Error> {
+    let default = default.or(options.get("default")?).unwrap_or(Value::from(0));
+    let base = base.or(options.get("base")?).unwrap_or(10);
+    options.assert_all_used()?;
+    if !(2..=36).contains(&base) {
+        return Err(fault(format!("int: a base of {base}")));
+    }
+    if value.is_integer() {
+        return Ok(value.clone());
+    }
+    if value.kind() == ValueKind::Bool {
+        return Ok(Value::from(i64::from(value.is_true())));
+    }
+    let text = value.as_str().map(|text| strip(text, None, true, true).replace('_', ""));
+    let digits = text.as_deref().map(|text| match base {
+        16 => text.trim_start_matches("0x"),
+        8 => text.trim_start_matches("0o"),
+        2 => text.trim_start_matches("0b"),
+        _ => text,
+    });
+    let number = digits.and_then(|digits| i128::from_str_radix(digits, base).ok()).map(Value::from);
+    let float = || as_number(value).filter(|number| number.is_finite()).map(|number| Value::from(number.trunc() as i128));
+    Ok(number.or_else(float).unwrap_or(default))
+}
+
+fn float(value: &Value, default: Option<Value>, options: Kwargs) -> Result<Value, Error> {
+    let default = default.or(options.get("default")?).unwrap_or(Value::from(0.0));
+    options.assert_all_used()?;
+    Ok(as_number(value).map_or(default, Value::from))
+}
+
+fn as_number(value: &Value) -> Option<f64> {
+    match value.as_str() {
+        Some(text) => strip(text, None, true, true).parse().ok(),
+        None if value.kind() == ValueKind::Bool => Some(f64::from(u8::from(value.is_true()))),
+        None => value.is_number().then(|| f64::try_from(value.clone()).ok()).flatten(),
+    }
+}
+
+/// As Jinja2 has it: a text that is too long by `leeway` at most stays whole.
+fn truncate(
+    text: &str,
+    length: Option<usize>,
+    killwords: Option<bool>,
+    end: Option<String>,
+    options: Kwargs,
+) -> Result<String, Error> {
+    let length = length.or(options.get("length")?).unwrap_or(255);
+    let kill = killwords.or(options.get("killwords")?).unwrap_or(false);
+    let end = end.or(options.get("end")?).unwrap_or_else(|| "...".to_owned());
+    let leeway = options.get::<Option<usize>>("leeway")?.unwrap_or(5);
+    options.assert_all_used()?;
+    let width = end.chars().count();
+    if length < width {
+        return Err(fault(format!("truncate: expected length >= {width}, got {length}")));
+    }
+    if text.chars().count() <= length + leeway {
+        return Ok(text.to_owned());
+    }
+    let cut: String = text.chars().take(length - width).collect();
+    let cut = if kill { &cut } else { cut.rsplit_once(' ').map_or(&cut[..], |(words, _)| words) };
+    Ok(format!("{cut}{end}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::template::tests::rendered;
+
+    #[test]
+    fn filters_and_tests_are_those_of_jinja2() {
+        let known = [
+            ("'a\\nb\\n\\nc\\n'|indent(2)", "a\n  b\n\n  c\n"),
+            ("'a\\n\\nb'|indent('> ', first=true, blank=true)", "> a\n> \n> b"),
+            ("'x'|int(5) ~ '3.7'|int ~ '0x1f'|int(base=16) ~ true|int ~ none|int", "533110"),
+            ("'x'|float ~ '|' ~ '1e3'|float ~ '|' ~ 2|float", "0.0|1000.0|2.0"),
+            ("'\\x1c a '|trim ~ 'xxa'|trim('x')", "aa"),
+            ("none is iterable", "False"),
+            ("nope is iterable", "True"),
+            ("'a' is sequence", "True"),
+            ("1e-7", "1e-07"),
+            ("'ab cd ef gh'|truncate(5)", "ab..."),
+            ("'a-b c'|wordcount", "3"),
+        ];
+        for (expression, text) in known {
+            assert_eq!(rendered(&format!("{{{{ {expression} }}}}")).unwrap(), text, "{expression}");
+        }
+        for refused in ["'a'|indent(999)", "[1]|tojson(indent=999)", "nope|tojson", "'a'|int(base=99)"] {
+            assert!(rendered(&format!("{{{{ {refused} }}}}")).is_err(), "{refused}");
+        }
+        assert!(rendered("{% for x in none %}{% endfor %}").unwrap_err().contains("'NoneType' object is not iterable"));
+    }
+}

@@ -1,0 +1,323 @@
+//! Values as Python writes them: numbers as `repr`, and `json.dumps` with the options that templates use.
+
+use std::fmt::Write;
+
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Error, ErrorKind, Value};
+
+/// Blanks of an indentation at most.
+const MOST_INDENT: i64 = 256;
+
+/// Lists within lists at most.
+const MOST_DEPTH: usize = 256;
+
+/// How `json.dumps` writes.
+struct JsonStyle {
+    ensure_ascii: bool,
+    indent: Option<String>,
+    item: String,
+    key: String,
+    sort_keys: bool,
+}
+
+/// The filter `tojson` of Transformers: `json.dumps(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
+pub(super) fn tojson(
+    value: &Value,
+    ensure_ascii: Option<bool>,
+    indent: Option<Value>,
+    separators: Option<Value>,
+    options: Kwargs,
+) -> Result<Value, Error> {
+    let (ensure_ascii, indent, separators) = (
+        ensure_ascii.or(options.get("ensure_ascii")?).unwrap_or(false),
+        indent.or(options.get("indent")?).filter(|indent| !indent.is_none()),
+        separators.or(options.get("separators")?).filter(|separators| !separators.is_none()),
+    );
+    let sort_keys = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    options.assert_all_used()?;
+    let indent = indent.map(|indent| indentation(&indent)).transpose()?;
+    let (item, key) = match separators {
+        Some(pair) => pair_of(&pair)?,
+        None => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
+    };
+    let mut out = String::new();
+    JsonStyle { ensure_ascii, indent, item, key, sort_keys }.write(value, 0, &mut out)?;
+    Ok(Value::from(out))
+}
+
+/// A float as Python's `repr` has it.
+pub(super) fn float_text(number: f64) -> String {
+    if !number.is_finite() {
+        return if number.is_nan() {
+            "nan"
+        } else if number > 0.0 {
+            "inf"
+        } else {
+            "-inf"
+        }
+        .to_owned();
+    }
+    let scientific = format!("{number:e}");
+    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    if (-4..16).contains(&exponent) {
+        return format!("{number:?}");
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{digits}e{sign}{:02}", exponent.abs())
+}
+
+/// A value that is a float.
+pub(super) fn as_float(value: &Value) -> Option<f64> {
+    (value.is_number() && !value.is_integer()).then(|| f64::try_from(value.clone()).ok()).flatten()
+}
+
+/// A value as Python's `str` has it.
+pub(super) fn text_of(value: &Value) -> String {
+    match value.kind() {
+        ValueKind::Number | ValueKind::Seq | ValueKind::Map if !value.is_kwargs() => {
+            let mut out = String::new();
+            write_repr(value, 0, &mut out);
+            out
+        }
+        _ => value.to_string(),
+    }
+}
+
+fn write_repr(value: &Value, depth: usize, out: &mut String) {
+    let kind = value.kind();
+    if depth > MOST_DEPTH {
+        out.push_str("...");
+    } else if let Some(number) = as_float(value) {
+        out.push_str(&float_text(number));
+    } else if let Some(text) = value.as_str() {
+        write_text_repr(text, out);
+    } else if kind == ValueKind::Seq {
+        let [open, close] = if value.is_tuple() { ['(', ')'] } else { ['[', ']'] };
+        out.push(open);
+        let items: Vec<Value> = value.try_iter().into_iter().flatten().collect();
+        for (index, item) in items.iter().enumerate() {
+            out.push_str(if index > 0 { ", " } else { "" });
+            write_repr(item, depth + 1, out);
+        }
+        out.push_str(if value.is_tuple() && items.len() == 1 { "," } else { "" });
+        out.push(close);
+    } else if kind == ValueKind::Map {
+        out.push('{');
+        for (index, key) in value.try_iter().into_iter().flatten().enumerate() {
+            out.push_str(if index > 0 { ", " } else { "" });
+            write_repr(&key, depth + 1, out);
+            out.push_str(": ");
+            write_repr(&value.get_item(&key).unwrap_or_default(), depth + 1, out);
+        }
+        out.push('}');
+    } else {
+        out.push_str(&value.to_string());
+    }
+}
+
+/// In single quotes, unless only they occur in it; what cannot be seen is escaped.
+fn write_text_repr(text: &str, out: &mut String) {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    out.push(quote);
+    for c in text.chars() {
+        match c {
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\\' => out.push_str("\\\\"),
+            c if c == quote => out.extend(['\\', c]),
+            c if is_printable(c) => out.push(c),
+            c => {
+                let code = u32::from(c);
+                let _ = match code {
+                    ..=0xff => write!(out, "\\x{code:02x}"),
+                    ..=0xffff => write!(out, "\\u{code:04x}"),
+                    _ => write!(out, "\\U{code:08x}"),
+                };
+            }
+        }
+    }
+    out.push(quote);
+}
+
+/// What Python shows as it is. Rust shows the same characters, but for those that join what stands before them, alone.
+fn is_printable(c: char) -> bool {
+    let mut behind = [b'a'; 5];
+    let end = 1 + c.encode_utf8(&mut behind[1..]).len();
+    matches!(c, '\'' | '"') || std::str::from_utf8(&behind[..end]).is_ok_and(|text| text.escape_debug().count() == 2)
+}
+
+fn fault(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message.into())
+}
+
+fn indentation(indent: &Value) -> Result<String, Error> {
+    if let Some(text) = indent.as_str() {
+        return Ok(text.to_owned());
+    }
+    let width = indent.as_i64().ok_or_else(|| fault("tojson: `indent` must be a number or a text"))?;
+    if width > MOST_INDENT {
+        return Err(fault(format!("tojson: `indent` of {width} is more than {MOST_INDENT}")));
+    }
+    Ok(" ".repeat(width.max(0) as usize))
+}
+
+fn pair_of(separators: &Value) -> Result<(String, String), Error> {
+    let all: Vec<Value> = separators.try_iter()?.collect();
+    match &all[..] {
+        [item, key] => item.as_str().zip(key.as_str()).map(|(item, key)| (item.to_owned(), key.to_owned())),
+        _ => None,
+    }
+    .ok_or_else(|| fault("tojson: `separators` must be two texts"))
+}
+
+impl JsonStyle {
+    fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+        if depth > MOST_DEPTH {
+            return Err(fault(format!("tojson: more than {MOST_DEPTH} lists within lists")));
+        }
+        match value.kind() {
+            ValueKind::None => out.push_str("null"),
+            ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => out.push_str(&number(value)),
+            ValueKind::String => self.text(value.as_str().unwrap_or_default(), out),
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items: Vec<Value> = value.try_iter()?.checked().collect::<Result<_, _>>()?;
+                self.container(['[', ']'], items.len(), depth, out, |index, out| self.write(&items[index], depth + 1, out))?;
+            }
+            ValueKind::Map => {
+                let pairs = self.pairs(value)?;
+                self.container(['{', '}'], pairs.len(), depth, out, |index, out| {
+                    let (key, value) = &pairs[index];
+                    self.text(key, out);
+                    out.push_str(&self.key);
+                    self.write(value, depth + 1, out)
+                })?;
+            }
+            ValueKind::Undefined => return Err(fault("Object of type Undefined is not JSON serializable")),
+            other => return Err(fault(format!("Object of type {other} is not JSON serializable"))),
+        }
+        Ok(())
+    }
+
+    fn pairs(&self, map: &Value) -> Result<Vec<(String, Value)>, Error> {
+        let keys: Vec<Value> = map.try_iter()?.checked().collect::<Result<_, _>>()?;
+        let mut pairs = Vec::with_capacity(keys.len());
+        for key in &keys {
+            let name = match key.kind() {
+                ValueKind::String => key.as_str().unwrap_or_default().to_owned(),
+                ValueKind::Number => number(key),
+                ValueKind::Bool => key.is_true().to_string(),
+                ValueKind::None => "null".to_owned(),
+                other => return Err(fault(format!("keys must be str, int, float, bool or None, not {other}"))),
+            };
+            pairs.push((name, map.get_item(key)?));
+        }
+        if self.sort_keys {
+            if keys.iter().any(|key| key.kind() != ValueKind::String) {
+                return Err(fault("tojson: `sort_keys` sorts texts alone"));
+            }
+            pairs.sort_by(|a, b| a.0.cmp(&b.0));
+        }
+        Ok(pairs)
+    }
+
+    fn container(
+        &self,
+        [open, close]: [char; 2],
+        len: usize,
+        depth: usize,
+        out: &mut String,
+        mut item: impl FnMut(usize, &mut String) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        out.push(open);
+        for index in 0..len {
+            if index > 0 {
+                out.push_str(&self.item);
+            }
+            self.new_line(depth + 1, out);
+            item(index, out)?;
+        }
+        if len > 0 {
+            self.new_line(depth, out);
+        }
+        out.push(close);
+        Ok(())
+    }
+
+    fn new_line(&self, depth: usize, out: &mut String) {
+        if let Some(indent) = &self.indent {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(&indent[..], depth));
+        }
+    }
+
+    fn text(&self, text: &str, out: &mut String) {
+        out.push('"');
+        for c in text.chars() {
+            match c {
+                '"' | '\\' => out.extend(['\\', c]),
+                '\n' => out.push_str("\\n"),
+                '\r' => out.push_str("\\r"),
+                '\t' => out.push_str("\\t"),
+                '\u{8}' => out.push_str("\\b"),
+                '\u{c}' => out.push_str("\\f"),
+                ' '..='~' => out.push(c),
+                c if c >= ' ' && !self.ensure_ascii => out.push(c),
+                c => {
+                    for unit in c.encode_utf16(&mut [0; 2]) {
+                        let _ = write!(out, "\\u{unit:04x}");
+                    }
+                }
+            }
+        }
+        out.push('"');
+    }
+}
+
+fn number(value: &Value) -> String {
+    match as_float(value) {
+        Some(number) if number.is_nan() => "NaN".to_owned(),
+        Some(number) if number.is_infinite() => if number > 0.0 { "Infinity" } else { "-Infinity" }.to_owned(),
+        Some(number) => float_text(number),
+        None => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_written_as_in_python() {
+        let of = |value: Value| text_of(&value);
+        assert_eq!(
+            of(Value::from(vec!["a'b", "\"'", "é\u{301}🍐", "\u{7f}\u{200b}\u{2028}\u{e0001}\\"])),
+            concat!(r#"["a'b", '"\''"#, ", 'é\u{301}🍐', ", r"'\x7f\u200b\u2028\U000e0001\\']")
+        );
+        let tuple = |items: Vec<Value>| Value::from(minijinja::value::Tuple::from(items));
+        assert_eq!(of(tuple(vec![Value::from(1e20)])), "(1e+20,)");
+        assert_eq!(of(Value::from_pairs([("a", tuple(vec![])), ("b", Value::from(()))])), "{'a': (), 'b': None}");
+        assert_eq!(of(Value::from("it's")), "it's");
+    }
+
+    #[test]
+    fn floats_are_written_as_in_python() {
+        let known = [
+            (1.0, "1.0"),
+            (-0.0, "-0.0"),
+            (1e20, "1e+20"),
+            (1e16, "1e+16"),
+            (1e15, "1000000000000000.0"),
+            (1e-4, "0.0001"),
+            (1.5e-7, "1.5e-07"),
+            (1e-300, "1e-300"),
+            (123_456_789.123, "123456789.123"),
+            (f64::NEG_INFINITY, "-inf"),
+        ];
+        for (number, text) in known {
+            assert_eq!(float_text(number), text);
+        }
+    }
+}

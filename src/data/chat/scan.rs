@@ -1,0 +1,242 @@
+//! Rewrites what Transformers' templates have and minijinja has not: `{% generation %}`, and loops over nothing, which Python refuses.
+
+/// The filter around what an assistant writes.
+pub(super) const GENERATION: &str = "__generation";
+
+/// The filter that refuses to walk over what is no list.
+pub(super) const WALKED: &str = "__walked";
+
+/// A template in minijinja's dialect.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Rewritten {
+    /// With generation tags as a filter that marks its text.
+    pub(super) marked: String,
+    /// With generation tags that leave no trace.
+    pub(super) plain: String,
+    /// Whether there are generation tags.
+    pub(super) has_generation: bool,
+}
+
+/// Rewrites a template. What stands in comments, in raw blocks and in strings stays as it is.
+pub(super) fn rewrite(source: &str) -> Rewritten {
+    let mut out = Rewritten { marked: String::with_capacity(source.len()), plain: String::new(), has_generation: false };
+    let mut rest = source;
+    while let Some(start) = next_opening(rest) {
+        let (text, tag) = rest.split_at(start);
+        out.both(text);
+        let end = match &tag[..2] {
+            "{#" => tag.find("#}").map(|end| end + 2),
+            "{{" => closing(tag, "}}"),
+            _ => closing(tag, "%}"),
+        };
+        // What is never closed is minijinja's to refuse.
+        let Some(end) = end else {
+            rest = tag;
+            break;
+        };
+        let (tag, behind) = tag.split_at(end);
+        rest = behind;
+        if !tag.starts_with("{%") {
+            out.both(tag);
+            continue;
+        }
+        out.block(tag);
+        if word(inside(tag)).0 == "raw" {
+            let end = end_of_raw(rest);
+            out.both(&rest[..end]);
+            rest = &rest[end..];
+        }
+    }
+    out.both(rest);
+    out
+}
+
+impl Rewritten {
+    fn both(&mut self, text: &str) {
+        self.marked.push_str(text);
+        self.plain.push_str(text);
+    }
+
+    /// A tag `{% … %}`.
+    fn block(&mut self, tag: &str) {
+        let (name, arguments) = word(inside(tag));
+        let (open, close) = signs(tag);
+        match name {
+            "generation" if arguments.trim().is_empty() => {
+                self.has_generation = true;
+                // The scope is that of Transformers: what is set inside stays inside, but for a namespace.
+                self.marked.push_str(&format!("{{%{open} with %}}{{% filter {GENERATION} {close}%}}"));
+                self.plain.push_str(&format!("{{%{open} with {close}%}}"));
+            }
+            "endgeneration" if arguments.trim().is_empty() => {
+                self.marked.push_str(&format!("{{%{open} endfilter %}}{{% endwith {close}%}}"));
+                self.plain.push_str(&format!("{{%{open} endwith {close}%}}"));
+            }
+            "for" => match walked(arguments) {
+                Some((targets, list, condition)) => {
+                    self.both(&format!("{{%{open} for{targets}in ({list})|{WALKED} {condition} {close}%}}"));
+                }
+                None => self.both(tag),
+            },
+            "with" => match assigned(arguments) {
+                // All values are those outside of the block.
+                Some((targets, values)) => self.both(&format!("{{%{open} with ({targets}) = ({values}) {close}%}}")),
+                None => self.both(tag),
+            },
+            _ => self.both(tag),
+        }
+    }
+}
+
+/// Where the next `{{`, `{%` or `{#` begins.
+fn next_opening(text: &str) -> Option<usize> {
+    let bytes = text.as_bytes();
+    (0..bytes.len().saturating_sub(1)).find(|&at| bytes[at] == b'{' && matches!(bytes[at + 1], b'{' | b'%' | b'#'))
+}
+
+/// The length of a tag up to its end, over strings and braces.
+fn closing(tag: &str, end: &str) -> Option<usize> {
+    let mut depth = 0usize;
+    for (at, byte) in outside_strings(&tag[2..]) {
+        let at = at + 2;
+        if depth == 0 && tag[at..].starts_with(end) {
+            return Some(at + 2);
+        }
+        match byte {
+            b'{' | b'[' | b'(' => depth += 1,
+            b'}' | b']' | b')' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// The ASCII characters of an expression that are in no string.
+fn outside_strings(text: &str) -> impl Iterator<Item = (usize, u8)> + '_ {
+    let (mut quote, mut escaped) = (None, false);
+    text.bytes().enumerate().filter(move |&(_, byte)| {
+        let is_outside = quote.is_none();
+        match quote {
+            Some(_) if escaped => escaped = false,
+            Some(_) if byte == b'\\' => escaped = true,
+            Some(open) if byte == open => quote = None,
+            None if byte == b'"' || byte == b'\'' => quote = Some(byte),
+            _ => {}
+        }
+        is_outside && quote.is_none() && byte.is_ascii()
+    })
+}
+
+/// The signs of a tag, as in `{%- … +%}`.
+fn signs(tag: &str) -> (&str, &str) {
+    let sign = |at: usize| if matches!(tag.as_bytes()[at], b'-' | b'+') { &tag[at..=at] } else { "" };
+    if tag.len() < 5 { ("", "") } else { (sign(2), sign(tag.len() - 3)) }
+}
+
+/// What stands between the delimiters and the signs of a tag.
+fn inside(tag: &str) -> &str {
+    let (open, close) = signs(tag);
+    tag.get(2 + open.len()..tag.len() - 2 - close.len()).unwrap_or_default()
+}
+
+/// The first word, and what follows it.
+fn word(text: &str) -> (&str, &str) {
+    let text = text.trim_start();
+    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
+    text.split_at(end)
+}
+
+/// Behind `{% endraw %}`, or the end where there is none.
+fn end_of_raw(text: &str) -> usize {
+    let mut from = 0;
+    while let Some(start) = text[from..].find("{%").map(|at| from + at) {
+        let Some(end) = text[start..].find("%}").map(|at| start + at + 2) else { break };
+        if inside(&text[start..end]).trim() == "endraw" {
+            return end;
+        }
+        from = start + 2;
+    }
+    text.len()
+}
+
+/// The targets of `with a = 1, b = 2`, and their values; `None` where there is one.
+fn assigned(arguments: &str) -> Option<(String, String)> {
+    let (mut depth, mut start, mut parts) = (0usize, 0, Vec::new());
+    for (at, byte) in outside_strings(arguments) {
+        match byte {
+            b'{' | b'[' | b'(' => depth += 1,
+            b'}' | b']' | b')' => depth = depth.saturating_sub(1),
+            b',' if depth == 0 => {
+                parts.push(&arguments[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&arguments[start..]);
+    let pairs: Vec<(&str, &str)> = parts.into_iter().map(|part| part.split_once('=')).collect::<Option<_>>()?;
+    let join = |of: fn(&(&str, &str)) -> String| pairs.iter().map(of).collect::<Vec<_>>().join(", ");
+    (pairs.len() > 1).then(|| (join(|pair| pair.0.trim().to_owned()), join(|pair| format!("({})", pair.1.trim()))))
+}
+
+/// The parts of `for TARGETS in LIST [if …] [recursive]`.
+fn walked(arguments: &str) -> Option<(&str, &str, &str)> {
+    let (mut depth, mut list, mut end) = (0usize, None, arguments.len());
+    let bytes = arguments.as_bytes();
+    let is_name = |at: usize| bytes.get(at).is_some_and(|byte| byte.is_ascii_alphanumeric() || *byte == b'_' || !byte.is_ascii());
+    for (at, byte) in outside_strings(arguments) {
+        match byte {
+            b'{' | b'[' | b'(' => depth += 1,
+            b'}' | b']' | b')' => depth = depth.saturating_sub(1),
+            _ if depth > 0 || !is_name(at) || (at > 0 && (is_name(at - 1) || bytes[at - 1] == b'.')) => {}
+            _ => match (word(&arguments[at..]).0, list) {
+                ("in", None) => list = Some(at),
+                ("if" | "recursive", Some(_)) => {
+                    end = at;
+                    break;
+                }
+                _ => {}
+            },
+        }
+    }
+    let list = list?;
+    Some((&arguments[..list], arguments[list + 2..end].trim(), arguments[end..].trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generation_tags_are_rewritten_where_they_are_tags() {
+        let rewritten = rewrite("a{%- generation -%}b{% endgeneration +%}");
+        assert_eq!(rewritten.marked, "a{%- with %}{% filter __generation -%}b{% endfilter %}{% endwith +%}");
+        assert_eq!(rewritten.plain, "a{%- with -%}b{% endwith +%}");
+        assert!(rewritten.has_generation);
+        for elsewhere in [
+            "{# {% generation %} #}",
+            "{% raw %}{% generation %}{%- endraw -%}x",
+            "{{ '{% generation %}' }}",
+            r#"{{ "a\"{% generation %}" }}"#,
+            "{% set generation = {'a': {'b': '%}'}} %}{{ {'a': {}} }}",
+            "{{ generation }} {% generation",
+            "no tag at all {",
+        ] {
+            let rewritten = rewrite(elsewhere);
+            assert_eq!((&rewritten.plain[..], &rewritten.marked[..]), (elsewhere, elsewhere));
+            assert!(!rewritten.has_generation);
+        }
+    }
+
+    #[test]
+    fn the_list_of_a_loop_is_found() {
+        let plain = |tag: &str| rewrite(tag).plain;
+        assert_eq!(plain("{%- for m in messages -%}"), "{%- for m in (messages)|__walked  -%}");
+        assert_eq!(plain("{% for k, v in d.items() if k != ' in ' %}"), "{% for k, v in (d.items())|__walked if k != ' in ' %}");
+        assert_eq!(plain("{% for x in [1 if a else 2] recursive %}"), "{% for x in ([1 if a else 2])|__walked recursive %}");
+        assert_eq!(plain("{% for line in x.if_any %}"), "{% for line in (x.if_any)|__walked  %}");
+        assert_eq!(plain("{% for nonsense %}"), "{% for nonsense %}");
+        assert_eq!(plain("{% with a = [1, 2], b = ',' -%}"), "{% with (a, b) = (([1, 2]), (',')) -%}");
+        assert_eq!(plain("{% with a = (1, 2) %}"), "{% with a = (1, 2) %}");
+    }
+}

@@ -1,0 +1,196 @@
+//! Which chat template counts: the one that is asked for, or that of the model's directory, found where Transformers looks.
+
+use std::path::{Path, PathBuf};
+
+use chrono::NaiveDateTime;
+use serde_json::Value as Json;
+
+use super::super::error::DataError;
+use super::conversation::Conversation;
+use super::template::ChatTemplate;
+
+/// The templates of a model, by what they are for.
+#[derive(Clone, Debug)]
+pub struct ChatTemplates {
+    default: Option<ChatTemplate>,
+    /// For conversations with tools, where there is one of its own.
+    tool_use: Option<ChatTemplate>,
+    names: Vec<String>,
+    place: String,
+}
+
+/// A template that has not been read.
+struct Source {
+    name: String,
+    text: String,
+    place: String,
+}
+
+const DEFAULT: &str = "default";
+const TOOL_USE: &str = "tool_use";
+
+impl ChatTemplates {
+    /// The templates of a model directory; `None` where there are none.
+    ///
+    /// `wanted` is a template's text, or the path of its file, or its name where the model has several. In the directory
+    /// `chat_template.jinja` and `additional_chat_templates/NAME.jinja` count, else `chat_template` in `tokenizer_config.json`: a text,
+    /// or a list of `name` and `template`. `now` is what a template takes for the time, instead of the local one.
+    pub fn load(dir: &Path, wanted: Option<&str>, now: Option<NaiveDateTime>) -> Result<Option<Self>, DataError> {
+        let (config, config_path) = tokenizer_config(dir)?;
+        let tokens = named_tokens(&config);
+        let compile = |source: &Source| ChatTemplate::new(&source.text, tokens.clone(), source.place.clone(), now);
+        let one = |source: &Source| {
+            let (names, place) = (vec![source.name.clone()], source.place.clone());
+            Ok(Some(Self { default: Some(compile(source)?), tool_use: None, names, place }))
+        };
+        if let Some(text) = wanted.filter(|wanted| wanted.contains(['{', '\n'])) {
+            return one(&Source { name: DEFAULT.to_owned(), text: text.to_owned(), place: "data.chat_template".to_owned() });
+        }
+        if let Some(path) = wanted.map(Path::new).filter(|path| path.is_file()) {
+            return one(&of_file(DEFAULT, path)?);
+        }
+        let mut all = of_directory(dir)?;
+        if all.is_empty() {
+            all = of_config(&config, &config_path);
+        }
+        let names: Vec<String> = all.iter().map(|source| source.name.clone()).collect();
+        let find = |name: &str| all.iter().find(|source| source.name == name);
+        if let Some(name) = wanted {
+            let unknown = || DataError::NoSuchTemplate { wanted: name.to_owned(), names: names.clone() };
+            return one(find(name).ok_or_else(unknown)?);
+        }
+        let Some(first) = all.first() else { return Ok(None) };
+        let place = first.place.clone();
+        let (default, tool_use) = (find(DEFAULT).map(compile).transpose()?, find(TOOL_USE).map(compile).transpose()?);
+        Ok(Some(Self { default, tool_use, names, place }))
+    }
+
+    /// The template for a conversation.
+    pub(super) fn of(&self, conversation: &Conversation) -> Result<&ChatTemplate, DataError> {
+        let for_tools = self.tool_use.as_ref().filter(|_| conversation.tools.is_some());
+        for_tools.or(self.default.as_ref()).ok_or_else(|| {
+            let message = format!("there is none named `{DEFAULT}`, but {}", self.names.join(", "));
+            DataError::ChatTemplate { place: self.place.clone(), message }
+        })
+    }
+
+    /// The text of the template that is used without tools.
+    pub fn source(&self) -> Option<&str> {
+        self.default.as_ref().map(ChatTemplate::source)
+    }
+
+    /// The text of a conversation, and behind it, where `adds_generation_prompt`, what the assistant's next message begins with.
+    pub fn render(&self, conversation: &Conversation, adds_generation_prompt: bool) -> Result<String, DataError> {
+        self.of(conversation)?.render(conversation, adds_generation_prompt)
+    }
+
+    /// The text of a conversation up to the end of what its last message says.
+    pub fn render_to_continue(&self, conversation: &Conversation) -> Result<String, DataError> {
+        self.of(conversation)?.render_to_continue(conversation)
+    }
+}
+
+/// The special tokens of the tokenizer in a model directory by their names, as `bos_token`.
+pub fn special_tokens(dir: &Path) -> Result<Vec<(String, String)>, DataError> {
+    Ok(named_tokens(&tokenizer_config(dir)?.0))
+}
+
+fn of_file(name: &str, path: &Path) -> Result<Source, DataError> {
+    let text = std::fs::read_to_string(path).map_err(DataError::read(path))?;
+    Ok(Source { name: name.to_owned(), text, place: path.display().to_string() })
+}
+
+fn of_directory(dir: &Path) -> Result<Vec<Source>, DataError> {
+    let mut all = Vec::new();
+    let default = dir.join("chat_template.jinja");
+    if default.is_file() {
+        all.push(of_file(DEFAULT, &default)?);
+    }
+    let folder = dir.join("additional_chat_templates");
+    if folder.is_dir() {
+        let entries =
+            std::fs::read_dir(&folder).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(DataError::read(&folder))?;
+        let mut paths: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).collect();
+        paths.retain(|path| path.extension().is_some_and(|end| end == "jinja"));
+        paths.sort();
+        for path in paths {
+            let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            all.push(of_file(&name, &path)?);
+        }
+    }
+    Ok(all)
+}
+
+fn of_config(config: &Json, path: &Path) -> Vec<Source> {
+    let place = path.display().to_string();
+    let source = |name: &str, text: &str| Source { name: name.to_owned(), text: text.to_owned(), place: place.clone() };
+    match config.get("chat_template") {
+        Some(Json::String(text)) => vec![source(DEFAULT, text)],
+        Some(Json::Array(all)) => {
+            let named = |entry: &Json| Some(source(entry.get("name")?.as_str()?, entry.get("template")?.as_str()?));
+            all.iter().filter_map(named).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// `tokenizer_config.json` and its path; nothing where there is none.
+fn tokenizer_config(dir: &Path) -> Result<(Json, PathBuf), DataError> {
+    let path = dir.join("tokenizer_config.json");
+    if !path.exists() {
+        return Ok((Json::Null, path));
+    }
+    let bytes = std::fs::read(&path).map_err(DataError::read(&path))?;
+    let not_json =
+        |error: serde_json::Error| DataError::NotJson { place: path.display().to_string(), message: error.to_string() };
+    Ok((serde_json::from_slice(&bytes).map_err(not_json)?, path))
+}
+
+/// The special tokens of a `tokenizer_config.json`: each a text, or a table whose `content` is.
+fn named_tokens(config: &Json) -> Vec<(String, String)> {
+    let text = |value: &Json| value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned);
+    let entries = config.as_object().into_iter().flatten().filter(|(name, _)| name.ends_with("_token"));
+    entries.filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn load(dir: &Path, wanted: Option<&str>) -> Result<Option<ChatTemplates>, DataError> {
+        ChatTemplates::load(dir, wanted, None)
+    }
+
+    #[test]
+    fn the_template_of_a_directory_is_found_where_transformers_looks() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        assert!(load(dir, None).unwrap().is_none());
+        let found = |wanted: Option<&str>, has_tools: bool| {
+            let conversation = Conversation { tools: has_tools.then(|| json!([{}])), ..Conversation::default() };
+            load(dir, wanted).and_then(|all| all.unwrap().render(&conversation, false)).map_err(|error| error.to_string())
+        };
+        let write = |config: &Json| std::fs::write(dir.join("tokenizer_config.json"), config.to_string()).unwrap();
+        write(&json!({"bos_token": {"content": "<s>"}, "chat_template": "{{ bos_token }}config"}));
+        assert_eq!((found(None, false).unwrap(), found(None, true).unwrap()), ("<s>config".into(), "<s>config".into()));
+        write(&json!({"chat_template": [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]}));
+        assert_eq!((found(None, false).unwrap(), found(None, true).unwrap()), ("a".into(), "b".into()));
+        assert_eq!(found(Some("tool_use"), false).unwrap(), "b");
+        assert_eq!(found(Some("{{ 1 }}"), true).unwrap(), "1");
+        assert_eq!(
+            found(Some("nosuch"), false).unwrap_err(),
+            "there is no chat template `nosuch`: neither a file, nor among default, tool_use"
+        );
+        write(&json!({"chat_template": [{"name": "rag", "template": "a"}]}));
+        let error = found(None, false).unwrap_err();
+        assert!(error.ends_with("there is none named `default`, but rag"), "{error}");
+        std::fs::write(dir.join("chat_template.jinja"), "file").unwrap();
+        std::fs::create_dir(dir.join("additional_chat_templates")).unwrap();
+        std::fs::write(dir.join("additional_chat_templates/tool_use.jinja"), "tools").unwrap();
+        assert_eq!((found(None, false).unwrap(), found(None, true).unwrap()), ("file".into(), "tools".into()));
+        let path = dir.join("chat_template.jinja");
+        assert_eq!(found(path.to_str(), true).unwrap(), "file");
+    }
+}
