@@ -169,6 +169,44 @@ fn texts_are_the_same_whole_and_in_parts_and_say_what_was_used() {
 }
 
 #[test]
+fn a_template_is_told_of_tools_and_of_what_else_a_request_says() {
+    let template = "{{ tools | tojson if tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls[0].function.arguments.x if m.tool_calls }}|\
+                    {% endfor %}{{ note }}{% if add_generation_prompt %}<assistant>{% endif %}";
+    let server = Server::start(&["--chat-template", template]);
+    let greedy = |mut body: Value| {
+        body["temperature"] = json!(0);
+        body["max_tokens"] = json!(6);
+        body
+    };
+    let said = |body: Value| server.json(CHAT, &greedy(body))["choices"][0]["message"]["content"].clone();
+    let text = |prompt: &str| server.json(COMPLETIONS, &greedy(json!({ "prompt": prompt })))["choices"][0]["text"].clone();
+    let user = json!({ "role": "user", "content": [{ "type": "text", "text": "The " }, { "type": "text", "text": "sea" }] });
+    let tools = json!([{ "type": "function", "function": { "name": "f" } }]);
+    assert_eq!(
+        said(json!({ "messages": [user], "tools": tools, "chat_template_kwargs": { "note": "N" } })),
+        text("[{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]<user>The sea|N<assistant>")
+    );
+    let called = json!({ "role": "assistant", "content": null, "tool_calls": [{ "function": { "name": "f", "arguments": "{\"x\": \"7\"}" } }] });
+    assert_eq!(said(json!({ "messages": [user, called] })), text("<user>The sea|<assistant>None7|<assistant>"));
+    let begun = json!({ "role": "assistant", "content": "is" });
+    let continued = json!({ "messages": [user, begun], "continue_final_message": true, "add_generation_prompt": false });
+    assert_eq!(said(continued), text("<user>The sea|<assistant>is"));
+    for (body, words) in [
+        (
+            json!({ "messages": [user, begun], "continue_final_message": true, "add_generation_prompt": true }),
+            "exclude each other",
+        ),
+        (json!({ "messages": [{ "content": "x" }] }), "`messages`: message 0 (from 0): `role` is missing"),
+        (json!({ "messages": [user], "tools": 3 }), "`tools`: a list of objects is expected"),
+        (json!({ "messages": [user], "chat_template_kwargs": [] }), "`chat_template_kwargs`: an object is expected"),
+    ] {
+        let (status, text) = server.ask(CHAT, &body);
+        assert!(status == 400 && text.contains(words), "{words}: {status} {text}");
+    }
+    assert_eq!(server.end(), Some(0));
+}
+
+#[test]
 fn who_asks_wrongly_is_told_and_the_server_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let key = dir.path().join("key");

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::batch::{IGNORE, Sequence, Targets};
+use super::chat::ChatEncoder;
 use super::error::{ANSWER, DataError};
 use super::example::Content;
 use super::initial_part::{InitialPartFinder, after_cut};
@@ -14,7 +15,8 @@ use super::tokenizer::Tokenizer;
 #[derive(Clone, Debug)]
 pub(super) struct Encoder {
     pub(super) tokenizer: Option<Tokenizer>,
-    pub(super) trains_on_prompt: bool,
+    /// How texts become tokens, and which of them are trained.
+    pub(super) chat: ChatEncoder,
     pub(super) vocab_size: usize,
     /// Finds the initial part of sequences, where that is asked for.
     pub(super) initial: Option<InitialPartFinder>,
@@ -56,7 +58,7 @@ impl Encoder {
     pub(super) fn identity(&self) -> String {
         let tokenizer = self.tokenizer.as_ref().map(|tokenizer| (tokenizer.hash(), tokenizer.eos().ok()));
         let initial = self.initial.as_ref().map(InitialPartFinder::rule);
-        format!("{tokenizer:?} {} {} {initial:?}", self.trains_on_prompt, self.vocab_size)
+        format!("{tokenizer:?} {} {} {initial:?}", self.chat.identity(), self.vocab_size)
     }
 
     /// Encodes a whole sample, however long, and finds its initial part where that is asked for.
@@ -69,10 +71,14 @@ impl Encoder {
             Content::TokensClass { ids, class } => {
                 EncodedSample { ids: ids.clone(), prompt: ids.len() - 1, aim: Aim::Class(*class), initial: None }
             }
-            Content::Text { prompt, completion } => self.encode_text(prompt, completion)?,
-            Content::Rendered { prompt, completion } => {
-                let tokenizer = self.tokenizer()?;
-                self.in_two_parts(tokenizer.encode(prompt)?, tokenizer.encode(completion)?)
+            Content::Text { prompt, completion } => {
+                let (trained, prompt) = self.chat.encode_pair(prompt, completion, self.tokenizer()?)?;
+                EncodedSample { ids: trained.ids, prompt, aim: Aim::Tokens(trained.is_trained), initial: None }
+            }
+            Content::Chat(sample) => {
+                let trained = self.chat.encode(sample, self.tokenizer()?, place)?;
+                let prompt = trained.is_trained.iter().take_while(|&&trained| !trained).count();
+                EncodedSample { ids: trained.ids, prompt, aim: Aim::Tokens(trained.is_trained), initial: None }
             }
             Content::TextClass { prompt, class } => {
                 // The class is read at the EOS behind the prompt.
@@ -91,37 +97,21 @@ impl Encoder {
     fn mark_initial(&self, content: &Content, sequence: &mut EncodedSample) -> Result<(), DataError> {
         let Some(finder) = &self.initial else { return Ok(()) };
         let found = match content {
-            Content::Text { prompt, .. } | Content::Rendered { prompt, .. } | Content::TextClass { prompt, .. } => {
+            Content::Text { prompt, .. } | Content::TextClass { prompt, .. } => {
                 finder.in_text(prompt, &sequence.ids[..sequence.prompt])?
             }
-            Content::Tokens { .. } | Content::TokensClass { .. } => finder.in_tokens(&sequence.ids)?,
+            Content::Chat(_) | Content::Tokens { .. } | Content::TokensClass { .. } => finder.in_tokens(&sequence.ids)?,
         };
         sequence.initial = Some(found);
         Ok(())
     }
 
-    fn encode_text(&self, prompt: &str, completion: &str) -> Result<EncodedSample, DataError> {
-        let tokenizer = self.tokenizer()?;
-        let mut completion = tokenizer.encode(completion)?;
-        completion.push(tokenizer.eos()?);
-        Ok(self.in_two_parts(tokenizer.encode_prompt(prompt)?, completion))
-    }
-
-    fn in_two_parts(&self, prompt: Vec<u32>, completion: Vec<u32>) -> EncodedSample {
-        let first = prompt.len();
-        let ids = [prompt, completion].concat();
-        let is_trained = (0..ids.len()).map(|index| index >= first || self.trains_on_prompt).collect();
-        EncodedSample { ids, prompt: first, aim: Aim::Tokens(is_trained), initial: None }
-    }
-
     /// The text that a sample's tokens were made of; `None` of one that is token ids.
-    #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "a template that makes the text may refuse")]
-    pub(super) fn source_text(&self, content: &Content, _place: &dyn Fn() -> SamplePlace) -> Result<Option<String>, DataError> {
+    pub(super) fn source_text(&self, content: &Content, place: &dyn Fn() -> SamplePlace) -> Result<Option<String>, DataError> {
         match content {
-            Content::Text { prompt, completion } | Content::Rendered { prompt, completion } => {
-                Ok(Some([&prompt[..], completion].concat()))
-            }
+            Content::Text { prompt, completion } => Ok(Some([&prompt[..], completion].concat())),
             Content::TextClass { prompt, .. } => Ok(Some(prompt.clone())),
+            Content::Chat(sample) => self.chat.text(sample, place).map(Some),
             Content::Tokens { .. } | Content::TokensClass { .. } => Ok(None),
         }
     }

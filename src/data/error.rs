@@ -162,11 +162,21 @@ pub enum DataError {
         /// In the template's own words, where it refuses.
         message: String,
     },
+    /// A field whose messages, or whose tools, are not what they must be.
+    #[error("{place}: field `{field}`: {fault}")]
+    Messages {
+        /// The sample.
+        place: SamplePlace,
+        /// The field.
+        field: &'static str,
+        /// What is wrong with which message.
+        fault: String,
+    },
     /// No chat template where one is needed.
-    #[error("the model of `{}` has no chat template", dir.display())]
+    #[error("conversations need a chat template: {why}")]
     NoTemplate {
-        /// The model directory.
-        dir: PathBuf,
+        /// Why there is none.
+        why: String,
     },
     /// A chat template that is asked for and not there.
     #[error("there is no chat template `{wanted}`: neither a file, nor among {}", names.join(", "))]
@@ -177,14 +187,14 @@ pub enum DataError {
         names: Vec<String>,
     },
     /// A conversation that its template refuses, or of which nobody can say what the assistant writes.
-    #[error("{place}: {message}")]
+    #[error("{place}: the chat template of `{template}`: {message}")]
     Conversation {
         /// The sample.
         place: SamplePlace,
+        /// Where the template stands.
+        template: String,
         /// In the template's own words, where it refuses.
         message: String,
-        /// Whether the template refuses, so that there is no text.
-        is_refused: bool,
     },
     /// A sample without a text that could be an answer.
     #[error("{place} has a class, and no answer in words")]
@@ -217,6 +227,12 @@ pub enum DataError {
     /// A head with classes, and rows that have none.
     #[error("`data.format = \"{format}\"` has no classes, which the head asks for")]
     NoClasses {
+        /// The format.
+        format: DataFormat,
+    },
+    /// Completions are to be trained, and rows that have no prompt before them.
+    #[error("`data.train_on = \"completion\"` means what follows a prompt, and `{format}` has none")]
+    NoCompletions {
         /// The format.
         format: DataFormat,
     },

@@ -1,5 +1,6 @@
 //! One sample as its file gives it, before tokenisation.
 
+use super::chat::ChatSample;
 use super::label_tokens::Classes;
 use super::question::SampleGroups;
 use super::sample_place::SamplePlace;
@@ -20,10 +21,10 @@ pub(super) struct Example {
 pub(super) enum Content {
     /// A prompt and what must follow it.
     Text { prompt: String, completion: String },
-    /// The same as a chat template writes it, which sets all special tokens itself.
-    Rendered { prompt: String, completion: String },
     /// A prompt and its class.
     TextClass { prompt: String, class: usize },
+    /// A conversation.
+    Chat(Box<ChatSample>),
     /// Token ids, and which of them are targets.
     Tokens { ids: Vec<u32>, is_trained: Vec<bool> },
     /// Token ids and their class.
@@ -36,9 +37,7 @@ impl Example {
         match self.content {
             _ if !self.references.is_empty() => Some(self.references),
             // Without a prompt it is no question, and a text need not be kept twice.
-            Content::Text { prompt, completion } | Content::Rendered { prompt, completion } if !prompt.is_empty() => {
-                Some(vec![completion])
-            }
+            Content::Text { prompt, completion } if !prompt.is_empty() => Some(vec![completion]),
             _ => None,
         }
     }
@@ -48,7 +47,8 @@ impl Content {
     /// About as many bytes as it takes.
     pub(super) fn size(&self) -> usize {
         match self {
-            Self::Text { prompt, completion } | Self::Rendered { prompt, completion } => prompt.len() + completion.len(),
+            Self::Text { prompt, completion } => prompt.len() + completion.len(),
+            Self::Chat(sample) => sample.conversation.size(),
             Self::TextClass { prompt, .. } => prompt.len(),
             Self::Tokens { ids, .. } | Self::TokensClass { ids, .. } => 4 * ids.len(),
         }

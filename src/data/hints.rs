@@ -40,12 +40,11 @@ impl Failure for DataError {
             Self::ChatTemplate { .. } => "change the messages, or name another template with `--chat-template FILE`",
             Self::NoTemplate { .. } => "name one in `data.chat_template`: a file, or its text",
             Self::NoSuchTemplate { .. } => "name a file, relative to the recipe's folder, or a template of the model",
-            Self::Conversation { is_refused: true, .. } => {
-                "correct the messages, or name another template in `data.chat_template`"
-            }
-            Self::Conversation { .. } => {
+            Self::Messages { .. } => "correct the messages, or check `data.format` and `data.roles`",
+            Self::Conversation { message, .. } if message.starts_with("message ") => {
                 "train on the last answer with `data.train_on = \"last\"`, or name a template with `{% generation %}` tags in `data.chat_template`"
             }
+            Self::Conversation { .. } => "correct the messages, or name another template in `data.chat_template`",
             Self::NoEos { .. } => "add `\"eos_token_id\": N` to the model's generation_config.json",
             Self::NoTokenizer { what: ANSWER } => "put `tokenizer.json` into the model directory: answers are compared as texts",
             Self::NoQuestion { .. } => "answer in words with `head.kind = \"next_token\"`",
@@ -65,6 +64,7 @@ impl Failure for DataError {
             Self::LabelTokens { .. } => "choose labels that are one token each, or give token ids in `head.label_tokens`",
             Self::DuplicateLabel { .. } => "give each class a token of its own",
             Self::NoClasses { .. } => "use `head.kind = \"next_token\"`, or rows with `prompt` and `label`",
+            Self::NoCompletions { .. } => "write `assistant`, `last` or `all`",
             Self::LabelCount { .. } => "list one entry per class in `head.labels` or `head.label_tokens`",
             Self::BadBatch { .. } => "ask for at least one sample, each within the data set",
             Self::DamagedTokens { .. } => "remove the folder `.tokens` beside the data file, and start again",

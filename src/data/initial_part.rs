@@ -28,12 +28,12 @@ impl InitialPartFinder {
     /// The initial part of a prompt given as text, as a range of `ids`, its tokens.
     pub(super) fn in_text(&self, prompt: &str, ids: &[u32]) -> Result<Range<usize>, DataError> {
         let Some(end) = self.rule.end_in(prompt) else { return Ok(0..ids.len()) };
-        let (plain, starts) = self.tokenizer.encode_with_starts(prompt)?;
+        let (plain, offsets) = self.tokenizer.encode_with_offsets(prompt)?;
         if !ids.ends_with(&plain) {
             return Err(self.tokenizer.error("a prompt's tokens do not end in those of its text".to_owned()));
         }
         // What begins before the end belongs to it: of a character that is split over tokens all, and a special token before it.
-        let count = starts.iter().filter(|&&start| start < end).count();
+        let count = offsets.iter().filter(|&&(start, _)| start < end).count();
         Ok(0..if count == 0 { 0 } else { ids.len() - plain.len() + count })
     }
 

@@ -124,6 +124,8 @@ pub struct LoadReport {
     pub train: usize,
     /// Samples held out.
     pub validation: usize,
+    /// What may be wrong with the samples, though all could be read.
+    pub warnings: Vec<String>,
 }
 
 impl fmt::Display for FileReport {
@@ -169,7 +171,8 @@ impl fmt::Display for LoadReport {
         for file in &self.files {
             writeln!(f, "{file}")?;
         }
-        write!(f, "{} to train on, {} held out", self.train, self.validation)
+        write!(f, "{} to train on, {} held out", self.train, self.validation)?;
+        self.warnings.iter().try_for_each(|warning| write!(f, "\nwarning: {warning}"))
     }
 }
 
@@ -199,7 +202,7 @@ mod tests {
             format: None,
             notes: Vec::new(),
         };
-        let report = LoadReport { files: vec![file], train: 9, validation: 1 };
+        let report = LoadReport { files: vec![file], train: 9, validation: 1, warnings: Vec::new() };
         assert_eq!(
             report.to_string(),
             "`train.jsonl`: 13 rows, longest 9000 tokens, limit 4096: 10 kept, 2 dropped, 1 bad; 3 cut by 500 tokens; 1 split into 4 \

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::bad_rows::BadRows;
+use super::chat::ChatEncoder;
 use super::dataset::{Dataset, Limit, Piece, Samples};
 use super::encode::{EncodedSample, Encoder};
 use super::error::DataError;
@@ -99,7 +100,8 @@ pub fn open(
             (Dataset::new(samples, pieces), Some(Dataset::new(held_out, held_out_pieces)))
         }
     };
-    let report = LoadReport { files, train: train.len(), validation: validation.as_ref().map_or(0, Dataset::len) };
+    let (held_out, warnings) = (validation.as_ref().map_or(0, Dataset::len), opener.encoder.chat.warnings());
+    let report = LoadReport { files, train: train.len(), validation: held_out, warnings };
     Ok(Splits { train, validation, rest, report })
 }
 
@@ -131,7 +133,7 @@ impl<'a> Opener<'a> {
         }
         let encoder = Encoder {
             tokenizer: tokenizer.cloned(),
-            trains_on_prompt: recipe.train_on_prompt,
+            chat: ChatEncoder::new(recipe, tokenizer),
             vocab_size: limits.vocab_size,
             initial: None,
         };
@@ -411,7 +413,7 @@ mod tests {
                 }
                 Err(error) => panic!("{error}"),
             };
-            let LoadReport { files, train, validation } = &splits.report;
+            let LoadReport { files, train, validation, .. } = &splits.report;
             let file = &files[0];
             prop_assert_eq!((file.rows, file.bad), (lengths.len(), 0));
             prop_assert_eq!(file.kept + file.dropped + file.bad, file.rows);

@@ -15,6 +15,9 @@ pub struct Tokenizer {
     inner: Arc<Inner>,
 }
 
+/// Of each token of a text, which part of it in bytes it stands for.
+pub(super) type Offsets = Vec<(usize, usize)>;
+
 struct Inner {
     encoder: tokenizers::Tokenizer,
     path: PathBuf,
@@ -22,6 +25,8 @@ struct Inner {
     eos: Option<u32>,
     /// Made when it is asked for.
     without_post_processor: OnceLock<tokenizers::Tokenizer>,
+    /// The one token that the post-processor puts before a text.
+    bos: Option<u32>,
     /// Special tokens which the post-processor puts behind a text (some tokenizers end every text with EOS).
     num_appended: usize,
 }
@@ -40,9 +45,11 @@ impl Tokenizer {
         guarded(|| encoder.with_truncation(None).map(|_| ())).map_err(fail)?;
         encoder.with_padding(None);
         let eos = eos_id(dir, &encoder)?;
-        let num_appended = guarded(|| num_appended(&encoder)).map_err(fail)?;
+        let (bos, num_appended) = guarded(|| added_around(&encoder)).map_err(fail)?;
         let hash = blake3::hash(&bytes).to_hex().to_string();
-        Ok(Self { inner: Arc::new(Inner { encoder, path, hash, eos, without_post_processor: OnceLock::new(), num_appended }) })
+        Ok(Self {
+            inner: Arc::new(Inner { encoder, path, hash, eos, without_post_processor: OnceLock::new(), bos, num_appended }),
+        })
     }
 
     /// As [`Tokenizer::load`], but `None` where the directory has no `tokenizer.json`: pre-tokenised data needs none.
@@ -56,10 +63,13 @@ impl Tokenizer {
     }
 
     /// The ids of `text` at the beginning of a sequence: with BOS where the tokenizer's post-processor puts one, without
-    /// what it puts behind a text.
+    /// what it puts behind a text. A text that brings its BOS has no second one.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
         let mut ids = self.run(text, true)?;
         ids.truncate(ids.len().saturating_sub(self.inner.num_appended));
+        if self.inner.bos.is_some_and(|bos| ids.starts_with(&[bos, bos])) {
+            ids.remove(0);
+        }
         Ok(ids)
     }
 
@@ -68,8 +78,8 @@ impl Tokenizer {
         self.run(text, true)
     }
 
-    /// The ids of `text` alone and where in it each begins, in bytes; a character that is split over tokens begins in all of them.
-    pub(super) fn encode_with_starts(&self, text: &str) -> Result<(Vec<u32>, Vec<usize>), DataError> {
+    /// The ids of `text` alone and which part of it each stands for, in bytes; of a character that is split over tokens each has all.
+    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Offsets), DataError> {
         // Some post-processors take spaces away from the tokens' ends.
         let plain = self.inner.without_post_processor.get_or_init(|| {
             let mut plain = self.inner.encoder.clone();
@@ -77,7 +87,7 @@ impl Tokenizer {
             plain
         });
         let encoding = guarded(|| plain.encode(text, false)).map_err(|message| self.error(message))?;
-        Ok((encoding.get_ids().to_vec(), encoding.get_offsets().iter().map(|&(start, _)| start).collect()))
+        Ok((encoding.get_ids().to_vec(), encoding.get_offsets().to_vec()))
     }
 
     /// The text of `ids`; special tokens are left out.
@@ -95,14 +105,19 @@ impl Tokenizer {
         guarded(|| self.inner.encoder.decode(ids, false)).map_err(|message| self.error(message))
     }
 
+    /// Whether a token was added to the vocabulary whole, as special tokens are.
+    pub(super) fn is_added(&self, id: u32) -> bool {
+        self.inner.encoder.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id)
+    }
+
+    /// The folder of `tokenizer.json`.
+    pub(super) fn dir(&self) -> &Path {
+        self.inner.path.parent().unwrap_or(Path::new(""))
+    }
+
     /// The token that ends a sequence.
     pub fn eos(&self) -> Result<u32, DataError> {
         self.inner.eos.ok_or_else(|| DataError::NoEos { dir: self.dir().to_path_buf() })
-    }
-
-    /// The directory of its files.
-    pub(super) fn dir(&self) -> &Path {
-        self.inner.path.parent().unwrap_or(Path::new(""))
     }
 
     /// Hash of `tokenizer.json`'s content.
@@ -126,16 +141,14 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-/// Compares a text with and without special tokens: `[bos] + text + [eos]` against `text` leaves one behind it.
-fn num_appended(encoder: &tokenizers::Tokenizer) -> tokenizers::Result<usize> {
+/// Compares a text with and without special tokens: `[bos] + text + [eos]` against `text` has one before it and leaves one behind it.
+fn added_around(encoder: &tokenizers::Tokenizer) -> tokenizers::Result<(Option<u32>, usize)> {
     let plain = encoder.encode_fast("a", false)?;
     let full = encoder.encode_fast("a", true)?;
     let (plain, full) = (plain.get_ids(), full.get_ids());
-    if plain.is_empty() {
-        return Ok(0);
-    }
-    let start = full.windows(plain.len()).position(|window| window == plain);
-    Ok(start.map_or(0, |start| full.len() - start - plain.len()))
+    let start = if plain.is_empty() { None } else { full.windows(plain.len()).position(|window| window == plain) };
+    let bos = start.filter(|&start| start == 1).map(|_| full[0]);
+    Ok((bos, start.map_or(0, |start| full.len() - start - plain.len())))
 }
 
 fn eos_id(dir: &Path, encoder: &tokenizers::Tokenizer) -> Result<Option<u32>, DataError> {
@@ -203,7 +216,8 @@ mod tests {
         let dir = dir_with(&trimming, &[]);
         let text = "the cache  of\n\n 日本 é";
         for tokenizer in [Tokenizer::load(&golden()).unwrap(), Tokenizer::load(dir.path()).unwrap()] {
-            let (ids, starts) = tokenizer.encode_with_starts(text).unwrap();
+            let (ids, offsets) = tokenizer.encode_with_offsets(text).unwrap();
+            let starts: Vec<usize> = offsets.iter().map(|&(start, _)| start).collect();
             assert_eq!(ids, tokenizer.encode(text).unwrap());
             assert!(ids.len() == starts.len() && starts.is_sorted() && starts[0] == 0);
             for (count, &start) in starts.iter().enumerate().filter(|(_, start)| !text[**start..].starts_with(['日', '本', 'é']))
@@ -232,6 +246,7 @@ mod tests {
         let prompt = tokenizer.encode_prompt("some text").unwrap();
         assert_eq!(prompt, [vec![1], plain].concat());
         assert_eq!(tokenizer.encode_prompt("").unwrap(), [1]);
+        assert_eq!(tokenizer.encode_prompt("<|im_start|>some text").unwrap(), prompt, "the text brings its own");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 pub use super::benchmark::{HelmetFamily, LongBenchPrompt};
+use super::chat::ChatRecipe;
 pub use super::data_paths::DataPaths;
 use super::table::{either, table};
 use super::value::{COUNT, KeyRule, PART};
@@ -33,6 +34,8 @@ table! {
         #[also("data.type", "data.format_type")]
         #[word("longbench-v2", "longbench_v2", "longbenchv2", "LongBenchV2", "LongBench-v2")]
         #[word("prompt-completion", "prompt_completion")]
+        #[word("messages", "chat", "chat_template", "openai")]
+        #[word("sharegpt", "ShareGPT", "share-gpt", "share_gpt")]
         #[default("told from the fields of the first rows")]
         pub format: Option<DataFormat> = None,
         /// Training samples: a file (`.jsonl`, `.json`, `.csv`, `.parquet`, `.arrow`, `.txt`; texts also as `.gz` or `.zst`), a folder of
@@ -86,6 +89,15 @@ table! {
         /// Bytes of the longest line of a file, or record of another text file. A longer one is a bad row, and is not read whole.
         #[rule(COUNT)]
         pub max_line_bytes: usize = 64 << 20,
+        /// How conversations become text, and which part of a sample is trained.
+        pub chat: ChatRecipe = ChatRecipe::default(),
+    }
+}
+
+impl DataFormat {
+    /// Whether its samples are conversations.
+    pub fn is_chat(self) -> bool {
+        matches!(self, Self::Messages | Self::ShareGpt | Self::Alpaca)
     }
 }
 
@@ -107,6 +119,7 @@ impl DataRecipe {
             columns: BTreeMap::new(),
             on_bad_row: OnBadRow::Error,
             max_line_bytes: 64 << 20,
+            chat: ChatRecipe::default(),
         }
     }
 }
@@ -116,8 +129,14 @@ words! {
     pub enum DataFormat {
         /// Rows of LongBench v2.
         LongBenchV2 = "longbench-v2",
-        /// Rows with `prompt` and `completion`; of a classification with `prompt` and `label`, or `completion`.
+        /// Rows with `prompt` and `completion`, which may be lists of messages; of a classification with `prompt` and `label`, or `completion`.
         PromptCompletion = "prompt-completion",
+        /// Conversations: `messages` with `role` and `content`, also `tools` and `chat_template_kwargs`.
+        Messages = "messages",
+        /// Conversations as `ShareGPT` has them: `conversations` with `from` and `value`.
+        ShareGpt = "sharegpt",
+        /// `instruction`, `input` and `output`, also `system` and `history`, as a conversation.
+        Alpaca = "alpaca",
         /// Rows with `input_ids`, and `labels` or `label`.
         Tokens = "tokens",
         /// Rows with `text`, or a file `.txt` each; all of it is trained. Of a classification with `label`.

@@ -6,6 +6,9 @@ use super::table::table;
 use super::value::COUNT;
 use super::words::words;
 
+/// A cache that keeps all, as a recipe says it.
+pub(super) const DENSE: &str = "kv_cache = { policy = 'dense', storage = 'growing' }";
+
 table! {
     /// The table `[kv_cache]`.
     #[derive(Clone, Debug, PartialEq)]

@@ -2,11 +2,12 @@
 //!
 //! The way: `tree` (text with places) → `overrides` (`--set`) → `alias` (other spellings) → `resolve` (types, defaults,
 //! contradictions) → `plan` (the [`Recipe`]). No tensor, and no look at the files that a recipe names.
-//! A key is a field of the struct of its table, with its type, default, meaning, rule and other spellings. `table` makes the rest of it.
+//! A key is a field of its table's struct, with type, default, meaning, rule and other spellings. `table` makes the rest of it.
 
 mod alias;
 mod benchmark;
 mod cache_length;
+mod chat;
 mod choice;
 mod data;
 mod data_paths;
@@ -32,6 +33,7 @@ mod write;
 use std::path::Path;
 
 pub use cache_length::{CacheLength, Pyramid};
+pub use chat::{Boundary, ChatRecipe, TemplateChoice, TemplateDate, TemplateVariables, TrainOn};
 pub use choice::PolicyRecipe;
 pub use data::*;
 pub use diagnose::{RecipeError, RecipeLocation};
@@ -45,7 +47,7 @@ pub use reference::reference;
 pub use training::*;
 pub use write::Difference;
 
-use {suggest::suggest_key, tree::Document, tree::RecipeSource};
+use tree::{Document, RecipeSource};
 
 /// A recipe that was loaded.
 #[derive(Clone, Debug)]
@@ -83,14 +85,13 @@ impl Recipe {
     /// What a recipe would say of a model that is used and not trained: nothing is evicted, and no data are named.
     pub fn of_model(model: &Path, overrides: &[String]) -> Result<Resolved, RecipeError> {
         let path = toml::Value::from(model.display().to_string());
-        let text = format!(
-            "[model]\npath = {path}\n[data]\ntrain = {path}\nformat = \"tokens\"\n[kv_cache]\npolicy = \"dense\"\nstorage = \"growing\"\n"
-        );
+        let text = format!("model.path = {path}\ndata = {{ train = {path}, format = 'tokens' }}\n{}", kv_cache::DENSE);
         Self::parse(text, Path::new("command line"), overrides)
     }
 
     fn resolve(text: String, path: &Path, overrides: &[String], weights: Option<Weights>) -> Result<Resolved, RecipeError> {
-        let source = RecipeSource { path: path.to_owned(), text, overrides: overrides.to_vec(), suggest_key };
+        let source =
+            RecipeSource { path: path.to_owned(), text, overrides: overrides.to_vec(), suggest_key: suggest::suggest_key };
         let mut document = Document::parse(source)?;
         overrides::apply(&mut document)?;
         let notes = alias::apply(&mut document)?;

@@ -2,6 +2,7 @@
 
 use toml::Table;
 
+use super::chat::TrainOn;
 use super::data::{ClassList, DataFormat, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels, OnTooLong};
 use super::diagnose::Checked;
 use super::eval::{EvalRecipe, Figure};
@@ -183,6 +184,19 @@ fn refuse_prompt_as_target(reader: &RecipeReader<'_>, data: &DataRecipe) -> Chec
         let message = "`data.train_on_prompt` says nothing where `data.format` is `tokens`: the sequences bring their labels";
         return reader.refuse("data.train_on_prompt", message.to_owned(), "leave it out, and label the tokens in the file");
     }
+    let Some(train_on) = data.chat.train_on else { return Ok(()) };
+    if data.format == Some(DataFormat::Tokens) {
+        let message = "`data.train_on` says nothing where `data.format` is `tokens`: the sequences bring their labels";
+        return reader.refuse("data.train_on", message.to_owned(), "leave it out, and label the tokens in the file");
+    }
+    if data.train_on_prompt && train_on != TrainOn::All {
+        let message = format!("`data.train_on_prompt = true` contradicts `data.train_on = \"{train_on}\"`");
+        return reader.refuse("data.train_on_prompt", message, "leave it out");
+    }
+    if let Some(format) = data.format.filter(|format| format.is_chat() && train_on == TrainOn::Completion) {
+        let message = format!("`data.train_on = \"completion\"` means what follows a prompt, and `{format}` has none");
+        return reader.refuse("data.train_on", message, "write `assistant`, `last` or `all`");
+    }
     Ok(())
 }
 
@@ -204,6 +218,14 @@ fn refuse_other_formats(reader: &RecipeReader<'_>, data: &DataRecipe) -> Checked
 /// What the table `[head]` says.
 fn head(reader: &RecipeReader<'_>, table: HeadTable, data: &DataRecipe) -> Checked<HeadRecipe> {
     let kind = table.kind;
+    if let Some(format) = data.format.filter(|format| format.is_chat() && kind != HeadKind::NextToken) {
+        let message = format!("`data.format = \"{format}\"` contradicts `head.kind = \"{kind}\"`: a conversation has no class");
+        return reader.refuse("data.format", message, "train on what the assistant says with `head.kind = \"next_token\"`");
+    }
+    if kind != HeadKind::NextToken && data.chat.train_on.is_some() {
+        let message = format!("`data.train_on` contradicts `head.kind = \"{kind}\"`");
+        return reader.refuse("data.train_on", message, "remove it: the only target is the class at the last token");
+    }
     if kind != HeadKind::NextToken && data.train_on_prompt {
         let message = format!("`data.train_on_prompt` contradicts `head.kind = \"{kind}\"`");
         return reader.refuse("data.train_on_prompt", message, "remove it: the only target is the class at the last token");

@@ -215,8 +215,8 @@ plain_values! {
     usize: |number| number.unwrap_or("integer ≥ 0"), |value| *value as i64;
     u64: |number| number.unwrap_or("integer ≥ 0"), |value| *value as i64;
     f64: |number| number.unwrap_or("number"), |value| *value;
-    String: |_| "string", |value| value.clone();
     (f64, f64): |number| format!("array of two numbers, each {}", number.unwrap_or("a number")), |value| vec![value.0, value.1];
+    String: |_| "string", |value| value.clone();
     Vec<String>: |_| "array of strings", |value| value.clone();
     Vec<u32>: |_| "array of integers", |value| value.clone();
     Vec<usize>: |_| "array of integers", |value| value.iter().map(|&number| number as i64).collect::<Vec<_>>();

@@ -314,7 +314,9 @@ impl Failure for TrainError {
             | Self::OutputInTheWay { .. }
             | Self::NoRun { .. }
             | Self::NoCheckpoint { .. } => Exit::Usage,
-            Self::OtherModel { .. } | Self::OtherData { .. } | Self::OtherSplit { .. } | Self::SavedNotFinite { .. } => Exit::Data,
+            Self::OtherModel { .. } | Self::OtherData { .. } | Self::OtherSplit { .. } | Self::SavedNotFinite { .. } => {
+                Exit::Data
+            }
             Self::OutOfMemory { .. } => Exit::Memory,
             Self::NotFinite { .. } | Self::LossTooHigh { .. } | Self::UpdateNotFinite { .. } => Exit::NotFinite,
             // What was to be written is right, wherever that failed.

@@ -34,7 +34,9 @@ fn number(line: &Value, key: &str) -> f64 {
 }
 
 fn keys(line: &Value) -> String {
-    line.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ")
+    let mut keys: Vec<&str> = line.as_object().unwrap().keys().map(String::as_str).collect();
+    keys.sort_unstable();
+    keys.join(" ")
 }
 
 /// The rest of a chunk is all that a sequence costs which has ended.

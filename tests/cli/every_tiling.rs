@@ -34,7 +34,9 @@ fn lines(said: &Said) -> Vec<Value> {
 }
 
 fn keys(line: &Value) -> String {
-    line.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ")
+    let mut keys: Vec<&str> = line.as_object().unwrap().keys().map(String::as_str).collect();
+    keys.sort_unstable();
+    keys.join(" ")
 }
 
 /// What a tiling is, without what was measured.

@@ -114,6 +114,7 @@ fn recipes_and_data() {
         DataError::UnknownFormat { place: place(), found: text() },
         DataError::BadSource { path: path(), message: text() },
         DataError::NoClasses { format: kvtune::recipe::DataFormat::Ruler },
+        DataError::NoCompletions { format: kvtune::recipe::DataFormat::Messages },
         DataError::Dump { path: path(), source: std::io::Error::other("x") },
         DataError::Tokenizer { path: path(), message: text() },
         DataError::NoEos { dir: path() },

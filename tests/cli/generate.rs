@@ -123,6 +123,42 @@ fn a_conversation_goes_on_from_what_was_read() {
 }
 
 #[test]
+fn a_conversation_in_a_file_is_a_prompt_of_its_text() {
+    let place = Place::new();
+    place.write(
+        "t.jinja",
+        "{{ tools | tojson if tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}<|endoftext|>{% endfor %}{{ note }}\
+         {% if add_generation_prompt %}<assistant>{% endif %}",
+    );
+    place.write("tools.json", r#"[{"name": "f"}]"#);
+    let asked = r#"{"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"note": "N"}}"#;
+    place.write("asked.json", asked);
+    place.write("begun.json", r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The sea"}], "continue_final_message": true}"#);
+    let text = |more: &[&str]| {
+        let greedy = ["--max-new-tokens", "6", "--greedy", "--format", "json", "--policy", "dense"];
+        let found = last(&generate(&place, &[more, &greedy].concat()).done().out);
+        (found["token_ids"].clone(), found["prompt_tokens"].clone())
+    };
+    let template = ["--chat-template", "t.jinja", "--chat-template-kwargs", "{\"note\": \"M\"}"];
+    let messages = |file: &str, more: &[&str]| text(&[&["--messages", file], &template[..], more].concat());
+    assert_eq!(messages("asked.json", &[]), text(&["--prompt", "<user>Hi<|endoftext|>N<assistant>"]));
+    assert_eq!(
+        messages("asked.json", &["--tools", "tools.json"]),
+        text(&["--prompt", "[{\"name\": \"f\"}]<user>Hi<|endoftext|>N<assistant>"])
+    );
+    assert_eq!(messages("begun.json", &[]), text(&["--prompt", "<user>Hi<|endoftext|><assistant>The sea"]));
+    place.write("bad.json", r#"[{"content": "Hi"}]"#);
+    refused(
+        generate(&place, &[&["--messages", "bad.json"], &template[..]].concat()),
+        2,
+        "`bad.json`: message 0 (from 0): `role` is missing",
+    );
+    refused(generate(&place, &["--messages", "asked.json"]), 2, "the model has no chat template");
+    let list = [&["--messages", "asked.json"], &template[..2], &["--chat-template-kwargs", "[]"]].concat();
+    refused(generate(&place, &list), 2, "takes a JSON object");
+}
+
+#[test]
 fn an_adapter_brings_its_cache() {
     let place = Place::new();
     place.run(&["finetune-lora", "--recipe", "recipe.toml", "--out", "run"]).done();

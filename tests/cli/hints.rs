@@ -141,6 +141,7 @@ fn data() {
         DataError::NoQuestion { place: place() },
         DataError::NoPrompt { place: place() },
         DataError::NoClasses { format: kvtune::recipe::DataFormat::Ruler },
+        DataError::NoCompletions { format: kvtune::recipe::DataFormat::Messages },
         DataError::Dump { path: path(), source: io::Error::other("x") },
         DataError::LabelTokens { label: text(), tokens: vec![1, 2] },
         DataError::DuplicateLabel { first: 0, second: 1, token: 40 },

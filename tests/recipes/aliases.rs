@@ -36,6 +36,8 @@ const SAME: &[(&str, &str)] = &[
     ("[data]\non_too_long = \"error\"", "[data]\nexcess_length_strategy = \"raise\""),
     ("[data]\non_too_long = \"drop\"", "excess_length_strategy = \"drop\""),
     ("[data]\ntrain_on_prompt = false", "[data]\ntrain_on_inputs = false"),
+    ("[data]\ntrain_on_end_of_turn = false", "[data]\ntrain_on_eot = false"),
+    ("[data]\nchat_template = \"x\"", "chat_template = \"x\""),
     ("[data]\nvalidation_fraction = 0.2", "[data]\nval_split_fraction = 0.2"),
     ("[data]\norder = \"longest_first\"", "[data]\norder = \"longest-first\""),
     ("[data]\norder = \"shortest_first\"", "[data]\norder = \"shortest-first\""),

@@ -33,6 +33,9 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("[data]\nsplit_overlap = 8", "split_overlap", "there are no windows"),
     ("[data]\non_too_long = \"split\"\nmax_seq_length = 9\nsplit_overlap = 8", "split_overlap", "none would go on"),
     ("[data]\ntrain_on_prompt = true", "train_on_prompt", "says nothing"),
+    ("[data]\ntrain_on = \"all\"", "train_on", "says nothing"),
+    ("[data]\nchat_template = \" \"", "chat_template", "is empty"),
+    ("[data]\nchat_template_date = \"today\"", "\"today\"", "a date is written as 2026-11-22"),
     ("[data]\ntrain_on_prompt = 1", "1", "must be `true` or `false`, found `1`"),
     ("[head]\nlabels = [\"A\", \"B\"]", "labels", "says nothing where `head.kind` is `next_token`"),
     ("[head]\nkind = \"next_token\"\nlabel_tokens = [1, 2]", "label_tokens", "says nothing"),
@@ -170,6 +173,14 @@ fn each_is_refused_where_it_stands() {
 
 #[test]
 fn a_prompt_cannot_be_trained_on_by_a_classification() {
+    for (lines, words) in [
+        ("[data]\ntrain_on = \"completion\"", "means what follows a prompt, and `messages` has none"),
+        ("[data]\ntrain_on = \"last\"\ntrain_on_prompt = true", "contradicts `data.train_on = \"last\"`"),
+        ("[head]\nkind = \"seq_classification\"\nnum_labels = 2", "a conversation has no class"),
+    ] {
+        let error = refused(&with(lines).replace("\"tokens\"", "\"messages\""));
+        assert!(error.to_string().contains(words), "{lines}: {error}");
+    }
     let text = with("[data]\ntrain_on_prompt = true").replace("\"tokens\"", "\"longbench-v2\"");
     let error = refused(&format!("{text}[head]\nkind = \"seq_classification_on_logits\"\nlabels = [\"A\", \"B\"]\n"));
     assert!(error.message.contains("contradicts"), "{error}");

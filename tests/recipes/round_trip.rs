@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 
 use kvtune::metrics::Metric;
 use kvtune::recipe::{
-    BatchOrder, BatchSize, BufferKind, CacheLength, CacheRecipe, CheckpointRecipe, Chunking, DataFormat, DataRecipe, Dtype,
-    EvalRecipe, Figure, GenerateRecipe, GradRecipe, HeadRecipe, HelmetFamily, InitLora, Labels, LogRecipe, LongBenchPrompt,
-    LoraRecipe, Mode, ModelRecipe, Offload, OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe,
-    PolicyRecipe, Pyramid, Recipe, RopeScalingRecipe, RopeType, Schedule, Storage, StoreForm, StorePlace, StoreRecipe,
-    TargetModules, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
+    BatchOrder, BatchSize, Boundary, BufferKind, CacheLength, CacheRecipe, ChatRecipe, CheckpointRecipe, Chunking, DataFormat,
+    DataRecipe, Dtype, EvalRecipe, Figure, GenerateRecipe, GradRecipe, HeadRecipe, HelmetFamily, InitLora, Labels, LogRecipe,
+    LongBenchPrompt, LoraRecipe, Mode, ModelRecipe, Offload, OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey,
+    OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, RopeScalingRecipe, RopeType, Schedule, Storage, StoreForm,
+    StorePlace, StoreRecipe, TargetModules, TemplateChoice, TemplateDate, TemplateVariables, TrainOn, TrainRecipe, TrainedBias,
+    ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -78,16 +79,38 @@ fn head() -> impl Strategy<Value = HeadRecipe> {
 }
 
 prop_compose! {
+    fn chat()(train_on in option::of(select(TrainOn::ALL)), train_on_end_of_turn in any::<bool>(), boundary in select(Boundary::ALL),
+            template in option::of("[a-z]{1,4}|[a-z]\\{[a-z\n'\"]{0,4}"), date in option::of(0..4_000_000_000_i64),
+            variables in prop::collection::btree_map("[a-z_]{1,5}", any::<bool>(), 0..3),
+            roles in prop::collection::btree_map("[a-z]{1,4}", "[a-z]{1,4}", 0..3)) -> ChatRecipe {
+        ChatRecipe {
+            train_on,
+            train_on_end_of_turn,
+            boundary,
+            chat_template: template.map(TemplateChoice),
+            chat_template_kwargs: TemplateVariables(variables.into_iter().map(|(name, yes)| (name, yes.into())).collect()),
+            chat_template_date: date.map(|second| TemplateDate(chrono::DateTime::from_timestamp(second, 0).unwrap().naive_utc())),
+            roles,
+        }
+    }
+}
+
+prop_compose! {
     fn data(head: HeadRecipe)(format in select(DataFormat::ALL), train in path(), file in option::of(path()),
             part in 0.0..1.0_f64, max_seq_length in option::of(2..1_000_000_usize), on_too_long in select(OnTooLong::ALL),
             order in select(BatchOrder::ALL), prompt in any::<bool>(), on_bad_row in select(OnBadRow::ALL),
             columns in prop::collection::btree_map("[a-z_]{1,6}", "[a-z]{1,6}", 0..3), max_line_bytes in 1..1_000_000_usize,
-            (wording, most, kind) in (select(LongBenchPrompt::ALL), 1..1_000_000_usize, select(HelmetFamily::ALL))) -> DataRecipe {
+            (wording, most, kind) in (select(LongBenchPrompt::ALL), 1..1_000_000_usize, select(HelmetFamily::ALL)),
+            chat in chat()) -> DataRecipe {
+        let is_chat = matches!(format, DataFormat::Messages | DataFormat::ShareGpt | DataFormat::Alpaca);
+        let format = if is_chat && head != HeadRecipe::NextToken { DataFormat::PromptCompletion } else { format };
         let (is_longbench, is_helmet) = (format == DataFormat::LongBenchV2, format == DataFormat::Helmet);
         let prompt_key = (is_longbench && head == HeadRecipe::NextToken).then_some(wording);
         let validation = file.map_or(ValidationSource::Fraction(part), |file| ValidationSource::File(file.into()));
+        let train_on_prompt = prompt && format != DataFormat::Tokens && head == HeadRecipe::NextToken;
+        let is_free = format == DataFormat::PromptCompletion && head == HeadRecipe::NextToken && !train_on_prompt;
+        let chat = ChatRecipe { train_on: chat.train_on.filter(|_| is_free), ..chat };
         let format = Some(format);
-        let train_on_prompt = prompt && format != Some(DataFormat::Tokens) && head == HeadRecipe::NextToken;
         let train = train.into();
         let split_overlap = if on_too_long == OnTooLong::Split { max_seq_length.map_or(3, |length| (length - 2).min(7)) } else { 0 };
         DataRecipe {
@@ -105,6 +128,7 @@ prop_compose! {
             columns,
             on_bad_row,
             max_line_bytes,
+            chat,
         }
     }
 }

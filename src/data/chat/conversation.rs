@@ -3,6 +3,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::markers::Markers;
+use crate::data::rows::kind;
 
 /// A conversation, ready to be rendered.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -21,7 +22,7 @@ impl Conversation {
     /// A conversation of messages from elsewhere, which may have been written for a protocol: arguments of calls that are JSON in a
     /// text become what they say. The error says what is wrong with which message.
     pub fn of(messages: Json) -> Result<Self, String> {
-        let kind = super::super::jsonl::kind(&messages);
+        let kind = kind(&messages);
         let Json::Array(mut messages) = messages else { return Err(format!("a list of messages is expected, found {kind}")) };
         if messages.is_empty() {
             return Err("there is no message".to_owned());
@@ -34,6 +35,19 @@ impl Conversation {
     }
 
     /// Whether a character occurs in it.
+    /// About as many bytes as its texts take.
+    pub(in crate::data) fn size(&self) -> usize {
+        fn of(value: &Json) -> usize {
+            match value {
+                Json::String(text) => text.len(),
+                Json::Array(values) => values.iter().map(of).sum(),
+                Json::Object(fields) => fields.values().map(of).sum(),
+                _ => 8,
+            }
+        }
+        self.messages.iter().map(of).sum()
+    }
+
     pub(super) fn contains(&self, wanted: char) -> bool {
         let others = [&self.tools, &self.documents].into_iter().flatten();
         self.messages.iter().chain(others).chain(self.variables.values()).any(|value| occurs(value, wanted))
@@ -66,7 +80,7 @@ pub fn tools_of(tools: Json) -> Result<Option<Json>, String> {
         Json::Null => Ok(None),
         Json::Array(all) if all.is_empty() => Ok(None),
         Json::Array(all) if all.iter().all(Json::is_object) => Ok(Some(tools)),
-        other => Err(format!("a list of objects is expected, or its JSON as text, found {}", super::super::jsonl::kind(other))),
+        other => Err(format!("a list of objects is expected, or its JSON as text, found {}", kind(other))),
     }
 }
 
@@ -94,13 +108,15 @@ fn occurs(value: &Json, wanted: char) -> bool {
 }
 
 fn check_message(message: &Json) -> Result<(), String> {
-    let kind = super::super::jsonl::kind;
     let fields =
         message.as_object().ok_or_else(|| format!("an object with `role` and `content` is expected, found {}", kind(message)))?;
     match fields.get("role") {
         Some(Json::String(role)) if !role.is_empty() => {}
         Some(other) => {
-            return Err(format!("`role` must be a text, found {}", if other.is_string() { "nothing in it" } else { kind(other) }));
+            return Err(format!(
+                "`role` must be a text, found {}",
+                if other.is_string() { "nothing in it" } else { kind(other) }
+            ));
         }
         None => return Err("`role` is missing".to_owned()),
     }

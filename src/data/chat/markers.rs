@@ -44,6 +44,7 @@ pub(super) fn taken_out(marked: &str, markers: Markers) -> Option<(String, Vec<R
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)]
 mod tests {
     use super::*;
 

@@ -1,13 +1,21 @@
 //! Conversations: chat templates, the formats that hold messages, and which of their tokens are trained.
 
+mod boundaries;
 mod conversation;
+mod encoder;
 mod markers;
 mod python_filters;
 mod python_methods;
 mod python_values;
+mod rows;
 mod scan;
+mod spans;
 mod template;
 mod template_files;
+
+pub(super) use encoder::ChatEncoder;
+pub(super) use rows::{alpaca, is_conversational, messages, prompt_and_completion, sharegpt};
+pub(super) use spans::ChatSample;
 
 pub use conversation::{Conversation, message, tools_of};
 pub use template_files::{ChatTemplates, special_tokens};

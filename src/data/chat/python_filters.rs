@@ -50,6 +50,7 @@ fn walked(value: Value) -> Result<Value, Error> {
 }
 
 /// As Jinja2 has it: the last line keeps what follows it, and lines of nothing stay so unless `blank` is set.
+#[allow(clippy::needless_pass_by_value)] // as minijinja calls it
 fn indent(text: &str, width: Option<Value>, first: Option<bool>, blank: Option<bool>, options: Kwargs) -> Result<String, Error> {
     let width = width.or(options.get("width")?).unwrap_or(Value::from(4));
     let first = first.or(options.get("first")?).unwrap_or(false);
@@ -68,6 +69,7 @@ fn indent(text: &str, width: Option<Value>, first: Option<bool>, blank: Option<b
     Ok(format!("{}{}{rest}", if first { &indentation } else { "" }, lines.first().unwrap_or(&"")))
 }
 
+#[allow(clippy::needless_pass_by_value)] // as minijinja calls it
 fn int(value: &Value, default: Option<Value>, base: Option<u32>, options: Kwargs) -> Result<Value, Error> {
     let default = default.or(options.get("default")?).unwrap_or(Value::from(0));
     let base = base.or(options.get("base")?).unwrap_or(10);
@@ -93,6 +95,7 @@ fn int(value: &Value, default: Option<Value>, base: Option<u32>, options: Kwargs
     Ok(number.or_else(float).unwrap_or(default))
 }
 
+#[allow(clippy::needless_pass_by_value)] // as minijinja calls it
 fn float(value: &Value, default: Option<Value>, options: Kwargs) -> Result<Value, Error> {
     let default = default.or(options.get("default")?).unwrap_or(Value::from(0.0));
     options.assert_all_used()?;
@@ -108,6 +111,7 @@ fn as_number(value: &Value) -> Option<f64> {
 }
 
 /// As Jinja2 has it: a text that is too long by `leeway` at most stays whole.
+#[allow(clippy::needless_pass_by_value)] // as minijinja calls it
 fn truncate(
     text: &str,
     length: Option<usize>,

@@ -163,7 +163,7 @@ fn padded(text: &str, method: &str, args: &[Value]) -> Result<String, Error> {
         "center" => (missing / 2 + (missing & columns & 1), missing - missing / 2 - (missing & columns & 1)),
         _ => (missing, 0),
     };
-    let sign = if method == "zfill" && text.starts_with(['+', '-']) { 1 } else { 0 };
+    let sign = usize::from(method == "zfill" && text.starts_with(['+', '-']));
     Ok([&text[..sign], &with.repeat(before), &text[sign..], &with.repeat(after)].concat())
 }
 
@@ -173,9 +173,9 @@ fn title(text: &str) -> String {
     let mut is_inside = false;
     for c in text.chars() {
         if is_inside {
-            out.extend(c.to_lowercase())
+            out.extend(c.to_lowercase());
         } else {
-            out.extend(c.to_uppercase())
+            out.extend(c.to_uppercase());
         }
         is_inside = c.is_alphabetic();
     }

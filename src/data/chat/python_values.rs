@@ -21,6 +21,7 @@ struct JsonStyle {
 }
 
 /// The filter `tojson` of Transformers: `json.dumps(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
+#[allow(clippy::needless_pass_by_value)] // as minijinja calls it
 pub(super) fn tojson(
     value: &Value,
     ensure_ascii: Option<bool>,
@@ -132,7 +133,7 @@ fn write_text_repr(text: &str, out: &mut String) {
                 let code = u32::from(c);
                 let _ = match code {
                     ..=0xff => write!(out, "\\x{code:02x}"),
-                    ..=0xffff => write!(out, "\\u{code:04x}"),
+                    0x100..=0xffff => write!(out, "\\u{code:04x}"),
                     _ => write!(out, "\\U{code:08x}"),
                 };
             }

@@ -65,12 +65,12 @@ impl Rewritten {
             "generation" if arguments.trim().is_empty() => {
                 self.has_generation = true;
                 // The scope is that of Transformers: what is set inside stays inside, but for a namespace.
-                self.marked.push_str(&format!("{{%{open} with %}}{{% filter {GENERATION} {close}%}}"));
-                self.plain.push_str(&format!("{{%{open} with {close}%}}"));
+                self.marked.extend(["{%", open, " with %}{% filter ", GENERATION, " ", close, "%}"]);
+                self.plain.extend(["{%", open, " with ", close, "%}"]);
             }
             "endgeneration" if arguments.trim().is_empty() => {
-                self.marked.push_str(&format!("{{%{open} endfilter %}}{{% endwith {close}%}}"));
-                self.plain.push_str(&format!("{{%{open} endwith {close}%}}"));
+                self.marked.extend(["{%", open, " endfilter %}{% endwith ", close, "%}"]);
+                self.plain.extend(["{%", open, " endwith ", close, "%}"]);
             }
             "for" => match walked(arguments) {
                 Some((targets, list, condition)) => {
@@ -81,6 +81,14 @@ impl Rewritten {
             "with" => match assigned(arguments) {
                 // All values are those outside of the block.
                 Some((targets, values)) => self.both(&format!("{{%{open} with ({targets}) = ({values}) {close}%}}")),
+                None => self.both(tag),
+            },
+            // A macro of minijinja's does not see a namespace that it only assigns to: it is mentioned.
+            "set" => match arguments.split_once('=').and_then(|(target, value)| Some((target, target.split_once('.')?.0, value)))
+            {
+                Some((target, namespace, value)) => {
+                    self.both(&format!("{{%{open} set{target}= (({}), {})[0] {close}%}}", value.trim(), namespace.trim()));
+                }
                 None => self.both(tag),
             },
             _ => self.both(tag),
@@ -229,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_a_loop_is_found() {
+    fn what_minijinja_takes_otherwise_is_rewritten() {
         let plain = |tag: &str| rewrite(tag).plain;
         assert_eq!(plain("{%- for m in messages -%}"), "{%- for m in (messages)|__walked  -%}");
         assert_eq!(plain("{% for k, v in d.items() if k != ' in ' %}"), "{% for k, v in (d.items())|__walked if k != ' in ' %}");
@@ -237,6 +245,8 @@ mod tests {
         assert_eq!(plain("{% for line in x.if_any %}"), "{% for line in (x.if_any)|__walked  %}");
         assert_eq!(plain("{% for nonsense %}"), "{% for nonsense %}");
         assert_eq!(plain("{% with a = [1, 2], b = ',' -%}"), "{% with (a, b) = (([1, 2]), (',')) -%}");
+        assert_eq!(plain("{%- set n.a = 'b=' -%}"), "{%- set n.a = (('b='), n)[0] -%}");
+        assert_eq!(plain("{% set a = b.c %}"), "{% set a = b.c %}");
         assert_eq!(plain("{% with a = (1, 2) %}"), "{% with a = (1, 2) %}");
     }
 }

@@ -71,19 +71,9 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Where the template stands.
-    pub(super) fn place(&self) -> &str {
-        &self.place
-    }
-
     /// Whether the template says itself what the assistant writes.
     pub(super) fn has_generation(&self) -> bool {
         self.has_generation
-    }
-
-    /// The special token of a name, as `bos_token`.
-    pub(super) fn token(&self, name: &str) -> Option<&str> {
-        self.tokens.iter().find(|(other, _)| other == name).map(|(_, token)| &token[..])
     }
 
     /// The text of a conversation, and behind it, where `adds_generation_prompt`, what the assistant's next message begins with.
@@ -234,6 +224,7 @@ fn value_of(json: &Json) -> Value {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)]
 pub(super) mod tests {
     use serde_json::json;
 
@@ -250,6 +241,7 @@ pub(super) mod tests {
         template(source).and_then(|template| template.render(&Conversation::default(), false)).map_err(|error| error.to_string())
     }
 
+    #[allow(clippy::needless_pass_by_value)]
     fn conversation(messages: Json) -> Conversation {
         Conversation { messages: messages.as_array().unwrap().clone(), ..Conversation::default() }
     }
@@ -327,6 +319,40 @@ pub(super) mod tests {
             "{% set q %}{% generation %}abc{% endgeneration %}{% endset %}{{ q[:2] }}",
         ] {
             assert!(spans(changed, none()).unwrap_err().to_string().contains("changes text around its generation tags"));
+        }
+    }
+
+    /// Templates and what Transformers 5.3.0 makes of them: the text, with the assistant's spans in characters, or the error, which is
+    /// the template's own where it raises one.
+    #[test]
+    fn small_templates_are_rendered_as_by_transformers() {
+        let of = |name: &str| {
+            let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat").join(name);
+            std::fs::read_to_string(path).unwrap()
+        };
+        let mut variables: serde_json::Map<String, Json> = serde_json::from_str(&of("variables.json")).unwrap();
+        let messages = variables.remove("messages").unwrap();
+        let conversation = Conversation { variables, ..conversation(messages) };
+        for row in of("templates.jsonl").lines() {
+            let row: Json = serde_json::from_str(row).unwrap();
+            let now = chrono::NaiveDate::from_ymd_opt(2026, 11, 22).unwrap().and_hms_opt(14, 5, 9);
+            let template = ChatTemplate::new(row["template"].as_str().unwrap(), Vec::new(), "t".to_owned(), now);
+            let got = template.and_then(|template| match row.get("spans") {
+                None => Ok((template.render(&conversation, true)?, Json::Null)),
+                Some(_) if !template.has_generation() => Ok((template.render(&conversation, true)?, json!([]))),
+                Some(_) => {
+                    let (text, spans) = template.render_with_spans(&conversation)?;
+                    let spans = spans.iter().map(|span| [span.start, span.end].map(|at| text[..at].chars().count()));
+                    let spans = json!(spans.collect::<Vec<_>>());
+                    Ok((text, spans))
+                }
+            });
+            match (&got, row["error"].as_str()) {
+                (Ok((text, spans)), None) => assert_eq!((&json!(text), spans), (&row["text"], &row["spans"]), "{row}"),
+                (Err(_), Some(kind)) if kind.ends_with("Error") => {}
+                (Err(error), Some(raised)) => assert!(error.to_string().ends_with(&format!(": {raised}")), "{row}: {error}"),
+                _ => panic!("{row}: {got:?}"),
+            }
         }
     }
 

@@ -74,6 +74,11 @@ impl ChatTemplates {
         })
     }
 
+    /// What tells them apart: their texts.
+    pub(super) fn identity(&self) -> [Option<&str>; 2] {
+        [&self.default, &self.tool_use].map(|template| template.as_ref().map(ChatTemplate::source))
+    }
+
     /// The text of the template that is used without tools.
     pub fn source(&self) -> Option<&str> {
         self.default.as_ref().map(ChatTemplate::source)
@@ -141,8 +146,7 @@ fn tokenizer_config(dir: &Path) -> Result<(Json, PathBuf), DataError> {
         return Ok((Json::Null, path));
     }
     let bytes = std::fs::read(&path).map_err(DataError::read(&path))?;
-    let not_json =
-        |error: serde_json::Error| DataError::NotJson { place: path.display().to_string(), message: error.to_string() };
+    let not_json = |error: serde_json::Error| DataError::not_json(&path, &error);
     Ok((serde_json::from_slice(&bytes).map_err(not_json)?, path))
 }
 

@@ -1,5 +1,6 @@
 //! The format `prompt-completion`: rows with `prompt` and `completion`, or of a classification `label`; further fields are ignored.
 
+use crate::data::chat::{is_conversational, prompt_and_completion};
 use crate::data::error::DataError;
 use crate::data::example::{Content, Task};
 use crate::data::label_tokens::Classes;
@@ -9,6 +10,10 @@ use crate::data::tokenizer::Tokenizer;
 /// What a row says. With a classification head `label` is the class by its number or its name; where there is none the completion must be
 /// one of the names, without space around it.
 pub(super) fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> Result<Content, DataError> {
+    if let (Task::NextToken, Some(true)) = (task, row.fields().get("prompt").map(is_conversational)) {
+        let prompt = row.require("prompt")?;
+        return Ok(Content::Chat(Box::new(prompt_and_completion(row, prompt)?)));
+    }
     let prompt = row.text("prompt")?;
     let Task::Classify(classes) = task else {
         return Ok(Content::Text { prompt, completion: row.text("completion")? });
@@ -90,7 +95,9 @@ mod tests {
         );
         assert_eq!(error("[1]\n"), "record 0 (from 0) of `train.jsonl`: expected a JSON object, found a number");
         let chat = "{\"prompt\": [{\"role\": \"user\"}], \"completion\": \"a\"}";
-        assert_eq!(error(chat), "`train.jsonl:1`: field `prompt`: expected a string, found an array");
+        assert_eq!(error(chat), "`train.jsonl:1`: field `completion`: expected a list of messages, as `prompt` is, found \"a\"");
+        let numbers = "{\"prompt\": [1], \"completion\": \"a\"}";
+        assert_eq!(error(numbers), "`train.jsonl:1`: field `prompt`: expected a string, found an array");
         assert_eq!(error(""), "`train.jsonl` holds no samples, expected at least 1");
         assert_eq!(error(" \n\n"), "`train.jsonl` holds no samples, expected at least 1");
         assert!(

@@ -3,13 +3,13 @@
 use super::longbench_v2::{self, LetterClasses, LongBenchRow};
 use super::text_row::TextRow;
 use super::{helmet, prompt_completion, ruler, text, tokens};
-use crate::data::chat_template::{ChatTemplate, Message};
+use crate::data::chat::{self, ChatSample, ChatTemplates, Conversation, message};
 use crate::data::error::DataError;
 use crate::data::example::{Content, Example, Task};
 use crate::data::question::SampleGroups;
 use crate::data::rows::DataRow;
 use crate::data::tokenizer::Tokenizer;
-use crate::recipe::{DataFormat, DataRecipe, LongBenchPrompt};
+use crate::recipe::{DataFormat, DataRecipe, LongBenchPrompt, TrainOn};
 
 /// Makes examples of rows.
 pub(in crate::data) struct ExampleReader<'a> {
@@ -20,8 +20,8 @@ pub(in crate::data) struct ExampleReader<'a> {
     vocab_size: usize,
     /// The classes of LongBench v2's letters, where the head has classes.
     letters: Option<LetterClasses>,
-    /// Of the model, where a prompt is a message of the user.
-    template: Option<ChatTemplate>,
+    /// Whether a prompt is a message of the user, as the model has a chat template.
+    has_template: bool,
 }
 
 impl<'a> ExampleReader<'a> {
@@ -35,7 +35,10 @@ impl<'a> ExampleReader<'a> {
         tokenizer: Option<&'a Tokenizer>,
         vocab_size: usize,
     ) -> Result<Self, DataError> {
-        let mut reader = Self { recipe, format, task, tokenizer, vocab_size, letters: None, template: None };
+        if format.is_chat() && recipe.chat.train_on == Some(TrainOn::Completion) {
+            return Err(DataError::NoCompletions { format });
+        }
+        let mut reader = Self { recipe, format, task, tokenizer, vocab_size, letters: None, has_template: false };
         match (format, task, tokenizer) {
             (DataFormat::Tokens, ..) => {}
             (_, _, None) => return Err(DataError::NoTokenizer { what: "text data" }),
@@ -43,8 +46,10 @@ impl<'a> ExampleReader<'a> {
                 reader.letters = Some(longbench_v2::classes_of_letters(classes, tokenizer)?);
             }
             (DataFormat::Ruler | DataFormat::Helmet, Task::Classify(_), _) => return Err(DataError::NoClasses { format }),
+            (_, Task::Classify(_), _) if format.is_chat() => return Err(DataError::NoClasses { format }),
             (DataFormat::LongBenchV2, Task::NextToken, Some(tokenizer)) if reader.is_message() => {
-                reader.template = ChatTemplate::load(tokenizer.dir(), None)?;
+                let wanted = recipe.chat.chat_template.as_ref().map(|choice| &choice.0[..]);
+                reader.has_template = ChatTemplates::load(tokenizer.dir(), wanted, None)?.is_some();
             }
             _ => {}
         }
@@ -54,8 +59,7 @@ impl<'a> ExampleReader<'a> {
     /// All that decides what it makes of a row, in words that change with it.
     pub(in crate::data) fn identity(&self) -> String {
         let DataRecipe { prompt, max_prompt_tokens, family, columns, .. } = self.recipe;
-        let template = self.template.as_ref().map(ChatTemplate::source);
-        format!("{} {:?} {prompt:?} {max_prompt_tokens:?} {family:?} {columns:?} {template:?}", self.format, self.task)
+        format!("{} {:?} {prompt:?} {max_prompt_tokens:?} {family:?} {columns:?} {}", self.format, self.task, self.has_template)
     }
 
     fn wording(&self) -> LongBenchPrompt {
@@ -87,6 +91,9 @@ impl<'a> ExampleReader<'a> {
                 plain(prompt_completion::content(&mut row, task, tokenizer)?)
             }
             (DataFormat::Text, Some(tokenizer), task) => plain(text::content(&mut row, task, tokenizer)?),
+            (DataFormat::Messages, ..) => plain(conversation(chat::messages(&mut row)?)),
+            (DataFormat::ShareGpt, ..) => plain(conversation(chat::sharegpt(&mut row, &self.recipe.chat.roles)?)),
+            (DataFormat::Alpaca, ..) => plain(conversation(chat::alpaca(&mut row)?)),
             (DataFormat::Ruler, ..) => worded(ruler::text(&mut row)?, None),
             (DataFormat::Helmet, ..) => worded(helmet::text(&mut row, self.recipe.family)?, None),
             (DataFormat::LongBenchV2, Some(_), Task::Classify(labels)) => {
@@ -99,12 +106,11 @@ impl<'a> ExampleReader<'a> {
                 if let Some(most) = self.recipe.max_prompt_tokens {
                     text.prompt = longbench_v2::cut(text.prompt, most, tokenizer)?;
                 }
-                match &self.template {
-                    None => worded(text, groups),
-                    Some(template) => {
-                        let references = text.references.clone();
-                        Example { groups, references, ..plain(as_messages(&text, template)?) }
-                    }
+                if self.has_template {
+                    let references = text.references.clone();
+                    Example { groups, references, ..plain(as_messages(&text)) }
+                } else {
+                    worded(text, groups)
                 }
             }
             _ => plain(tokens::content(&mut row, self.task, self.vocab_size)?),
@@ -112,12 +118,13 @@ impl<'a> ExampleReader<'a> {
     }
 }
 
+fn conversation(sample: ChatSample) -> Content {
+    Content::Chat(Box::new(sample))
+}
+
 /// A prompt as a message of the user, and its completion as the reply.
-fn as_messages(text: &TextRow, template: &ChatTemplate) -> Result<Content, DataError> {
-    let messages = [Message::new("user", &text.prompt), Message::new("assistant", &text.completion)];
-    let prompt = template.render(&messages[..1], true)?;
-    let whole = template.render(&messages, false)?;
-    let completion = whole.strip_prefix(&prompt[..]).map(str::to_owned);
-    let completion = completion.ok_or_else(|| template.refused("the reply does not follow what asks for it"))?;
-    Ok(Content::Rendered { prompt, completion })
+fn as_messages(text: &TextRow) -> Content {
+    let messages = vec![message("user", &text.prompt), message("assistant", &text.completion)];
+    let conversation = Conversation { messages, ..Conversation::default() };
+    Content::Chat(Box::new(ChatSample { conversation, trains: vec![None, None], prompt: Some(1) }))
 }

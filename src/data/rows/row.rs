@@ -47,7 +47,6 @@ impl DataRow {
     }
 
     /// Whether absent fields of nested objects may stand as null: Arrow's structs have the fields of all rows.
-    #[cfg_attr(not(test), allow(dead_code))]
     pub(in crate::data) fn is_padded(&self) -> bool {
         self.types.is_some()
     }

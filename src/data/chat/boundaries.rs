@@ -1,0 +1,88 @@
+//! Where a message stands in the text of its conversation: found by rendering what comes before it, and that with it.
+
+use std::ops::Range;
+
+use super::conversation::{Conversation, role};
+use super::template::ChatTemplate;
+use crate::data::error::DataError;
+
+/// A conversation's text and its template, which are asked where messages stand.
+pub(super) struct Boundaries<'a> {
+    pub(super) template: &'a ChatTemplate,
+    pub(super) conversation: &'a Conversation,
+    /// All of it, without a generation prompt.
+    pub(super) text: &'a str,
+}
+
+impl Boundaries<'_> {
+    /// In bytes, what the message `index` says: of the assistant what the model itself writes, which is what follows the generation
+    /// prompt; of others with their header.
+    pub(super) fn said(&self, index: usize) -> Result<Range<usize>, DataError> {
+        self.between(index, role(&self.conversation.messages[index]) == "assistant")
+    }
+
+    /// In bytes, the message `index` with its header.
+    pub(super) fn whole(&self, index: usize) -> Result<Range<usize>, DataError> {
+        if index == 0 {
+            return Ok(0..self.end(0)?);
+        }
+        self.between(index, false)
+    }
+
+    /// The end of the prompt that the first `count` messages are, with the generation prompt where the assistant is next.
+    pub(super) fn prompt(&self, count: usize) -> Result<usize, DataError> {
+        let messages = &self.conversation.messages;
+        let is_next = messages.get(count).is_some_and(|message| role(message) == "assistant");
+        let prompt = self.rendered(count, is_next)?.ok_or_else(|| self.refuse(count, "the prompt before it does not render"))?;
+        if self.text.starts_with(&prompt) {
+            Ok(prompt.len())
+        } else {
+            Err(self.refuse(count, "what follows changes how the prompt is written"))
+        }
+    }
+
+    fn between(&self, index: usize, has_prompt: bool) -> Result<Range<usize>, DataError> {
+        let before = self.rendered(index, has_prompt)?;
+        let with = self.rendered(index + 1, false)?;
+        let (Some(before), Some(with)) = (before, with) else {
+            return Err(self.refuse(index, "a part of the conversation does not render"));
+        };
+        if !with.starts_with(&before) {
+            return Err(self.refuse(index, "the generation prompt is not a prefix of the conversation with the answer"));
+        }
+        self.check_end(index, &with)?;
+        Ok(before.len()..with.len())
+    }
+
+    fn end(&self, index: usize) -> Result<usize, DataError> {
+        let with =
+            self.rendered(index + 1, false)?.ok_or_else(|| self.refuse(index, "a part of the conversation does not render"))?;
+        self.check_end(index, &with)?;
+        Ok(with.len())
+    }
+
+    fn check_end(&self, index: usize, with: &str) -> Result<(), DataError> {
+        if self.text.starts_with(with) {
+            Ok(())
+        } else {
+            Err(self.refuse(index, "what follows changes how this message is written"))
+        }
+    }
+
+    /// The first `count` messages; `None` where the template refuses them.
+    fn rendered(&self, count: usize, has_prompt: bool) -> Result<Option<String>, DataError> {
+        let messages = &self.conversation.messages;
+        if count == messages.len() && !has_prompt {
+            return Ok(Some(self.text.to_owned()));
+        }
+        match self.template.render_messages(self.conversation, &messages[..count], has_prompt) {
+            Ok(text) => Ok(Some(text)),
+            Err(DataError::ChatTemplate { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn refuse(&self, index: usize, why: &str) -> DataError {
+        self.template.fault(format!("message {index} (from 0): {why}"))
+    }
+}

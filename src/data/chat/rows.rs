@@ -1,0 +1,357 @@
+//! Rows that hold conversations: `messages`, `ShareGPT`'s `conversations`, Alpaca's fields, and prompts that are lists of messages.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::conversation::{Conversation, drop_padding, message, tools_of};
+use super::spans::ChatSample;
+use crate::data::error::DataError;
+use crate::data::rows::{DataRow, kind};
+
+/// `ShareGPT`'s tags and their roles.
+const TAGS: [(&str, &str); 15] = [
+    ("human", "user"),
+    ("user", "user"),
+    ("gpt", "assistant"),
+    ("assistant", "assistant"),
+    ("model", "assistant"),
+    ("chatgpt", "assistant"),
+    ("bing", "assistant"),
+    ("bard", "assistant"),
+    ("system", "system"),
+    ("developer", "developer"),
+    ("tool", "tool"),
+    ("observation", "tool"),
+    ("function_response", "tool"),
+    ("ipython", "ipython"),
+    ("function", "function"),
+];
+
+/// The tag of a call that is JSON in a text.
+const CALL: &str = "function_call";
+
+/// A row with `messages`.
+pub(in crate::data) fn messages(row: &mut DataRow) -> Result<ChatSample, DataError> {
+    let messages = row.require("messages")?;
+    sample(row, "messages", messages)
+}
+
+/// A row with `ShareGPT`'s `conversations`; `roles` are those of further tags.
+pub(in crate::data) fn sharegpt(row: &mut DataRow, roles: &BTreeMap<String, String>) -> Result<ChatSample, DataError> {
+    const FIELD: &str = "conversations";
+    let turns = match row.require(FIELD)? {
+        Value::Array(turns) => turns,
+        other => return Err(row.bad(FIELD, "a list of objects with `from` and `value`", kind(&other))),
+    };
+    let mut messages = Vec::with_capacity(turns.len() + 1);
+    if let Some(system) = optional_text(row, "system")?.filter(|text| !text.is_empty()) {
+        messages.push(message("system", &system));
+    }
+    for (index, turn) in turns.into_iter().enumerate() {
+        let read = role_message(turn, roles).map_err(|fault| wrong(row, FIELD, format!("turn {index} (from 0): {fault}")))?;
+        messages.push(read);
+    }
+    sample(row, FIELD, Value::Array(messages))
+}
+
+/// A row with Alpaca's `instruction`, `input` and `output`, and `system` and `history` where they are.
+pub(in crate::data) fn alpaca(row: &mut DataRow) -> Result<ChatSample, DataError> {
+    let mut messages = Vec::new();
+    if let Some(system) = optional_text(row, "system")?.filter(|text| !text.is_empty()) {
+        messages.push(message("system", &system));
+    }
+    if let Some(history) = row.take("history") {
+        let pairs = history.as_array().and_then(|pairs| pairs.iter().map(text_pair).collect::<Option<Vec<_>>>());
+        let pairs = pairs.ok_or_else(|| {
+            row.bad("history", "a list of pairs of texts: what was asked, and what was answered", shown(&history))
+        })?;
+        messages.extend(pairs.into_iter().flat_map(|(asked, answered)| [message("user", asked), message("assistant", answered)]));
+    }
+    let mut instruction = row.text("instruction")?;
+    if let Some(input) = optional_text(row, "input")?.filter(|input| !input.is_empty()) {
+        instruction = if instruction.is_empty() { input } else { format!("{instruction}\n{input}") };
+    }
+    messages.push(message("user", &instruction));
+    messages.push(message("assistant", &row.text("output")?));
+    sample(row, "instruction", Value::Array(messages))
+}
+
+/// Whether a row's prompt is a list of messages.
+pub(in crate::data) fn is_conversational(prompt: &Value) -> bool {
+    prompt.as_array().is_some_and(|messages| messages.iter().any(Value::is_object))
+}
+
+/// A row whose `prompt` and `completion` are lists of messages.
+pub(in crate::data) fn prompt_and_completion(row: &mut DataRow, prompt: Value) -> Result<ChatSample, DataError> {
+    let completion = match row.require("completion")? {
+        Value::Array(messages) if !messages.is_empty() => messages,
+        other => return Err(row.bad("completion", "a list of messages, as `prompt` is", shown(&other))),
+    };
+    let Value::Array(mut messages) = prompt else { return Err(row.bad("prompt", "a list of messages", kind(&prompt))) };
+    let count = messages.len();
+    messages.extend(completion);
+    Ok(ChatSample { prompt: Some(count), ..sample(row, "prompt", Value::Array(messages))? })
+}
+
+/// A sample of messages, with what else the row says of them.
+fn sample(row: &mut DataRow, field: &'static str, mut messages: Value) -> Result<ChatSample, DataError> {
+    if row.is_padded() {
+        drop_padding(&mut messages);
+    }
+    let mut trains = Vec::new();
+    for (index, message) in messages.as_array_mut().into_iter().flatten().enumerate() {
+        let flag = message.as_object_mut().map_or(Ok(None), taken_flag);
+        trains.push(flag.map_err(|fault| wrong(row, field, format!("message {index} (from 0): {fault}")))?);
+    }
+    let mut conversation = Conversation::of(messages).map_err(|fault| wrong(row, field, fault))?;
+    if let Some(tools) = row.take("tools") {
+        let mut tools = tools_of(tools).map_err(|fault| wrong(row, "tools", fault))?;
+        if let Some(tools) = tools.as_mut().filter(|_| row.is_padded()) {
+            drop_padding(tools);
+        }
+        conversation.tools = tools;
+    }
+    conversation.documents = row.take("documents");
+    if let Some(variables) = row.take("chat_template_kwargs") {
+        match variables {
+            Value::Object(mut variables) => {
+                if row.is_padded() {
+                    variables.retain(|_, value| !value.is_null());
+                }
+                conversation.variables = variables;
+            }
+            other => return Err(row.bad("chat_template_kwargs", "an object", kind(&other))),
+        }
+    }
+    Ok(ChatSample { conversation, trains, prompt: None })
+}
+
+fn wrong(row: &DataRow, field: &'static str, fault: String) -> DataError {
+    DataError::Messages { place: row.place(), field, fault }
+}
+
+/// Takes out whether a message is trained: `train`, or `weight`.
+fn taken_flag(message: &mut Map<String, Value>) -> Result<Option<bool>, String> {
+    let train = match message.shift_remove("train") {
+        None | Some(Value::Null) => None,
+        Some(Value::Bool(train)) => Some(train),
+        Some(other) => return Err(format!("`train` must be true or false, found {}", shown(&other))),
+    };
+    let weight = match message.shift_remove("weight") {
+        None | Some(Value::Null) => None,
+        Some(weight) => match weight.as_f64() {
+            Some(0.0) => Some(false),
+            Some(1.0) => Some(true),
+            _ => return Err(format!("`weight` must be 0 or 1, found {}", shown(&weight))),
+        },
+    };
+    match (train, weight) {
+        (Some(train), Some(weight)) if train != weight => Err(format!("`train` is {train}, and `weight` {}", u8::from(weight))),
+        _ => Ok(train.or(weight)),
+    }
+}
+
+/// One turn as a message: `from` and `value`, or `role` and `content`.
+fn role_message(turn: Value, roles: &BTreeMap<String, String>) -> Result<Value, String> {
+    let Value::Object(mut turn) = turn else {
+        return Err(format!("an object with `from` and `value` is expected, found {}", kind(&turn)));
+    };
+    let mut take =
+        |one: &str, other: &str| turn.shift_remove(one).or_else(|| turn.shift_remove(other)).filter(|value| !value.is_null());
+    let tag = take("from", "role").ok_or("`from` is missing")?;
+    let tag = tag.as_str().ok_or_else(|| format!("`from` must be a text, found {}", shown(&tag)))?;
+    let value = take("value", "content").ok_or("`value` is missing")?;
+    if tag == CALL && !roles.contains_key(tag) {
+        let call = value.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
+        let calls = match call {
+            Some(Value::Array(calls)) => calls,
+            Some(call @ Value::Object(_)) => vec![call],
+            _ => return Err(format!("the `value` of `{CALL}` must be JSON in a text, found {}", shown(&value))),
+        };
+        let calls: Vec<Value> = calls.into_iter().map(|function| json!({"type": "function", "function": function})).collect();
+        let head = json!({"role": "assistant", "content": "", "tool_calls": calls});
+        return Ok(Value::Object(head.as_object().cloned().unwrap_or_default().into_iter().chain(turn).collect()));
+    }
+    let known = || TAGS.iter().find(|(known, _)| *known == tag).map(|(_, role)| *role);
+    let Some(role) = roles.get(tag).map(String::as_str).or_else(known) else {
+        let names: Vec<&str> = TAGS.iter().map(|(tag, _)| *tag).chain([CALL]).chain(roles.keys().map(String::as_str)).collect();
+        return Err(format!("`from` is `{tag}`, which is none of {}, and no tag of `data.roles`", names.join(", ")));
+    };
+    let head = [("role".to_owned(), Value::from(role)), ("content".to_owned(), value)];
+    Ok(Value::Object(head.into_iter().chain(turn).collect()))
+}
+
+fn optional_text(row: &mut DataRow, field: &'static str) -> Result<Option<String>, DataError> {
+    if row.has(field) { row.text(field).map(Some) } else { Ok(None) }
+}
+
+fn text_pair(pair: &Value) -> Option<(&str, &str)> {
+    match &pair.as_array()?[..] {
+        [asked, answered] => asked.as_str().zip(answered.as_str()),
+        _ => None,
+    }
+}
+
+/// A value in a message: short.
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    if text.len() > 40 { kind(value).to_owned() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::data::fixtures::{Fixture, tokenizer};
+    use crate::data::{DataError, Targets};
+    use crate::recipe::{Boundary, DataFormat, TemplateChoice, TrainOn};
+
+    const TEMPLATE: &str = "{{ tools | tojson if tools }}{{ note }}{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content }}\
+        {{ m.tool_calls | tojson if m.tool_calls }}{{ '<|im_end|>\n' }}{% endfor %}\
+        {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+    fn fixture(format: DataFormat, content: &str) -> Fixture {
+        let mut fixture = Fixture::new(format, content);
+        fixture.recipe.chat.chat_template = Some(TemplateChoice(TEMPLATE.to_owned()));
+        fixture
+    }
+
+    /// The text of each sample, with what is trained in brackets.
+    fn shown(fixture: &Fixture) -> Result<Vec<String>, DataError> {
+        let train = fixture.open()?.train;
+        let text = |ids: &[u32]| ids.iter().map(|&id| tokenizer().token_text(id).unwrap()).collect::<String>();
+        let sample = |index: usize| {
+            let sequence = train.batch(&[index]).unwrap().sequences.swap_remove(0);
+            let Targets::NextToken(targets) = sequence.targets else { panic!("a class") };
+            let (mut out, mut run, mut inside) = (String::new(), vec![sequence.inputs[0]], false);
+            for (&target, next) in targets.iter().zip(sequence.inputs[1..].iter().map(Some).chain([None])) {
+                if (target >= 0) != inside {
+                    out = out + &text(&std::mem::take(&mut run)) + if inside { "]" } else { "[" };
+                    inside = !inside;
+                }
+                run.extend(next.copied().or(u32::try_from(target).ok()));
+            }
+            out + &text(&run) + if inside { "]" } else { "" }
+        };
+        Ok((0..train.len()).map(sample).collect())
+    }
+
+    #[test]
+    fn each_format_is_a_conversation() {
+        let one = |format, content: &str| shown(&fixture(format, content)).unwrap().swap_remove(0);
+        let turn = |role: &str, text: &str| format!("<|im_start|>{role}\n{text}<|im_end|>\n");
+        let answered = |text: &str| format!("<|im_start|>assistant\n[{text}<|im_end|>\n]");
+        let asked = turn("system", "S") + &turn("user", "q") + &answered("a");
+        let messages = r#"{"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]"#;
+        assert_eq!(one(DataFormat::Messages, &format!("{messages}}}")), asked);
+        assert_eq!(
+            one(DataFormat::Messages, &format!("{messages}, \"chat_template_kwargs\": {{\"note\": \"N\"}}}}")),
+            format!("N{asked}")
+        );
+        let tools = r#"[{"name": "f"}]"#;
+        for given in [tools.to_owned(), serde_json::to_string(tools).unwrap()] {
+            let row = format!("{messages}, \"tools\": {given}, \"x\": 1}}");
+            assert_eq!(one(DataFormat::Messages, &row).replacen('[', "", 1), format!("{tools}{asked}").replacen('[', "", 1));
+        }
+        let turns = r#"{"conversations": [{"from": "system", "value": "S"}, {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}"#;
+        assert_eq!(one(DataFormat::ShareGpt, turns), asked);
+        let call = r#"{"system": "S", "conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": "{\"name\": \"f\"}"}]}"#;
+        let calls = r#"{"type": "function", "function": {"name": "f"}}"#;
+        assert_eq!(one(DataFormat::ShareGpt, call), asked.replace("[a", &format!("[[{calls}]")));
+        let alpaca = r#"{"instruction": "i", "input": "n", "output": "a", "system": "S", "history": [["p", "r"]]}"#;
+        let history = turn("system", "S") + &turn("user", "p") + &answered("r") + &turn("user", "i\nn") + &answered("a");
+        assert_eq!(one(DataFormat::Alpaca, alpaca), history);
+        assert_eq!(
+            one(DataFormat::Alpaca, r#"{"instruction": "q", "input": "", "output": "a"}"#),
+            turn("user", "q") + &answered("a")
+        );
+        let pair = r#"{"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "a"}]}"#;
+        assert_eq!(one(DataFormat::PromptCompletion, pair), turn("user", "q") + &answered("a"));
+        let mut tagged = fixture(DataFormat::ShareGpt, &turns.replace("gpt", "bot"));
+        tagged.recipe.chat.roles.insert("bot".to_owned(), "assistant".to_owned());
+        assert_eq!(shown(&tagged).unwrap()[0], asked);
+    }
+
+    #[test]
+    fn the_recipe_says_what_is_trained() {
+        let rows = r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 0}, {"role": "user", "content": "r"}, {"role": "assistant", "content": "b", "train": true}]}"#;
+        let mut chat = fixture(DataFormat::Messages, rows);
+        let all = shown(&chat).unwrap().swap_remove(0);
+        assert!(all.ends_with("a<|im_end|>\n<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\n[b<|im_end|>\n]"), "{all}");
+        chat.recipe.chat.train_on_end_of_turn = false;
+        assert_eq!(
+            shown(&chat).unwrap()[0],
+            all.replace("[b<|im_end|>\n]", "[b]<|im_end|>"),
+            "the last token would only be a target"
+        );
+        chat.recipe.chat.train_on = Some(TrainOn::All);
+        assert!(
+            shown(&chat).unwrap()[0]
+                .starts_with("<|im_start|>[user\nq<|im_end|>\n]<|im_start|>assistant\na<|im_end|>\n[<|im_start|>user")
+        );
+        let mut pair = fixture(DataFormat::PromptCompletion, r#"{"prompt": "tog", "completion": "ether"}"#);
+        pair.recipe.chat.train_on_end_of_turn = false;
+        assert_eq!(shown(&pair).unwrap(), ["tog[ether]"]);
+        pair.recipe.chat.boundary = Boundary::Joined;
+        assert_eq!(shown(&pair).unwrap(), ["to[gether]"]);
+        let warnings = Fixture { recipe: pair.recipe.clone(), ..fixture(DataFormat::PromptCompletion, "") };
+        assert_eq!(warnings.open().unwrap().report.warnings, Vec::<String>::new(), "the lengths are from the cache");
+        let untrained = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}<|im_end|>{% endfor %}";
+        let mut chat = fixture(DataFormat::Messages, rows);
+        chat.recipe.chat.chat_template = Some(TemplateChoice(untrained.to_owned()));
+        let warnings = chat.open().unwrap().report.warnings;
+        assert!(warnings.len() == 1 && warnings[0].starts_with("no answer's end-of-turn token is trained"), "{warnings:?}");
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_a_row() {
+        let error = |format, content: &str| fixture(format, content).error();
+        let in_messages = |messages: &str| error(DataFormat::Messages, &format!("{{\"messages\": {messages}}}"));
+        for (messages, fault) in [
+            ("[]", "there is no message"),
+            ("\"hi\"", "a list of messages is expected, found a string"),
+            (r#"[{"role": "user", "content": "a"}, {"content": "b"}]"#, "message 1 (from 0): `role` is missing"),
+            (
+                r#"[{"role": "user", "content": 12}]"#,
+                "message 0 (from 0): `content` must be a text or a list of parts, found a number",
+            ),
+            (r#"[{"role": "user", "content": "a", "train": 1}]"#, "message 0 (from 0): `train` must be true or false, found 1"),
+            (r#"[{"role": "user", "content": "a", "weight": 0.5}]"#, "message 0 (from 0): `weight` must be 0 or 1, found 0.5"),
+            (
+                r#"[{"role": "user", "content": "a", "weight": 1, "train": false}]"#,
+                "message 0 (from 0): `train` is false, and `weight` 1",
+            ),
+        ] {
+            assert_eq!(in_messages(messages), format!("`train.jsonl:1`: field `messages`: {fault}"));
+        }
+        assert!(
+            in_messages(r#"[{"role": "user", "content": "a"}]"#).ends_with("and none to predict, expected at least 1 target")
+        );
+        assert_eq!(error(DataFormat::Messages, "{}"), "`train.jsonl:1`: field `messages` is missing");
+        let tools = r#"{"messages": [{"role": "user", "content": "a"}], "tools": 3}"#;
+        assert_eq!(
+            error(DataFormat::Messages, tools),
+            "`train.jsonl:1`: field `tools`: a list of objects is expected, or its JSON as text, found a number"
+        );
+        let turns = |turns: &str| error(DataFormat::ShareGpt, &format!("{{\"conversations\": {turns}}}"));
+        assert!(
+            turns(r#"[{"from": "human", "value": "a"}, {"from": "bot", "value": "b"}]"#)
+                .contains("turn 1 (from 0): `from` is `bot`, which is none of human, user, gpt")
+        );
+        assert!(turns(r#"[{"from": "human"}]"#).ends_with("turn 0 (from 0): `value` is missing"));
+        assert!(
+            turns(r#"[{"from": "function_call", "value": "f"}]"#)
+                .ends_with("the `value` of `function_call` must be JSON in a text, found \"f\"")
+        );
+        assert_eq!(error(DataFormat::Alpaca, r#"{"instruction": "a"}"#), "`train.jsonl:1`: field `output` is missing");
+        assert!(
+            error(DataFormat::Alpaca, r#"{"instruction": "a", "output": "b", "history": ["a"]}"#)
+                .contains("field `history`: expected a list of pairs")
+        );
+        let mut refusing = fixture(DataFormat::Messages, "{\"messages\": [{\"role\": \"critic\", \"content\": \"a\"}]}");
+        refusing.recipe.chat.chat_template =
+            Some(TemplateChoice("{{ raise_exception('no role ' ~ messages[0].role) }}".to_owned()));
+        assert_eq!(refusing.error(), "`train.jsonl:1`: the chat template of `data.chat_template`: no role critic");
+        refusing.recipe.chat.chat_template = None;
+        assert!(refusing.error().starts_with("conversations need a chat template: the model of "));
+    }
+}

@@ -1,0 +1,169 @@
+//! What a recipe says of texts: how conversations become text, and which part of a sample is trained.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use toml::Value;
+
+use super::diagnose::Checked;
+use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, table};
+use super::value::{RecipeReader, RecipeValue};
+use super::words::words;
+
+table! {
+    /// Those keys of the table `[data]` that are about texts.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct ChatRecipe in "data" {
+        /// What is trained of a sample: the completion, which follows the prompt; what the assistant says; its last message; or all. Not with
+        /// `tokens`.
+        #[also("data.masking_strategy", "data.loss_on")]
+        #[word("completion", "completions", "response", "responses")]
+        #[word("assistant", "assistants", "train_on_assistant")]
+        #[word("last", "train_on_last", "last_turn")]
+        #[word("all", "train_on_all", "everything")]
+        #[default("`assistant` with conversations, else `completion`")]
+        pub train_on: Option<TrainOn> = None,
+        /// The token that ends what is trained is trained, too: the end of an assistant's message, or of a text. Without it a model does not
+        /// learn to stop.
+        #[also("data.train_on_eot", "data.train_on_eos", "train_on_eot", "train_on_eos")]
+        pub train_on_end_of_turn: bool = true,
+        /// Prompt and completion become tokens as one text, which is what the model meets where no token reaches over the border; or each alone.
+        pub boundary: Boundary = Boundary::Separate,
+        /// The chat template: a file, its text, or the name of one of several that the model has.
+        #[also("data.chat_template_path", "data.chat_template_jinja", "chat_template", "chat_template_jinja", "chat_template_path")]
+        #[default("the model's own")]
+        pub chat_template: Option<TemplateChoice> = None,
+        /// What the template is told beside the messages: `chat_template_kwargs = { enable_thinking = false }`. A row's own
+        /// `chat_template_kwargs` come on top.
+        #[also("chat_template_kwargs")]
+        pub chat_template_kwargs: TemplateVariables = TemplateVariables::default(),
+        /// What a template takes for today, as `2026-11-22` or `2026-11-22 14:05:09`, so that a text is the same tomorrow.
+        #[default("the time at which the data is read")]
+        pub chat_template_date: Option<TemplateDate> = None,
+        /// Roles of `ShareGPT`'s tags beside the known ones: `roles = { bot = "assistant" }`.
+        #[also("data.role_mapping")]
+        pub roles: BTreeMap<String, String> = BTreeMap::new(),
+    }
+}
+
+/// Its keys are those of the table that it is a part of.
+impl RecipeField for ChatRecipe {
+    fn keys(_: KeyText, _: &KeyDefault) -> Vec<RecipeKey> {
+        <Self as RecipeTable>::keys()
+    }
+
+    fn find(reader: &RecipeReader<'_>, _: &str, _: &str) -> Checked<Option<Self>> {
+        <Self as RecipeTable>::read(reader).map(Some)
+    }
+
+    fn entries(&self, _: &str) -> TableEntries {
+        RecipeTable::entries(self)
+    }
+}
+
+impl Default for ChatRecipe {
+    fn default() -> Self {
+        Self {
+            train_on: None,
+            train_on_end_of_turn: true,
+            boundary: Boundary::Separate,
+            chat_template: None,
+            chat_template_kwargs: TemplateVariables::default(),
+            chat_template_date: None,
+            roles: BTreeMap::new(),
+        }
+    }
+}
+
+words! {
+    /// Which part of a sample is trained.
+    pub enum TrainOn {
+        /// What follows the prompt.
+        Completion = "completion",
+        /// What the assistant says.
+        Assistant = "assistant",
+        /// The assistant's last message.
+        Last = "last",
+        /// All of it.
+        All = "all",
+    }
+}
+
+words! {
+    /// How prompt and completion become tokens.
+    pub enum Boundary {
+        /// As one text.
+        Joined = "joined",
+        /// Each alone.
+        Separate = "separate",
+    }
+}
+
+/// A template's text, its file or its name.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(transparent)]
+pub struct TemplateChoice(pub String);
+
+/// A file is found where the recipe stands; what is no file stays a name, or a text.
+impl RecipeValue for TemplateChoice {
+    fn takes(_: Option<&str>) -> String {
+        "path, text or name".to_owned()
+    }
+
+    fn to_value(&self) -> Option<Value> {
+        Some(Value::String(self.0.clone()))
+    }
+
+    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+        if self.0.trim().is_empty() {
+            return reader.refuse(key, format!("`{key}` is empty"), "name a file, or leave the key out to have the model's own");
+        }
+        if self.0.contains(['{', '\n']) {
+            return Ok(self);
+        }
+        let path = std::path::PathBuf::from(&self.0).checked(reader, key)?;
+        Ok(if path.is_file() { Self(path.to_string_lossy().into_owned()) } else { self })
+    }
+}
+
+/// Variables of a template, by name.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(transparent)]
+pub struct TemplateVariables(pub toml::Table);
+
+impl RecipeValue for TemplateVariables {
+    fn takes(_: Option<&str>) -> String {
+        "table".to_owned()
+    }
+
+    fn to_value(&self) -> Option<Value> {
+        Some(Value::Table(self.0.clone()))
+    }
+}
+
+/// A date, and mostly a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TemplateDate(pub chrono::NaiveDateTime);
+
+const DATE: &str = "%Y-%m-%d";
+const DATE_AND_TIME: &str = "%Y-%m-%d %H:%M:%S";
+
+impl<'de> Deserialize<'de> for TemplateDate {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let text = text.trim().replace('T', " ");
+        let date = || chrono::NaiveDate::parse_from_str(&text, DATE).ok()?.and_hms_opt(0, 0, 0);
+        let found = chrono::NaiveDateTime::parse_from_str(&text, DATE_AND_TIME).ok().or_else(date);
+        found.map(Self).ok_or_else(|| serde::de::Error::custom("a date is written as 2026-11-22, or 2026-11-22 14:05:09"))
+    }
+}
+
+impl RecipeValue for TemplateDate {
+    fn takes(_: Option<&str>) -> String {
+        "date, as a string".to_owned()
+    }
+
+    fn to_value(&self) -> Option<Value> {
+        Some(Value::String(self.0.format(DATE_AND_TIME).to_string()))
+    }
+}
