@@ -120,7 +120,7 @@ fn opened(dir: &Path, name: &str, tokenizer: Option<&Tokenizer>) -> Splits {
     );
     let recipe: DataRecipe = Recipe::parse(recipe, &PathBuf::from(dir).join("recipe.toml"), &[]).unwrap().recipe.data;
     let limits = ModelLimits { vocab_size: VOCABULARY, max_positions: 1 << 24 };
-    open(&recipe, &HeadRecipe::NextToken, tokenizer, limits, None, 1, &mut |_| {}).unwrap()
+    open((&recipe, &HeadRecipe::NextToken), tokenizer, limits, None, 1, &mut |_| {}).unwrap()
 }
 
 /// The second opening, and the first batch.

@@ -52,12 +52,11 @@ pub fn consecutive(samples: &[usize], lengths: &[usize], size: BatchSize) -> Vec
     let mut tokens = 0_usize;
     for &sample in samples {
         tokens = tokens.saturating_add(lengths[sample]);
-        match batches.last_mut().filter(|_| tokens <= most) {
-            Some(batch) => batch.push(sample),
-            None => {
-                batches.push(vec![sample]);
-                tokens = lengths[sample];
-            }
+        if let Some(batch) = batches.last_mut().filter(|_| tokens <= most) {
+            batch.push(sample);
+        } else {
+            batches.push(vec![sample]);
+            tokens = lengths[sample];
         }
     }
     batches

@@ -49,7 +49,7 @@ impl Fixture {
     }
 
     pub(super) fn open(&self) -> Result<Splits, DataError> {
-        open(&self.recipe, &self.head, Some(&tokenizer()), LIMITS, None, 1, &mut |_| {})
+        open((&self.recipe, &self.head), Some(&tokenizer()), LIMITS, None, 1, &mut |_| {})
     }
 
     /// The error's text, the folder left out; every error that data can cause has a hint.

@@ -97,7 +97,7 @@ mod tests {
     }
 
     fn sequences(fixture: &Fixture, rule: &InitialPart) -> Vec<Sequence> {
-        let splits = open(&fixture.recipe, &fixture.head, Some(&tokenizer()), LIMITS, Some(rule), 1, &mut |_| {}).unwrap();
+        let splits = open((&fixture.recipe, &fixture.head), Some(&tokenizer()), LIMITS, Some(rule), 1, &mut |_| {}).unwrap();
         splits.train.batch(&(0..splits.train.len()).collect::<Vec<_>>()).unwrap().sequences
     }
 
@@ -164,7 +164,7 @@ mod tests {
     fn without_a_rule_there_is_none_and_without_a_tokenizer_an_error() {
         let fixture = Fixture::new(Tokens, of_ids(&[5, 6, 7]));
         assert_eq!(fixture.open().unwrap().train.batch(&[0]).unwrap().sequences[0].initial, None);
-        let error = open(&fixture.recipe, &fixture.head, None, LIMITS, Some(&rule("###")), 1, &mut |_| {}).unwrap_err();
+        let error = open((&fixture.recipe, &fixture.head), None, LIMITS, Some(&rule("###")), 1, &mut |_| {}).unwrap_err();
         assert!(crate::units::Failure::hint(&error).unwrap().contains("policy"));
         assert_eq!(error.to_string(), "the initial part of a prompt needs a tokenizer, found none");
     }

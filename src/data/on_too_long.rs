@@ -61,6 +61,7 @@ mod tests {
     use crate::data::sample_place::LineOrRecord;
     use proptest::prelude::*;
 
+    #[allow(clippy::unnecessary_wraps, reason = "as those that look it up")]
     fn place() -> Result<SamplePlace, DataError> {
         Ok(SamplePlace { path: std::path::Path::new("train.jsonl").into(), at: LineOrRecord::Line(3) })
     }

@@ -74,8 +74,7 @@ pub struct Splits {
 /// format `tokens` with labels given as token ids. With a rule for the `initial` part of prompts, each sequence says where it stands.
 /// `watch` hears nothing where an earlier start has left the tokens.
 pub fn open(
-    recipe: &DataRecipe,
-    head: &HeadRecipe,
+    (recipe, head): (&DataRecipe, &HeadRecipe),
     tokenizer: Option<&Tokenizer>,
     limits: ModelLimits,
     initial: Option<&InitialPart>,
@@ -499,7 +498,7 @@ mod tests {
     fn the_models_positions_limit_too() {
         let fixture = Fixture::new(DataFormat::Tokens, "{\"input_ids\": [1, 2, 3, 4], \"labels\": [1, 2, 3, 4]}\n");
         let open = |max_positions| {
-            open(&fixture.recipe, &fixture.head, None, ModelLimits { max_positions, ..LIMITS }, None, 1, &mut |_| {})
+            open((&fixture.recipe, &fixture.head), None, ModelLimits { max_positions, ..LIMITS }, None, 1, &mut |_| {})
         };
         assert!(open(4).is_ok());
         assert!(matches!(open(3), Err(DataError::TooLong { length: 4, limit: 3, .. })));
@@ -536,17 +535,17 @@ mod tests {
     #[test]
     fn text_needs_a_tokenizer_that_fits_the_model() {
         let fixture = Fixture::new(DataFormat::PromptCompletion, texts(2));
-        let error = open(&fixture.recipe, &fixture.head, None, LIMITS, None, 1, &mut |_| {}).unwrap_err();
+        let error = open((&fixture.recipe, &fixture.head), None, LIMITS, None, 1, &mut |_| {}).unwrap_err();
         assert_eq!(error.to_string(), "text data needs a tokenizer, found none");
         let small = ModelLimits { vocab_size: 40, ..LIMITS };
-        let error = open(&fixture.recipe, &fixture.head, Some(&tokenizer()), small, None, 1, &mut |_| {}).unwrap_err();
+        let error = open((&fixture.recipe, &fixture.head), Some(&tokenizer()), small, None, 1, &mut |_| {}).unwrap_err();
         assert!(matches!(error, DataError::OutOfVocabulary { vocab_size: 40, .. }), "{error}");
         let labels = HeadRecipe::SeqClassificationOnLogits(Labels::Texts(vec!["yes".into(), "two words".into()]));
-        let error = open(&fixture.recipe, &labels, Some(&tokenizer()), LIMITS, None, 1, &mut |_| {}).unwrap_err();
+        let error = open((&fixture.recipe, &labels), Some(&tokenizer()), LIMITS, None, 1, &mut |_| {}).unwrap_err();
         assert!(matches!(error, DataError::LabelTokens { .. }), "{error}");
         let mut missing = fixture.recipe.clone();
         missing.train = "no/such/file".into();
-        let error = open(&missing, &fixture.head, Some(&tokenizer()), LIMITS, None, 1, &mut |_| {}).unwrap_err();
+        let error = open((&missing, &fixture.head), Some(&tokenizer()), LIMITS, None, 1, &mut |_| {}).unwrap_err();
         assert_eq!(error.to_string(), "cannot read `no/such/file`");
     }
 }

@@ -273,15 +273,14 @@ impl TokenFile {
     pub(super) fn part(&self, sample: usize, part: Range<usize>) -> EncodedSample {
         let Length { prompt, .. } = self.length(sample);
         let within = |at: u32| (at as usize).clamp(part.start, part.end) - part.start;
-        let aim = match self.class(sample) {
-            Some(class) => Aim::Class(class),
-            None => {
-                let mut is_trained = vec![false; part.len()];
-                for run in self.list(sample, TokenColumn::Trained).chunks_exact(2) {
-                    is_trained[within(run[0])..within(run[1])].fill(true);
-                }
-                Aim::Tokens(is_trained)
+        let aim = if let Some(class) = self.class(sample) {
+            Aim::Class(class)
+        } else {
+            let mut is_trained = vec![false; part.len()];
+            for run in self.list(sample, TokenColumn::Trained).chunks_exact(2) {
+                is_trained[within(run[0])..within(run[1])].fill(true);
             }
+            Aim::Tokens(is_trained)
         };
         let initial = match self.list(sample, TokenColumn::Initial) {
             [start, end] => Some(within(*start)..within(*end)),

@@ -1,9 +1,10 @@
 //! The model card: `README.md` of what is exported, from the recipe and the figures of its run.
 
 use std::fmt::Write;
+use std::path::PathBuf;
 
 use super::trained::{ExportTarget, Trained};
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, ValidationSource};
 use crate::report::metrics::StepMetrics;
 use crate::report::table::Table;
 
@@ -25,9 +26,23 @@ pub(super) fn card(trained: &Trained<'_>, target: ExportTarget, base_model: &str
         name = trained.name(),
     );
     if let Some(recipe) = trained.recipe {
-        let _ = write!(text, "\n## Recipe\n\n```toml\n{}```\n", recipe.to_toml());
+        let _ = write!(text, "\n## Recipe\n\n```toml\n{}```\n", without_places(recipe, base_model).to_toml());
     }
     text
+}
+
+/// A recipe as others may read it: its files by their names, without where on a machine they are.
+fn without_places(recipe: &Recipe, base_model: &str) -> Recipe {
+    let name = |path: &PathBuf| path.file_name().map_or_else(|| path.clone(), PathBuf::from);
+    let mut shown = recipe.clone();
+    shown.model.path = base_model.into();
+    shown.model.adapter = shown.model.adapter.as_ref().map(name);
+    shown.data.train = shown.data.train.named_by(name);
+    if let ValidationSource::File(paths) = &shown.data.validation {
+        shown.data.validation = ValidationSource::File(paths.named_by(name));
+    }
+    (shown.output_dir, shown.grad.scratch_dir) = (None, None);
+    shown
 }
 
 fn figures(trained: &Trained<'_>, base_model: &str, hash: &str) -> Table {

@@ -37,10 +37,10 @@ use crate::units::Bytes;
 
 /// Makes a directory and those above it, where they do not exist, and makes their names durable: what is saved inside is lost with them.
 pub fn make_dir(path: &Path) -> Result<(), FilesError> {
-    let path = std::path::absolute(path).map_err(FilesError::io("make", path))?;
+    let absolute = std::path::absolute(path).map_err(FilesError::io("make", path))?;
     let is_new = |dir: &&Path| !dir.exists();
-    let new: Vec<&Path> = path.ancestors().take_while(is_new).collect();
-    std::fs::create_dir_all(&path).map_err(FilesError::io("make", &path))?;
+    let new: Vec<&Path> = absolute.ancestors().take_while(is_new).collect();
+    std::fs::create_dir_all(path).map_err(FilesError::io("make", path))?;
     new.iter().rev().filter_map(|dir| dir.parent()).try_for_each(sync_dir)
 }
 

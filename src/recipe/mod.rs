@@ -42,10 +42,9 @@ pub use grad::{GradRecipe, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreR
 pub use initial_part::{EndRegex, InitialPart};
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, RopeType, TargetModules, TrainedBias};
-pub use plan::Recipe;
-pub use reference::reference;
 pub use training::*;
 pub use write::Difference;
+pub use {plan::Recipe, reference::reference};
 
 use tree::{Document, RecipeSource};
 

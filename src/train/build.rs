@@ -27,7 +27,7 @@ pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Token
     let initial = cache::initial_part(&recipe.kv_cache.policy).map_err(EngineError::from)?;
     let mut progress = Tokenising::new();
     let mut watch = |at: &TokenisingProgress| progress.at(&at.path, at.samples, at.tokens);
-    Ok(data::open(&recipe.data, &recipe.head, tokenizer, limits, initial.as_ref(), recipe.train.seed, &mut watch)?)
+    Ok(data::open((&recipe.data, &recipe.head), tokenizer, limits, initial.as_ref(), recipe.train.seed, &mut watch)?)
 }
 
 /// Where a run's scratch files are, unless the recipe has another place for them.

@@ -99,7 +99,7 @@ pub(super) fn go_on(trainer: &mut Trainer, watch: &mut RunWatch, interrupt: &Int
         // A step whose validation was given up is made, and its line is not whole.
         let made = match watch.takes_unvalidated() {
             Some(metrics) => StepEnd::Step(Box::new(metrics)),
-            None if trainer.step() == trainer.schedule.num_steps() => break,
+            None if trainer.step() >= trainer.schedule.num_steps() => break,
             None => step(trainer, watch)?,
         };
         let StepEnd::Step(metrics) = made else {

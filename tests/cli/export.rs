@@ -32,6 +32,8 @@ fn a_merged_run_scores_as_the_run() {
     {
         assert!(card.contains(line), "{line} in:\n{card}");
     }
+    let data = place.path("train.jsonl");
+    assert!(card.contains("train = \"train.jsonl\"") && !card.contains(data.to_str().unwrap()), "{card}");
     // A run goes on beside its exports, and a checkpoint of its own choice is exported beside them.
     place.run(&["resume", "run", "--device", "cpu", "--set", "train.max_steps=4", "--set", "train.epochs=2"]).done();
     place.run(&["export", "run", "--for", "merged", "--out", "whole"]).done();

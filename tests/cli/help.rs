@@ -128,12 +128,11 @@ fn evaluate() {
           --temperature <T>           Draw, with logits divided by this [alias: --temp]
           --top-k <K>                 Draw among so many most likely tokens; 0 for all
           --top-p <P>                 Draw among the fewest most likely tokens that are together as likely as this
-          --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --min-p <P>                 Draw among tokens that are this fraction as likely as the most likely one
-          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --repetition-penalty <X>    Make tokens that have occurred less likely, from 1 on
-          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
           --no-repeat-ngram-size <N>  Let no run of so many tokens occur twice
+          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
           --min-new-tokens <N>        Let no end token come before so many new ones
           --stop <TEXT>               End the text before this; may be given several times
           --eos <ID>                  The token that ends a text, in place of the model's own; may be given several times

@@ -142,7 +142,7 @@ fn a_full_disk_while_saving_leaves_earlier_checkpoints_as_they_were() {
 fn a_full_disk_at_the_first_save() {
     let place = Place::new();
     let finetune = ["finetune-lora", "--device", "cpu", "--recipe", "recipe.toml", "--out", "run"];
-    let said = place.hear(place.command(&finetune).env("KVTUNE_FAILPOINT", "file.write=enospc:3"));
+    let said = place.hear(place.command(&finetune).env("KVTUNE_FAILPOINT", "file.write=enospc:4"));
     let error = said.refused(1);
     assert!(error.starts_with("error: cannot write `run/step-000001.tmp-"), "{error}");
     // The hint says to resume, and that is what helps.

@@ -69,7 +69,7 @@ fn values_of_another_kind() {
     7 | format = "parquet"
       |          ^^^^^^^^^
 
-    hint: choose `longbench-v2`, `prompt-completion`, `messages`, `sharegpt`, `alpaca` or `tokens`
+    hint: choose `longbench-v2`, `prompt-completion`, `messages`, `sharegpt`, `alpaca`, `tokens`, `text`, `ruler` or `helmet`
     "#);
 }
 

@@ -19,10 +19,10 @@ const ANSWERS: &str = "\u{feff}{\"prediction\": \"Yes, Zürich\", \"references\"
 fn rows_and_means() {
     let said = score(ANSWERS, &["--metrics", "f1,ruler_all", "--metrics", "rouge_l", "--format", "json"]).done();
     assert_snapshot!(said.out.trim_end(), @r#"
-    {"row":0,"scores":{"f1":0.6666666666666666,"rouge_l":0.8,"ruler_all":0.0}}
-    {"row":1,"scores":{"f1":0.2857142857142857,"rouge_l":0.33333333333333337,"ruler_all":0.5}}
-    {"row":2,"scores":{"f1":0.0,"rouge_l":0.0,"ruler_all":0.0}}
-    {"means":{"f1":0.31746031746031744,"rouge_l":0.37777777777777777,"ruler_all":0.16666666666666666},"rows":3}
+    {"row":0,"scores":{"f1":0.6666666666666666,"ruler_all":0.0,"rouge_l":0.8}}
+    {"row":1,"scores":{"f1":0.2857142857142857,"ruler_all":0.5,"rouge_l":0.33333333333333337}}
+    {"row":2,"scores":{"f1":0.0,"ruler_all":0.0,"rouge_l":0.0}}
+    {"rows":3,"means":{"f1":0.31746031746031744,"ruler_all":0.16666666666666666,"rouge_l":0.37777777777777777}}
     "#);
     let said = score(ANSWERS, &["--metrics", "exact_match,f1", "--answer-cue", "answer:", "--by", "length"]).done();
     assert_snapshot!(said.out.trim_end(), @r"
@@ -33,7 +33,7 @@ fn rows_and_means() {
     | all          |    3 |      0.3333 | 0.5556 |
     ");
     let said = score(ANSWERS, &["--metrics", "ruler_part", "--by", "length", "--format", "json"]).done();
-    assert_snapshot!(said.out.lines().last().unwrap_or_default(), @r#"{"by":{"length":{"long":{"means":{"ruler_part":1.0},"rows":1},"short":{"means":{"ruler_part":0.0},"rows":2}}},"means":{"ruler_part":0.3333333333333333},"rows":3}"#);
+    assert_snapshot!(said.out.lines().last().unwrap_or_default(), @r#"{"rows":3,"means":{"ruler_part":0.3333333333333333},"by":{"length":{"long":{"rows":1,"means":{"ruler_part":1.0}},"short":{"rows":2,"means":{"ruler_part":0.0}}}}}"#);
 }
 
 #[test]

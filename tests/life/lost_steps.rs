@@ -40,8 +40,8 @@ fn a_loss_that_explodes_ends_the_run_is_left_out_or_rolled_back() {
     let mut sorted = losses.clone();
     sorted.sort_by(f64::total_cmp);
     // One step alone is above it, at first.
-    let most = (sorted[4] + sorted[5]) / 2.0;
-    let worst = losses.iter().position(|&loss| loss == sorted[5]).unwrap() as u64 + 1;
+    let most = f64::midpoint(sorted[4], sorted[5]);
+    let worst = losses.iter().position(|&loss| loss > most).unwrap() as u64 + 1;
     let bound = format!("train.max_loss={most}");
     let with = |way: &'static str| [SET, &[bound.as_str(), way]].concat();
     let words = workshop.finetune("", "stop", &with("train.on_non_finite=stop")).with(5);

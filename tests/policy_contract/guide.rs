@@ -52,7 +52,7 @@ fn the_guides_lines_are_like_those_of_their_files() {
     for (file, source, name, [there, here]) in [
         ("registry.rs", include_str!("../../src/cache/policies/registry.rs"), "knorm", ["keys of small norm", KEEPS]),
         ("scenes.rs", include_str!("scenes.rs"), "streaming-llm", [""; 2]),
-        ("gradients/mod.rs", include_str!("../gradients/mod.rs"), "streaming-llm", [""; 2]),
+        ("support/grid.rs", include_str!("../support/grid.rs"), "streaming-llm", [""; 2]),
     ] {
         let renamed = |line: &str| {
             let line = line.trim().replace(&format!("\"{name}"), &format!("\"{EXAMPLE}")).replace(name, "value_norm");

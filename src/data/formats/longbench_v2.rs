@@ -241,7 +241,7 @@ mod tests {
                         {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
         std::fs::write(model.path().join("chat_template.jinja"), template).unwrap();
         let tokenizer = Tokenizer::load(model.path()).unwrap();
-        let splits = crate::data::open(&fixture.recipe, &fixture.head, Some(&tokenizer), LIMITS, None, 1, &mut |_| ()).unwrap();
+        let splits = crate::data::open((&fixture.recipe, &fixture.head), Some(&tokenizer), LIMITS, None, 1, &mut |_| ()).unwrap();
         let question = splits.train.question(0).unwrap();
         let asked = tokenizer.decode_with_special(&question.prompt).unwrap();
         assert_eq!(asked, format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"));
