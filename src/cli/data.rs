@@ -12,6 +12,7 @@ use crate::data::{
     DataError, DataSource, IGNORE, LineOrRecord, ModelLimits, SampleFate, SurveyedRow, SurveyedSample, Tokenizer, survey,
 };
 use crate::error::Error;
+use crate::files;
 use crate::model::ModelConfig;
 use crate::recipe::{DataPaths, OnBadRow, Recipe, ValidationSource};
 use crate::report::console;
@@ -270,13 +271,18 @@ fn shown(sample: &SurveyedSample, tokenizer: Option<&Tokenizer>, has_colour: boo
 /// A file of JSON lines.
 struct Dump {
     path: PathBuf,
+    /// Where it is written until it is whole.
+    staged: PathBuf,
     file: BufWriter<File>,
+    /// The data file that was looked at last.
+    source: PathBuf,
 }
 
 impl Dump {
     fn create(path: &Path) -> Result<Self, Error> {
-        let file = File::create(path).map_err(|source| Self::failed(path, source))?;
-        Ok(Self { path: path.to_path_buf(), file: BufWriter::new(file) })
+        let staged = files::temporary_beside(path);
+        let file = File::create(&staged).map_err(|source| Self::failed(path, source))?;
+        Ok(Self { path: path.to_path_buf(), staged, file: BufWriter::new(file), source: PathBuf::new() })
     }
 
     fn failed(path: &Path, source: std::io::Error) -> Error {
@@ -284,11 +290,26 @@ impl Dump {
     }
 
     fn write(&mut self, row: &SurveyedRow) -> Result<(), Error> {
+        if *row.place.path != *self.source {
+            self.source = row.place.path.to_path_buf();
+            if self.path.canonicalize().is_ok_and(|path| self.source.canonicalize().is_ok_and(|source| source == path)) {
+                let source = std::io::Error::other("it is one of the data files");
+                return Err(Self::failed(&self.path, source));
+            }
+        }
         writeln!(self.file, "{}", line(row)).map_err(|source| Self::failed(&self.path, source))
     }
 
     fn finish(mut self) -> Result<(), Error> {
-        self.file.flush().map_err(|source| Self::failed(&self.path, source))
+        let done = self.file.flush().and_then(|()| std::fs::rename(&self.staged, &self.path));
+        done.map_err(|source| Self::failed(&self.path, source))
+    }
+}
+
+/// What was not finished leaves nothing.
+impl Drop for Dump {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.staged);
     }
 }
 

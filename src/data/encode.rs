@@ -100,7 +100,8 @@ impl Encoder {
             Content::Text { prompt, .. } | Content::TextClass { prompt, .. } => {
                 finder.in_text(prompt, &sequence.ids[..sequence.prompt])?
             }
-            Content::Chat(_) | Content::Tokens { .. } | Content::TokensClass { .. } => finder.in_tokens(&sequence.ids)?,
+            Content::Chat(_) => finder.in_tokens(&sequence.ids[..sequence.prompt])?,
+            Content::Tokens { .. } | Content::TokensClass { .. } => finder.in_tokens(&sequence.ids)?,
         };
         sequence.initial = Some(found);
         Ok(())

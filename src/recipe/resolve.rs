@@ -3,7 +3,7 @@
 use toml::Table;
 
 use super::chat::TrainOn;
-use super::data::{ClassList, DataFormat, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels, OnTooLong};
+use super::data::{ClassList, DataFormat, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels, LongBenchPrompt, OnTooLong};
 use super::diagnose::Checked;
 use super::eval::{EvalRecipe, Figure};
 use super::grad::{GradRecipe, OpenKey, StoreForm};
@@ -230,9 +230,11 @@ fn head(reader: &RecipeReader<'_>, table: HeadTable, data: &DataRecipe) -> Check
         let message = format!("`data.train_on_prompt` contradicts `head.kind = \"{kind}\"`");
         return reader.refuse("data.train_on_prompt", message, "remove it: the only target is the class at the last token");
     }
-    if let (true, Some(wording)) = (kind != HeadKind::NextToken, data.prompt) {
+    // The wording of classes is that of `keys-values`.
+    let other = data.prompt.filter(|&wording| wording != LongBenchPrompt::KeysValues);
+    if let (true, Some(wording)) = (kind != HeadKind::NextToken, other) {
         let message = format!("`data.prompt = \"{wording}\"` contradicts `head.kind = \"{kind}\"`");
-        return reader.refuse("data.prompt", message, "remove it: a class is read behind a wording of its own");
+        return reader.refuse("data.prompt", message, "remove it: a class is read behind the wording of `keys-values`");
     }
     let owners = [
         ("head.label_tokens", table.label_tokens.is_some(), &[HeadKind::SeqClassificationOnLogits][..]),

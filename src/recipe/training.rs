@@ -67,7 +67,8 @@ table! {
         #[word("none", "false")]
         #[word("optimizer", "true")]
         pub offload: Offload = Offload::None,
-        /// What a step comes to whose loss, gradient or update is not finite, or whose loss is above `max_loss`.
+        /// What a step comes to whose loss, gradient or update is not finite, or whose loss is above `max_loss`. An update cannot be left
+        /// out once it is made: `skip` ends the run there.
         #[also("train.nan_policy", "train.on_nan", "on_non_finite")]
         pub on_non_finite: OnNonFinite = OnNonFinite::Stop,
         /// So many steps in a row are left out at most, where `on_non_finite` leaves steps out; one more ends the run.

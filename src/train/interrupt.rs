@@ -59,6 +59,11 @@ impl Interrupt {
         self.signal() == Some(SIGTERM)
     }
 
+    /// Whether a save was asked for, or an end, which begins with one.
+    pub(super) fn wants_save(&self) -> bool {
+        self.save.load(Ordering::Relaxed) || self.signal().is_some()
+    }
+
     /// Whether a save was asked for since the last call.
     pub(super) fn takes_save(&self) -> bool {
         self.save.swap(false, Ordering::Relaxed)

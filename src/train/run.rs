@@ -100,7 +100,7 @@ pub(super) fn go_on(trainer: &mut Trainer, watch: &mut RunWatch, interrupt: &Int
         let made = match watch.takes_unvalidated() {
             Some(metrics) => StepEnd::Step(Box::new(metrics)),
             None if trainer.step() >= trainer.schedule.num_steps() => break,
-            None => step(trainer, watch)?,
+            None => step(trainer, watch, interrupt)?,
         };
         let StepEnd::Step(metrics) = made else {
             if matches!(made, StepEnd::GoneBack) {
@@ -148,12 +148,13 @@ enum StepEnd {
     GivenUp,
 }
 
-fn step(trainer: &mut Trainer, watch: &mut RunWatch) -> Result<StepEnd, TrainError> {
-    let error = match trainer.advance(watch).and_then(|metrics| trainer.check_if_built_on().map(|()| metrics)) {
-        Ok(metrics) => return Ok(StepEnd::Step(Box::new(metrics))),
-        Err(error) if error.is_given_up() => return Ok(StepEnd::GivenUp),
-        Err(error) => error,
-    };
+fn step(trainer: &mut Trainer, watch: &mut RunWatch, interrupt: &Interrupt) -> Result<StepEnd, TrainError> {
+    let error =
+        match trainer.advance(watch).and_then(|metrics| trainer.check_if_built_on(interrupt.wants_save()).map(|()| metrics)) {
+            Ok(metrics) => return Ok(StepEnd::Step(Box::new(metrics))),
+            Err(error) if error.is_given_up() => return Ok(StepEnd::GivenUp),
+            Err(error) => error,
+        };
     let why = error.to_string();
     let lost = trainer.skipped.leave_out(error, OnNonFinite::Rollback, &trainer.recipe.train)?;
     let newest = checkpoint::newest(&trainer.dir)?.dir;

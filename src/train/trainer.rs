@@ -161,9 +161,9 @@ impl Trainer {
     }
 
     /// [`Self::require_finite`], where a validation or a save follows the last step: on a GPU the others need not be waited for.
-    pub(super) fn check_if_built_on(&self) -> Result<(), TrainError> {
+    pub(super) fn check_if_built_on(&self, is_asked: bool) -> Result<(), TrainError> {
         let is_last = self.step == self.schedule.num_steps();
-        if is_last || self.is_eval_due() || self.save_due().is_some() { self.require_finite() } else { Ok(()) }
+        if is_asked || is_last || self.is_eval_due() || self.save_due().is_some() { self.require_finite() } else { Ok(()) }
     }
 
     /// Fails where the last update made a number that is not finite: before anything is built on it, or saved.
@@ -194,7 +194,7 @@ impl Trainer {
     pub(super) fn advance(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, TrainError> {
         self.require_finite()?;
         if self.skipped.contains(self.step + 1) {
-            return Ok(self.pass_over("a run of it came to nothing finite"));
+            return Ok(self.pass_over("it was lost before"));
         }
         failpoint::pass("run.step").map_err(FilesError::io("train in", &self.dir))?;
         let began = Instant::now();

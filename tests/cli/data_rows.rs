@@ -90,3 +90,13 @@ fn a_dump_has_a_line_for_every_row() {
     assert!(rows[1].get("labels").is_none() && rows[2]["error"].as_str().unwrap().contains("tokens, expected at most 24"));
     assert!(look(&place, &["--dump", "no/such/rows.jsonl"]).refused(3).contains("cannot write"));
 }
+
+#[test]
+fn a_dump_never_takes_the_place_of_what_it_reads() {
+    let place = Place::new();
+    let before = place.read("train.jsonl");
+    let error = place.run(&["data", "recipe.toml", "--dump", "train.jsonl"]).refused(3);
+    assert!(error.contains("it is one of the data files"), "{error}");
+    assert_eq!(place.read("train.jsonl"), before);
+    assert!(!place.names("").iter().any(|name| name.contains(".tmp-")), "{:?}", place.names(""));
+}

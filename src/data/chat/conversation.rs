@@ -34,8 +34,7 @@ impl Conversation {
         Ok(Self { messages, ..Self::default() })
     }
 
-    /// Whether a character occurs in it.
-    /// About as many bytes as its texts take.
+    /// About as many bytes as its messages take.
     pub(in crate::data) fn size(&self) -> usize {
         fn of(value: &Json) -> usize {
             match value {
@@ -48,6 +47,7 @@ impl Conversation {
         self.messages.iter().map(of).sum()
     }
 
+    /// Whether a character occurs in it.
     pub(super) fn contains(&self, wanted: char) -> bool {
         let others = [&self.tools, &self.documents].into_iter().flatten();
         self.messages.iter().chain(others).chain(self.variables.values()).any(|value| occurs(value, wanted))

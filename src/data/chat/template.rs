@@ -66,6 +66,11 @@ impl ChatTemplate {
         Ok(Self { environment, markers, has_generation: rewritten.has_generation, tokens, source, place })
     }
 
+    /// The special tokens that it is told, by their names.
+    pub(super) fn tokens(&self) -> &[(String, String)] {
+        &self.tokens
+    }
+
     /// The template itself.
     pub(super) fn source(&self) -> &str {
         &self.source

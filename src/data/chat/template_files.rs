@@ -75,8 +75,9 @@ impl ChatTemplates {
     }
 
     /// What tells them apart: their texts.
-    pub(super) fn identity(&self) -> [Option<&str>; 2] {
-        [&self.default, &self.tool_use].map(|template| template.as_ref().map(ChatTemplate::source))
+    pub(super) fn identity(&self) -> String {
+        let of = |template: &ChatTemplate| (template.source().to_owned(), template.tokens().to_vec());
+        format!("{:?}", [&self.default, &self.tool_use].map(|template| template.as_ref().map(of)))
     }
 
     /// The text of the template that is used without tools.
