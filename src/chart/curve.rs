@@ -2,7 +2,7 @@
 
 use super::canvas::{Anchor, Canvas, Ink, Words};
 use super::svg::Svg;
-use super::ticks::{in_short, range, ticks};
+use super::ticks::{in_short, range, share, ticks};
 
 /// One curve.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -120,7 +120,6 @@ struct Frame {
 
 impl Frame {
     fn place(&self, (x, y): (f64, f64)) -> (f64, f64) {
-        let share = |v: f64, (low, high): (f64, f64)| if high > low { (v - low) / (high - low) } else { 0.5 };
         (LEFT + (RIGHT - LEFT) * share(x, self.x_ends), BOTTOM - (BOTTOM - TOP) * share(y, self.y_ends))
     }
 
@@ -199,7 +198,7 @@ fn smoothed(points: &[(f64, f64)], width: usize) -> Vec<(f64, f64)> {
         // As many on both sides, so that a slope stays where it is.
         let half = (width / 2).min(at).min(points.len() - 1 - at);
         let near = &points[at - half..=at + half];
-        (points[at].0, near.iter().map(|p| p.1).sum::<f64>() / near.len() as f64)
+        (points[at].0, near.iter().map(|p| p.1 / near.len() as f64).sum())
     };
     let stride = points.len().div_ceil(COLUMNS).max(1);
     (0..points.len()).filter(|at| at % stride == 0 || at + 1 == points.len()).map(mean).collect()
@@ -223,7 +222,8 @@ mod tests {
         assert_eq!(one.matches("<circle").count(), 1, "{one}");
         let gap = chart(&[(1.0, 4.0), (2.0, 3.0), (3.0, f64::NAN), (4.0, 2.0), (5.0, f64::INFINITY)]).to_svg("c");
         assert!(gap.contains("2 not finite") && gap.matches("<circle").count() == 1, "{gap}");
-        for drawn in [none, one, gap] {
+        let widest = chart(&[(1.0, -1e308), (2.0, 1e308)]).to_svg("c");
+        for drawn in [none, one, gap, widest] {
             assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");
         }
     }

@@ -1,6 +1,6 @@
 //! A curve in a terminal, in Braille's dots: two across and four down in each character.
 
-use super::ticks::in_short;
+use super::ticks::{in_short, share};
 
 /// The curve through `points` in `columns` × `lines` characters beside its axis, with the ends of both axes; nothing where no point is finite.
 pub fn in_terminal(points: &[(f64, f64)], columns: usize, lines: usize) -> Option<String> {
@@ -14,10 +14,7 @@ pub fn in_terminal(points: &[(f64, f64)], columns: usize, lines: usize) -> Optio
     }
     let (width, height) = (2 * columns, 4 * lines);
     let mut dots = vec![0u8; columns * lines];
-    let scaled = |v: f64, (low, high): (f64, f64), size: usize| {
-        let share = if high > low { (v - low) / (high - low) } else { 0.5 };
-        share * (size - 1) as f64
-    };
+    let scaled = |v: f64, ends: (f64, f64), size: usize| share(v, ends) * (size - 1) as f64;
     let place = |&(x, y): &(f64, f64)| (scaled(x, (left, right), width), scaled(y, (bottom, top), height));
     let mut from = place(&points[0]);
     for to in points.iter().map(place) {

@@ -22,11 +22,17 @@ pub(super) fn range(values: impl Iterator<Item = f64>, is_from_zero: bool) -> Op
         return None;
     }
     let (low, high) = if is_from_zero { (low.min(0.0), high) } else { (low, high) };
-    // Of a constant the axis shows a little on both sides.
-    let span = if high - low > f64::EPSILON * high.abs() { high - low } else { (0.1 * high.abs()).max(1e-9) };
-    let margin = 0.05 * span;
-    let below = if is_from_zero && low >= 0.0 { 0.0 } else { low - margin };
-    Some((below, high + margin))
+    // Of a constant the axis shows a little on both sides. By halves: the span of the largest numbers is no number.
+    let half = high / 2.0 - low / 2.0;
+    let half = if half > f64::EPSILON * high.abs() { half } else { (0.05 * high.abs()).max(5e-10) };
+    let margin = 0.1 * half;
+    let below = if is_from_zero && low >= 0.0 { 0.0 } else { (low - margin).max(f64::MIN) };
+    Some((below, (high + margin).min(f64::MAX)))
+}
+
+/// Where `value` lies between the ends of an axis, from 0 to 1; in the middle of one that has no length.
+pub(super) fn share(value: f64, (low, high): (f64, f64)) -> f64 {
+    if high > low { (value / 2.0 - low / 2.0) / (high / 2.0 - low / 2.0) } else { 0.5 }
 }
 
 /// A number as short as it can be told from its neighbours `step` away: `2.5`, `12k`, `3e-5`.
@@ -68,6 +74,8 @@ mod tests {
         assert_eq!(range([].into_iter(), true), None);
         let (low, high) = range([3.0].into_iter(), false).unwrap();
         assert!(low < 3.0 && high > 3.0);
+        let widest = range([f64::MIN, f64::MAX].into_iter(), false).unwrap();
+        assert_eq!([f64::MIN, 0.0, f64::MAX].map(|value| share(value, widest)), [0.0, 0.5, 1.0]);
     }
 
     #[test]

@@ -142,6 +142,12 @@ fn in_words(contents: &RunContents) -> String {
         contents.answers.iter().for_each(|file| answers.row(&[&file.name, &file.answers.len().to_string()]));
         parts.push(answers.to_string());
     }
+    let mut skipped = Table::of_words(&["step left out", "why"]);
+    let reasons = contents.metrics.iter().filter_map(|line| Some((line.step.to_string(), line.skipped.as_ref()?)));
+    let left_out = reasons.map(|(step, why)| skipped.row(&[&step, why])).count();
+    if left_out > 0 {
+        parts.push(skipped.to_string());
+    }
     let points: Vec<(f64, f64)> = contents.metrics.iter().filter_map(|line| Some((line.step as f64, line.loss?))).collect();
     let curve = in_terminal(&points, CURVE.0, CURVE.1);
     parts.push(curve.map_or("no loss to be drawn".to_owned(), |curve| format!("training loss by step\n{curve}")));
@@ -163,6 +169,7 @@ fn figures(contents: &RunContents) -> Table {
     add("validation loss", figures.eval_loss.map(|e| format!("{:.4} → {:.4}, lowest {:.4}", e.first, e.last, e.lowest)));
     add("best validation", figures.best.map(|best| format!("{} {:.4}, step {}", best.metric, best.value, best.step)));
     add("steps that are not finite", (figures.not_finite > 0).then(|| figures.not_finite.to_string()));
+    add("steps left out", (figures.skipped > 0).then(|| figures.skipped.to_string()));
     add("time of the steps", Some(Seconds(figures.seconds).to_string()));
     add("tokens a second", figures.tokens_per_second.map(|rate| format!("{rate:.0}")));
     add("peak memory", figures.peak_memory.map(|bytes| Bytes(bytes).to_string()));

@@ -1,10 +1,11 @@
 //! `kvtune report`: one page about one or several runs.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 
 use crate::cache::ReplayLog;
+use crate::checkpoint;
 use crate::error::Error;
 use crate::files;
 use crate::inspect::{Evictions, RunContents, read_scores, report_page};
@@ -15,7 +16,7 @@ pub(super) struct ReportRuns {
     /// Runs or checkpoints, which are compared.
     #[arg(value_name = "RUN|CHECKPOINT", required = true)]
     paths: Vec<PathBuf>,
-    /// The page to write, in HTML [default: `report.html` in the first run].
+    /// The page to write, in HTML [default: `report.html` in the first run, `report-NAME.html` beside a checkpoint].
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Show these scores too, which `kvtune evaluate --format json` has printed; may be given several times.
@@ -35,9 +36,17 @@ impl ReportRuns {
         }
         let map = |path: &PathBuf| Ok::<_, Error>(Evictions::of(&ReplayLog::load(path)?, 0)?.map(&path.display().to_string()));
         let maps = self.evictions.iter().map(map).collect::<Result<Vec<_>, _>>()?;
-        let first = self.paths.first().map_or(Path::new(""), PathBuf::as_path);
-        let out = self.out.clone().unwrap_or_else(|| first.join("report.html"));
+        let out = self.out.clone().unwrap_or_else(|| self.paths.first().zip(runs.first()).map_or_else(PathBuf::new, own_page));
         files::write_atomic(&out, report_page(&runs, &scores, &maps).as_bytes())?;
         Ok(console::result(&format!("report: {}", out.display()))?)
     }
+}
+
+/// Where the page about a run or a checkpoint lies. A checkpoint holds what its manifest names, and nothing else.
+fn own_page((path, contents): (&PathBuf, &RunContents)) -> PathBuf {
+    if checkpoint::holds(path).is_none() {
+        return path.join("report.html");
+    }
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+    absolute.with_file_name(format!("report-{}.html", contents.name))
 }

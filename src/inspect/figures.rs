@@ -42,6 +42,8 @@ pub struct RunFigures {
     pub trained: Option<i64>,
     /// Steps whose loss or gradient is not finite.
     pub not_finite: usize,
+    /// Steps that were left out.
+    pub skipped: usize,
 }
 
 impl RunFigures {
@@ -64,6 +66,7 @@ impl RunFigures {
             samples: state.and_then(|state| state.samples),
             trained: state.map(|state| state.parameters.iter().map(|info| info.shape.iter().product::<i64>()).sum()),
             not_finite: lines.iter().filter(is_odd).count(),
+            skipped: lines.iter().filter(|line| line.skipped.is_some()).count(),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::{EvaluationLine, RunContents, RunFigures};
 use crate::chart::escape;
 use crate::eval::AnswerScores;
+use crate::report::metrics::StepMetrics;
 use crate::units::{Bytes, Seconds};
 
 /// A table with a caption; the first cell of a row is its heading. Nothing where there are no rows.
@@ -51,12 +52,20 @@ pub(super) fn figures(runs: &[RunContents]) -> String {
     add("validation loss: first, last", of(&|f| f.eval_loss.map(|ends| format!("{:.4}, {:.4}", ends.first, ends.last))));
     add("best validation", of(&|f| f.best.as_ref().map(|b| format!("{} {:.4} (step {})", b.metric, b.value, b.step))));
     add("steps that are not finite", of(&|f| (f.not_finite > 0).then(|| f.not_finite.to_string())));
+    add("steps left out", of(&|f| (f.skipped > 0).then(|| f.skipped.to_string())));
     add("time of the steps", of(&|f| Some(Seconds(f.seconds).to_string())));
     add("tokens a second", of(&|f| f.tokens_per_second.map(|rate| format!("{rate:.0}"))));
     add("peak memory", of(&|f| f.peak_memory.map(|bytes| Bytes(bytes).to_string())));
     let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
     let header: Vec<&str> = ["figure"].into_iter().chain(names.iter().map(String::as_str)).collect();
     table("Figures of each run, by its lines of metrics and its newest checkpoint", &header, &rows, true)
+}
+
+/// Steps that were left out, and why.
+pub(super) fn skipped(runs: &[RunContents]) -> String {
+    let row = |run: &RunContents, line: &StepMetrics| Some(vec![run.name.clone(), line.step.to_string(), line.skipped.clone()?]);
+    let rows: Vec<Vec<String>> = runs.iter().flat_map(|run| run.metrics.iter().filter_map(move |line| row(run, line))).collect();
+    table("Steps that were left out", &["run", "step", "why"], &rows, false)
 }
 
 /// Settings that are not the same in all runs.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::run::{begin, go_on};
+use super::run_dir::newest;
 use super::saved_split::SavedSplit;
 use super::watch::RunWatch;
 use super::{Ended, Outcome, RESOLVED_RECIPE, Start, TrainError, Trainer, build};
@@ -52,14 +53,6 @@ fn named(run: &Path, name: &str) -> Result<PathBuf, TrainError> {
     known.sort();
     let expected = if known.is_empty() { "none, as nothing is saved yet".to_owned() } else { known.join(", ") };
     Err(TrainError::NoCheckpoint { run: run.to_owned(), name: name.to_owned(), expected })
-}
-
-fn newest(run: &Path) -> Result<PathBuf, CheckpointError> {
-    let found = checkpoint::newest(run)?;
-    for (dir, why) in &found.skipped {
-        console::warning(&format!("skipped `{}`: {why}", dir.display()));
-    }
-    Ok(found.dir)
 }
 
 /// Goes on with the run in `dir`, from the newest checkpoint or the one named `from`.

@@ -6,10 +6,11 @@ use std::path::Path;
 use tch::Device;
 
 use super::build::{self, SCRATCH};
+use super::run_dir::newest;
 use super::saved_split::SavedSplit;
 use super::watch::RunWatch;
 use super::{Interrupt, RESOLVED_RECIPE, TrainError, Trainer};
-use crate::checkpoint::{self, SaveKind};
+use crate::checkpoint::SaveKind;
 use crate::files::{self, RunLock};
 use crate::recipe::{OnNonFinite, Recipe};
 use crate::report::metrics::StepMetrics;
@@ -116,7 +117,16 @@ pub(super) fn go_on(trainer: &mut Trainer, watch: &mut RunWatch, interrupt: &Int
                 trainer.owes_validation = true;
                 None
             }
-            validation => validation?.flatten(),
+            Err(error) => {
+                trainer.owes_validation = true;
+                watch.stepped(*metrics, None)?;
+                // What cannot be saved either is not what this is about.
+                if let Ok(dir) = trainer.save(trainer.save_due().unwrap_or(SaveKind::Intermediate)) {
+                    watch.saved(&dir);
+                }
+                return Err(error);
+            }
+            Ok(validation) => validation.flatten(),
         };
         // The line is on disk before the checkpoint: after a crash in between, the resume takes it back.
         watch.stepped(*metrics, validation.as_ref())?;
@@ -157,7 +167,7 @@ fn step(trainer: &mut Trainer, watch: &mut RunWatch, interrupt: &Interrupt) -> R
         };
     let why = error.to_string();
     let lost = trainer.skipped.leave_out(error, OnNonFinite::Rollback, &trainer.recipe.train)?;
-    let newest = checkpoint::newest(&trainer.dir)?.dir;
+    let newest = newest(&trainer.dir)?;
     trainer.load(&newest)?;
     watch.gone_back(trainer, &format!("{why}: back to `{}`, and without step {lost}", newest.display()))?;
     Ok(StepEnd::GoneBack)

@@ -38,16 +38,21 @@ pub(super) struct RunWatch {
 }
 
 impl RunWatch {
-    /// Opens metrics and events of a run that begins, or goes on after the step `resumed`.
+    /// Tells the run that begins, or goes on after the step `resumed`, and opens its metrics and events.
     pub(super) fn begin(trainer: &mut Trainer, resumed: Option<u64>, interrupt: &Interrupt) -> Result<Self, TrainError> {
+        let watch = Self::open(trainer, resumed, interrupt)?;
+        watch.progress.note(&trainer.data_report());
+        watch.progress.note(&format!("steps: {}", trainer.schedule));
+        Ok(watch)
+    }
+
+    fn open(trainer: &mut Trainer, resumed: Option<u64>, interrupt: &Interrupt) -> Result<Self, TrainError> {
         let path = trainer.dir.join(METRICS);
         let step = trainer.step();
         let owes = std::mem::take(&mut trainer.owes_validation);
         let unvalidated = if owes { metrics::read(&path, step)?.pop() } else { None };
         let (metrics, before) = Metrics::open_after(&path, resumed.map(|step| step - u64::from(unvalidated.is_some())))?;
         let progress = Progress::new(trainer.schedule.num_steps(), step, trainer.recipe.log.interval);
-        progress.note(&trainer.data_report());
-        progress.note(&format!("steps: {}", trainer.schedule));
         let first_step = if step > 0 { step + 1 } else { 0 };
         let board = TensorBoard::start(&tensorboard::dir_of(&trainer.dir), first_step);
         let mut watch = Self {
@@ -78,7 +83,8 @@ impl RunWatch {
     pub(super) fn gone_back(&mut self, trainer: &mut Trainer, why: &str) -> Result<(), TrainError> {
         let step = trainer.step();
         self.progress.note(why);
-        *self = Self::begin(trainer, Some(step), &self.interrupt)?;
+        let (began, said_not_pinned) = (self.began, self.said_not_pinned);
+        *self = Self { began, said_not_pinned, ..Self::open(trainer, Some(step), &self.interrupt)? };
         Ok(())
     }
 

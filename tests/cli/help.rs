@@ -178,7 +178,7 @@ fn report() {
       <RUN|CHECKPOINT>...  Runs or checkpoints, which are compared
 
     Options:
-          --out <FILE>       The page to write, in HTML [default: `report.html` in the first run]
+          --out <FILE>       The page to write, in HTML [default: `report.html` in the first run, `report-NAME.html` beside a checkpoint]
           --scores <FILE>    Show these scores too, which `kvtune evaluate --format json` has printed; may be given several times
           --evictions <LOG>  Draw what the caches of this replay log kept; may be given several times
           --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]

@@ -67,6 +67,7 @@ fn what_is_damaged_missing_or_not_finite_is_told() {
         let lines: Vec<&str> = text.lines().collect();
         let mut odd: Value = serde_json::from_str(lines[1]).unwrap();
         odd["loss"] = Value::Null;
+        odd["skipped"] = "<its loss> was lost".into();
         format!("{}\n{odd}\n{}", lines[0], &lines[2][..20])
     });
     let found = json(&place, "run");
@@ -75,6 +76,13 @@ fn what_is_damaged_missing_or_not_finite_is_told() {
     assert_eq!((&found["state"], &found["figures"]["not_finite"]), (&"not finished".into(), &1.into()));
     assert_eq!((&found["figures"]["steps"], &found["metrics_cut_short"]), (&2.into(), &true.into()));
     let said = place.run(&["inspect", "run"]).done().out;
+    assert_eq!(found["figures"]["skipped"], 1);
+    assert!(said.contains("| 2             | <its loss> was lost"), "{said}");
+    place.run(&["report", "run"]).done();
+    let page = String::from_utf8(place.read("run/report.html")).unwrap();
+    assert!(page.contains("&lt;its loss&gt; was lost"), "{page}");
+    place.run(&["report", "run/step-000001"]).done();
+    assert!(place.path("run/report-step-000001.html").exists() && !place.path("run/step-000001/report.html").exists());
     assert!(said.contains("steps that are not finite") && said.ends_with("was cut short, and is left out\n"), "{said}");
 
     fs::remove_file(place.path("run/metrics.jsonl")).unwrap();

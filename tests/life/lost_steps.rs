@@ -73,6 +73,7 @@ fn too_many_in_a_row_end_the_run() {
         let way = format!("train.on_non_finite={way}");
         let set = [SET, &["train.max_loss=0.001", "train.max_skipped_steps=2", &way]].concat();
         let words = workshop.finetune("", &way, &set).with(5);
+        assert_eq!(words.matches("steps: 6").count(), 1, "what a run begins with is told once: {words}");
         assert!(words.contains("step 3: the loss is "), "{words}");
         assert!(words.contains("left out: step 1") || words.contains("without step 1"), "{words}");
     }
@@ -117,6 +118,20 @@ fn sigterm_gives_up_what_is_under_way_and_the_run_goes_on_to_the_bit() {
             assert!(found.files[name] == *bytes, "{failpoint}: `{name}` differs");
         }
     }
+}
+
+#[test]
+fn a_validation_that_fails_loses_no_step() {
+    let workshop = Workshop::new(8);
+    let whole = workshop.finished("whole", SET);
+    // The second is the one after the third step, at which no save is due.
+    let words = workshop.finetune("run.validate=error:2", "run", SET).with(1);
+    assert!(words.contains("cannot validate in"), "{words}");
+    assert_eq!(workshop.checkpoints("run"), ["step-000002", "step-000003"]);
+    workshop.resume("", "run", &[]).with(0);
+    let found = workshop.left("run");
+    assert_eq!(found.metrics, whole.metrics);
+    assert!(found.files["final/adapter_model.safetensors"] == whole.files["final/adapter_model.safetensors"]);
 }
 
 #[test]
