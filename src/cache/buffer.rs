@@ -305,7 +305,7 @@ impl Buffer {
         let len = chunk.k[0].size()[2];
         for (page, slots, from) in parts(self.pages.iter(), start, len) {
             page.zip(chunk, |plane, new| {
-                plane.narrow(0, 0, new.size()[0]).narrow(2, slots, from.1).copy_(&new.narrow(2, from.0, from.1));
+                slots_of(plane, new.size()[0], (slots, from.1)).copy_(&new.narrow(2, from.0, from.1));
             });
         }
     }
@@ -341,9 +341,16 @@ impl Buffer {
     }
 
     fn read_planes(&self, planes: &[Tensor], sequences: i64, (start, len): (i64, i64)) -> Tensor {
-        let planes: Vec<Tensor> = planes.iter().map(|plane| plane.narrow(0, 0, sequences).narrow(2, start, len)).collect();
+        let planes: Vec<Tensor> = planes.iter().map(|plane| slots_of(plane, sequences, (start, len))).collect();
         self.codec.decode(&planes).to_device(self.shape.device)
     }
+}
+
+/// The slots `start .. start + len` of the first `sequences`, `(B, G, len, ·)`. Most batches are whole, and a view that changes nothing is
+/// made for each plane, chunk and layer.
+pub(super) fn slots_of(plane: &Tensor, sequences: i64, (start, len): (i64, i64)) -> Tensor {
+    let slots = plane.narrow(2, start, len);
+    if plane.size()[0] == sequences { slots } else { slots.narrow(0, 0, sequences) }
 }
 
 /// The pages that hold the slots `start .. start + len`: first slot within the page, and which of the `len` it holds (from, count).

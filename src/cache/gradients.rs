@@ -3,6 +3,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::Undo;
+use super::buffer::slots_of;
 use super::moves::{put, take};
 use crate::store::bytes_of;
 use crate::units::Bytes;
@@ -34,7 +35,7 @@ impl CacheGrads {
         let mut start = 0;
         for (dk, dv) in past.iter().map(|(dk, dv)| (dk, dv)).chain([own]) {
             let (sequences, len) = (dk.size()[0], dk.size()[2]);
-            let here = |total: &Tensor| total.narrow(0, 0, sequences).narrow(2, start, len);
+            let here = |total: &Tensor| slots_of(total, sequences, (start, len));
             let _ = here(&self.dk_bgcd).g_add_(dk);
             let _ = here(&self.dv_bgcd).g_add_(dv);
             start += len;
@@ -52,7 +53,7 @@ impl CacheGrads {
 }
 
 fn unwind_one(total: &Tensor, undo: &Undo) -> Tensor {
-    let mut region = total.narrow(0, 0, undo.at.batch).narrow(2, undo.at.region(), undo.at.len);
+    let mut region = slots_of(total, undo.at.batch, (undo.at.region(), undo.at.len));
     let own = region.copy();
     let Some(moves) = &undo.moves else {
         let _ = region.zero_();
