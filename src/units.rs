@@ -1,7 +1,11 @@
 //! Newtypes for the quantities that meet in one call, and what every error tells the user and the shell.
 
+mod quoted;
+
 use std::fmt;
 use std::str::FromStr;
+
+pub use quoted::{abridged, joined, listed, printable, quoted, shape};
 
 /// A decoder layer, counted from 0 at the bottom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -9,7 +9,7 @@ use super::find::saved_in;
 use super::manifest::{self, Manifest};
 use super::state::{OPTIMIZER, STATE};
 use super::{CheckpointError, TrainState, superseded};
-use crate::files::{self, FilesError, failpoint};
+use crate::files::{self, FileKind, FilesError, failpoint};
 use crate::model::Model;
 use crate::store;
 use crate::units::Bytes;
@@ -61,7 +61,7 @@ fn settle(run: &Path, place: &Path) -> Result<(), CheckpointError> {
 
 /// The name of the newest checkpoint, as the last save noted it.
 pub fn latest(run: &Path) -> Option<String> {
-    fs::read_to_string(run.join(LATEST)).ok().map(|name| name.trim().to_owned())
+    files::read_text(&run.join(LATEST), FileKind::Note).ok().map(|name| name.trim().to_owned())
 }
 
 /// Notes which checkpoint is the newest.

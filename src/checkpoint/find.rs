@@ -10,7 +10,7 @@ use super::manifest::{self, Manifest};
 use super::state::{BEST, FINAL, FORMAT_VERSION};
 use super::state::{OPTIMIZER, STATE};
 use super::{CheckpointError, SaveKind, SavedCheckpoint, TrainState};
-use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FilesError, TensorFile};
+use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FileKind, FilesError, TensorFile};
 use crate::model::MODEL_TENSORS;
 use crate::recipe::Weights;
 use crate::store;
@@ -149,11 +149,11 @@ fn state(dir: &Path) -> Result<TrainState, CheckpointError> {
         format_version: u32,
     }
     let path = dir.join(STATE);
-    let Version { format_version: found } = files::read_json(&path)?;
+    let Version { format_version: found } = files::read_json_as(&path, FileKind::Record)?;
     if found != FORMAT_VERSION {
         return Err(CheckpointError::Format { dir: dir.to_owned(), found, expected: FORMAT_VERSION });
     }
-    Ok(files::read_json(&path)?)
+    Ok(files::read_json_as(&path, FileKind::Record)?)
 }
 
 fn verified_state(dir: &Path) -> Result<TrainState, CheckpointError> {

@@ -7,7 +7,7 @@ use std::path::{Component, Path};
 use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
-use crate::files::{self, FilesError};
+use crate::files::{self, FileKind, FilesError};
 
 /// Name of the manifest.
 pub(super) const NAME: &str = "MANIFEST.json";
@@ -47,7 +47,7 @@ impl Manifest {
         if !path.exists() {
             return Err(CheckpointError::Unfinished { dir: dir.to_owned() });
         }
-        let manifest: Self = files::read_json(&path)?;
+        let manifest: Self = files::read_json_as(&path, FileKind::Record)?;
         for (name, expected) in &manifest.files {
             let file = dir.join(name);
             let damaged = |what: String| CheckpointError::Damaged { path: file.clone(), what };

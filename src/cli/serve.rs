@@ -11,6 +11,7 @@ use super::finetune::install;
 use super::used_model::{UsedModel, own_rules};
 use crate::data::{self, ChatTemplates, DataError};
 use crate::error::Error;
+use crate::files::{self, FileKind};
 use crate::report::console;
 use crate::serve::{self, RequestLimits, ServeOptions, ServedModel};
 
@@ -112,8 +113,7 @@ impl Serve {
 
 fn key_in(path: &std::path::Path) -> Result<String, Error> {
     let refuse = |message: String| Error::Usage { message, hint: "write the key into the file, alone on its line".into() };
-    let text = std::fs::read_to_string(path);
-    let text = text.map_err(|error| refuse(format!("the API key in `{}` cannot be read: {error}", path.display())))?;
+    let text = files::read_text(path, FileKind::Note)?;
     let key = text.trim().to_owned();
     if key.is_empty() { Err(refuse(format!("`{}` holds no API key", path.display()))) } else { Ok(key) }
 }

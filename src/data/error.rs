@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::sample_place::{LineOrRecord, SamplePlace};
+use super::sample_place::SamplePlace;
 use crate::files::FilesError;
 use crate::recipe::DataFormat;
 
@@ -352,12 +352,6 @@ impl DataError {
             | Self::BadField { place, .. } => Some(place),
             _ => None,
         }
-    }
-
-    /// JSON that is none, in a file that is no data.
-    pub(super) fn not_json(path: &std::path::Path, error: &serde_json::Error) -> Self {
-        let place = SamplePlace { path: path.into(), at: LineOrRecord::Whole };
-        Self::NotJson { place, message: error.to_string() }
     }
 
     /// A source that lacks what is looked for.

@@ -1,12 +1,15 @@
 //! The way out of what can be wrong with data, and how the program ends with it.
 
 use super::error::{ANSWER, DataError, INITIAL_PART};
+use crate::files::hint_of_io;
 use crate::units::{Exit, Failure};
 
 impl Failure for DataError {
     fn hint(&self) -> Option<String> {
         let hint = match self {
-            Self::Files(_) | Self::Dump { .. } => "check that the folder exists, is writable and has space left",
+            Self::Files(error) => return error.hint(),
+            Self::Read { source, .. } if hint_of_io(source).is_some() => hint_of_io(source)?,
+            Self::Dump { .. } => "check that the folder exists, is writable and has space left",
             Self::Read { .. } => "check the path; paths in a recipe are relative to the recipe's folder",
             Self::Empty { .. } => "put at least one sample into the file, or name another file",
             Self::Answer(_) => {

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::error::DataError;
 use super::guard::guarded;
+use crate::files::{FileKind, parse_json, read_bytes, read_if_there};
 
 /// The `tokenizer.json` of a model directory. Cheap to clone.
 #[derive(Clone)]
@@ -38,7 +39,7 @@ impl Tokenizer {
     /// counts), `tokenizer_config.json` (a token).
     pub fn load(dir: &Path) -> Result<Self, DataError> {
         let path = dir.join("tokenizer.json");
-        let bytes = std::fs::read(&path).map_err(DataError::read(&path))?;
+        let bytes = read_bytes(&path, FileKind::Tokenizer)?;
         let fail = |message| DataError::Tokenizer { path: path.clone(), message };
         let mut encoder = guarded(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(fail)?;
         // What a file carries over from its last use would shorten or pad samples without a word.
@@ -169,11 +170,8 @@ fn eos_id(dir: &Path, encoder: &tokenizers::Tokenizer) -> Result<Option<u32>, Da
 
 /// A top-level field of a JSON file; `None` where the file or the field is missing.
 fn json_field(path: &Path, field: &str) -> Result<Option<Value>, DataError> {
-    let bytes = match std::fs::read(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        bytes => bytes.map_err(DataError::read(path))?,
-    };
-    let mut value: Value = serde_json::from_slice(&bytes).map_err(|error| DataError::not_json(path, &error))?;
+    let Some(bytes) = read_if_there(path, FileKind::Settings)? else { return Ok(None) };
+    let mut value: Value = parse_json(path, &bytes, FileKind::Settings)?;
     Ok(value.get_mut(field).map(Value::take))
 }
 
@@ -278,7 +276,7 @@ mod tests {
         std::fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
         assert!(matches!(Tokenizer::load(dir.path()), Err(DataError::Tokenizer { .. })));
         std::fs::remove_file(dir.path().join("tokenizer.json")).unwrap();
-        assert!(matches!(Tokenizer::load(dir.path()), Err(DataError::Read { .. })));
+        assert!(matches!(Tokenizer::load(dir.path()), Err(DataError::Files(_))));
         assert!(Tokenizer::load_if_present(dir.path()).unwrap().is_none());
     }
 

@@ -9,6 +9,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 use super::error::DataError;
 use super::guard::guarded;
+use crate::files::{FileKind, read_bytes};
 
 /// The special tokens of a trained tokenizer, ids 0 to 3; the first one is EOS.
 pub const SPECIAL_TOKENS: [&str; 4] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"];
@@ -25,7 +26,7 @@ pub fn train_bpe(texts: &[PathBuf], vocab_size: usize) -> Result<String, DataErr
     }
     let mut contents = Vec::with_capacity(texts.len());
     for path in texts {
-        let bytes = std::fs::read(path).map_err(DataError::read(path))?;
+        let bytes = read_bytes(path, FileKind::Texts)?;
         contents.push(String::from_utf8_lossy(&bytes).into_owned());
     }
     let failed = |message| DataError::Tokenizer { path: PathBuf::from("tokenizer.json"), message };
@@ -96,6 +97,6 @@ mod tests {
         let error = train_bpe(&texts, 100).unwrap_err();
         assert_eq!(error.to_string(), "the texts give a vocabulary of 260 tokens, expected 100");
         assert!(matches!(train_bpe(&texts, 9000), Err(DataError::Vocabulary { expected: 9000, .. })));
-        assert!(matches!(train_bpe(&[dir.path().join("none")], 300), Err(DataError::Read { .. })));
+        assert!(matches!(train_bpe(&[dir.path().join("none")], 300), Err(DataError::Files(_))));
     }
 }

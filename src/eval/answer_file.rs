@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{EvalError, ScoredAnswer};
-use crate::files::{self, FilesError, failpoint};
+use crate::files::{self, FileKind, FilesError, failpoint};
 
 /// The folder of a run that keeps answers.
 pub const ANSWERS: &str = "answers";
@@ -39,7 +39,7 @@ impl AnswerFile {
         }
         let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let mut file = open.map_err(FilesError::io("open", path))?;
-        let bytes = std::fs::read(path).map_err(FilesError::io("read", path))?;
+        let bytes = files::read_bytes(path, FileKind::Lines)?;
         let (kept, end) = whole_rows(path, &bytes)?;
         file.set_len(end as u64).and_then(|()| file.seek(SeekFrom::End(0))).map_err(FilesError::io("write", path))?;
         Ok(Self { path: path.to_owned(), file, kept: kept.into_iter(), taken: 0 })
@@ -47,7 +47,7 @@ impl AnswerFile {
 
     /// The answers of a file, and the settings of the first; what was cut short at the end is left out. Changes nothing.
     pub fn read(path: &Path) -> Result<(Vec<ScoredAnswer>, Value), EvalError> {
-        let bytes = std::fs::read(path).map_err(FilesError::io("read", path))?;
+        let bytes = files::read_bytes(path, FileKind::Lines)?;
         let rows = whole_rows(path, &bytes)?.0;
         let settings = rows.first().map_or(Value::Null, |row| row.settings.clone());
         Ok((rows.into_iter().map(|row| row.answer).collect(), settings))

@@ -3,13 +3,15 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::units::{Bytes, Exit, Failure};
+use rustix::io::Errno;
+
+use crate::units::{Bytes, Exit, Failure, abridged, joined, listed, quoted};
 
 /// An error of the room `files`.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     /// The operating system refused.
-    #[error("cannot {action} `{}`", path.display())]
+    #[error("cannot {action} `{}`", abridged(path.display()))]
     Io {
         /// What was tried, as a verb.
         action: &'static str,
@@ -18,8 +20,38 @@ pub enum FilesError {
         /// Why not.
         source: io::Error,
     },
+    /// No regular file, where one is to be read.
+    #[error("`{}` is {found}: expected {expected}", abridged(path.display()))]
+    NotRegular {
+        /// What was named.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
+        /// What is looked for.
+        expected: &'static str,
+    },
+    /// More than is read of such a file.
+    #[error("`{}` is too large: {kind} may have {limit} at most", abridged(path.display()))]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// What it is read as.
+        kind: &'static str,
+        /// What that may have.
+        limit: Bytes,
+    },
+    /// Not text.
+    #[error("`{}` is not UTF-8: byte {at} is 0x{byte:02x}", abridged(path.display()))]
+    NotText {
+        /// The file.
+        path: PathBuf,
+        /// Which byte is wrong, from 1.
+        at: usize,
+        /// What it is.
+        byte: u8,
+    },
     /// Too little room before the first byte is written.
-    #[error("`{}` needs {needed}, but only {free} are free there", path.display())]
+    #[error("`{}` needs {needed}, but only {free} are free there", abridged(path.display()))]
     NoSpace {
         /// Where.
         path: PathBuf,
@@ -29,7 +61,7 @@ pub enum FilesError {
         free: Bytes,
     },
     /// Too little room for what a step leaves on disk until it ends.
-    #[error("the scratch files in `{}` need {needed} more, and {free} are free there", dir.display())]
+    #[error("the scratch files in `{}` need {needed} more, and {free} are free there", abridged(dir.display()))]
     ScratchFull {
         /// Their directory.
         dir: PathBuf,
@@ -41,13 +73,13 @@ pub enum FilesError {
         source: io::Error,
     },
     /// A directory to write into is a symbolic link.
-    #[error("`{}` is a symbolic link: expected a directory to write into", path.display())]
+    #[error("`{}` is a symbolic link: expected a directory to write into", abridged(path.display()))]
     Symlink {
         /// The link.
         path: PathBuf,
     },
     /// Another process works in the directory.
-    #[error("`{}` is in use by {}", dir.display(), holder(*.pid))]
+    #[error("`{}` is in use by {}", abridged(dir.display()), holder(*.pid))]
     Locked {
         /// The directory.
         dir: PathBuf,
@@ -55,7 +87,7 @@ pub enum FilesError {
         pid: Option<u32>,
     },
     /// Not JSON, or not the JSON that was expected.
-    #[error("`{}` is not valid JSON: {reason}", path.display())]
+    #[error("`{}` is not valid JSON: {}", abridged(path.display()), abridged(reason))]
     Json {
         /// The file.
         path: PathBuf,
@@ -63,7 +95,7 @@ pub enum FilesError {
         reason: String,
     },
     /// The file ends early.
-    #[error("`{}` is truncated: expected {expected} bytes, found {found}", path.display())]
+    #[error("`{}` is truncated: expected {expected} bytes, found {found}", abridged(path.display()))]
     Truncated {
         /// The file.
         path: PathBuf,
@@ -73,7 +105,7 @@ pub enum FilesError {
         found: u64,
     },
     /// Not a safetensors file.
-    #[error("`{}` is not a valid safetensors file: {reason}", path.display())]
+    #[error("`{}` is not a valid safetensors file: {}", abridged(path.display()), abridged(reason))]
     NotSafetensors {
         /// The file.
         path: PathBuf,
@@ -81,7 +113,7 @@ pub enum FilesError {
         reason: String,
     },
     /// A tensor that is not in the file.
-    #[error("`{}` has no tensor `{name}`", path.display())]
+    #[error("`{}` has no tensor `{}`", abridged(path.display()), quoted(name))]
     NoTensor {
         /// The file.
         path: PathBuf,
@@ -89,7 +121,7 @@ pub enum FilesError {
         name: String,
     },
     /// An adapter directory without an adapter.
-    #[error("`{}` holds no PEFT adapter: `{missing}` is missing", dir.display())]
+    #[error("`{}` holds no PEFT adapter: `{missing}` is missing", abridged(dir.display()))]
     NoAdapter {
         /// The directory.
         dir: PathBuf,
@@ -97,7 +129,7 @@ pub enum FilesError {
         missing: &'static str,
     },
     /// Settings of an adapter that cannot be honoured, all of them.
-    #[error("`{}` asks for what is not supported: {}", path.display(), settings.join(", "))]
+    #[error("`{}` asks for what is not supported: {}", abridged(path.display()), listed(settings))]
     AdapterSettings {
         /// The adapter's config.
         path: PathBuf,
@@ -105,7 +137,7 @@ pub enum FilesError {
         settings: Vec<String>,
     },
     /// Tensors of an adapter that do not fit the model, all of them.
-    #[error("`{}` does not fit the model:\n  {}", path.display(), first(differences))]
+    #[error("`{}` does not fit the model:\n  {}", abridged(path.display()), joined(differences, "\n  "))]
     AdapterTensors {
         /// The adapter's tensor file.
         path: PathBuf,
@@ -114,12 +146,36 @@ pub enum FilesError {
     },
 }
 
-/// As many as a person reads, and how many more there are.
-fn first(lines: &[String]) -> String {
-    const SHOWN: usize = 12;
-    let shown = lines.iter().take(SHOWN).cloned();
-    let more = (lines.len() > SHOWN).then(|| format!("and {} more", lines.len() - SHOWN));
-    shown.chain(more).collect::<Vec<_>>().join("\n  ")
+const MAKE_ROOM: &str = "make room on that file system and go on with `kvtune resume`; what was saved before is intact";
+
+/// What to do about an error of the operating system.
+pub fn hint_of_io(error: &io::Error) -> Option<&'static str> {
+    const LIMIT: &str = "raise the limit of this shell with `ulimit -n`, or close what holds so many files";
+    let by_number = error.raw_os_error().and_then(|number| {
+        Some(match Errno::from_raw_os_error(number) {
+            Errno::LOOP => "the links lead around in a circle: name the file itself",
+            Errno::NAMETOOLONG => "a name may have 255 bytes, and a path 4095: choose a shorter one",
+            Errno::MFILE | Errno::NFILE => LIMIT,
+            Errno::FBIG => "raise the limit of a file's size with `ulimit -f`, and go on with `kvtune resume`; what was saved before is intact",
+            Errno::NOMEM | Errno::AGAIN => "raise the limits of memory and of processes (`ulimit -v`, `ulimit -u`)",
+            Errno::IO | Errno::STALE => "the disk or its connection fails: copy the file elsewhere, or try again",
+            _ => return None,
+        })
+    });
+    by_number.or_else(|| {
+        Some(match error.kind() {
+            io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
+                "something else stands there: check whether a file or a directory is meant"
+            }
+            io::ErrorKind::NotFound | io::ErrorKind::InvalidInput => {
+                "check the path; paths in a recipe are relative to the recipe's folder"
+            }
+            io::ErrorKind::PermissionDenied => "check who owns the file and its directory",
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => MAKE_ROOM,
+            io::ErrorKind::ReadOnlyFilesystem => "choose an output directory that can be written to",
+            _ => return None,
+        })
+    })
 }
 
 fn holder(pid: Option<u32>) -> String {
@@ -146,22 +202,14 @@ impl FilesError {
 impl Failure for FilesError {
     fn hint(&self) -> Option<String> {
         Some(match self {
-            Self::Io { source, .. } => match source.kind() {
-                io::ErrorKind::NotFound if !self.is_about_content() => "check that the directory above it exists".into(),
-                io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
-                    "something else stands there: check whether a file or a directory is meant".into()
-                }
-                io::ErrorKind::NotFound => "check the path; paths in a recipe are relative to the recipe's folder".into(),
-                io::ErrorKind::PermissionDenied => "check who owns the file and its directory".into(),
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                    "make room on that file system and go on with `kvtune resume`; what was saved before is intact".into()
-                }
-                io::ErrorKind::ReadOnlyFilesystem => "choose an output directory that can be written to".into(),
-                _ => return None,
-            },
-            Self::NoSpace { .. } => {
-                "make room on that file system and go on with `kvtune resume`; what was saved before is intact".into()
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound && !self.is_about_content() => {
+                "check that the directory above it exists".into()
             }
+            Self::Io { source, .. } => return hint_of_io(source).map(str::to_owned),
+            Self::NotRegular { .. } => "name a regular file, or write what comes from elsewhere into one first".into(),
+            Self::TooLarge { .. } => "check whether it is the file that you mean, and fetch or write it again".into(),
+            Self::NotText { .. } => "save it as text in UTF-8".into(),
+            Self::NoSpace { .. } => MAKE_ROOM.into(),
             Self::ScratchFull { .. } => "make room on that file system or set `grad.scratch_dir` to a directory on another one, and go on \
                  with `kvtune resume`; what was saved before is intact"
                 .into(),

@@ -1,10 +1,9 @@
 //! BLAKE3 of files, as lower-case hex.
 
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use super::FilesError;
+use super::{FileKind, FilesError, open_to_read};
 
 /// Bytes that are hashed at once, on all cores.
 const BLOCK: u64 = 16 << 20;
@@ -12,7 +11,7 @@ const BLOCK: u64 = 16 << 20;
 /// The hash of a file's bytes, made on all cores; it takes the memory of a block.
 pub fn hash_file(path: &Path) -> Result<String, FilesError> {
     let mut hasher = blake3::Hasher::new();
-    let mut file = File::open(path).map_err(FilesError::io("open", path))?;
+    let mut file = open_to_read(path, FileKind::Data)?;
     let mut block = Vec::new();
     loop {
         block.clear();
@@ -26,7 +25,7 @@ pub fn hash_file(path: &Path) -> Result<String, FilesError> {
 
 /// [`hash_file`] of a large file, on all cores.
 pub(super) fn hash_file_on_all_cores(path: &Path) -> Result<String, FilesError> {
-    let mut file = File::open(path).map_err(FilesError::io("open", path))?;
+    let mut file = open_to_read(path, FileKind::Data)?;
     let mut hasher = blake3::Hasher::new();
     let mut piece = vec![0; 1 << 24];
     loop {
@@ -46,7 +45,7 @@ pub(super) fn hash_file_on_all_cores(path: &Path) -> Result<String, FilesError> 
 
 /// The hash of a file's length and of its first and last `window` bytes: tells large files apart without reading them whole.
 pub fn hash_ends(path: &Path, window: u64) -> Result<String, FilesError> {
-    let mut file = File::open(path).map_err(FilesError::io("open", path))?;
+    let mut file = open_to_read(path, FileKind::Data)?;
     let length = file.metadata().map_err(FilesError::io("look at", path))?.len();
     let mut hasher = blake3::Hasher::new();
     hasher.update(&length.to_le_bytes());
@@ -87,7 +86,7 @@ mod tests {
         }
         // The published value of the empty input.
         assert!(hash_bytes(b"").starts_with("af1349b9f5f9a1a6a0404dea36dcc949"));
-        assert!(matches!(hash_file(dir.path()), Err(FilesError::Io { .. })));
+        assert!(matches!(hash_file(dir.path()), Err(FilesError::NotRegular { .. })));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::hash::hash_file_on_all_cores;
-use super::{FilesError, hash_bytes, write_atomic};
+use super::{FileKind, FilesError, hash_bytes, open_to_read, read_bytes, write_atomic};
 
 /// Smaller files are hashed in no time.
 const LEAST: u64 = 1 << 24;
@@ -31,7 +31,7 @@ pub fn hash_large_file(path: &Path) -> Result<String, FilesError> {
 }
 
 fn hash_with(path: &Path, folder: Option<&Path>, (least, settled): (u64, i64)) -> Result<String, FilesError> {
-    let look = || std::fs::metadata(path).map_err(FilesError::io("look at", path));
+    let look = || open_to_read(path, FileKind::Data)?.metadata().map_err(FilesError::io("look at", path));
     let before = look()?;
     let Some(place) = folder.filter(|_| before.len() >= least).map(|folder| place(folder, path)) else {
         return hash_file_on_all_cores(path);
@@ -44,7 +44,7 @@ fn hash_with(path: &Path, folder: Option<&Path>, (least, settled): (u64, i64)) -
         changed: (found.ctime(), found.ctime_nsec()),
         hash,
     };
-    let known = std::fs::read(&place).ok().and_then(|bytes| serde_json::from_slice::<KnownHash>(&bytes).ok());
+    let known = read_bytes(&place, FileKind::Note).ok().and_then(|bytes| serde_json::from_slice::<KnownHash>(&bytes).ok());
     if let Some(known) = known
         && record(&before, known.hash.clone()) == known
     {

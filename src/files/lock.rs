@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
 use std::path::Path;
 
-use super::{FilesError, refuse_symlink};
+use super::{FileKind, FilesError, open_to_read, refuse_symlink};
 
 /// The exclusive right to write into a run directory; given back when dropped, or when the process ends in any way.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl RunLock {
 
     /// Fails if another process has the lock of a directory. Changes nothing there.
     pub fn refuse_held(dir: &Path) -> Result<(), FilesError> {
-        match File::open(dir.join(Self::NAME)) {
+        match open_to_read(&dir.join(Self::NAME), FileKind::Note) {
             Ok(file) => lock(&file, dir),
             Err(_) => Ok(()),
         }

@@ -1,10 +1,9 @@
 //! A file as memory, for readers that take bytes.
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::FilesError;
+use super::{FileKind, FilesError, open_to_read};
 use crate::native::FileMap;
 
 /// A whole file as memory. Cheap to clone.
@@ -14,7 +13,7 @@ pub struct MappedFile(Arc<FileMap>);
 impl MappedFile {
     /// Maps a file, which must not be empty.
     pub fn open(path: &Path) -> Result<Self, FilesError> {
-        let file = File::open(path).map_err(FilesError::io("open", path))?;
+        let file = open_to_read(path, FileKind::Data)?;
         Ok(Self(Arc::new(FileMap::new(&file).map_err(FilesError::io("map", path))?)))
     }
 

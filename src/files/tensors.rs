@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +10,7 @@ pub use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::atomic::write_atomic_with;
-use super::{FilesError, json};
+use super::{FileKind, FilesError, json, open_to_read};
 use crate::native::FileMap;
 
 /// The length field at the start of the file.
@@ -62,12 +61,8 @@ pub struct RawTensor<'a> {
 impl TensorFile {
     /// Opens and checks a file: header length, keys given twice, shapes, holes, overlaps, missing and trailing bytes.
     pub fn open(path: &Path) -> Result<Self, FilesError> {
-        let file = File::open(path).map_err(FilesError::io("open", path))?;
-        let found = file.metadata().map_err(FilesError::io("look at", path))?;
-        if !found.is_file() {
-            return Err(wrong(path, "it is not a regular file"));
-        }
-        let size = found.len();
+        let file = open_to_read(path, FileKind::Tensors)?;
+        let size = file.metadata().map_err(FilesError::io("look at", path))?.len();
         if size < LENGTH as u64 {
             return Err(FilesError::Truncated { path: path.to_path_buf(), expected: LENGTH as u64, found: size });
         }
@@ -137,7 +132,7 @@ fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), FilesErro
         return Err(wrong(path, "its header does not begin with `{`"));
     }
     // The parser below would let the last of two equal names win, others the first.
-    json::check_keys(text).map_err(|e| wrong(path, format!("header: {e}")))?;
+    json::check_keys(text, FileKind::Tensors.max_values()).map_err(|e| wrong(path, format!("header: {e}")))?;
     let header = serde_json::from_slice::<Metadata>(text).map_err(|e| wrong(path, format!("header: {e}")))?;
     Ok((header, start))
 }
@@ -302,7 +297,7 @@ mod tests {
         let huge = dir.path().join("huge");
         std::fs::write(&huge, u64::MAX.to_le_bytes()).unwrap();
         assert!(TensorFile::open(&huge).unwrap_err().to_string().contains("at most"));
-        assert!(TensorFile::open(dir.path()).unwrap_err().to_string().contains("regular file"));
+        assert!(matches!(TensorFile::open(dir.path()), Err(FilesError::NotRegular { .. })));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::InspectError;
 use crate::checkpoint::{self, CheckpointListing, FINAL};
 use crate::eval::{ANSWERS, AnswerFile, ScoredAnswer};
-use crate::files::{FilesError, RunLock};
+use crate::files::{self, FileKind, FilesError, RunLock};
 use crate::recipe::Recipe;
 use crate::report::metrics::{self, METRICS, StepMetrics};
 use crate::report::summary;
@@ -71,7 +71,7 @@ impl RunContents {
 
     fn of_run(path: &Path) -> Result<Self, InspectError> {
         let file = train::resolved_recipe(path)?;
-        let recipe = fs::read_to_string(&file).map_err(FilesError::io("read", &file))?;
+        let recipe = files::read_text(&file, FileKind::Recipe)?;
         let settings = Recipe::load(&file, &[])?.recipe.flat();
         let (metrics, is_cut) = metrics::read_all(&path.join(METRICS))?;
         let checkpoints = checkpoint::list(path)?;

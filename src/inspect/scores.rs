@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::InspectError;
-use crate::files::FilesError;
+use crate::files::{self, FileKind};
 
 /// What came of one model with one cache.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -45,7 +45,7 @@ impl EvaluationLine {
 
 /// The lines of a file.
 pub fn read_scores(path: &Path) -> Result<Vec<EvaluationLine>, InspectError> {
-    let text = std::fs::read(path).map_err(FilesError::io("read", path))?;
+    let text = files::read_bytes(path, FileKind::Lines)?;
     let lines = text.split(|&byte| byte == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty());
     let read = |(index, line): (usize, &[u8])| {
         serde_json::from_slice(line).map_err(|error| InspectError::NotScores {

@@ -1,6 +1,5 @@
 //! All weights of a model as what is trained: leaves by their names in checkpoints, saved as a directory that loads as a model.
 
-use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
@@ -15,7 +14,7 @@ use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, SCORE, layer_tensor};
 use super::source::ModelSource;
 use super::waiting_layers::ModelPlacement;
 use super::weights::{MODEL_TENSORS, Weights};
-use crate::files::{FilesError, to_json, write_atomic};
+use crate::files::{FileKind, read_bytes, to_json, write_atomic};
 use crate::store::{pt_metadata, save_tensors};
 
 /// What a model directory may hold beside configuration and weights: whatever of it the base has goes into each checkpoint.
@@ -56,7 +55,7 @@ impl AllWeights {
         };
         let leaf = |entry| constant(entry).map(|(name, tensor)| (name, tensor.set_requires_grad(true)));
         let present = COMPANIONS.into_iter().filter(|name| dir.join(name).exists());
-        let read = |name| Ok((name, fs::read(dir.join(name)).map_err(FilesError::io("read", &dir.join(name)))?));
+        let read = |name| Ok((name, read_bytes(&dir.join(name), FileKind::Tokenizer)?));
         Ok(Self {
             leaves: trained.into_iter().map(leaf).collect::<Result<_, ModelError>>()?,
             constants: constants.into_iter().map(constant).collect::<Result<_, ModelError>>()?,
@@ -141,6 +140,8 @@ impl AllWeights {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use tch::Device;
 
     use super::*;

@@ -18,7 +18,7 @@ use super::source::ModelSource;
 use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::{Files, INDEX, MODEL_TENSORS, TensorNames};
 use super::{Model, ModelConfig, ModelError};
-use crate::files::{self, FilesError, TensorFile, TensorHead};
+use crate::files::{self, FileKind, TensorFile, TensorHead};
 use crate::store::{load_tensor, pt_metadata, raw_tensors};
 use crate::units::Bytes;
 
@@ -343,5 +343,5 @@ fn copy_companions(from: &Path, to: &Path) -> Result<(), ModelError> {
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), ModelError> {
-    Ok(files::write_atomic(to, &fs::read(from).map_err(FilesError::io("read", from))?)?)
+    Ok(files::write_atomic(to, &files::read_bytes(from, FileKind::Tokenizer)?)?)
 }

@@ -11,7 +11,7 @@ use super::families::{is_wrapped, own_name};
 use super::layout::{Role, TensorEntry};
 use super::names::{OUTPUT, layer_of};
 use super::waiting_layers::ModelPlacement;
-use crate::files::{Dtype as FileDtype, FilesError, TensorFile, read_json};
+use crate::files::{Dtype as FileDtype, FileKind, FilesError, TensorFile, read_json_as};
 use crate::native::cuda::Upload;
 use crate::ops::attention::accumulation_kind;
 use crate::store::{Home, load_tensor_to};
@@ -174,7 +174,7 @@ pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
     if !index.exists() {
         return Err(ModelError::NoWeights { dir: dir.into() });
     }
-    let Index { weight_map } = read_json(&index)?;
+    let Index { weight_map } = read_json_as(&index, FileKind::Index)?;
     let shards: BTreeMap<&String, &String> = weight_map.iter().map(|(tensor, shard)| (shard, tensor)).collect();
     shards.into_iter().map(|(shard, tensor)| shard_path(dir, &index, tensor, shard)).collect()
 }
@@ -195,7 +195,7 @@ impl Files {
     }
 
     fn open_shards(dir: &Path, index: &Path) -> Result<Self, ModelError> {
-        let Index { weight_map } = read_json(index)?;
+        let Index { weight_map } = read_json_as(index, FileKind::Index)?;
         // The first tensor of each file, for the error that may name it.
         let mut shards: BTreeMap<&str, &str> = BTreeMap::new();
         for (tensor, shard) in &weight_map {
@@ -302,6 +302,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::files::read_json;
     use crate::model::{Model, ModelConfig};
     use crate::recipe::Dtype;
     use crate::store::{load_tensors, save_tensors};

@@ -1,9 +1,10 @@
 //! What a refused recipe looks like: the message, the place with a caret, and the nearest spelling that exists.
 
-use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
-use crate::units::{Exit, Failure};
+use crate::files::{FilesError, hint_of_io};
+use crate::units::{Exit, Failure, abridged, quoted};
 
 /// Why a recipe is refused. Prints the message, and below it the place as it stands in the recipe.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -45,6 +46,20 @@ pub enum RecipeLocation {
 }
 
 impl RecipeError {
+    /// The file cannot be read.
+    pub(super) fn unread(path: &Path, error: &FilesError) -> Self {
+        let (message, hint) = match error {
+            FilesError::Io { source, .. } => (source.to_string(), hint_of_io(source).map(str::to_owned)),
+            other => (other.to_string(), other.hint()),
+        };
+        let is_missing = matches!(error, FilesError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound);
+        Self {
+            message: format!("the recipe cannot be read: {message}"),
+            place: Box::new(RecipeLocation::File(path.to_owned())),
+            hint: hint.filter(|_| !is_missing).or_else(|| Some("name a recipe in TOML, as `recipes/quickstart.toml`".to_owned())),
+        }
+    }
+
     /// The line in the recipe, counted from 1.
     pub fn line(&self) -> Option<usize> {
         match &*self.place {
@@ -76,13 +91,17 @@ impl RecipeLocation {
     /// In one word, for notes: `quickstart.toml:14` or `--set lora.rank=8`.
     pub(super) fn short(&self) -> String {
         match self {
-            Self::Text { path, line, .. } => format!("{}:{line}", path.display()),
-            Self::File(path) => path.display().to_string(),
-            Self::Override(text) => format!("--set {text}"),
+            Self::Text { path, line, .. } => format!("{}:{line}", abridged(path.display())),
+            Self::File(path) => abridged(path.display()),
+            Self::Override(text) => format!("--set {}", quoted(text)),
             Self::Code => "code".to_owned(),
         }
     }
 }
+
+/// Characters of the line that are shown before the place and from it on.
+const BEFORE: usize = 100;
+const BEHIND: usize = 160;
 
 /// Begins with a line feed, so that it can follow a message; empty where there is no place.
 impl fmt::Display for RecipeLocation {
@@ -93,10 +112,14 @@ impl fmt::Display for RecipeLocation {
             Self::File(_) | Self::Override(_) => return write!(f, "\n  --> {}", self.short()),
         };
         let gutter = " ".repeat(line.to_string().len());
-        // Tabs stay tabs, so that the caret stands below its key whatever a tab's width is.
-        let indent: String = text.chars().take(column - 1).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
-        write!(f, "\n{gutter}--> {}:{line}:{column}\n{gutter} |\n{line} | {text}\n", path.display())?;
-        write!(f, "{gutter} | {indent}{}", "^".repeat(width))
+        // Of a long line a window is shown. Tabs stay tabs, so that the caret stands below its key whatever a tab's width is.
+        let first = (column - 1).saturating_sub(BEFORE);
+        let window =
+            || text.chars().skip(first).take(BEFORE + BEHIND).map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c });
+        let indent: String = window().take(column - 1 - first).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
+        let text: String = window().collect();
+        write!(f, "\n{gutter}--> {}:{line}:{column}\n{gutter} |\n{line} | {text}\n", abridged(path.display()))?;
+        write!(f, "{gutter} | {indent}{}", "^".repeat(width.min(BEHIND)))
     }
 }
 

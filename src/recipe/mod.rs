@@ -46,6 +46,7 @@ pub use training::*;
 pub use write::Difference;
 pub use {plan::Recipe, reference::reference};
 
+use crate::files::{self, FileKind};
 use tree::{Document, RecipeSource};
 
 /// A recipe that was loaded.
@@ -69,11 +70,7 @@ impl Recipe {
     }
 
     fn read(path: &Path) -> Result<String, RecipeError> {
-        std::fs::read_to_string(path).map_err(|error| RecipeError {
-            message: format!("the recipe cannot be read: {error}"),
-            place: Box::new(RecipeLocation::File(path.to_owned())),
-            hint: Some("name a recipe in TOML, as `recipes/quickstart.toml`".to_owned()),
-        })
+        files::read_text(path, FileKind::Recipe).map_err(|error| RecipeError::unread(path, &error))
     }
 
     /// Loads a recipe from its text; `path` says where its relative paths begin.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::ReportError;
-use crate::files::{self, failpoint};
+use crate::files::{self, FileKind, failpoint};
 
 /// One line.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -120,9 +120,8 @@ pub fn read_all(path: &Path) -> Result<(Vec<StepMetrics>, bool), ReportError> {
 
 /// The lines of steps up to `step`. A broken line is forgiven at the end only, and told: there a crash may have cut it.
 fn lines_up_to(path: &Path, step: u64) -> Result<(Vec<(String, StepMetrics)>, bool), ReportError> {
-    let failed = |source| ReportError::Io { action: "read", path: path.to_owned(), source };
     // Bytes: what a power cut leaves at the end need not be text.
-    let bytes = std::fs::read(path).map_err(failed)?;
+    let bytes = files::read_bytes(path, FileKind::Lines)?;
     let lines: Vec<&[u8]> = bytes.split(|&b| b == b'\n').filter(|line| !line.is_empty()).collect();
     let (mut kept, mut is_cut) = (Vec::new(), false);
     for (index, line) in lines.iter().enumerate() {

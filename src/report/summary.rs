@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::ReportError;
 use super::table::Table;
-use crate::files;
+use crate::files::{self, FileKind};
 use crate::units::{Bytes, Seconds};
 
 /// The file's name in a run.
@@ -15,7 +15,7 @@ const HEADING: &str = "# kvtune run: ";
 
 /// How a run ended, as its page says; `None` where it has none.
 pub fn state(run: &Path) -> Option<String> {
-    let page = std::fs::read_to_string(run.join(SUMMARY)).ok()?;
+    let page = files::read_text(&run.join(SUMMARY), FileKind::Record).ok()?;
     page.lines().next()?.strip_prefix(HEADING).map(str::to_owned)
 }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::TrainError;
 use crate::data::{Dataset, Splits};
-use crate::files;
+use crate::files::{self, FileKind};
 
 /// Its name in a run's directory.
 pub(super) const SPLIT: &str = "split.json";
@@ -61,7 +61,7 @@ impl SavedSplit {
         if !path.exists() {
             return Ok(());
         }
-        let split: Self = files::read_json(&path)?;
+        let split: Self = files::read_json_as(&path, FileKind::Record)?;
         split.train.check(&data.train, &path)?;
         match (&split.validation, &data.validation) {
             (Some(saved), Some(data)) => saved.check(data, &path),

@@ -8,6 +8,7 @@ use clap::Args;
 use super::LoadedModel;
 use super::template::TemplateArguments;
 use crate::error::Error;
+use crate::files::{self, FileKind};
 
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
@@ -70,13 +71,11 @@ impl Prompts {
 }
 
 fn text_of(path: &Path) -> Result<String, Error> {
-    let read = if path == Path::new("-") {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).map(|_| text)
-    } else {
-        std::fs::read_to_string(path)
-    };
-    read.map_err(|error| Error::Usage {
+    if path != Path::new("-") {
+        return Ok(files::read_text(path, FileKind::Prompt)?);
+    }
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).map(|_| text).map_err(|error| Error::Usage {
         message: format!("the prompt in `{}` cannot be read: {error}", path.display()),
         hint: "name a file of UTF-8 text, or `-` for standard input".into(),
     })

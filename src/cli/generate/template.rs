@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::LoadedModel;
 use crate::data::{ChatTemplates, Conversation, Tokenizer, tools_of};
 use crate::error::Error;
+use crate::files::{self, FileKind};
 
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
@@ -102,7 +103,7 @@ impl ConversationReader<'_> {
 }
 
 fn json_in(path: &Path) -> Result<Value, Error> {
-    let text = std::fs::read_to_string(path).map_err(|error| wrong(path, &error.to_string()))?;
+    let text = files::read_text(path, FileKind::Prompt)?;
     serde_json::from_str(&text).map_err(|error| wrong(path, &format!("it is not JSON: {error}")))
 }
 

@@ -8,6 +8,7 @@ use serde_json::Value as Json;
 use super::super::error::DataError;
 use super::conversation::Conversation;
 use super::template::ChatTemplate;
+use crate::files::{FileKind, parse_json, read_if_there, read_text};
 
 /// The templates of a model, by what they are for.
 #[derive(Clone, Debug)]
@@ -102,7 +103,7 @@ pub fn special_tokens(dir: &Path) -> Result<Vec<(String, String)>, DataError> {
 }
 
 fn of_file(name: &str, path: &Path) -> Result<Source, DataError> {
-    let text = std::fs::read_to_string(path).map_err(DataError::read(path))?;
+    let text = read_text(path, FileKind::Template)?;
     Ok(Source { name: name.to_owned(), text, place: path.display().to_string() })
 }
 
@@ -143,12 +144,8 @@ fn of_config(config: &Json, path: &Path) -> Vec<Source> {
 /// `tokenizer_config.json` and its path; nothing where there is none.
 fn tokenizer_config(dir: &Path) -> Result<(Json, PathBuf), DataError> {
     let path = dir.join("tokenizer_config.json");
-    if !path.exists() {
-        return Ok((Json::Null, path));
-    }
-    let bytes = std::fs::read(&path).map_err(DataError::read(&path))?;
-    let not_json = |error: serde_json::Error| DataError::not_json(&path, &error);
-    Ok((serde_json::from_slice(&bytes).map_err(not_json)?, path))
+    let Some(bytes) = read_if_there(&path, FileKind::Settings)? else { return Ok((Json::Null, path)) };
+    Ok((parse_json(&path, &bytes, FileKind::Settings)?, path))
 }
 
 /// The special tokens of a `tokenizer_config.json`: each a text, or a table whose `content` is.

@@ -13,6 +13,7 @@ use super::sink::Sink;
 use crate::data::error::DataError;
 use crate::data::guard::guarded;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
+use crate::files::{FileKind, open_to_read};
 
 /// What the file format begins and ends with.
 const MAGIC: &[u8; 6] = b"ARROW1";
@@ -29,7 +30,7 @@ const BATCH_ROWS: usize = 16;
 /// Hands over each row. A stream without its end is cut off.
 pub(super) fn each<E: From<DataError>>(path: &Path, sink: Sink<'_, E>) -> Result<(), E> {
     let broken = |message| DataError::Unreadable { path: path.to_path_buf(), as_what: "Arrow", message };
-    let mut file = File::open(path).map_err(DataError::read(path))?;
+    let mut file = open_to_read(path, FileKind::Data).map_err(DataError::from)?;
     let mut messages = messages(&mut file).map_err(broken)?;
     let mut decoder = StreamDecoder::new();
     let mut types = None;

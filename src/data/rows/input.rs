@@ -1,12 +1,12 @@
 //! Opening a file of rows: packed or not, and which kind it is.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
 
 use crate::data::error::DataError;
+use crate::files::{FileKind, open_to_read};
 
 /// Bytes that are looked at to find out what a file is.
 const BEGINNING: u64 = 1 << 16;
@@ -62,7 +62,7 @@ fn error_of(path: &Path, packing: Option<&'static str>, error: &io::Error) -> Da
 
 /// Opens a file; a mark of the byte order at its beginning is skipped.
 pub(super) fn open(path: &Path) -> Result<(Kind, Input), DataError> {
-    let file = File::open(path).map_err(DataError::read(path))?;
+    let file = open_to_read(path, FileKind::Data)?;
     let (beginning, reader) = peek(BufReader::with_capacity(BUFFER, file), 4).map_err(DataError::read(path))?;
     let extension = extension(path);
     let (packing, reader): (_, Box<dyn BufRead>) = match (&beginning[..], extension.as_str()) {

@@ -12,6 +12,7 @@ use super::sink::Sink;
 use crate::data::error::DataError;
 use crate::data::guard::guarded;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
+use crate::files::{FileKind, open_to_read};
 
 /// Rows decoded at once: contexts are long, so few.
 const BATCH_ROWS: usize = 16;
@@ -19,7 +20,7 @@ const BATCH_ROWS: usize = 16;
 /// Hands over each row.
 pub(super) fn each<E: From<DataError>>(path: &Path, sink: Sink<'_, E>) -> Result<(), E> {
     let broken = |message| DataError::Unreadable { path: path.to_path_buf(), as_what: "Parquet", message };
-    let file = File::open(path).map_err(DataError::read(path))?;
+    let file = open_to_read(path, FileKind::Data).map_err(DataError::from)?;
     let mut reader = guarded(|| reader(file)).map_err(broken)?;
     let types = arrow_values::column_types(&reader.schema()).map_err(broken)?;
     let mut record = 0;

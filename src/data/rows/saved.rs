@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::split_name::SplitName;
 use crate::data::error::DataError;
+use crate::files::{FileKind, parse_json, read_if_there};
 
 #[derive(Deserialize)]
 struct SavedSplits {
@@ -60,10 +61,6 @@ fn shards(folder: &Path) -> Result<Option<Vec<PathBuf>>, DataError> {
 }
 
 fn json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, DataError> {
-    if !path.is_file() {
-        return Ok(None);
-    }
-    let bytes = std::fs::read(path).map_err(DataError::read(path))?;
-    let broken = |error: serde_json::Error| DataError::not_json(path, &error);
-    serde_json::from_slice(&bytes).map(Some).map_err(broken)
+    let bytes = read_if_there(path, FileKind::Settings)?;
+    Ok(bytes.map(|bytes| parse_json(path, &bytes, FileKind::Settings)).transpose()?)
 }

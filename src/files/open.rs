@@ -1,0 +1,216 @@
+//! The one door through which files are read. What is opened is a regular file of a size that its kind may have, whoever put it there:
+//! nobody is waited for at the other end of a pipe, and no device is read for ever.
+
+use std::fs::{File, FileType, Metadata, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+use super::FilesError;
+use crate::units::Bytes;
+
+/// What a file is to be read as; decides how large it may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// A recipe in TOML.
+    Recipe,
+    /// Settings of a model, an adapter, a tokenizer or a data set, in JSON.
+    Settings,
+    /// Which shard holds which tensor.
+    Index,
+    /// `tokenizer.json`.
+    Tokenizer,
+    /// A chat template.
+    Template,
+    /// A text, a conversation or functions to be answered.
+    Prompt,
+    /// What a program leaves for itself in a line or a few: `latest`, a lock, a remembered hash, a key.
+    Note,
+    /// What a run leaves for itself: state, manifest, split, summary.
+    Record,
+    /// A line a step, an answer or a score.
+    Lines,
+    /// Texts that a tokenizer is trained on.
+    Texts,
+    /// Tensors; their header is limited where it is read.
+    Tensors,
+    /// Rows of data, read in parts; the file of their tokens; anything whose bytes are hashed or copied.
+    Data,
+}
+
+impl FileKind {
+    /// What it is called in messages.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Recipe => "a recipe",
+            Self::Settings => "a file of settings",
+            Self::Index => "an index of shards",
+            Self::Tokenizer => "a tokenizer",
+            Self::Template => "a chat template",
+            Self::Prompt => "a prompt",
+            Self::Note => "a file of one line",
+            Self::Record => "a record of a run",
+            Self::Lines => "a file of metrics, scores or answers",
+            Self::Texts => "a text for a tokenizer to be trained on",
+            Self::Tensors => "a file of tensors",
+            Self::Data => "a file of data",
+        }
+    }
+
+    /// Bytes that it may have; `None` where it is never in memory as a whole.
+    fn limit(self) -> Option<u64> {
+        Some(match self {
+            Self::Note => 64 << 10,
+            Self::Recipe | Self::Template => 4 << 20,
+            Self::Settings => 16 << 20,
+            Self::Prompt | Self::Record | Self::Index | Self::Tokenizer => 256 << 20,
+            Self::Lines | Self::Texts => 1 << 30,
+            Self::Tensors | Self::Data => return None,
+        })
+    }
+
+    /// Values that it may hold as JSON: each takes some ten times its bytes in memory.
+    pub(super) fn max_values(self) -> usize {
+        match self {
+            Self::Index | Self::Tokenizer | Self::Record => 4 << 20,
+            // The header's: some eight for each tensor.
+            Self::Tensors => 2 << 20,
+            _ => 1 << 20,
+        }
+    }
+}
+
+/// Opens a file to read it, without waiting for anyone.
+///
+/// # Errors
+/// It is not there, is no regular file behind its links, or is larger than its kind may be.
+pub fn open_to_read(path: &Path, kind: FileKind) -> Result<File, FilesError> {
+    let look = |found: io::Result<Metadata>| check(path, kind, &found.map_err(FilesError::io("read", path))?);
+    // Before it is opened, as opening alone does something to some devices; and again, as it may be another by then.
+    look(std::fs::metadata(path))?;
+    let open = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
+    let file = open.map_err(FilesError::io("read", path))?;
+    look(file.metadata())?;
+    Ok(file)
+}
+
+fn check(path: &Path, kind: FileKind, found: &Metadata) -> Result<(), FilesError> {
+    if !found.is_file() {
+        return Err(FilesError::NotRegular { path: path.to_owned(), found: special(found.file_type()), expected: kind.name() });
+    }
+    match kind.limit() {
+        Some(limit) if found.len() > limit => Err(too_large(path, kind, limit)),
+        _ => Ok(()),
+    }
+}
+
+fn too_large(path: &Path, kind: FileKind, limit: u64) -> FilesError {
+    FilesError::TooLarge { path: path.to_owned(), kind: kind.name(), limit: Bytes(limit) }
+}
+
+/// What is there in place of a regular file.
+fn special(found: FileType) -> &'static str {
+    match found {
+        found if found.is_dir() => "a directory",
+        found if found.is_fifo() => "a pipe",
+        found if found.is_socket() => "a socket",
+        found if found.is_char_device() || found.is_block_device() => "a device",
+        _ => "something else",
+    }
+}
+
+/// The bytes of a file, of which there are no more than its kind may have even if it grows.
+pub fn read_bytes(path: &Path, kind: FileKind) -> Result<Vec<u8>, FilesError> {
+    let file = open_to_read(path, kind)?;
+    let limit = kind.limit().unwrap_or(u64::MAX);
+    let mut bytes = Vec::new();
+    let room = file.metadata().map_or(0, |found| found.len()).min(limit);
+    bytes.try_reserve_exact(room as usize).map_err(|error| FilesError::io("read", path)(error.into()))?;
+    file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(FilesError::io("read", path))?;
+    if bytes.len() as u64 > limit { Err(too_large(path, kind, limit)) } else { Ok(bytes) }
+}
+
+/// As [`read_bytes`], of a file that need not be there. A link to nothing is there.
+pub fn read_if_there(path: &Path, kind: FileKind) -> Result<Option<Vec<u8>>, FilesError> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        _ => read_bytes(path, kind).map(Some),
+    }
+}
+
+/// The text of a file in UTF-8.
+pub fn read_text(path: &Path, kind: FileKind) -> Result<String, FilesError> {
+    let not_text = |error: std::string::FromUtf8Error| {
+        let at = error.utf8_error().valid_up_to();
+        FilesError::NotText { path: path.to_owned(), at: at + 1, byte: error.as_bytes()[at] }
+    };
+    String::from_utf8(read_bytes(path, kind)?).map_err(not_text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+    use crate::units::Failure;
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_by_what_it_is_and_nobody_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+        let _socket = UnixListener::bind(at("socket")).unwrap();
+        symlink("/dev/zero", at("zero")).unwrap();
+        symlink("pipe", at("link")).unwrap();
+        for (name, what) in
+            [("pipe", "a pipe"), ("link", "a pipe"), ("socket", "a socket"), ("zero", "a device"), (".", "a directory")]
+        {
+            let error = read_bytes(&at(name), FileKind::Settings).unwrap_err();
+            let words = format!("is {what}: expected a file of settings");
+            assert!(error.to_string().ends_with(&words) && error.hint().is_some(), "{error}");
+        }
+    }
+
+    #[test]
+    fn each_way_not_to_be_there_has_a_hint() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        symlink("round", at("round")).unwrap();
+        symlink("nothing", at("dangling")).unwrap();
+        std::fs::write(at("file"), "").unwrap();
+        for (name, words) in [
+            ("round", "link"),
+            ("dangling", "check the path"),
+            (&"n".repeat(256), "255 bytes"),
+            (&"n/".repeat(2500), "255 bytes"),
+            ("file/inner", "a file or a directory"),
+            ("a\0b", "check the path"),
+        ] {
+            let error = read_if_there(&at(name), FileKind::Data).map(|found| found.expect("it is there")).unwrap_err();
+            assert!(error.hint().is_some_and(|hint| hint.contains(words)), "{name}: {error}: {:?}", error.hint());
+        }
+        assert!(read_if_there(&at("none"), FileKind::Data).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_file_is_as_large_as_its_kind_allows_at_most() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        let file = File::create(&path).unwrap();
+        file.set_len(64 << 10).unwrap();
+        assert_eq!(read_bytes(&path, FileKind::Note).unwrap().len(), 64 << 10);
+        // A hole takes no room on disk.
+        file.set_len(5 << 30).unwrap();
+        for (kind, words) in [(FileKind::Note, "64.0 KiB"), (FileKind::Recipe, "4.0 MiB"), (FileKind::Lines, "1.0 GiB")] {
+            let error = read_bytes(&path, kind).unwrap_err();
+            assert!(error.to_string().ends_with(&format!("{} may have {words} at most", kind.name())), "{error}");
+        }
+        assert!(open_to_read(&path, FileKind::Data).is_ok());
+        std::fs::write(&path, b"ab\xffc").unwrap();
+        let error = read_text(&path, FileKind::Recipe).unwrap_err().to_string();
+        assert!(error.ends_with("is not UTF-8: byte 3 is 0xff"), "{error}");
+    }
+}

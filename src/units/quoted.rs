@@ -1,0 +1,136 @@
+//! Foreign text within a message: escaped and cut, so that no file writes to a terminal or fills it.
+
+use std::fmt::{Display, Write};
+
+/// Characters of a foreign text that are shown.
+const SHOWN: usize = 200;
+
+/// Items of a list that are shown.
+const ITEMS: usize = 20;
+
+/// Bytes of the longest message.
+const MESSAGE: usize = 16 << 10;
+
+/// A text that a file, an argument or a client brings, as a message shows it: in one line, control characters escaped, and cut behind 200
+/// characters, with its length. The marks around it are the message's.
+pub fn quoted(text: impl Display) -> String {
+    let mut kept = Kept { text: String::new(), shown: 0, length: 0 };
+    // It never fails: what is too long is counted.
+    let _ = write!(kept, "{text}");
+    if kept.length > SHOWN {
+        let _ = write!(kept.text, "… ({} characters)", kept.length);
+    }
+    kept.text
+}
+
+/// The first 200 characters of what is written; the rest is counted and never held.
+struct Kept {
+    text: String,
+    shown: usize,
+    length: usize,
+}
+
+impl Write for Kept {
+    fn write_str(&mut self, part: &str) -> std::fmt::Result {
+        for character in part.chars() {
+            if self.shown < SHOWN {
+                self.shown += 1;
+                escape(character, &mut self.text);
+            }
+            self.length += 1;
+        }
+        Ok(())
+    }
+}
+
+/// As [`quoted`], of what ends with what matters, as a path and the words of a parser do: of a long one the last 100 characters are shown
+/// as well.
+pub fn abridged(text: impl Display) -> String {
+    const END: usize = 100;
+    let text = text.to_string();
+    let length = text.chars().count();
+    if length <= SHOWN + END {
+        let mut whole = String::with_capacity(text.len());
+        text.chars().for_each(|character| escape(character, &mut whole));
+        return whole;
+    }
+    let end = text.char_indices().nth(length - END).map_or("", |(at, _)| &text[at..]);
+    format!("{}…{}", quoted(&text), quoted(end))
+}
+
+/// Several of them with commas between, at most 20, and how many there are beside.
+pub fn listed<T: Display>(items: impl IntoIterator<Item = T>) -> String {
+    joined(items, ", ")
+}
+
+/// As [`listed`], with something else between.
+pub fn joined<T: Display>(items: impl IntoIterator<Item = T>, between: &str) -> String {
+    let mut items = items.into_iter();
+    let mut shown: Vec<String> = items.by_ref().take(ITEMS).map(quoted).collect();
+    let more = items.count();
+    if more > 0 {
+        shown.push(format!("… and {more} more"));
+    }
+    shown.join(between)
+}
+
+/// The lengths of axes, as `[2, 3]`.
+pub fn shape<T: Display>(axes: &[T]) -> String {
+    format!("[{}]", listed(axes))
+}
+
+/// A whole message, which may have several lines, as it may be printed: the last guard behind [`quoted`] and [`listed`].
+pub fn printable(message: &str) -> String {
+    let mut text = String::with_capacity(message.len().min(MESSAGE));
+    for (at, character) in message.char_indices() {
+        // Room is left for the last words.
+        if text.len() > MESSAGE - 64 {
+            let _ = write!(text, "… ({} bytes more)", message.len() - at);
+            break;
+        }
+        if matches!(character, '\n' | '\t') { text.push(character) } else { escape(character, &mut text) }
+    }
+    text
+}
+
+/// Control characters, and those that turn the direction of writing, are shown by their numbers.
+fn escape(character: char, text: &mut String) {
+    let turns = matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
+    if character.is_control() || turns { text.extend(character.escape_default()) } else { text.push(character) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_text_is_escaped_and_cut() {
+        assert_eq!(quoted("a \u{1b}[31m\r\n\u{202e}b\0é"), "a \\u{1b}[31m\\r\\n\\u{202e}b\\u{0}é");
+        assert_eq!(quoted("x".repeat(200)), "x".repeat(200));
+        let long = quoted("é".repeat(1 << 20));
+        assert_eq!(long, format!("{}… (1048576 characters)", "é".repeat(200)));
+        assert_eq!(abridged("x".repeat(300)), "x".repeat(300));
+        assert_eq!(
+            abridged(format!("{} at line 3", "x".repeat(300))),
+            format!("{}… (310 characters)…{} at line 3", "x".repeat(200), "x".repeat(90))
+        );
+    }
+
+    #[test]
+    fn of_many_items_the_first_are_shown() {
+        assert_eq!(listed(["a", "b"]), "a, b");
+        assert!(listed(0..100_000).ends_with("18, 19, … and 99980 more"));
+        assert_eq!(shape(&[2, 3]), "[2, 3]");
+    }
+
+    #[test]
+    fn no_message_is_longer_than_16_kib() {
+        let whole = "a message\n  of two lines\tand a tab";
+        assert_eq!(printable(whole), whole);
+        assert_eq!(printable("\u{1b}]0;title\u{7}"), "\\u{1b}]0;title\\u{7}");
+        for character in ["x", "é", "\0", "\u{10fffd}"] {
+            let long = printable(&character.repeat(1 << 16));
+            assert!(long.len() <= MESSAGE && long.ends_with(" bytes more)"), "{}", long.len());
+        }
+    }
+}
