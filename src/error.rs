@@ -117,6 +117,14 @@ pub enum Error {
         /// Where it happened, and how it came to it if `RUST_BACKTRACE` is set.
         place: String,
     },
+    /// The system lets the process have too little to work with.
+    #[error("{message}")]
+    Limits {
+        /// Of what.
+        message: String,
+        /// How to have more.
+        hint: String,
+    },
     /// The arguments contradict each other, or name what is not there.
     #[error("{message}")]
     Usage {
@@ -152,7 +160,7 @@ impl Failure for Error {
                     .into()
             }
             Self::Defect { .. } => "please report it with the command and these lines; saved checkpoints are intact".into(),
-            Self::Usage { hint, .. } => hint.clone(),
+            Self::Usage { hint, .. } | Self::Limits { hint, .. } => hint.clone(),
             _ => return self.origin()?.hint(),
         })
     }
@@ -160,6 +168,7 @@ impl Failure for Error {
     fn exit(&self) -> Exit {
         match self {
             Self::Usage { .. } => Exit::Usage,
+            Self::Limits { .. } => Exit::Memory,
             _ => self.origin().map_or(Exit::Failed, Failure::exit),
         }
     }

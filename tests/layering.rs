@@ -65,7 +65,8 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("error", AboveBut(&["sabotage"])),
     ("cli", AboveBut(&["sabotage"])),
     ("lib", Only(&["error"])),
-    ("main", Only(&["error", "cli"])),
+    // The allocator is chosen where the program is.
+    ("main", Only(&["error", "cli", "native"])),
 ];
 
 /// Whether the plan lets `room` import `other`.

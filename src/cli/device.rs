@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use tch::{Cuda, Device};
 
+use super::limits;
 use crate::error::Error;
 use crate::native::cuda::{CudaSupport, load_cuda, missing_kernels};
 use crate::native::{make_room_for_others, usable_cpus};
@@ -48,7 +49,7 @@ impl fmt::Display for Wanted {
 pub(super) fn prepare(wanted: Wanted, threads: Option<u16>) -> Result<Device, Error> {
     // Before any other call into libtorch, which would remember that there is no CUDA.
     let state = if wanted == Wanted::Cpu { CudaSupport::NoDevice } else { load_cuda() };
-    set_threads(threads);
+    set_threads(threads)?;
     let index = match (wanted, &state) {
         (Wanted::Cpu, _) | (Wanted::Auto, CudaSupport::NoDevice) => return Ok(Device::Cpu),
         (Wanted::Auto, _) => 0,
@@ -72,15 +73,18 @@ pub(super) fn prepare(wanted: Wanted, threads: Option<u16>) -> Result<Device, Er
 const THREADS: [&str; 2] = ["OMP_NUM_THREADS", "MKL_NUM_THREADS"];
 
 /// As many threads as are asked for; else as libtorch was told, or takes by itself, but no more than the process has CPUs for.
-pub(super) fn set_threads(asked: Option<u16>) {
+pub(super) fn set_threads(asked: Option<u16>) -> Result<(), Error> {
     let own = usize::try_from(tch::get_num_threads()).unwrap_or(1);
-    let is_told = THREADS.iter().any(|name| std::env::var_os(name).is_some());
-    let threads = asked.map_or_else(|| if is_told { own } else { own.min(usable_cpus()) }, usize::from);
+    let told = THREADS.into_iter().find(|name| std::env::var_os(name).is_some());
+    let threads = asked.map_or_else(|| if told.is_some() { own } else { own.min(usable_cpus()) }, usize::from);
+    limits::few_threads(threads, if asked.is_some() { "--threads" } else { told.unwrap_or_default() })?;
+    limits::threads(threads)?;
     // Also where it is the same number: libtorch then keeps its libraries from taking fewer, which would be other sums.
     if asked.is_some() || threads != own {
         tch::set_num_threads(threads as i32);
     }
     make_room_for_others(threads);
+    Ok(())
 }
 
 /// Says, after some work, what of it was slower than it need be, where nobody has said so yet.

@@ -14,6 +14,7 @@ mod format;
 mod generate;
 mod init_model;
 mod inspect;
+mod limits;
 mod panics;
 mod plan;
 mod process;

@@ -6,7 +6,7 @@ use clap::Parser;
 use signal_hook::low_level::exit;
 
 use super::finetune::Ending;
-use super::{Arguments, Verb, device, panics};
+use super::{Arguments, Verb, device, limits, panics};
 use crate::error::Error;
 use crate::recipe::Weights;
 use crate::report::console;
@@ -59,7 +59,7 @@ fn run(arguments: &Arguments) -> Result<Ending, Error> {
 
 fn code_of(arguments: &Arguments) -> i32 {
     panics::silence();
-    match device::telling_missing_kernels(|| panics::caught(|| run(arguments))) {
+    match device::telling_missing_kernels(|| panics::caught(|| limits::check().and_then(|()| run(arguments)))) {
         Ok(Ending::Done) => 0,
         Ok(Ending::Interrupted(signal)) => 128 + signal,
         Err(error) => {

@@ -186,7 +186,11 @@ impl FilesError {
     /// Whether what lies on disk is wrong or missing, rather than that something could not be written.
     pub fn is_about_content(&self) -> bool {
         match self {
-            Self::Io { action, .. } => ["open", "read", "map", "look at"].contains(action),
+            Self::Io { action, source, .. } => {
+                let is_limit =
+                    |number: i32| [Errno::MFILE, Errno::NFILE, Errno::NOMEM].contains(&Errno::from_raw_os_error(number));
+                ["open", "read", "map", "look at"].contains(action) && !source.raw_os_error().is_some_and(is_limit)
+            }
             Self::NoSpace { .. } | Self::ScratchFull { .. } | Self::Symlink { .. } | Self::Locked { .. } => false,
             _ => true,
         }

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 mod allocated;
+mod allocator;
 mod autograd;
 pub mod cuda;
 mod facts;
@@ -15,6 +16,7 @@ mod syncs;
 mod threads;
 
 pub use allocated::Allocated;
+pub use allocator::Allocator;
 pub(crate) use autograd::or_panic;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward, take_gradient};
 pub use facts::{cpu_capability, cpu_has, loaded_libtorch, threads_at_work};
@@ -24,4 +26,4 @@ pub use memory::{HostMemory, allowed_memory, line_of, machine_memory};
 pub use meter::{AllocationMeter, give_free_memory_back};
 pub use pointwise::{RotationDirection, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
 pub use syncs::{SyncCounter, Syncs};
-pub use threads::{make_room_for_others, usable_cpus};
+pub use threads::{make_room_for_others, try_threads, usable_cpus};

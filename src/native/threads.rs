@@ -40,6 +40,24 @@ pub fn usable_cpus() -> usize {
     available_parallelism().map_or(1, NonZero::get)
 }
 
+/// Makes so many threads, which end at once.
+///
+/// # Errors
+/// The system lets the process have fewer.
+pub fn try_threads(count: usize) -> std::io::Result<()> {
+    // All at the same time: they wait until the last one is there.
+    let (begun, waiting) = std::sync::mpsc::channel::<()>();
+    let waiting = std::sync::Arc::new(Mutex::new(waiting));
+    let make = |_| {
+        let waiting = std::sync::Arc::clone(&waiting);
+        let wait = move || drop(waiting.lock().map(|waiting| waiting.recv()));
+        thread::Builder::new().name("kvtune-try".to_owned()).spawn(wait)
+    };
+    let made: Vec<std::io::Result<JoinHandle<()>>> = (0..count).map(make).collect();
+    drop(begun);
+    made.into_iter().try_for_each(|thread| thread.map(|thread| drop(thread.join())))
+}
+
 /// From now on `threads` threads of libtorch's sleep soon where others want their CPUs. To be called once.
 pub fn make_room_for_others(threads: usize) {
     let is_told = OF_USER.iter().any(|name| std::env::var_os(name).is_some());

@@ -52,11 +52,14 @@ impl RecipeError {
             FilesError::Io { source, .. } => (source.to_string(), hint_of_io(source).map(str::to_owned)),
             other => (other.to_string(), other.hint()),
         };
-        let is_missing = matches!(error, FilesError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound);
+        let is_another = match error {
+            FilesError::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            other => matches!(other, FilesError::NotRegular { .. }),
+        };
         Self {
             message: format!("the recipe cannot be read: {message}"),
             place: Box::new(RecipeLocation::File(path.to_owned())),
-            hint: hint.filter(|_| !is_missing).or_else(|| Some("name a recipe in TOML, as `recipes/quickstart.toml`".to_owned())),
+            hint: hint.filter(|_| !is_another).or_else(|| Some("name a recipe in TOML, as `recipes/quickstart.toml`".to_owned())),
         }
     }
 

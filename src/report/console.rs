@@ -4,6 +4,7 @@ use std::error::Error;
 use std::io::{self, Write};
 
 use super::ReportError;
+use crate::units::printable;
 
 /// A result, which may be piped on. It matters: one that can't be written is an error, unless the reader has seen enough.
 pub fn result(text: &str) -> Result<(), ReportError> {
@@ -47,5 +48,5 @@ pub fn error(error: &dyn Error, hint: Option<&str>) {
 
 /// A run goes on where nobody can read its remarks, so a failure is let pass.
 fn say(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    let _ = writeln!(io::stderr().lock(), "{}", printable(text));
 }

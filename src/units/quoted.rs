@@ -14,7 +14,7 @@ const MESSAGE: usize = 16 << 10;
 /// A text that a file, an argument or a client brings, as a message shows it: in one line, control characters escaped, and cut behind 200
 /// characters, with its length. The marks around it are the message's.
 pub fn quoted(text: impl Display) -> String {
-    let mut kept = Kept { text: String::new(), shown: 0, length: 0 };
+    let mut kept = ShownText { text: String::new(), shown: 0, length: 0 };
     // It never fails: what is too long is counted.
     let _ = write!(kept, "{text}");
     if kept.length > SHOWN {
@@ -24,13 +24,13 @@ pub fn quoted(text: impl Display) -> String {
 }
 
 /// The first 200 characters of what is written; the rest is counted and never held.
-struct Kept {
+struct ShownText {
     text: String,
     shown: usize,
     length: usize,
 }
 
-impl Write for Kept {
+impl Write for ShownText {
     fn write_str(&mut self, part: &str) -> std::fmt::Result {
         for character in part.chars() {
             if self.shown < SHOWN {

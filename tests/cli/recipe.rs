@@ -166,17 +166,17 @@ fn no_recipe() {
     hint: name a recipe in TOML, as `recipes/quickstart.toml`
     ");
     assert_snapshot!(place.run(&["check", "--recipe", "model"]).refused(2), @r"
-    error: the recipe cannot be read: Is a directory (os error 21)
+    error: the recipe cannot be read: `model` is a directory: expected a recipe
       --> model
 
     hint: name a recipe in TOML, as `recipes/quickstart.toml`
     ");
     place.write("binary.toml", b"a = \xff");
     assert_snapshot!(place.run(&["check", "--recipe", "binary.toml"]).refused(2), @r"
-    error: the recipe cannot be read: stream did not contain valid UTF-8
+    error: the recipe cannot be read: `binary.toml` is not UTF-8: byte 5 is 0xff
       --> binary.toml
 
-    hint: name a recipe in TOML, as `recipes/quickstart.toml`
+    hint: save it as text in UTF-8
     ");
 }
 

@@ -39,7 +39,7 @@ impl Doctor {
             Wanted::Auto if !device_nodes().is_empty() => Promise::Cuda,
             Wanted::Auto | Wanted::Cpu => Promise::Cpu,
         };
-        let checks = self.examine(wanted, threads, promise);
+        let checks = self.examine(wanted, threads, promise)?;
         let of = |state| checks.iter().filter(move |check| check.state == state);
         if self.json || self.format == Format::Json {
             checks.iter().try_for_each(|check| console::result(&check.to_json().to_string()))?;
@@ -61,10 +61,10 @@ impl Doctor {
         if failed.is_empty() { Ok(()) } else { Err(Error::DoctorFailed { checks: failed }) }
     }
 
-    fn examine(&self, wanted: Wanted, threads: Option<u16>, promise: Promise) -> Vec<DoctorCheck> {
+    fn examine(&self, wanted: Wanted, threads: Option<u16>, promise: Promise) -> Result<Vec<DoctorCheck>, Error> {
         // Before any other call into libtorch, which would remember that there is no CUDA.
         let half = if wanted == Wanted::Cpu { CudaSupport::NoDevice } else { load_cuda() };
-        set_threads(threads);
+        set_threads(threads)?;
         Numerics::default().set();
         let mut checks = host::examine(&self.scratch_dir);
         checks.extend(match wanted {
@@ -72,6 +72,6 @@ impl Doctor {
             Wanted::Auto => gpu::examine(promise, 0, &half),
             Wanted::Cuda(index) => gpu::examine(promise, index, &half),
         });
-        checks
+        Ok(checks)
     }
 }
