@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::files::FilesError;
 use crate::recipe::RecipeError;
 use crate::store::StoreError;
-use crate::units::{Exit, Failure, LayerIdx};
+use crate::units::{Exit, Failure, LayerIdx, abridged, quoted};
 
 /// An error of the cache.
 #[derive(Debug, thiserror::Error)]
@@ -20,7 +20,7 @@ pub enum CacheError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A file holds no replay log, or one that no cache could have made.
-    #[error("`{}` is not a valid replay log: {reason}", path.display())]
+    #[error("`{}` is not a valid replay log: {reason}", abridged(path.display()), reason = abridged(reason))]
     NotALog {
         /// The file.
         path: PathBuf,
@@ -28,7 +28,7 @@ pub enum CacheError {
         reason: String,
     },
     /// A replay log that is to be followed was made elsewhere.
-    #[error("the replay log belongs to another model or batch: expected {expected}, found {found}")]
+    #[error("the replay log belongs to another model or batch: expected {expected}, found {found}", found = quoted(found))]
     OtherLog {
         /// Of this model, recipe and batch.
         expected: String,
@@ -36,7 +36,7 @@ pub enum CacheError {
         found: String,
     },
     /// What a cache is to be filled with was taken from one of another kind.
-    #[error("layer {layer}: `{tensor}` of a saved cache does not fit: expected {expected}, found {found}")]
+    #[error("layer {layer}: `{tensor}` of a saved cache does not fit: expected {expected}, found {found}", tensor = quoted(tensor), found = quoted(found))]
     OtherSnapshot {
         /// The layer.
         layer: LayerIdx,
@@ -90,7 +90,7 @@ pub enum CacheError {
         policy: String,
     },
     /// A list of cache lengths does not have one per layer.
-    #[error("`kv_cache.cache_length` lists {found} lengths, the model has {expected} layers")]
+    #[error("`kv_cache.cache_length` lists {found} lengths, the model has {expected} layers", found = quoted(found))]
     WrongNumberOfLengths {
         /// As in the recipe.
         found: usize,
@@ -110,7 +110,7 @@ pub enum CacheError {
         stands: usize,
     },
     /// The replay log has no choice for a chunk that evicts, or one of another size.
-    #[error("layer {layer}: the replay log does not fit chunk {chunk}: expected {expected} evictions, found {found}")]
+    #[error("layer {layer}: the replay log does not fit chunk {chunk}: expected {expected} evictions, found {found}", found = quoted(found))]
     LogMismatch {
         /// The layer.
         layer: LayerIdx,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::files::FilesError;
 use crate::model::ModelError;
 use crate::store::StoreError;
-use crate::units::{Exit, Failure};
+use crate::units::{Exit, Failure, abridged, quoted};
 
 /// An error of a checkpoint.
 #[derive(Debug, thiserror::Error)]
@@ -20,13 +20,13 @@ pub enum CheckpointError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// A directory has no manifest, so that its save has not ended.
-    #[error("`{dir}` is not a finished checkpoint: it has no `MANIFEST.json`", dir = dir.display())]
+    #[error("`{dir}` is not a finished checkpoint: it has no `MANIFEST.json`", dir = abridged(dir.display()))]
     Unfinished {
         /// The directory.
         dir: PathBuf,
     },
     /// A file is not what the manifest says.
-    #[error("`{path}` is damaged: {what}", path = path.display())]
+    #[error("`{path}` is damaged: {what}", path = abridged(path.display()))]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -34,7 +34,7 @@ pub enum CheckpointError {
         what: String,
     },
     /// Written by a version with another format.
-    #[error("`{dir}` has checkpoint format {found}, expected {expected}", dir = dir.display())]
+    #[error("`{dir}` has checkpoint format {found}, expected {expected}", dir = abridged(dir.display()), found = quoted(found))]
     Format {
         /// The directory.
         dir: PathBuf,
@@ -44,7 +44,7 @@ pub enum CheckpointError {
         expected: u32,
     },
     /// A run without any valid checkpoint.
-    #[error("`{run}` has no valid checkpoint{reasons}", run = run.display(), reasons = listed(skipped))]
+    #[error("`{run}` has no valid checkpoint{reasons}", run = abridged(run.display()), reasons = listed(skipped))]
     None {
         /// The run's directory.
         run: PathBuf,

@@ -6,7 +6,7 @@ use crate::engine::EngineError;
 use crate::files::FilesError;
 use crate::model::ModelError;
 use crate::recipe::RecipeError;
-use crate::units::{Exit, Failure};
+use crate::units::{Exit, Failure, abridged, quoted};
 use crate::verify::VerifyError;
 
 /// An error of a policy file or of its test.
@@ -28,13 +28,13 @@ pub enum ConformanceError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// There is no policy file.
-    #[error("there is no `kv_policy.json` in `{dir}`", dir = dir.display())]
+    #[error("there is no `kv_policy.json` in `{dir}`", dir = abridged(dir.display()))]
     Missing {
         /// The directory.
         dir: PathBuf,
     },
     /// Another file, or one of a later version.
-    #[error("`{path}` is {found}, expected {expected}", path = path.display())]
+    #[error("`{path}` is {found}, expected {expected}", path = abridged(path.display()), found = quoted(found))]
     Format {
         /// The file.
         path: PathBuf,
@@ -44,7 +44,7 @@ pub enum ConformanceError {
         expected: String,
     },
     /// What the file says does not fit the model, or itself.
-    #[error("`{key}` in `{path}` is {found}, expected {expected}", path = path.display())]
+    #[error("`{key}` in `{path}` is {found}, expected {expected}", path = abridged(path.display()), found = quoted(found))]
     Unfit {
         /// The file.
         path: PathBuf,
@@ -56,7 +56,7 @@ pub enum ConformanceError {
         expected: String,
     },
     /// Another token left than in the recording, or at another time.
-    #[error("the cache departs from `{path}`: {what}", path = path.display())]
+    #[error("the cache departs from `{path}`: {what}", path = abridged(path.display()))]
     Departs {
         /// The file.
         path: PathBuf,

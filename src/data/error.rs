@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::sample_place::SamplePlace;
 use crate::files::FilesError;
 use crate::recipe::DataFormat;
+use crate::units::{self, abridged, quoted};
 
 /// What asks for a tokenizer even where sequences are token ids already.
 pub(super) const INITIAL_PART: &str = "the initial part of a prompt";
@@ -20,7 +21,7 @@ pub enum DataError {
     #[error(transparent)]
     Files(#[from] FilesError),
     /// A file or folder could not be read.
-    #[error("cannot read `{}`", path.display())]
+    #[error("cannot read `{}`", abridged(path.display()))]
     Read {
         /// The file or folder.
         path: PathBuf,
@@ -28,7 +29,7 @@ pub enum DataError {
         source: std::io::Error,
     },
     /// A file of samples could not be written.
-    #[error("cannot write `{}`", path.display())]
+    #[error("cannot write `{}`", abridged(path.display()))]
     Dump {
         /// The file.
         path: PathBuf,
@@ -36,7 +37,7 @@ pub enum DataError {
         source: std::io::Error,
     },
     /// A data file without a single sample.
-    #[error("`{}` holds no samples, expected at least 1", path.display())]
+    #[error("`{}` holds no samples, expected at least 1", abridged(path.display()))]
     Empty {
         /// The data file.
         path: PathBuf,
@@ -45,7 +46,7 @@ pub enum DataError {
     #[error(transparent)]
     Answer(Box<DataError>),
     /// No sample is left after those that are too long were dropped.
-    #[error("none of the {read} samples of `{}` fits into {limit} tokens, the shortest has {shortest}", path.display())]
+    #[error("none of the {read} samples of `{}` fits into {limit} tokens, the shortest has {shortest}", abridged(path.display()))]
     NothingFits {
         /// The data file.
         path: PathBuf,
@@ -57,7 +58,7 @@ pub enum DataError {
         shortest: usize,
     },
     /// A line or a file that is not JSON.
-    #[error("{place} is not JSON: {message}")]
+    #[error("{place} is not JSON: {message}", message = abridged(message))]
     NotJson {
         /// The line, or the file.
         place: SamplePlace,
@@ -65,7 +66,7 @@ pub enum DataError {
         message: String,
     },
     /// A JSON value of another shape than the format asks for.
-    #[error("{place}: expected {expected}, found {found}")]
+    #[error("{place}: expected {expected}, found {found}", found = quoted(found))]
     Shape {
         /// Where it stands.
         place: SamplePlace,
@@ -75,7 +76,7 @@ pub enum DataError {
         found: String,
     },
     /// A sample lacks a field.
-    #[error("{place}: field `{field}` is missing{}", if others.is_empty() { String::new() } else { format!(", others are {others}") })]
+    #[error("{place}: field `{field}` is missing{}", if others.is_empty() { String::new() } else { format!(", others are {others}") }, field = quoted(field))]
     MissingField {
         /// The sample.
         place: SamplePlace,
@@ -85,7 +86,7 @@ pub enum DataError {
         others: String,
     },
     /// A field holds something that the format does not allow.
-    #[error("{place}: field `{field}`: expected {expected}, found {found}")]
+    #[error("{place}: field `{field}`: expected {expected}, found {found}", field = quoted(field), found = quoted(found))]
     BadField {
         /// The sample.
         place: SamplePlace,
@@ -97,7 +98,7 @@ pub enum DataError {
         found: String,
     },
     /// A line or row that is none.
-    #[error("{place}: {message}")]
+    #[error("{place}: {message}", message = abridged(message))]
     BadRow {
         /// Where it stands.
         place: SamplePlace,
@@ -115,7 +116,7 @@ pub enum DataError {
         read: usize,
     },
     /// A row that is of no known format, or of another one than those before it.
-    #[error("{place}: which `data.format` it is cannot be told: found {found}")]
+    #[error("{place}: which `data.format` it is cannot be told: found {found}", found = quoted(found))]
     UnknownFormat {
         /// Where it stands.
         place: SamplePlace,
@@ -123,7 +124,7 @@ pub enum DataError {
         found: String,
     },
     /// A folder or a pattern without the files that are looked for.
-    #[error("`{}`: {message}", path.display())]
+    #[error("`{}`: {message}", abridged(path.display()), message = abridged(message))]
     BadSource {
         /// What the recipe names.
         path: PathBuf,
@@ -131,7 +132,7 @@ pub enum DataError {
         message: String,
     },
     /// A file that is damaged, cut off, or not of its kind.
-    #[error("cannot read `{}` as {as_what}: {message}", path.display())]
+    #[error("cannot read `{}` as {as_what}: {message}", abridged(path.display()), message = abridged(message))]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -141,7 +142,7 @@ pub enum DataError {
         message: String,
     },
     /// A tokenizer that cannot be loaded, or that failed on a text.
-    #[error("tokenizer `{}`: {message}", path.display())]
+    #[error("tokenizer `{}`: {message}", abridged(path.display()), message = abridged(message))]
     Tokenizer {
         /// Its file.
         path: PathBuf,
@@ -149,13 +150,13 @@ pub enum DataError {
         message: String,
     },
     /// A model directory that names no end-of-sequence token.
-    #[error("no `eos_token_id` in generation_config.json or config.json and no known `eos_token` in tokenizer_config.json of `{}`", dir.display())]
+    #[error("no `eos_token_id` in generation_config.json or config.json and no known `eos_token` in tokenizer_config.json of `{}`", abridged(dir.display()))]
     NoEos {
         /// The model directory.
         dir: PathBuf,
     },
     /// A chat template can not be read, or refuses a conversation.
-    #[error("the chat template of `{place}`: {message}")]
+    #[error("the chat template of `{}`: {message}", abridged(place), message = abridged(message))]
     ChatTemplate {
         /// The file.
         place: String,
@@ -163,7 +164,7 @@ pub enum DataError {
         message: String,
     },
     /// A field whose messages, or whose tools, are not what they must be.
-    #[error("{place}: field `{field}`: {fault}")]
+    #[error("{place}: field `{field}`: {fault}", field = quoted(field), fault = abridged(fault))]
     Messages {
         /// The sample.
         place: SamplePlace,
@@ -173,13 +174,13 @@ pub enum DataError {
         fault: String,
     },
     /// No chat template where one is needed.
-    #[error("conversations need a chat template: {why}")]
+    #[error("conversations need a chat template: {why}", why = abridged(why))]
     NoTemplate {
         /// Why there is none.
         why: String,
     },
     /// A chat template that is asked for and not there.
-    #[error("there is no chat template `{wanted}`: neither a file, nor among {}", names.join(", "))]
+    #[error("there is no chat template `{wanted}`: neither a file, nor among {}", units::listed(names), wanted = quoted(wanted))]
     NoSuchTemplate {
         /// What was asked for.
         wanted: String,
@@ -187,7 +188,7 @@ pub enum DataError {
         names: Vec<String>,
     },
     /// A conversation that its template refuses, or of which nobody can say what the assistant writes.
-    #[error("{place}: the chat template of `{template}`: {message}")]
+    #[error("{place}: the chat template of `{template}`: {message}", template = quoted(template), message = abridged(message))]
     Conversation {
         /// The sample.
         place: SamplePlace,
@@ -255,7 +256,7 @@ pub enum DataError {
         length: usize,
     },
     /// A label that is not exactly one token.
-    #[error("label `{label}` is {} tokens {tokens:?}, expected exactly 1", tokens.len())]
+    #[error("label `{label}` is {} tokens {tokens:?}, expected exactly 1", tokens.len(), label = quoted(label))]
     LabelTokens {
         /// The label.
         label: String,
@@ -273,7 +274,7 @@ pub enum DataError {
         token: u32,
     },
     /// Too few labels to classify.
-    #[error("{found} labels, expected {expected}")]
+    #[error("{found} labels, expected {expected}", found = quoted(found))]
     LabelCount {
         /// What the head or the format asks for.
         expected: &'static str,
@@ -281,7 +282,7 @@ pub enum DataError {
         found: usize,
     },
     /// A batch of no samples, or an index beyond the data set.
-    #[error("a batch of {found}, expected sample indices below {len}")]
+    #[error("a batch of {found}, expected sample indices below {len}", found = quoted(found))]
     BadBatch {
         /// What was asked for.
         found: String,
@@ -295,13 +296,13 @@ pub enum DataError {
         place: SamplePlace,
     },
     /// A file that was written to while it was read.
-    #[error("`{}` has changed while it was read", path.display())]
+    #[error("`{}` has changed while it was read", abridged(path.display()))]
     Changed {
         /// The data file.
         path: PathBuf,
     },
     /// There is no place for the tokens of the data.
-    #[error("the tokens of the data cannot be kept: {message}")]
+    #[error("the tokens of the data cannot be kept: {message}", message = abridged(message))]
     NotKept {
         /// What is wrong with the last place.
         message: String,
@@ -325,7 +326,7 @@ pub enum DataError {
         overlap: usize,
     },
     /// Texts too small for a vocabulary of the wanted size.
-    #[error("the texts give a vocabulary of {found} tokens, expected {expected}")]
+    #[error("the texts give a vocabulary of {found} tokens, expected {expected}", found = quoted(found))]
     Vocabulary {
         /// The wanted size.
         expected: usize,

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::units::abridged;
+
 /// Which line or record of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LineOrRecord {
@@ -29,9 +31,9 @@ pub struct SamplePlace {
 impl fmt::Display for SamplePlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.at {
-            LineOrRecord::Line(line) => write!(f, "`{}:{line}`", self.path.display()),
-            LineOrRecord::Whole => write!(f, "`{}`", self.path.display()),
-            LineOrRecord::Record(record) => write!(f, "record {record} (from 0) of `{}`", self.path.display()),
+            LineOrRecord::Line(line) => write!(f, "`{}:{line}`", abridged(self.path.display())),
+            LineOrRecord::Whole => write!(f, "`{}`", abridged(self.path.display())),
+            LineOrRecord::Record(record) => write!(f, "record {record} (from 0) of `{}`", abridged(self.path.display())),
         }
     }
 }

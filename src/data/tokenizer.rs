@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::error::DataError;
 use super::guard::guarded;
-use crate::files::{FileKind, parse_json, read_bytes, read_if_there};
+use crate::files::{FileKind, is_there, parse_json, read_bytes, read_if_there};
 
 /// The `tokenizer.json` of a model directory. Cheap to clone.
 #[derive(Clone)]
@@ -55,7 +55,7 @@ impl Tokenizer {
 
     /// As [`Tokenizer::load`], but `None` where the directory has no `tokenizer.json`: pre-tokenised data needs none.
     pub fn load_if_present(dir: &Path) -> Result<Option<Self>, DataError> {
-        if dir.join("tokenizer.json").exists() { Self::load(dir).map(Some) } else { Ok(None) }
+        if is_there(&dir.join("tokenizer.json")) { Self::load(dir).map(Some) } else { Ok(None) }
     }
 
     /// The ids of `text` alone, without any special token around it.

@@ -7,7 +7,7 @@ use crate::engine::EngineError;
 use crate::files::FilesError;
 use crate::generation::GenerationError;
 use crate::metrics::MetricError;
-use crate::units::{Exit, Failure};
+use crate::units::{Exit, Failure, abridged, quoted};
 
 /// An error of an evaluation.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ pub enum EvalError {
         source: MetricError,
     },
     /// A line of a file of answers is none.
-    #[error("`{}`, line {line}: not an answer of an evaluation: {message}", path.display())]
+    #[error("`{}`, line {line}: not an answer of an evaluation: {message}", abridged(path.display()), message = abridged(message))]
     NotAnAnswer {
         /// The file.
         path: PathBuf,
@@ -59,7 +59,7 @@ pub enum EvalError {
         message: String,
     },
     /// An answer in a file belongs to something else.
-    #[error("`{}`, line {line}: an answer with another `{what}`: expected {expected}, found {found}", path.display())]
+    #[error("`{}`, line {line}: an answer with another `{what}`: expected {expected}, found {found}", abridged(path.display()), found = quoted(found))]
     OtherAnswers {
         /// The file.
         path: PathBuf,
@@ -73,7 +73,7 @@ pub enum EvalError {
         found: String,
     },
     /// A file holds more answers than are asked for.
-    #[error("`{}` holds more than the {asked} answers that are asked for", path.display())]
+    #[error("`{}` holds more than the {asked} answers that are asked for", abridged(path.display()))]
     MoreAnswers {
         /// The file.
         path: PathBuf,

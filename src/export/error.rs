@@ -7,7 +7,7 @@ use crate::conformance::ConformanceError;
 use crate::files::FilesError;
 use crate::model::ModelError;
 use crate::report::ReportError;
-use crate::units::{Exit, Failure};
+use crate::units::{Exit, Failure, abridged};
 
 /// An error of an export.
 #[derive(Debug, thiserror::Error)]
@@ -28,13 +28,13 @@ pub enum ExportError {
     #[error(transparent)]
     Report(#[from] ReportError),
     /// There is something where the export would go.
-    #[error("`{dir}` exists and is not empty", dir = dir.display())]
+    #[error("`{dir}` exists and is not empty", dir = abridged(dir.display()))]
     NotEmpty {
         /// The directory.
         dir: PathBuf,
     },
     /// Nobody says which model an adapter belongs to, or it is not there.
-    #[error("the base model of `{checkpoint}` is not known: {why}", checkpoint = checkpoint.display())]
+    #[error("the base model of `{checkpoint}` is not known: {why}", checkpoint = abridged(checkpoint.display()), why = abridged(why))]
     NoBase {
         /// The adapter.
         checkpoint: PathBuf,
@@ -42,7 +42,7 @@ pub enum ExportError {
         why: String,
     },
     /// The base is not what the adapter was trained on.
-    #[error("`{base}` is not the model that `{checkpoint}` was trained on", base = base.display(), checkpoint = checkpoint.display())]
+    #[error("`{base}` is not the model that `{checkpoint}` was trained on", base = abridged(base.display()), checkpoint = abridged(checkpoint.display()))]
     OtherBase {
         /// The model.
         base: PathBuf,
@@ -66,7 +66,7 @@ pub enum ExportError {
         kind: &'static str,
     },
     /// Whole models are no adapters.
-    #[error("`{checkpoint}` holds a whole model, not an adapter", checkpoint = checkpoint.display())]
+    #[error("`{checkpoint}` holds a whole model, not an adapter", checkpoint = abridged(checkpoint.display()))]
     WholeModel {
         /// The checkpoint.
         checkpoint: PathBuf,

@@ -1,6 +1,6 @@
 //! JSON as data formats mean it: parsers differ on what a key given twice says, so it is refused.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
@@ -26,9 +26,9 @@ pub fn read_json_as<T: DeserializeOwned>(path: &Path, kind: FileKind) -> Result<
 
 /// Parses JSON that came from `path`.
 pub fn parse_json<T: DeserializeOwned>(path: &Path, bytes: &[u8], kind: FileKind) -> Result<T, FilesError> {
-    let wrong = |e: serde_json::Error| FilesError::Json { path: path.to_path_buf(), reason: e.to_string() };
+    let wrong = |reason: String| FilesError::Json { path: path.to_path_buf(), reason };
     check_keys(bytes, kind.max_values()).map_err(wrong)?;
-    serde_json::from_slice(bytes).map_err(wrong)
+    serde_json::from_slice(bytes).map_err(|error| wrong(error.to_string()))
 }
 
 /// JSON for people: indented by 2, a newline at the end.
@@ -40,11 +40,16 @@ pub fn to_json<T: Serialize>(value: &T) -> Vec<u8> {
 }
 
 /// Fails on a key that stands twice in one object, at any depth, and on more than `max_values` values, which would take many times the
-/// memory of their text.
-pub(super) fn check_keys(bytes: &[u8], max_values: usize) -> serde_json::Result<()> {
+/// memory of their text. The message names the key behind which it goes wrong.
+pub(super) fn check_keys(bytes: &[u8], max_values: usize) -> Result<(), String> {
     let mut parser = serde_json::Deserializer::from_slice(bytes);
-    UniqueKeys { left: &Cell::new(max_values), max_values }.deserialize(&mut parser)?;
-    parser.end()
+    let last = RefCell::new(String::new());
+    let keys = UniqueKeys { left: &Cell::new(max_values), max_values, last: &last };
+    let checked = keys.deserialize(&mut parser).and_then(|()| parser.end());
+    checked.map_err(|error| match &*last.borrow() {
+        key if key.is_empty() => error.to_string(),
+        key => format!("{error}, behind the key `{}`", quoted(key)),
+    })
 }
 
 /// Any JSON value, of which only the keys are looked at.
@@ -53,6 +58,8 @@ struct UniqueKeys<'a> {
     /// Values that may still come.
     left: &'a Cell<usize>,
     max_values: usize,
+    /// The last key.
+    last: &'a RefCell<String>,
 }
 
 impl<'de> DeserializeSeed<'de> for UniqueKeys<'_> {
@@ -81,6 +88,7 @@ impl<'de> Visitor<'de> for UniqueKeys<'_> {
             if seen.contains(&key) {
                 return Err(A::Error::custom(format!("the key `{}` stands twice", quoted(key))));
             }
+            self.last.replace(if key.len() > 64 { quoted(&key) } else { key.clone() });
             seen.insert(key);
             map.next_value_seed(self)?;
         }

@@ -26,7 +26,7 @@ pub use json::{parse_json, read_json, read_json_as, to_json};
 pub use known_hashes::hash_large_file;
 pub use lock::RunLock;
 pub use mapped::MappedFile;
-pub use open::{FileKind, open_to_read, read_bytes, read_if_there, read_text};
+pub use open::{FileKind, is_there, open_to_read, read_bytes, read_if_there, read_text};
 pub use peft::{ADAPTER_CONFIG, ADAPTER_TENSORS, PeftFiles, read_peft, write_peft};
 pub use peft_config::{PeftConfig, PeftTargets};
 pub use peft_modules::{ExcludedModules, ModulePatterns, ModuleRegex, is_named};

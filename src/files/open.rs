@@ -74,9 +74,8 @@ impl FileKind {
     /// Values that it may hold as JSON: each takes some ten times its bytes in memory.
     pub(super) fn max_values(self) -> usize {
         match self {
-            Self::Index | Self::Tokenizer | Self::Record => 4 << 20,
-            // The header's: some eight for each tensor.
-            Self::Tensors => 2 << 20,
+            Self::Tokenizer | Self::Record => 4 << 20,
+            // Of tensors the header's: some eight for each.
             _ => 1 << 20,
         }
     }
@@ -132,12 +131,14 @@ pub fn read_bytes(path: &Path, kind: FileKind) -> Result<Vec<u8>, FilesError> {
     if bytes.len() as u64 > limit { Err(too_large(path, kind, limit)) } else { Ok(bytes) }
 }
 
-/// As [`read_bytes`], of a file that need not be there. A link to nothing is there.
+/// Whether something stands there, were it a link to nothing: who reads it is told what is wrong with it.
+pub fn is_there(path: &Path) -> bool {
+    !matches!(std::fs::symlink_metadata(path), Err(error) if error.kind() == io::ErrorKind::NotFound)
+}
+
+/// As [`read_bytes`], of a file that need not be there.
 pub fn read_if_there(path: &Path, kind: FileKind) -> Result<Option<Vec<u8>>, FilesError> {
-    match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        _ => read_bytes(path, kind).map(Some),
-    }
+    if is_there(path) { read_bytes(path, kind).map(Some) } else { Ok(None) }
 }
 
 /// The text of a file in UTF-8.

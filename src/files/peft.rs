@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{FilesError, PeftConfig, RawTensor, TensorFile, write_atomic, write_tensors};
+use super::{FilesError, PeftConfig, RawTensor, TensorFile, is_there, write_atomic, write_tensors};
 
 /// The settings' file.
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
@@ -25,7 +25,7 @@ pub struct PeftFiles {
 pub fn read_peft(dir: &Path) -> Result<PeftFiles, FilesError> {
     let file = |name: &'static str| -> Result<PathBuf, FilesError> {
         let path = dir.join(name);
-        if path.exists() { Ok(path) } else { Err(FilesError::NoAdapter { dir: dir.to_path_buf(), missing: name }) }
+        if is_there(&path) { Ok(path) } else { Err(FilesError::NoAdapter { dir: dir.to_path_buf(), missing: name }) }
     };
     let (config, unknown_keys) = PeftConfig::read(&file(ADAPTER_CONFIG)?)?;
     let tensors = TensorFile::open(&file(ADAPTER_TENSORS)?)?;

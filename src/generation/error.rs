@@ -6,7 +6,7 @@ use crate::data::DataError;
 use crate::engine::EngineError;
 use crate::files::FilesError;
 use crate::store::StoreError;
-use crate::units::{Exit, Failure};
+use crate::units::{Exit, Failure, abridged, quoted};
 
 /// A rule that cannot be followed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,7 +36,7 @@ pub enum GenerationError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// `generation_config.json` says what can not be followed.
-    #[error("`{}`: {fault}", path.display())]
+    #[error("`{}`: {fault}", abridged(path.display()), fault = abridged(fault))]
     Config {
         /// The file.
         path: PathBuf,
@@ -74,7 +74,7 @@ pub enum GenerationError {
     #[error("stop strings need text, and the model has no `tokenizer.json`")]
     NoText,
     /// A file is no saved session.
-    #[error("`{}` is no saved session: {reason}", path.display())]
+    #[error("`{}` is no saved session: {reason}", abridged(path.display()), reason = abridged(reason))]
     NotASession {
         /// The file.
         path: PathBuf,
@@ -82,7 +82,7 @@ pub enum GenerationError {
         reason: String,
     },
     /// A session was saved with something else.
-    #[error("the session in `{}` was saved with another `{what}`: expected {expected}, found {found}", path.display())]
+    #[error("the session in `{}` was saved with another `{what}`: expected {expected}, found {found}", abridged(path.display()), found = quoted(found))]
     OtherSession {
         /// The file.
         path: PathBuf,

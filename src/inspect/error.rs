@@ -8,7 +8,7 @@ use crate::files::FilesError;
 use crate::recipe::RecipeError;
 use crate::report::ReportError;
 use crate::train::TrainError;
-use crate::units::{Exit, Failure};
+use crate::units::{Exit, Failure, abridged, quoted};
 use crate::verify::VerifyError;
 
 /// An error of looking.
@@ -36,7 +36,7 @@ pub enum InspectError {
     #[error(transparent)]
     Verify(#[from] VerifyError),
     /// A log has fewer sequences.
-    #[error("the log has no sequence {asked}: it has {found}, counted from 0")]
+    #[error("the log has no sequence {asked}: it has {found}, counted from 0", found = quoted(found))]
     NoSequence {
         /// Which was asked for.
         asked: usize,
@@ -44,7 +44,7 @@ pub enum InspectError {
         found: usize,
     },
     /// A line is not what an evaluation prints.
-    #[error("`{path}`, line {line}: not a line of `kvtune evaluate --format json`: {message}", path = path.display())]
+    #[error("`{path}`, line {line}: not a line of `kvtune evaluate --format json`: {message}", path = abridged(path.display()), message = abridged(message))]
     NotScores {
         /// The file.
         path: PathBuf,

@@ -14,7 +14,7 @@ use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, SCORE, layer_tensor};
 use super::source::ModelSource;
 use super::waiting_layers::ModelPlacement;
 use super::weights::{MODEL_TENSORS, Weights};
-use crate::files::{FileKind, read_bytes, to_json, write_atomic};
+use crate::files::{FileKind, is_there, read_bytes, to_json, write_atomic};
 use crate::store::{pt_metadata, save_tensors};
 
 /// What a model directory may hold beside configuration and weights: whatever of it the base has goes into each checkpoint.
@@ -54,7 +54,7 @@ impl AllWeights {
             Ok((entry.name, tensor))
         };
         let leaf = |entry| constant(entry).map(|(name, tensor)| (name, tensor.set_requires_grad(true)));
-        let present = COMPANIONS.into_iter().filter(|name| dir.join(name).exists());
+        let present = COMPANIONS.into_iter().filter(|name| is_there(&dir.join(name)));
         let read = |name| Ok((name, read_bytes(&dir.join(name), FileKind::Tokenizer)?));
         Ok(Self {
             leaves: trained.into_iter().map(leaf).collect::<Result<_, ModelError>>()?,

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use super::fields::ConfigFault;
 use crate::files::FilesError;
 use crate::store::StoreError;
-use crate::units::{Exit, Failure};
+use crate::units::{Exit, Failure, abridged, quoted, shape};
 
 /// An error of the model.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// A key of `config.json` is missing, out of bounds or asks for what isn't built.
-    #[error("`{path}`: {fault}", path = path.display())]
+    #[error("`{path}`: {fault}", path = abridged(path.display()))]
     Config {
         /// The file.
         path: PathBuf,
@@ -20,13 +20,13 @@ pub enum ModelError {
         fault: ConfigFault,
     },
     /// There are no safetensors in the directory.
-    #[error("no `model.safetensors` and no `model.safetensors.index.json` in `{dir}`", dir = dir.display())]
+    #[error("no `model.safetensors` and no `model.safetensors.index.json` in `{dir}`", dir = abridged(dir.display()))]
     NoWeights {
         /// The directory.
         dir: PathBuf,
     },
     /// The index names a file that it must not name.
-    #[error("`{index}` puts `{tensor}` into `{file}`: expected {expected}", index = index.display())]
+    #[error("`{index}` puts `{tensor}` into `{file}`: expected {expected}", index = abridged(index.display()), tensor = quoted(tensor), file = quoted(file))]
     Shard {
         /// The index file.
         index: PathBuf,
@@ -38,7 +38,7 @@ pub enum ModelError {
         expected: &'static str,
     },
     /// Tensors are missing, too many, or of the wrong shape or dtype.
-    #[error("the tensors in `{dir}` don't fit {what}: {problems}", dir = dir.display())]
+    #[error("the tensors in `{dir}` don't fit {what}: {problems}", dir = abridged(dir.display()))]
     Tensors {
         /// The directory.
         dir: PathBuf,
@@ -54,7 +54,7 @@ pub enum ModelError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A target of LoRA that no layer has, or what is said of a target that none is.
-    #[error("unknown name `{name}` in `{key}`: {} {known}", if is_of_targets(key) { "the targets are" } else { "the layers have" })]
+    #[error("unknown name `{name}` in `{key}`: {} {known}", if is_of_targets(key) { "the targets are" } else { "the layers have" }, name = quoted(name))]
     UnknownTarget {
         /// The key of `[lora]`.
         key: &'static str,
@@ -66,7 +66,7 @@ pub enum ModelError {
         near: Option<String>,
     },
     /// No target, a zero `r` or the like.
-    #[error("`lora.{key}` is {found}, expected {expected}")]
+    #[error("`lora.{key}` is {found}, expected {expected}", found = quoted(found))]
     Lora {
         /// The key.
         key: &'static str,
@@ -85,13 +85,13 @@ pub enum ModelError {
     #[error("nothing of the model is trained, so there is nothing to save")]
     NothingTrained,
     /// A new model would be written over something.
-    #[error("`{dir}` exists and is not empty", dir = dir.display())]
+    #[error("`{dir}` exists and is not empty", dir = abridged(dir.display()))]
     NotEmpty {
         /// The directory.
         dir: PathBuf,
     },
     /// A recipe asks for scaled rotary embeddings that the model can't have.
-    #[error("`model.rope_scaling` does not fit `{dir}`: {reason}", dir = dir.display())]
+    #[error("`model.rope_scaling` does not fit `{dir}`: {reason}", dir = abridged(dir.display()))]
     RopeScaling {
         /// The model.
         dir: PathBuf,
@@ -99,7 +99,7 @@ pub enum ModelError {
         reason: String,
     },
     /// What was trained has no place in the weights.
-    #[error("`{linear}` can't be merged: {reason}")]
+    #[error("`{linear}` can't be merged: {reason}", linear = quoted(linear))]
     NotMergeable {
         /// The linear or tensor.
         linear: String,
@@ -110,7 +110,7 @@ pub enum ModelError {
     #[error("the model is not written: it was interrupted")]
     Stopped,
     /// A tokenizer from which no vocabulary can be read.
-    #[error("the tokenizer is not usable: {message}")]
+    #[error("the tokenizer is not usable: {message}", message = abridged(message))]
     Tokenizer {
         /// What is wrong.
         message: String,
@@ -254,9 +254,11 @@ impl TensorProblem {
 impl fmt::Display for TensorProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Missing { name } | Self::Extra { name } => write!(f, "`{name}`"),
-            Self::Shape { name, expected, found } => write!(f, "`{name}` expected {expected:?}, found {found:?}"),
-            Self::Dtype { name, found } => write!(f, "`{name}` is {found}"),
+            Self::Missing { name } | Self::Extra { name } => write!(f, "`{}`", quoted(name)),
+            Self::Shape { name, expected, found } => {
+                write!(f, "`{}` expected {}, found {}", quoted(name), shape(expected), shape(found))
+            }
+            Self::Dtype { name, found } => write!(f, "`{}` is {found}", quoted(name)),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 use crate::recipe::diagnose::nearest;
-use crate::units::{Exit, Failure};
+use crate::units::{Exit, Failure, quoted};
 
 /// The keys of a JSON object, read with checks; `null` counts as absent.
 #[derive(Clone, Copy, Debug)]
@@ -192,13 +192,17 @@ impl fmt::Display for ConfigFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownName { key, found: Some(found), known } => {
-                write!(f, "unknown `{key}` `{found}`, expected one of `{}`", known.join("`, `"))
+                write!(f, "unknown `{key}` `{}`, expected one of `{}`", quoted(found), known.join("`, `"))
             }
             Self::UnknownName { key, found: None, known } => {
                 write!(f, "no `{key}`, expected one of `{}`", known.join("`, `"))
             }
-            Self::UnknownKey { key, known } if known.is_empty() => write!(f, "unknown key `{key}` for this `model_type`"),
-            Self::UnknownKey { key, known } => write!(f, "unknown key `{key}`, expected one of `{}`", known.join("`, `")),
+            Self::UnknownKey { key, known } if known.is_empty() => {
+                write!(f, "unknown key `{}` for this `model_type`", quoted(key))
+            }
+            Self::UnknownKey { key, known } => {
+                write!(f, "unknown key `{}`, expected one of `{}`", quoted(key), known.join("`, `"))
+            }
             Self::Missing { key, expected } => write!(f, "`{key}` is missing, expected {expected}"),
             Self::OutOfRange { key, expected, found } => write!(f, "`{key}` is {found}, expected {expected}"),
             Self::Unsupported { key, found, supported } => {

@@ -16,7 +16,7 @@ const BESIDE: [&str; 4] = ["config.json", "generation_config.json", "tokenizer.j
 /// A hash of what is read of a model directory: configuration, tokenizer, index, and every byte of each file of weights. Large files that
 /// have not changed since they were last hashed are not read again ([`files::hash_large_file`]).
 pub fn fingerprint(dir: &Path) -> Result<String, ModelError> {
-    let beside = BESIDE.iter().map(|name| dir.join(name)).filter(|path| path.exists());
+    let beside = BESIDE.iter().map(|name| dir.join(name)).filter(|path| files::is_there(path));
     let paths: Vec<PathBuf> = beside.chain(weight_files(dir)?).collect();
     let line = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -331,7 +331,7 @@ fn expert_parts(config: &ModelConfig) -> BTreeMap<String, ExpertPart> {
 
 /// Whatever the base has beside configuration and weights.
 fn copy_companions(from: &Path, to: &Path) -> Result<(), ModelError> {
-    for name in COMPANIONS.iter().chain(&OF_WRAPPERS).filter(|name| from.join(name).exists()) {
+    for name in COMPANIONS.iter().chain(&OF_WRAPPERS).filter(|name| files::is_there(&from.join(name))) {
         copy(&from.join(name), &to.join(name))?;
     }
     let Ok(templates) = fs::read_dir(from.join(TEMPLATES)) else { return Ok(()) };

@@ -11,7 +11,7 @@ use super::families::{is_wrapped, own_name};
 use super::layout::{Role, TensorEntry};
 use super::names::{OUTPUT, layer_of};
 use super::waiting_layers::ModelPlacement;
-use crate::files::{Dtype as FileDtype, FileKind, FilesError, TensorFile, read_json_as};
+use crate::files::{Dtype as FileDtype, FileKind, FilesError, TensorFile, is_there, read_json_as};
 use crate::native::cuda::Upload;
 use crate::ops::attention::accumulation_kind;
 use crate::store::{Home, load_tensor_to};
@@ -168,10 +168,10 @@ fn draw(entry: &TensorEntry, std: f64, options: (Kind, Device)) -> Tensor {
 /// The files that hold a model's tensors, in the order of their names.
 pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
     let (single, index) = (dir.join(MODEL_TENSORS), dir.join(INDEX));
-    if single.exists() {
+    if is_there(&single) {
         return Ok(vec![single]);
     }
-    if !index.exists() {
+    if !is_there(&index) {
         return Err(ModelError::NoWeights { dir: dir.into() });
     }
     let Index { weight_map } = read_json_as(&index, FileKind::Index)?;
@@ -182,13 +182,13 @@ pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
 impl Files {
     pub(super) fn open(dir: &Path) -> Result<Self, ModelError> {
         let single = dir.join(MODEL_TENSORS);
-        if single.exists() {
+        if is_there(&single) {
             let file = TensorFile::open(&single)?;
             let places = file.names().into_iter().map(|name| (name.clone(), (0, name))).collect();
             return Ok(Self { dir: dir.into(), opened: vec![file], places, strays: BTreeSet::new() });
         }
         let index = dir.join(INDEX);
-        if !index.exists() {
+        if !is_there(&index) {
             return Err(ModelError::NoWeights { dir: dir.into() });
         }
         Self::open_shards(dir, &index)

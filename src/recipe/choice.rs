@@ -9,6 +9,7 @@ use super::read::read;
 use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, TableEntries, dotted};
 use super::tree::{KeyValue, Node, NodeValue, RecipeSource, Spot};
 use super::value::RecipeReader;
+use crate::units::quoted;
 
 /// Policy of a recipe that names none.
 pub(super) const DEFAULT_POLICY: &str = "h2o";
@@ -85,7 +86,7 @@ impl PolicyRecipe {
 
     /// The error for a name that is not among the known ones.
     pub fn unknown(&self, known: &[&str]) -> RecipeError {
-        let message = format!("unknown value `{}` for `{}`", self.name, self.key);
+        let message = format!("unknown value `{}` for `{}`", quoted(&self.name), self.key);
         self.source.reject(self.spot, message, suggest(&self.name, known))
     }
 

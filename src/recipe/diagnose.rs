@@ -128,6 +128,10 @@ impl fmt::Display for RecipeLocation {
 
 /// The candidate that was most likely meant by `written`, if any is near enough.
 pub(crate) fn nearest<'a>(written: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // What is longer than any name is no slip of the pen.
+    if written.len() > 128 {
+        return None;
+    }
     let typed = bare(written);
     let near = candidates.into_iter().filter_map(|candidate| {
         let known = bare(candidate);

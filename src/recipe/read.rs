@@ -10,6 +10,7 @@ use serde::forward_to_deserialize_any;
 
 use super::diagnose::{Checked, RecipeError, listed, suggest};
 use super::tree::{KeyValue, Node, NodeValue, RecipeSource, Spot};
+use crate::units::{abridged, quoted};
 
 /// The word for a value that is left to the planner.
 pub(super) const AUTO: &str = "auto";
@@ -89,12 +90,12 @@ impl ReadError {
 
     /// The error of a value that stands at `path`.
     fn into_recipe_error(self, path: &str, source: &RecipeSource) -> RecipeError {
-        let path = self.path.iter().rev().fold(path.to_owned(), |path, key| format!("{path}.{key}"));
+        let path = abridged(self.path.iter().rev().fold(path.to_owned(), |path, key| format!("{path}.{key}")));
         let (spot, found) = (self.spot.unwrap_or_default(), self.found);
         let (message, hint) = match self.problem {
             ReadProblem::UnknownKey { key, known } => return source.unknown_key(spot, &path, &key, known),
             ReadProblem::UnknownWord { word: Some(word), known } => {
-                (format!("unknown value `{word}` for `{path}`"), suggest(&word, &known))
+                (format!("unknown value `{}` for `{path}`", quoted(&word)), suggest(&word, &known))
             }
             ReadProblem::UnknownWord { word: None, known } => {
                 let words = listed(known);

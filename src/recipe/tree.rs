@@ -8,6 +8,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::diagnose::{RecipeError, RecipeLocation, suggest};
+use crate::units::{abridged, quoted};
 
 /// Where a key or value was written, as an address into a [`RecipeSource`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,8 +105,8 @@ impl RecipeSource {
 
     /// Refuses a key that `table` (dotted; empty at the top level) does not have.
     pub(super) fn unknown_key(&self, spot: Spot, table: &str, key: &str, known: &[&str]) -> RecipeError {
-        let place = if table.is_empty() { "at the top level".to_owned() } else { format!("in `[{table}]`") };
-        self.reject(spot, format!("unknown key `{key}` {place}"), (self.suggest_key)(table, key, known))
+        let place = if table.is_empty() { "at the top level".to_owned() } else { format!("in `[{}]`", abridged(table)) };
+        self.reject(spot, format!("unknown key `{}` {place}", quoted(key)), (self.suggest_key)(table, key, known))
     }
 }
 
@@ -115,7 +116,11 @@ impl Document {
         let spot_of = |span: Range<usize>| Spot::Text(span.start, span.end);
         let parsed = DeTable::parse(&source.text).map_err(|e| {
             let hint = "strings stand in quotes, tables begin with `[name]`, and each key stands once, on a line of its own";
-            source.reject(e.span().map_or(Spot::Code, spot_of), format!("this is not valid TOML: {}", e.message()), hint)
+            source.reject(
+                e.span().map_or(Spot::Code, spot_of),
+                format!("this is not valid TOML: {}", abridged(e.message())),
+                hint,
+            )
         })?;
         let (span, table) = (parsed.span(), parsed.into_inner());
         let root = convert(&Spanned::new(span, DeValue::Table(table)), &spot_of)

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::files::FilesError;
-use crate::units::{Exit, Failure};
+use crate::units::{Exit, Failure, abridged, quoted};
 
 /// An error of the room `store`.
 #[derive(Debug, thiserror::Error)]
@@ -12,7 +12,7 @@ pub enum StoreError {
     #[error(transparent)]
     Files(#[from] FilesError),
     /// A tensor of a type that is not used here.
-    #[error("`{name}` in `{}` is {found}, expected one of F64, F32, F16, BF16, I64, I32, U8, BOOL", path.display())]
+    #[error("`{name}` in `{}` is {found}, expected one of F64, F32, F16, BF16, I64, I32, U8, BOOL", abridged(path.display()), name = quoted(name), found = quoted(found))]
     Dtype {
         /// The file.
         path: PathBuf,
@@ -25,7 +25,7 @@ pub enum StoreError {
     #[error("no directory is given for scratch files")]
     NoScratchDir,
     /// libtorch refused.
-    #[error("libtorch, with `{name}`: {reason}")]
+    #[error("libtorch, with `{name}`: {reason}", name = quoted(name), reason = abridged(reason))]
     Torch {
         /// The tensor.
         name: String,

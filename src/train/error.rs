@@ -14,7 +14,7 @@ use crate::optim::OptimError;
 use crate::plan::PlanError;
 use crate::recipe::{Difference, RecipeError};
 use crate::report::ReportError;
-use crate::units::{Exit, Failure};
+use crate::units::{Exit, Failure, abridged, quoted};
 
 /// An error of training.
 #[derive(Debug, thiserror::Error)]
@@ -62,13 +62,13 @@ pub enum TrainError {
     #[error("`eval.generate` is set, and no samples are held out for validation")]
     NothingToAnswer,
     /// A directory that no run wrote.
-    #[error("`{path}` is not the directory of a run: it has no `recipe.resolved.toml`", path = path.display())]
+    #[error("`{path}` is not the directory of a run: it has no `recipe.resolved.toml`", path = abridged(path.display()))]
     NoRun {
         /// The directory.
         path: PathBuf,
     },
     /// The checkpoint to resume from is none of the run's.
-    #[error("the run `{run}` has no checkpoint `{name}`: expected {expected}", run = run.display())]
+    #[error("the run `{run}` has no checkpoint `{name}`: expected {expected}", run = abridged(run.display()), name = quoted(name))]
     NoCheckpoint {
         /// The run's directory.
         run: PathBuf,
@@ -78,7 +78,7 @@ pub enum TrainError {
         expected: String,
     },
     /// The recipe's LoRA and the adapter it starts from contradict each other.
-    #[error("`lora.{key}` is {recipe} in the recipe, but {adapter} in the adapter `{path}`", path = path.display())]
+    #[error("`lora.{key}` is {recipe} in the recipe, but {adapter} in the adapter `{path}`", path = abridged(path.display()))]
     OtherAdapter {
         /// `r`, `alpha` or `target_modules`.
         key: &'static str,
@@ -90,7 +90,7 @@ pub enum TrainError {
         path: PathBuf,
     },
     /// An adapter was trained with other rotary embeddings than the recipe's model has.
-    #[error("the adapter in `{path}` was trained with other positions: {scaling}", path = path.display())]
+    #[error("the adapter in `{path}` was trained with other positions: {scaling}", path = abridged(path.display()))]
     OtherPositions {
         /// Its directory.
         path: PathBuf,
@@ -98,19 +98,19 @@ pub enum TrainError {
         scaling: String,
     },
     /// A loss of routers is asked for, and the model has none.
-    #[error("`train.router_aux_loss_coef` is set, and the model `{model}` has no experts", model = model.display())]
+    #[error("`train.router_aux_loss_coef` is set, and the model `{model}` has no experts", model = abridged(model.display()))]
     NoRouters {
         /// Its directory.
         model: PathBuf,
     },
     /// A loss of routers is asked for, and those of the model need none.
-    #[error("`train.router_aux_loss_coef` is set, and the routers of `{model}` are balanced by a correction of their own", model = model.display())]
+    #[error("`train.router_aux_loss_coef` is set, and the routers of `{model}` are balanced by a correction of their own", model = abridged(model.display()))]
     CorrectedRouters {
         /// Its directory.
         model: PathBuf,
     },
     /// The model was made for other classes than the recipe's.
-    #[error("the model `{model}` is a classifier of {found} classes, and `[head]` asks for {}", asked_for(*asked), model = model.display())]
+    #[error("the model `{model}` is a classifier of {found} classes, and `[head]` asks for {}", asked_for(*asked), model = abridged(model.display()))]
     OtherClasses {
         /// Its directory.
         model: PathBuf,
@@ -120,13 +120,13 @@ pub enum TrainError {
         asked: Option<usize>,
     },
     /// Nothing scores the classes of the recipe.
-    #[error("`head.kind` is `seq_classification`, and the model `{model}` has no matrix that scores classes", model = model.display())]
+    #[error("`head.kind` is `seq_classification`, and the model `{model}` has no matrix that scores classes", model = abridged(model.display()))]
     NoScore {
         /// Its directory.
         model: PathBuf,
     },
     /// The output directory has something in it.
-    #[error("the output directory `{path}` is not empty", path = path.display())]
+    #[error("the output directory `{path}` is not empty", path = abridged(path.display()))]
     OutputInTheWay {
         /// The directory.
         path: PathBuf,
@@ -138,13 +138,13 @@ pub enum TrainError {
         differences: Vec<Difference>,
     },
     /// A data file is not the one that the run began with.
-    #[error("`{path}` has changed since the checkpoint was written", path = path.display())]
+    #[error("`{path}` has changed since the checkpoint was written", path = abridged(path.display()))]
     OtherData {
         /// The file.
         path: PathBuf,
     },
     /// The data are divided into training and validation in another way.
-    #[error("the samples of `{path}` are not divided as `{split}` has them", path = path.display(), split = split.display())]
+    #[error("the samples of `{path}` are not divided as `{split}` has them", path = abridged(path.display()), split = abridged(split.display()))]
     OtherSplit {
         /// The data file.
         path: PathBuf,
@@ -152,7 +152,7 @@ pub enum TrainError {
         split: PathBuf,
     },
     /// The checkpoint belongs to a model with other parameters.
-    #[error("the checkpoint `{path}` belongs to another model or adapter: {difference}", path = path.display())]
+    #[error("the checkpoint `{path}` belongs to another model or adapter: {difference}", path = abridged(path.display()), difference = abridged(difference))]
     OtherModel {
         /// The checkpoint.
         path: PathBuf,
@@ -160,7 +160,7 @@ pub enum TrainError {
         difference: String,
     },
     /// Memory ran out in a step; what was saved before is intact.
-    #[error("out of memory: {reason}")]
+    #[error("out of memory: {reason}", reason = abridged(reason))]
     OutOfMemory {
         /// What libtorch said.
         reason: String,
@@ -188,7 +188,7 @@ pub enum TrainError {
         most: f64,
     },
     /// An update has made a number that is not finite; it is not saved.
-    #[error("step {step}: its update made `{name}` not finite")]
+    #[error("step {step}: its update made `{name}` not finite", name = quoted(name))]
     UpdateNotFinite {
         /// The step that was made.
         step: u64,
@@ -196,7 +196,7 @@ pub enum TrainError {
         name: String,
     },
     /// A checkpoint holds a number that is not finite.
-    #[error("the checkpoint `{path}` can't be gone on from: `{name}` is not finite", path = path.display())]
+    #[error("the checkpoint `{path}` can't be gone on from: `{name}` is not finite", path = abridged(path.display()), name = quoted(name))]
     SavedNotFinite {
         /// Its directory.
         path: PathBuf,

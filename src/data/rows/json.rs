@@ -1,23 +1,57 @@
-//! JSON of which no key of an object counts twice: of two values one would be lost without a word.
+//! JSON of which no key of an object counts twice: of two values one would be lost without a word. And of no more values than a line of
+//! its length has reason to hold: each takes many times its bytes.
 
+use std::cell::Cell;
 use std::fmt;
 
-use serde::Deserialize;
-use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// A value without a key that stands twice.
-pub(super) struct Strict(pub(super) Value);
+use crate::units::quoted;
 
-impl<'de> Deserialize<'de> for Strict {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(StrictVisitor).map(Self)
+/// Reads values without a key that stands twice.
+#[derive(Clone, Copy)]
+pub(super) struct StrictJson<'a> {
+    /// Values that may still come.
+    left: &'a Cell<usize>,
+}
+
+impl<'a> StrictJson<'a> {
+    /// Of a line or record that may have `max_bytes` bytes; counts in `left`.
+    pub(super) fn new(left: &'a Cell<usize>, max_bytes: usize) -> Self {
+        let json = Self { left };
+        json.begin(max_bytes);
+        json
+    }
+
+    /// The next line or record begins.
+    pub(super) fn begin(self, max_bytes: usize) {
+        const FEW: usize = 1 << 16;
+        self.left.set((max_bytes / BYTES_PER_VALUE).max(FEW));
+    }
+
+    /// The value of a line.
+    pub(super) fn parse(self, text: &str) -> serde_json::Result<Value> {
+        let mut parser = serde_json::Deserializer::from_str(text);
+        let value = self.deserialize(&mut parser)?;
+        parser.end().map(|()| value)
     }
 }
 
-struct StrictVisitor;
+/// A line may be as long as this for each of its values.
+const BYTES_PER_VALUE: usize = 16;
 
-impl<'de> Visitor<'de> for StrictVisitor {
+impl<'de> DeserializeSeed<'de> for StrictJson<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        let too_many = || D::Error::custom("more values than one for each 16 bytes that `data.max_line_bytes` allows");
+        self.left.set(self.left.get().checked_sub(1).ok_or_else(too_many)?);
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for StrictJson<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -54,7 +88,7 @@ impl<'de> Visitor<'de> for StrictVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut values = Vec::new();
-        while let Some(Strict(value)) = items.next_element()? {
+        while let Some(value) = items.next_element_seed(self)? {
             values.push(value);
         }
         Ok(Value::Array(values))
@@ -62,11 +96,11 @@ impl<'de> Visitor<'de> for StrictVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
         let mut fields = Map::new();
-        while let Some((key, Strict(value))) = entries.next_entry::<String, Strict>()? {
+        while let Some(key) = entries.next_key::<String>()? {
             if fields.contains_key(&key) {
-                return Err(A::Error::custom(format!("the key `{key}` stands twice")));
+                return Err(A::Error::custom(format!("the key `{}` stands twice", quoted(key))));
             }
-            fields.insert(key, value);
+            fields.insert(key, entries.next_value_seed(self)?);
         }
         Ok(Value::Object(fields))
     }

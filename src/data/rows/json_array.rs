@@ -9,7 +9,7 @@ use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::Value;
 
 use super::input::Input;
-use super::json::Strict;
+use super::json::StrictJson;
 use super::row::{DataRow, kind};
 use super::sink::Sink;
 use crate::data::error::DataError;
@@ -23,8 +23,11 @@ pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sin
     let left = Rc::new(Cell::new(limit));
     let mut json = serde_json::Deserializer::from_reader(Metered { reader, left: Rc::clone(&left), limit });
     let (mut stopped, mut records) = (None, 0);
-    let mut hand_over = |Strict(value)| {
+    let values = Cell::new(0);
+    let strict = StrictJson::new(&values, limit);
+    let mut hand_over = |value| {
         left.set(limit);
+        strict.begin(limit);
         let row = match value {
             Value::Object(fields) => Ok(DataRow::new(fields, place(records))),
             other => Err(DataError::Shape { place: place(records), expected: "a JSON object", found: kind(&other).to_owned() }),
@@ -32,7 +35,7 @@ pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sin
         records += 1;
         sink(row).map_err(|error| stopped = Some(error)).is_ok()
     };
-    let ended = json.deserialize_seq(Elements(&mut hand_over)).and_then(|()| json.end());
+    let ended = json.deserialize_seq(Elements(strict, &mut hand_over)).and_then(|()| json.end());
     match (stopped, ended) {
         (Some(error), _) => Err(error),
         (None, Ok(())) => Ok(()),
@@ -47,7 +50,7 @@ pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sin
 }
 
 /// What is done with each element; false ends the walk.
-struct Elements<'a>(&'a mut dyn FnMut(Strict) -> bool);
+struct Elements<'a>(StrictJson<'a>, &'a mut dyn FnMut(Value) -> bool);
 
 impl<'de> Visitor<'de> for Elements<'_> {
     type Value = ();
@@ -57,8 +60,8 @@ impl<'de> Visitor<'de> for Elements<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
-        while let Some(element) = elements.next_element()? {
-            if !self.0(element) {
+        while let Some(element) = elements.next_element_seed(self.0)? {
+            if !self.1(element) {
                 return Err(A::Error::custom("the walk was ended"));
             }
         }

@@ -1,22 +1,26 @@
 //! A JSON object a line.
 
+use std::cell::Cell;
 use std::io::{BufRead, Read};
 
 use serde_json::Value;
 
 use super::input::Input;
-use super::json::Strict;
+use super::json::StrictJson;
 use super::row::{self, DataRow, kind};
 use super::sink::Sink;
 use crate::data::error::DataError;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
+
+/// Blank lines in a row that are skipped: a packed file may hold any number.
+const MAX_BLANK: usize = 1 << 20;
 
 /// Hands over each line that is not blank; only `\n` ends a line.
 pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
     let path = input.path.clone();
     // One object alone is mostly something around the records.
     let may_be_alone = path.extension().is_none_or(|extension| extension != "json");
-    let mut rows = 0_usize;
+    let (mut rows, mut blank) = (0_usize, 0_usize);
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
@@ -31,8 +35,14 @@ pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sin
             sink(Err(row::too_long(place, limit)))?;
         } else if !line.trim_ascii().is_empty() {
             line.pop_if(|last| *last == b'\n');
-            sink(parse(std::mem::take(&mut line), place))?;
+            sink(parse(std::mem::take(&mut line), place, limit))?;
+            blank = 0;
         } else {
+            blank += 1;
+            if blank > MAX_BLANK {
+                let message = format!("more than {MAX_BLANK} blank lines before it");
+                Err(DataError::BadRow { place, message })?;
+            }
             continue;
         }
         rows += 1;
@@ -44,10 +54,10 @@ pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sin
     Ok(())
 }
 
-fn parse(line: Vec<u8>, place: SamplePlace) -> Result<DataRow, DataError> {
+fn parse(line: Vec<u8>, place: SamplePlace, limit: usize) -> Result<DataRow, DataError> {
     let text = row::utf8(line, &place)?;
-    let Strict(value) =
-        serde_json::from_str(&text).map_err(|error| DataError::NotJson { place: place.clone(), message: column_only(&error) })?;
+    let not_json = |error| DataError::NotJson { place: place.clone(), message: column_only(&error) };
+    let value = StrictJson::new(&Cell::new(0), limit).parse(&text).map_err(not_json)?;
     match value {
         Value::Object(fields) => Ok(DataRow::new(fields, place)),
         other => Err(DataError::Shape { place, expected: "a JSON object", found: kind(&other).to_owned() }),

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::data::error::DataError;
 use crate::data::sample_place::SamplePlace;
+use crate::units::{listed, quoted};
 
 /// One row's fields, and where it stands.
 #[derive(Clone, Debug, PartialEq)]
@@ -128,8 +129,8 @@ impl DataRow {
     }
 
     fn missing(&self, field: &str) -> DataError {
-        let others: Vec<String> = self.fields.keys().map(|name| format!("`{name}`")).collect();
-        DataError::MissingField { place: self.place(), field: field.to_owned(), others: others.join(", ") }
+        let others = listed(self.fields.keys().map(|name| format!("`{}`", quoted(name))));
+        DataError::MissingField { place: self.place(), field: field.to_owned(), others }
     }
 
     /// What is wrong with a field; says the type of its column, where columns have types.
