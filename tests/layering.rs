@@ -36,7 +36,8 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("recipe", Only(&["units", "metrics", "files"])),
     ("dist", Only(&["units", "recipe", "native"])),
     // A prompt is stripped as the benchmark that it comes from does it, and so is its answer.
-    ("data", Only(&["units", "metrics", "recipe", "files"])),
+    // What foreign patterns may take of memory and time is bounded below, where memory is allocated.
+    ("data", Only(&["units", "metrics", "recipe", "files", "native"])),
     ("head", Only(&["units", "recipe", "ops", "native"])),
     ("cache", Only(&["units", "sabotage", "recipe", "ops", "store", "files", "native"])),
     ("model", Only(&["units", "recipe", "ops", "store", "files", "native"])),

@@ -89,9 +89,21 @@ impl Encoder {
                 EncodedSample { ids, prompt, aim: Aim::Class(*class), initial: None }
             }
         };
-        sequence.check(self.vocab_size, place)?;
+        sequence.check(self.vocab_size, place).map_err(|error| self.naming_eos(error))?;
         self.mark_initial(content, &mut sequence)?;
         Ok(sequence)
+    }
+
+    /// Says of a token that no sample has written where it comes from.
+    fn naming_eos(&self, error: DataError) -> DataError {
+        let eos = self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.eos().ok());
+        match error {
+            DataError::OutOfVocabulary { what, id, vocab_size } if eos.is_some_and(|eos| u64::from(eos) == id) => {
+                let what = format!("{what}, which ends with the model's `eos_token_id`");
+                DataError::OutOfVocabulary { what, id, vocab_size }
+            }
+            other => other,
+        }
     }
 
     fn mark_initial(&self, content: &Content, sequence: &mut EncodedSample) -> Result<(), DataError> {

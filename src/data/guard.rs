@@ -1,6 +1,47 @@
-//! Turns a panic inside a parser of foreign files into a message: a crafted file must not end the program.
+//! Turns a panic inside a parser of foreign files into a message: a crafted file must not end the program. What a few bytes of it can ask
+//! for is bounded.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::native::{Bounds, within};
+use crate::units::abridged;
+
+/// What work on a foreign file may take: so much at first, and so much for each byte that it is given.
+#[derive(Clone, Debug)]
+pub(super) struct WorkLimits {
+    subject: Arc<str>,
+    bytes_per_byte: usize,
+    micros_per_byte: f64,
+}
+
+/// What work may take that is given next to nothing.
+const LEAST_BYTES: usize = 192 << 20;
+const LEAST_TIME: Duration = Duration::from_secs(5);
+
+impl WorkLimits {
+    /// Of work on a file, called as messages call it: `` tokenizer `a/tokenizer.json` ``.
+    pub(super) fn of(what: &str, path: &Path, bytes_per_byte: usize, micros_per_byte: f64) -> Self {
+        let subject = format!("{what} `{}`", abridged(path.display())).into();
+        Self { subject, bytes_per_byte, micros_per_byte }
+    }
+
+    /// Runs `work`, which was given so many bytes; an error or a panic in it becomes its message. Beyond its bounds the process ends.
+    pub(super) fn guarded<T, E: std::fmt::Display>(
+        &self,
+        given: usize,
+        work: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, String> {
+        let bounds = Bounds {
+            subject: Arc::clone(&self.subject),
+            bytes: LEAST_BYTES.saturating_add(given.saturating_mul(self.bytes_per_byte)),
+            time: LEAST_TIME + Duration::from_micros((given as f64 * self.micros_per_byte) as u64),
+        };
+        within(&bounds, || guarded(work))
+    }
+}
 
 /// Runs `work`; an error or a panic in it becomes its message.
 pub(super) fn guarded<T, E: std::fmt::Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, String> {

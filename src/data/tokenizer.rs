@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use serde_json::Value;
 
 use super::error::DataError;
-use super::guard::guarded;
+use super::guard::{WorkLimits, guarded};
 use crate::files::{FileKind, is_there, parse_json, read_bytes, read_if_there};
 
 /// The `tokenizer.json` of a model directory. Cheap to clone.
@@ -21,6 +21,8 @@ pub(super) type Offsets = Vec<(usize, usize)>;
 
 struct Inner {
     encoder: tokenizers::Tokenizer,
+    /// Of a text.
+    limits: WorkLimits,
     path: PathBuf,
     hash: String,
     eos: Option<u32>,
@@ -41,15 +43,26 @@ impl Tokenizer {
         let path = dir.join("tokenizer.json");
         let bytes = read_bytes(&path, FileKind::Tokenizer)?;
         let fail = |message| DataError::Tokenizer { path: path.clone(), message };
-        let mut encoder = guarded(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(fail)?;
+        let limits = WorkLimits::of("tokenizer", &path, 32, 0.3);
+        let mut encoder = limits.guarded(bytes.len(), || tokenizers::Tokenizer::from_bytes(&bytes)).map_err(fail)?;
+        refuse_dropout(&encoder).map_err(fail)?;
         // What a file carries over from its last use would shorten or pad samples without a word.
         guarded(|| encoder.with_truncation(None).map(|_| ())).map_err(fail)?;
         encoder.with_padding(None);
         let eos = eos_id(dir, &encoder)?;
-        let (bos, num_appended) = guarded(|| added_around(&encoder)).map_err(fail)?;
+        let (bos, num_appended) = limits.guarded(0, || added_around(&encoder)).map_err(fail)?;
         let hash = blake3::hash(&bytes).to_hex().to_string();
         Ok(Self {
-            inner: Arc::new(Inner { encoder, path, hash, eos, without_post_processor: OnceLock::new(), bos, num_appended }),
+            inner: Arc::new(Inner {
+                encoder,
+                limits: WorkLimits::of("tokenizer", &path, 1024, 20.0),
+                path,
+                hash,
+                eos,
+                without_post_processor: OnceLock::new(),
+                bos,
+                num_appended,
+            }),
         })
     }
 
@@ -87,23 +100,24 @@ impl Tokenizer {
             plain.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
             plain
         });
-        let encoding = guarded(|| plain.encode(text, false)).map_err(|message| self.error(message))?;
+        let limits = &self.inner.limits;
+        let encoding = limits.guarded(text.len(), || plain.encode(text, false)).map_err(|message| self.error(message))?;
         Ok((encoding.get_ids().to_vec(), encoding.get_offsets().to_vec()))
     }
 
     /// The text of `ids`; special tokens are left out.
     pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
-        guarded(|| self.inner.encoder.decode(ids, true)).map_err(|message| self.error(message))
+        self.bounded(ids, true).map_err(|message| self.error(message))
     }
 
     /// The text of one token, special or not; a part of a character becomes a replacement character.
     pub fn token_text(&self, id: u32) -> Result<String, DataError> {
-        guarded(|| self.inner.encoder.decode(&[id], false)).map_err(|message| self.error(message))
+        self.bounded(&[id], false).map_err(|message| self.error(message))
     }
 
     /// The text of `ids` with the special tokens in it; parts of characters become replacement characters.
     pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, DataError> {
-        guarded(|| self.inner.encoder.decode(ids, false)).map_err(|message| self.error(message))
+        self.bounded(ids, false).map_err(|message| self.error(message))
     }
 
     /// Whether a token was added to the vocabulary whole, as special tokens are.
@@ -127,8 +141,14 @@ impl Tokenizer {
     }
 
     fn run(&self, text: &str, with_special_tokens: bool) -> Result<Vec<u32>, DataError> {
-        let encoding = guarded(|| self.inner.encoder.encode_fast(text, with_special_tokens));
+        let encode = || self.inner.encoder.encode_fast(text, with_special_tokens);
+        let encoding = self.inner.limits.guarded(text.len(), encode);
         Ok(encoding.map_err(|message| self.error(message))?.get_ids().to_vec())
+    }
+
+    fn bounded(&self, ids: &[u32], skips_special_tokens: bool) -> Result<String, String> {
+        // A token may stand for many bytes.
+        self.inner.limits.guarded(64 * ids.len(), || self.inner.encoder.decode(ids, skips_special_tokens))
     }
 
     pub(super) fn error(&self, message: String) -> DataError {
@@ -139,6 +159,19 @@ impl Tokenizer {
 impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tokenizer").field("path", &self.inner.path).field("eos", &self.inner.eos).finish_non_exhaustive()
+    }
+}
+
+/// A tokenizer that leaves merges out by chance gives other tokens each time.
+fn refuse_dropout(encoder: &tokenizers::Tokenizer) -> Result<(), String> {
+    match encoder.get_model() {
+        tokenizers::ModelWrapper::BPE(model) => match model.dropout {
+            Some(dropout) if dropout != 0.0 => {
+                Err(format!("`model.dropout` is {dropout}, expected none: the same text must give the same tokens"))
+            }
+            _ => Ok(()),
+        },
+        _ => Ok(()),
     }
 }
 

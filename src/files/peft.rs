@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{FilesError, PeftConfig, RawTensor, TensorFile, is_there, write_atomic, write_tensors};
+use super::{Dtype, FilesError, PeftConfig, RawTensor, TensorFile, is_there, write_atomic, write_tensors};
+use crate::units;
 
 /// The settings' file.
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
@@ -39,9 +40,14 @@ pub fn write_peft(dir: &Path, config: &PeftConfig, tensors: &[RawTensor<'_>]) ->
     write_atomic(&dir.join(ADAPTER_CONFIG), &config.to_json())
 }
 
+/// Whether weights may be of this type.
+fn is_float(dtype: Dtype) -> bool {
+    [Dtype::F64, Dtype::F32, Dtype::F16, Dtype::BF16].contains(&dtype)
+}
+
 impl PeftFiles {
-    /// Checks that the file holds exactly the tensors a model expects; the error lists all that are missing, left over or of
-    /// another shape.
+    /// Checks that the file holds exactly the tensors a model expects; the error lists all that are missing, left over, of another
+    /// shape, or of integers.
     pub fn check(&self, expected: &[(String, Vec<usize>)]) -> Result<(), FilesError> {
         let by_name: BTreeMap<&str, &[usize]> = expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())).collect();
         let mut differences = Vec::new();
@@ -49,7 +55,10 @@ impl PeftFiles {
             match self.tensors.get(name) {
                 Err(_) => differences.push(format!("missing `{name}`")),
                 Ok(found) if found.shape != shape => {
-                    differences.push(format!("shape of `{name}`: expected {shape:?}, found {:?}", found.shape));
+                    differences.push(format!("shape of `{name}`: expected {shape:?}, found {}", units::shape(found.shape)));
+                }
+                Ok(found) if !is_float(found.dtype) => {
+                    differences.push(format!("`{name}` is {:?}, expected floats", found.dtype))
                 }
                 Ok(_) => {}
             }
@@ -65,7 +74,7 @@ impl PeftFiles {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Dtype, PeftTargets};
+    use super::super::PeftTargets;
     use super::*;
 
     fn adapter(dir: &Path) -> PeftFiles {

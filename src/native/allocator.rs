@@ -4,6 +4,8 @@ use std::alloc::{GlobalAlloc, Layout};
 
 use tikv_jemallocator::Jemalloc;
 
+use super::bounded::charge;
+
 unsafe extern "C" {
     safe fn kvtune_out_of_memory(bytes: usize) -> !;
 }
@@ -20,21 +22,25 @@ fn had(memory: *mut u8, bytes: usize) -> *mut u8 {
 // SAFETY: jemalloc's own, but that what it returns is never null.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        charge(layout.size() as isize);
         // SAFETY: the caller's promises are jemalloc's.
         had(unsafe { Jemalloc.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        charge(layout.size() as isize);
         // SAFETY: as above.
         had(unsafe { Jemalloc.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        charge(size as isize - layout.size() as isize);
         // SAFETY: as above.
         had(unsafe { Jemalloc.realloc(memory, layout, size) }, size)
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        charge(-(layout.size() as isize));
         // SAFETY: as above.
         unsafe { Jemalloc.dealloc(memory, layout) }
     }

@@ -5,6 +5,7 @@
 mod allocated;
 mod allocator;
 mod autograd;
+mod bounded;
 pub mod cuda;
 mod facts;
 mod kernels;
@@ -19,6 +20,7 @@ pub use allocated::Allocated;
 pub use allocator::Allocator;
 pub(crate) use autograd::or_panic;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward, take_gradient};
+pub use bounded::{Bounds, within};
 pub use facts::{cpu_capability, cpu_has, loaded_libtorch, threads_at_work};
 pub use kernels::{AttendGrads, AttentionShape, KvPart, Scoring, attend, attend_backward, attention_mass, computes, product};
 pub use mapped::{FileMap, libtorch_version, tensor_over};

@@ -121,11 +121,12 @@ impl Remembered {
             KeptTensors::Here(tensors) => tensors.iter().map(Tensor::shallow_clone).collect(),
             KeptTensors::OnHost(tensors) => tensors.iter().map(HostTensor::on_host).collect(),
         };
-        self.ends.iter().map(|end| format!("{}.{end}", self.name)).zip(tensors).collect()
+        self.names().zip(tensors).collect()
     }
 
-    pub(super) fn count(&self) -> usize {
-        self.ends.len()
+    /// The names of its tensors.
+    pub(super) fn names(&self) -> impl Iterator<Item = String> {
+        self.ends.iter().map(|end| format!("{}.{end}", self.name))
     }
 
     pub(super) fn bytes(&self) -> Bytes {

@@ -1,11 +1,13 @@
 //! An optimiser made of a rule: it applies the rule to each parameter, and keeps what the rule remembers.
 
+use std::collections::BTreeSet;
+
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::remembered::{Remembered, StateForm};
 use super::rule::{Rule, Update};
 use super::{OptimError, Optimizer};
-use crate::units::Bytes;
+use crate::units::{Bytes, listed, quoted};
 
 /// A rule, and what it remembers of each parameter.
 #[derive(Debug)]
@@ -79,9 +81,16 @@ impl Optimizer for RuleOptimizer {
             let found = state.iter().find(|(n, _)| n == name);
             found.map(|(_, t)| t).ok_or_else(|| OptimError::OtherState(format!("`{name}` is missing")))
         };
-        let expected = self.remembered.iter().map(Remembered::count).sum::<usize>() + 1;
-        if state.len() != expected {
-            return Err(OptimError::OtherState(format!("expected {expected} tensors, found {}", state.len())));
+        let own = self.remembered.iter().flat_map(Remembered::names).chain([STEP.to_owned()]);
+        let (own, saved): (BTreeSet<String>, BTreeSet<String>) =
+            (own.collect(), state.iter().map(|(name, _)| name.clone()).collect());
+        for (what, mut names) in
+            [("it lacks", own.difference(&saved).peekable()), ("it has beside", saved.difference(&own).peekable())]
+        {
+            if names.peek().is_some() {
+                let names = listed(names.map(|name| format!("`{}`", quoted(name))));
+                return Err(OptimError::OtherState(format!("{what} {names}")));
+            }
         }
         self.step = find(STEP)?.to_kind(Kind::Int64).int64_value(&[0]);
         for own in &mut self.remembered {

@@ -10,7 +10,7 @@ use super::arrow_values;
 use super::row::DataRow;
 use super::sink::Sink;
 use crate::data::error::DataError;
-use crate::data::guard::guarded;
+use crate::data::guard::WorkLimits;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
 use crate::files::{FileKind, open_to_read};
 
@@ -18,14 +18,17 @@ use crate::files::{FileKind, open_to_read};
 const BATCH_ROWS: usize = 16;
 
 /// Hands over each row.
-pub(super) fn each<E: From<DataError>>(path: &Path, sink: Sink<'_, E>) -> Result<(), E> {
+pub(super) fn each<E: From<DataError>>(path: &Path, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
     let broken = |message| DataError::Unreadable { path: path.to_path_buf(), as_what: "Parquet", message };
     let file = open_to_read(path, FileKind::Data).map_err(DataError::from)?;
-    let mut reader = guarded(|| reader(file)).map_err(broken)?;
+    // A row may be as long as a line, and a page holds some of them.
+    let limits = WorkLimits::of("data", path, 16, 1.0);
+    let size = file.metadata().map_err(DataError::read(path))?.len() as usize;
+    let mut reader = limits.guarded(size.min(limit), || reader(file)).map_err(broken)?;
     let types = arrow_values::column_types(&reader.schema()).map_err(broken)?;
     let mut record = 0;
     let mut next = || {
-        guarded(|| match reader.next() {
+        limits.guarded(size.min(limit), || match reader.next() {
             None => Ok(None),
             Some(batch) => arrow_values::rows(&batch.map_err(|error| error.to_string())?).map(Some),
         })
