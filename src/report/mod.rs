@@ -58,8 +58,11 @@ impl Failure for ReportError {
         }
     }
 
-    /// Whatever the reason, the work itself is done.
+    /// Where something is not written, the work itself is done.
     fn exit(&self) -> Exit {
-        Exit::Failed
+        match self {
+            Self::Files(error) => error.exit(),
+            _ => Exit::Failed,
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::ops::Range;
+use std::path::Path;
 
 use chrono::NaiveDateTime;
 use minijinja::syntax::SyntaxConfig;
@@ -10,6 +11,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 use serde_json::Value as Json;
 
 use super::super::error::DataError;
+use super::super::guard::WorkLimits;
 use super::conversation::Conversation;
 use super::markers::{Markers, taken_out};
 use super::scan::{GENERATION, rewrite};
@@ -25,6 +27,8 @@ pub(super) struct ChatTemplate {
     tokens: Vec<(String, String)>,
     source: String,
     place: String,
+    /// What a rendering may take.
+    limits: WorkLimits,
 }
 
 /// Steps of a rendering, after which it is given up.
@@ -63,7 +67,19 @@ impl ChatTemplate {
         if let Some(unknown) = UNKNOWN.iter().find(|name| undeclared.contains(**name)) {
             return Err(fault(format!("it uses `{unknown}`, which is not supported")));
         }
-        Ok(Self { environment, markers, has_generation: rewritten.has_generation, tokens, source, place })
+        let limits = WorkLimits::of("chat template", Path::new(&place), 16, 20.0).counting_steps();
+        Ok(Self { environment, markers, has_generation: rewritten.has_generation, tokens, source, place, limits })
+    }
+
+    /// The text of one of the templates, within bounds for a conversation of this size.
+    fn rendered(
+        &self,
+        environment: &Environment<'_>,
+        name: &str,
+        context: Value,
+        of: &Conversation,
+    ) -> Result<String, DataError> {
+        self.limits.within(of.size(), || render(environment, name, context)).map_err(|error| self.fault(words(&error)))
     }
 
     /// The special tokens that it is told, by their names.
@@ -94,21 +110,20 @@ impl ChatTemplate {
         adds_generation_prompt: bool,
     ) -> Result<String, DataError> {
         let context = self.context(conversation, messages, adds_generation_prompt);
-        render(&self.environment, PLAIN, context).map_err(|error| self.fault(words(&error)))
+        self.rendered(&self.environment, PLAIN, context, conversation)
     }
 
     /// The text of a conversation, and in bytes where the template says that the assistant writes.
     pub(super) fn render_with_spans(&self, conversation: &Conversation) -> Result<(String, Vec<Range<usize>>), DataError> {
         let text = self.render(conversation, false)?;
         let context = self.context(conversation, &conversation.messages, false);
-        let failed = |error: Error| self.fault(words(&error));
         let (marked, markers) = if conversation.mentions(self.markers) {
             let markers = Markers::absent_from(&|marker| self.source.contains(marker) || conversation.contains(marker));
             let mut environment = self.environment.clone();
             environment.add_filter(GENERATION, markers.filter());
-            (render(&environment, MARKED, context).map_err(failed)?, markers)
+            (self.rendered(&environment, MARKED, context, conversation)?, markers)
         } else {
-            (render(&self.environment, MARKED, context).map_err(failed)?, self.markers)
+            (self.rendered(&self.environment, MARKED, context, conversation)?, self.markers)
         };
         match taken_out(&marked, markers) {
             Some((same, spans)) if same == text => Ok((text, spans)),

@@ -47,7 +47,7 @@ impl ChatTemplates {
         if let Some(text) = wanted.filter(|wanted| wanted.contains(['{', '\n'])) {
             return one(&Source { name: DEFAULT.to_owned(), text: text.to_owned(), place: "data.chat_template".to_owned() });
         }
-        if let Some(path) = wanted.map(Path::new).filter(|path| path.is_file()) {
+        if let Some(path) = wanted.map(Path::new).filter(|path| path.exists() && !path.is_dir()) {
             return one(&of_file(DEFAULT, path)?);
         }
         let mut all = of_directory(dir)?;

@@ -8,12 +8,14 @@ use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Int64Type, Schema, UInt64Type};
 use serde_json::{Map, Number, Value};
 
+use crate::units::quoted;
+
 /// The types of columns, by name. No two columns may have one name.
 pub(super) fn column_types(schema: &Schema) -> Result<Arc<BTreeMap<String, String>>, String> {
     let mut types = BTreeMap::new();
     for field in schema.fields() {
         if types.insert(field.name().clone(), field.data_type().to_string()).is_some() {
-            return Err(format!("two columns are called `{}`", field.name()));
+            return Err(format!("two columns are called `{}`", quoted(field.name())));
         }
     }
     Ok(Arc::new(types))
@@ -23,7 +25,7 @@ pub(super) fn column_types(schema: &Schema) -> Result<Arc<BTreeMap<String, Strin
 pub(super) fn rows(batch: &RecordBatch) -> Result<Vec<Map<String, Value>>, String> {
     let mut rows = vec![Map::new(); batch.num_rows()];
     for (field, column) in batch.schema().fields().iter().zip(batch.columns()).filter(|(field, _)| is_known(field.data_type())) {
-        let values = values(column).map_err(|message| format!("column `{}`: {message}", field.name()))?;
+        let values = values(column).map_err(|message| format!("column `{}`: {message}", quoted(field.name())))?;
         for (row, value) in rows.iter_mut().zip(values) {
             row.insert(field.name().clone(), value);
         }

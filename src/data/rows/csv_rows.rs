@@ -1,7 +1,7 @@
 //! Rows of values between commas, under names in the first line.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::io::{self, BufRead, Read};
 use std::path::Path;
 use std::rc::Rc;
@@ -14,6 +14,7 @@ use super::row::{self, DataRow};
 use super::sink::Sink;
 use crate::data::error::DataError;
 use crate::data::sample_place::{LineOrRecord, SamplePlace};
+use crate::units::quoted;
 
 /// Hands over each row; all values are texts.
 pub(super) fn each<E: From<DataError>>(mut input: Input, delimiter: u8, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
@@ -27,8 +28,9 @@ pub(super) fn each<E: From<DataError>>(mut input: Input, delimiter: u8, limit: u
     let header = reader.byte_headers().map_err(|error| broken(&input, error))?.clone();
     let first = place(&path, next_line());
     let names = texts(&header, &first)?;
-    if let Some(twice) = names.iter().enumerate().find_map(|(index, name)| names[..index].contains(name).then_some(name)) {
-        Err(DataError::BadRow { place: first, message: format!("two columns are called `{twice}`") })?;
+    let mut seen = HashSet::new();
+    if let Some(twice) = names.iter().find(|name| !seen.insert(*name)) {
+        Err(DataError::BadRow { place: first, message: format!("two columns are called `{}`", quoted(twice)) })?;
     }
     let mut record = ByteRecord::new();
     loop {

@@ -160,7 +160,7 @@ fn ten_bad_lines() {
         ("{\"a\": 1}\n[2]\n{\"b\": 1}", "`x.jsonl:2`: expected a JSON object, found an array"),
         ("\n\nnull", "`x.jsonl:3`: expected a JSON object, found null"),
         ("{\"a\": 1} {\"a\": 2}", "`x.jsonl:1` is not JSON: trailing characters at column 10"),
-        ("{\"a\": 1, \"b\": {\"c\": 1, \"c\": 2}}", "`x.jsonl:1` is not JSON: the key `c` stands twice at column 30"),
+        ("{\"a\": 1, \"b\": {\"c\": 1, \"c\": 2}}", "`x.jsonl:1` is not JSON: the key `c` stands twice at column 26"),
         ("{\"a\": 1}\r{\"a\": 2}", "`x.jsonl:1` is not JSON: trailing characters"),
         ("{\"a\": NaN}", "`x.jsonl:1` is not JSON: expected value"),
         ("{\"a\": \"\\ud800\"}", "`x.jsonl:1` is not JSON: unexpected end of hex escape"),
