@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use signal_hook::low_level::exit;
 
 use super::finetune::Ending;
@@ -30,6 +31,10 @@ pub fn main() -> ! {
 fn refused(error: &clap::Error) -> i32 {
     // To a terminal that is gone nothing can be said.
     let _ = error.print();
+    let is_empty = matches!(error.get(ContextKind::InvalidValue), Some(ContextValue::String(text)) if text.is_empty());
+    if error.kind() == ErrorKind::InvalidValue && is_empty {
+        console::note("\nhint: an empty text names nothing: write a value, or leave the argument out");
+    }
     error.exit_code()
 }
 

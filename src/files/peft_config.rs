@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
@@ -9,6 +10,8 @@ use serde_json::{Map, Value, json};
 use super::peft_modules::{ExcludedModules, InFileOrder, ModulePatterns, ModuleRegex};
 use super::peft_refused::{CLASSIFIERS, Inert, LORA_ONLY, SEQ_CLS, is_known, refused};
 use super::{FilesError, read_json, to_json};
+use crate::native::{Bounds, within};
+use crate::units::abridged;
 
 /// A LoRA adapter's settings.
 #[derive(Clone, Debug, PartialEq)]
@@ -183,10 +186,16 @@ impl PeftConfig {
         }
         let unknown = table.keys().filter(|key| !is_known(key)).cloned().collect();
         let wrong = |reason| FilesError::Json { path: path.to_path_buf(), reason: format!("expected {reason}") };
-        let mut config = Self::from_table(&table).map_err(wrong)?;
-        if has_patterns(&table).map_err(wrong)? {
-            config.take_patterns(read_json(path)?).map_err(wrong)?;
-        }
+        // Patterns are compiled, and take what they like.
+        let subject = format!("adapter config `{}`", abridged(path.display())).into();
+        let bounds = Bounds { subject, bytes: 192 << 20, time: Duration::from_secs(8) };
+        let config = within(&bounds, || {
+            let mut config = Self::from_table(&table).map_err(wrong)?;
+            if has_patterns(&table).map_err(wrong)? {
+                config.take_patterns(read_json(path)?).map_err(wrong)?;
+            }
+            Ok(config)
+        })?;
         Ok((config, unknown))
     }
 

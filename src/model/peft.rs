@@ -11,7 +11,7 @@ use super::delta::master_kind;
 use super::ends::{AdapterEnds, EndPart, base_embedding, check_ends, end_parts};
 use super::names::INNER;
 use super::targets::{LoraTarget, targets, targets_embedding, written};
-use crate::files::{PeftConfig, read_peft, write_peft};
+use crate::files::{ADAPTER_CONFIG, FilesError, PeftConfig, read_peft, write_peft};
 use crate::store::{load_tensor, raw_tensors};
 
 impl Adapter {
@@ -21,7 +21,9 @@ impl Adapter {
         let mut files = read_peft(dir)?;
         // An adapter of the language model by itself fits, too.
         files.config.is_inner = config.is_inner && files.tensors.names().iter().any(|name| name.contains(INNER));
-        let (targets, is_inner) = (targets(config, &files.config)?, files.config.is_inner);
+        let refused =
+            |error: ModelError| FilesError::AdapterSettings { path: dir.join(ADAPTER_CONFIG), settings: vec![error.to_string()] };
+        let (targets, is_inner) = (targets(config, &files.config).map_err(refused)?, files.config.is_inner);
         let parts = |target: &LoraTarget| {
             target.parts(&files.config).into_iter().map(|(part, shape)| (target.tensor(part), shape)).collect()
         };
@@ -69,7 +71,7 @@ mod tests {
     use serde_json::{Map, Value, json};
 
     use super::*;
-    use crate::files::{ADAPTER_CONFIG, ADAPTER_TENSORS, FilesError, TensorFile, read_json};
+    use crate::files::{ADAPTER_TENSORS, TensorFile, read_json};
     use crate::model::Model;
     use crate::recipe::{Dtype, LoraRecipe, TargetModules};
 

@@ -86,7 +86,8 @@ table! {
         /// A row that cannot be read, or is no sample of the format, stops the run, or is left out and counted. A file that is damaged stops
         /// the run in any case.
         pub on_bad_row: OnBadRow = OnBadRow::Error,
-        /// Bytes of the longest line of a file, or record of another text file. A longer one is a bad row, and is not read whole.
+        /// Bytes of the longest line of a file, or record of another text file. A longer one is a bad row, and is not read whole. A JSON row
+        /// may have one value for each 16 of them, and at least 65536.
         #[rule(COUNT)]
         pub max_line_bytes: usize = 64 << 20,
         /// How conversations become text, and which part of a sample is trained.
