@@ -1,15 +1,14 @@
 //! A checkpoint comes into being: written beside its place, made durable, renamed, read again, and only then do others go.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use tch::Tensor;
 
-use super::find::saved_in;
+use super::find::{remove_unread, saved_in};
 use super::manifest::{self, Manifest};
 use super::state::{OPTIMIZER, STATE};
 use super::{CheckpointError, TrainState, superseded};
-use crate::files::{self, FileKind, FilesError, failpoint};
+use crate::files::{self, FileKind, FilesError, ReadLock, disk, failpoint};
 use crate::model::Model;
 use crate::store;
 use crate::units::Bytes;
@@ -44,8 +43,9 @@ pub fn save(run: &Path, snapshot: &Snapshot<'_>, keep_intermediate: usize) -> Re
         }
         return Err(error);
     }
+    // While somebody reads what stood here it stays under its other name, until the next start.
     if let Some(old) = replaced {
-        fs::remove_dir_all(&old).map_err(FilesError::io("remove", &old))?;
+        remove_unread(&old)?;
     }
     set_latest(run, &snapshot.state.directory())?;
     retain(run, keep_intermediate)?;
@@ -71,7 +71,7 @@ pub(super) fn set_latest(run: &Path, name: &str) -> Result<(), CheckpointError> 
 
 fn stage(staged: &Path, snapshot: &Snapshot<'_>) -> Result<(), CheckpointError> {
     files::require_space(staged.parent().unwrap_or(staged), estimate(snapshot))?;
-    failpoint::pass("checkpoint.stage").and_then(|()| fs::create_dir(staged)).map_err(FilesError::io("make", staged))?;
+    disk::make_dir("checkpoint", staged).map_err(FilesError::io("make", staged))?;
     snapshot.model.save_trained(staged, snapshot.base_model)?;
     store::save_tensors(&staged.join(OPTIMIZER), snapshot.optimizer, &store::pt_metadata())?;
     files::write_atomic(&staged.join(STATE), &files::to_json(snapshot.state))?;
@@ -90,18 +90,18 @@ fn estimate(snapshot: &Snapshot<'_>) -> Bytes {
     Bytes(bytes + bytes / 10 + (1 << 16))
 }
 
-/// Removes the intermediate checkpoints beyond the last `keep_intermediate`, when a newer one is known to be good.
+/// Removes the intermediate checkpoints beyond the last `keep_intermediate`, when a newer one is known to be good. One that is being read
+/// stays until the next time.
 pub fn retain(run: &Path, keep_intermediate: usize) -> Result<(), CheckpointError> {
     let saved = saved_in(run);
     let known: Vec<_> = saved.iter().map(|(_, saved)| *saved).collect();
     for gone in superseded(&known, keep_intermediate) {
         for (dir, _) in saved.iter().filter(|(_, saved)| *saved == gone) {
+            let Some(_lock) = ReadLock::exclude(dir)? else { continue };
             // Renamed first: a crash in between leaves a leftover, never half a checkpoint under its name.
-            let abandon = files::temporary_beside(dir);
-            failpoint::pass("checkpoint.retire")
-                .and_then(|()| fs::rename(dir, &abandon))
-                .map_err(FilesError::io("remove", dir))?;
-            fs::remove_dir_all(&abandon).map_err(FilesError::io("remove", &abandon))?;
+            let abandoned = files::temporary_beside(dir);
+            disk::rename("checkpoint", dir, &abandoned).map_err(FilesError::io("remove", dir))?;
+            disk::remove_tree("checkpoint", &abandoned).map_err(FilesError::io("remove", &abandoned))?;
         }
     }
     Ok(())
@@ -109,9 +109,14 @@ pub fn retain(run: &Path, keep_intermediate: usize) -> Result<(), CheckpointErro
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use proptest::prelude::*;
+    use serde_json::json;
     use tch::{Device, Kind};
 
-    use super::super::{Loaded, SaveKind, abandon, clean_leftovers, load, newest};
+    use super::super::find::candidates;
+    use super::super::{Loaded, SaveKind, abandon, clean_leftovers, load, newest, set_aside};
     use super::*;
     use crate::files::failpoint::tests::with;
     use crate::model::Adapter;
@@ -172,35 +177,168 @@ mod tests {
         run
     }
 
+    /// Lets the n-th operation of a save fail, for all n, and looks at what is left.
+    fn faults(trained: &mut TrainedModel, (kind, name): (SaveKind, &str), action: &str) {
+        let (plain, stays) = action.strip_suffix('+').map_or((action, ""), |plain| (plain, "+"));
+        let goes_on = ["eintr", "short"].contains(&plain);
+        let base = begun(trained);
+        for n in 1.. {
+            let place = place();
+            let run = &place.path().join("run");
+            copy(base.path(), run);
+            let (result, reached) = with(&format!("any={plain}:{n}{stays}"), || trained.save(run, 3, kind, 1));
+            if !reached {
+                assert!(n > 34, "{n} operations are not all of a save");
+            }
+            if !reached || goes_on {
+                assert_eq!(step_of(&result.unwrap()), 3, "{name}, {action}, {n}");
+            } else {
+                assert!(!result.unwrap_err().is_damage(), "{name}, {action}, {n}");
+            }
+            assert_eq!(step_of(&run.join("step-000001")), 1, "{name}, {action}, {n}");
+            if run.join("step-000002").exists() {
+                assert_eq!(step_of(&run.join("step-000002")), 2, "{name}, {action}, {n}");
+            } else {
+                assert!(kind == SaveKind::Intermediate && step_of(&run.join("step-000003")) == 3, "{name}, {action}, {n}");
+            }
+            assert!([2, 3].contains(&step_of(&run.join("best"))), "{name}, {action}, {n}");
+            assert!([2, 3].contains(&step_of(&newest(run).unwrap().dir)), "{name}, {action}, {n}");
+            step_of(&run.join(latest(run).unwrap()));
+            clean_leftovers(run).unwrap();
+            assert_eq!(step_of(&trained.save(run, 3, kind, 1).unwrap()), 3);
+            assert_eq!(latest(run).unwrap(), name);
+            assert!(names(run).iter().all(|name| !files::is_temporary(name)), "{:?}", names(run));
+            if !reached {
+                break;
+            }
+        }
+    }
+
+    fn copy(from: &Path, to: &Path) {
+        fs::create_dir(to).unwrap();
+        for name in names(from) {
+            let (from, to) = (from.join(&name), to.join(&name));
+            if from.is_dir() { copy(&from, &to) } else { fs::copy(from, to).map(drop).unwrap() }
+        }
+    }
+
     #[test]
     fn wherever_a_save_fails_the_earlier_checkpoints_stay_and_the_next_save_succeeds() {
         let mut trained = TrainedModel::new();
         // A new directory, one that replaces another, and one after which another goes.
-        for (kind, name) in
-            [(SaveKind::Regular, "step-000003"), (SaveKind::Best, "best"), (SaveKind::Intermediate, "step-000003")]
-        {
-            for action in ["error", "enospc"] {
-                let mut n = 0;
-                loop {
-                    n += 1;
-                    let run = begun(&mut trained);
-                    let run = run.path();
-                    let (result, reached) = with(&format!("any={action}:{n}"), || trained.save(run, 3, kind, 1));
-                    if !reached {
-                        assert!(n > 35, "{n} places are not all of a save");
-                        assert_eq!(step_of(&result.unwrap()), 3);
-                        break;
+        let kinds = [(SaveKind::Regular, "step-000003"), (SaveKind::Best, "best"), (SaveKind::Intermediate, "step-000003")];
+        for kind in kinds {
+            faults(&mut trained, kind, "eio");
+        }
+        for (number, action) in ["enospc", "edquot", "eio+", "enospc+", "edquot+", "eintr", "short"].into_iter().enumerate() {
+            faults(&mut trained, kinds[number % 3], action);
+        }
+    }
+
+    /// What can happen to a run.
+    #[derive(Clone, Copy, Debug)]
+    enum Happening {
+        /// A save, which makes so many operations before all further ones fail.
+        Save(SaveKind, u64),
+        /// Somebody begins to read one of the checkpoints.
+        Read(usize),
+        /// Everybody has ended.
+        Unread,
+        /// A byte of the newest checkpoint changes, and the run is started anew.
+        Damage,
+        /// The run is started anew.
+        Start,
+    }
+
+    fn happenings() -> impl Strategy<Value = Vec<Happening>> {
+        let kind = prop::sample::select(vec![SaveKind::Regular, SaveKind::Intermediate, SaveKind::Intermediate, SaveKind::Best]);
+        let whole = (kind.clone(), Just(u64::MAX)).prop_map(|(kind, n)| Happening::Save(kind, n));
+        let crash = (kind, 1u64..60).prop_map(|(kind, n)| Happening::Save(kind, n));
+        let read = (0usize..9).prop_map(Happening::Read);
+        let rare = prop_oneof![Just(Happening::Unread), Just(Happening::Damage), Just(Happening::Start)];
+        prop::collection::vec(prop_oneof![3 => whole, 2 => crash, 2 => read, 2 => rare], 1..12)
+    }
+
+    /// The steps of the checkpoints that are whole.
+    fn whole_steps(run: &Path) -> Vec<u64> {
+        let dirs = names(run).into_iter().filter(|name| !name.contains('.') && name != LATEST).map(|name| run.join(name));
+        dirs.filter_map(|dir| load(&dir).ok()).map(|loaded| loaded.state.step).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+        #[test]
+        fn whatever_happens_the_newest_the_best_and_what_is_read_stay(happenings in happenings(), keep in 0usize..3) {
+            let mut trained = TrainedModel::new();
+            let place = place();
+            let run = place.path();
+            let (mut step, mut readers, mut has_best) = (0, Vec::new(), false);
+            for happening in happenings {
+                let before = whole_steps(run).into_iter().max();
+                match happening {
+                    Happening::Save(kind, operations) => {
+                        step += 1;
+                        let (saved, _) = with(&format!("any=eio:{operations}+"), || trained.save(run, step, kind, keep));
+                        has_best |= kind == SaveKind::Best && saved.is_ok();
+                        prop_assert!(saved.is_err() || whole_steps(run).contains(&step));
                     }
-                    assert!(!matches!(result.unwrap_err(), CheckpointError::Files(e) if e.is_about_content()), "{name}, {n}");
-                    assert_eq!((step_of(&run.join("step-000001")), step_of(&run.join("step-000002"))), (1, 2), "{name}, {n}");
-                    assert!([2, 3].contains(&step_of(&run.join("best"))), "{name}, {n}");
-                    assert!([2, 3].contains(&step_of(&newest(run).unwrap().dir)), "{name}, {n}");
-                    step_of(&run.join(latest(run).unwrap()));
-                    clean_leftovers(run).unwrap();
-                    assert_eq!(step_of(&trained.save(run, 3, kind, 1).unwrap()), 3);
-                    assert_eq!(latest(run).unwrap(), name);
-                    assert!(names(run).iter().all(|name| !files::is_temporary(name)), "{:?}", names(run));
+                    Happening::Read(which) => {
+                        let all = candidates(run).unwrap();
+                        if let Some((_, dir)) = all.get(which).filter(|(_, dir)| load(dir).is_ok()) {
+                            readers.push((dir.clone(), ReadLock::share(dir).unwrap().unwrap()));
+                        }
+                    }
+                    Happening::Unread => readers.clear(),
+                    Happening::Damage if whole_steps(run).len() > 1 && readers.is_empty() => {
+                        let newest_dir = newest(run).unwrap().dir;
+                        has_best &= !newest_dir.ends_with("best");
+                        let file = newest_dir.join(OPTIMIZER);
+                        let mut bytes = fs::read(&file).unwrap();
+                        *bytes.last_mut().unwrap() ^= 1;
+                        fs::write(&file, bytes).unwrap();
+                        let found = newest(run).unwrap();
+                        set_aside(run, &found).unwrap();
+                        prop_assert!(newest_dir.symlink_metadata().is_err() && newest(run).unwrap().skipped.is_empty());
+                        step_of(&run.join(latest(run).unwrap()));
+                        continue;
+                    }
+                    Happening::Damage | Happening::Start => drop(clean_leftovers(run).unwrap()),
                 }
+                prop_assert!(whole_steps(run).into_iter().max() >= before, "{happening:?}");
+                prop_assert!(!has_best || load(&run.join("best")).is_ok());
+                for (dir, _) in &readers {
+                    // One that is replaced under its name stays beside it while it is read.
+                    prop_assert!(load(dir).is_ok(), "{}", dir.display());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused_though_its_manifest_fits() {
+        let mut trained = TrainedModel::new();
+        let run = begun(&mut trained);
+        let run = run.path();
+        let dir = run.join("step-000002");
+        let whole: serde_json::Value = files::read_json(&dir.join(STATE)).unwrap();
+        for (key, value, expected) in [
+            ("step", json!(1u64 << 63), "`step` is 9223372036854775808, expected at most"),
+            ("step", json!(3), "`step` is 3, and its directory's 2"),
+            ("total_tokens", json!(u64::MAX), "`total_tokens` is"),
+            ("kind", json!("best"), "`kind` is best"),
+            ("best", json!({"metric": "loss", "value": 1.0, "step": 9}), "`best.step` is 9"),
+            ("threads", json!(0), "`threads` is 0"),
+        ] {
+            let mut state = whole.clone();
+            state[key] = value;
+            fs::write(dir.join(STATE), files::to_json(&state)).unwrap();
+            fs::write(dir.join(manifest::NAME), files::to_json(&Manifest::of(&dir).unwrap())).unwrap();
+            for error in [load(&dir).unwrap_err(), newest(run).unwrap_err()] {
+                assert!(
+                    matches!(&error, CheckpointError::Contradiction { .. }) && error.to_string().contains(expected),
+                    "{error}"
+                );
             }
         }
     }
@@ -238,8 +376,17 @@ mod tests {
         fs::write(run.join("step-1000000").join(STATE), "{}").unwrap();
         let found = newest(run).unwrap();
         assert_eq!(found.dir, run.join("step-999999"));
-        let told: Vec<_> = found.skipped.iter().map(|(dir, why)| (dir.file_name().unwrap().to_str().unwrap(), why)).collect();
+        let told: Vec<_> =
+            found.skipped.iter().map(|(dir, why)| (dir.file_name().unwrap().to_str().unwrap(), why.to_string())).collect();
         assert_eq!(told.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["final", "step-2000000", "step-1000000"]);
         assert!(told[1].1.contains("not a finished checkpoint") && told[2].1.contains("expected"), "{told:?}");
+        let moved = set_aside(run, &found).unwrap();
+        assert_eq!((moved.len(), moved[2].1.clone()), (3, run.join("step-1000000.damaged")));
+        assert_eq!((newest(run).unwrap().skipped.len(), latest(run).unwrap()), (0, "step-999999".into()));
+        trained.save(run, 1_000_000, SaveKind::Regular, 1).unwrap();
+        fs::remove_file(run.join("step-1000000").join(manifest::NAME)).unwrap();
+        set_aside(run, &newest(run).unwrap()).unwrap();
+        assert!(run.join("step-1000000.damaged-2").exists());
+        assert_eq!(super::super::names(run).unwrap(), ["step-999999"]);
     }
 }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use rustix::io::Errno;
+
 use crate::files::FilesError;
 use crate::model::ModelError;
 use crate::store::StoreError;
@@ -33,6 +35,14 @@ pub enum CheckpointError {
         /// What is wrong.
         what: String,
     },
+    /// A file says what can't be, though it is as it was written.
+    #[error("`{path}` can't be what this run has saved: {what}", path = path.display())]
+    Contradiction {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
     /// Written by a version with another format.
     #[error("`{dir}` has checkpoint format {found}, expected {expected}", dir = abridged(dir.display()), found = quoted(found))]
     Format {
@@ -58,10 +68,29 @@ fn listed(skipped: &[(PathBuf, String)]) -> String {
     lines.concat()
 }
 
+impl CheckpointError {
+    /// Whether a checkpoint is not as it was written, so that the one before it is to be taken. What can't be judged is no damage: a file
+    /// that may not be opened may be whole.
+    pub(super) fn is_damage(&self) -> bool {
+        match self {
+            Self::Unfinished { .. } | Self::Damaged { .. } => true,
+            Self::Files(error) => {
+                let cannot_tell =
+                    matches!(error, FilesError::Io { source, .. } if source.raw_os_error() != Some(Errno::IO.raw_os_error()));
+                error.is_about_content() && !cannot_tell
+            }
+            _ => false,
+        }
+    }
+}
+
 impl Failure for CheckpointError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Unfinished { .. } | Self::Damaged { .. } => Some("use another checkpoint of the run, as `step-000100`".into()),
+            Self::Contradiction { .. } => {
+                Some("restore what was changed, or move this checkpoint out of the run and go on from another".into())
+            }
             Self::Format { .. } => Some("read it with the version of kvtune that wrote it".into()),
             Self::None { .. } => Some("begin the run again with another `--out`, or remove this directory first".into()),
             _ => self.origin()?.hint(),

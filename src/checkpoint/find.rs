@@ -10,10 +10,13 @@ use super::manifest::{self, Manifest};
 use super::state::{BEST, FINAL, FORMAT_VERSION};
 use super::state::{OPTIMIZER, STATE};
 use super::{CheckpointError, SaveKind, SavedCheckpoint, TrainState};
-use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FileKind, FilesError, TensorFile};
+use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FileKind, FilesError, ReadLock, TensorFile, disk};
 use crate::model::MODEL_TENSORS;
 use crate::recipe::Weights;
 use crate::store;
+
+/// Behind the name of a checkpoint that was damaged.
+pub(super) const ASIDE: &str = ".damaged";
 
 /// A checkpoint read back.
 #[derive(Debug)]
@@ -32,7 +35,7 @@ pub struct NewestCheckpoint {
     /// Its directory.
     pub dir: PathBuf,
     /// Newer ones that do not count, and why.
-    pub skipped: Vec<(PathBuf, String)>,
+    pub skipped: Vec<(PathBuf, CheckpointError)>,
 }
 
 /// Reads a checkpoint whose manifest verifies.
@@ -57,7 +60,12 @@ pub fn holds(dir: &Path) -> Option<Weights> {
 pub fn names(run: &Path) -> Result<Vec<String>, CheckpointError> {
     let name = |dir: PathBuf| Some(dir.file_name()?.to_str()?.to_owned());
     let named = directories(run)?.into_iter().filter(|dir| dir.join(STATE).exists()).filter_map(name);
-    Ok(named.filter(|name| !files::is_temporary(name)).collect())
+    Ok(named.filter(|name| !files::is_temporary(name) && !is_aside(name)).collect())
+}
+
+/// Whether a name is one of a checkpoint that was set aside.
+fn is_aside(name: &str) -> bool {
+    name.split_once(ASIDE).is_some_and(|(_, number)| number.is_empty() || number.starts_with('-'))
 }
 
 /// What a run knew of itself at a checkpoint; nothing where another program saved it.
@@ -67,18 +75,21 @@ pub fn state_of(dir: &Path) -> Result<Option<TrainState>, CheckpointError> {
 
 /// Checks a directory against its manifest. An adapter that another program saved has none, and passes.
 pub fn check(dir: &Path) -> Result<(), CheckpointError> {
-    if dir.join(manifest::NAME).exists() { Manifest::verify(dir).map(drop) } else { Ok(()) }
+    let is_ours = [manifest::NAME, STATE].iter().any(|name| dir.join(name).exists());
+    if is_ours { verified_state(dir).map(drop) } else { Ok(()) }
 }
 
-/// The valid checkpoint of `run` with the most steps; those that are not valid are reported, never removed.
+/// The valid checkpoint of `run` with the most steps; those that are damaged are reported, never removed.
 pub fn newest(run: &Path) -> Result<NewestCheckpoint, CheckpointError> {
     let mut skipped = Vec::new();
     for (_, dir) in candidates(run)? {
         match verified_state(&dir) {
             Ok(_) => return Ok(NewestCheckpoint { dir, skipped }),
-            Err(why) => skipped.push((dir, why.to_string())),
+            Err(why) if why.is_damage() || matches!(why, CheckpointError::Format { .. }) => skipped.push((dir, why)),
+            Err(why) => return Err(why),
         }
     }
+    let skipped = skipped.into_iter().map(|(dir, why)| (dir, why.to_string())).collect();
     Err(CheckpointError::None { run: run.to_owned(), skipped })
 }
 
@@ -98,17 +109,27 @@ pub fn clean_leftovers(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
             continue;
         }
         // Not `is_dir`, which would follow a link.
-        let remove =
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-        remove.map_err(FilesError::io("remove", &path))?;
+        if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            disk::remove_file("file", &path).map_err(FilesError::io("remove", &path))?;
+        } else if !remove_unread(&path)? {
+            continue;
+        }
         removed.push(path);
     }
     Ok(removed)
 }
 
+/// Removes a checkpoint, unless somebody reads it.
+pub(super) fn remove_unread(dir: &Path) -> Result<bool, CheckpointError> {
+    let Some(_lock) = ReadLock::exclude(dir)? else { return Ok(false) };
+    disk::remove_tree("checkpoint", dir).map_err(FilesError::io("remove", dir))?;
+    Ok(true)
+}
+
 /// The checkpoints of a run whose state can be read, for retention.
 pub(super) fn saved_in(run: &Path) -> Vec<(PathBuf, SavedCheckpoint)> {
     let saved = |dir: PathBuf| {
+        step_hint(&dir)?;
         let state = state(&dir).ok()?;
         let is_step = matches!(state.kind, SaveKind::Regular | SaveKind::Intermediate);
         is_step.then_some((dir, SavedCheckpoint { step: state.step, kind: state.kind }))
@@ -158,5 +179,10 @@ fn state(dir: &Path) -> Result<TrainState, CheckpointError> {
 
 fn verified_state(dir: &Path) -> Result<TrainState, CheckpointError> {
     Manifest::verify(dir)?;
-    state(dir)
+    let state = state(dir)?;
+    let name = dir.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    match state.contradiction(name) {
+        Some(what) => Err(CheckpointError::Contradiction { path: dir.join(STATE), what }),
+        None => Ok(state),
+    }
 }

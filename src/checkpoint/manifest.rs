@@ -1,13 +1,15 @@
 //! `MANIFEST.json`: the size and hash of every file of a checkpoint, written last.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Component, Path};
+use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
-use crate::files::{self, FileKind, FilesError};
+use super::state::{OPTIMIZER, STATE};
+use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FileKind, FilesError};
+use crate::model::MODEL_TENSORS;
 
 /// Name of the manifest.
 pub(super) const NAME: &str = "MANIFEST.json";
@@ -48,13 +50,17 @@ impl Manifest {
             return Err(CheckpointError::Unfinished { dir: dir.to_owned() });
         }
         let manifest: Self = files::read_json_as(&path, FileKind::Record)?;
+        manifest.require_all(dir)?;
         for (name, expected) in &manifest.files {
             let file = dir.join(name);
             let damaged = |what: String| CheckpointError::Damaged { path: file.clone(), what };
             if !matches!(Path::new(name).components().collect::<Vec<_>>()[..], [Component::Normal(_)]) {
                 return Err(CheckpointError::Damaged { path, what: format!("`{name}` is not the name of a file in it") });
             }
-            let found = fs::metadata(&file).map_err(|_| damaged("it is missing".into()))?.len();
+            let found = match fs::metadata(&file) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(damaged("it is missing".into())),
+                found => found.map_err(FilesError::io("look at", &file))?.len(),
+            };
             if found != expected.size {
                 return Err(damaged(format!("expected {} bytes, found {found}", expected.size)));
             }
@@ -64,15 +70,66 @@ impl Manifest {
         }
         Ok(manifest)
     }
+
+    /// Fails where it leaves out what a checkpoint must have, or a file that lies in the directory and would be read. Other programs may
+    /// put pages of their own beside.
+    fn require_all(&self, dir: &Path) -> Result<(), CheckpointError> {
+        let missing =
+            |name: &str| Err(CheckpointError::Damaged { path: dir.join(NAME), what: format!("it does not list `{name}`") });
+        let weights = if self.files.contains_key(MODEL_TENSORS) { MODEL_TENSORS } else { ADAPTER_TENSORS };
+        let config = (weights == ADAPTER_TENSORS).then_some(ADAPTER_CONFIG);
+        if let Some(name) = [STATE, OPTIMIZER, weights].into_iter().chain(config).find(|name| !self.files.contains_key(*name)) {
+            return missing(name);
+        }
+        for entry in fs::read_dir(dir).map_err(FilesError::io("read", dir))?.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let is_read = Path::new(&name).extension().is_some_and(|kind| kind == "json" || kind == "safetensors");
+            if is_read && name != NAME && !self.files.contains_key(&name) {
+                return missing(&name);
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// A directory with the files that a checkpoint must have.
+    fn place() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for name in [STATE, OPTIMIZER, ADAPTER_CONFIG, ADAPTER_TENSORS] {
+            fs::write(dir.path().join(name), "x").unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn what_is_read_must_be_listed() {
+        let dir = place();
+        let verified = |manifest: &Manifest| {
+            fs::write(dir.path().join(NAME), files::to_json(manifest)).unwrap();
+            Manifest::verify(dir.path()).map_err(|error| error.to_string())
+        };
+        assert!(verified(&Manifest::default()).unwrap_err().contains("`state.json`"));
+        let whole = Manifest::of(dir.path()).unwrap();
+        for name in whole.files.keys() {
+            let mut lacks = whole.clone();
+            lacks.files.remove(name);
+            assert!(verified(&lacks).unwrap_err().contains(&format!("does not list `{name}`")));
+        }
+        fs::write(dir.path().join("README.md"), "of another program").unwrap();
+        verified(&whole).unwrap();
+        fs::write(dir.path().join("kv_policy.json"), "{}").unwrap();
+        assert!(verified(&whole).unwrap_err().contains("does not list `kv_policy.json`"));
+        fs::write(dir.path().join(NAME), "").unwrap();
+        assert!(matches!(Manifest::verify(dir.path()), Err(CheckpointError::Files(FilesError::Json { .. }))));
+    }
+
     #[test]
     fn a_changed_shortened_or_missing_file_is_noticed() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = place();
         let file = dir.path().join("a.bin");
         fs::write(&file, b"12345").unwrap();
         assert!(matches!(Manifest::verify(dir.path()), Err(CheckpointError::Unfinished { .. })));
@@ -89,10 +146,12 @@ mod tests {
 
     #[test]
     fn a_name_that_leaves_the_directory_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = place();
+        let whole = Manifest::of(dir.path()).unwrap();
         for name in ["../a", "/etc/passwd", "a/b"] {
             let entry = FileEntry { size: 1, blake3: String::new() };
-            let manifest = Manifest { files: BTreeMap::from([(name.to_owned(), entry)]) };
+            let mut manifest = whole.clone();
+            manifest.files.insert(name.to_owned(), entry);
             fs::write(dir.path().join(NAME), files::to_json(&manifest)).unwrap();
             assert!(Manifest::verify(dir.path()).unwrap_err().to_string().contains("not the name of a file"), "{name}");
         }

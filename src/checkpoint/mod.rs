@@ -4,6 +4,7 @@
 //! size and hash of every file. It counts only if its manifest verifies.
 
 mod abandon;
+mod aside;
 mod commit;
 mod error;
 mod find;
@@ -13,6 +14,7 @@ mod retention;
 mod state;
 
 pub use abandon::abandon;
+pub use aside::set_aside;
 pub use commit::{Snapshot, latest, retain, save};
 pub use error::CheckpointError;
 pub use find::{Loaded, NewestCheckpoint, check, clean_leftovers, holds, load, names, newest, state_of};

@@ -1,5 +1,7 @@
 //! What a run knows of itself at a step, beside its tensors.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
@@ -17,6 +19,9 @@ pub(super) const STATE: &str = "state.json";
 pub(super) const BEST: &str = "best";
 /// Directory of the last checkpoint of a run.
 pub const FINAL: &str = "final";
+
+/// More steps or tokens than any run has: what JSON's readers take for whole numbers.
+const MOST: u64 = 1 << 53;
 
 /// Why a checkpoint was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,6 +101,12 @@ pub struct TrainState {
     /// Threads that computed: with another number sums have another order. Earlier versions did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<i32>,
+    /// Lines of metrics at the beginning that an earlier version wrote; earlier versions did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unchecked_metrics: Option<u64>,
+    /// What of the recipe may not change in the run, in TOML by dotted keys; earlier versions did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<BTreeMap<String, String>>,
     /// What is trained.
     pub parameters: Vec<ParameterInfo>,
     /// Who wrote it.
@@ -126,10 +137,40 @@ impl TrainState {
             skipped_steps: Vec::new(),
             owes_validation: false,
             threads: None,
+            unchecked_metrics: None,
+            settings: None,
             parameters: parameters.iter().map(info).collect(),
             kvtune_version: env!("CARGO_PKG_VERSION").to_owned(),
             libtorch_version: native::libtorch_version(),
         }
+    }
+
+    /// What in it can't be, in a directory of this name.
+    pub(super) fn contradiction(&self, name: &str) -> Option<String> {
+        let is_other = |kind| self.kind != kind;
+        let of_step = name.strip_prefix("step-").and_then(|digits| digits.parse::<u64>().ok());
+        let wrong_kind = match name {
+            BEST => is_other(SaveKind::Best),
+            FINAL => is_other(SaveKind::Final),
+            _ => of_step.is_some() && is_other(SaveKind::Regular) && is_other(SaveKind::Intermediate),
+        };
+        let most = [("step", self.step), ("total_tokens", self.total_tokens)].into_iter().find(|(_, value)| *value > MOST);
+        if let Some((key, value)) = most {
+            return Some(format!("`{key}` is {value}, expected at most {MOST}"));
+        }
+        if let Some(step) = of_step.filter(|step| *step != self.step) {
+            return Some(format!("`step` is {}, and its directory's {step}", self.step));
+        }
+        if wrong_kind {
+            return Some(format!("`kind` is {:?}, which belongs into another directory than `{name}`", self.kind).to_lowercase());
+        }
+        if let Some(best) = self.best.as_ref().filter(|best| best.step > self.step) {
+            return Some(format!("`best.step` is {}, and `step` {}", best.step, self.step));
+        }
+        if let Some(threads) = self.threads.filter(|threads| *threads < 1) {
+            return Some(format!("`threads` is {threads}, expected at least 1"));
+        }
+        None
     }
 
     /// The name of the directory.

@@ -1,14 +1,15 @@
 //! Answers on disk, a JSON object per line: what was interrupted goes on behind the last whole line, and ends with the same file.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Seek, SeekFrom, Write};
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{EvalError, ScoredAnswer};
-use crate::files::{self, FileKind, FilesError, failpoint};
+use crate::files::disk::DiskFile;
+use crate::files::{self, FileKind, FilesError};
 
 /// The folder of a run that keeps answers.
 pub const ANSWERS: &str = "answers";
@@ -17,7 +18,7 @@ pub const ANSWERS: &str = "answers";
 #[derive(Debug)]
 pub struct AnswerFile {
     path: PathBuf,
-    file: File,
+    file: DiskFile,
     /// What it held when it was opened, as far as nobody has taken it.
     kept: std::vec::IntoIter<Row>,
     /// Rows that were taken.
@@ -37,11 +38,11 @@ impl AnswerFile {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             files::make_dir(folder)?;
         }
-        let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
-        let mut file = open.map_err(FilesError::io("open", path))?;
+        let open = DiskFile::open("answers", path, OpenOptions::new().append(true).create(true));
+        let file = open.map_err(FilesError::io("open", path))?;
         let bytes = files::read_bytes(path, FileKind::Lines)?;
         let (kept, end) = whole_rows(path, &bytes)?;
-        file.set_len(end as u64).and_then(|()| file.seek(SeekFrom::End(0))).map_err(FilesError::io("write", path))?;
+        file.set_len(end as u64).map_err(FilesError::io("write", path))?;
         Ok(Self { path: path.to_owned(), file, kept: kept.into_iter(), taken: 0 })
     }
 
@@ -101,11 +102,8 @@ impl AnswerFile {
         let mut write = || -> std::io::Result<()> {
             let mut line = serde_json::to_vec(&row)?;
             line.push(b'\n');
-            let (half, rest) = line.split_at(line.len() / 2);
-            self.file.write_all(half)?;
-            failpoint::pass("answers.append")?;
-            self.file.write_all(rest)?;
-            self.file.sync_data()
+            self.file.write_all(&line)?;
+            self.file.sync()
         };
         Ok(write().map_err(FilesError::io("write", &self.path))?)
     }

@@ -1,15 +1,13 @@
 //! Files and directories that appear whole or not at all, also when the machine stops in between.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::OpenOptions;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, RenameFlags};
-use rustix::io::Errno;
-
-use super::{FilesError, failpoint};
+use super::FilesError;
+use super::disk::{self, DiskFile};
 
 const MARK: &str = ".tmp-";
 const DIGITS: usize = 16;
@@ -21,58 +19,28 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), FilesError> {
 
 /// As [`write_atomic`], for contents that are produced piece by piece.
 pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), FilesError> {
-    let temporary = Temporary(temporary_beside(path));
-    write_new(&temporary.0, fill)?;
-    failpoint::pass("file.rename").and_then(|()| fs::rename(&temporary.0, path)).map_err(FilesError::io("rename to", path))?;
+    let temporary = temporary_beside(path);
+    let placed = write_new(&temporary, fill)
+        .and_then(|()| disk::rename("file", &temporary, path).map_err(FilesError::io("rename to", path)));
+    if let Err(error) = placed {
+        // What can't be removed either is in nobody's way; there is already something to report.
+        let _ = disk::remove_file("file", &temporary);
+        return Err(error);
+    }
     sync_dir(parent(path))
 }
 
-/// Removes what was not renamed.
-struct Temporary(PathBuf);
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        // After a rename nothing is left to remove; after an error there is already something to report.
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
 fn write_new(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), FilesError> {
-    let create = || OpenOptions::new().write(true).create_new(true).open(path);
-    let file = failpoint::pass("file.create").and_then(|()| create()).map_err(FilesError::io("create", path))?;
-    let mut buffer = BufWriter::with_capacity(1 << 20, Torn { file: &file, begun: false });
+    let file =
+        DiskFile::open("file", path, OpenOptions::new().write(true).create_new(true)).map_err(FilesError::io("create", path))?;
+    let mut buffer = BufWriter::with_capacity(1 << 20, file);
     fill(&mut buffer).and_then(|()| buffer.flush()).map_err(FilesError::io("write", path))?;
-    drop(buffer);
-    // Never again on the same file: after a failed fsync the kernel may have dropped the pages, and the next one would succeed.
-    failpoint::pass("file.sync").and_then(|()| file.sync_all()).map_err(FilesError::io("sync", path))
-}
-
-/// Lets the failpoint `file.write` strike in the middle of a file, where it does most harm.
-struct Torn<'a> {
-    file: &'a File,
-    begun: bool,
-}
-
-impl Write for Torn<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.begun {
-            return self.file.write(bytes);
-        }
-        let half = self.file.write(&bytes[..bytes.len().div_ceil(2)])?;
-        self.begun = true;
-        failpoint::pass("file.write")?;
-        Ok(half)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
+    buffer.get_ref().sync().map_err(FilesError::io("sync", path))
 }
 
 /// Makes names in a directory durable.
 pub fn sync_dir(dir: &Path) -> Result<(), FilesError> {
-    let sync = || File::open(dir).and_then(|file| file.sync_all());
-    failpoint::pass("dir.sync").and_then(|()| sync()).map_err(FilesError::io("sync", dir))
+    disk::sync_dir("dir", dir).map_err(FilesError::io("sync", dir))
 }
 
 /// Fills a new directory beside `place` and renames it; returns where the one now lies that stood there before. If anything fails, nothing of
@@ -81,7 +49,7 @@ pub fn put_dir<E: From<FilesError>>(place: &Path, fill: impl FnOnce(&Path) -> Re
     let staged = temporary_beside(place);
     fill(&staged).and_then(|()| Ok(replace_dir(&staged, place)?)).inspect_err(|_| {
         // The error tells what happened; what is left of the attempt is only in the way.
-        let _ = fs::remove_dir_all(&staged);
+        let _ = disk::remove_tree("dir", &staged);
     })
 }
 
@@ -89,26 +57,24 @@ pub fn put_dir<E: From<FilesError>>(place: &Path, fill: impl FnOnce(&Path) -> Re
 ///
 /// Returns where the directory now lies that stood there before, if one did. Both must have the same parent.
 pub fn replace_dir(staged: &Path, target: &Path) -> Result<Option<PathBuf>, FilesError> {
-    let before = target.symlink_metadata().is_ok();
-    let rename = || if before { exchange(staged, target) } else { fs::rename(staged, target).map(|()| None) };
-    failpoint::pass("dir.rename").and_then(|()| rename()).map_err(FilesError::io("rename to", target))
-}
-
-fn exchange(staged: &Path, target: &Path) -> io::Result<Option<PathBuf>> {
-    match rustix::fs::renameat_with(CWD, staged, CWD, target, RenameFlags::EXCHANGE) {
-        Ok(()) => Ok(Some(staged.to_path_buf())),
-        // Network file systems cannot exchange. Between the two renames the name is missing, never the data.
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-            let aside = temporary_beside(target);
-            fs::rename(target, &aside)?;
-            if let Err(error) = fs::rename(staged, target) {
-                fs::rename(&aside, target)?;
-                return Err(error);
-            }
-            Ok(Some(aside))
-        }
-        Err(error) => Err(error.into()),
+    let failed = FilesError::io("rename to", target);
+    if target.symlink_metadata().is_err() {
+        return disk::rename("dir", staged, target).map(|()| None).map_err(failed);
     }
+    let replace = || {
+        if disk::exchange("dir", staged, target)? {
+            return Ok(staged.to_path_buf());
+        }
+        // Network file systems cannot exchange. Between the two renames the name is missing, never the data.
+        let aside = temporary_beside(target);
+        disk::rename("dir", target, &aside)?;
+        if let Err(error) = disk::rename("dir", staged, target) {
+            disk::rename("dir", &aside, target)?;
+            return Err(error);
+        }
+        Ok(aside)
+    };
+    replace().map(Some).map_err(failed)
 }
 
 /// A free name beside `path`, which [`is_temporary`] knows again.
@@ -144,6 +110,8 @@ fn parent(path: &Path) -> &Path {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::super::failpoint::tests::with;
     use super::*;
 
@@ -157,7 +125,7 @@ mod tests {
     fn a_file_is_the_old_or_the_new_one_wherever_a_write_fails() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.json");
-        for action in ["error", "enospc"] {
+        for action in ["eio", "enospc", "edquot"] {
             write_atomic(&path, b"old").unwrap();
             for n in 1.. {
                 let (result, reached) = with(&format!("any={action}:{n}"), || write_atomic(&path, b"newer"));
@@ -166,7 +134,7 @@ mod tests {
                 if !reached {
                     result.unwrap();
                     assert_eq!(found, b"newer");
-                    assert_eq!(n, 6, "create, write, sync, rename, sync of the directory");
+                    assert_eq!(n, 6, "open, write, sync, rename, sync of the directory");
                     break;
                 }
                 assert!(result.is_err() && (found == b"old" || n == 5), "{n}");

@@ -158,7 +158,14 @@ pub fn hint_of_io(error: &io::Error) -> Option<&'static str> {
             Errno::MFILE | Errno::NFILE => LIMIT,
             Errno::FBIG => "raise the limit of a file's size with `ulimit -f`, and go on with `kvtune resume`; what was saved before is intact",
             Errno::NOMEM | Errno::AGAIN => "raise the limits of memory and of processes (`ulimit -v`, `ulimit -u`)",
-            Errno::IO | Errno::STALE => "the disk or its connection fails: copy the file elsewhere, or try again",
+            Errno::IO | Errno::STALE => {
+                "the disk or its connection fails: look into the system's log, mend it and go on with `kvtune resume`, where a run was \
+                 writing; what was saved before is intact"
+            }
+            Errno::DQUOT => {
+                "make room within your quota on that file system, or ask for more, and go on with `kvtune resume`; what was saved before \
+                 is intact"
+            }
             _ => return None,
         })
     });
@@ -171,7 +178,7 @@ pub fn hint_of_io(error: &io::Error) -> Option<&'static str> {
                 "check the path; paths in a recipe are relative to the recipe's folder"
             }
             io::ErrorKind::PermissionDenied => "check who owns the file and its directory",
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => MAKE_ROOM,
+            io::ErrorKind::StorageFull => MAKE_ROOM,
             io::ErrorKind::ReadOnlyFilesystem => "choose an output directory that can be written to",
             _ => return None,
         })
@@ -258,6 +265,8 @@ mod tests {
             FilesError::io("make", &path)(io::ErrorKind::AlreadyExists.into()),
             FilesError::io("read", &path)(io::ErrorKind::PermissionDenied.into()),
             FilesError::io("write", &path)(io::ErrorKind::StorageFull.into()),
+            FilesError::io("write", &path)(Errno::DQUOT.into()),
+            FilesError::io("sync", &path)(Errno::IO.into()),
             FilesError::io("write", &path)(io::ErrorKind::ReadOnlyFilesystem.into()),
             FilesError::NoSpace { path: path.clone(), needed: Bytes(2), free: Bytes(1) },
             FilesError::ScratchFull {

@@ -1,12 +1,15 @@
-//! A door for crash tests: named places of a save that fail, or kill the process, when the environment asks for it.
+//! A door for crash tests: operations on the disk, and other places of a run, that fail, or kill the process, when the environment asks for it.
 //!
-//! `KVTUNE_FAILPOINT=file.write=enospc:3` fails the third write with a full disk; `error` is an I/O error, `kill` ends the process
-//! at once as SIGKILL does, and `stop` halts it as SIGSTOP does, until somebody sends SIGCONT. The name `any` counts every place,
-//! so a loop over n visits all of them.
+//! `KVTUNE_FAILPOINT=file.write=enospc:3` fails the third write of a file with a full disk; `eio` and `edquot` are an error of the disk and a
+//! quota, `eintr` a signal that interrupts the call, `short` a write that takes a part only, `kill` ends the process at once as SIGKILL
+//! does, and `stop` halts it as SIGSTOP does, until somebody sends SIGCONT. With `:3+` all from the third on fail. The name `any` counts
+//! every place and `file.any` every one of files, so a loop over n visits all of them.
 
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::io::Errno;
 
 /// The environment variable.
 pub const VARIABLE: &str = "KVTUNE_FAILPOINT";
@@ -15,15 +18,18 @@ pub const VARIABLE: &str = "KVTUNE_FAILPOINT";
 enum FailpointAction {
     Kill,
     Stop,
-    Error,
-    NoSpace,
+    Short,
+    Fail(Errno),
 }
 
+/// What is to go wrong, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Failpoint {
+pub(super) struct Failpoint {
     name: String,
     action: FailpointAction,
     nth: u64,
+    /// Whether every later pass fails as well.
+    stays: bool,
 }
 
 impl Failpoint {
@@ -33,17 +39,38 @@ impl Failpoint {
         let action = match action {
             "kill" => FailpointAction::Kill,
             "stop" => FailpointAction::Stop,
-            "error" => FailpointAction::Error,
-            "enospc" => FailpointAction::NoSpace,
+            "short" => FailpointAction::Short,
+            "eio" => FailpointAction::Fail(Errno::IO),
+            "enospc" => FailpointAction::Fail(Errno::NOSPC),
+            "edquot" => FailpointAction::Fail(Errno::DQUOT),
+            "eintr" => FailpointAction::Fail(Errno::INTR),
             _ => return None,
         };
-        Some(Self { name: name.into(), action, nth: nth.parse().ok()? })
+        let stays = nth.ends_with('+');
+        // What is interrupted every time never ends.
+        let endless = stays && action == FailpointAction::Fail(Errno::INTR);
+        let nth = nth.strip_suffix('+').unwrap_or(nth).parse().ok().filter(|_| !endless)?;
+        Some(Self { name: name.into(), action, nth, stays })
     }
 
-    fn run(&self, name: &str) -> io::Result<()> {
+    fn is_named(&self, (whose, what): (&str, &str)) -> bool {
+        self.name == "any" || self.name.split_once('.').is_some_and(|(a, b)| a == whose && (b == what || b == "any"))
+    }
+
+    fn strikes_at(&self, pass: u64) -> bool {
+        pass == self.nth || self.stays && pass > self.nth
+    }
+
+    /// Whether it stands for a signal that interrupts a call before it has done anything.
+    pub(super) fn interrupts(&self) -> bool {
+        self.action == FailpointAction::Fail(Errno::INTR)
+    }
+
+    /// Goes wrong: returns the error that was asked for, if it was one.
+    pub(super) fn strike(&self) -> io::Result<()> {
         match self.action {
-            FailpointAction::Error => Err(io::Error::other(format!("failpoint `{name}`"))),
-            FailpointAction::NoSpace => Err(io::ErrorKind::StorageFull.into()),
+            FailpointAction::Fail(error) => Err(error.into()),
+            FailpointAction::Short => Ok(()),
             FailpointAction::Stop => Ok(rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)?),
             FailpointAction::Kill => {
                 // No destructor, no buffer, no signal handler: as a power cut, but that the page cache survives.
@@ -56,27 +83,30 @@ impl Failpoint {
     }
 }
 
-/// Passes the place `name`: does nothing unless the environment asked for a failure here.
+/// Passes the place `name`, a word, a dot and a word: does nothing unless the environment asked for a failure here.
 pub fn pass(name: &str) -> io::Result<()> {
+    let fault = reached(name.split_once('.').unwrap_or((name, "")))?;
+    // A place is no call that a signal could interrupt.
+    fault.filter(|fault| !fault.interrupts()).map_or(Ok(()), |fault| fault.strike())
+}
+
+/// What is to go wrong at this place, if it is now.
+pub(super) fn reached(place: (&str, &str)) -> io::Result<Option<Failpoint>> {
     static PLAN: OnceLock<Option<Result<Failpoint, String>>> = OnceLock::new();
     static PASSED: AtomicU64 = AtomicU64::new(0);
     #[cfg(test)]
-    if let Some(result) = tests::pass_in_this_thread(name) {
-        return result;
+    if tests::has_plan() {
+        return Ok(tests::reached_in_this_thread(place));
     }
     let read = || std::env::var(VARIABLE).ok().map(|text| Failpoint::parse(&text).ok_or(text));
     match PLAN.get_or_init(read) {
-        Some(Err(text)) => {
-            Err(io::Error::other(format!("cannot read {VARIABLE}={text}: expected NAME=kill|stop|error|enospc[:n]")))
+        Some(Err(text)) => Err(io::Error::other(format!(
+            "cannot read {VARIABLE}={text}: expected NAME=kill|stop|short|eintr|eio|enospc|edquot[:N[+]]"
+        ))),
+        Some(Ok(plan)) if plan.is_named(place) => {
+            Ok(plan.strikes_at(PASSED.fetch_add(1, Ordering::Relaxed) + 1).then(|| plan.clone()))
         }
-        Some(Ok(plan)) if plan.name == name || plan.name == "any" => {
-            if PASSED.fetch_add(1, Ordering::Relaxed) + 1 == plan.nth {
-                plan.run(name)
-            } else {
-                Ok(())
-            }
-        }
-        _ => Ok(()),
+        _ => Ok(None),
     }
 }
 
@@ -99,31 +129,30 @@ pub(crate) mod tests {
         (result, passed >= plan.nth)
     }
 
-    pub(super) fn pass_in_this_thread(name: &str) -> Option<io::Result<()>> {
+    pub(super) fn has_plan() -> bool {
+        LOCAL.with_borrow(Option::is_some)
+    }
+
+    pub(super) fn reached_in_this_thread(place: (&str, &str)) -> Option<Failpoint> {
         LOCAL.with_borrow_mut(|local| {
-            let (plan, passed) = local.as_mut()?;
-            if plan.name != name && plan.name != "any" {
-                return Some(Ok(()));
-            }
+            let (plan, passed) = local.as_mut().filter(|(plan, _)| plan.is_named(place))?;
             *passed += 1;
-            Some(if *passed == plan.nth { plan.run(name) } else { Ok(()) })
+            plan.strikes_at(*passed).then(|| plan.clone())
         })
     }
 
     #[test]
     fn plans_are_read_and_the_nth_pass_fails() {
-        assert_eq!(Failpoint::parse("a.b=kill"), Some(Failpoint { name: "a.b".into(), action: FailpointAction::Kill, nth: 1 }));
-        assert_eq!(Failpoint::parse("a=enospc:7").unwrap().nth, 7);
-        for wrong in ["a", "a=burn", "a=kill:x"] {
+        let plan = |action, nth, stays| Some(Failpoint { name: "a.b".into(), action, nth, stays });
+        assert_eq!(Failpoint::parse("a.b=kill"), plan(FailpointAction::Kill, 1, false));
+        assert_eq!(Failpoint::parse("a.b=enospc:7+"), plan(FailpointAction::Fail(Errno::NOSPC), 7, true));
+        for wrong in ["a", "a=burn", "a=kill:x", "a=eintr:1+", "a=kill:+"] {
             assert_eq!(Failpoint::parse(wrong), None, "{wrong}");
         }
-        let (results, reached) =
-            with("here=enospc:2", || [pass("here"), pass("there"), pass("here"), pass("here")].map(|r| r.is_ok()));
+        let pass = |places: [&str; 4]| places.map(|place| super::pass(place).is_ok());
+        let (results, reached) = with("a.here=enospc:2", || pass(["a.here", "b.here", "a.here", "a.here"]));
         assert_eq!((results, reached), ([true, true, false, true], true));
-        assert_eq!(
-            with("any=error:2", || (pass("a").is_ok(), pass("b").unwrap_err().to_string())).0,
-            (true, "failpoint `b`".into())
-        );
-        pass("here").unwrap();
+        assert_eq!(with("any=eio:2+", || pass(["a.b", "c.d", "e.f", "a.b"])).0, [true, false, false, false]);
+        super::pass("a.here").unwrap();
     }
 }

@@ -1,7 +1,8 @@
-//! One process per run directory.
+//! One process writes into a run directory, and nothing is removed that another one reads.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::{FileKind, FilesError, open_to_read, refuse_symlink};
@@ -44,6 +45,37 @@ impl RunLock {
     }
 }
 
+/// Keeps a directory from being removed while it is read, by a lock on the directory itself; given back when dropped, or when the
+/// process ends in any way. Where the file system has no such locks, nobody is kept from anything.
+#[derive(Debug)]
+pub struct ReadLock {
+    _dir: File,
+}
+
+impl ReadLock {
+    /// For who reads a directory; `None` where it is being removed, or is gone.
+    pub fn share(dir: &Path) -> Result<Option<Self>, FilesError> {
+        let file = match File::open(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file.map_err(FilesError::io("open", dir))?,
+        };
+        if matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)) {
+            return Ok(None);
+        }
+        // It may have been removed, or another put in its place, before it was locked.
+        let is_there =
+            |of: &std::fs::Metadata| std::fs::metadata(dir).is_ok_and(|there| (there.dev(), there.ino()) == (of.dev(), of.ino()));
+        Ok(file.metadata().is_ok_and(|of| is_there(&of)).then_some(Self { _dir: file }))
+    }
+
+    /// For who is about to remove a directory; `None` while somebody reads it.
+    pub fn exclude(dir: &Path) -> Result<Option<Self>, FilesError> {
+        let file = File::open(dir).map_err(FilesError::io("open", dir))?;
+        let is_read = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+        Ok((!is_read).then_some(Self { _dir: file }))
+    }
+}
+
 /// Locks an open file until it is closed.
 fn lock(file: &File, dir: &Path) -> Result<(), FilesError> {
     match file.try_lock() {
@@ -77,5 +109,21 @@ mod tests {
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
         assert!(matches!(RunLock::acquire(&link), Err(FilesError::Symlink { .. })));
+    }
+
+    #[test]
+    fn what_is_read_is_not_removed_and_what_is_removed_is_not_read() {
+        let root = tempfile::tempdir().unwrap();
+        let (dir, aside) = (root.path().join("d"), root.path().join("e"));
+        std::fs::create_dir(&dir).unwrap();
+        let readers = [0; 2].map(|_| ReadLock::share(&dir).unwrap().unwrap());
+        assert!(ReadLock::exclude(&dir).unwrap().is_none());
+        drop(readers);
+        let remover = ReadLock::exclude(&dir).unwrap().unwrap();
+        assert!(ReadLock::share(&dir).unwrap().is_none());
+        std::fs::rename(&dir, &aside).unwrap();
+        assert!(ReadLock::share(&dir).unwrap().is_none() && ReadLock::exclude(&dir).is_err());
+        drop(remover);
+        assert!(ReadLock::share(&aside).unwrap().is_some());
     }
 }

@@ -1,5 +1,6 @@
 //! Bytes on disk: files written whole, safetensors, PEFT adapters, hashes and locks.
 
+pub mod disk;
 pub mod failpoint;
 
 mod atomic;
@@ -24,7 +25,7 @@ pub use error::{FilesError, hint_of_io};
 pub use hash::{hash_bytes, hash_ends, hash_file, hash_parts};
 pub use json::{parse_json, read_json, read_json_as, to_json};
 pub use known_hashes::hash_large_file;
-pub use lock::RunLock;
+pub use lock::{ReadLock, RunLock};
 pub use mapped::MappedFile;
 pub use open::{FileKind, is_there, open_to_read, read_bytes, read_if_there, read_text};
 pub use peft::{ADAPTER_CONFIG, ADAPTER_TENSORS, PeftFiles, read_peft, write_peft};
@@ -42,7 +43,18 @@ pub fn make_dir(path: &Path) -> Result<(), FilesError> {
     let absolute = std::path::absolute(path).map_err(FilesError::io("make", path))?;
     let is_new = |dir: &&Path| !dir.exists();
     let new: Vec<&Path> = absolute.ancestors().take_while(is_new).collect();
-    std::fs::create_dir_all(path).map_err(FilesError::io("make", path))?;
+    for dir in new.iter().rev() {
+        // Another process may have made it meanwhile.
+        match disk::make_dir("dir", dir) {
+            Err(error) if !(error.kind() == std::io::ErrorKind::AlreadyExists && dir.is_dir()) => {
+                return Err(FilesError::io("make", path)(error));
+            }
+            _ => {}
+        }
+    }
+    if !path.is_dir() {
+        return Err(FilesError::io("make", path)(rustix::io::Errno::EXIST.into()));
+    }
     new.iter().rev().filter_map(|dir| dir.parent()).try_for_each(sync_dir)
 }
 

@@ -8,17 +8,15 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
-
-use super::{FilesError, failpoint, free_space, make_dir, refuse_symlink};
+use super::disk::{self, DiskFile};
+use super::{FilesError, free_space, make_dir, refuse_symlink};
 use crate::units::Bytes;
 
 const PREFIX: &str = "kvtune-";
@@ -29,7 +27,7 @@ const SUFFIX: &str = ".scratch";
 pub struct Scratch {
     dir: PathBuf,
     path: PathBuf,
-    file: File,
+    file: DiskFile,
     len: u64,
 }
 
@@ -38,7 +36,6 @@ impl Scratch {
     /// have ended.
     pub fn create(dir: &Path, purpose: &str) -> Result<Self, FilesError> {
         refuse_symlink(dir)?;
-        failpoint::pass("scratch.create").map_err(FilesError::io("make", dir))?;
         loop {
             if !dir.exists() {
                 make_dir(dir)?;
@@ -48,7 +45,7 @@ impl Scratch {
                 keep_to_oneself(dir)?;
             }
             remove_stale(dir)?;
-            if let Some(scratch) = Self::locked(dir, purpose)? {
+            if let Some(scratch) = Self::locked(dir, purpose).inspect_err(|_| leave(dir))? {
                 return Ok(scratch);
             }
         }
@@ -60,6 +57,17 @@ impl Scratch {
         let dir = temporary_path();
         made().insert(dir.clone());
         dir
+    }
+
+    /// Removes what processes that have ended left in the system's directory for temporary files.
+    pub fn clean_temporary() {
+        let dir = temporary_path();
+        let is_own =
+            fs::symlink_metadata(&dir).is_ok_and(|found| found.is_dir() && found.uid() == rustix::process::getuid().as_raw());
+        // What can't be removed is in nobody's way; and a directory that is in use stays.
+        if is_own && remove_stale(&dir).is_ok() {
+            let _ = fs::remove_dir(dir);
+        }
     }
 
     /// Removes what processes have left in a directory that have ended, for who makes no file there. No directory is nothing.
@@ -77,21 +85,21 @@ impl Scratch {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = dir.join(format!("{PREFIX}{purpose}-{}-{number}{SUFFIX}", std::process::id()));
-        let file = match OpenOptions::new().read(true).write(true).create_new(true).open(&path) {
+        let file = match DiskFile::open("scratch", &path, OpenOptions::new().read(true).write(true).create_new(true)) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
             Err(error) if error.kind() == io::ErrorKind::NotFound && !dir.exists() => return Ok(None),
             Err(error) => return Err(FilesError::io("create", &path)(error)),
         };
-        match file.try_lock() {
+        match file.as_file().try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(error)) => {
-                let _ = fs::remove_file(&path);
+                let _ = disk::remove_file("scratch", &path);
                 return Err(FilesError::io("lock", &path)(error));
             }
         }
-        let has_a_name = file.metadata().map_err(FilesError::io("inspect", &path))?.nlink() > 0;
+        let has_a_name = file.as_file().metadata().map_err(FilesError::io("inspect", &path))?.nlink() > 0;
         Ok(has_a_name.then(|| Self { dir: dir.to_owned(), path, file, len: 0 }))
     }
 
@@ -109,7 +117,7 @@ impl Scratch {
     /// Returns the new length. Where the file system can't reserve room, writing takes it.
     pub fn grow(&mut self, least: u64, best: u64) -> Result<Bytes, FilesError> {
         let reserve = || self.reserve(best).map(|()| best).or_else(|_| self.reserve(least).map(|()| least));
-        self.len = failpoint::pass("scratch.reserve").and_then(|()| reserve()).map_err(|source| match source.kind() {
+        self.len = reserve().map_err(|source| match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => FilesError::ScratchFull {
                 dir: self.dir.clone(),
                 needed: Bytes(least.saturating_sub(self.len)),
@@ -122,43 +130,36 @@ impl Scratch {
     }
 
     fn reserve(&self, len: u64) -> io::Result<()> {
-        let more = len.saturating_sub(self.len);
-        loop {
-            match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), self.len, more) {
-                Err(Errno::INTR) => {}
-                Err(Errno::OPNOTSUPP | Errno::NOSYS) => return self.file.set_len(len),
-                Err(error) => {
-                    // What was reserved before the disk was full is of no use.
-                    let _ = self.file.set_len(self.len);
-                    return Err(error.into());
-                }
-                Ok(()) => return Ok(()),
-            }
-        }
+        self.file.reserve(self.len, len.saturating_sub(self.len)).inspect_err(|_| {
+            // What was reserved before the disk was full is of no use.
+            let _ = self.file.set_len(self.len);
+        })
     }
 
     /// Writes at a place within the file's length.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), FilesError> {
-        let write = || self.file.write_all_at(bytes, offset);
-        failpoint::pass("scratch.write").and_then(|()| write()).map_err(FilesError::io("write", &self.path))
+        self.file.write_all_at(bytes, offset).map_err(FilesError::io("write", &self.path))
     }
 
     /// Reads what was written there.
     pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), FilesError> {
         // Not `read`: what is wrong is the disk, not something that a user has given.
-        let read = |bytes: &mut [u8]| self.file.read_exact_at(bytes, offset);
-        failpoint::pass("scratch.read").and_then(|()| read(bytes)).map_err(FilesError::io("read back", &self.path))
+        self.file.read_exact_at(bytes, offset).map_err(FilesError::io("read back", &self.path))
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
         // What can't be removed now is removed at the next start.
-        let _ = fs::remove_file(&self.path);
-        // A directory that was made for scratch files goes with the last of them; a user's own stays.
-        if made().contains(&self.dir) && fs::remove_dir(&self.dir).is_ok() {
-            made().remove(&self.dir);
-        }
+        let _ = disk::remove_file("scratch", &self.path);
+        leave(&self.dir);
+    }
+}
+
+/// A directory that was made for scratch files goes with the last of them; a user's own stays.
+fn leave(dir: &Path) {
+    if made().contains(dir) && fs::remove_dir(dir).is_ok() {
+        made().remove(dir);
     }
 }
 
@@ -197,7 +198,7 @@ fn remove_stale(dir: &Path) -> Result<(), FilesError> {
         // Its process may have removed it meanwhile, or another start; and who may not open it has not made it.
         let Ok(file) = OpenOptions::new().read(true).write(true).open(entry.path()) else { continue };
         if file.try_lock().is_ok() {
-            match fs::remove_file(entry.path()) {
+            match disk::remove_file("scratch", &entry.path()) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     return Err(FilesError::io("remove", &entry.path())(error));
                 }
@@ -286,14 +287,14 @@ mod tests {
         let error = scratch.grow(1 << 60, 1 << 61).unwrap_err();
         assert!(matches!(&error, FilesError::ScratchFull { needed: Bytes(n), .. } if *n == (1 << 60) - 4096), "{error}");
         assert_eq!(scratch.len(), Bytes(4096));
-        assert!(matches!(with("scratch.reserve=enospc", || scratch.grow(8192, 8192)).0, Err(FilesError::ScratchFull { .. })));
+        assert!(matches!(with("scratch.reserve=enospc:1+", || scratch.grow(8192, 8192)).0, Err(FilesError::ScratchFull { .. })));
         for (place, words) in [("write", "cannot write `"), ("read", "cannot read back `")] {
             let at = |plan: &str| with(plan, || scratch.write_at(0, &[1]).and_then(|()| scratch.read_at(0, &mut [0]))).0;
-            let error = at(&format!("scratch.{place}=error")).unwrap_err();
+            let error = at(&format!("scratch.{place}=eio")).unwrap_err();
             assert!(error.to_string().starts_with(words) && !error.is_about_content(), "{error}");
         }
         drop(scratch);
-        assert!(matches!(with("scratch.create=error", || Scratch::create(&dir, "x")).0, Err(FilesError::Io { .. })));
+        assert!(matches!(with("scratch.open=eio", || Scratch::create(&dir, "x")).0, Err(FilesError::Io { .. })));
         assert!(!dir.exists());
     }
 

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use tch::{Kind, Tensor};
@@ -12,6 +12,7 @@ use torch_sys::C_tensor;
 
 unsafe extern "C" {
     fn kvtune_libtorch_version() -> *const c_char;
+    fn kvtune_guard_mappings();
     fn kvtune_tensor_over(
         data: *mut c_void,
         size: *const i64,
@@ -27,10 +28,13 @@ unsafe extern "C" {
 pub struct FileMap(MmapRaw);
 
 impl FileMap {
-    /// Maps a file, which must not be empty.
+    /// Maps a file, which must not be empty. Where it is shortened while it is mapped the process ends with a line that names it.
     pub fn new(file: &File) -> io::Result<Self> {
+        static GUARDED: Once = Once::new();
+        // SAFETY: it sets a handler of signals that makes nothing but system calls.
+        GUARDED.call_once(|| unsafe { kvtune_guard_mappings() });
         // SAFETY: the mapping is private, so nobody sees our writes. Another process that shortens the file while it is mapped
-        // ends this one with SIGBUS; programs that replace model files do so by renaming, which leaves the mapping intact.
+        // ends this one through the guard; programs that replace model files do so by renaming, which leaves the mapping intact.
         unsafe { MmapOptions::new().map_copy(file) }.map(|map| Self(map.into()))
     }
 

@@ -1,9 +1,11 @@
 //! From the recipe back to TOML and to words, and what differs between two recipes.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use toml::Value;
 
+use super::diagnose::RecipeError;
 use super::plan::Recipe;
 use super::table::{RecipeTable, TableEntries};
 use super::training::TopOfFile;
@@ -33,6 +35,20 @@ impl Recipe {
     /// of the run, logging, saving, the tiling of the gradient, and where it is written.
     pub fn changes_refused_on_resume(&self, resumed: &Self) -> Vec<Difference> {
         self.differences(resumed).into_iter().filter(|difference| !may_change(&difference.key)).collect()
+    }
+
+    /// What may not change in the recipe's run: values in TOML by their dotted keys.
+    pub fn fixed_settings(&self) -> BTreeMap<String, String> {
+        self.flat().into_iter().filter(|(key, _)| !may_change(key)).collect()
+    }
+
+    /// What this recipe has otherwise than the fixed settings that its run has saved in `place`. A key that came with a later version has its
+    /// default there.
+    pub fn changes_since(&self, saved: &BTreeMap<String, String>, place: &Path) -> Result<Vec<Difference>, RecipeError> {
+        let mut all: BTreeMap<String, String> = self.flat().into_iter().filter(|(key, _)| may_change(key)).collect();
+        all.extend(saved.clone());
+        let lines: Vec<String> = all.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
+        Ok(Self::parse(lines.concat(), place, &[])?.recipe.changes_refused_on_resume(self))
     }
 
     /// What differs between this recipe and another one, by key.
@@ -69,6 +85,8 @@ fn may_change(key: &str) -> bool {
     // The one key of `grad` that says what is computed, not how.
     key != "grad.single_tokens_for_targets"
         && (matches!(table, "log" | "checkpoint" | "grad")
+            // Where the model and the data lie: their content is compared with what the run began with.
+            || matches!(key, "model.path" | "data.train" | "data.validation")
             || matches!(key, "train.epochs" | "train.max_steps" | "kv_cache.cpu_offload")
             || matches!(key, "train.on_non_finite" | "train.max_skipped_steps" | "train.max_loss"))
 }

@@ -1,14 +1,15 @@
 //! `metrics.jsonl`: one line per step, appended and flushed; the source of truth for curves.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::ReportError;
-use crate::files::{self, FileKind, failpoint};
+use crate::files::disk::DiskFile;
+use crate::files::{self, FileKind, FilesError};
 
 /// One line.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -66,42 +67,147 @@ fn or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
     Ok(Some(Option::deserialize(from)?.unwrap_or(f64::NAN)))
 }
 
+/// Where a run goes on.
+#[derive(Clone, Copy, Debug)]
+pub struct MetricsMark {
+    /// Steps made.
+    pub step: u64,
+    /// Tokens trained on.
+    pub total_tokens: u64,
+    /// Lines at the beginning that need no check, as an earlier version wrote them; `None` where nobody has counted them.
+    pub unchecked: Option<u64>,
+    /// Whether the line of the last step is to be written anew.
+    pub is_owed: bool,
+}
+
 /// The file, open for appending.
 #[derive(Debug)]
 pub struct Metrics {
     path: PathBuf,
-    file: File,
+    file: DiskFile,
+    /// That of the last line; empty before the first.
+    check: String,
+}
+
+/// What stands in the metrics of a run that goes on.
+#[derive(Debug)]
+pub struct KeptMetrics {
+    /// The lines that stay.
+    pub lines: Vec<StepMetrics>,
+    /// The line that is to be written anew.
+    pub owed: Option<StepMetrics>,
+    /// Lines that no check stands for.
+    pub unchecked: u64,
+    texts: Vec<String>,
+    check: String,
+}
+
+impl KeptMetrics {
+    /// Reads the lines up to where a run goes on, all of which must be as they were written. What comes after them doesn't count: a crash
+    /// may have cut it. No file is as good as an empty one.
+    pub fn read(path: &Path, mark: &MetricsMark) -> Result<Self, ReportError> {
+        let mut kept = Self { lines: Vec::new(), owed: None, unchecked: 0, texts: Vec::new(), check: String::new() };
+        if !path.exists() {
+            return Ok(kept);
+        }
+        let bytes = files::read_bytes(path, FileKind::Lines)?;
+        for (index, line) in bytes.split(|&b| b == b'\n').filter(|line| !line.is_empty()).enumerate() {
+            if kept.reaches(mark.step) && mark.step > 0 {
+                break;
+            }
+            let changed = |what: String| ReportError::ChangedLine { path: path.to_owned(), line: index + 1, what };
+            let broken = || ReportError::BrokenLine { path: path.to_owned(), line: index + 1 };
+            let read =
+                std::str::from_utf8(line).ok().and_then(|text| Some((text, serde_json::from_str::<StepMetrics>(text).ok()?)));
+            // Before the first step there need not be a line, and so it may be the one that was cut.
+            let (text, metrics) = match read {
+                Some((_, metrics)) if metrics.step > mark.step => break,
+                Some(read) => read,
+                None if mark.step == 0 => break,
+                None => return Err(broken()),
+            };
+            match checked(text) {
+                Some((figures, check)) if check == check_of(&kept.check, &figures) => check.clone_into(&mut kept.check),
+                None if kept.check.is_empty() && mark.unchecked.is_none_or(|most| kept.unchecked < most) => kept.unchecked += 1,
+                _ => return Err(changed("it is not as it was written, or the lines before it are not".into())),
+            }
+            if let Some(before) = kept.lines.last()
+                && metrics.step != before.step + 1
+            {
+                return Err(changed(format!("expected step {}, found step {}", before.step + 1, metrics.step)));
+            }
+            kept.texts.push(text.to_owned());
+            kept.lines.push(metrics);
+        }
+        kept.fit(path, mark)?;
+        if mark.is_owed {
+            (kept.owed, _) = (kept.lines.pop(), kept.texts.pop());
+            kept.check = kept.texts.last().and_then(|text| Some(checked(text)?.1.to_owned())).unwrap_or_default();
+        }
+        Ok(kept)
+    }
+
+    fn reaches(&self, step: u64) -> bool {
+        self.lines.last().is_some_and(|line| line.step >= step)
+    }
+
+    /// Fails where the last line is not that of the checkpoint's step.
+    fn fit(&self, path: &Path, mark: &MetricsMark) -> Result<(), ReportError> {
+        let last = self.lines.last().map_or((0, 0), |line| (line.step, line.total_tokens));
+        if mark.step == 0 || last == (mark.step, mark.total_tokens) {
+            return Ok(());
+        }
+        let what = format!(
+            "expected step {} with {} tokens so far, as the checkpoint has it, found step {} with {}",
+            mark.step, mark.total_tokens, last.0, last.1
+        );
+        Err(ReportError::ChangedLine { path: path.to_owned(), line: self.lines.len().max(1), what })
+    }
 }
 
 impl Metrics {
-    /// Opens the metrics of a run that goes on after `step`: later lines, and a last one that was cut short, are removed. Returns
-    /// the lines that stay as well.
-    pub fn open_after(path: &Path, step: Option<u64>) -> Result<(Self, Vec<StepMetrics>), ReportError> {
-        let kept = match (step, path.exists()) {
-            (Some(step), true) => lines_up_to(path, step)?.0,
-            _ => Vec::new(),
-        };
-        let text = kept.iter().flat_map(|(line, _)| [line.as_str(), "\n"]).collect::<String>();
+    /// Begins the metrics of a run.
+    pub fn begin(path: &Path) -> Result<Self, ReportError> {
+        Self::open(path, "", String::new())
+    }
+
+    /// Opens the metrics of a run that goes on: what comes after the lines that stay is removed.
+    pub fn after(path: &Path, kept: &KeptMetrics) -> Result<Self, ReportError> {
+        let text = kept.texts.iter().flat_map(|line| [line.as_str(), "\n"]).collect::<String>();
+        Self::open(path, &text, kept.check.clone())
+    }
+
+    fn open(path: &Path, text: &str, check: String) -> Result<Self, ReportError> {
         files::write_atomic(path, text.as_bytes())?;
-        let failed = |source| ReportError::Io { action: "open", path: path.to_owned(), source };
-        let file = OpenOptions::new().append(true).open(path).map_err(failed)?;
-        Ok((Self { path: path.to_owned(), file }, kept.into_iter().map(|(_, metrics)| metrics).collect()))
+        let file = DiskFile::open("metrics", path, OpenOptions::new().append(true)).map_err(FilesError::io("write", path))?;
+        Ok(Self { path: path.to_owned(), file, check })
     }
 
     /// Appends one line and makes it durable: the checkpoint of its step may be the next thing on disk.
     pub fn append(&mut self, metrics: &StepMetrics) -> Result<(), ReportError> {
-        let failed = |source| ReportError::Io { action: "write", path: self.path.clone(), source };
-        let mut line = serde_json::to_string(metrics).map_err(|e| failed(e.into()))?;
-        line.push('\n');
-        let (half, rest) = line.as_bytes().split_at(line.len() / 2);
         let mut write = || {
-            self.file.write_all(half)?;
-            failpoint::pass("metrics.append")?;
-            self.file.write_all(rest)?;
-            self.file.sync_data()
+            let figures = serde_json::to_string(metrics)?;
+            self.check = check_of(&self.check, &figures);
+            let line = format!("{}{CHECK}{}\"}}\n", &figures[..figures.len() - 1], self.check);
+            self.file.write_all(line.as_bytes())?;
+            self.file.sync()
         };
-        write().map_err(failed)
+        Ok(write().map_err(FilesError::io("write", &self.path))?)
     }
+}
+
+/// Stands between the figures of a line and its check.
+const CHECK: &str = ",\"check\":\"";
+
+/// A hash of a line's figures and of the check before: no line can be changed, left out or put in between unnoticed.
+fn check_of(before: &str, figures: &str) -> String {
+    files::hash_parts([before, figures])[..16].to_owned()
+}
+
+/// The figures of a line and its check, if it has one.
+fn checked(line: &str) -> Option<(String, &str)> {
+    let (figures, check) = line.strip_suffix("\"}")?.rsplit_once(CHECK)?;
+    Some((format!("{figures}}}"), check))
 }
 
 /// The file's name in a run.
@@ -138,31 +244,111 @@ fn lines_up_to(path: &Path, step: u64) -> Result<(Vec<(String, StepMetrics)>, bo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::failpoint::tests::with;
+
+    fn line(step: u64) -> StepMetrics {
+        StepMetrics { step, total_tokens: 10 * step, loss: Some(0.1 * step as f64), ..StepMetrics::default() }
+    }
+
+    /// The metrics of a run that has made so many steps.
+    fn begun(path: &Path, steps: u64) -> Metrics {
+        let mut metrics = Metrics::begin(path).unwrap();
+        (1..=steps).for_each(|step| metrics.append(&line(step)).unwrap());
+        metrics
+    }
+
+    fn after(step: u64) -> MetricsMark {
+        MetricsMark { step, total_tokens: 10 * step, unchecked: Some(0), is_owed: false }
+    }
+
+    fn steps(kept: &KeptMetrics) -> Vec<u64> {
+        kept.lines.iter().map(|line| line.step).collect()
+    }
 
     #[test]
     fn after_a_resume_no_step_stands_twice() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("metrics.jsonl");
-        let mut metrics = Metrics::open_after(&path, None).unwrap().0;
-        for step in 1..=5 {
-            metrics.append(&StepMetrics { step, loss: Some(0.1 * step as f64), ..StepMetrics::default() }).unwrap();
+        let path = dir.path().join(METRICS);
+        begun(&path, 5);
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"step\":6,\"lo\xff\0\nmore\n").unwrap();
+        for (is_owed, expected) in [(false, &[1, 2, 3][..]), (true, &[1, 2])] {
+            let kept = KeptMetrics::read(&path, &MetricsMark { is_owed, ..after(3) }).unwrap();
+            assert_eq!((steps(&kept), kept.owed.as_ref().map(|line| line.step)), (expected.to_vec(), is_owed.then_some(3)));
+            let mut metrics = Metrics::after(&path, &kept).unwrap();
+            for step in expected.len() as u64 + 1..=4 {
+                metrics.append(&line(step)).unwrap();
+            }
+            let kept = KeptMetrics::read(&path, &after(4)).unwrap();
+            assert_eq!((steps(&kept), kept.unchecked), (vec![1, 2, 3, 4], 0));
         }
-        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"step\":6,\"lo\xff\0").unwrap();
-        let kept = Metrics::open_after(&path, Some(3)).unwrap().1;
-        assert_eq!(kept.iter().map(|m| m.step).collect::<Vec<_>>(), [1, 2, 3]);
-        let steps: Vec<u64> = std::fs::read_to_string(&path)
-            .unwrap()
-            .lines()
-            .map(|l| serde_json::from_str::<StepMetrics>(l).unwrap().step)
-            .collect();
-        assert_eq!(steps, [1, 2, 3]);
+        let none = KeptMetrics::read(&dir.path().join("none"), &after(4)).unwrap();
+        assert!(none.lines.is_empty());
+    }
+
+    #[test]
+    fn no_byte_and_no_line_up_to_the_last_step_can_be_changed_unnoticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(METRICS);
+        begun(&path, 3);
+        let whole = std::fs::read(&path).unwrap();
+        let read = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            KeptMetrics::read(&path, &after(3))
+        };
+        for place in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[place] ^= 1 << (place % 8);
+            assert!(read(&bytes).is_err(), "{place}: {}", String::from_utf8_lossy(&bytes));
+            // What is missing may be the end of the last line alone.
+            assert!(read(&whole[..place]).is_err() || place + 1 == whole.len(), "cut at {place}");
+        }
+        let lines: Vec<&[u8]> = whole.split_inclusive(|&b| b == b'\n').collect();
+        for other in [[1, 2, 2], [0, 0, 2], [0, 2, 1], [0, 1, 1]] {
+            let error = read(&other.map(|line| lines[line]).concat()).unwrap_err();
+            assert!(matches!(&error, ReportError::ChangedLine { .. }), "{other:?}: {error}");
+        }
+        let other = MetricsMark { total_tokens: 31, ..after(3) };
+        read(&whole).unwrap();
+        assert!(KeptMetrics::read(&path, &other).unwrap_err().to_string().contains("31 tokens so far"));
+    }
+
+    #[test]
+    fn lines_of_an_earlier_version_stand_at_the_beginning_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(METRICS);
+        let earlier: String = (1..=2).map(|step| serde_json::to_string(&line(step)).unwrap() + "\n").collect();
+        std::fs::write(&path, &earlier).unwrap();
+        let kept = KeptMetrics::read(&path, &MetricsMark { unchecked: None, ..after(2) }).unwrap();
+        assert_eq!((steps(&kept), kept.unchecked), (vec![1, 2], 2));
+        Metrics::after(&path, &kept).unwrap().append(&line(3)).unwrap();
+        assert_eq!(KeptMetrics::read(&path, &MetricsMark { unchecked: Some(2), ..after(3) }).unwrap().unchecked, 2);
+        assert!(KeptMetrics::read(&path, &MetricsMark { unchecked: Some(1), ..after(3) }).is_err());
+    }
+
+    #[test]
+    fn wherever_an_appended_line_fails_those_before_it_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(METRICS);
+        for action in ["eio", "enospc", "edquot", "eintr", "short"] {
+            for n in 1.. {
+                let mut metrics = begun(&path, 2);
+                let (result, is_reached) = with(&format!("metrics.any={action}:{n}"), || metrics.append(&line(3)));
+                assert_eq!(result.is_ok(), !is_reached || ["eintr", "short"].contains(&action), "{action}, {n}");
+                assert_eq!(steps(&KeptMetrics::read(&path, &after(2)).unwrap()), [1, 2]);
+                if !is_reached {
+                    assert_eq!(steps(&KeptMetrics::read(&path, &after(3)).unwrap()), [1, 2, 3]);
+                    assert!(n > 2, "a write and a sync");
+                    break;
+                }
+            }
+        }
     }
 
     #[test]
     fn a_figure_that_is_not_finite_is_not_one_that_is_missing() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("metrics.jsonl");
-        let mut metrics = Metrics::open_after(&path, None).unwrap().0;
+        let path = dir.path().join(METRICS);
+        let mut metrics = Metrics::begin(&path).unwrap();
         metrics.append(&StepMetrics { step: 1, loss: Some(f64::NAN), ..StepMetrics::default() }).unwrap();
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"step\":2,").unwrap();
         let (lines, is_cut) = read_all(&path).unwrap();
@@ -173,8 +359,9 @@ mod tests {
     #[test]
     fn a_broken_line_in_the_middle_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("metrics.jsonl");
+        let path = dir.path().join(METRICS);
         std::fs::write(&path, "nonsense\n{}\n").unwrap();
-        assert!(matches!(Metrics::open_after(&path, Some(3)), Err(ReportError::BrokenLine { line: 1, .. })));
+        assert!(matches!(read_all(&path), Err(ReportError::BrokenLine { line: 1, .. })));
+        assert!(matches!(KeptMetrics::read(&path, &after(3)), Err(ReportError::BrokenLine { line: 1, .. })));
     }
 }

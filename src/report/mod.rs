@@ -18,16 +18,6 @@ use crate::units::{Exit, Failure};
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// A file could not be written or read.
-    #[error("cannot {action} `{path}`", path = path.display())]
-    Io {
-        /// What was tried, as a verb.
-        action: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// A file could not be written whole.
     #[error(transparent)]
     Files(#[from] FilesError),
     /// A result could not be handed over.
@@ -35,6 +25,16 @@ pub enum ReportError {
     Output {
         /// Why.
         source: std::io::Error,
+    },
+    /// A line of the metrics is another than was written.
+    #[error("`{path}`, line {line}: {what}", path = path.display())]
+    ChangedLine {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong.
+        what: String,
     },
     /// A line of the metrics is not what was written.
     #[error("`{path}`, line {line}: not a line of metrics", path = path.display())]
@@ -49,12 +49,11 @@ pub enum ReportError {
 impl Failure for ReportError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Io { .. } => {
-                Some("check the free space and the permissions of the run's directory, then go on with `kvtune resume`".into())
-            }
             Self::Files(e) => e.hint(),
             Self::Output { .. } => Some("look at where the output goes, as that disk may be full, and ask again".into()),
-            Self::BrokenLine { .. } => Some("restore the file, or remove it to begin a new one".into()),
+            Self::BrokenLine { .. } | Self::ChangedLine { .. } => {
+                Some("restore the file, or remove it to begin a new one".into())
+            }
         }
     }
 
@@ -62,6 +61,7 @@ impl Failure for ReportError {
     fn exit(&self) -> Exit {
         match self {
             Self::Files(error) => error.exit(),
+            Self::BrokenLine { .. } | Self::ChangedLine { .. } => Exit::Data,
             _ => Exit::Failed,
         }
     }

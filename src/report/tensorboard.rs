@@ -1,7 +1,7 @@
 //! TensorBoard events. The crate makes records in memory, and they are appended here: a file that cannot be written is one warning, and
 //! the run goes on.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,12 +15,13 @@ use tensorboard_rs::summary::scalar;
 
 use super::console;
 use super::metrics::StepMetrics;
+use crate::files::disk::DiskFile;
 
 /// The event file of one start of a run.
 #[derive(Debug)]
 pub struct TensorBoard {
     /// Gone once it could not be written.
-    file: Option<File>,
+    file: Option<DiskFile>,
 }
 
 impl TensorBoard {
@@ -67,11 +68,17 @@ fn warn(error: &io::Error) {
     console::warning(&format!("no more TensorBoard events, the run goes on: {error}"));
 }
 
-fn begin(dir: &Path) -> io::Result<File> {
+/// How the names of event files begin.
+const PREFIX: &str = "events.out.tfevents.";
+
+fn begin(dir: &Path) -> io::Result<DiskFile> {
     fs::create_dir_all(dir)?;
-    // TensorBoard reads files in the order of their names.
-    let name = format!("events.out.tfevents.{:010}.kvtune.{}.0", now() as u64, std::process::id());
-    OpenOptions::new().append(true).create(true).open(dir.join(name))
+    // TensorBoard reads files in the order of their names, which must be that of the starts, whatever the clock says.
+    let stamp = |name: &str| name.strip_prefix(PREFIX)?.split('.').next()?.parse::<u64>().ok();
+    let stamps = fs::read_dir(dir)?.flatten().filter_map(|entry| stamp(entry.file_name().to_str()?));
+    let stamp = stamps.max().map_or(0, |last| last.saturating_add(1)).max(now() as u64);
+    let path = dir.join(format!("{PREFIX}{stamp:010}.kvtune.{}.0", std::process::id()));
+    DiskFile::open("events", &path, OpenOptions::new().append(true).create(true))
 }
 
 /// Seconds since 1970.
@@ -138,6 +145,7 @@ pub fn dir_of(run: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::failpoint::tests::with;
 
     /// The events of the files in a directory, in the order of TensorBoard.
     fn events(dir: &Path) -> Vec<Event> {
@@ -178,11 +186,32 @@ mod tests {
 
     #[test]
     fn a_full_disk_ends_the_events_and_nothing_else() {
-        let mut board = TensorBoard { file: Some(OpenOptions::new().write(true).open("/dev/full").unwrap()) };
+        let full = DiskFile::open("events", Path::new("/dev/full"), OpenOptions::new().write(true)).unwrap();
+        let mut board = TensorBoard { file: Some(full) };
         board.send(&step(1));
         assert!(board.file.is_none());
         board.send(&step(2));
         let dir = tempfile::tempdir().unwrap();
+        for action in ["eio:2", "enospc:1+", "edquot:3"] {
+            let (mut board, _) = with(&format!("any={action}"), || {
+                let mut board = TensorBoard::start(dir.path(), 0);
+                (1..4).for_each(|number| board.send(&step(number)));
+                board
+            });
+            assert!(board.file.is_none());
+            board.send(&step(5));
+        }
+        let other = tempfile::tempdir().unwrap();
+        for action in ["eintr", "short"] {
+            for n in 1..4 {
+                let steps =
+                    |dir: &Path| events(dir).iter().map(|event| (event.get_step(), event.has_summary())).collect::<Vec<_>>();
+                let (one, two) = (dir.path().join(format!("{action}-{n}")), other.path().join(format!("{action}-{n}")));
+                with(&format!("any={action}:{n}"), || TensorBoard::start(&one, 1).send(&step(1)));
+                TensorBoard::start(&two, 1).send(&step(1));
+                assert_eq!(steps(&one), steps(&two), "{action}, {n}");
+            }
+        }
         fs::write(dir.path().join("in the way"), "").unwrap();
         assert!(TensorBoard::start(&dir.path().join("in the way"), 0).file.is_none());
     }

@@ -81,6 +81,7 @@ fn check_routers(model: &Path, config: &ModelConfig) -> Result<(), TrainError> {
 
 /// Removes the scratch files that an earlier start of the run in `dir` has left, also where this one needs none.
 pub(super) fn clean_scratch(dir: &Path) -> Result<(), TrainError> {
+    Scratch::clean_temporary();
     let scratch = dir.join(SCRATCH);
     Scratch::clean(&scratch)?;
     // Empty, it is of no use; and with something else in it it stays.

@@ -137,6 +137,26 @@ pub enum TrainError {
         /// What differs.
         differences: Vec<Difference>,
     },
+    /// The recipe of a run is not the one that a checkpoint was trained with.
+    #[error("the checkpoint `{path}` was trained with another recipe than its run has now:{}", listed(differences), path = path.display())]
+    OtherRecipe {
+        /// Its directory.
+        path: PathBuf,
+        /// What differs.
+        differences: Vec<Difference>,
+    },
+    /// A checkpoint is being removed by its run.
+    #[error("the checkpoint in `{path}` is being removed by its run", path = path.display())]
+    Gone {
+        /// Its directory, or the run's.
+        path: PathBuf,
+    },
+    /// A file of a run is not as the run wrote it.
+    #[error("`{path}` is not as the run wrote it: its last line does not fit the lines above", path = path.display())]
+    ChangedFile {
+        /// The file.
+        path: PathBuf,
+    },
     /// A data file is not the one that the run began with.
     #[error("`{path}` has changed since the checkpoint was written", path = abridged(path.display()))]
     OtherData {
@@ -238,6 +258,14 @@ fn listed(differences: &[Difference]) -> String {
     differences.iter().map(line).collect()
 }
 
+/// For a recipe that is not as it was written.
+const RESTORE: &str =
+    "restore the run's `recipe.resolved.toml`; what may change in a run is changed by `kvtune resume RUN --set key=value`";
+
+/// For a loss or a gradient that is not finite.
+const LOOK: &str = "what was saved before is intact: look at these samples and at the model's weights, or begin again with a lower \
+                    `optimizer.learning_rate`";
+
 impl Failure for TrainError {
     fn hint(&self) -> Option<String> {
         match self {
@@ -267,8 +295,10 @@ impl Failure for TrainError {
             }
             Self::OutputInTheWay { .. } => Some("choose another `--out`, or empty the directory".into()),
             Self::ChangedRecipe { .. } => {
-                Some("only the length of the run, logging, saving and `grad.*` may change on resume".into())
+                Some("only the length of the run, logging, saving, `grad.*` and where model and data lie may change on resume".into())
             }
+            Self::Gone { .. } => Some("name another checkpoint of the run, or the run for its newest".into()),
+            Self::OtherRecipe { .. } | Self::ChangedFile { .. } => Some(RESTORE.into()),
             Self::OtherData { .. } => {
                 Some("restore the file, or begin a new run: a resumed run goes on at the same place of the same data".into())
             }
@@ -292,11 +322,7 @@ impl Failure for TrainError {
             ),
             Self::SavedNotFinite { .. } => Some("go on from an earlier checkpoint: `kvtune resume RUN --from step-…`".into()),
             Self::Signals(_) => Some("a run must be able to save when it is interrupted".into()),
-            Self::NotFinite { .. } => Some(
-                "what was saved before is intact: look at these samples and at the model's weights, or begin again with a lower \
-                 `optimizer.learning_rate`"
-                    .into(),
-            ),
+            Self::NotFinite { .. } => Some(LOOK.into()),
             _ => self.origin()?.hint(),
         }
     }
@@ -314,6 +340,7 @@ impl Failure for TrainError {
             | Self::OutputInTheWay { .. }
             | Self::NoRun { .. }
             | Self::NoCheckpoint { .. } => Exit::Usage,
+            Self::OtherRecipe { .. } | Self::ChangedFile { .. } => Exit::Data,
             Self::OtherModel { .. } | Self::OtherData { .. } | Self::OtherSplit { .. } | Self::SavedNotFinite { .. } => {
                 Exit::Data
             }

@@ -12,6 +12,7 @@ mod run;
 mod run_dir;
 mod saved_split;
 mod schedule;
+mod sealed_recipe;
 mod skipped;
 mod step;
 mod tiling;

@@ -1,19 +1,21 @@
 //! Going on with a run: the checkpoint, and what may differ in the recipe.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::run::{begin, go_on};
 use super::run_dir::newest;
 use super::saved_split::SavedSplit;
+use super::sealed_recipe::{check_recipe, write_recipe};
 use super::watch::RunWatch;
 use super::{Ended, Outcome, RESOLVED_RECIPE, Start, TrainError, Trainer, build};
 use crate::checkpoint::{self, CheckpointError, FINAL, SaveKind};
-use crate::files::{self, RunLock};
+use crate::files::{ReadLock, RunLock};
 use crate::recipe::{Recipe, Weights};
 use crate::report::console;
 
 /// A checkpoint and the run it belongs to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct FoundCheckpoint {
     /// The run's directory.
     pub run: PathBuf,
@@ -21,21 +23,37 @@ pub struct FoundCheckpoint {
     pub dir: PathBuf,
     /// What it holds.
     pub holds: Weights,
+    /// Keeps it from being removed by a run that goes on meanwhile.
+    _reading: Arc<ReadLock>,
 }
 
 /// The checkpoint that `path` means: itself, or the newest of a run.
 pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint, TrainError> {
     if let Some(holds) = checkpoint::holds(path) {
+        let reading = ReadLock::share(path)?;
         checkpoint::check(path)?;
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let run = absolute.parent().unwrap_or(path).to_owned();
-        return Ok(FoundCheckpoint { run, dir: path.to_owned(), holds });
+        if let Ok(recipe) = resolved_recipe(&run) {
+            check_recipe(&recipe)?;
+        }
+        let reading = reading.ok_or_else(|| TrainError::Gone { path: path.to_owned() })?;
+        return Ok(FoundCheckpoint { run, dir: path.to_owned(), holds, _reading: reading.into() });
     }
-    resolved_recipe(path)?;
-    let dir = newest(path)?;
-    // One that holds neither is looked at as an adapter, which says what is missing.
-    let holds = checkpoint::holds(&dir).unwrap_or(Weights::Adapter);
-    Ok(FoundCheckpoint { run: path.to_owned(), dir, holds })
+    check_recipe(&resolved_recipe(path)?)?;
+    // The run may go on meanwhile, and remove the one that was found before it is held.
+    for _ in 0..8 {
+        let found = checkpoint::newest(path)?;
+        if let Some(reading) = ReadLock::share(&found.dir)? {
+            for (dir, why) in &found.skipped {
+                console::warning(&format!("skipped `{}`: {why}", dir.display()));
+            }
+            // One that holds neither is looked at as an adapter, which says what is missing.
+            let holds = checkpoint::holds(&found.dir).unwrap_or(Weights::Adapter);
+            return Ok(FoundCheckpoint { run: path.to_owned(), dir: found.dir, holds, _reading: reading.into() });
+        }
+    }
+    Err(TrainError::Gone { path: path.to_owned() })
 }
 
 /// The recipe of the run in `dir`.
@@ -64,6 +82,7 @@ pub fn resume(
 ) -> Result<Ended, TrainError> {
     let path = resolved_recipe(dir)?;
     let _lock = RunLock::acquire(dir)?;
+    let is_sealed = check_recipe(&path)?;
     let began = Recipe::load(&path, &[])?.recipe;
     let recipe = Recipe::load(&path, overrides)?.recipe;
     let differences = began.changes_refused_on_resume(&recipe);
@@ -79,14 +98,15 @@ pub fn resume(
     let mut trainer = Trainer::new(recipe, dir, device, profiles_memory)?;
     SavedSplit::check(&trainer.data, dir)?;
     let kind = start.as_ref().map(|start| trainer.load(start)).transpose()?;
+    check_records(&trainer, &path, is_sealed, start.is_some())?;
     if kind == Some(SaveKind::Final) && is_complete(&trainer) {
         checkpoint::retain(dir, trainer.recipe.checkpoint.intermediate_save_keep)?;
         let (made, asked) = (trainer.step(), trainer.schedule.num_steps());
         console::note(&format!("nothing to do: {made} steps are made, the recipe asks for {asked}"));
         return Ok(Ended { outcome: Outcome::Finished, memory: None });
     }
-    if !overrides.is_empty() {
-        files::write_atomic(&path, trainer.recipe.to_toml().as_bytes())?;
+    if !overrides.is_empty() || !is_sealed {
+        write_recipe(&trainer.recipe, &path)?;
     }
     let Some(start) = start else {
         console::note("no checkpoint was written yet: beginning again");
@@ -108,6 +128,24 @@ pub fn resume(
         watch.saved(&trainer.save(due)?);
     }
     go_on(&mut trainer, &mut watch, interrupt)
+}
+
+/// What the run has written beside its checkpoints must fit the one that was loaded. What an earlier version wrote can't be checked.
+fn check_records(trainer: &Trainer, recipe: &Path, is_sealed: bool, is_loaded: bool) -> Result<(), TrainError> {
+    if !is_loaded {
+        return Ok(());
+    }
+    trainer.kept_metrics()?;
+    match (is_sealed, trainer.unchecked_metrics) {
+        (false, Some(_)) => Err(TrainError::ChangedFile { path: recipe.to_owned() }),
+        (_, None) => {
+            console::note(
+                "an earlier version saved this checkpoint: whether recipe and metrics are as it left them can't be checked",
+            );
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The checkpoint to start from; none if the run ended before its first was written.

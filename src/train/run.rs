@@ -8,6 +8,7 @@ use tch::Device;
 use super::build::{self, SCRATCH};
 use super::run_dir::newest;
 use super::saved_split::SavedSplit;
+use super::sealed_recipe::write_recipe;
 use super::watch::RunWatch;
 use super::{Interrupt, RESOLVED_RECIPE, TrainError, Trainer};
 use crate::checkpoint::SaveKind;
@@ -54,7 +55,7 @@ pub fn run(recipe: Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, TrainE
     // Again: another run may have begun here while this one was loading.
     require_unused_by_others(dir)?;
     build::clean_scratch(dir)?;
-    files::write_atomic(&dir.join(RESOLVED_RECIPE), trainer.recipe.to_toml().as_bytes())?;
+    write_recipe(&trainer.recipe, &dir.join(RESOLVED_RECIPE))?;
     SavedSplit::write(&trainer.data, dir)?;
     begin(&mut trainer, start.interrupt)
 }

@@ -8,11 +8,13 @@ use crate::report::console;
 /// Name of the recipe in a run's directory.
 pub const RESOLVED_RECIPE: &str = "recipe.resolved.toml";
 
-/// The newest whole checkpoint of a run; what is newer and not whole is told.
+/// The newest whole checkpoint of a run. What is newer and not whole is told, and set aside where it is damaged.
 pub(super) fn newest(run: &Path) -> Result<PathBuf, CheckpointError> {
     let found = checkpoint::newest(run)?;
+    let places = checkpoint::set_aside(run, &found)?;
     for (dir, why) in &found.skipped {
-        console::warning(&format!("skipped `{}`: {why}", dir.display()));
+        let place = places.iter().find(|(from, _)| from == dir).map(|(_, place)| format!("; it is now `{}`", place.display()));
+        console::warning(&format!("skipped `{}`: {why}{}", dir.display(), place.unwrap_or_default()));
     }
     Ok(found.dir)
 }

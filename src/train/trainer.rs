@@ -24,7 +24,7 @@ use crate::plan::{Alternative, Machine};
 use crate::recipe::{BatchSize, Mode, OnNonFinite, OnOutOfMemory, Recipe};
 use crate::report::console;
 use crate::report::memory::peak_resident;
-use crate::report::metrics::StepMetrics;
+use crate::report::metrics::{KeptMetrics, METRICS, MetricsMark, StepMetrics};
 use crate::units::Bytes;
 
 /// A run in memory.
@@ -48,6 +48,8 @@ pub struct Trainer {
     pub(super) skipped: SkippedSteps,
     /// Whether the validation after the last step was given up.
     pub(super) owes_validation: bool,
+    /// Lines of metrics that an earlier version wrote; `None` while nobody has counted them.
+    pub(super) unchecked_metrics: Option<u64>,
     /// The last step with a checkpoint of its own.
     saved: Cell<Option<u64>>,
     /// Whether what the last update made is known to be finite.
@@ -94,6 +96,7 @@ impl Trainer {
             total_tokens: 0,
             skipped: SkippedSteps::default(),
             owes_validation: false,
+            unchecked_metrics: None,
             saved: Cell::new(None),
             is_finite: Cell::new(true),
             profile,
@@ -129,6 +132,7 @@ impl Trainer {
     /// Takes a checkpoint over; returns why it was written.
     pub(super) fn load(&mut self, dir: &Path) -> Result<SaveKind, TrainError> {
         let checkpoint::Loaded { parameters, optimizer, state } = checkpoint::load(dir)?;
+        self.check_settings(&state, dir)?;
         self.check_data(&state)?;
         if !has_fingerprint(&self.recipe.model.path, &state.model_hash)? {
             let difference = format!("`{}` is not as it was when the run began", self.recipe.model.path.display());
@@ -140,6 +144,7 @@ impl Trainer {
         (self.step, self.total_tokens, self.best) = (state.step, state.total_tokens, state.best);
         self.skipped.add(&state.skipped_steps);
         self.owes_validation = state.owes_validation;
+        self.unchecked_metrics = state.unchecked_metrics;
         if let Some(name) = self.not_finite() {
             return Err(TrainError::SavedNotFinite { path: dir.to_owned(), name });
         }
@@ -175,6 +180,25 @@ impl Trainer {
         }
         self.is_finite.set(true);
         Ok(())
+    }
+
+    /// A checkpoint belongs to the recipe that it was trained with.
+    fn check_settings(&self, state: &TrainState, dir: &Path) -> Result<(), TrainError> {
+        let Some(mut saved) = state.settings.clone() else { return Ok(()) };
+        saved.insert("train.seed".to_owned(), state.seed.to_string());
+        let differences = self.recipe.changes_since(&saved, dir)?;
+        if differences.is_empty() { Ok(()) } else { Err(TrainError::OtherRecipe { path: dir.to_owned(), differences }) }
+    }
+
+    /// The metrics up to the last step, all of which must be as they were written.
+    pub(super) fn kept_metrics(&self) -> Result<KeptMetrics, TrainError> {
+        let mark = MetricsMark {
+            step: self.step,
+            total_tokens: self.total_tokens,
+            unchecked: self.unchecked_metrics,
+            is_owed: self.owes_validation,
+        };
+        Ok(KeptMetrics::read(&self.dir.join(METRICS), &mark)?)
     }
 
     /// The position in the data is one in these files, and the best validation one of these samples.
@@ -313,6 +337,8 @@ impl Trainer {
         state.skipped_steps = self.skipped.to_vec();
         state.owes_validation = self.owes_validation;
         state.threads = Some(tch::get_num_threads());
+        state.unchecked_metrics = self.unchecked_metrics;
+        state.settings = Some(self.recipe.fixed_settings());
         state.model_hash.clone_from(&self.model_hash);
         self.data.train.hash().clone_into(&mut state.data_hash);
         state.validation_hash = self.data.validation.as_ref().map(|data| data.hash().to_owned());

@@ -13,7 +13,7 @@ use crate::native::cuda::{missing_kernels, why_not_pinned};
 use crate::ops::attention::Calibration;
 use crate::recipe::OnSigterm;
 use crate::report::memory::{not_pinned, peak_resident, planned_and_measured};
-use crate::report::metrics::{self, METRICS, Metrics, StepMetrics};
+use crate::report::metrics::{METRICS, Metrics, StepMetrics};
 use crate::report::progress::Progress;
 use crate::report::summary::{RunSummary, SUMMARY};
 use crate::report::tensorboard::{self, TensorBoard};
@@ -49,11 +49,14 @@ impl RunWatch {
     fn open(trainer: &mut Trainer, resumed: Option<u64>, interrupt: &Interrupt) -> Result<Self, TrainError> {
         let path = trainer.dir.join(METRICS);
         let step = trainer.step();
-        let owes = std::mem::take(&mut trainer.owes_validation);
-        let unvalidated = if owes { metrics::read(&path, step)?.pop() } else { None };
-        let (metrics, before) = Metrics::open_after(&path, resumed.map(|step| step - u64::from(unvalidated.is_some())))?;
+        let kept = resumed.map(|_| trainer.kept_metrics()).transpose()?;
+        trainer.owes_validation = false;
+        trainer.unchecked_metrics = Some(kept.as_ref().map_or(0, |kept| kept.unchecked));
+        let metrics = kept.as_ref().map_or_else(|| Metrics::begin(&path), |kept| Metrics::after(&path, kept))?;
+        let (before, unvalidated) = kept.map(|kept| (kept.lines, kept.owed)).unwrap_or_default();
         let progress = Progress::new(trainer.schedule.num_steps(), step, trainer.recipe.log.interval);
-        let first_step = if step > 0 { step + 1 } else { 0 };
+        // What is to be written anew is shown anew.
+        let first_step = if step > 0 && unvalidated.is_none() { step + 1 } else { step };
         let board = TensorBoard::start(&tensorboard::dir_of(&trainer.dir), first_step);
         let mut watch = Self {
             progress,

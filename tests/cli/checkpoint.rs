@@ -54,7 +54,7 @@ fn with_another_recipe() {
       `lora.r`: was 4, is 8
       `train.seed`: was 1, is 2
 
-    hint: only the length of the run, logging, saving and `grad.*` may change on resume
+    hint: only the length of the run, logging, saving, `grad.*` and where model and data lie may change on resume
     ");
 }
 

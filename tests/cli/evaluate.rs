@@ -134,7 +134,7 @@ fn an_interrupted_evaluation_ends_with_the_same_file() {
     for (killed_at, lines) in [(1, 0), (4, 3), (SAMPLES + 2, SAMPLES + 1)] {
         fs::remove_file(&file).unwrap();
         let mut command = place.command(&arguments(&["model"], &caches));
-        let failed = command.env("KVTUNE_FAILPOINT", format!("answers.append=kill:{killed_at}")).output().unwrap();
+        let failed = command.env("KVTUNE_FAILPOINT", format!("answers.write=kill:{killed_at}")).output().unwrap();
         assert_eq!(failed.status.signal(), Some(9));
         let left = fs::read(&file).unwrap();
         assert!(left.split_last().is_some_and(|(last, rest)| *last != b'\n' && expected.starts_with(rest)), "a half line");

@@ -165,6 +165,7 @@ fn models_and_checkpoints() {
     let data = vec![
         CheckpointError::Unfinished { dir: path() },
         CheckpointError::Damaged { path: path(), what: text() },
+        CheckpointError::Contradiction { path: path(), what: text() },
         CheckpointError::Format { dir: path(), found: 2, expected: 1 },
         CheckpointError::None { run: path(), skipped: Vec::new() },
     ];
@@ -276,6 +277,8 @@ fn training() {
         EngineError::NoTargets.into(),
         EvalError::Empty.into(),
         OptimError::OtherState(text()).into(),
+        TrainError::ChangedFile { path: path() },
+        TrainError::OtherRecipe { path: path(), differences: Vec::new() },
         TrainError::OtherData { path: path() },
         TrainError::OtherSplit { path: path(), split: path() },
         TrainError::OtherModel { path: path(), difference: text() },
@@ -296,16 +299,12 @@ fn training() {
 
 #[test]
 fn reports_benches_and_the_program() {
-    for (_, error) in file_errors() {
-        hold(Exit::Failed, vec![ReportError::from(error)]);
+    for (code, error) in file_errors() {
+        hold(code, vec![ReportError::from(error)]);
     }
-    let source = || io::ErrorKind::StorageFull.into();
-    let failed = vec![
-        ReportError::Io { action: "write", path: path(), source: source() },
-        ReportError::Output { source: source() },
-        ReportError::BrokenLine { path: path(), line: 1 },
-    ];
-    hold(Exit::Failed, failed);
+    hold(Exit::Failed, vec![ReportError::Output { source: io::ErrorKind::StorageFull.into() }]);
+    let changed = ReportError::ChangedLine { path: path(), line: 1, what: text() };
+    hold(Exit::Data, vec![changed, ReportError::BrokenLine { path: path(), line: 1 }]);
     hold(Exit::Data, vec![BenchError::NoWeights { dir: path() }]);
     hold(
         Exit::Usage,

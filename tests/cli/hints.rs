@@ -100,6 +100,7 @@ fn checkpoint() {
     let samples = [
         CheckpointError::Unfinished { dir: path() },
         CheckpointError::Damaged { path: path(), what: text() },
+        CheckpointError::Contradiction { path: path(), what: text() },
         CheckpointError::Format { dir: path(), found: 2, expected: 1 },
         CheckpointError::None { run: path(), skipped: vec![(path(), text())] },
     ];
@@ -231,10 +232,9 @@ fn head_optimiser_report_and_store() {
     let wrong = HeadError::WrongTargets { head: "next_token", expected: "labels", found: "a class" };
     walk(("head/error.rs", "HeadError"), &["Torch"], &[wrong]);
     walk(("optim/optimizer.rs", "OptimError"), &[], &[OptimError::OtherState(text())]);
-    let source = || io::ErrorKind::StorageFull.into();
     let samples = [
-        ReportError::Io { action: "write", path: path(), source: source() },
-        ReportError::Output { source: source() },
+        ReportError::ChangedLine { path: path(), line: 1, what: text() },
+        ReportError::Output { source: io::ErrorKind::StorageFull.into() },
         ReportError::BrokenLine { path: path(), line: 1 },
     ];
     walk(("report/mod.rs", "ReportError"), &[], &samples);
@@ -256,6 +256,9 @@ fn training() {
         TrainError::NoScore { model: path() },
         TrainError::OutputInTheWay { path: path() },
         TrainError::ChangedRecipe { differences: Vec::new() },
+        TrainError::Gone { path: path() },
+        TrainError::ChangedFile { path: path() },
+        TrainError::OtherRecipe { path: path(), differences: Vec::new() },
         TrainError::OtherData { path: path() },
         TrainError::OtherSplit { path: path(), split: path() },
         TrainError::OtherModel { path: path(), difference: text() },

@@ -121,7 +121,7 @@ fn a_full_disk_while_saving_leaves_earlier_checkpoints_as_they_were() {
     assert_eq!(before.keys().filter(|name| name.ends_with("MANIFEST.json")).count(), 4, "three steps and the end");
     let more = ["resume", "run", "--device", "cpu", "--set", "train.epochs=2", "--set", "train.max_steps=4"];
     for strike in [
-        "file.create=enospc:3",
+        "file.open=enospc:3",
         "file.write=enospc:2",
         "file.write=enospc:4",
         "file.sync=enospc:3",
@@ -129,7 +129,10 @@ fn a_full_disk_while_saving_leaves_earlier_checkpoints_as_they_were() {
         "any=enospc:1",
     ] {
         let error = place.hear(place.command(&more).env("KVTUNE_FAILPOINT", strike)).refused(1);
-        assert!(error.contains("\ncause: no storage space\n\nhint: make room on that file system"), "{strike}: {error}");
+        assert!(
+            error.contains("\ncause: No space left on device (os error 28)\n\nhint: make room on that file system"),
+            "{strike}: {error}"
+        );
         assert!(error.contains("go on with `kvtune resume`; what was saved before is intact"), "{strike}: {error}");
         assert_eq!(checkpoints(&place), before, "{strike}");
     }

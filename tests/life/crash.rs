@@ -39,14 +39,14 @@ fn only_the_last_intermediate_saves_stay() {
 fn killed_inside_a_save() {
     let (workshop, whole) = workshop();
     let kills = [
-        "checkpoint.stage=kill:1",
+        "checkpoint.make_dir=kill:1",
         "file.write=kill:4",
         "file.sync=kill:18",
         "file.rename=kill:25",
         "dir.sync=kill:30",
         "dir.rename=kill:4",
         "checkpoint.verify=kill:5",
-        "checkpoint.retire=kill:1",
+        "checkpoint.rename=kill:1",
     ];
     let mut with_leftovers = 0;
     for (number, failpoint) in kills.into_iter().enumerate() {
@@ -80,7 +80,7 @@ fn killed_anywhere() {
     // In the middle of a line of metrics, before and after the first checkpoint.
     for lines in [2, 5] {
         let run = format!("within-{lines}");
-        assert_eq!(workshop.finetune(&format!("metrics.append=kill:{lines}"), &run, SET).code, Err(9));
+        assert_eq!(workshop.finetune(&format!("metrics.write=kill:{lines}"), &run, SET).code, Err(9));
         assert!(!fs::read_to_string(workshop.path(&run).join("metrics.jsonl")).unwrap().ends_with('\n'));
         workshop.resume("", &run, &[]).with(0);
         workshop.assert_left(&run, &whole);
@@ -104,7 +104,7 @@ fn killed_again_and_again() {
 #[test]
 fn killed_before_there_was_a_run() {
     let (workshop, whole) = workshop();
-    for n in 1..=4 {
+    for n in 1..=6 {
         let run = format!("run-{n}");
         assert_eq!(workshop.finetune(&format!("any=kill:{n}"), &run, SET).code, Err(9));
         let words = workshop.resume("", &run, &[]).with(2);
@@ -127,44 +127,55 @@ fn before_a_save() -> (Workshop, Left) {
     ];
     let workshop = Workshop::new(8);
     let whole = workshop.finished("whole", &set);
-    assert_eq!(workshop.finetune("checkpoint.stage=kill:3", "base", &set).code, Err(9));
+    assert_eq!(workshop.finetune("checkpoint.make_dir=kill:3", "base", &set).code, Err(9));
     assert_eq!(workshop.checkpoints("base"), ["step-000001", "step-000002"]);
     (workshop, whole)
 }
 
-/// Lets every second place up to the end of the third step's save fail, from the `first`. All places with all failures are tried
+/// Lets every sixth operation up to the end of the third step's save fail, from the `first`. All operations with all failures are tried
 /// within one process, where saving lives; here it is the run that must end in good order.
 fn places_fail(action: &str, first: usize) {
     let (workshop, whole) = before_a_save();
-    for n in (first..).step_by(2) {
+    for n in (first..).step_by(6) {
         let run = format!("run-{n}");
         workshop.copy("base", &run);
         let failed = workshop.resume(&format!("any={action}:{n}"), &run, &[]);
+        if failed.stderr.contains("no more TensorBoard events") {
+            failed.with(0);
+            workshop.assert_left(&run, &whole);
+            continue;
+        }
         if failed.stderr.contains("step-000003\n") {
-            assert!(n > 40, "{n} places are not all of a save");
+            assert!(n > 55, "{n} operations are not all of a save");
             break;
         }
         let words = failed.with(1);
         assert!(words.contains("error: cannot ") && words.contains("cause: "), "{n}: {words}");
         assert!(action != "enospc" || words.contains("`kvtune resume`"), "{n}: {words}");
         let dir = workshop.path(&run);
-        for name in ["step-000001", "step-000002", &workshop.latest(&run)] {
+        for name in ["step-000002", &workshop.latest(&run)] {
             assert_valid(&dir.join(name));
         }
-        assert_eq!(leftovers(&dir), [""; 0], "{n}");
+        // The first goes when the third is safe; what of it could not be removed is in nobody's way.
+        if dir.join("step-000001").exists() {
+            assert_valid(&dir.join("step-000001"));
+            assert_eq!(leftovers(&dir), [""; 0], "{n}");
+        } else {
+            assert_valid(&dir.join("step-000003"));
+        }
         workshop.resume("", &run, &[]).with(0);
         workshop.assert_left(&run, &whole);
     }
 }
 
 #[test]
-fn the_first_and_every_second_place_of_a_save_fails() {
-    places_fail("error", 1);
+fn the_first_and_every_sixth_operation_of_a_save_fails() {
+    places_fail("eio", 1);
 }
 
 #[test]
-fn the_disk_is_full_at_the_places_between() {
-    places_fail("enospc", 2);
+fn the_disk_is_full_at_operations_between() {
+    places_fail("enospc", 4);
 }
 
 #[test]
@@ -184,7 +195,12 @@ fn a_damaged_checkpoint_is_skipped() {
         let run = format!("final-{number}");
         damage("final", number, &run);
         let words = workshop.resume("", &run, &[]).with(0);
-        assert!(words.contains("warning: skipped `final-") && words.contains("resuming after step 6 from"), "{words}");
+        assert!(
+            words.contains("warning: skipped `final-")
+                && words.contains("/final.damaged`")
+                && words.contains("resuming after step 6 from"),
+            "{words}"
+        );
         workshop.assert_left(&run, &whole);
 
         let run = format!("step-{number}");
@@ -193,7 +209,12 @@ fn a_damaged_checkpoint_is_skipped() {
             fs::remove_dir_all(workshop.path(&run).join(name)).unwrap();
         }
         let words = workshop.resume("", &run, &[]).with(0);
-        assert!(words.contains("step-000006`: ") && words.contains("resuming after step 5 from"), "{words}");
+        assert!(
+            words.contains("step-000006`: ")
+                && words.contains("/step-000006.damaged`")
+                && words.contains("resuming after step 5 from"),
+            "{words}"
+        );
         let found = workshop.left(&run);
         assert_eq!(found.metrics, whole.metrics);
         for (name, bytes) in &found.files {
@@ -229,7 +250,7 @@ fn a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoint() {
 #[test]
 fn without_event_files_the_run_goes_on() {
     let (workshop, whole) = workshop();
-    assert_eq!(workshop.finetune("checkpoint.stage=kill:2", "run", SET).code, Err(9));
+    assert_eq!(workshop.finetune("checkpoint.make_dir=kill:2", "run", SET).code, Err(9));
     fs::remove_dir_all(workshop.path("run/tensorboard")).unwrap();
     fs::write(workshop.path("run/tensorboard"), "in the way").unwrap();
     let words = workshop.resume("", "run", &[]).with(0);

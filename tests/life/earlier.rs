@@ -41,7 +41,9 @@ fn a_run_that_an_earlier_version_began_goes_on() {
     let recipe = recipe.replace("TRAIN", workshop.path("train.jsonl").to_str().unwrap());
     fs::write(run.join("recipe.resolved.toml"), recipe).unwrap();
 
-    workshop.resume("", "run", &[]).with(0);
+    let words = workshop.resume("", "run", &[]).with(0);
+    let note = "an earlier version saved this checkpoint: whether recipe and metrics are as it left them can't be checked";
+    assert_eq!(words.matches(note).count(), 1, "{words}");
     let (ours, theirs) =
         (fs::read_to_string(run.join("metrics.jsonl")).unwrap(), fs::read_to_string(kept.join("whole.jsonl")).unwrap());
     let (ours, theirs) = (losses(&ours), losses(&theirs));

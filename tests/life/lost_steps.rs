@@ -59,7 +59,7 @@ fn a_loss_that_explodes_ends_the_run_is_left_out_or_rolled_back() {
     for way in ["skip", "rollback"] {
         let (run, way) = (format!("killed-{way}"), format!("train.on_non_finite={way}"));
         let set = [SET, &[bound.as_str(), &way]].concat();
-        let killed = workshop.finetune("checkpoint.stage=kill:5", &run, &set);
+        let killed = workshop.finetune("checkpoint.make_dir=kill:5", &run, &set);
         assert_eq!(killed.code, Err(9), "{}", killed.stderr);
         workshop.resume("", &run, &[]).with(0);
         assert!(workshop.left(&run).files["final/adapter_model.safetensors"] == *a, "{run}");

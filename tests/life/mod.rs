@@ -3,10 +3,14 @@
 mod accumulation;
 mod crash;
 mod earlier;
+mod killed;
 mod lengths;
 mod lost_steps;
+mod mapped;
+mod power;
 mod resume;
 mod resume_full;
 mod scratch;
 mod signals;
+mod tampered;
 mod workshop;

@@ -22,7 +22,7 @@ fn a_run_in_files_leaves_what_one_in_memory_does_and_no_scratch() {
     // Another place for them, which was there before and stays.
     fs::create_dir(workshop.path("fast")).unwrap();
     let elsewhere = [&in_files()[..], &["grad.scratch_dir=fast"]].concat();
-    let child = workshop.command("metrics.append=stop:4", &finetune_arguments("elsewhere", &elsewhere)).spawn().unwrap();
+    let child = workshop.command("metrics.write=stop:4", &finetune_arguments("elsewhere", &elsewhere)).spawn().unwrap();
     wait_for_stop(&child);
     assert_eq!(names(&workshop.path("fast")).len(), 2);
     assert!(!workshop.path("elsewhere/scratch").exists());
@@ -37,7 +37,7 @@ fn what_a_killed_run_left_is_removed_at_the_next_start_and_never_what_a_living_o
     let workshop = Workshop::new(8);
     let whole = workshop.finished("whole", &STEPS);
     let shared = [&in_files()[..], &["grad.scratch_dir=shared"]].concat();
-    let living = workshop.command("metrics.append=stop:4", &finetune_arguments("living", &shared)).spawn().unwrap();
+    let living = workshop.command("metrics.write=stop:4", &finetune_arguments("living", &shared)).spawn().unwrap();
     wait_for_stop(&living);
     let its = names(&workshop.path("shared"));
     assert!(its.len() == 2 && its.iter().all(|name| name.contains(&living.id().to_string())), "{its:?}");
@@ -67,7 +67,7 @@ fn a_full_disk_ends_the_run_in_good_order() {
     let workshop = Workshop::new(8);
     let whole = workshop.finished("whole", &STEPS);
     // One file is for each store; the second is met inside a layer.
-    for (number, failpoint) in ["scratch.reserve=enospc:1", "scratch.reserve=enospc:2"].into_iter().enumerate() {
+    for (number, failpoint) in ["scratch.reserve=enospc:1+", "scratch.reserve=enospc:2+"].into_iter().enumerate() {
         let run = format!("full-{number}");
         let words = workshop.finetune(failpoint, &run, &in_files()).with(1);
         assert!(words.contains("error: the scratch files in `") && words.contains(" are free there"), "{words}");
@@ -88,7 +88,7 @@ fn a_full_disk_ends_the_run_in_good_order() {
         workshop.resume("", &run, &[]).with(0);
         workshop.assert_left(&run, &whole);
     }
-    let words = workshop.finetune("scratch.read=error:5", "unread", &in_files()).with(1);
+    let words = workshop.finetune("scratch.read=eio:5", "unread", &in_files()).with(1);
     assert!(words.contains("cannot read back `"), "{words}");
     workshop.resume("", "unread", &[]).with(0);
     workshop.assert_left("unread", &whole);

@@ -25,7 +25,7 @@ fn workshop() -> (Workshop, Left) {
 
 /// A run that has stopped itself in its third step, at the line of metrics; the first line is that of the validation before.
 fn stopped_in_step_3(workshop: &Workshop, run: &str) -> Child {
-    let child = workshop.command("metrics.append=stop:4", &finetune_arguments(run, SET)).spawn().unwrap();
+    let child = workshop.command("metrics.write=stop:4", &finetune_arguments(run, SET)).spawn().unwrap();
     wait_for_stop(&child);
     child
 }
@@ -56,7 +56,7 @@ fn the_first_signal_ends_the_run_after_its_step_and_a_save() {
 fn an_interrupted_run_tells_its_memory() {
     let workshop = Workshop::new(8);
     let arguments = [&finetune_arguments("run", SET)[..], &["--profile-memory"]].concat();
-    let child = workshop.command("metrics.append=stop:4", &arguments).spawn().unwrap();
+    let child = workshop.command("metrics.write=stop:4", &arguments).spawn().unwrap();
     wait_for_stop(&child);
     send(&child, Signal::INT);
     send(&child, Signal::CONT);

@@ -1,0 +1,37 @@
+//! Damaged checkpoints are set aside: they keep their content for a person to look at, and no resume takes them for one.
+
+use std::path::{Path, PathBuf};
+
+use super::commit::{latest, set_latest};
+use super::find::ASIDE;
+use super::{CheckpointError, NewestCheckpoint};
+use crate::files::{self, FilesError, disk};
+
+/// Gives the damaged checkpoints of `run` that are newer than the one that was found another name. Returns each with its new place and what
+/// is wrong with it; one of another format stays where it is.
+pub fn set_aside(run: &Path, found: &NewestCheckpoint) -> Result<Vec<(PathBuf, PathBuf)>, CheckpointError> {
+    let mut moved = Vec::new();
+    for (dir, _) in found.skipped.iter().filter(|(_, why)| why.is_damage()) {
+        let place = free_place(dir);
+        disk::rename("checkpoint", dir, &place).map_err(FilesError::io("set aside", dir))?;
+        moved.push((dir.clone(), place));
+    }
+    if moved.is_empty() {
+        return Ok(moved);
+    }
+    files::sync_dir(run)?;
+    let is_gone = |name: String| moved.iter().any(|(dir, _)| dir.file_name().is_some_and(|gone| *gone == *name));
+    if latest(run).is_none_or(is_gone)
+        && let Some(name) = found.dir.file_name().and_then(|name| name.to_str())
+    {
+        set_latest(run, name)?;
+    }
+    Ok(moved)
+}
+
+fn free_place(dir: &Path) -> PathBuf {
+    let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let numbered =
+        |number: u64| dir.with_file_name(if number < 2 { format!("{name}{ASIDE}") } else { format!("{name}{ASIDE}-{number}") });
+    (1..1 << 20).map(numbered).find(|place| place.symlink_metadata().is_err()).unwrap_or_else(|| files::temporary_beside(dir))
+}
