@@ -268,6 +268,9 @@ mod tests {
             FilesError::io("write", &path)(Errno::DQUOT.into()),
             FilesError::io("sync", &path)(Errno::IO.into()),
             FilesError::io("write", &path)(io::ErrorKind::ReadOnlyFilesystem.into()),
+            FilesError::NotRegular { path: path.clone(), found: "a pipe", expected: "a recipe" },
+            FilesError::TooLarge { path: path.clone(), kind: "a recipe", limit: Bytes(1) },
+            FilesError::NotText { path: path.clone(), at: 1, byte: 255 },
             FilesError::NoSpace { path: path.clone(), needed: Bytes(2), free: Bytes(1) },
             FilesError::ScratchFull {
                 dir: path.clone(),

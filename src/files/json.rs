@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde::de::{DeserializeOwned, DeserializeSeed, Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserializer, Serialize};
+use serde_json::error::Category;
 
 use super::{FileKind, FilesError, read_bytes};
 use crate::units::quoted;
@@ -47,7 +48,8 @@ pub(super) fn check_keys(bytes: &[u8], max_values: usize) -> Result<(), String> 
     let keys = UniqueKeys { left: &Cell::new(max_values), max_values, last: &last };
     let checked = keys.deserialize(&mut parser).and_then(|()| parser.end());
     checked.map_err(|error| match &*last.borrow() {
-        key if key.is_empty() => error.to_string(),
+        // Of a number that is none nobody sees what it is.
+        key if key.is_empty() || error.classify() != Category::Syntax => error.to_string(),
         key => format!("{error}, behind the key `{}`", quoted(key)),
     })
 }

@@ -58,7 +58,7 @@ impl PeftFiles {
                     differences.push(format!("shape of `{name}`: expected {shape:?}, found {}", units::shape(found.shape)));
                 }
                 Ok(found) if !is_float(found.dtype) => {
-                    differences.push(format!("`{name}` is {:?}, expected floats", found.dtype))
+                    differences.push(format!("`{name}` is {:?}, expected floats", found.dtype));
                 }
                 Ok(_) => {}
             }

@@ -46,7 +46,15 @@ fn other_matrices_than_its_configuration() {
       shape of `base_model.model.model.layers.0.mlp.gate_proj.lora_B.weight`: expected [176, 8], found [176, 4]
       shape of `base_model.model.model.layers.0.mlp.up_proj.lora_A.weight`: expected [8, 64], found [4, 64]
       shape of `base_model.model.model.layers.0.mlp.up_proj.lora_B.weight`: expected [176, 8], found [176, 4]
-      and 30 more
+      shape of `base_model.model.model.layers.0.mlp.down_proj.lora_A.weight`: expected [8, 176], found [4, 176]
+      shape of `base_model.model.model.layers.0.mlp.down_proj.lora_B.weight`: expected [64, 8], found [64, 4]
+      shape of `base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight`: expected [8, 64], found [4, 64]
+      shape of `base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight`: expected [64, 8], found [64, 4]
+      shape of `base_model.model.model.layers.1.self_attn.k_proj.lora_A.weight`: expected [8, 64], found [4, 64]
+      shape of `base_model.model.model.layers.1.self_attn.k_proj.lora_B.weight`: expected [32, 8], found [32, 4]
+      shape of `base_model.model.model.layers.1.self_attn.v_proj.lora_A.weight`: expected [8, 64], found [4, 64]
+      shape of `base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight`: expected [32, 8], found [32, 4]
+      … and 22 more
 
     hint: check that the adapter was trained for this model
     ");

@@ -75,3 +75,15 @@ fn nothing_held_out_for_validation() {
     hint: use `--split train`, or `--set data.validation_fraction=0.1`
     ");
 }
+
+#[test]
+fn more_threads_than_help() {
+    let said = Place::new().run(&["check", "--recipe", "recipe.toml", "--threads", "65535"]).refused(2);
+    assert!(said.contains("`--threads` asks for 65535 threads, expected at most") && said.contains("hint: "), "{said}");
+}
+
+#[test]
+fn an_empty_argument_has_a_hint() {
+    let said = Place::new().run(&["finetune-lora", "--recipe", "recipe.toml", "--out", ""]).misused();
+    assert!(said.contains("an empty text names nothing"), "{said}");
+}

@@ -207,7 +207,7 @@ fn what_a_bench_refuses() {
     "#);
     fs::remove_file(place.path("model/config.json")).unwrap();
     assert_snapshot!(bench(&place, &["--tokens", "8", "--random-weights"]).refused(3), @r"
-    error: cannot open `<dir>/model/config.json`
+    error: cannot read `<dir>/model/config.json`
     cause: No such file or directory (os error 2)
 
     hint: check the path; paths in a recipe are relative to the recipe's folder

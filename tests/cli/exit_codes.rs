@@ -320,4 +320,5 @@ fn reports_benches_and_the_program() {
     ];
     hold(Exit::Failed, failed);
     hold(Exit::Usage, vec![Error::Usage { message: text(), hint: text() }]);
+    hold(Exit::Memory, vec![Error::Limits { message: text(), hint: text() }]);
 }

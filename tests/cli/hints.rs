@@ -342,6 +342,7 @@ fn the_program() {
         Error::OtherChoices { keys: "`grad.layers_per_cell = 2`".into() },
         Error::DoctorFailed { checks: vec!["driver".into()] },
         Error::Defect { message: text(), place: text() },
+        Error::Limits { message: text(), hint: text() },
         Error::Usage { message: text(), hint: text() },
     ];
     walk(("error.rs", "Error"), &[], &samples);

@@ -35,7 +35,7 @@ fn a_directory_with_something_in_it() {
 fn files_that_are_missing() {
     let place = place();
     assert_snapshot!(init(&place, "nowhere.json", "text.txt", "new").refused(3), @r"
-    error: cannot open `nowhere.json`
+    error: cannot read `nowhere.json`
     cause: No such file or directory (os error 2)
 
     hint: check the path; paths in a recipe are relative to the recipe's folder

@@ -76,7 +76,7 @@ fn a_log_that_belongs_elsewhere() {
 fn a_file_that_is_no_log() {
     let place = dumped();
     assert_snapshot!(verify(&place, &["--replay-log", "nowhere"]).refused(3), @r"
-    error: cannot open `nowhere`
+    error: cannot read `nowhere`
     cause: No such file or directory (os error 2)
 
     hint: check the path; paths in a recipe are relative to the recipe's folder

@@ -120,7 +120,7 @@ fn tensors_that_do_not_fit_the_configuration_are_all_listed() {
 fn no_model_at_all() {
     let place = Place::new();
     assert_snapshot!(place.check(&["model.path=nowhere"]).refused(3), @r"
-    error: cannot open `<dir>/nowhere/config.json`
+    error: cannot read `<dir>/nowhere/config.json`
     cause: No such file or directory (os error 2)
 
     hint: check the path; paths in a recipe are relative to the recipe's folder

@@ -8,7 +8,8 @@ use clap::Args;
 use super::LoadedModel;
 use super::template::TemplateArguments;
 use crate::error::Error;
-use crate::files::{self, FileKind};
+use crate::files::{self, FileKind, FilesError};
+use crate::units::abridged;
 
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
@@ -71,12 +72,17 @@ impl Prompts {
 }
 
 fn text_of(path: &Path) -> Result<String, Error> {
-    if path != Path::new("-") {
-        return Ok(files::read_text(path, FileKind::Prompt)?);
-    }
-    let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).map(|_| text).map_err(|error| Error::Usage {
-        message: format!("the prompt in `{}` cannot be read: {error}", path.display()),
+    let read = if path == Path::new("-") {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).map(|_| text).map_err(|error| error.to_string())
+    } else {
+        files::read_text(path, FileKind::Prompt).map_err(|error| match error {
+            FilesError::Io { source, .. } => source.to_string(),
+            other => other.to_string(),
+        })
+    };
+    read.map_err(|error| Error::Usage {
+        message: format!("the prompt in `{}` cannot be read: {error}", abridged(path.display())),
         hint: "name a file of UTF-8 text, or `-` for standard input".into(),
     })
 }
