@@ -42,8 +42,8 @@ fn answers() {
     let columns: Columns = serde_json::from_str(columns).unwrap();
     let rows: Vec<Row> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!((rows.len(), columns.metrics.len(), columns.after_cue.len()), (96, 38, 7));
-    // The two that stand elsewhere: `retrieval` where a reference names a paragraph, `longbench_v2` beside its replies.
-    assert_eq!(Metric::names().len(), columns.metrics.len() + 2);
+    // The two that stand elsewhere: `retrieval` where a reference names a paragraph, `longbench_v2` beside its replies, `ndcg_10` beside labels.
+    assert_eq!(Metric::names().len(), columns.metrics.len() + 3);
     for row in &rows {
         let score = |name: &str, prediction: &str| name.parse::<Metric>().unwrap().score(prediction, &row.references).unwrap();
         let near = |name: &str, found: f64, expected: f64| {
@@ -169,6 +169,8 @@ struct Ranked {
 fn rankings() {
     for row in rows::<Ranked>("rankings.jsonl") {
         let ranking = Ranking::new(&parse_ranking(&row.output), &row.labels);
+        let labels = [serde_json::to_string(&row.labels).unwrap()];
+        assert_eq!(Metric::Ndcg10.score(&row.output, &labels), Ok(ranking.ndcg(10)));
         for (name, expected) in &row.scores {
             let (figure, k) = name.split_once('@').map_or((name.as_str(), 0), |(figure, k)| (figure, k.parse().unwrap()));
             let found = match figure {

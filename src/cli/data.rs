@@ -1,6 +1,5 @@
 //! `kvtune data`: what the files of a recipe say, row by row: which tokens are trained, what is left out and what is cut.
 
-use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -9,18 +8,16 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use crate::data::{
-    DataError, DataSource, IGNORE, LineOrRecord, ModelLimits, SampleFate, SurveyedRow, SurveyedSample, Tokenizer, survey,
+    DataError, DataSource, IGNORE, LineOrRecord, ModelLimits, RowCounts, SampleFate, Survey, SurveyedPart, SurveyedRow,
+    SurveyedSample, Tokenizer, survey,
 };
 use crate::error::Error;
 use crate::files;
 use crate::model::ModelConfig;
-use crate::recipe::{DataPaths, OnBadRow, Recipe, ValidationSource};
+use crate::recipe::{Recipe, ValidationSource};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::train;
-
-/// Bad rows that are told.
-const TOLD: usize = 10;
 
 /// Tokens at either end of a long stretch that are shown.
 const SHOWN_TOKENS: usize = 60;
@@ -61,42 +58,52 @@ impl LookAtData {
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
         let limits = ModelLimits { vocab_size: config.vocab_size, max_positions: config.longest_sequence() };
-        let paths = self.paths(&recipe)?;
+        let part = self.part(&recipe)?;
         let mut dump = self.dump.as_deref().map(Dump::create).transpose()?;
-        let mut counts = RowCounts::default();
+        let mut shown_yet = 0;
         let has_colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        let mut take = |row: SurveyedRow| {
+        let is_dumped = dump.is_some();
+        let mut take = |row: &SurveyedRow| {
             if let Some(dump) = &mut dump {
-                dump.write(&row)?;
+                dump.write(row)?;
             }
             if let Ok(sample) = &row.sample
-                && counts.samples() < self.show
+                && shown_yet < self.show
             {
+                shown_yet += 1;
                 let text = shown(sample, tokenizer.as_ref(), has_colour)?;
                 console::result(&format!("── {}: {}\n{text}\n", row.place, in_words(sample)))?;
             }
-            counts.take(row);
             Ok::<(), Error>(())
         };
         let data = (&recipe.data, &recipe.head);
-        let source = survey(data, tokenizer.as_ref(), limits, (paths, self.split == SplitFiles::Train), &mut take)?;
+        let Survey { source, counts, warnings } = survey(data, tokenizer.as_ref(), limits, (part, is_dumped), &mut take)?;
         if let Some(dump) = dump {
             dump.finish()?;
         }
         say(&source);
-        console::result(&counts.table().to_string())?;
-        console::result(&counts.histogram())?;
-        counts.end(recipe.data.on_bad_row == OnBadRow::Drop || self.dump.is_some(), &source)
+        for warning in &warnings {
+            console::warning(warning);
+        }
+        console::result(&table(&counts).to_string())?;
+        console::result(&histogram(&counts.lengths))?;
+        let has_rows = counts.rows() > 0;
+        match counts.verdict(&source) {
+            Ok(left_out) => left_out.iter().for_each(|error| console::warning(&error.to_string())),
+            Err(error) if is_dumped && has_rows => console::warning(&error.to_string()),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
     }
 
-    fn paths<'a>(&self, recipe: &'a Recipe) -> Result<&'a DataPaths, Error> {
+    fn part(&self, recipe: &Recipe) -> Result<SurveyedPart, Error> {
         match (self.split, &recipe.data.validation) {
-            (SplitFiles::Train, _) => Ok(&recipe.data.train),
-            (SplitFiles::Validation, ValidationSource::File(paths)) => Ok(paths),
-            (SplitFiles::Validation, ValidationSource::Fraction(_)) => Err(Error::Usage {
-                message: "the recipe names no files of validation samples".into(),
-                hint: "leave `--split` out: they are drawn from the training files; or set `data.validation`".into(),
+            (SplitFiles::Train, _) => Ok(SurveyedPart::Train),
+            (SplitFiles::Validation, ValidationSource::Fraction(0.0)) => Err(Error::Usage {
+                message: "the recipe holds out no validation samples".into(),
+                hint: "set `data.validation` or `data.validation_fraction`, or leave `--split` out".into(),
             }),
+            (SplitFiles::Validation, _) => Ok(SurveyedPart::Validation { seed: recipe.train.seed }),
         }
     }
 }
@@ -108,121 +115,39 @@ fn say(source: &DataSource) {
     }
 }
 
-/// What the rows came to. Every row is in exactly one of `bad`, `dropped`, `uncuttable`, `cut`, `split` and `whole`.
-#[derive(Debug, Default)]
-struct RowCounts {
-    rows: usize,
-    bad: usize,
-    dropped: usize,
-    uncuttable: usize,
-    cut: usize,
-    split: usize,
-    windows: usize,
-    whole: usize,
-    duplicated: usize,
-    tokens: usize,
-    trained: usize,
-    cut_tokens: usize,
-    /// By the power of two that is not below them.
-    lengths: Vec<usize>,
-    longest: usize,
-    seen: HashSet<blake3::Hash>,
-    first_bad: Vec<DataError>,
+fn table(counts: &RowCounts) -> Table {
+    let mut table = Table::new(&["rows", "count"]);
+    let mut row = |what: &str, count: usize| table.row(&[what, &count.to_string()]);
+    row("read", counts.rows());
+    row("bad", counts.bad());
+    if counts.too_long() > 0 {
+        row("too long, which stops a run", counts.too_long());
+    }
+    row("dropped as too long", counts.dropped);
+    row("dropped, nothing to cut", counts.uncuttable);
+    row("used, cut", counts.cut);
+    if counts.split > 0 {
+        row("used, split", counts.split);
+        row("windows of those that are split", counts.windows);
+    }
+    row("used whole", counts.whole);
+    row("with the tokens of an earlier one", counts.duplicates);
+    row("tokens that are used", counts.tokens);
+    row("tokens that are trained", counts.trained);
+    row("tokens that are cut out", counts.cut_tokens);
+    row("tokens of the longest sample", counts.longest);
+    table
 }
 
-impl RowCounts {
-    fn take(&mut self, row: SurveyedRow) {
-        self.rows += 1;
-        let sample = match row.sample {
-            Ok(sample) => sample,
-            Err(error) => {
-                self.bad += 1;
-                if self.first_bad.len() < TOLD {
-                    self.first_bad.push(error);
-                }
-                return;
-            }
-        };
-        self.longest = self.longest.max(sample.length);
-        let power = sample.length.next_power_of_two().ilog2() as usize;
-        self.lengths.resize(self.lengths.len().max(power + 1), 0);
-        self.lengths[power] += 1;
-        match sample.fate {
-            SampleFate::Dropped => self.dropped += 1,
-            SampleFate::NothingToCut => self.uncuttable += 1,
-            SampleFate::Cut(tokens) => {
-                self.cut += 1;
-                self.cut_tokens += tokens;
-            }
-            SampleFate::Split(windows) => {
-                self.split += 1;
-                self.windows += windows;
-            }
-            SampleFate::Whole => self.whole += 1,
-        }
-        if matches!(sample.fate, SampleFate::Whole | SampleFate::Cut(_) | SampleFate::Split(_)) {
-            self.tokens += sample.ids.len();
-            self.trained += num_trained(&sample);
-            let labels = sample.ids.iter().zip(&sample.is_trained);
-            let bytes: Vec<u8> =
-                labels.flat_map(|(id, &trained)| (u64::from(*id) * 2 + u64::from(trained)).to_le_bytes()).collect();
-            let class = format!("{:?}", sample.class);
-            self.duplicated +=
-                usize::from(!self.seen.insert(blake3::Hasher::new().update(&bytes).update(class.as_bytes()).finalize()));
-        }
-    }
-
-    /// Rows that are samples, used or not.
-    fn samples(&self) -> usize {
-        self.rows - self.bad
-    }
-
-    fn table(&self) -> Table {
-        let mut table = Table::new(&["rows", "count"]);
-        let mut row = |what: &str, count: usize| table.row(&[what, &count.to_string()]);
-        row("read", self.rows);
-        row("bad", self.bad);
-        row("dropped as too long", self.dropped);
-        row("dropped, nothing to cut", self.uncuttable);
-        row("used, cut", self.cut);
-        if self.split > 0 {
-            row("used, split", self.split);
-            row("windows of those that are split", self.windows);
-        }
-        row("used whole", self.whole);
-        row("of these the same as an earlier one", self.duplicated);
-        row("tokens that are used", self.tokens);
-        row("tokens that are trained", self.trained);
-        row("tokens that are cut out", self.cut_tokens);
-        row("tokens of the longest sample", self.longest);
-        table
-    }
-
-    /// A line for each doubling of the length.
-    fn histogram(&self) -> String {
-        let most = self.lengths.iter().copied().max().unwrap_or(0).max(1);
-        let first = self.lengths.iter().position(|&count| count > 0).unwrap_or(0);
-        let line = |(power, &count): (usize, &usize)| {
-            let bar = "█".repeat((count * BAR).div_ceil(most));
-            format!("{:>9} tokens {count:>8} {bar}", format!("≤ {}", 1_usize << power)).trim_end().to_owned()
-        };
-        self.lengths.iter().enumerate().skip(first).map(line).collect::<Vec<_>>().join("\n")
-    }
-
-    /// Fails where a run would not start, unless bad rows are left out or stand in a dump.
-    fn end(mut self, may_have_bad_rows: bool, source: &DataSource) -> Result<(), Error> {
-        let error = match self.bad {
-            0 if self.rows > 0 => return Ok(()),
-            0 => DataError::Empty { path: source.files.first().cloned().unwrap_or_default() },
-            1 => self.first_bad.remove(0),
-            count => DataError::BadRows { first: self.first_bad, count, read: self.rows },
-        };
-        if may_have_bad_rows && self.rows > 0 {
-            console::warning(&error.to_string());
-            return Ok(());
-        }
-        Err(error.into())
-    }
+/// A line for each doubling of the length.
+fn histogram(lengths: &[usize]) -> String {
+    let most = lengths.iter().copied().max().unwrap_or(0).max(1);
+    let first = lengths.iter().position(|&count| count > 0).unwrap_or(0);
+    let line = |(power, &count): (usize, &usize)| {
+        let bar = "█".repeat((count * BAR).div_ceil(most));
+        format!("{:>9} tokens {count:>8} {bar}", format!("≤ {}", 1_usize << power)).trim_end().to_owned()
+    };
+    lengths.iter().enumerate().skip(first).map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// How long a sample is, and what becomes of it.
@@ -235,11 +160,7 @@ fn in_words(sample: &SurveyedSample) -> String {
         SampleFate::NothingToCut => ", left out: its completion alone is too long".to_owned(),
     };
     let class = sample.class.map(|class| format!(", class {class}")).unwrap_or_default();
-    format!("{} tokens, {} trained{class}{fate}", sample.ids.len(), num_trained(sample))
-}
-
-fn num_trained(sample: &SurveyedSample) -> usize {
-    sample.is_trained.iter().filter(|&&trained| trained).count()
+    format!("{} tokens, {} trained{class}{fate}", sample.ids.len(), sample.num_trained())
 }
 
 /// A sample as text: what is trained is set off, and long stretches are shortened.

@@ -1,10 +1,43 @@
 //! Rows that cannot be read, or are no samples: counted, and the first of them kept to be told.
 
+use std::path::Path;
+
 use super::error::DataError;
 use crate::recipe::OnBadRow;
 
 /// So many are told.
 const TOLD: usize = 10;
+
+/// What an error of a row is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The row is no sample: `data.on_bad_row` decides.
+    Row,
+    /// The sample is too long: `data.on_too_long` has decided.
+    Length,
+    /// No row can be read or encoded.
+    All,
+}
+
+impl DataError {
+    /// What it is about, where it was found at a row.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::TooLong { .. } | Self::NoPlainText { .. } => Fault::Length,
+            Self::NotJson { .. }
+            | Self::BadRow { .. }
+            | Self::Shape { .. }
+            | Self::MissingField { .. }
+            | Self::BadField { .. }
+            | Self::UnknownFormat { .. }
+            | Self::Messages { .. }
+            | Self::Conversation { .. }
+            | Self::OutOfVocabulary { .. }
+            | Self::NoTarget { .. } => Fault::Row,
+            _ => Fault::All,
+        }
+    }
+}
 
 /// What was wrong with rows.
 #[derive(Debug)]
@@ -34,15 +67,24 @@ impl BadRows {
         }
     }
 
-    /// What was wrong, and with how many: nothing, or rows that the recipe leaves out.
+    /// Rows, and those of them that are no samples.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        (self.read, self.count)
+    }
+
+    /// What the recipe leaves out, where there is any.
     ///
     /// # Errors
-    /// There are bad rows, and the recipe does not leave them out.
-    pub(super) fn finish(mut self) -> Result<(usize, Vec<DataError>), DataError> {
-        match (self.on_bad_row, self.count) {
-            (OnBadRow::Drop, _) | (_, 0) => Ok((self.count, self.first)),
-            (OnBadRow::Error, 1) => Err(self.first.remove(0)),
-            (OnBadRow::Error, count) => Err(DataError::BadRows { first: self.first, count, read: self.read }),
-        }
+    /// There are bad rows, and the recipe does not leave them out; or there are no others.
+    pub(super) fn finish(mut self, path: &Path) -> Result<Option<DataError>, DataError> {
+        let has_samples = self.count < self.read;
+        let is_dropped = self.on_bad_row == OnBadRow::Drop;
+        let error = match self.count {
+            0 if has_samples => return Ok(None),
+            0 => return Err(DataError::Empty { path: path.to_path_buf() }),
+            1 => self.first.remove(0),
+            count => DataError::BadRows { first: self.first, count, read: self.read },
+        };
+        if is_dropped && has_samples { Ok(Some(error)) } else { Err(error) }
     }
 }

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::batch::{Batch, Sequence};
+use super::chat::ChatNotes;
 use super::encode::{EncodedQuestion, EncodedSample, Encoder};
 use super::error::DataError;
 use super::on_too_long::Fit;
 use super::question::{Question, SampleGroups};
 use super::sample_place::SamplePlace;
 use super::token_cache::Tokens;
-use super::token_file::fingerprint;
+use super::token_file::{About, fingerprint};
 use super::windows::{Window, windows};
 use crate::recipe::DataFormat;
 
@@ -120,6 +121,13 @@ impl Dataset {
         self.samples.question(self.piece(sample)?)
     }
 
+    /// The question that follows the thoughts which were the reply to one; `None` where the reply was the answer.
+    pub fn following(&self, question: &Question, thoughts: &str) -> Result<Option<Question>, DataError> {
+        let Some(follow_up) = &question.follow_up else { return Ok(None) };
+        let (prompt, initial) = self.samples.encoder.follow_up(follow_up, thoughts)?;
+        Ok(Some(Question { prompt, initial, follow_up: None, ..question.clone() }))
+    }
+
     /// What a sample is reported under, where its file says.
     pub fn groups(&self, sample: usize) -> Result<Option<SampleGroups>, DataError> {
         let sample = self.piece(sample)?.sample;
@@ -153,6 +161,11 @@ impl Dataset {
     /// Hash of the content of its files: a resumed run must find the same.
     pub fn hash(&self) -> &str {
         &self.samples.hash
+    }
+
+    /// What is worth telling of all samples of its files.
+    pub(super) fn notes(&self) -> &ChatNotes {
+        &self.samples.tokens.notes
     }
 
     fn piece(&self, sample: usize) -> Result<&Piece, DataError> {
@@ -195,19 +208,20 @@ impl Samples {
     }
 
     fn question(&self, piece: &Piece) -> Result<Question, DataError> {
-        let about = self.tokens.about(&self.paths, piece.sample)?;
+        let mut about = self.tokens.about(&self.paths, piece.sample)?;
         let Some(EncodedQuestion { prompt, answer, initial }) = self.encoded(piece)?.into_question() else {
             return Err(DataError::NoQuestion { place: self.place(piece.sample)? });
         };
         if prompt.is_empty() {
             return Err(DataError::NoPrompt { place: self.place(piece.sample)? });
         }
-        let references = match about.references {
+        let references = match about.references.take() {
             Some(references) => references,
             None => vec![self.encoder.text(&answer)?],
         };
-        let (sample, opening, groups) = (piece.sample as u64, self.opening, about.groups);
-        Ok(Question { sample, prompt, initial, opening, references, groups })
+        let About { groups, border, follow_up, .. } = about;
+        let (sample, opening, border) = (piece.sample as u64, self.opening, border.unwrap_or_default());
+        Ok(Question { sample, prompt, initial, opening, border, references, follow_up, groups })
     }
 
     /// The tokens of a piece.

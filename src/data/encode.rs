@@ -1,15 +1,19 @@
 //! From a sample to its token ids: what is prompt, what is target, where BOS and EOS stand.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::batch::{IGNORE, Sequence, Targets};
-use super::chat::ChatEncoder;
+use super::chat::{ChatEncoder, TrainedText};
 use super::error::{ANSWER, DataError};
 use super::example::Content;
 use super::initial_part::{InitialPartFinder, after_cut};
 use super::on_too_long::Length;
+use super::question::FollowUp;
 use super::sample_place::SamplePlace;
 use super::tokenizer::Tokenizer;
+use crate::metrics::strip;
+use crate::recipe::DataFormat;
 
 /// Makes token ids of samples.
 #[derive(Clone, Debug)]
@@ -32,7 +36,12 @@ pub(super) struct EncodedSample {
     pub(super) aim: Aim,
     /// Where the initial part stands, where somebody asked.
     pub(super) initial: Option<Range<usize>>,
+    /// The end of the prompt's text that is in the first token behind the prompt.
+    pub(super) border: Option<String>,
 }
+
+/// The tokens of a question, and where its initial part stands, where somebody asked.
+type AskedTokens = (Vec<u32>, Option<(usize, usize)>);
 
 /// A sample in two parts.
 pub(super) struct EncodedQuestion {
@@ -54,39 +63,48 @@ pub(super) enum Aim {
 }
 
 impl Encoder {
-    /// All that decides what it makes of a text, in words that change with it.
-    pub(super) fn identity(&self) -> String {
+    /// All that decides what it makes of samples of a format, in words that change with it.
+    pub(super) fn identity(&self, format: DataFormat) -> String {
         let tokenizer = self.tokenizer.as_ref().map(|tokenizer| (tokenizer.hash(), tokenizer.eos().ok()));
         let initial = self.initial.as_ref().map(InitialPartFinder::rule);
-        format!("{tokenizer:?} {} {} {initial:?}", self.chat.identity(), self.vocab_size)
+        let chat = format.may_have_messages().then(|| self.chat.identity());
+        format!("{tokenizer:?} {chat:?} {} {initial:?}", self.vocab_size)
+    }
+
+    /// What of a model's folder decides it, by name and hash; with `with_template` also that of chat templates.
+    pub(super) fn origins(&self, with_template: bool) -> BTreeMap<String, String> {
+        let tokenizer = self.tokenizer.as_ref();
+        let own = tokenizer.map(|tokenizer| ("`tokenizer.json`", tokenizer.hash().to_owned()));
+        let eos = tokenizer.and_then(|tokenizer| Some(("the token that ends a text", tokenizer.eos().ok()?.to_string())));
+        let chat = if with_template { self.chat.origins() } else { BTreeMap::new() };
+        own.into_iter().chain(eos).chain(chat).map(|(name, hash)| (name.to_owned(), hash)).collect()
     }
 
     /// Encodes a whole sample, however long, and finds its initial part where that is asked for.
     pub(super) fn encode(&self, content: &Content, place: &dyn Fn() -> SamplePlace) -> Result<EncodedSample, DataError> {
+        let of_text = |text: TrainedText| EncodedSample {
+            ids: text.ids,
+            prompt: text.prompt,
+            aim: Aim::Tokens(text.is_trained),
+            initial: None,
+            border: text.border,
+        };
+        let of_ids = |ids, prompt, aim| EncodedSample { ids, prompt, aim, initial: None, border: None };
         let mut sequence = match content {
             Content::Tokens { ids, is_trained } => {
                 let prompt = is_trained.iter().take_while(|&&trained| !trained).count();
-                EncodedSample { ids: ids.clone(), prompt, aim: Aim::Tokens(is_trained.clone()), initial: None }
+                of_ids(ids.clone(), prompt, Aim::Tokens(is_trained.clone()))
             }
-            Content::TokensClass { ids, class } => {
-                EncodedSample { ids: ids.clone(), prompt: ids.len() - 1, aim: Aim::Class(*class), initial: None }
-            }
-            Content::Text { prompt, completion } => {
-                let (trained, prompt) = self.chat.encode_pair(prompt, completion, self.tokenizer()?)?;
-                EncodedSample { ids: trained.ids, prompt, aim: Aim::Tokens(trained.is_trained), initial: None }
-            }
-            Content::Chat(sample) => {
-                let trained = self.chat.encode(sample, self.tokenizer()?, place)?;
-                let prompt = trained.is_trained.iter().take_while(|&&trained| !trained).count();
-                EncodedSample { ids: trained.ids, prompt, aim: Aim::Tokens(trained.is_trained), initial: None }
-            }
+            Content::TokensClass { ids, class } => of_ids(ids.clone(), ids.len() - 1, Aim::Class(*class)),
+            Content::Text { prompt, completion } => of_text(self.chat.encode_pair(prompt, completion, self.tokenizer()?)?),
+            Content::Chat(sample) => of_text(self.chat.encode(sample, self.tokenizer()?, place)?),
             Content::TextClass { prompt, class } => {
                 // The class is read at the EOS behind the prompt.
                 let tokenizer = self.tokenizer()?;
                 let mut ids = tokenizer.encode_prompt(prompt)?;
                 let prompt = ids.len();
                 ids.push(tokenizer.eos()?);
-                EncodedSample { ids, prompt, aim: Aim::Class(*class), initial: None }
+                of_ids(ids, prompt, Aim::Class(*class))
             }
         };
         sequence.check(self.vocab_size, place).map_err(|error| self.naming_eos(error))?;
@@ -127,6 +145,22 @@ impl Encoder {
             Content::Chat(sample) => self.chat.text(sample, place).map(Some),
             Content::Tokens { .. } | Content::TokensClass { .. } => Ok(None),
         }
+    }
+
+    /// The tokens of a question with thoughts in it, and where its initial part stands.
+    pub(super) fn follow_up(
+        &self,
+        FollowUp { before, after, is_message, max_tokens }: &FollowUp,
+        thoughts: &str,
+    ) -> Result<AskedTokens, DataError> {
+        let tokenizer = self.tokenizer()?;
+        let mut text = [before, strip(thoughts), after].concat();
+        if let Some(most) = max_tokens {
+            text = tokenizer.cut_as_upstream(text, *most)?;
+        }
+        let ids = if *is_message { self.chat.asked(&text, tokenizer)? } else { tokenizer.encode_prompt(&text)? };
+        let initial = self.initial.as_ref().map(|finder| finder.in_tokens(&ids)).transpose()?;
+        Ok((ids, initial.map(|range| (range.start, range.end))))
     }
 
     /// The text of an answer that is given as tokens.
@@ -197,7 +231,7 @@ impl EncodedSample {
 
     /// As a question; `None` of a sample with a class.
     pub(super) fn into_question(self) -> Option<EncodedQuestion> {
-        let Self { ids: mut prompt, prompt: len, aim: Aim::Tokens(is_trained), initial } = self else { return None };
+        let Self { ids: mut prompt, prompt: len, aim: Aim::Tokens(is_trained), initial, .. } = self else { return None };
         let answer = prompt.split_off(len);
         let wanted = is_trained[len..].iter().take_while(|&&trained| trained).count();
         let initial = initial.map(|range| (range.start.min(len), range.end.min(len)));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::sample_place::SamplePlace;
 use crate::files::FilesError;
-use crate::recipe::DataFormat;
+use crate::recipe::{DataFormat, FormatContradiction};
 use crate::units::{self, abridged, quoted};
 
 /// What asks for a tokenizer even where sequences are token ids already.
@@ -231,12 +231,9 @@ pub enum DataError {
         /// The format.
         format: DataFormat,
     },
-    /// Completions are to be trained, and rows that have no prompt before them.
-    #[error("`data.train_on = \"completion\"` means what follows a prompt, and `{format}` has none")]
-    NoCompletions {
-        /// The format.
-        format: DataFormat,
-    },
+    /// What the recipe says contradicts the format that the rows turn out to have.
+    #[error("{}", .0.message)]
+    Contradiction(FormatContradiction),
     /// A sample longer than allowed, where the recipe says that this is an error.
     #[error("{place}: {length} tokens, expected at most {limit}")]
     TooLong {

@@ -2,7 +2,7 @@
 
 use super::chat::ChatSample;
 use super::label_tokens::Classes;
-use super::question::SampleGroups;
+use super::question::{FollowUp, SampleGroups};
 use super::sample_place::SamplePlace;
 
 /// A sample and its place.
@@ -14,6 +14,8 @@ pub(super) struct Example {
     pub(super) groups: Option<SampleGroups>,
     /// The right answers, where they are others than the completion alone.
     pub(super) references: Vec<String>,
+    /// What is asked when the reply has come, where that is but thoughts.
+    pub(super) follow_up: Option<FollowUp>,
 }
 
 /// What a sample holds.

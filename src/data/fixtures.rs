@@ -1,14 +1,18 @@
 //! What the tests of this room share: a tokenizer, a recipe to vary, files in a temporary folder.
 
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use super::{DataError, ModelLimits, Splits, Tokenizer, open};
 use crate::recipe::{DataFormat, DataRecipe, HeadRecipe, Labels, OnTooLong};
 
 pub(super) const LIMITS: ModelLimits = ModelLimits { vocab_size: 512, max_positions: 32_768 };
 
+static TOKENIZER: LazyLock<Tokenizer> =
+    LazyLock::new(|| Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2")).unwrap());
+
 pub(super) fn tokenizer() -> Tokenizer {
-    Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2")).unwrap()
+    TOKENIZER.clone()
 }
 
 pub(super) fn letters() -> HeadRecipe {

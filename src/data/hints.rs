@@ -67,7 +67,7 @@ impl Failure for DataError {
             Self::LabelTokens { .. } => "choose labels that are one token each, or give token ids in `head.label_tokens`",
             Self::DuplicateLabel { .. } => "give each class a token of its own",
             Self::NoClasses { .. } => "use `head.kind = \"next_token\"`, or rows with `prompt` and `label`",
-            Self::NoCompletions { .. } => "write `assistant`, `last` or `all`",
+            Self::Contradiction(contradiction) => &contradiction.hint,
             Self::LabelCount { .. } => "list one entry per class in `head.labels` or `head.label_tokens`",
             Self::BadBatch { .. } => "ask for at least one sample, each within the data set",
             Self::DamagedTokens { .. } => "remove the folder `.tokens` beside the data file, and start again",

@@ -1,11 +1,11 @@
 //! The door of the room: from the recipe's `data` table to data sets ready to be batched.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::bad_rows::BadRows;
+use super::bad_rows::{BadRows, Fault};
 use super::chat::ChatEncoder;
 use super::dataset::{Dataset, Limit, Piece, Samples};
 use super::encode::{EncodedSample, Encoder};
@@ -24,7 +24,9 @@ use super::token_cache::{self, NotWritten, Out, RowsRead, TokenRecord, TokenSour
 use super::token_file::{About, TokenWriter};
 use super::tokenizer::Tokenizer;
 use crate::files;
-use crate::recipe::{BatchOrder, DataPaths, DataRecipe, HeadRecipe, InitialPart, OnTooLong, ValidationSource};
+use crate::recipe::{
+    BatchOrder, ChatRecipe, DataFormat, DataPaths, DataRecipe, HeadRecipe, InitialPart, OnTooLong, TemplateDate, ValidationSource,
+};
 
 /// What examples of one handing-over take, about.
 const PORTION_BYTES: usize = 1 << 18;
@@ -66,6 +68,10 @@ pub struct Splits {
     pub rest: Option<Dataset>,
     /// What was read, dropped and cut.
     pub report: LoadReport,
+    /// What of the model's folder has decided the tokens of texts, by name and hash.
+    pub origins: BTreeMap<String, String>,
+    /// The day that a chat template was told, where it prints one and the recipe names none.
+    pub chat_template_date: Option<TemplateDate>,
 }
 
 /// Reads the recipe's files, finds the samples that fit, and splits them by `seed` where there is no validation file.
@@ -99,9 +105,15 @@ pub fn open(
             (Dataset::new(samples, pieces), Some(Dataset::new(held_out, held_out_pieces)))
         }
     };
-    let (held_out, warnings) = (validation.as_ref().map_or(0, Dataset::len), opener.encoder.chat.warnings());
+    let mut notes = train.notes().clone();
+    notes.add(validation.as_ref().map(Dataset::notes).cloned().unwrap_or_default());
+    let (held_out, warnings) = (validation.as_ref().map_or(0, Dataset::len), opener.encoder.chat.warnings(&notes));
     let report = LoadReport { files, train: train.len(), validation: held_out, warnings };
-    Ok(Splits { train, validation, rest, report })
+    let has_texts = train.format() != DataFormat::Tokens || initial.is_some();
+    let origins = if has_texts { opener.encoder.origins(notes.has_conversations) } else { BTreeMap::new() };
+    let encoder = &opener.encoder.chat;
+    let chat_template_date = if notes.has_conversations { encoder.recipe() } else { &recipe.chat }.chat_template_date;
+    Ok(Splits { train, validation, rest, report, origins, chat_template_date })
 }
 
 pub(super) struct Opener<'a> {
@@ -154,12 +166,11 @@ impl<'a> Opener<'a> {
         watch: Watch<'_>,
     ) -> Result<(Arc<Samples>, Vec<Piece>, FileReport), DataError> {
         let source = DataSource::find(self.recipe, paths, split)?;
-        let reader =
-            ExampleReader::new(self.recipe, source.format, &self.task, self.encoder.tokenizer.as_ref(), self.encoder.vocab_size)?;
-        let tokens = token_cache::open(
-            &TokenSource { settings: self.settings(&reader), is_kept: true, paths: &source.files },
-            |out, record| self.tokenise((&source, &reader), out, record, &mut *watch),
-        )?;
+        let reader = self.reader(&source)?;
+        let tokens =
+            token_cache::open(&TokenSource { settings: self.settings(&reader), paths: &source.files }, |out, record| {
+                self.tokenise((&source, &reader), out, record, &mut *watch)
+            })?;
         let mut report = FileReport::new(&source, self.limit.tokens, &tokens);
         let opening = reader.opening();
         let pieces = self.pieces(&source.files, &tokens, &mut report)?;
@@ -167,6 +178,11 @@ impl<'a> Opener<'a> {
         let (hash, encoder) = (hash_of(&tokens.hashes), self.encoder.clone());
         let (paths, format) = (source.files, source.format);
         Ok((Arc::new(Samples { paths, hash, tokens, encoder, format, opening, are_checked }), pieces, report))
+    }
+
+    /// What makes examples of rows.
+    pub(super) fn reader(&self, source: &DataSource) -> Result<ExampleReader<'_>, DataError> {
+        ExampleReader::new(self.recipe, source.format, &self.task, &self.encoder)
     }
 
     /// What is run of samples, and the counts of it.
@@ -204,9 +220,11 @@ impl<'a> Opener<'a> {
             split_overlap: 0,
             order: BatchOrder::Shuffled,
             format: Some(reader.format),
+            // The encoder's has the date beside it.
+            chat: ChatRecipe { chat_template_date: None, ..self.recipe.chat.clone() },
             ..self.recipe.clone()
         };
-        format!("{decisive:?} {} {}", reader.identity(), self.encoder.identity())
+        format!("{decisive:?} {} {}", reader.identity(), self.encoder.identity(reader.format))
     }
 
     /// Reads files and writes their tokens, on all cores.
@@ -236,50 +254,39 @@ impl<'a> Opener<'a> {
                             progress.samples += 1;
                             progress.tokens += sample.ids.len();
                         }
-                        Err(Unusable::Row(error)) => bad.note(error),
-                        Err(Unusable::All(error)) => return Err(error.into()),
+                        Err((Fault::Row, error)) => bad.note(error),
+                        Err((_, error)) => return Err(error.into()),
                     }
                 }
                 watch(&progress);
                 Ok::<_, NotWritten>(())
             },
         )?;
-        let (count, first) = bad.finish()?;
-        if progress.samples == 0 {
-            return Err(first.into_iter().next().unwrap_or(DataError::Empty { path }).into());
-        }
+        let (_, count) = bad.counts();
+        bad.finish(&path)?;
         record.counts = RowsRead { read: progress.samples, bad: count };
+        record.notes = self.encoder.chat.take_notes();
         Ok(writer.finish(&record)?)
     }
 
-    fn encode(&self, indices: &HashMap<&Path, usize>, example: Unread) -> Result<(EncodedSample, About), Unusable> {
+    fn encode(&self, indices: &HashMap<&Path, usize>, example: Unread) -> Result<(EncodedSample, About), Refused> {
         let example = example?;
-        let encoded = self.encoder.encode(&example.content, &|| example.place.clone()).map_err(Unusable::of_sample)?;
+        let mut encoded = self.encoder.encode(&example.content, &|| example.place.clone()).map_err(refused)?;
         let file = indices.get(&*example.place.path).copied().unwrap_or(0);
-        let (at, groups) = (example.place.at, example.groups.clone());
-        Ok((encoded, About { file, at, references: example.references(), groups }))
+        let (at, border) = (example.place.at, encoded.border.take());
+        let (groups, follow_up) = (example.groups.clone(), example.follow_up.clone());
+        Ok((encoded, About { file, at, references: example.references(), groups, border, follow_up }))
     }
 }
+
+/// Why there is no sample, and what that is about.
+type Refused = (Fault, DataError);
 
 /// An example, or why there is none.
-type Unread = Result<Example, Unusable>;
+type Unread = Result<Example, Refused>;
 
-/// Why there is no sample.
-enum Unusable {
-    /// The row is none.
-    Row(DataError),
-    /// None can be read or encoded.
-    All(DataError),
-}
-
-impl Unusable {
-    /// Of what a sample was refused for when it was encoded.
-    fn of_sample(error: DataError) -> Self {
-        match error {
-            DataError::NoTarget { .. } => Self::Row(error),
-            _ => Self::All(error),
-        }
-    }
+fn refused(error: DataError) -> Refused {
+    (error.fault(), error)
 }
 
 /// Hands over the examples of all files in portions, until nobody listens.
@@ -287,12 +294,13 @@ fn each_portion(source: &DataSource, reader: &ExampleReader<'_>, hand_on: &mut d
     let mut portion = Portion::default();
     let mut is_heard = true;
     let walked = each_example(source, reader, &mut |example| {
-        let full = portion.push(example.map_err(Unusable::Row));
+        let full = portion.push(example.map_err(refused));
         is_heard = is_heard && full.is_none_or(&mut *hand_on);
         // The walk ends at any error, and nobody hears this one.
         if is_heard { Ok(()) } else { Err(DataError::Empty { path: PathBuf::new() }) }
     });
-    portion.examples.extend(walked.err().map(|error| Err(Unusable::All(error))));
+    // What ends a walk is no fault of a row.
+    portion.examples.extend(walked.err().map(|error| Err((Fault::All, error))));
     hand_on(portion.examples);
 }
 
@@ -324,7 +332,7 @@ mod tests {
     use super::*;
     use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
     use crate::data::{IGNORE, Targets, TokenOrigin};
-    use crate::recipe::{DataFormat, Labels, OnTooLong};
+    use crate::recipe::Labels;
 
     fn texts(number: usize) -> String {
         let line = |index: usize| format!("{{\"prompt\": \"{}\", \"completion\": \"yes\"}}\n", "word ".repeat(index + 1));
@@ -538,7 +546,8 @@ mod tests {
         let error = open((&fixture.recipe, &fixture.head), None, LIMITS, None, 1, &mut |_| {}).unwrap_err();
         assert_eq!(error.to_string(), "text data needs a tokenizer, found none");
         let small = ModelLimits { vocab_size: 40, ..LIMITS };
-        let error = open((&fixture.recipe, &fixture.head), Some(&tokenizer()), small, None, 1, &mut |_| {}).unwrap_err();
+        let one = Fixture::new(DataFormat::PromptCompletion, texts(1));
+        let error = open((&one.recipe, &one.head), Some(&tokenizer()), small, None, 1, &mut |_| {}).unwrap_err();
         assert!(matches!(error, DataError::OutOfVocabulary { vocab_size: 40, .. }), "{error}");
         let labels = HeadRecipe::SeqClassificationOnLogits(Labels::Texts(vec!["yes".into(), "two words".into()]));
         let error = open((&fixture.recipe, &labels), Some(&tokenizer()), LIMITS, None, 1, &mut |_| {}).unwrap_err();

@@ -13,10 +13,27 @@ pub struct Question {
     pub initial: Option<(usize, usize)>,
     /// The end of the prompt that is the beginning of the reply; empty where the reply is all that comes.
     pub opening: &'static str,
+    /// The end of the prompt's text that is not in its tokens: the first token of the reply reaches over the border, and has it.
+    pub border: String,
     /// The right answers; at least one.
     pub references: Vec<String>,
+    /// What is asked when the reply has come, where that is but thoughts.
+    pub follow_up: Option<FollowUp>,
     /// What the sample is reported under, where its file says.
     pub groups: Option<SampleGroups>,
+}
+
+/// What is asked when the reply to a question is thoughts: a text with the thoughts in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FollowUp {
+    /// What stands before the thoughts.
+    pub(super) before: String,
+    /// What stands behind them.
+    pub(super) after: String,
+    /// Whether it is a message of the user, by the chat template.
+    pub(super) is_message: bool,
+    /// Tokens that it may have, before the chat template.
+    pub(super) max_tokens: Option<usize>,
 }
 
 /// What `LongBench` v2 reports samples under.

@@ -9,8 +9,13 @@ use super::dataset::Piece;
 /// Divides pieces into training and validation, each in its old order; all windows of a sample go the same way.
 pub(super) fn split(pieces: Vec<Piece>, fraction: f64, seed: u64) -> (Vec<Piece>, Vec<Piece>) {
     let samples: Vec<usize> = pieces.chunk_by(|a, b| a.sample() == b.sample()).map(|windows| windows[0].sample()).collect();
-    let (_, held_out) = split_samples(&samples, fraction, seed);
+    let held_out = held_out(&samples, fraction, seed);
     pieces.into_iter().partition(|piece| held_out.binary_search(&piece.sample()).is_err())
+}
+
+/// Of samples that are run, in order, those that are held out.
+pub(super) fn held_out(samples: &[usize], fraction: f64, seed: u64) -> Vec<usize> {
+    split_samples(samples, fraction, seed).1
 }
 
 /// A positive fraction of two or more samples holds out at least one; at least one stays for training.

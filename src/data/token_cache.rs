@@ -5,63 +5,36 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use arrow::buffer::Buffer;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use super::chat::ChatNotes;
 use super::error::DataError;
 use super::sample_place::{LineOrRecord, SamplePlace};
 use super::token_file::{About, TokenFile};
-use crate::files::{self, FilesError, MappedFile, Scratch};
+use crate::files::{self, FilesError, MappedFile, Scratch, Stamp};
 
 /// Raised whenever files or prompts change their meaning.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Files of tokens that are kept of the same data, with other tokenizers or settings; the oldest is forgotten first.
 const MAX_FILES: usize = 4;
-
-/// How exactly the time of a change tells changes apart, at worst.
-const SETTLED: Duration = Duration::from_secs(2);
-
-/// A data file as the system lists it: while this is the same, so is the content.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Stamp {
-    size: u64,
-    device: u64,
-    inode: u64,
-    /// Seconds since 1970 and nanoseconds. Who writes to a file can set its other times, and not this one.
-    changed: (i64, i64),
-}
-
-impl Stamp {
-    fn of(path: &Path) -> Option<Self> {
-        let found = fs::metadata(path).ok()?;
-        let changed = (found.ctime(), found.ctime_nsec());
-        Some(Self { size: found.len(), device: found.dev(), inode: found.ino(), changed })
-    }
-
-    /// Itself, but of a file that was changed just now: it may be changed again and look the same.
-    fn settled(self) -> Option<Self> {
-        let changed = UNIX_EPOCH + Duration::new(u64::try_from(self.changed.0).ok()?, u32::try_from(self.changed.1).ok()?);
-        SystemTime::now().duration_since(changed).is_ok_and(|age| age >= SETTLED).then_some(self)
-    }
-}
 
 /// What a file of tokens was made of.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct TokenRecord {
     version: u32,
-    /// Of each data file, where it was settled.
-    stamps: Vec<Option<Stamp>>,
-    /// Likewise.
+    /// Of the content of each data file.
     hashes: Vec<String>,
     /// Everything else that decides ids and targets: tokenizer, format, head.
     settings: String,
     pub(super) counts: RowsRead,
+    /// What is worth telling of the samples.
+    pub(super) notes: ChatNotes,
 }
 
 /// What there was to be read.
@@ -77,14 +50,13 @@ pub(super) struct RowsRead {
 pub(super) struct TokenSource<'a> {
     pub(super) paths: &'a [PathBuf],
     pub(super) settings: String,
-    /// Whether their tokens are worth a file.
-    pub(super) is_kept: bool,
 }
 
 /// Tokens of data files.
 pub(super) struct Tokens {
     pub(super) file: TokenFile,
     pub(super) counts: RowsRead,
+    pub(super) notes: ChatNotes,
     /// Of each data file's content.
     pub(super) hashes: Vec<String>,
     /// What the file is mapped by; `None` where it is in memory.
@@ -140,8 +112,7 @@ pub(super) fn open(
     source: &TokenSource<'_>,
     write: impl FnMut(Out<'_>, TokenRecord) -> Result<(), NotWritten>,
 ) -> Result<Tokens, DataError> {
-    let places = if source.is_kept { places(source) } else { Vec::new() };
-    open_in(&places, source, write)
+    open_in(&places(source), source, write)
 }
 
 fn open_in(
@@ -149,30 +120,25 @@ fn open_in(
     source: &TokenSource<'_>,
     mut write: impl FnMut(Out<'_>, TokenRecord) -> Result<(), NotWritten>,
 ) -> Result<Tokens, DataError> {
-    let listed = || source.paths.iter().map(|path| Stamp::of(path)).collect::<Vec<_>>();
-    let before = listed();
-    let stamps: Vec<_> = before.iter().cloned().map(|stamp| stamp.and_then(Stamp::settled)).collect();
-    let found = || places.iter().filter_map(|place| stored(place, source).ok());
-    if let Some(found) = found().find(|found| stamps.iter().all(Option::is_some) && found.1 == stamps) {
-        return Ok(found.0);
-    }
-    let hashes = source.paths.iter().map(|path| files::hash_file(path)).collect::<Result<Vec<_>, _>>()?;
-    if let Some(found) = found().find(|found| found.0.hashes == hashes) {
-        return Ok(found.0);
+    let before: Vec<_> = source.paths.iter().map(|path| Stamp::of(path)).collect();
+    let hashes = source.paths.iter().map(|path| files::hash_large_file(path)).collect::<Result<Vec<_>, _>>()?;
+    if let Some(found) = places.iter().filter_map(|place| stored(place, source).ok()).find(|found| found.hashes == hashes) {
+        return Ok(found);
     }
     let mut write = |out: Out<'_>, record| {
         write(out, record)?;
         let changed = source.paths.iter().zip(&before).find(|(path, before)| Stamp::of(path) != **before);
         changed.map_or(Ok(()), |(path, _)| Err(DataError::Changed { path: path.clone() }.into()))
     };
-    let record = TokenRecord { version: VERSION, stamps, hashes, settings: source.settings.clone(), counts: RowsRead::default() };
+    let (settings, counts, notes) = (source.settings.clone(), RowsRead::default(), ChatNotes::default());
+    let record = TokenRecord { version: VERSION, hashes, settings, counts, notes };
     let mut problem = None;
     for place in places {
         match make(place, &mut |out| write(out, record.clone())) {
             Ok(()) => {
                 forget_old(place);
                 match stored(place, source) {
-                    Ok((tokens, _)) => return Ok(Tokens { is_cached: false, ..tokens }),
+                    Ok(tokens) => return Ok(Tokens { is_cached: false, ..tokens }),
                     Err(message) => problem = Some(message),
                 }
             }
@@ -180,7 +146,7 @@ fn open_in(
             Err(NotWritten::Place(error)) => problem = Some(error.to_string()),
         }
     }
-    let tokens = if source.is_kept { in_temporary_file(&record, &mut write)? } else { None };
+    let tokens = in_temporary_file(&record, &mut write)?;
     Ok(Tokens { problem, ..tokens.map_or_else(|| in_memory(&record, &mut write), Ok)? })
 }
 
@@ -190,12 +156,10 @@ fn places(source: &TokenSource<'_>) -> Vec<PathBuf> {
     let name = format!("{}.arrow", &files::hash_bytes(source.settings.as_bytes())[..16]);
     let mut beside = first.as_os_str().to_owned();
     beside.push(".tokens");
-    let folder = |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
-    let cache = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")));
     // Of files of the same name in other folders.
     let paths = source.paths.iter().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
     let own = files::hash_parts(paths.map(|path| path.into_os_string().into_encoded_bytes()));
-    let cache = cache.map(|cache| cache.join("kvtune/tokens").join(&own[..16]));
+    let cache = files::cache_folder().map(|cache| cache.join("tokens").join(&own[..16]));
     std::iter::once(PathBuf::from(beside)).chain(cache).map(|folder| folder.join(&name)).collect()
 }
 
@@ -230,19 +194,19 @@ fn in_full(error: &FilesError) -> String {
     format!("{error}{}", cause.unwrap_or_default())
 }
 
-/// What lies in a place, if it was made of these data files with these settings as far as names and settings go; and the stamps that
-/// they had. What is missing, damaged or of another version is as good as none.
-fn stored(place: &Path, source: &TokenSource<'_>) -> Result<(Tokens, Vec<Option<Stamp>>), String> {
+/// What lies in a place, if it was made of these data files with these settings as far as names and settings go. What is missing, damaged
+/// or of another version is as good as none.
+fn stored(place: &Path, source: &TokenSource<'_>) -> Result<Tokens, String> {
     let map = MappedFile::open(place).map_err(|error| in_full(&error))?;
     let (file, record) = TokenFile::read::<TokenRecord>(&Buffer::from(Bytes::from_owner(map.clone())))?;
     if record.version != VERSION || record.settings != source.settings || record.hashes.len() != source.paths.len() {
         return Err(format!("`{}` was made of something else", place.display()));
     }
-    let TokenRecord { stamps, hashes, counts, .. } = record;
+    let TokenRecord { hashes, counts, notes, .. } = record;
     if counts.read != file.len() {
         return Err(format!("`{}` lacks samples", place.display()));
     }
-    Ok((Tokens { file, counts, hashes, map: Some(map), is_cached: true, problem: None }, stamps))
+    Ok(Tokens { file, counts, notes, hashes, map: Some(map), is_cached: true, problem: None })
 }
 
 /// Removes the oldest files of tokens in the folder of `place`, and what writes have left there that did not end.
@@ -278,9 +242,7 @@ fn in_temporary_file(
         Err(NotWritten::Data(error)) => Err(error),
         Err(NotWritten::Place(_)) => Ok(None),
         // Its name goes here; the file stays as long as it is mapped.
-        Ok(()) => {
-            Ok(MappedFile::open(scratch.path()).ok().and_then(|map| made(Some(map.clone()), Bytes::from_owner(map), record)))
-        }
+        Ok(()) => Ok(MappedFile::open(scratch.path()).ok().and_then(|map| made(Some(map.clone()), Bytes::from_owner(map)))),
     }
 }
 
@@ -291,34 +253,38 @@ fn in_memory(
     let mut bytes = Vec::new();
     let failed = |message: String| DataError::NotKept { message };
     match write(&mut bytes, record.clone()) {
-        Ok(()) => made(None, Bytes::from(bytes), record).ok_or_else(|| failed("what was written is not what is read".into())),
+        Ok(()) => made(None, Bytes::from(bytes)).ok_or_else(|| failed("what was written is not what is read".into())),
         Err(NotWritten::Data(error)) => Err(error),
         Err(NotWritten::Place(error)) => Err(failed(error.to_string())),
     }
 }
 
-fn made(map: Option<MappedFile>, bytes: Bytes, record: &TokenRecord) -> Option<Tokens> {
+fn made(map: Option<MappedFile>, bytes: Bytes) -> Option<Tokens> {
     let (file, read) = TokenFile::read::<TokenRecord>(&Buffer::from(bytes)).ok()?;
-    Some(Tokens { file, counts: read.counts, hashes: record.hashes.clone(), map, is_cached: false, problem: None })
+    let TokenRecord { counts, notes, hashes, .. } = read;
+    Some(Tokens { file, counts, notes, hashes, map, is_cached: false, problem: None })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::data::encode::{Aim, EncodedSample};
     use crate::data::token_file::TokenWriter;
 
     /// Tokens of files whose bytes are the tokens; counts how often they are made.
     fn open_counted(places: &[PathBuf], paths: &[PathBuf], settings: &str, made: &mut usize) -> Result<Tokens, DataError> {
-        let source = TokenSource { paths, settings: settings.to_owned(), is_kept: true };
+        let source = TokenSource { paths, settings: settings.to_owned() };
         open_in(places, &source, |out, mut record| {
             *made += 1;
             let mut writer = TokenWriter::new(out)?;
             for (file, path) in paths.iter().enumerate() {
                 let ids: Vec<u32> = fs::read(path)?.into_iter().map(u32::from).collect();
                 let aim = Aim::Tokens(vec![true; ids.len()]);
-                let about = About { file, at: LineOrRecord::Line(1), references: None, groups: None };
-                writer.push(&EncodedSample { ids, prompt: 0, aim, initial: None }, &about)?;
+                let about =
+                    About { file, at: LineOrRecord::Line(1), references: None, groups: None, border: None, follow_up: None };
+                writer.push(&EncodedSample { ids, prompt: 0, aim, initial: None, border: None }, &about)?;
                 record.counts.read += 1;
             }
             Ok(writer.finish(&record)?)
@@ -330,7 +296,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let data = vec![dir.path().join("a.txt")];
         fs::write(&data[0], "some").unwrap();
-        let source = |settings: &str| TokenSource { paths: &data, settings: settings.to_owned(), is_kept: true };
+        let source = |settings: &str| TokenSource { paths: &data, settings: settings.to_owned() };
         let beside = |settings: &str| places(&source(settings)).remove(0);
         assert_eq!(beside("s").parent().unwrap(), dir.path().join("a.txt.tokens"));
         let open = |settings: &str| {
@@ -371,18 +337,11 @@ mod tests {
         };
         let mut made = 0;
         write("some");
-        assert!(Stamp::of(&data[0]).unwrap().settled().is_none(), "it may change again within the same tick");
         open_counted(&place, &data, "s", &mut made).unwrap();
         write("more");
         assert_eq!(open_counted(&place, &data, "s", &mut made).unwrap().file.ids(0)[0], u32::from(b'm'));
         // Only the times have changed: the hash tells.
         write("more");
-        open_counted(&place, &data, "s", &mut made).unwrap();
-        assert_eq!(made, 2);
-        // Settled, it is believed to be what it was.
-        std::thread::sleep(SETTLED + Duration::from_millis(100));
-        let stamp = Stamp::of(&data[0]);
-        assert!(stamp.clone().unwrap().settled().is_some() && stamp == Stamp::of(&data[0]));
         open_counted(&place, &data, "s", &mut made).unwrap();
         assert_eq!(made, 2);
     }
@@ -399,10 +358,10 @@ mod tests {
         assert!(places[1].exists() && found.map.is_some());
         let found = open_counted(&places[..1], &data, "s", &mut made).unwrap();
         assert!(found.problem.is_some_and(|problem| !problem.is_empty()) && found.file.len() == 1);
-        let source = TokenSource { paths: &data, settings: "s".into(), is_kept: false };
-        let refused = open(&source, |_, _| Err(NotWritten::Data(DataError::Empty { path: "x".into() })));
+        let source = TokenSource { paths: &data, settings: "s".into() };
+        let refused = open_in(&[], &source, |_, _| Err(NotWritten::Data(DataError::Empty { path: "x".into() })));
         assert!(matches!(refused, Err(DataError::Empty { .. })));
-        let changing = open(&source, |out, record| {
+        let changing = open_in(&[], &source, |out, record| {
             fs::write(&data[0], "longer").unwrap();
             Ok(TokenWriter::new(out)?.finish(&record)?)
         });

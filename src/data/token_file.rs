@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::encode::{Aim, EncodedSample};
 use super::guard::guarded;
 use super::on_too_long::Length;
-use super::question::SampleGroups;
+use super::question::{FollowUp, SampleGroups};
 use super::sample_place::LineOrRecord;
 
 /// Tokens of a record batch: few enough for any memory, many enough to cost nothing each.
@@ -39,6 +39,10 @@ pub(super) struct About {
     pub(super) references: Option<Vec<String>>,
     /// What it is reported under, where the file says.
     pub(super) groups: Option<SampleGroups>,
+    /// The end of the prompt's text that is in the first token behind the prompt.
+    pub(super) border: Option<String>,
+    /// What is asked when the reply has come, where that is but thoughts.
+    pub(super) follow_up: Option<FollowUp>,
 }
 
 /// Where the columns of a file stand, in order.
@@ -287,7 +291,7 @@ impl TokenFile {
             _ => None,
         };
         let ids = self.ids(sample)[part.clone()].to_vec();
-        EncodedSample { ids, prompt: prompt.clamp(part.start, part.end) - part.start, aim, initial }
+        EncodedSample { ids, prompt: prompt.clamp(part.start, part.end) - part.start, aim, initial, border: None }
     }
 
     fn place(&self, sample: usize) -> (&RecordBatch, usize) {
@@ -363,14 +367,19 @@ mod tests {
                 is_trained[0] = true;
                 let [prompt, start, end] = ends.map(|end| usize::from(end) % (ids.len() + 1));
                 let initial = is_asked.then(|| start.min(end)..end.max(start));
-                EncodedSample { ids, prompt, aim: class.map_or(Aim::Tokens(is_trained), Aim::Class), initial }
+                EncodedSample { ids, prompt, aim: class.map_or(Aim::Tokens(is_trained), Aim::Class), initial, border: None }
             },
         )
     }
 
     fn about(sample: usize) -> About {
         About {
-            file: sample % 3, at: LineOrRecord::Record(sample), references: Some(vec![format!("“{sample}”")]), groups: None
+            file: sample % 3,
+            at: LineOrRecord::Record(sample),
+            references: Some(vec![format!("“{sample}”")]),
+            groups: None,
+            border: None,
+            follow_up: None,
         }
     }
 

@@ -87,9 +87,14 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The ids of `text` with all special tokens that the post-processor puts around it.
-    pub(super) fn encode_with_special(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        self.run(text, true)
+    /// As `LongBench` cuts a prompt: the first and the last of its tokens, as text again; which it does before the chat template.
+    pub(super) fn cut_as_upstream(&self, prompt: String, most: usize) -> Result<String, DataError> {
+        let ids = self.run(&prompt, true)?;
+        if ids.len() <= most {
+            return Ok(prompt);
+        }
+        let front = most / 2;
+        self.decode(&[&ids[..front], &ids[ids.len() - (most - front)..]].concat())
     }
 
     /// The ids of `text` alone and which part of it each stands for, in bytes; of a character that is split over tokens each has all.

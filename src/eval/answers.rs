@@ -20,6 +20,9 @@ pub struct AnswerSpec {
     pub width: usize,
 }
 
+/// Tokens of the longest thoughts, as `LongBench` v2 has it.
+const MAX_THOUGHTS: usize = 1024;
+
 /// A question whose answer is being written.
 struct Pending {
     request: RequestId,
@@ -27,6 +30,10 @@ struct Pending {
     ids: Vec<u32>,
     text: String,
     finish: Option<Finish>,
+    /// Of the first prompt.
+    prompt_hash: String,
+    /// What came before the answer was asked for.
+    thoughts: Option<String>,
 }
 
 /// Answers all samples of `dataset` in file order. With a file, those that it holds already are taken from there, and the others are added
@@ -64,6 +71,12 @@ pub fn answer(
         for event in generator.step() {
             take(event, &mut pending)?;
         }
+        for thinking in pending.iter_mut().filter(|pending| pending.finish.is_some()) {
+            if let Some(question) = dataset.following(&thinking.question, &thinking.text)? {
+                let (text, hash) = (std::mem::take(&mut thinking.text), std::mem::take(&mut thinking.prompt_hash));
+                *thinking = Pending { thoughts: Some(text), prompt_hash: hash, ..submit(&mut generator, question, spec)? };
+            }
+        }
         while pending.front().is_some_and(|first| first.finish.is_some()) {
             let Some(done) = pending.pop_front() else { break };
             let answer = scored(done, spec)?;
@@ -81,10 +94,15 @@ pub fn check_answers(mut generator: Generator<'_>, dataset: &Dataset, spec: &Ans
 }
 
 fn submit(generator: &mut Generator<'_>, question: Question, spec: &AnswerSpec) -> Result<Pending, EvalError> {
-    let request = Request { initial: question.initial, ..Request::new(question.prompt.clone(), spec.rules.clone()) };
+    let mut rules = spec.rules.clone();
+    if question.follow_up.is_some() {
+        rules.max_new_tokens = Some(MAX_THOUGHTS);
+    }
+    let request = Request { initial: question.initial, ..Request::new(question.prompt.clone(), rules) };
     let failed = |source| EvalError::Answer { sample: question.sample, source };
     let request = generator.submit(request).map_err(failed)?;
-    Ok(Pending { request, question, ids: Vec::new(), text: String::new(), finish: None })
+    let prompt_hash = prompt_hash(&question);
+    Ok(Pending { request, question, ids: Vec::new(), text: String::new(), finish: None, prompt_hash, thoughts: None })
 }
 
 fn take(event: GenerationEvent, pending: &mut VecDeque<Pending>) -> Result<(), EvalError> {
@@ -112,7 +130,9 @@ fn take(event: GenerationEvent, pending: &mut VecDeque<Pending>) -> Result<(), E
 }
 
 fn scored(done: Pending, spec: &AnswerSpec) -> Result<ScoredAnswer, EvalError> {
-    let Pending { question, ids, text, finish, .. } = done;
+    let Pending { question, ids, text, finish, prompt_hash, thoughts, .. } = done;
+    // What of the prompt the first token has brought is no part of the answer.
+    let text = text.strip_prefix(&question.border).map_or_else(|| text.clone(), str::to_owned);
     let mut scores = BTreeMap::new();
     for &metric in &spec.metrics {
         // What the prompt has begun belongs to the reply in which the choice is looked for.
@@ -123,7 +143,8 @@ fn scored(done: Pending, spec: &AnswerSpec) -> Result<ScoredAnswer, EvalError> {
     }
     Ok(ScoredAnswer {
         sample: question.sample,
-        prompt_hash: prompt_hash(&question),
+        prompt_hash,
+        thoughts,
         prediction: text,
         references: question.references,
         token_ids: ids,

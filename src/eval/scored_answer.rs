@@ -14,6 +14,9 @@ pub struct ScoredAnswer {
     pub sample: u64,
     /// Of the prompt's token ids.
     pub prompt_hash: String,
+    /// What was generated before the answer was asked for, where the question asks for thoughts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thoughts: Option<String>,
     /// What was generated.
     pub prediction: String,
     /// What might have been.

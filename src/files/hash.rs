@@ -23,26 +23,6 @@ pub fn hash_file(path: &Path) -> Result<String, FilesError> {
     }
 }
 
-/// [`hash_file`] of a large file, on all cores.
-pub(super) fn hash_file_on_all_cores(path: &Path) -> Result<String, FilesError> {
-    let mut file = open_to_read(path, FileKind::Data)?;
-    let mut hasher = blake3::Hasher::new();
-    let mut piece = vec![0; 1 << 24];
-    loop {
-        let mut filled = 0;
-        while filled < piece.len() {
-            match file.read(&mut piece[filled..]).map_err(FilesError::io("read", path))? {
-                0 => break,
-                read => filled += read,
-            }
-        }
-        if filled == 0 {
-            return Ok(hasher.finalize().to_hex().to_string());
-        }
-        hasher.update_rayon(&piece[..filled]);
-    }
-}
-
 /// The hash of a file's length and of its first and last `window` bytes: tells large files apart without reading them whole.
 pub fn hash_ends(path: &Path, window: u64) -> Result<String, FilesError> {
     let mut file = open_to_read(path, FileKind::Data)?;
@@ -82,7 +62,6 @@ mod tests {
         for bytes in [vec![], vec![7; 300_000]] {
             std::fs::write(&path, &bytes).unwrap();
             assert_eq!(hash_file(&path).unwrap(), hash_bytes(&bytes));
-            assert_eq!(hash_file_on_all_cores(&path).unwrap(), hash_bytes(&bytes));
         }
         // The published value of the empty input.
         assert!(hash_bytes(b"").starts_with("af1349b9f5f9a1a6a0404dea36dcc949"));

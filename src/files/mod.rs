@@ -16,6 +16,7 @@ mod peft_config;
 mod peft_modules;
 mod peft_refused;
 mod scratch;
+mod stamp;
 mod tensors;
 
 pub use atomic::{
@@ -32,6 +33,7 @@ pub use peft::{ADAPTER_CONFIG, ADAPTER_TENSORS, PeftFiles, read_peft, write_peft
 pub use peft_config::{PeftConfig, PeftTargets};
 pub use peft_modules::{ExcludedModules, ModulePatterns, ModuleRegex, is_named};
 pub use scratch::Scratch;
+pub use stamp::{Stamp, cache_folder};
 pub use tensors::{Dtype, RawTensor, TensorFile, TensorHead, TensorView, write_tensors, write_tensors_in_turn};
 
 use std::path::Path;

@@ -1,5 +1,6 @@
 //! The metrics by name.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::LazyLock;
@@ -7,6 +8,7 @@ use std::sync::LazyLock;
 use serde::de::{Deserialize, Deserializer, Error};
 use serde::ser::{Serialize, Serializer};
 
+use super::ranking::{Ranking, parse_ranking};
 use super::rouge::RougeMeasure;
 use super::{bags, infinitebench, longbench_v1, longbench_v2, python, ruler};
 
@@ -47,6 +49,8 @@ pub enum Metric {
     FirstNumber,
     /// The choice is one of the references (`InfiniteBench`).
     Choice,
+    /// NDCG of the first ten of a ranking, beside labels by id as JSON (HELMET, rerank).
+    Ndcg10,
 }
 
 /// Why a metric cannot score a row.
@@ -78,6 +82,7 @@ static NAMES: LazyLock<Vec<(String, Metric)>> = LazyLock::new(|| {
         ("kv_retrieval", Metric::KvRetrieval),
         ("first_number", Metric::FirstNumber),
         ("choice", Metric::Choice),
+        ("ndcg_10", Metric::Ndcg10),
     ];
     other.map(|(name, metric)| (name.to_owned(), metric)).into_iter().chain(rouge).collect()
 });
@@ -98,7 +103,7 @@ impl Metric {
     /// Scores a prediction, from 0 to 1.
     ///
     /// # Errors
-    /// There is no reference, or `retrieval` finds one that names no paragraph.
+    /// There is no reference, or `retrieval` finds one that names no paragraph, or `ndcg_10` one without labels.
     pub fn score(self, prediction: &str, references: &[String]) -> Result<f64, MetricError> {
         if references.is_empty() {
             return Err(MetricError { expected: "at least 1 reference", found: "an empty array".into() });
@@ -128,8 +133,16 @@ impl Metric {
             Self::KvRetrieval => infinitebench::kv_retrieval(prediction, references),
             Self::FirstNumber => infinitebench::first_number(prediction, references),
             Self::Choice => infinitebench::choice(prediction, references),
+            Self::Ndcg10 => Ranking::new(&parse_ranking(prediction), &labels_of(references)?).ndcg(10),
         })
     }
+}
+
+/// Labels by id, as in `{"12": 2, "7": 0}`.
+fn labels_of(references: &[String]) -> Result<BTreeMap<String, u32>, MetricError> {
+    let labels = references.iter().find_map(|text| serde_json::from_str(text).ok());
+    let expected = "an object of labels by id, as `{\"12\": 2, \"7\": 0}`, for `ndcg_10`";
+    labels.ok_or_else(|| MetricError { expected, found: format!("`{}`", references.join("`, `")) })
 }
 
 impl fmt::Display for Metric {

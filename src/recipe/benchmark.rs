@@ -7,6 +7,8 @@ words! {
     pub enum LongBenchPrompt {
         /// Upstream's for direct answers, as a message of the user where the model has a chat template. The reply is `The correct answer is (X)`.
         Upstream = "upstream",
+        /// Upstream's in two steps, to be evaluated only: first the model thinks, then it is asked for the answer, without the text.
+        UpstreamCot = "upstream-cot",
         /// Upstream's without the text.
         UpstreamNoContext = "upstream-no-context",
         /// That of `keys_values`: ends in `Answer:` and the beginning of the reply, which is the letter alone.
@@ -29,5 +31,22 @@ words! {
         Niah = "niah",
         /// Labels learned from many examples.
         Icl = "icl",
+        /// Questions on stories. HELMET has them judged by a model.
+        NarrativeQa = "narrativeqa",
+        /// Questions on books.
+        InfbenchQa = "infbench_qa",
+        /// Questions on books with four choices.
+        InfbenchChoice = "infbench_choice",
+        /// Summaries of books. HELMET has them judged by a model.
+        InfbenchSum = "infbench_sum",
+        /// Summaries of lawsuits. HELMET has them judged by a model.
+        MultiLexsum = "multi_lexsum",
+    }
+}
+
+impl HelmetFamily {
+    /// Whether its prompts are messages of the user where the model has a chat template.
+    pub fn is_message(self) -> bool {
+        matches!(self, Self::NarrativeQa | Self::InfbenchQa | Self::InfbenchChoice | Self::InfbenchSum | Self::MultiLexsum)
     }
 }

@@ -6,6 +6,7 @@ use std::fmt;
 pub use super::benchmark::{HelmetFamily, LongBenchPrompt};
 use super::chat::ChatRecipe;
 pub use super::data_paths::DataPaths;
+pub use super::of_format::FormatContradiction;
 use super::table::{either, table};
 use super::value::{COUNT, KeyRule, PART};
 use super::words::words;
@@ -78,7 +79,7 @@ table! {
         #[default("not cut so")]
         pub max_prompt_tokens: Option<usize> = None,
         /// Which rows of HELMET the files hold.
-        #[default("told from the fields; `icl` must be named")]
+        #[default("told from the fields; `icl`, and what is about long texts, must be named")]
         pub family: Option<HelmetFamily> = None,
         /// The columns that hold the fields of the format, where they have other names: `columns = { prompt = "question" }`.
         #[also("data.column_map", "data.column_mapping")]
@@ -92,13 +93,6 @@ table! {
         pub max_line_bytes: usize = 64 << 20,
         /// How conversations become text, and which part of a sample is trained.
         pub chat: ChatRecipe = ChatRecipe::default(),
-    }
-}
-
-impl DataFormat {
-    /// Whether its samples are conversations.
-    pub fn is_chat(self) -> bool {
-        matches!(self, Self::Messages | Self::ShareGpt | Self::Alpaca)
     }
 }
 
@@ -144,7 +138,7 @@ words! {
         Text = "text",
         /// RULER's rows: `input`, `answer_prefix` and `outputs`.
         Ruler = "ruler",
-        /// HELMET's rows of recall, retrieval, ranking and many examples.
+        /// HELMET's rows of recall, retrieval, ranking, many examples, questions on long texts, and summaries.
         Helmet = "helmet",
     }
 }

@@ -17,6 +17,7 @@ mod grad;
 mod initial_part;
 mod kv_cache;
 mod model;
+mod of_format;
 mod overrides;
 mod plan;
 mod read;
@@ -43,8 +44,7 @@ pub use initial_part::{EndRegex, InitialPart};
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, RopeType, TargetModules, TrainedBias};
 pub use training::*;
-pub use write::Difference;
-pub use {plan::Recipe, reference::reference};
+pub use {plan::Recipe, reference::reference, write::Difference};
 
 use crate::files::{self, FileKind};
 use tree::{Document, RecipeSource};

@@ -3,12 +3,13 @@
 use toml::Table;
 
 use super::chat::TrainOn;
-use super::data::{ClassList, DataFormat, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels, LongBenchPrompt, OnTooLong};
+use super::data::{ClassList, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels, LongBenchPrompt, OnTooLong};
 use super::diagnose::Checked;
 use super::eval::{EvalRecipe, Figure};
 use super::grad::{GradRecipe, OpenKey, StoreForm};
 use super::kv_cache::{CacheRecipe, Storage};
 use super::model::{InitLora, LoraRecipe, ModelRecipe};
+use super::of_format::FormatContradiction;
 use super::overrides::settle;
 use super::plan::{Recipe, tables};
 use super::read::AUTO;
@@ -32,7 +33,6 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checke
     let reader = RecipeReader::new(&decided);
     let data = DataRecipe::read(&reader)?;
     refuse_prompt_as_target(&reader, &data)?;
-    refuse_other_formats(&reader, &data)?;
     refuse_overlap(&reader, &data)?;
     let head = head(&reader, HeadTable::read(&reader)?, &data)?;
     let model = ModelRecipe::read(&reader)?;
@@ -72,6 +72,13 @@ fn refuse_overlap(reader: &RecipeReader<'_>, data: &DataRecipe) -> Checked<()> {
     if overlap > 0 && data.on_too_long != OnTooLong::Split {
         let message = format!("`{key}` is set, and `data.on_too_long` is `{}`: there are no windows", data.on_too_long);
         return reader.refuse(key, message, "leave it out, or write `on_too_long = \"split\"`");
+    }
+    if data.on_too_long == OnTooLong::Split && !data.chat.train_on_end_of_turn {
+        let key = "data.train_on_end_of_turn";
+        let message = format!(
+            "`{key} = false` contradicts `data.on_too_long = \"split\"`: in windows all of a text is trained, its end too"
+        );
+        return reader.refuse(key, message, "leave it out, or write `on_too_long = \"drop\"`");
     }
     match data.max_seq_length.filter(|&length| data.on_too_long == OnTooLong::Split && overlap.saturating_add(2) > length) {
         Some(length) => {
@@ -180,39 +187,17 @@ fn refuse_f16(document: &Document) -> Checked<()> {
 }
 
 fn refuse_prompt_as_target(reader: &RecipeReader<'_>, data: &DataRecipe) -> Checked<()> {
-    if data.train_on_prompt && data.format == Some(DataFormat::Tokens) {
-        let message = "`data.train_on_prompt` says nothing where `data.format` is `tokens`: the sequences bring their labels";
-        return reader.refuse("data.train_on_prompt", message.to_owned(), "leave it out, and label the tokens in the file");
+    // Of a format that is not written the rows tell.
+    if let Some(FormatContradiction { key, message, hint }) = data.format.and_then(|format| data.contradiction(format)) {
+        return reader.refuse(key, message, &hint);
     }
-    let Some(train_on) = data.chat.train_on else { return Ok(()) };
-    if data.format == Some(DataFormat::Tokens) {
-        let message = "`data.train_on` says nothing where `data.format` is `tokens`: the sequences bring their labels";
-        return reader.refuse("data.train_on", message.to_owned(), "leave it out, and label the tokens in the file");
-    }
-    if data.train_on_prompt && train_on != TrainOn::All {
-        let message = format!("`data.train_on_prompt = true` contradicts `data.train_on = \"{train_on}\"`");
-        return reader.refuse("data.train_on_prompt", message, "leave it out");
-    }
-    if let Some(format) = data.format.filter(|format| format.is_chat() && train_on == TrainOn::Completion) {
-        let message = format!("`data.train_on = \"completion\"` means what follows a prompt, and `{format}` has none");
-        return reader.refuse("data.train_on", message, "write `assistant`, `last` or `all`");
-    }
-    Ok(())
-}
-
-/// Refuses keys of another format.
-fn refuse_other_formats(reader: &RecipeReader<'_>, data: &DataRecipe) -> Checked<()> {
-    for (key, is_set, format) in [
-        ("data.prompt", data.prompt.is_some(), DataFormat::LongBenchV2),
-        ("data.max_prompt_tokens", data.max_prompt_tokens.is_some(), DataFormat::LongBenchV2),
-        ("data.family", data.family.is_some(), DataFormat::Helmet),
-    ] {
-        if is_set && data.format != Some(format) {
-            let message = format!("`{key}` says nothing where `data.format` is not `{format}`");
-            return reader.refuse(key, message, &format!("leave it out, or write `format = \"{format}\"`"));
+    match data.chat.train_on.filter(|&train_on| data.train_on_prompt && train_on != TrainOn::All) {
+        Some(train_on) => {
+            let message = format!("`data.train_on_prompt = true` contradicts `data.train_on = \"{train_on}\"`");
+            reader.refuse("data.train_on_prompt", message, "leave it out")
         }
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// What the table `[head]` says.

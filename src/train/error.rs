@@ -12,7 +12,7 @@ use crate::generation::GenerationError;
 use crate::model::ModelError;
 use crate::optim::OptimError;
 use crate::plan::PlanError;
-use crate::recipe::{Difference, RecipeError};
+use crate::recipe::{Difference, LongBenchPrompt, RecipeError};
 use crate::report::ReportError;
 use crate::units::{Exit, Failure, abridged, quoted};
 
@@ -171,6 +171,20 @@ pub enum TrainError {
         /// What the run has written down.
         split: PathBuf,
     },
+    /// Prompts whose replies the data do not have.
+    #[error("`data.prompt = \"{wording}\"` asks for thoughts, and the data have none to train on")]
+    NothingToTrain {
+        /// Whose prompts.
+        wording: LongBenchPrompt,
+    },
+    /// Texts become other tokens than those that the run began with.
+    #[error("texts of the model `{model}` become other tokens than when the run began: changed are {changed}", model = model.display())]
+    OtherTexts {
+        /// The model directory.
+        model: PathBuf,
+        /// What is another.
+        changed: String,
+    },
     /// The checkpoint belongs to a model with other parameters.
     #[error("the checkpoint `{path}` belongs to another model or adapter: {difference}", path = abridged(path.display()), difference = abridged(difference))]
     OtherModel {
@@ -302,10 +316,11 @@ impl Failure for TrainError {
             Self::OtherData { .. } => {
                 Some("restore the file, or begin a new run: a resumed run goes on at the same place of the same data".into())
             }
+            Self::NothingToTrain { .. } => Some("train with `data.prompt = \"upstream\"`, and evaluate with this one".into()),
             Self::OtherSplit { .. } => {
                 Some("begin a new run: with this version, what the run has not seen so far would be other samples".into())
             }
-            Self::OtherModel { .. } => Some("resume with the model and the settings that the run began with".into()),
+            Self::OtherModel { .. } | Self::OtherTexts { .. } => Some("resume with the model and the settings that the run began with".into()),
             Self::OutOfMemory { advice: Some(advice), .. } => {
                 Some(format!("{advice}; or `grad.on_out_of_memory = \"retreat\"`, which finds one by trying"))
             }
@@ -339,11 +354,15 @@ impl Failure for TrainError {
             | Self::NoScore { .. }
             | Self::OutputInTheWay { .. }
             | Self::NoRun { .. }
+            | Self::NothingToTrain { .. }
             | Self::NoCheckpoint { .. } => Exit::Usage,
-            Self::OtherRecipe { .. } | Self::ChangedFile { .. } => Exit::Data,
-            Self::OtherModel { .. } | Self::OtherData { .. } | Self::OtherSplit { .. } | Self::SavedNotFinite { .. } => {
-                Exit::Data
-            }
+            Self::OtherRecipe { .. }
+            | Self::ChangedFile { .. }
+            | Self::OtherModel { .. }
+            | Self::OtherData { .. }
+            | Self::OtherTexts { .. }
+            | Self::OtherSplit { .. }
+            | Self::SavedNotFinite { .. } => Exit::Data,
             Self::OutOfMemory { .. } => Exit::Memory,
             Self::NotFinite { .. } | Self::LossTooHigh { .. } | Self::UpdateNotFinite { .. } => Exit::NotFinite,
             // What was to be written is right, wherever that failed.

@@ -96,7 +96,7 @@ pub fn resume(
     let from = from.map(|name| name.trim_end_matches('/'));
     let start = start(dir, from)?;
     let mut trainer = Trainer::new(recipe, dir, device, profiles_memory)?;
-    SavedSplit::check(&trainer.data, dir)?;
+    SavedSplit::check(&trainer.data, dir, &trainer.recipe.model.path)?;
     let kind = start.as_ref().map(|start| trainer.load(start)).transpose()?;
     check_records(&trainer, &path, is_sealed, start.is_some())?;
     if kind == Some(SaveKind::Final) && is_complete(&trainer) {

@@ -1,5 +1,6 @@
 //! Which samples a run trains on and which it validates with, kept in its directory: a resumed run must find the same.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,9 @@ pub(super) const SPLIT: &str = "split.json";
 pub(super) struct SavedSplit {
     train: SavedSamples,
     validation: Option<SavedSamples>,
+    /// What of the model's folder has decided the tokens of texts, by name and hash. Earlier versions did not say.
+    #[serde(default)]
+    origins: Option<BTreeMap<String, String>>,
 }
 
 /// Some samples of a data file.
@@ -51,22 +55,81 @@ impl SavedSamples {
 impl SavedSplit {
     /// Writes down what a run begins with.
     pub(super) fn write(data: &Splits, dir: &Path) -> Result<(), TrainError> {
-        let split = Self { train: SavedSamples::of(&data.train), validation: data.validation.as_ref().map(SavedSamples::of) };
+        let (train, validation) = (SavedSamples::of(&data.train), data.validation.as_ref().map(SavedSamples::of));
+        let split = Self { train, validation, origins: Some(data.origins.clone()) };
         Ok(files::write_atomic(&dir.join(SPLIT), &files::to_json(&split))?)
     }
 
     /// Fails where the data are not those that the run in `dir` began with. A run of an earlier version has not written them down.
-    pub(super) fn check(data: &Splits, dir: &Path) -> Result<(), TrainError> {
+    pub(super) fn check(data: &Splits, dir: &Path, model: &Path) -> Result<(), TrainError> {
         let path = dir.join(SPLIT);
         if !path.exists() {
             return Ok(());
         }
         let split: Self = files::read_json_as(&path, FileKind::Record)?;
+        let saved = split.origins.as_ref().unwrap_or(&data.origins);
+        let names: BTreeSet<&String> = saved.keys().chain(data.origins.keys()).collect();
+        let changed: Vec<&str> =
+            names.into_iter().filter(|name| saved.get(*name) != data.origins.get(*name)).map(String::as_str).collect();
+        if !changed.is_empty() {
+            return Err(TrainError::OtherTexts { model: model.to_owned(), changed: changed.join(", ") });
+        }
         split.train.check(&data.train, &path)?;
         match (&split.validation, &data.validation) {
             (Some(saved), Some(data)) => saved.check(data, &path),
             (None, None) => Ok(()),
             _ => Err(TrainError::OtherSplit { path: data.train.path().to_owned(), split: path }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{ModelLimits, Tokenizer};
+    use crate::recipe::{DataRecipe, HeadRecipe};
+
+    #[test]
+    fn other_texts_are_refused_with_what_has_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (model, run) = (dir.path().join("model"), dir.path());
+        std::fs::create_dir(&model).unwrap();
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
+        for name in ["tokenizer.json", "config.json"] {
+            std::fs::copy(fixtures.join(name), model.join(name)).unwrap();
+        }
+        let write = |name: &str, text: &str| std::fs::write(model.join(name), text).unwrap();
+        let template = "{% for m in messages %}{{ m.role ~ m.content }}{% endfor %}";
+        write("chat_template.jinja", template);
+        write("tokenizer_config.json", r#"{"bos_token": "<|im_start|>"}"#);
+        let rows = dir.path().join("rows.jsonl");
+        let row = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
+        std::fs::write(&rows, row).unwrap();
+        let open = || {
+            let tokenizer = Tokenizer::load(&model).unwrap();
+            let limits = ModelLimits { vocab_size: 512, max_positions: 512 };
+            let data = (&DataRecipe::of(rows.clone().into()), &HeadRecipe::NextToken);
+            crate::data::open(data, Some(&tokenizer), limits, None, 1, &mut |_| {}).unwrap()
+        };
+        SavedSplit::write(&open(), run).unwrap();
+        let changed = || match SavedSplit::check(&open(), run, &model) {
+            Ok(()) => String::new(),
+            Err(TrainError::OtherTexts { changed, .. }) => changed,
+            Err(error) => panic!("{error}"),
+        };
+        assert_eq!(changed(), "");
+        write("chat_template.jinja", &template.replace("m.role", "'x'"));
+        assert_eq!(changed(), "the chat template");
+        write("chat_template.jinja", template);
+        write("tokenizer_config.json", r#"{"bos_token": "<|im_end|>"}"#);
+        assert_eq!(changed(), "the special tokens of `tokenizer_config.json`");
+        write("tokenizer.json", &(std::fs::read_to_string(model.join("tokenizer.json")).unwrap() + " "));
+        assert_eq!(changed(), "`tokenizer.json`, the special tokens of `tokenizer_config.json`");
+        // A run of an earlier version has not written it down, and goes on.
+        let saved = std::fs::read_to_string(run.join(SPLIT)).unwrap();
+        let mut saved: serde_json::Value = serde_json::from_str(&saved).unwrap();
+        saved.as_object_mut().unwrap().remove("origins");
+        std::fs::write(run.join(SPLIT), saved.to_string()).unwrap();
+        assert_eq!(changed(), "");
     }
 }

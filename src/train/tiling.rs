@@ -10,7 +10,7 @@ use crate::engine::{Engine, Settings};
 use crate::files::{self, Scratch};
 use crate::model::{ModelConfig, kind_of};
 use crate::plan::{Alternative, Decision, Machine, PlanError, Planner, TrainedPart};
-use crate::recipe::{GradRecipe, OpenKey, Recipe};
+use crate::recipe::{GradRecipe, LongBenchPrompt, OpenKey, Recipe};
 use crate::report::console;
 use crate::units::Bytes;
 
@@ -160,6 +160,9 @@ pub fn settled_with_data(
     machine: Machine,
     opened: impl FnOnce(&Splits),
 ) -> Result<ResolvedRun, TrainError> {
+    if let Some(wording) = recipe.data.prompt.filter(|&wording| wording == LongBenchPrompt::UpstreamCot) {
+        return Err(TrainError::NothingToTrain { wording });
+    }
     let engine_of = |recipe: &Recipe| build::engine(recipe, config, tokenizer, run);
     let mut machine = machine.with_disk(disk_of_run(&recipe, run));
     // What is wrong with the recipe is said before the data are read.

@@ -72,7 +72,9 @@ impl Trainer {
         let model = build::model(&recipe, device)?;
         let tokenizer = machine.including(|| build::tokenizer(&recipe.model.path))?;
         let settled = tiling::settled_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine, |_| {})?;
-        let ResolvedRun { recipe, planned, engine, data, machine } = settled;
+        let ResolvedRun { mut recipe, planned, engine, data, machine } = settled;
+        // A template that prints the date prints this one when the run is resumed, too.
+        recipe.data.chat.chat_template_date = data.chat_template_date;
         let schedule = RunSchedule::new(&recipe, data.train.lengths());
         let answers = ValidationAnswers::new(&recipe, &data, tokenizer.as_ref(), (&engine, &model))?;
         let optimizer = optim::build(&recipe.optimizer, recipe.train.offload, &model.parameters(), device);

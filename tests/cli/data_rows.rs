@@ -35,19 +35,19 @@ fn every_row_is_counted() {
     ── `<dir>/texts.jsonl:1`: 10 tokens, 5 trained
     the cache⟦ holds<|endoftext|>⟧
 
-    | rows                                | count |
-    |-------------------------------------|-------|
-    | read                                |     4 |
-    | bad                                 |     1 |
-    | dropped as too long                 |     0 |
-    | dropped, nothing to cut             |     0 |
-    | used, cut                           |     1 |
-    | used whole                          |     2 |
-    | of these the same as an earlier one |     1 |
-    | tokens that are used                |    44 |
-    | tokens that are trained             |    15 |
-    | tokens that are cut out             |   231 |
-    | tokens of the longest sample        |   255 |
+    | rows                              | count |
+    |-----------------------------------|-------|
+    | read                              |     4 |
+    | bad                               |     1 |
+    | dropped as too long               |     0 |
+    | dropped, nothing to cut           |     0 |
+    | used, cut                         |     1 |
+    | used whole                        |     2 |
+    | with the tokens of an earlier one |     1 |
+    | tokens that are used              |    44 |
+    | tokens that are trained           |    15 |
+    | tokens that are cut out           |   231 |
+    | tokens of the longest sample      |   255 |
          ≤ 16 tokens        2 ████████████████████████████████████████
          ≤ 32 tokens        0
          ≤ 64 tokens        0
@@ -67,18 +67,30 @@ fn a_row_that_would_stop_the_run_is_an_error() {
 
     hint: check `data.format` against what the file holds; a column of another name is named as in `data.columns = { prompt = "question" }`
     "#);
-    assert_snapshot!(look(&place(), &["--split", "validation"]).refused(2), @r"
-    error: the recipe names no files of validation samples
+    // What a run would not drop stops it, whatever becomes of bad rows.
+    let error = look(&place(), &["--set", "data.on_bad_row=drop"]).refused(3);
+    assert!(error.starts_with("error: `<dir>/texts.jsonl:3`: 255 tokens, expected at most 24"), "{error}");
+    let none = ["--split", "validation", "--set", "data.validation_fraction=0"];
+    assert_snapshot!(look(&place(), &none).refused(2), @r"
+    error: the recipe holds out no validation samples
 
-    hint: leave `--split` out: they are drawn from the training files; or set `data.validation`
+    hint: set `data.validation` or `data.validation_fraction`, or leave `--split` out
     ");
+}
+
+#[test]
+fn samples_that_are_drawn_to_validate_are_shown_alone() {
+    let keys = ["--set", "data.on_too_long=drop", "--set", "data.on_bad_row=drop", "--set", "data.validation_fraction=0.5"];
+    let said = look(&place(), &[&["--split", "validation"], &keys[..]].concat()).done();
+    assert!(said.out.contains("| read                              |     1 |"), "{}", said.out);
 }
 
 #[test]
 fn a_dump_has_a_line_for_every_row() {
     let place = place();
     let said = look(&place, &["--dump", "rows.jsonl"]).done();
-    assert!(said.err.contains("warning: 2 of 4 rows of the data files cannot be read:"), "{}", said.err);
+    assert!(said.err.contains("warning: `<dir>/texts.jsonl:2`: field `completion` is missing"), "{}", said.err);
+    assert!(said.out.contains("| too long, which stops a run       |     1 |"), "{}", said.out);
     let text = String::from_utf8(place.read("rows.jsonl")).unwrap();
     let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(rows.iter().map(|row| row["row"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4]);

@@ -101,6 +101,28 @@ fn classes_are_reported_as_longbench_v2_reports_them() {
     assert!(found["answers"]["longbench_v2"]["easy"].is_f64() && found["answers"]["means"]["longbench_v2"].is_f64(), "{found}");
 }
 
+#[test]
+fn thoughts_come_before_the_answer_and_are_not_thought_twice() {
+    let place = longbench();
+    let think = ["--set", "data.prompt=upstream-cot", "--set", "kv_cache.cache_length=64", "--generate", "--max-new-tokens", "3"];
+    let twice = ["--limit", "2", "--batch", "2", "--answers", "thoughts.jsonl", "--format", "json"];
+    let arguments = [&think[..], &twice].concat();
+    let scores = lines(&evaluate(&place, &["model"], &arguments).done()).remove(0)["answers"].clone();
+    let written = place.read("thoughts.jsonl");
+    for line in String::from_utf8(written.clone()).unwrap().lines() {
+        let answer: Value = serde_json::from_str(line).unwrap();
+        assert!(answer["thoughts"].is_string() && answer["token_ids"].as_array().unwrap().len() <= 3, "{answer}");
+    }
+    let again = evaluate(&place, &["model"], &arguments).done();
+    assert!(again.err.contains("2 answers, 2 of which were there already"), "{}", again.err);
+    assert_eq!((&lines(&again)[0]["answers"], place.read("thoughts.jsonl")), (&scores, written));
+    assert_snapshot!(place.check(&["data.prompt=upstream-cot"]).refused(2), @r#"
+    error: `data.prompt = "upstream-cot"` asks for thoughts, and the data have none to train on
+
+    hint: train with `data.prompt = "upstream"`, and evaluate with this one
+    "#);
+}
+
 const ANSWERS: &[&str] =
     &["--metrics", "f1,rouge_l", "--max-new-tokens", "6", "--batch", "2", "--answers", "answers.jsonl", "--format", "json"];
 

@@ -114,7 +114,7 @@ fn recipes_and_data() {
         DataError::UnknownFormat { place: place(), found: text() },
         DataError::BadSource { path: path(), message: text() },
         DataError::NoClasses { format: kvtune::recipe::DataFormat::Ruler },
-        DataError::NoCompletions { format: kvtune::recipe::DataFormat::Messages },
+        DataError::Contradiction(kvtune::recipe::FormatContradiction { key: "data.train_on", message: text(), hint: text() }),
         DataError::Dump { path: path(), source: std::io::Error::other("x") },
         DataError::Tokenizer { path: path(), message: text() },
         DataError::NoEos { dir: path() },
@@ -266,6 +266,7 @@ fn training() {
         PlanError::from(ModelError::NotEmpty { dir: path() }).into(),
         PlanError::from(EngineError::Open { keys: Vec::new() }).into(),
         TrainError::NoRun { path: path() },
+        TrainError::NothingToTrain { wording: kvtune::recipe::LongBenchPrompt::UpstreamCot },
         TrainError::NoCheckpoint { run: path(), name: text(), expected: text() },
         TrainError::OtherAdapter { key: "r", recipe: text(), adapter: text(), path: path() },
         TrainError::NoRouters { model: path() },
@@ -281,6 +282,7 @@ fn training() {
         TrainError::OtherRecipe { path: path(), differences: Vec::new() },
         TrainError::OtherData { path: path() },
         TrainError::OtherSplit { path: path(), split: path() },
+        TrainError::OtherTexts { model: path(), changed: text() },
         TrainError::OtherModel { path: path(), difference: text() },
     ];
     hold(Exit::Data, data);

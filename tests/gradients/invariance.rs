@@ -11,7 +11,7 @@ use kvtune::verify::{HeadTurn, Proofs, Tiling};
 use tch::{Kind, Tensor};
 
 use crate::support;
-use crate::support::case::{Case, EXACT, EXACT_F32, HeadKind, PLAIN, Tail, TargetsAt, Trains, Width, registered_policies};
+use crate::support::case::{Case, EXACT, HeadKind, PLAIN, Tail, TargetsAt, Trains, Width, registered_policies};
 use crate::support::grid::each_policy;
 
 /// Every policy whose sequences decide for themselves, and what else a sequence could get from its neighbours or its tiling.
@@ -229,8 +229,14 @@ fn micro_batches_add_up_to_the_batch() {
     assert!(largest <= EXACT);
 }
 
-/// Many short and few long, as an epoch has them where batches are cut by tokens. In f32 products of other shapes round otherwise, which a
-/// quantiser turns into another step: there the plain buffers are compared.
+/// In f32 a batch is its sequences alone to this, or to a few times what f32 itself is away from f64.
+const AS_ALONE_F32: f64 = 1e-6;
+/// So many times: both are sums of roundings, and each draws its own.
+const ROUNDINGS: f64 = 2.0;
+
+/// Many short and few long, as an epoch has them where batches are cut by tokens. In f32 the libraries' products of other shapes sum in
+/// another order, so that a sequence in company differs from itself alone as both differ from the exact one: by roundings, of which a
+/// deep model makes more than 1e-6. A quantiser turns them into another step: in f32 the plain buffers are compared.
 #[test]
 fn batches_of_tokens_are_their_sequences_alone() {
     let in_f32 = |case: &&Case| case.buffer == BufferKind::Plain;
@@ -238,13 +244,16 @@ fn batches_of_tokens_are_their_sequences_alone() {
     let cases = cases();
     let double = cases.iter().map(of(Kind::Double));
     for case in double.chain(cases.iter().filter(in_f32).map(of(Kind::Float))) {
-        let most = if case.kind == Kind::Double { EXACT } else { EXACT_F32 };
+        let is_exact = case.kind == Kind::Double;
         let (model, whole) = (support::model(&case), support::batch(&case));
+        let exact_case = Case { kind: Kind::Double, ..case };
+        let exact_model = support::model(&exact_case);
         let batches = epoch_batches(case.lengths, BatchSize::Tokens(50), BatchOrder::Shuffled, 1, 0);
         assert!(batches.len() > 2 && batches.iter().any(|batch| batch.len() > 3), "{batches:?}");
-        let (mut together, mut alone) = (BTreeMap::new(), BTreeMap::new());
-        let add = |sums: &mut BTreeMap<String, Tensor>, found: MicroBatchGradients| {
-            for (name, gradient) in found.gradients {
+        let (mut loss_error, mut loss_rounding): (f64, f64) = (0.0, 0.0);
+        let (mut together, mut alone, mut exact) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let add = |sums: &mut BTreeMap<String, Tensor>, gradients: BTreeMap<String, Tensor>| {
+            for (name, gradient) in gradients {
                 let sum = sums.remove(&name).map_or_else(|| gradient.copy(), |sum| sum + &gradient);
                 sums.insert(name, sum);
             }
@@ -253,15 +262,33 @@ fn batches_of_tokens_are_their_sequences_alone() {
             let sequences: Vec<_> = batch.iter().map(|&sample| whole.sequences[sample].clone()).collect();
             let found = gradients(&case, &model, &Batch { sequences: sequences.clone() });
             for (sequence, loss) in sequences.into_iter().zip(&found.losses) {
-                let own = gradients(&case, &model, &Batch { sequences: vec![sequence] });
-                let error = (own.losses[0].loss_sum - loss.loss_sum).abs() / loss.loss_sum;
-                assert!(error <= most, "{case:?}: {error:.2e}");
-                add(&mut alone, own);
+                let single = Batch { sequences: vec![sequence] };
+                let own = gradients(&case, &model, &single);
+                let apart = |found: f64| (own.losses[0].loss_sum - found).abs() / loss.loss_sum;
+                loss_error = loss_error.max(apart(loss.loss_sum));
+                if !is_exact {
+                    // The same choices in f64: what f32 is away from that is its own.
+                    let following = support::engine(&exact_case, &exact_model).following(own.log.clone());
+                    let of_f64 = following.gradients(&exact_model, &single, support::context(&exact_case), &mut Silent).unwrap();
+                    loss_rounding = loss_rounding.max(apart(of_f64.losses[0].loss_sum));
+                    add(&mut exact, of_f64.gradients);
+                }
+                add(&mut alone, own.gradients);
             }
-            add(&mut together, found);
+            add(&mut together, found.gradients);
         }
         let error = worst(&together, &alone);
-        assert!(error <= most, "{case:?}: {error:.2e}");
+        if is_exact {
+            assert!(error <= EXACT && loss_error <= EXACT, "{error:.2e}, losses {loss_error:.2e}: {case:?}");
+            continue;
+        }
+        let rounding = worst(&alone, &exact);
+        let most = |rounding: f64| AS_ALONE_F32.max(ROUNDINGS * rounding);
+        let found = format!("{error:.2e} beside {rounding:.2e}, losses {loss_error:.2e} beside {loss_rounding:.2e}");
+        assert!(error <= most(rounding) && loss_error <= most(loss_rounding), "{found}: {case:?}");
+        if error.max(loss_error) > AS_ALONE_F32 {
+            println!("batches of tokens in f32, and f32 from f64: {}: {found}", case.policy);
+        }
     }
 }
 

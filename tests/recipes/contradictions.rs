@@ -34,6 +34,8 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("[data]\non_too_long = \"split\"\nmax_seq_length = 9\nsplit_overlap = 8", "split_overlap", "none would go on"),
     ("[data]\ntrain_on_prompt = true", "train_on_prompt", "says nothing"),
     ("[data]\ntrain_on = \"all\"", "train_on", "says nothing"),
+    ("[data]\ntrain_on_end_of_turn = false\non_too_long = \"split\"", "train_on_end_of_turn", "contradicts"),
+    ("[data]\nboundary = \"joined\"", "boundary", "says nothing"),
     ("[data]\nchat_template = \" \"", "chat_template", "is empty"),
     ("[data]\nchat_template_date = \"today\"", "\"today\"", "a date is written as 2026-11-22"),
     ("[data]\ntrain_on_prompt = 1", "1", "must be `true` or `false`, found `1`"),

@@ -1,5 +1,6 @@
 //! A resolved recipe that is written and read again is the same, and two recipes differ exactly where they do.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use kvtune::metrics::Metric;
@@ -110,6 +111,14 @@ prop_compose! {
         let train_on_prompt = prompt && format != DataFormat::Tokens && head == HeadRecipe::NextToken;
         let is_free = format == DataFormat::PromptCompletion && head == HeadRecipe::NextToken && !train_on_prompt;
         let chat = ChatRecipe { train_on: chat.train_on.filter(|_| is_free), ..chat };
+        // What a format has not, and what contradicts windows, is refused.
+        let (is_pair, is_sharegpt) = (!is_chat && format != DataFormat::Tokens && format != DataFormat::Text, format == DataFormat::ShareGpt);
+        let chat = ChatRecipe {
+            train_on_end_of_turn: chat.train_on_end_of_turn || on_too_long == OnTooLong::Split,
+            boundary: if is_pair { chat.boundary } else { Boundary::Separate },
+            roles: if is_sharegpt { chat.roles } else { BTreeMap::new() },
+            ..chat
+        };
         let format = Some(format);
         let train = train.into();
         let split_overlap = if on_too_long == OnTooLong::Split { max_seq_length.map_or(3, |length| (length - 2).min(7)) } else { 0 };

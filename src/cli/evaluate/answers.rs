@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::eval::{self, ANSWERS, AnswerFile, AnswerScores, AnswerSpec};
 use crate::files;
 use crate::generation::{GenerationRules, Generator, SamplingRules};
-use crate::metrics::Metric;
+use crate::metrics::{Metric, RougeFigure, RougeKind, RougeMeasure};
 use crate::recipe::{DataFormat, HeadRecipe, HelmetFamily, Recipe};
 use crate::report::console;
 
@@ -128,7 +128,7 @@ impl AnswerArguments {
         let metrics = match (&self.metrics[..], dataset.format()) {
             ([], DataFormat::LongBenchV2) => vec![Metric::LongBenchV2],
             ([], DataFormat::Ruler) => vec![Metric::RulerAll],
-            ([], DataFormat::Helmet) if recipe.data.family != Some(HelmetFamily::Icl) => vec![Metric::Substring],
+            ([], DataFormat::Helmet) => of_helmet(recipe.data.family, dataset)?,
             ([], _) => vec![Metric::ExactMatch, Metric::F1],
             (asked, _) => asked.to_vec(),
         };
@@ -140,6 +140,19 @@ impl AnswerArguments {
         let width = if has_experts { 1 } else { self.batch.unwrap_or(WIDTH) };
         Ok(AnswerSpec { rules, metrics, width: width.into() })
     }
+}
+
+/// HELMET's own of a family, where it is a formula. Only rankings have labels for references.
+fn of_helmet(family: Option<HelmetFamily>, dataset: &Dataset) -> Result<Vec<Metric>, Error> {
+    Ok(match family {
+        Some(HelmetFamily::Icl) => vec![Metric::ExactMatch, Metric::F1],
+        Some(HelmetFamily::InfbenchChoice) => vec![Metric::ExactMatch],
+        Some(family) if family.is_message() => {
+            vec![Metric::Rouge(RougeMeasure { kind: RougeKind::L, stemmed: true, figure: RougeFigure::F1 })]
+        }
+        _ if Metric::Ndcg10.score("", &dataset.question(0)?.references).is_ok() => vec![Metric::Ndcg10],
+        _ => vec![Metric::Substring],
+    })
 }
 
 /// Beside the run, a file for each checkpoint, split and settings.

@@ -1,65 +1,101 @@
 //! From conversations to token ids and what is trained of them, by a recipe.
 
-use std::fmt::Display;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::spans::{ChatSample, mask, text_and_spans};
+use chrono::NaiveDateTime;
+
+use super::conversation::{Conversation, message};
+use super::notes::ChatNotes;
+use super::spans::{ChatSample, SpannedText, mask, text_and_spans};
 use super::template_files::ChatTemplates;
 use crate::data::error::DataError;
 use crate::data::sample_place::SamplePlace;
 use crate::data::tokenizer::Tokenizer;
-use crate::recipe::{Boundary, ChatRecipe, DataRecipe, TrainOn};
+use crate::recipe::{Boundary, ChatRecipe, DataRecipe, TemplateDate, TrainOn};
 
 /// How texts become samples. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(in crate::data) struct ChatEncoder {
     recipe: ChatRecipe,
     /// The templates, or why there are none.
-    templates: Arc<Result<ChatTemplates, String>>,
-    notes: Arc<Notes>,
+    templates: Arc<Result<ChatTemplates, NoTemplates>>,
+    notes: Arc<Mutex<ChatNotes>>,
 }
 
-/// What is worth telling, once.
-#[derive(Debug, Default)]
-struct Notes {
-    has_conversations: AtomicBool,
-    ends_are_trained: AtomicBool,
-    /// The tokens at the first border of prompt and completion that is inside of a token: alone, and joined.
-    border: Mutex<Option<(String, String)>>,
+/// Why there are no templates, in words.
+#[derive(Clone, Debug)]
+enum NoTemplates {
+    /// There is none.
+    Missing(String),
+    /// What there is cannot be read.
+    Broken(String),
+}
+
+impl fmt::Display for NoTemplates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Missing(why) | Self::Broken(why)) = self;
+        f.write_str(why)
+    }
 }
 
 /// The tokens of a text, and which of them are trained.
 pub(in crate::data) struct TrainedText {
     pub(in crate::data) ids: Vec<u32>,
     pub(in crate::data) is_trained: Vec<bool>,
+    /// Leading tokens that are the prompt.
+    pub(in crate::data) prompt: usize,
+    /// The end of the prompt's text that is in the first token behind them, as it reaches over the border.
+    pub(in crate::data) border: Option<String>,
 }
 
 impl ChatEncoder {
     /// For a recipe, with the templates of the tokenizer's folder. A template that is missing, or broken, matters where there are
-    /// conversations.
+    /// conversations. One that prints the date is told that of today, unless the recipe has another.
     pub(in crate::data) fn new(recipe: &DataRecipe, tokenizer: Option<&Tokenizer>) -> Self {
-        let chat = &recipe.chat;
-        let wanted = chat.chat_template.as_ref().map(|choice| &choice.0[..]);
-        let templates = match tokenizer {
-            Some(tokenizer) => match ChatTemplates::load(tokenizer.dir(), wanted, chat.chat_template_date.map(|date| date.0)) {
-                Ok(Some(templates)) => Ok(templates),
-                Ok(None) => Err(format!("the model of `{}` has no chat template", tokenizer.dir().display())),
-                Err(error) => Err(error.to_string()),
-            },
-            None => Err("without a tokenizer there is no chat template".to_owned()),
-        };
-        let mut chat = chat.clone();
+        Self::at(recipe, tokenizer, chrono::Local::now().naive_local())
+    }
+
+    fn at(recipe: &DataRecipe, tokenizer: Option<&Tokenizer>, now: NaiveDateTime) -> Self {
+        let mut chat = recipe.chat.clone();
         if recipe.train_on_prompt {
             chat.train_on = Some(TrainOn::All);
+        }
+        let mut templates = templates(&chat, tokenizer);
+        if chat.chat_template_date.is_none() && templates.as_ref().is_ok_and(ChatTemplates::print_dates) {
+            chat.chat_template_date = now.date().and_hms_opt(0, 0, 0).map(TemplateDate);
+            templates = self::templates(&chat, tokenizer);
         }
         Self { recipe: chat, templates: Arc::new(templates), notes: Arc::default() }
     }
 
+    /// What decides, with the date where a template prints one.
+    pub(in crate::data) fn recipe(&self) -> &ChatRecipe {
+        &self.recipe
+    }
+
     /// All that decides what it makes of a sample, in words that change with it.
     pub(in crate::data) fn identity(&self) -> String {
-        let templates = self.templates.as_ref().as_ref().map(ChatTemplates::identity);
+        let templates = self.templates.as_ref().as_ref().map(ChatTemplates::identity).map_err(NoTemplates::to_string);
         format!("{:?} {templates:?}", self.recipe)
+    }
+
+    /// What of a model's folder decides it, by name.
+    pub(in crate::data) fn origins(&self) -> BTreeMap<&'static str, String> {
+        self.templates.as_ref().as_ref().map(ChatTemplates::origins).unwrap_or_default()
+    }
+
+    /// Whether there is a template.
+    ///
+    /// # Errors
+    /// There is one that cannot be read.
+    pub(in crate::data) fn has_template(&self) -> Result<bool, DataError> {
+        match &*self.templates {
+            Ok(_) => Ok(true),
+            Err(NoTemplates::Missing(_)) => Ok(false),
+            Err(NoTemplates::Broken(why)) => Err(DataError::NoTemplate { why: why.clone() }),
+        }
     }
 
     /// The text of a conversation. The template has written all special tokens.
@@ -79,25 +115,29 @@ impl ChatEncoder {
         let is_all = self.recipe.train_on == Some(TrainOn::All);
         let default = if sample.prompt.is_some() { TrainOn::Completion } else { TrainOn::Assistant };
         let train_on = self.recipe.train_on.unwrap_or(default);
-        let (text, spans) = self
+        let SpannedText { text, spans, prompt } = self
             .with_variables(sample, |sample, templates| text_and_spans(templates.of(&sample.conversation)?, sample, train_on))
             .map_err(|error| refused(error, place))?;
         let (ids, offsets) = tokenizer.encode_with_offsets(&text)?;
         let mut is_trained = mask(&offsets, &spans);
-        self.notes.has_conversations.store(true, Ordering::Relaxed);
+        let mut notes =
+            ChatNotes { has_conversations: true, doubled_bos: self.doubled_bos(&ids, tokenizer)?, ..ChatNotes::default() };
         for span in &spans {
             let end = offsets.partition_point(|&(start, _)| start < span.end);
             let is_blank = |at: usize| text.get(offsets[at].0..offsets[at].1).is_some_and(|part| part.trim().is_empty());
             let last = (0..end).rev().find(|&at| !is_blank(at)).filter(|&at| is_trained[at] && tokenizer.is_added(ids[at]));
             let Some(last) = last.filter(|&at| offsets[at].0 >= span.start) else { continue };
             if self.recipe.train_on_end_of_turn || is_all {
-                self.notes.ends_are_trained.store(true, Ordering::Relaxed);
+                notes.ends_are_trained = true;
             } else {
                 is_trained[last..end].fill(false);
             }
         }
-        self.notes.ends_are_trained.fetch_or(is_all, Ordering::Relaxed);
-        Ok(TrainedText { ids, is_trained })
+        notes.ends_are_trained |= is_all;
+        self.note(notes);
+        let leading = is_trained.iter().take_while(|&&trained| !trained).count();
+        let prompt = prompt.map_or(0, |end| offsets.partition_point(|&(_, token_end)| token_end <= end));
+        Ok(TrainedText { prompt: leading.max(prompt), ids, is_trained, border: None })
     }
 
     /// The tokens of a prompt and its completion, and the token that ends a text.
@@ -106,24 +146,26 @@ impl ChatEncoder {
         prompt: &str,
         completion: &str,
         tokenizer: &Tokenizer,
-    ) -> Result<(TrainedText, usize), DataError> {
+    ) -> Result<TrainedText, DataError> {
         let mut alone = tokenizer.encode_prompt(prompt)?;
         let eos = tokenizer.eos()?;
-        let (mut ids, prompt) = match self.recipe.boundary {
+        let (mut ids, prompt, border) = match self.recipe.boundary {
             Boundary::Separate => {
                 let prompt = alone.len();
                 alone.extend(tokenizer.encode(completion)?);
-                (alone, prompt)
+                (alone, prompt, None)
             }
             Boundary::Joined => {
                 let end = tokenizer.token_text(eos)?;
                 let end = if completion.ends_with(&end) { "" } else { &end };
                 let ids = tokenizer.encode_prompt(&[prompt, completion, end].concat())?;
                 let common = alone.iter().zip(&ids).take_while(|(one, other)| one == other).count();
+                let mut border = None;
                 if common < alone.len() {
                     self.note_border(&alone[common..], &ids[common..], tokenizer)?;
+                    border = Some(text_from(&alone, common, tokenizer)?);
                 }
-                (ids, common)
+                (ids, common, border)
             }
         };
         // The completion may bring it.
@@ -133,37 +175,45 @@ impl ChatEncoder {
         let first = if self.recipe.train_on == Some(TrainOn::All) { 0 } else { prompt };
         let last = ids.len() - usize::from(!self.recipe.train_on_end_of_turn);
         let is_trained = (0..ids.len()).map(|index| (first..last).contains(&index)).collect();
-        Ok((TrainedText { ids, is_trained }, prompt))
+        Ok(TrainedText { ids, is_trained, prompt, border })
     }
 
-    /// What should be told of all samples that have been encoded.
-    pub(in crate::data) fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
-        let notes = &self.notes;
-        let is_set = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        if is_set(&notes.has_conversations) && self.recipe.train_on_end_of_turn && !is_set(&notes.ends_are_trained) {
-            let why = "no answer's end-of-turn token is trained, so that the model does not learn to stop: the chat template writes none \
-                       behind what the assistant says, or leaves it out of its `{% generation %}` tags";
-            warnings.push(why.to_owned());
-        }
-        if let Some((alone, joined)) = notes.border.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
-            warnings.push(format!(
-                "`data.boundary = \"joined\"`: a prompt ends inside of a token: alone in {alone}, joined with its completion in {joined}. \
-                 After the prompt alone a model meets other tokens than in training"
-            ));
-        }
-        warnings
+    /// The tokens of a message of the user, and of what the assistant's reply begins with.
+    pub(in crate::data) fn asked(&self, text: &str, tokenizer: &Tokenizer) -> Result<Vec<u32>, DataError> {
+        let conversation = Conversation { messages: vec![message("user", text)], ..Conversation::default() };
+        let sample = ChatSample { conversation, ..ChatSample::default() };
+        let text = self.with_variables(&sample, |sample, templates| templates.render(&sample.conversation, true))?;
+        Ok(tokenizer.encode_with_offsets(&text)?.0)
+    }
+
+    /// What was seen since this was asked last.
+    pub(in crate::data) fn take_notes(&self) -> ChatNotes {
+        std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What should be told of samples of which this was noted.
+    pub(in crate::data) fn warnings(&self, notes: &ChatNotes) -> Vec<String> {
+        notes.warnings(self.recipe.train_on_end_of_turn)
+    }
+
+    fn note(&self, notes: ChatNotes) {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).add(notes);
     }
 
     fn note_border(&self, alone: &[u32], joined: &[u32], tokenizer: &Tokenizer) -> Result<(), DataError> {
-        let mut border = self.notes.border.lock().unwrap_or_else(PoisonError::into_inner);
-        if border.is_none() {
-            let shown = |ids: &[u32]| {
-                ids.first().map(|&id| tokenizer.token_text(id)).transpose().map(|text| format!("{:?}", text.unwrap_or_default()))
-            };
-            *border = Some((shown(alone)?, shown(joined)?));
-        }
+        let shown = |ids: &[u32]| {
+            ids.first().map(|&id| tokenizer.token_text(id)).transpose().map(|text| format!("{:?}", text.unwrap_or_default()))
+        };
+        self.note(ChatNotes { border: Some((shown(alone)?, shown(joined)?)), ..ChatNotes::default() });
         Ok(())
+    }
+
+    /// The text of the token that begins a text, where it stands there twice.
+    fn doubled_bos(&self, ids: &[u32], tokenizer: &Tokenizer) -> Result<Option<String>, DataError> {
+        let [first, second, ..] = ids else { return Ok(None) };
+        let bos = self.templates.as_ref().as_ref().ok().and_then(ChatTemplates::bos);
+        let Some(bos) = bos.filter(|_| first == second && tokenizer.is_added(*first)) else { return Ok(None) };
+        Ok(Some(tokenizer.token_text(*first)?).filter(|text| text == bos))
     }
 
     /// The recipe's variables are under those of the row.
@@ -172,7 +222,7 @@ impl ChatEncoder {
         sample: &ChatSample,
         work: impl FnOnce(&ChatSample, &ChatTemplates) -> Result<T, DataError>,
     ) -> Result<T, DataError> {
-        let templates = self.templates.as_ref().as_ref().map_err(|why| DataError::NoTemplate { why: why.clone() })?;
+        let templates = self.templates.as_ref().as_ref().map_err(|why| DataError::NoTemplate { why: why.to_string() })?;
         if self.recipe.chat_template_kwargs.0.is_empty() {
             return work(sample, templates);
         }
@@ -187,10 +237,54 @@ impl ChatEncoder {
     }
 }
 
+fn templates(chat: &ChatRecipe, tokenizer: Option<&Tokenizer>) -> Result<ChatTemplates, NoTemplates> {
+    let missing = |why: &str| NoTemplates::Missing(why.to_owned());
+    let tokenizer = tokenizer.ok_or_else(|| missing("without a tokenizer there is no chat template"))?;
+    let wanted = chat.chat_template.as_ref().map(|choice| &choice.0[..]);
+    match ChatTemplates::load(tokenizer.dir(), wanted, chat.chat_template_date.map(|date| date.0)) {
+        Ok(Some(templates)) => Ok(templates),
+        Ok(None) => Err(missing(&format!("the model of `{}` has no chat template", tokenizer.dir().display()))),
+        Err(error) => Err(NoTemplates::Broken(error.to_string())),
+    }
+}
+
+/// The text of all but the first `count` tokens, as it stands in that of all of them.
+fn text_from(ids: &[u32], count: usize, tokenizer: &Tokenizer) -> Result<String, DataError> {
+    let (all, first) = (tokenizer.decode(ids)?, tokenizer.decode(&ids[..count])?);
+    // A character that is split over both belongs to the second.
+    let first = first.trim_end_matches(char::REPLACEMENT_CHARACTER);
+    Ok(all.strip_prefix(first).unwrap_or_default().to_owned())
+}
+
 /// What a template says, with the sample.
 fn refused(error: DataError, place: &dyn Fn() -> SamplePlace) -> DataError {
     match error {
         DataError::ChatTemplate { place: template, message } => DataError::Conversation { place: place(), template, message },
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::fixtures::{Fixture, tokenizer};
+    use crate::recipe::{DataFormat, TemplateChoice};
+
+    #[test]
+    fn what_prints_the_date_is_another_the_next_day() {
+        let mut recipe = Fixture::new(DataFormat::Messages, "").recipe;
+        let at = |recipe: &DataRecipe, time: &str| {
+            let time = NaiveDateTime::parse_from_str(time, "%Y-%m-%d %H:%M").unwrap();
+            ChatEncoder::at(recipe, Some(&tokenizer()), time)
+        };
+        let today = |recipe: &DataRecipe| at(recipe, "2026-11-22 14:05").identity();
+        recipe.chat.chat_template = Some(TemplateChoice("{{ strftime_now('%d %b') }}{{ messages[0].content }}".to_owned()));
+        assert_eq!(today(&recipe), at(&recipe, "2026-11-22 23:59").identity());
+        assert_ne!(today(&recipe), at(&recipe, "2026-11-23 00:00").identity());
+        let date = at(&recipe, "2026-11-22 14:05").recipe().chat_template_date;
+        let pinned = DataRecipe { chat: ChatRecipe { chat_template_date: date, ..recipe.chat.clone() }, ..recipe.clone() };
+        assert_eq!(at(&pinned, "2026-11-29 00:00").identity(), today(&recipe));
+        recipe.chat.chat_template = Some(TemplateChoice("{{ messages[0].content }}".to_owned()));
+        assert_eq!(today(&recipe), at(&recipe, "2026-11-23 00:00").identity());
     }
 }

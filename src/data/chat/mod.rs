@@ -4,6 +4,7 @@ mod boundaries;
 mod conversation;
 mod encoder;
 mod markers;
+mod notes;
 mod python_filters;
 mod python_methods;
 mod python_values;
@@ -13,7 +14,8 @@ mod spans;
 mod template;
 mod template_files;
 
-pub(super) use encoder::ChatEncoder;
+pub(super) use encoder::{ChatEncoder, TrainedText};
+pub(super) use notes::ChatNotes;
 pub(super) use rows::{alpaca, is_conversational, messages, prompt_and_completion, sharegpt};
 pub(super) use spans::ChatSample;
 

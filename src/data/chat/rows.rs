@@ -45,7 +45,7 @@ pub(in crate::data) fn sharegpt(row: &mut DataRow, roles: &BTreeMap<String, Stri
         other => return Err(row.bad(FIELD, "a list of objects with `from` and `value`", kind(&other))),
     };
     let mut messages = Vec::with_capacity(turns.len() + 1);
-    if let Some(system) = optional_text(row, "system")?.filter(|text| !text.is_empty()) {
+    if let Some(system) = row.optional_text("system")?.filter(|text| !text.is_empty()) {
         messages.push(message("system", &system));
     }
     for (index, turn) in turns.into_iter().enumerate() {
@@ -58,7 +58,7 @@ pub(in crate::data) fn sharegpt(row: &mut DataRow, roles: &BTreeMap<String, Stri
 /// A row with Alpaca's `instruction`, `input` and `output`, and `system` and `history` where they are.
 pub(in crate::data) fn alpaca(row: &mut DataRow) -> Result<ChatSample, DataError> {
     let mut messages = Vec::new();
-    if let Some(system) = optional_text(row, "system")?.filter(|text| !text.is_empty()) {
+    if let Some(system) = row.optional_text("system")?.filter(|text| !text.is_empty()) {
         messages.push(message("system", &system));
     }
     if let Some(history) = row.take("history") {
@@ -69,7 +69,7 @@ pub(in crate::data) fn alpaca(row: &mut DataRow) -> Result<ChatSample, DataError
         messages.extend(pairs.into_iter().flat_map(|(asked, answered)| [message("user", asked), message("assistant", answered)]));
     }
     let mut instruction = row.text("instruction")?;
-    if let Some(input) = optional_text(row, "input")?.filter(|input| !input.is_empty()) {
+    if let Some(input) = row.optional_text("input")?.filter(|input| !input.is_empty()) {
         instruction = if instruction.is_empty() { input } else { format!("{instruction}\n{input}") };
     }
     messages.push(message("user", &instruction));
@@ -112,7 +112,16 @@ fn sample(row: &mut DataRow, field: &'static str, mut messages: Value) -> Result
         }
         conversation.tools = tools;
     }
-    conversation.documents = row.take("documents");
+    if let Some(mut documents) = row.take("documents") {
+        let is_list = documents.as_array().is_some_and(|all| all.iter().all(Value::is_object));
+        if !is_list {
+            return Err(wrong(row, "documents", format!("a list of objects is expected, found {}", shown(&documents))));
+        }
+        if row.is_padded() {
+            drop_padding(&mut documents);
+        }
+        conversation.documents = Some(documents);
+    }
     if let Some(variables) = row.take("chat_template_kwargs") {
         match variables {
             Value::Object(mut variables) => {
@@ -182,10 +191,6 @@ fn role_message(turn: Value, roles: &BTreeMap<String, String>) -> Result<Value, 
     Ok(Value::Object(head.into_iter().chain(turn).collect()))
 }
 
-fn optional_text(row: &mut DataRow, field: &'static str) -> Result<Option<String>, DataError> {
-    if row.has(field) { row.text(field).map(Some) } else { Ok(None) }
-}
-
 fn text_pair(pair: &Value) -> Option<(&str, &str)> {
     match &pair.as_array()?[..] {
         [asked, answered] => asked.as_str().zip(answered.as_str()),
@@ -201,9 +206,9 @@ fn shown(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::data::fixtures::{Fixture, tokenizer};
+    use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
     use crate::data::{DataError, Targets};
-    use crate::recipe::{Boundary, DataFormat, TemplateChoice, TrainOn};
+    use crate::recipe::{Boundary, DataFormat, OnTooLong, TemplateChoice, TrainOn};
 
     const TEMPLATE: &str = "{{ tools | tojson if tools }}{{ note }}{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content }}\
         {{ m.tool_calls | tojson if m.tool_calls }}{{ '<|im_end|>\n' }}{% endfor %}\
@@ -293,13 +298,76 @@ mod tests {
         assert_eq!(shown(&pair).unwrap(), ["tog[ether]"]);
         pair.recipe.chat.boundary = Boundary::Joined;
         assert_eq!(shown(&pair).unwrap(), ["to[gether]"]);
-        let warnings = Fixture { recipe: pair.recipe.clone(), ..fixture(DataFormat::PromptCompletion, "") };
-        assert_eq!(warnings.open().unwrap().report.warnings, Vec::<String>::new(), "the lengths are from the cache");
+        // The second start has the tokens from the cache.
+        for _ in 0..2 {
+            let warnings = pair.open().unwrap().report.warnings;
+            assert!(warnings.len() == 1 && warnings[0].contains("a prompt ends inside of a token"), "{warnings:?}");
+        }
         let untrained = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}<|im_end|>{% endfor %}";
         let mut chat = fixture(DataFormat::Messages, rows);
         chat.recipe.chat.chat_template = Some(TemplateChoice(untrained.to_owned()));
-        let warnings = chat.open().unwrap().report.warnings;
-        assert!(warnings.len() == 1 && warnings[0].starts_with("no answer's end-of-turn token is trained"), "{warnings:?}");
+        for _ in 0..2 {
+            let warnings = chat.open().unwrap().report.warnings;
+            assert!(warnings.len() == 1 && warnings[0].starts_with("no answer's end-of-turn token is trained"), "{warnings:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_border_swallows_belongs_to_the_answer() {
+        let mut pair = fixture(DataFormat::PromptCompletion, r#"{"prompt": "tog", "completion": "ether"}"#);
+        let question = |pair: &Fixture| pair.open().unwrap().train.question(0).unwrap();
+        let asked = |pair: &Fixture| tokenizer().decode(&question(pair).prompt).unwrap() + &question(pair).border;
+        assert_eq!((asked(&pair), question(&pair).border), ("tog".into(), String::new()));
+        pair.recipe.chat.boundary = Boundary::Joined;
+        assert_eq!((asked(&pair), question(&pair).border), ("tog".into(), "g".into()));
+        assert_eq!(question(&pair).references, ["ether"]);
+    }
+
+    #[test]
+    fn a_prompt_that_is_trained_is_one_that_can_be_cut_and_asked() {
+        let long = "word ".repeat(30);
+        let pair = format!(
+            r#"{{"prompt": [{{"role": "user", "content": "{long}"}}], "completion": [{{"role": "assistant", "content": "a"}}]}}"#
+        );
+        let messages =
+            format!(r#"{{"messages": [{{"role": "user", "content": "{long}"}}, {{"role": "assistant", "content": "a"}}]}}"#);
+        for (format, row) in [(DataFormat::PromptCompletion, pair), (DataFormat::Messages, messages)] {
+            let mut chat = fixture(format, &row);
+            let asked = |chat: &Fixture| chat.open().unwrap().train.question(0).unwrap().prompt;
+            let prompt = asked(&chat);
+            assert!(tokenizer().decode_with_special(&prompt).unwrap().ends_with("<|im_start|>assistant\n"));
+            chat.recipe.chat.train_on = Some(TrainOn::All);
+            assert_eq!(asked(&chat), prompt);
+            let chat = chat.limit(40, OnTooLong::Truncate);
+            let splits = chat.open().unwrap();
+            assert_eq!((splits.report.files[0].cut, splits.train.lengths()), (1, &[39][..]));
+            assert!(asked(&chat).len() < 40 && prompt.starts_with(&asked(&chat)[..9]));
+        }
+    }
+
+    #[test]
+    fn a_text_that_begins_twice_is_told() {
+        let mut chat = fixture(
+            DataFormat::Messages,
+            r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#,
+        );
+        let model = tempfile::tempdir().unwrap();
+        let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
+        for name in ["tokenizer.json", "config.json"] {
+            std::fs::copy(fixtures.join(name), model.path().join(name)).unwrap();
+        }
+        std::fs::write(model.path().join("tokenizer_config.json"), r#"{"bos_token": "<|im_start|>"}"#).unwrap();
+        let template = TEMPLATE.replacen("{{ tools", "{{ bos_token }}{{ tools", 1);
+        chat.recipe.chat.chat_template = Some(TemplateChoice(template));
+        let own = crate::data::Tokenizer::load(model.path()).unwrap();
+        for _ in 0..2 {
+            let splits = crate::data::open((&chat.recipe, &chat.head), Some(&own), LIMITS, None, 1, &mut |_| ()).unwrap();
+            assert!(
+                splits.report.warnings[0].starts_with("texts begin with `<|im_start|>` twice"),
+                "{:?}",
+                splits.report.warnings
+            );
+        }
     }
 
     #[test]
@@ -320,6 +388,12 @@ mod tests {
                 r#"[{"role": "user", "content": "a", "weight": 1, "train": false}]"#,
                 "message 0 (from 0): `train` is false, and `weight` 1",
             ),
+            ("[1]", "message 0 (from 0): an object with `role` and `content` is expected, found a number"),
+            (r#"[{"role": null, "content": "a"}]"#, "message 0 (from 0): `role` must be a text, found null"),
+            (
+                r#"[{"role": "user", "content": [1]}]"#,
+                "message 0 (from 0): a part of `content` must be an object, found a number",
+            ),
         ] {
             assert_eq!(in_messages(messages), format!("`train.jsonl:1`: field `messages`: {fault}"));
         }
@@ -332,21 +406,51 @@ mod tests {
             error(DataFormat::Messages, tools),
             "`train.jsonl:1`: field `tools`: a list of objects is expected, or its JSON as text, found a number"
         );
+        for documents in ["3", "[1]", "\"d\""] {
+            let row = format!(r#"{{"messages": [{{"role": "user", "content": "a"}}], "documents": {documents}}}"#);
+            let expected = "`train.jsonl:1`: field `documents`: a list of objects is expected, found ";
+            assert!(error(DataFormat::Messages, &row).starts_with(expected));
+        }
         let turns = |turns: &str| error(DataFormat::ShareGpt, &format!("{{\"conversations\": {turns}}}"));
-        assert!(
-            turns(r#"[{"from": "human", "value": "a"}, {"from": "bot", "value": "b"}]"#)
-                .contains("turn 1 (from 0): `from` is `bot`, which is none of human, user, gpt")
-        );
-        assert!(turns(r#"[{"from": "human"}]"#).ends_with("turn 0 (from 0): `value` is missing"));
-        assert!(
-            turns(r#"[{"from": "function_call", "value": "f"}]"#)
-                .ends_with("the `value` of `function_call` must be JSON in a text, found \"f\"")
-        );
-        assert_eq!(error(DataFormat::Alpaca, r#"{"instruction": "a"}"#), "`train.jsonl:1`: field `output` is missing");
-        assert!(
-            error(DataFormat::Alpaca, r#"{"instruction": "a", "output": "b", "history": ["a"]}"#)
-                .contains("field `history`: expected a list of pairs")
-        );
+        for (wrong, fault) in [
+            (r#""a""#, "expected a list of objects with `from` and `value`, found a string"),
+            ("[]", "there is no message"),
+            ("[1]", "turn 0 (from 0): an object with `from` and `value` is expected, found a number"),
+            (r#"[{"value": "a"}]"#, "turn 0 (from 0): `from` is missing"),
+            (r#"[{"from": "human"}]"#, "turn 0 (from 0): `value` is missing"),
+            (r#"[{"from": 3, "value": "a"}]"#, "turn 0 (from 0): `from` must be a text, found 3"),
+            (r#"[{"from": "human", "value": null}]"#, "turn 0 (from 0): `value` is missing"),
+            (
+                r#"[{"from": "human", "value": "a"}, {"from": "bot", "value": "b"}]"#,
+                "turn 1 (from 0): `from` is `bot`, which is none of human, user, gpt",
+            ),
+            (
+                r#"[{"from": "function_call", "value": "f"}]"#,
+                "the `value` of `function_call` must be JSON in a text, found \"f\"",
+            ),
+            (
+                r#"[{"from": "human", "value": 7}]"#,
+                "message 0 (from 0): `content` must be a text or a list of parts, found a number",
+            ),
+        ] {
+            let error = turns(wrong);
+            assert!(error.starts_with("`train.jsonl:1`: field `conversations`: ") && error.contains(fault), "{error}");
+        }
+        for (row, fault) in [
+            (r#"{"instruction": "a"}"#, "field `output` is missing"),
+            (r#"{"output": "a"}"#, "field `instruction` is missing"),
+            (r#"{"instruction": 1, "output": "b"}"#, "field `instruction`: expected a string, found a number"),
+            (r#"{"instruction": "a", "output": null}"#, "field `output`: expected a string, found null"),
+            (r#"{"instruction": "a", "output": ["b"]}"#, "field `output`: expected a string, found an array"),
+            (r#"{"instruction": "a", "input": 3, "output": "b"}"#, "field `input`: expected a string, found a number"),
+            (r#"{"instruction": "a", "system": {}, "output": "b"}"#, "field `system`: expected a string, found an object"),
+            (r#"{"instruction": "a", "output": "b", "history": ["a"]}"#, "field `history`: expected a list of pairs"),
+            (r#"{"instruction": "a", "output": "b", "history": [["a"]]}"#, "field `history`: expected a list of pairs"),
+            (r#"{"instruction": "a", "output": "b", "history": [["a", 1]]}"#, "field `history`: expected a list of pairs"),
+        ] {
+            let error = error(DataFormat::Alpaca, row);
+            assert!(error.starts_with("`train.jsonl:1`: ") && error.contains(fault), "{error}");
+        }
         let mut refusing = fixture(DataFormat::Messages, "{\"messages\": [{\"role\": \"critic\", \"content\": \"a\"}]}");
         refusing.recipe.chat.chat_template =
             Some(TemplateChoice("{{ raise_exception('no role ' ~ messages[0].role) }}".to_owned()));

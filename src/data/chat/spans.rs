@@ -21,42 +21,47 @@ pub(in crate::data) struct ChatSample {
 /// A part of a text, in bytes.
 type TextSpan = Range<usize>;
 
-/// The text of a conversation and what is trained of it, in order and apart.
-pub(super) fn text_and_spans(
-    template: &ChatTemplate,
-    sample: &ChatSample,
-    train_on: TrainOn,
-) -> Result<(String, Vec<TextSpan>), DataError> {
+/// The text of a conversation.
+pub(super) struct SpannedText {
+    pub(super) text: String,
+    /// What is trained, in order and apart.
+    pub(super) spans: Vec<TextSpan>,
+    /// Where the prompt ends, in bytes, where that is trained, too: else all that leads to the first span is the prompt.
+    pub(super) prompt: Option<usize>,
+}
+
+/// The text of a conversation and what is trained of it.
+pub(super) fn text_and_spans(template: &ChatTemplate, sample: &ChatSample, train_on: TrainOn) -> Result<SpannedText, DataError> {
     let conversation = &sample.conversation;
-    match train_on {
-        TrainOn::All | TrainOn::Completion => {
-            let text = template.render(conversation, false)?;
+    if matches!(train_on, TrainOn::Assistant | TrainOn::Last) {
+        let wanted = sample.wanted(train_on);
+        if template.has_generation() && sample.flagged(true).all(|index| role(&conversation.messages[index]) == "assistant") {
+            let (text, spans) = template.render_with_spans(conversation)?;
             let boundaries = Boundaries { template, conversation, text: &text };
-            let start = match sample.prompt.filter(|_| train_on == TrainOn::Completion) {
-                Some(count) => boundaries.prompt(count)?,
-                None => 0,
-            };
-            let all = start..text.len();
-            let mut spans = vec![all];
-            for index in sample.flagged(false) {
-                spans = without(spans, &boundaries.whole(index)?);
-            }
-            Ok((text, spans))
+            let spans = of_messages(&boundaries, spans, &wanted)?;
+            return Ok(SpannedText { text, spans, prompt: None });
         }
-        TrainOn::Assistant | TrainOn::Last => {
-            let wanted = sample.wanted(train_on);
-            if template.has_generation() && sample.flagged(true).all(|index| role(&conversation.messages[index]) == "assistant") {
-                let (text, spans) = template.render_with_spans(conversation)?;
-                let boundaries = Boundaries { template, conversation, text: &text };
-                let spans = of_messages(&boundaries, spans, &wanted)?;
-                return Ok((text, spans));
-            }
-            let text = template.render(conversation, false)?;
-            let boundaries = Boundaries { template, conversation, text: &text };
-            let spans = wanted.into_iter().map(|index| boundaries.said(index)).collect::<Result<_, _>>()?;
-            Ok((text, spans))
-        }
+        let text = template.render(conversation, false)?;
+        let boundaries = Boundaries { template, conversation, text: &text };
+        let spans = wanted.into_iter().map(|index| boundaries.said(index)).collect::<Result<_, _>>()?;
+        return Ok(SpannedText { text, spans, prompt: None });
     }
+    let text = template.render(conversation, false)?;
+    let boundaries = Boundaries { template, conversation, text: &text };
+    let (start, prompt) = match (sample.prompt, train_on) {
+        (Some(count), TrainOn::Completion) => (boundaries.prompt(count)?, None),
+        // Where the prompt ends decides what may be cut and asked. Nobody can say it of some templates: then nothing may.
+        (count, _) => {
+            let first = || conversation.messages.iter().position(|message| role(message) == "assistant");
+            (0, count.or_else(first).and_then(|count| boundaries.prompt(count).ok()))
+        }
+    };
+    let all = start..text.len();
+    let mut spans = vec![all];
+    for index in sample.flagged(false) {
+        spans = without(spans, &boundaries.whole(index)?);
+    }
+    Ok(SpannedText { text, spans, prompt })
 }
 
 impl ChatSample {
@@ -145,7 +150,8 @@ mod tests {
     }
 
     fn trained(source: &str, sample: &ChatSample, train_on: TrainOn) -> Result<Vec<String>, String> {
-        let (text, spans) = text_and_spans(&template(source).unwrap(), sample, train_on).map_err(|error| error.to_string())?;
+        let SpannedText { text, spans, .. } =
+            text_and_spans(&template(source).unwrap(), sample, train_on).map_err(|error| error.to_string())?;
         Ok(spans.into_iter().map(|span| text[span].to_owned()).collect())
     }
 

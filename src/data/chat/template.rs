@@ -37,6 +37,8 @@ const FUEL: u64 = 50_000_000;
 const RECURSION: usize = 200;
 /// Bytes of a rendering at most.
 const MOST_BYTES: usize = 64 << 20;
+/// The function that tells the date.
+pub(super) const STRFTIME: &str = "strftime_now";
 const PLAIN: &str = "chat_template";
 const MARKED: &str = "chat_template with its generation tags";
 /// What Jinja2 knows everywhere, and minijinja does not.
@@ -186,7 +188,7 @@ fn environment(now: Option<NaiveDateTime>) -> Environment<'static> {
     environment.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message.to_string()))
     });
-    environment.add_function("strftime_now", move |format: &str| -> Result<String, Error> {
+    environment.add_function(STRFTIME, move |format: &str| -> Result<String, Error> {
         let mut date = String::new();
         let unknown = |_| Error::new(ErrorKind::InvalidOperation, format!("`{format}` is no format of a date"));
         write!(date, "{}", now.unwrap_or_else(|| chrono::Local::now().naive_local()).format(format)).map_err(unknown)?;

@@ -1,5 +1,6 @@
 //! Which chat template counts: the one that is asked for, or that of the model's directory, found where Transformers looks.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use chrono::NaiveDateTime;
@@ -7,8 +8,8 @@ use serde_json::Value as Json;
 
 use super::super::error::DataError;
 use super::conversation::Conversation;
-use super::template::ChatTemplate;
-use crate::files::{FileKind, parse_json, read_if_there, read_text};
+use super::template::{ChatTemplate, STRFTIME};
+use crate::files::{self, FileKind, parse_json, read_if_there, read_text};
 
 /// The templates of a model, by what they are for.
 #[derive(Clone, Debug)]
@@ -79,6 +80,27 @@ impl ChatTemplates {
     pub(super) fn identity(&self) -> String {
         let of = |template: &ChatTemplate| (template.source().to_owned(), template.tokens().to_vec());
         format!("{:?}", [&self.default, &self.tool_use].map(|template| template.as_ref().map(of)))
+    }
+
+    /// Hashes of what they were made of, by name.
+    pub(super) fn origins(&self) -> BTreeMap<&'static str, String> {
+        let all = || [&self.default, &self.tool_use].into_iter().flatten();
+        let tokens = all().flat_map(ChatTemplate::tokens).flat_map(|(name, token)| [name, token]);
+        BTreeMap::from([
+            ("the chat template", files::hash_parts(all().map(ChatTemplate::source))),
+            ("the special tokens of `tokenizer_config.json`", files::hash_parts(tokens)),
+        ])
+    }
+
+    /// Whether a text of one of them depends on the time.
+    pub(super) fn print_dates(&self) -> bool {
+        [&self.default, &self.tool_use].into_iter().flatten().any(|template| template.source().contains(STRFTIME))
+    }
+
+    /// The token that begins a text.
+    pub(super) fn bos(&self) -> Option<&str> {
+        let template = self.default.as_ref().or(self.tool_use.as_ref())?;
+        template.tokens().iter().find(|(name, _)| name == "bos_token").map(|(_, token)| &token[..])
     }
 
     /// The text of the template that is used without tools.

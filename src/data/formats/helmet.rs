@@ -19,21 +19,38 @@ pub(super) const KNOWN_BY: [(HelmetFamily, &[&str]); 4] = [
 /// Demonstrations of `json_kv` that are used, as HELMET's settings have it.
 const SHOTS: usize = 2;
 
-/// What a row says: the prompt to be completed, its demonstrations from the field `demos`.
-pub(super) fn text(row: &mut DataRow, wanted: Option<HelmetFamily>) -> Result<TextRow, DataError> {
+const STORY_QUESTION: &str = "You are given a story, which can be either a novel or a movie script, and a question. Answer the question as \
+    concisely as you can, using a single phrase if possible.\n\n";
+const STORY: &str = "You are given a story and a question. Answer the question as concisely as you can, using a single phrase if \
+    possible.\n\n";
+const STORY_CHOICE: &str = "You are given a story and a question with multiple choices. Choose the best answer from the options provided. \
+    Only one of the following options is correct, output the answer using one single letter (A, B, C, or D). \
+    Don't say anything else.\n\n";
+const BOOK: &str = "You are given a book and you are tasked to summarize it. Write a summary of about 1000 to 1200 words. Only \
+    write about the plot and characters of the story. Do not discuss the themes or background of the book. Do not \
+    provide any analysis or commentary.\n\n";
+const LAWSUIT: &str = "You are given the legal documents in a civil rights lawsuit, and you are tasked to summarize the case. Write \
+    a concise summary of one paragraph (200 to 250 words). The summary should contain a short description of the \
+    background, the parties involved, and the outcomes of the case.\n\n";
+
+/// What a row says: the prompt to be completed, its demonstrations from the field `demos`; and whether that is a message of the user, which
+/// it is of some families if the model has a chat template.
+pub(super) fn text(row: &mut DataRow, wanted: Option<HelmetFamily>, has_template: bool) -> Result<(TextRow, bool), DataError> {
     let of_fields = || KNOWN_BY.iter().find(|(_, fields)| fields.iter().all(|&field| row.has(field))).map(|&(family, _)| family);
     let Some(family) = wanted.or_else(of_fields) else {
         let families = HelmetFamily::ALL.iter().map(|family| family.name()).collect::<Vec<_>>().join(", ");
         let found = format!("fields of no family of HELMET ({families}); `data.family` names one");
         return Err(DataError::UnknownFormat { place: row.place(), found });
     };
-    match family {
+    let text = match family {
         HelmetFamily::Kilt => kilt(row),
         HelmetFamily::JsonKv => json_kv(row),
         HelmetFamily::Msmarco => msmarco(row),
         HelmetFamily::Niah => niah(row),
         HelmetFamily::Icl => icl(row),
-    }
+        _ => long(row, family, has_template),
+    };
+    Ok((text?, has_template && family.is_message()))
 }
 
 fn kilt(row: &mut DataRow) -> Result<TextRow, DataError> {
@@ -71,7 +88,7 @@ fn json_kv(row: &mut DataRow) -> Result<TextRow, DataError> {
 }
 
 fn msmarco(row: &mut DataRow) -> Result<TextRow, DataError> {
-    fn documents(row: &DataRow, ctxs: &Value) -> Result<(String, String), DataError> {
+    fn documents(row: &DataRow, ctxs: &Value) -> Result<(String, String, String), DataError> {
         let mut ids = Vec::new();
         let texts = passages(row, ctxs.clone(), |title, text, passage| {
             let id = passage.get("id").map(|id| id.as_str().map_or_else(|| id.to_string(), str::to_owned)).unwrap_or_default();
@@ -83,23 +100,26 @@ fn msmarco(row: &mut DataRow) -> Result<TextRow, DataError> {
             ids.push((passage.get("label").and_then(Value::as_f64).unwrap_or(0.0), id));
             line
         })?;
+        let labels: Map<String, Value> = ids.iter().map(|(label, id)| (id.clone(), (*label as u64).into())).collect();
         ids.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-        Ok((texts, ids.into_iter().map(|(_, id)| id).collect::<Vec<_>>().join(" > ")))
+        let ranking = ids.into_iter().map(|(_, id)| id).collect::<Vec<_>>().join(" > ");
+        Ok((texts, ranking, Value::Object(labels).to_string()))
     }
     let mut demos = Vec::new();
     for mut demo in rows_of(row, "demos")? {
         let ctxs = demo.require("ctxs")?;
-        let (texts, ranking) = documents(&demo, &ctxs)?;
+        let (texts, ranking, _) = documents(&demo, &ctxs)?;
         demos.push(format!("{texts}\n\nQuery: {}\nRanking: {ranking}\n\n", demo.text("query")?));
     }
     let demos = demos.concat();
     let ctxs = row.require("ctxs")?;
-    let (context, ranking) = documents(row, &ctxs)?;
+    let (context, ranking, labels) = documents(row, &ctxs)?;
     let query = row.text("query")?;
     let task = "You are provided with a list of documents, each indicated by their ID. Rank each document based on their relevance to the \
                 question in descending order from most relelvant to least relevant texts. Include all documents in the rankings. Write your \
                 answer using the unique IDs, with the following format:\nRanking: ID3 > ID1 > ID2";
-    Ok(first_of(format!("{task}\n\n{demos}{context}\n\nQuery: {query}\nRanking:"), vec![ranking]))
+    let prompt = format!("{task}\n\n{demos}{context}\n\nQuery: {query}\nRanking:");
+    Ok(TextRow { prompt, completion: format!(" {ranking}"), references: vec![labels] })
 }
 
 fn niah(row: &mut DataRow) -> Result<TextRow, DataError> {
@@ -124,6 +144,38 @@ fn icl(row: &mut DataRow) -> Result<TextRow, DataError> {
     let references = one_or_more(row, "answer")?;
     let task = "Use the provided mapping from the text to label to assign a label to the text. Only output \"label: {label}\" and nothing else. ";
     Ok(first_of(format!("{task}\n\n{context}\n\n{question}\nlabel:"), references))
+}
+
+/// Questions about long texts, and summaries. The wording of their demonstrations is drawn by HELMET from data sets of its own.
+fn long(row: &mut DataRow, family: HelmetFamily, has_template: bool) -> Result<TextRow, DataError> {
+    if row.has("demos") {
+        return Err(row.bad("demos", format!("none of the family `{family}`: how HELMET words them is not known"), "some"));
+    }
+    let context = row.text("context")?;
+    let (user, join, cue) = match family {
+        HelmetFamily::MultiLexsum => {
+            (format!("{LAWSUIT}Legal documents:\n{context}\n\nNow please summarize the case."), "\n\n", "Summary:")
+        }
+        HelmetFamily::InfbenchSum => (format!("{BOOK}{context}\n\nNow summarize the book."), "\n\n", "Summary:"),
+        HelmetFamily::InfbenchChoice => {
+            let (question, options) = (row.text("question")?, row.texts("options")?);
+            let [a, b, c, d] = &options[..] else {
+                return Err(row.bad("options", "4 texts", options.len().to_string()));
+            };
+            let options = format!("A. {a}\nB. {b}\nC. {c}\nD. {d}");
+            (format!("{STORY_CHOICE}{context}\n\nQuestion: {question}\nOptions:\n{options}"), "\n\n", "Answer:")
+        }
+        _ => {
+            let is_story = family == HelmetFamily::NarrativeQa;
+            let (task, join) = if is_story { (STORY_QUESTION, "\n") } else { (STORY, "\n\n") };
+            (format!("{task}{context}\n\nQuestion: {}", row.text("question")?), join, "Answer:")
+        }
+    };
+    let references = one_or_more(row, "answer")?;
+    if has_template {
+        return Ok(TextRow { prompt: user, completion: references[0].clone(), references });
+    }
+    Ok(first_of(format!("{user}{join}{cue}"), references))
 }
 
 /// A prompt that the first of the right answers completes.

@@ -21,6 +21,12 @@ const FORMAT_LINE: &str = "Format your response as follows: \"The correct answer
 /// The beginning of the answer in the wording of `keys_values`; ends in a blank, so that the letter is a token of its own.
 const OPENING: &str = "The correct answer is ";
 
+/// Upstream's first line, where the model is to think.
+const READ_TO_THINK: &str = "Please read the following text and answer the questions below.";
+
+/// What the thoughts follow.
+const THINK: &str = "Let’s think step by step:";
+
 /// The class of each letter, where it has one.
 pub(super) type LetterClasses = [Option<usize>; 4];
 
@@ -72,6 +78,17 @@ impl LongBenchRow {
         Ok((Content::TextClass { prompt, class }, self.groups))
     }
 
+    /// What is asked behind the thoughts that a wording asks for: what stands before them, and what behind.
+    pub(super) fn behind_thoughts(&self, wording: LongBenchPrompt) -> Option<(String, String)> {
+        if wording != LongBenchPrompt::UpstreamCot {
+            return None;
+        }
+        let [_, asked, choices @ ..] = self.texts.each_ref().map(|text| strip(text).to_owned());
+        let rest = choice(&asked, &choices, &["(A) ", "(B) ", "(C) ", "(D) "], &format!("{THINK} "));
+        let before = format!("{READ_TO_THINK}\n\nThe text is too long and omitted here.\n\n{rest}");
+        Some((before, format!("\n\nBased on the above, what is the single, most likely answer choice? {FORMAT_LINE}")))
+    }
+
     /// Prompt, completion and answer in somebody's wording.
     pub(super) fn worded(self, wording: LongBenchPrompt) -> (TextRow, Option<SampleGroups>) {
         let letter = LETTERS[self.letter];
@@ -79,6 +96,7 @@ impl LongBenchRow {
         let brackets = ["(A) ", "(B) ", "(C) ", "(D) "];
         let (prompt, completion) = match wording {
             LongBenchPrompt::Upstream => (question(&stripped(), &brackets, FORMAT_LINE), format!("{OPENING}({letter})")),
+            LongBenchPrompt::UpstreamCot => (thinking(&stripped(), &brackets), format!("{OPENING}({letter})")),
             LongBenchPrompt::UpstreamNoContext => {
                 let [_, asked, choices @ ..] = stripped();
                 let tail = format!("What is the single, most likely answer choice? {FORMAT_LINE}");
@@ -101,27 +119,23 @@ impl LongBenchRow {
 /// What comes before a reply in which the letter is looked for behind upstream's words.
 pub(super) fn opening(wording: LongBenchPrompt) -> &'static str {
     match wording {
-        LongBenchPrompt::Upstream | LongBenchPrompt::UpstreamNoContext => "",
+        LongBenchPrompt::Upstream | LongBenchPrompt::UpstreamCot | LongBenchPrompt::UpstreamNoContext => "",
         LongBenchPrompt::KeysValues => OPENING,
         // The reply begins with the blank.
         LongBenchPrompt::LmEval => OPENING.trim_ascii_end(),
     }
 }
 
-/// As upstream cuts: the first and the last tokens, as text again; which upstream does before the chat template.
-pub(super) fn cut(prompt: String, most: usize, tokenizer: &Tokenizer) -> Result<String, DataError> {
-    let ids = tokenizer.encode_with_special(&prompt)?;
-    if ids.len() <= most {
-        return Ok(prompt);
-    }
-    let front = most / 2;
-    tokenizer.decode(&[&ids[..front], &ids[ids.len() - (most - front)..]].concat())
-}
-
 /// The text, and what is asked about it: all places are filled at once, so that none is looked for in what fills another.
 fn question([context, asked, choices @ ..]: &[String; 6], letters: &[&str; 4], tail: &str) -> String {
     let rest = choice(asked, choices, letters, tail);
     format!("Please read the following text and answer the question below.\n\n<text>\n{context}\n</text>\n\n{rest}")
+}
+
+/// The same, to be thought about.
+fn thinking([context, asked, choices @ ..]: &[String; 6], letters: &[&str; 4]) -> String {
+    let rest = choice(asked, choices, letters, THINK);
+    format!("{READ_TO_THINK}\n\n<text>\n{context}\n</text>\n\n{rest}")
 }
 
 fn choice(asked: &str, [a, b, c, d]: &[String; 4], letters: &[&str; 4], tail: &str) -> String {
@@ -211,6 +225,24 @@ mod tests {
         let reply = "The correct answer is (C)";
         assert_eq!(of(LongBenchPrompt::Upstream), format!("{read}a $Q$ {{question}}\n</text>\n\n{upstream}{format}{reply}"));
         let likely = "What is the single, most likely answer choice?";
+        let questions = read.replace("question below", "questions below");
+        let think = "Let’s think step by step:";
+        assert_eq!(
+            of(LongBenchPrompt::UpstreamCot),
+            format!("{questions}a $Q$ {{question}}\n</text>\n\n{upstream}{think}{reply}")
+        );
+        let mut fixture = Fixture::new(LongBenchV2, json(&[record("C")]));
+        fixture.recipe.prompt = Some(LongBenchPrompt::UpstreamCot);
+        let train = fixture.open().unwrap().train;
+        let first = train.question(0).unwrap();
+        let second = train.following(&first, " \nIt is $Q$.\u{1c}").unwrap().unwrap();
+        let omitted = "Please read the following text and answer the questions below.\n\nThe text is too long and omitted here.";
+        let based = "Based on the above, what is the single, most likely answer choice?";
+        assert_eq!(
+            tokenizer().decode(&second.prompt).unwrap(),
+            format!("{omitted}\n\n{upstream}{think} It is $Q$.\n\n{based} {format}")
+        );
+        assert!(train.following(&second, "x").unwrap().is_none());
         assert_eq!(of(LongBenchPrompt::UpstreamNoContext), format!("{upstream}{likely} {format}{reply}"));
         let raw = "\u{1c}a $Q$ {question}\u{a0}\n</text>\n\n";
         let letters = "Choices:\nA: one \nB: two\nC: three\nD: four\n\n";

@@ -3,6 +3,8 @@
 mod detect;
 mod helmet;
 mod longbench_v2;
+#[cfg(test)]
+mod malformed_tests;
 mod prompt_completion;
 mod reader;
 mod ruler;

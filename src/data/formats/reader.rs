@@ -1,15 +1,18 @@
 //! From a row to its example, by the format.
 
+use serde_json::Value;
+
 use super::longbench_v2::{self, LetterClasses, LongBenchRow};
 use super::text_row::TextRow;
 use super::{helmet, prompt_completion, ruler, text, tokens};
-use crate::data::chat::{self, ChatSample, ChatTemplates, Conversation, message};
+use crate::data::chat::{self, ChatSample, Conversation, message};
+use crate::data::encode::Encoder;
 use crate::data::error::DataError;
 use crate::data::example::{Content, Example, Task};
-use crate::data::question::SampleGroups;
+use crate::data::question::{FollowUp, SampleGroups};
 use crate::data::rows::DataRow;
 use crate::data::tokenizer::Tokenizer;
-use crate::recipe::{DataFormat, DataRecipe, LongBenchPrompt, TrainOn};
+use crate::recipe::{DataFormat, DataRecipe, HelmetFamily, LongBenchPrompt};
 
 /// Makes examples of rows.
 pub(in crate::data) struct ExampleReader<'a> {
@@ -26,18 +29,18 @@ pub(in crate::data) struct ExampleReader<'a> {
 
 impl<'a> ExampleReader<'a> {
     /// # Errors
-    /// The format needs a tokenizer and there is none, the labels of the head are not its tokens, or its chat template cannot be read; or the
-    /// format has no classes, which the head asks for.
+    /// The recipe contradicts the format; the format needs a tokenizer and there is none, or the labels of the head are not its tokens; or
+    /// the format has no classes, which the head asks for.
     pub(in crate::data) fn new(
         recipe: &'a DataRecipe,
         format: DataFormat,
         task: &'a Task,
-        tokenizer: Option<&'a Tokenizer>,
-        vocab_size: usize,
+        encoder: &'a Encoder,
     ) -> Result<Self, DataError> {
-        if format.is_chat() && recipe.chat.train_on == Some(TrainOn::Completion) {
-            return Err(DataError::NoCompletions { format });
+        if let Some(contradiction) = recipe.contradiction(format) {
+            return Err(DataError::Contradiction(contradiction));
         }
+        let (tokenizer, vocab_size) = (encoder.tokenizer.as_ref(), encoder.vocab_size);
         let mut reader = Self { recipe, format, task, tokenizer, vocab_size, letters: None, has_template: false };
         match (format, task, tokenizer) {
             (DataFormat::Tokens, ..) => {}
@@ -47,9 +50,8 @@ impl<'a> ExampleReader<'a> {
             }
             (DataFormat::Ruler | DataFormat::Helmet, Task::Classify(_), _) => return Err(DataError::NoClasses { format }),
             (_, Task::Classify(_), _) if format.is_chat() => return Err(DataError::NoClasses { format }),
-            (DataFormat::LongBenchV2, Task::NextToken, Some(tokenizer)) if reader.is_message() => {
-                let wanted = recipe.chat.chat_template.as_ref().map(|choice| &choice.0[..]);
-                reader.has_template = ChatTemplates::load(tokenizer.dir(), wanted, None)?.is_some();
+            (DataFormat::LongBenchV2 | DataFormat::Helmet, Task::NextToken, _) if reader.is_message() => {
+                reader.has_template = encoder.chat.has_template()?;
             }
             _ => {}
         }
@@ -66,8 +68,12 @@ impl<'a> ExampleReader<'a> {
         self.recipe.prompt.unwrap_or(LongBenchPrompt::Upstream)
     }
 
+    /// Whether prompts are messages where the model has a chat template.
     fn is_message(&self) -> bool {
-        matches!(self.wording(), LongBenchPrompt::Upstream | LongBenchPrompt::UpstreamNoContext)
+        match self.format {
+            DataFormat::Helmet => self.recipe.family.is_some_and(HelmetFamily::is_message),
+            _ => !matches!(self.wording(), LongBenchPrompt::KeysValues | LongBenchPrompt::LmEval),
+        }
     }
 
     /// The beginning of the reply that ends each prompt.
@@ -78,40 +84,66 @@ impl<'a> ExampleReader<'a> {
         }
     }
 
+    /// Refuses a text where the recipe trains messages of an assistant.
+    fn refuse_text_for_messages(&self, row: &DataRow, field: &str) -> Result<(), DataError> {
+        match self.recipe.chat.train_on.filter(|train_on| train_on.is_of_messages()) {
+            Some(train_on) => {
+                Err(row.bad(field, format!("messages, of which `data.train_on = \"{train_on}\"` speaks"), "a text"))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// The example of a row.
     pub(in crate::data) fn example(&self, mut row: DataRow) -> Result<Example, DataError> {
         let place = row.place();
-        let plain = |content: Content| Example { place: place.clone(), content, groups: None, references: Vec::new() };
+        let plain =
+            |content: Content| Example { place: place.clone(), content, groups: None, references: Vec::new(), follow_up: None };
         let worded = |text: TextRow, groups: Option<SampleGroups>| {
             let content = Content::Text { prompt: text.prompt, completion: text.completion };
-            Example { place: place.clone(), content, groups, references: text.references }
+            Example { groups, references: text.references, ..plain(content) }
+        };
+        let asked = |text: TextRow, groups: Option<SampleGroups>| {
+            let content = as_messages(&text);
+            Example { groups, references: text.references, ..plain(content) }
         };
         Ok(match (self.format, self.tokenizer, self.task) {
             (DataFormat::PromptCompletion, Some(tokenizer), task) => {
+                if row.fields().get("prompt").is_some_and(Value::is_string) {
+                    self.refuse_text_for_messages(&row, "prompt")?;
+                }
                 plain(prompt_completion::content(&mut row, task, tokenizer)?)
             }
             (DataFormat::Text, Some(tokenizer), task) => plain(text::content(&mut row, task, tokenizer)?),
+            // As TRL has it: a row of plain text among conversations, all of which is trained.
+            (DataFormat::Messages, Some(tokenizer), task) if !row.has("messages") && row.has("text") => {
+                self.refuse_text_for_messages(&row, "text")?;
+                plain(text::content(&mut row, task, tokenizer)?)
+            }
             (DataFormat::Messages, ..) => plain(conversation(chat::messages(&mut row)?)),
             (DataFormat::ShareGpt, ..) => plain(conversation(chat::sharegpt(&mut row, &self.recipe.chat.roles)?)),
             (DataFormat::Alpaca, ..) => plain(conversation(chat::alpaca(&mut row)?)),
             (DataFormat::Ruler, ..) => worded(ruler::text(&mut row)?, None),
-            (DataFormat::Helmet, ..) => worded(helmet::text(&mut row, self.recipe.family)?, None),
+            (DataFormat::Helmet, ..) => {
+                let (text, is_message) = helmet::text(&mut row, self.recipe.family, self.has_template)?;
+                if is_message { asked(text, None) } else { worded(text, None) }
+            }
             (DataFormat::LongBenchV2, Some(_), Task::Classify(labels)) => {
                 let question = LongBenchRow::read(&mut row)?;
                 let (content, groups) = question.classified(&row, labels, self.letters.unwrap_or_default())?;
                 Example { groups, ..plain(content) }
             }
             (DataFormat::LongBenchV2, Some(tokenizer), Task::NextToken) => {
-                let (mut text, groups) = LongBenchRow::read(&mut row)?.worded(self.wording());
-                if let Some(most) = self.recipe.max_prompt_tokens {
-                    text.prompt = longbench_v2::cut(text.prompt, most, tokenizer)?;
+                let question = LongBenchRow::read(&mut row)?;
+                let (is_message, max_tokens) = (self.has_template, self.recipe.max_prompt_tokens);
+                let behind = question.behind_thoughts(self.wording());
+                let follow_up = behind.map(|(before, after)| FollowUp { before, after, is_message, max_tokens });
+                let (mut text, groups) = question.worded(self.wording());
+                if let Some(most) = max_tokens {
+                    text.prompt = tokenizer.cut_as_upstream(text.prompt, most)?;
                 }
-                if self.has_template {
-                    let references = text.references.clone();
-                    Example { groups, references, ..plain(as_messages(&text)) }
-                } else {
-                    worded(text, groups)
-                }
+                let example = if is_message { asked(text, groups) } else { worded(text, groups) };
+                Example { follow_up, ..example }
             }
             _ => plain(tokens::content(&mut row, self.task, self.vocab_size)?),
         })

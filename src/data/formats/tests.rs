@@ -1,13 +1,13 @@
-//! What rows of each format say, and ten of each that say nothing.
+//! What rows of each format say, and how rows are counted.
 
 use serde_json::{Value, json};
 
-use crate::data::fixtures::{Fixture, LIMITS, letters, tokenizer};
-use crate::data::{DataError, SampleFate, Targets, survey};
-use crate::recipe::{DataFormat, HeadRecipe, HelmetFamily, OnBadRow, OnTooLong};
+use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
+use crate::data::{DataError, Fault, SampleFate, SurveyedPart, Targets, survey};
+use crate::recipe::{Boundary, DataFormat, HelmetFamily, OnBadRow, OnTooLong, TrainOn, ValidationSource};
 use proptest::prelude::*;
 
-fn lines(rows: &[Value]) -> String {
+pub(super) fn lines(rows: &[Value]) -> String {
     rows.iter().map(|row| format!("{row}\n")).collect::<Vec<_>>().concat()
 }
 
@@ -83,86 +83,48 @@ fn helmets_rows_have_the_wording_of_their_family() {
     let (prompt, reply, _) = told(&many, Some(HelmetFamily::Icl));
     assert!(prompt.ends_with("nothing else. \n\na\nlabel: 1\n\nb\nlabel:"), "{prompt}");
     assert_eq!(reply, " 3");
+    assert_eq!(told(&ranked, None).2, [r#"{"7":0,"12":2}"#], "the labels of the passages");
 }
 
-/// Each row beside a sound one is refused with its place and these words.
-fn refused(format: DataFormat, head: &HeadRecipe, sound: &Value, cases: &[(Value, &str)]) {
-    for (row, words) in cases {
-        let mut fixture = Fixture::new(format, lines(&[sound.clone(), row.clone()]));
-        fixture.head.clone_from(head);
-        let error = fixture.error();
-        assert!(error.starts_with("`train.jsonl:2`") && error.contains(words), "{row}: {error}");
+/// What is about long texts: HELMET's wording begins and ends so.
+#[test]
+fn helmets_long_texts_are_messages_where_there_is_a_template() {
+    use HelmetFamily::{InfbenchChoice, InfbenchQa, InfbenchSum, MultiLexsum, NarrativeQa};
+    let row = json!({"context": "{c}", "question": "q?", "options": ["w", "x", "y", "z"], "answer": ["B", "x"]});
+    let story = "You are given a story";
+    for (family, begin, user_end, cue) in [
+        (
+            NarrativeQa,
+            "You are given a story, which can be either a novel or a movie script, and a question. ",
+            "if possible.\n\n{c}\n\nQuestion: q?",
+            "\nAnswer:",
+        ),
+        (InfbenchQa, story, "if possible.\n\n{c}\n\nQuestion: q?", "\n\nAnswer:"),
+        (InfbenchChoice, story, "anything else.\n\n{c}\n\nQuestion: q?\nOptions:\nA. w\nB. x\nC. y\nD. z", "\n\nAnswer:"),
+        (InfbenchSum, "You are given a book", "or commentary.\n\n{c}\n\nNow summarize the book.", "\n\nSummary:"),
+        (
+            MultiLexsum,
+            "You are given the legal documents",
+            "of the case.\n\nLegal documents:\n{c}\n\nNow please summarize the case.",
+            "\n\nSummary:",
+        ),
+    ] {
+        let (prompt, reply, references) = told(&row, Some(family));
+        assert!(prompt.starts_with(begin) && prompt.ends_with(&format!("{user_end}{cue}")), "{prompt}");
+        assert_eq!((&reply[..], references), (" B", vec!["B".to_owned(), "x".to_owned()]));
+        let mut fixture = Fixture::new(DataFormat::Helmet, lines(std::slice::from_ref(&row)));
+        fixture.recipe.family = Some(family);
+        fixture.recipe.chat.chat_template = Some(crate::recipe::TemplateChoice(
+            "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ '<assistant>' if add_generation_prompt }}"
+                .to_owned(),
+        ));
+        let asked = tokenizer().decode(&fixture.open().unwrap().train.question(0).unwrap().prompt).unwrap();
+        assert!(asked.starts_with(&format!("<user>{begin}")) && asked.ends_with(&format!("{user_end}<assistant>")), "{asked}");
+        let mut with_demos = row.clone();
+        with_demos["demos"] = json!([{"a": 1}]);
+        fixture.write("train.jsonl", lines(&[with_demos]));
+        assert!(fixture.error().contains(&format!("field `demos`: expected none of the family `{family}`")));
     }
-}
-
-#[test]
-fn ten_texts_that_are_none() {
-    let sound = json!({"text": "a b", "label": "A"});
-    let cases = [
-        (json!({"txt": "a"}), "field `text` is missing, others are `txt`"),
-        (json!({"text": 7}), "`text`: expected a string, found a number"),
-        (json!({"text": null}), "`text`: expected a string, found null"),
-        (json!({"text": ["a"]}), "`text`: expected a string, found an array"),
-        (json!({"text": {"a": 1}}), "`text`: expected a string, found an object"),
-        (json!({"text": ""}), "1 tokens and none to predict"),
-        (json!([1]), "expected a JSON object, found an array"),
-    ];
-    refused(DataFormat::Text, &HeadRecipe::NextToken, &sound, &cases);
-    let cases = [
-        (json!({"text": "a", "label": "E"}), "`label`: expected one of the labels `A`"),
-        (json!({"text": "a", "label": 4}), "`label`: expected a class from 0 to 3, found 4"),
-        (json!({"text": "a"}), "field `label` is missing"),
-    ];
-    refused(DataFormat::Text, &letters(), &sound, &cases);
-}
-
-#[test]
-fn ten_rows_of_ruler_that_are_none() {
-    let sound = json!({"input": "a", "answer_prefix": " is", "outputs": ["1"]});
-    let with = |field: &str, value: Value| {
-        let mut row = sound.clone();
-        row[field] = value;
-        row
-    };
-    let cases = [
-        (json!({"answer_prefix": " is", "outputs": ["1"]}), "field `input` is missing"),
-        (json!({"input": "a", "outputs": ["1"]}), "field `answer_prefix` is missing"),
-        (json!({"input": "a", "answer_prefix": " is"}), "field `outputs` is missing"),
-        (with("input", json!(3)), "`input`: expected a string, found a number"),
-        (with("input", json!(null)), "`input`: expected a string, found null"),
-        (with("answer_prefix", json!(["x"])), "`answer_prefix`: expected a string, found an array"),
-        (with("outputs", json!([])), "`outputs`: expected an array of at least 1 string, found an empty array"),
-        (with("outputs", json!("1")), "`outputs`: expected an array of at least 1 string, found a string"),
-        (with("outputs", json!(["1", 2])), "`outputs`: expected an array of at least 1 string, found a number at index 1"),
-        (with("outputs", json!(null)), "`outputs`: expected an array of at least 1 string, found null"),
-    ];
-    refused(DataFormat::Ruler, &HeadRecipe::NextToken, &sound, &cases);
-    let error = Fixture::new(DataFormat::Ruler, lines(&[sound])).classify().error();
-    assert_eq!(error, "`data.format = \"ruler\"` has no classes, which the head asks for");
-}
-
-#[test]
-fn ten_rows_of_helmet_that_are_none() {
-    let sound = json!({"question": "q", "answers": ["a"], "ctxs": [{"title": "t", "text": "x"}]});
-    let with = |field: &str, value: Value| {
-        let mut row = sound.clone();
-        row[field] = value;
-        row
-    };
-    let pairs = |demos: Value| json!({"context": "c", "question": "q", "answer": "a", "num_kvs": 1, "demos": demos});
-    let cases = [
-        (json!({"question": "q", "answers": ["a"]}), "found fields of no family of HELMET (kilt, json_kv, msmarco, niah, icl)"),
-        (with("ctxs", json!("x")), "`ctxs`: expected an array of passages"),
-        (with("ctxs", json!(["x"])), "`ctxs`: expected objects, found \"x\" at index 0"),
-        (with("ctxs", json!([{"title": "t"}])), "`ctxs`: expected a string as `text`, found none at index 0"),
-        (with("answers", json!([])), "`answers`: expected an array of at least 1 string, found an empty array"),
-        (with("answers", json!([1])), "`answers`: expected an array of at least 1 string, found a number at index 0"),
-        (with("question", json!(1)), "`question`: expected a string, found a number"),
-        (with("demos", json!([{"question": "q"}])), "field `ctxs` is missing"),
-        (with("demos", json!([7])), "`demos`: expected objects, found 7 at index 0"),
-        (pairs(json!([["a"]])), "`demos`: expected pairs of texts, found [\"a\"] at index 0"),
-    ];
-    refused(DataFormat::Helmet, &HeadRecipe::NextToken, &sound, &cases);
 }
 
 #[test]
@@ -180,6 +142,41 @@ fn a_format_is_told_from_all_first_rows_or_not_at_all() {
 }
 
 #[test]
+fn what_contradicts_a_format_is_told_of_one_that_the_rows_tell() {
+    let of = |row: Value| {
+        let mut fixture = Fixture::new(DataFormat::Text, lines(&[row]));
+        fixture.recipe.format = None;
+        fixture
+    };
+    let mut tokens = of(json!({"input_ids": [1, 2], "labels": [1, 2]}));
+    tokens.recipe.chat.train_on = Some(TrainOn::All);
+    assert!(tokens.error().starts_with("`data.train_on` says nothing where `data.format` is `tokens`"));
+    let mut text = of(json!({"text": "a"}));
+    text.recipe.chat.train_on = Some(TrainOn::Last);
+    assert!(text.error().ends_with("means what an assistant says, and `text` has no messages"));
+    text.recipe.chat = crate::recipe::ChatRecipe { boundary: Boundary::Joined, ..Default::default() };
+    assert!(text.error().starts_with("`data.boundary` says nothing where `data.format` is `text`"));
+    text.recipe.chat.boundary = Boundary::Separate;
+    text.recipe.family = Some(HelmetFamily::Icl);
+    assert_eq!(text.error(), "`data.family` says nothing where `data.format` is not `helmet`");
+    let mut pair = of(json!({"prompt": "a", "completion": "b"}));
+    pair.recipe.chat.train_on = Some(TrainOn::Assistant);
+    assert!(pair.error().ends_with("expected messages, of which `data.train_on = \"assistant\"` speaks, found a text"));
+}
+
+#[test]
+fn a_text_among_conversations_is_trained_whole() {
+    let mut fixture = Fixture::new(DataFormat::Messages, lines(&[json!({"text": "the cache"})]));
+    let sequence = fixture.open().unwrap().train.batch(&[0]).unwrap();
+    assert_eq!(
+        (&sequence.sequences[0].inputs, sequence.num_targets()),
+        (&tokenizer().encode("the cache").unwrap(), sequence.num_tokens())
+    );
+    fixture.recipe.chat.train_on = Some(TrainOn::Assistant);
+    assert!(fixture.error().contains("field `text`: expected messages"));
+}
+
+#[test]
 fn bad_rows_are_listed_or_left_out() {
     let rows: Vec<Value> = (0..30).map(|i| if i % 2 == 0 { json!({"text": "a b c"}) } else { json!({"text": i}) }).collect();
     let mut fixture = Fixture::new(DataFormat::Text, lines(&rows));
@@ -193,43 +190,69 @@ fn bad_rows_are_listed_or_left_out() {
     let splits = fixture.open().unwrap();
     assert_eq!((splits.train.len(), splits.report.files[0].bad, splits.report.files[0].rows), (15, 15, 30));
     fixture.write("train.jsonl", "{\n\n{");
-    assert!(fixture.error().starts_with("`train.jsonl:1` is not JSON"));
+    assert!(fixture.error().starts_with("2 of 2 rows of the data files cannot be read:\n  `train.jsonl:1` is not JSON"));
+}
+
+/// A row of a random data set: how many words its prompt has, and what is wrong with it.
+type RandomRow = (usize, usize);
+
+fn random_row(&(words, kind): &RandomRow) -> String {
+    let words = "word ".repeat(words);
+    match kind {
+        0 => "{\"prompt\": 1}\n".to_owned(),
+        1 => "no JSON\n".to_owned(),
+        2 => format!("{{\"prompt\": \"\", \"completion\": \"{words}a\"}}\n"),
+        3 => format!("{{\"prompt\": \"a\", \"completion\": \"{words}\"}}\n"),
+        _ => format!("{{\"prompt\": \"{words}\", \"completion\": \"yes\"}}\n"),
+    }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
     fn every_row_is_counted_once(
-        rows in prop::collection::vec((0..40_usize, any::<bool>()), 1..30), limit in 2..40_usize, too_long in 0..2_usize,
+        rows in prop::collection::vec((0..40_usize, 0..9_usize), 1..30), limit in 4..60_usize, settings in (0..4_usize, any::<bool>()),
+        (fraction, overlap, is_all) in (0.0..0.5_f64, 0..2_usize, any::<bool>()),
     ) {
-        let row = |&(words, is_bad): &(usize, bool)| if is_bad {
-            "{\"prompt\": 1}\n".to_owned()
-        } else {
-            format!("{{\"prompt\": \"{}\", \"completion\": \"yes\"}}\n", "word ".repeat(words))
-        };
-        let mut fixture = Fixture::new(DataFormat::PromptCompletion, rows.iter().map(row).collect::<Vec<_>>().concat());
-        fixture = fixture.limit(limit, [OnTooLong::Drop, OnTooLong::Truncate][too_long]);
-        fixture.recipe.on_bad_row = OnBadRow::Drop;
-        let (mut bad, mut fates) = (0, Vec::new());
+        let (too_long, is_dropped) = settings;
+        let mut fixture = Fixture::new(DataFormat::PromptCompletion, rows.iter().map(random_row).collect::<Vec<_>>().concat());
+        fixture = fixture.limit(limit, OnTooLong::ALL[too_long]);
+        fixture.recipe.on_bad_row = if is_dropped { OnBadRow::Drop } else { OnBadRow::Error };
+        fixture.recipe.validation = ValidationSource::Fraction(fraction);
+        fixture.recipe.split_overlap = if OnTooLong::ALL[too_long] == OnTooLong::Split { overlap } else { 0 };
+        fixture.recipe.train_on_prompt = is_all;
+        let (mut bad, mut too_long, mut fates) = (0, 0, Vec::new());
         let recipe = (&fixture.recipe, &fixture.head);
-        survey(recipe, Some(&tokenizer()), LIMITS, (&fixture.recipe.train, true), &mut |row| {
-            match row.sample {
+        let survey = survey(recipe, Some(&tokenizer()), LIMITS, (SurveyedPart::Train, false), &mut |row| {
+            match &row.sample {
                 Ok(sample) => fates.push(sample.fate),
+                Err(error) if error.fault() == Fault::Length => too_long += 1,
                 Err(_) => bad += 1,
             }
             Ok::<(), DataError>(())
         }).unwrap();
         let of = |wanted: fn(&SampleFate) -> bool| fates.iter().filter(|fate| wanted(fate)).count();
-        let used = of(|fate| matches!(fate, SampleFate::Whole | SampleFate::Cut(_)));
-        prop_assert_eq!(bad + fates.len(), rows.len());
-        prop_assert_eq!(bad, rows.iter().filter(|row| row.1).count());
-        if let Ok(splits) = fixture.open() {
-            let report = &splits.report.files[0];
-            prop_assert_eq!((report.rows, report.bad, splits.train.len()), (rows.len(), bad, used));
-            prop_assert_eq!(report.bad + report.dropped + splits.train.len(), report.rows);
-            prop_assert_eq!((report.cut, report.uncuttable), (of(|fate| matches!(fate, SampleFate::Cut(_))), of(|fate| *fate == SampleFate::NothingToCut)));
-        } else {
-            prop_assert_eq!(used, 0);
+        let counts = &survey.counts;
+        prop_assert_eq!(bad + too_long + fates.len(), rows.len());
+        prop_assert_eq!(bad, rows.iter().filter(|row| row.1 < 2).count());
+        prop_assert_eq!((counts.rows(), counts.bad(), counts.too_long()), (rows.len(), bad, too_long));
+        prop_assert_eq!(counts.used(), of(|fate| fate.is_used()));
+        prop_assert_eq!(counts.used() + counts.dropped + counts.uncuttable + bad + too_long, rows.len());
+        prop_assert_eq!(counts.lengths.iter().sum::<usize>(), fates.len());
+        match fixture.open() {
+            Ok(splits) => {
+                let report = &splits.report.files[0];
+                prop_assert!(too_long == 0 && (bad == 0 || is_dropped));
+                prop_assert_eq!((report.rows, report.bad, report.kept), (rows.len(), bad, counts.used()));
+                prop_assert_eq!(report.bad + report.dropped + report.kept, report.rows);
+                prop_assert_eq!((report.cut, report.uncuttable, report.cut_tokens), (counts.cut, counts.uncuttable, counts.cut_tokens));
+                prop_assert_eq!((report.split, report.windows), (counts.split, counts.windows));
+                let run = splits.train.len() + splits.validation.as_ref().map_or(0, |held_out| held_out.len());
+                prop_assert_eq!((splits.report.train + splits.report.validation, report.kept - report.split + report.windows), (run, run));
+                prop_assert_eq!(splits.rest.as_ref().map_or(0, |rest| rest.len()), report.dropped);
+                prop_assert_eq!(counts.duplicates, report.duplicates);
+            }
+            Err(error) => prop_assert_eq!(error.to_string(), survey.counts.verdict(&survey.source).unwrap_err().to_string()),
         }
     }
 }

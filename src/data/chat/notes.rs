@@ -1,0 +1,48 @@
+//! What is worth telling of all samples that were made tokens, though each could be. It is kept with the tokens, for every start.
+
+use serde::{Deserialize, Serialize};
+
+/// What was seen in samples.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::data) struct ChatNotes {
+    /// Whether a chat template made texts.
+    pub(in crate::data) has_conversations: bool,
+    /// Whether a token that ends a turn was a target.
+    pub(super) ends_are_trained: bool,
+    /// The token that begins a text, where a template has written it twice.
+    pub(super) doubled_bos: Option<String>,
+    /// The tokens at the first border of prompt and completion that is inside of a token: alone, and joined.
+    pub(super) border: Option<(String, String)>,
+}
+
+impl ChatNotes {
+    /// Adds what was seen in others.
+    pub(in crate::data) fn add(&mut self, others: Self) {
+        self.has_conversations |= others.has_conversations;
+        self.ends_are_trained |= others.ends_are_trained;
+        self.doubled_bos = self.doubled_bos.take().or(others.doubled_bos);
+        self.border = self.border.take().or(others.border);
+    }
+
+    /// In words. `trains_ends`: whether the tokens that end turns are to be trained.
+    pub(super) fn warnings(&self, trains_ends: bool) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if self.has_conversations && trains_ends && !self.ends_are_trained {
+            let why = "no answer's end-of-turn token is trained, so that the model does not learn to stop: the chat template writes none \
+                       behind what the assistant says, or leaves it out of its `{% generation %}` tags";
+            warnings.push(why.to_owned());
+        }
+        if let Some(bos) = &self.doubled_bos {
+            warnings.push(format!(
+                "texts begin with `{bos}` twice: the chat template writes it, and so do the messages, or the template itself does it twice"
+            ));
+        }
+        if let Some((alone, joined)) = &self.border {
+            warnings.push(format!(
+                "`data.boundary = \"joined\"`: a prompt ends inside of a token: alone in {alone}, joined with its completion in {joined}. \
+                 After the prompt alone a model meets other tokens than in training"
+            ));
+        }
+        warnings
+    }
+}

@@ -1,0 +1,72 @@
+//! What a recipe says of its rows and their format does not have. A format that is written is asked here when the recipe is read, and one
+//! that is told from the rows when they are.
+
+use super::chat::{Boundary, TrainOn};
+use super::data::{DataFormat, DataRecipe};
+
+/// A key that contradicts a format, or goes unheard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormatContradiction {
+    /// The key.
+    pub key: &'static str,
+    /// What is wrong.
+    pub message: String,
+    /// The way out.
+    pub hint: String,
+}
+
+impl DataRecipe {
+    /// The first key that rows of a format contradict.
+    pub fn contradiction(&self, format: DataFormat) -> Option<FormatContradiction> {
+        let refuse = |key, message: String, hint: &str| Some(FormatContradiction { key, message, hint: hint.to_owned() });
+        let (train_on, has_prompt) = (self.chat.train_on, !format.is_chat() && format != DataFormat::Text);
+        if format == DataFormat::Tokens {
+            let keys = [("data.train_on_prompt", self.train_on_prompt), ("data.train_on", train_on.is_some())];
+            if let Some((key, _)) = keys.into_iter().find(|(_, is_set)| *is_set) {
+                let message = format!("`{key}` says nothing where `data.format` is `tokens`: the sequences bring their labels");
+                return refuse(key, message, "leave it out, and label the tokens in the file");
+            }
+        }
+        if format.is_chat() && train_on == Some(TrainOn::Completion) {
+            let message = format!("`data.train_on = \"completion\"` means what follows a prompt, and `{format}` has none");
+            return refuse("data.train_on", message, "write `assistant`, `last` or `all`");
+        }
+        if let Some(train_on) = train_on.filter(|&train_on| !format.may_have_messages() && train_on.is_of_messages()) {
+            let message =
+                format!("`data.train_on = \"{train_on}\"` means what an assistant says, and `{format}` has no messages");
+            return refuse("data.train_on", message, "leave it out, or write `all`");
+        }
+        if self.chat.boundary == Boundary::Joined && (!has_prompt || format == DataFormat::Tokens) {
+            let message = format!("`data.boundary` says nothing where `data.format` is `{format}`: there is no prompt as text");
+            return refuse("data.boundary", message, "leave it out");
+        }
+        let owned = [
+            ("data.prompt", self.prompt.is_some(), DataFormat::LongBenchV2),
+            ("data.max_prompt_tokens", self.max_prompt_tokens.is_some(), DataFormat::LongBenchV2),
+            ("data.family", self.family.is_some(), DataFormat::Helmet),
+            ("data.roles", !self.chat.roles.is_empty(), DataFormat::ShareGpt),
+        ];
+        let (key, _, owner) = owned.into_iter().find(|(_, is_set, owner)| *is_set && *owner != format)?;
+        let message = format!("`{key}` says nothing where `data.format` is not `{owner}`");
+        refuse(key, message, &format!("leave it out, or write `format = \"{owner}\"`"))
+    }
+}
+
+impl DataFormat {
+    /// Whether its samples are conversations.
+    pub fn is_chat(self) -> bool {
+        matches!(self, Self::Messages | Self::ShareGpt | Self::Alpaca)
+    }
+
+    /// Whether a chat template may make texts of its samples.
+    pub fn may_have_messages(self) -> bool {
+        self.is_chat() || matches!(self, Self::PromptCompletion | Self::LongBenchV2 | Self::Helmet)
+    }
+}
+
+impl TrainOn {
+    /// Whether it names messages of an assistant.
+    pub fn is_of_messages(self) -> bool {
+        matches!(self, Self::Assistant | Self::Last)
+    }
+}
