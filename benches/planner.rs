@@ -77,7 +77,7 @@ fn growth(threads: usize, steps: usize) {
     let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/bench/step.toml");
     let mut before: Option<(f64, [f64; 2])> = None;
     for tokens in [8192, 16384, 32768, 65536, 131_072] {
-        let lines = bench(Path::new(KVTUNE), &recipe, [tokens, threads, steps]);
+        let lines = bench(Path::new(KVTUNE), &recipe, [tokens, threads, steps], &["--set", "grad.keep_graph=none"]);
         let (memory, forecast, summary) = (line(&lines, "memory"), line(&lines, "forecast"), line(&lines, "summary"));
         let parts = parts(memory);
         let sum =

@@ -177,10 +177,20 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
     }
     table.row(&["longest sample", &format!("{} tokens in {} chunks", plan.len(), plan.spans.len())]);
     table.row(&["cells", &format!("{num_bands} layer bands × {} columns", plan.columns.len())]);
+    table.row(&["graphs kept", &kept(recipe, num_bands * plan.columns.len())]);
     table.row(&["layer checkpoints", &waiting(recipe.grad.layer_checkpoints)]);
     table.row(&["undo log", &waiting(recipe.grad.undo_log)]);
     table.row(&["steps", &schedule.to_string()]);
     table
+}
+
+/// Of how many cells the forward phase keeps the graph.
+fn kept(recipe: &Recipe, cells: usize) -> String {
+    match recipe.grad.keep_graph.cells() {
+        0 => "none: every cell is computed again".to_owned(),
+        kept if kept >= cells => "all: nothing is computed again".to_owned(),
+        kept => format!("{kept} of {cells} cells, as far as they are whole layer bands or the top one's last columns"),
+    }
 }
 
 /// How much of a forward phase a GPU would capture.

@@ -20,6 +20,8 @@ pub(super) struct Column<'a> {
     /// First layer, and the one behind the last, of those that the column runs through.
     pub(super) first: usize,
     pub(super) end: usize,
+    /// Whether the pass goes on from here through all other layers: caches take turns in all of them.
+    pub(super) goes_on: bool,
 }
 
 impl Column<'_> {
@@ -43,12 +45,18 @@ impl Column<'_> {
 
     /// Whether there are layers that wait while one works and one is on its way.
     pub(super) fn takes_turns(&self) -> bool {
-        self.end - self.first > 2
+        self.turns().len() > 2
+    }
+
+    /// The layers that take turns.
+    fn turns(&self) -> Range<usize> {
+        if self.goes_on { 0..self.states.len() } else { self.first..self.end }
     }
 
     /// The layer that is next on the way up; the lowest after the uppermost.
     fn above(&self, layer: LayerIdx) -> usize {
-        if layer.0 + 1 < self.end { layer.0 + 1 } else { self.first }
+        let Range { start, end } = self.turns();
+        if layer.0 + 1 < end { layer.0 + 1 } else { start }
     }
 
     /// Calls `attend` for each chunk with its part of q, k, v and joins the outputs. Pads that the column has beyond its chunks attend to
@@ -88,8 +96,10 @@ pub(super) enum Mode<'a> {
         /// The layers whose undo log is kept.
         keeps_undo: Range<usize>,
     },
-    /// A cell is computed again with autograd: one custom node per layer and chunk, over the shared buffers.
+    /// A cell is computed with autograd: one custom node per layer and chunk, over the shared buffers.
     Differentiate {
+        /// What chooses, in the forward phase; recorded choices are followed without it.
+        policies: Option<&'a [Box<dyn Policy>]>,
         /// The leaf at which every layer's chain begins.
         chain: &'a Tensor,
         /// The ends of the chains, which are roots of the backward.
@@ -102,13 +112,6 @@ pub(super) struct ColumnAttention<'a> {
     pub(super) column: Column<'a>,
     pub(super) mode: Mode<'a>,
     pub(super) routers: RouterTask<'a>,
-}
-
-impl ColumnAttention<'_> {
-    /// The ends of the chains of a cell; none in other modes.
-    pub(super) fn chain_ends(&self) -> &[Tensor] {
-        if let Mode::Differentiate { chain_ends, .. } = &self.mode { chain_ends } else { &[] }
-    }
 }
 
 impl Attend for ColumnAttention<'_> {
@@ -134,15 +137,23 @@ impl Attend for ColumnAttention<'_> {
                     column.by_chunk(&qkv, |span, qkv| lock(state).replay(span, qkv, keeps_undo).map_err(refused))
                 })
             }
-            Mode::Differentiate { chain, chain_ends } => differentiate(column, layer, &qkv, (chain, chain_ends)),
+            Mode::Differentiate { policies, chain, chain_ends } => {
+                let policy = policies.map(|policies| &*policies[layer.0]);
+                differentiate(column, (layer, policy), &qkv, (chain, chain_ends))
+            }
         }
     }
 
     fn route(&mut self, layer: LayerIdx, routed: Routed<'_>, choose: &dyn Fn() -> Tensor) -> Result<Tensor, AttendError> {
         let num_experts = routed.probability_bnx.size()[2] as usize;
         let (spans, log) = (self.column.spans, &mut lock(&self.column.states[layer.0]).log);
-        let chosen_bnk = if let Mode::Choose { part, .. } = self.mode {
-            let chosen_bnk = choose();
+        let part = match self.mode {
+            Mode::Choose { part, .. } => Some(part),
+            Mode::Differentiate { policies: Some(_), .. } => Some(None),
+            _ => None,
+        };
+        let chosen_bnk = if let Some(part) = part {
+            let chosen_bnk = no_grad(choose);
             for span in spans {
                 let own_bnk = chosen_bnk.narrow(1, (span.start - spans[0].start) as i64, span.len as i64);
                 log.record_routing(Routing::new(&own_bnk, num_experts), part.is_some_and(|(_, from)| from > 0));
@@ -160,7 +171,7 @@ impl Attend for ColumnAttention<'_> {
 /// One layer of a cell.
 fn differentiate(
     column: Column<'_>,
-    layer: LayerIdx,
+    (layer, policy): (LayerIdx, Option<&dyn Policy>),
     qkv: &Qkv<'_>,
     (leaf, chain_ends): (&Tensor, &mut Vec<Tensor>),
 ) -> Result<Tensor, AttendError> {
@@ -169,12 +180,12 @@ fn differentiate(
     if crate::sabotage::is_active(crate::sabotage::Sabotage::ChainRemoved) {
         chain = chain.detach();
     }
-    // The backward comes from above, where the uppermost layer comes first again.
-    let next = if layer.0 + 1 < column.end { layer.0 + 1 } else { layer.0 };
+    // Where the backward follows at once it comes from above, where the uppermost layer comes first again.
+    let next = if column.goes_on || layer.0 + 1 < column.end { column.above(layer) } else { layer.0 };
     let out = column.with_cache(layer, next, || {
         column.by_chunk(qkv, |span, qkv| {
             let moves = OffloadMoves::of(column, layer, span);
-            let (out, next) = cached_attention((&column.states[layer.0], moves), span, qkv, &chain)?;
+            let (out, next) = cached_attention((&column.states[layer.0], moves), (span, policy), qkv, &chain)?;
             chain = next;
             Ok(out)
         })
@@ -209,7 +220,7 @@ impl OffloadMoves {
 /// tensor that requires grad. Without that chain, LoRA on the MLP alone would leave layer 0's cache wound up.
 fn cached_attention(
     (state, moves): (&SharedLayer, OffloadMoves),
-    span: &ChunkSpan,
+    (span, policy): (&ChunkSpan, Option<&dyn Policy>),
     Qkv { q_bhnd: q, k_bgnd: k, v_bgnd: v, rule, drain_h }: Qkv<'_>,
     chain: &Tensor,
 ) -> Result<(Tensor, Tensor), AttendError> {
@@ -218,7 +229,12 @@ fn cached_attention(
     let detached: Vec<Tensor> = inputs.iter().map(|input| input.detach()).collect();
     let (out, saved, next) = no_grad(|| {
         let tokens = Qkv { q_bhnd: &detached[0], k_bgnd: &detached[1], v_bgnd: &detached[2], rule, drain_h: detached.get(4) };
-        let (out, saved) = lock(state).recompute(span, tokens).map_err(refused)?;
+        let mut layer = lock(state);
+        let made = match policy {
+            Some(policy) => layer.decide_for_backward(policy, span, tokens),
+            None => layer.recompute(span, tokens),
+        };
+        let (out, saved) = made.map_err(refused)?;
         // Autograd hangs its history on a tensor of its own; its numbers are those that the backward keeps.
         Ok::<_, AttendError>((out.detach(), saved, link(chain)))
     })?;

@@ -4,14 +4,15 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use tch::{Tensor, no_grad, with_grad};
+use tch::{Tensor, no_grad};
 
 use super::ahead::Prepared;
-use super::attend::{Column, ColumnAttention, Mode, chain_leaf};
+use super::attend::{Column, ColumnAttention, Mode};
+use super::cell_graph::{CellGraph, Choices};
 use super::forward::captured;
 use super::gradient_sums::GradientSums;
 use super::head_run::HeadRun;
-use super::layer_state::{link, lock};
+use super::layer_state::lock;
 use super::measured::{self, Transient};
 use super::router_balance::RouterTask;
 use super::schedule::{BackwardStage, Schedule};
@@ -21,7 +22,6 @@ use super::trace::ForwardTrace;
 use super::weights_turn::{Way, WeightsTurn};
 use super::{EngineError, Event, MicroBatchContext, MicroBatchGradients, Observer};
 use crate::model::{CapturedLayers, Model};
-use crate::native::run_backward;
 use crate::ops::attention::zero_sum_of;
 use crate::store::{HostTensor, Prefetch, copies_are_async};
 
@@ -34,45 +34,53 @@ pub(super) fn run(
     observer: &mut dyn Observer,
 ) -> Result<MicroBatchGradients, EngineError> {
     trace.session.give_choices(&mut trace.log.layers);
-    let schedule = Schedule::new(&setup.settings, &trace.session.plan);
+    let schedule = Schedule::new(&setup.settings, &trace.session.plan).for_model(model);
     let (num_bands, num_columns) = schedule.size();
     let (turn, mut sums) = (WeightsTurn::new(&setup.settings, Way::Down), GradientSums::default());
     // The gradient that travels from band to band, by column; never quantised.
     let (mut travelling, mut head) = (std::mem::take(&mut trace.top), std::mem::take(&mut trace.head));
     // The very tensors that the head adds to.
     let head_gradients: Vec<Tensor> = head.gradients.iter().map(Tensor::shallow_clone).collect();
-    let observer = RefCell::new(observer);
-    let emit =
-        |event, trace: &ForwardTrace, (travelling, sums): (&[Option<HostTensor>], &GradientSums), next: Option<&Prepared>| {
-            let ahead = next.map(Prepared::bytes).unwrap_or_default();
-            let held = Transient { travelling, ahead, head: &head_gradients, sums };
-            measured::emit(&mut **observer.borrow_mut(), event, (model, trace), &held)
-        };
+    let (observer, mut kept) = (RefCell::new(observer), std::mem::take(&mut trace.kept));
+    let emit = |event,
+                trace: &ForwardTrace,
+                (travelling, sums, kept): (&[Option<HostTensor>], &GradientSums, usize),
+                next: Option<&Prepared>| {
+        let ahead = next.map(Prepared::bytes).unwrap_or_default();
+        let held = Transient { travelling, ahead, head: &head_gradients, sums, kept };
+        measured::emit(&mut **observer.borrow_mut(), event, (model, trace), &held)
+    };
     let mut next: Option<Prepared> = None;
     for stage in schedule.backward() {
         match stage {
             BackwardStage::Replay { band: b } => {
-                emit(Event::Replay { band: (b, num_bands) }, &trace, (&travelling, &sums), None)?;
+                emit(Event::Replay { band: (b, num_bands) }, &trace, (&travelling, &sums, 0), None)?;
                 let captured = captured(setup, model, &trace.session.plan)?;
                 let band = LayerBand { model, trace: &trace, layers: schedule.layers(b), context, turn: &turn };
                 no_grad(|| band.replay(captured, &|| observer.borrow().wants_to_stop()))?;
             }
             BackwardStage::Cell { band: b, column: c } => {
-                let (at, column) = ((b, num_bands), (c, num_columns));
+                let (at, column, graph) = ((b, num_bands), (c, num_columns), kept.remove(&(b, c)));
+                let held = kept.len() + usize::from(graph.is_some());
                 let band = LayerBand { model, trace: &trace, layers: schedule.layers(b), context, turn: &turn };
-                emit(Event::Cell { band: at, column }, &trace, (&travelling, &sums), next.as_ref())?;
-                let prepared = match next.take() {
+                let begins = Event::Cell { band: at, column, is_kept: graph.is_some() };
+                emit(begins, &trace, (&travelling, &sums, held), next.as_ref())?;
+                let mut prepared = match next.take() {
                     Some(prepared) => prepared,
-                    None => band.prepare(c, &mut travelling)?,
+                    None => band.prepare((c, graph.is_some()), &mut travelling)?,
                 };
                 if c > 0 && copies_are_async(model.device()) {
-                    next = Some(band.prepare(c - 1, &mut travelling)?);
+                    next = Some(band.prepare((c - 1, kept.contains_key(&(b, c - 1))), &mut travelling)?);
                 }
+                let graph = match graph {
+                    Some(graph) => graph,
+                    None => band.recompute(c, &mut prepared)?,
+                };
                 let above = if schedule.has_head_in_cells() { Above::Head(setup, &mut head) } else { Above::Band };
-                travelling[c] = band.cell(c, (prepared, above), &mut |phase| match phase {
-                    CellPhase::Head => emit(Event::Head { column }, &trace, (&travelling, &sums), next.as_ref()),
+                travelling[c] = band.cell((c, graph), (prepared, above), &mut |phase| match phase {
+                    CellPhase::Head => emit(Event::Head { column }, &trace, (&travelling, &sums, held), next.as_ref()),
                     CellPhase::Backward => {
-                        emit(Event::CellBackward { band: at, column }, &trace, (&travelling, &sums), next.as_ref())
+                        emit(Event::CellBackward { band: at, column }, &trace, (&travelling, &sums, held), next.as_ref())
                     }
                 })?;
                 sums.take(model, schedule.layers(b))?;
@@ -124,7 +132,7 @@ enum Above<'a> {
     Head(&'a Setup, &'a mut HeadRun),
 }
 
-/// What follows within a cell that has been computed again.
+/// What follows within a cell whose graph is there.
 enum CellPhase {
     Head,
     Backward,
@@ -150,11 +158,11 @@ impl LayerBand<'_> {
         waited.unwrap_or_else(|| no_grad(|| self.model.embed(&self.trace.ids(c))))
     }
 
-    /// Prefetches what the cell at column `c` needs from the host. Where nothing is gained by it undo entries, of which a cell may have
-    /// many, and the input are fetched when they are used.
-    fn prepare(&self, c: usize, travelling: &mut [Option<HostTensor>]) -> Result<Prepared, EngineError> {
+    /// Prefetches what the cell at column `c` needs from the host: where its graph was kept, the gradient of its output alone. Where nothing
+    /// is gained by it undo entries, of which a cell may have many, and the input are fetched when they are used.
+    fn prepare(&self, (c, is_kept): (usize, bool), travelling: &mut [Option<HostTensor>]) -> Result<Prepared, EngineError> {
         let (device, gradient) = (self.model.device(), travelling[c].take());
-        if !copies_are_async(device) {
+        if is_kept || !copies_are_async(device) {
             return Ok(Prepared::new(None, gradient.as_ref(), device));
         }
         for state in &self.trace.session.layers[self.layers.clone()] {
@@ -204,14 +212,8 @@ impl LayerBand<'_> {
         Ok(())
     }
 
-    /// One cell: unwinds to its left border, recomputes it with autograd and runs backward from the gradient of its output, telling
-    /// where it is. Returns the gradient of its input.
-    fn cell(
-        &self,
-        c: usize,
-        (mut prepared, above): (Prepared, Above<'_>),
-        emit: &mut dyn FnMut(CellPhase) -> Result<(), EngineError>,
-    ) -> Result<Option<HostTensor>, EngineError> {
+    /// Unwinds to a cell's left border and computes it again with autograd.
+    fn recompute(&self, c: usize, prepared: &mut Prepared) -> Result<CellGraph, EngineError> {
         let spans = self.column(c).spans;
         #[cfg(test)]
         crate::sabotage::run_out_of_memory(spans.len() * self.layers.len());
@@ -227,44 +229,45 @@ impl LayerBand<'_> {
                 }
             }
         }
-        let has_input_gradient = self.layers.start > 0 || !self.model.embedding_parameters().is_empty();
         let waited = match prepared.take_input() {
             Some(input) => Some(input),
             None => self.prefetch_input(c)?.map(|ahead| ahead.wait().swap_remove(0)),
         };
-        let input = self.input(c, waited).detach().set_requires_grad(has_input_gradient);
-        let chain = chain_leaf(input.kind(), input.device());
-        let mode = Mode::Differentiate { chain: &chain, chain_ends: Vec::new() };
-        let router_gradient = self.trace.routers.gradient(self.context.router_weight);
-        let differentiate = |gradient_x| RouterTask::Differentiate { gradient_x, roots: Vec::new() };
-        let routers = router_gradient.map_or(RouterTask::Leave, differentiate);
-        let mut attend = ColumnAttention { column: self.column(c), mode, routers };
-        let mut captured = CapturedLayers::default();
-        let output = with_grad(|| self.pass(&mut captured).run(input.shallow_clone(), &mut attend, &mut |_, _| Ok(())))?;
+        let (input, mut captured) = (self.input(c, waited), CapturedLayers::default());
+        let routers = (self.context.router_weight > 0.0).then_some(None);
+        CellGraph::record(
+            &mut self.pass(&mut captured),
+            (&input, self.has_input_gradient()),
+            self.column(c),
+            Choices::Recorded,
+            routers,
+        )
+    }
+
+    /// One cell: runs backward from the gradient of its output, which unwinds to its left border, telling where it is. Returns the
+    /// gradient of its input.
+    fn cell(
+        &self,
+        (c, graph): (usize, CellGraph),
+        (mut prepared, above): (Prepared, Above<'_>),
+        emit: &mut dyn FnMut(CellPhase) -> Result<(), EngineError>,
+    ) -> Result<Option<HostTensor>, EngineError> {
         let gradient = match above {
             Above::Band => prepared.take_gradient(),
             Above::Head(setup, head) => {
                 emit(CellPhase::Head)?;
-                head.column(setup, self.model, (self.trace.start(c), &output.detach()), Some(self.context.weight))?
+                head.column(setup, self.model, (self.trace.start(c), &graph.output.detach()), Some(self.context.weight))?
             }
         };
-        let gradient = gradient.unwrap_or_else(|| output.zeros_like());
-        let end = link(&chain);
-        let (mut roots, mut seeds): (Vec<&Tensor>, Vec<&Tensor>) = attend.chain_ends().iter().map(|t| (t, &end)).unzip();
-        // Without any trained parameter below, and no gradient wanted, the output has no history.
-        if output.requires_grad() {
-            roots.push(&output);
-            seeds.push(&gradient);
-        }
-        for (probability, gradient) in attend.routers.roots() {
-            roots.push(probability);
-            seeds.push(gradient);
-        }
         emit(CellPhase::Backward)?;
-        run_backward(&roots, &seeds)?;
-        self.check_left_border(spans[0].index)?;
-        let below = input.grad();
-        Ok((has_input_gradient && below.defined()).then(|| HostTensor::send(&below)))
+        let below = graph.differentiate(gradient, self.trace.routers.gradient(self.context.router_weight).as_ref())?;
+        self.check_left_border(self.column(c).spans[0].index)?;
+        Ok(below.as_ref().map(HostTensor::send))
+    }
+
+    /// Whether anything below the band is trained.
+    fn has_input_gradient(&self) -> bool {
+        self.layers.start > 0 || !self.model.embedding_parameters().is_empty()
     }
 
     /// After a cell, each cache and its gradient must stand at the cell's left border.

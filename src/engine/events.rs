@@ -21,14 +21,16 @@ pub enum Event {
         /// Index from the top, and number of bands.
         band: (usize, usize),
     },
-    /// A cell of the backward phase begins: its caches are unwound, and it is computed again with autograd.
+    /// A cell of the backward phase begins: its caches are unwound, and it is computed again with autograd, unless its graph was kept.
     Cell {
         /// Index from the top, and number of bands.
         band: (usize, usize),
         /// Index from the left, and number of columns.
         column: (usize, usize),
+        /// Whether its graph was kept.
+        is_kept: bool,
     },
-    /// A cell has been computed again, and its backward begins.
+    /// The graph of a cell is there, and its backward begins.
     CellBackward {
         /// Index from the top, and number of bands.
         band: (usize, usize),

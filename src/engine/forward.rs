@@ -1,9 +1,12 @@
-//! The forward phase: column by column through all layers, without autograd; choices, undo entries and layer checkpoints are
-//! written down. The [`Schedule`] says whether the head belongs here, or waits for the cells of the backward phase.
+//! The forward phase: column by column through all layers, without autograd but where a cell's graph is kept; choices, undo entries and
+//! layer checkpoints are written down. The [`Schedule`] says whether the head belongs here, or waits for the cells of the backward phase.
+
+use std::collections::HashMap;
 
 use tch::{Tensor, no_grad};
 
-use super::attend::{ColumnAttention, Mode};
+use super::attend::{Column, ColumnAttention, Mode};
+use super::cell_graph::{CellGraph, Choices};
 use super::gradient_sums::GradientSums;
 use super::head_run::HeadRun;
 use super::layer_checkpoints::LayerCheckpoints;
@@ -54,7 +57,10 @@ pub(super) fn run(
     let context = purpose.context();
     let plan = setup.settings.plan(batch, context.and_then(|c| c.chunk_sizes))?;
     measure_attention(setup, model, &plan, observer);
-    let schedule = context.map_or_else(|| Schedule::of_losses(&plan), |_| Schedule::new(&setup.settings, &plan));
+    let schedule = match context {
+        Some(_) => Schedule::new(&setup.settings, &plan).for_model(model),
+        None => Schedule::of_losses(&plan),
+    };
     let mut captured = captured(setup, model, &plan)?;
     let mut trace = begin(setup, model, batch, plan)?;
     let mut hidden = Tensor::new();
@@ -63,7 +69,7 @@ pub(super) fn run(
             ForwardStage::Column(c) => {
                 let column = trace.column(c);
                 emit(observer, Event::ForwardColumn { column }, model, &trace)?;
-                hidden = no_grad(|| run_column(setup, (model, &mut captured), &mut trace, (c, context), &schedule))?;
+                hidden = run_column(setup, (model, &mut captured), &mut trace, (c, context), &schedule)?;
                 if let Purpose::Inspection(sink) = &mut purpose {
                     sink(trace.start(c), &hidden);
                 }
@@ -97,6 +103,7 @@ fn begin(setup: &Setup, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result
         tokens: BatchIds::new(batch, session.plan.len(), model),
         checkpoints: LayerCheckpoints::new(setup.stores.layer_checkpoints.clone()),
         head: HeadRun::new(setup, model, batch)?,
+        kept: HashMap::new(),
         routers: RouterSums::default(),
         top: session.plan.columns.iter().map(|_| None).collect(),
         session,
@@ -105,11 +112,11 @@ fn begin(setup: &Setup, model: &Model, batch: &Batch, plan: ChunkPlan) -> Result
 
 fn emit(observer: &mut dyn Observer, event: Event, model: &Model, trace: &ForwardTrace) -> Result<(), EngineError> {
     let sums = &GradientSums::default();
-    let held = Transient { travelling: &trace.top, ahead: Bytes(0), head: &trace.head.gradients, sums };
+    let held = Transient { travelling: &trace.top, ahead: Bytes(0), head: &trace.head.gradients, sums, kept: trace.kept.len() };
     measured::emit(observer, event, (model, trace), &held)
 }
 
-/// One column through all layers; the inputs of layer bands are kept.
+/// One column through all layers; the inputs of layer bands are kept, or the bands' graphs.
 fn run_column(
     setup: &Setup,
     (model, captured): (&Model, &mut CapturedLayers),
@@ -117,25 +124,47 @@ fn run_column(
     (c, context): (usize, Option<MicroBatchContext>),
     schedule: &Schedule,
 ) -> Result<Tensor, EngineError> {
-    let ForwardTrace { session, tokens, checkpoints, routers, .. } = trace;
-    let keeps_undo = schedule.layers_with_undo();
+    let ForwardTrace { session, tokens, checkpoints, routers, kept, .. } = trace;
+    let (keeps_undo, num_layers) = (schedule.layers_with_undo(c), session.layers.len());
     let mode = match setup.log {
         Some(_) => Mode::Follow { keeps_undo },
         None => Mode::Choose { policies: &setup.settings.policies, keeps_undo, part: None },
     };
-    let hidden = model.embed(&tokens.ids(&session.plan, c));
-    let column = session.column(&session.plan.spans[session.plan.columns[c].clone()], 0..session.layers.len());
+    let mut hidden = no_grad(|| model.embed(&tokens.ids(&session.plan, c)));
+    let spans = &session.plan.spans[session.plan.columns[c].clone()];
     let is_last = c + 1 == session.plan.columns.len();
     let turn = WeightsTurn::new(&setup.settings, if is_last && context.is_some() { Way::UpAndBack } else { Way::Up });
     let mut pass = Pass { model, captured, frequencies: tokens.frequencies(), place: tokens.place(context), turn };
     let has_router_loss = context.is_some_and(|context| context.router_weight > 0.0);
-    let routers = if has_router_loss { RouterTask::Sum(routers) } else { RouterTask::Leave };
-    pass.run(hidden, &mut ColumnAttention { column, mode, routers }, &mut |layer, input| {
-        if schedule.is_border(layer) {
-            checkpoints.put(layer, c, input)?;
-        }
-        Ok(())
-    })
+    let below = schedule.first_kept_layer(c).min(num_layers);
+    let goes_on = below < num_layers;
+    if below > 0 {
+        let routers = if has_router_loss { RouterTask::Sum(routers) } else { RouterTask::Leave };
+        let column = Column { goes_on, ..session.column(spans, 0..below) };
+        hidden = no_grad(|| {
+            pass.run(hidden, &mut ColumnAttention { column, mode, routers }, &mut |layer, input| {
+                if schedule.is_border(layer, c) {
+                    checkpoints.put(layer, c, input)?;
+                }
+                Ok(())
+            })
+        })?;
+    }
+    // With autograd nothing is captured.
+    let mut eager = CapturedLayers::default();
+    let mut pass = Pass { captured: &mut eager, ..pass };
+    for band in schedule.kept_bands(c).rev() {
+        let layers = schedule.layers(band);
+        #[cfg(test)]
+        crate::sabotage::run_out_of_memory((1 + kept.len()) * spans.len() * layers.len());
+        let choices = if setup.log.is_some() { Choices::Recorded } else { Choices::Made(&setup.settings.policies) };
+        let input = (&hidden, layers.start > 0 || !model.embedding_parameters().is_empty());
+        let column = Column { goes_on, ..session.column(spans, layers) };
+        let graph = CellGraph::record(&mut pass, input, column, choices, has_router_loss.then_some(Some(&mut *routers)))?;
+        hidden = graph.output.detach();
+        kept.insert((band, c), graph);
+    }
+    Ok(hidden)
 }
 
 /// The layers for a pass over all columns of a plan.

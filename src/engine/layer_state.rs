@@ -124,17 +124,37 @@ impl LayerState {
         tokens: Qkv<'_>,
         keep_undo: bool,
     ) -> Result<Tensor, CacheError> {
+        Ok(self.decide_and_keep(policy, span, tokens, Keep::of(keep_undo))?.0)
+    }
+
+    /// The same, with what the chunk's backward needs.
+    pub(super) fn decide_for_backward(
+        &mut self,
+        policy: &dyn Policy,
+        span: &ChunkSpan,
+        tokens: Qkv<'_>,
+    ) -> Result<(Tensor, ChunkSaved), CacheError> {
+        self.decide_and_keep(policy, span, tokens, Keep::Resident)
+    }
+
+    fn decide_and_keep(
+        &mut self,
+        policy: &dyn Policy,
+        span: &ChunkSpan,
+        tokens: Qkv<'_>,
+        keep: Keep,
+    ) -> Result<(Tensor, ChunkSaved), CacheError> {
         self.choose(policy, span);
         // Pads must not pay: in a ragged chunk the sums wait until a policy asks.
         let asked = policy.traits().required_queries(span.chunk.0 == 0).filter(|_| !span.is_ragged());
-        let (saved, past, mass) = self.write_and_attend(span, tokens, Keep::of(keep_undo), asked)?;
+        let (saved, past, mass) = self.write_and_attend(span, tokens, keep, asked)?;
         self.log.settle();
         let mass = asked.zip(mass);
         self.cache.note(policy, span, (&saved.own.k, &saved.own.v), &AttendedChunk { saved: &saved, past: &past, mass });
         if self.forgets {
             self.log.forget();
         }
-        Ok(saved.placement.unplace(&saved.attended.out_bhnd))
+        Ok((saved.placement.unplace(&saved.attended.out_bhnd), saved))
     }
 
     /// Chooses a chunk's victims, and writes them down.

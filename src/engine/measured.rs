@@ -20,6 +20,8 @@ pub(super) struct Transient<'a> {
     pub(super) head: &'a [Tensor],
     /// Those of the layers' weights that are summed apart.
     pub(super) sums: &'a GradientSums,
+    /// Cells whose graphs are kept.
+    pub(super) kept: usize,
 }
 
 /// Tells the observer where the step is, and lets it ask what is held there; `Err` where it wants no more of it.
@@ -53,6 +55,7 @@ fn memory_of(model: &Model, trace: &ForwardTrace, transient: &Transient<'_>) -> 
         parameter_gradients: bytes_of(transient.head.iter().chain(&gradients_of(model)).chain(transient.sums.here.values())),
         waiting_gradients: transient.sums.away.values().map(HostTensor::bytes).sum(),
         tokens: bytes_of([trace.tokens.all()]),
+        kept_cells: transient.kept,
         ..MemoryByPart::default()
     };
     trace.session.layers.iter().for_each(|state| lock(state).measure(&mut memory));

@@ -34,6 +34,8 @@ pub struct MemoryByPart {
     pub waiting_gradients: Bytes,
     /// The ids of the batch.
     pub tokens: Bytes,
+    /// Cells whose graphs are kept: what these take belongs to autograd.
+    pub kept_cells: usize,
 }
 
 /// Where a part lies.

@@ -3,6 +3,7 @@
 mod ahead;
 mod attend;
 mod backward;
+mod cell_graph;
 mod chunk_sizes;
 mod chunks;
 mod decode;

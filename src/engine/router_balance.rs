@@ -58,11 +58,11 @@ pub(super) enum RouterTask<'a> {
     Leave,
     /// They are added up for the loss.
     Sum(&'a mut RouterSums),
-    /// They are roots of the backward.
-    Differentiate {
-        /// Of a real token's probabilities `(X)`.
-        gradient_x: Tensor,
-        /// Probabilities, and their gradients.
+    /// They are kept as roots of the backward.
+    Record {
+        /// To which they are added, in the forward phase.
+        sums: Option<&'a mut RouterSums>,
+        /// Probabilities, and which of the tokens are real.
         roots: Vec<(Tensor, Tensor)>,
     },
 }
@@ -75,17 +75,21 @@ impl RouterTask<'_> {
     pub(super) fn take(&mut self, spans: &[ChunkSpan], probability_bnx: &Tensor, chosen_bnk: &Tensor) {
         match self {
             Self::Sum(sums) => sums.add(spans, probability_bnx, chosen_bnk),
-            Self::Differentiate { gradient_x, roots } if probability_bnx.requires_grad() => {
-                let gradient = no_grad(|| real_tokens(spans, probability_bnx) * &*gradient_x).to_kind(probability_bnx.kind());
-                roots.push((probability_bnx.shallow_clone(), gradient));
+            Self::Record { sums, roots } => {
+                if let Some(sums) = sums {
+                    sums.add(spans, probability_bnx, chosen_bnk);
+                }
+                if probability_bnx.requires_grad() {
+                    roots.push((probability_bnx.shallow_clone(), no_grad(|| real_tokens(spans, probability_bnx))));
+                }
             }
-            Self::Differentiate { .. } | Self::Leave => {}
+            Self::Leave => {}
         }
     }
 
-    /// Probabilities and their gradients, for the backward.
-    pub(super) fn roots(&self) -> &[(Tensor, Tensor)] {
-        if let Self::Differentiate { roots, .. } = self { roots } else { &[] }
+    /// What was kept for the backward.
+    pub(super) fn into_roots(self) -> Vec<(Tensor, Tensor)> {
+        if let Self::Record { roots, .. } = self { roots } else { Vec::new() }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::{ChunkPlan, Settings};
+use crate::model::Model;
 
 /// What the forward phase does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,8 @@ pub struct Schedule {
     bands: Vec<Range<usize>>,
     num_columns: usize,
     has_head_in_cells: bool,
+    /// Cells whose graphs the forward phase keeps, in the order of the backward phase.
+    kept: usize,
 }
 
 impl Schedule {
@@ -52,12 +55,19 @@ impl Schedule {
             bands: settings.layer_bands().into_iter().rev().collect(),
             num_columns: plan.columns.len(),
             has_head_in_cells: settings.makes_last_hidden_states_again(),
+            kept: settings.kept_cells,
         }
+    }
+
+    /// The same without graphs that are kept where layers' weights wait on the host: the graph of one would keep its weights, whose room is
+    /// the next layer's.
+    pub(super) fn for_model(self, model: &Model) -> Self {
+        Self { kept: if model.has_waiting_layers() { 0 } else { self.kept }, ..self }
     }
 
     /// The schedule of losses alone: a forward phase that keeps nothing.
     pub fn of_losses(plan: &ChunkPlan) -> Self {
-        Self { bands: Vec::new(), num_columns: plan.columns.len(), has_head_in_cells: false }
+        Self { bands: Vec::new(), num_columns: plan.columns.len(), has_head_in_cells: false, kept: 0 }
     }
 
     /// The layers of a band.
@@ -70,15 +80,51 @@ impl Schedule {
         (self.bands.len(), self.num_columns)
     }
 
-    /// The layers whose undo log the forward phase keeps: those of the top band. The others make theirs when they replay.
-    pub fn layers_with_undo(&self) -> Range<usize> {
-        self.bands.first().cloned().unwrap_or(0..0)
+    /// Whether the forward phase keeps the graph of a cell: of the last columns of the top band, or of whole bands. A band that is kept
+    /// in part would have to be replayed as far as the rest.
+    pub fn is_kept(&self, band: usize, column: usize) -> bool {
+        let whole = self.kept / self.num_columns.max(1);
+        band < whole || (band == 0 && column + self.kept >= self.num_columns)
     }
 
-    /// Whether the input of a layer is kept for the backward phase. That of the lowest is the embedding, which is cheaper to look up
-    /// again than to keep.
-    pub fn is_border(&self, layer: usize) -> bool {
-        layer > 0 && self.bands.iter().any(|band| band.start == layer)
+    /// The bands whose graphs of a column the forward phase keeps, from the top.
+    pub fn kept_bands(&self, column: usize) -> Range<usize> {
+        0..(0..self.bands.len()).take_while(|&band| self.is_kept(band, column)).count()
+    }
+
+    /// How many layers, from the bottom, are run forward a second time by a replay: neither the top band's nor those whose graphs are kept.
+    pub fn replayed_layers(&self) -> usize {
+        self.bands.get(self.kept_bands(0).len().max(1)).map_or(0, |band| band.end)
+    }
+
+    /// How many columns of a layer, from the left, are computed again with autograd.
+    pub fn columns_again(&self, layer: usize) -> usize {
+        let band = self.bands.iter().position(|band| band.contains(&layer)).unwrap_or(0);
+        (0..self.num_columns).take_while(|&column| !self.is_kept(band, column)).count()
+    }
+
+    /// How many cells that are.
+    pub fn num_kept(&self) -> usize {
+        (0..self.num_columns).map(|column| self.kept_bands(column).len()).sum()
+    }
+
+    /// The lowest layer whose graph is kept of a column; the number of layers where none is.
+    pub fn first_kept_layer(&self, column: usize) -> usize {
+        let layers = self.bands.first().map_or(usize::MAX, |top| top.end);
+        self.kept_bands(column).last().map_or(layers, |band| self.bands[band].start)
+    }
+
+    /// The layers whose undo log the forward phase keeps of a column: those of the top band, unless it keeps their graph, and what they
+    /// undo with it. The other bands make theirs when they replay.
+    pub fn layers_with_undo(&self, column: usize) -> Range<usize> {
+        self.bands.first().filter(|_| !self.is_kept(0, column)).cloned().unwrap_or(0..0)
+    }
+
+    /// Whether the input of a layer is kept for the backward phase, of a column. That of the lowest is the embedding, which is cheaper to
+    /// look up again than to keep; a graph has its input.
+    pub fn is_border(&self, layer: usize, column: usize) -> bool {
+        let starts = |(at, band): (usize, &Range<usize>)| band.start == layer && !self.is_kept(at, column);
+        layer > 0 && self.bands.iter().enumerate().any(starts)
     }
 
     /// Whether the head's loss is made in the cells, from hidden states that are computed again, and not in the forward phase.
@@ -94,11 +140,12 @@ impl Schedule {
         })
     }
 
-    /// The backward phase: bands top-down, cells from right to left. The top band stands in its caches already.
+    /// The backward phase: bands top-down, cells from right to left. The top band stands in its caches already, as do those whose graphs
+    /// are kept.
     pub fn backward(&self) -> impl Iterator<Item = BackwardStage> + use<> {
-        let num_columns = self.num_columns;
+        let (num_columns, whole) = (self.num_columns, self.kept_bands(0).len());
         (0..self.bands.len()).flat_map(move |band| {
-            let replay = (band > 0).then_some(BackwardStage::Replay { band });
+            let replay = (band > 0 && band >= whole).then_some(BackwardStage::Replay { band });
             let cells = (0..num_columns).rev().map(move |column| BackwardStage::Cell { band, column });
             replay.into_iter().chain(cells).chain([BackwardStage::BandDone { band }])
         })
@@ -111,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_step_goes_forward_by_columns_and_back_by_cells() {
-        let schedule = Schedule { bands: vec![2..3, 0..2], num_columns: 2, has_head_in_cells: false };
+        let schedule = Schedule { bands: vec![2..3, 0..2], num_columns: 2, has_head_in_cells: false, kept: 0 };
         let forward = [ForwardStage::Column(0), ForwardStage::Head(0), ForwardStage::Column(1), ForwardStage::Head(1)];
         assert_eq!(schedule.forward().collect::<Vec<_>>(), forward);
         let backward = [
@@ -124,15 +171,40 @@ mod tests {
             BackwardStage::BandDone { band: 1 },
         ];
         assert_eq!(schedule.backward().collect::<Vec<_>>(), backward);
-        assert_eq!((schedule.layers(1), schedule.layers_with_undo()), (0..2, 2..3));
-        assert_eq!((0..3).map(|layer| schedule.is_border(layer)).collect::<Vec<_>>(), [false, false, true]);
+        assert_eq!((schedule.layers(1), schedule.layers_with_undo(0)), (0..2, 2..3));
+        assert_eq!((0..3).map(|layer| schedule.is_border(layer, 1)).collect::<Vec<_>>(), [false, false, true]);
     }
 
     #[test]
     fn a_single_band_leaves_the_head_to_its_cells() {
         let bands = std::iter::once(0..3).collect();
-        let schedule = Schedule { bands, num_columns: 2, has_head_in_cells: true };
+        let schedule = Schedule { bands, num_columns: 2, has_head_in_cells: true, kept: 0 };
         assert_eq!(schedule.forward().collect::<Vec<_>>(), [ForwardStage::Column(0), ForwardStage::Column(1)]);
         assert!(!schedule.backward().any(|stage| matches!(stage, BackwardStage::Replay { .. })));
+    }
+
+    #[test]
+    fn what_is_kept_is_the_end_of_the_top_band_or_whole_bands() {
+        let of = |kept| Schedule { bands: vec![4..6, 2..4, 0..2], num_columns: 3, has_head_in_cells: false, kept };
+        let kept = |schedule: &Schedule| {
+            (0..3).map(|band| (0..3).map(|c| u8::from(schedule.is_kept(band, c))).collect()).collect::<Vec<Vec<u8>>>()
+        };
+        let (none, all) = (vec![0; 3], vec![1; 3]);
+        assert_eq!(kept(&of(2)), [vec![0, 1, 1], none.clone(), none.clone()]);
+        for cells in [3, 5] {
+            assert_eq!(kept(&of(cells)), [all.clone(), none.clone(), none.clone()]);
+        }
+        assert_eq!(kept(&of(100)), [all.clone(), all.clone(), all]);
+        assert_eq!([0, 2, 5, 8, 9, 100].map(|cells| of(cells).num_kept()), [0, 2, 3, 6, 9, 9]);
+        // Layers from which on graphs are kept, and those of which an undo log is, of the first column and the last.
+        let ends = |cells| [0, 2].map(|c| (of(cells).first_kept_layer(c), of(cells).layers_with_undo(c)));
+        assert_eq!(ends(1), [(6, 4..6), (4, 0..0)]);
+        assert_eq!(ends(6), [(2, 0..0), (2, 0..0)]);
+        let borders = |cells, c| (0..6).filter(|&layer| of(cells).is_border(layer, c)).collect::<Vec<_>>();
+        assert_eq!([borders(1, 1), borders(1, 2), borders(6, 0), borders(9, 0)], [vec![2, 4], vec![2], vec![], vec![]]);
+        let replays = |cells| of(cells).backward().filter(|stage| matches!(stage, BackwardStage::Replay { .. })).count();
+        assert_eq!([0, 3, 6, 9].map(replays), [2, 2, 1, 0]);
+        assert_eq!([0, 3, 6, 9].map(|cells| of(cells).replayed_layers()), [4, 4, 2, 0]);
+        assert_eq!([5, 3, 0].map(|layer| of(2).columns_again(layer)), [1, 3, 3]);
     }
 }

@@ -113,7 +113,7 @@ impl Session {
 
     /// Some chunks, for some layers to attend over.
     pub(super) fn column<'a>(&'a self, spans: &'a [ChunkSpan], layers: Range<usize>) -> Column<'a> {
-        Column { spans, states: &self.layers, first: layers.start, end: layers.end }
+        Column { spans, states: &self.layers, first: layers.start, end: layers.end, goes_on: false }
     }
 }
 

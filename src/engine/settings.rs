@@ -32,6 +32,8 @@ pub struct Settings {
     pub(super) layer_checkpoints: StoreRecipe,
     pub(super) undo_log: StoreRecipe,
     pub(super) scratch_dir: Option<PathBuf>,
+    /// Cells whose graphs the forward phase keeps, at most.
+    pub(super) kept_cells: usize,
     /// Whether a device with graphs may capture.
     has_cuda_graphs: bool,
     width: Width,
@@ -85,6 +87,7 @@ impl Settings {
             layer_checkpoints: grad.layer_checkpoints,
             undo_log: grad.undo_log,
             scratch_dir: grad.scratch_dir.clone(),
+            kept_cells: grad.keep_graph.cells(),
             has_cuda_graphs: grad.cuda_graphs,
             width,
         };
@@ -214,11 +217,6 @@ impl Settings {
     /// The caches that have a fixed size under the recipe's policy.
     fn fixed_caches(&self) -> FixedCaches<'_> {
         FixedCaches::of(&self.slots, &self.policies)
-    }
-
-    /// How many layers, from the bottom, are run forward a second time: all but those of the top layer band.
-    pub fn replayed_layers(&self) -> usize {
-        self.layer_bands().last().map_or(0, |top| top.start)
     }
 
     /// Slots of each layer for a batch planned as `plan`.

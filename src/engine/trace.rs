@@ -1,7 +1,10 @@
 //! What the forward phase hands to the backward phase.
 
+use std::collections::HashMap;
+
 use tch::{Device, Tensor};
 
+use super::cell_graph::CellGraph;
 use super::head_run::HeadRun;
 use super::layer_checkpoints::LayerCheckpoints;
 use super::router_balance::RouterSums;
@@ -21,6 +24,8 @@ pub struct ForwardTrace {
     pub(super) session: Session,
     pub(super) tokens: BatchIds,
     pub(super) checkpoints: LayerCheckpoints,
+    /// Graphs that were kept, by band from the top and column.
+    pub(super) kept: HashMap<(usize, usize), CellGraph>,
     pub(super) head: HeadRun,
     pub(super) routers: RouterSums,
     /// Gradient of the hidden states above the last layer, by column; `None` where no token has a target, and where cells make it.

@@ -5,9 +5,11 @@ use tch::Kind;
 
 use super::{Forecast, Machine, PlanError, StepSpec, StepTimes, StepWork, TrainedPart};
 use crate::data::Batch;
-use crate::engine::{RandomSizes, Settings};
+use crate::engine::{RandomSizes, Schedule, Settings};
 use crate::model::ModelConfig;
-use crate::recipe::{BufferKind, CacheRecipe, GradRecipe, Offload, OpenKey, OptimizerRecipe, StoreForm, StorePlace, StoreRecipe};
+use crate::recipe::{
+    BufferKind, CacheRecipe, GradRecipe, KeepGraph, Offload, OpenKey, OptimizerRecipe, StoreForm, StorePlace, StoreRecipe,
+};
 use crate::units::Bytes;
 
 /// What is planned: a batch through a model, on a machine.
@@ -40,6 +42,8 @@ pub struct Alternative {
     pub grad: GradRecipe,
     /// Layer bands and columns.
     pub cells: (usize, usize),
+    /// Cells whose graphs are kept.
+    pub kept: usize,
     /// Tensors by part.
     pub forecast: Forecast,
     /// Of a device with a memory of its own.
@@ -111,7 +115,8 @@ impl Planner<'_> {
 
     /// Shapes of cells with the stores that `grad` names, whether they fit or not; with each number of layers the best, the fastest first.
     pub fn alternatives(&self, grad: &GradRecipe) -> Result<Vec<Alternative>, PlanError> {
-        let open = GradRecipe { open: vec![OpenKey::LayersPerCell, OpenKey::ChunksPerCell], ..grad.clone() };
+        let open = vec![OpenKey::LayersPerCell, OpenKey::ChunksPerCell];
+        let open = GradRecipe { open, keep_graph: KeepGraph::Auto, ..grad.clone() };
         Ok(by_layers(&self.with_stores(&open, (grad.layer_checkpoints, grad.undo_log))?))
     }
 
@@ -130,8 +135,12 @@ impl Planner<'_> {
             let made = self.with_stores(grad, stores)?;
             let chosen = best(made.iter().filter(|alternative| alternative.fits)).cloned();
             seen.extend(made);
-            if chosen.is_some() {
-                return Ok((chosen, seen));
+            if let Some(chosen) = chosen {
+                let is_open = grad.keep_graph == KeepGraph::Auto && chosen.kept == 0;
+                let keep_graph = if is_open { KeepGraph::Auto } else { chosen.grad.keep_graph };
+                let chosen = self.keeping(GradRecipe { keep_graph, ..chosen.grad })?;
+                seen.push(chosen.clone());
+                return Ok((Some(chosen), seen));
             }
         }
         Ok((None, seen))
@@ -146,7 +155,44 @@ impl Planner<'_> {
 
     /// All shapes of cells with given stores.
     fn with_stores(&self, grad: &GradRecipe, stores: (StoreRecipe, StoreRecipe)) -> Result<Vec<Alternative>, PlanError> {
-        self.tilings(grad, stores).into_iter().map(|tiling| self.consider(tiling)).collect()
+        self.tilings(grad, stores).into_iter().map(|tiling| self.keeping_all_or_none(tiling)).collect()
+    }
+
+    /// A tiling in which nothing is open but how many graphs are kept: with all where they fit, else with none.
+    fn keeping_all_or_none(&self, grad: GradRecipe) -> Result<Alternative, PlanError> {
+        if grad.keep_graph != KeepGraph::Auto {
+            return self.consider(grad);
+        }
+        let none = self.consider(grad.closed())?;
+        if !none.fits || self.offload == Offload::Weights {
+            return Ok(none);
+        }
+        let all = KeepGraph::of(none.cells.0 * none.cells.1);
+        let all = self.consider(GradRecipe { keep_graph: all, ..grad })?;
+        Ok(if all.fits { all } else { none })
+    }
+
+    /// The same with as many as fit.
+    pub fn keeping(&self, grad: GradRecipe) -> Result<Alternative, PlanError> {
+        let mut most = self.keeping_all_or_none(grad.clone())?;
+        let is_settled = grad.keep_graph != KeepGraph::Auto || self.offload == Offload::Weights;
+        if is_settled || most.kept > 0 || !most.fits {
+            return Ok(most);
+        }
+        // The columns of the top band, then whole bands; not all.
+        let (bands, columns) = most.cells;
+        let cells = |index: usize| if index <= columns { index } else { (index - columns + 1) * columns };
+        let (mut fitting, mut too_many) = (0, columns + bands - 1);
+        while fitting + 1 < too_many {
+            let tried = usize::midpoint(fitting, too_many);
+            let more = self.consider(GradRecipe { keep_graph: KeepGraph::of(cells(tried)), ..grad.clone() })?;
+            if more.fits {
+                (fitting, most) = (tried, more);
+            } else {
+                too_many = tried;
+            }
+        }
+        Ok(most)
     }
 
     /// What the recipe would take as it stands, but for what is open.
@@ -165,6 +211,7 @@ impl Planner<'_> {
         let work = StepWork::of(&spec, &plan, (self.batch.num_tokens(), self.batch.num_targets()));
         Ok(Alternative {
             cells: (settings.layer_bands().len(), plan.columns.len()),
+            kept: Schedule::new(&settings, &plan).num_kept(),
             device,
             host,
             seconds: times.seconds(&work),
@@ -237,8 +284,8 @@ impl Planner<'_> {
     }
 
     fn advice(&self, grad: &GradRecipe) -> String {
-        let all_open = GradRecipe { open: OpenKey::ALL.to_vec(), ..grad.clone() };
-        if grad.open.len() < OpenKey::ALL.len()
+        let all_open = GradRecipe { open: OpenKey::ALL.to_vec(), keep_graph: KeepGraph::Auto, ..grad.clone() };
+        if (grad.open.len() < OpenKey::ALL.len() || grad.keep_graph.cells() > 0)
             && let Ok((Some(chosen), _)) = self.find(&all_open)
         {
             return format!("this would: {}", chosen.grad.tiling());

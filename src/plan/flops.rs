@@ -5,7 +5,8 @@ use serde::Serialize;
 
 use super::projection::Projection;
 use super::{StepSpec, TrainedPart};
-use crate::engine::ChunkPlan;
+use crate::cache::ChunkSpan;
+use crate::engine::{ChunkPlan, Schedule};
 use crate::model::AttentionSpec;
 
 /// Operations of one step; a multiplication with its addition counts as two.
@@ -36,8 +37,10 @@ struct ForwardBackward {
 /// Operations of one layer, or for one token, by the part of the step that runs them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct ByPart {
-    /// The forward phase; so much again is the recomputation.
+    /// The forward phase.
     pub(super) forward: Flops,
+    /// Of cells whose graphs were not kept.
+    pub(super) recompute: Flops,
     /// The second forward of bands below the top one.
     pub(super) replay: Flops,
     /// Of cells.
@@ -48,7 +51,7 @@ impl Flops {
     /// The operations of a step over `plan`, whose batch has so many tokens and targets.
     pub fn of(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): (usize, usize)) -> Self {
         let parts = by_part(spec, plan, (tokens, targets));
-        let passes = [parts.forward, parts.forward, parts.replay, parts.backward];
+        let passes = [parts.forward, parts.recompute, parts.replay, parts.backward];
         let sum = |of: fn(&Self) -> f64| passes.iter().map(of).sum();
         // The head is run once.
         Self { linear: sum(|f| f.linear), attention: sum(|f| f.attention), head: parts.forward.head }
@@ -57,12 +60,20 @@ impl Flops {
 
 pub(super) fn by_part(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): (usize, usize)) -> ByPart {
     let config = spec.config;
-    let replayed = spec.settings.replayed_layers();
+    let schedule = Schedule::new(spec.settings, plan);
+    let replayed = schedule.replayed_layers();
+    // Of each layer the columns that are computed again: those before the first of which the graph is kept.
+    let again: Vec<usize> = (0..config.num_layers()).map(|layer| schedule.columns_again(layer)).collect();
     let mut parts = ByPart::default();
     for (layer, slots) in spec.settings.slots(plan).into_iter().enumerate() {
         let linear = projections(spec, layer);
         let of_layer = &config.layers[layer].attention;
-        let attention = attended(of_layer, visible_pairs(plan, slots, of_layer.rule.window));
+        let attention = attended(of_layer, visible_pairs(&plan.spans, slots, of_layer.rule.window));
+        let spans = &plan.spans[..plan.columns[..again[layer]].last().map_or(0, |column| column.end)];
+        // Pads are no work that the gradient needs.
+        let real: usize = spans.iter().flat_map(|span| &span.real).sum();
+        parts.recompute.linear += real as f64 * linear.forward;
+        parts.recompute.attention += attended(of_layer, visible_pairs(spans, slots, of_layer.rule.window)).forward;
         parts.forward.linear += tokens as f64 * linear.forward;
         parts.forward.attention += attention.forward;
         parts.backward.linear += tokens as f64 * linear.backward;
@@ -110,8 +121,8 @@ fn attended(attention: &AttentionSpec, pairs: f64) -> ForwardBackward {
 }
 
 /// Pairs of query and key that see each other, of all sequences, in a layer of so many slots, or with a sliding window.
-fn visible_pairs(plan: &ChunkPlan, slots: usize, window: Option<usize>) -> f64 {
-    let pairs = |span: &crate::cache::ChunkSpan| {
+fn visible_pairs(spans: &[ChunkSpan], slots: usize, window: Option<usize>) -> f64 {
+    let pairs = |span: &ChunkSpan| {
         if let Some(window) = window {
             // Of the first so many tokens: a triangle, then a band.
             let before = |tokens: usize| {
@@ -124,7 +135,7 @@ fn visible_pairs(plan: &ChunkPlan, slots: usize, window: Option<usize>) -> f64 {
         let of_sequence = |&n: &usize| (n * (top - span.len)) as f64 + (n * (n + 1)) as f64 / 2.0;
         span.real.iter().map(of_sequence).sum::<f64>()
     };
-    plan.spans.iter().map(pairs).sum()
+    spans.iter().map(pairs).sum()
 }
 
 #[cfg(test)]
@@ -164,13 +175,13 @@ mod tests {
         let plan = ChunkPlan::new(&[14], 8, 4, ColumnWidth::Chunks(1));
         let own = |n: usize| n * (n + 1) / 2;
         let (held, all) = (own(4) + (16 + own(4)) + (16 + own(4)) + (12 + own(2)), own(14));
-        assert_eq!(visible_pairs(&plan, 8, None) as usize, held);
+        assert_eq!(visible_pairs(&plan.spans, 8, None) as usize, held);
         // A cache that holds everything: the lower triangle.
-        assert_eq!(visible_pairs(&plan, usize::MAX, None) as usize, all);
-        assert_eq!(visible_pairs(&plan, 8, Some(usize::MAX >> 1)) as usize, all);
+        assert_eq!(visible_pairs(&plan.spans, usize::MAX, None) as usize, all);
+        assert_eq!(visible_pairs(&plan.spans, 8, Some(usize::MAX >> 1)) as usize, all);
         let total = |sequence: usize| plan.spans.iter().map(|span| span.real_of(sequence)).sum();
         let lengths: Vec<usize> = (0..plan.num_sequences()).map(total).collect();
         let through_3: usize = lengths.iter().map(|&tokens| (0..tokens).map(|position| 3.min(position + 1)).sum::<usize>()).sum();
-        assert_eq!(visible_pairs(&plan, 8, Some(3)) as usize, through_3);
+        assert_eq!(visible_pairs(&plan.spans, 8, Some(3)) as usize, through_3);
     }
 }

@@ -8,7 +8,7 @@ use tch::Kind;
 
 use super::StepSpec;
 use crate::cache::{CacheShape, ChunkSpan, Routing, Scope, log_bytes_per_token, notes_per_entry};
-use crate::engine::{ChunkPlan, MemoryByPart};
+use crate::engine::{ChunkPlan, MemoryByPart, Schedule};
 use crate::recipe::{StorePlace, StoreRecipe};
 use crate::store::{Form, copies_are_async};
 use crate::units::Bytes;
@@ -71,6 +71,7 @@ struct LookAhead {
 pub(super) struct Ledger<'a> {
     spec: &'a StepSpec<'a>,
     plan: &'a ChunkPlan,
+    schedule: Schedule,
     layers: Vec<LayerHolds>,
     checkpoints: StoreHolds,
     undo: StoreHolds,
@@ -79,12 +80,11 @@ pub(super) struct Ledger<'a> {
     parameter_gradients: u64,
     /// Those of layers that are summed apart, where they are computed and on the host.
     summed_gradients: [u64; 2],
-    /// Borders between layer bands.
-    borders: u64,
+    kept_cells: usize,
 }
 
 impl<'a> Ledger<'a> {
-    pub(super) fn new(spec: &'a StepSpec<'a>, plan: &'a ChunkPlan, shapes: Vec<CacheShape>) -> Self {
+    pub(super) fn new(spec: &'a StepSpec<'a>, (plan, schedule): (&'a ChunkPlan, Schedule), shapes: Vec<CacheShape>) -> Self {
         let layer = |(index, shape): (usize, CacheShape)| {
             let policy = spec.settings.policy(index);
             let notes = [true, false].map(|is_prefill| notes_per_entry(policy, is_prefill));
@@ -116,6 +116,7 @@ impl<'a> Ledger<'a> {
         let mut ledger = Self {
             spec,
             plan,
+            schedule,
             layers: shapes.into_iter().enumerate().map(layer).collect(),
             checkpoints: StoreHolds::new(checkpoints),
             undo: StoreHolds::new(undo),
@@ -123,7 +124,7 @@ impl<'a> Ledger<'a> {
             ahead: LookAhead::default(),
             parameter_gradients: parameter_gradients(spec),
             summed_gradients: [0; 2],
-            borders: spec.settings.layer_bands().len() as u64 - 1,
+            kept_cells: 0,
         };
         ledger.remember_a_step();
         ledger
@@ -131,11 +132,22 @@ impl<'a> Ledger<'a> {
 
     /// Lets the stores have the room of the step before: all borders, and the undo log of that band which has most.
     fn remember_a_step(&mut self) {
-        let bands = self.spec.settings.layer_bands();
-        self.checkpoints.most = self.borders * (0..self.plan.columns.len()).map(|c| self.checkpoint_bytes(c)).sum::<u64>();
+        let columns = || self.plan.columns.iter().enumerate();
+        self.checkpoints.most = columns().map(|(c, _)| self.borders(c) * self.checkpoint_bytes(c)).sum();
         let form = self.undo.form();
-        let of_layer = |layer: &LayerHolds| self.plan.spans.iter().map(|span| layer.undo(span, form).0).sum::<u64>();
-        self.undo.most = bands.iter().map(|band| self.layers[band.clone()].iter().map(of_layer).sum()).max().unwrap_or(0);
+        let of_band = |band: usize| -> u64 {
+            let spans = columns()
+                .filter(|(c, _)| !self.schedule.is_kept(band, *c))
+                .flat_map(|(_, column)| &self.plan.spans[column.clone()]);
+            let layers = &self.layers[self.schedule.layers(band)];
+            spans.flat_map(|span| layers.iter().map(|layer| layer.undo(span, form).0)).sum()
+        };
+        self.undo.most = (0..self.schedule.size().0).map(of_band).max().unwrap_or(0);
+    }
+
+    /// Layer bands whose input of a column is kept.
+    fn borders(&self, c: usize) -> u64 {
+        (0..self.layers.len()).filter(|&layer| self.schedule.is_border(layer, c)).count() as u64
     }
 
     /// The most that has waited in files.
@@ -152,6 +164,7 @@ impl<'a> Ledger<'a> {
             parameter_gradients: Bytes(self.parameter_gradients + self.summed_gradients[0]),
             waiting_gradients: Bytes(self.summed_gradients[1]),
             tokens: Bytes(8 * (self.plan.len() * self.plan.num_sequences()) as u64),
+            kept_cells: self.kept_cells,
             ..MemoryByPart::default()
         };
         for layer in &self.layers {
@@ -175,8 +188,8 @@ impl<'a> Ledger<'a> {
     }
 
     /// A column through some layers, decided or replayed. Returns what a cache that grows has twice for a moment.
-    pub(super) fn run_column(&mut self, c: usize, layers: &Range<usize>, keeps_undo_from: usize, is_deciding: bool) -> u64 {
-        let mut moved = 0;
+    pub(super) fn run_column(&mut self, c: usize, layers: &Range<usize>, keeps_undo: &Range<usize>, is_deciding: bool) -> u64 {
+        let (mut moved, kept_from) = (0, self.schedule.first_kept_layer(c));
         for index in layers.clone() {
             for span in &self.plan.spans[self.plan.columns[c].clone()] {
                 let layer = &mut self.layers[index];
@@ -190,19 +203,23 @@ impl<'a> Ledger<'a> {
                     let routed = layer.routing * (span.num_sequences() * span.len) as u64;
                     layer.log += logged(layer, span) + routed;
                 }
-                if index >= keeps_undo_from {
+                if keeps_undo.contains(&index) {
                     let waiting = layer.undo(span, self.undo.form()).0;
                     self.undo.now += waiting;
+                }
+                if is_deciding && index >= kept_from {
+                    layer.resident += layer.undo(span, Form::Plain).1;
                 }
             }
         }
         moved
     }
 
-    /// A column's hidden states at the borders of bands.
+    /// A column's hidden states at the borders of bands, or the bands' graphs.
     pub(super) fn checkpoint(&mut self, c: usize) {
-        let bytes = self.borders * self.checkpoint_bytes(c);
+        let bytes = self.borders(c) * self.checkpoint_bytes(c);
         self.checkpoints.now += bytes;
+        self.kept_cells += self.schedule.kept_bands(c).len();
     }
 
     fn checkpoint_bytes(&self, c: usize) -> u64 {
@@ -223,7 +240,7 @@ impl<'a> Ledger<'a> {
     }
 
     /// A cell begins: what it needs was prefetched before, and what the one to its left needs is prefetched now.
-    pub(super) fn look_ahead(&mut self, layers: &Range<usize>, c: usize) {
+    pub(super) fn look_ahead(&mut self, (band, layers): (usize, &Range<usize>), c: usize) {
         if !copies_are_async(self.spec.device) {
             return;
         }
@@ -235,9 +252,10 @@ impl<'a> Ledger<'a> {
         let (form, spans) = (self.undo.form(), &self.plan.spans[self.plan.columns[c - 1].clone()]);
         let undo: u64 = self.layers[layers.clone()].iter().flat_map(|l| spans.iter().map(|span| l.undo(span, form).0)).sum();
         let input = if layers.start > 0 { self.checkpoint_bytes(c - 1) } else { 0 };
+        let of_cell = if self.schedule.is_kept(band, c - 1) { 0 } else { undo + input };
         let gradient = std::mem::take(&mut self.travelling[c - 1]);
         let coming = Form::Plain.bytes_of(&[gradient as i64], Kind::Uint8).0;
-        self.ahead = LookAhead { bytes: undo + input + coming, gradients: [Some(own), Some(gradient)] };
+        self.ahead = LookAhead { bytes: of_cell + coming, gradients: [Some(own), Some(gradient)] };
     }
 
     /// The layers begin at their first chunk again.
@@ -260,10 +278,16 @@ impl<'a> Ledger<'a> {
     }
 
     /// A cell is done.
-    pub(super) fn end_cell(&mut self, layers: &Range<usize>, c: usize, has_input_gradient: bool) {
+    pub(super) fn end_cell(&mut self, (band, layers): (usize, &Range<usize>), c: usize, has_input_gradient: bool) {
+        let is_kept = self.schedule.is_kept(band, c);
+        self.kept_cells -= usize::from(is_kept);
         for span in &self.plan.spans[self.plan.columns[c].clone()] {
-            for layer in &self.layers[layers.clone()] {
-                self.undo.now -= layer.undo(span, self.undo.form()).0;
+            for layer in &mut self.layers[layers.clone()] {
+                if is_kept {
+                    layer.resident -= layer.undo(span, Form::Plain).1;
+                } else {
+                    self.undo.now -= layer.undo(span, self.undo.form()).0;
+                }
             }
         }
         let is_first = layers.clone().all(|layer| !self.layers[layer].has_gradients);
@@ -271,19 +295,23 @@ impl<'a> Ledger<'a> {
             self.summed_gradients[0] += layers.clone().map(|layer| self.spec.of_layer(layer)).sum::<u64>() * self.spec.wide();
         }
         for layer in &mut self.layers[layers.clone()] {
-            (layer.noted, layer.has_gradients, layer.resident) = (0, true, 0);
+            (layer.noted, layer.has_gradients) = (0, true);
+            if !is_kept {
+                layer.resident = 0;
+            }
         }
         self.travel(c, has_input_gradient);
     }
 
     /// A band is done: its border, and its caches' gradients, are gone.
-    pub(super) fn end_band(&mut self, layers: &Range<usize>) {
+    pub(super) fn end_band(&mut self, (band, layers): (usize, &Range<usize>)) {
         self.begin_again(layers);
         if self.spec.layers_wait() {
             self.summed_gradients[1] += std::mem::take(&mut self.summed_gradients[0]);
         }
         if layers.start > 0 {
-            let border: u64 = (0..self.plan.columns.len()).map(|c| self.checkpoint_bytes(c)).sum();
+            let columns = (0..self.plan.columns.len()).filter(|&c| !self.schedule.is_kept(band, c));
+            let border: u64 = columns.map(|c| self.checkpoint_bytes(c)).sum();
             self.checkpoints.now -= border;
         }
     }

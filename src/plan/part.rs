@@ -42,8 +42,8 @@ impl From<Event> for StepPart {
             Event::ForwardColumn { .. } => Self::Forward,
             Event::Head { .. } => Self::Head,
             Event::Replay { .. } => Self::Replay,
-            Event::Cell { .. } => Self::Recompute,
-            Event::CellBackward { .. } => Self::Backward,
+            Event::Cell { is_kept: false, .. } => Self::Recompute,
+            Event::Cell { is_kept: true, .. } | Event::CellBackward { .. } => Self::Backward,
         }
     }
 }

@@ -18,6 +18,8 @@ fn what_is_prefetched_is_held_as_it_is_planned() {
                 &["train.weights=all", "model.dtype=bf16"],
                 &["train.weights=all", "train.offload=weights"],
                 &["model.dtype=bf16"],
+                &["grad.keep_graph=2"],
+                &["grad.keep_graph=9", "grad.undo_log=int8"],
             ] {
                 let words = [&[layers, chunks], more].concat();
                 with_delayed_copies(WaitFault::Kept, || walked::check(&words));

@@ -2,7 +2,7 @@
 
 use super::flops;
 use super::{StepPart, StepSpec};
-use crate::engine::ChunkPlan;
+use crate::engine::{ChunkPlan, Schedule};
 
 /// What takes time in a step, counted by part in the order of [`StepPart::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,12 +26,14 @@ impl StepWork {
     /// The work of a step over `plan`, whose batch has so many tokens and targets.
     pub fn of(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): (usize, usize)) -> Self {
         let flops = flops::by_part(spec, plan, (tokens, targets));
-        let columns = plan.columns.len() as f64;
+        let (columns, schedule) = (plan.columns.len() as f64, Schedule::new(spec.settings, plan));
         let layers = columns * spec.config.num_layers() as f64;
+        let again: usize = (0..spec.config.num_layers()).map(|layer| schedule.columns_again(layer)).sum();
         let of_part = |part| match part {
-            StepPart::Forward | StepPart::Recompute => (flops.forward.linear + flops.forward.attention, layers),
+            StepPart::Forward => (flops.forward.linear + flops.forward.attention, layers),
+            StepPart::Recompute => (flops.recompute.total(), again as f64),
             StepPart::Head => (flops.forward.head, columns),
-            StepPart::Replay => (flops.replay.total(), columns * spec.settings.replayed_layers() as f64),
+            StepPart::Replay => (flops.replay.total(), columns * schedule.replayed_layers() as f64),
             StepPart::Backward => (flops.backward.total(), layers),
             StepPart::Optimizer => (spec.trained_bytes().0 as f64, 0.0),
         };

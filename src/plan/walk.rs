@@ -22,7 +22,7 @@ pub struct Span {
     pub part: StepPart,
     /// What the engine's objects hold when it begins.
     pub held: MemoryByPart,
-    /// What the graph of the current cell keeps, and what waits for its backward, in bytes.
+    /// What the graphs of the current cell and of those that are kept take, and what waits for its backward, in bytes.
     pub graph: u64,
     /// The most beyond both until it ends, in bytes.
     pub inside: u64,
@@ -38,6 +38,8 @@ pub(super) struct StepWalk<'a> {
     schedule: Schedule,
     ledger: Ledger<'a>,
     graphs: Graphs,
+    /// What the graphs take that are kept by now.
+    kept: u64,
     /// Channels of a head that some rotation turns, over all rotations.
     rotated: usize,
     /// By layer, the first one that is made like it.
@@ -48,6 +50,13 @@ pub(super) struct StepWalk<'a> {
 
 /// What cuBLAS takes for each stream on the GPUs where it takes most.
 const WORKSPACE: u64 = 32 << 20;
+
+/// What the graph of a cell takes, in bytes.
+struct CellBytes {
+    graph: u64,
+    beside: u64,
+    layers: Vec<LayerBytes>,
+}
 
 /// What captured graphs take, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,14 +75,14 @@ impl<'a> StepWalk<'a> {
     /// `targets` are the positions with a target, by column of `plan`.
     pub(super) fn new(spec: &'a StepSpec<'a>, plan: &'a ChunkPlan, targets: &'a [usize]) -> Self {
         let shapes = spec.settings.cache_shapes(spec.config, plan, (spec.kind, spec.device));
-        let ledger = Ledger::new(spec, plan, shapes.clone());
         let schedule = Schedule::new(spec.settings, plan);
+        let ledger = Ledger::new(spec, (plan, schedule.clone()), shapes.clone());
         let rotated = spec.config.rotations().into_iter().map(|rope| rope.rotary_dim).sum();
         let layers = &spec.config.layers;
         let alike =
             layers.iter().enumerate().map(|(at, layer)| layers.iter().position(|other| other == layer).unwrap_or(at)).collect();
         let (graphs, known) = (Graphs::default(), RefCell::default());
-        let mut walk = Self { spec, plan, targets, shapes, schedule, ledger, graphs, rotated, alike, layers: known };
+        let mut walk = Self { spec, plan, targets, shapes, schedule, ledger, graphs, kept: 0, rotated, alike, layers: known };
         walk.graphs = walk.of_graphs();
         walk
     }
@@ -92,8 +101,8 @@ impl<'a> StepWalk<'a> {
         for stage in self.schedule.backward() {
             match stage {
                 BackwardStage::Replay { band } => self.replay(&self.schedule.layers(band), visit),
-                BackwardStage::Cell { band, column } => self.cell(&self.schedule.layers(band), column, visit),
-                BackwardStage::BandDone { band } => self.ledger.end_band(&self.schedule.layers(band)),
+                BackwardStage::Cell { band, column } => self.cell((band, &self.schedule.layers(band)), column, visit),
+                BackwardStage::BandDone { band } => self.ledger.end_band((band, &self.schedule.layers(band))),
             }
         }
         self.end(visit);
@@ -103,15 +112,23 @@ impl<'a> StepWalk<'a> {
     fn forward(&mut self, c: usize, visit: &mut dyn FnMut(Span)) {
         let layers = 0..self.spec.config.num_layers();
         let before = self.ledger.memory();
-        let moved = self.ledger.run_column(c, &layers, self.schedule.layers_with_undo().start, true);
+        let moved = self.ledger.run_column(c, &layers, &self.schedule.layers_with_undo(c), true);
         self.ledger.checkpoint(c);
-        let inside = self.growth(&before) + moved + self.of_column(c) + self.forward_of(&layers, c, true) + self.graphs.held;
-        visit(Span { part: StepPart::Forward, held: before, graph: 0, inside });
+        let below = 0..self.schedule.first_kept_layer(c).min(layers.end);
+        let (mut inside, mut made) = (self.of_column(c) + self.forward_of(&below, c, true), 0);
+        for band in self.schedule.kept_bands(c).rev() {
+            let cell = self.graph_of(&self.schedule.layers(band), c, true);
+            inside = inside.max(made + cell.graph + cell.beside);
+            made += cell.graph;
+        }
+        inside += self.growth(&before) + moved + self.graphs.held;
+        visit(Span { part: StepPart::Forward, held: before, graph: self.kept, inside });
+        self.kept += made;
     }
 
     fn forward_head(&mut self, c: usize, visit: &mut dyn FnMut(Span)) {
         let inside = self.hidden(c) + self.head(c) + self.graphs.held;
-        visit(Span { part: StepPart::Head, held: self.ledger.memory(), graph: 0, inside });
+        visit(Span { part: StepPart::Head, held: self.ledger.memory(), graph: self.kept, inside });
         self.ledger.travel(c, self.targets[c] > 0);
     }
 
@@ -120,24 +137,28 @@ impl<'a> StepWalk<'a> {
         self.ledger.begin_again(layers);
         let mut inside = 0;
         for c in 0..self.plan.columns.len() {
-            let moved = self.ledger.run_column(c, layers, 0, false);
+            let moved = self.ledger.run_column(c, layers, layers, false);
             inside =
                 inside.max(self.growth(&before) + moved + self.hidden(c) + self.of_column(c) + self.forward_of(layers, c, false));
         }
         visit(Span { part: StepPart::Replay, held: before, graph: 0, inside: inside + self.graphs.held });
     }
 
-    fn cell(&mut self, layers: &Range<usize>, c: usize, visit: &mut dyn FnMut(Span)) {
-        let made: Vec<LayerBytes> = layers.clone().map(|layer| self.layer(layer, c, false)).collect();
-        let all: u64 = made.iter().map(|layer| layer.graph).sum();
+    fn cell(&mut self, (band, layers): (usize, &Range<usize>), c: usize, visit: &mut dyn FnMut(Span)) {
+        let (cell, is_kept) = (self.graph_of(layers, c, false), self.schedule.is_kept(band, c));
         let before = self.ledger.memory();
-        self.ledger.look_ahead(layers, c);
-        self.ledger.bring_undo(layers, c);
-        // In addition to its input: the graph keeps all other hidden states, the output with them.
-        let graph = all + self.of_column(c);
-        let last = made.last().copied().unwrap_or_default();
-        let inside = self.growth(&before) + graph + (2 * self.hidden(c)).max(last.in_addition_to_graph);
-        visit(Span { part: StepPart::Recompute, held: before, graph: 0, inside });
+        self.ledger.look_ahead((band, layers), c);
+        // Of the cell, and of those that are still kept.
+        let mut graph = self.kept;
+        if is_kept {
+            visit(Span { part: StepPart::Backward, held: before, graph, inside: self.growth(&before) });
+            self.kept -= cell.graph;
+        } else {
+            self.ledger.bring_undo(layers, c);
+            let inside = self.growth(&before) + cell.graph + cell.beside;
+            visit(Span { part: StepPart::Recompute, held: before, graph, inside });
+            graph += cell.graph;
+        }
         let taken = self.ledger.take_travelling(c);
         let mut seed = if taken > 0 { 0 } else { self.hidden(c) };
         if self.schedule.has_head_in_cells() {
@@ -146,11 +167,24 @@ impl<'a> StepWalk<'a> {
         }
         let held = self.ledger.memory();
         let leaves = if self.spec.sums_apart() { layers.clone().map(|layer| self.spec.of_layer(layer)).sum() } else { 0 };
-        let inside = self.backward(layers, &made) + leaves * self.spec.element();
+        let inside = self.backward(layers, &cell.layers) + leaves * self.spec.element();
         let graph = graph + seed + taken;
         visit(Span { part: StepPart::Backward, held, graph, inside });
         let has_input_gradient = layers.start > 0 || self.spec.trains_embedding();
-        self.ledger.end_cell(layers, c, has_input_gradient);
+        self.ledger.end_cell((band, layers), c, has_input_gradient);
+    }
+
+    /// What a band's graph of a column keeps in addition to its input, all other hidden states with the output; and what there is beside it
+    /// at most while it is made: where its last layer attends, the graph of that layer's MLP is still to come.
+    fn graph_of(&self, layers: &Range<usize>, c: usize, is_choosing: bool) -> CellBytes {
+        let made: Vec<LayerBytes> = layers.clone().map(|layer| self.layer(layer, c, is_choosing)).collect();
+        let last = made.last().copied().unwrap_or_default();
+        let attending = if is_choosing { last.attending.saturating_sub(last.graph_of_mlp) } else { 0 };
+        CellBytes {
+            graph: made.iter().map(|layer| layer.graph).sum::<u64>() + self.of_column(c),
+            beside: (2 * self.hidden(c)).max(last.in_addition_to_graph).max(attending),
+            layers: made,
+        }
     }
 
     /// Gradients are copied from their leaves, or that of the embedding is made beside the others; then they are clipped and applied, one

@@ -144,8 +144,10 @@ impl Tracked {
     fn turn(&mut self, part: StepPart, held: MemoryByPart, count: Allocated) {
         self.see_untouched(&held);
         let live = self.close(count);
-        // In the middle of a cell, what nobody owns is its graph; what was there before stays what it was.
-        let in_cell = part == StepPart::Backward || (part == StepPart::Head && self.point.part == StepPart::Recompute);
+        // In the middle of a cell, and where cells are kept, what nobody owns is their graphs; what was there before stays what it was.
+        let in_cell = held.kept_cells > 0
+            || part == StepPart::Backward
+            || (part == StepPart::Head && self.point.part == StepPart::Recompute);
         let unowned = if in_cell { self.point.unowned } else { live - self.owned(&held) };
         self.point = Point { part, held, live, unowned };
     }

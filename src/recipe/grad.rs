@@ -1,13 +1,16 @@
 //! What a recipe says of the gradient: how it is tiled, and how what the backward phase needs waits for it.
 
+use std::fmt;
 use std::path::PathBuf;
 
+use serde::de::{Error, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer};
 use toml::Value;
 
 use super::diagnose::Checked;
 use super::read::AUTO;
 use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, table};
-use super::value::{COUNT, KeyRule, RecipeReader};
+use super::value::{COUNT, KeyRule, RecipeReader, RecipeValue};
 use super::words::words;
 
 /// A cell is at least a tenth as wide as it is by default.
@@ -52,6 +55,9 @@ table! {
         pub single_tokens_for_targets: bool = false,
         /// With `retreat`, a step is repeated with smaller cells and the same choices, at last with `int8` layer checkpoints.
         pub on_out_of_memory: OnOutOfMemory = OnOutOfMemory::Fail,
+        /// Cells whose graphs the forward phase makes and keeps, so that they are not computed again: so many in the order of the backward
+        /// phase, which begins with the last column of the uppermost layer band; below that band whole bands. With `auto` as many as fit.
+        pub keep_graph: KeepGraph = KeepGraph::Auto,
         /// A GPU captures what columns of equal shape have in common. For small models and small chunks.
         #[also("train.cuda_graphs", "cuda_graphs")]
         pub cuda_graphs: bool = false,
@@ -62,9 +68,15 @@ table! {
 }
 
 impl GradRecipe {
-    /// With the defaults for what is open: for who makes no gradient.
+    /// With the defaults for what is open, and no graph that is kept unless so many are: for who makes no gradient.
     pub fn closed(&self) -> Self {
-        Self { open: Vec::new(), ..self.clone() }
+        let keep_graph = if self.keep_graph == KeepGraph::Auto { KeepGraph::None } else { self.keep_graph };
+        Self { open: Vec::new(), keep_graph, ..self.clone() }
+    }
+
+    /// Whether the planner has nothing to decide.
+    pub fn is_closed(&self) -> bool {
+        self.open.is_empty() && self.keep_graph != KeepGraph::Auto
     }
 
     /// Whether `key` is left for the planner to decide.
@@ -72,9 +84,9 @@ impl GradRecipe {
         self.open.contains(&key)
     }
 
-    /// The keys that may be left open, as a recipe would have them in one line: `grad = { layers_per_cell = 4, … }`.
+    /// The keys that may be left to the planner, as a recipe would have them in one line: `grad = { layers_per_cell = 4, … }`.
     pub fn tiling(&self) -> String {
-        let is_of_tiling = |name: &str| OpenKey::ALL.iter().any(|key| key.name() == name);
+        let is_of_tiling = |name: &str| name == "keep_graph" || OpenKey::ALL.iter().any(|key| key.name() == name);
         let entries = self.written().into_iter().filter(|(name, _)| is_of_tiling(name));
         let written: Vec<String> = entries.map(|(name, value)| format!("{name} = {value}")).collect();
         format!("grad = {{ {} }}", written.join(", "))
@@ -124,6 +136,81 @@ words! {
         UndoLog = "undo_log",
         /// Its place.
         UndoLogPlace = "undo_log_place",
+    }
+}
+
+/// Cells whose graphs the forward phase keeps for the backward phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeepGraph {
+    /// None: every cell is computed again.
+    None,
+    /// As many as the planner finds room for; none where nobody plans.
+    Auto,
+    /// So many, counted in the order of the backward phase.
+    Cells(usize),
+}
+
+impl KeepGraph {
+    /// Their number, as far as it is decided.
+    pub fn cells(self) -> usize {
+        if let Self::Cells(cells) = self { cells } else { 0 }
+    }
+
+    /// So many.
+    pub fn of(cells: usize) -> Self {
+        if cells == 0 { Self::None } else { Self::Cells(cells) }
+    }
+}
+
+const NONE: &str = "none";
+
+impl RecipeValue for KeepGraph {
+    fn takes(_: Option<&str>) -> String {
+        format!("`{NONE}`, `{AUTO}`, or {}", COUNT.takes)
+    }
+
+    fn to_value(&self) -> Option<Value> {
+        Some(match self {
+            Self::None => NONE.into(),
+            Self::Auto => AUTO.into(),
+            Self::Cells(cells) => Value::Integer(*cells as i64),
+        })
+    }
+
+    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+        if let Self::Cells(cells) = self {
+            COUNT.check(reader, key, &Value::Integer(cells as i64))?;
+        }
+        Ok(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for KeepGraph {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct WordOrCount;
+
+        impl Visitor<'_> for WordOrCount {
+            type Value = KeepGraph;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "`\"{NONE}\"`, `\"{AUTO}\"`, or a whole number of cells")
+            }
+
+            fn visit_str<E: Error>(self, word: &str) -> Result<KeepGraph, E> {
+                match word {
+                    NONE => Ok(KeepGraph::None),
+                    AUTO => Ok(KeepGraph::Auto),
+                    _ => Err(E::invalid_value(Unexpected::Str(word), &self)),
+                }
+            }
+
+            fn visit_i64<E: Error>(self, number: i64) -> Result<KeepGraph, E> {
+                let cells = usize::try_from(number).map_err(|_| E::invalid_type(Unexpected::Signed(number), &self))?;
+                Ok(KeepGraph::Cells(cells))
+            }
+        }
+
+        deserializer.deserialize_any(WordOrCount)
     }
 }
 

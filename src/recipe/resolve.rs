@@ -137,6 +137,11 @@ fn refuse_graphs_over_waiting_weights(reader: &RecipeReader<'_>, grad: &GradReci
             .to_owned();
         return reader.refuse("train.offload", message, "write `grad.cuda_graphs = false`, or `train.offload = \"optimizer\"`");
     }
+    if grad.keep_graph.cells() > 0 && train.offload == Offload::Weights {
+        let message =
+            "`train.offload = \"weights\"` contradicts `grad.keep_graph`: a graph keeps the weights that it will need".to_owned();
+        return reader.refuse("grad.keep_graph", message, "leave it out: with waiting weights no graph is kept");
+    }
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use crate::model::{Adapter, Model, ModelConfig, kind_of, on_every_layer};
 use crate::optim;
 use crate::plan::stopwatch::Stopwatch;
 use crate::plan::{StepPart, StepSpec, StepTimes, StepWork, TrainedPart};
-use crate::recipe::{CacheLength, CacheRecipe, GradRecipe, LoraRecipe, Recipe, Storage, StoreRecipe};
+use crate::recipe::{CacheLength, CacheRecipe, GradRecipe, KeepGraph, LoraRecipe, Recipe, Storage, StoreRecipe};
 
 /// Layers of the rehearsed model, as one layer band: what is replayed is a forward again.
 const LAYERS: usize = 2;
@@ -83,7 +83,7 @@ impl Rehearsal {
         Ok(batch)
     }
 
-    /// The tiling of a width: one layer band, and what waits is plain and in memory.
+    /// The tiling of a width: one layer band, what waits is plain and in memory, and no graph is kept, so that every part is timed.
     fn grad(&self, chunks: usize) -> GradRecipe {
         GradRecipe {
             layers_per_cell: LAYERS,
@@ -91,6 +91,7 @@ impl Rehearsal {
             layer_checkpoints: StoreRecipe::PLAIN,
             undo_log: StoreRecipe::PLAIN,
             single_tokens_for_targets: false,
+            keep_graph: KeepGraph::None,
             open: Vec::new(),
             ..self.recipe.grad.clone()
         }

@@ -9,7 +9,7 @@ use crate::data::Batch;
 use crate::engine::{Engine, EngineError, MicroBatchContext, MicroBatchGradients, Observer, Settings, guarded};
 use crate::model::Model;
 use crate::native::cuda::release_cached_memory;
-use crate::recipe::{CacheRecipe, GradRecipe, OnOutOfMemory, Recipe, StoreForm};
+use crate::recipe::{CacheRecipe, GradRecipe, KeepGraph, OnOutOfMemory, Recipe, StoreForm};
 use crate::store::copier_of;
 
 /// An engine and how it is tiled.
@@ -94,7 +94,7 @@ impl RetryingEngine {
         self.engine.backward(model, trace, context, observer)
     }
 
-    /// The next smaller tiling: half as wide, then half as high, then with rounded layer checkpoints.
+    /// The next smaller tiling: without graphs that are kept, half as wide, then half as high, then with rounded layer checkpoints.
     fn smaller(&self, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<Option<GradRecipe>, EngineError> {
         let plan = self.engine.settings().plan(batch, context.chunk_sizes)?;
         let widest = plan.columns.iter().map(std::ops::Range::len).max().unwrap_or(1);
@@ -105,7 +105,9 @@ impl RetryingEngine {
 fn smaller(grad: &GradRecipe, widest: usize, num_layers: usize) -> Option<GradRecipe> {
     let layers = grad.layers_per_cell.min(num_layers);
     let mut smaller = grad.clone();
-    if widest > 1 {
+    if grad.keep_graph != KeepGraph::None {
+        smaller.keep_graph = KeepGraph::None;
+    } else if widest > 1 {
         smaller.chunks_per_cell = Some(widest.div_ceil(2));
     } else if layers > 1 {
         smaller.layers_per_cell = layers.div_ceil(2);
@@ -151,7 +153,10 @@ mod tests {
     fn the_ladder_ends_where_nothing_smaller_is_left() {
         let model = support::model(&CASE);
         let mut grad = tiled(&CASE, &model, OnOutOfMemory::Retreat).grad.clone();
+        grad.keep_graph = KeepGraph::Cells(7);
         let mut widest = 5;
+        grad = smaller(&grad, widest, 6).unwrap();
+        assert_eq!((grad.keep_graph, grad.chunks_per_cell), (KeepGraph::None, Some(4)));
         let mut seen = Vec::new();
         while let Some(next) = smaller(&grad, widest, 6) {
             widest = next.chunks_per_cell.unwrap();
@@ -164,9 +169,15 @@ mod tests {
 
     #[test]
     fn a_step_that_does_not_fit_is_made_again_with_smaller_cells_the_same_choices_and_the_same_gradient() {
-        let (model, batch, context) = (support::model(&CASE), support::batch(&CASE), support::context(&CASE));
-        let whole = tiled(&CASE, &model, OnOutOfMemory::Fail).gradients(&model, &batch, context, &mut Silent).unwrap();
-        let mut tiled = tiled(&CASE, &model, OnOutOfMemory::Retreat);
+        for kept in [0, 1, 100] {
+            made_again(&Case { kept, ..CASE });
+        }
+    }
+
+    fn made_again(case: &Case) {
+        let (model, batch, context) = (support::model(case), support::batch(case), support::context(case));
+        let whole = tiled(case, &model, OnOutOfMemory::Fail).gradients(&model, &batch, context, &mut Silent).unwrap();
+        let mut tiled = tiled(case, &model, OnOutOfMemory::Retreat);
         // Cells of one chunk and two layers fit, in the backward phase.
         let made = under(Sabotage::MemoryForTwo, || tiled.gradients(&model, &batch, context, &mut Silent)).unwrap();
         assert_eq!((tiled.grad.chunks_per_cell, tiled.grad.layers_per_cell), (Some(1), 2));
@@ -174,6 +185,7 @@ mod tests {
         assert_eq!(made.log.hash(), whole.log.hash());
         let worst = Comparison::new((&made.losses, &made.gradients), (&whole.losses, &whole.gradients)).worst();
         assert!(worst <= EXACT, "{worst:.2e}");
+        assert_eq!(tiled.grad.keep_graph, KeepGraph::None);
         // The next step chooses for itself again.
         let again = tiled.gradients(&model, &batch, context, &mut Silent).unwrap();
         assert_eq!(again.log.hash(), whole.log.hash());

@@ -10,7 +10,7 @@ use crate::engine::{Engine, Settings};
 use crate::files::{self, Scratch};
 use crate::model::{ModelConfig, kind_of};
 use crate::plan::{Alternative, Decision, Machine, PlanError, Planner, TrainedPart};
-use crate::recipe::{GradRecipe, LongBenchPrompt, OpenKey, Recipe};
+use crate::recipe::{GradRecipe, KeepGraph, LongBenchPrompt, OpenKey, Recipe};
 use crate::report::console;
 use crate::units::Bytes;
 
@@ -98,7 +98,9 @@ pub fn settled(
     machine: Machine,
 ) -> Result<(Recipe, Alternative), TrainError> {
     if recipe.grad.open.is_empty() {
-        let planned = plan(&recipe, config, batch, machine, |planner| planner.consider(recipe.grad.clone()))?;
+        // How many graphs fit is no question of time.
+        let planned = plan(&recipe, config, batch, machine, |planner| planner.keeping(recipe.grad.clone()))?;
+        recipe.grad = planned.grad.clone();
         if !planned.fits {
             let found = "more than there is: `kvtune plan` says what would fit";
             console::note(&format!("a step would take {} at its peak, {found}", planned.words()));
@@ -144,10 +146,31 @@ pub(super) fn smaller(
         Some(device) => machine.limits.device = less(machine.limits.device, device),
         None => machine.limits.host = less(machine.limits.host, planned.host),
     }
-    let open = GradRecipe { open: OpenKey::ALL.to_vec(), ..recipe.grad.clone() };
+    let open = GradRecipe { open: OpenKey::ALL.to_vec(), keep_graph: KeepGraph::Auto, ..recipe.grad.clone() };
     let batch = heaviest(recipe, config, data, machine).ok()?;
     let Decision { chosen, .. } = plan(recipe, config, &batch, machine, |planner| planner.decide(&open)).ok()?;
     Some(format!("the planner would write `{}`: {} at the peak", chosen.grad.tiling(), chosen.words()))
+}
+
+/// With graphs that are kept another batch may be the heaviest than without. Keeps as many as fit in all, and says what is planned then.
+fn with_fewer_graphs(
+    recipe: &mut Recipe,
+    config: &ModelConfig,
+    data: &Dataset,
+    (machine, mut planned): (Machine, Alternative),
+) -> Result<Alternative, TrainError> {
+    while recipe.grad.keep_graph != KeepGraph::None {
+        let batch = heaviest(recipe, config, data, machine)?;
+        let heavier = plan(recipe, config, &batch, machine, |planner| planner.consider(recipe.grad.clone()))?;
+        if heavier.fits {
+            return Ok(heavier);
+        }
+        let (open, most) =
+            (GradRecipe { keep_graph: KeepGraph::Auto, ..recipe.grad.clone() }, recipe.grad.keep_graph.cells() - 1);
+        planned = plan(recipe, config, &batch, machine, |planner| planner.keeping(open))?;
+        recipe.grad.keep_graph = KeepGraph::of(planned.grad.keep_graph.cells().min(most));
+    }
+    Ok(planned)
 }
 
 /// Opens a recipe's data, shows them to `opened`, and decides what it leaves open for the heaviest batch; `run` is where scratch files
@@ -171,8 +194,11 @@ pub fn settled_with_data(
     opened(&data);
     build::check_lengths(&engine, &data)?;
     let batch = heaviest(&recipe, config, &data.train, machine)?;
-    let is_open = !recipe.grad.open.is_empty();
-    let (recipe, planned) = settled(recipe, config, &batch, machine)?;
+    let (is_open, leaves_graphs) = (!recipe.grad.is_closed(), recipe.grad.keep_graph == KeepGraph::Auto);
+    let (mut recipe, mut planned) = settled(recipe, config, &batch, machine)?;
+    if leaves_graphs && planned.fits {
+        planned = with_fewer_graphs(&mut recipe, config, &data.train, (machine, planned))?;
+    }
     let engine = if is_open { engine_of(&recipe)? } else { engine };
     Ok(ResolvedRun { recipe, planned, engine, data, machine })
 }

@@ -198,7 +198,7 @@ impl Observer for RunWatch {
             // Too short to be read.
             Event::Head { .. } | Event::CellBackward { .. } => {}
             Event::Replay { band: (r, n) } => self.progress.inside(&format!("replay, band {} of {n}", r + 1)),
-            Event::Cell { band: (r, bands), column: (c, columns) } => {
+            Event::Cell { band: (r, bands), column: (c, columns), .. } => {
                 self.progress.inside(&format!("backward, band {} of {bands}, cell {} of {columns}", r + 1, columns - c));
             }
         }

@@ -177,7 +177,7 @@ struct ProofObserver {
 impl Observer for ProofObserver {
     fn observe(&mut self, event: Event) {
         match event {
-            Event::Cell { band, column } => self.cells = (band.1, column.1),
+            Event::Cell { band, column, .. } => self.cells = (band.1, column.1),
             Event::Head { .. } if self.cells != (0, 0) => self.head = HeadTurn::Cells,
             _ => {}
         }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::engine::{ChunkPlan, Settings};
-use crate::recipe::{BufferKind, CacheLength, CacheRecipe, GradRecipe, Storage, StoreForm, StorePlace, StoreRecipe};
+use crate::recipe::{BufferKind, CacheLength, CacheRecipe, GradRecipe, KeepGraph, Storage, StoreForm, StorePlace, StoreRecipe};
 
 /// One way of running a batch.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,13 +16,14 @@ pub struct Tiling {
 }
 
 impl Tiling {
-    /// With cells of so many layers and chunks, and stores that are plain and in memory.
+    /// With cells of so many layers and chunks, stores that are plain and in memory, and no graph that is kept.
     fn shaped(&self, (layers, chunks): (usize, usize)) -> Self {
         let grad = GradRecipe {
             layers_per_cell: layers,
             chunks_per_cell: Some(chunks),
             layer_checkpoints: StoreRecipe::PLAIN,
             undo_log: StoreRecipe::PLAIN,
+            keep_graph: KeepGraph::None,
             ..self.grad.clone()
         };
         Self { grad, ..self.clone() }
@@ -31,6 +32,11 @@ impl Tiling {
     /// With these stores.
     fn waiting(&self, layer_checkpoints: StoreRecipe, undo_log: StoreRecipe) -> Self {
         Self { grad: GradRecipe { layer_checkpoints, undo_log, ..self.grad.clone() }, ..self.clone() }
+    }
+
+    /// With the graphs of so many cells kept.
+    fn keeping(&self, cells: usize) -> Self {
+        Self { grad: GradRecipe { keep_graph: KeepGraph::of(cells), ..self.grad.clone() }, ..self.clone() }
     }
 
     /// The same, said in layers and chunks as far as they say it: where all columns but those that end with a sequence are equally wide.
@@ -74,6 +80,7 @@ const STORES_OF_ONE_BAND: [[StoreRecipe; 2]; 2] = [[PLAIN, FILE], [PLAIN, INT8]]
 ///   nothing leaves the cache, each with every storage.
 /// * For several bands and columns: stores in files, each store rounding alone, both rounding in files; and for a single band an undo log
 ///   in a file and one that rounds, which moves the head's turn. A store into which nothing is ever put is left out.
+/// * For both: the graphs of one cell, of all but one column, of a band and a cell, and of all cells kept.
 pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: &ChunkPlan) -> Vec<Tiling> {
     let num_chunks = plan.spans.len();
     let several = (1, 2.min(num_chunks.div_ceil(2)));
@@ -97,6 +104,11 @@ pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: 
     };
     all.extend(STORES.iter().map(|&stores| waiting(several, stores)));
     all.extend(STORES_OF_ONE_BAND.iter().map(|&stores| waiting(one_band, stores)));
+    let num_columns = num_chunks.div_ceil(several.1);
+    for shape in [several, one_band] {
+        let counts = sizes([1, num_columns - 1, num_columns + 1, num_columns * num_layers.div_ceil(shape.0)], usize::MAX);
+        all.extend(counts.into_iter().map(|cells| own.shaped(shape).keeping(cells)));
+    }
     // What is exact comes before what rounds: the sort is stable.
     all[1..].sort_by_key(Tiling::rounds);
     let mut all = distinct(all);

@@ -91,7 +91,7 @@ fn the_parts_are_the_whole() {
     // Three layers in bands of one are run forward twice but for the top one; in one band none is.
     for (layers, replays) in [("grad.layers_per_cell=1", true), ("grad.layers_per_cell=3", false)] {
         let began = Instant::now();
-        let lines = lines(&bare(), &["--tokens", "200", "--set", layers]);
+        let lines = lines(&bare(), &["--tokens", "200", "--set", layers, "--set", "grad.keep_graph=none"]);
         let elapsed = began.elapsed().as_secs_f64();
         let steps = || lines.iter().filter(|line| line["kind"] == "step");
         assert!(steps().map(|step| number(step, "step_seconds")).sum::<f64>() < elapsed, "by a clock outside");
@@ -111,7 +111,8 @@ fn the_parts_are_the_whole() {
 #[test]
 fn what_makes_the_host_wait_is_counted_where_it_is_asked_for() {
     let counted = |more: &[&str]| {
-        let lines = lines(&bare(), &[&["--tokens", "200", "--count-syncs", "--set", "grad.layers_per_cell=1"], more].concat());
+        let tiling = ["--set", "grad.layers_per_cell=1", "--set", "grad.keep_graph=none"];
+        let lines = lines(&bare(), &[&["--tokens", "200", "--count-syncs"], &tiling[..], more].concat());
         let waits = lines.last().unwrap().clone();
         assert_eq!((waits["kind"].as_str(), waits["step"].as_u64()), (Some("waits"), Some(3)));
         PARTS.map(|part| waits["parts"][part].as_object().unwrap().values().map(|count| count.as_i64().unwrap()).sum::<i64>())
@@ -125,7 +126,8 @@ fn what_makes_the_host_wait_is_counted_where_it_is_asked_for() {
 
 #[test]
 fn the_share_of_copies_is_a_part_of_the_step() {
-    for step in lines(&bare(), &["--tokens", "200"]).iter().filter(|line| line["kind"] == "step") {
+    for step in lines(&bare(), &["--tokens", "200", "--set", "grad.keep_graph=none"]).iter().filter(|line| line["kind"] == "step")
+    {
         let share = number(step, "store_copy_share");
         assert!((share - number(step, "store_copy_seconds") / number(step, "step_seconds")).abs() < 1e-9);
         assert!(share > 0.0 && share < 1.0, "{share}");
@@ -134,9 +136,9 @@ fn the_share_of_copies_is_a_part_of_the_step() {
 
 #[test]
 fn memory_by_part_is_the_peak() {
-    for layers in ["1", "3"] {
-        let set = format!("grad.layers_per_cell={layers}");
-        let lines = lines(&bare(), &["--tokens", "300", "--profile-memory", "--set", &set]);
+    for (layers, kept) in [("1", "none"), ("3", "none"), ("1", "1"), ("3", "2")] {
+        let sets = [format!("grad.layers_per_cell={layers}"), format!("grad.keep_graph={kept}")];
+        let lines = lines(&bare(), &["--tokens", "300", "--profile-memory", "--set", &sets[0], "--set", &sets[1]]);
         let memory = lines.last().unwrap();
         assert_eq!(keys(memory), "kind measured_peak_bytes memory parts peak_in tensor_peak_bytes_by_part");
         assert_eq!((memory["kind"].as_str(), memory["memory"].as_str()), (Some("memory"), Some("process")));

@@ -70,7 +70,7 @@ fn a_gpu_that_is_not_here_has_a_plan_of_its_own() {
 
 #[test]
 fn each_memory_of_a_gpus_plan_has_a_table_and_a_column() {
-    let arguments = ["--tokens", "300", "--device-memory", "2GB", "--host-memory", "8GiB"];
+    let arguments = ["--tokens", "300", "--device-memory", "2GB", "--host-memory", "8GiB", "--set", "grad.keep_graph=none"];
     let said = plan(&Place::new(), &arguments).done();
     let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
     let table = |title: &str| {
@@ -109,7 +109,7 @@ fn what_does_not_fit_is_refused_with_what_would() {
 #[test]
 fn files_without_room_are_refused_with_what_would_fit() {
     let place = Place::new();
-    let files = ["--tokens", "3000", "--set", "grad.undo_log_place=file"];
+    let files = ["--tokens", "3000", "--set", "grad.undo_log_place=file", "--set", "grad.keep_graph=none"];
     let refused = plan(&place, &[&files[..], &["--scratch-space", "10KiB"]].concat()).refused(4);
     assert!(refused.contains(" of scratch files, for which 10.0 KiB are free\n\nhint: this would: grad = { "), "{refused}");
     // Nobody knows yet where the run will be, or the disk is large enough.

@@ -17,7 +17,8 @@ use kvtune::engine::{Engine, MicroBatchContext, Settings, Silent};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, Model};
 use kvtune::recipe::{
-    BufferKind, CacheLength, CacheRecipe, Chunking, Dtype, GradRecipe, OnOutOfMemory, PolicyRecipe, Storage, StoreRecipe,
+    BufferKind, CacheLength, CacheRecipe, Chunking, Dtype, GradRecipe, KeepGraph, OnOutOfMemory, PolicyRecipe, Storage,
+    StoreRecipe,
 };
 use kvtune::verify::walk;
 use serde_json::Value;
@@ -214,6 +215,7 @@ pub fn cells(layers_per_cell: usize, chunks_per_cell_multiplier: f64) -> GradRec
         scratch_dir: None,
         single_tokens_for_targets: false,
         on_out_of_memory: OnOutOfMemory::Fail,
+        keep_graph: KeepGraph::None,
         cuda_graphs: false,
         open: Vec::new(),
     }

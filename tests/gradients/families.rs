@@ -56,7 +56,7 @@ const GLM4_MOE: &str = r#"{"model_type": "glm4_moe", "n_routed_experts": 4, "num
 const GPT_OSS: &str = r#"{"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2,
     "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": false}}"#;
 
-const FAMILIES: [(&str, &str); 23] = [
+pub(super) const FAMILIES: [(&str, &str); 23] = [
     ("llama with biases", BIASED_LLAMA),
     ("llama 3.1", LLAMA_31),
     ("linear", LINEAR),
@@ -83,7 +83,7 @@ const FAMILIES: [(&str, &str); 23] = [
 ];
 
 /// A case with a family in place of its own.
-fn of_family((name, config): (&'static str, &'static str), case: &Case) -> Case {
+pub(super) fn of_family((name, config): (&'static str, &'static str), case: &Case) -> Case {
     let sliding_layers: &[usize] = match config {
         MISTRAL => &[0, 1, 2],
         OLMO3 => &[0, 1],

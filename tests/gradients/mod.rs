@@ -5,6 +5,7 @@ mod chunkings;
 mod families;
 mod full;
 mod invariance;
+mod kept;
 mod session;
 mod shapes;
 mod stores;

@@ -36,11 +36,14 @@ pub(crate) fn draws(seed: u64, count: usize, sizes: Sizes) -> Vec<Draw> {
     // A stream of its own: the other figures of a seed stay what they were.
     let mut of_dropout = rng.clone();
     of_dropout.set_stream(1);
+    let mut of_graphs = rng.clone();
+    of_graphs.set_stream(2);
+    let mut kept = || *["'none'", "'none'", "1", "3", "8", "'auto'"].choose(&mut of_graphs).unwrap();
     let mut dropout = || *["0.0", "0.0", "0.1"].choose(&mut of_dropout).unwrap();
-    (0..count).map(|_| draw(&mut rng, sizes, dropout())).collect()
+    (0..count).map(|_| draw(&mut rng, sizes, (dropout(), kept()))).collect()
 }
 
-fn draw(rng: &mut ChaCha8Rng, sizes: Sizes, dropout: &str) -> Draw {
+fn draw(rng: &mut ChaCha8Rng, sizes: Sizes, (dropout, kept): (&str, &str)) -> Draw {
     let mut of = |choices: &[usize]| *choices.choose(rng).unwrap();
     let (layers, hidden, slots) = (of(sizes.layers), of(sizes.hidden), of(sizes.slots));
     let (head_dim, groups, per_group) = (of(&[16, 32, 64]), of(&[1, 2, 4]), of(&[1, 2, 4]));
@@ -71,12 +74,12 @@ fn draw(rng: &mut ChaCha8Rng, sizes: Sizes, dropout: &str) -> Draw {
              data = {{ format = 'tokens', train = 'none' }}\n\
              kv_cache = {{ policy = '{policy}', cache_length = {slots}, chunk_size = {chunk}, buffer = '{buffer}' }}\n\
              grad = {{ layers_per_cell = {layers_per_cell}, {width}layer_checkpoints = '{checkpoints}', undo_log = '{undo}', \
-             layer_checkpoints_place = '{checkpoints_place}', undo_log_place = '{undo_place}', scratch_dir = 'scratch' }}\n"
+             layer_checkpoints_place = '{checkpoints_place}', undo_log_place = '{undo_place}', keep_graph = {kept}, scratch_dir = 'scratch' }}\n"
         ),
         tokens,
         words: format!(
             "{layers} × {hidden}, MLP {inner}, {groups}·{per_group} heads of {head_dim}, vocabulary {vocab}, {dtype}{}; {policy} {slots} \
-             {buffer}, chunks {chunk}; {sequences} × {tokens}; cells {layers_per_cell} × {}; {checkpoints} {checkpoints_place}, {undo} {undo_place}",
+             {buffer}, chunks {chunk}; {sequences} × {tokens}; cells {layers_per_cell} × {}; {checkpoints} {checkpoints_place}, {undo} {undo_place}; {kept} kept",
             if is_full { " full".to_owned() } else { format!(", dropout {dropout}") },
             if chunks_per_cell == 0 { "cache".to_owned() } else { chunks_per_cell.to_string() },
         ),
@@ -111,7 +114,7 @@ pub(crate) fn measure(kvtune: &Path, dir: &Path, draw: &Draw, threads: usize) ->
     fs::write(dir.join("config.json"), draw.config.to_string()).unwrap();
     let recipe = dir.join("recipe.toml");
     fs::write(&recipe, &draw.recipe).unwrap();
-    let lines = bench(kvtune, &recipe, [draw.tokens, threads, 1]);
+    let lines = bench(kvtune, &recipe, [draw.tokens, threads, 1], &[]);
     let (forecast, memory, summary) = (line(&lines, "forecast"), line(&lines, "memory"), line(&lines, "summary"));
     let parts = parts(memory);
     let tensors = parts.iter().filter(|(name, _)| !PROCESS.contains(&name.as_str())).map(|(_, bytes)| bytes).sum();
@@ -125,12 +128,12 @@ pub(crate) fn measure(kvtune: &Path, dir: &Path, draw: &Draw, threads: usize) ->
     }
 }
 
-/// The lines of `kvtune bench` with its memory by part: for so many tokens, threads and steps.
-pub(crate) fn bench(kvtune: &Path, recipe: &Path, numbers: [usize; 3]) -> Vec<Value> {
+/// The lines of `kvtune bench` with its memory by part: for so many tokens, threads and steps, and with further arguments.
+pub(crate) fn bench(kvtune: &Path, recipe: &Path, numbers: [usize; 3], more: &[&str]) -> Vec<Value> {
     let words = ["bench", "--device", "cpu", "--random-weights", "--profile-memory", "--format", "json", "--recipe"];
     let [tokens, threads, steps] = numbers.map(|number| number.to_string());
     let numbers = ["--tokens", &tokens, "--threads", &threads, "--steps", &steps];
-    let output = Command::new(kvtune).args(words).arg(recipe).args(numbers).output().unwrap();
+    let output = Command::new(kvtune).args(words).arg(recipe).args(numbers).args(more).output().unwrap();
     assert!(output.status.success(), "{}: {}", recipe.display(), String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

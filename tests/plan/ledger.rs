@@ -53,6 +53,21 @@ fn other_caches_kinds_heads_and_full_training_hold_what_is_planned() {
 }
 
 #[test]
+fn kept_graphs_hold_what_is_planned() {
+    for kept in ["grad.keep_graph=1", "grad.keep_graph=6", "grad.keep_graph=1000"] {
+        for layers in ["grad.layers_per_cell=1", "grad.layers_per_cell=2", "grad.layers_per_cell=3"] {
+            check(&[kept, layers, "kv_cache.policy=h2o"]);
+            check(&[kept, layers, "grad.chunks_per_cell=2", "kv_cache.policy=lastrec", "train.micro_batch_size=2"]);
+            check(&[kept, layers, "grad.layer_checkpoints=int8", "grad.undo_log=int8"]);
+            check(&[kept, layers, "train.weights=all", "model.dtype=bf16"]);
+        }
+        check(&[kept, "kv_cache.buffer=int8", "grad.layers_per_cell=2", "head.kind=seq_classification", "head.num_labels=3"]);
+        check(&[kept, "kv_cache.policy=dense", "kv_cache.storage=growing", "grad.chunks_per_cell=1"]);
+        check_sequences(&[kept, "kv_cache.policy=h2o", "grad.layers_per_cell=2", "grad.chunks_per_cell=2"], &[90, TOKENS, 20]);
+    }
+}
+
+#[test]
 fn sequences_of_different_lengths_hold_what_is_planned() {
     for lengths in [&[90, TOKENS, 20][..], &[1, 150], &[60, 50]] {
         check_sequences(&["kv_cache.policy=h2o", "grad.layers_per_cell=2"], lengths);

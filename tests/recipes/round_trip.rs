@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use kvtune::metrics::Metric;
 use kvtune::recipe::{
     BatchOrder, BatchSize, Boundary, BufferKind, CacheLength, CacheRecipe, ChatRecipe, CheckpointRecipe, Chunking, DataFormat,
-    DataRecipe, Dtype, EvalRecipe, Figure, GenerateRecipe, GradRecipe, HeadRecipe, HelmetFamily, InitLora, Labels, LogRecipe,
-    LongBenchPrompt, LoraRecipe, Mode, ModelRecipe, Offload, OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm, OnTooLong, OpenKey,
-    OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, RopeScalingRecipe, RopeType, Schedule, Storage, StoreForm,
-    StorePlace, StoreRecipe, TargetModules, TemplateChoice, TemplateDate, TemplateVariables, TrainOn, TrainRecipe, TrainedBias,
-    ValidationSource, Warmup, Weights,
+    DataRecipe, Dtype, EvalRecipe, Figure, GenerateRecipe, GradRecipe, HeadRecipe, HelmetFamily, InitLora, KeepGraph, Labels,
+    LogRecipe, LongBenchPrompt, LoraRecipe, Mode, ModelRecipe, Offload, OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm,
+    OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, RopeScalingRecipe, RopeType, Schedule,
+    Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TemplateChoice, TemplateDate, TemplateVariables, TrainOn,
+    TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -267,10 +267,14 @@ prop_compose! {
     }
 }
 
+fn keep_graph() -> impl Strategy<Value = KeepGraph> {
+    prop_oneof![Just(KeepGraph::None), Just(KeepGraph::Auto), small().prop_map(KeepGraph::Cells)]
+}
+
 prop_compose! {
     fn rest(head: HeadRecipe)(model in (path(), option::of(path()), select(Dtype::ALL), any::<bool>(), option::of(rope_scaling())),
               grad in (small(), 0.1..1e3_f64, option::of(small()), any::<bool>()), stores in stores(),
-              on_out_of_memory in select(OnOutOfMemory::ALL), cuda_graphs in any::<bool>(),
+              on_out_of_memory in select(OnOutOfMemory::ALL), cuda_graphs in any::<bool>(), keep_graph in keep_graph(),
               open in subsequence(OpenKey::ALL, 0..=OpenKey::ALL.len()),
               checkpoint in (large(), option::of(large()), small(), select(OnSigterm::ALL)), interval in large(), output_dir in option::of(path()))
              -> (ModelRecipe, GradRecipe, CheckpointRecipe, LogRecipe, Option<PathBuf>) {
@@ -290,6 +294,7 @@ prop_compose! {
                     scratch_dir: stores.2,
                     single_tokens_for_targets,
                     on_out_of_memory,
+                    keep_graph,
                     cuda_graphs,
                     open: Vec::new(),
                 },
@@ -316,7 +321,9 @@ fn recipe() -> impl Strategy<Value = Recipe> {
             let train = TrainRecipe { weights: if lora.is_some() { Weights::Adapter } else { Weights::All }, ..train };
             // A quantised cache has an exact undo log.
             let form = if kv_cache.buffer == BufferKind::Plain { grad.undo_log.form } else { StoreForm::Plain };
-            let grad = GradRecipe { undo_log: StoreRecipe { form, ..grad.undo_log }, ..grad };
+            let waits = train.offload == Offload::Weights;
+            let keep_graph = if waits && grad.keep_graph.cells() > 0 { KeepGraph::None } else { grad.keep_graph };
+            let grad = GradRecipe { undo_log: StoreRecipe { form, ..grad.undo_log }, keep_graph, ..grad };
             Recipe { model, lora, data, head, kv_cache, grad, train, optimizer, eval, checkpoint, log, output_dir }
         })
     })

@@ -81,6 +81,8 @@ pub struct Case {
     pub layer_checkpoints: StoreRecipe,
     /// How the undo log waits, and where.
     pub undo_log: StoreRecipe,
+    /// Cells whose graphs the forward phase keeps.
+    pub kept: usize,
     /// Whether a GPU captures what columns of equal shape have in common.
     pub has_cuda_graphs: bool,
     /// Whether sessions have fixed widths.
@@ -172,6 +174,9 @@ pub const IN_MEMORY: StoreRecipe = StoreRecipe { form: StoreForm::Plain, place: 
 /// A plain store in a file.
 pub const IN_FILE: StoreRecipe = StoreRecipe { place: StorePlace::File, ..IN_MEMORY };
 
+/// A store that rounds.
+pub const INT8: StoreRecipe = StoreRecipe { form: StoreForm::Int8, ..IN_MEMORY };
+
 /// The case that others vary: ragged, with GQA, of several cells each way; its chunks fit no border evenly.
 pub const PLAIN: Case = Case {
     name: "plain",
@@ -208,6 +213,7 @@ pub const PLAIN: Case = Case {
     head: HeadKind::NextToken,
     layer_checkpoints: IN_MEMORY,
     undo_log: IN_MEMORY,
+    kept: 0,
     has_cuda_graphs: false,
     is_static: false,
     has_loud_channel: false,

@@ -27,12 +27,12 @@ pub const HEADS: [Value; 4] = [
     |c| Case { head: HeadKind::Score, ..c },
 ];
 
-/// Shapes of cells, and where stores wait.
+/// Shapes of cells, how many of their graphs are kept, and where stores wait.
 pub const TILINGS: [Value; 5] = [
     |c| c,
-    |c| Case { width: Width::Chunks(1), ..c },
+    |c| Case { width: Width::Chunks(1), kept: 1000, ..c },
     |c| Case { layers_per_cell: 3, width: Width::Chunks(100), ..c },
-    |c| Case { layers_per_cell: 2, width: Width::Multiplier(1.0), ..c },
+    |c| Case { layers_per_cell: 2, width: Width::Multiplier(1.0), kept: 2, ..c },
     |c| Case { layers_per_cell: 2, width: Width::Chunks(2), layer_checkpoints: IN_FILE, undo_log: IN_FILE, ..c },
 ];
 

@@ -13,7 +13,7 @@ use kvtune::engine::{ChunkKey, Engine, MicroBatchContext, Settings};
 use kvtune::files::{ExcludedModules, ModulePatterns, ModuleRegex, PeftConfig, PeftTargets};
 use kvtune::head::{Classify, ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, DropoutKey, Model, ModelConfig, ModelPlacement, NormSpec, Preference};
-use kvtune::recipe::{CacheLength, CacheRecipe, Dtype, GradRecipe, OnOutOfMemory, PolicyRecipe};
+use kvtune::recipe::{CacheLength, CacheRecipe, Dtype, GradRecipe, KeepGraph, OnOutOfMemory, PolicyRecipe};
 use kvtune::units::ChunkIdx;
 use kvtune::verify::{Tiling, every_tiling};
 use rand::RngExt;
@@ -289,6 +289,7 @@ pub fn recipes(case: &Case) -> (CacheRecipe, GradRecipe) {
         scratch_dir: Some(std::env::temp_dir().join(format!("kvtune-proofs-{}", std::process::id()))),
         single_tokens_for_targets: case.tail != Tail::InChunks,
         on_out_of_memory: OnOutOfMemory::Fail,
+        keep_graph: KeepGraph::of(case.kept),
         cuda_graphs: case.has_cuda_graphs,
         open: Vec::new(),
     };

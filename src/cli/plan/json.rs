@@ -9,7 +9,7 @@ use crate::units::Bytes;
 
 /// Keys as `docs/reference/plan.md` has them; `kind` says what the line is.
 pub(in crate::cli) fn alternative(kind: &str, alternative: &Alternative) -> Value {
-    let Alternative { grad, cells, forecast, device, host, seconds, fits } = alternative;
+    let Alternative { grad, cells, kept, forecast, device, host, seconds, fits } = alternative;
     let peak = |peak: &PlannedPeak| {
         let parts: Vec<Value> = peak.parts.iter().map(|(part, bytes)| json!({ "part": part, "bytes": bytes.0 })).collect();
         json!({ "peak_in": peak.part.name(), "tensor_bytes": peak.bytes().0, "parts": parts })
@@ -18,7 +18,7 @@ pub(in crate::cli) fn alternative(kind: &str, alternative: &Alternative) -> Valu
     json!({
         "kind": kind, "fits": fits, "layers_per_cell": grad.layers_per_cell, "chunks_per_cell": grad.chunks_per_cell,
         "layer_checkpoints": grad.layer_checkpoints.form.name(), "layer_checkpoints_place": grad.layer_checkpoints.place.name(),
-        "undo_log": grad.undo_log.form.name(), "undo_log_place": grad.undo_log.place.name(), "layer_bands": cells.0, "columns": cells.1,
+        "undo_log": grad.undo_log.form.name(), "undo_log_place": grad.undo_log.place.name(), "layer_bands": cells.0, "columns": cells.1, "kept_cells": kept,
         "process_bytes": host.0, "device_bytes": device.map(|bytes| bytes.0), "file_bytes": forecast.files.0,
         "tensors": peak(&forecast.device), "host_tensors": forecast.host.as_ref().map(peak),
         "seconds": Value::Object(by_part.collect()),

@@ -56,7 +56,7 @@ fn parts(title: &str, peak: &PlannedPeak, whole: Bytes) -> Table {
 
 /// The chosen tiling and others, the fastest first.
 fn alternatives(chosen: &Alternative, others: &[Alternative], is_timed: bool) -> Table {
-    let mut header = vec!["layers × chunks per cell", "layer checkpoints", "undo log"];
+    let mut header = vec!["layers × chunks per cell", "graphs kept", "layer checkpoints", "undo log"];
     header.extend(if chosen.device.is_some() { &["device's peak", "host's peak"][..] } else { &["peak"] });
     header.push("files");
     header.extend(StepPart::ALL.map(StepPart::name));
@@ -68,6 +68,7 @@ fn alternatives(chosen: &Alternative, others: &[Alternative], is_timed: bool) ->
         let width = other.grad.chunks_per_cell.map_or("by cache".to_owned(), |chunks| chunks.to_string());
         let mut cells = vec![
             format!("{} × {width}{}", other.grad.layers_per_cell, if is_chosen(&other) { " (chosen)" } else { "" }),
+            format!("{} of {}", other.kept, other.cells.0 * other.cells.1),
             store(other.grad.layer_checkpoints),
             store(other.grad.undo_log),
         ];

@@ -1,0 +1,83 @@
+//! The autograd graph of a cell: recorded when the forward phase runs it, or when the backward phase computes it again, and differentiated.
+
+use tch::{Tensor, no_grad, with_grad};
+
+use super::EngineError;
+use super::attend::{Column, ColumnAttention, Mode, chain_leaf};
+use super::layer_state::link;
+use super::router_balance::{RouterSums, RouterTask};
+use super::session::Pass;
+use crate::cache::Policy;
+use crate::native::run_backward;
+
+/// A column that was carried through a layer band with autograd.
+pub(super) struct CellGraph {
+    input: Tensor,
+    /// `(B, n, E)`.
+    pub(super) output: Tensor,
+    chain: Tensor,
+    chain_ends: Vec<Tensor>,
+    /// Probabilities of routers, and which tokens are real.
+    routers: Vec<(Tensor, Tensor)>,
+}
+
+/// Which choices a cell's caches follow while its graph is recorded.
+pub(super) enum Choices<'a> {
+    /// Those of policies, which make them now, in the forward phase.
+    Made(&'a [Box<dyn Policy>]),
+    /// Recorded ones.
+    Recorded,
+}
+
+impl CellGraph {
+    /// Runs a column through the band of `column`; `wants_gradient` of its input. Where routers have a loss, `routers` says so, and may
+    /// have the sums to which the column is added.
+    pub(super) fn record(
+        pass: &mut Pass<'_>,
+        (input, wants_gradient): (&Tensor, bool),
+        column: Column<'_>,
+        choices: Choices<'_>,
+        routers: Option<Option<&mut RouterSums>>,
+    ) -> Result<Self, EngineError> {
+        let input = input.detach().set_requires_grad(wants_gradient);
+        let chain = chain_leaf(input.kind(), input.device());
+        let policies = if let Choices::Made(policies) = choices { Some(policies) } else { None };
+        let mode = Mode::Differentiate { policies, chain: &chain, chain_ends: Vec::new() };
+        let routers = routers.map_or(RouterTask::Leave, |sums| RouterTask::Record { sums, roots: Vec::new() });
+        let mut attend = ColumnAttention { column, mode, routers };
+        let output = with_grad(|| pass.run(input.shallow_clone(), &mut attend, &mut |_, _| Ok(())))?;
+        let ColumnAttention { mode, routers, .. } = attend;
+        let chain_ends = if let Mode::Differentiate { chain_ends, .. } = mode { chain_ends } else { Vec::new() };
+        Ok(Self { input, output, chain_ends, routers: routers.into_roots(), chain })
+    }
+
+    /// Runs backward from the gradient of the output; none counts as zero. `gradient_x` is that of the probabilities of any one real
+    /// token, where routers have a loss. Returns the gradient of the input, where it is wanted.
+    pub(super) fn differentiate(
+        self,
+        gradient: Option<Tensor>,
+        gradient_x: Option<&Tensor>,
+    ) -> Result<Option<Tensor>, EngineError> {
+        let Self { input, output, chain, chain_ends, routers } = self;
+        let gradient = gradient.unwrap_or_else(|| output.zeros_like());
+        let end = link(&chain);
+        let (mut roots, mut seeds): (Vec<&Tensor>, Vec<&Tensor>) = chain_ends.iter().map(|root| (root, &end)).unzip();
+        // Without any trained parameter below, and no gradient wanted, the output has no history.
+        if output.requires_grad() {
+            roots.push(&output);
+            seeds.push(&gradient);
+        }
+        let of_routers = |gradient_x: &Tensor| -> Vec<Tensor> {
+            let gradient = |(probability, real): &(Tensor, Tensor)| (real * gradient_x).to_kind(probability.kind());
+            no_grad(|| routers.iter().map(gradient).collect())
+        };
+        let of_routers = gradient_x.map(of_routers).unwrap_or_default();
+        for ((probability, _), gradient) in routers.iter().zip(&of_routers) {
+            roots.push(probability);
+            seeds.push(gradient);
+        }
+        run_backward(&roots, &seeds)?;
+        let below = input.grad();
+        Ok(Some(below).filter(|below| input.requires_grad() && below.defined()))
+    }
+}
