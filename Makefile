@@ -14,7 +14,7 @@ endif
 DEVICE_TESTS := $(CARGO) test --release --locked --test device --no-run --message-format=json | \
   sed -n 's/.*"executable":"\([^"]*\/deps\/device-[^"]*\)".*/\1/p'
 
-.PHONY: help setup build test demo device-test device-pack lint clean
+.PHONY: help setup build test faults demo device-test device-pack lint clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -30,6 +30,11 @@ build: setup
 ## make test    run all tests
 test: setup
 	$(CARGO) test --locked
+
+## make faults  kill, damage and starve the binary from outside, and print n/n (docs/CONTRIBUTING.md)
+faults: setup
+	$(CARGO) build --locked --bin kvtune
+	@python3 tests/faults/faults.py $(FAULTS)
 
 ## make demo    train, stop, resume, evaluate and verify a small model on documents found on this machine
 # The binary of the tests: libtorch does the arithmetic, so an optimised one is hardly faster, and this one is built once.
@@ -53,6 +58,8 @@ lint: setup
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --lib
+	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --offline --locked check licenses bans sources; \
+	else echo "cargo-deny is not installed: licences, versions and sources of the crates are not checked"; fi
 
 ## make clean   remove what was built and the demo's files; libtorch stays in third_party
 clean:

@@ -15,6 +15,7 @@ mod conformance;
 mod generation;
 mod golden;
 mod gradients;
+mod hostile;
 mod kernels;
 mod layering;
 mod life;

@@ -13,13 +13,13 @@ use crate::binary::kvtune;
 use crate::generation::{fixture, numbers, rows};
 
 /// A server that ends with the test.
-struct Server {
+pub(crate) struct Server {
     process: Child,
     address: String,
 }
 
 impl Server {
-    fn start(more: &[&str]) -> Self {
+    pub(crate) fn start(more: &[&str]) -> Self {
         let mut command = kvtune();
         command.arg("serve").arg(fixture("model-qwen2")).args(["--port", "0"]).args(more);
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
@@ -29,13 +29,13 @@ impl Server {
         Self { process, address }
     }
 
-    fn connect(&self) -> TcpStream {
+    pub(crate) fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream
     }
 
-    fn send(&self, head: &str, body: &[u8]) -> TcpStream {
+    pub(crate) fn send(&self, head: &str, body: &[u8]) -> TcpStream {
         let mut stream = self.connect();
         let length = body.len();
         write!(stream, "{head} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n").unwrap();
@@ -45,7 +45,7 @@ impl Server {
     }
 
     /// Status and body.
-    fn ask(&self, head: &str, body: &Value) -> (u16, String) {
+    pub(crate) fn ask(&self, head: &str, body: &Value) -> (u16, String) {
         received(self.send(head, body.to_string().as_bytes()))
     }
 
@@ -62,14 +62,14 @@ impl Server {
     }
 
     /// Resident memory in kilobytes.
-    fn resident(&self) -> u64 {
+    pub(crate) fn resident(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
         let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
     /// Asks it to end, and waits; returns the exit code.
-    fn end(mut self) -> Option<i32> {
+    pub(crate) fn end(mut self) -> Option<i32> {
         Command::new("kill").args(["-TERM", &self.process.id().to_string()]).status().unwrap();
         self.process.wait().unwrap().code()
     }
@@ -82,7 +82,7 @@ impl Drop for Server {
     }
 }
 
-fn received(mut stream: TcpStream) -> (u16, String) {
+pub(crate) fn received(mut stream: TcpStream) -> (u16, String) {
     let mut all = Vec::new();
     let _ = stream.read_to_end(&mut all);
     let text = String::from_utf8_lossy(&all).into_owned();

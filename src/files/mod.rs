@@ -43,6 +43,11 @@ use crate::units::Bytes;
 /// Makes a directory and those above it, where they do not exist, and makes their names durable: what is saved inside is lost with them.
 pub fn make_dir(path: &Path) -> Result<(), FilesError> {
     let absolute = std::path::absolute(path).map_err(FilesError::io("make", path))?;
+    // One that is too long as a whole would be made up to where it is.
+    match absolute.symlink_metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidFilename => return Err(FilesError::io("make", path)(error)),
+        _ => {}
+    }
     let is_new = |dir: &&Path| !dir.exists();
     let new: Vec<&Path> = absolute.ancestors().take_while(is_new).collect();
     for dir in new.iter().rev() {

@@ -39,7 +39,7 @@ impl ModelConfig {
             embedding_scale: scales.embedding,
             logits_divisor: scales.logits_divisor,
             max_position_embeddings: max_positions(fields)?,
-            rms_norm_eps: fields.number_or("rms_norm_eps", family.default_norm_eps)?,
+            rms_norm_eps: fields.at_most_one_or("rms_norm_eps", family.default_norm_eps)?,
             norms_add_one: family.norms_add_one,
             logit_soft_cap: (family.logit_soft_cap)(fields)?,
             tie_word_embeddings: fields.flag_or("tie_word_embeddings", family.tied_by_default)?,

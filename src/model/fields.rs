@@ -78,6 +78,12 @@ impl<'a> Fields<'a> {
         number.ok_or_else(|| self.range(key, "a positive number".into()))
     }
 
+    /// A positive number up to 1, or `default`.
+    pub(super) fn at_most_one_or(self, key: &'static str, default: f64) -> Result<f64, ConfigFault> {
+        let number = self.number_or(key, default)?;
+        if number <= 1.0 { Ok(number) } else { Err(self.range(key, "a positive number, 1 at most".into())) }
+    }
+
     /// A positive number that must be there.
     pub(super) fn number(self, key: &'static str) -> Result<f64, ConfigFault> {
         if self.get(key).is_none() {

@@ -96,7 +96,7 @@ impl RecipeLocation {
         match self {
             Self::Text { path, line, .. } => format!("{}:{line}", abridged(path.display())),
             Self::File(path) => abridged(path.display()),
-            Self::Override(text) => format!("--set {}", quoted(text)),
+            Self::Override(text) => format!("--set {}", quoted(without_secret(text))),
             Self::Code => "code".to_owned(),
         }
     }
@@ -110,7 +110,7 @@ const BEHIND: usize = 160;
 impl fmt::Display for RecipeLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (path, line, column, text, width) = match self {
-            Self::Text { path, line, column, text, width } => (path, *line, *column, text, *width),
+            Self::Text { path, line, column, text, width } => (path, *line, *column, without_secret(text), *width),
             Self::Code => return Ok(()),
             Self::File(_) | Self::Override(_) => return write!(f, "\n  --> {}", self.short()),
         };
@@ -124,6 +124,16 @@ impl fmt::Display for RecipeLocation {
         write!(f, "\n{gutter}--> {}:{line}:{column}\n{gutter} |\n{line} | {text}\n", abridged(path.display()))?;
         write!(f, "{gutter} | {indent}{}", "^".repeat(width.min(BEHIND)))
     }
+}
+
+/// A line up to its value where its key is that of a secret: what is printed is kept in logs.
+fn without_secret(line: &str) -> &str {
+    let Some((key, _)) = line.split_once('=') else { return line };
+    let mut words = key.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_ascii_lowercase);
+    let is_secret = |word: String| {
+        ["key", "apikey", "token", "secret", "password", "passwd", "passphrase", "credential", "credentials"].contains(&&*word)
+    };
+    if words.any(is_secret) { &line[..=key.len()] } else { line }
 }
 
 /// The candidate that was most likely meant by `written`, if any is near enough.

@@ -118,7 +118,7 @@ impl ReadError {
 /// A value in words.
 fn found(value: &NodeValue) -> String {
     match value {
-        NodeValue::String(text) | NodeValue::Datetime(text) => format!("the string {text:?}"),
+        NodeValue::String(text) | NodeValue::Datetime(text) => format!("the string \"{}\"", quoted(text)),
         NodeValue::Integer(number) => format!("`{number}`"),
         NodeValue::Float(number) => format!("`{number:?}`"),
         NodeValue::Boolean(value) => format!("`{value}`"),

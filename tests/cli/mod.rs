@@ -24,7 +24,7 @@ mod inspect;
 mod made;
 mod not_finite;
 mod output;
-mod place;
+pub(crate) mod place;
 mod plan;
 mod profile;
 mod recipe;

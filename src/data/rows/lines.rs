@@ -15,6 +15,10 @@ use crate::data::sample_place::{LineOrRecord, SamplePlace};
 /// Blank lines in a row that are skipped: a packed file may hold any number.
 const MAX_BLANK: usize = 1 << 20;
 
+/// Bytes behind the limit after which nothing is looked for any more: a file of a terabyte without an end of line is none of lines,
+/// whatever is to become of bad rows.
+const NO_LINE: u64 = 1 << 29;
+
 /// Hands over each line that is not blank; only `\n` ends a line.
 pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sink<'_, E>) -> Result<(), E> {
     let path = input.path.clone();
@@ -31,7 +35,10 @@ pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sin
         }
         let place = SamplePlace { path: path.as_path().into(), at: LineOrRecord::Line(number) };
         if read > limit && line.last() != Some(&b'\n') {
-            input.reader.skip_until(b'\n').map_err(|error| input.error(&error))?;
+            let rest = input.reader.by_ref().take(NO_LINE).skip_until(b'\n').map_err(|error| input.error(&error))?;
+            if rest as u64 == NO_LINE {
+                Err(row::too_long(place.clone(), limit))?;
+            }
             sink(Err(row::too_long(place, limit)))?;
         } else if !line.trim_ascii().is_empty() {
             line.pop_if(|last| *last == b'\n');
