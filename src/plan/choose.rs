@@ -138,7 +138,7 @@ impl Planner<'_> {
             if let Some(chosen) = chosen {
                 let is_open = grad.keep_graph == KeepGraph::Auto && chosen.kept == 0;
                 let keep_graph = if is_open { KeepGraph::Auto } else { chosen.grad.keep_graph };
-                let chosen = self.keeping(GradRecipe { keep_graph, ..chosen.grad })?;
+                let chosen = self.keeping(&GradRecipe { keep_graph, ..chosen.grad })?;
                 seen.push(chosen.clone());
                 return Ok((Some(chosen), seen));
             }
@@ -173,7 +173,7 @@ impl Planner<'_> {
     }
 
     /// The same with as many as fit.
-    pub fn keeping(&self, grad: GradRecipe) -> Result<Alternative, PlanError> {
+    pub fn keeping(&self, grad: &GradRecipe) -> Result<Alternative, PlanError> {
         let mut most = self.keeping_all_or_none(grad.clone())?;
         let is_settled = grad.keep_graph != KeepGraph::Auto || self.offload == Offload::Weights;
         if is_settled || most.kept > 0 || !most.fits {

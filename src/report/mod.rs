@@ -62,7 +62,7 @@ impl Failure for ReportError {
         match self {
             Self::Files(error) => error.exit(),
             Self::BrokenLine { .. } | Self::ChangedLine { .. } => Exit::Data,
-            _ => Exit::Failed,
+            Self::Output { .. } => Exit::Failed,
         }
     }
 }

@@ -99,7 +99,7 @@ pub fn settled(
 ) -> Result<(Recipe, Alternative), TrainError> {
     if recipe.grad.open.is_empty() {
         // How many graphs fit is no question of time.
-        let planned = plan(&recipe, config, batch, machine, |planner| planner.keeping(recipe.grad.clone()))?;
+        let planned = plan(&recipe, config, batch, machine, |planner| planner.keeping(&recipe.grad))?;
         recipe.grad = planned.grad.clone();
         if !planned.fits {
             let found = "more than there is: `kvtune plan` says what would fit";
@@ -167,7 +167,7 @@ fn with_fewer_graphs(
         }
         let (open, most) =
             (GradRecipe { keep_graph: KeepGraph::Auto, ..recipe.grad.clone() }, recipe.grad.keep_graph.cells() - 1);
-        planned = plan(recipe, config, &batch, machine, |planner| planner.keeping(open))?;
+        planned = plan(recipe, config, &batch, machine, |planner| planner.keeping(&open))?;
         recipe.grad.keep_graph = KeepGraph::of(planned.grad.keep_graph.cells().min(most));
     }
     Ok(planned)

@@ -41,6 +41,8 @@ pub struct TilingProof {
     pub largest_cell: (usize, usize),
     /// Layer bands and columns.
     pub cells: (usize, usize),
+    /// How many of them had kept their graph.
+    pub kept: usize,
     /// When the head had its turn.
     pub head: HeadTurn,
     /// The most that waited at once as layer checkpoints.
@@ -132,6 +134,7 @@ impl<'a> Proofs<'a> {
             has_first_choices: choices == first.choices,
             largest_cell: (engine.settings().layers_per_cell(), widest),
             cells: seen.cells,
+            kept: seen.kept,
             head: seen.head,
             layer_checkpoints: engine.stores().layer_checkpoints.bytes().most,
             undo_log: engine.stores().undo_log.bytes().most,
@@ -171,13 +174,17 @@ impl TilingProof {
 struct ProofObserver {
     /// Sequences and columns; none as long as the forward phase lasts.
     cells: (usize, usize),
+    kept: usize,
     head: HeadTurn,
 }
 
 impl Observer for ProofObserver {
     fn observe(&mut self, event: Event) {
         match event {
-            Event::Cell { band, column, .. } => self.cells = (band.1, column.1),
+            Event::Cell { band, column, is_kept } => {
+                self.cells = (band.1, column.1);
+                self.kept += usize::from(is_kept);
+            }
             Event::Head { .. } if self.cells != (0, 0) => self.head = HeadTurn::Cells,
             _ => {}
         }

@@ -23,7 +23,8 @@ impl Tiling {
             chunks_per_cell: Some(chunks),
             layer_checkpoints: StoreRecipe::PLAIN,
             undo_log: StoreRecipe::PLAIN,
-            keep_graph: KeepGraph::None,
+            // As the recipe has it where it leaves it open: nobody plans here.
+            keep_graph: if self.grad.keep_graph == KeepGraph::Auto { KeepGraph::Auto } else { KeepGraph::None },
             ..self.grad.clone()
         };
         Self { grad, ..self.clone() }
@@ -106,7 +107,8 @@ pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: 
     all.extend(STORES_OF_ONE_BAND.iter().map(|&stores| waiting(one_band, stores)));
     let num_columns = num_chunks.div_ceil(several.1);
     for shape in [several, one_band] {
-        let counts = sizes([1, num_columns - 1, num_columns + 1, num_columns * num_layers.div_ceil(shape.0)], usize::MAX);
+        let all_cells = num_columns * num_layers.div_ceil(shape.0);
+        let counts = sizes([1, num_columns - 1, num_columns + 1, all_cells], all_cells);
         all.extend(counts.into_iter().map(|cells| own.shaped(shape).keeping(cells)));
     }
     // What is exact comes before what rounds: the sort is stable.

@@ -105,7 +105,7 @@ fn nothing_is_computed_again_whose_graph_is_kept() {
         (3, 1, [0, 3, 1]),
         (3, 4, [0, 0, 4]),
     ] {
-        let case = Case { kept, layers_per_cell, ..PLAIN };
+        let case = Case { layers_per_cell, kept, ..PLAIN };
         let (model, mut counts) = (support::model(&case), Counts::default());
         let engine = support::engine(&case, &model);
         engine.gradients(&model, &support::batch(&case), support::context(&case), &mut counts).unwrap();

@@ -31,7 +31,7 @@ fn json() {
         numbers("a configuration just below the limit", CONFIG, 8_000_000),
         deep("a configuration of a million brackets", CONFIG),
         Case::new("a configuration of 200 000 keys", |ground: &Ground| {
-            let keys: String = (0..200_000).map(|n| format!("\"{n}\":0,")).collect();
+            let keys = (0..200_000).map(|n| format!("\"{n}\":0,")).collect::<Vec<_>>().concat();
             ground.write(CONFIG, format!("{{{keys}\"model_type\":\"qwen2\"}}"));
         })
         .says(&["config.json"]),
@@ -78,7 +78,7 @@ fn tensors() {
         .says(&["model.safetensors"]),
         Case::new("an index of 300 000 tensors", |ground: &Ground| {
             ground.remove("model/model.safetensors");
-            let map: String = (0..300_000).map(|n| format!("\"t{n}\":\"{n}.safetensors\",")).collect();
+            let map = (0..300_000).map(|n| format!("\"t{n}\":\"{n}.safetensors\",")).collect::<Vec<_>>().concat();
             ground.write("model/model.safetensors.index.json", format!("{{\"weight_map\":{{{map}\"z\":\"z.safetensors\"}}}}"));
         })
         .says(&["safetensors"]),
@@ -112,9 +112,9 @@ fn lines() {
         line("an array of a row of 8 MB", "long.json", ("[{\"text\": \"", "\"}]"), b"a", 8_000_000).also(one_mib),
         line("a cell of 100 MB", "long.csv", ("text\n\"", "\"\n"), b"a", 100_000_000),
     ]);
-    hold([Case::new("data that say they have 1 TB", |ground: &Ground| {
+    hold([Case::new("data that say they have 2 GB in one line", |ground: &Ground| {
         named(ground, "empty.jsonl");
-        ground.sparse("empty.jsonl", 1 << 40);
+        ground.sparse("empty.jsonl", 1 << 31);
     })
     .says(&["empty.jsonl"])]);
 }

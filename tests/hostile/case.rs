@@ -197,7 +197,7 @@ fn plain() -> &'static Seen {
 fn watch(place: &Ground, arguments: &[String], limits: &[String]) -> Seen {
     let plain = kvtune();
     // The shell sets the limits, and becomes the binary.
-    let set: String = limits.iter().map(|limit| format!("ulimit {limit} && ")).collect();
+    let set = limits.iter().map(|limit| format!("ulimit {limit} && ")).collect::<Vec<_>>().concat();
     let mut command = Command::new("/bin/sh");
     command.args(["-c", &format!("{set}exec \"$0\" \"$@\"")]).arg(plain.get_program());
     command.args(arguments).env_clear().envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));

@@ -23,7 +23,8 @@ fn requests() {
     let before = server.resident();
     let completions = |body: &str| received(server.send("POST /v1/completions", body.as_bytes()));
     let deep = format!("{{\"prompt\": {}{}}}", "[".repeat(200_000), "]".repeat(200_000));
-    let many = format!("{{\"prompt\": \"a\", {}\"n\": 1}}", (0..100_000).map(|n| format!("\"k{n}\": 1, ")).collect::<String>());
+    let many =
+        format!("{{\"prompt\": \"a\", {}\"n\": 1}}", (0..100_000).map(|n| format!("\"k{n}\": 1, ")).collect::<Vec<_>>().concat());
     for (what, body) in [
         ("deep brackets", deep),
         ("100 000 fields", many),
@@ -76,7 +77,7 @@ fn bodies_of_a_gigabyte() {
     for head in ["Content-Length: 1073741824", "Transfer-Encoding: chunked"] {
         let mut stream = server.connect();
         write!(stream, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{head}\r\n\r\n").unwrap();
-        let piece = [&b"10000\r\n"[..], &[b' '; 1 << 16], b"\r\n"].concat();
+        let piece = [&b"10000\r\n"[..], &vec![b' '; 1 << 16], b"\r\n"].concat();
         let sent = (0..1 << 14).take_while(|_| stream.write_all(&piece).is_ok()).count();
         assert!(sent < 1 << 14, "a gigabyte was taken");
         let _ = stream.read_to_end(&mut Vec::new());

@@ -98,14 +98,14 @@ fn a_run() {
     }
     // A record of the run's own, and a file that is read.
     hold(what_is_there(each("run/metrics.jsonl", Ground::with_unfinished_run, 1, RESUME)).map(|case| case.or_code(3)));
-    hold(what_is_there(each("run/recipe.resolved.toml", Ground::with_run, 2, RESUME)));
+    hold(what_is_there(each("run/recipe.resolved.toml", Ground::with_run, 3, RESUME)));
 }
 
 #[test]
 fn what_other_commands_read() {
     hold(what_is_there(each("answers.jsonl", |_| (), 3, &["score", "answers.jsonl", "--metrics", "f1"])));
     hold(what_is_there(each("log.kvlog", |_| (), 3, &["inspect", "--evictions", "log.kvlog"])));
-    hold(what_is_there(each("prompt.txt", |_| (), 3, &["generate", "model", "--prompt-file", "prompt.txt"])));
+    hold(what_is_there(each("prompt.txt", |_| (), 2, &["generate", "model", "--prompt-file", "prompt.txt"])));
     hold(what_is_there(each("key.txt", |_| (), 3, &["serve", "model", "--port", "0", "--api-key-file", "key.txt"])));
 }
 

@@ -67,7 +67,7 @@ fn explosions() {
         format!("{{\"type\": \"Split\", \"pattern\": {{\"Regex\": {regex:?}}}, \"behavior\": \"Isolated\", \"invert\": false}}")
     };
     let replace = "{\"type\": \"Replace\", \"pattern\": {\"String\": \"a\"}, \"content\": \"aaaaaaaaaaaaaaaa\"}";
-    let doubling = format!("{{\"type\": \"Sequence\", \"normalizers\": [{}]}}", vec![replace; 12].join(","));
+    let doubling = format!("{{\"type\": \"Sequence\", \"normalizers\": [{}]}}", [replace; 12].join(","));
     let long = format!("{{\"text\": \"{}!\"}}\n", "a".repeat(5000));
     let with = |name: &str, key: &'static str, value: String| {
         let long = long.clone();

@@ -125,7 +125,7 @@ fn a_validation_that_fails_loses_no_step() {
     let workshop = Workshop::new(8);
     let whole = workshop.finished("whole", SET);
     // The second is the one after the third step, at which no save is due.
-    let words = workshop.finetune("run.validate=error:2", "run", SET).with(1);
+    let words = workshop.finetune("run.validate=eio:2", "run", SET).with(1);
     assert!(words.contains("cannot validate in"), "{words}");
     assert_eq!(workshop.checkpoints("run"), ["step-000002", "step-000003"]);
     workshop.resume("", "run", &[]).with(0);

@@ -5,7 +5,8 @@ use std::fs;
 
 use super::workshop::{Workshop, ended, finetune_arguments, names, wait_for_stop};
 
-const STEPS: [&str; 3] = ["train.max_steps=3", "train.gradient_accumulation_steps=1", "eval.interval=100"];
+const STEPS: [&str; 4] =
+    ["train.max_steps=3", "train.gradient_accumulation_steps=1", "eval.interval=100", "grad.keep_graph=none"];
 const FILES: [&str; 2] = ["grad.layer_checkpoints_place=file", "grad.undo_log_place=file"];
 
 fn in_files() -> Vec<&'static str> {

@@ -99,9 +99,10 @@ fn tell(all: &[Proved], subject: &ProofSubject<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-const HEADER: [&str; 10] = [
+const HEADER: [&str; 11] = [
     "layers × chunks",
     "cells",
+    "graphs kept",
     "layer checkpoints",
     "undo log",
     "caches",
@@ -129,6 +130,7 @@ impl Proved {
         [
             format!("{layers} × {chunks}{}", if self.is_own { " (the recipe's)" } else { "" }),
             format!("{} × {}", found.cells.0, found.cells.1),
+            found.kept.to_string(),
             store(grad.layer_checkpoints, found.layer_checkpoints),
             store(grad.undo_log, found.undo_log),
             format!("{}{}", kv_cache.storage, if kv_cache.cpu_offload { ", on the host" } else { "" }),
@@ -149,7 +151,7 @@ impl Proved {
         let store = |recipe: StoreRecipe, most: Bytes| json!({ "form": recipe.form.name(), "place": recipe.place.name(), "peak_bytes": most.0 });
         json!({
             "kind": "tiling", "is_own": self.is_own, "layers_per_cell": found.largest_cell.0, "chunks_per_cell": found.largest_cell.1,
-            "layer_bands": found.cells.0, "columns": found.cells.1,
+            "layer_bands": found.cells.0, "columns": found.cells.1, "kept_cells": found.kept,
             "layer_checkpoints": store(grad.layer_checkpoints, found.layer_checkpoints),
             "undo_log": store(grad.undo_log, found.undo_log),
             "storage": kv_cache.storage.name(), "cpu_offload": kv_cache.cpu_offload,

@@ -411,6 +411,11 @@ mod tests {
             let expected = "`train.jsonl:1`: field `documents`: a list of objects is expected, found ";
             assert!(error(DataFormat::Messages, &row).starts_with(expected));
         }
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_turns_and_instructions() {
+        let error = |format, content: &str| fixture(format, content).error();
         let turns = |turns: &str| error(DataFormat::ShareGpt, &format!("{{\"conversations\": {turns}}}"));
         for (wrong, fault) in [
             (r#""a""#, "expected a list of objects with `from` and `value`, found a string"),
@@ -451,6 +456,10 @@ mod tests {
             let error = error(DataFormat::Alpaca, row);
             assert!(error.starts_with("`train.jsonl:1`: ") && error.contains(fault), "{error}");
         }
+    }
+
+    #[test]
+    fn says_why_a_template_refuses_a_row() {
         let mut refusing = fixture(DataFormat::Messages, "{\"messages\": [{\"role\": \"critic\", \"content\": \"a\"}]}");
         refusing.recipe.chat.chat_template =
             Some(TemplateChoice("{{ raise_exception('no role ' ~ messages[0].role) }}".to_owned()));

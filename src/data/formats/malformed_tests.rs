@@ -177,7 +177,7 @@ fn ten_tables_whose_columns_are_of_another_kind() {
     let (pair, tokens) = (DataFormat::PromptCompletion, DataFormat::Tokens);
     let ids = || lists(vec![Some(3), Some(4)]);
     let one_field = StructArray::from(vec![(Arc::new(Field::new("a", DataType::Utf8, true)), sound())]);
-    let cases: Vec<(DataFormat, Vec<(&str, ArrayRef)>, &str)> = vec![
+    refuses(vec![
         (
             pair,
             vec![("prompt", sound()), ("completion", texts([Some("a"), None]))],
@@ -224,7 +224,14 @@ fn ten_tables_whose_columns_are_of_another_kind() {
             vec![("input_ids", lists(vec![None, Some(3)])), ("labels", ids())],
             "`input_ids`: expected integers from 0 up, found null at index 0",
         ),
-    ];
+    ]);
+}
+
+/// The columns of a table by their names.
+type NamedColumns = Vec<(&'static str, ArrayRef)>;
+
+/// Each table is refused with these words, as either kind of file.
+fn refuses(cases: Vec<(DataFormat, NamedColumns, &str)>) {
     for (format, columns, words) in cases {
         for (name, content) in tables(columns) {
             let mut fixture = Fixture::new(format, "");

@@ -247,9 +247,9 @@ proptest! {
                 prop_assert_eq!(report.bad + report.dropped + report.kept, report.rows);
                 prop_assert_eq!((report.cut, report.uncuttable, report.cut_tokens), (counts.cut, counts.uncuttable, counts.cut_tokens));
                 prop_assert_eq!((report.split, report.windows), (counts.split, counts.windows));
-                let run = splits.train.len() + splits.validation.as_ref().map_or(0, |held_out| held_out.len());
+                let run = splits.train.len() + splits.validation.as_ref().map_or(0, crate::data::Dataset::len);
                 prop_assert_eq!((splits.report.train + splits.report.validation, report.kept - report.split + report.windows), (run, run));
-                prop_assert_eq!(splits.rest.as_ref().map_or(0, |rest| rest.len()), report.dropped);
+                prop_assert_eq!(splits.rest.as_ref().map_or(0, crate::data::Dataset::len), report.dropped);
                 prop_assert_eq!(counts.duplicates, report.duplicates);
             }
             Err(error) => prop_assert_eq!(error.to_string(), survey.counts.verdict(&survey.source).unwrap_err().to_string()),
