@@ -11,8 +11,10 @@ mod parsers;
 
 use std::time::Instant;
 
-/// In KiB.
-const MOST_MEMORY: u64 = 512 << 10;
+use kvtune::report::memory::{peak, reset_peak, resident};
+
+/// In bytes.
+const MOST_MEMORY: u64 = 512 << 20;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -21,19 +23,13 @@ fn main() {
     let mut has_failed = false;
     for parser in parsers::parsers().iter().filter(|parser| after("--only").is_none_or(|only| only == parser.name)) {
         parser.check_seeds();
-        let (began, before) = (Instant::now(), largest_resident());
+        // Of each parser its own, not hidden by what those before it took.
+        let (began, was_reset, before) = (Instant::now(), reset_peak(), resident().unwrap().all.0);
         let faults: Vec<String> = (0..files).filter_map(|number| parser.fault(number)).collect();
-        let (good, more) = (files - faults.len() as u64, largest_resident() - before);
-        println!("{good}/{files}  {}  {:.1} s, {} MiB", parser.name, began.elapsed().as_secs_f64(), more >> 10);
+        let (good, more) = (files - faults.len() as u64, peak(was_reset).unwrap().resident.0.saturating_sub(before));
+        println!("{good}/{files}  {}  {:.1} s, {} MiB", parser.name, began.elapsed().as_secs_f64(), more >> 20);
         faults.iter().take(10).for_each(|fault| println!("    {fault}"));
         has_failed |= !faults.is_empty() || more > MOST_MEMORY;
     }
     std::process::exit(i32::from(has_failed));
-}
-
-/// Of this process so far, in KiB.
-fn largest_resident() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
 }

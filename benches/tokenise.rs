@@ -5,6 +5,8 @@
 //! of the second opening; and both openings of the same tokens as a file of `tokens`.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a bench that cannot go on fails")]
 
+mod shapes;
+
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,9 +14,10 @@ use std::time::Instant;
 
 use kvtune::data::{ModelLimits, Splits, Tokenizer, open, train_bpe};
 use kvtune::recipe::{DataRecipe, HeadRecipe, Recipe};
-
+use kvtune::report::memory::resident;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha12Rng;
+use shapes::cpu_now;
 
 const VOCABULARY: usize = 8192;
 
@@ -40,14 +43,14 @@ fn main() {
     // Alternating, so that what else the machine does hits both.
     let (mut own, mut ours) = ([0.0_f64; 2], [0.0_f64; 2]);
     let best = |rates: &mut [f64; 2], tokens: usize, (began, cpu): (Instant, f64)| {
-        let seconds = [began.elapsed().as_secs_f64(), cpu_seconds() - cpu];
+        let seconds = [began.elapsed().as_secs_f64(), cpu_now() - cpu];
         (0..2).for_each(|clock| rates[clock] = rates[clock].max(tokens as f64 / seconds[clock]));
     };
     for _ in 0..number("--rounds", 3) {
-        let start = (Instant::now(), cpu_seconds());
+        let start = (Instant::now(), cpu_now());
         best(&mut own, crates_own(&dir.path().join("tokenizer.json"), &texts), start);
         let _ = fs::remove_dir_all(dir.path().join("text.jsonl.tokens"));
-        let start = (Instant::now(), cpu_seconds());
+        let start = (Instant::now(), cpu_now());
         best(&mut ours, opened(dir.path(), "text", Some(&tokenizer)).train.lengths().iter().sum(), start);
     }
     drop(texts);
@@ -105,13 +108,6 @@ fn crates_own(path: &Path, texts: &[String]) -> usize {
     tokens
 }
 
-/// Of all threads of this process, to a hundredth.
-fn cpu_seconds() -> f64 {
-    let stat = fs::read_to_string("/proc/self/stat").unwrap();
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-    [11, 12].into_iter().map(|field| fields[field].parse::<f64>().unwrap()).sum::<f64>() / 100.0
-}
-
 fn opened(dir: &Path, name: &str, tokenizer: Option<&Tokenizer>) -> Splits {
     let format = if name == "text" { "prompt-completion" } else { "tokens" };
     let recipe = format!(
@@ -125,7 +121,7 @@ fn opened(dir: &Path, name: &str, tokenizer: Option<&Tokenizer>) -> Splits {
 
 /// The second opening, and the first batch.
 fn again(dir: &Path, name: &str, tokenizer: Option<&Tokenizer>) {
-    let before = resident();
+    let before = resident().unwrap().all.0;
     let began = Instant::now();
     let splits = opened(dir, name, tokenizer);
     let seconds = began.elapsed().as_secs_f64();
@@ -135,14 +131,7 @@ fn again(dir: &Path, name: &str, tokenizer: Option<&Tokenizer>) {
         "{name}: {} samples, {:.1} M tokens are there again after {seconds:.3} s and take {:.1} MiB ({})",
         splits.train.len(),
         total as f64 / 1e6,
-        (resident() - before) / 1024.0,
+        (resident().unwrap().all.0 as f64 - before as f64) / f64::from(1 << 20),
         splits.report.files[0],
     );
-}
-
-/// Of this process, in KiB.
-fn resident() -> f64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }

@@ -5,6 +5,7 @@ use crate::cache::CacheError;
 use crate::checkpoint::CheckpointError;
 use crate::conformance::ConformanceError;
 use crate::data::DataError;
+use crate::dist::DistError;
 use crate::engine::EngineError;
 use crate::eval::EvalError;
 use crate::export::ExportError;
@@ -29,6 +30,9 @@ pub enum Error {
     /// Data can't be read or used.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// Several ranks did not come or stay together.
+    #[error(transparent)]
+    Dist(#[from] DistError),
     /// A file can't be read or written.
     #[error(transparent)]
     Files(#[from] FilesError),
@@ -177,6 +181,7 @@ impl Failure for Error {
         Some(match self {
             Self::Recipe(e) => e,
             Self::Data(e) => e,
+            Self::Dist(e) => e,
             Self::Files(e) => e,
             Self::Store(e) => e,
             Self::Model(e) => e,

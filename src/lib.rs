@@ -9,6 +9,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod conformance;
 pub mod data;
+pub mod dist;
 pub mod engine;
 pub mod error;
 pub mod eval;

@@ -25,6 +25,8 @@ pub(crate) enum Sabotage {
     HeadGradientDropped,
     /// What has travelled through the lowest band does not reach the embedding.
     EmbeddingGradientDropped,
+    /// An attention output that has waited comes back as another.
+    KeptOutputChanged,
     /// Memory suffices for cells of two chunks and layers, multiplied.
     MemoryForTwo,
     /// Memory suffices for no cell.

@@ -5,6 +5,8 @@ mod quoted;
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 pub use quoted::{abridged, joined, listed, printable, quoted, shape};
 
 /// A decoder layer, counted from 0 at the bottom.
@@ -43,7 +45,7 @@ pub trait Failure {
 }
 
 /// Exit codes of a process that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Exit {
     /// Something failed that is none of the following.

@@ -34,7 +34,7 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("metrics", Only(&[])),
     // A recipe names metrics, and is refused at the line that names one that there is not.
     ("recipe", Only(&["units", "metrics", "files"])),
-    ("dist", Only(&["units", "recipe", "native"])),
+    ("dist", Only(&["units", "native"])),
     // A prompt is stripped as the benchmark that it comes from does it, and so is its answer.
     // What foreign patterns may take of memory and time is bounded below, where memory is allocated.
     ("data", Only(&["units", "metrics", "recipe", "files", "native"])),
@@ -56,7 +56,7 @@ const ROOMS: &[(&str, Allowed)] = &[
     ("generation", Only(&["units", "recipe", "data", "ops", "store", "files", "model", "cache", "engine", "native"])),
     ("conformance", Only(&["units", "recipe", "files", "data", "head", "model", "engine", "verify"])),
     ("export", Only(&["units", "report", "recipe", "files", "store", "checkpoint", "model", "conformance"])),
-    ("serve", Only(&["units", "report", "recipe", "data", "model", "engine", "generation"])),
+    ("serve", Only(&["units", "report", "recipe", "data", "model", "engine", "generation", "native"])),
     ("eval", AboveBut(&["sabotage", "optim", "verify"])),
     ("train", AboveBut(&[])),
     ("bench", AboveBut(&["sabotage", "eval", "verify", "checkpoint"])),

@@ -12,6 +12,7 @@
 mod binary;
 mod cli;
 mod conformance;
+mod dist;
 mod generation;
 mod golden;
 mod gradients;
@@ -24,6 +25,7 @@ mod plan;
 mod policy_contract;
 mod recipes;
 mod replay_log;
+mod scaling;
 mod serve;
 mod support;
 mod syncs;

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -20,8 +21,12 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(more: &[&str]) -> Self {
+        Self::of(&fixture("model-qwen2"), more)
+    }
+
+    pub(crate) fn of(model: &Path, more: &[&str]) -> Self {
         let mut command = kvtune();
-        command.arg("serve").arg(fixture("model-qwen2")).args(["--port", "0"]).args(more);
+        command.arg("serve").arg(model).args(["--port", "0"]).args(more);
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();

@@ -48,6 +48,7 @@ def run_bench(binary, method, tokens, chunk_size):
     """The objects that `kvtune bench` prints, by kind."""
     warm_up = 1 if tokens <= LONGEST_WITH_WARM_UP else 0
     command = [binary, "bench", "--recipe", RECIPE, "--tokens", tokens, "--steps", 1, "--warmup", warm_up, "--random-weights"]
+    command += ["--set", "grad.keep_graph=none"]
     command += ["--threads", 2, "--device", "cpu", "--format", "json"]
     if method == "full":
         chunks = math.ceil(tokens / chunk_size)

@@ -15,7 +15,7 @@ use crate::profile::Profiler;
 use crate::recipe::{Dtype, HeadRecipe, Labels, Recipe};
 use crate::report::memory;
 use crate::store::copier_of;
-use crate::train::{self, Learner, RetryingEngine, TrainError};
+use crate::train::{self, Learner, RetryingEngine, RunRanks, StepShare, TrainError};
 use crate::units::Seconds;
 
 /// Spread of an adapter's B matrices: at zero, half of the gradients would be zero.
@@ -110,6 +110,7 @@ impl Bench {
             kind: self.model.kind(),
             device: self.model.device(),
             threads: tch::get_num_threads() as usize,
+            ranks: 1,
             accumulates: false,
         }
     }
@@ -159,15 +160,20 @@ impl Bench {
     /// Seconds that the host has copied into stores and out of them, in all steps.
     fn copied(&self) -> f64 {
         let stores = self.engine.engine().stores();
-        (stores.layer_checkpoints.copied() + stores.undo_log.copied()).as_secs_f64()
+        (stores.layer_checkpoints.copied() + stores.undo_log.copied() + stores.attention_outputs.copied()).as_secs_f64()
     }
 
     /// The step itself, as a run makes it; returns the mean loss.
     fn train(&mut self, batch: &Batch, watch: &mut BenchWatch<'_>) -> Result<f64, BenchError> {
         let rate = self.recipe.optimizer.learning_rate;
-        let mut learner =
-            Learner { recipe: &self.recipe, model: &self.model, engine: &mut self.engine, optimizer: &mut *self.optimizer };
-        Ok(learner.step(std::slice::from_ref(batch), self.done as u64, rate, watch)?.loss)
+        let mut learner = Learner {
+            recipe: &self.recipe,
+            model: &self.model,
+            engine: &mut self.engine,
+            optimizer: &mut *self.optimizer,
+            ranks: &RunRanks::alone(),
+        };
+        Ok(learner.step(&StepShare::whole(std::slice::from_ref(batch)), self.done as u64, rate, watch)?.loss)
     }
 }
 

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use tch::{Kind, Tensor};
 
 use super::CacheShape;
-use super::moves::{Moves, put, restore, take, with_retained};
+use super::moves::{Moves, restore, with_retained};
 use crate::native::cuda::host_tensor;
+use crate::native::move_rows;
 use crate::recipe::BufferKind;
 use crate::store::{Bits, Copier, CopyMark, CopyStream, bytes_of, copier_of};
 use crate::units::Bytes;
@@ -270,14 +271,13 @@ impl Buffer {
     /// Moves the region's survivors into the victims' slots and returns what stood there.
     pub(super) fn move_entries(&mut self, moves: &Moves) -> StoredEntries {
         let page = self.single();
-        let saved = page.map(|plane| take(plane, &moves.to));
+        let moved = |plane: &Tensor| move_rows(plane, &moves.to, &moves.from);
         #[cfg(test)]
         if crate::sabotage::is_active(crate::sabotage::Sabotage::ValueMovedWithoutKey) {
-            page.v.iter().for_each(|plane| put(plane, &moves.to, &take(plane, &moves.from)));
-            return saved;
+            let taken = |plane: &Tensor| super::moves::take(plane, &moves.to);
+            return StoredEntries { k: page.k.iter().map(taken).collect(), v: page.v.iter().map(moved).collect() };
         }
-        page.zip(page, |plane, _| put(plane, &moves.to, &take(plane, &moves.from)));
-        saved
+        page.map(moved)
     }
 
     /// The inverse of [`Self::move_entries`].

@@ -3,7 +3,8 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::moves::{Moves, put, take};
+use super::moves::Moves;
+use crate::native::move_rows;
 
 /// What a policy knows of each entry, by slot.
 #[derive(Debug, Default)]
@@ -21,7 +22,7 @@ impl EntryStats {
 
     /// Moves the notes of a write's survivors.
     pub(super) fn move_entries(&self, moves: &Moves) {
-        self.all().for_each(|notes| put(notes, &moves.to, &take(notes, &moves.from)));
+        self.all().for_each(|notes| drop(move_rows(notes, &moves.to, &moves.from)));
     }
 
     /// Empties the notes of a region.

@@ -90,7 +90,7 @@ pub enum CacheError {
         policy: String,
     },
     /// A list of cache lengths does not have one per layer.
-    #[error("`kv_cache.cache_length` lists {found} lengths, the model has {expected} layers", found = quoted(found))]
+    #[error("`kv_cache.cache_length` lists {found} lengths, the model has {expected} layers")]
     WrongNumberOfLengths {
         /// As in the recipe.
         found: usize,
@@ -110,7 +110,7 @@ pub enum CacheError {
         stands: usize,
     },
     /// The replay log has no choice for a chunk that evicts, or one of another size.
-    #[error("layer {layer}: the replay log does not fit chunk {chunk}: expected {expected} evictions, found {found}", found = quoted(found))]
+    #[error("layer {layer}: the replay log does not fit chunk {chunk}: expected {expected} evictions, found {found}")]
     LogMismatch {
         /// The layer.
         layer: LayerIdx,

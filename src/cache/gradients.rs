@@ -4,7 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::Undo;
 use super::buffer::slots_of;
-use super::moves::{put, take};
+use crate::native::move_rows_back;
 use crate::store::bytes_of;
 use crate::units::Bytes;
 
@@ -55,22 +55,16 @@ impl CacheGrads {
 fn unwind_one(total: &Tensor, undo: &Undo) -> Tensor {
     let mut region = slots_of(total, undo.at.batch, (undo.at.region(), undo.at.len));
     let own = region.copy();
-    let Some(moves) = &undo.moves else {
-        let _ = region.zero_();
-        return own;
-    };
-    let moved = take(total, &moves.to);
-    let _ = region.zero_();
-    put(total, &moves.from, &moved);
-    let mut evicted = moved.zeros_like();
     #[cfg(test)]
-    if crate::sabotage::is_active(crate::sabotage::Sabotage::GradientNotZeroed) {
-        evicted = moved.copy();
-    }
-    if let Some(retained) = &moves.retained {
-        let kept = own.where_self(&retained.mask_b1n.unsqueeze(-1), &own.zeros_like());
-        let _ = evicted.index_add_(0, &retained.saved, &kept.reshape([-1, own.size()[3]]));
-    }
-    put(total, &moves.to, &evicted);
+    let not_zeroed = undo.moves.as_ref().map(|moves| super::moves::take(total, &moves.to));
+    let _ = region.zero_();
+    let Some(moves) = &undo.moves else { return own };
+    let evicted = moves.retained.as_ref().map(|retained| {
+        let kept = own.where_self(&retained.mask_b1n.unsqueeze(-1), &own.zeros_like()).reshape([-1, own.size()[3]]);
+        Tensor::zeros([moves.to.size()[0], own.size()[3]], (own.kind(), own.device())).index_add_(0, &retained.saved, &kept)
+    });
+    #[cfg(test)]
+    let evicted = evicted.or(not_zeroed.filter(|_| crate::sabotage::is_active(crate::sabotage::Sabotage::GradientNotZeroed)));
+    move_rows_back(total, &moves.to, &moves.from, evicted.as_ref());
     own
 }

@@ -5,11 +5,12 @@ use tch::{Kind, Tensor};
 use super::budget::BudgetState;
 use super::buffer::{Buffer, StoredEntries};
 use super::entry_stats::EntryStats;
-use super::moves::{self, Geometry, Moves, put, take, with_retained};
+use super::moves::{self, Geometry, Moves, with_retained};
 use super::undo::Undo;
 use super::victims::Agreement;
 use super::{CacheError, CacheShape, ChunkSpan, HeadBudgets, LayerLog, Placement, Victims};
 use crate::native::cuda::upload;
+use crate::native::move_rows;
 use crate::recipe::BufferKind;
 use crate::store::bytes_of;
 use crate::units::{Bytes, LayerIdx};
@@ -322,9 +323,7 @@ impl LayerCache {
     fn move_entries(&mut self, moves: &Moves) -> (StoredEntries, Tensor) {
         let stored = self.buffer.move_entries(moves);
         self.notes.move_entries(moves);
-        let position = take(&self.position_bgc, &moves.to);
-        put(&self.position_bgc, &moves.to, &take(&self.position_bgc, &moves.from));
-        (stored, position)
+        (stored, move_rows(&self.position_bgc, &moves.to, &moves.from))
     }
 
     /// Keeps the host's copy of the positions in step, or gives it up when sequences or heads begin to differ.

@@ -8,6 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{ChunkSpan, Victims};
 use crate::native::cuda::{on_device, plan_moves};
+use crate::native::{move_rows_back, plan_moves_on_cpu};
 
 /// Where a write happens: which slots there were, and which the chunk takes.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +68,8 @@ pub(super) fn plan(at: Geometry, victims: &Victims, span: &ChunkSpan, retained: 
     };
     // A sequence keeps something only where the chunk is ragged.
     let retained = (span.is_ragged() && retained.iter().any(|&r| r > 0)).then(|| keep(at, &order, retained, e));
-    let flat = |slot_bge: &Tensor| (slot_bge + head_offsets(at, at.slots, device)).reshape([-1]);
+    let offsets = head_offsets(at, at.slots, device);
+    let flat = |slot_bge: &Tensor| (slot_bge + &offsets).reshape([-1]);
     Moves { to: flat(&to), from: flat(&from), retained }
 }
 
@@ -104,7 +106,7 @@ pub(super) fn membership(slots: &[i64], filled: usize) -> Vec<bool> {
 /// The same with tensors, for victims of each head.
 fn per_head(at: Geometry, victim_bge: &Tensor, e: i64) -> (Tensor, Tensor, Tensor) {
     let (region, device) = (at.region(), victim_bge.device());
-    if let Some([to, order, from]) = plan_moves(victim_bge, region) {
+    if let Some([to, order, from]) = plan_moves(victim_bge, region).or_else(|| plan_moves_on_cpu(victim_bge, region)) {
         return (to, order, from);
     }
     // What lies below the region sorts before what lies inside it; within both, by slot.
@@ -137,32 +139,20 @@ fn keep(at: Geometry, order_bge: &Tensor, retained: &[usize], e: i64) -> Retaine
     Retained { mask_b1n, saved: saved.reshape([-1]) }
 }
 
-/// Sees `(B, G, C, …)` as `(B·G·C, …)`.
-pub(super) fn rows(x: &Tensor) -> Tensor {
-    let size = x.size();
-    let mut flat = vec![size[0] * size[1] * size[2]];
-    flat.extend_from_slice(&size[3..]);
-    x.view(&flat[..])
+/// Moves entries back to where they came from, and what was saved to where it stood.
+pub(super) fn restore(x: &Tensor, moves: &Moves, saved: &Tensor) {
+    #[cfg(test)]
+    if crate::sabotage::is_active(crate::sabotage::Sabotage::UndoDropped) {
+        let moved = take(x, &moves.to);
+        return move_rows_back(x, &moves.to, &moves.from, Some(&moved));
+    }
+    move_rows_back(x, &moves.to, &moves.from, Some(saved));
 }
 
 /// The entries at `index`, `(B·G·e, …)`.
+#[cfg(test)]
 pub(super) fn take(x: &Tensor, index: &Tensor) -> Tensor {
-    rows(x).index_select(0, index)
-}
-
-/// Writes entries at `index`.
-pub(super) fn put(x: &Tensor, index: &Tensor, entries: &Tensor) {
-    let _ = rows(x).index_copy_(0, index, entries);
-}
-
-/// Moves entries back to where they came from, and what was saved to where it stood.
-pub(super) fn restore(x: &Tensor, moves: &Moves, saved: &Tensor) {
-    put(x, &moves.from, &take(x, &moves.to));
-    #[cfg(test)]
-    if crate::sabotage::is_active(crate::sabotage::Sabotage::UndoDropped) {
-        return;
-    }
-    put(x, &moves.to, saved);
+    x.flatten(0, 2).index_select(0, index)
 }
 
 /// Puts retained entries into the front columns of a chunk's region; elsewhere the chunk's own stay.

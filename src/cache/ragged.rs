@@ -15,8 +15,9 @@ struct Columns {
     /// `(B, n)`: the token at each column of the region, and whether there is one.
     token: Tensor,
     has_token: Tensor,
-    /// `(B, n)`: the column of each token, and whether it is real.
-    column: Tensor,
+    /// `(B, n)`: the column of each token, and whether it is real. `None` where no sequence keeps old entries in front of its tokens: then
+    /// each token stands in its own column.
+    column: Option<Tensor>,
     is_real: Tensor,
     /// `(B, 1, 1)`: how many old entries stand in front of the tokens.
     kept: Tensor,
@@ -50,7 +51,7 @@ impl Placement {
         Self(Some(Columns {
             token: ints(&token),
             has_token: bools(&has_token),
-            column: ints(&column),
+            column: retained.iter().any(|&kept| kept > 0).then(|| ints(&column)),
             is_real: bools(&is_real),
             kept: on_device(&kept, device).view([batch, 1, 1]),
         }))
@@ -63,7 +64,7 @@ impl Placement {
     pub fn place(&self, x: &Tensor) -> Tensor {
         match &self.0 {
             None => x.shallow_clone(),
-            Some(c) => moved(x, &c.token, &c.has_token),
+            Some(c) => moved(x, c.column.as_ref().map(|_| &c.token), &c.has_token),
         }
     }
 
@@ -74,7 +75,7 @@ impl Placement {
     pub fn unplace(&self, x: &Tensor) -> Tensor {
         match &self.0 {
             None => x.shallow_clone(),
-            Some(c) => moved(x, &c.column, &c.is_real),
+            Some(c) => moved(x, c.column.as_ref(), &c.is_real),
         }
     }
 
@@ -117,10 +118,9 @@ impl Placement {
     }
 }
 
-fn moved(x: &Tensor, index_bn: &Tensor, mask_bn: &Tensor) -> Tensor {
+fn moved(x: &Tensor, index_bn: Option<&Tensor>, mask_bn: &Tensor) -> Tensor {
     let (b, h, n, d) = x.size4().unwrap_or_default();
-    let index = index_bn.view([b, 1, n, 1]).expand([b, h, n, d], false);
-    let mask = mask_bn.view([b, 1, n, 1]);
+    let gathered = index_bn.map(|index| x.gather(2, &index.view([b, 1, n, 1]).expand([b, h, n, d], false), false));
     // A product with the mask would let a pad's infinity through.
-    x.gather(2, &index, false).where_self(&mask, &x.zeros_like())
+    gathered.as_ref().unwrap_or(x).where_scalarother(&mask_bn.view([b, 1, n, 1]), 0)
 }

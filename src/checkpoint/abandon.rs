@@ -16,7 +16,7 @@ pub fn abandon(run: &Path, from: &str, step: u64) -> Result<Option<PathBuf>, Che
     if later()?.is_empty() {
         return Ok(None);
     }
-    let place = free_place(run);
+    let place = free_place(|number| run.join(format!("abandoned-{number}")));
     files::make_dir(&place)?;
     // From the newest down: a crash in between leaves the newest of the rest, and nothing with a gap before it.
     for (_, dir) in later()? {
@@ -29,10 +29,11 @@ pub fn abandon(run: &Path, from: &str, step: u64) -> Result<Option<PathBuf>, Che
     Ok(Some(place))
 }
 
-fn free_place(run: &Path) -> PathBuf {
+/// The first of these places at which nothing stands.
+pub(super) fn free_place(numbered: impl Fn(u64) -> PathBuf) -> PathBuf {
     let mut number = 1u64;
     loop {
-        let place = run.join(format!("abandoned-{number}"));
+        let place = numbered(number);
         if place.symlink_metadata().is_err() {
             return place;
         }

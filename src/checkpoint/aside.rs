@@ -2,17 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
+use super::abandon::free_place;
 use super::commit::{latest, set_latest};
 use super::find::ASIDE;
 use super::{CheckpointError, NewestCheckpoint};
 use crate::files::{self, FilesError, disk};
 
-/// Gives the damaged checkpoints of `run` that are newer than the one that was found another name. Returns each with its new place and what
-/// is wrong with it; one of another format stays where it is.
+/// Gives the damaged checkpoints of `run` that are newer than the one that was found another name. Returns each with its new place; one
+/// of another format stays where it is.
 pub fn set_aside(run: &Path, found: &NewestCheckpoint) -> Result<Vec<(PathBuf, PathBuf)>, CheckpointError> {
     let mut moved = Vec::new();
     for (dir, _) in found.skipped.iter().filter(|(_, why)| why.is_damage()) {
-        let place = free_place(dir);
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        let numbered = |number| if number < 2 { format!("{name}{ASIDE}") } else { format!("{name}{ASIDE}-{number}") };
+        let place = free_place(|number| run.join(numbered(number)));
         disk::rename("checkpoint", dir, &place).map_err(FilesError::io("set aside", dir))?;
         moved.push((dir.clone(), place));
     }
@@ -27,11 +30,4 @@ pub fn set_aside(run: &Path, found: &NewestCheckpoint) -> Result<Vec<(PathBuf, P
         set_latest(run, name)?;
     }
     Ok(moved)
-}
-
-fn free_place(dir: &Path) -> PathBuf {
-    let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let numbered =
-        |number: u64| dir.with_file_name(if number < 2 { format!("{name}{ASIDE}") } else { format!("{name}{ASIDE}-{number}") });
-    (1..1 << 20).map(numbered).find(|place| place.symlink_metadata().is_err()).unwrap_or_else(|| files::temporary_beside(dir))
 }

@@ -8,7 +8,7 @@ use super::find::{remove_unread, saved_in};
 use super::manifest::{self, Manifest};
 use super::state::{OPTIMIZER, STATE};
 use super::{CheckpointError, TrainState, superseded};
-use crate::files::{self, FileKind, FilesError, ReadLock, disk, failpoint};
+use crate::files::{self, FileKind, FilesError, ReadLock, TensorHead, disk, failpoint};
 use crate::model::Model;
 use crate::store;
 use crate::units::Bytes;
@@ -16,15 +16,34 @@ use crate::units::Bytes;
 /// Names the newest checkpoint of a run, for people and scripts.
 const LATEST: &str = "latest";
 
+/// An optimiser's tensors, of which one at a time need be in memory.
+pub trait StateInTurn {
+    /// How each stands in the file.
+    fn heads(&self) -> Result<Vec<TensorHead>, CheckpointError>;
+
+    /// One by its index; each is asked for once.
+    fn tensor(&self, index: usize) -> Result<Tensor, CheckpointError>;
+}
+
+impl StateInTurn for Vec<(String, Tensor)> {
+    fn heads(&self) -> Result<Vec<TensorHead>, CheckpointError> {
+        Ok(store::tensor_heads(Path::new(OPTIMIZER), self)?)
+    }
+
+    fn tensor(&self, index: usize) -> Result<Tensor, CheckpointError> {
+        Ok(self[index].1.shallow_clone())
+    }
+}
+
 /// What is saved.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Snapshot<'a> {
     /// The model, of which what is trained is saved: its adapter, or all weights as a model directory.
     pub model: &'a Model,
     /// Name or path of the model that an adapter belongs to.
     pub base_model: &'a str,
     /// The optimiser's tensors.
-    pub optimizer: &'a [(String, Tensor)],
+    pub optimizer: &'a dyn StateInTurn,
     /// Further files, by their names.
     pub beside: &'a [(&'a str, Vec<u8>)],
     /// The rest.
@@ -70,10 +89,12 @@ pub(super) fn set_latest(run: &Path, name: &str) -> Result<(), CheckpointError> 
 }
 
 fn stage(staged: &Path, snapshot: &Snapshot<'_>) -> Result<(), CheckpointError> {
-    files::require_space(staged.parent().unwrap_or(staged), estimate(snapshot))?;
+    let state = snapshot.optimizer;
+    let heads = state.heads()?;
+    files::require_space(staged.parent().unwrap_or(staged), estimate(snapshot.model, &heads))?;
     disk::make_dir("checkpoint", staged).map_err(FilesError::io("make", staged))?;
     snapshot.model.save_trained(staged, snapshot.base_model)?;
-    store::save_tensors(&staged.join(OPTIMIZER), snapshot.optimizer, &store::pt_metadata())?;
+    store::save_in_turn(&staged.join(OPTIMIZER), &heads, &store::pt_metadata(), |index| state.tensor(index))?;
     files::write_atomic(&staged.join(STATE), &files::to_json(snapshot.state))?;
     for (name, bytes) in snapshot.beside {
         files::write_atomic(&staged.join(name), bytes)?;
@@ -84,9 +105,9 @@ fn stage(staged: &Path, snapshot: &Snapshot<'_>) -> Result<(), CheckpointError> 
 }
 
 /// A tenth more than tensors and copied files take.
-fn estimate(snapshot: &Snapshot<'_>) -> Bytes {
-    let optimizer: usize = snapshot.optimizer.iter().map(|(_, t)| t.numel() * t.kind().elt_size_in_bytes()).sum();
-    let bytes = optimizer as u64 + snapshot.model.trained_bytes().0;
+fn estimate(model: &Model, state: &[TensorHead]) -> Bytes {
+    let state: usize = state.iter().map(TensorHead::num_bytes).sum();
+    let bytes = state as u64 + model.trained_bytes().0;
     Bytes(bytes + bytes / 10 + (1 << 16))
 }
 

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use crate::files::FilesError;
 use crate::model::ModelError;
 use crate::store::StoreError;
-use crate::units::{Exit, Failure, abridged, quoted};
+use crate::units::{Exit, Failure, abridged};
 
 /// An error of a checkpoint.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +44,7 @@ pub enum CheckpointError {
         what: String,
     },
     /// Written by a version with another format.
-    #[error("`{dir}` has checkpoint format {found}, expected {expected}", dir = abridged(dir.display()), found = quoted(found))]
+    #[error("`{dir}` has checkpoint format {found}, expected {expected}", dir = abridged(dir.display()))]
     Format {
         /// The directory.
         dir: PathBuf,
@@ -53,17 +53,25 @@ pub enum CheckpointError {
         /// What this version reads.
         expected: u32,
     },
+    /// What another rank has of the optimiser's state did not come.
+    #[error("the optimiser's state can't be gathered: {reason}")]
+    NotGathered {
+        /// Why not.
+        reason: String,
+        /// What to do.
+        hint: Option<String>,
+    },
     /// A run without any valid checkpoint.
     #[error("`{run}` has no valid checkpoint{reasons}", run = abridged(run.display()), reasons = listed(skipped))]
     None {
         /// The run's directory.
         run: PathBuf,
         /// What was there and why it does not count.
-        skipped: Vec<(PathBuf, String)>,
+        skipped: Vec<(PathBuf, CheckpointError)>,
     },
 }
 
-fn listed(skipped: &[(PathBuf, String)]) -> String {
+fn listed(skipped: &[(PathBuf, CheckpointError)]) -> String {
     let lines: Vec<String> = skipped.iter().map(|(dir, why)| format!("\n  skipped `{}`: {why}", dir.display())).collect();
     lines.concat()
 }
@@ -92,13 +100,17 @@ impl Failure for CheckpointError {
                 Some("restore what was changed, or move this checkpoint out of the run and go on from another".into())
             }
             Self::Format { .. } => Some("read it with the version of kvtune that wrote it".into()),
+            Self::NotGathered { hint, .. } => hint.clone(),
             Self::None { .. } => Some("begin the run again with another `--out`, or remove this directory first".into()),
             _ => self.origin()?.hint(),
         }
     }
 
     fn exit(&self) -> Exit {
-        self.origin().map_or(Exit::Data, Failure::exit)
+        match self {
+            Self::NotGathered { .. } => Exit::Failed,
+            _ => self.origin().map_or(Exit::Data, Failure::exit),
+        }
     }
 
     fn origin(&self) -> Option<&dyn Failure> {

@@ -89,7 +89,6 @@ pub fn newest(run: &Path) -> Result<NewestCheckpoint, CheckpointError> {
             Err(why) => return Err(why),
         }
     }
-    let skipped = skipped.into_iter().map(|(dir, why)| (dir, why.to_string())).collect();
     Err(CheckpointError::None { run: run.to_owned(), skipped })
 }
 
@@ -177,7 +176,7 @@ fn state(dir: &Path) -> Result<TrainState, CheckpointError> {
     Ok(files::read_json_as(&path, FileKind::Record)?)
 }
 
-fn verified_state(dir: &Path) -> Result<TrainState, CheckpointError> {
+pub(super) fn verified_state(dir: &Path) -> Result<TrainState, CheckpointError> {
     Manifest::verify(dir)?;
     let state = state(dir)?;
     let name = dir.file_name().and_then(|name| name.to_str()).unwrap_or_default();

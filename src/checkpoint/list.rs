@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::manifest::Manifest;
+use super::find::verified_state;
 use super::{CheckpointError, TrainState, names, state_of};
 use crate::files::FilesError;
 use crate::units::Bytes;
@@ -22,7 +22,7 @@ pub struct CheckpointListing {
     pub step: Option<u64>,
     /// Size of all its files.
     pub bytes: u64,
-    /// What is wrong with it; `None` where every file is what its manifest says.
+    /// What is wrong with it; `None` where every file is what its manifest says, and its state fits them.
     pub damage: Option<String>,
 }
 
@@ -39,11 +39,8 @@ pub fn look(dir: &Path) -> Result<CheckpointListing, CheckpointError> {
     for entry in fs::read_dir(dir).map_err(FilesError::io("read", dir))?.flatten() {
         bytes += Bytes(entry.metadata().map_or(0, |found| found.len()));
     }
-    let (state, unread) = match state_of(dir) {
-        Ok(state) => (state, None),
-        Err(error) => (None, Some(error.to_string())),
-    };
-    let damage = Manifest::verify(dir).err().map(|error| error.to_string()).or(unread);
+    let state = state_of(dir).ok().flatten();
+    let damage = verified_state(dir).err().map(|error| error.to_string());
     let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
     Ok(CheckpointListing { name, step: state.as_ref().map(|state| state.step), state, bytes: bytes.0, damage })
 }

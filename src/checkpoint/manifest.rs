@@ -46,7 +46,7 @@ impl Manifest {
     /// Reads the manifest of a directory and checks every file against it.
     pub(super) fn verify(dir: &Path) -> Result<Self, CheckpointError> {
         let path = dir.join(NAME);
-        if !path.exists() {
+        if !files::is_there(&path) {
             return Err(CheckpointError::Unfinished { dir: dir.to_owned() });
         }
         let manifest: Self = files::read_json_as(&path, FileKind::Record)?;

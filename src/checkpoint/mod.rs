@@ -15,7 +15,7 @@ mod state;
 
 pub use abandon::abandon;
 pub use aside::set_aside;
-pub use commit::{Snapshot, latest, retain, save};
+pub use commit::{Snapshot, StateInTurn, latest, retain, save};
 pub use error::CheckpointError;
 pub use find::{Loaded, NewestCheckpoint, check, clean_leftovers, holds, load, names, newest, state_of};
 pub use list::{CheckpointListing, list, look};

@@ -5,8 +5,10 @@ use tch::Device;
 
 use super::architecture::{architecture, experts};
 use super::recipe_file::RecipeFile;
+use super::world::{Joining, time_of_sums};
 use crate::cache::{Routing, Scope};
 use crate::data::Splits;
+use crate::dist::World;
 use crate::engine::{ChunkPlan, Settings};
 use crate::error::Error;
 use crate::model::{Model, ModelConfig, kind_of, trained_by_kind};
@@ -24,15 +26,18 @@ use crate::verify::ErrorBound;
 pub(super) struct Check {
     #[command(flatten)]
     recipe: RecipeFile,
+    #[command(flatten)]
+    pub(super) joining: Joining,
 }
 
 impl Check {
-    pub(super) fn run(&self, device: Device) -> Result<(), Error> {
+    pub(super) fn run(&self, device: Device, world: &World) -> Result<(), Error> {
         let recipe = self.recipe.load(device)?;
+        train::check_even(world, &recipe)?;
         let config = train::as_headed(&recipe, Model::check(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
-        let machine = Machine::here(recipe.model.dtype, device);
+        let machine = Machine::here(recipe.model.dtype, device).of_ranks(world.ranks_here(), world.size());
         let mut said = Ok(());
         // Before anything is refused that may be in it.
         let say = |data: &Splits| said = console::result(&data.report.to_string());
@@ -49,6 +54,7 @@ impl Check {
             console::note(&captured(engine.settings(), &config, &plan));
         }
         let kinds = trained_by_kind(&config, recipe.lora.as_ref())?;
+        let trained: u64 = kinds.iter().map(|(_, numbers)| *numbers as u64).sum();
         let kinds: Vec<String> = kinds.iter().map(|(kind, numbers)| format!("{kind} {numbers}")).collect();
         let mut table = table(&recipe, &config, &plan, &schedule, &kinds.join(", "));
         if recipe.train.offload != Offload::None {
@@ -56,8 +62,21 @@ impl Check {
         }
         table.row(&["replay log", &replay_log(engine.settings(), &config, &plan)]);
         table.row(&["peak memory, planned", &planned.words()]);
+        if world.size() > 1 {
+            table.row(&["ranks", &ranks(world, machine, Bytes(4 * trained))?]);
+        }
         Ok(console::result(&table.to_string())?)
     }
+}
+
+/// The ranks, what each may take, and how long they take to add up so many bytes of gradients.
+fn ranks(world: &World, machine: Machine, gradients: Bytes) -> Result<String, Error> {
+    let (ranks, here) = (world.size(), world.ranks_here());
+    let each = machine.limits.host.map_or_else(String::new, |host| format!(", each of which may take {host} of its memory"));
+    let sum = 1e3 * time_of_sums(world, gradients.0, machine.device)?.0;
+    Ok(format!(
+        "{ranks}, {here} of them on this machine{each}; {gradients} of gradients are added up in {sum:.1} ms, once a step"
+    ))
 }
 
 /// What a reader of the recipe might not expect.
@@ -180,6 +199,7 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
     table.row(&["graphs kept", &kept(recipe, num_bands * plan.columns.len())]);
     table.row(&["layer checkpoints", &waiting(recipe.grad.layer_checkpoints)]);
     table.row(&["undo log", &waiting(recipe.grad.undo_log)]);
+    table.row(&["attention outputs", recipe.grad.attention_outputs.name()]);
     table.row(&["steps", &schedule.to_string()]);
     table
 }

@@ -17,7 +17,8 @@ pub(super) enum Wanted {
     /// CUDA where there is one.
     Auto,
     Cpu,
-    Cuda(usize),
+    /// By its number, or that of the rank on its machine.
+    Cuda(Option<usize>),
 }
 
 impl FromStr for Wanted {
@@ -28,8 +29,8 @@ impl FromStr for Wanted {
         match text.split_once(':') {
             None if text == "auto" => Ok(Self::Auto),
             None if text == "cpu" => Ok(Self::Cpu),
-            None if text == "cuda" => Ok(Self::Cuda(0)),
-            Some(("cuda", index)) => index.parse().map(Self::Cuda).map_err(|_| unknown),
+            None if text == "cuda" => Ok(Self::Cuda(None)),
+            Some(("cuda", index)) => index.parse().map(|index| Self::Cuda(Some(index))).map_err(|_| unknown),
             _ => Err(unknown),
         }
     }
@@ -40,20 +41,24 @@ impl fmt::Display for Wanted {
         match self {
             Self::Auto => f.write_str("auto"),
             Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(index) => write!(f, "cuda:{index}"),
+            Self::Cuda(None) => f.write_str("cuda"),
+            Self::Cuda(Some(index)) => write!(f, "cuda:{index}"),
         }
     }
 }
 
-/// Loads CUDA where it is wanted, sets the number of threads, and returns the device.
-pub(super) fn prepare(wanted: Wanted, threads: Option<u16>) -> Result<Device, Error> {
+/// Loads CUDA where it is wanted, sets the number of threads, and returns the device: that of the rank, which has this number on its
+/// machine, unless another is named.
+pub(super) fn prepare(wanted: Wanted, threads: Option<u16>, local_rank: usize) -> Result<Device, Error> {
     // Before any other call into libtorch, which would remember that there is no CUDA.
     let state = if wanted == Wanted::Cpu { CudaSupport::NoDevice } else { load_cuda() };
     set_threads(threads)?;
     let index = match (wanted, &state) {
         (Wanted::Cpu, _) | (Wanted::Auto, CudaSupport::NoDevice) => return Ok(Device::Cpu),
-        (Wanted::Auto, _) => 0,
-        (Wanted::Cuda(index), _) => index,
+        // Who shows each rank a device of its own shows it as the first.
+        (Wanted::Auto | Wanted::Cuda(None), CudaSupport::Loaded) if Cuda::device_count() == 1 => 0,
+        (Wanted::Auto | Wanted::Cuda(None), _) => local_rank,
+        (Wanted::Cuda(Some(index)), _) => index,
     };
     let why = match state {
         CudaSupport::Loaded if Cuda::is_available() && (index as i64) < Cuda::device_count() => return Ok(Device::Cuda(index)),
@@ -61,12 +66,19 @@ pub(super) fn prepare(wanted: Wanted, threads: Option<u16>) -> Result<Device, Er
         CudaSupport::NoDevice => "this machine has no NVIDIA device".to_owned(),
         CudaSupport::Unavailable(reason) => reason,
     };
-    if wanted == Wanted::Auto {
+    // Some ranks on GPUs and others on the CPU would all wait for the latter.
+    let is_one_too_many = local_rank > 0 && Cuda::device_count() > 0;
+    if wanted == Wanted::Auto && !is_one_too_many {
         console::note(&format!("no CUDA ({why}): running on the CPU"));
         return Ok(Device::Cpu);
     }
-    let hint = "install the full set of torch 2.11 wheels and point `LD_LIBRARY_PATH` at its `torch/lib`, or use `--device cpu`";
-    Err(Error::Usage { message: format!("`--device {wanted}` can't be had: {why}"), hint: hint.to_owned() })
+    let hint = if is_one_too_many {
+        "start as many ranks on a machine as it has GPUs, or use `--device cpu`"
+    } else {
+        "install the full set of torch 2.11 wheels and point `LD_LIBRARY_PATH` at its `torch/lib`, or use `--device cpu`"
+    };
+    let rank = if local_rank > 0 { format!(" by rank {local_rank} of this machine") } else { String::new() };
+    Err(Error::Usage { message: format!("`--device {wanted}` can't be had{rank}: {why}"), hint: hint.to_owned() })
 }
 
 /// Variables by which a user tells libtorch how many threads compute.
@@ -78,7 +90,9 @@ pub(super) fn set_threads(asked: Option<u16>) -> Result<(), Error> {
     let told = THREADS.into_iter().find(|name| std::env::var_os(name).is_some());
     let threads = asked.map_or_else(|| if told.is_some() { own } else { own.min(usable_cpus()) }, usize::from);
     limits::few_threads(threads, if asked.is_some() { "--threads" } else { told.unwrap_or_default() })?;
-    limits::threads(threads)?;
+    if threads > usable_cpus() {
+        limits::threads(threads)?;
+    }
     // Also where it is the same number: libtorch then keeps its libraries from taking fewer, which would be other sums.
     if asked.is_some() || threads != own {
         tch::set_num_threads(threads as i32);

@@ -1,10 +1,13 @@
 //! `kvtune finetune-lora`, `kvtune finetune-full` and `kvtune resume`.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use clap::Args;
 use tch::Device;
 
+use super::world::Joining;
+use crate::dist::World;
 use crate::error::Error;
 use crate::recipe::{Recipe, Weights};
 use crate::report::console;
@@ -15,6 +18,8 @@ pub(super) enum Ending {
     Done,
     /// Interrupted by a signal, after saving.
     Interrupted(i32),
+    /// Several ranks, of which the first to fail had this exit code.
+    Launched(i32),
 }
 
 #[derive(Debug, Args)]
@@ -28,9 +33,14 @@ pub(super) struct Finetune {
     /// Override a key of the recipe.
     #[arg(long = "set", value_name = "a.b=c")]
     set: Vec<String>,
+    /// Resume the run in that directory, where this command has begun one before: for what starts it anew whenever it ends.
+    #[arg(long)]
+    resume_if_possible: bool,
     /// Tell the memory of the heaviest step by part at the end, and in `summary.md`.
     #[arg(long)]
     profile_memory: bool,
+    #[command(flatten)]
+    pub(super) joining: Joining,
 }
 
 #[derive(Debug, Args)]
@@ -47,10 +57,12 @@ pub(super) struct Resume {
     /// Tell the memory of the heaviest step by part at the end, and in `summary.md`.
     #[arg(long)]
     profile_memory: bool,
+    #[command(flatten)]
+    pub(super) joining: Joining,
 }
 
 impl Finetune {
-    pub(super) fn run(&self, weights: Weights, device: Device) -> Result<Ending, Error> {
+    pub(super) fn run(&self, weights: Weights, device: Device, world: &Rc<World>) -> Result<Ending, Error> {
         let resolved = Recipe::load_to_train(&self.recipe, &self.set, weights)?;
         resolved.notes.iter().for_each(|note| console::note(note));
         let recipe = resolved.recipe;
@@ -59,15 +71,16 @@ impl Finetune {
             hint: "give `--out DIR`, or `output_dir` at the top of the recipe".into(),
         })?;
         let interrupt = watched(Interrupt::install_for_saves())?;
-        let start = Start { device, interrupt: &interrupt, profiles_memory: self.profile_memory };
-        end(train::run(recipe, &out, start)?, &out)
+        let start = Start { device, interrupt: &interrupt, world, profiles_memory: self.profile_memory };
+        let go = if self.resume_if_possible { train::resume_or_run } else { train::run };
+        end(go(&recipe, &out, start)?, &out)
     }
 }
 
 impl Resume {
-    pub(super) fn run(&self, device: Device) -> Result<Ending, Error> {
+    pub(super) fn run(&self, device: Device, world: &Rc<World>) -> Result<Ending, Error> {
         let interrupt = watched(Interrupt::install_for_saves())?;
-        let start = Start { device, interrupt: &interrupt, profiles_memory: self.profile_memory };
+        let start = Start { device, interrupt: &interrupt, world, profiles_memory: self.profile_memory };
         end(train::resume(&self.run, self.from.as_deref(), &self.set, start)?, &self.run)
     }
 }

@@ -14,6 +14,7 @@ mod format;
 mod generate;
 mod init_model;
 mod inspect;
+mod launch;
 mod limits;
 mod panics;
 mod plan;
@@ -24,6 +25,7 @@ mod score;
 mod serve;
 mod used_model;
 mod verify;
+mod world;
 
 use clap::{Parser, Subcommand};
 
@@ -51,8 +53,10 @@ enum Verb {
     FinetuneFull(finetune::Finetune),
     /// Resume a run.
     Resume(finetune::Resume),
+    /// Start several ranks of a command on this machine, which work together.
+    Launch(launch::LaunchRanks),
     /// Loss, perplexity, accuracy and answers of runs, checkpoints and models, with one or several caches.
-    Evaluate(evaluate::Evaluate),
+    Evaluate(Box<evaluate::Evaluate>),
     /// Score a file of answers: exact match, F1, ROUGE, RULER's string match and others.
     Score(score::ScoreAnswers),
     /// Write texts with a run, a checkpoint or a model, through the cache that it was trained with.

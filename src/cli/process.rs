@@ -7,7 +7,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use signal_hook::low_level::exit;
 
 use super::finetune::Ending;
-use super::{Arguments, Verb, device, limits, panics};
+use super::{Arguments, Verb, device, launch, limits, panics, world};
 use crate::error::Error;
 use crate::recipe::Weights;
 use crate::report::console;
@@ -18,6 +18,7 @@ const PROFILERS: [&str; 3] = ["CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_I
 
 /// Runs the binary, and ends the process.
 pub fn main() -> ! {
+    launch::follow_launcher();
     let code = Arguments::try_parse().map_or_else(|error| refused(&error), |arguments| code_of(&arguments));
     let _ = io::stdout().flush();
     if PROFILERS.iter().any(|name| std::env::var_os(name).is_some()) {
@@ -40,25 +41,50 @@ fn refused(error: &clap::Error) -> i32 {
 
 /// Does what is asked for.
 fn run(arguments: &Arguments) -> Result<Ending, Error> {
-    let on = || device::prepare(arguments.device, arguments.threads);
+    let of_device = (arguments.device, arguments.threads);
+    let on = || world::device(of_device);
     match &arguments.verb {
-        Verb::FinetuneLora(verb) => verb.run(Weights::Adapter, on()?),
-        Verb::FinetuneFull(verb) => verb.run(Weights::All, on()?),
-        Verb::Resume(verb) => verb.run(on()?),
-        Verb::Evaluate(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::FinetuneLora(verb) => {
+            world::with_ranks(of_device, verb.joining, |device, world| verb.run(Weights::Adapter, device, world))
+        }
+        Verb::FinetuneFull(verb) => {
+            world::with_ranks(of_device, verb.joining, |device, world| verb.run(Weights::All, device, world))
+        }
+        Verb::Resume(verb) => world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world)),
+        Verb::Launch(verb) => verb.run(refused_by_all),
+        Verb::Evaluate(verb) => {
+            world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world)).map(|()| Ending::Done)
+        }
         Verb::Score(verb) => verb.run().map(|()| Ending::Done),
-        Verb::Generate(verb) => verb.run(on()?),
-        Verb::Serve(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Generate(verb) => world::refuse_further_ranks("generate").and_then(|()| verb.run(on()?)),
+        Verb::Serve(verb) => world::refuse_further_ranks("serve").and_then(|()| verb.run(on()?)).map(|()| Ending::Done),
         Verb::Export(verb) => verb.run(),
         Verb::Inspect(verb) => verb.run().map(|()| Ending::Done),
         Verb::Report(verb) => verb.run().map(|()| Ending::Done),
         Verb::Verify(verb) => verb.run(on()?).map(|()| Ending::Done),
-        Verb::Check(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Check(verb) => {
+            world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world)).map(|()| Ending::Done)
+        }
         Verb::Data(verb) => verb.run().map(|()| Ending::Done),
-        Verb::Plan(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Plan(verb) => {
+            world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world)).map(|()| Ending::Done)
+        }
         Verb::Bench(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::Doctor(verb) => verb.run(arguments.device, arguments.threads).map(|()| Ending::Done),
         Verb::InitModel(verb) => verb.run().map(|()| Ending::Done),
+    }
+}
+
+/// Why each of several ranks would refuse a command.
+fn refused_by_all(command: &[String]) -> Option<String> {
+    match Arguments::try_parse_from(std::iter::once("kvtune").chain(command.iter().map(String::as_str))) {
+        Ok(Arguments { verb: Verb::Launch(_), .. }) => Some("a launched rank can't launch ranks".to_owned()),
+        Ok(Arguments { verb: Verb::Generate(_), .. }) => Some(world::alone("generate")),
+        Ok(Arguments { verb: Verb::Serve(_), .. }) => Some(world::alone("serve")),
+        Err(error) if error.use_stderr() => {
+            Some(error.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned())
+        }
+        _ => None,
     }
 }
 
@@ -67,6 +93,7 @@ fn code_of(arguments: &Arguments) -> i32 {
     match device::telling_missing_kernels(|| panics::caught(|| limits::check().and_then(|()| run(arguments)))) {
         Ok(Ending::Done) => 0,
         Ok(Ending::Interrupted(signal)) => 128 + signal,
+        Ok(Ending::Launched(code)) => code,
         Err(error) => {
             console::error(&error, error.hint().as_deref());
             error.exit() as i32

@@ -127,15 +127,23 @@ fn bucket(length: usize) -> usize {
     borders.take_while(|&border| border < length).count()
 }
 
-/// What one of several processes that train together runs of the `batches` of a step. Together they have each batch once, and none has two
-/// more than another; where there are fewer batches than processes, some have none.
-pub fn share(mut batches: Vec<Vec<usize>>, lengths: &[usize], (rank, ranks): (usize, usize)) -> Vec<Vec<usize>> {
-    if ranks > 1 {
-        let tokens = |batch: &Vec<usize>| batch.iter().map(|&sample| lengths[sample]).sum::<usize>();
-        // What is alike stands together, and is dealt to different processes: none waits long for another.
-        batches.sort_by_key(|batch| Reverse(tokens(batch)));
+/// Which batches each of several ranks runs, ascending; `tokens` is how heavy each batch is. The heaviest is dealt first, and each to whom has
+/// least so far (Graham 1969), so that none waits long for another. Where there are fewer batches than ranks, some have none.
+pub fn share(tokens: &[usize], ranks: usize) -> Vec<Vec<usize>> {
+    let mut heaviest_first: Vec<usize> = (0..tokens.len()).collect();
+    heaviest_first.sort_by_key(|&batch| Reverse(tokens[batch]));
+    let mut shares = vec![(0, Vec::new()); ranks.max(1)];
+    for batch in heaviest_first {
+        if let Some((load, share)) = shares.iter_mut().min_by_key(|(load, share)| (*load, share.len())) {
+            *load += tokens[batch];
+            share.push(batch);
+        }
     }
-    batches.into_iter().skip(rank).step_by(ranks.max(1)).collect()
+    let ascending = |(_, mut share): (usize, Vec<usize>)| {
+        share.sort_unstable();
+        share
+    };
+    shares.into_iter().map(ascending).collect()
 }
 
 fn shuffle_tail(batches: &mut [Vec<usize>], rng: &mut ChaCha12Rng) {
@@ -238,21 +246,25 @@ mod tests {
         }
 
         #[test]
-        fn processes_have_as_many_steps_and_each_batch_once(
-            lengths in prop::collection::vec(1usize..50, 0..40), ranks in 1usize..6, accumulation in 1usize..4,
-        ) {
-            let batches = epoch_batches(&lengths, BatchSize::Sequences(2), BatchOrder::Shuffled, 1, 0);
-            let mut all = Vec::new();
-            for step in batches.chunks(ranks * accumulation) {
-                let shares: Vec<_> = (0..ranks).map(|rank| share(step.to_vec(), &lengths, (rank, ranks))).collect();
-                let counts: Vec<usize> = shares.iter().map(Vec::len).collect();
-                prop_assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1);
-                prop_assert!(counts.iter().all(|&count| count <= accumulation));
-                all.extend(shares.concat());
-            }
-            prop_assert_eq!(sorted(&all), (0..lengths.len()).collect::<Vec<_>>());
-            prop_assert_eq!(share(batches.clone(), &lengths, (0, 1)), batches);
+        fn ranks_have_each_batch_once_and_wait_little(tokens in prop::collection::vec(1usize..50, 0..40), ranks in 1usize..6) {
+            let shares = share(&tokens, ranks);
+            prop_assert_eq!(shares.len(), ranks);
+            prop_assert!(shares.iter().all(|share| share.is_sorted()));
+            prop_assert_eq!(sorted(&shares), (0..tokens.len()).collect::<Vec<_>>());
+            // Whoever has most had no more than the mean before its last.
+            let loads: Vec<usize> = shares.iter().map(|share| share.iter().map(|&batch| tokens[batch]).sum()).collect();
+            let (most, all) = (loads.iter().max().unwrap(), tokens.iter().sum::<usize>());
+            let heaviest = tokens.iter().max().unwrap_or(&0);
+            prop_assert!(*most <= all / ranks + heaviest);
+            prop_assert_eq!(&share(&tokens, 1)[0], &(0..tokens.len()).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn the_heaviest_are_spread() {
+        assert_eq!(share(&[2, 7, 3, 6], 2), [vec![0, 1], vec![2, 3]]);
+        assert_eq!(share(&[5, 5, 5, 5], 2), [[0, 2], [1, 3]]);
+        assert_eq!(share(&[9], 3), [vec![0], vec![], vec![]]);
     }
 
     #[test]

@@ -56,7 +56,7 @@ enum Part {
     Window(Window),
 }
 
-/// How long samples may be, and which are longer.
+/// How long samples may be.
 pub(super) struct Limit {
     /// Tokens.
     pub(super) tokens: usize,

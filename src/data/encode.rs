@@ -107,21 +107,9 @@ impl Encoder {
                 of_ids(ids, prompt, Aim::Class(*class))
             }
         };
-        sequence.check(self.vocab_size, place).map_err(|error| self.naming_eos(error))?;
+        sequence.check(self.vocab_size, place)?;
         self.mark_initial(content, &mut sequence)?;
         Ok(sequence)
-    }
-
-    /// Says of a token that no sample has written where it comes from.
-    fn naming_eos(&self, error: DataError) -> DataError {
-        let eos = self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.eos().ok());
-        match error {
-            DataError::OutOfVocabulary { what, id, vocab_size } if eos.is_some_and(|eos| u64::from(eos) == id) => {
-                let what = format!("{what}, which ends with the model's `eos_token_id`");
-                DataError::OutOfVocabulary { what, id, vocab_size }
-            }
-            other => other,
-        }
     }
 
     fn mark_initial(&self, content: &Content, sequence: &mut EncodedSample) -> Result<(), DataError> {
@@ -170,7 +158,14 @@ impl Encoder {
     }
 
     fn tokenizer(&self) -> Result<&Tokenizer, DataError> {
-        self.tokenizer.as_ref().ok_or(DataError::NoTokenizer { what: "text data" })
+        let tokenizer = self.tokenizer.as_ref().ok_or(DataError::NoTokenizer { what: "text data" })?;
+        match tokenizer.ends().iter().find(|&&id| id as usize >= self.vocab_size) {
+            None => Ok(tokenizer),
+            Some(id) => {
+                let size = self.vocab_size;
+                Err(tokenizer.error(format!("`eos_token_id` has {id}, which is not below the model's `vocab_size` {size}")))
+            }
+        }
     }
 }
 

@@ -271,7 +271,7 @@ pub enum DataError {
         token: u32,
     },
     /// Too few labels to classify.
-    #[error("{found} labels, expected {expected}", found = quoted(found))]
+    #[error("{found} labels, expected {expected}")]
     LabelCount {
         /// What the head or the format asks for.
         expected: &'static str,
@@ -323,7 +323,7 @@ pub enum DataError {
         overlap: usize,
     },
     /// Texts too small for a vocabulary of the wanted size.
-    #[error("the texts give a vocabulary of {found} tokens, expected {expected}", found = quoted(found))]
+    #[error("the texts give a vocabulary of {found} tokens, expected {expected}")]
     Vocabulary {
         /// The wanted size.
         expected: usize,

@@ -70,7 +70,9 @@ impl Failure for DataError {
             Self::Contradiction(contradiction) => &contradiction.hint,
             Self::LabelCount { .. } => "list one entry per class in `head.labels` or `head.label_tokens`",
             Self::BadBatch { .. } => "ask for at least one sample, each within the data set",
-            Self::DamagedTokens { .. } => "remove the folder `.tokens` beside the data file, and start again",
+            Self::DamagedTokens { .. } => {
+                "remove the folder `NAME.tokens` beside the data file or kvtune's `tokens` in the user's cache folder, and start again"
+            }
             Self::Changed { .. } => "start again when nobody writes to it",
             Self::NotKept { .. } => {
                 "free some disk space beside the data file or for temporary files, or use a machine with more memory"

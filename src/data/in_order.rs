@@ -1,11 +1,12 @@
 //! Work on all cores whose results are consumed in order: one thread makes pieces, several work on them, and none waits for all of them.
 
 use std::collections::BTreeMap;
-use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{channel, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+
+use crate::native::usable_cpus;
 
 /// Pieces under way for each thread that works: enough that none waits, and few enough for any memory.
 const AHEAD: usize = 4;
@@ -19,7 +20,7 @@ pub(super) fn in_order<I: Send, O: Send, E>(
     work: impl Fn(I) -> O + Sync,
     mut consume: impl FnMut(O) -> Result<(), E>,
 ) -> Result<(), E> {
-    let num_threads = thread::available_parallelism().map_or(1, NonZero::get);
+    let num_threads = usable_cpus();
     // A ticket is taken before a piece is handed on, and given back when it is consumed: so many are under way, and no more.
     let (take_ticket, tickets) = sync_channel::<()>(AHEAD * num_threads);
     let (hand_on, jobs) = channel::<(usize, I)>();

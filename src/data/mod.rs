@@ -35,6 +35,7 @@ mod surveyed_row;
 mod token_cache;
 mod token_file;
 mod tokenizer;
+mod tokenizer_size;
 mod train_bpe;
 mod windows;
 

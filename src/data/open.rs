@@ -266,6 +266,7 @@ impl<'a> Opener<'a> {
         bad.finish(&path)?;
         record.counts = RowsRead { read: progress.samples, bad: count };
         record.notes = self.encoder.chat.take_notes();
+        record.hash(&source.files)?;
         Ok(writer.finish(&record)?)
     }
 

@@ -19,7 +19,7 @@ use super::token_file::{About, TokenFile};
 use crate::files::{self, FilesError, MappedFile, Scratch, Stamp};
 
 /// Raised whenever files or prompts change their meaning.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 /// Files of tokens that are kept of the same data, with other tokenizers or settings; the oldest is forgotten first.
 const MAX_FILES: usize = 4;
@@ -28,6 +28,8 @@ const MAX_FILES: usize = 4;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct TokenRecord {
     version: u32,
+    /// Bytes of each data file.
+    sizes: Vec<u64>,
     /// Of the content of each data file.
     hashes: Vec<String>,
     /// Everything else that decides ids and targets: tokenizer, format, head.
@@ -35,6 +37,19 @@ pub(super) struct TokenRecord {
     pub(super) counts: RowsRead,
     /// What is worth telling of the samples.
     pub(super) notes: ChatNotes,
+}
+
+impl TokenRecord {
+    /// Hashes the data files. Whoever makes tokens does so at the end: a file that is none of data is refused at its first row, whatever its
+    /// size, and the system still has at hand what was just read.
+    pub(super) fn hash(&mut self, paths: &[PathBuf]) -> Result<(), DataError> {
+        self.hashes = hashes_of(paths)?;
+        Ok(())
+    }
+}
+
+fn hashes_of(paths: &[PathBuf]) -> Result<Vec<String>, DataError> {
+    Ok(paths.iter().map(|path| files::hash_large_file(path)).collect::<Result<_, _>>()?)
 }
 
 /// What there was to be read.
@@ -106,8 +121,8 @@ impl From<io::Error> for NotWritten {
     }
 }
 
-/// The tokens that an earlier start has left, or those that `write` makes. `write` is given the record to finish the file with, and is
-/// called again where a place turns out to be full.
+/// The tokens that an earlier start has left, or those that `write` makes. `write` is given the record to finish the file with, which it
+/// completes, and is called again where a place turns out to be full.
 pub(super) fn open(
     source: &TokenSource<'_>,
     write: impl FnMut(Out<'_>, TokenRecord) -> Result<(), NotWritten>,
@@ -121,9 +136,14 @@ fn open_in(
     mut write: impl FnMut(Out<'_>, TokenRecord) -> Result<(), NotWritten>,
 ) -> Result<Tokens, DataError> {
     let before: Vec<_> = source.paths.iter().map(|path| Stamp::of(path)).collect();
-    let hashes = source.paths.iter().map(|path| files::hash_large_file(path)).collect::<Result<Vec<_>, _>>()?;
-    if let Some(found) = places.iter().filter_map(|place| stored(place, source).ok()).find(|found| found.hashes == hashes) {
-        return Ok(found);
+    let sizes: Vec<u64> = before.iter().map(|stamp| stamp.as_ref().map_or(0, |stamp| stamp.size)).collect();
+    let found: Vec<Tokens> = places.iter().filter_map(|place| stored(place, source, &sizes).ok()).collect();
+    if !found.is_empty() {
+        // Only what there are tokens of is hashed before it is read.
+        let hashes = hashes_of(source.paths)?;
+        if let Some(found) = found.into_iter().find(|found| found.hashes == hashes) {
+            return Ok(found);
+        }
     }
     let mut write = |out: Out<'_>, record| {
         write(out, record)?;
@@ -131,13 +151,13 @@ fn open_in(
         changed.map_or(Ok(()), |(path, _)| Err(DataError::Changed { path: path.clone() }.into()))
     };
     let (settings, counts, notes) = (source.settings.clone(), RowsRead::default(), ChatNotes::default());
-    let record = TokenRecord { version: VERSION, hashes, settings, counts, notes };
+    let record = TokenRecord { version: VERSION, sizes: sizes.clone(), hashes: Vec::new(), settings, counts, notes };
     let mut problem = None;
     for place in places {
         match make(place, &mut |out| write(out, record.clone())) {
             Ok(()) => {
                 forget_old(place);
-                match stored(place, source) {
+                match stored(place, source, &sizes) {
                     Ok(tokens) => return Ok(Tokens { is_cached: false, ..tokens }),
                     Err(message) => problem = Some(message),
                 }
@@ -194,12 +214,12 @@ fn in_full(error: &FilesError) -> String {
     format!("{error}{}", cause.unwrap_or_default())
 }
 
-/// What lies in a place, if it was made of these data files with these settings as far as names and settings go. What is missing, damaged
-/// or of another version is as good as none.
-fn stored(place: &Path, source: &TokenSource<'_>) -> Result<Tokens, String> {
+/// What lies in a place, if it was made of these data files with these settings as far as names, sizes and settings go. What is missing,
+/// damaged or of another version is as good as none.
+fn stored(place: &Path, source: &TokenSource<'_>, sizes: &[u64]) -> Result<Tokens, String> {
     let map = MappedFile::open(place).map_err(|error| in_full(&error))?;
     let (file, record) = TokenFile::read::<TokenRecord>(&Buffer::from(Bytes::from_owner(map.clone())))?;
-    if record.version != VERSION || record.settings != source.settings || record.hashes.len() != source.paths.len() {
+    if record.version != VERSION || record.settings != source.settings || record.sizes != sizes {
         return Err(format!("`{}` was made of something else", place.display()));
     }
     let TokenRecord { hashes, counts, notes, .. } = record;
@@ -287,6 +307,7 @@ mod tests {
                 writer.push(&EncodedSample { ids, prompt: 0, aim, initial: None, border: None }, &about)?;
                 record.counts.read += 1;
             }
+            record.hash(paths)?;
             Ok(writer.finish(&record)?)
         })
     }
@@ -344,6 +365,19 @@ mod tests {
         write("more");
         open_counted(&place, &data, "s", &mut made).unwrap();
         assert_eq!(made, 2);
+    }
+
+    #[test]
+    fn what_is_refused_at_once_or_has_another_size_is_not_hashed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (data, place) = (vec![dir.path().join("a.txt")], [dir.path().join("tokens.arrow")]);
+        fs::write(&data[0], "some").unwrap();
+        open_counted(&place, &data, "s", &mut 0).unwrap();
+        // A terabyte of nothing would take minutes.
+        File::options().write(true).open(&data[0]).unwrap().set_len(1 << 40).unwrap();
+        let source = TokenSource { paths: &data, settings: "s".into() };
+        let refused = open_in(&place, &source, |_, _| Err(NotWritten::Data(DataError::Empty { path: "x".into() })));
+        assert!(matches!(refused, Err(DataError::Empty { .. })));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::error::DataError;
 use super::guard::{WorkLimits, guarded};
+use super::tokenizer_size::check_size;
 use crate::files::{FileKind, is_there, parse_json, read_bytes, read_if_there};
 
 /// The `tokenizer.json` of a model directory. Cheap to clone.
@@ -25,7 +26,8 @@ struct Inner {
     limits: WorkLimits,
     path: PathBuf,
     hash: String,
-    eos: Option<u32>,
+    /// What ends a sequence: the first is written, the others may be said.
+    ends: Vec<u32>,
     /// Made when it is asked for.
     without_post_processor: OnceLock<tokenizers::Tokenizer>,
     /// The one token that the post-processor puts before a text.
@@ -43,13 +45,14 @@ impl Tokenizer {
         let path = dir.join("tokenizer.json");
         let bytes = read_bytes(&path, FileKind::Tokenizer)?;
         let fail = |message| DataError::Tokenizer { path: path.clone(), message };
+        check_size(&bytes).map_err(fail)?;
         let limits = WorkLimits::of("tokenizer", &path, 32, 0.3);
         let mut encoder = limits.guarded(bytes.len(), || tokenizers::Tokenizer::from_bytes(&bytes)).map_err(fail)?;
         refuse_dropout(&encoder).map_err(fail)?;
         // What a file carries over from its last use would shorten or pad samples without a word.
         guarded(|| encoder.with_truncation(None).map(|_| ())).map_err(fail)?;
         encoder.with_padding(None);
-        let eos = eos_id(dir, &encoder)?;
+        let ends = end_ids(dir, &encoder)?;
         let (bos, num_appended) = limits.guarded(0, || added_around(&encoder)).map_err(fail)?;
         let hash = blake3::hash(&bytes).to_hex().to_string();
         Ok(Self {
@@ -58,7 +61,7 @@ impl Tokenizer {
                 limits: WorkLimits::of("tokenizer", &path, 1024, 20.0),
                 path,
                 hash,
-                eos,
+                ends,
                 without_post_processor: OnceLock::new(),
                 bos,
                 num_appended,
@@ -137,7 +140,12 @@ impl Tokenizer {
 
     /// The token that ends a sequence.
     pub fn eos(&self) -> Result<u32, DataError> {
-        self.inner.eos.ok_or_else(|| DataError::NoEos { dir: self.dir().to_path_buf() })
+        self.ends().first().copied().ok_or_else(|| DataError::NoEos { dir: self.dir().to_path_buf() })
+    }
+
+    /// All tokens that end a sequence.
+    pub(super) fn ends(&self) -> &[u32] {
+        &self.inner.ends
     }
 
     /// Hash of `tokenizer.json`'s content.
@@ -163,7 +171,7 @@ impl Tokenizer {
 
 impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokenizer").field("path", &self.inner.path).field("eos", &self.inner.eos).finish_non_exhaustive()
+        f.debug_struct("Tokenizer").field("path", &self.inner.path).field("ends", &self.inner.ends).finish_non_exhaustive()
     }
 }
 
@@ -190,20 +198,22 @@ fn added_around(encoder: &tokenizers::Tokenizer) -> tokenizers::Result<(Option<u
     Ok((bos, start.map_or(0, |start| full.len() - start - plain.len())))
 }
 
-fn eos_id(dir: &Path, encoder: &tokenizers::Tokenizer) -> Result<Option<u32>, DataError> {
+fn end_ids(dir: &Path, encoder: &tokenizers::Tokenizer) -> Result<Vec<u32>, DataError> {
     for name in ["generation_config.json", "config.json"] {
-        let id = match json_field(&dir.join(name), "eos_token_id")? {
-            Some(Value::Array(ids)) => ids.first().and_then(Value::as_u64),
-            other => other.as_ref().and_then(Value::as_u64),
+        let ids = match json_field(&dir.join(name), "eos_token_id")? {
+            Some(Value::Array(ids)) => ids,
+            other => other.into_iter().collect(),
         };
-        if let Some(id) = id.and_then(|id| u32::try_from(id).ok()) {
-            return Ok(Some(id));
+        let id = |value: &Value| value.as_u64().map(|id| u32::try_from(id).unwrap_or(u32::MAX));
+        let ids: Vec<u32> = ids.iter().filter_map(id).collect();
+        if !ids.is_empty() {
+            return Ok(ids);
         }
     }
     let token = json_field(&dir.join("tokenizer_config.json"), "eos_token")?;
     // Either the token itself or an object that describes it.
     let text = token.as_ref().and_then(|token| token.as_str().or_else(|| token.get("content").and_then(Value::as_str)));
-    Ok(text.and_then(|text| encoder.token_to_id(text)))
+    Ok(text.and_then(|text| encoder.token_to_id(text)).into_iter().collect())
 }
 
 /// A top-level field of a JSON file; `None` where the file or the field is missing.

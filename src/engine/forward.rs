@@ -9,8 +9,9 @@ use super::attend::{Column, ColumnAttention, Mode};
 use super::cell_graph::{CellGraph, Choices};
 use super::gradient_sums::GradientSums;
 use super::head_run::HeadRun;
+use super::kept_outputs::KeptOutputs;
 use super::layer_checkpoints::LayerCheckpoints;
-use super::layer_state::new_layer_states;
+use super::layer_state::{lock, new_layer_states};
 use super::measured::{self, Transient};
 use super::router_balance::{RouterSums, RouterTask};
 use super::schedule::{ForwardStage, Schedule};
@@ -63,6 +64,10 @@ pub(super) fn run(
     };
     let mut captured = captured(setup, model, &plan)?;
     let mut trace = begin(setup, model, batch, plan)?;
+    if setup.settings.keeps_attention_outputs() && context.is_some() {
+        let outputs = || KeptOutputs::new(setup.stores.attention_outputs.clone());
+        trace.session.layers.iter().for_each(|layer| lock(layer).outputs = Some(outputs()));
+    }
     let mut hidden = Tensor::new();
     for stage in schedule.forward() {
         match stage {

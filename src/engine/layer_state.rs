@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
 
 use super::MemoryByPart;
+use super::kept_outputs::KeptOutputs;
 use super::open_block::OpenBlock;
 use super::sight::{AttendedChunk, ChunkSaved, OwnKeys, PastPage, PastPages};
 use crate::cache::{
@@ -28,12 +29,17 @@ pub(super) struct LayerState {
     ahead: HashMap<usize, UndoPrefetch>,
     /// Where undo entries wait.
     store: Store,
+    /// Where cells use them.
+    pub(super) outputs: Option<KeptOutputs>,
     grads: Option<CacheGrads>,
     /// Whether the choices are forgotten as soon as they are carried out.
     pub(super) forgets: bool,
     /// The chunk whose tokens are still coming.
     pub(super) open: OpenBlock,
 }
+
+/// Keys and values of a region's columns as the chunk sees them, and how its tokens stand there.
+type InRegion = (Tensor, Tensor, Placement);
 
 /// A layer's state, shared with the autograd nodes that unwind it.
 pub(super) type SharedLayer = Arc<Mutex<LayerState>>;
@@ -70,6 +76,7 @@ impl LayerState {
             resident,
             ahead,
             store,
+            outputs: None,
             grads: None,
             forgets: false,
             open: OpenBlock::default(),
@@ -104,9 +111,10 @@ impl LayerState {
         memory.ahead += self.ahead.values().map(UndoPrefetch::bytes).sum();
         memory.resident_undo += self.resident.values().map(Undo::bytes).sum();
         memory.replay_log += self.log.bytes();
+        self.outputs.iter().for_each(|outputs| outputs.measure(memory));
     }
 
-    /// Begins again at the first chunk; the replay log stays.
+    /// Begins again at the first chunk; the replay log stays, and so do attention's outputs, which a second forward uses.
     pub(super) fn reset(&mut self, prefill: usize) {
         self.cache.reset(prefill);
         self.cache.park();
@@ -147,7 +155,11 @@ impl LayerState {
         self.choose(policy, span);
         // Pads must not pay: in a ragged chunk the sums wait until a policy asks.
         let asked = policy.traits().required_queries(span.chunk.0 == 0).filter(|_| !span.is_ragged());
-        let (saved, past, mass) = self.write_and_attend(span, tokens, keep, asked)?;
+        let written = self.write(span, tokens, keep)?;
+        let (saved, past, mass) = self.attend(span, tokens, written, asked);
+        if let Some(outputs) = self.outputs.as_mut().filter(|_| keep != Keep::Resident) {
+            outputs.put(span.index, &saved.attended);
+        }
         self.log.settle();
         let mass = asked.zip(mass);
         self.cache.note(policy, span, (&saved.own.k, &saved.own.v), &AttendedChunk { saved: &saved, past: &past, mass });
@@ -170,22 +182,24 @@ impl LayerState {
 
     /// Replays the recorded choice.
     pub(super) fn replay(&mut self, span: &ChunkSpan, tokens: Qkv<'_>, keep_undo: bool) -> Result<Tensor, CacheError> {
-        let (saved, ..) = self.write_and_attend(span, tokens, Keep::of(keep_undo), None)?;
+        let written = self.write(span, tokens, Keep::of(keep_undo))?;
+        let saved = self.attend_unless_kept(span, tokens, written, false);
         Ok(saved.placement.unplace(&saved.attended.out_bhnd))
     }
 
     /// Recomputation of a cell: replays the choice, or attends again where the chunk stands in the cache already.
     pub(super) fn recompute(&mut self, span: &ChunkSpan, tokens: Qkv<'_>) -> Result<(Tensor, ChunkSaved), CacheError> {
         self.cache.enter(span);
-        let saved = if self.cache.num_chunks() == span.index + 1 {
+        let written = if self.cache.num_chunks() == span.index + 1 {
             let undo = self.fetch_undo(span)?;
             let (k, v) = self.cache.recompose(span, &undo, tokens.k_bgnd, tokens.v_bgnd);
             let placement = self.cache.placement(span, &undo);
             self.resident.insert(span.index, undo);
-            self.attend(span, tokens, (k, v, placement), None).0
+            (k, v, placement)
         } else {
-            self.write_and_attend(span, tokens, Keep::Resident, None)?.0
+            self.write(span, tokens, Keep::Resident)?
         };
+        let saved = self.attend_unless_kept(span, tokens, written, true);
         Ok((saved.placement.unplace(&saved.attended.out_bhnd), saved))
     }
 
@@ -228,10 +242,12 @@ impl LayerState {
         self.cache.unwind(span, &undo)
     }
 
-    /// Begins to copy the undo entry of a chunk to the device.
+    /// Begins to copy the undo entry of a chunk to the device, and its attention's output, where that waits.
     pub(super) fn prefetch(&mut self, span: &ChunkSpan) -> Result<(), CacheError> {
-        let ahead = self.parked_undo(span)?.prefetch(self.cache.shape().device)?;
+        let device = self.cache.shape().device;
+        let ahead = self.parked_undo(span)?.prefetch(device)?;
         self.ahead.insert(span.index, ahead);
+        self.outputs.iter_mut().for_each(|outputs| outputs.prefetch(span.index, device));
         Ok(())
     }
 
@@ -253,19 +269,12 @@ impl LayerState {
         }
     }
 
-    /// Also the attention mass, where a policy has announced that it will ask, and the kernel sums it while it attends.
-    fn write_and_attend(
-        &mut self,
-        span: &ChunkSpan,
-        tokens: Qkv<'_>,
-        keep: Keep,
-        asked: Option<Queries>,
-    ) -> Result<(ChunkSaved, PastPages, Option<Tensor>), CacheError> {
+    /// Writes a chunk by its recorded choice.
+    fn write(&mut self, span: &ChunkSpan, tokens: Qkv<'_>, keep: Keep) -> Result<InRegion, CacheError> {
         self.cache.enter(span);
         self.apply_budget(span);
         let victims = self.cache.recall(&self.log, span)?;
         let written = self.cache.write(span, victims, tokens.k_bgnd, tokens.v_bgnd)?;
-        let attended = self.attend(span, tokens, (written.k_bgnd, written.v_bgnd, written.placement), asked);
         match keep {
             Keep::Nothing => {}
             Keep::Parked => {
@@ -277,7 +286,7 @@ impl LayerState {
             // A cell that was unwound overwrites the same entries again: nothing has to be fetched a second time.
             Keep::Resident => drop(self.resident.insert(span.index, written.undo)),
         }
-        Ok(attended)
+        Ok((written.k_bgnd, written.v_bgnd, written.placement))
     }
 
     /// Past and chunk side by side. An undo log that rounds brings the chunk's own entries back rounded, which it must see as they were.
@@ -310,11 +319,28 @@ impl LayerState {
         self.cache.past(count).into_iter().map(page).collect()
     }
 
+    /// What a chunk's backward needs. Attention's output is the one that has waited, where it has; the chunk's cell uses it last.
+    fn attend_unless_kept(&mut self, span: &ChunkSpan, tokens: Qkv<'_>, written: InRegion, is_last: bool) -> ChunkSaved {
+        let (device, outputs) = (self.cache.shape().device, self.outputs.as_mut());
+        let Some(attended) = outputs.and_then(|outputs| outputs.find(span.index, device, is_last)) else {
+            let (saved, ..) = self.attend(span, tokens, written, None);
+            if let Some(outputs) = self.outputs.as_mut().filter(|_| !is_last) {
+                outputs.put(span.index, &saved.attended);
+            }
+            return saved;
+        };
+        let (k, v, placement) = written;
+        let seen_until_bgc = self.seen_until(span, &placement, tokens.rule);
+        let own = self.own(span, tokens, (k, v), (&placement, seen_until_bgc.as_ref()));
+        ChunkSaved { own, attended, placement }
+    }
+
+    /// Also the attention mass, where a policy has announced that it will ask, and the kernel sums it while it attends.
     fn attend(
         &self,
         span: &ChunkSpan,
         tokens: Qkv<'_>,
-        (k, v, placement): (Tensor, Tensor, Placement),
+        (k, v, placement): InRegion,
         asked: Option<Queries>,
     ) -> (ChunkSaved, PastPages, Option<Tensor>) {
         let (chunk, past) = self.sides(span, tokens, (k, v), &placement);
@@ -331,20 +357,30 @@ impl LayerState {
         placement: &Placement,
     ) -> (OwnKeys, PastPages) {
         let seen_until_bgc = self.seen_until(span, placement, tokens.rule);
+        let own = self.own(span, tokens, (k, v), (placement, seen_until_bgc.as_ref()));
+        (own, self.past(span, seen_until_bgc.as_ref()))
+    }
+
+    fn own(
+        &self,
+        span: &ChunkSpan,
+        tokens: Qkv<'_>,
+        (k, v): (Tensor, Tensor),
+        (placement, seen_until_bgc): (&Placement, Option<&Tensor>),
+    ) -> OwnKeys {
         // A chunk that is no longer than the window sees itself, where no older entry stands among its own.
         let sees_itself = tokens.rule.window.is_none_or(|window| window >= span.len) && !span.is_ragged();
         // A copy, as a part would keep the whole.
         let own = |all: &Tensor| all.narrow(2, self.cache.region(span), span.len as i64).copy();
-        let chunk = OwnKeys {
+        OwnKeys {
             q: placement.place(tokens.q_bhnd),
             k,
             v,
             rule: tokens.rule,
             drain_h: tokens.drain_h.map(Tensor::shallow_clone),
             in_use_bgn: self.cache.region_in_use(span),
-            seen_until_bgn: seen_until_bgc.as_ref().filter(|_| !sees_itself).map(own),
-        };
-        (chunk, self.past(span, seen_until_bgc.as_ref()))
+            seen_until_bgn: seen_until_bgc.filter(|_| !sees_itself).map(own),
+        }
     }
 }
 

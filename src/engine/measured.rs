@@ -44,6 +44,7 @@ pub(super) fn at_rest(stores: &Stores, model: &Model) -> MemoryByPart {
     let mut memory = MemoryByPart { parameter_gradients: bytes_of(&gradients_of(model)), ..MemoryByPart::default() };
     memory.layer_checkpoints = take_in(&mut memory, &stores.layer_checkpoints);
     memory.undo_log = take_in(&mut memory, &stores.undo_log);
+    memory.attention_outputs = take_in(&mut memory, &stores.attention_outputs);
     memory
 }
 
@@ -63,6 +64,9 @@ fn memory_of(model: &Model, trace: &ForwardTrace, transient: &Transient<'_>) -> 
     let undo_log = trace.session.layers.first().map(|state| take_in(&mut memory, lock(state).store()));
     memory.layer_checkpoints += checkpoints;
     memory.undo_log += undo_log.unwrap_or_default();
+    let outputs = trace.session.layers.first().and_then(|state| lock(state).outputs.as_ref().map(|kept| kept.store().clone()));
+    let outputs = outputs.map(|store| take_in(&mut memory, &store));
+    memory.attention_outputs += outputs.unwrap_or_default();
     memory
 }
 

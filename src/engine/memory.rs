@@ -16,6 +16,8 @@ pub struct MemoryByPart {
     pub undo_log: Bytes,
     /// Those of the current cell, where it computes.
     pub resident_undo: Bytes,
+    /// Attention's outputs of the forward phase that wait for their cells.
+    pub attention_outputs: Bytes,
     /// The choices.
     pub replay_log: Bytes,
     /// Hidden states at the borders of layer bands; without those in a file.
@@ -60,7 +62,7 @@ pub struct MemoryEntry {
 
 impl MemoryByPart {
     /// All parts.
-    pub fn entries(&self) -> [MemoryEntry; 13] {
+    pub fn entries(&self) -> [MemoryEntry; 14] {
         let entry = |name, place, bytes| MemoryEntry { name, place, bytes };
         [
             entry("caches", MemoryPlace::Device, self.caches),
@@ -68,6 +70,7 @@ impl MemoryByPart {
             entry("gradients of caches", MemoryPlace::Device, self.cache_gradients),
             entry("undo log", MemoryPlace::Host, self.undo_log),
             entry("resident undo entries", MemoryPlace::Device, self.resident_undo),
+            entry("attention outputs", MemoryPlace::Host, self.attention_outputs),
             entry("prefetched copies", MemoryPlace::Device, self.ahead),
             entry("replay log", MemoryPlace::Host, self.replay_log),
             entry("layer checkpoints", MemoryPlace::Host, self.layer_checkpoints),

@@ -15,6 +15,7 @@ mod gradient_sums;
 mod gradients;
 mod guard;
 mod head_run;
+mod kept_outputs;
 mod layer_checkpoints;
 mod layer_state;
 mod measured;

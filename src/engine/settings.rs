@@ -11,7 +11,7 @@ use super::{ChunkKey, ChunkPlan, ColumnWidth, Cuts, EngineError, RandomSizes};
 use crate::cache::{self, CacheError, CacheShape, ChunkSpan, Policy, PolicyTraits, Scope, log_bytes_per_token};
 use crate::data::{Batch, IGNORE, Targets};
 use crate::model::{CapturedLayers, LayerSpec, ModelConfig};
-use crate::recipe::{BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm, StoreRecipe};
+use crate::recipe::{AttentionOutputs, BufferKind, CacheRecipe, Chunking, GradRecipe, Storage, StoreForm, StoreRecipe};
 use crate::units::{Bytes, LayerIdx};
 
 /// Checked settings of an engine.
@@ -34,6 +34,7 @@ pub struct Settings {
     pub(super) scratch_dir: Option<PathBuf>,
     /// Cells whose graphs the forward phase keeps, at most.
     pub(super) kept_cells: usize,
+    attention_outputs: AttentionOutputs,
     /// Whether a device with graphs may capture.
     has_cuda_graphs: bool,
     width: Width,
@@ -88,6 +89,7 @@ impl Settings {
             undo_log: grad.undo_log,
             scratch_dir: grad.scratch_dir.clone(),
             kept_cells: grad.keep_graph.cells(),
+            attention_outputs: grad.attention_outputs,
             has_cuda_graphs: grad.cuda_graphs,
             width,
         };
@@ -112,6 +114,11 @@ impl Settings {
     /// How entries are stored.
     pub fn buffer(&self) -> BufferKind {
         self.buffer
+    }
+
+    /// Whether a cell that is computed again uses the attention outputs of the forward phase.
+    pub fn keeps_attention_outputs(&self) -> bool {
+        self.attention_outputs == AttentionOutputs::Keep
     }
 
     /// What is not exact in the gradient of a model: the stores that round, by their keys in the recipe. A single layer band has no

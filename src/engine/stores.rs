@@ -1,5 +1,5 @@
-//! What waits for the backward phase, and where: one store for layer checkpoints and one for the undo log. They live as long as
-//! their engine, so that a step uses the room of the one before.
+//! What waits for the backward phase, and where: one store for layer checkpoints, one for the undo log and one for attention's outputs.
+//! They live as long as their engine, so that a step uses the room of the one before.
 
 use std::path::PathBuf;
 
@@ -14,6 +14,8 @@ pub struct Stores {
     pub layer_checkpoints: Store,
     /// Keys and values that were overwritten.
     pub undo_log: Store,
+    /// Attention's outputs, where they are kept. On a CPU they stay where they are instead.
+    pub attention_outputs: Store,
 }
 
 impl Stores {
@@ -21,6 +23,7 @@ impl Stores {
         Self {
             layer_checkpoints: store(settings.layer_checkpoints, settings.scratch_dir.clone(), "layer-checkpoints"),
             undo_log: store(settings.undo_log, settings.scratch_dir.clone(), "undo-log"),
+            attention_outputs: Store::in_memory(Form::Plain),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::{AnswerFile, EvalError, ScoredAnswer};
 use crate::data::{Dataset, Question};
+use crate::dist::World;
 use crate::engine::EngineError;
 use crate::files;
 use crate::generation::{Finish, GenerationEvent, GenerationRules, Generator, Request, RequestId};
@@ -23,6 +24,9 @@ pub struct AnswerSpec {
 /// Tokens of the longest thoughts, as `LongBench` v2 has it.
 const MAX_THOUGHTS: usize = 1024;
 
+/// So many answers for each that is written at the same time does a rank make between two exchanges.
+const ROUND: usize = 8;
+
 /// A question whose answer is being written.
 struct Pending {
     request: RequestId,
@@ -36,34 +40,71 @@ struct Pending {
     thoughts: Option<String>,
 }
 
-/// Answers all samples of `dataset` in file order. With a file, those that it holds already are taken from there, and the others are added
-/// as they come; `settings` is what they depend on beside the sample.
+/// Answers all samples of `dataset` in file order. With a file, which the first rank has, those that it holds already are taken from there,
+/// and the others are added as they come; `settings` is what they depend on beside the sample. The ranks of `world` share them round by
+/// round, and all return all.
 pub fn answer(
     mut generator: Generator<'_>,
     dataset: &Dataset,
     spec: &AnswerSpec,
     mut file: Option<(&mut AnswerFile, &serde_json::Value)>,
-    wants_to_stop: &dyn Fn() -> bool,
+    (world, wants_to_stop): (&World, &dyn Fn() -> bool),
 ) -> Result<Vec<ScoredAnswer>, EvalError> {
-    let mut answers = Vec::with_capacity(dataset.len());
-    let mut questions = (0..dataset.len()).map(|sample| dataset.question(sample)).peekable();
-    if let Some((file, settings)) = &mut file {
-        while let Some(Ok(question)) = questions.peek() {
-            let Some(answer) = file.take(settings, (question.sample, &prompt_hash(question)))? else { break };
+    let (rank, ranks, is_given_up) = (world.rank(), world.size(), EvalError::is_given_up);
+    let mut answers = world.agree("reading answers", kept(dataset, &mut file), is_given_up)?.swap_remove(0);
+    let round = if ranks == 1 { dataset.len() } else { ROUND * spec.width * ranks };
+    while answers.len() < dataset.len() {
+        let (begin, mut made) = (answers.len(), Vec::new());
+        let own = (begin + rank..dataset.len().min(begin + round)).step_by(ranks);
+        let done = write(&mut generator, (dataset, own), spec, wants_to_stop, &mut |answer| {
+            // One rank alone keeps each at once: what it is killed in is all that it loses.
+            let keeps = file.as_mut().filter(|_| ranks == 1);
+            keeps.map_or(Ok(()), |(file, settings)| file.append(settings, &answer))?;
+            made.push(answer);
+            Ok(())
+        });
+        let shares = world.agree("answering", done.map(|()| made), is_given_up)?;
+        let mut shares: Vec<_> = shares.into_iter().map(Vec::into_iter).collect();
+        for answer in (0..round).map_while(|index| shares[index % ranks].next()) {
+            let keeps = file.as_mut().filter(|_| ranks > 1);
+            keeps.map_or(Ok(()), |(file, settings)| file.append(settings, &answer))?;
             answers.push(answer);
-            questions.next();
         }
     }
+    Ok(answers)
+}
+
+/// The answers that a file holds already: those to the first samples.
+fn kept(dataset: &Dataset, file: &mut Option<(&mut AnswerFile, &serde_json::Value)>) -> Result<Vec<ScoredAnswer>, EvalError> {
+    let mut answers = Vec::with_capacity(dataset.len());
+    let Some((file, settings)) = file else { return Ok(answers) };
+    while answers.len() < dataset.len() {
+        let question = dataset.question(answers.len())?;
+        let Some(answer) = file.take(settings, (question.sample, &prompt_hash(&question)))? else { break };
+        answers.push(answer);
+    }
+    Ok(answers)
+}
+
+/// Generates answers to some samples, and hands each on in their order.
+fn write(
+    generator: &mut Generator<'_>,
+    (dataset, samples): (&Dataset, impl Iterator<Item = usize>),
+    spec: &AnswerSpec,
+    wants_to_stop: &dyn Fn() -> bool,
+    hand_on: &mut dyn FnMut(ScoredAnswer) -> Result<(), EvalError>,
+) -> Result<(), EvalError> {
+    let mut questions = samples.map(|sample| dataset.question(sample));
     let mut pending: VecDeque<Pending> = VecDeque::new();
     loop {
         // Some wait, so that a text that ends early leaves no gap.
         while pending.len() < 2 * spec.width
             && let Some(question) = questions.next().transpose()?
         {
-            pending.push_back(submit(&mut generator, question, spec)?);
+            pending.push_back(submit(generator, question, spec)?);
         }
         if pending.is_empty() {
-            return Ok(answers);
+            return Ok(());
         }
         if wants_to_stop() {
             return Err(EngineError::GivenUp.into());
@@ -74,16 +115,12 @@ pub fn answer(
         for thinking in pending.iter_mut().filter(|pending| pending.finish.is_some()) {
             if let Some(question) = dataset.following(&thinking.question, &thinking.text)? {
                 let (text, hash) = (std::mem::take(&mut thinking.text), std::mem::take(&mut thinking.prompt_hash));
-                *thinking = Pending { thoughts: Some(text), prompt_hash: hash, ..submit(&mut generator, question, spec)? };
+                *thinking = Pending { thoughts: Some(text), prompt_hash: hash, ..submit(generator, question, spec)? };
             }
         }
         while pending.front().is_some_and(|first| first.finish.is_some()) {
             let Some(done) = pending.pop_front() else { break };
-            let answer = scored(done, spec)?;
-            if let Some((file, settings)) = &mut file {
-                file.append(settings, &answer)?;
-            }
-            answers.push(answer);
+            hand_on(scored(done, spec)?)?;
         }
     }
 }

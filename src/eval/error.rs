@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::data::DataError;
+use crate::dist::DistError;
 use crate::engine::EngineError;
 use crate::files::FilesError;
 use crate::generation::GenerationError;
@@ -21,6 +22,9 @@ pub enum EvalError {
     /// The file of answers can't be read or written.
     #[error(transparent)]
     Files(#[from] FilesError),
+    /// Another rank has failed, or can't be reached.
+    #[error(transparent)]
+    Dist(#[from] DistError),
     /// There is nothing to evaluate.
     #[error("there is no sample to evaluate")]
     Empty,
@@ -82,6 +86,13 @@ pub enum EvalError {
     },
 }
 
+impl EvalError {
+    /// Whether it only says that this rank or another was asked to stop.
+    pub fn is_given_up(&self) -> bool {
+        matches!(self, Self::Engine(EngineError::GivenUp) | Self::Dist(DistError::OtherGaveUp { .. }))
+    }
+}
+
 impl Failure for EvalError {
     fn hint(&self) -> Option<String> {
         let hint = match self {
@@ -108,6 +119,7 @@ impl Failure for EvalError {
             Self::Data(e) => Some(e),
             Self::Engine(e) => Some(e),
             Self::Files(e) => Some(e),
+            Self::Dist(e) => Some(e),
             Self::Answer { source, .. } => Some(source),
             _ => None,
         }

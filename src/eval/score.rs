@@ -1,9 +1,10 @@
 //! Runs a dataset forward and sums up: every target weighs the same, whatever its batch.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::EvalError;
-use crate::data::{Dataset, Targets, consecutive};
+use crate::data::{Dataset, Sequence, Targets, consecutive, share};
+use crate::dist::World;
 use crate::engine::{Engine, Observer};
 use crate::head::SequenceLoss;
 use crate::metrics::LongBenchV2;
@@ -50,6 +51,21 @@ pub struct Scores {
     pub longbench_v2: Option<LongBenchV2>,
 }
 
+/// What ranks tell each other of a sequence.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct ScoredSequence {
+    tokens: usize,
+    has_class: bool,
+    loss: SequenceLoss,
+}
+
+impl ScoredSequence {
+    fn of((sequence, loss): (&Sequence, &SequenceLoss)) -> Self {
+        let has_class = matches!(sequence.targets, Targets::Class(_));
+        Self { tokens: sequence.inputs.len(), has_class, loss: *loss }
+    }
+}
+
 impl Score {
     fn add(&mut self, sequence: SequenceLoss, tokens: usize) {
         self.samples += 1;
@@ -72,42 +88,60 @@ pub fn batches(dataset: &Dataset, size: BatchSize, max_batches: Option<usize>) -
     batches
 }
 
-/// Evaluates the first `max_batches` batches (all, if `None`) of `dataset`, shortest samples first.
+/// Evaluates the first `max_batches` batches (all, if `None`) of `dataset`, shortest samples first. The ranks of `world` share the batches;
+/// each adds up the losses of all in the same order, so that their number changes no digit.
 pub fn score(
     (engine, model): (&Engine, &Model),
     dataset: &Dataset,
     size: BatchSize,
     max_batches: Option<usize>,
-    observer: &mut dyn Observer,
+    (world, observer): (&World, &mut dyn Observer),
 ) -> Result<Scores, EvalError> {
     if dataset.is_empty() {
         return Err(EvalError::Empty);
     }
-    let mut overall = Score::default();
-    let mut by_length: Vec<Bucket> = Vec::new();
-    let mut longbench_v2: Option<LongBenchV2> = None;
-    for samples in batches(dataset, size, max_batches) {
-        // The longest first: those that end leave the batch from behind.
-        let batch = dataset.batch(&samples.iter().rev().copied().collect::<Vec<_>>())?;
-        let sequences = engine.losses(model, &batch, observer)?;
-        for ((sequence, loss), sample) in batch.sequences.iter().zip(sequences).rev().zip(samples.iter().copied()) {
-            if !loss.loss_sum.is_finite() {
-                return Err(EvalError::NotFinite { sample: sequence.sample, value: loss.loss_sum });
-            }
-            let (tokens, up_to) = (sequence.inputs.len(), sequence.inputs.len().next_power_of_two());
-            overall.add(loss, tokens);
-            if by_length.last().is_none_or(|b| b.up_to != up_to) {
-                by_length.push(Bucket { up_to, score: Score::default() });
-            }
-            if let Some(bucket) = by_length.last_mut() {
-                bucket.score.add(loss, tokens);
-            }
-            if let (Targets::Class(_), Some(groups)) = (&sequence.targets, dataset.groups(sample)?) {
-                longbench_v2.get_or_insert_with(LongBenchV2::default).add_credit(groups.by(), loss.correct as f64);
+    // The longest first: those that end leave the batch from behind.
+    let longest_first = |samples: &Vec<usize>| dataset.batch(&samples.iter().rev().copied().collect::<Vec<_>>());
+    let batches = batches(dataset, size, max_batches);
+    let tokens: Vec<usize> =
+        batches.iter().map(|samples| samples.iter().map(|&sample| dataset.lengths()[sample]).sum()).collect();
+    let mut losses = |index: usize| {
+        let batch = longest_first(&batches[index])?;
+        let losses = engine.losses(model, &batch, observer)?;
+        let losses = || batch.sequences.iter().zip(&losses).rev();
+        match losses().find(|(_, loss)| !loss.loss_sum.is_finite()) {
+            Some((sequence, loss)) => Err(EvalError::NotFinite { sample: sequence.sample, value: loss.loss_sum }),
+            None => Ok((index, losses().map(ScoredSequence::of).collect())),
+        }
+    };
+    let own = share(&tokens, world.size()).swap_remove(world.rank());
+    let own: Result<Vec<(usize, Vec<ScoredSequence>)>, EvalError> = own.into_iter().map(&mut losses).collect();
+    let mut all = world.agree("validating", own, EvalError::is_given_up)?.concat();
+    all.sort_by_key(|(index, _)| *index);
+    let mut scores = Scores { overall: Score::default(), by_length: Vec::new(), longbench_v2: None };
+    for (samples, (_, losses)) in batches.iter().zip(all) {
+        for (ScoredSequence { tokens, has_class, loss }, &sample) in losses.into_iter().zip(samples) {
+            scores.add(tokens, loss);
+            if let (true, Some(groups)) = (has_class, dataset.groups(sample)?) {
+                scores.longbench_v2.get_or_insert_with(LongBenchV2::default).add_credit(groups.by(), loss.correct as f64);
             }
         }
     }
-    Ok(Scores { overall, by_length, longbench_v2 })
+    Ok(scores)
+}
+
+impl Scores {
+    /// Adds a sequence of so many tokens, which is no shorter than those before it.
+    fn add(&mut self, tokens: usize, loss: SequenceLoss) {
+        let up_to = tokens.next_power_of_two();
+        self.overall.add(loss, tokens);
+        if self.by_length.last().is_none_or(|bucket| bucket.up_to != up_to) {
+            self.by_length.push(Bucket { up_to, score: Score::default() });
+        }
+        if let Some(bucket) = self.by_length.last_mut() {
+            bucket.score.add(loss, tokens);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -90,7 +90,7 @@ impl<'de> Visitor<'de> for UniqueKeys<'_> {
             if seen.contains(&key) {
                 return Err(A::Error::custom(format!("the key `{}` stands twice", quoted(key))));
             }
-            self.last.replace(if key.len() > 64 { quoted(&key) } else { key.clone() });
+            key.clone_into(&mut self.last.borrow_mut());
             seen.insert(key);
             map.next_value_seed(self)?;
         }

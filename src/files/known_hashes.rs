@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::stamp::{SETTLED, Stamp, cache_folder};
-use super::{FileKind, FilesError, hash_bytes, hash_file, read_bytes, write_atomic};
+use super::{FileKind, FilesError, hash_bytes, hash_file, write_atomic};
 
 /// Smaller files are hashed in no time.
 const LEAST: u64 = 1 << 20;
@@ -27,7 +27,7 @@ fn hash_with(path: &Path, folder: Option<&Path>, (least, settled): (u64, Duratio
     let before = Stamp::of(path).filter(|before| before.size >= least);
     let (Some(before), Some(folder)) = (before, folder) else { return hash_file(path) };
     let place = place(folder, path);
-    let known = read_bytes(&place, FileKind::Note).ok().and_then(|bytes| serde_json::from_slice::<KnownHash>(&bytes).ok());
+    let known = super::read_json_as::<KnownHash>(&place, FileKind::Note).ok();
     if let Some(known) = known.filter(|known| known.stamp == before) {
         return Ok(known.hash);
     }

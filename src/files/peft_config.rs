@@ -203,11 +203,11 @@ impl PeftConfig {
     fn from_table(table: &Map<String, Value>) -> Result<Self, String> {
         let found = |key: &str| table.get(key).map_or_else(|| "nothing".into(), Value::to_string);
         let r = table.get("r").and_then(rank);
-        let lora_alpha = table.get("lora_alpha").and_then(finite);
+        let lora_alpha = table.get("lora_alpha").and_then(positive);
         let dropout = table.get("lora_dropout").map_or(Some(0.0), Value::as_f64).filter(|p| (0.0..1.0).contains(p));
         let plain = Self::plain(
             r.ok_or_else(|| format!("`r` from 1 to 65536, found {}", found("r")))?,
-            lora_alpha.ok_or_else(|| format!("a number `lora_alpha`, found {}", found("lora_alpha")))?,
+            lora_alpha.ok_or_else(|| format!("a number above 0 as `lora_alpha`, found {}", found("lora_alpha")))?,
             dropout.ok_or_else(|| format!("`lora_dropout` from 0 to below 1, found {}", found("lora_dropout")))?,
             PeftTargets::read(table)?,
         );
@@ -229,7 +229,7 @@ impl PeftConfig {
 
     fn take_patterns(&mut self, tables: PatternTables) -> Result<(), String> {
         self.rank_pattern = patterns("rank_pattern", tables.rank_pattern, "ranks from 1 to 65536", rank)?;
-        self.alpha_pattern = patterns("alpha_pattern", tables.alpha_pattern, "numbers", finite)?;
+        self.alpha_pattern = patterns("alpha_pattern", tables.alpha_pattern, "numbers above 0", positive)?;
         Ok(())
     }
 }
@@ -311,8 +311,8 @@ fn rank(value: &Value) -> Option<usize> {
     value.as_u64().filter(|r| (1..=65_536).contains(r)).map(|r| r as usize)
 }
 
-fn finite(value: &Value) -> Option<f64> {
-    value.as_f64().filter(|number| number.is_finite())
+fn positive(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|number| number.is_finite() && *number > 0.0)
 }
 
 /// An integer where it is one: some servers declare `lora_alpha` as such.
@@ -453,6 +453,8 @@ mod tests {
             ("modules_to_save", json!(["lm_head", "norm"])),
             ("layers_pattern", json!("h")),
             ("init_lora_weights", json!("pissa_niter_16")),
+            ("init_lora_weights", json!("unheard")),
+            ("loftq_config", json!({"bits": 4})),
             ("peft_type", json!("IA3")),
             ("task_type", json!("TOKEN_CLS")),
         ];
@@ -476,6 +478,7 @@ mod tests {
             ("r", json!(0)),
             ("r", json!("8")),
             ("lora_alpha", Value::Null),
+            ("lora_alpha", json!(-1)),
             ("lora_dropout", json!(1.5)),
             ("target_modules", json!("(q_proj")),
             ("layers_to_transform", json!("1")),
@@ -488,6 +491,7 @@ mod tests {
             ("rank_pattern", json!([1])),
             ("rank_pattern", json!({"q_proj(": 2})),
             ("alpha_pattern", json!({"q_proj": "8"})),
+            ("alpha_pattern", json!({"q_proj": 0})),
             ("exclude_modules", json!([1])),
             ("exclude_modules", json!("[")),
             ("exclude_modules", json!({"q_proj": 1})),

@@ -4,15 +4,18 @@ use serde_json::{Map, Value};
 
 use super::peft_modules::is_named;
 
-/// Keys of variants that are not built, or not with all of their values: these are.
+/// Keys of variants that are not built, or not with all of their values: these are. Of ways to begin, many change the weights of the base
+/// model, too: without these the adapter means something else.
 const ONLY_INERT: &[(&str, &[Inert])] = &[
     ("alora_invocation_tokens", &[Inert::Nothing]),
     ("arrow_config", &[Inert::Nothing]),
     ("bias", &[Inert::Text("none"), Inert::Text(LORA_ONLY)]),
     ("fan_in_fan_out", &[Inert::Nothing]),
+    ("init_lora_weights", &[Inert::Nothing, Inert::Yes, Inert::Text("gaussian"), Inert::Text("eva"), Inert::Text("orthogonal")]),
     ("kasa_config", &[Inert::Nothing]),
     ("layer_replication", &[Inert::Nothing]),
     ("layers_pattern", &[Inert::Nothing, Inert::Text("layers")]),
+    ("loftq_config", &[Inert::Nothing]),
     ("monteclora_config", &[Inert::Nothing]),
     ("peft_type", &[Inert::Text("LORA")]),
     ("task_type", &[Inert::Nothing, Inert::Text("CAUSAL_LM"), Inert::Text(SEQ_CLS)]),
@@ -32,9 +35,6 @@ const SAVED: [&str; 2] = ["model.embed_tokens", "lm_head"];
 /// The value of `bias` with which the biases of the targets are trained.
 pub(super) const LORA_ONLY: &str = "lora_only";
 
-/// Starting points that also change the base model's weights: without these the adapter means something else.
-const CHANGES_BASE: &[&str] = &["pissa", "olora", "loftq", "corda", "lora_ga"];
-
 /// Keys that have no effect on a loaded adapter, or are read below.
 const HARMLESS: &[&str] = &[
     "alpha_pattern",
@@ -45,9 +45,7 @@ const HARMLESS: &[&str] = &[
     "eva_config",
     "exclude_modules",
     "inference_mode",
-    "init_lora_weights",
     "layers_to_transform",
-    "loftq_config",
     "lora_alpha",
     "lora_bias",
     "lora_dropout",
@@ -71,13 +69,15 @@ const HARMLESS: &[&str] = &[
 pub(super) enum Inert {
     /// `null`, `false`, or an empty list, table or text.
     Nothing,
+    /// `true`.
+    Yes,
     Text(&'static str),
 }
 
 impl Inert {
     pub(super) fn is(self, value: &Value) -> bool {
         match (self, value) {
-            (Self::Nothing, Value::Null | Value::Bool(false)) => true,
+            (Self::Nothing, Value::Null | Value::Bool(false)) | (Self::Yes, Value::Bool(true)) => true,
             (Self::Nothing, Value::Array(list)) => list.is_empty(),
             (Self::Nothing, Value::Object(table)) => table.is_empty(),
             (Self::Nothing, Value::String(text)) => text.is_empty(),
@@ -99,11 +99,6 @@ pub(super) fn refused(table: &Map<String, Value>) -> Vec<String> {
         (!inert.iter().any(|inert| inert.is(value))).then(|| format!("`{key} = {value}`"))
     };
     let mut refused: Vec<String> = ONLY_INERT.iter().filter_map(active).collect();
-    if let Some(Value::String(start)) = table.get("init_lora_weights")
-        && CHANGES_BASE.iter().any(|name| start.to_lowercase().starts_with(name))
-    {
-        refused.push(format!("`init_lora_weights = \"{start}\"`"));
-    }
     if let Some(value @ Value::Array(names)) = table.get("modules_to_save") {
         let is_built = |name: &str| CLASSIFIERS.contains(&name) || SAVED.iter().any(|module| is_named(module, name));
         if !names.iter().all(|name| name.as_str().is_some_and(is_built)) {

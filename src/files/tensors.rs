@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 pub use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
+use serde::{Deserialize, Serialize};
 
 use super::atomic::write_atomic_with;
 use super::{FileKind, FilesError, json, open_to_read};
@@ -138,7 +139,7 @@ fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), FilesErro
 }
 
 /// What a header says of a tensor that is to be written.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorHead {
     /// Its name.
     pub name: String,

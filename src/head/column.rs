@@ -1,5 +1,6 @@
 //! Loss and gradient of one column of tokens, in blocks of places that have a target: never tokens × vocabulary.
 
+use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor, no_grad, with_grad};
 
 use super::{Head, HeadError, Logits, Pick};
@@ -8,7 +9,7 @@ use crate::native::gradients_of;
 use crate::ops::attention::{accumulation_kind, zero_sum_of};
 
 /// What one sequence has lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SequenceLoss {
     /// Sum of cross-entropies, nats.
     pub loss_sum: f64,

@@ -8,7 +8,7 @@ use crate::files::FilesError;
 use crate::recipe::RecipeError;
 use crate::report::ReportError;
 use crate::train::TrainError;
-use crate::units::{Exit, Failure, abridged, quoted};
+use crate::units::{Exit, Failure, abridged};
 use crate::verify::VerifyError;
 
 /// An error of looking.
@@ -36,7 +36,7 @@ pub enum InspectError {
     #[error(transparent)]
     Verify(#[from] VerifyError),
     /// A log has fewer sequences.
-    #[error("the log has no sequence {asked}: it has {found}, counted from 0", found = quoted(found))]
+    #[error("the log has no sequence {asked}: it has {found}, counted from 0")]
     NoSequence {
         /// Which was asked for.
         asked: usize,

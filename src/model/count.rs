@@ -67,6 +67,12 @@ pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Resul
     Ok(kinds)
 }
 
+/// How many numbers each tensor has that is trained where all weights are, bottom to top.
+pub fn sizes_of_weights(config: &ModelConfig) -> Vec<usize> {
+    let trained = layout::entries(config).into_iter().filter(|entry| entry.role != Role::Constant);
+    trained.map(|entry| entry.shape.iter().product()).collect()
+}
+
 /// How many numbers a recipe trains outside the layers of a model.
 pub fn end_numbers(config: &ModelConfig, lora: &LoraRecipe) -> Result<EndNumbers, ModelError> {
     let parts = end_parts(config, &peft_settings(config, lora)?);

@@ -140,12 +140,7 @@ impl<'a> Fields<'a> {
 
 /// A value as it is shown in an error: on one line, and cut.
 pub(super) fn shown(value: &Value) -> String {
-    const LONGEST: usize = 60;
-    let text = value.to_string();
-    if text.chars().count() <= LONGEST {
-        return text;
-    }
-    text.chars().take(LONGEST).chain("…".chars()).collect()
+    quoted(value)
 }
 
 /// What is wrong with `config.json`.

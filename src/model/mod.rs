@@ -50,7 +50,7 @@ pub use attend::{Attend, AttendError, Qkv, Routed};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::Model;
 pub use config::{ModelConfig, ModelLinear};
-pub use count::{EndNumbers, end_numbers, trained_by_kind};
+pub use count::{EndNumbers, end_numbers, sizes_of_weights, trained_by_kind};
 pub use dropout::{DropoutContext, DropoutKey};
 pub use error::{ModelError, TensorProblem, TensorProblems};
 pub use fields::ConfigFault;

@@ -167,45 +167,37 @@ fn draw(entry: &TensorEntry, std: f64, options: (Kind, Device)) -> Tensor {
 
 /// The files that hold a model's tensors, in the order of their names.
 pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    Ok(shards(dir)?.0.into_iter().map(|(_, path)| path).collect())
+}
+
+/// In which of several files each tensor is, by name. None where there is only one file.
+type Assigned = Option<BTreeMap<String, String>>;
+
+/// The same with their names.
+fn shards(dir: &Path) -> Result<(Vec<(String, PathBuf)>, Assigned), ModelError> {
     let (single, index) = (dir.join(MODEL_TENSORS), dir.join(INDEX));
     if is_there(&single) {
-        return Ok(vec![single]);
+        return Ok((vec![(MODEL_TENSORS.to_owned(), single)], None));
     }
     if !is_there(&index) {
         return Err(ModelError::NoWeights { dir: dir.into() });
     }
     let Index { weight_map } = read_json_as(&index, FileKind::Index)?;
-    let shards: BTreeMap<&String, &String> = weight_map.iter().map(|(tensor, shard)| (shard, tensor)).collect();
-    shards.into_iter().map(|(shard, tensor)| shard_path(dir, &index, tensor, shard)).collect()
+    // With each a tensor of it, for the error that may name it.
+    let named: BTreeMap<&String, &String> = weight_map.iter().map(|(tensor, shard)| (shard, tensor)).collect();
+    let path = |(shard, tensor): (&String, &String)| Ok((shard.clone(), shard_path(dir, &index, tensor, shard)?));
+    let all = named.into_iter().map(path).collect::<Result<_, ModelError>>()?;
+    Ok((all, Some(weight_map)))
 }
 
 impl Files {
     pub(super) fn open(dir: &Path) -> Result<Self, ModelError> {
-        let single = dir.join(MODEL_TENSORS);
-        if is_there(&single) {
-            let file = TensorFile::open(&single)?;
-            let places = file.names().into_iter().map(|name| (name.clone(), (0, name))).collect();
-            return Ok(Self { dir: dir.into(), opened: vec![file], places, strays: BTreeSet::new() });
-        }
-        let index = dir.join(INDEX);
-        if !is_there(&index) {
-            return Err(ModelError::NoWeights { dir: dir.into() });
-        }
-        Self::open_shards(dir, &index)
-    }
-
-    fn open_shards(dir: &Path, index: &Path) -> Result<Self, ModelError> {
-        let Index { weight_map } = read_json_as(index, FileKind::Index)?;
-        // The first tensor of each file, for the error that may name it.
-        let mut shards: BTreeMap<&str, &str> = BTreeMap::new();
-        for (tensor, shard) in &weight_map {
-            shards.entry(shard).or_insert(tensor);
-        }
+        let (shards, assigned) = shards(dir)?;
         let mut all = Self { dir: dir.into(), opened: Vec::new(), places: BTreeMap::new(), strays: BTreeSet::new() };
-        for (shard, tensor) in shards {
-            let file = TensorFile::open(&shard_path(dir, index, tensor, shard)?)?;
+        for (shard, path) in shards {
+            let file = TensorFile::open(&path)?;
             for name in file.names() {
-                if weight_map.get(&name).is_some_and(|assigned| assigned == shard) {
+                if assigned.as_ref().is_none_or(|assigned| assigned.get(&name) == Some(&shard)) {
                     all.places.insert(name.clone(), (all.opened.len(), name));
                 } else {
                     all.strays.insert(name);

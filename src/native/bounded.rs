@@ -2,19 +2,23 @@
 //!
 //! A tokenizer's patterns, a packed page or a template can ask for any amount of both in a few bytes, deep inside a library that knows no
 //! limit, and a thread cannot be ended from outside. So the process ends, with one line and the exit code of wrong data, before it takes
-//! what others need.
+//! what others need. A server must not end by what a client sends: its work is done on threads that can be given up ([`apart`]).
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::Write;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::thread::{Pid, gettid};
 use signal_hook::low_level::exit;
 
-/// How often the time is looked at. Looks are counted, so that a process that was stopped is not blamed for it.
+/// How often the time is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// What work may take.
@@ -24,8 +28,19 @@ pub struct Bounds {
     pub subject: Arc<str>,
     /// Bytes that may be allocated on its thread and not freed.
     pub bytes: usize,
-    /// How long it may take.
+    /// How long it may be at work: what its thread waits for a CPU or a file does not count.
     pub time: Duration,
+}
+
+/// Why work that was done [`apart`] has no outcome.
+#[derive(Debug, thiserror::Error)]
+pub enum GivenUp {
+    /// It went beyond its bounds.
+    #[error("it takes too much memory or time")]
+    Beyond,
+    /// The system lets the process have no thread for it.
+    #[error("the system has no thread for it: {0}")]
+    NoThread(#[from] std::io::Error),
 }
 
 thread_local! {
@@ -33,10 +48,24 @@ thread_local! {
     static LEFT: Cell<Option<isize>> = const { Cell::new(None) };
     /// The subject of its work. It outlives the work, at whose end the pointer goes.
     static SUBJECT: Cell<Option<(*const u8, usize)>> = const { Cell::new(None) };
+    /// Set when this thread is given up; `None` where the process ends instead.
+    static GIVEN_UP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
-/// Of each work that goes on, the looks that are left and the subject.
-static AT_WORK: Mutex<BTreeMap<u64, (u64, Arc<str>)>> = Mutex::new(BTreeMap::new());
+/// Work that goes on.
+struct AtWork {
+    thread: Pid,
+    time: Duration,
+    /// How long its thread may have been at work altogether: known from the first look on.
+    end: Option<Duration>,
+    subject: Arc<str>,
+    given_up: Option<Arc<AtomicBool>>,
+}
+
+static AT_WORK: Mutex<BTreeMap<u64, AtWork>> = Mutex::new(BTreeMap::new());
+
+/// Threads that were given up and have not ended.
+static NUM_GIVEN_UP: AtomicUsize = AtomicUsize::new(0);
 
 /// Runs `work` within bounds; beyond them the process ends. Memory is counted where [`Allocator`](super::Allocator) is the program's.
 pub fn within<T>(bounds: &Bounds, work: impl FnOnce() -> T) -> T {
@@ -45,12 +74,62 @@ pub fn within<T>(bounds: &Bounds, work: impl FnOnce() -> T) -> T {
     // Without a thread to watch only memory is bounded.
     WATCH.call_once(|| drop(thread::Builder::new().name("kvtune-bounds".to_owned()).spawn(watch)));
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let looks = (bounds.time.as_millis() / LOOK.as_millis()) as u64 + 1;
-    at_work().insert(number, (looks, Arc::clone(&bounds.subject)));
+    let (subject, given_up) = (Arc::clone(&bounds.subject), GIVEN_UP.with_borrow(Clone::clone));
+    if given_up.as_ref().is_some_and(|given_up| given_up.load(Ordering::Relaxed)) {
+        // Nobody waits for the rest of it.
+        resume_unwind(Box::new("given up"));
+    }
+    at_work().insert(number, AtWork { thread: gettid(), time: bounds.time, end: None, subject, given_up });
     let _end = EndOfWork { number, before: (LEFT.get(), SUBJECT.get()) };
     SUBJECT.set(Some((bounds.subject.as_ptr(), bounds.subject.len())));
     LEFT.set(Some(isize::try_from(bounds.bytes).unwrap_or(isize::MAX)));
     work()
+}
+
+/// Runs `work` on a thread of its own, and waits for it. Where work [`within`] bounds goes beyond them there, the thread is given up, and
+/// not the process.
+///
+/// # Errors
+/// It was given up, or there is no thread for it.
+///
+/// # Panics
+/// As `work` does.
+pub fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, GivenUp> {
+    let given_up = Arc::new(AtomicBool::new(false));
+    let (done, outcome) = sync_channel(1);
+    let own = Arc::clone(&given_up);
+    let thread = thread::Builder::new().name("kvtune-apart".to_owned()).spawn(move || {
+        GIVEN_UP.set(Some(Arc::clone(&own)));
+        let _end = EndOfThread(own);
+        let _ = done.send(work());
+    })?;
+    loop {
+        match outcome.recv_timeout(LOOK) {
+            Ok(done) => return Ok(done),
+            Err(_) if given_up.load(Ordering::Relaxed) => return Err(GivenUp::Beyond),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => match thread.join() {
+                Err(panic) => resume_unwind(panic),
+                Ok(()) => return Err(GivenUp::Beyond),
+            },
+        }
+    }
+}
+
+/// How many threads were given up and have not ended. Each keeps what it had.
+pub fn num_given_up() -> usize {
+    NUM_GIVEN_UP.load(Ordering::Relaxed)
+}
+
+/// Whatever way a thread for work ends. It is watched no more by then.
+struct EndOfThread(Arc<AtomicBool>);
+
+impl Drop for EndOfThread {
+    fn drop(&mut self) {
+        if self.0.load(Ordering::Relaxed) {
+            NUM_GIVEN_UP.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Whatever way work ends.
@@ -67,20 +146,34 @@ impl Drop for EndOfWork {
     }
 }
 
-fn at_work() -> std::sync::MutexGuard<'static, BTreeMap<u64, (u64, Arc<str>)>> {
+fn at_work() -> MutexGuard<'static, BTreeMap<u64, AtWork>> {
     AT_WORK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn watch() {
+    // Where the system does not tell, all time counts.
+    let (began, tells) = (Instant::now(), worked(gettid()).is_some());
     loop {
         thread::sleep(LOOK);
-        for (left, subject) in at_work().values_mut() {
-            *left -= 1;
-            if *left == 0 {
-                give_up(subject.as_bytes(), "time");
+        at_work().retain(|_, work| {
+            let now = if tells { worked(work.thread) } else { Some(began.elapsed()) };
+            // It may fail once: for want of an open file, say.
+            let Some(now) = now else { return true };
+            let goes_on = now < *work.end.get_or_insert(now + work.time);
+            match &work.given_up {
+                _ if goes_on => {}
+                Some(given_up) => give_up(given_up),
+                None => end(work.subject.as_bytes(), "time"),
             }
-        }
+            goes_on
+        });
     }
+}
+
+/// How long a thread of this process has been on a CPU.
+fn worked(thread: Pid) -> Option<Duration> {
+    let text = fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
+    text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
 }
 
 /// Counts what is allocated on this thread, and what is freed as a negative number.
@@ -92,13 +185,26 @@ pub(super) fn charge(bytes: isize) {
         && let Some((start, length)) = SUBJECT.get()
     {
         LEFT.set(None);
+        // An allocator may not unwind: the thread stays where it is.
+        if GIVEN_UP.with_borrow(|given_up| given_up.as_ref().map(|given_up| give_up(given_up)).is_some()) {
+            loop {
+                thread::park();
+            }
+        }
         // SAFETY: the subject of the work that this thread does right now.
-        give_up(unsafe { std::slice::from_raw_parts(start, length) }, "memory");
+        end(unsafe { std::slice::from_raw_parts(start, length) }, "memory");
     }
 }
 
-/// Allocates nothing: it may be called by the allocator.
-fn give_up(subject: &[u8], of: &str) -> ! {
+/// Allocates nothing, as the allocator calls it.
+fn give_up(given_up: &AtomicBool) {
+    if !given_up.swap(true, Ordering::Relaxed) {
+        NUM_GIVEN_UP.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Allocates nothing, as the allocator calls it.
+fn end(subject: &[u8], of: &str) -> ! {
     const DATA: i32 = 3;
     let mut to = std::io::stderr();
     let parts: [&[u8]; 5] = [
@@ -131,5 +237,35 @@ mod tests {
             charge(-1000);
             assert_eq!(LEFT.get(), Some(1 << 20));
         });
+    }
+
+    /// One test, because the threads that are given up are counted for the whole process.
+    #[test]
+    fn work_apart_is_given_up_and_not_the_process() {
+        assert_eq!(apart(|| 7).unwrap(), 7);
+        assert!(std::panic::catch_unwind(|| apart(|| panic!("apart"))).is_err());
+        let bounds = |bytes, millis| Bounds { subject: "x".into(), bytes, time: Duration::from_millis(millis) };
+        let (ends, waits) = std::sync::mpsc::channel::<()>();
+        let (went_on, rest) = std::sync::mpsc::channel();
+        // At work for too long; a thread that only waits is not.
+        assert!(matches!(
+            apart(move || {
+                within(&bounds(1 << 20, 50), || while waits.try_recv().is_err() {});
+                within(&bounds(1 << 20, 50), || went_on.send(()))
+            }),
+            Err(GivenUp::Beyond)
+        ));
+        assert!(apart(move || within(&bounds(1 << 20, 50), || thread::sleep(4 * LOOK))).is_ok());
+        ends.send(()).unwrap();
+        for _ in 0..600 {
+            if num_given_up() == 0 {
+                break;
+            }
+            thread::sleep(LOOK);
+        }
+        assert_eq!(num_given_up(), 0, "one that has ended counts no more");
+        assert!(rest.recv().is_err(), "nobody waits for the rest of its work");
+        assert!(matches!(apart(move || within(&bounds(1000, 60_000), || charge(1001))), Err(GivenUp::Beyond)));
+        assert_eq!(num_given_up(), 1, "what went beyond its memory stays where it is");
     }
 }

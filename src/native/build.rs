@@ -65,5 +65,7 @@ fn compiler(libtorch: &Path) -> cc::Build {
     // The warnings would be libtorch's headers', not ours.
     build.warnings(false).include(SHIM);
     build.include(libtorch.join("include")).include(libtorch.join("include/torch/csrc/api/include"));
+    // c10d's headers hide without them what the library has; behind libtorch's own come those that its wheels lack.
+    build.define("USE_DISTRIBUTED", None).define("USE_C10D_GLOO", None).include(format!("{SHIM}/stubs"));
     build
 }

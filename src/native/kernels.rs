@@ -21,6 +21,14 @@ unsafe extern "C" {
         is_backward: c_int,
     ) -> i64;
     fn kvtune_product(x: *mut C_tensor, w: *mut C_tensor, result: *mut *mut C_tensor) -> c_int;
+    fn kvtune_add_low_rank(
+        y: *mut C_tensor,
+        x: *mut C_tensor,
+        first: *mut C_tensor,
+        second: *mut C_tensor,
+        scale: f64,
+        result: *mut *mut C_tensor,
+    ) -> c_int;
     fn kvtune_attend(
         q: *mut C_tensor,
         k: *const *mut C_tensor,
@@ -81,6 +89,17 @@ pub(super) fn first(made: Vec<Tensor>) -> Tensor {
 pub fn product(x: &Tensor, w: &Tensor) -> Tensor {
     // SAFETY: both are live tensors; one result is written.
     first(made(1, |result| unsafe { kvtune_product(pointer(x), pointer(w), result) }))
+}
+
+/// Adds `inner · second` to `y` in place, with `inner = scale · x · first`, which is the result, without autograd. On the CPU it is one pass
+/// over the rows.
+///
+/// # Shapes
+/// `y (m, o)`, `x (m, i)`, `first (i, r)`, `second (r, o)`, which may be transposed views; result `(m, r)`.
+pub fn add_low_rank(y: &mut Tensor, x: &Tensor, (first_ir, second_ro): (&Tensor, &Tensor), scale: f64) -> Tensor {
+    let [y, x, down, up] = [y, x, first_ir, second_ro].map(pointer);
+    // SAFETY: all are live tensors; one result is written.
+    first(made(1, |result| unsafe { kvtune_add_low_rank(y, x, down, up, scale, result) }))
 }
 
 /// What attends to what.

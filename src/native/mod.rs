@@ -12,7 +12,9 @@ mod kernels;
 mod mapped;
 mod memory;
 mod meter;
+mod moves;
 mod pointwise;
+mod ranks;
 mod syncs;
 mod threads;
 
@@ -20,12 +22,16 @@ pub use allocated::Allocated;
 pub use allocator::Allocator;
 pub(crate) use autograd::or_panic;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward, take_gradient};
-pub use bounded::{Bounds, within};
+pub use bounded::{Bounds, GivenUp, apart, num_given_up, within};
 pub use facts::{cpu_capability, cpu_has, loaded_libtorch, threads_at_work};
-pub use kernels::{AttendGrads, AttentionShape, KvPart, Scoring, attend, attend_backward, attention_mass, computes, product};
+pub use kernels::{
+    AttendGrads, AttentionShape, KvPart, Scoring, add_low_rank, attend, attend_backward, attention_mass, computes, product,
+};
 pub use mapped::{FileMap, libtorch_version, tensor_over};
 pub use memory::{HostMemory, allowed_memory, line_of, machine_memory};
 pub use meter::{AllocationMeter, give_free_memory_back};
+pub use moves::{move_rows, move_rows_back, plan_moves_on_cpu};
 pub use pointwise::{RotationDirection, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
+pub use ranks::{GlooGroup, GroupWork, LocalEnd, PendingExchange, SharedStore, host_name};
 pub use syncs::{SyncCounter, Syncs};
 pub use threads::{make_room_for_others, try_threads, usable_cpus};

@@ -4,7 +4,7 @@
 use tch::{Kind, Tensor, no_grad};
 
 use super::differentiable::differentiable;
-use crate::native::product;
+use crate::native::{add_low_rank, product};
 
 /// `scale · x Aᵀ Bᵀ`.
 #[derive(Clone, Copy, Debug)]
@@ -83,9 +83,7 @@ fn forward(x_bni: &Tensor, weight_oi: &Tensor, bias_o: Option<&Tensor>, low_rank
     let low_rank = low_rank.map(|l| {
         let (a_ri, b_or) = (l.a_ri.detach().to_kind(x.kind()), l.b_or.detach().to_kind(x.kind()));
         let own = l.x_bni.map(|x_bni| rows(&x_bni.detach()));
-        // The scale goes where the tensor is smallest.
-        let inner = product(own.as_ref().unwrap_or(&x), &a_ri) * l.scale;
-        let _ = y.addmm_(&inner, &b_or.transpose(0, 1));
+        let inner = add_low_rank(&mut y, own.as_ref().unwrap_or(&x), (&a_ri.transpose(0, 1), &b_or.transpose(0, 1)), l.scale);
         SavedLowRank { a_ri, b_or, kind: l.a_ri.kind(), scale: l.scale, x: own, inner }
     });
     let mut size = x_bni.size();
@@ -114,13 +112,11 @@ impl LinearSaved {
         let Some(l) = &self.low_rank else {
             return [dx.map(shaped), None, weight, bias, None, None];
         };
-        let dinner = product(&dy, &l.b_or.transpose(0, 1)) * l.scale;
-        let mut own_dx = None;
-        match (&l.x, &mut dx) {
-            (Some(_), _) => own_dx = own_x.then(|| product(&dinner, &l.a_ri.transpose(0, 1))),
-            (None, Some(dx)) => drop(dx.addmm_(&dinner, &l.a_ri)),
-            (None, None) => {}
-        }
+        let dinner = match (&l.x, &mut dx) {
+            (None, Some(dx)) => add_low_rank(dx, &dy, (&l.b_or, &l.a_ri), l.scale),
+            _ => product(&dy, &l.b_or.transpose(0, 1)) * l.scale,
+        };
+        let own_dx = own_x.then(|| product(&dinner, &l.a_ri.transpose(0, 1)));
         // Short and wide products, so that the large factor is the one that may lie transposed.
         let across = |short: &Tensor, wide: &Tensor| product(&short.transpose(0, 1).contiguous(), wide);
         let a = input(l.x.as_ref()).filter(|_| a).map(|x| across(&dinner, &x).to_kind(l.kind));

@@ -3,13 +3,12 @@
 
 use tch::Kind;
 
+use super::ladder::{self, ladder, smallest};
 use super::{Forecast, Machine, PlanError, StepSpec, StepTimes, StepWork, TrainedPart};
 use crate::data::Batch;
 use crate::engine::{RandomSizes, Schedule, Settings};
 use crate::model::ModelConfig;
-use crate::recipe::{
-    BufferKind, CacheRecipe, GradRecipe, KeepGraph, Offload, OpenKey, OptimizerRecipe, StoreForm, StorePlace, StoreRecipe,
-};
+use crate::recipe::{AttentionOutputs, CacheRecipe, GradRecipe, KeepGraph, Offload, OpenKey, OptimizerRecipe, StoreRecipe};
 use crate::units::Bytes;
 
 /// What is planned: a batch through a model, on a machine.
@@ -94,16 +93,6 @@ const ABOUT: f64 = 1.03;
 /// Chunks of a cell that is looked at, at most: products of matrices gain nothing from more rows than that.
 const WIDEST: usize = 16;
 
-/// Stores in the order of preference.
-const LADDER: [(StoreForm, StorePlace); 6] = [
-    (StoreForm::Plain, StorePlace::Memory),
-    (StoreForm::Plain, StorePlace::File),
-    (StoreForm::Int8, StorePlace::Memory),
-    (StoreForm::Int8, StorePlace::File),
-    (StoreForm::Int4, StorePlace::Memory),
-    (StoreForm::Int4, StorePlace::File),
-];
-
 impl Planner<'_> {
     /// Decides what `grad` leaves open; what it says stays. Fails where nothing fits, with what would.
     pub fn decide(&self, grad: &GradRecipe) -> Result<Decision, PlanError> {
@@ -135,11 +124,11 @@ impl Planner<'_> {
             let made = self.with_stores(grad, stores)?;
             let chosen = best(made.iter().filter(|alternative| alternative.fits)).cloned();
             seen.extend(made);
-            if let Some(chosen) = chosen {
-                let is_open = grad.keep_graph == KeepGraph::Auto && chosen.kept == 0;
-                let keep_graph = if is_open { KeepGraph::Auto } else { chosen.grad.keep_graph };
-                let chosen = self.keeping(&GradRecipe { keep_graph, ..chosen.grad })?;
-                seen.push(chosen.clone());
+            if let Some(mut chosen) = chosen {
+                if grad.keep_graph == KeepGraph::Auto && chosen.kept == 0 {
+                    chosen = self.keeping(&GradRecipe { keep_graph: KeepGraph::Auto, ..chosen.grad })?;
+                    seen.push(chosen.clone());
+                }
                 return Ok((Some(chosen), seen));
             }
         }
@@ -235,9 +224,9 @@ impl Planner<'_> {
     }
 
     fn spec<'b>(&'b self, settings: &'b Settings) -> StepSpec<'b> {
-        let Self { config, trained, optimizer, offload, kind, machine: Machine { device, threads, .. }, micro_batches, .. } =
-            *self;
-        StepSpec { config, settings, trained, optimizer, offload, kind, device, threads, accumulates: micro_batches > 1 }
+        let Self { config, trained, optimizer, offload, kind, machine, micro_batches, .. } = *self;
+        let (Machine { device, threads, ranks, .. }, accumulates) = (machine, micro_batches > 1);
+        StepSpec { config, settings, trained, optimizer, offload, kind, device, threads, ranks, accumulates }
     }
 
     /// Shapes of cells, as far as they are open, with given stores.
@@ -250,15 +239,19 @@ impl Planner<'_> {
         } else {
             vec![grad.chunks_per_cell]
         };
-        let of = |(layers_per_cell, chunks_per_cell): (usize, Option<usize>)| GradRecipe {
-            layers_per_cell,
-            chunks_per_cell,
-            layer_checkpoints,
-            undo_log,
-            open: Vec::new(),
-            ..grad.clone()
-        };
-        layers.into_iter().flat_map(|layers| widths.iter().map(move |width| (layers, *width))).map(of).collect()
+        let outputs = ladder::outputs(grad, [layer_checkpoints, undo_log]);
+        let of =
+            |((layers_per_cell, chunks_per_cell), attention_outputs): ((usize, Option<usize>), AttentionOutputs)| GradRecipe {
+                layers_per_cell,
+                chunks_per_cell,
+                layer_checkpoints,
+                undo_log,
+                attention_outputs,
+                open: Vec::new(),
+                ..grad.clone()
+            };
+        let shapes = layers.into_iter().flat_map(|layers| widths.iter().map(move |width| (layers, *width)));
+        shapes.flat_map(|shape| outputs.iter().map(move |&outputs| (shape, outputs))).map(of).collect()
     }
 
     /// Why nothing fits, and what would: the same with other stores and cells, fewer tokens, or more memory.
@@ -325,52 +318,6 @@ fn by_layers(seen: &[Alternative]) -> Vec<Alternative> {
     let mut alternatives: Vec<Alternative> = groups.iter().filter_map(of_group).collect();
     alternatives.sort_by(|a, b| a.total_seconds().total_cmp(&b.total_seconds()));
     alternatives
-}
-
-/// Pairs of stores that the open keys allow, the exact ones first, then by how often they go to a file.
-fn ladder(grad: &GradRecipe, buffer: BufferKind) -> Vec<(StoreRecipe, StoreRecipe)> {
-    let steps = |form: OpenKey, place: OpenKey, written: StoreRecipe, rounds: bool| {
-        let (form, place) = (grad.is_open(form), grad.is_open(place));
-        let allowed = move |step: &&(StoreForm, StorePlace)| {
-            (if form { rounds || step.0 == StoreForm::Plain } else { step.0 == written.form })
-                && (place || step.1 == written.place)
-        };
-        LADDER.iter().filter(allowed).map(|&(form, place)| StoreRecipe { form, place }).collect::<Vec<_>>()
-    };
-    let checkpoints = steps(OpenKey::LayerCheckpoints, OpenKey::LayerCheckpointsPlace, grad.layer_checkpoints, true);
-    let undo = steps(OpenKey::UndoLog, OpenKey::UndoLogPlace, grad.undo_log, buffer.undo_log_may_round());
-    let mut pairs: Vec<_> = checkpoints.iter().flat_map(|c| undo.iter().map(move |u| (*c, *u))).collect();
-    let cost = |(c, u): &(StoreRecipe, StoreRecipe)| {
-        let of = |store: &StoreRecipe| (rounding(store.form), u8::from(store.place == StorePlace::File));
-        let (c, u) = (of(c), of(u));
-        (c.0.max(u.0), c.0 + u.0, c.1 + u.1)
-    };
-    pairs.sort_by_key(cost);
-    pairs
-}
-
-/// The pairs that take least of the memory: in files as far as may be, and of those the exact one and the smallest. (Where the undo log
-/// rounds, the gradients of all hidden states wait, which takes more in one layer band.) Where the room for files is limited, too,
-/// these two of all places.
-fn smallest(ladder: &[(StoreRecipe, StoreRecipe)], files_are_limited: bool) -> Vec<(StoreRecipe, StoreRecipe)> {
-    let places = |(c, u): &(StoreRecipe, StoreRecipe)| [c.place, u.place];
-    let files = |places: &[StorePlace; 2]| places.iter().filter(|place| **place == StorePlace::File).count();
-    let most = ladder.iter().map(|pair| files(&places(pair))).max().unwrap_or(0);
-    let of_places = |wanted: [StorePlace; 2]| {
-        let mut pairs = ladder.iter().copied().filter(move |pair| places(pair) == wanted);
-        pairs.next().into_iter().chain(pairs.next_back()).collect::<Vec<_>>()
-    };
-    let all = [StorePlace::Memory, StorePlace::File];
-    let all = all.into_iter().flat_map(|c| all.into_iter().map(move |u| [c, u]));
-    all.filter(|places| files_are_limited || files(places) == most).flat_map(of_places).collect()
-}
-
-fn rounding(form: StoreForm) -> u8 {
-    match form {
-        StoreForm::Plain => 0,
-        StoreForm::Int8 => 1,
-        StoreForm::Int4 => 2,
-    }
 }
 
 /// The largest bands of `layers` layers cut into one band, two, three and so on, ascending. Example: 28 give 1, 2, 3, 4, 5, 6, 7, 10, 14, 28.

@@ -29,6 +29,7 @@ pub(super) fn with_step<T>(words: &str, (kind, device): (Kind, Device), look: im
         kind,
         device,
         threads: 1,
+        ranks: 1,
         accumulates: false,
     })
 }

@@ -62,18 +62,19 @@ pub(super) fn by_part(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): 
     let config = spec.config;
     let schedule = Schedule::new(spec.settings, plan);
     let replayed = schedule.replayed_layers();
-    // Of each layer the columns that are computed again: those before the first of which the graph is kept.
-    let again: Vec<usize> = (0..config.num_layers()).map(|layer| schedule.columns_again(layer)).collect();
     let mut parts = ByPart::default();
     for (layer, slots) in spec.settings.slots(plan).into_iter().enumerate() {
         let linear = projections(spec, layer);
         let of_layer = &config.layers[layer].attention;
         let attention = attended(of_layer, visible_pairs(&plan.spans, slots, of_layer.rule.window));
-        let spans = &plan.spans[..plan.columns[..again[layer]].last().map_or(0, |column| column.end)];
+        // Computed again are the columns before the first of which the graph is kept.
+        let spans = &plan.spans[..plan.columns[..schedule.columns_again(layer)].last().map_or(0, |column| column.end)];
         // Pads are no work that the gradient needs.
         let real: usize = spans.iter().flat_map(|span| &span.real).sum();
         parts.recompute.linear += real as f64 * linear.forward;
-        parts.recompute.attention += attended(of_layer, visible_pairs(spans, slots, of_layer.rule.window)).forward;
+        // Where its outputs wait attention is not run again, neither in cells nor in replays.
+        let again = if spec.settings.keeps_attention_outputs() { 0.0 } else { 1.0 };
+        parts.recompute.attention += again * attended(of_layer, visible_pairs(spans, slots, of_layer.rule.window)).forward;
         parts.forward.linear += tokens as f64 * linear.forward;
         parts.forward.attention += attention.forward;
         parts.backward.linear += tokens as f64 * linear.backward;
@@ -81,7 +82,7 @@ pub(super) fn by_part(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): 
         // The second forward of all bands but the top one.
         if layer < replayed {
             parts.replay.linear += tokens as f64 * linear.forward;
-            parts.replay.attention += attention.forward;
+            parts.replay.attention += again * attention.forward;
         }
     }
     let scores = 2.0 * (targets * config.hidden_size * config.num_scores()) as f64;

@@ -7,6 +7,7 @@ use std::ops::Range;
 use tch::Kind;
 
 use super::StepSpec;
+use super::outputs::WaitingOutputs;
 use crate::cache::{CacheShape, ChunkSpan, Routing, Scope, log_bytes_per_token, notes_per_entry};
 use crate::engine::{ChunkPlan, MemoryByPart, Schedule};
 use crate::recipe::{StorePlace, StoreRecipe};
@@ -75,6 +76,7 @@ pub(super) struct Ledger<'a> {
     layers: Vec<LayerHolds>,
     checkpoints: StoreHolds,
     undo: StoreHolds,
+    outputs: WaitingOutputs,
     travelling: Vec<u64>,
     ahead: LookAhead,
     parameter_gradients: u64,
@@ -120,6 +122,7 @@ impl<'a> Ledger<'a> {
             layers: shapes.into_iter().enumerate().map(layer).collect(),
             checkpoints: StoreHolds::new(checkpoints),
             undo: StoreHolds::new(undo),
+            outputs: WaitingOutputs::default(),
             travelling: vec![0; plan.columns.len()],
             ahead: LookAhead::default(),
             parameter_gradients: parameter_gradients(spec),
@@ -130,7 +133,7 @@ impl<'a> Ledger<'a> {
         ledger
     }
 
-    /// Lets the stores have the room of the step before: all borders, and the undo log of that band which has most.
+    /// Lets the stores have the room of the step before: all borders, all outputs, and the undo log of that band which has most.
     fn remember_a_step(&mut self) {
         let columns = || self.plan.columns.iter().enumerate();
         self.checkpoints.most = columns().map(|(c, _)| self.borders(c) * self.checkpoint_bytes(c)).sum();
@@ -143,6 +146,12 @@ impl<'a> Ledger<'a> {
             spans.flat_map(|span| layers.iter().map(|layer| layer.undo(span, form).0)).sum()
         };
         self.undo.most = (0..self.schedule.size().0).map(of_band).max().unwrap_or(0);
+        for (c, column) in self.plan.columns.iter().enumerate() {
+            for layer in 0..self.schedule.first_kept_layer(c).min(self.layers.len()) {
+                self.outputs.put(self.spec, (layer, c), &self.plan.spans[column.clone()]);
+            }
+        }
+        self.outputs.forget();
     }
 
     /// Layer bands whose input of a column is kept.
@@ -179,8 +188,11 @@ impl<'a> Ledger<'a> {
         // The layer that computes, the next, and one that is being copied back.
         let turns = offloaded.max().unwrap_or(0) * 3.min(self.layers.len() as u64);
         memory.caches += Bytes(turns);
-        for (store, part) in [(&self.checkpoints, &mut memory.layer_checkpoints), (&self.undo, &mut memory.undo_log)] {
-            let (waiting, free) = store.memory();
+        for ((waiting, free), part) in [
+            (self.checkpoints.memory(), &mut memory.layer_checkpoints),
+            (self.undo.memory(), &mut memory.undo_log),
+            (self.outputs.memory(self.spec), &mut memory.attention_outputs),
+        ] {
             *part += Bytes(waiting);
             memory.free_room += Bytes(free);
         }
@@ -191,6 +203,9 @@ impl<'a> Ledger<'a> {
     pub(super) fn run_column(&mut self, c: usize, layers: &Range<usize>, keeps_undo: &Range<usize>, is_deciding: bool) -> u64 {
         let (mut moved, kept_from) = (0, self.schedule.first_kept_layer(c));
         for index in layers.clone() {
+            if is_deciding && index < kept_from {
+                self.outputs.put(self.spec, (index, c), &self.plan.spans[self.plan.columns[c].clone()]);
+            }
             for span in &self.plan.spans[self.plan.columns[c].clone()] {
                 let layer = &mut self.layers[index];
                 let slots = layer.shape.slots_for(layer.slots, (span.start + span.len).min(layer.shape.cache_length));
@@ -252,10 +267,15 @@ impl<'a> Ledger<'a> {
         let (form, spans) = (self.undo.form(), &self.plan.spans[self.plan.columns[c - 1].clone()]);
         let undo: u64 = self.layers[layers.clone()].iter().flat_map(|l| spans.iter().map(|span| l.undo(span, form).0)).sum();
         let input = if layers.start > 0 { self.checkpoint_bytes(c - 1) } else { 0 };
-        let of_cell = if self.schedule.is_kept(band, c - 1) { 0 } else { undo + input };
+        let of_cell = if self.schedule.is_kept(band, c - 1) { 0 } else { undo + input + self.take_outputs(layers, c - 1) };
         let gradient = std::mem::take(&mut self.travelling[c - 1]);
         let coming = Form::Plain.bytes_of(&[gradient as i64], Kind::Uint8).0;
         self.ahead = LookAhead { bytes: of_cell + coming, gradients: [Some(own), Some(gradient)] };
+    }
+
+    /// A cell's outputs of attention are on their way.
+    fn take_outputs(&mut self, layers: &Range<usize>, c: usize) -> u64 {
+        layers.clone().map(|layer| self.outputs.take(layer, c)).sum()
     }
 
     /// The layers begin at their first chunk again.
@@ -265,8 +285,9 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// A cell's undo entries are where they are used.
+    /// A cell's undo entries are where they are used, and its outputs of attention in its graph.
     pub(super) fn bring_undo(&mut self, layers: &Range<usize>, c: usize) {
+        self.take_outputs(layers, c);
         let column = self.plan.columns[c].clone();
         for layer in &mut self.layers[layers.clone()] {
             layer.resident = self.plan.spans[column.clone()].iter().map(|span| layer.undo(span, Form::Plain).1).sum();

@@ -18,8 +18,12 @@ pub struct Machine {
     pub baseline: ProcessBaseline,
     /// What there is.
     pub limits: Limits,
+    /// Ranks that train together, each with a machine or a part of one.
+    pub ranks: usize,
     /// How long the work of a step takes; `None` where that was not measured.
     pub times: Option<StepTimes>,
+    /// Alike processes that share it.
+    pub processes: u64,
 }
 
 impl Machine {
@@ -28,12 +32,20 @@ impl Machine {
     pub fn here(dtype: Dtype, device: Device) -> Self {
         let baseline = ProcessBaseline::rehearsed(dtype, device);
         let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1);
-        Self { device, threads, baseline, limits: Limits::of_machine(device), times: None }
+        Self { device, threads, baseline, limits: Limits::of_machine(device), ranks: 1, times: None, processes: 1 }
+    }
+
+    /// What one of `all` ranks may have of it, `here` of which run on it, each with a device of its own: a part of the host's memory and of
+    /// its disk.
+    pub fn of_ranks(mut self, here: usize, all: usize) -> Self {
+        (self.processes, self.ranks) = (here.max(1) as u64, all);
+        self.limits.host = self.limits.host.map(|host| Bytes(host.0 / self.processes));
+        self
     }
 
     /// With so much room for scratch files, where that is known.
     pub fn with_disk(mut self, files: Option<Bytes>) -> Self {
-        self.limits.files = files;
+        self.limits.files = files.map(|files| Bytes(files.0 / self.processes));
         self
     }
 

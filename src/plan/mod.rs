@@ -9,10 +9,12 @@ mod fixtures;
 mod flops;
 mod forecast;
 mod head;
+mod ladder;
 mod layer;
 mod ledger;
 mod limits;
 mod machine;
+mod outputs;
 mod part;
 #[cfg(test)]
 mod prefetched;

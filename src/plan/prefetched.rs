@@ -20,6 +20,8 @@ fn what_is_prefetched_is_held_as_it_is_planned() {
                 &["model.dtype=bf16"],
                 &["grad.keep_graph=2"],
                 &["grad.keep_graph=9", "grad.undo_log=int8"],
+                &["grad.attention_outputs=keep", "kv_cache.policy=h2o"],
+                &["grad.attention_outputs=keep", "grad.keep_graph=2", "train.micro_batch_size=2", "model.dtype=bf16"],
             ] {
                 let words = [&[layers, chunks], more].concat();
                 with_delayed_copies(WaitFault::Kept, || walked::check(&words));

@@ -5,8 +5,9 @@ use std::ops::Range;
 use tch::{Device, Kind};
 
 use super::projection::Projection;
+use crate::data::share;
 use crate::engine::Settings;
-use crate::model::{EndNumbers, ModelConfig, ModelError, end_numbers, trained_by_kind};
+use crate::model::{EndNumbers, ModelConfig, ModelError, end_numbers, sizes_of_weights, trained_by_kind};
 use crate::ops::attention::accumulation_kind;
 use crate::recipe::{LoraRecipe, Offload, OptimizerRecipe};
 use crate::store::copies_are_async;
@@ -63,6 +64,8 @@ pub struct StepSpec<'a> {
     pub device: Device,
     /// Threads that compute, on a CPU.
     pub threads: usize,
+    /// Ranks that train together.
+    pub ranks: usize,
     /// Whether gradients are summed over several micro-batches.
     pub accumulates: bool,
 }
@@ -193,11 +196,36 @@ impl StepSpec<'_> {
         16 * (inner * widest).max(of_ends) as u64
     }
 
-    /// What the optimiser remembers, and the f32 masters of weights of fewer bits.
+    /// What the optimiser remembers, and the f32 masters of weights of fewer bits: where ranks share it, that of who has most.
     pub fn optimizer_state(&self) -> Bytes {
-        let numbers = self.num_trained();
+        let numbers = if self.trains_weights() && self.ranks > 1 {
+            let sizes = sizes_of_weights(self.config);
+            let of_rank = |places: Vec<usize>| places.into_iter().map(|place| sizes[place] as u64).sum();
+            share(&sizes, self.ranks).into_iter().map(of_rank).max().unwrap_or(0)
+        } else {
+            self.num_trained()
+        };
         let master = if self.trains_weights() && self.is_narrow() { self.wide() } else { 0 };
         let widened = self.optimizer.bytes_of_state() * self.wide() as f64 / 4.0;
         Bytes((numbers as f64 * (widened + master as f64)).ceil() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixtures::with_step;
+    use super::*;
+
+    #[test]
+    fn ranks_share_the_state_of_all_weights_and_not_of_an_adapter() {
+        with_step("", (Kind::BFloat16, Device::Cpu), |spec| {
+            let state = |trained, ranks| StepSpec { trained, ranks, ..*spec }.optimizer_state().0;
+            let (sizes, all) = (sizes_of_weights(spec.config), &TrainedPart::Weights);
+            // Two moments and a master of each number, f32.
+            assert_eq!(state(all, 1), 12 * sizes.iter().sum::<usize>() as u64);
+            let least = (state(all, 1) / 3).max(12 * sizes.iter().copied().max().unwrap_or(0) as u64);
+            assert!((least..=least * 11 / 10).contains(&state(all, 3)), "{} {least}", state(all, 3));
+            assert_eq!(state(spec.trained, 3), state(spec.trained, 1));
+        });
     }
 }

@@ -9,7 +9,15 @@ use serde::{Deserialize, Deserializer};
 use toml::{Table, Value};
 
 use super::diagnose::Checked;
-use super::value::{COUNT, RecipeReader, RecipeValue};
+use super::value::{KeyRule, RecipeReader, RecipeValue};
+
+/// Slots of a layer. No memory holds 2^40 of them.
+const SLOTS: KeyRule = KeyRule {
+    takes: "1 ≤ integer ≤ 2^40",
+    expected: "at least 1 and at most 2^40",
+    hint: "write the number of tokens that a layer keeps; what is never evicted needs no more than the longest sequence",
+    is_fine: |number| (1.0..=1_099_511_627_776.0).contains(&number),
+};
 
 /// How many slots the layers' caches have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +71,7 @@ impl CacheLength {
 
 impl RecipeValue for CacheLength {
     fn takes(_: Option<&str>) -> String {
-        format!("{}, array of one per layer, or `{{ pyramid = {{ mean = …, top = … }} }}`", COUNT.takes)
+        format!("{}, array of one per layer, or `{{ pyramid = {{ mean = …, top = … }} }}`", SLOTS.takes)
     }
 
     fn to_value(&self) -> Option<Value> {
@@ -79,16 +87,16 @@ impl RecipeValue for CacheLength {
 
     fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
         match &self {
-            Self::Uniform(slots) => COUNT.check(reader, key, &whole(*slots))?,
-            Self::PerLayer(slots) if slots.is_empty() || slots.contains(&0) => {
-                let message = format!("`{key}` must be at least 1 in every layer, found {slots:?}");
+            Self::Uniform(slots) => SLOTS.check(reader, key, &whole(*slots))?,
+            Self::PerLayer(slots) if slots.is_empty() => {
+                let message = format!("`{key}` must be at least 1 in every layer, found []");
                 return reader.refuse(key, message, "write one number for all layers, or one per layer");
             }
-            Self::PerLayer(_) => {}
+            Self::PerLayer(slots) => SLOTS.check(reader, key, &slots.iter().copied().map(whole).collect::<Vec<_>>().into())?,
             Self::Pyramid(Pyramid { mean, top }) => {
                 let key_of_top = format!("{key}.pyramid.top");
-                COUNT.check(reader, &format!("{key}.pyramid.mean"), &whole(*mean))?;
-                COUNT.check(reader, &key_of_top, &whole(*top))?;
+                SLOTS.check(reader, &format!("{key}.pyramid.mean"), &whole(*mean))?;
+                SLOTS.check(reader, &key_of_top, &whole(*top))?;
                 if top > mean {
                     let message = format!("`{key_of_top}` must be at most the mean, {mean}, found {top}");
                     let hint = "a pyramid grows narrower towards the top: write less, or list one length per layer";

@@ -49,17 +49,15 @@ impl RecipeError {
     /// The file cannot be read.
     pub(super) fn unread(path: &Path, error: &FilesError) -> Self {
         let (message, hint) = match error {
+            FilesError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => (source.to_string(), None),
             FilesError::Io { source, .. } => (source.to_string(), hint_of_io(source).map(str::to_owned)),
+            FilesError::NotRegular { .. } => (error.to_string(), None),
             other => (other.to_string(), other.hint()),
-        };
-        let is_another = match error {
-            FilesError::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
-            other => matches!(other, FilesError::NotRegular { .. }),
         };
         Self {
             message: format!("the recipe cannot be read: {message}"),
             place: Box::new(RecipeLocation::File(path.to_owned())),
-            hint: hint.filter(|_| !is_another).or_else(|| Some("name a recipe in TOML, as `recipes/quickstart.toml`".to_owned())),
+            hint: hint.or_else(|| Some("name a recipe in TOML, as `recipes/quickstart.toml`".to_owned())),
         }
     }
 
@@ -128,12 +126,12 @@ impl fmt::Display for RecipeLocation {
 
 /// A line up to its value where its key is that of a secret: what is printed is kept in logs.
 fn without_secret(line: &str) -> &str {
-    let Some((key, _)) = line.split_once('=') else { return line };
-    let mut words = key.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_ascii_lowercase);
-    let is_secret = |word: String| {
-        ["key", "apikey", "token", "secret", "password", "passwd", "passphrase", "credential", "credentials"].contains(&&*word)
-    };
-    if words.any(is_secret) { &line[..=key.len()] } else { line }
+    const SECRETS: [&str; 9] =
+        ["key", "apikey", "token", "secret", "password", "passwd", "passphrase", "credential", "credentials"];
+    let is_secret = |word: &str| SECRETS.iter().any(|secret| word.eq_ignore_ascii_case(secret));
+    let ends = line.match_indices('=').map(|(at, _)| at);
+    let mut told = ends.filter(|&at| line[..at].split(|c: char| !c.is_ascii_alphanumeric()).any(is_secret));
+    told.next().map_or(line, |at| &line[..=at])
 }
 
 /// The candidate that was most likely meant by `written`, if any is near enough.

@@ -58,6 +58,10 @@ table! {
         /// Cells whose graphs the forward phase makes and keeps, so that they are not computed again: so many in the order of the backward
         /// phase, which begins with the last column of the uppermost layer band; below that band whole bands. With `auto` as many as fit.
         pub keep_graph: KeepGraph = KeepGraph::Auto,
+        /// Whether what attention gives in the forward phase waits for the cells that are computed again, so that these need not attend: in
+        /// host memory, T · H · (D · w + 4) bytes a layer. With exact stores only.
+        #[auto = true]
+        pub attention_outputs: AttentionOutputs = AttentionOutputs::Recompute,
         /// A GPU captures what columns of equal shape have in common. For small models and small chunks.
         #[also("train.cuda_graphs", "cuda_graphs")]
         pub cuda_graphs: bool = false,
@@ -82,6 +86,11 @@ impl GradRecipe {
     /// Whether `key` is left for the planner to decide.
     pub fn is_open(&self, key: OpenKey) -> bool {
         self.open.contains(&key)
+    }
+
+    /// Whether a store rounds what waits in it.
+    pub fn rounds(&self) -> bool {
+        [self.layer_checkpoints, self.undo_log].iter().any(|store| store.form != StoreForm::Plain)
     }
 
     /// The keys that may be left to the planner, as a recipe would have them in one line: `grad = { layers_per_cell = 4, … }`.
@@ -136,6 +145,18 @@ words! {
         UndoLog = "undo_log",
         /// Its place.
         UndoLogPlace = "undo_log_place",
+        /// Whether attention's outputs wait.
+        AttentionOutputs = "attention_outputs",
+    }
+}
+
+words! {
+    /// What becomes of attention's outputs of the forward phase.
+    pub enum AttentionOutputs {
+        /// They are computed again.
+        Recompute = "recompute",
+        /// They wait until they are used.
+        Keep = "keep",
     }
 }
 

@@ -6,7 +6,7 @@ use super::chat::TrainOn;
 use super::data::{ClassList, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels, LongBenchPrompt, OnTooLong};
 use super::diagnose::Checked;
 use super::eval::{EvalRecipe, Figure};
-use super::grad::{GradRecipe, OpenKey, StoreForm};
+use super::grad::{AttentionOutputs, GradRecipe, OpenKey, StoreForm};
 use super::kv_cache::{CacheRecipe, Storage};
 use super::model::{InitLora, LoraRecipe, ModelRecipe};
 use super::of_format::FormatContradiction;
@@ -47,6 +47,7 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checke
     let grad = GradRecipe { open, ..GradRecipe::read(&reader)? };
     refuse_single_tokens(&reader, &grad, &head)?;
     refuse_undo_log(&reader, &grad, &kv_cache)?;
+    refuse_outputs_beside_rounding(&reader, &grad)?;
     refuse_graphs_over_waiting_weights(&reader, &grad, &train)?;
     let eval = EvalRecipe::read(&reader)?;
     refuse_figure(&reader, &eval, &head)?;
@@ -333,6 +334,18 @@ fn refuse_undo_log(reader: &RecipeReader<'_>, grad: &GradRecipe, CacheRecipe { b
          that the cache has for it"
     );
     reader.refuse("grad.undo_log", message, "remove it, or write `undo_log = \"plain\"`: it is small already, and stays exact")
+}
+
+/// Attention's output belongs to the very keys that it was computed from: beside rounded ones its weights would not sum to one.
+fn refuse_outputs_beside_rounding(reader: &RecipeReader<'_>, grad: &GradRecipe) -> Checked<()> {
+    if grad.attention_outputs == AttentionOutputs::Recompute || !grad.rounds() {
+        return Ok(());
+    }
+    let message =
+        "`grad.attention_outputs = \"keep\"` contradicts a store that rounds: a cell would see other keys than those that its \
+                   outputs come from"
+            .to_owned();
+    reader.refuse("grad.attention_outputs", message, "write `plain` for `layer_checkpoints` and `undo_log`, or leave it out")
 }
 
 /// Refuses figures that no validation computes.

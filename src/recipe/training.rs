@@ -28,7 +28,7 @@ table! {
     pub struct TrainRecipe in "train" {
         /// How much runs together.
         pub batch_size: BatchSize = BatchSize::Sequences(1),
-        /// Micro-batches of a step.
+        /// Micro-batches of a step, those of all ranks together: several ranks share them, and must be able to do so evenly.
         #[also(
             "train.accumulation", "train.accumulation_steps", "train.gradient_accumulation", "train.grad_accumulation_steps",
             "gradient_accumulation_steps",

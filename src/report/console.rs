@@ -2,12 +2,29 @@
 
 use std::error::Error;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::ReportError;
 use crate::units::printable;
 
+/// Whether nothing is said but errors.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// From now on says nothing but errors: of several processes that do the same one speaks for all.
+pub fn be_quiet() {
+    QUIET.store(true, Ordering::Relaxed);
+}
+
+/// Whether nothing is said but errors.
+pub fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
 /// A result, which may be piped on. It matters: one that can't be written is an error, unless the reader has seen enough.
 pub fn result(text: &str) -> Result<(), ReportError> {
+    if is_quiet() {
+        return Ok(());
+    }
     let mut out = io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
         Err(source) if source.kind() != io::ErrorKind::BrokenPipe => Err(ReportError::Output { source }),
@@ -26,12 +43,14 @@ pub fn part(text: &str) -> Result<(), ReportError> {
 
 /// A remark.
 pub fn note(text: &str) {
-    say(text);
+    if !is_quiet() {
+        say(text);
+    }
 }
 
 /// Something to look at.
 pub fn warning(text: &str) {
-    say(&format!("warning: {text}"));
+    note(&format!("warning: {text}"));
 }
 
 /// An error with its chain of causes and its hint.

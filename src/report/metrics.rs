@@ -54,6 +54,9 @@ pub struct StepMetrics {
     /// Why the step was left out, where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
+    /// The part of their time that ranks have waited for the slowest, where there are several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle: Option<f64>,
     /// Duration of the step, validation apart.
     pub seconds: f64,
     /// Tokens per second of the step.
@@ -104,13 +107,10 @@ pub struct KeptMetrics {
 
 impl KeptMetrics {
     /// Reads the lines up to where a run goes on, all of which must be as they were written. What comes after them doesn't count: a crash
-    /// may have cut it. No file is as good as an empty one.
+    /// may have cut it. Where there is no file there are no lines.
     pub fn read(path: &Path, mark: &MetricsMark) -> Result<Self, ReportError> {
         let mut kept = Self { lines: Vec::new(), owed: None, unchecked: 0, texts: Vec::new(), check: String::new() };
-        if !path.exists() {
-            return Ok(kept);
-        }
-        let bytes = files::read_bytes(path, FileKind::Lines)?;
+        let Some(bytes) = files::read_if_there(path, FileKind::Lines)? else { return Ok(kept) };
         for (index, line) in bytes.split(|&b| b == b'\n').filter(|line| !line.is_empty()).enumerate() {
             if kept.reaches(mark.step) && mark.step > 0 {
                 break;
@@ -220,20 +220,14 @@ pub fn read(path: &Path, step: u64) -> Result<Vec<StepMetrics>, ReportError> {
 
 /// All lines of a run, and whether the last one was cut short; none where there is no file.
 pub fn read_all(path: &Path) -> Result<(Vec<StepMetrics>, bool), ReportError> {
-    let (lines, is_cut) = if path.exists() { lines_up_to(path, u64::MAX)? } else { (Vec::new(), false) };
-    Ok((lines.into_iter().map(|(_, metrics)| metrics).collect(), is_cut))
-}
-
-/// The lines of steps up to `step`. A broken line is forgiven at the end only, and told: there a crash may have cut it.
-fn lines_up_to(path: &Path, step: u64) -> Result<(Vec<(String, StepMetrics)>, bool), ReportError> {
     // Bytes: what a power cut leaves at the end need not be text.
-    let bytes = files::read_bytes(path, FileKind::Lines)?;
+    let Some(bytes) = files::read_if_there(path, FileKind::Lines)? else { return Ok((Vec::new(), false)) };
     let lines: Vec<&[u8]> = bytes.split(|&b| b == b'\n').filter(|line| !line.is_empty()).collect();
     let (mut kept, mut is_cut) = (Vec::new(), false);
     for (index, line) in lines.iter().enumerate() {
-        match serde_json::from_slice::<StepMetrics>(line) {
-            Ok(metrics) if metrics.step <= step => kept.push((String::from_utf8_lossy(line).into_owned(), metrics)),
-            Ok(_) => {}
+        match serde_json::from_slice(line) {
+            Ok(metrics) => kept.push(metrics),
+            // A crash may have cut the last one.
             Err(_) if index + 1 == lines.len() => is_cut = true,
             Err(_) => return Err(ReportError::BrokenLine { path: path.to_owned(), line: index + 1 }),
         }

@@ -23,7 +23,7 @@ pub struct Progress {
 impl Progress {
     /// A run of `total` steps of which `done` are behind it; a log line every `interval` steps.
     pub fn new(total: u64, done: u64, interval: u64) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let bar = (std::io::stderr().is_terminal() && !console::is_quiet()).then(|| {
             let bar = ProgressBar::new(total);
             let style = ProgressStyle::with_template("{bar:24} {pos}/{len} · {wide_msg}");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -78,6 +78,7 @@ fn describe(m: &StepMetrics, left: Seconds) -> String {
     add("lr ", m.learning_rate.map(|v| format!("{v:.2e}")));
     add("|g| ", m.grad_norm.map(|v| format!("{v:.3}")));
     add("", m.loss.map(|_| format!("{:.0} tok/s", m.tokens_per_second)));
+    add("idle ", m.idle.map(|v| format!("{:.0} %", 100.0 * v)));
     add("peak ", Some(Bytes(m.peak_memory).to_string()));
     add("left ", m.loss.map(|_| left.to_string()));
     parts.join(" · ")

@@ -30,7 +30,7 @@ impl Tokenising {
         let seconds = self.began.elapsed().as_secs_f64().max(1e-3);
         let (tokens, rate) = (tokens as f64 / 1e6, tokens as f64 / 1e6 / seconds);
         let words = format!("tokenising `{}`: {samples} samples, {tokens:.1} M tokens, {rate:.2} M a second", path.display());
-        if std::io::stderr().is_terminal() {
+        if std::io::stderr().is_terminal() && !console::is_quiet() {
             let style =
                 || ProgressStyle::with_template("{spinner} {wide_msg}").unwrap_or_else(|_| ProgressStyle::default_spinner());
             self.bar.get_or_insert_with(|| ProgressBar::new_spinner().with_style(style())).set_message(words);

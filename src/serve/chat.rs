@@ -12,17 +12,17 @@ use super::fields::MOST;
 use super::reply::{ReplyHead, whole};
 use super::served::Served;
 use super::stream::{Shape, stream};
-use super::texts::gather;
+use super::texts::{WholeText, gather};
 use super::tokens::Reader;
 use crate::generation::{LikelihoodsOf, TokenLikelihood};
 
 pub(super) async fn chat_completions(State(served): State<Arc<Served>>, request: Request) -> Result<Response, ApiError> {
     let mut fields = served.fields(request).await?;
     served.check_model(&mut fields)?;
-    let reader = served.clone();
+    let reader = Arc::clone(&served.reader);
     let (mut fields, prompt) = served
         .apart(move || {
-            let prompt = reader.reader.conversation(&mut fields)?;
+            let prompt = reader.conversation(&mut fields)?;
             Ok((fields, prompt))
         })
         .await?;
@@ -49,17 +49,26 @@ pub(super) async fn chat_completions(State(served): State<Arc<Served>>, request:
         return Ok(stream(&served, shape, answers, (1, samples), prompts[0].len()));
     }
     let all = served.in_time(gather(answers, 1, samples)).await?;
-    let choice = |(index, text): (usize, &super::texts::WholeText)| {
-        let likelihoods = |own: &TokenLikelihood| of_token(&served.reader, own, count.unwrap_or(0));
-        let content: Vec<Value> = text.likelihoods.iter().map(likelihoods).collect();
+    let reader = Arc::clone(&served.reader);
+    let work = move || Ok((choices(&reader, &all[0].texts, new_tokens), all));
+    let (choices, all) = served.apart(work).await?;
+    let reply = head.with("chat.completion", &choices);
+    Ok(Json(whole(reply, &prompts, &all, &served.cache)).into_response())
+}
+
+/// One for each text; with likelihoods, where a client asks for them, and so many of the most likely tokens.
+fn choices(reader: &Reader, texts: &[WholeText], likelihoods: Option<usize>) -> Vec<Value> {
+    let choice = |(index, text): (usize, &WholeText)| {
+        let told = likelihoods.map(|count| {
+            let content: Vec<Value> = text.likelihoods.iter().map(|own| of_token(reader, own, count)).collect();
+            json!({ "content": content })
+        });
         json!({
             "index": index, "message": { "role": "assistant", "content": text.text },
-            "finish_reason": text.reason.map(crate::generation::Finish::name),
-            "logprobs": if is_told { json!({ "content": content }) } else { Value::Null },
+            "finish_reason": text.reason.map(crate::generation::Finish::name), "logprobs": told,
         })
     };
-    let reply = head.with("chat.completion", &all[0].texts.iter().enumerate().map(choice).collect::<Vec<_>>());
-    Ok(Json(whole(reply, &prompts, &all, &served.cache)).into_response())
+    texts.iter().enumerate().map(choice).collect()
 }
 
 /// A token of `logprobs.content`.

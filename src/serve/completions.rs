@@ -34,8 +34,8 @@ pub(super) async fn completions(State(served): State<Arc<Served>>, request: Requ
     }
     let mut rules = fields.rules(&served.rules)?;
     rules.max_new_tokens.get_or_insert(MAX_TOKENS);
-    let reader = served.clone();
-    let prompts = served.apart(move || reader.reader.prompts(&prompt, adds_special)).await?;
+    let reader = Arc::clone(&served.reader);
+    let prompts = served.apart(move || reader.prompts(&prompt, adds_special)).await?;
     let likelihoods = LikelihoodsOf { new_tokens: count, prompt: of_prompt.max(count.filter(|_| echo)) };
     let answers = served.ask(&prompts, &rules, samples, likelihoods)?;
     let head = ReplyHead::new("cmpl", &served.name);
@@ -45,26 +45,41 @@ pub(super) async fn completions(State(served): State<Arc<Served>>, request: Requ
         return Ok(stream(&served, shape, answers, (prompts.len(), samples), prompt_tokens));
     }
     let all = served.in_time(gather(answers, prompts.len(), samples)).await?;
-    let reader = &served.reader;
+    let (reader, shown) = (Arc::clone(&served.reader), ReplyParts { echo, count, of_prompt });
+    let work = move || Ok((choices(&reader, &prompts, &all, shown), prompts, all));
+    let (choices, prompts, all) = served.apart(work).await?;
+    let reply = head.with("text_completion", &choices);
+    Ok(Json(whole(reply, &prompts, &all, &served.cache)).into_response())
+}
+
+/// What a reply shows beside new texts.
+#[derive(Clone, Copy)]
+struct ReplyParts {
+    echo: bool,
+    count: Option<usize>,
+    of_prompt: Option<usize>,
+}
+
+fn choices(reader: &Reader, prompts: &[Vec<u32>], all: &[PromptTexts], shown: ReplyParts) -> Vec<Value> {
     let mut choices = Vec::new();
-    for (ids, texts) in prompts.iter().zip(&all) {
+    for (ids, texts) in prompts.iter().zip(all) {
+        // Nothing where there is no tokenizer.
+        let echoed = if shown.echo { reader.decode(ids).unwrap_or_default() } else { String::new() };
         for text in &texts.texts {
-            let echoed = if echo { reader.decode(ids).unwrap_or_default() } else { String::new() };
             let mut choice = json!({
                 "index": choices.len(), "text": format!("{echoed}{}", text.text), "token_ids": text.ids,
                 "finish_reason": text.reason.map(crate::generation::Finish::name), "logprobs": null,
             });
-            if let Some(count) = count {
-                choice["logprobs"] = likelihoods_of(reader, echo.then_some((&ids[..], texts)), text, count);
+            if let Some(count) = shown.count {
+                choice["logprobs"] = likelihoods_of(reader, shown.echo.then_some((&ids[..], texts)), text, count);
             }
-            if let Some(count) = of_prompt {
+            if let Some(count) = shown.of_prompt {
                 choice["prompt_logprobs"] = of_prompt_tokens(reader, texts, count);
             }
             choices.push(choice);
         }
     }
-    let reply = head.with("text_completion", &choices);
-    Ok(Json(whole(reply, &prompts, &all, &served.cache)).into_response())
+    choices
 }
 
 /// `prompt_logprobs` of a choice, as vLLM has it: by the ids of the tokens; the first token of the prompt has none.

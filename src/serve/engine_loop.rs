@@ -11,6 +11,7 @@ use super::held::HeldSessions;
 use super::job::{PromptJob, TextEvent};
 use crate::engine::Engine;
 use crate::generation::{GenerationEvent, Generator, Request, RequestId};
+use crate::native::give_free_memory_back;
 use crate::report::ReportError;
 use crate::units::{Exit, Failure};
 
@@ -98,6 +99,10 @@ impl<'a> EngineLoop<'a> {
             }
             if self.generator.is_idle() {
                 self.show(jobs.len());
+                if jobs.is_empty() {
+                    // Nobody may ask for hours.
+                    give_free_memory_back();
+                }
                 match is_open.then(|| jobs.blocking_recv()).flatten() {
                     Some(job) => self.begin(job),
                     None => return,

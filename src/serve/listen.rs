@@ -1,6 +1,5 @@
 //! Connections: each is given a time in which its request must begin, and all are let finish when the server stops.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -22,7 +21,6 @@ pub(super) fn listen(
     stops: impl Fn() -> bool + Send + Sync + 'static,
 ) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-    let stops = Arc::new(stops);
     runtime.block_on(async move {
         let mut listener = TcpListener::from_std(listener)?;
         let connections = GracefulShutdown::new();
@@ -45,7 +43,7 @@ pub(super) fn listen(
 }
 
 /// Comes when it is time to stop.
-async fn stopped(stops: Arc<impl Fn() -> bool>) {
+async fn stopped(stops: impl Fn() -> bool) {
     while !stops() {
         sleep(Duration::from_millis(50)).await;
     }

@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::channel;
 
 use super::ApiError;
@@ -18,7 +19,7 @@ use super::counters::Counters;
 use super::engine_loop::{EngineLoop, ServeError};
 use super::fields::MOST;
 use super::listen::listen;
-use super::served::{RequestLimits, Served};
+use super::served::{PLACES, RequestLimits, Served};
 use super::texts::gather;
 use super::tokens::Reader;
 use crate::data::{ChatTemplates, InitialPartFinder, Tokenizer};
@@ -89,7 +90,7 @@ pub fn serve(
     let state = Served {
         name,
         path,
-        reader: Reader { tokenizer: tokenizer.cloned(), template, special_tokens },
+        reader: Arc::new(Reader { tokenizer: tokenizer.cloned(), template, special_tokens }),
         rules,
         cache,
         limits: options.limits,
@@ -97,6 +98,7 @@ pub fn serve(
         queue: options.queue.max(1),
         api_key: options.api_key.map(|key| blake3::hash(key.as_bytes())),
         jobs,
+        places: Arc::new(Semaphore::new(PLACES)),
         counters: counters.clone(),
     };
     let http = std::thread::spawn(move || listen(routes(Arc::new(state)), options.limits, listener, stops));
@@ -150,13 +152,13 @@ async fn metrics(State(served): State<Arc<Served>>) -> Response {
 async fn tokenize(State(served): State<Arc<Served>>, request: Request) -> Result<Json<Value>, ApiError> {
     let mut fields = served.fields(request).await?;
     served.check_model(&mut fields)?;
-    let reader = served.clone();
+    let reader = Arc::clone(&served.reader);
     let ids = served
         .apart(move || {
             let adds_special = fields.flag("add_special_tokens", true)?;
             match fields.text("prompt")? {
-                Some(text) => reader.reader.encode(&text, adds_special),
-                None => reader.reader.conversation(&mut fields),
+                Some(text) => reader.encode(&text, adds_special),
+                None => reader.conversation(&mut fields),
             }
         })
         .await?;
@@ -169,7 +171,8 @@ async fn detokenize(State(served): State<Arc<Served>>, request: Request) -> Resu
     let wrong = || ApiError::field("tokens", "`tokens` must be a list of token ids");
     let ids = fields.take("tokens").ok_or_else(wrong)?;
     let ids: Vec<u32> = serde_json::from_value(ids).map_err(|_| wrong())?;
-    Ok(Json(json!({ "prompt": served.reader.decode(&ids)? })))
+    let reader = Arc::clone(&served.reader);
+    Ok(Json(json!({ "prompt": served.apart(move || reader.decode(&ids)).await? })))
 }
 
 async fn tokenizer_info(State(served): State<Arc<Served>>) -> Json<Value> {
@@ -189,8 +192,8 @@ async fn generate(State(served): State<Arc<Served>>, request: Request) -> Result
         return Err(ApiError::field("stream", "this path does not stream: use /v1/completions"));
     }
     let rules = fields.rules(&served.rules)?;
-    let reader = served.clone();
-    let prompts = served.apart(move || reader.reader.prompts(&prompt, true)).await?;
+    let reader = Arc::clone(&served.reader);
+    let prompts = served.apart(move || reader.prompts(&prompt, true)).await?;
     let answers = served.ask(&prompts, &rules, samples, LikelihoodsOf::default())?;
     let all = served.in_time(gather(answers, prompts.len(), samples)).await?;
     let texts: Vec<&String> = all.iter().flat_map(|prompt| prompt.texts.iter().map(|text| &text.text)).collect();

@@ -8,6 +8,7 @@ use axum::body::to_bytes;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use serde_json::Value;
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Sender, UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
@@ -18,6 +19,10 @@ use super::fields::BodyFields;
 use super::job::{PromptJob, TextEvent};
 use super::tokens::Reader;
 use crate::generation::{GenerationRules, LikelihoodsOf, PromptLimits};
+use crate::native::{GivenUp, apart, num_given_up};
+
+/// Requests that are read or written at a time. One that is given up keeps its place, and what it had, until it ends.
+pub(super) const PLACES: usize = 4;
 
 /// What a request may take.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +41,8 @@ pub struct RequestLimits {
 pub(super) struct Served {
     pub(super) name: String,
     pub(super) path: String,
-    pub(super) reader: Reader,
+    /// What is given up with a request has it, and nothing else of the server: its queue ends when nobody can ask any more.
+    pub(super) reader: Arc<Reader>,
     pub(super) rules: GenerationRules,
     pub(super) cache: Value,
     pub(super) limits: RequestLimits,
@@ -47,6 +53,8 @@ pub(super) struct Served {
     /// Hash of the key that clients must know.
     pub(super) api_key: Option<blake3::Hash>,
     pub(super) jobs: Sender<PromptJob>,
+    /// For what is done apart.
+    pub(super) places: Arc<Semaphore>,
     pub(super) counters: Arc<Counters>,
 }
 
@@ -81,13 +89,28 @@ impl Served {
         }
     }
 
-    /// Does what may take long beside the connections.
+    /// Does what may take long, or works on what a client has sent, beside the connections. What goes beyond its bounds is given up, and
+    /// the server lives on.
     pub(super) async fn apart<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let failed = |error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}"));
-        tokio::task::spawn_blocking(work).await.map_err(failed)?
+        let unavailable = |message: String| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message);
+        let beyond = |given_up: GivenUp| match given_up {
+            GivenUp::Beyond => ApiError::bad(format!("the request can not be read: {given_up}")),
+            GivenUp::NoThread(_) => unavailable(given_up.to_string()),
+        };
+        if num_given_up() >= PLACES {
+            return Err(unavailable(format!("{PLACES} requests before took too much memory or time, and have not ended")));
+        }
+        let place = Arc::clone(&self.places).acquire_owned();
+        let place = self.in_time(async { place.await.map_err(|error| unavailable(error.to_string())) }).await?;
+        let work = move || {
+            let _place = place;
+            work()
+        };
+        tokio::task::spawn_blocking(|| apart(work)).await.map_err(failed)?.map_err(beyond)?
     }
 
     /// Puts prompts into the queue, all or none.

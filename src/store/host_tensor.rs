@@ -40,10 +40,18 @@ impl HostTensor {
     /// # Shapes
     /// Any.
     pub fn send(x: &Tensor) -> Self {
+        Self::send_to(&ROOM, x)
+    }
+
+    /// The same to a store in memory; a tensor of the host needs none of its room.
+    ///
+    /// # Shapes
+    /// Any.
+    pub fn send_to(store: &Store, x: &Tensor) -> Self {
         if !copies_are_async(x.device()) {
             return Self::here(x);
         }
-        Self(HostTensorState::Parked(Arc::new(in_memory(ROOM.park(x)))))
+        Self(HostTensorState::Parked(Arc::new(in_memory(store.park(x)))))
     }
 
     /// A tensor that is on the host, and stays where it is.
@@ -95,6 +103,11 @@ impl HostTensor {
             HostTensorState::Here(tensor) => tensor.kind(),
             HostTensorState::Parked(parked) => parked.kind(),
         }
+    }
+
+    /// What its numbers take outside any store.
+    pub fn bytes_here(&self) -> Bytes {
+        if let HostTensorState::Here(tensor) = &self.0 { bytes_of([tensor]) } else { Bytes(0) }
     }
 
     /// What its numbers take.

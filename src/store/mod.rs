@@ -20,5 +20,7 @@ pub(crate) use delayed::{WaitFault, copies_in_flight, with_delayed_copies};
 pub use error::StoreError;
 pub use host_tensor::{HostTensor, TensorPrefetch};
 pub use park::{Form, Parked, Prefetch, Store, bytes_of};
-pub use tensor_io::{Home, load_tensor, load_tensor_to, load_tensors, pt_metadata, raw_tensors, save_tensors};
+pub use tensor_io::{
+    Home, load_tensor, load_tensor_to, load_tensors, pt_metadata, raw_tensors, room_for, save_in_turn, save_tensors, tensor_heads,
+};
 pub use vectors::{Bits, Quantised};

@@ -6,7 +6,7 @@ use std::path::Path;
 use tch::{Device, Kind, Tensor};
 
 use super::StoreError;
-use crate::files::{self, Dtype, RawTensor, TensorFile, TensorView};
+use crate::files::{self, Dtype, FilesError, RawTensor, TensorFile, TensorHead, TensorView};
 use crate::native;
 use crate::native::cuda::Upload;
 
@@ -84,7 +84,42 @@ pub fn load_tensors(file: &TensorFile) -> Result<Vec<(String, Tensor)>, StoreErr
 /// # Shapes
 /// Any.
 pub fn save_tensors(path: &Path, tensors: &[(String, Tensor)], metadata: &BTreeMap<String, String>) -> Result<(), StoreError> {
-    Ok(files::write_tensors(path, &raw_tensors(path, tensors)?, metadata)?)
+    save_in_turn(path, &tensor_heads(path, tensors)?, metadata, |index| Ok::<_, StoreError>(tensors[index].1.shallow_clone()))
+}
+
+/// As [`save_tensors`], of which only one is copied at a time: `tensor` is asked for each by its index, once.
+///
+/// # Shapes
+/// Those of `heads`.
+pub fn save_in_turn<E: From<FilesError> + From<StoreError>>(
+    path: &Path,
+    heads: &[TensorHead],
+    metadata: &BTreeMap<String, String>,
+    mut tensor: impl FnMut(usize) -> Result<Tensor, E>,
+) -> Result<(), E> {
+    files::write_tensors_in_turn(path, heads, metadata, |index| Ok(raw_tensor(path, &heads[index].name, &tensor(index)?)?.bytes))
+}
+
+/// How tensors stand in a file that is to be written to `path`.
+///
+/// # Shapes
+/// Any.
+pub fn tensor_heads(path: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<TensorHead>, StoreError> {
+    let head = |(name, tensor): &(String, Tensor)| {
+        let shape = tensor.size().into_iter().map(|n| n as usize).collect();
+        Ok(TensorHead { name: name.clone(), dtype: dtype_in(path, name, tensor.kind())?, shape })
+    };
+    tensors.iter().map(head).collect()
+}
+
+/// A tensor on the host for what stands so in a file, with any numbers in it.
+///
+/// # Shapes
+/// That of `head`.
+pub fn room_for(head: &TensorHead) -> Tensor {
+    let size: Vec<i64> = head.shape.iter().map(|&n| n as i64).collect();
+    // What is written is of a kind that is known.
+    Tensor::empty(&size[..], (kind_of(head.dtype).unwrap_or(Kind::Uint8), Device::Cpu))
 }
 
 /// The metadata that HF's programs expect of a file with tensors.
@@ -102,11 +137,7 @@ pub fn raw_tensors(path: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<RawT
 
 fn raw_tensor(path: &Path, name: &str, tensor: &Tensor) -> Result<RawTensor<'static>, StoreError> {
     let kind = tensor.kind();
-    let dtype = dtype_of(kind).ok_or_else(|| StoreError::Dtype {
-        path: path.to_path_buf(),
-        name: name.into(),
-        found: format!("{kind:?}"),
-    })?;
+    let dtype = dtype_in(path, name, kind)?;
     let host = tensor.detach().to_device(Device::Cpu);
     let mut bytes = vec![0; host.numel() * kind.elt_size_in_bytes()];
     host.f_copy_data_u8(&mut bytes, host.numel()).map_err(|e| torch(name, &e))?;
@@ -133,8 +164,9 @@ fn kind_of(dtype: Dtype) -> Option<Kind> {
     KINDS.iter().find(|(d, _)| *d == dtype).map(|(_, kind)| *kind)
 }
 
-fn dtype_of(kind: Kind) -> Option<Dtype> {
-    KINDS.iter().find(|(_, k)| *k == kind).map(|(dtype, _)| *dtype)
+fn dtype_in(path: &Path, name: &str, kind: Kind) -> Result<Dtype, StoreError> {
+    let unknown = || StoreError::Dtype { path: path.to_path_buf(), name: name.into(), found: format!("{kind:?}") };
+    KINDS.iter().find(|(_, k)| *k == kind).map(|(dtype, _)| *dtype).ok_or_else(unknown)
 }
 
 #[cfg(test)]

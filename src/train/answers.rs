@@ -2,6 +2,7 @@
 
 use super::TrainError;
 use crate::data::{Dataset, Splits, Tokenizer};
+use crate::dist::World;
 use crate::engine::Engine;
 use crate::eval::{self, AnswerScores, AnswerSpec, ScoredAnswer, Scores};
 use crate::generation::{GenerationRules, Generator, SamplingRules};
@@ -63,14 +64,15 @@ impl ValidationAnswers {
         Generator::new(engine, model, self.tokenizer.as_ref(), self.spec.width)
     }
 
-    /// Generates and scores them.
+    /// Generates and scores them; ranks share them.
     pub(super) fn answer(
         &self,
-        engine: &Engine,
-        model: &Model,
+        (engine, model): (&Engine, &Model),
+        world: &World,
         wants_to_stop: &dyn Fn() -> bool,
     ) -> Result<(AnswerScores, Vec<ScoredAnswer>), TrainError> {
-        let answers = eval::answer(self.generator(engine, model), &self.samples, &self.spec, None, wants_to_stop)?;
+        let generator = self.generator(engine, model);
+        let answers = eval::answer(generator, &self.samples, &self.spec, None, (world, wants_to_stop))?;
         Ok((AnswerScores::of(&answers), answers))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::rank_error::RankError;
 use crate::checkpoint::CheckpointError;
 use crate::conformance::ConformanceError;
 use crate::data::DataError;
@@ -12,7 +13,7 @@ use crate::generation::GenerationError;
 use crate::model::ModelError;
 use crate::optim::OptimError;
 use crate::plan::PlanError;
-use crate::recipe::{Difference, LongBenchPrompt, RecipeError};
+use crate::recipe::{Difference, RecipeError};
 use crate::report::ReportError;
 use crate::units::{Exit, Failure, abridged, quoted};
 
@@ -152,7 +153,7 @@ pub enum TrainError {
         path: PathBuf,
     },
     /// A file of a run is not as the run wrote it.
-    #[error("`{path}` is not as the run wrote it: its last line does not fit the lines above", path = path.display())]
+    #[error("`{path}` is not as the run wrote it", path = path.display())]
     ChangedFile {
         /// The file.
         path: PathBuf,
@@ -172,11 +173,8 @@ pub enum TrainError {
         split: PathBuf,
     },
     /// Prompts whose replies the data do not have.
-    #[error("`data.prompt = \"{wording}\"` asks for thoughts, and the data have none to train on")]
-    NothingToTrain {
-        /// Whose prompts.
-        wording: LongBenchPrompt,
-    },
+    #[error("`data.prompt = \"upstream-cot\"` asks for thoughts, and the data have none to train on")]
+    NothingToTrain,
     /// Texts become other tokens than those that the run began with.
     #[error("texts of the model `{model}` become other tokens than when the run began: changed are {changed}", model = model.display())]
     OtherTexts {
@@ -237,6 +235,9 @@ pub enum TrainError {
         /// The first such parameter, or tensor of the optimiser.
         name: String,
     },
+    /// Several ranks can't train together, or no longer.
+    #[error(transparent)]
+    Ranks(#[from] RankError),
     /// The handlers of signals can't be installed.
     #[error("can't watch for signals: {0}")]
     Signals(std::io::Error),
@@ -253,7 +254,9 @@ impl TrainError {
 
     /// Whether what was being run was given up as it was asked for.
     pub(super) fn is_given_up(&self) -> bool {
-        matches!(self, Self::Engine(EngineError::GivenUp) | Self::Eval(EvalError::Engine(EngineError::GivenUp)))
+        matches!(self, Self::Engine(EngineError::GivenUp))
+            || matches!(self, Self::Eval(error) if error.is_given_up())
+            || matches!(self, Self::Ranks(error) if error.is_given_up())
     }
 }
 
@@ -316,7 +319,7 @@ impl Failure for TrainError {
             Self::OtherData { .. } => {
                 Some("restore the file, or begin a new run: a resumed run goes on at the same place of the same data".into())
             }
-            Self::NothingToTrain { .. } => Some("train with `data.prompt = \"upstream\"`, and evaluate with this one".into()),
+            Self::NothingToTrain => Some("train with `data.prompt = \"upstream\"`, and evaluate with this one".into()),
             Self::OtherSplit { .. } => {
                 Some("begin a new run: with this version, what the run has not seen so far would be other samples".into())
             }
@@ -354,7 +357,7 @@ impl Failure for TrainError {
             | Self::NoScore { .. }
             | Self::OutputInTheWay { .. }
             | Self::NoRun { .. }
-            | Self::NothingToTrain { .. }
+            | Self::NothingToTrain
             | Self::NoCheckpoint { .. } => Exit::Usage,
             Self::OtherRecipe { .. }
             | Self::ChangedFile { .. }
@@ -385,6 +388,7 @@ impl Failure for TrainError {
             Self::Optim(e) => Some(e),
             Self::Checkpoint(e) | Self::NotSaved(e) => Some(e),
             Self::Report(e) => Some(e),
+            Self::Ranks(e) => Some(e),
             _ => None,
         }
     }

@@ -16,7 +16,7 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// Installs all handlers. They only set flags: the loop does the work.
+    /// Installs those of SIGTERM and Ctrl-C. They only set flags: the loop does the work.
     pub fn install() -> std::io::Result<Self> {
         let interrupt = Self::default();
         interrupt.watch_for_stops()?;

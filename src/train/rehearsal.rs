@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use tch::Device;
 
-use super::TrainError;
 use super::retreat::RetryingEngine;
-use super::step::{Learner, StepWatch};
+use super::step::{Learner, StepShare, StepWatch};
+use super::{RunRanks, TrainError};
 use crate::data::{Batch, Sequence, Targets};
 use crate::engine::{Engine, Event, MemoryByPart, Observer, Settings};
 use crate::head::NextToken;
@@ -113,6 +113,7 @@ impl Rehearsal {
             kind: kind_of(self.recipe.model.dtype),
             device: self.device,
             threads: 1,
+            ranks: 1,
             accumulates: false,
         };
         Ok(StepWork::of(&spec, &settings.plan(batch, None)?, (batch.num_tokens(), batch.num_targets())))
@@ -143,9 +144,11 @@ impl Rehearsal {
                 break;
             }
             for (engine, fastest) in engines.iter_mut().zip(&mut fastest) {
-                let mut learner = Learner { recipe: &self.recipe, model: &model, engine, optimizer: &mut *optimizer };
+                let ranks = &RunRanks::alone();
+                let mut learner = Learner { recipe: &self.recipe, model: &model, engine, optimizer: &mut *optimizer, ranks };
+                let share = StepShare::whole(std::slice::from_ref(batch));
                 let mut watch = RehearsalWatch(Stopwatch::start(self.device));
-                learner.step(std::slice::from_ref(batch), round as u64, self.recipe.optimizer.learning_rate, &mut watch)?;
+                learner.step(&share, round as u64, self.recipe.optimizer.learning_rate, &mut watch)?;
                 let (_, parts) = watch.0.stop();
                 for (fastest, part) in fastest.iter_mut().zip(parts).filter(|_| round > 0) {
                     *fastest = fastest.min(part.seconds);

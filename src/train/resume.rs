@@ -1,21 +1,20 @@
 //! Going on with a run: the checkpoint, and what may differ in the recipe.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use super::run::{begin, go_on};
+use super::run::{begin, go_on, run};
 use super::run_dir::newest;
 use super::saved_split::SavedSplit;
 use super::sealed_recipe::{check_recipe, write_recipe};
 use super::watch::RunWatch;
-use super::{Ended, Outcome, RESOLVED_RECIPE, Start, TrainError, Trainer, build};
+use super::{Ended, Outcome, RESOLVED_RECIPE, RunRanks, Start, TrainError, Trainer, build};
 use crate::checkpoint::{self, CheckpointError, FINAL, SaveKind};
 use crate::files::{ReadLock, RunLock};
-use crate::recipe::{Recipe, Weights};
+use crate::recipe::{GradRecipe, Recipe, Weights};
 use crate::report::console;
 
 /// A checkpoint and the run it belongs to.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct FoundCheckpoint {
     /// The run's directory.
     pub run: PathBuf,
@@ -24,7 +23,7 @@ pub struct FoundCheckpoint {
     /// What it holds.
     pub holds: Weights,
     /// Keeps it from being removed by a run that goes on meanwhile.
-    _reading: Arc<ReadLock>,
+    _reading: ReadLock,
 }
 
 /// The checkpoint that `path` means: itself, or the newest of a run.
@@ -38,7 +37,7 @@ pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint, TrainError> {
             check_recipe(&recipe)?;
         }
         let reading = reading.ok_or_else(|| TrainError::Gone { path: path.to_owned() })?;
-        return Ok(FoundCheckpoint { run, dir: path.to_owned(), holds, _reading: reading.into() });
+        return Ok(FoundCheckpoint { run, dir: path.to_owned(), holds, _reading: reading });
     }
     check_recipe(&resolved_recipe(path)?)?;
     // The run may go on meanwhile, and remove the one that was found before it is held.
@@ -50,7 +49,7 @@ pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint, TrainError> {
             }
             // One that holds neither is looked at as an adapter, which says what is missing.
             let holds = checkpoint::holds(&found.dir).unwrap_or(Weights::Adapter);
-            return Ok(FoundCheckpoint { run: path.to_owned(), dir: found.dir, holds, _reading: reading.into() });
+            return Ok(FoundCheckpoint { run: path.to_owned(), dir: found.dir, holds, _reading: reading });
         }
     }
     Err(TrainError::Gone { path: path.to_owned() })
@@ -74,60 +73,86 @@ fn named(run: &Path, name: &str) -> Result<PathBuf, TrainError> {
 }
 
 /// Goes on with the run in `dir`, from the newest checkpoint or the one named `from`.
-pub fn resume(
+pub fn resume(dir: &Path, from: Option<&str>, overrides: &[String], how: Start<'_>) -> Result<Ended, TrainError> {
+    resume_as(dir, from, |path, _| Ok(Recipe::load(path, overrides)?.recipe), how)
+}
+
+/// Goes on with the run of `recipe` in `dir`, or begins it where none has begun there: what is started again and again by the same command.
+pub fn resume_or_run(recipe: &Recipe, dir: &Path, how: Start<'_>) -> Result<Ended, TrainError> {
+    let ranks = RunRanks::new(how.world.clone(), how.interrupt.clone());
+    // The first rank says so for all: when others look it may have begun already.
+    let has_begun = ranks.exchange("looking for a run", Ok(dir.join(RESOLVED_RECIPE).exists()))?.swap_remove(0);
+    if !has_begun {
+        return run(recipe, dir, how);
+    }
+    let as_asked = |_: &Path, began: &Recipe| {
+        let mut recipe = recipe.clone();
+        // What the command leaves open was decided when the run began.
+        if !recipe.grad.is_closed() {
+            let single_tokens_for_targets = recipe.grad.single_tokens_for_targets;
+            recipe.grad = GradRecipe { single_tokens_for_targets, ..began.grad.clone() };
+        }
+        let date = &mut recipe.data.chat.chat_template_date;
+        *date = date.or(began.data.chat.chat_template_date);
+        Ok(recipe)
+    };
+    resume_as(dir, None, as_asked, how)
+}
+
+/// Goes on with the run in `dir` by the recipe that `as_asked` makes of the file of its own, and of what that says.
+fn resume_as(
     dir: &Path,
     from: Option<&str>,
-    overrides: &[String],
-    Start { device, interrupt, profiles_memory }: Start<'_>,
+    as_asked: impl Fn(&Path, &Recipe) -> Result<Recipe, TrainError>,
+    how: Start<'_>,
 ) -> Result<Ended, TrainError> {
     let path = resolved_recipe(dir)?;
-    let _lock = RunLock::acquire(dir)?;
+    let ranks = RunRanks::new(how.world.clone(), how.interrupt.clone());
+    let _lock = ranks.first("taking the directory of the run", || Ok(RunLock::acquire(dir)?))?;
     let is_sealed = check_recipe(&path)?;
     let began = Recipe::load(&path, &[])?.recipe;
-    let recipe = Recipe::load(&path, overrides)?.recipe;
+    let recipe = as_asked(&path, &began)?;
     let differences = began.changes_refused_on_resume(&recipe);
     if !differences.is_empty() {
         return Err(TrainError::ChangedRecipe { differences });
     }
-    for leftover in checkpoint::clean_leftovers(dir)? {
-        console::note(&format!("removed `{}`, left by a save that was cut short", leftover.display()));
-    }
-    build::clean_scratch(dir)?;
     let from = from.map(|name| name.trim_end_matches('/'));
-    let start = start(dir, from)?;
-    let mut trainer = Trainer::new(recipe, dir, device, profiles_memory)?;
+    // The first rank says from where all go on.
+    let found = if ranks.is_first() { cleaned_start(dir, from) } else { Ok(None) };
+    let start = ranks.exchange("looking for a checkpoint", found)?.swap_remove(0);
+    let mut trainer = Trainer::new(&recipe, dir, how)?;
     SavedSplit::check(&trainer.data, dir, &trainer.recipe.model.path)?;
     let kind = start.as_ref().map(|start| trainer.load(start)).transpose()?;
     check_records(&trainer, &path, is_sealed, start.is_some())?;
     if kind == Some(SaveKind::Final) && is_complete(&trainer) {
-        checkpoint::retain(dir, trainer.recipe.checkpoint.intermediate_save_keep)?;
+        ranks.first("removing checkpoints", || Ok(checkpoint::retain(dir, trainer.recipe.checkpoint.intermediate_save_keep)?))?;
         let (made, asked) = (trainer.step(), trainer.schedule.num_steps());
         console::note(&format!("nothing to do: {made} steps are made, the recipe asks for {asked}"));
         return Ok(Ended { outcome: Outcome::Finished, memory: None });
     }
-    if !overrides.is_empty() || !is_sealed {
-        write_recipe(&trainer.recipe, &path)?;
+    if !began.differences(&recipe).is_empty() || !is_sealed {
+        ranks.first("writing the recipe", || write_recipe(&trainer.recipe, &path))?;
     }
     let Some(start) = start else {
         console::note("no checkpoint was written yet: beginning again");
-        return begin(&mut trainer, interrupt);
+        return begin(&mut trainer, how.interrupt);
     };
     if let Some(name) = from
-        && let Some(aside) = checkpoint::abandon(dir, name, trainer.step())?
+        && let Some(Some(aside)) = ranks.first("moving checkpoints", || Ok(checkpoint::abandon(dir, name, trainer.step())?))?
     {
         console::note(&format!("moved the later checkpoints to `{}`", aside.display()));
     }
     console::note(&format!("resuming after step {} from `{}`", trainer.step(), start.display()));
-    interrupt.watch_for_stops().map_err(TrainError::Signals)?;
+    how.interrupt.watch_for_stops().map_err(TrainError::Signals)?;
     let step = trainer.step();
-    let mut watch = RunWatch::begin(&mut trainer, Some(step), interrupt)?;
+    let mut watch = RunWatch::begin(&mut trainer, Some(step), how.interrupt)?;
     // The best is saved first: a crash may have come between it and the save that was due at the same step.
     if kind == Some(SaveKind::Best)
         && let Some(due) = trainer.save_due()
     {
-        watch.saved(&trainer.save(due)?);
+        watch.saved(trainer.save(due)?);
     }
-    go_on(&mut trainer, &mut watch, interrupt)
+    go_on(&mut trainer, &mut watch)
 }
 
 /// What the run has written beside its checkpoints must fit the one that was loaded. What an earlier version wrote can't be checked.
@@ -146,6 +171,15 @@ fn check_records(trainer: &Trainer, recipe: &Path, is_sealed: bool, is_loaded: b
         }
         _ => Ok(()),
     }
+}
+
+/// [`start`], in a directory without what earlier starts have left over.
+fn cleaned_start(dir: &Path, from: Option<&str>) -> Result<Option<PathBuf>, TrainError> {
+    for leftover in checkpoint::clean_leftovers(dir)? {
+        console::note(&format!("removed `{}`, left by a save that was cut short", leftover.display()));
+    }
+    build::clean_scratch(dir)?;
+    start(dir, from)
 }
 
 /// The checkpoint to start from; none if the run ended before its first was written.

@@ -3,14 +3,27 @@
 
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use super::build;
 use crate::cache::ReplayLog;
 use crate::data::Batch;
 use crate::engine::{Engine, EngineError, MicroBatchContext, MicroBatchGradients, Observer, Settings, guarded};
 use crate::model::Model;
 use crate::native::cuda::release_cached_memory;
-use crate::recipe::{CacheRecipe, GradRecipe, KeepGraph, OnOutOfMemory, Recipe, StoreForm};
+use crate::recipe::{AttentionOutputs, CacheRecipe, GradRecipe, KeepGraph, OnOutOfMemory, Recipe, StoreForm};
 use crate::store::copier_of;
+
+/// How far a tiling has gone on its way to smaller cells: of two ranks' the smaller is the further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct Retreat {
+    /// Whether layer checkpoints are not rounded. What is tried last counts first.
+    is_plain: bool,
+    keeps_outputs: bool,
+    layers_per_cell: usize,
+    chunks_per_cell: usize,
+    kept_graphs: usize,
+}
 
 /// An engine and how it is tiled.
 pub struct RetryingEngine {
@@ -37,6 +50,45 @@ impl RetryingEngine {
     /// How it is tiled by now.
     pub(super) fn grad(&self) -> &GradRecipe {
         &self.grad
+    }
+
+    /// How far it has retreated.
+    pub(super) fn retreat(&self) -> Retreat {
+        Retreat {
+            is_plain: self.grad.layer_checkpoints.form == StoreForm::Plain,
+            keeps_outputs: self.grad.attention_outputs == AttentionOutputs::Keep,
+            layers_per_cell: self.grad.layers_per_cell,
+            chunks_per_cell: self.grad.chunks_per_cell.unwrap_or(usize::MAX),
+            kept_graphs: self.grad.keep_graph.cells(),
+        }
+    }
+
+    /// Retreats as far as another rank, whose memory has run out: a sample is run in the same way whoever runs it.
+    pub(super) fn retreat_to(
+        &mut self,
+        model: &Model,
+        furthest: Option<Retreat>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), EngineError> {
+        let Some(further) = furthest.filter(|&furthest| furthest < self.retreat()) else { return Ok(()) };
+        let mut grad = self.grad.clone();
+        if !further.is_plain {
+            grad.layer_checkpoints.form = StoreForm::Int8;
+        }
+        if !further.keeps_outputs {
+            grad.attention_outputs = AttentionOutputs::Recompute;
+        }
+        grad.layers_per_cell = further.layers_per_cell;
+        grad.chunks_per_cell = Some(further.chunks_per_cell).filter(|&chunks| chunks < usize::MAX);
+        grad.keep_graph = KeepGraph::of(further.kept_graphs);
+        observer.note(&format!("another rank is out of memory: all steps that follow with {}", grad.tiling()));
+        self.retile(model, grad)
+    }
+
+    fn retile(&mut self, model: &Model, grad: GradRecipe) -> Result<(), EngineError> {
+        self.engine.retile(Settings::new(model.config(), &self.kv_cache, &grad)?);
+        self.grad = grad;
+        Ok(())
     }
 
     /// Loss and gradients of a batch. Where memory runs out, and the recipe says so, the batch is run again with smaller cells, which all
@@ -67,8 +119,7 @@ impl RetryingEngine {
             let Some(smaller) = self.smaller(model, batch, context)? else { return Err(EngineError::OutOfMemory(error)) };
             let reason = error.lines().next().unwrap_or_default();
             observer.note(&format!("out of memory ({reason}): this step again, and all that follow, with {}", smaller.tiling()));
-            self.engine.retile(Settings::new(model.config(), &self.kv_cache, &smaller)?);
-            self.grad = smaller;
+            self.retile(model, smaller)?;
             // Copies that nobody waited for keep what they were to fill: memory of the cell that failed.
             guarded(|| {
                 copier_of(model.device()).settle();
@@ -94,7 +145,8 @@ impl RetryingEngine {
         self.engine.backward(model, trace, context, observer)
     }
 
-    /// The next smaller tiling: without graphs that are kept, half as wide, then half as high, then with rounded layer checkpoints.
+    /// The next smaller tiling: without graphs that are kept, half as wide, then half as high, then with outputs
+    /// of attention that are computed again, then with rounded layer checkpoints.
     fn smaller(&self, model: &Model, batch: &Batch, context: MicroBatchContext) -> Result<Option<GradRecipe>, EngineError> {
         let plan = self.engine.settings().plan(batch, context.chunk_sizes)?;
         let widest = plan.columns.iter().map(std::ops::Range::len).max().unwrap_or(1);
@@ -111,6 +163,8 @@ fn smaller(grad: &GradRecipe, widest: usize, num_layers: usize) -> Option<GradRe
         smaller.chunks_per_cell = Some(widest.div_ceil(2));
     } else if layers > 1 {
         smaller.layers_per_cell = layers.div_ceil(2);
+    } else if grad.attention_outputs == AttentionOutputs::Keep {
+        smaller.attention_outputs = AttentionOutputs::Recompute;
     } else if ends_rounding(grad, num_layers) {
         smaller.layer_checkpoints.form = StoreForm::Int8;
     } else {
@@ -154,17 +208,22 @@ mod tests {
         let model = support::model(&CASE);
         let mut grad = tiled(&CASE, &model, OnOutOfMemory::Retreat).grad.clone();
         grad.keep_graph = KeepGraph::Cells(7);
+        grad.attention_outputs = AttentionOutputs::Keep;
         let mut widest = 5;
         grad = smaller(&grad, widest, 6).unwrap();
         assert_eq!((grad.keep_graph, grad.chunks_per_cell), (KeepGraph::None, Some(4)));
         let mut seen = Vec::new();
         while let Some(next) = smaller(&grad, widest, 6) {
             widest = next.chunks_per_cell.unwrap();
+            assert_eq!(next.attention_outputs == AttentionOutputs::Keep, seen.len() < 5, "{next:?}");
             seen.push((widest, next.layers_per_cell, next.layer_checkpoints.form));
             grad = next;
         }
         let (plain, int8) = (StoreForm::Plain, StoreForm::Int8);
-        assert_eq!(seen, [(3, 3, plain), (2, 3, plain), (1, 3, plain), (1, 2, plain), (1, 1, plain), (1, 1, int8)]);
+        assert_eq!(
+            seen,
+            [(3, 3, plain), (2, 3, plain), (1, 3, plain), (1, 2, plain), (1, 1, plain), (1, 1, plain), (1, 1, int8)]
+        );
     }
 
     #[test]
@@ -189,6 +248,24 @@ mod tests {
         // The next step chooses for itself again.
         let again = tiled.gradients(&model, &batch, context, &mut Silent).unwrap();
         assert_eq!(again.log.hash(), whole.log.hash());
+    }
+
+    #[test]
+    fn a_rank_goes_as_far_as_another_and_never_back() {
+        let case = Case { kept: 1, ..CASE };
+        let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
+        let [mut ran_out, mut follows] = [(); 2].map(|()| tiled(&case, &model, OnOutOfMemory::Retreat));
+        let begins = follows.retreat();
+        under(Sabotage::MemoryForTwo, || ran_out.gradients(&model, &batch, context, &mut Silent)).unwrap();
+        let furthest = ran_out.retreat();
+        assert!(furthest < begins);
+        follows.retreat_to(&model, Some(furthest), &mut Silent).unwrap();
+        assert_eq!((follows.retreat(), follows.grad.tiling()), (furthest, ran_out.grad.tiling()));
+        follows.retreat_to(&model, Some(begins), &mut Silent).unwrap();
+        assert_eq!(follows.retreat(), furthest);
+        let [a, b] = [ran_out, follows].map(|mut tiled| tiled.gradients(&model, &batch, context, &mut Silent).unwrap());
+        let worst = Comparison::new((&a.losses, &a.gradients), (&b.losses, &b.gradients)).worst();
+        assert!(worst <= EXACT, "{worst:.2e}");
     }
 
     /// Counts what is being copied when a retreat is told, and at the first event after that.

@@ -3,16 +3,15 @@
 use std::fs;
 use std::path::Path;
 
-use tch::Device;
-
 use super::build::{self, SCRATCH};
 use super::run_dir::newest;
 use super::saved_split::SavedSplit;
 use super::sealed_recipe::write_recipe;
 use super::watch::RunWatch;
-use super::{Interrupt, RESOLVED_RECIPE, TrainError, Trainer};
+use super::{Interrupt, RESOLVED_RECIPE, Start, TrainError, Trainer};
 use crate::checkpoint::SaveKind;
 use crate::files::{self, RunLock};
+use crate::native::give_free_memory_back;
 use crate::recipe::{OnNonFinite, Recipe};
 use crate::report::metrics::StepMetrics;
 
@@ -25,17 +24,6 @@ pub enum Outcome {
     Interrupted(i32),
 }
 
-/// What a run is started with beside its recipe.
-#[derive(Clone, Copy)]
-pub struct Start<'a> {
-    /// Where it computes.
-    pub device: Device,
-    /// What ends it before its time.
-    pub interrupt: &'a Interrupt,
-    /// Whether its memory is told by part.
-    pub profiles_memory: bool,
-}
-
 /// How a run ended, and what is to be said of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
@@ -46,18 +34,27 @@ pub struct Ended {
 }
 
 /// Begins a run in `dir`, which must be empty or not exist.
-pub fn run(recipe: Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, TrainError> {
+pub fn run(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, TrainError> {
     // Before anything is loaded or made: what is wrong with the place or the recipe leaves nothing behind.
-    require_unused(dir)?;
-    let mut trainer = Trainer::new(recipe, dir, start.device, start.profiles_memory)?;
+    let is_first = start.world.is_first();
+    if is_first {
+        require_unused(dir)?;
+    }
+    let mut trainer = Trainer::new(recipe, dir, start)?;
+    let _lock = trainer.ranks.first("making the directory of the run", || make(&trainer, dir))?;
+    begin(&mut trainer, start.interrupt)
+}
+
+/// Makes the directory of a run, and writes down what it begins with.
+fn make(trainer: &Trainer, dir: &Path) -> Result<RunLock, TrainError> {
     files::make_dir(dir)?;
-    let _lock = RunLock::acquire(dir)?;
+    let lock = RunLock::acquire(dir)?;
     // Again: another run may have begun here while this one was loading.
     require_unused_by_others(dir)?;
     build::clean_scratch(dir)?;
     write_recipe(&trainer.recipe, &dir.join(RESOLVED_RECIPE))?;
     SavedSplit::write(&trainer.data, dir)?;
-    begin(&mut trainer, start.interrupt)
+    Ok(lock)
 }
 
 /// From before the first step to the end.
@@ -67,15 +64,18 @@ pub(super) fn begin(trainer: &mut Trainer, interrupt: &Interrupt) -> Result<Ende
     if trainer.recipe.eval.initial {
         match trainer.validate(&mut watch) {
             Ok(validation) => watch.validated_first(validation.as_ref())?,
-            Err(error) if error.is_given_up() => return interrupted(trainer, &watch, interrupt),
+            Err(error) if error.is_given_up() => {
+                trainer.ranks.listen()?;
+                return interrupted(trainer, &watch);
+            }
             Err(error) => return Err(error),
         }
     }
     if trainer.recipe.train.on_non_finite == OnNonFinite::Rollback {
         // There is always something to go back to.
-        watch.saved(&trainer.save(SaveKind::Intermediate)?);
+        watch.saved(trainer.save(SaveKind::Intermediate)?);
     }
-    go_on(trainer, &mut watch, interrupt)
+    go_on(trainer, &mut watch)
 }
 
 /// Refuses a directory with anything in it; says so if another process is at work there.
@@ -96,26 +96,30 @@ fn require_unused_by_others(dir: &Path) -> Result<(), TrainError> {
 }
 
 /// The loop.
-pub(super) fn go_on(trainer: &mut Trainer, watch: &mut RunWatch, interrupt: &Interrupt) -> Result<Ended, TrainError> {
+pub(super) fn go_on(trainer: &mut Trainer, watch: &mut RunWatch) -> Result<Ended, TrainError> {
+    // Reading and tokenising may have taken more than a step does, on other threads.
+    give_free_memory_back();
     loop {
         // A step whose validation was given up is made, and its line is not whole.
         let made = match watch.takes_unvalidated() {
             Some(metrics) => StepEnd::Step(Box::new(metrics)),
             None if trainer.step() >= trainer.schedule.num_steps() => break,
-            None => step(trainer, watch, interrupt)?,
+            None => step(trainer, watch)?,
         };
         let StepEnd::Step(metrics) = made else {
             if matches!(made, StepEnd::GoneBack) {
                 continue;
             }
+            trainer.ranks.listen()?;
             if trainer.saved_step() < Some(trainer.step()) && trainer.step() > 0 {
-                watch.saved(&trainer.save(SaveKind::Intermediate)?);
+                watch.saved(trainer.save(SaveKind::Intermediate)?);
             }
-            return interrupted(trainer, watch, interrupt);
+            return interrupted(trainer, watch);
         };
         let validation = match trainer.is_eval_due().then(|| trainer.validate(watch)).transpose() {
             Err(error) if error.is_given_up() => {
                 trainer.owes_validation = true;
+                trainer.ranks.listen()?;
                 None
             }
             Err(error) => {
@@ -123,7 +127,7 @@ pub(super) fn go_on(trainer: &mut Trainer, watch: &mut RunWatch, interrupt: &Int
                 watch.stepped(*metrics, None)?;
                 // What cannot be saved either is not what this is about.
                 if let Ok(dir) = trainer.save(trainer.save_due().unwrap_or(SaveKind::Intermediate)) {
-                    watch.saved(&dir);
+                    watch.saved(dir);
                 }
                 return Err(error);
             }
@@ -135,17 +139,17 @@ pub(super) fn go_on(trainer: &mut Trainer, watch: &mut RunWatch, interrupt: &Int
             trainer.save(SaveKind::Best)?;
         }
         let due = trainer.save_due();
-        let is_asked = interrupt.takes_save() || interrupt.signal().is_some();
+        let is_asked = trainer.ranks.takes_save() || trainer.ranks.signal().is_some();
         if let Some(kind) = due.or(is_asked.then_some(SaveKind::Intermediate)) {
-            watch.saved(&trainer.save(kind)?);
+            watch.saved(trainer.save(kind)?);
         }
-        if interrupt.signal().is_some() {
-            return interrupted(trainer, watch, interrupt);
+        if trainer.ranks.signal().is_some() {
+            return interrupted(trainer, watch);
         }
     }
     // `final` comes last: where it is, nothing is missing.
     watch.end(trainer, "finished")?;
-    watch.saved(&trainer.save(SaveKind::Final)?);
+    watch.saved(trainer.save(SaveKind::Final)?);
     Ok(Ended { outcome: Outcome::Finished, memory: trainer.memory_by_part() })
 }
 
@@ -159,24 +163,25 @@ enum StepEnd {
     GivenUp,
 }
 
-fn step(trainer: &mut Trainer, watch: &mut RunWatch, interrupt: &Interrupt) -> Result<StepEnd, TrainError> {
-    let error =
-        match trainer.advance(watch).and_then(|metrics| trainer.check_if_built_on(interrupt.wants_save()).map(|()| metrics)) {
-            Ok(metrics) => return Ok(StepEnd::Step(Box::new(metrics))),
-            Err(error) if error.is_given_up() => return Ok(StepEnd::GivenUp),
-            Err(error) => error,
-        };
+fn step(trainer: &mut Trainer, watch: &mut RunWatch) -> Result<StepEnd, TrainError> {
+    let error = match trainer.advance(watch).and_then(|metrics| trainer.check_if_built_on().map(|()| metrics)) {
+        Ok(metrics) => return Ok(StepEnd::Step(Box::new(metrics))),
+        Err(error) if error.is_given_up() => return Ok(StepEnd::GivenUp),
+        Err(error) => error,
+    };
     let why = error.to_string();
     let lost = trainer.skipped.leave_out(error, OnNonFinite::Rollback, &trainer.recipe.train)?;
-    let newest = newest(&trainer.dir)?;
+    // The first rank sets aside what is damaged, before the others look.
+    let found = trainer.ranks.first("going back to a checkpoint", || Ok(newest(&trainer.dir)?))?;
+    let newest = found.map_or_else(|| newest(&trainer.dir), Ok)?;
     trainer.load(&newest)?;
     watch.gone_back(trainer, &format!("{why}: back to `{}`, and without step {lost}", newest.display()))?;
     Ok(StepEnd::GoneBack)
 }
 
 /// The end of a run that was asked to stop; what is to be saved is saved.
-fn interrupted(trainer: &Trainer, watch: &RunWatch, interrupt: &Interrupt) -> Result<Ended, TrainError> {
+fn interrupted(trainer: &Trainer, watch: &RunWatch) -> Result<Ended, TrainError> {
     watch.end(trainer, &format!("interrupted after step {}", trainer.step()))?;
-    let signal = interrupt.signal().unwrap_or_default();
+    let signal = trainer.ranks.signal().unwrap_or_default();
     Ok(Ended { outcome: Outcome::Interrupted(signal), memory: trainer.memory_by_part() })
 }

@@ -63,10 +63,8 @@ impl SavedSplit {
     /// Fails where the data are not those that the run in `dir` began with. A run of an earlier version has not written them down.
     pub(super) fn check(data: &Splits, dir: &Path, model: &Path) -> Result<(), TrainError> {
         let path = dir.join(SPLIT);
-        if !path.exists() {
-            return Ok(());
-        }
-        let split: Self = files::read_json_as(&path, FileKind::Record)?;
+        let Some(bytes) = files::read_if_there(&path, FileKind::Record)? else { return Ok(()) };
+        let split: Self = files::parse_json(&path, &bytes, FileKind::Record)?;
         let saved = split.origins.as_ref().unwrap_or(&data.origins);
         let names: BTreeSet<&String> = saved.keys().chain(data.origins.keys()).collect();
         let changed: Vec<&str> =

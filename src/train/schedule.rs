@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::fmt;
 
-use crate::data::{epoch_batches, share};
+use crate::data::epoch_batches;
 use crate::recipe::{BatchOrder, BatchSize, Recipe};
 
 /// The steps of a run.
@@ -39,7 +39,7 @@ impl RunSchedule {
 
     /// Steps of one epoch; the last one may have fewer micro-batches.
     pub fn steps_per_epoch(&self) -> u64 {
-        self.steps_per_epoch_of(1)
+        self.batches.borrow().1.len().div_ceil(self.accumulation) as u64
     }
 
     /// Steps of the run.
@@ -53,28 +53,15 @@ impl RunSchedule {
         step / self.steps_per_epoch().max(1)
     }
 
-    /// The micro-batches of a step, counted from 0, as samples of the training split.
+    /// The micro-batches of a step, counted from 0, as samples of the training split: of all ranks, so that their number changes nothing.
     pub fn micro_batches(&self, step: u64) -> Vec<Vec<usize>> {
-        self.micro_batches_of(step, (0, 1))
-    }
-
-    /// As [`RunSchedule::steps_per_epoch`], where so many processes train together: each has as many.
-    pub fn steps_per_epoch_of(&self, ranks: usize) -> u64 {
-        self.batches.borrow().1.len().div_ceil(ranks.max(1)).div_ceil(self.accumulation) as u64
-    }
-
-    /// The micro-batches of a step that one of several processes runs, by its number from 0 and how many there are. In the last step of
-    /// an epoch some may have fewer than others, or none.
-    pub fn micro_batches_of(&self, step: u64, (rank, ranks): (usize, usize)) -> Vec<Vec<usize>> {
-        let per_epoch = self.steps_per_epoch_of(ranks).max(1);
+        let per_epoch = self.steps_per_epoch().max(1);
         let (epoch, within) = (step / per_epoch, (step % per_epoch) as usize);
         let mut batches = self.batches.borrow_mut();
         if batches.0 != epoch {
             *batches = (epoch, epoch_batches(&self.lengths, self.size, self.order, self.seed, epoch));
         }
-        let per_step = self.accumulation.saturating_mul(ranks);
-        let of_step = batches.1.iter().skip(within.saturating_mul(per_step)).take(per_step).cloned().collect();
-        share(of_step, &self.lengths, (rank, ranks))
+        batches.1.iter().skip(within.saturating_mul(self.accumulation)).take(self.accumulation).cloned().collect()
     }
 }
 

@@ -1,17 +1,20 @@
 //! One optimiser step: micro-batches through the engine, their gradients summed, checked, clipped and applied.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use tch::Tensor;
 
-use super::TrainError;
+use super::reports::{MicroBatchReport, RankReport, StepOutcome, StepReports};
 use super::retreat::RetryingEngine;
+use super::shared_sum::sum_over;
+use super::{RunRanks, TrainError};
 use crate::data::Batch;
 use crate::engine::{ChunkKey, EngineError, MemoryByPart, MicroBatchContext, Observer};
-use crate::files;
 use crate::model::{DropoutKey, Model};
 use crate::optim::{Optimizer, clip_grad_norm, in_one_place};
 use crate::recipe::Recipe;
+use crate::report::memory::peak_resident;
 use crate::store::bytes_of;
 use crate::units::Bytes;
 
@@ -25,25 +28,29 @@ pub struct Learner<'a> {
     pub engine: &'a mut RetryingEngine,
     /// What applies them.
     pub optimizer: &'a mut dyn Optimizer,
+    /// Who makes the steps together.
+    pub ranks: &'a RunRanks,
 }
 
-/// What a step came to.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StepOutcome {
-    /// Mean loss, nats per target.
-    pub loss: f64,
-    /// The routers' load-balance loss, before its weight, as the mean of the micro-batches; `None` where it has none.
-    pub router_loss: Option<f64>,
-    /// Of all sequences.
+/// The micro-batches of a step that one rank runs.
+#[derive(Clone, Debug)]
+pub struct StepShare<'a> {
+    /// Its micro-batches.
+    pub batches: &'a [Batch],
+    /// The index of each among those of the step.
+    pub places: Vec<usize>,
+    /// Micro-batches of the step, of whichever rank.
+    pub micro_batches: usize,
+    /// Their targets.
     pub targets: usize,
-    /// Likewise.
-    pub tokens: usize,
-    /// Targets that the model would have chosen.
-    pub correct: usize,
-    /// Norm of the gradient before it was clipped.
-    pub grad_norm: f64,
-    /// Hash of the choices, those of the micro-batches in their order.
-    pub replay_log: String,
+}
+
+impl<'a> StepShare<'a> {
+    /// All of a step.
+    pub fn whole(batches: &'a [Batch]) -> Self {
+        let targets = batches.iter().map(Batch::num_targets).sum();
+        Self { batches, places: (0..batches.len()).collect(), micro_batches: batches.len(), targets }
+    }
 }
 
 /// Where in a run a micro-batch is.
@@ -71,28 +78,27 @@ pub trait StepWatch: Observer {
     fn end(&mut self) {}
 }
 
-/// What all micro-batches of a step give together.
-struct StepGradients {
-    /// What is known before the gradients are clipped.
-    outcome: StepOutcome,
-    /// By parameter, of the mean loss of the global batch.
-    gradients: Vec<(String, Tensor)>,
+/// What this rank's micro-batches of a step give together.
+struct ShareGradients {
+    report: RankReport,
+    /// By parameter, its part of that of the mean loss of the global batch.
+    gradients: BTreeMap<String, Tensor>,
 }
 
 impl Learner<'_> {
     /// Makes the step after `step` others: micro-batches, clipping, update.
     pub fn step(
         &mut self,
-        batches: &[Batch],
+        share: &StepShare<'_>,
         step: u64,
         learning_rate: f64,
         watch: &mut dyn StepWatch,
     ) -> Result<StepOutcome, TrainError> {
-        let StepGradients { outcome, mut gradients } = self.gradients(batches, step, watch)?;
+        let (outcome, mut gradients) = self.gradients(share, step, watch)?;
         watch.optimizer(&|| {
             let mut memory = self.engine.engine().memory_at_rest(self.model);
             // What several micro-batches have summed up is known to whoever watched the last of them begin.
-            if batches.len() == 1 {
+            if share.batches.len() == 1 {
                 memory.parameter_gradients += bytes_of(gradients.iter().map(|(_, gradient)| gradient));
             }
             memory
@@ -103,25 +109,53 @@ impl Learner<'_> {
         Ok(StepOutcome { grad_norm, ..outcome })
     }
 
-    /// The gradient of the mean loss over the targets of all `batches` together, so that 8 × 1 = 1 × 8.
-    fn gradients(&mut self, batches: &[Batch], step: u64, watch: &mut dyn StepWatch) -> Result<StepGradients, TrainError> {
-        let targets: usize = batches.iter().map(Batch::num_targets).sum();
-        if targets == 0 {
+    /// The gradient of the mean loss over the targets of all micro-batches of all ranks together, so that 8 × 1 = 1 × 8, on every rank; and
+    /// what is known before it is clipped.
+    fn gradients(
+        &mut self,
+        share: &StepShare<'_>,
+        step: u64,
+        watch: &mut dyn StepWatch,
+    ) -> Result<(StepOutcome, Vec<(String, Tensor)>), TrainError> {
+        if share.targets == 0 {
             return Err(EngineError::NoTargets.into());
         }
+        let mut gradients = BTreeMap::new();
+        let made = self.gradients_of_share(share, step, watch).map(|made| {
+            gradients = made.gradients;
+            made.report
+        });
+        let reports = StepReports::new(self.ranks.exchange("making a step", made)?);
+        self.ranks.agree(reports.asked());
+        self.engine.retreat_to(self.model, reports.furthest_retreat(), watch)?;
+        if self.ranks.are_several() {
+            gradients = sum_over(self.ranks.world(), self.model, gradients)?;
+        }
+        refuse_not_finite(step + 1, &reports, &gradients)?;
+        let outcome = reports.outcome(share.targets);
+        if let Some(most) = self.recipe.train.max_loss
+            && outcome.loss > most
+        {
+            return Err(TrainError::LossTooHigh { step: step + 1, loss: outcome.loss, most });
+        }
+        Ok((outcome, gradients.into_iter().collect()))
+    }
+
+    /// This rank's part.
+    fn gradients_of_share(
+        &mut self,
+        share: &StepShare<'_>,
+        step: u64,
+        watch: &mut dyn StepWatch,
+    ) -> Result<ShareGradients, TrainError> {
+        let began = Instant::now();
         let mut total: BTreeMap<String, Tensor> = BTreeMap::new();
-        let (mut loss, mut correct, mut suspects, mut logs) = (0.0, 0, Vec::new(), Vec::new());
-        let mut router_loss = None;
-        for (index, batch) in batches.iter().enumerate() {
-            let at = MicroBatchPosition { step: step + 1, micro_batch: (index, batches.len()) };
+        let mut micro_batches = Vec::new();
+        for (index, (batch, place)) in share.batches.iter().zip(&share.places).enumerate() {
+            let at = MicroBatchPosition { step: step + 1, micro_batch: (index, share.batches.len()) };
             watch.begin(at, &|| (self.engine.engine().memory_at_rest(self.model), bytes_of(total.values())));
-            let part = self.engine.gradients(self.model, batch, self.context(step, targets, batches.len()), watch)?;
-            let losses = batch.sequences.iter().zip(&part.losses);
-            suspects.extend(losses.filter(|(_, loss)| !loss.loss_sum.is_finite()).map(|(sequence, _)| sequence.sample));
-            loss += part.losses.iter().map(|r| r.loss_sum).sum::<f64>();
-            correct += part.losses.iter().map(|r| r.correct).sum::<usize>();
-            router_loss = part.router_loss.map(|loss| router_loss.unwrap_or(0.0) + loss / batches.len() as f64);
-            logs.push(part.log.hash());
+            let part = self.engine.gradients(self.model, batch, self.context(step, share), watch)?;
+            micro_batches.push(MicroBatchReport::of(*place, batch, &part));
             for (name, gradient) in part.gradients {
                 match total.get_mut(&name) {
                     Some(sum) => drop(sum.g_add_(&gradient)),
@@ -129,27 +163,23 @@ impl Learner<'_> {
                 }
             }
         }
-        refuse_not_finite(step + 1, batches, (loss, suspects), &total)?;
-        let tokens = batches.iter().map(Batch::num_tokens).sum();
-        if let Some(most) = self.recipe.train.max_loss
-            && loss / targets as f64 > most
-        {
-            return Err(TrainError::LossTooHigh { step: step + 1, loss: loss / targets as f64, most });
-        }
-        // As many digits as tell the steps of any run apart.
-        let replay_log = files::hash_parts(&logs)[..16].to_owned();
-        let loss = loss / targets as f64;
-        let outcome = StepOutcome { loss, router_loss, targets, tokens, correct, grad_norm: 0.0, replay_log };
-        Ok(StepGradients { outcome, gradients: total.into_iter().collect() })
+        let report = RankReport {
+            micro_batches,
+            seconds: began.elapsed().as_secs_f64(),
+            peak_memory: peak_resident().0,
+            retreat: self.engine.retreat(),
+            asked: self.ranks.heard(),
+        };
+        Ok(ShareGradients { report, gradients: total })
     }
 
-    /// Of each of so many micro-batches of the step after `step` others, which has so many targets in all.
-    fn context(&self, step: u64, targets: usize, micro_batches: usize) -> MicroBatchContext {
+    /// Of each micro-batch of the step after `step` others.
+    fn context(&self, step: u64, share: &StepShare<'_>) -> MicroBatchContext {
         let seed = self.recipe.train.seed;
         let has_dropout = self.recipe.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
         MicroBatchContext {
-            weight: 1.0 / targets as f64,
-            router_weight: self.recipe.train.router_aux_loss_coef / micro_batches as f64,
+            weight: 1.0 / share.targets as f64,
+            router_weight: self.recipe.train.router_aux_loss_coef / share.micro_batches as f64,
             dropout: has_dropout.then_some(DropoutKey { seed, step }),
             chunk_sizes: Some(ChunkKey { seed, step }),
         }
@@ -168,22 +198,14 @@ pub(super) fn first_not_finite<'a>(tensors: impl Iterator<Item = (&'a str, &'a T
 }
 
 /// Names the samples whose loss isn't finite, else all of them, and the first matrix whose gradient isn't.
-fn refuse_not_finite(
-    step: u64,
-    batches: &[Batch],
-    (loss, mut samples): (f64, Vec<u64>),
-    gradients: &BTreeMap<String, Tensor>,
-) -> Result<(), TrainError> {
+fn refuse_not_finite(step: u64, reports: &StepReports, gradients: &BTreeMap<String, Tensor>) -> Result<(), TrainError> {
     let first = first_not_finite(gradients.iter().map(|(name, gradient)| (&name[..], gradient)));
     let matrix = first.map(|name| format!("the gradient of `{name}`"));
-    let what = match (loss.is_finite(), matrix) {
+    let what = match (reports.loss_sum().is_finite(), matrix) {
         (true, None) => return Ok(()),
         (true, Some(matrix)) => matrix,
         (false, None) => "the loss".to_owned(),
         (false, Some(matrix)) => format!("the loss (and {matrix})"),
     };
-    if samples.is_empty() {
-        samples = batches.iter().flat_map(|b| b.sequences.iter().map(|r| r.sample)).collect();
-    }
-    Err(TrainError::NotFinite { step, what, samples })
+    Err(TrainError::NotFinite { step, what, samples: reports.suspects() })
 }

@@ -183,8 +183,8 @@ pub fn settled_with_data(
     machine: Machine,
     opened: impl FnOnce(&Splits),
 ) -> Result<ResolvedRun, TrainError> {
-    if let Some(wording) = recipe.data.prompt.filter(|&wording| wording == LongBenchPrompt::UpstreamCot) {
-        return Err(TrainError::NothingToTrain { wording });
+    if recipe.data.prompt == Some(LongBenchPrompt::UpstreamCot) {
+        return Err(TrainError::NothingToTrain);
     }
     let engine_of = |recipe: &Recipe| build::engine(recipe, config, tokenizer, run);
     let mut machine = machine.with_disk(disk_of_run(&recipe, run));
@@ -197,7 +197,11 @@ pub fn settled_with_data(
     let (is_open, leaves_graphs) = (!recipe.grad.is_closed(), recipe.grad.keep_graph == KeepGraph::Auto);
     let (mut recipe, mut planned) = settled(recipe, config, &batch, machine)?;
     if leaves_graphs && planned.fits {
+        let kept = recipe.grad.keep_graph;
         planned = with_fewer_graphs(&mut recipe, config, &data.train, (machine, planned))?;
+        if recipe.grad.keep_graph != kept {
+            console::note(&format!("planned: {}; {} at the peak", recipe.grad.tiling(), planned.words()));
+        }
     }
     let engine = if is_open { engine_of(&recipe)? } else { engine };
     Ok(ResolvedRun { recipe, planned, engine, data, machine })

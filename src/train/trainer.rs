@@ -7,14 +7,17 @@ use std::time::Instant;
 use tch::Device;
 
 use super::answers::{Validation, ValidationAnswers};
+use super::deal::deal;
 use super::profile::{RunProfile, RunStepWatch};
+use super::ranks::check_even;
 use super::retreat::RetryingEngine;
 use super::skipped::SkippedSteps;
+use super::state_parts::StateParts;
 use super::step::{Learner, first_not_finite};
-use super::{ResolvedRun, RunSchedule, TrainError, build, tiling};
-use crate::checkpoint::{self, Best, SampleCounts, SaveKind, Snapshot, TrainState};
+use super::{ResolvedRun, RunRanks, RunSchedule, Start, TrainError, build, same, tiling};
+use crate::checkpoint::{self, Best, SampleCounts, SaveKind, Snapshot, StateInTurn, TrainState};
 use crate::conformance::{KV_POLICY, PolicyFile, PolicyTrial};
-use crate::data::{Batch, Dataset, Splits};
+use crate::data::{Dataset, Splits};
 use crate::engine::{EngineError, Observer};
 use crate::eval;
 use crate::files::{FilesError, failpoint};
@@ -41,7 +44,10 @@ pub struct Trainer {
     tiled: RetryingEngine,
     /// What the run was planned for, and what its heaviest step was planned to take.
     planned: (Machine, Alternative),
-    optimizer: Box<dyn Optimizer>,
+    pub(super) optimizer: Box<dyn Optimizer>,
+    /// What of its state this rank keeps.
+    parts: StateParts,
+    pub(super) ranks: RunRanks,
     step: u64,
     total_tokens: u64,
     /// Steps that were left out.
@@ -61,29 +67,36 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// A run at its beginning; with `profiles_memory` it watches its memory by part from here on.
-    pub fn new(recipe: Recipe, dir: &Path, device: Device, profiles_memory: bool) -> Result<Self, TrainError> {
-        build::set_numerics(&recipe, device);
-        let mut machine = Machine::here(recipe.model.dtype, device);
+    /// A run at its beginning, which watches its memory by part from here on where that is asked for.
+    pub fn new(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<Self, TrainError> {
+        let Start { device, profiles_memory, .. } = start;
+        let ranks = RunRanks::new(start.world.clone(), start.interrupt.clone());
+        ranks.check_same("reading the recipe", same::of_recipe(recipe))?;
+        check_even(ranks.world(), recipe)?;
+        build::set_numerics(recipe, device);
+        let mut machine = Machine::here(recipe.model.dtype, device).of_ranks(ranks.world().ranks_here(), ranks.world().size());
         let mut profile = profiles_memory.then(|| RunProfile::start(device)).flatten();
         if profiles_memory && profile.is_none() {
             console::warning("no memory by part: the system does not tell what the process takes");
         }
-        let model = build::model(&recipe, device)?;
+        let model = build::model(recipe, device)?;
+        let model_hash = fingerprint(&recipe.model.path)?;
+        ranks.check_same("loading the model", same::of_model(&model_hash, &model))?;
         let tokenizer = machine.including(|| build::tokenizer(&recipe.model.path))?;
-        let settled = tiling::settled_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine, |_| {})?;
-        let ResolvedRun { mut recipe, planned, engine, data, machine } = settled;
-        // A template that prints the date prints this one when the run is resumed, too.
-        recipe.data.chat.chat_template_date = data.chat_template_date;
+        let settle = |recipe| tiling::settled_with_data(recipe, model.config(), tokenizer.as_ref(), Some(dir), machine, |_| {});
+        let ResolvedRun { recipe, planned, engine, data, machine } = ranks.settled(recipe, dir, settle)?;
+        ranks.check_same("opening the data", same::of_data(&data))?;
         let schedule = RunSchedule::new(&recipe, data.train.lengths());
         let answers = ValidationAnswers::new(&recipe, &data, tokenizer.as_ref(), (&engine, &model))?;
-        let optimizer = optim::build(&recipe.optimizer, recipe.train.offload, &model.parameters(), device);
+        let parts = StateParts::deal(&model, ranks.world());
+        let optimizer = optim::build(&recipe.optimizer, recipe.train.offload, &parts.own(model.parameters()), device);
         if let Some(profile) = &mut profile {
             profile.built(&model, optimizer.bytes());
         }
         Ok(Self {
             trial: PolicyTrial::smallest(model.config(), &recipe.kv_cache, &recipe.grad)?,
-            model_hash: fingerprint(&recipe.model.path)?,
+            model_hash,
+            ranks,
             dir: dir.to_owned(),
             model,
             data,
@@ -94,6 +107,7 @@ impl Trainer {
             planned: (machine, planned),
             recipe,
             optimizer,
+            parts,
             step: 0,
             total_tokens: 0,
             skipped: SkippedSteps::default(),
@@ -142,12 +156,12 @@ impl Trainer {
         }
         let trained = self.model.take_saved(parameters);
         build::take_parameters(&self.model, &trained, dir)?;
-        self.optimizer.load_state(&optimizer)?;
+        self.optimizer.load_state(&self.parts.own(optimizer))?;
         (self.step, self.total_tokens, self.best) = (state.step, state.total_tokens, state.best);
         self.skipped.add(&state.skipped_steps);
         self.owes_validation = state.owes_validation;
         self.unchecked_metrics = state.unchecked_metrics;
-        if let Some(name) = self.not_finite() {
+        if let Some(name) = self.not_finite()? {
             return Err(TrainError::SavedNotFinite { path: dir.to_owned(), name });
         }
         let threads = tch::get_num_threads();
@@ -161,14 +175,18 @@ impl Trainer {
     }
 
     /// The first parameter, or tensor of the optimiser, that is not finite.
-    fn not_finite(&self) -> Option<String> {
+    fn not_finite(&self) -> Result<Option<String>, TrainError> {
         let (parameters, state) = (self.model.parameters(), self.optimizer.state());
         let tensors = parameters.iter().chain(&state).map(|(name, tensor)| (&name[..], tensor));
-        first_not_finite(tensors).map(str::to_owned)
+        let own = first_not_finite(tensors).map(str::to_owned);
+        // Where each keeps a part of the state, another may see what this rank does not.
+        let all = if self.parts.are_several() { self.ranks.exchange("looking at an update", Ok(own))? } else { vec![own] };
+        Ok(all.into_iter().flatten().next())
     }
 
     /// [`Self::require_finite`], where a validation or a save follows the last step: on a GPU the others need not be waited for.
-    pub(super) fn check_if_built_on(&self, is_asked: bool) -> Result<(), TrainError> {
+    pub(super) fn check_if_built_on(&self) -> Result<(), TrainError> {
+        let is_asked = self.ranks.wants_save();
         let is_last = self.step == self.schedule.num_steps();
         if is_asked || is_last || self.is_eval_due() || self.save_due().is_some() { self.require_finite() } else { Ok(()) }
     }
@@ -176,7 +194,7 @@ impl Trainer {
     /// Fails where the last update made a number that is not finite: before anything is built on it, or saved.
     fn require_finite(&self) -> Result<(), TrainError> {
         if !self.is_finite.get()
-            && let Some(name) = self.not_finite()
+            && let Some(name) = self.not_finite()?
         {
             return Err(TrainError::UpdateNotFinite { step: self.step, name });
         }
@@ -224,13 +242,17 @@ impl Trainer {
         }
         failpoint::pass("run.step").map_err(FilesError::io("train in", &self.dir))?;
         let began = Instant::now();
-        let samples = self.schedule.micro_batches(self.step);
-        let batches = samples.iter().map(|s| self.data.train.batch(s)).collect::<Result<Vec<Batch>, _>>()?;
+        let (batches, place) = deal(&self.schedule.micro_batches(self.step), &self.data.train, self.ranks.world())?;
         let rate = learning_rate(&self.recipe.optimizer, self.step, self.schedule.num_steps());
         let mut watch = RunStepWatch { observer, profile: self.profile.as_mut() };
-        let mut learner =
-            Learner { recipe: &self.recipe, model: &self.model, engine: &mut self.tiled, optimizer: &mut *self.optimizer };
-        let made = match learner.step(&batches, self.step, rate, &mut watch) {
+        let mut learner = Learner {
+            recipe: &self.recipe,
+            model: &self.model,
+            engine: &mut self.tiled,
+            optimizer: &mut *self.optimizer,
+            ranks: &self.ranks,
+        };
+        let made = match learner.step(&place.of(&batches), self.step, rate, &mut watch) {
             Ok(made) => made,
             Err(error) => {
                 let error = self.advised(error);
@@ -239,6 +261,7 @@ impl Trainer {
                 return Ok(self.pass_over(&why));
             }
         };
+        self.parts.exchange_updates(self.ranks.world(), &self.model)?;
         self.is_finite.set(false);
         let epoch = self.schedule.epoch(self.step);
         self.step += 1;
@@ -258,7 +281,8 @@ impl Trainer {
             replay_log: Some(made.replay_log),
             seconds,
             tokens_per_second: made.tokens as f64 / seconds,
-            peak_memory: peak_resident().0,
+            peak_memory: made.peak_memory.max(peak_resident().0),
+            idle: made.idle,
             ..StepMetrics::default()
         })
     }
@@ -300,13 +324,15 @@ impl Trainer {
     pub(super) fn validate(&mut self, observer: &mut dyn Observer) -> Result<Option<Validation>, TrainError> {
         self.require_finite()?;
         let Some(validation) = &self.data.validation else { return Ok(None) };
-        failpoint::pass("run.validate").map_err(FilesError::io("validate in", &self.dir))?;
+        let passed = failpoint::pass("run.validate").map_err(FilesError::io("validate in", &self.dir));
+        self.ranks.exchange("about to validate", passed.map_err(TrainError::from))?;
         let options = &self.recipe.eval;
         let batch = options.micro_batch_size.map_or(self.recipe.train.batch_size, BatchSize::Sequences);
         let engine = self.tiled.engine();
-        let scores = eval::score((engine, &self.model), validation, batch, options.max_batches, observer)?;
-        let answers =
-            self.answers.as_ref().map(|answers| answers.answer(engine, &self.model, &|| observer.wants_to_stop())).transpose()?;
+        let (with, world) = ((engine, &self.model), self.ranks.world());
+        let scores = eval::score(with, validation, batch, options.max_batches, (world, observer))?;
+        let answer = |answers: &ValidationAnswers| answers.answer(with, world, &|| observer.wants_to_stop());
+        let answers = self.answers.as_ref().map(answer).transpose()?;
         let mut validation = Validation { scores, answers, is_best: false };
         let value = validation.value(options.metric);
         let is_better = |best: &Best| match options.mode {
@@ -329,9 +355,21 @@ impl Trainer {
         saving.intermediate_save_interval.filter(|i| self.step.is_multiple_of(*i)).map(|_| SaveKind::Intermediate)
     }
 
-    /// Writes a checkpoint.
-    pub(super) fn save(&self, kind: SaveKind) -> Result<PathBuf, TrainError> {
+    /// The first rank writes a checkpoint, for which the others wait.
+    pub(super) fn save(&self, kind: SaveKind) -> Result<Option<PathBuf>, TrainError> {
         self.require_finite()?;
+        // A rank that computes otherwise, on another kind of machine say, is told before what it has made is kept.
+        if self.ranks.are_several() {
+            self.ranks.check_same("about to save", same::of_trained(&self.model))?;
+        }
+        let dir = self.parts.write(&self.ranks, self.optimizer.state(), |state| self.write(kind, state))?;
+        if kind != SaveKind::Best {
+            self.saved.set(Some(self.step));
+        }
+        Ok(dir)
+    }
+
+    fn write(&self, kind: SaveKind, optimizer: &dyn StateInTurn) -> Result<PathBuf, TrainError> {
         let parameters = self.model.parameters();
         let mut state = TrainState::new(self.step, self.recipe.train.seed, kind, &parameters);
         state.total_tokens = self.total_tokens;
@@ -351,16 +389,12 @@ impl Trainer {
         let snapshot = Snapshot {
             model: &self.model,
             base_model: &base_model,
-            optimizer: &self.optimizer.state(),
+            optimizer,
             beside: &[(KV_POLICY, policy.to_json())],
             state: &state,
         };
         let keep = self.recipe.checkpoint.intermediate_save_keep;
-        let dir = checkpoint::save(&self.dir, &snapshot, keep).map_err(TrainError::NotSaved)?;
-        if kind != SaveKind::Best {
-            self.saved.set(Some(self.step));
-        }
-        Ok(dir)
+        checkpoint::save(&self.dir, &snapshot, keep).map_err(TrainError::NotSaved)
     }
 }
 
@@ -368,7 +402,9 @@ impl Trainer {
 mod tests {
     use tch::{Device, Tensor, no_grad};
 
+    use super::super::Interrupt;
     use super::*;
+    use crate::dist::World;
     use crate::engine::{Event, Silent};
 
     fn copied(tensors: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
@@ -386,7 +422,9 @@ mod tests {
              [kv_cache]\ncache_length = 16\nchunk_size = 8\n"
         );
         let recipe = Recipe::parse(text, &dir.join("r.toml"), &[]).unwrap().recipe;
-        Trainer::new(recipe, dir, Device::Cpu, false).unwrap()
+        let (interrupt, world) = (Interrupt::default(), World::alone().into());
+        let start = Start { device: Device::Cpu, interrupt: &interrupt, world: &world, profiles_memory: false };
+        Trainer::new(&recipe, dir, start).unwrap()
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Connects the engine's events and the loop's figures to what people read.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use serde_json::json;
@@ -17,15 +17,13 @@ use crate::report::metrics::{METRICS, Metrics, StepMetrics};
 use crate::report::progress::Progress;
 use crate::report::summary::{RunSummary, SUMMARY};
 use crate::report::tensorboard::{self, TensorBoard};
-use crate::units::Bytes;
+use crate::units::{Bytes, quoted};
 
 /// The reports of one start of a run; the losses are those of the whole run, first and last.
 pub(super) struct RunWatch {
     progress: Progress,
-    metrics: Metrics,
-    board: TensorBoard,
-    /// Where the answers of validations are kept.
-    answers: PathBuf,
+    /// What is written; the first rank writes for all.
+    files: Option<RunFiles>,
     began: Instant,
     train_loss: Option<(f64, f64)>,
     eval_loss: Option<(f64, f64)>,
@@ -37,12 +35,26 @@ pub(super) struct RunWatch {
     gives_up: bool,
 }
 
+/// What a run writes as it goes.
+struct RunFiles {
+    metrics: Metrics,
+    board: TensorBoard,
+    /// Where the answers of validations are kept.
+    answers: PathBuf,
+}
+
 impl RunWatch {
     /// Tells the run that begins, or goes on after the step `resumed`, and opens its metrics and events.
     pub(super) fn begin(trainer: &mut Trainer, resumed: Option<u64>, interrupt: &Interrupt) -> Result<Self, TrainError> {
         let watch = Self::open(trainer, resumed, interrupt)?;
         watch.progress.note(&trainer.data_report());
         watch.progress.note(&format!("steps: {}", trainer.schedule));
+        if trainer.ranks.are_several() {
+            let (ranks, all) = (trainer.ranks.world().size(), trainer.recipe.train.gradient_accumulation_steps);
+            let peak = trainer.planned_peak;
+            let each = format!("each with a planned peak of {peak} of its host's memory");
+            watch.progress.note(&format!("ranks: {ranks}, which share a step's {all} micro-batches, {each}"));
+        }
         Ok(watch)
     }
 
@@ -50,19 +62,21 @@ impl RunWatch {
         let path = trainer.dir.join(METRICS);
         let step = trainer.step();
         let kept = resumed.map(|_| trainer.kept_metrics()).transpose()?;
+        // All ranks have read before the first takes back what came later.
+        trainer.ranks.listen()?;
         trainer.owes_validation = false;
         trainer.unchecked_metrics = Some(kept.as_ref().map_or(0, |kept| kept.unchecked));
-        let metrics = kept.as_ref().map_or_else(|| Metrics::begin(&path), |kept| Metrics::after(&path, kept))?;
+        let metrics = || kept.as_ref().map_or_else(|| Metrics::begin(&path), |kept| Metrics::after(&path, kept));
+        let metrics = trainer.ranks.is_first().then(metrics).transpose()?;
         let (before, unvalidated) = kept.map(|kept| (kept.lines, kept.owed)).unwrap_or_default();
         let progress = Progress::new(trainer.schedule.num_steps(), step, trainer.recipe.log.interval);
         // What is to be written anew is shown anew.
         let first_step = if step > 0 && unvalidated.is_none() { step + 1 } else { step };
-        let board = TensorBoard::start(&tensorboard::dir_of(&trainer.dir), first_step);
+        let board = || TensorBoard::start(&tensorboard::dir_of(&trainer.dir), first_step);
+        let files = metrics.map(|metrics| RunFiles { metrics, board: board(), answers: trainer.dir.join(ANSWERS) });
         let mut watch = Self {
             progress,
-            metrics,
-            board,
-            answers: trainer.dir.join(ANSWERS),
+            files,
             began: Instant::now(),
             train_loss: None,
             eval_loss: None,
@@ -104,17 +118,18 @@ impl RunWatch {
         let answers = validation.and_then(|v| v.answers.as_ref());
         metrics.eval_answers = answers.map(|(scores, _)| scores.means.clone()).unwrap_or_default();
         self.note_losses(&metrics);
-        self.metrics.append(&metrics)?;
-        self.board.send(&metrics);
         self.progress.stepped(&metrics);
+        let Some(files) = &mut self.files else { return Ok(()) };
+        files.metrics.append(&metrics)?;
+        files.board.send(&metrics);
         if let Some((_, answers)) = answers {
-            let file = self.answers.join(format!("validation-step-{:06}.jsonl", metrics.step));
+            let file = files.answers.join(format!("validation-step-{:06}.jsonl", metrics.step));
             AnswerFile::write(&file, &json!({ "split": "validation", "step": metrics.step }), answers)?;
             let shown: Vec<String> = answers.iter().take(SHOWN).map(in_words).collect();
             for answer in &shown {
                 self.progress.note(answer);
             }
-            self.board.send_text(metrics.step, shown.join("\n\n"));
+            files.board.send_text(metrics.step, shown.join("\n\n"));
         }
         // Kernels are built when they are first asked for, which is in the first step.
         for line in missing_kernels() {
@@ -133,13 +148,18 @@ impl RunWatch {
         self.eval_loss = first_and(self.eval_loss, metrics.eval_loss);
     }
 
-    /// A checkpoint is on disk.
-    pub(super) fn saved(&self, dir: &Path) {
-        self.progress.note(&format!("saved {}", dir.display()));
+    /// A checkpoint is on disk; the rank that has written it says so.
+    pub(super) fn saved(&self, dir: Option<PathBuf>) {
+        if let Some(dir) = dir {
+            self.progress.note(&format!("saved {}", dir.display()));
+        }
     }
 
     /// The run ends here.
     pub(super) fn end(&self, trainer: &Trainer, state: &str) -> Result<(), TrainError> {
+        if self.files.is_none() {
+            return Ok(());
+        }
         let summary = RunSummary {
             state: state.to_owned(),
             steps: (trainer.step(), trainer.schedule.num_steps()),
@@ -166,17 +186,11 @@ impl RunWatch {
 
 /// So many answers of a validation are shown.
 const SHOWN: usize = 3;
-/// And so many characters of a text.
-const SHOWN_CHARACTERS: usize = 200;
 
 /// A line about an answer.
 fn in_words(answer: &ScoredAnswer) -> String {
-    let quoted = |text: &str| match text.char_indices().nth(SHOWN_CHARACTERS) {
-        Some((end, _)) => format!("{:?} …", &text[..end]),
-        None => format!("{text:?}"),
-    };
-    let references: Vec<String> = answer.references.iter().map(|text| quoted(text)).collect();
-    format!("sample {}: {}, expected {}", answer.sample, quoted(&answer.prediction), references.join(" or "))
+    let references: Vec<String> = answer.references.iter().map(|text| format!("\"{}\"", quoted(text))).collect();
+    format!("sample {}: \"{}\", expected {}", answer.sample, quoted(&answer.prediction), references.join(" or "))
 }
 
 impl Observer for RunWatch {

@@ -14,7 +14,7 @@ use crate::engine::{EngineError, MicroBatchGradients, Settings, Silent};
 use crate::model::while_graphs_are_simulated;
 use crate::native::cuda::TorchKernel;
 use crate::ops::attention::{Backend, PartKernel, forced};
-use crate::recipe::{BufferKind, Storage};
+use crate::recipe::{AttentionOutputs, BufferKind, Storage};
 use crate::sabotage::{Sabotage, under};
 use crate::store::{WaitFault, with_delayed_copies};
 
@@ -236,6 +236,14 @@ pub(super) const COPIED: &[Case] = &[
     Case { name: "quantised caches that wait", is_offloaded: true, buffer: BufferKind::Int8, layers_per_cell: 3, ..PLAIN },
     Case { name: "rounded checkpoints", layer_checkpoints: INT8, ..PLAIN },
     Case { name: "rounded undo log", undo_log: INT8, layers_per_cell: 2, ..PLAIN },
+    Case { name: "outputs", outputs: AttentionOutputs::Keep, ..PLAIN },
+    Case {
+        name: "outputs of two layers and a chunk",
+        outputs: AttentionOutputs::Keep,
+        layers_per_cell: 2,
+        width: Width::Chunks(1),
+        ..PLAIN
+    },
     Case { name: "in files", layer_checkpoints: IN_FILE, undo_log: IN_FILE, ..PLAIN },
     Case { name: "all weights", trains: Trains::All, lora: &[], ..PLAIN },
     Case { name: "a few targets", targets: TargetsAt::First(7), dropout: 0.1, ..PLAIN },
@@ -266,6 +274,18 @@ fn a_wait_that_is_lost_is_noticed() {
         let Ok(found) = with_delayed_copies(WaitFault::Lost, made) else { continue };
         let worst = Comparison::new((&found.losses, &found.gradients), (&clean.losses, &clean.gradients)).worst();
         assert!(worst > NOTICED || worst.is_nan(), "unnoticed: {worst:.2e} on {case:?}");
+    }
+}
+
+/// So a kept output is what the cells, and the second forward of lower bands, go on with.
+#[test]
+fn a_changed_output_is_noticed() {
+    // Of a band of one layer the second forward needs nothing but its input.
+    for layers_per_cell in [1, 2, 3] {
+        for width in [Width::Chunks(1), Width::Chunks(3)] {
+            let case = Case { outputs: AttentionOutputs::Keep, layers_per_cell, width, ..PLAIN };
+            assert_noticed(&case, Sabotage::KeptOutputChanged);
+        }
     }
 }
 

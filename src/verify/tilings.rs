@@ -4,7 +4,9 @@
 use std::ops::Range;
 
 use crate::engine::{ChunkPlan, Settings};
-use crate::recipe::{BufferKind, CacheLength, CacheRecipe, GradRecipe, KeepGraph, Storage, StoreForm, StorePlace, StoreRecipe};
+use crate::recipe::{
+    AttentionOutputs, BufferKind, CacheLength, CacheRecipe, GradRecipe, KeepGraph, Storage, StoreForm, StorePlace, StoreRecipe,
+};
 
 /// One way of running a batch.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,13 +18,14 @@ pub struct Tiling {
 }
 
 impl Tiling {
-    /// With cells of so many layers and chunks, stores that are plain and in memory, and no graph that is kept.
+    /// With cells of so many layers and chunks, stores that are plain and in memory, and neither graphs nor outputs that are kept.
     fn shaped(&self, (layers, chunks): (usize, usize)) -> Self {
         let grad = GradRecipe {
             layers_per_cell: layers,
             chunks_per_cell: Some(chunks),
             layer_checkpoints: StoreRecipe::PLAIN,
             undo_log: StoreRecipe::PLAIN,
+            attention_outputs: AttentionOutputs::Recompute,
             // As the recipe has it where it leaves it open: nobody plans here.
             keep_graph: if self.grad.keep_graph == KeepGraph::Auto { KeepGraph::Auto } else { KeepGraph::None },
             ..self.grad.clone()
@@ -51,8 +54,13 @@ impl Tiling {
         Self { grad, ..self.clone() }
     }
 
+    /// With attention's outputs of the forward phase kept for the cells.
+    fn keeping_outputs(&self) -> Self {
+        Self { grad: GradRecipe { attention_outputs: AttentionOutputs::Keep, ..self.grad.clone() }, ..self.clone() }
+    }
+
     fn rounds(&self) -> bool {
-        [self.grad.layer_checkpoints, self.grad.undo_log].iter().any(|store| store.form != StoreForm::Plain)
+        self.grad.rounds()
     }
 }
 
@@ -81,7 +89,8 @@ const STORES_OF_ONE_BAND: [[StoreRecipe; 2]; 2] = [[PLAIN, FILE], [PLAIN, INT8]]
 ///   nothing leaves the cache, each with every storage.
 /// * For several bands and columns: stores in files, each store rounding alone, both rounding in files; and for a single band an undo log
 ///   in a file and one that rounds, which moves the head's turn. A store into which nothing is ever put is left out.
-/// * For both: the graphs of one cell, of all but one column, of a band and a cell, and of all cells kept.
+/// * For both: the graphs of one cell, of all but one column, of a band and a cell, and of all cells kept; and attention's outputs kept,
+///   without graphs and beside one.
 pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: &ChunkPlan) -> Vec<Tiling> {
     let num_chunks = plan.spans.len();
     let several = (1, 2.min(num_chunks.div_ceil(2)));
@@ -110,6 +119,7 @@ pub fn every_tiling(own: &Tiling, num_layers: usize, settings: &Settings, plan: 
         let all_cells = num_columns * num_layers.div_ceil(shape.0);
         let counts = sizes([1, num_columns - 1, num_columns + 1, all_cells], all_cells);
         all.extend(counts.into_iter().map(|cells| own.shaped(shape).keeping(cells)));
+        all.extend([own.shaped(shape), own.shaped(shape).keeping(1)].map(|tiling| tiling.keeping_outputs()));
     }
     // What is exact comes before what rounds: the sort is stable.
     all[1..].sort_by_key(Tiling::rounds);

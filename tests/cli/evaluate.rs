@@ -1,7 +1,9 @@
 //! `evaluate` of several models and caches, and of generated answers, which go on where they were interrupted.
 
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
+use std::thread;
 
 use insta::assert_snapshot;
 use serde_json::{Value, json};
@@ -71,6 +73,39 @@ fn models_and_caches_in_one_table() {
     let rows: Vec<Vec<String>> = table.lines().map(cells).filter(|row| row[4] == "all").collect();
     assert_eq!(rows.len(), 2);
     assert!(rows[0] == rows[1] && rows[0][1..6] == ["model", "h2o", "20", "all", "4"], "{table}");
+}
+
+/// Losses and answers are those of one, to the last digit, and so is the file of answers, also where it was cut.
+#[test]
+fn ranks_share_the_samples_and_score_as_one() {
+    let place = place();
+    // More than are answered between two exchanges.
+    let row = |index: usize| {
+        json!({ "prompt": format!("entry {index} {}", "of it ".repeat(index % 5)), "completion": "kept" }).to_string() + "\n"
+    };
+    place.write("train.jsonl", (0..19).map(row).collect::<String>());
+    let answers =
+        |file| ["--metrics", "f1,rouge_l", "--max-new-tokens", "3", "--batch", "1", "--answers", file, "--format", "json"];
+    let one = evaluate(&place, &["adapter"], &answers("one.jsonl")).done();
+    let whole = String::from_utf8(place.read("one.jsonl")).unwrap();
+    place.write("shared.jsonl", whole.split_inclusive('\n').take(2).collect::<String>() + "{\"cut");
+    let launch = ["launch", "--nproc", "2", "--"];
+    let said = place.run(&[&launch[..], &arguments(&["adapter"], &answers("shared.jsonl"))].concat()).done();
+    assert_eq!(said.out.replace("[rank 0] ", ""), one.out);
+    assert!(place.read("shared.jsonl") == place.read("one.jsonl"));
+    assert!(said.err.contains("[rank 0] 19 answers, 2 of which were there already"), "{}", said.err);
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let others = |rank: &str| {
+        let more: &[&str] = if rank == "1" { &["--limit", "3"] } else { &[] };
+        let mut command = place.command(&arguments(&["adapter"], more));
+        let variables = [("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+        place.hear(command.envs(variables)).refused(3)
+    };
+    thread::scope(|scope| {
+        for words in [scope.spawn(|| others("0")), scope.spawn(|| others("1"))].map(|rank| rank.join().unwrap()) {
+            assert!(words.contains("rank 1 has not what rank 0 has:") && words.contains("`samples`: "), "{words}");
+        }
+    });
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn keys(line: &Value) -> String {
 
 /// What a tiling is, without what was measured.
 fn described(row: &[&str]) -> String {
-    format!("{}: {}", row[..7].join(" | "), row[10])
+    format!("{}: {}", row[..8].join(" | "), row[11])
 }
 
 #[test]
@@ -54,37 +54,41 @@ fn every_tiling_of_a_small_model() {
     let said = verify(&place, &["--every-tiling"]).done();
     // Two rows of 40 tokens are five chunks: four in the prefill span, which is the width of the recipe's cells, and one behind it.
     assert_snapshot!(rows(&said).iter().map(|row| described(row)).collect::<Vec<_>>().join("\n"), @r"
-    1 × 4 (the recipe's) | 3 × 2 | 0 | plain, memory | plain, memory | preallocated | forward phase: proved
-    1 × 1 | 3 × 5 | 0 | plain, memory | plain, memory | preallocated | forward phase: proved
-    1 × 2 | 3 × 3 | 0 | plain, memory | plain, memory | preallocated | forward phase: proved
-    1 × 3 | 3 × 2 | 0 | plain, memory | plain, memory | preallocated | forward phase: proved
-    1 × 5 | 3 × 1 | 0 | plain, memory | plain, memory | preallocated | forward phase: proved
-    2 × 1 | 2 × 5 | 0 | plain, memory | plain, memory | preallocated | forward phase: proved
-    2 × 2 | 2 × 3 | 0 | plain, memory | plain, memory | preallocated | forward phase: proved
-    2 × 3 | 2 × 2 | 0 | plain, memory | plain, memory | preallocated | forward phase: proved
-    2 × 5 | 2 × 1 | 0 | plain, memory | plain, memory | preallocated | forward phase: proved
-    3 × 1 | 1 × 5 | 0 | – | plain, memory | preallocated | cells: proved
-    3 × 2 | 1 × 3 | 0 | – | plain, memory | preallocated | cells: proved
-    3 × 3 | 1 × 2 | 0 | – | plain, memory | preallocated | cells: proved
-    3 × 5 | 1 × 1 | 0 | – | plain, memory | preallocated | cells: proved
-    1 × 2 | 3 × 3 | 0 | plain, memory | plain, memory | preallocated, on the host | forward phase: proved
-    3 × 2 | 1 × 3 | 0 | – | plain, memory | preallocated, on the host | cells: proved
-    1 × 2 | 3 × 3 | 0 | plain, file | plain, file | preallocated | forward phase: proved
-    3 × 2 | 1 × 3 | 0 | – | plain, file | preallocated | cells: proved
-    1 × 2 | 3 × 3 | 1 | plain, memory | plain, memory | preallocated | forward phase: proved
-    1 × 2 | 3 × 3 | 2 | plain, memory | plain, memory | preallocated | forward phase: proved
-    1 × 2 | 3 × 3 | 3 | plain, memory | plain, memory | preallocated | forward phase: proved
-    1 × 2 | 3 × 3 | 9 | – | – | preallocated | forward phase: proved
-    3 × 2 | 1 × 3 | 1 | – | – | preallocated | cells: proved
-    3 × 2 | 1 × 3 | 2 | – | – | preallocated | cells: proved
-    3 × 2 | 1 × 3 | 3 | – | – | preallocated | cells: proved
-    1 × 2 | 3 × 3 | 0 | int8, memory | plain, memory | preallocated | forward phase: near enough
-    1 × 2 | 3 × 3 | 0 | int4, memory | plain, memory | preallocated | forward phase: near enough
-    1 × 2 | 3 × 3 | 0 | plain, memory | int8, memory | preallocated | forward phase: near enough
-    1 × 2 | 3 × 3 | 0 | plain, memory | int4, memory | preallocated | forward phase: near enough
-    1 × 2 | 3 × 3 | 0 | int8, file | int8, file | preallocated | forward phase: near enough
-    1 × 2 | 3 × 3 | 0 | int4, file | int4, file | preallocated | forward phase: near enough
-    3 × 2 | 1 × 3 | 0 | – | int8, memory | preallocated | forward phase: near enough
+    1 × 4 (the recipe's) | 3 × 2 | 0 | plain, memory | plain, memory | recompute | preallocated | forward phase: proved
+    1 × 1 | 3 × 5 | 0 | plain, memory | plain, memory | recompute | preallocated | forward phase: proved
+    1 × 2 | 3 × 3 | 0 | plain, memory | plain, memory | recompute | preallocated | forward phase: proved
+    1 × 3 | 3 × 2 | 0 | plain, memory | plain, memory | recompute | preallocated | forward phase: proved
+    1 × 5 | 3 × 1 | 0 | plain, memory | plain, memory | recompute | preallocated | forward phase: proved
+    2 × 1 | 2 × 5 | 0 | plain, memory | plain, memory | recompute | preallocated | forward phase: proved
+    2 × 2 | 2 × 3 | 0 | plain, memory | plain, memory | recompute | preallocated | forward phase: proved
+    2 × 3 | 2 × 2 | 0 | plain, memory | plain, memory | recompute | preallocated | forward phase: proved
+    2 × 5 | 2 × 1 | 0 | plain, memory | plain, memory | recompute | preallocated | forward phase: proved
+    3 × 1 | 1 × 5 | 0 | – | plain, memory | recompute | preallocated | cells: proved
+    3 × 2 | 1 × 3 | 0 | – | plain, memory | recompute | preallocated | cells: proved
+    3 × 3 | 1 × 2 | 0 | – | plain, memory | recompute | preallocated | cells: proved
+    3 × 5 | 1 × 1 | 0 | – | plain, memory | recompute | preallocated | cells: proved
+    1 × 2 | 3 × 3 | 0 | plain, memory | plain, memory | recompute | preallocated, on the host | forward phase: proved
+    3 × 2 | 1 × 3 | 0 | – | plain, memory | recompute | preallocated, on the host | cells: proved
+    1 × 2 | 3 × 3 | 0 | plain, file | plain, file | recompute | preallocated | forward phase: proved
+    3 × 2 | 1 × 3 | 0 | – | plain, file | recompute | preallocated | cells: proved
+    1 × 2 | 3 × 3 | 1 | plain, memory | plain, memory | recompute | preallocated | forward phase: proved
+    1 × 2 | 3 × 3 | 2 | plain, memory | plain, memory | recompute | preallocated | forward phase: proved
+    1 × 2 | 3 × 3 | 3 | plain, memory | plain, memory | recompute | preallocated | forward phase: proved
+    1 × 2 | 3 × 3 | 9 | – | – | recompute | preallocated | forward phase: proved
+    1 × 2 | 3 × 3 | 0 | plain, memory | plain, memory | keep | preallocated | forward phase: proved
+    1 × 2 | 3 × 3 | 1 | plain, memory | plain, memory | keep | preallocated | forward phase: proved
+    3 × 2 | 1 × 3 | 1 | – | – | recompute | preallocated | cells: proved
+    3 × 2 | 1 × 3 | 2 | – | – | recompute | preallocated | cells: proved
+    3 × 2 | 1 × 3 | 3 | – | – | recompute | preallocated | cells: proved
+    3 × 2 | 1 × 3 | 0 | – | plain, memory | keep | preallocated | cells: proved
+    3 × 2 | 1 × 3 | 1 | – | – | keep | preallocated | cells: proved
+    1 × 2 | 3 × 3 | 0 | int8, memory | plain, memory | recompute | preallocated | forward phase: near enough
+    1 × 2 | 3 × 3 | 0 | int4, memory | plain, memory | recompute | preallocated | forward phase: near enough
+    1 × 2 | 3 × 3 | 0 | plain, memory | int8, memory | recompute | preallocated | forward phase: near enough
+    1 × 2 | 3 × 3 | 0 | plain, memory | int4, memory | recompute | preallocated | forward phase: near enough
+    1 × 2 | 3 × 3 | 0 | int8, file | int8, file | recompute | preallocated | forward phase: near enough
+    1 × 2 | 3 × 3 | 0 | int4, file | int4, file | recompute | preallocated | forward phase: near enough
+    3 × 2 | 1 × 3 | 0 | – | int8, memory | recompute | preallocated | forward phase: near enough
     ");
     assert!(
         said.out.contains("\n2 samples, 80 tokens, in f64: loss ")
@@ -92,8 +96,8 @@ fn every_tiling_of_a_small_model() {
         "{}",
         said.out
     );
-    assert!(said.out.contains("\n31 tilings, 24 of them exact: worst relative error "), "{}", said.out);
-    assert!(said.err.contains("\ntiling 31 of 31: near enough, "), "{}", said.err);
+    assert!(said.out.contains("\n35 tilings, 28 of them exact: worst relative error "), "{}", said.out);
+    assert!(said.err.contains("\ntiling 35 of 35: near enough, "), "{}", said.err);
     assert!(place.names("temporary").is_empty(), "{:?}", place.names("temporary"));
 }
 
@@ -102,7 +106,8 @@ fn a_dense_cache_of_every_storage() {
     let place = calm();
     let dense = ["--set", "kv_cache.policy=dense", "--set", "kv_cache.cache_length=64", "--every-tiling"];
     let said = verify(&place, &dense).done();
-    let caches: Vec<&str> = rows(&said).iter().filter(|row| row[0] == "3 × 2" && row[2] == "0").map(|row| row[5]).collect();
+    let caches: Vec<&str> =
+        rows(&said).iter().filter(|row| row[0] == "3 × 2" && row[2] == "0" && row[5] == "recompute").map(|row| row[6]).collect();
     assert_eq!(
         caches,
         ["preallocated", "preallocated, on the host", "growing", "growing, on the host", "paged", "paged, on the host"]
@@ -116,8 +121,8 @@ fn a_store_that_is_too_coarse_is_named() {
     let place = Place::new();
     fs::create_dir(place.path("temporary")).unwrap();
     let said = verify(&place, &["--every-tiling"]);
-    let verdicts: Vec<&str> = rows(&said).iter().map(|row| row[10]).collect();
-    assert_eq!(verdicts.iter().filter(|verdict| **verdict == "proved").count(), 24, "{}", said.out);
+    let verdicts: Vec<&str> = rows(&said).iter().map(|row| row[11]).collect();
+    assert_eq!(verdicts.iter().filter(|verdict| **verdict == "proved").count(), 28, "{}", said.out);
     assert_eq!(verdicts.iter().filter(|verdict| **verdict == "too coarse").count(), 2, "{}", said.out);
     let words = "error: with `grad.chunks_per_cell = 2`, `grad.layer_checkpoints = \"int4\"` the gradient has the cosine 0.99";
     assert!(said.refused(1).starts_with(words));
@@ -140,7 +145,7 @@ fn the_recipes_own_tiling_comes_first() {
     let said = verify(&place, &set).done();
     assert_eq!(
         described(&rows(&said)[0]),
-        "2 × 4 (the recipe's) | 2 × 2 | 0 | plain, memory | int8, file | preallocated, on the host | forward phase: near enough"
+        "2 × 4 (the recipe's) | 2 × 2 | 0 | plain, memory | int8, file | recompute | preallocated, on the host | forward phase: near enough"
     );
     assert!(!place.path("fast").exists() && place.names("temporary").is_empty());
 }
@@ -150,7 +155,7 @@ fn lines_of_every_tiling() {
     let place = calm();
     let said = verify(&place, &["--every-tiling", "--format", "json", "--dump", "dump", "--samples", "1"]).done();
     let lines = lines(&said);
-    assert_snapshot!(keys(&lines[0]), @"chunks_per_cell columns cosine cpu_offload from_first head is_own kept_cells kind layer_bands layer_checkpoints layers_per_cell relative_error storage undo_log verdict");
+    assert_snapshot!(keys(&lines[0]), @"attention_outputs chunks_per_cell columns cosine cpu_offload from_first head is_own kept_cells kind layer_bands layer_checkpoints layers_per_cell relative_error storage undo_log verdict");
     assert_snapshot!(keys(lines.last().unwrap()), @"dtype exact from_first kind loss reference_loss relative_error samples tested tilings tokens tolerance untested verdict");
     let (tilings, proof) = (&lines[..lines.len() - 1], lines.last().unwrap());
     assert!(tilings.iter().all(|line| line["kind"] == "tiling") && proof["kind"] == "proof");

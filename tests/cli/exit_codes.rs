@@ -266,7 +266,7 @@ fn training() {
         PlanError::from(ModelError::NotEmpty { dir: path() }).into(),
         PlanError::from(EngineError::Open { keys: Vec::new() }).into(),
         TrainError::NoRun { path: path() },
-        TrainError::NothingToTrain { wording: kvtune::recipe::LongBenchPrompt::UpstreamCot },
+        TrainError::NothingToTrain,
         TrainError::NoCheckpoint { run: path(), name: text(), expected: text() },
         TrainError::OtherAdapter { key: "r", recipe: text(), adapter: text(), path: path() },
         TrainError::NoRouters { model: path() },

@@ -29,6 +29,7 @@ fn the_verbs() {
       finetune-lora  Train a LoRA adapter
       finetune-full  Train all weights of a model
       resume         Resume a run
+      launch         Start several ranks of a command on this machine, which work together
       evaluate       Loss, perplexity, accuracy and answers of runs, checkpoints and models, with one or several caches
       score          Score a file of answers: exact match, F1, ROUGE, RULER's string match and others
       generate       Write texts with a run, a checkpoint or a model, through the cache that it was trained with
@@ -61,14 +62,17 @@ fn finetune_lora() {
     Usage: kvtune finetune-lora [OPTIONS] --recipe <FILE>
 
     Options:
-          --recipe <FILE>    The recipe
-          --out <DIR>        Directory of the run; must be empty or not exist. Default: the recipe's `output_dir`
-          --set <a.b=c>      Override a key of the recipe
-          --profile-memory   Tell the memory of the heaviest step by part at the end, and in `summary.md`
-          --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
-      -h, --help             Print help
-      -V, --version          Print version
+          --recipe <FILE>        The recipe
+          --out <DIR>            Directory of the run; must be empty or not exist. Default: the recipe's `output_dir`
+          --set <a.b=c>          Override a key of the recipe
+          --resume-if-possible   Resume the run in that directory, where this command has begun one before: for what starts it anew whenever it ends
+          --profile-memory       Tell the memory of the heaviest step by part at the end, and in `summary.md`
+          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life [default: 10m]
+          --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
+          --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help                 Print help
+      -V, --version              Print version
     ");
 }
 
@@ -91,13 +95,15 @@ fn resume() {
       <RUN>  Directory of the run
 
     Options:
-          --from <step-000100>  Checkpoint to go on from; the newest valid one, if left out
-          --set <a.b=c>         Override a key of the recipe: length of the run, logging, saving, tiling (`grad.*`), `kv_cache.cpu_offload`
-          --profile-memory      Tell the memory of the heaviest step by part at the end, and in `summary.md`
-          --device <DEVICE>     Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>         Threads of the CPU's tensor operations; results are bit-identical for the same number
-      -h, --help                Print help
-      -V, --version             Print version
+          --from <step-000100>   Checkpoint to go on from; the newest valid one, if left out
+          --set <a.b=c>          Override a key of the recipe: length of the run, logging, saving, tiling (`grad.*`), `kv_cache.cpu_offload`
+          --profile-memory       Tell the memory of the heaviest step by part at the end, and in `summary.md`
+          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life [default: 10m]
+          --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
+          --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help                 Print help
+      -V, --version              Print version
     ");
 }
 
@@ -129,17 +135,19 @@ fn evaluate() {
           --top-k <K>                 Draw among so many most likely tokens; 0 for all
           --top-p <P>                 Draw among the fewest most likely tokens that are together as likely as this
           --min-p <P>                 Draw among tokens that are this fraction as likely as the most likely one
-          --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --repetition-penalty <X>    Make tokens that have occurred less likely, from 1 on
+          --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --no-repeat-ngram-size <N>  Let no run of so many tokens occur twice
-          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
           --min-new-tokens <N>        Let no end token come before so many new ones
+          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
           --stop <TEXT>               End the text before this; may be given several times
           --eos <ID>                  The token that ends a text, in place of the model's own; may be given several times
           --ignore-eos                Let no token end a text
           --seed <N>                  Draw the texts of this number: the same number gives the same texts, whatever else is generated
           --replay-log <FILE>         Write what the cache evicts over the longest of the samples to this file, for `kvtune inspect --evictions`
           --format <FORMAT>           How to print: a table, or a JSON object per line for each model and cache [default: table] [possible values: table, json]
+          --dist-timeout <TIME>       How long several ranks wait for each other: to begin, and for one that gives no sign of life [default: 10m]
+          --backend <BACKEND>         By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
       -h, --help                      Print help
       -V, --version                   Print version
     "#);
@@ -221,13 +229,15 @@ fn check() {
     Usage: kvtune check [OPTIONS] --recipe <FILE>
 
     Options:
-          --recipe <FILE>    The recipe
-          --set <a.b=c>      Override a key of the recipe
-          --full             As for `finetune-full`: all weights are trained, and there is no adapter
-          --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
-      -h, --help             Print help
-      -V, --version          Print version
+          --recipe <FILE>        The recipe
+          --set <a.b=c>          Override a key of the recipe
+          --full                 As for `finetune-full`: all weights are trained, and there is no adapter
+          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life [default: 10m]
+          --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
+          --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help                 Print help
+      -V, --version              Print version
     ");
 }
 
@@ -247,6 +257,8 @@ fn plan() {
           --host-memory <BYTES>    What the process may take of the host's memory. Default: what there is
           --scratch-space <BYTES>  What scratch files may take. Default: what is free where the recipe has them, in `grad.scratch_dir` or below its `output_dir`
           --format <FORMAT>        How to print [default: table] [possible values: table, json]
+          --dist-timeout <TIME>    How long several ranks wait for each other: to begin, and for one that gives no sign of life [default: 10m]
+          --backend <BACKEND>      By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
           --device <DEVICE>        Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>            Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help                   Print help
@@ -287,13 +299,15 @@ fn doctor() {
     Usage: kvtune doctor [OPTIONS]
 
     Options:
-          --scratch-dir <DIR>  Where scratch files would be; the room there is told [default: .]
-          --format <FORMAT>    How to print [default: table] [possible values: table, json]
-          --json               The same as `--format json`
-          --device <DEVICE>    Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>        Threads of the CPU's tensor operations; results are bit-identical for the same number
-      -h, --help               Print help
-      -V, --version            Print version
+          --scratch-dir <DIR>    Where scratch files would be; the room there is told [default: .]
+          --format <FORMAT>      How to print [default: table] [possible values: table, json]
+          --json                 The same as `--format json`
+          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life [default: 10m]
+          --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
+          --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help                 Print help
+      -V, --version              Print version
     ");
 }
 

@@ -102,7 +102,8 @@ fn checkpoint() {
         CheckpointError::Damaged { path: path(), what: text() },
         CheckpointError::Contradiction { path: path(), what: text() },
         CheckpointError::Format { dir: path(), found: 2, expected: 1 },
-        CheckpointError::None { run: path(), skipped: vec![(path(), text())] },
+        CheckpointError::NotGathered { reason: text(), hint: Some(text()) },
+        CheckpointError::None { run: path(), skipped: vec![(path(), CheckpointError::Unfinished { dir: path() })] },
     ];
     walk(("checkpoint/error.rs", "CheckpointError"), &[], &samples);
 }
@@ -261,7 +262,7 @@ fn training() {
         TrainError::OtherRecipe { path: path(), differences: Vec::new() },
         TrainError::OtherData { path: path() },
         TrainError::OtherSplit { path: path(), split: path() },
-        TrainError::NothingToTrain { wording: kvtune::recipe::LongBenchPrompt::UpstreamCot },
+        TrainError::NothingToTrain,
         TrainError::OtherTexts { model: path(), changed: text() },
         TrainError::OtherModel { path: path(), difference: text() },
         TrainError::OutOfMemory { reason: text(), advice: None },

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Faults from outside: drives the built binary on a tiny model, kills it, fails its system calls, damages its files, and prints n/n.
 
-    tests/faults/faults.py                        everything, at its full count: an hour on two cores
+    tests/faults/faults.py                        everything, at its full count: two hours on two cores
     tests/faults/faults.py --only kill,calls      some of it
     tests/faults/faults.py --part 0.05            everything, a twentieth of each
 
@@ -20,6 +20,7 @@ from pathlib import Path
 import calls
 import damage
 import interruptions
+import ranks
 from workplace import ROOT, Workplace
 
 
@@ -49,10 +50,12 @@ SECTIONS = {
     "kill": lambda p, t, n, pool: interruptions.killed(p, t, n(200), pool),
     "signal": lambda p, t, n, pool: interruptions.asked_to_end(p, t, n(100), pool),
     "steps": lambda p, t, n, pool: interruptions.resumed_anywhere(p, t, n(40), pool),
-    "calls": lambda p, t, n, pool: calls.failing(p, t, n(305), pool),
+    "calls": lambda p, t, n, pool: calls.failing(p, t, n, pool),
     "sockets": lambda p, t, n, pool: calls.without_sockets(p, t, pool),
     "left": lambda p, t, n, pool: calls.left_behind(p, t, n(40), pool),
     "damage": lambda p, t, n, pool: damage.noticed(p, t, n(10_000), n(1_000), pool),
+    "ranks": lambda p, t, n, pool: ranks.killed(p, t, n(50), pool),
+    "network": lambda p, t, n, pool: ranks.cut_off(p, t, n(3)),
     "finite": lambda p, t, n, pool: damage.not_finite(p, t, n(100), pool),
 }
 

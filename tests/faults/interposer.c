@@ -105,102 +105,39 @@ static int fails(int kind, int counted, int waits) {
         return -1; \
     }
 
+/* The call that stands for the C library's: fails where it is to, or gives what `outcome` does with the real one. */
+#define CALL(kind, type, name, parameters, counted, waits, outcome) \
+    type name parameters { \
+        REAL(name); \
+        FAIL(kind, counted, waits); \
+        return outcome; \
+    }
+
 #define HALVED(n, counted) (is_short && (n) > 1 && fails(CHANGE, counted, 1) ? (n) / 2 : (n))
 
-ssize_t write(int fd, const void *data, size_t n) {
-    REAL(write);
-    FAIL(CHANGE, counts_fd(fd), 1);
-    return real(fd, data, HALVED(n, counts_fd(fd)));
-}
-
-ssize_t pwrite64(int fd, const void *data, size_t n, off64_t at) {
-    REAL(pwrite64);
-    FAIL(CHANGE, counts_fd(fd), 1);
-    return real(fd, data, HALVED(n, counts_fd(fd)), at);
-}
-
-ssize_t writev(int fd, const struct iovec *parts, int n) {
-    REAL(writev);
-    FAIL(CHANGE, counts_fd(fd), 1);
-    return real(fd, parts, n);
-}
-
-ssize_t read(int fd, void *data, size_t n) {
-    REAL(read);
-    FAIL(READ, counts_fd(fd), 1);
-    return real(fd, data, n);
-}
-
-ssize_t pread64(int fd, void *data, size_t n, off64_t at) {
-    REAL(pread64);
-    FAIL(READ, counts_fd(fd), 1);
-    return real(fd, data, n, at);
-}
-
-int fsync(int fd) {
-    REAL(fsync);
-    FAIL(CHANGE, counts_fd(fd), 1);
-    return real(fd);
-}
-
-int fdatasync(int fd) {
-    REAL(fdatasync);
-    FAIL(CHANGE, counts_fd(fd), 1);
-    return real(fd);
-}
-
-int ftruncate64(int fd, off64_t length) {
-    REAL(ftruncate64);
-    FAIL(CHANGE, counts_fd(fd), 1);
-    return real(fd, length);
-}
-
-int rename(const char *from, const char *to) {
-    REAL(rename);
-    FAIL(CHANGE, counts_path(to), 0);
-    int result = real(from, to);
-    char full[PATH_MAX];
-    absolute(to, full);
-    if (!result) note("made", full);
-    return result;
-}
-
-int mkdir(const char *path, mode_t mode) {
-    REAL(mkdir);
-    FAIL(CHANGE, counts_path(path), 0);
-    int result = real(path, mode);
+/* Notes what is there since a call that went well. */
+static int made(int result, const char *path) {
     char full[PATH_MAX];
     absolute(path, full);
-    if (!result) note("made", full);
+    if (result >= 0) note("made", full);
     return result;
 }
 
-int unlink(const char *path) {
-    REAL(unlink);
-    FAIL(CHANGE, counts_path(path), 0);
-    return real(path);
-}
-
-int unlinkat(int at, const char *path, int flags) {
-    REAL(unlinkat);
-    FAIL(CHANGE, at == AT_FDCWD ? counts_path(path) : counts_fd(at), 0);
-    return real(at, path, flags);
-}
-
-int rmdir(const char *path) {
-    REAL(rmdir);
-    FAIL(CHANGE, counts_path(path), 0);
-    return real(path);
-}
-
-static int opened(int result, const char *path, int flags) {
-    char full[PATH_MAX];
-    if (result >= 0 && (flags & O_CREAT)) {
-        absolute(path, full);
-        note("made", full);
-    }
-    return result;
-}
+CALL(CHANGE, ssize_t, write, (int fd, const void *data, size_t n), counts_fd(fd), 1, real(fd, data, HALVED(n, counts_fd(fd))))
+CALL(CHANGE, ssize_t, pwrite64, (int fd, const void *data, size_t n, off64_t at), counts_fd(fd), 1,
+     real(fd, data, HALVED(n, counts_fd(fd)), at))
+CALL(CHANGE, ssize_t, writev, (int fd, const struct iovec *parts, int n), counts_fd(fd), 1, real(fd, parts, n))
+CALL(READ, ssize_t, read, (int fd, void *data, size_t n), counts_fd(fd), 1, real(fd, data, n))
+CALL(READ, ssize_t, pread64, (int fd, void *data, size_t n, off64_t at), counts_fd(fd), 1, real(fd, data, n, at))
+CALL(CHANGE, int, fsync, (int fd), counts_fd(fd), 1, real(fd))
+CALL(CHANGE, int, fdatasync, (int fd), counts_fd(fd), 1, real(fd))
+CALL(CHANGE, int, ftruncate64, (int fd, off64_t length), counts_fd(fd), 1, real(fd, length))
+CALL(CHANGE, int, rename, (const char *from, const char *to), counts_path(to), 0, made(real(from, to), to))
+CALL(CHANGE, int, mkdir, (const char *path, mode_t mode), counts_path(path), 0, made(real(path, mode), path))
+CALL(CHANGE, int, unlink, (const char *path), counts_path(path), 0, real(path))
+CALL(CHANGE, int, unlinkat, (int at, const char *path, int flags), at == AT_FDCWD ? counts_path(path) : counts_fd(at), 0,
+     real(at, path, flags))
+CALL(CHANGE, int, rmdir, (const char *path), counts_path(path), 0, real(path))
 
 #define OPEN(name) \
     int name(const char *path, int flags, ...) { \
@@ -210,7 +147,8 @@ static int opened(int result, const char *path, int flags) {
         mode_t mode = va_arg(rest, mode_t); \
         va_end(rest); \
         FAIL(flags &(O_WRONLY | O_RDWR | O_CREAT) ? CHANGE : READ, counts_path(path), 1); \
-        return opened(real(path, flags, mode), path, flags); \
+        int result = real(path, flags, mode); \
+        return flags & O_CREAT ? made(result, path) : result; \
     }
 
 OPEN(open)

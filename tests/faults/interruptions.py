@@ -65,7 +65,7 @@ def phases(place):
 
 
 def asked_to_end(place, tally, count, pool):
-    """SIGTERM at random instants, spread over the phases: the end comes within 10 seconds, with the code that tells it, and a run can go on from there."""
+    """SIGTERM at random instants of each phase: the end comes within 10 seconds, with the code that tells it, and a run can go on from there."""
     place.finished("whole")
     every = phases(place)
     for name, arguments, is_run in every:
@@ -99,7 +99,7 @@ def asked_to_end(place, tally, count, pool):
                 place.remove(run)
             return fault, took
 
-        outcomes = list(pool.map(one, range(-(-count // len(every)))))
+        outcomes = list(pool.map(one, range(count)))
         longest = max(took for _, took in outcomes)
         tally.of(f"SIGTERM while {name}, the longest {longest:.1f} s", [fault for fault, _ in outcomes])
 

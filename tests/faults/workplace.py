@@ -48,8 +48,8 @@ intermediate_save_interval = 1
 intermediate_save_keep = 50
 """
 
-# What a line of metrics has that no two runs have in common.
-OF_THE_MACHINE = ["seconds", "tokens_per_second", "peak_memory"]
+# What a line of metrics has that no two runs have in common; `check` is a hash of the others, too, which the binary looks at itself.
+OF_THE_MACHINE = ["seconds", "tokens_per_second", "peak_memory", "idle", "check"]
 
 
 @dataclass
@@ -91,8 +91,8 @@ class Workplace:
     def path(self, name):
         return self.place / name
 
-    def start(self, arguments, more=None):
-        """Starts the binary on one thread of the CPU; its words go to a file, so that no pipe holds it up."""
+    def start(self, arguments, more=None, inside=()):
+        """Starts the binary on one thread of the CPU, `inside` another command; its words go to a file, so that no pipe holds it up."""
         environment = {name: os.environ[name] for name in ["PATH", "LD_LIBRARY_PATH"] if name in os.environ}
         environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.place / "tmp"), "HOME": str(self.place / "home")}
         environment |= more or {}
@@ -100,7 +100,7 @@ class Workplace:
         words = Path(f"{self.place}-words-{os.urandom(6).hex()}")
         with open(words, "wb") as file:
             child = subprocess.Popen(
-                [self.binary, *map(str, arguments), "--device", "cpu"],
+                [*inside, self.binary, *map(str, arguments), "--device", "cpu"],
                 cwd=self.place, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file,
             )
         child.words, child.began = words, time.monotonic()

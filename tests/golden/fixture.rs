@@ -17,8 +17,8 @@ use kvtune::engine::{Engine, MicroBatchContext, Settings, Silent};
 use kvtune::head::{ClassifyOnLogits, Head, NextToken};
 use kvtune::model::{Adapter, Model};
 use kvtune::recipe::{
-    BufferKind, CacheLength, CacheRecipe, Chunking, Dtype, GradRecipe, KeepGraph, OnOutOfMemory, PolicyRecipe, Storage,
-    StoreRecipe,
+    AttentionOutputs, BufferKind, CacheLength, CacheRecipe, Chunking, Dtype, GradRecipe, KeepGraph, OnOutOfMemory, PolicyRecipe,
+    Storage, StoreRecipe,
 };
 use kvtune::verify::walk;
 use serde_json::Value;
@@ -216,6 +216,7 @@ pub fn cells(layers_per_cell: usize, chunks_per_cell_multiplier: f64) -> GradRec
         single_tokens_for_targets: false,
         on_out_of_memory: OnOutOfMemory::Fail,
         keep_graph: KeepGraph::None,
+        attention_outputs: AttentionOutputs::Recompute,
         cuda_graphs: false,
         open: Vec::new(),
     }

@@ -21,18 +21,21 @@ fn gradients(case: &Case, observer: &mut dyn Observer) -> MicroBatchGradients {
 /// Of each case one number of cells, in turn.
 fn check_bits(cases: &[Case]) {
     for (at, case) in cases.iter().enumerate() {
-        let none = gradients(&Case { kept: 0, ..*case }, &mut Silent);
-        let kept = SOME_AND_ALL[at % 3];
-        let found = gradients(&Case { kept, ..*case }, &mut Silent);
-        assert_eq!(found.log.hash(), none.log.hash(), "{case:?}, {kept} kept");
-        assert_eq!(found.router_loss, none.router_loss, "{case:?}, {kept} kept");
-        for (a, b) in found.losses.iter().zip(&none.losses) {
-            assert!(a.loss_sum.to_bits() == b.loss_sum.to_bits() && a.correct == b.correct, "{case:?}, {kept} kept");
-        }
-        assert!(found.gradients.keys().eq(none.gradients.keys()) && !none.gradients.is_empty());
-        for (name, gradient) in &none.gradients {
-            assert!(gradient.equal(&found.gradients[name]), "{name}: {case:?}, {kept} kept");
-        }
+        assert_same(&Case { kept: 0, ..*case }, &Case { kept: SOME_AND_ALL[at % 3], ..*case });
+    }
+}
+
+/// Two ways of running a case that differ in no bit.
+pub(super) fn assert_same(one: &Case, other: &Case) {
+    let [none, found] = [one, other].map(|case| gradients(case, &mut Silent));
+    assert_eq!(found.log.hash(), none.log.hash(), "{other:?}");
+    assert_eq!(found.router_loss, none.router_loss, "{other:?}");
+    for (a, b) in found.losses.iter().zip(&none.losses) {
+        assert!(a.loss_sum.to_bits() == b.loss_sum.to_bits() && a.correct == b.correct, "{other:?}");
+    }
+    assert!(found.gradients.keys().eq(none.gradients.keys()) && !none.gradients.is_empty());
+    for (name, gradient) in &none.gradients {
+        assert!(gradient.equal(&found.gradients[name]), "{name}: {other:?}");
     }
 }
 

@@ -6,6 +6,7 @@ mod families;
 mod full;
 mod invariance;
 mod kept;
+mod outputs;
 mod session;
 mod shapes;
 mod stores;

@@ -3,7 +3,9 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, StringArray};
+use arrow::array::{ArrayRef, FixedSizeListArray, NullArray, StringArray};
+use arrow::datatypes::{DataType, Field};
+use arrow::ipc::writer::StreamWriter;
 use arrow::record_batch::RecordBatch;
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -42,11 +44,16 @@ fn json() {
             ground.sparse("model/tokenizer.json", 1 << 40);
         })
         .says(&["tokenizer.json"]),
-        Case::new("a tokenizer of 100 MB of numbers", |ground: &Ground| {
+        Case::new("a tokenizer of 30 MB of numbers", |ground: &Ground| {
             ground.with_texts();
-            ground.repeat("model/tokenizer.json", ("{\"a\": [", "1]}"), b"1,", 50_000_000);
+            ground.repeat("model/tokenizer.json", ("{\"a\": [", "1]}"), b"1,", 15_000_000);
         })
         .says(&["tokenizer.json"]),
+        Case::new("a tokenizer of 2 million tokens", |ground: &Ground| {
+            ground.with_texts();
+            ground.repeat("model/tokenizer.json", ("{\"model\": {\"vocab\": {", "\"b\":0}}}"), b"\"a\":1,", 2_000_000);
+        })
+        .says(&["tokenizer.json", "2000001"]),
         Case::new("a recipe that says it has 1 TB", |ground: &Ground| ground.sparse("recipe.toml", 1 << 40))
             .code(2)
             .says(&["recipe.toml"]),
@@ -106,15 +113,15 @@ fn lines() {
     };
     let one_mib = |ground: &Ground| ground.edit_recipe("[data]", "[data]\nmax_line_bytes = 1048576");
     hold([
-        line("a line of 300 MB", "long.jsonl", ("{\"text\": \"", "\"}\n"), b"a", 300_000_000),
+        line("a line of 100 MB", "long.jsonl", ("{\"text\": \"", "\"}\n"), b"a", 100_000_000),
         line("a line of 100 MB of numbers", "numbers.jsonl", ("{\"text\": [", "1]}\n"), b"1,", 50_000_000),
         line("a line of a million brackets", "deep.jsonl", ("{\"text\": ", "}\n"), b"[", 1_000_000),
         line("an array of a row of 8 MB", "long.json", ("[{\"text\": \"", "\"}]"), b"a", 8_000_000).also(one_mib),
         line("a cell of 100 MB", "long.csv", ("text\n\"", "\"\n"), b"a", 100_000_000),
     ]);
-    hold([Case::new("data that say they have 2 GB in one line", |ground: &Ground| {
+    hold([Case::new("data that say they have 1 TB in one line", |ground: &Ground| {
         named(ground, "empty.jsonl");
-        ground.sparse("empty.jsonl", 1 << 31);
+        ground.sparse("empty.jsonl", 1 << 40);
     })
     .says(&["empty.jsonl"])]);
 }
@@ -134,7 +141,13 @@ fn packed() {
         };
         Case::new(format!("{name} that unpacks to 1 GB"), make).says(&[name])
     };
-    hold([bomb("bomb.jsonl.gz", gz), bomb("bomb.jsonl.zst", zst)]);
+    // No content size, a window of 2^31 bytes, and four letters.
+    let far = |ground: &Ground| {
+        named(ground, "far.jsonl.zst");
+        ground.write("far.jsonl.zst", b"\x28\xb5\x2f\xfd\x00\xa8\x21\x00\x00abcd");
+    };
+    let far = Case::new("zstd that looks back 2 GB", far).says(&["far.jsonl.zst", "memory"]);
+    hold([bomb("bomb.jsonl.gz", gz), bomb("bomb.jsonl.zst", zst), far]);
 }
 
 /// A Parquet file with these rows of the column `text`.
@@ -161,4 +174,23 @@ fn pages() {
         Case::new(format!("{name}: {count} rows of {length} bytes from few"), make).says(&[name])
     };
     hold([bomb("page.parquet", 300_000_000, 1), bomb("dictionary.parquet", 96 << 20, 12)]);
+}
+
+/// Rows that take no byte of a file, and items of which a row has a thousand million.
+#[test]
+fn batches() {
+    let nothing = |count: usize| -> ArrayRef { Arc::new(NullArray::new(count)) };
+    let item = Arc::new(Field::new("item", DataType::Null, true));
+    let long: ArrayRef = Arc::new(FixedSizeListArray::new(item, 1 << 30, nothing(1 << 30), None));
+    let bomb = |name: &'static str, column: ArrayRef, words: &'static str| {
+        let make = move |ground: &Ground| {
+            named(ground, name);
+            let batch = RecordBatch::try_from_iter([("text", Arc::clone(&column))]).unwrap();
+            let mut writer = StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+            writer.write(&batch).unwrap();
+            ground.write(name, writer.into_inner().unwrap());
+        };
+        Case::new(name, make).says(&[name, words])
+    };
+    hold([bomb("rows.arrow", nothing(1 << 40), "1099511627776 rows"), bomb("items.arrow", long, "memory")]);
 }

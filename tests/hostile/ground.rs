@@ -35,13 +35,6 @@ impl Ground {
         String::from_utf8(self.read(name)).unwrap()
     }
 
-    /// Replaces a part of a text, which must be there.
-    pub(super) fn replace(&self, name: &str, from: &str, to: &str) {
-        let text = self.text(name);
-        assert!(text.contains(from), "{name}: {text}");
-        self.write(name, text.replacen(from, to, 1));
-    }
-
     /// A key of a JSON file gets a value, which is written as it stands.
     pub(super) fn set_json(&self, name: &str, key: &str, value: &str) {
         let mut json: Value = serde_json::from_slice(&self.read(name)).unwrap();

@@ -41,10 +41,8 @@ pub(super) struct Parser {
 
 /// All of them.
 pub(super) fn parsers() -> Vec<Parser> {
-    let model = fixture("model-qwen2/model.safetensors");
-    let length = 8 + u64::from_le_bytes(model[..8].try_into().unwrap()) as usize;
     vec![
-        Parser::of("safetensors header", "x.safetensors", vec![model[8..length].to_vec(), small_header()], |dir| {
+        Parser::of("safetensors header", "x.safetensors", vec![small_header()], |dir| {
             let file = TensorFile::open(&dir.join("x.safetensors"))?;
             file.names().iter().try_for_each(|name| file.get(name).map(drop))?;
             Ok(())

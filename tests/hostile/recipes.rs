@@ -24,12 +24,14 @@ fn numbers() {
         "data.max_seq_length",
         "checkpoint.save_interval",
     ];
-    for value in ["0", "-1", "9223372036854775808", "1e400", "nan", "\"many\""] {
-        hold(WHOLE.map(|key| set(key, value)));
-    }
-    for value in ["nan", "inf", "-1e-4", "\"fast\"", "[1e-4]"] {
-        hold(["optimizer.learning_rate", "lora.alpha", "grad.chunks_per_cell_multiplier"].map(|key| set(key, value)));
-    }
+    // Each key has some of the values, and each value some of the keys.
+    let meet = |keys: &[&'static str], values: &[&'static str]| {
+        let apart = |(at, key): (usize, &&'static str), by: usize| set(key, values[(at + by) % values.len()]);
+        hold(keys.iter().enumerate().flat_map(|pair| [0, 3].map(|by| apart(pair, by))).collect::<Vec<_>>());
+    };
+    meet(&WHOLE, &["0", "-1", "9223372036854775808", "1e400", "nan", "\"many\""]);
+    let any = ["optimizer.learning_rate", "lora.alpha", "grad.chunks_per_cell_multiplier"];
+    meet(&any, &["nan", "inf", "-1e-4", "\"fast\"", "[1e-4]"]);
 }
 
 #[test]
@@ -48,6 +50,8 @@ fn other_values() {
         set("kv_cache.policy", "\"unheard\""),
         set("kv_cache.policy", "{}"),
         set("kv_cache.cache_length", "[]"),
+        set("kv_cache.cache_length", "9223372036854775807"),
+        set("kv_cache.cache_length", "[9223372036854775807, 8]"),
         set("lora.target_modules", "\"(a+\""),
         set("lora.rank_pattern", "{ q_proj = 0 }"),
         set("unheard.key", "1"),

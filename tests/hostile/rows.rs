@@ -7,22 +7,16 @@ fn rows(name: &str, format: &'static str, bytes: impl AsRef<[u8]> + 'static) -> 
     Case::new(name, move |ground: &Ground| ground.with_rows(format, bytes.as_ref())).says(&["train.jsonl"])
 }
 
+/// Beside those that the formats' own tests have.
 #[test]
 fn tokens() {
     let row = |name: &str, text: &'static str| rows(name, "tokens", text).says(&["train.jsonl:1"]);
     hold([
-        row("a negative id", "{\"input_ids\": [1, -2, 3], \"labels\": [1, -2, 3]}"),
-        row("an id outside the vocabulary", "{\"input_ids\": [1, 512, 3], \"labels\": [1, 512, 3]}"),
         row("an id of 2^32", "{\"input_ids\": [1, 4294967296, 3], \"labels\": [1, 4294967296, 3]}"),
         row("an id of 2^64", "{\"input_ids\": [1, 18446744073709551616], \"labels\": [1, 2]}"),
-        row("a fraction", "{\"input_ids\": [1, 2.5, 3], \"labels\": [1, 2, 3]}"),
-        row("a text", "{\"input_ids\": \"1 2 3\", \"labels\": [1, 2, 3]}"),
         row("ids within ids", "{\"input_ids\": [[1, 2, 3]], \"labels\": [[1, 2, 3]]}"),
         row("nothing", "{\"input_ids\": [], \"labels\": []}"),
         row("null", "{\"input_ids\": null, \"labels\": null}"),
-        row("more ids than labels", "{\"input_ids\": [1, 2, 3], \"labels\": [1, 2]}"),
-        row("other labels", "{\"input_ids\": [1, 2, 3], \"labels\": [1, 7, 3]}"),
-        row("no labels", "{\"input_ids\": [1, 2, 3]}"),
         row("a key twice", "{\"input_ids\": [1, 2, 3], \"labels\": [1, 2, 3], \"labels\": [1, -100, 3]}"),
         rows("an array", "tokens", "[1, 2, 3]"),
         row("a number", "7"),

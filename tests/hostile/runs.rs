@@ -89,35 +89,3 @@ fn tensors() {
         tampered("an adapter without tensors", no_adapter).says(&["step-000002"]),
     ]);
 }
-
-/// The resolved recipe is a part of what the checkpoints vouch for.
-#[test]
-fn recipes() {
-    let recipe = |from: &'static str, to: &'static str| {
-        let make = move |ground: &Ground| ground.replace("run/recipe.resolved.toml", from, to);
-        tampered(&format!("`{to}` in place of `{from}`"), make).run(&["resume", "run"]).says(&["recipe.resolved.toml"])
-    };
-    hold([
-        recipe("learning_rate = 0.0002", "learning_rate = 0.0003"),
-        recipe("seed = 1", "seed = 2"),
-        recipe("betas = [0.9, 0.999]", "betas = [0.9, 0.998]"),
-        recipe("chunk_size = 8", "chunk_size = 4"),
-    ]);
-}
-
-#[test]
-fn metrics() {
-    let flipped = |ground: &Ground| {
-        let text = ground.text("run/metrics.jsonl");
-        ground.write("run/metrics.jsonl", text.replacen("\"loss\":", "\"losr\":", 1));
-    };
-    let number = |ground: &Ground| {
-        let text = ground.text("run/metrics.jsonl");
-        ground.write("run/metrics.jsonl", text.replacen("\"step\":1", "\"step\":7", 1));
-    };
-    let resume = &["resume", "run"];
-    hold([
-        tampered("a flipped letter of a line of metrics", flipped).run(resume).says(&["metrics.jsonl"]),
-        tampered("a step that is another", number).run(resume).says(&["metrics.jsonl"]),
-    ]);
-}

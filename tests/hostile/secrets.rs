@@ -69,6 +69,7 @@ fn a_key_in_a_recipe_is_not_shown() {
         "[wandb]\napi_key = \"SECRET\"",
         "[aws]\nsecret_access_key = 'SECRET'",
         "password = \"SECRET\"",
+        "wandb = { api_key = \"SECRET\" }",
     ] {
         let ground = Ground::new();
         ground.write("recipe.toml", format!("{}\n{}", line.replace("SECRET", SECRET), ground.text("recipe.toml")));

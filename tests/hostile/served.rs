@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::ground::Ground;
 use crate::serve::{Server, received};
 
 /// A request as it goes over the line; the server may cut it off at any point.
@@ -84,5 +85,21 @@ fn bodies_of_a_gigabyte() {
         assert_eq!(server.ask("GET /health", &Value::Null).0, 200);
     }
     assert!(server.resident() < before + (256 << 10), "{} kB, before {before} kB", server.resident());
+    assert_eq!(server.end(), Some(0));
+}
+
+/// A text that a tokenizer or a template turns into terabytes: the request is refused, and not the server ended.
+#[test]
+fn texts_that_explode() {
+    let ground = Ground::new();
+    // Nothing happens before somebody says `b`.
+    let doubled = "{\"type\": \"Replace\", \"pattern\": {\"String\": \"b\"}, \"content\": \"bbbbbbbbbbbbbbbb\"}";
+    let normalizers = format!("{{\"type\": \"Sequence\", \"normalizers\": [{}]}}", [doubled; 12].join(","));
+    ground.set_json("model/tokenizer.json", "normalizer", &normalizers);
+    let server = Server::of(&ground.path("model"), &[]);
+    assert_eq!(server.ask("POST /tokenize", &json!({ "prompt": "a" })).0, 200);
+    let (status, text) = server.ask("POST /v1/completions", &json!({ "prompt": "ab" }));
+    assert!(status == 400 && text.contains("too much memory"), "{status} {text}");
+    assert_eq!(server.ask("POST /v1/completions", &json!({ "prompt": "a", "max_tokens": 1 })).0, 200);
     assert_eq!(server.end(), Some(0));
 }

@@ -26,7 +26,8 @@ fn instead(place: &Ground, name: &str, kind: &str) {
     }
 }
 
-/// A file in whose place each kind stands, and what else it needs.
+/// A file in whose place a pipe stands and every other one of the other kinds, and what else it needs. One door opens all files: what matters
+/// is that each comes through it.
 fn each(name: &'static str, prepare: fn(&Ground), code: i32, arguments: &'static [&'static str]) -> Vec<Case> {
     let last = name.rsplit('/').next().unwrap();
     let of = |kind: &'static str| {
@@ -36,15 +37,16 @@ fn each(name: &'static str, prepare: fn(&Ground), code: i32, arguments: &'static
         };
         Case::new(format!("a {kind} as {name}"), make).run(arguments).code(code).says(&[last])
     };
-    KINDS.map(of).into()
+    let others = KINDS[1..].iter().skip(name.len() % 2).step_by(2);
+    KINDS[..1].iter().chain(others).map(|kind| of(kind)).collect()
 }
 
 const CHECK: &[&str] = &["check", "--recipe", "recipe.toml"];
 const RESUME: &[&str] = &["resume", "run"];
 
-/// The first half of the kinds, for files of which the other half means that they are not there.
+/// Of files that need not be there: a link to nothing means that they are not.
 fn what_is_there(cases: Vec<Case>) -> impl Iterator<Item = Case> {
-    cases.into_iter().take(4)
+    cases.into_iter().filter(|case| !case.is_named("loop") && !case.is_named("dangling"))
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::workshop::{Left, Workshop, copy_dir, names, tree};
+use super::workshop::{Left, Workshop, copy_dir, finetune_arguments, names, tree};
 
 /// 13 samples make 7 micro-batches, the first of one sequence, and 4 steps an epoch, the last of one micro-batch.
 fn workshop() -> Workshop {
@@ -44,6 +44,25 @@ fn from_every_step_to_the_bit() {
         assert_eq!(aside.exists(), k < 12, "what came after step {k} is moved out of the way");
         assert_eq!(names(&workshop.path(&run).join("tensorboard")).len(), 2, "a new event file");
     }
+}
+
+/// One command again and again begins the run, goes on with it, finds nothing to do, and hears what may change and what may not.
+#[test]
+fn by_the_command_that_began_it() {
+    let workshop = workshop();
+    let whole = workshop.finished("whole", &["train.max_steps=4"]);
+    let again = |failpoint: &str, set: &[&str]| {
+        workshop.kvtune(failpoint, &[finetune_arguments("run", set), vec!["--resume-if-possible"]].concat())
+    };
+    assert_eq!(again("run.step=kill:3", &["train.max_steps=4"]).code, Err(9));
+    assert!(again("", &["train.max_steps=4"]).with(0).contains("resuming after step 2"));
+    workshop.assert_left("run", &whole);
+    assert!(again("", &["train.max_steps=4"]).with(0).contains("nothing to do: 4 steps are made"));
+    // What was left to the planner was decided when the run began.
+    let longer = ["train.max_steps=5", "grad.layers_per_cell=auto", "grad.chunks_per_cell=auto"];
+    assert!(again("", &longer).with(0).contains("resuming after step 4"));
+    let words = again("", &["train.max_steps=5", "optimizer.learning_rate=1e-3"]).with(2);
+    assert!(words.contains("`optimizer.learning_rate`"), "{words}");
 }
 
 /// An adapter whose linears differ in rank and scale, or have none, is resumed and continued as any other.

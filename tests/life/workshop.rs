@@ -168,9 +168,9 @@ impl Workshop {
         assert_eq!(leftovers(&self.path(run)), [""; 0], "{run}");
     }
 
-    /// How far the final adapters of two runs lie apart: largest over the matrices, relative to the norm of the first.
+    /// How far what two runs have trained lies apart at their ends: largest over the matrices, relative to the norm of the first.
     pub fn difference(&self, expected: &str, found: &str) -> f64 {
-        let (expected, found) = (adapter(&self.path(expected)), adapter(&self.path(found)));
+        let (expected, found) = (trained(&self.path(expected)), trained(&self.path(found)));
         assert_eq!(expected.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>());
         let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
         let relative = |(name, a): (&String, &Vec<f32>)| {
@@ -299,9 +299,10 @@ pub fn copy_dir(from: &Path, to: &Path) {
     }
 }
 
-/// The final adapter of a run.
-fn adapter(run: &Path) -> BTreeMap<String, Vec<f32>> {
-    let bytes = fs::read(run.join("final/adapter_model.safetensors")).unwrap();
+/// The final adapter of a run, or all weights.
+fn trained(run: &Path) -> BTreeMap<String, Vec<f32>> {
+    let adapter = fs::read(run.join("final/adapter_model.safetensors"));
+    let bytes = adapter.or_else(|_| fs::read(run.join("final/model.safetensors"))).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let values = |data: &[u8]| data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
     file.tensors().into_iter().map(|(name, tensor)| (name, values(tensor.data()))).collect()

@@ -36,7 +36,9 @@ fn machine(host: u64) -> Machine {
         threads: 2,
         baseline: ProcessBaseline { resident: Bytes(150 * MIB), kernels: Bytes(0) },
         limits,
+        ranks: 1,
         times: None,
+        processes: 1,
     }
 }
 

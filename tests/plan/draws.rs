@@ -39,11 +39,14 @@ pub(crate) fn draws(seed: u64, count: usize, sizes: Sizes) -> Vec<Draw> {
     let mut of_graphs = rng.clone();
     of_graphs.set_stream(2);
     let mut kept = || *["'none'", "'none'", "1", "3", "8", "'auto'"].choose(&mut of_graphs).unwrap();
+    let mut of_outputs = rng.clone();
+    of_outputs.set_stream(3);
+    let mut outputs = || *["recompute", "keep"].choose(&mut of_outputs).unwrap();
     let mut dropout = || *["0.0", "0.0", "0.1"].choose(&mut of_dropout).unwrap();
-    (0..count).map(|_| draw(&mut rng, sizes, (dropout(), kept()))).collect()
+    (0..count).map(|_| draw(&mut rng, sizes, [dropout(), kept(), outputs()])).collect()
 }
 
-fn draw(rng: &mut ChaCha8Rng, sizes: Sizes, (dropout, kept): (&str, &str)) -> Draw {
+fn draw(rng: &mut ChaCha8Rng, sizes: Sizes, [dropout, kept, outputs]: [&'static str; 3]) -> Draw {
     let mut of = |choices: &[usize]| *choices.choose(rng).unwrap();
     let (layers, hidden, slots) = (of(sizes.layers), of(sizes.hidden), of(sizes.slots));
     let (head_dim, groups, per_group) = (of(&[16, 32, 64]), of(&[1, 2, 4]), of(&[1, 2, 4]));
@@ -59,6 +62,8 @@ fn draw(rng: &mut ChaCha8Rng, sizes: Sizes, (dropout, kept): (&str, &str)) -> Dr
     let buffer = word(&["plain", "plain", "plain", "int8"]);
     let undo = if buffer == "plain" { word(&["plain", "plain", "int8"]) } else { "plain" };
     let checkpoints = word(&["plain", "plain", "int8", "int4"]);
+    // Beside stores that round no output is kept.
+    let outputs = if [checkpoints, undo] == ["plain"; 2] { outputs } else { "recompute" };
     let (checkpoints_place, undo_place) = (word(&["memory", "memory", "file"]), word(&["memory", "memory", "file"]));
     let tied = rng.random::<bool>();
     let trained = if is_full { "train.weights = 'all'".to_owned() } else { format!("lora = {{ r = {r}, dropout = {dropout} }}") };
@@ -74,12 +79,12 @@ fn draw(rng: &mut ChaCha8Rng, sizes: Sizes, (dropout, kept): (&str, &str)) -> Dr
              data = {{ format = 'tokens', train = 'none' }}\n\
              kv_cache = {{ policy = '{policy}', cache_length = {slots}, chunk_size = {chunk}, buffer = '{buffer}' }}\n\
              grad = {{ layers_per_cell = {layers_per_cell}, {width}layer_checkpoints = '{checkpoints}', undo_log = '{undo}', \
-             layer_checkpoints_place = '{checkpoints_place}', undo_log_place = '{undo_place}', keep_graph = {kept}, scratch_dir = 'scratch' }}\n"
+             layer_checkpoints_place = '{checkpoints_place}', undo_log_place = '{undo_place}', keep_graph = {kept}, attention_outputs = '{outputs}', scratch_dir = 'scratch' }}\n"
         ),
         tokens,
         words: format!(
             "{layers} × {hidden}, MLP {inner}, {groups}·{per_group} heads of {head_dim}, vocabulary {vocab}, {dtype}{}; {policy} {slots} \
-             {buffer}, chunks {chunk}; {sequences} × {tokens}; cells {layers_per_cell} × {}; {checkpoints} {checkpoints_place}, {undo} {undo_place}; {kept} kept",
+             {buffer}, chunks {chunk}; {sequences} × {tokens}; cells {layers_per_cell} × {}; {checkpoints} {checkpoints_place}, {undo} {undo_place}; {kept} kept, {outputs}",
             if is_full { " full".to_owned() } else { format!(", dropout {dropout}") },
             if chunks_per_cell == 0 { "cache".to_owned() } else { chunks_per_cell.to_string() },
         ),

@@ -68,6 +68,21 @@ fn kept_graphs_hold_what_is_planned() {
 }
 
 #[test]
+fn kept_outputs_hold_what_is_planned() {
+    let keep = "grad.attention_outputs=keep";
+    for layers in ["grad.layers_per_cell=1", "grad.layers_per_cell=2", "grad.layers_per_cell=3"] {
+        check(&[keep, layers, "kv_cache.policy=h2o"]);
+        check(&[keep, layers, "grad.chunks_per_cell=1", "grad.keep_graph=6", "kv_cache.buffer=int8"]);
+        check(&[keep, layers, "train.weights=all", "model.dtype=bf16"]);
+        check_sequences(&[keep, layers, "kv_cache.policy=h2o", "grad.chunks_per_cell=2"], &[90, TOKENS, 20]);
+    }
+    let (planned, _) = both(&[keep], &[TOKENS]);
+    // 3 layers with 4 heads of 8 numbers and a log-sum-exp, all of which wait at the end of the forward phase.
+    let most = planned.iter().map(|moment| moment.held.attention_outputs).max();
+    assert_eq!(most, Some(Bytes(3 * TOKENS as u64 * 4 * (8 + 1) * 4)));
+}
+
+#[test]
 fn sequences_of_different_lengths_hold_what_is_planned() {
     for lengths in [&[90, TOKENS, 20][..], &[1, 150], &[60, 50]] {
         check_sequences(&["kv_cache.policy=h2o", "grad.layers_per_cell=2"], lengths);

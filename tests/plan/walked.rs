@@ -95,6 +95,7 @@ pub(crate) fn both(words: &[&str], lengths: &[usize]) -> (Vec<Span>, Vec<(StepPa
         kind: model.kind(),
         device: Device::Cpu,
         threads: 1,
+        ranks: 1,
         accumulates: false,
     };
     let plan = engine.settings().plan(&batch, None).unwrap();

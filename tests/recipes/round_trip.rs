@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use kvtune::metrics::Metric;
 use kvtune::recipe::{
-    BatchOrder, BatchSize, Boundary, BufferKind, CacheLength, CacheRecipe, ChatRecipe, CheckpointRecipe, Chunking, DataFormat,
-    DataRecipe, Dtype, EvalRecipe, Figure, GenerateRecipe, GradRecipe, HeadRecipe, HelmetFamily, InitLora, KeepGraph, Labels,
-    LogRecipe, LongBenchPrompt, LoraRecipe, Mode, ModelRecipe, Offload, OnBadRow, OnNonFinite, OnOutOfMemory, OnSigterm,
-    OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, RopeScalingRecipe, RopeType, Schedule,
-    Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TemplateChoice, TemplateDate, TemplateVariables, TrainOn,
-    TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
+    AttentionOutputs, BatchOrder, BatchSize, Boundary, BufferKind, CacheLength, CacheRecipe, ChatRecipe, CheckpointRecipe,
+    Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe, Figure, GenerateRecipe, GradRecipe, HeadRecipe, HelmetFamily, InitLora,
+    KeepGraph, Labels, LogRecipe, LongBenchPrompt, LoraRecipe, Mode, ModelRecipe, Offload, OnBadRow, OnNonFinite, OnOutOfMemory,
+    OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, RopeScalingRecipe, RopeType,
+    Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TemplateChoice, TemplateDate, TemplateVariables,
+    TrainOn, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -254,6 +254,7 @@ fn opened(open: Vec<OpenKey>, mut grad: GradRecipe) -> GradRecipe {
             OpenKey::LayerCheckpointsPlace => grad.layer_checkpoints.place = StorePlace::Memory,
             OpenKey::UndoLog => grad.undo_log.form = StoreForm::Plain,
             OpenKey::UndoLogPlace => grad.undo_log.place = StorePlace::Memory,
+            OpenKey::AttentionOutputs => grad.attention_outputs = AttentionOutputs::Recompute,
         }
     }
     GradRecipe { open, ..grad }
@@ -275,6 +276,7 @@ prop_compose! {
     fn rest(head: HeadRecipe)(model in (path(), option::of(path()), select(Dtype::ALL), any::<bool>(), option::of(rope_scaling())),
               grad in (small(), 0.1..1e3_f64, option::of(small()), any::<bool>()), stores in stores(),
               on_out_of_memory in select(OnOutOfMemory::ALL), cuda_graphs in any::<bool>(), keep_graph in keep_graph(),
+              attention_outputs in select(AttentionOutputs::ALL),
               open in subsequence(OpenKey::ALL, 0..=OpenKey::ALL.len()),
               checkpoint in (large(), option::of(large()), small(), select(OnSigterm::ALL)), interval in large(), output_dir in option::of(path()))
              -> (ModelRecipe, GradRecipe, CheckpointRecipe, LogRecipe, Option<PathBuf>) {
@@ -295,6 +297,7 @@ prop_compose! {
                     single_tokens_for_targets,
                     on_out_of_memory,
                     keep_graph,
+                    attention_outputs,
                     cuda_graphs,
                     open: Vec::new(),
                 },
@@ -323,7 +326,11 @@ fn recipe() -> impl Strategy<Value = Recipe> {
             let form = if kv_cache.buffer == BufferKind::Plain { grad.undo_log.form } else { StoreForm::Plain };
             let waits = train.offload == Offload::Weights;
             let keep_graph = if waits && grad.keep_graph.cells() > 0 { KeepGraph::None } else { grad.keep_graph };
-            let grad = GradRecipe { undo_log: StoreRecipe { form, ..grad.undo_log }, keep_graph, ..grad };
+            let mut grad = GradRecipe { undo_log: StoreRecipe { form, ..grad.undo_log }, keep_graph, ..grad };
+            // Beside a store that rounds no output is kept.
+            if grad.rounds() {
+                grad.attention_outputs = AttentionOutputs::Recompute;
+            }
             Recipe { model, lora, data, head, kv_cache, grad, train, optimizer, eval, checkpoint, log, output_dir }
         })
     })

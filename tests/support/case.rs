@@ -2,7 +2,7 @@
 
 use kvtune::cache;
 use kvtune::engine::Silent;
-use kvtune::recipe::{BufferKind, Chunking, PolicyRecipe, Storage, StoreForm, StorePlace, StoreRecipe};
+use kvtune::recipe::{AttentionOutputs, BufferKind, Chunking, PolicyRecipe, Storage, StoreForm, StorePlace, StoreRecipe};
 use kvtune::verify::{Comparison, compare};
 use tch::{Device, Kind, Tensor};
 
@@ -83,6 +83,8 @@ pub struct Case {
     pub undo_log: StoreRecipe,
     /// Cells whose graphs the forward phase keeps.
     pub kept: usize,
+    /// What becomes of attention's outputs of the forward phase.
+    pub outputs: AttentionOutputs,
     /// Whether a GPU captures what columns of equal shape have in common.
     pub has_cuda_graphs: bool,
     /// Whether sessions have fixed widths.
@@ -214,6 +216,7 @@ pub const PLAIN: Case = Case {
     layer_checkpoints: IN_MEMORY,
     undo_log: IN_MEMORY,
     kept: 0,
+    outputs: AttentionOutputs::Recompute,
     has_cuda_graphs: false,
     is_static: false,
     has_loud_channel: false,

@@ -290,6 +290,7 @@ pub fn recipes(case: &Case) -> (CacheRecipe, GradRecipe) {
         single_tokens_for_targets: case.tail != Tail::InChunks,
         on_out_of_memory: OnOutOfMemory::Fail,
         keep_graph: KeepGraph::of(case.kept),
+        attention_outputs: case.outputs,
         cuda_graphs: case.has_cuda_graphs,
         open: Vec::new(),
     };

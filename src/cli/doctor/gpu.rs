@@ -40,7 +40,7 @@ const TRIALS: [Trial; 4] = [
 pub(super) fn examine(promise: Promise, index: usize, half: &CudaSupport) -> Vec<DoctorCheck> {
     let driver = Driver::ask();
     let mut checks = vec![nodes(&device_nodes(), promise), of_driver(driver.as_ref(), promise), of_half(half, promise)];
-    // libtorch's CUDA half needs cuDNN and NCCL to start; kvtune itself asks them for nothing.
+    // libtorch's CUDA half needs cuDNN and NCCL to start; kvtune itself asks only the latter, and only among ranks.
     let companions = [
         ("CUDA runtime", Companion::Runtime, promise),
         ("cuDNN", Companion::Cudnn, Promise::Cpu),

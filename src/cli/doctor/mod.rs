@@ -3,6 +3,7 @@
 mod check;
 mod gpu;
 mod host;
+mod ranks;
 
 use std::path::PathBuf;
 
@@ -11,6 +12,7 @@ use serde_json::json;
 
 use super::device::{Wanted, set_threads};
 use super::format::Format;
+use super::world::Joining;
 use crate::error::Error;
 use crate::native::cuda::{CudaSupport, Numerics, device_nodes, load_cuda};
 use crate::report::console;
@@ -28,6 +30,8 @@ pub(super) struct Doctor {
     /// The same as `--format json`.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    joining: Joining,
 }
 
 impl Doctor {
@@ -70,8 +74,9 @@ impl Doctor {
         checks.extend(match wanted {
             Wanted::Cpu => vec![DoctorCheck::lacking("CUDA", "not asked for: `--device cpu`", "", Promise::Cpu)],
             Wanted::Auto => gpu::examine(promise, 0, &half),
-            Wanted::Cuda(index) => gpu::examine(promise, index, &half),
+            Wanted::Cuda(index) => gpu::examine(promise, index.unwrap_or(0), &half),
         });
+        checks.extend(ranks::examine(self.joining, wanted));
         Ok(checks)
     }
 }

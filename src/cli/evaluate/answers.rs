@@ -10,6 +10,7 @@ use super::targets::LoadedTarget;
 use crate::cli::generate::RuleArguments;
 use crate::cli::used_model::{identity, own_rules};
 use crate::data::Dataset;
+use crate::dist::World;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::eval::{self, ANSWERS, AnswerFile, AnswerScores, AnswerSpec};
@@ -76,48 +77,55 @@ impl AnswerArguments {
         })
     }
 
-    /// The file of all answers, where one is named.
-    pub(super) fn file(&self) -> Result<Option<AnswerFile>, Error> {
-        Ok(self.answers.as_deref().map(AnswerFile::open).transpose()?)
+    /// The file of all answers, where one is named; the first rank keeps it.
+    pub(super) fn file(&self, world: &World) -> Result<Option<AnswerFile>, Error> {
+        let path = self.answers.as_deref().filter(|_| world.is_first());
+        Ok(path.map(AnswerFile::open).transpose()?)
     }
 
-    /// Answers the samples of a dataset, where that is asked for.
-    pub(super) fn answer(
+    /// How the samples of a dataset are answered, and what the answers depend on; none, where none are asked for.
+    pub(super) fn asked(
         &self,
         loaded: &LoadedTarget<'_>,
-        (engine, dataset): (&Engine, &Dataset),
-        split: &str,
-        shared_file: &mut Option<AnswerFile>,
-    ) -> Result<Option<AnswerScores>, Error> {
+        (dataset, split): (&Dataset, &str),
+    ) -> Result<Option<(AnswerSpec, Value)>, Error> {
         if !self.are_wanted() {
             return Ok(None);
         }
-        let LoadedTarget { target, model, tokenizer, recipe } = *loaded;
         let spec = self.spec(loaded, dataset)?;
-        let used = identity(recipe, target.adapter())?;
+        let used = identity(loaded.recipe, loaded.target.adapter())?;
         let settings = json!({
             "model": used.model, "adapter": used.adapter, "cache": used.cache, "dtype": used.dtype, "data": dataset.hash(),
             "split": split, "rules": spec.rules, "metrics": spec.metrics, "batch": spec.width,
         });
-        let answer_into = |file: &mut AnswerFile| {
-            let before = file.taken();
-            let generator = Generator::new(engine, model, tokenizer, spec.width);
-            let answers = eval::answer(generator, dataset, &spec, Some((file, &settings)), &|| false)?;
+        Ok(Some((spec, settings)))
+    }
+
+    /// Answers the samples of a dataset as [`asked`](Self::asked); ranks share them.
+    pub(super) fn answer(
+        &self,
+        loaded: &LoadedTarget<'_>,
+        (engine, dataset): (&Engine, &Dataset),
+        (spec, settings): &(AnswerSpec, Value),
+        (shared_file, world): (&mut Option<AnswerFile>, &World),
+    ) -> Result<AnswerScores, Error> {
+        let has_own = self.answers.is_none() && world.is_first();
+        let mut own = if has_own { Some(AnswerFile::open(&default_path(loaded, settings)?)?) } else { None };
+        let mut file = shared_file.as_mut().or(own.as_mut());
+        let before = file.as_ref().map_or(0, |file| file.taken());
+        let generator = Generator::new(engine, loaded.model, loaded.tokenizer, spec.width);
+        let into = file.as_deref_mut().map(|file| (file, settings));
+        let answers = eval::answer(generator, dataset, spec, into, (world, &|| false))?;
+        if let Some(file) = file {
             let (path, taken) = (file.path().display(), file.taken() - before);
             console::note(&format!("{} answers, {taken} of which were there already, are in `{path}`", answers.len()));
-            let empty = answers.iter().filter(|answer| answer.prediction.trim().is_empty()).count();
-            if empty > 0 {
-                console::note(&format!("{empty} of the answers are empty, and count as wrong ones"));
-            }
-            Ok::<_, Error>(Some(AnswerScores::of(&answers)))
-        };
-        if let Some(file) = shared_file {
-            return answer_into(file);
         }
-        let mut file = AnswerFile::open(&default_path(loaded, split, &settings)?)?;
-        let scores = answer_into(&mut file)?;
-        file.finish()?;
-        Ok(scores)
+        let empty = answers.iter().filter(|answer| answer.prediction.trim().is_empty()).count();
+        if empty > 0 {
+            console::note(&format!("{empty} of the answers are empty, and count as wrong ones"));
+        }
+        own.map_or(Ok(()), AnswerFile::finish)?;
+        Ok(AnswerScores::of(&answers))
     }
 
     fn spec(&self, loaded: &LoadedTarget<'_>, dataset: &Dataset) -> Result<AnswerSpec, Error> {
@@ -156,7 +164,7 @@ fn of_helmet(family: Option<HelmetFamily>, dataset: &Dataset) -> Result<Vec<Metr
 }
 
 /// Beside the run, a file for each checkpoint, split and settings.
-fn default_path(loaded: &LoadedTarget<'_>, split: &str, settings: &Value) -> Result<PathBuf, Error> {
+fn default_path(loaded: &LoadedTarget<'_>, settings: &Value) -> Result<PathBuf, Error> {
     let Some(run) = loaded.target.run() else {
         return Err(Error::Usage {
             message: format!("`{}` is not in a run that its answers could be kept in", loaded.target.dir().display()),
@@ -164,6 +172,6 @@ fn default_path(loaded: &LoadedTarget<'_>, split: &str, settings: &Value) -> Res
         });
     };
     let name = loaded.target.dir().file_name().unwrap_or_default().to_string_lossy();
-    let hash = files::hash_bytes(settings.to_string().as_bytes());
+    let (split, hash) = (settings["split"].as_str().unwrap_or_default(), files::hash_bytes(settings.to_string().as_bytes()));
     Ok(run.join(ANSWERS).join(format!("{name}-{split}-{}.jsonl", &hash[..8])))
 }

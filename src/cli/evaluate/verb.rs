@@ -1,6 +1,7 @@
 //! The verb: every model with every cache, one after the other.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use clap::Args;
 use tch::Device;
@@ -10,7 +11,9 @@ use super::samples::SampleArguments;
 use super::table::{self, Evaluated};
 use super::targets::{self, CacheArguments, LoadedTarget};
 use crate::cli::format::Format;
-use crate::data::Dataset;
+use crate::cli::world::Joining;
+use crate::data::{Dataset, Splits};
+use crate::dist::World;
 use crate::engine::{Engine, Settings, Silent};
 use crate::error::Error;
 use crate::eval::{self, AnswerFile};
@@ -45,10 +48,12 @@ pub(in crate::cli) struct Evaluate {
     /// How to print: a table, or a JSON object per line for each model and cache.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
+    #[command(flatten)]
+    pub(in crate::cli) joining: Joining,
 }
 
 impl Evaluate {
-    pub(in crate::cli) fn run(&self, device: Device) -> Result<(), Error> {
+    pub(in crate::cli) fn run(&self, device: Device, world: &Rc<World>) -> Result<(), Error> {
         self.answers.check()?;
         // What is wrong with a recipe shall not come to light behind hours of work.
         let mut targets = Vec::new();
@@ -60,8 +65,9 @@ impl Evaluate {
             }
             targets.push((target, recipes));
         }
-        self.refuse_several_logs(targets.iter().map(|(_, recipes)| recipes.len()).sum())?;
-        let mut shared_file = self.answers.file()?;
+        let evaluations = targets.iter().map(|(_, recipes)| recipes.len()).sum();
+        self.refuse_several_logs(evaluations)?;
+        let mut shared_file = self.answers.file(world)?;
         let mut results = Vec::new();
         for (target, recipes) in &targets {
             let Some(first) = recipes.first() else { continue };
@@ -71,7 +77,7 @@ impl Evaluate {
             let mut said = String::new();
             for recipe in recipes {
                 let loaded = LoadedTarget { target, model: &model, tokenizer: tokenizer.as_ref(), recipe };
-                let result = self.one(&loaded, &mut shared_file, &mut said)?;
+                let result = self.one((&loaded, evaluations), (&mut shared_file, world), &mut said)?;
                 if self.format == Format::Json {
                     console::result(&result.to_json().to_string())?;
                 }
@@ -98,22 +104,27 @@ impl Evaluate {
         })
     }
 
-    /// One model with one cache; of the data nothing is said twice.
+    /// One model with one cache of so many evaluations; of the data nothing is said twice.
     fn one(
         &self,
-        loaded: &LoadedTarget<'_>,
-        shared_file: &mut Option<AnswerFile>,
+        (loaded, evaluations): (&LoadedTarget<'_>, usize),
+        (shared_file, world): (&mut Option<AnswerFile>, &Rc<World>),
         said: &mut String,
     ) -> Result<Evaluated, Error> {
         let LoadedTarget { target, model, tokenizer, recipe } = *loaded;
         let engine = train::engine(recipe, model.config(), tokenizer, None)?;
-        let splits = train::open_data(recipe, model.config(), tokenizer)?;
+        let splits = open_data(loaded, world)?;
         let report = splits.report.to_string();
         if *said != report {
             console::note(&report);
             *said = report;
         }
         let dataset = self.samples.choose(splits, recipe)?;
+        let asked = self.answers.asked(loaded, (&dataset, self.samples.split.name()))?;
+        let settings = asked.iter().filter_map(|(_, settings)| settings.as_object()).flatten();
+        let facts = settings.map(|(key, value)| (format!("answers.{key}"), value.to_string()));
+        let facts = facts.chain([("models and caches".to_owned(), evaluations.to_string())]).collect();
+        train::check_same_evaluation(world, recipe, model, (&dataset, facts))?;
         let batch = recipe.eval.micro_batch_size.map_or(recipe.train.batch_size, BatchSize::Sequences);
         // Who says how many samples means as many.
         let max_batches = recipe.eval.max_batches.filter(|_| self.samples.limit.is_none());
@@ -122,9 +133,10 @@ impl Evaluate {
             console::note(&format!("the {shown} shortest of {} samples: `eval.max_batches` = {max}", dataset.len()));
         }
         // First, as there is more that they may be refused for.
-        let answers = self.answers.answer(loaded, (&engine, &dataset), self.samples.split.name(), shared_file)?;
-        let scores = eval::score((&engine, model), &dataset, batch, max_batches, &mut Silent)?;
-        if let Some(path) = &self.replay_log {
+        let answer = |asked| self.answers.answer(loaded, (&engine, &dataset), &asked, (shared_file, world));
+        let answers = asked.map(answer).transpose()?;
+        let scores = eval::score((&engine, model), &dataset, batch, max_batches, (world, &mut Silent))?;
+        if let Some(path) = self.replay_log.as_ref().filter(|_| world.is_first()) {
             keep_log(path, (&engine, model), &dataset)?;
         }
         let evicts = recipe.kv_cache.policy.name != "dense";
@@ -136,6 +148,16 @@ impl Evaluate {
             answers,
         })
     }
+}
+
+/// The first rank reads the data first, and keeps their tokens for the others.
+fn open_data(loaded: &LoadedTarget<'_>, world: &World) -> Result<Splits, Error> {
+    let LoadedTarget { model, tokenizer, recipe, .. } = *loaded;
+    let open = || Ok::<_, Error>(train::open_data(recipe, model.config(), tokenizer)?);
+    let mut opened = None;
+    let told = if world.is_first() { open().map(|splits| opened = Some(splits)) } else { Ok(()) };
+    world.agree("reading the data", told, |_| false)?;
+    opened.map_or_else(open, Ok)
 }
 
 /// Runs the longest sample once more, and writes what left its cache.

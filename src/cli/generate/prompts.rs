@@ -15,7 +15,7 @@ use crate::units::abridged;
 #[group(required = true, multiple = true)]
 pub(super) struct Prompts {
     /// Talk: what you write is answered, and the conversation is kept.
-    #[arg(long, conflicts_with_all = ["prompt", "prompt_file", "prompt_tokens", "messages", "n", "save_session", "session", "format"])]
+    #[arg(long, group = "conversations", conflicts_with_all = ["prompt", "prompt_file", "prompt_tokens", "messages", "n", "save_session", "session", "format"])]
     pub(super) chat: bool,
     /// A text to go on from; may be given several times.
     #[arg(long, value_name = "TEXT")]
@@ -28,7 +28,7 @@ pub(super) struct Prompts {
     prompt_tokens: Vec<String>,
     /// A file with a conversation to be answered, by the chat template: a JSON list of messages, or an object with `messages`, `tools`
     /// and `chat_template_kwargs`; may be given several times.
-    #[arg(long, value_name = "FILE", conflicts_with = "session")]
+    #[arg(long, value_name = "FILE", group = "conversations", conflicts_with = "session")]
     messages: Vec<PathBuf>,
 }
 
@@ -63,9 +63,11 @@ impl Prompts {
         for list in &self.prompt_tokens {
             all.push(Prompt { ids: tokens_of(list)? });
         }
-        let reader = if self.messages.is_empty() { None } else { Some(template.reader(used)?) };
-        for (path, reader) in self.messages.iter().zip(reader.iter().cycle()) {
-            all.push(Prompt { ids: reader.read(path)? });
+        if !self.messages.is_empty() {
+            let reader = template.reader(used)?;
+            for path in &self.messages {
+                all.push(Prompt { ids: reader.read(path)? });
+            }
         }
         Ok(all)
     }

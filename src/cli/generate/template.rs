@@ -14,13 +14,13 @@ use crate::files::{self, FileKind};
 #[derive(Debug, Args)]
 pub(super) struct TemplateArguments {
     /// The chat template, in place of the model's own: a file, a text, or the name of one of several that the model has.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "conversations")]
     chat_template: Option<String>,
     /// What the chat template is told beside the messages, as `{"enable_thinking": false}`.
-    #[arg(long, value_name = "JSON")]
+    #[arg(long, value_name = "JSON", requires = "conversations")]
     chat_template_kwargs: Option<String>,
     /// A file with the functions that the assistant may call, a JSON list.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "conversations")]
     tools: Option<PathBuf>,
 }
 

@@ -200,7 +200,7 @@ impl WrittenTexts {
             let WrittenText { prompt, sample, prompt_tokens, ids, words, .. } = text;
             let line = match (self.shown, end) {
                 // The error says it all.
-                (Shown::Streamed | Shown::Texts, End::Failed(_)) if self.texts.len() == 1 && ids.is_empty() => continue,
+                (Shown::Streamed, End::Failed(_)) if ids.is_empty() => continue,
                 (Shown::Streamed, _) => String::new(),
                 (Shown::Texts, _) => {
                     let words = match end {

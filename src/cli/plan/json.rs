@@ -18,7 +18,8 @@ pub(in crate::cli) fn alternative(kind: &str, alternative: &Alternative) -> Valu
     json!({
         "kind": kind, "fits": fits, "layers_per_cell": grad.layers_per_cell, "chunks_per_cell": grad.chunks_per_cell,
         "layer_checkpoints": grad.layer_checkpoints.form.name(), "layer_checkpoints_place": grad.layer_checkpoints.place.name(),
-        "undo_log": grad.undo_log.form.name(), "undo_log_place": grad.undo_log.place.name(), "layer_bands": cells.0, "columns": cells.1, "kept_cells": kept,
+        "undo_log": grad.undo_log.form.name(), "undo_log_place": grad.undo_log.place.name(),
+        "attention_outputs": grad.attention_outputs.name(), "layer_bands": cells.0, "columns": cells.1, "kept_cells": kept,
         "process_bytes": host.0, "device_bytes": device.map(|bytes| bytes.0), "file_bytes": forecast.files.0,
         "tensors": peak(&forecast.device), "host_tensors": forecast.host.as_ref().map(peak),
         "seconds": Value::Object(by_part.collect()),

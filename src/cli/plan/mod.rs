@@ -9,8 +9,10 @@ use tch::Device;
 use super::counts::{at_least_one, bytes};
 use super::format::Format;
 use super::recipe_file::RecipeFile;
+use super::world::Joining;
 use crate::bench;
 use crate::data::Batch;
+use crate::dist::World;
 use crate::error::Error;
 use crate::model::ModelConfig;
 use crate::plan::Machine;
@@ -38,17 +40,23 @@ pub(super) struct Plan {
     /// How to print.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
+    #[command(flatten)]
+    pub(super) joining: Joining,
 }
 
 impl Plan {
-    pub(super) fn run(&self, device: Device) -> Result<(), Error> {
+    pub(super) fn run(&self, device: Device, world: &World) -> Result<(), Error> {
         let recipe = self.recipe.load(device)?;
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;
-        let mut machine = Machine::here(recipe.model.dtype, device);
+        let mut machine = Machine::here(recipe.model.dtype, device).of_ranks(world.ranks_here(), world.size());
         let here = machine;
         let batch = machine.including(|| self.batch(&recipe, &config, here))?;
         let machine = self.machine(&recipe, &config, &batch, machine)?;
+        if world.size() > 1 {
+            let (ranks, here) = (world.size(), world.ranks_here());
+            console::note(&format!("for one of {ranks} ranks, {here} of which share this machine's memory and disk"));
+        }
         let decision = train::plan(&recipe, &config, &batch, machine, |planner| planner.decide(&recipe.grad))?;
         let others = if recipe.grad.open.is_empty() {
             train::plan(&recipe, &config, &batch, machine, |planner| planner.alternatives(&recipe.grad))?
@@ -81,7 +89,8 @@ impl Plan {
         }
         machine.limits.device = self.device_memory.or(machine.limits.device);
         machine.limits.host = self.host_memory.or(machine.limits.host);
-        machine.limits.files = self.scratch_space.or_else(|| train::disk_of_run(recipe, None));
+        machine = machine.with_disk(train::disk_of_run(recipe, None));
+        machine.limits.files = self.scratch_space.or(machine.limits.files);
         Ok(machine)
     }
 }

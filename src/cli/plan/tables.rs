@@ -56,7 +56,7 @@ fn parts(title: &str, peak: &PlannedPeak, whole: Bytes) -> Table {
 
 /// The chosen tiling and others, the fastest first.
 fn alternatives(chosen: &Alternative, others: &[Alternative], is_timed: bool) -> Table {
-    let mut header = vec!["layers × chunks per cell", "graphs kept", "layer checkpoints", "undo log"];
+    let mut header = vec!["layers × chunks per cell", "graphs kept", "layer checkpoints", "undo log", "attention outputs"];
     header.extend(if chosen.device.is_some() { &["device's peak", "host's peak"][..] } else { &["peak"] });
     header.push("files");
     header.extend(StepPart::ALL.map(StepPart::name));
@@ -71,6 +71,7 @@ fn alternatives(chosen: &Alternative, others: &[Alternative], is_timed: bool) ->
             format!("{} of {}", other.kept, other.cells.0 * other.cells.1),
             store(other.grad.layer_checkpoints),
             store(other.grad.undo_log),
+            other.grad.attention_outputs.name().to_owned(),
         ];
         cells.extend(other.device.into_iter().chain([other.host, other.forecast.files]).map(|bytes| bytes.to_string()));
         let time = |seconds: f64| if is_timed { Seconds(seconds).to_string() } else { "–".to_owned() };

@@ -99,12 +99,13 @@ fn tell(all: &[Proved], subject: &ProofSubject<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-const HEADER: [&str; 11] = [
+const HEADER: [&str; 12] = [
     "layers × chunks",
     "cells",
     "graphs kept",
     "layer checkpoints",
     "undo log",
+    "attention outputs",
     "caches",
     "head",
     "relative error",
@@ -133,6 +134,7 @@ impl Proved {
             found.kept.to_string(),
             store(grad.layer_checkpoints, found.layer_checkpoints),
             store(grad.undo_log, found.undo_log),
+            grad.attention_outputs.name().to_owned(),
             format!("{}{}", kv_cache.storage, if kv_cache.cpu_offload { ", on the host" } else { "" }),
             match found.head {
                 HeadTurn::Forward => "forward phase".to_owned(),
@@ -153,7 +155,7 @@ impl Proved {
             "kind": "tiling", "is_own": self.is_own, "layers_per_cell": found.largest_cell.0, "chunks_per_cell": found.largest_cell.1,
             "layer_bands": found.cells.0, "columns": found.cells.1, "kept_cells": found.kept,
             "layer_checkpoints": store(grad.layer_checkpoints, found.layer_checkpoints),
-            "undo_log": store(grad.undo_log, found.undo_log),
+            "undo_log": store(grad.undo_log, found.undo_log), "attention_outputs": grad.attention_outputs.name(),
             "storage": kv_cache.storage.name(), "cpu_offload": kv_cache.cpu_offload,
             "head": if found.head == HeadTurn::Cells { "cells" } else { "forward" },
             "relative_error": found.relative_error(), "from_first": found.apart, "cosine": found.comparison.whole().0,

@@ -34,23 +34,27 @@ impl Conversation {
         Ok(Self { messages, ..Self::default() })
     }
 
-    /// About as many bytes as its messages take.
+    /// About as many bytes as all of it takes.
     pub(in crate::data) fn size(&self) -> usize {
         fn of(value: &Json) -> usize {
-            match value {
+            8 + match value {
                 Json::String(text) => text.len(),
                 Json::Array(values) => values.iter().map(of).sum(),
-                Json::Object(fields) => fields.values().map(of).sum(),
-                _ => 8,
+                Json::Object(fields) => fields.iter().map(|(name, value)| name.len() + of(value)).sum(),
+                _ => 0,
             }
         }
-        self.messages.iter().map(of).sum()
+        self.values().map(of).sum()
+    }
+
+    fn values(&self) -> impl Iterator<Item = &Json> {
+        let others = [&self.tools, &self.documents].into_iter().flatten();
+        self.messages.iter().chain(others).chain(self.variables.values())
     }
 
     /// Whether a character occurs in it.
     pub(super) fn contains(&self, wanted: char) -> bool {
-        let others = [&self.tools, &self.documents].into_iter().flatten();
-        self.messages.iter().chain(others).chain(self.variables.values()).any(|value| occurs(value, wanted))
+        self.values().any(|value| occurs(value, wanted))
     }
 
     /// Whether the markers occur in it.

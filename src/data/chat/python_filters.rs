@@ -128,7 +128,7 @@ fn truncate(
     if length < width {
         return Err(fault(format!("truncate: expected length >= {width}, got {length}")));
     }
-    if text.chars().count() <= length + leeway {
+    if text.chars().count() <= length.saturating_add(leeway) {
         return Ok(text.to_owned());
     }
     let cut: String = text.chars().take(length - width).collect();

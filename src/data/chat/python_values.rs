@@ -11,6 +11,9 @@ const MOST_INDENT: i64 = 256;
 /// Lists within lists at most.
 const MOST_DEPTH: usize = 256;
 
+/// Bytes of a text of JSON.
+const MOST_TEXT: usize = 32 << 20;
+
 /// How `json.dumps` writes.
 struct JsonStyle {
     ensure_ascii: bool,
@@ -177,6 +180,9 @@ impl JsonStyle {
     fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
         if depth > MOST_DEPTH {
             return Err(fault(format!("tojson: more than {MOST_DEPTH} lists within lists")));
+        }
+        if out.len() > MOST_TEXT {
+            return Err(fault(format!("tojson: the text is longer than {MOST_TEXT} bytes")));
         }
         match value.kind() {
             ValueKind::None => out.push_str("null"),

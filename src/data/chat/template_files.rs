@@ -132,7 +132,7 @@ fn of_file(name: &str, path: &Path) -> Result<Source, DataError> {
 fn of_directory(dir: &Path) -> Result<Vec<Source>, DataError> {
     let mut all = Vec::new();
     let default = dir.join("chat_template.jinja");
-    if default.is_file() {
+    if files::is_there(&default) {
         all.push(of_file(DEFAULT, &default)?);
     }
     let folder = dir.join("additional_chat_templates");

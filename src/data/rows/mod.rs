@@ -42,7 +42,7 @@ pub(super) fn each<E: From<DataError>>(path: &Path, settings: &RowSettings, sink
         Kind::Array => json_array::each(input, settings.max_line_bytes, &mut renamed),
         Kind::Csv(delimiter) => csv_rows::each(input, delimiter, settings.max_line_bytes, &mut renamed),
         Kind::Parquet => parquet_rows::each(path, settings.max_line_bytes, &mut renamed),
-        Kind::Arrow => arrow_stream::each(path, &mut renamed),
+        Kind::Arrow => arrow_stream::each(path, settings.max_line_bytes, &mut renamed),
         Kind::Document => {
             let place = SamplePlace { path: path.into(), at: LineOrRecord::Whole };
             let mut bytes = Vec::new();

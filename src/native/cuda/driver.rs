@@ -49,6 +49,9 @@ pub(super) struct Calls {
 
 const LIBRARY: &str = "libcuda.so.1";
 const MULTIPROCESSORS: c_int = 16;
+const PCI_BUS: c_int = 33;
+const PCI_DEVICE: c_int = 34;
+const PCI_DOMAIN: c_int = 50;
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
 
@@ -218,6 +221,14 @@ impl Context {
 pub fn kind_of_gpu(index: usize) -> Option<String> {
     let Context { architecture, multiprocessors, .. } = Context::of(index).ok()?;
     Some(format!("sm_{architecture} × {multiprocessors}"))
+}
+
+/// What tells a GPU from the others of its machine, whatever number it has here: its place on the PCI bus.
+pub fn place_of_gpu(index: usize) -> Result<String, String> {
+    let calls = Calls::get()?;
+    let device = calls.device(c_int::try_from(index).map_err(|_| format!("there is no CUDA device {index}"))?)?;
+    let of = |which| calls.attribute(which, device);
+    Ok(format!("{:04x}:{:02x}:{:02x}", of(PCI_DOMAIN)?, of(PCI_BUS)?, of(PCI_DEVICE)?))
 }
 
 /// Compiled kernels on a device. They stay there as long as the process lives.

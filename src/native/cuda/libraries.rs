@@ -45,8 +45,7 @@ impl Companion {
 
     /// Opens it, beside libtorch or else where the loader looks, and asks for its version; `Err` says why that cannot be done.
     pub fn open(self) -> Result<OpenedLibrary, String> {
-        let folder = libtorch_folder()?;
-        let path = beside(&folder, self.file_name()).unwrap_or_else(|| PathBuf::from(self.file_name()));
+        let path = self.path()?;
         // SAFETY: CUDA's own libraries, whose initialisers are made to run in any process.
         let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|error| format!("`{}` cannot be opened: {}", self.file_name(), said(&error)))?;
@@ -54,6 +53,14 @@ impl Companion {
         // Never closed: whoever uses it opens it again, and finds it loaded.
         let _handle = library.into_raw();
         Ok(OpenedLibrary { version, path })
+    }
+
+    /// Its file, or the name by which the system's loader may find it.
+    pub(super) fn path(self) -> Result<PathBuf, String> {
+        if let Some(path) = std::env::var_os("KVTUNE_NCCL").filter(|path| self == Self::Nccl && !path.is_empty()) {
+            return Ok(path.into());
+        }
+        Ok(beside(&libtorch_folder()?, self.file_name()).unwrap_or_else(|| self.file_name().into()))
     }
 
     fn version(self, library: &Library) -> Option<String> {
@@ -77,7 +84,7 @@ impl Companion {
 }
 
 /// `9.19.0` of 91900.
-fn dotted(number: usize) -> String {
+pub(super) fn dotted(number: usize) -> String {
     format!("{}.{}.{}", number / 10_000, number % 10_000 / 100, number % 100)
 }
 

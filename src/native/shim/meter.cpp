@@ -10,6 +10,11 @@
 // jemalloc's, where it is linked in.
 extern "C" int mallctl(const char* name, void* old, size_t* old_size, void* value, size_t size) __attribute__((weak));
 
+// What a step frees the next one needs again. Given back to the system by time, as jemalloc does of itself, it would have to be zeroed anew:
+// a tenth of a long step. And a large free extent serves any request, where jemalloc would map fresh memory beside it.
+extern "C" const char* malloc_conf;
+const char* malloc_conf = "dirty_decay_ms:-1,lg_extent_max_active_fit:40";
+
 namespace {
 
 struct Count {

@@ -1,0 +1,244 @@
+//! `kvtune launch`: several ranks on this machine, each a process of this binary.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle, sleep};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use rand::TryRng;
+use rand::rngs::SysRng;
+use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::flag;
+
+use super::finetune::Ending;
+use crate::dist::Launched;
+use crate::error::Error;
+use crate::native::usable_cpus;
+use crate::report::console;
+
+/// Tells a rank which process has started it, and is to take it along when it ends.
+const LAUNCHER: &str = "KVTUNE_LAUNCHER";
+
+/// Signals that are passed on.
+const PASSED_ON: [(i32, Signal); 4] =
+    [(SIGINT, Signal::INT), (SIGTERM, Signal::TERM), (SIGUSR1, Signal::USR1), (SIGHUP, Signal::TERM)];
+
+/// How often the ranks are looked at.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long the others may take to see by themselves that a rank is gone, and to end when they are told to.
+const GRACE: Duration = Duration::from_secs(3);
+const LAST_GRACE: Duration = Duration::from_secs(10);
+/// A line that is longer is shown in parts.
+const LONGEST_LINE: u64 = 1 << 20;
+
+#[derive(Debug, Args)]
+pub(super) struct LaunchRanks {
+    /// How many ranks.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    nproc: u16,
+    /// What each of them does: a command of kvtune with its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// Ends this process with the one that has launched it, if one has.
+pub(super) fn follow_launcher() {
+    let Some(launcher) = std::env::var(LAUNCHER).ok().and_then(|pid| pid.parse::<i32>().ok()) else { return };
+    let parent = || getppid().map(Pid::as_raw_nonzero).map(i32::from);
+    // What this process starts in turn has no such variable's meaning: the parent is another one there.
+    if parent() == Some(launcher) {
+        let _ = set_parent_process_death_signal(Some(Signal::KILL));
+        // It may have ended in between.
+        if parent() != Some(launcher) {
+            signal_hook::low_level::exit(1);
+        }
+    } else if parent() == Some(1) && launcher != 1 {
+        signal_hook::low_level::exit(1);
+    }
+}
+
+impl LaunchRanks {
+    /// Starts them and waits; `refused_by_all` says why each of them would refuse the command.
+    pub(super) fn run(&self, refused_by_all: fn(&[String]) -> Option<String>) -> Result<Ending, Error> {
+        self.check(refused_by_all)?;
+        let signals = watched()?;
+        let mut ranks = Ranks { processes: Vec::new(), readers: Vec::new() };
+        let port = free_port()?;
+        let random = SysRng.try_next_u64().map_err(|error| unstarted(0, &error.into()))?;
+        let run_id = format!("{random:016x}");
+        for rank in 0..self.nproc {
+            ranks.start(&mut self.command_of(rank, port, &run_id)?)?;
+        }
+        Ok(Ending::Launched(ranks.supervise(&signals)))
+    }
+
+    /// Refuses what would fail on every rank alike, or start ranks of ranks.
+    fn check(&self, refused_by_all: fn(&[String]) -> Option<String>) -> Result<(), Error> {
+        let usage = |message: String, hint: &str| Err(Error::Usage { message, hint: hint.to_owned() });
+        if let Some(message) = refused_by_all(&self.command) {
+            return usage(message, "this is what stands behind `--`, a command and its arguments: see `kvtune help`");
+        }
+        match Launched::from_environment(|name| std::env::var(name).ok())? {
+            Some(launch) if launch.size > 1 => usage(
+                format!("this process is rank {} of {} already, started by {}", launch.rank, launch.size, launch.by),
+                "start the command itself there, without `launch`; or unset these variables",
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    fn command_of(&self, rank: u16, port: u16, run_id: &str) -> Result<Command, Error> {
+        let binary = std::env::current_exe().map_err(|error| unstarted(rank, &error))?;
+        let mut command = Command::new(binary);
+        command.args(&self.command);
+        for (name, value) in [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", self.nproc), ("LOCAL_WORLD_SIZE", self.nproc)]
+        {
+            command.env(name, value.to_string());
+        }
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string()).env("TORCHELASTIC_RUN_ID", run_id);
+        command.env_remove("TORCHELASTIC_USE_AGENT_STORE").env_remove("TORCHELASTIC_RESTART_COUNT");
+        command.env(LAUNCHER, std::process::id().to_string());
+        if std::env::var_os("OMP_NUM_THREADS").is_none() {
+            command.env("OMP_NUM_THREADS", (usable_cpus() / usize::from(self.nproc)).max(1).to_string());
+        }
+        // A group of its own: a Ctrl-C of the terminal comes once, from here.
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Ok(command)
+    }
+}
+
+/// A port of this machine that nobody listens at.
+fn free_port() -> Result<u16, Error> {
+    let found = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
+    found.map(|at| at.port()).map_err(|error| Error::Limits {
+        message: format!("no port of 127.0.0.1 can be had: {error}"),
+        hint: "the ranks meet at one: see whether the loopback interface is up".into(),
+    })
+}
+
+fn unstarted(rank: u16, error: &std::io::Error) -> Error {
+    Error::Limits {
+        message: format!("rank {rank} can't be started: {error}"),
+        hint: "start fewer ranks, or raise the limits of processes and memory".into(),
+    }
+}
+
+type Flags = Vec<(Signal, Arc<AtomicBool>)>;
+
+fn watched() -> Result<Flags, Error> {
+    let watch = |(number, signal)| {
+        let seen = Arc::new(AtomicBool::new(false));
+        flag::register(number, seen.clone()).map(|_| (signal, seen))
+    };
+    PASSED_ON.into_iter().map(watch).collect::<Result<_, _>>().map_err(|error| Error::Limits {
+        message: format!("can't watch for signals: {error}"),
+        hint: "look at the limits of this process".into(),
+    })
+}
+
+/// The processes that were started; whatever happens here, none of them stays.
+struct Ranks {
+    processes: Vec<Child>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+impl Ranks {
+    fn start(&mut self, command: &mut Command) -> Result<(), Error> {
+        let rank = self.processes.len();
+        let mut process = command.spawn().map_err(|error| unstarted(rank as u16, &error))?;
+        let (out, err) = (process.stdout.take(), process.stderr.take());
+        self.processes.push(process);
+        if let Some(out) = out {
+            self.show(rank, out, |line| drop(console::result(line)))?;
+        }
+        if let Some(err) = err {
+            self.show(rank, err, console::note)?;
+        }
+        Ok(())
+    }
+
+    /// Shows what comes on a stream of a rank, from now on.
+    fn show(&mut self, rank: usize, stream: impl Read + Send + 'static, show: fn(&str)) -> Result<(), Error> {
+        let reader = thread::Builder::new().name("lines of a rank".to_owned());
+        let reader = reader.spawn(move || pass_on(rank, stream, show)).map_err(|error| unstarted(rank as u16, &error))?;
+        self.readers.push(reader);
+        Ok(())
+    }
+
+    /// Waits until all have ended; returns the exit code of the first that failed.
+    fn supervise(mut self, signals: &Flags) -> i32 {
+        let mut ended: Vec<Option<ExitStatus>> = vec![None; self.processes.len()];
+        let mut first: Option<(usize, ExitStatus, Instant)> = None;
+        let (mut told, mut was_asked) = (false, false);
+        while ended.iter().any(Option::is_none) {
+            for (rank, process) in self.processes.iter_mut().enumerate() {
+                if ended[rank].is_some() {
+                    continue;
+                }
+                // A status that can't be had is that of a process that is gone.
+                ended[rank] = process.try_wait().unwrap_or_else(|_| Some(ExitStatus::from_raw(1 << 8)));
+                if let Some(status) = ended[rank].filter(|status| !status.success() && first.is_none()) {
+                    first = Some((rank, status, Instant::now()));
+                }
+            }
+            for (signal, seen) in signals {
+                if seen.swap(false, Ordering::Relaxed) {
+                    was_asked |= *signal != Signal::USR1;
+                    self.send(&ended, *signal);
+                }
+            }
+            if let Some((_, _, since)) = first {
+                if since.elapsed() >= GRACE && !told {
+                    told = true;
+                    self.send(&ended, Signal::TERM);
+                } else if since.elapsed() >= GRACE + LAST_GRACE {
+                    self.send(&ended, Signal::KILL);
+                }
+            }
+            sleep(LOOK);
+        }
+        self.readers.drain(..).for_each(|reader| drop(reader.join()));
+        let Some((rank, status, _)) = first else { return 0 };
+        let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+        if !was_asked {
+            let how = status.signal().map_or_else(|| format!("exit code {code}"), |signal| format!("signal {signal}"));
+            console::note(&format!("error: rank {rank} was the first to fail, with {how}; its lines begin with `[rank {rank}]`"));
+        }
+        code
+    }
+
+    fn send(&self, ended: &[Option<ExitStatus>], signal: Signal) {
+        for (process, _) in self.processes.iter().zip(ended).filter(|(_, ended)| ended.is_none()) {
+            // It was not waited for, so its number is still its own.
+            let _ = kill_process(Pid::from_child(process), signal);
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+/// Shows the lines of a rank with its number in front.
+fn pass_on(rank: usize, stream: impl Read, show: fn(&str)) {
+    let mut stream = BufReader::new(stream);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match stream.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line) {
+            Ok(count) if count > 0 => show(&format!("[rank {rank}] {}", String::from_utf8_lossy(&line).trim_end())),
+            _ => return,
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! `--dist-timeout` and `--backend`: the ranks that a verb works with.
+
+use std::rc::Rc;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use tch::{Device, Kind, Tensor};
+
+use super::device;
+use crate::dist::{DistError, Launched, RankBackend, World};
+use crate::error::Error;
+use crate::report::console;
+use crate::units::Seconds;
+
+/// How long the other ranks are waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Timeout(Duration);
+
+impl FromStr for Timeout {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let expected = "expected seconds, or `90s`, `10m`, `2h`, from 1 s to 7 days";
+        let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let factor = match &text[end..] {
+            "" | "s" => 1,
+            "m" => 60,
+            "h" => 3600,
+            _ => return Err(expected),
+        };
+        let seconds = text[..end].parse().ok().and_then(|count: u64| count.checked_mul(factor));
+        seconds
+            .filter(|seconds| (1..=7 * 24 * 3600).contains(seconds))
+            .map(|seconds| Self(Duration::from_secs(seconds)))
+            .ok_or(expected)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct Joining {
+    /// How long several ranks wait for each other: to begin, and for one that gives no sign of life.
+    #[arg(long, default_value = "10m", value_name = "TIME")]
+    dist_timeout: Timeout,
+    /// By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had.
+    #[arg(long, default_value = "auto", value_name = "BACKEND")]
+    backend: RankBackend,
+}
+
+impl Joining {
+    pub(super) fn timeout(self) -> Duration {
+        self.dist_timeout.0
+    }
+
+    /// Chooses by what the ranks add up; what is to be said of it.
+    pub(super) fn choose(self, world: &mut World, device: Device) -> Result<Option<String>, Error> {
+        Ok(world.choose_backend(self.backend, device)?)
+    }
+}
+
+/// `--device` and `--threads`.
+pub(super) type DeviceArguments = (device::Wanted, Option<u16>);
+
+/// Which rank this process is, if it is one of several.
+pub(super) fn launched() -> Result<Option<Launched>, Error> {
+    Ok(Launched::from_environment(|name| std::env::var(name).ok())?)
+}
+
+/// Refuses to do once more what one process does for itself. Rank 0 may: a batch script's own process looks like that.
+pub(super) fn refuse_further_ranks(verb: &str) -> Result<(), Error> {
+    launched()?.filter(|launch| launch.rank > 0).map_or(Ok(()), |Launched { rank, size, by, .. }| {
+        Err(Error::Usage {
+            message: format!("{}; this process is rank {rank} of {size}, started by {by}", alone(verb)),
+            hint: format!("start `kvtune {verb}` once, without what starts several processes"),
+        })
+    })
+}
+
+/// Why a verb is not for ranks.
+pub(super) fn alone(verb: &str) -> String {
+    format!("`{verb}` is the work of one process, which ranks do not share")
+}
+
+/// Prepares the device of this rank.
+pub(super) fn device((wanted, threads): DeviceArguments) -> Result<Device, Error> {
+    let local_rank = launched()?.map_or(0, |launch| launch.local_rank);
+    device::prepare(wanted, threads, local_rank)
+}
+
+/// Does `work` with all ranks, on this one's device, and tells the others how it has ended.
+pub(super) fn with_ranks<T>(
+    of_device: DeviceArguments,
+    joining: Joining,
+    work: impl FnOnce(Device, &Rc<World>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    // Before the ranks meet: they do so by libtorch, which would remember that there is no CUDA.
+    let device = device(of_device)?;
+    let mut world = match launched()? {
+        Some(launch) => World::join(&launch, joining.timeout())?,
+        None => World::alone(),
+    };
+    if !world.is_first() {
+        console::be_quiet();
+    }
+    let chosen = joining.choose(&mut world, device);
+    let world = Rc::new(world);
+    let done = chosen.and_then(|note| {
+        if let Some(note) = note {
+            console::note(&note);
+        }
+        work(device, &world)
+    });
+    world.leave(done.as_ref().err().map(ToString::to_string).as_deref())?;
+    done
+}
+
+/// How long ranks take to add up so many bytes of gradients on a device: the middle one of several times.
+pub(super) fn time_of_sums(world: &World, bytes: u64, device: Device) -> Result<Seconds, DistError> {
+    const TIMES: usize = 5;
+    let gradients = Tensor::zeros([bytes.div_ceil(4) as i64], (Kind::Float, device));
+    let mut times = Vec::new();
+    // The first one finds memory that was never touched.
+    for _ in 0..=TIMES {
+        world.barrier()?;
+        let begin = Instant::now();
+        world.sum(&gradients)?;
+        times.push(begin.elapsed().as_secs_f64());
+    }
+    times[1..].sort_by(f64::total_cmp);
+    Ok(Seconds(times[1..][TIMES / 2]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_with_their_unit() {
+        for (text, seconds) in [("1", 1), ("90s", 90), ("10m", 600), ("2h", 7200), ("604800", 604_800)] {
+            assert_eq!(text.parse(), Ok(Timeout(Duration::from_secs(seconds))), "{text}");
+        }
+        for text in ["", "0", "m", "-1", "1d", "1.5m", "10 m", "169h", "99999999999999999999h", "1_0"] {
+            assert!(text.parse::<Timeout>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Signs of life: each rank leaves its own in the store again and again and reads those of the others, on a thread of its own.
+//!
+//! Time is counted in rounds of this thread, not by the clock: who was stopped for an hour and goes on has not seen the others be
+//! silent for an hour.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::native::SharedStore;
+use crate::units::quoted;
+
+/// What a rank says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Sign {
+    /// It lives: how often it has said so, and how many exchanges it has begun.
+    Beat(u64, u64),
+    /// It has ended in good order.
+    Left,
+    /// It ends with an error of its own.
+    Failed(String),
+    /// It ends, for another rank is gone: which, and how it knows.
+    Lost(usize, String),
+}
+
+impl Sign {
+    fn to_text(&self) -> String {
+        match self {
+            Self::Beat(count, exchanges) => format!("beat {count} {exchanges}"),
+            Self::Left => "left".to_owned(),
+            Self::Failed(reason) => format!("failed {}", quoted(reason)),
+            Self::Lost(rank, reason) => format!("lost {rank} {}", quoted(reason)),
+        }
+    }
+
+    /// `None` for what no rank writes.
+    fn of_text(text: &str) -> Option<Self> {
+        let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
+        match word {
+            "beat" => rest.split_once(' ').and_then(|(count, begun)| Some(Self::Beat(count.parse().ok()?, begun.parse().ok()?))),
+            "left" => Some(Self::Left),
+            "failed" => Some(Self::Failed(rest.to_owned())),
+            "lost" => rest.split_once(' ').and_then(|(rank, reason)| Some(Self::Lost(rank.parse().ok()?, reason.to_owned()))),
+            _ => None,
+        }
+    }
+
+    /// Whether it is the last one of its rank.
+    pub(super) fn is_last(&self) -> bool {
+        !matches!(self, Self::Beat(..))
+    }
+}
+
+/// What a rank was last heard to say, and in how many rounds since then it has said nothing new.
+#[derive(Clone, Debug)]
+pub(super) struct Heard {
+    pub(super) sign: Sign,
+    pub(super) silent: u32,
+}
+
+/// What the thread and the rank's own thread share.
+struct SharedSigns {
+    /// What this rank says from now on, if it is not that it lives.
+    last: Mutex<Option<Sign>>,
+    heard: Mutex<Vec<Heard>>,
+    /// Rounds that have passed.
+    rounds: AtomicU64,
+    /// Exchanges that this rank has begun.
+    exchanges: AtomicU64,
+    /// What the store said when it could not be reached any more.
+    lost_store: Mutex<Option<String>>,
+    stops: AtomicBool,
+}
+
+/// The thread.
+pub(super) struct Pulse {
+    shared: Arc<SharedSigns>,
+    thread: Option<JoinHandle<()>>,
+    pub(super) interval: Duration,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is in there is whole at every moment.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where in the store a rank's sign is.
+pub(super) fn key(prefix: &str, rank: usize) -> String {
+    format!("{prefix}/sign/{rank}")
+}
+
+/// The sign of a rank that has just come.
+pub(super) fn first() -> Vec<u8> {
+    Sign::Beat(0, 0).to_text().into_bytes()
+}
+
+impl Pulse {
+    /// Begins; `store` is a connection of its own, so that no call of another thread holds it up.
+    pub(super) fn start(
+        store: SharedStore,
+        prefix: &str,
+        (rank, size): (usize, usize),
+        interval: Duration,
+    ) -> std::io::Result<Self> {
+        let shared = Arc::new(SharedSigns {
+            last: Mutex::new(None),
+            heard: Mutex::new(vec![Heard { sign: Sign::Beat(0, 0), silent: 0 }; size]),
+            rounds: AtomicU64::new(0),
+            exchanges: AtomicU64::new(0),
+            lost_store: Mutex::new(None),
+            stops: AtomicBool::new(false),
+        });
+        let keys: Vec<_> = (0..size).map(|rank| key(prefix, rank)).collect();
+        let of_thread = shared.clone();
+        let thread = thread::Builder::new().name("signs of life".to_owned()).spawn(move || {
+            while !of_thread.stops.load(Ordering::Acquire) {
+                if let Err(reason) = of_thread.round(&store, &keys, rank) {
+                    *locked(&of_thread.lost_store) = Some(reason);
+                    return;
+                }
+                thread::park_timeout(interval);
+            }
+        })?;
+        Ok(Self { shared, thread: Some(thread), interval })
+    }
+
+    /// Counts an exchange that this rank begins; returns how many there were with it.
+    pub(super) fn begin_exchange(&self) -> u64 {
+        self.shared.exchanges.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// What was heard of all ranks.
+    pub(super) fn heard(&self) -> Vec<Heard> {
+        locked(&self.shared.heard).clone()
+    }
+
+    /// Rounds that have passed.
+    pub(super) fn rounds(&self) -> u64 {
+        self.shared.rounds.load(Ordering::Acquire)
+    }
+
+    /// Why the store is not reached any more.
+    pub(super) fn lost_store(&self) -> Option<String> {
+        locked(&self.shared.lost_store).clone()
+    }
+
+    /// Says a last sign, unless there was one, and waits a little until it is in the store.
+    pub(super) fn say(&self, sign: Sign) {
+        locked(&self.shared.last).get_or_insert(sign);
+        let before = self.rounds();
+        // The round under way may have begun before.
+        for _ in 0..40 {
+            if self.rounds() > before + 1 || self.lost_store().is_some() {
+                return;
+            }
+            self.wake();
+            thread::sleep(Duration::from_millis(25));
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        self.shared.stops.store(true, Ordering::Release);
+        self.wake();
+        // It is not waited for: it may hang in a connection that is dead.
+    }
+}
+
+impl SharedSigns {
+    /// Says the own sign, and listens to the others.
+    fn round(&self, store: &SharedStore, keys: &[String], rank: usize) -> Result<(), String> {
+        let beat = Sign::Beat(self.rounds.load(Ordering::Relaxed) + 1, self.exchanges.load(Ordering::Relaxed));
+        let own = locked(&self.last).clone().unwrap_or(beat);
+        store.set(&keys[rank], own.to_text().as_bytes())?;
+        for (other, key) in keys.iter().enumerate().filter(|(other, _)| *other != rank) {
+            let text = store.get(key)?;
+            let sign = Sign::of_text(&String::from_utf8_lossy(&text));
+            let heard = &mut locked(&self.heard)[other];
+            match sign {
+                Some(sign) if sign != heard.sign => *heard = Heard { sign, silent: 0 },
+                _ => heard.silent = heard.silent.saturating_add(1),
+            }
+        }
+        self.rounds.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signs_are_read_as_they_were_written() {
+        for sign in [
+            Sign::Beat(3, 17),
+            Sign::Left,
+            Sign::Failed("out of memory: 3 GiB".into()),
+            Sign::Failed(String::new()),
+            Sign::Lost(2, "connection closed".into()),
+        ] {
+            assert_eq!(Sign::of_text(&sign.to_text()), Some(sign));
+        }
+        for foreign in ["", "beat", "beat x 1", "beat 1", "lost 1", "lost x y", "GET / HTTP/1.1", "beat 1 -1"] {
+            assert_eq!(Sign::of_text(foreign), None, "{foreign}");
+        }
+        // A message stays on its line, and is cut.
+        let long = Sign::Failed(format!("a\n{}", "ä".repeat(500)));
+        let Some(Sign::Failed(read)) = Sign::of_text(&long.to_text()) else { panic!("{}", long.to_text()) };
+        assert!(read.starts_with("a\\nää") && read.ends_with("… (502 characters)") && read.len() < 500, "{read}");
+    }
+}

@@ -1,0 +1,339 @@
+//! The ranks that work together, as one of them sees them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use super::join::{self, Meeting};
+use super::pulse::{Heard, Pulse, Sign};
+use super::{DistError, Launched, Peer};
+use crate::native::cuda::NcclGroup;
+use crate::native::{GlooGroup, PendingExchange, SharedStore};
+use crate::units::Seconds;
+
+/// How long one look at an exchange under way takes.
+pub(super) const LOOK: Duration = Duration::from_millis(100);
+/// A rank that lives and does not come is given up after so many time-outs.
+const PATIENCE: u32 = 10;
+/// Rounds without a sign of life after which a rank is taken for gone, where an exchange with it has failed already.
+const SILENT: u32 = 4;
+
+/// The ranks of a run. One that is alone exchanges nothing: each of its calls is done at once.
+///
+/// All ranks make the same calls in the same order. After an error no further call is made: the ranks end.
+pub struct World {
+    local_rank: usize,
+    joined: Option<Joined>,
+}
+
+/// What a rank of several has.
+pub(super) struct Joined {
+    pub(super) watch: PeerWatch,
+    group: GlooGroup,
+    /// Between the GPUs of all, where it is chosen.
+    pub(super) nccl: Option<NcclGroup>,
+    failed: AtomicBool,
+    /// Whether another rank has failed, and this one ends with it.
+    repeats: AtomicBool,
+    has_left: AtomicBool,
+    /// Dropped last: where it is the store itself, the others need it longest.
+    _store: SharedStore,
+}
+
+/// How a rank sees the others.
+pub(super) struct PeerWatch {
+    pub(super) rank: usize,
+    pub(super) peers: Vec<Peer>,
+    pub(super) timeout: Duration,
+    /// Whether this rank serves the store.
+    serves: bool,
+    /// Whether rank 0 does.
+    store_of_first: bool,
+    pulse: Pulse,
+}
+
+impl World {
+    /// A rank without others.
+    pub fn alone() -> Self {
+        Self { local_rank: 0, joined: None }
+    }
+
+    /// Meets the other ranks of `launch`; all must come within `timeout`. Later a rank that gives no sign of life for as long is lost,
+    /// and all end.
+    pub fn join(launch: &Launched, timeout: Duration) -> Result<Self, DistError> {
+        let joined = if launch.size > 1 { Some(Joined::within(launch, timeout)?) } else { None };
+        Ok(Self { local_rank: launch.local_rank, joined })
+    }
+
+    /// The number of this rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.joined.as_ref().map_or(0, |joined| joined.watch.rank)
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.joined.as_ref().map_or(1, |joined| joined.watch.peers.len())
+    }
+
+    /// The number of this rank on its machine, from 0.
+    pub fn local_rank(&self) -> usize {
+        self.local_rank
+    }
+
+    /// Whether this is rank 0, which writes what all have made.
+    pub fn is_first(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// All ranks and their hosts, by number; none where this one is alone.
+    pub fn peers(&self) -> &[Peer] {
+        self.joined.as_ref().map_or(&[], |joined| &joined.watch.peers)
+    }
+
+    /// Tells the others that this rank ends, with what error if any; without this it ends with an unknown one.
+    pub fn leave(&self, error: Option<&str>) -> Result<(), DistError> {
+        let Some(joined) = &self.joined else { return Ok(()) };
+        if let Some(error) = error {
+            joined.leave(Sign::Failed(error.to_owned()));
+            // Who only repeats another's error ends after that one: who has started them sees which was the first.
+            if joined.repeats.load(Ordering::Relaxed) {
+                sleep(joined.watch.pulse.interval * 2);
+            }
+            return Ok(());
+        }
+        // Nobody is missed before all are here.
+        self.barrier()?;
+        joined.leave(Sign::Left);
+        Ok(())
+    }
+
+    /// Notes that this rank ends for another one's sake.
+    pub(super) fn repeat(&self) {
+        if let Some(joined) = &self.joined {
+            joined.repeats.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn joined(&self) -> Option<&Joined> {
+        self.joined.as_ref()
+    }
+
+    /// Whether tensors of GPUs go by NCCL.
+    pub fn has_nccl(&self) -> bool {
+        self.joined.as_ref().is_some_and(|joined| joined.nccl.is_some())
+    }
+
+    /// From now on tensors of its device go by this group.
+    pub(super) fn set_nccl(&mut self, group: NcclGroup) {
+        if let Some(joined) = &mut self.joined {
+            joined.nccl = Some(group);
+        }
+    }
+}
+
+/// How often ranks give signs of life.
+fn interval(timeout: Duration) -> Duration {
+    (timeout / 10).clamp(Duration::from_millis(50), Duration::from_millis(500))
+}
+
+impl Joined {
+    /// Meets the others on a thread of its own: c10d waits for ever for the answer of one that listens and says nothing.
+    fn within(launch: &Launched, timeout: Duration) -> Result<Self, DistError> {
+        let (done, met) = mpsc::channel();
+        let of_thread = launch.clone();
+        let failed = |reason| DistError::Unreached {
+            rank: launch.rank,
+            address: format!("{}:{}", launch.address, launch.port),
+            waited: timeout,
+            reason,
+        };
+        let meet = move || drop(done.send(Self::meet(&of_thread, timeout)));
+        thread::Builder::new().name("meeting of ranks".to_owned()).spawn(meet).map_err(|error| failed(error.to_string()))?;
+        // What fails by itself in time says more.
+        let limit = timeout + timeout / 10 + Duration::from_secs(1) + interval(timeout) * 4 * SILENT;
+        met.recv_timeout(limit).map_err(|_| failed("who listens there does not answer".to_owned()))?
+    }
+
+    fn meet(launch: &Launched, timeout: Duration) -> Result<Self, DistError> {
+        let Meeting { store, prefix, peers, at, end, until } = join::meet(launch, timeout)?;
+        let failed = |during| move |reason| DistError::Exchange { own: launch.rank, during, reason };
+        let ranks = (launch.rank, launch.size);
+        let second =
+            SharedStore::open(&at.ip().to_string(), at.port(), None, timeout).map_err(failed("joining the store again"))?;
+        let pulse = Pulse::start(second, &prefix, ranks, interval(timeout))
+            .map_err(|error| failed("starting the thread of its signs of life")(error.to_string()))?;
+        let store_of_first = !launch.is_served;
+        let watch =
+            PeerWatch { rank: launch.rank, peers, timeout, serves: store_of_first && launch.rank == 0, store_of_first, pulse };
+        let left = until.saturating_duration_since(Instant::now()).max(timeout.min(Duration::from_secs(1)));
+        let group = GlooGroup::open(&store, &format!("{prefix}/gloo"), ranks, &end, (left, timeout * (PATIENCE + 1)))
+            .map_err(|reason| watch.tell(watch.whose_fault("connecting with all ranks", &reason)))?;
+        Ok(Self {
+            watch,
+            group,
+            nccl: None,
+            failed: AtomicBool::new(false),
+            repeats: AtomicBool::new(false),
+            has_left: AtomicBool::new(false),
+            _store: store,
+        })
+    }
+
+    /// Does an exchange: begins it and waits until it is done, or until a rank is known to be lost.
+    pub(super) fn exchange<'a, P: PendingExchange>(
+        &'a self,
+        during: &'static str,
+        begin: impl FnOnce(&'a GlooGroup) -> Result<P, String>,
+    ) -> Result<(), DistError> {
+        let failed = |reason| DistError::Exchange { own: self.watch.rank, during, reason };
+        if self.failed.load(Ordering::Relaxed) {
+            return Err(failed("an exchange before has failed".to_owned()));
+        }
+        let number = self.watch.pulse.begin_exchange();
+        let done = begin(&self.group).map_err(failed).and_then(|work| self.watch.wait(&work, during, number));
+        done.map_err(|error| {
+            self.failed.store(true, Ordering::Relaxed);
+            self.repeats.store(true, Ordering::Relaxed);
+            // A GPU would wait for ever for what is lost.
+            self.nccl.iter().for_each(|nccl| nccl.close(false));
+            if self.has_left.swap(true, Ordering::Relaxed) { error } else { self.watch.tell(error) }
+        })
+    }
+
+    /// Says a last sign, unless there was one.
+    fn leave(&self, sign: Sign) {
+        if !self.has_left.swap(true, Ordering::Relaxed) {
+            self.watch.leave(sign);
+        }
+    }
+}
+
+impl PeerWatch {
+    /// Says a last sign. Who serves the store stays a moment, until the others have heard it or are silent.
+    fn leave(&self, sign: Sign) {
+        self.pulse.say(sign);
+        for _ in 0..if self.serves { 4 * SILENT } else { 0 } {
+            let heard = self.pulse.heard();
+            let waits = |(rank, heard): (usize, &Heard)| rank != self.rank && !heard.sign.is_last() && heard.silent < SILENT;
+            if !heard.iter().enumerate().any(waits) || self.pulse.lost_store().is_some() {
+                return;
+            }
+            sleep(self.pulse.interval / 2);
+        }
+    }
+
+    /// Leaves with an error. Whom one takes for lost is lost for all: the first who sees it tells the others.
+    fn tell(&self, error: DistError) -> DistError {
+        self.leave(match &error {
+            DistError::Lost { peer, reason, .. } => Sign::Lost(peer.rank, reason.clone()),
+            DistError::Ended { peer, reason, .. } => Sign::Lost(peer.rank, format!("it has ended with an error: {reason}")),
+            error => Sign::Failed(error.to_string()),
+        });
+        error
+    }
+
+    fn wait(&self, work: &impl PendingExchange, during: &'static str, number: u64) -> Result<(), DistError> {
+        // Looks, not the clock, for the same reason as in `pulse`.
+        let (mut looks, mut looks_at_round, mut round) = (0_u32, 0_u32, self.pulse.rounds());
+        loop {
+            match work.wait(LOOK) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(reason) => return Err(self.whose_fault(during, &reason)),
+            }
+            looks += 1;
+            if self.pulse.rounds() != round {
+                (round, looks_at_round) = (self.pulse.rounds(), looks);
+            }
+            let unheard = LOOK * (looks - looks_at_round);
+            if let Some(error) = self.who_is_gone(during, self.timeout, unheard) {
+                return Err(error);
+            }
+            if LOOK * looks >= self.timeout * PATIENCE {
+                return Err(self.who_is_late(during, number, LOOK * looks));
+            }
+        }
+    }
+
+    /// Who is known to have ended, or gives no sign of life for `limit`; `unheard` is how long this rank could not listen.
+    pub(super) fn who_is_gone(&self, during: &'static str, limit: Duration, unheard: Duration) -> Option<DistError> {
+        let own = self.rank;
+        let lost = |rank: usize, reason| DistError::Lost { peer: self.peers[rank].clone(), own, during, reason };
+        let ended = |rank: usize, reason| DistError::Ended { peer: self.peers[rank].clone(), own, during, reason };
+        let heard: Vec<_> = self.pulse.heard().into_iter().enumerate().filter(|(rank, _)| *rank != own).collect();
+        let said = heard.iter().find_map(|(rank, heard)| match &heard.sign {
+            Sign::Failed(reason) => Some(ended(*rank, reason.clone())),
+            // Either its own loss, or one that it has heard of.
+            Sign::Lost(other, reason) if *other < self.peers.len() && *other != own => Some(lost(*other, reason.clone())),
+            Sign::Lost(_, reason) => Some(ended(*rank, format!("it has given this rank up: {reason}"))),
+            _ => None,
+        });
+        let silent = || {
+            // Where several are, the first to fall silent has taken the others along.
+            let longest = heard.iter().max_by_key(|(_, heard)| heard.silent)?;
+            let (rank, heard) = Some(longest).filter(|(_, heard)| self.pulse.interval * heard.silent >= limit)?;
+            let time = Seconds((self.pulse.interval * heard.silent).as_secs_f64());
+            Some(match heard.sign {
+                Sign::Left => ended(*rank, "it has left in good order, and others have not".to_owned()),
+                _ => lost(*rank, format!("no sign of life for {time}")),
+            })
+        };
+        let store = || {
+            let reason = self.pulse.lost_store().or_else(|| {
+                (unheard >= self.timeout).then(|| format!("it has not answered for {}", Seconds(unheard.as_secs_f64())))
+            })?;
+            let reason = format!("the TCPStore is not reached any more: {reason}");
+            let first = self.store_of_first && own != 0;
+            Some(if first { lost(0, reason) } else { DistError::Exchange { own, during, reason } })
+        };
+        said.or_else(silent).or_else(store)
+    }
+
+    /// Why an exchange failed: a rank that is gone is silent soon, or another has seen more.
+    fn whose_fault(&self, during: &'static str, reason: &str) -> DistError {
+        // Rounds of the pulse, which are longer where the machine is busy.
+        let begin = self.pulse.rounds();
+        for _ in 0..16 * SILENT {
+            if self.pulse.rounds() > begin + 2 * u64::from(SILENT) {
+                break;
+            }
+            match self.who_is_gone(during, self.pulse.interval * SILENT, Duration::ZERO) {
+                Some(DistError::Lost { peer, own, during, reason: sign }) => {
+                    return DistError::Lost { peer, own, during, reason: format!("{sign}; {reason}") };
+                }
+                Some(error) => return error,
+                None => sleep(self.pulse.interval / 2),
+            }
+        }
+        DistError::Exchange { own: self.rank, during, reason: reason.to_owned() }
+    }
+
+    /// Who lives and does not come to the exchange `number`.
+    fn who_is_late(&self, during: &'static str, number: u64, waited: Duration) -> DistError {
+        let heard = self.pulse.heard();
+        let late =
+            heard.iter().position(|heard| matches!(heard.sign, Sign::Beat(_, begun) if begun < number) && heard.silent < SILENT);
+        let time = Seconds(waited.as_secs_f64());
+        match late.filter(|rank| *rank != self.rank) {
+            Some(rank) => DistError::Lost {
+                peer: self.peers[rank].clone(),
+                own: self.rank,
+                during,
+                reason: format!("it gives signs of life, and has not come here for {time}"),
+            },
+            None => DistError::Exchange { own: self.rank, during, reason: format!("it has not ended for {time}") },
+        }
+    }
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        if self.has_left.load(Ordering::Relaxed) && !self.failed.load(Ordering::Relaxed) {
+            self.nccl.iter().for_each(|nccl| nccl.close(true));
+            self.group.close();
+        } else {
+            self.leave(Sign::Failed("it does not say why".to_owned()));
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! c10d: a store of keys that several processes share, and sums and exchanges of tensors among them over Gloo.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::net::TcpListener;
+use std::os::fd::IntoRawFd;
+use std::ptr::{null, null_mut};
+use std::time::Duration;
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+use super::autograd::{BackwardError, check, pointer};
+
+unsafe extern "C" {
+    fn kvtune_store_open(host: *const c_char, port: u16, listener: c_int, timeout: i64, out: *mut *mut c_void) -> c_int;
+    fn kvtune_store_close(store: *mut c_void);
+    fn kvtune_store_set(store: *mut c_void, key: *const c_char, bytes: *const u8, count: usize) -> c_int;
+    fn kvtune_store_get(store: *mut c_void, key: *const c_char, bytes: *mut *const u8, count: *mut usize) -> c_int;
+    fn kvtune_store_add(store: *mut c_void, key: *const c_char, by: i64, out: *mut i64) -> c_int;
+    fn kvtune_store_has(store: *mut c_void, key: *const c_char, out: *mut c_int) -> c_int;
+    fn kvtune_gloo_open(
+        store: *mut c_void,
+        prefix: *const c_char,
+        rank: c_int,
+        size: c_int,
+        interface: *const c_char,
+        address: *const c_char,
+        timeout: i64,
+        out: *mut *mut c_void,
+    ) -> c_int;
+    fn kvtune_gloo_close(group: *mut c_void);
+    fn kvtune_gloo_sum(group: *mut c_void, tensor: *mut C_tensor, timeout: i64, work: *mut *mut c_void) -> c_int;
+    fn kvtune_gloo_broadcast(
+        group: *mut c_void,
+        tensor: *mut C_tensor,
+        from: c_int,
+        timeout: i64,
+        work: *mut *mut c_void,
+    ) -> c_int;
+    fn kvtune_gloo_gather(
+        group: *mut c_void,
+        output: *mut C_tensor,
+        input: *mut C_tensor,
+        timeout: i64,
+        work: *mut *mut c_void,
+    ) -> c_int;
+    fn kvtune_work_wait(work: *mut c_void, timeout: i64, done: *mut c_int) -> c_int;
+    fn kvtune_work_drop(work: *mut c_void);
+    fn kvtune_host_name(name: *mut c_char, room: usize);
+}
+
+/// The name that this machine gives itself; empty where it has none.
+pub fn host_name() -> String {
+    let mut name = [0_u8; 256];
+    // SAFETY: as much room as it says; a zero is written at its end at the latest.
+    unsafe { kvtune_host_name(name.as_mut_ptr().cast(), name.len()) };
+    CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// What c10d or NCCL said, on one line.
+pub(super) type Said<T> = Result<T, String>;
+
+fn said(rc: c_int) -> Said<()> {
+    check(rc).map_err(|BackwardError(text)| {
+        let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("no reason is given");
+        // Gloo begins with the place in its own source.
+        let first = first.trim();
+        first.strip_prefix('[').and_then(|rest| rest.split_once("] ")).map_or(first, |(_, rest)| rest).to_owned()
+    })
+}
+
+fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX / 1_000_000)
+}
+
+fn zero_ended(text: &str) -> Said<CString> {
+    CString::new(text).map_err(|_| format!("`{}` holds a zero byte", text.escape_debug()))
+}
+
+/// A client of a `TCPStore`, and where it was opened with a listener, the store itself.
+///
+/// One call at a time: others wait, also while one waits for a key.
+pub struct SharedStore(*mut c_void);
+
+// SAFETY: c10d's client takes a lock for each call.
+unsafe impl Send for SharedStore {}
+// SAFETY: as above.
+unsafe impl Sync for SharedStore {}
+
+impl SharedStore {
+    /// Connects with the store at `host`, or serves it by `listener` and connects with that. `timeout` is for this and for
+    /// each [`get`](Self::get).
+    pub fn open(host: &str, port: u16, listener: Option<TcpListener>, timeout: Duration) -> Said<Self> {
+        let (host, mut store) = (zero_ended(host)?, null_mut());
+        let listener = listener.map_or(-1, IntoRawFd::into_raw_fd);
+        // SAFETY: a string that ends with a zero, a socket that is given away, and room for a pointer.
+        said(unsafe { kvtune_store_open(host.as_ptr(), port, listener, millis(timeout), &raw mut store) })?;
+        Ok(Self(store))
+    }
+
+    /// Writes a key.
+    pub fn set(&self, key: &str, value: &[u8]) -> Said<()> {
+        let key = zero_ended(key)?;
+        // SAFETY: a store that is open, a string that ends with a zero, and bytes that are only read.
+        said(unsafe { kvtune_store_set(self.0, key.as_ptr(), value.as_ptr(), value.len()) })
+    }
+
+    /// Reads a key; waits until it is there.
+    pub fn get(&self, key: &str) -> Said<Vec<u8>> {
+        let (key, mut bytes, mut count) = (zero_ended(key)?, null(), 0);
+        // SAFETY: a store that is open, a string that ends with a zero, and room for a pointer and a count.
+        said(unsafe { kvtune_store_get(self.0, key.as_ptr(), &raw mut bytes, &raw mut count) })?;
+        // SAFETY: as many bytes as it says, until this thread's next call; an empty value may have no place.
+        Ok(if count == 0 { Vec::new() } else { unsafe { std::slice::from_raw_parts(bytes, count) }.to_vec() })
+    }
+
+    /// Adds to a number, which begins at 0; returns what it is then.
+    pub fn add(&self, key: &str, by: i64) -> Said<i64> {
+        let (key, mut sum) = (zero_ended(key)?, 0);
+        // SAFETY: a store that is open, a string that ends with a zero, and room for a number.
+        said(unsafe { kvtune_store_add(self.0, key.as_ptr(), by, &raw mut sum) })?;
+        Ok(sum)
+    }
+
+    /// Whether a key is there.
+    pub fn has(&self, key: &str) -> Said<bool> {
+        let (key, mut has) = (zero_ended(key)?, 0);
+        // SAFETY: a store that is open, a string that ends with a zero, and room for a number.
+        said(unsafe { kvtune_store_has(self.0, key.as_ptr(), &raw mut has) })?;
+        Ok(has != 0)
+    }
+}
+
+impl Drop for SharedStore {
+    fn drop(&mut self) {
+        // SAFETY: it was opened and is closed once.
+        unsafe { kvtune_store_close(self.0) }
+    }
+}
+
+/// By what of this machine the other ranks are reached.
+#[derive(Clone, Debug)]
+pub enum LocalEnd {
+    /// A network interface, by its name.
+    Interface(String),
+    /// An address of this machine.
+    Address(String),
+}
+
+/// Connections with all ranks. All ranks make the same calls in the same order.
+///
+/// It is closed by [`close`](Self::close) alone: that waits for what is under way, which may never end where a rank is gone.
+pub struct GlooGroup {
+    group: *mut c_void,
+    timeout: i64,
+}
+
+// SAFETY: it is used by one thread at a time, whichever.
+unsafe impl Send for GlooGroup {}
+
+impl GlooGroup {
+    /// Connects within `timeout`; `prefix` is where in the store the ranks leave each other their addresses. An exchange fails by
+    /// itself after `patience`.
+    pub fn open(
+        store: &SharedStore,
+        prefix: &str,
+        (rank, size): (usize, usize),
+        end: &LocalEnd,
+        (timeout, patience): (Duration, Duration),
+    ) -> Said<Self> {
+        let (prefix, mut group) = (zero_ended(prefix)?, null_mut());
+        let name = zero_ended(match end {
+            LocalEnd::Interface(name) | LocalEnd::Address(name) => name,
+        })?;
+        let (interface, address) = match end {
+            LocalEnd::Interface(_) => (name.as_ptr(), null()),
+            LocalEnd::Address(_) => (null(), name.as_ptr()),
+        };
+        let (rank, size) = (rank as c_int, size as c_int);
+        // SAFETY: an open store, strings that end with a zero or are null, and room for a pointer.
+        said(unsafe {
+            kvtune_gloo_open(store.0, prefix.as_ptr(), rank, size, interface, address, millis(timeout), &raw mut group)
+        })?;
+        Ok(Self { group, timeout: millis(patience) })
+    }
+
+    /// Closes the connections once all exchanges have ended.
+    pub fn close(&mut self) {
+        // SAFETY: it was opened, and is null from now on.
+        unsafe { kvtune_gloo_close(std::mem::replace(&mut self.group, null_mut())) }
+    }
+
+    /// Begins a sum over all ranks in the memory of `tensor`, on the host.
+    pub fn sum(&self, tensor: &Tensor) -> Said<GroupWork> {
+        // SAFETY: an open group and a tensor, whose memory the work keeps; room for a pointer.
+        GroupWork::begun(|work| unsafe { kvtune_gloo_sum(self.group, pointer(tensor), self.timeout, work) })
+    }
+
+    /// Begins to overwrite `tensor` with that of the rank `from`.
+    pub fn broadcast(&self, tensor: &Tensor, from: usize) -> Said<GroupWork> {
+        // SAFETY: as in `sum`.
+        GroupWork::begun(|work| unsafe { kvtune_gloo_broadcast(self.group, pointer(tensor), from as c_int, self.timeout, work) })
+    }
+
+    /// Begins to overwrite the rows of `output` with the `input` of each rank.
+    ///
+    /// # Shapes
+    /// `input` is (n), `output` (ranks, n).
+    pub fn gather(&self, output: &Tensor, input: &Tensor) -> Said<GroupWork> {
+        // SAFETY: as in `sum`.
+        GroupWork::begun(|work| unsafe { kvtune_gloo_gather(self.group, pointer(output), pointer(input), self.timeout, work) })
+    }
+}
+
+/// An exchange under way.
+pub trait PendingExchange {
+    /// Waits for a time; whether it has ended.
+    fn wait(&self, time: Duration) -> Result<bool, String>;
+}
+
+/// An exchange under way by Gloo.
+pub struct GroupWork(*mut c_void);
+
+impl GroupWork {
+    fn begun(begin: impl FnOnce(*mut *mut c_void) -> c_int) -> Said<Self> {
+        let mut work = null_mut();
+        said(begin(&raw mut work))?;
+        Ok(Self(work))
+    }
+}
+
+impl PendingExchange for GroupWork {
+    fn wait(&self, time: Duration) -> Said<bool> {
+        let mut done = 0;
+        // SAFETY: a work that was begun, and room for a number.
+        said(unsafe { kvtune_work_wait(self.0, millis(time).max(1), &raw mut done) })?;
+        Ok(done != 0)
+    }
+}
+
+impl Drop for GroupWork {
+    fn drop(&mut self) {
+        // SAFETY: it was begun and is dropped once; what is under way keeps itself.
+        unsafe { kvtune_work_drop(self.0) }
+    }
+}

@@ -1,0 +1,151 @@
+// c10d for Rust: a TCPStore, and a process group over Gloo.
+#include "guarded.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Logging.h>
+
+#include <unistd.h>
+
+C10_DECLARE_int(caffe2_log_level);
+
+namespace {
+
+using Millis = std::chrono::milliseconds;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+thread_local std::vector<uint8_t> value;
+
+StorePtr& store_of(void* store) { return *static_cast<StorePtr*>(store); }
+
+c10d::ProcessGroupGloo& group_of(void* group) {
+  TORCH_CHECK(group, "the connections are closed");
+  return **static_cast<GroupPtr*>(group);
+}
+
+std::vector<at::Tensor> one(at::Tensor* tensor) { return {*tensor}; }
+
+}  // namespace
+
+extern "C" {
+
+// A client of the store at `host`; with `listener` (a bound and listening socket, which it takes over) the store itself, too.
+int kvtune_store_open(const char* host, uint16_t port, int listener, int64_t timeout, void** out) {
+  return kvtune::guarded([&] {
+    // c10d's own lines would stand among ours: what is wrong comes as an exception.
+    FLAGS_caffe2_log_level = 3;
+    c10d::TCPStoreOptions options;
+    options.port = port;
+    options.isServer = listener >= 0;
+    options.waitWorkers = false;
+    options.timeout = Millis(timeout);
+    if (listener >= 0) options.masterListenFd = listener;
+    *out = new StorePtr(c10::make_intrusive<c10d::TCPStore>(host, options));
+  });
+}
+
+void kvtune_store_close(void* store) {
+  kvtune::guarded([&] { delete &store_of(store); });
+}
+
+int kvtune_store_set(void* store, const char* key, const uint8_t* bytes, size_t count) {
+  return kvtune::guarded([&] { store_of(store)->set(key, std::vector<uint8_t>(bytes, bytes + count)); });
+}
+
+// Waits for the key up to the store's time-out. What comes out is valid until this thread's next call.
+int kvtune_store_get(void* store, const char* key, const uint8_t** bytes, size_t* count) {
+  return kvtune::guarded([&] {
+    value = store_of(store)->get(key);
+    *bytes = value.data();
+    *count = value.size();
+  });
+}
+
+int kvtune_store_add(void* store, const char* key, int64_t by, int64_t* out) {
+  return kvtune::guarded([&] { *out = store_of(store)->add(key, by); });
+}
+
+int kvtune_store_has(void* store, const char* key, int* out) {
+  return kvtune::guarded([&] { *out = store_of(store)->check({key}); });
+}
+
+// Connects with all ranks of `prefix` in the store, by the local `interface` or, where that is null, the local `address`.
+int kvtune_gloo_open(void* store, const char* prefix, int rank, int size, const char* interface, const char* address,
+                     int64_t timeout, void** out) {
+  return kvtune::guarded([&] {
+    auto options = c10d::ProcessGroupGloo::Options::create(Millis(timeout));
+    options->devices.push_back(interface ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
+                                         : c10d::ProcessGroupGloo::createDeviceForHostname(address));
+    StorePtr own = c10::make_intrusive<c10d::PrefixStore>(prefix, store_of(store));
+    *out = new GroupPtr(c10::make_intrusive<c10d::ProcessGroupGloo>(own, rank, size, options));
+  });
+}
+
+void kvtune_gloo_close(void* group) {
+  kvtune::guarded([&] { delete static_cast<GroupPtr*>(group); });
+}
+
+// Begins a sum over all ranks, in place.
+int kvtune_gloo_sum(void* group, at::Tensor* tensor, int64_t timeout, void** work) {
+  return kvtune::guarded([&] {
+    auto tensors = one(tensor);
+    c10d::AllreduceOptions options;
+    options.timeout = Millis(timeout);
+    *work = new WorkPtr(group_of(group).allreduce(tensors, options));
+  });
+}
+
+// Begins to give `tensor` of the rank `from` to all.
+int kvtune_gloo_broadcast(void* group, at::Tensor* tensor, int from, int64_t timeout, void** work) {
+  return kvtune::guarded([&] {
+    auto tensors = one(tensor);
+    c10d::BroadcastOptions options;
+    options.rootRank = from;
+    options.timeout = Millis(timeout);
+    *work = new WorkPtr(group_of(group).broadcast(tensors, options));
+  });
+}
+
+// Begins to give `input` of each rank to all: into the rows of `output`, by rank.
+int kvtune_gloo_gather(void* group, at::Tensor* output, at::Tensor* input, int64_t timeout, void** work) {
+  return kvtune::guarded([&] {
+    std::vector<std::vector<at::Tensor>> outputs{output->unbind(0)};
+    auto inputs = one(input);
+    c10d::AllgatherOptions options;
+    options.timeout = Millis(timeout);
+    *work = new WorkPtr(group_of(group).allgather(outputs, inputs, options));
+  });
+}
+
+// Waits for a part of the time that it may take; `done` says whether it has ended.
+int kvtune_work_wait(void* work, int64_t timeout, int* done) {
+  return kvtune::guarded([&] {
+    auto& it = *static_cast<WorkPtr*>(work);
+    *done = 0;
+    try {
+      it->wait(Millis(timeout));
+    } catch (...) {
+      // Either its own failure, or that the time has passed.
+      if (!it->isCompleted()) return;
+      it->wait();
+    }
+    *done = 1;
+  });
+}
+
+void kvtune_work_drop(void* work) {
+  kvtune::guarded([&] { delete static_cast<WorkPtr*>(work); });
+}
+
+// The host's own name, cut to what there is room for.
+void kvtune_host_name(char* name, size_t room) {
+  if (gethostname(name, room) != 0) name[0] = 0;
+  name[room - 1] = 0;
+}
+
+}  // extern "C"

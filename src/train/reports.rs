@@ -1,0 +1,149 @@
+//! What the ranks tell each other of a step, and what comes of it: the same on every rank, and in the order of one alone.
+
+use serde::{Deserialize, Serialize};
+
+use super::ranks::Asked;
+use super::retreat::Retreat;
+use crate::data::Batch;
+use crate::engine::MicroBatchGradients;
+use crate::files;
+
+/// A rank's micro-batches of a step.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct RankReport {
+    pub(super) micro_batches: Vec<MicroBatchReport>,
+    /// What they took.
+    pub(super) seconds: f64,
+    /// Of the process so far, bytes.
+    pub(super) peak_memory: u64,
+    /// How far it has retreated.
+    pub(super) retreat: Retreat,
+    /// What was asked of it.
+    pub(super) asked: Asked,
+}
+
+/// One micro-batch.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct MicroBatchReport {
+    /// Its index among those of the step.
+    place: usize,
+    tokens: usize,
+    correct: usize,
+    /// The sum of the losses. As bits: it may be no number.
+    loss: u64,
+    /// Of the routers, likewise.
+    router_loss: Option<u64>,
+    /// Hash of its choices.
+    replay_log: String,
+    samples: Vec<u64>,
+    /// Those whose loss is not finite.
+    suspects: Vec<u64>,
+}
+
+impl MicroBatchReport {
+    /// Of one that came to `made`.
+    pub(super) fn of(place: usize, batch: &Batch, made: &MicroBatchGradients) -> Self {
+        let losses = batch.sequences.iter().zip(&made.losses);
+        let suspects = losses.filter(|(_, loss)| !loss.loss_sum.is_finite()).map(|(sequence, _)| sequence.sample);
+        Self {
+            place,
+            tokens: batch.num_tokens(),
+            correct: made.losses.iter().map(|loss| loss.correct).sum(),
+            loss: made.losses.iter().map(|loss| loss.loss_sum).sum::<f64>().to_bits(),
+            router_loss: made.router_loss.map(f64::to_bits),
+            replay_log: made.log.hash(),
+            samples: batch.sequences.iter().map(|sequence| sequence.sample).collect(),
+            suspects: suspects.collect(),
+        }
+    }
+}
+
+/// What a step came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepOutcome {
+    /// Mean loss, nats per target.
+    pub loss: f64,
+    /// The routers' load-balance loss, before its weight, as the mean of the micro-batches; `None` where it has none.
+    pub router_loss: Option<f64>,
+    /// Of all sequences.
+    pub targets: usize,
+    /// Likewise.
+    pub tokens: usize,
+    /// Targets that the model would have chosen.
+    pub correct: usize,
+    /// Norm of the gradient before it was clipped.
+    pub grad_norm: f64,
+    /// Hash of the choices, those of the micro-batches in their order.
+    pub replay_log: String,
+    /// The largest peak of a rank's memory by then, bytes.
+    pub peak_memory: u64,
+    /// The part of their time that ranks have waited for the slowest; `None` for one alone.
+    pub idle: Option<f64>,
+}
+
+/// A step by all ranks.
+pub(super) struct StepReports {
+    ranks: Vec<RankReport>,
+}
+
+impl StepReports {
+    /// By rank.
+    pub(super) fn new(ranks: Vec<RankReport>) -> Self {
+        Self { ranks }
+    }
+
+    /// The micro-batches in their order.
+    fn micro_batches(&self) -> Vec<&MicroBatchReport> {
+        let mut all: Vec<_> = self.ranks.iter().flat_map(|rank| &rank.micro_batches).collect();
+        all.sort_by_key(|micro_batch| micro_batch.place);
+        all
+    }
+
+    /// Of all sequences.
+    pub(super) fn loss_sum(&self) -> f64 {
+        self.micro_batches().into_iter().map(|micro_batch| f64::from_bits(micro_batch.loss)).sum()
+    }
+
+    /// The samples whose loss is not finite, else all.
+    pub(super) fn suspects(&self) -> Vec<u64> {
+        let all = self.micro_batches();
+        let suspects: Vec<u64> = all.iter().flat_map(|micro_batch| micro_batch.suspects.clone()).collect();
+        if suspects.is_empty() { all.iter().flat_map(|micro_batch| micro_batch.samples.clone()).collect() } else { suspects }
+    }
+
+    /// What was asked of each.
+    pub(super) fn asked(&self) -> impl Iterator<Item = Asked> {
+        self.ranks.iter().map(|rank| rank.asked)
+    }
+
+    /// The furthest of their retreats.
+    pub(super) fn furthest_retreat(&self) -> Option<Retreat> {
+        self.ranks.iter().map(|rank| rank.retreat).min()
+    }
+
+    /// What the step came to, which has so many targets.
+    pub(super) fn outcome(&self, targets: usize) -> StepOutcome {
+        let all = self.micro_batches();
+        let mean = |sum: f64, bits: u64| sum + f64::from_bits(bits) / all.len() as f64;
+        let router_loss = all.iter().filter_map(|micro_batch| micro_batch.router_loss);
+        let logs: Vec<&String> = all.iter().map(|micro_batch| &micro_batch.replay_log).collect();
+        StepOutcome {
+            loss: self.loss_sum() / targets as f64,
+            router_loss: router_loss.fold(None, |sum, bits| Some(mean(sum.unwrap_or(0.0), bits))),
+            targets,
+            tokens: all.iter().map(|micro_batch| micro_batch.tokens).sum(),
+            correct: all.iter().map(|micro_batch| micro_batch.correct).sum(),
+            grad_norm: 0.0,
+            // As many digits as tell the steps of any run apart.
+            replay_log: files::hash_parts(&logs)[..16].to_owned(),
+            peak_memory: self.ranks.iter().map(|rank| rank.peak_memory).max().unwrap_or(0),
+            idle: self.idle(),
+        }
+    }
+
+    fn idle(&self) -> Option<f64> {
+        let slowest = self.ranks.iter().map(|rank| rank.seconds).fold(0.0, f64::max);
+        let busy: f64 = self.ranks.iter().map(|rank| rank.seconds).sum();
+        (self.ranks.len() > 1 && slowest > 0.0).then(|| 1.0 - busy / (slowest * self.ranks.len() as f64))
+    }
+}

@@ -1,0 +1,96 @@
+//! The gradient of several ranks is that of one: by parameter, in f64, over policies and heads.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::rc::Rc;
+use std::thread;
+use std::time::Duration;
+
+use tch::{Device, Tensor};
+
+use super::*;
+use crate::dist::{Launched, World};
+use crate::engine::Silent;
+use crate::recipe::Recipe;
+
+/// Does `work` as each of `size` ranks, which are threads; what came of it, by rank.
+pub(super) fn as_ranks<T: Send>(size: usize, work: impl Fn(Rc<World>) -> T + Sync) -> Vec<T> {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let launch = |rank| Launched {
+        rank,
+        size,
+        local_rank: rank,
+        address: "127.0.0.1".into(),
+        port,
+        run_id: "own".into(),
+        is_served: false,
+        by: "a test",
+    };
+    thread::scope(|scope| {
+        let work = &work;
+        let start = |rank| {
+            scope.spawn(move || {
+                let world = Rc::new(World::join(&launch(rank), Duration::from_secs(60)).unwrap());
+                let done = work(world.clone());
+                world.leave(None).unwrap();
+                done
+            })
+        };
+        let ranks: Vec<_> = (0..size).map(start).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Five ragged samples: a step of four micro-batches, and one of a single one, of which other ranks have none.
+fn write_samples(dir: &Path, has_classes: bool) {
+    let line = |sample: usize| {
+        let ids: Vec<usize> = (0..9 + sample * 7 % 30).map(|at| 1 + (sample * 31 + at * 17) % 200).collect();
+        let targets = if has_classes { format!("\"label\": {}", sample % 2) } else { format!("\"labels\": {ids:?}") };
+        format!("{{\"input_ids\": {ids:?}, {targets}}}\n")
+    };
+    std::fs::write(dir.join("t.jsonl"), (0..5).map(line).collect::<String>()).unwrap();
+}
+
+/// Two steps down the gradient itself; what each has changed, in one row.
+fn steps(dir: &Path, words: &str, world: &Rc<World>) -> [Tensor; 2] {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
+    let text = format!(
+        "{words}\n[model]\npath = {model:?}\ndtype = \"f64\"\n[data]\nformat = \"tokens\"\ntrain = \"t.jsonl\"\n\
+         validation_fraction = 0\n[lora]\nr = 2\ndropout = 0.1\n[train]\ngradient_accumulation_steps = 4\nmax_grad_norm = inf\n\
+         [optimizer]\nname = \"sgd\"\nlearning_rate = 1\nschedule = \"constant\"\nwarmup_steps = 0\n"
+    );
+    let recipe = Recipe::parse(text, &dir.join("r.toml"), &[]).unwrap().recipe;
+    let interrupt = Interrupt::default();
+    let start = Start { device: Device::Cpu, interrupt: &interrupt, world, profiles_memory: false };
+    let mut trainer = Trainer::new(&recipe, dir, start).unwrap();
+    trainer.model.adapter().unwrap().set_b_normal(0.1, 3);
+    let flat = |trainer: &Trainer| {
+        let all: Vec<Tensor> = trainer.model.parameters().into_iter().map(|(_, p)| p.detach().flatten(0, -1)).collect();
+        Tensor::cat(&all, 0)
+    };
+    [(); 2].map(|()| {
+        let before = flat(&trainer);
+        trainer.advance(&mut Silent).unwrap();
+        before - flat(&trainer)
+    })
+}
+
+#[test]
+fn the_gradient_of_several_ranks_is_that_of_one() {
+    let window = "[kv_cache]\ncache_length = 16\nchunk_size = 4\n";
+    for (words, ranks) in [
+        (format!("{window}policy = \"h2o\"\nrandomize_chunk_sizes = true\n"), 4),
+        (format!("{window}policy = \"keydiff\"\n"), 2),
+        (format!("{window}policy = \"lastrec\"\n[head]\nkind = \"seq_classification\"\nnum_labels = 2\n"), 2),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        write_samples(dir.path(), words.contains("[head]"));
+        let whole = steps(dir.path(), &words, &World::alone().into());
+        for shared in as_ranks(ranks, |world| steps(dir.path(), &words, &world)) {
+            for (whole, shared) in whole.iter().zip(&shared) {
+                let apart = ((whole - shared).norm() / whole.norm()).double_value(&[]);
+                assert!(whole.norm().double_value(&[]) > 1e-3 && apart <= 1e-12, "{words}: {apart:e}");
+            }
+        }
+    }
+}
