@@ -39,7 +39,7 @@ impl FromStr for Timeout {
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct Joining {
-    /// How long several ranks wait for each other: to begin, and for one that gives no sign of life.
+    /// How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs.
     #[arg(long, default_value = "10m", value_name = "TIME")]
     dist_timeout: Timeout,
     /// By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had.

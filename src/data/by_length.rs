@@ -127,15 +127,15 @@ fn bucket(length: usize) -> usize {
     borders.take_while(|&border| border < length).count()
 }
 
-/// Which batches each of several ranks runs, ascending; `tokens` is how heavy each batch is. The heaviest is dealt first, and each to whom has
+/// Which batches each of several ranks runs, ascending; `weights` says how heavy each batch is. The heaviest is dealt first, and each to whom has
 /// least so far (Graham 1969), so that none waits long for another. Where there are fewer batches than ranks, some have none.
-pub fn share(tokens: &[usize], ranks: usize) -> Vec<Vec<usize>> {
-    let mut heaviest_first: Vec<usize> = (0..tokens.len()).collect();
-    heaviest_first.sort_by_key(|&batch| Reverse(tokens[batch]));
+pub fn share(weights: &[usize], ranks: usize) -> Vec<Vec<usize>> {
+    let mut heaviest_first: Vec<usize> = (0..weights.len()).collect();
+    heaviest_first.sort_by_key(|&batch| Reverse(weights[batch]));
     let mut shares = vec![(0, Vec::new()); ranks.max(1)];
     for batch in heaviest_first {
         if let Some((load, share)) = shares.iter_mut().min_by_key(|(load, share)| (*load, share.len())) {
-            *load += tokens[batch];
+            *load += weights[batch];
             share.push(batch);
         }
     }

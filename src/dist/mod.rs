@@ -11,7 +11,7 @@ mod join;
 mod launch;
 mod pulse;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod world;
 
 pub use backend::RankBackend;

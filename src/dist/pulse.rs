@@ -8,14 +8,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
+
 use crate::native::SharedStore;
 use crate::units::quoted;
 
 /// What a rank says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Sign {
-    /// It lives: how often it has said so, and how many exchanges it has begun.
-    Beat(u64, u64),
+    /// It lives.
+    Beat(Beat),
     /// It has ended in good order.
     Left,
     /// It ends with an error of its own.
@@ -24,10 +26,30 @@ pub(super) enum Sign {
     Lost(usize, String),
 }
 
+/// A sign of life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Beat {
+    /// How often it has said so.
+    count: u64,
+    /// How many exchanges it has begun.
+    pub(super) exchanges: u64,
+    /// How long its process has been on a CPU, in milliseconds.
+    worked: u64,
+}
+
+impl Beat {
+    /// Whether the rank has gone on since an earlier beat. Its signs alone keep it on a CPU for some thousandths of the time.
+    fn is_ahead_of(self, earlier: Self, interval: Duration) -> bool {
+        const AT_WORK: u128 = 20;
+        let time = interval.as_millis() * u128::from(self.count.saturating_sub(earlier.count));
+        self.exchanges != earlier.exchanges || u128::from(self.worked.saturating_sub(earlier.worked)) * AT_WORK >= time
+    }
+}
+
 impl Sign {
     fn to_text(&self) -> String {
         match self {
-            Self::Beat(count, exchanges) => format!("beat {count} {exchanges}"),
+            Self::Beat(Beat { count, exchanges, worked }) => format!("beat {count} {exchanges} {worked}"),
             Self::Left => "left".to_owned(),
             Self::Failed(reason) => format!("failed {}", quoted(reason)),
             Self::Lost(rank, reason) => format!("lost {rank} {}", quoted(reason)),
@@ -38,7 +60,12 @@ impl Sign {
     fn of_text(text: &str) -> Option<Self> {
         let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
         match word {
-            "beat" => rest.split_once(' ').and_then(|(count, begun)| Some(Self::Beat(count.parse().ok()?, begun.parse().ok()?))),
+            "beat" => {
+                let mut numbers = rest.split(' ').map(|number| number.parse().ok());
+                let [count, exchanges, worked] = [(); 3].map(|()| numbers.next().flatten());
+                let beat = Beat { count: count?, exchanges: exchanges?, worked: worked? };
+                numbers.next().is_none().then_some(Self::Beat(beat))
+            }
             "left" => Some(Self::Left),
             "failed" => Some(Self::Failed(rest.to_owned())),
             "lost" => rest.split_once(' ').and_then(|(rank, reason)| Some(Self::Lost(rank.parse().ok()?, reason.to_owned()))),
@@ -52,11 +79,30 @@ impl Sign {
     }
 }
 
-/// What a rank was last heard to say, and in how many rounds since then it has said nothing new.
+/// What a rank was last heard to say.
 #[derive(Clone, Debug)]
 pub(super) struct Heard {
     pub(super) sign: Sign,
+    /// In how many rounds since then it has said nothing new.
     pub(super) silent: u32,
+    /// In how many rounds it has said that it lives, and neither worked nor begun an exchange.
+    pub(super) idle: u32,
+}
+
+impl Heard {
+    /// Takes in what a rank says in a round, of which there is one each `interval`.
+    fn hear(&mut self, sign: Option<Sign>, interval: Duration) {
+        match sign {
+            Some(sign) if sign != self.sign => {
+                let has_gone_on = match (&sign, &self.sign) {
+                    (Sign::Beat(beat), Sign::Beat(earlier)) => beat.is_ahead_of(*earlier, interval),
+                    _ => true,
+                };
+                *self = Self { sign, silent: 0, idle: if has_gone_on { 0 } else { self.idle.saturating_add(1) } };
+            }
+            _ => self.silent = self.silent.saturating_add(1),
+        }
+    }
 }
 
 /// What the thread and the rank's own thread share.
@@ -92,7 +138,13 @@ pub(super) fn key(prefix: &str, rank: usize) -> String {
 
 /// The sign of a rank that has just come.
 pub(super) fn first() -> Vec<u8> {
-    Sign::Beat(0, 0).to_text().into_bytes()
+    Sign::Beat(Beat::default()).to_text().into_bytes()
+}
+
+/// How long this process has been on a CPU, in milliseconds.
+fn worked() -> u64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1_000_000
 }
 
 impl Pulse {
@@ -105,7 +157,7 @@ impl Pulse {
     ) -> std::io::Result<Self> {
         let shared = Arc::new(SharedSigns {
             last: Mutex::new(None),
-            heard: Mutex::new(vec![Heard { sign: Sign::Beat(0, 0), silent: 0 }; size]),
+            heard: Mutex::new(vec![Heard { sign: Sign::Beat(Beat::default()), silent: 0, idle: 0 }; size]),
             rounds: AtomicU64::new(0),
             exchanges: AtomicU64::new(0),
             lost_store: Mutex::new(None),
@@ -115,7 +167,7 @@ impl Pulse {
         let of_thread = shared.clone();
         let thread = thread::Builder::new().name("signs of life".to_owned()).spawn(move || {
             while !of_thread.stops.load(Ordering::Acquire) {
-                if let Err(reason) = of_thread.round(&store, &keys, rank) {
+                if let Err(reason) = of_thread.round(&store, &keys, rank, interval) {
                     *locked(&of_thread.lost_store) = Some(reason);
                     return;
                 }
@@ -176,18 +228,14 @@ impl Drop for Pulse {
 
 impl SharedSigns {
     /// Says the own sign, and listens to the others.
-    fn round(&self, store: &SharedStore, keys: &[String], rank: usize) -> Result<(), String> {
-        let beat = Sign::Beat(self.rounds.load(Ordering::Relaxed) + 1, self.exchanges.load(Ordering::Relaxed));
-        let own = locked(&self.last).clone().unwrap_or(beat);
+    fn round(&self, store: &SharedStore, keys: &[String], rank: usize, interval: Duration) -> Result<(), String> {
+        let (count, exchanges) = (self.rounds.load(Ordering::Relaxed) + 1, self.exchanges.load(Ordering::Relaxed));
+        let own = locked(&self.last).clone().unwrap_or(Sign::Beat(Beat { count, exchanges, worked: worked() }));
         store.set(&keys[rank], own.to_text().as_bytes())?;
         for (other, key) in keys.iter().enumerate().filter(|(other, _)| *other != rank) {
             let text = store.get(key)?;
             let sign = Sign::of_text(&String::from_utf8_lossy(&text));
-            let heard = &mut locked(&self.heard)[other];
-            match sign {
-                Some(sign) if sign != heard.sign => *heard = Heard { sign, silent: 0 },
-                _ => heard.silent = heard.silent.saturating_add(1),
-            }
+            locked(&self.heard)[other].hear(sign, interval);
         }
         self.rounds.fetch_add(1, Ordering::Release);
         Ok(())
@@ -201,7 +249,7 @@ mod tests {
     #[test]
     fn signs_are_read_as_they_were_written() {
         for sign in [
-            Sign::Beat(3, 17),
+            Sign::Beat(Beat { count: 3, exchanges: 17, worked: 1200 }),
             Sign::Left,
             Sign::Failed("out of memory: 3 GiB".into()),
             Sign::Failed(String::new()),
@@ -209,12 +257,27 @@ mod tests {
         ] {
             assert_eq!(Sign::of_text(&sign.to_text()), Some(sign));
         }
-        for foreign in ["", "beat", "beat x 1", "beat 1", "lost 1", "lost x y", "GET / HTTP/1.1", "beat 1 -1"] {
+        for foreign in
+            ["", "beat", "beat x 1 1", "beat 1 1", "beat 1 1 1 1", "lost 1", "lost x y", "GET / HTTP/1.1", "beat 1 -1 1"]
+        {
             assert_eq!(Sign::of_text(foreign), None, "{foreign}");
         }
         // A message stays on its line, and is cut.
         let long = Sign::Failed(format!("a\n{}", "ä".repeat(500)));
         let Some(Sign::Failed(read)) = Sign::of_text(&long.to_text()) else { panic!("{}", long.to_text()) };
         assert!(read.starts_with("a\\nää") && read.ends_with("… (502 characters)") && read.len() < 500, "{read}");
+    }
+
+    #[test]
+    fn who_lives_and_neither_works_nor_begins_an_exchange_is_idle() {
+        let interval = Duration::from_millis(500);
+        let mut heard = Heard { sign: Sign::Beat(Beat::default()), silent: 0, idle: 0 };
+        let mut after = |count, exchanges, worked| {
+            heard.hear(Some(Sign::Beat(Beat { count, exchanges, worked })), interval);
+            (heard.silent, heard.idle)
+        };
+        // A twentieth of the time is work; one round may bring several beats.
+        assert_eq!([after(1, 0, 25), after(2, 0, 49), after(4, 0, 98), after(5, 1, 98)], [(0, 0), (0, 1), (0, 2), (0, 0)]);
+        assert_eq!([after(5, 1, 98), after(6, 1, 98), after(7, 1, 400)], [(1, 0), (0, 1), (0, 0)]);
     }
 }

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tch::{Device, Kind, Tensor};
 
@@ -14,7 +14,7 @@ use crate::units::{Exit, Failure};
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A port that nobody listens at.
-pub(super) fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
@@ -29,7 +29,7 @@ fn as_ranks<T: Send>(size: usize, port: u16, work: impl Fn(&World) -> T + Sync) 
 }
 
 /// The same with another time-out.
-pub(super) fn as_ranks_within<T: Send>(
+pub(crate) fn as_ranks_within<T: Send>(
     timeout: Duration,
     size: usize,
     port: u16,
@@ -204,7 +204,9 @@ fn a_slow_rank_is_waited_for() {
         for rank in 0..2 {
             scope.spawn(move || {
                 let world = World::join(&launch(rank, 2, port), timeout).unwrap();
-                thread::sleep(if rank == 1 { timeout + timeout / 4 } else { Duration::ZERO });
+                // At work, or it would be taken for one that hangs.
+                let until = Instant::now() + if rank == 1 { timeout + timeout / 4 } else { Duration::ZERO };
+                while Instant::now() < until {}
                 world.barrier().unwrap();
                 world.leave(None).unwrap();
             });

@@ -14,7 +14,7 @@ use crate::units::Seconds;
 
 /// How long one look at an exchange under way takes.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
-/// A rank that lives and does not come is given up after so many time-outs.
+/// A rank that works and does not come is given up after so many time-outs.
 const PATIENCE: u32 = 10;
 /// Rounds without a sign of life after which a rank is taken for gone, where an exchange with it has failed already.
 const SILENT: u32 = 4;
@@ -59,8 +59,8 @@ impl World {
         Self { local_rank: 0, joined: None }
     }
 
-    /// Meets the other ranks of `launch`; all must come within `timeout`. Later a rank that gives no sign of life for as long is lost,
-    /// and all end.
+    /// Meets the other ranks of `launch`; all must come within `timeout`. Later a rank that gives no sign of life for as long, or does
+    /// nothing while others wait for it, is lost, and all end.
     pub fn join(launch: &Launched, timeout: Duration) -> Result<Self, DistError> {
         let joined = if launch.size > 1 { Some(Joined::within(launch, timeout)?) } else { None };
         Ok(Self { local_rank: launch.local_rank, joined })
@@ -247,7 +247,7 @@ impl PeerWatch {
                 (round, looks_at_round) = (self.pulse.rounds(), looks);
             }
             let unheard = LOOK * (looks - looks_at_round);
-            if let Some(error) = self.who_is_gone(during, self.timeout, unheard) {
+            if let Some(error) = self.who_is_gone(during, self.timeout, unheard).or_else(|| self.who_hangs(during, number)) {
                 return Err(error);
             }
             if LOOK * looks >= self.timeout * PATIENCE {
@@ -309,11 +309,24 @@ impl PeerWatch {
         DistError::Exchange { own: self.rank, during, reason: reason.to_owned() }
     }
 
+    /// Who lives, has not come to the exchange `number`, and does nothing on its way there: it waits for what does not come, a disk say.
+    fn who_hangs(&self, during: &'static str, number: u64) -> Option<DistError> {
+        let heard = self.pulse.heard();
+        let hangs = |heard: &Heard| {
+            matches!(heard.sign, Sign::Beat(beat) if beat.exchanges < number) && self.pulse.interval * heard.idle >= self.timeout
+        };
+        let rank = (0..heard.len()).find(|rank| *rank != self.rank && hangs(&heard[*rank]))?;
+        let time = Seconds((self.pulse.interval * heard[rank].idle).as_secs_f64());
+        let reason = format!("it hangs: it gives signs of life, and has neither worked nor come here for {time}");
+        Some(DistError::Lost { peer: self.peers[rank].clone(), own: self.rank, during, reason })
+    }
+
     /// Who lives and does not come to the exchange `number`.
     fn who_is_late(&self, during: &'static str, number: u64, waited: Duration) -> DistError {
         let heard = self.pulse.heard();
-        let late =
-            heard.iter().position(|heard| matches!(heard.sign, Sign::Beat(_, begun) if begun < number) && heard.silent < SILENT);
+        let late = heard
+            .iter()
+            .position(|heard| matches!(heard.sign, Sign::Beat(beat) if beat.exchanges < number) && heard.silent < SILENT);
         let time = Seconds(waited.as_secs_f64());
         match late.filter(|rank| *rank != self.rank) {
             Some(rank) => DistError::Lost {

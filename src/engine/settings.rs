@@ -303,12 +303,21 @@ impl Settings {
     /// The chunks and columns of a batch. Without a key no size is drawn: all are `chunk_size`.
     pub fn plan(&self, batch: &Batch, key: Option<ChunkKey>) -> Result<ChunkPlan, EngineError> {
         let lengths: Vec<usize> = batch.sequences.iter().map(|sequence| sequence.inputs.len()).collect();
+        self.plan_by(&lengths, &self.cuts(batch, key))
+    }
+
+    /// Those of sequences of so many tokens that nobody has read yet; of no size that is drawn, and no single tokens.
+    pub fn plan_unread(&self, lengths: &[usize]) -> Result<ChunkPlan, EngineError> {
+        self.plan_by(lengths, &self.cuts_as_they_come())
+    }
+
+    fn plan_by(&self, lengths: &[usize], cuts: &Cuts) -> Result<ChunkPlan, EngineError> {
         if lengths.is_empty() || lengths.contains(&0) {
             return Err(EngineError::EmptySequence);
         }
         let tokens = lengths.iter().copied().max().unwrap_or(0);
         self.check_fits(tokens)?;
-        Ok(ChunkPlan::cut(&lengths, &self.cuts(batch, key), self.column_width(tokens)))
+        Ok(ChunkPlan::cut(lengths, cuts, self.column_width(tokens)))
     }
 
     /// How wide the columns of sequences of at most `tokens` tokens are.

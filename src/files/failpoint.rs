@@ -2,8 +2,9 @@
 //!
 //! `KVTUNE_FAILPOINT=file.write=enospc:3` fails the third write of a file with a full disk; `eio` and `edquot` are an error of the disk and a
 //! quota, `eintr` a signal that interrupts the call, `short` a write that takes a part only, `kill` ends the process at once as SIGKILL
-//! does, and `stop` halts it as SIGSTOP does, until somebody sends SIGCONT. With `:3+` all from the third on fail. The name `any` counts
-//! every place and `file.any` every one of files, so a loop over n visits all of them.
+//! does, `stop` halts it as SIGSTOP does, until somebody sends SIGCONT, and `hang` holds this thread alone for ever, as a disk does that
+//! answers no more. With `:3+` all from the third on fail. The name `any` counts every place and `file.any` every one of files, so a loop
+//! over n visits all of them.
 
 use std::io;
 use std::sync::OnceLock;
@@ -18,6 +19,7 @@ pub const VARIABLE: &str = "KVTUNE_FAILPOINT";
 enum FailpointAction {
     Kill,
     Stop,
+    Hang,
     Short,
     Fail(Errno),
 }
@@ -39,6 +41,7 @@ impl Failpoint {
         let action = match action {
             "kill" => FailpointAction::Kill,
             "stop" => FailpointAction::Stop,
+            "hang" => FailpointAction::Hang,
             "short" => FailpointAction::Short,
             "eio" => FailpointAction::Fail(Errno::IO),
             "enospc" => FailpointAction::Fail(Errno::NOSPC),
@@ -75,11 +78,16 @@ impl Failpoint {
             FailpointAction::Kill => {
                 // No destructor, no buffer, no signal handler: as a power cut, but that the page cache survives.
                 let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-                loop {
-                    std::thread::park();
-                }
+                park_for_ever()
             }
+            FailpointAction::Hang => park_for_ever(),
         }
+    }
+}
+
+fn park_for_ever() -> ! {
+    loop {
+        std::thread::park();
     }
 }
 
@@ -101,7 +109,7 @@ pub(super) fn reached(place: (&str, &str)) -> io::Result<Option<Failpoint>> {
     let read = || std::env::var(VARIABLE).ok().map(|text| Failpoint::parse(&text).ok_or(text));
     match PLAN.get_or_init(read) {
         Some(Err(text)) => Err(io::Error::other(format!(
-            "cannot read {VARIABLE}={text}: expected NAME=kill|stop|short|eintr|eio|enospc|edquot[:N[+]]"
+            "cannot read {VARIABLE}={text}: expected NAME=kill|stop|hang|short|eintr|eio|enospc|edquot[:N[+]]"
         ))),
         Some(Ok(plan)) if plan.is_named(place) => {
             Ok(plan.strikes_at(PASSED.fetch_add(1, Ordering::Relaxed) + 1).then(|| plan.clone()))

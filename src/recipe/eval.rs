@@ -56,6 +56,16 @@ words! {
     }
 }
 
+impl Mode {
+    /// Whether a figure is better than another.
+    pub fn prefers(self, value: f64, to: f64) -> bool {
+        match self {
+            Self::Min => value < to,
+            Self::Max => value > to,
+        }
+    }
+}
+
 /// The table `[eval.generate]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

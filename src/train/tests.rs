@@ -1,43 +1,25 @@
 //! The gradient of several ranks is that of one: by parameter, in f64, over policies and heads.
 
-use std::net::TcpListener;
+use std::mem;
 use std::path::Path;
 use std::rc::Rc;
-use std::thread;
 use std::time::Duration;
 
 use tch::{Device, Tensor};
 
 use super::*;
-use crate::dist::{Launched, World};
+use crate::dist::World;
+use crate::dist::tests::{as_ranks_within, free_port};
 use crate::engine::Silent;
 use crate::recipe::Recipe;
 
 /// Does `work` as each of `size` ranks, which are threads; what came of it, by rank.
 pub(super) fn as_ranks<T: Send>(size: usize, work: impl Fn(Rc<World>) -> T + Sync) -> Vec<T> {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let launch = |rank| Launched {
-        rank,
-        size,
-        local_rank: rank,
-        address: "127.0.0.1".into(),
-        port,
-        run_id: "own".into(),
-        is_served: false,
-        by: "a test",
-    };
-    thread::scope(|scope| {
-        let work = &work;
-        let start = |rank| {
-            scope.spawn(move || {
-                let world = Rc::new(World::join(&launch(rank), Duration::from_secs(60)).unwrap());
-                let done = work(world.clone());
-                world.leave(None).unwrap();
-                done
-            })
-        };
-        let ranks: Vec<_> = (0..size).map(start).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    as_ranks_within(Duration::from_secs(60), size, free_port(), |world| {
+        let world = Rc::new(mem::replace(world, World::alone()));
+        let done = work(world.clone());
+        world.leave(None).unwrap();
+        done
     })
 }
 

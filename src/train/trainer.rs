@@ -7,7 +7,7 @@ use std::time::Instant;
 use tch::Device;
 
 use super::answers::{Validation, ValidationAnswers};
-use super::deal::deal;
+use super::deal::Dealer;
 use super::profile::{RunProfile, RunStepWatch};
 use super::ranks::check_even;
 use super::retreat::RetryingEngine;
@@ -24,7 +24,7 @@ use crate::files::{FilesError, failpoint};
 use crate::model::{Model, fingerprint, has_fingerprint};
 use crate::optim::{self, Optimizer, learning_rate};
 use crate::plan::{Alternative, Machine};
-use crate::recipe::{BatchSize, Mode, OnNonFinite, OnOutOfMemory, Recipe};
+use crate::recipe::{BatchSize, OnNonFinite, OnOutOfMemory, Recipe};
 use crate::report::console;
 use crate::report::memory::peak_resident;
 use crate::report::metrics::{KeptMetrics, METRICS, MetricsMark, StepMetrics};
@@ -37,6 +37,7 @@ pub struct Trainer {
     pub(super) model: Model,
     pub(super) data: Splits,
     pub(super) schedule: RunSchedule,
+    dealer: Dealer,
     pub(super) best: Option<Best>,
     /// Peak of the process in the heaviest step, as planned.
     pub(super) planned_peak: Bytes,
@@ -94,6 +95,7 @@ impl Trainer {
             profile.built(&model, optimizer.bytes());
         }
         Ok(Self {
+            dealer: Dealer::new(&recipe, &model)?,
             trial: PolicyTrial::smallest(model.config(), &recipe.kv_cache, &recipe.grad)?,
             model_hash,
             ranks,
@@ -242,7 +244,8 @@ impl Trainer {
         }
         failpoint::pass("run.step").map_err(FilesError::io("train in", &self.dir))?;
         let began = Instant::now();
-        let (batches, place) = deal(&self.schedule.micro_batches(self.step), &self.data.train, self.ranks.world())?;
+        let of_run = (&self.recipe, self.model.config());
+        let dealt = self.dealer.deal(&self.schedule.micro_batches(self.step), &self.data.train, of_run, &self.ranks)?;
         let rate = learning_rate(&self.recipe.optimizer, self.step, self.schedule.num_steps());
         let mut watch = RunStepWatch { observer, profile: self.profile.as_mut() };
         let mut learner = Learner {
@@ -252,7 +255,7 @@ impl Trainer {
             optimizer: &mut *self.optimizer,
             ranks: &self.ranks,
         };
-        let made = match learner.step(&place.of(&batches), self.step, rate, &mut watch) {
+        let made = match learner.step(&dealt.share(), self.step, rate, &mut watch) {
             Ok(made) => made,
             Err(error) => {
                 let error = self.advised(error);
@@ -335,10 +338,7 @@ impl Trainer {
         let answers = self.answers.as_ref().map(answer).transpose()?;
         let mut validation = Validation { scores, answers, is_best: false };
         let value = validation.value(options.metric);
-        let is_better = |best: &Best| match options.mode {
-            Mode::Min => value < best.value,
-            Mode::Max => value > best.value,
-        };
+        let is_better = |best: &Best| options.mode.prefers(value, best.value);
         validation.is_best = self.step > 0 && self.best.as_ref().is_none_or(is_better);
         if validation.is_best {
             self.best = Some(Best { metric: options.metric.name().to_owned(), value, step: self.step });

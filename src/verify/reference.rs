@@ -22,8 +22,10 @@ const BLOCK: i64 = 512;
 /// for every tiling.
 #[derive(Debug)]
 pub struct Reference {
-    pub(super) sequences: Vec<SequenceLoss>,
-    pub(super) gradients: BTreeMap<String, Tensor>,
+    /// Loss by sequence.
+    pub sequences: Vec<SequenceLoss>,
+    /// By the names of the model's parameters.
+    pub gradients: BTreeMap<String, Tensor>,
 }
 
 impl Reference {

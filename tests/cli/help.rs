@@ -67,7 +67,7 @@ fn finetune_lora() {
           --set <a.b=c>          Override a key of the recipe
           --resume-if-possible   Resume the run in that directory, where this command has begun one before: for what starts it anew whenever it ends
           --profile-memory       Tell the memory of the heaviest step by part at the end, and in `summary.md`
-          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life [default: 10m]
+          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
           --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
@@ -98,7 +98,7 @@ fn resume() {
           --from <step-000100>   Checkpoint to go on from; the newest valid one, if left out
           --set <a.b=c>          Override a key of the recipe: length of the run, logging, saving, tiling (`grad.*`), `kv_cache.cpu_offload`
           --profile-memory       Tell the memory of the heaviest step by part at the end, and in `summary.md`
-          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life [default: 10m]
+          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
           --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
@@ -146,7 +146,7 @@ fn evaluate() {
           --seed <N>                  Draw the texts of this number: the same number gives the same texts, whatever else is generated
           --replay-log <FILE>         Write what the cache evicts over the longest of the samples to this file, for `kvtune inspect --evictions`
           --format <FORMAT>           How to print: a table, or a JSON object per line for each model and cache [default: table] [possible values: table, json]
-          --dist-timeout <TIME>       How long several ranks wait for each other: to begin, and for one that gives no sign of life [default: 10m]
+          --dist-timeout <TIME>       How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
           --backend <BACKEND>         By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
       -h, --help                      Print help
       -V, --version                   Print version
@@ -232,7 +232,7 @@ fn check() {
           --recipe <FILE>        The recipe
           --set <a.b=c>          Override a key of the recipe
           --full                 As for `finetune-full`: all weights are trained, and there is no adapter
-          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life [default: 10m]
+          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
           --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
@@ -257,7 +257,7 @@ fn plan() {
           --host-memory <BYTES>    What the process may take of the host's memory. Default: what there is
           --scratch-space <BYTES>  What scratch files may take. Default: what is free where the recipe has them, in `grad.scratch_dir` or below its `output_dir`
           --format <FORMAT>        How to print [default: table] [possible values: table, json]
-          --dist-timeout <TIME>    How long several ranks wait for each other: to begin, and for one that gives no sign of life [default: 10m]
+          --dist-timeout <TIME>    How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
           --backend <BACKEND>      By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
           --device <DEVICE>        Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>            Threads of the CPU's tensor operations; results are bit-identical for the same number
@@ -302,7 +302,7 @@ fn doctor() {
           --scratch-dir <DIR>    Where scratch files would be; the room there is told [default: .]
           --format <FORMAT>      How to print [default: table] [possible values: table, json]
           --json                 The same as `--format json`
-          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life [default: 10m]
+          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
           --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number

@@ -83,6 +83,20 @@ fn the_rank_whose_error_it_is_is_named() {
     assert!(said.err.contains("error: `GLOO_SOCKET_IFNAME=none0` is no network interface of this machine"), "{}", said.err);
 }
 
+/// A disk that answers no more holds the first rank, which goes on giving signs of life: nobody waits for it longer than for a dead one.
+#[test]
+fn a_rank_that_hangs_is_ended_with_all() {
+    let place = Place::new();
+    let finetune = ["finetune-lora", "--recipe", "recipe.toml", "--out", "run", "--device", "cpu", "--dist-timeout", "4s"];
+    let launch = ["launch", "--nproc", "2", "--"];
+    let mut command = place.command(&[&launch[..], &finetune, &["--set", "train.gradient_accumulation_steps=2"]].concat());
+    let begin = Instant::now();
+    let said = place.hear(command.env("KVTUNE_FAILPOINT", "checkpoint.verify=hang"));
+    assert_eq!(said.code, 1, "{}", said.err);
+    assert!(said.err.contains("[rank 1] error: rank 0 on `") && said.err.contains("it hangs: "), "{}", said.err);
+    assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
+}
+
 /// A launcher whose rank 1 is stopped, so that rank 0 waits for it.
 fn waiting() -> (Child, Vec<i32>) {
     let mut command = kvtune();

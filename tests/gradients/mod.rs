@@ -7,6 +7,7 @@ mod full;
 mod invariance;
 mod kept;
 mod outputs;
+mod ranks;
 mod session;
 mod shapes;
 mod stores;
