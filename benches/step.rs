@@ -9,8 +9,10 @@
 mod shapes;
 
 use std::path::Path;
+use std::rc::Rc;
 
 use kvtune::bench::{Bench, Size, summarise};
+use kvtune::dist::World;
 use kvtune::model::ModelConfig;
 use kvtune::plan::StepPart;
 use kvtune::recipe::Recipe;
@@ -40,7 +42,7 @@ fn main() {
         let overrides = [format!("kv_cache.policy={policy}"), format!("grad.layers_per_cell={layers}")];
         let recipe = Recipe::load(&path, &overrides).unwrap().recipe;
         let size = Size { tokens: vec![TOKENS], warm_up: 1, profiles_memory: false, counts_waits: false };
-        let mut bench = Bench::new(recipe, Device::Cpu, size, true).unwrap();
+        let mut bench = Bench::new(recipe, Device::Cpu, size, true, &Rc::new(World::alone())).unwrap();
         let records: Vec<_> = (0..=STEPS).map(|_| bench.step().unwrap()).collect();
         let summary = summarise(&records).unwrap();
         let get = |key: &str| summary.get(key).map_or(0.0, |spread| spread.median);

@@ -10,7 +10,7 @@ use crate::profile::MemoryProfile;
 use crate::report::memory::ResidentPeak;
 use crate::units::{Bytes, Seconds};
 
-/// One step.
+/// One step. Of several ranks' it is the first one's, but for the tokens, which are those of all.
 #[derive(Clone, Debug)]
 pub struct StepRecord {
     /// Counted from 1, warm-up steps first.
@@ -21,7 +21,7 @@ pub struct StepRecord {
     pub whole: Spent,
     /// In the order of [`StepPart::ALL`].
     pub parts: [Spent; 6],
-    /// Tokens of all sequences.
+    /// Tokens of all sequences of all ranks.
     pub tokens: usize,
     /// The same with the pads that were run: of a sequence at most those that fill the chunk in which it ends.
     pub tokens_run: usize,
@@ -41,6 +41,8 @@ pub struct StepRecord {
     pub waits: Option<[Syncs; 6]>,
     /// Mean loss.
     pub loss: f64,
+    /// The part of their time that ranks have waited for the slowest; `None` for one alone.
+    pub idle: Option<f64>,
 }
 
 /// What copies to and from the host cost.
@@ -120,6 +122,9 @@ impl StepRecord {
         let key = self.copies.names().1;
         add(&format!("{key}_seconds"), self.copies.seconds());
         add(&format!("{key}_share"), self.copy_share());
+        if let Some(idle) = self.idle {
+            add("idle", idle);
+        }
         if let Some(peak) = self.peak {
             add("peak_resident_bytes", peak.resident.0 as f64);
         }

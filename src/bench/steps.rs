@@ -1,10 +1,13 @@
 //! A model, an engine and an optimiser that make steps on random tokens.
 
+use std::rc::Rc;
+
 use tch::Device;
 
 use super::parts::{BenchWatch, SyncsByPart};
 use super::{BenchError, CopyCost, StepRecord, gemm, tokens};
 use crate::data::Batch;
+use crate::dist::World;
 use crate::engine::ChunkKey;
 use crate::model::{Model, ModelConfig, ModelError};
 use crate::ops::attention;
@@ -15,7 +18,7 @@ use crate::profile::Profiler;
 use crate::recipe::{Dtype, HeadRecipe, Labels, Recipe};
 use crate::report::memory;
 use crate::store::copier_of;
-use crate::train::{self, Learner, RetryingEngine, RunRanks, StepShare, TrainError};
+use crate::train::{self, Interrupt, Learner, RetryingEngine, RunRanks, StateParts, StepOutcome, StepShare, TrainError};
 use crate::units::Seconds;
 
 /// Spread of an adapter's B matrices: at zero, half of the gradients would be zero.
@@ -34,12 +37,14 @@ pub struct Size {
     pub counts_waits: bool,
 }
 
-/// Steps on random tokens.
+/// Steps on random tokens, which all ranks make together, each with a batch of its own.
 pub struct Bench {
+    world: Rc<World>,
     recipe: Recipe,
     model: Model,
     engine: RetryingEngine,
     optimizer: Box<dyn Optimizer>,
+    parts: StateParts,
     size: Size,
     profiler: Option<Profiler>,
     planned: Alternative,
@@ -49,14 +54,20 @@ pub struct Bench {
 
 impl Bench {
     /// What a recipe would train, without its data; with `draws_weights`, of its model's directory only the `config.json` is read.
-    pub fn new(mut recipe: Recipe, device: Device, size: Size, draws_weights: bool) -> Result<Self, BenchError> {
+    pub fn new(
+        mut recipe: Recipe,
+        device: Device,
+        size: Size,
+        draws_weights: bool,
+        world: &Rc<World>,
+    ) -> Result<Self, BenchError> {
         // Which tokens stand for the classes changes no figure, so that no tokenizer is needed to find out.
         if let HeadRecipe::SeqClassificationOnLogits(labels) = &mut recipe.head {
             *labels = Labels::Tokens((0..labels.len() as u32).collect());
         }
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model).map_err(TrainError::from)?)?;
         let batch = tokens::batch(&recipe, &config, &size.tokens, recipe.train.seed)?;
-        let machine = train::machine_of_trial(&recipe, device);
+        let machine = train::machine_of_trial(&recipe, device).of_ranks(world.ranks_here(), world.size());
         let machine = train::timed(machine, &recipe, &config, &batch)?;
         let (recipe, planned) = train::settled(recipe, &config, &batch, machine)?;
         let engine = train::engine(&recipe, &config, None, None)?;
@@ -68,11 +79,13 @@ impl Bench {
         if let (None, Some(adapter)) = (&recipe.model.adapter, model.adapter()) {
             adapter.set_b_normal(B_SPREAD, recipe.train.seed);
         }
-        let optimizer = optim::build(&recipe.optimizer, recipe.train.offload, &model.parameters(), device);
+        let parts = StateParts::deal(&model, world);
+        let optimizer = optim::build(&recipe.optimizer, recipe.train.offload, &parts.own(model.parameters()), device);
         if let Some(profiler) = &mut profiler {
             profiler.built(&model, optimizer.bytes());
         }
-        Ok(Self { recipe, model, engine, optimizer, size, profiler, planned, trained, done: 0 })
+        let world = world.clone();
+        Ok(Self { world, recipe, model, engine, optimizer, parts, size, profiler, planned, trained, done: 0 })
     }
 
     /// The model.
@@ -110,7 +123,7 @@ impl Bench {
             kind: self.model.kind(),
             device: self.model.device(),
             threads: tch::get_num_threads() as usize,
-            ranks: 1,
+            ranks: self.world.size(),
             accumulates: false,
         }
     }
@@ -118,7 +131,9 @@ impl Bench {
     /// Makes a step.
     pub fn step(&mut self) -> Result<StepRecord, BenchError> {
         let (seed, step) = (self.recipe.train.seed, self.done as u64);
-        let batch = tokens::batch(&self.recipe, self.model.config(), &self.size.tokens, seed.wrapping_add(step))?;
+        let (rank, ranks) = (self.world.rank(), self.world.size());
+        let drawn = seed.wrapping_add(step * ranks as u64 + rank as u64);
+        let batch = tokens::batch(&self.recipe, self.model.config(), &self.size.tokens, drawn)?;
         let settings = self.engine.engine().settings();
         let plan = settings.plan(&batch, Some(ChunkKey { seed, step })).map_err(TrainError::from)?;
         let flops = Flops::of(&self.spec(), &plan, (batch.num_tokens(), batch.num_targets()));
@@ -126,11 +141,13 @@ impl Bench {
         let gemm = gemm::measure((self.model.kind(), device));
         let was_reset = memory::reset_peak();
         let mut profiler = self.profiler.take();
+        // All begin together: what is measured before a step takes them differently long.
+        self.world.barrier().map_err(TrainError::from)?;
         let (copier, copied) = (copier_of(device), self.copied());
         copier.measure(true);
         let waits = if self.size.counts_waits { SyncsByPart::start() } else { None };
         let mut watch = BenchWatch { device, stopwatch: Stopwatch::start(device), profiler: profiler.as_mut(), waits };
-        let loss = self.train(&batch, &mut watch)?;
+        let made = self.train(&batch, &mut watch)?;
         let waits = watch.waits.take().map(SyncsByPart::stop);
         let (whole, parts) = watch.stopwatch.stop();
         let copies = copier.waited().map_or_else(|| CopyCost::Made(Seconds(self.copied() - copied)), CopyCost::WaitedFor);
@@ -144,7 +161,7 @@ impl Bench {
             is_warm_up: self.done <= self.size.warm_up,
             whole,
             parts,
-            tokens: batch.num_tokens(),
+            tokens: batch.num_tokens() * ranks,
             tokens_run: plan.num_tokens_run(),
             flops,
             gemm,
@@ -153,7 +170,8 @@ impl Bench {
             memory: if self.size.profiles_memory { profile } else { Vec::new() },
             copies,
             waits,
-            loss,
+            loss: made.loss,
+            idle: made.idle,
         })
     }
 
@@ -163,17 +181,23 @@ impl Bench {
         (stores.layer_checkpoints.copied() + stores.undo_log.copied() + stores.attention_outputs.copied()).as_secs_f64()
     }
 
-    /// The step itself, as a run makes it; returns the mean loss.
-    fn train(&mut self, batch: &Batch, watch: &mut BenchWatch<'_>) -> Result<f64, BenchError> {
+    /// The step itself, as a run makes it.
+    fn train(&mut self, batch: &Batch, watch: &mut BenchWatch<'_>) -> Result<StepOutcome, BenchError> {
+        let (rank, ranks) = (self.world.rank(), self.world.size());
         let rate = self.recipe.optimizer.learning_rate;
         let mut learner = Learner {
             recipe: &self.recipe,
             model: &self.model,
             engine: &mut self.engine,
             optimizer: &mut *self.optimizer,
-            ranks: &RunRanks::alone(),
+            ranks: &RunRanks::new(self.world.clone(), Interrupt::default()),
         };
-        Ok(learner.step(&StepShare::whole(std::slice::from_ref(batch)), self.done as u64, rate, watch)?.loss)
+        // All have as many targets.
+        let targets = batch.num_targets() * ranks;
+        let share = StepShare { batches: std::slice::from_ref(batch), places: vec![rank], micro_batches: ranks, targets };
+        let made = learner.step(&share, self.done as u64, rate, watch)?;
+        self.parts.exchange_updates(&self.world, &self.model).map_err(TrainError::from)?;
+        Ok(made)
     }
 }
 

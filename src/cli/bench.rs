@@ -1,5 +1,7 @@
 //! `kvtune bench`: training steps on random tokens, timed part by part.
 
+use std::rc::Rc;
+
 use clap::Args;
 use serde_json::json;
 use tch::Device;
@@ -8,7 +10,9 @@ use super::counts::{any_number, at_least_one};
 use super::format::Format;
 use super::plan::json::alternative;
 use super::recipe_file::RecipeFile;
+use super::world::Joining;
 use crate::bench::{Bench, BenchSummary, Size, StepRecord, summarise};
+use crate::dist::World;
 use crate::error::Error;
 use crate::native::cuda::why_not_pinned;
 use crate::native::{Syncs, libtorch_version};
@@ -44,10 +48,12 @@ pub(super) struct BenchSteps {
     /// How to print.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
+    #[command(flatten)]
+    pub(super) joining: Joining,
 }
 
 impl BenchSteps {
-    pub(super) fn run(&self, device: Device) -> Result<(), Error> {
+    pub(super) fn run(&self, device: Device, world: &Rc<World>) -> Result<(), Error> {
         let recipe = self.recipe.load(device)?;
         let size = Size {
             tokens: self.tokens.clone(),
@@ -55,9 +61,9 @@ impl BenchSteps {
             profiles_memory: self.profile_memory,
             counts_waits: self.count_syncs,
         };
-        let mut bench = Bench::new(recipe, device, size, self.random_weights)?;
+        let mut bench = Bench::new(recipe, device, size, self.random_weights, world)?;
         let is_json = self.format == Format::Json;
-        self.introduce(&bench)?;
+        self.introduce(&bench, world)?;
         let mut records = Vec::new();
         let all = self.warmup + self.steps;
         for number in 1..=all {
@@ -99,7 +105,7 @@ impl BenchSteps {
     }
 
     /// What is about to be run, and on what.
-    fn introduce(&self, bench: &Bench) -> Result<(), Error> {
+    fn introduce(&self, bench: &Bench, world: &World) -> Result<(), Error> {
         let (config, device, threads) = (bench.model().config(), bench.model().device(), tch::get_num_threads());
         let device = if let Device::Cuda(index) = device { format!("cuda:{index}") } else { "cpu".to_owned() };
         let (dtype, libtorch, attention) = (bench.dtype(), libtorch_version(), bench.attention());
@@ -107,14 +113,15 @@ impl BenchSteps {
         if self.format == Format::Json {
             let line = json!({
                 "kind": "setup", "version": env!("CARGO_PKG_VERSION"), "libtorch": libtorch, "device": device,
-                "threads": threads, "dtype": dtype.to_string(), "sequences": bench.sequences(), "tokens_per_sequence": self.tokens,
+                "ranks": world.size(), "threads": threads, "dtype": dtype.to_string(), "sequences": bench.sequences(), "tokens_per_sequence": self.tokens,
                 "parameters": config.num_parameters(), "trained_parameters": trained,
                 "attention": attention,
             });
             return Ok(console::result(&line.to_string())?);
         }
+        let ranks = if world.size() > 1 { format!("each of {} ranks: ", world.size()) } else { String::new() };
         let line = format!(
-            "{} sequences of {} tokens; {} weights in {dtype}, {trained} trained; {device}, {threads} threads, libtorch {libtorch}; attention: \
+            "{ranks}{} sequences of {} tokens; {} weights in {dtype}, {trained} trained; {device}, {threads} threads, libtorch {libtorch}; attention: \
              {attention}",
             bench.sequences(),
             self.tokens.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
@@ -129,6 +136,7 @@ fn table(records: &[StepRecord], summary: &BenchSummary) -> Table {
     header.extend(StepPart::ALL.map(StepPart::name));
     let copies = records.first().map_or("copies", |record| record.copies.names().0);
     header.extend(["whole", "tokens/s", "GFLOP/s", "of sgemm", copies, "peak"]);
+    header.extend(summary.get("idle").map(|_| "idle"));
     let mut table = Table::new(&header);
     for record in records {
         let mut cells = vec![record.step.to_string() + if record.is_warm_up { " (warm-up)" } else { "" }];
@@ -140,6 +148,7 @@ fn table(records: &[StepRecord], summary: &BenchSummary) -> Table {
         cells.push(format!("{:.1} %", 100.0 * record.gemm_share().1));
         cells.push(format!("{:.2} %", 100.0 * record.copy_share()));
         cells.push(record.peak.map_or("–".to_owned(), |peak| peak.resident.to_string()));
+        cells.extend(record.idle.map(|idle| format!("{:.1} %", 100.0 * idle)));
         add(&mut table, &cells);
     }
     for (name, of) in [("median", 0), ("least", 1), ("most", 2)] {
@@ -162,6 +171,7 @@ fn summary_row(name: &str, summary: &BenchSummary, which: usize) -> Vec<String> 
     cells.push(share.map_or("–".to_owned(), |share| format!("{:.2} %", 100.0 * share)));
     let peak = summary.get("peak_resident_bytes");
     cells.push(peak.map_or("–".to_owned(), |_| Bytes(get("peak_resident_bytes") as u64).to_string()));
+    cells.extend(summary.get("idle").map(|_| format!("{:.1} %", 100.0 * get("idle"))));
     cells
 }
 

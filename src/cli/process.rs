@@ -69,7 +69,9 @@ fn run(arguments: &Arguments) -> Result<Ending, Error> {
         Verb::Plan(verb) => {
             world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world)).map(|()| Ending::Done)
         }
-        Verb::Bench(verb) => verb.run(on()?).map(|()| Ending::Done),
+        Verb::Bench(verb) => {
+            world::with_ranks(of_device, verb.joining, |device, world| verb.run(device, world)).map(|()| Ending::Done)
+        }
         Verb::Doctor(verb) => verb.run(arguments.device, arguments.threads).map(|()| Ending::Done),
         Verb::InitModel(verb) => verb.run().map(|()| Ending::Done),
     }

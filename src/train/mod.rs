@@ -45,6 +45,7 @@ pub use run_dir::RESOLVED_RECIPE;
 pub use same::check_same_evaluation;
 pub use schedule::RunSchedule;
 pub use start::Start;
+pub use state_parts::StateParts;
 pub use step::{Learner, MicroBatchPosition, StepShare, StepWatch};
 pub use tiling::{ResolvedRun, disk_of_run, heaviest, machine_of_trial, plan, settled, settled_with_data, timed};
 pub use trainer::Trainer;

@@ -15,7 +15,7 @@ use crate::store::room_for;
 use crate::units::Failure;
 
 /// Which part of the optimiser's state this rank keeps.
-pub(super) struct StateParts {
+pub struct StateParts {
     rank: usize,
     /// The rank of each parameter, by its name; none where every rank keeps all.
     owners: BTreeMap<String, usize>,
@@ -23,7 +23,7 @@ pub(super) struct StateParts {
 
 impl StateParts {
     /// Deals the parameters to ranks: the largest first, each to who has least. An adapter's are few, and every rank keeps all of them.
-    pub(super) fn deal(model: &Model, world: &World) -> Self {
+    pub fn deal(model: &Model, world: &World) -> Self {
         let mut owners = BTreeMap::new();
         if world.size() > 1 && model.adapter().is_none() {
             let parameters = model.parameters();
@@ -41,7 +41,7 @@ impl StateParts {
     }
 
     /// Those of some parameters, or of the tensors of their state, that belong to this rank. What is of no parameter belongs to all.
-    pub(super) fn own(&self, mut all: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
+    pub fn own(&self, mut all: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
         all.retain(|(name, _)| self.owner(name).is_none_or(|rank| rank == self.rank));
         all
     }
@@ -52,7 +52,7 @@ impl StateParts {
     }
 
     /// Gives what this rank has updated to the others, and takes over what they have.
-    pub(super) fn exchange_updates(&self, world: &World, model: &Model) -> Result<(), DistError> {
+    pub fn exchange_updates(&self, world: &World, model: &Model) -> Result<(), DistError> {
         if !self.are_several() {
             return Ok(());
         }

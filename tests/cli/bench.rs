@@ -39,6 +39,30 @@ fn keys(line: &Value) -> String {
     keys.join(" ")
 }
 
+/// Two ranks make a step of twice the tokens, and one of them speaks.
+#[test]
+fn ranks_make_steps_together() {
+    let place = bare();
+    let words = ["launch", "--nproc", "2", "--", "bench", "--device", "cpu", "--recipe", "recipe.toml", "--steps", "2"];
+    let more = ["--random-weights", "--tokens", "90"];
+    let said = place.run(&[&words[..], &more, &["--format", "json"]].concat()).done();
+    let lines: Vec<Value> =
+        said.out.lines().map(|line| serde_json::from_str(line.strip_prefix("[rank 0] ").unwrap()).unwrap()).collect();
+    assert_eq!(lines[0]["ranks"], 2);
+    let steps: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "step").collect();
+    assert_eq!(steps.len(), 3);
+    for step in steps {
+        let rate = number(step, "tokens") / number(step, "step_seconds");
+        assert!((number(step, "tokens_per_second") / rate - 1.0).abs() < 1e-9 && number(step, "tokens") as u64 == 2 * 2 * 90);
+        assert!((0.0..1.0).contains(&number(step, "idle")));
+    }
+    place.edit_recipe("[lora]\nr = 4\nalpha = 8\n", "");
+    let said = place.run(&[&words[..], &more, &["--full"]].concat()).done();
+    for words in ["each of 2 ranks: 2 sequences of 90 tokens", " idle "] {
+        assert!(said.out.contains(words), "{words}: {}", said.out);
+    }
+}
+
 /// The rest of a chunk is all that a sequence costs which has ended.
 #[test]
 fn sequences_that_have_ended_cost_nothing() {
@@ -63,7 +87,7 @@ fn a_config_is_enough_and_the_keys_stay() {
     assert_eq!(kinds, ["setup", "step", "step", "step", "summary", "forecast"]);
     let warm_up: Vec<bool> = lines[1..4].iter().map(|line| line["is_warm_up"].as_bool().unwrap()).collect();
     assert_eq!(warm_up, [true, false, false]);
-    assert_snapshot!(keys(&lines[0]), @"attention device dtype kind libtorch parameters sequences threads tokens_per_sequence trained_parameters version");
+    assert_snapshot!(keys(&lines[0]), @"attention device dtype kind libtorch parameters ranks sequences threads tokens_per_sequence trained_parameters version");
     assert_snapshot!(keys(&lines[1]), @"backward_cpu_seconds backward_seconds flops flops_attention flops_head flops_linear flops_per_cpu_second flops_per_second forward_cpu_seconds forward_seconds gemm_cpu_share gemm_share gemm_square_flops_per_cpu_second gemm_square_flops_per_second head_cpu_seconds head_seconds is_warm_up kind loss optimizer_cpu_seconds optimizer_seconds peak_is_of_step peak_resident_bytes recompute_cpu_seconds recompute_seconds replay_cpu_seconds replay_seconds step step_cpu_seconds step_seconds store_copy_seconds store_copy_share tokens tokens_per_second tokens_run");
     let figures = lines[1].as_object().unwrap().keys();
     let only_of_steps = [

@@ -274,20 +274,22 @@ fn bench() {
     Usage: kvtune bench [OPTIONS] --recipe <FILE> --tokens <N> --steps <K>
 
     Options:
-          --recipe <FILE>    The recipe
-          --set <a.b=c>      Override a key of the recipe
-          --full             As for `finetune-full`: all weights are trained, and there is no adapter
-          --tokens <N>       Tokens of each of the `train.micro_batch_size` sequences; or one number for each, separated by commas
-          --steps <K>        Steps to time
-          --warmup <W>       Steps before those, which are shown and not counted [default: 1]
-          --random-weights   Draw the weights, on the device: of the model's directory only `config.json` is read
-          --profile-memory   Tell the memory of the last step by part
-          --count-syncs      Count what makes the host wait for the device, in the last step and part by part; steps take longer for it
-          --format <FORMAT>  How to print [default: table] [possible values: table, json]
-          --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
-          --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
-      -h, --help             Print help
-      -V, --version          Print version
+          --recipe <FILE>        The recipe
+          --set <a.b=c>          Override a key of the recipe
+          --full                 As for `finetune-full`: all weights are trained, and there is no adapter
+          --tokens <N>           Tokens of each of the `train.micro_batch_size` sequences; or one number for each, separated by commas
+          --steps <K>            Steps to time
+          --warmup <W>           Steps before those, which are shown and not counted [default: 1]
+          --random-weights       Draw the weights, on the device: of the model's directory only `config.json` is read
+          --profile-memory       Tell the memory of the last step by part
+          --count-syncs          Count what makes the host wait for the device, in the last step and part by part; steps take longer for it
+          --format <FORMAT>      How to print [default: table] [possible values: table, json]
+          --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
+          --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
+          --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
+          --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -h, --help                 Print help
+      -V, --version              Print version
     ");
 }
 

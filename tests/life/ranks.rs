@@ -128,6 +128,24 @@ fn however_many_they_are_the_run_is_that_of_one() {
     assert_same(&workshop.left("run"), "run");
 }
 
+/// As whoever has one machine starts them.
+#[test]
+fn launched_ranks_train_as_one() {
+    let workshop = Workshop::new(13);
+    // AdamW makes a whole step of what rounding leaves of a gradient near zero.
+    let set = [SET, &["optimizer.name=sgd"]].concat();
+    let whole = workshop.finished("whole", &set);
+    for size in ["1", "2", "4"] {
+        let run = format!("launched-{size}");
+        let launch = ["launch", "--nproc", size, "--"];
+        workshop.kvtune("", &[&launch[..], &finetune_arguments(&run, &set)].concat()).with(0);
+        let found = workshop.left(&run);
+        assert_eq!(found.metrics.iter().map(exact).collect::<Vec<_>>(), whole.metrics.iter().map(exact).collect::<Vec<_>>());
+        let difference = workshop.difference("whole", &run);
+        assert!(if size == "1" { found.files == whole.files } else { difference <= 1e-6 }, "{size} ranks: {difference:e}");
+    }
+}
+
 /// Each rank keeps a part of the optimiser's state, of which nothing is seen on disk.
 #[test]
 fn all_weights_go_on_with_more_or_fewer_ranks() {
