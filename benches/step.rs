@@ -18,28 +18,38 @@ use kvtune::plan::StepPart;
 use kvtune::recipe::Recipe;
 use kvtune::report::table::Table;
 use shapes::{Work, cpu_seconds};
-use tch::Device;
+use tch::{Device, Kind};
 
 const TOKENS: usize = 8192;
 const STEPS: usize = 3;
 const CHUNK: i64 = 256;
 const SLOTS: i64 = 1024;
-const CASES: [(&str, usize); 4] = [("h2o", 4), ("h2o", 1), ("lastrec", 4), ("lastrec", 1)];
+const CASES: [(&str, usize, &str); 5] =
+    [("h2o", 4, "f32"), ("h2o", 1, "f32"), ("lastrec", 4, "f32"), ("lastrec", 1, "f32"), ("h2o", 4, "bf16")];
 
 fn main() {
     tch::set_num_threads(1);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/bench/step.toml");
     let config = ModelConfig::load_file(&path.with_file_name("config.json")).unwrap();
     println!(
-        "\n{TOKENS} tokens, 4 layers of 256, LoRA r 8 on all projections, C = 1024, chunks of 256, f32, one thread; CPU-seconds:"
+        "\n{TOKENS} tokens, 4 layers of 256, LoRA r 8 on all projections, C = 1024, chunks of 256, one thread; CPU-seconds:"
     );
     let mut parts = Table::new(
-        &[&["policy", "layers per cell"], &StepPart::ALL.map(StepPart::name)[..], &["whole", "GFLOP/s", "of sgemm", "peak, MiB"]]
-            .concat(),
+        &[
+            &["policy", "layers per cell", "dtype"],
+            &StepPart::ALL.map(StepPart::name)[..],
+            &["whole", "GFLOP/s", "of sgemm", "peak, MiB"],
+        ]
+        .concat(),
     );
-    let mut kinds = Table::new(&["policy", "layers per cell", "GEMM", "attention", "sums", "norms and rest", "whole"]);
-    for (policy, layers) in CASES {
-        let overrides = [format!("kv_cache.policy={policy}"), format!("grad.layers_per_cell={layers}")];
+    let mut kinds = Table::new(&["policy", "layers per cell", "dtype", "GEMM", "attention", "sums", "norms and rest", "whole"]);
+    for (policy, layers, dtype) in CASES {
+        let overrides = [
+            format!("kv_cache.policy={policy}"),
+            format!("grad.layers_per_cell={layers}"),
+            format!("model.dtype={dtype}"),
+            "grad.keep_graph=none".to_owned(),
+        ];
         let recipe = Recipe::load(&path, &overrides).unwrap().recipe;
         let size = Size { tokens: vec![TOKENS], warm_up: 1, profiles_memory: false, counts_waits: false };
         let mut bench = Bench::new(recipe, Device::Cpu, size, true, &Rc::new(World::alone())).unwrap();
@@ -47,7 +57,7 @@ fn main() {
         let summary = summarise(&records).unwrap();
         let get = |key: &str| summary.get(key).map_or(0.0, |spread| spread.median);
         let of = |part: &str| format!("{:.2}", get(&format!("{part}_cpu_seconds")));
-        let mut sequence = vec![policy.to_owned(), layers.to_string()];
+        let mut sequence = vec![policy.to_owned(), layers.to_string(), dtype.to_owned()];
         sequence.extend(StepPart::ALL.map(|part| of(part.name())));
         sequence.extend([of("step"), format!("{:.1}", get("flops_per_cpu_second") / 1e9)]);
         sequence.extend([
@@ -57,18 +67,19 @@ fn main() {
         add(&mut parts, &sequence);
         // All layer bands but the top one are run forward a second time.
         let forwards = 2.0 + (4 - layers) as f64 / 4.0;
-        let [gemm, attention, sums] = by_kind(&config, forwards, policy == "h2o");
+        let kind = if dtype == "bf16" { Kind::BFloat16 } else { Kind::Float };
+        let [gemm, attention, sums] = by_kind(&config, kind, forwards, policy == "h2o");
         let whole = get("step_cpu_seconds");
         let seconds = [gemm, attention, sums, whole - gemm - attention - sums, whole];
-        let sequence = [policy.to_owned(), layers.to_string()].into_iter();
+        let sequence = [policy.to_owned(), layers.to_string(), dtype.to_owned()].into_iter();
         add(&mut kinds, &sequence.chain(seconds.map(|s| format!("{s:.2} ({:.0} %)", 100.0 * s / whole))).collect::<Vec<_>>());
     }
     println!("{parts}\n\n{kinds}");
 }
 
 /// CPU-seconds of products, attention and sums of a step, each kind measured alone.
-fn by_kind(config: &ModelConfig, forwards: f64, sums: bool) -> [f64; 3] {
-    let work = Work::new(config, CHUNK, SLOTS);
+fn by_kind(config: &ModelConfig, kind: Kind, forwards: f64, sums: bool) -> [f64; 3] {
+    let work = Work::new(config, (CHUNK, SLOTS), kind);
     let (layers, chunks) = (config.num_layers() as f64, (TOKENS as i64 / CHUNK) as f64);
     let gemm = layers * chunks * (forwards * cpu_seconds(|| work.linear_forward()) + cpu_seconds(|| work.linear_backward()));
     let head = chunks * cpu_seconds(|| work.head());

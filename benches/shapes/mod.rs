@@ -68,7 +68,8 @@ pub(crate) struct Work {
 
 impl Work {
     /// For chunks of so many tokens, and at most so many slots.
-    pub(crate) fn new(config: &ModelConfig, tokens: i64, slots: i64) -> Self {
+    pub(crate) fn new(config: &ModelConfig, (tokens, slots): (i64, i64), kind: Kind) -> Self {
+        let randn = |size: &[i64]| randn(size).to_kind(kind);
         let pair = |linear: LinearSpec| {
             let [out, inner] = [linear.out, linear.inner].map(|size| size as i64);
             Pair {
@@ -90,7 +91,7 @@ impl Work {
             linears: config.layers[0].linears(config.hidden_size).into_iter().map(pair).collect(),
             hidden: randn(&[tokens, hidden]),
             output: randn(&[vocabulary, hidden]),
-            attention: ChunkAttention::new(heads, tokens, slots),
+            attention: ChunkAttention::new(heads, (tokens, slots), kind),
         }
     }
 
@@ -131,8 +132,8 @@ pub(crate) struct ChunkAttention {
 }
 
 impl ChunkAttention {
-    pub(crate) fn new((heads, groups, width): (i64, i64, i64), tokens: i64, slots: i64) -> Self {
-        let new = |heads, tokens| randn(&[1, heads, tokens, width]);
+    pub(crate) fn new((heads, groups, width): (i64, i64, i64), (tokens, slots): (i64, i64), kind: Kind) -> Self {
+        let new = |heads, tokens| randn(&[1, heads, tokens, width]).to_kind(kind);
         Self {
             q: new(heads, tokens),
             k: new(groups, tokens),
