@@ -10,7 +10,7 @@ use crate::profile::MemoryProfile;
 use crate::report::memory::ResidentPeak;
 use crate::units::{Bytes, Seconds};
 
-/// One step. Of several ranks' it is the first one's, but for the tokens, which are those of all.
+/// One step. Of several ranks' it is the first one's, but for tokens, loss and `idle`, which are those of all.
 #[derive(Clone, Debug)]
 pub struct StepRecord {
     /// Counted from 1, warm-up steps first.

@@ -1,5 +1,6 @@
 //! A model, an engine and an optimiser that make steps on random tokens.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use tch::Device;
@@ -68,8 +69,14 @@ impl Bench {
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model).map_err(TrainError::from)?)?;
         let batch = tokens::batch(&recipe, &config, &size.tokens, recipe.train.seed)?;
         let machine = train::machine_of_trial(&recipe, device).of_ranks(world.ranks_here(), world.size());
-        let machine = train::timed(machine, &recipe, &config, &batch)?;
-        let (recipe, planned) = train::settled(recipe, &config, &batch, machine)?;
+        let asked = BTreeMap::from([
+            ("`--tokens`".to_owned(), format!("{:?}", size.tokens)),
+            ("all weights are trained".to_owned(), recipe.lora.is_none().to_string()),
+        ]);
+        let (recipe, planned) = train::settled_alike(world, recipe, asked, |recipe| {
+            let machine = train::timed(machine, &recipe, &config, &batch)?;
+            train::settled(recipe, &config, &batch, machine)
+        })?;
         let engine = train::engine(&recipe, &config, None, None)?;
         let engine = RetryingEngine::of_recipe(engine, &recipe, None);
         let trained = TrainedPart::of(&config, recipe.lora.as_ref()).map_err(TrainError::from)?;
@@ -132,8 +139,8 @@ impl Bench {
     pub fn step(&mut self) -> Result<StepRecord, BenchError> {
         let (seed, step) = (self.recipe.train.seed, self.done as u64);
         let (rank, ranks) = (self.world.rank(), self.world.size());
-        let drawn = seed.wrapping_add(step * ranks as u64 + rank as u64);
-        let batch = tokens::batch(&self.recipe, self.model.config(), &self.size.tokens, drawn)?;
+        let own_seed = seed.wrapping_add(step * ranks as u64 + rank as u64);
+        let batch = tokens::batch(&self.recipe, self.model.config(), &self.size.tokens, own_seed)?;
         let settings = self.engine.engine().settings();
         let plan = settings.plan(&batch, Some(ChunkKey { seed, step })).map_err(TrainError::from)?;
         let flops = Flops::of(&self.spec(), &plan, (batch.num_tokens(), batch.num_targets()));
@@ -162,7 +169,7 @@ impl Bench {
             whole,
             parts,
             tokens: batch.num_tokens() * ranks,
-            tokens_run: plan.num_tokens_run(),
+            tokens_run: plan.num_tokens_run() * ranks,
             flops,
             gemm,
             peak,

@@ -132,10 +132,10 @@ fn bucket(length: usize) -> usize {
 pub fn share(weights: &[usize], ranks: usize) -> Vec<Vec<usize>> {
     let mut heaviest_first: Vec<usize> = (0..weights.len()).collect();
     heaviest_first.sort_by_key(|&batch| Reverse(weights[batch]));
-    let mut shares = vec![(0, Vec::new()); ranks.max(1)];
+    let mut shares = vec![(0_usize, Vec::new()); ranks.max(1)];
     for batch in heaviest_first {
         if let Some((load, share)) = shares.iter_mut().min_by_key(|(load, share)| (*load, share.len())) {
-            *load += weights[batch];
+            *load = load.saturating_add(weights[batch]);
             share.push(batch);
         }
     }

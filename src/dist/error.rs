@@ -184,7 +184,9 @@ impl Failure for DistError {
             Self::Foreign { .. } => "give each run a `MASTER_PORT` of its own, and all ranks of a run the same settings".into(),
             Self::Taken { .. } => "start each rank once; a second one was started with the same `RANK` or its like".into(),
             Self::Lost { .. } => {
-                "see what that rank says and whether its machine is up; go on from the last checkpoint with `kvtune resume`".into()
+                "see what that rank says and whether its machine is up; go on from the last checkpoint with `kvtune resume`; for one that waits \
+                 longer for its disk raise `--dist-timeout`"
+                    .into()
             }
             Self::NoNccl { .. } => {
                 "NCCL needs a GPU of its own for each rank, and on all the same `libnccl.so.2`, which comes with libtorch's CUDA wheels \

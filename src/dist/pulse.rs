@@ -85,8 +85,8 @@ pub(super) struct Heard {
     pub(super) sign: Sign,
     /// In how many rounds since then it has said nothing new.
     pub(super) silent: u32,
-    /// In how many rounds it has said that it lives, and neither worked nor begun an exchange.
-    pub(super) idle: u32,
+    /// In how many rounds, the last ones, it has said that it lives, and neither worked nor begun an exchange.
+    pub(super) stuck: u32,
 }
 
 impl Heard {
@@ -98,10 +98,22 @@ impl Heard {
                     (Sign::Beat(beat), Sign::Beat(earlier)) => beat.is_ahead_of(*earlier, interval),
                     _ => true,
                 };
-                *self = Self { sign, silent: 0, idle: if has_gone_on { 0 } else { self.idle.saturating_add(1) } };
+                *self = Self { sign, silent: 0, stuck: if has_gone_on { 0 } else { self.stuck.saturating_add(1) } };
             }
             _ => self.silent = self.silent.saturating_add(1),
         }
+    }
+
+    /// In how many of the last `rounds`, in which it was waited for, it was stuck before the exchange `number`; `None` where it has begun
+    /// that. What is heard may be two rounds old.
+    pub(super) fn stuck_before(&self, number: u64, rounds: u64) -> Option<u32> {
+        let Sign::Beat(beat) = self.sign else { return None };
+        (beat.exchanges < number).then(|| u64::from(self.stuck).min(rounds.saturating_sub(2)) as u32)
+    }
+
+    /// How many exchanges it has begun, where it lives.
+    pub(super) fn exchanges(&self) -> Option<u64> {
+        if let Sign::Beat(beat) = self.sign { Some(beat.exchanges) } else { None }
     }
 }
 
@@ -157,7 +169,7 @@ impl Pulse {
     ) -> std::io::Result<Self> {
         let shared = Arc::new(SharedSigns {
             last: Mutex::new(None),
-            heard: Mutex::new(vec![Heard { sign: Sign::Beat(Beat::default()), silent: 0, idle: 0 }; size]),
+            heard: Mutex::new(vec![Heard { sign: Sign::Beat(Beat::default()), silent: 0, stuck: 0 }; size]),
             rounds: AtomicU64::new(0),
             exchanges: AtomicU64::new(0),
             lost_store: Mutex::new(None),
@@ -269,15 +281,26 @@ mod tests {
     }
 
     #[test]
-    fn who_lives_and_neither_works_nor_begins_an_exchange_is_idle() {
+    fn who_lives_and_neither_works_nor_begins_an_exchange_is_stuck() {
         let interval = Duration::from_millis(500);
-        let mut heard = Heard { sign: Sign::Beat(Beat::default()), silent: 0, idle: 0 };
+        let mut heard = Heard { sign: Sign::Beat(Beat::default()), silent: 0, stuck: 0 };
         let mut after = |count, exchanges, worked| {
             heard.hear(Some(Sign::Beat(Beat { count, exchanges, worked })), interval);
-            (heard.silent, heard.idle)
+            (heard.silent, heard.stuck)
         };
         // A twentieth of the time is work; one round may bring several beats.
         assert_eq!([after(1, 0, 25), after(2, 0, 49), after(4, 0, 98), after(5, 1, 98)], [(0, 0), (0, 1), (0, 2), (0, 0)]);
         assert_eq!([after(5, 1, 98), after(6, 1, 98), after(7, 1, 400)], [(1, 0), (0, 1), (0, 0)]);
+    }
+
+    #[test]
+    fn only_what_it_was_waited_for_counts() {
+        let beat = |exchanges| Sign::Beat(Beat { count: 90, exchanges, worked: 7 });
+        let heard = Heard { sign: beat(4), silent: 0, stuck: 30 };
+        // It waited itself for most of the time, or has come meanwhile.
+        assert_eq!([1, 2, 12, 100].map(|rounds| heard.stuck_before(5, rounds)), [Some(0), Some(0), Some(10), Some(30)]);
+        assert_eq!((heard.stuck_before(4, 100), heard.exchanges()), (None, Some(4)));
+        let left = Heard { sign: Sign::Left, ..heard };
+        assert_eq!((left.stuck_before(5, 100), left.exchanges()), (None, None));
     }
 }

@@ -130,7 +130,9 @@ fn strangers_are_refused_and_do_no_harm() {
             let beside = Launched { is_served: true, ..launch(0, 2, port) };
             assert_eq!(come(&beside).unwrap(), format!("there is a rank 0 already in the run at 127.0.0.1:{port}"));
         }
+        let until = Instant::now() + TIMEOUT;
         while heard.load(Ordering::Relaxed) < 2 * garbage.len() {
+            assert!(Instant::now() < until, "no stranger was heard");
             thread::sleep(Duration::from_millis(5));
         }
         let seen = sums(world);

@@ -236,6 +236,7 @@ impl PeerWatch {
     fn wait(&self, work: &impl PendingExchange, during: &'static str, number: u64) -> Result<(), DistError> {
         // Looks, not the clock, for the same reason as in `pulse`.
         let (mut looks, mut looks_at_round, mut round) = (0_u32, 0_u32, self.pulse.rounds());
+        let begin = round;
         loop {
             match work.wait(LOOK) {
                 Ok(true) => return Ok(()),
@@ -247,7 +248,9 @@ impl PeerWatch {
                 (round, looks_at_round) = (self.pulse.rounds(), looks);
             }
             let unheard = LOOK * (looks - looks_at_round);
-            if let Some(error) = self.who_is_gone(during, self.timeout, unheard).or_else(|| self.who_hangs(during, number)) {
+            if let Some(error) =
+                self.who_is_gone(during, self.timeout, unheard).or_else(|| self.who_hangs(during, number, round - begin))
+            {
                 return Err(error);
             }
             if LOOK * looks >= self.timeout * PATIENCE {
@@ -309,14 +312,15 @@ impl PeerWatch {
         DistError::Exchange { own: self.rank, during, reason: reason.to_owned() }
     }
 
-    /// Who lives, has not come to the exchange `number`, and does nothing on its way there: it waits for what does not come, a disk say.
-    fn who_hangs(&self, during: &'static str, number: u64) -> Option<DistError> {
+    /// Who lives, has not come to the exchange `number` for which this rank waits since so many `rounds`, and does nothing on its way there:
+    /// it waits for what does not come, a disk say.
+    fn who_hangs(&self, during: &'static str, number: u64, rounds: u64) -> Option<DistError> {
         let heard = self.pulse.heard();
-        let hangs = |heard: &Heard| {
-            matches!(heard.sign, Sign::Beat(beat) if beat.exchanges < number) && self.pulse.interval * heard.idle >= self.timeout
-        };
-        let rank = (0..heard.len()).find(|rank| *rank != self.rank && hangs(&heard[*rank]))?;
-        let time = Seconds((self.pulse.interval * heard[rank].idle).as_secs_f64());
+        let stuck = |rank: &usize| heard[*rank].stuck_before(number, rounds).filter(|_| *rank != self.rank);
+        let hangs = |rank: &usize| stuck(rank).is_some_and(|stuck| self.pulse.interval * stuck >= self.timeout);
+        // Others may be further on and wait for it, too.
+        let rank = (0..heard.len()).filter(hangs).min_by_key(|rank| heard[*rank].exchanges())?;
+        let time = Seconds((self.pulse.interval * stuck(&rank)?).as_secs_f64());
         let reason = format!("it hangs: it gives signs of life, and has neither worked nor come here for {time}");
         Some(DistError::Lost { peer: self.peers[rank].clone(), own: self.rank, during, reason })
     }

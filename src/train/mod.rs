@@ -42,7 +42,7 @@ pub use resume::{FoundCheckpoint, find_checkpoint, resolved_recipe, resume, resu
 pub use retreat::{RetryingEngine, ends_rounding};
 pub use run::{Ended, Outcome, run};
 pub use run_dir::RESOLVED_RECIPE;
-pub use same::check_same_evaluation;
+pub use same::{check_same_evaluation, settled_alike};
 pub use schedule::RunSchedule;
 pub use start::Start;
 pub use state_parts::StateParts;

@@ -11,6 +11,7 @@ use crate::data::{Dataset, Splits};
 use crate::dist::World;
 use crate::files;
 use crate::model::{Model, fingerprint};
+use crate::plan::Alternative;
 use crate::recipe::Recipe;
 
 /// What is looked at, and what it is on a rank, in words.
@@ -66,6 +67,30 @@ pub fn check_same_evaluation(
     facts.extend(of_model(&fingerprint(&recipe.model.path)?, model));
     facts.extend(asked.into_iter().chain([("samples".to_owned(), in_words(samples))]));
     RunRanks::new(world.clone(), Interrupt::default()).check_same("beginning an evaluation", facts)
+}
+
+/// A recipe with the tiling that the first rank settles, and its plan: for steps that are no run's. Fails on all ranks of `world` where one has
+/// another version or recipe than the first, or what else is `asked`.
+pub fn settled_alike(
+    world: &Rc<World>,
+    recipe: Recipe,
+    asked: BTreeMap<String, String>,
+    settle: impl Fn(Recipe) -> Result<(Recipe, Alternative), TrainError>,
+) -> Result<(Recipe, Alternative), TrainError> {
+    let ranks = RunRanks::new(world.clone(), Interrupt::default());
+    if !ranks.are_several() {
+        return settle(recipe);
+    }
+    ranks.check_same("reading the recipe", of_recipe(&recipe).into_iter().chain(asked).collect())?;
+    let (mut first, mut text) = (None, Ok(None));
+    if ranks.is_first() {
+        text = settle(recipe.clone()).map(|made| Some(first.insert(made).0.to_toml()));
+    }
+    let text = ranks.exchange("planning", text)?.swap_remove(0).unwrap_or_default();
+    match first {
+        Some(settled) => Ok(settled),
+        None => settle(Recipe { grad: Recipe::parse(text, Path::new(RESOLVED_RECIPE), &[])?.recipe.grad, ..recipe }),
+    }
 }
 
 impl RunRanks {

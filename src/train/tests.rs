@@ -35,16 +35,7 @@ fn write_samples(dir: &Path, has_classes: bool) {
 
 /// Two steps down the gradient itself; what each has changed, in one row.
 fn steps(dir: &Path, words: &str, world: &Rc<World>) -> [Tensor; 2] {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
-    let text = format!(
-        "{words}\n[model]\npath = {model:?}\ndtype = \"f64\"\n[data]\nformat = \"tokens\"\ntrain = \"t.jsonl\"\n\
-         validation_fraction = 0\n[lora]\nr = 2\ndropout = 0.1\n[train]\ngradient_accumulation_steps = 4\nmax_grad_norm = inf\n\
-         [optimizer]\nname = \"sgd\"\nlearning_rate = 1\nschedule = \"constant\"\nwarmup_steps = 0\n"
-    );
-    let recipe = Recipe::parse(text, &dir.join("r.toml"), &[]).unwrap().recipe;
-    let interrupt = Interrupt::default();
-    let start = Start { device: Device::Cpu, interrupt: &interrupt, world, profiles_memory: false };
-    let mut trainer = Trainer::new(&recipe, dir, start).unwrap();
+    let mut trainer = trainer(dir, words, world);
     trainer.model.adapter().unwrap().set_b_normal(0.1, 3);
     let flat = |trainer: &Trainer| {
         let all: Vec<Tensor> = trainer.model.parameters().into_iter().map(|(_, p)| p.detach().flatten(0, -1)).collect();
@@ -55,6 +46,20 @@ fn steps(dir: &Path, words: &str, world: &Rc<World>) -> [Tensor; 2] {
         trainer.advance(&mut Silent).unwrap();
         before - flat(&trainer)
     })
+}
+
+/// A run in f64 on the samples of `dir`, with these words of a recipe.
+fn trainer(dir: &Path, words: &str, world: &Rc<World>) -> Trainer {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
+    let text = format!(
+        "{words}\n[model]\npath = {model:?}\ndtype = \"f64\"\n[data]\nformat = \"tokens\"\ntrain = \"t.jsonl\"\n\
+         validation_fraction = 0\n[lora]\nr = 2\ndropout = 0.1\n[train]\ngradient_accumulation_steps = 4\nmax_grad_norm = inf\n\
+         [optimizer]\nname = \"sgd\"\nlearning_rate = 1\nschedule = \"constant\"\nwarmup_steps = 0\n"
+    );
+    let recipe = Recipe::parse(text, &dir.join("r.toml"), &[]).unwrap().recipe;
+    let interrupt = Interrupt::default();
+    let start = Start { device: Device::Cpu, interrupt: &interrupt, world, profiles_memory: false };
+    Trainer::new(&recipe, dir, start).unwrap()
 }
 
 #[test]
@@ -75,4 +80,26 @@ fn the_gradient_of_several_ranks_is_that_of_one() {
             }
         }
     }
+}
+
+/// Each micro-batch is run by one rank, and where everything attends to everything a long sequence weighs more than many short ones.
+#[test]
+fn micro_batches_are_dealt_by_what_they_take() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |length: usize| format!("{{\"input_ids\": {ids:?}, \"labels\": {ids:?}}}\n", ids = vec![7; length]);
+    // As many tokens in the first as in the six behind it.
+    let lengths = [3001, 501, 501, 501, 501, 501, 501];
+    std::fs::write(dir.path().join("t.jsonl"), lengths.map(line).concat()).unwrap();
+    let words = "[kv_cache]\npolicy = \"dense\"\nstorage = \"growing\"\ncache_length = 4000\nchunk_size = 64\n";
+    let step: Vec<Vec<usize>> = [vec![0], vec![1, 2, 3], vec![4, 5, 6]].into();
+    let mut dealt = as_ranks(2, |world| {
+        let trainer = trainer(dir.path(), words, &world);
+        let of_run = (&trainer.recipe, trainer.model.config());
+        let dealt = trainer.dealer.deal(&step, &trainer.data.train, of_run, &trainer.ranks).unwrap();
+        let share = dealt.share();
+        (share.places.clone(), share.micro_batches, share.targets)
+    });
+    dealt.sort();
+    let targets = lengths.iter().map(|length| length - 1).sum();
+    assert_eq!(dealt, [(vec![0], 3, targets), (vec![1, 2], 3, targets)]);
 }

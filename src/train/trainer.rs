@@ -37,7 +37,7 @@ pub struct Trainer {
     pub(super) model: Model,
     pub(super) data: Splits,
     pub(super) schedule: RunSchedule,
-    dealer: Dealer,
+    pub(super) dealer: Dealer,
     pub(super) best: Option<Best>,
     /// Peak of the process in the heaviest step, as planned.
     pub(super) planned_peak: Bytes,

@@ -54,7 +54,7 @@ fn ranks_make_steps_together() {
     for step in steps {
         let rate = number(step, "tokens") / number(step, "step_seconds");
         assert!((number(step, "tokens_per_second") / rate - 1.0).abs() < 1e-9 && number(step, "tokens") as u64 == 2 * 2 * 90);
-        assert!((0.0..1.0).contains(&number(step, "idle")));
+        assert!((0.0..1.0).contains(&number(step, "idle")) && number(step, "tokens_run") >= number(step, "tokens"));
     }
     place.edit_recipe("[lora]\nr = 4\nalpha = 8\n", "");
     let said = place.run(&[&words[..], &more, &["--full"]].concat()).done();

@@ -87,14 +87,15 @@ fn the_rank_whose_error_it_is_is_named() {
 #[test]
 fn a_rank_that_hangs_is_ended_with_all() {
     let place = Place::new();
-    let finetune = ["finetune-lora", "--recipe", "recipe.toml", "--out", "run", "--device", "cpu", "--dist-timeout", "4s"];
+    let finetune = ["finetune-lora", "--recipe", "recipe.toml", "--out", "run", "--device", "cpu", "--dist-timeout", "12s"];
     let launch = ["launch", "--nproc", "2", "--"];
     let mut command = place.command(&[&launch[..], &finetune, &["--set", "train.gradient_accumulation_steps=2"]].concat());
     let begin = Instant::now();
     let said = place.hear(command.env("KVTUNE_FAILPOINT", "checkpoint.verify=hang"));
     assert_eq!(said.code, 1, "{}", said.err);
     assert!(said.err.contains("[rank 1] error: rank 0 on `") && said.err.contains("it hangs: "), "{}", said.err);
-    assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
+    // Ten time-outs are what one that works is waited for.
+    assert!(begin.elapsed() < Duration::from_secs(100), "{:?}", begin.elapsed());
 }
 
 /// A launcher whose rank 1 is stopped, so that rank 0 waits for it.

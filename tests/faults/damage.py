@@ -9,21 +9,22 @@ import struct
 
 from workplace import training
 
-# Copies of a checkpoint in one directory: so many are looked at by one process.
-AT_A_TIME = 250
+# Damaged checkpoints of a run: so many are looked at by one process.
+AT_A_TIME = 100
 
 
 def noticed(place, tally, flips, cuts, pool):
     """Every flipped byte and every truncation of a checkpoint's files is seen by `inspect`, and some of each by `resume`."""
     place.remove("sound")
-    place.finished("sound", ["train.max_steps=2"])
-    original = place.path("sound/step-000002")
-    names = sorted(os.listdir(original))
+    # A checkpoint of each step, as one that has the name of another's is refused for that alone.
+    steps = [f"train.max_steps={AT_A_TIME + 1}", "train.epochs=1000", "eval.interval=1000", "checkpoint.intermediate_save_keep=1000"]
+    place.finished("sound", steps)
+    sound = f"step-{AT_A_TIME + 1:06}"
+    names = sorted(os.listdir(place.path("sound/step-000002")))
 
     def damaged(target, number, cuts_short):
-        """Copies the checkpoint, and damages one byte of it."""
+        """Damages one byte of a checkpoint."""
         drawn = random.Random(number * 2 + cuts_short)
-        shutil.copytree(original, target)
         file = target / names[number % len(names)]
         data = bytearray(file.read_bytes())
         at = drawn.randrange(len(data))
@@ -37,16 +38,15 @@ def noticed(place, tally, flips, cuts, pool):
     def batch(of):
         first, last, cuts_short = of
         run = f"damaged-{first}-{cuts_short}"
-        shutil.copytree(place.path("sound"), place.path(run), ignore=shutil.ignore_patterns("step-*", "best", "final"))
+        shutil.copytree(place.path("sound"), place.path(run), ignore=shutil.ignore_patterns("best", "final"))
         what = {}
         for number in range(first, last):
-            name = f"step-{number + 1:06}"
+            name = f"step-{number - first + 1:06}"
             what[name] = damaged(place.path(run) / name, number, cuts_short)
-        shutil.copytree(original, place.path(run) / "step-999999")
         found = json.loads(place.output(["inspect", run, "--format", "json"]) or '{"checkpoints": []}')["checkpoints"]
         states = {one["name"]: one["damage"] for one in found}
         place.remove(run)
-        if states.get("step-999999", "absent") is not None:
+        if states.get(sound, "absent") is not None:
             return ["the sound one is not whole"] * (last - first)
         # A file that is cut to nothing or renamed may make it no checkpoint at all: it is not among them, and not whole.
         return [None if states.get(name, "absent") is not None else f"{name}: {where}" for name, where in what.items()]
@@ -60,8 +60,8 @@ def noticed(place, tally, flips, cuts, pool):
 
     def resumed(number):
         run = f"resumed-{number}"
-        shutil.copytree(place.path("sound"), place.path(run))
-        shutil.rmtree(place.path(run) / "step-000002")
+        others = shutil.ignore_patterns("best", "final", *(f"step-{step:06}" for step in range(3, AT_A_TIME + 2)))
+        shutil.copytree(place.path("sound"), place.path(run), ignore=others)
         where = damaged(place.path(run) / "step-000002", number, number % 2)
         ended = place.run(["resume", run, "--from", "step-000002"])
         place.remove(run)

@@ -91,15 +91,15 @@ fn recipe() -> Recipe {
     Recipe::parse(text, Path::new("r.toml"), &[]).unwrap().recipe
 }
 
-/// The gradients of a step that this rank and the other make, each of one sequence.
-fn shared(case: &Case, world: Rc<World>, targets: usize) -> BTreeMap<String, Tensor> {
+/// Mean loss and gradients of a step that this rank and the other make, each of one sequence.
+fn shared(case: &Case, world: Rc<World>, targets: usize) -> (f64, BTreeMap<String, Tensor>) {
     let (recipe, model, rank) = (recipe(), support::model(case), world.rank());
     let mut engine = RetryingEngine::of_recipe(support::engine(case, &model), &recipe, None);
     let (mut kept, ranks) = (KeptGradients::default(), RunRanks::new(world, Interrupt::default()));
     let mut learner = Learner { recipe: &recipe, model: &model, engine: &mut engine, optimizer: &mut kept, ranks: &ranks };
     let share = StepShare { batches: &[support::single(case, rank)], places: vec![rank], micro_batches: 2, targets };
-    learner.step(&share, STEP, 1.0, &mut Watch).unwrap();
-    kept.0.into_iter().collect()
+    let loss = learner.step(&share, STEP, 1.0, &mut Watch).unwrap().loss;
+    (loss, kept.0.into_iter().collect())
 }
 
 /// What dense autograd finds for the two sequences, one by one.
@@ -130,8 +130,14 @@ fn two_ranks_make_the_gradient_of_dense_autograd_for_every_policy_and_head() {
     let mut worst: f64 = 0.0;
     for (at, (case, targets)) in cases.iter().enumerate() {
         let reference = reference(case, *targets);
-        for gradients in &found {
-            let found = Comparison::new((&reference.sequences, &gradients[at]), (&reference.sequences, &reference.gradients));
+        let sum: f64 = reference.sequences.iter().map(|sequence| sequence.loss_sum).sum();
+        for shared in &found {
+            let (loss, gradients) = &shared[at];
+            assert!(
+                (loss * *targets as f64 / sum - 1.0).abs() <= EXACT,
+                "{case:?}: {loss} of {targets} targets, expected the sum {sum}"
+            );
+            let found = Comparison::new((&reference.sequences, gradients), (&reference.sequences, &reference.gradients));
             assert!(found.worst() <= EXACT, "{case:?}: worst error {:.2e}\n{found:#?}", found.worst());
             assert_eq!(found.untested().len(), case.untested, "{case:?}: untested {:?}", found.untested());
             worst = worst.max(found.worst());

@@ -32,9 +32,9 @@ c10d::ProcessGroupGloo& group_of(void* group) {
 
 std::vector<at::Tensor> one(at::Tensor* tensor) { return {*tensor}; }
 
-// c10d's flight recorder keeps the last exchanges, each with a traceback, for a dump that nobody asks for here, and it takes no lock where
-// several groups of a process use it. It looks at the environment once; only before there are threads may that be changed.
-__attribute__((constructor)) void turn_flight_recorder_off() { setenv("TORCH_FR_BUFFER_SIZE", "0", 0); }
+// c10d's flight recorder keeps the last exchanges, each with a traceback, for a dump that nobody asks for here, and where several groups of
+// a process use it at once it writes before it locks. It looks at the environment once; only before there are threads may that be changed.
+__attribute__((constructor)) void turn_flight_recorder_off() { setenv("TORCH_FR_BUFFER_SIZE", "0", 1); }
 
 }  // namespace
 
