@@ -11,6 +11,8 @@ use super::disk::{self, DiskFile};
 
 const MARK: &str = ".tmp-";
 const DIGITS: usize = 16;
+/// Bytes after which a file that is being written is made durable: the end of a large one then waits for the last of them alone.
+const SLICE: usize = 256 << 20;
 
 /// Writes a file whole: into a temporary neighbour, which is made durable and then takes the place of `path`.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), FilesError> {
@@ -33,9 +35,32 @@ pub fn write_atomic_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::R
 fn write_new(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), FilesError> {
     let file =
         DiskFile::open("file", path, OpenOptions::new().write(true).create_new(true)).map_err(FilesError::io("create", path))?;
-    let mut buffer = BufWriter::with_capacity(1 << 20, file);
+    let mut buffer = BufWriter::with_capacity(1 << 20, SlicedFile { file, slice: SLICE, unsynced: 0 });
     fill(&mut buffer).and_then(|()| buffer.flush()).map_err(FilesError::io("write", path))?;
-    buffer.get_ref().sync().map_err(FilesError::io("sync", path))
+    buffer.get_ref().file.sync().map_err(FilesError::io("sync", path))
+}
+
+/// A file that is made durable slice by slice.
+struct SlicedFile {
+    file: DiskFile,
+    slice: usize,
+    unsynced: usize,
+}
+
+impl Write for SlicedFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.unsynced += written;
+        if self.unsynced >= self.slice {
+            self.unsynced = 0;
+            self.file.sync()?;
+        }
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
 }
 
 /// Makes names in a directory durable.
@@ -119,6 +144,17 @@ mod tests {
         let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn a_large_file_is_made_durable_slice_by_slice() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut options = OpenOptions::new();
+        let file = DiskFile::open("file", &dir.path().join("x"), options.write(true).create_new(true)).unwrap();
+        let mut sliced = SlicedFile { file, slice: 10, unsynced: 0 };
+        let write = |bytes: &[u8]| with("file.sync=eio:1", || sliced.write_all(bytes));
+        let ended = [&[0; 9][..], &[0; 1], &[0; 9], &[0; 30]].map(write).map(|(result, reached)| (result.is_ok(), reached));
+        assert_eq!(ended, [(true, false), (false, true), (true, false), (false, true)]);
     }
 
     #[test]
