@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 use super::CacheShape;
 use super::moves::{Moves, restore, with_retained};
 use crate::native::cuda::host_tensor;
-use crate::native::move_rows;
+use crate::native::write_rows;
 use crate::recipe::BufferKind;
 use crate::store::{Bits, Copier, CopyMark, CopyStream, bytes_of, copier_of};
 use crate::units::Bytes;
@@ -268,19 +268,36 @@ impl Buffer {
         &self.pages[0]
     }
 
-    /// Moves the region's survivors into the victims' slots and returns what stood there.
-    pub(super) fn move_entries(&mut self, moves: &Moves) -> StoredEntries {
-        let page = self.single();
-        let moved = |plane: &Tensor| move_rows(plane, &moves.to, &moves.from);
-        #[cfg(test)]
-        if crate::sabotage::is_active(crate::sabotage::Sabotage::ValueMovedWithoutKey) {
-            let taken = |plane: &Tensor| super::moves::take(plane, &moves.to);
-            return StoredEntries { k: page.k.iter().map(taken).collect(), v: page.v.iter().map(moved).collect() };
+    /// Moves the region's survivors into the victims' slots, and writes a chunk to those from `region` on; returns what stood in the
+    /// victims' slots, where there are some.
+    pub(super) fn overwrite(
+        &mut self,
+        region: i64,
+        chunk: Option<&StoredEntries>,
+        moves: Option<&Moves>,
+    ) -> Option<StoredEntries> {
+        if self.shape.is_paged && moves.is_none() {
+            chunk.into_iter().for_each(|chunk| self.write(region, chunk));
+            return None;
         }
-        page.map(moved)
+        let page = self.single();
+        let indices = moves.map(|moves| (&moves.to, &moves.from));
+        let planes = |planes: fn(&StoredEntries) -> &Vec<Tensor>, indices: Option<(&Tensor, &Tensor)>| {
+            let chunk = |i: usize| chunk.map(|chunk| &planes(chunk)[i]);
+            let all: Vec<_> = planes(page).iter().enumerate().map(|(i, plane)| (plane, chunk(i))).collect();
+            write_rows(&all, indices, region)
+        };
+        #[cfg(test)]
+        if let Some(moves) = moves.filter(|_| crate::sabotage::is_active(crate::sabotage::Sabotage::ValueMovedWithoutKey)) {
+            let k = page.k.iter().map(|plane| super::moves::take(plane, &moves.to)).collect();
+            planes(|page| &page.k, None);
+            return Some(StoredEntries { k, v: planes(|page| &page.v, indices) });
+        }
+        let (k, v) = (planes(|page| &page.k, indices), planes(|page| &page.v, indices));
+        indices.map(|_| StoredEntries { k, v })
     }
 
-    /// The inverse of [`Self::move_entries`].
+    /// The inverse of the moves of [`Self::overwrite`].
     pub(super) fn restore(&mut self, moves: &Moves, saved: &StoredEntries) {
         self.single().zip(saved, |plane, saved| restore(plane, moves, saved));
     }

@@ -10,7 +10,6 @@ use super::undo::Undo;
 use super::victims::Agreement;
 use super::{CacheError, CacheShape, ChunkSpan, HeadBudgets, LayerLog, Placement, Victims};
 use crate::native::cuda::upload;
-use crate::native::move_rows;
 use crate::recipe::BufferKind;
 use crate::store::bytes_of;
 use crate::units::{Bytes, LayerIdx};
@@ -229,20 +228,10 @@ impl LayerCache {
         let at = self.geometry(span);
         let kept = span.retained(self.filled, self.capacity());
         let moves = victims.map(|x| moves::plan(at, x, span, &kept, self.shape.device));
-        let saved = moves.as_ref().map(|m| self.move_entries(m));
         let placement = Placement::new(span, &kept, self.shape.device);
         let (k, v) = (placement.place(k).contiguous(), placement.place(v).contiguous());
-        let mut positions = placement.positions(span, self.shape.device).expand([at.batch, at.groups, at.len], false);
-        let mut chunk = self.buffer.encode(&k, &v);
-        if let (Some(moves), Some((saved, saved_position))) = (&moves, &saved)
-            && let Some(retained) = &moves.retained
-        {
-            chunk = chunk.with_retained(saved, moves);
-            positions = with_retained(&positions, saved_position, retained);
-        }
-        self.buffer.write(at.region(), &chunk);
-        self.active_positions().narrow(2, at.region(), at.len).copy_(&positions);
-        self.notes.clear(at.region(), at.len);
+        let positions = placement.positions(span, self.shape.device).expand([at.batch, at.groups, at.len], false);
+        let saved = self.overwrite(at.region(), &self.buffer.encode(&k, &v), &positions, moves.as_ref());
         self.write_agreement(span, at, victims);
         if let Some(budget) = &mut self.budget {
             budget.take(span.len);
@@ -317,13 +306,6 @@ impl LayerCache {
             top: top as i64,
             len: span.len as i64,
         }
-    }
-
-    /// Moves the region's survivors into the victims' slots and returns what stood there.
-    fn move_entries(&mut self, moves: &Moves) -> (StoredEntries, Tensor) {
-        let stored = self.buffer.move_entries(moves);
-        self.notes.move_entries(moves);
-        (stored, move_rows(&self.position_bgc, &moves.to, &moves.from))
     }
 
     /// Keeps the host's copy of the positions in step, or gives it up when sequences or heads begin to differ.

@@ -9,6 +9,7 @@ mod footprint;
 mod gradients;
 mod layer;
 mod moves;
+mod overwrite;
 pub mod policies;
 mod policy;
 mod ragged;

@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{ChunkSpan, Victims};
 use crate::native::cuda::{on_device, plan_moves};
-use crate::native::{move_rows_back, plan_moves_on_cpu};
+use crate::native::{MovePlan, move_rows_back};
 
 /// Where a write happens: which slots there were, and which the chunk takes.
 #[derive(Clone, Copy, Debug)]
@@ -62,15 +62,21 @@ pub(super) struct Retained {
 /// Plans the moves for `victims`, of which sequence `b` keeps the last `retained[b]`.
 pub(super) fn plan(at: Geometry, victims: &Victims, span: &ChunkSpan, retained: &[usize], device: Device) -> Moves {
     let e = victims.len() as i64;
-    let (to, order, from) = match victims.shared() {
-        Some(slots) => shared(at, &slots, device),
-        None => per_head(at, &victims.slots(at.batch, at.groups, device), e),
-    };
+    let Geometry { batch, groups, slots, .. } = at;
+    let on_cpu = (device == Device::Cpu).then(|| victims.on_cpu()).flatten();
+    let planned = on_cpu.and_then(|victim| MovePlan { batch, groups, slots, region: at.region() }.on_cpu(&victim));
+    let [to, order, from] = planned.unwrap_or_else(|| {
+        let (to, order, from) = match victims.shared() {
+            Some(slots) => shared(at, &slots, device),
+            None => per_head(at, &victims.slots(batch, groups, device), e),
+        };
+        let offsets = head_offsets(at, slots, device);
+        let flat = |slot_bge: &Tensor| (slot_bge + &offsets).reshape([-1]);
+        [flat(&to), order, flat(&from)]
+    });
     // A sequence keeps something only where the chunk is ragged.
     let retained = (span.is_ragged() && retained.iter().any(|&r| r > 0)).then(|| keep(at, &order, retained, e));
-    let offsets = head_offsets(at, at.slots, device);
-    let flat = |slot_bge: &Tensor| (slot_bge + &offsets).reshape([-1]);
-    Moves { to: flat(&to), from: flat(&from), retained }
+    Moves { to, from, retained }
 }
 
 /// `(B, G, 1)`: where each head begins in a buffer with `stride` entries a head.
@@ -106,7 +112,7 @@ pub(super) fn membership(slots: &[i64], filled: usize) -> Vec<bool> {
 /// The same with tensors, for victims of each head.
 fn per_head(at: Geometry, victim_bge: &Tensor, e: i64) -> (Tensor, Tensor, Tensor) {
     let (region, device) = (at.region(), victim_bge.device());
-    if let Some([to, order, from]) = plan_moves(victim_bge, region).or_else(|| plan_moves_on_cpu(victim_bge, region)) {
+    if let Some([to, order, from]) = plan_moves(victim_bge, region) {
         return (to, order, from);
     }
     // What lies below the region sorts before what lies inside it; within both, by slot.

@@ -5,6 +5,7 @@ use tch::{Device, Kind, TchError, Tensor};
 use super::budget::{BudgetState, order_empty};
 use super::{Entries, EvictionOrder, Policy, PolicyTraits};
 use crate::native::cuda::{Staying, on_device, rank_entries, take_lowest};
+use crate::native::{leave_by_position, pack_slots, rank_on_cpu, take_lowest_on_cpu, unpack_slots};
 use crate::store::{HostTensor, copies_are_async};
 
 /// Slots to evict, lowest score first: a sequence that needs fewer takes them from the front. Kept on the host, in integers of the
@@ -15,6 +16,8 @@ pub struct Victims {
     packed: HostTensor,
     /// The same on the CUDA device that has chosen, until the chunk is written: the host need not know them before.
     fresh: Option<Tensor>,
+    /// The same in i64, where the host has chosen, until the chunk is written.
+    unpacked: Option<Tensor>,
 }
 
 impl Victims {
@@ -29,7 +32,8 @@ impl Victims {
     /// `(1 or B, 1 or G, e)`, i64, on the host.
     pub(super) fn of_host(slot_bge: &Tensor, cache_length: usize) -> Self {
         let kind = Self::kind(cache_length);
-        Self { packed: HostTensor::here(&(slot_bge - offset(kind)).to_kind(kind).contiguous()), fresh: None }
+        let packed = HostTensor::here(&pack_slots(slot_bge, kind, offset(kind)));
+        Self { packed, fresh: None, unpacked: None }
     }
 
     /// Packs slots below `cache_length`.
@@ -38,14 +42,21 @@ impl Victims {
     /// `(1 or B, 1 or G, e)`, i64.
     pub fn new(slot_bge: &Tensor, cache_length: usize) -> Self {
         let kind = Self::kind(cache_length);
-        let packed = (slot_bge - offset(kind)).to_kind(kind).contiguous();
+        let packed = pack_slots(slot_bge, kind, offset(kind));
         let fresh = copies_are_async(packed.device()).then(|| packed.shallow_clone());
-        Self { packed: HostTensor::send(&packed), fresh }
+        Self { packed: HostTensor::send(&packed), fresh, unpacked: None }
+    }
+
+    /// The same, with the slots at hand until the chunk is written.
+    fn chosen(slot_bge: Tensor, cache_length: usize) -> Self {
+        let victims = Self::new(&slot_bge, cache_length);
+        let is_here = victims.fresh.is_none() && slot_bge.device() == Device::Cpu;
+        Self { unpacked: is_here.then_some(slot_bge), ..victims }
     }
 
     /// The chunk is written: from now on the host has the slots, and nobody else.
     pub fn settle(&mut self) {
-        self.fresh = None;
+        (self.fresh, self.unpacked) = (None, None);
     }
 
     /// The slots as they are kept.
@@ -123,20 +134,26 @@ impl Victims {
         Vec::try_from(self.unpacked().get(at(sequence, 0)).get(at(head, 1)).contiguous())
     }
 
+    /// On the host `(1 or B, 1 or G, e)`, i64; `None` of a choice that a device has just made.
+    pub(super) fn on_cpu(&self) -> Option<Tensor> {
+        self.fresh.is_none().then(|| self.unpacked())
+    }
+
     /// On the host.
     fn unpacked(&self) -> Tensor {
-        unpack(&self.packed.on_host())
+        self.unpacked.as_ref().map_or_else(|| unpack(&self.packed.on_host()), Tensor::shallow_clone)
     }
 }
 
 fn unpack(packed: &Tensor) -> Tensor {
-    packed.to_kind(Kind::Int64) + offset(packed.kind())
+    unpack_slots(packed, offset(packed.kind()))
 }
 
 impl Clone for Victims {
     /// The slots are never written to, so that both may lie in the same memory.
     fn clone(&self) -> Self {
-        Self { packed: self.packed.clone(), fresh: self.fresh.as_ref().map(Tensor::shallow_clone) }
+        let shallow = |slots: &Option<Tensor>| slots.as_ref().map(Tensor::shallow_clone);
+        Self { packed: self.packed.clone(), fresh: shallow(&self.fresh), unpacked: shallow(&self.unpacked) }
     }
 }
 
@@ -188,17 +205,9 @@ fn on_host(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionOrder, he
     let PolicyTraits { grace, sinks, .. } = policy.traits();
     let young = entries.next_position as i64 - grace as i64;
     let keep_first = (*keep_first).max(sinks);
-    let (start, end) = held.protected.first().map_or((0, 0), |&(start, end)| (start as i64, end as i64));
-    let is_candidate = |p: i64| p < young && !(start..end).contains(&p);
-    let mut slots: Vec<i64> = (0..positions.len() as i64).filter(|&s| is_candidate(positions[s as usize])).collect();
-    // Those that leave are few among all, and only they need an order.
-    let at = |slot: &i64| leaves_at(positions[*slot as usize], keep_first);
-    if entries.num_evicted < slots.len() {
-        slots.select_nth_unstable_by_key(entries.num_evicted, at);
-        slots.truncate(entries.num_evicted);
-    }
-    slots.sort_unstable_by_key(at);
-    Some(Victims::of_host(&Tensor::from_slice(&slots).view([1, 1, -1]), entries.cache_length))
+    let protected = held.protected.first().map_or((0, 0), |&(start, end)| (start as i64, end as i64));
+    let slots = leave_by_position(positions, young, protected, keep_first, entries.num_evicted);
+    Some(Victims { unpacked: Some(slots.shallow_clone()), ..Victims::of_host(&slots, entries.cache_length) })
 }
 
 /// The order of the entries as integers, lowest first; what may not leave has the largest.
@@ -219,7 +228,8 @@ pub(super) fn keys(policy: &dyn Policy, entries: &Entries<'_>, score: &EvictionO
         EvictionOrder::ByEntry(score_bgc) => {
             let position = entries.position_bgc.narrow(1, 0, heads.max(score_bgc.size()[1]));
             let staying = Staying { sinks: sinks as i64, young, protected: held.protected };
-            if let Some(key) = rank_entries(score_bgc, &position, staying) {
+            if let Some(key) = rank_entries(score_bgc, &position, staying).or_else(|| rank_on_cpu(score_bgc, &position, staying))
+            {
                 return key;
             }
             let is_sink = position.ge(0).logical_and(&position.lt(sinks as i64));
@@ -273,14 +283,10 @@ fn is_protected(position_bgc: &Tensor, protected: &[(usize, usize)]) -> Option<T
 /// Above every position.
 const LAST: i64 = 1 << 40;
 
-/// Where a position stands in the order of leaving, with `keep_first` = 2: 2, 3, 4, …, and when nothing else is left 1, 0.
-fn leaves_at(position: i64, keep_first: usize) -> i64 {
-    if position < keep_first as i64 { LAST - position } else { position }
-}
-
 fn lowest(key_bgc: &Tensor, count: usize, cache_length: usize) -> Victims {
     let count = count as i64;
-    Victims::new(&take_lowest(key_bgc, count).unwrap_or_else(|| key_bgc.topk(count, 2, false, true).1), cache_length)
+    let taken = take_lowest(key_bgc, count).or_else(|| take_lowest_on_cpu(key_bgc, count));
+    Victims::chosen(taken.unwrap_or_else(|| key_bgc.topk(count, 2, false, true).1), cache_length)
 }
 
 /// Maps f32 to i64 so that order is kept, and with 32 bits to spare below for the position: comparing keys compares scores

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 const SHIM: &str = "src/native/shim";
 /// Files of the shim that compute.
 const KERNELS: [&str; 3] = ["attention.cpp", "pointwise.cpp", "softmax.cpp"];
+/// One whose operations round one by one, as libtorch's do.
+const UNFUSED: &str = "quantiser.cpp";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let lib = env::var("DEP_TCH_LIBTORCH_LIB").map_err(|_| "torch-sys did not say where libtorch is: run `make setup`")?;
@@ -46,15 +48,22 @@ fn compile_shim(libtorch: &Path) -> Result<(), Box<dyn Error>> {
     sources.sort();
     let is_kernel = |path: &PathBuf| path.file_name().is_some_and(|name| KERNELS.iter().any(|kernel| name == *kernel));
     let (kernels, doors): (Vec<PathBuf>, Vec<PathBuf>) = sources.into_iter().partition(is_kernel);
+    let (unfused, doors): (Vec<PathBuf>, Vec<PathBuf>) = doors.into_iter().partition(|path| path.ends_with(UNFUSED));
     // What only passes tensors on gains nothing from more optimisation, and would take twice as long to compile.
     compiler(libtorch).opt_level(1).files(&doors).try_compile("kvtune_shim")?;
+    of_kernels(libtorch).files(&kernels).try_compile("kvtune_kernels")?;
+    of_kernels(libtorch).flag("-ffp-contract=off").files(&unfused).try_compile("kvtune_unfused")?;
+    Ok(())
+}
+
+fn of_kernels(libtorch: &Path) -> cc::Build {
     let mut build = compiler(libtorch);
     // Loops are vectorised where they say so; sums of floats are not reordered anywhere else.
     for flag in ["-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"] {
         build.flag_if_supported(flag);
     }
-    build.opt_level(3).files(&kernels).try_compile("kvtune_kernels")?;
-    Ok(())
+    build.opt_level(3);
+    build
 }
 
 fn compiler(libtorch: &Path) -> cc::Build {

@@ -14,7 +14,9 @@ mod memory;
 mod meter;
 mod moves;
 mod pointwise;
+mod quantiser;
 mod ranks;
+mod selection;
 mod syncs;
 mod threads;
 
@@ -30,8 +32,10 @@ pub use kernels::{
 pub use mapped::{FileMap, libtorch_version, tensor_over};
 pub use memory::{HostMemory, allowed_memory, line_of, machine_memory};
 pub use meter::{AllocationMeter, give_free_memory_back};
-pub use moves::{move_rows, move_rows_back, plan_moves_on_cpu};
+pub use moves::{MovePlan, move_rows, move_rows_back, write_rows};
 pub use pointwise::{RotationDirection, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
+pub use quantiser::{quantise_on_cpu, restore_on_cpu};
 pub use ranks::{GlooGroup, GroupWork, LocalEnd, PendingExchange, SharedStore, host_name};
+pub use selection::{leave_by_position, pack_slots, rank_on_cpu, take_lowest_on_cpu, unpack_slots};
 pub use syncs::{SyncCounter, Syncs};
 pub use threads::{make_room_for_others, try_threads, usable_cpus};

@@ -24,7 +24,7 @@ unsafe extern "C" {
     fn kvtune_rotate(x: *mut C_tensor, cos: *mut C_tensor, sin: *mut C_tensor, back: c_int, result: *mut *mut C_tensor) -> c_int;
 }
 
-fn both(made: Vec<Tensor>) -> (Tensor, Tensor) {
+pub(super) fn both(made: Vec<Tensor>) -> (Tensor, Tensor) {
     let mut made = made.into_iter();
     (made.next().unwrap_or_default(), made.next().unwrap_or_default())
 }

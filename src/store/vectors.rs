@@ -6,7 +6,7 @@
 
 use tch::{Kind, Tensor};
 
-use crate::native::cuda;
+use crate::native::{cuda, quantise_on_cpu, restore_on_cpu};
 
 /// Bits of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +85,7 @@ impl Bits {
         }
     }
 
-    /// How the levels of a vector lie in bytes, as the kernels for CUDA are told.
+    /// How the levels of a vector lie in bytes, as the kernels are told.
     fn levels(self, width: i64) -> cuda::Levels {
         let bits = match self {
             Self::Eight => 8,
@@ -121,9 +121,13 @@ impl Bits {
     /// `x (…, D)`, any float kind.
     pub fn quantise(self, x: &Tensor) -> Quantised {
         let width = x.size().last().copied().unwrap_or(0);
-        if let Some((level, range)) = cuda::quantise(x, self.levels(width)) {
-            return Quantised { level, range };
-        }
+        let levels = self.levels(width);
+        let made = cuda::quantise(x, levels).or_else(|| quantise_on_cpu(x, levels));
+        made.map_or_else(|| self.quantise_by_operations(x), |(level, range)| Quantised { level, range })
+    }
+
+    /// The same in libtorch's operations.
+    fn quantise_by_operations(self, x: &Tensor) -> Quantised {
         let x = x.to_kind(wide(x.kind()));
         let (minimum, maximum) = (x.amin([-1i64], true), x.amax([-1i64], true));
         let (low, scale) = F16.cover(&minimum, &maximum, self.steps());
@@ -141,9 +145,13 @@ impl Bits {
     /// # Shapes
     /// Planes as in [`Quantised`]; `(…, width)` out, in `kind`.
     pub fn restore(self, level: &Tensor, range: &Tensor, width: i64, kind: Kind) -> Tensor {
-        if let Some(x) = cuda::restore(level, range, self.levels(width), kind) {
-            return x;
-        }
+        let levels = self.levels(width);
+        let made = cuda::restore(level, range, levels, kind).or_else(|| restore_on_cpu(level, range, levels, kind));
+        made.unwrap_or_else(|| self.restore_by_operations(level, range, width, kind))
+    }
+
+    /// The same in libtorch's operations.
+    fn restore_by_operations(self, level: &Tensor, range: &Tensor, width: i64, kind: Kind) -> Tensor {
         let (low, scale) = read_range(range, wide(kind));
         self.unpack(level, width, wide(kind)).g_mul_(&scale).g_add_(&low).to_kind(kind)
     }
@@ -285,6 +293,34 @@ mod tests {
                 assert_eq!((packed.kind(), packed.size()), (Kind::Uint8, vec![3, bits.level_bytes(width)]));
                 assert!(bits.unpack(&packed, width, Kind::Float).equal(&level), "{bits:?}, {width}");
             }
+        }
+    }
+
+    #[test]
+    fn the_cpus_kernels_give_the_bits_of_libtorchs_operations() {
+        tch::manual_seed(5);
+        for kind in [Kind::Float, Kind::Double, Kind::BFloat16] {
+            for width in [1, 2, 7, 8, 31, 33, 64, 100, 257] {
+                let cpu = |rows: i64| Tensor::randn([2, rows, width], (Kind::Double, Device::Cpu));
+                let sizes = (Tensor::arange_start(-9, 12, (Kind::Double, Device::Cpu)) * 10f64.ln()).exp().view([1, 21, 1]);
+                let far = cpu(6) + Tensor::randn([2, 6, 1], (Kind::Double, Device::Cpu)) * 500.0;
+                let constant = cpu(3).narrow(2, 0, 1).expand([2, 3, width], false);
+                let x = Tensor::cat(&[cpu(21) * sizes, far, constant, cpu(1) * 0.0], 1).to_kind(kind);
+                for bits in ALL {
+                    let (made, slow) = (bits.quantise(&x), bits.quantise_by_operations(&x));
+                    assert!(made.level.equal(&slow.level) && made.range.equal(&slow.range), "{bits:?}, {kind:?}, {width}");
+                    // Of a cache's first slots, too.
+                    let (level, range) = (made.level.narrow(1, 2, 20), made.range.narrow(1, 2, 20));
+                    let (back, slow) =
+                        (bits.restore(&level, &range, width, kind), bits.restore_by_operations(&level, &range, width, kind));
+                    assert!(back.equal(&slow), "{bits:?}, {kind:?}, {width}");
+                }
+            }
+        }
+        let broken = Tensor::from_slice(&[0.5f32, f32::NAN, 2.0]);
+        for bits in ALL {
+            let q = bits.quantise(&broken);
+            assert_eq!(bits.restore(&q.level, &q.range, 3, Kind::Float).isnan().all().int64_value(&[]), 1, "{bits:?}");
         }
     }
 }

@@ -9,7 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
+#include <tuple>
 #include <vector>
 
 namespace kvtune {
@@ -100,31 +100,73 @@ void move_rows_back(const at::Tensor& x, const at::Tensor& to, const at::Tensor&
   });
 }
 
-// For each row of `victim`: its slots in order, those from `region` on last; where in the row they stood; and the slots from `region` on,
-// as many, in order, victims last.
-void plan_moves(const at::Tensor& victim, int64_t region, at::Tensor** results) {
-  bool fits = victim.is_cpu() && victim.scalar_type() == at::kLong && victim.is_contiguous() && victim.dim() > 0;
-  TORCH_CHECK(fits, "victims are a list of slots for each head");
-  at::Tensor planned[3] = {at::empty(victim.sizes(), victim.options()), at::empty(victim.sizes(), victim.options()),
-                           at::empty(victim.sizes(), victim.options())};
-  int64_t count = victim.size(-1), rows = count == 0 ? 0 : victim.numel() / count;
+// Entries of a chunk (B, G, n, ...) come to stand in `x` from a slot on, in the first sequences.
+void write_chunk(const at::Tensor& x, const at::Tensor& chunk, int64_t slot) {
+  at::Tensor room = x.narrow(0, 0, chunk.size(0)).narrow(2, slot, chunk.size(2));
+  bool stand_together = chunk.dim() < 4 || chunk.stride(3) == 1;
+  if (!is_served(x) || !chunk.is_cpu() || chunk.scalar_type() != x.scalar_type() || chunk.dim() > 4 || !stand_together ||
+      room.sizes() != chunk.sizes()) {
+    room.copy_(chunk);
+    return;
+  }
+  size_t bytes = x.element_size() * (chunk.dim() < 4 ? 1 : chunk.size(3)), element = x.element_size();
+  const char* from = static_cast<const char*>(chunk.data_ptr());
+  char* to = static_cast<char*>(room.data_ptr());
+  int64_t groups = chunk.size(1), tokens = chunk.size(2), each = chunk.stride(2) * element;
+  bool is_whole = each == static_cast<int64_t>(bytes);
+  for (int64_t head = 0; head < chunk.size(0) * groups; ++head) {
+    const char* own = from + (head / groups * chunk.stride(0) + head % groups * chunk.stride(1)) * element;
+    char* there = to + head * x.stride(1) * element;
+    if (is_whole) {
+      std::memcpy(there, own, tokens * bytes);
+      continue;
+    }
+    for (int64_t i = 0; i < tokens; ++i) std::memcpy(there + i * bytes, own + i * each, bytes);
+  }
+}
+
+// For each head of (B, G), whose `victim` (1 or B, 1 or G, e) are slots: these in order, those from `region` on last; where in their row
+// they stood; and the slots from `region` on, as many, in order, victims last. Slots count on from head to head, of which each has `slots`.
+void plan_moves(const at::Tensor& victim, at::IntArrayRef heads, int64_t slots, int64_t region, at::Tensor** results) {
+  bool fits = victim.is_cpu() && victim.scalar_type() == at::kLong && victim.dim() == 3 && (victim.size(2) <= 1 || victim.stride(2) == 1);
+  for (int dim : {0, 1}) fits = fits && (victim.size(dim) == 1 || victim.size(dim) == heads[dim]);
+  TORCH_CHECK(fits, "victims of size ", victim.sizes(), " are no lists of slots for ", heads, " heads");
+  int64_t count = victim.size(2), rows = heads[0] * heads[1];
+  at::Tensor planned[3];
+  for (int i = 0; i < 3; ++i) planned[i] = at::empty({heads[0], heads[1], count}, victim.options());
   std::vector<char> leaves(count);
+  std::vector<std::tuple<bool, int64_t, int64_t>> ranked(count);
+  const int64_t* done = nullptr;
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t* slots = victim.data_ptr<int64_t>() + row * count;
-    auto at_row = [&](int i) { return planned[i].data_ptr<int64_t>() + row * count; };
-    int64_t *to = at_row(0), *order = at_row(1), *from = at_row(2);
-    std::iota(order, order + count, int64_t(0));
-    std::sort(order, order + count, [&](int64_t a, int64_t b) {
-      return std::pair(slots[a] >= region, slots[a]) < std::pair(slots[b] >= region, slots[b]);
-    });
+    int64_t b = victim.size(0) == 1 ? 0 : row / heads[1], g = victim.size(1) == 1 ? 0 : row % heads[1];
+    const int64_t* own = victim.data_ptr<int64_t>() + b * victim.stride(0) + g * victim.stride(1);
+    int64_t *to = planned[0].data_ptr<int64_t>() + row * count, *order = planned[1].data_ptr<int64_t>() + row * count,
+            *from = planned[2].data_ptr<int64_t>() + row * count;
+    if (own == done) {
+      // The head before has the same.
+      for (int64_t i = 0; i < count; ++i) {
+        to[i] = to[i - count] + slots;
+        order[i] = order[i - count];
+        from[i] = from[i - count] + slots;
+      }
+      continue;
+    }
+    done = own;
     std::fill(leaves.begin(), leaves.end(), 0);
     for (int64_t i = 0; i < count; ++i) {
-      to[i] = slots[order[i]];
-      if (region <= to[i] && to[i] < region + count) leaves[to[i] - region] = 1;
+      bool is_late = own[i] >= region;
+      // Whoever names slots that there are not is told so where rows are moved.
+      if (is_late && own[i] - region < count) leaves[own[i] - region] = 1;
+      ranked[i] = {is_late, own[i], i};
+    }
+    std::sort(ranked.begin(), ranked.end());
+    for (int64_t i = 0; i < count; ++i) {
+      order[i] = std::get<2>(ranked[i]);
+      to[i] = std::get<1>(ranked[i]) + row * slots;
     }
     for (char wanted : {0, 1}) {
       for (int64_t i = 0; i < count; ++i) {
-        if (leaves[i] == wanted) *from++ = region + i;
+        if (leaves[i] == wanted) *from++ = region + i + row * slots;
       }
     }
   }
@@ -146,9 +188,21 @@ int kvtune_move_rows_back(at::Tensor* x, at::Tensor* to, at::Tensor* from, at::T
   return kvtune::guarded([&] { kvtune::move_rows_back(*x, *to, *from, saved); });
 }
 
-// `results` receives three new tensors like `victim` (..., e): destinations, their order, and sources.
-int kvtune_plan_moves(at::Tensor* victim, int64_t region, at::Tensor** results) {
-  return kvtune::guarded([&] { kvtune::plan_moves(*victim, region, results); });
+// What one write does to the planes of a cache: rows `from` of each take the places of rows `to`, if these are not null, and `saved`
+// receives what stood there, new tensors; then each plane's chunk stands from slot `slot` on, if it has one.
+int kvtune_write_rows(at::Tensor** planes, at::Tensor** chunks, size_t count, at::Tensor* to, at::Tensor* from, int64_t slot,
+                      at::Tensor** saved) {
+  return kvtune::guarded([&] {
+    for (size_t i = 0; i < count; ++i) {
+      if (to != nullptr) saved[i] = new at::Tensor(kvtune::move_rows(*planes[i], *to, *from));
+      if (chunks[i] != nullptr) kvtune::write_chunk(*planes[i], *chunks[i], slot);
+    }
+  });
+}
+
+// `results` receives three new tensors: destinations (B · G · e), their order (B, G, e), and sources (B · G · e).
+int kvtune_plan_moves(at::Tensor* victim, int64_t batch, int64_t groups, int64_t slots, int64_t region, at::Tensor** results) {
+  return kvtune::guarded([&] { kvtune::plan_moves(*victim, {batch, groups}, slots, region, results); });
 }
 
 }  // extern "C"
