@@ -277,7 +277,9 @@ impl Buffer {
         moves: Option<&Moves>,
     ) -> Option<StoredEntries> {
         if self.shape.is_paged && moves.is_none() {
-            chunk.into_iter().for_each(|chunk| self.write(region, chunk));
+            if let Some(chunk) = chunk {
+                self.write(region, chunk);
+            }
             return None;
         }
         let page = self.single();

@@ -43,7 +43,9 @@ impl LayerCache {
         let (entries, positions) = chunk.unzip();
         let indices = moves.map(|moves| (&moves.to, &moves.from));
         let stored = self.buffer.overwrite(region, entries, moves);
-        moves.into_iter().for_each(|moves| self.notes.move_entries(moves));
+        if let Some(moves) = moves {
+            self.notes.move_entries(moves);
+        }
         let position = write_rows(&[(&self.position_bgc, positions)], indices, region).pop();
         stored.zip(position)
     }

@@ -178,12 +178,14 @@ fn worked(thread: Pid) -> Option<Duration> {
 
 /// Counts what is allocated on this thread, and what is freed as a negative number.
 pub(super) fn charge(bytes: isize) {
-    let Some(left) = LEFT.get() else { return };
-    let left = left.saturating_sub(bytes);
-    LEFT.set(Some(left));
-    if left < 0
-        && let Some((start, length)) = SUBJECT.get()
-    {
+    // It is asked once, as every allocation comes here.
+    let is_beyond = LEFT.with(|left| {
+        let Some(before) = left.get() else { return false };
+        let now = before.saturating_sub(bytes);
+        left.set(Some(now));
+        now < 0
+    });
+    if is_beyond && let Some((start, length)) = SUBJECT.get() {
         LEFT.set(None);
         // An allocator may not unwind: the thread stays where it is.
         if GIVEN_UP.with_borrow(|given_up| given_up.as_ref().map(|given_up| give_up(given_up)).is_some()) {
