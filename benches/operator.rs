@@ -21,7 +21,7 @@ fn main() {
             "\n{} query heads, {} KV heads of {}, {slots} slots, chunks of {chunk}, f32, one thread:",
             heads.0, heads.1, heads.2
         );
-        let attention = ChunkAttention::new(heads, (chunk, slots), Kind::Float);
+        let attention = ChunkAttention::new(heads, (chunk, slots), tch::Kind::Float);
         let (past, attended) = (slots - chunk, attention.forward(slots - chunk));
         let product = attention.product(past);
         let mut table = Table::new(&["operator", "ms", "GFLOP/s", "the product, ms", "times the product"]);

@@ -85,8 +85,9 @@ fn as_two<T: Send>(work: impl Fn(Rc<World>) -> T + Sync) -> Vec<T> {
 fn recipe() -> Recipe {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2");
     let text = format!(
-        "[model]\npath = {model:?}\n[lora]\n[data]\nformat = \"tokens\"\ntrain = \"t.jsonl\"\n[kv_cache]\npolicy = \"h2o\"\n\
-         cache_length = 16\nchunk_size = 4\n[train]\nmax_grad_norm = inf\nseed = {SEED}\n"
+        "[model]\npath = \"{}\"\n[lora]\n[data]\nformat = \"tokens\"\ntrain = \"t.jsonl\"\n[kv_cache]\npolicy = \"h2o\"\n\
+         cache_length = 16\nchunk_size = 4\n[train]\nmax_grad_norm = inf\nseed = {SEED}\n",
+        model.display()
     );
     Recipe::parse(text, Path::new("r.toml"), &[]).unwrap().recipe
 }
