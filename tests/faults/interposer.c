@@ -71,11 +71,17 @@ static void absolute(const char *path, char *out) {
     else snprintf(out, PATH_MAX, "%.2000s/%.2000s", here, path);
 }
 
+// What only begins with the directory's name is beside it: the words of the binary are.
+static int is_below(const char *full, const char *directory) {
+    size_t length = strlen(directory);
+    return !strncmp(full, directory, length) && (full[length] == '/' || full[length] == 0);
+}
+
 static int counts_path(const char *path) {
     char full[PATH_MAX];
     if (!directory || !path) return 0;
     absolute(path, full);
-    return !strncmp(full, directory, strlen(directory));
+    return is_below(full, directory);
 }
 
 static int counts_fd(int fd) {
@@ -85,7 +91,7 @@ static int counts_fd(int fd) {
     ssize_t length = syscall(SYS_readlinkat, AT_FDCWD, link, full, sizeof full - 1);
     if (length < 0) return 0;
     full[length] = 0;
-    return !strncmp(full, directory, strlen(directory));
+    return is_below(full, directory);
 }
 
 /* Counts a call; whether it is to fail. Signals interrupt only what waits. */
