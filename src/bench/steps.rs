@@ -19,7 +19,7 @@ use crate::profile::Profiler;
 use crate::recipe::{Dtype, HeadRecipe, Labels, Recipe};
 use crate::report::memory;
 use crate::store::copier_of;
-use crate::train::{self, Interrupt, Learner, RetryingEngine, RunRanks, StateParts, StepOutcome, StepShare, TrainError};
+use crate::train::{self, Learner, RetryingEngine, RunRanks, StateParts, StepOutcome, StepShare, TrainError};
 use crate::units::Seconds;
 
 /// Spread of an adapter's B matrices: at zero, half of the gradients would be zero.
@@ -121,18 +121,9 @@ impl Bench {
     }
 
     fn spec(&self) -> StepSpec<'_> {
-        StepSpec {
-            config: self.model.config(),
-            settings: self.engine.engine().settings(),
-            trained: &self.trained,
-            optimizer: &self.recipe.optimizer,
-            offload: self.recipe.train.offload,
-            kind: self.model.kind(),
-            device: self.model.device(),
-            threads: tch::get_num_threads() as usize,
-            ranks: self.world.size(),
-            accumulates: false,
-        }
+        let (config, settings) = (self.model.config(), self.engine.engine().settings());
+        let (threads, ranks) = (tch::get_num_threads() as usize, self.world.size());
+        StepSpec { threads, ranks, ..StepSpec::of(&self.recipe, config, settings, &self.trained, self.model.device()) }
     }
 
     /// Makes a step.
@@ -197,11 +188,11 @@ impl Bench {
             model: &self.model,
             engine: &mut self.engine,
             optimizer: &mut *self.optimizer,
-            ranks: &RunRanks::new(self.world.clone(), Interrupt::default()),
+            ranks: &RunRanks::of(self.world.clone()),
         };
         // All have as many targets.
         let targets = batch.num_targets() * ranks;
-        let share = StepShare { batches: std::slice::from_ref(batch), places: vec![rank], micro_batches: ranks, targets };
+        let share = StepShare { batches: vec![batch.clone()], places: vec![rank], micro_batches: ranks, targets };
         let made = learner.step(&share, self.done as u64, rate, watch)?;
         self.parts.exchange_updates(&self.world, &self.model).map_err(TrainError::from)?;
         Ok(made)

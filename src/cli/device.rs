@@ -47,19 +47,28 @@ impl fmt::Display for Wanted {
     }
 }
 
+impl Wanted {
+    /// The number of the GPU of the rank that has this number on its machine.
+    pub(super) fn gpu(self, local_rank: usize) -> usize {
+        match self {
+            Self::Cuda(Some(index)) => index,
+            // Who shows each rank a device of its own shows it as the first.
+            _ if Cuda::device_count() == 1 => 0,
+            _ => local_rank,
+        }
+    }
+}
+
 /// Loads CUDA where it is wanted, sets the number of threads, and returns the device: that of the rank, which has this number on its
 /// machine, unless another is named.
 pub(super) fn prepare(wanted: Wanted, threads: Option<u16>, local_rank: usize) -> Result<Device, Error> {
     // Before any other call into libtorch, which would remember that there is no CUDA.
     let state = if wanted == Wanted::Cpu { CudaSupport::NoDevice } else { load_cuda() };
     set_threads(threads)?;
-    let index = match (wanted, &state) {
-        (Wanted::Cpu, _) | (Wanted::Auto, CudaSupport::NoDevice) => return Ok(Device::Cpu),
-        // Who shows each rank a device of its own shows it as the first.
-        (Wanted::Auto | Wanted::Cuda(None), CudaSupport::Loaded) if Cuda::device_count() == 1 => 0,
-        (Wanted::Auto | Wanted::Cuda(None), _) => local_rank,
-        (Wanted::Cuda(Some(index)), _) => index,
-    };
+    if wanted == Wanted::Cpu || (wanted == Wanted::Auto && matches!(state, CudaSupport::NoDevice)) {
+        return Ok(Device::Cpu);
+    }
+    let index = wanted.gpu(local_rank);
     let why = match state {
         CudaSupport::Loaded if Cuda::is_available() && (index as i64) < Cuda::device_count() => return Ok(Device::Cuda(index)),
         CudaSupport::Loaded => format!("libtorch finds {} CUDA devices", Cuda::device_count()),

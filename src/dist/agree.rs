@@ -77,4 +77,24 @@ impl World {
         }
         gave_up.map_or(Ok(read), |peer| Err(DistError::OtherGaveUp { peer }.into()))
     }
+
+    /// Does `work` on the first rank, while the others wait; all fail where it does, as in [`agree`](Self::agree). What it came to, where this
+    /// is the first.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn first<T, E>(
+        &self,
+        at: &'static str,
+        work: impl FnOnce() -> Result<T, E>,
+        has_given_up: impl Fn(&E) -> bool,
+    ) -> Result<Option<T>, E>
+    where
+        E: Display + Failure + From<DistError>,
+    {
+        let mut done = None;
+        let made = if self.is_first() { work().map(|made| done = Some(made)) } else { Ok(()) };
+        self.agree(at, made, has_given_up)?;
+        Ok(done)
+    }
 }

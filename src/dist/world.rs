@@ -23,7 +23,6 @@ const SILENT: u32 = 4;
 ///
 /// All ranks make the same calls in the same order. After an error no further call is made: the ranks end.
 pub struct World {
-    local_rank: usize,
     joined: Option<Joined>,
 }
 
@@ -56,14 +55,14 @@ pub(super) struct PeerWatch {
 impl World {
     /// A rank without others.
     pub fn alone() -> Self {
-        Self { local_rank: 0, joined: None }
+        Self { joined: None }
     }
 
     /// Meets the other ranks of `launch`; all must come within `timeout`. Later a rank that gives no sign of life for as long, or does
     /// nothing while others wait for it, is lost, and all end.
     pub fn join(launch: &Launched, timeout: Duration) -> Result<Self, DistError> {
         let joined = if launch.size > 1 { Some(Joined::within(launch, timeout)?) } else { None };
-        Ok(Self { local_rank: launch.local_rank, joined })
+        Ok(Self { joined })
     }
 
     /// The number of this rank, from 0.
@@ -74,11 +73,6 @@ impl World {
     /// How many ranks there are.
     pub fn size(&self) -> usize {
         self.joined.as_ref().map_or(1, |joined| joined.watch.peers.len())
-    }
-
-    /// The number of this rank on its machine, from 0.
-    pub fn local_rank(&self) -> usize {
-        self.local_rank
     }
 
     /// Whether this is rank 0, which writes what all have made.

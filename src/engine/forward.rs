@@ -65,8 +65,8 @@ pub(super) fn run(
     let mut captured = captured(setup, model, &plan)?;
     let mut trace = begin(setup, model, batch, plan)?;
     if setup.settings.keeps_attention_outputs() && context.is_some() {
-        let outputs = || KeptOutputs::new(setup.stores.attention_outputs.clone());
-        trace.session.layers.iter().for_each(|layer| lock(layer).outputs = Some(outputs()));
+        let store = &setup.stores.attention_outputs;
+        trace.session.layers.iter().for_each(|layer| lock(layer).outputs = Some(KeptOutputs::new(store.clone())));
     }
     let mut hidden = Tensor::new();
     for stage in schedule.forward() {

@@ -10,7 +10,6 @@ use super::autograd::{check, or_panic, pointer};
 use super::kernels::{first, made};
 
 unsafe extern "C" {
-    fn kvtune_move_rows(x: *mut C_tensor, to: *mut C_tensor, from: *mut C_tensor, saved: *mut *mut C_tensor) -> c_int;
     fn kvtune_move_rows_back(x: *mut C_tensor, to: *mut C_tensor, from: *mut C_tensor, saved: *mut C_tensor) -> c_int;
     fn kvtune_write_rows(
         planes: *const *mut C_tensor,
@@ -36,9 +35,7 @@ unsafe extern "C" {
 /// # Shapes
 /// `x (B, G, C, …)`, whose rows are counted over the first three dimensions; `to`, `from (e)`, i64; result `(e, …)`.
 pub fn move_rows(x: &Tensor, to: &Tensor, from: &Tensor) -> Tensor {
-    let [x, to, from] = [x, to, from].map(pointer);
-    // SAFETY: all are live tensors; one result is written.
-    first(made(1, |result| unsafe { kvtune_move_rows(x, to, from, result) }))
+    first(write_rows(&[(x, None)], Some((to, from)), 0))
 }
 
 /// The inverse of [`move_rows`], given what it returned; zeros in its place, where there is nothing.

@@ -20,16 +20,5 @@ pub(super) fn with_step<T>(words: &str, (kind, device): (Kind, Device), look: im
     let config = ModelConfig::from_object(&serde_json::from_str(CONFIG).unwrap()).unwrap();
     let settings = Settings::new(&config, &recipe.kv_cache, &recipe.grad).unwrap();
     let trained = TrainedPart::of(&config, recipe.lora.as_ref()).unwrap();
-    look(&StepSpec {
-        config: &config,
-        settings: &settings,
-        trained: &trained,
-        optimizer: &recipe.optimizer,
-        offload: recipe.train.offload,
-        kind,
-        device,
-        threads: 1,
-        ranks: 1,
-        accumulates: false,
-    })
+    look(&StepSpec { kind, ..StepSpec::of(&recipe, &config, &settings, &trained, device) })
 }

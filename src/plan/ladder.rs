@@ -17,15 +17,9 @@ pub(super) fn outputs(grad: &GradRecipe, stores: [StoreRecipe; 2]) -> &'static [
     const RECOMPUTE: &[AttentionOutputs] = &[AttentionOutputs::Recompute];
     let round = stores.iter().any(|store| store.form != StoreForm::Plain);
     match grad.attention_outputs {
-        _ if grad.is_open(OpenKey::AttentionOutputs) => {
-            if round {
-                RECOMPUTE
-            } else {
-                AttentionOutputs::ALL
-            }
-        }
-        AttentionOutputs::Recompute => RECOMPUTE,
-        AttentionOutputs::Keep => &[AttentionOutputs::Keep],
+        _ if grad.is_open(OpenKey::AttentionOutputs) && !round => AttentionOutputs::ALL,
+        AttentionOutputs::Keep if !grad.is_open(OpenKey::AttentionOutputs) => &[AttentionOutputs::Keep],
+        _ => RECOMPUTE,
     }
 }
 

@@ -39,7 +39,8 @@ impl Machine {
     /// its disk.
     pub fn of_ranks(mut self, here: usize, all: usize) -> Self {
         (self.processes, self.ranks) = (here.max(1) as u64, all);
-        self.limits.host = self.limits.host.map(|host| Bytes(host.0 / self.processes));
+        let part = |bytes: Bytes| Bytes(bytes.0 / self.processes);
+        (self.limits.host, self.limits.files) = (self.limits.host.map(part), self.limits.files.map(part));
         self
     }
 

@@ -7,9 +7,9 @@ use tch::{Device, Kind};
 use super::projection::Projection;
 use crate::data::share;
 use crate::engine::Settings;
-use crate::model::{EndNumbers, ModelConfig, ModelError, end_numbers, sizes_of_weights, trained_by_kind};
+use crate::model::{EndNumbers, ModelConfig, ModelError, end_numbers, kind_of, sizes_of_weights, trained_by_kind};
 use crate::ops::attention::accumulation_kind;
-use crate::recipe::{LoraRecipe, Offload, OptimizerRecipe};
+use crate::recipe::{LoraRecipe, Offload, OptimizerRecipe, Recipe};
 use crate::store::copies_are_async;
 use crate::units::Bytes;
 
@@ -70,7 +70,29 @@ pub struct StepSpec<'a> {
     pub accumulates: bool,
 }
 
-impl StepSpec<'_> {
+impl<'a> StepSpec<'a> {
+    /// A recipe's, of one micro-batch, on one thread of one rank.
+    pub fn of(
+        recipe: &'a Recipe,
+        config: &'a ModelConfig,
+        settings: &'a Settings,
+        trained: &'a TrainedPart,
+        device: Device,
+    ) -> Self {
+        Self {
+            config,
+            settings,
+            trained,
+            optimizer: &recipe.optimizer,
+            offload: recipe.train.offload,
+            kind: kind_of(recipe.model.dtype),
+            device,
+            threads: 1,
+            ranks: 1,
+            accumulates: false,
+        }
+    }
+
     /// Bytes of a number of the model.
     pub(super) fn element(&self) -> u64 {
         self.kind.elt_size_in_bytes() as u64

@@ -16,6 +16,7 @@ mod run;
 mod run_dir;
 mod same;
 mod saved_split;
+mod saving;
 mod schedule;
 mod sealed_recipe;
 mod shared_sum;

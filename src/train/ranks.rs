@@ -33,9 +33,9 @@ impl RunRanks {
         Self { world, interrupt, agreed: Cell::default() }
     }
 
-    /// One rank, of which nobody asks anything.
-    pub fn alone() -> Self {
-        Self::new(World::alone().into(), Interrupt::default())
+    /// The ranks of `world`, of which nobody asks anything.
+    pub fn of(world: Rc<World>) -> Self {
+        Self::new(world, Interrupt::default())
     }
 
     /// All of them.
@@ -106,10 +106,7 @@ impl RunRanks {
         at: &'static str,
         work: impl FnOnce() -> Result<T, TrainError>,
     ) -> Result<Option<T>, TrainError> {
-        let mut done = None;
-        let made = if self.is_first() { work().map(|made| done = Some(made)) } else { Ok(()) };
-        self.exchange(at, made)?;
-        Ok(done)
+        self.world.first(at, work, TrainError::is_given_up)
     }
 }
 
@@ -135,7 +132,7 @@ mod tests {
     fn what_is_asked_of_one_is_asked_of_all() {
         let seen = super::super::tests::as_ranks(3, |world| {
             let rank = world.rank();
-            let ranks = RunRanks::new(world, Interrupt::default());
+            let ranks = RunRanks::of(world);
             let asked = [Asked::default(), Asked { signal: None, save: true }, Asked { signal: Some(15), save: false }];
             ranks.agree(ranks.exchange("asking", Ok(asked[rank])).unwrap().into_iter());
             assert!(ranks.wants_save() && ranks.takes_save() && !ranks.takes_save());

@@ -8,6 +8,7 @@ use super::retreat::RetryingEngine;
 use super::step::{Learner, StepShare, StepWatch};
 use super::{RunRanks, TrainError};
 use crate::data::{Batch, Sequence, Targets};
+use crate::dist::World;
 use crate::engine::{Engine, Event, MemoryByPart, Observer, Settings};
 use crate::head::NextToken;
 use crate::model::{Adapter, Model, ModelConfig, kind_of, on_every_layer};
@@ -104,18 +105,7 @@ impl Rehearsal {
     /// What is counted in a step over columns of so many chunks.
     fn work(&self, batch: &Batch, chunks: usize) -> Result<StepWork, TrainError> {
         let (settings, trained) = (self.settings(chunks)?, TrainedPart::of(&self.config, self.recipe.lora.as_ref())?);
-        let spec = StepSpec {
-            config: &self.config,
-            settings: &settings,
-            trained: &trained,
-            optimizer: &self.recipe.optimizer,
-            offload: self.recipe.train.offload,
-            kind: kind_of(self.recipe.model.dtype),
-            device: self.device,
-            threads: 1,
-            ranks: 1,
-            accumulates: false,
-        };
+        let spec = StepSpec::of(&self.recipe, &self.config, &settings, &trained, self.device);
         Ok(StepWork::of(&spec, &settings.plan(batch, None)?, (batch.num_tokens(), batch.num_targets())))
     }
 
@@ -144,9 +134,9 @@ impl Rehearsal {
                 break;
             }
             for (engine, fastest) in engines.iter_mut().zip(&mut fastest) {
-                let ranks = &RunRanks::alone();
+                let ranks = &RunRanks::of(World::alone().into());
                 let mut learner = Learner { recipe: &self.recipe, model: &model, engine, optimizer: &mut *optimizer, ranks };
-                let share = StepShare::whole(std::slice::from_ref(batch));
+                let share = StepShare::whole(vec![batch.clone()]);
                 let mut watch = RehearsalWatch(Stopwatch::start(self.device));
                 learner.step(&share, round as u64, self.recipe.optimizer.learning_rate, &mut watch)?;
                 let (_, parts) = watch.0.stop();

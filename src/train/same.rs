@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use tch::{Device, Kind, Tensor};
 
-use super::{Interrupt, RESOLVED_RECIPE, RankError, ResolvedRun, RunRanks, TrainError};
+use super::{RESOLVED_RECIPE, RankError, ResolvedRun, RunRanks, TrainError};
 use crate::data::{Dataset, Splits};
 use crate::dist::World;
 use crate::files;
@@ -66,7 +66,7 @@ pub fn check_same_evaluation(
     let mut facts = of_recipe(recipe);
     facts.extend(of_model(&fingerprint(&recipe.model.path)?, model));
     facts.extend(asked.into_iter().chain([("samples".to_owned(), in_words(samples))]));
-    RunRanks::new(world.clone(), Interrupt::default()).check_same("beginning an evaluation", facts)
+    RunRanks::of(world.clone()).check_same("beginning an evaluation", facts)
 }
 
 /// A recipe with the tiling that the first rank settles, and its plan: for steps that are no run's. Fails on all ranks of `world` where one has
@@ -77,7 +77,7 @@ pub fn settled_alike(
     asked: BTreeMap<String, String>,
     settle: impl Fn(Recipe) -> Result<(Recipe, Alternative), TrainError>,
 ) -> Result<(Recipe, Alternative), TrainError> {
-    let ranks = RunRanks::new(world.clone(), Interrupt::default());
+    let ranks = RunRanks::of(world.clone());
     if !ranks.are_several() {
         return settle(recipe);
     }

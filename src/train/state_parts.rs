@@ -162,7 +162,7 @@ mod tests {
     /// it, and returns the bytes of state that this rank keeps.
     fn update(world: &Rc<World>, recipe: &Recipe, dir: &Path) -> u64 {
         let model = build::model(recipe, Device::Cpu).unwrap();
-        let ranks = RunRanks::new(world.clone(), Interrupt::default());
+        let ranks = RunRanks::of(world.clone());
         let parts = StateParts::deal(&model, world);
         let sizes: Vec<usize> = model.parameters().iter().map(|(_, parameter)| parameter.numel()).collect();
         assert_eq!(sizes_of_weights(model.config()), sizes, "as the planner deals them");

@@ -34,9 +34,9 @@ pub struct Learner<'a> {
 
 /// The micro-batches of a step that one rank runs.
 #[derive(Clone, Debug)]
-pub struct StepShare<'a> {
+pub struct StepShare {
     /// Its micro-batches.
-    pub batches: &'a [Batch],
+    pub batches: Vec<Batch>,
     /// The index of each among those of the step.
     pub places: Vec<usize>,
     /// Micro-batches of the step, of whichever rank.
@@ -45,11 +45,11 @@ pub struct StepShare<'a> {
     pub targets: usize,
 }
 
-impl<'a> StepShare<'a> {
+impl StepShare {
     /// All of a step.
-    pub fn whole(batches: &'a [Batch]) -> Self {
-        let targets = batches.iter().map(Batch::num_targets).sum();
-        Self { batches, places: (0..batches.len()).collect(), micro_batches: batches.len(), targets }
+    pub fn whole(batches: Vec<Batch>) -> Self {
+        let (micro_batches, targets) = (batches.len(), batches.iter().map(Batch::num_targets).sum());
+        Self { batches, places: (0..micro_batches).collect(), micro_batches, targets }
     }
 }
 
@@ -89,7 +89,7 @@ impl Learner<'_> {
     /// Makes the step after `step` others: micro-batches, clipping, update.
     pub fn step(
         &mut self,
-        share: &StepShare<'_>,
+        share: &StepShare,
         step: u64,
         learning_rate: f64,
         watch: &mut dyn StepWatch,
@@ -113,7 +113,7 @@ impl Learner<'_> {
     /// what is known before it is clipped.
     fn gradients(
         &mut self,
-        share: &StepShare<'_>,
+        share: &StepShare,
         step: u64,
         watch: &mut dyn StepWatch,
     ) -> Result<(StepOutcome, Vec<(String, Tensor)>), TrainError> {
@@ -144,7 +144,7 @@ impl Learner<'_> {
     /// This rank's part.
     fn gradients_of_share(
         &mut self,
-        share: &StepShare<'_>,
+        share: &StepShare,
         step: u64,
         watch: &mut dyn StepWatch,
     ) -> Result<ShareGradients, TrainError> {
@@ -174,7 +174,7 @@ impl Learner<'_> {
     }
 
     /// Of each micro-batch of the step after `step` others.
-    fn context(&self, step: u64, share: &StepShare<'_>) -> MicroBatchContext {
+    fn context(&self, step: u64, share: &StepShare) -> MicroBatchContext {
         let seed = self.recipe.train.seed;
         let has_dropout = self.recipe.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
         MicroBatchContext {

@@ -95,9 +95,8 @@ fn micro_batches_are_dealt_by_what_they_take() {
     let mut dealt = as_ranks(2, |world| {
         let trainer = trainer(dir.path(), words, &world);
         let of_run = (&trainer.recipe, trainer.model.config());
-        let dealt = trainer.dealer.deal(&step, &trainer.data.train, of_run, &trainer.ranks).unwrap();
-        let share = dealt.share();
-        (share.places.clone(), share.micro_batches, share.targets)
+        let share = trainer.dealer.deal(&step, &trainer.data.train, of_run, &trainer.ranks).unwrap();
+        (share.places, share.micro_batches, share.targets)
     });
     dealt.sort();
     let targets = lengths.iter().map(|length| length - 1).sum();

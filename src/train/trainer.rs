@@ -4,8 +4,6 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use tch::Device;
-
 use super::answers::{Validation, ValidationAnswers};
 use super::deal::Dealer;
 use super::profile::{RunProfile, RunStepWatch};
@@ -15,13 +13,13 @@ use super::skipped::SkippedSteps;
 use super::state_parts::StateParts;
 use super::step::{Learner, first_not_finite};
 use super::{ResolvedRun, RunRanks, RunSchedule, Start, TrainError, build, same, tiling};
-use crate::checkpoint::{self, Best, SampleCounts, SaveKind, Snapshot, StateInTurn, TrainState};
-use crate::conformance::{KV_POLICY, PolicyFile, PolicyTrial};
-use crate::data::{Dataset, Splits};
+use crate::checkpoint::Best;
+use crate::conformance::PolicyTrial;
+use crate::data::Splits;
 use crate::engine::{EngineError, Observer};
 use crate::eval;
 use crate::files::{FilesError, failpoint};
-use crate::model::{Model, fingerprint, has_fingerprint};
+use crate::model::{Model, fingerprint};
 use crate::optim::{self, Optimizer, learning_rate};
 use crate::plan::{Alternative, Machine};
 use crate::recipe::{BatchSize, OnNonFinite, OnOutOfMemory, Recipe};
@@ -41,16 +39,16 @@ pub struct Trainer {
     pub(super) best: Option<Best>,
     /// Peak of the process in the heaviest step, as planned.
     pub(super) planned_peak: Bytes,
-    model_hash: String,
+    pub(super) model_hash: String,
     tiled: RetryingEngine,
     /// What the run was planned for, and what its heaviest step was planned to take.
     planned: (Machine, Alternative),
     pub(super) optimizer: Box<dyn Optimizer>,
     /// What of its state this rank keeps.
-    parts: StateParts,
+    pub(super) parts: StateParts,
     pub(super) ranks: RunRanks,
-    step: u64,
-    total_tokens: u64,
+    pub(super) step: u64,
+    pub(super) total_tokens: u64,
     /// Steps that were left out.
     pub(super) skipped: SkippedSteps,
     /// Whether the validation after the last step was given up.
@@ -58,12 +56,12 @@ pub struct Trainer {
     /// Lines of metrics that an earlier version wrote; `None` while nobody has counted them.
     pub(super) unchecked_metrics: Option<u64>,
     /// The last step with a checkpoint of its own.
-    saved: Cell<Option<u64>>,
+    pub(super) saved: Cell<Option<u64>>,
     /// Whether what the last update made is known to be finite.
     is_finite: Cell<bool>,
     profile: Option<RunProfile>,
     /// What a checkpoint's policy file is recorded with.
-    trial: PolicyTrial,
+    pub(super) trial: PolicyTrial,
     answers: Option<ValidationAnswers>,
 }
 
@@ -95,7 +93,7 @@ impl Trainer {
             profile.built(&model, optimizer.bytes());
         }
         Ok(Self {
-            dealer: Dealer::new(&recipe, &model)?,
+            dealer: Dealer::new(&recipe, model.config())?,
             trial: PolicyTrial::smallest(model.config(), &recipe.kv_cache, &recipe.grad)?,
             model_hash,
             ranks,
@@ -147,37 +145,8 @@ impl Trainer {
         self.data.report.to_string()
     }
 
-    /// Takes a checkpoint over; returns why it was written.
-    pub(super) fn load(&mut self, dir: &Path) -> Result<SaveKind, TrainError> {
-        let checkpoint::Loaded { parameters, optimizer, state } = checkpoint::load(dir)?;
-        self.check_settings(&state, dir)?;
-        self.check_data(&state)?;
-        if !has_fingerprint(&self.recipe.model.path, &state.model_hash)? {
-            let difference = format!("`{}` is not as it was when the run began", self.recipe.model.path.display());
-            return Err(TrainError::OtherModel { path: dir.to_owned(), difference });
-        }
-        let trained = self.model.take_saved(parameters);
-        build::take_parameters(&self.model, &trained, dir)?;
-        self.optimizer.load_state(&self.parts.own(optimizer))?;
-        (self.step, self.total_tokens, self.best) = (state.step, state.total_tokens, state.best);
-        self.skipped.add(&state.skipped_steps);
-        self.owes_validation = state.owes_validation;
-        self.unchecked_metrics = state.unchecked_metrics;
-        if let Some(name) = self.not_finite()? {
-            return Err(TrainError::SavedNotFinite { path: dir.to_owned(), name });
-        }
-        let threads = tch::get_num_threads();
-        if let Some(before) = state.threads.filter(|&before| before != threads && self.model.device() == Device::Cpu) {
-            console::note(&format!(
-                "{before} threads computed until here, {threads} do now: sums have another order, so that their last bits differ"
-            ));
-        }
-        self.saved.set((state.kind != SaveKind::Best).then_some(state.step));
-        Ok(state.kind)
-    }
-
     /// The first parameter, or tensor of the optimiser, that is not finite.
-    fn not_finite(&self) -> Result<Option<String>, TrainError> {
+    pub(super) fn not_finite(&self) -> Result<Option<String>, TrainError> {
         let (parameters, state) = (self.model.parameters(), self.optimizer.state());
         let tensors = parameters.iter().chain(&state).map(|(name, tensor)| (&name[..], tensor));
         let own = first_not_finite(tensors).map(str::to_owned);
@@ -194,7 +163,7 @@ impl Trainer {
     }
 
     /// Fails where the last update made a number that is not finite: before anything is built on it, or saved.
-    fn require_finite(&self) -> Result<(), TrainError> {
+    pub(super) fn require_finite(&self) -> Result<(), TrainError> {
         if !self.is_finite.get()
             && let Some(name) = self.not_finite()?
         {
@@ -202,14 +171,6 @@ impl Trainer {
         }
         self.is_finite.set(true);
         Ok(())
-    }
-
-    /// A checkpoint belongs to the recipe that it was trained with.
-    fn check_settings(&self, state: &TrainState, dir: &Path) -> Result<(), TrainError> {
-        let Some(mut saved) = state.settings.clone() else { return Ok(()) };
-        saved.insert("train.seed".to_owned(), state.seed.to_string());
-        let differences = self.recipe.changes_since(&saved, dir)?;
-        if differences.is_empty() { Ok(()) } else { Err(TrainError::OtherRecipe { path: dir.to_owned(), differences }) }
     }
 
     /// The metrics up to the last step, all of which must be as they were written.
@@ -223,19 +184,6 @@ impl Trainer {
         Ok(KeptMetrics::read(&self.dir.join(METRICS), &mark)?)
     }
 
-    /// The position in the data is one in these files, and the best validation one of these samples.
-    fn check_data(&self, state: &TrainState) -> Result<(), TrainError> {
-        let validation = self.data.validation.as_ref();
-        for (hash, data) in [(Some(&state.data_hash), Some(&self.data.train)), (state.validation_hash.as_ref(), validation)] {
-            if let Some(data) = data
-                && hash.is_none_or(|hash| hash != data.hash())
-            {
-                return Err(TrainError::OtherData { path: data.path().to_owned() });
-            }
-        }
-        Ok(())
-    }
-
     /// Makes one step, or leaves it out.
     pub(super) fn advance(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, TrainError> {
         self.require_finite()?;
@@ -245,7 +193,7 @@ impl Trainer {
         failpoint::pass("run.step").map_err(FilesError::io("train in", &self.dir))?;
         let began = Instant::now();
         let of_run = (&self.recipe, self.model.config());
-        let dealt = self.dealer.deal(&self.schedule.micro_batches(self.step), &self.data.train, of_run, &self.ranks)?;
+        let share = self.dealer.deal(&self.schedule.micro_batches(self.step), &self.data.train, of_run, &self.ranks)?;
         let rate = learning_rate(&self.recipe.optimizer, self.step, self.schedule.num_steps());
         let mut watch = RunStepWatch { observer, profile: self.profile.as_mut() };
         let mut learner = Learner {
@@ -255,7 +203,7 @@ impl Trainer {
             optimizer: &mut *self.optimizer,
             ranks: &self.ranks,
         };
-        let made = match learner.step(&dealt.share(), self.step, rate, &mut watch) {
+        let made = match learner.step(&share, self.step, rate, &mut watch) {
             Ok(made) => made,
             Err(error) => {
                 let error = self.advised(error);
@@ -344,57 +292,6 @@ impl Trainer {
             self.best = Some(Best { metric: options.metric.name().to_owned(), value, step: self.step });
         }
         Ok(Some(validation))
-    }
-
-    /// Why the step just made is saved, if it is.
-    pub(super) fn save_due(&self) -> Option<SaveKind> {
-        let saving = &self.recipe.checkpoint;
-        if self.step.is_multiple_of(saving.save_interval) {
-            return Some(SaveKind::Regular);
-        }
-        saving.intermediate_save_interval.filter(|i| self.step.is_multiple_of(*i)).map(|_| SaveKind::Intermediate)
-    }
-
-    /// The first rank writes a checkpoint, for which the others wait.
-    pub(super) fn save(&self, kind: SaveKind) -> Result<Option<PathBuf>, TrainError> {
-        self.require_finite()?;
-        // A rank that computes otherwise, on another kind of machine say, is told before what it has made is kept.
-        if self.ranks.are_several() {
-            self.ranks.check_same("about to save", same::of_trained(&self.model))?;
-        }
-        let dir = self.parts.write(&self.ranks, self.optimizer.state(), |state| self.write(kind, state))?;
-        if kind != SaveKind::Best {
-            self.saved.set(Some(self.step));
-        }
-        Ok(dir)
-    }
-
-    fn write(&self, kind: SaveKind, optimizer: &dyn StateInTurn) -> Result<PathBuf, TrainError> {
-        let parameters = self.model.parameters();
-        let mut state = TrainState::new(self.step, self.recipe.train.seed, kind, &parameters);
-        state.total_tokens = self.total_tokens;
-        state.best.clone_from(&self.best);
-        state.skipped_steps = self.skipped.to_vec();
-        state.owes_validation = self.owes_validation;
-        state.threads = Some(tch::get_num_threads());
-        state.unchecked_metrics = self.unchecked_metrics;
-        state.settings = Some(self.recipe.fixed_settings());
-        state.model_hash.clone_from(&self.model_hash);
-        self.data.train.hash().clone_into(&mut state.data_hash);
-        state.validation_hash = self.data.validation.as_ref().map(|data| data.hash().to_owned());
-        let validation = self.data.validation.as_ref().map_or(0, Dataset::len);
-        state.samples = Some(SampleCounts { train: self.data.train.len(), validation });
-        let base_model = self.recipe.model.path.display().to_string();
-        let policy = PolicyFile::record(&self.recipe, &self.model, &self.model_hash, &self.trial)?;
-        let snapshot = Snapshot {
-            model: &self.model,
-            base_model: &base_model,
-            optimizer,
-            beside: &[(KV_POLICY, policy.to_json())],
-            state: &state,
-        };
-        let keep = self.recipe.checkpoint.intermediate_save_keep;
-        checkpoint::save(&self.dir, &snapshot, keep).map_err(TrainError::NotSaved)
     }
 }
 

@@ -11,7 +11,7 @@ use kvtune::dist::{Launched, World};
 use kvtune::engine::{ChunkKey, Event, MicroBatchContext, Observer, Silent};
 use kvtune::optim::{OptimError, Optimizer};
 use kvtune::recipe::Recipe;
-use kvtune::train::{Interrupt, Learner, RetryingEngine, RunRanks, StepShare, StepWatch};
+use kvtune::train::{Learner, RetryingEngine, RunRanks, StepShare, StepWatch};
 use kvtune::units::Bytes;
 use kvtune::verify::{Comparison, Reference};
 use tch::Tensor;
@@ -96,9 +96,9 @@ fn recipe() -> Recipe {
 fn shared(case: &Case, world: Rc<World>, targets: usize) -> (f64, BTreeMap<String, Tensor>) {
     let (recipe, model, rank) = (recipe(), support::model(case), world.rank());
     let mut engine = RetryingEngine::of_recipe(support::engine(case, &model), &recipe, None);
-    let (mut kept, ranks) = (KeptGradients::default(), RunRanks::new(world, Interrupt::default()));
+    let (mut kept, ranks) = (KeptGradients::default(), RunRanks::of(world));
     let mut learner = Learner { recipe: &recipe, model: &model, engine: &mut engine, optimizer: &mut kept, ranks: &ranks };
-    let share = StepShare { batches: &[support::single(case, rank)], places: vec![rank], micro_batches: 2, targets };
+    let share = StepShare { batches: vec![support::single(case, rank)], places: vec![rank], micro_batches: 2, targets };
     let loss = learner.step(&share, STEP, 1.0, &mut Watch).unwrap().loss;
     (loss, kept.0.into_iter().collect())
 }

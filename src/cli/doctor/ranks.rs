@@ -36,7 +36,8 @@ fn meet(joining: Joining, wanted: Wanted) -> Result<Vec<DoctorCheck>, Error> {
     let mut world = World::join(&launch, joining.timeout())?;
     let met = Seconds(begin.elapsed().as_secs_f64());
     let by_gloo = time_of_sums(&world, SUMMED, Device::Cpu)?;
-    let gpu = gpu(wanted, launch.local_rank);
+    let has_gpu = wanted != Wanted::Cpu && Cuda::is_available();
+    let gpu = if has_gpu { Device::Cuda(wanted.gpu(launch.local_rank)) } else { Device::Cpu };
     let chosen = joining.choose(&mut world, gpu)?;
     let by_nccl = if world.has_nccl() { Some(time_of_sums(&world, SUMMED, gpu)?) } else { None };
     world.leave(None)?;
@@ -55,15 +56,4 @@ fn meet(joining: Joining, wanted: Wanted) -> Result<Vec<DoctorCheck>, Error> {
         DoctorCheck::ok("Gloo", summed(by_gloo)),
         nccl,
     ])
-}
-
-/// The GPU of this rank, if it computes on one.
-fn gpu(wanted: Wanted, local_rank: usize) -> Device {
-    match wanted {
-        Wanted::Cpu => Device::Cpu,
-        _ if !Cuda::is_available() => Device::Cpu,
-        Wanted::Cuda(Some(index)) => Device::Cuda(index),
-        // As who trains has it: who shows each rank a device of its own shows it as the first.
-        _ => Device::Cuda(if Cuda::device_count() == 1 { 0 } else { local_rank }),
-    }
 }

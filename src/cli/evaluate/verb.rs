@@ -154,10 +154,7 @@ impl Evaluate {
 fn open_data(loaded: &LoadedTarget<'_>, world: &World) -> Result<Splits, Error> {
     let LoadedTarget { model, tokenizer, recipe, .. } = *loaded;
     let open = || Ok::<_, Error>(train::open_data(recipe, model.config(), tokenizer)?);
-    let mut opened = None;
-    let told = if world.is_first() { open().map(|splits| opened = Some(splits)) } else { Ok(()) };
-    world.agree("reading the data", told, |_| false)?;
-    opened.map_or_else(open, Ok)
+    world.first("reading the data", open, |_| false)?.map_or_else(open, Ok)
 }
 
 /// Runs the longest sample once more, and writes what left its cache.

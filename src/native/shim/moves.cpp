@@ -178,12 +178,7 @@ void plan_moves(const at::Tensor& victim, at::IntArrayRef heads, int64_t slots, 
 
 extern "C" {
 
-// Rows `from` of x (B, G, C, ...) take the places of rows `to`; `saved` receives what stood there, a new tensor.
-int kvtune_move_rows(at::Tensor* x, at::Tensor* to, at::Tensor* from, at::Tensor** saved) {
-  return kvtune::guarded([&] { *saved = new at::Tensor(kvtune::move_rows(*x, *to, *from)); });
-}
-
-// The inverse; zeros for what was saved, where that is null.
+// The inverse of the moves of `kvtune_write_rows` in x (B, G, C, ...); zeros for what was saved, where that is null.
 int kvtune_move_rows_back(at::Tensor* x, at::Tensor* to, at::Tensor* from, at::Tensor* saved) {
   return kvtune::guarded([&] { kvtune::move_rows_back(*x, *to, *from, saved); });
 }

@@ -1,0 +1,115 @@
+//! A run and its checkpoints: what is saved of it, when, and what of it is taken over.
+
+use std::path::{Path, PathBuf};
+
+use tch::Device;
+
+use super::{TrainError, Trainer, build, same};
+use crate::checkpoint::{self, SampleCounts, SaveKind, Snapshot, StateInTurn, TrainState};
+use crate::conformance::{KV_POLICY, PolicyFile};
+use crate::data::Dataset;
+use crate::model::has_fingerprint;
+use crate::report::console;
+
+impl Trainer {
+    /// Takes a checkpoint over; returns why it was written.
+    pub(super) fn load(&mut self, dir: &Path) -> Result<SaveKind, TrainError> {
+        let checkpoint::Loaded { parameters, optimizer, state } = checkpoint::load(dir)?;
+        self.check_settings(&state, dir)?;
+        self.check_data(&state)?;
+        if !has_fingerprint(&self.recipe.model.path, &state.model_hash)? {
+            let difference = format!("`{}` is not as it was when the run began", self.recipe.model.path.display());
+            return Err(TrainError::OtherModel { path: dir.to_owned(), difference });
+        }
+        let trained = self.model.take_saved(parameters);
+        build::take_parameters(&self.model, &trained, dir)?;
+        self.optimizer.load_state(&self.parts.own(optimizer))?;
+        (self.step, self.total_tokens, self.best) = (state.step, state.total_tokens, state.best);
+        self.skipped.add(&state.skipped_steps);
+        self.owes_validation = state.owes_validation;
+        self.unchecked_metrics = state.unchecked_metrics;
+        if let Some(name) = self.not_finite()? {
+            return Err(TrainError::SavedNotFinite { path: dir.to_owned(), name });
+        }
+        let threads = tch::get_num_threads();
+        if let Some(before) = state.threads.filter(|&before| before != threads && self.model.device() == Device::Cpu) {
+            console::note(&format!(
+                "{before} threads computed until here, {threads} do now: sums have another order, so that their last bits differ"
+            ));
+        }
+        self.saved.set((state.kind != SaveKind::Best).then_some(state.step));
+        Ok(state.kind)
+    }
+
+    /// A checkpoint belongs to the recipe that it was trained with.
+    fn check_settings(&self, state: &TrainState, dir: &Path) -> Result<(), TrainError> {
+        let Some(mut saved) = state.settings.clone() else { return Ok(()) };
+        saved.insert("train.seed".to_owned(), state.seed.to_string());
+        let differences = self.recipe.changes_since(&saved, dir)?;
+        if differences.is_empty() { Ok(()) } else { Err(TrainError::OtherRecipe { path: dir.to_owned(), differences }) }
+    }
+
+    /// The position in the data is one in these files, and the best validation one of these samples.
+    fn check_data(&self, state: &TrainState) -> Result<(), TrainError> {
+        let validation = self.data.validation.as_ref();
+        for (hash, data) in [(Some(&state.data_hash), Some(&self.data.train)), (state.validation_hash.as_ref(), validation)] {
+            if let Some(data) = data
+                && hash.is_none_or(|hash| hash != data.hash())
+            {
+                return Err(TrainError::OtherData { path: data.path().to_owned() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Why the step just made is saved, if it is.
+    pub(super) fn save_due(&self) -> Option<SaveKind> {
+        let saving = &self.recipe.checkpoint;
+        if self.step.is_multiple_of(saving.save_interval) {
+            return Some(SaveKind::Regular);
+        }
+        saving.intermediate_save_interval.filter(|i| self.step.is_multiple_of(*i)).map(|_| SaveKind::Intermediate)
+    }
+
+    /// The first rank writes a checkpoint, for which the others wait.
+    pub(super) fn save(&self, kind: SaveKind) -> Result<Option<PathBuf>, TrainError> {
+        self.require_finite()?;
+        // A rank that computes otherwise, on another kind of machine say, is told before what it has made is kept.
+        if self.ranks.are_several() {
+            self.ranks.check_same("about to save", same::of_trained(&self.model))?;
+        }
+        let dir = self.parts.write(&self.ranks, self.optimizer.state(), |state| self.write(kind, state))?;
+        if kind != SaveKind::Best {
+            self.saved.set(Some(self.step));
+        }
+        Ok(dir)
+    }
+
+    fn write(&self, kind: SaveKind, optimizer: &dyn StateInTurn) -> Result<PathBuf, TrainError> {
+        let parameters = self.model.parameters();
+        let mut state = TrainState::new(self.step, self.recipe.train.seed, kind, &parameters);
+        state.total_tokens = self.total_tokens;
+        state.best.clone_from(&self.best);
+        state.skipped_steps = self.skipped.to_vec();
+        state.owes_validation = self.owes_validation;
+        state.threads = Some(tch::get_num_threads());
+        state.unchecked_metrics = self.unchecked_metrics;
+        state.settings = Some(self.recipe.fixed_settings());
+        state.model_hash.clone_from(&self.model_hash);
+        self.data.train.hash().clone_into(&mut state.data_hash);
+        state.validation_hash = self.data.validation.as_ref().map(|data| data.hash().to_owned());
+        let validation = self.data.validation.as_ref().map_or(0, Dataset::len);
+        state.samples = Some(SampleCounts { train: self.data.train.len(), validation });
+        let base_model = self.recipe.model.path.display().to_string();
+        let policy = PolicyFile::record(&self.recipe, &self.model, &self.model_hash, &self.trial)?;
+        let snapshot = Snapshot {
+            model: &self.model,
+            base_model: &base_model,
+            optimizer,
+            beside: &[(KV_POLICY, policy.to_json())],
+            state: &state,
+        };
+        let keep = self.recipe.checkpoint.intermediate_save_keep;
+        checkpoint::save(&self.dir, &snapshot, keep).map_err(TrainError::NotSaved)
+    }
+}
