@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor, no_grad, with_grad};
 
 use super::{Head, HeadError, Logits, Pick};
 use crate::native::cuda::on_device;
-use crate::native::gradients_of;
+use crate::native::{self, gradients_of};
 use crate::ops::attention::{accumulation_kind, zero_sum_of};
 
 /// What one sequence has lost.
@@ -114,48 +114,38 @@ fn block_loss(
     weight: Option<f64>,
 ) -> Result<BlockLoss, HeadError> {
     let targets: Vec<i64> = picks.iter().map(|p| p.target).collect();
-    let target_n1 = on_device(&targets, hidden_ne.device()).unsqueeze(1);
+    let target_n = on_device(&targets, hidden_ne.device());
     let leaf = hidden_ne.detach().set_requires_grad(weight.is_some());
     let evaluate = || head.choices(&logits.logits(&leaf)).to_kind(accumulation_kind(hidden_ne.kind()));
     let scores_nk = if weight.is_some() { with_grad(evaluate) } else { no_grad(evaluate) };
-    let loss = no_grad(|| CrossEntropy::new(&scores_nk.detach(), &target_n1));
-    let gradients = match weight {
+    let scores = scores_nk.detach();
+    let (figures_2n, gradient_nk) = no_grad(|| {
+        let is_served = native::computes(scores.device(), scores.kind());
+        if is_served { native::cross_entropy(&scores, &target_n, weight) } else { cross_entropy(&scores, &target_n, weight) }
+    });
+    let gradients = match gradient_nk {
         None => Vec::new(),
-        Some(weight) => {
+        Some(gradient_nk) => {
             let leaves: Vec<&Tensor> = std::iter::once(&leaf).chain(logits.parameters()).collect();
-            let gradient_nk = no_grad(|| loss.gradient(&target_n1, weight));
             gradients_of(&[&scores_nk], &[&gradient_nk], &leaves)?
         }
     };
-    let figures = [&loss.value_n1, &loss.correct_n1].map(|figure| figure.to_kind(Kind::Double).view(-1));
-    Ok(BlockLoss { losses: Losses { picks: picks.to_vec(), figures_2n: Tensor::stack(&figures, 0) }, gradients })
+    Ok(BlockLoss { losses: Losses { picks: picks.to_vec(), figures_2n }, gradients })
 }
 
-/// Cross-entropy of scores, and what its gradient is made of. Of the size of the scores there is one tensor.
-struct CrossEntropy {
-    value_n1: Tensor,
-    correct_n1: Tensor,
-    /// Powers of the scores less the largest, and their sum.
-    power_nk: Tensor,
-    sum_n1: Tensor,
-}
-
-impl CrossEntropy {
-    fn new(scores_nk: &Tensor, target_n1: &Tensor) -> Self {
-        let (largest_n1, best_n1) = scores_nk.max_dim(-1, true);
-        let power_nk = (scores_nk - &largest_n1).exp_();
-        let sum_n1 = power_nk.sum_dim_intlist(&[-1i64][..], true, power_nk.kind());
-        let value_n1 = sum_n1.log() + largest_n1 - scores_nk.gather(1, target_n1, false);
-        Self { value_n1, correct_n1: best_n1.eq_tensor(target_n1), power_nk, sum_n1 }
-    }
-
-    /// Of `weight · Σ values` with respect to the scores: `weight · (softmax − 1 at the target)`.
-    fn gradient(&self, target_n1: &Tensor, weight: f64) -> Tensor {
-        // In place: nobody asks for the powers again.
-        let mut gradient_nk = self.power_nk.shallow_clone();
-        gradient_nk *= self.sum_n1.reciprocal() * weight;
-        gradient_nk.scatter_add_(1, target_n1, &self.value_n1.full_like(-weight))
-    }
+/// What [`native::cross_entropy`] does, by libtorch's operations. Of the size of the scores there is one tensor.
+fn cross_entropy(scores_nk: &Tensor, target_n: &Tensor, weight: Option<f64>) -> (Tensor, Option<Tensor>) {
+    let target_n1 = target_n.unsqueeze(1);
+    let (largest_n1, best_n1) = scores_nk.max_dim(-1, true);
+    let mut power_nk = (scores_nk - &largest_n1).exp_();
+    let sum_n1 = power_nk.sum_dim_intlist(&[-1i64][..], true, power_nk.kind());
+    let value_n1 = sum_n1.log() + largest_n1 - scores_nk.gather(1, &target_n1, false);
+    let figures = [&value_n1, &best_n1.eq_tensor(&target_n1)].map(|figure| figure.to_kind(Kind::Double).view(-1));
+    let gradient_nk = weight.map(|weight| {
+        power_nk *= sum_n1.reciprocal() * weight;
+        power_nk.scatter_add_(1, &target_n1, &value_n1.full_like(-weight))
+    });
+    (Tensor::stack(&figures, 0), gradient_nk)
 }
 
 #[cfg(test)]
@@ -199,6 +189,30 @@ mod tests {
         assert!((sum - loss.double_value(&[])).abs() < 1e-12);
         assert!(ours.hidden_gradient.unwrap().allclose(&leaf.grad(), 0.0, 1e-13, false));
         assert!(ours.parameter_gradients[0].allclose(&linear.0[0].grad(), 0.0, 1e-13, false));
+    }
+
+    #[test]
+    fn the_kernel_of_the_cpu_is_cross_entropy() {
+        for (kind, bound) in [(Kind::Double, 1e-13), (Kind::Float, 2e-6)] {
+            for (n, k) in [(1, 1), (3, 7), (65, 1024), (5, 5000)] {
+                let scores = Tensor::randn([n, k], (kind, Device::Cpu)) * 9.0;
+                let target = Tensor::randint(k, [n], (Kind::Int64, Device::Cpu));
+                let (ours, of_ours) = native::cross_entropy(&scores, &target, Some(0.3));
+                let (plain, of_plain) = cross_entropy(&scores, &target, Some(0.3));
+                assert!(ours.allclose(&plain, bound, bound, false), "{kind:?} {n} × {k}");
+                assert!(of_ours.unwrap().allclose(&of_plain.unwrap(), bound, bound, false), "{kind:?} {n} × {k}");
+                let (alone, none) = native::cross_entropy(&scores, &target, None);
+                assert!(alone == ours && none.is_none());
+            }
+        }
+        // Equal scores, some that are far apart, and one that is no number.
+        let scores = Tensor::from_slice2(&[[2f32, 2.0, 1.0], [2.0, 2.0, 1.0], [0.0, -1e30, 900.0], [0.0, f32::NAN, 1.0]]);
+        let (figures, gradient) = native::cross_entropy(&scores, &Tensor::from_slice(&[0i64, 1, 1, 2]), Some(1.0));
+        let figures: Vec<f64> = figures.view(-1).try_into().unwrap();
+        assert!(figures[0] == figures[1] && figures[2] > 9e29 && figures[3].is_nan());
+        assert_eq!(figures[4..], [1.0, 0.0, 0.0, 0.0]);
+        let gradient: Vec<f32> = gradient.unwrap().get(2).try_into().unwrap();
+        assert_eq!(gradient, [0.0, -1.0, 1.0]);
     }
 
     #[test]

@@ -29,6 +29,7 @@ unsafe extern "C" {
         scale: f64,
         result: *mut *mut C_tensor,
     ) -> c_int;
+    fn kvtune_across(thin: *mut C_tensor, wide: *mut C_tensor, is_transposed: c_int, result: *mut *mut C_tensor) -> c_int;
     fn kvtune_attend(
         q: *mut C_tensor,
         k: *const *mut C_tensor,
@@ -100,6 +101,16 @@ pub fn add_low_rank(y: &mut Tensor, x: &Tensor, (first_ir, second_ro): (&Tensor,
     let [y, x, down, up] = [y, x, first_ir, second_ro].map(pointer);
     // SAFETY: all are live tensors; one result is written.
     first(made(1, |result| unsafe { kvtune_add_low_rank(y, x, down, up, scale, result) }))
+}
+
+/// `thinᵀ · wide` without autograd, summed up over rows: the gradient of a matrix of low rank. If `is_transposed`, it lies as the other one.
+///
+/// # Shapes
+/// `thin (m, r)`, `wide (m, o)`; result `(r, o)`, or `(o, r)` if it is to be transposed.
+pub fn across(thin: &Tensor, wide: &Tensor, is_transposed: bool) -> Tensor {
+    let is_transposed = c_int::from(is_transposed);
+    // SAFETY: both are live tensors; one result is written.
+    first(made(1, |result| unsafe { kvtune_across(pointer(thin), pointer(wide), is_transposed, result) }))
 }
 
 /// What attends to what.

@@ -6,6 +6,7 @@ mod allocated;
 mod allocator;
 mod autograd;
 mod bounded;
+mod cross_entropy;
 pub mod cuda;
 mod facts;
 mod kernels;
@@ -25,9 +26,11 @@ pub use allocator::Allocator;
 pub(crate) use autograd::or_panic;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward, take_gradient};
 pub use bounded::{Bounds, GivenUp, apart, num_given_up, within};
+pub use cross_entropy::cross_entropy;
 pub use facts::{cpu_capability, cpu_has, loaded_libtorch, threads_at_work};
 pub use kernels::{
-    AttendGrads, AttentionShape, KvPart, Scoring, add_low_rank, attend, attend_backward, attention_mass, computes, product,
+    AttendGrads, AttentionShape, KvPart, Scoring, across, add_low_rank, attend, attend_backward, attention_mass, computes,
+    product,
 };
 pub use mapped::{FileMap, libtorch_version, tensor_over};
 pub use memory::{HostMemory, allowed_memory, line_of, machine_memory};

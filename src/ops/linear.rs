@@ -4,7 +4,7 @@
 use tch::{Kind, Tensor, no_grad};
 
 use super::differentiable::differentiable;
-use crate::native::{add_low_rank, product};
+use crate::native::{across, add_low_rank, product};
 
 /// `scale · x Aᵀ Bᵀ`.
 #[derive(Clone, Copy, Debug)]
@@ -106,8 +106,7 @@ impl LinearSaved {
             dx.view(&size[..])
         };
         let mut dx = x.then(|| product(&dy, &self.weight_oi.transpose(0, 1)));
-        let input = |own: Option<&Tensor>| own.or(self.x.as_ref()).map(|x| x.transpose(0, 1));
-        let weight = input(None).filter(|_| weight).map(|x| product(&dy.transpose(0, 1), &x));
+        let weight = self.x.as_ref().filter(|_| weight).map(|x| product(&dy.transpose(0, 1), &x.transpose(0, 1)));
         let bias = bias.then(|| dy.sum_dim_intlist(&[0i64][..], false, dy.kind()));
         let Some(l) = &self.low_rank else {
             return [dx.map(shaped), None, weight, bias, None, None];
@@ -117,10 +116,9 @@ impl LinearSaved {
             _ => product(&dy, &l.b_or.transpose(0, 1)) * l.scale,
         };
         let own_dx = own_x.then(|| product(&dinner, &l.a_ri.transpose(0, 1)));
-        // Short and wide products, so that the large factor is the one that may lie transposed.
-        let across = |short: &Tensor, wide: &Tensor| product(&short.transpose(0, 1).contiguous(), wide);
-        let a = input(l.x.as_ref()).filter(|_| a).map(|x| across(&dinner, &x).to_kind(l.kind));
-        let b = b.then(|| across(&l.inner, &dy.transpose(0, 1)).transpose(0, 1).contiguous().to_kind(l.kind));
+        let own_x = l.x.as_ref().or(self.x.as_ref());
+        let a = own_x.filter(|_| a).map(|x| across(&dinner, x, false).to_kind(l.kind));
+        let b = b.then(|| across(&l.inner, &dy, true).to_kind(l.kind));
         [dx.map(shaped), own_dx.map(shaped), weight, bias, a, b]
     }
 }

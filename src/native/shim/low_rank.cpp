@@ -1,5 +1,6 @@
 // What a low-rank addition to a linear adds, on the CPU in one pass over the rows: its two thin products and its factor need a block of rows
-// at a time, which stays in a core's cache. The rest has libtorch's operations.
+// at a time, which stays in a core's cache. And the gradients of its two matrices, which are thin products across the rows. The rest has
+// libtorch's operations.
 #include "gemm.h"
 #include "guarded.h"
 #include "kinds.h"
@@ -57,10 +58,84 @@ at::Tensor add_low_rank(at::Tensor& y, const at::Tensor& x, const at::Tensor& fi
                                        : add_by_block<double>(y, rows, down, up, scale);
 }
 
+// Columns of a task of a gradient: they are summed up over all rows alone, whatever the number of threads.
+constexpr int64_t kColumns = 512;
+
+// c (thin, columns) += thin_t (thin, count) · wide (count, columns): for rows that are too few for a block, each number of which would have
+// kernels of its own.
+template <class T>
+INLINE void add_rows(const T* thin_t, int64_t apart, const T* wide, int64_t width, T* c, int64_t c_apart, int64_t thin, int64_t count,
+                     int64_t columns) {
+  for (int64_t r = 0; r < thin; ++r, thin_t += apart, c += c_apart) {
+    for (int64_t row = 0; row < count; ++row) {
+      T factor = thin_t[row];
+      const T* from = wide + row * width;
+#pragma omp simd
+      for (int64_t i = 0; i < columns; ++i) c[i] += factor * from[i];
+    }
+  }
+}
+
+#define FOR_KIND(T)                                                                                                                      \
+  VARIANTS void add_last_rows(const T* thin_t, int64_t apart, const T* wide, int64_t width, T* c, int64_t c_apart, int64_t thin,          \
+                              int64_t count, int64_t columns) {                                                                          \
+    add_rows<T>(thin_t, apart, wide, width, c, c_apart, thin, count, columns);                                                           \
+  }
+FOR_KIND(float)
+FOR_KIND(double)
+#undef FOR_KIND
+
+template <class T> at::Tensor across_by_block(const at::Tensor& thin, const at::Tensor& wide, bool is_transposed) {
+  int64_t rows = thin.size(0), rank = thin.size(1), width = wide.size(1), whole = rows / kRows * kRows;
+  at::Tensor thin_t = at::empty({rank, rows}, thin.options()), sum = at::empty({rank, width}, thin.options());
+  at::Tensor turned = is_transposed ? at::empty({width, rank}, thin.options()) : at::Tensor();
+  const T *from = data<T>(thin), *x = data<T>(wide);
+  T *short_t = data<T>(thin_t), *to = data<T>(sum), *out = is_transposed ? data<T>(turned) : nullptr;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t r = 0; r < rank; ++r) short_t[r * rows + row] = from[row * rank + r];
+  }
+  int64_t tasks = at::ceil_div(width, kColumns), grain = at::ceil_div(kGrain, kColumns * rows);
+  share_out(tasks, threads_for(tasks, grain), [&](int64_t task, int64_t) {
+    int64_t column = task * kColumns, columns = std::min(kColumns, width - column);
+    T* own = to + column;
+    for (int64_t row = 0; row < whole; row += kRows) {
+      multiply({rank, columns, kRows}, {rows, width, width}, short_t + row, x + row * width + column, own, row > 0);
+    }
+    if (whole == 0) {
+      for (int64_t r = 0; r < rank; ++r) std::fill_n(own + r * width, columns, T(0));
+    }
+    add_last_rows(short_t + whole, rows, x + whole * width + column, width, own, width, rank, rows - whole, columns);
+    for (int64_t i = 0; is_transposed && i < columns; ++i) {
+      for (int64_t r = 0; r < rank; ++r) out[(column + i) * rank + r] = own[r * width + i];
+    }
+  });
+  return is_transposed ? turned : sum;
+}
+
+// thin (m, r)ᵀ · wide (m, o) as a new tensor (r, o), or (o, r) if it is to be transposed.
+at::Tensor across(const at::Tensor& thin, const at::Tensor& wide, bool is_transposed) {
+  bool are_matrices = thin.dim() == 2 && wide.dim() == 2 && thin.size(0) == wide.size(0) && thin.scalar_type() == wide.scalar_type();
+  TORCH_CHECK(are_matrices, "rows of size ", thin.sizes(), " do not fit rows of size ", wide.sizes());
+  bool is_wide = thin.scalar_type() == at::kFloat || thin.scalar_type() == at::kDouble;
+  if (!is_wide || !thin.is_cpu() || !wide.is_cpu() || thin.numel() == 0 || wide.numel() == 0) {
+    // The large factor is the one that may lie transposed.
+    at::Tensor sum = product(thin.t().contiguous(), wide.t());
+    return is_transposed ? sum.t().contiguous() : sum;
+  }
+  at::Tensor from = thin.contiguous(), x = wide.contiguous();
+  return thin.scalar_type() == at::kFloat ? across_by_block<float>(from, x, is_transposed)
+                                          : across_by_block<double>(from, x, is_transposed);
+}
+
 }  // namespace
 }  // namespace kvtune
 
 extern "C" {
+
+// `result` receives a new tensor (r, o), or (o, r) if it is to be transposed.
+int kvtune_across(at::Tensor* thin, at::Tensor* wide, int is_transposed, at::Tensor** result) {
+  return kvtune::guarded([&] { *result = new at::Tensor(kvtune::across(*thin, *wide, is_transposed != 0)); });
+}
 
 // `result` receives a new tensor (m, r).
 int kvtune_add_low_rank(at::Tensor* y, at::Tensor* x, at::Tensor* first, at::Tensor* second, double scale, at::Tensor** result) {
