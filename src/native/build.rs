@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 const SHIM: &str = "src/native/shim";
 /// Files of the shim that compute.
-const KERNELS: [&str; 5] = ["attention.cpp", "cross_entropy.cpp", "low_rank.cpp", "pointwise.cpp", "softmax.cpp"];
+const KERNELS: [&str; 6] =
+    ["attention.cpp", "cross_entropy.cpp", "low_rank.cpp", "pointwise.cpp", "softmax.cpp", "transposed.cpp"];
 /// One whose operations round one by one, as libtorch's do.
 const UNFUSED: &str = "quantiser.cpp";
 

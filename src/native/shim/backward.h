@@ -4,6 +4,7 @@
 #include "by_head.h"
 #include "gemm.h"
 #include "softmax.h"
+#include "transposed.h"
 
 #include <ATen/ops/zeros.h>
 
@@ -39,7 +40,11 @@ template <class S> struct Backward {
     block.gather<S>(out, T(1), query);
     std::vector<T> delta(block.lanes(), 0);
     for (int64_t lane = 0; lane < block.lanes(); ++lane) {
-      for (int64_t i = 0; i < d; ++i) delta[lane] += query[lane * d + i] * gradient[lane * d + i];
+      const T *o = query + lane * d, *g = gradient + lane * d;
+      T sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < d; ++i) sum += o[i] * g[i];
+      delta[lane] = sum;
     }
     block.gather_queries<S>(q, scoring.scale, query, query_t);
     int64_t seen = visible.seen_before(block.end());

@@ -4,6 +4,7 @@
 #include "by_head.h"
 #include "gemm.h"
 #include "softmax.h"
+#include "transposed.h"
 
 #include <ATen/ops/zeros.h>
 

@@ -200,15 +200,4 @@ class Visible {
   std::vector<Run> runs_;
 };
 
-// (rows, width) to (width, rows), of rows `stride` apart to rows `apart`.
-template <class T> INLINE void transposed(T* to, int64_t apart, const T* from, int64_t stride, int64_t rows, int64_t width) {
-  constexpr int64_t LINES = 16;
-  for (int64_t first = 0; first < rows; first += LINES) {
-    int64_t lines = std::min(LINES, rows - first);
-    for (int64_t d = 0; d < width; ++d) {
-      for (int64_t i = 0; i < lines; ++i) to[d * apart + first + i] = from[(first + i) * stride + d];
-    }
-  }
-}
-
 }  // namespace kvtune
