@@ -6,6 +6,7 @@
 #include "kinds.h"
 #include "product.h"
 #include "tasks.h"
+#include "transposed.h"
 
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
@@ -59,7 +60,7 @@ at::Tensor add_low_rank(at::Tensor& y, const at::Tensor& x, const at::Tensor& fi
 }
 
 // Columns of a task of a gradient: they are summed up over all rows alone, whatever the number of threads.
-constexpr int64_t kColumns = 512;
+constexpr int64_t kColumns = 128;
 
 // c (thin, columns) += thin_t (thin, count) · wide (count, columns): for rows that are too few for a block, each number of which would have
 // kernels of its own.
@@ -91,9 +92,7 @@ template <class T> at::Tensor across_by_block(const at::Tensor& thin, const at::
   at::Tensor turned = is_transposed ? at::empty({width, rank}, thin.options()) : at::Tensor();
   const T *from = data<T>(thin), *x = data<T>(wide);
   T *short_t = data<T>(thin_t), *to = data<T>(sum), *out = is_transposed ? data<T>(turned) : nullptr;
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t r = 0; r < rank; ++r) short_t[r * rows + row] = from[row * rank + r];
-  }
+  transposed(short_t, rows, from, rank, rows, rank);
   int64_t tasks = at::ceil_div(width, kColumns), grain = at::ceil_div(kGrain, kColumns * rows);
   share_out(tasks, threads_for(tasks, grain), [&](int64_t task, int64_t) {
     int64_t column = task * kColumns, columns = std::min(kColumns, width - column);
@@ -105,9 +104,7 @@ template <class T> at::Tensor across_by_block(const at::Tensor& thin, const at::
       for (int64_t r = 0; r < rank; ++r) std::fill_n(own + r * width, columns, T(0));
     }
     add_last_rows(short_t + whole, rows, x + whole * width + column, width, own, width, rank, rows - whole, columns);
-    for (int64_t i = 0; is_transposed && i < columns; ++i) {
-      for (int64_t r = 0; r < rank; ++r) out[(column + i) * rank + r] = own[r * width + i];
-    }
+    if (is_transposed) transposed(out + column * rank, rank, own, width, rank, columns);
   });
   return is_transposed ? turned : sum;
 }
