@@ -34,7 +34,7 @@ fn machine(host: u64) -> Machine {
     Machine {
         device: Device::Cpu,
         threads: 2,
-        baseline: ProcessBaseline { resident: Bytes(150 * MIB), kernels: Bytes(0) },
+        baseline: ProcessBaseline { resident: Bytes(150 * MIB), kernels: Bytes(0), freed: Bytes(10 * MIB) },
         limits,
         ranks: 1,
         times: None,
