@@ -111,7 +111,7 @@ def main():
         return peer(*arguments.peer)
     binary = arguments.kvtune or find_binary()
     # The large shape takes too long not to be asked for.
-    wanted = lambda shape: arguments.only in f"{shape[0]} × {shape[1]}" and (shape != LARGE or arguments.only)
+    wanted = lambda shape: "16384" in arguments.only if shape == LARGE else arguments.only in f"{shape[0]} × {shape[1]}"
     shapes = {shape: ways for shape, ways in SHAPES.items() if wanted(shape)}
     rounds = [
         {(shape, way): run(binary, shape, what) for shape, ways in shapes.items() for way, what in ways.items()}

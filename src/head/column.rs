@@ -24,7 +24,7 @@ pub struct SequenceLoss {
 pub struct Losses {
     /// Where they are due.
     pub picks: Vec<Pick>,
-    /// `(2, N)`, f64: cross-entropies, and 1 where the target had the largest score of all choices.
+    /// `(2, N)`, f64: cross-entropies, and 1 where the target had the first of the largest scores.
     pub figures_2n: Tensor,
 }
 

@@ -164,6 +164,24 @@ mod tests {
     }
 
     #[test]
+    fn gradients_of_thin_matrices_are_products_whatever_their_sizes() {
+        for (kind, bound) in [(Kind::Double, 1e-12), (Kind::Float, 1e-4)] {
+            for rows in [1, 63, 64, 65, 200, 1024] {
+                for (rank, width) in [(1, 7), (8, 128), (9, 130), (16, 300)] {
+                    let thin = Tensor::randn([rows, rank], (kind, Device::Cpu));
+                    let lying = Tensor::randn([width, rows], (kind, Device::Cpu)).transpose(0, 1);
+                    for wide in [lying.contiguous(), lying] {
+                        let plain = thin.transpose(0, 1).matmul(&wide);
+                        let (ours, turned) = (across(&thin, &wide, false), across(&thin, &wide, true));
+                        assert!(ours.allclose(&plain, 0.0, bound, false), "{kind:?} {rows} × {rank}, {width}");
+                        assert!(turned == ours.transpose(0, 1).contiguous() && turned.is_contiguous());
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
     fn masters_in_f32_serve_a_product_in_bf16_and_get_gradients_in_f32() {
         let x = leaf(&[1, 4, 8], Kind::BFloat16);
         let weight = Tensor::randn([6, 8], (Kind::BFloat16, Device::Cpu));

@@ -27,8 +27,8 @@ const RECIPE: &str = "model.path = '.'\ndata = { format = 'tokens', train = 'non
                       kv_cache = { policy = 'h2o', cache_length = 128, chunk_size = 64 }";
 const TOKENS: usize = 224;
 
-/// What the process takes in addition to its baseline and its tensors while it computes: freed memory that waits in its allocator. So much
-/// where it computes in f32, and a part of the tensors, as `kvtune bench --profile-memory` shows them over drawn recipes.
+/// What the process takes in addition to its baseline and its tensors while it computes: freed memory that waits in its allocator. So much,
+/// twice in f64, and a part of the tensors, as `kvtune bench --profile-memory` shows them over drawn recipes.
 const FREED: Bytes = Bytes(10 << 20);
 const FREED_SHARE: f64 = 0.025;
 

@@ -10,7 +10,7 @@ pub(super) fn inside(s: &StepSpec<'_>, targets: usize, hidden: u64) -> u64 {
     }
     let (choices, e, output) = (s.config.num_scores() as u64, s.hidden(), s.output_numbers());
     let places = targets.min(places_of_block(s.config.num_scores(), s.device)) as u64;
-    // Logits, their powers, and in a narrow model one of them in its own kind too; for the weight's gradient they are laid out anew.
+    // Logits, their gradient or powers, and in a narrow model one of them in its own kind too; for the weight's gradient they are laid out anew.
     let scores = choices * (2 * s.wide() + if s.is_narrow() || output > 0 { s.element() } else { 0 });
     // Hidden states of the places, and the gradients of their norm and of themselves.
     let states = 3 * e * s.element();

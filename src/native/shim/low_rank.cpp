@@ -92,18 +92,20 @@ template <class T> at::Tensor across_by_block(const at::Tensor& thin, const at::
   at::Tensor turned = is_transposed ? at::empty({width, rank}, thin.options()) : at::Tensor();
   const T *from = data<T>(thin), *x = data<T>(wide);
   T *short_t = data<T>(thin_t), *to = data<T>(sum), *out = is_transposed ? data<T>(turned) : nullptr;
-  transposed(short_t, rows, from, rank, rows, rank);
+  // Block by block: a library keeps kernels for each distance between rows, so that there are no more of them than shapes of matrices.
+  for (int64_t row = 0; row < whole; row += kRows) transposed(short_t + row * rank, kRows, from + row * rank, rank, kRows, rank);
+  transposed(short_t + whole * rank, rows - whole, from + whole * rank, rank, rows - whole, rank);
   int64_t tasks = at::ceil_div(width, kColumns), grain = at::ceil_div(kGrain, kColumns * rows);
   share_out(tasks, threads_for(tasks, grain), [&](int64_t task, int64_t) {
     int64_t column = task * kColumns, columns = std::min(kColumns, width - column);
     T* own = to + column;
     for (int64_t row = 0; row < whole; row += kRows) {
-      multiply({rank, columns, kRows}, {rows, width, width}, short_t + row, x + row * width + column, own, row > 0);
+      multiply({rank, columns, kRows}, {kRows, width, width}, short_t + row * rank, x + row * width + column, own, row > 0);
     }
     if (whole == 0) {
       for (int64_t r = 0; r < rank; ++r) std::fill_n(own + r * width, columns, T(0));
     }
-    add_last_rows(short_t + whole, rows, x + whole * width + column, width, own, width, rank, rows - whole, columns);
+    add_last_rows(short_t + whole * rank, rows - whole, x + whole * width + column, width, own, width, rank, rows - whole, columns);
     if (is_transposed) transposed(out + column * rank, rank, own, width, rank, columns);
   });
   return is_transposed ? turned : sum;
