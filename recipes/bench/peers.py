@@ -100,6 +100,11 @@ def run(binary, shape, what):
     return step["step_cpu_seconds"], step["step_seconds"], step["peak_resident_bytes"] / 2**20
 
 
+def is_asked_for(shape, words):
+    # The large shape takes too long not to be named.
+    return "16384" in words if shape == LARGE else words in f"{shape[0]} × {shape[1]}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kvtune", type=pathlib.Path)
@@ -110,9 +115,7 @@ def main():
     if arguments.peer:
         return peer(*arguments.peer)
     binary = arguments.kvtune or find_binary()
-    # The large shape takes too long not to be asked for.
-    wanted = lambda shape: "16384" in arguments.only if shape == LARGE else arguments.only in f"{shape[0]} × {shape[1]}"
-    shapes = {shape: ways for shape, ways in SHAPES.items() if wanted(shape)}
+    shapes = {shape: ways for shape, ways in SHAPES.items() if is_asked_for(shape, arguments.only)}
     rounds = [
         {(shape, way): run(binary, shape, what) for shape, ways in shapes.items() for way, what in ways.items()}
         for _ in range(arguments.rounds)

@@ -141,7 +141,8 @@ impl AttentionShape {
     }
 }
 
-/// Whether the shim's kernels serve tensors of this place and kind: attention, norms, gates and rotations.
+/// Whether the shim's kernels serve tensors of this place and kind: attention, norms, gates, rotations and, of the kinds that are
+/// computed in, cross-entropy.
 pub fn computes(device: Device, kind: Kind) -> bool {
     device == Device::Cpu && matches!(kind, Kind::Float | Kind::Double | Kind::BFloat16)
 }

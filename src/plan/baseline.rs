@@ -8,6 +8,7 @@ use crate::engine::{Engine, MicroBatchContext, Settings, Silent};
 use crate::head::NextToken;
 use crate::model::{Adapter, Model, ModelConfig, kind_of};
 use crate::native::give_free_memory_back;
+use crate::ops::attention::accumulation_kind;
 use crate::recipe::{Dtype, Recipe};
 use crate::report::memory::resident;
 use crate::units::Bytes;
@@ -27,9 +28,9 @@ const RECIPE: &str = "model.path = '.'\ndata = { format = 'tokens', train = 'non
                       kv_cache = { policy = 'h2o', cache_length = 128, chunk_size = 64 }";
 const TOKENS: usize = 224;
 
-/// What the process takes in addition to its baseline and its tensors while it computes: freed memory that waits in its allocator. So much,
-/// twice in f64, and a part of the tensors, as `kvtune bench --profile-memory` shows them over drawn recipes.
-const FREED: Bytes = Bytes(10 << 20);
+/// What the process takes in addition to its baseline and its tensors while it computes: freed memory that waits in its allocator. So many
+/// numbers of the kind that is computed in, and a part of the tensors, as `kvtune bench --profile-memory` shows them over drawn recipes.
+const FREED_NUMBERS: u64 = 10 << 18;
 const FREED_SHARE: f64 = 0.025;
 
 impl ProcessBaseline {
@@ -52,7 +53,7 @@ impl ProcessBaseline {
             let _ = rehearse(widths, dtype, device);
             resident_now()
         });
-        let freed = if dtype == Dtype::F64 { Bytes(2 * FREED.0) } else { FREED };
+        let freed = Bytes(FREED_NUMBERS * accumulation_kind(kind_of(dtype)).elt_size_in_bytes() as u64);
         Self { resident: Bytes(both), kernels: Bytes(both.saturating_sub(first)), freed }
     }
 }

@@ -108,8 +108,7 @@ extern "C" {
 // the largest scores; and, if `has_gradient`, the gradient (N, K) of `weight` times the sum of the losses.
 int kvtune_cross_entropy(at::Tensor* scores, at::Tensor* targets, int has_gradient, double weight, at::Tensor** results) {
   return guarded([&] {
-    bool is_wide = scores->scalar_type() == at::kFloat || scores->scalar_type() == at::kDouble;
-    bool is_served = scores->is_cpu() && targets->is_cpu() && is_wide && targets->scalar_type() == at::kLong;
+    bool is_served = scores->is_cpu() && targets->is_cpu() && is_wide(*scores) && targets->scalar_type() == at::kLong;
     bool fits = scores->dim() == 2 && targets->dim() == 1 && targets->size(0) == scores->size(0);
     TORCH_CHECK(is_served && fits, "targets of size ", targets->sizes(), " do not fit scores of size ", scores->sizes());
     at::Tensor x = scores->contiguous(), target = targets->contiguous(), gradient;

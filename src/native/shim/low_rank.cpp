@@ -39,10 +39,9 @@ template <class T> at::Tensor add_by_block(at::Tensor& y, const at::Tensor& x, c
 
 // y (m, o) += inner · second (r, o) with inner = scale · x (m, i) · first (i, r), which is the result.
 at::Tensor add_low_rank(at::Tensor& y, const at::Tensor& x, const at::Tensor& first, const at::Tensor& second, double scale) {
-  bool is_wide = x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble;
   // For few rows, copies of the matrices would cost as much as the products.
   bool are_enough = x.dim() == 2 && x.size(0) >= kRows && x.numel() > 0 && y.numel() > 0 && first.numel() > 0;
-  bool is_served = is_wide && are_enough && x.is_cpu() && y.is_contiguous();
+  bool is_served = is_wide(x) && are_enough && x.is_cpu() && y.is_contiguous();
   if (!is_served) {
     at::Tensor inner = product(x, first.t()).mul_(scale);
     y.addmm_(inner, second);
@@ -115,8 +114,7 @@ template <class T> at::Tensor across_by_block(const at::Tensor& thin, const at::
 at::Tensor across(const at::Tensor& thin, const at::Tensor& wide, bool is_transposed) {
   bool are_matrices = thin.dim() == 2 && wide.dim() == 2 && thin.size(0) == wide.size(0) && thin.scalar_type() == wide.scalar_type();
   TORCH_CHECK(are_matrices, "rows of size ", thin.sizes(), " do not fit rows of size ", wide.sizes());
-  bool is_wide = thin.scalar_type() == at::kFloat || thin.scalar_type() == at::kDouble;
-  if (!is_wide || !thin.is_cpu() || !wide.is_cpu() || thin.numel() == 0 || wide.numel() == 0) {
+  if (!is_wide(thin) || !thin.is_cpu() || !wide.is_cpu() || thin.numel() == 0 || wide.numel() == 0) {
     // The large factor is the one that may lie transposed.
     at::Tensor sum = product(thin.t().contiguous(), wide.t());
     return is_transposed ? sum.t().contiguous() : sum;
