@@ -130,8 +130,12 @@ int kvtune_attention_mass(at::Tensor* q, at::Tensor** k, at::Tensor** in_use, at
     at::Tensor queries = gathered(*q);
     Shape s = shape_of(queries, parts);
     check_lse(s, *lse, queries);
-    at::Tensor sums = at::zeros({s.batch, s.groups, s.keys}, wide_options(queries)), dense_lse = lse->contiguous();
-    if (first < s.tokens) BY_KIND(queries, Mass<S>{s, queries, dense_lse, parts, {scale, cap}, std::max<int64_t>(0, first)}.run(sums));
+    at::Tensor sums = at::empty({s.batch, s.groups, s.keys}, wide_options(queries)), dense_lse = lse->contiguous();
+    if (first >= s.tokens) {
+      sums.zero_();
+    } else {
+      BY_KIND(queries, Mass<S>{s, queries, dense_lse, parts, {scale, cap}, std::max<int64_t>(0, first)}.run(sums));
+    }
     *result = new at::Tensor(std::move(sums));
   });
 }

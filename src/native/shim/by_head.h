@@ -4,6 +4,7 @@
 #include "tasks.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 namespace kvtune {
 
@@ -37,6 +38,17 @@ template <class T, class F> void for_tasks(const Shape& s, int64_t splits, int64
   share_out(tasks, threads, [&](int64_t index, int64_t thread) {
     body(Task{index, index % splits, splits, s.head(index / splits)}, Scratch<T>(data<T>(memory) + thread * numbers));
   });
+}
+
+// Zeros to which tasks add the attention mass, (B · G, splits, keys): `mass` itself, whose numbers are lost, where a head is one task.
+// Nothing where `mass` is not defined.
+inline at::Tensor sums_by_task(const Shape& s, int64_t splits, at::Tensor& mass) {
+  if (!mass.defined()) return {};
+  return splits == 1 ? mass.zero_().view({s.all(), 1, s.keys}) : at::zeros({s.all(), splits, s.keys}, mass.options());
+}
+
+inline void bring_together(const at::Tensor& by_task, at::Tensor& mass) {
+  if (by_task.defined() && by_task.size(1) > 1) mass.copy_(by_task.sum(1).view(mass.sizes()));
 }
 
 }  // namespace kvtune

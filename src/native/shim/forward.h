@@ -6,8 +6,6 @@
 #include "softmax.h"
 #include "transposed.h"
 
-#include <ATen/ops/zeros.h>
-
 #include <cmath>
 #include <limits>
 
@@ -57,9 +55,9 @@ template <class S> struct Forward {
     });
     block.scatter<S>(out_t, share.data(), query, out);
     if (block.end() <= from_token) return;
-    std::fill_n(share.begin(), std::max<int64_t>(0, from_token - block.start) * s.per_group(), T(0));
-    each_tile([&](Stretch keys, T* x, Tile tile) {
-      add_shares(sums + keys.first, x, share.data(), {keys.count, lanes, tile.from});
+    int64_t first = std::max<int64_t>(0, from_token - block.start) * s.per_group();
+    visible.each_tile(seen, [&](Stretch keys) {
+      add_shares(sums + keys.first, scores + keys.first * lanes, share.data(), keys.count, lanes, first);
     });
   }
 
@@ -75,7 +73,7 @@ template <class S> struct Forward {
   // `mass (B, G, keys)` receives the sums, if it is defined.
   void run(at::Tensor& mass) const {
     Blocks blocks = s.forward();
-    at::Tensor partial = at::zeros({s.all(), blocks.splits, mass.defined() ? s.keys : 0}, at::dtype<T>());
+    at::Tensor by_task = sums_by_task(s, blocks.splits, mass);
     for_tasks<T>(s, blocks.splits, s.forward_task(), [&](const Task& task, Scratch<T> scratch) {
       Visible visible(parts, task.head);
       int64_t begin = task.begin(blocks.count), end = task.end(blocks.count);
@@ -84,9 +82,9 @@ template <class S> struct Forward {
       gather_values(visible, seen, values, scratch);
       std::vector<T> sums(mass.defined() ? seen : 0, 0);
       for (int64_t n = begin; n < end; ++n) attend(Block::of(s, blocks, task.head, n), visible, values, scratch, sums.data());
-      if (mass.defined()) visible.add(data<T>(partial) + task.index * s.keys, sums);
+      if (mass.defined()) visible.add(data<T>(by_task) + task.index * s.keys, sums);
     });
-    if (mass.defined()) mass.copy_(partial.sum(1).view(mass.sizes()));
+    bring_together(by_task, mass);
   }
 };
 

@@ -5,8 +5,6 @@
 #include "gemm.h"
 #include "softmax.h"
 
-#include <ATen/ops/zeros.h>
-
 #include <limits>
 
 namespace kvtune {
@@ -42,16 +40,16 @@ template <class S> struct Mass {
   // `mass (B, G, keys)` receives the sums over the heads of a group and the queries from token `from_token` on.
   void run(at::Tensor& mass) const {
     Blocks blocks = s.mass(from_token);
-    at::Tensor partial = at::zeros({s.all(), blocks.splits, s.keys}, at::dtype<T>());
+    at::Tensor by_task = sums_by_task(s, blocks.splits, mass);
     for_tasks<T>(s, blocks.splits, s.mass_task(from_token), [&](const Task& task, Scratch<T> scratch) {
       Visible visible(parts, task.head);
       std::vector<T> sums(visible.keys(), 0);
       for (int64_t n = task.begin(blocks.count); n < task.end(blocks.count); ++n) {
         add(Block::of(s, blocks, task.head, n), visible, scratch, sums.data());
       }
-      visible.add(data<T>(partial) + task.index * s.keys, sums);
+      visible.add(data<T>(by_task) + task.index * s.keys, sums);
     });
-    mass.copy_(partial.sum(1).view(mass.sizes()));
+    bring_together(by_task, mass);
   }
 };
 

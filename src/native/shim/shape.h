@@ -74,7 +74,11 @@ struct Shape {
     int64_t lanes = forward().lanes, padded_keys = tiles() * TILE;
     return width * (padded_keys + 3 * lanes + TILE) + padded_keys * lanes;
   }
-  int64_t forward_shared() const { return all() * forward().splits * keys; }
+  // Where a head is one task, it sums straight into the result.
+  int64_t forward_shared() const {
+    int64_t splits = forward().splits;
+    return splits > 1 ? all() * splits * keys : 0;
+  }
   int64_t backward_task() const {
     Blocks of = backward();
     return 4 * of.count * of.lanes * width + 2 * TILE * of.lanes + 5 * TILE * width;

@@ -1,6 +1,6 @@
 #include "softmax.h"
 
-#include "powers.h"
+#include "vectors.h"
 
 #include <algorithm>
 
@@ -36,12 +36,27 @@ template <class T> INLINE void capped(T* x, T most, int64_t count) {
   for (int64_t i = 0; i < count; ++i) x[i] = most * hyperbolic_tangent(x[i] * share);
 }
 
+template <class T> INLINE T larger(T a, T b) { return a > b ? a : b; }
+
 template <class T> INLINE void raised(T* top, const T* all, Tile tile) {
-  each_key(tile, [=](int64_t key, int64_t first, int64_t end) BODY {
-    const T* x = all + key * tile.lanes;
+  int64_t lanes = tile.lanes, done = 0;
+  if (tile.from == nullptr && tile.until == nullptr) {
+    // Four keys at a time: their queries' largest scores are read and written once for all of them.
+    for (; done + 4 <= tile.keys; done += 4) {
+      const T* x = all + done * lanes;
 #pragma omp simd
-    for (int64_t i = first; i < end; ++i) top[i] = x[i] > top[i] ? x[i] : top[i];
-  });
+      for (int64_t i = 0; i < lanes; ++i) {
+        T most = larger(larger(x[i], x[lanes + i]), larger(x[2 * lanes + i], x[3 * lanes + i]));
+        top[i] = larger(most, top[i]);
+      }
+    }
+  }
+  for (int64_t key = done; key < tile.keys; ++key) {
+    const T* x = all + key * lanes;
+    int64_t first = first_of(tile, key), end = end_of(tile, key);
+#pragma omp simd
+    for (int64_t i = first; i < end; ++i) top[i] = larger(x[i], top[i]);
+  }
 }
 
 template <class T> INLINE void weights(T* all, T* sum, const T* top, Tile tile) {
@@ -85,15 +100,6 @@ template <class T> INLINE void payments(T* mass, const T* all, const T* lse, Til
   });
 }
 
-template <class T> INLINE void shares(T* mass, const T* x, const T* share, Tile tile) {
-  for (int64_t key = 0; key < tile.keys; ++key, x += tile.lanes) {
-    T sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < tile.lanes; ++i) sum += x[i] * share[i];
-    mass[key] += sum;
-  }
-}
-
 }  // namespace
 
 #define FOR_KIND(T)                                                                                                                  \
@@ -104,7 +110,9 @@ template <class T> INLINE void shares(T* mass, const T* x, const T* share, Tile 
     most > 0 ? score_gradient<true>(x, dx, lse, delta, most, tile) : score_gradient<false>(x, dx, lse, delta, most, tile);           \
   }                                                                                                                                  \
   VARIANTS void add_mass(T* mass, const T* x, const T* lse, Tile tile) { payments<T>(mass, x, lse, tile); }                          \
-  VARIANTS void add_shares(T* mass, const T* x, const T* share, Tile tile) { shares<T>(mass, x, share, tile); }
+  VARIANTS void add_shares(T* mass, const T* x, const T* share, int64_t keys, int64_t lanes, int64_t first) {                        \
+    add_dots<T>(mass, x + first, lanes, share + first, 0, keys, lanes - first);                                                      \
+  }
 FOR_KIND(float)
 FOR_KIND(double)
 #undef FOR_KIND

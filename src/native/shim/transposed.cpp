@@ -1,6 +1,6 @@
 #include "transposed.h"
 
-#include "powers.h"
+#include "vectors.h"
 
 namespace kvtune {
 namespace {
@@ -8,19 +8,11 @@ namespace {
 // Numbers of a square's side: a square is turned in registers.
 constexpr int64_t SIDE = 8;
 
-template <class T> struct Lanes;
-template <> struct Lanes<float> {
-  typedef float Row __attribute__((vector_size(SIDE * sizeof(float))));
-  typedef int32_t Places __attribute__((vector_size(SIDE * sizeof(int32_t))));
-};
-template <> struct Lanes<double> {
-  typedef double Row __attribute__((vector_size(SIDE * sizeof(double))));
-  typedef int64_t Places __attribute__((vector_size(SIDE * sizeof(int64_t))));
-};
+template <class T> using Square = Vector<T, SIDE>;
 
 // Exchanges numbers `step` columns to the right of a row with those as many rows below it, for all such pairs of rows.
-template <int step, class T> INLINE void exchange(typename Lanes<T>::Row* rows) {
-  typename Lanes<T>::Places upper, lower;
+template <int step, class T> INLINE void exchange(typename Square<T>::Row* rows) {
+  typename Square<T>::Places upper, lower;
   for (int i = 0; i < SIDE; ++i) {
     upper[i] = (i & step) == 0 ? i : SIDE + i - step;
     lower[i] = (i & step) == 0 ? i + step : SIDE + i;
@@ -28,21 +20,14 @@ template <int step, class T> INLINE void exchange(typename Lanes<T>::Row* rows) 
   for (int i = 0; i < SIDE; ++i) {
     if ((i & step) != 0) continue;
     auto a = rows[i], b = rows[i + step];
-#ifdef __clang__
-    for (int j = 0; j < SIDE; ++j) {
-      rows[i][j] = upper[j] < SIDE ? a[upper[j]] : b[upper[j] - SIDE];
-      rows[i + step][j] = lower[j] < SIDE ? a[lower[j]] : b[lower[j] - SIDE];
-    }
-#else
-    rows[i] = __builtin_shuffle(a, b, upper);
-    rows[i + step] = __builtin_shuffle(a, b, lower);
-#endif
+    rows[i] = Square<T>::pick(a, b, upper);
+    rows[i + step] = Square<T>::pick(a, b, lower);
   }
 }
 
 template <class T> INLINE void turn_square(T* to, int64_t apart, const T* from, int64_t stride) {
-  typename Lanes<T>::Row rows[SIDE];
-  for (int i = 0; i < SIDE; ++i) std::memcpy(&rows[i], from + i * stride, sizeof rows[i]);
+  typename Square<T>::Row rows[SIDE];
+  for (int i = 0; i < SIDE; ++i) rows[i] = Square<T>::at(from + i * stride);
   exchange<1, T>(rows);
   exchange<2, T>(rows);
   exchange<4, T>(rows);
