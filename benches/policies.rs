@@ -50,9 +50,9 @@ struct Line {
 /// Scores that nothing has to be asked for, and those of a few queries.
 const FREE: Option<f64> = Some(1.05);
 /// Scores by all queries.
-const BY_ATTENTION: Option<f64> = Some(1.6);
+const BY_ATTENTION: Option<f64> = Some(1.15);
 /// Quantised buffers.
-const QUANTISED: Option<f64> = Some(1.3);
+const QUANTISED: Option<f64> = Some(1.15);
 
 /// What a policy may cost where it has a bound.
 fn goal_of(policy: &str) -> Option<f64> {

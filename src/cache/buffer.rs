@@ -365,11 +365,12 @@ impl Buffer {
     }
 }
 
-/// The slots `start .. start + len` of the first `sequences`, `(B, G, len, ·)`. Most batches are whole, and a view that changes nothing is
-/// made for each plane, chunk and layer.
+/// The slots `start .. start + len` of the first `sequences`, `(B, G, len, …)`. Most batches are whole and most caches full, and views that
+/// change nothing would be made for each plane, chunk and layer.
 pub(super) fn slots_of(plane: &Tensor, sequences: i64, (start, len): (i64, i64)) -> Tensor {
-    let slots = plane.narrow(2, start, len);
-    if plane.size()[0] == sequences { slots } else { slots.narrow(0, 0, sequences) }
+    let size = plane.size();
+    let slots = if (start, len) == (0, size[2]) { plane.shallow_clone() } else { plane.narrow(2, start, len) };
+    if size[0] == sequences { slots } else { slots.narrow(0, 0, sequences) }
 }
 
 /// The pages that hold the slots `start .. start + len`: first slot within the page, and which of the `len` it holds (from, count).

@@ -3,8 +3,8 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::moves::Moves;
-use crate::native::move_rows;
+use super::buffer::slots_of;
+use crate::native::write_rows;
 
 /// What a policy knows of each entry, by slot.
 #[derive(Debug, Default)]
@@ -18,11 +18,6 @@ pub(super) struct EntryStats {
 impl EntryStats {
     pub(super) fn all(&self) -> impl Iterator<Item = &Tensor> {
         self.observed.iter().chain(&self.features)
-    }
-
-    /// Moves the notes of a write's survivors.
-    pub(super) fn move_entries(&self, moves: &Moves) {
-        self.all().for_each(|notes| drop(move_rows(notes, &moves.to, &moves.from)));
     }
 
     /// Empties the notes of a region.
@@ -43,12 +38,12 @@ impl EntryStats {
 
     /// What was observed of the first slots of the first sequences `(B, G, filled)`.
     pub(super) fn observed(&self, sequences: i64, filled: i64) -> Option<Tensor> {
-        self.observed.as_ref().map(|notes| notes.narrow(0, 0, sequences).narrow(2, 0, filled))
+        self.observed.as_ref().map(|notes| slots_of(notes, sequences, (0, filled)))
     }
 
     /// The features of the first slots of the first sequences `(B, G, filled, F)`.
     pub(super) fn features(&self, sequences: i64, filled: i64) -> Option<Tensor> {
-        self.features.as_ref().map(|notes| notes.narrow(0, 0, sequences).narrow(2, 0, filled))
+        self.features.as_ref().map(|notes| slots_of(notes, sequences, (0, filled)))
     }
 
     /// Replaces what was observed.
@@ -57,7 +52,7 @@ impl EntryStats {
     /// `observed_bgc (B, G, filled)`; `size` is `[B, G, slots]`, whose B may be larger.
     pub(super) fn set_observed(&mut self, size: &[i64], observed_bgc: &Tensor) {
         let notes = self.observed.get_or_insert_with(|| empty(size, observed_bgc.device()));
-        notes.narrow(0, 0, observed_bgc.size()[0]).narrow(2, 0, observed_bgc.size()[2]).copy_(observed_bgc);
+        write_rows(&[(notes, Some(observed_bgc))], None, 0);
     }
 
     /// Writes down the features of a region.
@@ -68,7 +63,8 @@ impl EntryStats {
         let Some(first) = features.first() else { return };
         let size = [size, &[features.len() as i64]].concat();
         let notes = self.features.get_or_insert_with(|| empty(&size, first.device()));
-        notes.narrow(0, 0, first.size()[0]).narrow(2, start, first.size()[2]).copy_(&Tensor::stack(features, -1));
+        let together = if let [only] = features { only.unsqueeze(-1) } else { Tensor::stack(features, -1) };
+        write_rows(&[(notes, Some(&together))], None, start);
     }
 }
 

@@ -3,7 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::budget::BudgetState;
-use super::buffer::{Buffer, StoredEntries};
+use super::buffer::{Buffer, StoredEntries, slots_of};
 use super::entry_stats::EntryStats;
 use super::moves::{self, Geometry, Moves, with_retained};
 use super::undo::Undo;
@@ -117,7 +117,7 @@ impl LayerCache {
 
     /// Positions held by the filled slots `(B, G, filled)`, −1 where a sequence has none.
     pub fn positions(&self) -> Tensor {
-        self.active_positions().narrow(2, 0, self.filled as i64)
+        slots_of(&self.position_bgc, self.active, (0, self.filled as i64))
     }
 
     /// Of all slots.

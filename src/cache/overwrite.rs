@@ -43,10 +43,9 @@ impl LayerCache {
         let (entries, positions) = chunk.unzip();
         let indices = moves.map(|moves| (&moves.to, &moves.from));
         let stored = self.buffer.overwrite(region, entries, moves);
-        if let Some(moves) = moves {
-            self.notes.move_entries(moves);
-        }
-        let position = write_rows(&[(&self.position_bgc, positions)], indices, region).pop();
-        stored.zip(position)
+        // Notes move with their entries; those of the chunk are still to come.
+        let beside = self.notes.all().map(|notes| (notes, None));
+        let planes: Vec<_> = [(&self.position_bgc, positions)].into_iter().chain(beside).collect();
+        stored.zip(write_rows(&planes, indices, region).into_iter().next())
     }
 }

@@ -7,8 +7,17 @@ use std::path::{Path, PathBuf};
 
 const SHIM: &str = "src/native/shim";
 /// Files of the shim that compute.
-const KERNELS: [&str; 6] =
-    ["attention.cpp", "cross_entropy.cpp", "low_rank.cpp", "pointwise.cpp", "softmax.cpp", "transposed.cpp"];
+const KERNELS: [&str; 9] = [
+    "attention.cpp",
+    "cross_entropy.cpp",
+    "head_vectors.cpp",
+    "low_rank.cpp",
+    "moves.cpp",
+    "pointwise.cpp",
+    "selection.cpp",
+    "softmax.cpp",
+    "transposed.cpp",
+];
 /// One whose operations round one by one, as libtorch's do.
 const UNFUSED: &str = "quantiser.cpp";
 
@@ -60,7 +69,8 @@ fn compile_shim(libtorch: &Path) -> Result<(), Box<dyn Error>> {
 fn of_kernels(libtorch: &Path) -> cc::Build {
     let mut build = compiler(libtorch);
     // Loops are vectorised where they say so; sums of floats are not reordered anywhere else.
-    for flag in ["-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"] {
+    // How vectors are passed matters between binaries only, and these keep theirs to themselves: no notes on it.
+    for flag in ["-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"] {
         build.flag_if_supported(flag);
     }
     build.opt_level(3);

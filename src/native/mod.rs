@@ -9,6 +9,7 @@ mod bounded;
 mod cross_entropy;
 pub mod cuda;
 mod facts;
+mod head_vectors;
 mod kernels;
 mod mapped;
 mod memory;
@@ -28,6 +29,7 @@ pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward, t
 pub use bounded::{Bounds, GivenUp, apart, num_given_up, within};
 pub use cross_entropy::cross_entropy;
 pub use facts::{cpu_capability, cpu_has, loaded_libtorch, threads_at_work};
+pub use head_vectors::{cosines_on_cpu, norms_on_cpu};
 pub use kernels::{
     AttendGrads, AttentionShape, KvPart, Scoring, across, add_low_rank, attend, attend_backward, attention_mass, computes,
     product,
@@ -35,7 +37,7 @@ pub use kernels::{
 pub use mapped::{FileMap, libtorch_version, tensor_over};
 pub use memory::{HostMemory, allowed_memory, line_of, machine_memory};
 pub use meter::{AllocationMeter, give_free_memory_back};
-pub use moves::{MovePlan, move_rows, move_rows_back, write_rows};
+pub use moves::{MovePlan, move_rows_back, write_rows};
 pub use pointwise::{RotationDirection, rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward};
 pub use quantiser::{quantise_on_cpu, restore_on_cpu};
 pub use ranks::{GlooGroup, GroupWork, LocalEnd, PendingExchange, SharedStore, host_name};

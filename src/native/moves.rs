@@ -7,7 +7,7 @@ use tch::{Device, Tensor};
 use torch_sys::C_tensor;
 
 use super::autograd::{check, or_panic, pointer};
-use super::kernels::{first, made};
+use super::kernels::made;
 
 unsafe extern "C" {
     fn kvtune_move_rows_back(x: *mut C_tensor, to: *mut C_tensor, from: *mut C_tensor, saved: *mut C_tensor) -> c_int;
@@ -30,15 +30,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Lets rows `from` take the places of rows `to`, and returns what stood there. A row in both lists must be its own destination.
-///
-/// # Shapes
-/// `x (B, G, C, …)`, whose rows are counted over the first three dimensions; `to`, `from (e)`, i64; result `(e, …)`.
-pub fn move_rows(x: &Tensor, to: &Tensor, from: &Tensor) -> Tensor {
-    first(write_rows(&[(x, None)], Some((to, from)), 0))
-}
-
-/// The inverse of [`move_rows`], given what it returned; zeros in its place, where there is nothing.
+/// The inverse of the moves of [`write_rows`] in one plane, given what it returned; zeros in its place, where there is nothing.
 ///
 /// # Shapes
 /// As there.
@@ -49,10 +41,12 @@ pub fn move_rows_back(x: &Tensor, to: &Tensor, from: &Tensor, saved: Option<&Ten
 }
 
 /// What one write does to the planes of a cache: in each, rows `from` take the places of rows `to`, where moves are given, and then its
-/// chunk comes to stand from slot `slot` on, where it has one, in the first sequences. Returns what stood there, by plane.
+/// chunk comes to stand from slot `slot` on, where it has one, in the first sequences. Returns what the moves wrote over, by plane. A row in
+/// both lists must be its own destination.
 ///
 /// # Shapes
-/// Planes `(B, G, C, …)`, chunks `(b, G, n, …)`; `to` and `from (e)`, i64, as in [`move_rows`]; results `(e, …)`.
+/// Planes `(B, G, C, …)`, whose rows are counted over the first three dimensions, chunks `(b, G, n, …)`; `to` and `from (e)`, i64; results
+/// `(e, …)`.
 pub fn write_rows(planes: &[(&Tensor, Option<&Tensor>)], moves: Option<(&Tensor, &Tensor)>, slot: i64) -> Vec<Tensor> {
     let null = ptr::null_mut();
     let whole: Vec<_> = planes.iter().map(|(plane, _)| pointer(plane)).collect();

@@ -7,6 +7,7 @@ pub mod dropout;
 pub mod experts;
 pub mod frequencies;
 pub mod geglu;
+pub mod head_vectors;
 pub mod linear;
 pub mod rms_norm;
 pub mod rope;

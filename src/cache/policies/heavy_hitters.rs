@@ -11,7 +11,7 @@ use tch::{Kind, Tensor};
 
 use super::params::{fraction, staying};
 use crate::cache::{CacheError, Entries, EvictionOrder, NewEntries, Observed, Policy, PolicyTraits, Queries};
-use crate::ops::attention::accumulation_kind;
+use crate::ops::head_vectors::norms;
 use crate::recipe::PolicyRecipe;
 
 /// The parameters of `h2o` and `h2o-vlen`.
@@ -185,8 +185,7 @@ impl Policy for HeavyHitters {
 
 /// The Euclidean norm of each head vector `(B, G, n)`, f32.
 pub(super) fn norm(x_bgnd: &Tensor) -> Tensor {
-    // In bf16 many norms would be the same.
-    x_bgnd.to_kind(accumulation_kind(x_bgnd.kind())).norm_scalaropt_dim(2.0, [-1i64], false).to_kind(Kind::Float)
+    norms(x_bgnd).to_kind(Kind::Float)
 }
 
 /// Attention mass times the norm of the value, scaled so that a chunk of `n` queries gives `n` to all entries together. The norm is

@@ -9,7 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace kvtune {
@@ -46,11 +46,15 @@ struct Rows {
 
   char* at(int64_t row) const { return memory + row * bytes; }
 
-  // Calls `one` with each number of a row of the lists, on several threads where that is worth it: no row is written that another reads.
-  template <class F> void each(F one) const {
+  // Calls `some(first, count)` for stretches of the lists in which rows lie side by side, on several threads where that is worth it: no row
+  // is written that another reads. Within a stretch of lists that were tampered with it may be: hence memmove.
+  template <class F> void each_stretch(F some) const {
     constexpr int64_t kGrain = 1 << 18;  // bytes
     share_out_ranges(count, kGrain / std::max<int64_t>(bytes, 1) + 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) one(i);
+      for (int64_t i = begin, next; i < end; i = next) {
+        for (next = i + 1; next < end && to[next] == to[i] + next - i && from[next] == from[i] + next - i;) ++next;
+        some(i, next - i);
+      }
     });
   }
 };
@@ -70,9 +74,9 @@ at::Tensor move_rows(const at::Tensor& x, const at::Tensor& to, const at::Tensor
   size[0] = moved.count;
   at::Tensor saved = at::empty(size, x.options());
   char* first = static_cast<char*>(saved.data_ptr());
-  moved.each([&](int64_t i) {
-    std::memcpy(first + i * moved.bytes, moved.at(moved.to[i]), moved.bytes);
-    if (moved.to[i] != moved.from[i]) std::memcpy(moved.at(moved.to[i]), moved.at(moved.from[i]), moved.bytes);
+  moved.each_stretch([&](int64_t i, int64_t count) {
+    std::memcpy(first + i * moved.bytes, moved.at(moved.to[i]), count * moved.bytes);
+    if (moved.to[i] != moved.from[i]) std::memmove(moved.at(moved.to[i]), moved.at(moved.from[i]), count * moved.bytes);
   });
   return saved;
 }
@@ -89,13 +93,13 @@ void move_rows_back(const at::Tensor& x, const at::Tensor& to, const at::Tensor&
   bool fits = saved == nullptr || (saved->nbytes() == moved.count * moved.bytes && saved->scalar_type() == x.scalar_type());
   TORCH_CHECK(fits, "what was saved does not fit ", moved.count, " rows");
   const char* first = saved != nullptr ? static_cast<const char*>(saved->data_ptr()) : nullptr;
-  moved.each([&](int64_t i) {
+  moved.each_stretch([&](int64_t i, int64_t count) {
     char* to_row = moved.at(moved.to[i]);
-    if (moved.to[i] != moved.from[i]) std::memcpy(moved.at(moved.from[i]), to_row, moved.bytes);
+    if (moved.to[i] != moved.from[i]) std::memmove(moved.at(moved.from[i]), to_row, count * moved.bytes);
     if (first != nullptr) {
-      std::memcpy(to_row, first + i * moved.bytes, moved.bytes);
+      std::memcpy(to_row, first + i * moved.bytes, count * moved.bytes);
     } else {
-      std::memset(to_row, 0, moved.bytes);
+      std::memset(to_row, 0, count * moved.bytes);
     }
   });
 }
@@ -135,7 +139,7 @@ void plan_moves(const at::Tensor& victim, at::IntArrayRef heads, int64_t slots, 
   at::Tensor planned[3];
   for (int i = 0; i < 3; ++i) planned[i] = at::empty({heads[0], heads[1], count}, victim.options());
   std::vector<char> leaves(count);
-  std::vector<std::tuple<bool, int64_t, int64_t>> ranked(count);
+  std::vector<std::pair<int64_t, int64_t>> ranked(count);
   const int64_t* done = nullptr;
   for (int64_t row = 0; row < rows; ++row) {
     int64_t b = victim.size(0) == 1 ? 0 : row / heads[1], g = victim.size(1) == 1 ? 0 : row % heads[1];
@@ -154,15 +158,14 @@ void plan_moves(const at::Tensor& victim, at::IntArrayRef heads, int64_t slots, 
     done = own;
     std::fill(leaves.begin(), leaves.end(), 0);
     for (int64_t i = 0; i < count; ++i) {
-      bool is_late = own[i] >= region;
       // Whoever names slots that there are not is told so where rows are moved.
-      if (is_late && own[i] - region < count) leaves[own[i] - region] = 1;
-      ranked[i] = {is_late, own[i], i};
+      if (own[i] >= region && own[i] - region < count) leaves[own[i] - region] = 1;
+      ranked[i] = {own[i], i};
     }
     std::sort(ranked.begin(), ranked.end());
     for (int64_t i = 0; i < count; ++i) {
-      order[i] = std::get<2>(ranked[i]);
-      to[i] = std::get<1>(ranked[i]) + row * slots;
+      to[i] = ranked[i].first + row * slots;
+      order[i] = ranked[i].second;
     }
     for (char wanted : {0, 1}) {
       for (int64_t i = 0; i < count; ++i) {
