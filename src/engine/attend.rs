@@ -66,16 +66,20 @@ impl Column<'_> {
         qkv: &Qkv<'_>,
         mut attend: impl FnMut(&ChunkSpan, Qkv<'_>) -> Result<Tensor, AttendError>,
     ) -> Result<Tensor, AttendError> {
-        let first = self.spans[0].start;
-        let mut outs = Vec::with_capacity(self.spans.len());
-        for span in self.spans {
-            let part = |x: &Tensor| x.narrow(2, (span.start - first) as i64, span.len as i64);
-            let (q, k, v) = (part(qkv.q_bhnd), part(qkv.k_bgnd), part(qkv.v_bgnd));
-            outs.push(attend(span, Qkv { q_bhnd: &q, k_bgnd: &k, v_bgnd: &v, ..*qkv })?);
+        let mut lengths: Vec<i64> = self.spans.iter().map(|span| span.len as i64).collect();
+        let pads = qkv.q_bhnd.size()[2] - lengths.iter().sum::<i64>();
+        lengths.extend((pads > 0).then_some(pads));
+        // Parts that are split off together get their gradients together: by themselves each would be as large as the column.
+        let parts = |x: &Tensor| {
+            if lengths.len() == 1 && pads == 0 { vec![x.shallow_clone()] } else { x.split_with_sizes(&lengths[..], 2) }
+        };
+        let [q, k, v] = [qkv.q_bhnd, qkv.k_bgnd, qkv.v_bgnd].map(parts);
+        let mut outs = Vec::with_capacity(lengths.len());
+        for (span, ((q, k), v)) in self.spans.iter().zip(q.iter().zip(&k).zip(&v)) {
+            outs.push(attend(span, Qkv { q_bhnd: q, k_bgnd: k, v_bgnd: v, ..*qkv })?);
         }
-        let pads = qkv.q_bhnd.size()[2] - self.spans.iter().map(|span| span.len as i64).sum::<i64>();
         if pads > 0 {
-            outs.push(qkv.q_bhnd.narrow(2, 0, pads).zeros_like());
+            outs.push(q[self.spans.len()].zeros_like());
         }
         Ok(if outs.len() == 1 { outs.remove(0) } else { Tensor::cat(&outs, 2) })
     }

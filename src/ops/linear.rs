@@ -164,6 +164,27 @@ mod tests {
     }
 
     #[test]
+    fn an_addition_of_low_rank_is_its_products_however_its_matrices_lie() {
+        for (kind, bound) in [(Kind::Double, 1e-12), (Kind::Float, 1e-3)] {
+            for (rows, inner, out, rank) in [(64, 13, 128, 1), (65, 128, 130, 3), (200, 300, 13, 8), (130, 64, 64, 16)] {
+                let of = |size: [i64; 2]| Tensor::randn(size, (kind, Device::Cpu));
+                let lying = |[rows, columns]: [i64; 2]| of([columns, rows]).transpose(0, 1);
+                let cut = |[rows, columns]: [i64; 2]| of([columns, rows + 3]).narrow(1, 1, rows).transpose(0, 1);
+                let forms: [&dyn Fn([i64; 2]) -> Tensor; 3] = [&of, &lying, &cut];
+                for matrix in forms {
+                    let (x, first, second) = (of([rows, inner]), matrix([inner, rank]), matrix([rank, out]));
+                    let before = of([rows, out]);
+                    let mut y = before.copy();
+                    let thin = add_low_rank(&mut y, &x, (&first, &second), 0.5);
+                    let plain = x.matmul(&first) * 0.5;
+                    assert!(thin.allclose(&plain, 0.0, bound, false), "{kind:?} {rows} × {inner}, {rank}");
+                    assert!(y.allclose(&(before + plain.matmul(&second)), 0.0, bound, false), "{kind:?} {rows} × {out}, {rank}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn gradients_of_thin_matrices_are_products_whatever_their_sizes() {
         for (kind, bound) in [(Kind::Double, 1e-12), (Kind::Float, 1e-4)] {
             for rows in [1, 63, 64, 65, 200, 1024] {

@@ -19,10 +19,19 @@ constexpr int64_t kRows = 64, kDepth = 256;
 // As many numbers of x and y are worth waking a thread.
 constexpr int64_t kGrain = 1 << 16;
 
+// A matrix row by row. Thin ones mostly lie column by column, and libtorch would take longer to turn them than to multiply with them.
+template <class T> at::Tensor by_row(const at::Tensor& x) {
+  int64_t rows = x.size(0), columns = x.size(1);
+  if (x.is_contiguous() || x.stride(0) != 1 || x.stride(1) != rows) return x.contiguous();
+  at::Tensor turned = at::empty({rows, columns}, x.options());
+  transposed(data<T>(turned), columns, data<T>(x), rows, columns, rows);
+  return turned;
+}
+
 template <class T> at::Tensor add_by_block(at::Tensor& y, const at::Tensor& x, const at::Tensor& first, const at::Tensor& second, double scale) {
   int64_t rows = x.size(0), in = x.size(1), rank = first.size(1), out = y.size(1);
-  at::Tensor inner = at::empty({rows, rank}, x.options());
-  const T *from = data<T>(x), *down = data<T>(first), *up = data<T>(second);
+  at::Tensor inner = at::empty({rows, rank}, x.options()), first_rows = by_row<T>(first), second_rows = by_row<T>(second);
+  const T *from = data<T>(x), *down = data<T>(first_rows), *up = data<T>(second_rows);
   T *middle = data<T>(inner), *to = data<T>(y);
   int64_t blocks = at::ceil_div(rows, kRows), grain = at::ceil_div(kGrain, kRows * (in + out));
   share_out(blocks, threads_for(blocks, grain), [&](int64_t block, int64_t) {
@@ -53,9 +62,9 @@ at::Tensor add_low_rank(at::Tensor& y, const at::Tensor& x, const at::Tensor& fi
   bool fit = y.dim() == 2 && first.dim() == 2 && fits(y, x.size(0), y.size(1)) &&
              fits(first, x.size(1), first.size(1)) && fits(second, first.size(1), y.size(1));
   TORCH_CHECK(fit, "matrices of size ", first.sizes(), " and ", second.sizes(), " do not lead from ", x.sizes(), " to ", y.sizes());
-  at::Tensor rows = x.contiguous(), down = first.contiguous(), up = second.contiguous();
-  return x.scalar_type() == at::kFloat ? add_by_block<float>(y, rows, down, up, scale)
-                                       : add_by_block<double>(y, rows, down, up, scale);
+  at::Tensor rows = x.contiguous();
+  return x.scalar_type() == at::kFloat ? add_by_block<float>(y, rows, first, second, scale)
+                                       : add_by_block<double>(y, rows, first, second, scale);
 }
 
 // Columns of a task of a gradient: they are summed up over all rows alone, whatever the number of threads.
