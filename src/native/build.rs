@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 
 const SHIM: &str = "src/native/shim";
 /// Files of the shim that compute.
-const KERNELS: [&str; 9] = [
+const KERNELS: [&str; 10] = [
     "attention.cpp",
     "cross_entropy.cpp",
+    "dots.cpp",
     "head_vectors.cpp",
     "low_rank.cpp",
     "moves.cpp",

@@ -85,7 +85,7 @@ int kvtune_attend(at::Tensor* q, at::Tensor** k, at::Tensor** v, at::Tensor** in
     Shape s = shape_of(queries, parts);
     at::Tensor out = empty_by_token(queries.sizes(), queries);
     at::Tensor lse = at::empty({s.batch, s.heads, s.tokens}, wide_options(queries)), mass;
-    if (from_token >= 0) mass = at::empty({s.batch, s.groups, s.keys}, lse.options());
+    if (from_token >= 0) mass = at::zeros({s.batch, s.groups, s.keys}, lse.options());
     BY_KIND(queries, Forward<S>{s, queries, parts, {scale, cap}, out, lse, from_token < 0 ? s.tokens : from_token}.run(mass));
     results[0] = new at::Tensor(std::move(out));
     results[1] = new at::Tensor(std::move(lse));
@@ -130,12 +130,8 @@ int kvtune_attention_mass(at::Tensor* q, at::Tensor** k, at::Tensor** in_use, at
     at::Tensor queries = gathered(*q);
     Shape s = shape_of(queries, parts);
     check_lse(s, *lse, queries);
-    at::Tensor sums = at::empty({s.batch, s.groups, s.keys}, wide_options(queries)), dense_lse = lse->contiguous();
-    if (first >= s.tokens) {
-      sums.zero_();
-    } else {
-      BY_KIND(queries, Mass<S>{s, queries, dense_lse, parts, {scale, cap}, std::max<int64_t>(0, first)}.run(sums));
-    }
+    at::Tensor sums = at::zeros({s.batch, s.groups, s.keys}, wide_options(queries)), dense_lse = lse->contiguous();
+    if (first < s.tokens) BY_KIND(queries, Mass<S>{s, queries, dense_lse, parts, {scale, cap}, std::max<int64_t>(0, first)}.run(sums));
     *result = new at::Tensor(std::move(sums));
   });
 }

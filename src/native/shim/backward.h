@@ -2,6 +2,7 @@
 #pragma once
 #include "block.h"
 #include "by_head.h"
+#include "dots.h"
 #include "gemm.h"
 #include "softmax.h"
 #include "transposed.h"
@@ -39,13 +40,7 @@ template <class S> struct Backward {
     // For a moment the output stands where the queries come.
     block.gather<S>(out, T(1), query);
     std::vector<T> delta(block.lanes(), 0);
-    for (int64_t lane = 0; lane < block.lanes(); ++lane) {
-      const T *o = query + lane * d, *g = gradient + lane * d;
-      T sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < d; ++i) sum += o[i] * g[i];
-      delta[lane] = sum;
-    }
+    add_dots(delta.data(), query, d, gradient, d, block.lanes(), d);
     block.gather_queries<S>(q, scoring.scale, query, query_t);
     int64_t seen = visible.seen_before(block.end());
     return {block, seen, query, query_t, gradient, gradient_t, block.binary_lse<T>(lse), std::move(delta)};

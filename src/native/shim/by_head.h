@@ -40,11 +40,11 @@ template <class T, class F> void for_tasks(const Shape& s, int64_t splits, int64
   });
 }
 
-// Zeros to which tasks add the attention mass, (B · G, splits, keys): `mass` itself, whose numbers are lost, where a head is one task.
-// Nothing where `mass` is not defined.
+// Zeros to which tasks add the attention mass, (B · G, splits, keys): `mass`, which is zeros, itself where a head is one task. Nothing where it
+// is not defined.
 inline at::Tensor sums_by_task(const Shape& s, int64_t splits, at::Tensor& mass) {
   if (!mass.defined()) return {};
-  return splits == 1 ? mass.zero_().view({s.all(), 1, s.keys}) : at::zeros({s.all(), splits, s.keys}, mass.options());
+  return splits == 1 ? mass.view({s.all(), 1, s.keys}) : at::zeros({s.all(), splits, s.keys}, mass.options());
 }
 
 inline void bring_together(const at::Tensor& by_task, at::Tensor& mass) {

@@ -2,6 +2,7 @@
 #pragma once
 #include "block.h"
 #include "by_head.h"
+#include "dots.h"
 #include "gemm.h"
 #include "softmax.h"
 #include "transposed.h"
@@ -57,7 +58,7 @@ template <class S> struct Forward {
     if (block.end() <= from_token) return;
     int64_t first = std::max<int64_t>(0, from_token - block.start) * s.per_group();
     visible.each_tile(seen, [&](Stretch keys) {
-      add_shares(sums + keys.first, scores + keys.first * lanes, share.data(), keys.count, lanes, first);
+      add_dots(sums + keys.first, scores + keys.first * lanes + first, lanes, share.data() + first, 0, keys.count, lanes - first);
     });
   }
 
@@ -70,7 +71,7 @@ template <class S> struct Forward {
     });
   }
 
-  // `mass (B, G, keys)` receives the sums, if it is defined.
+  // `mass (B, G, keys)`, zeros at first, receives the sums, if it is defined.
   void run(at::Tensor& mass) const {
     Blocks blocks = s.forward();
     at::Tensor by_task = sums_by_task(s, blocks.splits, mass);

@@ -1,13 +1,15 @@
 // Norms of head vectors, and their cosines with the mean of their directions, on the CPU; src/ops/head_vectors.rs has both in libtorch's
 // operations.
+#include "dots.h"
 #include "guarded.h"
 #include "kinds.h"
+#include "powers.h"
 #include "tasks.h"
-#include "vectors.h"
 
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -17,54 +19,63 @@ namespace {
 // Below every norm that matters; as in src/ops/head_vectors.rs.
 constexpr double TINY = 1e-12;
 
-template <class T> INLINE void norms_of(T* to, const T* x, int64_t apart, int64_t rows, int64_t width) {
-  std::fill(to, to + rows, T(0));
-  add_dots<T>(to, x, apart, x, apart, rows, width);
-  for (int64_t r = 0; r < rows; ++r) to[r] = std::sqrt(to[r]);
-}
-
-// `mean` has room for a row, and `norm` for all norms.
+// Adds the directions of the rows that have a position.
 template <class T>
-INLINE void cosines_of(T* to, const T* x, int64_t apart, const int64_t* position, int64_t rows, int64_t width, T* mean, T* norm) {
-  norms_of(norm, x, apart, rows, width);
-  std::fill(mean, mean + width, T(0));
-  for (int64_t r = 0; r < rows; ++r) {
-    norm[r] = std::max(norm[r], static_cast<T>(TINY));
+INLINE void directions(T* to, const T* x, int64_t apart, const T* norm, const int64_t* position, int64_t rows, int64_t width) {
+  for (int64_t r = 0; r < rows; ++r, x += apart) {
     if (position[r] < 0) continue;
     T factor = T(1) / norm[r];
-    const T* row = x + r * apart;
 #pragma omp simd
-    for (int64_t i = 0; i < width; ++i) mean[i] += row[i] * factor;
+    for (int64_t i = 0; i < width; ++i) to[i] += x[i] * factor;
   }
-  T length;
-  norms_of(&length, mean, 0, 1, width);
-  length = std::max(length, static_cast<T>(TINY));
-  std::fill(to, to + rows, T(0));
-  add_dots<T>(to, x, apart, mean, 0, rows, width);
-  for (int64_t r = 0; r < rows; ++r) to[r] /= length * norm[r];
 }
 
-#define FOR_KIND(T)                                                                                                              \
-  VARIANTS void norms(T* to, const T* x, int64_t apart, int64_t rows, int64_t width) { norms_of<T>(to, x, apart, rows, width); } \
-  VARIANTS void cosines(T* to, const T* x, int64_t apart, const int64_t* position, int64_t rows, int64_t width, T* mean,         \
-                        T* norm) {                                                                                               \
-    cosines_of<T>(to, x, apart, position, rows, width, mean, norm);                                                              \
+#define FOR_KIND(T)                                                                                                               \
+  VARIANTS void add_directions(T* to, const T* x, int64_t apart, const T* norm, const int64_t* position, int64_t rows,            \
+                               int64_t width) {                                                                                   \
+    directions<T>(to, x, apart, norm, position, rows, width);                                                                     \
   }
 FOR_KIND(float)
 FOR_KIND(double)
 #undef FOR_KIND
 
+// Rows of numbers that stand together.
+template <class T> struct Rows {
+  const T* first;
+  int64_t apart, count, width;
+
+  // No norm is below `least`.
+  void norms(T* to, T least = 0) const {
+    std::fill(to, to + count, T(0));
+    add_dots(to, first, apart, first, apart, count, width);
+    for (int64_t r = 0; r < count; ++r) to[r] = std::max(std::sqrt(to[r]), least);
+  }
+
+  void cosines(T* to, const int64_t* position) const {
+    std::vector<T> norm(count), mean(width, T(0));
+    norms(norm.data(), static_cast<T>(TINY));
+    add_directions(mean.data(), first, apart, norm.data(), position, count, width);
+    T length;
+    Rows{mean.data(), 0, 1, width}.norms(&length, static_cast<T>(TINY));
+    std::fill(to, to + count, T(0));
+    add_dots(to, first, apart, mean.data(), 0, count, width);
+    for (int64_t r = 0; r < count; ++r) to[r] /= length * norm[r];
+  }
+};
+
 // As many numbers are worth waking a thread.
 constexpr int64_t kGrain = 1 << 16;
 
-// Calls `body(to, rows, head)` with each head of a new tensor (B, G, n) and of x (B, G, n, D), on several threads where that is worth it.
+// Calls `body(to, rows, head)` with each head of a new tensor (B, G, n) and its rows in x (B, G, n, D), on several threads where that is worth
+// it.
 template <class T, class F> at::Tensor by_head(const at::Tensor& x, F body) {
   at::Tensor result = at::empty(x.sizes().slice(0, 3), x.options());
   T *to = data<T>(result), *from = data<T>(x);
   int64_t groups = x.size(1), rows = x.size(2), heads = x.size(0) * groups;
   int64_t grain = at::ceil_div(kGrain, std::max<int64_t>(1, rows * x.size(3)));
   share_out(heads, threads_for(heads, grain), [&](int64_t head, int64_t) {
-    body(to + head * rows, from + head / groups * x.stride(0) + head % groups * x.stride(1), head);
+    const T* first = from + head / groups * x.stride(0) + head % groups * x.stride(1);
+    body(to + head * rows, Rows<T>{first, x.stride(2), rows, x.size(3)}, head);
   });
   return result;
 }
@@ -76,15 +87,12 @@ at::Tensor checked(const at::Tensor& x) {
 }
 
 template <class T> at::Tensor all_norms(const at::Tensor& x) {
-  return by_head<T>(x, [&](T* to, const T* rows, int64_t) { norms(to, rows, x.stride(2), x.size(2), x.size(3)); });
+  return by_head<T>(x, [](T* to, Rows<T> rows, int64_t) { rows.norms(to); });
 }
 
 template <class T> at::Tensor all_cosines(const at::Tensor& x, const at::Tensor& position) {
   const int64_t* held = position.data_ptr<int64_t>();
-  return by_head<T>(x, [&](T* to, const T* rows, int64_t head) {
-    std::vector<T> mean(x.size(3)), norm(x.size(2));
-    cosines(to, rows, x.stride(2), held + head * x.size(2), x.size(2), x.size(3), mean.data(), norm.data());
-  });
+  return by_head<T>(x, [&](T* to, Rows<T> rows, int64_t head) { rows.cosines(to, held + head * rows.count); });
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ template <class S> struct Mass {
     });
   }
 
-  // `mass (B, G, keys)` receives the sums over the heads of a group and the queries from token `from_token` on.
+  // `mass (B, G, keys)`, zeros at first, receives the sums over the heads of a group and the queries from token `from_token` on.
   void run(at::Tensor& mass) const {
     Blocks blocks = s.mass(from_token);
     at::Tensor by_task = sums_by_task(s, blocks.splits, mass);

@@ -1,6 +1,6 @@
 #include "softmax.h"
 
-#include "vectors.h"
+#include "powers.h"
 
 #include <algorithm>
 
@@ -109,10 +109,7 @@ template <class T> INLINE void payments(T* mass, const T* all, const T* lse, Til
   VARIANTS void to_score_gradient(T* x, T* dx, const T* lse, const T* delta, T most, Tile tile) {                                    \
     most > 0 ? score_gradient<true>(x, dx, lse, delta, most, tile) : score_gradient<false>(x, dx, lse, delta, most, tile);           \
   }                                                                                                                                  \
-  VARIANTS void add_mass(T* mass, const T* x, const T* lse, Tile tile) { payments<T>(mass, x, lse, tile); }                          \
-  VARIANTS void add_shares(T* mass, const T* x, const T* share, int64_t keys, int64_t lanes, int64_t first) {                        \
-    add_dots<T>(mass, x + first, lanes, share + first, 0, keys, lanes - first);                                                      \
-  }
+  VARIANTS void add_mass(T* mass, const T* x, const T* lse, Tile tile) { payments<T>(mass, x, lse, tile); }
 FOR_KIND(float)
 FOR_KIND(double)
 #undef FOR_KIND

@@ -23,9 +23,7 @@ struct Tile {
      they were capped at `most`, or as they are where that is 0. */                                                \
   void to_score_gradient(T* x, T* dx, const T* lse, const T* delta, T most, Tile tile);                            \
   /* Adds to each key's number what all queries pay it: 2^(x - lse). */                                            \
-  void add_mass(T* mass, const T* x, const T* lse, Tile tile);                                                     \
-  /* The same of weights, x · share, by the lanes from `first` on. */                                              \
-  void add_shares(T* mass, const T* x, const T* share, int64_t keys, int64_t lanes, int64_t first);
+  void add_mass(T* mass, const T* x, const T* lse, Tile tile);
 FOR_KIND(float)
 FOR_KIND(double)
 #undef FOR_KIND
