@@ -38,6 +38,11 @@ pub trait Failure {
         self.origin().map_or(Exit::Failed, Failure::exit)
     }
 
+    /// Errors that were found beside this one, each with its hint.
+    fn further(&self) -> Vec<(&dyn std::error::Error, Option<String>)> {
+        self.origin().map_or_else(Vec::new, Failure::further)
+    }
+
     /// The error of another room that this one passes on.
     fn origin(&self) -> Option<&dyn Failure> {
         None
@@ -102,25 +107,30 @@ impl fmt::Display for Bytes {
 const UNITS: &str = "expected a number of bytes with `kB`, `MB`, `GB` or `TB` (powers of 1000), with `KiB`, `MiB`, `GiB` or `TiB` \
                      (powers of 1024), or with `B` or nothing, as `40GB` or `1.5GiB`";
 
+const FACTORS: [(&str, u64); 8] = [
+    ("kB", 1000),
+    ("MB", 1000_u64.pow(2)),
+    ("GB", 1000_u64.pow(3)),
+    ("TB", 1000_u64.pow(4)),
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("TiB", 1 << 40),
+];
+
 impl FromStr for Bytes {
     /// What was expected.
     type Err = &'static str;
 
-    /// Reads `40GB`, `1.5 GiB` or `512`, rounded to whole bytes.
+    /// Reads `40GB`, `40gb`, `1.5 GiB` or `512`, rounded to whole bytes.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = (&text[..end], text[end..].strip_prefix(' ').unwrap_or(&text[end..]));
+        // Of bits no one writes all letters small or all large.
+        let is_unit = |name: &str| [name.to_owned(), name.to_lowercase(), name.to_uppercase()].iter().any(|name| name == unit);
         let factor: u64 = match unit {
             "" | "B" => 1,
-            "kB" => 1000,
-            "MB" => 1000_u64.pow(2),
-            "GB" => 1000_u64.pow(3),
-            "TB" => 1000_u64.pow(4),
-            "KiB" => 1 << 10,
-            "MiB" => 1 << 20,
-            "GiB" => 1 << 30,
-            "TiB" => 1 << 40,
-            _ => return Err(UNITS),
+            _ => FACTORS.iter().find(|(name, _)| is_unit(name)).ok_or(UNITS)?.1,
         };
         // A whole number is taken as it is: not each has its own float.
         let bytes = if let Ok(whole) = number.parse::<u64>() {
@@ -173,6 +183,11 @@ mod tests {
             ("40 MB", 40_000_000),
             ("40GB", 40_000_000_000),
             ("2TB", 2_000_000_000_000),
+            ("24gb", 24_000_000_000),
+            ("24 gib", 24 << 30),
+            ("24 GIB", 24 << 30),
+            ("40KB", 40_000),
+            ("40kb", 40_000),
             ("3KiB", 3 << 10),
             ("3MiB", 3 << 20),
             ("40 GiB", 40 << 30),
@@ -190,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_may_mean_another_number_of_bytes_is_refused() {
-        let refused = "| |GB|40G|40g|40gb|40Gb|40GIB|40KB|40kb|40kiB|40 bytes|40  GB|40GB | 40GB|4 0GB|40\u{a0}GB|-1GB|+1GB|1e9|1,5GB|\
+        let refused = "| |GB|40G|40g|40b|40Gb|40gB|40kiB|40 bytes|40  GB|40GB | 40GB|4 0GB|40\u{a0}GB|-1GB|+1GB|1e9|1,5GB|\
                        1_000|1.5.0GB|.|.GB|inf|nan|40GB/s|\u{664}GB";
         for text in refused.split('|') {
             assert_eq!(text.parse::<Bytes>(), Err(UNITS), "{text}");

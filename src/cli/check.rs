@@ -183,7 +183,9 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
         table.row(&["model's dropout", &format!("{}: left out, what is trained has its own", known.join(", "))]);
     }
     match &recipe.lora {
-        Some(lora) => table.row(&["adapter", &format!("LoRA r {} alpha {}, {}", lora.r, lora.alpha, lora.target_modules)]),
+        Some(lora) => {
+            table.row(&["adapter", &format!("{} r {} alpha {}, {}", lora.kind(), lora.r, lora.alpha, lora.target_modules)])
+        }
         None => table.row(&["weights", &format!("all {} are trained", config.num_parameters())]),
     }
     table.row(&["trained numbers", trained]);

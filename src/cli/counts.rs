@@ -16,9 +16,18 @@ pub(super) fn any_number() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(0..=1 << 24)
 }
 
-/// Bytes with their unit, of which there is at least one.
+/// A bare number below it is one of larger units.
+const FEWEST_BYTES_OF_MEMORY: Bytes = Bytes(1 << 20);
+
+/// Bytes of memory with their unit, of which there is at least one.
 pub(super) fn bytes() -> impl TypedValueParser<Value = Bytes> {
-    Bytes::from_str.try_map(|bytes| if bytes == Bytes(0) { Err("expected more than 0 bytes") } else { Ok(bytes) })
+    |text: &str| match Bytes::from_str(text)? {
+        Bytes(0) => Err("expected more than 0 bytes".to_owned()),
+        bytes if bytes < FEWEST_BYTES_OF_MEMORY && text.ends_with(|c: char| c.is_ascii_digit()) => {
+            Err(format!("this is {} bytes: write the unit, as `{text}GiB`", bytes.0))
+        }
+        bytes => Ok(bytes),
+    }
 }
 
 #[cfg(test)]
@@ -45,6 +54,11 @@ mod tests {
         for nothing in ["0", "0GB", "0.1B"] {
             refused(nothing, "expected more than 0 bytes");
         }
+        refused("24", "this is 24 bytes: write the unit, as `24GiB`");
+        assert_eq!(
+            (parsed("24gb"), parsed("24 GiB"), parsed("24B")),
+            (Ok(Bytes(24_000_000_000)), Ok(Bytes(24 << 30)), Ok(Bytes(24)))
+        );
         refused("40G", "40G".parse::<Bytes>().unwrap_err());
         refused("16777216TiB", "expected less than 2^64 bytes");
     }

@@ -125,6 +125,7 @@ fn in_words(contents: &RunContents) -> String {
     let mut parts = vec![format!("{}: {}", contents.path.display(), contents.state)];
     let main = MAIN_SETTINGS.iter().filter_map(|key| Some((*key, contents.settings.get(*key)?)));
     let mut settings = Table::of_words(&["setting", "value"]);
+    contents.adapter.iter().for_each(|kind| settings.row(&["adapter", kind]));
     main.for_each(|(key, value)| settings.row(&[key, value.trim_matches('"')]));
     parts.push(if contents.settings.is_empty() { "no recipe beside it".to_owned() } else { settings.to_string() });
     parts.push(figures(contents).to_string());

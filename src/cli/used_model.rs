@@ -21,7 +21,7 @@ use crate::train;
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
 pub(super) struct UsedModel {
-    /// A model directory, a run (its best known end: `final`, else its newest checkpoint) or one checkpoint.
+    /// A model directory or a model of the Hugging Face cache by its name, a run (its best known end: `final`, else its newest checkpoint) or one checkpoint.
     #[arg(value_name = "MODEL|RUN|CHECKPOINT")]
     path: PathBuf,
     /// A PEFT adapter for the model; what kvtune has made has its cache beside it.
@@ -80,12 +80,13 @@ impl UsedModel {
 
     /// The recipe, and the directory of the adapter.
     fn recipe(&self) -> Result<(Recipe, Option<PathBuf>), Error> {
-        let is_model = self.path.join("config.json").exists() && checkpoint::holds(&self.path).is_none();
+        let path = files::model_dir(&self.path);
+        let is_model = path.join("config.json").exists() && checkpoint::holds(&path).is_none();
         let (resolved, adapter) = if is_model {
-            let model = absolute(&self.path);
+            let model = absolute(&path);
             let (of_run, overrides) = (self.adapter.as_deref().and_then(recipe_beside), self.overrides(false));
             // What was exported has its cache beside it.
-            let beside = self.adapter.as_deref().unwrap_or(&self.path);
+            let beside = self.adapter.as_deref().unwrap_or(&path);
             let mut resolved = match (of_run, PolicyFile::find(beside)?) {
                 (Some(recipe), _) => Recipe::load(&recipe, &overrides)?,
                 (None, Some(file)) => Resolved {
@@ -123,16 +124,23 @@ impl UsedModel {
     /// The error for a directory that is not what is needed.
     fn unknown(&self) -> Error {
         let path = self.path.display();
-        let (message, hint) = match checkpoint::holds(&self.path) {
-            Some(Weights::Adapter) => {
-                (format!("`{path}` is an adapter outside of a run"), "name its base model, and the adapter with `--adapter`")
+        let (message, hint) = match (checkpoint::holds(&self.path), files::hub_name(&absolute(&self.path))) {
+            (Some(Weights::Adapter), _) => {
+                let hint = "name its base model, and the adapter with `--adapter`".to_owned();
+                (format!("`{path}` is an adapter outside of a run"), hint)
             }
-            _ => (
-                format!("`{path}` is neither a model, nor a run, nor a checkpoint"),
-                "a model directory has a `config.json`; a run is what `kvtune finetune-lora` or `finetune-full` has written",
-            ),
+            (_, name) => {
+                let hint =
+                    "a model directory has a `config.json`; a run is what `kvtune finetune-lora` or `finetune-full` has written";
+                let fetch =
+                    name.map(|name| format!("; `hf download {name}` fetches a model of that name from the Hugging Face Hub"));
+                (
+                    format!("`{path}` is neither a model, nor a run, nor a checkpoint"),
+                    hint.to_owned() + &fetch.unwrap_or_default(),
+                )
+            }
         };
-        Error::Usage { message, hint: hint.into() }
+        Error::Usage { message, hint }
     }
 
     fn overrides(&self, is_dense: bool) -> Vec<String> {

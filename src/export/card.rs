@@ -4,14 +4,16 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use super::trained::{ExportTarget, Trained};
-use crate::recipe::{Recipe, ValidationSource};
+use crate::recipe::{LoraRecipe, Recipe, ValidationSource};
 use crate::report::metrics::StepMetrics;
 use crate::report::table::Table;
 
 /// The card's text.
 pub(super) fn card(trained: &Trained<'_>, target: ExportTarget, base_model: &str, hash: &str) -> String {
     let is_model = target == ExportTarget::Merged;
-    let (library, kind) = if is_model { ("transformers", "A model") } else { ("peft", "A LoRA adapter") };
+    let adapter = trained.recipe.and_then(|recipe| recipe.lora.as_ref()).map_or("LoRA", LoraRecipe::kind);
+    let (library, kind) =
+        if is_model { ("transformers", "A model".to_owned()) } else { ("peft", format!("A {adapter} adapter")) };
     let mut text = format!("---\nlibrary_name: {library}\nbase_model: {base_model:?}\ntags:\n- kvtune\n");
     text.push_str(if is_model { "---\n" } else { "- lora\n---\n" });
     let what = if is_model { "made from" } else { "for" };
@@ -64,6 +66,9 @@ fn figures(trained: &Trained<'_>, base_model: &str, hash: &str) -> Table {
 }
 
 fn of_recipe(table: &mut Table, recipe: &Recipe) {
+    if let Some(lora) = &recipe.lora {
+        table.row(&["adapter", lora.kind()]);
+    }
     table.row(&["data", &format!("`{}`", recipe.data.train)]);
     table.row(&["policy of the cache", &recipe.kv_cache.policy.name]);
     table.row(&["cache length", &recipe.kv_cache.cache_length.to_string()]);

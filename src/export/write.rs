@@ -129,6 +129,7 @@ fn base(trained: &Trained<'_>) -> Result<PathBuf, ExportError> {
         (None, Some(recipe)) => recipe.model.path.clone(),
         (None, None) => named()?.ok_or_else(|| unknown("`adapter_config.json` does not name it".into()))?,
     };
+    let base = files::model_dir(&base);
     if base.join("config.json").exists() { Ok(base) } else { Err(unknown(format!("there is no model in `{}`", base.display()))) }
 }
 

@@ -6,6 +6,7 @@ pub mod failpoint;
 mod atomic;
 mod error;
 mod hash;
+mod hub;
 mod json;
 mod known_hashes;
 mod lock;
@@ -24,6 +25,7 @@ pub use atomic::{
 };
 pub use error::{FilesError, hint_of_io};
 pub use hash::{hash_bytes, hash_ends, hash_file, hash_parts};
+pub use hub::{hub_name, hub_snapshot, model_dir};
 pub use json::{parse_json, read_json, read_json_as, to_json};
 pub use known_hashes::hash_large_file;
 pub use lock::{ReadLock, RunLock};

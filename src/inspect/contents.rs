@@ -10,7 +10,7 @@ use super::InspectError;
 use crate::checkpoint::{self, CheckpointListing, FINAL};
 use crate::eval::{ANSWERS, AnswerFile, ScoredAnswer};
 use crate::files::{self, FileKind, FilesError, RunLock};
-use crate::recipe::Recipe;
+use crate::recipe::{LoraRecipe, Recipe};
 use crate::report::metrics::{self, METRICS, StepMetrics};
 use crate::report::summary;
 use crate::train;
@@ -37,6 +37,8 @@ pub struct RunContents {
     pub state: String,
     /// Every setting in TOML, by its dotted key; empty where a checkpoint lies by itself.
     pub settings: BTreeMap<String, String>,
+    /// What the recipe's adapter is called; `None` where all weights are trained.
+    pub adapter: Option<&'static str>,
     /// The resolved recipe as it is written.
     pub recipe: String,
     /// By step; of a checkpoint those up to its own.
@@ -72,13 +74,14 @@ impl RunContents {
     fn of_run(path: &Path) -> Result<Self, InspectError> {
         let file = train::resolved_recipe(path)?;
         let recipe = files::read_text(&file, FileKind::Recipe)?;
-        let settings = Recipe::load(&file, &[])?.recipe.flat();
+        let resolved = Recipe::load(&file, &[])?.recipe;
+        let (settings, adapter) = (resolved.flat(), resolved.lora.as_ref().map(LoraRecipe::kind));
         let (metrics, is_cut) = metrics::read_all(&path.join(METRICS))?;
         let checkpoints = checkpoint::list(path)?;
         let state = state(path, &metrics, &checkpoints);
         let (latest, answers) = (checkpoint::latest(path), answers(&path.join(ANSWERS))?);
         let name = name_of(path);
-        Ok(Self { path: path.to_owned(), name, state, settings, recipe, metrics, is_cut, checkpoints, latest, answers })
+        Ok(Self { path: path.to_owned(), name, state, settings, adapter, recipe, metrics, is_cut, checkpoints, latest, answers })
     }
 
     fn of_checkpoint(path: &Path) -> Result<Self, InspectError> {
@@ -92,6 +95,7 @@ impl RunContents {
                 name: String::new(),
                 state: String::new(),
                 settings: BTreeMap::new(),
+                adapter: None,
                 recipe: String::new(),
                 metrics: Vec::new(),
                 is_cut: false,

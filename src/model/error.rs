@@ -1,10 +1,10 @@
 //! What can be wrong with a model directory, an adapter, or a request to make one.
 
-use std::fmt;
 use std::path::PathBuf;
+use std::{fmt, io};
 
 use super::fields::ConfigFault;
-use crate::files::FilesError;
+use crate::files::{FilesError, hub_name};
 use crate::store::StoreError;
 use crate::units::{Exit, Failure, abridged, quoted, shape};
 
@@ -145,6 +145,13 @@ impl Failure for ModelError {
             Self::NotMergeable { .. } => "use the adapter beside its base: `--for peft`".into(),
             Self::Stopped => "start it again: nothing of it was left".into(),
             Self::Tokenizer { .. } => "give the contents of a `tokenizer.json` that has a vocabulary".into(),
+            Self::Files(FilesError::Io { path, source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                let Some(name) = path.parent().and_then(hub_name) else { return self.origin()?.hint() };
+                format!(
+                    "check the path: it begins at the recipe's folder, on the command line at the shell's; `hf download {name}` fetches a model \
+                     of that name from the Hugging Face Hub"
+                )
+            }
             _ => return self.origin()?.hint(),
         })
     }

@@ -2,9 +2,11 @@
 
 use super::choice::DEFAULT_POLICY;
 use super::diagnose::RecipeError;
-use super::overrides::{Winner, winner};
+use super::foreign;
+use super::overrides::move_to;
 use super::plan::tables;
-use super::table::dotted;
+use super::refusals::Refusals;
+use super::table::{dotted, table_of};
 use super::tree::{Document, KeyValue, Node, NodeValue, Spot};
 
 /// Parameters of policies that may stand beside `policy` instead of inside it.
@@ -23,50 +25,32 @@ pub(super) const FLAT: &[&str] = &[
 ];
 
 /// Brings all spellings to kvtune's own. Returns one line for each that was another.
-pub(super) fn apply(document: &mut Document) -> Result<Vec<String>, RecipeError> {
+pub(super) fn apply(document: &mut Document, refusals: &mut Refusals) -> Vec<String> {
     let mut notes = Vec::new();
+    foreign::apply(document, &mut notes, refusals);
     let tables = tables();
     let keys = || tables.iter().flat_map(|(table, keys)| keys.iter().map(|key| (dotted(table, &key.text.name), &key.text)));
     for (to, key) in keys() {
         for name in key.also {
             if let Some(entry) = document.root.take(name) {
                 notes.push((entry.spot, format!("`{name}` is read as `{to}`")));
-                move_to(document, name, &to, entry)?;
+                let moved = move_to(document, name, &to, entry);
+                refusals.catch(&[table_of(name), table_of(&to)], moved);
             }
         }
     }
-    split_cache_name(document, &mut notes)?;
-    gather_policy_params(document, &mut notes)?;
+    refusals.catch(&["kv_cache"], split_cache_name(document, &mut notes));
+    refusals.catch(&["kv_cache"], gather_policy_params(document, &mut notes));
     for (key, text) in keys() {
         let Some(node) = document.root.get_mut(&key) else { continue };
-        let written = match &node.value {
-            NodeValue::Integer(number) => number.to_string(),
-            _ => node.as_str().unwrap_or_default().to_owned(),
-        };
+        let written = node.word();
         if let Some((word, _)) = text.words.iter().find(|(_, others)| others.contains(&written.as_str())) {
             node.value = NodeValue::String((*word).to_owned());
             notes.push((node.spot, format!("`{key} = \"{written}\"` is read as `\"{word}\"`")));
         }
     }
     notes.sort();
-    Ok(notes.into_iter().map(|(spot, note)| format!("{}: {note}", document.source.place(spot).short())).collect())
-}
-
-/// Puts the value of `name` at `to`, unless that is there: of two, an override wins over the recipe, and else both are refused.
-fn move_to(document: &mut Document, name: &str, to: &str, entry: KeyValue) -> Result<(), RecipeError> {
-    match document.root.entry(to).map(|there| winner(entry.spot, there.spot)) {
-        Some(Some(Winner::Second)) => return Ok(()),
-        Some(None) => {
-            let message = format!("`{name}` and `{to}` mean the same, and both are given");
-            return Err(document.source.reject(entry.spot, message, format!("remove `{name}`")));
-        }
-        Some(Some(Winner::First)) | None => {}
-    }
-    if document.root.put(to, entry.spot, entry.node) {
-        return Ok(());
-    }
-    let message = format!("`{name}` means `{to}`, but a part of that is a value and not a table");
-    Err(document.source.reject(entry.spot, message, format!("write `{to}` inside its table")))
+    notes.into_iter().map(|(spot, note)| format!("{}: {note}", document.source.place(spot).short())).collect()
 }
 
 /// `kv_cache.name = "h2o-torch-quantized8"` is a policy and a buffer.

@@ -1,5 +1,6 @@
 //! What a refused recipe looks like: the message, the place with a caret, and the nearest spelling that exists.
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
@@ -16,10 +17,26 @@ pub struct RecipeError {
     pub place: Box<RecipeLocation>,
     /// The way out.
     pub hint: Option<String>,
+    /// What else is wrong with the recipe, in the order of its lines.
+    pub further: Vec<RecipeError>,
+    /// What can be taken out, so that the rest of the value is read.
+    pub(super) culprit: Option<Spot>,
 }
 
 /// What passed a check.
 pub(super) type Checked<T> = Result<T, RecipeError>;
+
+/// Where a key or value was written, as an address into a recipe and its overrides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Spot {
+    /// By a program.
+    #[default]
+    Code,
+    /// In the recipe: its bytes from, to.
+    Text(usize, usize),
+    /// In the n-th override.
+    Override(usize),
+}
 
 /// Where something of a recipe was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +75,13 @@ impl RecipeError {
             message: format!("the recipe cannot be read: {message}"),
             place: Box::new(RecipeLocation::File(path.to_owned())),
             hint: hint.or_else(|| Some("name a recipe in TOML, as `recipes/quickstart.toml`".to_owned())),
+            ..Self::plain(String::new())
         }
+    }
+
+    /// An error that was made by a program.
+    pub fn plain(message: String) -> Self {
+        Self { message, place: Box::new(RecipeLocation::Code), hint: None, further: Vec::new(), culprit: None }
     }
 
     /// The line in the recipe, counted from 1.
@@ -85,6 +108,10 @@ impl Failure for RecipeError {
 
     fn exit(&self) -> Exit {
         Exit::Usage
+    }
+
+    fn further(&self) -> Vec<(&dyn Error, Option<String>)> {
+        self.further.iter().map(|error| (error as &dyn Error, error.hint.clone())).collect()
     }
 }
 

@@ -1,27 +1,31 @@
 //! The recipe: a TOML file becomes a checked, complete plan, or an error that points at the place.
 //!
 //! The way: `tree` (text with places) → `overrides` (`--set`) → `alias` (other spellings) → `resolve` (types, defaults,
-//! contradictions) → `plan` (the [`Recipe`]). No tensor, and no look at the files that a recipe names.
+//! contradictions) → `plan` (the [`Recipe`]). No tensor, and no look at files, but for a model by its name on the Hub.
 //! A key is a field of its table's struct, with type, default, meaning, rule and other spellings. `table` makes the rest of it.
 
 mod alias;
 mod benchmark;
 mod cache_length;
 mod chat;
+mod check_keys;
 mod choice;
 mod data;
 mod data_paths;
 pub(crate) mod diagnose;
 mod eval;
+mod foreign;
 mod grad;
 mod initial_part;
 mod kv_cache;
 mod model;
+mod not_toml;
 mod of_format;
 mod overrides;
 mod plan;
 mod read;
 mod reference;
+mod refusals;
 mod resolve;
 mod suggest;
 mod table;
@@ -35,18 +39,17 @@ use std::path::Path;
 
 pub use cache_length::{CacheLength, Pyramid};
 pub use chat::{Boundary, ChatRecipe, TemplateChoice, TemplateDate, TemplateVariables, TrainOn};
-pub use choice::PolicyRecipe;
 pub use data::*;
 pub use diagnose::{RecipeError, RecipeLocation};
 pub use eval::{EvalRecipe, Figure, GenerateRecipe, Mode};
 pub use grad::{AttentionOutputs, GradRecipe, KeepGraph, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
-pub use initial_part::{EndRegex, InitialPart};
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, RopeType, TargetModules, TrainedBias};
 pub use training::*;
-pub use {plan::Recipe, reference::reference, write::Difference};
+pub use {choice::PolicyRecipe, initial_part::*, plan::Recipe, reference::reference, write::Difference};
 
 use crate::files::{self, FileKind};
+use refusals::Refusals;
 use tree::{Document, RecipeSource};
 
 /// A recipe that was loaded.
@@ -86,12 +89,12 @@ impl Recipe {
     }
 
     fn resolve(text: String, path: &Path, overrides: &[String], weights: Option<Weights>) -> Result<Resolved, RecipeError> {
-        let source =
-            RecipeSource { path: path.to_owned(), text, overrides: overrides.to_vec(), suggest_key: suggest::suggest_key };
-        let mut document = Document::parse(source)?;
-        overrides::apply(&mut document)?;
-        let notes = alias::apply(&mut document)?;
-        let recipe = resolve::resolve(&mut document, weights)?;
-        Ok(Resolved { recipe, notes })
+        let (path, overrides, suggest_key) = (path.to_owned(), overrides.to_vec(), suggest::suggest_key);
+        let source = RecipeSource { path, text, overrides, suggest_key };
+        let (mut document, mut refusals) = (Document::parse(source)?, Refusals::default());
+        overrides::apply(&mut document, &mut refusals);
+        let notes = alias::apply(&mut document, &mut refusals);
+        let recipe = resolve::resolve(&mut document, weights, &mut refusals);
+        refusals.or_recipe(recipe).map(|recipe| Resolved { recipe, notes })
     }
 }

@@ -13,18 +13,24 @@ use super::diagnose::Checked;
 use super::table::table;
 use super::value::{COUNT, PART, RecipeReader, RecipeValue, positive};
 use super::words::words;
+use crate::files;
 
 table! {
     /// The table `[model]`.
     #[derive(Clone, Debug, PartialEq)]
     pub struct ModelRecipe in "model" {
-        /// A Hugging Face model directory.
+        /// A Hugging Face model directory; where there is none, a name on the Hub as `"Qwen/Qwen2.5-0.5B"`, which is looked up in the
+        /// Hugging Face cache (`HF_HUB_CACHE`, `HF_HOME`). Nothing is downloaded: `hf download` does that.
         #[also(
             "model.checkpoint_dir", "model.base_model", "model.model_name_or_path", "model.name_or_path", "checkpoint_dir",
-            "base_model", "model_name_or_path", "checkpointer.checkpoint_dir",
+            "base_model", "model_name_or_path", "checkpointer.checkpoint_dir", "model.name",
         )]
         #[required("the directory of the model")]
         pub path: PathBuf,
+        /// Branch, tag or commit of a model that is named as on the Hub.
+        #[also("model.model_revision", "model_revision", "revision")]
+        #[default("`main`")]
+        pub revision: Option<String> = None,
         /// A PEFT adapter to start from. What `[lora]` leaves out but `r`, `alpha` and `target_modules` is as in the adapter.
         pub adapter: Option<PathBuf> = None,
         /// Element type of weights and activations. An adapter's matrices are f32 at least. Weights that are trained in
@@ -41,6 +47,16 @@ table! {
         /// original_max_position_embeddings = 8192, beta_fast = 32.0, beta_slow = 1.0 }`, `YaRN` by the length of each sequence, as in
         /// `keys_values`. Sequences up to the original length (without one, that of `config.json`) are as without scaling.
         pub rope_scaling: Option<RopeScalingRecipe> = None,
+    }
+}
+
+impl ModelRecipe {
+    /// A name on the Hub becomes the directory of its snapshot, which is another one after the next download.
+    pub(super) fn located(self, reader: &RecipeReader<'_>) -> Self {
+        let written = reader.document.root.entry("model.path").and_then(|entry| entry.node.as_str());
+        let name = written.filter(|_| !self.path.exists());
+        let snapshot = name.and_then(|name| files::hub_snapshot(name, self.revision.as_deref()));
+        Self { path: snapshot.unwrap_or(self.path), ..self }
     }
 }
 
@@ -169,10 +185,10 @@ table! {
         /// The same for `alpha`.
         #[rule(positive("usual values are `r` to twice `r`"))]
         pub alpha_pattern: BTreeMap<String, f64> = BTreeMap::new(),
-        /// The update is scaled by `alpha / √r` instead (rsLoRA).
+        /// rsLoRA: the update is scaled by `alpha / √r` instead.
         #[also("use_rslora", "peft_use_rslora")]
         pub use_rslora: bool = false,
-        /// The length of each row of a weight is trained by itself (`DoRA`). It takes one more output per module, and more time.
+        /// `DoRA`: the length of each row of a weight is trained by itself. It takes one more output per module, and more time.
         #[also("use_dora", "peft_use_dora")]
         pub use_dora: bool = false,
         /// The matrix B has a bias.
@@ -205,6 +221,16 @@ impl LoraRecipe {
             lora_bias: false,
             bias: TrainedBias::None,
             init_lora_weights: InitLora::Uniform,
+        }
+    }
+
+    /// What such an adapter is called.
+    pub fn kind(&self) -> &'static str {
+        match (self.use_dora, self.use_rslora) {
+            (false, false) => "LoRA",
+            (false, true) => "rsLoRA",
+            (true, false) => "DoRA",
+            (true, true) => "DoRA + rsLoRA",
         }
     }
 

@@ -1,21 +1,28 @@
 //! `--set a.b=c`: single values on top of a recipe. An override wins over whatever the recipe says about the same thing.
 
-use super::diagnose::RecipeError;
-use super::tree::{Document, Node, NodeValue, RecipeSource, Spot, convert};
+use super::diagnose::{Checked, RecipeError};
+use super::plan::tables;
+use super::refusals::Refusals;
+use super::table::dotted;
+use super::tree::{Document, KeyValue, Node, NodeValue, RecipeSource, Spot, convert};
 
 /// Puts all overrides of the source into the tree, in their order.
-pub(super) fn apply(document: &mut Document) -> Result<(), RecipeError> {
+pub(super) fn apply(document: &mut Document, refusals: &mut Refusals) {
     let source = document.source.clone();
     for (index, text) in source.overrides.iter().enumerate() {
-        let spot = Spot::Override(index);
-        let (key, node) = parse(&source, text, spot)?;
-        make_room(&mut document.root, &key);
-        if !document.root.put(&key, spot, node) {
-            let message = format!("`{key}` cannot be set: a part of it is a value and not a table");
-            return Err(source.reject(spot, message, "name a table and a key, as `kv_cache.chunk_size=8`"));
-        }
+        let table = text.split(['.', '=']).next().unwrap_or_default().trim();
+        refusals.catch(&[table], put(document, &source, Spot::Override(index), text));
     }
-    Ok(())
+}
+
+fn put(document: &mut Document, source: &RecipeSource, spot: Spot, text: &str) -> Checked<()> {
+    let (key, node) = parse(source, text, spot)?;
+    make_room(&mut document.root, &key);
+    if document.root.put(&key, spot, node) {
+        return Ok(());
+    }
+    let message = format!("`{key}` cannot be set: a part of it is a value and not a table");
+    Err(source.reject(spot, message, "name a table and a key, as `kv_cache.chunk_size=8`"))
 }
 
 fn parse(source: &RecipeSource, text: &str, spot: Spot) -> Result<(String, Node), RecipeError> {
@@ -33,9 +40,27 @@ fn parse(source: &RecipeSource, text: &str, spot: Spot) -> Result<(String, Node)
         Ok(parsed) => {
             convert(&parsed, &|_| spot).map_err(|(_, message)| source.reject(spot, message, "choose a smaller number"))?
         }
-        Err(_) => Node { value: NodeValue::String(value.to_owned()), spot },
+        Err(_) => {
+            Node { value: as_list(&parts.join("."), value, spot).unwrap_or_else(|| NodeValue::String(value.to_owned())), spot }
+        }
     };
     Ok((parts.join("."), node))
+}
+
+/// `q_proj,v_proj` of a key that takes an array. A path or a pattern may have commas.
+fn as_list(key: &str, value: &str, spot: Spot) -> Option<NodeValue> {
+    let tables = tables();
+    let mut keys = tables.iter().flat_map(|(table, keys)| keys.iter().map(move |key| (dotted(table, &key.text.name), key)));
+    let (_, found) = keys.find(|(name, found)| name == key || found.text.also.contains(&key))?;
+    let items: Vec<&str> = value.split(',').map(str::trim).collect();
+    let is_plain = |item: &&str| !item.is_empty() && item.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'));
+    if items.len() < 2 || !items.iter().all(is_plain) || !found.takes.contains("array") || found.takes.starts_with("path") {
+        return None;
+    }
+    let item =
+        |text: &&str| toml::from_str(&format!("item = {text}")).ok().and_then(|mut table: toml::Table| table.remove("item"));
+    let items = items.iter().map(|text| item(text).unwrap_or_else(|| toml::Value::from(*text)));
+    Some(NodeValue::Array(items.map(|item| Node { spot, ..Node::from(item) }).collect()))
 }
 
 /// `kv_cache.policy.h2o.grace_period=4` chooses `h2o`, whatever was chosen before, and keeps the parameters of an `h2o`
@@ -64,17 +89,34 @@ pub(super) fn settle(document: &mut Document, one: &str, other: &str, why: &str)
     Ok(())
 }
 
-pub(super) enum Winner {
+enum Winner {
     First,
     Second,
 }
 
 /// Overrides win over the recipe; within either nobody does.
-pub(super) fn winner(first: Spot, second: Spot) -> Option<Winner> {
+fn winner(first: Spot, second: Spot) -> Option<Winner> {
     match (first, second) {
         (Spot::Override(_), Spot::Override(_)) => None,
         (Spot::Override(_), _) => Some(Winner::First),
         (_, Spot::Override(_)) => Some(Winner::Second),
         _ => None,
     }
+}
+
+/// Puts the value of `name` at `to`, unless that is there: of two, an override wins over the recipe, and else both are refused.
+pub(super) fn move_to(document: &mut Document, name: &str, to: &str, entry: KeyValue) -> Result<(), RecipeError> {
+    match document.root.entry(to).map(|there| winner(entry.spot, there.spot)) {
+        Some(Some(Winner::Second)) => return Ok(()),
+        Some(None) => {
+            let message = format!("`{name}` and `{to}` mean the same, and both are given");
+            return Err(document.source.reject(entry.spot, message, format!("remove `{name}`")));
+        }
+        Some(Some(Winner::First)) | None => {}
+    }
+    if document.root.put(to, entry.spot, entry.node) {
+        return Ok(());
+    }
+    let message = format!("`{name}` means `{to}`, but a part of that is a value and not a table");
+    Err(document.source.reject(entry.spot, message, format!("write `{to}` inside its table")))
 }

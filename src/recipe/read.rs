@@ -108,7 +108,10 @@ impl ReadError {
                 };
                 (format!("`{path}` must be {expected}, found {found}"), hint)
             }
-            ReadProblem::Missing(key) => (format!("`{path}` lacks `{key}`"), format!("add `{key} = …` to `[{path}]`")),
+            ReadProblem::Missing(key) => {
+                let error = source.reject(spot, format!("`{path}` lacks `{key}`"), format!("add `{key} = …` to `[{path}]`"));
+                return RecipeError { culprit: None, ..error };
+            }
             ReadProblem::Other(message) => (format!("`{path}`: {message}"), format!("correct `{path}`")),
         };
         source.reject(spot, message, hint)

@@ -1,12 +1,13 @@
 //! The tables of `docs/reference/recipe.md`: every key, and what other programs call it.
 
 use super::alias::FLAT;
+use super::foreign::{FOREIGN, Meaning};
 use super::plan::tables;
 use super::suggest::ADVICE;
 use super::table::{RecipeKey, dotted};
 
 /// The Markdown tables of the reference, in their order: one for each table of the recipe, then what stands at the top of the file,
-/// other names of keys, other names of values, and keys that are refused with advice.
+/// other names of keys, other names of values, keys whose meaning depends on their value, and keys that are refused with advice.
 pub fn reference() -> Vec<String> {
     let tables = tables();
     let keys = || tables.iter().flat_map(|(table, keys)| keys.iter().map(|key| (code(&dotted(table, &key.text.name)), key)));
@@ -18,10 +19,18 @@ pub fn reference() -> Vec<String> {
     ];
     let words =
         keys().flat_map(|(key, of)| of.text.words.iter().map(move |(word, others)| vec![key.clone(), code(word), codes(others)]));
+    let meanings = FOREIGN.iter().flat_map(|(names, values)| {
+        let rows = move |value: &str, meaning: &Meaning| {
+            let keys: Vec<String> = names.iter().map(|name| code(&format!("{name} = {value}"))).collect();
+            vec![keys.join(", "), meaning.to_string()]
+        };
+        values.iter().map(move |(value, meaning)| rows(value, meaning))
+    });
     let advice = ADVICE.iter().map(|(key, advice)| vec![code(key), (*advice).to_owned()]);
     let mut found: Vec<String> = tables.iter().map(|(_, keys)| table_of(keys)).collect();
     found.push(markdown(&["key", "also accepted"], names.chain(of_policy)));
     found.push(markdown(&["key", "value", "also accepted"], words));
+    found.push(markdown(&["key", "meaning"], meanings));
     found.push(markdown(&["key", "what to do"], advice));
     found
 }

@@ -1,8 +1,7 @@
 //! From the document to the recipe: what is not of its type, what is missing, and what contradicts itself is refused.
 
-use toml::Table;
-
 use super::chat::TrainOn;
+use super::check_keys::{check_keys, require};
 use super::data::{ClassList, DataRecipe, HeadKind, HeadRecipe, HeadTable, Labels, LongBenchPrompt, OnTooLong};
 use super::diagnose::Checked;
 use super::eval::{EvalRecipe, Figure};
@@ -11,48 +10,67 @@ use super::kv_cache::{CacheRecipe, Storage};
 use super::model::{InitLora, LoraRecipe, ModelRecipe};
 use super::of_format::FormatContradiction;
 use super::overrides::settle;
-use super::plan::{Recipe, tables};
+use super::plan::Recipe;
 use super::read::AUTO;
-use super::table::{RecipeKey, RecipeTable, dotted};
+use super::refusals::Refusals;
+use super::table::{RecipeTable, dotted};
 use super::training::{
     CheckpointRecipe, LogRecipe, Offload, OptimizerName, OptimizerRecipe, Schedule, TopOfFile, TrainRecipe, Weights,
 };
-use super::tree::{Document, KeyValue};
+use super::tree::Document;
 use super::value::RecipeReader;
 
-/// Checks a document whose spellings are kvtune's own. `asked` is what the command trains, if it says so.
-pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checked<Recipe> {
-    settle(document, "data.validation", "data.validation_fraction", "the validation examples come from one of them")?;
-    settle(document, "head.label_tokens", "head.labels", "they are two ways to name the same classes")?;
-    settle(document, "head.num_labels", "head.labels", "the names say how many classes there are")?;
-    settle(document, "train.max_tokens_per_batch", "train.micro_batch_size", "they are two ways to say how much runs together")?;
-    settle(document, "optimizer.warmup_steps", "optimizer.warmup_ratio", "they are two ways to say how long the warm-up is")?;
-    refuse_f16(document)?;
-    check_keys(&RecipeReader::new(document))?;
+/// Keys that exclude each other, and why.
+const EXCLUSIVE: &[(&str, &str, &str)] = &[
+    ("data.validation", "data.validation_fraction", "the validation examples come from one of them"),
+    ("head.label_tokens", "head.labels", "they are two ways to name the same classes"),
+    ("head.num_labels", "head.labels", "the names say how many classes there are"),
+    ("train.max_tokens_per_batch", "train.micro_batch_size", "they are two ways to say how much runs together"),
+    ("optimizer.warmup_steps", "optimizer.warmup_ratio", "they are two ways to say how long the warm-up is"),
+];
+
+/// Checks a document whose spellings are kvtune's own. `asked` is what the command trains, if it says so. What is refused stands in
+/// `refusals`, and a default in its place.
+pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals: &mut Refusals) -> Checked<Recipe> {
+    for (one, other, why) in EXCLUSIVE {
+        refusals.catch(&[], settle(document, one, other, why));
+    }
+    if refusals.catch(&["model"], refuse_f16(document)).is_none() {
+        document.root.take("model.dtype");
+    }
+    check_keys(document, refusals);
+    require::<ModelRecipe>(document, "path", refusals);
+    require::<DataRecipe>(document, "train", refusals);
     let (decided, open) = without_open_keys(document);
     let reader = RecipeReader::new(&decided);
     let data = DataRecipe::read(&reader)?;
-    refuse_prompt_as_target(&reader, &data)?;
-    refuse_overlap(&reader, &data)?;
-    let head = head(&reader, HeadTable::read(&reader)?, &data)?;
-    let model = ModelRecipe::read(&reader)?;
+    refusals.weigh(&["data"], refuse_prompt_as_target(&reader, &data));
+    refusals.weigh(&["data"], refuse_overlap(&reader, &data));
+    let head = refusals.weigh(&["data", "head"], head(&reader, HeadTable::read(&reader)?, &data));
+    let head = head.unwrap_or_else(|| {
+        refusals.doubt("head");
+        HeadRecipe::NextToken
+    });
+    let model = ModelRecipe::read(&reader)?.located(&reader);
     let mut train = TrainRecipe::read(&reader)?;
-    train.weights = weights(&reader, train.weights, asked)?;
+    train.weights = refusals.weigh(&["train"], weights(&reader, train.weights, asked)).unwrap_or(Weights::Adapter);
     let lora = (train.weights == Weights::Adapter).then(|| LoraRecipe::read(&reader)).transpose()?;
-    refuse_idle_adapter_keys(&reader, &model, lora.as_ref())?;
+    refusals.weigh(&["model", "lora", "train", "optimizer"], refuse_idle_adapter_keys(&reader, &model, lora.as_ref()));
     let kv_cache = CacheRecipe::read(&reader)?;
-    refuse_storage(&reader, &kv_cache)?;
-    refuse_long_blocks(&reader, &kv_cache)?;
-    refuse_static_growth(&reader, &kv_cache)?;
+    refusals.weigh(&["kv_cache"], refuse_storage(&reader, &kv_cache));
+    refusals.weigh(&["kv_cache"], refuse_long_blocks(&reader, &kv_cache));
+    refusals.weigh(&["kv_cache"], refuse_static_growth(&reader, &kv_cache));
     let grad = GradRecipe { open, ..GradRecipe::read(&reader)? };
-    refuse_single_tokens(&reader, &grad, &head)?;
-    refuse_undo_log(&reader, &grad, &kv_cache)?;
-    refuse_outputs_beside_rounding(&reader, &grad)?;
-    refuse_graphs_over_waiting_weights(&reader, &grad, &train)?;
+    refusals.weigh(&["grad", "head"], refuse_single_tokens(&reader, &grad, &head));
+    refusals.weigh(&["grad", "kv_cache"], refuse_undo_log(&reader, &grad, &kv_cache));
+    refusals.weigh(&["grad"], refuse_outputs_beside_rounding(&reader, &grad));
+    refusals.weigh(&["grad", "train"], refuse_graphs_over_waiting_weights(&reader, &grad, &train));
     let eval = EvalRecipe::read(&reader)?;
-    refuse_figure(&reader, &eval, &head)?;
+    refusals.weigh(&["eval", "head"], refuse_figure(&reader, &eval, &head));
+    let optimizer = OptimizerRecipe::read(&reader)?;
+    refusals.weigh(&["optimizer"], refuse_idle_optimizer_keys(&reader, &optimizer));
     Ok(Recipe {
-        optimizer: optimizer(&reader)?,
+        optimizer,
         checkpoint: CheckpointRecipe::read(&reader)?,
         log: LogRecipe::read(&reader)?,
         output_dir: TopOfFile::read(&reader)?.output_dir,
@@ -105,9 +123,8 @@ fn refuse_idle_adapter_keys(reader: &RecipeReader<'_>, model: &ModelRecipe, lora
 }
 
 /// Refuses values that the optimiser has no use for: whoever sets one means another.
-fn optimizer(reader: &RecipeReader<'_>) -> Checked<OptimizerRecipe> {
+fn refuse_idle_optimizer_keys(reader: &RecipeReader<'_>, recipe: &OptimizerRecipe) -> Checked<()> {
     use OptimizerName::{Adadelta, Adam, AdamW, AdamW8bit, Adamax, RmsProp, Sgd};
-    let recipe = OptimizerRecipe::read(reader)?;
     let is_set = [
         ("optimizer.betas", recipe.betas != (0.9, 0.999), &[AdamW, AdamW8bit, Adam, Adamax][..]),
         ("optimizer.eps", recipe.eps.is_some(), &[AdamW, AdamW8bit, Adam, Adamax, RmsProp, Adadelta]),
@@ -128,7 +145,7 @@ fn optimizer(reader: &RecipeReader<'_>) -> Checked<OptimizerRecipe> {
         let message = "`optimizer.min_lr_ratio` is set, and a `constant` schedule never falls".to_owned();
         return reader.refuse("optimizer.min_lr_ratio", message, "leave it out, or choose `schedule = \"cosine\"`");
     }
-    Ok(recipe)
+    Ok(())
 }
 
 fn refuse_graphs_over_waiting_weights(reader: &RecipeReader<'_>, grad: &GradRecipe, train: &TrainRecipe) -> Checked<()> {
@@ -144,31 +161,6 @@ fn refuse_graphs_over_waiting_weights(reader: &RecipeReader<'_>, grad: &GradReci
         return reader.refuse("grad.keep_graph", message, "leave it out: with waiting weights no graph is kept");
     }
     Ok(())
-}
-
-/// Refuses keys that do not exist, and values that are wrong by themselves, in the order in which a reader meets them.
-fn check_keys(reader: &RecipeReader<'_>) -> Checked<()> {
-    let tables = tables();
-    for entry in reader.document.root.entries() {
-        match tables.iter().find(|(table, _)| !table.is_empty() && *table == entry.key) {
-            Some((table, keys)) => {
-                // Refuses what is no table.
-                reader.parse::<Table>(table)?;
-                entry.node.entries().iter().try_for_each(|entry| check_key(reader, table, keys, entry))?;
-            }
-            None => check_key(reader, TopOfFile::NAME, &TopOfFile::keys(), entry)?,
-        }
-    }
-    Ok(())
-}
-
-fn check_key(reader: &RecipeReader<'_>, table: &str, keys: &[RecipeKey], entry: &KeyValue) -> Checked<()> {
-    if let Some(key) = keys.iter().find(|key| key.text.name == entry.key) {
-        return (key.check)(reader, &dotted(table, &entry.key), &key.text);
-    }
-    let tables = if table == TopOfFile::NAME { tables().map(|(table, _)| table).to_vec() } else { Vec::new() };
-    let known = tables.into_iter().filter(|table| !table.is_empty()).chain(keys.iter().map(|key| key.text.name.as_str()));
-    Err(reader.document.source.unknown_key(entry.spot, table, &entry.key, &known.collect::<Vec<_>>()))
 }
 
 /// The document without the keys that are left to the planner, which have their defaults meanwhile; and these keys.

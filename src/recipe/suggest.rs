@@ -2,7 +2,7 @@
 
 use super::diagnose::{listed, nearest};
 use super::plan::tables;
-use super::table::RecipeKey;
+use super::table::{RecipeKey, dotted};
 
 /// Packing saves the pads of a batch, of which there are none here.
 const NO_PACKING: &str = "leave it out: sequences of similar length share a batch, those that end leave it, and nothing is computed for pads; \
@@ -12,8 +12,6 @@ const NO_PACKING: &str = "leave it out: sequences of similar length share a batc
 pub(super) const ADVICE: &[(&str, &str)] = &[
     ("global_batch_size", "set `train.gradient_accumulation_steps` to the global batch divided by `train.micro_batch_size`"),
     ("max_time", "limit the run by `train.max_steps`; an interrupted run can be resumed"),
-    ("use_dora", "leave it out: the adapter is plain LoRA"),
-    ("use_rslora", "leave it out, and set `lora.alpha` to alpha times the square root of r"),
     (
         "save_total_limit",
         "set `checkpoint.intermediate_save_interval` and `intermediate_save_keep`: of these saves only the last stay",
@@ -30,18 +28,23 @@ pub(super) const ADVICE: &[(&str, &str)] = &[
         "group_by_length",
         "leave it out: a batch holds sequences of similar length in any case; `data.order` says in which order they come",
     ),
-    ("gradient_checkpointing", "leave it out: the tables `kv_cache` and `grad` say what is recomputed"),
-    ("enable_activation_checkpointing", "leave it out: the tables `kv_cache` and `grad` say what is recomputed"),
+    (
+        "datasets",
+        "list the files as `data.train = [\"a.jsonl\", \"b.jsonl\"]`; `data.format` and `data.columns` say what they hold",
+    ),
     ("report_to", "leave it out: every run writes `metrics.jsonl` and TensorBoard events"),
 ];
 
-/// The way out of a key that `table` (dotted; empty at the top level) does not know: one of its own keys, else one of another table,
-/// else a list of what it knows.
+/// The way out of a key that `table` (dotted; empty at the top level) does not know: the table that has it, else one of its own keys, else a
+/// near one of another table, else a list of what it knows.
 pub(super) fn suggest_key(table: &str, written: &str, known: &[&str]) -> String {
     if let Some((_, advice)) = ADVICE.iter().find(|(name, _)| *name == written) {
         return (*advice).to_owned();
     }
     let tables = tables();
+    if let Some(place) = where_it_belongs(&tables, written) {
+        return place;
+    }
     let other_names = tables.iter().flat_map(|(_, keys)| keys).flat_map(|key| key.text.also).filter_map(|name| {
         let (outer, key) = name.rsplit_once('.').unwrap_or(("", name));
         (outer == table).then_some(key)
@@ -49,16 +52,30 @@ pub(super) fn suggest_key(table: &str, written: &str, known: &[&str]) -> String 
     if let Some(key) = nearest(written, known.iter().copied()).or_else(|| nearest(written, other_names)) {
         return format!("did you mean `{key}`?");
     }
-    // An exact name in any table counts more than a near one in an earlier table.
-    let elsewhere = || tables.iter().filter(|(table, _)| !table.is_empty()).map(|(table, keys)| (*table, names(keys)));
-    let exact = elsewhere().find_map(|(table, names)| Some((table, names.into_iter().find(|name| *name == written)?)));
-    match exact.or_else(|| elsewhere().find_map(|(table, names)| Some((table, nearest(written, names)?)))) {
+    let mut elsewhere = tables.iter().filter(|(table, _)| !table.is_empty());
+    match elsewhere.find_map(|(table, keys)| Some((table, nearest(written, keys.iter().map(|key| key.text.name.as_str()))?))) {
         Some((table, key)) => format!("did you mean `{table}.{key}`?"),
         None if known.is_empty() => "it has no keys: leave it out".to_owned(),
         None => format!("choose {}", listed(known.iter().copied())),
     }
 }
 
-fn names(keys: &[RecipeKey]) -> Vec<&str> {
-    keys.iter().map(|key| key.text.name.as_str()).collect()
+/// The place of a key that stands in the wrong one: of its own name, else of a name that another program has for it.
+fn where_it_belongs(tables: &[(&str, Vec<RecipeKey>)], written: &str) -> Option<String> {
+    let keys = || tables.iter().flat_map(|(table, keys)| keys.iter().map(move |key| (*table, &key.text)));
+    let last = |name: &&str| name.rsplit('.').next() == Some(written);
+    let own: Vec<_> = keys().filter(|(_, key)| key.name == written).collect();
+    let others: Vec<_> = keys().filter(|(_, key)| own.is_empty() && key.also.iter().any(|name| last(&name))).collect();
+    match [own, others].concat()[..] {
+        [(table, key)] => {
+            let place = if table.is_empty() { "at the top of the file".to_owned() } else { format!("in `[{table}]`") };
+            let name = if key.name == written { String::new() } else { format!(", as `{}`", key.name) };
+            Some(format!("`{written}` belongs {place}{name}"))
+        }
+        [] => None,
+        ref several => {
+            let names: Vec<String> = several.iter().map(|(table, key)| dotted(table, &key.name)).collect();
+            Some(format!("did you mean {}?", listed(names.iter().map(String::as_str))))
+        }
+    }
 }

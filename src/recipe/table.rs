@@ -110,6 +110,11 @@ pub(super) fn dotted(table: &str, key: &str) -> String {
     if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") }
 }
 
+/// The table of a dotted key; empty at the top of the file.
+pub(super) fn table_of(key: &str) -> &str {
+    key.split_once('.').map_or("", |(table, _)| table)
+}
+
 /// Declares a table as a struct. A field is a key: its comment is the text of the reference, and behind `=` is its default, which
 /// may name the fields above it. The attributes, in this order, where there is something to say:
 ///

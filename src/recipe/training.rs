@@ -39,10 +39,10 @@ table! {
         #[also("max_steps")]
         #[rule(COUNT)]
         pub max_steps: Option<u64> = None,
-        /// Passes over the training samples.
+        /// Passes over the training samples. `0.5` is half of the steps of one, rounded up.
         #[also("train.num_epochs", "train.num_train_epochs", "epochs", "num_epochs", "num_train_epochs")]
-        #[rule(COUNT)]
-        pub epochs: u64 = 1,
+        #[rule(positive("write how often the samples are passed over, as 3 or 0.5"))]
+        pub epochs: f64 = 1.0,
         /// The gradient is clipped to this norm. `inf` clips nothing.
         #[also(
             "train.clip_grad_norm", "train.max_norm", "optimizer.max_grad_norm", "optimizer.clip_grad_norm", "max_grad_norm",

@@ -7,20 +7,10 @@ use std::sync::Arc;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+pub(super) use super::diagnose::Spot;
 use super::diagnose::{RecipeError, RecipeLocation, suggest};
+use super::not_toml;
 use crate::units::{abridged, quoted};
-
-/// Where a key or value was written, as an address into a [`RecipeSource`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Spot {
-    /// By a program.
-    #[default]
-    Code,
-    /// In the recipe: its bytes from, to.
-    Text(usize, usize),
-    /// In the n-th override.
-    Override(usize),
-}
 
 /// What the user wrote: the recipe's text, and the overrides.
 #[derive(Debug)]
@@ -100,7 +90,12 @@ impl RecipeSource {
     }
 
     pub(super) fn reject(&self, spot: Spot, message: String, hint: impl Into<String>) -> RecipeError {
-        RecipeError { message, place: Box::new(self.place(spot)), hint: Some(hint.into()) }
+        RecipeError {
+            place: Box::new(self.place(spot)),
+            hint: Some(hint.into()),
+            culprit: Some(spot),
+            ..RecipeError::plain(message)
+        }
     }
 
     /// Refuses a key that `table` (dotted; empty at the top level) does not have.
@@ -114,7 +109,14 @@ impl Document {
     /// Reads the recipe's text; overrides and aliases come later.
     pub(super) fn parse(source: RecipeSource) -> Result<Self, RecipeError> {
         let spot_of = |span: Range<usize>| Spot::Text(span.start, span.end);
+        if let Some((start, end)) = not_toml::too_deep(&source.text) {
+            let message = "arrays and inline tables are nested too deeply here, which no recipe needs".to_owned();
+            return Err(source.reject(Spot::Text(start, end), message, "close the brackets before, or name a recipe"));
+        }
         let parsed = DeTable::parse(&source.text).map_err(|e| {
+            if let Some(hint) = not_toml::yaml(&source.path, &source.text) {
+                return source.reject(Spot::Code, "this is YAML, and kvtune reads TOML".to_owned(), hint);
+            }
             let hint = "strings stand in quotes, tables begin with `[name]`, and each key stands once, on a line of its own";
             source.reject(
                 e.span().map_or(Spot::Code, spot_of),
@@ -160,6 +162,16 @@ impl Node {
         }
     }
 
+    /// A word, number or truth value as text; empty for anything else.
+    pub(super) fn word(&self) -> String {
+        match &self.value {
+            NodeValue::String(text) => text.clone(),
+            NodeValue::Integer(number) => number.to_string(),
+            NodeValue::Boolean(value) => value.to_string(),
+            _ => String::new(),
+        }
+    }
+
     /// The entry at a dotted key.
     pub(super) fn entry(&self, key: &str) -> Option<&KeyValue> {
         let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
@@ -202,6 +214,25 @@ impl Node {
             entries.remove(at);
         }
         Some(taken)
+    }
+
+    /// Removes what was written at `spot` of the recipe's text within this value; false where it is not there.
+    pub(super) fn remove_at(&mut self, spot: Spot) -> bool {
+        // All of an override has one place.
+        if !matches!(spot, Spot::Text(..)) {
+            return false;
+        }
+        match &mut self.value {
+            NodeValue::Table(entries) => {
+                let at = entries.iter().position(|entry| entry.spot == spot || entry.node.spot == spot);
+                at.map(|at| entries.remove(at)).is_some() || entries.iter_mut().any(|entry| entry.node.remove_at(spot))
+            }
+            NodeValue::Array(items) => {
+                let at = items.iter().position(|item| item.spot == spot);
+                at.map(|at| items.remove(at)).is_some() || items.iter_mut().any(|item| item.remove_at(spot))
+            }
+            _ => false,
+        }
     }
 
     /// Puts a value at a dotted key, whose last part becomes the entry's key; what stood there goes. False where something

@@ -1,7 +1,8 @@
 //! Values that the keys of a recipe have: how they are read, checked and written, and what the reference calls them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
+use std::hash::Hash;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -9,7 +10,7 @@ use toml::Value;
 
 use super::diagnose::Checked;
 use super::read::{read, read_or_auto};
-use super::tree::Document;
+use super::tree::{Document, KeyValue, Spot};
 
 /// The value of one key.
 pub(super) trait RecipeValue: DeserializeOwned {
@@ -88,18 +89,29 @@ pub(super) fn shown(value: &Value) -> String {
 /// A recipe as who reads it has it: its keys are kvtune's own.
 pub(super) struct RecipeReader<'a> {
     pub(super) document: &'a Document,
-    /// Where relative paths begin.
+    /// Where relative paths begin that the recipe says.
     folder: PathBuf,
+    /// Where those of overrides begin.
+    shell_folder: PathBuf,
 }
 
 impl<'a> RecipeReader<'a> {
     pub(super) fn new(document: &'a Document) -> Self {
-        Self { document, folder: folder_of(&document.source.path) }
+        let shell_folder = folder_of(Path::new(""));
+        Self { document, folder: folder_of(&document.source.path), shell_folder }
     }
 
     /// Whether `key` (dotted) is written.
     pub(super) fn has(&self, key: &str) -> bool {
         self.document.root.entry(key).is_some()
+    }
+
+    /// Where relative paths of `key` (dotted) begin.
+    fn folder_of_paths(&self, key: &str) -> &Path {
+        match self.document.root.entry(key) {
+            Some(KeyValue { spot: Spot::Override(_), .. }) => &self.shell_folder,
+            _ => &self.folder,
+        }
     }
 
     /// The value of `key` (dotted), if it is written.
@@ -119,12 +131,13 @@ impl<'a> RecipeReader<'a> {
     }
 
     /// At least so many, and none twice.
-    pub(super) fn distinct<T: Debug + PartialEq>(&self, key: &str, items: &[T], at_least: usize, hint: &str) -> Checked<()> {
+    pub(super) fn distinct<T: Debug + Eq + Hash>(&self, key: &str, items: &[T], at_least: usize, hint: &str) -> Checked<()> {
         if items.len() < at_least {
             return self.refuse(key, format!("`{key}` must list at least {at_least}, found {}", items.len()), hint);
         }
-        match items.iter().enumerate().find(|(i, item)| items[..*i].contains(item)) {
-            Some((_, item)) => self.refuse(key, format!("`{key}` lists {item:?} twice"), hint),
+        let mut seen = HashSet::new();
+        match items.iter().find(|item| !seen.insert(*item)) {
+            Some(item) => self.refuse(key, format!("`{key}` lists {item:?} twice"), hint),
             None => Ok(()),
         }
     }
@@ -136,7 +149,7 @@ fn folder_of(path: &Path) -> PathBuf {
     folder.canonicalize().or_else(|_| std::path::absolute(folder)).unwrap_or_else(|_| folder.to_owned())
 }
 
-/// Relative paths begin at the recipe's folder.
+/// Relative paths begin at the recipe's folder, and behind `--set` at the shell's.
 impl RecipeValue for PathBuf {
     fn takes(_: Option<&str>) -> String {
         "path".to_owned()
@@ -149,9 +162,9 @@ impl RecipeValue for PathBuf {
     fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
         if self.as_os_str().is_empty() {
             let message = format!("`{key}` must be a path, found \"\"");
-            return reader.refuse(key, message, "write a path, relative to the recipe's folder");
+            return reader.refuse(key, message, "write a path, relative to the recipe's folder; behind `--set`, to the shell's");
         }
-        let mut folder = reader.folder.as_path();
+        let mut folder = reader.folder_of_paths(key);
         let mut rest = self.as_path();
         // The folder has no symbolic links, so that its own name and `..` cancel out.
         while let Ok(shorter) = rest.strip_prefix("..") {

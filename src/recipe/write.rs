@@ -86,7 +86,7 @@ fn may_change(key: &str) -> bool {
     key != "grad.single_tokens_for_targets"
         && (matches!(table, "log" | "checkpoint" | "grad")
             // Where the model and the data lie: their content is compared with what the run began with.
-            || matches!(key, "model.path" | "data.train" | "data.validation")
+            || matches!(key, "model.path" | "model.revision" | "data.train" | "data.validation")
             || matches!(key, "train.epochs" | "train.max_steps" | "kv_cache.cpu_offload")
             || matches!(key, "train.on_non_finite" | "train.max_skipped_steps" | "train.max_loss"))
 }

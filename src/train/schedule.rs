@@ -17,7 +17,7 @@ pub struct RunSchedule {
     accumulation: usize,
     order: BatchOrder,
     seed: u64,
-    epochs: u64,
+    epochs: f64,
     max_steps: Option<u64>,
 }
 
@@ -44,7 +44,10 @@ impl RunSchedule {
 
     /// Steps of the run.
     pub fn num_steps(&self) -> u64 {
-        let all = self.epochs.saturating_mul(self.steps_per_epoch());
+        let per_epoch = self.steps_per_epoch();
+        // Of 30 steps 0.1 are 3, and not 4 because the product of the floats is 3.0000000000000004.
+        let begun = (self.epochs.fract() * per_epoch as f64 - 1e-6).ceil().max(0.0) as u64;
+        let all = (self.epochs as u64).saturating_mul(per_epoch).saturating_add(begun).max(per_epoch.min(1));
         self.max_steps.map_or(all, |max| max.min(all))
     }
 
@@ -79,5 +82,28 @@ impl fmt::Display for RunSchedule {
             Some(max) => write!(f, "; max_steps = {max})"),
             None => write!(f, ")"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schedule(epochs: &str) -> RunSchedule {
+        let text = format!("model.path = '.'\ndata = {{format = 'tokens', train = 't'}}\ntrain.epochs = {epochs}");
+        let recipe = Recipe::parse(text, "r.toml".as_ref(), &[]).unwrap().recipe;
+        RunSchedule::new(&recipe, &[5; 30])
+    }
+
+    #[test]
+    fn a_part_of_an_epoch_has_its_part_of_the_steps() {
+        for (epochs, steps) in
+            [("1", 30), ("3", 90), ("0.5", 15), ("0.1", 3), ("2.1", 63), ("0.51", 16), ("1e-9", 1), ("9e18", u64::MAX)]
+        {
+            assert_eq!(schedule(epochs).num_steps(), steps, "{epochs}");
+        }
+        assert_eq!(schedule("0.5").to_string(), "15 of up to 1 samples (30 an epoch, 0.5 epochs)");
+        // What a step takes does not depend on where the run ends.
+        assert!((0..15).all(|step| schedule("0.5").micro_batches(step) == schedule("2").micro_batches(step)));
     }
 }

@@ -34,7 +34,7 @@ fn of_another_model() {
     place.write("wide.json", place.read("model/config.json"));
     place.edit_json("wide.json", json!({"intermediate_size": 128}));
     place.run(&["init-model", "--config", "wide.json", "--tokenizer-from", "text.txt", "--out", "wide"]).done();
-    let error = place.run(&["evaluate", "run", "--split", "train", "--device", "cpu", "--set", "model.path=../wide"]).refused(3);
+    let error = place.run(&["evaluate", "run", "--split", "train", "--device", "cpu", "--set", "model.path=wide"]).refused(3);
     assert!(error.starts_with("error: `run/final/adapter_model.safetensors` does not fit the model:"), "{error}");
     fs::rename(place.path("model"), place.path("old")).unwrap();
     fs::rename(place.path("wide"), place.path("model")).unwrap();

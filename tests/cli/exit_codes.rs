@@ -17,7 +17,7 @@ use kvtune::native::BackwardError;
 use kvtune::native::cuda::GraphError;
 use kvtune::optim::OptimError;
 use kvtune::plan::{Limits, PlanError};
-use kvtune::recipe::{OpenKey, RecipeError, RecipeLocation};
+use kvtune::recipe::{OpenKey, RecipeError};
 use kvtune::report::ReportError;
 use kvtune::store::StoreError;
 use kvtune::train::TrainError;
@@ -50,7 +50,7 @@ fn file_errors() -> [(Exit, FilesError); 3] {
 }
 
 fn recipe_error() -> RecipeError {
-    RecipeError { message: text(), place: Box::new(RecipeLocation::Code), hint: None }
+    RecipeError::plain(text())
 }
 
 #[test]

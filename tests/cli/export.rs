@@ -45,13 +45,21 @@ fn a_merged_run_scores_as_the_run() {
 #[test]
 fn what_a_server_does_not_load() {
     let place = Place::new();
-    place.finetune(&["lora.use_dora=true", "train.max_steps=1"]).done();
+    let set = ["lora.use_dora=true", "train.max_steps=1"];
+    let words = place.check(&set).done().out;
+    assert!(words.contains("DoRA r 4 alpha"), "{words}");
+    place.finetune(&set).done();
+    let words = place.run(&["inspect", "run"]).done().out;
+    assert!(words.lines().any(|line| line.starts_with("| adapter ") && line.contains("| DoRA ")), "{words}");
     assert_snapshot!(place.run(&["export", "run", "--for", "vllm"]).refused(2), @r"
     error: vLLM can't load this adapter: it says that it does not support DoRA
 
     hint: use `--for merged`: the server then loads a model like its base
     ");
     assert!(!place.names("run").iter().any(|name| name.starts_with("export")), "{:?}", place.names("run"));
+    place.run(&["export", "run", "--for", "peft", "--out", "peft"]).done();
+    let card = String::from_utf8(place.read("peft/README.md")).unwrap();
+    assert!(card.contains("A DoRA adapter for"), "{card}");
 }
 
 #[test]

@@ -98,7 +98,7 @@ fn a_checkpoint_is_a_model_of_its_own() {
         |arguments: &[&str]| place.run(&[&["evaluate", "--device", "cpu", "--split", "train"][..], arguments].concat());
     evaluate(&["run"]).done();
     evaluate(&["run/step-000002", "--set", "model.dtype=bf16"]).done();
-    assert_snapshot!(evaluate(&["run", "--set", "model.path=../adapter"]).refused(2), @r"
+    assert_snapshot!(evaluate(&["run", "--set", "model.path=adapter"]).refused(2), @r"
     error: `model.path` is set, but the checkpoint `run/final` holds a whole model
 
     hint: leave it out, or evaluate that model with `--base`

@@ -101,7 +101,7 @@ fn what_does_not_fit_is_refused_with_what_would() {
     assert!(refused.contains("of which there are 60.0 MiB") && refused.contains("hint: "), "{refused}");
     let refused = plan(&place, &["--tokens", "40000"]).refused(2);
     assert!(refused.contains("`--tokens 40000`: the model has 32768 positions"), "{refused}");
-    let refused = plan(&place, &["--host-memory", "60"]).refused(4);
+    let refused = plan(&place, &["--host-memory", "60B"]).refused(4);
     assert!(refused.contains("hint: not even a short sequence would"), "{refused}");
 }
 

@@ -1,5 +1,8 @@
 //! Recipes that are refused, with file, line and caret.
 
+use std::fs;
+use std::os::unix::fs::symlink;
+
 use insta::assert_snapshot;
 
 use super::place::Place;
@@ -203,6 +206,32 @@ fn overrides() {
     ");
 }
 
+/// Each as it would be alone, with a line between.
+#[test]
+fn several_errors() {
+    let place = Place::new();
+    place.edit_recipe("chunk_size = 8", "chunk_sise = 8");
+    assert_snapshot!(place.check(&["data.output_dir=run", "lora.r=0"]).refused(2), @r"
+    error: unknown key `chunk_sise` in `[kv_cache]`
+      --> recipe.toml:13:1
+       |
+    13 | chunk_sise = 8
+       | ^^^^^^^^^^
+
+    hint: did you mean `chunk_size`?
+
+    error: unknown key `output_dir` in `[data]`
+      --> --set data.output_dir=run
+
+    hint: `output_dir` belongs at the top of the file
+
+    error: `lora.r` must be at least 1, found 0
+      --> --set lora.r=0
+
+    hint: write 1 or more; to have the default, leave the key out
+    ");
+}
+
 #[test]
 fn numbers_that_no_machine_can_hold_overflow_nowhere() {
     let huge = "9223372036854775807";
@@ -235,4 +264,48 @@ fn what_a_gpu_may_do_with_numbers_is_told() {
     assert_eq!(told(&[]), "f32, no TF32, the same bits every time on a CPU");
     let free = ["model.dtype=bf16", "model.allow_tf32=true", "train.deterministic=true"];
     assert_eq!(told(&free), "bf16, TF32 allowed on a GPU, the same bits every time");
+}
+
+/// A cache as `hf download` makes it: the files of a snapshot are links to blobs.
+#[test]
+fn a_model_of_the_hugging_face_cache() {
+    let place = Place::new();
+    let (commit, newer) = ("0123456789abcdef0123456789abcdef01234567", "89abcdef0123456789abcdef0123456789abcdef");
+    let folder = place.path("hub/models--Owner--Tiny-1.5");
+    for part in ["blobs", "refs", &format!("snapshots/{commit}")] {
+        fs::create_dir_all(folder.join(part)).unwrap();
+    }
+    for (at, name) in place.names("model").iter().enumerate() {
+        fs::copy(place.path("model").join(name), folder.join(format!("blobs/{at}"))).unwrap();
+        symlink(format!("../../blobs/{at}"), folder.join("snapshots").join(commit).join(name)).unwrap();
+    }
+    fs::write(folder.join("refs/main"), commit).unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = place.command(arguments);
+        place.hear(command.env("HF_HUB_CACHE", place.path("hub")).env_remove("HF_HOME"))
+    };
+    fn set(key: &str) -> Vec<&str> {
+        [&["--device", "cpu", "--recipe", "recipe.toml", "--set"][..], &[key]].concat()
+    }
+    place.edit_recipe("path = \"model\"", "path = \"Owner/Tiny-1.5\"");
+    run(&[&["finetune-lora", "--out", "run"], &set("train.max_steps=1")[..]].concat()).done();
+    let snapshot = folder.join("snapshots").join(commit).display().to_string();
+    let resolved = String::from_utf8(place.read("run/recipe.resolved.toml")).unwrap();
+    assert!(resolved.contains(&format!("path = \"{snapshot}\"")), "{resolved}");
+    // By its commit, and by its name on the command line.
+    run(&[&["check"], &set(&format!("model.revision={commit}"))[..]].concat()).done();
+    run(&["generate", "Owner/Tiny-1.5", "--device", "cpu", "--prompt-tokens", "1,2", "--max-new-tokens", "1"]).done();
+    run(&["evaluate", "--base", "Owner/Tiny-1.5", "--recipe", "recipe.toml", "--device", "cpu", "--split", "train"]).done();
+    run(&["export", "run", "--for", "merged", "--base", "Owner/Tiny-1.5", "--out", "merged"]).done();
+    // A later download is another model, and the run goes on with its own.
+    fs::create_dir(folder.join("snapshots").join(newer)).unwrap();
+    fs::write(folder.join("snapshots").join(newer).join("config.json"), "{}").unwrap();
+    fs::write(folder.join("refs/main"), newer).unwrap();
+    run(&["resume", "run", "--device", "cpu", "--set", "train.max_steps=2"]).done();
+    let refused = run(&[&["check"], &set("model.path=Owner/Other")[..]].concat()).refused(3);
+    assert!(refused.contains("`hf download Owner/Other` fetches a model of that name"), "{refused}");
+    let refused = run(&[&["check"], &set("model.revision=v2")[..]].concat()).refused(3);
+    assert!(refused.contains("`hf download Owner/Tiny-1.5`"), "{refused}");
+    let refused = run(&["generate", "Owner/Other", "--prompt-tokens", "1"]).refused(2);
+    assert!(refused.contains("`hf download Owner/Other`"), "{refused}");
 }

@@ -10,6 +10,12 @@ const SAME: &[(&str, &str)] = &[
     ("[model]\ndtype = \"f32\"", "dtype = \"float32\""),
     ("[model]\ndtype = \"f64\"", "precision = \"64-true\""),
     ("[model]\ndtype = \"f32\"", "[model]\nprecision = 32"),
+    ("[model]\ndtype = \"bf16\"", "bf16 = true"),
+    ("[model]\ndtype = \"bf16\"", "[train]\nbf16 = \"auto\""),
+    ("[lora]\ntarget_modules = \"all-linear\"", "lora_target_linear = true"),
+    ("[optimizer]\nwarmup_ratio = 0.2", "warmup_ratio = 0.2"),
+    ("[optimizer]\nwarmup_ratio = 0.2", "[train]\nwarmup_ratio = 0.2"),
+    ("[train]\noffload = \"optimizer\"", "[train]\ncpu_offload = true"),
     ("[model]\nallow_tf32 = true", "tf32 = true"),
     ("[model]\nallow_tf32 = true", "[train]\ntf32 = true"),
     ("[model]\nallow_tf32 = false", "[model]\ntf32 = false"),
@@ -113,6 +119,52 @@ fn each_means_the_same_and_is_noted_with_its_line() {
 }
 
 #[test]
+fn what_says_nothing_here_is_left_out_with_a_note() {
+    let own = parse(SMALL).unwrap().recipe;
+    for line in [
+        "task_type = \"CAUSAL_LM\"",
+        "peft_type = \"LORA\"",
+        "eval_strategy = \"steps\"",
+        "gradient_checkpointing = true",
+        "flash_attention = true",
+        "load_in_4bit = false",
+        "load_in_8bit = false",
+        "fp16 = false",
+        "bf16 = false",
+        "lora_target_linear = false",
+    ] {
+        for text in [with(line), with(&format!("[train]\n{line}")), with(&format!("[model]\n{line}"))] {
+            let read = parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+            assert_eq!((read.recipe, read.notes.len()), (own.clone(), 1), "{text}");
+            assert!(read.notes[0].contains("is left out: "), "{:?}", read.notes);
+        }
+    }
+    let notes = parse(&with("[train]\nbf16 = true")).unwrap().notes;
+    assert_eq!(notes, ["/nowhere/a.toml:7: `train.bf16 = true` is read as `model.dtype = \"bf16\"`"]);
+}
+
+#[test]
+fn what_asks_for_something_else_is_refused_with_a_way_out() {
+    for (line, message, hint) in [
+        ("fp16 = true", "`fp16` is not supported: gradients fall below", "`model.dtype = \"bf16\"`"),
+        ("load_in_4bit = true", "the base model's weights are not quantised", "train.offload"),
+        ("load_in_8bit = true", "not supported", "train.offload"),
+        ("task_type = \"SEQ_CLS\"", "`head.kind`", "`head.kind = \"seq_classification\"`"),
+        ("task_type = \"TOKEN_CLS\"", "no such head", "`head.kind`"),
+        ("peft_type = \"IA3\"", "the adapter is LoRA", "`lora.use_dora`"),
+        ("eval_strategy = \"epoch\"", "every `eval.interval` steps", "`eval.interval` in steps"),
+        ("eval_strategy = \"no\"", "every `eval.interval` steps", "`data.validation_fraction = 0`"),
+        ("assistant_only_loss = false", "`data.train_on`", "`data.train_on = \"all\"`"),
+        ("neftune_noise_alpha = 5", "no noise", "leave it out"),
+        ("bf16 = 3", "unknown value `3` for `bf16`", "choose `true`, `auto`, `full` or `false`"),
+    ] {
+        let error = refused(&with(line));
+        assert!(error.message.contains(message) && error.hint.as_ref().unwrap().contains(hint), "{error}: {:?}", error.hint);
+        assert_eq!((error.line(), error.further.len()), (Some(1), 0), "{error}");
+    }
+}
+
+#[test]
 fn the_note_says_what_is_read_as_what() {
     let notes = parse(&with("[lora]\nrank = 5\nlora_alpha = 3")).unwrap().notes;
     let expected =
@@ -123,6 +175,13 @@ fn the_note_says_what_is_read_as_what() {
         notes,
         ["/nowhere/a.toml:7: `kv_cache.name = \"h2o-default\"` is read as `policy = \"h2o\"`, `buffer = \"plain\"`"]
     );
+}
+
+#[test]
+fn only_what_the_assistant_says_is_trained_by_another_name() {
+    let chat = |line: &str| parse(&with(line).replace("\"tokens\"", "\"messages\"")).unwrap();
+    let read = chat("assistant_only_loss = true");
+    assert_eq!((read.recipe, read.notes.len()), (chat("[data]\ntrain_on = \"assistant\"").recipe, 1));
 }
 
 #[test]

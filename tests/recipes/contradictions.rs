@@ -119,7 +119,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("[train]\nmicro_batch_size = 2\nmax_tokens_per_batch = 9", "max_tokens_per_batch", "contradict each other"),
     ("[train]\ngradient_accumulation_steps = 0", "gradient_accumulation_steps", "at least 1"),
     ("[train]\nmax_steps = 0", "max_steps", "at least 1"),
-    ("[train]\nepochs = 0", "epochs", "at least 1"),
+    ("[train]\nepochs = 0", "epochs", "more than 0"),
     ("[train]\nmax_grad_norm = 0", "max_grad_norm", "more than 0"),
     ("[train]\nseed = -1", "-1", "a whole number, 0 or more"),
     ("[train]\nweights = \"full\"", "\"full\"", "unknown value `full` for `train.weights`"),
@@ -224,6 +224,7 @@ fn what_has_no_default_is_missed_by_name() {
     let error = refused("[data]\nformat = \"tokens\"\n");
     assert_eq!((error.message.as_str(), error.line()), ("`data.train` is missing: the file of training examples", Some(1)));
     let error = refused("");
-    assert!(error.message.starts_with("`data.train` is missing") && error.line().is_none(), "{error}");
+    assert!(error.message.starts_with("`model.path` is missing") && error.line().is_none(), "{error}");
+    assert!(error.further[0].message.starts_with("`data.train` is missing"), "{error}");
     assert!(error.to_string().ends_with("\n  --> /nowhere/a.toml"), "{error}");
 }

@@ -73,7 +73,7 @@ fn what_is_left_out_has_its_default() {
     assert_eq!((recipe.grad.chunks_per_cell, recipe.grad.scratch_dir), (None, None));
     assert_eq!([recipe.grad.layer_checkpoints, recipe.grad.undo_log], [StoreRecipe::PLAIN; 2]);
     assert_eq!(recipe.grad.open, []);
-    assert_eq!((recipe.train.epochs, recipe.train.gradient_accumulation_steps, recipe.train.max_grad_norm), (1, 1, 1.0));
+    assert_eq!((recipe.train.epochs, recipe.train.gradient_accumulation_steps, recipe.train.max_grad_norm), (1.0, 1, 1.0));
     let optimizer = recipe.optimizer;
     assert_eq!((optimizer.learning_rate, optimizer.weight_decay, optimizer.eps), (2e-4, None, None));
     assert_eq!((optimizer.betas, optimizer.schedule, optimizer.warmup), ((0.9, 0.999), Schedule::Cosine, Warmup::Ratio(0.05)));

@@ -1,6 +1,7 @@
 //! The room `recipe`: what loads, what is refused and where the caret stands, and that nothing is lost on the way to disk.
 
 mod aliases;
+mod all_errors;
 mod contradictions;
 mod loads;
 mod overrides;

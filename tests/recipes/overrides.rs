@@ -19,16 +19,43 @@ fn values_are_toml_or_else_strings() {
     let recipe = parse_with(SMALL, &set).unwrap().recipe;
     assert_eq!(recipe.kv_cache.cache_length, CacheLength::PerLayer(vec![8, 16]));
     assert_eq!((recipe.lora.unwrap().alpha, recipe.eval.initial), (3.0, true));
-    assert_eq!(recipe.data.train.paths(), [Path::new("/nowhere/other file.jsonl")]);
+    assert_eq!(recipe.data.train.paths(), [std::env::current_dir().unwrap().canonicalize().unwrap().join("other file.jsonl")]);
     let recipe = parse_with(SMALL, &["lora.target_modules=[\"q_proj\"]", "data.train='a=b.jsonl'"]).unwrap().recipe;
     assert_eq!(recipe.lora.unwrap().target_modules, TargetModules::Names(vec!["q_proj".into()]));
-    assert_eq!(recipe.data.train.paths(), [Path::new("/nowhere/a=b.jsonl")]);
+    assert_eq!(recipe.data.train.paths(), [std::env::current_dir().unwrap().canonicalize().unwrap().join("a=b.jsonl")]);
 }
 
 #[test]
 fn an_override_wins_over_the_recipe_and_the_last_over_the_first() {
     let recipe = parse_with(&with("[lora]\nr = 4"), &["lora.r=5", "lora.r=6"]).unwrap().recipe;
     assert_eq!(recipe.lora.unwrap().r, 6);
+}
+
+#[test]
+fn a_list_needs_no_brackets() {
+    for (set, written) in [
+        ("lora.target_modules=q_proj,v_proj", "[lora]\ntarget_modules = [\"q_proj\", \"v_proj\"]"),
+        ("lora.target=q_proj, v_proj", "[lora]\ntarget_modules = [\"q_proj\", \"v_proj\"]"),
+        ("lora.layers_to_transform=0,2", "[lora]\nlayers_to_transform = [0, 2]"),
+        ("kv_cache.cache_length=8,16", "[kv_cache]\ncache_length = [8, 16]"),
+        ("optimizer.betas=0.8,0.9", "[optimizer]\nbetas = [0.8, 0.9]"),
+    ] {
+        let recipe = parse_with(SMALL, &[set]).unwrap_or_else(|e| panic!("{set}: {e}")).recipe;
+        assert_eq!(recipe, parse(&with(written)).unwrap().recipe, "{set}");
+    }
+    let error = parse_with(SMALL, &["lora.layers_to_transform=0,two"]).map(drop).unwrap_err();
+    assert!(error.to_string().ends_with("--> --set lora.layers_to_transform=0,two"), "{error}");
+}
+
+#[test]
+fn a_path_begins_at_the_folder_of_the_shell() {
+    let here = std::env::current_dir().unwrap().canonicalize().unwrap();
+    let recipe = parse_with(SMALL, &["data.train=a,b.jsonl", "data.validation=../v", "output_dir=out"]).unwrap().recipe;
+    assert_eq!(recipe.data.train.paths(), [here.join("a,b.jsonl")]);
+    assert_eq!(recipe.data.validation, ValidationSource::File(here.parent().unwrap().join("v").into()));
+    assert_eq!(recipe.output_dir, Some(here.join("out")));
+    // What the recipe says itself begins at its own.
+    assert_eq!(recipe.model.path, Path::new("/nowhere/model"));
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn parameters_that_do_not_exist_or_fit_are_shown_where_they_stand() {
     let error = choice("policy.h2o = { grace_period = \"a\" }").params::<Params>().unwrap_err();
     assert_eq!(error.message, "`kv_cache.policy.h2o.grace_period` must be a whole number, 0 or more, found the string \"a\"");
     let error = choice("policy.h2o = { chunk_size = 4 }").params::<Params>().unwrap_err();
-    assert_eq!(error.hint().unwrap(), "did you mean `kv_cache.chunk_size`?");
+    assert_eq!(error.hint().unwrap(), "`chunk_size` belongs in `[kv_cache]`");
     let error = choice("policy = \"h2o\"").params::<Needs>().map(|needs| needs.width).unwrap_err();
     assert_eq!(error.message, "`kv_cache.policy.h2o` lacks `width`");
     let text = with("[kv_cache]\npolicy = \"h2o\"");

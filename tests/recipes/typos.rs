@@ -2,7 +2,7 @@
 
 use kvtune::units::Failure;
 
-use super::{parse_with, refused, with};
+use super::{SMALL, parse_with, refused, with};
 
 /// A recipe with every table; the typos are put into it.
 const FULL: &str = r#"output_dir = "run"
@@ -124,10 +124,6 @@ const TYPOS: &[(&str, &str, &str)] = &[
     ("\"accuracy\"", "\"accurcay\"", "accuracy"),
     ("[checkpoint]", "[checkpoints]", "checkpoint"),
     ("intermediate_save_keep =", "intermediate_save_kep =", "intermediate_save_keep"),
-    // Right keys in the wrong table.
-    ("seed =", "chunk_size =", "kv_cache.chunk_size"),
-    ("mode =", "r =", "lora.r"),
-    ("buffer =", "max_steps =", "train.max_steps"),
     // A typo of an alias leads to the alias.
     ("r = 4", "rnak = 4", "rank"),
 ];
@@ -145,6 +141,24 @@ fn every_typo_gets_the_right_line_and_suggestion() {
         let marked = error.to_string().lines().last().unwrap().matches('^').count();
         let word = wrong.trim_end_matches(" =").trim_matches(['[', ']']).split(" = ").next().unwrap();
         assert_eq!(marked, word.chars().count(), "{wrong}: {error}");
+    }
+}
+
+#[test]
+fn a_key_in_the_wrong_table_is_told_where_it_belongs() {
+    for (table, key, hint) in [
+        ("[train]", "chunk_size", "`chunk_size` belongs in `[kv_cache]`"),
+        ("[data]", "output_dir", "`output_dir` belongs at the top of the file"),
+        ("[train]", "lr_scheduler_type", "`lr_scheduler_type` belongs in `[optimizer]`, as `schedule`"),
+        ("[kv_cache]", "max_steps", "`max_steps` belongs in `[train]`"),
+        ("[model]", "use_dora", "`use_dora` belongs in `[lora]`"),
+        ("[train]", "use_rslora", "`use_rslora` belongs in `[lora]`"),
+        ("[data]", "interval", "did you mean `eval.interval` or `log.interval`?"),
+    ] {
+        let error = refused(&with(&format!("{table}\n{key} = 1")));
+        assert_eq!((error.hint().unwrap().as_str(), error.further.len()), (hint, 0), "{error}");
+        let error = parse_with(SMALL, &[&format!("{}.{key}=1", table.trim_matches(['[', ']']))]).map(drop).unwrap_err();
+        assert_eq!(error.hint().unwrap(), hint, "{error}");
     }
 }
 
@@ -178,7 +192,7 @@ fn the_error_shows_the_line_with_a_caret_below_the_key() {
 #[test]
 fn keys_of_other_programs_without_a_counterpart_get_advice() {
     for (table, key) in
-        [("[train]", "global_batch_size"), ("[lora]", "use_dora"), ("[checkpoint]", "save_total_limit"), ("[train]", "packing")]
+        [("[train]", "global_batch_size"), ("[checkpoint]", "save_total_limit"), ("[train]", "packing"), ("[data]", "datasets")]
     {
         let error = refused(&FULL.replace(table, &format!("{table}\n{key} = 1")));
         assert!(!error.hint().unwrap().starts_with("did you mean"), "{error}");

@@ -9,6 +9,7 @@ use crate::checkpoint;
 use crate::cli::used_model::cache_overrides;
 use crate::data::Tokenizer;
 use crate::error::Error;
+use crate::files;
 use crate::model::Model;
 use crate::recipe::{Recipe, Weights};
 use crate::report::console;
@@ -44,11 +45,12 @@ pub(super) struct LoadedTarget<'a> {
 /// What `paths` and `bases` mean.
 pub(super) fn targets(paths: &[PathBuf], bases: &[PathBuf], recipe: Option<&Path>) -> Result<Vec<Target>, Error> {
     let mut found: Vec<(PathBuf, Option<FoundCheckpoint>)> = Vec::new();
-    for path in paths {
-        let is_model = path.join("config.json").exists() && checkpoint::holds(path).is_none();
-        found.push((path.clone(), (!is_model).then(|| train::find_checkpoint(path)).transpose()?));
+    for path in paths.iter().map(|path| files::model_dir(path)) {
+        let is_model = path.join("config.json").exists() && checkpoint::holds(&path).is_none();
+        let checkpoint = (!is_model).then(|| train::find_checkpoint(&path)).transpose()?;
+        found.push((path, checkpoint));
     }
-    found.extend(bases.iter().map(|base| (base.clone(), None)));
+    found.extend(bases.iter().map(|base| (files::model_dir(base), None)));
     let first_run = found.iter().find_map(|(_, checkpoint)| checkpoint.as_ref()).map(|found| found.run.clone());
     let target = |(path, checkpoint): (PathBuf, Option<FoundCheckpoint>)| {
         let run = checkpoint.as_ref().map(|found| found.run.clone()).or_else(|| first_run.clone());

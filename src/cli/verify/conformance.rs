@@ -40,9 +40,9 @@ pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(
 /// Where an adapter's base is: as the user says, or as the adapter names it.
 fn base_of(dir: &Path, base: Option<&Path>) -> Result<PathBuf, Error> {
     if let Some(base) = base {
-        return Ok(base.to_owned());
+        return Ok(files::model_dir(base));
     }
-    files::read_peft(dir)?.config.base_model.map(Into::into).ok_or_else(|| Error::Usage {
+    files::read_peft(dir)?.config.base_model.map(|base| files::model_dir(Path::new(&base))).ok_or_else(|| Error::Usage {
         message: format!("the adapter in `{}` does not name its base model", dir.display()),
         hint: "say where it is with `--base DIR`".into(),
     })

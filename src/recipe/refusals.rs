@@ -1,0 +1,83 @@
+//! All that is wrong with a recipe, found in one reading; what may only follow from something found before is not told.
+
+use super::diagnose::{Checked, RecipeError, RecipeLocation};
+use super::plan::{Recipe, tables};
+use super::tree::Spot;
+
+/// So many errors are shown at most.
+const MOST: usize = 20;
+
+/// The errors of a recipe, and the tables of which something is refused.
+#[derive(Default)]
+pub(super) struct Refusals {
+    found: Vec<RecipeError>,
+    doubtful: Vec<String>,
+    is_all_doubtful: bool,
+}
+
+impl Refusals {
+    /// Whether further errors would not be shown.
+    pub(super) fn are_many(&self) -> bool {
+        self.found.len() > MOST
+    }
+
+    /// Keeps an error. What else seems wrong with these tables may come from it.
+    pub(super) fn add(&mut self, tables: &[&str], error: RecipeError) {
+        tables.iter().for_each(|table| self.doubt(table));
+        self.found.push(error);
+    }
+
+    /// As [`Self::add`] for the error of a check, if there is one.
+    pub(super) fn catch<T>(&mut self, tables: &[&str], checked: Checked<T>) -> Option<T> {
+        checked.map_err(|error| self.add(tables, error)).ok()
+    }
+
+    /// Keeps the error of a key that does not exist: the tables that its hint names are in doubt, too; all where it names none.
+    pub(super) fn unknown(&mut self, table: &str, error: RecipeError) {
+        let hint = error.hint.clone().unwrap_or_default();
+        let names = |table: &str| {
+            ["`", "."].iter().any(|end| hint.contains(&format!("`{table}{end}"))) || hint.contains(&format!("[{table}]"))
+        };
+        let meant: Vec<&str> =
+            tables().iter().map(|(table, _)| *table).filter(|table| !table.is_empty() && names(table)).collect();
+        self.is_all_doubtful |= table.is_empty() && meant.is_empty();
+        self.add(&[&meant[..], &[table]].concat(), error);
+    }
+
+    /// Looks at what values of these tables come to together, unless one of them is in doubt.
+    pub(super) fn weigh<T>(&mut self, tables: &[&str], checked: Checked<T>) -> Option<T> {
+        let is_doubtful = self.is_all_doubtful || tables.iter().any(|table| self.doubtful.iter().any(|other| other == table));
+        checked
+            .map_err(|error| {
+                if !is_doubtful {
+                    self.found.push(error)
+                }
+            })
+            .ok()
+    }
+
+    pub(super) fn doubt(&mut self, table: &str) {
+        if !self.doubtful.iter().any(|other| other == table) {
+            self.doubtful.push(table.to_owned());
+        }
+    }
+
+    /// The recipe, if nothing is wrong with it; else the errors in the order in which a reader meets them.
+    pub(super) fn or_recipe(mut self, resolved: Checked<Recipe>) -> Checked<Recipe> {
+        // Where something was found, what does not resolve comes from that.
+        if self.found.is_empty() {
+            return resolved;
+        }
+        self.found.sort_by_key(|error| match (&*error.place, error.culprit) {
+            (RecipeLocation::Text { line, column, .. }, _) => (0, *line, *column),
+            (RecipeLocation::Override(_), Some(Spot::Override(index))) => (2, index, 0),
+            _ => (1, 0, 0),
+        });
+        if self.are_many() {
+            self.found.truncate(MOST);
+            self.found.push(RecipeError::plain(format!("only the first {MOST} errors are shown")));
+        }
+        let first = self.found.remove(0);
+        Err(RecipeError { further: self.found, ..first })
+    }
+}
