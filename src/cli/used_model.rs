@@ -124,23 +124,18 @@ impl UsedModel {
     /// The error for a directory that is not what is needed.
     fn unknown(&self) -> Error {
         let path = self.path.display();
-        let (message, hint) = match (checkpoint::holds(&self.path), files::hub_name(&absolute(&self.path))) {
-            (Some(Weights::Adapter), _) => {
-                let hint = "name its base model, and the adapter with `--adapter`".to_owned();
-                (format!("`{path}` is an adapter outside of a run"), hint)
+        let (message, hint) = match checkpoint::holds(&self.path) {
+            Some(Weights::Adapter) => {
+                (format!("`{path}` is an adapter outside of a run"), "name its base model, and the adapter with `--adapter`")
             }
-            (_, name) => {
-                let hint =
-                    "a model directory has a `config.json`; a run is what `kvtune finetune-lora` or `finetune-full` has written";
-                let fetch =
-                    name.map(|name| format!("; `hf download {name}` fetches a model of that name from the Hugging Face Hub"));
-                (
-                    format!("`{path}` is neither a model, nor a run, nor a checkpoint"),
-                    hint.to_owned() + &fetch.unwrap_or_default(),
-                )
-            }
+            _ => (
+                format!("`{path}` is neither a model, nor a run, nor a checkpoint"),
+                "a model directory has a `config.json`; a run is what `kvtune finetune-lora` or `finetune-full` has written",
+            ),
         };
-        Error::Usage { message, hint }
+        let fetch =
+            files::hub_name(&absolute(&self.path)).map(|name| format!("; `hf download {name}` fetches a model of that name"));
+        Error::Usage { message, hint: hint.to_owned() + &fetch.unwrap_or_default() }
     }
 
     fn overrides(&self, is_dense: bool) -> Vec<String> {

@@ -156,9 +156,14 @@ fn without_secret(line: &str) -> &str {
     const SECRETS: [&str; 9] =
         ["key", "apikey", "token", "secret", "password", "passwd", "passphrase", "credential", "credentials"];
     let is_secret = |word: &str| SECRETS.iter().any(|secret| word.eq_ignore_ascii_case(secret));
-    let ends = line.match_indices('=').map(|(at, _)| at);
-    let mut told = ends.filter(|&at| line[..at].split(|c: char| !c.is_ascii_alphanumeric()).any(is_secret));
-    told.next().map_or(line, |at| &line[..=at])
+    let is_border = |c: char| !c.is_ascii_alphanumeric();
+    let mut end = 0;
+    // Once over the line, however long it is.
+    let secret = line.split_inclusive(is_border).find_map(|word| {
+        end += word.len();
+        is_secret(word.trim_end_matches(is_border)).then_some(end - usize::from(word.ends_with('=')))
+    });
+    secret.and_then(|end| Some(&line[..=end + line[end..].find('=')?])).unwrap_or(line)
 }
 
 /// The candidate that was most likely meant by `written`, if any is near enough.

@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::diagnose::{Checked, listed};
 use super::overrides::move_to;
+use super::plan::tables;
 use super::refusals::Refusals;
 use super::table::{dotted, table_of};
 use super::tree::{Document, KeyValue, Node, NodeValue, Spot};
@@ -31,145 +32,84 @@ impl fmt::Display for Meaning {
     }
 }
 
-/// Keys that mean the same, and their values with what each means.
-type Foreign = (&'static [&'static str], &'static [(&'static str, Meaning)]);
-
-/// Any value.
+/// Any other value.
 const ANY: &str = "…";
 
-/// At the top of the file or in any table.
-pub(super) const FOREIGN: &[Foreign] = &[
+const DTYPE: Meaning = LeftOut("`model.dtype` says what is computed in");
+const QUANTISED: Meaning = Refused(
+    "the base model's weights are not quantised",
+    "leave it out: `model.dtype = \"bf16\"` takes 2 bytes a weight, and `train.offload = \"weights\"` keeps most in the host's memory",
+);
+const RECOMPUTED: Meaning = LeftOut("the tables `[kv_cache]` and `[grad]` say what is recomputed");
+const ATTENTION: Meaning = LeftOut("kvtune chooses its attention kernels by the device");
+const VARIANTS: &str = "leave it out; `lora.use_dora`, `lora.use_rslora` and `lora.init_lora_weights` choose its variants";
+
+/// Keys, at the top of the file or in any table of kvtune's, with their values and what each means.
+pub(super) const FOREIGN: &[(&str, &str, Meaning)] = &[
+    ("lora_target_linear", "true", Is("lora.target_modules", "all-linear")),
+    ("lora_target_linear", "false", LeftOut("`lora.target_modules` says which modules get an adapter")),
+    ("bf16", "true", Is("model.dtype", "bf16")),
+    ("bf16", "auto", Is("model.dtype", "bf16")),
+    ("bf16", "full", Is("model.dtype", "bf16")),
+    ("bf16", "false", DTYPE),
+    ("fp16", "false", DTYPE),
+    ("fp16", ANY, Refused("gradients fall below the smallest number of f16", "write `model.dtype = \"bf16\"` or `\"f32\"`")),
+    ("load_in_4bit", "false", LeftOut("weights are not quantised in any case")),
+    ("load_in_4bit", ANY, QUANTISED),
+    ("load_in_8bit", "false", LeftOut("weights are not quantised in any case")),
+    ("load_in_8bit", ANY, QUANTISED),
+    ("task_type", "CAUSAL_LM", LeftOut("`head.kind` says what is predicted, by default the next token")),
+    ("task_type", "SEQ_CLS", Refused("`head.kind` says what is predicted", "write `head.kind = \"seq_classification\"`")),
+    ("task_type", ANY, Refused("there is no such head", "leave it out, and choose `head.kind`")),
+    ("peft_type", "LORA", LeftOut("the adapter is LoRA in any case")),
+    ("peft_type", ANY, Refused("the adapter is LoRA", VARIANTS)),
+    ("eval_strategy", "steps", LeftOut("a validation comes every `eval.interval` steps")),
+    ("eval_strategy", "no", Refused("some samples validate", "to hold none out, write `data.validation_fraction = 0`")),
+    ("eval_strategy", ANY, Refused("a validation comes every `eval.interval` steps", "write `eval.interval` in steps")),
+    ("assistant_only_loss", "true", Is("data.train_on", "assistant")),
     (
-        &["lora_target_linear"],
-        &[
-            ("true", Is("lora.target_modules", "all-linear")),
-            ("false", LeftOut("`lora.target_modules` says which modules get an adapter")),
-        ],
+        "assistant_only_loss",
+        ANY,
+        Refused("`data.train_on` says what is trained", "to train on whole conversations, write `\"all\"` there"),
     ),
-    (
-        &["bf16"],
-        &[
-            ("true", Is("model.dtype", "bf16")),
-            ("auto", Is("model.dtype", "bf16")),
-            ("full", Is("model.dtype", "bf16")),
-            ("false", LeftOut("`model.dtype` says what is computed in")),
-        ],
-    ),
-    (
-        &["fp16"],
-        &[
-            ("false", LeftOut("`model.dtype` says what is computed in")),
-            (ANY, Refused("gradients fall below the smallest number of f16", "write `model.dtype = \"bf16\"` or `\"f32\"`")),
-        ],
-    ),
-    (
-        &["load_in_4bit", "load_in_8bit"],
-        &[
-            ("false", LeftOut("weights are not quantised in any case")),
-            (
-                ANY,
-                Refused(
-                    "the base model's weights are not quantised",
-                    "leave it out: `model.dtype = \"bf16\"` takes 2 bytes a weight, and `train.offload = \"weights\"` keeps most of them in \
-                     the host's memory",
-                ),
-            ),
-        ],
-    ),
-    (
-        &["task_type"],
-        &[
-            ("CAUSAL_LM", LeftOut("`head.kind` says what is predicted, by default the next token")),
-            (
-                "SEQ_CLS",
-                Refused("`head.kind` says what is predicted", "write `head.kind = \"seq_classification\"` and `head.labels`"),
-            ),
-            (ANY, Refused("there is no such head", "leave it out, and choose `head.kind`")),
-        ],
-    ),
-    (
-        &["peft_type"],
-        &[
-            ("LORA", LeftOut("the adapter is LoRA in any case")),
-            (
-                ANY,
-                Refused(
-                    "the adapter is LoRA",
-                    "leave it out; `lora.use_dora`, `lora.use_rslora` and `lora.init_lora_weights` choose its variants",
-                ),
-            ),
-        ],
-    ),
-    (
-        &["eval_strategy", "evaluation_strategy"],
-        &[
-            ("steps", LeftOut("a validation comes every `eval.interval` steps")),
-            (
-                "no",
-                Refused(
-                    "a validation comes every `eval.interval` steps",
-                    "to hold nothing out, write `data.validation_fraction = 0`",
-                ),
-            ),
-            (ANY, Refused("a validation comes every `eval.interval` steps", "write `eval.interval` in steps")),
-        ],
-    ),
-    (
-        &["assistant_only_loss"],
-        &[
-            ("true", Is("data.train_on", "assistant")),
-            (
-                ANY,
-                Refused(
-                    "`data.train_on` says what is trained",
-                    "write `data.train_on = \"all\"` to train on whole conversations",
-                ),
-            ),
-        ],
-    ),
-    (&["neftune_noise_alpha"], &[(ANY, Refused("no noise is added to embeddings", "leave it out"))]),
-    (
-        &["gradient_checkpointing", "gradient_checkpointing_kwargs", "enable_activation_checkpointing"],
-        &[(ANY, LeftOut("the tables `[kv_cache]` and `[grad]` say what is recomputed"))],
-    ),
-    (
-        &["flash_attention", "flash_attn", "attn_implementation"],
-        &[(ANY, LeftOut("kvtune chooses its attention kernels by the device"))],
-    ),
+    ("neftune_noise_alpha", ANY, Refused("no noise is added to embeddings", "leave it out")),
+    ("gradient_checkpointing", ANY, RECOMPUTED),
+    ("gradient_checkpointing_kwargs", ANY, RECOMPUTED),
+    ("enable_activation_checkpointing", ANY, RECOMPUTED),
+    ("flash_attention", ANY, ATTENTION),
+    ("flash_attn", ANY, ATTENTION),
+    ("attn_implementation", ANY, ATTENTION),
 ];
 
 /// Deals with all of them, and adds a note for each that is not refused.
 pub(super) fn apply(document: &mut Document, notes: &mut Vec<(Spot, String)>, refusals: &mut Refusals) {
-    let tables = document.root.entries().iter().filter(|entry| matches!(entry.node.value, NodeValue::Table(_)));
-    let tables: Vec<String> = tables.map(|entry| entry.key.clone()).chain([String::new()]).collect();
-    for (names, values) in FOREIGN {
-        for key in names.iter().flat_map(|name| tables.iter().map(|table| dotted(table, name))) {
+    let tables = tables();
+    for (name, ..) in FOREIGN {
+        for key in tables.iter().map(|(table, _)| dotted(table, name)) {
             let Some(entry) = document.root.take(&key) else { continue };
-            let (spot, read) = (entry.spot, read(document, &key, entry, values));
-            if let Some(note) = refusals.catch(&[table_of(&key)], read) {
-                notes.push((spot, note));
-            }
+            let (spot, read) = (entry.spot, read(document, &key, entry, name));
+            notes.extend(refusals.catch(&[table_of(&key)], read).map(|note| (spot, note)));
         }
     }
 }
 
 /// Reads one of them; returns the note.
-fn read(document: &mut Document, key: &str, entry: KeyValue, values: &[(&str, Meaning)]) -> Checked<String> {
-    let written = entry.node.to_value();
-    let text = entry.node.word();
-    match values.iter().find(|(value, _)| *value == text || *value == ANY) {
-        Some((_, Is(to, word))) => {
+fn read(document: &mut Document, key: &str, entry: KeyValue, name: &str) -> Checked<String> {
+    let (written, word) = (entry.node.to_value(), entry.node.word());
+    let values = FOREIGN.iter().filter(|(other, ..)| *other == name);
+    match values.clone().find(|(_, value, _)| *value == word || *value == ANY) {
+        Some((.., Is(to, word))) => {
             let node = Node { value: NodeValue::String((*word).to_owned()), spot: entry.node.spot };
             move_to(document, key, to, KeyValue { node, ..entry })?;
             Ok(format!("`{key} = {written}` is read as `{to} = \"{word}\"`"))
         }
-        Some((_, LeftOut(why))) => Ok(format!("`{key}` is left out: {why}")),
-        Some((_, Refused(why, hint))) => {
+        Some((.., LeftOut(why))) => Ok(format!("`{key}` is left out: {why}")),
+        Some((.., Refused(why, hint))) => {
             Err(document.source.reject(entry.spot, format!("`{key}` is not supported: {why}"), *hint))
         }
         None => {
-            let known = format!("choose {}", listed(values.iter().map(|(value, _)| *value)));
-            Err(document.source.reject(entry.node.spot, format!("unknown value `{written}` for `{key}`"), known))
+            let hint = format!("choose {}", listed(values.map(|(_, value, _)| *value)));
+            Err(document.source.reject(entry.node.spot, format!("unknown value `{written}` for `{key}`"), hint))
         }
     }
 }

@@ -34,33 +34,30 @@ fn parse(source: &RecipeSource, text: &str, spot: Spot) -> Result<(String, Node)
     if parts.iter().any(|part| part.is_empty()) {
         return Err(source.reject(spot, format!("the override `{text}` has an empty key"), hint));
     }
-    let value = value.trim();
+    let (key, value) = (parts.join("."), value.trim());
+    let list = as_list(&key, value);
     // What is not TOML is a string: `data.train=train.jsonl` needs no quotes inside the shell's.
-    let node = match toml::de::DeValue::parse(value) {
+    let node = match toml::de::DeValue::parse(list.as_deref().unwrap_or(value)) {
         Ok(parsed) => {
             convert(&parsed, &|_| spot).map_err(|(_, message)| source.reject(spot, message, "choose a smaller number"))?
         }
-        Err(_) => {
-            Node { value: as_list(&parts.join("."), value, spot).unwrap_or_else(|| NodeValue::String(value.to_owned())), spot }
-        }
+        Err(_) => Node { value: NodeValue::String(value.to_owned()), spot },
     };
-    Ok((parts.join("."), node))
+    Ok((key, node))
 }
 
-/// `q_proj,v_proj` of a key that takes an array. A path or a pattern may have commas.
-fn as_list(key: &str, value: &str, spot: Spot) -> Option<NodeValue> {
+/// `q_proj,v_proj` as TOML for a key that takes an array. A path or a pattern may have commas.
+fn as_list(key: &str, value: &str) -> Option<String> {
     let tables = tables();
     let mut keys = tables.iter().flat_map(|(table, keys)| keys.iter().map(move |key| (dotted(table, &key.text.name), key)));
     let (_, found) = keys.find(|(name, found)| name == key || found.text.also.contains(&key))?;
-    let items: Vec<&str> = value.split(',').map(str::trim).collect();
-    let is_plain = |item: &&str| !item.is_empty() && item.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'));
-    if items.len() < 2 || !items.iter().all(is_plain) || !found.takes.contains("array") || found.takes.starts_with("path") {
+    let is_plain = |item: &str| !item.is_empty() && item.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'));
+    let takes_list = found.takes.contains("array") && !found.takes.starts_with("path");
+    if !takes_list || !value.contains(',') || !value.split(',').all(|item| is_plain(item.trim())) {
         return None;
     }
-    let item =
-        |text: &&str| toml::from_str(&format!("item = {text}")).ok().and_then(|mut table: toml::Table| table.remove("item"));
-    let items = items.iter().map(|text| item(text).unwrap_or_else(|| toml::Value::from(*text)));
-    Some(NodeValue::Array(items.map(|item| Node { spot, ..Node::from(item) }).collect()))
+    let in_toml = |item: &str| if item.parse::<f64>().is_ok() { item.to_owned() } else { format!("{item:?}") };
+    Some(format!("[{}]", value.split(',').map(|item| in_toml(item.trim())).collect::<Vec<_>>().join(", ")))
 }
 
 /// `kv_cache.policy.h2o.grace_period=4` chooses `h2o`, whatever was chosen before, and keeps the parameters of an `h2o`

@@ -1,7 +1,7 @@
 //! The tables of `docs/reference/recipe.md`: every key, and what other programs call it.
 
 use super::alias::FLAT;
-use super::foreign::{FOREIGN, Meaning};
+use super::foreign::FOREIGN;
 use super::plan::tables;
 use super::suggest::ADVICE;
 use super::table::{RecipeKey, dotted};
@@ -19,13 +19,7 @@ pub fn reference() -> Vec<String> {
     ];
     let words =
         keys().flat_map(|(key, of)| of.text.words.iter().map(move |(word, others)| vec![key.clone(), code(word), codes(others)]));
-    let meanings = FOREIGN.iter().flat_map(|(names, values)| {
-        let rows = move |value: &str, meaning: &Meaning| {
-            let keys: Vec<String> = names.iter().map(|name| code(&format!("{name} = {value}"))).collect();
-            vec![keys.join(", "), meaning.to_string()]
-        };
-        values.iter().map(move |(value, meaning)| rows(value, meaning))
-    });
+    let meanings = FOREIGN.iter().map(|(key, value, meaning)| vec![code(&format!("{key} = {value}")), meaning.to_string()]);
     let advice = ADVICE.iter().map(|(key, advice)| vec![code(key), (*advice).to_owned()]);
     let mut found: Vec<String> = tables.iter().map(|(_, keys)| table_of(keys)).collect();
     found.push(markdown(&["key", "also accepted"], names.chain(of_policy)));

@@ -10,7 +10,7 @@ use toml::Value;
 
 use super::diagnose::Checked;
 use super::read::{read, read_or_auto};
-use super::tree::{Document, KeyValue, Spot};
+use super::tree::{Document, Spot};
 
 /// The value of one key.
 pub(super) trait RecipeValue: DeserializeOwned {
@@ -89,16 +89,13 @@ pub(super) fn shown(value: &Value) -> String {
 /// A recipe as who reads it has it: its keys are kvtune's own.
 pub(super) struct RecipeReader<'a> {
     pub(super) document: &'a Document,
-    /// Where relative paths begin that the recipe says.
+    /// Where relative paths begin that are not those of overrides.
     folder: PathBuf,
-    /// Where those of overrides begin.
-    shell_folder: PathBuf,
 }
 
 impl<'a> RecipeReader<'a> {
     pub(super) fn new(document: &'a Document) -> Self {
-        let shell_folder = folder_of(Path::new(""));
-        Self { document, folder: folder_of(&document.source.path), shell_folder }
+        Self { document, folder: folder_of(&document.source.path) }
     }
 
     /// Whether `key` (dotted) is written.
@@ -107,11 +104,9 @@ impl<'a> RecipeReader<'a> {
     }
 
     /// Where relative paths of `key` (dotted) begin.
-    fn folder_of_paths(&self, key: &str) -> &Path {
-        match self.document.root.entry(key) {
-            Some(KeyValue { spot: Spot::Override(_), .. }) => &self.shell_folder,
-            _ => &self.folder,
-        }
+    fn folder_of_paths(&self, key: &str) -> PathBuf {
+        let is_override = self.document.root.entry(key).is_some_and(|entry| matches!(entry.spot, Spot::Override(_)));
+        if is_override { folder_of(Path::new("")) } else { self.folder.clone() }
     }
 
     /// The value of `key` (dotted), if it is written.
@@ -164,7 +159,8 @@ impl RecipeValue for PathBuf {
             let message = format!("`{key}` must be a path, found \"\"");
             return reader.refuse(key, message, "write a path, relative to the recipe's folder; behind `--set`, to the shell's");
         }
-        let mut folder = reader.folder_of_paths(key);
+        let begin = reader.folder_of_paths(key);
+        let mut folder = begin.as_path();
         let mut rest = self.as_path();
         // The folder has no symbolic links, so that its own name and `..` cancel out.
         while let Ok(shorter) = rest.strip_prefix("..") {

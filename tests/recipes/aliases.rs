@@ -153,8 +153,8 @@ fn what_asks_for_something_else_is_refused_with_a_way_out() {
         ("task_type = \"TOKEN_CLS\"", "no such head", "`head.kind`"),
         ("peft_type = \"IA3\"", "the adapter is LoRA", "`lora.use_dora`"),
         ("eval_strategy = \"epoch\"", "every `eval.interval` steps", "`eval.interval` in steps"),
-        ("eval_strategy = \"no\"", "every `eval.interval` steps", "`data.validation_fraction = 0`"),
-        ("assistant_only_loss = false", "`data.train_on`", "`data.train_on = \"all\"`"),
+        ("eval_strategy = \"no\"", "some samples validate", "`data.validation_fraction = 0`"),
+        ("assistant_only_loss = false", "`data.train_on`", "`\"all\"`"),
         ("neftune_noise_alpha = 5", "no noise", "leave it out"),
         ("bf16 = 3", "unknown value `3` for `bf16`", "choose `true`, `auto`, `full` or `false`"),
     ] {
