@@ -184,7 +184,7 @@ fn table(recipe: &Recipe, config: &ModelConfig, plan: &ChunkPlan, schedule: &Run
     }
     match &recipe.lora {
         Some(lora) => {
-            table.row(&["adapter", &format!("{} r {} alpha {}, {}", lora.kind(), lora.r, lora.alpha, lora.target_modules)])
+            table.row(&["adapter", &format!("{} r {} alpha {}, {}", lora.kind(), lora.r, lora.alpha, lora.target_modules)]);
         }
         None => table.row(&["weights", &format!("all {} are trained", config.num_parameters())]),
     }

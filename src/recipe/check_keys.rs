@@ -19,7 +19,9 @@ pub(super) fn check_keys(document: &mut Document, refusals: &mut Refusals) {
             document.root.take(table);
             continue;
         }
-        keys.iter().for_each(|key| check_value(document, table, key, refusals));
+        for key in keys {
+            check_value(document, table, key, refusals);
+        }
         let inner = if table.is_empty() { Some(&document.root) } else { document.root.entry(table).map(|entry| &entry.node) };
         let beside = tables.iter().map(|(name, _)| *name).filter(|name| table.is_empty() && !name.is_empty());
         let known: Vec<&str> = beside.chain(keys.iter().map(|key| key.text.name.as_str())).collect();

@@ -23,7 +23,9 @@ impl Refusals {
 
     /// Keeps an error. What else seems wrong with these tables may come from it.
     pub(super) fn add(&mut self, tables: &[&str], error: RecipeError) {
-        tables.iter().for_each(|table| self.doubt(table));
+        for table in tables {
+            self.doubt(table);
+        }
         self.found.push(error);
     }
 
@@ -50,7 +52,7 @@ impl Refusals {
         checked
             .map_err(|error| {
                 if !is_doubtful {
-                    self.found.push(error)
+                    self.found.push(error);
                 }
             })
             .ok()

@@ -65,7 +65,7 @@ fn where_it_belongs(tables: &[(&str, Vec<RecipeKey>)], written: &str) -> Option<
     let keys = || tables.iter().flat_map(|(table, keys)| keys.iter().map(move |key| (*table, &key.text)));
     let last = |name: &&str| name.rsplit('.').next() == Some(written);
     let own: Vec<_> = keys().filter(|(_, key)| key.name == written).collect();
-    let others: Vec<_> = keys().filter(|(_, key)| own.is_empty() && key.also.iter().any(|name| last(&name))).collect();
+    let others: Vec<_> = keys().filter(|(_, key)| own.is_empty() && key.also.iter().any(last)).collect();
     match [own, others].concat()[..] {
         [(table, key)] => {
             let place = if table.is_empty() { "at the top of the file".to_owned() } else { format!("in `[{table}]`") };
