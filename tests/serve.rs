@@ -25,9 +25,14 @@ impl Server {
     }
 
     pub(crate) fn of(model: &Path, more: &[&str]) -> Self {
+        Self::telling(model, more, Stdio::null())
+    }
+
+    /// Says elsewhere what it says on standard error.
+    fn telling(model: &Path, more: &[&str], errors: Stdio) -> Self {
         let mut command = kvtune();
         command.arg("serve").arg(model).args(["--port", "0"]).args(more);
-        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut process = command.stdout(Stdio::piped()).stderr(errors).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().rsplit('/').next().unwrap().to_owned();
@@ -43,7 +48,7 @@ impl Server {
     pub(crate) fn send(&self, head: &str, body: &[u8]) -> TcpStream {
         let mut stream = self.connect();
         let length = body.len();
-        write!(stream, "{head} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n").unwrap();
+        write!(stream, "{head} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n").unwrap();
         // The server may have answered before it has read all.
         let _ = stream.write_all(body);
         stream
@@ -68,9 +73,21 @@ impl Server {
 
     /// Resident memory in kilobytes.
     pub(crate) fn resident(&self) -> u64 {
+        self.memory("VmRSS")
+    }
+
+    /// A figure of its memory in kilobytes.
+    pub(crate) fn memory(&self, name: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    /// The processes that it has started, and that go on.
+    fn children(&self) -> Vec<String> {
+        let parent = self.process.id().to_string();
+        let all = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok());
+        all.filter(|pid| state_of(pid).is_some_and(|(state, own)| state != "Z" && own == parent)).collect()
     }
 
     /// Asks it to end, and waits; returns the exit code.
@@ -78,6 +95,13 @@ impl Server {
         Command::new("kill").args(["-TERM", &self.process.id().to_string()]).status().unwrap();
         self.process.wait().unwrap().code()
     }
+}
+
+/// State and parent of a process.
+fn state_of(pid: &str) -> Option<(String, String)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit(')').next()?.split_whitespace().map(str::to_owned);
+    fields.next().zip(fields.next())
 }
 
 impl Drop for Server {
@@ -252,7 +276,7 @@ fn who_asks_wrongly_is_told_and_the_server_goes_on() {
     assert_eq!(info["eos_token"], "<|endoftext|>", "without a chat template, too: {info}");
     // A client that says how much it will send, and does not.
     let mut slow = server.connect();
-    write!(slow, "{COMPLETIONS} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 50\r\n\r\n{{").unwrap();
+    write!(slow, "{COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: 50\r\n\r\n{{").unwrap();
     let (status, text) = received(slow);
     assert!(status == 504 && text.contains("the request has taken longer than 2 s"), "{status} {text}");
     assert_eq!(server.json("GET /v1/models", &Value::Null)["data"][0]["id"], "model-qwen2");
@@ -301,7 +325,7 @@ fn who_sends_no_whole_head_is_let_go() {
     let begin = Instant::now();
     let silent = server.connect();
     let mut half = server.connect();
-    write!(half, "{COMPLETIONS} HTTP/1.1\r\nHost: x\r\n").unwrap();
+    write!(half, "{COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n").unwrap();
     // A line every now and then does not help.
     let mut dripping = server.connect();
     let drips = dripping.try_clone().unwrap();
@@ -374,4 +398,112 @@ fn many_clients_half_of_whom_go_away_leave_nothing_behind() {
     assert_eq!(server.metric("cache_entries"), 0);
     assert!(after < before + before / 50, "{before} kB, then {after} kB");
     assert_eq!(server.end(), Some(0));
+}
+
+/// A page in somebody's browser, and a name of somebody else's that leads here.
+#[test]
+fn only_own_names_and_allowed_origins_may_ask() {
+    let server = Server::start(&["--allow-origin", "https://chat.example", "--allow-host", "models.example"]);
+    let ask = |head: &str, headers: &str| {
+        let mut stream = server.connect();
+        let body = "{\"prompt\": \"x\", \"max_tokens\": 1}";
+        let length = body.len();
+        write!(stream, "{head} HTTP/1.1\r\n{headers}Connection: close\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        (text.split(' ').nth(1).unwrap().parse::<u16>().unwrap(), text)
+    };
+    let own = &server.address;
+    let json = "Content-Type: application/json\r\n";
+    for (headers, status, words) in [
+        (format!("Host: {own}\r\nContent-Type: text/plain\r\n"), 415, "`Content-Type: application/json`"),
+        (format!("Host: {own}\r\n"), 415, "`Content-Type: application/json`"),
+        (format!("Host: evil.example\r\n{json}"), 403, "`--allow-host`"),
+        (format!("Host: 192.0.2.1:80\r\n{json}"), 403, "`--allow-host`"),
+        (format!("Host: {own}\r\nOrigin: https://evil.example\r\n{json}"), 403, "`--allow-origin`"),
+        (format!("Host: {own}\r\nOrigin: null\r\n{json}"), 403, "`--allow-origin`"),
+        (format!("Host: Models.example:8000\r\n{json}"), 200, "text_completion"),
+        (format!("Host: [::1]:8000\r\n{json}"), 200, "text_completion"),
+        (
+            "Host: localhost\r\nOrigin: http://localhost\r\nContent-Type: application/json; charset=utf-8\r\n".to_owned(),
+            200,
+            "text",
+        ),
+        (
+            format!("Host: {own}\r\nOrigin: https://chat.example\r\n{json}"),
+            200,
+            "access-control-allow-origin: https://chat.example",
+        ),
+    ] {
+        let (found, text) = ask(COMPLETIONS, &headers);
+        assert!(found == status && text.contains(words), "{headers}: {found} {text}");
+    }
+    let preflight = "Access-Control-Request-Method: POST\r\n";
+    let (status, text) = ask("OPTIONS /v1/completions", &format!("Host: {own}\r\nOrigin: https://chat.example\r\n{preflight}"));
+    assert!(status == 204 && text.contains("access-control-allow-headers: authorization, content-type"), "{text}");
+    assert_eq!(ask("OPTIONS /v1/completions", &format!("Host: {own}\r\nOrigin: https://evil.example\r\n{preflight}")).0, 403);
+    let models = server.json("GET /v1/models", &Value::Null);
+    assert_eq!(models["data"][0]["root"], "model-qwen2", "and not its directory");
+    assert_eq!(server.end(), Some(0));
+}
+
+#[test]
+fn each_request_has_a_line_in_the_access_log() {
+    let said = tempfile::NamedTempFile::new().unwrap();
+    let model = fixture("model-qwen2");
+    let server = Server::telling(&model, &[], said.reopen().unwrap().into());
+    let body = json!({ "prompt": [[5, 6, 7]], "max_tokens": 4, "ignore_eos": true });
+    server.json(COMPLETIONS, &body);
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    assert_eq!(server.ask(COMPLETIONS, &streamed).0, 200);
+    assert_eq!(server.ask("GET /v1/\u{9b}31m?key=secret", &Value::Null).0, 404);
+    let long = json!({ "prompt": [[5, 6, 7]], "max_tokens": 30_000, "ignore_eos": true });
+    // A byte of a next request does not hide that the client has gone.
+    let stream = server.send(COMPLETIONS, long.to_string().as_bytes());
+    (&stream).write_all(b"G").unwrap();
+    while server.metric("texts_running") == 0 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(stream);
+    let gone = Instant::now();
+    while server.metric("texts_running") > 0 {
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert!(gone.elapsed() < Duration::from_secs(8), "{:?}", gone.elapsed());
+    assert_eq!(server.end(), Some(0));
+    let said = std::fs::read_to_string(said.path()).unwrap();
+    let lines: Vec<&str> = said.lines().filter(|line| line.contains(" POST ") || line.contains(" 404 ")).collect();
+    let parts = [" POST /v1/completions 200 3 tokens in, 4 out, "; 2];
+    for (line, part) in lines.iter().zip(parts.into_iter().chain([" 404 0 tokens in", " 499 3 tokens in"])) {
+        assert!(line.contains(part) && line.contains("Z 127.0.0.1:") && line.ends_with(" s"), "{line}");
+    }
+    assert!(lines.len() == 4 && !said.contains("secret") && !said.contains('\u{9b}'), "{said}");
+    let quiet = tempfile::NamedTempFile::new().unwrap();
+    let server = Server::telling(&model, &["--no-access-log", "--host", "0.0.0.0"], quiet.reopen().unwrap().into());
+    server.metric("texts_running");
+    assert_eq!(server.end(), Some(0));
+    let quiet = std::fs::read_to_string(quiet.path()).unwrap();
+    assert!(!quiet.contains("GET") && quiet.contains("listens at `0.0.0.0`: others than this machine"), "{quiet}");
+}
+
+/// A template that overflows the stack of its process, and what is left of that when the server is killed.
+#[test]
+fn a_template_can_not_end_the_server_and_its_processes_end_with_it() {
+    let overflows = "{% set a = namespace() %}{% set a.x = a %}{% if messages[0].content == 'deep' %}{{ {a: 1} }}{% endif %}x";
+    let server = Server::start(&["--chat-template", overflows]);
+    let chat = |text: &str| server.ask(CHAT, &json!({ "messages": [{ "role": "user", "content": text }], "max_tokens": 1 }));
+    for _ in 0..2 {
+        let (status, text) = chat("deep");
+        assert!(status == 400 && text.contains("it is nested too deep"), "{status} {text}");
+        assert_eq!(chat("flat").0, 200);
+    }
+    let children = server.children();
+    assert_eq!(children.len(), 1, "one renders, and those that have ended are waited for");
+    drop(server);
+    let began = Instant::now();
+    while children.iter().any(|pid| state_of(pid).is_some_and(|(state, _)| state != "Z")) {
+        assert!(began.elapsed() < Duration::from_secs(20), "it outlives its server");
+        thread::sleep(Duration::from_millis(20));
+    }
 }

@@ -8,6 +8,7 @@ use signal_hook::low_level::exit;
 
 use super::finetune::Ending;
 use super::{Arguments, Verb, device, launch, limits, panics, world};
+use crate::data;
 use crate::error::Error;
 use crate::recipe::Weights;
 use crate::report::console;
@@ -16,8 +17,15 @@ use crate::units::Failure;
 /// Variables of profilers that write what they have seen when the process ends in the ordinary way: CUPTI's, of Nsight, and LLVM's.
 const PROFILERS: [&str; 3] = ["CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "LLVM_PROFILE_FILE"];
 
+/// The argument with which the binary renders chat templates for another process of it.
+const RENDERER: &str = "render-chat-templates";
+
 /// Runs the binary, and ends the process.
 pub fn main() -> ! {
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == RENDERER) {
+        exit(i32::from(data::become_renderer().is_err()));
+    }
+    data::render_in_children_of("/proc/self/exe", RENDERER);
     launch::follow_launcher();
     let code = Arguments::try_parse().map_or_else(|error| refused(&error), |arguments| code_of(&arguments));
     let _ = io::stdout().flush();

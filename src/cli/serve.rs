@@ -1,5 +1,6 @@
 //! `kvtune serve`: OpenAI's protocol over a model and the cache that it was trained with.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -55,11 +56,24 @@ pub(super) struct Serve {
     /// A prompt may have so many tokens; if left out, as many as the model has positions.
     #[arg(long, value_name = "N")]
     max_prompt: Option<usize>,
+    /// A further name or address by which the server may be asked (the `Host` of a request), without a port; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    allow_host: Vec<String>,
+    /// Pages of this origin, as `https://example.org`, may ask from a browser; `*` for all. May be given several times.
+    #[arg(long, value_name = "ORIGIN")]
+    allow_origin: Vec<String>,
+    /// Write no line for each request.
+    #[arg(long)]
+    no_access_log: bool,
 }
 
 impl Serve {
     pub(super) fn run(&self, device: Device) -> Result<(), Error> {
         let api_key = self.api_key_file.as_deref().map(key_in).transpose()?;
+        if api_key.is_none() && !is_loopback(&self.host) {
+            let others = "others than this machine may reach it, and no key is asked of them: see `--api-key-file`";
+            console::warning(&format!("the server listens at `{}`: {others}", self.host));
+        }
         let interrupt = install()?;
         let used = self.model.load(device)?;
         let path = &used.recipe.model.path;
@@ -104,11 +118,18 @@ impl Serve {
             width: self.batch.into(),
             keep: self.keep.into(),
             limits,
+            allow_hosts: self.allow_host.clone(),
+            allow_origins: self.allow_origin.clone(),
+            access_log: !self.no_access_log,
         };
         serve::serve(served, options, move || interrupt.signal().is_some())?;
         console::note("all requests are answered");
         Ok(())
     }
+}
+
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 fn key_in(path: &std::path::Path) -> Result<String, Error> {

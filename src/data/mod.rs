@@ -43,7 +43,7 @@ pub use answers::{Answer, each_answer};
 pub use bad_rows::Fault;
 pub use batch::{Batch, IGNORE, Sequence, Targets};
 pub use by_length::{consecutive, epoch_batches, largest_batches, share};
-pub use chat::{ChatTemplates, Conversation, message, special_tokens, tools_of};
+pub use chat::{ChatTemplates, Conversation, become_renderer, message, render_in_children_of, special_tokens, tools_of};
 pub use dataset::Dataset;
 pub use error::DataError;
 pub use initial_part::InitialPartFinder;

@@ -148,6 +148,11 @@ impl Tokenizer {
         &self.inner.ends
     }
 
+    /// Bytes of the longest entry of the vocabulary. An entry is written with at least as many bytes as it stands for.
+    pub fn longest_entry(&self) -> usize {
+        self.inner.encoder.get_vocab(true).keys().map(String::len).max().unwrap_or_default()
+    }
+
     /// Hash of `tokenizer.json`'s content.
     pub fn hash(&self) -> &str {
         &self.inner.hash

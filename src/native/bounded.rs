@@ -9,14 +9,19 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::panic::resume_unwind;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{Pid, gettid};
+use rustix::time::{ClockId, clock_gettime};
 use signal_hook::low_level::exit;
+
+use super::memory::line_of;
 
 /// How often the time is looked at.
 const LOOK: Duration = Duration::from_millis(100);
@@ -113,6 +118,34 @@ pub fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Re
                 Ok(()) => return Err(GivenUp::Beyond),
             },
         }
+    }
+}
+
+/// Limits of this process, beyond which the system ends it.
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessLimits {
+    /// Addresses that it has had from the start, in bytes: libraries, mostly.
+    begun: usize,
+}
+
+impl ProcessLimits {
+    /// What the process has now is not counted. It leaves no core behind.
+    pub fn from_here() -> std::io::Result<Self> {
+        setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+        let kilobytes = line_of(Path::new("/proc/self/status"), "VmSize:").ok_or(std::io::ErrorKind::NotFound)?;
+        Ok(Self { begun: (kilobytes as usize) << 10 })
+    }
+
+    /// Lets it have so many bytes beyond what it began with, and work for so long from now on: up to a second more.
+    pub fn set(self, bytes: usize, time: Duration) -> std::io::Result<()> {
+        let worked = clock_gettime(ClockId::ProcessCPUTime).tv_sec.unsigned_abs();
+        let soft = |resource, limit: u64| {
+            let Rlimit { maximum, .. } = getrlimit(resource);
+            let current = Some(maximum.map_or(limit, |maximum| maximum.min(limit)));
+            setrlimit(resource, Rlimit { current, maximum })
+        };
+        soft(Resource::As, self.begun.saturating_add(bytes) as u64)?;
+        Ok(soft(Resource::Cpu, worked + 1 + time.as_secs())?)
     }
 }
 

@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::ApiError;
+use super::access_log::LogLine;
 use super::fields::MOST;
 use super::reply::{ReplyHead, whole};
 use super::served::Served;
@@ -17,11 +18,12 @@ use super::tokens::Reader;
 use crate::generation::{LikelihoodsOf, TokenLikelihood};
 
 pub(super) async fn chat_completions(State(served): State<Arc<Served>>, request: Request) -> Result<Response, ApiError> {
-    let mut fields = served.fields(request).await?;
+    let line = LogLine::of(&request);
+    let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
     let reader = Arc::clone(&served.reader);
     let (mut fields, prompt) = served
-        .apart(move || {
+        .read_apart(permit, move || {
             let prompt = reader.conversation(&mut fields)?;
             Ok((fields, prompt))
         })
@@ -42,7 +44,7 @@ pub(super) async fn chat_completions(State(served): State<Arc<Served>>, request:
     // A message is as long as it gets, unless somebody says otherwise.
     rules.max_length.get_or_insert(served.prompts.longest);
     let new_tokens = is_told.then(|| count.unwrap_or(0));
-    let answers = served.ask(&prompts, &rules, samples, LikelihoodsOf { new_tokens, prompt: None })?;
+    let answers = served.ask(&prompts, &rules, samples, LikelihoodsOf { new_tokens, prompt: None }, &line)?;
     let head = ReplyHead::new("chatcmpl", &served.name);
     if streams {
         let shape = Shape { head, is_chat: true, tells_usage };

@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::ApiError;
+use super::access_log::LogLine;
 use super::fields::MOST;
 use super::reply::{ReplyHead, whole};
 use super::served::Served;
@@ -20,7 +21,8 @@ use crate::generation::{LikelihoodsOf, TokenLikelihood};
 const MAX_TOKENS: usize = 16;
 
 pub(super) async fn completions(State(served): State<Arc<Served>>, request: Request) -> Result<Response, ApiError> {
-    let mut fields = served.fields(request).await?;
+    let line = LogLine::of(&request);
+    let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
     let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "`prompt` is missing"))?;
     let adds_special = fields.flag("add_special_tokens", true)?;
@@ -35,9 +37,9 @@ pub(super) async fn completions(State(served): State<Arc<Served>>, request: Requ
     let mut rules = fields.rules(&served.rules)?;
     rules.max_new_tokens.get_or_insert(MAX_TOKENS);
     let reader = Arc::clone(&served.reader);
-    let prompts = served.apart(move || reader.prompts(&prompt, adds_special)).await?;
+    let prompts = served.read_apart(permit, move || reader.prompts(&prompt, adds_special)).await?;
     let likelihoods = LikelihoodsOf { new_tokens: count, prompt: of_prompt.max(count.filter(|_| echo)) };
-    let answers = served.ask(&prompts, &rules, samples, likelihoods)?;
+    let answers = served.ask(&prompts, &rules, samples, likelihoods, &line)?;
     let head = ReplyHead::new("cmpl", &served.name);
     if streams {
         let shape = Shape { head, is_chat: false, tells_usage };

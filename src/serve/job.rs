@@ -1,8 +1,11 @@
 //! What the HTTP side asks of the engine's thread, and what it is told.
 
-use tokio::sync::mpsc::UnboundedSender;
+use std::sync::Arc;
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 use super::ApiError;
+use super::access_log::LogLine;
 use crate::generation::{Finish, GenerationRules, LikelihoodsOf, TokenLikelihood};
 
 /// A prompt to go on from. Whose client has gone, is let go of: its sender says so.
@@ -28,4 +31,20 @@ pub(super) enum TextEvent {
     Finished { sample: usize, text: String, reason: Finish, evicted: usize },
     /// It can not be carried out.
     Failed(ApiError),
+}
+
+/// What is told about the prompts of a request, each with its number there.
+pub(super) struct Answers {
+    pub(super) events: UnboundedReceiver<(usize, TextEvent)>,
+    pub(super) line: Arc<LogLine>,
+}
+
+impl Answers {
+    pub(super) async fn recv(&mut self) -> Option<(usize, TextEvent)> {
+        let next = self.events.recv().await;
+        if let Some((_, TextEvent::Token { .. })) = next {
+            self.line.add_new_token();
+        }
+        next
+    }
 }

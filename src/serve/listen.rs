@@ -1,17 +1,26 @@
 //! Connections: each is given a time in which its request must begin, and all are let finish when the server stops.
 
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use axum::Router;
 use axum::serve::Listener;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
+use tokio::io::Interest;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
+use super::access::ConnectionEnds;
 use super::served::RequestLimits;
+
+/// How long a reply that is ready may take to be sent to a client that has closed its end.
+const GRACE: Duration = Duration::from_millis(500);
 
 /// Answers at a listener until `stops` says so and all replies are sent.
 pub(super) fn listen(
@@ -26,20 +35,51 @@ pub(super) fn listen(
         let connections = GracefulShutdown::new();
         let mut stopped = std::pin::pin!(stopped(stops));
         loop {
-            let (stream, _) = tokio::select! {
+            let (stream, peer) = tokio::select! {
                 accepted = Listener::accept(&mut listener) => accepted,
                 () = &mut stopped => break,
             };
             let mut http = http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(limits.headers);
-            let serving = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));
-            // Who breaks off hears nothing, and nobody else does.
-            tokio::spawn(connections.watch(serving));
+            // Without another file for it the connection can not be served.
+            let Ok(second) = second(&stream) else { continue };
+            let (gone, ends) = (gone(second), ConnectionEnds { peer, local: stream.local_addr().ok() });
+            let inner = TowerToHyperService::new(router.clone());
+            let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+                request.extensions_mut().insert(ends);
+                inner.call(request)
+            });
+            let serving = connections.watch(http.serve_connection(TokioIo::new(stream), service));
+            tokio::spawn(async move {
+                tokio::select! {
+                    // Who breaks off hears nothing, and nobody else does.
+                    _ = serving => {}
+                    () = gone => {}
+                }
+            });
         }
         // A client that neither sends nor reads does not hold the server up for longer than a request may take.
         let _ = timeout(limits.timeout, connections.shutdown()).await;
         Ok(())
     })
+}
+
+/// A second handle on a connection.
+fn second(stream: &TcpStream) -> std::io::Result<TcpStream> {
+    TcpStream::from_std(std::net::TcpStream::from(stream.as_fd().try_clone_to_owned()?))
+}
+
+/// Comes when the client has closed its end. Who serves the connection does not see that behind bytes which it has not read: a further
+/// request, say.
+async fn gone(stream: TcpStream) {
+    while let Ok(ready) = stream.ready(Interest::READABLE).await {
+        if ready.is_read_closed() {
+            break;
+        }
+        // What has come is not read here: what comes next is waited for.
+        let _ = stream.try_io(Interest::READABLE, || Err::<(), _>(ErrorKind::WouldBlock.into()));
+    }
+    sleep(GRACE).await;
 }
 
 /// Comes when it is time to stop.

@@ -1,6 +1,9 @@
 //! A server of OpenAI's protocol over one model and its cache: HTTP on one thread, the engine on another, a bounded queue between them.
 
+mod access;
+mod access_log;
 mod api_error;
+mod body;
 mod chat;
 mod completions;
 mod counters;

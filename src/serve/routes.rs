@@ -13,6 +13,9 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::channel;
 
 use super::ApiError;
+use super::access::{AccessRules, only_from_allowed};
+use super::access_log::{LogLine, logged};
+use super::body::BodyLimits;
 use super::chat::chat_completions;
 use super::completions::completions;
 use super::counters::Counters;
@@ -69,6 +72,12 @@ pub struct ServeOptions {
     pub keep: usize,
     /// Of a request.
     pub limits: RequestLimits,
+    /// Further values of `Host` under which it is asked, without ports.
+    pub allow_hosts: Vec<String>,
+    /// Origins of pages that may ask.
+    pub allow_origins: Vec<String>,
+    /// Whether a line is written for each request.
+    pub access_log: bool,
 }
 
 /// Serves a model until `stops` says so and all that was begun has ended.
@@ -87,28 +96,42 @@ pub fn serve(
     console::result(&format!("listening on http://{local}"))?;
     let (jobs, waiting) = channel(options.queue.max(1));
     let counters = Arc::new(Counters::default());
+    let prompts = PromptLimits::of(model.config());
+    let max_bytes = most_bytes(tokenizer, options.limits.max_prompt.min(prompts.longest));
+    let mut hosts = options.allow_hosts;
+    hosts.push(options.host);
+    let access = AccessRules { hosts, origins: options.allow_origins };
     let state = Served {
         name,
         path,
-        reader: Arc::new(Reader { tokenizer: tokenizer.cloned(), template, special_tokens }),
+        reader: Arc::new(Reader { tokenizer: tokenizer.cloned(), template, special_tokens, max_bytes }),
         rules,
         cache,
         limits: options.limits,
-        prompts: PromptLimits::of(model.config()),
+        prompts,
         queue: options.queue.max(1),
         api_key: options.api_key.map(|key| blake3::hash(key.as_bytes())),
         jobs,
+        bodies: BodyLimits::new(options.limits.max_body),
         places: Arc::new(Semaphore::new(PLACES)),
         counters: counters.clone(),
     };
-    let http = std::thread::spawn(move || listen(routes(Arc::new(state)), options.limits, listener, stops));
+    let http =
+        std::thread::spawn(move || listen(routes(Arc::new(state), access, options.access_log), options.limits, listener, stops));
     let generator = Generator::new(engine, model, tokenizer, options.width).finding(initial_parts);
     EngineLoop::new(generator, engine, options.keep, &counters).run(waiting);
     let ended = http.join().unwrap_or_else(|_| Err(std::io::Error::other("the HTTP thread has failed")));
     ended.map_err(|source| ServeError::Start { source })
 }
 
-fn routes(state: Arc<Served>) -> Router {
+/// Bytes of a text of so many tokens, at most.
+fn most_bytes(tokenizer: Option<&Tokenizer>, tokens: usize) -> usize {
+    /// What a token may stand for that is longer than its entry: spaces that are left out, a word that is unknown.
+    const LEAST: usize = 64;
+    tokens.saturating_mul(tokenizer.map_or(LEAST, |tokenizer| tokenizer.longest_entry().max(LEAST)))
+}
+
+fn routes(state: Arc<Served>, access: AccessRules, has_log: bool) -> Router {
     Router::new()
         .route("/v1/models", get(models))
         .route("/v1/completions", post(completions))
@@ -122,6 +145,8 @@ fn routes(state: Arc<Served>) -> Router {
         .method_not_allowed_fallback(async || ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method"))
         .layer(from_fn_with_state(state.clone(), knows_the_key))
         .route("/health", get(async || StatusCode::OK))
+        .layer(from_fn_with_state(Arc::new(access), only_from_allowed))
+        .layer(from_fn_with_state(has_log, logged))
         .with_state(state)
 }
 
@@ -138,7 +163,7 @@ async fn knows_the_key(State(served): State<Arc<Served>>, request: Request, next
 
 async fn models(State(served): State<Arc<Served>>) -> Json<Value> {
     let model = json!({
-        "id": served.name, "object": "model", "created": 0, "owned_by": "kvtune", "root": served.path,
+        "id": served.name, "object": "model", "created": 0, "owned_by": "kvtune", "root": served.name,
         "max_model_len": served.prompts.longest,
     });
     Json(json!({ "object": "list", "data": [model] }))
@@ -150,11 +175,11 @@ async fn metrics(State(served): State<Arc<Served>>) -> Response {
 }
 
 async fn tokenize(State(served): State<Arc<Served>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let mut fields = served.fields(request).await?;
+    let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
     let reader = Arc::clone(&served.reader);
     let ids = served
-        .apart(move || {
+        .read_apart(permit, move || {
             let adds_special = fields.flag("add_special_tokens", true)?;
             match fields.text("prompt")? {
                 Some(text) => reader.encode(&text, adds_special),
@@ -166,13 +191,13 @@ async fn tokenize(State(served): State<Arc<Served>>, request: Request) -> Result
 }
 
 async fn detokenize(State(served): State<Arc<Served>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let mut fields = served.fields(request).await?;
+    let (mut fields, permit) = served.fields(request).await?;
     served.check_model(&mut fields)?;
     let wrong = || ApiError::field("tokens", "`tokens` must be a list of token ids");
     let ids = fields.take("tokens").ok_or_else(wrong)?;
     let ids: Vec<u32> = serde_json::from_value(ids).map_err(|_| wrong())?;
     let reader = Arc::clone(&served.reader);
-    Ok(Json(json!({ "prompt": served.apart(move || reader.decode(&ids)).await? })))
+    Ok(Json(json!({ "prompt": served.read_apart(permit, move || reader.decode(&ids)).await? })))
 }
 
 async fn tokenizer_info(State(served): State<Arc<Served>>) -> Json<Value> {
@@ -185,7 +210,8 @@ async fn tokenizer_info(State(served): State<Arc<Served>>) -> Json<Value> {
 
 /// The protocol of RULER's own client.
 async fn generate(State(served): State<Arc<Served>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let mut fields = served.fields(request).await?;
+    let line = LogLine::of(&request);
+    let (mut fields, permit) = served.fields(request).await?;
     let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "`prompt` is missing"))?;
     let samples = fields.count("n", 1..=MOST)?.unwrap_or(1);
     if fields.flag("stream", false)? {
@@ -193,8 +219,8 @@ async fn generate(State(served): State<Arc<Served>>, request: Request) -> Result
     }
     let rules = fields.rules(&served.rules)?;
     let reader = Arc::clone(&served.reader);
-    let prompts = served.apart(move || reader.prompts(&prompt, true)).await?;
-    let answers = served.ask(&prompts, &rules, samples, LikelihoodsOf::default())?;
+    let prompts = served.read_apart(permit, move || reader.prompts(&prompt, true)).await?;
+    let answers = served.ask(&prompts, &rules, samples, LikelihoodsOf::default(), &line)?;
     let all = served.in_time(gather(answers, prompts.len(), samples)).await?;
     let texts: Vec<&String> = all.iter().flat_map(|prompt| prompt.texts.iter().map(|text| &text.text)).collect();
     Ok(Json(json!({ "text": texts })))

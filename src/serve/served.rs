@@ -4,19 +4,20 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::to_bytes;
 use axum::extract::Request;
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::mpsc::{Sender, UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::{Sender, unbounded_channel};
 use tokio::time::timeout;
 
 use super::ApiError;
+use super::access_log::LogLine;
+use super::body::{BodyLimits, ReadingPermit};
 use super::counters::{Counters, add};
 use super::fields::BodyFields;
-use super::job::{PromptJob, TextEvent};
+use super::job::{Answers, PromptJob};
 use super::tokens::Reader;
 use crate::generation::{GenerationRules, LikelihoodsOf, PromptLimits};
 use crate::native::{GivenUp, apart, num_given_up};
@@ -53,28 +54,16 @@ pub(super) struct Served {
     /// Hash of the key that clients must know.
     pub(super) api_key: Option<blake3::Hash>,
     pub(super) jobs: Sender<PromptJob>,
+    pub(super) bodies: BodyLimits,
     /// For what is done apart.
     pub(super) places: Arc<Semaphore>,
     pub(super) counters: Arc<Counters>,
 }
 
 impl Served {
-    /// The fields of a request's body.
-    pub(super) async fn fields(&self, request: Request) -> Result<BodyFields, ApiError> {
-        let too_large = || {
-            let message = format!("the body is larger than {} bytes", self.limits.max_body);
-            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
-        };
-        let length = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-        if length.is_some_and(|length| length > self.limits.max_body) {
-            return Err(too_large());
-        }
-        let read = timeout(self.limits.timeout, to_bytes(request.into_body(), self.limits.max_body)).await;
-        let cut_off = |error: axum::Error| {
-            let words = error.to_string();
-            if words.contains("length limit") { too_large() } else { ApiError::bad(format!("the body can not be read: {words}")) }
-        };
-        BodyFields::read(&read.map_err(|_| self.timed_out())?.map_err(cut_off)?)
+    /// The fields of a request's body, and the right to read them further.
+    pub(super) async fn fields(&self, request: Request) -> Result<(BodyFields, ReadingPermit), ApiError> {
+        self.in_time(self.bodies.fields(request)).await
     }
 
     /// Fails where a request names another model.
@@ -113,6 +102,20 @@ impl Served {
         tokio::task::spawn_blocking(|| apart(work)).await.map_err(failed)?.map_err(beyond)?
     }
 
+    /// Reads what has come with a request, likewise; what that took is free before others read as much.
+    pub(super) async fn read_apart<T: Send + 'static>(
+        &self,
+        permit: ReadingPermit,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let work = move || {
+            let read = work();
+            drop(permit);
+            read
+        };
+        self.apart(work).await
+    }
+
     /// Puts prompts into the queue, all or none.
     pub(super) fn ask(
         &self,
@@ -120,7 +123,9 @@ impl Served {
         rules: &GenerationRules,
         samples: usize,
         likelihoods: LikelihoodsOf,
-    ) -> Result<UnboundedReceiver<(usize, TextEvent)>, ApiError> {
+        line: &Arc<LogLine>,
+    ) -> Result<Answers, ApiError> {
+        line.add_prompt(prompts.iter().map(Vec::len).sum());
         prompts.iter().try_for_each(|prompt| self.check_prompt(prompt, rules))?;
         if prompts.len() > self.queue {
             let message = format!("a request has {} prompts; {} can wait at most", prompts.len(), self.queue);
@@ -139,7 +144,7 @@ impl Served {
             let (prompt, rules, answers) = (prompt.clone(), rules.clone(), answers.clone());
             place.send(PromptJob { prompt, rules, samples, likelihoods, index, answers });
         }
-        Ok(receiver)
+        Ok(Answers { events: receiver, line: Arc::clone(line) })
     }
 
     /// Fails where a prompt can not be continued: before anything is queued, or a stream has begun.

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::{Instant, timeout_at};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-use super::job::TextEvent;
+use super::job::{Answers, TextEvent};
 use super::reply::{ReplyHead, usage};
 use super::served::Served;
 use super::texts::gone;
@@ -51,7 +51,7 @@ impl Shape {
 pub(super) fn stream(
     served: &Arc<Served>,
     shape: Shape,
-    mut answers: UnboundedReceiver<(usize, TextEvent)>,
+    mut answers: Answers,
     (prompts, samples): (usize, usize),
     prompt_tokens: usize,
 ) -> Response {

@@ -1,10 +1,9 @@
 //! Answers of the engine's thread become whole texts.
 
 use axum::http::StatusCode;
-use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::ApiError;
-use super::job::TextEvent;
+use super::job::{Answers, TextEvent};
 use crate::generation::{Finish, TokenLikelihood};
 
 /// The texts of one prompt.
@@ -31,11 +30,7 @@ pub(super) fn gone() -> ApiError {
 }
 
 /// Waits for all texts of so many prompts.
-pub(super) async fn gather(
-    mut answers: UnboundedReceiver<(usize, TextEvent)>,
-    prompts: usize,
-    samples: usize,
-) -> Result<Vec<PromptTexts>, ApiError> {
+pub(super) async fn gather(mut answers: Answers, prompts: usize, samples: usize) -> Result<Vec<PromptTexts>, ApiError> {
     let mut all = vec![PromptTexts { likelihoods: Vec::new(), texts: vec![WholeText::default(); samples] }; prompts];
     let mut left = prompts * samples;
     while left > 0 {

@@ -14,6 +14,8 @@ pub(super) struct Reader {
     pub(super) template: Option<ChatTemplates>,
     /// By their names, as `bos_token`.
     pub(super) special_tokens: Vec<(String, String)>,
+    /// Bytes of a prompt: more are certainly more tokens than are taken.
+    pub(super) max_bytes: usize,
 }
 
 impl Reader {
@@ -38,6 +40,12 @@ impl Reader {
 
     pub(super) fn encode(&self, text: &str, adds_special: bool) -> Result<Vec<u32>, ApiError> {
         let tokenizer = self.tokenizer()?;
+        let (bytes, most) = (text.len(), self.max_bytes);
+        // Its tokens take many times as much memory.
+        if bytes > most {
+            let message = format!("a prompt has {bytes} bytes; this server takes {most}, as the longest prompt has no more");
+            return Err(ApiError::field("prompt", message).with_code("context_length_exceeded"));
+        }
         let ids = if adds_special { tokenizer.encode_prompt(text) } else { tokenizer.encode(text) };
         ids.map_err(|error| ApiError::bad(error.to_string()))
     }

@@ -77,7 +77,7 @@ fn bodies_of_a_gigabyte() {
     let before = server.resident();
     for head in ["Content-Length: 1073741824", "Transfer-Encoding: chunked"] {
         let mut stream = server.connect();
-        write!(stream, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{head}\r\n\r\n").unwrap();
+        write!(stream, "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n{head}\r\n\r\n").unwrap();
         let piece = [&b"10000\r\n"[..], &vec![b' '; 1 << 16], b"\r\n"].concat();
         let sent = (0..1 << 14).take_while(|_| stream.write_all(&piece).is_ok()).count();
         assert!(sent < 1 << 14, "a gigabyte was taken");
@@ -101,5 +101,26 @@ fn texts_that_explode() {
     let (status, text) = server.ask("POST /v1/completions", &json!({ "prompt": "ab" }));
     assert!(status == 400 && text.contains("too much memory"), "{status} {text}");
     assert_eq!(server.ask("POST /v1/completions", &json!({ "prompt": "a", "max_tokens": 1 })).0, 200);
+    assert_eq!(server.end(), Some(0));
+}
+
+/// Prompts that are far too long: their tokens would take two hundred times as much memory.
+#[test]
+fn prompts_that_are_far_too_long() {
+    let server = Server::start(&[]);
+    let before = server.resident();
+    let long = json!({ "prompt": "a".repeat(30_000_000) }).to_string();
+    std::thread::scope(|scope| {
+        for path in ["/v1/completions", "/tokenize", "/generate"] {
+            let (server, long) = (&server, &long);
+            scope.spawn(move || {
+                let (status, text) = received(server.send(&format!("POST {path}"), long.as_bytes()));
+                let is_refused = text.contains("a prompt has 30000000 bytes; this server takes");
+                assert!(status == 400 && is_refused && text.contains("context_length_exceeded"), "{path}: {status} {text}");
+            });
+        }
+    });
+    assert!(server.memory("VmHWM") < before + (384 << 10), "{} kB, before {before} kB", server.memory("VmHWM"));
+    assert!(server.resident() < before + (64 << 10), "{} kB, before {before} kB", server.resident());
     assert_eq!(server.end(), Some(0));
 }

@@ -3,11 +3,13 @@
 mod boundaries;
 mod conversation;
 mod encoder;
+mod jinja;
 mod markers;
 mod notes;
 mod python_filters;
 mod python_methods;
 mod python_values;
+mod renderer;
 mod rows;
 mod scan;
 mod spans;
@@ -20,4 +22,5 @@ pub(super) use rows::{alpaca, is_conversational, messages, prompt_and_completion
 pub(super) use spans::ChatSample;
 
 pub use conversation::{Conversation, message, tools_of};
+pub use renderer::{become_renderer, render_in_children_of};
 pub use template_files::{ChatTemplates, special_tokens};

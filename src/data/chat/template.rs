@@ -1,48 +1,39 @@
 //! A chat template in the dialect of Transformers: Jinja, of which minijinja does most. What cannot be done alike is refused.
 
-use std::fmt::Write as _;
-use std::io::{self, Write};
+use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use chrono::NaiveDateTime;
-use minijinja::syntax::SyntaxConfig;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 use serde_json::Value as Json;
 
 use super::super::error::DataError;
 use super::super::guard::WorkLimits;
 use super::conversation::Conversation;
+use super::jinja::{CompiledTemplate, Rendering, TemplateText};
 use super::markers::{Markers, taken_out};
-use super::scan::{GENERATION, rewrite};
-use super::{python_filters, python_methods};
+use super::python_methods;
+use super::renderer::Renderers;
 
 /// A chat template, ready to render conversations. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct ChatTemplate {
-    environment: Environment<'static>,
-    markers: Markers,
+    text: Arc<TemplateText>,
     has_generation: bool,
-    /// The special tokens by their names, as `bos_token`.
-    tokens: Vec<(String, String)>,
-    source: String,
+    execution: Execution,
     place: String,
-    /// What a rendering may take.
-    limits: WorkLimits,
 }
 
-/// Steps of a rendering, after which it is given up.
-const FUEL: u64 = 50_000_000;
-/// Calls within calls.
-const RECURSION: usize = 200;
-/// Bytes of a rendering at most.
-const MOST_BYTES: usize = 64 << 20;
-/// The function that tells the date.
-pub(super) const STRFTIME: &str = "strftime_now";
-const PLAIN: &str = "chat_template";
-const MARKED: &str = "chat_template with its generation tags";
-/// What Jinja2 knows everywhere, and minijinja does not.
-const UNKNOWN: [&str; 5] = ["varargs", "kwargs", "cycler", "joiner", "lipsum"];
+/// Where a template runs.
+#[derive(Clone, Debug)]
+enum Execution {
+    /// In child processes, as a template can ask for more stack, memory or time than its process has.
+    Children(Arc<Renderers>),
+    /// In this process, which is not the program that children are made of: within limits of memory and time, beyond which it ends.
+    Here(Arc<CompiledTemplate>, WorkLimits),
+}
+
 /// What is written behind a message that is to be continued.
 const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
@@ -54,44 +45,37 @@ impl ChatTemplate {
         place: String,
         now: Option<NaiveDateTime>,
     ) -> Result<Self, DataError> {
-        let source = source.replace("\r\n", "\n").replace('\r', "\n");
-        let rewritten = rewrite(&source);
-        let markers = Markers::absent_from(&|marker| source.contains(marker));
+        let text = Arc::new(TemplateText::new(source, tokens, now));
         let fault = |message: String| DataError::ChatTemplate { place: place.clone(), message };
-        let mut environment = environment(now);
-        environment.add_filter(GENERATION, markers.filter());
-        let mut add = |name, text| environment.add_template_owned(name, text).map_err(|error| fault(error.to_string()));
-        add(PLAIN, rewritten.plain)?;
-        if rewritten.has_generation {
-            add(MARKED, rewritten.marked)?;
-        }
-        let undeclared = environment.get_template(PLAIN).map_err(|error| fault(error.to_string()))?.undeclared_variables(false);
-        if let Some(unknown) = UNKNOWN.iter().find(|name| undeclared.contains(**name)) {
-            return Err(fault(format!("it uses `{unknown}`, which is not supported")));
-        }
-        let limits = WorkLimits::of("chat template", Path::new(&place), 16, 20.0).counting_steps();
-        Ok(Self { environment, markers, has_generation: rewritten.has_generation, tokens, source, place, limits })
+        let (execution, has_generation) = if let Some(renderers) = Renderers::of(&text) {
+            let has_generation = renderers.compile().map_err(fault)?;
+            (Execution::Children(Arc::new(renderers)), has_generation)
+        } else {
+            let compiled = CompiledTemplate::new(&text).map_err(fault)?;
+            let limits = WorkLimits::of("chat template", Path::new(&place), 16, 20.0).counting_steps();
+            let has_generation = compiled.has_generation;
+            (Execution::Here(Arc::new(compiled), limits), has_generation)
+        };
+        Ok(Self { text, has_generation, execution, place })
     }
 
-    /// The text of one of the templates, within bounds for a conversation of this size.
-    fn rendered(
-        &self,
-        environment: &Environment<'_>,
-        name: &str,
-        context: Value,
-        of: &Conversation,
-    ) -> Result<String, DataError> {
-        self.limits.within(of.size(), || render(environment, name, context)).map_err(|error| self.fault(words(&error)))
+    /// The text of a rendering, within bounds for a conversation of this size.
+    fn rendered(&self, rendering: &Rendering<'_>, of: &Conversation) -> Result<String, DataError> {
+        let text = match &self.execution {
+            Execution::Children(renderers) => renderers.render(rendering, of.size()),
+            Execution::Here(compiled, limits) => limits.within(of.size(), || compiled.render(rendering)),
+        };
+        text.map_err(|words| self.fault(words))
     }
 
     /// The special tokens that it is told, by their names.
     pub(super) fn tokens(&self) -> &[(String, String)] {
-        &self.tokens
+        &self.text.tokens
     }
 
     /// The template itself.
     pub(super) fn source(&self) -> &str {
-        &self.source
+        &self.text.source
     }
 
     /// Whether the template says itself what the assistant writes.
@@ -111,22 +95,19 @@ impl ChatTemplate {
         messages: &[Json],
         adds_generation_prompt: bool,
     ) -> Result<String, DataError> {
-        let context = self.context(conversation, messages, adds_generation_prompt);
-        self.rendered(&self.environment, PLAIN, context, conversation)
+        self.rendered(&rendering(conversation, messages, adds_generation_prompt), conversation)
     }
 
     /// The text of a conversation, and in bytes where the template says that the assistant writes.
     pub(super) fn render_with_spans(&self, conversation: &Conversation) -> Result<(String, Vec<Range<usize>>), DataError> {
         let text = self.render(conversation, false)?;
-        let context = self.context(conversation, &conversation.messages, false);
-        let (marked, markers) = if conversation.mentions(self.markers) {
-            let markers = Markers::absent_from(&|marker| self.source.contains(marker) || conversation.contains(marker));
-            let mut environment = self.environment.clone();
-            environment.add_filter(GENERATION, markers.filter());
-            (self.rendered(&environment, MARKED, context, conversation)?, markers)
+        let markers = if conversation.mentions(self.text.markers) {
+            Markers::absent_from(&|marker| self.source().contains(marker) || conversation.contains(marker))
         } else {
-            (self.rendered(&self.environment, MARKED, context, conversation)?, self.markers)
+            self.text.markers
         };
+        let plain = rendering(conversation, &conversation.messages, false);
+        let marked = self.rendered(&Rendering { markers: Some(markers), ..plain }, conversation)?;
         match taken_out(&marked, markers) {
             Some((same, spans)) if same == text => Ok((text, spans)),
             _ => Err(self.fault(
@@ -157,91 +138,19 @@ impl ChatTemplate {
         })
     }
 
-    /// What the template sees: the caller's own variables come last, and win.
-    fn context(&self, conversation: &Conversation, messages: &[Json], adds_generation_prompt: bool) -> Value {
-        let optional = |value: &Option<Json>| value.as_ref().map_or(Value::from(()), value_of);
-        let known = [
-            ("messages", messages.iter().map(value_of).collect::<Value>()),
-            ("tools", optional(&conversation.tools)),
-            ("documents", optional(&conversation.documents)),
-            ("add_generation_prompt", Value::from(adds_generation_prompt)),
-        ];
-        let known = known.into_iter().map(|(name, value)| (name.to_owned(), value));
-        let tokens = self.tokens.iter().map(|(name, token)| (name.clone(), Value::from(&token[..])));
-        let own = conversation.variables.iter().map(|(name, value)| (name.clone(), value_of(value)));
-        Value::from_pairs(known.chain(tokens).chain(own))
-    }
-
     pub(super) fn fault(&self, message: String) -> DataError {
         DataError::ChatTemplate { place: self.place.clone(), message }
     }
 }
 
-fn environment(now: Option<NaiveDateTime>) -> Environment<'static> {
-    let mut environment = Environment::new();
-    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap_or_default());
-    environment.set_fuel(Some(FUEL));
-    environment.set_recursion_limit(RECURSION);
-    environment.set_unknown_method_callback(python_methods::call);
-    environment.set_auto_escape_callback(|_| AutoEscape::None);
-    python_filters::add(&mut environment);
-    environment.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, message.to_string()))
-    });
-    environment.add_function(STRFTIME, move |format: &str| -> Result<String, Error> {
-        let mut date = String::new();
-        let unknown = |_| Error::new(ErrorKind::InvalidOperation, format!("`{format}` is no format of a date"));
-        write!(date, "{}", now.unwrap_or_else(|| chrono::Local::now().naive_local()).format(format)).map_err(unknown)?;
-        Ok(date)
-    });
-    environment
-}
-
-fn render(environment: &Environment<'_>, name: &str, context: Value) -> Result<String, Error> {
-    let mut out = Limited(Vec::new());
-    environment.get_template(name)?.render_captured_to(context, &mut out)?;
-    String::from_utf8(out.0).map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
-}
-
-/// Text that may only grow so long.
-struct Limited(Vec<u8>);
-
-impl Write for Limited {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MOST_BYTES {
-            return Err(io::Error::other(format!("the text grows beyond {} MiB", MOST_BYTES >> 20)));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// What an error says: what the template itself raises, as it is.
-fn words(error: &Error) -> String {
-    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-    match (error.kind(), error.detail()) {
-        (ErrorKind::InvalidOperation, Some(detail)) => detail.to_owned(),
-        _ => format!("{error}{cause}"),
-    }
-}
-
-/// JSON as the template sees it; the keys of objects stay in their order.
-fn value_of(json: &Json) -> Value {
-    match json {
-        Json::Null => Value::from(()),
-        Json::Bool(yes) => Value::from(*yes),
-        Json::Number(number) => number
-            .as_i64()
-            .map(Value::from)
-            .or_else(|| number.as_u64().map(Value::from))
-            .unwrap_or_else(|| Value::from(number.as_f64().unwrap_or(f64::NAN))),
-        Json::String(text) => Value::from(&text[..]),
-        Json::Array(items) => items.iter().map(value_of).collect(),
-        Json::Object(fields) => Value::from_pairs(fields.iter().map(|(name, value)| (name.clone(), value_of(value)))),
+fn rendering<'a>(conversation: &'a Conversation, messages: &'a [Json], adds_generation_prompt: bool) -> Rendering<'a> {
+    Rendering {
+        markers: None,
+        messages: Cow::Borrowed(messages),
+        tools: Cow::Borrowed(&conversation.tools),
+        documents: Cow::Borrowed(&conversation.documents),
+        variables: Cow::Borrowed(&conversation.variables),
+        adds_generation_prompt,
     }
 }
 

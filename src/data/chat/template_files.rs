@@ -8,7 +8,8 @@ use serde_json::Value as Json;
 
 use super::super::error::DataError;
 use super::conversation::Conversation;
-use super::template::{ChatTemplate, STRFTIME};
+use super::jinja::STRFTIME;
+use super::template::ChatTemplate;
 use crate::files::{self, FileKind, parse_json, read_if_there, read_text};
 
 /// The templates of a model, by what they are for.

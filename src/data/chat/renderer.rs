@@ -1,0 +1,235 @@
+//! Child processes in which chat templates run: a stranger's template can overflow the stack of its process, or take all its memory.
+
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use signal_hook::consts::SIGXCPU;
+
+use super::jinja::{CompiledTemplate, MOST_BYTES, Rendering, TemplateText};
+use crate::native::ProcessLimits;
+
+/// The program that renders, as it is called, and the argument with which it does.
+static PROGRAM: OnceLock<(OsString, OsString)> = OnceLock::new();
+
+/// What a rendering may take that is given next to nothing, and for each byte that it is given.
+const LEAST_BYTES: usize = 128 << 20;
+const BYTES_PER_BYTE: usize = 24;
+const LEAST_TIME: Duration = Duration::from_secs(1);
+const MICROS_PER_BYTE: u32 = 20;
+/// A child that waits for a CPU as long is taken for dead.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Stack of a rendering, as much as the main thread of a process mostly has.
+const STACK: usize = 8 << 20;
+
+/// From now on templates run in children of this program, which calls [`become_renderer`] when it is started with `argument`.
+pub fn render_in_children_of(program: impl Into<OsString>, argument: impl Into<OsString>) {
+    let _ = PROGRAM.set((program.into(), argument.into()));
+}
+
+/// Renders for the process that has started this one, until that closes its end of the socket, which is the standard input here.
+pub fn become_renderer() -> io::Result<()> {
+    let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let renderer = thread::Builder::new().stack_size(STACK).spawn(move || answer_all(socket))?;
+    renderer.join().unwrap_or_else(|_| Err(io::Error::other("the renderer has failed")))
+}
+
+fn answer_all(mut socket: UnixStream) -> io::Result<()> {
+    let limits = ProcessLimits::from_here()?;
+    let fault = |error: serde_json::Error| format!("the conversation can not be passed on: {error}");
+    let text = serde_json::from_slice(&asked(&mut socket, limits)?)?;
+    let compiled = CompiledTemplate::new(&text);
+    answer(&mut socket, compiled.as_ref().map(|compiled| compiled.has_generation.to_string()).map_err(Clone::clone))?;
+    let Ok(compiled) = compiled else { return Ok(()) };
+    loop {
+        let rendering = asked(&mut socket, limits)?;
+        let rendering = serde_json::from_slice::<Rendering<'_>>(&rendering).map_err(fault);
+        answer(&mut socket, rendering.and_then(|rendering| compiled.render(&rendering)))?;
+    }
+}
+
+/// The next request; it is within limits from here on.
+fn asked(socket: &mut UnixStream, limits: ProcessLimits) -> io::Result<Vec<u8>> {
+    let (given, length) = (read_number(socket)?, read_number(socket)?);
+    limits.set(allowed_bytes(given, length), allowed_time(given))?;
+    read_bytes(socket, length)
+}
+
+fn answer(socket: &mut UnixStream, text: Result<String, String>) -> io::Result<()> {
+    let (is_fault, text) = text.map_or_else(|words| (1, words), |text| (0, text));
+    write_numbers(socket, [is_fault, text.len()])?;
+    socket.write_all(text.as_bytes())
+}
+
+fn allowed_bytes(given: usize, length: usize) -> usize {
+    LEAST_BYTES.saturating_add(given.saturating_mul(BYTES_PER_BYTE)).saturating_add(length.saturating_mul(2))
+}
+
+fn allowed_time(given: usize) -> Duration {
+    LEAST_TIME + Duration::from_micros(u64::from(MICROS_PER_BYTE).saturating_mul(given as u64))
+}
+
+fn read_number(socket: &mut UnixStream) -> io::Result<usize> {
+    let mut bytes = [0; 8];
+    socket.read_exact(&mut bytes)?;
+    Ok(usize::from_le_bytes(bytes))
+}
+
+fn read_bytes(socket: &mut UnixStream, length: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    socket.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn write_numbers(socket: &mut UnixStream, numbers: [usize; 2]) -> io::Result<()> {
+    socket.write_all(&numbers.map(usize::to_le_bytes).concat())
+}
+
+/// The children of one template: as many as there are threads that render at the same time. They end with it.
+#[derive(Debug)]
+pub(super) struct Renderers {
+    text: Arc<TemplateText>,
+    program: &'static (OsString, OsString),
+    idle: Mutex<Vec<RendererProcess>>,
+}
+
+/// Text, or what is wrong with the template, in words.
+type RenderedText = Result<String, String>;
+
+impl Renderers {
+    /// `None` where no program is known that renders.
+    pub(super) fn of(text: &Arc<TemplateText>) -> Option<Self> {
+        PROGRAM.get().map(|program| Self { text: Arc::clone(text), program, idle: Mutex::default() })
+    }
+
+    /// Compiles the template, and says whether it has generation tags.
+    pub(super) fn compile(&self) -> Result<bool, String> {
+        let (process, has_generation) = self.start()?;
+        self.idle().push(process);
+        Ok(has_generation == "true")
+    }
+
+    /// Renders a conversation of a size.
+    pub(super) fn render(&self, rendering: &Rendering<'_>, size: usize) -> RenderedText {
+        let request = serde_json::to_vec(rendering).map_err(|error| error.to_string())?;
+        // The lock goes before the rendering.
+        let idle = || self.idle().pop();
+        while let Some(mut process) = idle() {
+            match process.ask(size, &request) {
+                Ok(answer) => return self.keep(process, answer),
+                // A child that has ended while it was idle, or has too little memory left of what others took, decides nothing.
+                Err(_) if process.end() == RendererEnd::Time => return Err(RendererEnd::Time.words()),
+                Err(_) => {}
+            }
+        }
+        let (mut process, _) = self.start()?;
+        match process.ask(size, &request) {
+            Ok(answer) => self.keep(process, answer),
+            Err(_) => Err(process.end().words()),
+        }
+    }
+
+    fn keep(&self, process: RendererProcess, answer: RenderedText) -> RenderedText {
+        self.idle().push(process);
+        answer
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<RendererProcess>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A further child, and what it says of the template.
+    fn start(&self) -> Result<(RendererProcess, String), String> {
+        let unstarted = |error: io::Error| format!("no process can be started for it: {error}");
+        let mut process = RendererProcess::start(self.program).map_err(unstarted)?;
+        let text = serde_json::to_vec(&*self.text).map_err(|error| error.to_string())?;
+        match process.ask(self.text.source.len(), &text) {
+            Ok(answer) => answer.map(|has_generation| (process, has_generation)),
+            Err(_) => Err(process.end().words()),
+        }
+    }
+}
+
+/// A child. It ends by itself as soon as this process has, as its socket is closed then; a rendering has little time.
+#[derive(Debug)]
+struct RendererProcess {
+    process: Child,
+    socket: UnixStream,
+}
+
+impl RendererProcess {
+    fn start((program, argument): &(OsString, OsString)) -> io::Result<Self> {
+        let (socket, own) = UnixStream::pair()?;
+        let mut command = Command::new(program);
+        command.arg(argument).stdin(OwnedFd::from(own)).stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(Self { process: command.spawn()?, socket })
+    }
+
+    fn ask(&mut self, given: usize, request: &[u8]) -> io::Result<RenderedText> {
+        let patience = Some(PATIENCE + 4 * allowed_time(given));
+        self.socket.set_read_timeout(patience)?;
+        self.socket.set_write_timeout(patience)?;
+        write_numbers(&mut self.socket, [given, request.len()])?;
+        self.socket.write_all(request)?;
+        let (is_fault, length) = (read_number(&mut self.socket)? != 0, read_number(&mut self.socket)?);
+        if length > MOST_BYTES {
+            return Ok(Err(format!("it says more than {} MiB", MOST_BYTES >> 20)));
+        }
+        let text = String::from_utf8(read_bytes(&mut self.socket, length)?).map_err(io::Error::other)?;
+        Ok(if is_fault { Err(text) } else { Ok(text) })
+    }
+
+    /// Waits for a child that has broken off, or does not answer; says why.
+    fn end(mut self) -> RendererEnd {
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        let waited = (0..200).find_map(|_| match self.process.try_wait() {
+            Ok(None) => {
+                thread::sleep(Duration::from_millis(5));
+                None
+            }
+            status => status.ok().flatten(),
+        });
+        RendererEnd::of(waited)
+    }
+}
+
+impl Drop for RendererProcess {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Why a child has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RendererEnd {
+    Time,
+    Memory,
+    Stack,
+}
+
+impl RendererEnd {
+    /// One that has not ended has gone on for too long.
+    fn of(status: Option<ExitStatus>) -> Self {
+        match status.map(|status| (status.signal(), status.code())) {
+            None | Some((Some(SIGXCPU), _)) => Self::Time,
+            Some((_, Some(_))) => Self::Memory,
+            Some(_) => Self::Stack,
+        }
+    }
+
+    fn words(self) -> String {
+        match self {
+            Self::Time => "it takes too much time",
+            Self::Memory => "it takes too much memory",
+            Self::Stack => "it is nested too deep, or its process was killed",
+        }
+        .to_owned()
+    }
+}

@@ -1,0 +1,74 @@
+//! The access log: one line on standard error for each request, when its reply has ended.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
+use chrono::{SecondsFormat, Utc};
+
+use super::access::ConnectionEnds;
+use crate::report::console;
+use crate::units::abridged;
+
+/// The status of a request whose client has gone before there was one: nginx' own.
+const CLIENT_GONE: u16 = 499;
+
+/// A line to be. It is written when the last who works on the reply lets go of it.
+#[derive(Debug)]
+pub(super) struct LogLine {
+    /// Peer, method and path; `None` where nothing is written.
+    request: Option<String>,
+    began: Instant,
+    status: AtomicU16,
+    prompt_tokens: AtomicUsize,
+    new_tokens: AtomicUsize,
+}
+
+impl LogLine {
+    fn new(request: Option<String>) -> Arc<Self> {
+        Arc::new(Self {
+            request,
+            began: Instant::now(),
+            status: CLIENT_GONE.into(),
+            prompt_tokens: AtomicUsize::default(),
+            new_tokens: AtomicUsize::default(),
+        })
+    }
+
+    /// The one of a request.
+    pub(super) fn of(request: &Request) -> Arc<Self> {
+        request.extensions().get::<Arc<Self>>().map_or_else(|| Self::new(None), Arc::clone)
+    }
+
+    pub(super) fn add_prompt(&self, tokens: usize) {
+        self.prompt_tokens.fetch_add(tokens, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_new_token(&self) {
+        self.new_tokens.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for LogLine {
+    fn drop(&mut self) {
+        let Some(request) = &self.request else { return };
+        let (now, seconds) = (Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true), self.began.elapsed().as_secs_f64());
+        let (status, [read, written]) = (self.status.get_mut(), [&self.prompt_tokens, &self.new_tokens]);
+        let [read, written] = [read, written].map(|tokens| tokens.load(Ordering::Relaxed));
+        console::note(&format!("{now} {request} {status} {read} tokens in, {written} out, {seconds:.3} s"));
+    }
+}
+
+/// Writes a line for each request, where the server does that at all.
+pub(super) async fn logged(State(is_on): State<bool>, mut request: Request, next: Next) -> Response {
+    let peer = request.extensions().get::<ConnectionEnds>().map_or_else(|| "-".to_owned(), |ends| ends.peer.to_string());
+    let words = || format!("{peer} {} {}", abridged(request.method()), abridged(request.uri().path()));
+    let line = LogLine::new(is_on.then(words));
+    request.extensions_mut().insert(Arc::clone(&line));
+    let response = next.run(request).await;
+    line.status.store(response.status().as_u16(), Ordering::Relaxed);
+    response
+}

@@ -1,0 +1,95 @@
+//! Bodies of requests: how much of them is held and worked on at a time, and by whom they are parsed.
+
+use std::sync::Arc;
+
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_stream::StreamExt;
+
+use super::ApiError;
+use super::fields::BodyFields;
+use crate::native::give_free_memory_back;
+
+/// What all requests together may have of the server while they come in, and while they are read.
+pub(super) struct BodyLimits {
+    /// Bodies that have come, in KiB.
+    arrived: Arc<Semaphore>,
+    /// Bodies that are parsed and tokenised, which takes many times as much, in KiB.
+    read: Arc<Semaphore>,
+    /// Bytes of one.
+    max_body: usize,
+}
+
+/// Bodies of the largest size that may be held at a time; one of them is read at a time.
+const LARGEST_BODIES: usize = 4;
+/// Bytes of a body behind which memory is given back.
+const LARGE: usize = 1 << 20;
+
+/// The right to read a body. Nobody else reads as much until it is gone.
+pub(super) struct ReadingPermit {
+    _permit: OwnedSemaphorePermit,
+    bytes: usize,
+}
+
+impl Drop for ReadingPermit {
+    fn drop(&mut self) {
+        if self.bytes > LARGE {
+            give_free_memory_back();
+        }
+    }
+}
+
+impl BodyLimits {
+    pub(super) fn new(max_body: usize) -> Self {
+        let read = kibibytes(max_body).max(1) as usize;
+        let arrived = read.saturating_mul(LARGEST_BODIES).min(Semaphore::MAX_PERMITS);
+        Self { arrived: Arc::new(Semaphore::new(arrived)), read: Arc::new(Semaphore::new(read)), max_body }
+    }
+}
+
+fn kibibytes(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX)
+}
+
+impl BodyLimits {
+    /// The fields of a request's body, and the right to read them further.
+    pub(super) async fn fields(&self, request: Request) -> Result<(BodyFields, ReadingPermit), ApiError> {
+        let failed = |error: String| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error);
+        let (body, arrived) = self.body(request).await?;
+        let bytes = body.len();
+        let permit = Arc::clone(&self.read).acquire_many_owned(kibibytes(bytes)).await;
+        let permit = ReadingPermit { _permit: permit.map_err(|error| failed(error.to_string()))?, bytes };
+        // Not on the thread of the connections, which others wait for.
+        let parse = move || {
+            let fields = BodyFields::read(&body);
+            drop((body, arrived));
+            fields.map(|fields| (fields, permit))
+        };
+        tokio::task::spawn_blocking(parse).await.map_err(|error| failed(error.to_string()))?
+    }
+
+    async fn body(&self, request: Request) -> Result<(Vec<u8>, Vec<OwnedSemaphorePermit>), ApiError> {
+        let most = self.max_body;
+        let too_large = || ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {most} bytes"));
+        let busy = |_| {
+            let message = "the bodies of other requests take all memory for them: try again later";
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+        };
+        let length = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+        if length.is_some_and(|length| length > most) {
+            return Err(too_large());
+        }
+        let mut pieces = request.into_body().into_data_stream();
+        let (mut body, mut permits) = (Vec::new(), Vec::new());
+        while let Some(piece) = pieces.next().await {
+            let piece = piece.map_err(|error| ApiError::bad(format!("the body can not be read: {error}")))?;
+            if piece.len() > most - body.len() {
+                return Err(too_large());
+            }
+            permits.push(Arc::clone(&self.arrived).try_acquire_many_owned(kibibytes(piece.len())).map_err(busy)?);
+            body.extend_from_slice(&piece);
+        }
+        Ok((body, permits))
+    }
+}
