@@ -253,6 +253,10 @@ impl RecipeValue for TargetModules {
         "`all-linear`, an array of names, or a regular expression".to_owned()
     }
 
+    fn schema() -> serde_json::Value {
+        serde_json::json!({ "anyOf": [String::schema(), Vec::<String>::schema()] })
+    }
+
     fn to_value(&self) -> Option<Value> {
         Some(match self {
             Self::AllLinear => Value::from("all-linear"),

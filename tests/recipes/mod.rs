@@ -2,6 +2,7 @@
 
 mod aliases;
 mod contradictions;
+mod import;
 mod loads;
 mod overrides;
 mod policies;
