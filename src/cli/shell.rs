@@ -5,10 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Command};
 use clap_complete::Shell;
-use clap_mangen::Man;
 
 use crate::error::Error;
-use crate::files::{self, FilesError};
+use crate::files::FilesError;
 use crate::report::console;
 
 #[derive(Debug, Args)]
@@ -37,14 +36,8 @@ impl Completions {
 impl ManPages {
     /// Writes a page for `whole`, and one for each of its commands.
     pub(super) fn run(&self, whole: Command) -> Result<(), Error> {
-        let mut whole = whole.disable_help_subcommand(true);
-        whole.build();
-        fs::create_dir_all(&self.dir).map_err(FilesError::io("create", &self.dir))?;
-        let pages: Vec<Command> = whole.get_subcommands().cloned().chain([whole.clone()]).collect();
-        for page in &pages {
-            let page = Man::new(page.clone());
-            files::write_atomic_with(&self.dir.join(page.get_filename()), |file| page.render(file))?;
-        }
-        Ok(console::result(&format!("wrote {} pages to {}", pages.len(), self.dir.display()))?)
+        let written = fs::create_dir_all(&self.dir).and_then(|()| clap_mangen::generate_to(whole, &self.dir));
+        written.map_err(FilesError::io("write to", &self.dir))?;
+        Ok(console::result(&format!("wrote the manual pages to {}", self.dir.display()))?)
     }
 }

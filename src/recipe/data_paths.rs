@@ -46,10 +46,6 @@ impl RecipeValue for DataPaths {
         "path, folder or pattern, or an array of these".to_owned()
     }
 
-    fn schema() -> serde_json::Value {
-        serde_json::json!({ "anyOf": [String::schema(), Vec::<String>::schema()] })
-    }
-
     fn to_value(&self) -> Option<Value> {
         match &self.0[..] {
             [path] => path.to_value(),

@@ -17,80 +17,42 @@ use super::value::RecipeReader;
 use crate::files::{self, FileKind};
 use crate::units::{abridged, quoted};
 
-/// What the recipe's tables do not know: names that mean a key of theirs here and something else in a recipe, or nothing there.
-const MEANT: &[(&str, &str)] = &[
-    ("optimizer", "optim"),
-    ("lora_model_dir", "model.adapter"),
-    ("adapter_name_or_path", "model.adapter"),
-    ("val_set_size", "data.validation_fraction"),
-    ("val_size", "data.validation_fraction"),
-    ("adam_epsilon", "optimizer.eps"),
-    ("eval_batch_size", "eval.micro_batch_size"),
-    ("per_device_eval_batch_size", "eval.micro_batch_size"),
-];
-
 /// Why keys that begin so are not carried over.
 const REASONS: &[(&str, &str)] = &[
     ("load_in_", "weights are not quantised"),
-    ("quantization_", "weights are not quantised"),
     ("fp16", "f16 is not computed: `model.dtype` is `bf16` or `f32`"),
     ("template", "the model's own chat template is used; `data.chat_template` names another"),
     ("chat_template", "the model's own chat template is used; `data.chat_template` names a file"),
     ("type", "a recipe has one `data.format`, which is told from the rows if it is not written"),
     ("model_type", "`config.json` says it"),
-    ("tokenizer_", "the tokenizer is the model's `tokenizer.json`"),
     ("trust_remote_code", "a model's own code is never run"),
     ("wandb_", "every run writes `metrics.jsonl` and TensorBoard events"),
     ("deepspeed", "several ranks are started by `kvtune launch`; `train.offload` spares the memory of a GPU"),
-    ("fsdp", "several ranks are started by `kvtune launch`; `train.offload` spares the memory of a GPU"),
-    ("flash_attn", "attention is chosen by the device"),
-    ("flash_attention", "attention is chosen by the device"),
+    ("flash_att", "attention is chosen by the device"),
     ("evals_per_epoch", "`eval.interval` counts steps"),
     ("saves_per_epoch", "`checkpoint.save_interval` counts steps"),
     ("pad_to_sequence_len", "nothing is computed for pads"),
-    ("dataset_prepared_path", "tokens are kept in the user's cache folder"),
-    ("preprocessing_num_workers", "all cores make tokens"),
 ];
 
-/// The data of a recipe whose original names none.
-const NO_DATA: &str = "data.jsonl";
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum OtherTrainer {
-    Axolotl,
-    LlamaFactory,
-}
-
-/// A recipe made of another program's configuration.
-#[derive(Clone, Debug)]
-pub struct Imported {
-    /// The recipe in TOML.
-    pub text: String,
-    /// Why it is refused as it stands, if it is.
-    pub refused: Option<RecipeError>,
-}
-
 impl Recipe {
-    /// Makes a recipe of the YAML of Axolotl or LLaMA-Factory. `set` has keys (dotted) and values in place of the file's.
-    pub fn import(path: &Path, set: &[(&str, &Path)]) -> Result<Imported, RecipeError> {
+    /// Makes a recipe of the YAML of Axolotl or LLaMA-Factory: its text, and why that is refused as it stands, if it is. `set` has keys
+    /// (dotted) and values in place of the file's.
+    pub fn import(path: &Path, set: &[(&str, &Path)]) -> Result<(String, Option<RecipeError>), RecipeError> {
         let yaml = read(path)?;
-        let mut import = Import::default();
-        let trainer = if ["model_name_or_path", "finetuning_type", "stage"].iter().any(|key| yaml.contains_key(*key)) {
-            OtherTrainer::LlamaFactory
-        } else if yaml.contains_key("base_model") {
-            OtherTrainer::Axolotl
-        } else {
+        let is_axolotl = !["model_name_or_path", "finetuning_type", "stage"].iter().any(|key| yaml.contains_key(*key));
+        if is_axolotl && !yaml.contains_key("base_model") {
             let message = "neither `base_model` of Axolotl nor `model_name_or_path` of LLaMA-Factory is there".to_owned();
             return Err(refused(path, message, "name the YAML that the other trainer is started with"));
-        };
+        }
+        let mut import = Import::default();
         yaml.iter().for_each(|(key, value)| import.take(key, value, &yaml));
         for (key, path) in set {
-            import.put(key, path.display().to_string().into());
+            import.put(key, path.display().to_string());
         }
-        import.fill(trainer);
-        let text = import.to_toml(path, trainer);
+        import.fill(is_axolotl);
+        let text = import.to_toml(path, if is_axolotl { "Axolotl" } else { "LLaMA-Factory" });
         let refused = Self::parse(text.clone(), Path::new("command line"), &[]).err();
-        Ok(Imported { text, refused })
+        Ok((text, refused))
     }
 }
 
@@ -125,9 +87,9 @@ struct Import {
 }
 
 impl Import {
-    fn put(&mut self, key: &str, value: Value) {
+    fn put(&mut self, key: &str, value: impl Into<Value>) {
         self.carried.retain(|(other, _)| other != key);
-        self.carried.push((key.to_owned(), value));
+        self.carried.push((key.to_owned(), value.into()));
     }
 
     fn has(&self, key: &str) -> bool {
@@ -139,36 +101,37 @@ impl Import {
     }
 
     fn take(&mut self, key: &str, value: &Yaml, all: &Map<String, Yaml>) {
-        match (key, value) {
-            ("datasets", Yaml::Array(sets)) => self.data_sets("data.train", sets),
-            ("test_datasets", Yaml::Array(sets)) => self.data_sets("data.validation", sets),
-            ("dataset" | "eval_dataset", Yaml::String(names)) => self.named_sets(key, names, all),
-            ("adapter", Yaml::String(kind)) if kind == "lora" || kind == "qlora" => {
-                self.put("train.weights", "adapter".into());
-                if kind == "qlora" {
-                    self.leave(key, value, "weights are not quantised; the adapter is LoRA");
-                }
-            }
-            ("finetuning_type", Yaml::String(kind)) if kind == "lora" => {}
-            ("finetuning_type", Yaml::String(kind)) if kind == "full" => self.put("train.weights", "all".into()),
-            ("lora_target_linear", Yaml::Bool(true)) => self.put("lora.target_modules", "all-linear".into()),
-            ("bf16", Yaml::Bool(true)) => self.put("model.dtype", "bf16".into()),
-            ("bf16", Yaml::String(word)) if word == "auto" => self.put("model.dtype", "bf16".into()),
-            ("stage", Yaml::String(stage)) if stage == "sft" => {}
-            ("stage", Yaml::String(stage)) if stage == "pt" => self.put("data.format", "text".into()),
-            ("mask_history", Yaml::Bool(true)) => self.put("data.train_on", "last".into()),
+        let word = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        match (key, &word[..]) {
+            ("datasets" | "test_datasets" | "dataset" | "eval_dataset", _) if is_empty(value) => {}
+            ("datasets", _) if value.is_array() => self.data_sets("data.train", value),
+            ("test_datasets", _) if value.is_array() => self.data_sets("data.validation", value),
+            ("dataset" | "eval_dataset", names) if value.is_string() => self.named_sets(key, names, all),
             // Where another program has its templates' names, a recipe has a file, a text or a name of the model's own.
-            ("chat_template", Yaml::String(name)) if name == "tokenizer_default" => {}
-            ("dataset_dir" | "do_train", _) => {}
-            ("chat_template", Yaml::String(_)) => self.leave(key, value, reason(key)),
+            ("chat_template", "tokenizer_default")
+            | ("finetuning_type", "lora")
+            | ("stage", "sft")
+            | ("do_train" | "dataset_dir", _) => {}
+            ("adapter", "lora") => self.put("train.weights", "adapter"),
+            ("adapter", "qlora") => {
+                self.put("train.weights", "adapter");
+                self.leave(key, value, "weights are not quantised; the adapter is LoRA");
+            }
+            ("finetuning_type", "full") => self.put("train.weights", "all"),
+            ("lora_target_linear", "true") => self.put("lora.target_modules", "all-linear"),
+            ("bf16", "true" | "auto") => self.put("model.dtype", "bf16"),
+            ("stage", "pt") => self.put("data.format", "text"),
+            ("mask_history", "true") => self.put("data.train_on", "last"),
+            ("chat_template", _) if !is_empty(value) => self.leave(key, value, reason(key)),
             _ => self.by_name(key, value),
         }
     }
 
-    /// What the recipe's tables, or those here, know by this name.
+    /// What the recipe's tables know by this name.
     fn by_name(&mut self, key: &str, value: &Yaml) {
-        let Some(toml) = to_toml(value).filter(|_| !is_empty(value)) else { return self.off.push(key.to_owned()) };
-        let name = MEANT.iter().find(|(name, _)| *name == key).map_or(key, |(_, name)| name);
+        let Some(toml) = Value::try_from(value).ok().filter(|_| !is_empty(value)) else { return self.off.push(key.to_owned()) };
+        // At the top of a recipe that is a table.
+        let name = if key == "optimizer" { "optim" } else { key };
         // Lists are written with commas, and counts with a point.
         let list = toml.as_str().filter(|text| text.contains(',')).map(|text| text.split(',').map(str::trim).collect::<Vec<_>>());
         let count = toml.as_float().filter(|number| number.fract() == 0.0).map(|number| Value::from(number as i64));
@@ -184,12 +147,12 @@ impl Import {
     }
 
     /// Axolotl's list of data sets.
-    fn data_sets(&mut self, to: &str, sets: &[Yaml]) {
-        let mut paths = Vec::new();
-        for (index, set) in sets.iter().enumerate() {
+    fn data_sets(&mut self, to: &str, sets: &Yaml) {
+        let mut paths: Vec<&str> = Vec::new();
+        for (index, set) in sets.as_array().into_iter().flatten().enumerate() {
             for (key, value) in set.as_object().into_iter().flatten() {
                 match (key.as_str(), value) {
-                    ("path", Yaml::String(path)) => paths.push(Value::from(path.as_str())),
+                    ("path", Yaml::String(path)) => paths.push(path),
                     ("field", Yaml::String(name)) if name == "text" => {}
                     ("field_messages", Yaml::String(name)) if name == "messages" => {}
                     ("type", Yaml::String(word)) if self.is_format(word) => {}
@@ -198,7 +161,7 @@ impl Import {
                 }
             }
         }
-        self.put_paths(to, paths);
+        self.put(to, paths);
     }
 
     /// Carries over the format of a data set, if all before had the same.
@@ -214,52 +177,42 @@ impl Import {
     /// LLaMA-Factory's names of data sets, whose files stand in another file.
     fn named_sets(&mut self, key: &str, names: &str, all: &Map<String, Yaml>) {
         let folder = all.get("dataset_dir").and_then(Yaml::as_str).unwrap_or("data");
-        let paths = names.split(',').map(|name| Value::from(format!("{folder}/{}.json", name.trim()))).collect();
-        self.put_paths(if key == "dataset" { "data.train" } else { "data.validation" }, paths);
+        let paths: Vec<String> = names.split(',').map(|name| format!("{folder}/{}.json", name.trim())).collect();
+        self.put(if key == "dataset" { "data.train" } else { "data.validation" }, paths);
         self.leave(key, &names.into(), "`dataset_info.json` says which files these are: see whether the paths below are theirs");
     }
 
-    fn put_paths(&mut self, to: &str, mut paths: Vec<Value>) {
-        match paths.len() {
-            0 => {}
-            1 => self.put(to, paths.remove(0)),
-            _ => self.put(to, Value::Array(paths)),
+    fn put_default(&mut self, key: &str, value: impl Into<Value>) {
+        if !self.has(key) {
+            self.put(key, value);
         }
     }
 
     /// What the other program does where nothing is written, and kvtune does not; and what contradicts itself here.
-    fn fill(&mut self, trainer: OtherTrainer) {
+    fn fill(&mut self, is_axolotl: bool) {
         let rank = self.carried.iter().find(|(key, _)| key == "lora.r").and_then(|(_, r)| r.as_integer());
-        if let Some(rank) = rank.filter(|_| trainer == OtherTrainer::LlamaFactory && !self.has("lora.alpha")) {
-            self.put("lora.alpha", (2 * rank).into());
+        if is_axolotl {
+            self.put_default("train.weights", "all");
+        } else if let Some(rank) = rank {
+            self.put_default("lora.alpha", rank.saturating_mul(2));
         }
-        let on_too_long = if trainer == OtherTrainer::Axolotl { "drop" } else { "truncate" };
-        let mut missing: Vec<(&str, Value)> = vec![
-            ("data.train", NO_DATA.into()),
-            ("data.on_too_long", on_too_long.into()),
-            ("optimizer.weight_decay", 0.0.into()),
-        ];
         // A warm-up of no steps leaves it to the ratio.
         self.carried.retain(|(key, value)| key != "optimizer.warmup_steps" || value.as_integer() != Some(0));
-        match (self.has("optimizer.warmup_steps"), self.has("optimizer.warmup_ratio")) {
-            (true, true) => self.drop_all("optimizer.warmup_ratio", "`warmup_steps` wins"),
-            (false, false) => missing.push(("optimizer.warmup_ratio", 0.0.into())),
-            _ => {}
+        if self.has("optimizer.warmup_steps") {
+            self.drop_all("optimizer.warmup_ratio", "`warmup_steps` wins");
+        } else {
+            self.put_default("optimizer.warmup_ratio", 0.0);
         }
         if self.has("data.validation") {
             self.drop_all("data.validation_fraction", "the validation samples have files of their own");
-        } else if !self.has("data.validation_fraction") {
-            missing.push(("data.validation_fraction", 0.0.into()));
+        } else {
+            self.put_default("data.validation_fraction", 0.0);
         }
-        if trainer == OtherTrainer::Axolotl {
-            missing.push(("train.weights", "all".into()));
-        }
-        missing.extend([("kv_cache.policy", "dense".into()), ("kv_cache.storage", "growing".into())]);
-        for (key, value) in missing {
-            if !self.has(key) {
-                self.put(key, value);
-            }
-        }
+        self.put_default("data.train", "data.jsonl");
+        self.put_default("data.on_too_long", if is_axolotl { "drop" } else { "truncate" });
+        self.put_default("optimizer.weight_decay", 0.0);
+        self.put_default("kv_cache.policy", "dense");
+        self.put_default("kv_cache.storage", "growing");
         if self.carried.contains(&("train.weights".to_owned(), "all".into())) {
             self.drop_all("lora.", "all weights are trained");
         }
@@ -272,10 +225,9 @@ impl Import {
         self.left.extend(dropped.into_iter().map(|(key, value): (String, Value)| (key, value.to_string(), why.to_owned())));
     }
 
-    fn to_toml(&self, path: &Path, trainer: OtherTrainer) -> String {
-        let name = if trainer == OtherTrainer::Axolotl { "Axolotl" } else { "LLaMA-Factory" };
+    fn to_toml(&self, path: &Path, trainer: &str) -> String {
         let head = format!(
-            "# Made of {name}'s `{}` by `kvtune init --from`. What is not written has kvtune's default.\n# Paths begin at this file's \
+            "# Made of {trainer}'s `{}` by `kvtune init --from`. What is not written has kvtune's default.\n# Paths begin at this file's \
              folder. A data set or a model of the Hub is to be downloaded: `hf download NAME --local-dir DIR`.\n# All entries stay in \
              the cache, as there; `kvtune init --model DIR --data FILE` proposes a cache that evicts.\n",
             quoted(path.display())
@@ -308,18 +260,13 @@ fn known(key: &str, value: &Value) -> Option<Checked<Vec<(String, Value)>>> {
         return Some(Err(error));
     }
     let reader = RecipeReader::new(&document);
-    let mut found = Vec::new();
-    for (table, keys) in &tables() {
-        for key in keys {
-            let name = dotted(table, &key.text.name);
-            let Some(entry) = document.root.entry(&name) else { continue };
-            if let Err(error) = (key.check)(&reader, &name, &key.text) {
-                return Some(Err(error));
-            }
-            found.push((name, entry.node.to_value()));
-        }
-    }
-    (!found.is_empty()).then_some(Ok(found))
+    let tables = tables();
+    let keys = tables.iter().flat_map(|(table, keys)| keys.iter().map(|key| (dotted(table, &key.text.name), key)));
+    let found = keys.filter_map(|(name, key)| {
+        let value = document.root.entry(&name)?.node.to_value();
+        Some((key.check)(&reader, &name, &key.text).map(|()| (name, value)))
+    });
+    found.collect::<Checked<Vec<_>>>().map(|found| Some(found).filter(|found| !found.is_empty())).transpose()
 }
 
 fn reason(key: &str) -> &'static str {
@@ -330,23 +277,5 @@ fn reason(key: &str) -> &'static str {
 
 /// Whether a value says nothing.
 fn is_empty(value: &Yaml) -> bool {
-    match value {
-        Yaml::Null => true,
-        Yaml::String(text) => text.is_empty(),
-        Yaml::Array(items) => items.is_empty(),
-        Yaml::Object(keys) => keys.is_empty(),
-        Yaml::Bool(_) | Yaml::Number(_) => false,
-    }
-}
-
-/// Nothing is left out but what is null.
-fn to_toml(value: &Yaml) -> Option<Value> {
-    Some(match value {
-        Yaml::Null => return None,
-        Yaml::Bool(value) => Value::from(*value),
-        Yaml::Number(number) => number.as_i64().map_or_else(|| number.as_f64().map(Value::from), |number| Some(number.into()))?,
-        Yaml::String(text) => Value::from(text.as_str()),
-        Yaml::Array(items) => Value::Array(items.iter().filter_map(to_toml).collect()),
-        Yaml::Object(keys) => Value::Table(keys.iter().filter_map(|(key, value)| Some((key.clone(), to_toml(value)?))).collect()),
-    })
+    matches!(&value.to_string()[..], "null" | "\"\"" | "[]" | "{}")
 }

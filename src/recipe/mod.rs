@@ -42,7 +42,6 @@ pub use data::*;
 pub use diagnose::{RecipeError, RecipeLocation};
 pub use eval::{EvalRecipe, Figure, GenerateRecipe, Mode};
 pub use grad::{AttentionOutputs, GradRecipe, KeepGraph, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
-pub use import::Imported;
 pub use initial_part::{EndRegex, InitialPart};
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, RopeType, TargetModules, TrainedBias};

@@ -26,6 +26,7 @@ table! {
         #[required("the directory of the model")]
         pub path: PathBuf,
         /// A PEFT adapter to start from. What `[lora]` leaves out but `r`, `alpha` and `target_modules` is as in the adapter.
+        #[also("lora_model_dir", "adapter_name_or_path")]
         pub adapter: Option<PathBuf> = None,
         /// Element type of weights and activations. An adapter's matrices are f32 at least. Weights that are trained in
         /// `bf16` have f32 masters, which the checkpoint holds with the optimiser's state.
@@ -251,10 +252,6 @@ pub enum TargetModules {
 impl RecipeValue for TargetModules {
     fn takes(_: Option<&str>) -> String {
         "`all-linear`, an array of names, or a regular expression".to_owned()
-    }
-
-    fn schema() -> serde_json::Value {
-        serde_json::json!({ "anyOf": [String::schema(), Vec::<String>::schema()] })
     }
 
     fn to_value(&self) -> Option<Value> {

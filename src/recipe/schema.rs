@@ -19,11 +19,9 @@ pub fn schema() -> Value {
             }
         }
     }
-    let of_policy =
-        FLAT.iter().map(|key| (*key, "kv_cache.policy.NAME.")).chain([("name", "kv_cache.policy and kv_cache.buffer")]);
-    for (key, to) in of_policy {
-        let to = if to.ends_with('.') { format!("{to}{key}") } else { to.to_owned() };
-        put(&mut root, &format!("kv_cache.{key}"), json!({ "description": format!("Read as {to}."), "deprecated": true }));
+    for key in FLAT.iter().chain(&["name"]) {
+        let other = json!({ "description": "Read as a part of `kv_cache.policy`.", "deprecated": true });
+        put(&mut root, &format!("kv_cache.{key}"), other);
     }
     root["$schema"] = "http://json-schema.org/draft-07/schema#".into();
     root

@@ -181,7 +181,7 @@ table! {
         #[rule(PART)]
         pub betas: (f64, f64) = (0.9, 0.999),
         /// Added to the denominator; `sgd` has none.
-        #[also("optimizer.adam_epsilon")]
+        #[also("optimizer.adam_epsilon", "adam_epsilon")]
         #[rule(positive("the usual value is 1e-8"))]
         #[default("1e-6 for `adadelta`, else 1e-8")]
         pub eps: Option<f64> = None,

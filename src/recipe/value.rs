@@ -201,10 +201,6 @@ impl<T: RecipeValue> RecipeValue for BTreeMap<String, T> {
         format!("table, each value: {}", T::takes(number))
     }
 
-    fn schema() -> Json {
-        json!({ "type": "object", "additionalProperties": T::schema() })
-    }
-
     fn to_value(&self) -> Option<Value> {
         let pair = |(name, value): (&String, &T)| Some((name.clone(), value.to_value()?));
         Some(Value::Table(self.iter().filter_map(pair).collect()))

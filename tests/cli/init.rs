@@ -54,7 +54,7 @@ fn where_nothing_is_long_nothing_is_evicted_and_the_recipe_says_so() {
     let place = Place::new();
     let recipe = accepted(&place);
     assert!(recipe.contains("# No sample is longer than 512 tokens"), "{recipe}");
-    assert_eq!(["policy", "validation_fraction"].map(|key| value(&recipe, key)), ["\"dense\"", "0.0"]);
+    assert_eq!(["policy", "storage"].map(|key| value(&recipe, key)), ["\"dense\"", "\"growing\""]);
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn samples_beyond_the_positions_and_bad_rows_are_counted_and_left_out() {
     place.write("train.jsonl", format!("{}{{\"input_ids\": [1, 9999], \"labels\": [1, 2]}}\n", rows(&[(12, 700), (3, 2000)])));
     let said = place.run(&["init", "--model", "model", "--data", "train.jsonl", "--device", "cpu"]).done();
     assert!(said.out.contains("# 3 of 15 samples are longer than the model's 1024 positions"), "{}", said.out);
-    assert!(said.out.contains("# 1 row is no sample: `kvtune data` names it"), "{}", said.out);
+    assert!(said.out.contains("# no samples: 1 rows, which `kvtune data` names"), "{}", said.out);
     assert_eq!(["max_seq_length", "on_too_long"].map(|key| value(&said.out, key)), ["1024", "\"drop\""]);
     save(&place, &said);
     place.run(&["check", "own.toml", "--device", "cpu"]).done();

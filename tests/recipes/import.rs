@@ -9,18 +9,18 @@ use tempfile::TempDir;
 
 fn imported(name: &str) -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/other-trainers").join(name);
-    let imported = Recipe::import(&path, &[]).unwrap();
-    assert!(imported.refused.is_none(), "{:?}", imported.refused);
-    imported.text.replace(&path.display().to_string(), name)
+    let (text, refused) = Recipe::import(&path, &[]).unwrap();
+    assert!(refused.is_none(), "{refused:?}");
+    text.replace(&path.display().to_string(), name)
 }
 
 fn of_text(yaml: &str) -> Result<String, RecipeError> {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("a.yaml");
     fs::write(&path, yaml).unwrap();
-    let imported = Recipe::import(&path, &[])?;
-    assert!(imported.refused.is_none(), "{yaml}: {:?}", imported.refused);
-    Ok(imported.text)
+    let (text, refused) = Recipe::import(&path, &[])?;
+    assert!(refused.is_none(), "{yaml}: {refused:?}");
+    Ok(text)
 }
 
 #[test]
@@ -30,11 +30,11 @@ fn axolotl() {
     # Paths begin at this file's folder. A data set or a model of the Hub is to be downloaded: `hf download NAME --local-dir DIR`.
     # All entries stay in the cache, as there; `kvtune init --model DIR --data FILE` proposes a cache that evicts.
     # not carried over: model_type = "LlamaForCausalLM": `config.json` says it
-    # not carried over: tokenizer_type = "AutoTokenizer": the tokenizer is the model's `tokenizer.json`
+    # not carried over: tokenizer_type = "AutoTokenizer": a recipe has no such key
     # not carried over: trust_remote_code = true: a model's own code is never run
     # not carried over: load_in_4bit = true: weights are not quantised
     # not carried over: datasets[0].split = "train[:5%]": a recipe has no such key
-    # not carried over: dataset_prepared_path = "last_run_prepared": tokens are kept in the user's cache folder
+    # not carried over: dataset_prepared_path = "last_run_prepared": a recipe has no such key
     # not carried over: adapter = "qlora": weights are not quantised; the adapter is LoRA
     # not carried over: sample_packing = true: leave it out: sequences of similar length share a batch, those that end leave it, and nothing is computed for pads; `train.max_tokens_per_batch` has many short ones run together
     # not carried over: pad_to_sequence_len = true: nothing is computed for pads
@@ -104,7 +104,7 @@ fn llama_factory() {
     # not carried over: dataset = "identity,alpaca_en_demo": `dataset_info.json` says which files these are: see whether the paths below are theirs
     # not carried over: template = "llama3": the model's own chat template is used; `data.chat_template` names another
     # not carried over: max_samples = 1000: a recipe has no such key
-    # not carried over: preprocessing_num_workers = 16: all cores make tokens
+    # not carried over: preprocessing_num_workers = 16: a recipe has no such key
     # not carried over: dataloader_num_workers = 4: a recipe has no such key
     # not carried over: plot_loss = true: a recipe has no such key
     # not carried over: overwrite_output_dir = true: a recipe has no such key
@@ -174,7 +174,7 @@ fn what_contradicts_itself_in_a_recipe_is_carried_over_once() {
     );
     has(
         &axolotl("adapter: lora\nval_set_size: 0.1\ntest_datasets:\n- path: b.jsonl"),
-        &["validation = \"b.jsonl\"", "# not carried over: data.validation_fraction = 0.1: the validation samples"],
+        &["validation = [\"b.jsonl\"]", "# not carried over: data.validation_fraction = 0.1: the validation samples"],
     );
     has(
         &axolotl("- path: b.jsonl\n  type: completion\n- path: c.jsonl\n  type: alpaca"),

@@ -34,11 +34,11 @@ impl Init {
                     .into_iter()
                     .filter_map(|(key, path)| Some((key, path.as_deref()?)))
                     .collect();
-                let imported = Recipe::import(from, &set)?;
-                if let Some(error) = &imported.refused {
+                let (text, refused) = Recipe::import(from, &set)?;
+                if let Some(error) = refused {
                     console::warning(&format!("the recipe is refused until this is changed: {error}"));
                 }
-                imported.text
+                text
             }
             (None, Some(model), Some(data)) => proposal(&model, &data, device)?,
             // clap lets neither pass.
