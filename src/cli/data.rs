@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
+use super::recipe_file::RecipePath;
 use crate::data::{
     DataError, DataSource, IGNORE, LineOrRecord, ModelLimits, RowCounts, SampleFate, Survey, SurveyedPart, SurveyedRow,
     SurveyedSample, Tokenizer, survey,
@@ -27,9 +28,8 @@ const BAR: usize = 40;
 
 #[derive(Debug, Args)]
 pub(super) struct LookAtData {
-    /// The recipe.
-    #[arg(value_name = "RECIPE")]
-    recipe: PathBuf,
+    #[command(flatten)]
+    recipe: RecipePath,
     /// Override a key of the recipe.
     #[arg(long = "set", value_name = "a.b=c")]
     set: Vec<String>,
@@ -52,7 +52,7 @@ enum SplitFiles {
 
 impl LookAtData {
     pub(super) fn run(&self) -> Result<(), Error> {
-        let resolved = Recipe::load(&self.recipe, &self.set)?;
+        let resolved = Recipe::load(self.recipe.path(), &self.set)?;
         resolved.notes.iter().for_each(|note| console::note(note));
         let recipe = resolved.recipe;
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;

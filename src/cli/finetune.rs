@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use chrono::Local;
 use clap::Args;
 use tch::Device;
 
+use super::recipe_file::RecipePath;
 use super::world::Joining;
 use crate::dist::World;
 use crate::error::Error;
@@ -24,10 +26,9 @@ pub(super) enum Ending {
 
 #[derive(Debug, Args)]
 pub(super) struct Finetune {
-    /// The recipe.
-    #[arg(long, value_name = "FILE")]
-    recipe: PathBuf,
-    /// Directory of the run; must be empty or not exist. Default: the recipe's `output_dir`.
+    #[command(flatten)]
+    recipe: RecipePath,
+    /// Directory of the run; must be empty or not exist. Default: the recipe's `output_dir`, else `runs/NAME-DATE` by the recipe's name.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Override a key of the recipe.
@@ -63,17 +64,32 @@ pub(super) struct Resume {
 
 impl Finetune {
     pub(super) fn run(&self, weights: Weights, device: Device, world: &Rc<World>) -> Result<Ending, Error> {
-        let resolved = Recipe::load_to_train(&self.recipe, &self.set, weights)?;
+        let resolved = Recipe::load_to_train(self.recipe.path(), &self.set, weights)?;
         resolved.notes.iter().for_each(|note| console::note(note));
         let recipe = resolved.recipe;
-        let out = self.out.clone().or_else(|| recipe.output_dir.clone()).ok_or_else(|| Error::Usage {
-            message: "the run has no output directory".into(),
-            hint: "give `--out DIR`, or `output_dir` at the top of the recipe".into(),
-        })?;
+        let out = self.out(&recipe, world)?;
         let interrupt = watched(Interrupt::install_for_saves())?;
         let start = Start { device, interrupt: &interrupt, world, profiles_memory: self.profile_memory };
         let go = if self.resume_if_possible { train::resume_or_run } else { train::run };
         end(go(&recipe, &out, start)?, &out)
+    }
+
+    /// The directory of the run. One that nobody names has the first rank's time in it, for all ranks.
+    fn out(&self, recipe: &Recipe, world: &World) -> Result<PathBuf, Error> {
+        let date = world.broadcast(Local::now().format("%Y%m%d-%H%M%S").to_string().into_bytes(), 0)?;
+        if let Some(out) = self.out.as_ref().or(recipe.output_dir.as_ref()) {
+            return Ok(out.clone());
+        }
+        if self.resume_if_possible {
+            return Err(Error::Usage {
+                message: "`--resume-if-possible` needs the directory of the run, and the default is another at each start".into(),
+                hint: "give `--out DIR`, or `output_dir` at the top of the recipe".into(),
+            });
+        }
+        let name = self.recipe.path().file_stem().unwrap_or_default().to_string_lossy();
+        let out = Path::new("runs").join(format!("{name}-{}", String::from_utf8_lossy(&date)));
+        console::note(&format!("the run is written to `{}`: neither `--out` nor `output_dir` names a directory", out.display()));
+        Ok(out)
     }
 }
 

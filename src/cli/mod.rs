@@ -3,6 +3,7 @@
 mod architecture;
 mod bench;
 mod check;
+mod command;
 mod counts;
 mod data;
 mod device;
@@ -12,6 +13,7 @@ mod export;
 mod finetune;
 mod format;
 mod generate;
+mod init;
 mod init_model;
 mod inspect;
 mod launch;
@@ -23,6 +25,7 @@ mod recipe_file;
 mod report;
 mod score;
 mod serve;
+mod shell;
 mod used_model;
 mod verify;
 mod world;
@@ -47,7 +50,10 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// Write a recipe for a model and data, or from another trainer's YAML.
+    Init(init::Init),
     /// Train a LoRA adapter.
+    #[command(visible_alias = "train")]
     FinetuneLora(finetune::Finetune),
     /// Train all weights of a model.
     FinetuneFull(finetune::Finetune),
@@ -83,4 +89,8 @@ enum Verb {
     Doctor(doctor::Doctor),
     /// Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations.
     InitModel(init_model::InitModel),
+    /// Print the script by which a shell completes the commands.
+    Completions(shell::Completions),
+    /// Write the manual pages, which `man` shows.
+    Man(shell::ManPages),
 }

@@ -2,13 +2,16 @@
 
 use std::io::{self, Write};
 
-use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use signal_hook::low_level::exit;
 
 use super::finetune::Ending;
+<<<<<<< HEAD
 use super::{Arguments, Verb, device, launch, limits, panics, world};
 use crate::data;
+=======
+use super::{Arguments, Verb, command, device, launch, limits, panics, world};
+>>>>>>> line-b
 use crate::error::Error;
 use crate::recipe::Weights;
 use crate::report::console;
@@ -27,7 +30,7 @@ pub fn main() -> ! {
     }
     data::render_in_children_of("/proc/self/exe", RENDERER);
     launch::follow_launcher();
-    let code = Arguments::try_parse().map_or_else(|error| refused(&error), |arguments| code_of(&arguments));
+    let code = command::parse(std::env::args_os()).map_or_else(|error| refused(&error), |arguments| code_of(&arguments));
     let _ = io::stdout().flush();
     if PROFILERS.iter().any(|name| std::env::var_os(name).is_some()) {
         std::process::exit(code);
@@ -52,6 +55,7 @@ fn run(arguments: &Arguments) -> Result<Ending, Error> {
     let of_device = (arguments.device, arguments.threads);
     let on = || world::device(of_device);
     match &arguments.verb {
+        Verb::Init(verb) => verb.run(on()?).map(|()| Ending::Done),
         Verb::FinetuneLora(verb) => {
             world::with_ranks(of_device, verb.joining, |device, world| verb.run(Weights::Adapter, device, world))
         }
@@ -82,12 +86,14 @@ fn run(arguments: &Arguments) -> Result<Ending, Error> {
         }
         Verb::Doctor(verb) => verb.run(arguments.device, arguments.threads).map(|()| Ending::Done),
         Verb::InitModel(verb) => verb.run().map(|()| Ending::Done),
+        Verb::Completions(verb) => verb.run(command::command()).map(|()| Ending::Done),
+        Verb::Man(verb) => verb.run(command::command()).map(|()| Ending::Done),
     }
 }
 
 /// Why each of several ranks would refuse a command.
-fn refused_by_all(command: &[String]) -> Option<String> {
-    match Arguments::try_parse_from(std::iter::once("kvtune").chain(command.iter().map(String::as_str))) {
+fn refused_by_all(words: &[String]) -> Option<String> {
+    match command::parse(std::iter::once("kvtune").chain(words.iter().map(String::as_str))) {
         Ok(Arguments { verb: Verb::Launch(_), .. }) => Some("a launched rank can't launch ranks".to_owned()),
         Ok(Arguments { verb: Verb::Generate(_), .. }) => Some(world::alone("generate")),
         Ok(Arguments { verb: Verb::Serve(_), .. }) => Some(world::alone("serve")),

@@ -1,6 +1,6 @@
-//! The recipe of verbs that look at a training run without making one: as it stands, or as `finetune-full` would have it.
+//! The recipe of verbs that take one, by its place or by `--recipe`; as it stands, or as `finetune-full` would have it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use tch::Device;
@@ -11,10 +11,28 @@ use crate::train;
 
 // No documentation of its own: clap would take it for that of the verb.
 #[derive(Debug, Args)]
-pub(super) struct RecipeFile {
+#[group(required = true, multiple = false)]
+pub(super) struct RecipePath {
     /// The recipe.
+    #[arg(value_name = "RECIPE")]
+    place: Option<PathBuf>,
+    /// The recipe, instead of RECIPE.
     #[arg(long, value_name = "FILE")]
-    recipe: PathBuf,
+    recipe: Option<PathBuf>,
+}
+
+impl RecipePath {
+    /// The one that is given; clap lets neither and both pass nowhere but in verbs that do without.
+    pub(super) fn path(&self) -> &Path {
+        self.place.as_ref().or(self.recipe.as_ref()).map_or(Path::new(""), PathBuf::as_path)
+    }
+}
+
+// Likewise.
+#[derive(Debug, Args)]
+pub(super) struct RecipeFile {
+    #[command(flatten)]
+    file: RecipePath,
     /// Override a key of the recipe.
     #[arg(long = "set", value_name = "a.b=c")]
     set: Vec<String>,
@@ -27,9 +45,9 @@ impl RecipeFile {
     /// Loads it, says what there is to note about it, and has `device` compute as it wants.
     pub(super) fn load(&self, device: Device) -> Result<Recipe, RecipeError> {
         let resolved = if self.full {
-            Recipe::load_to_train(&self.recipe, &self.set, Weights::All)?
+            Recipe::load_to_train(self.file.path(), &self.set, Weights::All)?
         } else {
-            Recipe::load(&self.recipe, &self.set)?
+            Recipe::load(self.file.path(), &self.set)?
         };
         resolved.notes.iter().for_each(|note| console::note(note));
         train::set_numerics(&resolved.recipe, device);

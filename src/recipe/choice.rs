@@ -106,7 +106,8 @@ impl PolicyRecipe {
 impl RecipeField for PolicyRecipe {
     fn keys(text: KeyText, default: &KeyDefault) -> Vec<RecipeKey> {
         let (takes, default) = ("name, or a table with one name".to_owned(), default.of(&text.name));
-        vec![RecipeKey { text, takes, default, check: |reader, key, _| Self::find(reader, "", key).map(drop) }]
+        let schema = || serde_json::json!({ "type": ["string", "object"] });
+        vec![RecipeKey { text, takes, default, check: |reader, key, _| Self::find(reader, "", key).map(drop), schema }]
     }
 
     fn find(reader: &RecipeReader<'_>, table: &str, key: &str) -> Checked<Option<Self>> {

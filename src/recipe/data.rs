@@ -151,7 +151,7 @@ either! {
         #[also("data.validation_file")]
         File(DataPaths) in "validation",
         /// Part of the training samples that validates, drawn by the seed. 0 is none.
-        #[also("data.val_split_fraction", "data.val_fraction")]
+        #[also("data.val_split_fraction", "data.val_fraction", "val_set_size", "val_size")]
         #[rule(PART)]
         Fraction(f64) in "validation_fraction",
     }

@@ -30,7 +30,7 @@ table! {
         #[default("by the metric")]
         pub mode: Mode = if metric == Figure::Loss { Mode::Min } else { Mode::Max },
         /// Sequences that run together.
-        #[also("eval.batch_size", "eval.per_device_eval_batch_size")]
+        #[also("eval.batch_size", "eval.per_device_eval_batch_size", "eval_batch_size", "per_device_eval_batch_size")]
         #[rule(COUNT)]
         #[default("that of training")]
         pub micro_batch_size: Option<usize> = None,

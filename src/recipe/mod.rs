@@ -16,6 +16,7 @@ pub(crate) mod diagnose;
 mod eval;
 mod foreign;
 mod grad;
+mod import;
 mod initial_part;
 mod kv_cache;
 mod model;
@@ -27,6 +28,7 @@ mod read;
 mod reference;
 mod refusals;
 mod resolve;
+mod schema;
 mod suggest;
 mod table;
 mod training;
@@ -46,7 +48,7 @@ pub use grad::{AttentionOutputs, GradRecipe, KeepGraph, OnOutOfMemory, OpenKey, 
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
 pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, RopeType, TargetModules, TrainedBias};
 pub use training::*;
-pub use {choice::PolicyRecipe, initial_part::*, plan::Recipe, reference::reference, write::Difference};
+pub use {choice::PolicyRecipe, initial_part::*, plan::Recipe, reference::reference, schema::schema, write::Difference};
 
 use crate::files::{self, FileKind};
 use refusals::Refusals;

@@ -32,6 +32,7 @@ table! {
         #[default("`main`")]
         pub revision: Option<String> = None,
         /// A PEFT adapter to start from. What `[lora]` leaves out but `r`, `alpha` and `target_modules` is as in the adapter.
+        #[also("lora_model_dir", "adapter_name_or_path")]
         pub adapter: Option<PathBuf> = None,
         /// Element type of weights and activations. An adapter's matrices are f32 at least. Weights that are trained in
         /// `bf16` have f32 masters, which the checkpoint holds with the optimiser's state.

@@ -42,6 +42,8 @@ pub(super) struct RecipeKey {
     pub(super) default: String,
     /// Refuses a value of another type, and one that breaks the rule.
     pub(super) check: fn(&RecipeReader<'_>, &str, &KeyText) -> Checked<()>,
+    /// Its type, for editors.
+    pub(super) schema: fn() -> serde_json::Value,
 }
 
 /// What a declaration says of a key.
@@ -87,7 +89,7 @@ impl<T: RecipeValue> RecipeField for T {
         };
         let takes = T::takes(text.rule.map(|rule| rule.takes));
         let takes = if text.may_be_auto { format!("{takes}, or `{AUTO}`") } else { takes };
-        vec![RecipeKey { takes, default: default.of(&text.name), text, check }]
+        vec![RecipeKey { takes, default: default.of(&text.name), text, check, schema: T::schema }]
     }
 
     fn find(reader: &RecipeReader<'_>, table: &str, key: &str) -> Checked<Option<Self>> {

@@ -160,6 +160,8 @@ table! {
     pub struct OptimizerRecipe in "optimizer" {
         /// Which one, as `torch.optim` has it.
         #[also("optimizer.kind", "optimizer.type", "optimizer.optimizer", "train.optimizer", "train.optim", "optim")]
+        #[word("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf")]
+        #[word("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")]
         pub name: OptimizerName = OptimizerName::AdamW,
         /// Peak learning rate.
         #[also("optimizer.lr", "train.learning_rate", "train.lr", "learning_rate", "lr")]
@@ -179,7 +181,7 @@ table! {
         #[rule(PART)]
         pub betas: (f64, f64) = (0.9, 0.999),
         /// Added to the denominator; `sgd` has none.
-        #[also("optimizer.adam_epsilon")]
+        #[also("optimizer.adam_epsilon", "adam_epsilon")]
         #[rule(positive("the usual value is 1e-8"))]
         #[default("1e-6 for `adadelta`, else 1e-8")]
         pub eps: Option<f64> = None,
@@ -198,6 +200,7 @@ table! {
             "optimizer.scheduler", "optimizer.lr_scheduler", "optimizer.lr_scheduler_type", "scheduler.name", "lr_scheduler",
             "lr_scheduler_type",
         )]
+        #[word("constant", "constant_with_warmup")]
         pub schedule: Schedule = Schedule::Cosine,
         /// The learning rate at the end of a `cosine` or `linear` schedule, as a part of the peak.
         #[also("optimizer.min_lr_rate", "optimizer.min_lr_factor", "train.min_lr_ratio", "min_lr_ratio")]
@@ -343,7 +346,7 @@ table! {
     pub(super) struct TopOfFile in "" {
         /// Directory of the run. `--out` on the command line wins.
         #[also("out_dir", "train.output_dir", "training.output_dir")]
-        #[default("none: `--out`")]
+        #[default("`runs/NAME-DATE`")]
         pub(super) output_dir: Option<PathBuf> = None,
     }
 }

@@ -45,11 +45,40 @@ fn arguments_that_are_missing() {
     ");
     place.run(&["resume"]).misused();
     assert_eq!(place.run(&[]).code, 2);
-    assert_snapshot!(place.run(&["finetune-lora", "--recipe", "recipe.toml"]).refused(2), @r"
-    error: the run has no output directory
+    assert_snapshot!(place.run(&["finetune-lora", "--recipe", "recipe.toml", "--resume-if-possible"]).refused(2), @r"
+    error: `--resume-if-possible` needs the directory of the run, and the default is another at each start
 
     hint: give `--out DIR`, or `output_dir` at the top of the recipe
     ");
+}
+
+#[test]
+fn a_recipe_is_named_by_its_place_or_by_a_flag_and_once() {
+    let place = Place::new();
+    for verb in ["finetune-lora", "train", "finetune-full", "check", "plan", "verify", "bench", "data"] {
+        let both = place.run(&[verb, "recipe.toml", "--recipe", "recipe.toml"]).misused();
+        assert!(both.contains("'[RECIPE]' cannot be used with '--recipe <FILE>'"), "{verb}: {both}");
+        let none = place.run(&[verb]).misused();
+        assert!(none.contains("not provided:\n") && none.contains("  <RECIPE|--recipe <FILE>"), "{verb}: {none}");
+    }
+    let by_place = place.run(&["check", "recipe.toml", "--device", "cpu"]).done();
+    assert_eq!(by_place.out.lines().count(), place.check(&[]).done().out.lines().count());
+    assert_eq!(place.run(&["data", "--recipe", "recipe.toml"]).done().out, place.run(&["data", "recipe.toml"]).done().out);
+    let misused = place.run(&["verify", "recipe.toml", "--conformance", "model"]).misused();
+    assert!(misused.contains("'[RECIPE]' cannot be used with '--conformance <DIR>'"), "{misused}");
+}
+
+#[test]
+fn a_run_that_nobody_names_a_directory_for_has_one_of_its_own() {
+    let place = Place::new();
+    let said = place.run(&["train", "recipe.toml", "--device", "cpu", "--set", "train.max_steps=1"]).done();
+    let runs = place.names("runs");
+    let [run] = &runs[..] else { panic!("{runs:?}") };
+    let date = run.strip_prefix("recipe-").expect("the recipe's name");
+    let is_date = |(at, sign): (usize, char)| if at == 8 { sign == '-' } else { sign.is_ascii_digit() };
+    assert!(date.len() == 15 && date.chars().enumerate().all(is_date), "{run}");
+    assert!(said.err.contains(&format!("the run is written to `runs/{run}`: neither `--out` nor")), "{}", said.err);
+    assert!(place.names(&format!("runs/{run}")).contains(&"final".to_owned()));
 }
 
 #[test]
@@ -57,7 +86,7 @@ fn a_verb_that_does_not_exist() {
     assert_snapshot!(Place::new().run(&["finetune"]).misused(), @r"
     error: unrecognized subcommand 'finetune'
 
-      tip: some similar subcommands exist: 'finetune-lora', 'finetune-full'
+      tip: some similar subcommands exist: 'init', 'finetune-lora', 'finetune-full'
 
     Usage: kvtune [OPTIONS] <COMMAND>
 

@@ -26,7 +26,8 @@ fn the_verbs() {
     Usage: kvtune [OPTIONS] <COMMAND>
 
     Commands:
-      finetune-lora  Train a LoRA adapter
+      init           Write a recipe for a model and data, or from another trainer's YAML
+      finetune-lora  Train a LoRA adapter [alias: train]
       finetune-full  Train all weights of a model
       resume         Resume a run
       launch         Start several ranks of a command on this machine, which work together
@@ -44,6 +45,8 @@ fn the_verbs() {
       bench          Time training steps on random tokens, part by part
       doctor         Look at this machine: libtorch, CPU, driver, GPUs, CUDA's libraries; what is there, what works, and why not
       init-model     Write a small random checkpoint with a tokenizer of its own, for tests and demonstrations
+      completions    Print the script by which a shell completes the commands
+      man            Write the manual pages, which `man` shows
       help           Print this message or the help of the given subcommand(s)
 
     Options:
@@ -59,11 +62,14 @@ fn finetune_lora() {
     assert_snapshot!(help("finetune-lora"), @r"
     Train a LoRA adapter
 
-    Usage: kvtune finetune-lora [OPTIONS] --recipe <FILE>
+    Usage: kvtune finetune-lora [OPTIONS] <RECIPE|--recipe <FILE>>
+
+    Arguments:
+      [RECIPE]  The recipe
 
     Options:
-          --recipe <FILE>        The recipe
-          --out <DIR>            Directory of the run; must be empty or not exist. Default: the recipe's `output_dir`
+          --recipe <FILE>        The recipe, instead of RECIPE
+          --out <DIR>            Directory of the run; must be empty or not exist. Default: the recipe's `output_dir`, else `runs/NAME-DATE` by the recipe's name
           --set <a.b=c>          Override a key of the recipe
           --resume-if-possible   Resume the run in that directory, where this command has begun one before: for what starts it anew whenever it ends
           --profile-memory       Tell the memory of the heaviest step by part at the end, and in `summary.md`
@@ -73,14 +79,21 @@ fn finetune_lora() {
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help                 Print help
       -V, --version              Print version
+
+    Examples:
+      kvtune finetune-lora my.toml --out runs/my
+      kvtune finetune-lora my.toml --set optimizer.learning_rate=1e-4 --set train.max_steps=100
     ");
 }
 
 #[test]
 fn finetune_full() {
-    let options = |help: &str| help.split_once("Options:").map(|(_, options)| options.to_owned());
+    let options = |help: &str| help.split_once("Options:")?.1.split_once("Examples:").map(|(options, _)| options.to_owned());
     let (full, lora) = (help("finetune-full"), help("finetune-lora"));
-    assert!(full.starts_with("Train all weights of a model\n\nUsage: kvtune finetune-full [OPTIONS] --recipe <FILE>"), "{full}");
+    assert!(
+        full.starts_with("Train all weights of a model\n\nUsage: kvtune finetune-full [OPTIONS] <RECIPE|--recipe <FILE>>"),
+        "{full}"
+    );
     assert_eq!(options(&full), options(&lora), "the same options");
 }
 
@@ -104,6 +117,10 @@ fn resume() {
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help                 Print help
       -V, --version              Print version
+
+    Examples:
+      kvtune resume runs/my
+      kvtune resume runs/my --from step-000100 --set train.epochs=2
     ");
 }
 
@@ -136,13 +153,13 @@ fn evaluate() {
           --top-p <P>                 Draw among the fewest most likely tokens that are together as likely as this
           --min-p <P>                 Draw among tokens that are this fraction as likely as the most likely one
           --repetition-penalty <X>    Make tokens that have occurred less likely, from 1 on
-          --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --no-repeat-ngram-size <N>  Let no run of so many tokens occur twice
           --min-new-tokens <N>        Let no end token come before so many new ones
-          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
           --stop <TEXT>               End the text before this; may be given several times
+          --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --eos <ID>                  The token that ends a text, in place of the model's own; may be given several times
           --ignore-eos                Let no token end a text
+          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
           --seed <N>                  Draw the texts of this number: the same number gives the same texts, whatever else is generated
           --replay-log <FILE>         Write what the cache evicts over the longest of the samples to this file, for `kvtune inspect --evictions`
           --format <FORMAT>           How to print: a table, or a JSON object per line for each model and cache [default: table] [possible values: table, json]
@@ -150,6 +167,10 @@ fn evaluate() {
           --backend <BACKEND>         By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
       -h, --help                      Print help
       -V, --version                   Print version
+
+    Examples:
+      kvtune evaluate runs/my --policy dense,h2o
+      kvtune evaluate runs/my --base Qwen2.5-0.5B --metrics f1,rouge_l
     "#);
 }
 
@@ -172,6 +193,10 @@ fn inspect() {
           --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help             Print help
       -V, --version          Print version
+
+    Examples:
+      kvtune inspect runs/my
+      kvtune inspect --evictions log.safetensors --out kept.png
     ");
 }
 
@@ -193,6 +218,10 @@ fn report() {
           --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help             Print help
       -V, --version          Print version
+
+    Examples:
+      kvtune report runs/my
+      kvtune report runs/h2o runs/lastrec --out compared.html
     ");
 }
 
@@ -201,10 +230,13 @@ fn verify() {
     assert_snapshot!(help("verify"), @r"
     Prove the gradients on your model and data against plain autograd
 
-    Usage: kvtune verify [OPTIONS] <--recipe <FILE>|--conformance <DIR>>
+    Usage: kvtune verify [OPTIONS] <RECIPE|--recipe <FILE>|--conformance <DIR>>
+
+    Arguments:
+      [RECIPE]  The recipe
 
     Options:
-          --recipe <FILE>      The recipe
+          --recipe <FILE>      The recipe, instead of RECIPE
           --set <a.b=c>        Override a key of the recipe
           --full               As for `finetune-full`: all weights are trained, and there is no adapter
           --conformance <DIR>  Test instead whether the cache evicts what `kv_policy.json` in this checkpoint or export has recorded
@@ -218,6 +250,10 @@ fn verify() {
           --threads <N>        Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help               Print help
       -V, --version            Print version
+
+    Examples:
+      kvtune verify my.toml
+      kvtune verify --conformance runs/my/final
     ");
 }
 
@@ -226,10 +262,13 @@ fn check() {
     assert_snapshot!(help("check"), @r"
     Look at a recipe, its model and its data, and print what would run
 
-    Usage: kvtune check [OPTIONS] --recipe <FILE>
+    Usage: kvtune check [OPTIONS] <RECIPE|--recipe <FILE>>
+
+    Arguments:
+      [RECIPE]  The recipe
 
     Options:
-          --recipe <FILE>        The recipe
+          --recipe <FILE>        The recipe, instead of RECIPE
           --set <a.b=c>          Override a key of the recipe
           --full                 As for `finetune-full`: all weights are trained, and there is no adapter
           --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
@@ -238,6 +277,10 @@ fn check() {
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help                 Print help
       -V, --version              Print version
+
+    Examples:
+      kvtune check my.toml
+      kvtune check my.toml --set kv_cache.cache_length=4096
     ");
 }
 
@@ -246,10 +289,13 @@ fn plan() {
     assert_snapshot!(help("plan"), @r"
     Predict memory and time of a step, and choose the best tiling
 
-    Usage: kvtune plan [OPTIONS] --recipe <FILE>
+    Usage: kvtune plan [OPTIONS] <RECIPE|--recipe <FILE>>
+
+    Arguments:
+      [RECIPE]  The recipe
 
     Options:
-          --recipe <FILE>          The recipe
+          --recipe <FILE>          The recipe, instead of RECIPE
           --set <a.b=c>            Override a key of the recipe
           --full                   As for `finetune-full`: all weights are trained, and there is no adapter
           --tokens <N>             Plan for sequences of so many tokens with a target at each, instead of the heaviest batch of the recipe's data
@@ -263,6 +309,10 @@ fn plan() {
           --threads <N>            Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help                   Print help
       -V, --version                Print version
+
+    Examples:
+      kvtune plan my.toml
+      kvtune plan my.toml --tokens 100000 --device-memory 80GB
     ");
 }
 
@@ -271,10 +321,13 @@ fn bench() {
     assert_snapshot!(help("bench"), @r"
     Time training steps on random tokens, part by part
 
-    Usage: kvtune bench [OPTIONS] --recipe <FILE> --tokens <N> --steps <K>
+    Usage: kvtune bench [OPTIONS] --tokens <N> --steps <K> <RECIPE|--recipe <FILE>>
+
+    Arguments:
+      [RECIPE]  The recipe
 
     Options:
-          --recipe <FILE>        The recipe
+          --recipe <FILE>        The recipe, instead of RECIPE
           --set <a.b=c>          Override a key of the recipe
           --full                 As for `finetune-full`: all weights are trained, and there is no adapter
           --tokens <N>           Tokens of each of the `train.micro_batch_size` sequences; or one number for each, separated by commas
@@ -290,6 +343,10 @@ fn bench() {
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help                 Print help
       -V, --version              Print version
+
+    Examples:
+      kvtune bench my.toml --tokens 32768 --steps 3
+      kvtune bench my.toml --tokens 32768 --steps 3 --random-weights
     ");
 }
 
@@ -310,6 +367,10 @@ fn doctor() {
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help                 Print help
       -V, --version              Print version
+
+    Examples:
+      kvtune doctor
+      kvtune doctor --json
     ");
 }
 
@@ -329,5 +390,9 @@ fn init_model() {
           --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
       -h, --help                      Print help
       -V, --version                   Print version
+
+    Examples:
+      kvtune init-model --config config.json --out model
+      kvtune init-model --config config.json --tokenizer-from a.txt b.txt --out model
     ");
 }

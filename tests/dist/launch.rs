@@ -42,6 +42,16 @@ fn what_a_rank_has_of_the_machine_is_planned_for() {
     assert!(said.err.contains("for one of 2 ranks, 2 of which share this machine's memory and disk"), "{}", said.err);
 }
 
+/// Each rank has a clock of its own; the directory is the first one's.
+#[test]
+fn ranks_agree_on_the_directory_that_nobody_names() {
+    let place = Place::new();
+    let two = "train.gradient_accumulation_steps=2";
+    place.run(&["launch", "--nproc", "2", "--", "train", "recipe.toml", "--device", "cpu", "--set", two]).done();
+    let runs = place.names("runs");
+    assert!(matches!(&runs[..], [run] if place.path("runs").join(run).join("final").is_dir()), "{runs:?}");
+}
+
 #[test]
 fn what_would_fail_on_all_ranks_is_refused_once() {
     let place = Place::new();

@@ -7,7 +7,7 @@ mod proof;
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use tch::Device;
 
 use super::counts::at_least_one;
@@ -23,13 +23,13 @@ use crate::verify::{Proofs, fits_in_f64};
 use proof::{ProofSubject, proof_model};
 
 #[derive(Debug, Args)]
-#[command(override_usage = "kvtune verify [OPTIONS] <--recipe <FILE>|--conformance <DIR>>")]
-#[command(mut_arg("recipe", |recipe| recipe.required(false).required_unless_present("conformance")))]
+#[command(mut_group("RecipePath", |recipe| recipe.required(false)))]
+#[command(group = ArgGroup::new("subject").args(["place", "recipe", "conformance"]).required(true))]
 pub(super) struct Verify {
     #[command(flatten)]
-    recipe: Option<RecipeFile>,
+    recipe: RecipeFile,
     /// Test instead whether the cache evicts what `kv_policy.json` in this checkpoint or export has recorded.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["recipe", "set", "full", "every_tiling", "samples", "dump", "replay_log"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["set", "full", "every_tiling", "samples", "dump", "replay_log"])]
     conformance: Option<PathBuf>,
     /// Where the adapter's base model is, if not where the adapter says.
     #[arg(long, value_name = "MODEL", requires = "conformance")]
@@ -57,9 +57,7 @@ impl Verify {
         if let Some(dir) = &self.conformance {
             return conformance::check(dir, self.base.as_deref(), device);
         }
-        // clap lets neither pass.
-        let Some(recipe) = &self.recipe else { return Ok(()) };
-        let mut recipe = recipe.load(device)?;
+        let mut recipe = self.recipe.load(device)?;
         // The proof takes the sequences of the file in their order.
         recipe.data.validation = ValidationSource::Fraction(0.0);
         // Before the model is there.

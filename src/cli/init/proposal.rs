@@ -1,0 +1,137 @@
+//! The recipe that `kvtune init` proposes, by the lengths of the samples.
+
+use std::path::Path;
+
+use tch::Device;
+
+use crate::data::{ModelLimits, Survey, SurveyedPart, SurveyedRow, survey};
+use crate::error::Error;
+use crate::model::ModelConfig;
+use crate::recipe::{DataFormat, Recipe};
+use crate::report::console;
+use crate::train;
+
+const TEMPLATE: &str = include_str!("proposal.toml");
+
+/// Where no sample is longer, a cache that evicts would spare next to nothing.
+const TINY: usize = 512;
+/// The cache of a recipe that names none.
+const LARGEST_CACHE: usize = 16384;
+const LARGEST_CHUNK: usize = 1024;
+
+/// What was seen of the data.
+struct Seen {
+    format: DataFormat,
+    /// Tokens of each sample, in ascending order.
+    lengths: Vec<usize>,
+    /// Rows that are no samples.
+    bad: usize,
+    /// Tokens of the longest sequence that the model was made for.
+    positions: usize,
+}
+
+/// A recipe in TOML that `kvtune check` accepts.
+pub(super) fn proposal(model: &Path, data: &Path, device: Device) -> Result<String, Error> {
+    let text = |path: &Path| toml::Value::from(path.display().to_string());
+    let paths =
+        format!("model.path = {}\ndata = {{ train = {}, on_bad_row = 'drop', on_too_long = 'drop' }}\n", text(model), text(data));
+    let parse = |text: String| Recipe::parse(text, Path::new("recipe.toml"), &[]);
+    let recipe = parse(paths)?.recipe;
+    let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
+    let tokenizer = train::tokenizer(&recipe.model.path)?;
+    let limits = ModelLimits { vocab_size: config.vocab_size, max_positions: config.longest_sequence() };
+    let mut lengths = Vec::new();
+    let mut take = |row: &SurveyedRow| {
+        lengths.extend(row.sample.as_ref().map(|sample| sample.length));
+        Ok::<(), Error>(())
+    };
+    let (files, every) = ((&recipe.data, &recipe.head), (SurveyedPart::Train, false));
+    let Survey { source, counts, warnings } = survey(files, tokenizer.as_ref(), limits, every, &mut take)?;
+    source.notes.iter().for_each(|note| console::note(note));
+    for warning in &warnings {
+        console::warning(warning);
+    }
+    lengths.sort_unstable();
+    let seen = Seen { format: source.format, bad: counts.bad(), positions: limits.max_positions, lengths };
+    if seen.lengths.is_empty() {
+        counts.verdict(&source)?;
+    }
+    let proposed = seen.recipe([&text(model), &text(data)].map(ToString::to_string), device);
+    // What is printed is what would run.
+    let mut recipe = parse(proposed.clone())?.recipe;
+    recipe.grad = recipe.grad.closed();
+    train::check_trained(&recipe, &config)?;
+    train::engine(&recipe, &config, tokenizer.as_ref(), None)?;
+    Ok(proposed)
+}
+
+impl Seen {
+    /// Tokens that so much of the samples have at most.
+    fn quantile(&self, part: f64) -> usize {
+        let last = self.lengths.len().saturating_sub(1);
+        self.lengths.get((last as f64 * part).round() as usize).copied().unwrap_or(0)
+    }
+
+    fn longer_than(&self, tokens: usize) -> usize {
+        self.lengths.len() - self.lengths.partition_point(|length| *length <= tokens)
+    }
+
+    /// Half of what a tenth of the samples have, or an eighth of the longest one: a cache that the long ones overflow several times.
+    fn cache_length(&self) -> Option<usize> {
+        let longest = self.quantile(1.0).min(self.positions);
+        let most = (self.quantile(0.9).min(longest) / 2).max(longest / 8);
+        (longest > TINY).then(|| (1 << most.ilog2()).min(LARGEST_CACHE))
+    }
+
+    /// What the table `[data]` says of samples that are not used as they are.
+    fn data(&self) -> String {
+        let (count, positions, too_long) = (self.lengths.len(), self.positions, self.longer_than(self.positions));
+        let (word, other) = match self.format {
+            DataFormat::Text => ("split", "`drop` leaves them out"),
+            _ => ("drop", "`truncate` cuts the middle of their prompts out"),
+        };
+        let long = format!(
+            "on_too_long = \"{word}\"            # {too_long} of {count} samples are longer than the model's {positions} positions; {other}\n"
+        );
+        let bad = format!("on_bad_row = \"drop\"             # no samples: {} rows, which `kvtune data` names\n", self.bad);
+        [(too_long > 0, long), (self.bad > 0, bad)].into_iter().filter_map(|(is, line)| is.then_some(line)).collect()
+    }
+
+    fn kv_cache(&self) -> String {
+        let Some(cache) = self.cache_length() else {
+            return format!(
+                "# No sample is longer than {TINY} tokens: a cache that evicts would spare next to nothing, so that all entries stay.\n\
+                 policy = \"dense\"\nstorage = \"growing\""
+            );
+        };
+        let (count, longer) = (self.lengths.len(), self.longer_than(cache));
+        format!(
+            "# {longer} of {count} samples ({:.0} %) are longer than the cache: they evict, and train the model to do with what stays.\n\
+             policy = \"h2o\"                   # the entries stay that got the most attention; docs/reference/policies.md has the others\n\
+             cache_length = {cache:<17} # slots per layer and KV head: fewer spare memory and time, and keep less\n\
+             chunk_size = {:<19} # tokens that are run in one call, at most those of the cache",
+            100.0 * longer as f64 / count as f64,
+            (cache / 4).min(LARGEST_CHUNK)
+        )
+    }
+
+    fn recipe(&self, [model, train]: [String; 2], device: Device) -> String {
+        let number = |count: usize| count.to_string();
+        let fields = [
+            ("{dtype}", if device.is_cuda() { "\"bf16\"" } else { "\"f32\" " }.to_owned()),
+            ("{samples}", number(self.lengths.len())),
+            ("{shortest}", number(self.quantile(0.0))),
+            ("{longest}", number(self.quantile(1.0))),
+            ("{half}", number(self.quantile(0.5))),
+            ("{tenth}", number(self.quantile(0.9))),
+            ("{format}", self.format.to_string()),
+            ("{max_seq_length}", number(self.quantile(1.0).min(self.positions).max(2))),
+            ("{data}\n", self.data()),
+            ("{kv_cache}", self.kv_cache()),
+            // The last, as paths may have any names.
+            ("{train}", train),
+            ("{model}", model),
+        ];
+        fields.iter().fold(TEMPLATE.to_owned(), |text, (name, value)| text.replacen(name, value, 1))
+    }
+}
