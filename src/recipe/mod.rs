@@ -42,7 +42,7 @@ pub use eval::{EvalRecipe, Figure, GenerateRecipe, Mode};
 pub use grad::{AttentionOutputs, GradRecipe, KeepGraph, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
 pub use initial_part::{EndRegex, InitialPart};
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
-pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, RopeType, TargetModules, TrainedBias};
+pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, TargetModules, TrainedBias};
 pub use training::*;
 pub use {plan::Recipe, reference::reference, write::Difference};
 

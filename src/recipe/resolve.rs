@@ -38,7 +38,7 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checke
     let model = ModelRecipe::read(&reader)?;
     let mut train = TrainRecipe::read(&reader)?;
     train.weights = weights(&reader, train.weights, asked)?;
-    let lora = (train.weights == Weights::Adapter).then(|| LoraRecipe::read(&reader)).transpose()?;
+    let lora = (train.weights == Weights::Adapter).then(|| LoraRecipe::of(&reader, model.adapter.as_deref())).transpose()?;
     refuse_idle_adapter_keys(&reader, &model, lora.as_ref())?;
     let kv_cache = CacheRecipe::read(&reader)?;
     refuse_storage(&reader, &kv_cache)?;
@@ -292,7 +292,8 @@ fn refuse_storage(reader: &RecipeReader<'_>, CacheRecipe { storage, policy, .. }
 }
 
 /// A block is a chunk.
-fn refuse_long_blocks(reader: &RecipeReader<'_>, &CacheRecipe { decode_block, chunk_size, .. }: &CacheRecipe) -> Checked<()> {
+fn refuse_long_blocks(reader: &RecipeReader<'_>, kv: &CacheRecipe) -> Checked<()> {
+    let (decode_block, chunk_size) = (kv.decode_block, kv.wanted_chunk_size());
     if decode_block <= chunk_size {
         return Ok(());
     }
