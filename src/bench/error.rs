@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::recipe::RopeScalingRecipe;
 use crate::train::TrainError;
 use crate::units::{Exit, Failure};
 
@@ -39,8 +40,8 @@ impl Failure for BenchError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::NoWeights { .. } => Some("give `--random-weights` to draw them, or name a model in safetensors".into()),
-            Self::TooLong { .. } => {
-                Some("ask for fewer tokens, or raise `max_position_embeddings` in the model's `config.json`".into())
+            Self::TooLong { tokens, positions } => {
+                Some(format!("ask for fewer tokens, or {}", RopeScalingRecipe::hint(*tokens, *positions)))
             }
             Self::OtherLengths { .. } => {
                 Some("give one length for all sequences or one for each, or set `train.micro_batch_size`".into())

@@ -13,7 +13,7 @@ use crate::recipe::{HeadRecipe, Recipe};
 /// As many sequences as a recipe has in a micro-batch, the longest first, of so many tokens each, or of the only length given: a target at
 /// every token for the next one (at the last alone where tokens are run one by one from the first target on), else a class at the last.
 pub fn batch(recipe: &Recipe, config: &ModelConfig, lengths: &[usize], seed: u64) -> Result<Batch, BenchError> {
-    let (positions, sequences) = (config.longest_sequence(), recipe.train.batch_size.sequences());
+    let (positions, sequences) = (config.most_positions(), recipe.train.batch_size.sequences());
     if let Some(&tokens) = lengths.iter().find(|&&tokens| tokens > positions) {
         return Err(BenchError::TooLong { tokens, positions });
     }

@@ -85,6 +85,11 @@ impl PolicyTraits<'_> {
     /// The largest chunk that never evicts itself or a protected token. Where slots are shared out, the smallest share must hold it.
     pub fn max_chunk_size(&self, cache_length: usize) -> usize {
         let slots = self.shares_out.map_or(cache_length, |floor| (floor * cache_length as f64) as usize);
-        slots.saturating_sub(self.sinks + self.grace + self.initial_part.map_or(0, |kept| kept.most))
+        slots.saturating_sub(self.protected())
+    }
+
+    /// How many tokens of a sequence may not leave, at most.
+    pub fn protected(&self) -> usize {
+        self.sinks + self.grace + self.initial_part.map_or(0, |kept| kept.most)
     }
 }

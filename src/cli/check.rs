@@ -36,6 +36,7 @@ impl Check {
         train::check_even(world, &recipe)?;
         let config = train::as_headed(&recipe, Model::check(&recipe.model)?)?;
         train::check_trained(&recipe, &config)?;
+        train::check_max_seq_length(&recipe, &config)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
         let machine = Machine::here(recipe.model.dtype, device).of_ranks(world.ranks_here(), world.size());
         let mut said = Ok(());
@@ -151,7 +152,7 @@ fn cache(recipe: &Recipe, config: &ModelConfig) -> (String, Option<String>) {
     if kv.cpu_offload {
         words.push("waiting on the host".to_owned());
     }
-    words.push(format!("chunks of {}", kv.chunk_size));
+    words.push(format!("chunks of {}", kv.wanted_chunk_size()));
     let windows: Vec<usize> = config.layers.iter().filter_map(|layer| layer.attention.rule.window).collect();
     if let Some(widest) = windows.iter().max() {
         words.push(format!("{} layers with a window of {widest} instead", windows.len()));

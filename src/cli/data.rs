@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::recipe_file::RecipePath;
 use crate::data::{
-    DataError, DataSource, IGNORE, LineOrRecord, ModelLimits, RowCounts, SampleFate, Survey, SurveyedPart, SurveyedRow,
-    SurveyedSample, Tokenizer, survey,
+    DataError, DataSource, IGNORE, LineOrRecord, RowCounts, SampleFate, Survey, SurveyedPart, SurveyedRow, SurveyedSample,
+    Tokenizer, survey,
 };
 use crate::error::Error;
 use crate::files;
@@ -56,8 +56,9 @@ impl LookAtData {
         resolved.notes.iter().for_each(|note| console::note(note));
         let recipe = resolved.recipe;
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
+        train::check_max_seq_length(&recipe, &config)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
-        let limits = ModelLimits { vocab_size: config.vocab_size, max_positions: config.longest_sequence() };
+        let limits = train::limits(&config);
         let part = self.part(&recipe)?;
         let mut dump = self.dump.as_deref().map(Dump::create).transpose()?;
         let mut shown_yet = 0;

@@ -9,11 +9,11 @@ use crate::cache;
 use crate::checkpoint;
 use crate::conformance::PolicyFile;
 use crate::data::{InitialPartFinder, Tokenizer};
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineError, Settings};
 use crate::error::Error;
 use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FilesError};
 use crate::generation::{GenerationRules, Generator, SessionIdentity};
-use crate::model::{Model, fingerprint};
+use crate::model::{Model, ModelConfig, fingerprint};
 use crate::recipe::{Recipe, Resolved, RopeScalingRecipe, Storage, Weights};
 use crate::report::console;
 use crate::train;
@@ -58,7 +58,7 @@ impl UsedModel {
 
     /// Loads the model with its adapter, and makes an engine with its cache.
     pub(super) fn load(&self, device: Device) -> Result<LoadedModel, Error> {
-        let (recipe, adapter) = self.recipe()?;
+        let (mut recipe, adapter) = self.recipe()?;
         train::set_numerics(&recipe, device);
         let mut model = train::base_model(&recipe, device)?;
         if model.config().num_classes.is_some() {
@@ -71,6 +71,7 @@ impl UsedModel {
             }
             train::load_adapter(&mut model, dir)?;
         }
+        fit_chunks(&mut recipe, model.config(), self.policy.is_some() || self.cache_length.is_some(), &self.set)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
         let engine = train::engine(&recipe, model.config(), tokenizer.as_ref(), None)?;
         let rule = cache::initial_part(&recipe.kv_cache.policy)?;
@@ -155,6 +156,17 @@ pub(super) fn cache_overrides(policy: Option<&str>, cache_length: Option<usize>,
     all.extend(policy.map(|policy| format!("kv_cache.policy={policy}")));
     all.extend(cache_length.map(|length| format!("kv_cache.cache_length={length}")));
     all
+}
+
+/// Settles the size of chunks. A cache that was asked for by arguments in place of the recipe's (`is_other`) does not contradict the size
+/// that the recipe has for its own.
+pub(super) fn fit_chunks(recipe: &mut Recipe, config: &ModelConfig, is_other: bool, set: &[String]) -> Result<(), EngineError> {
+    let is_asked = set.iter().any(|word| word.trim_start().starts_with("kv_cache.chunk_size"));
+    if is_other && !is_asked && Settings::new(config, &recipe.kv_cache, &recipe.grad.closed()).is_err() {
+        recipe.kv_cache.chunk_size = None;
+    }
+    recipe.kv_cache = Settings::settled(config, &recipe.kv_cache, &recipe.grad)?;
+    Ok(())
 }
 
 impl LoadedModel {

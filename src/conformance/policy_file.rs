@@ -84,7 +84,7 @@ impl PolicyFile {
             windows: config.layers.iter().map(|layer| layer.attention.rule.window).collect(),
             sinks: layers().map(|layer| settings.policy(layer).traits().sinks).collect(),
             grace: layers().map(|layer| settings.policy(layer).traits().grace).collect(),
-            chunk_size: kv.chunk_size,
+            chunk_size: settings.chunk_size(),
             decode_block: kv.decode_block,
             chunking: kv.chunking.name().into(),
             prefill: PREFILL.into(),

@@ -53,11 +53,11 @@ impl PolicyTrial {
     /// The smallest cache that the policy gets along with, and a prompt with which it chooses eight times; one that evicts nothing is filled.
     pub fn smallest(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<Self, EngineError> {
         let largest = kv.cache_length.by_layer(config.num_layers()).into_iter().max().unwrap_or(FEWEST_SLOTS);
+        let wanted = kv.wanted_chunk_size();
         let mut cache_length = FEWEST_SLOTS;
         while cache_length < largest {
-            if let Ok(trial) =
-                Self::new(config, kv, grad, (cache_length, kv.chunk_size.min(cache_length / 4).min(LONGEST_CHUNK)), None)
-            {
+            let chunk_size = wanted.min(cache_length / 4).min(LONGEST_CHUNK);
+            if let Ok(trial) = Self::new(config, kv, grad, (cache_length, Some(chunk_size)), None) {
                 return Ok(trial);
             }
             cache_length *= 2;
@@ -71,7 +71,7 @@ impl PolicyTrial {
         (kv, grad): (&CacheRecipe, &GradRecipe),
         recorded: &RecordedTrial,
     ) -> Result<Self, EngineError> {
-        let sizes = (recorded.cache_length, recorded.chunk_size);
+        let sizes = (recorded.cache_length, Some(recorded.chunk_size));
         Self::new(config, kv, grad, sizes, Some((&recorded.prompt, recorded.initial_part)))
     }
 
@@ -79,7 +79,7 @@ impl PolicyTrial {
         config: &ModelConfig,
         kv: &CacheRecipe,
         grad: &GradRecipe,
-        (cache_length, chunk_size): (usize, usize),
+        (cache_length, chunk_size): (usize, Option<usize>),
         prompt: Option<(&[u32], (usize, usize))>,
     ) -> Result<Self, EngineError> {
         let lengths = kv.cache_length.by_layer(config.num_layers()).into_iter().map(|own| own.min(cache_length)).collect();
@@ -93,6 +93,7 @@ impl PolicyTrial {
         // Its chunks are those of a prompt, whatever is trained.
         let grad = GradRecipe { single_tokens_for_targets: false, ..grad.closed() };
         let settings = Settings::new(config, &kv, &grad)?;
+        let chunk_size = settings.chunk_size();
         let (inputs, initial) = if let Some((ids, initial)) = prompt {
             (ids.to_vec(), initial)
         } else {

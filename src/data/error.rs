@@ -234,6 +234,14 @@ pub enum DataError {
     /// What the recipe says contradicts the format that the rows turn out to have.
     #[error("{}", .0.message)]
     Contradiction(FormatContradiction),
+    /// The recipe asks for longer sequences than the model computes.
+    #[error("`data.max_seq_length` is {tokens}, and the model has {positions} positions")]
+    TooManyPositions {
+        /// `data.max_seq_length`.
+        tokens: usize,
+        /// With the scaling that is asked for.
+        positions: usize,
+    },
     /// A sample longer than allowed, where the recipe says that this is an error.
     #[error("{place}: {length} tokens, expected at most {limit}")]
     TooLong {

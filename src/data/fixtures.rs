@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use super::{DataError, ModelLimits, Splits, Tokenizer, open};
 use crate::recipe::{DataFormat, DataRecipe, HeadRecipe, Labels, OnTooLong};
 
-pub(super) const LIMITS: ModelLimits = ModelLimits { vocab_size: 512, max_positions: 32_768 };
+pub(super) const LIMITS: ModelLimits = ModelLimits { vocab_size: 512, max_positions: 32_768, most_positions: 32_768 };
 
 static TOKENIZER: LazyLock<Tokenizer> =
     LazyLock::new(|| Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2")).unwrap());

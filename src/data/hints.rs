@@ -2,6 +2,7 @@
 
 use super::error::{ANSWER, DataError, INITIAL_PART};
 use crate::files::hint_of_io;
+use crate::recipe::RopeScalingRecipe;
 use crate::units::{Exit, Failure};
 
 impl Failure for DataError {
@@ -59,9 +60,15 @@ impl Failure for DataError {
                 "put `tokenizer.json` into the model directory, or use `data.format = \"tokens\"` with `head.label_tokens`"
             }
             Self::OutOfVocabulary { .. } => "use token ids of the model's own tokenizer",
+            Self::TooManyPositions { tokens, positions } => {
+                let scale = RopeScalingRecipe::hint(*tokens, *positions);
+                return Some(format!(
+                    "lower `data.max_seq_length` or leave it out, {scale}, or take a model with more positions"
+                ));
+            }
             Self::TooLong { .. } => {
-                "set `data.on_too_long` to \"drop\" or \"truncate\", or raise `data.max_seq_length` as far as the model's \
-                 `max_position_embeddings` allows"
+                "set `data.on_too_long` to \"drop\" or \"truncate\", raise `data.max_seq_length` as far as the model's positions allow, or \
+                 have more positions with `model.rope_scaling`"
             }
             Self::NoTarget { .. } => "remove the sample, or give it a label that is not -100 behind its first token",
             Self::LabelTokens { .. } => "choose labels that are one token each, or give token ids in `head.label_tokens`",
@@ -87,6 +94,7 @@ impl Failure for DataError {
     fn exit(&self) -> Exit {
         match self {
             Self::Files(e) => e.exit(),
+            Self::TooManyPositions { .. } => Exit::Usage,
             _ => Exit::Data,
         }
     }

@@ -39,8 +39,10 @@ const PORTION_EXAMPLES: usize = 256;
 pub struct ModelLimits {
     /// Rows of its embedding: token ids are below this.
     pub vocab_size: usize,
-    /// Longest sequence it was made for.
+    /// Longest sequence it was made for: the limit where a recipe has none.
     pub max_positions: usize,
+    /// Longest sequence that it computes.
+    pub most_positions: usize,
 }
 
 /// How far the tokenising of a file is.
@@ -149,7 +151,7 @@ impl<'a> Opener<'a> {
             initial: None,
         };
         let limit = Limit {
-            tokens: recipe.max_seq_length.unwrap_or(usize::MAX).min(limits.max_positions),
+            tokens: recipe.max_seq_length.map_or(limits.max_positions, |length| length.min(limits.most_positions)),
             overlap: recipe.split_overlap,
         };
         if recipe.on_too_long == OnTooLong::Split && limit.overlap.saturating_add(2) > limit.tokens {
@@ -507,7 +509,14 @@ mod tests {
     fn the_models_positions_limit_too() {
         let fixture = Fixture::new(DataFormat::Tokens, "{\"input_ids\": [1, 2, 3, 4], \"labels\": [1, 2, 3, 4]}\n");
         let open = |max_positions| {
-            open((&fixture.recipe, &fixture.head), None, ModelLimits { max_positions, ..LIMITS }, None, 1, &mut |_| {})
+            open(
+                (&fixture.recipe, &fixture.head),
+                None,
+                ModelLimits { max_positions, most_positions: max_positions, ..LIMITS },
+                None,
+                1,
+                &mut |_| {},
+            )
         };
         assert!(open(4).is_ok());
         assert!(matches!(open(3), Err(DataError::TooLong { length: 4, limit: 3, .. })));

@@ -74,10 +74,16 @@ impl Settings {
             Some(chunks) => Width::Chunks(chunks),
             None => Width::TokensPerSlot(grad.chunks_per_cell_multiplier * per_slot),
         };
+        let wanted = kv.wanted_chunk_size();
+        let mut sizes = Sizes { chunk_size: wanted, chunking: kv.chunking, randomizes: kv.randomize_chunk_sizes };
+        if kv.chunk_size.is_none() {
+            // A chunk of decoding is no longer than one of a prompt.
+            sizes.chunk_size = FixedCaches::of(&slots, &policies).fitting_chunk_size(sizes).max(kv.decode_block);
+        }
         let settings = Self {
             policies,
             slots,
-            sizes: Sizes { chunk_size: kv.chunk_size, chunking: kv.chunking, randomizes: kv.randomize_chunk_sizes },
+            sizes,
             storage: kv.storage,
             buffer: kv.buffer,
             is_offloaded: kv.cpu_offload,
@@ -95,6 +101,12 @@ impl Settings {
         };
         settings.check_policies(&kv.policy.name)?;
         Ok(Self { static_width: kv.r#static.then(|| settings.longest_chunk()), ..settings })
+    }
+
+    /// A recipe's cache section with the chunk size that these settings have.
+    pub fn settled(config: &ModelConfig, kv: &CacheRecipe, grad: &GradRecipe) -> Result<CacheRecipe, EngineError> {
+        let settings = Self::new(config, kv, &grad.closed())?;
+        Ok(CacheRecipe { chunk_size: Some(settings.chunk_size()), ..kv.clone() })
     }
 
     /// Whether the policies, which errors call `name`, get along with chunks and buffer.

@@ -125,25 +125,38 @@ impl<'a> FixedCaches<'a> {
         Err(CacheError::ChunkTooLarge { chunk_size, layer, cache_length, sinks, grace, share, initial, largest })
     }
 
-    /// Chunks that are drawn or bent can be longer than `chunk_size`.
+    /// Whether chunks of these sizes, which can be longer than `chunk_size` where they are drawn or bent, fit a cache.
+    fn fits(&self, sizes: Sizes, (_, slots, policy): &(usize, usize, PolicyTraits<'_>)) -> bool {
+        self.longest_chunk(sizes, *slots) <= policy.max_chunk_size(*slots)
+    }
+
+    /// The largest `chunk_size` of at most that of `sizes` that fits all caches; 0 where none does.
+    fn largest_chunk_size(&self, sizes: Sizes) -> usize {
+        let most = self.evicting().map(|(_, slots, policy)| policy.max_chunk_size(*slots)).fold(sizes.chunk_size, usize::min);
+        let fits = |chunk_size: usize| self.evicting().all(|cache| self.fits(Sizes { chunk_size, ..sizes }, cache));
+        (1..=most).rev().find(|&size| fits(size)).unwrap_or(0)
+    }
+
+    /// The chunk size for a recipe that has none: that of `sizes`, or where it does not fit about half of what does, so that a chunk
+    /// leaves slots to the past.
+    pub(super) fn fitting_chunk_size(&self, sizes: Sizes) -> usize {
+        match self.largest_chunk_size(sizes) {
+            largest if largest == sizes.chunk_size => largest,
+            largest => self.largest_chunk_size(Sizes { chunk_size: largest.div_ceil(2), ..sizes }).max(1),
+        }
+    }
+
     fn check_longest_chunk(&self, sizes: Sizes) -> Result<(), EngineError> {
-        let fits = |size: usize, (_, slots, policy): &(usize, usize, PolicyTraits<'_>)| {
-            self.longest_chunk(Sizes { chunk_size: size, ..sizes }, *slots) <= policy.max_chunk_size(*slots)
-        };
-        let Some(&(layer, cache_length, policy)) = self.evicting().find(|cache| !fits(sizes.chunk_size, cache)) else {
+        let Some(&(layer, cache_length, policy)) = self.evicting().find(|cache| !self.fits(sizes, cache)) else {
             return Ok(());
         };
-        let most = self.evicting().map(|(_, slots, policy)| policy.max_chunk_size(*slots)).min().unwrap_or(0);
         Err(EngineError::LongestChunk {
             chunk_size: sizes.chunk_size,
             longest: self.longest_chunk(sizes, cache_length),
             layer,
             cache_length,
             allowed: policy.max_chunk_size(cache_length),
-            largest: (1..=most.min(sizes.chunk_size))
-                .rev()
-                .find(|&size| self.evicting().all(|cache| fits(size, cache)))
-                .unwrap_or(0),
+            largest: self.largest_chunk_size(sizes),
         })
     }
 }

@@ -72,7 +72,7 @@ fn of_recipe(table: &mut Table, recipe: &Recipe) {
     table.row(&["data", &format!("`{}`", recipe.data.train)]);
     table.row(&["policy of the cache", &recipe.kv_cache.policy.name]);
     table.row(&["cache length", &recipe.kv_cache.cache_length.to_string()]);
-    table.row(&["chunk size", &recipe.kv_cache.chunk_size.to_string()]);
+    table.row(&["chunk size", &recipe.kv_cache.wanted_chunk_size().to_string()]);
     table.row(&["buffer of the cache", recipe.kv_cache.buffer.name()]);
 }
 

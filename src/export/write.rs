@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde_json::json;
 use tch::{Device, Kind};
 
 use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
@@ -97,10 +98,16 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, ExportErr
     Ok(Parts { weights, base_model: base.display().to_string(), hash, policy, notes })
 }
 
-/// No other program has frequencies by the length of a sequence: what it would compute is another function.
+/// What other programs need to compute the same positions, if they can.
 fn refuse_or_note(scaling: Option<&RopeScalingRecipe>, target: ExportTarget) -> Result<Vec<String>, ExportError> {
     let Some(scaling) = scaling else { return Ok(Vec::new()) };
-    let name = scaling.rope_type.name();
+    let name = scaling.rope_type();
+    if name != DYNAMIC_YARN {
+        let words =
+            "trained with `model.rope_scaling`: the base has to compute the same positions, with this in its `config.json`";
+        let note = format!("{words}: \"rope_scaling\": {}", json!(scaling));
+        return Ok(if target == ExportTarget::Merged { Vec::new() } else { vec![note] });
+    }
     let server = match target {
         ExportTarget::Vllm => VLLM.name,
         ExportTarget::LlamaCpp => LLAMA_CPP.name,
@@ -117,8 +124,11 @@ fn refuse_or_note(scaling: Option<&RopeScalingRecipe>, target: ExportTarget) -> 
             )]);
         }
     };
-    Err(ExportError::OtherPositions { server, kind: name })
+    Err(ExportError::OtherPositions { server, kind: DYNAMIC_YARN })
 }
+
+/// The kind of scaling that no other program has: by the length of a sequence.
+const DYNAMIC_YARN: &str = "dynamic_yarn";
 
 /// Where the base is: as the user says, as the run had it, or as the adapter names it.
 fn base(trained: &Trained<'_>) -> Result<PathBuf, ExportError> {

@@ -33,7 +33,7 @@ pub use mapped::MappedFile;
 pub use open::{FileKind, is_there, open_to_read, read_bytes, read_if_there, read_text};
 pub use peft::{ADAPTER_CONFIG, ADAPTER_TENSORS, PeftFiles, read_peft, write_peft};
 pub use peft_config::{PeftConfig, PeftTargets};
-pub use peft_modules::{ExcludedModules, ModulePatterns, ModuleRegex, is_named};
+pub use peft_modules::{ExcludedModules, LayerLists, ModulePatterns, ModuleRegex, is_named};
 pub use scratch::Scratch;
 pub use stamp::{Stamp, cache_folder};
 pub use tensors::{Dtype, RawTensor, TensorFile, TensorHead, TensorView, write_tensors, write_tensors_in_turn};

@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
-use super::peft_modules::{ExcludedModules, InFileOrder, ModulePatterns, ModuleRegex};
-use super::peft_refused::{CLASSIFIERS, Inert, LORA_ONLY, SEQ_CLS, is_known, refused};
+use super::peft_modules::{ExcludedModules, InFileOrder, LayerLists, ModulePatterns, ModuleRegex};
+use super::peft_refused::{ALL_BIASES, CLASSIFIERS, Inert, LORA_ONLY, SEQ_CLS, is_known, refused};
 use super::{FilesError, read_json, to_json};
 use crate::native::{Bounds, within};
 use crate::units::abridged;
@@ -35,6 +35,8 @@ pub struct PeftConfig {
     pub exclude_modules: Option<ExcludedModules>,
     /// The layers whose modules have an adapter; empty: all.
     pub layers_to_transform: Vec<usize>,
+    /// Where the numbers of these layers stand in names.
+    pub layers_pattern: LayerLists,
     /// `r` of the modules that match.
     pub rank_pattern: ModulePatterns<usize>,
     /// `lora_alpha` of the modules that match.
@@ -43,8 +45,10 @@ pub struct PeftConfig {
     pub use_rslora: bool,
     /// B has a bias.
     pub lora_bias: bool,
-    /// The biases of the targets are trained, too: `bias = "lora_only"`.
+    /// The biases of the targets are trained, too: `bias = "lora_only"`, or `"all"`.
     pub trains_biases: bool,
+    /// These are all biases of the model: `bias = "all"`.
+    pub trains_all_biases: bool,
     /// The rows of a weight and its addition are scaled to a length that is trained (`DoRA`, Liu et al. 2024, arXiv 2402.09353).
     pub use_dora: bool,
     /// A new A is drawn from a normal distribution, not a uniform one.
@@ -97,11 +101,13 @@ impl PeftConfig {
             is_classifier: false,
             exclude_modules: None,
             layers_to_transform: Vec::new(),
+            layers_pattern: LayerLists::default(),
             rank_pattern: ModulePatterns::default(),
             alpha_pattern: ModulePatterns::default(),
             use_rslora: false,
             lora_bias: false,
             trains_biases: false,
+            trains_all_biases: false,
             use_dora: false,
             is_gaussian: false,
             is_pissa: false,
@@ -141,15 +147,25 @@ impl PeftConfig {
         let saved: Vec<&str> =
             self.modules_to_save.iter().map(String::as_str).chain(self.classifiers().iter().copied()).collect();
         let layers = &self.layers_to_transform;
+        let lists = match &self.layers_pattern.names()[..] {
+            [] => json!("layers"),
+            [name] => json!(name),
+            names => json!(names),
+        };
+        let bias = match (self.trains_biases, self.trains_all_biases) {
+            (false, _) => "none",
+            (true, false) => LORA_ONLY,
+            (true, true) => ALL_BIASES,
+        };
         let of_layers = |value: Value| if layers.is_empty() { Value::Null } else { value };
         let values = [
             ("auto_mapping", Value::Null),
             ("base_model_name_or_path", json!(self.base_model)),
-            ("bias", json!(if self.trains_biases { LORA_ONLY } else { "none" })),
+            ("bias", json!(bias)),
             ("fan_in_fan_out", json!(false)),
             ("inference_mode", json!(true)),
             ("init_lora_weights", if self.is_gaussian { json!("gaussian") } else { json!(true) }),
-            ("layers_pattern", of_layers(json!("layers"))),
+            ("layers_pattern", of_layers(lists)),
             ("layers_to_transform", of_layers(json!(layers))),
             ("lora_alpha", whole_if_it_is(self.lora_alpha)),
             ("lora_dropout", json!(self.lora_dropout)),
@@ -202,6 +218,7 @@ impl PeftConfig {
     /// All but the patterns, whose order the table has lost.
     fn from_table(table: &Map<String, Value>) -> Result<Self, String> {
         let found = |key: &str| table.get(key).map_or_else(|| "nothing".into(), Value::to_string);
+        let is_bias = |word| table.get("bias").is_some_and(|value| Inert::Text(word).is(value));
         let r = table.get("r").and_then(rank);
         let lora_alpha = table.get("lora_alpha").and_then(positive);
         let dropout = table.get("lora_dropout").map_or(Some(0.0), Value::as_f64).filter(|p| (0.0..1.0).contains(p));
@@ -217,9 +234,11 @@ impl PeftConfig {
             is_classifier: table.get("task_type").is_some_and(|value| Inert::Text(SEQ_CLS).is(value)),
             exclude_modules: ExcludedModules::read(table.get("exclude_modules"))?,
             layers_to_transform: layers(table)?,
+            layers_pattern: layer_lists(table)?,
             use_rslora: switch(table, "use_rslora")?,
             lora_bias: switch(table, "lora_bias")?,
-            trains_biases: table.get("bias").is_some_and(|value| Inert::Text(LORA_ONLY).is(value)),
+            trains_biases: is_bias(LORA_ONLY) || is_bias(ALL_BIASES),
+            trains_all_biases: is_bias(ALL_BIASES),
             use_dora: switch(table, "use_dora")?,
             is_gaussian: table.get("init_lora_weights").is_some_and(|value| Inert::Text("gaussian").is(value)),
             base_model: table.get("base_model_name_or_path").and_then(Value::as_str).map(String::from),
@@ -305,6 +324,15 @@ fn layers(table: &Map<String, Value>) -> Result<Vec<usize>, String> {
             found.ok_or_else(|| format!("`layers_to_transform` as an index or a list of such, found {value}"))
         }
     }
+}
+
+/// One name, several, or the usual one.
+fn layer_lists(table: &Map<String, Value>) -> Result<LayerLists, String> {
+    let names = match table.get("layers_pattern") {
+        Some(Value::String(name)) if !name.is_empty() => vec![name.clone()],
+        _ => names(table, "layers_pattern")?,
+    };
+    LayerLists::new(names).map_err(|what| format!("each name of `layers_pattern` as {what}"))
 }
 
 fn rank(value: &Value) -> Option<usize> {
@@ -436,6 +464,7 @@ mod tests {
             PeftConfig { layers_to_transform: vec![0, 2], ..config() },
             PeftConfig { lora_bias: true, ..config() },
             PeftConfig { trains_biases: true, ..config() },
+            PeftConfig { trains_biases: true, trains_all_biases: true, ..config() },
             PeftConfig { use_dora: true, ..config() },
             PeftConfig { is_gaussian: true, ..config() },
         ];
@@ -448,10 +477,9 @@ mod tests {
     #[test]
     fn what_cannot_be_honoured_is_refused_by_name() {
         let cases = [
-            ("bias", json!("all")),
+            ("bias", json!("some")),
             ("use_qalora", json!(true)),
             ("modules_to_save", json!(["lm_head", "norm"])),
-            ("layers_pattern", json!("h")),
             ("init_lora_weights", json!("pissa_niter_16")),
             ("init_lora_weights", json!("unheard")),
             ("loftq_config", json!({"bits": 4})),

@@ -20,6 +20,38 @@ enum Excluded {
     Matching(ModuleRegex),
 }
 
+/// How PEFT finds the number of a layer in a module's name: behind the first of these names of lists that matches.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LayerLists(Vec<ModuleRegex>);
+
+impl LayerLists {
+    /// By regular expressions. What any model has is the same as nothing.
+    pub fn new(names: Vec<String>) -> Result<Self, String> {
+        if names == ["layers"] {
+            return Ok(Self::default());
+        }
+        let compile = |name: String| {
+            let compiled = ModuleRegex::new(name.clone(), &format!(r"^.*\.(?:{name})\.(\d+)\."))?;
+            // PEFT takes the first group for the number.
+            let has_groups = compiled.compiled.captures_len() > 2;
+            if has_groups { Err(format!("a regular expression without groups, found `{name}`")) } else { Ok(compiled) }
+        };
+        names.into_iter().map(compile).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// As they were written; empty where the usual name holds.
+    pub fn names(&self) -> Vec<String> {
+        self.0.iter().map(|name| name.written.clone()).collect()
+    }
+
+    /// Whether a module of a layer is among `layers`.
+    pub fn contain(&self, layers: &[usize], module: &str, layer: usize) -> bool {
+        let number = |list: &ModuleRegex| list.compiled.captures(module)?.get(1)?.as_str().parse().ok();
+        let found = if self.0.is_empty() { Some(layer) } else { self.0.iter().find_map(number) };
+        found.is_some_and(|number| layers.contains(&number))
+    }
+}
+
 /// A regular expression with the text it was written as.
 #[derive(Clone, Debug)]
 pub struct ModuleRegex {

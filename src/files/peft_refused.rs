@@ -9,12 +9,11 @@ use super::peft_modules::is_named;
 const ONLY_INERT: &[(&str, &[Inert])] = &[
     ("alora_invocation_tokens", &[Inert::Nothing]),
     ("arrow_config", &[Inert::Nothing]),
-    ("bias", &[Inert::Text("none"), Inert::Text(LORA_ONLY)]),
+    ("bias", &[Inert::Text("none"), Inert::Text(LORA_ONLY), Inert::Text(ALL_BIASES)]),
     ("fan_in_fan_out", &[Inert::Nothing]),
     ("init_lora_weights", &[Inert::Nothing, Inert::Yes, Inert::Text("gaussian"), Inert::Text("eva"), Inert::Text("orthogonal")]),
     ("kasa_config", &[Inert::Nothing]),
     ("layer_replication", &[Inert::Nothing]),
-    ("layers_pattern", &[Inert::Nothing, Inert::Text("layers")]),
     ("loftq_config", &[Inert::Nothing]),
     ("monteclora_config", &[Inert::Nothing]),
     ("peft_type", &[Inert::Text("LORA")]),
@@ -34,6 +33,8 @@ const SAVED: [&str; 2] = ["model.embed_tokens", "lm_head"];
 
 /// The value of `bias` with which the biases of the targets are trained.
 pub(super) const LORA_ONLY: &str = "lora_only";
+/// That with which all biases of the model are.
+pub(super) const ALL_BIASES: &str = "all";
 
 /// Keys that have no effect on a loaded adapter, or are read below.
 const HARMLESS: &[&str] = &[
@@ -45,6 +46,7 @@ const HARMLESS: &[&str] = &[
     "eva_config",
     "exclude_modules",
     "inference_mode",
+    "layers_pattern",
     "layers_to_transform",
     "lora_alpha",
     "lora_bias",

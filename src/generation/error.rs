@@ -101,7 +101,11 @@ impl Failure for GenerationError {
             Self::Config { .. } => "correct the file, or ask for `--greedy` with a copy of the model without it".into(),
             Self::EmptyPrompt => "give a text, or tokens".into(),
             Self::UnknownToken { .. } => "make the tokens with the model's own tokenizer".into(),
-            Self::TooLong { .. } => "shorten the prompt, or ask for fewer tokens with `--max-new-tokens`".into(),
+            Self::TooLong { .. } => {
+                "shorten the prompt, ask for fewer tokens with `--max-new-tokens`, or scale the rotary embeddings with \
+                 `model.rope_scaling`"
+                    .into()
+            }
             Self::NothingLikely => "allow more tokens; `kvtune evaluate` says whether the model's loss is finite".into(),
             Self::RotatesByLength => "give document and question together with each `--prompt-file`".into(),
             Self::NoText => "use `--eos` with token ids instead".into(),

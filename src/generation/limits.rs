@@ -8,19 +8,21 @@ use crate::model::ModelConfig;
 pub struct PromptLimits {
     /// Token ids are below this.
     pub vocab_size: usize,
-    /// Tokens of prompt and answer together, at most.
+    /// Tokens of prompt and answer together that the model is made for.
     pub longest: usize,
+    /// The same, at most.
+    pub most: usize,
 }
 
 impl PromptLimits {
     /// Those of a model.
     pub fn of(config: &ModelConfig) -> Self {
-        Self { vocab_size: config.vocab_size, longest: config.longest_sequence() }
+        Self { vocab_size: config.vocab_size, longest: config.longest_sequence(), most: config.most_positions() }
     }
 
     /// The new tokens at most that `rules` allow behind a prompt, or why the model can not go on from it.
     pub fn check(self, prompt: &[u32], rules: &GenerationRules) -> Result<usize, GenerationError> {
-        let Self { vocab_size, longest } = self;
+        let Self { vocab_size, most: longest, .. } = self;
         if prompt.is_empty() {
             return Err(GenerationError::EmptyPrompt);
         }

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::ModelError;
-use super::config::ModelConfig;
+use super::config::{ModelConfig, ModelLinear};
 use super::delta::{A, B, B_BIAS, BASE_BIAS, Delta, LoraDelta, MAGNITUDE, ModuleStream, master_kind};
 use super::ends::{AdapterEnds, EndPart};
 use super::names::{EMBEDDING_MODULE, peft_tensor};
 use super::random;
 use super::targets::{
-    LoraTarget, check_names, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets,
+    LoraTarget, check_layers, check_names, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets,
     targets_embedding,
 };
 use crate::files::{ExcludedModules, ModulePatterns, PeftConfig, PeftTargets};
@@ -246,7 +246,7 @@ fn disagreements_of_kind(
     recipe: &PeftConfig,
     adapter: &PeftConfig,
     plain: &PeftConfig,
-) -> [(&'static str, bool, String, String); 9] {
+) -> [(&'static str, bool, String, String); 10] {
     fn key<T: PartialEq>(
         name: &'static str,
         [recipe, adapter, plain]: [&T; 3],
@@ -255,8 +255,20 @@ fn disagreements_of_kind(
         (name, recipe != plain && recipe != adapter, shown(recipe), shown(adapter))
     }
     let of = |get: fn(&PeftConfig) -> &bool| [get(recipe), get(adapter), get(plain)];
-    let bias = |trains: &bool| if *trains { "lora_only" } else { "none" }.to_owned();
+    let biases = [recipe, adapter, plain].map(|settings| (settings.trains_biases, settings.trains_all_biases));
+    let biases = biases.each_ref();
+    let bias = |(some, all): &(bool, bool)| {
+        if *all {
+            "all"
+        } else if *some {
+            "lora_only"
+        } else {
+            "none"
+        }
+        .to_owned()
+    };
     let layers = [recipe, adapter, plain].map(|settings| &settings.layers_to_transform);
+    let lists = [recipe, adapter, plain].map(|settings| &settings.layers_pattern);
     // What they say of each linear counts, not the order in which they say it.
     let names: Vec<String> =
         config.linears().into_iter().map(|linear| linear.name).chain([EMBEDDING_MODULE.to_owned()]).collect();
@@ -275,8 +287,9 @@ fn disagreements_of_kind(
         key("use_rslora", of(|settings| &settings.use_rslora), bool::to_string),
         key("use_dora", of(|settings| &settings.use_dora), bool::to_string),
         key("lora_bias", of(|settings| &settings.lora_bias), bool::to_string),
-        key("bias", of(|settings| &settings.trains_biases), bias),
+        key("bias", biases, bias),
         key("layers_to_transform", layers, |layers| format!("{layers:?}")),
+        key("layers_pattern", lists, |lists| format!("{:?}", lists.names())),
         key("rank_pattern", ranks, ModulePatterns::to_string),
         key("alpha_pattern", alphas, ModulePatterns::to_string),
         key("modules_to_save", saved.each_ref(), |names| format!("{names:?}")),
@@ -331,23 +344,16 @@ fn refuse_dropout(probability: f64, has_experts: bool) -> Result<(), ModelError>
 /// Refuses combinations that PEFT does not have: files that hold them would mean nothing there.
 fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
     let refuse = |key, found: String, expected| Err(ModelError::Lora { key, found, expected });
-    let (layers, has_parameters) = (&settings.layers_to_transform, targets.iter().any(LoraTarget::is_parameter));
-    if layers.iter().any(|layer| *layer >= config.num_layers()) {
-        return refuse("layers_to_transform", format!("{layers:?}"), "layers of the model, from 0");
-    }
-    if !layers.is_empty() && matches!(settings.target_modules, PeftTargets::Matching(_)) {
-        return refuse(
-            "layers_to_transform",
-            format!("{layers:?}"),
-            "`[]` where `target_modules` is an expression: it names layers itself",
-        );
-    }
-    if !layers.is_empty() && has_parameters {
-        return refuse(
-            "layers_to_transform",
-            format!("{layers:?}"),
-            "`[]` where experts are targets: PEFT takes those of all layers",
-        );
+    let has_parameters = targets.iter().any(LoraTarget::is_parameter);
+    check_layers(config, settings, targets)?;
+    // Experts and routers have theirs under other names.
+    let is_bare = |linear: &ModelLinear| {
+        let is_target = targets.iter().any(|target| target.linear.name == linear.name);
+        linear.spec.has_bias && !is_target
+    };
+    let has_experts = config.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
+    if settings.trains_all_biases && (has_experts || config.linears().iter().any(is_bare)) {
+        return refuse("bias", "all".into(), "`lora_only` where a linear with a bias is no target, or the model has experts");
     }
     let is_twice = |at: usize| targets[..at].iter().any(|other| other.linear.name == targets[at].linear.name);
     let is_apart = |target: &LoraTarget| is_of_experts(&target.linear.name) && !target.is_stacked();

@@ -96,6 +96,12 @@ impl ModelConfig {
         reach.unwrap_or(self.max_position_embeddings)
     }
 
+    /// The longest sequence in tokens that the model computes: longer than [`Self::longest_sequence`] where no rotary embedding ends.
+    pub fn most_positions(&self) -> usize {
+        let end = self.rotations().into_iter().map(|rope| rope.end(self.max_position_embeddings)).min();
+        end.unwrap_or(self.max_position_embeddings)
+    }
+
     /// Whether rotary embeddings depend on the length of a sequence.
     pub fn rotates_by_length(&self) -> bool {
         self.rotations().iter().any(|rope| rope.depends_on_length())

@@ -141,7 +141,7 @@ impl Failure for ModelError {
                 "an adapter of classes (`task_type` `SEQ_CLS`) goes with `head.kind = \"seq_classification\"`, any other without it".into()
             }
             Self::NotEmpty { .. } => "choose another `--out`, or empty the directory".into(),
-            Self::RopeScaling { .. } => "leave `model.rope_scaling` out, or take another model".into(),
+            Self::RopeScaling { .. } => "correct `model.rope_scaling`, leave it out, or take another model".into(),
             Self::NotMergeable { .. } => "use the adapter beside its base: `--for peft`".into(),
             Self::Stopped => "start it again: nothing of it was left".into(),
             Self::Tokenizer { .. } => "give the contents of a `tokenizer.json` that has a vocabulary".into(),

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
     use crate::files::{ADAPTER_TENSORS, TensorFile, read_json};
     use crate::model::Model;
-    use crate::recipe::{Dtype, LoraRecipe, TargetModules};
+    use crate::recipe::{Dtype, LoraRecipe, TargetModules, TrainedBias};
 
     fn fixture(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
@@ -152,6 +152,64 @@ mod tests {
                 names
             };
             assert_eq!(names(ours.path()), names(&theirs), "{kind}");
+        }
+    }
+
+    /// PEFT 0.21 writes the same tensors for either word where no other linear has a bias, and computes the same.
+    #[test]
+    fn all_biases_are_those_of_the_targets_where_no_other_linear_has_one() {
+        let config = ModelConfig::load(&fixture("model-qwen2")).unwrap();
+        let names = |names: &[&str]| TargetModules::Names(names.iter().map(|&name| name.into()).collect());
+        let adapter = |bias, targets| {
+            let lora = LoraRecipe { bias, ..LoraRecipe::plain(2, 4.0, 0.0, targets) };
+            Adapter::new(&config, &lora, 1, Kind::Float, Device::Cpu)
+        };
+        let [all, own] = [TrainedBias::All, TrainedBias::LoraOnly].map(|bias| adapter(bias, TargetModules::AllLinear).unwrap());
+        let dir = tempfile::tempdir().unwrap();
+        all.save_peft(dir.path(), "model").unwrap();
+        assert_eq!(read_json::<Value>(&dir.path().join(ADAPTER_CONFIG)).unwrap()["bias"], json!("all"));
+        let read = load(dir.path()).unwrap();
+        assert_eq!((read.settings().trains_all_biases, read.parameters()), (true, own.parameters()));
+        let error = adapter(TrainedBias::All, names(&["q_proj", "k_proj"])).unwrap_err().to_string();
+        assert!(error.contains("`lora_only` where a linear with a bias is no target"), "{error}");
+    }
+
+    /// PEFT 0.21 loads the same adapter under each of these names of its list of layers, with the same logits.
+    #[test]
+    fn layers_are_counted_where_the_pattern_says() {
+        let theirs = fixture("families").join("adapter-qwen2-layers");
+        let config = ModelConfig::load(&fixture("model-qwen2")).unwrap();
+        let with = |pattern: Value| {
+            let dir = tempfile::tempdir().unwrap();
+            fs::copy(theirs.join(ADAPTER_TENSORS), dir.path().join(ADAPTER_TENSORS)).unwrap();
+            let mut object: Map<String, Value> = read_json(&theirs.join(ADAPTER_CONFIG)).unwrap();
+            object.insert("layers_pattern".into(), pattern);
+            fs::write(dir.path().join(ADAPTER_CONFIG), Value::Object(object).to_string()).unwrap();
+            dir
+        };
+        let load = |dir: &Path| Adapter::load_peft(dir, &config, Kind::Float, Device::Cpu);
+        let own = load(&theirs).unwrap();
+        for pattern in [json!("lay.*"), json!(["h", "layers"]), json!(["layers"]), Value::Null] {
+            let (dir, again) = (with(pattern.clone()), tempfile::tempdir().unwrap());
+            let read = load(dir.path()).unwrap();
+            assert_eq!(read.parameters(), own.parameters(), "{pattern}");
+            read.save_peft(again.path(), "model").unwrap();
+            let written = read_json::<Value>(&again.path().join(ADAPTER_CONFIG)).unwrap()["layers_pattern"].take();
+            let usual = pattern.is_null() || pattern == json!(["layers"]);
+            assert_eq!(written, if usual { json!("layers") } else { pattern });
+        }
+        assert!(load(with(json!("h")).path()).is_err(), "tensors of layers that are none");
+        assert!(load(with(json!("(layers)")).path()).unwrap_err().to_string().contains("without groups"));
+        let lora = LoraRecipe {
+            layers_pattern: vec!["layers".into()],
+            layers_to_transform: own.settings().layers_to_transform.clone(),
+            ..LoraRecipe::plain(2, 4.0, 0.0, TargetModules::AllLinear)
+        };
+        assert!(Adapter::new(&config, &lora, 1, Kind::Float, Device::Cpu).is_ok());
+        for (layers, expected) in [(vec![], "without `layers_to_transform`"), (vec![0], "a name of the list of layers")] {
+            let other = LoraRecipe { layers_pattern: vec!["h".into()], layers_to_transform: layers, ..lora.clone() };
+            let error = Adapter::new(&config, &other, 1, Kind::Float, Device::Cpu).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
         }
     }
 

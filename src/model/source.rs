@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::config::ModelConfig;
 use super::error::ModelError;
+use super::families::{TABLES, is_longrope};
 use crate::files::read_json;
 use crate::recipe::{ModelRecipe, RopeScalingRecipe};
 
@@ -59,7 +60,12 @@ impl ModelSource<'_> {
             return refuse("its queries grow with their position, which belongs to the scaling of its own");
         }
         let scaled = ModelConfig::from_object(&self.object()?);
-        scaled.map_err(|fault| ModelError::RopeScaling { dir: self.dir.to_owned(), reason: fault.to_string() })
+        scaled.map_err(|fault| {
+            // The reader of a `config.json` names its tables, in which the recipe's keys stand.
+            let tables = ["rope_parameters", "rope_scaling", FULL];
+            let name = |text: String, table: &str| text.replace(&format!("`{table}."), "`model.rope_scaling.");
+            ModelError::RopeScaling { dir: self.dir.to_owned(), reason: tables.into_iter().fold(fault.to_string(), name) }
+        })
     }
 
     /// `config.json` as it counts.
@@ -78,37 +84,53 @@ impl ModelSource<'_> {
 
 /// Puts a scaling in place of a file's own. What its tables say beside that, stays.
 fn scale(object: &mut Map<String, Value>, scaling: &RopeScalingRecipe) {
-    let RopeScalingRecipe { rope_type, original_max_position_embeddings, beta_fast, beta_slow } = *scaling;
-    let mut new = Map::new();
-    new.insert("rope_type".into(), json!(rope_type.name()));
-    new.insert("beta_fast".into(), json!(beta_fast));
-    new.insert("beta_slow".into(), json!(beta_slow));
-    let known = ["rope_parameters", "rope_scaling"].into_iter();
+    let mut new: Map<String, Value> = scaling.table().iter().map(|(key, value)| (key.clone(), json!(value))).collect();
+    let own_original = new.get(ORIGINAL).cloned();
+    // Programs that know one spelling alone do not see the other.
+    let spelling = if object.get(TABLES[0]).is_some_and(Value::is_object) { TABLES[0] } else { TABLES[1] };
     let tables: Vec<Map<String, Value>> =
-        known.filter_map(|key| object.remove(key)).filter_map(|table| table.as_object().cloned()).collect();
+        TABLES.into_iter().filter_map(|key| object.remove(key)).filter_map(|table| table.as_object().cloned()).collect();
     // Layers that slide may have a table of their own, which is never scaled.
     let (full, sliding): (Vec<&Value>, Vec<&Value>) = (
         tables.iter().filter_map(|table| table.get(FULL)).collect(),
         tables.iter().filter_map(|table| table.get(SLIDING)).collect(),
     );
-    let of_full = full.iter().filter_map(|table| table.as_object()).chain(&tables);
-    for table in of_full {
-        for key in ["rope_theta", "partial_rotary_factor", "original_max_position_embeddings"] {
-            if let Some(value) = table.get(key).filter(|value| !value.is_null()) {
-                new.entry(key).or_insert_with(|| value.clone());
+    // The base of `dynamic` grows from the end of the model's positions on, whatever another kind has stretched.
+    let kept = if scaling.rope_type() == "dynamic" { &KEPT[..2] } else { &KEPT[..] };
+    for table in full.iter().filter_map(|table| table.as_object()).chain(&tables) {
+        for key in kept {
+            if let Some(value) = table.get(*key).filter(|value| !value.is_null()) {
+                new.entry(*key).or_insert_with(|| value.clone());
             }
         }
     }
-    if let Some(original) = original_max_position_embeddings {
-        new.insert("original_max_position_embeddings".into(), json!(original));
+    if let (Some(own), Some(beside)) = (own_original, object.get_mut(ORIGINAL)) {
+        *beside = own;
     }
+    lengthen(object, &mut new, scaling.rope_type());
     let table = match sliding.first() {
         Some(sliding) => json!({ FULL: new, SLIDING: sliding }),
         None => Value::Object(new),
     };
-    object.insert("rope_parameters".into(), table);
+    object.insert(spelling.into(), table);
 }
 
+/// `longrope` alone has its length in `max_position_embeddings`, which a factor in its table does not change.
+fn lengthen(object: &mut Map<String, Value>, table: &mut Map<String, Value>, rope_type: &str) {
+    let (Some(positions), Some(factor)) = (object.get(POSITIONS).cloned(), table.get("factor").and_then(Value::as_f64)) else {
+        return;
+    };
+    let original = table.get(ORIGINAL).or_else(|| object.get(ORIGINAL)).unwrap_or(&positions).clone();
+    if let (true, Some(positions), Some(tokens)) = (is_longrope(rope_type), positions.as_u64(), original.as_u64()) {
+        table.insert(ORIGINAL.into(), original);
+        object.insert(POSITIONS.into(), json!(positions.max((tokens as f64 * factor) as u64)));
+    }
+}
+
+const POSITIONS: &str = "max_position_embeddings";
+const ORIGINAL: &str = "original_max_position_embeddings";
+/// What a table keeps beside the scaling.
+const KEPT: [&str; 3] = ["rope_theta", "partial_rotary_factor", ORIGINAL];
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
@@ -116,16 +138,19 @@ const SLIDING: &str = "sliding_attention";
 mod tests {
     use super::*;
     use crate::model::spec::{DynamicYarnScaling, RopeScaling};
-    use crate::recipe::RopeType;
 
     fn fixture(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
     }
 
-    fn scaled(name: &str, original: Option<usize>) -> Result<ModelConfig, ModelError> {
-        let (rope_type, beta_fast, beta_slow) = (RopeType::DynamicYarn, 32.0, 1.0);
-        let scaling = RopeScalingRecipe { rope_type, original_max_position_embeddings: original, beta_fast, beta_slow };
+    fn scaled_as(name: &str, words: &str) -> Result<ModelConfig, ModelError> {
+        let scaling = RopeScalingRecipe::from(words.parse::<toml::Table>().unwrap());
         ModelConfig::load(ModelSource { dir: &fixture(name), rope_scaling: Some(&scaling) })
+    }
+
+    fn scaled(name: &str, original: Option<usize>) -> Result<ModelConfig, ModelError> {
+        let original = original.map_or_else(String::new, |tokens| format!("original_max_position_embeddings = {tokens}"));
+        scaled_as(name, &format!("rope_type = 'dynamic_yarn'\n{original}"))
     }
 
     /// The layers that a file scales are scaled in its place, and nothing else changes.
@@ -152,6 +177,53 @@ mod tests {
                 }
                 assert_eq!(own, scaled, "{name}");
             }
+        }
+    }
+
+    /// Every kind of a `config.json`, under its keys and with its defaults.
+    #[test]
+    fn a_recipe_scales_as_a_file_would() {
+        let of = |name: &str, words: &str| {
+            let config = scaled_as(name, words).unwrap();
+            (config.rotations()[0].scaling.clone(), config.longest_sequence())
+        };
+        let (linear, reach) = of("model-qwen2", "rope_type = 'linear'\nfactor = 4");
+        assert_eq!((linear, reach), (RopeScaling::Linear { factor: 4.0 }, 4 * 32_768));
+        let (dynamic, reach) = of("families/model-llama31", "rope_type = 'dynamic'\nfactor = 2.0");
+        let max_positions = ModelConfig::load(&fixture("families/model-llama31")).unwrap().max_position_embeddings;
+        assert_eq!((dynamic, reach), (RopeScaling::Dynamic { factor: 2.0, max_positions }, 2 * max_positions));
+        let (yarn, reach) = of("model-qwen2", "rope_type = 'yarn'\nfactor = 4.0\nattention_factor = 1.5\nbeta_fast = 16");
+        let RopeScaling::Yarn(yarn) = yarn else { panic!("{yarn:?}") };
+        assert_eq!((yarn.original, yarn.factor, yarn.attention_factor, yarn.beta_fast), (32_768, 4.0, 1.5, 16.0));
+        assert_eq!(reach, 131_072);
+        let words = "rope_type = 'llama3'\nfactor = 8\nlow_freq_factor = 1\nhigh_freq_factor = 4\n\
+                     original_max_position_embeddings = 64";
+        let (llama3, _) = of("model-qwen2", words);
+        let llama3_of = crate::model::spec::Llama3Scaling { factor: 8.0, low: 1.0, high: 4.0, original: 64 };
+        assert_eq!(llama3, RopeScaling::Llama3(llama3_of));
+        let pairs = ModelConfig::load(&fixture("model-qwen2")).unwrap().rotations()[0].rotary_dim / 2;
+        let lists = format!("short_factor = {0:?}\nlong_factor = {0:?}", vec![1.5; pairs]);
+        let (longrope, reach) = of("model-qwen2", &format!("rope_type = 'longrope'\nfactor = 2.0\n{lists}"));
+        let RopeScaling::LongRope(longrope) = longrope else { panic!("{longrope:?}") };
+        assert_eq!((longrope.original, reach), (32_768, 65_536));
+        assert!((longrope.attention_factor - (1.0 + 2f64.ln() / 32_768f64.ln()).sqrt()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_key_of_the_recipe_is_named_as_there() {
+        for (words, expected) in [
+            ("rope_type = 'yarm'", "unknown `model.rope_scaling.rope_type` `yarm`, expected one of"),
+            ("rope_type = 'yarn'", "`model.rope_scaling.factor` is missing"),
+            ("rope_type = 'dynamic_yarn'\nfactor = 4", "unknown key `model.rope_scaling.factor`"),
+            ("rope_type = 'dynamic_yarn'\nbeta_slow = 40", "more than `beta_slow`"),
+            (
+                "type = 'dynamic_yarn'\noriginal_max_position_embeddings = 0",
+                "`model.rope_scaling.original_max_position_embeddings`",
+            ),
+            ("rope_type = 'longrope'\nfactor = 2\nshort_factor = [1]\nlong_factor = [1]", "`model.rope_scaling.short_factor`"),
+        ] {
+            let error = scaled_as("model-qwen2", words).unwrap_err().to_string();
+            assert!(error.contains(expected), "{expected}: {error}");
         }
     }
 

@@ -8,7 +8,7 @@ use super::config::{ModelConfig, ModelLinear};
 use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::names::{EMBEDDING_MODULE, INNER, inner_module, layer_tensor, peft_tensor};
 use super::spec::{LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
-use crate::files::{ExcludedModules, ModulePatterns, ModuleRegex, PeftConfig, PeftTargets, is_named};
+use crate::files::{ExcludedModules, LayerLists, ModulePatterns, ModuleRegex, PeftConfig, PeftTargets, is_named};
 use crate::recipe::diagnose::nearest;
 use crate::recipe::{InitLora, LoraRecipe, TargetModules, TrainedBias};
 use crate::units::LayerIdx;
@@ -72,11 +72,45 @@ pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec
         |linear: &ModelLinear| settings.exclude_modules.as_ref().is_some_and(|all| all.contains(&module(settings, &linear.name)));
     let layers = &settings.layers_to_transform;
     let modules = meant(config, settings)?.into_iter();
-    let modules = modules.filter(|linear| layers.is_empty() || layers.contains(&linear.layer.0)).map(|linear| (linear, 1));
+    let is_of_layers = |linear: &ModelLinear| {
+        layers.is_empty() || settings.layers_pattern.contain(layers, &module(settings, &linear.name), linear.layer.0)
+    };
+    let modules = modules.filter(is_of_layers).map(|linear| (linear, 1));
     let all = modules.chain(meant_parameters(config, settings)?).filter(|(linear, _)| !excludes(linear));
     let mut all: Vec<LoraTarget> = all.map(|(linear, experts)| LoraTarget::new(settings, linear, experts)).collect();
     all.sort_by_key(|target| (target.linear.layer.0, target.linear.number));
     Ok(all)
+}
+
+/// Refuses layers that an adapter can not be kept to.
+pub(super) fn check_layers(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
+    let refuse = |key, found: String, expected| Err(ModelError::Lora { key, found, expected });
+    let (layers, has_parameters) = (&settings.layers_to_transform, targets.iter().any(LoraTarget::is_parameter));
+    if layers.iter().any(|layer| *layer >= config.num_layers()) {
+        return refuse("layers_to_transform", format!("{layers:?}"), "layers of the model, from 0");
+    }
+    let lists = settings.layers_pattern.names();
+    if !lists.is_empty() && layers.is_empty() {
+        return refuse("layers_pattern", format!("{lists:?}"), "`[]` without `layers_to_transform`");
+    }
+    if !lists.is_empty() && targets.is_empty() {
+        return refuse("layers_pattern", format!("{lists:?}"), "a name of the list of layers in the names of modules: `layers`");
+    }
+    if !layers.is_empty() && matches!(settings.target_modules, PeftTargets::Matching(_)) {
+        return refuse(
+            "layers_to_transform",
+            format!("{layers:?}"),
+            "`[]` where `target_modules` is an expression: it names layers itself",
+        );
+    }
+    if !layers.is_empty() && has_parameters {
+        return refuse(
+            "layers_to_transform",
+            format!("{layers:?}"),
+            "`[]` where experts are targets: PEFT takes those of all layers",
+        );
+    }
+    Ok(())
 }
 
 /// Refuses names in a recipe that mean nothing in the model, though PEFT would pass over them without a word.
@@ -146,6 +180,7 @@ pub fn on_every_layer(config: &ModelConfig, lora: &LoraRecipe) -> Result<LoraRec
         target_modules: TargetModules::Names(paths),
         exclude_modules: Vec::new(),
         layers_to_transform: Vec::new(),
+        layers_pattern: Vec::new(),
         rank_pattern: BTreeMap::new(),
         alpha_pattern: BTreeMap::new(),
         ..lora.clone()
@@ -165,11 +200,13 @@ pub(super) fn peft_settings(config: &ModelConfig, lora: &LoraRecipe) -> Result<P
         is_classifier: config.num_classes.is_some(),
         exclude_modules: (!excluded.is_empty()).then(|| ExcludedModules::names(excluded.clone())),
         layers_to_transform: lora.layers_to_transform.clone(),
+        layers_pattern: LayerLists::new(lora.layers_pattern.clone()).map_err(|what| pattern("layers_pattern", what))?,
         rank_pattern: ModulePatterns::new(ranks).map_err(|what| pattern("rank_pattern", what))?,
         alpha_pattern: ModulePatterns::new(alphas).map_err(|what| pattern("alpha_pattern", what))?,
         use_rslora: lora.use_rslora,
         lora_bias: lora.lora_bias,
-        trains_biases: lora.bias == TrainedBias::LoraOnly,
+        trains_biases: lora.bias != TrainedBias::None,
+        trains_all_biases: lora.bias == TrainedBias::All,
         use_dora: lora.use_dora,
         is_gaussian: lora.init_lora_weights == InitLora::Gaussian,
         is_pissa: lora.init_lora_weights == InitLora::Pissa,
@@ -289,7 +326,7 @@ pub(super) fn written(settings: &PeftConfig) -> Result<PeftConfig, ModelError> {
     let expression =
         format!("{inner}{}", if targets_embedding(settings) { format!("(?:embed_tokens|{of_layers})") } else { of_layers });
     let target_modules = peft_targets(&TargetModules::Matching(expression))?;
-    Ok(PeftConfig { target_modules, layers_to_transform: Vec::new(), ..settings.clone() })
+    Ok(PeftConfig { target_modules, layers_to_transform: Vec::new(), layers_pattern: LayerLists::default(), ..settings.clone() })
 }
 
 /// What PEFT calls the module beside whose linear something is trained. The experts' two matrices are parameters of one module, which it

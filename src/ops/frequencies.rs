@@ -183,6 +183,11 @@ impl RopeSpec {
         }
     }
 
+    /// The longest sequence in tokens that it turns at all: the base of `dynamic` goes on growing behind the reach.
+    pub fn end(&self, max_positions: usize) -> usize {
+        if matches!(self.scaling, RopeScaling::Dynamic { .. }) { LONGEST_SEQUENCE } else { self.reach(max_positions) }
+    }
+
     /// The frequencies for sequences of these lengths in tokens, in f32 (f64 for `kind` f64).
     ///
     /// The operations, and the dtype in which they are made, are those of the other programs that run such models: at position 100 000

@@ -219,8 +219,8 @@ impl Planner<'_> {
             return kv;
         }
         let span = kv.cache_length.by_layer(self.config.num_layers()).into_iter().min().unwrap_or(usize::MAX);
-        let chunk_size = *RandomSizes::range(kv.chunk_size, span).end();
-        CacheRecipe { chunk_size, randomize_chunk_sizes: false, ..kv }
+        let chunk_size = *RandomSizes::range(self.kv.wanted_chunk_size(), span).end();
+        CacheRecipe { chunk_size: Some(chunk_size), randomize_chunk_sizes: false, ..kv }
     }
 
     fn spec<'b>(&'b self, settings: &'b Settings) -> StepSpec<'b> {
@@ -233,7 +233,7 @@ impl Planner<'_> {
     fn tilings(&self, grad: &GradRecipe, (layer_checkpoints, undo_log): (StoreRecipe, StoreRecipe)) -> Vec<GradRecipe> {
         let layers =
             if grad.is_open(OpenKey::LayersPerCell) { even(self.config.num_layers()) } else { vec![grad.layers_per_cell] };
-        let chunks = self.batch.max_len().div_ceil(self.kv.chunk_size);
+        let chunks = self.batch.max_len().div_ceil(self.kv.wanted_chunk_size());
         let widths: Vec<_> = if grad.is_open(OpenKey::ChunksPerCell) {
             doubling(chunks.clamp(1, WIDEST)).into_iter().map(Some).collect()
         } else {

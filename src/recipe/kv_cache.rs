@@ -9,6 +9,9 @@ use super::words::words;
 /// A cache that keeps all, as a recipe says it.
 pub(super) const DENSE: &str = "kv_cache = { policy = 'dense', storage = 'growing' }";
 
+/// Tokens of a chunk, where none are written and the caches take so many.
+const DEFAULT_CHUNK_SIZE: usize = 1024;
+
 table! {
     /// The table `[kv_cache]`.
     #[derive(Clone, Debug, PartialEq)]
@@ -26,7 +29,8 @@ table! {
         /// Tokens of a chunk: at most the slots less what the policy protects.
         #[also("chunk_size")]
         #[rule(COUNT)]
-        pub chunk_size: usize = 1024,
+        #[default("1024; where that is more than the caches take, half of the most that they take")]
+        pub chunk_size: Option<usize> = None,
         /// With `reference`, chunks also end where a layer's cache becomes full, as in `keys_values`.
         pub chunking: Chunking = Chunking::Plain,
         /// Training draws the sizes of chunks around `chunk_size`, five for each step.
@@ -42,6 +46,13 @@ table! {
         pub storage: Storage = Storage::Preallocated,
         /// Slots wait in the host's memory while other layers run.
         pub cpu_offload: bool = false,
+    }
+}
+
+impl CacheRecipe {
+    /// Tokens of a chunk as they are written, or by default. Where none are written it may be more than the caches take.
+    pub fn wanted_chunk_size(&self) -> usize {
+        self.chunk_size.unwrap_or(DEFAULT_CHUNK_SIZE)
     }
 }
 

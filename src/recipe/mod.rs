@@ -46,7 +46,7 @@ pub use diagnose::{RecipeError, RecipeLocation};
 pub use eval::{EvalRecipe, Figure, GenerateRecipe, Mode};
 pub use grad::{AttentionOutputs, GradRecipe, KeepGraph, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
-pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, RopeType, TargetModules, TrainedBias};
+pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, TargetModules, TrainedBias};
 pub use training::*;
 pub use {choice::PolicyRecipe, initial_part::*, plan::Recipe, reference::reference, schema::schema, write::Difference};
 

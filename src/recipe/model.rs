@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Error, SeqAccess, Visitor};
@@ -10,10 +10,11 @@ use serde::{Deserialize, Deserializer, Serialize};
 use toml::Value;
 
 use super::diagnose::Checked;
+use super::table::RecipeTable;
 use super::table::table;
 use super::value::{COUNT, PART, RecipeReader, RecipeValue, positive};
 use super::words::words;
-use crate::files;
+use crate::files::{self, ADAPTER_CONFIG, PeftConfig, PeftTargets};
 
 table! {
     /// The table `[model]`.
@@ -31,7 +32,7 @@ table! {
         #[also("model.model_revision", "model_revision", "revision")]
         #[default("`main`")]
         pub revision: Option<String> = None,
-        /// A PEFT adapter to start from. What `[lora]` leaves out but `r`, `alpha` and `target_modules` is as in the adapter.
+        /// A PEFT adapter to start from. What `[lora]` leaves out but `dropout` is as in the adapter.
         #[also("lora_model_dir", "adapter_name_or_path")]
         pub adapter: Option<PathBuf> = None,
         /// Element type of weights and activations. An adapter's matrices are f32 at least. Weights that are trained in
@@ -44,9 +45,11 @@ table! {
         /// A GPU may round the factors of f32 products to 10 bits of mantissa.
         #[also("model.tf32", "train.tf32", "train.allow_tf32", "allow_tf32", "tf32")]
         pub allow_tf32: bool = false,
-        /// In place of what `config.json` says of scaled rotary embeddings: `{ rope_type = "dynamic_yarn",
-        /// original_max_position_embeddings = 8192, beta_fast = 32.0, beta_slow = 1.0 }`, `YaRN` by the length of each sequence, as in
-        /// `keys_values`. Sequences up to the original length (without one, that of `config.json`) are as without scaling.
+        /// In place of what `config.json` says of scaled rotary embeddings, with the keys and defaults of Transformers:
+        /// `{ rope_type = "yarn", factor = 4.0 }`, and likewise `linear`, `dynamic`, `llama3` and `longrope`. Without
+        /// `original_max_position_embeddings` the original length is that of `config.json`. `{ rope_type = "dynamic_yarn",
+        /// original_max_position_embeddings = 8192, beta_fast = 32.0, beta_slow = 1.0 }` is `YaRN` by the length of each sequence, as in
+        /// `keys_values`: sequences up to the original length are as without scaling.
         pub rope_scaling: Option<RopeScalingRecipe> = None,
     }
 }
@@ -61,37 +64,36 @@ impl ModelRecipe {
     }
 }
 
-/// How rotary embeddings are scaled, whatever the model's files say.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct RopeScalingRecipe {
-    /// By which rule.
-    #[serde(alias = "type")]
-    pub rope_type: RopeType,
-    /// Tokens of the sequences that the model was first trained on; as in its files, if nothing is said.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub original_max_position_embeddings: Option<usize>,
-    /// Pairs of channels that turn more often than this over the original length are kept.
-    #[serde(default = "beta_fast")]
-    pub beta_fast: f64,
-    /// Pairs that turn less often than this are stretched.
-    #[serde(default = "beta_slow")]
-    pub beta_slow: f64,
+/// How rotary embeddings are scaled, whatever the model's files say: the keys of `rope_parameters` in a `config.json`. Which kinds there
+/// are, and which keys they have, is known where a `config.json` is read.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(transparent)]
+pub struct RopeScalingRecipe(toml::Table);
+
+impl RopeScalingRecipe {
+    /// The keys and values.
+    pub fn table(&self) -> &toml::Table {
+        &self.0
+    }
+
+    /// What to write where sequences of `tokens` are longer than `positions`.
+    pub fn hint(tokens: usize, positions: usize) -> String {
+        format!(
+            "scale the rotary embeddings with `model.rope_scaling = {{ rope_type = \"yarn\", factor = {}.0, \
+             original_max_position_embeddings = {positions} }}`",
+            tokens.div_ceil(positions.max(1)).max(2)
+        )
+    }
+
+    /// The kind, as it is written.
+    pub fn rope_type(&self) -> &str {
+        self.0.get("rope_type").and_then(Value::as_str).unwrap_or_default()
+    }
 }
 
-fn beta_fast() -> f64 {
-    32.0
-}
-
-fn beta_slow() -> f64 {
-    1.0
-}
-
-words! {
-    /// A rule by which rotary embeddings are scaled that models' files do not have.
-    pub enum RopeType {
-        /// `YaRN`, whose factor is how many times longer a sequence is than the original length.
-        DynamicYarn = "dynamic_yarn",
+impl From<toml::Table> for RopeScalingRecipe {
+    fn from(table: toml::Table) -> Self {
+        Self(table)
     }
 }
 
@@ -101,32 +103,21 @@ impl RecipeValue for RopeScalingRecipe {
     }
 
     fn to_value(&self) -> Option<Value> {
-        let original =
-            self.original_max_position_embeddings.map(|tokens| ("original_max_position_embeddings", (tokens as i64).into()));
-        let all = [
-            ("rope_type", self.rope_type.name().into()),
-            ("beta_fast", self.beta_fast.into()),
-            ("beta_slow", self.beta_slow.into()),
-        ];
-        Some(Value::Table(all.into_iter().chain(original).map(|(key, value): (&str, Value)| (key.to_owned(), value)).collect()))
+        Some(Value::Table(self.0.clone()))
     }
 
-    fn checked(self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
-        if self.original_max_position_embeddings == Some(0) {
-            let message = format!("`{key}.original_max_position_embeddings` must be at least 1, found 0");
-            return reader.refuse(
-                key,
-                message,
-                "write the length in tokens that the model was first trained on, or leave it out",
-            );
+    fn checked(mut self, reader: &RecipeReader<'_>, key: &str) -> Checked<Self> {
+        // The older name; what says both is looked at where a `config.json` is read.
+        if !self.0.contains_key("rope_type")
+            && let Some(kind) = self.0.remove("type")
+        {
+            self.0.insert("rope_type".to_owned(), kind);
         }
-        let Self { beta_fast, beta_slow, .. } = self;
-        if beta_slow > 0.0 && beta_fast > beta_slow && beta_fast.is_finite() {
-            return Ok(self);
+        if self.rope_type().is_empty() {
+            let message = format!("`{key}.rope_type` is missing");
+            return reader.refuse(key, message, "write `{ rope_type = \"yarn\", factor = 4.0 }`, or another kind");
         }
-        let message =
-            format!("`{key}.beta_fast` must be more than `beta_slow`, and both more than 0, found {beta_fast} and {beta_slow}");
-        reader.refuse(key, message, "usual values are 32 and 1")
+        Ok(self)
     }
 }
 
@@ -179,6 +170,10 @@ table! {
         /// The layers that get an adapter, from 0; `[]` are all.
         #[also("peft_layers_to_transform")]
         pub layers_to_transform: Vec<usize> = Vec::new(),
+        /// Which numbers in a module's name `layers_to_transform` means: those behind these names of lists of layers, which are regular
+        /// expressions, as in PEFT; `[]` is `["layers"]`.
+        #[also("peft_layers_pattern")]
+        pub layers_pattern: Vec<String> = Vec::new(),
         /// Ranks of some modules, by regular expressions that match their names to the end: `{ q_proj = 16 }`. The first in alphabetical
         /// order that matches counts, which is PEFT's order, too.
         #[rule(COUNT)]
@@ -194,7 +189,8 @@ table! {
         pub use_dora: bool = false,
         /// The matrix B has a bias.
         pub lora_bias: bool = false,
-        /// The biases of the base model that are trained: none, or those of the modules with an adapter.
+        /// The biases of the base model that are trained: none, those of the modules with an adapter, or `all`, where none of them is of
+        /// another module.
         pub bias: TrainedBias = TrainedBias::None,
         /// How the matrix A of a new adapter is drawn; B begins as zero. With `pissa` both begin as the largest part of each weight,
         /// which is found before the first step, and what is saved is LoRA of rank `2·r` beside the weights as they were.
@@ -204,6 +200,46 @@ table! {
 }
 
 impl LoraRecipe {
+    /// What a recipe says, and in place of what it leaves out what the PEFT adapter in `dir` says.
+    pub(super) fn of(reader: &RecipeReader<'_>, dir: Option<&Path>) -> Checked<Self> {
+        let own = Self::read(reader)?;
+        let is_said = |key: &str| reader.has(&format!("lora.{key}"));
+        if ["r", "alpha", "target_modules"].into_iter().all(is_said) {
+            return Ok(own);
+        }
+        // What is wrong with an adapter is said where it is loaded.
+        let Some(Ok((adapter, _))) = dir.map(|dir| PeftConfig::read(&dir.join(ADAPTER_CONFIG))) else { return Ok(own) };
+        let targets = match adapter.target_modules {
+            PeftTargets::AllLinear => TargetModules::AllLinear,
+            PeftTargets::Names(names) => TargetModules::Names(names),
+            PeftTargets::Matching(regex) => TargetModules::Matching(regex.written().to_owned()),
+        };
+        let names_targets = is_said("target_modules");
+        let bias = match (adapter.trains_biases, adapter.trains_all_biases) {
+            (false, _) => TrainedBias::None,
+            (true, false) => TrainedBias::LoraOnly,
+            (true, true) => TrainedBias::All,
+        };
+        Ok(Self {
+            r: or(is_said("r"), own.r, adapter.r),
+            alpha: or(is_said("alpha"), own.alpha, adapter.lora_alpha),
+            target_modules: or(names_targets, own.target_modules, targets),
+            target_parameters: or(
+                names_targets || is_said("target_parameters"),
+                own.target_parameters,
+                adapter.target_parameters,
+            ),
+            modules_to_save: or(is_said("modules_to_save"), own.modules_to_save, adapter.modules_to_save),
+            layers_to_transform: or(is_said("layers_to_transform"), own.layers_to_transform, adapter.layers_to_transform),
+            layers_pattern: or(is_said("layers_pattern"), own.layers_pattern, adapter.layers_pattern.names()),
+            use_rslora: or(is_said("use_rslora"), own.use_rslora, adapter.use_rslora),
+            use_dora: or(is_said("use_dora"), own.use_dora, adapter.use_dora),
+            lora_bias: or(is_said("lora_bias"), own.lora_bias, adapter.lora_bias),
+            bias: or(is_said("bias"), own.bias, bias),
+            ..own
+        })
+    }
+
     /// With a default for everything else.
     pub fn plain(r: usize, alpha: f64, dropout: f64, target_modules: TargetModules) -> Self {
         Self {
@@ -215,6 +251,7 @@ impl LoraRecipe {
             modules_to_save: Vec::new(),
             exclude_modules: Vec::new(),
             layers_to_transform: Vec::new(),
+            layers_pattern: Vec::new(),
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
             use_rslora: false,
@@ -242,6 +279,11 @@ impl LoraRecipe {
     }
 }
 
+/// What a recipe says, else what an adapter says.
+fn or<T>(is_said: bool, own: T, adapter: T) -> T {
+    if is_said { own } else { adapter }
+}
+
 words! {
     /// Which biases of the base model are trained beside an adapter.
     pub enum TrainedBias {
@@ -249,6 +291,8 @@ words! {
         None = "none",
         /// Those of the modules that have an adapter.
         LoraOnly = "lora_only",
+        /// All.
+        All = "all",
     }
 }
 

@@ -54,7 +54,7 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals:
     let model = ModelRecipe::read(&reader)?.located(&reader);
     let mut train = TrainRecipe::read(&reader)?;
     train.weights = refusals.weigh(&["train"], weights(&reader, train.weights, asked)).unwrap_or(Weights::Adapter);
-    let lora = (train.weights == Weights::Adapter).then(|| LoraRecipe::read(&reader)).transpose()?;
+    let lora = (train.weights == Weights::Adapter).then(|| LoraRecipe::of(&reader, model.adapter.as_deref())).transpose()?;
     refusals.weigh(&["model", "lora", "train", "optimizer"], refuse_idle_adapter_keys(&reader, &model, lora.as_ref()));
     let kv_cache = CacheRecipe::read(&reader)?;
     refusals.weigh(&["kv_cache"], refuse_storage(&reader, &kv_cache));
@@ -284,7 +284,8 @@ fn refuse_storage(reader: &RecipeReader<'_>, CacheRecipe { storage, policy, .. }
 }
 
 /// A block is a chunk.
-fn refuse_long_blocks(reader: &RecipeReader<'_>, &CacheRecipe { decode_block, chunk_size, .. }: &CacheRecipe) -> Checked<()> {
+fn refuse_long_blocks(reader: &RecipeReader<'_>, kv: &CacheRecipe) -> Checked<()> {
+    let (decode_block, chunk_size) = (kv.decode_block, kv.wanted_chunk_size());
     if decode_block <= chunk_size {
         return Ok(());
     }

@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 use super::TrainError;
 use crate::cache;
 use crate::conformance::PolicyFile;
-use crate::data::{self, ModelLimits, Splits, TokenisingProgress, Tokenizer};
+use crate::data::{self, DataError, ModelLimits, Splits, TokenisingProgress, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
 use crate::files::Scratch;
 use crate::head::{Classify, ClassifyOnLogits, Head, NextToken};
@@ -21,9 +21,24 @@ pub fn tokenizer(model: &Path) -> Result<Option<Tokenizer>, TrainError> {
     Ok(Tokenizer::load_if_present(model)?)
 }
 
+/// What a model allows of data.
+pub fn limits(config: &ModelConfig) -> ModelLimits {
+    let (max_positions, most_positions) = (config.longest_sequence(), config.most_positions());
+    ModelLimits { vocab_size: config.vocab_size, max_positions, most_positions }
+}
+
+/// Refuses longer samples than the model computes, before a run begins. What began earlier has had them cut to its positions.
+pub fn check_max_seq_length(recipe: &Recipe, config: &ModelConfig) -> Result<(), TrainError> {
+    let positions = config.most_positions();
+    match recipe.data.max_seq_length.filter(|&tokens| tokens > positions) {
+        Some(tokens) => Err(DataError::TooManyPositions { tokens, positions }.into()),
+        None => Ok(()),
+    }
+}
+
 /// Opens the data of a recipe for a model.
 pub fn open_data(recipe: &Recipe, config: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Result<Splits, TrainError> {
-    let limits = ModelLimits { vocab_size: config.vocab_size, max_positions: config.longest_sequence() };
+    let limits = limits(config);
     let initial = cache::initial_part(&recipe.kv_cache.policy).map_err(EngineError::from)?;
     let mut progress = Tokenising::new();
     let mut watch = |at: &TokenisingProgress| progress.at(&at.path, at.samples, at.tokens);

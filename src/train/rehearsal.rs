@@ -36,7 +36,7 @@ const ENOUGH: f64 = 0.5;
 /// The time of a recipe's steps on `batch`: what steps of a few layers take on a few random tokens, with random weights.
 pub(super) fn times(recipe: &Recipe, config: &ModelConfig, batch: &Batch, device: Device) -> Result<StepTimes, TrainError> {
     let lengths = recipe.kv_cache.cache_length.by_layer(config.num_layers());
-    let longest = lengths.into_iter().max().unwrap_or(recipe.kv_cache.chunk_size);
+    let longest = lengths.into_iter().max().unwrap_or(recipe.kv_cache.wanted_chunk_size());
     // From all heights, as layers need not be alike.
     let some = config.layers.iter().step_by(config.num_layers().div_ceil(LAYERS)).cloned().collect();
     // Its tokens have targets, not classes: what is trained of the ends of a model counts little beside its layers.
@@ -68,14 +68,14 @@ impl Rehearsal {
     /// The longest of some batches that is rehearsed quickly. Sets the chunk size to that of its chunks.
     fn choose_size(&mut self, (sequences, tokens): (usize, usize), slots: usize) -> Result<Batch, TrainError> {
         let budget = if self.device.is_cuda() { OPERATIONS_CUDA } else { OPERATIONS_CPU };
-        let longest = self.recipe.kv_cache.chunk_size.min(tokens);
+        let longest = self.recipe.kv_cache.wanted_chunk_size().min(tokens);
         let shortest = SHORTEST_CHUNK.div_ceil(sequences);
         let halves = std::iter::successors(Some(longest), |&chunk| (chunk > shortest).then(|| chunk.div_ceil(2).max(shortest)));
         // A full cache and two chunks that evict.
         let full = (self.recipe.kv_cache.storage == Storage::Preallocated).then(|| (longest, slots.saturating_add(2 * longest)));
         let mut batch = Batch { sequences: Vec::new() };
         for (chunk, length) in full.into_iter().chain(halves.map(|chunk| (chunk, CHUNKS * chunk))) {
-            self.recipe.kv_cache.chunk_size = chunk;
+            self.recipe.kv_cache.chunk_size = Some(chunk);
             batch = random_batch(sequences, length.min(tokens), self.config.vocab_size);
             if self.work(&batch, self.widths[0])?.total_operations() <= budget {
                 break;
@@ -216,7 +216,7 @@ mod tests {
             }
             let mut rehearsal = Rehearsal { recipe, config, device: Device::Cpu, widths: [1, CHUNKS] };
             let batch = rehearsal.choose_size((1, tokens), 1024).unwrap();
-            (rehearsal.recipe.kv_cache.chunk_size, batch.max_len())
+            (rehearsal.recipe.kv_cache.chunk_size.unwrap(), batch.max_len())
         };
         // A full cache and two chunks, or all that there is; then four chunks, which become shorter.
         assert_eq!(sizes(64, 256, 9000), (256, 1024 + 512));

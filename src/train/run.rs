@@ -11,6 +11,7 @@ use super::watch::RunWatch;
 use super::{Interrupt, RESOLVED_RECIPE, Start, TrainError, Trainer};
 use crate::checkpoint::SaveKind;
 use crate::files::{self, RunLock};
+use crate::model::ModelConfig;
 use crate::native::give_free_memory_back;
 use crate::recipe::{OnNonFinite, Recipe};
 use crate::report::metrics::StepMetrics;
@@ -40,6 +41,7 @@ pub fn run(recipe: &Recipe, dir: &Path, start: Start<'_>) -> Result<Ended, Train
     if is_first {
         require_unused(dir)?;
     }
+    build::check_max_seq_length(recipe, &ModelConfig::load(&recipe.model)?)?;
     let mut trainer = Trainer::new(recipe, dir, start)?;
     let _lock = trainer.ranks.first("making the directory of the run", || make(&trainer, dir))?;
     begin(&mut trainer, start.interrupt)

@@ -105,7 +105,7 @@ mod tests {
         std::fs::write(&rows, row).unwrap();
         let open = || {
             let tokenizer = Tokenizer::load(&model).unwrap();
-            let limits = ModelLimits { vocab_size: 512, max_positions: 512 };
+            let limits = ModelLimits { vocab_size: 512, max_positions: 512, most_positions: 512 };
             let data = (&DataRecipe::of(rows.clone().into()), &HeadRecipe::NextToken);
             crate::data::open(data, Some(&tokenizer), limits, None, 1, &mut |_| {}).unwrap()
         };

@@ -62,8 +62,8 @@ fn free_in(dir: &Path) -> Option<Bytes> {
 /// The machine with its speed in steps of a recipe's shape.
 pub fn timed(machine: Machine, recipe: &Recipe, config: &ModelConfig, batch: &Batch) -> Result<Machine, TrainError> {
     // What is wrong with the recipe is said; where the rehearsal fails in another way, the times are not known.
-    Settings::new(config, &recipe.kv_cache, &recipe.grad.closed())?;
-    Ok(machine.timed(|| rehearsal::times(recipe, config, batch, machine.device).ok()))
+    let recipe = Recipe { kv_cache: Settings::settled(config, &recipe.kv_cache, &recipe.grad)?, ..recipe.clone() };
+    Ok(machine.timed(|| rehearsal::times(&recipe, config, batch, machine.device).ok()))
 }
 
 /// Plans a recipe's step on `batch`: what `ask` wants to know of the planner.
@@ -76,10 +76,11 @@ pub fn plan<T>(
 ) -> Result<T, TrainError> {
     let trained = TrainedPart::of(config, recipe.lora.as_ref())?;
     let kind = kind_of(recipe.model.dtype);
+    let kv = Settings::settled(config, &recipe.kv_cache, &recipe.grad)?;
     let micro_batches = recipe.train.gradient_accumulation_steps;
     Ok(ask(&Planner {
         config,
-        kv: &recipe.kv_cache,
+        kv: &kv,
         trained: &trained,
         optimizer: &recipe.optimizer,
         offload: recipe.train.offload,
@@ -97,6 +98,7 @@ pub fn settled(
     batch: &Batch,
     machine: Machine,
 ) -> Result<(Recipe, Alternative), TrainError> {
+    recipe.kv_cache = Settings::settled(config, &recipe.kv_cache, &recipe.grad)?;
     if recipe.grad.open.is_empty() {
         // How many graphs fit is no question of time.
         let planned = plan(&recipe, config, batch, machine, |planner| planner.keeping(&recipe.grad))?;

@@ -175,7 +175,7 @@ impl RunWatch {
                 ("model".into(), trainer.recipe.model.path.display().to_string()),
                 ("policy".into(), trainer.recipe.kv_cache.policy.name.clone()),
                 ("cache length".into(), trainer.recipe.kv_cache.cache_length.to_string()),
-                ("chunk size".into(), trainer.recipe.kv_cache.chunk_size.to_string()),
+                ("chunk size".into(), trainer.recipe.kv_cache.wanted_chunk_size().to_string()),
             ],
         };
         self.progress.note(&planned_and_measured(trainer.planned_peak, Bytes(summary.peak_memory)));

@@ -28,6 +28,21 @@ fn other_numbers_than_the_recipe() {
     assert!(error.contains("`lora.r` is 8 in the recipe") && !place.path("run").exists());
 }
 
+/// What a recipe leaves out is the adapter's, for the plan and in the run's own recipe, too.
+#[test]
+fn numbers_that_the_recipe_leaves_out() {
+    let place = Place::new();
+    place.edit_recipe("[lora]\nr = 4\nalpha = 8\n", "");
+    let words = place.check(&["model.adapter=adapter"]).done();
+    place.finetune(&["model.adapter=adapter"]).done();
+    let resolved = String::from_utf8(place.read("run/recipe.resolved.toml")).unwrap();
+    assert!(resolved.contains("[lora]\nr = 4\nalpha = 8.0\n"), "{resolved}");
+    place.write("recipe.toml", format!("{}\n[lora]\nr = 4\nalpha = 8\n", String::from_utf8(place.read("recipe.toml")).unwrap()));
+    assert!(words.out.contains("LoRA r 4 alpha 8, o_proj") && words.out.contains("LoRA 14016"), "{}", words.out);
+    assert!(place.check(&["model.adapter=adapter"]).done().out.contains("LoRA r 4 alpha 8, o_proj"));
+    assert!(place.check(&["model.adapter=adapter", "lora.r=8"]).refused(2).contains("`lora.r` is 8 in the recipe"));
+}
+
 #[test]
 fn other_matrices_than_its_configuration() {
     let place = Place::new();

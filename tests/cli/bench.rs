@@ -220,11 +220,11 @@ fn what_a_bench_refuses() {
 
     hint: give `--random-weights` to draw them, or name a model in safetensors
     ");
-    assert_snapshot!(bench(&place, &["--tokens", "40000", "--random-weights"]).refused(2), @r"
+    assert_snapshot!(bench(&place, &["--tokens", "40000", "--random-weights"]).refused(2), @r#"
     error: `--tokens 40000`: the model has 32768 positions
 
-    hint: ask for fewer tokens, or raise `max_position_embeddings` in the model's `config.json`
-    ");
+    hint: ask for fewer tokens, or scale the rotary embeddings with `model.rope_scaling = { rope_type = "yarn", factor = 2.0, original_max_position_embeddings = 32768 }`
+    "#);
     let dense = ["--tokens", "33", "--random-weights", "--set", "kv_cache.policy=dense"];
     assert_snapshot!(bench(&place, &dense).refused(2), @r#"
     error: a sequence of 33 tokens does not fit the dense cache of layer 0: `kv_cache.cache_length` = 32

@@ -33,6 +33,37 @@ fn a_chunk_too_large_names_the_largest_that_works() {
     Place::new().check(&["kv_cache.policy={ h2o = { grace_period = 30 } }", "kv_cache.chunk_size=2"]).done();
 }
 
+/// Only what is written contradicts a small cache.
+#[test]
+fn a_chunk_size_that_is_not_written_fits_the_cache() {
+    let place = Place::new();
+    place.edit_recipe("chunk_size = 8\n", "");
+    for (overrides, expected) in [
+        (&["kv_cache.cache_length=512"][..], "h2o, 512 slots, chunks of 256"),
+        (&["kv_cache.cache_length=2048"], "h2o, 2048 slots, chunks of 1024"),
+        (&["kv_cache.cache_length=1"], "h2o, 1 slots, chunks of 1"),
+        (&["kv_cache.policy={ h2o = { grace_period = 30 } }"], "h2o, 32 slots, chunks of 1"),
+        (&["kv_cache.cache_length=[32, 6, 32]", "kv_cache.randomize_chunk_sizes=true"], "chunks of 3"),
+        (&["kv_cache.policy=adakv"], "adakv, 32 slots, chunks of 1"),
+        (&["kv_cache.policy=adakv", "kv_cache.cache_length=8"], "adakv, 8 slots, chunks of 1"),
+        (&["kv_cache.policy=adakv", "kv_cache.cache_length=4096"], "adakv, 4096 slots, chunks of 394"),
+    ] {
+        let said = place.check(overrides).done();
+        assert!(said.out.contains(expected), "{expected}: {}", said.out);
+    }
+    place.finetune(&["train.max_steps=1"]).done();
+    let resolved = String::from_utf8(place.read("run/recipe.resolved.toml")).unwrap();
+    assert!(resolved.contains("chunk_size = 16\n"), "{resolved}");
+    // A cache that is asked for beside a run's or in place of none.
+    let generate =
+        ["generate", "model", "--device", "cpu", "--policy", "h2o", "--cache-length", "12", "--prompt-tokens", "1,2,3"];
+    place.run(&[&generate[..], &["--max-new-tokens", "20"]].concat()).done();
+    place.run(&["evaluate", "run", "--device", "cpu", "--split", "train", "--cache-length", "8"]).done();
+    let other =
+        ["evaluate", "run", "--device", "cpu", "--split", "train", "--cache-length", "8", "--set", "kv_cache.chunk_size=9"];
+    assert!(place.run(&other).refused(2).contains("`kv_cache.chunk_size` = 9 is too large"));
+}
+
 #[test]
 fn a_dense_cache_too_small() {
     assert_snapshot!(refused(&["kv_cache.policy=dense"]), @r#"

@@ -117,7 +117,7 @@ fn longer_than_the_model_allows() {
     assert_snapshot!(place.check(&[]).refused(3), @r#"
     error: `<dir>/train.jsonl:1`: 41 tokens, expected at most 40
 
-    hint: set `data.on_too_long` to "drop" or "truncate", or raise `data.max_seq_length` as far as the model's `max_position_embeddings` allows
+    hint: set `data.on_too_long` to "drop" or "truncate", raise `data.max_seq_length` as far as the model's positions allow, or have more positions with `model.rope_scaling`
     "#);
     assert_snapshot!(place.check(&["data.on_too_long=drop"]).refused(3), @r#"
     error: none of the 6 samples of `<dir>/train.jsonl` fits into 40 tokens, the shortest has 41
@@ -128,9 +128,10 @@ fn longer_than_the_model_allows() {
     assert_snapshot!(place.check(&["data.max_seq_length=20"]).refused(3), @r#"
     error: `<dir>/train.jsonl:1`: 41 tokens, expected at most 20
 
-    hint: set `data.on_too_long` to "drop" or "truncate", or raise `data.max_seq_length` as far as the model's `max_position_embeddings` allows
+    hint: set `data.on_too_long` to "drop" or "truncate", raise `data.max_seq_length` as far as the model's positions allow, or have more positions with `model.rope_scaling`
     "#);
-    place.check(&["data.max_seq_length=100"]).done();
+    place.check(&["data.max_seq_length=41"]).done();
+    assert!(place.check(&["data.max_seq_length=100"]).refused(2).contains("is 100, and the model has 41 positions"));
 }
 
 #[test]

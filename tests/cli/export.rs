@@ -112,6 +112,42 @@ fn positions_scaled_by_the_length() {
     ");
 }
 
+/// A kind that other programs have is proved, trained, and written for them.
+#[test]
+fn positions_scaled_as_in_a_model_card() {
+    let place = Place::new();
+    place.edit_json("model/config.json", json!({"max_position_embeddings": 32}));
+    let too_long = "data.max_seq_length=64";
+    assert_snapshot!(place.check(&[too_long]).refused(2), @r#"
+    error: `data.max_seq_length` is 64, and the model has 32 positions
+
+    hint: lower `data.max_seq_length` or leave it out, scale the rotary embeddings with `model.rope_scaling = { rope_type = "yarn", factor = 2.0, original_max_position_embeddings = 32 }`, or take a model with more positions
+    "#);
+    assert!(place.finetune(&[too_long]).refused(2).contains("has 32 positions"));
+    let tokens = place.run(&["plan", "--recipe", "recipe.toml", "--device", "cpu", "--tokens", "64"]).refused(2);
+    assert!(tokens.contains("`model.rope_scaling = { rope_type = \"yarn\", factor = 2.0"), "{tokens}");
+    let scaling = "model.rope_scaling={ type = \"yarn\", factor = 2.0, beta_fast = 16.0 }";
+    let words = place.check(&[scaling, too_long]).done();
+    assert!(words.out.contains("yarn × 2 over 32 tokens") && words.out.contains("40 tokens in"), "{}", words.out);
+    assert!(
+        place.check(&["model.rope_scaling={ type = \"yarn\" }"]).refused(2).contains("`model.rope_scaling.factor` is missing")
+    );
+    place.on_cpu("verify", &[scaling, too_long]).done();
+    place.finetune(&[scaling, "data.validation_fraction=0.34"]).done();
+    let own = scores(&place, &["run"]);
+    assert!(
+        place.run(&["export", "run", "--for", "peft"]).done().err.contains(r#""rope_scaling": {"beta_fast":16.0,"factor":2.0"#)
+    );
+    assert!(!place.run(&["export", "run", "--for", "merged"]).done().err.contains("rope"));
+    let config: serde_json::Value = serde_json::from_slice(&place.read("run/export-merged/config.json")).unwrap();
+    let written = config.get("rope_parameters").or(config.get("rope_scaling")).unwrap();
+    assert_eq!((&written["rope_type"], &written["factor"]), (&json!("yarn"), &json!(2.0)), "{config}");
+    // The model has it, whatever a recipe says.
+    let merged =
+        scores(&place, &["--base", "run/export-merged", "--recipe", "recipe.toml", "--set", "data.validation_fraction=0.34"]);
+    assert!((own["loss"].as_f64().unwrap() - merged["loss"].as_f64().unwrap()).abs() < 1e-5, "{own} {merged}");
+}
+
 /// Beside every checkpoint and export, and tested by running it.
 #[test]
 fn the_policy_file_conforms_and_tells_where_not() {

@@ -139,6 +139,7 @@ fn data() {
         DataError::BadSource { path: path(), message: text() },
         DataError::OutOfVocabulary { what: text(), id: 600, vocab_size: 512 },
         DataError::TooLong { place: place(), length: 5, limit: 4 },
+        DataError::TooManyPositions { tokens: 5, positions: 4 },
         DataError::NoTarget { place: place(), length: 5 },
         DataError::NoQuestion { place: place() },
         DataError::NoPrompt { place: place() },

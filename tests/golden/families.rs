@@ -3,9 +3,11 @@
 use kvtune::cache::ReplayLog;
 use kvtune::data::{Batch, Sequence, Targets};
 use kvtune::engine::{Engine, MicroBatchContext, Settings, Silent};
+use kvtune::generation::{GenerationRules, PromptLimits};
 use kvtune::head::{Classify, NextToken};
 use kvtune::model::{Adapter, Model, ModelConfig, RopeSpec};
-use kvtune::recipe::Dtype;
+use kvtune::recipe::{Dtype, Recipe};
+use kvtune::train;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -237,6 +239,34 @@ fn assert_routing(golden: &Golden, log: &ReplayLog) {
         let sorted = |experts: Tensor| experts.flatten(0, -2).sort(-1, false).0;
         assert_eq!(sorted(chosen_bnk), sorted(golden.get(&name)), "layer {layer}");
     }
+}
+
+/// `dynamic` has no end, also where data are opened and texts are written: the case has three times the model's positions.
+#[test]
+fn texts_longer_than_a_dynamic_scaling_is_made_for() {
+    let (golden, model) = (Golden::of_family("llama-dynamic"), adapted(&case("llama-dynamic")));
+    let dir = tempfile::tempdir().unwrap();
+    let ids: Vec<i64> = Vec::try_from(golden.ids_bn.get(0)).unwrap();
+    // The last one is a target and nothing else.
+    let row = [&ids[..], &[1]].concat();
+    std::fs::write(dir.path().join("t.jsonl"), format!("{{\"input_ids\": {row:?}, \"labels\": {row:?}}}\n")).unwrap();
+    let open = |length: &str| {
+        let path = fixture("families/model-llama-dynamic");
+        let text =
+            format!("model.path = {path:?}\n[data]\nformat = 'tokens'\ntrain = 't.jsonl'\nvalidation_fraction = 0\n{length}");
+        let recipe = Recipe::parse(text, &dir.path().join("r.toml"), &[]).unwrap().recipe;
+        train::check_max_seq_length(&recipe, model.config()).unwrap();
+        train::open_data(&recipe, model.config(), None)
+    };
+    assert_eq!((ids.len(), model.config().longest_sequence()), (96, 64));
+    assert!(open("").is_err(), "a recipe without a length keeps to what the model is made for");
+    let batch = open("max_seq_length = 97").unwrap().train.batch(&[0]).unwrap();
+    let (logits, _) = fixture::logits(&engine(&model, 7), &model, &batch);
+    assert_eq!(logits.size()[1], 96);
+    assert!(golden.furthest_logits(&logits, "logits_lora") <= 1e-4);
+    let limits = PromptLimits::of(model.config());
+    let prompt: Vec<u32> = ids.iter().map(|&id| id as u32).collect();
+    assert_eq!(limits.check(&prompt, &GenerationRules { max_new_tokens: Some(5), ..GenerationRules::default() }).unwrap(), 5);
 }
 
 /// The other program ran them one by one: with a rotation that depends on the length, neither changes beside the other.

@@ -194,7 +194,7 @@ pub fn caches(policy: PolicyRecipe, lengths: Vec<usize>, chunk_size: usize) -> C
         policy,
         buffer: BufferKind::Plain,
         cache_length: CacheLength::PerLayer(lengths),
-        chunk_size,
+        chunk_size: Some(chunk_size),
         chunking: Chunking::Plain,
         randomize_chunk_sizes: false,
         decode_block: 1,

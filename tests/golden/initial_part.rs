@@ -38,7 +38,7 @@ fn check(name: &str) {
     let dir = tempfile::tempdir().unwrap();
     let data = DataRecipe { format: Some(DataFormat::Tokens), ..DataRecipe::of(sequences(name, dir.path()).into()) };
     let tokenizer = Tokenizer::load(&fixture("model-qwen2")).unwrap();
-    let limits = ModelLimits { vocab_size: 512, max_positions: 4096 };
+    let limits = ModelLimits { vocab_size: 512, max_positions: 4096, most_positions: 4096 };
     let splits = open((&data, &HeadRecipe::NextToken), Some(&tokenizer), limits, Some(&rule), 1, &mut |_| {}).unwrap();
     let batch = splits.train.batch(&[0, 1]).unwrap();
     assert!(batch.sequences.iter().all(|sequence| sequence.inputs.len() == 96));

@@ -222,7 +222,7 @@ fn surveyed(path: &Path) -> Result<(), Error> {
     let text = format!("model.path = 'x'\ndata.train = {:?}\ndata.chat_template = {template:?}\n", path.display().to_string());
     let recipe = Recipe::parse(text, Path::new("recipe"), &[])?.recipe;
     let tokenizer = Tokenizer::load(&PathBuf::from(FIXTURES).join("model-qwen2"))?;
-    let limits = ModelLimits { vocab_size: 512, max_positions: 4096 };
+    let limits = ModelLimits { vocab_size: 512, max_positions: 4096, most_positions: 4096 };
     survey::<DataError>((&recipe.data, &recipe.head), Some(&tokenizer), limits, (SurveyedPart::Train, false), &mut |_| Ok(()))?;
     Ok(())
 }

@@ -145,7 +145,7 @@ fn the_recipes_that_come_along_load() {
         resolved.recipe
     };
     let quick = load("quickstart.toml");
-    assert_eq!((quick.kv_cache.cache_length, quick.kv_cache.chunk_size), (CacheLength::Uniform(1024), 256));
+    assert_eq!((quick.kv_cache.cache_length, quick.kv_cache.chunk_size), (CacheLength::Uniform(1024), Some(256)));
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).canonicalize().unwrap().join("data/demo");
     assert_eq!(quick.model.path, data.join("model"));
     assert_eq!(quick.data.validation, ValidationSource::File(data.join("validation.json").into()));

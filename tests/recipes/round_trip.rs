@@ -8,9 +8,9 @@ use kvtune::recipe::{
     AttentionOutputs, BatchOrder, BatchSize, Boundary, BufferKind, CacheLength, CacheRecipe, ChatRecipe, CheckpointRecipe,
     Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe, Figure, GenerateRecipe, GradRecipe, HeadRecipe, HelmetFamily, InitLora,
     KeepGraph, Labels, LogRecipe, LongBenchPrompt, LoraRecipe, Mode, ModelRecipe, Offload, OnBadRow, OnNonFinite, OnOutOfMemory,
-    OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, RopeScalingRecipe, RopeType,
-    Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TemplateChoice, TemplateDate, TemplateVariables,
-    TrainOn, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
+    OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, RopeScalingRecipe, Schedule,
+    Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TemplateChoice, TemplateDate, TemplateVariables, TrainOn,
+    TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -166,7 +166,8 @@ prop_compose! {
         let policy = if grow { PolicyRecipe::named("dense") } else { policy };
         let growing = if chunk_size % 2 == 0 { Storage::Growing } else { Storage::Paged };
         let storage = if grow { growing } else { Storage::Preallocated };
-        let (decode_block, r#static) = (block.min(chunk_size), !grow && block % 2 == 0);
+        let (decode_block, r#static) = (block.min(chunk_size).min(1024), !grow && block % 2 == 0);
+        let chunk_size = (block % 3 > 0).then_some(chunk_size);
         CacheRecipe { policy, buffer, cache_length, chunk_size, chunking, randomize_chunk_sizes, decode_block, r#static, storage, cpu_offload }
     }
 }
@@ -263,8 +264,10 @@ fn opened(open: Vec<OpenKey>, mut grad: GradRecipe) -> GradRecipe {
 prop_compose! {
     fn rope_scaling()(original_max_position_embeddings in option::of(small()), beta_slow in 0.1..9.0_f64, more in 0.1..9.0_f64)
                      -> RopeScalingRecipe {
-        let rope_type = RopeType::DynamicYarn;
-        RopeScalingRecipe { rope_type, original_max_position_embeddings, beta_fast: beta_slow + more, beta_slow }
+        let mut table = toml::Table::from_iter([("rope_type".to_owned(), "dynamic_yarn".into())]);
+        table.extend([("beta_fast", beta_slow + more), ("beta_slow", beta_slow)].map(|(key, value)| (key.to_owned(), value.into())));
+        table.extend(original_max_position_embeddings.map(|tokens| ("original_max_position_embeddings".to_owned(), (tokens as i64).into())));
+        table.into()
     }
 }
 

@@ -268,7 +268,7 @@ pub fn recipes(case: &Case) -> (CacheRecipe, GradRecipe) {
         policy: PolicyRecipe::with_params(case.policy, params),
         buffer: case.buffer,
         cache_length,
-        chunk_size: case.chunk,
+        chunk_size: Some(case.chunk),
         chunking: case.chunking,
         randomize_chunk_sizes: case.is_randomized,
         r#static: case.is_static,

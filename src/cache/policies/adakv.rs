@@ -15,14 +15,11 @@ struct AdaKvParams {
     /// Read by [`PolicyRecipe::inner`].
     #[serde(rename = "policy")]
     _policy: Option<serde::de::IgnoredAny>,
-    #[serde(default = "default_floor")]
-    floor: f64,
+    floor: Option<f64>,
 }
 
 /// As the paper's safeguard.
-fn default_floor() -> f64 {
-    0.2
-}
+const DEFAULT_FLOOR: f64 = 0.2;
 
 const DEFAULT_POLICY: &str = "snapkv";
 
@@ -35,7 +32,7 @@ struct AdaKv {
 /// The policy around the one that its parameters name, which `build` makes.
 pub(super) fn around(choice: &PolicyRecipe, cache_length: usize, build: Constructor) -> Result<Box<dyn Policy>, CacheError> {
     let params: AdaKvParams = choice.params()?;
-    let floor = fraction(choice, "floor", params.floor)?;
+    let written = params.floor.map(|floor| fraction(choice, "floor", floor)).transpose()?;
     let inner = choice.inner("policy", DEFAULT_POLICY)?;
     let policy = build(&inner, cache_length)?;
     if !policy.traits().compares_heads {
@@ -44,6 +41,10 @@ pub(super) fn around(choice: &PolicyRecipe, cache_length: usize, build: Construc
                     with `score_prefill = true`";
         return Err(choice.reject(Some("policy"), message, hint.to_owned()).into());
     }
+    // In a small cache, too, the smallest share has a slot beside those that are protected.
+    let is_enough = (DEFAULT_FLOOR * cache_length as f64) as usize > policy.traits().protected();
+    let needed = (policy.traits().protected() as f64 + 1.5) / cache_length as f64;
+    let floor = written.unwrap_or(if is_enough { DEFAULT_FLOOR } else { needed.min(1.0) });
     Ok(Box::new(AdaKv { inner: policy, floor }))
 }
 

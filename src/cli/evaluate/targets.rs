@@ -70,6 +70,11 @@ pub(super) fn targets(paths: &[PathBuf], bases: &[PathBuf], recipe: Option<&Path
 }
 
 impl CacheArguments {
+    /// Whether another cache is asked for than that of the recipe.
+    pub(super) fn is_asked(&self) -> bool {
+        !self.policy.is_empty() || !self.cache_length.is_empty()
+    }
+
     /// The recipes of a target, one for each cache.
     pub(super) fn recipes(&self, target: &Target, set: &[String]) -> Result<Vec<Recipe>, Error> {
         let (own, notes) = target.recipe(set)?;

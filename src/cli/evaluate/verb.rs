@@ -11,10 +11,11 @@ use super::samples::SampleArguments;
 use super::table::{self, Evaluated};
 use super::targets::{self, CacheArguments, LoadedTarget};
 use crate::cli::format::Format;
+use crate::cli::used_model::fit_chunks;
 use crate::cli::world::Joining;
 use crate::data::{Dataset, Splits};
 use crate::dist::World;
-use crate::engine::{Engine, Settings, Silent};
+use crate::engine::{Engine, Silent};
 use crate::error::Error;
 use crate::eval::{self, AnswerFile};
 use crate::model::{Model, ModelConfig};
@@ -58,10 +59,10 @@ impl Evaluate {
         // What is wrong with a recipe shall not come to light behind hours of work.
         let mut targets = Vec::new();
         for target in targets::targets(&self.paths, &self.base, self.recipe.as_deref())? {
-            let recipes = self.caches.recipes(&target, &self.set)?;
-            for recipe in &recipes {
+            let mut recipes = self.caches.recipes(&target, &self.set)?;
+            for recipe in &mut recipes {
                 self.answers.check_head(recipe)?;
-                Settings::new(&ModelConfig::load(&recipe.model)?, &recipe.kv_cache, &recipe.grad)?;
+                fit_chunks(recipe, &ModelConfig::load(&recipe.model)?, self.caches.is_asked(), &self.set)?;
             }
             targets.push((target, recipes));
         }

@@ -27,7 +27,8 @@ mod wrapper;
 
 pub(super) use family::Family;
 pub(super) use layers::{MAX_HIDDEN, dropouts, layers};
-pub(super) use rope::max_positions;
+pub(super) use rope::{TABLES, max_positions};
+pub(super) use rope_kinds::is_longrope;
 pub(super) use wrapper::{is_wrapped, own_name, unwrapped};
 
 /// The known families.

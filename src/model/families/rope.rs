@@ -10,7 +10,7 @@ use crate::model::spec::{RopeScaling, RopeSpec};
 use crate::ops::frequencies::LONGEST_SEQUENCE;
 
 /// The tables that may hold it.
-const TABLES: [&str; 2] = ["rope_parameters", "rope_scaling"];
+pub(in crate::model) const TABLES: [&str; 2] = ["rope_parameters", "rope_scaling"];
 pub(super) const MAX_POSITIONS: usize = LONGEST_SEQUENCE;
 
 /// The longest sequence that a model was made for.

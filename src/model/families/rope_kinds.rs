@@ -46,6 +46,11 @@ const KINDS: &[RopeKind] = &[
 /// Keys that any table may have.
 const SHARED_KEYS: [&str; 5] = ["rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"];
 
+/// Whether a kind of this name has its length in `max_position_embeddings`.
+pub(in crate::model) fn is_longrope(name: &str) -> bool {
+    KINDS.iter().any(|kind| kind.names.contains(&name) && kind.names.contains(&"longrope"))
+}
+
 /// What a table asks for.
 pub(super) fn scaling(table: Fields<'_>, context: &RopeContext<'_>) -> Result<RopeScaling, ConfigFault> {
     let kind = |key| kind(table, key, context.rules.aliases);
