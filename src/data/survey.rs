@@ -247,5 +247,18 @@ mod tests {
         let warnings = surveyed(&fixture, SurveyedPart::Train).unwrap().0.warnings;
         assert!(warnings[0].starts_with("no answer's end-of-turn token is trained"), "{warnings:?}");
         assert_eq!(fixture.open().unwrap().report.warnings, warnings);
+        let turns =
+            |answer: &str| format!(r#"{{"role": "user", "content": "a"}}, {{"role": "assistant", "content": "{answer}"}}"#);
+        let row = format!(r#"{{"messages": [{}, {}]}}"#, turns("<think>b</think>c"), turns("d"));
+        let mut fixture = Fixture::new(DataFormat::Messages, row);
+        let thoughtless = "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '|' ~ (m.content if loop.last else m.content.split('</think>')[-1]) \
+            ~ '<|im_end|>' }}{% endfor %}{{ '<|im_start|>assistant|' if add_generation_prompt }}";
+        fixture.recipe.chat.chat_template = Some(TemplateChoice(thoughtless.to_owned()));
+        let (survey, rows) = surveyed(&fixture, SurveyedPart::Train).unwrap();
+        let sample = rows[0].sample.as_ref().unwrap();
+        let trained: Vec<u32> =
+            sample.ids.iter().zip(&sample.is_trained).filter(|(_, trained)| **trained).map(|(&id, _)| id).collect();
+        assert_eq!(tokenizer().decode_with_special(&trained).unwrap(), "c<|im_end|>d<|im_end|>");
+        assert!(survey.warnings[0].contains("earlier messages of the assistant otherwise"), "{:?}", survey.warnings);
     }
 }

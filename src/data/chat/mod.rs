@@ -8,6 +8,7 @@ mod notes;
 mod python_filters;
 mod python_methods;
 mod python_values;
+mod rewritten;
 mod rows;
 mod scan;
 mod spans;
