@@ -11,6 +11,7 @@ mod chat;
 mod choice;
 mod data;
 mod data_paths;
+mod data_sets;
 pub(crate) mod diagnose;
 mod eval;
 mod grad;
@@ -23,6 +24,7 @@ mod plan;
 mod read;
 mod reference;
 mod resolve;
+mod sets_by_name;
 mod suggest;
 mod table;
 mod training;
@@ -90,7 +92,8 @@ impl Recipe {
             RecipeSource { path: path.to_owned(), text, overrides: overrides.to_vec(), suggest_key: suggest::suggest_key };
         let mut document = Document::parse(source)?;
         overrides::apply(&mut document)?;
-        let notes = alias::apply(&mut document)?;
+        let mut notes = alias::apply(&mut document)?;
+        notes.extend(sets_by_name::settle(&mut document)?);
         let recipe = resolve::resolve(&mut document, weights)?;
         Ok(Resolved { recipe, notes })
     }

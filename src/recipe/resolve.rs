@@ -32,8 +32,11 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checke
     let (decided, open) = without_open_keys(document);
     let reader = RecipeReader::new(&decided);
     let data = DataRecipe::read(&reader)?;
-    refuse_prompt_as_target(&reader, &data)?;
-    refuse_overlap(&reader, &data)?;
+    for data in data.each() {
+        refuse_prompt_as_target(&reader, data)?;
+        refuse_overlap(&reader, data)?;
+        head(&reader, HeadTable::read(&reader)?, data)?;
+    }
     let head = head(&reader, HeadTable::read(&reader)?, &data)?;
     let model = ModelRecipe::read(&reader)?;
     let mut train = TrainRecipe::read(&reader)?;

@@ -2,6 +2,7 @@
 
 mod aliases;
 mod contradictions;
+mod data_sets;
 mod loads;
 mod overrides;
 mod policies;

@@ -20,7 +20,7 @@ const THINK: &str = "<think>";
 const BEGINNING: usize = 256;
 
 /// An answer as the model would write it, and where the text of all has it.
-struct Answer {
+struct OwnText {
     own: String,
     at: usize,
 }
@@ -35,25 +35,22 @@ impl Boundaries<'_> {
         if role(message) != "assistant" {
             return Ok(None);
         }
-        let Some(Answer { own, at }) = self.answer(index)? else { return Ok(None) };
+        let Some(OwnText { own, at }) = self.answer(index)? else { return Ok(None) };
         let text = &self.text[at..];
         let parts = tokens(&own)?;
         let is_end = |(part, is_added): &&(Range<usize>, bool)| *is_added || is_blank(&own, part);
         let ends: Vec<_> = parts.iter().rev().take_while(is_end).map(|(part, _)| part.clone()).collect();
-        let last_added = parts.iter().rev().take_while(is_end).find(|(_, is_added)| *is_added);
-        let least = last_added.map_or(1, |(part, _)| own.len() - part.start);
-        let whole = borders(&own, text).find(|&count| count >= least && says(&text[..count], message));
-        if let Some(count) = whole {
-            return Ok(Some(at..at + count));
-        }
         let said = &own[..ends.last().map_or(own.len(), |part| part.start)];
-        let is_followed = |count: usize| begins_with_end(&text[count..], tokens);
-        for count in borders(said, text).chain([0]).filter(|&count| says(&text[..count], message)) {
+        for count in borders(said, text).chain([0]) {
             let same = |end: usize, part: &Range<usize>| {
                 own.get(part.clone()).filter(|part| text[end..].starts_with(part)).map(|part| end + part.len()).ok_or(end)
             };
             let (Ok(end) | Err(end)) = ends.iter().rev().try_fold(count, same);
-            if is_followed(count)? && is_followed(end)? {
+            let is_whole = end - count == own.len() - said.len();
+            if !says(&text[..end], message) {
+                continue;
+            }
+            if is_whole || begins_with_end(&text[count..], tokens)? && begins_with_end(&text[end..], tokens)? {
                 return Ok(Some(at..at + end));
             }
         }
@@ -61,7 +58,7 @@ impl Boundaries<'_> {
     }
 
     /// The answer `index` as it is written where it is the last message, without the generation prompt.
-    fn answer(&self, index: usize) -> Result<Option<Answer>, DataError> {
+    fn answer(&self, index: usize) -> Result<Option<OwnText>, DataError> {
         let (Some(prompt), Some(with)) = (self.rendered(index, true)?, self.rendered(index + 1, false)?) else { return Ok(None) };
         if let Some(answer) = behind(&prompt, &with, self.text) {
             return Ok(Some(answer));
@@ -92,16 +89,16 @@ impl Boundaries<'_> {
             behind_it(conversation.messages.len(), false, self.text)?,
         );
         let (Some((_, prompt)), Some((_, with)), Some((start, text))) = found else { return Ok(None) };
-        Ok(behind(&prompt, &with, &text).map(|Answer { own, at }| Answer { own, at: start + at }))
+        Ok(behind(&prompt, &with, &text).map(|OwnText { own, at }| OwnText { own, at: start + at }))
     }
 }
 
 /// What follows the prompt in the conversation that the answer ends, and where that is in the whole text.
-fn behind(prompt: &str, with: &str, text: &str) -> Option<Answer> {
+fn behind(prompt: &str, with: &str, text: &str) -> Option<OwnText> {
     with.strip_prefix(prompt)?;
     let unthinking = prompt.trim_end().strip_suffix(THINK);
     let same = [Some(prompt), unthinking].into_iter().flatten().find(|same| text.starts_with(same))?;
-    Some(Answer { own: with[same.len()..].to_owned(), at: same.len() })
+    Some(OwnText { own: with[same.len()..].to_owned(), at: same.len() })
 }
 
 /// Whether a text has what the message says: its answer, but for its thoughts, and the names of its calls. Beside calls some templates take
@@ -208,7 +205,7 @@ mod tests {
     }
 
     /// Each family's template, and what a tagged one that renders the same text in Transformers 5.3.0 says that the model writes: all but
-    /// ends of turns that it would not write.
+    /// ends of turns that it would not write, and that of an answer of which nothing else is left.
     #[test]
     fn all_answers_are_found_in_templates_that_write_earlier_ones_otherwise() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat/rewritten.json");
@@ -228,17 +225,17 @@ mod tests {
                 Ok(found) => assert_eq!(json!(found), case[2], "{family}, {name}"),
                 Err(error) => refused.push(format!("{family}, {name}: {}", error.rsplit(": ").next().unwrap_or_default())),
             }
-            // Who knows no added tokens refuses more, and finds nothing else.
+            // Who knows no added tokens refuses more, and finds nothing else, but for that end of turn.
             if let Ok(found) = trained(&template, &conversation, false) {
-                assert_eq!(json!(found), case[2], "{family}, {name}");
+                assert!(json!(found) == case[2] || name == "no-content", "{family}, {name}: {found:?}");
             }
         }
-        // The template leaves calls out; and an answer that ends in an added token cannot be told from its end of turn.
-        let hard =
-            ["olmo-2, tools", "olmo-2, calls and thoughts", "olmo-2, content beside a call", "olmo-2, end of turn in the text"];
-        let hard = hard.into_iter().chain(["gpt-oss, end of turn in the text"]);
+        // The template leaves the calls out.
         let why = "what follows changes how this message is written";
-        assert_eq!(refused, hard.map(|name| format!("{name}: {why}")).collect::<Vec<_>>());
+        assert_eq!(
+            refused,
+            ["tools", "calls and thoughts", "content beside a call"].map(|name| format!("olmo-2, {name}: {why}"))
+        );
     }
 
     #[test]
