@@ -136,7 +136,7 @@ impl AnswerArguments {
         let metrics = match (&self.metrics[..], dataset.format()) {
             ([], Some(DataFormat::LongBenchV2)) => vec![Metric::LongBenchV2],
             ([], Some(DataFormat::Ruler)) => vec![Metric::RulerAll],
-            ([], Some(DataFormat::Helmet)) => of_helmet(recipe.data.family, dataset)?,
+            ([], Some(DataFormat::Helmet)) => of_helmet(recipe.data.each().find_map(|data| data.family), dataset)?,
             ([], _) => vec![Metric::ExactMatch, Metric::F1],
             (asked, _) => asked.to_vec(),
         };
