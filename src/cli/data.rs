@@ -15,7 +15,7 @@ use crate::data::{
 use crate::error::Error;
 use crate::files;
 use crate::model::ModelConfig;
-use crate::recipe::{Recipe, ValidationSource};
+use crate::recipe::{DataRecipe, Recipe, ValidationSource};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::train;
@@ -59,7 +59,6 @@ impl LookAtData {
         train::check_max_seq_length(&recipe, &config)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
         let limits = train::limits(&config);
-        let part = self.part(&recipe)?;
         let mut dump = self.dump.as_deref().map(Dump::create).transpose()?;
         let mut shown_yet = 0;
         let has_colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -77,36 +76,56 @@ impl LookAtData {
             }
             Ok::<(), Error>(())
         };
-        let data = (&recipe.data, &recipe.head);
-        let Survey { source, counts, warnings } = survey(data, tokenizer.as_ref(), limits, (part, is_dumped), &mut take)?;
+        let mut surveys = Vec::new();
+        for data in self.looked_at(&recipe)? {
+            let part = if self.split == SplitFiles::Train { SurveyedPart::Train } else { SurveyedPart::Validation };
+            let which = (part, recipe.train.seed, is_dumped);
+            surveys.push((data, survey((data, &recipe.head), tokenizer.as_ref(), limits, which, &mut take)?));
+        }
         if let Some(dump) = dump {
             dump.finish()?;
         }
-        say(&source);
-        for warning in &warnings {
-            console::warning(warning);
-        }
-        console::result(&table(&counts).to_string())?;
-        console::result(&histogram(&counts.lengths))?;
-        let has_rows = counts.rows() > 0;
-        match counts.verdict(&source) {
-            Ok(left_out) => left_out.iter().for_each(|error| console::warning(&error.to_string())),
-            Err(error) if is_dumped && has_rows => console::warning(&error.to_string()),
-            Err(error) => return Err(error.into()),
-        }
-        Ok(())
+        surveys.into_iter().try_for_each(|(data, survey)| {
+            let set = recipe.data.sets.iter().find(|set| set.data == *data);
+            set.map_or(Ok(()), |set| console::result(&format!("data set `{}`, weight {}", set.name, set.weight)))?;
+            told(survey, is_dumped)
+        })
     }
 
-    fn part(&self, recipe: &Recipe) -> Result<SurveyedPart, Error> {
-        match (self.split, &recipe.data.validation) {
-            (SplitFiles::Train, _) => Ok(SurveyedPart::Train),
-            (SplitFiles::Validation, ValidationSource::Fraction(0.0)) => Err(Error::Usage {
-                message: "the recipe holds out no validation samples".into(),
-                hint: "set `data.validation` or `data.validation_fraction`, or leave `--split` out".into(),
-            }),
-            (SplitFiles::Validation, _) => Ok(SurveyedPart::Validation { seed: recipe.train.seed }),
+    /// The data sets of which something is in the split.
+    fn looked_at<'a>(&self, recipe: &'a Recipe) -> Result<Vec<&'a DataRecipe>, Error> {
+        let has_split =
+            |data: &&DataRecipe| self.split == SplitFiles::Train || data.validation != ValidationSource::Fraction(0.0);
+        let all: Vec<&DataRecipe> = recipe.data.each().filter(has_split).collect();
+        if !all.is_empty() {
+            return Ok(all);
         }
+        Err(Error::Usage {
+            message: "the recipe holds out no validation samples".into(),
+            hint: "set `data.validation` or `data.validation_fraction`, or leave `--split` out".into(),
+        })
     }
+}
+
+/// Says what the rows of a data set came to.
+fn told(Survey { source, counts, shared, warnings }: Survey, is_dumped: bool) -> Result<(), Error> {
+    say(&source);
+    for warning in &warnings {
+        console::warning(warning);
+    }
+    let mut table = table(&counts);
+    if shared > 0 {
+        table.row(&["held out, and trained on, too", &shared.to_string()]);
+    }
+    console::result(&table.to_string())?;
+    console::result(&histogram(&counts.lengths))?;
+    let has_rows = counts.rows() > 0;
+    match counts.verdict(&source) {
+        Ok(left_out) => left_out.iter().for_each(|error| console::warning(&error.to_string())),
+        Err(error) if is_dumped && has_rows => console::warning(&error.to_string()),
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
 }
 
 fn say(source: &DataSource) {

@@ -6,12 +6,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use signal_hook::low_level::exit;
 
 use super::finetune::Ending;
-<<<<<<< HEAD
-use super::{Arguments, Verb, device, launch, limits, panics, world};
-use crate::data;
-=======
 use super::{Arguments, Verb, command, device, launch, limits, panics, world};
->>>>>>> line-b
+use crate::data;
 use crate::error::Error;
 use crate::recipe::Weights;
 use crate::report::console;

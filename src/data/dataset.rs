@@ -1,5 +1,6 @@
 //! The samples of a split: their lengths at once, their tokens when a batch asks for them.
 
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -16,15 +17,26 @@ use super::sample_place::SamplePlace;
 use super::token_cache::Tokens;
 use super::token_file::{About, fingerprint};
 use super::windows::{Window, windows};
+use crate::files;
 use crate::recipe::DataFormat;
 
 /// Samples to train on or to validate with, in file order.
 #[derive(Clone)]
 pub struct Dataset {
-    samples: Arc<Samples>,
-    /// What is run, one by one: samples of this split, or parts of them.
-    pieces: Vec<Piece>,
+    sets: Vec<SetSamples>,
+    /// What is run, one by one: samples of this split, or parts of them, each with the number of its set.
+    pieces: Vec<(usize, Piece)>,
     lengths: Vec<usize>,
+}
+
+/// The samples of one data set, of which there may be several.
+#[derive(Clone)]
+struct SetSamples {
+    /// Where there are several.
+    name: Option<String>,
+    samples: Arc<Samples>,
+    /// The number of its first sample among those of all sets.
+    first: usize,
 }
 
 /// All samples of some files: two splits can share them.
@@ -86,7 +98,52 @@ impl Piece {
 impl Dataset {
     pub(super) fn new(samples: Arc<Samples>, pieces: Vec<Piece>) -> Self {
         let lengths = pieces.iter().map(|piece| samples.num_inputs(piece)).collect();
-        Self { samples, pieces, lengths }
+        let sets = vec![SetSamples { name: None, samples, first: 0 }];
+        Self { sets, pieces: pieces.into_iter().map(|piece| (0, piece)).collect(), lengths }
+    }
+
+    /// Data sets by their names, one behind the other; `None` of none.
+    pub(super) fn joined(named: impl Iterator<Item = (String, Self)>) -> Option<Self> {
+        let mut all = Self { sets: Vec::new(), pieces: Vec::new(), lengths: Vec::new() };
+        let mut first = 0;
+        for (number, (name, one)) in named.enumerate() {
+            for SetSamples { samples, .. } in one.sets {
+                let count = samples.tokens.file.len();
+                all.sets.push(SetSamples { name: Some(name.clone()), samples, first });
+                first += count;
+            }
+            all.pieces.extend(one.pieces.into_iter().map(|(_, piece)| (number, piece)));
+            all.lengths.extend(one.lengths);
+        }
+        (!all.is_empty()).then_some(all)
+    }
+
+    /// Each sample `copies` times, and those that are drawn, in order, once more.
+    pub(super) fn repeated(mut self, copies: usize, drawn: &[usize]) -> Self {
+        let pieces = std::mem::take(&mut self.pieces).into_iter().zip(std::mem::take(&mut self.lengths)).collect::<Vec<_>>();
+        for windows in pieces.chunk_by(|((_, a), _), ((_, b), _)| a.sample == b.sample) {
+            let copies = copies + usize::from(drawn.binary_search(&windows[0].0.1.sample).is_ok());
+            let (pieces, lengths): (Vec<_>, Vec<_>) = std::iter::repeat_n(windows, copies).flatten().cloned().unzip();
+            self.pieces.extend(pieces);
+            self.lengths.extend(lengths);
+        }
+        self
+    }
+
+    /// The data set that a sample is of, where there are several.
+    pub fn set_of(&self, sample: usize) -> Option<&str> {
+        self.sets[self.pieces.get(sample)?.0].name.as_deref()
+    }
+
+    /// How many samples have the tokens of one of another data set.
+    pub(super) fn shared_with(&self, other: &Self) -> usize {
+        let of = |data: &Self| {
+            let own = data.pieces.iter().map(|(set, piece)| (*set, piece.sample)).collect::<BTreeSet<_>>();
+            let fingerprint = |(set, sample): (usize, usize)| data.sets[set].samples.tokens.file.fingerprint(sample);
+            own.into_iter().map(fingerprint).collect::<Vec<u64>>()
+        };
+        let others: HashSet<u64> = of(other).into_iter().collect();
+        of(self).iter().filter(|fingerprint| others.contains(fingerprint)).count()
     }
 
     /// Number of samples, at least one; windows of a sample count one by one.
@@ -110,28 +167,32 @@ impl Dataset {
             return Err(self.bad_batch(&"no samples"));
         }
         let sequence = |&sample: &usize| {
-            let piece = self.piece(sample)?;
-            Ok(self.samples.encoded(piece)?.into_sequence(piece.sample))
+            let (set, piece) = self.piece(sample)?;
+            Ok(set.samples.encoded(piece)?.into_sequence(set.first + piece.sample))
         };
         Ok(Batch { sequences: samples.iter().map(sequence).collect::<Result<Vec<Sequence>, DataError>>()? })
     }
 
     /// The prompt of a sample, and its answer as text.
     pub fn question(&self, sample: usize) -> Result<Question, DataError> {
-        self.samples.question(self.piece(sample)?)
+        let (set, piece) = self.piece(sample)?;
+        let question = set.samples.question(piece)?;
+        Ok(Question { sample: question.sample + set.first as u64, ..question })
     }
 
     /// The question that follows the thoughts which were the reply to one; `None` where the reply was the answer.
     pub fn following(&self, question: &Question, thoughts: &str) -> Result<Option<Question>, DataError> {
         let Some(follow_up) = &question.follow_up else { return Ok(None) };
-        let (prompt, initial) = self.samples.encoder.follow_up(follow_up, thoughts)?;
+        let number = question.sample as usize;
+        let Some(set) = self.sets.iter().rfind(|set| set.first <= number) else { return Ok(None) };
+        let (prompt, initial) = set.samples.encoder.follow_up(follow_up, thoughts)?;
         Ok(Some(Question { prompt, initial, follow_up: None, ..question.clone() }))
     }
 
     /// What a sample is reported under, where its file says.
     pub fn groups(&self, sample: usize) -> Result<Option<SampleGroups>, DataError> {
-        let sample = self.piece(sample)?.sample;
-        Ok(self.samples.tokens.about(&self.samples.paths, sample)?.groups)
+        let (SetSamples { samples, .. }, piece) = self.piece(sample)?;
+        Ok(samples.tokens.about(&samples.paths, piece.sample)?.groups)
     }
 
     /// The first samples alone, in file order; all, where there are not as many.
@@ -141,35 +202,39 @@ impl Dataset {
         self
     }
 
-    /// The samples by their indices in the files, in order; a sample in windows stands there once.
+    /// The samples by their indices in the files, in order; a sample in windows, or with a weight, stands there once.
     pub fn samples(&self) -> Vec<usize> {
-        let mut samples: Vec<usize> = self.pieces.iter().map(|piece| piece.sample).collect();
+        let mut samples: Vec<usize> = self.pieces.iter().map(|(set, piece)| self.sets[*set].first + piece.sample).collect();
         samples.dedup();
         samples
     }
 
     /// The file which the samples come from, the first of several.
     pub fn path(&self) -> &Path {
-        self.samples.paths.first().map_or(Path::new(""), PathBuf::as_path)
+        self.sets.first().and_then(|set| set.samples.paths.first()).map_or(Path::new(""), PathBuf::as_path)
     }
 
-    /// What the files hold.
-    pub fn format(&self) -> DataFormat {
-        self.samples.format
+    /// What the files hold; `None` where the data sets differ in it.
+    pub fn format(&self) -> Option<DataFormat> {
+        let mut formats = self.sets.iter().map(|set| set.samples.format);
+        formats.next().filter(|first| formats.all(|other| other == *first))
     }
 
     /// Hash of the content of its files: a resumed run must find the same.
-    pub fn hash(&self) -> &str {
-        &self.samples.hash
+    pub fn hash(&self) -> String {
+        hash_of(&self.sets.iter().map(|set| set.samples.hash.clone()).collect::<Vec<_>>())
     }
 
     /// What is worth telling of all samples of its files.
-    pub(super) fn notes(&self) -> &ChatNotes {
-        &self.samples.tokens.notes
+    pub(super) fn notes(&self) -> ChatNotes {
+        let mut notes = ChatNotes::default();
+        self.sets.iter().for_each(|set| notes.add(set.samples.tokens.notes.clone()));
+        notes
     }
 
-    fn piece(&self, sample: usize) -> Result<&Piece, DataError> {
-        self.pieces.get(sample).ok_or_else(|| self.bad_batch(&format_args!("sample {sample}")))
+    fn piece(&self, sample: usize) -> Result<(&SetSamples, &Piece), DataError> {
+        let (set, piece) = self.pieces.get(sample).ok_or_else(|| self.bad_batch(&format_args!("sample {sample}")))?;
+        Ok((&self.sets[*set], piece))
     }
 
     fn bad_batch(&self, found: &dyn fmt::Display) -> DataError {
@@ -177,9 +242,14 @@ impl Dataset {
     }
 }
 
+/// Of several files their hashes together; that of one is its own.
+pub(super) fn hash_of(hashes: &[String]) -> String {
+    if let [hash] = hashes { hash.clone() } else { files::hash_parts(hashes) }
+}
+
 impl fmt::Debug for Dataset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dataset").field("paths", &self.samples.paths).field("len", &self.len()).finish_non_exhaustive()
+        f.debug_struct("Dataset").field("path", &self.path()).field("len", &self.len()).finish_non_exhaustive()
     }
 }
 

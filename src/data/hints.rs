@@ -31,7 +31,8 @@ impl Failure for DataError {
                 "repair them, or leave them out with `data.on_bad_row = \"drop\"`, which counts them"
             }
             Self::UnknownFormat { .. } => {
-                "set `data.format`, and where fields have other names `data.columns = { prompt = \"question\" }`"
+                "set `data.format`, and where fields have other names `data.columns = { prompt = \"question\" }`; files of several formats \
+                 are several data sets, each a table `[[data.sets]]` with a `path`"
             }
             Self::BadSource { .. } => {
                 "name a file, a folder of files (train, validation, test), a folder saved by `datasets`, or a pattern such as `data/*.jsonl`"

@@ -124,6 +124,8 @@ pub struct LoadReport {
     pub train: usize,
     /// Samples held out.
     pub validation: usize,
+    /// Of these, samples with the tokens of one to train on.
+    pub shared: usize,
     /// What may be wrong with the samples, though all could be read.
     pub warnings: Vec<String>,
 }
@@ -172,6 +174,13 @@ impl fmt::Display for LoadReport {
             writeln!(f, "{file}")?;
         }
         write!(f, "{} to train on, {} held out", self.train, self.validation)?;
+        if self.shared > 0 {
+            write!(
+                f,
+                "\nwarning: {} of those held out are trained on, too: their loss is no measure of what is new",
+                self.shared
+            )?;
+        }
         self.warnings.iter().try_for_each(|warning| write!(f, "\nwarning: {warning}"))
     }
 }
@@ -202,12 +211,12 @@ mod tests {
             format: None,
             notes: Vec::new(),
         };
-        let report = LoadReport { files: vec![file], train: 9, validation: 1, warnings: Vec::new() };
+        let report = LoadReport { files: vec![file], train: 9, validation: 1, shared: 1, warnings: Vec::new() };
         assert_eq!(
             report.to_string(),
             "`train.jsonl`: 13 rows, longest 9000 tokens, limit 4096: 10 kept, 2 dropped, 1 bad; 3 cut by 500 tokens; 1 split into 4 \
              windows; 2 with the tokens of an earlier one (tokens from the cache); 1 of the dropped have a completion that alone exceeds \
-             the limit\n9 to train on, 1 held out"
+             the limit\n9 to train on, 1 held out\nwarning: 1 of those held out are trained on, too: their loss is no measure of what is new"
         );
     }
 }

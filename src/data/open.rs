@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::bad_rows::{BadRows, Fault};
 use super::chat::ChatEncoder;
-use super::dataset::{Dataset, Limit, Piece, Samples};
+use super::dataset::{Dataset, Limit, Piece, Samples, hash_of};
 use super::encode::{EncodedSample, Encoder};
 use super::error::DataError;
 use super::example::{Example, Task};
@@ -18,14 +18,14 @@ use super::label_tokens::Classes;
 use super::load_report::{FileReport, LoadReport};
 use super::on_too_long::{Fit, fit};
 use super::rows::SplitName;
+use super::sets::{Splits, joined};
 use super::source::DataSource;
 use super::split::split;
 use super::token_cache::{self, NotWritten, Out, RowsRead, TokenRecord, TokenSource, Tokens};
 use super::token_file::{About, TokenWriter};
 use super::tokenizer::Tokenizer;
-use crate::files;
 use crate::recipe::{
-    BatchOrder, ChatRecipe, DataFormat, DataPaths, DataRecipe, HeadRecipe, InitialPart, OnTooLong, TemplateDate, ValidationSource,
+    BatchOrder, ChatRecipe, DataFormat, DataPaths, DataRecipe, HeadRecipe, InitialPart, OnTooLong, ValidationSource,
 };
 
 /// What examples of one handing-over take, about.
@@ -59,29 +59,32 @@ pub struct TokenisingProgress {
 /// Is told how far the tokenising is, several times a second.
 pub type Watch<'a> = &'a mut dyn FnMut(&TokenisingProgress);
 
-/// Opened data.
-#[derive(Debug)]
-pub struct Splits {
-    /// What is trained on.
-    pub train: Dataset,
-    /// What is held out; `None` for a fraction of 0 or a file of one sample.
-    pub validation: Option<Dataset>,
-    /// What `data.on_too_long = "drop"` has left out of the training file, as far as the model has positions; `None` where that is none.
-    pub rest: Option<Dataset>,
-    /// What was read, dropped and cut.
-    pub report: LoadReport,
-    /// What of the model's folder has decided the tokens of texts, by name and hash.
-    pub origins: BTreeMap<String, String>,
-    /// The day that a chat template was told, where it prints one and the recipe names none.
-    pub chat_template_date: Option<TemplateDate>,
-}
-
 /// Reads the recipe's files, finds the samples that fit, and splits them by `seed` where there is no validation file.
 ///
 /// `ValidationSource::Fraction(0.0)` gives all samples, in file order, to `train`. `tokenizer` may be `None` for the
 /// format `tokens` with labels given as token ids. With a rule for the `initial` part of prompts, each sequence says where it stands.
 /// `watch` hears nothing where an earlier start has left the tokens.
 pub fn open(
+    (recipe, head): (&DataRecipe, &HeadRecipe),
+    tokenizer: Option<&Tokenizer>,
+    limits: ModelLimits,
+    initial: Option<&InitialPart>,
+    seed: u64,
+    watch: Watch<'_>,
+) -> Result<Splits, DataError> {
+    let mut open_set = |recipe| open_set((recipe, head), tokenizer, limits, initial, seed, &mut *watch);
+    let mut splits = if recipe.sets.is_empty() {
+        open_set(recipe)?
+    } else {
+        let opened = recipe.sets.iter().map(|set| Ok((set, open_set(&set.data)?))).collect::<Result<Vec<_>, DataError>>()?;
+        joined(opened, recipe.chat.chat_template_date, seed)?
+    };
+    splits.report.shared = splits.validation.as_ref().map_or(0, |held_out| held_out.shared_with(&splits.train));
+    Ok(splits)
+}
+
+/// The same of one data set.
+fn open_set(
     (recipe, head): (&DataRecipe, &HeadRecipe),
     tokenizer: Option<&Tokenizer>,
     limits: ModelLimits,
@@ -107,11 +110,11 @@ pub fn open(
             (Dataset::new(samples, pieces), Some(Dataset::new(held_out, held_out_pieces)))
         }
     };
-    let mut notes = train.notes().clone();
-    notes.add(validation.as_ref().map(Dataset::notes).cloned().unwrap_or_default());
+    let mut notes = train.notes();
+    notes.add(validation.as_ref().map(Dataset::notes).unwrap_or_default());
     let (held_out, warnings) = (validation.as_ref().map_or(0, Dataset::len), opener.encoder.chat.warnings(&notes));
-    let report = LoadReport { files, train: train.len(), validation: held_out, warnings };
-    let has_texts = train.format() != DataFormat::Tokens || initial.is_some();
+    let report = LoadReport { files, train: train.len(), validation: held_out, shared: 0, warnings };
+    let has_texts = train.format() != Some(DataFormat::Tokens) || initial.is_some();
     let origins = if has_texts { opener.encoder.origins(notes.has_conversations) } else { BTreeMap::new() };
     let encoder = &opener.encoder.chat;
     let chat_template_date = if notes.has_conversations { encoder.recipe() } else { &recipe.chat }.chat_template_date;
@@ -321,11 +324,6 @@ impl Portion {
         self.examples.push(example);
         (self.bytes >= PORTION_BYTES).then(|| std::mem::take(self).examples)
     }
-}
-
-/// Of several files their hashes together; that of one is its own.
-fn hash_of(hashes: &[String]) -> String {
-    if let [hash] = hashes { hash.clone() } else { files::hash_parts(hashes) }
 }
 
 #[cfg(test)]

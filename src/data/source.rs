@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::error::DataError;
 use super::formats::detect;
 use super::rows::{self, RowSettings, SplitName};
+use super::sample_place::{LineOrRecord, SamplePlace};
 use crate::recipe::{DataFormat, DataPaths, DataRecipe};
 
 /// Files of one split, read as one.
@@ -31,6 +32,18 @@ impl DataSource {
             (format, None)
         } else {
             let detected = detect(&files, &rows)?;
+            for path in paths.paths().iter().skip(1) {
+                // The first rows say it of the first files alone.
+                let first = rows::find(std::slice::from_ref(path), split)?.files.swap_remove(0);
+                let other = detect(std::slice::from_ref(&first), &rows).ok().filter(|other| other.format != detected.format);
+                if let Some(other) = other {
+                    let place = SamplePlace { path: first.as_path().into(), at: LineOrRecord::Whole };
+                    return Err(DataError::UnknownFormat {
+                        place,
+                        found: format!("{}, but {}", other.words(), detected.words()),
+                    });
+                }
+            }
             (detected.format, Some(detected.words()))
         };
         Ok(Self { files, format, told, notes, rows })

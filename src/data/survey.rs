@@ -1,5 +1,7 @@
 //! A look at every row of the data files: what it says, which of its tokens are trained, and what becomes of it. Nothing is kept.
 
+use std::collections::HashSet;
+
 use super::error::DataError;
 use super::formats::ExampleReader;
 use super::on_too_long::{Fit, fit};
@@ -20,11 +22,8 @@ use crate::recipe::{DataPaths, DataRecipe, HeadRecipe, ValidationSource};
 pub enum SurveyedPart {
     /// All of the files to train on, from which validation samples may be drawn.
     Train,
-    /// Those held out: of files of their own, or drawn from the samples to train on by this seed.
-    Validation {
-        /// Of the run.
-        seed: u64,
-    },
+    /// Those held out: of files of their own, or drawn from the samples to train on.
+    Validation,
 }
 
 /// What was looked at.
@@ -34,12 +33,14 @@ pub struct Survey {
     pub source: DataSource,
     /// What their rows came to.
     pub counts: RowCounts,
+    /// Samples that are held out and have the tokens of one to train on.
+    pub shared: usize,
     /// What may be wrong with the samples, though all could be read.
     pub warnings: Vec<String>,
 }
 
 /// Hands over each row of some of a recipe's files, bad or not, whatever `data.on_bad_row` says. `goes_on`: also where no row can be
-/// encoded, which ends a run.
+/// encoded, which ends a run. `seed` draws the samples that are held out.
 ///
 /// # Errors
 /// Files are missing or damaged, there is no sample among the first rows, or `sink` refuses.
@@ -47,30 +48,24 @@ pub fn survey<E: From<DataError>>(
     (recipe, head): (&DataRecipe, &HeadRecipe),
     tokenizer: Option<&Tokenizer>,
     limits: ModelLimits,
-    (part, goes_on): (SurveyedPart, bool),
+    (part, seed, goes_on): (SurveyedPart, u64, bool),
     sink: &mut dyn FnMut(&SurveyedRow) -> Result<(), E>,
 ) -> Result<Survey, E> {
     let opener = Opener::new(recipe, head, tokenizer, limits)?;
     let (paths, split, drawn): (&DataPaths, _, _) = match (part, &recipe.validation) {
         (SurveyedPart::Train, _) => (&recipe.train, SplitName::Train, None),
-        (SurveyedPart::Validation { .. }, ValidationSource::File(paths)) => (paths, SplitName::Validation, None),
-        (SurveyedPart::Validation { seed }, ValidationSource::Fraction(fraction)) => {
-            (&recipe.train, SplitName::Train, Some((*fraction, seed)))
-        }
+        (SurveyedPart::Validation, ValidationSource::File(paths)) => (paths, SplitName::Validation, None),
+        (SurveyedPart::Validation, ValidationSource::Fraction(fraction)) => (&recipe.train, SplitName::Train, Some(*fraction)),
     };
     let source = DataSource::find(recipe, paths, split)?;
     let reader = opener.reader(&source)?;
+    let mut used = Vec::new();
     // The samples that are held out, in order, by their numbers among all samples.
     let drawn = match drawn {
         None => None,
-        Some((fraction, seed)) => {
-            let (mut number, mut used) = (0, Vec::new());
-            opener.each_row(&source, &reader, &mut |row| {
-                number += usize::from(row.sample.is_ok());
-                used.extend(row.sample.is_ok_and(|sample| sample.fate.is_used()).then(|| number - 1));
-                Ok::<_, DataError>(())
-            })?;
-            Some(held_out(&used, fraction, seed))
+        Some(fraction) => {
+            used = opener.used(recipe, &recipe.train, SplitName::Train)?;
+            Some(held_out(&numbers(&used), fraction, seed))
         }
     };
     let (mut counts, mut number) = (RowCounts::new(recipe.on_bad_row, opener.limit.tokens), 0);
@@ -80,16 +75,54 @@ pub fn survey<E: From<DataError>>(
         number += usize::from(is_sample);
         let is_wanted = |drawn: &Vec<usize>| is_sample && drawn.binary_search(&(number - 1)).is_ok();
         if drawn.as_ref().is_none_or(is_wanted) {
+            if drawn.is_none() {
+                used.extend(
+                    row.sample
+                        .as_ref()
+                        .ok()
+                        .filter(|sample| sample.fate.is_used())
+                        .map(|sample| (number - 1, sample.fingerprint)),
+                );
+            }
             sink(&row)?;
             counts.take(row, goes_on)?;
         }
         Ok::<(), E>(())
     })?;
     let warnings = opener.encoder.chat.warnings(&opener.encoder.chat.take_notes());
-    Ok(Survey { source, counts, warnings })
+    let (held_out, trained): (UsedSamples, UsedSamples) = match (&recipe.validation, part) {
+        (ValidationSource::Fraction(fraction), _) => {
+            let held_out = drawn.unwrap_or_else(|| held_out(&numbers(&used), *fraction, seed));
+            used.into_iter().partition(|(number, _)| held_out.binary_search(number).is_ok())
+        }
+        (ValidationSource::File(paths), SurveyedPart::Train) => (opener.used(recipe, paths, SplitName::Validation)?, used),
+        (ValidationSource::File(_), SurveyedPart::Validation) => (used, opener.used(recipe, &recipe.train, SplitName::Train)?),
+    };
+    let trained: HashSet<u64> = trained.into_iter().map(|(_, fingerprint)| fingerprint).collect();
+    let shared = held_out.iter().filter(|(_, fingerprint)| trained.contains(fingerprint)).count();
+    Ok(Survey { source, counts, shared, warnings })
+}
+
+/// Samples that are used, by their numbers among all samples, with the fingerprints of their tokens.
+type UsedSamples = Vec<(usize, u64)>;
+
+fn numbers(used: &UsedSamples) -> Vec<usize> {
+    used.iter().map(|(number, _)| *number).collect()
 }
 
 impl Opener<'_> {
+    fn used(&self, recipe: &DataRecipe, paths: &DataPaths, split: SplitName) -> Result<UsedSamples, DataError> {
+        let source = DataSource::find(recipe, paths, split)?;
+        let (mut number, mut used) = (0, Vec::new());
+        self.each_row(&source, &self.reader(&source)?, &mut |row| {
+            let Ok(sample) = row.sample else { return Ok(()) };
+            used.extend(sample.fate.is_used().then_some((number, sample.fingerprint)));
+            number += 1;
+            Ok::<_, DataError>(())
+        })?;
+        Ok(used)
+    }
+
     fn each_row<E: From<DataError>>(
         &self,
         source: &DataSource,
@@ -151,7 +184,7 @@ mod tests {
             });
             Ok::<(), DataError>(())
         };
-        let survey = survey((&fixture.recipe, &fixture.head), Some(&tokenizer()), LIMITS, (part, false), &mut sink)?;
+        let survey = survey((&fixture.recipe, &fixture.head), Some(&tokenizer()), LIMITS, (part, 1, false), &mut sink)?;
         Ok((survey, rows))
     }
 
@@ -231,7 +264,7 @@ mod tests {
         fixture.recipe.on_bad_row = OnBadRow::Drop;
         fixture.recipe.validation = ValidationSource::Fraction(0.3);
         let validation = fixture.open().unwrap().validation.unwrap();
-        let (survey, rows) = surveyed(&fixture, SurveyedPart::Validation { seed: 1 }).unwrap();
+        let (survey, rows) = surveyed(&fixture, SurveyedPart::Validation).unwrap();
         assert!(validation.len() == 4 && survey.counts.used() == 4 && survey.counts.rows() == 4);
         for (index, row) in rows.into_iter().enumerate() {
             let mut ids = row.sample.unwrap().ids;
@@ -247,5 +280,18 @@ mod tests {
         let warnings = surveyed(&fixture, SurveyedPart::Train).unwrap().0.warnings;
         assert!(warnings[0].starts_with("no answer's end-of-turn token is trained"), "{warnings:?}");
         assert_eq!(fixture.open().unwrap().report.warnings, warnings);
+        let turns =
+            |answer: &str| format!(r#"{{"role": "user", "content": "a"}}, {{"role": "assistant", "content": "{answer}"}}"#);
+        let row = format!(r#"{{"messages": [{}, {}]}}"#, turns("<think>b</think>c"), turns("d"));
+        let mut fixture = Fixture::new(DataFormat::Messages, row);
+        let thoughtless = "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '|' ~ (m.content if loop.last else m.content.split('</think>')[-1]) \
+            ~ '<|im_end|>' }}{% endfor %}{{ '<|im_start|>assistant|' if add_generation_prompt }}";
+        fixture.recipe.chat.chat_template = Some(TemplateChoice(thoughtless.to_owned()));
+        let (survey, rows) = surveyed(&fixture, SurveyedPart::Train).unwrap();
+        let sample = rows[0].sample.as_ref().unwrap();
+        let trained: Vec<u32> =
+            sample.ids.iter().zip(&sample.is_trained).filter(|(_, trained)| **trained).map(|(&id, _)| id).collect();
+        assert_eq!(tokenizer().decode_with_special(&trained).unwrap(), "c<|im_end|>d<|im_end|>");
+        assert!(survey.warnings[0].contains("earlier messages of the assistant otherwise"), "{:?}", survey.warnings);
     }
 }

@@ -1,5 +1,7 @@
 //! Runs a dataset forward and sums up: every target weighs the same, whatever its batch.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::EvalError;
@@ -46,6 +48,9 @@ pub struct Scores {
     pub overall: Score,
     /// By powers of two of the length; empty buckets are left out.
     pub by_length: Vec<Bucket>,
+    /// By the names of the data sets, where there are several.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub by_set: BTreeMap<String, Score>,
     /// Accuracy as `LongBench` v2 reports it, of samples with a class whose data say what they are reported under.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longbench_v2: Option<LongBenchV2>,
@@ -118,10 +123,13 @@ pub fn score(
     let own: Result<Vec<(usize, Vec<ScoredSequence>)>, EvalError> = own.into_iter().map(&mut losses).collect();
     let mut all = world.agree("validating", own, EvalError::is_given_up)?.concat();
     all.sort_by_key(|(index, _)| *index);
-    let mut scores = Scores { overall: Score::default(), by_length: Vec::new(), longbench_v2: None };
+    let mut scores = Scores { overall: Score::default(), by_length: Vec::new(), by_set: BTreeMap::new(), longbench_v2: None };
     for (samples, (_, losses)) in batches.iter().zip(all) {
         for (ScoredSequence { tokens, has_class, loss }, &sample) in losses.into_iter().zip(samples) {
             scores.add(tokens, loss);
+            if let Some(name) = dataset.set_of(sample) {
+                scores.by_set.entry(name.to_owned()).or_default().add(loss, tokens);
+            }
             if let (true, Some(groups)) = (has_class, dataset.groups(sample)?) {
                 scores.longbench_v2.get_or_insert_with(LongBenchV2::default).add_credit(groups.by(), loss.correct as f64);
             }

@@ -39,10 +39,12 @@ fn without_places(recipe: &Recipe, base_model: &str) -> Recipe {
     let mut shown = recipe.clone();
     shown.model.path = base_model.into();
     shown.model.adapter = shown.model.adapter.as_ref().map(name);
-    shown.data.train = shown.data.train.named_by(name);
-    if let ValidationSource::File(paths) = &shown.data.validation {
-        shown.data.validation = ValidationSource::File(paths.named_by(name));
-    }
+    shown.data.change(&|data| {
+        data.train = data.train.named_by(name);
+        if let ValidationSource::File(paths) = &data.validation {
+            data.validation = ValidationSource::File(paths.named_by(name));
+        }
+    });
     (shown.output_dir, shown.grad.scratch_dir) = (None, None);
     shown
 }

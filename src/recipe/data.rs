@@ -6,6 +6,7 @@ use std::fmt;
 pub use super::benchmark::{HelmetFamily, LongBenchPrompt};
 use super::chat::ChatRecipe;
 pub use super::data_paths::DataPaths;
+use super::data_sets::NamedSet;
 pub use super::of_format::FormatContradiction;
 use super::table::{either, table};
 use super::value::{COUNT, KeyRule, PART};
@@ -44,6 +45,9 @@ table! {
         #[also("data.path", "data.train_file")]
         #[required("the file of training examples")]
         pub train: DataPaths,
+        /// Several data sets, each a table `[[data.sets]]` with `path`, and as it likes `name`, `weight`, `validation` or `validation_fraction`,
+        /// and other keys of this table, which are defaults for it; instead of `train` and `validation`.
+        pub sets: Vec<DataSet> = Vec::new(),
         /// Where the validation samples come from.
         pub validation: ValidationSource = ValidationSource::Fraction(0.1),
         /// Tokens of the longest sequence.
@@ -102,6 +106,7 @@ impl DataRecipe {
         Self {
             format: None,
             train,
+            sets: Vec::new(),
             validation: ValidationSource::Fraction(0.0),
             max_seq_length: None,
             on_too_long: OnTooLong::Error,
@@ -116,6 +121,23 @@ impl DataRecipe {
             max_line_bytes: 64 << 20,
             chat: ChatRecipe::default(),
         }
+    }
+}
+
+/// A data set by its name.
+pub type DataSet = NamedSet<DataRecipe>;
+
+impl DataRecipe {
+    /// What is said of each data set; itself, where there are no several.
+    pub fn each(&self) -> impl Iterator<Item = &Self> {
+        let itself = self.sets.is_empty().then_some(self);
+        itself.into_iter().chain(self.sets.iter().map(|set| &set.data))
+    }
+
+    /// Changes what is said of all data sets.
+    pub fn change(&mut self, change: &dyn Fn(&mut Self)) {
+        change(self);
+        self.sets.iter_mut().for_each(|set| change(&mut set.data));
     }
 }
 

@@ -10,6 +10,7 @@ use toml::Value;
 use super::alias;
 use super::diagnose::{Checked, RecipeError, RecipeLocation};
 use super::plan::{Recipe, tables};
+use super::refusals::Refusals;
 use super::suggest::ADVICE;
 use super::table::dotted;
 use super::tree::{Document, Node, RecipeSource, Spot};
@@ -19,8 +20,6 @@ use crate::units::{abridged, quoted};
 
 /// Why keys that begin so are not carried over.
 const REASONS: &[(&str, &str)] = &[
-    ("load_in_", "weights are not quantised"),
-    ("fp16", "f16 is not computed: `model.dtype` is `bf16` or `f32`"),
     ("template", "the model's own chat template is used; `data.chat_template` names another"),
     ("chat_template", "the model's own chat template is used; `data.chat_template` names a file"),
     ("type", "a recipe has one `data.format`, which is told from the rows if it is not written"),
@@ -28,7 +27,6 @@ const REASONS: &[(&str, &str)] = &[
     ("trust_remote_code", "a model's own code is never run"),
     ("wandb_", "every run writes `metrics.jsonl` and TensorBoard events"),
     ("deepspeed", "several ranks are started by `kvtune launch`; `train.offload` spares the memory of a GPU"),
-    ("flash_att", "attention is chosen by the device"),
     ("evals_per_epoch", "`eval.interval` counts steps"),
     ("saves_per_epoch", "`checkpoint.save_interval` counts steps"),
     ("pad_to_sequence_len", "nothing is computed for pads"),
@@ -57,7 +55,8 @@ impl Recipe {
 }
 
 fn refused(path: &Path, message: String, hint: &str) -> RecipeError {
-    RecipeError { message, place: Box::new(RecipeLocation::File(path.to_owned())), hint: Some(hint.to_owned()) }
+    let place = Box::new(RecipeLocation::File(path.to_owned()));
+    RecipeError { place, hint: Some(hint.to_owned()), ..RecipeError::plain(message) }
 }
 
 /// The keys of a YAML file, which may be small and flat: what is deeper, or refers to itself again and again, is no configuration.
@@ -118,8 +117,7 @@ impl Import {
                 self.leave(key, value, "weights are not quantised; the adapter is LoRA");
             }
             ("finetuning_type", "full") => self.put("train.weights", "all"),
-            ("lora_target_linear", "true") => self.put("lora.target_modules", "all-linear"),
-            ("bf16", "true" | "auto") => self.put("model.dtype", "bf16"),
+            ("bf16", "auto") => self.put("model.dtype", "bf16"),
             ("stage", "pt") => self.put("data.format", "text"),
             ("mask_history", "true") => self.put("data.train_on", "last"),
             ("chat_template", _) if !is_empty(value) => self.leave(key, value, reason(key)),
@@ -256,7 +254,9 @@ impl Import {
 fn known(key: &str, value: &Value) -> Option<Checked<Vec<(String, Value)>>> {
     let mut document = Document { source: Arc::new(RecipeSource::default()), root: Node::table() };
     document.root.put(key, Spot::Code, value.clone().into());
-    if let Err(error) = alias::apply(&mut document) {
+    let mut refusals = Refusals::default();
+    let notes = alias::apply(&mut document, &mut refusals);
+    if let Some(error) = refusals.into_first() {
         return Some(Err(error));
     }
     let reader = RecipeReader::new(&document);
@@ -266,7 +266,10 @@ fn known(key: &str, value: &Value) -> Option<Checked<Vec<(String, Value)>>> {
         let value = document.root.entry(&name)?.node.to_value();
         Some((key.check)(&reader, &name, &key.text).map(|()| (name, value)))
     });
-    found.collect::<Checked<Vec<_>>>().map(|found| Some(found).filter(|found| !found.is_empty())).transpose()
+    match found.collect::<Checked<Vec<_>>>() {
+        Ok(found) if found.is_empty() => notes.into_iter().next().map(|note| Err(RecipeError::plain(note))),
+        found => Some(found),
+    }
 }
 
 fn reason(key: &str) -> &'static str {

@@ -12,6 +12,7 @@ mod check_keys;
 mod choice;
 mod data;
 mod data_paths;
+mod data_sets;
 pub(crate) mod diagnose;
 mod eval;
 mod foreign;
@@ -29,6 +30,7 @@ mod reference;
 mod refusals;
 mod resolve;
 mod schema;
+mod sets_by_name;
 mod suggest;
 mod table;
 mod training;
@@ -95,7 +97,8 @@ impl Recipe {
         let source = RecipeSource { path, text, overrides, suggest_key };
         let (mut document, mut refusals) = (Document::parse(source)?, Refusals::default());
         overrides::apply(&mut document, &mut refusals);
-        let notes = alias::apply(&mut document, &mut refusals);
+        let mut notes = alias::apply(&mut document, &mut refusals);
+        notes.extend(sets_by_name::settle(&mut document, &mut refusals));
         let recipe = resolve::resolve(&mut document, weights, &mut refusals);
         refusals.or_recipe(recipe).map(|recipe| Resolved { recipe, notes })
     }

@@ -46,8 +46,11 @@ impl Recipe {
             (T::NAME, table.entries())
         }
         let model = [Some(section(&self.model)), self.lora.as_ref().map(section)];
+        let mut data = section(&self.data);
+        // The sets have them.
+        data.1.retain(|(key, _)| key != "train" || self.data.sets.is_empty());
         let rest = [
-            section(&self.data),
+            data,
             section(&self.head.to_table()),
             section(&self.kv_cache),
             (GradRecipe::NAME, self.grad.written()),

@@ -64,6 +64,11 @@ impl Refusals {
         }
     }
 
+    /// What was found first.
+    pub(super) fn into_first(self) -> Option<RecipeError> {
+        self.found.into_iter().next()
+    }
+
     /// The recipe, if nothing is wrong with it; else the errors in the order in which a reader meets them.
     pub(super) fn or_recipe(mut self, resolved: Checked<Recipe>) -> Checked<Recipe> {
         // Where something was found, what does not resolve comes from that.

@@ -44,9 +44,13 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals:
     let (decided, open) = without_open_keys(document);
     let reader = RecipeReader::new(&decided);
     let data = DataRecipe::read(&reader)?;
-    refusals.weigh(&["data"], refuse_prompt_as_target(&reader, &data));
-    refusals.weigh(&["data"], refuse_overlap(&reader, &data));
-    let head = refusals.weigh(&["data", "head"], head(&reader, HeadTable::read(&reader)?, &data));
+    for data in data.each() {
+        refusals.weigh(&["data"], refuse_prompt_as_target(&reader, data));
+        refusals.weigh(&["data"], refuse_overlap(&reader, data));
+    }
+    // Each set has to have what the head asks for; what they all have in common decides what it is.
+    let heads = data.each().chain([&data]).map(|data| head(&reader, HeadTable::read(&reader)?, data));
+    let head = refusals.weigh(&["data", "head"], heads.collect::<Checked<Vec<_>>>()).and_then(|mut heads| heads.pop());
     let head = head.unwrap_or_else(|| {
         refusals.doubt("head");
         HeadRecipe::NextToken

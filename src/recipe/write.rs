@@ -87,6 +87,7 @@ fn may_change(key: &str) -> bool {
         && (matches!(table, "log" | "checkpoint" | "grad")
             // Where the model and the data lie: their content is compared with what the run began with.
             || matches!(key, "model.path" | "model.revision" | "data.train" | "data.validation")
+            || key.starts_with("data.sets.") && matches!(key.rsplit('.').next(), Some("train" | "validation"))
             || matches!(key, "train.epochs" | "train.max_steps" | "kv_cache.cpu_offload")
             || matches!(key, "train.on_non_finite" | "train.max_skipped_steps" | "train.max_loss"))
 }

@@ -45,6 +45,9 @@ pub struct StepMetrics {
     /// Validation accuracy.
     #[serde(default, deserialize_with = "or_nan", skip_serializing_if = "Option::is_none")]
     pub eval_accuracy: Option<f64>,
+    /// Validation loss by data set, where there are several.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub eval_loss_by_set: BTreeMap<String, f64>,
     /// Means over the answers of a validation, by metric.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub eval_answers: BTreeMap<String, f64>,

@@ -1,5 +1,6 @@
 //! `summary.md`: a run on one page.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::ReportError;
@@ -32,6 +33,8 @@ pub struct RunSummary {
     pub train_loss: Option<(f64, f64)>,
     /// Validation loss: first and last known.
     pub eval_loss: Option<(f64, f64)>,
+    /// The last validation loss by data set, where there are several.
+    pub eval_loss_by_set: BTreeMap<String, f64>,
     /// Best value of the watched metric, and its step.
     pub best: Option<(String, f64, u64)>,
     /// Duration of this start.
@@ -58,6 +61,9 @@ impl RunSummary {
         }
         if let Some((first, last)) = self.eval_loss {
             add("validation loss, first and last", format!("{first:.4} → {last:.4}"));
+        }
+        for (name, loss) in &self.eval_loss_by_set {
+            add(&format!("validation loss of {name}, last"), format!("{loss:.4}"));
         }
         if let Some((metric, value, step)) = &self.best {
             add(&format!("best {metric}"), format!("{value:.4} (step {step})"));

@@ -120,7 +120,8 @@ fn summaries(m: &StepMetrics) -> Vec<Summary> {
     ];
     let known = scalars.into_iter().filter_map(|(tag, value)| Some(scalar(tag, value? as f32)));
     let answers = m.eval_answers.iter().map(|(metric, mean)| scalar(&format!("eval/{metric}"), *mean as f32));
-    known.chain(answers).collect()
+    let by_set = m.eval_loss_by_set.iter().map(|(name, loss)| scalar(&format!("eval/loss/{name}"), *loss as f32));
+    known.chain(answers).chain(by_set).collect()
 }
 
 /// A text, as TensorBoard's plugin for texts reads it.

@@ -7,9 +7,10 @@ use super::run_dir::newest;
 use super::saved_split::SavedSplit;
 use super::sealed_recipe::{check_recipe, write_recipe};
 use super::watch::RunWatch;
-use super::{Ended, Outcome, RESOLVED_RECIPE, RunRanks, Start, TrainError, Trainer, build};
+use super::{Ended, Outcome, RESOLVED_RECIPE, RunRanks, RunSchedule, Start, TrainError, Trainer, build};
 use crate::checkpoint::{self, CheckpointError, FINAL, SaveKind};
 use crate::files::{ReadLock, RunLock};
+use crate::optim::learning_rate;
 use crate::recipe::{GradRecipe, Recipe, Weights};
 use crate::report::console;
 
@@ -92,8 +93,8 @@ pub fn resume_or_run(recipe: &Recipe, dir: &Path, how: Start<'_>) -> Result<Ende
             let single_tokens_for_targets = recipe.grad.single_tokens_for_targets;
             recipe.grad = GradRecipe { single_tokens_for_targets, ..began.grad.clone() };
         }
-        let date = &mut recipe.data.chat.chat_template_date;
-        *date = date.or(began.data.chat.chat_template_date);
+        let first_day = began.data.chat.chat_template_date;
+        recipe.data.change(&|data| data.chat.chat_template_date = data.chat.chat_template_date.or(first_day));
         Ok(recipe)
     };
     resume_as(dir, None, as_asked, how)
@@ -143,6 +144,9 @@ fn resume_as(
         console::note(&format!("moved the later checkpoints to `{}`", aside.display()));
     }
     console::note(&format!("resuming after step {} from `{}`", trainer.step(), start.display()));
+    if let Some(warning) = stretched(&trainer, &began) {
+        console::warning(&warning);
+    }
     how.interrupt.watch_for_stops().map_err(TrainError::Signals)?;
     let step = trainer.step();
     let mut watch = RunWatch::begin(&mut trainer, Some(step), how.interrupt)?;
@@ -153,6 +157,23 @@ fn resume_as(
         watch.saved(trainer.save(due)?);
     }
     go_on(&mut trainer, &mut watch)
+}
+
+/// What becomes of the learning rate where the run is longer or shorter than it was to be.
+fn stretched(trainer: &Trainer, began: &Recipe) -> Option<String> {
+    let (step, optimizer) = (trainer.step(), &trainer.recipe.optimizer);
+    let (before, after) = (RunSchedule::new(began, trainer.data.train.lengths()).num_steps(), trainer.schedule.num_steps());
+    let (last, next) = (learning_rate(optimizer, step.checked_sub(1)?, before), learning_rate(optimizer, step, after));
+    // Behind its end a schedule has no plan.
+    let planned = if step < before { learning_rate(optimizer, step, before) } else { last };
+    (step < after && (next - planned).abs() > 0.01 * planned).then(|| {
+        format!(
+            "the {} schedule has {after} steps now, and had {before}: the learning rate is {last:.1e} at step {step} and {next:.1e} at step {}. \
+             To go on at a low rate, begin a new run from `{FINAL}` with a smaller `optimizer.learning_rate`",
+            optimizer.schedule,
+            step + 1
+        )
+    })
 }
 
 /// What the run has written beside its checkpoints must fit the one that was loaded. What an earlier version wrote can't be checked.

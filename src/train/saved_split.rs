@@ -36,7 +36,7 @@ impl SavedSamples {
     fn of(data: &Dataset) -> Self {
         let samples = data.samples();
         let neighbours = samples.chunk_by(|a, b| a + 1 == *b).map(|run| (run[0], run[0] + run.len()));
-        Self { file: data.path().display().to_string(), hash: data.hash().to_owned(), samples: neighbours.collect() }
+        Self { file: data.path().display().to_string(), hash: data.hash(), samples: neighbours.collect() }
     }
 
     /// Fails where the content of the file, or what is made of it, is another.

@@ -54,7 +54,7 @@ impl Trainer {
         let validation = self.data.validation.as_ref();
         for (hash, data) in [(Some(&state.data_hash), Some(&self.data.train)), (state.validation_hash.as_ref(), validation)] {
             if let Some(data) = data
-                && hash.is_none_or(|hash| hash != data.hash())
+                && hash.is_none_or(|hash| *hash != data.hash())
             {
                 return Err(TrainError::OtherData { path: data.path().to_owned() });
             }
@@ -96,8 +96,8 @@ impl Trainer {
         state.unchecked_metrics = self.unchecked_metrics;
         state.settings = Some(self.recipe.fixed_settings());
         state.model_hash.clone_from(&self.model_hash);
-        self.data.train.hash().clone_into(&mut state.data_hash);
-        state.validation_hash = self.data.validation.as_ref().map(|data| data.hash().to_owned());
+        state.data_hash = self.data.train.hash();
+        state.validation_hash = self.data.validation.as_ref().map(Dataset::hash);
         let validation = self.data.validation.as_ref().map_or(0, Dataset::len);
         state.samples = Some(SampleCounts { train: self.data.train.len(), validation });
         let base_model = self.recipe.model.path.display().to_string();

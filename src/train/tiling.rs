@@ -185,7 +185,7 @@ pub fn settled_with_data(
     machine: Machine,
     opened: impl FnOnce(&Splits),
 ) -> Result<ResolvedRun, TrainError> {
-    if recipe.data.prompt == Some(LongBenchPrompt::UpstreamCot) {
+    if recipe.data.each().any(|data| data.prompt == Some(LongBenchPrompt::UpstreamCot)) {
         return Err(TrainError::NothingToTrain);
     }
     let engine_of = |recipe: &Recipe| build::engine(recipe, config, tokenizer, run);

@@ -1,5 +1,6 @@
 //! Connects the engine's events and the loop's figures to what people read.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -27,6 +28,8 @@ pub(super) struct RunWatch {
     began: Instant,
     train_loss: Option<(f64, f64)>,
     eval_loss: Option<(f64, f64)>,
+    /// The last validation loss by data set, where there are several.
+    eval_loss_by_set: BTreeMap<String, f64>,
     /// Whether it was said that memory is not pinned.
     said_not_pinned: bool,
     /// The line of a step that was made, and whose validation is still to be made.
@@ -80,6 +83,7 @@ impl RunWatch {
             began: Instant::now(),
             train_loss: None,
             eval_loss: None,
+            eval_loss_by_set: BTreeMap::new(),
             said_not_pinned: false,
             unvalidated,
             interrupt: interrupt.clone(),
@@ -115,6 +119,8 @@ impl RunWatch {
     pub(super) fn stepped(&mut self, mut metrics: StepMetrics, validation: Option<&Validation>) -> Result<(), TrainError> {
         metrics.eval_loss = validation.map(|v| v.scores.overall.loss);
         metrics.eval_accuracy = validation.map(|v| v.scores.overall.accuracy);
+        let by_set = validation.into_iter().flat_map(|v| &v.scores.by_set);
+        metrics.eval_loss_by_set = by_set.map(|(name, score)| (name.clone(), score.loss)).collect();
         let answers = validation.and_then(|v| v.answers.as_ref());
         metrics.eval_answers = answers.map(|(scores, _)| scores.means.clone()).unwrap_or_default();
         self.note_losses(&metrics);
@@ -146,6 +152,9 @@ impl RunWatch {
         let first_and = |old: Option<(f64, f64)>, new: Option<f64>| new.map_or(old, |n| Some((old.map_or(n, |o| o.0), n)));
         self.train_loss = first_and(self.train_loss, metrics.loss);
         self.eval_loss = first_and(self.eval_loss, metrics.eval_loss);
+        if metrics.eval_loss.is_some() {
+            self.eval_loss_by_set.clone_from(&metrics.eval_loss_by_set);
+        }
     }
 
     /// A checkpoint is on disk; the rank that has written it says so.
@@ -166,6 +175,7 @@ impl RunWatch {
             tokens: trainer.total_tokens(),
             train_loss: self.train_loss,
             eval_loss: self.eval_loss,
+            eval_loss_by_set: self.eval_loss_by_set.clone(),
             best: trainer.best.as_ref().map(|b| (b.metric.clone(), b.value, b.step)),
             seconds: self.began.elapsed().as_secs_f64(),
             peak_memory: peak_resident().0,

@@ -61,6 +61,34 @@ fn every_row_is_counted() {
 }
 
 #[test]
+fn data_sets_are_counted_by_their_names() {
+    let place = place();
+    let row = |index: usize| format!("{{\"text\": \"the cache {index}\"}}\n");
+    place.write("books.jsonl", (0..6).map(row).collect::<String>());
+    place.write("held-out.jsonl", (4..7).map(row).collect::<String>());
+    place.edit_recipe("train = \"texts.jsonl\"", "on_bad_row = \"drop\"\non_too_long = \"drop\"");
+    place.edit_recipe(
+        "validation_fraction = 0\n",
+        "validation_fraction = 0\n[[data.sets]]\npath = \"texts.jsonl\"\n[[data.sets]]\n\
+        path = \"books.jsonl\"\nvalidation = \"held-out.jsonl\"\nweight = 1.5\n",
+    );
+    let said = look(&place, &[]).done().out;
+    assert!(said.contains("data set `texts`, weight 1\n") && said.contains("data set `books`, weight 1.5\n"), "{said}");
+    assert_eq!(said.matches("| held out, and trained on, too ").count(), 1, "{said}");
+    assert!(said.contains("| held out, and trained on, too     |     2 |"), "{said}");
+    let held_out = look(&place, &["--split", "validation"]).done().out;
+    assert!(held_out.contains("| used whole                        |     3 |") && !held_out.contains("texts"), "{held_out}");
+    std::fs::copy(
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model-qwen2/model.safetensors"),
+        place.path("model/model.safetensors"),
+    )
+    .unwrap();
+    let checked = place.check(&[]).done().out;
+    assert!(checked.contains("data set `books`: 6 to train on × 1.5 = 9 an epoch, 3 held out"), "{checked}");
+    assert!(checked.contains("11 to train on, 3 held out\nwarning: 2 of those held out are trained on, too"), "{checked}");
+}
+
+#[test]
 fn a_row_that_would_stop_the_run_is_an_error() {
     assert_snapshot!(look(&place(), &["--set", "data.on_too_long=drop"]).refused(3), @r#"
     error: `<dir>/texts.jsonl:2`: field `completion` is missing

@@ -223,6 +223,12 @@ fn surveyed(path: &Path) -> Result<(), Error> {
     let recipe = Recipe::parse(text, Path::new("recipe"), &[])?.recipe;
     let tokenizer = Tokenizer::load(&PathBuf::from(FIXTURES).join("model-qwen2"))?;
     let limits = ModelLimits { vocab_size: 512, max_positions: 4096, most_positions: 4096 };
-    survey::<DataError>((&recipe.data, &recipe.head), Some(&tokenizer), limits, (SurveyedPart::Train, false), &mut |_| Ok(()))?;
+    survey::<DataError>(
+        (&recipe.data, &recipe.head),
+        Some(&tokenizer),
+        limits,
+        (SurveyedPart::Train, 1, false),
+        &mut |_| Ok(()),
+    )?;
     Ok(())
 }

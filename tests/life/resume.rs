@@ -237,7 +237,8 @@ fn a_longer_run_is_the_one_that_was_longer_from_the_start() {
     for name in names(&dir).iter().filter(|name| name.starts_with("step-")) {
         fs::remove_dir_all(dir.join(name)).unwrap();
     }
-    workshop.resume("", "run", &["--set", "train.max_steps=6"]).with(0);
+    let said = workshop.resume("", "run", &["--set", "train.max_steps=6"]).with(0);
+    assert!(!said.contains("schedule"), "a constant rate stays: {said}");
     let found = workshop.left("run");
     assert_eq!(found.metrics, long.metrics);
     for name in found.files.keys() {
@@ -246,6 +247,53 @@ fn a_longer_run_is_the_one_that_was_longer_from_the_start() {
     assert_eq!(workshop.checkpoints("run"), ["best", "final", "step-000005", "step-000006"]);
     // Written down, so that a further resume asks for six steps, too.
     assert!(workshop.resume("", "run", &[]).with(0).contains("the recipe asks for 6"));
+}
+
+#[test]
+fn a_schedule_that_is_stretched_is_told() {
+    let workshop = two_steps();
+    workshop.resume("", "run", &["--set", "train.max_steps=4"]).with(0);
+    let said = workshop.resume("", "run", &["--set", "train.max_steps=8"]).with(0);
+    let told = said.lines().find(|line| line.contains("schedule")).unwrap_or_default();
+    assert!(
+        told.starts_with("warning: the cosine schedule has 8 steps now, and had 4: the learning rate is 2.5e-3 at step 4 and "),
+        "{said}"
+    );
+    let metrics = workshop.left("run").metrics;
+    let rates: Vec<f64> = metrics.iter().filter_map(|line| line["learning_rate"].as_f64()).collect();
+    assert!(told.contains(&format!("{:.1e} at step 5", rates[4])), "{told}: {rates:?}");
+}
+
+/// Data sets of other weights are mixed, validated by their names, and a resume goes on to the bit.
+#[test]
+fn several_data_sets_to_the_bit() {
+    let workshop = workshop();
+    let text = fs::read_to_string(workshop.path("recipe.toml")).unwrap();
+    let rows = fs::read_to_string(workshop.path("train.jsonl")).unwrap();
+    let (first, second) = rows.split_at(rows.match_indices('\n').nth(2).unwrap().0 + 1);
+    fs::write(workshop.path("one.jsonl"), first).unwrap();
+    fs::write(workshop.path("two.jsonl"), second).unwrap();
+    let text = text.replace("train = \"train.jsonl\"\nvalidation = \"validation.jsonl\"\n", "");
+    let sets = "[[data.sets]]\npath = \"one.jsonl\"\nvalidation = \"validation.jsonl\"\nweight = 2.34\n\
+                [[data.sets]]\npath = \"two.jsonl\"\nname = \"other\"\nvalidation_fraction = 0.2\nweight = 0.5\n";
+    fs::write(workshop.path("recipe.toml"), format!("{text}{sets}")).unwrap();
+    let set = ["train.max_steps=6", "eval.interval=2"];
+    let whole = workshop.finished("whole", &set);
+    workshop.finetune("run.step=kill:4", "run", &set);
+    // Where the files lie may change.
+    fs::create_dir(workshop.path("moved")).unwrap();
+    fs::rename(workshop.path("one.jsonl"), workshop.path("moved/one.jsonl")).unwrap();
+    let moved = format!("data.sets.one.path={}", workshop.path("moved/one.jsonl").display());
+    workshop.resume("", "run", &["--set", &moved]).with(0);
+    let found = workshop.left("run");
+    assert_eq!(found.metrics, whole.metrics);
+    assert!(found.files.iter().filter(|(name, _)| !name.contains("recipe")).all(|(name, file)| whole.files[name] == *file));
+    let by_set = &found.metrics.last().unwrap()["eval_loss_by_set"];
+    assert!(by_set["one"].is_f64() && by_set["other"].is_f64(), "{by_set}");
+    let summary = fs::read_to_string(workshop.path("run/summary.md")).unwrap();
+    assert!(summary.contains("validation loss of one, last") && summary.contains("validation loss of other, last"), "{summary}");
+    let said = workshop.resume("", "run", &["--set", "data.sets.one.weight=1"]).with(2);
+    assert!(said.contains("data.sets.one.weight"), "{said}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod aliases;
 mod all_errors;
 mod contradictions;
+mod data_sets;
 mod import;
 mod loads;
 mod overrides;

@@ -125,6 +125,7 @@ prop_compose! {
         DataRecipe {
             format,
             train,
+            sets: Vec::new(),
             validation,
             max_seq_length,
             on_too_long,

@@ -134,9 +134,9 @@ impl AnswerArguments {
         let sampling = SamplingRules { do_sample: false, ..own.sampling };
         let rules = self.rules.over(GenerationRules { sampling, max_new_tokens: None, max_length: None, ..own })?;
         let metrics = match (&self.metrics[..], dataset.format()) {
-            ([], DataFormat::LongBenchV2) => vec![Metric::LongBenchV2],
-            ([], DataFormat::Ruler) => vec![Metric::RulerAll],
-            ([], DataFormat::Helmet) => of_helmet(recipe.data.family, dataset)?,
+            ([], Some(DataFormat::LongBenchV2)) => vec![Metric::LongBenchV2],
+            ([], Some(DataFormat::Ruler)) => vec![Metric::RulerAll],
+            ([], Some(DataFormat::Helmet)) => of_helmet(recipe.data.each().find_map(|data| data.family), dataset)?,
             ([], _) => vec![Metric::ExactMatch, Metric::F1],
             (asked, _) => asked.to_vec(),
         };

@@ -34,7 +34,7 @@ impl SampleArguments {
                 "the recipe holds no samples out for validation",
                 "use `--split train`, or `--set data.validation_fraction=0.1`",
             ),
-            Split::Rest if recipe.data.on_too_long == OnTooLong::Drop => (
+            Split::Rest if recipe.data.each().any(|data| data.on_too_long == OnTooLong::Drop) => (
                 splits.rest,
                 "no sample is left out that the model has positions for",
                 "set a smaller `data.max_seq_length`, or use another `--split`",

@@ -58,6 +58,9 @@ pub(super) fn of(results: &[Evaluated]) -> Table {
         for bucket in &result.scores.by_length {
             add(format!("≤ {} tokens", bucket.up_to), Some(&bucket.score), Vec::new());
         }
+        for (name, score) in &result.scores.by_set {
+            add(format!("data set {name}"), Some(score), Vec::new());
+        }
         for (domain, group) in result.longbench_v2().iter().flat_map(|groups| &groups.by_domain) {
             add(domain.clone(), None, vec![group.to_string()]);
         }

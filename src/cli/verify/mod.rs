@@ -59,7 +59,7 @@ impl Verify {
         }
         let mut recipe = self.recipe.load(device)?;
         // The proof takes the sequences of the file in their order.
-        recipe.data.validation = ValidationSource::Fraction(0.0);
+        recipe.data.change(&|data| data.validation = ValidationSource::Fraction(0.0));
         // Before the model is there.
         let machine = (!recipe.grad.open.is_empty()).then(|| train::machine_of_trial(&recipe, device));
         let model = proof_model(&recipe, recipe.model.dtype, device)?;

@@ -7,6 +7,7 @@ use super::template::ChatTemplate;
 use crate::data::error::DataError;
 
 /// A conversation's text and its template, which are asked where messages stand.
+#[derive(Clone, Copy)]
 pub(super) struct Boundaries<'a> {
     pub(super) template: &'a ChatTemplate,
     pub(super) conversation: &'a Conversation,
@@ -70,7 +71,7 @@ impl Boundaries<'_> {
     }
 
     /// The first `count` messages; `None` where the template refuses them.
-    fn rendered(&self, count: usize, has_prompt: bool) -> Result<Option<String>, DataError> {
+    pub(super) fn rendered(&self, count: usize, has_prompt: bool) -> Result<Option<String>, DataError> {
         let messages = &self.conversation.messages;
         if count == messages.len() && !has_prompt {
             return Ok(Some(self.text.to_owned()));

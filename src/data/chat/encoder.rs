@@ -115,13 +115,23 @@ impl ChatEncoder {
         let is_all = self.recipe.train_on == Some(TrainOn::All);
         let default = if sample.prompt.is_some() { TrainOn::Completion } else { TrainOn::Assistant };
         let train_on = self.recipe.train_on.unwrap_or(default);
-        let SpannedText { text, spans, prompt } = self
-            .with_variables(sample, |sample, templates| text_and_spans(templates.of(&sample.conversation)?, sample, train_on))
+        let tokens = |text: &str| {
+            let (ids, offsets) = tokenizer.encode_with_offsets(text)?;
+            Ok(offsets.into_iter().zip(ids).map(|((start, end), id)| (start..end, tokenizer.is_added(id))).collect())
+        };
+        let SpannedText { text, spans, prompt, is_rewritten } = self
+            .with_variables(sample, |sample, templates| {
+                text_and_spans(templates.of(&sample.conversation)?, sample, train_on, &tokens)
+            })
             .map_err(|error| refused(error, place))?;
         let (ids, offsets) = tokenizer.encode_with_offsets(&text)?;
         let mut is_trained = mask(&offsets, &spans);
-        let mut notes =
-            ChatNotes { has_conversations: true, doubled_bos: self.doubled_bos(&ids, tokenizer)?, ..ChatNotes::default() };
+        let mut notes = ChatNotes {
+            has_conversations: true,
+            is_rewritten,
+            doubled_bos: self.doubled_bos(&ids, tokenizer)?,
+            ..ChatNotes::default()
+        };
         for span in &spans {
             let end = offsets.partition_point(|&(start, _)| start < span.end);
             let is_blank = |at: usize| text.get(offsets[at].0..offsets[at].1).is_some_and(|part| part.trim().is_empty());

@@ -13,6 +13,9 @@ pub(in crate::data) struct ChatNotes {
     pub(super) doubled_bos: Option<String>,
     /// The tokens at the first border of prompt and completion that is inside of a token: alone, and joined.
     pub(super) border: Option<(String, String)>,
+    /// Whether a template writes an answer otherwise, as more follows.
+    #[serde(default)]
+    pub(super) is_rewritten: bool,
 }
 
 impl ChatNotes {
@@ -22,6 +25,7 @@ impl ChatNotes {
         self.ends_are_trained |= others.ends_are_trained;
         self.doubled_bos = self.doubled_bos.take().or(others.doubled_bos);
         self.border = self.border.take().or(others.border);
+        self.is_rewritten |= others.is_rewritten;
     }
 
     /// In words. `trains_ends`: whether the tokens that end turns are to be trained.
@@ -36,6 +40,12 @@ impl ChatNotes {
             warnings.push(format!(
                 "texts begin with `{bos}` twice: the chat template writes it, and so do the messages, or the template itself does it twice"
             ));
+        }
+        if self.is_rewritten {
+            let why = "the chat template writes earlier messages of the assistant otherwise than the last one, as without their thoughts. They \
+                       are trained as it writes them, but for an end of turn that the model itself does not write. \
+                       `data.train_on = \"last\"` trains the last message alone";
+            warnings.push(why.to_owned());
         }
         if let Some((alone, joined)) = &self.border {
             warnings.push(format!(

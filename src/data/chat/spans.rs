@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::boundaries::Boundaries;
 use super::conversation::{Conversation, role};
+use super::rewritten::TokensOf;
 use super::template::ChatTemplate;
 use crate::data::error::DataError;
 use crate::recipe::TrainOn;
@@ -28,10 +29,17 @@ pub(super) struct SpannedText {
     pub(super) spans: Vec<TextSpan>,
     /// Where the prompt ends, in bytes, where that is trained, too: else all that leads to the first span is the prompt.
     pub(super) prompt: Option<usize>,
+    /// Whether an answer is written otherwise than the model writes it, as more follows.
+    pub(super) is_rewritten: bool,
 }
 
 /// The text of a conversation and what is trained of it.
-pub(super) fn text_and_spans(template: &ChatTemplate, sample: &ChatSample, train_on: TrainOn) -> Result<SpannedText, DataError> {
+pub(super) fn text_and_spans(
+    template: &ChatTemplate,
+    sample: &ChatSample,
+    train_on: TrainOn,
+    tokens: TokensOf<'_>,
+) -> Result<SpannedText, DataError> {
     let conversation = &sample.conversation;
     if matches!(train_on, TrainOn::Assistant | TrainOn::Last) {
         let wanted = sample.wanted(train_on);
@@ -39,12 +47,19 @@ pub(super) fn text_and_spans(template: &ChatTemplate, sample: &ChatSample, train
             let (text, spans) = template.render_with_spans(conversation)?;
             let boundaries = Boundaries { template, conversation, text: &text };
             let spans = of_messages(&boundaries, spans, &wanted)?;
-            return Ok(SpannedText { text, spans, prompt: None });
+            return Ok(SpannedText { text, spans, prompt: None, is_rewritten: false });
         }
         let text = template.render(conversation, false)?;
         let boundaries = Boundaries { template, conversation, text: &text };
-        let spans = wanted.into_iter().map(|index| boundaries.said(index)).collect::<Result<_, _>>()?;
-        return Ok(SpannedText { text, spans, prompt: None });
+        let mut is_rewritten = false;
+        let mut span = |index| {
+            boundaries.said(index).or_else(|error| {
+                is_rewritten = true;
+                boundaries.rewritten(index, tokens)?.ok_or(error)
+            })
+        };
+        let spans = wanted.into_iter().map(&mut span).collect::<Result<_, _>>()?;
+        return Ok(SpannedText { text, spans, prompt: None, is_rewritten });
     }
     let text = template.render(conversation, false)?;
     let boundaries = Boundaries { template, conversation, text: &text };
@@ -61,7 +76,7 @@ pub(super) fn text_and_spans(template: &ChatTemplate, sample: &ChatSample, train
     for index in sample.flagged(false) {
         spans = without(spans, &boundaries.whole(index)?);
     }
-    Ok(SpannedText { text, spans, prompt })
+    Ok(SpannedText { text, spans, prompt, is_rewritten: false })
 }
 
 impl ChatSample {
@@ -150,8 +165,8 @@ mod tests {
     }
 
     fn trained(source: &str, sample: &ChatSample, train_on: TrainOn) -> Result<Vec<String>, String> {
-        let SpannedText { text, spans, .. } =
-            text_and_spans(&template(source).unwrap(), sample, train_on).map_err(|error| error.to_string())?;
+        let SpannedText { text, spans, .. } = text_and_spans(&template(source).unwrap(), sample, train_on, &|_| Ok(Vec::new()))
+            .map_err(|error| error.to_string())?;
         Ok(spans.into_iter().map(|span| text[span].to_owned()).collect())
     }
 

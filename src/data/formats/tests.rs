@@ -223,7 +223,7 @@ proptest! {
         fixture.recipe.train_on_prompt = is_all;
         let (mut bad, mut too_long, mut fates) = (0, 0, Vec::new());
         let recipe = (&fixture.recipe, &fixture.head);
-        let survey = survey(recipe, Some(&tokenizer()), LIMITS, (SurveyedPart::Train, false), &mut |row| {
+        let survey = survey(recipe, Some(&tokenizer()), LIMITS, (SurveyedPart::Train, 1, false), &mut |row| {
             match &row.sample {
                 Ok(sample) => fates.push(sample.fate),
                 Err(error) if error.fault() == Fault::Length => too_long += 1,

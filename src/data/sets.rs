@@ -1,0 +1,140 @@
+//! Several data sets as one: mixed by their weights, counted by their names.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::dataset::Dataset;
+use super::error::DataError;
+use super::load_report::LoadReport;
+use super::split::held_out;
+use crate::recipe::{DataSet, TemplateDate};
+
+/// Opened data.
+#[derive(Debug)]
+pub struct Splits {
+    /// What is trained on.
+    pub train: Dataset,
+    /// What is held out; `None` for a fraction of 0 or a file of one sample.
+    pub validation: Option<Dataset>,
+    /// What `data.on_too_long = "drop"` has left out of the training file, as far as the model has positions; `None` where that is none.
+    pub rest: Option<Dataset>,
+    /// What was read, dropped and cut.
+    pub report: LoadReport,
+    /// What of the model's folder has decided the tokens of texts, by name and hash.
+    pub origins: BTreeMap<String, String>,
+    /// The day that a chat template was told, where it prints one and the recipe names none.
+    pub chat_template_date: Option<TemplateDate>,
+}
+
+/// Joins what was opened of each data set. `date` is what the recipe says of all sets' templates.
+pub(super) fn joined(opened: Vec<(&DataSet, Splits)>, date: Option<TemplateDate>, seed: u64) -> Result<Splits, DataError> {
+    let mut report = LoadReport { files: Vec::new(), train: 0, validation: 0, shared: 0, warnings: Vec::new() };
+    let (mut origins, mut chat_template_date) = (BTreeMap::new(), date);
+    let (mut train, mut validation, mut rest) = (Vec::new(), Vec::new(), Vec::new());
+    for (set, one) in opened {
+        let DataSet { name, weight, data, .. } = set;
+        let samples = one.train.samples();
+        let copies = weight.trunc() as usize;
+        // Of a single sample something stays.
+        let once_more = if copies == 0 && samples.len() == 1 { samples } else { held_out(&samples, weight.fract(), seed) };
+        let drawn = one.train.repeated(copies, &once_more);
+        let held_out = one.validation.as_ref().map_or(0, Dataset::len);
+        let counts = format!(
+            "data set `{name}`: {} to train on × {weight} = {} an epoch, {held_out} held out",
+            one.report.train,
+            drawn.len()
+        );
+        (report.train, report.validation) = (report.train + drawn.len(), report.validation + held_out);
+        let mut files = one.report.files;
+        files.first_mut().into_iter().for_each(|file| file.notes.insert(0, counts.clone()));
+        report.files.extend(files);
+        report.warnings.extend(one.report.warnings.iter().map(|warning| format!("data set `{name}`: {warning}")));
+        origins.extend(one.origins.into_iter().map(|(what, hash)| (format!("{what} for the data set `{name}`"), hash)));
+        // A date of its own is the set's alone.
+        let told = one.chat_template_date.filter(|_| data.chat.chat_template_date.is_none());
+        chat_template_date = chat_template_date.or(told);
+        train.push((name.clone(), drawn));
+        validation.extend(one.validation.map(|held_out| (name.clone(), held_out)));
+        rest.extend(one.rest.map(|dropped| (name.clone(), dropped)));
+    }
+    let train = Dataset::joined(train.into_iter()).ok_or(DataError::Empty { path: PathBuf::new() })?;
+    let (validation, rest) = (Dataset::joined(validation.into_iter()), Dataset::joined(rest.into_iter()));
+    Ok(Splits { train, validation, rest, report, origins, chat_template_date })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::fixtures::{Fixture, tokenizer};
+    use crate::recipe::{DataFormat, Recipe, ValidationSource};
+
+    /// A set of so many texts that begin with a word, of which the first ones are there twice.
+    fn rows(word: &str, count: usize, doubled: usize) -> String {
+        let row = |index: usize| format!("{{\"text\": \"{word} {index}\"}}\n");
+        (0..count).chain(0..doubled).map(row).collect()
+    }
+
+    #[test]
+    fn weights_say_how_often_an_epoch_has_a_sample() {
+        let mut fixture = Fixture::new(DataFormat::Text, "");
+        let talk = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}\n";
+        for (name, content) in [("a.jsonl", rows("a", 10, 0)), ("b.jsonl", rows("b", 9, 1)), ("c.jsonl", talk.repeat(4))] {
+            fixture.write(name, content);
+        }
+        let words = "model.path = 'm'\n[data]\nvalidation_fraction = 0\nchat_template = '{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}'\n\
+                     [[data.sets]]\npath = 'a.jsonl'\nweight = 2.3\n[[data.sets]]\npath = 'b.jsonl'\nvalidation_fraction = 0.5\nweight = 0.5\n\
+                     [[data.sets]]\npath = 'c.jsonl'\nformat = 'messages'\n";
+        fixture.recipe = Recipe::parse(words.to_owned(), &fixture.dir.path().join("r.toml"), &[]).unwrap().recipe.data;
+        let splits = fixture.open().unwrap();
+        // 10 × 2.3, and of the 5 that are not held out a half.
+        let sizes: Vec<usize> = ["a", "b", "c"]
+            .map(|name| (0..splits.train.len()).filter(|&sample| splits.train.set_of(sample) == Some(name)).count())
+            .into();
+        assert_eq!(sizes, [23, 3, 4]);
+        assert_eq!((splits.report.train, splits.report.validation, splits.train.format()), (30, 5, None));
+        let text = |data: &Dataset, sample| tokenizer().decode(&data.batch(&[sample]).unwrap().sequences[0].inputs).unwrap();
+        let mut often = BTreeMap::<String, usize>::new();
+        (0..23).for_each(|sample| *often.entry(text(&splits.train, sample)).or_default() += 1);
+        let mut copies: Vec<usize> = often.into_values().collect();
+        copies.sort_unstable();
+        assert_eq!(copies, [2, 2, 2, 2, 2, 2, 2, 3, 3, 3]);
+        assert!((23..26).all(|sample| text(&splits.train, sample).starts_with("b ")));
+        let held_out = splits.validation.as_ref().unwrap();
+        assert!((0..held_out.len()).all(|sample| held_out.set_of(sample) == Some("b")));
+        // The same again; other samples by another seed; and the sets' samples have numbers of their own.
+        assert_eq!(fixture.open().unwrap().train.samples(), splits.train.samples());
+        let numbers = splits.train.samples();
+        assert!(numbers.is_sorted() && numbers.last() == Some(&23), "{numbers:?}");
+        assert_eq!(splits.train.batch(&[29]).unwrap().sequences[0].sample, 23);
+        let said = splits.report.to_string();
+        for counts in ["`a`: 10 to train on × 2.3 = 23 an epoch, 0 held out", "`b`: 5 to train on × 0.5 = 3 an epoch, 5 held out"]
+        {
+            assert!(said.contains(&format!("data set {counts}")), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_is_held_out_and_trained_on_is_counted() {
+        let mut fixture = Fixture::new(DataFormat::Text, rows("a", 6, 2));
+        fixture.recipe.validation = ValidationSource::File(fixture.write("v.jsonl", rows("a", 3, 0) + &rows("b", 3, 0)).into());
+        let report = fixture.open().unwrap().report;
+        assert_eq!(report.shared, 3);
+        assert!(report.to_string().contains("warning: 3 of those held out are trained on, too"), "{report}");
+        fixture.recipe.validation = ValidationSource::Fraction(0.0);
+        assert_eq!(fixture.open().unwrap().report.shared, 0);
+    }
+
+    #[test]
+    fn files_of_other_formats_are_other_data_sets() {
+        use crate::units::Failure;
+        let mut fixture = Fixture::new(DataFormat::Text, rows("a", 12, 0));
+        let other = fixture.write("o.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n");
+        fixture.recipe.format = None;
+        let both = serde_json::json!([fixture.recipe.train.paths()[0], other]);
+        fixture.recipe.train = serde_json::from_value(both).unwrap();
+        let error = fixture.open().unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains("`prompt-completion` by") && said.contains("`text` by"), "{said}");
+        assert!(error.hint().unwrap().contains("[[data.sets]]"));
+    }
+}

@@ -1,0 +1,84 @@
+//! Several data sets in one recipe: for each of them the keys of a table are defaults.
+
+use std::collections::BTreeSet;
+
+use toml::Value;
+
+use super::diagnose::Checked;
+use super::table::{KeyDefault, KeyText, RecipeField, RecipeKey, RecipeTable, TableEntries, dotted};
+use super::tree::KeyValue;
+use super::value::{KeyRule, RecipeReader};
+
+/// A data set by its name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedSet<D> {
+    /// What counts, metrics and warnings call it.
+    pub name: String,
+    /// How often an epoch has each of its samples.
+    pub weight: f64,
+    /// What is said of it, with the defaults of the table.
+    pub data: D,
+    /// The keys of the table that are its own.
+    own: BTreeSet<String>,
+}
+
+/// Where the sets stand, by their names.
+pub(super) const SETS: &str = "data.sets";
+const WEIGHT: &str = "weight";
+/// Each copy of a sample takes memory.
+const WEIGHTS: KeyRule = KeyRule {
+    takes: "0 < number ≤ 1000",
+    expected: "more than 0, and at most 1000",
+    hint: "write 2 to have each sample twice an epoch, 0.5 to have half of them, or leave the set out",
+    is_fine: |weight| weight > 0.0 && weight <= 1000.0,
+};
+
+impl<D: RecipeTable> RecipeField for Vec<NamedSet<D>> {
+    fn keys(text: KeyText, _: &KeyDefault) -> Vec<RecipeKey> {
+        let check = |reader: &RecipeReader<'_>, _: &str, _: &KeyText| <Self as RecipeField>::find(reader, "", "").map(drop);
+        vec![RecipeKey { text, takes: "array of tables".to_owned(), default: "none".to_owned(), check }]
+    }
+
+    fn find(reader: &RecipeReader<'_>, _: &str, _: &str) -> Checked<Option<Self>> {
+        let Some(sets) = reader.document.root.entry(SETS) else { return Ok(None) };
+        sets.node.entries().iter().map(|set| read(reader, set)).collect::<Checked<_>>().map(Some)
+    }
+
+    /// What the sets have of their own: the rest is written in `[data]`.
+    fn entries(&self, key: &str) -> TableEntries {
+        let of = |set: &NamedSet<D>| {
+            let of_set = |(name, value): (String, Value)| (format!("{key}.{}.{name}", set.name), value);
+            let is_own = |(name, _): &(String, Value)| set.own.contains(name);
+            let weight = (WEIGHT.to_owned(), Value::Float(set.weight));
+            set.data.entries().into_iter().filter(is_own).chain([weight]).map(of_set).collect::<Vec<_>>()
+        };
+        self.iter().flat_map(of).collect()
+    }
+}
+
+/// A set, read as the table `[data]` of a recipe that has no other data.
+fn read<D: RecipeTable>(reader: &RecipeReader<'_>, set: &KeyValue) -> Checked<NamedSet<D>> {
+    let mut document = reader.document.clone();
+    let own = || set.node.entries().iter().filter(|entry| entry.key != WEIGHT);
+    // The two ways to hold samples out exclude each other.
+    let holds_out = own().any(|entry| entry.key.starts_with("validation"));
+    let others = ["sets", "train", "validation", "validation_fraction"].into_iter().take(if holds_out { 4 } else { 2 });
+    others.for_each(|key| drop(document.root.take(&format!("data.{key}"))));
+    for entry in own() {
+        document.root.put(&format!("data.{}", entry.key), entry.spot, entry.node.clone());
+    }
+    let mut keys = D::keys();
+    keys.retain(|key| key.text.name != "sets" && key.text.name != "order");
+    let of_set = RecipeReader::new(&document);
+    for entry in own() {
+        let known = || keys.iter().map(|key| &key.text.name[..]).collect::<Vec<_>>();
+        let key = keys.iter().find(|key| key.text.name == entry.key);
+        let key = key.ok_or_else(|| reader.document.source.unknown_key(entry.spot, D::NAME, &entry.key, &known()))?;
+        (key.check)(&of_set, &dotted(D::NAME, &entry.key), &key.text)?;
+    }
+    let key = format!("{SETS}.{}.{WEIGHT}", set.key);
+    let weight = reader.parse(&key)?.unwrap_or(1.0);
+    WEIGHTS.check(reader, &key, &Value::Float(weight))?;
+    let own = own().map(|entry| entry.key.clone()).collect();
+    Ok(NamedSet { name: set.key.clone(), weight, data: D::read(&of_set)?, own })
+}
