@@ -18,7 +18,7 @@ use crate::recipe::{
 };
 use crate::report::console;
 use crate::report::table::Table;
-use crate::train::{self, ResolvedRun, RunSchedule, TrainError};
+use crate::train::{self, ExpectedEvictions, ResolvedRun, RunSchedule, TrainError};
 use crate::units::Bytes;
 use crate::verify::ErrorBound;
 
@@ -59,6 +59,10 @@ impl Check {
         let mut table = table(&recipe, &config, &plan, &schedule, &kinds.join(", "));
         if recipe.train.offload != Offload::None {
             table.row(&["waits on the host", &waiting_parts(&recipe, engine.settings(), &config)]);
+        }
+        if let Some(evictions) = ExpectedEvictions::new(&recipe, engine.settings(), data.train.lengths()) {
+            evictions.warning().iter().for_each(|warning| console::warning(warning));
+            table.row(&["evictions", &evictions.to_string()]);
         }
         table.row(&["replay log", &replay_log(engine.settings(), &config, &plan)]);
         table.row(&["peak memory, planned", &planned.words()]);

@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::files;
 use crate::inspect::{Evictions, RunContents, RunFigures};
 use crate::report::console;
+use crate::report::evicted::Evicted;
 use crate::report::table::Table;
 use crate::units::{Bytes, Seconds};
 
@@ -172,6 +173,7 @@ fn figures(contents: &RunContents) -> Table {
     add("steps left out", (figures.skipped > 0).then(|| figures.skipped.to_string()));
     add("time of the steps", Some(Seconds(figures.seconds).to_string()));
     add("tokens a second", figures.tokens_per_second.map(|rate| format!("{rate:.0}")));
+    add("entries evicted", Evicted::over(&contents.metrics).words());
     add("peak memory", figures.peak_memory.map(|bytes| Bytes(bytes).to_string()));
     table
 }

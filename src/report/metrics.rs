@@ -51,6 +51,18 @@ pub struct StepMetrics {
     /// Hash of what the caches evicted in the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay_log: Option<String>,
+    /// Share of the entries of the step that left the caches by the policy, from 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evicted: Option<f64>,
+    /// How many further tokens came before such an entry left, in the mean; none where nothing left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mean_stay: Option<f64>,
+    /// `evicted` of each layer, from the bottom; of sliding windows what left the window.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evicted_by_layer: Vec<f64>,
+    /// `mean_stay` of each layer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mean_stay_by_layer: Vec<Option<f64>>,
     /// Why the step was left out, where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,

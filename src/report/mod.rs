@@ -1,6 +1,7 @@
 //! Everything that a person reads: console, tables, progress, metrics, event files, summary.
 
 pub mod console;
+pub mod evicted;
 pub mod memory;
 pub mod metrics;
 pub mod progress;

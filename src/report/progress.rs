@@ -57,6 +57,11 @@ impl Progress {
         }
     }
 
+    /// Something to look at.
+    pub fn warning(&self, text: &str) {
+        self.note(&format!("warning: {text}"));
+    }
+
     /// Something worth a line of its own.
     pub fn note(&self, text: &str) {
         match &self.bar {

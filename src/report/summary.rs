@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::ReportError;
+use super::evicted::Evicted;
 use super::table::Table;
 use crate::files::{self, FileKind};
 use crate::units::{Bytes, Seconds};
@@ -34,6 +35,8 @@ pub struct RunSummary {
     pub eval_loss: Option<(f64, f64)>,
     /// Best value of the watched metric, and its step.
     pub best: Option<(String, f64, u64)>,
+    /// What the caches evicted.
+    pub evicted: Evicted,
     /// Duration of this start.
     pub seconds: f64,
     /// Peak memory of the process.
@@ -61,6 +64,9 @@ impl RunSummary {
         }
         if let Some((metric, value, step)) = &self.best {
             add(&format!("best {metric}"), format!("{value:.4} (step {step})"));
+        }
+        if let Some(words) = self.evicted.words() {
+            add("entries evicted in training", words);
         }
         add("time of this start", Seconds(self.seconds).to_string());
         add("peak memory", Bytes(self.peak_memory).to_string());

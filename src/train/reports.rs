@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ranks::Asked;
 use super::retreat::Retreat;
+use super::{LayerEvicted, TrainError};
 use crate::data::Batch;
 use crate::engine::MicroBatchGradients;
 use crate::files;
@@ -35,6 +36,8 @@ pub(super) struct MicroBatchReport {
     router_loss: Option<u64>,
     /// Hash of its choices.
     replay_log: String,
+    /// By layer.
+    evicted: Vec<LayerEvicted>,
     samples: Vec<u64>,
     /// Those whose loss is not finite.
     suspects: Vec<u64>,
@@ -42,19 +45,20 @@ pub(super) struct MicroBatchReport {
 
 impl MicroBatchReport {
     /// Of one that came to `made`.
-    pub(super) fn of(place: usize, batch: &Batch, made: &MicroBatchGradients) -> Self {
+    pub(super) fn of(place: usize, batch: &Batch, made: &MicroBatchGradients) -> Result<Self, TrainError> {
         let losses = batch.sequences.iter().zip(&made.losses);
         let suspects = losses.filter(|(_, loss)| !loss.loss_sum.is_finite()).map(|(sequence, _)| sequence.sample);
-        Self {
+        Ok(Self {
             place,
             tokens: batch.num_tokens(),
             correct: made.losses.iter().map(|loss| loss.correct).sum(),
             loss: made.losses.iter().map(|loss| loss.loss_sum).sum::<f64>().to_bits(),
             router_loss: made.router_loss.map(f64::to_bits),
             replay_log: made.log.hash(),
+            evicted: LayerEvicted::of(&made.log)?,
             samples: batch.sequences.iter().map(|sequence| sequence.sample).collect(),
             suspects: suspects.collect(),
-        }
+        })
     }
 }
 
@@ -75,6 +79,8 @@ pub struct StepOutcome {
     pub grad_norm: f64,
     /// Hash of the choices, those of the micro-batches in their order.
     pub replay_log: String,
+    /// What each layer has evicted.
+    pub evicted: Vec<LayerEvicted>,
     /// The largest peak of a rank's memory by then, bytes.
     pub peak_memory: u64,
     /// The part of their time that ranks have waited for the slowest; `None` for one alone.
@@ -127,6 +133,11 @@ impl StepReports {
         let mean = |sum: f64, bits: u64| sum + f64::from_bits(bits) / all.len() as f64;
         let router_loss = all.iter().filter_map(|micro_batch| micro_batch.router_loss);
         let logs: Vec<&String> = all.iter().map(|micro_batch| &micro_batch.replay_log).collect();
+        let layers = all.iter().map(|micro_batch| micro_batch.evicted.len()).max().unwrap_or(0);
+        let evicted = |layer: usize| {
+            let own = all.iter().filter_map(|micro_batch| micro_batch.evicted.get(layer));
+            own.fold(LayerEvicted::default(), |sum, own| sum + *own)
+        };
         StepOutcome {
             loss: self.loss_sum() / targets as f64,
             router_loss: router_loss.fold(None, |sum, bits| Some(mean(sum.unwrap_or(0.0), bits))),
@@ -136,6 +147,7 @@ impl StepReports {
             grad_norm: 0.0,
             // As many digits as tell the steps of any run apart.
             replay_log: files::hash_parts(&logs)[..16].to_owned(),
+            evicted: (0..layers).map(evicted).collect(),
             peak_memory: self.ranks.iter().map(|rank| rank.peak_memory).max().unwrap_or(0),
             idle: self.idle(),
         }

@@ -12,6 +12,7 @@ use crate::eval::{ANSWERS, AnswerFile, ScoredAnswer};
 use crate::native::cuda::{missing_kernels, why_not_pinned};
 use crate::ops::attention::Calibration;
 use crate::recipe::OnSigterm;
+use crate::report::evicted::Evicted;
 use crate::report::memory::{not_pinned, peak_resident, planned_and_measured};
 use crate::report::metrics::{METRICS, Metrics, StepMetrics};
 use crate::report::progress::Progress;
@@ -27,6 +28,7 @@ pub(super) struct RunWatch {
     began: Instant,
     train_loss: Option<(f64, f64)>,
     eval_loss: Option<(f64, f64)>,
+    evicted: Evicted,
     /// Whether it was said that memory is not pinned.
     said_not_pinned: bool,
     /// The line of a step that was made, and whose validation is still to be made.
@@ -49,6 +51,10 @@ impl RunWatch {
         let watch = Self::open(trainer, resumed, interrupt)?;
         watch.progress.note(&trainer.data_report());
         watch.progress.note(&format!("steps: {}", trainer.schedule));
+        if let Some(expected) = trainer.expected_evictions() {
+            watch.progress.note(&format!("evictions: {expected}"));
+            expected.warning().iter().for_each(|warning| watch.progress.warning(warning));
+        }
         if trainer.ranks.are_several() {
             let (ranks, all) = (trainer.ranks.world().size(), trainer.recipe.train.gradient_accumulation_steps);
             let peak = trainer.planned_peak;
@@ -80,13 +86,14 @@ impl RunWatch {
             began: Instant::now(),
             train_loss: None,
             eval_loss: None,
+            evicted: Evicted::default(),
             said_not_pinned: false,
             unvalidated,
             interrupt: interrupt.clone(),
             gives_up: trainer.recipe.checkpoint.on_sigterm == OnSigterm::AbandonStep,
         };
         for line in &before {
-            watch.note_losses(line);
+            watch.count(line);
         }
         Ok(watch)
     }
@@ -117,7 +124,7 @@ impl RunWatch {
         metrics.eval_accuracy = validation.map(|v| v.scores.overall.accuracy);
         let answers = validation.and_then(|v| v.answers.as_ref());
         metrics.eval_answers = answers.map(|(scores, _)| scores.means.clone()).unwrap_or_default();
-        self.note_losses(&metrics);
+        self.count(&metrics);
         self.progress.stepped(&metrics);
         let Some(files) = &mut self.files else { return Ok(()) };
         files.metrics.append(&metrics)?;
@@ -142,10 +149,11 @@ impl RunWatch {
         Ok(())
     }
 
-    fn note_losses(&mut self, metrics: &StepMetrics) {
+    fn count(&mut self, metrics: &StepMetrics) {
         let first_and = |old: Option<(f64, f64)>, new: Option<f64>| new.map_or(old, |n| Some((old.map_or(n, |o| o.0), n)));
         self.train_loss = first_and(self.train_loss, metrics.loss);
         self.eval_loss = first_and(self.eval_loss, metrics.eval_loss);
+        self.evicted.note(metrics);
     }
 
     /// A checkpoint is on disk; the rank that has written it says so.
@@ -167,16 +175,20 @@ impl RunWatch {
             train_loss: self.train_loss,
             eval_loss: self.eval_loss,
             best: trainer.best.as_ref().map(|b| (b.metric.clone(), b.value, b.step)),
+            evicted: self.evicted,
             seconds: self.began.elapsed().as_secs_f64(),
             peak_memory: peak_resident().0,
             planned_memory: trainer.planned_peak.0,
             memory_by_part: trainer.memory_by_part(),
-            setting: vec![
+            setting: [
                 ("model".into(), trainer.recipe.model.path.display().to_string()),
                 ("policy".into(), trainer.recipe.kv_cache.policy.name.clone()),
                 ("cache length".into(), trainer.recipe.kv_cache.cache_length.to_string()),
                 ("chunk size".into(), trainer.recipe.kv_cache.chunk_size.to_string()),
-            ],
+            ]
+            .into_iter()
+            .chain(trainer.expected_evictions().map(|expected| ("evictions".into(), expected.to_string())))
+            .collect(),
         };
         self.progress.note(&planned_and_measured(trainer.planned_peak, Bytes(summary.peak_memory)));
         summary.write(&trainer.dir.join(SUMMARY))?;

@@ -12,6 +12,7 @@ mod data_rows;
 mod device_script;
 mod doctor;
 mod evaluate;
+mod evicted;
 mod every_tiling;
 mod exit_codes;
 mod export;
