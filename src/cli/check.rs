@@ -1,13 +1,14 @@
 //! `kvtune check`: parses, resolves, looks at model and data, and prints what would run.
 
 use clap::Args;
+use serde_json::{Value, json};
 use tch::Device;
 
 use super::architecture::{architecture, experts};
 use super::recipe_file::RecipeFile;
 use super::world::{Joining, time_of_sums};
 use crate::cache::{Routing, Scope};
-use crate::data::Splits;
+use crate::data::{LoadReport, Splits};
 use crate::dist::World;
 use crate::engine::{ChunkPlan, Settings};
 use crate::error::Error;
@@ -40,7 +41,7 @@ impl Check {
         let machine = Machine::here(recipe.model.dtype, device).of_ranks(world.ranks_here(), world.size());
         let mut said = Ok(());
         // Before anything is refused that may be in it.
-        let say = |data: &Splits| said = console::result(&data.report.to_string());
+        let say = |data: &Splits| said = console::outcome(&data.report.to_string(), &in_json(&data.report));
         let settled = train::settled_with_data(recipe, &config, tokenizer.as_ref(), None, machine, say)?;
         said?;
         let ResolvedRun { recipe, planned, engine, data, .. } = settled;
@@ -69,8 +70,14 @@ impl Check {
         if world.size() > 1 {
             table.row(&["ranks", &ranks(world, machine, Bytes(4 * trained))?]);
         }
-        Ok(console::result(&table.to_string())?)
+        Ok(console::table(&table)?)
     }
+}
+
+/// What the data came to, for programs.
+fn in_json(report: &LoadReport) -> Value {
+    let files: Vec<String> = report.files.iter().map(ToString::to_string).collect();
+    json!({ "train": report.train, "validation": report.validation, "files": files, "warnings": report.warnings })
 }
 
 /// The ranks, what each may take, and how long they take to add up so many bytes of gradients.

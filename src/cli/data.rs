@@ -1,7 +1,7 @@
 //! `kvtune data`: what the files of a recipe say, row by row: which tokens are trained, what is left out and what is cut.
 
 use std::fs::File;
-use std::io::{BufWriter, IsTerminal, Write};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -61,7 +61,7 @@ impl LookAtData {
         let part = self.part(&recipe)?;
         let mut dump = self.dump.as_deref().map(Dump::create).transpose()?;
         let mut shown_yet = 0;
-        let has_colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let has_colour = console::has_colour(&std::io::stdout()) && !console::speech().is_json;
         let is_dumped = dump.is_some();
         let mut take = |row: &SurveyedRow| {
             if let Some(dump) = &mut dump {
@@ -72,7 +72,9 @@ impl LookAtData {
             {
                 shown_yet += 1;
                 let text = shown(sample, tokenizer.as_ref(), has_colour)?;
-                console::result(&format!("── {}: {}\n{text}\n", row.place, in_words(sample)))?;
+                let (place, about) = (&row.place, in_words(sample));
+                let json = json!({ "place": place.to_string(), "sample": about, "text": text });
+                console::outcome(&format!("── {place}: {about}\n{text}\n"), &json)?;
             }
             Ok::<(), Error>(())
         };
@@ -85,8 +87,10 @@ impl LookAtData {
         for warning in &warnings {
             console::warning(warning);
         }
-        console::result(&table(&counts).to_string())?;
-        console::result(&histogram(&counts.lengths))?;
+        console::table(&table(&counts))?;
+        if !console::speech().is_json {
+            console::result(&histogram(&counts.lengths))?;
+        }
         let has_rows = counts.rows() > 0;
         match counts.verdict(&source) {
             Ok(left_out) => left_out.iter().for_each(|error| console::warning(&error.to_string())),

@@ -15,7 +15,7 @@ use super::plan::{Recipe, tables};
 use super::read::AUTO;
 use super::table::{RecipeKey, RecipeTable, dotted};
 use super::training::{
-    CheckpointRecipe, LogRecipe, Offload, OptimizerName, OptimizerRecipe, Schedule, TopOfFile, TrainRecipe, Weights,
+    CheckpointRecipe, LogRecipe, Offload, OptimizerName, OptimizerRecipe, ReportRecipe, Schedule, TopOfFile, TrainRecipe, Weights,
 };
 use super::tree::{Document, KeyValue};
 use super::value::RecipeReader;
@@ -55,6 +55,7 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>) -> Checke
         optimizer: optimizer(&reader)?,
         checkpoint: CheckpointRecipe::read(&reader)?,
         log: LogRecipe::read(&reader)?,
+        report: ReportRecipe::read(&reader)?,
         output_dir: TopOfFile::read(&reader)?.output_dir,
         model,
         lora,

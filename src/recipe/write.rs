@@ -84,7 +84,7 @@ fn may_change(key: &str) -> bool {
     let (table, _) = key.split_once('.').unwrap_or((key, ""));
     // The one key of `grad` that says what is computed, not how.
     key != "grad.single_tokens_for_targets"
-        && (matches!(table, "log" | "checkpoint" | "grad")
+        && (matches!(table, "log" | "report" | "checkpoint" | "grad")
             // Where the model and the data lie: their content is compared with what the run began with.
             || matches!(key, "model.path" | "data.train" | "data.validation")
             || matches!(key, "train.epochs" | "train.max_steps" | "kv_cache.cpu_offload")

@@ -1,37 +1,32 @@
-//! What the caches of a run have evicted, summed up over its steps.
+//! What the caches of a run have evicted, as sums.
+
+use std::ops::Add;
+
+use serde::{Deserialize, Serialize};
 
 use super::metrics::StepMetrics;
 
-/// Sums over steps, each weighted by its tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// Sums over the heads of a layer, over layers, or over steps, each of which counts by its tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evicted {
-    tokens: f64,
-    evicted: f64,
-    stay: f64,
+    /// Entries that were written.
+    pub entries: f64,
+    /// Entries that left.
+    pub evicted: f64,
+    /// Tokens that came between the writing and the leaving of these.
+    pub stay: f64,
 }
 
 impl Evicted {
-    /// Adds a step of so many tokens, of whose entries a share left, after a mean stay.
-    fn add(&mut self, tokens: u64, share: f64, mean_stay: Option<f64>) {
-        let evicted = share * tokens as f64;
-        self.tokens += tokens as f64;
-        self.evicted += evicted;
-        self.stay += evicted * mean_stay.unwrap_or(0.0);
+    fn of_step(tokens: u64, share: f64, mean_stay: Option<f64>) -> Self {
+        let (entries, evicted) = (tokens as f64, share * tokens as f64);
+        Self { entries, evicted, stay: evicted * mean_stay.unwrap_or(0.0) }
     }
 
-    /// Adds a line, where it says what was evicted: those of earlier versions do not.
-    pub fn note(&mut self, line: &StepMetrics) {
-        if let Some(share) = line.evicted {
-            self.add(line.tokens, share, line.mean_stay);
-        }
-    }
-
-    /// Over some lines.
+    /// Over the lines that say what was evicted: those of earlier versions do not.
     pub fn over<'a>(lines: impl IntoIterator<Item = &'a StepMetrics>) -> Self {
-        lines.into_iter().fold(Self::default(), |mut sums, line| {
-            sums.note(line);
-            sums
-        })
+        let known = lines.into_iter().filter_map(|line| Some(Self::of_step(line.tokens, line.evicted?, line.mean_stay)));
+        known.fold(Self::default(), Add::add)
     }
 
     /// Over some lines, by layer.
@@ -40,7 +35,7 @@ impl Evicted {
         for line in lines {
             layers.resize(layers.len().max(line.evicted_by_layer.len()), Self::default());
             for ((sums, share), stay) in layers.iter_mut().zip(&line.evicted_by_layer).zip(&line.mean_stay_by_layer) {
-                sums.add(line.tokens, *share, *stay);
+                *sums = *sums + Self::of_step(line.tokens, *share, *stay);
             }
         }
         layers
@@ -48,7 +43,7 @@ impl Evicted {
 
     /// The share of all entries that left; `None` where nothing is known.
     pub fn share(&self) -> Option<f64> {
-        (self.tokens > 0.0).then(|| self.evicted / self.tokens)
+        (self.entries > 0.0).then(|| self.evicted / self.entries)
     }
 
     /// How many further tokens came before an entry left, in the mean; `None` where none did.
@@ -58,11 +53,18 @@ impl Evicted {
 
     /// In words; `None` where nothing is known.
     pub fn words(&self) -> Option<String> {
-        let share = self.share()?;
-        Some(match self.mean_stay() {
-            Some(stay) => format!("{:.1} %, each after {stay:.0} further tokens in the mean", 100.0 * share),
-            None => "none: nothing left the caches".to_owned(),
-        })
+        let share = 100.0 * self.share()?;
+        let stay = self.mean_stay().map(|stay| format!("{share:.1} %, each after {stay:.0} further tokens in the mean"));
+        Some(stay.unwrap_or_else(|| "none: nothing left the caches".to_owned()))
+    }
+}
+
+impl Add for Evicted {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        let Self { entries, evicted, stay } = other;
+        Self { entries: self.entries + entries, evicted: self.evicted + evicted, stay: self.stay + stay }
     }
 }
 

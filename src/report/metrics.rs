@@ -195,14 +195,14 @@ impl Metrics {
         Ok(Self { path: path.to_owned(), file, check })
     }
 
-    /// Appends one line and makes it durable: the checkpoint of its step may be the next thing on disk.
-    pub fn append(&mut self, metrics: &StepMetrics) -> Result<(), ReportError> {
+    /// Appends one line, which is returned, and makes it durable: the checkpoint of its step may be the next thing on disk.
+    pub fn append(&mut self, metrics: &StepMetrics) -> Result<String, ReportError> {
         let mut write = || {
             let figures = serde_json::to_string(metrics)?;
             self.check = check_of(&self.check, &figures);
-            let line = format!("{}{CHECK}{}\"}}\n", &figures[..figures.len() - 1], self.check);
-            self.file.write_all(line.as_bytes())?;
-            self.file.sync()
+            let line = format!("{}{CHECK}{}\"}}", &figures[..figures.len() - 1], self.check);
+            self.file.write_all(format!("{line}\n").as_bytes())?;
+            self.file.sync().map(|()| line)
         };
         Ok(write().map_err(FilesError::io("write", &self.path))?)
     }
@@ -259,7 +259,7 @@ mod tests {
     /// The metrics of a run that has made so many steps.
     fn begun(path: &Path, steps: u64) -> Metrics {
         let mut metrics = Metrics::begin(path).unwrap();
-        (1..=steps).for_each(|step| metrics.append(&line(step)).unwrap());
+        (1..=steps).for_each(|step| drop(metrics.append(&line(step)).unwrap()));
         metrics
     }
 

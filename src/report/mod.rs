@@ -4,6 +4,7 @@ pub mod console;
 pub mod evicted;
 pub mod memory;
 pub mod metrics;
+pub mod program;
 pub mod progress;
 pub mod summary;
 pub mod table;

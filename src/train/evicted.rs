@@ -2,11 +2,10 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
-
 use crate::cache::{ChunkSpan, ReplayLog};
 use crate::engine::Settings;
 use crate::recipe::Recipe;
+use crate::report::evicted::Evicted;
 use crate::units::counted;
 use crate::verify::{VerifyError, departures, stays};
 
@@ -60,57 +59,30 @@ impl fmt::Display for ExpectedEvictions {
         let slots = if smallest == largest { smallest.to_string() } else { format!("{smallest} to {largest}") };
         let (samples, are) = (counted(*samples, "sample"), if *longer == 1 { "is" } else { "are" });
         write!(f, "{longer} of {samples} {are} longer than the cache ({slots} slots); ")?;
-        if *longer == 0 { write!(f, "nothing is evicted") } else { write!(f, "{:.1} % of their entries are evicted", 100.0 * share) }
+        if *longer == 0 {
+            write!(f, "nothing is evicted")
+        } else {
+            write!(f, "{:.1} % of their entries are evicted", 100.0 * share)
+        }
     }
 }
 
-/// What a layer has evicted in a step, as sums over its heads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LayerEvicted {
-    /// Entries that were written.
-    pub entries: u64,
-    /// Entries that left.
-    pub evicted: u64,
-    /// Tokens that came between the writing and the leaving of these, summed up.
-    pub stay: u64,
-}
-
-impl LayerEvicted {
-    /// By layer, from the choices of a micro-batch.
-    pub(super) fn of(log: &ReplayLog) -> Result<Vec<Self>, VerifyError> {
-        let batch = log.spans.first().map_or(0, ChunkSpan::num_sequences);
-        let tokens: Vec<usize> = (0..batch).map(|b| log.spans.iter().map(|span| span.real_of(b)).sum()).collect();
-        let layer = |layer: usize| {
-            let mut sums = Self::default();
-            let gone = departures(log, layer, log.num_deciders(layer))?;
-            for (head, &tokens) in gone.iter().zip(&tokens).flat_map(|(heads, tokens)| heads.iter().zip(std::iter::repeat(tokens))) {
-                sums.entries += tokens as u64;
+/// What each layer has evicted, from the choices of a micro-batch.
+pub(super) fn evicted_by_layer(log: &ReplayLog) -> Result<Vec<Evicted>, VerifyError> {
+    let batch = log.spans.first().map_or(0, ChunkSpan::num_sequences);
+    let tokens: Vec<usize> = (0..batch).map(|b| log.spans.iter().map(|span| span.real_of(b)).sum()).collect();
+    let layer = |layer: usize| {
+        let mut sums = Evicted::default();
+        for (heads, &tokens) in departures(log, layer, log.num_deciders(layer))?.iter().zip(&tokens) {
+            for head in heads {
+                sums.entries += tokens as f64;
                 for stay in stays(&head[..tokens]).flatten() {
-                    sums.evicted += 1;
-                    sums.stay += stay as u64;
+                    sums.evicted += 1.0;
+                    sums.stay += stay as f64;
                 }
             }
-            Ok(sums)
-        };
-        (0..log.layers.len()).map(layer).collect()
-    }
-
-    /// The part that left.
-    pub(super) fn share(&self) -> f64 {
-        self.evicted as f64 / self.entries.max(1) as f64
-    }
-
-    /// How many further tokens came before an entry left, in the mean; `None` where none did.
-    pub(super) fn mean_stay(&self) -> Option<f64> {
-        (self.evicted > 0).then(|| self.stay as f64 / self.evicted as f64)
-    }
-}
-
-impl std::ops::Add for LayerEvicted {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        let Self { entries, evicted, stay } = other;
-        Self { entries: self.entries + entries, evicted: self.evicted + evicted, stay: self.stay + stay }
-    }
+        }
+        Ok(sums)
+    };
+    (0..log.layers.len()).map(layer).collect()
 }

@@ -36,7 +36,7 @@ pub use build::{
     set_numerics, tokenizer,
 };
 pub use error::TrainError;
-pub use evicted::{ExpectedEvictions, LayerEvicted};
+pub use evicted::ExpectedEvictions;
 pub use interrupt::Interrupt;
 pub use rank_error::RankError;
 pub use ranks::{RunRanks, check_even};

@@ -12,7 +12,7 @@ use super::retreat::RetryingEngine;
 use super::skipped::SkippedSteps;
 use super::state_parts::StateParts;
 use super::step::{Learner, first_not_finite};
-use super::{ExpectedEvictions, LayerEvicted, ResolvedRun, RunRanks, RunSchedule, Start, TrainError, build, same, tiling};
+use super::{ExpectedEvictions, ResolvedRun, RunRanks, RunSchedule, Start, TrainError, build, same, tiling};
 use crate::checkpoint::Best;
 use crate::conformance::PolicyTrial;
 use crate::data::Splits;
@@ -24,6 +24,7 @@ use crate::optim::{self, Optimizer, learning_rate};
 use crate::plan::{Alternative, Machine};
 use crate::recipe::{BatchSize, OnNonFinite, OnOutOfMemory, Recipe};
 use crate::report::console;
+use crate::report::evicted::Evicted;
 use crate::report::memory::peak_resident;
 use crate::report::metrics::{KeptMetrics, METRICS, MetricsMark, StepMetrics};
 use crate::units::Bytes;
@@ -238,10 +239,10 @@ impl Trainer {
             targets: made.targets as u64,
             total_tokens: self.total_tokens,
             replay_log: Some(made.replay_log),
-            evicted: evicted.map(|sums| sums.share()),
+            evicted: evicted.and_then(|sums| sums.share()),
             mean_stay: evicted.and_then(|sums| sums.mean_stay()),
-            evicted_by_layer: made.evicted.iter().map(LayerEvicted::share).collect(),
-            mean_stay_by_layer: made.evicted.iter().map(LayerEvicted::mean_stay).collect(),
+            evicted_by_layer: made.evicted.iter().filter_map(Evicted::share).collect(),
+            mean_stay_by_layer: made.evicted.iter().map(Evicted::mean_stay).collect(),
             seconds,
             tokens_per_second: made.tokens as f64 / seconds,
             peak_memory: made.peak_memory.max(peak_resident().0),

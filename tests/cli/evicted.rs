@@ -42,7 +42,8 @@ fn how_much_is_evicted_stands_in_check_run_metrics_summary_page_and_card() {
         assert!(page.contains(words), "{words}");
     }
     place.run(&["export", "run", "--for", "peft", "--out", "peft"]).done();
-    assert!(text(&place, "peft/README.md").contains("| entries evicted in training | 20.0 %, each after "));
+    let card = text(&place, "peft/README.md");
+    assert!(card.contains("| entries evicted in training") && card.contains(" 20.0 %, each after "), "{card}");
 }
 
 #[test]
