@@ -58,15 +58,13 @@ impl Inspect {
     pub(super) fn run(&self) -> Result<(), Error> {
         match (&self.evictions, &self.path) {
             (Some(log), _) => self.evictions(log),
-            (None, Some(path)) => self.contents(path),
+            (None, Some(path)) => {
+                let contents = RunContents::read(path)?;
+                Ok(console::outcome(&in_words(&contents), &to_json(&contents))?)
+            }
             // clap lets it not pass.
             (None, None) => Ok(()),
         }
-    }
-
-    fn contents(&self, path: &Path) -> Result<(), Error> {
-        let contents = RunContents::read(path)?;
-        Ok(console::outcome(&in_words(&contents), &to_json(&contents))?)
     }
 
     fn evictions(&self, path: &Path) -> Result<(), Error> {

@@ -122,8 +122,10 @@ pub fn has_colour(stream: &impl IsTerminal) -> bool {
 
 /// A run goes on where nobody can read its remarks, so a failure is let pass.
 fn say(text: &str) {
-    let text = printable(text);
-    let text = if has_colour(&io::stderr()) { coloured(&text) } else { text.to_string() };
+    let mut text = printable(text);
+    if has_colour(&io::stderr()) {
+        text = coloured(&text);
+    }
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 

@@ -118,7 +118,7 @@ impl RunWatch {
         let step = trainer.step();
         self.progress.note(why);
         let (began, said_not_pinned, program) = (self.began, self.said_not_pinned, self.program.take());
-        *self = Self { began, said_not_pinned, program, ..Self::open(trainer, Some(step), &self.interrupt)? };
+        *self = Self { program, began, said_not_pinned, ..Self::open(trainer, Some(step), &self.interrupt)? };
         Ok(())
     }
 
