@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-pub use quoted::{abridged, joined, listed, printable, quoted, shape};
+pub use quoted::{abridged, counted, joined, listed, printable, quoted, shape};
 
 /// A decoder layer, counted from 0 at the bottom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

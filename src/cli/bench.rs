@@ -7,7 +7,6 @@ use serde_json::json;
 use tch::Device;
 
 use super::counts::{any_number, at_least_one};
-use super::format::Format;
 use super::plan::json::alternative;
 use super::recipe_file::RecipeFile;
 use super::world::Joining;
@@ -21,7 +20,7 @@ use crate::plan::{Spent, StepPart};
 use crate::report::console;
 use crate::report::memory::{not_pinned, planned_and_measured};
 use crate::report::table::Table;
-use crate::units::{Bytes, Seconds};
+use crate::units::{Bytes, Seconds, counted};
 
 #[derive(Debug, Args)]
 pub(super) struct BenchSteps {
@@ -45,9 +44,6 @@ pub(super) struct BenchSteps {
     /// Count what makes the host wait for the device, in the last step and part by part; steps take longer for it.
     #[arg(long)]
     count_syncs: bool,
-    /// How to print.
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
     #[command(flatten)]
     pub(super) joining: Joining,
 }
@@ -62,7 +58,7 @@ impl BenchSteps {
             counts_waits: self.count_syncs,
         };
         let mut bench = Bench::new(recipe, device, size, self.random_weights, world)?;
-        let is_json = self.format == Format::Json;
+        let is_json = console::speech().is_json;
         self.introduce(&bench, world)?;
         let mut records = Vec::new();
         let all = self.warmup + self.steps;
@@ -91,7 +87,7 @@ impl BenchSteps {
             }
             return last.memory.iter().try_for_each(|profile| Ok(console::result(&profile.to_json().to_string())?));
         }
-        console::result(&table(&records, &summary).to_string())?;
+        console::table(&table(&records, &summary))?;
         if let Some(waits) = &last.waits {
             console::result(&format!("\nwhat made the host wait in the last step\n{}", waits_table(waits)))?;
         }
@@ -110,7 +106,7 @@ impl BenchSteps {
         let device = if let Device::Cuda(index) = device { format!("cuda:{index}") } else { "cpu".to_owned() };
         let (dtype, libtorch, attention) = (bench.dtype(), libtorch_version(), bench.attention());
         let trained = bench.model().parameters().iter().map(|(_, leaf)| leaf.numel()).sum::<usize>();
-        if self.format == Format::Json {
+        if console::speech().is_json {
             let line = json!({
                 "kind": "setup", "version": env!("CARGO_PKG_VERSION"), "libtorch": libtorch, "device": device,
                 "ranks": world.size(), "threads": threads, "dtype": dtype.to_string(), "sequences": bench.sequences(), "tokens_per_sequence": self.tokens,
@@ -121,9 +117,9 @@ impl BenchSteps {
         }
         let ranks = if world.size() > 1 { format!("each of {} ranks: ", world.size()) } else { String::new() };
         let line = format!(
-            "{ranks}{} sequences of {} tokens; {} weights in {dtype}, {trained} trained; {device}, {threads} threads, libtorch {libtorch}; attention: \
+            "{ranks}{} of {} tokens; {} weights in {dtype}, {trained} trained; {device}, {threads} threads, libtorch {libtorch}; attention: \
              {attention}",
-            bench.sequences(),
+            counted(bench.sequences(), "sequence"),
             self.tokens.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
             config.num_parameters(),
         );

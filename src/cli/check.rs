@@ -1,13 +1,14 @@
 //! `kvtune check`: parses, resolves, looks at model and data, and prints what would run.
 
 use clap::Args;
+use serde_json::{Value, json};
 use tch::Device;
 
 use super::architecture::{architecture, experts};
 use super::recipe_file::RecipeFile;
 use super::world::{Joining, time_of_sums};
 use crate::cache::{Routing, Scope};
-use crate::data::Splits;
+use crate::data::{LoadReport, Splits};
 use crate::dist::World;
 use crate::engine::{ChunkPlan, Settings};
 use crate::error::Error;
@@ -18,7 +19,7 @@ use crate::recipe::{
 };
 use crate::report::console;
 use crate::report::table::Table;
-use crate::train::{self, ResolvedRun, RunSchedule, TrainError};
+use crate::train::{self, ExpectedEvictions, ResolvedRun, RunSchedule, TrainError};
 use crate::units::Bytes;
 use crate::verify::ErrorBound;
 
@@ -41,7 +42,7 @@ impl Check {
         let machine = Machine::here(recipe.model.dtype, device).of_ranks(world.ranks_here(), world.size());
         let mut said = Ok(());
         // Before anything is refused that may be in it.
-        let say = |data: &Splits| said = console::result(&data.report.to_string());
+        let say = |data: &Splits| said = console::outcome(&data.report.to_string(), &in_json(&data.report));
         let settled = train::settled_with_data(recipe, &config, tokenizer.as_ref(), None, machine, say)?;
         said?;
         let ResolvedRun { recipe, planned, engine, data, .. } = settled;
@@ -61,13 +62,23 @@ impl Check {
         if recipe.train.offload != Offload::None {
             table.row(&["waits on the host", &waiting_parts(&recipe, engine.settings(), &config)]);
         }
+        if let Some(evictions) = ExpectedEvictions::new(&recipe, engine.settings(), data.train.lengths()) {
+            evictions.warning().iter().for_each(|warning| console::warning(warning));
+            table.row(&["evictions", &evictions.to_string()]);
+        }
         table.row(&["replay log", &replay_log(engine.settings(), &config, &plan)]);
         table.row(&["peak memory, planned", &planned.words()]);
         if world.size() > 1 {
             table.row(&["ranks", &ranks(world, machine, Bytes(4 * trained))?]);
         }
-        Ok(console::result(&table.to_string())?)
+        Ok(console::table(&table)?)
     }
+}
+
+/// What the data came to, for programs.
+fn in_json(report: &LoadReport) -> Value {
+    let files: Vec<String> = report.files.iter().map(ToString::to_string).collect();
+    json!({ "train": report.train, "validation": report.validation, "files": files, "warnings": report.warnings })
 }
 
 /// The ranks, what each may take, and how long they take to add up so many bytes of gradients.

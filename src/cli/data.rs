@@ -1,7 +1,7 @@
 //! `kvtune data`: what the files of a recipe say, row by row: which tokens are trained, what is left out and what is cut.
 
 use std::fs::File;
-use std::io::{BufWriter, IsTerminal, Write};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -61,7 +61,7 @@ impl LookAtData {
         let limits = train::limits(&config);
         let mut dump = self.dump.as_deref().map(Dump::create).transpose()?;
         let mut shown_yet = 0;
-        let has_colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let has_colour = console::has_colour(&std::io::stdout()) && !console::speech().is_json;
         let is_dumped = dump.is_some();
         let mut take = |row: &SurveyedRow| {
             if let Some(dump) = &mut dump {
@@ -72,7 +72,9 @@ impl LookAtData {
             {
                 shown_yet += 1;
                 let text = shown(sample, tokenizer.as_ref(), has_colour)?;
-                console::result(&format!("── {}: {}\n{text}\n", row.place, in_words(sample)))?;
+                let (place, about) = (&row.place, in_words(sample));
+                let json = json!({ "place": place.to_string(), "sample": about, "text": text });
+                console::outcome(&format!("── {place}: {about}\n{text}\n"), &json)?;
             }
             Ok::<(), Error>(())
         };
@@ -87,7 +89,8 @@ impl LookAtData {
         }
         surveys.into_iter().try_for_each(|(data, survey)| {
             let set = recipe.data.sets.iter().find(|set| set.data == *data);
-            set.map_or(Ok(()), |set| console::result(&format!("data set `{}`, weight {}", set.name, set.weight)))?;
+            set.filter(|_| !console::speech().is_json)
+                .map_or(Ok(()), |set| console::result(&format!("data set `{}`, weight {}", set.name, set.weight)))?;
             told(survey, is_dumped)
         })
     }
@@ -117,8 +120,10 @@ fn told(Survey { source, counts, shared, warnings }: Survey, is_dumped: bool) ->
     if shared > 0 {
         table.row(&["held out, and trained on, too", &shared.to_string()]);
     }
-    console::result(&table.to_string())?;
-    console::result(&histogram(&counts.lengths))?;
+    console::table(&table)?;
+    if !console::speech().is_json {
+        console::result(&histogram(&counts.lengths))?;
+    }
     let has_rows = counts.rows() > 0;
     match counts.verdict(&source) {
         Ok(left_out) => left_out.iter().for_each(|error| console::warning(&error.to_string())),

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use serde_json::json;
 
 use super::finetune::{Ending, install};
 use crate::checkpoint;
@@ -78,7 +79,7 @@ impl Export {
             }
             Err(error) => return Err(error.into()),
         }
-        console::result(&format!("exported: {}", out.display()))?;
+        console::outcome(&format!("exported: {}", out.display()), &json!({ "exported": out }))?;
         Ok(Ending::Done)
     }
 }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use chrono::Local;
 use clap::Args;
+use serde_json::json;
 use tch::Device;
 
 use super::recipe_file::RecipePath;
@@ -13,6 +14,7 @@ use crate::dist::World;
 use crate::error::Error;
 use crate::recipe::{Recipe, Weights};
 use crate::report::console;
+use crate::report::summary::RunSummary;
 use crate::train::{self, Ended, Interrupt, Outcome, Start};
 
 /// What a verb ended with.
@@ -113,17 +115,29 @@ fn watched(installed: std::io::Result<Interrupt>) -> Result<Interrupt, Error> {
     })
 }
 
-fn end(Ended { outcome, memory }: Ended, run: &Path) -> Result<Ending, Error> {
-    if let Some(memory) = memory {
+fn end(ended: Ended, run: &Path) -> Result<Ending, Error> {
+    let (last, run_name) = (run.join("final"), run.display());
+    if let Some(memory) = ended.memory.filter(|_| !console::speech().is_json) {
         console::result(&format!("{memory}\n"))?;
     }
-    match outcome {
+    let mut json = ended.summary.as_ref().map_or_else(|| json!({}), RunSummary::to_json);
+    json["run"] = json!(run);
+    ended.summary.iter().for_each(|summary| console::note(&summary.words()));
+    match ended.outcome {
         Outcome::Finished => {
-            console::result(&format!("finished: {}", run.join("final").display()))?;
+            json["final"] = json!(last);
+            console::outcome(&format!("finished: {}", last.display()), &json)?;
+            // A run without validation samples has others to look at.
+            let has_validation = ended.summary.is_none_or(|summary| summary.eval_loss.is_some());
+            let split = if has_validation { "" } else { " --split train" };
+            console::note(&format!("next: kvtune evaluate {run_name}{split}\n      kvtune generate {run_name} --prompt \"…\""));
             Ok(Ending::Done)
         }
         Outcome::Interrupted(signal) => {
-            console::note(&format!("interrupted; go on with `kvtune resume {}`", run.display()));
+            if console::speech().is_json {
+                console::result(&json.to_string())?;
+            }
+            console::note(&format!("interrupted; go on with `kvtune resume {run_name}`"));
             Ok(Ending::Interrupted(signal))
         }
     }

@@ -5,6 +5,7 @@ use clap::ValueEnum;
 /// How results are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {
-    Table,
+    #[value(alias = "table")]
+    Text,
     Json,
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use serde_json::json;
 
 use crate::data::{SPECIAL_TOKENS, train_bpe};
 use crate::error::Error;
@@ -34,6 +35,7 @@ impl InitModel {
         let config = model::init_model(&self.config, tokenizer.as_ref().map(String::as_bytes), &self.out, self.seed)?;
         let special =
             if tokenizer.is_some() { format!("special tokens {}", SPECIAL_TOKENS.join(" ")) } else { "no tokenizer".into() };
-        Ok(console::result(&format!("wrote {} (vocabulary of {}, {special})", self.out.display(), config.vocab_size))?)
+        let words = format!("wrote {} (vocabulary of {}, {special})", self.out.display(), config.vocab_size);
+        Ok(console::outcome(&words, &json!({ "wrote": self.out, "vocab_size": config.vocab_size }))?)
     }
 }

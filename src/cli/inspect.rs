@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::format::Format;
 use crate::cache::ReplayLog;
 use crate::chart::in_terminal;
 use crate::error::Error;
 use crate::files;
 use crate::inspect::{Evictions, RunContents, RunFigures};
 use crate::report::console;
+use crate::report::evicted::Evicted;
 use crate::report::table::Table;
 use crate::units::{Bytes, Seconds};
 
@@ -30,9 +30,6 @@ pub(super) struct Inspect {
     /// Which sequence of the log, counted from 0.
     #[arg(long, value_name = "N", requires = "evictions", default_value_t = 0)]
     sequence: usize,
-    /// How to print.
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
 }
 
 /// Settings that a run is known by.
@@ -61,29 +58,19 @@ impl Inspect {
     pub(super) fn run(&self) -> Result<(), Error> {
         match (&self.evictions, &self.path) {
             (Some(log), _) => self.evictions(log),
-            (None, Some(path)) => self.contents(path),
+            (None, Some(path)) => {
+                let contents = RunContents::read(path)?;
+                Ok(console::outcome(&in_words(&contents), &to_json(&contents))?)
+            }
             // clap lets it not pass.
             (None, None) => Ok(()),
         }
     }
 
-    fn contents(&self, path: &Path) -> Result<(), Error> {
-        let contents = RunContents::read(path)?;
-        let text = match self.format {
-            Format::Json => to_json(&contents).to_string(),
-            Format::Table => in_words(&contents),
-        };
-        Ok(console::result(&text)?)
-    }
-
     fn evictions(&self, path: &Path) -> Result<(), Error> {
         let draw = self.out.as_deref().map(|out| Ok::<_, Error>((out, picture_kind(out)?))).transpose()?;
         let evictions = Evictions::of(&ReplayLog::load(path)?, self.sequence)?;
-        let text = match self.format {
-            Format::Json => json!(evictions).to_string(),
-            Format::Table => kept(&evictions).to_string(),
-        };
-        console::result(&text)?;
+        console::outcome(&console::fitted(&kept(&evictions)), &json!(evictions))?;
         if let Some((out, kind)) = draw {
             let map = evictions.map(&path.display().to_string());
             let bytes = if kind == PictureKind::Png { map.to_png() } else { map.to_svg("evictions").into_bytes() };
@@ -127,8 +114,8 @@ fn in_words(contents: &RunContents) -> String {
     let mut settings = Table::of_words(&["setting", "value"]);
     contents.adapter.iter().for_each(|kind| settings.row(&["adapter", kind]));
     main.for_each(|(key, value)| settings.row(&[key, value.trim_matches('"')]));
-    parts.push(if contents.settings.is_empty() { "no recipe beside it".to_owned() } else { settings.to_string() });
-    parts.push(figures(contents).to_string());
+    parts.push(if contents.settings.is_empty() { "no recipe beside it".to_owned() } else { console::fitted(&settings) });
+    parts.push(console::fitted(&figures(contents)));
     let mut checkpoints = Table::of_words(&["checkpoint", "step", "size", "state"]);
     for own in &contents.checkpoints {
         let step = own.step.map_or("–".to_owned(), |step| step.to_string());
@@ -137,17 +124,17 @@ fn in_words(contents: &RunContents) -> String {
         checkpoints.row(&[&own.name, &step, &Bytes(own.bytes).to_string(), &state]);
     }
     let none = contents.checkpoints.is_empty();
-    parts.push(if none { "no checkpoint is saved yet".to_owned() } else { checkpoints.to_string() });
+    parts.push(if none { "no checkpoint is saved yet".to_owned() } else { console::fitted(&checkpoints) });
     if !contents.answers.is_empty() {
         let mut answers = Table::of_words(&["file of answers", "answers"]);
         contents.answers.iter().for_each(|file| answers.row(&[&file.name, &file.answers.len().to_string()]));
-        parts.push(answers.to_string());
+        parts.push(console::fitted(&answers));
     }
     let mut skipped = Table::of_words(&["step left out", "why"]);
     let reasons = contents.metrics.iter().filter_map(|line| Some((line.step.to_string(), line.skipped.as_ref()?)));
     let left_out = reasons.map(|(step, why)| skipped.row(&[&step, why])).count();
     if left_out > 0 {
-        parts.push(skipped.to_string());
+        parts.push(console::fitted(&skipped));
     }
     let points: Vec<(f64, f64)> = contents.metrics.iter().filter_map(|line| Some((line.step as f64, line.loss?))).collect();
     let curve = in_terminal(&points, CURVE.0, CURVE.1);
@@ -173,6 +160,7 @@ fn figures(contents: &RunContents) -> Table {
     add("steps left out", (figures.skipped > 0).then(|| figures.skipped.to_string()));
     add("time of the steps", Some(Seconds(figures.seconds).to_string()));
     add("tokens a second", figures.tokens_per_second.map(|rate| format!("{rate:.0}")));
+    add("entries evicted", Evicted::over(&contents.metrics).words());
     add("peak memory", figures.peak_memory.map(|bytes| Bytes(bytes).to_string()));
     table
 }

@@ -46,6 +46,15 @@ struct Arguments {
     /// Threads of the CPU's tensor operations; results are bit-identical for the same number.
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
+    /// How to print results: words and tables, or a JSON object per line.
+    #[arg(long, global = true, value_enum, default_value_t = format::Format::Text)]
+    format: format::Format,
+    /// Say results, warnings and errors only.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Say more: every step of a run, and notes as often as they come.
+    #[arg(short, long, global = true)]
+    verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]

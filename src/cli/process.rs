@@ -6,11 +6,12 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use signal_hook::low_level::exit;
 
 use super::finetune::Ending;
+use super::format::Format;
 use super::{Arguments, Verb, command, device, launch, limits, panics, world};
 use crate::data;
 use crate::error::Error;
 use crate::recipe::Weights;
-use crate::report::console;
+use crate::report::console::{self, Speech};
 use crate::units::Failure;
 
 /// Variables of profilers that write what they have seen when the process ends in the ordinary way: CUPTI's, of Nsight, and LLVM's.
@@ -48,6 +49,8 @@ fn refused(error: &clap::Error) -> i32 {
 
 /// Does what is asked for.
 fn run(arguments: &Arguments) -> Result<Ending, Error> {
+    let Arguments { quiet: is_quiet, verbose: is_verbose, .. } = *arguments;
+    console::speak(Speech { is_quiet, is_verbose, is_json: arguments.format == Format::Json });
     let of_device = (arguments.device, arguments.threads);
     let on = || world::device(of_device);
     match &arguments.verb {

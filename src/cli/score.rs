@@ -7,7 +7,6 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
-use super::format::Format;
 use crate::data::{Answer, each_answer};
 use crate::error::Error;
 use crate::metrics::{Metric, after_cue};
@@ -35,9 +34,6 @@ pub(super) struct ScoreAnswers {
     /// Means by these fields of the rows too.
     #[arg(long, value_enum, value_name = "FIELD", value_delimiter = ',')]
     by: Vec<Field>,
-    /// How to print: the means as a table, or each row and then the means as JSON.
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
 }
 
 /// What `LongBench` v2 reports by.
@@ -87,16 +83,13 @@ impl ScoreAnswers {
             for (field, groups) in self.by.iter().zip(&mut groups) {
                 groups.entry(answer.text(field.name())?).or_default().add(&scores);
             }
-            if self.format == Format::Json {
+            if console::speech().is_json {
                 console::result(&json!({ "row": overall.rows, "scores": self.named(&scores) }).to_string())?;
             }
             overall.add(&scores);
             Ok::<(), Error>(())
         })?;
-        match self.format {
-            Format::Json => self.print_json(&overall, &groups),
-            Format::Table => self.print_table(&overall, &groups),
-        }
+        if console::speech().is_json { self.print_json(&overall, &groups) } else { self.print_table(&overall, &groups) }
     }
 
     fn refuse_twice(&self) -> Result<(), Error> {
@@ -146,6 +139,6 @@ impl ScoreAnswers {
             }
         }
         add("all", overall);
-        Ok(console::result(&table.to_string())?)
+        Ok(console::table(&table)?)
     }
 }

@@ -7,6 +7,7 @@ use super::on_too_long::Fit;
 use super::source::DataSource;
 use super::token_cache::Tokens;
 use crate::recipe::DataFormat;
+use crate::units::counted;
 
 /// Where the tokens of samples came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,7 +139,6 @@ impl fmt::Display for FileReport {
             TokenOrigin::Cached => "tokens from the cache",
         };
         let Self { rows, kept, dropped, bad, cut, cut_tokens, longest, limit, .. } = self;
-        let word = if *rows == 1 { "row" } else { "rows" };
         for note in &self.notes {
             writeln!(f, "{note}")?;
         }
@@ -146,7 +146,13 @@ impl fmt::Display for FileReport {
             writeln!(f, "`data.format` is {format}")?;
         }
         let more = if self.files > 1 { format!(" and {} more files", self.files - 1) } else { String::new() };
-        write!(f, "`{}`{more}: {rows} {word}, longest {longest} tokens, limit {limit}: ", self.path.display())?;
+        write!(
+            f,
+            "`{}`{more}: {}, longest {}, limit {limit}: ",
+            self.path.display(),
+            counted(*rows, "row"),
+            counted(*longest, "token")
+        )?;
         write!(f, "{kept} kept, {dropped} dropped, {bad} bad; {cut} cut")?;
         if *cut > 0 {
             write!(f, " by {cut_tokens} tokens")?;

@@ -243,6 +243,11 @@ impl Settings {
         self.slots.iter().map(|slots| slots.count(plan.len(), plan.longest_chunk())).collect()
     }
 
+    /// Slots of each layer whose entries leave by the recipe's policy; `None` of sliding windows and of caches that grow.
+    pub fn policy_slots(&self) -> Vec<Option<usize>> {
+        self.slots.iter().map(|slots| slots.fixed()).collect()
+    }
+
     /// Fails if a sequence of so many tokens is too long for a cache that evicts nothing.
     pub fn check_fits(&self, tokens: usize) -> Result<(), EngineError> {
         for (layer, (policy, slots)) in self.policies.iter().zip(&self.slots).enumerate() {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::trained::{ExportTarget, Trained};
 use crate::recipe::{LoraRecipe, Recipe, ValidationSource};
+use crate::report::evicted::Evicted;
 use crate::report::metrics::StepMetrics;
 use crate::report::table::Table;
 
@@ -62,6 +63,9 @@ fn figures(trained: &Trained<'_>, base_model: &str, hash: &str) -> Table {
     }
     if let Some(recipe) = trained.recipe {
         of_recipe(&mut table, recipe);
+    }
+    if let Some(evicted) = Evicted::over(&trained.metrics).words() {
+        table.row(&["entries evicted in training", &evicted]);
     }
     scores(&mut table, trained);
     table

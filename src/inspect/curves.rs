@@ -31,6 +31,8 @@ pub(super) fn charts(runs: &[RunContents]) -> Vec<CurveChart> {
         drawn("learning rate", true, |line| line.learning_rate),
         // The line of a first validation is no step.
         drawn("tokens a second", true, |line| line.loss.map(|_| line.tokens_per_second)),
+        drawn("entries evicted, % of the step's", true, |line| line.evicted.map(|share| 100.0 * share)),
+        drawn("mean stay of evicted entries, tokens", true, |line| line.mean_stay),
         drawn("peak memory of the process, GiB", true, |line| Some(line.peak_memory as f64 / GIB)),
     ];
     let metrics: BTreeSet<&String> = runs.iter().flat_map(|run| &run.metrics).flat_map(|line| line.eval_answers.keys()).collect();

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::InspectError;
 use crate::cache::ReplayLog;
 use crate::chart::{ColourMap, ColourRow, ColourScale, MOST_CELLS, Rgb};
-use crate::verify::departures;
+use crate::verify::{departures, stays};
 
 /// What a KV head kept of a sequence.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -127,10 +127,7 @@ impl HeadEvictions {
     /// From the first query that does not see each token.
     fn of(gone: &[i64], tokens_per_cell: usize) -> Self {
         let tokens = gone.len();
-        // What leaves, with the number of tokens that came until then.
-        let stay =
-            |(at, &until): (usize, &i64)| usize::try_from(until).ok().filter(|&until| until < tokens).map(|until| until - at);
-        let stays: Vec<Option<usize>> = gone.iter().enumerate().map(stay).collect();
+        let stays: Vec<Option<usize>> = stays(gone).collect();
         let (evicted, sum) = stays.iter().flatten().fold((0, 0), |(count, sum), stay| (count + 1, sum + stay));
         let cell = |own: &[Option<usize>]| {
             let left = own.iter().flatten().count();

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::RunContents;
 use crate::checkpoint::{Best, SampleCounts};
+use crate::report::evicted::Evicted;
 use crate::report::metrics::StepMetrics;
 
 /// Where a curve begins, where it ends, and how low it comes.
@@ -34,6 +35,10 @@ pub struct RunFigures {
     pub eval_loss: Option<CurveEnds>,
     /// The best validation, as the newest checkpoint knows it.
     pub best: Option<Best>,
+    /// Share of the entries that left the caches by the policy, from 0 to 1.
+    pub evicted: Option<f64>,
+    /// How many further tokens came before such an entry left, in the mean.
+    pub mean_stay: Option<f64>,
     /// Largest resident size, bytes.
     pub peak_memory: Option<u64>,
     /// Samples of the data.
@@ -53,6 +58,7 @@ impl RunFigures {
         let seconds: f64 = lines.iter().map(|line| line.seconds).sum();
         let tokens = lines.last().map_or(0, |line| line.total_tokens);
         let state = contents.checkpoints.iter().rev().find_map(|checkpoint| checkpoint.state.as_ref());
+        let evicted = Evicted::over(lines);
         let is_odd = |line: &&StepMetrics| [line.loss, line.grad_norm].into_iter().flatten().any(|value| !value.is_finite());
         Self {
             steps: lines.last().map_or(0, |line| line.step),
@@ -62,6 +68,8 @@ impl RunFigures {
             loss: ends(lines.iter().filter_map(|line| line.loss)),
             eval_loss: ends(lines.iter().filter_map(|line| line.eval_loss)),
             best: state.and_then(|state| state.best.clone()),
+            evicted: evicted.share(),
+            mean_stay: evicted.mean_stay(),
             peak_memory: lines.iter().map(|line| line.peak_memory).max(),
             samples: state.and_then(|state| state.samples),
             trained: state.map(|state| state.parameters.iter().map(|info| info.shape.iter().product::<i64>()).sum()),

@@ -1,6 +1,6 @@
 //! One page about one or several runs: HTML without scripts that needs nothing outside of itself.
 
-use super::page_tables::{checkpoints, differing, evaluations, figures, skipped};
+use super::page_tables::{checkpoints, differing, evaluations, evicted, figures, skipped};
 use super::{EvaluationLine, RunContents, curves};
 use crate::chart::{ColourMap, CurveChart, escape, legend_mark};
 use crate::eval::ScoredAnswer;
@@ -27,6 +27,7 @@ pub fn report_page(runs: &[RunContents], scores: &[EvaluationLine], maps: &[Colo
     add("figures", "How it went", figures(runs) + &skipped(runs));
     add("differences", "What differs", differing(runs));
     add("curves", "Curves", charts(runs));
+    add("evicted", "What was evicted", evicted(runs));
     add("scores", "Scores", evaluations(runs, scores));
     add("answers", "Answers", samples(runs));
     let map =

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::{EvaluationLine, RunContents, RunFigures};
 use crate::chart::escape;
 use crate::eval::AnswerScores;
+use crate::report::evicted::Evicted;
 use crate::report::metrics::StepMetrics;
 use crate::units::{Bytes, Seconds};
 
@@ -55,6 +56,7 @@ pub(super) fn figures(runs: &[RunContents]) -> String {
     add("steps left out", of(&|f| (f.skipped > 0).then(|| f.skipped.to_string())));
     add("time of the steps", of(&|f| Some(Seconds(f.seconds).to_string())));
     add("tokens a second", of(&|f| f.tokens_per_second.map(|rate| format!("{rate:.0}"))));
+    add("entries evicted", runs.iter().map(|run| Evicted::over(&run.metrics).words()).collect());
     add("peak memory", of(&|f| f.peak_memory.map(|bytes| Bytes(bytes).to_string())));
     let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
     let header: Vec<&str> = ["figure"].into_iter().chain(names.iter().map(String::as_str)).collect();
@@ -66,6 +68,20 @@ pub(super) fn skipped(runs: &[RunContents]) -> String {
     let row = |run: &RunContents, line: &StepMetrics| Some(vec![run.name.clone(), line.step.to_string(), line.skipped.clone()?]);
     let rows: Vec<Vec<String>> = runs.iter().flat_map(|run| run.metrics.iter().filter_map(move |line| row(run, line))).collect();
     table("Steps that were left out", &["run", "step", "why"], &rows, false)
+}
+
+/// What each layer evicted.
+pub(super) fn evicted(runs: &[RunContents]) -> String {
+    let mut rows = Vec::new();
+    for run in runs {
+        for (layer, sums) in Evicted::by_layer(&run.metrics).iter().enumerate() {
+            let share = sums.share().map_or("–".to_owned(), |share| format!("{:.1}", 100.0 * share));
+            let stay = sums.mean_stay().map_or("–".to_owned(), |stay| format!("{stay:.1}"));
+            rows.push(vec![run.name.clone(), layer.to_string(), share, stay]);
+        }
+    }
+    let header = ["run", "layer", "entries evicted, %", "mean stay of these, tokens"];
+    table("What each layer evicted in training, over all steps; of a sliding window, what left the window", &header, &rows, true)
 }
 
 /// Settings that are not the same in all runs.

@@ -1,12 +1,14 @@
 //! What libtorch says of itself and of the CPU.
 
 use std::ffi::{CStr, c_char, c_int};
+use std::os::fd::AsRawFd;
 
 unsafe extern "C" {
     safe fn kvtune_libtorch_config() -> *const c_char;
     safe fn kvtune_cpu_capability() -> *const c_char;
     fn kvtune_cpu_has(feature: *const c_char) -> c_int;
     safe fn kvtune_threads_at_work() -> i64;
+    safe fn kvtune_terminal_width(descriptor: c_int) -> c_int;
 }
 
 /// The version of the libtorch that is loaded, as it tells how it was built; [`super::libtorch_version`] is that of its headers.
@@ -34,6 +36,11 @@ pub fn cpu_has(feature: &CStr) -> bool {
 /// Among how many threads the shim's kernels share their work out.
 pub fn threads_at_work() -> usize {
     usize::try_from(kvtune_threads_at_work()).unwrap_or(0)
+}
+
+/// Columns of the terminal behind a stream; `None` where there is no terminal, or it does not say.
+pub fn terminal_width(stream: &impl AsRawFd) -> Option<usize> {
+    usize::try_from(kvtune_terminal_width(stream.as_raw_fd())).ok().filter(|&columns| columns > 0)
 }
 
 fn text(said: *const c_char) -> Option<String> {

@@ -28,7 +28,7 @@ pub(crate) use autograd::or_panic;
 pub use autograd::{BackwardError, attach_backward, gradients_of, run_backward, take_gradient};
 pub use bounded::{Bounds, GivenUp, ProcessLimits, apart, num_given_up, within};
 pub use cross_entropy::cross_entropy;
-pub use facts::{cpu_capability, cpu_has, loaded_libtorch, threads_at_work};
+pub use facts::{cpu_capability, cpu_has, loaded_libtorch, terminal_width, threads_at_work};
 pub use head_vectors::{cosines_on_cpu, norms_on_cpu};
 pub use kernels::{
     AttendGrads, AttentionShape, KvPart, Scoring, across, add_low_rank, attend, attend_backward, attention_mass, computes,

@@ -8,7 +8,7 @@ use super::grad::GradRecipe;
 use super::kv_cache::CacheRecipe;
 use super::model::{LoraRecipe, ModelRecipe};
 use super::table::{RecipeKey, RecipeTable, TableEntries};
-use super::training::{CheckpointRecipe, LogRecipe, OptimizerRecipe, TopOfFile, TrainRecipe};
+use super::training::{CheckpointRecipe, LogRecipe, OptimizerRecipe, ReportRecipe, TopOfFile, TrainRecipe};
 
 /// A recipe: checked, complete, with absolute paths.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +35,8 @@ pub struct Recipe {
     pub checkpoint: CheckpointRecipe,
     /// Logging.
     pub log: LogRecipe,
+    /// Who gets the figures besides.
+    pub report: ReportRecipe,
     /// Where the run is written; the command line may say it instead.
     pub output_dir: Option<PathBuf>,
 }
@@ -59,13 +61,14 @@ impl Recipe {
             section(&self.eval),
             section(&self.checkpoint),
             section(&self.log),
+            section(&self.report),
         ];
         model.into_iter().flatten().chain(rest).collect()
     }
 }
 
 /// All tables and their keys; the last one is what stands above them, without a name.
-pub(super) fn tables() -> [(&'static str, Vec<RecipeKey>); 12] {
+pub(super) fn tables() -> [(&'static str, Vec<RecipeKey>); 13] {
     fn table<T: RecipeTable>() -> (&'static str, Vec<RecipeKey>) {
         (T::NAME, T::keys())
     }
@@ -81,6 +84,7 @@ pub(super) fn tables() -> [(&'static str, Vec<RecipeKey>); 12] {
         table::<EvalRecipe>(),
         table::<CheckpointRecipe>(),
         table::<LogRecipe>(),
+        table::<ReportRecipe>(),
         table::<TopOfFile>(),
     ]
 }

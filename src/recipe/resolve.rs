@@ -15,7 +15,7 @@ use super::read::AUTO;
 use super::refusals::Refusals;
 use super::table::{RecipeTable, dotted};
 use super::training::{
-    CheckpointRecipe, LogRecipe, Offload, OptimizerName, OptimizerRecipe, Schedule, TopOfFile, TrainRecipe, Weights,
+    CheckpointRecipe, LogRecipe, Offload, OptimizerName, OptimizerRecipe, ReportRecipe, Schedule, TopOfFile, TrainRecipe, Weights,
 };
 use super::tree::Document;
 use super::value::RecipeReader;
@@ -77,6 +77,7 @@ pub(super) fn resolve(document: &mut Document, asked: Option<Weights>, refusals:
         optimizer,
         checkpoint: CheckpointRecipe::read(&reader)?,
         log: LogRecipe::read(&reader)?,
+        report: ReportRecipe::read(&reader)?,
         output_dir: TopOfFile::read(&reader)?.output_dir,
         model,
         lora,

@@ -342,6 +342,17 @@ table! {
 }
 
 table! {
+    /// The table `[report]`.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct ReportRecipe in "report" {
+        /// A command of the shell (`sh -c`) that runs beside the training and gets each line of `metrics.jsonl` on its standard input. Where it
+        /// fails or does not read, it gets no more, and the run goes on.
+        #[default("none")]
+        pub command: Option<String> = None,
+    }
+}
+
+table! {
     /// What stands at the top of the file, before the first table.
     pub(super) struct TopOfFile in "" {
         /// Directory of the run. `--out` on the command line wins.

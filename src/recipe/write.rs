@@ -84,7 +84,7 @@ fn may_change(key: &str) -> bool {
     let (table, _) = key.split_once('.').unwrap_or((key, ""));
     // The one key of `grad` that says what is computed, not how.
     key != "grad.single_tokens_for_targets"
-        && (matches!(table, "log" | "checkpoint" | "grad")
+        && (matches!(table, "log" | "report" | "checkpoint" | "grad")
             // Where the model and the data lie: their content is compared with what the run began with.
             || matches!(key, "model.path" | "model.revision" | "data.train" | "data.validation")
             || key.starts_with("data.sets.") && matches!(key.rsplit('.').next(), Some("train" | "validation"))

@@ -54,6 +54,18 @@ pub struct StepMetrics {
     /// Hash of what the caches evicted in the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay_log: Option<String>,
+    /// Share of the entries of the step that left the caches by the policy, from 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evicted: Option<f64>,
+    /// How many further tokens came before such an entry left, in the mean; none where nothing left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mean_stay: Option<f64>,
+    /// `evicted` of each layer, from the bottom; of sliding windows what left the window.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evicted_by_layer: Vec<f64>,
+    /// `mean_stay` of each layer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mean_stay_by_layer: Vec<Option<f64>>,
     /// Why the step was left out, where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
@@ -186,14 +198,14 @@ impl Metrics {
         Ok(Self { path: path.to_owned(), file, check })
     }
 
-    /// Appends one line and makes it durable: the checkpoint of its step may be the next thing on disk.
-    pub fn append(&mut self, metrics: &StepMetrics) -> Result<(), ReportError> {
+    /// Appends one line, which is returned, and makes it durable: the checkpoint of its step may be the next thing on disk.
+    pub fn append(&mut self, metrics: &StepMetrics) -> Result<String, ReportError> {
         let mut write = || {
             let figures = serde_json::to_string(metrics)?;
             self.check = check_of(&self.check, &figures);
-            let line = format!("{}{CHECK}{}\"}}\n", &figures[..figures.len() - 1], self.check);
-            self.file.write_all(line.as_bytes())?;
-            self.file.sync()
+            let line = format!("{}{CHECK}{}\"}}", &figures[..figures.len() - 1], self.check);
+            self.file.write_all(format!("{line}\n").as_bytes())?;
+            self.file.sync().map(|()| line)
         };
         Ok(write().map_err(FilesError::io("write", &self.path))?)
     }
@@ -250,7 +262,7 @@ mod tests {
     /// The metrics of a run that has made so many steps.
     fn begun(path: &Path, steps: u64) -> Metrics {
         let mut metrics = Metrics::begin(path).unwrap();
-        (1..=steps).for_each(|step| metrics.append(&line(step)).unwrap());
+        (1..=steps).for_each(|step| drop(metrics.append(&line(step)).unwrap()));
         metrics
     }
 

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use serde_json::{Value, json};
+
 use super::ReportError;
+use super::evicted::Evicted;
 use super::table::Table;
 use crate::files::{self, FileKind};
 use crate::units::{Bytes, Seconds};
@@ -21,7 +24,7 @@ pub fn state(run: &Path) -> Option<String> {
 }
 
 /// The figures of a finished or interrupted run.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunSummary {
     /// `finished`, or `interrupted after step 12`.
     pub state: String,
@@ -29,6 +32,8 @@ pub struct RunSummary {
     pub steps: (u64, u64),
     /// Tokens trained on.
     pub tokens: u64,
+    /// By the time of all steps.
+    pub tokens_per_second: f64,
     /// Training loss of the first and of the last step.
     pub train_loss: Option<(f64, f64)>,
     /// Validation loss: first and last known.
@@ -37,6 +42,8 @@ pub struct RunSummary {
     pub eval_loss_by_set: BTreeMap<String, f64>,
     /// Best value of the watched metric, and its step.
     pub best: Option<(String, f64, u64)>,
+    /// What the caches evicted.
+    pub evicted: Evicted,
     /// Duration of this start.
     pub seconds: f64,
     /// Peak memory of the process.
@@ -68,6 +75,9 @@ impl RunSummary {
         if let Some((metric, value, step)) = &self.best {
             add(&format!("best {metric}"), format!("{value:.4} (step {step})"));
         }
+        if let Some(words) = self.evicted.words() {
+            add("entries evicted in training", words);
+        }
         add("time of this start", Seconds(self.seconds).to_string());
         add("peak memory", Bytes(self.peak_memory).to_string());
         add("peak memory, as planned", Bytes(self.planned_memory).to_string());
@@ -76,6 +86,29 @@ impl RunSummary {
         }
         let memory = self.memory_by_part.as_ref().map(|text| format!("\n## Memory by part\n\n{text}\n")).unwrap_or_default();
         format!("{HEADING}{}\n\n{table}\n{memory}", self.state)
+    }
+
+    /// How it went, in a line.
+    pub fn words(&self) -> String {
+        let mut parts = vec![format!("{} of {} steps in {}", self.steps.0, self.steps.1, Seconds(self.seconds))];
+        let mut add = |name: &str, value: Option<String>| parts.extend(value.map(|value| format!("{name} {value}")));
+        add("loss", self.train_loss.map(|(_, last)| format!("{last:.4}")));
+        add("validation loss", self.eval_loss.map(|(_, last)| format!("{last:.4}")));
+        add("best", self.best.as_ref().map(|(metric, value, step)| format!("{metric} {value:.4} at step {step}")));
+        add("speed", Some(format!("{:.0} tok/s", self.tokens_per_second)));
+        add("entries evicted", self.evicted.words());
+        parts.join(" · ")
+    }
+
+    /// The same for programs.
+    pub fn to_json(&self) -> Value {
+        let best = self.best.as_ref().map(|(metric, value, step)| json!({ "metric": metric, "value": value, "step": step }));
+        json!({
+            "state": self.state, "step": self.steps.0, "num_steps": self.steps.1, "total_tokens": self.tokens,
+            "loss": self.train_loss.map(|(_, last)| last), "eval_loss": self.eval_loss.map(|(_, last)| last), "best": best,
+            "seconds": self.seconds, "tokens_per_second": self.tokens_per_second, "evicted": self.evicted.share(),
+            "mean_stay": self.evicted.mean_stay(), "peak_memory": self.peak_memory,
+        })
     }
 
     /// Writes the page.

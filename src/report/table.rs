@@ -3,6 +3,7 @@
 use std::fmt;
 
 use comfy_table::{CellAlignment, ContentArrangement, presets};
+use serde_json::Value;
 
 /// A table with a header; behind the first column numbers stand on the right.
 #[derive(Debug)]
@@ -32,6 +33,29 @@ impl Table {
     pub fn row(&mut self, cells: &[&str]) {
         self.0.add_row(cells.to_vec());
     }
+
+    /// As text of so many columns, where they are known: cells that are too wide are wrapped.
+    pub fn fitted(&self, width: Option<usize>) -> String {
+        let mut table = self.0.clone();
+        if let Some(width) = width {
+            table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width.try_into().unwrap_or(u16::MAX));
+        }
+        table.to_string()
+    }
+
+    /// An object of names and values where there are two columns, else a list of objects by the header.
+    pub fn to_json(&self) -> Value {
+        let cells = |row: &comfy_table::Row| row.cell_iter().map(comfy_table::Cell::content).collect::<Vec<String>>();
+        let header = self.0.header().map(cells).unwrap_or_default();
+        let rows = self.0.row_iter().map(cells);
+        if header.len() == 2 {
+            return rows
+                .filter_map(|row| <[String; 2]>::try_from(row).ok())
+                .map(|[name, value]| (name, Value::from(value)))
+                .collect();
+        }
+        rows.map(|row| header.iter().cloned().zip(row.into_iter().map(Value::from)).collect::<Value>()).collect()
+    }
 }
 
 impl fmt::Display for Table {
@@ -55,5 +79,21 @@ mod tests {
         let mut table = Table::of_words(&["a", "found"]);
         table.row(&["b", "x"]);
         assert_eq!(table.to_string(), "| a | found |\n|---|-------|\n| b | x     |");
+    }
+
+    #[test]
+    fn a_table_fits_a_terminal_and_is_json_for_programs() {
+        let mut table = Table::new(&["what", "value"]);
+        table.row(&["longest sample", &"many words ".repeat(20)]);
+        assert!(table.to_string().lines().all(|line| line.len() > 200));
+        for width in [40, 80, 200] {
+            let fitted = table.fitted(Some(width));
+            assert!(fitted.lines().all(|line| line.chars().count() <= width), "{fitted}");
+            assert_eq!(fitted.matches("many").count(), 20, "{fitted}");
+        }
+        assert_eq!(table.to_json()["longest sample"], "many words ".repeat(20));
+        let mut table = Table::of_words(&["layer", "share", "stay"]);
+        table.row(&["0", "0.5", "12"]);
+        assert_eq!(table.to_json().to_string(), r#"[{"layer":"0","share":"0.5","stay":"12"}]"#);
     }
 }

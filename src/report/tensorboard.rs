@@ -116,6 +116,8 @@ fn summaries(m: &StepMetrics) -> Vec<Summary> {
         ("eval/accuracy", m.eval_accuracy),
         ("perf/tokens_per_second", m.loss.map(|_| m.tokens_per_second)),
         ("perf/step_time", m.loss.map(|_| m.seconds)),
+        ("cache/evicted", m.evicted),
+        ("cache/mean_stay", m.mean_stay),
         ("memory/peak_gib", Some(m.peak_memory as f64 / f64::from(1u32 << 30))),
     ];
     let known = scalars.into_iter().filter_map(|(tag, value)| Some(scalar(tag, value? as f32)));

@@ -93,7 +93,7 @@ pub fn serve(
         Ok((listener.local_addr()?, listener))
     });
     let (local, listener) = listening.map_err(|source| ServeError::Listen { address, source })?;
-    console::result(&format!("listening on http://{local}"))?;
+    console::outcome(&format!("listening on http://{local}"), &json!({ "listening": format!("http://{local}") }))?;
     let (jobs, waiting) = channel(options.queue.max(1));
     let counters = Arc::new(Counters::default());
     let prompts = PromptLimits::of(model.config());

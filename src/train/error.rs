@@ -16,6 +16,7 @@ use crate::plan::PlanError;
 use crate::recipe::{Difference, RecipeError};
 use crate::report::ReportError;
 use crate::units::{Exit, Failure, abridged, quoted};
+use crate::verify::VerifyError;
 
 /// An error of training.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +45,9 @@ pub enum TrainError {
     /// Answers can't be generated.
     #[error(transparent)]
     Generation(#[from] GenerationError),
+    /// The choices of a step are none that a cache can make.
+    #[error(transparent)]
+    Verify(#[from] VerifyError),
     /// The optimiser refused.
     #[error(transparent)]
     Optim(#[from] OptimError),
@@ -385,6 +389,7 @@ impl Failure for TrainError {
             Self::Eval(e) => Some(e),
             Self::Conformance(e) => Some(e),
             Self::Generation(e) => Some(e),
+            Self::Verify(e) => Some(e),
             Self::Optim(e) => Some(e),
             Self::Checkpoint(e) | Self::NotSaved(e) => Some(e),
             Self::Report(e) => Some(e),

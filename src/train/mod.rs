@@ -4,6 +4,7 @@ mod answers;
 mod build;
 mod deal;
 mod error;
+mod evicted;
 mod interrupt;
 mod profile;
 mod rank_error;
@@ -35,6 +36,7 @@ pub use build::{
     load_adapter, model, open_data, set_numerics, tokenizer,
 };
 pub use error::TrainError;
+pub use evicted::ExpectedEvictions;
 pub use interrupt::Interrupt;
 pub use rank_error::RankError;
 pub use ranks::{RunRanks, check_even};

@@ -2,11 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::TrainError;
+use super::evicted::evicted_by_layer;
 use super::ranks::Asked;
 use super::retreat::Retreat;
 use crate::data::Batch;
 use crate::engine::MicroBatchGradients;
 use crate::files;
+use crate::report::evicted::Evicted;
 
 /// A rank's micro-batches of a step.
 #[derive(Debug, Serialize, Deserialize)]
@@ -35,6 +38,8 @@ pub(super) struct MicroBatchReport {
     router_loss: Option<u64>,
     /// Hash of its choices.
     replay_log: String,
+    /// By layer.
+    evicted: Vec<Evicted>,
     samples: Vec<u64>,
     /// Those whose loss is not finite.
     suspects: Vec<u64>,
@@ -42,19 +47,20 @@ pub(super) struct MicroBatchReport {
 
 impl MicroBatchReport {
     /// Of one that came to `made`.
-    pub(super) fn of(place: usize, batch: &Batch, made: &MicroBatchGradients) -> Self {
+    pub(super) fn of(place: usize, batch: &Batch, made: &MicroBatchGradients) -> Result<Self, TrainError> {
         let losses = batch.sequences.iter().zip(&made.losses);
         let suspects = losses.filter(|(_, loss)| !loss.loss_sum.is_finite()).map(|(sequence, _)| sequence.sample);
-        Self {
+        Ok(Self {
             place,
             tokens: batch.num_tokens(),
             correct: made.losses.iter().map(|loss| loss.correct).sum(),
             loss: made.losses.iter().map(|loss| loss.loss_sum).sum::<f64>().to_bits(),
             router_loss: made.router_loss.map(f64::to_bits),
             replay_log: made.log.hash(),
+            evicted: evicted_by_layer(&made.log)?,
             samples: batch.sequences.iter().map(|sequence| sequence.sample).collect(),
             suspects: suspects.collect(),
-        }
+        })
     }
 }
 
@@ -75,6 +81,8 @@ pub struct StepOutcome {
     pub grad_norm: f64,
     /// Hash of the choices, those of the micro-batches in their order.
     pub replay_log: String,
+    /// What each layer has evicted.
+    pub evicted: Vec<Evicted>,
     /// The largest peak of a rank's memory by then, bytes.
     pub peak_memory: u64,
     /// The part of their time that ranks have waited for the slowest; `None` for one alone.
@@ -127,6 +135,8 @@ impl StepReports {
         let mean = |sum: f64, bits: u64| sum + f64::from_bits(bits) / all.len() as f64;
         let router_loss = all.iter().filter_map(|micro_batch| micro_batch.router_loss);
         let logs: Vec<&String> = all.iter().map(|micro_batch| &micro_batch.replay_log).collect();
+        let by_layer = all.iter().map(|micro_batch| micro_batch.evicted.clone());
+        let sum = |a: Vec<Evicted>, b: Vec<Evicted>| a.into_iter().zip(b).map(|(a, b)| a + b).collect();
         StepOutcome {
             loss: self.loss_sum() / targets as f64,
             router_loss: router_loss.fold(None, |sum, bits| Some(mean(sum.unwrap_or(0.0), bits))),
@@ -136,6 +146,7 @@ impl StepReports {
             grad_norm: 0.0,
             // As many digits as tell the steps of any run apart.
             replay_log: files::hash_parts(&logs)[..16].to_owned(),
+            evicted: by_layer.reduce(sum).unwrap_or_default(),
             peak_memory: self.ranks.iter().map(|rank| rank.peak_memory).max().unwrap_or(0),
             idle: self.idle(),
         }

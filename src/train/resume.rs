@@ -129,7 +129,7 @@ fn resume_as(
         ranks.first("removing checkpoints", || Ok(checkpoint::retain(dir, trainer.recipe.checkpoint.intermediate_save_keep)?))?;
         let (made, asked) = (trainer.step(), trainer.schedule.num_steps());
         console::note(&format!("nothing to do: {made} steps are made, the recipe asks for {asked}"));
-        return Ok(Ended { outcome: Outcome::Finished, memory: None });
+        return Ok(Ended { outcome: Outcome::Finished, memory: None, summary: None });
     }
     if !began.differences(&recipe).is_empty() || !is_sealed {
         ranks.first("writing the recipe", || write_recipe(&trainer.recipe, &path))?;

@@ -15,6 +15,7 @@ use crate::model::ModelConfig;
 use crate::native::give_free_memory_back;
 use crate::recipe::{OnNonFinite, Recipe};
 use crate::report::metrics::StepMetrics;
+use crate::report::summary::RunSummary;
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,12 +27,14 @@ pub enum Outcome {
 }
 
 /// How a run ended, and what is to be said of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Ended {
     /// How.
     pub outcome: Outcome,
     /// Its memory by part, where it was watched.
     pub memory: Option<String>,
+    /// How it went; the first rank says so for all.
+    pub summary: Option<RunSummary>,
 }
 
 /// Begins a run in `dir`, which must be empty or not exist.
@@ -150,9 +153,9 @@ pub(super) fn go_on(trainer: &mut Trainer, watch: &mut RunWatch) -> Result<Ended
         }
     }
     // `final` comes last: where it is, nothing is missing.
-    watch.end(trainer, "finished")?;
+    let summary = watch.end(trainer, "finished")?;
     watch.saved(trainer.save(SaveKind::Final)?);
-    Ok(Ended { outcome: Outcome::Finished, memory: trainer.memory_by_part() })
+    Ok(Ended { outcome: Outcome::Finished, memory: trainer.memory_by_part(), summary })
 }
 
 /// What became of a step.
@@ -183,7 +186,7 @@ fn step(trainer: &mut Trainer, watch: &mut RunWatch) -> Result<StepEnd, TrainErr
 
 /// The end of a run that was asked to stop; what is to be saved is saved.
 fn interrupted(trainer: &Trainer, watch: &RunWatch) -> Result<Ended, TrainError> {
-    watch.end(trainer, &format!("interrupted after step {}", trainer.step()))?;
+    let summary = watch.end(trainer, &format!("interrupted after step {}", trainer.step()))?;
     let signal = trainer.ranks.signal().unwrap_or_default();
-    Ok(Ended { outcome: Outcome::Interrupted(signal), memory: trainer.memory_by_part() })
+    Ok(Ended { outcome: Outcome::Interrupted(signal), memory: trainer.memory_by_part(), summary })
 }

@@ -155,7 +155,7 @@ impl Learner<'_> {
             let at = MicroBatchPosition { step: step + 1, micro_batch: (index, share.batches.len()) };
             watch.begin(at, &|| (self.engine.engine().memory_at_rest(self.model), bytes_of(total.values())));
             let part = self.engine.gradients(self.model, batch, self.context(step, share), watch)?;
-            micro_batches.push(MicroBatchReport::of(*place, batch, &part));
+            micro_batches.push(MicroBatchReport::of(*place, batch, &part)?);
             for (name, gradient) in part.gradients {
                 match total.get_mut(&name) {
                     Some(sum) => drop(sum.g_add_(&gradient)),

@@ -12,7 +12,7 @@ use super::retreat::RetryingEngine;
 use super::skipped::SkippedSteps;
 use super::state_parts::StateParts;
 use super::step::{Learner, first_not_finite};
-use super::{ResolvedRun, RunRanks, RunSchedule, Start, TrainError, build, same, tiling};
+use super::{ExpectedEvictions, ResolvedRun, RunRanks, RunSchedule, Start, TrainError, build, same, tiling};
 use crate::checkpoint::Best;
 use crate::conformance::PolicyTrial;
 use crate::data::Splits;
@@ -24,6 +24,7 @@ use crate::optim::{self, Optimizer, learning_rate};
 use crate::plan::{Alternative, Machine};
 use crate::recipe::{BatchSize, OnNonFinite, OnOutOfMemory, Recipe};
 use crate::report::console;
+use crate::report::evicted::Evicted;
 use crate::report::memory::peak_resident;
 use crate::report::metrics::{KeptMetrics, METRICS, MetricsMark, StepMetrics};
 use crate::units::Bytes;
@@ -145,6 +146,11 @@ impl Trainer {
         self.data.report.to_string()
     }
 
+    /// What the policy will evict of the samples to train on; `None` where it never evicts.
+    pub(super) fn expected_evictions(&self) -> Option<ExpectedEvictions> {
+        ExpectedEvictions::new(&self.recipe, self.tiled.engine().settings(), self.data.train.lengths())
+    }
+
     /// The first parameter, or tensor of the optimiser, that is not finite.
     pub(super) fn not_finite(&self) -> Result<Option<String>, TrainError> {
         let (parameters, state) = (self.model.parameters(), self.optimizer.state());
@@ -218,6 +224,9 @@ impl Trainer {
         self.step += 1;
         self.total_tokens += made.tokens as u64;
         let seconds = began.elapsed().as_secs_f64();
+        let slots = self.tiled.engine().settings().policy_slots();
+        let of_policy = made.evicted.iter().zip(&slots).filter(|(_, slots)| slots.is_some()).map(|(layer, _)| *layer);
+        let evicted = of_policy.reduce(|sum, layer| sum + layer);
         Ok(StepMetrics {
             step: self.step,
             epoch,
@@ -230,6 +239,10 @@ impl Trainer {
             targets: made.targets as u64,
             total_tokens: self.total_tokens,
             replay_log: Some(made.replay_log),
+            evicted: evicted.and_then(|sums| sums.share()),
+            mean_stay: evicted.and_then(|sums| sums.mean_stay()),
+            evicted_by_layer: made.evicted.iter().filter_map(Evicted::share).collect(),
+            mean_stay_by_layer: made.evicted.iter().map(Evicted::mean_stay).collect(),
             seconds,
             tokens_per_second: made.tokens as f64 / seconds,
             peak_memory: made.peak_memory.max(peak_resident().0),

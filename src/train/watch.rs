@@ -13,8 +13,11 @@ use crate::eval::{ANSWERS, AnswerFile, ScoredAnswer};
 use crate::native::cuda::{missing_kernels, why_not_pinned};
 use crate::ops::attention::Calibration;
 use crate::recipe::OnSigterm;
+use crate::report::console;
+use crate::report::evicted::Evicted;
 use crate::report::memory::{not_pinned, peak_resident, planned_and_measured};
 use crate::report::metrics::{METRICS, Metrics, StepMetrics};
+use crate::report::program::MetricsProgram;
 use crate::report::progress::Progress;
 use crate::report::summary::{RunSummary, SUMMARY};
 use crate::report::tensorboard::{self, TensorBoard};
@@ -25,11 +28,16 @@ pub(super) struct RunWatch {
     progress: Progress,
     /// What is written; the first rank writes for all.
     files: Option<RunFiles>,
+    /// Who gets the lines besides; of the first rank, too.
+    program: Option<MetricsProgram>,
     began: Instant,
     train_loss: Option<(f64, f64)>,
     eval_loss: Option<(f64, f64)>,
     /// The last validation loss by data set, where there are several.
     eval_loss_by_set: BTreeMap<String, f64>,
+    evicted: Evicted,
+    /// Tokens of the steps, and their seconds.
+    speed: (f64, f64),
     /// Whether it was said that memory is not pinned.
     said_not_pinned: bool,
     /// The line of a step that was made, and whose validation is still to be made.
@@ -49,9 +57,15 @@ struct RunFiles {
 impl RunWatch {
     /// Tells the run that begins, or goes on after the step `resumed`, and opens its metrics and events.
     pub(super) fn begin(trainer: &mut Trainer, resumed: Option<u64>, interrupt: &Interrupt) -> Result<Self, TrainError> {
-        let watch = Self::open(trainer, resumed, interrupt)?;
+        let mut watch = Self::open(trainer, resumed, interrupt)?;
+        let command = trainer.recipe.report.command.as_deref().filter(|_| watch.files.is_some());
+        watch.program = command.and_then(MetricsProgram::start);
         watch.progress.note(&trainer.data_report());
         watch.progress.note(&format!("steps: {}", trainer.schedule));
+        if let Some(expected) = trainer.expected_evictions() {
+            watch.progress.note(&format!("evictions: {expected}"));
+            expected.warning().iter().for_each(|warning| watch.progress.warning(warning));
+        }
         if trainer.ranks.are_several() {
             let (ranks, all) = (trainer.ranks.world().size(), trainer.recipe.train.gradient_accumulation_steps);
             let peak = trainer.planned_peak;
@@ -80,17 +94,20 @@ impl RunWatch {
         let mut watch = Self {
             progress,
             files,
+            program: None,
             began: Instant::now(),
             train_loss: None,
             eval_loss: None,
             eval_loss_by_set: BTreeMap::new(),
+            evicted: Evicted::default(),
+            speed: (0.0, 0.0),
             said_not_pinned: false,
             unvalidated,
             interrupt: interrupt.clone(),
             gives_up: trainer.recipe.checkpoint.on_sigterm == OnSigterm::AbandonStep,
         };
         for line in &before {
-            watch.note_losses(line);
+            watch.count(line);
         }
         Ok(watch)
     }
@@ -104,8 +121,8 @@ impl RunWatch {
     pub(super) fn gone_back(&mut self, trainer: &mut Trainer, why: &str) -> Result<(), TrainError> {
         let step = trainer.step();
         self.progress.note(why);
-        let (began, said_not_pinned) = (self.began, self.said_not_pinned);
-        *self = Self { began, said_not_pinned, ..Self::open(trainer, Some(step), &self.interrupt)? };
+        let (began, said_not_pinned, program) = (self.began, self.said_not_pinned, self.program.take());
+        *self = Self { program, began, said_not_pinned, ..Self::open(trainer, Some(step), &self.interrupt)? };
         Ok(())
     }
 
@@ -123,10 +140,16 @@ impl RunWatch {
         metrics.eval_loss_by_set = by_set.map(|(name, score)| (name.clone(), score.loss)).collect();
         let answers = validation.and_then(|v| v.answers.as_ref());
         metrics.eval_answers = answers.map(|(scores, _)| scores.means.clone()).unwrap_or_default();
-        self.note_losses(&metrics);
+        self.count(&metrics);
         self.progress.stepped(&metrics);
         let Some(files) = &mut self.files else { return Ok(()) };
-        files.metrics.append(&metrics)?;
+        let line = files.metrics.append(&metrics)?;
+        if let Some(program) = &mut self.program {
+            self.progress.above(|| program.send(&line));
+        }
+        if console::speech().is_json {
+            self.progress.above(|| console::result(&line))?;
+        }
         files.board.send(&metrics);
         if let Some((_, answers)) = answers {
             let file = files.answers.join(format!("validation-step-{:06}.jsonl", metrics.step));
@@ -148,13 +171,15 @@ impl RunWatch {
         Ok(())
     }
 
-    fn note_losses(&mut self, metrics: &StepMetrics) {
+    fn count(&mut self, metrics: &StepMetrics) {
         let first_and = |old: Option<(f64, f64)>, new: Option<f64>| new.map_or(old, |n| Some((old.map_or(n, |o| o.0), n)));
         self.train_loss = first_and(self.train_loss, metrics.loss);
         self.eval_loss = first_and(self.eval_loss, metrics.eval_loss);
         if metrics.eval_loss.is_some() {
             self.eval_loss_by_set.clone_from(&metrics.eval_loss_by_set);
         }
+        self.speed = (self.speed.0 + metrics.tokens as f64, self.speed.1 + metrics.seconds);
+        self.evicted = self.evicted + Evicted::over([metrics]);
     }
 
     /// A checkpoint is on disk; the rank that has written it says so.
@@ -164,33 +189,38 @@ impl RunWatch {
         }
     }
 
-    /// The run ends here.
-    pub(super) fn end(&self, trainer: &Trainer, state: &str) -> Result<(), TrainError> {
+    /// The run ends here; the rank that writes says how it went.
+    pub(super) fn end(&self, trainer: &Trainer, state: &str) -> Result<Option<RunSummary>, TrainError> {
         if self.files.is_none() {
-            return Ok(());
+            return Ok(None);
         }
         let summary = RunSummary {
             state: state.to_owned(),
             steps: (trainer.step(), trainer.schedule.num_steps()),
             tokens: trainer.total_tokens(),
+            tokens_per_second: self.speed.0 / self.speed.1.max(f64::MIN_POSITIVE),
             train_loss: self.train_loss,
             eval_loss: self.eval_loss,
             eval_loss_by_set: self.eval_loss_by_set.clone(),
             best: trainer.best.as_ref().map(|b| (b.metric.clone(), b.value, b.step)),
+            evicted: self.evicted,
             seconds: self.began.elapsed().as_secs_f64(),
             peak_memory: peak_resident().0,
             planned_memory: trainer.planned_peak.0,
             memory_by_part: trainer.memory_by_part(),
-            setting: vec![
+            setting: [
                 ("model".into(), trainer.recipe.model.path.display().to_string()),
                 ("policy".into(), trainer.recipe.kv_cache.policy.name.clone()),
                 ("cache length".into(), trainer.recipe.kv_cache.cache_length.to_string()),
                 ("chunk size".into(), trainer.recipe.kv_cache.wanted_chunk_size().to_string()),
-            ],
+            ]
+            .into_iter()
+            .chain(trainer.expected_evictions().map(|expected| ("evictions".into(), expected.to_string())))
+            .collect(),
         };
         self.progress.note(&planned_and_measured(trainer.planned_peak, Bytes(summary.peak_memory)));
         summary.write(&trainer.dir.join(SUMMARY))?;
-        Ok(())
+        Ok(Some(summary))
     }
 }
 

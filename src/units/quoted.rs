@@ -43,6 +43,16 @@ impl Write for ShownText {
     }
 }
 
+/// A number of things, whose word is given for one: `1 row`, `3 rows`, `2 batches`.
+pub fn counted(count: usize, word: &str) -> String {
+    let end = match word {
+        _ if count == 1 => "",
+        _ if word.ends_with(['h', 's', 'x']) => "es",
+        _ => "s",
+    };
+    format!("{count} {word}{end}")
+}
+
 /// As [`quoted`], of what ends with what matters, as a path and the words of a parser do: of a long one the last 100 characters are shown
 /// as well.
 pub fn abridged(text: impl Display) -> String {

@@ -22,4 +22,4 @@ pub use nearness::{ErrorBound, tolerance};
 pub use proofs::{HeadTurn, Proofs, TilingProof, Verdict};
 pub use reference::Reference;
 pub use tilings::{Tiling, every_tiling};
-pub use walk::{LayerWalk, departures, walk};
+pub use walk::{LayerWalk, departures, stays, walk};

@@ -39,6 +39,12 @@ pub fn departures(log: &ReplayLog, layer: usize, groups: usize) -> Result<GoneBy
     follow(log, layer, groups, &mut |_, _| {})
 }
 
+/// How many further tokens each token of a head was kept for, from the first query that does not see it; `None` where it is kept to the end.
+pub fn stays(gone: &[i64]) -> impl Iterator<Item = Option<usize>> + '_ {
+    let until = |&until: &i64| usize::try_from(until).ok().filter(|&until| until < gone.len());
+    gone.iter().enumerate().map(move |(at, query)| Some(until(query)? - at))
+}
+
 /// Walks, and shows what each sequence and head holds after each chunk.
 fn follow(log: &ReplayLog, layer: usize, groups: usize, show: &mut Show<'_>) -> Result<GoneByHead, VerifyError> {
     let (mut capacity, batch) = (log.cache_lengths[layer], log.spans.first().map_or(0, ChunkSpan::num_sequences));

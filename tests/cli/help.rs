@@ -52,6 +52,9 @@ fn the_verbs() {
     Options:
           --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --format <FORMAT>  How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
+      -q, --quiet            Say results, warnings and errors only
+      -v, --verbose          Say more: every step of a run, and notes as often as they come
       -h, --help             Print help
       -V, --version          Print version
     ");
@@ -77,6 +80,9 @@ fn finetune_lora() {
           --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --format <FORMAT>      How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
+      -q, --quiet                Say results, warnings and errors only
+      -v, --verbose              Say more: every step of a run, and notes as often as they come
       -h, --help                 Print help
       -V, --version              Print version
 
@@ -115,6 +121,9 @@ fn resume() {
           --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --format <FORMAT>      How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
+      -q, --quiet                Say results, warnings and errors only
+      -v, --verbose              Say more: every step of a run, and notes as often as they come
       -h, --help                 Print help
       -V, --version              Print version
 
@@ -155,14 +164,17 @@ fn evaluate() {
           --repetition-penalty <X>    Make tokens that have occurred less likely, from 1 on
           --no-repeat-ngram-size <N>  Let no run of so many tokens occur twice
           --min-new-tokens <N>        Let no end token come before so many new ones
+          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --format <FORMAT>           How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
           --stop <TEXT>               End the text before this; may be given several times
           --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --eos <ID>                  The token that ends a text, in place of the model's own; may be given several times
+      -q, --quiet                     Say results, warnings and errors only
           --ignore-eos                Let no token end a text
           --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
+      -v, --verbose                   Say more: every step of a run, and notes as often as they come
           --seed <N>                  Draw the texts of this number: the same number gives the same texts, whatever else is generated
           --replay-log <FILE>         Write what the cache evicts over the longest of the samples to this file, for `kvtune inspect --evictions`
-          --format <FORMAT>           How to print: a table, or a JSON object per line for each model and cache [default: table] [possible values: table, json]
           --dist-timeout <TIME>       How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
           --backend <BACKEND>         By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
       -h, --help                      Print help
@@ -188,9 +200,11 @@ fn inspect() {
           --evictions <LOG>  Look at this replay log instead: which positions each layer and KV head kept. `kvtune evaluate --replay-log` writes one
           --out <FILE>       Draw them: `.svg` or `.png`
           --sequence <N>     Which sequence of the log, counted from 0 [default: 0]
-          --format <FORMAT>  How to print [default: table] [possible values: table, json]
           --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --format <FORMAT>  How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
+      -q, --quiet            Say results, warnings and errors only
+      -v, --verbose          Say more: every step of a run, and notes as often as they come
       -h, --help             Print help
       -V, --version          Print version
 
@@ -216,6 +230,9 @@ fn report() {
           --evictions <LOG>  Draw what the caches of this replay log kept; may be given several times
           --device <DEVICE>  Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>      Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --format <FORMAT>  How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
+      -q, --quiet            Say results, warnings and errors only
+      -v, --verbose          Say more: every step of a run, and notes as often as they come
       -h, --help             Print help
       -V, --version          Print version
 
@@ -245,9 +262,11 @@ fn verify() {
           --samples <K>        Samples to prove, from the start of the training file, in one batch. Default: `train.micro_batch_size`; with `--dump`, all samples of the file
           --dump <DIR>         Write loss, gradients, logits, evictions and the replay log to this directory
           --replay-log <FILE>  Evict what this replay log of an earlier dump says, instead of asking the policy
-          --format <FORMAT>    How to print [default: table] [possible values: table, json]
           --device <DEVICE>    Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>        Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --format <FORMAT>    How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
+      -q, --quiet              Say results, warnings and errors only
+      -v, --verbose            Say more: every step of a run, and notes as often as they come
       -h, --help               Print help
       -V, --version            Print version
 
@@ -275,6 +294,9 @@ fn check() {
           --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --format <FORMAT>      How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
+      -q, --quiet                Say results, warnings and errors only
+      -v, --verbose              Say more: every step of a run, and notes as often as they come
       -h, --help                 Print help
       -V, --version              Print version
 
@@ -302,11 +324,13 @@ fn plan() {
           --device-memory <BYTES>  Plan for a GPU with so much memory, as `40GB` or `80GiB`; it need not be here, and its speed is then not told
           --host-memory <BYTES>    What the process may take of the host's memory. Default: what there is
           --scratch-space <BYTES>  What scratch files may take. Default: what is free where the recipe has them, in `grad.scratch_dir` or below its `output_dir`
-          --format <FORMAT>        How to print [default: table] [possible values: table, json]
           --dist-timeout <TIME>    How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
           --backend <BACKEND>      By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
           --device <DEVICE>        Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>            Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --format <FORMAT>        How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
+      -q, --quiet                  Say results, warnings and errors only
+      -v, --verbose                Say more: every step of a run, and notes as often as they come
       -h, --help                   Print help
       -V, --version                Print version
 
@@ -336,11 +360,13 @@ fn bench() {
           --random-weights       Draw the weights, on the device: of the model's directory only `config.json` is read
           --profile-memory       Tell the memory of the last step by part
           --count-syncs          Count what makes the host wait for the device, in the last step and part by part; steps take longer for it
-          --format <FORMAT>      How to print [default: table] [possible values: table, json]
           --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
           --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --format <FORMAT>      How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
+      -q, --quiet                Say results, warnings and errors only
+      -v, --verbose              Say more: every step of a run, and notes as often as they come
       -h, --help                 Print help
       -V, --version              Print version
 
@@ -359,12 +385,14 @@ fn doctor() {
 
     Options:
           --scratch-dir <DIR>    Where scratch files would be; the room there is told [default: .]
-          --format <FORMAT>      How to print [default: table] [possible values: table, json]
           --json                 The same as `--format json`
           --dist-timeout <TIME>  How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
           --backend <BACKEND>    By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
           --device <DEVICE>      Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>          Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --format <FORMAT>      How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
+      -q, --quiet                Say results, warnings and errors only
+      -v, --verbose              Say more: every step of a run, and notes as often as they come
       -h, --help                 Print help
       -V, --version              Print version
 
@@ -388,6 +416,9 @@ fn init_model() {
           --seed <SEED>               Seed of the weights [default: 1]
           --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
+          --format <FORMAT>           How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
+      -q, --quiet                     Say results, warnings and errors only
+      -v, --verbose                   Say more: every step of a run, and notes as often as they come
       -h, --help                      Print help
       -V, --version                   Print version
 

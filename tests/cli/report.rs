@@ -124,7 +124,7 @@ fn a_run_that_has_just_begun_has_empty_charts() {
     assert_eq!(place.run(&["report", "run"]).done().out, "report: run/report.html\n");
     let page = String::from_utf8(place.read("run/report.html")).unwrap();
     elements(&page);
-    assert!(page.matches(">no figures</text>").count() == 6 && page.contains("not finished"), "{page}");
+    assert!(page.matches(">no figures</text>").count() == 8 && page.contains("not finished"), "{page}");
     assert!(!page.contains("NaN") && !page.contains("inf"));
 }
 

@@ -8,9 +8,9 @@ use kvtune::recipe::{
     AttentionOutputs, BatchOrder, BatchSize, Boundary, BufferKind, CacheLength, CacheRecipe, ChatRecipe, CheckpointRecipe,
     Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe, Figure, GenerateRecipe, GradRecipe, HeadRecipe, HelmetFamily, InitLora,
     KeepGraph, Labels, LogRecipe, LongBenchPrompt, LoraRecipe, Mode, ModelRecipe, Offload, OnBadRow, OnNonFinite, OnOutOfMemory,
-    OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, RopeScalingRecipe, Schedule,
-    Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TemplateChoice, TemplateDate, TemplateVariables, TrainOn,
-    TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
+    OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, ReportRecipe,
+    RopeScalingRecipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TemplateChoice,
+    TemplateDate, TemplateVariables, TrainOn, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
@@ -335,7 +335,8 @@ fn recipe() -> impl Strategy<Value = Recipe> {
             if grad.rounds() {
                 grad.attention_outputs = AttentionOutputs::Recompute;
             }
-            Recipe { model, lora, data, head, kv_cache, grad, train, optimizer, eval, checkpoint, log, output_dir }
+            let report = ReportRecipe { command: output_dir.as_ref().map(|dir| format!("cat >{}", dir.display())) };
+            Recipe { model, lora, data, head, kv_cache, grad, train, optimizer, eval, checkpoint, log, report, output_dir }
         })
     })
 }
@@ -458,6 +459,7 @@ fn a_resumed_run_may_change_its_length_logging_saving_and_tiling_only() {
         "train.epochs=7",
         "train.max_steps=7",
         "log.interval=7",
+        "report.command=cat",
         "checkpoint.save_interval=7",
         "checkpoint.intermediate_save_interval=7",
         "checkpoint.intermediate_save_keep=7",

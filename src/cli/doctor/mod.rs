@@ -11,7 +11,6 @@ use clap::Args;
 use serde_json::json;
 
 use super::device::{Wanted, set_threads};
-use super::format::Format;
 use super::world::Joining;
 use crate::error::Error;
 use crate::native::cuda::{CudaSupport, Numerics, device_nodes, load_cuda};
@@ -24,9 +23,6 @@ pub(super) struct Doctor {
     /// Where scratch files would be; the room there is told.
     #[arg(long, value_name = "DIR", default_value = ".")]
     scratch_dir: PathBuf,
-    /// How to print.
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
     /// The same as `--format json`.
     #[arg(long)]
     json: bool,
@@ -45,7 +41,7 @@ impl Doctor {
         };
         let checks = self.examine(wanted, threads, promise)?;
         let of = |state| checks.iter().filter(move |check| check.state == state);
-        if self.json || self.format == Format::Json {
+        if self.json || console::speech().is_json {
             checks.iter().try_for_each(|check| console::result(&check.to_json().to_string()))?;
             let [ok, missing, failed] = [State::Ok, State::Missing, State::Failed].map(|state| of(state).count());
             let promised = if promise == Promise::Cuda { "cuda" } else { "cpu" };
@@ -56,7 +52,7 @@ impl Doctor {
             for check in &checks {
                 table.row(&[&check.name, check.state.name(), &check.found]);
             }
-            console::result(&table.to_string())?;
+            console::table(&table)?;
             for (name, hint) in of(State::Failed).filter_map(|check| Some((&check.name, check.hint?))) {
                 console::result(&format!("{name}: {hint}"))?;
             }

@@ -79,7 +79,7 @@ impl CacheArguments {
     pub(super) fn recipes(&self, target: &Target, set: &[String]) -> Result<Vec<Recipe>, Error> {
         let (own, notes) = target.recipe(set)?;
         for note in notes {
-            console::note(&note);
+            console::note_once(&note);
         }
         let policies: Vec<Option<&str>> = optional(self.policy.iter().map(String::as_str));
         let lengths: Vec<Option<usize>> = optional(self.cache_length.iter().map(|&length| length as usize));

@@ -10,7 +10,6 @@ use super::answers::AnswerArguments;
 use super::samples::SampleArguments;
 use super::table::{self, Evaluated};
 use super::targets::{self, CacheArguments, LoadedTarget};
-use crate::cli::format::Format;
 use crate::cli::used_model::fit_chunks;
 use crate::cli::world::Joining;
 use crate::data::{Dataset, Splits};
@@ -46,9 +45,6 @@ pub(in crate::cli) struct Evaluate {
     /// Write what the cache evicts over the longest of the samples to this file, for `kvtune inspect --evictions`.
     #[arg(long, value_name = "FILE")]
     replay_log: Option<PathBuf>,
-    /// How to print: a table, or a JSON object per line for each model and cache.
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
     #[command(flatten)]
     pub(in crate::cli) joining: Joining,
 }
@@ -75,11 +71,10 @@ impl Evaluate {
             train::set_numerics(first, device);
             let model = target.load(first, device)?;
             let tokenizer = train::tokenizer(&first.model.path)?;
-            let mut said = String::new();
             for recipe in recipes {
                 let loaded = LoadedTarget { target, model: &model, tokenizer: tokenizer.as_ref(), recipe };
-                let result = self.one((&loaded, evaluations), (&mut shared_file, world), &mut said)?;
-                if self.format == Format::Json {
+                let result = self.one((&loaded, evaluations), (&mut shared_file, world))?;
+                if console::speech().is_json {
                     console::result(&result.to_json().to_string())?;
                 }
                 results.push(result);
@@ -88,8 +83,8 @@ impl Evaluate {
         if let Some(file) = shared_file {
             file.finish()?;
         }
-        if self.format == Format::Table {
-            console::result(&table::of(&results).to_string())?;
+        if !console::speech().is_json {
+            console::table(&table::of(&results))?;
         }
         Ok(())
     }
@@ -105,21 +100,16 @@ impl Evaluate {
         })
     }
 
-    /// One model with one cache of so many evaluations; of the data nothing is said twice.
+    /// One model with one cache of so many evaluations.
     fn one(
         &self,
         (loaded, evaluations): (&LoadedTarget<'_>, usize),
         (shared_file, world): (&mut Option<AnswerFile>, &Rc<World>),
-        said: &mut String,
     ) -> Result<Evaluated, Error> {
         let LoadedTarget { target, model, tokenizer, recipe } = *loaded;
         let engine = train::engine(recipe, model.config(), tokenizer, None)?;
         let splits = open_data(loaded, world)?;
-        let report = splits.report.to_string();
-        if *said != report {
-            console::note(&report);
-            *said = report;
-        }
+        console::note_once(&splits.report.to_string());
         let dataset = self.samples.choose(splits, recipe)?;
         let asked = self.answers.asked(loaded, (&dataset, self.samples.split.name()))?;
         let settings = asked.iter().filter_map(|(_, settings)| settings.as_object()).flatten();
@@ -131,7 +121,7 @@ impl Evaluate {
         let max_batches = recipe.eval.max_batches.filter(|_| self.samples.limit.is_none());
         let shown: usize = eval::batches(&dataset, batch, max_batches).iter().map(Vec::len).sum();
         if let Some(max) = max_batches.filter(|_| shown < dataset.len()) {
-            console::note(&format!("the {shown} shortest of {} samples: `eval.max_batches` = {max}", dataset.len()));
+            console::note_once(&format!("the {shown} shortest of {} samples: `eval.max_batches` = {max}", dataset.len()));
         }
         // First, as there is more that they may be refused for.
         let answer = |asked| self.answers.answer(loaded, (&engine, &dataset), &asked, (shared_file, world));

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::generation::{Continued, Finish, GenerationEvent, GenerationRules, Request, at_beginning, shared_tokens};
 use crate::report::console;
 use crate::train::Interrupt;
-use crate::units::Failure;
+use crate::units::{Failure, counted};
 
 /// A conversation.
 pub(super) struct Chat<'a> {
@@ -83,10 +83,8 @@ impl<'a> Chat<'a> {
     fn tell_status(&self) {
         let tokens = self.kept.as_ref().map_or(0, |kept| kept.session.ids.len());
         let (held, evicted) = self.kept.as_ref().map_or((0, 0), |kept| kept.session.session.entries());
-        let messages = self.messages.len();
-        console::note(&format!(
-            "{messages} messages, {tokens} tokens; the caches hold {held} entries, {evicted} have been evicted"
-        ));
+        let messages = counted(self.messages.len(), "message");
+        console::note(&format!("{messages}, {tokens} tokens; the caches hold {held} entries, {evicted} have been evicted"));
     }
 
     /// Answers a message.

@@ -9,13 +9,14 @@ mod write;
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use tch::Device;
 
 use super::finetune::{Ending, install};
 use super::used_model::{LoadedModel, UsedModel, own_rules};
 use crate::error::Error;
 use crate::generation::Request;
+use crate::report::console;
 use chat::Chat;
 use prompts::Prompts;
 pub(super) use rules::RuleArguments;
@@ -47,16 +48,6 @@ pub(super) struct Generate {
     system_prompt: Option<String>,
     #[command(flatten)]
     template: TemplateArguments,
-    /// How to print: text as it comes, or a JSON object per line and text.
-    #[arg(long, value_enum, default_value_t = TextFormat::Text)]
-    format: TextFormat,
-}
-
-/// How texts are printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum TextFormat {
-    Text,
-    Json,
 }
 
 impl Generate {
@@ -78,10 +69,10 @@ impl Generate {
             document.iter().try_fold(request, |request, saved| document::go_on(saved, request))
         });
         let generator = used.generator(usize::from(self.batch).min(num_texts));
-        let shown = match self.format {
-            TextFormat::Json => Shown::Json,
-            TextFormat::Text if num_texts == 1 && generator.writes_text() => Shown::Streamed,
-            TextFormat::Text => Shown::Texts,
+        let shown = match (console::speech().is_json, num_texts) {
+            (true, _) => Shown::Json,
+            (false, 1) if generator.writes_text() => Shown::Streamed,
+            (false, _) => Shown::Texts,
         };
         WrittenTexts::new(shown).all(generator, requests, &interrupt)
     }

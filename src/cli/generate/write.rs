@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::generation::{Finish, GenerationError, GenerationEvent, Generator, Request, RequestId};
 use crate::report::console;
 use crate::train::Interrupt;
+use crate::units::counted;
 
 /// How texts are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,11 +109,9 @@ impl WrittenTexts {
         self.print_ended()?;
         if let Some(first) = read {
             let (whole, first) = (begin.elapsed().as_secs_f64(), first.as_secs_f64());
-            let (prompt, new) = (self.num_read(), self.num_written());
+            let (prompt, new) = (counted(self.num_read(), "token"), self.num_written());
             let speed = new as f64 / (whole - first).max(1e-9);
-            console::note(&format!(
-                "{prompt} tokens read, the first prompt in {first:.2} s; {new} written, {speed:.1} per second"
-            ));
+            console::note(&format!("{prompt} read, the first prompt in {first:.2} s; {new} written, {speed:.1} per second"));
         }
         match (interrupt.signal(), self.failed) {
             (Some(signal), _) => Ok(Ending::Interrupted(signal)),

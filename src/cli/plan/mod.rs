@@ -7,7 +7,6 @@ use clap::Args;
 use tch::Device;
 
 use super::counts::{at_least_one, bytes};
-use super::format::Format;
 use super::recipe_file::RecipeFile;
 use super::world::Joining;
 use crate::bench;
@@ -37,9 +36,6 @@ pub(super) struct Plan {
     /// What scratch files may take. Default: what is free where the recipe has them, in `grad.scratch_dir` or below its `output_dir`.
     #[arg(long, value_name = "BYTES", value_parser = bytes())]
     scratch_space: Option<Bytes>,
-    /// How to print.
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
     #[command(flatten)]
     pub(super) joining: Joining,
 }
@@ -64,9 +60,10 @@ impl Plan {
         } else {
             decision.alternatives.clone()
         };
-        match self.format {
-            Format::Json => json::print(&decision, &others, machine),
-            Format::Table => tables::print(&decision, &others, machine, &batch),
+        if console::speech().is_json {
+            json::print(&decision, &others, machine)
+        } else {
+            tables::print(&decision, &others, machine, &batch)
         }
     }
 

@@ -6,7 +6,7 @@ use crate::plan::{Alternative, Decision, Forecast, Machine, PlannedPeak, StepPar
 use crate::recipe::StoreRecipe;
 use crate::report::console;
 use crate::report::table::Table;
-use crate::units::{Bytes, Seconds};
+use crate::units::{Bytes, Seconds, counted};
 
 /// Alternatives that are shown in addition to the chosen one.
 const SHOWN: usize = 12;
@@ -16,27 +16,24 @@ pub(super) fn print(decision: &Decision, others: &[Alternative], machine: Machin
     let chosen = &decision.chosen;
     let Forecast { device, host, .. } = &chosen.forecast;
     if let (Some(on_device), Some(host)) = (chosen.device, host) {
-        console::result(&format!("{}\n", parts("the device's memory at its peak", device, on_device)))?;
-        console::result(&parts("the host's memory at its peak", host, chosen.host).to_string())?;
+        console::result(&(console::fitted(&parts("the device's memory at its peak", device, on_device)) + "\n"))?;
+        console::table(&parts("the host's memory at its peak", host, chosen.host))?;
     } else {
-        console::result(&parts("memory at the peak", device, chosen.host).to_string())?;
+        console::table(&parts("memory at the peak", device, chosen.host))?;
     }
     if chosen.forecast.files.0 > 0 {
         let free = machine.limits.files.map_or(String::new(), |bytes| format!(" of {bytes} that are free"));
         console::result(&format!("\nin files: {}{free}", chosen.forecast.files))?;
     }
-    console::result(&format!("\n{}", alternatives(chosen, others, machine.times.is_some())))?;
+    console::result(&format!("\n{}", console::fitted(&alternatives(chosen, others, machine.times.is_some()))))?;
     let limit = |limit: Option<Bytes>| limit.map_or("unknown".to_owned(), |bytes| bytes.to_string());
     let there = match chosen.device {
         Some(_) => format!("{} on the device and {} on the host", limit(machine.limits.device), limit(machine.limits.host)),
         None => limit(machine.limits.host),
     };
-    let (sequences, tokens) = (batch.sequences.len(), batch.max_len());
+    let (sequences, tokens) = (counted(batch.sequences.len(), "sequence"), counted(batch.max_len(), "token"));
     let why = "of what fits the fastest of the shapes that are open, exact before rounded and memory before files";
-    console::result(&format!(
-        "\n{sequences} sequences of {tokens} tokens; there are {there}; {why}:\n\n    {}",
-        chosen.grad.tiling()
-    ))?;
+    console::result(&format!("\n{sequences} of {tokens}; there are {there}; {why}:\n\n    {}", chosen.grad.tiling()))?;
     Ok(())
 }
 

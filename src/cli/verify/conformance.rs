@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use tch::Device;
 
+use serde_json::json;
+
 use crate::conformance::{ConformanceError, KV_POLICY, PolicyFile};
 use crate::error::Error;
 use crate::files;
@@ -32,9 +34,8 @@ pub(super) fn check(dir: &Path, base: Option<&Path>, device: Device) -> Result<(
     }
     let left = file.check(dir, &model)?;
     let tokens = file.conformance.prompt.len();
-    Ok(console::result(&format!(
-        "conforms: {left} evictions of a prompt of {tokens} tokens are as recorded, in every layer and head"
-    ))?)
+    let words = format!("conforms: {left} evictions of a prompt of {tokens} tokens are as recorded, in every layer and head");
+    Ok(console::outcome(&words, &json!({ "conforms": true, "evictions": left, "tokens": tokens }))?)
 }
 
 /// Where an adapter's base is: as the user says, or as the adapter names it.

@@ -5,7 +5,6 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::proof::{ProofSubject, proved, tested, written};
-use crate::cli::format::Format;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::recipe::{Recipe, StoreRecipe};
@@ -42,7 +41,7 @@ pub(super) fn prove(recipe: &Recipe, engine_of: EngineOf<'_>, subject: &ProofSub
         let keys = if is_own { written(&engine.settings().inexact_stores()) } else { differences(recipe, &other) };
         let found = proofs.prove(&engine)?;
         let one = Proved { recipe: other, is_own, keys, verdict: found.verdict(subject.tolerance()), found };
-        if subject.format == Format::Json {
+        if console::speech().is_json {
             console::result(&one.line().to_string())?;
         } else {
             let time = Seconds(began.elapsed().as_secs_f64());
@@ -72,7 +71,7 @@ fn tell(all: &[Proved], subject: &ProofSubject<'_>) -> Result<(), Error> {
     let exact: Vec<&TilingProof> = all.iter().map(|one| &one.found).filter(|found| found.bound.is_none()).collect();
     let worst = exact.iter().map(|found| found.comparison.worst()).fold(0.0, f64::max);
     let apart = exact.iter().filter_map(|found| found.apart).fold(0.0, f64::max);
-    if subject.format == Format::Json {
+    if console::speech().is_json {
         let verdict = bad.map_or(Verdict::Proved, |one| one.verdict).name();
         let more = json!({
             "verdict": verdict, "tilings": count, "exact": exact.len(), "relative_error": worst, "from_first": apart,
@@ -83,7 +82,7 @@ fn tell(all: &[Proved], subject: &ProofSubject<'_>) -> Result<(), Error> {
     for one in all {
         table.row(&one.row().each_ref().map(String::as_str));
     }
-    console::result(&table.to_string())?;
+    console::table(&table)?;
     console::result(&format!(
         "{}\n{count} tilings, {} of them exact: worst relative error {worst:.2e}, from the first exact one {apart:.2e} (tolerance \
          {:.0e}), {}",

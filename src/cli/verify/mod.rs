@@ -11,7 +11,6 @@ use clap::{ArgGroup, Args};
 use tch::Device;
 
 use super::counts::at_least_one;
-use super::format::Format;
 use super::recipe_file::RecipeFile;
 use crate::cache::ReplayLog;
 use crate::engine::Engine;
@@ -47,9 +46,6 @@ pub(super) struct Verify {
     /// Evict what this replay log of an earlier dump says, instead of asking the policy.
     #[arg(long, value_name = "FILE")]
     replay_log: Option<PathBuf>,
-    /// How to print.
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
 }
 
 impl Verify {
@@ -86,7 +82,7 @@ impl Verify {
         }
         let dtype = if fits_in_f64(&model, &batch) { Dtype::F64 } else { Dtype::F32 };
         let model = if recipe.model.dtype == dtype { model } else { proof_model(&recipe, dtype, device)? };
-        let subject = ProofSubject { model: &model, batch: &batch, context, dtype, format: self.format };
+        let subject = ProofSubject { model: &model, batch: &batch, context, dtype };
         if self.every_tiling {
             return every_tiling::prove(&recipe, &engine_of, &subject);
         }

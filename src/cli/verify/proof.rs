@@ -3,7 +3,6 @@
 use serde_json::{Value, json};
 use tch::Device;
 
-use crate::cli::format::Format;
 use crate::data::{Batch, Dataset};
 use crate::engine::{ChunkKey, MicroBatchContext};
 use crate::error::Error;
@@ -12,6 +11,7 @@ use crate::recipe::{Dtype, Recipe, StoreForm};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::train;
+use crate::units::counted;
 use crate::verify::{Comparison, ErrorBound, MatrixError, TilingProof, Verdict, tolerance};
 
 /// What a batch contributes, without dropout, as it would alone; chunks are drawn as in the first step of training.
@@ -33,7 +33,6 @@ pub(super) struct ProofSubject<'a> {
     pub(super) batch: &'a Batch,
     pub(super) context: MicroBatchContext,
     pub(super) dtype: Dtype,
-    pub(super) format: Format,
 }
 
 impl ProofSubject<'_> {
@@ -44,7 +43,7 @@ impl ProofSubject<'_> {
     /// Prints what was found matrix by matrix, and fails beyond the tolerance. `stores` are those that round, by their keys.
     pub(super) fn tell(&self, found: &TilingProof, stores: &[(&'static str, StoreForm)]) -> Result<(), Error> {
         let (of, verdict) = (&found.comparison, found.verdict(self.tolerance()));
-        if self.format == Format::Json {
+        if console::speech().is_json {
             of.matrices.iter().try_for_each(|m| console::result(&line_of(m).to_string()))?;
             let (cosine, _) = of.whole();
             self.tell_whole(
@@ -52,7 +51,7 @@ impl ProofSubject<'_> {
                 &json!({ "verdict": verdict.name(), "relative_error": found.relative_error(), "cosine": cosine }),
             )?;
         } else {
-            console::result(&table(of).to_string())?;
+            console::table(&table(of))?;
             match found.bound {
                 Some(bound) => tell_nearness(of, stores, bound)?,
                 None => console::result(&format!(
@@ -85,11 +84,8 @@ impl ProofSubject<'_> {
 
     /// `2 samples, 80 tokens, in f64: loss …, reference …`.
     pub(super) fn words(&self, of: &Comparison) -> String {
-        let (sequences, tokens) = (self.batch.sequences.len(), self.batch.num_tokens());
-        format!(
-            "{sequences} samples, {tokens} tokens, in {}: loss {:.9}, reference {:.9}",
-            self.dtype, of.loss, of.reference_loss
-        )
+        let (sequences, tokens) = (counted(self.batch.sequences.len(), "sample"), counted(self.batch.num_tokens(), "token"));
+        format!("{sequences}, {tokens}, in {}: loss {:.9}, reference {:.9}", self.dtype, of.loss, of.reference_loss)
     }
 
     /// The last line in JSON, with further keys.

@@ -3,6 +3,8 @@
 
 #include <ATen/Version.h>
 #include <ATen/cpu/Utils.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 namespace {
 
@@ -31,6 +33,12 @@ int kvtune_cpu_has(const char* feature) {
     has = found != all.end() && found->second.isBool() && found->second.toBool();
   });
   return has;
+}
+
+// Columns of the terminal behind a descriptor; 0 where there is none.
+int kvtune_terminal_width(int descriptor) {
+  winsize size{};
+  return isatty(descriptor) && ioctl(descriptor, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
 }  // extern "C"

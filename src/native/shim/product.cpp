@@ -6,6 +6,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/linear.h>
+#include <cstdlib>
 
 namespace kvtune {
 namespace {
@@ -23,6 +24,13 @@ const std::optional<c10::TypedOperatorHandle<Pointwise>>& pointwise() {
     return found->typed<Pointwise>();
   }();
   return handle;
+}
+
+// oneDNN and libtorch's layer over it each keep 1024 primitives, of one shape each: where samples are of many lengths, hundreds of MiB of
+// bf16 products that never come again. A step has some dozens of shapes. Both look at the environment once, at the first product.
+__attribute__((constructor)) void bound_primitive_caches() {
+  setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128", 0);
+  setenv("LRU_CACHE_CAPACITY", "128", 0);
 }
 
 }  // namespace
