@@ -9,7 +9,7 @@ use crate::checkpoint;
 use crate::cli::used_model::cache_overrides;
 use crate::data::Tokenizer;
 use crate::error::Error;
-use crate::model::Model;
+use crate::model::{Model, has_fingerprint};
 use crate::recipe::{Recipe, Weights};
 use crate::report::console;
 use crate::train::{self, FoundCheckpoint};
@@ -147,10 +147,24 @@ impl Target {
         })
     }
 
+    /// An adapter means another function beside another model.
+    fn warn_of_other_base(&self, dir: &Path, base: &Path) -> Result<(), Error> {
+        if let Some(state) = checkpoint::state_of(dir)?
+            && !has_fingerprint(base, &state.model_hash)?
+        {
+            let (base, dir) = (base.display(), dir.display());
+            console::warning(&format!(
+                "`{base}` is not the model that `{dir}` was trained on: its files have changed since, or it is another"
+            ));
+        }
+        Ok(())
+    }
+
     /// Loads the model, with its adapter.
     pub(super) fn load(&self, recipe: &Recipe, device: Device) -> Result<Model, Error> {
         let mut model = train::base_model(recipe, device)?;
         if let Some(dir) = self.adapter() {
+            self.warn_of_other_base(dir, &recipe.model.path)?;
             train::load_adapter(&mut model, dir)?;
         }
         train::check_head(recipe, &model)?;
