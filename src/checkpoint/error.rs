@@ -53,14 +53,6 @@ pub enum CheckpointError {
         /// What this version reads.
         expected: u32,
     },
-    /// A checkpoint without the optimiser's tensors, from which no run goes on.
-    #[error("`{dir}` has no optimiser state, and its step no checkpoint with it: {why}", dir = abridged(dir.display()))]
-    NoOptimizer {
-        /// The directory.
-        dir: PathBuf,
-        /// What is wrong with the checkpoint of the same step.
-        why: String,
-    },
     /// What another rank has of the optimiser's state did not come.
     #[error("the optimiser's state can't be gathered: {reason}")]
     NotGathered {
@@ -108,9 +100,6 @@ impl Failure for CheckpointError {
                 Some("restore what was changed, or move this checkpoint out of the run and go on from another".into())
             }
             Self::Format { .. } => Some("read it with the version of kvtune that wrote it".into()),
-            Self::NoOptimizer { .. } => Some(
-                "go on from another checkpoint with `--from`, or train on its weights in a new run with `model.adapter`".into(),
-            ),
             Self::NotGathered { hint, .. } => hint.clone(),
             Self::None { .. } => Some("begin the run again with another `--out`, or remove this directory first".into()),
             _ => self.origin()?.hint(),

@@ -50,11 +50,13 @@ pub fn load_optimizer(dir: &Path) -> Result<Vec<(String, Tensor)>, CheckpointErr
         return tensors(dir);
     }
     let place = dir.with_file_name(step_directory(state(dir)?.step));
-    let lacks = |why: String| CheckpointError::NoOptimizer { dir: dir.to_owned(), why };
-    let of_step = Manifest::verify(&place).map_err(|error| lacks(error.to_string()))?;
-    let own = Manifest::verify(dir)?;
+    let damaged = |why: String| {
+        let what = format!("`{}` goes on with the optimiser's state in it: {why}", dir.display());
+        CheckpointError::Damaged { path: place.clone(), what }
+    };
+    let (of_step, own) = (Manifest::verify(&place).map_err(|error| damaged(error.to_string()))?, Manifest::verify(dir)?);
     if [MODEL_TENSORS, ADAPTER_TENSORS].iter().any(|name| own.files.get(*name) != of_step.files.get(*name)) {
-        return Err(lacks(format!("`{}` has other weights", place.display())));
+        return Err(damaged("its weights are others".into()));
     }
     tensors(&place)
 }

@@ -80,7 +80,9 @@ impl Export {
         let interrupt = install()?;
         match export(&trained, target, &out, &|| interrupt.signal().is_none()) {
             Ok(Exported { notes, usage }) => {
-                notes.iter().for_each(|note| console::note(note));
+                for note in &notes {
+                    console::note(note);
+                }
                 console::result(&format!("exported: {}\n{}", out.display(), usage.trim_end()))?;
             }
             Err(ExportError::Model(ModelError::Stopped)) => {

@@ -16,13 +16,9 @@ use crate::report::table::Table;
 /// The card of a run's end, whose base is the recipe's model.
 pub fn card_of_run(trained: &Trained<'_>, recipe: &Recipe, hash: &str) -> String {
     let target = if trained.holds == Weights::All { ExportTarget::Merged } else { ExportTarget::Peft };
-    let usage = Usage {
-        target,
-        classes: classes(recipe),
-        has_tokenizer: recipe.model.path.join("tokenizer.json").exists(),
-        max_rank: None,
-    };
-    card(trained, &usage, &recipe.model.path, hash)
+    let base = &recipe.model.path;
+    let has_tokenizer = base.join("tokenizer.json").exists();
+    card(trained, &Usage { target, classes: classes(recipe), has_tokenizer, max_rank: None }, base, hash)
 }
 
 /// The card's text; the base lies in `base`.
@@ -62,7 +58,7 @@ fn front_matter(trained: &Trained<'_>, usage: &Usage, base: &BaseModel) -> Strin
     let is_model = usage.target == ExportTarget::Merged;
     let task = if usage.classes.is_some() { "text-classification" } else { "text-generation" };
     let data: BTreeSet<String> =
-        trained.recipe.map_or_else(Vec::new, |recipe| paths(recipe, None)).iter().filter_map(dataset_id).collect();
+        trained.recipe.map_or_else(Vec::new, |recipe| paths(recipe, None)).into_iter().filter_map(dataset_id).collect();
     let results: Vec<Value> =
         all_results(trained).iter().filter_map(|result| in_model_index(result, trained.recipe?, task)).collect();
     let keys = [
@@ -80,16 +76,20 @@ fn front_matter(trained: &Trained<'_>, usage: &Usage, base: &BaseModel) -> Strin
 }
 
 /// The files of a split, or all.
-fn paths<'a>(recipe: &'a Recipe, split: Option<&str>) -> Vec<&'a PathBuf> {
-    let train = || recipe.data.train.paths().iter();
-    match (&recipe.data.validation, split) {
-        (ValidationSource::File(files), Some("validation")) => files.paths().iter().collect(),
-        (ValidationSource::File(files), None) => train().chain(files.paths()).collect(),
-        _ => train().collect(),
-    }
+fn paths<'a>(recipe: &'a Recipe, split: Option<&str>) -> Vec<&'a Path> {
+    let held_out = match &recipe.data.validation {
+        ValidationSource::File(files) => files.paths(),
+        ValidationSource::Fraction(_) => &[],
+    };
+    let files = match split {
+        Some("validation") if !held_out.is_empty() => [held_out, &[]],
+        None => [recipe.data.train.paths(), held_out],
+        _ => [recipe.data.train.paths(), &[]],
+    };
+    files.into_iter().flatten().map(PathBuf::as_path).collect()
 }
 
-fn dataset_id(path: &&PathBuf) -> Option<String> {
+fn dataset_id(path: &Path) -> Option<String> {
     cached_id(path, "datasets")
 }
 
@@ -104,7 +104,8 @@ fn all_results(trained: &Trained<'_>) -> Vec<CacheResult> {
             .filter_map(|(name, value)| Some((name.to_owned(), value?)))
             .collect(),
     });
-    let is_new = |own: &CacheResult| !trained.results.iter().any(|result| result.evaluation() == own.evaluation());
+    let of = |result: &CacheResult| [result.split.clone(), result.policy.clone(), result.cache_length.clone()];
+    let is_new = |own: &CacheResult| trained.results.iter().all(|result| of(result) != of(own));
     own.into_iter().filter(is_new).chain(trained.results.iter().cloned()).collect()
 }
 
@@ -118,7 +119,7 @@ fn in_model_index(result: &CacheResult, recipe: &Recipe, task: &str) -> Option<V
     let metrics: Vec<Value> = figures.iter().filter(|(_, value)| value.is_finite()).map(metric).collect();
     let paths = paths(recipe, Some(split));
     let name = paths.first()?.file_name()?.to_string_lossy();
-    let id = paths.first().and_then(dataset_id);
+    let id = paths.first().copied().and_then(dataset_id);
     let dataset = json!({ "name": name, "type": id.as_deref().unwrap_or(&name), "split": split });
     (!metrics.is_empty()).then(|| json!({ "task": { "type": task }, "dataset": dataset, "metrics": metrics }))
 }

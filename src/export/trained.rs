@@ -32,13 +32,6 @@ pub struct CacheResult {
     pub figures: Vec<(String, f64)>,
 }
 
-impl CacheResult {
-    /// What was evaluated, with which cache.
-    pub(super) fn evaluation(&self) -> [&String; 3] {
-        [&self.split, &self.policy, &self.cache_length]
-    }
-}
-
 /// What is exported, and what is known of it.
 #[derive(Debug)]
 pub struct Trained<'a> {

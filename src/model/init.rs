@@ -37,12 +37,8 @@ pub fn init_model(config: &Path, tokenizer_json: Option<&[u8]>, out_dir: &Path, 
     require_unused(out_dir)?;
     let write = |dir: &Path| write_model(dir, &checked, &object, tokenizer.as_ref(), seed);
     // What is there already, a volume say, or where a shell stands, keeps its place.
-    if out_dir.exists() {
-        write(out_dir)?
-    } else {
-        put_new_dir(out_dir, write)?
-    }
-    Ok(checked)
+    let written = if out_dir.exists() { write(out_dir) } else { put_new_dir(out_dir, write) };
+    written.map(|()| checked)
 }
 
 fn write_model(

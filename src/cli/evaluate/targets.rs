@@ -147,24 +147,15 @@ impl Target {
         })
     }
 
-    /// An adapter means another function beside another model.
-    fn warn_of_other_base(&self, dir: &Path, base: &Path) -> Result<(), Error> {
-        if let Some(state) = checkpoint::state_of(dir)?
-            && !has_fingerprint(base, &state.model_hash)?
-        {
-            let (base, dir) = (base.display(), dir.display());
-            console::warning(&format!(
-                "`{base}` is not the model that `{dir}` was trained on: its files have changed since, or it is another"
-            ));
-        }
-        Ok(())
-    }
-
     /// Loads the model, with its adapter.
     pub(super) fn load(&self, recipe: &Recipe, device: Device) -> Result<Model, Error> {
         let mut model = train::base_model(recipe, device)?;
         if let Some(dir) = self.adapter() {
-            self.warn_of_other_base(dir, &recipe.model.path)?;
+            let (base, state) = (&recipe.model.path, checkpoint::state_of(dir)?);
+            if !state.map_or(Ok(true), |state| has_fingerprint(base, &state.model_hash))? {
+                let (base, dir) = (base.display(), dir.display());
+                console::warning(&format!("`{base}` is not the model that `{dir}` was trained on, or has changed since"));
+            }
             train::load_adapter(&mut model, dir)?;
         }
         train::check_head(recipe, &model)?;
