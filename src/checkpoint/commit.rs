@@ -7,7 +7,7 @@ use tch::Tensor;
 use super::find::{remove_unread, saved_in};
 use super::manifest::{self, Manifest};
 use super::state::{OPTIMIZER, STATE};
-use super::{CheckpointError, TrainState, superseded};
+use super::{CheckpointError, SaveKind, TrainState, superseded};
 use crate::files::{self, FileKind, FilesError, ReadLock, TensorHead, disk, failpoint};
 use crate::model::Model;
 use crate::store;
@@ -42,10 +42,10 @@ pub struct Snapshot<'a> {
     pub model: &'a Model,
     /// Name or path of the model that an adapter belongs to.
     pub base_model: &'a str,
-    /// The optimiser's tensors.
+    /// The optimiser's tensors, which all but the last checkpoint keep.
     pub optimizer: &'a dyn StateInTurn,
     /// Further files, by their names.
-    pub beside: &'a [(&'a str, Vec<u8>)],
+    pub beside: &'a [(String, Vec<u8>)],
     /// The rest.
     pub state: &'a TrainState,
 }
@@ -90,11 +90,14 @@ pub(super) fn set_latest(run: &Path, name: &str) -> Result<(), CheckpointError> 
 
 fn stage(staged: &Path, snapshot: &Snapshot<'_>) -> Result<(), CheckpointError> {
     let state = snapshot.optimizer;
-    let heads = state.heads()?;
+    let keeps_optimizer = snapshot.state.kind != SaveKind::Final;
+    let heads = if keeps_optimizer { state.heads()? } else { Vec::new() };
     files::require_space(staged.parent().unwrap_or(staged), estimate(snapshot.model, &heads))?;
     disk::make_dir("checkpoint", staged).map_err(FilesError::io("make", staged))?;
     snapshot.model.save_trained(staged, snapshot.base_model)?;
-    store::save_in_turn(&staged.join(OPTIMIZER), &heads, &store::pt_metadata(), |index| state.tensor(index))?;
+    if keeps_optimizer {
+        store::save_in_turn(&staged.join(OPTIMIZER), &heads, &store::pt_metadata(), |index| state.tensor(index))?;
+    }
     files::write_atomic(&staged.join(STATE), &files::to_json(snapshot.state))?;
     for (name, bytes) in snapshot.beside {
         files::write_atomic(&staged.join(name), bytes)?;
@@ -137,7 +140,7 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::super::find::candidates;
-    use super::super::{Loaded, SaveKind, abandon, clean_leftovers, load, newest, set_aside};
+    use super::super::{Loaded, abandon, clean_leftovers, load, load_optimizer, newest, set_aside};
     use super::*;
     use crate::files::failpoint::tests::with;
     use crate::model::Adapter;
@@ -172,7 +175,8 @@ mod tests {
 
     /// The step that a checkpoint's state and its tensors agree on.
     fn step_of(dir: &Path) -> u64 {
-        let Loaded { parameters, optimizer, state } = load(dir).unwrap();
+        let Loaded { parameters, state } = load(dir).unwrap();
+        let optimizer = load_optimizer(dir).unwrap();
         assert_eq!(parameters.len(), 42);
         assert!((optimizer[0].1.double_value(&[1]) - state.step as f64).abs() < 1e-9);
         state.step

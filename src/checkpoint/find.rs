@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tch::Tensor;
 
 use super::manifest::{self, Manifest};
-use super::state::{BEST, FINAL, FORMAT_VERSION};
+use super::state::{BEST, FINAL, FORMAT_VERSION, step_directory};
 use super::state::{OPTIMIZER, STATE};
 use super::{CheckpointError, SaveKind, SavedCheckpoint, TrainState};
 use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FileKind, FilesError, ReadLock, TensorFile, disk};
@@ -23,8 +23,6 @@ pub(super) const ASIDE: &str = ".damaged";
 pub struct Loaded {
     /// What is trained, by the names of its file.
     pub parameters: Vec<(String, Tensor)>,
-    /// The optimiser's tensors.
-    pub optimizer: Vec<(String, Tensor)>,
     /// The rest.
     pub state: TrainState,
 }
@@ -41,9 +39,26 @@ pub struct NewestCheckpoint {
 /// Reads a checkpoint whose manifest verifies.
 pub fn load(dir: &Path) -> Result<Loaded, CheckpointError> {
     let state = verified_state(dir)?;
-    let tensors = |name: &str| store::load_tensors(&TensorFile::open(&dir.join(name))?);
-    let parameters = tensors(if holds(dir) == Some(Weights::All) { MODEL_TENSORS } else { ADAPTER_TENSORS })?;
-    Ok(Loaded { parameters, optimizer: tensors(OPTIMIZER)?, state })
+    let name = if holds(dir) == Some(Weights::All) { MODEL_TENSORS } else { ADAPTER_TENSORS };
+    Ok(Loaded { parameters: store::load_tensors(&TensorFile::open(&dir.join(name))?)?, state })
+}
+
+/// The optimiser's tensors of a checkpoint that was loaded. `final` has none: they are in the checkpoint of the same step.
+pub fn load_optimizer(dir: &Path) -> Result<Vec<(String, Tensor)>, CheckpointError> {
+    let tensors = |dir: &Path| Ok(store::load_tensors(&TensorFile::open(&dir.join(OPTIMIZER))?)?);
+    if files::is_there(&dir.join(OPTIMIZER)) {
+        return tensors(dir);
+    }
+    let place = dir.with_file_name(step_directory(state(dir)?.step));
+    let damaged = |why: String| {
+        let what = format!("`{}` goes on with the optimiser's state in it: {why}", dir.display());
+        CheckpointError::Damaged { path: place.clone(), what }
+    };
+    let (of_step, own) = (Manifest::verify(&place).map_err(|error| damaged(error.to_string()))?, Manifest::verify(dir)?);
+    if [MODEL_TENSORS, ADAPTER_TENSORS].iter().any(|name| own.files.get(*name) != of_step.files.get(*name)) {
+        return Err(damaged("its weights are others".into()));
+    }
+    tensors(&place)
 }
 
 /// Which weights a directory holds: those of an adapter, whoever saved it, or all, as a checkpoint of a run; `None` where it is
@@ -118,6 +133,11 @@ pub fn clean_leftovers(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     Ok(removed)
 }
 
+/// Refuses links in the places of `best` and `final`: a save would put itself in their stead, and remove what they lead to.
+pub fn refuse_links(run: &Path) -> Result<(), CheckpointError> {
+    Ok([BEST, FINAL].into_iter().try_for_each(|name| files::refuse_symlink(&run.join(name)))?)
+}
+
 /// Removes a checkpoint, unless somebody reads it.
 pub(super) fn remove_unread(dir: &Path) -> Result<bool, CheckpointError> {
     let Some(_lock) = ReadLock::exclude(dir)? else { return Ok(false) };
@@ -177,8 +197,11 @@ fn state(dir: &Path) -> Result<TrainState, CheckpointError> {
 }
 
 pub(super) fn verified_state(dir: &Path) -> Result<TrainState, CheckpointError> {
-    Manifest::verify(dir)?;
+    let manifest = Manifest::verify(dir)?;
     let state = state(dir)?;
+    if state.kind != SaveKind::Final {
+        manifest.require(OPTIMIZER, dir)?;
+    }
     let name = dir.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     match state.contradiction(name) {
         Some(what) => Err(CheckpointError::Contradiction { path: dir.join(STATE), what }),

@@ -7,12 +7,17 @@ use std::{fs, io};
 use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
-use super::state::{OPTIMIZER, STATE};
+use super::state::STATE;
 use crate::files::{self, ADAPTER_CONFIG, ADAPTER_TENSORS, FileKind, FilesError};
 use crate::model::MODEL_TENSORS;
+use crate::units::quoted;
 
 /// Name of the manifest.
 pub(super) const NAME: &str = "MANIFEST.json";
+/// The model card: not listed, as people go on writing it.
+pub const CARD: &str = "README.md";
+/// Bytes of the longest name that file systems have.
+const LONGEST_NAME: usize = 255;
 
 /// Files by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +41,7 @@ impl Manifest {
         let mut manifest = Self::default();
         for entry in fs::read_dir(dir).map_err(FilesError::io("read", dir))? {
             let path = entry.map_err(FilesError::io("read", dir))?.path();
-            let Some(name) = path.file_name().and_then(|n| n.to_str()).filter(|n| *n != NAME) else { continue };
+            let Some(name) = path.file_name().and_then(|n| n.to_str()).filter(|n| ![NAME, CARD].contains(n)) else { continue };
             let size = fs::metadata(&path).map_err(FilesError::io("look at", &path))?.len();
             manifest.files.insert(name.to_owned(), FileEntry { size, blake3: files::hash_file(&path)? });
         }
@@ -52,11 +57,13 @@ impl Manifest {
         let manifest: Self = files::read_json_as(&path, FileKind::Record)?;
         manifest.require_all(dir)?;
         for (name, expected) in &manifest.files {
+            let is_plain = matches!(Path::new(name).components().collect::<Vec<_>>()[..], [Component::Normal(_)]);
+            if !is_plain || name.contains('\0') || name.len() > LONGEST_NAME {
+                let what = format!("`{}` is not the name of a file in it", quoted(name));
+                return Err(CheckpointError::Damaged { path, what });
+            }
             let file = dir.join(name);
             let damaged = |what: String| CheckpointError::Damaged { path: file.clone(), what };
-            if !matches!(Path::new(name).components().collect::<Vec<_>>()[..], [Component::Normal(_)]) {
-                return Err(CheckpointError::Damaged { path, what: format!("`{name}` is not the name of a file in it") });
-            }
             let found = match fs::metadata(&file) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(damaged("it is missing".into())),
                 found => found.map_err(FilesError::io("look at", &file))?.len(),
@@ -71,21 +78,25 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Fails where it leaves out what a checkpoint must have, or a file that lies in the directory and would be read. Other programs may
+    /// Fails where it leaves a file out that a checkpoint must have.
+    pub(super) fn require(&self, name: &str, dir: &Path) -> Result<(), CheckpointError> {
+        if self.files.contains_key(name) {
+            return Ok(());
+        }
+        Err(CheckpointError::Damaged { path: dir.join(NAME), what: format!("it does not list `{name}`") })
+    }
+
+    /// Fails where it leaves out what every checkpoint must have, or a file that lies in the directory and would be read. Other programs may
     /// put pages of their own beside.
     fn require_all(&self, dir: &Path) -> Result<(), CheckpointError> {
-        let missing =
-            |name: &str| Err(CheckpointError::Damaged { path: dir.join(NAME), what: format!("it does not list `{name}`") });
         let weights = if self.files.contains_key(MODEL_TENSORS) { MODEL_TENSORS } else { ADAPTER_TENSORS };
         let config = (weights == ADAPTER_TENSORS).then_some(ADAPTER_CONFIG);
-        if let Some(name) = [STATE, OPTIMIZER, weights].into_iter().chain(config).find(|name| !self.files.contains_key(*name)) {
-            return missing(name);
-        }
+        [STATE, weights].into_iter().chain(config).try_for_each(|name| self.require(name, dir))?;
         for entry in fs::read_dir(dir).map_err(FilesError::io("read", dir))?.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let is_read = Path::new(&name).extension().is_some_and(|kind| kind == "json" || kind == "safetensors");
-            if is_read && name != NAME && !self.files.contains_key(&name) {
-                return missing(&name);
+            if is_read && name != NAME {
+                self.require(&name, dir)?;
             }
         }
         Ok(())
@@ -94,6 +105,7 @@ impl Manifest {
 
 #[cfg(test)]
 mod tests {
+    use super::super::state::OPTIMIZER;
     use super::*;
 
     /// A directory with the files that a checkpoint must have.
@@ -148,12 +160,14 @@ mod tests {
     fn a_name_that_leaves_the_directory_is_refused() {
         let dir = place();
         let whole = Manifest::of(dir.path()).unwrap();
-        for name in ["../a", "/etc/passwd", "a/b"] {
+        for name in ["../a", "/etc/passwd", "a/b", "a\0b", &"n".repeat(5000)] {
             let entry = FileEntry { size: 1, blake3: String::new() };
             let mut manifest = whole.clone();
             manifest.files.insert(name.to_owned(), entry);
             fs::write(dir.path().join(NAME), files::to_json(&manifest)).unwrap();
-            assert!(Manifest::verify(dir.path()).unwrap_err().to_string().contains("not the name of a file"), "{name}");
+            let words = Manifest::verify(dir.path()).unwrap_err().to_string();
+            assert!(words.contains(NAME) && words.contains("not the name of a file"), "{name}: {words}");
+            assert!(words.len() < 1000 && !words.contains('\0'), "{words}");
         }
     }
 }

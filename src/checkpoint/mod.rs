@@ -1,7 +1,8 @@
 //! What a run leaves on disk: checkpoints committed whole, read back exactly, found again after a crash.
 //!
 //! A checkpoint is a directory: the adapter in PEFT's format or a complete model, `optimizer.safetensors`, `state.json`, and `MANIFEST.json` with the
-//! size and hash of every file. It counts only if its manifest verifies.
+//! size and hash of every file. It counts only if its manifest verifies. The last one of a run, `final`, is what others load: it has tokenizer and
+//! model card, and no optimiser state, which the checkpoint of the same step has.
 
 mod abandon;
 mod aside;
@@ -17,8 +18,10 @@ pub use abandon::abandon;
 pub use aside::set_aside;
 pub use commit::{Snapshot, StateInTurn, latest, retain, save};
 pub use error::CheckpointError;
-pub use find::{Loaded, NewestCheckpoint, check, clean_leftovers, holds, load, names, newest, state_of};
+pub use find::{
+    Loaded, NewestCheckpoint, check, clean_leftovers, holds, load, load_optimizer, names, newest, refuse_links, state_of,
+};
 pub use list::{CheckpointListing, list, look};
-pub use manifest::Manifest;
+pub use manifest::{CARD, Manifest};
 pub use retention::{SavedCheckpoint, superseded};
 pub use state::{Best, FINAL, ParameterInfo, SampleCounts, SaveKind, TrainState};

@@ -23,6 +23,11 @@ pub const FINAL: &str = "final";
 /// More steps or tokens than any run has: what JSON's readers take for whole numbers.
 const MOST: u64 = 1 << 53;
 
+/// The directory of the checkpoint after so many steps.
+pub(super) fn step_directory(step: u64) -> String {
+    format!("step-{step:06}")
+}
+
 /// Why a checkpoint was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -33,7 +38,7 @@ pub enum SaveKind {
     Intermediate,
     /// The best validation so far.
     Best,
-    /// The end of the run.
+    /// The end of the run: what others load, without the optimiser's tensors.
     Final,
 }
 
@@ -176,7 +181,7 @@ impl TrainState {
     /// The name of the directory.
     pub(super) fn directory(&self) -> String {
         match self.kind {
-            SaveKind::Regular | SaveKind::Intermediate => format!("step-{:06}", self.step),
+            SaveKind::Regular | SaveKind::Intermediate => step_directory(self.step),
             SaveKind::Best => BEST.to_owned(),
             SaveKind::Final => FINAL.to_owned(),
         }

@@ -3,12 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::finetune::{Ending, install};
 use crate::checkpoint;
 use crate::error::Error;
-use crate::export::{ExportError, ExportTarget, Trained, export};
+use crate::eval::AnswerScores;
+use crate::export::{CacheResult, ExportError, ExportTarget, Exported, Trained, export};
+use crate::inspect::{AnswerListing, kept_answers, read_scores};
 use crate::model::ModelError;
 use crate::recipe::Recipe;
 use crate::report::{console, metrics};
@@ -28,6 +30,9 @@ pub(super) struct Export {
     /// Where the adapter's base model is, if not where the run had it.
     #[arg(long, value_name = "MODEL")]
     base: Option<PathBuf>,
+    /// Put these scores into the model card too, which `kvtune evaluate --format json` has printed; may be given several times.
+    #[arg(long, value_name = "FILE")]
+    scores: Vec<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -66,21 +71,44 @@ impl Export {
             base: self.base.as_deref(),
             recipe: recipe.as_ref().filter(|_| state.is_some()),
             metrics: if state.is_some() { metrics::read(&found.run.join(metrics::METRICS), step)? } else { Vec::new() },
+            results: self.results(&found)?,
+            chat_template: recipe.as_ref().and_then(train::chosen_template),
             state,
         };
         let (target, name) = self.target.target();
         let out = self.out.clone().unwrap_or_else(|| beside(&found, name));
         let interrupt = install()?;
         match export(&trained, target, &out, &|| interrupt.signal().is_none()) {
-            Ok(notes) => notes.iter().for_each(|note| console::note(note)),
+            Ok(Exported { notes, usage }) => {
+                for note in &notes {
+                    console::note(note);
+                }
+                let text = format!("exported: {}\n{}", out.display(), usage.trim_end());
+                console::outcome(&text, &json!({ "exported": out, "usage": usage.trim_end() }))?;
+            }
             Err(ExportError::Model(ModelError::Stopped)) => {
                 console::note(&ModelError::Stopped.to_string());
                 return Ok(Ending::Interrupted(interrupt.signal().unwrap_or_default()));
             }
             Err(error) => return Err(error.into()),
         }
-        console::outcome(&format!("exported: {}", out.display()), &json!({ "exported": out }))?;
         Ok(Ending::Done)
+    }
+
+    /// What is known of evaluations of the checkpoint: by the answers that its run keeps, and by the files of scores.
+    fn results(&self, found: &FoundCheckpoint) -> Result<Vec<CacheResult>, Error> {
+        let mut results: Vec<CacheResult> = kept_answers(&found.run, &found.dir)?.iter().map(of_answers).collect();
+        let place = found.dir.canonicalize().ok();
+        for path in &self.scores {
+            let own = read_scores(path)?.into_iter().filter(|line| Path::new(&line.evaluated).canonicalize().ok() == place);
+            results.extend(own.map(|line| CacheResult {
+                figures: line.figures(),
+                split: line.split,
+                policy: line.policy,
+                cache_length: line.cache_length,
+            }));
+        }
+        Ok(results)
     }
 }
 
@@ -88,6 +116,18 @@ impl Export {
 fn recipe_of(run: &Path) -> Result<Option<Recipe>, Error> {
     let Ok(path) = train::resolved_recipe(run) else { return Ok(None) };
     Ok(Some(Recipe::load(&path, &[])?.recipe))
+}
+
+/// The means of answers that a run keeps.
+fn of_answers(file: &AnswerListing) -> CacheResult {
+    let text = |value: &Value| value.as_str().unwrap_or_default().trim_matches('"').to_owned();
+    let cache = &file.settings["cache"];
+    CacheResult {
+        split: text(&file.settings["split"]),
+        policy: text(&cache["kv_cache.policy"]),
+        cache_length: text(&cache["kv_cache.cache_length"]),
+        figures: AnswerScores::of(&file.answers).means.into_iter().collect(),
+    }
 }
 
 fn beside(found: &FoundCheckpoint, name: &str) -> PathBuf {

@@ -1,11 +1,11 @@
 //! The file: the cache by policy, lengths, chunks and buffer; positions; the base; and a recorded prompt.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::trial::first_difference;
+use super::trial::{first_difference, longest_prompt};
 use super::{ConformanceError, PolicyTrial, RecordedTrial};
 use crate::engine::Settings;
 use crate::files::{self, FilesError};
@@ -18,6 +18,8 @@ const FORMAT: &str = "kvtune kv policy";
 const VERSION: u32 = 1;
 /// Keys count from the first token of the sequence, and stay where they are when others leave.
 const ABSOLUTE: &str = "absolute";
+/// As many slots as a recipe may ask for.
+const MOST_SLOTS: usize = 1 << 40;
 /// Chunks evict nothing until then.
 const PREFILL: &str = "until the smallest cache is full";
 
@@ -131,7 +133,32 @@ impl PolicyFile {
                 });
             }
         }
+        file.check_sizes(path)?;
         Ok(Some(file))
+    }
+
+    /// Fails where the file contradicts itself, or has a prompt that no recording has: before anything is made of it.
+    fn check_sizes(&self, path: PathBuf) -> Result<(), ConformanceError> {
+        let RecordedTrial { prompt, cache_length: slots, chunk_size: chunk, left, .. } = &self.conformance;
+        // A layer with a window does not tell how many slots the policy would have had there.
+        let own = self.cache_lengths.iter().flatten().copied().max().filter(|_| self.windows.iter().all(Option::is_none));
+        let layers = self.cache_lengths.len()..=self.cache_lengths.len();
+        for (key, unit, found, range) in [
+            ("windows", "layers", self.windows.len(), layers.clone()),
+            ("sinks", "layers", self.sinks.len(), layers.clone()),
+            ("grace", "layers", self.grace.len(), layers.clone()),
+            ("rope", "layers", self.rope.len(), layers.clone()),
+            ("conformance.left", "layers", left.len(), layers),
+            ("conformance.cache_length", "slots", *slots, 1..=own.unwrap_or(MOST_SLOTS)),
+            ("conformance.chunk_size", "tokens", *chunk, 1..=self.chunk_size),
+            ("conformance.prompt", "tokens", prompt.len(), 2..=longest_prompt(*slots)),
+        ] {
+            if !range.contains(&found) {
+                let expected = format!("{} to {}", range.start(), range.end());
+                return Err(ConformanceError::Unfit { path, key, found: format!("{found} {unit}"), expected });
+            }
+        }
+        Ok(())
     }
 
     /// As [`Self::find`], where there must be one.
@@ -186,20 +213,6 @@ impl PolicyFile {
         self.check_model(dir, model.config())?;
         let recipe = self.to_recipe(dir, Path::new("."), &[])?;
         let (kv, grad): (&CacheRecipe, &GradRecipe) = (&recipe.kv_cache, &recipe.grad);
-        let settings = Settings::new(model.config(), kv, &grad.closed())?;
-        let layers = || 0..model.config().num_layers();
-        let sinks = layers().map(|layer| settings.policy(layer).traits().sinks).collect::<Vec<_>>();
-        let grace = layers().map(|layer| settings.policy(layer).traits().grace).collect::<Vec<_>>();
-        for (key, found, expected) in [("sinks", &self.sinks, sinks), ("grace", &self.grace, grace)] {
-            if *found != expected {
-                return Err(ConformanceError::Unfit {
-                    path,
-                    key,
-                    found: format!("{found:?}"),
-                    expected: format!("{expected:?}"),
-                });
-            }
-        }
         let trial = PolicyTrial::recorded(model.config(), (kv, grad), &self.conformance)?;
         let (found, left) = (trial.run(model)?, &self.conformance.left);
         let shape =
@@ -237,10 +250,6 @@ impl PolicyFile {
         if let Some(lengths) = self.cache_lengths.iter().find(|lengths| lengths.iter().any(|length| *length != lengths[0])) {
             return refuse("cache_lengths", format!("{lengths:?} in a layer"), "one length for the heads of a layer".into());
         }
-        let (slots, chunk) = (self.conformance.cache_length, self.conformance.chunk_size);
-        if slots == 0 || chunk == 0 || self.chunk_size == 0 {
-            return refuse("conformance", format!("{slots} slots, chunks of {chunk}"), "at least one of each".into());
-        }
         let windows: Vec<Option<usize>> = config.layers.iter().map(|layer| layer.attention.rule.window).collect();
         if self.windows != windows {
             return refuse("windows", json!(self.windows).to_string(), json!(windows).to_string());
@@ -250,13 +259,24 @@ impl PolicyFile {
             let found = self.rope.get(layer).map_or_else(|| "missing".into(), |rope| json!(rope).to_string());
             return refuse("rope", found, format!("{} in layer {layer}", json!(ropes[layer])));
         }
-        let (prompt, vocab_size) = (&self.conformance.prompt, config.vocab_size);
-        if prompt.len() < 2 || prompt.iter().any(|&id| id as usize >= vocab_size) {
-            return refuse("conformance.prompt", format!("{} tokens", prompt.len()), format!("at least 2, below {vocab_size}"));
+        let (prompt, vocab_size, longest) = (&self.conformance.prompt, config.vocab_size, config.longest_sequence());
+        if prompt.len() > longest || prompt.iter().any(|&id| id as usize >= vocab_size) {
+            let expected = format!("at most {longest}, each below {vocab_size}");
+            return refuse("conformance.prompt", format!("{} tokens", prompt.len()), expected);
         }
         let (begin, end) = self.conformance.initial_part;
         if begin > end || end > prompt.len() {
             return refuse("conformance.initial_part", format!("{begin} to {end}"), format!("within {} tokens", prompt.len()));
+        }
+        let recipe = self.to_recipe(dir, Path::new("."), &[])?;
+        let settings = Settings::new(config, &recipe.kv_cache, &recipe.grad.closed())?;
+        let traits = || (0..config.num_layers()).map(|layer| settings.policy(layer).traits());
+        let (sinks, grace) = (traits().map(|own| own.sinks).collect(), traits().map(|own| own.grace).collect());
+        for (key, found, expected) in [("sinks", &self.sinks, sinks), ("grace", &self.grace, grace)] {
+            let expected: Vec<usize> = expected;
+            if *found != expected {
+                return refuse(key, format!("{found:?}"), format!("{expected:?}, as the policy has them"));
+            }
         }
         Ok(())
     }

@@ -142,6 +142,11 @@ impl PolicyTrial {
     }
 }
 
+/// Twice what a prompt is recorded with beyond a cache of so many slots.
+pub(super) fn longest_prompt(slots: usize) -> usize {
+    slots.saturating_add(2 * CHUNKS * LONGEST_CHUNK)
+}
+
 /// Tokens without meaning, the same every time; none twice in a row.
 fn ids(count: usize, vocab_size: usize) -> Vec<u32> {
     let mut state = 1u64;

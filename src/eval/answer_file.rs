@@ -33,13 +33,15 @@ struct Row {
 }
 
 impl AnswerFile {
-    /// Opens a file, or begins one. A last line that was cut short is removed.
+    /// Opens a file, or begins one, and keeps other processes from writing into it. A last line that was cut short is removed.
     pub fn open(path: &Path) -> Result<Self, EvalError> {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             files::make_dir(folder)?;
         }
         let open = DiskFile::open("answers", path, OpenOptions::new().append(true).create(true));
         let file = open.map_err(FilesError::io("open", path))?;
+        // Two that append would each write every answer.
+        files::lock_file(file.as_file(), path)?;
         let bytes = files::read_bytes(path, FileKind::Lines)?;
         let (kept, end) = whole_rows(path, &bytes)?;
         file.set_len(end as u64).map_err(FilesError::io("write", path))?;

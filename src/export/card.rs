@@ -1,37 +1,129 @@
-//! The model card: `README.md` of what is exported, from the recipe and the figures of its run.
+//! The model card: `README.md` of what is exported and of a run's end, from the recipe and the figures of its run.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::trained::{ExportTarget, Trained};
-use crate::recipe::{LoraRecipe, Recipe, ValidationSource};
+use serde_json::{Value, json};
+
+use super::hub::{BaseModel, cached_id};
+use super::trained::{CacheResult, ExportTarget, Trained};
+use super::usage::Usage;
+use crate::recipe::{HeadRecipe, LoraRecipe, Recipe, TemplateChoice, ValidationSource, Weights};
 use crate::report::evicted::Evicted;
 use crate::report::metrics::StepMetrics;
 use crate::report::table::Table;
 
-/// The card's text.
-pub(super) fn card(trained: &Trained<'_>, target: ExportTarget, base_model: &str, hash: &str) -> String {
-    let is_model = target == ExportTarget::Merged;
+/// The card of a run's end, whose base is the recipe's model.
+pub fn card_of_run(trained: &Trained<'_>, recipe: &Recipe, hash: &str) -> String {
+    let target = if trained.holds == Weights::All { ExportTarget::Merged } else { ExportTarget::Peft };
+    let base = &recipe.model.path;
+    let has_tokenizer = base.join("tokenizer.json").exists();
+    card(trained, &Usage { target, classes: classes(recipe), has_tokenizer, max_rank: None }, base, hash)
+}
+
+/// The card's text; the base lies in `base`.
+pub(super) fn card(trained: &Trained<'_>, usage: &Usage, base: &Path, hash: &str) -> String {
+    let is_model = usage.target == ExportTarget::Merged;
     let adapter = trained.recipe.and_then(|recipe| recipe.lora.as_ref()).map_or("LoRA", LoraRecipe::kind);
-    let (library, kind) =
-        if is_model { ("transformers", "A model".to_owned()) } else { ("peft", format!("A {adapter} adapter")) };
-    let mut text = format!("---\nlibrary_name: {library}\nbase_model: {base_model:?}\ntags:\n- kvtune\n");
-    text.push_str(if is_model { "---\n" } else { "- lora\n---\n" });
+    let kind = if is_model { "A model".to_owned() } else { format!("A {adapter} adapter") };
+    let base = BaseModel::read(base);
+    let shown = trained.recipe.map(|recipe| without_places(recipe, &base.name));
     let what = if is_model { "made from" } else { "for" };
     let version = env!("CARGO_PKG_VERSION");
+    let mut text = front_matter(trained, usage, &base);
+    let block = |(language, lines): (&str, String)| format!("```{language}\n{lines}\n```");
+    let blocks: Vec<String> = usage.lines(&base.name, ".").into_iter().map(block).collect();
     // Writing to a text cannot fail.
     let _ = write!(
         text,
         "\n# {name}\n\n{kind} {what} `{base_model}`, trained with kvtune {version} through a KV cache of fixed size. It expects the cache \
-         that it was trained with: other policies and lengths work, with other results.\n\n{}\n## Use\n\n{}\n",
-        figures(trained, base_model, hash),
-        usage(target, base_model),
+         that it was trained with: other policies and lengths work, with other results.\n\n{}\n\n## Use\n\n{}\n",
+        figures((trained, shown.as_ref()), &base.name, hash),
+        blocks.join("\n\n"),
         name = trained.name(),
+        base_model = base.name,
     );
-    if let Some(recipe) = trained.recipe {
-        let _ = write!(text, "\n## Recipe\n\n```toml\n{}```\n", without_places(recipe, base_model).to_toml());
+    if let Some(recipe) = shown {
+        let _ = write!(text, "\n## Recipe\n\n```toml\n{}```\n", recipe.to_toml());
     }
     text
+}
+
+/// How many classes a recipe's head scores.
+pub(super) fn classes(recipe: &Recipe) -> Option<usize> {
+    if let HeadRecipe::SeqClassification(classes) = &recipe.head { Some(classes.count()) } else { None }
+}
+
+/// What the Hub reads: YAML, of which each value is written as JSON.
+fn front_matter(trained: &Trained<'_>, usage: &Usage, base: &BaseModel) -> String {
+    let is_model = usage.target == ExportTarget::Merged;
+    let task = if usage.classes.is_some() { "text-classification" } else { "text-generation" };
+    let data: BTreeSet<String> =
+        trained.recipe.map_or_else(Vec::new, |recipe| paths(recipe, None)).into_iter().filter_map(dataset_id).collect();
+    let results: Vec<Value> =
+        all_results(trained).iter().filter_map(|result| in_model_index(result, trained.recipe?, task)).collect();
+    let keys = [
+        ("library_name", Some(json!(if is_model { "transformers" } else { "peft" }))),
+        ("pipeline_tag", Some(json!(task))),
+        ("base_model", base.id.as_ref().map(|id| json!(id))),
+        ("datasets", (!data.is_empty()).then(|| json!(data))),
+        ("tags", Some(if is_model { json!(["kvtune"]) } else { json!(["kvtune", "lora"]) })),
+        ("model-index", (!results.is_empty()).then(|| json!([{ "name": trained.name(), "results": results }]))),
+    ];
+    let own = keys.into_iter().filter_map(|(key, value)| Some((key, value?)));
+    let license = base.license.iter().map(|(key, value)| (key.as_str(), value.clone()));
+    let lines: Vec<String> = own.chain(license).map(|(key, value)| format!("{key}: {value}\n")).collect();
+    format!("---\n{}---\n", lines.concat())
+}
+
+/// The files of a split, or all.
+fn paths<'a>(recipe: &'a Recipe, split: Option<&str>) -> Vec<&'a Path> {
+    let held_out = match &recipe.data.validation {
+        ValidationSource::File(files) => files.paths(),
+        ValidationSource::Fraction(_) => &[],
+    };
+    let files = match split {
+        Some("validation") if !held_out.is_empty() => [held_out, &[]],
+        None => [recipe.data.train.paths(), held_out],
+        _ => [recipe.data.train.paths(), &[]],
+    };
+    files.into_iter().flatten().map(PathBuf::as_path).collect()
+}
+
+fn dataset_id(path: &Path) -> Option<String> {
+    cached_id(path, "datasets")
+}
+
+/// What was evaluated, and the run's own last validation if that is not among it.
+fn all_results(trained: &Trained<'_>) -> Vec<CacheResult> {
+    let own = trained.recipe.map(|recipe| CacheResult {
+        split: "validation".to_owned(),
+        policy: recipe.kv_cache.policy.name.clone(),
+        cache_length: recipe.kv_cache.cache_length.to_string(),
+        figures: [("loss", last(trained, |line| line.eval_loss)), ("accuracy", last(trained, |line| line.eval_accuracy))]
+            .into_iter()
+            .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+            .collect(),
+    });
+    let of = |result: &CacheResult| [result.split.clone(), result.policy.clone(), result.cache_length.clone()];
+    let is_new = |own: &CacheResult| trained.results.iter().all(|result| of(result) != of(own));
+    own.into_iter().filter(is_new).chain(trained.results.iter().cloned()).collect()
+}
+
+/// A result as the Hub's `model-index` has it; nothing without a figure.
+fn in_model_index(result: &CacheResult, recipe: &Recipe, task: &str) -> Option<Value> {
+    let CacheResult { split, policy, cache_length, figures } = result;
+    let metric = |(name, value): &(String, f64)| {
+        let cache = json!({ "policy": policy, "cache_length": cache_length });
+        json!({ "type": name, "value": value, "name": format!("{name} ({policy}, {cache_length} slots)"), "args": cache })
+    };
+    let metrics: Vec<Value> = figures.iter().filter(|(_, value)| value.is_finite()).map(metric).collect();
+    let paths = paths(recipe, Some(split));
+    let name = paths.first()?.file_name()?.to_string_lossy();
+    let id = paths.first().copied().and_then(dataset_id);
+    let dataset = json!({ "name": name, "type": id.as_deref().unwrap_or(&name), "split": split });
+    (!metrics.is_empty()).then(|| json!({ "task": { "type": task }, "dataset": dataset, "metrics": metrics }))
 }
 
 /// A recipe as others may read it: its files by their names, without where on a machine they are.
@@ -47,10 +139,15 @@ fn without_places(recipe: &Recipe, base_model: &str) -> Recipe {
         }
     });
     (shown.output_dir, shown.grad.scratch_dir) = (None, None);
+    if let Some(TemplateChoice(choice)) = &mut shown.data.chat.chat_template
+        && Path::new(choice).is_absolute()
+    {
+        *choice = name(&PathBuf::from(&*choice)).display().to_string();
+    }
     shown
 }
 
-fn figures(trained: &Trained<'_>, base_model: &str, hash: &str) -> Table {
+fn figures((trained, recipe): (&Trained<'_>, Option<&Recipe>), base_model: &str, hash: &str) -> Table {
     let mut table = Table::new(&["figure", "value"]);
     table.row(&["base", &format!("`{base_model}`")]);
     table.row(&["hash of the base", &format!("`{hash}`")]);
@@ -61,7 +158,7 @@ fn figures(trained: &Trained<'_>, base_model: &str, hash: &str) -> Table {
             table.row(&["samples trained on, held out", &format!("{}, {}", samples.train, samples.validation)]);
         }
     }
-    if let Some(recipe) = trained.recipe {
+    if let Some(recipe) = recipe {
         of_recipe(&mut table, recipe);
     }
     if let Some(evicted) = Evicted::over(&trained.metrics).words() {
@@ -83,11 +180,10 @@ fn of_recipe(table: &mut Table, recipe: &Recipe) {
 }
 
 fn scores(table: &mut Table, trained: &Trained<'_>) {
-    let last = |value: fn(&StepMetrics) -> Option<f64>| trained.metrics.iter().rev().find_map(value);
     for (name, value) in [
-        ("training loss, last step", last(|line| line.loss)),
-        ("validation loss", last(|line| line.eval_loss)),
-        ("validation accuracy", last(|line| line.eval_accuracy)),
+        ("training loss, last step", last(trained, |line| line.loss)),
+        ("validation loss", last(trained, |line| line.eval_loss)),
+        ("validation accuracy", last(trained, |line| line.eval_accuracy)),
     ] {
         if let Some(value) = value {
             table.row(&[name, &format!("{value:.4}")]);
@@ -98,17 +194,6 @@ fn scores(table: &mut Table, trained: &Trained<'_>) {
     }
 }
 
-fn usage(target: ExportTarget, base_model: &str) -> String {
-    match target {
-        ExportTarget::Peft => format!(
-            "```python\nfrom peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n\
-             model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base_model:?}), \".\")\n```"
-        ),
-        ExportTarget::Vllm => format!("```sh\nvllm serve {base_model:?} --enable-lora --lora-modules adapter=.\n```"),
-        ExportTarget::LlamaCpp => format!("```sh\npython convert_lora_to_gguf.py --base {base_model:?} .\n```"),
-        ExportTarget::Merged => {
-            "```python\nfrom transformers import AutoModelForCausalLM\n\nmodel = AutoModelForCausalLM.from_pretrained(\".\")\n```"
-                .into()
-        }
-    }
+fn last(trained: &Trained<'_>, value: fn(&StepMetrics) -> Option<f64>) -> Option<f64> {
+    trained.metrics.iter().rev().find_map(value)
 }

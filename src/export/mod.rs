@@ -2,10 +2,13 @@
 
 mod card;
 mod error;
+mod hub;
 mod servers;
 mod trained;
+mod usage;
 mod write;
 
+pub use card::card_of_run;
 pub use error::ExportError;
-pub use trained::{ExportTarget, Trained};
-pub use write::export;
+pub use trained::{CacheResult, ExportTarget, Trained};
+pub use write::{Exported, export};

@@ -19,6 +19,19 @@ pub enum ExportTarget {
     Merged,
 }
 
+/// Figures of what was trained with one cache.
+#[derive(Clone, Debug)]
+pub struct CacheResult {
+    /// `train` or `validation`.
+    pub split: String,
+    /// Of the cache.
+    pub policy: String,
+    /// Slots, or `all`.
+    pub cache_length: String,
+    /// By name, as `loss` or `f1`.
+    pub figures: Vec<(String, f64)>,
+}
+
 /// What is exported, and what is known of it.
 #[derive(Debug)]
 pub struct Trained<'a> {
@@ -34,6 +47,10 @@ pub struct Trained<'a> {
     pub state: Option<TrainState>,
     /// The figures of its run up to it.
     pub metrics: Vec<StepMetrics>,
+    /// What came of evaluations of it.
+    pub results: Vec<CacheResult>,
+    /// The chat template that it was trained with in place of the base's own.
+    pub chat_template: Option<String>,
 }
 
 impl Trained<'_> {

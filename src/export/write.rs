@@ -6,55 +6,73 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use tch::{Device, Kind};
 
+use super::ExportError;
+use super::card::{card, classes};
 use super::servers::{LLAMA_CPP, Server, VLLM, VLLM_DEFAULT_RANK};
 use super::trained::{ExportTarget, Trained};
-use super::{ExportError, card};
+use super::usage::Usage;
+use crate::checkpoint::CARD;
 use crate::conformance::{KV_POLICY, PolicyFile};
 use crate::files::{self, FilesError};
-use crate::model::{Adapter, MergedModel, ModelConfig, ModelSource, fingerprint, has_fingerprint};
+use crate::model::{Adapter, CHAT_TEMPLATE, MergedModel, ModelConfig, ModelSource, companions, fingerprint, has_fingerprint};
 use crate::recipe::{RopeScalingRecipe, Weights};
 
-/// Writes an export into `out`, which is empty or not there. Returns what the user should know. A write that fails, or for which `goes_on`
-/// says no, leaves nothing.
+/// What the user should know of an export.
+#[derive(Debug)]
+pub struct Exported {
+    /// What differs from what was trained.
+    pub notes: Vec<String>,
+    /// The lines that load it.
+    pub usage: String,
+}
+
+/// Writes an export into `out`, which is empty or not there. A write that fails, or for which `goes_on` says no, leaves nothing; what one that
+/// was killed has left is removed by the next.
 pub fn export(
     trained: &Trained<'_>,
     target: ExportTarget,
     out: &Path,
     goes_on: &dyn Fn() -> bool,
-) -> Result<Vec<String>, ExportError> {
+) -> Result<Exported, ExportError> {
     require_unused(out)?;
     let parts = parts(trained, target)?;
-    if let Some(parent) = out.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        files::make_dir(parent)?;
-    }
-    let replaced = files::put_dir(out, |staged| {
+    let base_model = parts.base.display().to_string();
+    let has_tokenizer = parts.base.join("tokenizer.json").exists();
+    let usage = Usage { target, classes: parts.classes, has_tokenizer, max_rank: parts.max_rank };
+    files::put_new_dir(out, |staged| {
         match &parts.weights {
             ExportedWeights::Adapter(adapter) => {
-                files::make_dir(staged)?;
-                adapter.save_peft(staged, &parts.base_model)?;
+                adapter.save_peft(staged, &base_model)?;
+                for (name, bytes) in companions(&parts.base) {
+                    files::write_atomic(&staged.join(name), &bytes?)?;
+                }
             }
             ExportedWeights::Model(model) => model.write(staged, goes_on)?,
+        }
+        if let Some(template) = &trained.chat_template {
+            files::write_atomic(&staged.join(CHAT_TEMPLATE), template.as_bytes())?;
         }
         if let Some(policy) = &parts.policy {
             files::write_atomic(&staged.join(KV_POLICY), &policy.to_json())?;
         }
-        let card = card::card(trained, target, &parts.base_model, &parts.hash);
-        files::write_atomic(&staged.join("README.md"), card.as_bytes())?;
-        Ok::<_, ExportError>(files::sync_dir(staged)?)
+        let card = card(trained, &usage, &parts.base, &parts.hash);
+        Ok::<_, ExportError>(files::write_atomic(&staged.join(CARD), card.as_bytes())?)
     })?;
-    if let Some(empty) = replaced {
-        fs::remove_dir(&empty).map_err(FilesError::io("remove", &empty))?;
-    }
-    Ok(parts.notes)
+    let lines = usage.lines(&base_model, &out.display().to_string()).into_iter().map(|(_, lines)| format!("\n{lines}\n"));
+    let lines: Vec<String> = lines.collect();
+    Ok(Exported { notes: parts.notes, usage: lines.concat() })
 }
 
 /// What is written, and what is said of it.
 struct Parts {
     weights: ExportedWeights,
-    base_model: String,
+    base: PathBuf,
     /// Of the base.
     hash: String,
     policy: Option<PolicyFile>,
+    classes: Option<usize>,
+    /// The rank for which vLLM must be given room.
+    max_rank: Option<usize>,
     notes: Vec<String>,
 }
 
@@ -71,9 +89,10 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, ExportErr
             return Err(ExportError::WholeModel { checkpoint: trained.checkpoint.to_owned() });
         }
         let weights = ExportedWeights::Model(MergedModel::open(trained.checkpoint, None)?);
-        let base_model = trained.recipe.map_or_else(|| trained.name(), |recipe| recipe.model.path.display().to_string());
+        let base = trained.recipe.map_or_else(|| trained.checkpoint.to_owned(), |recipe| recipe.model.path.clone());
         let hash = trained.state.as_ref().map_or_else(String::new, |state| state.model_hash.clone());
-        return Ok(Parts { weights, base_model, hash, policy, notes: refuse_or_note(scaling, target)? });
+        let (classes, notes) = (trained.recipe.and_then(classes), refuse_or_note(scaling, target)?);
+        return Ok(Parts { weights, base, hash, policy, classes, max_rank: None, notes });
     }
     let base = base(trained)?;
     if let Some(state) = &trained.state
@@ -85,17 +104,23 @@ fn parts(trained: &Trained<'_>, target: ExportTarget) -> Result<Parts, ExportErr
     let config = Adapter::classes_of(trained.checkpoint, ModelConfig::load(&base)?)?;
     let adapter = Adapter::load_peft(trained.checkpoint, &config, Kind::Float, Device::Cpu)?;
     let mut notes = refuse_or_note(scaling, target)?;
+    let classes = config.num_classes;
+    let mut max_rank = None;
     let source = ModelSource { dir: &base, rope_scaling: scaling };
     let weights = match target {
         ExportTarget::Peft => ExportedWeights::Adapter(adapter),
-        ExportTarget::Vllm => ExportedWeights::Adapter(folded(adapter, &VLLM, &mut notes)?),
+        ExportTarget::Vllm => {
+            let folded = folded(adapter, &VLLM, &mut notes)?;
+            max_rank = Some(folded.largest_rank()).filter(|rank| *rank > VLLM_DEFAULT_RANK);
+            ExportedWeights::Adapter(folded)
+        }
         ExportTarget::LlamaCpp => ExportedWeights::Adapter(folded(adapter, &LLAMA_CPP, &mut notes)?),
         ExportTarget::Merged => ExportedWeights::Model(MergedModel::open(source, Some(adapter))?),
     };
     if policy.is_none() {
         notes.push(format!("no `{KV_POLICY}`: the checkpoint has none that says which cache it was trained with"));
     }
-    Ok(Parts { weights, base_model: base.display().to_string(), hash, policy, notes })
+    Ok(Parts { weights, base, hash, policy, classes, max_rank, notes })
 }
 
 /// What other programs need to compute the same positions, if they can.
@@ -156,9 +181,6 @@ fn folded(adapter: Adapter, server: &'static Server, notes: &mut Vec<String>) ->
     };
     if rank != own {
         notes.push(format!("{} has no room for rank {own} alone: filled up with zeros to rank {rank}", server.name));
-    }
-    if server.name == VLLM.name && rank > VLLM_DEFAULT_RANK {
-        notes.push(format!("start vLLM with `--max-lora-rank {rank}`: it has room for rank {VLLM_DEFAULT_RANK} otherwise"));
     }
     Ok(adapter.folded(rank))
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::FilesError;
 use super::disk::{self, DiskFile};
 
-const MARK: &str = ".tmp-";
+pub(super) const MARK: &str = ".tmp-";
 const DIGITS: usize = 16;
 /// Bytes after which a file that is being written is made durable: the end of a large one then waits for the last of them alone.
 const SLICE: usize = 256 << 20;
@@ -126,7 +126,20 @@ pub fn refuse_symlink(dir: &Path) -> Result<(), FilesError> {
     Ok(())
 }
 
-fn parent(path: &Path) -> &Path {
+/// Refuses what leads out of `dir` to something of another name: a stranger's directory must not have what is the user's copied. The blobs of
+/// Hugging Face's cache belong to its snapshots.
+pub fn refuse_foreign_link(dir: &Path, path: &Path) -> Result<(), FilesError> {
+    // What can't be followed, its reader refuses.
+    let (Ok(home), Ok(target)) = (dir.canonicalize(), path.canonicalize()) else { return Ok(()) };
+    let snapshots = home.parent().filter(|above| above.ends_with("snapshots"));
+    let is_blob = snapshots.and_then(Path::parent).is_some_and(|cached| target.starts_with(cached.join("blobs")));
+    if is_blob || target.starts_with(&home) || target.file_name() == path.file_name() {
+        return Ok(());
+    }
+    Err(FilesError::ForeignLink { path: path.to_path_buf(), target })
+}
+
+pub(super) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),

@@ -78,6 +78,14 @@ pub enum FilesError {
         /// The link.
         path: PathBuf,
     },
+    /// A link from a model's directory to something else of the user's.
+    #[error("`{}` is a link to `{}`, which is no part of the model", abridged(path.display()), abridged(target.display()))]
+    ForeignLink {
+        /// The link.
+        path: PathBuf,
+        /// Where it leads.
+        target: PathBuf,
+    },
     /// Another process works in the directory.
     #[error("`{}` is in use by {}", abridged(dir.display()), holder(*.pid))]
     Locked {
@@ -225,7 +233,8 @@ impl Failure for FilesError {
                  with `kvtune resume`; what was saved before is intact"
                 .into(),
             Self::Symlink { .. } => "name the directory that the link points to".into(),
-            Self::Locked { .. } => "wait until the other run has ended, stop it, or choose another output directory".into(),
+            Self::ForeignLink { .. } => "put the file itself in the link's place, if it is to go with the model".into(),
+            Self::Locked { .. } => "wait until the other process has ended, stop it, or choose another place to write to".into(),
             Self::Json { .. } => "look at the place that the parser names, or fetch the file again".into(),
             Self::Truncated { .. } | Self::NotSafetensors { .. } => "fetch or copy the file again; the copy is damaged".into(),
             Self::NoTensor { .. } => "check that the file belongs to this model".into(),

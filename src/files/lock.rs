@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
 use super::{FileKind, FilesError, open_to_read, refuse_symlink};
 
@@ -31,7 +32,7 @@ impl RunLock {
             .truncate(false)
             .open(&path)
             .map_err(FilesError::io("create", &path))?;
-        lock(&file, dir)?;
+        lock_run(&file, dir)?;
         file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(FilesError::io("write", &path))?;
         Ok(Self { _file: file })
     }
@@ -39,7 +40,8 @@ impl RunLock {
     /// Fails if another process has the lock of a directory. Changes nothing there.
     pub fn refuse_held(dir: &Path) -> Result<(), FilesError> {
         match open_to_read(&dir.join(Self::NAME), FileKind::Note) {
-            Ok(file) => lock(&file, dir),
+            // Shared: of two that ask at the same time neither is taken for who writes.
+            Ok(file) => told(file.try_lock_shared(), &file, dir),
             Err(_) => Ok(()),
         }
     }
@@ -76,9 +78,23 @@ impl ReadLock {
     }
 }
 
-/// Locks an open file until it is closed.
-fn lock(file: &File, dir: &Path) -> Result<(), FilesError> {
-    match file.try_lock() {
+/// Locks a run's file. Who only asks whether it is locked holds it for a moment, which is waited for.
+fn lock_run(file: &File, dir: &Path) -> Result<(), FilesError> {
+    let held = lock_file(file, dir);
+    let again = |_| {
+        std::thread::sleep(Duration::from_millis(2));
+        file.try_lock().is_ok()
+    };
+    if matches!(held, Err(FilesError::Locked { .. })) && (0..50).any(again) { Ok(()) } else { held }
+}
+
+/// Locks an open file until it is closed, for one process; `place` is what it stands for.
+pub fn lock_file(file: &File, place: &Path) -> Result<(), FilesError> {
+    told(file.try_lock(), file, place)
+}
+
+fn told(locked: Result<(), TryLockError>, file: &File, dir: &Path) -> Result<(), FilesError> {
+    match locked {
         Ok(()) => Ok(()),
         Err(TryLockError::WouldBlock) => {
             let mut text = String::new();
@@ -104,6 +120,18 @@ mod tests {
         }
         assert!(matches!(RunLock::refuse_held(dir.path()), Err(FilesError::Locked { .. })));
         drop(held);
+        // Many that look at a run at the same time do not take each other for its writer, and it begins beside them.
+        let looks = |_| (0..300).all(|_| RunLock::refuse_held(dir.path()).is_ok());
+        let begins = |_| RunLock::acquire(dir.path()).map(drop).is_ok();
+        let all = std::thread::scope(|scope| {
+            let looking: Vec<_> = (0..4).map(|at| scope.spawn(move || looks(at))).collect();
+            looking.into_iter().all(|thread| thread.join().unwrap())
+        });
+        let begun = std::thread::scope(|scope| {
+            let _looking = scope.spawn(move || looks(0));
+            (0..100).all(begins)
+        });
+        assert!(all && begun);
         RunLock::refuse_held(dir.path()).unwrap();
         RunLock::acquire(dir.path()).unwrap();
         let link = dir.path().join("link");

@@ -11,6 +11,7 @@ mod json;
 mod known_hashes;
 mod lock;
 mod mapped;
+mod new_dir;
 mod open;
 mod peft;
 mod peft_config;
@@ -21,15 +22,17 @@ mod stamp;
 mod tensors;
 
 pub use atomic::{
-    is_temporary, put_dir, refuse_symlink, replace_dir, sync_dir, temporary_beside, write_atomic, write_atomic_with,
+    is_temporary, put_dir, refuse_foreign_link, refuse_symlink, replace_dir, sync_dir, temporary_beside, write_atomic,
+    write_atomic_with,
 };
 pub use error::{FilesError, hint_of_io};
 pub use hash::{hash_bytes, hash_ends, hash_file, hash_parts};
 pub use hub::{hub_name, hub_snapshot, model_dir};
 pub use json::{parse_json, read_json, read_json_as, to_json};
 pub use known_hashes::hash_large_file;
-pub use lock::{ReadLock, RunLock};
+pub use lock::{ReadLock, RunLock, lock_file};
 pub use mapped::MappedFile;
+pub use new_dir::put_new_dir;
 pub use open::{FileKind, is_there, open_to_read, read_bytes, read_if_there, read_text};
 pub use peft::{ADAPTER_CONFIG, ADAPTER_TENSORS, PeftFiles, read_peft, write_peft};
 pub use peft_config::{PeftConfig, PeftTargets};

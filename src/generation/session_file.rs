@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::slice;
 
 use serde::{Deserialize, Serialize};
 
 use super::GenerationError;
 use crate::engine::{Engine, Session, SessionNumbers, SessionSnapshot, SessionSpec};
-use crate::files::TensorFile;
+use crate::files::{self, Dtype, RawTensor, TensorFile};
 use crate::model::Model;
 use crate::store;
 
@@ -48,6 +49,8 @@ pub struct SavedSession {
     pub session: Session,
     /// The tokens that it has read.
     pub ids: Vec<u32>,
+    /// Whether it is known to be as it was written; of what an earlier version has written nobody can tell.
+    pub is_checked: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -59,8 +62,12 @@ struct Header {
     numbers: SessionNumbers,
 }
 
-const FORMAT_VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 2;
+/// An earlier format, without a hash.
+const UNHASHED: u32 = 1;
 const KEY: &str = "kvtune_session";
+/// The hash of header and tensors.
+const HASH: &str = "kvtune_session_blake3";
 
 impl SavedSession {
     /// Writes a session that has read `ids` to a file, which is whole or not there.
@@ -68,8 +75,15 @@ impl SavedSession {
         let Some(SessionSnapshot { tensors, numbers }) = session.snapshot() else { return Err(GenerationError::EmptyPrompt) };
         let header = Header { format_version: FORMAT_VERSION, identity: identity.clone(), ids: ids.to_vec(), numbers };
         let fault = |error: serde_json::Error| not_a_session(path, &error.to_string());
-        let metadata = BTreeMap::from([(KEY.to_owned(), serde_json::to_string(&header).map_err(fault)?)]);
+        let header = serde_json::to_string(&header).map_err(fault)?;
         let tensors: Vec<_> = tensors.into_iter().map(|(name, tensor)| (name, tensor.contiguous())).collect();
+        let mut hashes = BTreeMap::new();
+        for tensor in &tensors {
+            for RawTensor { name, dtype, shape, bytes } in store::raw_tensors(path, slice::from_ref(tensor))? {
+                hashes.insert(name, hash_of_tensor(dtype, &shape, &bytes));
+            }
+        }
+        let metadata = BTreeMap::from([(HASH.to_owned(), hash_of_all(&header, &hashes)), (KEY.to_owned(), header)]);
         Ok(store::save_tensors(path, &tensors, &metadata)?)
     }
 
@@ -84,9 +98,18 @@ impl SavedSession {
         let metadata = file.metadata();
         let header = metadata.get(KEY).ok_or_else(|| not_a_session(path, "it was not written by kvtune"))?;
         let format: SessionFormat = serde_json::from_str(header).map_err(|error| not_a_session(path, &error.to_string()))?;
-        if format.format_version != FORMAT_VERSION {
+        let is_checked = format.format_version != UNHASHED;
+        if is_checked && format.format_version != FORMAT_VERSION {
             let reason = format!("its format is {}, this program reads {FORMAT_VERSION}", format.format_version);
             return Err(not_a_session(path, &reason));
+        }
+        let mut hashes = BTreeMap::new();
+        for name in file.names().into_iter().filter(|_| is_checked) {
+            let view = file.get(&name)?;
+            hashes.insert(name, hash_of_tensor(view.dtype, view.shape, view.bytes));
+        }
+        if is_checked && metadata.get(HASH) != Some(&hash_of_all(header, &hashes)) {
+            return Err(not_a_session(path, "it is damaged: its content is not what was written"));
         }
         let Header { identity: found, ids, numbers, .. } =
             serde_json::from_str(header).map_err(|error| not_a_session(path, &error.to_string()))?;
@@ -99,8 +122,17 @@ impl SavedSession {
         if session.num_tokens() != ids.len() {
             return Err(not_a_session(path, "it has read another number of tokens than it lists"));
         }
-        Ok(Self { session, ids })
+        Ok(Self { session, ids, is_checked })
     }
+}
+
+fn hash_of_tensor(dtype: Dtype, shape: &[usize], bytes: &[u8]) -> String {
+    files::hash_parts([format!("{dtype} {shape:?}").as_bytes(), bytes])
+}
+
+/// Of the header and of the tensors' hashes by their names, whatever their order in the file.
+fn hash_of_all(header: &str, tensors: &BTreeMap<String, String>) -> String {
+    files::hash_parts([header].into_iter().chain(tensors.iter().flat_map(|(name, hash)| [name.as_str(), hash])))
 }
 
 #[derive(Deserialize)]

@@ -110,7 +110,7 @@ impl RunContents {
         contents.state = own.step.map_or("a checkpoint".to_owned(), |step| format!("a checkpoint after step {step}"));
         contents.metrics.retain(|line| own.step.is_none_or(|step| line.step <= step));
         contents.checkpoints = vec![own];
-        contents.answers.retain(|file| file.name.starts_with(&format!("{}-", contents.checkpoints[0].name)));
+        contents.answers.retain(|file| is_of(file, path));
         Ok(contents)
     }
 }
@@ -132,6 +132,17 @@ fn state(run: &Path, metrics: &[StepMetrics], checkpoints: &[CheckpointListing])
         Some(state) if state.ends_with(&format!(" {step}")) => state,
         _ => "not finished".to_owned(),
     }
+}
+
+/// Answers of one checkpoint that its run keeps.
+pub fn kept_answers(run: &Path, checkpoint: &Path) -> Result<Vec<AnswerListing>, InspectError> {
+    let mut kept = answers(&run.join(ANSWERS))?;
+    kept.retain(|file| is_of(file, checkpoint));
+    Ok(kept)
+}
+
+fn is_of(file: &AnswerListing, checkpoint: &Path) -> bool {
+    file.name.strip_prefix(&name_of(checkpoint)).is_some_and(|rest| rest.starts_with('-'))
 }
 
 fn answers(folder: &Path) -> Result<Vec<AnswerListing>, InspectError> {

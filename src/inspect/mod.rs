@@ -9,7 +9,7 @@ mod page;
 mod page_tables;
 mod scores;
 
-pub use contents::{AnswerListing, RunContents};
+pub use contents::{AnswerListing, RunContents, kept_answers};
 pub use error::InspectError;
 pub use evictions::{Evictions, HeadEvictions, LayerEvictions};
 pub use figures::{CurveEnds, RunFigures};

@@ -17,6 +17,9 @@ pub struct EvaluationLine {
     pub policy: String,
     /// Slots, or `all`.
     pub cache_length: String,
+    /// Of which samples; earlier versions did not say.
+    #[serde(default)]
+    pub split: String,
     scores: OverallScores,
     answers: Option<AnswerMeans>,
 }
@@ -35,6 +38,12 @@ impl EvaluationLine {
     /// A figure over all samples, as `loss`, or the mean of a metric of answers.
     pub fn figure(&self, name: &str) -> Option<f64> {
         self.scores.overall.get(name).or_else(|| self.answers.as_ref()?.means.get(name)).copied()
+    }
+
+    /// Means over samples, and over answers.
+    pub fn figures(&self) -> Vec<(String, f64)> {
+        let names = ["loss", "perplexity", "accuracy"].into_iter().chain(self.metrics().map(String::as_str));
+        names.filter_map(|name| Some((name.to_owned(), self.figure(name)?))).collect()
     }
 
     /// Metrics of answers.

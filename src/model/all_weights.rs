@@ -14,14 +14,14 @@ use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, SCORE, layer_tensor};
 use super::source::ModelSource;
 use super::waiting_layers::ModelPlacement;
 use super::weights::{MODEL_TENSORS, Weights};
-use crate::files::{FileKind, is_there, read_bytes, to_json, write_atomic};
+use crate::files::{FileKind, FilesError, is_there, read_bytes, refuse_foreign_link, to_json, write_atomic};
 use crate::store::{pt_metadata, save_tensors};
 
 /// What a model directory may hold beside configuration and weights: whatever of it the base has goes into each checkpoint.
 pub(super) const COMPANIONS: [&str; 9] = [
     "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
+    CHAT_TEMPLATE,
+    GENERATION,
     "merges.txt",
     "special_tokens_map.json",
     "tokenizer.json",
@@ -29,6 +29,19 @@ pub(super) const COMPANIONS: [&str; 9] = [
     "tokenizer_config.json",
     "vocab.json",
 ];
+
+/// The chat template's file.
+pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
+const GENERATION: &str = "generation_config.json";
+
+/// Tokenizer and chat template of a model directory by their names, as they go beside an adapter.
+pub fn companions(dir: &Path) -> impl Iterator<Item = (&'static str, Result<Vec<u8>, FilesError>)> {
+    let present = COMPANIONS.into_iter().filter(|name| *name != GENERATION && is_there(&dir.join(name)));
+    present.map(move |name| {
+        let path = dir.join(name);
+        (name, refuse_foreign_link(dir, &path).and_then(|()| read_bytes(&path, FileKind::Tokenizer)))
+    })
+}
 
 /// Every weight of a model, as a leaf that requires a gradient.
 #[derive(Debug)]

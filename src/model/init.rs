@@ -12,7 +12,7 @@ use super::config::ModelConfig;
 use super::families;
 use super::layout::{self, Role};
 use super::random;
-use crate::files::{FilesError, read_json, to_json, write_atomic};
+use crate::files::{self, FilesError, put_new_dir, read_json, to_json, write_atomic};
 use crate::store::save_tensors;
 
 /// Contents of the token that ends a text, the most usual first.
@@ -34,13 +34,25 @@ pub fn init_model(config: &Path, tokenizer_json: Option<&[u8]>, out_dir: &Path, 
     if let Some(family) = families::find(checked.model_type) {
         object.entry("architectures").or_insert_with(|| json!([family.architecture]));
     }
-    prepare(out_dir)?;
+    require_unused(out_dir)?;
+    let write = |dir: &Path| write_model(dir, &checked, &object, tokenizer.as_ref(), seed);
+    // What is there already, a volume say, or where a shell stands, keeps its place.
+    let written = if out_dir.exists() { write(out_dir) } else { put_new_dir(out_dir, write) };
+    written.map(|()| checked)
+}
 
+fn write_model(
+    out_dir: &Path,
+    checked: &ModelConfig,
+    object: &Map<String, Value>,
+    tokenizer: Option<&(&[u8], TokenizerFacts)>,
+    seed: u64,
+) -> Result<(), ModelError> {
     let metadata = BTreeMap::from([("format".into(), "pt".into())]);
     let kind = checked.weight_kind.unwrap_or(Kind::Float);
-    save_tensors(&out_dir.join("model.safetensors"), &draw(&checked, kind, seed), &metadata)?;
+    save_tensors(&out_dir.join("model.safetensors"), &draw(checked, kind, seed), &metadata)?;
     let write = |name: &str, value: &Value| write_atomic(&out_dir.join(name), &to_json(value));
-    if let Some((json, facts)) = &tokenizer {
+    if let Some((json, facts)) = tokenizer {
         write_atomic(&out_dir.join("tokenizer.json"), json)?;
         write("tokenizer_config.json", &facts.config(checked.max_position_embeddings))?;
     }
@@ -48,8 +60,7 @@ pub fn init_model(config: &Path, tokenizer_json: Option<&[u8]>, out_dir: &Path, 
         write("generation_config.json", &json!({"_from_model_config": true, "eos_token_id": eos}))?;
     }
     // Last, so that a directory which wasn't finished is no model.
-    write("config.json", &Value::Object(object))?;
-    Ok(checked)
+    Ok(write("config.json", &Value::Object(object.clone()))?)
 }
 
 /// The tensors of a model with random weights.
@@ -66,10 +77,9 @@ pub(super) fn draw(config: &ModelConfig, kind: Kind, seed: u64) -> Vec<(String, 
     layout::entries(config).into_iter().map(fill).collect()
 }
 
-/// Makes the directory, or refuses one that holds anything.
-fn prepare(dir: &Path) -> Result<(), ModelError> {
-    fs::create_dir_all(dir).map_err(FilesError::io("create", dir))?;
-    if fs::read_dir(dir).map_err(FilesError::io("read", dir))?.next().is_some() {
+/// Refuses a directory that holds anything.
+fn require_unused(dir: &Path) -> Result<(), ModelError> {
+    if files::is_there(dir) && fs::read_dir(dir).map_err(FilesError::io("read", dir))?.next().is_some() {
         return Err(ModelError::NotEmpty { dir: dir.into() });
     }
     Ok(())

@@ -332,11 +332,14 @@ fn expert_parts(config: &ModelConfig) -> BTreeMap<String, ExpertPart> {
 /// Whatever the base has beside configuration and weights.
 fn copy_companions(from: &Path, to: &Path) -> Result<(), ModelError> {
     for name in COMPANIONS.iter().chain(&OF_WRAPPERS).filter(|name| files::is_there(&from.join(name))) {
+        files::refuse_foreign_link(from, &from.join(name))?;
         copy(&from.join(name), &to.join(name))?;
     }
     let Ok(templates) = fs::read_dir(from.join(TEMPLATES)) else { return Ok(()) };
+    files::refuse_foreign_link(from, &from.join(TEMPLATES))?;
     files::make_dir(&to.join(TEMPLATES))?;
     for template in templates.flatten() {
+        files::refuse_foreign_link(from, &template.path())?;
         copy(&template.path(), &to.join(TEMPLATES).join(template.file_name()))?;
     }
     Ok(())

@@ -46,6 +46,7 @@ mod waiting_layers;
 mod weights;
 
 pub use adapter::{Adapter, Disagreement};
+pub use all_weights::{CHAT_TEMPLATE, companions};
 pub use attend::{Attend, AttendError, Qkv, Routed};
 pub use captured::{CapturedLayers, ColumnLayers};
 pub use causal_lm::Model;

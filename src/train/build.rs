@@ -6,14 +6,18 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::TrainError;
 use crate::cache;
+use crate::checkpoint::FINAL;
 use crate::conformance::PolicyFile;
-use crate::data::{self, DataError, ModelLimits, Splits, TokenisingProgress, Tokenizer};
+use crate::data::{self, ChatTemplates, DataError, ModelLimits, Splits, TokenisingProgress, Tokenizer};
 use crate::engine::{Engine, EngineError, Settings};
-use crate::files::Scratch;
+use crate::files::{FilesError, Scratch};
 use crate::head::{Classify, ClassifyOnLogits, Head, NextToken};
-use crate::model::{Adapter, Disagreement, Model, ModelConfig, ModelPlacement, Preference};
+use crate::model::{
+    Adapter, CHAT_TEMPLATE, Disagreement, Model, ModelConfig, ModelError, ModelPlacement, Preference, companions,
+};
 use crate::native::cuda::Numerics;
-use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Offload, Recipe};
+use crate::recipe::{GradRecipe, HeadRecipe, LoraRecipe, Offload, Recipe, TemplateChoice};
+use crate::report::console;
 use crate::report::tokenising::Tokenising;
 
 /// The tokenizer of a model directory; `None` where it has none.
@@ -34,6 +38,31 @@ pub fn check_max_seq_length(recipe: &Recipe, config: &ModelConfig) -> Result<(),
         Some(tokens) => Err(DataError::TooManyPositions { tokens, positions }.into()),
         None => Ok(()),
     }
+}
+
+/// The chat template that a recipe has in place of the model's own, where there is one.
+pub fn chosen_template(recipe: &Recipe) -> Option<String> {
+    let TemplateChoice(choice) = recipe.data.chat.chat_template.as_ref()?;
+    // One that can't be read is of no use to the data either, which say so.
+    ChatTemplates::load(&recipe.model.path, Some(choice), None).ok()??.source().map(str::to_owned)
+}
+
+/// What lies beside an adapter at the end of its run: tokenizer and chat template. All weights have them already.
+pub(super) fn companions_of_end(recipe: &Recipe) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
+    let mut found = Vec::new();
+    let of_model = recipe.lora.iter().flat_map(|_| companions(&recipe.model.path));
+    for (name, bytes) in of_model {
+        match bytes {
+            Ok(bytes) => found.push((name.to_owned(), bytes)),
+            Err(error @ FilesError::ForeignLink { .. }) => console::warning(&format!("`{FINAL}` will lack `{name}`: {error}")),
+            Err(error) => return Err(ModelError::from(error).into()),
+        }
+    }
+    if let Some(template) = chosen_template(recipe) {
+        found.retain(|(name, _)| name != CHAT_TEMPLATE);
+        found.push((CHAT_TEMPLATE.to_owned(), template.into_bytes()));
+    }
+    Ok(found)
 }
 
 /// Opens the data of a recipe for a model.

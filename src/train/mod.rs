@@ -32,8 +32,8 @@ mod trainer;
 mod watch;
 
 pub use build::{
-    as_headed, base_model, check_head, check_lengths, check_max_seq_length, check_trained, drawn_model, engine, limits,
-    load_adapter, model, open_data, set_numerics, tokenizer,
+    as_headed, base_model, check_head, check_lengths, check_max_seq_length, check_trained, chosen_template, drawn_model, engine,
+    limits, load_adapter, model, open_data, set_numerics, tokenizer,
 };
 pub use error::TrainError;
 pub use evicted::ExpectedEvictions;

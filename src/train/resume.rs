@@ -122,7 +122,7 @@ fn resume_as(
     let found = if ranks.is_first() { cleaned_start(dir, from) } else { Ok(None) };
     let start = ranks.exchange("looking for a checkpoint", found)?.swap_remove(0);
     let mut trainer = Trainer::new(&recipe, dir, how)?;
-    SavedSplit::check(&trainer.data, dir, &trainer.recipe.model.path)?;
+    let has_split = SavedSplit::check(&trainer.data, dir, &trainer.recipe.model.path)?;
     let kind = start.as_ref().map(|start| trainer.load(start)).transpose()?;
     check_records(&trainer, &path, is_sealed, start.is_some())?;
     if kind == Some(SaveKind::Final) && is_complete(&trainer) {
@@ -130,6 +130,10 @@ fn resume_as(
         let (made, asked) = (trainer.step(), trainer.schedule.num_steps());
         console::note(&format!("nothing to do: {made} steps are made, the recipe asks for {asked}"));
         return Ok(Ended { outcome: Outcome::Finished, memory: None, summary: None });
+    }
+    start.as_ref().map(|start| trainer.load_optimizer(start)).transpose()?;
+    if !has_split {
+        ranks.first("writing the split", || SavedSplit::write(&trainer.data, dir))?;
     }
     if !began.differences(&recipe).is_empty() || !is_sealed {
         ranks.first("writing the recipe", || write_recipe(&trainer.recipe, &path))?;
@@ -200,6 +204,7 @@ fn cleaned_start(dir: &Path, from: Option<&str>) -> Result<Option<PathBuf>, Trai
         console::note(&format!("removed `{}`, left by a save that was cut short", leftover.display()));
     }
     build::clean_scratch(dir)?;
+    checkpoint::refuse_links(dir)?;
     start(dir, from)
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::build::{self, SCRATCH};
 use super::run_dir::newest;
-use super::saved_split::SavedSplit;
+use super::saved_split::{SPLIT, SavedSplit};
 use super::sealed_recipe::write_recipe;
 use super::watch::RunWatch;
 use super::{Interrupt, RESOLVED_RECIPE, Start, TrainError, Trainer};
@@ -57,8 +57,9 @@ fn make(trainer: &Trainer, dir: &Path) -> Result<RunLock, TrainError> {
     // Again: another run may have begun here while this one was loading.
     require_unused_by_others(dir)?;
     build::clean_scratch(dir)?;
-    write_recipe(&trainer.recipe, &dir.join(RESOLVED_RECIPE))?;
+    // The recipe last: where it is, the run has begun, and has its split.
     SavedSplit::write(&trainer.data, dir)?;
+    write_recipe(&trainer.recipe, &dir.join(RESOLVED_RECIPE))?;
     Ok(lock)
 }
 
@@ -90,10 +91,11 @@ fn require_unused(dir: &Path) -> Result<(), TrainError> {
     require_unused_by_others(dir)
 }
 
-/// A lock, scratch files, and files that were never finished are what is left of a start that was ended before it had anything to keep.
+/// A lock, scratch files, a split without a recipe, and files that were never finished are what is left of a start that was ended before it had
+/// anything to keep.
 fn require_unused_by_others(dir: &Path) -> Result<(), TrainError> {
     let Ok(entries) = fs::read_dir(dir) else { return Ok(()) };
-    let counts = |name: &str| name != RunLock::NAME && name != SCRATCH && !files::is_temporary(name);
+    let counts = |name: &str| ![RunLock::NAME, SCRATCH, SPLIT].contains(&name) && !files::is_temporary(name);
     if entries.flatten().any(|entry| entry.file_name().to_str().is_none_or(counts)) {
         return Err(TrainError::OutputInTheWay { path: dir.to_owned() });
     }
@@ -152,6 +154,10 @@ pub(super) fn go_on(trainer: &mut Trainer, watch: &mut RunWatch) -> Result<Ended
             return interrupted(trainer, watch);
         }
     }
+    // What the optimiser holds stays in a checkpoint of the step.
+    if trainer.saved_step() < Some(trainer.step()) {
+        watch.saved(trainer.save(trainer.save_due().unwrap_or(SaveKind::Intermediate))?);
+    }
     // `final` comes last: where it is, nothing is missing.
     let summary = watch.end(trainer, "finished")?;
     watch.saved(trainer.save(SaveKind::Final)?);
@@ -180,6 +186,7 @@ fn step(trainer: &mut Trainer, watch: &mut RunWatch) -> Result<StepEnd, TrainErr
     let found = trainer.ranks.first("going back to a checkpoint", || Ok(newest(&trainer.dir)?))?;
     let newest = found.map_or_else(|| newest(&trainer.dir), Ok)?;
     trainer.load(&newest)?;
+    trainer.load_optimizer(&newest)?;
     watch.gone_back(trainer, &format!("{why}: back to `{}`, and without step {lost}", newest.display()))?;
     Ok(StepEnd::GoneBack)
 }

@@ -60,10 +60,11 @@ impl SavedSplit {
         Ok(files::write_atomic(&dir.join(SPLIT), &files::to_json(&split))?)
     }
 
-    /// Fails where the data are not those that the run in `dir` began with. A run of an earlier version has not written them down.
-    pub(super) fn check(data: &Splits, dir: &Path, model: &Path) -> Result<(), TrainError> {
+    /// Fails where the data are not those that the run in `dir` began with; false where it has not written them down, as an earlier version
+    /// that was cut short.
+    pub(super) fn check(data: &Splits, dir: &Path, model: &Path) -> Result<bool, TrainError> {
         let path = dir.join(SPLIT);
-        let Some(bytes) = files::read_if_there(&path, FileKind::Record)? else { return Ok(()) };
+        let Some(bytes) = files::read_if_there(&path, FileKind::Record)? else { return Ok(false) };
         let split: Self = files::parse_json(&path, &bytes, FileKind::Record)?;
         let saved = split.origins.as_ref().unwrap_or(&data.origins);
         let names: BTreeSet<&String> = saved.keys().chain(data.origins.keys()).collect();
@@ -74,8 +75,8 @@ impl SavedSplit {
         }
         split.train.check(&data.train, &path)?;
         match (&split.validation, &data.validation) {
-            (Some(saved), Some(data)) => saved.check(data, &path),
-            (None, None) => Ok(()),
+            (Some(saved), Some(data)) => saved.check(data, &path).map(|()| true),
+            (None, None) => Ok(true),
             _ => Err(TrainError::OtherSplit { path: data.train.path().to_owned(), split: path }),
         }
     }
@@ -111,7 +112,7 @@ mod tests {
         };
         SavedSplit::write(&open(), run).unwrap();
         let changed = || match SavedSplit::check(&open(), run, &model) {
-            Ok(()) => String::new(),
+            Ok(_) => String::new(),
             Err(TrainError::OtherTexts { changed, .. }) => changed,
             Err(error) => panic!("{error}"),
         };

@@ -5,16 +5,19 @@ use std::path::{Path, PathBuf};
 use tch::Device;
 
 use super::{TrainError, Trainer, build, same};
-use crate::checkpoint::{self, SampleCounts, SaveKind, Snapshot, StateInTurn, TrainState};
+use crate::checkpoint::{self, CARD, FINAL, SampleCounts, SaveKind, Snapshot, StateInTurn, TrainState};
 use crate::conformance::{KV_POLICY, PolicyFile};
 use crate::data::Dataset;
+use crate::export::{Trained, card_of_run};
 use crate::model::has_fingerprint;
+use crate::recipe::Weights;
 use crate::report::console;
+use crate::report::metrics::{self, METRICS};
 
 impl Trainer {
-    /// Takes a checkpoint over; returns why it was written.
+    /// Takes a checkpoint over, but for the optimiser's state; returns why it was written.
     pub(super) fn load(&mut self, dir: &Path) -> Result<SaveKind, TrainError> {
-        let checkpoint::Loaded { parameters, optimizer, state } = checkpoint::load(dir)?;
+        let checkpoint::Loaded { parameters, state } = checkpoint::load(dir)?;
         self.check_settings(&state, dir)?;
         self.check_data(&state)?;
         if !has_fingerprint(&self.recipe.model.path, &state.model_hash)? {
@@ -23,22 +26,30 @@ impl Trainer {
         }
         let trained = self.model.take_saved(parameters);
         build::take_parameters(&self.model, &trained, dir)?;
-        self.optimizer.load_state(&self.parts.own(optimizer))?;
         (self.step, self.total_tokens, self.best) = (state.step, state.total_tokens, state.best);
         self.skipped.add(&state.skipped_steps);
         self.owes_validation = state.owes_validation;
         self.unchecked_metrics = state.unchecked_metrics;
-        if let Some(name) = self.not_finite()? {
-            return Err(TrainError::SavedNotFinite { path: dir.to_owned(), name });
-        }
+        self.refuse_not_finite(dir)?;
         let threads = tch::get_num_threads();
         if let Some(before) = state.threads.filter(|&before| before != threads && self.model.device() == Device::Cpu) {
             console::note(&format!(
                 "{before} threads computed until here, {threads} do now: sums have another order, so that their last bits differ"
             ));
         }
-        self.saved.set((state.kind != SaveKind::Best).then_some(state.step));
+        let has_own = matches!(state.kind, SaveKind::Regular | SaveKind::Intermediate);
+        self.saved.set(has_own.then_some(state.step));
         Ok(state.kind)
+    }
+
+    /// Takes over what the optimiser held at a checkpoint that was loaded.
+    pub(super) fn load_optimizer(&mut self, dir: &Path) -> Result<(), TrainError> {
+        self.optimizer.load_state(&self.parts.own(checkpoint::load_optimizer(dir)?))?;
+        self.refuse_not_finite(dir)
+    }
+
+    fn refuse_not_finite(&self, dir: &Path) -> Result<(), TrainError> {
+        self.not_finite()?.map_or(Ok(()), |name| Err(TrainError::SavedNotFinite { path: dir.to_owned(), name }))
     }
 
     /// A checkpoint belongs to the recipe that it was trained with.
@@ -79,7 +90,7 @@ impl Trainer {
             self.ranks.check_same("about to save", same::of_trained(&self.model))?;
         }
         let dir = self.parts.write(&self.ranks, self.optimizer.state(), |state| self.write(kind, state))?;
-        if kind != SaveKind::Best {
+        if matches!(kind, SaveKind::Regular | SaveKind::Intermediate) {
             self.saved.set(Some(self.step));
         }
         Ok(dir)
@@ -102,14 +113,28 @@ impl Trainer {
         state.samples = Some(SampleCounts { train: self.data.train.len(), validation });
         let base_model = self.recipe.model.path.display().to_string();
         let policy = PolicyFile::record(&self.recipe, &self.model, &self.model_hash, &self.trial)?;
-        let snapshot = Snapshot {
-            model: &self.model,
-            base_model: &base_model,
-            optimizer,
-            beside: &[(KV_POLICY, policy.to_json())],
-            state: &state,
-        };
+        let mut beside = vec![(KV_POLICY.to_owned(), policy.to_json())];
+        if kind == SaveKind::Final {
+            beside.extend(self.companions.iter().cloned());
+            beside.push((CARD.to_owned(), self.card(&state)?.into_bytes()));
+        }
+        let snapshot = Snapshot { model: &self.model, base_model: &base_model, optimizer, beside: &beside, state: &state };
         let keep = self.recipe.checkpoint.intermediate_save_keep;
         checkpoint::save(&self.dir, &snapshot, keep).map_err(TrainError::NotSaved)
+    }
+
+    /// The model card of the run's end.
+    fn card(&self, state: &TrainState) -> Result<String, TrainError> {
+        let trained = Trained {
+            checkpoint: &self.dir.join(FINAL),
+            holds: if self.recipe.lora.is_some() { Weights::Adapter } else { Weights::All },
+            base: None,
+            recipe: Some(&self.recipe),
+            state: Some(state.clone()),
+            metrics: metrics::read(&self.dir.join(METRICS), self.step)?,
+            results: Vec::new(),
+            chat_template: None,
+        };
+        Ok(card_of_run(&trained, &self.recipe, &self.model_hash))
     }
 }

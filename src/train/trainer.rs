@@ -64,6 +64,8 @@ pub struct Trainer {
     /// What a checkpoint's policy file is recorded with.
     pub(super) trial: PolicyTrial,
     answers: Option<ValidationAnswers>,
+    /// What `final` has beside the adapter, read when the run begins: it can be saved whatever becomes of the base.
+    pub(super) companions: Vec<(String, Vec<u8>)>,
 }
 
 impl Trainer {
@@ -94,6 +96,7 @@ impl Trainer {
             profile.built(&model, optimizer.bytes());
         }
         Ok(Self {
+            companions: build::companions_of_end(&recipe)?,
             dealer: Dealer::new(&recipe, model.config())?,
             trial: PolicyTrial::smallest(model.config(), &recipe.kv_cache, &recipe.grad)?,
             model_hash,

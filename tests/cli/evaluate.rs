@@ -387,3 +387,26 @@ fn what_is_generated_is_what_the_loss_finds_most_likely_whatever_is_evicted() {
     different.dedup();
     assert_eq!(different.len(), 3, "each policy sees something else");
 }
+
+#[test]
+fn a_base_that_was_replaced_is_told() {
+    let place = Place::new();
+    place.finetune(&["train.max_steps=1"]).done();
+    let evaluate = || place.run(&["evaluate", "run", "--split", "train", "--device", "cpu"]).done().err;
+    assert!(!evaluate().contains("is not the model that"));
+    place.edit_json("model/config.json", json!({"rms_norm_eps": 0.5}));
+    let words = evaluate();
+    assert!(words.contains("warning: `<dir>/model` is not the model that `run/final` was trained on"), "{words}");
+}
+
+/// Two that append to one file would each write every answer.
+#[test]
+fn a_file_of_answers_has_one_writer() {
+    let place = place();
+    let file = fs::File::create(place.path("answers.jsonl")).unwrap();
+    file.lock().unwrap();
+    let error = evaluate(&place, &["model"], ANSWERS).refused(1);
+    assert!(error.starts_with("error: `answers.jsonl` is in use by another process"), "{error}");
+    file.unlock().unwrap();
+    evaluate(&place, &["model"], ANSWERS).done();
+}

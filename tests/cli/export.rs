@@ -21,14 +21,14 @@ fn scores(place: &Place, arguments: &[&str]) -> serde_json::Value {
 fn a_merged_run_scores_as_the_run() {
     let place = trained();
     let said = place.run(&["export", "run", "--for", "merged"]).done();
-    assert_eq!(said.out, "exported: run/export-merged\n");
+    assert!(said.out.starts_with("exported: run/export-merged\n\n"), "{}", said.out);
     let own = scores(&place, &["run"]);
     let merged = scores(&place, &["--base", "run/export-merged", "--recipe", "run/recipe.resolved.toml"]);
     let difference = own["loss"].as_f64().unwrap() - merged["loss"].as_f64().unwrap();
     assert!(difference.abs() < 1e-5 && own["samples"] == merged["samples"], "{own} {merged}");
     let card = String::from_utf8(place.read("run/export-merged/README.md")).unwrap();
     for line in
-        ["library_name: transformers", "| steps ", " 4, 2 |", " h2o |", " 32 |", "validation loss", "## Recipe", "seed = 1"]
+        ["library_name: \"transformers\"", "| steps ", " 4, 2 |", " h2o |", " 32 |", "validation loss", "## Recipe", "seed = 1"]
     {
         assert!(card.contains(line), "{line} in:\n{card}");
     }
@@ -39,7 +39,7 @@ fn a_merged_run_scores_as_the_run() {
     place.run(&["export", "run", "--for", "merged", "--out", "whole"]).done();
     place.run(&["export", "run/step-000001", "--for", "vllm", "--out", "served"]).done();
     let card = String::from_utf8(place.read("served/README.md")).unwrap();
-    assert!(card.contains("library_name: peft") && card.contains("--enable-lora"), "{card}");
+    assert!(card.contains("library_name: \"peft\"") && card.contains("--enable-lora"), "{card}");
 }
 
 #[test]
@@ -197,4 +197,122 @@ fn the_policy_file_conforms_and_tells_where_not() {
     let other = "model.rope_scaling={ rope_type = \"dynamic_yarn\", original_max_position_embeddings = 16 }";
     let error = place.run(&["evaluate", "run", "--device", "cpu", "--split", "train", "--set", other]).refused(2);
     assert!(error.contains("was trained with other positions: without `model.rope_scaling`"), "{error}");
+}
+
+/// What the Hub reads of a card.
+fn front_matter(place: &Place, name: &str) -> serde_json::Value {
+    let card = String::from_utf8(place.read(name)).unwrap();
+    let (head, _) = card.strip_prefix("---\n").unwrap().split_once("\n---\n").unwrap();
+    serde_saphyr::from_str(head).unwrap()
+}
+
+#[test]
+fn an_end_and_an_export_are_ready_for_the_hub() {
+    let place = Place::new();
+    place.edit_json("model/config.json", json!({"_name_or_path": "org/base"}));
+    place.write("model/README.md", "---\nlicense: apache-2.0\nlanguage: en\n---\n# Base\n");
+    place.write("own.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
+    place.finetune(&["data.validation_fraction=0.34", "data.chat_template=own.jinja", "checkpoint.save_interval=9"]).done();
+    let expected = [
+        "MANIFEST.json",
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "chat_template.jinja",
+        "kv_policy.json",
+    ];
+    let expected: Vec<&str> = expected.into_iter().chain(["state.json", "tokenizer.json", "tokenizer_config.json"]).collect();
+    assert_eq!(place.names("run/final"), expected);
+    assert_eq!(place.read("run/final/chat_template.jinja"), place.read("own.jinja"));
+    let card = front_matter(&place, "run/final/README.md");
+    for (key, value) in [
+        ("base_model", json!("org/base")),
+        ("library_name", json!("peft")),
+        ("pipeline_tag", json!("text-generation")),
+        ("license", json!("apache-2.0")),
+        ("tags", json!(["kvtune", "lora"])),
+    ] {
+        assert_eq!(card[key], value, "{key}");
+    }
+    let own = &card["model-index"][0]["results"][0];
+    assert_eq!((&own["dataset"]["name"], &own["metrics"][0]["type"]), (&json!("train.jsonl"), &json!("loss")));
+    assert_eq!(own["metrics"][0]["args"], json!({"policy": "h2o", "cache_length": "32"}));
+    let text = String::from_utf8(place.read("run/final/README.md")).unwrap();
+    assert!(!text.contains(place.path("").to_str().unwrap()), "{text}");
+    // What the optimiser holds stays in a checkpoint of the step, from which the run goes on; a card may be written on.
+    assert!(place.names("run/step-000002").contains(&"optimizer.safetensors".to_owned()));
+    place.write("run/final/README.md", "ours");
+    let more = ["resume", "run", "--device", "cpu", "--set", "train.max_steps=4", "--set", "train.epochs=2"];
+    let said = place.run(&more).done();
+    assert!(said.err.contains("resuming after step 2 from `run/final`"), "{}", said.err);
+    // Without that checkpoint the end is used as before, and there is nothing to go on from.
+    std::fs::remove_dir_all(place.path("run/step-000004")).unwrap();
+    let said = place.run(&["resume", "run", "--device", "cpu"]).done();
+    assert!(said.err.contains("nothing to do"), "{}", said.err);
+    let error =
+        place.run(&["resume", "run", "--device", "cpu", "--set", "train.max_steps=6", "--set", "train.epochs=3"]).refused(3);
+    assert!(
+        error.starts_with("error: `run/step-000004` is damaged: `run/final` goes on with the optimiser's state in it"),
+        "{error}"
+    );
+
+    let printed = place.run(&["evaluate", "run", "--policy", "h2o,lastrec", "--device", "cpu", "--format", "json"]).done().out;
+    place.write("scores.json", printed);
+    let said = place.run(&["export", "run", "--for", "peft", "--scores", "scores.json"]).done();
+    for line in ["PeftModel.from_pretrained(base, \"run/export-peft\")", "AutoTokenizer.from_pretrained(\"run/export-peft\")"] {
+        assert!(said.out.starts_with("exported: run/export-peft\n\n") && said.out.contains(line), "{}", said.out);
+    }
+    assert!(place.names("run/export-peft").contains(&"chat_template.jinja".to_owned()));
+    let card = front_matter(&place, "run/export-peft/README.md");
+    let results = card["model-index"][0]["results"].as_array().unwrap();
+    let policies: Vec<_> = results.iter().map(|result| result["metrics"][0]["args"]["policy"].as_str().unwrap()).collect();
+    assert_eq!(policies, ["h2o", "lastrec"]);
+    let said = place.run(&["export", "run", "--for", "merged"]).done();
+    assert!(said.out.contains("vllm serve \"run/export-merged\"") && said.out.contains("convert_hf_to_gguf.py"), "{}", said.out);
+}
+
+/// Hugging Face's cache has links into its blobs.
+#[test]
+fn links_of_a_model_directory() {
+    let place = trained();
+    place.write("secret", "of the user");
+    std::os::unix::fs::symlink("../secret", place.path("model/chat_template.jinja")).unwrap();
+    for target in ["merged", "peft"] {
+        let error = place.run(&["export", "run", "--for", target]).refused(3);
+        assert!(error.contains("`<dir>/model/chat_template.jinja` is a link to `<dir>/secret`"), "{error}");
+    }
+    let said = place.run(&["finetune-lora", "--recipe", "recipe.toml", "--out", "again"]).done();
+    assert!(said.err.contains("warning: `final` will lack `chat_template.jinja`"), "{}", said.err);
+    assert!(!place.names("again/final").contains(&"chat_template.jinja".to_owned()));
+    std::fs::remove_file(place.path("model/chat_template.jinja")).unwrap();
+
+    let cached = place.path("hub/models--org--base");
+    std::fs::create_dir_all(cached.join("snapshots/0123")).unwrap();
+    std::fs::create_dir_all(cached.join("blobs")).unwrap();
+    for name in place.names("model") {
+        std::fs::rename(place.path("model").join(&name), cached.join("blobs").join(format!("b-{name}"))).unwrap();
+        std::os::unix::fs::symlink(format!("../../blobs/b-{name}"), cached.join("snapshots/0123").join(&name)).unwrap();
+    }
+    let base = "hub/models--org--base/snapshots/0123";
+    place.run(&["export", "run", "--for", "merged", "--base", base]).done();
+    assert!(!std::fs::symlink_metadata(place.path("run/export-merged/tokenizer.json")).unwrap().is_symlink());
+    assert_eq!(front_matter(&place, "run/export-merged/README.md")["base_model"], json!("org/base"));
+}
+
+/// What a killed export has left of the same place goes with the next, unless its writer is at work.
+#[test]
+fn what_a_killed_export_leaves() {
+    let place = trained();
+    let killed =
+        place.command(&["export", "run", "--for", "merged"]).env("KVTUNE_FAILPOINT", "file.rename=kill:1").output().unwrap();
+    assert!(!killed.status.success());
+    let left = || place.names("run").into_iter().filter(|name| name.contains("export-merged.tmp-")).count();
+    assert_eq!(left(), 1);
+    place.run(&["export", "run", "--for", "merged"]).done();
+    assert_eq!(left(), 0);
+    let init = ["init-model", "--config", "model/config.json", "--out", "new"];
+    let killed = place.command(&init).env("KVTUNE_FAILPOINT", "file.rename=kill:2").output().unwrap();
+    assert!(!killed.status.success() && !place.path("new").exists());
+    place.run(&init).done();
+    assert!(place.names(".").iter().all(|name| !name.contains(".tmp-")), "{:?}", place.names("."));
 }

@@ -107,7 +107,7 @@ fn a_directory_in_use() {
     assert_snapshot!(again, @r"
     error: `run` is in use by process <number>
 
-    hint: wait until the other run has ended, stop it, or choose another output directory
+    hint: wait until the other process has ended, stop it, or choose another place to write to
     ");
     assert_eq!(resumed.refused(1).replace(&number, "<number>"), again);
     place.run(&["resume", "run", "--device", "cpu", "--set", "train.max_steps=1"]).done();

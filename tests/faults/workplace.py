@@ -149,6 +149,8 @@ class Workplace:
         directory = self.path(run)
         for checkpoint in sorted(filter(is_checkpoint, os.listdir(directory))):
             for file in sorted((directory / checkpoint).iterdir()):
+                if file.name == "README.md":  # a card has its run's name
+                    continue
                 found[f"{checkpoint}/{file.name}"] = hashlib.sha256(file.read_bytes()).hexdigest()
         found["latest"] = (directory / "latest").read_text().strip()
         lines = (directory / "metrics.jsonl").read_text().splitlines()

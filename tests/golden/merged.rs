@@ -48,11 +48,20 @@ fn tensors(file: &Path) -> BTreeMap<String, Tensor> {
 }
 
 fn trained<'a>(base: &'a Path, checkpoint: &'a Path) -> Trained<'a> {
-    Trained { checkpoint, holds: Weights::Adapter, base: Some(base), recipe: None, state: None, metrics: Vec::new() }
+    Trained {
+        checkpoint,
+        holds: Weights::Adapter,
+        base: Some(base),
+        recipe: None,
+        state: None,
+        metrics: Vec::new(),
+        results: Vec::new(),
+        chat_template: None,
+    }
 }
 
 fn exported(base: &Path, checkpoint: &Path, target: ExportTarget, out: &Path) -> Result<Vec<String>, ExportError> {
-    export(&trained(base, checkpoint), target, out, &|| true)
+    export(&trained(base, checkpoint), target, out, &|| true).map(|exported| exported.notes)
 }
 
 /// Every fourth row of logits.

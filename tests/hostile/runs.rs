@@ -57,6 +57,7 @@ fn manifests() {
         manifest("an empty manifest", "{}"),
         manifest("a manifest of no files", "{\"files\": {}}"),
         manifest("a manifest of no bytes", ""),
+        manifest("a name with NUL", "{\"files\": {\"state.json\\u0000\": {\"size\": 1, \"blake3\": \"00\"}}}"),
         manifest("a path upwards", "{\"files\": {\"../../x\": {\"size\": 1, \"blake3\": \"00\"}}}"),
         manifest("a file of 2^64 bytes", "{\"files\": {\"state.json\": {\"size\": 18446744073709551616, \"blake3\": \"00\"}}}"),
         tampered("no manifest", |ground| ground.remove(&format!("{LAST}/MANIFEST.json"))).says(&["step-000002"]),

@@ -8,10 +8,10 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use super::case::{Case, hold};
 use super::ground::Ground;
 
-const KINDS: [&str; 6] = ["pipe", "socket", "device", "directory", "loop", "dangling"];
+pub(super) const KINDS: [&str; 6] = ["pipe", "socket", "device", "directory", "loop", "dangling"];
 
 /// Puts something else in a file's place.
-fn instead(place: &Ground, name: &str, kind: &str) {
+pub(super) fn instead(place: &Ground, name: &str, kind: &str) {
     let path = place.path(name);
     if path.symlink_metadata().is_ok() {
         place.remove(name);

@@ -87,13 +87,33 @@ fn killed_anywhere() {
     }
 }
 
+/// Where a recipe is, a split is; a start that had neither begins anew, and one of an earlier version gets its split when it goes on.
+#[test]
+fn killed_before_the_first_step() {
+    let (workshop, whole) = workshop();
+    for (number, rename) in [1, 2, 3].into_iter().enumerate() {
+        let run = format!("early-{number}");
+        assert_eq!(workshop.finetune(&format!("file.rename=kill:{rename}"), &run, SET).code, Err(9));
+        let has = |name: &str| workshop.path(&run).join(name).exists();
+        assert!(!has("recipe.resolved.toml") || has("split.json"), "{rename}: {:?}", names(&workshop.path(&run)));
+        if has("recipe.resolved.toml") {
+            fs::remove_file(workshop.path(&run).join("split.json")).unwrap();
+            workshop.resume("", &run, &[]).with(0);
+        } else {
+            workshop.finetune("", &run, SET).with(0);
+        }
+        assert!(workshop.path(&run).join("split.json").exists());
+        assert_eq!(workshop.left(&run).metrics, whole.metrics, "{run}");
+    }
+}
+
 #[test]
 fn killed_again_and_again() {
     let (workshop, whole) = workshop();
-    assert_eq!(workshop.finetune("any=kill:60", "run", SET).code, Err(9));
+    assert_eq!(workshop.finetune("any=kill:80", "run", SET).code, Err(9));
     let mut kills = 1;
     // Each start gets through one save, and dies in the next.
-    while workshop.resume("any=kill:60", "run", &[]).code == Err(9) {
+    while workshop.resume("any=kill:80", "run", &[]).code == Err(9) {
         kills += 1;
         assert!(kills < 20, "no progress");
     }
@@ -185,7 +205,7 @@ fn a_damaged_checkpoint_is_skipped() {
     let damage = |checkpoint: &str, number: usize, run: &str| {
         workshop.copy("whole", run);
         let dir = workshop.path(run).join(checkpoint);
-        let path = dir.join(&names(&dir)[number]);
+        let path = dir.join(names(&dir).iter().filter(|name| *name != "README.md").nth(number).unwrap());
         let mut bytes = fs::read(&path).unwrap();
         let middle = bytes.len() / 2;
         bytes[middle] ^= 1;
@@ -226,11 +246,12 @@ fn a_damaged_checkpoint_is_skipped() {
 #[test]
 fn with_nothing_but_damage_the_run_says_so() {
     let (workshop, _) = workshop();
+    fs::remove_dir_all(workshop.path("whole/final")).unwrap();
     for name in workshop.checkpoints("whole") {
         fs::remove_file(workshop.path("whole").join(name).join("optimizer.safetensors")).unwrap();
     }
     let words = workshop.resume("", "whole", &[]).with(3);
-    assert!(words.contains("has no valid checkpoint") && words.matches("it is missing").count() == 6, "{words}");
+    assert!(words.contains("has no valid checkpoint") && words.matches("it is missing").count() == 5, "{words}");
     let words = workshop.resume("", "whole", &["--from", "step-000003"]).with(3);
     assert!(words.contains("optimizer.safetensors` is damaged: it is missing"), "{words}");
 }

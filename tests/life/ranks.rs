@@ -251,7 +251,7 @@ fn ranks_that_do_not_fit_together_are_refused() {
     for ended in children.into_iter().map(ended) {
         ended.with(0);
     }
-    assert_eq!(workshop.checkpoints("run"), ["best", "final", "step-000002"]);
+    assert_eq!(workshop.checkpoints("run"), ["best", "final", "step-000002", "step-000003"]);
     let words = ranks(&workshop, 3, &["resume", "run"]).remove(2).with(2);
     assert!(words.contains("`train.gradient_accumulation_steps` is 4, which 3 ranks can't share evenly"), "{words}");
 }

@@ -19,7 +19,7 @@ const SET: &[&str] = &[
 fn workshop() -> (Workshop, Left) {
     let workshop = Workshop::new(8);
     let whole = workshop.finished("whole", SET);
-    assert_eq!(workshop.checkpoints("whole"), ["best", "final"]);
+    assert_eq!(workshop.checkpoints("whole"), ["best", "final", "step-000005"]);
     (workshop, whole)
 }
 

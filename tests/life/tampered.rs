@@ -124,12 +124,13 @@ fn any_file_that_was_tampered_with_is_refused_with_the_place() {
         ),
         (
             |run| {
-                let path = run.join("final/optimizer.safetensors");
+                let path = run.join("step-000002/optimizer.safetensors");
                 let mut bytes = fs::read(&path).unwrap();
                 let end = bytes.len();
                 bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
                 fs::write(path, bytes).unwrap();
-                list_anew(&run.join("final"));
+                list_anew(&run.join("step-000002"));
+                fs::remove_dir_all(run.join("final")).unwrap();
             },
             "` is not finite",
         ),

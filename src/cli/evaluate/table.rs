@@ -13,6 +13,7 @@ const COLUMNS: [&str; 10] =
 /// What came of a model with a cache.
 pub(super) struct Evaluated {
     pub(super) name: PathBuf,
+    pub(super) split: &'static str,
     pub(super) policy: String,
     pub(super) slots: String,
     pub(super) scores: Scores,
@@ -22,8 +23,10 @@ pub(super) struct Evaluated {
 impl Evaluated {
     /// On one line.
     pub(super) fn to_json(&self) -> serde_json::Value {
-        let Self { name, policy, slots, scores, answers } = self;
-        let mut value = serde_json::json!({ "evaluated": name, "policy": policy, "cache_length": slots, "scores": scores });
+        let Self { name, split, policy, slots, scores, answers } = self;
+        let mut value = serde_json::json!({
+            "evaluated": name, "split": split, "policy": policy, "cache_length": slots, "scores": scores
+        });
         if let Some(answers) = answers {
             value["answers"] = serde_json::json!(answers);
         }

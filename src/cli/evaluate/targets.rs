@@ -10,7 +10,7 @@ use crate::cli::used_model::cache_overrides;
 use crate::data::Tokenizer;
 use crate::error::Error;
 use crate::files;
-use crate::model::Model;
+use crate::model::{Model, has_fingerprint};
 use crate::recipe::{Recipe, Weights};
 use crate::report::console;
 use crate::train::{self, FoundCheckpoint};
@@ -158,6 +158,11 @@ impl Target {
     pub(super) fn load(&self, recipe: &Recipe, device: Device) -> Result<Model, Error> {
         let mut model = train::base_model(recipe, device)?;
         if let Some(dir) = self.adapter() {
+            let (base, state) = (&recipe.model.path, checkpoint::state_of(dir)?);
+            if !state.map_or(Ok(true), |state| has_fingerprint(base, &state.model_hash))? {
+                let (base, dir) = (base.display(), dir.display());
+                console::warning(&format!("`{base}` is not the model that `{dir}` was trained on, or has changed since"));
+            }
             train::load_adapter(&mut model, dir)?;
         }
         train::check_head(recipe, &model)?;

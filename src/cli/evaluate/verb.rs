@@ -133,6 +133,7 @@ impl Evaluate {
         let evicts = recipe.kv_cache.policy.name != "dense";
         Ok(Evaluated {
             name: target.dir().to_owned(),
+            split: self.samples.split.name(),
             policy: recipe.kv_cache.policy.name.clone(),
             slots: if evicts { recipe.kv_cache.cache_length.to_string() } else { "all".to_owned() },
             scores,

@@ -1,0 +1,106 @@
+//! What the Hub knows of a base model and of data sets: their ids, and the licence that the model's own card names.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::checkpoint::CARD;
+use crate::files::{self, FileKind};
+
+/// What a card says of the base model. Nothing of it is needed: what can't be read is left out.
+#[derive(Debug)]
+pub(super) struct BaseModel {
+    /// On the Hub; `None` where nothing tells it.
+    pub(super) id: Option<String>,
+    /// What it is called: its id, or its directory's name.
+    pub(super) name: String,
+    /// The keys of its card that begin with `license`.
+    pub(super) license: BTreeMap<String, Value>,
+}
+
+impl BaseModel {
+    pub(super) fn read(dir: &Path) -> Self {
+        let config: Option<Map<String, Value>> = files::read_json(&dir.join("config.json")).ok();
+        let named = config.as_ref().and_then(|config| config.get("_name_or_path")?.as_str());
+        // Another directory may stand there in place of an id.
+        let named = named.filter(|name| name.contains('/') && is_id(name) && !Path::new(name).exists());
+        let id = cached_id(dir, "models").or_else(|| named.map(str::to_owned));
+        let absolute = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
+        let own_name = || absolute.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Self { name: id.clone().unwrap_or_else(own_name), id, license: license(dir).unwrap_or_default() }
+    }
+}
+
+/// The id of what lies in Hugging Face's cache, where `models--ORG--NAME/snapshots/REVISION` holds `ORG/NAME`.
+pub(super) fn cached_id(path: &Path, kind: &str) -> Option<String> {
+    let absolute = std::path::absolute(path).ok()?;
+    let snapshots = absolute.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "snapshots"))?;
+    let folder = snapshots.parent()?.file_name()?.to_str()?;
+    let id = folder.strip_prefix(kind)?.strip_prefix("--")?.replace("--", "/");
+    is_id(&id).then_some(id)
+}
+
+/// Whether the Hub would have it for an id.
+fn is_id(text: &str) -> bool {
+    let is_name = |part: &str| {
+        let is_fine = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        !part.is_empty() && part.chars().all(is_fine) && !part.starts_with(['-', '.']) && !part.ends_with(['-', '.'])
+    };
+    let parts = text.split('/').count();
+    text.len() <= 96 && parts <= 2 && text.split('/').all(is_name) && !["--", ".."].iter().any(|odd| text.contains(odd))
+}
+
+/// From the YAML at the head of a model's card.
+fn license(dir: &Path) -> Option<BTreeMap<String, Value>> {
+    let text = files::read_text(&dir.join(CARD), FileKind::Template).ok()?;
+    let (head, _) = text.strip_prefix("---")?.split_once("\n---")?;
+    let all: BTreeMap<String, Value> = serde_saphyr::from_str(head).ok()?;
+    Some(all.into_iter().filter(|(key, value)| key.starts_with("license") && value.is_string()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_those_of_the_hub_and_no_paths() {
+        for (id, expected) in [
+            ("Qwen/Qwen2.5-0.5B", true),
+            ("gpt2", true),
+            ("/home/me/model", false),
+            ("./model", false),
+            ("../model", false),
+            ("a/b/c", false),
+            ("a--b/c", false),
+            ("a/", false),
+        ] {
+            assert_eq!(is_id(id), expected, "{id}");
+        }
+        let dir = Path::new("/cache/hub/models--Qwen--Qwen2.5-0.5B/snapshots/0123abc");
+        assert_eq!(cached_id(dir, "models").as_deref(), Some("Qwen/Qwen2.5-0.5B"));
+        assert_eq!(cached_id(dir, "datasets"), None);
+        let file = Path::new("/cache/hub/datasets--ai--long-texts/snapshots/0123abc/data/train.parquet");
+        assert_eq!(cached_id(file, "datasets").as_deref(), Some("ai/long-texts"));
+        assert_eq!(cached_id(Path::new("/models/Qwen2.5-0.5B"), "models"), None);
+    }
+
+    #[test]
+    fn a_base_is_named_and_its_licence_told_as_its_own_files_have_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        let name = dir.path().file_name().unwrap().to_str().unwrap().to_owned();
+        let found = BaseModel::read(dir.path());
+        assert_eq!((found.id, found.name, found.license.len()), (None, name.clone(), 0));
+        write("config.json", r#"{"_name_or_path": "org/base"}"#);
+        write(CARD, "---\nlanguage: en\nlicense: other\nlicense_name: my-own\ntags: [a]\n---\n# Base\nlicense: none\n");
+        let found = BaseModel::read(dir.path());
+        assert_eq!((found.id.as_deref(), found.name.as_str()), (Some("org/base"), "org/base"));
+        let license: Vec<_> = found.license.iter().map(|(key, value)| (key.as_str(), value.as_str().unwrap())).collect();
+        assert_eq!(license, [("license", "other"), ("license_name", "my-own")]);
+        write("config.json", r#"{"_name_or_path": "/home/me/model"}"#);
+        write(CARD, "---\nlicense: [\n---\n");
+        let found = BaseModel::read(dir.path());
+        assert_eq!((found.id, found.name, found.license.len()), (None, name, 0));
+    }
+}

@@ -1,0 +1,51 @@
+//! The lines that load what was written, by the programs that it is for.
+
+use super::trained::ExportTarget;
+
+/// What decides how an export is loaded.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Usage {
+    pub(super) target: ExportTarget,
+    /// How many classes it scores; none where it predicts tokens.
+    pub(super) classes: Option<usize>,
+    pub(super) has_tokenizer: bool,
+    /// The rank for which vLLM must be given room.
+    pub(super) max_rank: Option<usize>,
+}
+
+impl Usage {
+    /// Lines of Python or of a shell, each with the name of its language; the export lies in `here`.
+    pub(super) fn lines(&self, base: &str, here: &str) -> Vec<(&'static str, String)> {
+        let class = if self.classes.is_some() { "AutoModelForSequenceClassification" } else { "AutoModelForCausalLM" };
+        let (import, tokenizer) = if self.has_tokenizer {
+            (", AutoTokenizer", format!("\ntokenizer = AutoTokenizer.from_pretrained({here:?})"))
+        } else {
+            ("", String::new())
+        };
+        let transformers = format!("from transformers import {class}{import}\n\n");
+        let labels = self.classes.map_or_else(String::new, |count| format!(", num_labels={count}"));
+        let room = self.max_rank.map_or_else(String::new, |rank| format!(" --max-lora-rank {rank}"));
+        match self.target {
+            ExportTarget::Peft => vec![(
+                "python",
+                format!(
+                    "from peft import PeftModel\n{transformers}base = {class}.from_pretrained({base:?}{labels})\n\
+                     model = PeftModel.from_pretrained(base, {here:?}){tokenizer}"
+                ),
+            )],
+            ExportTarget::Vllm => {
+                vec![("sh", format!("vllm serve {base:?} --enable-lora{room} --lora-modules adapter={here:?}"))]
+            }
+            ExportTarget::LlamaCpp => {
+                let convert = format!("python convert_lora_to_gguf.py --base {base:?} --outfile adapter.gguf {here:?}");
+                vec![("sh", format!("{convert}\nllama-cli -m base.gguf --lora adapter.gguf"))]
+            }
+            ExportTarget::Merged => {
+                let convert = format!("python convert_hf_to_gguf.py --outfile model.gguf {here:?}");
+                let served = format!("vllm serve {here:?}\n\n{convert}\nllama-cli -m model.gguf");
+                let python = format!("{transformers}model = {class}.from_pretrained({here:?}){tokenizer}");
+                [("python", python), ("sh", served)].into_iter().take(if self.classes.is_some() { 1 } else { 2 }).collect()
+            }
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! A directory that appears whole under a name of its own: staged beside it, and what a killed process has staged before goes.
+
+use std::path::Path;
+
+use super::atomic::{MARK, is_temporary, parent, put_dir, sync_dir};
+use super::{FilesError, ReadLock, disk, make_dir};
+
+/// As [`put_dir`] for a `place` that is empty or not there, of which nobody else is told: the directory exists when it is filled, and its new name
+/// is durable. What earlier processes have left of it goes first, when they have ended.
+pub fn put_new_dir<E: From<FilesError>>(place: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
+    let place = std::path::absolute(place).map_err(FilesError::io("make", place))?;
+    let home = parent(&place);
+    make_dir(home)?;
+    sweep(home, &place)?;
+    let replaced = put_dir(&place, |staged| {
+        make_dir(staged)?;
+        // Until it has its name, nobody sweeps it away.
+        let _writing = ReadLock::share(staged)?;
+        fill(staged)?;
+        Ok::<_, E>(sync_dir(staged)?)
+    })?;
+    if let Some(empty) = replaced {
+        std::fs::remove_dir(&empty).map_err(FilesError::io("remove", &empty))?;
+    }
+    Ok(sync_dir(home)?)
+}
+
+/// Removes what processes that have ended have left of `place`.
+fn sweep(home: &Path, place: &Path) -> Result<(), FilesError> {
+    let own = place.file_name().unwrap_or_default().to_string_lossy();
+    for entry in std::fs::read_dir(home).map_err(FilesError::io("read", home))?.flatten() {
+        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        let is_left = is_temporary(&name) && name.rsplit_once(MARK).is_some_and(|(before, _)| before == own);
+        if is_left
+            && entry.file_type().is_ok_and(|kind| kind.is_dir())
+            && let Ok(Some(_lock)) = ReadLock::exclude(&path)
+        {
+            disk::remove_tree("dir", &path).map_err(FilesError::io("remove", &path))?;
+        }
+    }
+    Ok(())
+}
