@@ -36,7 +36,9 @@ const WEIGHTS: KeyRule = KeyRule {
 impl<D: RecipeTable> RecipeField for Vec<NamedSet<D>> {
     fn keys(text: KeyText, _: &KeyDefault) -> Vec<RecipeKey> {
         let check = |reader: &RecipeReader<'_>, _: &str, _: &KeyText| <Self as RecipeField>::find(reader, "", "").map(drop);
-        vec![RecipeKey { text, takes: "array of tables".to_owned(), default: "none".to_owned(), check }]
+        // A resolved recipe has them as tables by their names.
+        let schema = || serde_json::json!({ "type": ["array", "object"] });
+        vec![RecipeKey { text, takes: "array of tables".to_owned(), default: "none".to_owned(), check, schema }]
     }
 
     fn find(reader: &RecipeReader<'_>, _: &str, _: &str) -> Checked<Option<Self>> {

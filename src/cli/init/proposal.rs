@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tch::Device;
 
-use crate::data::{ModelLimits, Survey, SurveyedPart, SurveyedRow, survey};
+use crate::data::{Survey, SurveyedPart, SurveyedRow, survey};
 use crate::error::Error;
 use crate::model::ModelConfig;
 use crate::recipe::{DataFormat, Recipe};
@@ -39,14 +39,14 @@ pub(super) fn proposal(model: &Path, data: &Path, device: Device) -> Result<Stri
     let recipe = parse(paths)?.recipe;
     let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
     let tokenizer = train::tokenizer(&recipe.model.path)?;
-    let limits = ModelLimits { vocab_size: config.vocab_size, max_positions: config.longest_sequence() };
+    let limits = train::limits(&config);
     let mut lengths = Vec::new();
     let mut take = |row: &SurveyedRow| {
         lengths.extend(row.sample.as_ref().map(|sample| sample.length));
         Ok::<(), Error>(())
     };
-    let (files, every) = ((&recipe.data, &recipe.head), (SurveyedPart::Train, false));
-    let Survey { source, counts, warnings } = survey(files, tokenizer.as_ref(), limits, every, &mut take)?;
+    let (files, every) = ((&recipe.data, &recipe.head), (SurveyedPart::Train, recipe.train.seed, false));
+    let Survey { source, counts, warnings, .. } = survey(files, tokenizer.as_ref(), limits, every, &mut take)?;
     source.notes.iter().for_each(|note| console::note(note));
     for warning in &warnings {
         console::warning(warning);
