@@ -266,6 +266,10 @@ fn what_a_gpu_may_do_with_numbers_is_told() {
     assert_eq!(told(&free), "bf16, TF32 allowed on a GPU, the same bits every time");
 }
 
+fn set(key: &str) -> Vec<&str> {
+    [&["--device", "cpu", "--recipe", "recipe.toml", "--set"][..], &[key]].concat()
+}
+
 /// A cache as `hf download` makes it: the files of a snapshot are links to blobs.
 #[test]
 fn a_model_of_the_hugging_face_cache() {
@@ -284,9 +288,6 @@ fn a_model_of_the_hugging_face_cache() {
         let mut command = place.command(arguments);
         place.hear(command.env("HF_HUB_CACHE", place.path("hub")).env_remove("HF_HOME"))
     };
-    fn set(key: &str) -> Vec<&str> {
-        [&["--device", "cpu", "--recipe", "recipe.toml", "--set"][..], &[key]].concat()
-    }
     place.edit_recipe("path = \"model\"", "path = \"Owner/Tiny-1.5\"");
     run(&[&["finetune-lora", "--out", "run"], &set("train.max_steps=1")[..]].concat()).done();
     let snapshot = folder.join("snapshots").join(commit).display().to_string();

@@ -62,7 +62,7 @@ fn what_follows_from_an_error_is_no_second_one() {
 
 #[test]
 fn many_errors_are_some_of_them() {
-    let lines: String = (0..20_000).map(|key| format!("k{key} = 1\n")).collect();
+    let lines: String = (0..20_000).map(|key| format!("k{key} = 1\n")).collect::<Vec<_>>().concat();
     let error = refused(&format!("{SMALL}[lora]\n{lines}"));
     assert_eq!(error.further.len(), 20);
     assert_eq!(error.further[19].message, "only the first 20 errors are shown");
@@ -70,7 +70,7 @@ fn many_errors_are_some_of_them() {
 
 #[test]
 fn nesting_and_long_lists_take_no_time() {
-    let paths: String = (0..40_000).map(|file| format!("\"{file}\",")).collect();
+    let paths: String = (0..40_000).map(|file| format!("\"{file}\",")).collect::<Vec<_>>().concat();
     let deep = |open: &str, close: &str| format!("{SMALL}x = {}1{}", open.repeat(100_000), close.repeat(100_000));
     for (text, message) in [
         (deep("{a=", "}"), "nested too deeply"),

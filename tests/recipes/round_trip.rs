@@ -9,8 +9,8 @@ use kvtune::recipe::{
     Chunking, DataFormat, DataRecipe, Dtype, EvalRecipe, Figure, GenerateRecipe, GradRecipe, HeadRecipe, HelmetFamily, InitLora,
     KeepGraph, Labels, LogRecipe, LongBenchPrompt, LoraRecipe, Mode, ModelRecipe, Offload, OnBadRow, OnNonFinite, OnOutOfMemory,
     OnSigterm, OnTooLong, OpenKey, OptimizerName, OptimizerRecipe, PolicyRecipe, Pyramid, Recipe, ReportRecipe,
-    RopeScalingRecipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TemplateChoice,
-    TemplateDate, TemplateVariables, TrainOn, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
+    RopeScalingRecipe, Schedule, Storage, StoreForm, StorePlace, StoreRecipe, TargetModules, TemplateChoice, TemplateDate,
+    TemplateVariables, TrainOn, TrainRecipe, TrainedBias, ValidationSource, Warmup, Weights,
 };
 use proptest::option;
 use proptest::prelude::*;
