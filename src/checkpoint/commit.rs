@@ -373,7 +373,8 @@ mod tests {
         let mut trained = TrainedModel::new();
         let run = begun(&mut trained);
         let run = run.path();
-        trained.save(run, 4, SaveKind::Final, 1).unwrap();
+        trained.save(run, 4, SaveKind::Regular, 2).unwrap();
+        trained.save(run, 4, SaveKind::Final, 2).unwrap();
         assert_eq!(newest(run).unwrap().dir, run.join("final"));
         assert_eq!(abandon(run, "step-000002", 2).unwrap(), Some(run.join("abandoned-1")));
         assert_eq!((newest(run).unwrap().dir, latest(run).unwrap()), (run.join("step-000002"), "step-000002".into()));

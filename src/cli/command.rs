@@ -2,12 +2,35 @@
 
 use std::ffi::OsString;
 
-use clap::{Command, CommandFactory, FromArgMatches};
+use clap::{Command, CommandFactory, FromArgMatches, Parser};
 
-use super::Arguments;
+use super::{Verb, device, format};
 
 /// Two lines for each verb.
 const EXAMPLES: &str = include_str!("examples.txt");
+
+/// Fine-tunes language models on very long sequences, with the KV-cache policy in the loop.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true)]
+pub(super) struct Arguments {
+    #[command(subcommand)]
+    pub(super) verb: Verb,
+    /// Where to compute: `auto`, `cpu`, `cuda` or `cuda:1`.
+    #[arg(long, global = true, default_value_t = device::Wanted::Auto, value_name = "DEVICE")]
+    pub(super) device: device::Wanted,
+    /// Threads of the CPU's tensor operations; results are bit-identical for the same number.
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(super) threads: Option<u16>,
+    /// How to print results: words and tables, or a JSON object per line.
+    #[arg(long, global = true, value_enum, default_value_t = format::Format::Text)]
+    pub(super) format: format::Format,
+    /// Say results, warnings and errors only.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(super) quiet: bool,
+    /// Say more: every step of a run, and notes as often as they come.
+    #[arg(short, long, global = true)]
+    pub(super) verbose: bool,
+}
 
 /// All verbs with their examples.
 pub(super) fn command() -> Command {

@@ -30,32 +30,9 @@ mod used_model;
 mod verify;
 mod world;
 
-use clap::{Parser, Subcommand};
+use clap::Subcommand;
 
 pub use process::main;
-
-/// Fine-tunes language models on very long sequences, with the KV-cache policy in the loop.
-#[derive(Debug, Parser)]
-#[command(version, propagate_version = true)]
-struct Arguments {
-    #[command(subcommand)]
-    verb: Verb,
-    /// Where to compute: `auto`, `cpu`, `cuda` or `cuda:1`.
-    #[arg(long, global = true, default_value_t = device::Wanted::Auto, value_name = "DEVICE")]
-    device: device::Wanted,
-    /// Threads of the CPU's tensor operations; results are bit-identical for the same number.
-    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    threads: Option<u16>,
-    /// How to print results: words and tables, or a JSON object per line.
-    #[arg(long, global = true, value_enum, default_value_t = format::Format::Text)]
-    format: format::Format,
-    /// Say results, warnings and errors only.
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
-    quiet: bool,
-    /// Say more: every step of a run, and notes as often as they come.
-    #[arg(short, long, global = true)]
-    verbose: bool,
-}
 
 #[derive(Debug, Subcommand)]
 enum Verb {

@@ -5,9 +5,10 @@ use std::io::{self, Write};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use signal_hook::low_level::exit;
 
+use super::command::Arguments;
 use super::finetune::Ending;
 use super::format::Format;
-use super::{Arguments, Verb, command, device, launch, limits, panics, world};
+use super::{Verb, command, device, launch, limits, panics, world};
 use crate::data;
 use crate::error::Error;
 use crate::recipe::Weights;

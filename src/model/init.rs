@@ -79,7 +79,11 @@ pub(super) fn draw(config: &ModelConfig, kind: Kind, seed: u64) -> Vec<(String, 
 
 /// Refuses a directory that holds anything.
 fn require_unused(dir: &Path) -> Result<(), ModelError> {
-    if files::is_there(dir) && fs::read_dir(dir).map_err(FilesError::io("read", dir))?.next().is_some() {
+    if !files::is_there(dir) {
+        return Ok(());
+    }
+    files::make_dir(dir)?;
+    if fs::read_dir(dir).map_err(FilesError::io("read", dir))?.next().is_some() {
         return Err(ModelError::NotEmpty { dir: dir.into() });
     }
     Ok(())

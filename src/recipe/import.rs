@@ -267,7 +267,9 @@ fn known(key: &str, value: &Value) -> Option<Checked<Vec<(String, Value)>>> {
         Some((key.check)(&reader, &name, &key.text).map(|()| (name, value)))
     });
     match found.collect::<Checked<Vec<_>>>() {
-        Ok(found) if found.is_empty() => notes.into_iter().next().map(|note| Err(RecipeError::plain(note))),
+        Ok(found) if found.is_empty() => {
+            notes.first().map(|note| Err(RecipeError::plain(note.trim_start_matches("code: ").to_owned())))
+        }
         found => Some(found),
     }
 }

@@ -20,6 +20,7 @@ mod grad;
 mod import;
 mod initial_part;
 mod kv_cache;
+mod load;
 mod model;
 mod not_toml;
 mod of_format;
@@ -39,8 +40,6 @@ mod value;
 mod words;
 mod write;
 
-use std::path::Path;
-
 pub use cache_length::{CacheLength, Pyramid};
 pub use chat::{Boundary, ChatRecipe, TemplateChoice, TemplateDate, TemplateVariables, TrainOn};
 pub use data::*;
@@ -48,58 +47,7 @@ pub use diagnose::{RecipeError, RecipeLocation};
 pub use eval::{EvalRecipe, Figure, GenerateRecipe, Mode};
 pub use grad::{AttentionOutputs, GradRecipe, KeepGraph, OnOutOfMemory, OpenKey, StoreForm, StorePlace, StoreRecipe};
 pub use kv_cache::{BufferKind, CacheRecipe, Chunking, Storage};
+pub use load::Resolved;
 pub use model::{Dtype, InitLora, LoraRecipe, ModelRecipe, RopeScalingRecipe, TargetModules, TrainedBias};
 pub use training::*;
 pub use {choice::PolicyRecipe, initial_part::*, plan::Recipe, reference::reference, schema::schema, write::Difference};
-
-use crate::files::{self, FileKind};
-use refusals::Refusals;
-use tree::{Document, RecipeSource};
-
-/// A recipe that was loaded.
-#[derive(Clone, Debug)]
-pub struct Resolved {
-    /// The checked form.
-    pub recipe: Recipe,
-    /// One line for each spelling that is another program's, with its place.
-    pub notes: Vec<String>,
-}
-
-impl Recipe {
-    /// Loads a recipe. `overrides` are as given behind `--set`: `kv_cache.chunk_size=8`.
-    pub fn load(path: &Path, overrides: &[String]) -> Result<Resolved, RecipeError> {
-        Self::parse(Self::read(path)?, path, overrides)
-    }
-
-    /// Loads a recipe to train `weights`, as if it said so; one that says otherwise is refused.
-    pub fn load_to_train(path: &Path, overrides: &[String], weights: Weights) -> Result<Resolved, RecipeError> {
-        Self::resolve(Self::read(path)?, path, overrides, Some(weights))
-    }
-
-    fn read(path: &Path) -> Result<String, RecipeError> {
-        files::read_text(path, FileKind::Recipe).map_err(|error| RecipeError::unread(path, &error))
-    }
-
-    /// Loads a recipe from its text; `path` says where its relative paths begin.
-    pub fn parse(text: String, path: &Path, overrides: &[String]) -> Result<Resolved, RecipeError> {
-        Self::resolve(text, path, overrides, None)
-    }
-
-    /// What a recipe would say of a model that is used and not trained: nothing is evicted, and no data are named.
-    pub fn of_model(model: &Path, overrides: &[String]) -> Result<Resolved, RecipeError> {
-        let path = toml::Value::from(model.display().to_string());
-        let text = format!("model.path = {path}\ndata = {{ train = {path}, format = 'tokens' }}\n{}", kv_cache::DENSE);
-        Self::parse(text, Path::new("command line"), overrides)
-    }
-
-    fn resolve(text: String, path: &Path, overrides: &[String], weights: Option<Weights>) -> Result<Resolved, RecipeError> {
-        let (path, overrides, suggest_key) = (path.to_owned(), overrides.to_vec(), suggest::suggest_key);
-        let source = RecipeSource { path, text, overrides, suggest_key };
-        let (mut document, mut refusals) = (Document::parse(source)?, Refusals::default());
-        overrides::apply(&mut document, &mut refusals);
-        let mut notes = alias::apply(&mut document, &mut refusals);
-        notes.extend(sets_by_name::settle(&mut document, &mut refusals));
-        let recipe = resolve::resolve(&mut document, weights, &mut refusals);
-        refusals.or_recipe(recipe).map(|recipe| Resolved { recipe, notes })
-    }
-}

@@ -6,7 +6,6 @@ use std::fmt;
 
 use crate::data::epoch_batches;
 use crate::recipe::{BatchOrder, BatchSize, Recipe};
-use crate::units::counted;
 
 /// The steps of a run.
 #[derive(Clone, Debug)]
@@ -77,7 +76,8 @@ impl fmt::Display for RunSchedule {
             BatchSize::Tokens(tokens) => (tokens, "tokens"),
         };
         let per_step = per_step.saturating_mul(self.accumulation);
-        write!(f, "{steps} of up to {per_step} {what} ({per_epoch} an epoch, {}", counted(self.epochs as usize, "epoch"))?;
+        let plural = if self.epochs == 1.0 { "" } else { "s" };
+        write!(f, "{steps} of up to {per_step} {what} ({per_epoch} an epoch, {} epoch{plural}", self.epochs)?;
         match self.max_steps {
             Some(max) if max > steps => write!(f, "; fewer than max_steps = {max}: raise `train.epochs`)"),
             Some(max) => write!(f, "; max_steps = {max})"),

@@ -164,18 +164,17 @@ fn evaluate() {
           --repetition-penalty <X>    Make tokens that have occurred less likely, from 1 on
           --no-repeat-ngram-size <N>  Let no run of so many tokens occur twice
           --min-new-tokens <N>        Let no end token come before so many new ones
-          --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
-          --format <FORMAT>           How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
           --stop <TEXT>               End the text before this; may be given several times
           --device <DEVICE>           Where to compute: `auto`, `cpu`, `cuda` or `cuda:1` [default: auto]
           --eos <ID>                  The token that ends a text, in place of the model's own; may be given several times
-      -q, --quiet                     Say results, warnings and errors only
           --ignore-eos                Let no token end a text
           --threads <N>               Threads of the CPU's tensor operations; results are bit-identical for the same number
-      -v, --verbose                   Say more: every step of a run, and notes as often as they come
+          --format <FORMAT>           How to print results: words and tables, or a JSON object per line [default: text] [possible values: text, json]
           --seed <N>                  Draw the texts of this number: the same number gives the same texts, whatever else is generated
+      -q, --quiet                     Say results, warnings and errors only
           --replay-log <FILE>         Write what the cache evicts over the longest of the samples to this file, for `kvtune inspect --evictions`
           --dist-timeout <TIME>       How long several ranks wait for each other: to begin, and for one that gives no sign of life or hangs [default: 10m]
+      -v, --verbose                   Say more: every step of a run, and notes as often as they come
           --backend <BACKEND>         By what several ranks add up: `nccl`, from GPU to GPU; `gloo`, by way of the host; or `auto`, the former where it can be had [default: auto]
       -h, --help                      Print help
       -V, --version                   Print version

@@ -70,7 +70,7 @@ fn a_place_that_is_no_directory() {
     let place = place();
     let before = place.read("text.txt");
     assert_snapshot!(init(&place, "model/config.json", "text.txt", "text.txt").refused(1), @r"
-    error: cannot create `text.txt`
+    error: cannot make `text.txt`
     cause: File exists (os error 17)
 
     hint: something else stands there: check whether a file or a directory is meant

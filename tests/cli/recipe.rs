@@ -41,7 +41,7 @@ fn unknown_keys() {
     1 | colour = 3
       | ^^^^^^
 
-    hint: choose `model`, `lora`, `data`, `head`, `kv_cache`, `grad`, `train`, `optimizer`, `eval`, `checkpoint`, `log` or `output_dir`
+    hint: choose `model`, `lora`, `data`, `head`, `kv_cache`, `grad`, `train`, `optimizer`, `eval`, `checkpoint`, `log`, `report` or `output_dir`
     ");
 }
 

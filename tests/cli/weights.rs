@@ -123,6 +123,6 @@ fn no_model_at_all() {
     error: cannot read `<dir>/nowhere/config.json`
     cause: No such file or directory (os error 2)
 
-    hint: check the path; paths in a recipe are relative to the recipe's folder
+    hint: check the path: it begins at the recipe's folder, on the command line at the shell's; `hf download nowhere` fetches a model of that name from the Hugging Face Hub
     ");
 }

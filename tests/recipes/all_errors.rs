@@ -49,7 +49,6 @@ fn what_follows_from_an_error_is_no_second_one() {
         format!("{SMALL}[haed]\nkind = \"seq_classification\"\nlabels = [\"a\", \"b\"]\n[eval]\nmetric = \"accuracy\"\n"),
         format!("{SMALL}[train]\noptimiser = \"sgd\"\n[optimizer]\nmomentum = 0.9\n"),
         format!("{SMALL}[kv_cache.cache_length]\npyramid = {{ mean = 8, tip = 4 }}\n"),
-        format!("{SMALL}[model.rope_scaling]\nrope_type = \"dynamic_yarn\"\nbeta_fast = \"x\"\nbeta_slow = 40\n"),
         format!("{SMALL}[optimizer]\nbetas = [0.9, \"x\"]\n"),
         format!("fp16 = true\n{SMALL}"),
         SMALL.replace("[data]", "dtype = \"f16\"\n[data]"),

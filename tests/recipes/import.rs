@@ -32,7 +32,7 @@ fn axolotl() {
     # not carried over: model_type = "LlamaForCausalLM": `config.json` says it
     # not carried over: tokenizer_type = "AutoTokenizer": a recipe has no such key
     # not carried over: trust_remote_code = true: a model's own code is never run
-    # not carried over: load_in_4bit = true: weights are not quantised
+    # not carried over: load_in_4bit = true: `load_in_4bit` is not supported: the base model's weights are not quantised
     # not carried over: datasets[0].split = "train[:5%]": a recipe has no such key
     # not carried over: dataset_prepared_path = "last_run_prepared": a recipe has no such key
     # not carried over: adapter = "qlora": weights are not quantised; the adapter is LoRA
@@ -40,8 +40,8 @@ fn axolotl() {
     # not carried over: pad_to_sequence_len = true: nothing is computed for pads
     # not carried over: wandb_project = "mine": every run writes `metrics.jsonl` and TensorBoard events
     # not carried over: wandb_name = "mine": every run writes `metrics.jsonl` and TensorBoard events
-    # not carried over: gradient_checkpointing = true: leave it out: the tables `kv_cache` and `grad` say what is recomputed
-    # not carried over: flash_attention = true: attention is chosen by the device
+    # not carried over: gradient_checkpointing = true: `gradient_checkpointing` is left out: the tables `[kv_cache]` and `[grad]` say what is recomputed
+    # not carried over: flash_attention = true: `flash_attention` is left out: kvtune chooses its attention kernels by the device
     # not carried over: loss_watchdog_patience = 3: a recipe has no such key
     # not carried over: evals_per_epoch = 4: `eval.interval` counts steps
     # not carried over: saves_per_epoch = 1: `checkpoint.save_interval` counts steps
@@ -110,7 +110,7 @@ fn llama_factory() {
     # not carried over: overwrite_output_dir = true: a recipe has no such key
     # not carried over: report_to = "none": leave it out: every run writes `metrics.jsonl` and TensorBoard events
     # not carried over: ddp_timeout = 180000000: a recipe has no such key
-    # not carried over: eval_strategy = "steps": a recipe has no such key
+    # not carried over: eval_strategy = "steps": `eval_strategy` is left out: a validation comes every `eval.interval` steps
     # off or empty there, and left out: save_only_model, resume_from_checkpoint
 
     output_dir = "saves/llama3-8b/lora/sft"
@@ -137,7 +137,7 @@ fn llama_factory() {
     [train]
     micro_batch_size = 1
     gradient_accumulation_steps = 8
-    epochs = 3
+    epochs = 3.0
 
     [optimizer]
     learning_rate = 0.0001
