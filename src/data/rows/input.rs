@@ -106,7 +106,7 @@ fn kind(beginning: &[u8], path: &Path) -> Kind {
         _ if beginning.starts_with(b"PAR1") => Kind::Parquet,
         _ if beginning.starts_with(b"ARROW1") || beginning.starts_with(&[0xff; 4]) => Kind::Arrow,
         ("parquet", _) => Kind::Parquet,
-        ("arrow", _) => Kind::Arrow,
+        ("arrow" | "feather" | "ipc", _) => Kind::Arrow,
         ("csv", _) => Kind::Csv(b','),
         ("tsv", _) => Kind::Csv(b'\t'),
         ("txt" | "md", _) => Kind::Document,
@@ -115,8 +115,26 @@ fn kind(beginning: &[u8], path: &Path) -> Kind {
     }
 }
 
-/// Whether a folder's file of this name is one of data.
-pub(super) fn is_data(path: &Path) -> bool {
-    let inner = if matches!(extension(path).as_str(), "gz" | "zst") { path.with_extension("") } else { path.to_path_buf() };
-    matches!(extension(&inner).as_str(), "jsonl" | "ndjson" | "json" | "csv" | "tsv" | "txt" | "md" | "parquet" | "arrow")
+/// What a folder's file is, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FileRole {
+    /// A file of rows.
+    Rows,
+    /// A plain text.
+    Document,
+}
+
+impl FileRole {
+    /// `None` of a file that is not read.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        let extension = match extension(path).as_str() {
+            "gz" | "zst" => extension(&path.with_extension("")),
+            other => other.to_owned(),
+        };
+        match extension.as_str() {
+            "txt" | "md" => Some(Self::Document),
+            "jsonl" | "ndjson" | "json" | "csv" | "tsv" | "parquet" | "arrow" | "feather" | "ipc" => Some(Self::Rows),
+            _ => None,
+        }
+    }
 }

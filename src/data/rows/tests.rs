@@ -314,6 +314,53 @@ fn folders_patterns_and_lists() {
 }
 
 #[test]
+fn folders_as_the_hub_has_them() {
+    use SplitName::{Test, Train, Validation};
+    let dir = folder(&[
+        "hub/.gitattributes",
+        "hub/README.md",
+        "hub/LICENSE",
+        "hub/data/train-00000-of-00002-0123456789abcdef.parquet",
+        "hub/data/train-00001-of-00002-fedcba9876543210.parquet",
+        "hub/data/test-00000-of-00001.parquet",
+        "mixed/README.md",
+        "mixed/notes.txt.gz",
+        "mixed/a.jsonl",
+        "sets/README.md",
+        "sets/de/train.jsonl",
+        "sets/en/train.jsonl",
+        "split/notes.txt",
+        "split/train/a.jsonl",
+        "split/eval/a.jsonl",
+        "card/README.md",
+        "books/README.md",
+        "books/a.txt",
+        "books/data/figure.png",
+        "only/eval.jsonl",
+    ]);
+    let found = |path: &str, split| found(dir.path(), &[path], split);
+    let shards = ["0-of-00002-0123456789abcdef", "1-of-00002-fedcba9876543210"];
+    let shards = shards.map(|shard| format!("hub/data/train-0000{shard}.parquet"));
+    let top = "of the folder `hub` the folder `data` is read, not `LICENSE`, `README.md`";
+    let inner = "of the folder `hub/data` the split `train` is read, not `test-00000-of-00001.parquet`";
+    assert_eq!(found("hub", Train).unwrap(), [shards[0].as_str(), &shards[1], top, inner]);
+    assert_eq!(found("hub", Test).unwrap()[0], "hub/data/test-00000-of-00001.parquet");
+    assert_eq!(found("hub", Validation), Err("`hub/data`: no file of the folder is called `validation`".to_owned()));
+    fs::remove_file(dir.path().join(&shards[1])).unwrap();
+    assert_eq!(found("hub", Train), Err("`hub/data`: the shard `train-00001-of-00002.parquet` is missing".to_owned()));
+    let note = "of the folder `mixed` the split `train` is read, not `README.md`, `notes.txt.gz`";
+    assert_eq!(found("mixed", Train).unwrap(), ["mixed/a.jsonl", note]);
+    let none = "the folder holds no files of data for the split `train`";
+    assert_eq!(found("sets", Train), Err(format!("`sets`: {none}, only the folders `de`, `en`: name the one to read")));
+    assert_eq!(found("card", Train), Err(format!("`card`: {none}")));
+    let note = "of the folder `split` the folder `train` is read, not `eval`, `notes.txt`";
+    assert_eq!(found("split", Train).unwrap(), ["split/train/a.jsonl", note]);
+    let note = "of the folder `books` the split `train` is read, not `README.md`, `data`";
+    assert_eq!(found("books", Train).unwrap(), ["books/a.txt", note]);
+    assert_eq!(found("only", Train), Err("`only`: no file of the folder is called `train`".to_owned()));
+}
+
+#[test]
 fn folders_as_datasets_saves_them() {
     let state = "state.json={\"_data_files\": [{\"filename\": \"data-0.arrow\"}, {\"filename\": \"data-1.arrow\"}]}";
     let saved = ["data-0.arrow", "data-1.arrow", "cache-9.arrow", "dataset_info.json={}", state];
