@@ -3,11 +3,17 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::input::FileRole;
+use super::input::inner_extension;
 use super::saved;
 use super::split_name::SplitName;
 use crate::data::error::DataError;
 use crate::units::listed;
+
+/// How files of rows end.
+const ROWS: [&str; 9] = ["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", "feather", "ipc"];
+
+/// How plain texts end.
+const DOCUMENTS: [&str; 2] = ["txt", "md"];
 
 /// Files of a folder that describe others.
 const ABOUT: [&str; 4] = ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
@@ -73,26 +79,24 @@ fn folder(folder: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(
         return Ok(());
     }
     let entries = entries(folder)?;
-    let of_role = |wanted: FileRole| entries.iter().filter(move |path| role(path) == Some(wanted)).collect::<Vec<_>>();
-    let mut files = of_role(FileRole::Rows);
+    let mut files: Vec<&PathBuf> = entries.iter().filter(|path| is_rows(path)).collect();
     if files.is_empty() {
-        files = of_role(FileRole::Document);
-        let folders = || entries.iter().filter(|path| path.is_dir());
-        let inner = folders().find(|path| SplitName::of(&name(path)) == Some(wanted));
-        match inner.or_else(|| folders().find(|path| name(path) == "data")) {
-            // Documents beside a folder of data describe it, as on the Hub.
-            Some(inner) if files.is_empty() || self::entries(inner)?.iter().any(|path| role(path) == Some(FileRole::Rows)) => {
-                found.notes.extend(left_out(folder, &format!("the folder `{}`", name(inner)), &entries, &[inner]));
-                return self::folder(inner, wanted, found);
-            }
-            _ if files.is_empty() => {
-                let mut message = format!("the folder holds no files of data for the split `{wanted}`");
-                if folders().next().is_some() {
-                    message += &format!(", only the folders {}: name the one to read", names(folders()));
-                }
-                return Err(DataError::bad_source(folder, message));
-            }
-            _ => {}
+        files = entries.iter().filter(|path| is_document(path)).collect();
+        let folders: Vec<&PathBuf> = entries.iter().filter(|path| path.is_dir()).collect();
+        let inner = folders.iter().find(|path| SplitName::of(&name(path)) == Some(wanted));
+        let inner = inner.or_else(|| folders.iter().find(|path| name(path) == "data"));
+        // Documents beside a folder of data describe it, as on the Hub.
+        if let Some(inner) = inner
+            && (files.is_empty() || self::entries(inner)?.iter().any(|path| is_rows(path)))
+        {
+            found.notes.extend(left_out(folder, &format!("the folder `{}`", name(inner)), &entries, &[inner]));
+            return self::folder(inner, wanted, found);
+        }
+        if files.is_empty() {
+            let only = format!(", only the folders {}: name the one to read", names(&folders));
+            let there = if folders.is_empty() { "" } else { &only };
+            let message = format!("the folder holds no files of data for the split `{wanted}`{there}");
+            return Err(DataError::bad_source(folder, message));
         }
     }
     let of_split = |path: &Path| SplitName::of(&name(path));
@@ -118,27 +122,26 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(entries)
 }
 
-/// What a folder's entry is to be read as; `None` of what describes the folder, and of what is not read.
-fn role(path: &Path) -> Option<FileRole> {
-    let (role, name) = (FileRole::of(path)?, name(path));
-    let stem = name.split('.').next().unwrap_or_default().to_ascii_lowercase();
-    let is_about = match role {
-        FileRole::Rows => ABOUT.contains(&name.as_str()),
-        FileRole::Document => ABOUT_FOLDER.contains(&stem.as_str()),
-    };
-    (!is_about && path.is_file()).then_some(role)
+/// Whether a folder's entry is a file of rows.
+fn is_rows(path: &Path) -> bool {
+    ROWS.contains(&inner_extension(path).as_str()) && !ABOUT.contains(&name(path).as_str()) && path.is_file()
+}
+
+/// Whether a folder's entry is a text that may be a sample.
+fn is_document(path: &Path) -> bool {
+    let stem = name(path).split('.').next().unwrap_or_default().to_ascii_lowercase();
+    DOCUMENTS.contains(&inner_extension(path).as_str()) && !ABOUT_FOLDER.contains(&stem.as_str()) && path.is_file()
 }
 
 /// A note on a folder's entries beside those that are read.
 fn left_out(folder: &Path, read: &str, entries: &[PathBuf], chosen: &[&PathBuf]) -> Option<String> {
-    let mut left = entries.iter().filter(|path| !chosen.contains(path)).peekable();
-    left.peek()?;
-    Some(format!("of the folder `{}` {read} is read, not {}", folder.display(), names(left)))
+    let left: Vec<&PathBuf> = entries.iter().filter(|path| !chosen.contains(path)).collect();
+    (!left.is_empty()).then(|| format!("of the folder `{}` {read} is read, not {}", folder.display(), names(&left)))
 }
 
 /// The first of many names.
-fn names<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> String {
-    listed(paths.map(|path| format!("`{}`", name(path))))
+fn names(paths: &[&PathBuf]) -> String {
+    listed(paths.iter().map(|path| format!("`{}`", name(path))))
 }
 
 fn name(path: &Path) -> String {
