@@ -2,15 +2,24 @@
 
 use std::sync::Arc;
 
+use arrow::array::RecordBatch;
 use arrow::buffer::Buffer;
 use arrow::ipc::convert::try_fb_to_schema;
 use arrow::ipc::reader::FileDecoder;
 use arrow::ipc::{Block, root_as_footer};
 
-use super::arrow_rows::{ArrowBatch, NextBatch};
-
 /// What the file format begins and ends with.
 pub(super) const MAGIC: &[u8] = b"ARROW1";
+
+/// Rows that stand together.
+pub(super) struct ArrowBatch {
+    pub(super) batch: RecordBatch,
+    /// Bytes that it takes in the file, or a few more.
+    pub(super) bytes: usize,
+}
+
+/// Reads one batch after the other.
+pub(super) type NextBatch = Box<dyn FnMut() -> Result<Option<ArrowBatch>, String>>;
 
 /// The batches in the order of the footer.
 pub(super) fn batches(file: Buffer) -> Result<NextBatch, String> {

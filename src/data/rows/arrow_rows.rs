@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
-use arrow::array::RecordBatch;
 use arrow::buffer::Buffer;
 use arrow::ipc::reader::StreamDecoder;
 use bytes::Bytes;
 
-use super::arrow_file::MAGIC;
+use super::arrow_file::{ArrowBatch, MAGIC, NextBatch};
 use super::row::DataRow;
 use super::sink::Sink;
 use super::{arrow_file, arrow_values};
@@ -52,16 +51,6 @@ pub(super) fn each<E: From<DataError>>(path: &Path, limit: usize, sink: Sink<'_,
     }
     Ok(())
 }
-
-/// Rows that stand together.
-pub(super) struct ArrowBatch {
-    pub(super) batch: RecordBatch,
-    /// Bytes that it takes in the file, or a few more.
-    pub(super) bytes: usize,
-}
-
-/// Reads one batch after the other.
-pub(super) type NextBatch = Box<dyn FnMut() -> Result<Option<ArrowBatch>, String>>;
 
 fn stream_batches(file: &Buffer) -> Result<NextBatch, String> {
     let length = file.len();
