@@ -16,6 +16,8 @@ mod row;
 mod saved;
 mod sink;
 mod sources;
+#[cfg(test)]
+mod sources_tests;
 mod split_name;
 #[cfg(test)]
 mod tests;
