@@ -38,7 +38,11 @@ impl Failure for DataError {
                 "name a file, a folder of files (train, validation, test), a folder saved by `datasets`, or a pattern such as `data/*.jsonl`"
             }
             Self::Unreadable { as_what: "JSON", .. } => {
-                "write an array of records, or an object a line in a file called `.jsonl`"
+                "write an array of records, or an object a line in a file called `.jsonl`; `jq -c '.data[]' IN > OUT.jsonl` takes the \
+                 records out of a field `data`"
+            }
+            Self::Unreadable { as_what: "UTF-8", .. } => {
+                "convert it with `iconv -f ENCODING -t UTF-8 IN > OUT`, or save it anew, in a spreadsheet as \"CSV UTF-8\""
             }
             Self::Unreadable { .. } => "fetch or write the file again; nothing of it is used",
             Self::Tokenizer { .. } => "fetch `tokenizer.json` again, or save it anew with the `tokenizers` library",

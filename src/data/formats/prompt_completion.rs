@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(error(""), "`train.jsonl` holds no samples, expected at least 1");
         assert_eq!(error(" \n\n"), "`train.jsonl` holds no samples, expected at least 1");
         assert!(
-            Fixture::new(PromptCompletion, [0xff, 0xfe, b'\n'])
+            Fixture::new(PromptCompletion, [0xff, 0xfd, b'\n'])
                 .error()
                 .starts_with("`train.jsonl:1`: byte 1 is 0xff, which is not UTF-8")
         );

@@ -4,9 +4,12 @@ use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
+use regex::Regex;
+use serde::de::IgnoredAny;
 
 use crate::data::error::DataError;
 use crate::files::{FileKind, open_to_read};
+use crate::units::quoted;
 
 /// Bytes that are looked at to find out what a file is.
 const BEGINNING: u64 = 1 << 16;
@@ -35,12 +38,21 @@ pub(super) struct Input {
     pub(super) reader: Box<dyn BufRead>,
     /// What it is packed with.
     packing: Option<&'static str>,
+    /// Of one object, where its records may be.
+    array_within: Option<String>,
 }
 
 impl Input {
     /// What an error of the reader means: of the system, or of a packed file that is damaged.
     pub(super) fn error(&self, error: &io::Error) -> DataError {
         error_of(&self.path, self.packing, error)
+    }
+
+    /// That the file is one JSON object.
+    pub(super) fn one_object(&self) -> DataError {
+        let within = self.array_within.as_ref().map(|field| format!(", whose field `{field}` is an array"));
+        let message = format!("expected an array of records, found one object{}", within.unwrap_or_default());
+        DataError::Unreadable { path: self.path.clone(), as_what: "JSON", message }
     }
 }
 
@@ -86,7 +98,19 @@ pub(super) fn open(path: &Path) -> Result<(Kind, Input), DataError> {
         let message = format!("it holds {kind:?} data, which packs itself: unpack it").to_owned();
         return Err(DataError::Unreadable { path: path.to_path_buf(), as_what: packing.unwrap_or_default(), message });
     }
-    Ok((kind, Input { path: path.to_path_buf(), reader: Box::new(reader), packing }))
+    if !matches!(kind, Kind::Parquet | Kind::Arrow)
+        && let Some(encoding) = encoding(&beginning)
+    {
+        let message = format!("it is written in {encoding}");
+        return Err(DataError::Unreadable { path: path.to_path_buf(), as_what: "UTF-8", message });
+    }
+    let may_be_one = kind == Kind::Lines && extension == "json";
+    let array_within = if may_be_one { array_within(&beginning) } else { None };
+    let input = Input { path: path.to_path_buf(), reader: Box::new(reader), packing, array_within };
+    let text = beginning.trim_ascii_start();
+    let line = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
+    let is_cut = || serde_json::from_slice::<IgnoredAny>(line).is_err_and(|error| error.is_eof());
+    if may_be_one && line.len() < text.len() && is_cut() { Err(input.one_object()) } else { Ok((kind, input)) }
 }
 
 /// The first bytes of what a reader gives, which it gives again.
@@ -106,8 +130,8 @@ fn kind(beginning: &[u8], path: &Path) -> Kind {
         _ if beginning.starts_with(b"PAR1") => Kind::Parquet,
         _ if beginning.starts_with(b"ARROW1") || beginning.starts_with(&[0xff; 4]) => Kind::Arrow,
         ("parquet", _) => Kind::Parquet,
-        ("arrow", _) => Kind::Arrow,
-        ("csv", _) => Kind::Csv(b','),
+        ("arrow" | "feather" | "ipc", _) => Kind::Arrow,
+        ("csv", _) => Kind::Csv(delimiter(beginning)),
         ("tsv", _) => Kind::Csv(b'\t'),
         ("txt" | "md", _) => Kind::Document,
         (_, Some(b'[')) => Kind::Array,
@@ -115,8 +139,32 @@ fn kind(beginning: &[u8], path: &Path) -> Kind {
     }
 }
 
-/// Whether a folder's file of this name is one of data.
-pub(super) fn is_data(path: &Path) -> bool {
-    let inner = if matches!(extension(path).as_str(), "gz" | "zst") { path.with_extension("") } else { path.to_path_buf() };
-    matches!(extension(&inner).as_str(), "jsonl" | "ndjson" | "json" | "csv" | "tsv" | "txt" | "md" | "parquet" | "arrow")
+/// What stands between the names in the first line: a comma, or what spreadsheets write instead.
+fn delimiter(beginning: &[u8]) -> u8 {
+    let names = beginning.split(|&byte| byte == b'\n').next().unwrap_or_default();
+    [b',', b';', b'\t', b'|'].into_iter().find(|delimiter| names.contains(delimiter)).unwrap_or(b',')
+}
+
+/// What a text is written in, where that is another encoding than UTF-8 and its first bytes say so.
+fn encoding(beginning: &[u8]) -> Option<&'static str> {
+    match beginning {
+        [0xff, 0xfe, 0, 0, ..] | [1..=255, 0, 0, 0, ..] => Some("UTF-32LE"),
+        [0, 0, 0xfe, 0xff, ..] | [0, 0, 0, 1..=255, ..] => Some("UTF-32BE"),
+        [0xff, 0xfe, ..] | [1..=255, 0, 1..=255, 0, ..] => Some("UTF-16LE"),
+        [0xfe, 0xff, ..] | [0, 1..=255, 0, 1..=255, ..] => Some("UTF-16BE"),
+        _ => None,
+    }
+}
+
+/// The first field of a JSON object that is an array, where only plain values stand before it.
+fn array_within(beginning: &[u8]) -> Option<String> {
+    let value = r#"(?:"(?:[^"\\]|\\.)*"|[-+.\w]+)"#;
+    let field = Regex::new(&format!(r#"^\s*\{{(?:\s*"[^"\\]*"\s*:\s*{value}\s*,)*\s*"([^"\\]+)"\s*:\s*\["#)).ok()?;
+    field.captures(&String::from_utf8_lossy(beginning)).map(|found| quoted(&found[1]))
+}
+
+/// The extension of what a file is once it is unpacked.
+pub(super) fn inner_extension(path: &Path) -> String {
+    let outer = extension(path);
+    if matches!(outer.as_str(), "gz" | "zst") { extension(&path.with_extension("")) } else { outer }
 }

@@ -55,8 +55,7 @@ pub(super) fn each<E: From<DataError>>(mut input: Input, limit: usize, sink: Sin
         rows += 1;
     }
     if rows == 1 && !may_be_alone {
-        let message = "expected an array of records, found one object".to_owned();
-        Err(DataError::Unreadable { path, as_what: "JSON", message })?;
+        Err(input.one_object())?;
     }
     Ok(())
 }

@@ -3,7 +3,8 @@
 //! [`each`] walks one file; which kind it is its first bytes tell, and its name where they do not. What is wrong with one row is handed
 //! over in its place, and the walk goes on; what is wrong with the file ends it. [`Sources`] finds the files.
 
-mod arrow_stream;
+mod arrow_file;
+mod arrow_rows;
 mod arrow_values;
 mod csv_rows;
 mod input;
@@ -15,6 +16,8 @@ mod row;
 mod saved;
 mod sink;
 mod sources;
+#[cfg(test)]
+mod sources_tests;
 mod split_name;
 #[cfg(test)]
 mod tests;
@@ -42,7 +45,7 @@ pub(super) fn each<E: From<DataError>>(path: &Path, settings: &RowSettings, sink
         Kind::Array => json_array::each(input, settings.max_line_bytes, &mut renamed),
         Kind::Csv(delimiter) => csv_rows::each(input, delimiter, settings.max_line_bytes, &mut renamed),
         Kind::Parquet => parquet_rows::each(path, settings.max_line_bytes, &mut renamed),
-        Kind::Arrow => arrow_stream::each(path, settings.max_line_bytes, &mut renamed),
+        Kind::Arrow => arrow_rows::each(path, settings.max_line_bytes, &mut renamed),
         Kind::Document => {
             let place = SamplePlace { path: path.into(), at: LineOrRecord::Whole };
             let mut bytes = Vec::new();

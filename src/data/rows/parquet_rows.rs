@@ -5,6 +5,8 @@ use std::path::Path;
 
 use arrow::array::RecordBatchReader;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::basic::Compression;
+use parquet::file::metadata::RowGroupMetaData;
 
 use super::arrow_values;
 use super::row::DataRow;
@@ -51,6 +53,10 @@ fn reader(file: File) -> Result<ParquetRecordBatchReader, String> {
         builder.metadata().row_groups().iter().map(|group| group.compressed_size().max(0)).fold(0, i64::saturating_add);
     if u64::try_from(claimed).unwrap_or(u64::MAX) > size {
         return Err(format!("its footer promises {claimed} bytes, the file has {size}"));
+    }
+    let mut columns = builder.metadata().row_groups().iter().flat_map(RowGroupMetaData::columns);
+    if columns.any(|column| column.compression() == Compression::LZO) {
+        return Err("its pages are packed with LZO; Snappy, gzip, Brotli, LZ4 and Zstandard are read".to_owned());
     }
     builder.with_batch_size(BATCH_ROWS).build().map_err(|error| error.to_string())
 }

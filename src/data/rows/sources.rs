@@ -3,13 +3,23 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::input::is_data;
+use super::input::inner_extension;
 use super::saved;
 use super::split_name::SplitName;
 use crate::data::error::DataError;
+use crate::units::listed;
+
+/// How files of rows end.
+const ROWS: [&str; 9] = ["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", "feather", "ipc"];
+
+/// How plain texts end.
+const DOCUMENTS: [&str; 2] = ["txt", "md"];
 
 /// Files of a folder that describe others.
 const ABOUT: [&str; 4] = ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
+
+/// Documents that describe a folder, by their names before the first dot.
+const ABOUT_FOLDER: [&str; 7] = ["readme", "license", "licence", "notice", "citation", "changelog", "contributing"];
 
 /// Files in the order in which they are read.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -68,50 +78,84 @@ fn folder(folder: &Path, wanted: SplitName, found: &mut SourceFiles) -> Result<(
         found.files.extend(files);
         return Ok(());
     }
+    let entries = entries(folder)?;
+    let mut files: Vec<&PathBuf> = entries.iter().filter(|path| is_rows(path)).collect();
+    if files.is_empty() {
+        files = entries.iter().filter(|path| is_document(path)).collect();
+        let folders: Vec<&PathBuf> = entries.iter().filter(|path| path.is_dir()).collect();
+        let inner = folders.iter().find(|path| SplitName::of(&name(path)) == Some(wanted));
+        let inner = inner.or_else(|| folders.iter().find(|path| name(path) == "data"));
+        // Documents beside a folder of data describe it, as on the Hub.
+        if let Some(inner) = inner
+            && (files.is_empty() || self::entries(inner)?.iter().any(|path| is_rows(path)))
+        {
+            found.notes.extend(left_out(folder, &format!("the folder `{}`", name(inner)), &entries, &[inner]));
+            return self::folder(inner, wanted, found);
+        }
+        if files.is_empty() {
+            let only = format!(", only the folders {}: name the one to read", names(&folders));
+            let there = if folders.is_empty() { "" } else { &only };
+            let message = format!("the folder holds no files of data for the split `{wanted}`{there}");
+            return Err(DataError::bad_source(folder, message));
+        }
+    }
+    let of_split = |path: &Path| SplitName::of(&name(path));
+    if files.iter().any(|path| of_split(path).is_some()) {
+        files.retain(|path| of_split(path) == Some(wanted));
+    }
+    if files.is_empty() {
+        return Err(DataError::bad_source(folder, format!("no file of the folder is called `{wanted}`")));
+    }
+    all_shards(folder, &files)?;
+    found.notes.extend(left_out(folder, &format!("the split `{wanted}`"), &entries, &files));
+    found.files.extend(files.into_iter().cloned());
+    Ok(())
+}
+
+/// What a folder shows, in the order of the names.
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let mut entries: Vec<PathBuf> = std::fs::read_dir(folder)
         .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect())
         .map_err(DataError::read(folder))?;
     entries.retain(|path| !name(path).starts_with('.') && !name(path).ends_with(".tokens"));
     entries.sort();
-    let is_file = |path: &&PathBuf| path.is_file() && is_data(path) && !ABOUT.contains(&name(path).as_str());
-    let files: Vec<&PathBuf> = entries.iter().filter(is_file).collect();
-    if files.is_empty() {
-        let split = entries.iter().find(|path| path.is_dir() && SplitName::of(&name(path)) == Some(wanted));
-        return match split.or_else(|| entries.iter().find(|path| path.is_dir() && name(path) == "data")) {
-            Some(inner) => self::folder(inner, wanted, found),
-            None => Err(DataError::bad_source(folder, format!("the folder holds no files of data for the split `{wanted}`"))),
-        };
-    }
-    let of_split = |path: &&PathBuf| SplitName::of(&name(path));
-    let has_splits = files.iter().any(|path| of_split(path).is_some());
-    let chosen: Vec<PathBuf> =
-        files.iter().filter(|path| !has_splits || of_split(path) == Some(wanted)).map(|&path| path.clone()).collect();
-    if chosen.is_empty() {
-        return Err(DataError::bad_source(folder, format!("no file of the folder is called `{wanted}`")));
-    }
-    all_shards(folder, &chosen)?;
-    let left: Vec<String> =
-        entries.iter().filter(|path| !chosen.contains(path)).map(|path| format!("`{}`", name(path))).collect();
-    if !left.is_empty() {
-        let more = if left.len() > 5 { format!(" and {} more", left.len() - 5) } else { String::new() };
-        let listed = left[..left.len().min(5)].join(", ");
-        found.notes.push(format!("of the folder `{}` the split `{wanted}` is read, not {listed}{more}", folder.display()));
-    }
-    found.files.extend(chosen);
-    Ok(())
+    Ok(entries)
+}
+
+/// Whether a folder's entry is a file of rows.
+fn is_rows(path: &Path) -> bool {
+    ROWS.contains(&inner_extension(path).as_str()) && !ABOUT.contains(&name(path).as_str()) && path.is_file()
+}
+
+/// Whether a folder's entry is a text that may be a sample.
+fn is_document(path: &Path) -> bool {
+    let stem = name(path).split('.').next().unwrap_or_default().to_ascii_lowercase();
+    DOCUMENTS.contains(&inner_extension(path).as_str()) && !ABOUT_FOLDER.contains(&stem.as_str()) && path.is_file()
+}
+
+/// A note on a folder's entries beside those that are read.
+fn left_out(folder: &Path, read: &str, entries: &[PathBuf], chosen: &[&PathBuf]) -> Option<String> {
+    let left: Vec<&PathBuf> = entries.iter().filter(|path| !chosen.contains(path)).collect();
+    (!left.is_empty()).then(|| format!("of the folder `{}` {read} is read, not {}", folder.display(), names(&left)))
+}
+
+/// The first of many names.
+fn names(paths: &[&PathBuf]) -> String {
+    listed(paths.iter().map(|path| format!("`{}`", name(path))))
 }
 
 fn name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Of `train-00000-of-00007.parquet` there must be 7.
-fn all_shards(folder: &Path, files: &[PathBuf]) -> Result<(), DataError> {
+/// Of `train-00000-of-00007.parquet` there must be 7, as of `train-00000-of-00007-0123456789abcdef.parquet`.
+fn all_shards(folder: &Path, files: &[&PathBuf]) -> Result<(), DataError> {
     let mut shards: BTreeMap<(String, String, String), Vec<String>> = BTreeMap::new();
     for name in files.iter().map(|path| name(path)) {
         let Some((stem, rest)) = name.rsplit_once("-of-") else { continue };
         let Some((start, number)) = stem.rsplit_once('-') else { continue };
-        let (total, extension) = rest.split_at(rest.find('.').unwrap_or(rest.len()));
+        let (total, behind) = rest.split_at(rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len()));
+        let extension = &behind[behind.find('.').unwrap_or(behind.len())..];
         if number.len() == total.len() && number.parse::<usize>().is_ok() && total.parse::<usize>().is_ok() {
             shards.entry((start.to_owned(), total.to_owned(), extension.to_owned())).or_default().push(number.to_owned());
         }

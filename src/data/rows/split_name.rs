@@ -17,7 +17,7 @@ impl SplitName {
         words.find_map(|word| match word.to_ascii_lowercase().as_str() {
             "train" | "training" => Some(Self::Train),
             "validation" | "valid" | "dev" | "val" => Some(Self::Validation),
-            "test" => Some(Self::Test),
+            "test" | "testing" | "eval" | "evaluation" => Some(Self::Test),
             _ => None,
         })
     }

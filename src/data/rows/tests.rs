@@ -2,15 +2,17 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{
     ArrayRef, Int32Array, ListArray, RecordBatch, StringArray, StringDictionaryBuilder, StringViewArray, StructArray,
 };
 use arrow::datatypes::{Int8Type, Int32Type};
-use arrow::ipc::writer::{FileWriter, StreamWriter};
+use arrow::ipc::CompressionType;
+use arrow::ipc::writer::{FileWriter, IpcWriteOptions, StreamWriter};
 use parquet::arrow::ArrowWriter;
+use parquet::basic::{BrotliLevel, Compression, GzipLevel, ZstdLevel};
+use parquet::file::properties::WriterProperties;
 use serde_json::{Map, Value, json};
 
 use super::*;
@@ -77,7 +79,12 @@ fn texts() -> RecordBatch {
 }
 
 fn parquet(batch: &RecordBatch) -> Vec<u8> {
-    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+    packed_parquet(batch, Compression::UNCOMPRESSED)
+}
+
+fn packed_parquet(batch: &RecordBatch, packing: Compression) -> Vec<u8> {
+    let properties = WriterProperties::builder().set_compression(packing).build();
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
     writer.write(batch).unwrap();
     writer.into_inner().unwrap()
 }
@@ -89,11 +96,39 @@ fn stream(batch: &RecordBatch) -> Vec<u8> {
     writer.into_inner().unwrap()
 }
 
-fn arrow_file(batch: &RecordBatch) -> Vec<u8> {
-    let mut writer = FileWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+fn packed_arrow(batch: &RecordBatch, packing: Option<CompressionType>) -> Vec<u8> {
+    let options = IpcWriteOptions::default().try_with_compression(packing).unwrap();
+    let mut writer = FileWriter::try_new_with_options(Vec::new(), &batch.schema(), options).unwrap();
     writer.write(batch).unwrap();
     writer.finish().unwrap();
     writer.into_inner().unwrap()
+}
+
+fn arrow_file(batch: &RecordBatch) -> Vec<u8> {
+    packed_arrow(batch, None)
+}
+
+/// As polars writes it: what stands before the batches is no message of a stream.
+fn arrow_file_of_polars(batch: &RecordBatch, packing: Option<CompressionType>) -> Vec<u8> {
+    let mut file = packed_arrow(batch, packing);
+    file[8..16].copy_from_slice(&[4, 0, 0, 0, 0xf2, 0xff, 0xff, 0xff]);
+    file
+}
+
+/// Tables with all packings, by the names of their files.
+fn packed_tables(batch: &RecordBatch) -> Vec<(&'static str, Vec<u8>)> {
+    vec![
+        ("a.parquet", parquet(batch)),
+        ("snappy.parquet", packed_parquet(batch, Compression::SNAPPY)),
+        ("gzip.parquet", packed_parquet(batch, Compression::GZIP(GzipLevel::default()))),
+        ("brotli.parquet", packed_parquet(batch, Compression::BROTLI(BrotliLevel::default()))),
+        ("lz4.parquet", packed_parquet(batch, Compression::LZ4)),
+        ("lz4-raw.parquet", packed_parquet(batch, Compression::LZ4_RAW)),
+        ("zstd.parquet", packed_parquet(batch, Compression::ZSTD(ZstdLevel::default()))),
+        ("plain.arrow", arrow_file_of_polars(batch, None)),
+        ("lz4.feather", packed_arrow(batch, Some(CompressionType::LZ4_FRAME))),
+        ("zstd.arrow", arrow_file_of_polars(batch, Some(CompressionType::ZSTD))),
+    ]
 }
 
 #[test]
@@ -113,10 +148,13 @@ fn all_kinds_give_the_same_rows() {
         ("a.csv", csv.as_bytes().to_vec()),
         ("a.csv.gz", gzip(csv.as_bytes())),
         ("a.tsv", csv.replace("prompt,", "prompt\t").replace(",é", "\té").replace("\"\",", "\"\"\t").into_bytes()),
-        ("a.parquet", parquet(&texts())),
+        ("semicolons.csv", csv.replace("prompt,", "prompt;").replace(",é", ";é").replace("\"\",", "\"\";").into_bytes()),
         ("a.arrow", stream(&texts())),
-        ("b.arrow", arrow_file(&texts())),
-    ] {
+        ("a.ipc", arrow_file(&texts())),
+    ]
+    .into_iter()
+    .chain(packed_tables(&texts()))
+    {
         assert_eq!(walk(name, content), Ok(objects(&rows)), "{name}");
     }
     assert_eq!(walk("a.txt", "\u{feff}one\n\ntwo"), Ok(objects(&json!([{"text": "one\n\ntwo"}]))));
@@ -186,7 +224,7 @@ fn ten_bad_arrays() {
         ("[{\"a\": 1}] x", "record 1 (from 0) of `x.json` is not JSON: trailing characters"),
         ("[[]]", "record 0 (from 0) of `x.json`: expected a JSON object, found an array"),
         ("{\"a\": 1}", "cannot read `x.json` as JSON: expected an array of records, found one object"),
-        ("{\n\"a\": 1}", "`x.json:1` is not JSON: EOF while parsing an object"),
+        ("{\n\"a\": 1}", "cannot read `x.json` as JSON: expected an array of records, found one object"),
         ("[{\"a\": tru}]", "record 0 (from 0) of `x.json` is not JSON: expected ident"),
         ("[", "record 0 (from 0) of `x.json` is not JSON: EOF while parsing a list"),
     ] {
@@ -196,6 +234,38 @@ fn ten_bad_arrays() {
     let settings = RowSettings { max_line_bytes: 12, ..RowSettings::default() };
     let long = walk_with("x.json", b"[{\"a\": 1}, {\"a\": 1234567}]", &settings).unwrap_err();
     assert_eq!(long, "record 1 (from 0) of `x.json`: more than 12 bytes, which is the most that `data.max_line_bytes` allows");
+}
+
+#[test]
+fn an_object_around_the_records_is_named() {
+    let found = "cannot read `x.json` as JSON: expected an array of records, found one object";
+    for (content, field) in [
+        (json!({"data": [{"a": 1}]}).to_string(), "data"),
+        (format!("{:#}", json!({"a version": "1 \"b\"", "b": -1.5, "rows": [{"a": 1}]})), "rows"),
+    ] {
+        assert_eq!(wrong("x.json", &content), format!("{found}, whose field `{field}` is an array"));
+    }
+    assert_eq!(wrong("x.json", json!({"a": {"b": [1]}}).to_string()), found);
+}
+
+#[test]
+fn texts_of_another_encoding_are_named() {
+    let text = "{\"text\": \"é\"}\n";
+    let little: Vec<u8> = text.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let big: Vec<u8> = text.encode_utf16().flat_map(u16::to_be_bytes).collect();
+    let wide: Vec<u8> = text.chars().flat_map(|letter| u32::from(letter).to_le_bytes()).collect();
+    for (content, encoding) in [
+        (little.clone(), "UTF-16LE"),
+        ([vec![0xff, 0xfe], little].concat(), "UTF-16LE"),
+        (big.clone(), "UTF-16BE"),
+        ([vec![0xfe, 0xff], big].concat(), "UTF-16BE"),
+        (wide.clone(), "UTF-32LE"),
+        ([vec![0xff, 0xfe, 0, 0], wide].concat(), "UTF-32LE"),
+    ] {
+        for name in ["x.jsonl", "x.json", "x.csv", "x.txt"] {
+            assert_eq!(wrong(name, &content), format!("cannot read `{name}` as UTF-8: it is written in {encoding}"));
+        }
+    }
 }
 
 #[test]
@@ -209,7 +279,7 @@ fn ten_bad_tables() {
         ("a,b\n\"x\ny\",\"2\n\n", "`x.csv:3`: a quote is opened here and never closed"),
         ("a,\"b", "`x.csv:1`: a quote is opened here and never closed"),
         ("a,b\n\n1\n", "`x.csv:3`: expected 2 values, as the first line has names, found 1"),
-        ("a;b\n1,2\n", "`x.csv:2`: expected 1 values, as the first line has names, found 2"),
+        ("a;b\n1,2\n", "`x.csv:2`: expected 2 values, as the first line has names, found 1"),
     ] {
         assert_eq!(wrong("x.csv", content), expected, "{content:?}");
     }
@@ -227,10 +297,12 @@ fn what_is_damaged_is_refused_wherever_it_is_cut() {
     for (name, bytes) in [
         ("x.jsonl.gz", gzip(plain.as_bytes())),
         ("x.jsonl.zst", zstd::encode_all(plain.as_bytes(), 0).unwrap()),
-        ("x.parquet", parquet(&texts())),
         ("x.arrow", stream(&texts())),
         ("y.arrow", arrow_file(&texts())),
-    ] {
+    ]
+    .into_iter()
+    .chain(packed_tables(&texts()))
+    {
         for end in (1..bytes.len()).step_by(if bytes.len() > 200 { 41 } else { 9 }).chain([bytes.len() - 1]) {
             let error = walk(name, &bytes[..end]);
             assert!(error.as_ref().is_err_and(|error| error.starts_with("cannot read `")), "{name} {end}: {error:?}");
@@ -268,67 +340,8 @@ fn columns_come_under_the_names_of_fields() {
     assert_eq!(rows[1], Err("`x.jsonl:2`: field `prompt` is missing, others are `question`".to_owned()));
 }
 
-/// A folder of empty files, but for these.
-fn folder(names: &[&str]) -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    for name in names {
-        let (name, content) = name.split_once('=').unwrap_or((name, ""));
-        let path = dir.path().join(name);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, content).unwrap();
-    }
-    dir
-}
-
-/// The files behind a path below a folder, in words.
-fn found(dir: &Path, paths: &[&str], split: SplitName) -> Result<Vec<String>, String> {
-    let words = |text: String| text.replace(&format!("{}/", dir.display()), "").replace(&dir.display().to_string(), ".");
-    let paths: Vec<PathBuf> = paths.iter().map(|path| dir.join(path)).collect();
-    let found = find(&paths, split).map_err(|error| words(error.to_string()))?;
-    let files = found.files.iter().map(|file| file.display().to_string());
-    Ok(files.chain(found.notes.clone()).map(words).collect())
-}
-
 #[test]
-fn folders_patterns_and_lists() {
-    use SplitName::{Test, Train, Validation};
-    let dir = folder(&[
-        "d/train-00001-of-00002.parquet",
-        "d/train-00000-of-00002.parquet",
-        "d/dev.jsonl",
-        "d/README",
-        "e/b.csv",
-        "e/a.jsonl.gz",
-    ]);
-    let found = |paths: &[&str], split| found(dir.path(), paths, split);
-    let note = "of the folder `d` the split `train` is read, not `README`, `dev.jsonl`";
-    assert_eq!(found(&["d"], Train).unwrap(), ["d/train-00000-of-00002.parquet", "d/train-00001-of-00002.parquet", note]);
-    assert_eq!(found(&["d"], Validation).unwrap()[0], "d/dev.jsonl");
-    assert_eq!(found(&["d"], Test), Err("`d`: no file of the folder is called `test`".to_owned()));
-    assert_eq!(found(&["e", "d/dev.jsonl"], Validation).unwrap(), ["e/a.jsonl.gz", "e/b.csv", "d/dev.jsonl"]);
-    assert_eq!(found(&["*/*.jsonl*"], Train).unwrap(), ["d/dev.jsonl", "e/a.jsonl.gz"]);
-    assert_eq!(found(&["*/x*"], Train), Err("`*/x*`: no file matches it".to_owned()));
-    assert_eq!(found(&["e", "e/../e/b.csv"], Train), Err("`e/../e/b.csv`: it would be read twice".to_owned()));
-    fs::remove_file(dir.path().join("d/train-00000-of-00002.parquet")).unwrap();
-    assert_eq!(found(&["d"], Train), Err("`d`: the shard `train-00000-of-00002.parquet` is missing".to_owned()));
-}
-
-#[test]
-fn folders_as_datasets_saves_them() {
-    let state = "state.json={\"_data_files\": [{\"filename\": \"data-0.arrow\"}, {\"filename\": \"data-1.arrow\"}]}";
-    let saved = ["data-0.arrow", "data-1.arrow", "cache-9.arrow", "dataset_info.json={}", state];
-    let dict = "d/dataset_dict.json={\"splits\": [\"train\", \"test\"]}";
-    let within: Vec<String> = saved.iter().map(|name| format!("d/train/{name}")).collect();
-    let names: Vec<&str> = saved.into_iter().chain(within.iter().map(String::as_str)).chain([dict]).collect();
-    let dir = folder(&names);
-    let found = |paths: &[&str], split| found(dir.path(), paths, split);
-    assert_eq!(found(&["."], SplitName::Train).unwrap(), ["./data-0.arrow", "./data-1.arrow"]);
-    assert_eq!(found(&["d"], SplitName::Train).unwrap(), ["d/train/data-0.arrow", "d/train/data-1.arrow"]);
-    assert_eq!(found(&["d"], SplitName::Validation), Err("`d`: it has no split `validation`, but train, test".to_owned()));
-    assert_eq!(found(&["d"], SplitName::Test), Err("`d/test`: `state.json` of the split is missing".to_owned()));
-    fs::remove_file(dir.path().join("d/train/data-1.arrow")).unwrap();
-    assert_eq!(found(&["d"], SplitName::Train), Err("`d/train`: the shard `data-1.arrow` is missing".to_owned()));
+fn numbers_of_a_stream_stay_numbers() {
     let numbers = batch(vec![("a", Arc::new(Int32Array::from(vec![1])))]);
-    fs::write(dir.path().join("data-0.arrow"), stream(&numbers)).unwrap();
     assert_eq!(walk("data-0.arrow", stream(&numbers)), Ok(objects(&json!([{"a": 1}]))));
 }
