@@ -61,7 +61,8 @@ impl Adapter {
             EndPart::Score => Ok(random::normal(seed, &part.name(is_inner), shape, config.initializer_range)),
             _ => Ok(Tensor::zeros(shape, (Kind::Float, Device::Cpu))),
         };
-        let ends = AdapterEnds::new(config, &settings, draw_end)?;
+        let norm = |_: &str, width| Ok(Tensor::zeros([width], (Kind::Float, Device::Cpu)));
+        let ends = AdapterEnds::new(config, &settings, draw_end, norm)?;
         let targets = targets(config, &settings)?;
         let adapter = Self::of_targets(config, settings, &targets, ends, draw)?.moved_to(kind, device);
         Ok(Self { is_new: true, ..adapter })

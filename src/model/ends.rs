@@ -1,5 +1,5 @@
-//! What an adapter trains at the two ends of a model: whole matrices in place of the model's own, which PEFT calls modules to save, and
-//! matrices of low rank beside the embedding.
+//! What an adapter trains at the two ends of a model: whole matrices in place of the model's own, which PEFT calls modules to save, as it
+//! does copies of norms, and matrices of low rank beside the embedding.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +7,10 @@ use tch::{Device, Kind, Tensor};
 
 use super::ModelError;
 use super::config::ModelConfig;
-use super::names::{EMBEDDING_MODULE, inner_module, peft_tensor};
+use super::layout::{self, Role};
+use super::names::{EMBEDDING_MODULE, FINAL_NORM, inner_module, peft_tensor};
 use super::targets::{module, targets_embedding};
-use crate::files::{PeftConfig, is_named};
+use crate::files::PeftConfig;
 
 /// A tensor that may be trained there, from the bottom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,7 +56,7 @@ fn of_embedding(is_inner: bool, part: &str) -> String {
 /// What the settings of an adapter train at the ends of a model, with its shapes.
 pub(super) fn end_parts(config: &ModelConfig, settings: &PeftConfig) -> Vec<(EndPart, [usize; 2])> {
     let (vocab, width, r) = (config.vocab_size, config.hidden_size, settings.rank_of(&module(settings, EMBEDDING_MODULE)));
-    let saves = |module: &str| settings.modules_to_save.iter().any(|name| is_named(module, name));
+    let saves = |module: &str| settings.modules_to_save.iter().any(|name| module.ends_with(name.as_str()));
     let has_addition = targets_embedding(settings);
     let classes = config.num_classes.filter(|_| settings.is_classifier);
     let all = [
@@ -68,6 +69,23 @@ pub(super) fn end_parts(config: &ModelConfig, settings: &PeftConfig) -> Vec<(End
     all.into_iter().filter(|(.., is_trained)| *is_trained).map(|(part, shape, _)| (part, shape)).collect()
 }
 
+/// The norms of which whole copies are trained, by their names in the model, with their widths. As in PEFT, a name means all modules whose
+/// names end in it, inside a word too.
+pub(super) fn saved_norms(config: &ModelConfig, settings: &PeftConfig) -> Vec<(String, usize)> {
+    let saves = |module: &str| settings.modules_to_save.iter().any(|name| module.ends_with(name.as_str()));
+    norms(config).filter(|(module, _)| saves(module)).collect()
+}
+
+fn norms(config: &ModelConfig) -> impl Iterator<Item = (String, usize)> {
+    let all = layout::entries(config).into_iter().filter(|entry| matches!(entry.role, Role::Norm | Role::NormAboutOne));
+    all.map(|entry| (entry.name.trim_end_matches(".weight").to_owned(), entry.shape.iter().product()))
+}
+
+/// The name in PEFT's files of a norm's copy.
+pub(super) fn norm_tensor(module: &str) -> String {
+    peft_tensor(module, "weight")
+}
+
 /// Refuses what can not be trained at the ends of a model, or means nothing in PEFT.
 pub(super) fn check_ends(config: &ModelConfig, settings: &PeftConfig) -> Result<(), ModelError> {
     let refuse = |key, found: String, expected| Err(ModelError::Lora { key, found, expected });
@@ -76,8 +94,15 @@ pub(super) fn check_ends(config: &ModelConfig, settings: &PeftConfig) -> Result<
         let adapter = if settings.is_classifier { "classes" } else { "next tokens" };
         return Err(ModelError::OtherTask { adapter });
     }
-    if settings.modules_to_save.iter().any(|name| ![EMBEDDING_MODULE, "lm_head"].iter().any(|module| is_named(module, name))) {
-        return refuse("modules_to_save", saved(), "`embed_tokens`, `lm_head` or both");
+    let mut copied: Vec<String> = [EMBEDDING_MODULE, "lm_head"].map(String::from).into();
+    copied.extend(norms(config).map(|(module, _)| module));
+    let means = |name: &str, modules: &[String]| modules.iter().any(|module| module.ends_with(name));
+    let linears: Vec<String> = config.linears().into_iter().map(|linear| linear.name).collect();
+    if settings.modules_to_save.iter().any(|name| !means(name, &copied) || means(name, &linears)) {
+        return refuse("modules_to_save", saved(), "`embed_tokens`, `lm_head` and ends of names of norms, as `norm`");
+    }
+    if settings.is_inner && !saved_norms(config, settings).is_empty() {
+        return refuse("modules_to_save", saved(), "no norms of a model that sees: in PEFT they would be those of its eyes, too");
     }
     let parts = end_parts(config, settings);
     let has = |part| parts.iter().any(|(other, _)| *other == part);
@@ -102,6 +127,8 @@ pub(super) fn check_ends(config: &ModelConfig, settings: &PeftConfig) -> Result<
 #[derive(Debug, Default)]
 pub(super) struct AdapterEnds {
     tensors: BTreeMap<EndPart, Tensor>,
+    /// Copies of norms, by the names of these in the model.
+    pub(super) norms: BTreeMap<String, Tensor>,
     /// Of the addition to the embedding.
     scale: f64,
     /// As [`PeftConfig::is_inner`].
@@ -116,6 +143,7 @@ impl AdapterEnds {
         config: &ModelConfig,
         settings: &PeftConfig,
         mut tensor: impl FnMut(EndPart, &[i64]) -> Result<Tensor, ModelError>,
+        mut norm: impl FnMut(&str, i64) -> Result<Tensor, ModelError>,
     ) -> Result<Self, ModelError> {
         check_ends(config, settings)?;
         let leaf = |(part, shape): (EndPart, [usize; 2])| {
@@ -123,8 +151,13 @@ impl AdapterEnds {
             Ok((part, tensor.set_requires_grad(true)))
         };
         let tensors = end_parts(config, settings).into_iter().map(leaf).collect::<Result<_, ModelError>>()?;
+        let norm = |(name, width): (String, usize)| {
+            let copy_e = norm(&name, width as i64)?.set_requires_grad(true);
+            Ok((name, copy_e))
+        };
+        let norms = saved_norms(config, settings).into_iter().map(norm).collect::<Result<_, ModelError>>()?;
         let scale = settings.scale_of(&module(settings, EMBEDDING_MODULE));
-        Ok(Self { tensors, scale, is_inner: settings.is_inner, base_ve: None })
+        Ok(Self { tensors, norms, scale, is_inner: settings.is_inner, base_ve: None })
     }
 
     /// With the embedding as an adapter's file has it.
@@ -138,7 +171,8 @@ impl AdapterEnds {
 
     /// All, by their names in PEFT's files; the tensors are the leaves themselves.
     pub(super) fn parameters(&self) -> Vec<(String, Tensor)> {
-        self.some(|_| true)
+        let norm = |(name, copy_e): (&String, &Tensor)| (norm_tensor(name), copy_e.shallow_clone());
+        self.some(|_| true).into_iter().chain(self.norms.iter().map(norm)).collect()
     }
 
     /// Those below the layers.
@@ -146,9 +180,16 @@ impl AdapterEnds {
         self.some(EndPart::is_below_the_layers)
     }
 
-    /// Those above them.
+    /// Those above them, the final norm's copy among them.
     pub(super) fn of_head(&self) -> Vec<(String, Tensor)> {
-        self.some(|part| !part.is_below_the_layers())
+        let final_norm = FINAL_NORM.trim_end_matches(".weight");
+        let norm = self.norm(final_norm).map(|copy_e| (norm_tensor(final_norm), copy_e));
+        self.some(|part| !part.is_below_the_layers()).into_iter().chain(norm).collect()
+    }
+
+    /// The copy of a norm, by the name of this in the model: the leaf itself.
+    pub(super) fn norm(&self, module: &str) -> Option<Tensor> {
+        self.norms.get(module).map(Tensor::shallow_clone)
     }
 
     fn some(&self, is_meant: impl Fn(EndPart) -> bool) -> Vec<(String, Tensor)> {
@@ -160,7 +201,9 @@ impl AdapterEnds {
     pub(super) fn map(&self, tensor: impl Fn(&Tensor) -> Tensor) -> Self {
         let leaf = |(part, of): (&EndPart, &Tensor)| (*part, tensor(of).set_requires_grad(true));
         let base_ve = self.base_ve.as_ref().map(Tensor::shallow_clone);
-        Self { tensors: self.tensors.iter().map(leaf).collect(), base_ve, ..*self }
+        let copy = |(name, of): (&String, &Tensor)| (name.clone(), tensor(of).set_requires_grad(true));
+        let norms = self.norms.iter().map(copy).collect();
+        Self { tensors: self.tensors.iter().map(leaf).collect(), norms, base_ve, ..*self }
     }
 
     /// What is trained in place of the embedding: what tokens become.

@@ -8,7 +8,7 @@ use super::ModelError;
 use super::adapter::Adapter;
 use super::config::ModelConfig;
 use super::delta::master_kind;
-use super::ends::{AdapterEnds, EndPart, base_embedding, check_ends, end_parts};
+use super::ends::{AdapterEnds, EndPart, base_embedding, check_ends, end_parts, norm_tensor, saved_norms};
 use super::names::INNER;
 use super::targets::{LoraTarget, targets, targets_embedding, written};
 use crate::files::{ADAPTER_CONFIG, FilesError, PeftConfig, read_peft, write_peft};
@@ -27,17 +27,20 @@ impl Adapter {
         let parts = |target: &LoraTarget| {
             target.parts(&files.config).into_iter().map(|(part, shape)| (target.tensor(part), shape)).collect()
         };
-        check_ends(config, &files.config)?;
+        let is_setting = |error: &ModelError| matches!(error, ModelError::Lora { .. });
+        check_ends(config, &files.config).map_err(|error| if is_setting(&error) { refused(error).into() } else { error })?;
         let ends = end_parts(config, &files.config).into_iter().map(|(part, shape)| (part.name(is_inner), shape.to_vec()));
+        let norms = saved_norms(config, &files.config).into_iter().map(|(name, width)| (norm_tensor(&name), vec![width]));
         // PEFT saves the embedding with an addition to it, unless it is told not to.
         let base_name = base_embedding(is_inner);
         let has_base = files.tensors.contains(&base_name) && targets_embedding(&files.config);
         let base = has_base.then(|| (base_name.clone(), vec![config.vocab_size, config.hidden_size]));
-        files.check(&targets.iter().flat_map::<Vec<_>, _>(parts).chain(ends).chain(base).collect::<Vec<_>>())?;
+        files.check(&targets.iter().flat_map::<Vec<_>, _>(parts).chain(ends).chain(norms).chain(base).collect::<Vec<_>>())?;
         // Copied, because training writes into the matrices, and a file's memory must not be written to.
         let load = |name: &str| Ok::<_, ModelError>(load_tensor(&files.tensors, name)?.to_kind(master_kind(kind)).copy());
         let base_ve = if has_base { Some(load_tensor(&files.tensors, &base_name)?) } else { None };
-        let ends = AdapterEnds::new(config, &files.config, |part, _| load(&part.name(is_inner)))?.with_base(base_ve);
+        let norm = |name: &str, _| load(&norm_tensor(name));
+        let ends = AdapterEnds::new(config, &files.config, |part, _| load(&part.name(is_inner)), norm)?.with_base(base_ve);
         let load = |target: &LoraTarget, part: &str, _: &[i64]| load(&target.tensor(part));
         Ok(Self::of_targets(config, files.config.clone(), &targets, ends, load)?.moved_to(kind, device))
     }
@@ -130,6 +133,7 @@ mod tests {
             ("adapter-qwen2-biasloraonly", &["bias"]),
             ("adapter-qwen2-dora", &["use_dora"]),
             ("adapter-qwen2-lmhead", &["modules_to_save", "target_modules"]),
+            ("adapter-qwen2-norms", &["modules_to_save", "target_modules"]),
             ("adapter-qwen2-embed", &["modules_to_save", "task_type"]),
             ("adapter-qwen2-loraembed", &["r", "task_type"]),
             ("adapter-qwen2-seqcls", &["modules_to_save", "task_type"]),

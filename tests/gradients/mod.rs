@@ -235,6 +235,19 @@ fn adapters_at_the_ends_of_a_model() {
             width: Width::Chunks(1),
             ..c
         },
+        |c| Case { name: "copies of embedding and all norms", saved: &["embed_tokens", "norm"], ..c },
+        |c| Case {
+            name: "copies of some norms, two layers a cell",
+            saved: &["model.norm", "1.input_layernorm"],
+            layers_per_cell: 2,
+            ..c
+        },
+        |c| Case {
+            name: "copies of all norms, also of heads, in one cell",
+            saved: &["norm"],
+            config: r#"{"model_type": "qwen3"}"#,
+            ..whole(&c)
+        },
         |c| Case { name: "classes, and a copy of the embedding", head: HeadKind::Score, saved: &["embed_tokens"], ..c },
     ]);
     prove("ends of a model", &cases);
