@@ -130,7 +130,10 @@ impl Model {
         }
         self.let_linears_wait();
         for norm in self.layers.iter_mut().flat_map(DecoderLayer::norms_mut).chain([&mut self.final_norm]) {
-            norm.trained_e = ends.norm(&norm.name);
+            norm.trained_e = ends.copy(&norm.name);
+        }
+        for linear in self.linears_mut() {
+            linear.trained_bias_o = ends.copy(&format!("{}.bias", linear.name));
         }
         if is_new {
             for idx in 0..self.layers.len() {

@@ -3,7 +3,7 @@
 use super::ModelError;
 use super::config::ModelConfig;
 use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
-use super::ends::{EndPart, end_parts, saved_norms};
+use super::ends::{EndPart, copied, end_parts};
 use super::layout::{self, Role};
 use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, SCORE};
 use super::spec::DRAIN;
@@ -64,7 +64,9 @@ pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Resul
         };
         add(kind, rows * columns);
     }
-    saved_norms(config, &settings).into_iter().for_each(|(_, width)| add("copies of norms", width));
+    for (name, width) in copied(config, &settings)? {
+        add(if name.ends_with(".bias") { "biases" } else { "copies of norms" }, width);
+    }
     Ok(kinds)
 }
 
@@ -78,7 +80,7 @@ pub fn sizes_of_weights(config: &ModelConfig) -> Vec<usize> {
 pub fn end_numbers(config: &ModelConfig, lora: &LoraRecipe) -> Result<EndNumbers, ModelError> {
     let settings = peft_settings(config, lora)?;
     let parts = end_parts(config, &settings);
-    let has_final_norm = saved_norms(config, &settings).iter().any(|(name, _)| FINAL_NORM.trim_end_matches(".weight") == name);
+    let has_final_norm = copied(config, &settings)?.iter().any(|(name, _)| name == FINAL_NORM);
     let of_norm = if has_final_norm { config.hidden_size } else { 0 };
     let sum = |is_meant: fn(EndPart) -> bool| {
         parts.iter().filter(|(part, _)| is_meant(*part)).map(|(_, [rows, columns])| rows * columns).sum()

@@ -9,7 +9,7 @@ use crate::ops::rms_norm::{rms_norm, rms_norm_about_one};
 
 #[derive(Debug)]
 pub(super) struct RmsNorm {
-    /// In the model: `model.layers.3.input_layernorm`.
+    /// In the model: `model.layers.3.input_layernorm.weight`.
     pub(super) name: String,
     weight_e: Tensor,
     /// What an adapter trains in its place.
@@ -20,8 +20,8 @@ pub(super) struct RmsNorm {
 
 impl RmsNorm {
     pub(super) fn load(weights: &Weights, config: &ModelConfig, name: &str) -> Result<Self, ModelError> {
-        let (weight_e, module) = (weights.load(name)?, name.trim_end_matches(".weight").to_owned());
-        Ok(Self { name: module, weight_e, trained_e: None, adds_one: config.norms_add_one, eps: config.rms_norm_eps })
+        let weight_e = weights.load(name)?;
+        Ok(Self { name: name.to_owned(), weight_e, trained_e: None, adds_one: config.norms_add_one, eps: config.rms_norm_eps })
     }
 
     /// # Shapes

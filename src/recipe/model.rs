@@ -189,8 +189,8 @@ table! {
         pub use_dora: bool = false,
         /// The matrix B has a bias.
         pub lora_bias: bool = false,
-        /// The biases of the base model that are trained: none, those of the modules with an adapter, or `all`, where none of them is of
-        /// another module.
+        /// The biases of the base model that are trained: none, those of the modules with an adapter, or `all` (not in models with
+        /// experts).
         pub bias: TrainedBias = TrainedBias::None,
         /// How the matrix A of a new adapter is drawn; B begins as zero. With `pissa` both begin as the largest part of each weight,
         /// which is found before the first step, and what is saved is LoRA of rank `2·r` beside the weights as they were.

@@ -26,6 +26,7 @@ const KINDS: &[(&str, &str)] = &[
     ("model-qwen2", "families/adapter-qwen2-biasloraonly"),
     ("model-qwen2", "families/adapter-qwen2-lmhead"),
     ("model-qwen2", "families/adapter-qwen2-norms"),
+    ("model-qwen2", "families/adapter-qwen2-biasall"),
     ("model-qwen2", "families/adapter-qwen2-embed"),
     ("model-qwen2", "families/adapter-qwen2-loraembed"),
     ("families/model-phi3", "families/adapter-phi3"),
