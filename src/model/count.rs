@@ -65,7 +65,7 @@ pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Resul
         add(kind, rows * columns);
     }
     for (name, width) in copied(config, &settings)? {
-        add(if name.ends_with(".bias") { "biases" } else { "copies of norms" }, width);
+        add(if name.rsplit('.').next() == Some("bias") { "biases" } else { "copies of norms" }, width);
     }
     Ok(kinds)
 }
