@@ -124,7 +124,9 @@ fn notes(recipe: &Recipe, settings: &Settings, config: &ModelConfig) -> Vec<Stri
         let words = "if a step fits no other way, it and all that follow are made with layer checkpoints in int8; then";
         notes.push(format!("`grad.on_out_of_memory = \"retreat\"`: {words} {}", not_exact(StoreForm::Int8)));
     }
-    if config.tie_word_embeddings && recipe.lora.as_ref().is_some_and(|lora| !lora.modules_to_save.is_empty()) {
+    if config.tie_word_embeddings
+        && recipe.lora.as_ref().is_some_and(|lora| !lora.modules_to_save.iter().all(|name| name.ends_with("norm")))
+    {
         let words =
             "the model's embedding is its output projection, too; a copy that is trained is no longer tied to it, as in PEFT";
         notes.push(format!("`lora.modules_to_save`: {words}"));

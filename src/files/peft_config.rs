@@ -479,7 +479,6 @@ mod tests {
         let cases = [
             ("bias", json!("some")),
             ("use_qalora", json!(true)),
-            ("modules_to_save", json!(["lm_head", "norm"])),
             ("init_lora_weights", json!("pissa_niter_16")),
             ("init_lora_weights", json!("unheard")),
             ("loftq_config", json!({"bits": 4})),

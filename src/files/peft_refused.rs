@@ -2,8 +2,6 @@
 
 use serde_json::{Map, Value};
 
-use super::peft_modules::is_named;
-
 /// Keys of variants that are not built, or not with all of their values: these are. Of ways to begin, many change the weights of the base
 /// model, too: without these the adapter means something else.
 const ONLY_INERT: &[(&str, &[Inert])] = &[
@@ -28,8 +26,6 @@ const ONLY_INERT: &[(&str, &[Inert])] = &[
 pub(super) const SEQ_CLS: &str = "SEQ_CLS";
 /// The modules that PEFT saves with it.
 pub(super) const CLASSIFIERS: [&str; 2] = ["classifier", "score"];
-/// Those that it saves where it is told to.
-const SAVED: [&str; 2] = ["model.embed_tokens", "lm_head"];
 
 /// The value of `bias` with which the biases of the targets are trained.
 pub(super) const LORA_ONLY: &str = "lora_only";
@@ -100,12 +96,5 @@ pub(super) fn refused(table: &Map<String, Value>) -> Vec<String> {
         let value = table.get(*key)?;
         (!inert.iter().any(|inert| inert.is(value))).then(|| format!("`{key} = {value}`"))
     };
-    let mut refused: Vec<String> = ONLY_INERT.iter().filter_map(active).collect();
-    if let Some(value @ Value::Array(names)) = table.get("modules_to_save") {
-        let is_built = |name: &str| CLASSIFIERS.contains(&name) || SAVED.iter().any(|module| is_named(module, name));
-        if !names.iter().all(|name| name.as_str().is_some_and(is_built)) {
-            refused.push(format!("`modules_to_save = {value}`"));
-        }
-    }
-    refused
+    ONLY_INERT.iter().filter_map(active).collect()
 }

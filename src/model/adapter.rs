@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::ModelError;
-use super::config::{ModelConfig, ModelLinear};
+use super::config::ModelConfig;
 use super::delta::{A, B, B_BIAS, BASE_BIAS, Delta, LoraDelta, MAGNITUDE, ModuleStream, master_kind};
 use super::ends::{AdapterEnds, EndPart};
 use super::names::{EMBEDDING_MODULE, peft_tensor};
@@ -61,7 +61,8 @@ impl Adapter {
             EndPart::Score => Ok(random::normal(seed, &part.name(is_inner), shape, config.initializer_range)),
             _ => Ok(Tensor::zeros(shape, (Kind::Float, Device::Cpu))),
         };
-        let ends = AdapterEnds::new(config, &settings, draw_end)?;
+        let copy = |_: &str, width| Ok(Tensor::zeros([width], (Kind::Float, Device::Cpu)));
+        let ends = AdapterEnds::new(config, &settings, draw_end, copy)?;
         let targets = targets(config, &settings)?;
         let adapter = Self::of_targets(config, settings, &targets, ends, draw)?.moved_to(kind, device);
         Ok(Self { is_new: true, ..adapter })
@@ -346,14 +347,10 @@ fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget
     let refuse = |key, found: String, expected| Err(ModelError::Lora { key, found, expected });
     let has_parameters = targets.iter().any(LoraTarget::is_parameter);
     check_layers(config, settings, targets)?;
-    // Experts and routers have theirs under other names.
-    let is_bare = |linear: &ModelLinear| {
-        let is_target = targets.iter().any(|target| target.linear.name == linear.name);
-        linear.spec.has_bias && !is_target
-    };
+    // They have theirs under other names.
     let has_experts = config.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
-    if settings.trains_all_biases && (has_experts || config.linears().iter().any(is_bare)) {
-        return refuse("bias", "all".into(), "`lora_only` where a linear with a bias is no target, or the model has experts");
+    if settings.trains_all_biases && has_experts {
+        return refuse("bias", "all".into(), "`lora_only` where the model has experts");
     }
     let is_twice = |at: usize| targets[..at].iter().any(|other| other.linear.name == targets[at].linear.name);
     let is_apart = |target: &LoraTarget| is_of_experts(&target.linear.name) && !target.is_stacked();

@@ -153,6 +153,11 @@ impl Attention {
         self.linears().flat_map(Linear::tensors).chain(norms).chain(&self.drain_h)
     }
 
+    /// Those of queries and of keys.
+    pub(super) fn norms_mut(&mut self) -> impl Iterator<Item = &mut RmsNorm> {
+        self.norms.iter_mut().flat_map(|(_, norms)| norms)
+    }
+
     /// In the order of [`super::AttentionSpec::linears`].
     pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
         self.inputs.linears().iter().chain([&self.output])

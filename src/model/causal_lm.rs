@@ -129,11 +129,19 @@ impl Model {
             self.linears_mut().for_each(Linear::take_largest_part);
         }
         self.let_linears_wait();
+        for norm in self.layers.iter_mut().flat_map(DecoderLayer::norms_mut).chain([&mut self.final_norm]) {
+            norm.trained_e = ends.copy(&norm.name);
+        }
+        for linear in self.linears_mut() {
+            linear.trained_bias_o = ends.copy(&format!("{}.bias", linear.name));
+        }
         if is_new {
-            for (idx, layer) in self.layers.iter().enumerate() {
+            for idx in 0..self.layers.len() {
                 self.bring_layers(idx..idx + 1, None);
-                layer.linears().for_each(Linear::begin_delta);
+                self.layers[idx].linears().for_each(Linear::begin_delta);
+                self.layers[idx].norms_mut().for_each(|norm| norm.begin());
             }
+            self.final_norm.begin();
             self.release_layers();
         }
         self.embedding.train(ends, is_new);

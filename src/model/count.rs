@@ -3,9 +3,9 @@
 use super::ModelError;
 use super::config::ModelConfig;
 use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
-use super::ends::{EndPart, end_parts};
+use super::ends::{EndPart, copied, end_parts};
 use super::layout::{self, Role};
-use super::names::{EMBEDDING, OUTPUT, SCORE};
+use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, SCORE};
 use super::spec::DRAIN;
 use super::targets::{peft_settings, targets};
 use crate::recipe::LoraRecipe;
@@ -64,6 +64,9 @@ pub fn trained_by_kind(config: &ModelConfig, lora: Option<&LoraRecipe>) -> Resul
         };
         add(kind, rows * columns);
     }
+    for (name, width) in copied(config, &settings)? {
+        add(if name.rsplit('.').next() == Some("bias") { "biases" } else { "copies of norms" }, width);
+    }
     Ok(kinds)
 }
 
@@ -75,9 +78,12 @@ pub fn sizes_of_weights(config: &ModelConfig) -> Vec<usize> {
 
 /// How many numbers a recipe trains outside the layers of a model.
 pub fn end_numbers(config: &ModelConfig, lora: &LoraRecipe) -> Result<EndNumbers, ModelError> {
-    let parts = end_parts(config, &peft_settings(config, lora)?);
+    let settings = peft_settings(config, lora)?;
+    let parts = end_parts(config, &settings);
+    let has_final_norm = copied(config, &settings)?.iter().any(|(name, _)| name == FINAL_NORM);
+    let of_norm = if has_final_norm { config.hidden_size } else { 0 };
     let sum = |is_meant: fn(EndPart) -> bool| {
         parts.iter().filter(|(part, _)| is_meant(*part)).map(|(_, [rows, columns])| rows * columns).sum()
     };
-    Ok(EndNumbers { embedding: sum(EndPart::is_below_the_layers), output: sum(|part| !part.is_below_the_layers()) })
+    Ok(EndNumbers { embedding: sum(EndPart::is_below_the_layers), output: of_norm + sum(|part| !part.is_below_the_layers()) })
 }

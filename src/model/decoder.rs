@@ -165,6 +165,12 @@ impl DecoderLayer {
         norms.chain(self.attention.tensors()).chain(of_feed_forward).chain(further.into_iter().flatten())
     }
 
+    /// All its norms, to be changed.
+    pub(super) fn norms_mut(&mut self) -> impl Iterator<Item = &mut RmsNorm> {
+        let branches = [&mut self.attention_norms, &mut self.feed_forward_norms].into_iter();
+        branches.flat_map(|norms| norms.input.iter_mut().chain(&mut norms.output)).chain(self.attention.norms_mut())
+    }
+
     /// Whether a router decides which of its matrices a token meets.
     pub(super) fn has_experts(&self) -> bool {
         matches!(self.feed_forward, FeedForward::Experts(_))

@@ -1,15 +1,16 @@
-//! What an adapter trains at the two ends of a model: whole matrices in place of the model's own, which PEFT calls modules to save, and
-//! matrices of low rank beside the embedding.
+//! What an adapter trains at the two ends of a model: whole matrices in place of the model's own, which PEFT calls modules to save, as it
+//! does copies of norms, and matrices of low rank beside the embedding.
 
 use std::collections::BTreeMap;
 
 use tch::{Device, Kind, Tensor};
 
 use super::ModelError;
-use super::config::ModelConfig;
-use super::names::{EMBEDDING_MODULE, inner_module, peft_tensor};
-use super::targets::{module, targets_embedding};
-use crate::files::{PeftConfig, is_named};
+use super::config::{ModelConfig, ModelLinear};
+use super::layout::{self, Role};
+use super::names::{EMBEDDING_MODULE, FINAL_NORM, inner_module, peft_tensor};
+use super::targets::{module, targets, targets_embedding};
+use crate::files::PeftConfig;
 
 /// A tensor that may be trained there, from the bottom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,7 +56,7 @@ fn of_embedding(is_inner: bool, part: &str) -> String {
 /// What the settings of an adapter train at the ends of a model, with its shapes.
 pub(super) fn end_parts(config: &ModelConfig, settings: &PeftConfig) -> Vec<(EndPart, [usize; 2])> {
     let (vocab, width, r) = (config.vocab_size, config.hidden_size, settings.rank_of(&module(settings, EMBEDDING_MODULE)));
-    let saves = |module: &str| settings.modules_to_save.iter().any(|name| is_named(module, name));
+    let saves = |module: &str| settings.modules_to_save.iter().any(|name| module.ends_with(name.as_str()));
     let has_addition = targets_embedding(settings);
     let classes = config.num_classes.filter(|_| settings.is_classifier);
     let all = [
@@ -68,6 +69,31 @@ pub(super) fn end_parts(config: &ModelConfig, settings: &PeftConfig) -> Vec<(End
     all.into_iter().filter(|(.., is_trained)| *is_trained).map(|(part, shape, _)| (part, shape)).collect()
 }
 
+/// What else is trained as a copy, by the names of tensors in the model, with their widths: norms, and the biases of linears that are no
+/// targets. As in PEFT, a name means all modules whose names end in it, inside a word too.
+pub(super) fn copied(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<(String, usize)>, ModelError> {
+    let saves = |module: &str| settings.modules_to_save.iter().any(|name| module.ends_with(name.as_str()));
+    let mut all: Vec<_> = norms(config).filter(|(name, _)| saves(name.trim_end_matches(".weight"))).collect();
+    if settings.trains_all_biases {
+        let targets = targets(config, settings)?;
+        let is_target = |linear: &ModelLinear| targets.iter().any(|target| target.linear.name == linear.name);
+        let bare = config.linears().into_iter().filter(|linear| linear.spec.has_bias && !is_target(linear));
+        all.extend(bare.map(|linear| (format!("{}.bias", linear.name), linear.spec.out)));
+    }
+    Ok(all)
+}
+
+fn norms(config: &ModelConfig) -> impl Iterator<Item = (String, usize)> {
+    let all = layout::entries(config).into_iter().filter(|entry| matches!(entry.role, Role::Norm | Role::NormAboutOne));
+    all.map(|entry| (entry.name, entry.shape.iter().product()))
+}
+
+/// The name in PEFT's files of the copy of a tensor.
+pub(super) fn copy_name(tensor: &str) -> String {
+    let (module, part) = tensor.rsplit_once('.').unwrap_or((tensor, "weight"));
+    peft_tensor(module, part)
+}
+
 /// Refuses what can not be trained at the ends of a model, or means nothing in PEFT.
 pub(super) fn check_ends(config: &ModelConfig, settings: &PeftConfig) -> Result<(), ModelError> {
     let refuse = |key, found: String, expected| Err(ModelError::Lora { key, found, expected });
@@ -76,8 +102,20 @@ pub(super) fn check_ends(config: &ModelConfig, settings: &PeftConfig) -> Result<
         let adapter = if settings.is_classifier { "classes" } else { "next tokens" };
         return Err(ModelError::OtherTask { adapter });
     }
-    if settings.modules_to_save.iter().any(|name| ![EMBEDDING_MODULE, "lm_head"].iter().any(|module| is_named(module, name))) {
-        return refuse("modules_to_save", saved(), "`embed_tokens`, `lm_head` or both");
+    let mut saveable: Vec<String> = [EMBEDDING_MODULE, "lm_head"].map(String::from).into();
+    saveable.extend(norms(config).map(|(name, _)| name.trim_end_matches(".weight").to_owned()));
+    let means = |name: &str, modules: &[String]| modules.iter().any(|module| module.ends_with(name));
+    let linears: Vec<String> = config.linears().into_iter().map(|linear| linear.name).collect();
+    if settings.modules_to_save.iter().any(|name| !means(name, &saveable) || means(name, &linears)) {
+        return refuse("modules_to_save", saved(), "`embed_tokens`, `lm_head` and ends of names of norms, as `norm`");
+    }
+    if settings.is_inner && !copied(config, settings)?.is_empty() {
+        let (key, found) = if settings.trains_all_biases { ("bias", "all".into()) } else { ("modules_to_save", saved()) };
+        return refuse(
+            key,
+            found,
+            "nothing that PEFT would train in the eyes of a model that sees, too: norms, biases of other linears",
+        );
     }
     let parts = end_parts(config, settings);
     let has = |part| parts.iter().any(|(other, _)| *other == part);
@@ -102,6 +140,8 @@ pub(super) fn check_ends(config: &ModelConfig, settings: &PeftConfig) -> Result<
 #[derive(Debug, Default)]
 pub(super) struct AdapterEnds {
     tensors: BTreeMap<EndPart, Tensor>,
+    /// Copies of other tensors of the model, by their names there.
+    pub(super) copies: BTreeMap<String, Tensor>,
     /// Of the addition to the embedding.
     scale: f64,
     /// As [`PeftConfig::is_inner`].
@@ -116,6 +156,7 @@ impl AdapterEnds {
         config: &ModelConfig,
         settings: &PeftConfig,
         mut tensor: impl FnMut(EndPart, &[i64]) -> Result<Tensor, ModelError>,
+        mut copy: impl FnMut(&str, i64) -> Result<Tensor, ModelError>,
     ) -> Result<Self, ModelError> {
         check_ends(config, settings)?;
         let leaf = |(part, shape): (EndPart, [usize; 2])| {
@@ -123,8 +164,13 @@ impl AdapterEnds {
             Ok((part, tensor.set_requires_grad(true)))
         };
         let tensors = end_parts(config, settings).into_iter().map(leaf).collect::<Result<_, ModelError>>()?;
+        let copy = |(name, width): (String, usize)| {
+            let leaf = copy(&name, width as i64)?.set_requires_grad(true);
+            Ok((name, leaf))
+        };
+        let copies = copied(config, settings)?.into_iter().map(copy).collect::<Result<_, ModelError>>()?;
         let scale = settings.scale_of(&module(settings, EMBEDDING_MODULE));
-        Ok(Self { tensors, scale, is_inner: settings.is_inner, base_ve: None })
+        Ok(Self { tensors, copies, scale, is_inner: settings.is_inner, base_ve: None })
     }
 
     /// With the embedding as an adapter's file has it.
@@ -138,7 +184,8 @@ impl AdapterEnds {
 
     /// All, by their names in PEFT's files; the tensors are the leaves themselves.
     pub(super) fn parameters(&self) -> Vec<(String, Tensor)> {
-        self.some(|_| true)
+        let copy = |(name, leaf): (&String, &Tensor)| (copy_name(name), leaf.shallow_clone());
+        self.some(|_| true).into_iter().chain(self.copies.iter().map(copy)).collect()
     }
 
     /// Those below the layers.
@@ -146,9 +193,15 @@ impl AdapterEnds {
         self.some(EndPart::is_below_the_layers)
     }
 
-    /// Those above them.
+    /// Those above them, the final norm's copy among them.
     pub(super) fn of_head(&self) -> Vec<(String, Tensor)> {
-        self.some(|part| !part.is_below_the_layers())
+        let norm = self.copy(FINAL_NORM).map(|copy_e| (copy_name(FINAL_NORM), copy_e));
+        self.some(|part| !part.is_below_the_layers()).into_iter().chain(norm).collect()
+    }
+
+    /// The copy of a tensor of the model, by its name there: the leaf itself.
+    pub(super) fn copy(&self, name: &str) -> Option<Tensor> {
+        self.copies.get(name).map(Tensor::shallow_clone)
     }
 
     fn some(&self, is_meant: impl Fn(EndPart) -> bool) -> Vec<(String, Tensor)> {
@@ -160,7 +213,9 @@ impl AdapterEnds {
     pub(super) fn map(&self, tensor: impl Fn(&Tensor) -> Tensor) -> Self {
         let leaf = |(part, of): (&EndPart, &Tensor)| (*part, tensor(of).set_requires_grad(true));
         let base_ve = self.base_ve.as_ref().map(Tensor::shallow_clone);
-        Self { tensors: self.tensors.iter().map(leaf).collect(), base_ve, ..*self }
+        let copy = |(name, of): (&String, &Tensor)| (name.clone(), tensor(of).set_requires_grad(true));
+        let copies = self.copies.iter().map(copy).collect();
+        Self { tensors: self.tensors.iter().map(leaf).collect(), copies, base_ve, ..*self }
     }
 
     /// What is trained in place of the embedding: what tokens become.

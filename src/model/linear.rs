@@ -19,6 +19,8 @@ pub(super) struct Linear {
     pub(super) name: String,
     weight_oi: Tensor,
     bias_o: Option<Tensor>,
+    /// What is trained in place of the bias where nothing else is.
+    pub(super) trained_bias_o: Option<Tensor>,
     pub(super) delta: Option<Delta>,
 }
 
@@ -36,7 +38,7 @@ impl Linear {
         let name = layer_tensor(layer.0, &spec.path);
         let tensor = |part: &str| load(&format!("{name}.{part}"));
         let bias_o = if spec.has_bias { Some(tensor("bias")?) } else { None };
-        Ok(Self { weight_oi: tensor("weight")?, bias_o, delta: None, name })
+        Ok(Self { weight_oi: tensor("weight")?, bias_o, trained_bias_o: None, delta: None, name })
     }
 
     /// Where the weight is frozen, autograd keeps no `x` for it.
@@ -45,7 +47,8 @@ impl Linear {
     /// `(B, n, in)` in, `(B, n, out)` out.
     pub(super) fn forward(&self, x_bni: &Tensor, tokens: &TokenContext<'_>) -> Tensor {
         let Some(Delta::Lora(lora)) = &self.delta else {
-            return linear(x_bni, &self.weight_oi, self.bias_o.as_ref(), None);
+            let trained_o = self.trained_bias_o.as_ref().map(|bias_o| bias_o.to_kind(x_bni.kind()));
+            return linear(x_bni, &self.weight_oi, trained_o.as_ref().or(self.bias_o.as_ref()), None);
         };
         let dropped_bni = lora.dropped(x_bni, tokens);
         let bias_o = lora.bias(self.bias_o.as_ref(), x_bni.kind());
@@ -119,12 +122,13 @@ impl Linear {
 
     /// Gives what is trained beside it, and begins as the linear itself has it, its values.
     pub(super) fn begin_delta(&self) {
-        let Some(Delta::Lora(lora)) = &self.delta else { return };
         let begin = |leaf: &Option<Tensor>, value: &dyn Fn() -> Option<Tensor>| {
             if let Some((leaf, value)) = leaf.as_ref().and_then(|leaf| Some((leaf, value()?))) {
                 no_grad(|| leaf.shallow_clone().copy_(&value));
             }
         };
+        begin(&self.trained_bias_o, &|| self.bias_o.as_ref().map(Tensor::shallow_clone));
+        let Some(Delta::Lora(lora)) = &self.delta else { return };
         begin(&lora.magnitude_o, &|| Some(self.row_norms(lora)));
         begin(&lora.base_bias_o, &|| self.bias_o.as_ref().map(Tensor::shallow_clone));
     }

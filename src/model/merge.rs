@@ -68,7 +68,8 @@ impl MergedModel {
         let (config, mut object) = (Model::check(source)?, source.object()?);
         let (names, files) = (TensorNames::of(&object), Files::open(source.dir)?);
         let (deltas, ends) = adapter.map(Adapter::into_parts).map(|(_, deltas, ends)| (deltas, ends)).unwrap_or_default();
-        let saved = merged_ends(&config, &ends, |name| stored(&files, names, name))?;
+        let mut saved = merged_ends(&config, &ends, |name| stored(&files, names, name))?;
+        saved.extend(ends.copies.iter().map(|(name, leaf)| (name.clone(), leaf.detach())));
         let changes_config = change_config(&mut object, &config, &saved)?;
         let deltas: BTreeMap<_, _> = deltas.into_iter().map(|(linear, Delta::Lora(lora))| (linear, lora)).collect();
         for linear in config.linears().iter().filter(|linear| !linear.spec.has_bias) {

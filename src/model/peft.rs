@@ -8,7 +8,7 @@ use super::ModelError;
 use super::adapter::Adapter;
 use super::config::ModelConfig;
 use super::delta::master_kind;
-use super::ends::{AdapterEnds, EndPart, base_embedding, check_ends, end_parts};
+use super::ends::{AdapterEnds, EndPart, base_embedding, check_ends, copied, copy_name, end_parts};
 use super::names::INNER;
 use super::targets::{LoraTarget, targets, targets_embedding, written};
 use crate::files::{ADAPTER_CONFIG, FilesError, PeftConfig, read_peft, write_peft};
@@ -27,17 +27,20 @@ impl Adapter {
         let parts = |target: &LoraTarget| {
             target.parts(&files.config).into_iter().map(|(part, shape)| (target.tensor(part), shape)).collect()
         };
-        check_ends(config, &files.config)?;
+        let is_setting = |error: &ModelError| matches!(error, ModelError::Lora { .. });
+        check_ends(config, &files.config).map_err(|error| if is_setting(&error) { refused(error).into() } else { error })?;
         let ends = end_parts(config, &files.config).into_iter().map(|(part, shape)| (part.name(is_inner), shape.to_vec()));
+        let copies = copied(config, &files.config)?.into_iter().map(|(name, width)| (copy_name(&name), vec![width]));
         // PEFT saves the embedding with an addition to it, unless it is told not to.
         let base_name = base_embedding(is_inner);
         let has_base = files.tensors.contains(&base_name) && targets_embedding(&files.config);
         let base = has_base.then(|| (base_name.clone(), vec![config.vocab_size, config.hidden_size]));
-        files.check(&targets.iter().flat_map::<Vec<_>, _>(parts).chain(ends).chain(base).collect::<Vec<_>>())?;
+        files.check(&targets.iter().flat_map::<Vec<_>, _>(parts).chain(ends).chain(copies).chain(base).collect::<Vec<_>>())?;
         // Copied, because training writes into the matrices, and a file's memory must not be written to.
         let load = |name: &str| Ok::<_, ModelError>(load_tensor(&files.tensors, name)?.to_kind(master_kind(kind)).copy());
         let base_ve = if has_base { Some(load_tensor(&files.tensors, &base_name)?) } else { None };
-        let ends = AdapterEnds::new(config, &files.config, |part, _| load(&part.name(is_inner)))?.with_base(base_ve);
+        let copy = |name: &str, _| load(&copy_name(name));
+        let ends = AdapterEnds::new(config, &files.config, |part, _| load(&part.name(is_inner)), copy)?.with_base(base_ve);
         let load = |target: &LoraTarget, part: &str, _: &[i64]| load(&target.tensor(part));
         Ok(Self::of_targets(config, files.config.clone(), &targets, ends, load)?.moved_to(kind, device))
     }
@@ -130,6 +133,8 @@ mod tests {
             ("adapter-qwen2-biasloraonly", &["bias"]),
             ("adapter-qwen2-dora", &["use_dora"]),
             ("adapter-qwen2-lmhead", &["modules_to_save", "target_modules"]),
+            ("adapter-qwen2-biasall", &["bias", "target_modules"]),
+            ("adapter-qwen2-norms", &["modules_to_save", "target_modules"]),
             ("adapter-qwen2-embed", &["modules_to_save", "task_type"]),
             ("adapter-qwen2-loraembed", &["r", "task_type"]),
             ("adapter-qwen2-seqcls", &["modules_to_save", "task_type"]),
@@ -155,9 +160,10 @@ mod tests {
         }
     }
 
-    /// PEFT 0.21 writes the same tensors for either word where no other linear has a bias, and computes the same.
+    /// PEFT 0.21 writes the same tensors for either word where no other linear has a bias, and computes the same; those of others are
+    /// copies.
     #[test]
-    fn all_biases_are_those_of_the_targets_where_no_other_linear_has_one() {
+    fn all_biases_are_those_of_the_targets_and_of_other_linears() {
         let config = ModelConfig::load(&fixture("model-qwen2")).unwrap();
         let names = |names: &[&str]| TargetModules::Names(names.iter().map(|&name| name.into()).collect());
         let adapter = |bias, targets| {
@@ -170,8 +176,8 @@ mod tests {
         assert_eq!(read_json::<Value>(&dir.path().join(ADAPTER_CONFIG)).unwrap()["bias"], json!("all"));
         let read = load(dir.path()).unwrap();
         assert_eq!((read.settings().trains_all_biases, read.parameters()), (true, own.parameters()));
-        let error = adapter(TrainedBias::All, names(&["q_proj", "k_proj"])).unwrap_err().to_string();
-        assert!(error.contains("`lora_only` where a linear with a bias is no target"), "{error}");
+        let of_others = adapter(TrainedBias::All, names(&["q_proj", "k_proj"])).unwrap().parameters();
+        assert!(of_others.iter().any(|(name, _)| name == "base_model.model.model.layers.2.self_attn.v_proj.bias"));
     }
 
     /// PEFT 0.21 loads the same adapter under each of these names of its list of layers, with the same logits.

@@ -161,8 +161,8 @@ table! {
         /// "mlp.experts.down_proj", "mlp.gate.weight"]` (`mlp.router.weight` of gpt-oss; that of GLM-4.5 PEFT cannot read). With
         /// `all-linear` the first two do, and of all other linears those of attention.
         pub target_parameters: Vec<String> = Vec::new(),
-        /// Modules of which whole copies are trained beside the adapter: `embed_tokens`, `lm_head`. Of a tied model each is a copy of its own,
-        /// as in PEFT. The matrix of `head.kind = "seq_classification"` is always one.
+        /// Modules of which whole copies are trained beside the adapter: `embed_tokens`, `lm_head`, and norms. As in PEFT, a name means all
+        /// modules whose names end in it (`norm`: every norm; `model.norm`: the last), and of a tied model each copy is one of its own. The matrix of `head.kind = "seq_classification"` is always one.
         #[also("additional_trainable_modules", "lora.additional_target", "additional_target", "lora_modules_to_save")]
         pub modules_to_save: Vec<String> = Vec::new(),
         /// Modules that get none though they are among `target_modules`: whole names, or the ends of names from behind a dot.
@@ -189,8 +189,8 @@ table! {
         pub use_dora: bool = false,
         /// The matrix B has a bias.
         pub lora_bias: bool = false,
-        /// The biases of the base model that are trained: none, those of the modules with an adapter, or `all`, where none of them is of
-        /// another module.
+        /// The biases of the base model that are trained: none, those of the modules with an adapter, or `all` (not in models with
+        /// experts).
         pub bias: TrainedBias = TrainedBias::None,
         /// How the matrix A of a new adapter is drawn; B begins as zero. With `pissa` both begin as the largest part of each weight,
         /// which is found before the first step, and what is saved is LoRA of rank `2·r` beside the weights as they were.

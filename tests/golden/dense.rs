@@ -167,6 +167,9 @@ fn dora_trains_the_lengths_of_rows_by_themselves() {
 fn whole_copies_and_matrices_beside_the_embedding_are_trained_though_the_model_is_tied() {
     for (kind, name) in [
         ("qwen2-lmhead", "base_model.model.lm_head.weight"),
+        ("qwen2-norms", "base_model.model.model.layers.1.input_layernorm.weight"),
+        ("qwen2-biasall", "base_model.model.model.layers.1.self_attn.v_proj.bias"),
+        ("qwen2-norms", "base_model.model.model.norm.weight"),
         ("qwen2-embed", "base_model.model.model.embed_tokens.weight"),
         ("qwen2-loraembed", "base_model.model.model.embed_tokens.lora_embedding_A"),
     ] {

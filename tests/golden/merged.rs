@@ -25,6 +25,8 @@ const KINDS: &[(&str, &str)] = &[
     ("model-qwen2", "families/adapter-qwen2-dora"),
     ("model-qwen2", "families/adapter-qwen2-biasloraonly"),
     ("model-qwen2", "families/adapter-qwen2-lmhead"),
+    ("model-qwen2", "families/adapter-qwen2-norms"),
+    ("model-qwen2", "families/adapter-qwen2-biasall"),
     ("model-qwen2", "families/adapter-qwen2-embed"),
     ("model-qwen2", "families/adapter-qwen2-loraembed"),
     ("families/model-phi3", "families/adapter-phi3"),
@@ -122,7 +124,9 @@ fn every_kind_of_adapter_keeps_its_function() {
                     assert!(!reasons.is_empty() && !out(place).exists());
                     let name = name.display().to_string();
                     assert!(
-                        ["dora", "bias", "mixtral", "moe", "gpt-oss", "lmhead", "embed"].iter().any(|kind| name.contains(kind)),
+                        ["dora", "bias", "mixtral", "moe", "gpt-oss", "lmhead", "embed", "norms"]
+                            .iter()
+                            .any(|kind| name.contains(kind)),
                         "{name}: {reasons:?}"
                     );
                 }

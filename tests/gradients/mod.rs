@@ -207,6 +207,7 @@ fn adapters_of_other_kinds() {
         |c| Case { name: "the bias of B, in one cell, with dropout", beside: Beside::BiasOfB, dropout: 0.1, ..whole(&c) },
         |c| Case { name: "biases of targets", beside: Beside::BaseBiases, ..c },
         |c| Case { name: "biases of targets, two layers a cell", beside: Beside::BaseBiases, layers_per_cell: 2, ..c },
+        |c| Case { name: "all biases", beside: Beside::AllBiases, lora: &["q_proj", "up_proj"], layers_per_cell: 2, ..c },
         |c| Case { name: "DoRA", beside: Beside::Magnitudes, ..c },
         |c| Case { name: "DoRA with rsLoRA, in one cell", beside: Beside::Magnitudes, is_rslora: true, ..whole(&c) },
         |c| Case { name: "DoRA, with dropout", beside: Beside::Magnitudes, dropout: 0.1, ..c },
@@ -234,6 +235,19 @@ fn adapters_at_the_ends_of_a_model() {
             alphas: &[("model.embed_tokens", 5.0)],
             width: Width::Chunks(1),
             ..c
+        },
+        |c| Case { name: "copies of embedding and all norms", saved: &["embed_tokens", "norm"], ..c },
+        |c| Case {
+            name: "copies of some norms, two layers a cell",
+            saved: &["model.norm", "1.input_layernorm"],
+            layers_per_cell: 2,
+            ..c
+        },
+        |c| Case {
+            name: "copies of all norms, also of heads, in one cell",
+            saved: &["norm"],
+            config: r#"{"model_type": "qwen3"}"#,
+            ..whole(&c)
         },
         |c| Case { name: "classes, and a copy of the embedding", head: HeadKind::Score, saved: &["embed_tokens"], ..c },
     ]);

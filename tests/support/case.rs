@@ -132,6 +132,8 @@ pub enum Beside {
     BiasOfB,
     /// The biases that the linears have.
     BaseBiases,
+    /// These of all linears, targets or not.
+    AllBiases,
     /// The lengths of the weights' rows.
     Magnitudes,
     /// These and the linears' biases.

@@ -113,7 +113,8 @@ fn adapter_settings(case: &Case) -> PeftConfig {
         modules_to_save: owned(case.saved),
         is_classifier: case.head == HeadKind::Score,
         lora_bias: case.beside == Beside::BiasOfB,
-        trains_biases: matches!(case.beside, Beside::BaseBiases | Beside::MagnitudesAndBaseBiases),
+        trains_all_biases: case.beside == Beside::AllBiases,
+        trains_biases: matches!(case.beside, Beside::BaseBiases | Beside::AllBiases | Beside::MagnitudesAndBaseBiases),
         use_dora: matches!(case.beside, Beside::Magnitudes | Beside::MagnitudesAndBaseBiases),
         ..PeftConfig::plain(4, 8.0, case.dropout, targets)
     }
