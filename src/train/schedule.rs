@@ -76,8 +76,9 @@ impl fmt::Display for RunSchedule {
             BatchSize::Tokens(tokens) => (tokens, "tokens"),
         };
         let per_step = per_step.saturating_mul(self.accumulation);
-        let plural = if self.epochs == 1.0 { "" } else { "s" };
-        write!(f, "{steps} of up to {per_step} {what} ({per_epoch} an epoch, {} epoch{plural}", self.epochs)?;
+        let epochs = self.epochs.to_string();
+        let plural = if epochs == "1" { "" } else { "s" };
+        write!(f, "{steps} of up to {per_step} {what} ({per_epoch} an epoch, {epochs} epoch{plural}")?;
         match self.max_steps {
             Some(max) if max > steps => write!(f, "; fewer than max_steps = {max}: raise `train.epochs`)"),
             Some(max) => write!(f, "; max_steps = {max})"),

@@ -161,7 +161,7 @@ fn longbench_that_is_none() {
     assert_snapshot!(refused("o.json", b"{\"a\": 1}"), @r"
     error: cannot read `<dir>/o.json` as JSON: expected an array of records, found one object
 
-    hint: write an array of records, or an object a line in a file called `.jsonl`
+    hint: write an array of records, or an object a line in a file called `.jsonl`; `jq -c '.data[]' IN > OUT.jsonl` takes the records out of a field `data`
     ");
     assert_snapshot!(refused("t.json", &with("answer", json!("B")).as_bytes()[..200]), @r"
     error: record 1 (from 0) of `<dir>/t.json` is not JSON: EOF while parsing a string at line 1 column 200
