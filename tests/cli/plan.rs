@@ -168,3 +168,21 @@ fn other_verbs_take_a_recipe_with_open_keys() {
     run(&["bench", "--tokens", "90", "--steps", "1"]);
     run(&["evaluate", "--base", "model", "--split", "train"]);
 }
+
+/// oneDNN keeps a primitive for each shape of a bf16 product: without a bound the process came to three times its plan.
+#[test]
+fn samples_of_many_lengths_in_bf16_take_what_was_planned() {
+    let place = Place::new();
+    let rows = (0..90).map(|index| {
+        let ids: Vec<usize> = (0..400 + 5 * index).map(|i| 1 + (i * 7 + index * 31) % 500).collect();
+        format!("{{\"input_ids\": {ids:?}, \"labels\": {ids:?}}}\n")
+    });
+    place.write("train.jsonl", rows.collect::<String>());
+    place.edit_recipe("policy = \"h2o\"\ncache_length = 32\nchunk_size = 8", "policy = \"dense\"\nchunk_size = 1024");
+    place.edit_recipe("micro_batch_size = 2\nmax_steps = 3", "micro_batch_size = 1\nmax_steps = 90");
+    place.edit_recipe("save_interval = 1", "save_interval = 90");
+    let said = place.finetune(&["model.dtype=bf16", "grad.layers_per_cell=auto", "grad.chunks_per_cell=auto"]).done();
+    let (_, line) = said.err.split_once("peak memory of the process: planned ").unwrap();
+    let mebibytes: Vec<f64> = line.split(" MiB").take(2).map(|part| part.rsplit(' ').next().unwrap().parse().unwrap()).collect();
+    assert!(mebibytes[1] < 1.4 * mebibytes[0], "{mebibytes:?}");
+}
