@@ -46,7 +46,7 @@ pub struct StepMetrics {
     #[serde(default, deserialize_with = "or_nan", skip_serializing_if = "Option::is_none")]
     pub eval_accuracy: Option<f64>,
     /// Validation loss by data set, where there are several.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, deserialize_with = "each_or_nan", skip_serializing_if = "BTreeMap::is_empty")]
     pub eval_loss_by_set: BTreeMap<String, f64>,
     /// Means over the answers of a validation, by metric.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -83,6 +83,11 @@ pub struct StepMetrics {
 /// JSON has no number for what is not finite, and says `null`: such a figure is there.
 fn or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
     Ok(Some(Option::deserialize(from)?.unwrap_or(f64::NAN)))
+}
+
+fn each_or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    let found: BTreeMap<String, Option<f64>> = Deserialize::deserialize(from)?;
+    Ok(found.into_iter().map(|(name, value)| (name, value.unwrap_or(f64::NAN))).collect())
 }
 
 /// Where a run goes on.

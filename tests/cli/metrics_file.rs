@@ -47,6 +47,7 @@ fn schema_page_and_program_have_the_same_fields() {
         learning_rate: Some(1e-3),
         eval_loss: Some(1.0),
         eval_accuracy: Some(0.5),
+        eval_loss_by_set: [("books".to_owned(), f64::NAN)].into(),
         eval_answers: [("f1".to_owned(), 0.5)].into(),
         replay_log: Some("hash".to_owned()),
         evicted: Some(0.5),
@@ -65,6 +66,8 @@ fn schema_page_and_program_have_the_same_fields() {
     assert_eq!(fields, schema["properties"].as_object().unwrap().keys().collect::<Vec<_>>());
     let rows = PAGE.split("\n\nWith `--format json`").next().unwrap().lines().filter_map(|row| row.strip_prefix("| `"));
     assert_eq!(fields, rows.map(|row| row.split('`').next().unwrap()).collect::<Vec<_>>());
+    let read: StepMetrics = serde_json::from_value(serde_json::to_value(&full).unwrap()).unwrap();
+    assert!(read.eval_loss_by_set["books"].is_nan());
     assert!(!is_of(&"text".into(), &schema["properties"]["loss"]) && !is_of(&(-1).into(), &schema["properties"]["step"]));
 }
 
