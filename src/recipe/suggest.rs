@@ -30,7 +30,7 @@ pub(super) const ADVICE: &[(&str, &str)] = &[
     ),
     (
         "datasets",
-        "list the files as `data.train = [\"a.jsonl\", \"b.jsonl\"]`; `data.format` and `data.columns` say what they hold",
+        "list the files as `data.train = [\"a.jsonl\", \"b.jsonl\"]`, or, where they differ, write a `[[data.sets]]` table for each",
     ),
     ("report_to", "leave it out: every run writes `metrics.jsonl` and TensorBoard events"),
 ];
