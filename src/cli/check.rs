@@ -8,7 +8,7 @@ use super::architecture::{architecture, experts};
 use super::recipe_file::RecipeFile;
 use super::world::{Joining, time_of_sums};
 use crate::cache::{Routing, Scope};
-use crate::data::{LoadReport, Splits};
+use crate::data::{LoadReport, Splits, auto_tokenizer_differs};
 use crate::dist::World;
 use crate::engine::{ChunkPlan, Settings};
 use crate::error::Error;
@@ -49,6 +49,11 @@ impl Check {
         let longest = (0..data.train.len()).max_by_key(|&sample| data.train.lengths()[sample]).unwrap_or(0);
         let plan = engine.settings().plan(&data.train.batch(&[longest])?, None).map_err(TrainError::from)?;
         let schedule = RunSchedule::new(&recipe, data.train.lengths());
+        if let Some(tokenizer) = &tokenizer
+            && let Some(note) = auto_tokenizer_differs(&recipe.model.path, tokenizer).map_err(TrainError::from)?
+        {
+            console::note(&note);
+        }
         for note in notes(&recipe, engine.settings(), &config) {
             console::note(&note);
         }

@@ -5,6 +5,7 @@
 //! beforehand, so that [`epoch_batches`] can group samples of similar length.
 
 mod answers;
+mod auto_tokenizer;
 mod bad_rows;
 mod batch;
 mod by_length;
@@ -41,6 +42,7 @@ mod train_bpe;
 mod windows;
 
 pub use answers::{Answer, each_answer};
+pub use auto_tokenizer::auto_tokenizer_differs;
 pub use bad_rows::Fault;
 pub use batch::{Batch, IGNORE, Sequence, Targets};
 pub use by_length::{consecutive, epoch_batches, largest_batches, share};

@@ -153,6 +153,11 @@ impl Tokenizer {
         self.inner.encoder.get_vocab(true).keys().map(String::len).max().unwrap_or_default()
     }
 
+    /// How a text is split before its tokens are found, as `tokenizer.json` says it.
+    pub(super) fn pre_tokenizer(&self) -> Value {
+        serde_json::to_value(self.inner.encoder.get_pre_tokenizer()).unwrap_or_default()
+    }
+
     /// Hash of `tokenizer.json`'s content.
     pub fn hash(&self) -> &str {
         &self.inner.hash
@@ -222,7 +227,7 @@ fn end_ids(dir: &Path, encoder: &tokenizers::Tokenizer) -> Result<Vec<u32>, Data
 }
 
 /// A top-level field of a JSON file; `None` where the file or the field is missing.
-fn json_field(path: &Path, field: &str) -> Result<Option<Value>, DataError> {
+pub(super) fn json_field(path: &Path, field: &str) -> Result<Option<Value>, DataError> {
     let Some(bytes) = read_if_there(path, FileKind::Settings)? else { return Ok(None) };
     let mut value: Value = parse_json(path, &bytes, FileKind::Settings)?;
     Ok(value.get_mut(field).map(Value::take))
