@@ -122,7 +122,7 @@ impl Model {
         let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
         self.release_layers();
         self.linears_mut().for_each(|linear| linear.set_beginning(None));
-        for (name, place) in self.layers.iter_mut().flat_map(DecoderLayer::delta_places).chain(self.embedding.delta_place()) {
+        for (name, place) in self.layers.iter_mut().flat_map(DecoderLayer::delta_places).chain([self.embedding.delta_place()]) {
             *place = deltas.remove(name);
         }
         if is_new && settings.is_pissa {

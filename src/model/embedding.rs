@@ -120,8 +120,8 @@ impl Embedding {
     }
 
     /// The place for what is trained beside the output projection.
-    pub(super) fn delta_place(&mut self) -> Option<(&str, &mut Option<Delta>)> {
-        Some((&self.output.name, &mut self.output.delta))
+    pub(super) fn delta_place(&mut self) -> (&str, &mut Option<Delta>) {
+        (&self.output.name, &mut self.output.delta)
     }
 
     /// What is trained beside the output projection.
