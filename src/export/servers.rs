@@ -15,6 +15,9 @@ pub(super) struct Server {
 const EMBEDDING_REASON: &str =
     "matrices beside the embedding have no common factor with those of linears: merge them, or use PEFT";
 
+/// Of a tied model the same tensor is the embedding, which must stay.
+const OUTPUT_REASON: &str = "matrices beside `lm_head` are not loaded for every model: merge them, or use PEFT";
+
 /// The rank for which vLLM has room when nothing is said.
 pub(super) const VLLM_DEFAULT_RANK: usize = 16;
 
@@ -32,6 +35,7 @@ pub(super) const VLLM: Server = Server {
         ),
         (AdapterFeature::Routers, "it has no place for matrices beside a router"),
         (AdapterFeature::Embedding, EMBEDDING_REASON),
+        (AdapterFeature::Output, OUTPUT_REASON),
         (AdapterFeature::SavedModules, "it loads adapters without `modules_to_save` only"),
         (AdapterFeature::Classes, "it loads adapters without `modules_to_save` only, and the scores of classes are one"),
     ],
@@ -48,6 +52,7 @@ pub(super) const LLAMA_CPP: Server = Server {
         (AdapterFeature::Experts, "its converter does not know matrices of all experts side by side"),
         (AdapterFeature::Routers, "its converter does not know matrices beside a router"),
         (AdapterFeature::Embedding, EMBEDDING_REASON),
+        (AdapterFeature::Output, OUTPUT_REASON),
         (AdapterFeature::SavedModules, "its converter ends at a module that was trained in full"),
         (AdapterFeature::Classes, "its converter ends at the matrix that scores classes"),
     ],

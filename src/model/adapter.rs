@@ -8,7 +8,7 @@ use super::ModelError;
 use super::config::ModelConfig;
 use super::delta::{A, B, B_BIAS, BASE_BIAS, Delta, LoraDelta, MAGNITUDE, ModuleStream, master_kind};
 use super::ends::{AdapterEnds, EndPart};
-use super::names::{EMBEDDING_MODULE, peft_tensor};
+use super::names::{EMBEDDING_MODULE, OUTPUT_MODULE, peft_tensor};
 use super::random;
 use super::targets::{
     LoraTarget, check_layers, check_names, is_of_experts, listed, meant, meant_parameters, peft_module, peft_settings, targets,
@@ -36,8 +36,9 @@ impl Adapter {
     /// its own for each matrix, and `B` is zero. Where it begins as a part of the weights, it gets that when a model takes it.
     pub fn new(config: &ModelConfig, lora: &LoraRecipe, seed: u64, kind: Kind, device: Device) -> Result<Self, ModelError> {
         let settings = peft_settings(config, lora)?;
-        let adapter = Self::with_settings(config, settings.clone(), seed, kind, device)?;
+        let mut adapter = Self::with_settings(config, settings.clone(), seed, kind, device)?;
         check_names(config, lora, &settings)?;
+        adapter.set_dropout(lora.dropout)?;
         Ok(adapter)
     }
 
@@ -159,9 +160,13 @@ impl Adapter {
         self.settings.lora_dropout
     }
 
-    /// Sets the dropout probability, as a recipe may train a loaded adapter with another one. Adapters of experts have none.
+    /// Sets the dropout probability. Adapters of experts and of `lm_head` have none: these do not know where a token stands.
     pub fn set_dropout(&mut self, probability: f64) -> Result<(), ModelError> {
         refuse_dropout(probability, self.deltas.iter().any(|(linear, _)| is_of_experts(linear)))?;
+        if probability > 0.0 && self.deltas.iter().any(|(linear, _)| linear == OUTPUT_MODULE) {
+            let (found, expected) = (probability.to_string(), "0 where `lm_head` is a target");
+            return Err(ModelError::Lora { key: "dropout", found, expected });
+        }
         self.settings.lora_dropout = probability;
         self.deltas.iter_mut().for_each(|(_, delta)| delta.set_dropout(probability));
         Ok(())
@@ -271,8 +276,13 @@ fn disagreements_of_kind(
     let layers = [recipe, adapter, plain].map(|settings| &settings.layers_to_transform);
     let lists = [recipe, adapter, plain].map(|settings| &settings.layers_pattern);
     // What they say of each linear counts, not the order in which they say it.
-    let names: Vec<String> =
-        config.linears().into_iter().map(|linear| linear.name).chain([EMBEDDING_MODULE.to_owned()]).collect();
+    let names: Vec<String> = config
+        .linears()
+        .into_iter()
+        .chain(config.output())
+        .map(|linear| linear.name)
+        .chain([EMBEDDING_MODULE.to_owned()])
+        .collect();
     let same = |get: &dyn Fn(&PeftConfig, &str) -> Option<f64>| names.iter().all(|name| get(recipe, name) == get(adapter, name));
     let same_ranks = same(&|settings, name| settings.rank_pattern.get(name).map(|r| r as f64));
     let same_alphas = same(&|settings, name| settings.alpha_pattern.get(name));
@@ -376,8 +386,9 @@ fn check_kind(config: &ModelConfig, settings: &PeftConfig, targets: &[LoraTarget
 /// Refuses parts of weights that an adapter can not begin as.
 fn check_beginning(settings: &PeftConfig, targets: &[LoraTarget]) -> Result<(), ModelError> {
     let refuse = |expected| Err(ModelError::Lora { key: "init_lora_weights", found: "pissa".into(), expected });
-    if targets_embedding(settings) || targets.iter().any(LoraTarget::is_parameter) {
-        return refuse("`uniform` where experts, routers or `embed_tokens` are targets");
+    let is_special = |target: &LoraTarget| target.is_parameter() || target.linear.name == OUTPUT_MODULE;
+    if targets_embedding(settings) || targets.iter().any(is_special) {
+        return refuse("`uniform` where experts, routers, `embed_tokens` or `lm_head` are targets");
     }
     // What is written has twice the rank.
     let is_narrow = |target: &LoraTarget| 2 * target.r > target.linear.spec.inner.min(target.linear.spec.out);

@@ -16,7 +16,7 @@ use super::decoder::DecoderLayer;
 use super::delta::Delta;
 use super::dropout::{DropoutContext, TokenContext};
 use super::embedding::Embedding;
-use super::ends::base_embedding;
+use super::ends::BASE_WEIGHT;
 use super::linear::Linear;
 use super::names::FINAL_NORM;
 use super::norm::RmsNorm;
@@ -122,7 +122,7 @@ impl Model {
         let mut deltas: BTreeMap<_, _> = deltas.into_iter().collect();
         self.release_layers();
         self.linears_mut().for_each(|linear| linear.set_beginning(None));
-        for (name, place) in self.layers.iter_mut().flat_map(DecoderLayer::delta_places) {
+        for (name, place) in self.layers.iter_mut().flat_map(DecoderLayer::delta_places).chain([self.embedding.delta_place()]) {
             *place = deltas.remove(name);
         }
         if is_new && settings.is_pissa {
@@ -155,7 +155,7 @@ impl Model {
     }
 
     fn deltas(&self) -> impl Iterator<Item = (&str, &Delta)> {
-        self.layers.iter().flat_map(DecoderLayer::deltas)
+        self.layers.iter().flat_map(DecoderLayer::deltas).chain(self.embedding.delta())
     }
 
     fn all_weights(&self) -> Option<&AllWeights> {
@@ -216,7 +216,7 @@ impl Model {
 
     /// The parameters behind the last layer, in final norm and output projection; with an adapter, what it trains in its place.
     pub fn head_parameters(&self) -> Vec<(String, Tensor)> {
-        self.all_weights().map_or_else(|| self.embedding.trained().of_head(), AllWeights::head)
+        self.all_weights().map_or_else(|| self.embedding.trained_of_head(), AllWeights::head)
     }
 
     /// The parameters before the first layer: the embedding `(V, E)`, where it is trained, and of an adapter what it adds. Of a tied
@@ -230,9 +230,8 @@ impl Model {
     pub fn take_saved(&mut self, saved: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
         self.release_layers();
         let Trainable::Adapter(settings) = &self.trained else { return saved };
-        // The embedding that goes with an addition to it is a constant.
-        let mut saved: BTreeMap<_, _> =
-            saved.into_iter().filter(|(name, _)| *name != base_embedding(settings.is_inner)).collect();
+        // What goes with an addition to it is a constant.
+        let mut saved: BTreeMap<_, _> = saved.into_iter().filter(|(name, _)| !name.ends_with(BASE_WEIGHT)).collect();
         for linear in self.layers.iter_mut().flat_map(DecoderLayer::linears_mut).filter(|_| settings.is_pissa) {
             let Some(delta) = &linear.delta else { continue };
             let of_delta = adapter::parameters(settings, &linear.name, delta);
@@ -279,11 +278,14 @@ impl Model {
 
     /// About as much as [`Self::save_trained`] writes.
     pub fn trained_bytes(&self) -> Bytes {
-        let bytes = |tensors: Vec<(String, Tensor)>| tensors.iter().map(|(_, t)| t.numel() * t.kind().elt_size_in_bytes()).sum();
-        // With an addition to the embedding goes the embedding.
+        let bytes =
+            |tensors: Vec<(String, Tensor)>| tensors.iter().map(|(_, t)| t.numel() * t.kind().elt_size_in_bytes()).sum::<usize>();
+        // With an addition to the embedding or the output projection goes that.
         let adapter = || {
             bytes(self.parameters()) * if self.begins_in_weights() { 2 } else { 1 }
-                + self.embedding.alias_trained().base_ve.map_or(0, |t| bytes(vec![(String::new(), t)]))
+                + bytes(
+                    self.embedding.alias_trained().bases.into_iter().map(|(end, base_ve)| (end.to_owned(), base_ve)).collect(),
+                )
         };
         Bytes(self.all_weights().map_or_else(adapter, AllWeights::saved_bytes) as u64)
     }

@@ -2,7 +2,7 @@
 
 use tch::Kind;
 
-use super::names::layer_tensor;
+use super::names::{OUTPUT_MODULE, layer_tensor};
 use super::spec::{LayerSpec, LinearSpec, RopeSpec};
 use crate::units::LayerIdx;
 
@@ -67,6 +67,13 @@ impl ModelConfig {
             spec.linears(self.hidden_size).into_iter().enumerate().map(linear)
         };
         self.layers.iter().enumerate().flat_map(of_layer).collect()
+    }
+
+    /// The output projection, as if it were of a further layer; a classifier has none.
+    pub(super) fn output(&self) -> Option<ModelLinear> {
+        let (name, layer) = (OUTPUT_MODULE.to_owned(), LayerIdx(self.num_layers()));
+        let spec = LinearSpec { path: OUTPUT_MODULE.into(), out: self.vocab_size, inner: self.hidden_size, has_bias: false };
+        self.num_classes.is_none().then_some(ModelLinear { layer, number: 0, name, spec })
     }
 
     /// The same model, whose last hidden states are scored by `num_classes` classes: its own, where it has some.

@@ -5,9 +5,9 @@ use super::config::ModelConfig;
 use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
 use super::ends::{EndPart, copied, end_parts};
 use super::layout::{self, Role};
-use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, SCORE};
+use super::names::{EMBEDDING, FINAL_NORM, OUTPUT, OUTPUT_MODULE, SCORE};
 use super::spec::DRAIN;
-use super::targets::{peft_settings, targets};
+use super::targets::{LoraTarget, peft_settings, targets};
 use crate::recipe::LoraRecipe;
 
 /// The numbers that an adapter trains outside the layers.
@@ -85,5 +85,9 @@ pub fn end_numbers(config: &ModelConfig, lora: &LoraRecipe) -> Result<EndNumbers
     let sum = |is_meant: fn(EndPart) -> bool| {
         parts.iter().filter(|(part, _)| is_meant(*part)).map(|(_, [rows, columns])| rows * columns).sum()
     };
-    Ok(EndNumbers { embedding: sum(EndPart::is_below_the_layers), output: of_norm + sum(|part| !part.is_below_the_layers()) })
+    let beside_output = targets(config, &settings)?.into_iter().filter(|target| target.linear.name == OUTPUT_MODULE);
+    let of_addition =
+        |target: LoraTarget| target.parts(&settings).into_iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
+    let output = of_norm + beside_output.map(of_addition).sum::<usize>() + sum(|part| !part.is_below_the_layers());
+    Ok(EndNumbers { embedding: sum(EndPart::is_below_the_layers), output })
 }

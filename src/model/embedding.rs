@@ -4,8 +4,11 @@ use tch::{Tensor, no_grad};
 
 use super::ModelError;
 use super::config::ModelConfig;
+use super::delta::Delta;
+use super::dropout::{DropoutContext, TokenContext};
 use super::ends::{AdapterEnds, EndPart, rows};
-use super::names::{EMBEDDING, OUTPUT, SCORE};
+use super::linear::Linear;
+use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, peft_tensor};
 use super::weights::Weights;
 use crate::ops::attention::zero_sum_of;
 use crate::ops::linear::linear;
@@ -14,8 +17,9 @@ use crate::ops::soft_cap::soft_cap;
 #[derive(Debug)]
 pub(super) struct Embedding {
     input_ve: Tensor,
-    /// `None` where the embedding serves as output projection too.
-    output_ve: Option<Tensor>,
+    /// The output projection, whose weight may be the embedding, with the addition to it.
+    output: Linear,
+    has_output: bool,
     /// What scores classes in place of an output projection.
     score_ke: Option<Tensor>,
     /// What an adapter trains in their place, and beside them.
@@ -39,14 +43,15 @@ impl Embedding {
     pub(super) fn load(weights: &Weights, config: &ModelConfig) -> Result<Self, ModelError> {
         // A tied model's file may hold an output projection; it is not looked at, as the embedding takes its place.
         let has_output = !config.tie_word_embeddings && !config.has_score;
-        let output_ve = if has_output { Some(weights.load(OUTPUT)?) } else { None };
         let score_ke = if config.has_score { Some(weights.load(SCORE)?) } else { None };
         let (input_ve, divisor) = (weights.load(EMBEDDING)?, config.logits_divisor);
+        let output = Linear::output(if has_output { weights.load(OUTPUT)? } else { input_ve.shallow_clone() });
         // As the published models were run: a factor in the dtype of what it multiplies.
         let scale = Tensor::from(config.embedding_scale).to_kind(input_ve.kind()).double_value(&[]);
         Ok(Self {
             input_ve,
-            output_ve,
+            output,
+            has_output,
             score_ke,
             trained: AdapterEnds::default(),
             scale,
@@ -95,16 +100,40 @@ impl Embedding {
         };
         if is_new {
             begin(EndPart::Embedding, Some(&self.input_ve));
-            begin(EndPart::Output, self.output_ve.as_ref().or(Some(&self.input_ve)));
+            begin(EndPart::Output, Some(self.output.weight()));
             begin(EndPart::Score, self.score_ke.as_ref());
+            self.output.begin_delta();
         }
-        if let Some(base_ve) = &ends.base_ve {
+        if let Some(base_ve) = ends.bases.get(EMBEDDING_MODULE) {
             let base_ve = base_ve.to_kind(self.input_ve.kind()).to_device(self.input_ve.device());
             if !base_ve.equal(&self.input_ve) {
                 self.input_ve = base_ve;
             }
+            if !self.has_output {
+                self.output.replace_weight(&self.input_ve);
+            }
+        }
+        if let Some(base_ve) = ends.bases.get(OUTPUT_MODULE) {
+            self.output.replace_weight(base_ve);
         }
         self.trained = ends;
+    }
+
+    /// The place for what is trained beside the output projection.
+    pub(super) fn delta_place(&mut self) -> (&str, &mut Option<Delta>) {
+        (&self.output.name, &mut self.output.delta)
+    }
+
+    /// What is trained beside the output projection.
+    pub(super) fn delta(&self) -> Option<(&str, &Delta)> {
+        Some((&self.output.name, self.output.delta.as_ref()?))
+    }
+
+    /// What an adapter trains above the layers.
+    pub(super) fn trained_of_head(&self) -> Vec<(String, Tensor)> {
+        let named = |(part, leaf): (&str, &Tensor)| (peft_tensor(OUTPUT_MODULE, part), leaf.shallow_clone());
+        let of_delta = self.output.delta.iter().flat_map(Delta::parameters).map(named);
+        of_delta.chain(self.trained.of_head()).collect()
     }
 
     /// What an adapter trains.
@@ -112,10 +141,11 @@ impl Embedding {
         &self.trained
     }
 
-    /// The same, for whoever looks at all of an adapter at once; with an addition to the embedding comes the model's own.
+    /// The same, for whoever looks at all of an adapter at once; with an addition to an end of the model comes the model's own.
     pub(super) fn alias_trained(&self) -> AdapterEnds {
-        let base_ve = self.trained.get(EndPart::LowRankA).map(|_| self.input_ve.shallow_clone());
-        self.trained.map(Tensor::shallow_clone).with_base(base_ve)
+        let input = self.trained.get(EndPart::LowRankA).map(|_| (EMBEDDING_MODULE, self.input_ve.shallow_clone()));
+        let output = self.output.delta.as_ref().map(|_| (OUTPUT_MODULE, self.output.weight().shallow_clone()));
+        self.trained.map(Tensor::shallow_clone).with_bases(input.into_iter().chain(output).collect())
     }
 
     /// Whether there is something that scores classes.
@@ -134,13 +164,17 @@ impl Embedding {
         }
         // Dividing what goes in is the same, and takes E numbers of a token where V would come out.
         let normed = scaled(normed.shallow_clone(), 1.0 / self.divisor);
-        let frozen = self.output_ve.as_ref().unwrap_or(&self.input_ve);
-        let output_ve = self.trained.get(EndPart::Output).map_or_else(|| frozen.shallow_clone(), |own| own.to_kind(kind));
-        let logits = linear(&normed, &output_ve, None, None);
+        let logits = match self.trained.get(EndPart::Output) {
+            Some(own_ve) => linear(&normed, &own_ve.to_kind(kind), None, None),
+            None => {
+                self.output.forward(&normed, &TokenContext { position_bn: &Tensor::new(), dropout: &DropoutContext::default() })
+            }
+        };
         self.soft_cap.map_or_else(|| logits.shallow_clone(), |cap| soft_cap(&logits, cap))
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        std::iter::once(&self.input_ve).chain(&self.output_ve).chain(&self.score_ke)
+        let output = self.has_output.then_some(self.output.weight());
+        std::iter::once(&self.input_ve).chain(output).chain(&self.score_ke)
     }
 }

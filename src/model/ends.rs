@@ -8,8 +8,8 @@ use tch::{Device, Kind, Tensor};
 use super::ModelError;
 use super::config::{ModelConfig, ModelLinear};
 use super::layout::{self, Role};
-use super::names::{EMBEDDING_MODULE, FINAL_NORM, inner_module, peft_tensor};
-use super::targets::{module, targets, targets_embedding};
+use super::names::{EMBEDDING_MODULE, FINAL_NORM, OUTPUT_MODULE, inner_module, peft_tensor};
+use super::targets::{module, targets, targets_embedding, targets_output};
 use crate::files::PeftConfig;
 
 /// A tensor that may be trained there, from the bottom.
@@ -31,10 +31,10 @@ impl EndPart {
     /// The name in PEFT's files, where the model is one inside another (`is_inner`) or is not.
     pub(super) fn name(self, is_inner: bool) -> String {
         match self {
-            Self::Embedding => of_embedding(is_inner, "weight"),
-            Self::LowRankA => of_embedding(is_inner, "lora_embedding_A"),
-            Self::LowRankB => of_embedding(is_inner, "lora_embedding_B"),
-            Self::Output => peft_tensor("lm_head", "weight"),
+            Self::Embedding => of_end(EMBEDDING_MODULE, is_inner, "weight"),
+            Self::LowRankA => of_end(EMBEDDING_MODULE, is_inner, "lora_embedding_A"),
+            Self::LowRankB => of_end(EMBEDDING_MODULE, is_inner, "lora_embedding_B"),
+            Self::Output => peft_tensor(OUTPUT_MODULE, "weight"),
             Self::Score => peft_tensor("score", "weight"),
         }
     }
@@ -44,13 +44,22 @@ impl EndPart {
     }
 }
 
-/// The name in PEFT's files of the embedding as the model has it, which PEFT saves with an addition to it.
-pub(super) fn base_embedding(is_inner: bool) -> String {
-    of_embedding(is_inner, "base_layer.weight")
+/// The end of the name in PEFT's files of a matrix as the model has it.
+pub(super) const BASE_WEIGHT: &str = ".base_layer.weight";
+
+/// The name in PEFT's files of the embedding or the output projection as the model has it, which PEFT saves with an addition to it.
+pub(super) fn base_name(end: &str, is_inner: bool) -> String {
+    of_end(end, is_inner, &BASE_WEIGHT[1..])
 }
 
-fn of_embedding(is_inner: bool, part: &str) -> String {
-    if is_inner { peft_tensor(&inner_module(EMBEDDING_MODULE), part) } else { peft_tensor(EMBEDDING_MODULE, part) }
+fn of_end(end: &str, is_inner: bool, part: &str) -> String {
+    if is_inner { peft_tensor(&inner_module(end), part) } else { peft_tensor(end, part) }
+}
+
+/// The modules at the ends that get additions.
+pub(super) fn ends_with_additions(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<&'static str>, ModelError> {
+    let embedding = targets_embedding(settings).then_some(EMBEDDING_MODULE);
+    Ok(embedding.into_iter().chain(targets_output(config, settings)?.then_some(OUTPUT_MODULE)).collect())
 }
 
 /// What the settings of an adapter train at the ends of a model, with its shapes.
@@ -63,7 +72,7 @@ pub(super) fn end_parts(config: &ModelConfig, settings: &PeftConfig) -> Vec<(End
         (EndPart::Embedding, [vocab, width], saves(EMBEDDING_MODULE)),
         (EndPart::LowRankA, [r, vocab], has_addition),
         (EndPart::LowRankB, [width, r], has_addition),
-        (EndPart::Output, [vocab, width], saves("lm_head")),
+        (EndPart::Output, [vocab, width], saves(OUTPUT_MODULE)),
         (EndPart::Score, [classes.unwrap_or(0), width], classes.is_some()),
     ];
     all.into_iter().filter(|(.., is_trained)| *is_trained).map(|(part, shape, _)| (part, shape)).collect()
@@ -102,7 +111,7 @@ pub(super) fn check_ends(config: &ModelConfig, settings: &PeftConfig) -> Result<
         let adapter = if settings.is_classifier { "classes" } else { "next tokens" };
         return Err(ModelError::OtherTask { adapter });
     }
-    let mut saveable: Vec<String> = [EMBEDDING_MODULE, "lm_head"].map(String::from).into();
+    let mut saveable: Vec<String> = [EMBEDDING_MODULE, OUTPUT_MODULE].map(String::from).into();
     saveable.extend(norms(config).map(|(name, _)| name.trim_end_matches(".weight").to_owned()));
     let means = |name: &str, modules: &[String]| modules.iter().any(|module| module.ends_with(name));
     let linears: Vec<String> = config.linears().into_iter().map(|linear| linear.name).collect();
@@ -121,6 +130,13 @@ pub(super) fn check_ends(config: &ModelConfig, settings: &PeftConfig) -> Result<
     let has = |part| parts.iter().any(|(other, _)| *other == part);
     if has(EndPart::Output) && settings.is_classifier {
         return refuse("modules_to_save", saved(), "no `lm_head` where the head is `seq_classification`, which has none");
+    }
+    let adds_to_output = targets_output(config, settings)?;
+    if has(EndPart::Output) && adds_to_output {
+        return refuse("modules_to_save", saved(), "no `lm_head` where `target_modules` has it");
+    }
+    if settings.lora_bias && adds_to_output {
+        return refuse("lora_bias", "true".into(), "false where `lm_head` is a target");
     }
     if !has(EndPart::LowRankA) {
         return Ok(());
@@ -146,8 +162,8 @@ pub(super) struct AdapterEnds {
     scale: f64,
     /// As [`PeftConfig::is_inner`].
     is_inner: bool,
-    /// The embedding as the adapter's file has it. Where it is another than the model's it takes its place, as in PEFT.
-    pub(super) base_ve: Option<Tensor>,
+    /// Embedding and output projection as the adapter's file has them. What is another than the model's takes its place, as in PEFT.
+    pub(super) bases: BTreeMap<&'static str, Tensor>,
 }
 
 impl AdapterEnds {
@@ -170,12 +186,12 @@ impl AdapterEnds {
         };
         let copies = copied(config, settings)?.into_iter().map(copy).collect::<Result<_, ModelError>>()?;
         let scale = settings.scale_of(&module(settings, EMBEDDING_MODULE));
-        Ok(Self { tensors, copies, scale, is_inner: settings.is_inner, base_ve: None })
+        Ok(Self { tensors, copies, scale, is_inner: settings.is_inner, bases: BTreeMap::new() })
     }
 
-    /// With the embedding as an adapter's file has it.
-    pub(super) fn with_base(self, base_ve: Option<Tensor>) -> Self {
-        Self { base_ve, ..self }
+    /// With embedding and output projection as an adapter's file has them.
+    pub(super) fn with_bases(self, bases: BTreeMap<&'static str, Tensor>) -> Self {
+        Self { bases, ..self }
     }
 
     pub(super) fn get(&self, part: EndPart) -> Option<&Tensor> {
@@ -212,10 +228,10 @@ impl AdapterEnds {
     /// The same with other tensors, which become leaves.
     pub(super) fn map(&self, tensor: impl Fn(&Tensor) -> Tensor) -> Self {
         let leaf = |(part, of): (&EndPart, &Tensor)| (*part, tensor(of).set_requires_grad(true));
-        let base_ve = self.base_ve.as_ref().map(Tensor::shallow_clone);
+        let bases = self.bases.iter().map(|(end, base_ve)| (*end, base_ve.shallow_clone())).collect();
         let copy = |(name, of): (&String, &Tensor)| (name.clone(), tensor(of).set_requires_grad(true));
         let copies = self.copies.iter().map(copy).collect();
-        Self { tensors: self.tensors.iter().map(leaf).collect(), copies, base_ve, ..*self }
+        Self { tensors: self.tensors.iter().map(leaf).collect(), copies, bases, ..*self }
     }
 
     /// What is trained in place of the embedding: what tokens become.

@@ -4,6 +4,7 @@ use tch::{Tensor, no_grad};
 
 use super::adapter::Adapter;
 use super::delta::{Delta, LoraDelta};
+use super::names::OUTPUT_MODULE;
 use super::targets::{is_of_experts, targets_embedding};
 use crate::files::{ModulePatterns, PeftConfig};
 
@@ -22,6 +23,8 @@ pub enum AdapterFeature {
     Routers,
     /// The embedding has matrices of low rank.
     Embedding,
+    /// The output projection has.
+    Output,
     /// Whole copies of modules are trained.
     SavedModules,
     /// Classes are scored by a matrix of its own.
@@ -40,6 +43,7 @@ impl Adapter {
             (AdapterFeature::Experts, of_linears(is_of_experts)),
             (AdapterFeature::Routers, of_linears(|linear| linear.rsplit('.').next() == Some("gate"))),
             (AdapterFeature::Embedding, targets_embedding(settings)),
+            (AdapterFeature::Output, of_linears(|linear| linear == OUTPUT_MODULE)),
             (AdapterFeature::SavedModules, !settings.modules_to_save.is_empty()),
             (AdapterFeature::Classes, settings.is_classifier),
         ]

@@ -6,7 +6,7 @@ use super::ModelError;
 use super::beginning::Beginning;
 use super::delta::{Delta, LoraDelta};
 use super::dropout::TokenContext;
-use super::names::layer_tensor;
+use super::names::{OUTPUT_MODULE, layer_tensor};
 use super::spec::LinearSpec;
 use super::weights::Weights;
 use crate::ops::linear::{LowRank, linear, row_norms};
@@ -32,6 +32,23 @@ impl Linear {
     /// As [`Self::load`], in the accumulation kind whatever the model's dtype.
     pub(super) fn load_wide(weights: &Weights, layer: LayerIdx, spec: &LinearSpec) -> Result<Self, ModelError> {
         Self::of(layer, spec, |name| weights.load_wide(name))
+    }
+
+    /// The output projection, of a weight that may be the embedding too.
+    pub(super) fn output(weight_oi: Tensor) -> Self {
+        Self { name: OUTPUT_MODULE.into(), weight_oi, bias_o: None, trained_bias_o: None, delta: None }
+    }
+
+    /// Takes another weight in place of its own, unless both are equal.
+    pub(super) fn replace_weight(&mut self, weight_oi: &Tensor) {
+        let weight_oi = weight_oi.to_kind(self.weight_oi.kind()).to_device(self.weight_oi.device());
+        if !weight_oi.equal(&self.weight_oi) {
+            self.weight_oi = weight_oi;
+        }
+    }
+
+    pub(super) fn weight(&self) -> &Tensor {
+        &self.weight_oi
     }
 
     fn of(layer: LayerIdx, spec: &LinearSpec, load: impl Fn(&str) -> Result<Tensor, ModelError>) -> Result<Self, ModelError> {

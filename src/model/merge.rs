@@ -13,7 +13,7 @@ use super::all_weights::COMPANIONS;
 use super::delta::{Delta, LoraDelta, master_kind};
 use super::ends::{AdapterEnds, EndPart};
 use super::families::own_name;
-use super::names::{EMBEDDING, OUTPUT, SCORE, layer_tensor};
+use super::names::{EMBEDDING, EMBEDDING_MODULE, OUTPUT, OUTPUT_MODULE, SCORE, layer_tensor};
 use super::source::ModelSource;
 use super::spec::{STACKED_DOWN, STACKED_GATE_UP};
 use super::weights::{Files, INDEX, MODEL_TENSORS, TensorNames};
@@ -68,10 +68,11 @@ impl MergedModel {
         let (config, mut object) = (Model::check(source)?, source.object()?);
         let (names, files) = (TensorNames::of(&object), Files::open(source.dir)?);
         let (deltas, ends) = adapter.map(Adapter::into_parts).map(|(_, deltas, ends)| (deltas, ends)).unwrap_or_default();
-        let mut saved = merged_ends(&config, &ends, |name| stored(&files, names, name))?;
+        let mut deltas: BTreeMap<_, _> = deltas.into_iter().map(|(linear, Delta::Lora(lora))| (linear, lora)).collect();
+        let output = deltas.remove(OUTPUT_MODULE);
+        let mut saved = merged_ends(&config, (&ends, output.as_ref()), |name| stored(&files, names, name))?;
         saved.extend(ends.copies.iter().map(|(name, leaf)| (name.clone(), leaf.detach())));
         let changes_config = change_config(&mut object, &config, &saved)?;
-        let deltas: BTreeMap<_, _> = deltas.into_iter().map(|(linear, Delta::Lora(lora))| (linear, lora)).collect();
         for linear in config.linears().iter().filter(|linear| !linear.spec.has_bias) {
             if deltas.get(&linear.name).is_some_and(|lora| lora.b_bias_o.is_some()) {
                 let reason = "B has a bias, and the linear has none to add it to".into();
@@ -224,7 +225,7 @@ fn stored(files: &Files, names: TensorNames, name: &str) -> Result<Option<Tensor
 /// What an adapter has trained at the two ends, by the names in the model. Of two ends that were one matrix the other becomes one, too.
 fn merged_ends(
     config: &ModelConfig,
-    ends: &AdapterEnds,
+    (ends, output): (&AdapterEnds, Option<&LoraDelta>),
     stored: impl Fn(&str) -> Result<Option<Tensor>, ModelError>,
 ) -> Result<BTreeMap<String, Tensor>, ModelError> {
     let mut saved = BTreeMap::new();
@@ -232,15 +233,23 @@ fn merged_ends(
         saved.extend(ends.get(part).map(|tensor| (name.to_owned(), tensor.detach())));
     }
     let has_addition = ends.get(EndPart::LowRankA).is_some();
-    let leaves_output =
-        config.tie_word_embeddings && (has_addition || saved.contains_key(EMBEDDING)) && !saved.contains_key(OUTPUT);
-    if !has_addition && !leaves_output && saved.is_empty() {
+    let leaves_output = config.tie_word_embeddings
+        && (has_addition || saved.contains_key(EMBEDDING))
+        && !saved.contains_key(OUTPUT)
+        && output.is_none();
+    if output.is_none() && !has_addition && !leaves_output && saved.is_empty() {
         return Ok(saved);
     }
     let Some(stored_ve) = stored(EMBEDDING)? else { return Ok(saved) };
-    let base_ve = ends.base_ve.as_ref().map_or_else(|| stored_ve.shallow_clone(), Tensor::shallow_clone);
+    let base = |end, stored: &Tensor| ends.bases.get(end).unwrap_or(stored).shallow_clone();
+    let base_ve = base(EMBEDDING_MODULE, &stored_ve);
     if has_addition {
         saved.insert(EMBEDDING.into(), no_grad(|| ends.added_to(&base_ve.to_kind(master_kind(stored_ve.kind())))));
+    }
+    if let Some(lora) = output {
+        let own_ve = if config.tie_word_embeddings { None } else { stored(OUTPUT)? };
+        let output_ve = base(OUTPUT_MODULE, own_ve.as_ref().unwrap_or(&base_ve));
+        saved.insert(OUTPUT.into(), no_grad(|| sum(&output_ve.to_kind(master_kind(stored_ve.kind())), lora, None)));
     }
     if leaves_output {
         saved.insert(OUTPUT.into(), base_ve);

@@ -31,5 +31,7 @@ pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(super) const FINAL_NORM: &str = "model.norm.weight";
 /// The weight `(K, E)` that scores classes in place of the output projection.
 pub(super) const SCORE: &str = "score.weight";
+/// The output projection as a module.
+pub(super) const OUTPUT_MODULE: &str = "lm_head";
 /// The output projection's weight `(V, E)`.
 pub(super) const OUTPUT: &str = "lm_head.weight";

@@ -8,9 +8,9 @@ use super::ModelError;
 use super::adapter::Adapter;
 use super::config::ModelConfig;
 use super::delta::master_kind;
-use super::ends::{AdapterEnds, EndPart, base_embedding, check_ends, copied, copy_name, end_parts};
+use super::ends::{AdapterEnds, EndPart, base_name, check_ends, copied, copy_name, end_parts, ends_with_additions};
 use super::names::INNER;
-use super::targets::{LoraTarget, targets, targets_embedding, written};
+use super::targets::{LoraTarget, targets, written};
 use crate::files::{ADAPTER_CONFIG, FilesError, PeftConfig, read_peft, write_peft};
 use crate::store::{load_tensor, raw_tensors};
 
@@ -31,16 +31,18 @@ impl Adapter {
         check_ends(config, &files.config).map_err(|error| if is_setting(&error) { refused(error).into() } else { error })?;
         let ends = end_parts(config, &files.config).into_iter().map(|(part, shape)| (part.name(is_inner), shape.to_vec()));
         let copies = copied(config, &files.config)?.into_iter().map(|(name, width)| (copy_name(&name), vec![width]));
-        // PEFT saves the embedding with an addition to it, unless it is told not to.
-        let base_name = base_embedding(is_inner);
-        let has_base = files.tensors.contains(&base_name) && targets_embedding(&files.config);
-        let base = has_base.then(|| (base_name.clone(), vec![config.vocab_size, config.hidden_size]));
-        files.check(&targets.iter().flat_map::<Vec<_>, _>(parts).chain(ends).chain(copies).chain(base).collect::<Vec<_>>())?;
+        // PEFT saves embedding and output projection with an addition to them, unless it is told not to.
+        let bases = ends_with_additions(config, &files.config)?.into_iter().map(|end| (end, base_name(end, is_inner)));
+        let bases: Vec<_> = bases.filter(|(_, name)| files.tensors.contains(name)).collect();
+        let of_bases = bases.iter().map(|(_, name)| (name.clone(), vec![config.vocab_size, config.hidden_size]));
+        files
+            .check(&targets.iter().flat_map::<Vec<_>, _>(parts).chain(ends).chain(copies).chain(of_bases).collect::<Vec<_>>())?;
         // Copied, because training writes into the matrices, and a file's memory must not be written to.
         let load = |name: &str| Ok::<_, ModelError>(load_tensor(&files.tensors, name)?.to_kind(master_kind(kind)).copy());
-        let base_ve = if has_base { Some(load_tensor(&files.tensors, &base_name)?) } else { None };
+        let base = |(end, name): (&'static str, String)| Ok::<_, ModelError>((end, load_tensor(&files.tensors, &name)?));
+        let bases = bases.into_iter().map(base).collect::<Result<_, _>>()?;
         let copy = |name: &str, _| load(&copy_name(name));
-        let ends = AdapterEnds::new(config, &files.config, |part, _| load(&part.name(is_inner)), copy)?.with_base(base_ve);
+        let ends = AdapterEnds::new(config, &files.config, |part, _| load(&part.name(is_inner)), copy)?.with_bases(bases);
         let load = |target: &LoraTarget, part: &str, _: &[i64]| load(&target.tensor(part));
         Ok(Self::of_targets(config, files.config.clone(), &targets, ends, load)?.moved_to(kind, device))
     }
@@ -60,8 +62,9 @@ impl Adapter {
         let joined = self.settings().is_pissa.then(|| self.beside_the_base());
         let adapter = joined.as_ref().unwrap_or(self);
         let settings = PeftConfig { base_model: Some(base_model.into()), ..written(adapter.settings())? };
-        let base_ve = adapter.ends().base_ve.as_ref().map(|base_ve| (base_embedding(settings.is_inner), base_ve.shallow_clone()));
-        let tensors: Vec<_> = adapter.parameters().into_iter().chain(base_ve).collect();
+        let bases =
+            adapter.ends().bases.iter().map(|(end, base_ve)| (base_name(end, settings.is_inner), base_ve.shallow_clone()));
+        let tensors: Vec<_> = adapter.parameters().into_iter().chain(bases).collect();
         Ok(write_peft(dir, &settings, &raw_tensors(dir, &tensors)?)?)
     }
 }
@@ -133,6 +136,7 @@ mod tests {
             ("adapter-qwen2-biasloraonly", &["bias"]),
             ("adapter-qwen2-dora", &["use_dora"]),
             ("adapter-qwen2-lmhead", &["modules_to_save", "target_modules"]),
+            ("adapter-qwen2-loralmhead", &["rank_pattern", "alpha_pattern"]),
             ("adapter-qwen2-biasall", &["bias", "target_modules"]),
             ("adapter-qwen2-norms", &["modules_to_save", "target_modules"]),
             ("adapter-qwen2-embed", &["modules_to_save", "task_type"]),

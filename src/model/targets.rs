@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::ModelError;
 use super::config::{ModelConfig, ModelLinear};
 use super::delta::{A, B, B_BIAS, BASE_BIAS, MAGNITUDE};
-use super::names::{EMBEDDING_MODULE, INNER, inner_module, layer_tensor, peft_tensor};
+use super::names::{EMBEDDING_MODULE, FINAL_NORM, INNER, OUTPUT_MODULE, inner_module, layer_tensor, peft_tensor};
 use super::spec::{LinearSpec, STACKED_DOWN, STACKED_GATE_UP};
 use crate::files::{ExcludedModules, LayerLists, ModulePatterns, ModuleRegex, PeftConfig, PeftTargets, is_named};
 use crate::recipe::diagnose::nearest;
@@ -72,8 +72,11 @@ pub(super) fn targets(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec
         |linear: &ModelLinear| settings.exclude_modules.as_ref().is_some_and(|all| all.contains(&module(settings, &linear.name)));
     let layers = &settings.layers_to_transform;
     let modules = meant(config, settings)?.into_iter();
+    // As in PEFT, the output projection is meant whatever the layers.
     let is_of_layers = |linear: &ModelLinear| {
-        layers.is_empty() || settings.layers_pattern.contain(layers, &module(settings, &linear.name), linear.layer.0)
+        layers.is_empty()
+            || linear.name == OUTPUT_MODULE
+            || settings.layers_pattern.contain(layers, &module(settings, &linear.name), linear.layer.0)
     };
     let modules = modules.filter(is_of_layers).map(|linear| (linear, 1));
     let all = modules.chain(meant_parameters(config, settings)?).filter(|(linear, _)| !excludes(linear));
@@ -146,6 +149,11 @@ pub(super) fn check_names(config: &ModelConfig, lora: &LoraRecipe, settings: &Pe
 pub(super) fn targets_embedding(settings: &PeftConfig) -> bool {
     // It is of no layer.
     means_embedding(settings) && settings.layers_to_transform.is_empty()
+}
+
+/// Whether the output projection does.
+pub(super) fn targets_output(config: &ModelConfig, settings: &PeftConfig) -> Result<bool, ModelError> {
+    Ok(targets(config, settings)?.iter().any(|target| target.linear.name == OUTPUT_MODULE))
 }
 
 fn means_embedding(settings: &PeftConfig) -> bool {
@@ -233,32 +241,35 @@ pub(super) fn listed(config: &ModelConfig, settings: PeftConfig) -> Result<PeftC
     Ok(PeftConfig { target_modules, target_parameters: parameters, ..settings })
 }
 
-/// The linears that a list of names means, those that are excluded among them. All linears are, with experts, those of attention: the
-/// experts are all targeted at once then ([`meant_parameters`]), and the router is not.
+/// The linears that a list of names means, those that are excluded among them. All linears are those of the layers, and with experts those
+/// of attention: the experts are all targeted at once then ([`meant_parameters`]), and the router is not.
 pub(super) fn meant(config: &ModelConfig, settings: &PeftConfig) -> Result<Vec<ModelLinear>, ModelError> {
-    let mut linears = config.linears();
+    let of_layers = config.linears();
+    let mut linears: Vec<ModelLinear> = of_layers.iter().cloned().chain(config.output()).collect();
     let names = match &settings.target_modules {
         PeftTargets::Names(names) => names,
         PeftTargets::Matching(regex) => {
             linears.retain(|linear| regex.is_match(&module(settings, &linear.name)));
             let matches_nothing = linears.is_empty() && !targets_embedding(settings);
             let expected = "an expression that matches whole names of linears in the layers, as `model.layers.0.self_attn.q_proj`, or \
-                            that of the embedding, `model.embed_tokens`, only";
+                            `model.embed_tokens`, or `lm_head`, only";
             let found = format!("`{}`", regex.written());
             let refused = ModelError::Lora { key: "target_modules", found, expected };
-            return if matches_nothing || regex.is_match("lm_head") { Err(refused) } else { Ok(linears) };
+            // PEFT knows no matrices beside a norm.
+            let matches_norm = regex.is_match(FINAL_NORM.trim_end_matches(".weight"));
+            return if matches_nothing || matches_norm { Err(refused) } else { Ok(linears) };
         }
         PeftTargets::AllLinear => {
             // PEFT takes the MLP of a layer without experts, and a shared one, for experts: it could not read them.
             let has_experts = config.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
-            linears.retain(|linear| !has_experts || linear.spec.path.contains("attn"));
-            return Ok(linears);
+            let is_meant = |linear: &ModelLinear| !has_experts || linear.spec.path.contains("attn");
+            return Ok(of_layers.into_iter().filter(is_meant).collect());
         }
     };
     let is_meant = |linear: &ModelLinear, name: &String| is_named(&linear.spec.path, name);
     let is_known = |name: &&String| is_named(EMBEDDING_MODULE, name) || linears.iter().any(|linear| is_meant(linear, name));
     if let Some(unknown) = names.iter().find(|name| !is_known(name)) {
-        let known = names_of(linears.iter().map(|linear| linear.spec.name().to_owned()));
+        let known = names_of(of_layers.iter().map(|linear| linear.spec.name().to_owned()));
         return Err(unknown_target("target_modules", unknown, &known));
     }
     linears.retain(|linear| names.iter().any(|name| is_meant(linear, name)));
@@ -319,12 +330,14 @@ pub(super) fn written(settings: &PeftConfig) -> Result<PeftConfig, ModelError> {
     if !settings.is_inner || names.is_empty() {
         return Ok(settings.clone());
     }
+    let has_output = names.iter().any(|name| name == OUTPUT_MODULE);
     let layers: Vec<String> = settings.layers_to_transform.iter().map(ToString::to_string).collect();
     let layers = if layers.is_empty() { r"\d+".to_owned() } else { format!("(?:{})", layers.join("|")) };
     let [inner, names] = [INNER.to_owned(), names.join("|")].map(|name| name.replace('.', r"\."));
     let of_layers = format!(r"layers\.{layers}\.(?:.*\.)?(?:{names})");
     let expression =
         format!("{inner}{}", if targets_embedding(settings) { format!("(?:embed_tokens|{of_layers})") } else { of_layers });
+    let expression = if has_output { format!("{OUTPUT_MODULE}|{expression}") } else { expression };
     let target_modules = peft_targets(&TargetModules::Matching(expression))?;
     Ok(PeftConfig { target_modules, layers_to_transform: Vec::new(), layers_pattern: LayerLists::default(), ..settings.clone() })
 }

@@ -86,7 +86,9 @@ pub(super) fn by_part(spec: &StepSpec<'_>, plan: &ChunkPlan, (tokens, targets): 
         }
     }
     let scores = 2.0 * (targets * config.hidden_size * config.num_scores()) as f64;
-    parts.forward.head = scores * if spec.output_numbers() > 0 { 3.0 } else { 2.0 };
+    // A product forward, one for the input, and of what is trained there one more.
+    let matrix = (config.hidden_size * config.num_scores()) as f64;
+    parts.forward.head = scores * (2.0 + (spec.output_numbers() as f64 / matrix).min(1.0));
     parts
 }
 

@@ -150,7 +150,8 @@ table! {
         #[rule(PART)]
         pub dropout: f64 = 0.0,
         /// Modules that get an adapter: every linear module of the decoder layers, `["q_proj", "v_proj", …]`, or as in PEFT a regular
-        /// expression that matches whole names, as `'.*\.(0|2)\.mlp\.(gate|up)_proj'`.
+        /// expression that matches whole names, as `'.*\.(0|2)\.mlp\.(gate|up)_proj'`. `embed_tokens` and `lm_head` get one where they
+        /// are named.
         #[also(
             "lora.target", "lora.targets", "lora.lora_target", "lora.lora_target_modules", "lora_target", "lora_target_modules",
             "target_modules",

@@ -105,10 +105,30 @@ fn kinds_that_contradict_the_recipe_or_each_other() {
     hint: correct `lora.layers_to_transform` in the recipe
     ");
     assert_snapshot!(place.check(&["lora.target_modules='.*[.]wq'"]).refused(2), @r"
-    error: `lora.target_modules` is `.*[.]wq`, expected an expression that matches whole names of linears in the layers, as `model.layers.0.self_attn.q_proj`, or that of the embedding, `model.embed_tokens`, only
+    error: `lora.target_modules` is `.*[.]wq`, expected an expression that matches whole names of linears in the layers, as `model.layers.0.self_attn.q_proj`, or `model.embed_tokens`, or `lm_head`, only
 
     hint: correct `lora.target_modules` in the recipe
     ");
+}
+
+#[test]
+fn what_can_not_be_beside_the_output_projection() {
+    let (place, output) = (Place::new(), "lora.target_modules=[\"q_proj\", \"lm_head\"]");
+    for (key, set, expected) in [
+        ("modules_to_save", "[\"lm_head\"]", "[\"lm_head\"], expected no `lm_head` where `target_modules` has it"),
+        ("lora_bias", "true", "true, expected false where `lm_head` is a target"),
+        ("dropout", "0.1", "0.1, expected 0 where `lm_head` is a target"),
+        (
+            "init_lora_weights",
+            "pissa",
+            "pissa, expected `uniform` where experts, routers, `embed_tokens` or `lm_head` are targets",
+        ),
+    ] {
+        let said = place.check(&[output, &format!("lora.{key}={set}")]).refused(2);
+        assert!(said.contains(&format!("error: `lora.{key}` is {expected}")), "{said}");
+    }
+    let classes = place.check(&[output, "head.kind=seq_classification", "head.num_labels=3"]).refused(2);
+    assert!(classes.contains("unknown name `lm_head` in `target_modules`"), "{classes}");
 }
 
 #[test]
@@ -169,7 +189,7 @@ fn a_beginning_that_can_not_be() {
     hint: correct `lora.init_lora_weights` in the recipe
     ");
     assert_snapshot!(place.check(&[pissa, "lora.target_modules=[\"q_proj\", \"embed_tokens\"]"]).refused(2), @r"
-    error: `lora.init_lora_weights` is pissa, expected `uniform` where experts, routers or `embed_tokens` are targets
+    error: `lora.init_lora_weights` is pissa, expected `uniform` where experts, routers, `embed_tokens` or `lm_head` are targets
 
     hint: correct `lora.init_lora_weights` in the recipe
     ");

@@ -170,6 +170,8 @@ fn whole_copies_and_matrices_beside_the_embedding_are_trained_though_the_model_i
         ("qwen2-norms", "base_model.model.model.layers.1.input_layernorm.weight"),
         ("qwen2-biasall", "base_model.model.model.layers.1.self_attn.v_proj.bias"),
         ("qwen2-norms", "base_model.model.model.norm.weight"),
+        ("qwen2-loralmhead", "base_model.model.lm_head.lora_A.weight"),
+        ("qwen2-doralmhead", "base_model.model.lm_head.lora_magnitude_vector"),
         ("qwen2-embed", "base_model.model.model.embed_tokens.weight"),
         ("qwen2-loraembed", "base_model.model.model.embed_tokens.lora_embedding_A"),
     ] {

@@ -25,6 +25,8 @@ const KINDS: &[(&str, &str)] = &[
     ("model-qwen2", "families/adapter-qwen2-dora"),
     ("model-qwen2", "families/adapter-qwen2-biasloraonly"),
     ("model-qwen2", "families/adapter-qwen2-lmhead"),
+    ("model-qwen2", "families/adapter-qwen2-loralmhead"),
+    ("model-qwen2", "families/adapter-qwen2-doralmhead"),
     ("model-qwen2", "families/adapter-qwen2-norms"),
     ("model-qwen2", "families/adapter-qwen2-biasall"),
     ("model-qwen2", "families/adapter-qwen2-embed"),
@@ -228,9 +230,11 @@ fn an_export_is_whole_or_nothing_and_overwrites_nothing() {
 fn modules_in_full_take_their_place() {
     let (base, dir) = (fixture("model-qwen2"), tempfile::tempdir().unwrap());
     let stored = tensors(&base.join("model.safetensors"));
-    for (name, trained, other) in
-        [("lmhead", "lm_head.weight", "model.embed_tokens.weight"), ("loraembed", "model.embed_tokens.weight", "lm_head.weight")]
-    {
+    for (name, trained, other) in [
+        ("lmhead", "lm_head.weight", "model.embed_tokens.weight"),
+        ("loralmhead", "lm_head.weight", "model.embed_tokens.weight"),
+        ("loraembed", "model.embed_tokens.weight", "lm_head.weight"),
+    ] {
         let out = dir.path().join(name);
         exported(&base, &fixture(&format!("families/adapter-qwen2-{name}")), ExportTarget::Merged, &out).unwrap();
         let written = tensors(&out.join("model.safetensors"));

@@ -236,6 +236,16 @@ fn adapters_at_the_ends_of_a_model() {
             width: Width::Chunks(1),
             ..c
         },
+        |c| Case { name: "beside the output projection", lora: &["lm_head", "q_proj"], ..c },
+        |c| Case {
+            name: "beside both ends, tied, in one cell",
+            lora: &["embed_tokens", "lm_head"],
+            config: TIED,
+            ranks: &[("lm_head", 3)],
+            alphas: &[("lm_head", 5.0)],
+            ..whole(&c)
+        },
+        |c| Case { name: "DoRA beside the output projection", lora: &["lm_head", "v_proj"], beside: Beside::Magnitudes, ..c },
         |c| Case { name: "copies of embedding and all norms", saved: &["embed_tokens", "norm"], ..c },
         |c| Case {
             name: "copies of some norms, two layers a cell",
@@ -259,7 +269,9 @@ fn adapters_at_the_ends_of_a_model() {
         config: r#"{"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh", "hidden_act": null}"#,
         ..PLAIN
     };
-    prove("scaled ends of a model", &[granite, gemma]);
+    let both = Case { lora: &["lm_head", "v_proj"], saved: &["norm"], ..granite };
+    let capped = Case { lora: &["lm_head"], saved: &["embed_tokens"], ..gemma };
+    prove("scaled ends of a model", &[granite, gemma, both, capped]);
 }
 
 /// A case as one cell.

@@ -153,6 +153,7 @@ fn with_what_else_an_adapter_trains_to_the_bit() {
     for (run, set) in [
         ("copies", &["lora.modules_to_save=[\"embed_tokens\", \"lm_head\", \"norm\"]"][..]),
         ("embedding", &["lora.target_modules=[\"q_proj\", \"embed_tokens\"]"]),
+        ("output", &["lora.target_modules=[\"q_proj\", \"lm_head\"]", "lora.use_dora=true", "lora.dropout=0"]),
         ("classes", &classes),
         ("pissa", &["lora.init_lora_weights=pissa", "lora.use_rslora=true", "lora.rank_pattern={ q_proj = 3 }"]),
     ] {

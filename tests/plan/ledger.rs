@@ -49,6 +49,8 @@ fn other_caches_kinds_heads_and_full_training_hold_what_is_planned() {
         check(&["lora.modules_to_save=[\"embed_tokens\", \"lm_head\"]", kind, "grad.layers_per_cell=3"]);
         check(&["lora.modules_to_save=[\"embed_tokens\", \"norm\"]", kind, "grad.layers_per_cell=2"]);
         check(&["lora.target_modules=[\"embed_tokens\", \"v_proj\"]", kind, "grad.layers_per_cell=1"]);
+        check(&["lora.target_modules=[\"lm_head\", \"v_proj\"]", kind, "grad.layers_per_cell=2"]);
+        check(&["lora.target_modules=[\"lm_head\"]", "lora.use_dora=true", kind, "grad.layers_per_cell=3"]);
         check(&["head.kind=seq_classification", "head.num_labels=3", kind, "grad.layers_per_cell=2"]);
     }
 }
