@@ -73,11 +73,11 @@ impl Rotation {
     }
 
     fn turn_all(&self, x_bhnr: &Tensor, turn: RotationDirection) -> Tensor {
-        let (kind, angles) = (x_bhnr.kind(), (&self.cos, &self.sin));
+        let kind = x_bhnr.kind();
         if native::computes(x_bhnr.device(), kind) && self.cos.kind() == kind {
-            return native::rotate(x_bhnr, angles, turn);
+            return native::rotate(x_bhnr, (&self.cos, &self.sin), turn);
         }
-        native::cuda::rotate(x_bhnr, angles, turn).unwrap_or_else(|| self.turn_tensors(x_bhnr, turn))
+        self.turn_tensors(x_bhnr, turn)
     }
 
     fn turn_tensors(&self, x_bhnd: &Tensor, turn: RotationDirection) -> Tensor {
