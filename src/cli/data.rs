@@ -1,4 +1,4 @@
-//! `kvtune data`: what the files of a recipe say, row by row: which tokens are trained, what is left out and what is cut.
+//! `kvtune data`: what files say, row by row; with a recipe or a model which tokens are trained, what is left out and what is cut.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::recipe_file::RecipePath;
+use super::recipe_file::{RecipePath, recipe_for};
 use crate::data::{
-    DataError, DataSource, IGNORE, LineOrRecord, RowCounts, SampleFate, Survey, SurveyedPart, SurveyedRow, SurveyedSample,
-    Tokenizer, survey,
+    ColumnLook, DataError, DataSource, FileLook, IGNORE, LineOrRecord, RowCounts, SampleFate, Survey, SurveyedPart, SurveyedRow,
+    SurveyedSample, Tokenizer, look, survey,
 };
 use crate::error::Error;
 use crate::files;
@@ -19,17 +19,25 @@ use crate::recipe::{DataRecipe, Recipe, ValidationSource};
 use crate::report::console;
 use crate::report::table::Table;
 use crate::train;
+use crate::units::quoted;
 
 /// Tokens at either end of a long stretch that are shown.
 const SHOWN_TOKENS: usize = 60;
+
+/// Characters at either end of a long text that are shown of a row.
+const SHOWN_CHARACTERS: usize = 200;
 
 /// Characters of the longest bar of the histogram.
 const BAR: usize = 40;
 
 #[derive(Debug, Args)]
+#[command(mut_arg("place", |recipe| recipe.help("The recipe, which ends in `.toml`; or a data file, a folder of them, or a pattern")))]
 pub(super) struct LookAtData {
     #[command(flatten)]
     recipe: RecipePath,
+    /// With a data file: the directory of the model whose tokenizer and chat template make tokens of it.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
     /// Override a key of the recipe.
     #[arg(long = "set", value_name = "a.b=c")]
     set: Vec<String>,
@@ -52,9 +60,23 @@ enum SplitFiles {
 
 impl LookAtData {
     pub(super) fn run(&self) -> Result<(), Error> {
-        let resolved = Recipe::load(self.recipe.path(), &self.set)?;
-        resolved.notes.iter().for_each(|note| console::note(note));
-        let recipe = resolved.recipe;
+        let path = self.recipe.path();
+        let is_data = self.recipe.may_be_data();
+        let recipe = match &self.model {
+            Some(model) if is_data => recipe_for(model, path, &self.set)?,
+            None if is_data => return self.show_files(path),
+            Some(_) => {
+                return Err(Error::Usage {
+                    message: format!("`{}` is a recipe, which names its model", path.display()),
+                    hint: "leave `--model` out, or override it with `--set model.path=DIR`".into(),
+                });
+            }
+            None => {
+                let resolved = Recipe::load(path, &self.set)?;
+                resolved.notes.iter().for_each(|note| console::note(note));
+                resolved.recipe
+            }
+        };
         let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
         train::check_max_seq_length(&recipe, &config)?;
         let tokenizer = train::tokenizer(&recipe.model.path)?;
@@ -95,6 +117,51 @@ impl LookAtData {
         })
     }
 
+    /// Shows rows without a tokenizer: which columns they have, and which format they tell.
+    fn show_files(&self, data: &Path) -> Result<(), Error> {
+        if self.dump.is_some() || !self.set.is_empty() || self.split != SplitFiles::Train {
+            return Err(Error::Usage {
+                message: "`--dump`, `--set` and `--split` need a recipe, or a model beside the data file".into(),
+                hint: "name the model's directory with `--model DIR`".into(),
+            });
+        }
+        let mut shown_yet = 0;
+        let look = look(&data.to_path_buf().into(), &mut |place, row| {
+            shown_yet += 1;
+            if shown_yet > self.show {
+                return Ok(());
+            }
+            let text = format!("{:#}", shortened(row.clone()));
+            Ok::<_, Error>(console::outcome(
+                &format!("── {place}\n{text}\n"),
+                &json!({ "place": place.to_string(), "row": row }),
+            )?)
+        })?;
+        let FileLook { notes, format, rows, bad, first_bad, columns, lengths } = look;
+        for note in &notes {
+            console::note(note);
+        }
+        if let Some(error) = &first_bad {
+            console::warning(&error.to_string());
+        }
+        let mut table = Table::new(&["rows", "count"]);
+        table.row(&["read", &rows.to_string()]);
+        table.row(&["bad", &bad.to_string()]);
+        console::table(&table)?;
+        if !console::speech().is_json {
+            console::result(&histogram(&lengths, "characters"))?;
+        }
+        let mut table = Table::of_words(&["column", "rows", "holds", "characters of the longest"]);
+        for ColumnLook { name, filled, kinds, longest } in columns {
+            let kinds = kinds.into_iter().collect::<Vec<_>>().join(", ");
+            table.row(&[&quoted(&name), &filled.to_string(), &kinds, &longest.to_string()]);
+        }
+        console::table(&table)?;
+        console::note(&format!("`data.format` is {}", format?));
+        console::note("with `--model DIR` tokens are counted, and those that are trained are shown");
+        Ok(())
+    }
+
     /// The data sets of which something is in the split.
     fn looked_at<'a>(&self, recipe: &'a Recipe) -> Result<Vec<&'a DataRecipe>, Error> {
         let has_split =
@@ -122,7 +189,7 @@ fn told(Survey { source, counts, shared, warnings }: Survey, is_dumped: bool) ->
     }
     console::table(&table)?;
     if !console::speech().is_json {
-        console::result(&histogram(&counts.lengths))?;
+        console::result(&histogram(&counts.lengths, "tokens"))?;
     }
     let has_rows = counts.rows() > 0;
     match counts.verdict(&source) {
@@ -165,14 +232,32 @@ fn table(counts: &RowCounts) -> Table {
 }
 
 /// A line for each doubling of the length.
-fn histogram(lengths: &[usize]) -> String {
+fn histogram(lengths: &[usize], unit: &str) -> String {
     let most = lengths.iter().copied().max().unwrap_or(0).max(1);
     let first = lengths.iter().position(|&count| count > 0).unwrap_or(0);
     let line = |(power, &count): (usize, &usize)| {
         let bar = "█".repeat((count * BAR).div_ceil(most));
-        format!("{:>9} tokens {count:>8} {bar}", format!("≤ {}", 1_usize << power)).trim_end().to_owned()
+        format!("{:>9} {unit} {count:>8} {bar}", format!("≤ {}", 1_usize << power)).trim_end().to_owned()
     };
     lengths.iter().enumerate().skip(first).map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// A row whose long texts lose their middle.
+fn shortened(value: Value) -> Value {
+    match value {
+        Value::String(text) => {
+            let hidden = text.chars().count().saturating_sub(2 * SHOWN_CHARACTERS);
+            if hidden <= SHOWN_CHARACTERS {
+                return text.into();
+            }
+            let first: String = text.chars().take(SHOWN_CHARACTERS).collect();
+            let last: String = text.chars().skip(SHOWN_CHARACTERS + hidden).collect();
+            format!("{first} … {hidden} characters … {last}").into()
+        }
+        Value::Array(values) => values.into_iter().map(shortened).collect(),
+        Value::Object(fields) => fields.into_iter().map(|(name, value)| (name, shortened(value))).collect(),
+        other => other,
+    }
 }
 
 /// How long a sample is, and what becomes of it.

@@ -1,5 +1,6 @@
 //! The recipe of verbs that take one, by its place or by `--recipe`; as it stands, or as `finetune-full` would have it.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -22,10 +23,24 @@ pub(super) struct RecipePath {
 }
 
 impl RecipePath {
+    /// Whether it is given without a word, and has none of the endings of recipes.
+    pub(super) fn may_be_data(&self) -> bool {
+        let is_ending = |ending: &OsStr| ["toml", "yaml", "yml"].iter().any(|known| ending == *known);
+        self.place.as_ref().is_some_and(|path| !path.extension().is_some_and(is_ending))
+    }
+
     /// The one that is given; clap lets neither and both pass nowhere but in verbs that do without.
     pub(super) fn path(&self) -> &Path {
         self.place.as_ref().or(self.recipe.as_ref()).map_or(Path::new(""), PathBuf::as_path)
     }
+}
+
+/// A recipe for a model and data of which no recipe is written yet; rows that are no samples, or too long, are counted and left out.
+pub(super) fn recipe_for(model: &Path, data: &Path, set: &[String]) -> Result<Recipe, RecipeError> {
+    let text = |path: &Path| toml::Value::from(path.display().to_string());
+    let paths =
+        format!("model.path = {}\ndata = {{ train = {}, on_bad_row = 'drop', on_too_long = 'drop' }}\n", text(model), text(data));
+    Ok(Recipe::parse(paths, Path::new("recipe.toml"), set)?.recipe)
 }
 
 // Likewise.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::batch::{IGNORE, Sequence, Targets};
 use super::chat::{ChatEncoder, TrainedText};
-use super::error::{ANSWER, DataError};
+use super::error::{ANSWER, DataError, IN_COMPLETION, IN_LABELS, IN_MESSAGES};
 use super::example::Content;
 use super::initial_part::{InitialPartFinder, after_cut};
 use super::on_too_long::Length;
@@ -107,7 +107,12 @@ impl Encoder {
                 of_ids(ids, prompt, Aim::Class(*class))
             }
         };
-        sequence.check(self.vocab_size, place)?;
+        let why = match content {
+            Content::Chat(_) => IN_MESSAGES,
+            Content::Tokens { .. } | Content::TokensClass { .. } => IN_LABELS,
+            Content::Text { .. } | Content::TextClass { .. } => IN_COMPLETION,
+        };
+        sequence.check(self.vocab_size, why, place)?;
         self.mark_initial(content, &mut sequence)?;
         Ok(sequence)
     }
@@ -233,7 +238,7 @@ impl EncodedSample {
         Some(EncodedQuestion { prompt, answer: answer[..wanted].to_vec(), initial })
     }
 
-    fn check(&self, vocab_size: usize, place: &dyn Fn() -> SamplePlace) -> Result<(), DataError> {
+    fn check(&self, vocab_size: usize, why: &'static str, place: &dyn Fn() -> SamplePlace) -> Result<(), DataError> {
         if let Some(&id) = self.ids.iter().find(|&&id| id as usize >= vocab_size) {
             return Err(DataError::OutOfVocabulary { what: place().to_string(), id: u64::from(id), vocab_size });
         }
@@ -242,6 +247,6 @@ impl EncodedSample {
             Aim::Class(_) => true,
             Aim::Tokens(is_trained) => is_trained.iter().skip(1).any(|&trained| trained),
         };
-        if has_target { Ok(()) } else { Err(DataError::NoTarget { place: place(), length: self.ids.len() }) }
+        if has_target { Ok(()) } else { Err(DataError::NoTarget { place: place(), length: self.ids.len(), why }) }
     }
 }

@@ -10,6 +10,16 @@ use crate::units::{self, abridged, quoted};
 /// What asks for a tokenizer even where sequences are token ids already.
 pub(super) const INITIAL_PART: &str = "the initial part of a prompt";
 
+/// What a column of pictures, sound or video should have been.
+pub(super) const TEXT_ALONE: &str = "no pictures, sound or video, as models are run on text alone";
+
+/// Where no token to predict was found: in the labels of token ids,
+pub(super) const IN_LABELS: &str = "`labels` is -100 behind the first token";
+/// among messages,
+pub(super) const IN_MESSAGES: &str = "no message of the assistant is trained";
+/// and in a text.
+pub(super) const IN_COMPLETION: &str = "nothing follows the prompt";
+
 /// What asks for a tokenizer where answers are compared.
 pub(super) const ANSWER: &str = "the text of an answer";
 
@@ -122,6 +132,8 @@ pub enum DataError {
         place: SamplePlace,
         /// What it looks like.
         found: String,
+        /// The table `[data]` that may be meant, in TOML.
+        table: Option<String>,
     },
     /// A folder or a pattern without the files that are looked for.
     #[error("`{}`: {message}", abridged(path.display()), message = abridged(message))]
@@ -253,12 +265,14 @@ pub enum DataError {
         limit: usize,
     },
     /// A sample with no token to predict.
-    #[error("{place}: {length} tokens and none to predict, expected at least 1 target")]
+    #[error("{place}: {} and none to predict: {why}", units::counted(*length, "token"))]
     NoTarget {
         /// The sample.
         place: SamplePlace,
         /// Its tokens.
         length: usize,
+        /// Where a target was looked for.
+        why: &'static str,
     },
     /// A label that is not exactly one token.
     #[error("label `{label}` is {} tokens {tokens:?}, expected exactly 1", tokens.len(), label = quoted(label))]

@@ -1,6 +1,6 @@
 //! The way out of what can be wrong with data, and how the program ends with it.
 
-use super::error::{ANSWER, DataError, INITIAL_PART};
+use super::error::{ANSWER, DataError, IN_LABELS, IN_MESSAGES, INITIAL_PART, TEXT_ALONE};
 use crate::files::hint_of_io;
 use crate::recipe::RopeScalingRecipe;
 use crate::units::{Exit, Failure};
@@ -24,11 +24,18 @@ impl Failure for DataError {
             Self::MissingField { .. } => {
                 "check `data.format` against what the file holds; a column of another name is named as in `data.columns = { prompt = \"question\" }`"
             }
+            Self::BadField { expected, .. } if expected == TEXT_ALONE => {
+                "where the text is enough without it, write the files without this column; such rows alone are left out with \
+                 `data.on_bad_row = \"drop\"`"
+            }
             Self::BadField { .. } => "correct the field, or remove the sample",
             // Where none can be read, something is wrong with all of them.
             Self::BadRows { first, count, read } if count == read => return first.first().and_then(Self::hint),
             Self::BadRow { .. } | Self::BadRows { .. } => {
                 "repair them, or leave them out with `data.on_bad_row = \"drop\"`, which counts them"
+            }
+            Self::UnknownFormat { table: Some(table), .. } => {
+                return Some(format!("if these columns hold all that is trained, write\n{table}\nor name others in it"));
             }
             Self::UnknownFormat { .. } => {
                 "set `data.format`, and where fields have other names `data.columns = { prompt = \"question\" }`; files of several formats \
@@ -49,7 +56,9 @@ impl Failure for DataError {
             Self::ChatTemplate { .. } => "change the messages, or name another template with `--chat-template FILE`",
             Self::NoTemplate { .. } => "name one in `data.chat_template`: a file, or its text",
             Self::NoSuchTemplate { .. } => "name a file, relative to the recipe's folder, or a template of the model",
-            Self::Messages { .. } => "correct the messages, or check `data.format` and `data.roles`",
+            Self::Messages { .. } => {
+                "correct the messages, check `data.format` and `data.roles`, or leave such rows out with `data.on_bad_row = \"drop\"`"
+            }
             Self::Conversation { message, .. } if message.starts_with("message ") => {
                 "train on the last answer with `data.train_on = \"last\"`, or name a template with `{% generation %}` tags in `data.chat_template`"
             }
@@ -75,7 +84,16 @@ impl Failure for DataError {
                 "set `data.on_too_long` to \"drop\" or \"truncate\", raise `data.max_seq_length` as far as the model's positions allow, or \
                  have more positions with `model.rope_scaling`"
             }
-            Self::NoTarget { .. } => "remove the sample, or give it a label that is not -100 behind its first token",
+            Self::NoTarget { why: IN_LABELS, .. } => {
+                "remove the sample, or label the tokens to train with their own ids in `labels`, at least one behind the first"
+            }
+            Self::NoTarget { why: IN_MESSAGES, .. } => {
+                "end the conversation with a message of the assistant, check `train` and `weight` of its messages, set `data.train_on`, or \
+                 leave such rows out with `data.on_bad_row = \"drop\"`"
+            }
+            Self::NoTarget { .. } => {
+                "write what shall be learned as the completion, or leave such rows out with `data.on_bad_row = \"drop\"`"
+            }
             Self::LabelTokens { .. } => "choose labels that are one token each, or give token ids in `head.label_tokens`",
             Self::DuplicateLabel { .. } => "give each class a token of its own",
             Self::NoClasses { .. } => "use `head.kind = \"next_token\"`, or rows with `prompt` and `label`",

@@ -172,10 +172,10 @@ impl<'a> Opener<'a> {
     ) -> Result<(Arc<Samples>, Vec<Piece>, FileReport), DataError> {
         let source = DataSource::find(self.recipe, paths, split)?;
         let reader = self.reader(&source)?;
-        let tokens =
-            token_cache::open(&TokenSource { settings: self.settings(&reader), paths: &source.files }, |out, record| {
-                self.tokenise((&source, &reader), out, record, &mut *watch)
-            })?;
+        let tokens = token_cache::open(
+            &TokenSource { settings: self.settings(&source, &reader), paths: &source.files },
+            |out, record| self.tokenise((&source, &reader), out, record, &mut *watch),
+        )?;
         let mut report = FileReport::new(&source, self.limit.tokens, &tokens);
         let opening = reader.opening();
         let pieces = self.pieces(&source.files, &tokens, &mut report)?;
@@ -215,7 +215,7 @@ impl<'a> Opener<'a> {
     }
 
     /// All that decides ids and targets, in words that change with it.
-    fn settings(&self, reader: &ExampleReader<'_>) -> String {
+    fn settings(&self, source: &DataSource, reader: &ExampleReader<'_>) -> String {
         // What is said of lengths, order and split decides what becomes of the tokens later.
         let decisive = DataRecipe {
             train: PathBuf::new().into(),
@@ -225,6 +225,7 @@ impl<'a> Opener<'a> {
             split_overlap: 0,
             order: BatchOrder::Shuffled,
             format: Some(reader.format),
+            columns: source.rows.columns.clone(),
             // The encoder's has the date beside it.
             chat: ChatRecipe { chat_template_date: None, ..self.recipe.chat.clone() },
             ..self.recipe.clone()

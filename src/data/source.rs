@@ -27,7 +27,7 @@ impl DataSource {
     /// Files are missing, or nobody says which format they have.
     pub(super) fn find(recipe: &DataRecipe, paths: &DataPaths, split: SplitName) -> Result<Self, DataError> {
         let rows::SourceFiles { files, notes } = rows::find(paths.paths(), split)?;
-        let rows = RowSettings { max_line_bytes: recipe.max_line_bytes, columns: recipe.columns.clone() };
+        let mut rows = RowSettings { max_line_bytes: recipe.max_line_bytes, columns: recipe.columns.clone() };
         let (format, told) = if let Some(format) = recipe.format {
             (format, None)
         } else {
@@ -35,16 +35,22 @@ impl DataSource {
             for path in paths.paths().iter().skip(1) {
                 // The first rows say it of the first files alone.
                 let first = rows::find(std::slice::from_ref(path), split)?.files.swap_remove(0);
-                let other = detect(std::slice::from_ref(&first), &rows).ok().filter(|other| other.format != detected.format);
+                let other = detect(std::slice::from_ref(&first), &rows).ok();
+                let other = other.filter(|other| (other.format, &other.columns) != (detected.format, &detected.columns));
                 if let Some(other) = other {
                     let place = SamplePlace { path: first.as_path().into(), at: LineOrRecord::Whole };
                     return Err(DataError::UnknownFormat {
                         place,
                         found: format!("{}, but {}", other.words(), detected.words()),
+                        table: None,
                     });
                 }
             }
-            (detected.format, Some(detected.words()))
+            let words = detected.words();
+            if rows.columns.is_empty() {
+                rows.columns = detected.columns;
+            }
+            (detected.format, Some(words))
         };
         Ok(Self { files, format, told, notes, rows })
     }

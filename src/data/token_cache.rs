@@ -19,7 +19,7 @@ use super::token_file::{About, TokenFile};
 use crate::files::{self, FilesError, MappedFile, Scratch, Stamp};
 
 /// Raised whenever files or prompts change their meaning.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 
 /// Files of tokens that are kept of the same data, with other tokenizers or settings; the oldest is forgotten first.
 const MAX_FILES: usize = 4;

@@ -104,9 +104,9 @@ fn a_token_beyond_the_vocabulary() {
 #[test]
 fn a_sample_without_a_target() {
     assert_snapshot!(refused(format!("{}{{\"input_ids\": [1, 2, 3], \"labels\": [1, -100, -100]}}\n", row(0))), @r"
-    error: `<dir>/train.jsonl:2`: 3 tokens and none to predict, expected at least 1 target
+    error: `<dir>/train.jsonl:2`: 3 tokens and none to predict: `labels` is -100 behind the first token
 
-    hint: remove the sample, or give it a label that is not -100 behind its first token
+    hint: remove the sample, or label the tokens to train with their own ids in `labels`, at least one behind the first
     ");
 }
 

@@ -140,3 +140,51 @@ fn a_dump_never_takes_the_place_of_what_it_reads() {
     assert_eq!(place.read("train.jsonl"), before);
     assert!(!place.names("").iter().any(|name| name.contains(".tmp-")), "{:?}", place.names(""));
 }
+
+#[test]
+fn files_are_shown_without_a_recipe() {
+    let place = place();
+    place.write(
+        "qa.jsonl",
+        "{\"id\": \"1\", \"question\": \"the cache\", \"answer\": \" holds\"}\n{\"question\": \"key\", \"answer\": null}\n[\n",
+    );
+    let said = place.run(&["data", "qa.jsonl", "--show", "1"]).done();
+    assert_snapshot!(said.out, @r#"
+    ── `qa.jsonl:1`
+    {
+      "id": "1",
+      "question": "the cache",
+      "answer": " holds"
+    }
+
+    | rows | count |
+    |------|-------|
+    | read |     3 |
+    | bad  |     1 |
+          ≤ 4 characters        1 ████████████████████████████████████████
+          ≤ 8 characters        0
+         ≤ 16 characters        1 ████████████████████████████████████████
+    | column   | rows | holds    | characters of the longest |
+    |----------|------|----------|---------------------------|
+    | id       | 1    | a string | 1                         |
+    | question | 2    | a string | 9                         |
+    | answer   | 1    | a string | 6                         |
+"#);
+    assert_snapshot!(said.err, @r"
+    warning: `qa.jsonl:3` is not JSON: EOF while parsing a list at column 1
+    `data.format` is `prompt-completion` by the columns `answer` as `completion`, `question` as `prompt` of `qa.jsonl:1`; not read: `id`
+    with `--model DIR` tokens are counted, and those that are trained are shown
+");
+    let said = place.run(&["data", "qa.jsonl", "--model", "model", "--show", "1"]).done();
+    assert!(
+        said.out.contains("the cache⟦ holds<|endoftext|>⟧") && said.out.contains("| tokens that are trained           |     5 |"),
+        "{}",
+        said.out
+    );
+    assert!(said.err.contains("not read: `id`") && said.err.contains("`<dir>/qa.jsonl:2`"), "{}", said.err);
+    place.write("squad.jsonl", "{\"context\": \"some words\", \"question\": \"a b\", \"answer\": \"c\"}");
+    let error = place.run(&["data", "squad.jsonl"]).refused(3);
+    assert!(error.contains("columns = { prompt = \"question\", completion = \"answer\" }"), "{error}");
+    let error = place.run(&["data", "qa.jsonl", "--dump", "x.jsonl"]).refused(2);
+    assert!(error.contains("`--model DIR`"), "{error}");
+}

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use tch::Device;
 
+use crate::cli::recipe_file::recipe_for;
 use crate::data::{Survey, SurveyedPart, SurveyedRow, survey};
 use crate::error::Error;
 use crate::model::ModelConfig;
@@ -32,11 +33,7 @@ struct Seen {
 
 /// A recipe in TOML that `kvtune check` accepts.
 pub(super) fn proposal(model: &Path, data: &Path, device: Device) -> Result<String, Error> {
-    let text = |path: &Path| toml::Value::from(path.display().to_string());
-    let paths =
-        format!("model.path = {}\ndata = {{ train = {}, on_bad_row = 'drop', on_too_long = 'drop' }}\n", text(model), text(data));
-    let parse = |text: String| Recipe::parse(text, Path::new("recipe.toml"), &[]);
-    let recipe = parse(paths)?.recipe;
+    let recipe = recipe_for(model, data, &[])?;
     let config = train::as_headed(&recipe, ModelConfig::load(&recipe.model)?)?;
     let tokenizer = train::tokenizer(&recipe.model.path)?;
     let limits = train::limits(&config);
@@ -56,9 +53,10 @@ pub(super) fn proposal(model: &Path, data: &Path, device: Device) -> Result<Stri
     if seen.lengths.is_empty() {
         counts.verdict(&source)?;
     }
-    let proposed = seen.recipe([&text(model), &text(data)].map(ToString::to_string), device);
+    let text = |path: &Path| toml::Value::from(path.display().to_string()).to_string();
+    let proposed = seen.recipe([model, data].map(text), device);
     // What is printed is what would run.
-    let mut recipe = parse(proposed.clone())?.recipe;
+    let mut recipe = Recipe::parse(proposed.clone(), Path::new("recipe.toml"), &[])?.recipe;
     recipe.grad = recipe.grad.closed();
     train::check_trained(&recipe, &config)?;
     train::engine(&recipe, &config, tokenizer.as_ref(), None)?;

@@ -3,7 +3,9 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::markers::Markers;
+use crate::data::media::part_of_media;
 use crate::data::rows::kind;
+use crate::units::quoted;
 
 /// A conversation, ready to be rendered.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,7 +31,7 @@ impl Conversation {
         }
         for (index, message) in messages.iter_mut().enumerate() {
             check_message(message).map_err(|fault| format!("message {index} (from 0): {fault}"))?;
-            parse_arguments(message);
+            parse_arguments(message).map_err(|fault| format!("message {index} (from 0): {fault}"))?;
         }
         Ok(Self { messages, ..Self::default() })
     }
@@ -127,25 +129,32 @@ fn check_message(message: &Json) -> Result<(), String> {
     match fields.get("content") {
         None if fields.keys().all(|name| name == "role" || name == "name") => Err("`content` is missing".to_owned()),
         None | Some(Json::Null | Json::String(_)) => Ok(()),
-        Some(Json::Array(parts)) => match parts.iter().find(|part| !part.is_object() && !part.is_string()) {
-            Some(part) => Err(format!("a part of `content` must be an object, found {}", kind(part))),
-            None => Ok(()),
-        },
+        Some(Json::Array(parts)) => parts.iter().try_for_each(|part| match part {
+            Json::Object(fields) => part_of_media(fields).map_or(Ok(()), |name| {
+                Err(format!("a part of `content` is `{}`, and models are run on text alone", quoted(name)))
+            }),
+            Json::String(_) => Ok(()),
+            other => Err(format!("a part of `content` must be an object, found {}", kind(other))),
+        }),
         Some(other) => Err(format!("`content` must be a text or a list of parts, found {}", kind(other))),
     }
 }
 
-/// `"arguments": "{\"x\": 1}"` is an object in a text, as `OpenAI`'s protocol has it.
-fn parse_arguments(message: &mut Json) {
+/// `"arguments": "{\"x\": 1}"` is an object in a text, as `OpenAI`'s protocol has it; an empty text is that of no arguments.
+fn parse_arguments(message: &mut Json) -> Result<(), String> {
     let calls = message.get_mut("tool_calls").and_then(Json::as_array_mut).into_iter().flatten();
     for call in calls {
         let function = if call.get("function").is_some() { call.get_mut("function") } else { Some(call) };
         let Some(arguments) = function.and_then(|function| function.get_mut("arguments")) else { continue };
-        let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Json>(text).ok());
-        if let Some(object) = parsed.filter(Json::is_object) {
-            *arguments = object;
+        let Some(text) = arguments.as_str() else { continue };
+        let text = if text.trim().is_empty() { "{}" } else { text };
+        let parsed = serde_json::from_str::<Json>(text);
+        let parsed = parsed.map_err(|error| format!("`arguments` of a tool call is a text that is not JSON: {error}"))?;
+        if parsed.is_object() {
+            *arguments = parsed;
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -158,8 +167,25 @@ mod tests {
             |arguments: Json| json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]);
         let read = Conversation::of(call(json!("{\"b\": 1, \"a\": [null]}"))).unwrap();
         assert_eq!(read.messages, *call(json!({"b": 1, "a": [null]})).as_array().unwrap());
-        assert_eq!(Conversation::of(call(json!("none"))).unwrap().messages, *call(json!("none")).as_array().unwrap());
+        assert_eq!(Conversation::of(call(json!(""))).unwrap().messages, *call(json!({})).as_array().unwrap());
+        assert_eq!(Conversation::of(call(json!("[1]"))).unwrap().messages, *call(json!("[1]")).as_array().unwrap());
+        let parts = |parts: Json| json!([{"role": "user", "content": parts}]);
+        assert!(Conversation::of(parts(json!(["a", {"type": "text", "text": "b"}, {"text": "c"}]))).is_ok());
+        for (part, name) in [
+            (json!({"type": "image_url", "image_url": {"url": "x"}}), "image_url"),
+            (json!({"type": "image"}), "image"),
+            (json!({"type": "input_audio", "input_audio": {}}), "input_audio"),
+            (json!({"type": "video"}), "video"),
+            (json!({"type": "file", "file": {}}), "file"),
+            (json!({"image": "x.png"}), "image"),
+        ] {
+            let why = format!("message 0 (from 0): a part of `content` is `{name}`, and models are run on text alone");
+            assert_eq!(Conversation::of(parts(json!([{"type": "text", "text": "a"}, part]))).unwrap_err(), why);
+        }
+        let no_json =
+            "message 0 (from 0): `arguments` of a tool call is a text that is not JSON: expected ident at line 1 column 2";
         for (messages, why) in [
+            (call(json!("none")), no_json),
             (json!("hi"), "a list of messages is expected, found a string"),
             (json!([]), "there is no message"),
             (json!([3]), "message 0 (from 0): an object with `role` and `content` is expected, found a number"),

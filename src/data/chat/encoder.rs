@@ -206,6 +206,12 @@ impl ChatEncoder {
         notes.warnings(self.recipe.train_on_end_of_turn)
     }
 
+    /// Counts a pair without a prompt, or without a completion.
+    pub(in crate::data) fn note_empty(&self, prompt: &str, completion: &str) {
+        let empty = [prompt, completion].map(|text| usize::from(text.trim().is_empty()));
+        self.note(ChatNotes { empty, ..ChatNotes::default() });
+    }
+
     fn note(&self, notes: ChatNotes) {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).add(notes);
     }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::units::counted;
+
 /// What was seen in samples.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::data) struct ChatNotes {
@@ -16,6 +18,9 @@ pub(in crate::data) struct ChatNotes {
     /// Whether a template writes an answer otherwise, as more follows.
     #[serde(default)]
     pub(super) is_rewritten: bool,
+    /// Pairs without a prompt, and those without a completion.
+    #[serde(default)]
+    pub(super) empty: [usize; 2],
 }
 
 impl ChatNotes {
@@ -26,6 +31,7 @@ impl ChatNotes {
         self.doubled_bos = self.doubled_bos.take().or(others.doubled_bos);
         self.border = self.border.take().or(others.border);
         self.is_rewritten |= others.is_rewritten;
+        self.empty = [self.empty[0] + others.empty[0], self.empty[1] + others.empty[1]];
     }
 
     /// In words. `trains_ends`: whether the tokens that end turns are to be trained.
@@ -35,6 +41,13 @@ impl ChatNotes {
             let why = "no answer's end-of-turn token is trained, so that the model does not learn to stop: the chat template writes none \
                        behind what the assistant says, or leaves it out of its `{% generation %}` tags";
             warnings.push(why.to_owned());
+        }
+        let empty = [
+            ("prompt", ", whose completion is trained as the beginning of a text"),
+            ("completion", ": only the end of the text is trained"),
+        ];
+        for ((field, meaning), count) in empty.into_iter().zip(self.empty).filter(|(_, count)| *count > 0) {
+            warnings.push(format!("{} with an empty `{field}`{meaning}", counted(count, "row")));
         }
         if let Some(bos) = &self.doubled_bos {
             warnings.push(format!(

@@ -398,7 +398,8 @@ mod tests {
             assert_eq!(in_messages(messages), format!("`train.jsonl:1`: field `messages`: {fault}"));
         }
         assert!(
-            in_messages(r#"[{"role": "user", "content": "a"}]"#).ends_with("and none to predict, expected at least 1 target")
+            in_messages(r#"[{"role": "user", "content": "a"}]"#)
+                .ends_with("and none to predict: no message of the assistant is trained")
         );
         assert_eq!(error(DataFormat::Messages, "{}"), "`train.jsonl:1`: field `messages` is missing");
         let tools = r#"{"messages": [{"role": "user", "content": "a"}], "tools": 3}"#;

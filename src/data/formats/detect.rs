@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::helmet;
+use super::columns::ColumnNames;
+use super::{columns, helmet};
 use crate::data::error::DataError;
 use crate::data::rows::{self, DataRow, RowSettings};
 use crate::recipe::DataFormat;
@@ -33,6 +34,8 @@ pub(in crate::data) struct Detected {
     pub(in crate::data) format: DataFormat,
     /// In words.
     pub(in crate::data) told_from: String,
+    /// The columns of its fields, where they have other names.
+    pub(in crate::data) columns: ColumnNames,
 }
 
 /// Why the look ends.
@@ -53,21 +56,22 @@ impl From<DataError> for LookEnd {
 /// No row has the fields of a format, or the rows do not agree.
 pub(in crate::data) fn detect(files: &[PathBuf], settings: &RowSettings) -> Result<Detected, DataError> {
     let mut detected: Option<Detected> = None;
-    let mut bad = None;
+    let (mut bad, mut doubt) = (None, None);
     let mut looked_at = 0;
     for file in files {
         let walk = rows::each(file, settings, &mut |row| {
             match row {
                 Ok(row) => {
-                    match (of_row(&row), &detected) {
-                        (Ok(of_row), Some(before)) if before.format != of_row.format => {
+                    match (of_row(&row, settings.columns.is_empty()), &detected) {
+                        (Ok(of_row), Some(before)) if (before.format, &before.columns) != (of_row.format, &of_row.columns) => {
                             let found = format!("{}, but {}", of_row.words(), before.words());
-                            return Err(DataError::UnknownFormat { place: row.place(), found }.into());
+                            return Err(DataError::UnknownFormat { place: row.place(), found, table: None }.into());
                         }
                         (Ok(_), Some(_)) => {}
                         (Ok(of_row), None) => detected = Some(of_row),
+                        (Err(Unknown { error, is_doubt: true }), _) => doubt = doubt.take().or(Some(error)),
                         // A bad row of the format that others tell.
-                        (Err(error), _) => bad = bad.take().or(Some(error)),
+                        (Err(Unknown { error, .. }), _) => bad = bad.take().or(Some(error)),
                     }
                 }
                 Err(error) => bad = bad.take().or(Some(error)),
@@ -81,11 +85,19 @@ pub(in crate::data) fn detect(files: &[PathBuf], settings: &RowSettings) -> Resu
             Err(LookEnd::Failed(error)) => return Err(error),
         }
     }
-    match (detected, bad, files.first()) {
-        (Some(detected), ..) => Ok(detected),
-        (None, Some(error), _) => Err(error),
-        (None, None, path) => Err(DataError::Empty { path: path.cloned().unwrap_or_default() }),
+    match (detected, doubt, bad) {
+        (Some(detected), None, _) => Ok(detected),
+        (Some(detected), Some(_), _) if detected.columns.is_empty() => Ok(detected),
+        (_, Some(error), _) | (None, None, Some(error)) => Err(error),
+        (None, None, None) => Err(DataError::Empty { path: files.first().cloned().unwrap_or_default() }),
     }
+}
+
+/// Why a row tells no format.
+struct Unknown {
+    error: DataError,
+    /// Its columns might be those of a format, and others say more.
+    is_doubt: bool,
 }
 
 impl Detected {
@@ -95,12 +107,24 @@ impl Detected {
     }
 }
 
-fn of_row(row: &DataRow) -> Result<Detected, DataError> {
+fn of_row(row: &DataRow, may_rename: bool) -> Result<Detected, Unknown> {
     let known = KNOWN_BY.iter().find(|(_, fields)| fields.iter().all(|&field| row.fields().contains_key(field)));
     let listed = |fields: &mut dyn Iterator<Item = &str>| fields.map(|field| format!("`{field}`")).collect::<Vec<_>>().join(", ");
-    let Some(&(format, fields)) = known else {
+    if let Some(&(format, fields)) = known {
+        let told_from = format!("the fields {} of {}", listed(&mut fields.iter().copied()), row.place());
+        return Ok(Detected { format, told_from, columns: ColumnNames::new() });
+    }
+    let by_others = columns::known_by_others(row).filter(|_| may_rename);
+    let is_doubt = by_others.as_ref().is_some_and(|(.., has_more)| *has_more);
+    let Some((format, columns, false)) = by_others else {
         let found = format!("the fields {}", listed(&mut row.fields().keys().map(String::as_str)));
-        return Err(DataError::UnknownFormat { place: row.place(), found });
+        let table = columns::proposal(row).filter(|_| may_rename);
+        return Err(Unknown { error: DataError::UnknownFormat { place: row.place(), found, table }, is_doubt });
     };
-    Ok(Detected { format, told_from: format!("the fields {} of {}", listed(&mut fields.iter().copied()), row.place()) })
+    let is_other = |name: &&str| !columns.values().any(|column| column == name);
+    let others = listed(&mut row.fields().keys().map(String::as_str).filter(is_other));
+    let others = if others.is_empty() { others } else { format!("; not read: {others}") };
+    let pairs: Vec<String> = columns.iter().map(|(field, column)| format!("`{column}` as `{field}`")).collect();
+    let told_from = format!("the columns {} of {}{others}", pairs.join(", "), row.place());
+    Ok(Detected { format, told_from, columns })
 }

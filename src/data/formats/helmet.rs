@@ -40,7 +40,7 @@ pub(super) fn text(row: &mut DataRow, wanted: Option<HelmetFamily>, has_template
     let Some(family) = wanted.or_else(of_fields) else {
         let families = HelmetFamily::ALL.iter().map(|family| family.name()).collect::<Vec<_>>().join(", ");
         let found = format!("fields of no family of HELMET ({families}); `data.family` names one");
-        return Err(DataError::UnknownFormat { place: row.place(), found });
+        return Err(DataError::UnknownFormat { place: row.place(), found, table: None });
     };
     let text = match family {
         HelmetFamily::Kilt => kilt(row),

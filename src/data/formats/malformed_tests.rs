@@ -29,7 +29,8 @@ fn ten_texts_that_are_none() {
         (json!({"text": null}), "`text`: expected a string, found null"),
         (json!({"text": ["a"]}), "`text`: expected a string, found an array"),
         (json!({"text": {"a": 1}}), "`text`: expected a string, found an object"),
-        (json!({"text": ""}), "1 tokens and none to predict"),
+        (json!({"text": ""}), "`text`: expected a text to train on, found an empty one"),
+        (json!({"text": "a", "image": "x.png"}), "field `image`: expected no pictures"),
         (json!([1]), "expected a JSON object, found an array"),
     ];
     refused(DataFormat::Text, &HeadRecipe::NextToken, &sound, &cases);
@@ -103,7 +104,10 @@ fn ten_pairs_that_are_none() {
         (json!({"prompt": ["a"], "completion": "b"}), "`prompt`: expected a string, found an array"),
         (json!({"prompt": [{"role": "user", "content": "a"}], "completion": "b"}), "`completion`: expected a list of messages"),
         (json!({"prompt": [{"role": "user"}], "completion": said}), "`prompt`: message 0 (from 0): `content` is missing"),
-        (json!({"prompt": "", "completion": ""}), "1 tokens and none to predict"),
+        (
+            json!({"prompt": "", "completion": ""}),
+            "`completion`: expected a text to train on, as there is no prompt, found an empty one",
+        ),
         (json!("a"), "expected a JSON object, found a string"),
     ];
     refused(DataFormat::PromptCompletion, &HeadRecipe::NextToken, &sound, &cases);

@@ -1,10 +1,12 @@
 //! What a row says in each format: from rows to examples.
 
+mod columns;
 mod detect;
 mod helmet;
 mod longbench_v2;
 #[cfg(test)]
 mod malformed_tests;
+mod media;
 mod prompt_completion;
 mod reader;
 mod ruler;

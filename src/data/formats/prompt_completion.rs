@@ -16,7 +16,11 @@ pub(super) fn content(row: &mut DataRow, task: &Task, tokenizer: &Tokenizer) -> 
     }
     let prompt = row.text("prompt")?;
     let Task::Classify(classes) = task else {
-        return Ok(Content::Text { prompt, completion: row.text("completion")? });
+        let completion = row.text("completion")?;
+        if prompt.is_empty() && completion.is_empty() {
+            return Err(row.bad("completion", "a text to train on, as there is no prompt", "an empty one"));
+        }
+        return Ok(Content::Text { prompt, completion });
     };
     let field = if row.has("label") { "label" } else { "completion" };
     classified(row, prompt, field, (classes, tokenizer))
@@ -106,6 +110,9 @@ mod tests {
                 .starts_with("`train.jsonl:1`: byte 1 is 0xff, which is not UTF-8")
         );
         let nothing = "{\"prompt\": \"\", \"completion\": \"\"}";
-        assert_eq!(error(nothing), "`train.jsonl:1`: 1 tokens and none to predict, expected at least 1 target");
+        assert_eq!(
+            error(nothing),
+            "`train.jsonl:1`: field `completion`: expected a text to train on, as there is no prompt, found an empty one"
+        );
     }
 }

@@ -4,14 +4,13 @@ use serde_json::Value;
 
 use super::longbench_v2::{self, LetterClasses, LongBenchRow};
 use super::text_row::TextRow;
-use super::{helmet, prompt_completion, ruler, text, tokens};
+use super::{helmet, media, prompt_completion, ruler, text, tokens};
 use crate::data::chat::{self, ChatSample, Conversation, message};
 use crate::data::encode::Encoder;
 use crate::data::error::DataError;
 use crate::data::example::{Content, Example, Task};
 use crate::data::question::{FollowUp, SampleGroups};
 use crate::data::rows::DataRow;
-use crate::data::tokenizer::Tokenizer;
 use crate::recipe::{DataFormat, DataRecipe, HelmetFamily, LongBenchPrompt};
 
 /// Makes examples of rows.
@@ -19,8 +18,7 @@ pub(in crate::data) struct ExampleReader<'a> {
     recipe: &'a DataRecipe,
     pub(in crate::data) format: DataFormat,
     task: &'a Task,
-    tokenizer: Option<&'a Tokenizer>,
-    vocab_size: usize,
+    encoder: &'a Encoder,
     /// The classes of LongBench v2's letters, where the head has classes.
     letters: Option<LetterClasses>,
     /// Whether a prompt is a message of the user, as the model has a chat template.
@@ -40,9 +38,8 @@ impl<'a> ExampleReader<'a> {
         if let Some(contradiction) = recipe.contradiction(format) {
             return Err(DataError::Contradiction(contradiction));
         }
-        let (tokenizer, vocab_size) = (encoder.tokenizer.as_ref(), encoder.vocab_size);
-        let mut reader = Self { recipe, format, task, tokenizer, vocab_size, letters: None, has_template: false };
-        match (format, task, tokenizer) {
+        let mut reader = Self { recipe, format, task, encoder, letters: None, has_template: false };
+        match (format, task, encoder.tokenizer.as_ref()) {
             (DataFormat::Tokens, ..) => {}
             (_, _, None) => return Err(DataError::NoTokenizer { what: "text data" }),
             (DataFormat::LongBenchV2, Task::Classify(classes), Some(tokenizer)) => {
@@ -60,8 +57,8 @@ impl<'a> ExampleReader<'a> {
 
     /// All that decides what it makes of a row, in words that change with it.
     pub(in crate::data) fn identity(&self) -> String {
-        let DataRecipe { prompt, max_prompt_tokens, family, columns, .. } = self.recipe;
-        format!("{} {:?} {prompt:?} {max_prompt_tokens:?} {family:?} {columns:?} {}", self.format, self.task, self.has_template)
+        let DataRecipe { prompt, max_prompt_tokens, family, .. } = self.recipe;
+        format!("{} {:?} {prompt:?} {max_prompt_tokens:?} {family:?} {}", self.format, self.task, self.has_template)
     }
 
     fn wording(&self) -> LongBenchPrompt {
@@ -96,6 +93,7 @@ impl<'a> ExampleReader<'a> {
 
     /// The example of a row.
     pub(in crate::data) fn example(&self, mut row: DataRow) -> Result<Example, DataError> {
+        media::refuse(&row)?;
         let place = row.place();
         let plain =
             |content: Content| Example { place: place.clone(), content, groups: None, references: Vec::new(), follow_up: None };
@@ -107,12 +105,16 @@ impl<'a> ExampleReader<'a> {
             let content = as_messages(&text);
             Example { groups, references: text.references, ..plain(content) }
         };
-        Ok(match (self.format, self.tokenizer, self.task) {
+        Ok(match (self.format, self.encoder.tokenizer.as_ref(), self.task) {
             (DataFormat::PromptCompletion, Some(tokenizer), task) => {
                 if row.fields().get("prompt").is_some_and(Value::is_string) {
                     self.refuse_text_for_messages(&row, "prompt")?;
                 }
-                plain(prompt_completion::content(&mut row, task, tokenizer)?)
+                let content = prompt_completion::content(&mut row, task, tokenizer)?;
+                if let Content::Text { prompt, completion } = &content {
+                    self.encoder.chat.note_empty(prompt, completion);
+                }
+                plain(content)
             }
             (DataFormat::Text, Some(tokenizer), task) => plain(text::content(&mut row, task, tokenizer)?),
             // As TRL has it: a row of plain text among conversations, all of which is trained.
@@ -145,7 +147,7 @@ impl<'a> ExampleReader<'a> {
                 let example = if is_message { asked(text, groups) } else { worded(text, groups) };
                 Example { follow_up, ..example }
             }
-            _ => plain(tokens::content(&mut row, self.task, self.vocab_size)?),
+            _ => plain(tokens::content(&mut row, self.task, self.encoder.vocab_size)?),
         })
     }
 }

@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use crate::data::fixtures::{Fixture, LIMITS, tokenizer};
 use crate::data::{DataError, Fault, SampleFate, SurveyedPart, Targets, survey};
-use crate::recipe::{Boundary, DataFormat, HelmetFamily, OnBadRow, OnTooLong, TrainOn, ValidationSource};
+use crate::recipe::{Boundary, DataFormat, HelmetFamily, OnBadRow, OnTooLong, TemplateChoice, TrainOn, ValidationSource};
+use crate::units::Failure;
 use proptest::prelude::*;
 
 pub(super) fn lines(rows: &[Value]) -> String {
@@ -254,5 +255,124 @@ proptest! {
             }
             Err(error) => prop_assert_eq!(error.to_string(), survey.counts.verdict(&survey.source).unwrap_err().to_string()),
         }
+    }
+}
+
+#[test]
+fn columns_that_people_have_are_the_fields_of_a_format() {
+    let told = |rows: &[Value]| {
+        let mut fixture = Fixture::new(DataFormat::Text, lines(rows));
+        fixture.recipe.format = None;
+        fixture.recipe.chat.chat_template = Some(TemplateChoice("{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>' }}{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt }}".to_owned()));
+        let splits = fixture.open().map_err(|error| (error.to_string(), error.hint().unwrap_or_default()))?;
+        let inputs = &splits.train.batch(&[0]).unwrap().sequences[0].inputs;
+        Ok::<_, (String, String)>((splits.report.files[0].format.clone().unwrap(), tokenizer().decode(inputs).unwrap()))
+    };
+    let pairs =
+        [("question", "answer"), ("instruction", "response"), ("input", "output"), ("query", "response"), ("prompt", "answer")];
+    for (prompt, completion) in pairs {
+        let (format, text) = told(&[json!({"id": 7, prompt: "the cache", completion: " holds", "level": "easy"})]).unwrap();
+        assert!(
+            format.starts_with("`prompt-completion` by the columns ") && format.ends_with("; not read: `id`, `level`"),
+            "{format}"
+        );
+        assert_eq!(text, "the cache holds");
+    }
+    let turns = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]);
+    assert_eq!(told(&[json!({"conversation": turns})]).unwrap().1, "user\nqassistant\na");
+    let dolly = json!({"instruction": "i", "context": "the text", "response": "a", "category": "x"});
+    assert_eq!(told(&[dolly]).unwrap().1, "user\ni\nthe textassistant\na");
+    // Where another column says something, nothing is guessed: the table is there to paste.
+    let first = json!({"question": "q", "answer": "a", "context": ""});
+    for rows in [
+        vec![json!({"question": "q", "answer": "a", "context": "some words"})],
+        vec![first, json!({"question": "q", "answer": "a", "context": "some words"})],
+    ] {
+        let (error, hint) = told(&rows).unwrap_err();
+        assert!(error.contains("cannot be told: found the fields `question`, `answer`, `context`"), "{error}");
+        assert!(
+            hint.contains("format = \"prompt-completion\"\ncolumns = { prompt = \"question\", completion = \"answer\" }"),
+            "{hint}"
+        );
+    }
+    for (row, table) in [
+        (
+            json!({"frage": "a b", "n": 3, "antwort": "c d"}),
+            "format = \"prompt-completion\"\ncolumns = { prompt = \"frage\", completion = \"antwort\" }",
+        ),
+        (json!({"body": "a b", "n": 3}), "format = \"text\"\ncolumns = { text = \"body\" }"),
+        (json!({"chat": turns}), "format = \"messages\"\ncolumns = { messages = \"chat\" }"),
+        (json!({"turns": [{"from": "human", "value": "q"}]}), "format = \"sharegpt\"\ncolumns = { conversations = \"turns\" }"),
+        (
+            json!({"prompt": "a b", "chosen": "c d", "rejected": "e f"}),
+            "columns = { prompt = \"prompt\", completion = \"chosen\" }",
+        ),
+    ] {
+        let (_, hint) = told(std::slice::from_ref(&row)).unwrap_err();
+        assert!(hint.contains(table) && hint.contains("[data]\ntrain = \""), "{row}: {hint}");
+    }
+}
+
+#[test]
+fn nothing_is_left_out_without_a_word() {
+    let asked = json!({"role": "user", "content": "q"});
+    let answered = json!({"role": "assistant", "content": "a"});
+    let call = json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "x=1"}}]});
+    let image =
+        json!({"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "image_url", "image_url": {"url": "x"}}]});
+    for (format, row, error, hint) in [
+        (DataFormat::Messages, json!({"messages": [image, answered]}), "a part of `content` is `image_url`", "on_bad_row"),
+        (
+            DataFormat::Messages,
+            json!({"messages": [asked, answered], "images": ["x"]}),
+            "field `images`: expected no pictures",
+            "without this column",
+        ),
+        (
+            DataFormat::Messages,
+            json!({"messages": [asked, call]}),
+            "`arguments` of a tool call is a text that is not JSON",
+            "correct the messages",
+        ),
+        (
+            DataFormat::Messages,
+            json!({"messages": [asked]}),
+            "none to predict: no message of the assistant is trained",
+            "data.train_on",
+        ),
+        (
+            DataFormat::Tokens,
+            json!({"input_ids": [1, 2], "labels": [1, -100]}),
+            "2 tokens and none to predict: `labels` is -100 behind the first token",
+            "`labels`",
+        ),
+        (
+            DataFormat::Text,
+            json!({"text": ""}),
+            "field `text`: expected a text to train on, found an empty one",
+            "correct the field",
+        ),
+    ] {
+        let mut fixture = Fixture::new(format, lines(std::slice::from_ref(&row)));
+        fixture.recipe.chat.chat_template =
+            Some(TemplateChoice("{% for m in messages %}{{ m.role ~ m.content }}{% endfor %}".to_owned()));
+        let found = fixture.open().unwrap_err();
+        assert!(found.to_string().contains(error) && found.hint().unwrap().contains(hint), "{found}: {:?}", found.hint());
+    }
+    let empty = json!({"messages": [asked, answered], "images": [], "audio": null, "video": ""});
+    assert!(
+        Fixture::new(DataFormat::Messages, lines(&[empty]))
+            .open()
+            .is_err_and(|error| error.to_string().contains("chat template"))
+    );
+    let rows = [("", "a"), ("a", ""), (" ", "b"), ("a", "b")]
+        .map(|(prompt, completion)| json!({"prompt": prompt, "completion": completion}));
+    let fixture = Fixture::new(DataFormat::PromptCompletion, lines(&rows));
+    let warnings = [
+        "2 rows with an empty `prompt`, whose completion is trained as the beginning of a text",
+        "1 row with an empty `completion`: only the end of the text is trained",
+    ];
+    for _ in 0..2 {
+        assert_eq!(fixture.open().unwrap().report.warnings, warnings);
     }
 }

@@ -129,7 +129,7 @@ mod tests {
         );
         assert_eq!(
             error("{\"input_ids\": [1, 2], \"labels\": [1, -100]}"),
-            "`train.jsonl:1`: 2 tokens and none to predict, expected at least 1 target"
+            "`train.jsonl:1`: 2 tokens and none to predict: `labels` is -100 behind the first token"
         );
     }
 }

@@ -1,0 +1,76 @@
+//! Formats that rows have under other names of their columns: those that people have often, and a proposal for the others.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use toml::Value as Toml;
+
+use crate::data::rows::DataRow;
+use crate::recipe::DataFormat;
+
+/// Columns of a prompt and of what follows it, by how often they are meant so.
+const PROMPTS: [&str; 5] = ["prompt", "question", "query", "instruction", "input"];
+const COMPLETIONS: [&str; 5] = ["completion", "answer", "response", "output", "chosen"];
+
+/// What must not be learned, where rows compare two answers.
+const REJECTED: &str = "rejected";
+
+/// The columns of fields, by the field.
+pub(super) type ColumnNames = BTreeMap<String, String>;
+
+/// The format of a row by what people call its columns, and whether another column holds words, which would be left out.
+pub(super) fn known_by_others(row: &DataRow) -> Option<(DataFormat, ColumnNames, bool)> {
+    let is_list = |name: &str| row.fields().get(name).is_some_and(Value::is_array);
+    let of = |pairs: &[(&str, &str)]| pairs.iter().map(|(field, column)| ((*field).to_owned(), (*column).to_owned())).collect();
+    let (format, columns): (_, ColumnNames) = if is_list("conversation") {
+        (DataFormat::ShareGpt, of(&[("conversations", "conversation")]))
+    } else if let Some(input) = ["context", "input"].into_iter().find(|name| is_text(row, name))
+        && ["instruction", "response"].iter().all(|name| is_text(row, name))
+    {
+        (DataFormat::Alpaca, of(&[("instruction", "instruction"), ("input", input), ("output", "response")]))
+    } else {
+        let prompt = PROMPTS.into_iter().find(|name| is_text(row, name))?;
+        let completion = COMPLETIONS.into_iter().find(|name| is_text(row, name))?;
+        (DataFormat::PromptCompletion, of(&[("prompt", prompt), ("completion", completion)]))
+    };
+    let says_more = |(name, value): (&String, &Value)| !columns.values().any(|column| column == name) && has_words(value);
+    let has_more = row.fields().iter().any(says_more);
+    Some((format, columns, has_more))
+}
+
+/// Whether a value may be part of what is trained: more than a name, a number or a mark.
+fn has_words(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains(char::is_whitespace),
+        Value::Array(values) => values.iter().any(|value| value.is_object() || has_words(value)),
+        Value::Object(fields) => fields.values().any(has_words),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+fn is_text(row: &DataRow, name: &str) -> bool {
+    row.fields().get(name).is_some_and(Value::is_string)
+}
+
+/// A table `[data]` for a row, with the columns that most likely hold what is trained.
+pub(super) fn proposal(row: &DataRow) -> Option<String> {
+    let names = || row.fields().keys().map(String::as_str);
+    let has = |name: &str, key: &str| row.fields()[name].get(0).is_some_and(|first| first.get(key).is_some());
+    let texts: Vec<&str> = names().filter(|name| is_text(row, name)).collect();
+    let among = |known: &[&str]| known.iter().find_map(|name| texts.iter().find(|text| text.eq_ignore_ascii_case(name))).copied();
+    let (format, fields) = if let Some(name) = names().find(|name| has(name, "role")) {
+        (DataFormat::Messages, vec![("messages", name)])
+    } else if let Some(name) = names().find(|name| has(name, "from")) {
+        (DataFormat::ShareGpt, vec![("conversations", name)])
+    } else if let [text] = texts[..] {
+        (DataFormat::Text, vec![("text", text)])
+    } else {
+        let prompt = among(&PROMPTS).or(texts.first().copied())?;
+        let last = || texts.iter().rev().copied().find(|name| ![prompt, REJECTED].contains(name));
+        let completion = among(&COMPLETIONS).filter(|name| *name != prompt).or_else(last)?;
+        (DataFormat::PromptCompletion, vec![("prompt", prompt), ("completion", completion)])
+    };
+    let pairs: Vec<String> = fields.iter().map(|(field, column)| format!("{field} = {}", Toml::from(*column))).collect();
+    let train = Toml::from(row.place().path.display().to_string());
+    Some(format!("[data]\ntrain = {train}\nformat = \"{format}\"\ncolumns = {{ {} }}", pairs.join(", ")))
+}

@@ -1,0 +1,104 @@
+//! A look at files without a recipe or a tokenizer: which columns their rows have, what these hold, and how long the rows are.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::bad_rows::BadRows;
+use super::error::DataError;
+use super::formats::detect;
+use super::rows::{self, DataRow, RowSettings, SplitName, kind};
+use crate::recipe::{DataPaths, OnBadRow};
+
+/// What rows have at a name.
+#[derive(Clone, Debug, Default)]
+pub struct ColumnLook {
+    /// Its name.
+    pub name: String,
+    /// Rows in which it is there and not null.
+    pub filled: usize,
+    /// What it holds, in words.
+    pub kinds: BTreeSet<&'static str>,
+    /// Characters of its longest text, or of all texts in its longest list or object.
+    pub longest: usize,
+}
+
+/// What files hold.
+#[derive(Debug)]
+pub struct FileLook {
+    /// What of folders was left out.
+    pub notes: Vec<String>,
+    /// The format that the rows tell, and from what.
+    pub format: Result<String, DataError>,
+    /// Rows in the files.
+    pub rows: usize,
+    /// Of these, rows that are no JSON object or cannot be read.
+    pub bad: usize,
+    /// What is wrong with the first of them.
+    pub first_bad: Option<DataError>,
+    /// In the order in which they come up.
+    pub columns: Vec<ColumnLook>,
+    /// Rows by the power of two that is not below the characters of their texts.
+    pub lengths: Vec<usize>,
+}
+
+/// Looks at all rows, and hands over each sound one with its place, as JSON.
+///
+/// # Errors
+/// Files are missing, empty or damaged, or `sink` refuses.
+pub fn look<E: From<DataError>>(
+    data: &DataPaths,
+    sink: &mut dyn FnMut(&dyn std::fmt::Display, Value) -> Result<(), E>,
+) -> Result<FileLook, E> {
+    let rows::SourceFiles { files, notes } = rows::find(data.paths(), SplitName::Train)?;
+    let settings = RowSettings::default();
+    let (mut bad, mut columns, mut lengths) = (BadRows::new(OnBadRow::Drop), Vec::new(), Vec::new());
+    for file in &files {
+        rows::each(file, &settings, &mut |row| {
+            match row {
+                Err(error) => bad.note(error),
+                Ok(row) => {
+                    bad.good();
+                    let power = count(&row, &mut columns).max(1).next_power_of_two().ilog2() as usize;
+                    lengths.resize(lengths.len().max(power + 1), 0);
+                    lengths[power] += 1;
+                    sink(&row.place(), row.fields().clone().into())?;
+                }
+            }
+            Ok::<(), E>(())
+        })?;
+    }
+    let (rows, count) = bad.counts();
+    let first_bad = bad.finish(&files.first().cloned().unwrap_or_default())?;
+    let format = detect(&files, &settings).map(|detected| detected.words());
+    Ok(FileLook { notes, format, rows, bad: count, first_bad, columns, lengths })
+}
+
+/// Adds a row to its columns; the characters of its texts.
+fn count(row: &DataRow, columns: &mut Vec<ColumnLook>) -> usize {
+    let mut sum = 0;
+    for (name, value) in row.fields() {
+        let at = columns.iter().position(|column| column.name == *name).unwrap_or_else(|| {
+            columns.push(ColumnLook { name: name.clone(), ..ColumnLook::default() });
+            columns.len() - 1
+        });
+        if value.is_null() {
+            continue;
+        }
+        let (column, length) = (&mut columns[at], characters(value));
+        column.filled += 1;
+        column.kinds.insert(kind(value));
+        column.longest = column.longest.max(length);
+        sum += length;
+    }
+    sum
+}
+
+fn characters(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.chars().count(),
+        Value::Array(values) => values.iter().map(characters).sum(),
+        Value::Object(fields) => fields.values().map(characters).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    }
+}
