@@ -57,9 +57,6 @@ impl Check {
         for note in notes(&recipe, engine.settings(), &config) {
             console::note(&note);
         }
-        if recipe.grad.cuda_graphs {
-            console::note(&captured(engine.settings(), &config, &plan));
-        }
         let kinds = trained_by_kind(&config, recipe.lora.as_ref())?;
         let trained: u64 = kinds.iter().map(|(_, numbers)| *numbers as u64).sum();
         let kinds: Vec<String> = kinds.iter().map(|(kind, numbers)| format!("{kind} {numbers}")).collect();
@@ -107,6 +104,11 @@ fn notes(recipe: &Recipe, settings: &Settings, config: &ModelConfig) -> Vec<Stri
     if recipe.kv_cache.cpu_offload {
         let words = "spares the memory of a GPU; where the CPU computes, slots are copied for nothing";
         notes.push(format!("`kv_cache.cpu_offload`: {words}"));
+    }
+    if recipe.grad.cuda_graphs {
+        let (words, only) =
+            ("graphs are captured where texts are generated on a GPU at fixed widths", "`kv_cache.static = true`");
+        notes.push(format!("`grad.cuda_graphs`: {words}, {only}, and nowhere else"));
     }
     if recipe.grad.single_tokens_for_targets {
         let words = "the first target of any sequence counts for its whole batch: a sequence is what it is alone in batches of one sequence only";
@@ -232,19 +234,6 @@ fn kept(recipe: &Recipe, cells: usize) -> String {
         kept if kept >= cells => "all: nothing is computed again".to_owned(),
         kept => format!("{kept} of {cells} cells, as far as they are whole layer bands or the top one's last columns"),
     }
-}
-
-/// How much of a forward phase a GPU would capture.
-fn captured(settings: &Settings, config: &ModelConfig, plan: &ChunkPlan) -> String {
-    let shapes = settings.captured_shapes(plan, Device::Cuda(0));
-    let count = plan.shapes().filter(|shape| shapes.contains(shape)).count();
-    let words = "are of shapes that come often enough to be captured, in forward phase, replays and evaluation";
-    let (layers, with_experts) = (config.num_layers(), experts(config).count());
-    let left_out = match with_experts {
-        0 => String::new(),
-        _ => format!("; {with_experts} of {layers} layers are left out: a router decides which products experts make"),
-    };
-    format!("`grad.cuda_graphs`: on a GPU; {count} of the {} columns of the longest sample {words}{left_out}", plan.columns.len())
 }
 
 /// What a GPU may do with numbers; a CPU rounds no factor, and repeats itself in any case.

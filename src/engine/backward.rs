@@ -9,7 +9,6 @@ use tch::{Tensor, no_grad};
 use super::ahead::Prepared;
 use super::attend::{Column, ColumnAttention, Mode};
 use super::cell_graph::{CellGraph, Choices};
-use super::forward::captured;
 use super::gradient_sums::GradientSums;
 use super::head_run::HeadRun;
 use super::layer_state::lock;
@@ -21,7 +20,7 @@ use super::setup::Setup;
 use super::trace::ForwardTrace;
 use super::weights_turn::{Way, WeightsTurn};
 use super::{EngineError, Event, MicroBatchContext, MicroBatchGradients, Observer};
-use crate::model::{CapturedLayers, Model};
+use crate::model::Model;
 use crate::ops::attention::zero_sum_of;
 use crate::store::{HostTensor, Prefetch, copies_are_async};
 
@@ -55,9 +54,8 @@ pub(super) fn run(
         match stage {
             BackwardStage::Replay { band: b } => {
                 emit(Event::Replay { band: (b, num_bands) }, &trace, (&travelling, &sums, 0), None)?;
-                let captured = captured(setup, model, &trace.session.plan)?;
                 let band = LayerBand { model, trace: &trace, layers: schedule.layers(b), context, turn: &turn };
-                no_grad(|| band.replay(captured, &|| observer.borrow().wants_to_stop()))?;
+                no_grad(|| band.replay(&|| observer.borrow().wants_to_stop()))?;
             }
             BackwardStage::Cell { band: b, column: c } => {
                 let (at, column, graph) = ((b, num_bands), (c, num_columns), kept.remove(&(b, c)));
@@ -181,15 +179,15 @@ impl LayerBand<'_> {
         session.column(&session.plan.spans[session.plan.columns[c].clone()], self.layers.clone())
     }
 
-    /// What carries a column through the band's layers; some of it may be captured.
-    fn pass<'a>(&'a self, captured: &'a mut CapturedLayers) -> Pass<'a> {
+    /// What carries a column through the band's layers.
+    fn pass(&self) -> Pass<'_> {
         let tokens = &self.trace.tokens;
         let (frequencies, place) = (tokens.frequencies(), tokens.place(Some(self.context)));
-        Pass { model: self.model, captured, frequencies, place, turn: self.turn.clone() }
+        Pass { model: self.model, captured: None, frequencies, place, turn: self.turn.clone() }
     }
 
     /// Runs the band over all columns with the recorded choices, to make its undo log and its final caches.
-    fn replay(&self, mut captured: CapturedLayers, wants_to_stop: &dyn Fn() -> bool) -> Result<(), EngineError> {
+    fn replay(&self, wants_to_stop: &dyn Fn() -> bool) -> Result<(), EngineError> {
         for state in &self.trace.session.layers[self.layers.clone()] {
             lock(state).reset(self.trace.session.plan.prefill);
         }
@@ -209,7 +207,7 @@ impl LayerBand<'_> {
             let input = self.input(c, prefetch.map(|ahead| ahead.wait().swap_remove(0)));
             let mode = Mode::Follow { keeps_undo: self.layers.clone() };
             let attend = &mut ColumnAttention { column: self.column(c), mode, routers: RouterTask::Leave };
-            let _ = self.pass(&mut captured).run(input, attend, &mut |_, _| Ok(()))?;
+            let _ = self.pass().run(input, attend, &mut |_, _| Ok(()))?;
         }
         Ok(())
     }
@@ -235,10 +233,10 @@ impl LayerBand<'_> {
             Some(input) => Some(input),
             None => self.prefetch_input(c)?.map(|ahead| ahead.wait().swap_remove(0)),
         };
-        let (input, mut captured) = (self.input(c, waited), CapturedLayers::default());
+        let input = self.input(c, waited);
         let routers = RouterTask::recording(self.context.router_weight > 0.0, None);
         let input = (&input, self.has_input_gradient());
-        CellGraph::record(&mut self.pass(&mut captured), input, self.column(c), Choices::Recorded, routers)
+        CellGraph::record(&mut self.pass(), input, self.column(c), Choices::Recorded, routers)
     }
 
     /// One cell: runs backward from the gradient of its output, which unwinds to its left border, telling where it is. Returns the

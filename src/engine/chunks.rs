@@ -224,11 +224,6 @@ impl ChunkPlan {
         self.spans[column.start].num_sequences()
     }
 
-    /// Sequences and tokens of all columns.
-    pub fn shapes(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.columns.iter().map(|column| (self.sequences(column), self.tokens(column).1))
-    }
-
     /// Tokens that are run, pads among them: those of all sequences, and of each that is not the longest at most the rest of the chunk
     /// in which it ends, where the longest sequences come first.
     pub fn num_tokens_run(&self) -> usize {
@@ -296,7 +291,7 @@ mod tests {
         let cuts: Vec<_> = plan.spans.iter().map(|s| (s.chunk.0, s.start, s.len, s.real_of(1))).collect();
         assert_eq!(cuts, [(0, 0, 10, 10), (0, 10, 10, 10), (0, 20, 10, 10), (0, 30, 2, 2), (1, 32, 10, 5), (2, 42, 8, 0)]);
         assert_eq!(plan.columns, [0..2, 2..4, 4..5, 5..6], "who has ended is in no further column");
-        assert_eq!((plan.num_tokens_run(), plan.shapes().last()), (92, Some((1, 8))));
+        assert_eq!(plan.num_tokens_run(), 92);
         assert_eq!(plan.tokens(&plan.columns[1]), (20, 12));
         assert_eq!(layer_bands(7, 3), [0..3, 3..6, 6..7]);
     }

@@ -129,7 +129,7 @@ impl Session {
             let part = part.as_ref().map(|(span, from)| (span, *from));
             let mode = Mode::Choose { policies: &engine.0.settings.policies, keeps_undo: 0..0, part };
             let (place, turn) = (DropoutContext::default(), WeightsTurn::new(&engine.0.settings, Way::Up));
-            let mut pass = Pass { model, captured: layers, frequencies: &self.frequencies, place, turn };
+            let mut pass = Pass { model, captured: Some(layers), frequencies: &self.frequencies, place, turn };
             let column = self.column(&spans, 0..self.layers.len());
             let mut attend = ColumnAttention { column, mode, routers: RouterTask::Leave };
             let pads = engine.0.settings.static_width.map_or(0, |width| width - len);

@@ -22,7 +22,7 @@ use super::weights_turn::{Way, WeightsTurn};
 use super::{ChunkPlan, EngineError, Event, MicroBatchContext, Observer};
 use crate::cache::{CacheShape, LayerCache, ReplayLog};
 use crate::data::Batch;
-use crate::model::{CapturedLayers, Model};
+use crate::model::Model;
 use crate::ops::attention;
 use crate::store::HostTensor;
 use crate::units::{Bytes, LayerIdx};
@@ -62,7 +62,6 @@ pub(super) fn run(
         Some(_) => Schedule::new(&setup.settings, &plan).for_model(model),
         None => Schedule::of_losses(&plan),
     };
-    let mut captured = captured(setup, model, &plan)?;
     let mut trace = begin(setup, model, batch, plan)?;
     if setup.settings.keeps_attention_outputs() && context.is_some() {
         let store = &setup.stores.attention_outputs;
@@ -74,7 +73,7 @@ pub(super) fn run(
             ForwardStage::Column(c) => {
                 let column = trace.column(c);
                 emit(observer, Event::ForwardColumn { column }, model, &trace)?;
-                hidden = run_column(setup, (model, &mut captured), &mut trace, (c, context), &schedule)?;
+                hidden = run_column(setup, model, &mut trace, (c, context), &schedule)?;
                 if let Purpose::Inspection(sink) = &mut purpose {
                     sink(trace.start(c), &hidden);
                 }
@@ -124,7 +123,7 @@ fn emit(observer: &mut dyn Observer, event: Event, model: &Model, trace: &Forwar
 /// One column through all layers; the inputs of layer bands are kept, or the bands' graphs.
 fn run_column(
     setup: &Setup,
-    (model, captured): (&Model, &mut CapturedLayers),
+    model: &Model,
     trace: &mut ForwardTrace,
     (c, context): (usize, Option<MicroBatchContext>),
     schedule: &Schedule,
@@ -139,7 +138,7 @@ fn run_column(
     let spans = &session.plan.spans[session.plan.columns[c].clone()];
     let is_last = c + 1 == session.plan.columns.len();
     let turn = WeightsTurn::new(&setup.settings, if is_last && context.is_some() { Way::UpAndBack } else { Way::Up });
-    let mut pass = Pass { model, captured, frequencies: tokens.frequencies(), place: tokens.place(context), turn };
+    let mut pass = Pass { model, captured: None, frequencies: tokens.frequencies(), place: tokens.place(context), turn };
     let has_router_loss = context.is_some_and(|context| context.router_weight > 0.0);
     let below = schedule.first_kept_layer(c).min(num_layers);
     let goes_on = below < num_layers;
@@ -155,9 +154,6 @@ fn run_column(
             })
         })?;
     }
-    // With autograd nothing is captured.
-    let mut eager = CapturedLayers::default();
-    let mut pass = Pass { captured: &mut eager, ..pass };
     for band in schedule.kept_bands(c).rev() {
         let layers = schedule.layers(band);
         #[cfg(test)]
@@ -171,11 +167,6 @@ fn run_column(
         kept.insert((band, c), graph);
     }
     Ok(hidden)
-}
-
-/// The layers for a pass over all columns of a plan.
-pub(super) fn captured(setup: &Setup, model: &Model, plan: &ChunkPlan) -> Result<CapturedLayers, EngineError> {
-    Ok(CapturedLayers::new(model.device(), setup.settings.captured_shapes(plan, model.device()))?)
 }
 
 /// Lets the device find its fastest attention backend for the chunks that meet full caches, where it has not yet.

@@ -9,7 +9,7 @@ use super::layer_state::{SharedLayer, lock};
 use super::weights_turn::WeightsTurn;
 use super::{ChunkPlan, EngineError};
 use crate::cache::{ChunkSpan, LayerLog, ReplayLog};
-use crate::model::{CapturedLayers, DropoutContext, Model};
+use crate::model::{CapturedLayers, ColumnLayers, DropoutContext, Model};
 use crate::ops::frequencies::Frequencies;
 use crate::units::LayerIdx;
 
@@ -56,7 +56,8 @@ impl SessionSpec {
 /// What carries a column through layers: the model with what of it is captured, and what rotations and dropout depend on.
 pub(super) struct Pass<'a> {
     pub(super) model: &'a Model,
-    pub(super) captured: &'a mut CapturedLayers,
+    /// Where tokens come without end, at fixed widths.
+    pub(super) captured: Option<&'a mut CapturedLayers>,
     pub(super) frequencies: &'a [Frequencies],
     pub(super) place: DropoutContext<'a>,
     pub(super) turn: WeightsTurn,
@@ -139,7 +140,10 @@ impl Pass<'_> {
         // Without dropout there may be no samples.
         let samples = &self.place.samples[..self.place.samples.len().min(shape.0)];
         let place = DropoutContext { samples, ..self.place };
-        let mut layers = self.captured.column((self.model, &place), &positions, shape);
+        let mut layers = match &mut self.captured {
+            Some(captured) => captured.column((self.model, &place), &positions, shape),
+            None => ColumnLayers::plain(self.model, &place, &positions),
+        };
         for layer in attend.column.first..attend.column.end {
             before(layer, &hidden)?;
             self.turn.enter(self.model, layer);

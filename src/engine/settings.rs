@@ -200,17 +200,12 @@ impl Settings {
         self.slots.iter().zip(&config.layers).map(shape).collect()
     }
 
-    /// Sequences and tokens of the columns that are captured in passes without autograd on a device.
-    pub fn captured_shapes(&self, plan: &ChunkPlan, device: Device) -> Vec<(usize, usize)> {
-        if self.has_cuda_graphs { CapturedLayers::shapes(device, plan.shapes()) } else { Vec::new() }
-    }
-
     /// What runs the layers of sessions, so many of which write texts at a time: captured on a device that has graphs, where all widths are
     /// fixed.
     pub fn session_layers(&self, sessions: usize, device: Device) -> Result<CapturedLayers, EngineError> {
         let shapes =
             self.static_width.filter(|_| self.has_cuda_graphs).map_or(Vec::new(), |width| vec![(1, width), (sessions, 1)]);
-        Ok(CapturedLayers::endless(device, shapes)?)
+        Ok(CapturedLayers::new(device, shapes)?)
     }
 
     /// The policy of a layer.

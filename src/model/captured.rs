@@ -1,27 +1,21 @@
-//! Layers over columns of equal shape, without autograd: what a layer computes before and behind attention depends on its input and on
+//! Layers over columns of fixed widths, without autograd: what a layer computes before and behind attention depends on its input and on
 //! positions alone, so that it is captured once, and launched as one for every column that follows. Attention itself, which chooses
 //! slots and writes logs, stays outside.
 
 use std::collections::BTreeMap;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 use super::attend::{Attend, AttendError, Qkv};
 use super::causal_lm::Model;
-use super::config::ModelConfig;
 use super::dropout::{DropoutContext, TokenContext};
 use super::positions::Positions;
 #[cfg(test)]
 use super::simulated;
-use super::spec::RopeSpec;
 use crate::native::cuda::{Graph, GraphRecorder};
-use crate::units::{Bytes, LayerIdx};
+use crate::units::LayerIdx;
 
-/// Columns of one shape from which captures are taken to pay: the first runs as ever, the second is run, captured and made ready, which is
-/// some three times its launches, and of those of the others about half go away. Counted, not measured.
-const LEAST_COLUMNS: usize = 8;
-
-/// Runs the layers of a model over all columns of a forward phase, a replay or an evaluation.
+/// Runs the layers of a model over the columns of sessions.
 #[derive(Debug, Default)]
 pub struct CapturedLayers {
     recorder: Option<Recorder>,
@@ -147,35 +141,11 @@ enum Recorded {
 }
 
 impl CapturedLayers {
-    /// The shapes, sequences and tokens, that enough of the columns have to be captured on a device. Only a CUDA device has graphs.
-    pub fn shapes(device: Device, columns: impl Iterator<Item = (usize, usize)>) -> Vec<(usize, usize)> {
-        if !has_graphs(device) {
-            return Vec::new();
-        }
-        let mut counts = BTreeMap::<(usize, usize), usize>::new();
-        columns.for_each(|shape| *counts.entry(shape).or_default() += 1);
-        counts.into_iter().filter(|(_, count)| *count >= LEAST_COLUMNS).map(|(shape, _)| shape).collect()
-    }
-
-    /// The bytes in which captured operations read and write, for columns of one of these shapes.
-    pub fn bytes(config: &ModelConfig, kind: Kind, (sequences, tokens): (usize, usize)) -> Bytes {
-        let attention = &config.layers[0].attention;
-        let channels = 2 * (config.hidden_size + (attention.num_heads + attention.num_kv_heads) * attention.head_dim);
-        let rows = |rope: &RopeSpec| if rope.depends_on_length() { sequences } else { 1 };
-        let rotated: usize = config.rotations().into_iter().map(|rope| rope.rotary_dim * rows(rope)).sum();
-        let positions = Kind::Int64.elt_size_in_bytes() + rotated * kind.elt_size_in_bytes();
-        Bytes((tokens * (positions + sequences * channels * kind.elt_size_in_bytes())) as u64)
-    }
-
-    /// For a run in which columns of these [`Self::shapes`] are captured on a device; `Err` says what libtorch lacks for that.
+    /// For columns of these shapes, sequences and tokens, all of which are captured where the device has graphs; `Err` says what libtorch
+    /// lacks for that.
     pub fn new(device: Device, shapes: Vec<(usize, usize)>) -> Result<Self, AttendError> {
         let recorder = if shapes.is_empty() { None } else { recorder(device)? };
         Ok(Self { recorder, shapes: shapes.into_iter().map(|shape| (shape, OfShape::default())).collect() })
-    }
-
-    /// The same for columns of some shapes that come without end: all are captured, where the device has graphs.
-    pub fn endless(device: Device, shapes: Vec<(usize, usize)>) -> Result<Self, AttendError> {
-        Self::new(device, if has_graphs(device) { shapes } else { Vec::new() })
     }
 
     /// The layers over the column that is next, of so many sequences and tokens. `model` is always the same, and so is `place` for all columns of one shape.
@@ -198,7 +168,12 @@ impl CapturedLayers {
     }
 }
 
-impl ColumnLayers<'_> {
+impl<'a> ColumnLayers<'a> {
+    /// Nothing of them is captured.
+    pub fn plain(model: &'a Model, place: &'a DropoutContext<'a>, positions: &'a Positions) -> Self {
+        Self { common: Common { model, place }, positions, captured: None }
+    }
+
     /// One decoder layer, with the numbers of [`Model::layer`].
     ///
     /// # Shapes
@@ -253,14 +228,6 @@ impl Recorder {
     }
 }
 
-fn has_graphs(device: Device) -> bool {
-    #[cfg(test)]
-    if simulated::is_on() {
-        return true;
-    }
-    device.is_cuda()
-}
-
 fn recorder(device: Device) -> Result<Option<Recorder>, AttendError> {
     #[cfg(test)]
     if simulated::is_on() {
@@ -273,10 +240,10 @@ fn recorder(device: Device) -> Result<Option<Recorder>, AttendError> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tch::Kind;
 
     use super::*;
-    use crate::model::{Adapter, DropoutKey, Qkv, while_graphs_are_simulated};
-    use crate::ops::rope::Rotation;
+    use crate::model::{Adapter, DropoutKey, ModelConfig, Qkv, while_graphs_are_simulated};
     use crate::recipe::{Dtype, LoraRecipe, TargetModules};
 
     fn model(dtype: Dtype) -> Model {
@@ -312,8 +279,7 @@ mod tests {
     fn run(model: &Model, lengths: &[usize], attend: &mut dyn Attend) -> Vec<Tensor> {
         let (samples, dropout) = ([40, 41], Some(DropoutKey { seed: 3, step: 4 }));
         let place = DropoutContext { dropout, samples: &samples };
-        let shapes = CapturedLayers::shapes(Device::Cpu, lengths.iter().map(|&n| (2, n)));
-        let mut captured = CapturedLayers::new(Device::Cpu, shapes).unwrap();
+        let mut captured = CapturedLayers::new(Device::Cpu, vec![(2, 4), (2, 6)]).unwrap();
         let frequencies = model.frequencies(&[64, 5]);
         let mut start = 0;
         let column = |&n: &usize| {
@@ -353,30 +319,5 @@ mod tests {
         let of_column = |c: usize| &keeps.0[2 * c];
         assert_ne!(of_column(0), of_column(1), "the first column's is its own");
         assert_eq!(of_column(1), of_column(8), "the others' lie in one place");
-    }
-
-    #[test]
-    fn few_columns_of_a_shape_are_not_captured_and_a_cpu_has_no_graphs() {
-        let shapes = |device, lengths: &[usize]| CapturedLayers::shapes(device, lengths.iter().map(|&n| (1, n)));
-        let (gpu, lengths) = (Device::Cuda(0), [[4; 8], [5, 5, 5, 5, 5, 5, 5, 1]].concat());
-        assert_eq!(shapes(gpu, &lengths), [(1, 4)]);
-        assert_eq!(shapes(Device::Cpu, &lengths), []);
-        let model = model(Dtype::F32);
-        assert_eq!(while_graphs_are_simulated(|| run(&model, &[4, 4, 4, 5, 5, 5], &mut Keeps::default())).1, 0);
-    }
-
-    #[test]
-    fn what_is_held_is_counted() {
-        for more in [json!({}), json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}})] {
-            let model = model_with(Dtype::Bf16, &more);
-            let position = Tensor::zeros([1, 5], (Kind::Int64, Device::Cpu));
-            let positions = model.positions(position, &model.frequencies(&[5, 90]));
-            let CapturedBuffers { hidden_bne, positions: Positions { position_bn, rotations }, qkv, attended_bhnd, out_bne } =
-                CapturedBuffers::new(&model, (2, 5), &positions);
-            let angles = rotations.iter().flat_map(Rotation::tensors);
-            let all = qkv.iter().chain(angles).chain([&hidden_bne, &position_bn, &attended_bhnd, &out_bne]);
-            let bytes: usize = all.map(|t| t.numel() * t.kind().elt_size_in_bytes()).sum();
-            assert_eq!(CapturedLayers::bytes(model.config(), Kind::BFloat16, (2, 5)), Bytes(bytes as u64));
-        }
     }
 }

@@ -5,9 +5,19 @@ use std::ffi::c_int;
 use tch::{Kind, Tensor};
 use torch_sys::C_tensor;
 
-use super::cuda::Levels;
 use super::kernels::{computes, first, made};
 use super::{autograd::pointer, pointwise::both};
+
+/// How levels lie in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Levels {
+    /// Bits of a level: 4, 5, 8 or 9.
+    pub bits: usize,
+    /// Values of a vector.
+    pub width: i64,
+    /// Bytes of its levels.
+    pub bytes: i64,
+}
 
 unsafe extern "C" {
     fn kvtune_quantise(x: *mut C_tensor, bits: i64, width: i64, bytes: i64, results: *mut *mut C_tensor) -> c_int;

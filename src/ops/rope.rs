@@ -44,12 +44,6 @@ impl Rotation {
         self.sin.copy_(&from.sin);
     }
 
-    /// Cosines and sines.
-    #[cfg(test)]
-    pub(crate) fn tensors(&self) -> [&Tensor; 2] {
-        [&self.cos, &self.sin]
-    }
-
     /// Turns the first 2F channels of each head vector of `x`. For the backward, which turns them back, nothing of it is kept.
     ///
     /// # Shapes

@@ -17,8 +17,6 @@ pub(super) struct LayerBytes {
     pub(super) graph_of_mlp: u64,
     /// The most at a time in addition to its input, without autograd.
     pub(super) forward: u64,
-    /// The same before attention or after it.
-    pub(super) around_attention: u64,
     /// What attention's kernel takes for itself.
     pub(super) attending: u64,
     /// The most at a time in addition to input and graph, while the MLP is computed with autograd.
@@ -65,7 +63,6 @@ impl Layer<'_> {
             graph: self.tokens * (self.graph_of_attention() + graph_of_mlp),
             graph_of_mlp: self.tokens * graph_of_mlp,
             attending: self.kernel.forward,
-            around_attention: self.tokens * in_mlp.max(in_attention),
             forward: (self.tokens * in_mlp).max(self.tokens * in_attention + self.kernel.forward),
             in_addition_to_graph: self.tokens * (gated + drawn).saturating_sub(graph_of_mlp),
             backward_of_mlp: self.tokens * self.backward_of_mlp(),

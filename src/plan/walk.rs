@@ -12,7 +12,6 @@ use super::part::StepPart;
 use super::{StepSpec, head};
 use crate::cache::CacheShape;
 use crate::engine::{BackwardStage, ChunkPlan, ForwardStage, MemoryByPart, Schedule};
-use crate::model::CapturedLayers;
 use crate::units::Bytes;
 
 /// The span from one event to the next.
@@ -37,7 +36,6 @@ pub(super) struct StepWalk<'a> {
     shapes: Vec<CacheShape>,
     schedule: Schedule,
     ledger: Ledger<'a>,
-    graphs: Graphs,
     /// What the graphs take that are kept by now.
     kept: u64,
     /// Channels of a head that some rotation turns, over all rotations.
@@ -48,23 +46,11 @@ pub(super) struct StepWalk<'a> {
     layers: RefCell<HashMap<Look, LayerBytes>>,
 }
 
-/// What cuBLAS takes for each stream on the GPUs where it takes most.
-const WORKSPACE: u64 = 32 << 20;
-
 /// What the graph of a cell takes, in bytes.
 struct CellBytes {
     graph: u64,
     beside: u64,
     layers: Vec<LayerBytes>,
-}
-
-/// What captured graphs take, in bytes.
-#[derive(Clone, Copy, Debug, Default)]
-struct Graphs {
-    /// Where they read and write, while they are there.
-    held: u64,
-    /// From then on: the memory in which they compute, which goes to nobody else, and their stream's workspace.
-    kept: u64,
 }
 
 /// Whether the layer is the lowest, the first one like it, its slots, tokens of how many sequences and whether they are one chunk, the longest chunk, entries, and
@@ -81,17 +67,12 @@ impl<'a> StepWalk<'a> {
         let layers = &spec.config.layers;
         let alike =
             layers.iter().enumerate().map(|(at, layer)| layers.iter().position(|other| other == layer).unwrap_or(at)).collect();
-        let (graphs, known) = (Graphs::default(), RefCell::default());
-        let mut walk = Self { spec, plan, targets, shapes, schedule, ledger, graphs, kept: 0, rotated, alike, layers: known };
-        walk.graphs = walk.of_graphs();
-        walk
+        Self { spec, plan, targets, shapes, schedule, ledger, kept: 0, rotated, alike, layers: RefCell::default() }
     }
 
     /// Goes from the first column of the forward phase to the last cell, and shows every span to `visit`. Returns what waits in files
     /// at most.
     pub(super) fn each(mut self, visit: &mut dyn FnMut(Span)) -> Bytes {
-        let kept = self.graphs.kept;
-        let visit = &mut |moment: Span| visit(Span { inside: moment.inside + kept, ..moment });
         for stage in self.schedule.forward() {
             match stage {
                 ForwardStage::Column(column) => self.forward(column, visit),
@@ -121,13 +102,13 @@ impl<'a> StepWalk<'a> {
             inside = inside.max(made + cell.graph + cell.beside);
             made += cell.graph;
         }
-        inside += self.growth(&before) + moved + self.graphs.held;
+        inside += self.growth(&before) + moved;
         visit(Span { part: StepPart::Forward, held: before, graph: self.kept, inside });
         self.kept += made;
     }
 
     fn forward_head(&mut self, c: usize, visit: &mut dyn FnMut(Span)) {
-        let inside = self.hidden(c) + self.head(c) + self.graphs.held;
+        let inside = self.hidden(c) + self.head(c);
         visit(Span { part: StepPart::Head, held: self.ledger.memory(), graph: self.kept, inside });
         self.ledger.travel(c, self.targets[c] > 0);
     }
@@ -141,7 +122,7 @@ impl<'a> StepWalk<'a> {
             inside =
                 inside.max(self.growth(&before) + moved + self.hidden(c) + self.of_column(c) + self.forward_of(layers, c, false));
         }
-        visit(Span { part: StepPart::Replay, held: before, graph: 0, inside: inside + self.graphs.held });
+        visit(Span { part: StepPart::Replay, held: before, graph: 0, inside });
     }
 
     fn cell(&mut self, (band, layers): (usize, &Range<usize>), c: usize, visit: &mut dyn FnMut(Span)) {
@@ -252,14 +233,6 @@ impl<'a> StepWalk<'a> {
         self.tokens(c) * self.spec.hidden() * self.spec.element()
     }
 
-    fn of_graphs(&self) -> Graphs {
-        let captured = self.spec.settings.captured_shapes(self.plan, self.spec.device);
-        let held = captured.iter().map(|&shape| CapturedLayers::bytes(self.spec.config, self.spec.kind, shape).0);
-        let columns = self.plan.shapes().enumerate().filter(|(_, shape)| captured.contains(shape));
-        let between = columns.map(|(c, _)| self.layer(0, c, false).around_attention).max();
-        Graphs { held: held.sum(), kept: between.map_or(0, |between| between + WORKSPACE) }
-    }
-
     /// What all layers share: hidden states, and the rotations of a sequence's positions.
     fn of_column(&self, c: usize) -> u64 {
         let (_, tokens) = self.plan.tokens(&self.plan.columns[c]);
@@ -269,44 +242,5 @@ impl<'a> StepWalk<'a> {
     fn growth(&self, before: &MemoryByPart) -> u64 {
         let sum = |memory: &MemoryByPart| memory.entries().iter().map(|entry| entry.bytes.0).sum::<u64>();
         sum(&self.ledger.memory()).saturating_sub(sum(before))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tch::{Device, Kind};
-
-    use super::*;
-    use crate::engine::ColumnWidth;
-    use crate::plan::fixtures::with_step;
-
-    /// The parts of a step over 42 tokens, in ten columns of 4 and one of 2, with the most inside of each.
-    fn inside(device: Device, words: &str) -> Vec<(StepPart, u64)> {
-        let plan = ChunkPlan::new(&[42], 8, 4, ColumnWidth::Chunks(1));
-        let mut inside = Vec::new();
-        with_step(words, (Kind::BFloat16, device), |spec| {
-            StepWalk::new(spec, &plan, &vec![4; plan.columns.len()])
-                .each(&mut |moment| inside.push((moment.part, moment.inside)));
-        });
-        inside
-    }
-
-    #[test]
-    fn captured_graphs_are_planned_on_a_gpu() {
-        let gpu = Device::Cuda(0);
-        let (plain, captured) = (inside(gpu, ""), inside(gpu, "grad.cuda_graphs = true"));
-        // 2 · (4 + 6) numbers a token in two bytes, cos and sin, and a position.
-        let held = 4 * (2 * 2 * (4 + 6) + 2 * 2 + 8);
-        // Gate, up, what comes of them, input and output.
-        let kept = 4 * 2 * (2 * 4 + 3 * 6) + WORKSPACE;
-        let mut heads = 0;
-        for (&(part, without), &(_, with)) in plain.iter().zip(&captured) {
-            heads += usize::from(part == StepPart::Head);
-            // The head runs in the forward phase, as there are two layer bands.
-            let has_graphs = [StepPart::Forward, StepPart::Replay, StepPart::Head].contains(&part);
-            assert_eq!(with - without, if has_graphs { held + kept } else { kept }, "{part:?}");
-        }
-        assert_eq!(heads, 11);
-        assert_eq!(inside(Device::Cpu, "grad.cuda_graphs = true"), inside(Device::Cpu, ""), "a CPU has no graphs");
     }
 }

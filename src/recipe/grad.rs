@@ -62,7 +62,7 @@ table! {
         /// host memory, T · H · (D · w + 4) bytes a layer. With exact stores only.
         #[auto = true]
         pub attention_outputs: AttentionOutputs = AttentionOutputs::Recompute,
-        /// A GPU captures what columns of equal shape have in common. For small models and small chunks.
+        /// With `kv_cache.static` a GPU generates texts with captured graphs. Training captures none.
         #[also("train.cuda_graphs", "cuda_graphs")]
         pub cuda_graphs: bool = false,
         /// Keys that are written `"auto"`: the planner decides. In the order of [`OpenKey::ALL`], none twice. While a key is open,

@@ -6,7 +6,7 @@
 
 use tch::{Kind, Tensor};
 
-use crate::native::{cuda, quantise_on_cpu, restore_on_cpu};
+use crate::native::{Levels, quantise_on_cpu, restore_on_cpu};
 
 /// Bits of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,15 +85,15 @@ impl Bits {
         }
     }
 
-    /// How the levels of a vector lie in bytes, as the kernels are told.
-    fn levels(self, width: i64) -> cuda::Levels {
+    /// How the levels of a vector lie in bytes, as the kernel is told.
+    fn levels(self, width: i64) -> Levels {
         let bits = match self {
             Self::Eight => 8,
             Self::Four => 4,
             Self::Nine => 9,
             Self::Five => 5,
         };
-        cuda::Levels { bits, width, bytes: self.level_bytes(width) }
+        Levels { bits, width, bytes: self.level_bytes(width) }
     }
 
     /// Of a level with an odd number of bits, the bits above the last.
@@ -121,8 +121,7 @@ impl Bits {
     /// `x (…, D)`, any float kind.
     pub fn quantise(self, x: &Tensor) -> Quantised {
         let width = x.size().last().copied().unwrap_or(0);
-        let levels = self.levels(width);
-        let made = cuda::quantise(x, levels).or_else(|| quantise_on_cpu(x, levels));
+        let made = quantise_on_cpu(x, self.levels(width));
         made.map_or_else(|| self.quantise_by_operations(x), |(level, range)| Quantised { level, range })
     }
 
@@ -145,8 +144,7 @@ impl Bits {
     /// # Shapes
     /// Planes as in [`Quantised`]; `(…, width)` out, in `kind`.
     pub fn restore(self, level: &Tensor, range: &Tensor, width: i64, kind: Kind) -> Tensor {
-        let levels = self.levels(width);
-        let made = cuda::restore(level, range, levels, kind).or_else(|| restore_on_cpu(level, range, levels, kind));
+        let made = restore_on_cpu(level, range, self.levels(width), kind);
         made.unwrap_or_else(|| self.restore_by_operations(level, range, width, kind))
     }
 

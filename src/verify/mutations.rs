@@ -6,15 +6,13 @@
 #[path = "../../tests/support/mod.rs"]
 pub(crate) mod support;
 
-use support::case::{Case, EXACT, IN_FILE, INT8, PLAIN, Tail, TargetsAt, Trains, Width};
-use support::grid::each_policy;
+use support::case::{Case, EXACT, IN_FILE, INT8, PLAIN, TargetsAt, Trains, Width};
 
 use super::{Comparison, Proofs, Reference, TilingProof, Verdict, VerifyError};
 use crate::engine::{EngineError, MicroBatchGradients, Settings, Silent};
-use crate::model::while_graphs_are_simulated;
 use crate::native::cuda::TorchKernel;
 use crate::ops::attention::{Backend, PartKernel, forced};
-use crate::recipe::{AttentionOutputs, BufferKind, Storage};
+use crate::recipe::{AttentionOutputs, BufferKind};
 use crate::sabotage::{Sabotage, under};
 use crate::store::{WaitFault, with_delayed_copies};
 
@@ -76,52 +74,6 @@ fn every_way_to_attend_is_exact() {
             assert!(worst <= EXACT, "{way}: {worst:.2e} on {case:?}");
         }
     }
-}
-
-/// What a device with graphs captures, simulated on the CPU with copies that are late, for every policy and storage: nobody keeps what the next
-/// column writes again.
-#[test]
-fn captured_columns_are_exact() {
-    const SHORT: Case = Case { has_cuda_graphs: true, lengths: &[76, 37, 9], chunk: 3, width: Width::Chunks(1), ..PLAIN };
-    let of_policy = |case: Case| Case {
-        has_cuda_graphs: true,
-        lengths: SHORT.lengths,
-        cache: if case.policy == "dense" { &[80] } else { case.cache },
-        chunk: SHORT.chunk,
-        width: SHORT.width,
-        // With autograd nothing is captured.
-        kept: 0,
-        ..case
-    };
-    let further = [
-        Case { policy: "dense", cache: &[16], storage: Storage::Growing, ..SHORT },
-        Case { policy: "dense", cache: &[16], storage: Storage::Paged, ..SHORT },
-        Case { policy: "lastrec", dropout: 0.2, ..SHORT },
-        Case { lengths: &[91, 37, 9], width: Width::Chunks(2), is_offloaded: true, layers_per_cell: 2, ..SHORT },
-        Case { tail: Tail::OneByOne, targets: TargetsAt::Last(9), lengths: &[58], ..SHORT },
-        Case { trains: Trains::All, lora: &[], ..SHORT },
-    ];
-    for case in each_policy().into_iter().map(of_policy).chain(further) {
-        let late = |run: &dyn Fn() -> Made| with_delayed_copies(WaitFault::Kept, run);
-        let (worst, replays) = while_graphs_are_simulated(|| compared_in(&case, late).unwrap().worst());
-        assert!(worst <= EXACT, "{worst:.2e} on {case:?}");
-        assert!(replays > 0, "{case:?}");
-    }
-}
-
-/// Evaluation, and a forward phase that follows a log, capture too.
-#[test]
-fn captured_columns_lose_and_choose_to_the_bit() {
-    let case = Case { has_cuda_graphs: true, lengths: &[76, 37, 9], chunk: 3, width: Width::Chunks(1), ..PLAIN };
-    let (model, batch, context) = (support::model(&case), support::batch(&case), support::context(&case));
-    let engine = || support::engine(&case, &model);
-    let plain = engine().gradients(&model, &batch, context, &mut Silent).unwrap();
-    let (sequences, replays) = while_graphs_are_simulated(|| engine().losses(&model, &batch, &mut Silent).unwrap());
-    assert_eq!((&sequences, replays > 0), (&plain.losses, true));
-    let following = engine().following(plain.log.clone());
-    let (found, replays) = while_graphs_are_simulated(|| following.gradients(&model, &batch, context, &mut Silent).unwrap());
-    assert_eq!((found.log.hash(), &found.losses, replays > 0), (plain.log.hash(), &plain.losses, true));
-    assert_eq!(found.gradients, plain.gradients);
 }
 
 const LASTREC: Case = Case { policy: "lastrec", params: "init_grace_tokens = 3", ..PLAIN };

@@ -242,15 +242,12 @@ fn numbers_that_no_machine_can_hold_overflow_nowhere() {
 }
 
 #[test]
-fn how_many_columns_a_gpu_would_capture_is_told() {
-    let place = Place::new();
-    let told = |more: &[&str]| place.check(&[&["grad.cuda_graphs=true"], more].concat()).done().err.trim().to_owned();
-    let of = |count: &str| format!("`grad.cuda_graphs`: on a GPU; {count} columns of the longest sample are of shapes that come");
-    for (chunk, expected) in [("1", "40 of the 40"), ("4", "10 of the 10"), ("8", "0 of the 5")] {
-        let found = told(&["grad.chunks_per_cell=1", &format!("kv_cache.chunk_size={chunk}")]);
-        assert!(found.starts_with(&of(expected)), "{found}");
-    }
-    assert!(!place.check(&[]).done().err.contains("cuda_graphs"));
+fn graphs_are_said_to_serve_generation_alone() {
+    let told = |more: &[&str]| Place::new().check(more).done().err;
+    assert!(
+        told(&["grad.cuda_graphs=true"]).contains("`grad.cuda_graphs`: graphs are captured where texts are generated on a GPU")
+    );
+    assert!(!told(&[]).contains("cuda_graphs"));
 }
 
 #[test]

@@ -87,9 +87,6 @@ fn the_quantiser_gives_on_a_gpu_what_it_gives_on_the_cpu() {
     }
     // The CPU divides by the number of steps, where a GPU multiplies with its reciprocal: a scale may be its neighbour.
     assert!(different * 200 < vectors, "{different} of {vectors} vectors differ");
-    let states = cuda::kernel_states();
-    let ours = states.iter().filter(|state| state.kernel.starts_with("`quantiser`"));
-    assert!(ours.clone().count() == 12 && ours.clone().all(|state| state.missing.is_none()), "{states:?}");
 }
 
 #[test]

@@ -20,10 +20,10 @@ mod support;
 use std::sync::Once;
 
 use fixture::{BY_MASK, ITS_OWN};
-use kvtune::engine::{MicroBatchGradients, Silent};
-use kvtune::model::{Adapter, Model, ModelConfig};
+use kvtune::engine::{MicroBatchGradients, Session, SessionSpec, Silent, extend_each};
+use kvtune::model::Model;
 use kvtune::native::cuda::{Numerics, Upload, graph_replays, pinned};
-use kvtune::recipe::{BufferKind, Dtype, LoraRecipe, Storage, TargetModules};
+use kvtune::recipe::{BufferKind, Dtype, Storage};
 use support::case::{Case, NEAR_BF16, PLAIN, Trains, Width, cosine_of_bf16, registered_policies, run};
 use support::grid::each_policy;
 use tch::{Device, Kind, Tensor};
@@ -113,48 +113,42 @@ fn two_runs_give_the_same_bits() {
     }
 }
 
-/// The same bits with CUDA graphs as without, in columns of one short chunk, and that graphs were launched.
-fn captured_as_plain(case: &Case, made: &mut dyn FnMut(&Case) -> MicroBatchGradients) {
-    let expected = made(case);
-    let before = graph_replays();
-    let found = made(&Case { has_cuda_graphs: true, ..*case });
-    assert!(graph_replays() > before, "{}: nothing was captured", case.name);
-    assert_eq!(expected.log.hash(), found.log.hash(), "{} in {:?}: choices", case.name, case.kind);
-    for (name, gradient) in &expected.gradients {
-        assert!(gradient.equal(&found.gradients[name]), "{} in {:?}: {name}", case.name, case.kind);
+/// The hidden states of a prompt and of tokens behind it, which two sessions get side by side, at fixed widths.
+fn decoded(case: &Case, model: &Model) -> Vec<Tensor> {
+    let engine = support::engine(case, model);
+    let mut layers = engine.settings().session_layers(2, case.device).unwrap();
+    let ids = (Tensor::arange(60, (Kind::Int64, case.device)) * 5).remainder(23).unsqueeze(0) + 2;
+    let mut session = Session::new(&engine, model, &SessionSpec::new(1, 60)).unwrap();
+    let mut hidden = Vec::new();
+    while session.num_tokens() < 40 {
+        let from = session.num_tokens() as i64;
+        let sink = &mut |_: usize, column: &Tensor| hidden.push(column.copy());
+        session.extend_by_column(&engine, (model, &mut layers), &ids.narrow(1, from, 40 - from), sink).unwrap();
     }
+    let mut sessions = [session.fork().unwrap(), session];
+    for id in 0..20 {
+        let mut both: Vec<&mut Session> = sessions.iter_mut().collect();
+        hidden.push(extend_each(&engine, (model, &mut layers), &mut both, &[id, id + 1], 2).unwrap());
+    }
+    hidden
 }
 
+/// The same bits with CUDA graphs as without, for every policy, and that graphs were launched.
 #[test]
-fn captured_columns_give_the_same_bits() {
+fn captured_layers_decode_to_the_same_bits() {
     let Some(device) = gpu() else { return };
     for kind in [Kind::Float, Kind::BFloat16] {
         for case in cases().iter().filter(|case| case.trains == Trains::Adapter) {
             let cache = if case.cache[0] >= 44 { &[80][..] } else { case.cache };
-            let short = Case { lengths: &[76, 37, 9], chunk: 3, width: Width::Chunks(1), cache, ..*case };
-            let model = support::model(&Case { kind, device, ..short });
-            captured_as_plain(&Case { kind, device, ..short }, &mut |case| gradients(case, &model));
+            let plain = Case { kind, device, lengths: &[60], cache, chunk: 4, width: Width::Chunks(1), is_static: true, ..*case };
+            let model = support::model(&plain);
+            let (expected, before) = (decoded(&plain, &model), graph_replays());
+            let found = decoded(&Case { has_cuda_graphs: true, ..plain }, &model);
+            assert!(graph_replays() > before, "{}: nothing was captured", case.name);
+            let are_equal = expected.iter().zip(&found).all(|(a, b)| a.equal(b));
+            assert!(are_equal, "{} in {kind:?}", case.name);
         }
     }
-}
-
-/// Wide enough for every kernel of a layer, with dropout, and sequences of different length.
-#[test]
-fn captured_layers_of_some_width_give_the_same_bits() {
-    let Some(device) = gpu() else { return };
-    let object = serde_json::json!({
-        "model_type": "qwen2", "hidden_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2,
-        "intermediate_size": 1024, "vocab_size": 97, "max_position_embeddings": 4096, "initializer_range": 0.05,
-    });
-    let config = ModelConfig::from_object(object.as_object().unwrap()).unwrap();
-    let lora = LoraRecipe::plain(8, 16.0, 0.1, TargetModules::AllLinear);
-    let adapter = Adapter::new(&config, &lora, 1, Kind::BFloat16, device).unwrap();
-    adapter.set_b_normal(0.1, 2);
-    let model = Model::random(config, Dtype::Bf16, device, 3).unwrap().with_adapter(adapter);
-    let case =
-        Case { name: "h2o, 512 channels", lengths: &[700, 413], cache: &[128], chunk: 16, width: Width::Chunks(1), ..PLAIN };
-    let case = Case { kind: Kind::BFloat16, device, dropout: 0.1, layers_per_cell: 2, ..case };
-    captured_as_plain(&case, &mut |case| gradients(case, &model));
 }
 
 #[test]

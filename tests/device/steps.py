@@ -143,18 +143,6 @@ def syncs(run):
     run.row("what made the host wait in a step of Qwen2.5-7B, 32 768 tokens", "", listed or none, None)
 
 
-def graphs(run):
-    # Several layer bands, so that there are replays, and more tokens than slots.
-    small = ["kv_cache.chunk_size=256", "grad.layers_per_cell=" + ("2" if run.is_tiny else "7")]
-    plain, captured = (bench(run, f"chunks-of-256-{name}", BIG, 32_768, 100, settings=[*small, f"grad.cuda_graphs={name}"])
-                       for name in ("false", "true"))
-    seen = f"{captured['loss']:.7f} and {plain['loss']:.7f}"
-    run.row("CUDA graphs: loss beside the one without", "the same", seen, plain["loss"] == captured["loss"])
-    for part in ("forward", "replay", "step"):
-        with_graphs, without = captured[f"{part}_seconds"], plain[f"{part}_seconds"]
-        run.row(f"CUDA graphs, chunks of 256: {part}", "", f"{with_graphs:.2f} s beside {without:.2f} s", None)
-
-
 def spaced(tokens):
     return f"{tokens:,}".replace(",", " ")
 

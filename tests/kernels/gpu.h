@@ -398,7 +398,6 @@ template <class T> void store_to(T* at, T value) {
 
 inline float __int_as_float(int bits) { return gpu::of_bits(static_cast<uint32_t>(bits)); }
 
-inline float __uint_as_float(unsigned bits) { return gpu::of_bits(bits); }
 
 inline unsigned __float_as_uint(float x) {
   unsigned bits;
@@ -406,7 +405,6 @@ inline unsigned __float_as_uint(float x) {
   return bits;
 }
 
-inline float __fmul_rn(float a, float b) { return a * b; }
 
 inline float of_f16(unsigned short bits) { return gpu::f16(bits); }
 
